@@ -1,4 +1,4 @@
-//! What a reactor's own work costs, in nanoseconds: the best of many short runs, as the machine is shared.
+//! Measures the cost of a reactor's own work, in nanoseconds: the best of many short runs, since other programs run too.
 //!
 //! `cargo run --release -p aryk-reactor --example turn_cost`
 
@@ -37,7 +37,7 @@ fn queue(cx: &mut Cx, has_work: bool) -> RootRef<Queue> {
 
 fn main() -> std::io::Result<()> {
     let clock = Clock::Monotonic;
-    measure("a look at the clock", || {
+    measure("a reading of the clock", || {
         std::hint::black_box(clock.now());
     });
     for engine in [Engine::IoUring, Engine::Epoll] {

@@ -1,10 +1,10 @@
-//! Where a reactor's time goes, and what it runs now. Written by the reactor; read in any context.
+//! A reactor's account of its time, and the work that it runs now. The reactor writes them; any thread may read them.
 
 use crate::{Clock, Nanos};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What a reactor runs now, for its watchdog: a kind, and an index within the kind.
+/// The work that a reactor runs now, for its watchdog: a kind, and an index within the kind.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Running(u64);
 
@@ -27,12 +27,12 @@ impl Running {
         Self(8 << 32 | index as u64)
     }
 
-    /// A number that nothing else on the reactor has at the time.
+    /// A number that is unique on the reactor while the object exists.
     pub const fn number(self) -> u64 {
         self.0
     }
 
-    /// The name of a kind, for what has no name of its own.
+    /// The name of the kind, for work without a name of its own.
     pub const fn kind(self) -> &'static str {
         match self.0 >> 32 {
             1 => "a message",
@@ -56,22 +56,22 @@ pub(crate) struct Account {
     idle_ns: AtomicU64,
     sleeping_ns: AtomicU64,
     longest_turn_ns: AtomicU64,
-    /// When the running turn began; 0 asleep.
+    /// When the current turn began; 0 while the reactor sleeps.
     turn_began: AtomicU64,
-    /// When it fell asleep; 0 awake.
+    /// When the reactor fell asleep; 0 while it is awake.
     fell_asleep: AtomicU64,
     running: AtomicU64,
     members: AtomicU64,
 }
 
-/// Where a reactor's time went since its start.
+/// How a reactor has spent its time since its start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ReactorStats {
-    /// Turns that it made.
+    /// Turns that the reactor has run.
     pub turns: u64,
-    /// Time of turns with work in them.
+    /// Time of turns with work.
     pub busy: Duration,
-    /// Time of turns without.
+    /// Time of turns without work.
     pub idle: Duration,
     /// Time asleep.
     pub sleeping: Duration,
@@ -82,7 +82,7 @@ fn add(to: &AtomicU64, more: u64) {
 }
 
 impl Account {
-    /// A turn begins at `now`; since the last time's settlement so many nanoseconds have passed.
+    /// Begins a turn at `now`, and adds the `ns` nanoseconds since the last settlement to the busy or the idle time.
     pub fn begin_turn(&self, now: Nanos, ns: u64, was_busy: bool) {
         self.settle(ns, was_busy);
         add(&self.turns, 1);
@@ -96,7 +96,7 @@ impl Account {
         }
     }
 
-    /// The longest turn since this was last asked. One that ends at the same moment may be missed.
+    /// Returns the longest turn since the last call. A turn that ends during the call may be missed.
     pub fn take_longest_turn(&self) -> Duration {
         Duration::from_nanos(self.longest_turn_ns.swap(0, Ordering::Relaxed))
     }
@@ -107,7 +107,7 @@ impl Account {
     }
 
     pub fn wake_up(&self, slept: Duration) {
-        // In this order a reader may miss the sleep for a moment; it never counts it twice.
+        // In this order a reader may miss the sleep for a moment, but never counts the sleep twice.
         self.fell_asleep.store(0, Ordering::Relaxed);
         add(&self.sleeping_ns, slept.as_nanos() as u64);
     }
@@ -121,7 +121,7 @@ impl Account {
         Running(self.running.load(Ordering::Relaxed))
     }
 
-    /// When the turn that runs now began, if one does.
+    /// When the current turn began; `None` while the reactor sleeps.
     pub fn turn_began(&self) -> Option<Nanos> {
         Some(self.turn_began.load(Ordering::Relaxed)).filter(|&at| at > 0).map(Nanos)
     }

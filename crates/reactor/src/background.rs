@@ -1,12 +1,13 @@
-//! Background work: tasks that a module runs without a request of a client, such as checking a disk.
+//! Background work: tasks that a module runs without a request of a client, such as the check of a disk.
 //!
-//! [`Background::spawn`] starts a task on a reactor, in a thread of its own, under whose name its processor time is
-//! counted. The task is a future that asks for each next piece of work by [`Turns::next`]. It is granted no more than its
-//! budget in one turn of the reactor. A turn in which something else had work grants nothing, unless the task has waited
-//! for [`STARVED`]: requests of guests have priority.
+//! [`Background::spawn`] starts a task on a reactor. Each task has a thread of its own, in whose account its processor time is
+//! counted. The task is a future that awaits [`Turns::next`] before each piece of work. The reactor grants it at most its
+//! budget in one turn. A turn in which other work was done grants nothing, unless the task has waited for [`STARVED`]:
+//! requests of guests have priority.
 //!
-//! The future stays on its reactor: it may have channels there. To move it, its future is dropped at a call of
-//! [`Turns::next`], and its module makes another on the other reactor. What is to outlast that is not in the future.
+//! A future stays on its reactor, since it may have channels there. To move a task, the reactor drops its future at a call of
+//! [`Turns::next`], and the module makes a new future on the other reactor. State that must survive a move is kept outside of
+//! the future.
 
 use crate::handle::{Handle, lock};
 use crate::mailbox::Refused;
@@ -24,13 +25,13 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-/// A task that has waited for so long goes on beside other work, so that it does so at all.
+/// A task that has waited this long runs beside other work, so that a busy reactor does not stop it.
 pub(crate) const STARVED: Duration = Duration::from_millis(1);
 
-/// How often it is looked whether the channels of a task that leaves are closed.
+/// The interval of checks whether the channels of a task that leaves its reactor are closed.
 const LEAVING: Duration = Duration::from_millis(1);
 
-/// How much a task may do.
+/// How much processor time a task may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     /// Processor time in one turn of the reactor. The piece of work that exceeds it is the last of the turn.
@@ -38,7 +39,7 @@ pub struct Budget {
 }
 
 type Work = Pin<Box<dyn Future<Output = ()>>>;
-/// Makes the future of a task, on the reactor that it is to run on.
+/// Makes the future of a task, on the reactor where it will run.
 type Start = Box<dyn FnMut(Turns) -> Work + Send>;
 
 /// Starts the tasks of modules, and moves them between the reactors of a process. Cheap to clone. Control context.
@@ -49,7 +50,7 @@ pub struct Background(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     reactors: ReactorList,
-    /// All that have not ended.
+    /// The tasks that have not ended.
     tasks: Mutex<Vec<Arc<Entry>>>,
 }
 
@@ -85,7 +86,7 @@ struct Entry {
     all: std::sync::Weak<Shared>,
 }
 
-/// The place of a task.
+/// Where a task is.
 #[derive(Debug)]
 enum Place {
     /// The task's future ends when the sender is dropped. No message does that: the task may be ended by its own reactor, whose
@@ -102,7 +103,7 @@ impl fmt::Debug for Background {
     }
 }
 
-/// A task that runs; it ends when this is dropped.
+/// Owns a task: the task ends when this is dropped.
 pub struct BackgroundTask(Arc<Entry>);
 
 impl fmt::Debug for BackgroundTask {
@@ -121,9 +122,9 @@ impl Background {
         &self.0.reactors
     }
 
-    /// Starts a task of that name on the reactor with the least to do. `start` makes its future, each time that it comes to
-    /// a reactor; what the task is to remember over a move belongs to `start`. It runs until its future ends or what is
-    /// returned is dropped. Any thread, but no reactor's.
+    /// Starts a task called `name` on the reactor with the fewest roots and pollers. `start` makes the task's future on each
+    /// reactor that the task comes to, and owns the state that must survive a move. The task runs until its future completes
+    /// or the returned [`BackgroundTask`] is dropped. Any thread except those of reactors.
     pub fn spawn<F>(
         &self,
         name: &str,
@@ -146,7 +147,7 @@ impl Background {
             place: Mutex::new(place),
             all: Arc::downgrade(&self.0),
         });
-        // The reactors end with the process: then there is nothing to do any more.
+        // Without a reactor the process is ending, and the task never runs.
         if let Some(to) = to {
             lock(&self.0.tasks).push(Arc::clone(&entry));
             let arriving = Arc::clone(&entry);
@@ -191,14 +192,14 @@ impl Background {
         };
         // If the reactor has ended, so has the task.
         let _ = from.cast(move |cx| leave(&entry, to, [until_left, sender], cx)).await;
-        // The sender is dropped when the task is there, or has ended.
+        // The sender is dropped when the task has arrived or has ended.
         let _ = arrived.await;
         true
     }
 }
 
 impl Entry {
-    /// The task has ended: nothing starts it again.
+    /// Marks the task as ended: no reactor starts it again.
     fn ended(&self) {
         *lock(&self.place) = Place::Ended;
         if let Some(all) = self.all.upgrade() {
@@ -213,7 +214,7 @@ impl Drop for BackgroundTask {
     }
 }
 
-/// Sends to a reactor, from control context where nothing can be awaited: waits while its mailbox is full.
+/// Sends a message from control context where code cannot await: spins while the reactor's mailbox is full.
 fn send(reactor: &Handle, message: impl FnOnce(&mut Cx) + Send + 'static) {
     let mut message: crate::handle::Message = Box::new(message);
     while let Err(Refused::Full(again)) = reactor.try_send(message) {
@@ -226,7 +227,7 @@ fn send(reactor: &Handle, message: impl FnOnce(&mut Cx) + Send + 'static) {
 #[derive(Default)]
 struct Running(RefCell<HashMap<u64, (ThreadId, Task<()>)>>);
 
-/// A task comes to this reactor, unless it has ended meanwhile.
+/// Starts a task on this reactor, unless it has ended meanwhile.
 fn arrive(entry: &Arc<Entry>, thread: Moving, cx: &mut Cx) {
     let (ending, mut is_ended) = oneshot::channel::<()>();
     {
@@ -273,10 +274,10 @@ fn end(number: u64, cx: &mut Cx) {
     }
 }
 
-/// Takes a task from this reactor to another. `held` is dropped when the task is there, or has ended: the caller waits for that,
-/// and the task's future on this reactor is dropped by this function alone.
+/// Moves a task from this reactor to another. `held` is dropped when the task has arrived or has ended: the caller waits for that,
+/// and only this function drops the task's future on this reactor.
 fn leave(entry: &Arc<Entry>, to: Hold, held: [oneshot::Sender<()>; 2], cx: &mut Cx) {
-    // It has ended meanwhile, or its future has.
+    // The task or its future has ended meanwhile.
     let Some(gone) = take(entry.number, cx) else { return };
     let (entry, local) = (Arc::clone(entry), cx.local().clone());
     let going = async move {
@@ -286,7 +287,7 @@ fn leave(entry: &Arc<Entry>, to: Hold, held: [oneshot::Sender<()>; 2], cx: &mut 
             arrive(&entry, thread, cx);
             drop((hold, held));
         };
-        // It is held, so it has not ended.
+        // The hold keeps the destination from ending.
         let _ = to.cast(there).await;
     };
     cx.local().spawn(going).detach();
@@ -304,7 +305,7 @@ fn take(number: u64, cx: &mut Cx) -> Option<Taken> {
 }
 
 impl Taken {
-    /// Its thread, when its future was dropped and its channels are closed.
+    /// Drops the task's future, waits until its channels are closed, and returns its thread.
     async fn thread(self, local: &Local) -> Moving {
         self.task.cancel().await;
         let thread = self.thread;
@@ -321,9 +322,9 @@ pub struct Turns {
     thread: ThreadId,
     entry: Arc<Entry>,
     clock: Clock,
-    /// Since when the task runs without having returned to the reactor.
+    /// When the reactor last polled the task, or last granted it a turn.
     polled_at: Rc<Cell<Nanos>>,
-    /// What it has had of this turn's budget before that.
+    /// Time of this turn's budget that the task used before `polled_at`.
     spent: Rc<Cell<Duration>>,
 }
 
@@ -344,8 +345,8 @@ impl Turns {
         self.thread
     }
 
-    /// Returns when the task may do its next piece of work: at once while there is some of this turn's budget left. Where
-    /// the task is moved or ended, it never returns.
+    /// Returns when the task may do its next piece of work: at once while some of this turn's budget is left. If the task is
+    /// moved or ended meanwhile, the call never returns.
     pub async fn next(&mut self) {
         let now = self.clock.now();
         if self.spent.get() + now.since(self.polled_at.get()) < self.entry.budget.turn {
@@ -356,7 +357,7 @@ impl Turns {
             let since = cx.now();
             cx.background.push_back(Waiting { since, sender });
         });
-        // The sender is dropped unused only with the reactor.
+        // Only the end of the reactor drops the sender unused.
         let _ = granted.await;
         self.entry.granted.fetch_add(1, Ordering::Relaxed);
         self.spent.set(Duration::ZERO);
@@ -371,12 +372,12 @@ pub(crate) struct Waiting {
 }
 
 impl Cx {
-    /// Lets tasks go on in the next turn: all if nothing else had work in this one, those that are starved otherwise.
+    /// Grants waiting tasks the next turn: all of them if there was no other work in this turn, otherwise those that are starved.
     pub(crate) fn grant_background(&mut self, others_worked: bool) {
         let (now, waiting) = (self.now, self.background.len());
         for _ in 0..waiting {
             let Some(first) = self.background.front() else { return };
-            // They stand in the order in which they came.
+            // The queue is in order of arrival.
             if others_worked && now.since(first.since) < STARVED {
                 return;
             }
@@ -388,7 +389,7 @@ impl Cx {
     }
 }
 
-/// A task's future, whose time is its thread's.
+/// A task's future. Its processor time is counted in its thread's account.
 struct Metered {
     work: Work,
     local: Local,
@@ -407,7 +408,7 @@ impl Future for Metered {
         self.polled_at.set(began);
         let polled = self.work.as_mut().poll(cx);
         let now = self.clock.now();
-        // Since the last grant, if there was one meanwhile.
+        // `Turns::next` resets both values when it grants a turn during this poll.
         self.spent.set(self.spent.get() + now.since(self.polled_at.get()));
         let (thread, took) = (self.thread, now.since(began));
         self.entry.busy_ns.fetch_add(took.as_nanos() as u64, Ordering::Relaxed);

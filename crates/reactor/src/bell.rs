@@ -1,7 +1,7 @@
-//! Bells: how another thread wakes a root of a reactor without a message. Rung in any context, answered in reactor context.
+//! Bells: with a bell, another thread wakes a root of a reactor without a message. Any thread rings; the reactor wakes the root.
 //!
-//! A thread that shares memory with a root, such as a ring, changes it and then rings. A bell that rings already is not rung
-//! again, so a batch of changes costs one load of the reactor's `sleeping` flag.
+//! A thread that shares memory with a root, such as a ring, changes the memory and then rings the bell. A bell that is already
+//! rung does not notify the reactor again, so a batch of changes costs one load of the reactor's `sleeping` flag.
 //!
 //! **No change is missed.** A ringer changes the memory, then swaps `rung` to true. The reactor swaps it to false, then
 //! wakes the root, which reads the memory. All swaps have one order: if the reactor's swap comes after a ringer's, its
@@ -12,8 +12,8 @@ use crate::{Handle, RootId};
 use std::fmt;
 use std::sync::Arc;
 
-/// Wakes one root of one reactor, once [`crate::Cx::answer_bell`] has named it. Rung before, it wakes the root when that is
-/// named.
+/// Wakes the root of a reactor for which [`crate::Cx::answer_bell`] registered this bell. If the bell was rung before, the
+/// registration wakes the root.
 #[derive(Clone)]
 pub struct Bell {
     rung: Arc<AtomicBool>,
@@ -27,12 +27,12 @@ impl fmt::Debug for Bell {
 }
 
 impl Bell {
-    /// A bell of the reactor behind `handle`.
+    /// Creates a bell of the reactor behind `handle`.
     pub fn new(handle: &Handle) -> Self {
         Self { rung: Arc::new(AtomicBool::new(false)), handle: handle.clone() }
     }
 
-    /// Wakes its root, in this turn of its reactor or the next. Nothing happens if the root or the reactor has gone.
+    /// Wakes the bell's root, in this turn of its reactor or the next. Does nothing if the root or the reactor no longer exists.
     pub fn ring(&self) {
         if !self.rung.swap(true, Ordering::AcqRel) {
             self.handle.notify();
@@ -45,7 +45,7 @@ impl Bell {
 pub(crate) struct Bells(Vec<(Arc<AtomicBool>, RootId)>);
 
 impl Bells {
-    /// Adds a bell, which is silent from then on until it is rung. What it was rung for before, the caller looks at.
+    /// Adds a bell and silences it. The caller wakes `root` once, in case the bell was rung before.
     pub fn add(&mut self, bell: &Bell, root: RootId) {
         bell.rung.swap(false, Ordering::AcqRel);
         self.0.push((Arc::clone(&bell.rung), root));
@@ -91,7 +91,7 @@ mod tests {
             let counter = cx.root::<Counter>(root.id()).unwrap();
             let bell = Bell::new(cx.handle());
             bell.ring();
-            // The reactor has looked at its bells before it knows this one.
+            // The reactor has checked its bells before it knows this one.
             while reactor.turn() {}
             reactor.cx().answer_bell(&bell, root.id());
             while reactor.turn() {}
@@ -102,7 +102,7 @@ mod tests {
                     (0..100).for_each(|_| bell.ring());
                 });
                 while counter.borrow().0 == 1 {
-                    // Nothing but the bell wakes it from sleep.
+                    // Only the bell wakes the reactor from sleep.
                     reactor.step();
                 }
             });

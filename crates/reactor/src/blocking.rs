@@ -1,8 +1,8 @@
-//! Threads for calls that block: files, where io_uring is forbidden. Submitted to in reactor context; the calls run on the
-//! pool's threads.
+//! A pool of threads for calls that block, such as file I/O where io_uring is forbidden. Reactors submit the calls; the pool's
+//! threads run them.
 //!
-//! A call's result comes back to the reactor as a completion of its ring, so that a module treats both alike. The threads
-//! start when they are first needed, and end when the last reactor that shares them has.
+//! The reactor receives a call's result in the form of a completion of its ring, so that a module treats both alike. The
+//! threads start when they are first needed, and end when the last reactor that shares them has ended.
 
 use crate::handle::lock;
 use crate::{CoreSet, Handle};
@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-/// A call that may block. What it returns is the result of its completion.
+/// A call that may block; its return value becomes the result of its completion.
 pub(crate) type BlockingCall = Box<dyn FnOnce() -> i32 + Send>;
 
 struct Job {
@@ -31,7 +31,7 @@ struct Load {
 struct Pool {
     jobs: Mutex<Receiver<Job>>,
     threads_max: usize,
-    /// Where its threads run.
+    /// The cores on which its threads run.
     cores: CoreSet,
     load: Mutex<Load>,
 }
@@ -42,7 +42,7 @@ impl fmt::Debug for Blocking {
     }
 }
 
-/// A reactor's way to the pool, which ends with the last of these.
+/// Submits calls to the pool. The pool ends when the last clone of this is dropped.
 #[derive(Clone)]
 pub(crate) struct Blocking {
     sender: Sender<Job>,
@@ -50,7 +50,7 @@ pub(crate) struct Blocking {
 }
 
 impl Blocking {
-    /// A pool of up to `threads_max` threads, at least one, on the cores that the process may use now.
+    /// Creates a pool of up to `threads_max` threads, at least one, on the cores that the process may use now.
     pub fn new(threads_max: usize) -> Self {
         let (sender, receiver) = channel();
         let pool = Pool {
@@ -62,10 +62,10 @@ impl Blocking {
         Self { sender, pool: Arc::new(pool) }
     }
 
-    /// Makes `call` on a thread of the pool, and delivers its result to `to` as the completion of `tag`.
+    /// Runs `call` on a thread of the pool, and delivers its result to `to` as the completion of `tag`.
     pub fn submit(&self, to: &Handle, tag: Tag, call: BlockingCall) {
         if self.admit() {
-            // A thread receives it: the receiver is dropped after this sender.
+            // The send does not fail: the receiver is dropped after this sender.
             let _ = self.sender.send(Job { tag, call, to: to.clone() });
         } else {
             let result = -rustix::io::Errno::AGAIN.raw_os_error();
@@ -73,8 +73,8 @@ impl Blocking {
         }
     }
 
-    /// Counts one more call, and starts one more thread if that makes more calls than threads; whether there is any thread
-    /// for it.
+    /// Counts a new call, and starts another thread if there are now more calls than threads. Returns false, and does not
+    /// count the call, if there is no thread.
     fn admit(&self) -> bool {
         let mut load = lock(&self.pool.load);
         load.unfinished += 1;
@@ -95,7 +95,8 @@ impl Blocking {
     }
 }
 
-/// A thread inherits the core of the reactor that started it, where it would be in the way.
+/// Lets the calling thread run on all of `cores`. It inherited the core of the reactor that started it, and would delay that
+/// reactor.
 fn leave_core(cores: &CoreSet) {
     let mut set = rustix::thread::CpuSet::new();
     cores.iter().for_each(|core| set.set(core.into()));

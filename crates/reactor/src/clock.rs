@@ -1,15 +1,15 @@
-//! Where time comes from. Any context.
+//! The clock of reactors. Any context.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Nanoseconds since a moment that does not matter.
+/// A time, in nanoseconds since an arbitrary start.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Nanos(pub u64);
 
 impl Nanos {
-    /// This long after `self`; at the end of time if that would be later.
+    /// The time `d` after `self`; the largest time if that overflows.
     #[must_use]
     pub const fn after(self, d: Duration) -> Self {
         let nanos = d.as_nanos();
@@ -17,12 +17,12 @@ impl Nanos {
         Self(self.0.saturating_add(nanos))
     }
 
-    /// How long after `earlier` this is; nothing if it is not.
+    /// The time from `earlier` to `self`; zero if `earlier` is later.
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.ns_since(earlier))
     }
 
-    /// The same in nanoseconds, as it is counted: a [`Duration`] costs a division and a multiplication on the way.
+    /// As [`Nanos::since`], in nanoseconds: without the division and the multiplication of a [`Duration`].
     #[inline]
     pub const fn ns_since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
@@ -35,12 +35,12 @@ pub enum Clock {
     /// The system's monotonic clock.
     #[default]
     Monotonic,
-    /// Stands still until a test moves it.
+    /// A time that stands still until a test moves it.
     Virtual(Arc<AtomicU64>),
 }
 
 impl Clock {
-    /// Whether it stands still unless it is moved: then nothing may wait for it.
+    /// Whether the clock is virtual: then no thread may wait for its time to pass.
     pub const fn is_virtual(&self) -> bool {
         matches!(self, Self::Virtual(_))
     }

@@ -1,4 +1,4 @@
-//! Sets of cores, as people write them. Any context.
+//! Sets of cores and their text forms. Any context.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,11 +12,11 @@ pub struct CoreSet(Vec<u16>);
 #[error("`{0}` is no set of cores: give a mask as 0x3, or a list as [0,2-3]")]
 pub struct ParseCoreSetError(String);
 
-/// The largest CPU number taken, as of the kernel's own `CPU_SETSIZE`.
+/// The largest CPU number that is accepted: that of the kernel's `CPU_SETSIZE`.
 const CORE_MAX: u16 = 1023;
 
 impl CoreSet {
-    /// The cores that this process may run on: those of its first thread, as reactors' threads are pinned.
+    /// The cores that this process may run on: those of its main thread, since reactors' threads are pinned.
     pub fn allowed() -> Self {
         let set = rustix::thread::sched_getaffinity(Some(rustix::process::getpid())).unwrap_or_default();
         (0..=CORE_MAX).filter(|&c| set.is_set(c.into())).collect()
@@ -27,22 +27,22 @@ impl CoreSet {
         self.0.iter().copied()
     }
 
-    /// How many cores it has.
+    /// The number of cores.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether it has none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether `core` is in it.
+    /// Whether the set contains `core`.
     pub fn contains(&self, core: u16) -> bool {
         self.0.binary_search(&core).is_ok()
     }
 
-    /// The cores that are in both.
+    /// The cores that are in both sets.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         self.iter().filter(|&c| other.contains(c)).collect()
@@ -61,7 +61,7 @@ impl FromIterator<u16> for CoreSet {
 impl FromStr for CoreSet {
     type Err = ParseCoreSetError;
 
-    /// A hexadecimal mask (`0x3`, `3`) or a bracketed list of numbers and ranges (`[0,2-3]`).
+    /// Parses a hexadecimal mask (`0x3`, `3`) or a bracketed list of numbers and ranges (`[0,2-3]`).
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let text = text.trim();
         let list = text.strip_prefix('[').and_then(|t| t.strip_suffix(']'));
@@ -96,7 +96,7 @@ fn parse_list(list: &str) -> Option<CoreSet> {
     Some(cores.into_iter().collect())
 }
 
-/// As a mask, in hexadecimal.
+/// Writes a hexadecimal mask.
 impl fmt::Display for CoreSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let digits = self.0.last().map_or(1, |last| last / 4 + 1);

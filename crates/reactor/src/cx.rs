@@ -32,25 +32,25 @@ pub(crate) struct RootEntry {
     pub thread: ThreadId,
     /// The root is to be polled.
     pub woken: bool,
-    /// It stands in the queue of woken roots. It stays there when its wake is cleared.
+    /// The root is in the queue of woken roots, where it stays when its wake is cleared.
     pub queued: bool,
-    /// A wake of it was by [`Cx::tell`].
+    /// The root was woken by [`Cx::tell`].
     pub told: bool,
     pub promoted: bool,
     pub policy: SleepPolicy,
-    /// When it last had work while promoted.
+    /// When the root last had work while promoted.
     pub last_work: Nanos,
-    /// How often it was polled without work since.
+    /// Number of polls without work since then.
     pub idle_polls: u32,
     pub runs: Runs,
 }
 
-/// A poller's function; whether there was work.
+/// A poller's function; returns whether there was work.
 type PollFn = Box<dyn FnMut(&mut Cx) -> bool>;
 
 pub(crate) struct Poller {
     pub thread: ThreadId,
-    /// `None`: every turn.
+    /// `None`: the poller runs every turn.
     pub period: Option<Duration>,
     /// `None` while the poller runs.
     pub run: Option<PollFn>,
@@ -63,7 +63,7 @@ pub(crate) enum Timed {
     Call(Box<dyn FnOnce(&mut Cx)>),
 }
 
-/// For how many turns the time of their end is kept.
+/// The number of past turns whose end times are kept.
 const TURNS: u64 = 64;
 
 /// When the last turns ended.
@@ -79,7 +79,7 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// A turn begins now, which is also the end of the last one.
+    /// Begins a turn at `now`, which is also the end of the last turn.
     #[inline]
     pub fn begin(&mut self, now: Nanos) {
         self.ends[(self.number % TURNS) as usize] = now;
@@ -87,7 +87,7 @@ impl Turns {
     }
 }
 
-/// The state of a reactor: what a root, a channel, a poller or a message has at hand while it runs.
+/// The state of a reactor. Each root, channel, poller and message gets it while it runs.
 pub struct Cx {
     pub(crate) now: Nanos,
     pub(crate) turns: Turns,
@@ -112,13 +112,13 @@ pub struct Cx {
     pub(crate) signaller: Signaller,
     pub(crate) blocking: Blocking,
     pub(crate) local: Local,
-    /// Background tasks that wait for their next turn, the first that came first.
+    /// Background tasks that wait for their next turn, in order of arrival.
     pub(crate) background: VecDeque<background::Waiting>,
     pub(crate) trace: Trace,
     pub(crate) outgoing: Outgoing,
     pub(crate) bells: Bells,
     pub(crate) awake_until: Nanos,
-    /// The reactor's own policy, and that of roots without one.
+    /// The reactor's own policy, which roots without a policy have too.
     pub(crate) policy: SleepPolicy,
     /// Number of roots with the policy [`SleepPolicy::Poll`]. While there are any, the reactor does not sleep.
     pub(crate) sleepless_roots: u32,
@@ -150,7 +150,7 @@ impl Cx {
         let signaller = Signaller::new();
         if !signaller.is_bounded() {
             tracing::warn!(
-                "kernel AIO is not to be had: a hostile guest can stall this reactor when it is signalled. \
+                "kernel AIO is not available: a hostile guest can stall this reactor when it is signalled. \
                  Look at fs.aio-max-nr, and at the seccomp filter of the container"
             );
         }
@@ -208,40 +208,40 @@ impl Cx {
         self.turns.number
     }
 
-    /// When a turn ended; its signals had gone out by then. `None` for this turn, and for turns that ended long ago.
+    /// When a turn ended, after its signals were sent. `None` for this turn, and for turns that are more than 64 turns old.
     #[inline]
     pub fn turn_ended(&self, turn: u64) -> Option<Nanos> {
         let age = self.turns.number.wrapping_sub(turn);
         (1..=TURNS).contains(&age).then(|| self.turns.ends[(turn % TURNS) as usize])
     }
 
-    /// Reaches this reactor from others.
+    /// The handle by which other threads reach this reactor.
     pub const fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// What tasks use of this reactor.
+    /// The interface of this reactor for its tasks.
     pub const fn local(&self) -> &Local {
         &self.local
     }
 
-    /// The reactor's own value of type `T`, made when first asked for.
+    /// The reactor's own value of type `T`, created by the first call.
     pub fn local_state<T: Default + 'static>(&mut self) -> Rc<T> {
         let state = self.locals.entry(TypeId::of::<T>()).or_insert_with(|| Rc::new(T::default()));
         Rc::downcast(Rc::clone(state)).unwrap_or_else(|_| unreachable!("stored under its own type"))
     }
 
-    /// Makes a thread.
+    /// Creates a thread.
     pub fn add_thread(&mut self, name: impl Into<String>, cores: CoreSet) -> ThreadId {
         ThreadId(self.threads.add(Thread::new(name.into(), cores)))
     }
 
-    /// A thread that comes from another reactor.
+    /// Adds a thread that comes from another reactor.
     pub fn adopt_thread(&mut self, thread: Moving) -> ThreadId {
         ThreadId(self.threads.add(thread.0))
     }
 
-    /// Takes a thread out, to go to another reactor.
+    /// Removes a thread that moves to another reactor.
     ///
     /// # Panics
     /// If roots or pollers still belong to it.
@@ -259,37 +259,38 @@ impl Cx {
     /// The number of a thread of this reactor, by which the whole process knows it.
     ///
     /// # Panics
-    /// If it is not here.
+    /// If the thread is not on this reactor.
     pub fn thread_number(&self, id: ThreadId) -> u64 {
         self.threads.get(id.0).expect("a thread of this reactor").number
     }
 
-    /// The thread of that number, if it is here.
+    /// The thread with this number, if it is on this reactor.
     pub fn find_thread(&self, number: u64) -> Option<ThreadId> {
         self.threads.iter().find(|(_, thread)| thread.number == number).map(|(key, _)| ThreadId(key))
     }
 
-    /// Sets where a thread may run from now on. This moves nothing: the scheduler reads it.
+    /// Sets the cores on which a thread may run. This does not move the thread: the scheduler reads the set.
     ///
     /// # Panics
-    /// If it is not here.
+    /// If the thread is not on this reactor.
     pub fn set_thread_cores(&mut self, id: ThreadId, cores: CoreSet) {
         self.threads.get_mut(id.0).expect("a thread of this reactor").cores = cores;
     }
 
-    /// Roots and pollers that belong to a thread.
+    /// The number of roots and pollers of a thread.
     pub(crate) fn thread_members(&self, id: ThreadId) -> u32 {
         self.threads.get(id.0).map_or(0, |thread| thread.members)
     }
 
-    /// Adds to a thread's account what it worked elsewhere than in its roots and pollers. One that is gone is passed over.
+    /// Adds to a thread's account the time that it worked outside of its roots and pollers. A thread that no longer exists is
+    /// ignored.
     pub(crate) fn charge(&mut self, id: ThreadId, time: Duration) {
         if let Some(thread) = self.threads.get_mut(id.0) {
             thread.busy += time;
         }
     }
 
-    /// Ends a thread.
+    /// Removes a thread.
     ///
     /// # Panics
     /// If roots or pollers still belong to it.
@@ -302,7 +303,7 @@ impl Cx {
         Some(self.thread_number(self.roots.get(root.0)?.thread))
     }
 
-    /// Whether nothing runs here, and nothing that ran here still has something to do.
+    /// Whether the reactor has no threads, roots, pollers, drivers and tasks, and no messages to send.
     pub(crate) fn is_deserted(&self) -> bool {
         self.threads.iter().next().is_none()
             && self.roots.iter().next().is_none()
@@ -312,7 +313,7 @@ impl Cx {
             && !self.local.has_tasks()
     }
 
-    /// What is polled on this reactor, and how often it was.
+    /// The statistics of the roots and pollers of this reactor.
     pub fn poller_stats(&self) -> Vec<PollerStats> {
         let names = lock(&self.handle.0.names);
         let stats = |thread, what: Running, polled, runs| PollerStats {
@@ -333,12 +334,12 @@ impl Cx {
         roots.chain(pollers).collect()
     }
 
-    /// What the threads of this reactor have done.
+    /// The statistics of the threads of this reactor.
     pub fn thread_stats(&self) -> Vec<ThreadStats> {
         self.some_thread_stats(0, usize::MAX)
     }
 
-    /// The same of at most `most` threads, after the first `skip`: with thousands of threads one call would take too long.
+    /// As [`Cx::thread_stats`], of at most `most` threads after the first `skip`: one call for thousands takes too long.
     pub fn some_thread_stats(&self, skip: usize, most: usize) -> Vec<ThreadStats> {
         let stats = |(_, t): (aryk_slots::Key, &Thread)| ThreadStats {
             name: t.name.clone(),
@@ -356,10 +357,11 @@ impl Cx {
         self.handle.0.account.add_members(by);
     }
 
-    /// Adds the root that `make` builds of the id it will have. It is polled when it is woken; see also [`Cx::kick`].
+    /// Adds the root that `make` builds from the id that it will have. The root is polled when it is woken; see also
+    /// [`Cx::kick`].
     ///
     /// # Errors
-    /// What `make` gives; then nothing is added.
+    /// Those of `make`; then no root is added.
     pub fn add_root<T: Root, E>(
         &mut self,
         thread: ThreadId,
@@ -393,7 +395,7 @@ impl Cx {
         Ok(RootRef::new(self.handle.clone(), id))
     }
 
-    /// Takes a root out. It is dropped when it is no longer running.
+    /// Removes a root. It is dropped when it is no longer running.
     pub fn remove_root(&mut self, id: RootId) {
         let entry = self.roots.remove(id.0).expect("a root of this reactor");
         self.count_sleepless(entry.policy, -1);
@@ -420,24 +422,24 @@ impl Cx {
         }
     }
 
-    /// Takes a root out that is to go on elsewhere; nothing if it is not here, or not of this type. Not from within the root
-    /// itself.
+    /// Removes a root that moves to another reactor, and returns it. `None` if the root is not on this reactor or not of this
+    /// type. A root must not take itself.
     ///
     /// # Panics
-    /// If it is running.
+    /// If the root is running.
     pub fn take_root<T: Root>(&mut self, id: RootId) -> Option<T> {
         let root = self.root::<T>(id)?;
         self.remove_root(id);
         Some(Rc::into_inner(root).expect("a root is not taken while it runs").into_inner())
     }
 
-    /// The root `id`, if it is here and of this type.
+    /// The root `id`, if it is on this reactor and of this type.
     pub fn root<T: Root>(&self, id: RootId) -> Option<Rc<RefCell<T>>> {
         let any = Rc::clone(&self.roots.get(id.0)?.any);
         any.downcast().ok()
     }
 
-    /// Makes the reactor poll `root`, in this turn or the next. A root that is gone is passed over.
+    /// Makes the reactor poll `root`, in this turn or the next. A root that no longer exists is ignored.
     #[inline]
     pub fn wake(&mut self, root: RootId) {
         if self.last_woken != Some(root) {
@@ -457,8 +459,8 @@ impl Cx {
         }
     }
 
-    /// As [`Cx::wake`], after an event that `root` has no request for: its poll checks everything, not only what it has requests
-    /// for.
+    /// As [`Cx::wake`], after an event that belongs to no request of `root`: its poll then checks everything, not only its
+    /// requests.
     pub fn tell(&mut self, root: RootId) {
         if let Some(entry) = self.roots.get_mut(root.0) {
             entry.told = true;
@@ -470,7 +472,7 @@ impl Cx {
     #[inline]
     pub fn clear_wake(&mut self, root: RootId) -> bool {
         self.last_woken = None;
-        // Its place in the queue is passed over when its turn comes.
+        // The queue keeps its entry, which is skipped when it is popped.
         self.roots.get_mut(root.0).is_some_and(|entry| {
             entry.woken = false;
             std::mem::take(&mut entry.told)
@@ -495,29 +497,29 @@ impl Cx {
         self.kicked.push(root);
     }
 
-    /// Keeps the reactor from sleeping until then: a queue rests for some microseconds only.
+    /// Keeps the reactor from sleeping until `at`: a queue of this reactor pauses for a few microseconds only.
     #[inline]
     pub fn stay_awake_until(&mut self, at: Nanos) {
         self.awake_until = self.awake_until.max(at);
     }
 
-    /// Wakes `root` at a time.
+    /// Wakes `root` at the time `at`.
     pub fn wake_at(&mut self, root: RootId, at: Nanos) -> TimerId {
         self.timers.set(at, Timed::Wake(root))
     }
 
-    /// Runs `f` at a time.
+    /// Runs `f` at the time `at`.
     pub fn call_at(&mut self, at: Nanos, f: impl FnOnce(&mut Self) + 'static) -> TimerId {
         self.timers.set(at, Timed::Call(Box::new(f)))
     }
 
-    /// Cancels a timer; whether it was still to come.
+    /// Cancels a timer. Returns false if it has fired already.
     pub fn cancel_timer(&mut self, id: TimerId) -> bool {
         self.timers.cancel(id).is_some()
     }
 
-    /// Adds a poller that runs at each `period`, or every turn, which keeps the reactor from sleeping. It says whether it had
-    /// work.
+    /// Adds a poller that runs once in each `period`, or else every turn, which keeps the reactor from sleeping. `run` returns
+    /// whether it had work.
     pub fn add_poller(
         &mut self,
         thread: ThreadId,
@@ -537,7 +539,7 @@ impl Cx {
         id
     }
 
-    /// Takes a poller out.
+    /// Removes a poller.
     pub fn remove_poller(&mut self, id: PollerId) {
         let poller = self.pollers.remove(id.0).expect("a poller of this reactor");
         self.joined(poller.thread, -1);
@@ -552,7 +554,7 @@ impl Cx {
         self.kernel.borrow_mut().watch(fd, Watcher::Root(root))
     }
 
-    /// Ends a watch of a root or of a driver, and gives its descriptor back.
+    /// Ends a watch of a root or of a driver, and returns its descriptor.
     pub fn unwatch(&mut self, id: WatchId) -> Option<OwnedFd> {
         let (watcher, fd) = self.kernel.borrow_mut().unwatch(id)?;
         if let Watcher::Driver(driver) = watcher {
@@ -561,7 +563,7 @@ impl Cx {
         Some(fd)
     }
 
-    /// Signals an eventfd at the end of the turn, until when the caller keeps it open.
+    /// Signals an eventfd at the end of the turn. The caller keeps it open until then.
     #[inline]
     pub fn signal(&mut self, fd: BorrowedFd<'_>) {
         self.signaller.signal(fd);
@@ -578,20 +580,20 @@ impl Cx {
         RefMut::filter_map(self.kernel.borrow_mut(), KernelDriver::ring).ok()
     }
 
-    /// Becomes a client of the ring and of blocking calls: `root` is woken when completions have come.
+    /// Creates a client of the ring and of blocking calls: its completions wake `root`.
     pub fn open_ring_client(&mut self, root: RootId) -> RingClient {
         RingClient::open(&self.kernel, root)
     }
 
-    /// Makes `call` on a thread where it may block; its result (a byte count, or a negated errno) comes as a completion of
-    /// `tag`, whose client is a [`RingClient`]'s, on either engine.
+    /// Runs `call` on a thread where it may block. With either engine, its result (a byte count, or a negated errno) becomes a
+    /// completion with `tag`, whose client number is that of a [`RingClient`].
     pub fn submit_blocking(&mut self, tag: Tag, call: Box<dyn FnOnce() -> i32 + Send>) {
         self.kernel.borrow_mut().add_call();
         self.blocking.submit(&self.handle, tag, call);
     }
 
-    /// Sends `f` to run on another reactor, at the end of this turn, or when that one has room: in order, and holding up
-    /// nothing. If that one has ended, `f` is dropped.
+    /// Sends `f` to another reactor, which runs it. The message is sent at the end of this turn, or when that reactor has room;
+    /// it stays in order and delays no other message. If that reactor has ended, `f` is dropped.
     pub fn post(&mut self, to: &Handle, f: impl FnOnce(&mut Self) + Send + 'static) {
         self.outgoing.push(to, Box::new(f));
     }
@@ -602,7 +604,7 @@ impl Cx {
         self.trace.record(Record { at: self.now, layer, point, object, tag });
     }
 
-    /// Says, for who reads the trace, what its records of `layer` and `object` are of; `None` when that is gone.
+    /// Registers, for readers of the trace, the name of the object of records with this `layer` and `object`; `None` removes it.
     pub fn name_object(&mut self, layer: Layer, object: u16, name: Option<&str>) {
         let mut objects = lock(&self.handle.0.objects);
         match name {
@@ -612,7 +614,7 @@ impl Cx {
     }
 }
 
-/// Stands in for a root while it is being made.
+/// The placeholder of a root while it is being made.
 struct NoRoot;
 
 impl Root for NoRoot {

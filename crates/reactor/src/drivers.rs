@@ -1,8 +1,8 @@
-//! The drivers of a reactor: who shares them, and which of them have to be reaped. Reactor context.
+//! The drivers of a reactor: the channels that share them, and the list of those that are reaped. Reactor context.
 //!
-//! What a turn costs grows with the drivers that are active, not with those that are parked. A parked driver is armed; it has
-//! nothing in flight, or was parked because the reactor was about to sleep. In that case its descriptor reports its completions,
-//! and it counts as one that owes answers.
+//! A turn's cost grows with the number of active drivers, not with that of parked drivers. A parked driver is armed. It has no
+//! requests in flight, unless it was parked because the reactor was about to sleep: then its descriptor reports its completions,
+//! and it is counted among the drivers with requests in flight.
 
 use crate::account::Running;
 use crate::handle::lock;
@@ -18,42 +18,42 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Completions that one driver is asked for in a turn.
+/// The most completions of one driver in a turn.
 const DRIVER_COMPLETIONS: u32 = 128;
-/// Completions that all drivers are asked for in a turn, where a driver without any counts as one. The others come first in the
-/// next turn.
+/// The most completions of all drivers in a turn; a driver without completions counts as one completion. The drivers that were
+/// not reaped come first in the next turn.
 const TURN_COMPLETIONS: u32 = 512;
 
-/// Names what has a driver on each reactor where it has channels: a device, a connection. The same on all reactors.
+/// Identifies a device or a connection. It has one driver on each reactor where it has channels, under the same key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DriverKey(u64);
 
 impl DriverKey {
-    /// A key that nothing else in the process has.
+    /// A key that is unique in the process.
     pub fn unique() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 }
 
-/// Names a driver on its reactor.
+/// Identifies a driver on its reactor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DriverId(Key);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// In the list of those that are reaped each turn.
+    /// In the list of drivers that are reaped each turn.
     Active,
-    /// Armed, and in no list. `owes`: it has requests in flight.
-    Parked { owes: bool },
+    /// Armed, and in no list.
+    Parked { has_requests: bool },
 }
 
 struct Entry<D: ?Sized> {
     id: DriverId,
     state: Cell<State>,
-    /// How many [`DriverRef`]s share it.
+    /// Number of [`DriverRef`]s of the driver.
     refs: Cell<u32>,
-    /// When it was last activated or had completions.
+    /// When the driver was last activated or had completions.
     last_work: Cell<Nanos>,
     /// How often it was reaped without a completion since.
     idle_reaps: Cell<u32>,
@@ -76,7 +76,7 @@ struct Place {
     made: Option<Made>,
 }
 
-/// A driver, and the same from which its type is found.
+/// A driver as a trait object, and the same driver as `Any`, to downcast it to its type.
 struct Made {
     entry: Rc<Entry<dyn Driver>>,
     any: Rc<dyn Any>,
@@ -86,35 +86,41 @@ pub(crate) struct Drivers {
     places: Slots<Place>,
     by_key: HashMap<DriverKey, DriverId>,
     active: VecDeque<Rc<Entry<dyn Driver>>>,
-    /// Parked drivers with requests in flight.
-    parked_owing: u32,
+    /// Number of parked drivers with requests in flight.
+    parked_with_requests: u32,
 }
 
 impl Default for Drivers {
     fn default() -> Self {
-        Self { places: Slots::new(0), by_key: HashMap::new(), active: VecDeque::new(), parked_owing: 0 }
+        Self {
+            places: Slots::new(0),
+            by_key: HashMap::new(),
+            active: VecDeque::new(),
+            parked_with_requests: 0,
+        }
     }
 }
 
 impl Drivers {
-    /// Whether there is none.
+    /// Whether the reactor has no driver.
     pub const fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
 
-    /// Whether all are armed.
+    /// Whether all drivers are parked.
     pub fn are_parked(&self) -> bool {
         self.active.is_empty()
     }
 
-    /// Whether any has requests in flight. The time it takes grows with the active drivers that have none.
+    /// Whether any driver has requests in flight. The time of this check grows with the number of active drivers without
+    /// requests.
     #[inline]
     pub fn is_owed(&self) -> bool {
-        let owes = |entry: &Rc<Entry<dyn Driver>>| entry.driver.borrow().in_flight() > 0;
-        self.parked_owing > 0 || !self.active.is_empty() && self.active.iter().any(owes)
+        let has_requests = |entry: &Rc<Entry<dyn Driver>>| entry.driver.borrow().in_flight() > 0;
+        self.parked_with_requests > 0 || !self.active.is_empty() && self.active.iter().any(has_requests)
     }
 
-    /// The watch has been ended by itself, before its driver.
+    /// Removes a watch that has ended before its driver from the driver's list.
     pub fn forget_watch(&mut self, driver: DriverId, watch: WatchId) {
         if let Some(place) = self.places.get_mut(driver.0) {
             place.watches.retain(|&w| w != watch);
@@ -129,8 +135,8 @@ impl Drivers {
 
     fn activate(&mut self, entry: Rc<Entry<dyn Driver>>, now: Nanos) {
         entry.has_worked(now);
-        if let State::Parked { owes } = entry.state.replace(State::Active) {
-            self.parked_owing = self.parked_owing.strict_sub(owes.into());
+        if let State::Parked { has_requests } = entry.state.replace(State::Active) {
+            self.parked_with_requests = self.parked_with_requests.strict_sub(has_requests.into());
             self.active.push_back(entry);
         }
     }
@@ -161,13 +167,13 @@ impl<T: Driver> DriverRef<T> {
         Self { entry, local }
     }
 
-    /// The driver's name on its reactor.
+    /// The driver's id on its reactor.
     pub fn id(&self) -> DriverId {
         self.entry.id
     }
 
-    /// Borrows the driver to submit something to it: it is flushed at the end of this turn, and reaped in each turn until it is
-    /// idle.
+    /// Borrows the driver to submit requests to it: the reactor flushes it at the end of this turn, and reaps it in each turn
+    /// until it is idle.
     ///
     /// # Panics
     /// As [`DriverRef::borrow_mut`].
@@ -179,15 +185,15 @@ impl<T: Driver> DriverRef<T> {
         self.entry.driver.borrow_mut()
     }
 
-    /// Borrows the driver, to look at it or to take what it has for a channel.
+    /// Borrows the driver, to read its state or to take a channel's completions.
     ///
     /// # Panics
-    /// While the driver itself runs.
+    /// If the driver itself is running.
     pub fn borrow_mut(&self) -> RefMut<'_, T> {
         self.entry.driver.borrow_mut()
     }
 
-    /// As [`DriverRef::borrow_mut`], to look only.
+    /// As [`DriverRef::borrow_mut`], for reading only.
     ///
     /// # Panics
     /// As [`DriverRef::borrow_mut`].
@@ -219,13 +225,13 @@ impl<T: Driver> Drop for DriverRef<T> {
 }
 
 impl Cx {
-    /// The driver of `key` on this reactor, which `make` builds of the id it will have if there is none.
+    /// Returns the driver of `key` on this reactor. If there is none, `make` builds it from the id that it will have.
     ///
     /// # Errors
-    /// What `make` gives; then there is no driver, and its watches have ended.
+    /// Those of `make`; then there is no driver, and its watches have ended.
     ///
     /// # Panics
-    /// If the driver of `key` has another type, or is asked for by its own `make`.
+    /// If the driver of `key` has another type, or if `make` itself asks for the driver of `key`.
     pub fn driver<T: Driver, E>(
         &mut self,
         key: DriverKey,
@@ -242,7 +248,7 @@ impl Cx {
         lock(&self.handle.0.names).insert(Running::driver(id.0.index()), format!("driver {}", driver.name()));
         let entry = Rc::new(Entry {
             id,
-            state: Cell::new(State::Parked { owes: false }),
+            state: Cell::new(State::Parked { has_requests: false }),
             refs: Cell::new(0),
             last_work: Cell::new(self.now),
             idle_reaps: Cell::new(0),
@@ -251,19 +257,19 @@ impl Cx {
         });
         let place = self.drivers.places.get_mut(id.0).expect("just inserted");
         place.made = Some(Made { entry: entry.clone(), any: entry.clone() });
-        // It has not armed itself yet.
+        // The new driver is not armed yet.
         self.drivers.activate(entry.clone(), self.now);
         Ok(DriverRef::new(entry, self.local().clone()))
     }
 
-    /// Reaps `driver` in the turn in which `fd` becomes readable: an eventfd, an interrupt, a socket. The watch does not read the
-    /// descriptor, and ends with the driver.
+    /// Reaps `driver` in the turn in which `fd` (an eventfd, an interrupt, a socket) becomes readable. The watch does not read
+    /// the descriptor, and ends with the driver.
     ///
     /// # Errors
     /// The kernel's.
     ///
     /// # Panics
-    /// If the driver is not here.
+    /// If the driver is not on this reactor.
     pub fn watch_driver(&mut self, fd: OwnedFd, driver: DriverId) -> io::Result<WatchId> {
         let place = self.drivers.places.get_mut(driver.0).expect("a driver of this reactor");
         let watch = self.kernel.borrow_mut().watch(fd, Watcher::Driver(driver))?;
@@ -271,8 +277,8 @@ impl Cx {
         Ok(watch)
     }
 
-    /// Activates a driver: it is reaped in this turn or the next, and in each turn until it is idle. A driver that is gone is
-    /// passed over.
+    /// Activates a driver: the reactor reaps it in this turn or the next, and then in each turn until it is idle. A driver that
+    /// no longer exists is ignored.
     pub fn wake_driver(&mut self, driver: DriverId) {
         if let Some(made) = self.drivers.places.get(driver.0).and_then(|place| place.made.as_ref()) {
             self.drivers.activate(Rc::clone(&made.entry), self.now);
@@ -306,7 +312,7 @@ impl Cx {
             && entry.refs.get() == 0
         {
             let in_flight = entry.driver.borrow().in_flight();
-            assert_eq!(in_flight, 0, "a channel lets go of its driver when its requests have completed");
+            assert_eq!(in_flight, 0, "a channel drops its driver after its requests have completed");
             self.remove_driver(id);
         }
     }
@@ -321,13 +327,14 @@ impl Cx {
         lock(&self.handle.0.names).remove(&Running::driver(id.0.index()));
         match entry.state.get() {
             State::Active => self.drivers.active.retain(|active| active.id != id),
-            State::Parked { owes } => {
-                self.drivers.parked_owing = self.drivers.parked_owing.strict_sub(owes.into());
+            State::Parked { has_requests } => {
+                let parked = &mut self.drivers.parked_with_requests;
+                *parked = parked.strict_sub(has_requests.into());
             }
         }
     }
 
-    /// Reaps the active drivers, and parks those that have long been idle; whether there were completions.
+    /// Reaps the active drivers, and parks those that have been idle for long. Returns whether there were completions.
     #[inline]
     pub(crate) fn reap_drivers(&mut self) -> bool {
         !self.drivers.active.is_empty() && self.reap_active_drivers()
@@ -363,7 +370,7 @@ impl Cx {
         worked
     }
 
-    /// Turns the wake-ups of a driver on that stands in no list; whether it can be left alone.
+    /// Arms a driver that is in no list, and parks it. Returns false if the driver has work.
     fn park_driver(&mut self, entry: &Entry<dyn Driver>) -> bool {
         self.handle.0.account.run(Running::driver(entry.id.0.index()));
         let mut driver = entry.driver.borrow_mut();
@@ -371,13 +378,13 @@ impl Cx {
         if driver.arm(self) == Armed::Busy {
             return false;
         }
-        let owes = driver.in_flight() > 0;
-        self.drivers.parked_owing += u32::from(owes);
-        entry.state.set(State::Parked { owes });
+        let has_requests = driver.in_flight() > 0;
+        self.drivers.parked_with_requests += u32::from(has_requests);
+        entry.state.set(State::Parked { has_requests });
         true
     }
 
-    /// Parks all drivers, before the reactor sleeps; whether that was so.
+    /// Parks all drivers, before the reactor sleeps. Returns false if one of them has work.
     pub(crate) fn park_drivers(&mut self) -> bool {
         for _ in 0..self.drivers.active.len() {
             let Some(entry) = self.drivers.active.pop_front() else { break };
@@ -393,7 +400,7 @@ impl Cx {
     #[inline]
     pub(crate) fn flush_drivers(&mut self) {
         let mut next = 0;
-        // A driver may submit to another.
+        // A driver may submit to another driver, which is then added to the list.
         while let Some(entry) = self.drivers.active.get(next).cloned() {
             self.handle.0.account.run(Running::driver(entry.id.0.index()));
             entry.driver.borrow_mut().flush(self);

@@ -1,7 +1,7 @@
-//! Futures on a reactor: for what is long or rare. Reactor context.
+//! Futures on a reactor, for long or rare work. Reactor context.
 //!
-//! A task belongs to its reactor: it is polled, and its future dropped, on that thread alone. All that are left when the
-//! reactor ends are dropped then.
+//! A task belongs to its reactor: only the reactor's OS thread polls it and drops its future. Tasks that have not ended when
+//! the reactor ends are dropped then.
 
 use crate::{Cx, Handle, TimerId};
 use aryk_slots::{Key, Slots};
@@ -19,12 +19,12 @@ type Call = Box<dyn FnOnce(&mut Cx)>;
 
 struct State {
     calls: RefCell<VecDeque<Call>>,
-    /// Every task that has not ended.
+    /// The tasks that have not ended.
     tasks: RefCell<Slots<Option<Waker>>>,
     ended: Cell<bool>,
 }
 
-/// What a reactor's tasks use of it. Cheap to clone; it stays on its reactor.
+/// The interface of a reactor for its tasks. Cheap to clone; it stays on its reactor.
 #[derive(Clone)]
 pub struct Local {
     handle: Handle,
@@ -37,7 +37,7 @@ impl fmt::Debug for Local {
     }
 }
 
-/// Part of a task's future: takes the task out of the list when that is dropped.
+/// Part of a task's future: when the future is dropped, this removes the task from the list.
 struct Listed {
     state: Rc<State>,
     key: Key,
@@ -46,12 +46,12 @@ struct Listed {
 impl Drop for Listed {
     fn drop(&mut self) {
         let waker = self.state.tasks.borrow_mut().remove(self.key);
-        // Not while the list is borrowed.
+        // The waker is dropped after the borrow of the list has ended.
         drop(waker);
     }
 }
 
-/// A timer whose task no longer waits for it does not fire.
+/// Cancels a timer for which its task no longer waits.
 struct Alarm {
     local: Local,
     timer: Option<TimerId>,
@@ -74,7 +74,7 @@ impl Local {
         Self { handle, state: Rc::new(state) }
     }
 
-    /// Starts a task. Dropping what is returned cancels it, unless it is detached.
+    /// Starts a task. Dropping the returned [`Task`] cancels it, unless it was detached.
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Task<T> {
         let key = self.list();
         let listed = Listed { state: Rc::clone(&self.state), key };
@@ -95,16 +95,17 @@ impl Local {
         self.state.tasks.borrow_mut().add(None)
     }
 
-    /// Runs `f` with the reactor at hand, in this turn or the next.
+    /// Runs `f` with the reactor's state, in this turn or the next, and returns its result.
     pub async fn with<R: 'static>(&self, f: impl FnOnce(&mut Cx) -> R + 'static) -> R {
         let (sender, receiver) = oneshot::channel();
         self.defer(move |cx| drop(sender.send(f(cx))));
         receiver.await.expect("the reactor's tasks end before its calls")
     }
 
-    /// As [`Local::with`], for what has no result and is not waited for.
+    /// As [`Local::with`], without a result and without waiting for the call.
     pub fn defer(&self, f: impl FnOnce(&mut Cx) + 'static) {
-        // What is dropped after the end may still call; keeping the calls would keep this state, by way of itself.
+        // An object that is dropped after the reactor's end may still call this. A stored call that owns a `Local` would keep
+        // this state alive for ever.
         if !self.state.ended.get() {
             self.state.calls.borrow_mut().push_back(Box::new(f));
         }
@@ -120,7 +121,7 @@ impl Local {
             })
         };
         let mut alarm = Alarm { local: self.clone(), timer: Some(self.with(set).await) };
-        // The timer is dropped unfired only with the reactor.
+        // Only the end of the reactor drops the sender unused.
         let _ = receiver.await;
         alarm.timer = None;
     }
@@ -129,7 +130,7 @@ impl Local {
         self.state.calls.borrow_mut().pop_front()
     }
 
-    /// Whether there is a task that has not ended, or a call that is to come.
+    /// Whether there is a task that has not ended, or a deferred call.
     pub(crate) fn has_tasks(&self) -> bool {
         self.has_calls() || self.state.tasks.borrow().iter().next().is_some()
     }
@@ -138,7 +139,7 @@ impl Local {
         !self.state.calls.borrow().is_empty()
     }
 
-    /// Drops the futures of all tasks, and the calls that were to come. For the reactor's end.
+    /// Drops the futures of all tasks, and the deferred calls, at the reactor's end.
     pub(crate) fn end(&self) {
         let mut runnable: Vec<Runnable> = Vec::new();
         loop {
@@ -148,7 +149,7 @@ impl Local {
             if runnable.is_empty() {
                 break;
             }
-            // Dropping one may wake, or even start, others.
+            // Dropping a task may wake or start other tasks.
             runnable.clear();
         }
         self.state.ended.set(true);

@@ -1,8 +1,8 @@
 //! The reactors of a process: starting them on their cores, choosing among them, adding, removing and stopping them.
 //! Control context.
 //!
-//! A reactor that is being removed ends only when it has no roots and pollers, gets no new ones, and no caller has a
-//! [`Hold`] of it, as each caller does that is about to place something there or move it back.
+//! A reactor that is being removed gets no new roots and pollers. It ends when nothing runs on it and no caller has a [`Hold`]
+//! of it. A caller takes a [`Hold`] before it places an object on a reactor or moves an object away that may come back.
 
 use crate::background::Background;
 use crate::blocking::Blocking;
@@ -46,17 +46,17 @@ pub enum StartError {
     /// None of the cores may be used.
     #[error("this process may not run on any of the cores {asked}; it may on {allowed}")]
     NoCores {
-        /// Cores asked for.
+        /// The requested cores.
         asked: CoreSet,
         /// Cores of this process.
         allowed: CoreSet,
     },
-    /// The kernel refuses.
+    /// The kernel refused a resource of the reactor.
     #[error("cannot start a reactor on core {core}: {error}")]
     Os {
-        /// Where.
+        /// The core.
         core: u16,
-        /// Why.
+        /// The kernel's error.
         error: io::Error,
     },
 }
@@ -79,17 +79,17 @@ pub enum ChangeError {
     #[error("there is no reactor on core {0}")]
     NotFound(u16),
     /// Another call is removing the reactor.
-    #[error("the reactor on core {0} is being taken already")]
+    #[error("the reactor on core {0} is already being removed")]
     Leaving(u16),
     /// The last reactor cannot be removed, since it serves the I/O.
     #[error("the reactor on core {0} is the last one")]
     Last(u16),
-    /// The kernel refuses.
+    /// The kernel refused a resource of the reactor.
     #[error("cannot start a reactor on core {core}: {error}")]
     Os {
-        /// Where.
+        /// The core.
         core: u16,
-        /// Why.
+        /// The kernel's error.
         error: io::Error,
     },
 }
@@ -125,26 +125,26 @@ impl ReactorList {
         members.iter().filter(|member| !member.leaving).map(|member| member.handle.clone()).collect()
     }
 
-    /// Whether there is a reactor on one of `cores` to which something may be brought.
+    /// Whether a reactor that is not being removed runs on one of `cores`.
     pub fn is_any_on(&self, cores: &CoreSet) -> bool {
         self.lock().iter().any(|m| !m.leaving && cores.contains(m.handle.core()))
     }
 
-    /// The reactor with the fewest roots and pollers among those on `cores`, or among all; `None` if each of them is about to
-    /// end.
+    /// The reactor with the fewest roots and pollers among those on `cores`, or among all; `None` if each of them is being
+    /// removed.
     pub fn find_least_loaded(&self, cores: Option<&CoreSet>) -> Option<Hold> {
         let members = self.lock();
         let fits = |m: &&Member| !m.leaving && cores.is_none_or(|c| c.contains(m.handle.core()));
         members.iter().filter(fits).min_by_key(|m| m.handle.members()).map(Member::hold)
     }
 
-    /// The one on `core`, to bring something there; not if it is about to end.
+    /// Holds the reactor on `core`, to place an object on it. `None` if the reactor is being removed.
     pub fn hold_for_arrival(&self, core: u16) -> Option<Hold> {
         let members = self.lock();
         members.iter().find(|m| m.handle.core() == core && !m.leaving).map(Member::hold)
     }
 
-    /// Keeps a reactor, from which something is being taken, that may come back. `None` if it has ended.
+    /// Holds a reactor from which an object is moved away that may come back. `None` if the reactor has ended.
     pub fn hold(&self, handle: &Handle) -> Option<Hold> {
         self.lock().iter().find(|member| member.handle == *handle).map(Member::hold)
     }
@@ -165,10 +165,10 @@ impl Deref for Hold {
     }
 }
 
-/// Running reactors. Dropping them stops them.
+/// The running reactors of a process. Dropping this stops them.
 #[derive(Debug)]
 pub struct Reactors {
-    /// The cores that this process might use, before any of its threads was pinned.
+    /// The cores that this process could use before any of its threads was pinned.
     allowed: CoreSet,
     options: Options,
     blocking: Blocking,
@@ -186,7 +186,7 @@ impl Deref for Reactors {
 }
 
 impl Reactors {
-    /// Starts a reactor on each core of `options` that this process may use; says so if those are fewer.
+    /// Starts a reactor on each core of `options` that this process may use; logs a warning if it may not use all of them.
     ///
     /// # Errors
     /// [`StartError`].
@@ -197,7 +197,7 @@ impl Reactors {
             return Err(StartError::NoCores { asked: options.cores.clone(), allowed });
         }
         if cores != options.cores {
-            tracing::warn!(asked = %options.cores, used = %cores, "this process may not use all cores asked for");
+            tracing::warn!(asked = %options.cores, used = %cores, "this process may not use all requested cores");
         }
         let members = ReactorList::default();
         let mut reactors = Self {
@@ -235,22 +235,22 @@ impl Reactors {
         &self.allowed
     }
 
-    /// The one with the fewest roots and pollers among those on `cores`; or, which it says, among all if none is there.
+    /// The reactor with the fewest roots and pollers among those on `cores`; if there is none, among all, with a warning.
     pub fn least_loaded(&self, cores: Option<&CoreSet>) -> Hold {
         let found = self.members.find_least_loaded(cores);
         found.unwrap_or_else(|| {
             let asked = cores.map(tracing::field::display);
-            tracing::warn!(asked, "no reactor runs on the cores asked for: any will do");
+            tracing::warn!(asked, "no reactor runs on the requested cores: another core is used");
             self.members.find_least_loaded(None).expect("one always stays")
         })
     }
 
-    /// Starts tasks of modules on them.
+    /// Starts background tasks of modules on these reactors.
     pub const fn background(&self) -> &Background {
         &self.background
     }
 
-    /// Starts another.
+    /// Starts a reactor on `core`.
     ///
     /// # Errors
     /// [`ChangeError`].
@@ -264,7 +264,7 @@ impl Reactors {
         self.start_on(core).map_err(|error| ChangeError::Os { core, error })
     }
 
-    /// Has nothing new come to the one on `core`, until [`Reactors::keep`].
+    /// Begins to remove the reactor on `core`: no new object is placed on it, until [`Reactors::keep`].
     ///
     /// # Errors
     /// [`ChangeError`].
@@ -283,14 +283,15 @@ impl Reactors {
         Ok(member.handle.clone())
     }
 
-    /// It does not leave after all.
+    /// Cancels the removal of a reactor.
     pub fn keep(&self, handle: &Handle) {
         if let Some(member) = self.members.lock().iter_mut().find(|member| member.handle == *handle) {
             member.leaving = false;
         }
     }
 
-    /// Ends one that leaves, if there is nothing on it and nobody holds it; whether it ends. Its thread is [`Ending`] then.
+    /// Ends a reactor that is being removed, and returns its thread. `None`, and the reactor goes on, if something still runs on
+    /// it or a caller holds it.
     pub async fn end(&self, handle: &Handle) -> Option<Ending> {
         if !handle.call(|cx| cx.is_deserted()).await.unwrap_or(true) {
             return None;
@@ -303,12 +304,12 @@ impl Reactors {
             }
             members.remove(at).thread
         };
-        // Nothing is brought to it from here on. If it has ended, that is what is wanted.
+        // No caller finds the reactor from here on. An error means that it has already ended.
         let _ = handle.cast(|cx| cx.stopping = true).await;
         Some(Ending(thread))
     }
 
-    /// Leaves the reactors' cores to them, where there are others: the calling thread and those that it starts run elsewhere.
+    /// Moves the calling thread, and the threads that it will start, off the reactors' cores, if there are other cores.
     ///
     /// # Errors
     /// The kernel's.
@@ -329,12 +330,12 @@ impl Member {
     }
 }
 
-/// The thread of a reactor that ends.
+/// The thread of a reactor that is ending.
 #[derive(Debug)]
 pub struct Ending(Option<JoinHandle<()>>);
 
 impl Ending {
-    /// Whether it has ended. It takes a turn.
+    /// Whether the thread has ended, which takes a turn of the reactor.
     pub fn is_over(&self) -> bool {
         self.0.as_ref().is_none_or(JoinHandle::is_finished)
     }
@@ -360,7 +361,7 @@ fn start_one(core: u16, options: &Options, blocking: Blocking) -> io::Result<(Ha
             pin(core).and_then(|()| Reactor::sharing(core, policy, engine, Clock::Monotonic, blocking));
         match made {
             Ok(reactor) => {
-                // The starter waits for this.
+                // The thread that starts this one waits for the result.
                 let _ = started.send(Ok(reactor.handle().clone()));
                 reactor.run();
             }

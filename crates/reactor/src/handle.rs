@@ -19,34 +19,34 @@ use std::time::Duration;
 /// A message: a closure that runs on the reactor.
 pub(crate) type Message = Box<dyn FnOnce(&mut Cx) + Send>;
 
-/// The reactor, or the root, is there no more.
+/// The reactor has ended, or the root was removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("it has stopped")]
+#[error("the reactor has ended, or the object was removed")]
 pub struct Gone;
 
 /// The number of messages that a reactor's mailbox can hold.
 const MAILBOX: usize = 1024;
 
-/// What a reactor and its handles share.
+/// The state that a reactor and its handles share.
 pub(crate) struct Shared {
     pub core: u16,
     pub mailbox: Mailbox<Message>,
     /// Wakes a sleeping reactor.
     pub wake_fd: OwnedFd,
-    /// Tasks that can go on; `None` when the reactor has ended.
+    /// Tasks that are ready to be polled; `None` when the reactor has ended.
     runnable: Mutex<Option<Vec<Runnable>>>,
     /// Results of blocking calls.
     results: Mutex<Vec<Completion>>,
     pub account: Account,
     pub clock: Clock,
     pub trace: TraceReader,
-    /// Names of what runs, for the watchdog.
+    /// Names of roots, pollers and drivers, for the watchdog.
     pub names: Mutex<HashMap<Running, String>>,
-    /// Names of what trace records are of.
+    /// Names of the objects of trace records.
     pub objects: Mutex<HashMap<(Layer, u16), String>>,
 }
 
-/// Something that the reactor asked to be told of may be: it looks at all of it.
+/// The reactor's waker: it makes the reactor check all events that come without a message.
 impl Wake for Shared {
     fn wake(self: Arc<Self>) {
         Self::wake_by_ref(&self);
@@ -60,13 +60,13 @@ impl Wake for Shared {
 impl Shared {
     fn act_on(&self, taken: Taken) {
         if taken == Taken::MustWake {
-            // It cannot fail but by a saturated counter, and then the reactor is being woken anyway.
+            // The write fails only if the counter is saturated; then the reactor is being woken anyway.
             let _ = rustix::io::write(&self.wake_fd, &1u64.to_ne_bytes());
         }
     }
 }
 
-/// Reaches one reactor from any thread. Cheap to clone.
+/// Sends messages to one reactor from any thread. Cheap to clone.
 #[derive(Clone)]
 pub struct Handle(pub(crate) Arc<Shared>);
 
@@ -84,7 +84,7 @@ impl PartialEq for Handle {
 
 impl Eq for Handle {}
 
-/// A lock that is held for a few instructions only, and whose holder does not panic.
+/// Locks a mutex that is held for a few instructions only and whose holder does not panic.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no one panics holding it")
 }
@@ -110,7 +110,7 @@ impl Handle {
         self.0.core
     }
 
-    /// Where its time went.
+    /// How the reactor has spent its time.
     pub fn stats(&self) -> ReactorStats {
         self.0.account.read(&self.0.clock)
     }
@@ -120,22 +120,22 @@ impl Handle {
         self.0.account.take_longest_turn()
     }
 
-    /// Roots and pollers on it.
+    /// Number of roots and pollers on the reactor.
     pub fn members(&self) -> u64 {
         self.0.account.members()
     }
 
-    /// Its trace.
+    /// A reader of the reactor's trace.
     pub fn trace(&self) -> TraceReader {
         self.0.trace.clone()
     }
 
-    /// The name that [`Cx::name_object`] gave to what trace records of `layer` and `object` are of.
+    /// The name that [`Cx::name_object`] gave to the object of the trace records with this `layer` and `object`.
     pub fn name_of(&self, layer: Layer, object: u16) -> Option<String> {
         lock(&self.0.objects).get(&(layer, object)).cloned()
     }
 
-    /// Runs `f` on the reactor, and gives its result. Waits while the reactor's mailbox is full.
+    /// Runs `f` on the reactor, and returns its result. Waits while the reactor's mailbox is full.
     ///
     /// # Errors
     /// [`Gone`] if the reactor ends before `f` has run.
@@ -145,7 +145,7 @@ impl Handle {
         F: FnOnce(&mut Cx) -> R + Send + 'static,
     {
         let (sender, receiver) = oneshot::channel();
-        // A caller that has gone meanwhile does not want the result.
+        // The send fails if the caller was dropped meanwhile; then the result is dropped too.
         self.send(Box::new(move |cx| drop(sender.send(f(cx))))).await?;
         receiver.await.map_err(|_| Gone)
     }
@@ -178,17 +178,17 @@ impl Handle {
         self.0.mailbox.push(message).map(|taken| self.0.act_on(taken))
     }
 
-    /// Sends `message`; if there is no room, `waker` is woken when there may be.
+    /// Sends `message`; if there is no room, `waker` is woken when there may be room.
     pub(crate) fn send_or_wait(&self, message: Message, waker: &Waker) -> Result<(), Refused<Message>> {
         self.0.mailbox.push_or_wait(message, waker).map(|taken| self.0.act_on(taken))
     }
 
-    /// Makes the reactor look at what it cannot be sent a message about.
+    /// Makes the reactor check its tasks, bells, results of blocking calls and outgoing messages, which come without a message.
     pub(crate) fn notify(&self) {
         self.0.act_on(self.0.mailbox.notify());
     }
 
-    /// A task of the reactor can go on.
+    /// Queues a task of the reactor to be polled.
     pub(crate) fn schedule(&self, runnable: Runnable) {
         match &mut *lock(&self.0.runnable) {
             Some(list) => list.push(runnable),
@@ -198,14 +198,14 @@ impl Handle {
         self.notify();
     }
 
-    /// Those of its tasks that can go on.
+    /// Takes the tasks that are ready to be polled.
     pub(crate) fn take_runnable(&self, into: &mut Vec<Runnable>) {
         if let Some(list) = &mut *lock(&self.0.runnable) {
             into.append(list);
         }
     }
 
-    /// The same in a turn, without waiting for the lock: a thread that holds it to add a task notifies the reactor afterwards.
+    /// As [`Handle::take_runnable`], without waiting for the lock: a thread that holds it adds a task, then notifies the reactor.
     pub(crate) fn look_for_runnable(&self, into: &mut Vec<Runnable>) {
         if let Ok(mut list) = self.0.runnable.try_lock()
             && let Some(list) = &mut *list
@@ -214,13 +214,13 @@ impl Handle {
         }
     }
 
-    /// Brings the result of a blocking call.
+    /// Delivers the result of a blocking call.
     pub(crate) fn complete_blocking(&self, result: Completion) {
         lock(&self.0.results).push(result);
         self.notify();
     }
 
-    /// Takes the results of blocking calls that have ended, into an empty list; as [`Handle::look_for_runnable`].
+    /// Takes the results of blocking calls into an empty list, without waiting for the lock, as [`Handle::look_for_runnable`].
     pub(crate) fn look_for_results(&self, into: &mut Vec<Completion>) {
         debug_assert!(into.is_empty(), "results that were not delivered");
         if let Ok(mut results) = self.0.results.try_lock() {
@@ -233,19 +233,19 @@ impl Handle {
         Waker::from(Arc::clone(&self.0))
     }
 
-    /// Whether it has ended: what is sent to it is refused.
+    /// Whether the reactor has ended: it refuses messages.
     pub fn has_ended(&self) -> bool {
         self.0.mailbox.is_closed()
     }
 
-    /// The reactor ends: what is sent from now on is refused. Gives those of its tasks that could go on.
+    /// Closes the mailbox at the reactor's end: it refuses later messages. Returns the tasks that were ready to be polled.
     pub(crate) fn close(&self) -> Vec<Runnable> {
         self.0.mailbox.close();
         lock(&self.0.runnable).take().unwrap_or_default()
     }
 }
 
-/// Reaches one root from any thread.
+/// Calls functions of one root from any thread.
 pub struct RootRef<T> {
     handle: Handle,
     id: RootId,
@@ -270,20 +270,20 @@ impl<T: Root> RootRef<T> {
         Self { handle, id, root: PhantomData }
     }
 
-    /// The root's name on its reactor.
+    /// The root's id on its reactor.
     pub fn id(&self) -> RootId {
         self.id
     }
 
-    /// The reactor that it is on.
+    /// The handle of the root's reactor.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// Runs `f` on the root, in its reactor's context, and gives the result.
+    /// Runs `f` on the root, in its reactor's context, and returns its result.
     ///
     /// # Errors
-    /// [`Gone`] if the root or its reactor is there no more.
+    /// [`Gone`] if the root was removed or its reactor has ended.
     pub async fn call<R, F>(&self, f: F) -> Result<R, Gone>
     where
         R: Send + 'static,

@@ -1,8 +1,8 @@
-//! The driver of the kernel's interface: what a reactor sleeps in and what wakes it, and how its files' completions come.
-//! io_uring, or epoll where that is forbidden. Reactor context.
+//! The driver of the kernel interface, io_uring or (where that is forbidden) epoll. The reactor sleeps in it, is woken by it, and
+//! receives the completions of file operations from it. Reactor context.
 //!
-//! It is a [`Driver`] as any other, but for its place in a turn: it is reaped first, for it reports which other drivers have been
-//! woken by their descriptors, and flushed and armed last, for those may queue operations.
+//! It is a [`Driver`] like any other, except for its place in a turn. It is reaped first, since it reports which other drivers
+//! were woken by their descriptors. It is flushed and armed last, since other drivers may queue operations.
 
 use crate::ring_clients::RingClients;
 use crate::{Armed, Cx, Driver, DriverId, RootId};
@@ -17,10 +17,10 @@ use std::time::Duration;
 /// Which kernel interface a reactor uses.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Engine {
-    /// io_uring, or epoll where that is forbidden.
+    /// io_uring, or epoll where io_uring is forbidden.
     #[default]
     Auto,
-    /// io_uring, or nothing.
+    /// io_uring, or an error where it is forbidden.
     IoUring,
     /// epoll, and a pool of threads for files.
     Epoll,
@@ -39,14 +39,14 @@ impl FromStr for Engine {
     }
 }
 
-/// Names a watched descriptor on its reactor.
+/// Identifies a watched descriptor on its reactor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WatchId(Key);
 
-/// Whom a watched descriptor wakes.
+/// The object that a watched descriptor wakes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Watcher {
-    /// The reactor, by its own wake-up: to wake is all.
+    /// The reactor itself, by its eventfd, which has no other effect.
     Reactor,
     /// A root, which is promoted.
     Root(RootId),
@@ -75,30 +75,30 @@ enum Interface {
     Epoll { epoll: OwnedFd, events: Vec<epoll::Event>, skipped: u32 },
 }
 
-/// What the ring had no room for, and is tried again.
+/// An operation for which the ring had no room, to be retried.
 #[derive(Clone, Copy)]
-enum Undone {
+enum Deferred {
     Start(Key),
     Cancel(Tag),
 }
 
-/// Operations that fit unsubmitted.
+/// The most operations that are queued before they are submitted.
 const RING_ENTRIES: u32 = 512;
-/// Events taken from epoll at one time.
+/// The most events that one `epoll_wait` returns.
 const EPOLL_EVENTS: usize = 64;
-/// A busy reactor asks epoll, which costs a system call, once in so many turns.
+/// A busy reactor skips `epoll_wait`, which costs a system call, in this many turns after each call.
 const EPOLL_TURNS: u32 = 8;
-/// The ring's client whose operations are the watches; [`crate::RingClient`]s follow.
+/// The client number of the watches in the ring. The numbers of [`crate::RingClient`]s follow.
 const WATCHES: u16 = 0;
 
 pub(crate) struct KernelDriver {
     interface: Interface,
     watches: Slots<Watch>,
-    undone: Vec<Undone>,
+    deferred: Vec<Deferred>,
     pub clients: RingClients,
     /// Blocking calls whose results have not been delivered.
     calls: u32,
-    /// Results of blocking calls; empty but while they are delivered.
+    /// Results of blocking calls; empty except during their delivery.
     results: Vec<Completion>,
 }
 
@@ -112,7 +112,7 @@ impl KernelDriver {
         Ok(Self {
             interface,
             watches: Slots::new(16),
-            undone: Vec::new(),
+            deferred: Vec::new(),
             clients: RingClients::default(),
             calls: 0,
             results: Vec::new(),
@@ -134,12 +134,12 @@ impl KernelDriver {
         }
     }
 
-    /// A blocking call is submitted: its result counts as a completion that is in flight.
+    /// Counts a submitted blocking call as an operation in flight.
     pub const fn add_call(&mut self) {
         self.calls += 1;
     }
 
-    /// Fires `watcher` each time that `fd` becomes readable.
+    /// Wakes `watcher` each time that `fd` becomes readable.
     pub fn watch(&mut self, fd: OwnedFd, watcher: Watcher) -> io::Result<WatchId> {
         let key = self.watches.add(Watch { fd, watcher });
         self.start(key).inspect_err(|_| drop(self.watches.remove(key)))?;
@@ -157,11 +157,11 @@ impl KernelDriver {
         }
     }
 
-    /// Ends a watch; whom it woke, and its descriptor.
+    /// Ends a watch; returns its watcher and its descriptor.
     pub fn unwatch(&mut self, id: WatchId) -> Option<(Watcher, OwnedFd)> {
         let watch = self.watches.remove(id.0)?;
         match &mut self.interface {
-            Interface::Uring(_) => self.attempt(Undone::Cancel(tag(id.0))),
+            Interface::Uring(_) => self.attempt(Deferred::Cancel(tag(id.0))),
             Interface::Epoll { epoll, .. } => {
                 let _ = epoll::delete(epoll, &watch.fd);
             }
@@ -170,20 +170,20 @@ impl KernelDriver {
     }
 
     /// Queues an operation, now or when there is room.
-    fn attempt(&mut self, what: Undone) {
+    fn attempt(&mut self, what: Deferred) {
         let result = match what {
-            Undone::Start(key) if self.watches.get(key).is_some() => self.start(key),
-            Undone::Start(_) => Ok(()),
-            Undone::Cancel(tag) => self.ring().map_or(Ok(()), |ring| ring.cancel(tag)),
+            Deferred::Start(key) if self.watches.get(key).is_some() => self.start(key),
+            Deferred::Start(_) => Ok(()),
+            Deferred::Cancel(tag) => self.ring().map_or(Ok(()), |ring| ring.cancel(tag)),
         };
         if result.is_err() {
-            self.undone.push(what);
+            self.deferred.push(what);
         }
     }
 
     fn reap_ring(&mut self, budget: u32, cx: &mut Cx) -> u32 {
-        let Interface::Uring(ring) = &mut self.interface else { unreachable!("the caller looked") };
-        let (watches, clients, undone) = (&self.watches, &mut self.clients, &mut self.undone);
+        let Interface::Uring(ring) = &mut self.interface else { unreachable!("the caller has a ring") };
+        let (watches, clients, deferred) = (&self.watches, &mut self.clients, &mut self.deferred);
         ring.reap(budget, |c| {
             if c.tag.client != WATCHES {
                 return clients.deliver(c, cx);
@@ -193,10 +193,10 @@ impl KernelDriver {
             if c.more {
                 return;
             }
-            // The kernel ends a lasting poll when its completions overflow; and when the poll fails, which a file that is
-            // checked before it is watched does not: its watcher is woken once, and no more.
+            // The kernel ends a multishot poll when its completions overflow, and when the poll fails. A failed poll wakes its
+            // watcher once and is not restarted; it does not happen with files that are checked before they are watched.
             if c.result >= 0 {
-                undone.push(Undone::Start(key));
+                deferred.push(Deferred::Start(key));
             } else {
                 let error = io::Error::from_raw_os_error(-c.result);
                 tracing::warn!(%error, "a watched descriptor cannot be polled");
@@ -206,13 +206,13 @@ impl KernelDriver {
 
     fn reap_epoll(&mut self, timeout: Option<Duration>, cx: &mut Cx) -> u32 {
         let Interface::Epoll { epoll, events, skipped } = &mut self.interface else {
-            unreachable!("the caller looked")
+            unreachable!("the caller has no ring")
         };
         *skipped = 0;
         events.clear();
         let timeout =
             timeout.map(|t| Timespec::try_from(t).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 }));
-        // An interrupted wait is an early one.
+        // An interrupted wait only ends early.
         let _ = epoll::wait(&*epoll, rustix::buffer::spare_capacity(events), timeout.as_ref());
         for event in &*events {
             if let Some(watch) = self.watches.get(Key::from_raw(event.data.u64())) {
@@ -222,7 +222,7 @@ impl KernelDriver {
         events.len() as u32
     }
 
-    /// Delivers the results of blocking calls that have ended; how many.
+    /// Delivers the results of blocking calls that have ended; returns their number.
     #[cold]
     fn deliver_results(&mut self, cx: &mut Cx) -> u32 {
         cx.handle.look_for_results(&mut self.results);
@@ -262,19 +262,19 @@ impl Driver for KernelDriver {
     /// Hands queued operations to the kernel.
     #[inline]
     fn flush(&mut self, _: &mut Cx) {
-        for what in std::mem::take(&mut self.undone) {
+        for what in std::mem::take(&mut self.deferred) {
             self.attempt(what);
         }
         if let Some(ring) = self.ring()
             && let Err(e) = ring.submit()
         {
-            panic!("io_uring refuses to go on: {e}");
+            panic!("io_uring refuses the queued operations: {e}");
         }
     }
 
-    /// The kernel wakes a sleeper by itself: [`KernelDriver::wait`] ends at once if a completion is there.
+    /// There is no wake-up to turn on: [`KernelDriver::wait`] returns at once if a completion is there.
     fn arm(&mut self, _: &mut Cx) -> Armed {
-        if self.undone.is_empty() { Armed::Yes } else { Armed::Busy }
+        if self.deferred.is_empty() { Armed::Yes } else { Armed::Busy }
     }
 
     /// Operations of the ring's clients, and blocking calls: watches do not count.
@@ -302,15 +302,15 @@ impl Interface {
         Ok(Self::Epoll { epoll, events: Vec::with_capacity(EPOLL_EVENTS), skipped: 0 })
     }
 
-    /// The ring if there is one.
+    /// Uses `ring` if the kernel created it, otherwise epoll, with a warning.
     fn auto(ring: io::Result<Ring>) -> io::Result<Self> {
         match ring {
             Ok(ring) => Ok(Self::Uring(Box::new(ring))),
             Err(error) => {
                 tracing::warn!(
                     %error,
-                    "io_uring is not to be had: epoll and threads take its place, which is slower. \
-                     Look at kernel.io_uring_disabled, and at the seccomp filter of the container"
+                    "io_uring is not available: epoll and threads replace it, which is slower. \
+                     Check kernel.io_uring_disabled, and the seccomp filter of the container"
                 );
                 Self::epoll()
             }
@@ -318,12 +318,12 @@ impl Interface {
     }
 }
 
-/// A key as a ring's token: the index, and as much of the generation as fits.
+/// The ring's token of a watch's key: the index, and as much of the generation as fits.
 fn tag(key: Key) -> Tag {
     Tag { client: WATCHES, token: key.raw() & ((1 << 48) - 1) }
 }
 
-/// The watch that a token was made for, unless it is gone.
+/// The watch that a token was made for, unless it has ended.
 fn find(watches: &Slots<Watch>, t: Tag) -> Option<(Key, &Watch)> {
     let index = t.token as u32;
     watches.at_index(index).filter(|(key, _)| tag(*key) == t)
@@ -343,7 +343,7 @@ mod tests {
         let interface = tracing::subscriber::with_default(subscriber, || Interface::auto(Err(forbidden)));
         assert!(matches!(interface, Ok(Interface::Epoll { .. })));
         let text = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
-        assert!(text.contains("WARN") && text.contains("io_uring is not to be had"), "{text}");
+        assert!(text.contains("WARN") && text.contains("io_uring is not available"), "{text}");
         assert!(matches!(Interface::auto(Ring::new(4)), Ok(Interface::Uring(_))));
         assert_eq!(KernelDriver::new("epoll".parse().unwrap()).unwrap().engine(), Engine::Epoll);
         assert_eq!(KernelDriver::new("auto".parse().unwrap()).unwrap().engine(), Engine::IoUring);

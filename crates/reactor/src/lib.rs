@@ -1,20 +1,20 @@
-//! Reactors: what runs on a core, in which order, and when it sleeps.
+//! Reactors: each runs the work of one core, decides its order, and decides when the core sleeps.
 //!
 //! A **reactor** is one OS thread, on one core, in a loop of turns ([`Reactor::turn`]). On it live:
 //! - **roots** ([`Root`]): each owns the top of a tree of channels, and is polled only when it was *woken*, or while it is
 //!   *promoted* (its front-end's queue is being polled);
-//! - **drivers** ([`Driver`]): what the channels of a device share on a reactor, reaped and flushed once a turn while they have
-//!   work; io_uring is one of them;
+//! - **drivers** ([`Driver`]): each is shared by the channels of a device on this reactor, and is reaped and flushed once a turn
+//!   while it has work; io_uring is one of them;
 //! - **pollers**: functions that run every turn, or at a period;
-//! - **tasks**: futures, for what is long or rare.
+//! - **tasks**: futures, for long or rare work.
 //!
 //! Roots, pollers and tasks belong to a **thread**: a name, a set of cores and an account of busy time.
 //!
-//! All of that belongs to the reactor's OS thread alone; nothing is locked. Others reach it by messages, through its
-//! [`Handle`]: closures that run on it, between turns' work. Its state, seen from inside, is [`Cx`].
+//! All of these belong to the reactor's OS thread alone and need no lock. Other threads send the reactor messages through its
+//! [`Handle`]: closures that the reactor runs at the start of a turn. Code that runs on the reactor gets its state as [`Cx`].
 //!
-//! Time, and with it every decision of a turn, comes from a [`Clock`] that is passed in, so that a test can run reactors
-//! step by step in virtual time.
+//! A reactor reads the time, on which each decision of a turn depends, from a [`Clock`] that is passed in, so that a test can
+//! run reactors step by step in virtual time.
 #![forbid(unsafe_code)]
 
 mod account;

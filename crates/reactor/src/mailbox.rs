@@ -1,23 +1,23 @@
-//! The message ring of a reactor and the hand-shakes around it: sleep, back-pressure, the end. Senders in any context, the
-//! receiver in the reactor's.
+//! The message queue of a reactor, and its protocols for sleep, back-pressure and the reactor's end. Senders run in any context,
+//! the receiver in the reactor's.
 //!
-//! The ring is a bounded queue of many producers and one consumer, after Vyukov: each cell's sequence number tells whose
-//! turn it is. A cell's contents are behind a mutex only to say in safe Rust what the sequence number already ensures: it is
-//! never contended, and so never waits.
+//! The ring is a bounded queue of many producers and one consumer, after Vyukov: each cell's sequence number shows whether a
+//! producer or the consumer may use the cell. Safe Rust needs a mutex around the cell's contents, though the sequence number
+//! already gives exclusive access. The mutex is never contended, so a lock of it never waits.
 //!
-//! Three hand-shakes, all of one form: each side stores, fences, then loads what the other stores; whichever fence comes
-//! second sees the other's store.
-//! - **No wake-up is lost.** A sender adds a message, fences, reads `sleeping`. The receiver sets `sleeping`, fences, looks
-//!   at the ring.
-//! - **No sender waits beside a free cell.** A sender that found no room leaves its waker, sets `has_waiting`, fences,
+//! Three protocols have the same form: each side stores, fences, then loads what the other side stores; the side whose fence
+//! comes second sees the other's store.
+//! - **No wake-up is lost.** A sender adds a message, fences, reads `sleeping`. The receiver sets `sleeping`, fences, reads
+//!   the ring.
+//! - **No sender waits while a cell is free.** A sender that found no room stores its waker, sets `has_waiting`, fences,
 //!   tries again. The receiver frees cells, fences, reads `has_waiting`.
 //! - **No message stays after the end.** A sender adds a message, fences, reads `closed`. The receiver sets `closed`,
-//!   fences, drops what is there.
+//!   fences, drops the messages that are there.
 
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, fence};
 use std::task::Waker;
 
-/// Why a message was not taken, with the message.
+/// The reason why a message was refused, with the message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Refused<T> {
     /// There is no room now.
@@ -26,7 +26,7 @@ pub enum Refused<T> {
     Closed(T),
 }
 
-/// What the sender has to do after its message was taken.
+/// The duty of a sender after its message was accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Taken {
@@ -51,7 +51,7 @@ pub struct Mailbox<T> {
     /// Written by the receiver alone.
     tail: AtomicUsize,
     sleeping: AtomicBool,
-    /// Something besides messages is there for the receiver.
+    /// The receiver has work besides messages.
     attention: AtomicBool,
     closed: AtomicBool,
     /// Senders that found no room.
@@ -95,7 +95,7 @@ impl<T> Mailbox<T> {
         Ok(taken)
     }
 
-    /// Adds a message, or has `waker` woken when there may be room or the receiver has ended.
+    /// Adds a message. If there is no room, `waker` is woken when there may be room or the receiver has ended.
     ///
     /// # Errors
     /// [`Refused`], with the message; if it is [`Refused::Full`], the waker will be woken.
@@ -117,7 +117,7 @@ impl<T> Mailbox<T> {
         self.push(value)
     }
 
-    /// After a store of any kind that the receiver is to see by [`Mailbox::take_attention`].
+    /// Announces work besides messages, which the sender has stored before; the receiver sees it by [`Mailbox::take_attention`].
     pub fn notify(&self) -> Taken {
         self.attention.store(true, Ordering::Release);
         self.after_store()
@@ -147,11 +147,11 @@ impl<T> Mailbox<T> {
         value
     }
 
-    /// After pops: lets senders that wait for room try again. For the receiver only.
+    /// Wakes senders that wait for room, after pops. For the receiver only.
     pub fn made_room(&self) {
         fence(Ordering::SeqCst);
         if self.has_waiting.load(Ordering::Relaxed) {
-            // Cleared before the list is taken, so that who joins the list later sets it again.
+            // Cleared before the list is taken, so that a sender that joins the list later sets it again.
             self.has_waiting.store(false, Ordering::Relaxed);
             self.wake_waiting();
         }
@@ -161,30 +161,30 @@ impl<T> Mailbox<T> {
     pub fn take_attention(&self) -> bool {
         let any = self.attention.load(Ordering::Acquire);
         if any {
-            // Cleared before its causes are looked at. A notifier's store after this one is seen next time; one before
-            // it was of a cause that is there already.
+            // Cleared before the receiver checks for the work. A notification after this swap is seen next time; for one
+            // before it, the work is already there.
             self.attention.swap(false, Ordering::Acquire);
         }
         any
     }
 
-    /// Whether there is anything for the receiver. For the receiver only.
+    /// Whether there is no work for the receiver. For the receiver only.
     pub fn is_idle(&self) -> bool {
         let position = self.tail.load(Ordering::Relaxed);
         let filled = self.cell(position).sequence.load(Ordering::Acquire) == position.wrapping_add(1);
         !filled && !self.attention.load(Ordering::Acquire)
     }
 
-    /// The receiver is about to sleep; it must ask [`Mailbox::is_idle`] once more, and then sleep or call
-    /// [`Mailbox::awake`].
+    /// Marks the receiver as about to sleep. The receiver must call [`Mailbox::is_idle`] once more after this, and then
+    /// sleep or call [`Mailbox::awake`].
     pub fn about_to_sleep(&self) {
-        // Swaps here and in `awake`: all changes stand in one order with those of senders, who may still be at an earlier
-        // sleep's.
+        // Swaps, here and in `awake`: all changes of the flag have one order, also with the swaps of senders that belong to an
+        // earlier sleep.
         self.sleeping.swap(true, Ordering::AcqRel);
         fence(Ordering::SeqCst);
     }
 
-    /// The receiver does not sleep, or no longer.
+    /// Marks the receiver as awake.
     pub fn awake(&self) {
         self.sleeping.swap(false, Ordering::AcqRel);
     }
@@ -194,7 +194,7 @@ impl<T> Mailbox<T> {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// The receiver ends, and pops no more: drops what is there and what comes.
+    /// Ends the receiver, which pops no more: drops the messages that are there, and those that come later.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
         fence(Ordering::SeqCst);
@@ -229,8 +229,8 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Drops messages that the receiver will not take. A sender that still writes its cell hides the messages behind it; it
-    /// drains them when it is done.
+    /// Drops messages that the receiver will not take. A sender that still writes its cell hides the messages behind it, and
+    /// drains them when it has written the cell.
     fn drain(&self) {
         let mut dropped = Vec::new();
         {

@@ -1,8 +1,8 @@
-//! Completions on their way from what carries requests out to the channel that polls for them. Reactor context.
+//! Completions on their way from the driver that carries requests out to the channel that polls for them. Reactor context.
 
 use crate::{Cx, RootId};
 
-/// Completions that wait for a channel's next poll, in the order in which they came.
+/// Completions that wait for a channel's next poll, in order of arrival.
 #[derive(Debug)]
 pub struct Outbox<T> {
     root: RootId,
@@ -10,12 +10,12 @@ pub struct Outbox<T> {
 }
 
 impl<T> Outbox<T> {
-    /// An empty outbox, which wakes `root`.
+    /// Creates an empty outbox, which wakes `root`.
     pub const fn new(root: RootId) -> Self {
         Self { root, ready: Vec::new() }
     }
 
-    /// The root that it wakes.
+    /// The root that the outbox wakes.
     pub const fn root(&self) -> RootId {
         self.root
     }
@@ -25,8 +25,8 @@ impl<T> Outbox<T> {
         self.ready.is_empty()
     }
 
-    /// Adds a completion, and wakes the root if it is the first: while completions wait the root is awake, for each of its
-    /// polls takes them all.
+    /// Adds a completion, and wakes the root if it is the first one. With the others the root is already woken, since each of
+    /// its polls takes all completions.
     #[inline]
     pub fn push(&mut self, completion: T, cx: &mut Cx) {
         if self.ready.is_empty() {

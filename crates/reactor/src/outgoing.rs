@@ -15,11 +15,11 @@ struct Destination {
     waits: bool,
 }
 
-/// What is to be sent, by destination: there are about as many as cores.
+/// Messages to be sent, by destination; there are about as many destinations as cores.
 #[derive(Default)]
 pub(crate) struct Outgoing {
     destinations: Vec<Destination>,
-    /// Whether there is any message whose destination was not yet tried.
+    /// Whether there may be a message that can be sent now.
     untried: bool,
 }
 
@@ -33,7 +33,7 @@ impl Outgoing {
         self.destinations.push(Destination { to: to.clone(), messages, waits: false });
     }
 
-    /// Whether all that is here waits for others.
+    /// Whether all messages wait for room at their destinations.
     pub const fn is_quiet(&self) -> bool {
         !self.untried
     }
@@ -43,7 +43,7 @@ impl Outgoing {
         self.destinations.iter().all(|d| d.messages.is_empty())
     }
 
-    /// A destination may have room.
+    /// Makes the next flush try all destinations again, since one of them may have room.
     pub fn retry(&mut self) {
         for destination in &mut self.destinations {
             destination.waits = false;
@@ -51,7 +51,7 @@ impl Outgoing {
         }
     }
 
-    /// Sends what there is room for; `waker` is woken when there may be more.
+    /// Sends the messages for which there is room; `waker` is woken when there may be more room.
     pub fn flush(&mut self, waker: &Waker) {
         if !std::mem::take(&mut self.untried) {
             return;

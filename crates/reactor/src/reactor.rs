@@ -1,4 +1,4 @@
-//! The loop: a turn's order, budgets and account, and the way to sleep. Reactor context.
+//! The reactor's loop: the order, the budgets and the account of a turn, and how the reactor goes to sleep. Reactor context.
 //!
 //! Each kind of work has a budget in each turn and is served in the order in which it came, or round robin: no kind starves
 //! another, and within a kind no root, driver or task starves another.
@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// How much of each kind of work a turn does at most.
 const MESSAGES: usize = 64;
-/// Of the kernel's driver; other drivers have their own in `drivers.rs`.
+/// The budget of the kernel driver; `drivers.rs` has those of other drivers.
 const KERNEL_COMPLETIONS: u32 = 256;
 const PROMOTED_ROOTS: usize = 256;
 const WOKEN_ROOTS: usize = 256;
@@ -33,38 +33,38 @@ const CALLS: usize = 64;
 /// Threads for blocking calls, shared by all reactors of a process.
 pub(crate) const BLOCKING_THREADS: usize = 4;
 
-/// One reactor. [`Reactor::run`] is its whole life; a test may call [`Reactor::step`] or [`Reactor::turn`] by itself instead.
+/// One reactor. [`Reactor::run`] runs it until it ends; a test may call [`Reactor::step`] or [`Reactor::turn`] instead.
 pub struct Reactor {
     cx: Cx,
     kernel: Rc<RefCell<KernelDriver>>,
     spin: Spin,
-    /// The most wakeful policy of the roots that had work in this turn, or in the last one; `None`: none had.
+    /// The greatest policy of the roots that had work in this turn, or in the last one; `None`: no root had work.
     policy_of_work: Option<SleepPolicy>,
-    /// The reactor has slept since the last turn with work to poll on for.
+    /// The reactor has slept since the last turn after which it polled on.
     slept: bool,
-    /// Up to when the reactor's time is in its account.
+    /// The reactor's time until here is in its account.
     settled: Nanos,
     owed: Owed,
     runnable: Vec<Runnable>,
     waker: Waker,
 }
 
-/// Time that a thread has worked and that is not yet in its account. One look at the clock serves a whole turn that only one
-/// thread worked in.
+/// Time that a thread has worked and that is not yet in its account. In a turn in which only one thread works, the clock is read
+/// once.
 struct Owed {
     thread: Option<ThreadId>,
     since: Nanos,
 }
 
-/// What a step of a reactor was.
+/// The result of a step of a reactor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     /// A turn with work.
     Worked,
-    /// A turn without, after which it polls on.
+    /// A turn without work; the reactor polls on.
     Polled,
-    /// A turn without, after which it slept, until something woke it or the timer at this time. In virtual time nothing
-    /// waits: the test that moves the time decides how long the sleep lasts.
+    /// A turn without work, then a sleep, until an event or the next timer, at this time. In virtual time the sleep returns
+    /// at once: the test that moves the time decides how long it lasts.
     Slept(Option<Nanos>),
 }
 
@@ -75,15 +75,15 @@ impl std::fmt::Debug for Reactor {
 }
 
 impl Reactor {
-    /// A reactor for the calling thread, on which it must stay.
+    /// Creates a reactor for the calling thread, on which it must stay.
     ///
     /// # Errors
-    /// The kernel's, if it refuses what the engine needs.
+    /// The kernel's, if it refuses a resource of the engine.
     pub fn new(core: u16, policy: SleepPolicy, engine: Engine, clock: Clock) -> io::Result<Self> {
         Self::sharing(core, policy, engine, clock, Blocking::new(BLOCKING_THREADS))
     }
 
-    /// As [`Reactor::new`], with a pool for blocking calls that others use too.
+    /// As [`Reactor::new`], with a pool for blocking calls that other reactors share.
     pub(crate) fn sharing(
         core: u16,
         policy: SleepPolicy,
@@ -108,24 +108,24 @@ impl Reactor {
         })
     }
 
-    /// The handle by which other threads reach it.
+    /// The handle by which other threads reach the reactor.
     pub const fn handle(&self) -> &Handle {
         self.cx.handle()
     }
 
-    /// Its state, for a test that acts as a root or a channel.
+    /// The reactor's state, for a test that acts as a root or a channel.
     pub const fn cx(&mut self) -> &mut Cx {
         &mut self.cx
     }
 
-    /// Turns and sleeps until a message stops it.
+    /// Runs turns and sleeps until a message stops the reactor.
     pub fn run(mut self) {
         while !self.cx.stopping {
             self.step();
         }
     }
 
-    /// One turn, and what follows one without work: the next, or sleep.
+    /// Runs one turn; after a turn without work, the reactor may sleep.
     pub fn step(&mut self) -> Step {
         if self.turn() {
             return Step::Worked;
@@ -137,7 +137,7 @@ impl Reactor {
         Step::Polled
     }
 
-    /// One turn; whether there was any work in it.
+    /// Runs one turn; returns whether there was any work in it.
     pub fn turn(&mut self) -> bool {
         let start = self.begin();
         let mut worked = self.messages();
@@ -167,7 +167,7 @@ impl Reactor {
         !never && self.spin.is_over(self.cx.now)
     }
 
-    /// Reads the clock, which ends the last turn's time too.
+    /// Begins a turn: reads the clock, and adds the last turn's time to the accounts.
     fn begin(&mut self) -> Nanos {
         let now = self.cx.refresh_now();
         self.cx.turns.begin(now);
@@ -198,7 +198,7 @@ impl Reactor {
         }
         if count > 0 {
             self.cx.handle.0.mailbox.made_room();
-            // Messages belong to no thread; what follows does.
+            // Messages belong to no thread; their time is kept out of the accounts of the threads that run next.
             let now = self.cx.refresh_now();
             self.pay(now);
         }
@@ -207,7 +207,7 @@ impl Reactor {
 
     fn reap(&mut self) -> bool {
         self.run_as(Running::KERNEL);
-        // First, for it wakes other drivers.
+        // The kernel driver is first, since it wakes other drivers.
         let worked = self.kernel.borrow_mut().reap(KERNEL_COMPLETIONS, &mut self.cx) > 0;
         self.cx.kernel_runs.count(worked);
         worked | self.cx.reap_drivers()
@@ -220,7 +220,7 @@ impl Reactor {
         for _ in 0..self.cx.promoted.len().min(PROMOTED_ROOTS) {
             // The clock is read whenever a root of another thread runs.
             if self.cx.now.ns_since(start) > ROOTS_NS {
-                // The others have their time too.
+                // The other kinds of work have their time too.
                 self.make_way_for(None);
                 break;
             }
@@ -257,7 +257,7 @@ impl Reactor {
         entry.policy.is_to_park(self.cx.now.since(entry.last_work), entry.idle_polls)
     }
 
-    /// Turns a promoted root's wake-ups on; whether it can be left alone.
+    /// Turns a promoted root's wake-ups on. Returns false if the root has work.
     fn park(&mut self, id: RootId) -> bool {
         let Some(entry) = self.cx.roots.get(id.0) else { return true };
         let root = Rc::clone(&entry.root);
@@ -352,7 +352,7 @@ impl Reactor {
             match timed {
                 Timed::Wake(root) => {
                     worked = true;
-                    // It is polled in the next turn: this one counts as its work.
+                    // The root is polled in the next turn; this turn counts as its work.
                     if let Some(entry) = self.cx.roots.get(root.0) {
                         self.policy_of_work = self.policy_of_work.max(Some(entry.policy));
                     }
@@ -396,14 +396,14 @@ impl Reactor {
     fn flush(&mut self) {
         self.cx.flush_drivers();
         self.run_as(Running::KERNEL);
-        // Last, for others may have queued operations.
+        // The kernel driver is last, since other drivers may have queued operations.
         self.kernel.borrow_mut().flush(&mut self.cx);
         self.run_as(Running::SIGNALS);
         self.cx.signaller.flush();
         self.cx.outgoing.flush(&self.waker);
     }
 
-    /// Whether no work is known that must be done without a wake-up.
+    /// Whether there is no work that a sleeping reactor would not be woken for.
     fn is_quiet(&self) -> bool {
         let cx = &self.cx;
         cx.active_pollers.is_empty()
@@ -415,7 +415,7 @@ impl Reactor {
             && !cx.local.has_calls()
     }
 
-    /// Turns every wake-up on; whether there was nothing after that.
+    /// Turns all wake-ups on. Returns whether there was no work after that.
     fn arm(&mut self) -> bool {
         while let Some(id) = self.cx.promoted.pop_front() {
             if !self.park(id) {
@@ -426,7 +426,7 @@ impl Reactor {
         if !self.cx.park_drivers() {
             return false;
         }
-        // Parking and arming may have queued something, and woken others.
+        // Parking and arming may have queued operations or woken roots and drivers.
         self.flush();
         let is_armed = self.kernel.borrow_mut().arm(&mut self.cx) == Armed::Yes;
         is_armed && self.cx.promoted.is_empty() && self.cx.drivers.are_parked() && self.is_quiet()
@@ -465,12 +465,12 @@ impl Reactor {
         self.cx.handle.0.account.run(what);
     }
 
-    /// `thread` has worked since the last look at the clock, or is among those who have.
+    /// Records that `thread` has worked since the clock was read last.
     fn owe(&mut self, thread: ThreadId) {
         self.owed.thread = Some(thread);
     }
 
-    /// Before something of `thread`, or of none, runs: what another has worked goes to its account.
+    /// Called before work of `thread` (`None`: of no thread) runs: if another thread has worked, adds the time to its account.
     fn make_way_for(&mut self, thread: Option<ThreadId>) {
         if self.owed.thread.is_some() && self.owed.thread != thread {
             let now = self.cx.refresh_now();
@@ -490,7 +490,7 @@ impl Reactor {
 
 impl Drop for Reactor {
     fn drop(&mut self) {
-        // Tasks end here, on their own thread.
+        // Tasks are dropped here, on their own thread.
         self.runnable.clear();
         self.cx.local.end();
         drop(self.cx.handle.close());

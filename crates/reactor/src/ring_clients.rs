@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
-/// A client of the reactor's ring and of its blocking calls, until it is dropped: after the last completion of its operations.
+/// A client of the reactor's ring and of its blocking calls. It is dropped after the last completion of its operations.
 pub struct RingClient {
     number: u16,
     kernel: Rc<RefCell<KernelDriver>>,
@@ -29,7 +29,7 @@ impl RingClient {
         self.number
     }
 
-    /// Takes the completions that have come, as [`Outbox::take`].
+    /// Takes the client's completions, as [`Outbox::take`].
     #[inline]
     pub fn take(&self, into: &mut Vec<Completion>) {
         self.kernel.borrow_mut().clients.outbox(self.number).take(into);
@@ -42,7 +42,7 @@ impl Drop for RingClient {
     }
 }
 
-/// Outboxes by the numbers of their clients, from 1 on; number 0 is the reactor's own. `None` for a client that has left.
+/// Outboxes by the numbers of their clients, from 1 on; number 0 is the reactor's own. `None` for a client that was dropped.
 #[derive(Debug, Default)]
 pub(crate) struct RingClients {
     outboxes: Vec<Option<Outbox<Completion>>>,

@@ -1,11 +1,11 @@
-//! When a reactor with nothing to do goes to sleep. Pure decisions; reactor context.
+//! The decision when a reactor without work goes to sleep. Pure functions; reactor context.
 
 use crate::Nanos;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What a reactor does when there is no work: its own policy, or that of a root ([`crate::Cx::set_sleep_policy`]). The order is
-/// that of the processor time that they take, the least first.
+/// What a reactor does when there is no work: its own policy, or that of a root ([`crate::Cx::set_sleep_policy`]). The policies
+/// are in order of the processor time that they take, the least first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub enum SleepPolicy {
     /// The reactor sleeps at once.
@@ -18,7 +18,7 @@ pub enum SleepPolicy {
 }
 
 impl SleepPolicy {
-    /// Its name, as options have it.
+    /// The policy's name in options.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Poll => "poll",
@@ -29,8 +29,8 @@ impl SleepPolicy {
 }
 
 impl SleepPolicy {
-    /// Whether to park a promoted root or a driver with this policy that was without work for so long, and was polled in vain so
-    /// often.
+    /// Whether to park a promoted root or a driver with this policy that has had no work for the time `idle` and in the last
+    /// `polls` polls.
     pub(crate) fn is_to_park(self, idle: Duration, polls: u32) -> bool {
         match self {
             Self::Poll => idle >= PARK_AFTER_POLL,
@@ -50,37 +50,37 @@ impl FromStr for SleepPolicy {
     }
 }
 
-/// The longest time to poll for before sleeping, and the longest gap that polling may bridge, while a disk owes an answer: about
-/// what a fast one takes.
+/// The longest time to poll for before sleeping, and the longest gap that polling may bridge, while requests are in flight:
+/// about the latency of a fast disk.
 const SPIN_MAX: Duration = Duration::from_micros(200);
-/// The same while nothing is owed, and the next request may be long in coming: polling for longer than a few sleeps and wake-ups
-/// cost would burn more than it saves. (With 200 µs here, 10,000 requests a second cost twice as much CPU, for the same
-/// median latency.)
-const SPIN_UNOWED_MAX: Duration = Duration::from_micros(50);
+/// As [`SPIN_MAX`], while no requests are in flight, and the next request may come late: polling for longer than the cost of a
+/// few sleeps and wake-ups would take more time than it saves. (With 200 µs here, 10,000 requests a second cost twice as much
+/// CPU, for the same median latency.)
+const SPIN_MAX_WITHOUT_REQUESTS: Duration = Duration::from_micros(50);
 /// The first step of a window that grows.
 const SPIN_START: Duration = Duration::from_micros(10);
 
 /// A promoted root without work for this long is parked, though the reactor polls on.
 const PARK_AFTER: Duration = SPIN_MAX;
-/// The root is not parked before so many polls without work, which cost about as much as a kick. Where turns are long,
-/// since many roots have work, the next request is only a few turns away: without this, each request of a VM would cost a
-/// kick just when the reactor has the least time for it.
+/// The root is not parked before this many polls without work, which cost about as much as a kick. Where turns are long
+/// because many roots have work, the next request is only a few turns away: without this bound, each request of a VM would
+/// cost a kick just when the reactor has the least time for it.
 const PARK_AFTER_POLLS: u32 = 64;
-/// The same where polling is what is wanted: long enough to spare nearly every kick, and not for ever, as a turn's cost is
-/// to follow the disks in use.
+/// As [`PARK_AFTER`], with the policy [`SleepPolicy::Poll`]: long enough to avoid nearly every kick, but bounded, so that a
+/// turn's cost depends on the disks in use only.
 const PARK_AFTER_POLL: Duration = Duration::from_millis(10);
 
-/// The window of polling before sleep, as KVM's halt polling adapts its own: a gap that a longer window would have bridged
-/// doubles it; a gap that none could have bridged ends polling until the gaps are short again. There are two windows, for
-/// the two kinds of gap: while a disk owes an answer, and while none does. Work with the policy [`SleepPolicy::Interrupt`] is
-/// not to be polled on for: the windows do not learn of it.
+/// The window: how long the reactor polls before it sleeps. It adapts like that of KVM's halt polling: a gap between two turns
+/// with work that a longer window would have bridged doubles the window; a gap longer than the window's maximum sets it to zero,
+/// until the gaps are short again. There are two windows for the two kinds of gap: with requests in flight, and without. Work
+/// with the policy [`SleepPolicy::Interrupt`] does not count here, since the reactor does not poll after it.
 #[derive(Debug)]
 pub(crate) struct Spin {
-    owed: Window,
-    unowed: Window,
-    /// Whether a disk owed an answer when the last turn with work ended.
-    is_owed: bool,
-    /// When the last turn with work to poll on for ended.
+    with_requests: Window,
+    without_requests: Window,
+    /// Whether requests were in flight when the last turn with work ended.
+    has_requests: bool,
+    /// When the last turn with work ended.
     last_work: Nanos,
 }
 
@@ -95,7 +95,7 @@ impl Window {
         Self { now: Duration::ZERO, max }
     }
 
-    /// The window was too short for this gap.
+    /// Adapts the window, which was too short for `gap`.
     fn missed(&mut self, gap: Duration) {
         self.now = if gap > self.max { Duration::ZERO } else { (self.now * 2).clamp(SPIN_START, self.max) };
     }
@@ -103,29 +103,33 @@ impl Window {
 
 impl Spin {
     pub const fn new(now: Nanos) -> Self {
-        let (owed, unowed) = (Window::new(SPIN_MAX), Window::new(SPIN_UNOWED_MAX));
-        Self { owed, unowed, is_owed: false, last_work: now }
+        Self {
+            with_requests: Window::new(SPIN_MAX),
+            without_requests: Window::new(SPIN_MAX_WITHOUT_REQUESTS),
+            has_requests: false,
+            last_work: now,
+        }
     }
 
-    /// There was work to poll on for in the turn that began at `now`. `slept`: the first since a sleep.
+    /// Records a turn with work, which began at `now`; `slept`: it is the first one after a sleep.
     pub fn worked(&mut self, now: Nanos, slept: bool) {
         let gap = now.since(self.last_work);
         if slept {
-            let window = if self.is_owed { &mut self.owed } else { &mut self.unowed };
+            let window = if self.has_requests { &mut self.with_requests } else { &mut self.without_requests };
             window.missed(gap);
         }
         self.last_work = now;
     }
 
-    /// A turn with work to poll on for has ended, and disks owe answers or not.
-    pub const fn ended(&mut self, now: Nanos, is_owed: bool) {
+    /// Records the end of a turn with work, and whether requests are in flight.
+    pub const fn ended(&mut self, now: Nanos, has_requests: bool) {
         self.last_work = now;
-        self.is_owed = is_owed;
+        self.has_requests = has_requests;
     }
 
-    /// Whether an idle reactor that may sleep is to sleep now.
+    /// Whether the window has passed: an idle reactor that may sleep sleeps now.
     pub fn is_over(&self, now: Nanos) -> bool {
-        let window = if self.is_owed { &self.owed } else { &self.unowed };
+        let window = if self.has_requests { &self.with_requests } else { &self.without_requests };
         now.since(self.last_work) >= window.now
     }
 }
@@ -134,12 +138,14 @@ impl Spin {
 mod tests {
     use super::*;
 
-    /// A stream of work `gap` apart; the window for such gaps in the end.
-    fn after(gap: Duration, is_owed: bool, spin: &mut Spin) -> Duration {
+    /// Runs 20 turns with work, `gap` apart; returns the window for such gaps after them.
+    fn after(gap: Duration, has_requests: bool, spin: &mut Spin) -> Duration {
         let mut now = spin.last_work;
-        let window = |spin: &Spin| if is_owed { spin.owed.now } else { spin.unowed.now };
+        let window = |spin: &Spin| {
+            if has_requests { spin.with_requests.now } else { spin.without_requests.now }
+        };
         for _ in 0..20 {
-            spin.ended(now, is_owed);
+            spin.ended(now, has_requests);
             let slept = gap >= window(spin);
             now = now.after(gap);
             spin.worked(now, slept);
@@ -150,16 +156,17 @@ mod tests {
     #[test]
     fn each_window_follows_its_gaps() {
         let micros = Duration::from_micros;
-        for (is_owed, bridged, max) in [(true, micros(100), SPIN_MAX), (false, micros(40), SPIN_UNOWED_MAX)] {
+        let kinds = [(true, micros(100), SPIN_MAX), (false, micros(40), SPIN_MAX_WITHOUT_REQUESTS)];
+        for (has_requests, bridged, max) in kinds {
             let mut spin = Spin::new(Nanos(0));
-            assert_eq!(after(micros(1000), is_owed, &mut spin), Duration::ZERO);
-            let window = after(bridged, is_owed, &mut spin);
+            assert_eq!(after(micros(1000), has_requests, &mut spin), Duration::ZERO);
+            let window = after(bridged, has_requests, &mut spin);
             assert!(window > bridged && window <= max, "{window:?}");
             // The other kind of gap changes nothing.
-            after(micros(1000), !is_owed, &mut spin);
-            assert_eq!(after(micros(1), is_owed, &mut spin), window);
-            assert_eq!(after(max + micros(1), is_owed, &mut spin), Duration::ZERO);
-            assert!(after(micros(5), is_owed, &mut spin) >= SPIN_START);
+            after(micros(1000), !has_requests, &mut spin);
+            assert_eq!(after(micros(1), has_requests, &mut spin), window);
+            assert_eq!(after(max + micros(1), has_requests, &mut spin), Duration::ZERO);
+            assert!(after(micros(5), has_requests, &mut spin) >= SPIN_START);
         }
     }
 

@@ -1,4 +1,4 @@
-//! The primitives that [`crate::mailbox`] and [`crate::trace`] are made of, so that a test can put loom's in their place.
+//! The synchronisation primitives of [`crate::mailbox`] and [`crate::trace`]; a test replaces them by loom's.
 
 pub use std::sync::Mutex;
 pub use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};

@@ -1,11 +1,12 @@
-//! Lightweight threads: units of placement and account, and what each polls. Reactor context; the statistics in any.
+//! Lightweight threads: groups of roots and pollers that are placed together and share an account of busy time. Reactor context;
+//! the statistics in any.
 
 use crate::CoreSet;
 use aryk_slots::Key;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Names a thread on its reactor.
+/// Identifies a thread on its reactor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ThreadId(pub(crate) Key);
 
@@ -34,7 +35,7 @@ impl Thread {
     }
 }
 
-/// A thread on its way from one reactor to another: its number, name, cores and time stay what they are. Without members.
+/// A thread on its way from one reactor to another. It keeps its number, name, cores and busy time, and has no members.
 #[derive(Debug)]
 pub struct Moving(pub(crate) Thread);
 
@@ -50,14 +51,14 @@ impl Moving {
     }
 }
 
-/// What a thread has done.
+/// The statistics of a thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadStats {
     /// Its name.
     pub name: String,
     /// Its number, unique in the process. The number stays the same when the thread moves.
     pub id: u64,
-    /// Where it may run.
+    /// The cores on which it may run.
     pub cores: CoreSet,
     /// Time in which its roots and pollers had work.
     pub busy: Duration,
@@ -76,14 +77,14 @@ pub enum Polled {
     WhenWoken,
 }
 
-/// A root or poller, and how it has run.
+/// The statistics of a root or poller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PollerStats {
     /// Its thread's number, as [`ThreadStats::id`].
     pub thread: u64,
-    /// Its number, which no other root or poller of the reactor has at the time.
+    /// Its number, unique among the reactor's roots and pollers.
     pub id: u64,
-    /// What it is, as the watchdog names it.
+    /// Its name, as in the watchdog's reports.
     pub name: String,
     /// How often it runs now.
     pub polled: Polled,

@@ -4,11 +4,11 @@ use crate::Nanos;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-/// Names a timer on its reactor.
+/// Identifies a timer on its reactor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct TimerId(u64);
 
-/// Timers by deadline; what is due together comes in the order it was set.
+/// Timers by deadline. Timers that are due together fire in the order in which they were set.
 #[derive(Debug)]
 pub(crate) struct Timers<T> {
     heap: BinaryHeap<Reverse<(Nanos, TimerId)>>,
@@ -17,7 +17,7 @@ pub(crate) struct Timers<T> {
     next: u64,
 }
 
-/// Cancelled timers that may stay in the heap, besides as many as there are others.
+/// Cancelled timers that may stay in the heap, in addition to one for each timer that was not cancelled.
 const HEAP_SLACK: usize = 64;
 
 impl<T> Timers<T> {

@@ -1,16 +1,16 @@
 //! The trace ring: the last submissions and completions in each layer, with their times.
 //!
-//! One per reactor. The reactor writes with plain stores and never waits; anyone may read at any time, and drops what was
-//! overwritten meanwhile. It stays on: a record is three stores.
+//! Each reactor has one. The reactor writes with plain stores and never waits; any thread may read at any time, and drops the
+//! records that were overwritten meanwhile. Tracing is always on: a record costs three stores.
 //!
-//! **No record is torn.** The writer counts a record after it wrote it, and fences before it writes the next: a reader that
-//! saw any of the next one's words, and fences, also sees the count that tells it so.
+//! **No record is torn.** The writer counts a record after it wrote it, and fences before it writes the next record. A reader
+//! that saw a word of the next record, and then fences, also sees the new count, and drops the record.
 
 use crate::Nanos;
 use crate::sync::{AtomicU64, Ordering, fence};
 use std::sync::Arc;
 
-/// Where in the stack something happened.
+/// The layer of the stack in which an event happened.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Layer {
@@ -33,7 +33,7 @@ impl Layer {
     }
 }
 
-/// What happened.
+/// The kind of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Point {
@@ -58,13 +58,13 @@ impl Point {
 pub struct Record {
     /// The time of the turn's step in which it happened.
     pub at: Nanos,
-    /// Where.
+    /// The layer.
     pub layer: Layer,
-    /// What.
+    /// The kind of the event.
     pub point: Point,
-    /// Which channel or queue: the number that it registered its name under.
+    /// The channel or queue: the number under which its name is registered.
     pub object: u16,
-    /// Which request: the low 32 bits of its tag.
+    /// The request: the low 32 bits of its tag.
     pub tag: u32,
 }
 
@@ -83,11 +83,11 @@ struct Ring {
     words: [[AtomicU64; 2]; RECORDS],
 }
 
-/// The writing end. It belongs to the reactor, and is the only one of its ring.
+/// The only writer of a trace ring; it belongs to the reactor.
 #[derive(Debug)]
 pub(crate) struct Trace(Arc<Ring>);
 
-/// A reading end. Anyone's.
+/// A reader of a trace ring, for any thread.
 #[derive(Clone, Debug)]
 pub struct TraceReader(Arc<Ring>);
 

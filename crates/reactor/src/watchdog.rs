@@ -1,4 +1,4 @@
-//! Reports a reactor's turn that takes too long, and what runs in it. A thread of its own.
+//! Logs each turn of a reactor that takes too long, and the work that runs in it. The watchdog has a thread of its own.
 
 use crate::handle::{Handle, lock};
 use crate::{Clock, Nanos, ReactorList};
@@ -9,12 +9,12 @@ use std::time::Duration;
 
 /// Checks the reactors every half of `limit`, until `stop` is closed.
 pub(crate) fn run(reactors: &ReactorList, limit: Duration, stop: &Receiver<()>) {
-    // By core, the turn that was reported last.
+    // The last reported turn of each core.
     let mut reported = BTreeMap::new();
     while stop.recv_timeout(limit / 2) == Err(RecvTimeoutError::Timeout) {
         let now = Clock::Monotonic.now();
         for handle in &reactors.handles() {
-            if let Some(stuck) = Stuck::look(handle, now, limit)
+            if let Some(stuck) = Stuck::find(handle, now, limit)
                 && reported.insert(handle.core(), stuck.began) != Some(stuck.began)
             {
                 let for_ms = stuck.took.as_millis() as u64;
@@ -32,14 +32,14 @@ struct Stuck<'a> {
 }
 
 impl<'a> Stuck<'a> {
-    fn look(handle: &'a Handle, now: Nanos, limit: Duration) -> Option<Self> {
+    fn find(handle: &'a Handle, now: Nanos, limit: Duration) -> Option<Self> {
         let began = handle.0.account.turn_began()?;
         let took = now.since(began);
         (took > limit).then_some(Self { handle, began, took })
     }
 }
 
-/// What runs, and the last that the trace has of this turn: in which layer, and of what.
+/// Writes the work that runs, and the last trace record of this turn with its layer and object.
 impl fmt::Display for Stuck<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let running = self.handle.0.account.running();

@@ -1,4 +1,4 @@
-//! The mailbox's hand-shakes and the trace ring under every order of execution that loom can tell apart.
+//! The mailbox's protocols and the trace ring, in every order of execution that loom distinguishes.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p aryk-reactor --release --test loom`
 #![cfg(loom)]
@@ -24,14 +24,14 @@ use std::sync::atomic::{AtomicUsize as Count, Ordering::SeqCst};
 use std::task::{Wake, Waker};
 use trace::{Layer, Point, Record, Trace};
 
-/// Runs `test` in every order, with up to so many forced switches of a thread.
+/// Runs `test` in every order, with up to `preemptions` forced switches of a thread.
 fn model(preemptions: usize, test: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
     builder.check(test);
 }
 
-/// What a reactor sleeps in. Waiting for what nobody will signal is a deadlock, which loom reports.
+/// The sleep of a reactor. A wait for a signal that no thread sends is a deadlock, which loom reports.
 struct Bed(Notify);
 
 impl Bed {
@@ -54,13 +54,13 @@ fn send<T>(mailbox: &Mailbox<T>, receiver: &Bed, mut message: T) {
             Ok(Taken::MustWake) => return receiver.0.notify(),
             Ok(Taken::Awake) => return,
             Err(Refused::Full(again)) => message = again,
-            Err(Refused::Closed(_)) => panic!("nobody closed it"),
+            Err(Refused::Closed(_)) => panic!("no thread closed the mailbox"),
         }
         own.0.wait();
     }
 }
 
-/// Sleeps as a reactor does, unless there is something.
+/// Sleeps as a reactor does, unless there is work.
 fn sleep<T>(mailbox: &Mailbox<T>, bed: &Bed) {
     mailbox.about_to_sleep();
     if mailbox.is_idle() {
@@ -153,13 +153,13 @@ fn no_sender_waits_beside_a_free_cell() {
                 let bed = Bed::new();
                 let mut message = 2;
                 while let Err(refused) = mailbox.push_or_wait(message, &Waker::from(Arc::clone(&bed))) {
-                    let Refused::Full(again) = refused else { panic!("nobody closed it") };
+                    let Refused::Full(again) = refused else { panic!("no thread closed the mailbox") };
                     message = again;
                     bed.0.wait();
                 }
             })
         };
-        // One turn, and then no other until the sender has come.
+        // One turn, and then no other until the sender has ended.
         assert_eq!(mailbox.pop(), Some(0));
         mailbox.made_room();
         sender.join().unwrap();
@@ -167,7 +167,7 @@ fn no_sender_waits_beside_a_free_cell() {
     });
 }
 
-/// Counts those that were dropped.
+/// Counts the messages that were dropped.
 struct Message(Arc<Count>);
 
 impl Drop for Message {

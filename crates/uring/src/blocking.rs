@@ -16,7 +16,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// If `sgl` has more than 1024 pieces.
 pub fn read(fd: BorrowedFd<'_>, sgl: &Sgl, offset: u64) -> i32 {
     vectored(sgl, |vector, count| {
-        // SAFETY: the vector names memory that by the file's contract is in place until we return, and may be written.
+        // SAFETY: by this file's contract, the memory of the vector stays in place until this function returns, and may be
+        // written.
         unsafe { libc::preadv(fd.as_raw_fd(), vector, count, offset.cast_signed()) }
     })
 }
@@ -28,7 +29,7 @@ pub fn read(fd: BorrowedFd<'_>, sgl: &Sgl, offset: u64) -> i32 {
 pub fn write(fd: BorrowedFd<'_>, sgl: &Sgl, offset: u64, dsync: bool) -> i32 {
     let flags = if dsync { libc::RWF_DSYNC } else { 0 };
     vectored(sgl, |vector, count| {
-        // SAFETY: as in `read`, and the memory is only read.
+        // SAFETY: as in `read`; the memory is only read.
         unsafe { libc::pwritev2(fd.as_raw_fd(), vector, count, offset.cast_signed(), flags) }
     })
 }

@@ -1,4 +1,4 @@
-//! One io_uring, shared by everything on one reactor.
+//! One io_uring, which all clients on a reactor share.
 //!
 //! Operations are queued by the methods named after them, and go to the kernel together, in one `io_uring_enter`, by
 //! [`Ring::submit`] or [`Ring::wait`]. Each completes once (a poll: many times) with the [`Tag`] it was given.
@@ -58,7 +58,7 @@ pub enum Fsync {
     All,
 }
 
-/// The ring. See the file's head.
+/// An io_uring with its queued and submitted operations; the head of this file has its rules.
 pub struct Ring {
     ring: IoUring,
     /// Vectors of operations that are queued and not yet submitted. The kernel copies them on submission, so the
@@ -83,7 +83,7 @@ impl Ring {
     /// Creates a ring with room for `entries` unsubmitted operations. Only the creating thread may use it.
     ///
     /// # Errors
-    /// The kernel's: `EPERM` or `ENOSYS` where io_uring is forbidden.
+    /// The kernel's: `EPERM` or `ENOSYS` where io_uring is forbidden. `Unsupported` if the kernel lacks a feature.
     pub fn new(entries: u32) -> io::Result<Self> {
         let mut modern = IoUring::builder();
         modern.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
@@ -127,7 +127,8 @@ impl Ring {
     /// Queues a read of `fd` at `offset` into `sgl`.
     ///
     /// # Errors
-    /// As [`Ring::push`](Self::submit) has them; then nothing is queued.
+    /// If the submission queue is full: those of [`Ring::submit`], or `EAGAIN` if the kernel accepts no operation. Then nothing
+    /// is queued.
     ///
     /// # Panics
     /// If `sgl` has more than 1024 pieces.
@@ -353,7 +354,7 @@ mod tests {
         Tag { client: 3, token }
     }
 
-    /// With the setup flags of new kernels, and of old ones.
+    /// A ring with the setup flags of new kernels, and one with those of old kernels.
     fn rings() -> [Ring; 2] {
         [Ring::new(4).unwrap(), Ring::with(&mut IoUring::builder(), 4).unwrap()]
     }

@@ -34,7 +34,7 @@ struct Iocb {
 
 const _: () = assert!(size_of::<Iocb>() == 64);
 
-/// `struct io_event` of the same.
+/// `struct io_event` of the same header.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct IoEvent {

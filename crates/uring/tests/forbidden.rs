@@ -1,4 +1,4 @@
-//! Where a seccomp filter forbids io_uring, as in containers, creating a ring fails, and nothing else does.
+//! Where a seccomp filter forbids io_uring, as in containers, the creation of a ring fails, and signals still work.
 
 use aryk_uring::{Ring, Signaller};
 

@@ -9,7 +9,7 @@ use std::task::{Wake, Waker};
 const STEP: Duration = Duration::from_micros(10);
 const BUDGET: Budget = Budget { turn: Duration::from_micros(100) };
 
-/// A reactor in virtual time, on which a task works whose each step takes [`STEP`].
+/// A reactor in virtual time with a task, each of whose steps takes [`STEP`].
 struct Bench {
     reactor: Reactor,
     time: Arc<AtomicU64>,
@@ -111,7 +111,7 @@ fn requests_of_guests_come_first_but_do_not_starve_it() {
     let thread = cx.add_thread("guest", CoreSet::allowed());
     let Ok(root) = cx.add_root(thread, "queue", |_: RootId, _| Ok::<_, Infallible>(Queue(time)));
     cx.kick(root.id());
-    // The turn that was granted before.
+    // This turn was granted before.
     bench.turn();
     let began = bench.time.load(Relaxed);
     let steps: u64 = (0..440).map(|_| bench.turn()).sum();
@@ -192,7 +192,7 @@ fn a_task_moves_with_what_it_remembers_and_ends_with_its_owner() {
     until(|| on.load(Relaxed) == u64::from(to.core()));
     assert!(done.load(Relaxed) > 100, "it goes on where it was");
     assert_eq!((threads(from), threads(to)), (vec![], vec![(number, "scrub".to_owned())]));
-    // Nothing is left there: the reactor can end.
+    // Nothing is left on that reactor: it can end.
     let leaving = reactors.begin_to_leave(from.core()).unwrap();
     assert!(block_on(reactors.end(&leaving)).is_some());
     drop(task);
@@ -207,7 +207,7 @@ fn a_task_whose_work_is_over_is_gone() {
     until(|| lock(&reactors.background().0.tasks).is_empty());
     until(|| threads(&reactors.handles()[0]).is_empty());
     drop(task);
-    // One that ends before it has begun.
+    // A task that ends before it has begun.
     drop(reactors.background().spawn("never", BUDGET, |_| std::future::pending()));
     until(|| threads(&reactors.handles()[0]).is_empty());
 }

@@ -1,4 +1,4 @@
-//! Drivers: when they are reaped, what wakes them, who shares them. In virtual time, on both engines.
+//! Drivers: when they are reaped, by which events they are woken, how channels share them. In virtual time, with both engines.
 
 use crate::support::{ENGINES, Time, add, kick, reactor, settle};
 use aryk_reactor::{
@@ -14,12 +14,12 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// What the driver drives: a queue pair whose interrupt is an eventfd.
+/// The device of the driver: a queue pair whose interrupt is an eventfd.
 struct Device {
     key: DriverKey,
     interrupt: OwnedFd,
     is_armed: Cell<bool>,
-    /// Requests that were submitted and not flushed, and those that were flushed, ever.
+    /// Requests that are submitted and not flushed; below, all requests that were ever flushed.
     queued: Cell<u32>,
     started: Cell<u32>,
     /// Completions to be reaped, each by the number of its channel.
@@ -150,7 +150,7 @@ fn its_descriptor_wakes_a_driver_which_is_reaped_in_the_same_turn() {
             (0..10).for_each(|_| assert_eq!(reactor.step(), Step::Slept(None)));
             assert_eq!((device.reaps.get(), device.is_armed.get()), (reaps, true));
             device.complete(0, 3);
-            // The kernel may take a moment to tell of the descriptor.
+            // The kernel may take a moment to report the descriptor.
             let mut turns = 0;
             while device.reaps.get() == reaps {
                 assert!(turns < 1000, "{engine:?}: it is not woken");
@@ -174,7 +174,7 @@ fn what_a_driver_has_in_flight_is_waited_for_awake() {
             submit(&channel, in_flight, reactor.cx());
             let mut slept = Vec::new();
             for _ in 0..20 {
-                // Longer than is polled for where nothing is owed.
+                // Longer than the window without requests in flight.
                 let at = Nanos(time.nanos()).after(Duration::from_micros(150));
                 reactor.cx().call_at(at, |_| ());
                 let mut did_sleep = false;
@@ -215,7 +215,7 @@ fn channels_share_a_driver_and_the_last_removes_it() {
         assert_eq!((got(&first, &mut reactor), got(&second, &mut reactor)), (1, 2));
         reactor.cx().remove_root(first.id());
         settle(&mut reactor);
-        // A channel that comes before the driver is gone takes it over.
+        // A channel that is opened before the driver is removed shares the same driver.
         reactor.cx().remove_root(second.id());
         let third = open(&mut reactor);
         settle(&mut reactor);
@@ -302,7 +302,7 @@ fn drivers_that_are_parked_cost_a_turn_nothing() {
         let devices: Vec<_> = (0..300).map(|_| Device::new()).collect();
         let channels: Vec<_> = devices.iter().map(|d| channel(d, thread, reactor.cx())).collect();
         let reaps = || devices.iter().map(|d| d.reaps.get()).collect::<Vec<_>>();
-        // Parked one by one, for other work keeps the reactor from sleeping.
+        // The drivers are parked one by one, since other work keeps the reactor from sleeping.
         let poller = reactor.cx().add_poller(thread, "busy", None, |_| true);
         for _ in 0..100 {
             reactor.turn();
@@ -318,7 +318,7 @@ fn drivers_that_are_parked_cost_a_turn_nothing() {
         }
         let expected = |i| before[i] + if i == 7 { 1000 } else { 0 };
         assert_eq!(reaps(), (0..300).map(expected).collect::<Vec<_>>());
-        // Parked together, before a sleep, requests in flight or not.
+        // The drivers are parked together, before a sleep, with or without requests in flight.
         reactor.cx().remove_poller(poller);
         channels.iter().for_each(|channel| submit(channel, 1, reactor.cx()));
         settle(&mut reactor);
@@ -347,7 +347,7 @@ fn drivers_take_turns() {
     assert_eq!(left(), [100_000 - 50 * 512 / 10; 10]);
 }
 
-/// Submits a request when it is parked.
+/// A root that submits a request when it is parked.
 struct Late(DriverRef<QueuePair>, bool);
 
 impl Root for Late {

@@ -27,7 +27,7 @@ impl Random {
     }
 }
 
-/// A queue as a guest's: others add to it, and kick only if it asks for that.
+/// A queue like that of a guest: the guest adds to it, and kicks only if the server wants kicks.
 #[derive(Default)]
 struct Queue {
     added: u64,
@@ -47,7 +47,7 @@ struct Server {
 impl Root for Server {
     fn poll(&mut self, _: &mut Cx) -> bool {
         let woken = self.woken.replace(false);
-        assert!(self.promoted || woken, "nobody asked for this poll");
+        assert!(self.promoted || woken, "a poll without a wake-up");
         let mut queue = self.queue.borrow_mut();
         let count = self.batch.min(queue.added - queue.done);
         queue.done += count;
@@ -75,7 +75,7 @@ struct Guest {
     on: usize,
 }
 
-/// What was begun and what has ended; each message and task holds `alive` too.
+/// Counts of begun and ended work; each message and task holds a clone of `alive`.
 #[derive(Default)]
 struct Tally {
     begun: u64,
@@ -175,7 +175,7 @@ impl World {
     fn send(&mut self, from: usize) {
         let to = self.random.below(2) as usize;
         let handle = self.reactors[to].handle().clone();
-        // Sometimes more than there is room for.
+        // Sometimes more messages than the mailbox has room for.
         let count = if self.random.below(20) == 0 { 1500 } else { 1 + self.random.below(20) };
         for _ in 0..count {
             let number = self.tally.sent[from][to];
@@ -199,7 +199,7 @@ impl World {
             let _alive = alive;
             let start = local.with(|cx| cx.now()).await;
             local.sleep(delay).await;
-            // Its reactor may end.
+            // The other reactor may have ended.
             let there = other.call(|cx| cx.now()).await.unwrap_or_default();
             assert!(there >= start.after(delay) || there == Nanos(0));
             ended.fetch_add(1, Relaxed);
@@ -223,7 +223,7 @@ impl World {
         self.tally.received[from][to].load(Relaxed)
     }
 
-    /// Steps until nothing is left to be done; time goes to the next timer when both sleep.
+    /// Runs steps until no work is left; when both reactors sleep, the time moves to the next timer.
     fn run_out(&mut self) {
         let mut rests = 0;
         for _ in 0..1_000_000 {
@@ -235,7 +235,7 @@ impl World {
                     self.time.set(next.0);
                     rests = 0;
                 }
-                // What a guest kicked meanwhile is in the kernel only: a real sleep would have ended at once.
+                // A guest's kick meanwhile may still be in the kernel only: a real sleep would have ended at once.
                 [Step::Slept(_), Step::Slept(_)] => rests += 1,
                 _ => {
                     rests = 0;
@@ -265,7 +265,7 @@ fn simulate(seed: u64, engine: Engine) {
         assert!(world.is_done());
         assert_eq!(Arc::strong_count(&world.tally.alive), 1);
     }
-    // Whatever was still to come is dropped, here.
+    // The remaining messages and tasks are dropped, on this thread.
     world.reactors.clear();
     assert_eq!(Arc::strong_count(&world.tally.alive), 1);
 }

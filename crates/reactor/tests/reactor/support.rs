@@ -1,4 +1,4 @@
-//! What the tests of reactors share: virtual time, and roots that tell what happened to them.
+//! Helpers of the tests of reactors: virtual time, and roots that log the reactor's calls.
 
 use aryk_reactor::{
     Armed, Clock, CoreSet, Cx, Engine, Reactor, Root, RootId, RootRef, SleepPolicy, ThreadId,
@@ -36,7 +36,7 @@ impl Time {
 }
 
 pub fn reactor(policy: SleepPolicy, engine: Engine, time: &Time) -> (Reactor, ThreadId) {
-    let mut reactor = Reactor::new(0, policy, engine, time.clock()).expect("the machine has both");
+    let mut reactor = Reactor::new(0, policy, engine, time.clock()).expect("the kernel has both engines");
     let thread = reactor.cx().add_thread("test", CoreSet::allowed());
     (reactor, thread)
 }
@@ -47,7 +47,7 @@ pub fn take(log: &Log) -> Vec<String> {
     log.take()
 }
 
-/// Does what it is made of, and logs it.
+/// A root that runs `work` in each poll, and logs each call.
 pub struct Scripted {
     pub log: Log,
     pub name: &'static str,
@@ -93,7 +93,7 @@ pub fn settle(reactor: &mut Reactor) {
             return;
         }
     }
-    panic!("it does not come to rest");
+    panic!("the reactor does not sleep");
 }
 
 pub fn kick(fd: &OwnedFd) {

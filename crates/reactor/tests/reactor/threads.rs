@@ -37,13 +37,13 @@ fn messages_under_load_come_once_and_in_order() {
                         let message = move |_: &mut Cx| {
                             assert_eq!(got[who].fetch_add(1, Ordering::Relaxed), i);
                             if i % 4096 == 0 {
-                                // Others fill the mailbox meanwhile.
+                                // Other senders fill the mailbox meanwhile.
                                 std::thread::sleep(Duration::from_millis(1));
                             }
                         };
                         block_on(handle.cast(message)).unwrap();
                     }
-                    // What was sent before has run.
+                    // The messages that were sent before have run.
                     let count = Arc::clone(got);
                     let count = block_on(handle.call(move |_| count[who].load(Ordering::Relaxed)));
                     assert_eq!(count, Ok(EACH));
@@ -53,7 +53,7 @@ fn messages_under_load_come_once_and_in_order() {
     }
 }
 
-/// A queue as a guest's in shared memory: the other side kicks when it is asked to.
+/// A queue in shared memory, like that of a guest: the guest kicks when the server wants kicks.
 #[derive(Default)]
 struct Queue {
     added: AtomicU64,
@@ -116,7 +116,7 @@ fn disk(handle: &Handle) -> Disk {
 }
 
 impl Disk {
-    /// Adds requests as a guest, `ahead` of the server at most, for that long or so many.
+    /// Adds requests as a guest does, at most `ahead` before the server, until there are `count` or the time `most` has passed.
     fn run(&self, count: u64, ahead: u64, most: Duration) -> (u64, u64) {
         let (start, mut kicks, mut added) = (Instant::now(), 0, 0);
         while added < count && start.elapsed() < most {
@@ -136,7 +136,7 @@ impl Disk {
     }
 }
 
-/// On another core than the reactor's, a guest does not wait for it to give way.
+/// Moves the calling thread, the guest, off `core`: on the reactor's core it would wait for the reactor.
 fn leave_core(core: u16) {
     let mut cores = rustix::thread::CpuSet::new();
     CoreSet::allowed().iter().filter(|&c| c != core).for_each(|c| cores.set(c.into()));
@@ -150,9 +150,9 @@ fn no_kick_is_lost() {
             let reactors = start(policy, engine);
             leave_core(reactors.handles()[0].core());
             let disk = disk(&reactors.handles()[0]);
-            // One at a time: the server parks, or is about to, at nearly each.
+            // Single requests: the server parks, or is about to, at nearly each of them.
             let (added, kicks) = disk.run(1_000_000, 1, Duration::from_millis(800));
-            // And in bursts.
+            // Bursts of requests.
             let (all, more) = disk.run(1_500_000, 64, Duration::from_millis(800));
             let parks = disk.parks.load(Ordering::Relaxed);
             println!(
@@ -252,7 +252,7 @@ fn ten_thousand_watches() {
         let reactors = start(SleepPolicy::Interrupt, engine);
         let handle = &reactors.handles()[0];
         let disks: Vec<_> = (0..2500).map(|_| disk(handle)).collect();
-        // More at once than the ring has room for completions, four times.
+        // More events at once than the ring has room for completions, four times.
         for round in 1..=4 {
             for disk in &disks {
                 disk.queue.added.store(round, Ordering::Release);
@@ -264,7 +264,7 @@ fn ten_thousand_watches() {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
-        // Watched and left, again and again.
+        // Watches begin and end, again and again.
         let churn = |cx: &mut Cx| {
             let thread = cx.add_thread("churn", CoreSet::allowed());
             let root = add(cx, thread, |_| Counter(0));
@@ -435,7 +435,7 @@ impl Driver for Slow {
 fn the_watchdog_names_what_is_stuck() {
     let lines = Lines::default();
     let writer = lines.clone();
-    // For the whole process, as the watchdog has a thread of its own; other tests' lines do no harm.
+    // For the whole process, since the watchdog has a thread of its own; lines of other tests do no harm.
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
     tracing::subscriber::set_global_default(subscriber).unwrap();
     let options = Options { watchdog: Duration::from_millis(100), ..Options::default() };
@@ -458,14 +458,14 @@ fn the_watchdog_names_what_is_stuck() {
     std::thread::sleep(Duration::from_millis(500));
     block_on(reactors.handles()[0].cast(move |_| stall())).unwrap();
     std::thread::sleep(Duration::from_millis(500));
-    // Reaped once, in this turn, before its removal.
+    // The driver is reaped once, in this turn, before its removal.
     let drive = |cx: &mut Cx| drop(cx.driver(DriverKey::unique(), |_, _| Ok::<_, Infallible>(Slow)));
     block_on(reactors.handles()[0].cast(drive)).unwrap();
     std::thread::sleep(Duration::from_millis(500));
     drop(reactors);
     let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
     let told = |what: &str| lines.lines().filter(|l| l.contains("stuck in") && l.contains(what)).count();
-    // Once each, though it was looked at several times.
+    // Each turn is reported once, though the watchdog checks it several times.
     assert_eq!(told("poller molasses, after submit in bdev of disk7"), 1, "{lines}");
     assert_eq!(told("a message"), 1, "{lines}");
     assert_eq!(told("driver treacle"), 1, "{lines}");
@@ -482,10 +482,10 @@ fn placement() {
         }))
         .unwrap();
         assert_eq!((core, allowed), (handle.core().into(), 1));
-        // From its thread too, the process's cores are all of them.
+        // A reactor's thread also sees all cores of the process.
         assert_eq!(block_on(handle.call(|_| CoreSet::allowed())), Ok(CoreSet::allowed()));
     }
-    // Each goes where there are fewest, so they spread evenly.
+    // Each root is added to the reactor with the fewest, so the roots are spread evenly.
     for i in 0..6 {
         let least = reactors.least_loaded(None);
         assert_eq!(least.members(), i / cores.len() as u64);
@@ -498,7 +498,7 @@ fn placement() {
     assert!(error.contains("may not run on any of the cores"), "{error}");
 }
 
-/// Waits until a reactor that leaves has ended; how often it could not yet.
+/// Waits until a reactor that is being removed has ended; returns how often it could not end yet.
 fn end(reactors: &Reactors, handle: &Handle) -> usize {
     for refused in 0..1000 {
         if let Some(ending) = block_on(reactors.end(handle)) {
@@ -509,7 +509,7 @@ fn end(reactors: &Reactors, handle: &Handle) -> usize {
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    panic!("it does not end");
+    panic!("the reactor does not end");
 }
 
 #[test]
@@ -528,11 +528,11 @@ fn reactors_come_and_go() {
             assert!(reactors.hold_for_arrival(core).is_none());
             assert!(!reactors.is_any_on(&CoreSet::from_iter([core])));
             assert_ne!(*reactors.least_loaded(None), leaving);
-            // What is about to come back keeps it.
+            // A hold keeps the reactor from ending.
             let hold = reactors.hold(&leaving).unwrap();
             assert!(block_on(reactors.end(&leaving)).is_none());
             drop(hold);
-            // So does a task, until it has ended.
+            // So does a task, until the task has ended.
             let task = |cx: &mut Cx| {
                 let local = cx.local().clone();
                 cx.local().spawn(async move { local.sleep(Duration::from_millis(5)).await }).detach();
@@ -547,7 +547,7 @@ fn reactors_come_and_go() {
             assert_ne!(new, leaving);
             assert_eq!(block_on(new.call(|_| rustix::thread::sched_getcpu())), Ok(core.into()));
         }
-        // One that something runs on stays, and can be used again.
+        // A reactor with a thread does not end, and can be used again.
         let leaving = reactors.begin_to_leave(first.core()).unwrap();
         let add = |cx: &mut Cx| cx.add_thread("t", CoreSet::allowed());
         let thread = block_on(leaving.call(add)).unwrap();

@@ -78,7 +78,7 @@ fn a_turns_order() {
     }
 }
 
-/// Counts its polls, and has work until told otherwise.
+/// A root that counts its polls, and has work while `busy`.
 struct Counter {
     polls: u64,
     busy: bool,
@@ -211,7 +211,7 @@ fn nothing_starves() {
             let counts = Rc::clone(&counts);
             move || *counts.borrow_mut().entry(what).or_default() += 1
         };
-        // Each of these has endless work.
+        // Each kind of work is endless.
         let (promoted, woken) = (count("promoted"), count("woken"));
         let cx = reactor.cx();
         let root = scripted(cx, thread, &Log::default(), "p", move |_| {
@@ -265,7 +265,7 @@ fn a_kick_promotes_and_idleness_parks() {
             let root = scripted(reactor.cx(), thread, &log, "q", |_| false);
             let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
             reactor.cx().watch(fd.try_clone().unwrap(), root.id()).unwrap();
-            // What keeps the reactor from sleeping does not keep the root promoted.
+            // A poller that keeps the reactor from sleeping does not keep the root promoted.
             reactor.cx().add_poller(thread, "busy", None, |_| true);
             (0..20).for_each(|_| assert!(reactor.turn()));
             assert!(take(&log).is_empty());
@@ -327,7 +327,7 @@ fn a_root_that_found_something_while_parking_stays() {
         assert_eq!(reactor.step(), Step::Polled);
         take(&log);
         assert_eq!(reactor.step(), Step::Polled);
-        // Once in its turn, and once more on the way to sleep.
+        // The root is asked to park once in its turn, and once more before the sleep.
         let each = ["q parked", "q promoted"];
         assert_eq!(take(&log), [&["q polled"], &each[..], &each[..]].concat());
         entry.borrow_mut().parks = Armed::Yes;
@@ -348,7 +348,7 @@ fn sleep_by_policy() {
             assert_eq!(poll.step(), Step::Polled);
             assert_eq!(interrupt.step(), Step::Slept(None));
         });
-        // Work every 40 µs that no disk owes: after a while it is waited for awake; after a pause of 1 ms, asleep again.
+        // Work every 40 µs without requests in flight: after a while the reactor polls between; after a pause of 1 ms it sleeps.
         settle(&mut adaptive);
         let mut slept = Vec::new();
         for _ in 0..20 {
@@ -423,7 +423,7 @@ fn a_root_may_have_its_own_sleep_policy() {
             reactor.cx().set_sleep_policy(root, Some(SleepPolicy::Interrupt));
             assert_eq!(sleeps_between(&mut reactor, root, &time), 20);
             assert_eq!(sleeps_between(&mut reactor, other, &time) == 20, own == SleepPolicy::Interrupt);
-            // A removed root keeps nothing awake.
+            // A removed root does not keep the reactor awake.
             reactor.cx().set_sleep_policy(root, Some(SleepPolicy::Poll));
             (0..1000).for_each(|_| assert!(!matches!(reactor.step(), Step::Slept(_))));
             reactor.cx().remove_root(root);
@@ -451,7 +451,7 @@ fn what_keeps_it_awake() {
         let timed = reactor.cx().add_poller(thread, "t", Some(micros(5)), |_| false);
         assert_eq!(reactor.step(), Step::Slept(Some(at.after(micros(5)))));
         time.set(at.after(micros(5)).0);
-        // A poller that finds nothing is no work: it sleeps at once.
+        // A poll without work does not count as work: the reactor sleeps at once.
         assert_eq!(reactor.step(), Step::Slept(Some(at.after(micros(10)))));
         reactor.cx().remove_poller(timed);
         let late = reactor.cx().call_at(at.after(micros(7)), |_| ());
