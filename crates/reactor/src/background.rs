@@ -54,16 +54,16 @@ struct Shared {
     tasks: Mutex<Vec<Arc<Entry>>>,
 }
 
-/// What a task has done.
+/// The statistics of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskStats {
     /// Its name.
     pub name: String,
-    /// Its thread's number, as [`crate::ThreadStats::id`].
+    /// The number of its thread, as [`crate::ThreadStats::id`].
     pub id: u64,
     /// The core of its reactor; `None` while it moves.
     pub core: Option<u16>,
-    /// What it may do in a turn.
+    /// The processor time that it may use in a turn.
     pub budget: Budget,
     /// Processor time.
     pub busy: Duration,
@@ -74,13 +74,13 @@ pub struct TaskStats {
 /// A task.
 struct Entry {
     name: String,
-    /// Its thread's, unique in the process.
+    /// The number of its thread, unique in the process.
     number: u64,
     budget: Budget,
     /// Written by the task's reactor.
     busy_ns: AtomicU64,
     granted: AtomicU64,
-    /// Locked while a reactor makes the next future of it.
+    /// Locked while a reactor makes the task's next future.
     start: Mutex<Start>,
     place: Mutex<Place>,
     all: std::sync::Weak<Shared>,
@@ -89,8 +89,8 @@ struct Entry {
 /// Where a task is.
 #[derive(Debug)]
 enum Place {
-    /// The task's future ends when the sender is dropped. No message does that: the task may be ended by its own reactor, whose
-    /// mailbox may be full.
+    /// A drop of the sender ends the task's future. A message could not do that: the task's own reactor may end the task, and
+    /// its mailbox may be full.
     On(Handle, oneshot::Sender<()>),
     /// The task moves to another reactor.
     Moving,
@@ -176,8 +176,8 @@ impl Background {
         lock(&self.0.tasks).iter().map(stats).collect()
     }
 
-    /// Moves the task that is the thread of that number to another reactor, and waits until it is there; whether there is
-    /// such a task.
+    /// Moves the task whose thread has this number to another reactor, and waits until it has arrived. Returns false if there
+    /// is no such task.
     pub async fn move_to(&self, number: u64, to: Hold) -> bool {
         let find = |entry: &&Arc<Entry>| entry.number == number;
         let Some(entry) = lock(&self.0.tasks).iter().find(find).cloned() else { return false };
@@ -253,7 +253,7 @@ fn arrive(entry: &Arc<Entry>, thread: Moving, cx: &mut Cx) {
     let mut metered = Metered { work, local, clock, thread, entry: Arc::clone(entry), polled_at, spent };
     let (of_end, local) = (Arc::clone(entry), cx.local().clone());
     let task = cx.local().spawn(async move {
-        // Until it is over by itself, or ended.
+        // Runs the future until it completes or the task is ended.
         std::future::poll_fn(|cx| match Pin::new(&mut is_ended).poll(cx) {
             Poll::Ready(_) => Poll::Ready(()),
             Poll::Pending => Pin::new(&mut metered).poll(cx),
@@ -316,7 +316,7 @@ impl Taken {
     }
 }
 
-/// What a task asks for its next piece of work.
+/// A task's interface to its reactor, which grants it turns.
 pub struct Turns {
     local: Local,
     thread: ThreadId,

@@ -100,7 +100,7 @@ pub struct Cx {
     pub(crate) kicked: Vec<RootId>,
     pub(crate) promoted: VecDeque<RootId>,
     pub(crate) drivers: Drivers,
-    /// How the kernel's interface was reaped.
+    /// Reaps of the kernel driver.
     pub(crate) kernel_runs: Runs,
     /// The reactor's own number among the threads of the process.
     number: u64,
@@ -251,12 +251,12 @@ impl Cx {
         Moving(thread)
     }
 
-    /// The reactor's own number, which no thread of the process has: its drivers belong to none of its threads.
+    /// The reactor's own number, which no thread of the process has. It stands for the owner of the drivers, which have no thread.
     pub const fn number(&self) -> u64 {
         self.number
     }
 
-    /// The number of a thread of this reactor, by which the whole process knows it.
+    /// The number of a thread of this reactor, unique in the process.
     ///
     /// # Panics
     /// If the thread is not on this reactor.
@@ -468,7 +468,7 @@ impl Cx {
         }
     }
 
-    /// Cancels a pending wake of `root`, which is about to check what the wake is for; whether a wake was by [`Cx::tell`].
+    /// Cancels a pending wake of `root`, which checks for work now. Returns whether one of the wakes was by [`Cx::tell`].
     #[inline]
     pub fn clear_wake(&mut self, root: RootId) -> bool {
         self.last_woken = None;

@@ -55,9 +55,9 @@ struct Entry<D: ?Sized> {
     refs: Cell<u32>,
     /// When the driver was last activated or had completions.
     last_work: Cell<Nanos>,
-    /// How often it was reaped without a completion since.
+    /// Number of reaps without a completion since then.
     idle_reaps: Cell<u32>,
-    /// How it was reaped.
+    /// All reaps, and those with completions.
     runs: Cell<Runs>,
     driver: RefCell<D>,
 }
@@ -142,20 +142,20 @@ impl Drivers {
     }
 }
 
-/// A driver, and how it was reaped.
+/// The statistics of a driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverStats {
-    /// Its number, which no other driver, root or poller of the reactor has at the time.
+    /// Its number, unique among the reactor's drivers, roots and pollers.
     pub id: u64,
-    /// What it is, as the watchdog names it.
+    /// Its name, as in the watchdog's reports.
     pub name: String,
-    /// It is not reaped until it is woken.
+    /// Whether the driver is parked: it is not reaped until it is woken.
     pub is_parked: bool,
-    /// How often it was reaped, and with completions.
+    /// All reaps, and those with completions.
     pub runs: Runs,
 }
 
-/// A channel's share of a driver. The driver ends when the last of them is dropped; the requests of all have completed by then.
+/// A channel's share of a driver. The driver is removed when the last share is dropped, after all its requests have completed.
 pub struct DriverRef<T: Driver> {
     entry: Rc<Entry<T>>,
     local: Local,
@@ -285,7 +285,7 @@ impl Cx {
         }
     }
 
-    /// The drivers of this reactor: its kernel's interface, then those of devices.
+    /// The statistics of this reactor's drivers: the kernel driver, then those of devices.
     pub fn driver_stats(&self) -> Vec<DriverStats> {
         let kernel = DriverStats {
             id: Running::KERNEL.number(),
@@ -305,7 +305,7 @@ impl Cx {
         std::iter::once(kernel).chain(self.drivers.places.iter().filter_map(of_device)).collect()
     }
 
-    /// Removes a driver if none has a share of it: another may have taken one since the last was dropped.
+    /// Removes a driver if it has no shares: another channel may have taken one since the last was dropped.
     fn remove_unused_driver(&mut self, id: DriverId) {
         let made = self.drivers.places.get(id.0).and_then(|place| place.made.as_ref());
         if let Some(Made { entry, .. }) = made

@@ -13,7 +13,7 @@ pub struct ThreadId(pub(crate) Key);
 /// The number of the next thread of the process.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
-/// A number that no thread of the process has, nor has had.
+/// A number that no thread of the process has or has had.
 pub(crate) fn next_number() -> u64 {
     NUMBERS.fetch_add(1, Ordering::Relaxed)
 }
@@ -108,7 +108,7 @@ impl Runs {
         self.busy += u64::from(worked);
     }
 
-    /// With one more.
+    /// The counts with one more run.
     #[inline]
     pub(crate) fn counted(mut self, worked: bool) -> Self {
         self.count(worked);
