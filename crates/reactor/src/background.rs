@@ -274,8 +274,8 @@ fn end(number: u64, cx: &mut Cx) {
     }
 }
 
-/// Moves a task from this reactor to another. `held` is dropped when the task has arrived or has ended: the caller waits for that,
-/// and only this function drops the task's future on this reactor.
+/// Moves a task from this reactor to another. `held` is dropped when the task has arrived or has ended: the caller waits for
+/// that, and only this function drops the task's future on this reactor.
 fn leave(entry: &Arc<Entry>, to: Hold, held: [oneshot::Sender<()>; 2], cx: &mut Cx) {
     // The task or its future has ended meanwhile.
     let Some(gone) = take(entry.number, cx) else { return };

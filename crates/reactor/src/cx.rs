@@ -251,7 +251,7 @@ impl Cx {
         Moving(thread)
     }
 
-    /// The reactor's own number, which no thread of the process has. It stands for the owner of the drivers, which have no thread.
+    /// The reactor's own number, which no thread of the process has: the reactor's drivers belong to none of its threads.
     pub const fn number(&self) -> u64 {
         self.number
     }
