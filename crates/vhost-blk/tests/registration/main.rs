@@ -7,7 +7,8 @@ use aryk_bdev::{Env, MemoryClientInfo};
 use aryk_bdev_conformance::{Behaviour, Container, Iommu, create_dma_disk};
 use aryk_front_end::{Error, Operation};
 use aryk_reactor::{CoreSet, Engine, Options as ReactorOptions, Reactors, SleepPolicy};
-use aryk_vhost_blk::{Controllers, Link, Options, SocketOptions};
+use aryk_vhost_device::{Controllers, Link, Options};
+use aryk_vhost_user::SocketOptions;
 use guest::{Guest, LEN, fill, is_full_of, region};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -41,15 +42,15 @@ impl Host {
         let iommu = Iommu::new(behaviour);
         let container = Container::attach(env.memory(), iommu.clone()).await.expect("the first client");
         let directory = tempfile::tempdir().expect("a directory");
-        let registry = Arc::clone(env.registry());
-        let controllers = Controllers::new(directory.path(), 1024, registry, Rc::clone(&reactors));
+        let memory = env.memory().clone();
+        let controllers = Controllers::new(directory.path(), 1024, memory, Rc::clone(&reactors));
         for name in ["a", "b"] {
             let disk = format!("disk-{name}");
             create_dma_disk(&env, &disk, 1 << 15, Arc::clone(&container)).expect("it can be made");
             let link = Link::Listen(SocketOptions::default());
-            let name = name.to_owned();
-            let options = Options { name, disk, read_only: false, cores: None, queues: 1, link };
-            controllers.create(options).expect("it can be made");
+            let options = Options { name: name.to_owned(), cores: None, queues: 1, link, delay: false };
+            let created = aryk_vhost_blk::create(&controllers, env.registry(), options, &disk, false);
+            created.expect("it can be made");
         }
         Self { directory, env, iommu, controllers, _reactors: reactors }
     }
