@@ -1,4 +1,4 @@
-//! A channel as futures see it: for sequences that are long or rare. Reactor context.
+//! A channel for futures, for long or rare sequences of requests. Reactor context.
 
 use crate::{BdevChannel, Completion, Descriptor, Io, Op, OpenError, Status, Tag};
 use aryk_dma::{Buffer, Sgl};
@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
-/// A request of a task. It keeps the buffer, also when the task stops waiting.
+/// A request of a task. It keeps the buffer until it completes, also when the task stops waiting.
 struct Waiting {
     buffer: Option<Buffer>,
     done: oneshot::Sender<(Status, Option<Buffer>)>,
@@ -23,7 +23,7 @@ struct Queue {
     id: RootId,
 }
 
-/// Requests of tasks in flight at one time; more grow the table.
+/// The initial room for requests in flight; the table grows for more.
 const WAITING: u32 = 16;
 
 impl Root for Queue {
@@ -36,7 +36,7 @@ impl Root for Queue {
                 b.reclaim();
                 b
             });
-            // A task that has stopped waiting does not want it.
+            // The send fails if the task has stopped waiting; then the buffer is dropped.
             let _ = waiting.done.send((completion.status, buffer));
         }
         if self.closing && self.channel.in_flight() == 0 {
@@ -48,7 +48,7 @@ impl Root for Queue {
     }
 }
 
-/// Reads and writes that own their buffers.
+/// A channel whose requests are futures that own their buffers.
 pub struct AsyncChannel {
     local: Local,
     queue: Rc<RefCell<Queue>>,
@@ -61,7 +61,7 @@ impl fmt::Debug for AsyncChannel {
 }
 
 impl AsyncChannel {
-    /// A channel of the disk for the calling reactor, on `thread`. The reactor has been prepared ([`Descriptor::prepare`]).
+    /// Opens a channel of the disk on the calling reactor, in `thread`. The reactor was prepared by [`Descriptor::prepare`].
     ///
     /// # Errors
     /// [`OpenError`].
@@ -76,7 +76,7 @@ impl AsyncChannel {
         Ok(Self { local: cx.local().clone(), queue })
     }
 
-    /// Reads `blocks` blocks from `lba` into `buffer`, which has as many bytes.
+    /// Reads `blocks` blocks from `lba` into `buffer`, which has the same length, and returns it.
     ///
     /// # Errors
     /// Any status but [`Status::Ok`].
@@ -85,7 +85,7 @@ impl AsyncChannel {
         Ok(buffer.expect("it comes back"))
     }
 
-    /// Writes `blocks` blocks from `lba`, out of `buffer`, which has as many bytes.
+    /// Writes `buffer` to `blocks` blocks from `lba`, which have the same length, and returns it.
     ///
     /// # Errors
     /// Any status but [`Status::Ok`].
@@ -94,17 +94,17 @@ impl AsyncChannel {
         Ok(buffer.expect("it comes back"))
     }
 
-    /// Compares `blocks` blocks from `lba` with `buffer`, which has as many bytes.
+    /// Compares `blocks` blocks from `lba` with `buffer`, which has the same length, and returns it.
     ///
     /// # Errors
-    /// [`Status::Miscompare`] if they differ; any other but [`Status::Ok`].
+    /// [`Status::Miscompare`] if they differ; any other status except [`Status::Ok`].
     pub async fn compare(&self, lba: u64, blocks: u64, buffer: Buffer) -> Result<Buffer, Status> {
         let buffer = self.request(Op::Compare, (lba, 0), blocks, Some(buffer)).await?;
         Ok(buffer.expect("it comes back"))
     }
 
-    /// Writes the second half of `buffer` to `blocks` blocks from `lba` if these hold its first half. It has twice as many
-    /// bytes as they.
+    /// Writes the second half of `buffer` to `blocks` blocks from `lba` if these hold its first half. The buffer has twice the
+    /// length of the blocks, and is returned.
     ///
     /// # Errors
     /// As [`AsyncChannel::compare`].
@@ -121,7 +121,7 @@ impl AsyncChannel {
         self.request(Op::Copy, (lba, source), blocks, None).await.map(drop)
     }
 
-    /// A request without data: a flush (of no blocks), an unmap, or a write-zeroes.
+    /// Executes a request without data: a flush (of no blocks), an unmap, or a write-zeroes.
     ///
     /// # Errors
     /// Any status but [`Status::Ok`].
@@ -165,7 +165,7 @@ impl Queue {
 }
 
 impl Drop for AsyncChannel {
-    /// Closes the channel once what is in flight has completed.
+    /// Closes the channel when the requests in flight have completed.
     fn drop(&mut self) {
         let queue = Rc::clone(&self.queue);
         self.local.defer(move |cx| {

@@ -1,5 +1,5 @@
-//! What the stores of disks have failed: told to the log, as often as that bears, and kept for those who ask. Any context;
-//! a reactor waits for nothing here.
+//! Requests that a disk's store has failed: they are logged, with a rate limit, and the last one is kept for operators. Any
+//! context; no call of a reactor waits here.
 
 use crate::Op;
 use crate::bdev::lock;
@@ -15,16 +15,16 @@ pub struct Failure {
     pub op: Op,
     /// The first block.
     pub lba: u64,
-    /// How many blocks; a flush has none.
+    /// The number of blocks; 0 for a flush.
     pub blocks: u64,
-    /// Why, as the system says it.
+    /// The kernel's errno.
     pub errno: i32,
-    /// When.
+    /// The time of the failure.
     pub at: SystemTime,
 }
 
 impl Failure {
-    /// A failure of now.
+    /// Creates a failure with the present time.
     #[expect(clippy::disallowed_methods, reason = "a date for people, by which nothing is decided")]
     pub fn now(op: Op, lba: u64, blocks: u64, errno: i32) -> Self {
         Self { op, lba, blocks, errno, at: SystemTime::now() }
@@ -36,7 +36,7 @@ impl Failure {
     }
 }
 
-/// Lines that the log has of a disk's failures at once, and how often one after that.
+/// The log gets this many lines of a disk's failures at once, and then one line per [`LINE_PERIOD`].
 const LINES: u32 = 5;
 const LINE_PERIOD: Duration = Duration::from_secs(10);
 
@@ -54,10 +54,10 @@ impl Default for Failures {
 }
 
 impl Failures {
-    /// The store of `disk` has failed a request.
+    /// Records and logs a request that the store of `disk` has failed.
     #[cold]
     pub fn add(&self, disk: &str, failure: Failure) {
-        // The thread that holds the lock writes or reads another failure of this moment, which serves as well.
+        // Another thread holds the lock, and writes or reads another failure of this moment, which may be kept instead.
         match self.last.try_lock() {
             Ok(mut last) => *last = Some(failure),
             Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => {}
@@ -67,14 +67,14 @@ impl Failures {
         limited!(self.lines, warn, disk, op, lba, blocks, errno, %error, "the store has failed a request");
     }
 
-    /// Tells the log how many lines of the failures of `disk` it does not have, if no failure has told it and it is time.
+    /// Logs the number of failures of `disk` that the rate limit left out, if that is due and no later failure has logged it.
     pub fn tell_left_out(&self, disk: &str) {
         if let Some(left_out) = self.lines.overdue() {
             tracing::warn!(disk, left_out, "the store had failed so many more requests");
         }
     }
 
-    /// The last one.
+    /// The last failure.
     pub fn last(&self) -> Option<Failure> {
         *lock(&self.last)
     }

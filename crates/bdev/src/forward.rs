@@ -1,8 +1,8 @@
 //! Requests to a device that another reactor owns. Reactor context.
 //!
-//! A device with fewer hardware queues than there are reactors, or whose state has one owner, opens a channel of its own on
-//! the owner, and a [`ForwardChannel`] on every other reactor. From one reactor, the *client*, to another, the *owner*,
-//! there is one link, whatever the number of devices and channels:
+//! A device with fewer hardware queues than there are reactors, or with state that only one reactor may change, opens its own
+//! channel on that reactor, the *owner*, and a [`ForwardChannel`] on each other reactor, a *client*. One link connects a client
+//! to an owner, for any number of devices and channels:
 //!
 //! ```text
 //! client                                                     owner
@@ -11,15 +11,14 @@
 //! ForwardChannel ─┘       ◄─── ring of completions ─────┴─ Service
 //! ```
 //!
-//! Each ring has one producer and one consumer, and each side adds to its ring what it has gathered, once a turn, and then
+//! Each ring has one producer and one consumer. Once a turn, each side adds the entries of that turn to its ring, and then
 //! rings the other side's [`Bell`]. A pool of credits bounds a link's requests ([`CreditPool`]), so that completions always
-//! have room. Commands that are no requests (open, abort, close) may exceed the room; the commands then wait at the client,
-//! in order.
+//! have room. Other commands (open, abort, close) may exceed the room; commands then wait at the client, in order.
 //!
-//! Events of bases ([`Channel::base_event`]) do not go over a link: a device that stays when one of its bases is removed
+//! Events of bases ([`Channel::base_event`]) are not sent over a link: a device that stays when one of its bases is removed
 //! handles them at its owner.
 //!
-//! A link ends with its last channel. Until then the reactor of its owner does not end: there is a root of the link on it.
+//! A link ends with its last channel. Until then the owner does not end, since the link has a root on it.
 
 use crate::bdev_channel::credits::Credits;
 use crate::{Channel, Completion, CreditPool, Io, OpenError, Outbox, Status, Tag};
@@ -33,19 +32,19 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Requests of a link in flight, of all its channels together.
+/// The most requests in flight of a link, of all its channels together.
 const CREDITS: u32 = 1024;
 
-/// Commands that the owner's ring has room for: each request, its abort, and some to open and close.
+/// Capacity of the ring of commands: each request, its abort, and some commands to open and close channels.
 const COMMANDS: usize = 4 * CREDITS as usize;
 
-/// Commands, or completions, that one poll takes.
+/// The most commands, or completions, that one poll takes from a ring.
 const BATCH: usize = 128;
 
-/// Opens the device's own channel, on the owner.
+/// A function that opens the device's own channel, on the owner.
 pub type OpenOwn = Arc<dyn Fn(RootId, &mut Cx) -> Result<Box<dyn Channel>, OpenError> + Send + Sync>;
 
-/// What the owner is to do for a channel, which goes by its key at the client.
+/// A command to the owner for a channel, with the channel's key at the client.
 enum Command {
     Open(Key, OpenOwn),
     Submit(Key, Io),
@@ -53,11 +52,11 @@ enum Command {
     Close(Key),
 }
 
-/// What a channel's request came to.
+/// The completion of a request, with the key of its channel at the client.
 #[derive(Clone)]
 struct Answer(Key, Completion);
 
-/// A producer's end of a ring, and what waits to be added to it.
+/// A producer's end of a ring, and the entries that wait to be added to it.
 struct Sender<T> {
     ring: Producer<T>,
     staged: VecDeque<T>,
@@ -68,7 +67,7 @@ impl<T> Sender<T> {
         Self { ring, staged: VecDeque::new() }
     }
 
-    /// Adds what there is room for; whether that is anything.
+    /// Adds the waiting entries for which the ring has room; returns whether there were any.
     fn send(&mut self) -> bool {
         let count = self.staged.len().min(self.ring.slots());
         if count == 0 {
@@ -81,7 +80,7 @@ impl<T> Sender<T> {
     }
 }
 
-/// Takes up to a batch out of a ring.
+/// Takes up to [`BATCH`] entries out of a ring.
 fn receive<T>(ring: &mut Consumer<T>, into: &mut Vec<T>) {
     let count = ring.slots().min(BATCH);
     if count > 0 {
@@ -107,7 +106,7 @@ struct Link {
 }
 
 impl Link {
-    /// The link of this reactor to `owner`, made if there is none.
+    /// Returns the link of this reactor to `owner`, and creates it if there is none.
     fn to(owner: &Handle, cx: &mut Cx) -> Rc<Self> {
         let links = cx.local_state::<Links>();
         if let Some(link) = links.0.borrow().iter().find(|link| link.owner == *owner) {
@@ -148,7 +147,7 @@ impl Link {
         commands.staged.push_back(command);
     }
 
-    /// Whether no channel uses the link, and the owner has, or can take, every command.
+    /// Whether no channel uses the link, and all commands are in the owner's ring.
     fn is_over(&self) -> bool {
         self.outboxes.borrow().is_empty() && self.commands.borrow().staged.is_empty()
     }
@@ -164,7 +163,7 @@ impl Link {
         cx.remove_root(this.root);
         cx.remove_thread(this.thread);
         let bell = this.bell.clone();
-        // The owner finds the ring abandoned.
+        // The owner sees that the producer of the ring was dropped.
         drop(this);
         bell.ring();
     }
@@ -202,12 +201,12 @@ impl Root for Client {
     }
 }
 
-/// A channel whose requests another reactor carries out, by a channel of its own.
+/// A channel that forwards its requests to another reactor, which executes them by the device's own channel.
 pub struct ForwardChannel {
     link: Rc<Link>,
     key: Key,
     local: Local,
-    /// The owner does not end before it has the link.
+    /// Keeps the owner from ending before the link has a root on it.
     _owner: Hold,
 }
 
@@ -218,11 +217,11 @@ impl fmt::Debug for ForwardChannel {
 }
 
 impl ForwardChannel {
-    /// A channel of this reactor to the channel that `open` opens on `owner`. Until that is open, requests wait for it; if
-    /// it cannot be opened, each fails with [`Status::Removed`].
+    /// Opens a channel on this reactor that forwards requests to the channel that `open` opens on `owner`. Requests wait until
+    /// that channel is open; if it cannot be opened, each request fails with [`Status::Removed`].
     ///
     /// # Panics
-    /// If `owner` is this reactor, whose channels are its own.
+    /// If `owner` is this reactor, which uses the device's own channel.
     pub fn open(owner: &Hold, open: OpenOwn, root: RootId, cx: &mut Cx) -> Self {
         assert!(**owner != *cx.handle(), "a reactor forwards nothing to itself");
         let link = Link::to(owner, cx);
@@ -260,14 +259,14 @@ impl Drop for ForwardChannel {
     }
 }
 
-/// The owner's end of a link: takes commands, and sends answers.
+/// The root of the owner's end of a link: executes commands, and sends completions.
 struct Service {
     commands: Consumer<Command>,
     batch: Vec<Command>,
     answers: Rc<RefCell<Sender<Answer>>>,
     /// The client's bell.
     bell: Bell,
-    /// By the index of the channel's key.
+    /// Endpoints by the indexes of their channels' keys.
     endpoints: Vec<Option<(Key, Endpoint)>>,
     root: RootId,
     thread: ThreadId,
@@ -280,10 +279,10 @@ enum Endpoint {
     Failed,
 }
 
-/// The device's own channel, for one channel of the client.
+/// The device's own channel, for one channel of the client, and its root.
 struct EndpointRoot {
     channel: Box<dyn Channel>,
-    /// The credits that the channel shares at the owner, if it does. Its depth is the client's to keep.
+    /// The credits that the channel shares with others at the owner, if any. The client enforces the channel's own depth.
     credits: Credits,
     /// Requests that wait for a credit.
     queue: VecDeque<Io>,
@@ -332,7 +331,7 @@ impl EndpointRoot {
         }
     }
 
-    /// Sends a request whose credit was taken.
+    /// Submits a request whose credit was taken.
     fn send(&mut self, io: Io, cx: &mut Cx) {
         self.credits.spend(io.data.len().into());
         self.channel.submit(io, cx);
@@ -346,7 +345,7 @@ impl EndpointRoot {
         if aborted > 0 {
             self.answers.borrow_mut().staged.extend(std::iter::repeat_n(answer, aborted));
             cx.wake(self.service);
-            // A credit that was granted for them goes to another.
+            // A credit that was granted for an aborted request is used for another one.
             cx.wake(self.root);
         }
         self.channel.abort(tag, cx);
@@ -397,7 +396,7 @@ impl Service {
             },
             Command::Abort(key, tag) => match self.endpoint(key) {
                 Endpoint::Open(_, endpoint) => endpoint.borrow_mut().abort(tag, cx),
-                // Its request has been answered.
+                // The request has failed already.
                 Endpoint::Failed => {}
             },
             Command::Close(key) => {
@@ -444,7 +443,7 @@ impl Service {
 
 impl Root for Service {
     fn poll(&mut self, cx: &mut Cx) -> bool {
-        // Before the ring is looked at: what the client added before it left is there.
+        // Read before the ring: all commands that the client added before it ended the link are then in the ring.
         let is_over = self.commands.is_abandoned();
         let mut batch = std::mem::take(&mut self.batch);
         receive(&mut self.commands, &mut batch);
@@ -458,7 +457,7 @@ impl Root for Service {
         let mut answers = self.answers.borrow_mut();
         let has_sent = answers.send();
         assert!(answers.staged.is_empty(), "each answer has a place in the ring");
-        // Wakes a client whose commands had no room; an answer would wake it too.
+        // Wakes the client for completions, or because its commands had no room.
         if has_sent || has_made_room {
             self.bell.ring();
         }
@@ -468,13 +467,13 @@ impl Root for Service {
             let (root, thread) = (self.root, self.thread);
             let endpoints = std::mem::take(&mut self.endpoints);
             cx.local().defer(move |cx| {
-                // Those that a client left open that has ended.
+                // Endpoints that are still open, since the client's reactor has ended.
                 for (_, endpoint) in endpoints.into_iter().flatten() {
                     if let Endpoint::Open(root, _) = endpoint {
                         cx.remove_root(root);
                     }
                 }
-                // Another poll may have come to the same end.
+                // An earlier poll may have deferred the same removal.
                 if cx.root::<Self>(root).is_some() {
                     cx.remove_root(root);
                     cx.remove_thread(thread);

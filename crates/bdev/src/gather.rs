@@ -1,9 +1,8 @@
-//! What many disks have counted, gathered without being in the way. Control context; the gathering itself runs on each
-//! reactor, as a task.
+//! Collects the counters of many disks without delaying their requests. Control context; a task on each reactor reads the
+//! counters.
 //!
-//! A reactor visits a few channels in a turn, and goes on in its next: what it takes for a scrape of thousands of disks is
-//! spread over as many turns as it needs, none of which is longer than by some microseconds. One message asks it, and one
-//! answer comes back, however many disks there are.
+//! A reactor reads a few channels in each turn, so a scrape of thousands of disks takes many turns, each of which is longer by
+//! a few microseconds only. Each reactor receives one message and returns one answer, for any number of disks.
 
 use crate::bdev::{Place, lock};
 use crate::cell::Cells;
@@ -13,31 +12,31 @@ use futures_channel::oneshot;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-/// Channels that a reactor visits in a turn; more only where one disk has more on it.
+/// The most channels that a reactor reads in a turn, unless a single disk has more channels on it.
 const SLICE: usize = 16;
 
-/// A disk that a reactor is to visit: its place in the caller's list, its number, and where it is.
+/// A disk whose counters a reactor reads: its index in the caller's list, its serial number, and its reactors.
 struct Visit {
     index: usize,
     serial: u64,
     places: Arc<Mutex<Vec<Place>>>,
 }
 
-/// What a reactor has of a disk, whose place in the caller's list comes with it.
+/// A disk's index in the caller's list, and its counters on one reactor.
 type OfReactor = (usize, Summary);
 
-/// What a disk has counted on a core.
+/// The counters of a disk on one core.
 #[derive(Debug)]
 pub struct Part {
-    /// The disk's place in the caller's list.
+    /// The disk's index in the caller's list.
     pub disk: usize,
     /// The core.
     pub core: u16,
-    /// The counts of its channels there.
+    /// The counters of the disk's channels on this core.
     pub counts: Summary,
 }
 
-/// What `disks` have counted, each at most once for each core.
+/// Collects the counters of `disks`: at most one part for each disk and core.
 pub async fn gather(disks: &[Arc<Bdev>], reactors: &[Handle]) -> Vec<Part> {
     let mut asked = Vec::new();
     for reactor in reactors {
@@ -53,7 +52,7 @@ pub async fn gather(disks: &[Arc<Bdev>], reactors: &[Handle]) -> Vec<Part> {
             parts.entry((disk, reactor.core())).or_default().merge(&counts);
         }
     }
-    // If a reactor is gone, so are its channels; what they have counted is not.
+    // A reactor that has ended has no channels, but the counters of its closed channels still count.
     for (index, disk) in disks.iter().enumerate() {
         let places = lock(disk.places());
         for place in places.iter().filter(|place| !answered.contains(&&place.reactor)) {
@@ -63,7 +62,7 @@ pub async fn gather(disks: &[Arc<Bdev>], reactors: &[Handle]) -> Vec<Part> {
     parts.into_iter().map(|((disk, core), counts)| Part { disk, core, counts }).collect()
 }
 
-/// The disks that have, or had, channels on `reactor`, by what it is to do in one turn.
+/// The disks that have, or had, channels on `reactor`, divided into the work of single turns.
 fn slices(disks: &[Arc<Bdev>], reactor: &Handle) -> Vec<Vec<Visit>> {
     let (mut slices, mut slice, mut channels) = (Vec::new(), Vec::new(), 0);
     for (index, disk) in disks.iter().enumerate() {
@@ -80,7 +79,7 @@ fn slices(disks: &[Arc<Bdev>], reactor: &Handle) -> Vec<Vec<Visit>> {
     slices
 }
 
-/// Starts a reactor on its slices; its answer is to be waited for.
+/// Starts a task on a reactor that reads the counters of `slices`; returns the receiver of its answer.
 async fn ask(reactor: &Handle, slices: Vec<Vec<Visit>>) -> Option<oneshot::Receiver<Vec<OfReactor>>> {
     let (sender, receiver) = oneshot::channel();
     let start = move |cx: &mut Cx| {
@@ -96,7 +95,7 @@ async fn visit_all(slices: Vec<Vec<Visit>>, local: Local, sender: oneshot::Sende
         if sender.is_canceled() {
             return;
         }
-        // The task goes on in the next turn, when it learns that this has run.
+        // The task continues in the next turn, after this call has run.
         let visit = |visit: Visit, cx: &mut Cx| (visit.index, visit_one(&visit, cx));
         parts.extend(local.with(move |cx| slice.into_iter().map(|v| visit(v, cx)).collect::<Vec<_>>()).await);
     }
@@ -104,7 +103,7 @@ async fn visit_all(slices: Vec<Vec<Visit>>, local: Local, sender: oneshot::Sende
     let _ = sender.send(parts);
 }
 
-/// No channel of this reactor closes during the call, so each is counted once.
+/// Reads a disk's counters on this reactor. No channel of the reactor closes during the call, so each is counted once.
 fn visit_one(visit: &Visit, cx: &mut Cx) -> Summary {
     let mut summary = Summary::default();
     if let Some(place) = lock(&visit.places).iter().find(|p| p.reactor == *cx.handle()) {

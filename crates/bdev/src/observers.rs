@@ -3,20 +3,20 @@
 use crate::Bdev;
 use std::fmt;
 
-/// What happened to a disk.
+/// An event of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// It can be found and opened.
+    /// The disk was registered: it can be found and opened.
     Added,
-    /// It is gone, and its name is free.
+    /// The disk was removed, and its name is free.
     Removed,
-    /// It has another number of blocks.
+    /// The disk's number of blocks has changed.
     Resized,
 }
 
 type Observer = Box<dyn Fn(Change, &Bdev) + Send + Sync>;
 
-/// The functions that are called for each change.
+/// The functions that are called for each event.
 #[derive(Default)]
 pub(crate) struct Observers(Vec<Observer>);
 

@@ -1,4 +1,4 @@
-//! What a module completes within the reactor, until its channel is polled. Reactor context.
+//! Completions of a module that wait until its channel is polled. Reactor context.
 
 use crate::{Completion, Status, Tag};
 use aryk_reactor::{Cx, RootId};
@@ -8,12 +8,12 @@ use aryk_reactor::{Cx, RootId};
 pub struct Outbox(aryk_reactor::Outbox<Completion>);
 
 impl Outbox {
-    /// An empty outbox, which wakes `root`.
+    /// Creates an empty outbox, which wakes `root`.
     pub const fn new(root: RootId) -> Self {
         Self(aryk_reactor::Outbox::new(root))
     }
 
-    /// The root that it wakes.
+    /// The root that the outbox wakes.
     pub const fn root(&self) -> RootId {
         self.0.root()
     }

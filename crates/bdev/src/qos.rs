@@ -1,8 +1,7 @@
 //! Limits of disks and of groups of disks. Control context, except for the functions that channels call.
 //!
 //! A disk's limits and its group are changed under a short lock, and then each of its channels gets a command to read them
-//! again. Each channel applies what it finds at that time, so the last change counts, in whatever order the commands
-//! arrive.
+//! again. A channel applies the limits that it reads, so the last change counts, in whatever order the commands arrive.
 
 use crate::bdev::lock;
 use crate::cell::Command;
@@ -12,20 +11,20 @@ use aryk_reactor::Nanos;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-/// The buckets that a disk's requests go by, from its own to its outermost group's, each with what it counts.
+/// The token buckets of a disk's requests, from the disk's own to its outermost group's, each with the kind that it counts.
 pub(crate) type Buckets = Vec<(Kind, Arc<Bucket>)>;
 
-/// How many groups may be within each other.
+/// The most groups that may be nested.
 pub const GROUP_DEPTH: usize = 4;
 
-/// A disk's limits and its place.
+/// A disk's limits and its group.
 #[derive(Debug, Default)]
 pub(crate) struct DiskQos {
     limiter: Limiter,
     group: Option<Arc<QosGroup>>,
 }
 
-/// Disks, and groups of disks, that are limited together.
+/// A group of disks and of other groups, which share limits.
 pub struct QosGroup {
     name: String,
     parent: Option<Arc<Self>>,
@@ -44,7 +43,7 @@ impl QosGroup {
         &self.name
     }
 
-    /// The group that it is in.
+    /// The group that contains this group.
     pub const fn parent(&self) -> Option<&Arc<Self>> {
         self.parent.as_ref()
     }
@@ -54,7 +53,7 @@ impl QosGroup {
         *lock(&self.limiter).limits()
     }
 
-    /// It, its parent, and so on.
+    /// The group, its parent, and so on.
     fn outwards(self: &Arc<Self>) -> impl Iterator<Item = &Arc<Self>> {
         std::iter::successors(Some(self), |group| group.parent.as_ref())
     }
@@ -66,12 +65,12 @@ impl Bdev {
         *lock(self.qos()).limiter.limits()
     }
 
-    /// The group that it is limited with.
+    /// The group whose limits also apply to the disk.
     pub fn qos_group(&self) -> Option<Arc<QosGroup>> {
         lock(self.qos()).group.clone()
     }
 
-    /// Has other limits from `now` on, requests that wait included.
+    /// Sets the disk's limits from `now` on, also for waiting requests.
     ///
     /// # Errors
     /// [`Error::Limits`]; then nothing has changed.
@@ -90,7 +89,7 @@ impl Bdev {
         buckets
     }
 
-    /// Has its channels look at what limits there are.
+    /// Makes the disk's channels read its limits again.
     async fn look_at_limits(&self) {
         self.for_each_channel(|cell, cx| cell.command(Command::LookAtLimits, cx)).await;
     }
@@ -101,17 +100,17 @@ impl Bdev {
 pub struct QosGroups(Mutex<Vec<Arc<QosGroup>>>);
 
 impl QosGroups {
-    /// None yet.
+    /// Creates an empty list of groups.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// All, in the order of their making: each after its parent.
+    /// All groups, in the order of their creation: each after its parent.
     pub fn list(&self) -> Vec<Arc<QosGroup>> {
         lock(&self.0).clone()
     }
 
-    /// The one of that name.
+    /// The group called `name`.
     ///
     /// # Errors
     /// [`Error::NoGroup`].
@@ -119,7 +118,7 @@ impl QosGroups {
         find(&lock(&self.0), name)
     }
 
-    /// Makes a group without limits, within another or by itself.
+    /// Creates a group without limits, within the group `parent` if one is given.
     ///
     /// # Errors
     /// [`Error::GroupExists`], [`Error::NoGroup`], [`Error::GroupDepth`].
@@ -137,7 +136,7 @@ impl QosGroups {
         Ok(group)
     }
 
-    /// Has a group limited otherwise from `now` on.
+    /// Sets the limits of a group from `now` on.
     ///
     /// # Errors
     /// [`Error::NoGroup`], [`Error::Limits`].
@@ -159,14 +158,14 @@ impl QosGroups {
         Ok(())
     }
 
-    /// Puts a disk into a group, from whichever it is in now.
+    /// Adds a disk to a group, and removes it from its present group.
     ///
     /// # Errors
     /// [`Error::NoGroup`], [`Error::NotFound`].
     pub async fn add(&self, registry: &Registry, name: &str, disk: &str) -> Result<Arc<Bdev>, Error> {
         let bdev = registry.find(disk)?;
         {
-            // Under the lock, so that the group is not deleted before the disk is in it.
+            // The lock is held, so that the group is not deleted before the disk is in it.
             let groups = lock(&self.0);
             let group = find(&groups, name)?;
             lock(bdev.qos()).group = Some(group);
@@ -175,7 +174,7 @@ impl QosGroups {
         Ok(bdev)
     }
 
-    /// Takes a disk out of a group.
+    /// Removes a disk from a group.
     ///
     /// # Errors
     /// [`Error::NoGroup`], [`Error::NotFound`], [`Error::NotInGroup`].
@@ -194,7 +193,7 @@ impl QosGroups {
         Ok(bdev)
     }
 
-    /// Deletes a group in which nothing is.
+    /// Deletes a group that contains no disk and no group.
     ///
     /// # Errors
     /// [`Error::NoGroup`], [`Error::GroupInUse`].

@@ -28,7 +28,7 @@ pub const SECTOR: u64 = 512;
 const IN: u32 = 0;
 const OUT: u32 = 1;
 
-/// Where a request's parts lie: header and status are on one cache line.
+/// Length of the header: header and status are on one cache line.
 const HEADER_LEN: u32 = 16;
 const STATUS_AT: u64 = 16;
 /// A status that no device writes: the request is not completed.

@@ -5,7 +5,7 @@ use aryk_dma::MapError;
 use rustix::io::Errno;
 use std::path::PathBuf;
 
-/// Why a session cannot be opened, or has ended.
+/// The reason why a session cannot be opened, or has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No process listens on the socket, or the connection is refused.

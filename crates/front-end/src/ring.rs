@@ -1,8 +1,8 @@
 //! The driver side of virtqueues (virtio 1.2, sections 2.7 and 2.8). Runs on the front-end's thread; no allocation
 //! once a ring exists.
 //!
-//! A ring may outlive its device and continue with the next one. The requests outstanding are known from the
-//! front-end's own memory, never from the ring's.
+//! A ring may outlive its device and continue with the next one. The front-end tracks outstanding requests in its own
+//! memory, never in the ring's.
 
 mod packed;
 mod split;
@@ -226,7 +226,7 @@ impl Ring {
         }
     }
 
-    /// The index for SET_VRING_BASE after a device that died without GET_VRING_BASE: where its completions end.
+    /// The index for SET_VRING_BASE after a device that ended without GET_VRING_BASE: the end of its completions.
     #[must_use]
     pub fn base(&self) -> u32 {
         match self {

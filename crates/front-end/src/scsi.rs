@@ -10,7 +10,7 @@ pub const FIXED_QUEUES: u16 = 2;
 /// Bytes of `struct virtio_scsi_config` (section 5.6.4).
 pub const CONFIG_LEN: usize = 36;
 
-/// Where a request's parts lie, each on its own cache lines.
+/// Offset of the response: request and response are each on their own cache lines.
 const ANSWER_AT: u64 = 64;
 /// `struct virtio_scsi_req_cmd` with a CDB of 32 bytes (section 5.6.6.1).
 const REQUEST_LEN: u32 = 51;
@@ -24,7 +24,7 @@ const UNANSWERED: u8 = 0xff;
 const CHECK_CONDITION: u8 = 2;
 /// The sense key by which a unit reports an event before it executes a command (SPC-4, table 48).
 const UNIT_ATTENTION: u8 = 6;
-/// Number of unit attentions after which a command is given up.
+/// Number of unit attentions after which a command is no longer repeated.
 const ATTENTIONS_MAX: u32 = 16;
 
 /// The part of the CDB that the front-end uses.

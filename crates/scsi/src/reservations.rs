@@ -2,7 +2,7 @@
 
 use crate::{Attention, Sense};
 
-/// Reservation types: who may do what (SPC-4, table 58).
+/// Reservation types, by the accesses that they allow (SPC-4, table 58).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -44,7 +44,7 @@ impl Kind {
     }
 }
 
-/// What a command does to the disk, for the check against reservations (SPC-4, table 60; SBC-3, table 13).
+/// The access of a command to the disk, for the check against reservations (SPC-4, table 60; SBC-3, table 13).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Access {
     /// Nothing that a reservation restricts.
@@ -53,7 +53,7 @@ pub(crate) enum Access {
     Change,
 }
 
-/// Why a change is refused.
+/// The reason why a change is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refused {
     Conflict,
@@ -63,7 +63,7 @@ pub(crate) enum Refused {
     Key,
     /// The table of registrations is full.
     Full,
-    /// The reservations were to be saved, and cannot be saved.
+    /// The initiator requested saved reservations, and they cannot be saved.
     NotSaved,
     /// Another opener writes to the disk without regard to reservations.
     ForeignWriter,

@@ -10,7 +10,7 @@ pub fn lun_number(field: [u8; 8]) -> Option<u16> {
     let field = u64::from_be_bytes(field);
     let number = (field >> 48) as u16;
     match number >> 14 {
-        // The field names a second level.
+        // The field has a second level.
         _ if field << 16 != 0 => None,
         // Peripheral device addressing has a bus number, which must be 0.
         0 => (number < 0x100).then_some(number),

@@ -439,7 +439,7 @@ impl UnitChannel {
                 }
                 Order::Count(which, done) => {
                     let running = self.tasks.iter().filter(|(_, task)| which.matches_tag(task.name)).count();
-                    // The caller may have gone.
+                    // The caller may have stopped waiting.
                     let _ = done.send(running as u32);
                 }
                 // If the command was aborted, another command may have its tag by now.
@@ -483,7 +483,7 @@ impl UnitChannel {
         let has_ended = |pending: &mut PendingAbort| pending.left == 0 || !pending.is_waited_for();
         for PendingAbort { aborted, done, .. } in self.pending_aborts.extract_if(.., has_ended) {
             for done in done {
-                // The caller may have gone.
+                // The caller may have stopped waiting.
                 let _ = done.send(aborted);
             }
         }

@@ -35,8 +35,8 @@ impl Units {
         self.inner().store = Some((saver, Box::new(find)));
     }
 
-    /// Creates a nexus of a disk at this port of its target, as the unit with that number. The nexus keeps what an earlier nexus
-    /// at the port has registered.
+    /// Creates a nexus of a disk at this port of its target, as the unit with that number. The nexus keeps the registration of
+    /// an earlier nexus at the port.
     pub fn nexus(&self, disk: Descriptor, port: Port, number: u16) -> Arc<Nexus> {
         let lun = self.inner().unit(disk.bdev());
         lun.nexus(disk, port, number)

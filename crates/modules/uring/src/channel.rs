@@ -1,9 +1,8 @@
-//! A disk's channel: the table of its requests, with the place where each of them waits. Reactor context.
+//! A disk's channel: the table of its requests and of their states. Reactor context.
 //!
-//! The kernel has a request, or the request waits for its claim of a range ([`Ranges`](crate::ranges::Ranges)), or until it
-//! is retried. On the usual path a request goes into the table, to the ring, and out again, without an allocation, a lock or
-//! a counter. A poll takes the kernel's completions as one list, by a swap, and puts the completion of each request directly
-//! into the list of its caller.
+//! A request is in the kernel, or waits for its claim of a range ([`Ranges`](crate::ranges::Ranges)), or waits for a retry. On
+//! the usual path a request needs no allocation, no lock and no counter. A poll takes the kernel's completions as one list, by a
+//! swap, and adds the completion of each request directly to the list of its caller.
 
 use crate::ranges::Claimant;
 use crate::request::{AGAIN_DELAY, Next, Pool, Request};
@@ -15,8 +14,8 @@ use aryk_uring::{Completion as Answer, Tag as RingTag};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bytes that one poll may copy through bounce buffers before it takes no further answer, so one answer may exceed them; the
-/// other answers wait for the next turn.
+/// Limit of the bytes that one poll copies through bounce buffers. After the answer that reaches the limit, the other answers
+/// wait for the next turn.
 const COPY_MAX: u64 = 1 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -182,7 +181,7 @@ impl FileChannel {
         self.answers.drain(..taken);
     }
 
-    /// Retries the requests whose time has come.
+    /// Retries the requests whose delay has passed.
     fn retry(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
         let now = cx.now();
         while let Some(i) = self.later.iter().position(|&(at, _)| at <= now) {
@@ -194,7 +193,7 @@ impl FileChannel {
     fn abort_one(&mut self, key: Key, cx: &mut Cx) {
         let entry = self.entries.get_mut(key).expect("a request of this channel");
         match entry.place {
-            // The kernel completes the request: requests to a file are not cancelled. It is not held afterwards.
+            // The kernel completes the request, since requests to a file are not cancelled; then it is not held for a retry.
             Place::Kernel => return entry.request.abandoned = true,
             Place::Range => {}
             Place::Later => self.later.retain(|&(_, k)| k != key),

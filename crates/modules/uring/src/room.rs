@@ -1,7 +1,7 @@
 //! Thin provisioning: whether file systems have the space that their sparse disks promise. Control context; blocks.
 //!
-//! A sparse file takes no space before it is written to, so files can promise more bytes than the file system has; writes
-//! of guests that fill all of them fail one day. Overcommitment may be wanted, so it is not refused but reported.
+//! A sparse file takes no space before it is written to, so files can promise more bytes than the file system has. Guests'
+//! writes fail when the file system is full. Operators may want overcommitment, so it is not refused but reported.
 
 use crate::store::{Kind, Store};
 use crate::{Error, store_of};

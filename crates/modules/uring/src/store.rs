@@ -82,7 +82,7 @@ pub(crate) struct Counts {
     held: AtomicU64,
     /// Requests that were ever held.
     held_total: AtomicU64,
-    /// Limits the log lines about held requests; `logged` is whether the last line was that requests are held.
+    /// Limits the log lines about held requests; `logged`: the last line reported that requests are held.
     lines: LogLimit,
     logged: AtomicBool,
 }
@@ -120,8 +120,8 @@ const SEGMENTS: u32 = 1024;
 const BATCH: usize = 4;
 
 /// Bytes of reads and writes that are submitted at one time, for each kind of store: during the submission the kernel
-/// copies pages of the page cache and pins other pages. This time is then accounted to the disk of the requests, and the
-/// reactor measures it as it passes, instead of all of it at the end of the turn.
+/// copies pages of the page cache and pins other pages. With this limit, that time is accounted to the disk of the requests,
+/// and the reactor measures it during the turn, not only at its end.
 const SUBMIT_BYTES: u64 = 1 << 20;
 
 /// A call to the kernel.

@@ -17,7 +17,7 @@ pub(super) enum Job {
     Unmap { data: Sgl, next: u32, ranges: u32 },
     /// With the next blocks.
     Loop(Loop),
-    /// The command has no request to the disk: external work ends it. That work holds a weak reference, which tells whether the
+    /// The command has no request to the disk: external work ends it. That work holds a weak reference, which shows whether the
     /// command still waits.
     External { _waits: Arc<()> },
 }

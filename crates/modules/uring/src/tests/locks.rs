@@ -170,7 +170,7 @@ fn another_process_is_kept_off_until_it_has_ended() {
     other.0.kill().unwrap();
     // The test does not wait for the end of the process: `create` waits for the lock.
     create(&Env::default(), Config::new("w", &path)).unwrap();
-    // This keeps the pipe open up to here.
+    // The use of the pipe here keeps it open until now.
     drop(other.0.stdin.as_mut().map(Write::flush));
 }
 

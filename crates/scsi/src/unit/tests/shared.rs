@@ -143,7 +143,7 @@ fn only_repeatable_commands_are_repeated() {
     let swap = [vec![0; BLOCK], vec![9; BLOCK]].concat();
     let mut compare_and_write = cdb_16(0x89, 0, 5, 0);
     compare_and_write[13] = 1;
-    // As if the command had been carried out, and the initiator had received no answer.
+    // The command is executed, as if the initiator had received no answer.
     good(&mut all, 0, &compare_and_write, &swap, 0);
     all.replayed = true;
     assert_eq!(sense_of(&mut all, 0, &compare_and_write, &swap), Attention::PowerOn.sense());
@@ -339,7 +339,7 @@ fn durable_state_is_removed_durably() {
     page.reclaim();
 }
 
-/// An initiator that aborts commands which wait for the store has no more changes in progress than any other.
+/// The limit of changes in progress also holds for an initiator that aborts commands which wait for the store.
 #[test]
 fn aborted_changes_count_until_they_have_ended() {
     let mut unit = with_saved(disk().registry(), None);
