@@ -208,7 +208,7 @@ impl Cx {
         self.turns.number
     }
 
-    /// When a turn ended, after its signals were sent. `None` for this turn, and for turns that are more than 64 turns old.
+    /// When a turn ended, after its signals were sent. `None` for this turn, and for turns before the last 64.
     #[inline]
     pub fn turn_ended(&self, turn: u64) -> Option<Nanos> {
         let age = self.turns.number.wrapping_sub(turn);
@@ -404,7 +404,7 @@ impl Cx {
         lock(&self.handle.0.names).remove(&Running::root(id.0.index()));
     }
 
-    /// Sets what the reactor does after the work of `root`, when there is no more work; `None`: as the reactor's own policy says.
+    /// Sets the policy that the reactor follows when it has no work after that of `root`; `None`: the reactor's own policy.
     ///
     /// # Panics
     /// If the root is not on this reactor.

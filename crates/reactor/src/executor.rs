@@ -105,7 +105,7 @@ impl Local {
     /// As [`Local::with`], without a result and without waiting for the call.
     pub fn defer(&self, f: impl FnOnce(&mut Cx) + 'static) {
         // An object that is dropped after the reactor's end may still call this. A stored call that owns a `Local` would keep
-        // this state alive for ever.
+        // this state alive forever.
         if !self.state.ended.get() {
             self.state.calls.borrow_mut().push_back(Box::new(f));
         }

@@ -26,7 +26,7 @@ pub enum Refused<T> {
     Closed(T),
 }
 
-/// The duty of a sender after its message was accepted.
+/// What a sender must do after its message was accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Taken {

@@ -38,7 +38,7 @@ pub struct Reactor {
     cx: Cx,
     kernel: Rc<RefCell<KernelDriver>>,
     spin: Spin,
-    /// The greatest policy of the roots that had work in this turn, or in the last one; `None`: no root had work.
+    /// The policy with the most polling among the roots that had work in this turn, or in the last one; `None`: no root had work.
     policy_of_work: Option<SleepPolicy>,
     /// The reactor has slept since the last turn after which it polled on.
     slept: bool,
@@ -157,7 +157,7 @@ impl Reactor {
         worked
     }
 
-    /// Whether the last turn had work after which the reactor is to poll on for a while.
+    /// Whether the last turn had work after which the reactor polls on for a while.
     fn is_to_poll_on(&self) -> bool {
         self.cx.worked && self.policy_of_work.unwrap_or(self.cx.policy) != SleepPolicy::Interrupt
     }
@@ -220,7 +220,7 @@ impl Reactor {
         for _ in 0..self.cx.promoted.len().min(PROMOTED_ROOTS) {
             // The clock is read whenever a root of another thread runs.
             if self.cx.now.ns_since(start) > ROOTS_NS {
-                // The other kinds of work have their time too.
+                // The time limit is reached: the other kinds of work run now.
                 self.make_way_for(None);
                 break;
             }
@@ -247,7 +247,7 @@ impl Reactor {
             self.cx.promoted.push_back(id);
             root.borrow_mut().promoted(&mut self.cx);
         }
-        // A root that was being promoted may have kicked another.
+        // A root may have kicked another root while it was promoted.
         kicked.append(&mut self.cx.kicked);
         self.cx.kicked = kicked;
     }
@@ -403,7 +403,7 @@ impl Reactor {
         self.cx.outgoing.flush(&self.waker);
     }
 
-    /// Whether there is no work that a sleeping reactor would not be woken for.
+    /// Whether all known work, if there is any, would wake a sleeping reactor.
     fn is_quiet(&self) -> bool {
         let cx = &self.cx;
         cx.active_pollers.is_empty()

@@ -1,6 +1,6 @@
 //! The two kernel interfaces of a reactor: its io_uring, and signals to eventfds that cannot block.
 //!
-//! This crate holds the `unsafe` code that they need. The caller decides everything: it chooses the operations and the time of
+//! This crate holds the `unsafe` code that they need, and makes no decisions: the caller chooses the operations and the time of
 //! submission, and interprets completions. Reactor context.
 #![deny(unsafe_op_in_unsafe_fn)]
 
