@@ -235,7 +235,7 @@ fn channels_share_a_driver_and_the_last_removes_it() {
 }
 
 #[test]
-#[should_panic(expected = "lets go of its driver when its requests have completed")]
+#[should_panic(expected = "drops its driver after its requests have completed")]
 fn a_driver_with_requests_in_flight_is_not_removed() {
     let (mut reactor, thread) = reactor(SleepPolicy::Interrupt, ENGINES[0], &Time::default());
     let device = Device::new();
