@@ -78,7 +78,7 @@ impl Driver for QueuePair {
     }
 
     fn arm(&mut self, _: &mut Cx) -> Armed {
-        assert_eq!(self.device.queued.get(), 0, "it is flushed before it is armed");
+        assert_eq!(self.device.queued.get(), 0, "a driver is flushed before it is armed");
         self.device.is_armed.set(true);
         if self.device.done.borrow().is_empty() { Armed::Yes } else { Armed::Busy }
     }
@@ -134,7 +134,7 @@ fn got(channel: &RootRef<Channel>, reactor: &mut Reactor) -> u32 {
 }
 
 #[test]
-fn its_descriptor_wakes_a_driver_which_is_reaped_in_the_same_turn() {
+fn a_descriptor_wakes_its_driver_which_is_reaped_in_the_same_turn() {
     for engine in ENGINES {
         let (mut reactor, thread) = reactor(SleepPolicy::Interrupt, engine, &Time::default());
         let device = Device::new();
@@ -153,7 +153,7 @@ fn its_descriptor_wakes_a_driver_which_is_reaped_in_the_same_turn() {
             // The kernel may take a moment to report the descriptor.
             let mut turns = 0;
             while device.reaps.get() == reaps {
-                assert!(turns < 1000, "{engine:?}: it is not woken");
+                assert!(turns < 1000, "{engine:?}: the driver is not woken");
                 turns += 1;
                 reactor.turn();
             }
@@ -163,7 +163,7 @@ fn its_descriptor_wakes_a_driver_which_is_reaped_in_the_same_turn() {
 }
 
 #[test]
-fn what_a_driver_has_in_flight_is_waited_for_awake() {
+fn a_reactor_polls_longer_while_a_driver_has_requests_in_flight() {
     for engine in ENGINES {
         for in_flight in [0, 1] {
             let time = Time::default();
@@ -258,7 +258,11 @@ fn a_driver_that_cannot_be_made_leaves_nothing() {
             };
             assert_eq!(reactor.cx().driver(device.key, refuse).err(), Some("no queue pair"));
             settle(&mut reactor);
-            assert_eq!(rustix::io::write(&writer, b"x"), Err(rustix::io::Errno::PIPE), "it is still watched");
+            assert_eq!(
+                rustix::io::write(&writer, b"x"),
+                Err(rustix::io::Errno::PIPE),
+                "the descriptor is still watched"
+            );
         }
         let channel = channel(&device, thread, reactor.cx());
         settle(&mut reactor);
@@ -281,7 +285,11 @@ fn a_watch_of_a_driver_may_end_before_the_driver() {
         settle(&mut reactor);
         assert!(reactor.cx().unwatch(watch).is_some() && reactor.cx().unwatch(watch).is_none());
         settle(&mut reactor);
-        assert_eq!(rustix::io::write(&writer, b"x"), Err(rustix::io::Errno::PIPE), "it is still watched");
+        assert_eq!(
+            rustix::io::write(&writer, b"x"),
+            Err(rustix::io::Errno::PIPE),
+            "the descriptor is still watched"
+        );
         submit(&channel, 1, reactor.cx());
         settle(&mut reactor);
         device.complete(0, 1);
@@ -364,7 +372,7 @@ impl Root for Late {
 }
 
 #[test]
-fn what_is_submitted_on_the_way_to_sleep_is_flushed() {
+fn requests_that_are_submitted_before_a_sleep_are_flushed() {
     for engine in ENGINES {
         let (mut reactor, thread) = reactor(SleepPolicy::Adaptive, engine, &Time::default());
         let device = Device::new();

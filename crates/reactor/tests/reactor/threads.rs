@@ -283,7 +283,7 @@ fn ten_thousand_watches() {
         let before = polls();
         kick(&fd);
         std::thread::sleep(Duration::from_millis(50));
-        assert!(polls() > before, "the last watch is not heard");
+        assert!(polls() > before, "the last watch does not wake its root");
         let open = std::fs::read_dir("/proc/self/fd").unwrap().count();
         assert!(open < 3 * disks.len(), "{open} descriptors are open");
     }
@@ -369,7 +369,7 @@ fn a_sleeper_wakes_soon() {
 }
 
 #[test]
-fn ending_answers_everyone() {
+fn calls_end_when_their_reactor_ends() {
     for engine in ENGINES {
         let reactors = start(SleepPolicy::Adaptive, engine);
         let handle = reactors.handles()[0].clone();
@@ -464,11 +464,11 @@ fn the_watchdog_names_what_is_stuck() {
     std::thread::sleep(Duration::from_millis(500));
     drop(reactors);
     let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-    let told = |what: &str| lines.lines().filter(|l| l.contains("stuck in") && l.contains(what)).count();
+    let reports = |what: &str| lines.lines().filter(|l| l.contains("stuck in") && l.contains(what)).count();
     // Each turn is reported once, though the watchdog checks it several times.
-    assert_eq!(told("poller molasses, after submit in bdev of disk7"), 1, "{lines}");
-    assert_eq!(told("a message"), 1, "{lines}");
-    assert_eq!(told("driver treacle"), 1, "{lines}");
+    assert_eq!(reports("poller molasses, after submit in bdev of disk7"), 1, "{lines}");
+    assert_eq!(reports("a message"), 1, "{lines}");
+    assert_eq!(reports("driver treacle"), 1, "{lines}");
 }
 
 #[test]

@@ -159,12 +159,12 @@ fn roots_whose_polls_take_long_have_their_turns_one_after_the_other() {
             assert!(took <= 1_600_000, "a turn of {took} ns");
             before = time.nanos();
         }
-        assert_eq!(order.borrow()[..20], (0..20).collect::<Vec<_>>(), "none is passed over");
+        assert_eq!(order.borrow()[..20], (0..20).collect::<Vec<_>>(), "each root has its turn");
     }
 }
 
 #[test]
-fn a_wake_that_was_cleared_is_none_and_takes_no_room() {
+fn a_cleared_wake_causes_no_poll_and_takes_no_room() {
     let (mut reactor, thread) = reactor(SleepPolicy::Interrupt, ENGINES[0], &Time::default());
     let log = Log::default();
     let root = scripted(reactor.cx(), thread, &log, "r", |_| false);
@@ -434,7 +434,7 @@ fn a_root_may_have_its_own_sleep_policy() {
 }
 
 #[test]
-fn what_keeps_it_awake() {
+fn events_that_keep_a_reactor_awake() {
     for engine in ENGINES {
         let time = Time::default();
         let (mut reactor, thread) = reactor(SleepPolicy::Interrupt, engine, &time);
@@ -489,7 +489,7 @@ fn pollers_may_remove_each_other() {
 }
 
 #[test]
-fn time_is_charged_to_who_worked() {
+fn time_is_charged_to_the_thread_that_worked() {
     let time = Time::default();
     let (mut reactor, first) = reactor(SleepPolicy::Interrupt, ENGINES[0], &time);
     let cx = reactor.cx();
