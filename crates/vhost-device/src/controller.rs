@@ -12,9 +12,10 @@ use aryk_reactor::{CoreSet, Cx, Gone, Handle, Reactors};
 use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
 use aryk_virtqueue::Virtqueue;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use tokio::sync::MutexGuard;
+use tokio::sync::{MutexGuard, oneshot};
 
 /// What a kind of controllers has of its own. One value for each controller.
 #[expect(async_fn_in_trait, reason = "controllers live on one thread; their futures are never sent")]
@@ -88,6 +89,8 @@ pub struct Controller<K: Kind> {
     memory: Memory,
     reactors: Rc<Reactors>,
     queues: Queues<K::Queue>,
+    /// Starts of queues whose disks are not ready, by index. A start is cancelled when its sender is dropped.
+    preparing: RefCell<BTreeMap<u16, oneshot::Sender<()>>>,
     session: RefCell<Option<SessionHandle>>,
     errors: Arc<Errors>,
 }
@@ -101,6 +104,9 @@ pub enum NotReady {
     /// The session ended first.
     #[error("the session ended before the disks were ready")]
     Ending,
+    /// The front-end stopped the queue first.
+    #[error("the front-end stopped the queue before the disks were ready")]
+    Cancelled,
 }
 
 /// Why a queue cannot start.
@@ -132,6 +138,7 @@ impl<K: Kind> Controller<K> {
             memory,
             reactors,
             queues: Queues::new(),
+            preparing: RefCell::default(),
             session: RefCell::default(),
             errors: Arc::default(),
         }
@@ -204,7 +211,7 @@ impl<K: Kind> Controller<K> {
         }
     }
 
-    /// As [`Controller::hold_prepared`], but the end of the session cancels the preparation.
+    /// As [`Controller::hold_prepared`], but the end of the session and the end of the queue cancel the preparation.
     async fn hold_for_start(&self, index: u16, reactor: &Handle) -> Result<MutexGuard<'_, ()>, NotReady> {
         let session = self.session();
         let ending = async {
@@ -213,11 +220,16 @@ impl<K: Kind> Controller<K> {
                 None => std::future::pending().await,
             }
         };
-        tokio::select! {
+        let (cancel, cancelled) = oneshot::channel();
+        self.preparing.borrow_mut().insert(index, cancel);
+        let held = tokio::select! {
             biased;
             () = ending => Err(NotReady::Ending),
-            held = self.hold_prepared(index, reactor) => Ok(held?),
-        }
+            _ = cancelled => Err(NotReady::Cancelled),
+            held = self.hold_prepared(index, reactor) => held.map_err(NotReady::Disk),
+        };
+        self.preparing.borrow_mut().remove(&index);
+        held
     }
 
     /// Starts a queue when its disks have prepared a reactor. The queues are held still while it opens its channels: a call to
@@ -311,6 +323,10 @@ impl<K: Kind> Device for Controller<K> {
 
     async fn start_queue(&self, index: u16, setup: QueueSetup) -> Result<(), DeviceError> {
         self.start(index, setup).await.map_err(|e| e.to_string().into())
+    }
+
+    fn cancel_start(&self, index: u16) {
+        self.preparing.borrow_mut().remove(&index);
     }
 
     async fn stop_queue(&self, index: u16) -> u32 {

@@ -156,8 +156,15 @@ pub trait Device: 'static {
     /// lost while the queue was stopped.
     ///
     /// # Errors
-    /// The queue cannot run; it stays stopped. A device that waits for a store gives up at [`SessionHandle::ending`].
+    /// The queue cannot run; it stays stopped. A device that waits for a store gives up at [`SessionHandle::ending`] and at
+    /// [`Device::cancel_start`].
     async fn start_queue(&self, index: u16, setup: QueueSetup) -> Result<(), DeviceError>;
+
+    /// The front-end stops a queue that is starting: if the device waits for a store, it gives up. The session awaits the end of
+    /// `start_queue`, whose future it polls beside the other calls.
+    fn cancel_start(&self, index: u16) {
+        let _ = index;
+    }
 
     /// Stops a running queue: takes no more requests from it, and waits until all taken requests have been returned as used.
     /// Returns the position at which another back-end or a later start resumes, in the format of [`QueueSetup::base`].

@@ -21,10 +21,15 @@ use aryk_dma::DirtyLog;
 use aryk_log_limit::limited;
 use rustix::net::SendFlags;
 use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
 use std::sync::Arc;
 use tokio::net::UnixStream;
 
 mod queues;
+mod starts;
+
+pub(crate) use starts::Started;
+use starts::Starts;
 
 /// VHOST_USER_F_PROTOCOL_FEATURES: the bit that announces protocol features; the session hides it from drivers.
 pub(crate) const F_PROTOCOL_FEATURES: u64 = 1 << 30;
@@ -106,8 +111,10 @@ pub async fn serve_front_end<D: Device>(
     let queues = device.num_queues();
     assert!((1..=256).contains(&queues), "{queues} queues");
     let vrings = std::iter::repeat_with(Vring::default).take(queues.into()).collect();
+    let starts = Rc::new(Starts::default());
     let mut front_end = Session {
         device,
+        starts: Rc::clone(&starts),
         handle: session.clone(),
         stats,
         sharing: Sharing::of(&stream),
@@ -125,8 +132,8 @@ pub async fn serve_front_end<D: Device>(
     stats.began(front_end.sharing.pid());
     limited!(stats.lines.sessions, info, "front-end connected");
     device.connected(session.clone());
-    let end = front_end.run().await;
-    front_end.finish().await;
+    let end = starts.beside(front_end.run()).await;
+    starts.beside(front_end.finish()).await;
     device.disconnected();
     stats.ended(end.as_ref().err());
     match &end {
@@ -139,6 +146,7 @@ pub async fn serve_front_end<D: Device>(
 
 struct Session<'d, D> {
     device: &'d D,
+    starts: Rc<Starts<'d>>,
     handle: SessionHandle,
     stats: &'d Stats,
     connection: Connection,
@@ -174,6 +182,10 @@ impl<D: Device> Session<'_, D> {
                     Some(next) => next,
                     None => return Ok(End::FrontEndLeft),
                 },
+                (index, started) = queues::next_started(&mut self.vrings) => {
+                    self.has_started(index, started).await?;
+                    continue;
+                }
                 () = self.sharing.found_private() => {
                     limited!(
                         self.stats.lines.faults,

@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::device::{EventFd, QueueLog, Rings};
 use crate::message::{Code, VringAddr};
-use crate::session::{F_EVENT_IDX, F_PROTOCOL_FEATURES, F_RING_PACKED};
+use crate::session::{F_EVENT_IDX, F_PROTOCOL_FEATURES, F_RING_PACKED, Started};
 use aryk_dma::MemTable;
 
 /// Whether a queue is started, and how the guest signals available buffers. "Ring states".
@@ -71,7 +71,23 @@ pub(crate) struct Vring {
     /// The last SET_VRING_ENABLE, if one was received.
     pub(crate) enabled: Option<bool>,
     /// Whether the device runs the queue.
-    pub(crate) running: bool,
+    pub(crate) life: Life,
+}
+
+/// Whether the device runs a queue.
+#[derive(Debug, Default)]
+pub(crate) enum Life {
+    #[default]
+    Stopped,
+    /// The device waits for the queue's disk.
+    Starting(Started),
+    Running,
+}
+
+impl Life {
+    pub(crate) const fn is_running(&self) -> bool {
+        matches!(self, Self::Running)
+    }
 }
 
 impl Vring {

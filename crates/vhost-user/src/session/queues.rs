@@ -7,11 +7,34 @@ use crate::error::SHARE;
 use crate::inflight::Inflight;
 use crate::memory::Removed;
 use crate::message::{self, Code, LogDesc, Request, VringFd, VringState};
-use crate::vring::{Kick, Vring, is_packed};
+use crate::vring::{Kick, Life, Vring, is_packed};
 use aryk_dma::{DirtyLog, GuestArea, MemTable};
 use aryk_log_limit::limited;
 use std::os::fd::{AsFd, OwnedFd};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+/// How long a session waits for a queue to start, so that the answer to the front-end has its error. A disk may take longer, or
+/// for ever: then the session goes on.
+const START_PATIENCE: Duration = Duration::from_millis(100);
+
+/// The next queue that has started, or has failed to, of those whose starts take long.
+pub(super) async fn next_started(vrings: &mut [Vring]) -> (usize, Result<(), DeviceError>) {
+    std::future::poll_fn(|cx| {
+        for (index, vring) in vrings.iter_mut().enumerate() {
+            if let Life::Starting(started) = &mut vring.life
+                && let Poll::Ready(started) = Pin::new(started).poll(cx)
+            {
+                vring.life = Life::Stopped;
+                return Poll::Ready((index, started.unwrap_or_else(|_| Err("the start was lost".into()))));
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
 
 impl<D: Device> Session<'_, D> {
     /// Carries out one of the SET_VRING requests.
@@ -68,7 +91,7 @@ impl<D: Device> Session<'_, D> {
             Request::SetVringCall(VringFd { index, .. }) => {
                 let index = self.index(code, index.into())?;
                 self.vrings[index].call.clone_from(&fd);
-                if self.vrings[index].running {
+                if self.vrings[index].life.is_running() {
                     self.device.set_call(index as u16, fd).await;
                 }
                 Ok(())
@@ -76,7 +99,7 @@ impl<D: Device> Session<'_, D> {
             Request::SetVringErr(VringFd { index, .. }) => {
                 let index = self.index(code, index.into())?;
                 self.vrings[index].err.clone_from(&fd);
-                if self.vrings[index].running {
+                if self.vrings[index].life.is_running() {
                     self.device.set_err(index as u16, fd).await;
                 }
                 Ok(())
@@ -154,7 +177,7 @@ impl<D: Device> Session<'_, D> {
     /// Updates the device if the log of a running queue has changed.
     pub(super) async fn relog(&mut self, index: usize) {
         let log = self.queue_log(index);
-        if self.vrings[index].running && self.vrings[index].log != log {
+        if self.vrings[index].life.is_running() && self.vrings[index].log != log {
             self.vrings[index].log.clone_from(&log);
             self.device.set_log(index as u16, log).await;
         }
@@ -173,12 +196,20 @@ impl<D: Device> Session<'_, D> {
         self.status = 0;
     }
 
-    /// Stops a queue if it runs.
+    /// Stops a queue if it runs, and cancels its start if its disk is not ready.
     pub(super) async fn halt(&mut self, index: usize) {
-        if self.vrings[index].running {
+        let is_running = match std::mem::take(&mut self.vrings[index].life) {
+            Life::Stopped => false,
+            Life::Running => true,
+            Life::Starting(started) => {
+                self.device.cancel_start(index as u16);
+                // It may have been too late.
+                matches!(self.wait("a queue's start is cancelled", started).await, Ok(Ok(())))
+            }
+        };
+        if is_running {
             let base = self.wait("a queue stops", self.device.stop_queue(index as u16)).await;
             self.vrings[index].base = Some(base);
-            self.vrings[index].running = false;
             self.vrings[index].log = None;
             tracing::debug!(queue = index, base, "queue stopped");
         }
@@ -188,7 +219,7 @@ impl<D: Device> Session<'_, D> {
     pub(super) async fn settle(&mut self, code: Code, index: usize) -> Result<(), Error> {
         let Some(features) = self.features else { return Ok(()) };
         let vring = &self.vrings[index];
-        if vring.running || !vring.is_wanted(features) {
+        if !matches!(vring.life, Life::Stopped) || !vring.is_wanted(features) {
             return Ok(());
         }
         vring.check(code, features)?;
@@ -223,22 +254,42 @@ impl<D: Device> Session<'_, D> {
         tracing::debug!(queue = index, size = setup.size, base = setup.base, "queue starts");
         let log = setup.log.clone();
         let started = self.start(index as u16, setup).await;
-        started.map_err(|source| Error::Device { code, source })?;
-        self.vrings[index].running = true;
+        self.vrings[index].life = started.map_err(|source| Error::Device { code, source })?;
         self.vrings[index].log = log;
         Ok(())
     }
 
-    /// Starts a queue. If the front-end hangs up before the queue has started, the device is notified.
-    async fn start(&self, index: u16, setup: QueueSetup) -> Result<(), DeviceError> {
-        let starting = self.device.start_queue(index, setup);
-        tokio::pin!(starting);
-        tokio::select! {
-            biased;
-            started = &mut starting => return started,
-            () = self.connection.hung_up() => self.handle.front_end_left(),
+    /// Starts a queue, and waits for that a while. Only the first of several that take long is waited for.
+    async fn start(&self, index: u16, setup: QueueSetup) -> Result<Life, DeviceError> {
+        let others_start = self.vrings.iter().any(|vring| matches!(vring.life, Life::Starting(_)));
+        let patience = if others_start { Duration::ZERO } else { START_PATIENCE };
+        let mut started = self.starts.begin(self.device.start_queue(index, setup)).await;
+        match tokio::time::timeout(patience, &mut started).await {
+            Ok(started) => {
+                started.unwrap_or_else(|_| Err("the start was lost".into())).map(|()| Life::Running)
+            }
+            Err(_) => {
+                limited!(self.stats.lines.sessions, info, queue = index, "queue waits for its disk");
+                Ok(Life::Starting(started))
+            }
         }
-        starting.await
+    }
+
+    /// A queue whose start took long runs, or cannot run. The device gets what has changed since the start began; a change of the
+    /// rings or of the memory has cancelled the start.
+    pub(super) async fn has_started(
+        &mut self,
+        index: usize,
+        started: Result<(), DeviceError>,
+    ) -> Result<(), Error> {
+        started.map_err(|source| Error::Ended(format!("queue {index} cannot start: {source}")))?;
+        let vring = &mut self.vrings[index];
+        vring.life = Life::Running;
+        let (call, err) = (vring.call.clone(), vring.err.clone());
+        self.device.set_call(index as u16, call).await;
+        self.device.set_err(index as u16, err).await;
+        self.relog(index).await;
+        Ok(())
     }
 
     /// Waits until devices have registered the memory, or the session is to end.
@@ -259,12 +310,11 @@ impl<D: Device> Session<'_, D> {
         let mut rings = Vec::new();
         for index in 0..self.vrings.len() {
             let vring = &self.vrings[index];
-            if !vring.running {
-                continue;
-            }
-            match vring.rings(features, &memory) {
-                Some(found) => rings.push((index as u16, found)),
-                None => self.halt(index).await,
+            match (&vring.life, vring.rings(features, &memory)) {
+                (Life::Stopped, _) => {}
+                (Life::Running, Some(found)) => rings.push((index as u16, found)),
+                // A start that takes long begins again below, with the new memory.
+                (Life::Running, None) | (Life::Starting(_), _) => self.halt(index).await,
             }
         }
         if !rings.is_empty() {

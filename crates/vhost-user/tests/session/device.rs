@@ -27,8 +27,10 @@ pub struct Mock {
     /// While set, a queue stops only after a notification.
     pub slow_stop: RefCell<Option<Rc<Notify>>>,
     pub refuse_start: Cell<bool>,
-    /// A queue waits to start until its session ends, and then does not start.
+    /// A queue waits to start until its session ends or its start is cancelled, and then does not start; or until `ready`.
     pub endless_start: Cell<bool>,
+    pub ready: Notify,
+    pub cancelled: Notify,
     /// How often the session asked the device to release removed memory.
     pub revoked: Cell<u32>,
     pub packed: Cell<bool>,
@@ -132,14 +134,24 @@ impl Device for Mock {
         }
         if self.endless_start.get() {
             let session = self.session.borrow().clone().expect("connected");
-            session.ending().await;
-            return Err("given up".into());
+            tokio::select! {
+                () = session.ending() => return Err("given up".into()),
+                () = self.cancelled.notified() => return Err("cancelled".into()),
+                () = self.ready.notified() => {}
+            }
+            if self.refuse_start.get() {
+                return Err("no room".into());
+            }
         }
         check(&setup);
         let old = self.running.borrow_mut().insert(index, setup);
         assert!(old.is_none(), "queue {index} was started twice");
         self.calls.borrow_mut().push(DeviceCall::Start(index));
         Ok(())
+    }
+
+    fn cancel_start(&self, _: u16) {
+        self.cancelled.notify_waiters();
     }
 
     async fn stop_queue(&self, index: u16) -> u32 {

@@ -301,6 +301,63 @@ async fn starting(guest: &Guest) -> (FrontEnd, Running) {
 }
 
 #[test]
+fn a_queue_that_waits_to_start_is_stopped_at_once() {
+    on_local_set(async {
+        let (fe, session) = starting(&Guest::new()).await;
+        for round in 0..2 {
+            assert_eq!(fe.get_base(0).await, 0, "the position at which it would have started");
+            assert_eq!(session.device.take_calls(), []);
+            session.device.endless_start.set(round == 0);
+            fe.start_queue(0);
+            fe.sync().await;
+        }
+        assert_eq!(session.device.take_calls(), [DeviceCall::Start(0)]);
+        drop(fe);
+        assert_eq!(session.end().await.expect("no error"), End::FrontEndLeft);
+    });
+}
+
+#[test]
+fn a_session_goes_on_while_a_queue_waits_to_start() {
+    on_local_set(async {
+        let guest = Guest::new();
+        let (fe, session) = starting(&guest).await;
+        // Another queue starts, and so does this one, with what has come since.
+        fe.send(code::SET_VRING_CALL, &bytes![0_u64], &[eventfd().as_fd()]);
+        session.device.endless_start.set(false);
+        fe.describe_queue(&guest, 1, 0);
+        fe.start_queue(1);
+        fe.sync().await;
+        assert_eq!(session.device.take_calls(), [DeviceCall::Start(1)]);
+        session.device.ready.notify_one();
+        let started = [DeviceCall::Start(0), DeviceCall::CallFd(0, true), DeviceCall::ErrFd(0, false)];
+        while session.device.calls.borrow().len() < started.len() {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        assert_eq!(session.device.take_calls(), started);
+        assert_eq!(fe.get_base(0).await, 0);
+        assert_eq!(session.device.take_calls(), [DeviceCall::Stop(0)]);
+        drop(fe);
+        assert_eq!(session.end().await.expect("no error"), End::FrontEndLeft);
+    });
+}
+
+#[test]
+fn a_queue_that_waits_to_start_starts_with_the_new_memory_or_ends_the_session() {
+    on_local_set(async {
+        let guest = Guest::new();
+        let (fe, session) = starting(&guest).await;
+        fe.send(code::SET_MEM_TABLE, &guest.mem_table(), &[guest.memory.as_fd()]);
+        fe.sync().await;
+        assert_eq!(session.device.take_calls(), []);
+        session.device.refuse_start.set(true);
+        session.device.ready.notify_one();
+        assert_eq!(session.error().await, "queue 0 cannot start: no room");
+        fe.closed().await;
+    });
+}
+
+#[test]
 fn a_queue_that_waits_to_start_gives_up_when_its_front_end_leaves() {
     on_local_set(async {
         let (fe, session) = starting(&Guest::new()).await;

@@ -169,6 +169,25 @@ fn a_session_that_ends_cancels_the_start_of_a_queue() {
 }
 
 #[test]
+fn a_front_end_that_stops_a_queue_cancels_its_start() {
+    run(async |rig: &Rig| {
+        for _ in 0..2 {
+            let (started, ()) = tokio::join!(rig.controller.start_queue(0, setup()), async {
+                a_while().await;
+                rig.controller.cancel_start(0);
+            });
+            let why = started.unwrap_err().to_string();
+            assert_eq!(why, "the front-end stopped the queue before the disks were ready");
+            assert_eq!(rig.gate.under_way.load(Ordering::Relaxed), 0, "cancelled");
+        }
+        rig.gate.open();
+        rig.controller.start_queue(0, setup()).await.unwrap();
+        rig.controller.cancel_start(0);
+        assert!(rig.controller.queues().get(0).is_some(), "it runs");
+    });
+}
+
+#[test]
 fn a_disk_that_cannot_be_prepared_starts_no_queue() {
     run(async |rig: &Rig| {
         rig.gate.fails.store(true, Ordering::Relaxed);
