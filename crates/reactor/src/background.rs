@@ -57,7 +57,7 @@ struct Shared {
 /// The statistics of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskStats {
-    /// Its name.
+    /// The task's name.
     pub name: String,
     /// The number of its thread, as [`crate::ThreadStats::id`].
     pub id: u64,
@@ -65,7 +65,7 @@ pub struct TaskStats {
     pub core: Option<u16>,
     /// The processor time that it may use in a turn.
     pub budget: Budget,
-    /// Processor time.
+    /// Processor time that it has used.
     pub busy: Duration,
     /// Turns in which it was granted its budget.
     pub granted: u64,

@@ -21,9 +21,9 @@ pub struct PollerId(pub(crate) Key);
 /// Whether a root or driver may be left unpolled until it wakes the reactor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Armed {
-    /// Its wake-up is on, and a check after that found no work.
+    /// The wake-up of the root or driver is on, and a check after that found no work.
     Yes,
-    /// There is work: it must be polled again first.
+    /// There is work: the reactor must poll the root or driver again.
     Busy,
 }
 

@@ -62,7 +62,7 @@ const SPIN_START: Duration = Duration::from_micros(10);
 
 /// A promoted root without work for this long is parked, though the reactor polls on.
 const PARK_AFTER: Duration = SPIN_MAX;
-/// The root is not parked before this many polls without work, which cost about as much as a kick. Where turns are long
+/// A root is not parked before this many polls without work, which cost about as much as a kick. Where turns are long
 /// because many roots have work, the next request is only a few turns away: without this bound, each request of a VM would
 /// cost a kick just when the reactor has the least time for it.
 const PARK_AFTER_POLLS: u32 = 64;

@@ -45,7 +45,7 @@ impl Moving {
         self.0.number
     }
 
-    /// Its name.
+    /// The thread's name.
     pub fn name(&self) -> &str {
         &self.0.name
     }
@@ -54,7 +54,7 @@ impl Moving {
 /// The statistics of a thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadStats {
-    /// Its name.
+    /// The thread's name.
     pub name: String,
     /// Its number, unique in the process. The number stays the same when the thread moves.
     pub id: u64,
@@ -88,7 +88,7 @@ pub struct PollerStats {
     pub name: String,
     /// How often it runs now.
     pub polled: Polled,
-    /// How it has run.
+    /// How often it has run, and how often with work.
     pub runs: Runs,
 }
 
