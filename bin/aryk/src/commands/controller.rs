@@ -329,7 +329,7 @@ pub fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
             ("DISK", false),
             ("QUEUES", true),
             ("CORES", false),
-            ("MACHINE", false),
+            ("VM", false),
             ("SOCKET", false),
         ];
         absent::append_table(out.table(&columns, present.iter().map(row)), &absent, out)

@@ -112,7 +112,7 @@ pub const GROUPS: [Column; 8] = [
 pub const CONTROLLERS: [Column; 7] = [
     ("CONTROLLER", false),
     ("KIND", false),
-    ("MACHINE", false),
+    ("VM", false),
     ("DISKS", true),
     ("OPS/s", true),
     ("B/s", true),
