@@ -4,9 +4,10 @@
 //! Runs on the main thread, which is pinned to the front-end's core. All requests share one region of memory; request
 //! slot `i` owns its `i`th block. A queue's requests are the slots that are `i` modulo the number of queues.
 
-use crate::workload::{Random, Workload};
+use crate::workload::Workload;
 use anyhow::{Context, Result, ensure};
 use blkio::{Blkio, Blkioq, Completion, ReqFlags};
+use fastrand::Rng;
 use hdrhistogram::Histogram;
 use std::mem::MaybeUninit;
 use std::path::Path;
@@ -59,7 +60,7 @@ pub struct FrontEnd {
     memory: usize,
     workload: Workload,
     capacity: u64,
-    random: Random,
+    random: Rng,
     completions: Vec<MaybeUninit<Completion>>,
 }
 
@@ -79,7 +80,7 @@ impl FrontEnd {
             driver.map_mem_region(&region)?;
             fill(region.addr, region.len);
             let completions = std::iter::repeat_with(MaybeUninit::uninit).take(workload.depth).collect();
-            let random = Random::new(capacity ^ 0x9E37_79B9_7F4A_7C15);
+            let random = Rng::with_seed(capacity);
             Ok(Self { queues, _driver: driver, memory: region.addr, workload, capacity, random, completions })
         };
         connect().with_context(|| format!("connecting to {}", socket.display()))
@@ -213,7 +214,7 @@ impl FrontEnd {
 
     /// The time to the next request of a Poisson process.
     fn gap(&mut self, rate: f64) -> Duration {
-        Duration::from_secs_f64(-(1.0 - self.random.unit()).ln() / rate)
+        Duration::from_secs_f64(-(1.0 - self.random.f64()).ln() / rate)
     }
 
     fn submit(&mut self, cursor: &mut Cursor, slot: usize) {
@@ -222,7 +223,7 @@ impl FrontEnd {
         let count = self.queues.len();
         let queue = &mut self.queues[slot % count];
         let len = cursor.block as usize;
-        if self.random.percent() < cursor.write_percent {
+        if self.random.u32(..100) < cursor.write_percent {
             queue.write(start, address as *const u8, len, slot, ReqFlags::empty());
         } else {
             queue.read(start, address as *mut u8, len, slot, ReqFlags::empty());
@@ -254,9 +255,9 @@ impl Cursor {
         Self { block, blocks: capacity / block, write_percent: workload.write_percent, sequential }
     }
 
-    fn next(&mut self, random: &mut Random) -> u64 {
+    fn next(&mut self, random: &mut Rng) -> u64 {
         let at = match &mut self.sequential {
-            None => random.below(self.blocks),
+            None => random.u64(..self.blocks),
             Some(next) => {
                 let at = *next;
                 *next = (at + 1) % self.blocks;

@@ -51,36 +51,3 @@ pub fn all() -> Vec<Workload> {
     all.extend([0, 100].map(|write_percent| Workload::sequential(write_percent, 128 << 10, 8)));
     all
 }
-
-/// A small generator (xorshift64*): the same requests in every run.
-#[derive(Debug)]
-pub struct Random(u64);
-
-impl Random {
-    /// Creates a generator from `seed`, which must not be 0.
-    pub const fn new(seed: u64) -> Self {
-        Self(seed | 1)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
-    }
-
-    /// Uniformly from `0..limit`.
-    pub fn below(&mut self, limit: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
-    }
-
-    /// Uniformly from `0..100`.
-    pub fn percent(&mut self) -> u32 {
-        self.below(100) as u32
-    }
-
-    /// Uniformly from `0.0..1.0`.
-    pub fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
-    }
-}

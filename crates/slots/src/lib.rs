@@ -250,11 +250,10 @@ mod tests {
     fn agrees_with_a_map() {
         let (mut t, mut model) = (Slots::new(8), HashMap::new());
         let mut dead = Vec::new();
-        let mut x = 1u64;
+        let mut random = fastrand::Rng::with_seed(1);
         for step in 0..10_000 {
-            x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let victim = model.keys().nth((x >> 33) as usize % model.len().max(1)).copied();
-            if x >> 63 == 0 {
+            let victim = model.keys().nth(random.usize(..model.len().max(1))).copied();
+            if random.bool() {
                 match t.insert(step) {
                     Ok(key) => assert_eq!(model.insert(key, step), None),
                     Err(_) => assert_eq!(model.len(), 8),

@@ -126,13 +126,8 @@ fn a_store_with_bits_flipped() {
     let dir = TempDir::new().unwrap();
     let (bytes, held) = history(dir.path());
     let used = bytes.iter().rposition(|&byte| byte != 0).unwrap() + 1;
-    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut next = |below: usize| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random as usize % below
-    };
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut next = |below: usize| random.usize(..below);
     let mut refused = 0;
     for round in 0..4000 {
         let mut bytes = bytes.clone();

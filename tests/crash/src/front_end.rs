@@ -18,10 +18,10 @@ use crate::checker::Checker;
 use crate::content::{self, SECTOR};
 use crate::load::{self, IoRequest, SECTORS};
 use crate::memory::Memory;
-use crate::random::Random;
 use crate::requests::{self, Outcome, Pending};
 use crate::session::{self, Inflight};
 use crate::shape::{Mode, Shape};
+use fastrand::Rng;
 
 /// Upper bound of a request's duration, apart from restarts.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
@@ -113,7 +113,7 @@ pub struct Counts {
 #[derive(Debug)]
 pub struct FrontEnd {
     shape: Shape,
-    random: Random,
+    random: Rng,
     memory: Memory,
     queues: Vec<Queue>,
     checker: Checker,
@@ -143,7 +143,7 @@ impl FrontEnd {
     ///
     /// # Errors
     /// The kernel refuses memory or a socket.
-    pub fn new(shape: &Shape, mut random: Random, path: &Path) -> Result<Self> {
+    pub fn new(shape: &Shape, mut random: Rng, path: &Path) -> Result<Self> {
         let count = shape.first_queue() + shape.queues;
         let memory = Memory::new(count, shape.depth)?;
         let mut queues = Vec::new();
@@ -367,8 +367,8 @@ impl FrontEnd {
                     break;
                 }
                 submitted += 1;
-                if self.random.below(DEPTH_CHANGE) == 0 {
-                    self.depth = 1 + self.random.below(self.shape.depth.into());
+                if self.random.u64(..DEPTH_CHANGE) == 0 {
+                    self.depth = 1 + self.random.u64(..u64::from(self.shape.depth));
                 }
             }
             self.publish(index);

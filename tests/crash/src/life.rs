@@ -10,8 +10,9 @@ use serde::Serialize;
 
 use crate::daemon::{Daemon, Place};
 use crate::front_end::{Counts, FrontEnd, Kind, Violation, violation};
-use crate::random::Random;
+use crate::random::stream;
 use crate::shape::Shape;
+use fastrand::Rng;
 
 /// Time until a daemon that does not reach its step is killed anyway.
 const STEP_TIMEOUT: Duration = Duration::from_secs(2);
@@ -50,9 +51,9 @@ pub enum Plan {
 
 impl Plan {
     /// Draws the plan of crash number `crash` of a run: every other crash is at a step, and the steps take turns.
-    fn draw(random: &mut Random, crash: u64, shape: &Shape) -> Self {
+    fn draw(random: &mut Rng, crash: u64, shape: &Shape) -> Self {
         if shape.supervised {
-            return Self::Later { us: (LIVED.as_micros() as u64) + random.below(100_000) };
+            return Self::Later { us: (LIVED.as_micros() as u64) + random.u64(..100_000) };
         }
         if crash % 2 == 1 {
             let step = Step::ALL[(crash / 2) as usize % Step::ALL.len()];
@@ -62,10 +63,14 @@ impl Plan {
                 Step::Found | Step::Marked | Step::Submitted | Step::Completed | Step::Answered => 1000,
                 _ => 150,
             };
-            return Self::Step { step: step.name(), time: 1 + random.below(most), panics: random.chance(25) };
+            return Self::Step {
+                step: step.name(),
+                time: 1 + random.u64(..most),
+                panics: random.u64(..100) < 25,
+            };
         }
-        let us = random.below(DELAY_MAX.as_micros() as u64);
-        if random.chance(25) { Self::Early { us } } else { Self::Later { us } }
+        let us = random.u64(..DELAY_MAX.as_micros() as u64);
+        if random.u64(..100) < 25 { Self::Early { us } } else { Self::Later { us } }
     }
 
     fn step(&self) -> Option<String> {
@@ -137,7 +142,7 @@ pub fn run_life(
     let sockets = tempfile::tempdir()?;
     let disks = tempfile::tempdir_in(settings.disks)?;
     let place = Place::new(sockets.path(), disks.path(), settings.arykd)?;
-    let random = |stream| Random::new(settings.seed, life << 8 | stream);
+    let random = |number| stream(settings.seed, life << 8 | number);
     let front_end = FrontEnd::new(shape, random(1), &place.vhost_socket(shape.mode))?;
     let mut plans: Vec<_> = crashes.map(|crash| Plan::draw(&mut random(2 + crash), crash, shape)).collect();
     plans.reverse();

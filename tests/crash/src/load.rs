@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use crate::content::SECTOR;
 use crate::memory::DATA_MAX;
-use crate::random::Random;
 use crate::shape::Shape;
+use fastrand::Rng;
 
 /// Sectors of the area under load: few, so that requests overlap.
 pub const SECTORS: u64 = 4096;
@@ -28,13 +28,13 @@ pub enum IoRequest {
 }
 
 /// Draws the next request.
-pub fn draw(random: &mut Random, shape: &Shape) -> IoRequest {
-    match random.below(100) {
+pub fn draw(random: &mut Rng, shape: &Shape) -> IoRequest {
+    match random.u64(..100) {
         0..=46 => IoRequest::Read(range(random, shape)),
         47..=92 => IoRequest::Write(range(random, shape)),
         93..=95 => IoRequest::Flush,
         96..=97 => {
-            let unmap = random.chance(50);
+            let unmap = random.bool();
             IoRequest::WriteZeroes(range(random, shape), unmap)
         }
         _ => IoRequest::Discard(range(random, shape)),
@@ -42,16 +42,16 @@ pub fn draw(random: &mut Random, shape: &Shape) -> IoRequest {
 }
 
 /// 1 to 8 ranges of 4 KiB, at any place that the disk's block size allows.
-fn range(random: &mut Random, shape: &Shape) -> Range<u64> {
+fn range(random: &mut Rng, shape: &Shape) -> Range<u64> {
     let block = u64::from(shape.block_size) / SECTOR as u64;
     let most = DATA_MAX / SECTOR as u64;
-    let len = if random.chance(70) {
-        8 * (1 + random.below(most / 8))
+    let len = if random.u64(..100) < 70 {
+        8 * (1 + random.u64(..most / 8))
     } else {
-        block * (1 + random.below(most / block))
+        block * (1 + random.u64(..most / block))
     };
-    let area = if random.chance(75) { HOT } else { SECTORS };
-    let start = random.below((area - len) / block + 1) * block;
+    let area = if random.u64(..100) < 75 { HOT } else { SECTORS };
+    let start = random.u64(..(area - len) / block + 1) * block;
     start..start + len
 }
 
@@ -59,16 +59,16 @@ fn range(random: &mut Random, shape: &Shape) -> Range<u64> {
 pub const PARTS_MAX: usize = 4;
 
 /// Cuts `bytes` of data into 1 to [`PARTS_MAX`] parts.
-pub fn cut(random: &mut Random, bytes: u32) -> Vec<u32> {
+pub fn cut(random: &mut Rng, bytes: u32) -> Vec<u32> {
     let mut parts = vec![bytes];
-    for _ in 0..random.below(PARTS_MAX as u64) {
+    for _ in 0..random.u64(..PARTS_MAX as u64) {
         let last = parts.pop().expect("one at least");
         let sectors = u64::from(last) / SECTOR as u64;
         if sectors < 2 {
             parts.push(last);
             break;
         }
-        let first = (1 + random.below(sectors - 1)) as u32 * SECTOR as u32;
+        let first = (1 + random.u64(..sectors - 1)) as u32 * SECTOR as u32;
         parts.extend([first, last - first]);
     }
     parts
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn requests_are_whole_blocks_inside_of_the_area() {
-        let mut random = Random::new(1, 0);
+        let mut random = Rng::with_seed(1);
         let shape = Shape::draw(&mut random, 0, None, &[Mode::Server], &[Format::Split]);
         for block_size in [512, 4096] {
             let shape = Shape { block_size, ..shape.clone() };

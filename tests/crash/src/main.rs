@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use aryk_crash_tests::life::{self, Settings};
-use aryk_crash_tests::random::Random;
+use aryk_crash_tests::random::stream;
 use aryk_crash_tests::report::Report;
 use aryk_crash_tests::shape::{Device, Format, Mode, Shape};
 use clap::Parser;
@@ -78,7 +78,7 @@ fn run(cli: &Cli) -> Result<()> {
         if cli.life.is_some_and(|only| only != life) || (crashes.is_empty() && cli.rounds > 0) {
             continue;
         }
-        let shape = Shape::draw(&mut Random::new(cli.seed, life << 8), life, cli.device, &modes, &formats);
+        let shape = Shape::draw(&mut stream(cli.seed, life << 8), life, cli.device, &modes, &formats);
         println!("life {life}: {}, {} crashes", shape.summary(), crashes.end - crashes.start);
         let record = life::run_life(settings, life, &shape, crashes)?;
         if let Some(violation) = &record.violation {

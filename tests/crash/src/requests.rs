@@ -9,8 +9,8 @@ use crate::checker::{Change, Checker, Read, Write};
 use crate::content::{self, SECTOR};
 use crate::load::{self, IoRequest};
 use crate::memory::{Memory, Slot};
-use crate::random::Random;
 use crate::shape::{Device, Shape};
+use fastrand::Rng;
 
 /// Bytes of a block device's header and status (virtio 1.2, section 5.2.6), and of a SCSI host's request and response
 /// (section 5.6.6.1).
@@ -46,7 +46,7 @@ pub enum Outcome {
 
 /// Writes a request and records it with the checker; returns its pieces.
 pub fn prepare(
-    random: &mut Random,
+    random: &mut Rng,
     memory: &Memory,
     checker: &mut Checker,
     request: &IoRequest,
@@ -105,7 +105,7 @@ pub fn sectors_len(sectors: &Range<u64>) -> u32 {
 }
 
 /// The pieces of a request's data; writes data that is not sectors.
-fn data(random: &mut Random, memory: &Memory, request: &IoRequest, place: Slot, shape: &Shape) -> Vec<Piece> {
+fn data(random: &mut Rng, memory: &Memory, request: &IoRequest, place: Slot, shape: &Shape) -> Vec<Piece> {
     let (len, write) = match (request, shape.device) {
         (IoRequest::Read(sectors), _) => (sectors_len(sectors), true),
         (IoRequest::Write(sectors), _) => (sectors_len(sectors), false),

@@ -4,7 +4,7 @@ use aryk_front_end::scsi::FIXED_QUEUES;
 use aryk_front_end::{Format as Layout, Shape as RingShape};
 use serde::Serialize;
 
-use crate::random::Random;
+use fastrand::Rng;
 
 /// The direction of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, clap::ValueEnum)]
@@ -77,26 +77,26 @@ impl Shape {
     /// If there is nothing to choose from.
     #[must_use]
     pub fn draw(
-        random: &mut Random,
+        random: &mut Rng,
         life: u64,
         device: Option<Device>,
         modes: &[Mode],
         formats: &[Format],
     ) -> Self {
         let turn = |n: usize| life as usize % n;
-        let size = *random.pick(&[64, 128, 256]);
+        let size = random.choice([64, 128, 256]).expect("some");
         Self {
             device: device.unwrap_or(DEVICES[turn(DEVICES.len())]),
             mode: modes[turn(modes.len())],
             supervised: life % SUPERVISED == SUPERVISED - 1,
             format: formats[turn(modes.len() * formats.len()) / modes.len()],
-            queues: 1 + random.below(4) as u16,
+            queues: 1 + random.u64(..4) as u16,
             size,
-            depth: (*random.pick(&[1, 8, 32, 128])).min(size),
-            indirect: random.chance(50),
-            event_idx: random.chance(50),
-            block_size: *random.pick(&[512, 4096]),
-            memory_slots: random.chance(30),
+            depth: random.choice([1, 8, 32, 128]).expect("some").min(size),
+            indirect: random.bool(),
+            event_idx: random.bool(),
+            block_size: random.choice([512, 4096]).expect("some"),
+            memory_slots: random.u64(..100) < 30,
         }
     }
 

@@ -3,9 +3,10 @@
 
 use super::rig::Rig;
 use super::verify::Verifier;
-use super::workload::{Random, Source};
+use super::workload::{Source, gap};
 use crate::error::Error;
 use aryk_front_end::{Builder, Done, Operation};
+use fastrand::Rng;
 use hdrhistogram::Histogram;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -94,7 +95,7 @@ pub struct Load<'a, B> {
     completed: u64,
     /// When the next request of an open loop is due, in ns since the start.
     due: f64,
-    random: Random,
+    random: Rng,
     latency: [Histogram<u64>; 2],
     busy: u64,
     working_turns: u32,
@@ -123,7 +124,7 @@ impl<'a, B: Builder + Copy> Load<'a, B> {
             submitted: 0,
             completed: 0,
             due: 0.0,
-            random: Random::new(3),
+            random: Rng::with_seed(3),
             latency: [histogram(), histogram()],
             busy: 0,
             working_turns: 0,
@@ -225,7 +226,7 @@ impl<'a, B: Builder + Copy> Load<'a, B> {
             let Some(slot) = self.lanes[index].free.pop() else { break };
             self.submit(index, slot, due);
             if let Some(rate) = self.pace.rate {
-                self.due += self.random.gap(rate);
+                self.due += gap(&mut self.random, rate);
             }
             added += 1;
         }

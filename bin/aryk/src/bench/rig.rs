@@ -1,12 +1,12 @@
 //! A guest with memory and queues, connected to a back-end, or to none.
 
 use super::args::{BenchArgs, Unit};
-use super::workload::Random;
 use crate::error::Error;
 use crate::size::Size;
 use aryk_front_end::blk::{self, Config};
 use aryk_front_end::scsi;
 use aryk_front_end::{Builder, Format, Layout, Memory, Queue, Session, Shape, Wanted, feature, protocol};
+use fastrand::Rng;
 use std::path::Path;
 use std::time::Duration;
 
@@ -116,12 +116,12 @@ impl<B: Builder + Copy> Rig<B> {
 
     /// Fills all data buffers with random bytes, so that their pages are allocated and are not zero.
     fn fill(&self) {
-        let mut random = Random::new(1);
+        let mut random = Rng::with_seed(1);
         for queue in &self.queues {
             for slot in 0..self.layout.slots {
                 let place = queue.place(slot);
                 for at in (place.data..place.data + u64::from(place.len)).step_by(8) {
-                    self.memory.whole().write(at as usize, &random.next());
+                    self.memory.whole().write(at as usize, &random.u64(..));
                 }
             }
         }

@@ -3,9 +3,9 @@
 //! A block begins with a stamp: its offset, the run that wrote it, the number of writes of the block in that run, and a checksum
 //! of the whole block. The rest is filled with pseudo-random bytes derived from these.
 
-use super::workload::Random;
 use aryk_dma::GuestArea;
 use aryk_front_end::Place;
+use fastrand::Rng;
 
 /// The first word of a stamp.
 const MAGIC: u64 = u64::from_le_bytes(*b"arykmark");
@@ -139,9 +139,9 @@ fn fill(block: &mut [u8], words: [u64; 4]) {
     for (place, word) in stamp.chunks_exact_mut(8).zip(words) {
         place.copy_from_slice(&word.to_le_bytes());
     }
-    let mut random = Random::new(offset ^ run ^ generation.rotate_left(40));
+    let mut random = Rng::with_seed(offset ^ run ^ generation.rotate_left(40));
     for place in rest.chunks_mut(8) {
-        place.copy_from_slice(&random.next().to_le_bytes()[..place.len()]);
+        place.copy_from_slice(&random.u64(..).to_le_bytes()[..place.len()]);
     }
     let sum = checksum(block);
     block[STAMP - 8..STAMP].copy_from_slice(&sum.to_le_bytes());

@@ -1,9 +1,9 @@
 //! Attacks by a hostile front-end within the protocol. An attack has one or more sessions and lasts a quarter of a second, or
 //! until it is stopped. A refusal or disconnect by the daemon is an accepted result; the test measures the effect on the victim.
 
-use super::random::Random;
 use super::raw::{INDIRECT, NEXT, Plan, RINGS, Raw, WRITE, wanted};
 use aryk_front_end::{Error, Memory, Request, Session, payload};
+use fastrand::Rng;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -69,7 +69,7 @@ pub enum Attack {
 struct Attacker<'a> {
     vhost: &'a Path,
     number: usize,
-    random: &'a mut Random,
+    random: &'a mut Rng,
     stop: &'a AtomicBool,
     began: Instant,
     rounds: &'a AtomicU64,
@@ -77,14 +77,7 @@ struct Attacker<'a> {
 
 impl Attack {
     /// Attacks through the controllers of attacker `number`, and adds to `rounds`.
-    pub fn run(
-        self,
-        vhost: &Path,
-        number: usize,
-        random: &mut Random,
-        stop: &AtomicBool,
-        rounds: &AtomicU64,
-    ) {
+    pub fn run(self, vhost: &Path, number: usize, random: &mut Rng, stop: &AtomicBool, rounds: &AtomicU64) {
         let mut attacker = Attacker { vhost, number, random, stop, began: Instant::now(), rounds };
         let ended = match self {
             Self::FullRing => attacker.full_ring(),
@@ -136,7 +129,7 @@ impl Attacker<'_> {
     fn fill(&mut self, raw: &mut Raw, kind: u32, len: u32) {
         for request in 0..raw.size / 3 {
             let head = HEADS + u64::from(request) % 4096 * HEAD;
-            header(raw, head, kind, self.random.below(1000) * 8);
+            header(raw, head, kind, self.random.u64(..1000) * 8);
             let first = 3 * request;
             raw.desc(None, first, (head, 16), NEXT, first + 1);
             raw.desc(None, first + 1, (DATA, len), NEXT | if kind == IN { WRITE } else { 0 }, first + 2);
@@ -149,7 +142,10 @@ impl Attacker<'_> {
     fn full_ring(&mut self) -> Result<(), Error> {
         let mut raw = self.blk("fast", SMALL)?;
         while self.goes_on() {
-            let (kind, len) = (self.random.one(&[IN, OUT, NO_TYPE]), self.random.one(&[512, 4096, 65_536]));
+            let (kind, len) = (
+                self.random.choice([IN, OUT, NO_TYPE]).unwrap(),
+                self.random.choice([512, 4096, 65_536]).unwrap(),
+            );
             self.fill(&mut raw, kind, len);
             self.wait(&raw);
         }
@@ -177,8 +173,11 @@ impl Attacker<'_> {
     fn long_chains(&mut self) -> Result<(), Error> {
         let mut raw = self.blk("fast", SMALL)?;
         while self.goes_on() {
-            let most = self.random.one(&[126, raw.size - 2, raw.size - 2, 32_765]);
-            let (kind, len) = (self.random.one(&[IN, OUT, NO_TYPE]), self.random.one(&[1, 512, 512, 4096]));
+            let most = self.random.choice([126, raw.size - 2, raw.size - 2, 32_765]).unwrap();
+            let (kind, len) = (
+                self.random.choice([IN, OUT, NO_TYPE]).unwrap(),
+                self.random.choice([1, 512, 512, 4096]).unwrap(),
+            );
             self.tables(&mut raw, kind, (most, len), u16::MAX);
             self.wait(&raw);
         }
@@ -188,9 +187,11 @@ impl Attacker<'_> {
     fn long_transfers(&mut self) -> Result<(), Error> {
         let mut raw = self.blk("fast", SMALL)?;
         while self.goes_on() {
-            let (count, len) =
-                self.random.one(&[(126_u16, 1_u32 << 20), (31, 8 << 20), (126, 65_536), (1, 8 << 20)]);
-            let kind = self.random.one(&[IN, OUT]);
+            let (count, len) = self
+                .random
+                .choice([(126_u16, 1_u32 << 20), (31, 8 << 20), (126, 65_536), (1, 8 << 20)])
+                .unwrap();
+            let kind = self.random.choice([IN, OUT]).unwrap();
             self.tables(&mut raw, kind, (count, len), 64);
             self.wait(&raw);
         }
@@ -201,8 +202,8 @@ impl Attacker<'_> {
         let mut raw = self.blk("fast", LARGE)?;
         raw.log()?;
         while self.goes_on() {
-            let heads = self.random.one(&[1, 8, 64]);
-            let count = self.random.one(&[1, 126, raw.size - 2]);
+            let heads = self.random.choice([1, 8, 64]).unwrap();
+            let count = self.random.choice([1, 126, raw.size - 2]).unwrap();
             self.tables(&mut raw, NO_TYPE, (count, 0xffff_f000), heads);
             self.wait(&raw);
         }
@@ -214,7 +215,7 @@ impl Attacker<'_> {
             let mut raw = self.blk("slow", SMALL)?;
             self.fill(&mut raw, IN, 512);
             std::thread::park_timeout(Duration::from_millis(5));
-            if self.random.below(2) == 0 {
+            if self.random.u64(..2) == 0 {
                 // The memory is removed while the requests use it.
                 let region = payload![
                     0_u64,
@@ -233,7 +234,7 @@ impl Attacker<'_> {
         while self.goes_on() {
             let session = Session::connect(&self.socket("fast"), &wanted(1))?;
             session.set_features()?;
-            let len = 1_u64 << self.random.one(&[40, 43, 44, 45]);
+            let len = 1_u64 << self.random.choice([40, 43, 44, 45]).unwrap();
             for region in 0..16 {
                 let file = memfd_create("huge", MemfdFlags::CLOEXEC).unwrap();
                 ftruncate(&file, len).unwrap();
@@ -265,8 +266,8 @@ impl Attacker<'_> {
         let session = Session::connect(&self.socket("fast"), &wanted(1))?;
         while self.goes_on() {
             let wire = session.wire();
-            let (request, payload) = match self.random.below(5) {
-                0 => (Request::SET_VRING_NUM, payload![0_u32, self.random.below(1 << 17) as u32]),
+            let (request, payload) = match self.random.u64(..5) {
+                0 => (Request::SET_VRING_NUM, payload![0_u32, self.random.u64(..1 << 17) as u32]),
                 1 => (Request::SET_VRING_ADDR, payload![0_u32, 0_u32, 1_u64, 2_u64, 3_u64, 4_u64]),
                 2 => (Request::SET_VRING_ENABLE, payload![9999_u32, 1_u32]),
                 3 => (Request::REM_MEM_REG, payload![0_u64, 1_u64, 2_u64, 3_u64, 4_u64]),
@@ -282,12 +283,12 @@ impl Attacker<'_> {
 
     fn reconnects(&mut self) -> Result<(), Error> {
         while self.goes_on() {
-            match self.random.below(3) {
+            match self.random.u64(..3) {
                 0 => drop(self.blk("fast", SMALL)?),
                 1 => drop(UnixStream::connect(self.socket("fast"))),
                 _ => {
                     let stream = UnixStream::connect(self.socket("fast"));
-                    let garbage: Vec<u8> = (0..64).map(|_| self.random.below(256) as u8).collect();
+                    let garbage: Vec<u8> = (0..64).map(|_| self.random.u64(..256) as u8).collect();
                     // The daemon may have disconnected already.
                     let _ = stream.map(|mut stream| stream.write_all(&garbage));
                 }
@@ -309,11 +310,11 @@ impl Attacker<'_> {
         while self.goes_on() {
             for request in 0..(raw.size / 3).min(256) {
                 let head = HEADS + u64::from(request) * HEAD;
-                let kind = self.random.one(&[DISCARD, WRITE_ZEROES, WRITE_ZEROES, FLUSH]);
+                let kind = self.random.choice([DISCARD, WRITE_ZEROES, WRITE_ZEROES, FLUSH]).unwrap();
                 header(&raw, head, kind, 0);
-                let sectors = self.random.one(&[8_u32, 1 << 11, 256 << 11]);
-                let start = self.random.below(u64::from((256 << 11) - sectors) + 1);
-                let flags = if kind == WRITE_ZEROES { self.random.below(2) as u32 } else { 0 };
+                let sectors = self.random.choice([8_u32, 1 << 11, 256 << 11]).unwrap();
+                let start = self.random.u64(..u64::from((256 << 11) - sectors) + 1);
+                let flags = if kind == WRITE_ZEROES { self.random.u64(..2) as u32 } else { 0 };
                 raw.memory
                     .whole()
                     .write(head as usize + 32, &[start, u64::from(sectors) | u64::from(flags) << 32]);
@@ -334,7 +335,7 @@ impl Attacker<'_> {
         let mut raw = self.blk("fast", SMALL)?;
         while self.goes_on() {
             self.fill(&mut raw, IN, 65_536);
-            match self.random.below(2) {
+            match self.random.u64(..2) {
                 0 => (0..10).try_for_each(|n| raw.enable(n % 2 == 1))?,
                 _ => {
                     raw.stop()?;
@@ -364,8 +365,8 @@ impl Attacker<'_> {
     /// Submits a task management function (virtio 1.2, section 5.6.6.2).
     fn task(&mut self, raw: &mut Raw, request: u16) {
         let head = HEADS + u64::from(request) * HEAD;
-        let function = self.random.one(&[0_u32, 1, 3, 4, 5, 6, 7]);
-        let tag = self.random.below(1000);
+        let function = self.random.choice([0_u32, 1, 3, 4, 5, 6, 7]).unwrap();
+        let tag = self.random.u64(..1000);
         raw.memory.whole().write(head as usize, &[u64::from(function) << 32, 1_u64 | 0x40 << 16, tag]);
         let first = 3 * request;
         raw.desc(None, first, (head, 24), NEXT, first + 1);
@@ -376,12 +377,12 @@ impl Attacker<'_> {
     fn command(&mut self, raw: &mut Raw, request: u16) {
         // Request and response of a command, in 256 bytes.
         let head = HEADS + u64::from(request) * 256;
-        let lba = self.random.below(64);
-        let blocks = self.random.one(&[1_u32, 8, 255, 2048, 256 << 11]);
+        let lba = self.random.u64(..64);
+        let blocks = self.random.choice([1_u32, 8, 255, 2048, 256 << 11]).unwrap();
         let (high, low) = (u128::from(lba) << 48, u128::from(blocks) << 16);
         // READ, WRITE, COMPARE AND WRITE, WRITE SAME with and without UNMAP, UNMAP, VERIFY with data (SBC-3); REPORT LUNS, whose
         // response is long.
-        let (cdb, len, write) = match self.random.below(8) {
+        let (cdb, len, write) = match self.random.u64(..8) {
             0 => (0x88_u128 << 120 | high | low, blocks * 512, true),
             1 => (0x8a_u128 << 120 | high | low, blocks * 512, false),
             2 => (0x89_u128 << 120 | high | 8 << 16, 2 * 8 * 512, false),

@@ -16,14 +16,12 @@ mod attacks;
 #[path = "../daemon/harness.rs"]
 #[expect(dead_code, reason = "the daemon's other tests use the rest")]
 mod harness;
-#[path = "../daemon/random.rs"]
-mod random;
 mod raw;
 mod victim;
 
 use attacks::Attack;
+use fastrand::Rng;
 use harness::Daemon;
-use random::Random;
 use serde_json::json;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -145,9 +143,9 @@ fn run_scene(attacks: &[Attack], seed: u64, attacked: Duration) -> Outcome {
             let (stop, rounds, vhost) = (&stop, &rounds, daemon.dir().join("vhost"));
             scope.spawn(move || {
                 victim::pin_to_core(OTHER_CORE);
-                let mut random = Random::new(seed.wrapping_add(attacker as u64));
+                let mut random = Rng::with_seed(seed.wrapping_add(attacker as u64));
                 while !stop.load(Ordering::Relaxed) {
-                    let attack = attacks[random.below(attacks.len() as u64) as usize];
+                    let attack = attacks[random.u64(..attacks.len() as u64) as usize];
                     attack.run(&vhost, attacker, &mut random, stop, rounds);
                 }
             });

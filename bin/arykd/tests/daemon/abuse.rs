@@ -5,6 +5,7 @@
 use crate::front_end::FrontEnd;
 use crate::harness::{Daemon, code, run_in};
 use crate::state::Small;
+use fastrand::Rng;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -23,23 +24,6 @@ const GROWTH_MAX: u64 = 16 << 10;
 #[expect(clippy::disallowed_methods, reason = "the test measures a real daemon")]
 fn now() -> Instant {
     Instant::now()
-}
-
-/// A small generator (xorshift64*) with the same calls in each run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let next = self.0.wrapping_mul(0x2545_F491_4F6C_DD1D);
-        ((u128::from(next) * limit as u128) >> 64) as usize
-    }
-
-    fn one<'a, T: ?Sized>(&mut self, of: &[&'a T]) -> &'a T {
-        of[self.below(of.len())]
-    }
 }
 
 /// The resources of a process.
@@ -192,9 +176,9 @@ const METHODS: [&str; 16] = [
 ];
 
 /// A call that is valid, or may be.
-fn sensible(random: &mut Random) -> (&'static str, Value) {
-    let (name, other) = (random.one(&NAMES), random.one(&NAMES));
-    match random.below(16) {
+fn sensible(random: &mut Rng) -> (&'static str, Value) {
+    let (name, other) = (random.choice(NAMES).unwrap(), random.choice(NAMES).unwrap());
+    match random.usize(..16) {
         0..=3 => ("bdev_null_create", json!({"name": name, "block_size": 512, "num_blocks": 2048})),
         4 => ("bdev_malloc_create", json!({"name": name, "block_size": 4096, "num_blocks": 64})),
         5 => ("bdev_passthru_create", json!({"name": name, "base_bdev_name": other})),
@@ -212,30 +196,32 @@ fn sensible(random: &mut Random) -> (&'static str, Value) {
 }
 
 /// A request as text.
-fn request(random: &mut Random, id: u64) -> String {
+fn request(random: &mut Rng, id: u64) -> String {
     let quoted = |text: &str| Value::from(text).to_string();
-    match random.below(8) {
+    match random.usize(..8) {
         0..=4 => {
             let (method, params) = sensible(random);
             json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string()
         }
         5 => {
-            let params: BTreeSet<&str> = (0..random.below(5)).map(|_| random.one(&PARAMS)).collect();
+            let params: BTreeSet<&str> =
+                (0..random.usize(..5)).map(|_| random.choice(PARAMS).unwrap()).collect();
             let params: Vec<String> = params
                 .iter()
                 .map(|param| {
-                    let name = quoted(random.one(&NAMES));
-                    let value = if random.below(2) == 0 { name } else { random.one(&VALUES).to_owned() };
+                    let name = quoted(random.choice(NAMES).unwrap());
+                    let value =
+                        if random.usize(..2) == 0 { name } else { random.choice(VALUES).unwrap().to_owned() };
                     format!("{}:{value}", quoted(param))
                 })
                 .collect();
-            let method = quoted(random.one(&METHODS));
+            let method = quoted(random.choice(METHODS).unwrap());
             format!("{{\"id\":{id},\"method\":{method},\"params\":{{{}}}}}", params.join(","))
         }
         6 => format!(
             "{{\"id\":{id},\"method\":{},\"params\":{}}}",
-            random.one(&VALUES).replace("1e400", "1"),
-            random.one(&VALUES)
+            random.choice(VALUES).unwrap().replace("1e400", "1"),
+            random.choice(VALUES).unwrap()
         ),
         _ => {
             let (method, params) = sensible(random);
@@ -264,14 +250,15 @@ fn check_reply(reply: &Value, request: &str) {
 
 /// Makes calls; some are garbage that ends the connection, and some replies are not read.
 fn misbehave(daemon: &Daemon, seed: u64, calls: u64) {
-    let mut random = Random(0x9E37_79B9_7F4A_7C15 ^ (seed + 1));
+    let mut random = Rng::with_seed(seed);
     let mut stream = BufReader::new(daemon.connect());
     for id in 0..calls {
-        match random.below(40) {
+        match random.usize(..40) {
             0 => {
                 // The daemon replies to garbage, then closes the stream.
-                let garbage =
-                    random.one(&["GET / HTTP/1.1\r\n\r\n", "}", "{\"id\":1,\"method\":tru", "\u{feff}{}"]);
+                let garbage = random
+                    .choice(["GET / HTTP/1.1\r\n\r\n", "}", "{\"id\":1,\"method\":tru", "\u{feff}{}"])
+                    .unwrap();
                 // The daemon may close the stream before all of it is written.
                 let _ = stream.get_mut().write_all(garbage.as_bytes());
                 let _ = stream.get_mut().shutdown(std::net::Shutdown::Write);
@@ -284,14 +271,14 @@ fn misbehave(daemon: &Daemon, seed: u64, calls: u64) {
             1 => {
                 // Disconnects before the reply, or in the middle of it.
                 let _ = stream.get_mut().write_all(b"{\"id\":1,\"method\":\"bdev_get_bdevs\"}");
-                if random.below(2) == 0 {
+                if random.usize(..2) == 0 {
                     let _ = stream.get_mut().read(&mut [0; 7]);
                 }
                 stream = BufReader::new(daemon.connect());
             }
             _ => {
                 let request = request(&mut random, id);
-                let cut = random.below(request.len());
+                let cut = random.usize(..request.len());
                 let cut = (0..=cut).rev().find(|at| request.is_char_boundary(*at)).unwrap();
                 let (head, tail) = request.split_at(cut);
                 stream.get_mut().write_all(head.as_bytes()).unwrap();

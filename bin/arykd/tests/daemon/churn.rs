@@ -8,8 +8,8 @@
 
 use super::harness::Daemon;
 use super::moving::{disk, threads};
-use super::random::Random;
 use super::vm::{Seen, Vm};
+use fastrand::Rng;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{BufReader, Write};
@@ -49,7 +49,7 @@ struct Client {
     number: usize,
     stream: UnixStream,
     replies: serde_json::StreamDeserializer<'static, serde_json::de::IoRead<BufReader<UnixStream>>, Value>,
-    random: Random,
+    random: Rng,
     dir: PathBuf,
     disks: BTreeMap<u64, DiskState>,
     groups: BTreeMap<u64, bool>,
@@ -65,7 +65,7 @@ impl Client {
             number,
             stream,
             replies: serde_json::Deserializer::from_reader(reader).into_iter(),
-            random: Random::new(seed.wrapping_mul(31).wrapping_add(number as u64)),
+            random: Rng::with_seed(seed.wrapping_mul(31).wrapping_add(number as u64)),
             dir: daemon.dir().to_owned(),
             disks: (0..DISKS).map(|disk| (disk, DiskState::default())).collect(),
             groups: (0..GROUPS).map(|group| (group, false)).collect(),
@@ -102,9 +102,9 @@ impl Client {
 
     /// Does one random action.
     fn act(&mut self) {
-        let index = self.random.below(DISKS);
+        let index = self.random.u64(..DISKS);
         let known = self.disks.remove(&index).unwrap();
-        let known = match self.random.below(20) {
+        let known = match self.random.u64(..20) {
             0..5 => self.create(index, known),
             5..8 => self.attach(index, known),
             8..10 => self.limit(index, known),
@@ -115,7 +115,7 @@ impl Client {
             _ => self.delete(index, known),
         };
         self.disks.insert(index, known);
-        if self.random.below(10) == 0 {
+        if self.random.u64(..10) == 0 {
             self.change_group();
         }
     }
@@ -124,7 +124,7 @@ impl Client {
         let name = self.disk(index);
         let code = if known.exists { EXISTS } else { 0 };
         let blocks = json!({"name": name, "num_blocks": 2048, "block_size": 512});
-        match self.random.below(4) {
+        match self.random.u64(..4) {
             0 => self.expect(code, "bdev_null_create", blocks),
             1 => {
                 let file = self.dir.join(&name);
@@ -175,14 +175,14 @@ impl Client {
     }
 
     fn limit(&mut self, index: u64, known: DiskState) -> DiskState {
-        let rate = self.random.below(3) * self.random.below(100_000);
-        let params = json!({"name": self.disk(index), "rw_ios_per_sec": rate, "r_mbytes_per_sec": self.random.below(1000)});
+        let rate = self.random.u64(..3) * self.random.u64(..100_000);
+        let params = json!({"name": self.disk(index), "rw_ios_per_sec": rate, "r_mbytes_per_sec": self.random.u64(..1000)});
         self.expect(if known.exists { 0 } else { NO_DEVICE }, "bdev_set_qos_limit", params);
         known
     }
 
     fn regroup(&mut self, index: u64, known: DiskState) -> DiskState {
-        let group = self.random.below(GROUPS + 1);
+        let group = self.random.u64(..GROUPS + 1);
         let (name, there) = match self.groups.get(&group) {
             Some(&there) => (self.group(group), there),
             None => ("all".to_owned(), true),
@@ -198,15 +198,15 @@ impl Client {
     }
 
     fn change_group(&mut self) {
-        let index = self.random.below(GROUPS);
+        let index = self.random.u64(..GROUPS);
         let (name, there) = (self.group(index), self.groups[&index]);
         let is_used = self.disks.values().any(|known| known.group.as_ref() == Some(&name));
-        if there && self.random.below(2) == 0 {
+        if there && self.random.u64(..2) == 0 {
             let code = if is_used { BUSY } else { 0 };
             self.expect(code, "bdev_qos_group_delete", json!({"name": name}));
             self.groups.insert(index, is_used);
         } else if there {
-            let rate = 1_000 + self.random.below(100_000);
+            let rate = 1_000 + self.random.u64(..100_000);
             self.expect(0, "bdev_qos_group_set_limit", json!({"name": name, "rw_ios_per_sec": rate}));
         } else {
             self.expect(0, "bdev_qos_group_create", json!({"name": name, "parent": "all"}));

@@ -17,8 +17,6 @@ mod moving;
 mod notify;
 mod open_metrics;
 mod qos;
-#[expect(dead_code, reason = "the attacks use the rest")]
-mod random;
 mod sandbox;
 mod scheduling;
 mod spdk;

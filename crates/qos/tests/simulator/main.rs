@@ -3,7 +3,8 @@
 mod sim;
 
 use aryk_qos::{Direction, LEASES, Lane, Limiter, Limits, SLACK, Share};
-use sim::{Clockwork, Load, MILLI, Random, SECOND, Sim, excess, jain};
+use fastrand::Rng;
+use sim::{Clockwork, Load, MILLI, SECOND, Sim, excess, jain};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -255,11 +256,11 @@ fn requests_of_changing_sizes_are_paid_as_they_are() {
     let bucket = &disk.buckets()[0].1;
     let share = Rc::new(RefCell::new(Share::new(Arc::clone(bucket))));
     let (mut lane, mut wheel) = (Lane::new(0, vec![share]), Clockwork::default());
-    let (mut random, mut moved, now) = (Random::new(19), 0, 2 * SECOND);
+    let (mut random, mut moved, now) = (Rng::with_seed(19), 0, 2 * SECOND);
     let before = bucket.free_from(now);
     for i in 0..10_000 {
         // One size for long periods, then another each time.
-        let size = if i / 1000 % 2 == 0 { 4096 } else { 4096 << random.below(5) };
+        let size = if i / 1000 % 2 == 0 { 4096 } else { 4096 << random.u64(..5) };
         assert!(lane.ask(size, 0, now, &mut wheel), "after {moved} bytes");
         lane.settle(false, now, &mut wheel);
         moved += size;
@@ -278,12 +279,12 @@ fn changes_take_effect_at_once() {
     sim.open(&[&disk], LOAD);
     sim.open(&[&disk], Load { reactor: 1, ..LOAD });
     sim.run_for(SECOND + 5 * MILLI);
-    let mut random = Random::new(11);
+    let mut random = Rng::with_seed(11);
     for rate in [100_000, 20, 5000, 1, 50_000] {
         disk.set(Limits { ios: rate, ..Limits::default() }, sim.now).unwrap();
         sim.poke();
         let start = sim.now;
-        sim.run_for(SECOND + random.below(10 * MILLI));
+        sim.run_for(SECOND + random.u64(..10 * MILLI));
         let expected = rate as f64 * (sim.now - start) as f64 / SECOND as f64;
         let count = sim.count(start, sim.now) as f64;
         assert!(count >= (0.98 * expected - 2.0) && count <= 1.002 * expected + 3.0, "{rate}: {count}");
@@ -312,9 +313,9 @@ fn a_lane_that_leaves_blocks_no_other() {
     for i in 0..20 {
         sim.open(&[&group], Load { reactor: i % 2, ..LOAD });
     }
-    let mut random = Random::new(4);
+    let mut random = Rng::with_seed(4);
     for who in 0..19 {
-        sim.run_for(random.below(20 * MILLI));
+        sim.run_for(random.u64(..20 * MILLI));
         if who % 2 == 0 { sim.stop(who) } else { sim.move_to(who, &[&other]) }
     }
     let start = sim.now;

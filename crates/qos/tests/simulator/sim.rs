@@ -2,6 +2,7 @@
 //! should.
 
 use aryk_qos::{Bucket, Direction, Lane, Limiter, Path, Share, Wheel};
+use fastrand::Rng;
 use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap, VecDeque};
@@ -10,22 +11,6 @@ use std::sync::Arc;
 
 pub const SECOND: u64 = 1_000_000_000;
 pub const MILLI: u64 = 1_000_000;
-
-/// Numbers that depend on the seed alone.
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(2).wrapping_add(1))
-    }
-
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        if n == 0 { 0 } else { self.0 % n }
-    }
-}
 
 /// A lane's requests to its reactor.
 #[derive(Default)]
@@ -104,7 +89,7 @@ pub struct Sim {
     wheel: Clockwork,
     openers: Vec<Opener>,
     shares: HashMap<(usize, *const Bucket), Part>,
-    random: Random,
+    random: Rng,
     /// How late a reactor polls at most.
     lateness: u64,
 }
@@ -119,7 +104,7 @@ impl Sim {
             wheel: Clockwork::default(),
             openers: Vec::new(),
             shares: HashMap::new(),
-            random: Random::new(seed),
+            random: Rng::with_seed(seed),
             lateness,
         }
     }
@@ -201,7 +186,7 @@ impl Sim {
             self.push(self.now + 200, Event::Wake { who, timer: None });
         }
         for (at, who, timer) in later {
-            let late = self.random.below(self.lateness + 1);
+            let late = self.random.u64(..self.lateness + 1);
             self.push(at.max(self.now) + late, Event::Wake { who, timer: Some(timer) });
         }
     }

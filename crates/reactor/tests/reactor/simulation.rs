@@ -2,6 +2,7 @@
 
 use crate::support::{ENGINES, Time, add, kick, reactor};
 use aryk_reactor::{Armed, Cx, Engine, Nanos, Reactor, Root, RootId, SleepPolicy, Step};
+use fastrand::Rng;
 use rustix::event::{EventfdFlags, eventfd};
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
@@ -9,23 +10,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-}
 
 /// A queue like that of a guest: the guest adds to it, and kicks only if the server wants kicks.
 #[derive(Default)]
@@ -87,7 +71,7 @@ struct Tally {
 }
 
 struct World {
-    random: Random,
+    random: Rng,
     time: Time,
     policy: SleepPolicy,
     reactors: Vec<Reactor>,
@@ -97,19 +81,19 @@ struct World {
 
 impl World {
     fn new(seed: u64, engine: Engine) -> Self {
-        let (mut random, time) = (Random(seed), Time::default());
+        let (mut random, time) = (Rng::with_seed(seed), Time::default());
         let policies = [SleepPolicy::Poll, SleepPolicy::Adaptive, SleepPolicy::Interrupt];
-        let policy = policies[random.below(3) as usize];
+        let policy = policies[random.u64(..3) as usize];
         let mut reactors = Vec::new();
         let mut guests = Vec::new();
         for on in 0..2 {
             let (mut made, thread) = reactor(policy, engine, &time);
-            for _ in 0..random.below(15) {
+            for _ in 0..random.u64(..15) {
                 let queue = Rc::new(RefCell::new(Queue { wants_kicks: true, ..Queue::default() }));
                 let woken = Rc::new(RefCell::new(false));
                 let server = Server {
                     queue: Rc::clone(&queue),
-                    batch: 1 + random.below(40),
+                    batch: 1 + random.u64(..40),
                     promoted: false,
                     woken: Rc::clone(&woken),
                 };
@@ -124,25 +108,25 @@ impl World {
     }
 
     fn act(&mut self) {
-        let on = self.random.below(2) as usize;
-        match self.random.below(12) {
+        let on = self.random.u64(..2) as usize;
+        match self.random.u64(..12) {
             0..3 => self.guest_adds(),
             3 => self.wake(),
             4 => self.set_timer(on),
             5 => self.send(on),
             6 => self.spawn(on),
-            7 => self.time.pass(Duration::from_nanos(self.random.below(50_000))),
+            7 => self.time.pass(Duration::from_nanos(self.random.u64(..50_000))),
             _ => drop(self.step(on)),
         }
     }
 
     fn a_guest(&mut self) -> Option<usize> {
         let count = self.guests.len() as u64;
-        (count > 0).then(|| self.random.below(count) as usize)
+        (count > 0).then(|| self.random.u64(..count) as usize)
     }
 
     fn guest_adds(&mut self) {
-        let (Some(i), count) = (self.a_guest(), 1 + self.random.below(60)) else { return };
+        let (Some(i), count) = (self.a_guest(), 1 + self.random.u64(..60)) else { return };
         let guest = &self.guests[i];
         guest.queue.borrow_mut().added += count;
         if guest.queue.borrow().wants_kicks {
@@ -157,7 +141,7 @@ impl World {
     }
 
     fn set_timer(&mut self, on: usize) {
-        let delay = Duration::from_nanos(self.random.below(500_000));
+        let delay = Duration::from_nanos(self.random.u64(..500_000));
         let cx = self.reactors[on].cx();
         let at = Nanos(self.time.nanos()).after(delay);
         let ended = Arc::clone(&self.tally.ended);
@@ -165,7 +149,7 @@ impl World {
             assert!(cx.now() >= at, "a timer fired before its time");
             ended.fetch_add(1, Relaxed);
         });
-        if self.random.below(4) > 0 {
+        if self.random.u64(..4) > 0 {
             self.tally.begun += 1;
         } else {
             assert!(self.reactors[on].cx().cancel_timer(timer));
@@ -173,10 +157,10 @@ impl World {
     }
 
     fn send(&mut self, from: usize) {
-        let to = self.random.below(2) as usize;
+        let to = self.random.u64(..2) as usize;
         let handle = self.reactors[to].handle().clone();
         // Sometimes more messages than the mailbox has room for.
-        let count = if self.random.below(20) == 0 { 1500 } else { 1 + self.random.below(20) };
+        let count = if self.random.u64(..20) == 0 { 1500 } else { 1 + self.random.u64(..20) };
         for _ in 0..count {
             let number = self.tally.sent[from][to];
             self.tally.sent[from][to] += 1;
@@ -191,7 +175,7 @@ impl World {
 
     fn spawn(&mut self, on: usize) {
         self.tally.begun += 1;
-        let delay = Duration::from_nanos(self.random.below(100_000));
+        let delay = Duration::from_nanos(self.random.u64(..100_000));
         let other = self.reactors[1 - on].handle().clone();
         let (ended, alive) = (Arc::clone(&self.tally.ended), Arc::clone(&self.tally.alive));
         let local = self.reactors[on].cx().local().clone();
@@ -258,9 +242,9 @@ impl World {
 
 fn simulate(seed: u64, engine: Engine) {
     let mut world = World::new(seed, engine);
-    let actions = world.random.below(2000);
+    let actions = world.random.u64(..2000);
     (0..actions).for_each(|_| world.act());
-    if world.random.below(3) > 0 {
+    if world.random.u64(..3) > 0 {
         world.run_out();
         assert!(world.is_done());
         assert_eq!(Arc::strong_count(&world.tally.alive), 1);
@@ -274,7 +258,7 @@ fn simulate(seed: u64, engine: Engine) {
 fn random_work_is_done_once_and_not_slept_through() {
     let seeds = match std::env::var("SEED") {
         Ok(seed) => vec![seed.parse().expect("a number")],
-        Err(_) => (0..60).map(|i| Random(0xa27c_0000 + i).next()).collect::<Vec<_>>(),
+        Err(_) => (0..60).map(|i| Rng::with_seed(0xa27c_0000 + i).u64(..)).collect::<Vec<_>>(),
     };
     for seed in seeds {
         for engine in ENGINES {

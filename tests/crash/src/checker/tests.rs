@@ -2,7 +2,8 @@
 
 use super::{Change, Checker, Read, Write, WrongValue};
 use crate::content::Content;
-use crate::random::Random;
+use crate::random::stream;
+use fastrand::Rng;
 
 const SECTORS: u64 = 24;
 
@@ -43,11 +44,11 @@ impl Model {
         Self { before: sectors.clone(), sectors, running: Vec::new(), done: Vec::new(), mutation, mutated: 0 }
     }
 
-    fn apply(&mut self, write: &Write, random: &mut Random) {
+    fn apply(&mut self, write: &Write, random: &mut Rng) {
         let content = match write.change {
             Change::Write => Content::Written(write.seq),
             Change::Zeroes => Content::Zero,
-            Change::Discard if random.chance(50) => Content::Zero,
+            Change::Discard if random.bool() => Content::Zero,
             Change::Discard => return,
         };
         for sector in write.sectors() {
@@ -56,22 +57,22 @@ impl Model {
     }
 
     /// Whether the fault happens now.
-    fn mutate(&mut self, mutation: Mutation, random: &mut Random) -> bool {
-        let now = self.mutation == mutation && random.chance(3);
+    fn mutate(&mut self, mutation: Mutation, random: &mut Rng) -> bool {
+        let now = self.mutation == mutation && random.u64(..100) < 3;
         self.mutated += u32::from(now);
         now
     }
 
-    fn step(&mut self, checker: &mut Checker, random: &mut Random) -> Result<(), WrongValue> {
-        if self.running.len() < 8 && random.chance(55) {
+    fn step(&mut self, checker: &mut Checker, random: &mut Rng) -> Result<(), WrongValue> {
+        if self.running.len() < 8 && random.u64(..100) < 55 {
             self.submit(checker, random);
             return Ok(());
         }
         if self.running.is_empty() {
             return Ok(());
         }
-        let index = random.below(self.running.len() as u64) as usize;
-        if random.chance(40) {
+        let index = random.u64(..self.running.len() as u64) as usize;
+        if random.u64(..100) < 40 {
             // A crash: requests in flight may be applied by the dead process, and by its successor.
             if let Running::Write(write) = &self.running[index] {
                 let again = Write { sectors: write.sectors(), ..*write };
@@ -88,10 +89,10 @@ impl Model {
         }
     }
 
-    fn submit(&mut self, checker: &mut Checker, random: &mut Random) {
-        let start = random.below(SECTORS);
-        let range = start..start + 1 + random.below((SECTORS - start).min(6));
-        self.running.push(match random.below(10) {
+    fn submit(&mut self, checker: &mut Checker, random: &mut Rng) {
+        let start = random.u64(..SECTORS);
+        let range = start..start + 1 + random.u64(..(SECTORS - start).min(6));
+        self.running.push(match random.u64(..10) {
             0..=4 => Running::Read(checker.submit_read(range)),
             5..=7 => Running::Write(checker.submit_write(range, Change::Write)),
             8 => Running::Write(checker.submit_write(range, Change::Zeroes)),
@@ -103,14 +104,14 @@ impl Model {
         &mut self,
         read: &Read,
         checker: &mut Checker,
-        random: &mut Random,
+        random: &mut Rng,
     ) -> Result<(), WrongValue> {
         let from = if self.mutate(Mutation::StaleRead, random) { &self.before } else { &self.sectors };
         let range = read.sectors().start as usize..read.sectors().end as usize;
         checker.complete_read(read, from[range].to_vec())
     }
 
-    fn answer_write(&mut self, write: Write, checker: &mut Checker, random: &mut Random) {
+    fn answer_write(&mut self, write: Write, checker: &mut Checker, random: &mut Rng) {
         let lost = match write.change {
             Change::Write => self.mutate(Mutation::LostWrite, random),
             Change::Zeroes => self.mutate(Mutation::LostZeroes, random),
@@ -142,7 +143,7 @@ impl Model {
 
 /// Runs a device for a while; returns the checker's result, and how often the fault happened.
 fn run(mutation: Mutation, seed: u64) -> (Result<(), WrongValue>, u32) {
-    let mut random = Random::new(seed, 0);
+    let mut random = stream(seed, 0);
     let mut checker = Checker::new(SECTORS);
     let mut model = Model::new(mutation);
     // Not every fault has an effect: a concurrent write may cover a lost write.

@@ -9,7 +9,8 @@ use serde_json::json;
 use super::agent::{Agent, DiskEvent, Task};
 use super::bench::{Bench, CONTROLLER, Disk, heard, lost};
 use crate::cases::Site;
-use crate::random::Random;
+use crate::random::stream;
+use fastrand::Rng;
 
 /// Number of disks, one per target.
 const DISKS: u8 = 8;
@@ -60,7 +61,7 @@ struct Run {
     bench: Bench,
     agent: Agent,
     disks: Vec<Disk>,
-    random: Random,
+    random: Rng,
     record: Rounds,
 }
 
@@ -102,7 +103,7 @@ fn start(site: &Site<'_>, settings: Settings) -> Result<Run> {
         disk.load(&mut agent)?;
         disks.push(disk);
     }
-    Ok(Run { bench, agent, disks, random: Random::new(settings.seed, 0), record })
+    Ok(Run { bench, agent, disks, random: stream(settings.seed, 0), record })
 }
 
 impl Run {
@@ -110,15 +111,15 @@ impl Run {
     fn round(&mut self, round: u32) -> Result<()> {
         let mut order: Vec<_> = (0..self.disks.len()).collect();
         self.random.shuffle(&mut order);
-        let (victims, others) = order.split_at(1 + self.random.below(VICTIMS_MAX) as usize);
+        let (victims, others) = order.split_at(1 + self.random.u64(..VICTIMS_MAX) as usize);
         let mut bursts: BTreeMap<usize, Task> = BTreeMap::new();
         for &victim in victims {
             let target = self.disks[victim].at()?;
             self.agent.run(&format!("begun {target}"))?;
-            if self.random.chance(30) {
+            if self.random.u64(..100) < 30 {
                 self.disks[victim].seal(&mut self.agent, (round + 1).into())?;
             }
-            if self.random.chance(60) {
+            if self.random.u64(..100) < 60 {
                 bursts.insert(victim, self.agent.begin(&format!("burst {target}"))?);
             }
         }
@@ -132,7 +133,7 @@ impl Run {
         self.record.under_load.1 += victims.len() as u64;
         let mut places = self.take_away(victims, &mut bursts)?;
         if let Some(&other) = others.iter().find(|&&other| self.disks[other].grows)
-            && self.random.chance(30)
+            && self.random.u64(..100) < 30
         {
             self.grow(other)?;
         }
