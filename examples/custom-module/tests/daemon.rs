@@ -4,11 +4,10 @@
 
 use aryk_example_custom_module::block;
 use aryk_front_end::{Announced, Format, Memory, Piece, Ring, Session, Shape, Wanted, feature, protocol};
+use aryk_rpc_client::{Client, Reply};
 use rustix::event::{EventfdFlags, eventfd};
 use serde_json::{Value, json};
-use std::io::{BufReader, Write};
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -23,12 +22,7 @@ impl Daemon {
         let mut command = Command::new(env!("CARGO_BIN_EXE_aryk-example-custom-module"));
         command.arg("-r").arg(dir.join("rpc.sock")).arg("-S").arg(dir.join("vhost"));
         let daemon = Self(command.arg("--state-dir").arg(dir.join("state")).spawn().unwrap());
-        for _ in 0..3000 {
-            if UnixStream::connect(dir.join("rpc.sock")).is_ok() {
-                break;
-            }
-            std::thread::park_timeout(Duration::from_millis(10));
-        }
+        Client::connect_within(&dir.join("rpc.sock"), Duration::from_secs(30)).unwrap();
         call(dir, "framework_wait_init", json!({})).unwrap();
         daemon
     }
@@ -83,16 +77,8 @@ fn read(socket: &Path, lba: u64) -> [u8; 4096] {
     memory.whole().read(DATA as usize)
 }
 
-fn call(dir: &Path, method: &str, params: Value) -> Result<Value, Value> {
-    let mut stream = UnixStream::connect(dir.join("rpc.sock")).unwrap();
-    let request = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
-    stream.write_all(request.to_string().as_bytes()).unwrap();
-    stream.shutdown(std::net::Shutdown::Write).unwrap();
-    let mut reply: Value = serde_json::from_reader(BufReader::new(stream)).unwrap();
-    match reply.get("error") {
-        Some(error) => Err(error.clone()),
-        None => Ok(reply["result"].take()),
-    }
+fn call(dir: &Path, method: &str, params: Value) -> Reply {
+    Client::connect(&dir.join("rpc.sock")).unwrap().call(method, &params).unwrap()
 }
 
 #[test]

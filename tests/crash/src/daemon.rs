@@ -6,16 +6,18 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use aryk_crash_point::Step;
 use aryk_guest_tests::process::{Process, Signal, Stdin};
+use aryk_rpc_client::Client;
 use rustix::process::{Pid, kill_process};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::content::{self, SECTOR};
 use crate::load::SECTORS;
-use crate::rpc;
 use crate::shape::{Device, Mode, Shape};
 
 /// Timeout of an orderly shutdown, which waits for requests in flight.
 const DRAIN: Duration = Duration::from_secs(20);
+/// How long a daemon may take to start.
+const START: Duration = Duration::from_secs(10);
 const CONTROLLER: &str = "guest";
 
 /// The paths of one life.
@@ -81,7 +83,7 @@ impl Daemon {
     pub fn first(place: &Place, shape: &Shape) -> Result<Self> {
         let daemon = Self::spawn(place, None, shape.supervised)?;
         let disk = json!({"name": "disk", "filename": place.image, "block_size": shape.block_size});
-        rpc::call(&place.rpc(), "bdev_uring_create", &disk)?;
+        call(&place.rpc(), "bdev_uring_create", &disk)?;
         let mut controller = json!({"ctrlr": CONTROLLER, "num_queues": shape.queues});
         if shape.mode == Mode::Client {
             controller["connect"] = json!(place.vhost_socket(Mode::Client));
@@ -89,15 +91,15 @@ impl Daemon {
         match shape.device {
             Device::Blk => {
                 controller["dev_name"] = json!("disk");
-                rpc::call(&place.rpc(), "vhost_create_blk_controller", &controller)?;
+                call(&place.rpc(), "vhost_create_blk_controller", &controller)?;
             }
             Device::Scsi => {
                 controller["delay"] = json!(true);
-                rpc::call(&place.rpc(), "vhost_create_scsi_controller", &controller)?;
+                call(&place.rpc(), "vhost_create_scsi_controller", &controller)?;
                 let target = json!({"ctrlr": CONTROLLER, "scsi_target_num": 0, "bdev_name": "disk"});
-                rpc::call(&place.rpc(), "vhost_scsi_controller_add_target", &target)?;
+                call(&place.rpc(), "vhost_scsi_controller_add_target", &target)?;
                 let start = json!({"ctrlr": CONTROLLER});
-                rpc::call(&place.rpc(), "vhost_start_scsi_controller", &start)?;
+                call(&place.rpc(), "vhost_start_scsi_controller", &start)?;
             }
         }
         Ok(daemon)
@@ -176,13 +178,13 @@ impl Daemon {
 /// successor has one core, and refuses.
 fn move_queues(socket: &Path) {
     for round in 0_u64.. {
-        let Ok(told) = rpc::call(socket, "thread_get_stats", &json!({})) else { return };
+        let Ok(told) = call(socket, "thread_get_stats", &json!({})) else { return };
         let threads = told["threads"].as_array().into_iter().flatten();
         let ids: Vec<u64> =
             threads.filter(|t| t["name"] != "app_thread").filter_map(|t| t["id"].as_u64()).collect();
         for id in &ids {
             let params = json!({"id": id, "cpumask": format!("{:#x}", 1 << (round % 2))});
-            if let Err(error) = rpc::call(socket, "thread_set_cpumask", &params)
+            if let Err(error) = call(socket, "thread_set_cpumask", &params)
                 && !is_passing(&error.to_string())
             {
                 return;
@@ -197,4 +199,9 @@ fn move_queues(socket: &Path) {
 /// Whether the error is temporary: the queue's requests took too long, or the queue has just ended.
 fn is_passing(error: &str) -> bool {
     ["-110", "-19"].iter().any(|code| error.contains(&format!("\"code\":{code},")))
+}
+
+/// Waits for the daemon's socket, and calls a method that must succeed.
+fn call(socket: &Path, method: &str, params: &Value) -> Result<Value> {
+    Ok(Client::connect_within(socket, START).context("the RPC socket")?.result(method, params)?)
 }

@@ -18,7 +18,6 @@ pub mod load;
 pub mod memory;
 pub mod report;
 pub mod requests;
-pub mod rpc;
 pub mod session;
 pub mod shape;
 

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use aryk_rpc_client::Client;
 use serde_json::Value;
 
 use crate::process::{Process, Signal, Stdin, wait_until};
-use crate::rpc;
 
 /// Timeout of an orderly shutdown, which drains I/O; the disk of a laptop may need a while.
 const DRAIN: Duration = Duration::from_secs(20);
@@ -77,7 +77,10 @@ impl Daemon {
     /// # Errors
     /// The daemon refuses, or does not reply.
     pub fn call(&self, method: &str, params: &Value) -> Result<(Value, Duration)> {
-        rpc::call(&self.directory.join("rpc.sock"), method, params)
+        let mut client = Client::connect(&self.directory.join("rpc.sock")).context("the RPC socket")?;
+        let started = Instant::now();
+        let result = client.result(method, params)?;
+        Ok((result, started.elapsed()))
     }
 
     /// Attaches a disk, with further `options`, and returns its controller's socket.

@@ -30,7 +30,6 @@ pub mod peer;
 pub mod process;
 mod qmp;
 pub mod random;
-mod rpc;
 pub mod vm;
 
 pub use daemon::Daemon;

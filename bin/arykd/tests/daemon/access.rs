@@ -1,10 +1,10 @@
 //! Access to RPC methods: by the kernel's credentials on the RPC socket, by password and TLS over HTTP.
 
 use crate::harness::{Daemon, code};
+use aryk_rpc_client::{Client, Reply};
 use rustix::process::{Gid, Uid, getuid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use serde_json::{Value, json};
-use std::io::{BufReader, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -38,25 +38,8 @@ fn as_stranger<T: Send>(f: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-fn call(daemon: &Daemon, method: &str, params: &Value) -> std::io::Result<Value> {
-    let mut stream = UnixStream::connect(daemon.dir().join("rpc.sock"))?;
-    let request = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
-    // The daemon may refuse the connection before it reads the request.
-    let _ = stream.write_all(request.to_string().as_bytes());
-    Ok(serde_json::from_reader(BufReader::new(stream).take_line())?)
-}
-
-/// Reads one reply from a connection that stays open.
-trait TakeLine {
-    fn take_line(self) -> std::io::Cursor<String>;
-}
-
-impl<R: std::io::BufRead> TakeLine for R {
-    fn take_line(mut self) -> std::io::Cursor<String> {
-        let mut line = String::new();
-        self.read_line(&mut line).unwrap();
-        std::io::Cursor::new(line)
-    }
+fn call(daemon: &Daemon, method: &str, params: &Value) -> std::io::Result<Reply> {
+    Client::connect(&daemon.socket())?.call(method, params)
 }
 
 fn null(name: &str) -> Value {
@@ -83,13 +66,13 @@ fn a_reader_reads_and_changes_nothing() {
     assert_eq!(mode(&daemon), 0o666);
     daemon.call("bdev_null_create", null("ours")).unwrap();
     let (list, made, zeroed) = as_stranger(|| {
-        let list = call(&daemon, "bdev_get_bdevs", &json!({})).unwrap();
+        let list = call(&daemon, "bdev_get_bdevs", &json!({})).unwrap().unwrap();
         let zero = json!({"reset_mode": "all"});
         (list, call(&daemon, "bdev_null_create", &null("theirs")), call(&daemon, "bdev_get_iostat", &zero))
     });
-    assert_eq!(list["result"][0]["name"], "ours");
+    assert_eq!(list[0]["name"], "ours");
     for refused in [made.unwrap(), zeroed.unwrap()] {
-        let error = &refused["error"];
+        let error = refused.unwrap_err();
         assert_eq!((&error["code"], &error["message"]), (&json!(-13), &json!("Permission denied")));
         assert!(error["data"].as_str().unwrap().contains("read-only"), "{error}");
     }
@@ -105,13 +88,14 @@ fn a_group_may_call_all_methods() {
     let socket = std::fs::metadata(daemon.dir().join("rpc.sock")).unwrap();
     assert_eq!((mode(&daemon), socket.gid()), (0o660, STRANGER));
     let made = as_stranger(|| call(&daemon, "bdev_null_create", &null("theirs")).unwrap());
-    assert_eq!(made["result"], "theirs");
+    assert_eq!(made.unwrap(), "theirs");
 }
 
 #[test]
 fn a_caller_without_a_rule_gets_an_error_and_is_disconnected() {
     let Some(daemon) = daemon(&["--rpc-allow", "uid:1=full"]) else { return };
-    let refused = as_stranger(|| call(&daemon, "spdk_get_version", &json!({})).unwrap());
+    let refused: Value =
+        as_stranger(|| serde_json::from_reader(UnixStream::connect(daemon.socket()).unwrap()).unwrap());
     assert_eq!((&refused["id"], &refused["error"]["code"]), (&Value::Null, &json!(-13)));
     assert!(refused["error"]["data"].as_str().unwrap().contains("uid 65534"), "{refused}");
     daemon.call("spdk_get_version", json!({})).unwrap();

@@ -12,8 +12,6 @@ use super::vm::{Seen, Vm};
 use fastrand::Rng;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::io::{BufReader, Write};
-use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -47,8 +45,7 @@ struct DiskState {
 /// A client with a connection of its own.
 struct Client {
     number: usize,
-    stream: UnixStream,
-    replies: serde_json::StreamDeserializer<'static, serde_json::de::IoRead<BufReader<UnixStream>>, Value>,
+    connection: aryk_rpc_client::Client,
     random: Rng,
     dir: PathBuf,
     disks: BTreeMap<u64, DiskState>,
@@ -59,12 +56,9 @@ struct Client {
 
 impl Client {
     fn new(daemon: &Daemon, number: usize, seed: u64) -> Self {
-        let stream = daemon.connect();
-        let reader = BufReader::new(stream.try_clone().unwrap());
         Self {
             number,
-            stream,
-            replies: serde_json::Deserializer::from_reader(reader).into_iter(),
+            connection: aryk_rpc_client::Client::connect(&daemon.socket()).unwrap(),
             random: Rng::with_seed(seed.wrapping_mul(31).wrapping_add(number as u64)),
             dir: daemon.dir().to_owned(),
             disks: (0..DISKS).map(|disk| (disk, DiskState::default())).collect(),
@@ -76,11 +70,9 @@ impl Client {
     /// Calls a method. Returns the error code, or 0.
     fn call(&mut self, method: &str, params: Value) -> i64 {
         let begun = Instant::now();
-        let request = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
-        self.stream.write_all(request.to_string().as_bytes()).unwrap();
-        let reply = self.replies.next().expect("the daemon answers").unwrap();
+        let reply = self.connection.call(method, &params).expect("the daemon answers");
         self.slowest = self.slowest.max(begun.elapsed());
-        reply["error"]["code"].as_i64().unwrap_or(0)
+        reply.err().map_or(0, |error| error["code"].as_i64().unwrap())
     }
 
     /// Calls a method, and checks the code.

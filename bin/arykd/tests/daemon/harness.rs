@@ -1,7 +1,8 @@
 //! A daemon in a temporary directory, and its clients.
 
+use aryk_rpc_client::{Client, Reply};
 use serde_json::{Value, json};
-use std::io::{BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -65,7 +66,7 @@ impl Daemon {
         self.dir.path()
     }
 
-    fn socket(&self) -> PathBuf {
+    pub fn socket(&self) -> PathBuf {
         self.dir.path().join("rpc.sock")
     }
 
@@ -151,23 +152,13 @@ impl Daemon {
     }
 
     /// Calls a method. Returns its result or its error.
-    pub fn call(&self, method: &str, params: Value) -> Result<Value, Value> {
+    pub fn call(&self, method: &str, params: Value) -> Reply {
         self.try_call(method, params).expect("the daemon answers")
     }
 
     /// Calls a method; `None` if no daemon replies.
-    pub fn try_call(&self, method: &str, params: Value) -> Option<Result<Value, Value>> {
-        let mut stream = self.try_connect()?;
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let request = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
-        stream.write_all(request.to_string().as_bytes()).ok()?;
-        stream.shutdown(std::net::Shutdown::Write).ok()?;
-        let mut reply: Value = serde_json::from_reader(BufReader::new(stream)).ok()?;
-        assert_eq!(reply["id"], 1);
-        Some(match reply.get("error") {
-            Some(error) => Err(error.clone()),
-            None => Ok(reply["result"].take()),
-        })
+    pub fn try_call(&self, method: &str, params: Value) -> Option<Reply> {
+        Client::connect(&self.socket()).ok()?.call(method, &params).ok()
     }
 
     /// Runs `aryk`. Returns its output, or its exit code and error text.
@@ -208,7 +199,7 @@ pub fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
 
 /// The code of an error.
 #[track_caller]
-pub fn code(reply: Result<Value, Value>) -> i64 {
+pub fn code(reply: Reply) -> i64 {
     reply.unwrap_err()["code"].as_i64().unwrap()
 }
 

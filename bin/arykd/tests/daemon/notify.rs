@@ -1,10 +1,10 @@
 //! Notifications to a service manager, which the test simulates.
 
 use crate::harness::ARYKD;
+use aryk_rpc_client::Client;
 use serde_json::{Value, json};
-use std::io::Write;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -50,12 +50,7 @@ fn wait_for(manager: &UnixDatagram, line: &str) {
 
 /// A call on the socket, which must exist: no retry is needed.
 fn call(dir: &Path, method: &str) -> Value {
-    let mut stream = UnixStream::connect(dir.join("rpc.sock")).expect("it is ready");
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.write_all(json!({"jsonrpc": "2.0", "id": 1, "method": method}).to_string().as_bytes()).unwrap();
-    stream.shutdown(std::net::Shutdown::Write).unwrap();
-    let mut reply: Value = serde_json::from_reader(stream).unwrap();
-    reply["result"].take()
+    Client::connect(&dir.join("rpc.sock")).expect("it is ready").result(method, &json!({})).unwrap()
 }
 
 fn listen(address: &SocketAddr) -> UnixDatagram {
