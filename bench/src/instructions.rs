@@ -1,6 +1,8 @@
 //! Instructions per request of the path within one process, counted by valgrind. Unlike times, the counts are the same in
 //! every run, so a longer path is detected at once. A file beside the code records them.
 
+pub mod layers;
+
 use crate::stack::{CASES, Case};
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;

@@ -118,6 +118,9 @@ enum Subcommand {
         /// Records the current counts.
         #[arg(long, conflicts_with = "check")]
         record: bool,
+        /// Shows which layers execute the instructions, for the cases of the null disk.
+        #[arg(long, conflicts_with_all = ["check", "record"])]
+        layers: bool,
     },
     /// Measures RPC calls of the daemon, and their effect on I/O.
     Rpc,
@@ -188,7 +191,8 @@ fn main() -> Result<()> {
         Some(Subcommand::Scsi) => measure(&args, scsi::measure),
         Some(Subcommand::Qos) => measure(&args, qos::measure),
         Some(Subcommand::Scale) => measure(&args, scale::measure),
-        Some(Subcommand::Instructions { check, record }) => instructions::instructions(*check, *record),
+        Some(Subcommand::Instructions { layers: true, .. }) => instructions::layers::print(),
+        Some(Subcommand::Instructions { check, record, .. }) => instructions::instructions(*check, *record),
         Some(Subcommand::Stack { case, batches }) => stack::run(case, *batches),
     }
 }
