@@ -132,6 +132,13 @@ impl<T> Mailbox<T> {
         }
     }
 
+    /// Whether there is a message. For the receiver only.
+    #[inline]
+    pub fn has_message(&self) -> bool {
+        let position = self.tail.load(Ordering::Relaxed);
+        self.cell(position).sequence.load(Ordering::Acquire) == position.wrapping_add(1)
+    }
+
     /// Takes the oldest message. For the receiver only.
     pub fn pop(&self) -> Option<T> {
         let position = self.tail.load(Ordering::Relaxed);
@@ -170,9 +177,7 @@ impl<T> Mailbox<T> {
 
     /// Whether there is no work for the receiver. For the receiver only.
     pub fn is_idle(&self) -> bool {
-        let position = self.tail.load(Ordering::Relaxed);
-        let filled = self.cell(position).sequence.load(Ordering::Acquire) == position.wrapping_add(1);
-        !filled && !self.attention.load(Ordering::Acquire)
+        !self.has_message() && !self.attention.load(Ordering::Acquire)
     }
 
     /// Marks the receiver as about to sleep. The receiver must call [`Mailbox::is_idle`] once more after this, and then

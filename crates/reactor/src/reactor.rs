@@ -148,7 +148,9 @@ impl Reactor {
         worked |= self.timers();
         let others_worked = worked;
         worked |= self.calls_and_tasks();
-        self.cx.grant_background(others_worked);
+        if !self.cx.background.is_empty() {
+            self.cx.grant_background(others_worked);
+        }
         self.flush();
         self.cx.worked = worked;
         if self.is_to_poll_on() {
@@ -191,7 +193,9 @@ impl Reactor {
     fn messages(&mut self) -> bool {
         let mut count = 0;
         while count < MESSAGES {
-            let Some(message) = self.cx.handle.0.mailbox.pop() else { break };
+            let mailbox = &self.cx.handle.0.mailbox;
+            // The look is a few instructions in place; most turns find nothing.
+            let Some(message) = mailbox.has_message().then(|| mailbox.pop()).flatten() else { break };
             self.run_as(Running::MESSAGES);
             message(&mut self.cx);
             count += 1;
@@ -234,7 +238,15 @@ impl Reactor {
         worked
     }
 
+    #[inline]
     fn promote_kicked(&mut self) {
+        if !self.cx.kicked.is_empty() {
+            self.promote_all_kicked();
+        }
+    }
+
+    #[inline(never)]
+    fn promote_all_kicked(&mut self) {
         let mut kicked = std::mem::take(&mut self.cx.kicked);
         for id in kicked.drain(..) {
             let Some(entry) = self.cx.roots.get_mut(id.0) else { continue };
@@ -346,6 +358,10 @@ impl Reactor {
         let now = self.cx.now;
         let mut worked = false;
         for _ in 0..TIMERS {
+            // As with messages.
+            if self.cx.timers.next().is_none_or(|at| at > now) {
+                break;
+            }
             let Some(timed) = self.cx.timers.pop(now) else { break };
             self.make_way_for(None);
             self.run_as(Running::TIMERS);

@@ -66,6 +66,8 @@ pub struct Ring {
     vectors: Vec<Seg>,
     /// Operations whose last completion is pending, polls included.
     in_flight: u32,
+    /// Operations may be queued that the kernel does not have: each turn asks, and the submission queue's own count takes longer.
+    has_queued: bool,
     /// Bytes of queued reads and writes; after a partial submission, still the bytes of all of them.
     bytes: u64,
 }
@@ -105,7 +107,13 @@ impl Ring {
         {
             return Err(io::Error::from(io::ErrorKind::Unsupported));
         }
-        Ok(Self { ring, vectors: Vec::with_capacity(4 * VECTOR_MAX), in_flight: 0, bytes: 0 })
+        Ok(Self {
+            ring,
+            vectors: Vec::with_capacity(4 * VECTOR_MAX),
+            in_flight: 0,
+            bytes: 0,
+            has_queued: false,
+        })
     }
 
     /// Operations whose last completion is pending, polls included.
@@ -228,7 +236,7 @@ impl Ring {
     /// The errors of `io_uring_enter`. `EBUSY` and `EAGAIN`, which ask to reap first, are no errors: operations stay
     /// queued.
     pub fn submit(&mut self) -> io::Result<()> {
-        if self.ring.submission().is_empty() {
+        if !self.has_queued {
             return Ok(());
         }
         let result = self.ring.submit();
@@ -321,6 +329,7 @@ impl Ring {
         // SAFETY: the kernel checks descriptors; the memory that the entry names stays in place: vectors until submission
         // by `vector`, data until completion by the file's invariant.
         let pushed = unsafe { self.ring.submission().push(&entry) };
+        self.has_queued = true;
         pushed.map_err(|_| Errno::AGAIN.into())
     }
 
@@ -332,7 +341,8 @@ impl Ring {
                 _ => Err(e),
             },
         };
-        if self.ring.submission().is_empty() {
+        self.has_queued = !self.ring.submission().is_empty();
+        if !self.has_queued {
             self.vectors.clear();
             self.bytes = 0;
         }

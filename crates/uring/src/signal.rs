@@ -97,9 +97,16 @@ impl Signaller {
     /// Sends all pending signals. One system call for all of them, and none without pending signals.
     ///
     /// A descriptor that cannot be signalled (it is no eventfd) is skipped: the peer that sent it misses the signal.
+    #[inline]
     pub fn flush(&mut self) {
+        if !self.pending.is_empty() {
+            self.send();
+        }
+    }
+
+    #[inline(never)]
+    fn send(&mut self) {
         match &mut self.aio {
-            _ if self.pending.is_empty() => return,
             Some(aio) => aio.signal(&self.pending),
             None => self.pending.iter().for_each(|&fd| poll_and_write(fd)),
         }
