@@ -22,7 +22,7 @@ pub use credits::CreditPool;
 use crate::cell::{Command, Registration};
 use crate::{Bdev, Channel, Completion, Descriptor, Io, Op, OpenError, Status, Tag};
 use aryk_dma::{Buffer, PAGE, Sgl};
-use aryk_reactor::{Cx, Layer, Nanos, Point, RootId};
+use aryk_reactor::{Cx, Layer, Nanos, Point, RootId, Traced};
 use aryk_slots::{Key, Slots};
 use compound::Compounds;
 use credits::Credits;
@@ -80,6 +80,8 @@ pub struct BdevChannel {
     /// Present while the disk has rate limits.
     throttle: Option<Throttle>,
     handed: Handed,
+    /// What its trace records are about.
+    traced: Traced,
 }
 
 impl fmt::Debug for BdevChannel {
@@ -120,8 +122,15 @@ impl BdevChannel {
             watch: Watch::new(bdev.deadline()),
             throttle: Throttle::new(&bdev, root, cx),
             handed: Handed::default(),
+            traced: Traced::new(Layer::Bdev, bdev.serial() as u16),
             descriptor,
         })
+    }
+
+    /// From now on the trace records of the channel are those of its root too: it is a front-end's queue, whose requests all go
+    /// to this channel, by its tags.
+    pub fn trace_front_end(&mut self) {
+        self.traced = Traced::both(self.root().trace_number(), self.bdev().serial() as u16);
     }
 
     /// The disk.
@@ -148,12 +157,41 @@ impl BdevChannel {
     }
 
     /// Starts a request, which completes exactly once, in a later [`BdevChannel::poll`]. Its data stays in place until then.
-    // No function that is called here and is not inlined has a reference to the request. So its parts stay in registers
-    // until they are stored where they are kept; copied from memory that they were just put into, they would wait for all
-    // stores before them, those to a guest's lines among them.
-    #[inline]
-    pub fn submit(&mut self, io: Io, cx: &mut Cx) {
-        cx.trace(Layer::Bdev, Point::Submit, self.registration.serial(), io.tag.0 as u32);
+    // A function of its own, whose values find room in registers. The request stays where the caller has put it, up to the device,
+    // but for its tag; its parts are read as they were stored, one by one.
+    #[inline(never)]
+    pub fn submit(&mut self, mut io: Io, cx: &mut Cx) {
+        cx.trace(self.traced, Point::Submit, io.tag.0 as u32);
+        let Some(bytes) = self.bytes_if_nothing_is_in_the_way(&io).filter(|_| self.credits.try_take()) else {
+            return self.submit_any(io, cx);
+        };
+        let key = self.requests.add(Request::sent(&io, bytes, cx.now()));
+        self.registration.set_in_flight(self.requests.len());
+        self.credits.spend(bytes);
+        io.tag = Tag(key.raw());
+        self.device.submit(io, cx);
+        if self.watch.must_begin() {
+            self.watch_oldest(cx);
+        }
+    }
+
+    /// The bytes of a read or write that the device takes as it is, while nothing waits and nothing is held back; `None` for any
+    /// other request, valid or not. Most requests need no more checks than these.
+    #[inline(always)]
+    fn bytes_if_nothing_is_in_the_way(&self, io: &Io) -> Option<u64> {
+        let bdev = self.bdev();
+        let bytes = self.shape.bytes_if_plain(io, bdev.blocks())?;
+        let is_free = self.queue.is_empty()
+            && self.throttle.is_none()
+            && self.fences.is_empty()
+            && matches!(self.state, State::Running)
+            && !bdev.is_removing();
+        is_free.then_some(bytes)
+    }
+
+    /// Checks any request, and starts it or finds out what it must wait for.
+    #[inline(never)]
+    fn submit_any(&mut self, io: Io, cx: &mut Cx) {
         if let Err(status) = self.check(&io) {
             self.refuse(io.tag, io.op, status, cx);
             return;
@@ -254,6 +292,7 @@ impl BdevChannel {
     #[cold]
     fn refuse(&mut self, tag: Tag, op: Op, status: Status, cx: &mut Cx) {
         self.registration.stats_mut().refuse(op);
+        cx.trace(self.traced, Point::Complete, tag.0 as u32);
         self.ready.push(Completion { tag, status });
         cx.wake(self.root());
     }
@@ -280,14 +319,7 @@ impl BdevChannel {
     /// Adds what has completed to `out`, and sends on what has waited.
     #[inline]
     pub fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
-        if self.registration.has_command() {
-            self.obey(cx);
-        }
-        if self.handed.requests > 0 && self.handed.turn != cx.turn() {
-            self.account_handed(cx);
-            self.handed.requests = 0;
-        }
-        self.credits.begin_poll();
+        self.begin_poll(cx);
         // What the device adds becomes what the opener gets, in place.
         let start = out.len();
         let mut end = start;
@@ -299,15 +331,65 @@ impl BdevChannel {
             }
         }
         out.truncate(end);
+        self.send_on(cx);
+        if !self.ready.is_empty() {
+            out.append(&mut self.ready);
+        }
+        self.hand_out((out.len() - start) as u32, cx);
+    }
+
+    /// As [`BdevChannel::poll`], but calls `each` for each request that ended at the device, which so is neither stored nor loaded
+    /// once more. Adds the others to `rest`, which is empty before.
+    // Always inlined: the caller has the only call.
+    #[inline(always)]
+    pub fn poll_each(
+        &mut self,
+        cx: &mut Cx,
+        rest: &mut Vec<Completion>,
+        mut each: impl FnMut(Completion, &mut Cx),
+    ) {
+        self.begin_poll(cx);
+        let mut count = 0;
+        self.device.poll(cx, rest);
+        for completion in rest.drain(..) {
+            if let Some(completed) = self.piece_completed(completion, cx) {
+                each(completed, cx);
+                count += 1;
+            }
+        }
+        self.send_on(cx);
+        if !self.ready.is_empty() {
+            rest.append(&mut self.ready);
+        }
+        self.hand_out(count + rest.len() as u32, cx);
+    }
+
+    #[inline]
+    fn begin_poll(&mut self, cx: &mut Cx) {
+        if self.registration.has_command() {
+            self.obey(cx);
+        }
+        if self.handed.requests > 0 && self.handed.turn != cx.turn() {
+            self.account_handed(cx);
+            self.handed.requests = 0;
+        }
+        self.credits.begin_poll();
+    }
+
+    /// Sends on what has waited.
+    #[inline]
+    fn send_on(&mut self, cx: &mut Cx) {
         if self.has_more_to_do() {
             self.advance(cx);
         }
         self.publish_depths();
-        if !self.ready.is_empty() {
-            out.append(&mut self.ready);
-        }
-        if out.len() > start {
-            self.handed.requests += (out.len() - start) as u32;
+    }
+
+    /// So many completions have been handed out.
+    #[inline]
+    const fn hand_out(&mut self, count: u32, cx: &Cx) {
+        if count > 0 {
+            self.handed.requests += count;
             (self.handed.at, self.handed.turn) = (cx.now(), cx.turn());
         }
     }
@@ -470,7 +552,7 @@ impl BdevChannel {
             stats.layers.completed(latency, waited_ns);
         }
         drop(stats);
-        cx.trace(Layer::Bdev, Point::Complete, self.registration.serial(), tag.0 as u32);
+        cx.trace(self.traced, Point::Complete, tag.0 as u32);
         Completion { tag, status }
     }
 

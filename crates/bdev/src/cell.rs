@@ -129,8 +129,6 @@ pub(crate) struct Registration {
     cells: Rc<Cells>,
     cell: Rc<ChannelCell>,
     reactor: Handle,
-    /// The disk's number, for the trace.
-    serial: u16,
 }
 
 impl Registration {
@@ -148,7 +146,7 @@ impl Registration {
         let cells = cx.local_state::<Cells>();
         cells.0.borrow_mut().entry(bdev.serial()).or_default().push(Rc::clone(&cell));
         bdev.channel_opened(cx.handle());
-        Self { cells, cell, reactor: cx.handle().clone(), serial: bdev.serial() as u16 }
+        Self { cells, cell, reactor: cx.handle().clone() }
     }
 
     /// Ends the registration of a channel of `bdev`, which keeps its counts.
@@ -171,12 +169,6 @@ impl Registration {
     #[inline]
     pub fn root(&self) -> RootId {
         self.cell.root
-    }
-
-    /// The disk's number in trace records.
-    #[inline]
-    pub const fn serial(&self) -> u16 {
-        self.serial
     }
 
     /// The channel's counts.

@@ -17,8 +17,8 @@ pub struct OpStats {
     pub latency_ns: u64,
     /// The longest latency, in nanoseconds.
     pub latency_ns_max: u64,
-    /// The shortest latency, in nanoseconds; `None` before the first.
-    pub latency_ns_min: Option<u64>,
+    /// The complement of the shortest latency, in nanoseconds: its maximum is kept by one comparison, from 0 on.
+    shortness: u64,
     /// All latencies, in nanoseconds.
     pub latencies: Histogram,
 }
@@ -33,8 +33,13 @@ impl OpStats {
         }
         self.latency_ns += latency_ns;
         self.latency_ns_max = self.latency_ns_max.max(latency_ns);
-        self.latency_ns_min = Some(self.latency_ns_min.map_or(latency_ns, |min| min.min(latency_ns)));
+        self.shortness = self.shortness.max(!latency_ns);
         self.latencies.record(latency_ns);
+    }
+
+    /// The shortest latency, in nanoseconds; `None` before the first.
+    pub fn latency_ns_min(&self) -> Option<u64> {
+        (self.shortness > 0).then_some(!self.shortness)
     }
 
     fn merge(&mut self, other: &Self) {
@@ -43,7 +48,7 @@ impl OpStats {
         self.errors += other.errors;
         self.latency_ns += other.latency_ns;
         self.latency_ns_max = self.latency_ns_max.max(other.latency_ns_max);
-        self.latency_ns_min = self.latency_ns_min.into_iter().chain(other.latency_ns_min).min();
+        self.shortness = self.shortness.max(other.shortness);
         self.latencies.merge(&other.latencies);
     }
 }
@@ -87,7 +92,7 @@ impl Stats {
         match what {
             Clear::All => *self = Self::default(),
             Clear::Extremes => {
-                self.ops.iter_mut().for_each(|op| (op.latency_ns_max, op.latency_ns_min) = (0, None));
+                self.ops.iter_mut().for_each(|op| (op.latency_ns_max, op.shortness) = (0, 0));
             }
             Clear::Errors => self.ops.iter_mut().for_each(|op| op.errors = 0),
         }
@@ -151,7 +156,7 @@ mod tests {
             let mut stats = counted();
             stats.clear(what);
             let read = stats.op(Op::Read);
-            (read.ops, read.errors, read.latency_ns_max, read.latency_ns_min)
+            (read.ops, read.errors, read.latency_ns_max, read.latency_ns_min())
         };
         assert_eq!(seen(Clear::Extremes), (1, 1, 0, None));
         assert_eq!(seen(Clear::Errors), (1, 0, 7, Some(7)));

@@ -1,6 +1,7 @@
 //! Values of one type, side by side in guest memory: the entries of a virtqueue's rings. Used in reactor context.
 
 use crate::{GuestArea, Mapping, copy};
+use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -9,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// `len` values of type `T` in one mapping, which the array keeps mapped.
 ///
 /// [`GuestArray::new`] checks once what does not change: all values are inside of the mapping, and aligned. An access then
-/// checks its index only, which a queue must check anyway if the guest chose it.
+/// checks its index only, which a queue must check anyway if the guest chose it; an index of the queue's own wraps around.
 #[derive(Debug)]
 pub struct GuestArray<T> {
     base: NonNull<T>,
@@ -21,9 +22,10 @@ pub struct GuestArray<T> {
 unsafe impl<T> Send for GuestArray<T> {}
 
 impl<T> GuestArray<T> {
-    /// `len` values from `offset` of `area`; `None` if they are not all inside, or the first is not aligned for a `T`.
+    /// `len` values from `offset` of `area`; `None` if there are none, if they are not all inside, or if the first is not
+    /// aligned for a `T`.
     pub fn new(area: &GuestArea, offset: usize, len: usize) -> Option<Self> {
-        let bytes = size_of::<T>().checked_mul(len)?;
+        let bytes = size_of::<T>().checked_mul(NonZeroUsize::new(len)?.get())?;
         let base = area.start_of(offset, bytes)?.cast::<T>();
         base.is_aligned().then(|| Self { base, len, _mapping: Arc::clone(area.mapping()) })
     }
@@ -41,16 +43,13 @@ impl<T> GuestArray<T> {
         (index < self.len).then(|| unsafe { self.base.add(index) }.as_ptr())
     }
 
-    /// The address of a value.
-    ///
-    /// # Panics
-    /// If the index is out of range: the caller computed it.
+    /// The address of the value at `index` modulo the length, if the length is a power of two; of another value otherwise.
     #[inline]
-    fn place(&self, index: usize) -> *mut T {
-        match self.at(index) {
-            Some(place) => place,
-            None => outside(index, self.len),
-        }
+    fn at_wrapped(&self, index: u16) -> *mut T {
+        // No check: there is at least one value, and `len - 1` with some bits cleared is below `len`.
+        let index = usize::from(index) & (self.len - 1);
+        // SAFETY: `new` checked that `len` values, at least one, lie in the mapping.
+        unsafe { self.base.add(index) }.as_ptr()
     }
 }
 
@@ -64,35 +63,23 @@ impl<T: FromBytes> GuestArray<T> {
 }
 
 impl<T: IntoBytes + Immutable> GuestArray<T> {
-    /// Copies a value in.
-    ///
-    /// # Panics
-    /// If the index is out of range: the caller computed it.
+    /// Copies a value into the place at `index` modulo the length, which is a power of two.
     #[inline]
-    pub fn write(&self, index: usize, value: &T) {
-        let place = self.place(index);
+    pub fn write_wrapped(&self, index: u16, value: &T) {
+        let place = self.at_wrapped(index);
         // SAFETY: the place lies in the mapping; the source is a `T` of ours.
         unsafe { copy::to_shared(place.cast(), value.as_bytes().as_ptr(), size_of::<T>()) };
     }
 }
 
 impl GuestArray<u16> {
-    /// Loads a little-endian 16-bit integer, in no order with other accesses.
-    ///
-    /// # Panics
-    /// If the index is out of range: the caller computed it.
+    /// Loads the little-endian 16-bit integer at `index` modulo the length, which is a power of two, in no order with other
+    /// accesses.
     #[inline]
-    pub fn load(&self, index: usize) -> u16 {
+    pub fn load_wrapped(&self, index: u16) -> u16 {
         // SAFETY: in the mapping, and aligned as `new` checked; the guest may change it at any time, as an atomic allows.
-        u16::from_le(unsafe { AtomicU16::from_ptr(self.place(index)) }.load(Ordering::Relaxed))
+        u16::from_le(unsafe { AtomicU16::from_ptr(self.at_wrapped(index)) }.load(Ordering::Relaxed))
     }
-}
-
-/// A separate function, so that the check on the hot path is a compare and a branch.
-#[cold]
-#[inline(never)]
-fn outside(index: usize, len: usize) -> ! {
-    panic!("value {index} is outside of an array of {len}");
 }
 
 #[cfg(test)]
@@ -121,20 +108,28 @@ mod tests {
         let area = area();
         let (words, halves) =
             (GuestArray::<u32>::new(&area, 8, 4).unwrap(), GuestArray::<u16>::new(&area, 8, 8).unwrap());
-        words.write(1, &0x0403_0201);
-        words.write(3, &0xffff_fffe);
+        words.write_wrapped(5, &0x0403_0201);
+        words.write_wrapped(3, &0xffff_fffe);
         assert_eq!(area.read::<[u8; 4]>(12), [1, 2, 3, 4]);
         assert_eq!(
             (words.read(1), words.read(3), words.read(4), words.read(usize::MAX)),
             (Some(0x0403_0201), Some(0xffff_fffe), None, None)
         );
-        assert_eq!((halves.load(2), halves.load(3), halves.load(7)), (0x0201, 0x0403, 0xffff));
+        let loaded = [2, 3 + 8, 0xffff].map(|index| halves.load_wrapped(index));
+        assert_eq!(loaded, [0x0201, 0x0403, 0xffff]);
         words.prefetch(1 << 40);
     }
 
     #[test]
-    #[should_panic(expected = "value 4 is outside of an array of 4")]
-    fn an_index_of_ours_is_in_range() {
-        GuestArray::<u32>::new(&area(), 0, 4).unwrap().write(4, &0);
+    fn no_index_leaves_an_array_of_any_length() {
+        let area = area();
+        area.write(0, &[7_u8; 64]);
+        for len in 1..=8 {
+            let words = GuestArray::<u32>::new(&area, 8, len).unwrap();
+            (0..=u16::MAX).for_each(|index| words.write_wrapped(index, &0));
+            assert_eq!(area.read::<[u8; 8]>(0), [7; 8], "{len}");
+            assert_eq!(area.read::<[u8; 8]>(8 + 4 * len), [7; 8], "{len}");
+        }
+        assert!(GuestArray::<u32>::new(&area, 8, 0).is_none(), "no value would be inside");
     }
 }

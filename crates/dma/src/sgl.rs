@@ -119,6 +119,16 @@ impl Sgl {
         if len == 0 { Self::EMPTY } else { Self { len, ..*self } }
     }
 
+    /// The first `len` bytes of the view, for a request that is valid only if they are some.
+    ///
+    /// # Panics
+    /// If the view is shorter.
+    #[inline(always)]
+    pub(crate) fn shortened(self, len: u32) -> Self {
+        assert!(len <= self.len, "the first {len} of {} bytes", self.len);
+        Self { len, ..self }
+    }
+
     /// The pieces of the view, in order; none is empty.
     pub fn pieces(&self) -> impl Iterator<Item = Seg> + use<> {
         let (all, mut i, mut skip, mut left) = (*self, 0, self.skip as usize, self.len as usize);

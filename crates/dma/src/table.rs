@@ -266,16 +266,23 @@ impl MemTable {
     where
         T: FromBytes + KnownLayout + IntoBytes,
     {
-        let Some(src) = self.largest.locate_all(addr, size_of::<T>()) else {
-            // Taken apart, because a call returns it in memory, and would force the value below into memory too.
-            return match self.read_apart(addr) {
-                Ok(value) => Ok(value),
-                Err(error) => Err(error),
-            };
-        };
+        if let Some(value) = self.read_largest_before_write(addr) {
+            return Ok(value);
+        }
+        // Taken apart, because a call returns it in memory, and would force the value above into memory too.
+        match self.read_apart(addr) {
+            Ok(value) => Ok(value),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// As [`MemTable::read_before_write`]; `None` if the value is not in the guest's largest region.
+    #[inline]
+    pub fn read_largest_before_write<T: FromBytes>(&self, addr: u64) -> Option<T> {
+        let src = self.largest.locate_all(addr, size_of::<T>())?;
         copy::prefetch_write(src);
         // SAFETY: the bytes lie in a mapped region.
-        Ok(unsafe { copy::read_once(src) })
+        Some(unsafe { copy::read_once(src) })
     }
 
     /// [`MemTable::read`] as a separate function.
@@ -571,13 +578,59 @@ impl SgTable {
     /// If the slot is not in use, or its list has no bytes.
     #[inline]
     pub fn put_last_byte(&self, slot: u16, byte: u8) -> u32 {
-        let slot = usize::from(slot);
-        let Slot { epoch, note, .. } = self.slots[slot];
+        let Slot { epoch, note, .. } = self.slots[usize::from(slot)];
         assert!(epoch.is_some(), "the slot is not in use");
-        let Some(last) = self.segs(slot).last() else { unreachable!("a list with a status has a piece") };
+        let Some(last) = self.segs(slot.into()).last() else {
+            unreachable!("a list with a status has a piece")
+        };
         // SAFETY: the piece is mapped by the slot's epoch, and no piece is empty.
         unsafe { copy::to_shared(last.base().wrapping_add(last.len() - 1), &raw const byte, 1) };
         note
+    }
+
+    /// As [`SgTable::put_last_byte`], then [`SgTable::end`], with a single look at the slot.
+    ///
+    /// # Panics
+    /// If the slot is not in use, or its list has no bytes.
+    #[inline(always)]
+    pub fn end_with_last_byte(&mut self, slot: u16, byte: u8) -> u32 {
+        let index = usize::from(slot);
+        let slot = &mut self.slots[index];
+        let note = slot.note;
+        let serial = slot.epoch.take();
+        let is_current = serial == Some(self.current.serial);
+        match slot.short.get(..slot.count as usize).and_then(<[Seg]>::last) {
+            Some(last) if is_current => {
+                // SAFETY: the piece is mapped by the slot's epoch, which is the current one, and no piece is empty.
+                unsafe { copy::to_shared(last.base().wrapping_add(last.len() - 1), &raw const byte, 1) };
+                self.current.users -= 1;
+            }
+            // A list that is long, of replaced memory, empty or unused.
+            _ => {
+                slot.epoch = serial;
+                self.put_last_byte(index as u16, byte);
+                self.end(index as u16);
+            }
+        }
+        note
+    }
+
+    /// Copies a value over the first bytes of the list of `slot`.
+    ///
+    /// # Panics
+    /// If the slot is not in use, or its list is shorter than that.
+    #[inline]
+    pub fn put_first<T: IntoBytes + Immutable>(&self, slot: u16, value: &T) {
+        let found = &self.slots[usize::from(slot)];
+        assert!(found.epoch.is_some(), "the slot is not in use");
+        // The first piece of a long list is in the slot too.
+        match found.short.first() {
+            Some(first) if found.count > 0 && first.len() >= size_of::<T>() => {
+                // SAFETY: the piece is mapped by the slot's epoch, and has room; the source is a `T` of ours.
+                unsafe { copy::to_shared(first.base(), value.as_bytes().as_ptr(), size_of::<T>()) };
+            }
+            _ => self.sgl(slot).put(value),
+        }
     }
 
     /// Length of the list of `slot` in bytes.
@@ -694,26 +747,46 @@ impl<'a> List<'a> {
     pub fn extend(&mut self, pieces: impl IntoIterator<Item = (u64, u32)>) -> Result<u32, BadAddress> {
         let Self { slot, index, longs, table } = self;
         let before = slot.len;
+        // In registers, until the list is done or another function needs them.
+        let (mut count, mut all) = (slot.count, slot.len);
         for (addr, len) in pieces {
-            let Some(total) = slot.len.checked_add(len) else { return Err(BadAddress { addr, len }) };
+            let Some(total) = all.checked_add(len) else {
+                (slot.count, slot.len) = (count, all);
+                return Err(BadAddress { addr, len });
+            };
             let base = table.largest.locate_all(addr, len as usize);
             if let Some(base) = base
                 && len > 0
-                && let Some(place) = slot.short.get_mut(slot.count as usize)
+                && let Some(place) = slot.short.get_mut(count as usize)
             {
                 *place = Seg::new(base, len as usize);
-                slot.count += 1;
-            // It gets the parts of the list: a reference to the list would force that into memory.
-            } else if !push_apart(slot, *index, longs, table, (addr, len)) {
-                return Err(BadAddress { addr, len });
+                count += 1;
+            } else {
+                (slot.count, slot.len) = (count, all);
+                // It gets the parts of the list: a reference to the list would force that into memory.
+                if !push_apart(slot, *index, longs, table, (addr, len)) {
+                    return Err(BadAddress { addr, len });
+                }
+                count = slot.count;
             }
-            slot.len = total;
+            all = total;
         }
-        Ok(slot.len - before)
+        (slot.count, slot.len) = (count, all);
+        Ok(all - before)
+    }
+
+    /// The first `len` bytes of the finished list, for its request.
+    ///
+    /// # Panics
+    /// If the list is shorter.
+    // Always inlined, as what it calls: a list that is passed to a function has to lie in memory, and so has what it returns.
+    #[inline(always)]
+    pub fn first(self, len: u32) -> Sgl {
+        self.sgl().shortened(len)
     }
 
     /// The finished list, for its request.
-    #[inline]
+    #[inline(always)]
     pub fn sgl(self) -> Sgl {
         let Slot { short, count, len, .. } = &*self.slot;
         let segs = short.get(..*count as usize).unwrap_or_else(|| self.longs.of(self.index, *count));

@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p aryk-reactor --example turn_cost`
 
-use aryk_reactor::{Clock, CoreSet, Cx, Engine, Layer, Point, Reactor, Root, RootRef, SleepPolicy};
+use aryk_reactor::{Clock, CoreSet, Cx, Engine, Layer, Point, Reactor, Root, RootRef, SleepPolicy, Traced};
 use std::convert::Infallible;
 
 const RUNS: usize = 200;
@@ -50,7 +50,7 @@ fn main() -> std::io::Result<()> {
             reactor.step();
         });
         let cx = reactor.cx();
-        measure("  a trace record", || cx.trace(Layer::Bdev, Point::Submit, 1, 2));
+        measure("  a trace record", || cx.trace(Traced::new(Layer::Bdev, 1), Point::Submit, 2));
         let woken = queue(cx, true);
         measure("  a turn with one woken root", || {
             reactor.cx().wake(woken.id());

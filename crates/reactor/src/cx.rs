@@ -13,7 +13,7 @@ use crate::ring_clients::RingClient;
 use crate::sleep::SleepPolicy;
 use crate::thread::{self, Moving, Polled, PollerStats, Runs, Thread, ThreadId, ThreadStats};
 use crate::timers::{TimerId, Timers};
-use crate::trace::{Layer, Point, Record, Trace};
+use crate::trace::{Layer, Point, Trace, Traced};
 use crate::{Clock, CoreSet, Nanos, PollerId, Root, RootId};
 use aryk_slots::Slots;
 use aryk_uring::{Ring, Signaller, Tag};
@@ -97,6 +97,8 @@ pub struct Cx {
     pub(crate) woken: VecDeque<RootId>,
     /// The root that was woken last, until it is polled: nearly all completions of a batch wake the same root.
     pub(crate) last_woken: Option<RootId>,
+    /// The root that [`Cx::without_wakes`] runs for.
+    unwoken: Option<RootId>,
     pub(crate) kicked: Vec<RootId>,
     pub(crate) promoted: VecDeque<RootId>,
     pub(crate) drivers: Drivers,
@@ -163,6 +165,7 @@ impl Cx {
             roots: Slots::new(16),
             woken: VecDeque::new(),
             last_woken: None,
+            unwoken: None,
             kicked: Vec::new(),
             promoted: VecDeque::new(),
             drivers: Drivers::default(),
@@ -445,7 +448,8 @@ impl Cx {
         if self.last_woken != Some(root) {
             self.wake_other(root);
         }
-        debug_assert!(self.roots.get(root.0).is_none_or(|entry| entry.woken), "a wake-up is lost");
+        let is_woken = |entry: &RootEntry| entry.woken || self.unwoken == Some(root);
+        debug_assert!(self.roots.get(root.0).is_none_or(is_woken), "a wake-up is lost");
     }
 
     #[inline(never)]
@@ -466,6 +470,17 @@ impl Cx {
             entry.told = true;
             self.wake(root);
         }
+    }
+
+    /// Runs `f` for `root`, which is being polled, and will check in this poll everything that a wake of it could be for: a wake
+    /// of it has no effect meanwhile. So a root that submits requests, and then polls for their completions, is not queued for
+    /// another poll by those that complete at once.
+    #[inline(always)]
+    pub fn without_wakes<R>(&mut self, root: RootId, f: impl FnOnce(&mut Self) -> R) -> R {
+        (self.last_woken, self.unwoken) = (Some(root), Some(root));
+        let result = f(self);
+        (self.last_woken, self.unwoken) = (None, None);
+        result
     }
 
     /// Cancels a pending wake of `root`, which checks for work now. Returns whether one of the wakes was by [`Cx::tell`].
@@ -599,9 +614,9 @@ impl Cx {
     }
 
     /// Writes a trace record.
-    #[inline]
-    pub fn trace(&mut self, layer: Layer, point: Point, object: u16, tag: u32) {
-        self.trace.record(Record { at: self.now, layer, point, object, tag });
+    #[inline(always)]
+    pub fn trace(&mut self, what: Traced, point: Point, tag: u32) {
+        self.trace.record(self.now, what, point, tag);
     }
 
     /// Registers, for readers of the trace, the name of the object of records with this `layer` and `object`; `None` removes it.

@@ -61,4 +61,4 @@ pub use root::{Armed, Driver, PollerId, Root, RootId};
 pub use sleep::SleepPolicy;
 pub use thread::{Moving, Polled, PollerStats, Runs, ThreadId, ThreadStats};
 pub use timers::TimerId;
-pub use trace::{Layer, Point, Record, TraceReader};
+pub use trace::{Layer, Point, Record, TraceReader, Traced};

@@ -53,7 +53,31 @@ impl Point {
     }
 }
 
-/// One event.
+/// What a record is about: a queue, a channel, or both at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Traced {
+    /// A layer, or [`BOTH`], as in the ring: above the point's bit.
+    layer: u64,
+    /// As in the ring: the object in the bits from 32 on, a front-end's beside a disk's from 48 on.
+    objects: u64,
+}
+
+/// In place of a layer: a front-end hands a request to its disk, or gets it back. That is one event of two layers.
+const BOTH: u64 = 3;
+
+impl Traced {
+    /// An object of a layer, by the number that it registered its name under.
+    pub const fn new(layer: Layer, object: u16) -> Self {
+        Self { layer: (layer as u64) << 1, objects: (object as u64) << 32 }
+    }
+
+    /// A queue of a front-end and its channel of a disk, which name requests by the same tags.
+    pub const fn both(front_end: u16, bdev: u16) -> Self {
+        Self { layer: BOTH << 1, objects: (bdev as u64) << 32 | (front_end as u64) << 48 }
+    }
+}
+
+/// One event in one layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Record {
     /// The time of the turn's step in which it happened.
@@ -74,7 +98,7 @@ const RECORDS: usize = 4096;
 #[cfg(loom)]
 const RECORDS: usize = 2;
 
-/// Layer and point in the low 8 bits of a record's first word, 56 bits of the time (two years) above; object and tag in the
+/// Layer and point in the low 8 bits of a record's first word, 56 bits of the time (two years) above; objects and tag in the
 /// second.
 #[derive(Debug)]
 struct Ring {
@@ -104,35 +128,35 @@ impl Trace {
         TraceReader(Arc::clone(&self.0))
     }
 
-    #[inline]
-    pub fn record(&mut self, r: Record) {
+    #[inline(always)]
+    pub fn record(&mut self, at: Nanos, what: Traced, point: Point, tag: u32) {
         let ring = &*self.0;
         // Only this thread writes the counter.
         let written = ring.written.load(Ordering::Relaxed);
         let [first, second] = &ring.words[written as usize % RECORDS];
-        let what = (r.layer as u64) << 1 | r.point as u64;
         fence(Ordering::Release);
-        first.store(r.at.0 << WHAT_BITS | what, Ordering::Relaxed);
-        second.store(u64::from(r.tag) | u64::from(r.object) << 32, Ordering::Relaxed);
+        first.store(at.0 << WHAT_BITS | what.layer | point as u64, Ordering::Relaxed);
+        second.store(u64::from(tag) | what.objects, Ordering::Relaxed);
         ring.written.store(written + 1, Ordering::Release);
     }
 }
 
 impl TraceReader {
-    /// The latest records, oldest first, without any that was being overwritten: at most one less than there is room for.
+    /// The latest records, oldest first, without any that was being overwritten: those of one event less than there is room for.
     pub fn read(&self) -> Vec<Record> {
         let end = self.0.written.load(Ordering::Acquire);
         let start = end.saturating_sub(RECORDS as u64);
-        (start..end).filter_map(|position| self.record(position)).collect()
+        (start..end).filter_map(|position| self.records(position)).flatten().flatten().collect()
     }
 
     /// The latest record of all.
     pub fn last(&self) -> Option<Record> {
         let end = self.0.written.load(Ordering::Acquire);
-        self.record(end.checked_sub(1)?)
+        self.records(end.checked_sub(1)?)?.into_iter().flatten().last()
     }
 
-    fn record(&self, position: u64) -> Option<Record> {
+    /// The records of an event, which are two if it is one of a front-end and its disk.
+    fn records(&self, position: u64) -> Option<[Option<Record>; 2]> {
         let [first, second] = &self.0.words[position as usize % RECORDS];
         let (a, b) = (first.load(Ordering::Relaxed), second.load(Ordering::Relaxed));
         fence(Ordering::Acquire);
@@ -140,13 +164,18 @@ impl TraceReader {
             return None;
         }
         let what = a & ((1 << WHAT_BITS) - 1);
-        let layer = match what >> 1 {
-            0 => Layer::Frontend,
-            1 => Layer::Bdev,
-            _ => Layer::Module,
-        };
         let point = if what & 1 == 0 { Point::Submit } else { Point::Complete };
-        Some(Record { at: Nanos(a >> WHAT_BITS), layer, point, object: (b >> 32) as u16, tag: b as u32 })
+        let record = |layer, object: u64| {
+            Some(Record { at: Nanos(a >> WHAT_BITS), layer, point, object: object as u16, tag: b as u32 })
+        };
+        Some(match (what >> 1, point) {
+            (0, _) => [record(Layer::Frontend, b >> 32), None],
+            (1, _) => [record(Layer::Bdev, b >> 32), None],
+            // Down the layers, or up.
+            (BOTH, Point::Submit) => [record(Layer::Frontend, b >> 48), record(Layer::Bdev, b >> 32)],
+            (BOTH, Point::Complete) => [record(Layer::Bdev, b >> 32), record(Layer::Frontend, b >> 48)],
+            _ => [record(Layer::Module, b >> 32), None],
+        })
     }
 }
 
@@ -164,13 +193,33 @@ mod tests {
             object: i as u16,
             tag: i as u32 ^ 0x8000_0000,
         };
+        let write = |trace: &mut Trace, r: Record| {
+            trace.record(r.at, Traced::new(r.layer, r.object), r.point, r.tag);
+        };
         assert_eq!(trace.reader().read(), []);
-        (0..3).for_each(|i| trace.record(record(i)));
+        (0..3).for_each(|i| write(&mut trace, record(i)));
         assert_eq!(trace.reader().read(), [record(0), record(1), record(2)]);
         let n = 3 * RECORDS as u64 + 7;
-        (3..n).for_each(|i| trace.record(record(i)));
+        (3..n).for_each(|i| write(&mut trace, record(i)));
         let expected: Vec<_> = (n + 1 - RECORDS as u64..n).map(record).collect();
         assert_eq!(trace.reader().read(), expected);
         assert_eq!(trace.reader().last(), expected.last().copied());
+    }
+
+    #[test]
+    fn a_front_end_and_its_disk_share_a_record() {
+        let mut trace = Trace::new();
+        let both = Traced::both(0xfffe, 0xfffd);
+        trace.record(Nanos(5), both, Point::Submit, u32::MAX);
+        trace.record(Nanos(7), both, Point::Complete, 1);
+        let record = |at, point, tag, layer, object| Record { at: Nanos(at), layer, point, object, tag };
+        let expected = [
+            record(5, Point::Submit, u32::MAX, Layer::Frontend, 0xfffe),
+            record(5, Point::Submit, u32::MAX, Layer::Bdev, 0xfffd),
+            record(7, Point::Complete, 1, Layer::Bdev, 0xfffd),
+            record(7, Point::Complete, 1, Layer::Frontend, 0xfffe),
+        ];
+        assert_eq!(trace.reader().read(), expected);
+        assert_eq!(trace.reader().last(), Some(expected[3]));
     }
 }

@@ -22,7 +22,7 @@ use mailbox::{Mailbox, Refused, Taken};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize as Count, Ordering::SeqCst};
 use std::task::{Wake, Waker};
-use trace::{Layer, Point, Record, Trace};
+use trace::{Layer, Point, Record, Trace, Traced};
 
 /// Runs `test` in every order, with up to `preemptions` forced switches of a thread.
 fn model(preemptions: usize, test: impl Fn() + Send + Sync + 'static) {
@@ -223,7 +223,8 @@ fn no_trace_record_is_torn() {
             tag: i as u32,
         };
         let mut trace = Trace::new();
-        trace.record(record(1));
+        let what = |i: u64| Traced::new(Layer::Bdev, i as u16);
+        trace.record(Nanos(1), what(1), Point::Submit, 1);
         let reader = trace.reader();
         let reading = thread::spawn(move || {
             for r in reader.read().into_iter().chain(reader.last()) {
@@ -231,7 +232,7 @@ fn no_trace_record_is_torn() {
                 assert_ne!(r.at.0, 0);
             }
         });
-        (2..5).for_each(|i| trace.record(record(i)));
+        (2..5).for_each(|i| trace.record(Nanos(i), what(i), Point::Submit, i as u32));
         reading.join().unwrap();
     });
 }

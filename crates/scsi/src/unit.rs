@@ -93,6 +93,8 @@ pub struct UnitChannel {
     tasks: Tasks,
     ready: Vec<Outcome>,
     completions: Vec<Completion>,
+    /// Those of commands that are not plain, or that failed, during a poll.
+    others: Vec<Completion>,
     pending_aborts: Vec<PendingAbort>,
     /// Commands in flight that are loops.
     loops: u32,
@@ -147,6 +149,7 @@ impl UnitChannel {
             tasks: Tasks::new(depth),
             ready: Vec::new(),
             completions: Vec::with_capacity(depth.into()),
+            others: Vec::new(),
             pending_aborts: Vec::new(),
             loops: 0,
             block_shift: block_size.trailing_zeros(),
@@ -312,19 +315,21 @@ impl UnitChannel {
             self.run_orders(cx);
         }
         let mut completions = std::mem::take(&mut self.completions);
-        self.disk.poll(cx, &mut completions);
-        for &Completion { tag, status } in &completions {
-            let tag = tag.0 as u16;
-            let task = self.tasks.get(tag);
-            let moved = task.moved;
-            if status.is_ok() && task.job.is_none() && self.pending_aborts.is_empty() {
-                self.tasks.remove(tag);
+        let Self { disk, tasks, pending_aborts, others, .. } = self;
+        disk.poll_each(cx, &mut completions, |completion, cx| {
+            let tag = completion.tag.0 as u16;
+            let task = tasks.get(tag);
+            let (moved, is_plain) = (task.moved, task.job.is_none() && pending_aborts.is_empty());
+            if is_plain && completion.status.is_ok() {
+                tasks.remove(tag);
                 good(tag, moved, cx);
             } else {
-                rest.extend(self.completed(tag, status, cx));
+                others.push(completion);
             }
+        });
+        if !(self.others.is_empty() && completions.is_empty()) {
+            self.all_completed(&mut completions, rest, cx);
         }
-        completions.clear();
         self.completions = completions;
         if !self.ready.is_empty() {
             rest.append(&mut self.ready);
@@ -336,6 +341,16 @@ impl UnitChannel {
         let mut good = Vec::new();
         self.poll(cx, outcomes, |tag, moved, _| good.push(Outcome::good(tag, moved)));
         outcomes.append(&mut good);
+    }
+
+    /// Handles completions of requests of commands that are not plain, or that failed.
+    #[cold]
+    fn all_completed(&mut self, completions: &mut Vec<Completion>, rest: &mut Vec<Outcome>, cx: &mut Cx) {
+        let mut others = std::mem::take(&mut self.others);
+        for Completion { tag, status } in others.drain(..).chain(completions.drain(..)) {
+            rest.extend(self.completed(tag.0 as u16, status, cx));
+        }
+        self.others = others;
     }
 
     /// Handles the completion of a command's request; returns the outcome if that was its last request.

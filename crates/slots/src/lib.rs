@@ -111,28 +111,38 @@ impl<T> Slots<T> {
     /// # Errors
     /// The table is full; returns the value.
     pub fn insert(&mut self, value: T) -> Result<Key, T> {
+        if self.is_full() { Err(value) } else { Ok(self.fill(value)) }
+    }
+
+    /// Stores `value` in the first free slot.
+    // Always inlined, and without a way back for the value, so that its parts are stored where they are kept, and nowhere before.
+    #[inline(always)]
+    fn fill(&mut self, value: T) -> Key {
         let index = self.free;
-        let Some(slot) = self.slots.get_mut(index as usize) else {
-            return Err(value);
-        };
+        let slot = &mut self.slots[index as usize];
         let State::Free { next } = slot.state else { unreachable!("the free list names used slot {index}") };
         self.free = next;
         slot.state = State::Used(value);
         self.len += 1;
-        Ok(Key::new(index, slot.generation))
+        Key::new(index, slot.generation)
     }
 
     /// Stores `value`, in a table that grows twofold when it is full.
     ///
     /// # Panics
     /// As [`Slots::grow`].
-    #[inline]
+    #[inline(always)]
     pub fn add(&mut self, value: T) -> Key {
         if self.is_full() {
-            self.grow(self.capacity().max(1));
+            self.grow_twofold();
         }
-        let Ok(key) = self.insert(value) else { unreachable!("the table has room") };
-        key
+        self.fill(value)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn grow_twofold(&mut self) {
+        self.grow(self.capacity().max(1));
     }
 
     /// The value of `key`, if the table still holds it.

@@ -3,10 +3,10 @@
 //! A request is named by the head of its descriptor chain, all the way: it is the slot of its scatter list, the tag of its
 //! [`aryk_bdev::Io`], and the id of its used element. The ring sees to it that no head is in flight twice.
 
-use crate::request::{Answer, Disk, Other, Parsed, Unanswerable};
+use crate::request::{Answer, Disk, Laid, Other, Parsed, Unanswerable};
 use aryk_bdev::{BdevChannel, Completion, Io, Status};
 use aryk_crash_point::{Step, step};
-use aryk_reactor::{Armed, Cx, Layer, Point, Root, RootId};
+use aryk_reactor::{Armed, Cx, Root, RootId};
 use aryk_vhost_device::{Line, Move, Parts};
 use aryk_virtqueue::Chain;
 
@@ -35,10 +35,13 @@ impl Queue {
         id: RootId,
         parts: Parts,
         disk: Disk,
-        channel: Option<BdevChannel>,
+        mut channel: Option<BdevChannel>,
         cx: &mut Cx,
     ) -> std::io::Result<Self> {
         let size = parts.ring.size();
+        if let Some(channel) = &mut channel {
+            channel.trace_front_end();
+        }
         let requests = Requests {
             disk,
             channel,
@@ -95,15 +98,35 @@ impl Queue {
 impl Requests {
     #[inline(always)]
     fn start(&mut self, head: u16, chain: &mut Chain, line: &mut Line, cx: &mut Cx) {
-        match self.disk.parse(chain, head, &mut line.sgs) {
+        // The lifetime of a request that is laid out plainly ends before the others begin.
+        let parsed =
+            Laid::plainly(chain, line.sgs.memory()).map(|laid| self.disk.parse(laid, head, &mut line.sgs));
+        let Some(parsed) = parsed else { return self.start_scattered(head, chain, line, cx) };
+        match parsed {
             Ok(io) => self.submit(io, head, line, cx),
             Err(other) => self.start_other(other, head, chain, line, cx),
         }
     }
 
-    #[inline]
+    /// Starts a request whose header or status shares its buffer, or has several.
+    #[cold]
+    fn start_scattered(&mut self, head: u16, chain: &mut Chain, line: &mut Line, cx: &mut Cx) {
+        let laid = Laid::anyhow(chain, line.sgs.memory());
+        match self.disk.parse(laid, head, &mut line.sgs) {
+            Ok(io) => self.submit_apart(io, head, line, cx),
+            Err(other) => self.start_other(other, head, chain, line, cx),
+        }
+    }
+
+    /// [`Requests::submit`] as a separate function.
+    #[inline(never)]
+    fn submit_apart(&mut self, io: Io, head: u16, line: &mut Line, cx: &mut Cx) {
+        self.submit(io, head, line, cx);
+    }
+
+    // Always inlined: the parts of a request stay in registers, up to where they are kept.
+    #[inline(always)]
     fn submit(&mut self, io: Io, head: u16, line: &mut Line, cx: &mut Cx) {
-        cx.trace(Layer::Frontend, Point::Submit, line.id.trace_number(), head.into());
         match &mut self.channel {
             Some(channel) if !self.closing_channel => channel.submit(io, cx),
             _ => answer(head, Answer::IoError, line),
@@ -115,7 +138,7 @@ impl Requests {
     #[inline(never)]
     fn start_other(&mut self, other: Other, head: u16, chain: &Chain, line: &mut Line, cx: &mut Cx) {
         match self.disk.parse_other(other, chain, head, &mut line.sgs) {
-            Ok(Parsed::Submit(io)) => self.submit(io, head, line, cx),
+            Ok(Parsed::Submit(io)) => self.submit_apart(io, head, line, cx),
             Ok(Parsed::Identify) => {
                 let (well, written) = self.disk.write_id(chain, line.sgs.memory());
                 line.mark_written(chain, written);
@@ -128,26 +151,40 @@ impl Requests {
     }
 
     /// Gives back what the disk has completed; whether there was any.
+    #[inline(always)]
     fn take_completions(&mut self, line: &mut Line, cx: &mut Cx) -> bool {
-        let Some(channel) = &mut self.channel else { return false };
-        let mut completions = std::mem::take(&mut self.completions);
+        let Self { channel: Some(channel), completions, giving_up, .. } = self else { return false };
         // All that a pending wake-up is about is looked at now; what the poll itself sends on may wake us again.
         cx.clear_wake(line.id);
-        channel.poll(cx, &mut completions);
-        let worked = !completions.is_empty();
-        for Completion { tag, status } in completions.drain(..) {
-            let head = tag.0 as u16;
-            cx.trace(Layer::Frontend, Point::Complete, line.id.trace_number(), head.into());
-            if status == Status::Aborted && self.giving_up {
-                line.sgs.end(head);
-                continue;
-            }
-            step(Step::Completed);
-            finish(head, status.into(), line);
+        let mut worked = false;
+        channel.poll_each(cx, completions, |completion, _| {
+            worked = true;
+            complete(completion, *giving_up, line);
+        });
+        worked | self.take_rest(line)
+    }
+
+    /// The same of requests that did not end at the disk's device.
+    #[inline]
+    fn take_rest(&mut self, line: &mut Line) -> bool {
+        let worked = !self.completions.is_empty();
+        if worked {
+            self.completions.drain(..).for_each(|completion| complete(completion, self.giving_up, line));
         }
-        self.completions = completions;
         worked
     }
+}
+
+/// Gives back a request that the disk has completed, unless it is to stay in flight.
+#[inline(always)]
+fn complete(Completion { tag, status }: Completion, giving_up: bool, line: &mut Line) {
+    let head = tag.0 as u16;
+    if status == Status::Aborted && giving_up {
+        line.sgs.end(head);
+        return;
+    }
+    step(Step::Completed);
+    finish(head, status.into(), line);
 }
 
 /// Answers a request that did not go to the disk.
@@ -159,18 +196,17 @@ fn answer(head: u16, answer: Answer, line: &mut Line) {
 /// Completes a request with its answer.
 #[inline(always)]
 fn finish(head: u16, answer: Answer, line: &mut Line) {
-    let most = line.sgs.put_last_byte(head, answer as u8);
-    step(Step::Answered);
     // What a read that failed has written of its data is not known.
-    let written = if answer == Answer::Ok { most } else { 1 };
-    line.give_back(head, written, |all| all.saturating_sub(most)..all);
+    line.answer(head, answer as u8, |most| if answer == Answer::Ok { most } else { 1 });
 }
 
 impl Root for Queue {
     fn poll(&mut self, cx: &mut Cx) -> bool {
         let Self { line, requests, .. } = self;
         let mut worked = line.give_back_owed(cx);
-        worked |= line.take(cx, |line, head, chain, cx| requests.start(head, chain, line, cx));
+        worked |= cx.without_wakes(line.id, |cx| {
+            line.take(cx, |line, head, chain, cx| requests.start(head, chain, line, cx))
+        });
         worked |= requests.take_completions(line, cx);
         if worked {
             line.publish(cx);

@@ -3,7 +3,7 @@
 use crate::config::SEG_MAX;
 use aryk_bdev::{Io, Op, Status, Tag};
 use aryk_dma::{BadAddress, MemTable, SgTable, Sgl};
-use aryk_virtqueue::Chain;
+use aryk_virtqueue::{Chain, Ends, Piece};
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD,
     VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
@@ -95,23 +95,51 @@ pub struct Disk {
     pub write_through: bool,
 }
 
+/// A request as it lies in its chain.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Laid<'a> {
+    header: Option<Header>,
+    /// Guest address of the status.
+    status: Option<u64>,
+    /// Its data, if it writes to the disk.
+    readable: &'a [Piece],
+    /// Its data, if it reads from the disk.
+    writable: &'a [Piece],
+}
+
+impl<'a> Laid<'a> {
+    /// A request whose header and status have buffers of their own, as nearly all have. `None` has taken nothing off the chain.
+    #[inline(always)]
+    pub(crate) fn plainly(chain: &'a mut Chain, memory: &MemTable) -> Option<Self> {
+        let Ends { header, status, readable, writable } = chain.take_ends(memory)?;
+        Some(Self { header: Some(header), status: Some(status), readable, writable })
+    }
+
+    /// Any request.
+    #[cold]
+    pub(crate) fn anyhow(chain: &'a mut Chain, memory: &MemTable) -> Self {
+        let status = chain.take_last_writable();
+        let header = chain.take_header(memory).ok().flatten();
+        Self { header, status, readable: chain.readable(), writable: chain.writable() }
+    }
+}
+
 impl Disk {
-    /// Reads the request in `chain` and takes `slot` of `sgs` for it: its data, then its status byte. Stores with it the
-    /// number of bytes that it writes to its guest, status included. The caller ends the slot.
+    /// Reads a request, and takes `slot` of `sgs` for it: its data, then its status byte. Stores with it the number of bytes that
+    /// it writes to its guest, status included. The caller ends the slot.
     ///
     /// # Errors
     /// [`Other`], for [`Disk::parse_other`]; the slot is in use then too.
     // Always inlined, and without detours: nearly all requests are reads and writes, and inlined values stay in registers.
     #[inline(always)]
-    pub(crate) fn parse(&self, chain: &mut Chain, slot: u16, sgs: &mut SgTable) -> Result<Io, Other> {
-        let status = chain.take_last_writable();
-        let header = chain.take_header::<Header>(sgs.memory());
+    pub(crate) fn parse(&self, laid: Laid<'_>, slot: u16, sgs: &mut SgTable) -> Result<Io, Other> {
+        let Laid { header, status, readable, writable } = laid;
         let mut list = sgs.begin(slot);
-        let Ok(Some(header)) = header else { return Err(Other { status, header: None }) };
         let failed = Other { status, header: None };
+        let Some(header) = header else { return Err(failed) };
         let (op, pieces) = match header.kind {
-            VIRTIO_BLK_T_IN => (Op::Read, chain.writable()),
-            VIRTIO_BLK_T_OUT => (Op::Write, chain.readable()),
+            VIRTIO_BLK_T_IN => (Op::Read, writable),
+            VIRTIO_BLK_T_OUT => (Op::Write, readable),
             _ => return Err(Other { status, header: Some(header) }),
         };
         // The guest was told.
@@ -135,7 +163,7 @@ impl Disk {
             lba,
             blocks,
             source: 0,
-            data: list.sgl().first(bytes),
+            data: list.first(bytes),
         })
     }
 

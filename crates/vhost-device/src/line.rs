@@ -4,8 +4,9 @@
 //! slot of its scatter list, from [`Line::take`] to [`Line::give_back`].
 
 use crate::{Alarm, Errors, Pace, Trouble};
+use aryk_crash_point::{Step, step};
 use aryk_dma::{MemTable, SgTable};
-use aryk_reactor::{Armed, Cx, Layer, Moving, RootId, ThreadId, WatchId};
+use aryk_reactor::{Armed, Cx, Layer, Moving, RootId, ThreadId, Traced, WatchId};
 use aryk_vhost_user::{EventFd, QueueLog, Rings};
 use aryk_virtqueue::{Chain, ConfigError, Popped, Virtqueue};
 use futures_channel::oneshot;
@@ -191,10 +192,11 @@ impl Line {
         while taken < BATCH && descriptors < DESCRIPTORS && self.has_room() {
             let popped = self.pop(&mut chain);
             descriptors += chain.cost();
-            if let Popped::Chain(head) = popped {
-                start(self, head, &mut chain, cx);
-            } else if !self.refuse(popped) {
-                break;
+            match popped {
+                Popped::Chain(head) => start(self, head, &mut chain, cx),
+                Popped::Nothing => break,
+                other if self.refuse(other) => {}
+                _ => break,
             }
             taken += 1;
             descriptors += self.sgs.take_parts();
@@ -280,6 +282,27 @@ impl Line {
         }
         self.sgs.end(head);
         self.ring.push_used(head, written);
+    }
+
+    /// As [`Line::give_back`], for a request whose list ends in a byte for its status, and with which the number of bytes that it
+    /// writes was stored: `written` receives that number, and returns how many of them were written.
+    #[inline(always)]
+    pub fn answer(&mut self, head: u16, status: u8, written: impl FnOnce(u32) -> u32) {
+        if self.log.is_some() {
+            // Which bytes were written is noted before the slot is free.
+            let most = self.sgs.put_last_byte(head, status);
+            step(Step::Answered);
+            return self.give_back_noted(head, written(most), most);
+        }
+        let most = self.sgs.end_with_last_byte(head, status);
+        step(Step::Answered);
+        self.ring.push_used(head, written(most));
+    }
+
+    /// Gives back a request that may have written the last `most` bytes of its list.
+    #[cold]
+    fn give_back_noted(&mut self, head: u16, written: u32, most: u32) {
+        self.give_back(head, written, |all| all.saturating_sub(most)..all);
     }
 
     /// Notes what was written of a chain that is to be given back; whether that can be now.
@@ -435,6 +458,12 @@ impl Line {
     pub fn go_on(&mut self, cx: &mut Cx) {
         self.leaving = None;
         cx.kick(self.id);
+    }
+
+    /// What its trace records are about.
+    #[inline]
+    pub const fn traced(&self) -> Traced {
+        Traced::new(Layer::Frontend, self.id.trace_number())
     }
 
     /// Its thread.

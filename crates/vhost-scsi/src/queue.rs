@@ -93,9 +93,9 @@ impl Queue {
     fn take_requests(&mut self, cx: &mut Cx) -> bool {
         let Self { line, role, .. } = self;
         match role {
-            Role::Request(requests) => {
+            Role::Request(requests) => cx.without_wakes(line.id, |cx| {
                 line.take(cx, |line, head, chain, cx| requests.start(head, chain, line, cx))
-            }
+            }),
             Role::Control(manager) => {
                 line.take(cx, |line, head, chain, cx| manager.start(head, chain, line, cx))
             }

@@ -10,7 +10,7 @@ use crate::wire::{ANSWER, Answer, Command, Response, TARGETS, Verdict};
 use aryk_bdev::OpenError;
 use aryk_crash_point::{Step, step};
 use aryk_dma::{List, Sgl};
-use aryk_reactor::{Cx, Layer, Point};
+use aryk_reactor::{Cx, Point};
 use aryk_scsi::{Nexus, Outcome, Request, Sense, UnitChannel, answer_absent};
 use aryk_vhost_device::Line;
 use aryk_virtqueue::{Chain, Piece};
@@ -150,7 +150,7 @@ impl Requests {
             self.refuse(head, Response::BadTarget, 0, line);
             return;
         };
-        cx.trace(Layer::Frontend, Point::Submit, line.id.trace_number(), head.into());
+        cx.trace(line.traced(), Point::Submit, head.into());
         // The guest has written there, and when the command is over it is to be here.
         all.prefetch_write();
         let request = Request {
@@ -200,7 +200,7 @@ impl Requests {
             let channel = self.targets[target].as_mut().expect("it is present");
             channel.poll(cx, &mut outcomes, |head, moved, cx| {
                 worked = true;
-                cx.trace(Layer::Frontend, Point::Complete, line.id.trace_number(), head.into());
+                cx.trace(line.traced(), Point::Complete, head.into());
                 step(Step::Completed);
                 let lengths = Lengths::of(head, line);
                 give_back(head, &Verdict::good(lengths.all() - moved), (moved, moved), lengths, line);
@@ -225,7 +225,7 @@ impl Requests {
     #[cold]
     fn take_rest(&mut self, outcomes: &mut Vec<Outcome>, descriptors: bool, line: &mut Line, cx: &mut Cx) {
         for outcome in outcomes.drain(..) {
-            cx.trace(Layer::Frontend, Point::Complete, line.id.trace_number(), outcome.tag.into());
+            cx.trace(line.traced(), Point::Complete, outcome.tag.into());
             if self.giving_up && (outcome.aborted || outcome.sense == Sense::ABORTED) {
                 line.sgs.end(outcome.tag);
                 continue;
@@ -280,7 +280,7 @@ fn give_back(
     lengths: Lengths,
     line: &mut Line,
 ) {
-    line.sgs.sgl(head).put(answer);
+    line.sgs.put_first(head, answer);
     step(Step::Answered);
     let touched = |_| 0..ANSWER + filled.min(lengths.data_in);
     line.give_back(head, ANSWER + moved.min(lengths.data_in), touched);
@@ -298,7 +298,8 @@ fn place(chain: &Chain, mut list: List<'_>) -> Result<(Lengths, Sgl), Unanswerab
     let mut push =
         |pieces: &[Piece]| list.extend(pieces.iter().map(|p| (p.addr, p.len))).map_err(|_| Unanswerable);
     let data_in = push(chain.writable())?.checked_sub(ANSWER).ok_or(Unanswerable)?;
-    let data_out = if chain.readable().is_empty() { 0 } else { push(chain.readable())? };
+    let readable = chain.readable();
+    let data_out = if readable.is_empty() { 0 } else { push(readable)? };
     list.note(data_in);
     Ok((Lengths { data_in, data_out }, list.sgl()))
 }

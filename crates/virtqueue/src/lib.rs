@@ -20,7 +20,7 @@ mod packed;
 mod queue;
 mod split;
 
-pub use chain::{CHAIN_MAX, Chain, Piece};
+pub use chain::{CHAIN_MAX, Chain, Ends, Piece};
 pub use error::{ChainError, ConfigError, InflightError, PopError, QueueError};
 pub use packed::{EVENT_LEN, PackedConfig, PackedQueue};
 pub use queue::{Config, Format, Popped, Virtqueue, inflight_len};

@@ -207,7 +207,13 @@ impl Virtqueue {
     #[inline(always)]
     pub fn pop(&mut self, memory: &MemTable, chain: &mut Chain) -> Popped {
         match self {
-            Self::Split(queue) => queue.pop(memory, chain).into(),
+            // Not by `SplitQueue::pop`, whose errors say more than the caller needs, and go through memory.
+            Self::Split(queue) => match queue.take_head() {
+                Ok(Some(head)) if queue.walk(head, memory, chain).is_ok() => Popped::Chain(head),
+                Ok(Some(head)) => Popped::Malformed(head),
+                Ok(None) => Popped::Nothing,
+                Err(_) => Popped::Broken,
+            },
             Self::Packed(queue) => pop_packed(queue, memory, chain),
         }
     }

@@ -356,7 +356,7 @@ pub fn statistics_add_up<F: Fixture>(make: &impl Fn() -> F) {
             assert_eq!((reads.ops, reads.bytes, reads.errors), (20 * round, bytes, 20 * round));
             assert_eq!((reads.latencies.total(), writes.latencies.total()), (20 * round, 20 * round));
             assert!(writes.latency_ns >= writes.latency_ns_max);
-            assert!(writes.latency_ns_min.is_some_and(|min| min <= writes.latency_ns_max));
+            assert!(writes.latency_ns_min().is_some_and(|min| min <= writes.latency_ns_max));
             assert_eq!((stats.in_flight, stats.waiting), (0, 0));
             if !closed {
                 (a, b) = reopen(a, b, &fixture, &mut bench);

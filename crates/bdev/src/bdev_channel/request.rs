@@ -85,6 +85,29 @@ impl Request {
         }
     }
 
+    /// A request of `bytes` bytes that goes to the device now, whole: nothing of it is left.
+    #[inline(always)]
+    pub const fn sent(io: &Io, bytes: u64, now: Nanos) -> Self {
+        Self {
+            tag: io.tag,
+            asked: io.op,
+            op: io.op,
+            fua: io.fua,
+            may_unmap: false,
+            place: Place::AtDevice,
+            progress: Progress::Begun,
+            status: Status::Ok,
+            pieces: 1,
+            lba: io.lba + io.blocks,
+            blocks: 0,
+            source: 0,
+            data: Sgl::EMPTY,
+            bytes,
+            started: now,
+            waited_ns: 0,
+        }
+    }
+
     /// The part of it that has not gone to the device, as a request.
     pub const fn rest(&self) -> Io {
         let &Self { tag, op, fua, may_unmap, lba, blocks, source, data, .. } = self;

@@ -89,6 +89,22 @@ impl Shape {
         if data_blocks == expected && is_whole { Ok(()) } else { Err(Status::Invalid) }
     }
 
+    /// The bytes of a valid read or write that the device takes in one piece; `None` for any other request: ask
+    /// [`Shape::check`] what it is.
+    #[inline(always)]
+    pub fn bytes_if_plain(&self, io: &Io, disk_blocks: u64) -> Option<u64> {
+        let limits = &self.limits;
+        let is_plain = matches!(io.op, Op::Read | Op::Write)
+            && self.permitted.contains(io.op)
+            && (1..=u64::from(limits.transfer_blocks)).contains(&io.blocks)
+            && is_within(io.lba, io.blocks, disk_blocks)
+            && io.data.segments() <= limits.segments
+            && (limits.boundary_blocks == 0 || io.blocks <= to_boundary(io.lba, limits.boundary_blocks));
+        // A number of blocks that is a u32 is less than 2⁶⁴ bytes.
+        let bytes = io.blocks << self.block_shift;
+        (is_plain && bytes == u64::from(io.data.len())).then_some(bytes)
+    }
+
     #[cold]
     const fn why_not_permitted(&self, op: Op) -> Status {
         if op.is_change() && !self.writable { Status::ReadOnly } else { Status::Unsupported }

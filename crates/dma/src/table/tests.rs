@@ -445,6 +445,49 @@ fn the_last_byte_is_written_wherever_the_list_ends() {
             (8 * pieces as u32 + 4, pieces as u32, pieces as u32)
         );
         assert_eq!(sgs.memory().read::<[u8; 3]>(PAGE), Ok([0, byte, 0]));
+        // The same, and the slot is free.
+        assert_eq!(sgs.end_with_last_byte(0, byte + 1), pieces as u32);
+        assert_eq!(sgs.memory().read::<[u8; 3]>(PAGE), Ok([0, byte + 1, 0]));
+        assert_eq!((sgs.in_use(), sgs.long_pieces()), (0, 0));
+    }
+}
+
+#[test]
+fn a_slot_of_replaced_memory_ends_there() {
+    let (removed, kept) = (table(&[region(0, PAGE)]), table(&[region(PAGE, PAGE)]));
+    let mut sgs = SgTable::new(1, Arc::clone(&removed));
+    let mut list = sgs.begin(0);
+    list.push(7, 1).unwrap();
+    sgs.set_memory(kept);
+    assert!(sgs.has_old_users());
+    sgs.end_with_last_byte(0, 9);
+    assert_eq!(removed.read::<[u8; 3]>(6), Ok([0, 9, 0]));
+    assert!(!sgs.has_old_users() && sgs.in_use() == 0);
+}
+
+#[test]
+#[should_panic(expected = "the slot is not in use")]
+fn a_slot_ends_once() {
+    let mut sgs = SgTable::new(1, table(&[region(0, PAGE)]));
+    sgs.begin(0).push(0, 1).unwrap();
+    sgs.end_with_last_byte(0, 1);
+    sgs.end_with_last_byte(0, 1);
+}
+
+#[test]
+fn the_first_bytes_are_written_however_the_list_is_cut() {
+    let mut sgs = SgTable::new(1, table(&[region(0, PAGE)]));
+    for lens in [&[8_u32, 8][..], &[3, 5, 1], &[1, 1, 1, 1, 4], &[9, 1, 1, 1, 1]] {
+        let mut list = sgs.begin(0);
+        let mut at = 0;
+        for len in lens {
+            list.push(64 * at, *len).unwrap();
+            at += 1;
+        }
+        sgs.put_first(0, b"12345678");
+        let mut read = [0; 8];
+        sgs.sgl(0).read(0, &mut read);
+        assert_eq!(&read, b"12345678", "{lens:?}");
         sgs.end(0);
     }
 }

@@ -4,7 +4,7 @@
 use crate::support::{ENGINES, add, block_on, kick};
 use aryk_reactor::{
     Armed, ChangeError, CoreSet, Cx, Driver, DriverKey, DriverRef, Engine, Gone, Handle, Layer, Options,
-    Point, Reactors, Root, RootRef, SleepPolicy,
+    Point, Reactors, Root, RootRef, SleepPolicy, Traced,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::time::{ClockId, clock_gettime};
@@ -448,7 +448,7 @@ fn the_watchdog_names_what_is_stuck() {
         cx.add_poller(thread, "molasses", Some(Duration::from_millis(1)), move |cx| {
             times += 1;
             if times == 1 {
-                cx.trace(Layer::Bdev, Point::Submit, 7, 1);
+                cx.trace(Traced::new(Layer::Bdev, 7), Point::Submit, 1);
                 stall();
             }
             false

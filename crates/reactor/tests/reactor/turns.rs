@@ -91,6 +91,49 @@ impl Root for Counter {
     }
 }
 
+/// Wakes itself and another in each poll: first without effect on itself, then, if it is to, with.
+struct Submitter {
+    id: RootId,
+    other: RootId,
+    wakes_later: bool,
+    polls: u32,
+}
+
+impl Root for Submitter {
+    fn poll(&mut self, cx: &mut Cx) -> bool {
+        self.polls += 1;
+        cx.without_wakes(self.id, |cx| {
+            cx.wake(self.id);
+            cx.wake(self.other);
+            cx.wake(self.id);
+        });
+        cx.clear_wake(self.id);
+        if std::mem::take(&mut self.wakes_later) {
+            cx.wake(self.id);
+        }
+        false
+    }
+}
+
+#[test]
+fn a_root_is_not_woken_for_what_it_checks_in_the_same_poll() {
+    for engine in ENGINES {
+        let (mut reactor, thread) = reactor(SleepPolicy::Interrupt, engine, &Time::default());
+        let other = add(reactor.cx(), thread, |_| Counter { polls: 0, busy: false });
+        let submitter =
+            add(reactor.cx(), thread, |id| Submitter { id, other: other.id(), wakes_later: true, polls: 0 });
+        reactor.cx().wake(submitter.id());
+        (0..5).for_each(|_| drop(reactor.turn()));
+        let polls = reactor.cx().root::<Submitter>(submitter.id()).unwrap().borrow().polls;
+        let others = reactor.cx().root::<Counter>(other.id()).unwrap().borrow().polls;
+        assert_eq!(
+            (polls, others),
+            (2, 2),
+            "the wake after its checks is not lost, the others are, and no wake of another"
+        );
+    }
+}
+
 #[test]
 fn promoted_roots_take_turns() {
     for engine in ENGINES {

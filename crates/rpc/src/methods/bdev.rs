@@ -374,7 +374,7 @@ impl BdevStat {
         let [read, write, flush] = [Op::Read, Op::Write, Op::Flush].map(|op| stats.op(op));
         let [unmap, zeroes, copy] = [Op::Unmap, Op::WriteZeroes, Op::Copy].map(|op| stats.op(op));
         let [compare, swap] = [Op::Compare, Op::CompareAndWrite].map(|op| stats.op(op));
-        let min = |op: &OpStats| op.latency_ns_min.unwrap_or_default();
+        let min = |op: &OpStats| op.latency_ns_min().unwrap_or_default();
         let failed =
             [read, write, flush, unmap, zeroes, copy, compare, swap].iter().map(|op| op.errors).sum();
         Self {

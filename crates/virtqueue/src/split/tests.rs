@@ -50,6 +50,51 @@ fn a_block_request_goes_round() {
 }
 
 #[test]
+fn a_header_and_a_status_in_buffers_of_their_own_are_taken_at_once() {
+    let guest = Guest::new(8);
+    let mut chain = Chain::default();
+    guest.memory.write_bytes(guest.base + 0x1000, b"0123456789abcdef").unwrap();
+    // The chain's lengths, how many of its buffers are readable, and how many of the data are, if the ends are taken.
+    let chains: [(&[u32], usize, Option<usize>); 9] = [
+        (&[16, 1], 1, Some(0)),
+        (&[16, 512, 1], 1, Some(0)),
+        (&[16, 512, 512, 1], 3, Some(2)),
+        (&[16, 1, 512, 1], 2, Some(1)),
+        (&[16], 1, None),
+        (&[1], 0, None),
+        (&[16, 512], 2, None),
+        (&[15, 1], 1, None),
+        (&[16, 2], 1, None),
+    ];
+    for (lens, readable, taken) in chains {
+        let mut queue = guest.queue(false);
+        for (i, &len) in (0_u16..).zip(lens) {
+            let next = if usize::from(i) + 1 < lens.len() { NEXT } else { 0 };
+            let flags = next | if usize::from(i) < readable { 0 } else { WRITE };
+            guest.set_desc(i, Desc { addr: 0x1000 * (u64::from(i) + 1), len, flags, next: i + 1 });
+        }
+        guest.offer(0);
+        queue.pop(&guest.memory, &mut chain).unwrap();
+        let whole = (chain.readable().to_vec(), chain.writable().to_vec());
+        let ends = chain.take_ends::<[u8; 16]>(&guest.memory).map(|ends| {
+            assert_eq!(ends.header, *b"0123456789abcdef");
+            assert_eq!(ends.status, guest.base + 0x1000 * lens.len() as u64);
+            (ends.readable.to_vec(), ends.writable.to_vec())
+        });
+        let left = (chain.readable().to_vec(), chain.writable().to_vec());
+        match taken {
+            Some(count) => {
+                let data = (left.0.len(), left.0.len() + left.1.len());
+                assert_eq!((ends, data), (Some(left), (count, lens.len() - 2)), "{lens:?}");
+                assert!(chain.take_ends::<[u8; 16]>(&guest.memory).is_none(), "once");
+            }
+            None => assert_eq!((ends, left), (None, whole), "{lens:?}"),
+        }
+        queue.push_used(0, 0);
+    }
+}
+
+#[test]
 fn header_and_status_may_be_split_in_any_way() {
     let guest = Guest::new(8);
     let mut queue = guest.queue(false);
