@@ -479,10 +479,8 @@ fn the_first_bytes_are_written_however_the_list_is_cut() {
     let mut sgs = SgTable::new(1, table(&[region(0, PAGE)]));
     for lens in [&[8_u32, 8][..], &[3, 5, 1], &[1, 1, 1, 1, 4], &[9, 1, 1, 1, 1]] {
         let mut list = sgs.begin(0);
-        let mut at = 0;
-        for len in lens {
+        for (at, len) in (0..).zip(lens) {
             list.push(64 * at, *len).unwrap();
-            at += 1;
         }
         sgs.put_first(0, b"12345678");
         let mut read = [0; 8];

@@ -52,7 +52,7 @@ fn a_block_request_goes_round() {
 #[test]
 fn a_header_and_a_status_in_buffers_of_their_own_are_taken_at_once() {
     let guest = Guest::new(8);
-    let mut chain = Chain::default();
+    let (mut queue, mut chain) = (guest.queue(false), Chain::default());
     guest.memory.write_bytes(guest.base + 0x1000, b"0123456789abcdef").unwrap();
     // The chain's lengths, how many of its buffers are readable, and how many of the data are, if the ends are taken.
     let chains: [(&[u32], usize, Option<usize>); 9] = [
@@ -67,7 +67,6 @@ fn a_header_and_a_status_in_buffers_of_their_own_are_taken_at_once() {
         (&[16, 2], 1, None),
     ];
     for (lens, readable, taken) in chains {
-        let mut queue = guest.queue(false);
         for (i, &len) in (0_u16..).zip(lens) {
             let next = if usize::from(i) + 1 < lens.len() { NEXT } else { 0 };
             let flags = next | if usize::from(i) < readable { 0 } else { WRITE };
