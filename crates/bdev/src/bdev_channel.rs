@@ -157,8 +157,8 @@ impl BdevChannel {
     }
 
     /// Starts a request, which completes exactly once, in a later [`BdevChannel::poll`]. Its data stays in place until then.
-    // A function of its own, whose values find room in registers. The request stays where the caller has put it, up to the device,
-    // but for its tag; its parts are read as they were stored, one by one.
+    // A function of its own, whose values find room in registers: inlined into a queue's poll, most of them would be in memory.
+    // The parts of the request are read as they were stored, one by one.
     #[inline(never)]
     pub fn submit(&mut self, mut io: Io, cx: &mut Cx) {
         cx.trace(self.traced, Point::Submit, io.tag.0 as u32);
@@ -338,8 +338,8 @@ impl BdevChannel {
         self.hand_out((out.len() - start) as u32, cx);
     }
 
-    /// As [`BdevChannel::poll`], but calls `each` for each request that ended at the device, which so is neither stored nor loaded
-    /// once more. Adds the others to `rest`, which is empty before.
+    /// As [`BdevChannel::poll`], but calls `each` for each request that ended at the device: its completion is not stored in a
+    /// list once more. Adds the other completions to `rest`, which must be empty.
     // Always inlined: the caller has the only call.
     #[inline(always)]
     pub fn poll_each(

@@ -129,8 +129,8 @@ impl Chain {
         Ok(Some(value))
     }
 
-    /// Takes a header and a status byte off the chain, if nothing was taken of it yet, each of the two is a buffer of its own, and
-    /// the header is in the guest's largest region. Nearly all block requests are like that, and need fewer checks than others.
+    /// Takes a header and a status byte off the chain, if nothing was taken of it yet, each of the two is a buffer of its own,
+    /// and the header is in the guest's largest region. Nearly all block requests are like that, and need fewer checks.
     /// `None` has taken nothing: [`Chain::take_last_writable`] and [`Chain::take_header`] take the two from any chain.
     #[inline(always)]
     pub fn take_ends<T>(&mut self, memory: &MemTable) -> Option<Ends<'_, T>>
