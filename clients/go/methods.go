@@ -98,6 +98,11 @@ func (c *Client) ArykLatencyGet(ctx context.Context, params ArykLatencyGetParams
 	return call[Latencies](ctx, c, "aryk_latency_get", params)
 }
 
+// ArykMemoryClientsGet calls aryk_memory_clients_get. Lists the devices, or groups of devices, that register guest memory to access it by themselves, and the regions that they have not registered: requests there use bounce buffers.
+func (c *Client) ArykMemoryClientsGet(ctx context.Context) (MemoryClients, error) {
+	return call[MemoryClients](ctx, c, "aryk_memory_clients_get", nil)
+}
+
 // ArykStatsGet calls aryk_stats_get. Reports the counters of all disks, groups, controllers, reactors and background tasks, in brief.
 func (c *Client) ArykStatsGet(ctx context.Context) (Counts, error) {
 	return call[Counts](ctx, c, "aryk_stats_get", nil)

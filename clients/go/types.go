@@ -610,6 +610,30 @@ type MallocDetails struct {
 	Emptied bool `json:"emptied"`
 }
 
+// MemoryClient: A device, or a group of devices, that registers guest memory.
+type MemoryClient struct {
+	Name string `json:"name"`
+	// Regions whose registration is under way.
+	Registering uint64 `json:"registering"`
+	// Registered regions.
+	Registered uint64 `json:"registered"`
+	// Removed regions that the client has not released yet: they stay mapped.
+	Unregistering uint64 `json:"unregistering"`
+	// Registrations that failed, in total.
+	Failures uint64 `json:"failures"`
+	// Times that a front-end or a device waited for registrations in vain, in total. The registrations go on.
+	Late uint64 `json:"late"`
+	// Pieces of requests' memory that went through bounce buffers, in total.
+	BouncedPieces uint64 `json:"bounced_pieces"`
+}
+
+// MemoryClients: Result of `aryk_memory_clients_get`.
+type MemoryClients struct {
+	Clients []MemoryClient `json:"clients"`
+	// Regions that a client has not registered, at most 1,000.
+	NotRegistered []NotRegistered `json:"not_registered"`
+}
+
 // MultipathOptions: How a path to a namespace is selected.
 type MultipathOptions struct {
 	// Omitted.
@@ -618,6 +642,18 @@ type MultipathOptions struct {
 	Policy *string `json:"policy,omitempty"`
 	// Omitted.
 	Selector *string `json:"selector,omitempty"`
+}
+
+// NotRegistered: A region that a client has not registered.
+type NotRegistered struct {
+	// Name of the client.
+	Client string `json:"client"`
+	// Name of the controller of the region's VM.
+	Ctrlr string `json:"ctrlr"`
+	// Size of the region.
+	Bytes uint64 `json:"bytes"`
+	// Pieces of requests' memory in the region that went through bounce buffers.
+	BouncedPieces uint64 `json:"bounced_pieces"`
 }
 
 // PassthruDetails: A disk of `bdev_passthru_create`.

@@ -180,13 +180,13 @@ pub struct MemoryClientInfo {
     pub late: u64,
     /// Pieces of requests that had no value, so that the device used bounce buffers, in total.
     pub bounced: u64,
-    /// The ranges without a value.
-    pub without: Vec<MemoryWithout>,
 }
 
 /// A range without a value for a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryWithout {
+    /// The client's name.
+    pub client: String,
     /// The front-end's controller.
     pub owner: String,
     /// Bytes.
@@ -314,6 +314,21 @@ impl Memory {
         let clients: Vec<_> = lock(&self.0.clients).iter().filter_map(Weak::upgrade).collect();
         clients.iter().map(|client| client.info()).collect()
     }
+
+    /// Ranges without a value, at most `max`.
+    pub fn without_value(&self, max: usize) -> Vec<MemoryWithout> {
+        let clients: Vec<_> = lock(&self.0.clients).iter().filter_map(Weak::upgrade).collect();
+        let ranges = self.0.ranges();
+        let pairs = ranges.values().flat_map(|range| clients.iter().map(move |client| (range, client)));
+        let without = pairs.filter(|(range, client)| range.value(client.index).is_none());
+        let describe = |(range, client): (&Arc<Range>, &Arc<Client>)| MemoryWithout {
+            client: client.client.name().to_owned(),
+            owner: range.owner.to_string(),
+            len: range.range.len,
+            bounced: range.bounced[client.index].load(Ordering::Relaxed),
+        };
+        without.map(describe).take(max).collect()
+    }
 }
 
 impl Inner {
@@ -348,8 +363,16 @@ impl Inner {
 }
 
 impl Range {
+    #[inline]
     fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
+    }
+
+    /// The value for the client with this index.
+    #[inline]
+    fn value(&self, client: usize) -> Option<u64> {
+        let value = self.values[client].load(Ordering::Acquire);
+        (value != NO_VALUE).then_some(value)
     }
 
     /// Ends a client's use; the last of an ended range lets it be unmapped.
@@ -495,13 +518,6 @@ impl Client {
     fn info(&self) -> MemoryClientInfo {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let Counters { registering, registered, unregistering, failed, late, bounced } = &self.counters;
-        let without = |range: &Arc<Range>| MemoryWithout {
-            owner: range.owner.to_string(),
-            len: range.range.len,
-            bounced: get(&range.bounced[self.index]),
-        };
-        let ranges: Vec<Arc<Range>> = self.memory.0.ranges().values().cloned().collect();
-        let has_none = |range: &&Arc<Range>| get(&range.values[self.index]) == NO_VALUE;
         MemoryClientInfo {
             name: self.client.name().to_owned(),
             registering: get(registering),
@@ -510,7 +526,6 @@ impl Client {
             failed: get(failed),
             late: get(late),
             bounced: get(bounced),
-            without: ranges.iter().filter(has_none).map(without).collect(),
         }
     }
 }

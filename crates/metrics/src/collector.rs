@@ -5,7 +5,7 @@
 
 use crate::aggregates::{Aggregate, Part, Sums};
 use crate::{Controller, Inventory};
-use aryk_bdev::{Bdev, Failure, QosGroup, RateLimits, Summary, gather};
+use aryk_bdev::{Bdev, Failure, MemoryClientInfo, QosGroup, RateLimits, Summary, gather};
 use aryk_dma::Reclaiming;
 use aryk_reactor::{Clock, Handle, Nanos, ReactorStats};
 use std::collections::{HashMap, HashSet};
@@ -33,6 +33,8 @@ pub struct Snapshot {
     pub mapped: (u64, u64),
     /// The backlog of mappings to be unmapped.
     pub reclaiming: Reclaiming,
+    /// The devices, or groups of devices, that register guest memory.
+    pub memory_clients: Vec<MemoryClientInfo>,
 }
 
 impl Snapshot {
@@ -174,7 +176,18 @@ impl Collected {
         let controllers = controllers.into_iter().map(of_controller).collect();
         let at = Clock::Monotonic.now();
         let (mapped, reclaiming) = (aryk_dma::mapped(), aryk_dma::reclaiming());
-        Snapshot { at, took: at.since(start), disks, groups, controllers, reactors, mapped, reclaiming }
+        let memory_clients = inventory.memory().clients();
+        Snapshot {
+            at,
+            took: at.since(start),
+            disks,
+            groups,
+            controllers,
+            reactors,
+            mapped,
+            reclaiming,
+            memory_clients,
+        }
     }
 
     fn disk(&mut self, bdev: &Bdev, counts: Summary) -> Disk {

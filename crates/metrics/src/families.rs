@@ -46,6 +46,10 @@ fn reactors(snapshot: &Snapshot) -> usize {
     snapshot.reactors.len()
 }
 
+fn memory_clients(snapshot: &Snapshot) -> usize {
+    snapshot.memory_clients.len()
+}
+
 const fn one(_: &Snapshot) -> usize {
     1
 }
@@ -379,6 +383,54 @@ pub const ALL: &[FamilySource] = &[
         ),
         objects: one,
         write: |f, snapshot, _, t| t.seconds(f, &[], snapshot.reclaiming.delay_max.as_nanos() as u64),
+    },
+    FamilySource {
+        family: gauge(
+            "aryk_memory_client_regions",
+            "Regions of guest memory that the device, or group of devices, registers, has registered, or unregisters.",
+        ),
+        objects: memory_clients,
+        write: |f, snapshot, i, t| {
+            let client = &snapshot.memory_clients[i];
+            let states = [
+                ("registering", client.registering),
+                ("registered", client.registered),
+                ("unregistering", client.unregistering),
+            ];
+            for (state, regions) in states {
+                t.count(f, &[("client", &client.name), ("state", state)], regions);
+            }
+        },
+    },
+    FamilySource {
+        family: counter("aryk_memory_client_failures", "Registrations of guest memory that failed."),
+        objects: memory_clients,
+        write: |f, snapshot, i, t| {
+            let client = &snapshot.memory_clients[i];
+            t.count(f, &[("client", &client.name)], client.failed);
+        },
+    },
+    FamilySource {
+        family: counter(
+            "aryk_memory_client_late",
+            "Times that a front-end or a device waited for registrations of guest memory in vain.",
+        ),
+        objects: memory_clients,
+        write: |f, snapshot, i, t| {
+            let client = &snapshot.memory_clients[i];
+            t.count(f, &[("client", &client.name)], client.late);
+        },
+    },
+    FamilySource {
+        family: counter(
+            "aryk_memory_client_bounced_pieces",
+            "Pieces of requests' memory that went through bounce buffers, because they were not registered.",
+        ),
+        objects: memory_clients,
+        write: |f, snapshot, i, t| {
+            let client = &snapshot.memory_clients[i];
+            t.count(f, &[("client", &client.name)], client.bounced);
+        },
     },
     aggregates::ops::<Reactor>("aryk_reactor_ops"),
     aggregates::bytes::<Reactor>("aryk_reactor_bytes"),

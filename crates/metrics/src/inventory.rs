@@ -1,7 +1,7 @@
 //! The objects that the metrics report on. Control context.
 
 use crate::Collector;
-use aryk_bdev::{Bdev, QosGroup};
+use aryk_bdev::{Bdev, Memory, QosGroup};
 use aryk_reactor::Handle;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,6 +16,8 @@ pub trait Inventory {
     fn groups(&self) -> Vec<Arc<QosGroup>>;
     /// The controllers, by name.
     fn controllers(&self) -> Vec<Controller>;
+    /// The memory of all guests.
+    fn memory(&self) -> &Memory;
     /// The file or block device below a disk, if there is one.
     fn file(&self, disk: &str) -> Option<PathBuf>;
     /// The collector that takes the snapshots.

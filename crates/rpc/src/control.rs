@@ -7,7 +7,7 @@ use crate::methods::log::{LogSettings, PrintLevel};
 use crate::restore::{StartUp, Unfinished};
 use crate::scheduler::Scheduler;
 use crate::{Disks, Error, Outcome};
-use aryk_bdev::{Bdev, Env, QosGroup};
+use aryk_bdev::{Bdev, Env, Memory, QosGroup};
 use aryk_metrics::{Collector, Controller, Inventory};
 use aryk_reactor::{Clock, Handle, Nanos, Reactors};
 use aryk_state::WriteError;
@@ -323,6 +323,10 @@ impl Inventory for Control {
             }
         };
         self.controllers.list().into_iter().map(controller).collect()
+    }
+
+    fn memory(&self) -> &Memory {
+        self.disks.registry.memory()
     }
 
     fn file(&self, disk: &str) -> Option<PathBuf> {

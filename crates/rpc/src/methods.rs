@@ -14,6 +14,7 @@ pub mod framework;
 mod host;
 pub mod log;
 mod malloc;
+mod memory;
 mod none;
 pub(crate) mod notify;
 mod null;
@@ -73,6 +74,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
     framework::register(&mut table);
     log::register(&mut table);
     malloc::register(&mut table);
+    memory::register(&mut table);
     none::register(&mut table);
     null::register(&mut table);
     notify::register(&mut table);
@@ -98,7 +100,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
 }
 
 /// The methods that read-only clients may call.
-const CHANGE_NOTHING: [&str; 43] = [
+const CHANGE_NOTHING: [&str; 44] = [
     "accel_crypto_keys_get",
     "accel_get_module_info",
     "accel_get_opc_assignments",
@@ -106,6 +108,7 @@ const CHANGE_NOTHING: [&str; 43] = [
     "aryk_absent_get",
     "aryk_file_systems_get",
     "aryk_latency_get",
+    "aryk_memory_clients_get",
     "aryk_stats_get",
     "aryk_trace_get",
     "bdev_get_bdevs",

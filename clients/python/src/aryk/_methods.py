@@ -160,6 +160,11 @@ class Methods(ABC):
         )
         return result
 
+    def aryk_memory_clients_get(self) -> types.MemoryClients:
+        """Lists the devices, or groups of devices, that register guest memory to access it by themselves, and the regions that they have not registered: requests there use bounce buffers."""
+        result: types.MemoryClients = self.call("aryk_memory_clients_get")
+        return result
+
     def aryk_stats_get(self) -> types.Counts:
         """Reports the counters of all disks, groups, controllers, reactors and background tasks, in brief."""
         result: types.Counts = self.call("aryk_stats_get")
@@ -2578,6 +2583,11 @@ class AsyncMethods(ABC):
                 name=name,
             ),
         )
+        return result
+
+    async def aryk_memory_clients_get(self) -> types.MemoryClients:
+        """Lists the devices, or groups of devices, that register guest memory to access it by themselves, and the regions that they have not registered: requests there use bounce buffers."""
+        result: types.MemoryClients = await self.call("aryk_memory_clients_get")
         return result
 
     async def aryk_stats_get(self) -> types.Counts:

@@ -612,6 +612,32 @@ class MallocDetails(TypedDict):
     emptied: bool
 
 
+class MemoryClient(TypedDict):
+    """A device, or a group of devices, that registers guest memory."""
+
+    name: str
+    #: Regions whose registration is under way.
+    registering: int
+    #: Registered regions.
+    registered: int
+    #: Removed regions that the client has not released yet: they stay mapped.
+    unregistering: int
+    #: Registrations that failed, in total.
+    failures: int
+    #: Times that a front-end or a device waited for registrations in vain, in total. The registrations go on.
+    late: int
+    #: Pieces of requests' memory that went through bounce buffers, in total.
+    bounced_pieces: int
+
+
+class MemoryClients(TypedDict):
+    """Result of `aryk_memory_clients_get`."""
+
+    clients: list[MemoryClient]
+    #: Regions that a client has not registered, at most 1,000.
+    not_registered: list[NotRegistered]
+
+
 class MultipathOptions(TypedDict):
     """How a path to a namespace is selected."""
 
@@ -621,6 +647,19 @@ class MultipathOptions(TypedDict):
     policy: NotRequired[str]
     #: Omitted.
     selector: NotRequired[str]
+
+
+class NotRegistered(TypedDict):
+    """A region that a client has not registered."""
+
+    #: Name of the client.
+    client: str
+    #: Name of the controller of the region's VM.
+    ctrlr: str
+    #: Size of the region.
+    bytes: int
+    #: Pieces of requests' memory in the region that went through bounce buffers.
+    bounced_pieces: int
 
 
 class PassthruDetails(TypedDict):

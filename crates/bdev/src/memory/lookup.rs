@@ -4,7 +4,7 @@
 //! guest's ranges: no lock, no reference counting, nothing that other channels write. Only for a range that it has not used
 //! before does it try the lock of all ranges, once; if a range is added at that very moment, the piece has no value this time.
 
-use super::{Client, NO_VALUE, Range};
+use super::{Client, Range};
 use aryk_dma::Seg;
 use std::fmt;
 use std::sync::Arc;
@@ -58,11 +58,9 @@ impl MemoryLookup {
     pub fn translate(&mut self, piece: &Seg) -> Option<Place> {
         if let Some(range) = self.known.get(self.last)
             && let Some(offset) = range.offset_of(piece)
+            && let Some(value) = range.value(self.client.index)
         {
-            let value = range.values[self.client.index].load(Ordering::Acquire);
-            if value != NO_VALUE {
-                return Some(Place { value, offset });
-            }
+            return Some(Place { value, offset });
         }
         self.search(piece)
     }
@@ -78,12 +76,11 @@ impl MemoryLookup {
         self.last = at;
         let (range, index) = (&self.known[at], self.client.index);
         let offset = range.offset_of(piece).expect("found by its address");
-        let value = range.values[index].load(Ordering::Acquire);
-        if value == NO_VALUE {
+        let Some(value) = range.value(index) else {
             range.bounced[index].fetch_add(1, Ordering::Relaxed);
             self.client.counters.bounced.fetch_add(1, Ordering::Relaxed);
             return None;
-        }
+        };
         Some(Place { value, offset })
     }
 

@@ -191,11 +191,10 @@ fn memory_that_cannot_be_registered_has_no_value_and_is_counted() {
     assert_eq!((lookup.translate(&piece), lookup.translate(&piece)), (None, None));
     let info = memory.clients().remove(0);
     assert_eq!((info.failed, info.registered, info.bounced), (1, 0, 2));
-    assert_eq!(info.without, [MemoryWithout { owner: "vm".to_owned(), len: LEN, bounced: 2 }]);
+    let without = MemoryWithout { client: "fake".to_owned(), owner: "vm".to_owned(), len: LEN, bounced: 2 };
+    assert_eq!(memory.without_value(9), [without]);
     let peer = guest.leave();
-    until("the memory to be unmapped", || {
-        peer.given_up() == (0, 0) && memory.clients()[0].without.is_empty()
-    });
+    until("the memory to be unmapped", || peer.given_up() == (0, 0) && memory.without_value(1).is_empty());
     assert_eq!(fake.table().unregistered, 0, "it was not registered");
 }
 
@@ -260,7 +259,7 @@ fn memory_that_leaves_during_its_registration_is_unregistered_after_it() {
     fake.table().holds = true;
     block_on(guest.announce(&memory));
     let peer = guest.leave();
-    until("the range to end", || memory.clients()[0].without.is_empty());
+    until("the range to end", || memory.without_value(1).is_empty());
     assert_eq!((peer.given_up(), fake.table().unregistered), ((LEN, 1), 0));
     fake.release();
     until("the unmapping", || peer.given_up() == (0, 0));

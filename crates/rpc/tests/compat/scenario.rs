@@ -144,6 +144,7 @@ fn watch_disks(call: &mut impl FnMut(&'static str, Value)) {
     call("bdev_get_iostat", json!({"names": ["m"], "per_channel": true}));
     call("aryk_stats_get", json!({}));
     call("aryk_latency_get", disk("m"));
+    call("aryk_memory_clients_get", json!({}));
     call("bdev_reset_iostat", json!({}));
 
     call("virtio_blk_get_transports", json!({}));

@@ -2,6 +2,7 @@
 
 mod deaf;
 mod guest;
+mod registered;
 mod remote;
 
 use aryk_bdev::{Env, Identity, Op, OpSet, OpenError};
