@@ -99,7 +99,7 @@ pub enum MemoryError {
 pub struct Memory(Arc<Inner>);
 
 struct Inner {
-    /// By address. Locked for the time of a look-up or an insertion only.
+    /// By address. Locked for the time of a lookup or an insertion only.
     ranges: RwLock<BTreeMap<u64, Arc<Range>>>,
     /// Locked while a mapping is added or a client attached, so that each client gets each mapping once. A place is free when its
     /// client has unregistered everything, and no channel refers to it.
@@ -544,7 +544,7 @@ impl fmt::Debug for Attachment {
 }
 
 impl Attachment {
-    /// A look-up for one channel of the client's devices.
+    /// A lookup for one channel of the client's devices.
     ///
     /// # Panics
     /// Never: the client is attached.

@@ -22,7 +22,7 @@ pub struct Place {
     pub offset: u64,
 }
 
-/// A channel's look-up of the values of a [`super::MemoryClient`].
+/// A channel's lookup of the values of a [`super::MemoryClient`].
 pub struct MemoryLookup {
     client: Arc<Client>,
     /// Ranges found before, by address.
