@@ -621,7 +621,7 @@ type MemoryClient struct {
 	Unregistering uint64 `json:"unregistering"`
 	// Registrations that failed, in total.
 	Failures uint64 `json:"failures"`
-	// Times that a front-end or a device waited for registrations in vain, in total. The registrations go on.
+	// Times that the wait for registrations was given up, in total. The registrations go on.
 	Late uint64 `json:"late"`
 	// Pieces of requests' memory that went through bounce buffers, in total.
 	BouncedPieces uint64 `json:"bounced_pieces"`

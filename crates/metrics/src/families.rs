@@ -413,7 +413,7 @@ pub const ALL: &[FamilySource] = &[
     FamilySource {
         family: counter(
             "aryk_memory_client_late",
-            "Times that a front-end or a device waited for registrations of guest memory in vain.",
+            "Times that the wait for registrations of guest memory was given up.",
         ),
         objects: memory_clients,
         write: |f, snapshot, i, t| {

@@ -624,7 +624,7 @@ class MemoryClient(TypedDict):
     unregistering: int
     #: Registrations that failed, in total.
     failures: int
-    #: Times that a front-end or a device waited for registrations in vain, in total. The registrations go on.
+    #: Times that the wait for registrations was given up, in total. The registrations go on.
     late: int
     #: Pieces of requests' memory that went through bounce buffers, in total.
     bounced_pieces: int

@@ -37,7 +37,7 @@ struct MemoryClient {
     unregistering: u64,
     /// Registrations that failed, in total.
     failures: u64,
-    /// Times that a front-end or a device waited for registrations in vain, in total. The registrations go on.
+    /// Times that the wait for registrations was given up, in total. The registrations go on.
     late: u64,
     /// Pieces of requests' memory that went through bounce buffers, in total.
     bounced_pieces: u64,
