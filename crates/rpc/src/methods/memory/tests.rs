@@ -45,6 +45,7 @@ fn clients_and_the_regions_that_they_have_not_registered_are_listed() {
         let directory = tempfile::TempDir::new().unwrap();
         let reactors = Rc::new(Reactors::start(&Options::default()).unwrap());
         let control = Rc::new(Control::new(reactors, directory.path(), 1024, PrintLevel::Error, |_| {}));
+        control.start();
         let methods = methods::table(Rc::clone(&control));
         let list = async || -> Value {
             let reply = methods.call("aryk_memory_clients_get", None).await.unwrap();
