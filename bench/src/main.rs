@@ -65,6 +65,8 @@ const SCSI_RESULTS: &str = "docs/bench/scsi.md";
 const QOS_RESULTS: &str = "docs/bench/qos.md";
 /// The page of `scale`.
 const SCALE_RESULTS: &str = "docs/bench/scale.md";
+/// The page of `open`.
+const OPEN_RESULTS: &str = "docs/bench/open.md";
 
 /// Measures arykd and its peers.
 #[derive(Debug, Parser)]
@@ -75,7 +77,7 @@ struct Args {
     /// Quick instead of exact: a full run takes less than a minute.
     #[arg(long, global = true)]
     quick: bool,
-    /// Only cases whose name contains this, such as "null", "memory/randread-4k/qd32", "open/10k", "idle", "ceiling",
+    /// Only cases whose name contains this, such as "null", "memory/randread-4k/qd32", "idle", "ceiling",
     /// "front-end".
     #[arg(long, value_name = "PART", global = true)]
     case: Vec<String>,
@@ -124,6 +126,8 @@ enum Subcommand {
     },
     /// Measures RPC calls of the daemon, and their effect on I/O.
     Rpc,
+    /// Measures the processor time and the latency of a request at low rates, for each sleep policy.
+    Open,
     /// Compares disks of a SCSI host with block devices.
     Scsi,
     /// Measures how exact and how fair limits are.
@@ -166,6 +170,7 @@ impl Args {
         let whole = self.case.is_empty() && !self.quick;
         let page = match self.command {
             Some(Subcommand::Rpc) => RPC_RESULTS,
+            Some(Subcommand::Open) => OPEN_RESULTS,
             Some(Subcommand::Scsi) => SCSI_RESULTS,
             Some(Subcommand::Qos) => QOS_RESULTS,
             Some(Subcommand::Scale) => SCALE_RESULTS,
@@ -184,10 +189,10 @@ fn main() -> Result<()> {
                 closed::measure(settings, case, &ceilings, report)?;
             }
             frontends::measure(settings, &ceilings, report)?;
-            open::measure(settings, report)?;
             idle::measure(settings, report)
         }),
         Some(Subcommand::Rpc) => measure(&args, calls::measure),
+        Some(Subcommand::Open) => measure(&args, open::measure),
         Some(Subcommand::Scsi) => measure(&args, scsi::measure),
         Some(Subcommand::Qos) => measure(&args, qos::measure),
         Some(Subcommand::Scale) => measure(&args, scale::measure),
@@ -229,6 +234,7 @@ fn preface(args: &Args, settings: &Settings, report: &Report, machine: &str) -> 
         Some(Subcommand::Scale) => ("bench scale", "the project's own", scale::PAIRS),
         Some(Subcommand::Qos) => ("bench qos", "the project's own", settings.runs),
         Some(Subcommand::Rpc) => ("bench rpc", "crate `blkio`", settings.runs),
+        Some(Subcommand::Open) => ("bench open", "crate `blkio`", settings.runs),
         Some(Subcommand::Scsi) => ("bench scsi", "`aryk bench`", settings.runs),
         _ => ("bench", "crate `blkio`", settings.runs),
     };

@@ -3,6 +3,7 @@
 
 use crate::backend::{self, BackEnd, Policy};
 use crate::frontend::FrontEnd;
+use crate::plot::{Data, Plot};
 use crate::process::Process;
 use crate::report::{Record, Report, Runs, Section, cell, number};
 use crate::settings::{Settings, null};
@@ -66,7 +67,7 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     if wanted.is_empty() {
         return Ok(());
     }
-    let policies = [Policy::Adaptive, Policy::Poll];
+    let policies = [Policy::Interrupt, Policy::Adaptive, Policy::Poll];
     let aryks = aryks(settings, "open", &policies)?;
     let peer = backend::peer(&null(), "threads", &settings.sockets.path().join("open-peer"))?;
     peer.process.pause()?;
@@ -74,6 +75,12 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
         report.command(&process.command);
     });
     let columns = ["requests/s", "back-end", "processor µs per request", "p50 µs", "p99 µs"];
+    let mut curves: Vec<_> = policies
+        .map(|policy| format!("arykd, {}", policy.name()))
+        .into_iter()
+        .chain(["qemu-storage-daemon".to_owned()])
+        .map(|side| (side, Vec::new()))
+        .collect();
     let mut section = Section::new("Open loop: null", INTRO, columns.map(str::to_owned).to_vec());
     for (rate, name) in wanted {
         let mut ours = vec![Figures::default(); aryks.len()];
@@ -90,13 +97,18 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
                 report.records.push(Record::new(&case, metric, "µs", ours, theirs));
             }
         }
-        let names = policies.map(|policy| format!("arykd, {}", policy.name()));
-        let sides = names.into_iter().chain(["qemu-storage-daemon".to_owned()]);
-        for (side, figures) in sides.zip(ours.iter().chain([&theirs])) {
+        for ((side, points), figures) in curves.iter_mut().zip(ours.iter().chain([&theirs])) {
             let cells = figures.named().map(|(_, runs)| cell(runs, number));
-            section.row([name.to_owned(), side].into_iter().chain(cells).collect());
+            section.row([name.to_owned(), side.clone()].into_iter().chain(cells).collect());
+            points.extend(figures.p50.median().zip(figures.cpu.median()).map(|(p50, cpu)| (p50, cpu, name)));
         }
     }
+    section.plot(Plot {
+        name: "trade",
+        title: "What latency costs: 1k, 10k and 100k requests per second".to_owned(),
+        axis: "median latency, µs".to_owned(),
+        data: Data::Trades { axis: "processor µs per request", curves },
+    });
     report.section(section);
     Ok(())
 }

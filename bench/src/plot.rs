@@ -12,7 +12,12 @@ const ROW: u32 = 24;
 const FRAME: u32 = 100;
 const LINES: u32 = 420;
 const FONT: (&str, u32) = ("sans-serif", 14);
-const COLOURS: [RGBColor; 2] = [RGBColor(0x1f, 0x5f, 0xa8), RGBColor(0xc0, 0x50, 0x20)];
+const COLOURS: [RGBColor; 4] = [
+    RGBColor(0x1f, 0x5f, 0xa8),
+    RGBColor(0xc0, 0x50, 0x20),
+    RGBColor(0x70, 0x40, 0x90),
+    RGBColor(0x30, 0x80, 0x70),
+];
 const AIM: RGBColor = RGBColor(0x60, 0x90, 0x40);
 
 /// A plot.
@@ -28,6 +33,9 @@ pub struct Plot {
     pub data: Data,
 }
 
+/// A point with its label.
+pub type Point = (f64, f64, &'static str);
+
 /// The data of a plot.
 #[derive(Clone, Debug)]
 pub enum Data {
@@ -37,6 +45,13 @@ pub enum Data {
         rows: Vec<(String, Runs)>,
         /// The least value aimed for.
         aim: Option<f64>,
+    },
+    /// Curves through labelled points, on two logarithmic axes.
+    Trades {
+        /// The label of the vertical axis.
+        axis: &'static str,
+        /// Name and points of each curve.
+        curves: Vec<(String, Vec<Point>)>,
     },
     /// Curves over a logarithmic axis.
     Lines {
@@ -55,6 +70,7 @@ impl Plot {
     pub fn write(&self, file: &Path) -> Result<()> {
         let drawn = match &self.data {
             Data::Spreads { rows, aim } => self.spreads(file, rows, *aim),
+            Data::Trades { axis, curves } => self.trades(file, axis, curves),
             Data::Lines { axis, curves } => self.lines(file, axis, curves),
         };
         drawn.map_err(|error| anyhow!("drawing {}: {error}", file.display()))
@@ -114,6 +130,52 @@ impl Plot {
         Ok(())
     }
 
+    fn trades(
+        &self,
+        file: &Path,
+        axis: &str,
+        curves: &[(String, Vec<Point>)],
+    ) -> Result<(), Box<dyn std::error::Error>> {
+        let points = || curves.iter().flat_map(|(_, points)| points);
+        let horizontal = logarithmic(points().map(|point| point.0));
+        let vertical = logarithmic(points().map(|point| point.1));
+        let root = SVGBackend::new(file, (WIDTH, LINES)).into_drawing_area();
+        root.fill(&WHITE)?;
+        let mut chart = ChartBuilder::on(&root)
+            .caption(&self.title, (FONT.0, 17))
+            .margin(12)
+            .x_label_area_size(42)
+            .y_label_area_size(60)
+            .build_cartesian_2d(horizontal.log_scale(), vertical.log_scale())?;
+        chart
+            .configure_mesh()
+            .max_light_lines(0)
+            .x_desc(&self.axis)
+            .y_desc(axis)
+            .x_label_formatter(&short)
+            .y_label_formatter(&short)
+            .label_style(FONT)
+            .draw()?;
+        for ((name, points), colour) in curves.iter().zip(COLOURS) {
+            let places = points.iter().map(|&(x, y, _)| (x, y));
+            let line = LineSeries::new(places, colour.stroke_width(2)).point_size(4);
+            let key = move |(x, y)| PathElement::new([(x, y), (x + 20, y)], colour.stroke_width(2));
+            chart.draw_series(line)?.label(name).legend(key);
+            let label = |&(x, y, label): &Point| {
+                EmptyElement::at((x, y)) + Text::new(label, (7, -14), FONT.into_font().color(&colour))
+            };
+            chart.draw_series(points.iter().map(label))?;
+        }
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperRight)
+            .background_style(WHITE.mix(0.8))
+            .label_font(FONT)
+            .draw()?;
+        root.present()?;
+        Ok(())
+    }
+
     fn lines(
         &self,
         file: &Path,
@@ -157,6 +219,12 @@ impl Plot {
     }
 }
 
+/// The range of a logarithmic axis for these values, with room at both ends.
+fn logarithmic(values: impl Iterator<Item = f64> + Clone) -> std::ops::Range<f64> {
+    let least = values.clone().fold(f64::INFINITY, f64::min);
+    least * 0.7..values.fold(0.0, f64::max) * 1.6
+}
+
 /// The label of a value on an axis.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the library's signature")]
 fn short(value: &f64) -> String {
@@ -184,6 +252,17 @@ mod tests {
             assert!(svg.contains(text), "{text} is missing in {svg}");
         }
         assert_eq!(svg.matches("<circle").count(), 2, "{svg}");
+    }
+
+    #[test]
+    fn each_point_of_a_trade_has_its_label() {
+        let points = |by: f64| vec![(10.0 * by, 5.0, "1k"), (1.0, 50.0 / by, "100k")];
+        let curves = vec![("ours".to_owned(), points(1.0)), ("theirs".to_owned(), points(2.0))];
+        let svg = drawn(Data::Trades { axis: "µs", curves });
+        for (text, times) in [("ours", 1), ("theirs", 1), ("\n1k\n", 2), ("\n100k\n", 2)] {
+            assert_eq!(svg.matches(text).count(), times, "{text} in {svg}");
+        }
+        assert_eq!(svg.matches("<circle").count(), 4, "{svg}");
     }
 
     #[test]
