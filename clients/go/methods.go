@@ -54,6 +54,19 @@ func (c *Client) ArykAbsentGet(ctx context.Context) ([]Absent, error) {
 	return call[[]Absent](ctx, c, "aryk_absent_get", nil)
 }
 
+// ArykControllerSetSleepPolicyParams are the parameters of aryk_controller_set_sleep_policy.
+type ArykControllerSetSleepPolicyParams struct {
+	// Name of the controller.
+	Ctrlr string `json:"ctrlr"`
+	// The policy.
+	Policy SleepPolicy `json:"policy"`
+}
+
+// ArykControllerSetSleepPolicy calls aryk_controller_set_sleep_policy. Sets what a reactor does between the requests of a controller. The setting applies at once, also to a connected VM.
+func (c *Client) ArykControllerSetSleepPolicy(ctx context.Context, params ArykControllerSetSleepPolicyParams) (bool, error) {
+	return call[bool](ctx, c, "aryk_controller_set_sleep_policy", params)
+}
+
 // ArykCoreAddParams are the parameters of aryk_core_add.
 type ArykCoreAddParams struct {
 	// Number of the core.

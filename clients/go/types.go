@@ -849,6 +849,17 @@ const (
 	SignalSigusr1 Signal = "SIGUSR1"
 )
 
+// SleepPolicy: What a reactor does between the requests of a controller: as the daemon's option `--sleep-policy` says (`default`), sleep at once (`interrupt`), poll for a short time and then sleep (`adaptive`), or never sleep while it serves a queue of the controller (`poll`).
+type SleepPolicy string
+
+// The values of SleepPolicy.
+const (
+	SleepPolicyDefault   SleepPolicy = "default"
+	SleepPolicyInterrupt SleepPolicy = "interrupt"
+	SleepPolicyAdaptive  SleepPolicy = "adaptive"
+	SleepPolicyPoll      SleepPolicy = "poll"
+)
+
 // SockImpl: Result of `sock_get_default_impl`.
 type SockImpl struct {
 	// `posix`.
@@ -1065,6 +1076,8 @@ type VhostController struct {
 	NumQueues uint16 `json:"num_queues"`
 	// Aryk only: whether the controller connects to the VM's socket.
 	Connects bool `json:"connects"`
+	// Aryk only: as set by `aryk_controller_set_sleep_policy`.
+	SleepPolicy SleepPolicy `json:"sleep_policy"`
 	// The connected VM, if any.
 	Sessions []VhostSession `json:"sessions"`
 	// Members of one kind of controller.

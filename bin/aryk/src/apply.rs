@@ -5,7 +5,7 @@
 pub mod call;
 mod check;
 mod document;
-mod limits;
+pub mod limits;
 mod plan;
 
 use crate::absent;

@@ -280,6 +280,20 @@ impl Enospc {
     }
 }
 
+/// What the daemon does between the requests of a controller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SleepPolicy {
+    /// As the daemon was started: 'arykd --sleep-policy'
+    Default,
+    /// Sleep at once: the least processor time
+    Interrupt,
+    /// Poll a short time, then sleep
+    Adaptive,
+    /// Poll always: the lowest latency, and a whole core while a VM is connected
+    Poll,
+}
+
 /// Arguments of `attach`.
 #[derive(Debug, Args)]
 pub struct AttachArgs {
@@ -361,6 +375,15 @@ pub struct ApplyArgs {
 pub enum ControllerCommand {
     /// List all controllers
     List(Watch),
+    /// Change the settings of a controller; a connected VM keeps running
+    Set {
+        /// The controller
+        #[arg(add = ArgValueCandidates::new(controllers))]
+        controller: String,
+        /// What the daemon does between the requests of this controller
+        #[arg(long, value_name = "POLICY")]
+        sleep_policy: SleepPolicy,
+    },
 }
 
 /// Commands for limits.

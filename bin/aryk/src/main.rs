@@ -106,6 +106,9 @@ fn run_with_daemon(cli: &Cli, out: &Output) -> Result<ExitCode, Error> {
         Command::Controller(ControllerCommand::List(watch)) => {
             watch::repeat(watch.every, || commands::controller::list(client, out))
         }
+        Command::Controller(ControllerCommand::Set { controller, sleep_policy }) => {
+            commands::controller::set(controller, *sleep_policy, client, out)
+        }
         Command::Qos(command) => watch::repeat(cli.watch(), || commands::qos::run(command, client, out)),
         Command::Status(watch) => watch::repeat(watch.every, || commands::daemon::status(client, out)),
         Command::Reactor(ReactorCommand::List(watch)) => {

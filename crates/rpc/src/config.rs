@@ -33,6 +33,8 @@ pub enum Subsystem {
     VhostScsi,
     /// Interrupt coalescing of controllers. On the wire the last part of the controllers.
     Signals,
+    /// Sleep policies of controllers. On the wire the last part of the controllers.
+    Sleep,
     /// Reservations and mode pages that SCSI initiators have set on disks. No calls: a disk gets them when it is attached.
     Unit,
     /// The scheduler, which assigns queues to cores.
@@ -50,7 +52,7 @@ impl Subsystem {
         match self {
             Self::Bdev | Self::Watch | Self::Qos => "bdev",
             Self::VhostBlk => "vhost_blk",
-            Self::VhostScsi | Self::Signals => "vhost_scsi",
+            Self::VhostScsi | Self::Signals | Self::Sleep => "vhost_scsi",
             Self::Unit => "scsi",
             Self::Scheduler => "scheduler",
             Self::Daemon => "daemon",
@@ -61,7 +63,7 @@ impl Subsystem {
     pub const fn depends_on(self) -> &'static [&'static str] {
         match self {
             Self::Bdev | Self::Watch | Self::Qos | Self::Scheduler | Self::Daemon => &[],
-            Self::VhostBlk | Self::VhostScsi | Self::Signals | Self::Unit => &["bdev"],
+            Self::VhostBlk | Self::VhostScsi | Self::Signals | Self::Sleep | Self::Unit => &["bdev"],
         }
     }
 }
@@ -387,6 +389,7 @@ impl Config {
             Some(Subsystem::Watch) => "call",
             Some(Subsystem::Qos) => "QoS of",
             Some(Subsystem::Signals) => "signals of",
+            Some(Subsystem::Sleep) => "sleep policy of",
             Some(Subsystem::Unit) => "SCSI reservations and modes of",
             _ => kind,
         };
@@ -404,6 +407,7 @@ impl Config {
                 | Subsystem::Qos
                 | Subsystem::Scheduler
                 | Subsystem::Signals
+                | Subsystem::Sleep
                 | Subsystem::Unit
                 | Subsystem::Watch => "setting",
             };
@@ -528,7 +532,7 @@ impl Config {
         let of = |s: Subsystem| all.values().filter(move |n| n.subsystem == s).map(|n| n.call.clone());
         match subsystem {
             Subsystem::Bdev => calls.extend(of(Subsystem::Watch).chain(of(Subsystem::Qos))),
-            Subsystem::VhostScsi => calls.extend(of(Subsystem::Signals)),
+            Subsystem::VhostScsi => calls.extend(of(Subsystem::Signals).chain(of(Subsystem::Sleep))),
             _ => {}
         }
         calls
@@ -644,6 +648,7 @@ mod tests {
         let expected = [
             (Subsystem::Qos, "QoS of 'x'"),
             (Subsystem::Signals, "signals of 'x'"),
+            (Subsystem::Sleep, "sleep policy of 'x'"),
             (Subsystem::Watch, "call 'x'"),
             (Subsystem::Daemon, "setting 'x'"),
         ];

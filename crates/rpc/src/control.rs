@@ -251,6 +251,7 @@ impl Control {
             Subsystem::Watch
             | Subsystem::Qos
             | Subsystem::Signals
+            | Subsystem::Sleep
             | Subsystem::Unit
             | Subsystem::Scheduler
             | Subsystem::Daemon => Ok(()),

@@ -4,7 +4,7 @@ use crate::controller::{Controller, Kind, Settings};
 use crate::endpoint::Endpoint;
 use crate::{EndpointError, Errors, Link, MoveError, Order};
 use aryk_bdev::{Error as BdevError, Memory};
-use aryk_reactor::{CoreSet, Hold, Reactors};
+use aryk_reactor::{CoreSet, Hold, Reactors, SleepPolicy};
 use aryk_vhost_user::Snapshot;
 use std::any::Any;
 use std::cell::RefCell;
@@ -88,6 +88,8 @@ pub struct Info {
     pub queues: u16,
     /// Running queues, each with its core.
     pub running: Vec<(u16, u16)>,
+    /// The sleep policy of its queues; `None`: the daemon's policy.
+    pub sleep_policy: Option<SleepPolicy>,
     /// Statistics of its sessions; `None` before it is started.
     pub sessions: Option<Snapshot>,
     /// Descriptor chains that were no valid request.
@@ -105,6 +107,8 @@ trait AnyController: Any {
     fn errors(&self) -> &Errors;
     fn disk_names(&self) -> Vec<String>;
     fn running(&self) -> Vec<(u16, u16)>;
+    fn sleep_policy(&self) -> Option<SleepPolicy>;
+    fn set_sleep_policy(self: Rc<Self>, policy: Option<SleepPolicy>) -> Pin<Box<dyn Future<Output = ()>>>;
     fn serve(self: Rc<Self>, link: Link, directory: &Path) -> Result<Endpoint, EndpointError>;
     fn order(self: Rc<Self>, thread: u64, order: Order) -> Option<JoinHandle<Result<(), MoveError>>>;
     fn end(&self) -> Pin<Box<dyn Future<Output = ()> + '_>>;
@@ -129,6 +133,14 @@ impl<K: Kind> AnyController for Controller<K> {
 
     fn running(&self) -> Vec<(u16, u16)> {
         self.queues().cores()
+    }
+
+    fn sleep_policy(&self) -> Option<SleepPolicy> {
+        self.queues().sleep_policy()
+    }
+
+    fn set_sleep_policy(self: Rc<Self>, policy: Option<SleepPolicy>) -> Pin<Box<dyn Future<Output = ()>>> {
+        Box::pin(async move { self.queues().set_sleep_policy(policy).await })
     }
 
     fn serve(self: Rc<Self>, link: Link, directory: &Path) -> Result<Endpoint, EndpointError> {
@@ -253,6 +265,16 @@ impl Controllers {
         Some(begun?.await.unwrap_or(Err(MoveError::Ending)))
     }
 
+    /// Sets the sleep policy of a controller's queues, also of those that start later; `None`: the daemon's policy.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub async fn set_sleep_policy(&self, name: &str, policy: Option<SleepPolicy>) -> Result<(), Error> {
+        let found = self.entries.borrow().get(name).map(|entry| Rc::clone(&entry.controller));
+        found.ok_or_else(|| Error::NotFound(name.to_owned()))?.set_sleep_policy(policy).await;
+        Ok(())
+    }
+
     /// The kind of the controller of that name, if there is one.
     pub fn kind_of(&self, name: &str) -> Option<&'static str> {
         self.entries.borrow().get(name).map(|entry| entry.controller.kind_name())
@@ -330,6 +352,7 @@ impl Entry {
             cores: settings.cores.clone(),
             queues: settings.queues,
             running: self.controller.running(),
+            sleep_policy: self.controller.sleep_policy(),
             sessions: self.endpoint.as_ref().map(Endpoint::stats),
             bad_chains: errors.bad_chains.load(Ordering::Relaxed),
             unanswerable: errors.unanswerable.load(Ordering::Relaxed),

@@ -2,7 +2,7 @@
 
 use super::call::{CONTROLLER, Call, TARGET};
 use super::limits::{self as setting, Setting};
-use crate::cli::{CreateArgs, Enospc, KindArgs, Lock};
+use crate::cli::{CreateArgs, Enospc, KindArgs, Lock, SleepPolicy};
 use crate::commands::disk::create_call;
 use crate::commands::object;
 use crate::error::Error;
@@ -67,7 +67,7 @@ struct Disk {
     limits: Limits,
 }
 
-/// The options of `aryk attach`.
+/// The options of `aryk attach`, and the controller's sleep policy.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Controller {
@@ -92,6 +92,8 @@ struct Controller {
     socket_owner: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     socket_group: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sleep_policy: Option<SleepPolicy>,
 }
 
 /// SPDK's configuration file.
@@ -162,7 +164,11 @@ impl Document {
             calls.extend(limit.into_iter().chain(add));
         }
         calls.extend(self.calls);
-        calls.extend(self.controllers.into_iter().map(|controller| controller.into_call(dir)));
+        for controller in self.controllers {
+            let policy = controller.sleep_policy.map(|policy| (controller.name().to_owned(), policy));
+            calls.push(controller.into_call(dir));
+            calls.extend(policy.map(|(name, policy)| setting::set_sleep_policy(&name, policy)));
+        }
         Ok(calls)
     }
 }
@@ -192,6 +198,13 @@ impl Document {
             }
             Setting::GroupLimits => (self.groups.iter_mut().find(|g| g.name == name), None),
             Setting::Limits | Setting::Membership => (None, self.disks.iter_mut().find(|d| d.name == name)),
+            Setting::SleepPolicy => {
+                let Some(controller) = self.controllers.iter_mut().find(|c| c.name() == name) else {
+                    return false;
+                };
+                controller.sleep_policy = call.sleep_policy();
+                return true;
+            }
         };
         match (group, disk) {
             (Some(group), _) => group.limits = limits,
@@ -257,9 +270,13 @@ impl Disk {
 }
 
 impl Controller {
+    fn name(&self) -> &str {
+        self.name.as_ref().unwrap_or(&self.disk)
+    }
+
     fn into_call(self, dir: &Path) -> Call {
         let params = object([
-            ("ctrlr", Some(json!(self.name.as_ref().unwrap_or(&self.disk)))),
+            ("ctrlr", Some(json!(self.name()))),
             ("dev_name", Some(json!(self.disk))),
             ("readonly", self.readonly.then_some(json!(true))),
             ("exclusive", (!self.shared).then_some(json!(true))),
@@ -291,6 +308,7 @@ impl Controller {
             socket_mode: text("socket_mode"),
             socket_owner: text("socket_owner"),
             socket_group: text("socket_group"),
+            sleep_policy: None,
         })
     }
 }

@@ -220,8 +220,9 @@ impl Plan {
     }
 
     fn set(&mut self, call: Call, settings: &[Call], removed: &BTreeSet<Key>) {
-        // A recreated disk has none of the old one's limits.
-        let is_lost = call.set_disk().is_some_and(|disk| removed.contains(&(Kind::Disk, disk.to_owned())));
+        // A recreated object has none of the old one's settings.
+        let is_lost =
+            call.set_object().is_some_and(|(kind, name)| removed.contains(&(kind, name.to_owned())));
         if !is_lost && call.is_set(settings) {
             return;
         }
@@ -252,10 +253,13 @@ impl Plan {
         self.steps.push(Step { action: Action::Set, kind: Kind::Setting, name, why, call });
     }
 
-    /// Removes limits and memberships that the file lacks, of disks and groups that it has; with `prune` also groups.
+    /// Removes settings that the file lacks, of disks, controllers and groups that it has; with `prune` also groups.
     fn unset(&mut self, wanted: &[Call], settings: &[Call], removed: &BTreeSet<Key>, prune: bool) {
         let has = |setting: Setting, name: &str| wanted.iter().any(|w| w.setting() == Some((setting, name)));
-        let is_disk = |name: &str| wanted.iter().any(|w| w.kind() == Kind::Disk && w.is_called(Some(name)));
+        let is_wanted = |kind: Kind, name: &str| match kind {
+            Kind::Disk => wanted.iter().any(|w| w.kind() == kind && w.is_called(Some(name))),
+            _ => wanted.iter().any(|w| w.kind() == kind && w.name().as_deref() == Some(name)),
+        };
         // A disk leaves a group before the group is deleted, and inner groups are deleted before outer ones.
         let mut latest_first: Vec<&Call> = settings.iter().rev().collect();
         latest_first.sort_by_key(|call| matches!(call.setting(), Some((Setting::Group, _))));
@@ -264,8 +268,11 @@ impl Plan {
             let is_kept = match setting {
                 Setting::Group => !prune || has(setting, name),
                 Setting::GroupLimits => has(setting, name) || !has(Setting::Group, name),
-                Setting::Limits | Setting::Membership => {
-                    has(setting, name) || !is_disk(name) || removed.contains(&(Kind::Disk, name.to_owned()))
+                Setting::Limits | Setting::Membership | Setting::SleepPolicy => {
+                    let is_of_kept = |(kind, name): (Kind, &str)| {
+                        is_wanted(kind, name) && !removed.contains(&(kind, name.to_owned()))
+                    };
+                    has(setting, name) || !call.set_object().is_some_and(is_of_kept)
                 }
             };
             if let (false, Some(call)) = (is_kept, call.unset()) {

@@ -323,6 +323,44 @@ fn limits_are_set_once_and_unset() {
 }
 
 #[test]
+fn a_sleep_policy_is_set_once_and_unset() {
+    const QUIET: &str = r#"
+        [[disk]]
+        name = "n"
+        null = true
+        size = "1M"
+
+        [[controller]]
+        disk = "n"
+        name = "vm"
+        sleep_policy = "interrupt"
+    "#;
+    let (calls, objects, settings) = limited(QUIET);
+    assert_eq!(settings.len(), 1);
+    assert_eq!(Value::Object(settings[0].params.clone()), json!({"ctrlr": "vm", "policy": "interrupt"}));
+    assert!(plan(&calls, &objects, &settings, false).steps.is_empty());
+    let steps = |text: &str| {
+        let plan = plan(&limited(text).0, &objects, &settings, false);
+        plan.steps
+            .iter()
+            .map(|step| (step.call.method.clone(), step.call.text("policy").map(str::to_owned)))
+            .collect::<Vec<_>>()
+    };
+    let set = |policy: &str| ("aryk_controller_set_sleep_policy".to_owned(), Some(policy.to_owned()));
+    assert_eq!(steps(&QUIET.replace("interrupt", "poll")), [set("poll")]);
+    assert_eq!(steps(&QUIET.replace("sleep_policy = \"interrupt\"", "")), [set("default")]);
+    assert_eq!(steps(&QUIET.replace("\"interrupt\"", "\"default\"")), [set("default")]);
+    // A recreated controller has none of the old one's settings.
+    let recreated = steps(&QUIET.replace("name = \"vm\"", "name = \"vm\"\nqueues = 2"));
+    assert_eq!(recreated.last(), Some(&set("interrupt")));
+    assert_eq!(recreated.len(), 3);
+    for as_json in [false, true] {
+        let text = document::write(&calls, |_| None, as_json).unwrap();
+        assert_eq!(parse(&text).unwrap(), calls, "{text}");
+    }
+}
+
+#[test]
 fn written_limits_parse_to_the_same_limits() {
     let calls = parse(LIMITED).unwrap();
     for as_json in [false, true] {

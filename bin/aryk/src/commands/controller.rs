@@ -2,7 +2,8 @@
 
 use super::{elements, object, text};
 use crate::absent;
-use crate::cli::AttachArgs;
+use crate::apply::limits::set_sleep_policy;
+use crate::cli::{AttachArgs, SleepPolicy};
 use crate::client::Client;
 use crate::error::{BUSY, EXISTS, Error, NO_DEVICE, NO_FILE, NOT_ALLOWED};
 use crate::output::Output;
@@ -116,6 +117,17 @@ fn controller_params(name: &str, args: &AttachArgs) -> Result<Value, Error> {
         ("socket_owner", args.socket_owner.as_ref().map(|user| json!(user))),
         ("socket_group", args.socket_group.as_ref().map(|group| json!(group))),
     ]))
+}
+
+/// Sets the sleep policy of a controller.
+pub fn set(name: &str, policy: SleepPolicy, client: &mut Client, out: &Output) -> Result<(), Error> {
+    let call = set_sleep_policy(name, policy);
+    let summary = call.summary();
+    client
+        .call(&call.method, Value::Object(call.params))
+        .map_err(|error| error.hinted(&[(NO_DEVICE, "'aryk controller list' shows the controllers.")]))?;
+    let controller = find(name, client)?;
+    out.print(&controller, || format!("Set the {summary}."))
 }
 
 fn find(name: &str, client: &mut Client) -> Result<Value, Error> {
@@ -320,6 +332,7 @@ pub fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
                 disks.join(", "),
                 c["num_queues"].to_string(),
                 text(c, "cpumask").to_owned(),
+                text(c, "sleep_policy").to_owned(),
                 if is_connected(c) { "connected" } else { "waiting" }.to_owned(),
                 text(c, "socket").to_owned(),
             ]
@@ -329,6 +342,7 @@ pub fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
             ("DISK", false),
             ("QUEUES", true),
             ("CORES", false),
+            ("SLEEP", false),
             ("VM", false),
             ("SOCKET", false),
         ];

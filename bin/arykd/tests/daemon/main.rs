@@ -19,6 +19,7 @@ mod open_metrics;
 mod qos;
 mod sandbox;
 mod scheduling;
+mod sleep;
 mod spdk;
 mod state;
 mod stuck;

@@ -88,6 +88,27 @@ class Methods(ABC):
         result: list[types.Absent] = self.call("aryk_absent_get")
         return result
 
+    def aryk_controller_set_sleep_policy(
+        self,
+        *,
+        ctrlr: str,
+        policy: types.SleepPolicy,
+    ) -> bool:
+        """Sets what a reactor does between the requests of a controller. The setting applies at once, also to a connected VM.
+
+        Parameters:
+            ctrlr: Name of the controller.
+            policy: The policy.
+        """
+        result: bool = self.call(
+            "aryk_controller_set_sleep_policy",
+            _given(
+                ctrlr=ctrlr,
+                policy=policy,
+            ),
+        )
+        return result
+
     def aryk_core_add(
         self,
         *,
@@ -2511,6 +2532,27 @@ class AsyncMethods(ABC):
     async def aryk_absent_get(self) -> list[types.Absent]:
         """Lists configured objects that do not exist, and why: disks that wait for their base disk, and objects that could not be created again after a restart."""
         result: list[types.Absent] = await self.call("aryk_absent_get")
+        return result
+
+    async def aryk_controller_set_sleep_policy(
+        self,
+        *,
+        ctrlr: str,
+        policy: types.SleepPolicy,
+    ) -> bool:
+        """Sets what a reactor does between the requests of a controller. The setting applies at once, also to a connected VM.
+
+        Parameters:
+            ctrlr: Name of the controller.
+            policy: The policy.
+        """
+        result: bool = await self.call(
+            "aryk_controller_set_sleep_policy",
+            _given(
+                ctrlr=ctrlr,
+                policy=policy,
+            ),
+        )
         return result
 
     async def aryk_core_add(

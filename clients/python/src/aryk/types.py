@@ -34,6 +34,9 @@ ResetMode = Literal["all", "maxmin", "error", "none"]
 #: A signal.
 Signal = Literal["SIGINT", "SIGTERM", "SIGQUIT", "SIGHUP", "SIGKILL", "SIGUSR1"]
 
+#: What a reactor does between the requests of a controller: as the daemon's option `--sleep-policy` says (`default`), sleep at once (`interrupt`), poll for a short time and then sleep (`adaptive`), or never sleep while it serves a queue of the controller (`poll`).
+SleepPolicy = Literal["default", "interrupt", "adaptive", "poll"]
+
 #: Action for a request that exceeds the deadline.
 TimeoutAction = Literal["report", "abort", "reset"]
 
@@ -1045,6 +1048,8 @@ class VhostController(TypedDict):
     num_queues: int
     #: Aryk only: whether the controller connects to the VM's socket.
     connects: bool
+    #: Aryk only: as set by `aryk_controller_set_sleep_policy`.
+    sleep_policy: SleepPolicy
     #: The connected VM, if any.
     sessions: list[VhostSession]
     #: Members of one kind of controller.

@@ -3,7 +3,7 @@
 use super::{Control, Error, Phase, Table, vhost_blk, vhost_scsi};
 use crate::config::Subsystem;
 use crate::params::{SocketGroup, SocketMode, SocketOwner};
-use aryk_reactor::{CoreSet, Handle};
+use aryk_reactor::{CoreSet, Handle, SleepPolicy};
 use aryk_vhost_device as vhost;
 use aryk_vhost_user::{Snapshot, SocketOptions};
 use rustix::io::Errno;
@@ -25,6 +25,12 @@ pub(super) fn register(table: &mut Table<Control>) {
         Phase::RunTime,
         "Stores the interrupt coalescing of a controller, without delaying interrupts. They are not delayed: the guest's driver alone determines when it is notified.",
         set_coalescing,
+    );
+    table.add(
+        SET_SLEEP_POLICY,
+        Phase::RunTime,
+        "Sets what a reactor does between the requests of a controller. The setting applies at once, also to a connected VM.",
+        set_sleep_policy,
     );
 }
 
@@ -112,7 +118,7 @@ async fn delete_controller(control: &Control, p: DeleteController) -> Result<boo
     (kind.check_unused)(control, name)?;
     let deleted = control.controllers.delete(name).await;
     (kind.forget)(control, name);
-    forget_signals(control, name);
+    forget_settings(control, name);
     Ok(deleted.map(|()| true)?)
 }
 
@@ -121,15 +127,16 @@ fn forget_absent(control: &Control, kind: &Kind, controller: &str) -> bool {
     let is_known = control.config.forget_absent(kind.subsystem, controller);
     if is_known {
         (kind.forget)(control, controller);
-        forget_signals(control, controller);
+        forget_settings(control, controller);
     }
     is_known
 }
 
-/// Removes the note of the coalescing of a removed controller.
-fn forget_signals(control: &Control, controller: &str) {
+/// Removes the notes of the settings of a removed controller.
+fn forget_settings(control: &Control, controller: &str) {
     if !control.controllers.has(controller) {
         control.config.forget(Subsystem::Signals, controller);
+        control.config.forget(Subsystem::Sleep, controller);
     }
 }
 
@@ -162,6 +169,8 @@ pub(super) struct Controller {
     pub transport_id: Option<String>,
     /// Aryk only: whether the controller connects to the VM's socket.
     connects: bool,
+    /// Aryk only: as set by `aryk_controller_set_sleep_policy`.
+    sleep_policy: Policy,
     /// The connected VM, if any.
     sessions: Vec<Session>,
     /// Members of one kind of controller.
@@ -332,6 +341,7 @@ impl Controller {
             num_queues: info.queues,
             transport_id: None,
             connects: info.connects,
+            sleep_policy: info.sleep_policy.into(),
             sessions: Session::of(&info.name, &sessions, &info.running).into_iter().collect(),
             backend_specific: BackendSpecific::default(),
             statistics: Statistics::new(sessions, [info.bad_chains, info.unanswerable, info.broken_queues]),
@@ -393,6 +403,65 @@ async fn set_coalescing(control: &Control, p: SetCoalescing) -> Result<bool, Err
     match p.delay_base_us {
         0 => _ = control.config.forget(Subsystem::Signals, &p.ctrlr),
         _ => control.config.made(Subsystem::Signals, &p.ctrlr, SET_COALESCING, &p),
+    }
+    Ok(true)
+}
+
+/// Parameters of `aryk_controller_set_sleep_policy`.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SetSleepPolicy {
+    /// Name of the controller.
+    ctrlr: String,
+    /// The policy.
+    policy: Policy,
+}
+
+/// What a reactor does between the requests of a controller: as the daemon's option `--sleep-policy` says (`default`), sleep at
+/// once (`interrupt`), poll for a short time and then sleep (`adaptive`), or never sleep while it serves a queue of the
+/// controller (`poll`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "SleepPolicy")]
+#[serde(rename_all = "lowercase")]
+enum Policy {
+    Default,
+    Interrupt,
+    Adaptive,
+    Poll,
+}
+
+impl From<Policy> for Option<SleepPolicy> {
+    fn from(policy: Policy) -> Self {
+        match policy {
+            Policy::Default => None,
+            Policy::Interrupt => Some(SleepPolicy::Interrupt),
+            Policy::Adaptive => Some(SleepPolicy::Adaptive),
+            Policy::Poll => Some(SleepPolicy::Poll),
+        }
+    }
+}
+
+impl From<Option<SleepPolicy>> for Policy {
+    fn from(policy: Option<SleepPolicy>) -> Self {
+        match policy {
+            None => Self::Default,
+            Some(SleepPolicy::Interrupt) => Self::Interrupt,
+            Some(SleepPolicy::Adaptive) => Self::Adaptive,
+            Some(SleepPolicy::Poll) => Self::Poll,
+        }
+    }
+}
+
+const SET_SLEEP_POLICY: &str = "aryk_controller_set_sleep_policy";
+
+async fn set_sleep_policy(control: &Control, p: SetSleepPolicy) -> Result<bool, Error> {
+    control.controllers.set_sleep_policy(&p.ctrlr, p.policy.into()).await?;
+    // The controller may have been deleted meanwhile.
+    if control.controllers.has(&p.ctrlr) {
+        match p.policy {
+            Policy::Default => _ = control.config.forget(Subsystem::Sleep, &p.ctrlr),
+            _ => control.config.made(Subsystem::Sleep, &p.ctrlr, SET_SLEEP_POLICY, &p),
+        }
     }
     Ok(true)
 }

@@ -204,7 +204,7 @@ impl<'a> Index<'a> {
                 needs.extend(object.text("ctrlr").and_then(|name| self.find(Subsystem::VhostScsi, name)));
                 needs
             }
-            Subsystem::Signals => {
+            Subsystem::Signals | Subsystem::Sleep => {
                 let of = |subsystem| self.find(subsystem, &object.name);
                 [Subsystem::VhostBlk, Subsystem::VhostScsi].into_iter().filter_map(of).collect()
             }

@@ -184,8 +184,10 @@ fn controllers() -> Vec<Row> {
     let slot = |ctrlr: &str, number: i32| json!({"ctrlr": ctrlr, "scsi_target_num": number});
     let coalescing = json!({"ctrlr": "z", "delay_base_us": 0, "iops_threshold": 1});
     let coalescing = ("vhost_controller_set_coalescing", coalescing, INVALID, Some(NO_DEVICE));
+    let policy = json!({"ctrlr": "z", "policy": "poll"});
     vec![
         coalescing,
+        ("aryk_controller_set_sleep_policy", policy, -19, Some(NO_DEVICE)),
         ("vhost_create_blk_controller", blk("c", "n"), INVALID, Some(EXISTS)),
         ("vhost_create_blk_controller", blk("s", "n"), INVALID, Some(EXISTS)),
         ("vhost_create_blk_controller", blk("z", "z"), INVALID, Some(NO_DEVICE)),

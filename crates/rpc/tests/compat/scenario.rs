@@ -156,6 +156,7 @@ fn watch_disks(call: &mut impl FnMut(&'static str, Value)) {
     call("vhost_start_scsi_controller", json!({"ctrlr": "s"}));
     call("scsi_get_devices", json!({}));
     call("vhost_controller_set_coalescing", json!({"ctrlr": "c", "delay_base_us": 0, "iops_threshold": 1}));
+    call("aryk_controller_set_sleep_policy", json!({"ctrlr": "c", "policy": "default"}));
     call("vhost_get_controllers", json!({}));
     call("framework_get_reactors", json!({}));
     call("thread_get_stats", json!({}));
