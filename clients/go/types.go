@@ -104,6 +104,8 @@ type Bdev struct {
 	OptimalIoBoundary *uint32 `json:"optimal_io_boundary,omitempty"`
 	// Aryk only: the QoS group of the disk.
 	QosGroup *string `json:"qos_group,omitempty"`
+	// Aryk only: state of the disk's removal: `in use`, while openers have the disk open; `closing`, while its device closes; `abandoned`, if the removal did not end: then the disk fails its requests, and can be deleted again.
+	Removal *string `json:"removal,omitempty"`
 }
 
 // BdevStat: The statistics of a disk. Times in ticks; the members that exist only while the queue depth is sampled, in microseconds.

@@ -71,6 +71,17 @@ pub enum Event {
     Changed,
 }
 
+/// The state of a disk's removal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RemovalState {
+    /// Openers have the disk open.
+    InUse,
+    /// The device closes.
+    Closing,
+    /// The caller of the removal has given up: the disk fails its requests, and can be removed again.
+    Abandoned,
+}
+
 /// The function that an opener gets events by. It is called in control context, and must not call the registry.
 pub(crate) type Listener = Arc<dyn Fn(Event) + Send + Sync>;
 
@@ -109,6 +120,8 @@ pub struct Bdev {
     doomed: AtomicBool,
     /// Whether that removal has reached this disk: new requests fail.
     removing: AtomicBool,
+    /// Whether the device is closing.
+    closing: AtomicBool,
     resetting: AtomicBool,
     openers: Mutex<Openers>,
     /// Disks that are made of this one and stay without it when it is removed.
@@ -152,6 +165,7 @@ impl Bdev {
             device,
             doomed: AtomicBool::new(false),
             removing: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
             resetting: AtomicBool::new(false),
             openers: Mutex::default(),
             staying: Mutex::default(),
@@ -240,6 +254,30 @@ impl Bdev {
     pub fn openers(&self) -> Vec<(String, bool)> {
         let openers = lock(&self.openers);
         openers.list.iter().map(|o| (o.owner.clone(), o.claim != Claim::None)).collect()
+    }
+
+    /// The state of its removal, if it is being removed.
+    pub fn removal_state(&self) -> Option<RemovalState> {
+        if self.closing.load(Ordering::Relaxed) {
+            return Some(RemovalState::Closing);
+        }
+        if self.is_doomed() {
+            return Some(RemovalState::InUse);
+        }
+        self.removing.load(Ordering::Relaxed).then_some(RemovalState::Abandoned)
+    }
+
+    /// Closes the device, which is shown by [`Bdev::removal_state`] until then or until the future is dropped.
+    pub(crate) async fn close_device(&self) {
+        struct Closing<'a>(&'a AtomicBool);
+        impl Drop for Closing<'_> {
+            fn drop(&mut self) {
+                self.0.store(false, Ordering::Relaxed);
+            }
+        }
+        self.closing.store(true, Ordering::Relaxed);
+        let _closing = Closing(&self.closing);
+        self.device.close().await;
     }
 
     /// Whether a removal of it or of one of its bases is under way.

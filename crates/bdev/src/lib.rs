@@ -47,7 +47,7 @@ mod summary;
 pub use aryk_qos::{Limits as RateLimits, LimitsError as RateLimitsError};
 pub use async_channel::AsyncChannel;
 pub use base::Base;
-pub use bdev::{Bdev, Descriptor, Event, Identity, OpeningId};
+pub use bdev::{Bdev, Descriptor, Event, Identity, OpeningId, RemovalState};
 pub use bdev_channel::{BdevChannel, CreditPool};
 pub use cell::open_channels;
 pub use channel::Channel;
@@ -67,7 +67,7 @@ pub use memory::{
 pub use observers::Change;
 pub use outbox::Outbox;
 pub use qos::{GROUP_DEPTH, QosGroup, QosGroups};
-pub use registry::{Access, Error, Registry};
+pub use registry::{Access, Error, Registry, RemovalStep};
 pub use sampling::QueueDepth;
 pub use stats::{Clear, OpStats, Stats};
 pub use summary::{LayerSummary, OpSummary, Summary};

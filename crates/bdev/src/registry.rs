@@ -71,6 +71,15 @@ pub enum Access {
     Exclusive,
 }
 
+/// A step of a disk's removal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RemovalStep {
+    /// All openers have closed the disk, and its device closes ([`Device::close`]). Nothing is in flight any more.
+    Closing,
+    /// The disk is gone.
+    Gone,
+}
+
 /// The number of the next disk. A reactor may have disks of several registries, so the numbers are the process's.
 static SERIALS: AtomicU64 = AtomicU64::new(1);
 
@@ -236,14 +245,14 @@ impl Registry {
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Busy`] if another removal is under way.
     pub async fn remove(&self, name: &str) -> Result<(), Error> {
-        self.remove_telling(name, |_| {}).await
+        self.remove_telling(name, |_, _| {}).await
     }
 
-    /// As [`Registry::remove`]; `gone` is called with the name of each disk that is gone.
+    /// As [`Registry::remove`]; `tell` is called at the steps of each disk.
     ///
     /// # Errors
     /// As [`Registry::remove`].
-    pub async fn remove_telling(&self, name: &str, gone: impl Fn(&str)) -> Result<(), Error> {
+    pub async fn remove_telling(&self, name: &str, tell: impl Fn(RemovalStep, &str)) -> Result<(), Error> {
         let mut doomed = self.doom(name)?;
         for bdev in &doomed.left {
             bdev.part_from_staying().await;
@@ -251,10 +260,11 @@ impl Registry {
         while let Some(bdev) = doomed.left.last() {
             bdev.begin_removal().await;
             bdev.closed_by_all().await;
+            tell(RemovalStep::Closing, bdev.name());
             // The name is freed last, so that a successor does not find the store in use.
-            bdev.device().close().await;
+            bdev.close_device().await;
             self.forget(bdev);
-            gone(bdev.name());
+            tell(RemovalStep::Gone, bdev.name());
             doomed.left.pop();
         }
         Ok(())

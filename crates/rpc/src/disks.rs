@@ -4,14 +4,18 @@ use crate::config::Subsystem;
 use crate::methods::details::Details;
 use crate::methods::notify::Events;
 use crate::{Error, journal};
-use aryk_bdev::{Bdev, Change, QosGroups, Registry};
+use aryk_bdev::{Bdev, Change, QosGroups, Registry, RemovalStep};
+use rustix::io::Errno;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
+
+/// How long a removal waits for a disk's device to close.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// All disks, with the data of the methods that created some of them.
 #[derive(Debug)]
@@ -98,7 +102,38 @@ impl Disks {
             self.made.borrow_mut().remove(name);
             self.gone.borrow_mut().push(name.to_owned());
         };
-        Ok(self.registry.remove_telling(name, gone).await?)
+        self.remove_within_patience(name, gone).await
+    }
+
+    /// Removes a disk. It waits for openers and for requests in flight, however long that takes, but gives up on a device that
+    /// does not close: then nothing is in flight any more, and the disk stays, to be removed again.
+    async fn remove_within_patience(&self, name: &str, gone: impl Fn(&str)) -> Result<(), Error> {
+        let closing: RefCell<Option<(String, Instant)>> = RefCell::default();
+        let tell = |step, name: &str| match step {
+            RemovalStep::Closing => *closing.borrow_mut() = Some((name.to_owned(), Instant::now())),
+            RemovalStep::Gone => {
+                closing.take();
+                gone(name);
+            }
+        };
+        let stuck = async {
+            loop {
+                sleep(CLOSE_PATIENCE / 10).await;
+                if let Some((name, since)) = &*closing.borrow()
+                    && since.elapsed() >= CLOSE_PATIENCE
+                {
+                    return name.clone();
+                }
+            }
+        };
+        tokio::select! {
+            removed = self.registry.remove_telling(name, tell) => Ok(removed?),
+            disk = stuck => {
+                tracing::warn!(disk, "the disk's device does not close: its removal is given up after {CLOSE_PATIENCE:?}");
+                let why = format!("the device of '{disk}' does not close; delete the disk again to try again");
+                Err(Error::errno(Errno::TIMEDOUT, why))
+            }
+        }
     }
 
     /// The names of disks that were removed since the last call, and do not exist again.
@@ -108,11 +143,11 @@ impl Disks {
         gone
     }
 
-    /// Removes all disks, as far as their openers allow.
+    /// Removes all disks, as far as their openers and their devices allow.
     pub async fn close(&self) {
         for bdev in self.registry.list().into_iter().rev() {
             // A disk that is already gone was built on another removed disk.
-            let _ = self.registry.remove(bdev.name()).await;
+            let _ = self.remove_within_patience(bdev.name(), |_| ()).await;
         }
     }
 
@@ -157,3 +192,6 @@ impl Disks {
         made.get(bdev.name()).map_or_else(Details::default, |made| made.details.clone())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -204,6 +204,14 @@ fn kind(disk: &Value) -> &str {
 }
 
 /// The disks, with details that only this host knows.
+/// The path of a disk, and what an operator must know of it.
+fn notes(disk: &Value) -> String {
+    let deleted = (disk["deleted"] == true).then(|| "(deleted)".to_owned());
+    let removal = disk["removal"].as_str().map(|removal| format!("(removal: {removal})"));
+    let path = Some(text(disk, "path").to_owned()).filter(|path| !path.is_empty());
+    path.into_iter().chain(deleted).chain(removal).collect::<Vec<_>>().join(" ")
+}
+
 fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
     let mut users = Users::read(client)?;
     let paths: Vec<_> = elements(&users.disks).iter().map(|disk| path(disk).map(str::to_owned)).collect();
@@ -239,7 +247,7 @@ fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
                 size(disk).to_string(),
                 disk["allocated_bytes"].as_u64().map_or_else(|| "-".into(), |bytes| Size(bytes).to_string()),
                 if used_by.is_empty() { "-".into() } else { used_by.join(", ") },
-                format!("{}{}", text(disk, "path"), if disk["deleted"] == true { " (deleted)" } else { "" }),
+                notes(disk),
             ]
         };
         let columns = [

@@ -145,6 +145,8 @@ class Bdev(TypedDict):
     optimal_io_boundary: NotRequired[int]
     #: Aryk only: the QoS group of the disk.
     qos_group: NotRequired[str]
+    #: Aryk only: state of the disk's removal: `in use`, while openers have the disk open; `closing`, while its device closes; `abandoned`, if the removal did not end: then the disk fails its requests, and can be deleted again.
+    removal: NotRequired[str]
 
 
 class BdevStat(TypedDict):

@@ -1,7 +1,7 @@
 //! The registry with disks that have no channels: names, claims, removal, resizing and disks made of disks.
 
 use super::*;
-use crate::{Base, BoxFuture, Channel, Decorator, Geometry, Limits, Op, OpSet, OpenError};
+use crate::{Base, BoxFuture, Channel, Decorator, Geometry, Limits, Op, OpSet, OpenError, RemovalState};
 use aryk_reactor::{Clock, Cx, Engine, Handle, Reactor, RootId, SleepPolicy};
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -188,18 +188,29 @@ fn a_disk_is_gone_when_its_device_has_closed_it() {
     let is_slow = &above.device_as::<Disk>().unwrap().is_slow;
     is_slow.store(true, Ordering::Relaxed);
     let gone = RefCell::new(Vec::new());
+    let tell = |step, name: &str| {
+        if step == RemovalStep::Gone {
+            gone.borrow_mut().push(name.to_owned());
+        }
+    };
+    assert_eq!(above.removal_state(), None);
     {
-        let mut removal =
-            pin!(registry.remove_telling("base", |name| gone.borrow_mut().push(name.to_owned())));
+        let mut removal = pin!(registry.remove_telling("base", tell));
         assert!(poll(removal.as_mut()).is_pending());
         assert!(poll(removal).is_pending());
         assert_eq!(*gone.borrow(), [""; 0]);
+        let base = registry.find("base").unwrap();
+        assert_eq!(
+            (above.removal_state(), base.removal_state()),
+            (Some(RemovalState::Closing), Some(RemovalState::InUse))
+        );
         assert_eq!(add_on(&registry, "above", &[]).unwrap_err(), Error::Exists("above".to_owned()));
         assert_eq!(registry.find("base").unwrap().claimed_by().as_deref(), Some("above"));
     }
+    assert_eq!(above.removal_state(), Some(RemovalState::Abandoned));
     // The removal was abandoned; a second removal closes the device again.
     is_slow.store(false, Ordering::Relaxed);
-    assert_eq!(now(registry.remove_telling("base", |name| gone.borrow_mut().push(name.to_owned()))), Ok(()));
+    assert_eq!(now(registry.remove_telling("base", tell)), Ok(()));
     assert_eq!(*gone.borrow(), ["above", "base"]);
 }
 

@@ -5,7 +5,7 @@ use super::framework::TICK_RATE;
 use super::observe::Action;
 use super::{Control, Error, Phase, Table};
 use crate::params::Count;
-use aryk_bdev::{Bdev, Clear, Op, OpStats, QueueDepth, Stats};
+use aryk_bdev::{Bdev, Clear, Op, OpStats, QueueDepth, RemovalState, Stats};
 use aryk_reactor::Clock;
 use rustix::io::Errno;
 use schemars::JsonSchema;
@@ -89,6 +89,10 @@ struct Description {
     /// Aryk only: action for requests that exceed the deadline.
     #[serde(skip_serializing_if = "Option::is_none")]
     io_timeout_action: Option<Action>,
+    /// Aryk only: state of the disk's removal: `in use`, while openers have the disk open; `closing`, while its device closes;
+    /// `abandoned`, if the removal did not end: then the disk fails its requests, and can be deleted again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    removal: Option<&'static str>,
     /// Whether an opener has claimed the disk for exclusive write access.
     claimed: bool,
     /// Type of the claim: other openers may not write.
@@ -184,6 +188,11 @@ fn describe(control: &Control, bdev: &Bdev) -> Description {
         qos_group: bdev.qos_group().map(|group| group.name().to_owned()),
         io_timeout_ms: deadline.map(|d| d.after.as_millis() as u64),
         io_timeout_action: deadline.map(|d| d.action.into()),
+        removal: bdev.removal_state().map(|removal| match removal {
+            RemovalState::InUse => "in use",
+            RemovalState::Closing => "closing",
+            RemovalState::Abandoned => "abandoned",
+        }),
         claimed: claimed_by.is_some(),
         claim_type: claimed_by.is_some().then_some("exclusive_write"),
         claimed_by,
