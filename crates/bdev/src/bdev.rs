@@ -475,7 +475,7 @@ impl Bdev {
         for reactor in reactors {
             let (serial, f) = (self.serial, f.clone());
             // If the reactor is gone, so are its channels.
-            all.extend(reactor.call(move |cx| f(&Cells::of(serial, cx), cx)).await);
+            all.extend(reactor.call(move |cx| f(&cx.local_state::<Cells>().of(serial), cx)).await);
         }
         all
     }
@@ -494,7 +494,7 @@ impl Bdev {
 
     /// Makes each of its channels be polled, because its module has something new for them.
     pub async fn wake_channels(&self) {
-        self.for_each_channel(|cell, cx| cx.tell(cell.root)).await;
+        self.for_each_channel(|cell, cx| cx.tell(cell.root())).await;
     }
 
     /// The sum of the counts of all its channels, open and closed.
@@ -517,7 +517,7 @@ impl Bdev {
     /// The counts of each open channel, with the number of the thread that the channel belongs to.
     pub async fn channel_stats(&self) -> Vec<(u64, Stats)> {
         let one = |cell: &Rc<ChannelCell>, cx: &mut Cx| {
-            (cx.thread_of(cell.root).unwrap_or_default(), cell.read_stats())
+            (cx.thread_of(cell.root()).unwrap_or_default(), cell.read_stats())
         };
         self.for_each_channel(one).await
     }

@@ -6,11 +6,10 @@
 
 use crate::ranges::{Extent, RangeLock};
 use crate::{BaseEvent, Bdev, Deadline, OpenError, Stats};
-use aryk_reactor::{Cx, Handle, RootId};
+use aryk_reactor::{Commands, Cx, Handle, LocalGroups, RootId};
 use aryk_slots::Key;
 use futures_channel::oneshot;
 use std::cell::{Cell, RefCell, RefMut};
-use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -47,7 +46,7 @@ pub(crate) enum Command {
 
 #[derive(Debug)]
 pub(crate) struct ChannelCell {
-    pub root: RootId,
+    pub commands: Commands<Command>,
     /// The name of the channel's disk.
     name: String,
     /// All counts but the depths.
@@ -56,15 +55,18 @@ pub(crate) struct ChannelCell {
     depths: Cell<(u32, u32)>,
     /// The most requests in flight since [`ChannelCell::take_in_flight_max`] was called last.
     in_flight_max: Cell<u32>,
-    commands: RefCell<VecDeque<Command>>,
-    has_command: Cell<bool>,
 }
 
 impl ChannelCell {
+    /// The root of the channel.
+    #[inline]
+    pub const fn root(&self) -> RootId {
+        self.commands.root()
+    }
+
+    /// Adds a command, which the channel carries out at its next poll.
     pub fn command(&self, command: Command, cx: &mut Cx) {
-        self.commands.borrow_mut().push_back(command);
-        self.has_command.set(true);
-        cx.tell(self.root);
+        self.commands.add(command, cx);
     }
 
     #[inline]
@@ -97,31 +99,10 @@ impl ChannelCell {
         (stats.in_flight, stats.waiting) = (in_flight.into(), waiting.into());
         stats
     }
-
-    fn take_command(&self) -> Option<Command> {
-        let command = self.commands.borrow_mut().pop_front();
-        self.has_command.set(command.is_some());
-        command
-    }
 }
 
 /// The cells of all channels on a reactor, by disk.
-#[derive(Debug, Default)]
-pub(crate) struct Cells(RefCell<HashMap<u64, Vec<Rc<ChannelCell>>>>);
-
-impl Cells {
-    /// Runs `f` for each cell of the disk `serial`.
-    pub fn for_each(&self, serial: u64, f: impl FnMut(&Rc<ChannelCell>)) {
-        self.0.borrow().get(&serial).into_iter().flatten().for_each(f);
-    }
-
-    /// The cells of the disk `serial`.
-    pub fn of(serial: u64, cx: &mut Cx) -> Vec<Rc<ChannelCell>> {
-        let cells = cx.local_state::<Self>();
-        let all = cells.0.borrow();
-        all.get(&serial).cloned().unwrap_or_default()
-    }
-}
+pub(crate) type Cells = LocalGroups<ChannelCell>;
 
 /// A channel's place among the channels of its disk and of its reactor. [`Registration::close`] ends it.
 #[derive(Debug)]
@@ -135,29 +116,21 @@ impl Registration {
     /// Registers a new channel of `bdev` on this reactor.
     pub fn new(bdev: &Bdev, root: RootId, cx: &mut Cx) -> Self {
         let cell = Rc::new(ChannelCell {
-            root,
+            commands: Commands::new(root),
             name: bdev.name().to_owned(),
             stats: RefCell::default(),
             depths: Cell::default(),
             in_flight_max: Cell::default(),
-            commands: RefCell::default(),
-            has_command: Cell::new(false),
         });
         let cells = cx.local_state::<Cells>();
-        cells.0.borrow_mut().entry(bdev.serial()).or_default().push(Rc::clone(&cell));
+        cells.add(bdev.serial(), &cell);
         bdev.channel_opened(cx.handle());
         Self { cells, cell, reactor: cx.handle().clone() }
     }
 
     /// Ends the registration of a channel of `bdev`, which keeps its counts.
     pub fn close(&self, bdev: &Bdev) {
-        let mut all = self.cells.0.borrow_mut();
-        let list = all.get_mut(&bdev.serial()).expect("a cell is there until its channel is closed");
-        list.retain(|c| !Rc::ptr_eq(c, &self.cell));
-        if list.is_empty() {
-            all.remove(&bdev.serial());
-        }
-        drop(all);
+        self.cells.remove(bdev.serial(), &self.cell);
         bdev.channel_closed(&self.reactor, &self.cell.stats.take());
     }
 
@@ -168,7 +141,7 @@ impl Registration {
 
     #[inline]
     pub fn root(&self) -> RootId {
-        self.cell.root
+        self.cell.root()
     }
 
     /// The channel's counts.
@@ -191,19 +164,19 @@ impl Registration {
 
     #[inline]
     pub fn has_command(&self) -> bool {
-        self.cell.has_command.get()
+        self.cell.commands.has_some()
     }
 
     pub fn take_command(&self) -> Option<Command> {
-        self.cell.take_command()
+        self.cell.commands.take()
     }
 }
 
 /// The channels that are open on this reactor: each one's disk by name, and the number of the thread that it belongs to, as
 /// [`aryk_reactor::ThreadStats::id`]. Those of disks that others are made of too.
 pub fn open_channels(cx: &mut Cx) -> Vec<(u64, String)> {
+    let mut all = Vec::new();
     let cells = cx.local_state::<Cells>();
-    let cells = cells.0.borrow();
-    let all = cells.values().flatten();
-    all.filter_map(|cell| Some((cx.thread_of(cell.root)?, cell.name.clone()))).collect()
+    cells.for_all(|cell| all.extend(cx.thread_of(cell.root()).map(|thread| (thread, cell.name.clone()))));
+    all
 }

@@ -3,11 +3,8 @@
 
 use crate::TaskFilter;
 use crate::reservations::Refused;
-use aryk_reactor::{Cx, RootId};
+use aryk_reactor::{Commands, LocalGroups};
 use futures_channel::oneshot;
-use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
-use std::rc::Rc;
 use std::sync::Weak;
 
 /// A command to a unit's channel.
@@ -25,60 +22,12 @@ pub(crate) enum Command {
     Ended(u16, Weak<()>, Result<(), Refused>),
 }
 
+/// The part of a channel of the nexus with this number.
 #[derive(Debug)]
 pub(crate) struct UnitCell {
     pub nexus: u32,
-    root: RootId,
-    commands: RefCell<Vec<Command>>,
-    has_command: Cell<bool>,
-}
-
-impl UnitCell {
-    pub fn command(&self, command: Command, cx: &mut Cx) {
-        self.commands.borrow_mut().push(command);
-        self.has_command.set(true);
-        cx.tell(self.root);
-    }
-
-    #[inline]
-    pub fn has_command(&self) -> bool {
-        self.has_command.get()
-    }
-
-    pub fn take_commands(&self) -> Vec<Command> {
-        self.has_command.set(false);
-        self.commands.take()
-    }
+    pub commands: Commands<Command>,
 }
 
 /// The cells of all channels on a reactor, by the serial number of their unit.
-#[derive(Debug, Default)]
-pub(crate) struct Cells(RefCell<HashMap<u64, Vec<Rc<UnitCell>>>>);
-
-impl Cells {
-    /// Creates the cell of a new channel on this reactor.
-    pub fn open(serial: u64, nexus: u32, root: RootId, cx: &mut Cx) -> (Rc<Self>, Rc<UnitCell>) {
-        let cell = UnitCell { nexus, root, commands: RefCell::default(), has_command: Cell::new(false) };
-        let cell = Rc::new(cell);
-        let cells = cx.local_state::<Self>();
-        cells.0.borrow_mut().entry(serial).or_default().push(Rc::clone(&cell));
-        (cells, cell)
-    }
-
-    /// Removes the cell of a channel that is being closed.
-    pub fn close(&self, serial: u64, cell: &Rc<UnitCell>) {
-        let mut all = self.0.borrow_mut();
-        let list = all.get_mut(&serial).expect("a cell exists until it is closed");
-        list.retain(|c| !Rc::ptr_eq(c, cell));
-        if list.is_empty() {
-            all.remove(&serial);
-        }
-    }
-
-    /// The cells of the unit with this serial number.
-    pub fn of(serial: u64, cx: &mut Cx) -> Vec<Rc<UnitCell>> {
-        let cells = cx.local_state::<Self>();
-        let all = cells.0.borrow();
-        all.get(&serial).cloned().unwrap_or_default()
-    }
-}
+pub(crate) type Cells = LocalGroups<UnitCell>;

@@ -342,10 +342,11 @@ impl Lun {
             let (serial, which) = (self.serial, which.clone());
             let send = move |cx: &mut Cx| -> Vec<_> {
                 let of_nexus = |cell: &Rc<UnitCell>| which.matches_nexus(cell.nexus);
-                let cells: Vec<_> = Cells::of(serial, cx).into_iter().filter(of_nexus).collect();
+                let cells: Vec<_> =
+                    cx.local_state::<Cells>().of(serial).into_iter().filter(of_nexus).collect();
                 let send_command = |cell: Rc<UnitCell>| {
                     let (sender, receiver) = oneshot::channel();
-                    cell.command(command(which.clone(), sender), cx);
+                    cell.commands.add(command(which.clone(), sender), cx);
                     receiver
                 };
                 cells.into_iter().map(send_command).collect()

@@ -20,7 +20,7 @@ use crate::reservations::{Access, Refused};
 use crate::{Attention, Lun, Nexus, Sense, Status, TaskFilter};
 use aryk_bdev::{BdevChannel, Completion, Io, Op, OpenError, Status as BdevStatus, Tag};
 use aryk_dma::Sgl;
-use aryk_reactor::{Cx, Handle, RootId};
+use aryk_reactor::{Commands, Cx, Handle, RootId};
 use futures_channel::oneshot;
 use jobs::Job;
 use std::collections::VecDeque;
@@ -137,7 +137,9 @@ impl UnitChannel {
     pub fn open(nexus: Arc<Nexus>, depth: u16, root: RootId, cx: &mut Cx) -> Result<Self, OpenError> {
         let lun = nexus.lun();
         let disk = nexus.open_disk(root, cx)?;
-        let (cells, cell) = Cells::open(lun.serial(), nexus.number(), root, cx);
+        let cell = Rc::new(UnitCell { nexus: nexus.number(), commands: Commands::new(root) });
+        let cells = cx.local_state::<Cells>();
+        cells.add(lun.serial(), &cell);
         lun.channel_opened(cx.handle());
         let block_size = nexus.bdev().geometry().block_size;
         Ok(Self {
@@ -311,7 +313,7 @@ impl UnitChannel {
     /// commands to `rest`. Commands that were answered without the disk are in `rest` even if they succeeded.
     #[inline]
     pub fn poll(&mut self, cx: &mut Cx, rest: &mut Vec<Outcome>, mut good: impl FnMut(u16, u32, &mut Cx)) {
-        if self.cell.has_command() {
+        if self.cell.commands.has_some() {
             self.run_orders(cx);
         }
         let mut completions = std::mem::take(&mut self.completions);
@@ -437,7 +439,7 @@ impl UnitChannel {
 
     fn run_orders(&mut self, cx: &mut Cx) {
         self.pending_aborts.retain(PendingAbort::is_waited_for);
-        let mut orders = VecDeque::from(self.cell.take_commands());
+        let mut orders = self.cell.commands.take_all();
         while let Some(order) = orders.pop_front() {
             match order {
                 Order::Abort(which, done) => {
@@ -568,7 +570,7 @@ impl Drop for UnitChannel {
             return;
         }
         assert_eq!(self.in_flight(), 0, "{:?} is closed with commands in flight", self.lun());
-        self.cells.close(self.lun().serial(), &self.cell);
+        self.cells.remove(self.lun().serial(), &self.cell);
         self.lun().channel_closed(&self.reactor);
     }
 }

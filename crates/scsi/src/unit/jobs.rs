@@ -175,7 +175,7 @@ impl UnitChannel {
         let task = async move {
             let result = change(requested).await;
             drop(counted);
-            local.defer(move |cx| cell.command(Order::Ended(tag, wanted, result), cx));
+            local.defer(move |cx| cell.commands.add(Order::Ended(tag, wanted, result), cx));
         };
         cx.local().spawn(task).detach();
         Ok(None)
