@@ -364,3 +364,46 @@ fn new_and_removed_disks_are_reported_as_events() {
         assert_eq!(later.as_array().unwrap().len(), 1);
     });
 }
+
+#[test]
+fn controllers_of_all_kinds_share_their_names_and_keep_their_kind() {
+    in_daemon(async |daemon| {
+        daemon.call("framework_start_init", &json!({})).await.unwrap();
+        let disk = json!({"name": "d", "block_size": 512, "num_blocks": 8});
+        daemon.call("bdev_malloc_create", &disk).await.unwrap();
+        let blk = json!({"ctrlr": "c", "dev_name": "d"});
+        daemon.call("vhost_create_blk_controller", &blk).await.unwrap();
+        let scsi = json!({"ctrlr": "c", "delay": true});
+        let taken = daemon.call("vhost_create_scsi_controller", &scsi).await.unwrap_err();
+        assert!(format!("{taken:?}").contains("a controller named `c` exists already"), "{taken:?}");
+        // A blk controller has no targets, and is not started by itself.
+        let target = json!({"ctrlr": "c", "scsi_target_num": 0, "bdev_name": "d"});
+        let start = json!({"ctrlr": "c"});
+        for (method, params) in
+            [("vhost_scsi_controller_add_target", &target), ("vhost_start_scsi_controller", &start)]
+        {
+            let other = daemon.call(method, params).await.unwrap_err();
+            assert!(format!("{other:?}").contains("there is no controller named `c`"), "{method}: {other:?}");
+        }
+        daemon.call("vhost_create_scsi_controller", &json!({"ctrlr": "a", "delay": true})).await.unwrap();
+        daemon
+            .call(
+                "vhost_scsi_controller_add_target",
+                &json!({"ctrlr": "a", "scsi_target_num": 0, "bdev_name": "d"}),
+            )
+            .await
+            .unwrap();
+        let listed = daemon.call("vhost_get_controllers", &json!({})).await.unwrap();
+        assert_eq!((&listed[0]["ctrlr"], &listed[1]["ctrlr"]), (&json!("a"), &json!("c")), "by name");
+        assert_eq!(listed[0]["backend_specific"]["scsi"][0]["luns"][0]["bdev_name"], "d");
+        assert!(listed[0]["backend_specific"].get("block").is_none());
+        assert_eq!(listed[1]["backend_specific"]["block"]["bdev"], "d");
+        assert!(listed[1]["backend_specific"].get("scsi").is_none());
+        // The name of a deleted controller is free for either kind.
+        daemon.call("vhost_delete_controller", &json!({"ctrlr": "c"})).await.unwrap();
+        daemon.call("vhost_create_scsi_controller", &scsi).await.unwrap();
+        daemon.call("vhost_delete_controller", &json!({"ctrlr": "c"})).await.unwrap();
+        let saved = daemon.call("framework_get_config", &json!({"name": "vhost_blk"})).await.unwrap();
+        assert_eq!(saved, json!([]), "nothing of the blk controller is left");
+    });
+}
