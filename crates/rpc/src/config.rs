@@ -334,6 +334,14 @@ impl Config {
         self.absences.borrow().get(&key).is_some_and(|absence| absence.base.is_some())
     }
 
+    /// The absent object with that key no longer waits for its base disk: it is retried like others that have failed.
+    pub(crate) fn stop_waiting(&self, key: u64) {
+        let mut absences = self.absences.borrow_mut();
+        if let Some(base) = absences.get_mut(&key).and_then(|absence| absence.base.take()) {
+            self.waiting.borrow_mut().remove(&(base, key));
+        }
+    }
+
     /// Stores the error of an absent object; returns whether it differs from the last one.
     #[expect(clippy::disallowed_methods, reason = "a date for the operator, on which no decision depends")]
     pub fn failed(&self, key: u64, why: &str) -> bool {

@@ -2,11 +2,12 @@
 //! to them. Control context.
 //!
 //! Objects that need such a disk, such as a controller or a limit configured before a restart, are created when the disk appears.
-//! The settings of the disk are kept when it disappears, and are applied again when it comes back.
+//! The settings of the disk are kept when it disappears, and are applied again when it comes back. A blk controller without its
+//! disk fails its guest's requests; when the disk comes back, the controller is created again, and its front-end connects again.
 
 use crate::config::{Call, Subsystem};
 use crate::methods::waiting::make_waiting;
-use crate::methods::{qos, vhost_scsi};
+use crate::methods::{qos, vhost_blk, vhost_scsi};
 use crate::{Control, Methods, restore};
 use aryk_bdev::Change;
 use std::rc::{Rc, Weak};
@@ -22,6 +23,17 @@ pub fn follow_disks(control: &Rc<Control>, methods: &Rc<Methods<Control>>) {
         }
     });
     tokio::task::spawn_local(follow(Rc::downgrade(control), Rc::downgrade(methods), changes));
+    tokio::task::spawn_local(follow_failures(Rc::downgrade(control), Rc::downgrade(methods)));
+}
+
+/// Makes disks be retried that waited for their bases and could not be created.
+async fn follow_failures(control: Weak<Control>, methods: Weak<Methods<Control>>) {
+    let Some(start_up) = control.upgrade().map(|control| Rc::clone(&control.start_up)) else { return };
+    loop {
+        start_up.waiting_failed.notified().await;
+        let (Some(control), Some(methods)) = (control.upgrade(), methods.upgrade()) else { return };
+        restore::retry_failed(&control, &methods);
+    }
 }
 
 async fn follow(
@@ -40,6 +52,7 @@ async fn follow(
         match change {
             Change::Added if is_there => {
                 make_waiting(&control, &disk).await;
+                vhost_blk::end_without_disk(&control, &disk).await;
                 restore::create_dependents_of(&disk, &control, &methods).await;
             }
             Change::Removed if !is_there => keep_settings(&control, &disk),

@@ -30,7 +30,7 @@ mod table;
 mod trace;
 mod uring;
 pub(crate) mod vhost;
-mod vhost_blk;
+pub(crate) mod vhost_blk;
 pub(crate) mod vhost_scsi;
 pub(crate) mod waiting;
 

@@ -91,7 +91,7 @@ fn report(control: &Control, key: u64) {
 }
 
 /// Makes a task retry the failed objects, unless there is one.
-fn retry_failed(control: &Rc<Control>, methods: &Rc<Methods<Control>>) {
+pub(crate) fn retry_failed(control: &Rc<Control>, methods: &Rc<Methods<Control>>) {
     if !control.start_up.retries.replace(true) {
         tokio::task::spawn_local(retry(Rc::downgrade(control), Rc::downgrade(methods)));
     }

@@ -120,8 +120,33 @@ fn a_disk_that_appears_by_itself_is_reported_with_its_configuration() {
         daemon.plug_in();
         daemon.until_limited().await;
         daemon.until_offered().await;
+        let has_disk = |reply: &Result<Value, Error>| {
+            reply.as_ref().is_ok_and(|all| all[0]["backend_specific"]["block"]["bdev"] == "plugged")
+        };
+        daemon.until("vhost_get_controllers", json!({"name": "c"}), has_disk).await;
+        assert_eq!(daemon.control.config.absent_count(), 0);
         let seen = ["register", "unregister", "register"].map(|what| format!(r#""bdev_{what}" "plugged""#));
         assert_eq!(daemon.notifications().await, seen);
+        daemon.control.close().await;
+    });
+}
+
+#[test]
+fn a_disk_that_waited_and_could_not_be_created_is_retried() {
+    in_local_set(async |dir| {
+        let daemon = Daemon::start(dir).await;
+        daemon
+            .call("bdev_passthru_create", json!({"name": "top", "base_bdev_name": "plugged"}))
+            .await
+            .unwrap();
+        daemon.plug_in();
+        let registry = &daemon.control.disks.registry;
+        let other = registry.open("plugged", aryk_bdev::Access::Exclusive, "the test", |_| ()).unwrap();
+        let is_in_use = |reply: &Result<Value, Error>| reply.as_ref().unwrap().to_string().contains("in use");
+        daemon.until("aryk_absent_get", json!({}), is_in_use).await;
+        drop(other);
+        daemon.until("bdev_get_bdevs", json!({"name": "top"}), Result::is_ok).await;
+        assert_eq!(daemon.control.config.absent_count(), 0);
         daemon.control.close().await;
     });
 }

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use std::rc::Rc;
 
 pub(super) fn register(table: &mut Table<Control>) {
     table.add(
@@ -56,6 +57,27 @@ async fn unmake(control: &Control, name: &str) -> Result<(), Error> {
     let undone = control.controllers.delete(name).await;
     control.config.removed(Subsystem::VhostBlk, name);
     Ok(undone?)
+}
+
+/// Ends the controllers that have lost the disk `disk`, which exists again. Their calls stay in the configuration as absent, so
+/// that the restoration creates them again.
+pub(crate) async fn end_without_disk(control: &Control, disk: &str) {
+    for controller in control.controllers.list() {
+        let name = &*controller.name;
+        let has_lost = |blk: Rc<vhost::Controller<Blk>>| blk.kind().disk_name().is_none();
+        if control.controllers.find::<Blk>(name).is_ok_and(has_lost)
+            && control.config.has_param(Subsystem::VhostBlk, name, "dev_name", &disk.into())
+        {
+            control.config.went(Subsystem::VhostBlk, |call| call.params["ctrlr"] == name);
+            tracing::info!(
+                controller = name,
+                disk,
+                "its disk is there again: the controller is created again"
+            );
+            // A client may have deleted it.
+            let _ = control.controllers.delete(name).await;
+        }
+    }
 }
 
 /// The only transport of vhost-user-blk controllers.

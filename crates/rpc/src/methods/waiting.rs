@@ -98,8 +98,10 @@ pub(crate) async fn make_waiting(control: &Control, name: &str) {
             match outcome {
                 Ok(()) => tracing::info!(%object, base, "created, since its base disk exists now"),
                 Err(error) => {
+                    control.config.stop_waiting(key);
                     control.config.failed(key, &error.to_string());
-                    tracing::error!(%object, base, %error, "its base disk exists now, but it cannot be created");
+                    control.start_up.waiting_failed.notify_one();
+                    tracing::error!(%object, base, %error, "its base disk exists now, but it cannot be created; it is retried");
                 }
             }
             let disks = done.made.into_iter().filter(|(subsystem, _)| *subsystem == Subsystem::Bdev);

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 /// Parameters that name an object, or the object on which it is built.
 const NAMES: [&str; 10] = [
@@ -38,6 +38,8 @@ pub(crate) struct StartUp {
     pub(super) retries: Cell<bool>,
     /// Whether the next retry is due soon: an object has failed for the first time, or was created.
     pub(super) retry_soon: Cell<bool>,
+    /// Notified when a disk that waited for its base could not be created.
+    pub(crate) waiting_failed: Notify,
     /// Notified whenever one of these operations has ended.
     changed: watch::Sender<()>,
 }
@@ -51,6 +53,7 @@ impl Default for StartUp {
             tried: RefCell::default(),
             retries: Cell::default(),
             retry_soon: Cell::default(),
+            waiting_failed: Notify::new(),
             changed: watch::Sender::new(()),
         }
     }
