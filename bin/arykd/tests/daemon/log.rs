@@ -76,7 +76,12 @@ fn other_readers_get_text_by_default() {
     let dir = TempDir::new().unwrap();
     let log = log_of(dir.path(), &[], other_stream);
     assert!(log.lines().any(|line| line.contains(" NOTICE ") && line.contains("ending")), "{log}");
-    let log = log_of(dir.path(), &["--log-format", "json"], own_stream);
+    // The socket replies before the daemon is ready.
+    let until_ready = |_: &Path| {
+        let log = || std::fs::read_to_string(dir.path().join("log")).unwrap();
+        wait_for("the line 'ready'", || log().contains("ready"));
+    };
+    let log = log_while(dir.path(), &["--log-format", "json"], own_stream, until_ready);
     let events: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
     let ready = events.iter().find(|event| event["message"] == "ready").unwrap();
     assert_eq!(ready["version"], env!("CARGO_PKG_VERSION"));
