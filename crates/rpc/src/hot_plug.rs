@@ -52,8 +52,11 @@ async fn follow(
         match change {
             Change::Added if is_there => {
                 make_waiting(&control, &disk).await;
-                vhost_blk::end_without_disk(&control, &disk).await;
-                restore::create_dependents_of(&disk, &control, &methods).await;
+                // A controller ends when the requests of its VM have completed. Other disks do not wait for that.
+                tokio::task::spawn_local(async move {
+                    vhost_blk::end_without_disk(&control, &disk).await;
+                    restore::create_dependents_of(&disk, &control, &methods).await;
+                });
             }
             Change::Removed if !is_there => keep_settings(&control, &disk),
             // The disk has disappeared or come back in between: that is the next change.

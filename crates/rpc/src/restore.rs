@@ -16,7 +16,7 @@ mod tests;
 pub(crate) use start_up::StartUp;
 pub use start_up::Unfinished;
 
-use crate::config::AbsentObject;
+use crate::config::{AbsentObject, Call};
 use crate::{Control, Methods};
 use plan::Plan;
 use serde_json::value::to_raw_value;
@@ -132,9 +132,13 @@ pub(crate) async fn round(control: &Rc<Control>, methods: &Rc<Methods<Control>>)
     run(control, methods, Plan::new(control.config.absent_objects()), HashMap::new(), PATIENCE).await
 }
 
-/// Tries the absent objects that name the disk `disk`, which has just appeared.
+/// Tries the absent objects that name the disk `disk`, which has just appeared, and the settings of controllers among them.
 pub(crate) async fn create_dependents_of(disk: &str, control: &Rc<Control>, methods: &Rc<Methods<Control>>) {
-    let objects = control.config.absent_objects_that(|call| call.names(disk));
+    let of_disk = control.config.absent_objects_that(|call| call.names(disk));
+    let is_of_one = |call: &Call| {
+        call.params.get("ctrlr").is_some_and(|name| of_disk.iter().any(|object| *name == object.name))
+    };
+    let objects = control.config.absent_objects_that(|call| call.names(disk) || is_of_one(call));
     if !objects.is_empty() {
         run(control, methods, Plan::new(objects), HashMap::new(), PATIENCE).await.report(control);
     }

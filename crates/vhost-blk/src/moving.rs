@@ -18,7 +18,11 @@ impl DeviceQueue for Queue {
     fn open(&mut self, disk: &Option<Descriptor>, cx: &mut Cx) -> Result<(), OpenError> {
         self.requests.channel = match disk.as_ref().map(|disk| disk.open_channel(self.line.id, cx)) {
             None | Some(Err(OpenError::Removed)) => None,
-            Some(channel) => Some(channel?),
+            Some(channel) => {
+                let mut channel = channel?;
+                channel.trace_front_end();
+                Some(channel)
+            }
         };
         Ok(())
     }

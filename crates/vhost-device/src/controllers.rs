@@ -268,11 +268,14 @@ impl Controllers {
     /// Sets the sleep policy of a controller's queues, also of those that start later; `None`: the daemon's policy.
     ///
     /// # Errors
-    /// [`Error::NotFound`].
+    /// [`Error::NotFound`], also if the controller was deleted meanwhile.
     pub async fn set_sleep_policy(&self, name: &str, policy: Option<SleepPolicy>) -> Result<(), Error> {
-        let found = self.entries.borrow().get(name).map(|entry| Rc::clone(&entry.controller));
-        found.ok_or_else(|| Error::NotFound(name.to_owned()))?.set_sleep_policy(policy).await;
-        Ok(())
+        let find = || self.entries.borrow().get(name).map(|entry| Rc::clone(&entry.controller));
+        let not_found = || Error::NotFound(name.to_owned());
+        let controller = find().ok_or_else(not_found)?;
+        Rc::clone(&controller).set_sleep_policy(policy).await;
+        let is_there = find().is_some_and(|found| Rc::ptr_eq(&found, &controller));
+        if is_there { Ok(()) } else { Err(not_found()) }
     }
 
     /// The kind of the controller of that name, if there is one.

@@ -75,14 +75,17 @@ pub struct Move<Q: DeviceQueue> {
     to: Handle,
     disks: Q::Disks,
     deadline: TimerId,
-    told: oneshot::Sender<Moved<Q>>,
+    result: oneshot::Sender<Moved<Q>>,
     /// No request is in flight, and the move cannot be cancelled any more.
-    is_quiet: bool,
+    has_transfer_begun: bool,
 }
 
 impl<Q: DeviceQueue> fmt::Debug for Move<Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Move").field("to", &self.to).field("is_quiet", &self.is_quiet).finish_non_exhaustive()
+        f.debug_struct("Move")
+            .field("to", &self.to)
+            .field("has_transfer_begun", &self.has_transfer_begun)
+            .finish_non_exhaustive()
     }
 }
 
@@ -96,38 +99,39 @@ impl<Q: DeviceQueue> Move<Q> {
         patience: Duration,
         cx: &mut Cx,
     ) -> (Self, oneshot::Receiver<Moved<Q>>) {
-        let (told, hears) = oneshot::channel();
+        let (result, receiver) = oneshot::channel();
         let deadline = cx.call_at(cx.now().after(patience), move |cx| {
             if let Some(queue) = cx.root::<Q>(id) {
                 cancel(&mut *queue.borrow_mut(), cx);
             }
         });
         cx.wake(id);
-        (Self { to, disks, deadline, told, is_quiet: false }, hears)
+        (Self { to, disks, deadline, result, has_transfer_begun: false }, receiver)
     }
 
-    /// Nothing is in flight, and all channels are closed: in this turn, when the root does not run, it goes.
-    pub fn is_quiet(&mut self, id: RootId, cx: &mut Cx) {
-        if std::mem::replace(&mut self.is_quiet, true) {
+    /// Transfers the queue to the other reactor, later in this turn, when the root does not run. The caller has no request in
+    /// flight and all its channels closed. Further calls have no effect.
+    pub fn begin_transfer(&mut self, id: RootId, cx: &mut Cx) {
+        if std::mem::replace(&mut self.has_transfer_begun, true) {
             return;
         }
         cx.cancel_timer(self.deadline);
         cx.call_at(cx.now(), move |cx| {
             let Some(mut queue) = cx.take_root::<Q>(id) else { return };
-            let order = queue.order().take().expect("a move that is quiet is not cancelled");
+            let order = queue.order().take().expect("a transfer that has begun is not cancelled");
             let (home, detached) = (cx.handle().clone(), pack(queue, cx));
             aryk_crash_point::step(aryk_crash_point::Step::Moving);
-            let Self { to, disks, told, .. } = order;
-            cx.post(&to, move |cx| land(detached, disks, Ok(home), told, cx));
+            let Self { to, disks, result, .. } = order;
+            cx.post(&to, move |cx| land(detached, disks, Ok(home), result, cx));
         });
     }
 }
 
 fn cancel<Q: DeviceQueue>(queue: &mut Q, cx: &mut Cx) {
     let order = queue.order();
-    if let Some(given_up) = order.take_if(|order| !order.is_quiet) {
+    if let Some(cancelled) = order.take_if(|order| !order.has_transfer_begun) {
         // The receiver may have been dropped.
-        let _ = given_up.told.send(Moved::TooSlow);
+        let _ = cancelled.result.send(Moved::TooSlow);
         queue.line().go_on(cx);
     }
 }

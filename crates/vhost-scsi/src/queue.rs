@@ -126,7 +126,7 @@ impl Queue {
         if self.line.is_stopping() {
             self.line.leave(cx);
         } else if let Some(order) = &mut self.order {
-            order.is_quiet(self.line.id, cx);
+            order.begin_transfer(self.line.id, cx);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::front_end::FrontEnd;
 use crate::harness::{Daemon, code};
+use crate::moving::{core_of, put, threads};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -119,4 +120,33 @@ fn failed_requests_are_counted_as_in_spdk() {
     disk.write(0, &[1; 512]).unwrap();
     assert_eq!(io_error("error"), json!({"failed": 2}));
     assert_eq!(io_error("none"), json!({}));
+}
+
+#[test]
+fn the_trace_has_a_request_at_its_queue_and_at_its_disk() {
+    let daemon = Daemon::start(&["-m", "0x3"]);
+    daemon.call("bdev_malloc_create", json!({"name": "m", "block_size": 512, "num_blocks": 2048})).unwrap();
+    daemon.call("vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "m"})).unwrap();
+    let mut disk = FrontEnd::connect(&daemon.dir().join("vhost/c"));
+    let id = threads(&daemon, "c.q0")[0];
+    // Also after a move.
+    for core in [core_of(&daemon, id), 1 - core_of(&daemon, id)] {
+        put(&daemon, id, core).unwrap();
+        disk.read(0, 512).unwrap();
+        let trace = daemon.call("aryk_trace_get", json!({"count": 4})).unwrap();
+        let records = trace["records"].as_array().unwrap();
+        let seen: Vec<_> = records
+            .iter()
+            .map(|record| {
+                assert_eq!(record["lcore"], core, "{trace}");
+                (record["layer"].as_str().unwrap(), record["point"].as_str().unwrap())
+            })
+            .collect();
+        for layer in ["front-end", "bdev"] {
+            for point in ["submit", "complete"] {
+                assert!(seen.contains(&(layer, point)), "{layer} {point}: {trace}");
+            }
+        }
+        assert!(records.iter().any(|record| record["object"] == "c.q0"), "{trace}");
+    }
 }

@@ -90,6 +90,7 @@ fn a_disk_that_appears_by_itself_is_reported_with_its_configuration() {
             daemon.call("bdev_qos_group_create", json!({"name": "plugged"})).await.unwrap();
             let calls = [
                 ("vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "plugged"})),
+                ("aryk_controller_set_sleep_policy", json!({"ctrlr": "c", "policy": "interrupt"})),
                 ("bdev_set_qos_limit", json!({"name": "plugged", "rw_ios_per_sec": 1000})),
                 ("vhost_create_scsi_controller", json!({"ctrlr": "s"})),
                 (
@@ -103,7 +104,7 @@ fn a_disk_that_appears_by_itself_is_reported_with_its_configuration() {
             daemon.control.close().await;
         }
         let daemon = Daemon::start(dir).await;
-        assert_eq!(daemon.call("aryk_absent_get", json!({})).await.unwrap().as_array().unwrap().len(), 3);
+        assert_eq!(daemon.call("aryk_absent_get", json!({})).await.unwrap().as_array().unwrap().len(), 4);
         daemon.plug_in();
         let disks = daemon.call("bdev_get_bdevs", json!({})).await.unwrap();
         assert_eq!(disks[0]["name"], "plugged");
@@ -124,6 +125,8 @@ fn a_disk_that_appears_by_itself_is_reported_with_its_configuration() {
             reply.as_ref().is_ok_and(|all| all[0]["backend_specific"]["block"]["bdev"] == "plugged")
         };
         daemon.until("vhost_get_controllers", json!({"name": "c"}), has_disk).await;
+        let c = daemon.call("vhost_get_controllers", json!({"name": "c"})).await.unwrap();
+        assert_eq!(c[0]["sleep_policy"], "interrupt");
         assert_eq!(daemon.control.config.absent_count(), 0);
         let seen = ["register", "unregister", "register"].map(|what| format!(r#""bdev_{what}" "plugged""#));
         assert_eq!(daemon.notifications().await, seen);

@@ -116,9 +116,10 @@ async fn delete_controller(control: &Control, p: DeleteController) -> Result<boo
         return if is_known { Ok(true) } else { Err(vhost::Error::NotFound(p.ctrlr).into()) };
     };
     (kind.check_unused)(control, name)?;
+    // Before the wait for its end, during which another controller may get the name and settings of its own.
+    forget_settings(control, name);
     let deleted = control.controllers.delete(name).await;
     (kind.forget)(control, name);
-    forget_settings(control, name);
     Ok(deleted.map(|()| true)?)
 }
 
@@ -132,11 +133,18 @@ fn forget_absent(control: &Control, kind: &Kind, controller: &str) -> bool {
     is_known
 }
 
-/// Removes the notes of the settings of a removed controller.
+/// Removes the notes of a controller's settings.
 fn forget_settings(control: &Control, controller: &str) {
-    if !control.controllers.has(controller) {
-        control.config.forget(Subsystem::Signals, controller);
-        control.config.forget(Subsystem::Sleep, controller);
+    control.config.forget(Subsystem::Signals, controller);
+    control.config.forget(Subsystem::Sleep, controller);
+}
+
+/// Applies the stored settings of a controller that was created again, because its disk is there again.
+pub(super) async fn apply_settings(control: &Control, controller: &str) -> Result<(), Error> {
+    let stored = control.config.params(Subsystem::Sleep, controller);
+    match stored.and_then(|params| serde_json::from_value::<SetSleepPolicy>(params).ok()) {
+        Some(stored) => Ok(control.controllers.set_sleep_policy(controller, stored.policy.into()).await?),
+        None => Ok(()),
     }
 }
 
@@ -456,12 +464,9 @@ const SET_SLEEP_POLICY: &str = "aryk_controller_set_sleep_policy";
 
 async fn set_sleep_policy(control: &Control, p: SetSleepPolicy) -> Result<bool, Error> {
     control.controllers.set_sleep_policy(&p.ctrlr, p.policy.into()).await?;
-    // The controller may have been deleted meanwhile.
-    if control.controllers.has(&p.ctrlr) {
-        match p.policy {
-            Policy::Default => _ = control.config.forget(Subsystem::Sleep, &p.ctrlr),
-            _ => control.config.made(Subsystem::Sleep, &p.ctrlr, SET_SLEEP_POLICY, &p),
-        }
+    match p.policy {
+        Policy::Default => _ = control.config.forget(Subsystem::Sleep, &p.ctrlr),
+        _ => control.config.made(Subsystem::Sleep, &p.ctrlr, SET_SLEEP_POLICY, &p),
     }
     Ok(true)
 }

@@ -1,6 +1,6 @@
 //! `vhost_*blk*`: controllers of one disk each. Control context.
 
-use super::vhost::{Block, Controller, Kind, link, refuse_shared};
+use super::vhost::{Block, Controller, Kind, apply_settings, link, refuse_shared};
 use super::{Control, Error, Phase, Table};
 use crate::config::Subsystem;
 use crate::params::{CpuMask, SocketGroup, SocketMode, SocketOwner};
@@ -48,7 +48,7 @@ fn describe(control: &Control, controller: &mut Controller) {
 
 /// Removes the note of a deleted controller, unless a new controller of that name was created during the deletion.
 fn forget(control: &Control, name: &str) {
-    if !control.controllers.has(name) {
+    if control.controllers.kind_of(name) != Some(KIND.name) {
         control.config.removed(Subsystem::VhostBlk, name);
     }
 }
@@ -155,6 +155,7 @@ async fn create_blk_controller(control: &Control, p: CreateBlkController) -> Res
         return Err(Error::errno(Errno::BUSY, format!("'{}': {why}: {todo}", p.dev_name)));
     }
     control.config.made(Subsystem::VhostBlk, &p.ctrlr, "vhost_create_blk_controller", &p);
+    apply_settings(control, &p.ctrlr).await?;
     Ok(true)
 }
 

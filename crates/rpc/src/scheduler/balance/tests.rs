@@ -268,6 +268,6 @@ proptest! {
             }
             moves += world.round();
         }
-        prop_assert!(moves <= 100 + 8 * world.queues.len(), "{moves} moves of {} queues", world.queues.len());
+        prop_assert!(moves <= 200 + 16 * world.queues.len(), "{moves} moves of {} queues", world.queues.len());
     }
 }
