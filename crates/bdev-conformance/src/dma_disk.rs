@@ -176,10 +176,13 @@ impl MemoryClient for Iommu {
 
     fn register(&self, range: MemoryRange) -> BoxFuture<'_, Result<u64, RegisterError>> {
         Box::pin(async move {
-            self.state().accesses.begun += 1;
+            let number = {
+                let mut state = self.state();
+                state.accesses.begun += 1;
+                state.accesses.begun
+            };
             self.take_time(false).await;
             let mut state = self.state();
-            let number = state.accesses.begun;
             if state.behaviour.fails_every > 0 && number.is_multiple_of(state.behaviour.fails_every) {
                 return Err("the IOMMU has no room".into());
             }

@@ -5,7 +5,8 @@
 //! Many devices may share one. A front-end announces each mapping of a guest's memory ([`Memory::add`]), and waits until every
 //! client has registered it, or has failed to, or the patience is over. A client that attaches later first gets all mappings that
 //! are there ([`Memory::attach`]). A request whose memory has no value for a client uses memory that the client's module has
-//! registered itself: bounce buffers.
+//! registered itself: bounce buffers. A registration that failed is tried again when the client has unregistered something else,
+//! which may have made room.
 //!
 //! **Invariants.** A client is asked to unregister a range once, after the last request that uses the range, or when it detaches.
 //! The range stays mapped, and counted against its guest ([`aryk_dma::Limits`], [`aryk_dma::Peer`]), until all clients have
@@ -65,6 +66,8 @@ pub struct MemoryRange {
 ///
 /// Registration makes the kernel allocate and pin all pages of the range, at the cost of this process: a client must limit what
 /// it pins (`RLIMIT_MEMLOCK`), because a front-end may announce far more memory than the host has.
+///
+/// The client is also dropped on that thread.
 pub trait MemoryClient: Send + Sync + 'static {
     /// The client, for people: `vfio 0000:3d:00.0`.
     fn name(&self) -> &str;
@@ -73,7 +76,8 @@ pub trait MemoryClient: Send + Sync + 'static {
     /// address for the device (IOVA), or its key; anything but `u64::MAX`.
     ///
     /// # Errors
-    /// The range stays without a value, and requests there use bounce buffers.
+    /// The range stays without a value, and requests there use bounce buffers. The range is registered again, one failed range at
+    /// a time, after this client has unregistered another.
     fn register(&self, range: MemoryRange) -> BoxFuture<'_, Result<u64, RegisterError>>;
 
     /// Ends the registration of a range. When the future is ready, no device accesses the range any more, and the range may be
@@ -134,23 +138,54 @@ struct Range {
 
 #[derive(Default)]
 struct RangeState {
-    registered: [Option<(Arc<Client>, u64)>; MEMORY_CLIENTS_MAX],
+    registered: [Registration; MEMORY_CLIENTS_MAX],
     /// Clients that register the range, have it registered, or unregister it.
     users: u32,
     /// The pages, after the mapping was dropped.
     held: Option<HeldPages>,
 }
 
+/// How far a client is with a range.
+#[derive(Default)]
+enum Registration {
+    /// Not begun, under way, or over.
+    #[default]
+    None,
+    /// Registered, with this value.
+    Done(Arc<Client>, u64),
+    /// Failed, and in the client's [`Failed`] with this number of ends.
+    Failed(Arc<Client>, u64),
+}
+
 /// An attached client, until it has unregistered everything.
 struct Client {
     index: usize,
-    client: Box<dyn MemoryClient>,
+    module: Option<Module>,
     memory: Memory,
     detaching: AtomicBool,
+    /// Tickets of this client whose time is over, while their registrations are under way.
+    overdue: AtomicU64,
+    /// Locked after a [`Range::state`], if both are.
+    failed: Mutex<Failed>,
     counters: Counters,
     lines: LogLimit,
-    /// Dropped with the client.
+}
+
+/// What belongs to the client's module. Fields are dropped in this order.
+struct Module {
+    client: Box<dyn MemoryClient>,
     _gone: oneshot::Sender<()>,
+}
+
+/// The ranges that a client has failed to register.
+#[derive(Default)]
+struct Failed {
+    /// How often the client has unregistered a range, which may have made room.
+    ends: u64,
+    /// Live ranges, by the number of ends when their registration began, and by address.
+    ranges: BTreeMap<(u64, u64), Arc<Range>>,
+    /// One of them is being registered.
+    is_retrying: bool,
 }
 
 #[derive(Default)]
@@ -195,30 +230,44 @@ pub struct MemoryWithout {
     pub bounced: u64,
 }
 
-/// The wait for some registrations: it ends when the last holder has dropped the ticket, or the patience is over.
+/// Registrations that a client began together: its holders.
 pub(crate) struct Ticket {
-    done: Mutex<Option<oneshot::Sender<()>>>,
-    /// The clients whose registrations take part.
-    clients: Vec<Weak<Client>>,
+    client: Arc<Client>,
+    wait: Mutex<Wait>,
+}
+
+enum Wait {
+    /// A reply or a device waits until all tickets with its sender have dropped it. `None` for a client that is overdue with
+    /// earlier registrations, and for registrations that are tried again.
+    Patient(Option<Arc<oneshot::Sender<()>>>),
+    /// The patience is over.
+    Overdue,
 }
 
 impl Ticket {
     /// The patience is over.
     fn expire(&self) {
+        let wait = std::mem::replace(&mut *lock(&self.wait), Wait::Overdue);
+        let Wait::Patient(sender) = wait else { return };
+        let client = &self.client;
+        client.overdue.fetch_add(1, Ordering::Relaxed);
         // Dropped at the end: the waiter then finds the counts.
-        let Some(_done) = lock(&self.done).take() else { return };
-        for client in self.clients.iter().filter_map(Weak::upgrade) {
-            let registering = client.counters.registering.load(Ordering::Relaxed);
-            if registering > 0 {
-                client.counters.late.fetch_add(1, Ordering::Relaxed);
-                limited!(
-                    client.lines,
-                    warn,
-                    registering,
-                    "{} takes long to register guests' memory: until it has, requests there use bounce buffers",
-                    client.client.name()
-                );
-            }
+        let Some(_sender) = sender else { return };
+        client.counters.late.fetch_add(1, Ordering::Relaxed);
+        limited!(
+            client.lines,
+            warn,
+            registering = client.counters.registering.load(Ordering::Relaxed),
+            "{} takes long to register guests' memory: until it has, requests there use bounce buffers",
+            client.module().name()
+        );
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if matches!(*lock(&self.wait), Wait::Overdue) {
+            self.client.overdue.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
@@ -237,7 +286,8 @@ impl Memory {
     }
 
     /// Announces a guest's memory; mappings that were announced before are left out. The future is ready when every client has
-    /// registered the others or has failed to, or when the patience is over. Dropping it changes nothing else.
+    /// registered the others or has failed to, or when the patience is over. It does not wait for a client that is overdue with
+    /// earlier registrations. Dropping it changes nothing else.
     ///
     /// A mapping leaves by being dropped. `owner` names the front-end's controller for people.
     pub fn add(&self, regions: &[Region], owner: &str) -> impl Future<Output = ()> + Send + use<> {
@@ -245,14 +295,9 @@ impl Memory {
         let places = lock(&self.0.clients);
         let clients: Vec<Arc<Client>> =
             places.iter().filter_map(Weak::upgrade).filter(|client| !client.is_detaching()).collect();
-        let (ticket, settled) = self.ticket(&clients);
-        for region in regions {
-            let Some(range) = self.0.insert(&region.mapping, &owner, self) else { continue };
-            clients.iter().for_each(|client| client.begin(&range, &ticket));
-        }
-        // Before the clients: the end of one runs its module's code.
-        drop(places);
-        settled
+        let insert = |region: &Region| self.0.insert(&region.mapping, &owner, self);
+        let ranges: Vec<Arc<Range>> = regions.iter().filter_map(insert).collect();
+        Self::begin(&clients, &ranges)
     }
 
     /// Attaches a client. The future is ready when the client has registered all memory that is there, or has failed to, or when
@@ -277,36 +322,31 @@ impl Memory {
         let (sender, gone) = oneshot::channel();
         let client = Arc::new(Client {
             index,
-            client,
+            module: Some(Module { client, _gone: sender }),
             memory: self.clone(),
             detaching: AtomicBool::new(false),
+            overdue: AtomicU64::new(0),
+            failed: Mutex::default(),
             counters: Counters::default(),
             lines: LogLimit::new(LINES, LINE_PERIOD),
-            _gone: sender,
         });
         places[index] = Arc::downgrade(&client);
         let ranges: Vec<Arc<Range>> = self.0.ranges().values().cloned().collect();
-        let (ticket, settled) = self.ticket(std::slice::from_ref(&client));
-        for range in &ranges {
-            range.bounced[index].store(0, Ordering::Relaxed);
-            client.begin(range, &ticket);
-        }
-        drop(places);
+        ranges.iter().for_each(|range| range.bounced[index].store(0, Ordering::Relaxed));
+        let settled = Self::begin(std::slice::from_ref(&client), &ranges);
         Ok((Attachment { client: Some(client), gone }, settled))
     }
 
-    /// A ticket for registrations of these clients, and the wait for it.
-    fn ticket(&self, clients: &[Arc<Client>]) -> (Arc<Ticket>, impl Future<Output = ()> + Send + use<>) {
+    /// Begins to register the ranges with the clients; returns the wait for it.
+    fn begin(clients: &[Arc<Client>], ranges: &[Arc<Range>]) -> impl Future<Output = ()> + Send + use<> {
         let (sender, settled) = oneshot::channel();
-        let clients: Vec<_> = clients.iter().map(Arc::downgrade).collect();
-        let has_clients = !clients.is_empty();
-        let ticket = Arc::new(Ticket { done: Mutex::new(Some(sender)), clients });
-        if has_clients {
-            let patience = Duration::from_millis(self.0.patience_ms.load(Ordering::Relaxed));
-            self.0.executor.expire_after(patience, &ticket);
+        let sender = Arc::new(sender);
+        for client in clients.iter().filter(|_| !ranges.is_empty()) {
+            let ticket = client.ticket(Some(&sender));
+            ranges.iter().for_each(|range| client.begin(range, &ticket));
         }
         // The sender only ends.
-        (ticket, async move { settled.await.unwrap_or_default() })
+        async move { settled.await.unwrap_or_default() }
     }
 
     /// The attached clients, including those that still unregister.
@@ -322,7 +362,7 @@ impl Memory {
         let pairs = ranges.values().flat_map(|range| clients.iter().map(move |client| (range, client)));
         let without = pairs.filter(|(range, client)| range.value(client.index).is_none());
         let describe = |(range, client): (&Arc<Range>, &Arc<Client>)| MemoryWithout {
-            client: client.client.name().to_owned(),
+            client: client.module().name().to_owned(),
             owner: range.owner.to_string(),
             len: range.range.len,
             bounced: range.bounced[client.index].load(Ordering::Relaxed),
@@ -338,6 +378,9 @@ impl Inner {
 
     /// Adds a range for a mapping, unless it has one.
     fn insert(&self, mapping: &Arc<Mapping>, owner: &Arc<str>, memory: &Memory) -> Option<Arc<Range>> {
+        if mapping.has_keeper() {
+            return None;
+        }
         let addr = mapping.base().as_ptr() as u64;
         let range = Arc::new(Range {
             range: MemoryRange { addr, len: mapping.len().next_multiple_of(PAGE) },
@@ -416,65 +459,93 @@ impl Keeper for KeptRange {
                 (registered, Some(pages))
             }
         };
-        for (client, value) in registered.into_iter().flatten() {
-            client.unregister(range, value);
-        }
+        registered.into_iter().for_each(|registration| registration.end(range));
         if let Some(pages) = released {
             pages.release();
         }
     }
 }
 
+impl Registration {
+    /// Ends what was taken from a range.
+    fn end(self, range: &Arc<Range>) {
+        match self {
+            Self::None => {}
+            Self::Done(client, value) => client.unregister(range, value),
+            Self::Failed(client, ends) => {
+                lock(&client.failed).ranges.remove(&(ends, range.range.addr));
+            }
+        }
+    }
+}
+
 impl Client {
+    fn module(&self) -> &dyn MemoryClient {
+        &*self.module.as_ref().expect("taken when this is dropped").client
+    }
+
     fn is_detaching(&self) -> bool {
         self.detaching.load(Ordering::Acquire)
     }
 
+    /// A ticket for registrations that begin now. The sender's receiver waits for them, unless the client is overdue.
+    fn ticket(self: &Arc<Self>, sender: Option<&Arc<oneshot::Sender<()>>>) -> Arc<Ticket> {
+        let sender = sender.filter(|_| self.overdue.load(Ordering::Relaxed) == 0).map(Arc::clone);
+        let ticket = Arc::new(Ticket { client: Arc::clone(self), wait: Mutex::new(Wait::Patient(sender)) });
+        let memory = &self.memory.0;
+        let patience = Duration::from_millis(memory.patience_ms.load(Ordering::Relaxed));
+        memory.executor.expire_after(patience, &ticket);
+        ticket
+    }
+
     /// Begins to register a range, unless it has ended.
     fn begin(self: &Arc<Self>, range: &Arc<Range>, ticket: &Arc<Ticket>) {
-        {
-            let mut state = lock(&range.state);
-            if range.has_ended() {
-                return;
-            }
-            state.users += 1;
-        }
-        self.counters.registering.fetch_add(1, Ordering::Relaxed);
+        let Some(ends) = self.begin_to_use(range) else { return };
         let (client, range, ticket) = (Arc::clone(self), Arc::clone(range), Arc::clone(ticket));
         self.memory.0.executor.spawn(async move {
-            let result = client.client.register(range.range).await;
-            client.settle(&range, result);
-            drop(ticket);
+            client.register(&range, ends).await;
+            drop((range, ticket));
+            client.retry_failed().await;
         });
     }
 
-    /// Handles the result of a registration.
-    fn settle(self: &Arc<Self>, range: &Arc<Range>, result: Result<u64, RegisterError>) {
+    /// Begins to use a range, unless it has ended; returns the ends until now.
+    fn begin_to_use(&self, range: &Range) -> Option<u64> {
+        let mut state = lock(&range.state);
+        if range.has_ended() || self.is_detaching() {
+            return None;
+        }
+        state.users += 1;
+        state.registered[self.index] = Registration::None;
+        self.counters.registering.fetch_add(1, Ordering::Relaxed);
+        Some(lock(&self.failed).ends)
+    }
+
+    async fn register(self: &Arc<Self>, range: &Arc<Range>, ends: u64) {
+        let result = self.module().register(range.range).await;
         self.counters.registering.fetch_sub(1, Ordering::Relaxed);
-        let value = match result {
-            Ok(value) => value,
+        match result {
+            Ok(value) => self.settle(range, value),
             Err(error) => {
-                self.counters.failed.fetch_add(1, Ordering::Relaxed);
-                limited!(
-                    self.lines,
-                    warn,
-                    owner = &*range.owner,
-                    bytes = range.range.len,
-                    "{} cannot register guest memory, so that requests there use bounce buffers: {error}",
-                    self.client.name()
-                );
+                self.count_failure(range, &*error);
+                self.remember_failed(range, ends);
                 range.end_use();
-                return;
             }
-        };
-        assert!(value != NO_VALUE, "{} registers guest memory with a reserved value", self.client.name());
+        }
+    }
+
+    /// Handles the value of a registered range.
+    fn settle(self: &Arc<Self>, range: &Arc<Range>, value: u64) {
         self.counters.registered.fetch_add(1, Ordering::Relaxed);
-        let is_over = {
+        let is_over = if value == NO_VALUE {
+            self.count_failure(range, &"its value is reserved");
+            true
+        } else {
             let mut state = lock(&range.state);
             let is_over = range.has_ended() || self.is_detaching();
             if !is_over {
                 range.values[self.index].store(value, Ordering::Release);
-                state.registered[self.index] = Some((Arc::clone(self), value));
+                state.registered[self.index] = Registration::Done(Arc::clone(self), value);
             }
             is_over
         };
@@ -483,35 +554,78 @@ impl Client {
         }
     }
 
+    fn count_failure(&self, range: &Range, error: &dyn fmt::Display) {
+        self.counters.failed.fetch_add(1, Ordering::Relaxed);
+        limited!(
+            self.lines,
+            warn,
+            owner = &*range.owner,
+            bytes = range.range.len,
+            "{} cannot register guest memory, so that requests there use bounce buffers: {error}",
+            self.module().name()
+        );
+    }
+
+    /// Keeps a range for another try. `ends` is the number of ends when its registration began.
+    fn remember_failed(self: &Arc<Self>, range: &Arc<Range>, ends: u64) {
+        let mut state = lock(&range.state);
+        if !range.has_ended() && !self.is_detaching() {
+            state.registered[self.index] = Registration::Failed(Arc::clone(self), ends);
+            lock(&self.failed).ranges.insert((ends, range.range.addr), Arc::clone(range));
+        }
+    }
+
+    /// Registers again, one after another, the failed ranges for which an unregistration may have made room since.
+    async fn retry_failed(self: &Arc<Self>) {
+        if std::mem::replace(&mut lock(&self.failed).is_retrying, true) {
+            return;
+        }
+        while let Some(range) = self.next_failed() {
+            if let Some(ends) = self.begin_to_use(&range) {
+                let _ticket = self.ticket(None);
+                self.register(&range, ends).await;
+            }
+        }
+    }
+
+    /// Takes a failed range that should be tried again; if there is none, the retry ends.
+    fn next_failed(&self) -> Option<Arc<Range>> {
+        let mut failed = lock(&self.failed);
+        let ends = failed.ends;
+        let range =
+            failed.ranges.first_entry().filter(|first| first.key().0 < ends).map(|first| first.remove());
+        failed.is_retrying = range.is_some();
+        range
+    }
+
     /// Begins to unregister a range that has no value for the client any more.
     fn unregister(self: &Arc<Self>, range: &Arc<Range>, value: u64) {
         self.counters.registered.fetch_sub(1, Ordering::Relaxed);
         self.counters.unregistering.fetch_add(1, Ordering::Relaxed);
         let (client, range) = (Arc::clone(self), Arc::clone(range));
         self.memory.0.executor.spawn(async move {
-            client.client.unregister(range.range, value).await;
+            client.module().unregister(range.range, value).await;
             client.counters.unregistering.fetch_sub(1, Ordering::Relaxed);
             range.end_use();
+            drop(range);
+            lock(&client.failed).ends += 1;
+            client.retry_failed().await;
         });
     }
 
     /// Begins to unregister everything.
-    fn detach(self: &Arc<Self>) {
+    fn detach(&self) {
         // Before the ranges are visited: a registration that ends later sees it.
         self.detaching.store(true, Ordering::Release);
         let ranges: Vec<Arc<Range>> = self.memory.0.ranges().values().cloned().collect();
         for range in ranges {
-            let registered = {
+            // Nobody else has the index, as long as this client exists.
+            let ours = {
                 let mut state = lock(&range.state);
-                let ours = state.registered[self.index].take_if(|(client, _)| Arc::ptr_eq(client, self));
-                if ours.is_some() {
-                    range.values[self.index].store(NO_VALUE, Ordering::Release);
-                }
-                ours
+                range.values[self.index].store(NO_VALUE, Ordering::Release);
+                std::mem::take(&mut state.registered[self.index])
             };
-            if let Some((_, value)) = registered {
-                self.unregister(&range, value);
-            }
+            ours.end(&range);
         }
     }
 
@@ -519,7 +633,7 @@ impl Client {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let Counters { registering, registered, unregistering, failed, late, bounced } = &self.counters;
         MemoryClientInfo {
-            name: self.client.name().to_owned(),
+            name: self.module().name().to_owned(),
             registering: get(registering),
             registered: get(registered),
             unregistering: get(unregistering),
@@ -527,6 +641,14 @@ impl Client {
             late: get(late),
             bounced: get(bounced),
         }
+    }
+}
+
+impl Drop for Client {
+    /// The end of a module's client may block, and the last holder may be a channel, on a reactor.
+    fn drop(&mut self) {
+        let module = self.module.take();
+        self.memory.0.executor.spawn(async move { drop(module) });
     }
 }
 

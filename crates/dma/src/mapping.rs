@@ -144,6 +144,11 @@ impl Mapping {
         self.pages.as_ref().is_some_and(|pages| pages.keeper.set(keeper).is_ok())
     }
 
+    /// Whether the mapping has a keeper.
+    pub fn has_keeper(&self) -> bool {
+        self.pages.as_ref().is_some_and(|pages| pages.keeper.get().is_some())
+    }
+
     const PROT: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
     fn new(pages: Pages, skip: usize, len: usize) -> Self {

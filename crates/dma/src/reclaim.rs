@@ -221,7 +221,8 @@ impl Worker {
 fn work_off(job: Job, asked: Instant) -> Result<(), Kept> {
     match job {
         Job::Unmap(mut pages) => match pages.keeper.take() {
-            // They stay pending.
+            // They stay pending, and watched: replaced parts of them are mappings of this process until the unmapping, so they
+            // count in `fault` until then, too.
             Some(keeper) => {
                 keeper.dropped(HeldPages(ManuallyDrop::new(pages)));
                 return Ok(());

@@ -55,7 +55,13 @@ fn work(jobs: &Receiver<Job>) {
     // Nearly in the order of their times, for the patience seldom changes.
     let mut waits: VecDeque<(Instant, Weak<Ticket>)> = VecDeque::new();
     loop {
-        while waits.front().is_some_and(|(_, ticket)| ticket.strong_count() == 0) {
+        // Before the next job: a future that wakes itself always leaves one.
+        while let Some((at, ticket)) = waits.front()
+            && (ticket.strong_count() == 0 || *at <= now())
+        {
+            if let Some(ticket) = ticket.upgrade() {
+                ticket.expire();
+            }
             waits.pop_front();
         }
         let next = match waits.front() {
@@ -65,11 +71,7 @@ fn work(jobs: &Receiver<Job>) {
         match next {
             Ok(Job::Run(runnable)) => drop(runnable.run()),
             Ok(Job::Expire(at, ticket)) => waits.push_back((at, ticket)),
-            Err(RecvTimeoutError::Timeout) => {
-                if let Some(ticket) = waits.pop_front().and_then(|(_, ticket)| ticket.upgrade()) {
-                    ticket.expire();
-                }
-            }
+            Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
     }

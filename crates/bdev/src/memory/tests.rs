@@ -41,6 +41,12 @@ struct Table {
     registered: BTreeMap<u64, MemoryRange>,
     next: u64,
     fails: bool,
+    /// Ranges that there is room for, if that is limited.
+    room: Option<usize>,
+    /// Registers with the reserved value.
+    is_reserved: bool,
+    /// Its registrations wake themselves instead of being done.
+    spins: bool,
     holds: bool,
     /// Calls that are held.
     held: Vec<oneshot::Sender<()>>,
@@ -83,12 +89,20 @@ impl MemoryClient for Fake {
             if let Some(gate) = self.gate() {
                 let _ = gate.await;
             }
+            std::future::poll_fn(|context| {
+                if !self.table().spins {
+                    return Poll::Ready(());
+                }
+                context.waker().wake_by_ref();
+                Poll::Pending
+            })
+            .await;
             let mut table = self.table();
-            if table.fails {
+            if table.fails || table.room.is_some_and(|room| table.registered.len() >= room) {
                 return Err("no room".into());
             }
             table.next += 1 << 40;
-            let value = table.next;
+            let value = if table.is_reserved { NO_VALUE } else { table.next };
             table.registered.insert(value, range);
             Ok(value)
         })
@@ -346,4 +360,131 @@ fn an_address_that_is_mapped_again_is_looked_up_anew() {
         until("the unmapping", || peer.given_up() == (0, 0) && fake.table().registered.is_empty());
     }
     assert!(addrs.len() < 50, "no address was mapped again");
+}
+
+fn is_ready(future: impl Future<Output = ()>) -> bool {
+    pin!(future).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+}
+
+#[test]
+fn a_client_that_is_overdue_is_not_awaited_until_it_has_caught_up() {
+    let (memory, fake) = (Memory::default(), Fake::default());
+    memory.set_patience(Duration::from_millis(30));
+    let (_attached, guests) =
+        (block_on(memory.attach(fake.clone())).unwrap(), [(); 20].map(|()| Guest::new()));
+    fake.table().holds = true;
+    block_on(guests[0].announce(&memory));
+    assert!(guests[1..].iter().all(|guest| is_ready(guest.announce(&memory))), "nobody waits for it again");
+    // Also after the patience with those.
+    let overdue = || lock(&memory.0.clients)[0].upgrade().unwrap().overdue.load(Ordering::Relaxed);
+    until("those to be overdue, too", || overdue() == 20);
+    let (info, later) = (memory.clients().remove(0), Guest::new());
+    assert_eq!((info.registering, info.registered, info.late), (20, 0, 1));
+    assert!(is_ready(later.announce(&memory)));
+    fake.release();
+    until("all values", || memory.clients()[0].registered == 21);
+    // By the time that the executor runs the next registration, the last of those has ended.
+    let _other = block_on(memory.attach(Fake::default())).unwrap();
+    fake.table().holds = true;
+    let next = Guest::new();
+    block_on(next.announce(&memory));
+    let late: Vec<_> = memory.clients().iter().map(|client| client.late).collect();
+    assert_eq!(late, [2, 0], "it is awaited again, and only it is late");
+    fake.release();
+}
+
+#[test]
+fn the_patience_ends_while_a_registration_keeps_waking_itself() {
+    let (memory, guest, fake) = (Memory::default(), Guest::new(), Fake::default());
+    memory.set_patience(Duration::from_millis(30));
+    let _attached = block_on(memory.attach(fake.clone())).unwrap();
+    fake.table().spins = true;
+    let mut wait = pin!(guest.announce(&memory));
+    until("the patience to end", || wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
+    assert_eq!(memory.clients()[0].late, 1);
+    fake.table().spins = false;
+}
+
+#[test]
+fn what_could_not_be_registered_is_tried_again_when_there_may_be_room() {
+    let (memory, fake, first, mut second) = (Memory::default(), Fake::default(), Guest::new(), Guest::new());
+    let attached = block_on(memory.attach(fake.clone())).unwrap();
+    fake.table().room = Some(1);
+    block_on(first.announce(&memory));
+    let others = [(); 3].map(|()| Guest::new());
+    block_on(second.announce(&memory));
+    others.iter().for_each(|guest| block_on(guest.announce(&memory)));
+    let client = lock(&memory.0.clients)[0].upgrade().unwrap();
+    let failed = || (lock(&client.failed).ranges.len(), client.info().failed);
+    assert_eq!(failed(), (4, 4));
+    first.leave();
+    until("all to be tried once", || failed().1 >= 7);
+    until("the retry to end", || !lock(&client.failed).is_retrying);
+    assert_eq!((failed(), client.info().registered), ((3, 7), 1), "one has the room of the first");
+    // Which one depends on the addresses.
+    let registered = fake.table().registered.values().next().unwrap().addr;
+    let piece = second.piece(0, 512);
+    let is_second = registered == piece.base() as u64;
+    assert_eq!(attached.lookup().translate(&piece).is_some(), is_second);
+    // What has left is not tried again, or kept.
+    drop((second, others));
+    until("all to leave", || failed().0 == 0 && fake.table().registered.is_empty());
+    let last = Guest::new();
+    fake.table().fails = true;
+    block_on(last.announce(&memory));
+    assert_eq!(failed().0, 1);
+    drop(client);
+    block_on(attached.detach());
+    assert!(memory.clients().is_empty(), "a failed range does not hold the client");
+}
+
+#[test]
+fn a_reserved_value_is_a_failure_and_is_unregistered() {
+    let (memory, mut guest, fake) = (Memory::default(), Guest::new(), Fake::default());
+    let attached = block_on(memory.attach(fake.clone())).unwrap();
+    fake.table().is_reserved = true;
+    block_on(guest.announce(&memory));
+    until("the registration to be undone", || fake.table().unregistered == 1);
+    assert_eq!(attached.lookup().translate(&guest.piece(0, 512)), None);
+    until("the counts", || memory.clients()[0].unregistering == 0);
+    let info = memory.clients().remove(0);
+    assert_eq!((info.failed, info.registering, info.registered), (1, 0, 0));
+    let peer = guest.leave();
+    until("the unmapping", || peer.given_up() == (0, 0));
+}
+
+/// A client that reports the thread on which it is dropped.
+struct Ending(std::sync::mpsc::Sender<Option<String>>);
+
+impl MemoryClient for Ending {
+    fn name(&self) -> &str {
+        "ending"
+    }
+
+    fn register(&self, range: MemoryRange) -> BoxFuture<'_, Result<u64, RegisterError>> {
+        Box::pin(async move { Ok(range.addr) })
+    }
+
+    fn unregister(&self, _range: MemoryRange, _value: u64) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let _ = self.0.send(std::thread::current().name().map(str::to_owned));
+    }
+}
+
+#[test]
+fn a_client_is_dropped_on_the_thread_of_its_futures() {
+    let (sender, dropped) = std::sync::mpsc::channel();
+    let memory = Memory::default();
+    let attached = block_on(memory.attach(Ending(sender))).unwrap();
+    let lookup = attached.lookup();
+    drop(attached);
+    // Its channel is the last to use it.
+    drop(lookup);
+    let thread = dropped.recv_timeout(Duration::from_secs(20)).unwrap();
+    assert_eq!(thread.as_deref(), Some("memory"));
 }
