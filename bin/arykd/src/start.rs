@@ -225,10 +225,10 @@ pub async fn print_summary(
     let kernel = if engine == Engine::Epoll { "epoll" } else { "io_uring" };
     let version = env!("CARGO_PKG_VERSION");
     if cli.log_format == Some(Format::Json) {
-        let (rpc, machines) = (cli.rpc_socket.display(), vhost_dir.display());
+        let (rpc, sockets) = (cli.rpc_socket.display(), vhost_dir.display());
         let state = state(cli, restored);
         let file = cli.config.as_ref().map(|file| format!("{}, {}", file.display(), calls(loaded)));
-        tracing::info!(version, cores, idle, kernel, %rpc, %machines, state, file, "ready");
+        tracing::info!(version, cores, idle, kernel, %rpc, %sockets, state, file, "ready");
     } else {
         let mut lines = vec![
             format!("Aryk {version} is ready."),

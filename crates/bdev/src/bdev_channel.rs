@@ -157,12 +157,11 @@ impl BdevChannel {
     }
 
     /// Starts a request, which completes exactly once, in a later [`BdevChannel::poll`]. Its data stays in place until then.
-    // A function of its own, whose values find room in registers: inlined into a queue's poll, most of them would be in memory.
-    // The parts of the request are read as they were stored, one by one.
+    // Not inlined: inlined into the poll of a queue, most of its values would be in memory instead of registers.
     #[inline(never)]
     pub fn submit(&mut self, mut io: Io, cx: &mut Cx) {
         cx.trace(self.traced, Point::Submit, io.tag.0 as u32);
-        let Some(bytes) = self.bytes_if_nothing_is_in_the_way(&io).filter(|_| self.credits.try_take()) else {
+        let Some(bytes) = self.bytes_if_immediate(&io).filter(|_| self.credits.try_take()) else {
             return self.submit_any(io, cx);
         };
         let key = self.requests.add(Request::sent(&io, bytes, cx.now()));
@@ -175,10 +174,10 @@ impl BdevChannel {
         }
     }
 
-    /// The bytes of a read or write that the device takes as it is, while nothing waits and nothing is held back; `None` for any
-    /// other request, valid or not. Most requests need no more checks than these.
+    /// The bytes of a valid read or write that can go to the device at once and in one piece; `None` for any other request, valid
+    /// or not. Most requests need no more checks than these.
     #[inline(always)]
-    fn bytes_if_nothing_is_in_the_way(&self, io: &Io) -> Option<u64> {
+    fn bytes_if_immediate(&self, io: &Io) -> Option<u64> {
         let bdev = self.bdev();
         let bytes = self.shape.bytes_if_plain(io, bdev.blocks())?;
         let is_free = self.queue.is_empty()
@@ -335,7 +334,7 @@ impl BdevChannel {
         if !self.ready.is_empty() {
             out.append(&mut self.ready);
         }
-        self.hand_out((out.len() - start) as u32, cx);
+        self.count_handed((out.len() - start) as u32, cx);
     }
 
     /// As [`BdevChannel::poll`], but calls `each` for each request that ended at the device: its completion is not stored in a
@@ -361,7 +360,7 @@ impl BdevChannel {
         if !self.ready.is_empty() {
             rest.append(&mut self.ready);
         }
-        self.hand_out(count + rest.len() as u32, cx);
+        self.count_handed(count + rest.len() as u32, cx);
     }
 
     #[inline]
@@ -385,9 +384,9 @@ impl BdevChannel {
         self.publish_depths();
     }
 
-    /// So many completions have been handed out.
+    /// Counts completions that the opener gets.
     #[inline]
-    const fn hand_out(&mut self, count: u32, cx: &Cx) {
+    const fn count_handed(&mut self, count: u32, cx: &Cx) {
         if count > 0 {
             self.handed.requests += count;
             (self.handed.at, self.handed.turn) = (cx.now(), cx.turn());

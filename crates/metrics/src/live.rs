@@ -120,7 +120,7 @@ pub struct Rates {
     /// Requests that completed between the two, by latency.
     pub latencies: [u64; Coarse::BUCKETS],
     /// Connected front-ends.
-    pub machines: usize,
+    pub vms: usize,
 }
 
 impl Rates {
@@ -168,11 +168,7 @@ impl Rates {
             seconds: known,
             reactors: reactors.collect(),
             latencies: std::array::from_fn(|i| is[i].saturating_sub(was[i])),
-            machines: now
-                .controllers
-                .iter()
-                .filter(|of_controller| of_controller.controller.connected)
-                .count(),
+            vms: now.controllers.iter().filter(|of_controller| of_controller.controller.connected).count(),
             disks,
             groups,
             total,

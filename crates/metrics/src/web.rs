@@ -76,7 +76,7 @@ struct Live<'a> {
     /// The number of all disks, and of those whose names match the filter.
     all: usize,
     matching: usize,
-    machines: usize,
+    vms: usize,
     total: &'a Rate,
     disks: Vec<&'a DiskRate>,
     /// The number of all groups, and the busiest groups.
@@ -199,7 +199,7 @@ impl PageQuery {
             seconds: rates.seconds,
             all: rates.disks.len(),
             matching,
-            machines: rates.machines,
+            vms: rates.vms,
             total: &rates.total,
             disks,
             all_groups: rates.groups.len(),

@@ -302,7 +302,7 @@ function show(live) {
   put(get("groups-shown"), `${live.groups.length} of ${live.all_groups}`);
   showDisks(live);
   if (chosen !== null) showCloser(live);
-  put(get("state"), `${count(live.all, "disk")}, ${count(live.machines, "VM")} connected · ${live.version}`);
+  put(get("state"), `${count(live.all, "disk")}, ${count(live.vms, "VM")} connected · ${live.version}`);
 }
 
 /** Shows the age of the data if it is old. */

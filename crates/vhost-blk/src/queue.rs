@@ -3,7 +3,7 @@
 //! A request is named by the head of its descriptor chain, all the way: it is the slot of its scatter list, the tag of its
 //! [`aryk_bdev::Io`], and the id of its used element. The ring sees to it that no head is in flight twice.
 
-use crate::request::{Answer, Disk, Laid, Other, Parsed, Unanswerable};
+use crate::request::{Answer, Disk, Layout, Other, Parsed, Unanswerable};
 use aryk_bdev::{BdevChannel, Completion, Io, Status};
 use aryk_crash_point::{Step, step};
 use aryk_reactor::{Armed, Cx, Root, RootId};
@@ -98,9 +98,9 @@ impl Queue {
 impl Requests {
     #[inline(always)]
     fn start(&mut self, head: u16, chain: &mut Chain, line: &mut Line, cx: &mut Cx) {
-        // The lifetime of a request that is laid out plainly ends before the others begin.
-        let parsed =
-            Laid::plainly(chain, line.sgs.memory()).map(|laid| self.disk.parse(laid, head, &mut line.sgs));
+        // The borrow of the chain by the first layout ends before the second begins.
+        let parsed = Layout::separate(chain, line.sgs.memory())
+            .map(|layout| self.disk.parse(layout, head, &mut line.sgs));
         let Some(parsed) = parsed else { return self.start_scattered(head, chain, line, cx) };
         match parsed {
             Ok(io) => self.submit(io, head, line, cx),
@@ -111,8 +111,8 @@ impl Requests {
     /// Starts a request whose header or status shares its buffer, or has several.
     #[cold]
     fn start_scattered(&mut self, head: u16, chain: &mut Chain, line: &mut Line, cx: &mut Cx) {
-        let laid = Laid::anyhow(chain, line.sgs.memory());
-        match self.disk.parse(laid, head, &mut line.sgs) {
+        let layout = Layout::any(chain, line.sgs.memory());
+        match self.disk.parse(layout, head, &mut line.sgs) {
             Ok(io) => self.submit_apart(io, head, line, cx),
             Err(other) => self.start_other(other, head, chain, line, cx),
         }

@@ -95,9 +95,9 @@ pub struct Disk {
     pub write_through: bool,
 }
 
-/// A request as it lies in its chain.
+/// The parts of a request in its chain.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Laid<'a> {
+pub(crate) struct Layout<'a> {
     header: Option<Header>,
     /// Guest address of the status.
     status: Option<u64>,
@@ -107,17 +107,17 @@ pub(crate) struct Laid<'a> {
     writable: &'a [Piece],
 }
 
-impl<'a> Laid<'a> {
+impl<'a> Layout<'a> {
     /// A request whose header and status have buffers of their own, as nearly all have. `None` has taken nothing off the chain.
     #[inline(always)]
-    pub(crate) fn plainly(chain: &'a mut Chain, memory: &MemTable) -> Option<Self> {
+    pub(crate) fn separate(chain: &'a mut Chain, memory: &MemTable) -> Option<Self> {
         let Ends { header, status, readable, writable } = chain.take_ends(memory)?;
         Some(Self { header: Some(header), status: Some(status), readable, writable })
     }
 
     /// Any request.
     #[cold]
-    pub(crate) fn anyhow(chain: &'a mut Chain, memory: &MemTable) -> Self {
+    pub(crate) fn any(chain: &'a mut Chain, memory: &MemTable) -> Self {
         let status = chain.take_last_writable();
         let header = chain.take_header(memory).ok().flatten();
         Self { header, status, readable: chain.readable(), writable: chain.writable() }
@@ -132,8 +132,8 @@ impl Disk {
     /// [`Other`], for [`Disk::parse_other`]; the slot is in use then too.
     // Always inlined, and without detours: nearly all requests are reads and writes, and inlined values stay in registers.
     #[inline(always)]
-    pub(crate) fn parse(&self, laid: Laid<'_>, slot: u16, sgs: &mut SgTable) -> Result<Io, Other> {
-        let Laid { header, status, readable, writable } = laid;
+    pub(crate) fn parse(&self, layout: Layout<'_>, slot: u16, sgs: &mut SgTable) -> Result<Io, Other> {
+        let Layout { header, status, readable, writable } = layout;
         let mut list = sgs.begin(slot);
         let failed = Other { status, header: None };
         let Some(header) = header else { return Err(failed) };

@@ -68,7 +68,7 @@ fn disks_are_sorted_filtered_and_limited() {
     std::thread::park_timeout(Duration::from_millis(1000));
     (0..50).for_each(|_| _ = guest.read(0, 4096).unwrap());
     let now = live(port, "sort=ops");
-    assert_eq!((&now["all"], &now["matching"], &now["machines"]), (&json!(150), &json!(150), &json!(1)));
+    assert_eq!((&now["all"], &now["matching"], &now["vms"]), (&json!(150), &json!(150), &json!(1)));
     assert_eq!((now["disks"].as_array().unwrap().len(), &now["disks"][0]["name"]), (100, &json!("disk-7")));
     let reads = now["disks"][0]["reads"].as_u64().unwrap();
     assert!((1..=50).contains(&reads) && now["total"]["reads"] == reads, "{reads}");
