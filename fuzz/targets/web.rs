@@ -5,7 +5,7 @@
 //! client.
 #![no_main]
 
-use aryk_bdev::{Bdev, QosGroup};
+use aryk_bdev::{Bdev, Memory, QosGroup};
 use aryk_metrics::{Address, Collector, Controller, Inventory, Scrapes, Server, Web};
 use aryk_reactor::Handle;
 use libfuzzer_sys::fuzz_target;
@@ -28,7 +28,10 @@ const FILTER_MAX: usize = 256;
 
 /// A daemon without reactors, disks and controllers.
 #[derive(Default)]
-struct Nothing(Collector);
+struct Nothing {
+    collector: Collector,
+    memory: Memory,
+}
 
 impl Inventory for Nothing {
     fn reactors(&self) -> Vec<Handle> {
@@ -51,8 +54,12 @@ impl Inventory for Nothing {
         None
     }
 
+    fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
     fn collector(&self) -> &Collector {
-        &self.0
+        &self.collector
     }
 }
 

@@ -241,11 +241,13 @@ fn queues(cores: u16) -> impl Strategy<Value = Vec<SimQueue>> {
 
 proptest! {
     #[test]
-    fn a_steady_load_ends_in_no_moves((cores, queues) in (1_u16..12).prop_flat_map(|c| (Just(c), queues(c)))) {
+    fn a_steady_load_ends_in_nearly_no_moves((cores, queues) in (1_u16..12).prop_flat_map(|c| (Just(c), queues(c)))) {
         let mut world = World::new(cores, queues);
         let before = world.busiest();
         world.rounds(300);
-        prop_assert_eq!(world.rounds(300), 0);
+        // Gathering that causes an overload is tried again later and later: at most once in this time, and undone.
+        let moves = world.rounds(300);
+        prop_assert!(moves <= 2 * world.queues.len(), "{} moves", moves);
         let limit = world.limits.full().max(before);
         // Of moves that only help together, some may fail.
         prop_assume!(world.queues.iter().all(|queue| queue.can_move));
