@@ -245,9 +245,10 @@ proptest! {
         let mut world = World::new(cores, queues);
         let before = world.busiest();
         world.rounds(300);
-        // Gathering that causes an overload is tried again later and later: at most once in this time, and undone.
+        // Gathering that causes an overload is tried again, later and later: at most once in this time. The queue goes back.
+        // In about one of 10,000 cases, such as one of 11 cores, of which 3 are nearly full with queues that cannot move.
         let moves = world.rounds(300);
-        prop_assert!(moves <= 2 * world.queues.len(), "{} moves", moves);
+        prop_assert!(moves == 0 || moves == 2, "{} moves", moves);
         let limit = world.limits.full().max(before);
         // Of moves that only help together, some may fail.
         prop_assume!(world.queues.iter().all(|queue| queue.can_move));
@@ -270,6 +271,6 @@ proptest! {
             }
             moves += world.round();
         }
-        prop_assert!(moves <= 200 + 16 * world.queues.len(), "{moves} moves of {} queues", world.queues.len());
+        prop_assert!(moves <= 150 + 8 * world.queues.len(), "{moves} moves of {} queues", world.queues.len());
     }
 }
