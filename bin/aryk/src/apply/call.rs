@@ -204,7 +204,7 @@ impl Call {
         self.method == SCSI_CONTROLLER
     }
 
-    /// Whether the disk that the call creates has `name` as its name or uuid.
+    /// Whether the object that the call creates has `name` as its name or uuid.
     pub fn is_called(&self, name: Option<&str>) -> bool {
         let Some(name) = name else { return false };
         let is_uuid = |uuid: &str| uuid.eq_ignore_ascii_case(name);

@@ -256,10 +256,8 @@ impl Plan {
     /// Removes settings that the file lacks, of disks, controllers and groups that it has; with `prune` also groups.
     fn unset(&mut self, wanted: &[Call], settings: &[Call], removed: &BTreeSet<Key>, prune: bool) {
         let has = |setting: Setting, name: &str| wanted.iter().any(|w| w.setting() == Some((setting, name)));
-        let is_wanted = |kind: Kind, name: &str| match kind {
-            Kind::Disk => wanted.iter().any(|w| w.kind() == kind && w.is_called(Some(name))),
-            _ => wanted.iter().any(|w| w.kind() == kind && w.name().as_deref() == Some(name)),
-        };
+        let is_wanted =
+            |kind: Kind, name: &str| wanted.iter().any(|w| w.kind() == kind && w.is_called(Some(name)));
         // A disk leaves a group before the group is deleted, and inner groups are deleted before outer ones.
         let mut latest_first: Vec<&Call> = settings.iter().rev().collect();
         latest_first.sort_by_key(|call| matches!(call.setting(), Some((Setting::Group, _))));

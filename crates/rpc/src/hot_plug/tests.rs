@@ -125,6 +125,8 @@ fn a_disk_that_appears_by_itself_is_reported_with_its_configuration() {
             reply.as_ref().is_ok_and(|all| all[0]["backend_specific"]["block"]["bdev"] == "plugged")
         };
         daemon.until("vhost_get_controllers", json!({"name": "c"}), has_disk).await;
+        let is_all_there = |reply: &Result<Value, Error>| *reply.as_ref().unwrap() == json!([]);
+        daemon.until("aryk_absent_get", json!({}), is_all_there).await;
         let c = daemon.call("vhost_get_controllers", json!({"name": "c"})).await.unwrap();
         assert_eq!(c[0]["sleep_policy"], "interrupt");
         assert_eq!(daemon.control.config.absent_count(), 0);

@@ -139,15 +139,6 @@ fn forget_settings(control: &Control, controller: &str) {
     control.config.forget(Subsystem::Sleep, controller);
 }
 
-/// Applies the stored settings of a controller that was created again, because its disk is there again.
-pub(super) async fn apply_settings(control: &Control, controller: &str) -> Result<(), Error> {
-    let stored = control.config.params(Subsystem::Sleep, controller);
-    match stored.and_then(|params| serde_json::from_value::<SetSleepPolicy>(params).ok()) {
-        Some(stored) => Ok(control.controllers.set_sleep_policy(controller, stored.policy.into()).await?),
-        None => Ok(()),
-    }
-}
-
 /// Parameters of `vhost_get_controllers`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -1,6 +1,6 @@
 //! `vhost_*blk*`: controllers of one disk each. Control context.
 
-use super::vhost::{Block, Controller, Kind, apply_settings, link, refuse_shared};
+use super::vhost::{Block, Controller, Kind, link, refuse_shared};
 use super::{Control, Error, Phase, Table};
 use crate::config::Subsystem;
 use crate::params::{CpuMask, SocketGroup, SocketMode, SocketOwner};
@@ -59,8 +59,8 @@ async fn unmake(control: &Control, name: &str) -> Result<(), Error> {
     Ok(undone?)
 }
 
-/// Ends the controllers that have lost the disk `disk`, which exists again. Their calls stay in the configuration as absent, so
-/// that the restoration creates them again.
+/// Ends the controllers that have lost the disk `disk`, which exists again. Their calls and settings stay in the configuration as
+/// absent, so that the restoration creates them again.
 pub(crate) async fn end_without_disk(control: &Control, disk: &str) {
     for controller in control.controllers.list() {
         let name = &*controller.name;
@@ -68,7 +68,9 @@ pub(crate) async fn end_without_disk(control: &Control, disk: &str) {
         if control.controllers.find::<Blk>(name).is_ok_and(has_lost)
             && control.config.has_param(Subsystem::VhostBlk, name, "dev_name", &disk.into())
         {
-            control.config.went(Subsystem::VhostBlk, |call| call.params["ctrlr"] == name);
+            for subsystem in [Subsystem::VhostBlk, Subsystem::Signals, Subsystem::Sleep] {
+                control.config.went(subsystem, |call| call.params["ctrlr"] == name);
+            }
             tracing::info!(
                 controller = name,
                 disk,
@@ -155,7 +157,6 @@ async fn create_blk_controller(control: &Control, p: CreateBlkController) -> Res
         return Err(Error::errno(Errno::BUSY, format!("'{}': {why}: {todo}", p.dev_name)));
     }
     control.config.made(Subsystem::VhostBlk, &p.ctrlr, "vhost_create_blk_controller", &p);
-    apply_settings(control, &p.ctrlr).await?;
     Ok(true)
 }
 
