@@ -1,6 +1,6 @@
 //! Instructions per request by layer: the crate whose source an instruction comes from.
 //!
-//! What is inlined of the core and alloc libraries (checks, copies, arithmetic) counts for the crate that it is inlined into.
+//! Inlined code of the core and alloc libraries (checks, copies, arithmetic) counts for the crate that it is inlined into.
 //! Callgrind counts each instruction of the program, and `addr2line` finds its source in the line tables.
 
 use super::{FEW, MANY};

@@ -44,8 +44,8 @@ const EXIT_UNFINISHED: i32 = 3;
 /// How long, at the end, the log's reader has to read the last lines, and a disk that is being opened to be open.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Runs the daemon, with the arguments of this program, until it is told to end; returns the program's exit code. `extend`
-/// adds the methods of further modules to the daemon's own.
+/// Runs the daemon, with the arguments of this program, until a signal or an RPC ends it; returns the program's exit code.
+/// `extend` adds the methods of further modules to the daemon's own.
 ///
 /// The program becomes `arykd` in everything: its options, its log, its allocator, its supervisor. Call this first in `main`.
 pub fn run(extend: impl FnOnce(&mut Table<Control>)) -> ExitCode {

@@ -118,7 +118,7 @@ impl Iommu {
         self.state().mapped.len()
     }
 
-    /// What it has seen.
+    /// The accesses that the device has made so far.
     pub fn accesses(&self) -> Accesses {
         self.state().accesses
     }

@@ -80,7 +80,7 @@ pub struct BdevChannel {
     /// Present while the disk has rate limits.
     throttle: Option<Throttle>,
     handed: Handed,
-    /// What its trace records are about.
+    /// The queue and the disk that the trace records name.
     traced: Traced,
 }
 

@@ -171,7 +171,7 @@ struct Client {
     lines: LogLimit,
 }
 
-/// What belongs to the client's module. Fields are dropped in this order.
+/// The part of a client that its module owns. Fields are dropped in this order.
 struct Module {
     client: Box<dyn MemoryClient>,
     _gone: oneshot::Sender<()>,
@@ -201,7 +201,7 @@ struct Counters {
 /// The state of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryClientInfo {
-    /// Its name.
+    /// The client's name.
     pub name: String,
     /// Ranges that it registers now.
     pub registering: u64,
@@ -619,7 +619,7 @@ impl Client {
         self.detaching.store(true, Ordering::Release);
         let ranges: Vec<Arc<Range>> = self.memory.0.ranges().values().cloned().collect();
         for range in ranges {
-            // Nobody else has the index, as long as this client exists.
+            // No other client has the index while this client exists.
             let ours = {
                 let mut state = lock(&range.state);
                 range.values[self.index].store(NO_VALUE, Ordering::Release);

@@ -1,8 +1,8 @@
 //! How many pieces a device has at one time. Pure but for waking roots; reactor context.
 //!
-//! A channel has [`Limits::depth`](crate::Limits::depth) credits of its own. Where channels share what carries their
-//! requests out, such as one NVMe queue pair or one connection for hundreds of disks, the driver has a [`CreditPool`]
-//! besides, and each piece needs a credit of the pool too. While the pool is short, channels that want a credit stand in a
+//! A channel has [`Limits::depth`](crate::Limits::depth) credits of its own. Channels may share a driver, such as one
+//! NVMe queue pair or one connection for hundreds of disks. Then the driver has a [`CreditPool`], and each piece also needs a
+//! credit of the pool. While the pool is short, channels that want a credit stand in a
 //! line, and each credit that comes back goes to the first of them: one credit a turn of the line for each channel, however
 //! many requests it has.
 

@@ -343,8 +343,8 @@ fn a_guest_that_does_not_listen_is_told_later_how_things_are() {
     });
 }
 
-/// A monitor that stops a VM takes its queues back; what happens then, the VM is told when it goes on. A driver that begins anew
-/// is told nothing.
+/// A front-end that stops a VM stops its queues. The VM receives the events of that time when it continues. A driver that starts
+/// again receives none of them.
 #[test]
 fn a_vm_that_was_stopped_is_told_what_has_happened() {
     for format in [Format::Split, Format::Packed] {
