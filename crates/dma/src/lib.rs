@@ -9,6 +9,8 @@
 //!   type in it.
 //! - [`Sgl`]: a scatter list of a request; [`SgTable`] owns those of a front-end's requests.
 //! - [`Buffer`]: aligned memory of this process, lent to a request.
+//! - [`DmaRange`]: a part of a mapping that a device may access.
+//! - [`DeviceMemory`]: mapped registers of a device.
 //! - [`Limits`]: upper bounds of mapped peers' memory; [`Peer`]: the peer that shared a mapping.
 //! - [`close_memory`], [`reclaiming`]: a separate thread unmaps memory and closes its files.
 //! - [`Keeper`]: delays the unmapping while devices have the memory registered.
@@ -24,9 +26,11 @@ mod array;
 mod budget;
 mod buffer;
 mod copy;
+mod device;
 mod dirty;
 mod fault;
 mod mapping;
+mod range;
 mod reclaim;
 mod sgl;
 mod sync;
@@ -36,9 +40,11 @@ pub use area::GuestArea;
 pub use array::GuestArray;
 pub use budget::{Limits, Peer, mapped};
 pub use buffer::Buffer;
+pub use device::DeviceMemory;
 pub use dirty::DirtyLog;
 pub use fault::{faults, install as install_fault_handler};
 pub use mapping::{MapError, Mapping};
+pub use range::DmaRange;
 pub use reclaim::{HeldPages, Keeper, Reclaiming, close_memory, reclaiming};
 pub use sgl::{Seg, Sgl};
 pub use table::{BadAddress, List, MemTable, Region, SgTable, TableError};

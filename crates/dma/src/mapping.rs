@@ -3,9 +3,9 @@
 use crate::budget::{Charge, Peer};
 use crate::reclaim::{self, Keeper, Pages};
 use crate::{copy, fault};
-use rustix::fs::FileType;
+use rustix::fs::{FileType, MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -63,6 +63,8 @@ pub struct Mapping {
     len: usize,
     /// All mapped pages: whole pages of the file's own page size, which may be huge. `Some` until the mapping is dropped.
     pages: Option<Pages>,
+    /// The memory file that this process created for the pages.
+    file: Option<OwnedFd>,
 }
 
 // SAFETY: the memory belongs to the process, not to a thread, and is reached only through copies and
@@ -84,6 +86,30 @@ impl Mapping {
         // SAFETY: a new mapping, at an address that the kernel chooses, changes no existing memory.
         let base = unsafe { mmap_anonymous(std::ptr::null_mut(), len, Self::PROT, flags)? };
         Ok(Self::new(Pages::of_ours(base, len), 0, len))
+    }
+
+    /// As [`Mapping::anonymous`], in a memory file that this process can give to another process: [`Mapping::file`]. The file's
+    /// size is sealed.
+    ///
+    /// # Errors
+    /// As [`Mapping::anonymous`].
+    pub fn in_file(len: u64) -> Result<Self, MapError> {
+        let rounded = len.checked_next_multiple_of(crate::PAGE).filter(|&n| n > 0);
+        let len = rounded.ok_or(MapError::BadRange { offset: 0, len })?;
+        let file = memfd_create("aryk-dma", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, len)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let (len, flags) = (len as usize, MapFlags::SHARED | MapFlags::NORESERVE);
+        // SAFETY: a new mapping, at an address that the kernel chooses, changes no existing memory.
+        let base = unsafe { mmap(std::ptr::null_mut(), len, Self::PROT, flags, &file, 0)? };
+        let mut mapping = Self::new(Pages::of_ours(base, len), 0, len);
+        mapping.file = Some(file);
+        Ok(mapping)
+    }
+
+    /// The file of memory that [`Mapping::in_file`] created; its first byte is the mapping's.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(OwnedFd::as_fd)
     }
 
     /// Maps `len` bytes from `offset` of a peer's memory file, shared with that peer.
@@ -155,7 +181,7 @@ impl Mapping {
         reclaim::prepare();
         let base = pages.base.cast::<u8>().wrapping_add(skip);
         let base = NonNull::new(base).expect("the kernel maps nothing at address 0");
-        Self { base, len, pages: Some(pages) }
+        Self { base, len, pages: Some(pages), file: None }
     }
 
     fn fault(&self) -> Option<&fault::Guard> {
@@ -180,9 +206,12 @@ impl Mapping {
     /// Zeroes `len` bytes from `offset`, and returns whole pages of them to the kernel. Only for anonymous memory.
     ///
     /// # Panics
-    /// If the mapping does not contain all of them, or the memory is a peer's.
+    /// If the mapping does not contain all of them, or the memory is in a file.
     pub fn zero(&self, offset: u64, len: u64) {
-        assert!(self.fault().is_none(), "a file's pages are not zeroed by being given back");
+        assert!(
+            self.fault().is_none() && self.file.is_none(),
+            "a file's pages are not zeroed by being given back"
+        );
         let end = offset.checked_add(len).filter(|&end| end <= self.len());
         let end = end.unwrap_or_else(|| panic!("{offset}+{len} of {}", self.len()));
         let pages_start = offset.next_multiple_of(crate::PAGE);

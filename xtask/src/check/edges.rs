@@ -12,7 +12,9 @@ use crate::workspace;
 enum Layer {
     /// Memory, tables, stores, rates and sockets: `dma`, `log-limit`, `slots`, `state`, `qos`, `unix-listener`.
     Ground,
-    /// Device drivers.
+    /// Access to PCI functions: `pci`.
+    Bus,
+    /// Device drivers: `uring`, `nvme`; models of devices: `nvme-model`.
     Device,
     Reactor,
     Bdev,
@@ -39,7 +41,7 @@ enum Layer {
 }
 
 use Layer::{
-    Bdev, Commands, Conformance, Device, Example, FrontEnd, Ground, Metrics, Module, Program, Queues,
+    Bdev, Bus, Commands, Conformance, Device, Example, FrontEnd, Ground, Metrics, Module, Program, Queues,
     Reactor, Rpc, Tool, Transport,
 };
 
@@ -54,7 +56,8 @@ impl Layer {
             | "crates/slots"
             | "crates/state"
             | "crates/unix-listener" => Ground,
-            "crates/uring" => Device,
+            "crates/pci" => Bus,
+            "crates/nvme" | "crates/nvme-model" | "crates/uring" => Device,
             "crates/reactor" => Reactor,
             "crates/bdev" => Bdev,
             "crates/bdev-conformance" => Conformance,
@@ -78,21 +81,25 @@ impl Layer {
     const fn may_depend_on(self) -> &'static [Self] {
         match self {
             Ground => &[Ground],
-            Device => &[Ground],
+            Bus => &[Ground],
+            Device => &[Ground, Bus],
             Reactor => &[Ground, Device],
             Bdev => &[Ground, Reactor],
             Conformance => &[Ground, Reactor, Bdev],
-            Module => &[Ground, Device, Reactor, Bdev],
+            Module => &[Ground, Bus, Device, Reactor, Bdev],
             Transport => &[Ground, Reactor, Transport],
             Commands => &[Ground, Reactor, Bdev],
             Queues => &[Ground, Reactor, Bdev, Transport],
             FrontEnd => &[Ground, Reactor, Bdev, Transport, Commands, Queues],
             Metrics => &[Ground, Reactor, Bdev],
-            Rpc => &[Ground, Device, Reactor, Bdev, Module, Transport, Commands, Queues, FrontEnd, Metrics],
-            Program => &[Ground, Device, Reactor, Bdev, Module, Transport, FrontEnd, Metrics, Rpc],
+            Rpc => {
+                &[Ground, Bus, Device, Reactor, Bdev, Module, Transport, Commands, Queues, FrontEnd, Metrics]
+            }
+            Program => &[Ground, Bus, Device, Reactor, Bdev, Module, Transport, FrontEnd, Metrics, Rpc],
             Example => &[Ground, Reactor, Bdev, Rpc, Program],
             Tool => &[
                 Ground,
+                Bus,
                 Device,
                 Reactor,
                 Bdev,
@@ -188,6 +195,17 @@ mod tests {
         assert_eq!(findings(module, &[on("crates/modules/malloc", Some("dev"))]), 0);
         assert_eq!(findings("crates/vhost-blk", &[on(module, None)]), 1);
         assert_eq!(findings("crates/rpc", &[on(module, None)]), 0);
+    }
+
+    #[test]
+    fn drivers_and_models_of_devices_know_the_bus_but_not_each_other() {
+        let (bus, memory) = (on("crates/pci", None), on("crates/dma", None));
+        assert_eq!(findings("crates/nvme", &[bus.clone(), memory.clone()]), 0);
+        assert_eq!(findings("crates/nvme-model", &[bus.clone(), memory]), 0);
+        assert_eq!(findings("crates/nvme", &[on("crates/nvme-model", None)]), 1);
+        assert_eq!(findings("crates/nvme", &[on("crates/reactor", None)]), 1);
+        assert_eq!(findings("crates/bdev", &[bus]), 1);
+        assert_eq!(findings("crates/pci", &[on("crates/nvme", None)]), 1);
     }
 
     #[test]

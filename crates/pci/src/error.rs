@@ -1,0 +1,169 @@
+//! Failures of PCI functions, by what the operator can do about them.
+//!
+//! Each transport gives each errno of its calls a meaning. An errno without one is [`PciError::Os`], after which the caller knows
+//! nothing about the state of the function: the caller closes the function and opens it again.
+
+use aryk_dma::MapError;
+use rustix::io::Errno;
+
+/// Why a call on a PCI function failed.
+#[derive(Debug, thiserror::Error)]
+pub enum PciError {
+    /// There is no such function.
+    #[error("{name}: no such PCI function (`lspci -D` lists all)")]
+    NotFound {
+        /// Address or path.
+        name: String,
+    },
+    /// Another process drives the function.
+    #[error("{name} is in use by another process: {hint}")]
+    InUse {
+        /// Address or path.
+        name: String,
+        /// How to find that process.
+        hint: String,
+    },
+    /// The process lacks a permission.
+    #[error(
+        "no permission to open {path}: give this process's user access to the file (a udev rule, or chown), or run as root"
+    )]
+    Permission {
+        /// The file.
+        path: String,
+    },
+    /// The host has no IOMMU, or the function is outside of it.
+    #[error(
+        "{name} has no IOMMU: enable VT-d or AMD-Vi in the firmware and boot the kernel with intel_iommu=on or amd_iommu=on iommu=pt"
+    )]
+    NoIommu {
+        /// Address.
+        name: String,
+    },
+    /// The function is bound to a driver of the kernel, or to none.
+    #[error("{name} is bound to {driver}, not to vfio-pci: {remedy}")]
+    NotBound {
+        /// Address.
+        name: String,
+        /// The driver, or "no driver".
+        driver: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A function of the same IOMMU group belongs to a driver of the kernel.
+    #[error(
+        "{name} shares IOMMU group {group} with {other}, which is bound to {driver}: bind {other} to vfio-pci too, or move one of them to another slot"
+    )]
+    SharedGroup {
+        /// Address.
+        name: String,
+        /// Number of the group.
+        group: u32,
+        /// Address of the other function.
+        other: String,
+        /// Its driver.
+        driver: String,
+    },
+    /// A mapping would lock more memory than the process may.
+    #[error(
+        "cannot lock {len} bytes of memory for DMA: RLIMIT_MEMLOCK is {limit}: raise it (`ulimit -l unlimited`, LimitMEMLOCK=infinity in the systemd unit)"
+    )]
+    LockLimit {
+        /// Bytes of the mapping.
+        len: u64,
+        /// The limit, for people.
+        limit: String,
+    },
+    /// The container has as many DMA mappings as it may.
+    #[error(
+        "no more DMA mappings: {limit} are the limit: map fewer, larger regions (hugepages), or raise the parameter dma_entry_limit of the module vfio_iommu_type1"
+    )]
+    MappingLimit {
+        /// The limit of mappings.
+        limit: u32,
+    },
+    /// There is no free IOVA range.
+    #[error("no free range of {len} bytes in the IOMMU's address space (aligned to {align:#x})")]
+    AddressSpace {
+        /// Bytes of the mapping.
+        len: u64,
+        /// Required alignment.
+        align: u64,
+    },
+    /// A range outside of the registers, of configuration space or of the vectors, or not aligned.
+    #[error("{what}: offset {offset:#x}, length {len:#x} is out of bounds or not aligned")]
+    OutOfBounds {
+        /// What the range is of.
+        what: &'static str,
+        /// First byte, or first vector.
+        offset: u64,
+        /// Bytes, or vectors.
+        len: u64,
+    },
+    /// No mapping has this address and length.
+    #[error("no DMA mapping of {len:#x} bytes at IOVA {iova:#x}")]
+    NotMapped {
+        /// Address.
+        iova: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// The function, the kernel or the transport cannot do this.
+    #[error("{0} is not supported")]
+    Unsupported(&'static str),
+    /// The function was removed, or its server closed the connection.
+    #[error("{name} is gone: {reason}")]
+    Gone {
+        /// Address or path.
+        name: String,
+        /// What was seen.
+        reason: String,
+    },
+    /// The server did not reply.
+    #[error("{name} did not reply to {what} within {seconds} s")]
+    TimedOut {
+        /// Path.
+        name: String,
+        /// The request.
+        what: &'static str,
+        /// The limit.
+        seconds: u64,
+    },
+    /// The server's reply breaks the protocol.
+    #[error("{name}: invalid reply to {what}: {reason}")]
+    Protocol {
+        /// Path.
+        name: String,
+        /// The request.
+        what: &'static str,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A failure without another meaning.
+    #[error("cannot {what}: {errno}")]
+    Os {
+        /// What the process tried, as "map registers".
+        what: &'static str,
+        /// The kernel's or the server's error.
+        errno: Errno,
+    },
+}
+
+impl PciError {
+    /// An errno without another meaning.
+    pub const fn os(what: &'static str, errno: Errno) -> Self {
+        Self::Os { what, errno }
+    }
+
+    /// A failed mapping of registers or memory of this process.
+    pub(crate) const fn mapping(what: &'static str, error: MapError) -> Self {
+        match error {
+            MapError::Os(errno) => Self::Os { what, errno },
+            MapError::BadRange { offset, len } => Self::OutOfBounds { what, offset, len },
+            // Limits of guests' memory, which is not mapped here.
+            MapError::NotMemory(_)
+            | MapError::TooShort { .. }
+            | MapError::NoRoom { .. }
+            | MapError::TooMany { .. } => Self::Os { what, errno: Errno::INVAL },
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! The interface of a driver to its PCI function. Control context: every call may block, unless it says otherwise.
+
+use crate::{Events, PciError, Registers};
+use aryk_dma::DmaRange;
+use std::os::fd::BorrowedFd;
+
+/// Width of a register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Width {
+    /// 32 bits.
+    Four,
+    /// 64 bits. A transport may access the two halves one after the other, the lower one first.
+    Eight,
+}
+
+impl Width {
+    /// Bytes.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::Four => 4,
+            Self::Eight => 8,
+        }
+    }
+}
+
+/// A PCI function that this process drives alone. Every call may block, unless it says otherwise: no reactor makes one.
+///
+/// Dropping the last reference closes the function: its DMA and its interrupts end, and its mappings are removed.
+pub trait Function: Send + Sync + std::fmt::Debug + 'static {
+    /// The name for people: an address such as `0000:3d:00.0`, or the path of a socket.
+    fn name(&self) -> &str;
+
+    /// Reads a register of BAR 0. A removed function returns all ones or [`PciError::Gone`].
+    ///
+    /// # Errors
+    /// [`PciError::OutOfBounds`], also for an offset that is no multiple of the width; [`PciError::Gone`];
+    /// [`PciError::TimedOut`].
+    fn read_register(&self, offset: u64, width: Width) -> Result<u64, PciError>;
+
+    /// Writes a register of BAR 0.
+    ///
+    /// # Errors
+    /// As [`Function::read_register`].
+    fn write_register(&self, offset: u64, width: Width, value: u64) -> Result<(), PciError>;
+
+    /// Reads configuration space.
+    ///
+    /// # Errors
+    /// As [`Function::read_register`].
+    fn read_config(&self, offset: u16, out: &mut [u8]) -> Result<(), PciError>;
+
+    /// Writes configuration space.
+    ///
+    /// # Errors
+    /// As [`Function::read_register`].
+    fn write_config(&self, offset: u16, data: &[u8]) -> Result<(), PciError>;
+
+    /// Maps `len` bytes of BAR 0 from `offset` on. Reactors write the result. A mapping that a reset or a removal has taken away
+    /// ([`Registers::is_lost`]) stays lost; call this again after a reset.
+    ///
+    /// # Errors
+    /// [`PciError::Unsupported`] if the transport cannot map these registers; [`PciError::OutOfBounds`].
+    fn map_registers(&self, offset: u64, len: u64) -> Result<Registers, PciError>;
+
+    /// Maps memory for DMA, and returns the address at which the function accesses it (the IOVA). Pins the memory, where the
+    /// transport needs that: the kernel then no longer moves or frees its pages. The range must start and end on a page of 4 KiB.
+    /// The caller unmaps the range before it drops the memory.
+    ///
+    /// # Errors
+    /// [`PciError::LockLimit`], [`PciError::MappingLimit`], [`PciError::AddressSpace`], each with the remedy;
+    /// [`PciError::OutOfBounds`] if the range is not of whole pages.
+    fn map(&self, memory: &DmaRange) -> Result<u64, PciError>;
+
+    /// Ends a mapping, with the address and the length that [`Function::map`] had. The function no longer accesses the memory
+    /// when this returns.
+    ///
+    /// # Errors
+    /// [`PciError::NotMapped`] if that is no mapping. After any other error the function may still access the memory: the caller
+    /// must keep the memory.
+    fn unmap(&self, iova: u64, len: u64) -> Result<(), PciError>;
+
+    /// The number of MSI-X vectors; 0 without MSI-X.
+    fn vectors(&self) -> u16;
+
+    /// Makes vector i signal eventfd i, in place of all earlier eventfds. An empty list disables interrupts.
+    ///
+    /// # Errors
+    /// [`PciError::OutOfBounds`] for more eventfds than vectors.
+    fn set_interrupts(&self, eventfds: &[BorrowedFd<'_>]) -> Result<(), PciError>;
+
+    /// Masks or unmasks a vector. An interrupt that a masked vector has raised is signalled when it is unmasked.
+    ///
+    /// # Errors
+    /// [`PciError::Unsupported`] where the MSI-X table cannot be mapped; [`PciError::OutOfBounds`].
+    fn mask(&self, vector: u16, masked: bool) -> Result<(), PciError>;
+
+    /// Allows or forbids DMA and MSI-X by the function: the bus master bit of its command register. With `false`, DMA is over
+    /// when this returns.
+    ///
+    /// # Errors
+    /// As [`Function::read_register`].
+    fn set_bus_master(&self, on: bool) -> Result<(), PciError>;
+
+    /// Resets the function (function-level reset). Registers mapped before may be lost; DMA mappings stay.
+    ///
+    /// # Errors
+    /// [`PciError::Unsupported`] if the function cannot be reset alone; [`PciError::Gone`].
+    fn reset(&self) -> Result<(), PciError>;
+
+    /// The eventfds of the function's events; `None` if the transport reports none. Does not block.
+    fn events(&self) -> Option<Events>;
+}

@@ -1,0 +1,21 @@
+//! PCI functions driven from user space: registers, DMA mappings, interrupts.
+//!
+//! - [`Function`]: what a driver needs of a PCI function. Its implementations: a model of a device in this process, and the ones
+//!   below.
+//! - [`Registers`]: mapped registers, for doorbells.
+//! - [`Events`]: the device failed, or the kernel asks for it back.
+//! - [`PciError`]: each failure, by what the operator can do about it.
+//!
+//! Drivers and models know this crate and memory (`aryk_dma`), and no more of the system. This crate knows nothing of what a
+//! function does: NVMe is in `crates/nvme`.
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod error;
+mod events;
+mod function;
+mod registers;
+
+pub use error::PciError;
+pub use events::Events;
+pub use function::{Function, Width};
+pub use registers::Registers;
