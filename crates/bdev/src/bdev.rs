@@ -494,7 +494,7 @@ impl Bdev {
 
     /// Makes each of its channels be polled, because its module has something new for them.
     pub async fn wake_channels(&self) {
-        self.for_each_channel(|cell, cx| cx.tell(cell.root())).await;
+        self.for_each_channel(|cell, cx| cx.wake_for_event(cell.root())).await;
     }
 
     /// The sum of the counts of all its channels, open and closed.

@@ -150,7 +150,7 @@ impl BdevChannel {
         self.requests.len() + self.ready.len() as u32
     }
 
-    /// Whether a poll would find nothing to do, unless the channel gets a command ([`Cx::tell`]).
+    /// Whether a poll would find nothing to do, unless the channel gets a command ([`Cx::wake_for_event`]).
     #[inline]
     pub fn is_quiet(&self) -> bool {
         self.in_flight() == 0 && self.handed.requests == 0

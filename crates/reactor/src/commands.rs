@@ -31,7 +31,7 @@ impl<C> Commands<C> {
     pub fn add(&self, command: C, cx: &mut Cx) {
         self.waiting.borrow_mut().push_back(command);
         self.has_some.set(true);
-        cx.tell(self.root);
+        cx.wake_for_event(self.root);
     }
 
     /// Whether a command waits.

@@ -34,8 +34,8 @@ pub(crate) struct RootEntry {
     pub woken: bool,
     /// The root is in the queue of woken roots, where it stays when its wake is cleared.
     pub queued: bool,
-    /// The root was woken by [`Cx::tell`].
-    pub told: bool,
+    /// The root was woken by [`Cx::wake_for_event`].
+    pub has_event: bool,
     pub promoted: bool,
     pub policy: SleepPolicy,
     /// When the root last had work while promoted.
@@ -378,7 +378,7 @@ impl Cx {
             thread,
             woken: false,
             queued: false,
-            told: false,
+            has_event: false,
             promoted: false,
             policy: self.policy,
             last_work: self.now,
@@ -465,9 +465,9 @@ impl Cx {
 
     /// As [`Cx::wake`], after an event that belongs to no request of `root`: its poll then checks everything, not only its
     /// requests.
-    pub fn tell(&mut self, root: RootId) {
+    pub fn wake_for_event(&mut self, root: RootId) {
         if let Some(entry) = self.roots.get_mut(root.0) {
-            entry.told = true;
+            entry.has_event = true;
             self.wake(root);
         }
     }
@@ -483,14 +483,15 @@ impl Cx {
         result
     }
 
-    /// Cancels a pending wake of `root`, which checks for work now. Returns whether one of the wakes was by [`Cx::tell`].
+    /// Cancels a pending wake of `root`, which checks for work now. Returns whether one of the wakes was by
+    /// [`Cx::wake_for_event`].
     #[inline]
     pub fn clear_wake(&mut self, root: RootId) -> bool {
         self.last_woken = None;
         // The queue keeps its entry, which is skipped when it is popped.
         self.roots.get_mut(root.0).is_some_and(|entry| {
             entry.woken = false;
-            std::mem::take(&mut entry.told)
+            std::mem::take(&mut entry.has_event)
         })
     }
 

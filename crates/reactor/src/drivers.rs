@@ -115,7 +115,7 @@ impl Drivers {
     /// Whether any driver has requests in flight. The time of this check grows with the number of active drivers without
     /// requests.
     #[inline]
-    pub fn is_owed(&self) -> bool {
+    pub fn has_requests(&self) -> bool {
         let has_requests = |entry: &Rc<Entry<dyn Driver>>| entry.driver.borrow().in_flight() > 0;
         self.parked_with_requests > 0 || !self.active.is_empty() && self.active.iter().any(has_requests)
     }

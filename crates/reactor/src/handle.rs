@@ -206,7 +206,7 @@ impl Handle {
     }
 
     /// As [`Handle::take_runnable`], without waiting for the lock: a thread that holds it adds a task, then notifies the reactor.
-    pub(crate) fn look_for_runnable(&self, into: &mut Vec<Runnable>) {
+    pub(crate) fn try_take_runnable(&self, into: &mut Vec<Runnable>) {
         if let Ok(mut list) = self.0.runnable.try_lock()
             && let Some(list) = &mut *list
         {
@@ -220,8 +220,8 @@ impl Handle {
         self.notify();
     }
 
-    /// Takes the results of blocking calls into an empty list, without waiting for the lock, as [`Handle::look_for_runnable`].
-    pub(crate) fn look_for_results(&self, into: &mut Vec<Completion>) {
+    /// Takes the results of blocking calls into an empty list, without waiting for the lock, as [`Handle::try_take_runnable`].
+    pub(crate) fn try_take_results(&self, into: &mut Vec<Completion>) {
         debug_assert!(into.is_empty(), "results that were not delivered");
         if let Ok(mut results) = self.0.results.try_lock() {
             std::mem::swap(into, &mut results);

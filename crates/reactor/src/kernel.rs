@@ -225,7 +225,7 @@ impl KernelDriver {
     /// Delivers the results of blocking calls that have ended; returns their number.
     #[cold]
     fn deliver_results(&mut self, cx: &mut Cx) -> u32 {
-        cx.handle.look_for_results(&mut self.results);
+        cx.handle.try_take_results(&mut self.results);
         let count = self.results.len() as u32;
         self.results.drain(..).for_each(|result| self.clients.deliver(result, cx));
         self.calls = self.calls.strict_sub(count);

@@ -44,14 +44,14 @@ pub struct Reactor {
     slept: bool,
     /// The reactor's time until here is in its account.
     settled: Nanos,
-    owed: Owed,
+    uncharged: Uncharged,
     runnable: Vec<Runnable>,
     waker: Waker,
 }
 
 /// Time that a thread has worked and that is not yet in its account. In a turn in which only one thread works, the clock is read
 /// once.
-struct Owed {
+struct Uncharged {
     thread: Option<ThreadId>,
     since: Nanos,
 }
@@ -100,7 +100,7 @@ impl Reactor {
             policy_of_work: None,
             slept: false,
             settled: cx.now(),
-            owed: Owed { thread: None, since: cx.now() },
+            uncharged: Uncharged { thread: None, since: cx.now() },
             runnable: Vec::new(),
             waker,
             kernel: Rc::clone(&cx.kernel),
@@ -175,14 +175,14 @@ impl Reactor {
         self.cx.turns.begin(now);
         self.cx.handle.0.account.begin_turn(now, now.ns_since(self.settled), self.cx.worked);
         self.settled = now;
-        self.pay(now);
+        self.charge_thread(now);
         if self.is_to_poll_on() {
-            let is_owed = self.kernel.borrow().in_flight() > 0 || self.cx.drivers.is_owed();
-            self.spin.ended(now, is_owed);
+            let has_requests = self.kernel.borrow().in_flight() > 0 || self.cx.drivers.has_requests();
+            self.spin.ended(now, has_requests);
         }
         self.policy_of_work = None;
         if self.cx.handle.0.mailbox.take_attention() {
-            self.cx.handle.look_for_runnable(&mut self.runnable);
+            self.cx.handle.try_take_runnable(&mut self.runnable);
             self.cx.results_may_be_there = true;
             self.cx.outgoing.retry();
             self.cx.answer_bells();
@@ -204,7 +204,7 @@ impl Reactor {
             self.cx.handle.0.mailbox.made_room();
             // Messages belong to no thread; their time is kept out of the accounts of the threads that run next.
             let now = self.cx.refresh_now();
-            self.pay(now);
+            self.charge_thread(now);
         }
         count > 0
     }
@@ -225,7 +225,7 @@ impl Reactor {
             // The clock is read whenever a root of another thread runs.
             if self.cx.now.ns_since(start) > ROOTS_NS {
                 // The time limit is reached: the other kinds of work run now.
-                self.make_way_for(None);
+                self.switch_thread(None);
                 break;
             }
             let Some(id) = self.cx.promoted.pop_front() else { break };
@@ -306,7 +306,7 @@ impl Reactor {
         let Some(entry) = self.cx.roots.get_mut(id.0) else { return false };
         entry.woken = false;
         let (root, thread) = (Rc::clone(&entry.root), entry.thread);
-        self.make_way_for(Some(thread));
+        self.switch_thread(Some(thread));
         self.run_as(Running::root(id.0.index()));
         let worked = root.borrow_mut().poll(&mut self.cx);
         if let Some(entry) = self.cx.roots.get_mut(id.0) {
@@ -320,7 +320,7 @@ impl Reactor {
             }
         }
         if worked {
-            self.owe(thread);
+            self.record_work_of(thread);
         }
         worked
     }
@@ -341,11 +341,11 @@ impl Reactor {
         let Some(poller) = self.cx.pollers.get_mut(id.0) else { return false };
         let thread = poller.thread;
         let Some(mut run) = poller.run.take() else { return false };
-        self.make_way_for(Some(thread));
+        self.switch_thread(Some(thread));
         self.run_as(Running::poller(id.0.index()));
         let worked = run(&mut self.cx);
         if worked {
-            self.owe(thread);
+            self.record_work_of(thread);
         }
         if let Some(poller) = self.cx.pollers.get_mut(id.0) {
             poller.run = Some(run);
@@ -363,7 +363,7 @@ impl Reactor {
                 break;
             }
             let Some(timed) = self.cx.timers.pop(now) else { break };
-            self.make_way_for(None);
+            self.switch_thread(None);
             self.run_as(Running::TIMERS);
             match timed {
                 Timed::Wake(root) => {
@@ -393,7 +393,7 @@ impl Reactor {
         let mut worked = false;
         if !self.runnable.is_empty() {
             worked = true;
-            self.make_way_for(None);
+            self.switch_thread(None);
             self.run_as(Running::TASKS);
             for runnable in self.runnable.drain(..self.runnable.len().min(TASKS)) {
                 runnable.run();
@@ -402,7 +402,7 @@ impl Reactor {
         for _ in 0..CALLS {
             let Some(call) = self.cx.local.pop_call() else { break };
             worked = true;
-            self.make_way_for(None);
+            self.switch_thread(None);
             self.run_as(Running::TASKS);
             call(&mut self.cx);
         }
@@ -482,25 +482,25 @@ impl Reactor {
     }
 
     /// Records that `thread` has worked since the clock was read last.
-    fn owe(&mut self, thread: ThreadId) {
-        self.owed.thread = Some(thread);
+    fn record_work_of(&mut self, thread: ThreadId) {
+        self.uncharged.thread = Some(thread);
     }
 
     /// Called before work of `thread` (`None`: of no thread) runs: if another thread has worked, adds the time to its account.
-    fn make_way_for(&mut self, thread: Option<ThreadId>) {
-        if self.owed.thread.is_some() && self.owed.thread != thread {
+    fn switch_thread(&mut self, thread: Option<ThreadId>) {
+        if self.uncharged.thread.is_some() && self.uncharged.thread != thread {
             let now = self.cx.refresh_now();
-            self.pay(now);
+            self.charge_thread(now);
         }
     }
 
-    fn pay(&mut self, now: Nanos) {
-        if let Some(thread) = self.owed.thread.take()
+    fn charge_thread(&mut self, now: Nanos) {
+        if let Some(thread) = self.uncharged.thread.take()
             && let Some(thread) = self.cx.threads.get_mut(thread.0)
         {
-            thread.busy += now.since(self.owed.since);
+            thread.busy += now.since(self.uncharged.since);
         }
-        self.owed.since = now;
+        self.uncharged.since = now;
     }
 }
 

@@ -130,13 +130,13 @@ impl Guest {
     /// What is written to its memory is noted there from now on, or nowhere.
     pub fn set_log(&mut self, log: Option<QueueLog>) {
         let (queue, cx) = (self.queue.id(), self.reactor.cx());
-        cx.root::<Queue>(queue).expect("it runs until it is stopped").borrow_mut().line.set_log(log);
+        cx.root::<Queue>(queue).expect("it runs until it is stopped").borrow_mut().guest.set_log(log);
     }
 
     /// Requests that were taken and have not come back.
     pub fn in_flight(&mut self) -> u32 {
         let queue = self.reactor.cx().root::<Queue>(self.queue.id()).expect("it runs until it is stopped");
-        queue.borrow().line.sgs.in_use()
+        queue.borrow().guest.sgs.in_use()
     }
 
     /// The disk has something for it: its queue is looked at once.

@@ -4,7 +4,7 @@ use crate::queue::Queue;
 use crate::request::Disk;
 use aryk_bdev::{Descriptor, OpenError};
 use aryk_reactor::{Cx, RootId};
-use aryk_vhost_device::{DeviceQueue, Line, Move, Parts};
+use aryk_vhost_device::{DeviceQueue, GuestQueue, Move, Parts};
 
 impl DeviceQueue for Queue {
     type Role = Disk;
@@ -16,7 +16,7 @@ impl DeviceQueue for Queue {
     }
 
     fn open(&mut self, disk: &Option<Descriptor>, cx: &mut Cx) -> Result<(), OpenError> {
-        self.requests.channel = match disk.as_ref().map(|disk| disk.open_channel(self.line.id, cx)) {
+        self.requests.channel = match disk.as_ref().map(|disk| disk.open_channel(self.guest.id, cx)) {
             None | Some(Err(OpenError::Removed)) => None,
             Some(channel) => {
                 let mut channel = channel?;
@@ -31,16 +31,16 @@ impl DeviceQueue for Queue {
         drop(self.requests.channel.take());
     }
 
-    fn line(&mut self) -> &mut Line {
-        &mut self.line
+    fn guest(&mut self) -> &mut GuestQueue {
+        &mut self.guest
     }
 
     fn order(&mut self) -> &mut Option<Move<Self>> {
         &mut self.order
     }
 
-    fn into_parts(self) -> (Line, Disk) {
-        (self.line, self.requests.disk)
+    fn into_parts(self) -> (GuestQueue, Disk) {
+        (self.guest, self.requests.disk)
     }
 
     fn is_free(&self) -> bool {

@@ -7,12 +7,12 @@ use crate::request::{Answer, Disk, Layout, Other, Parsed, Unanswerable};
 use aryk_bdev::{BdevChannel, Completion, Io, Status};
 use aryk_crash_point::{Step, step};
 use aryk_reactor::{Armed, Cx, Root, RootId};
-use aryk_vhost_device::{Line, Move, Parts};
+use aryk_vhost_device::{GuestQueue, Move, Parts};
 use aryk_virtqueue::Chain;
 
 /// The queue. A root of its reactor from start to stop.
 pub struct Queue {
-    pub(crate) line: Line,
+    pub(crate) guest: GuestQueue,
     pub(crate) requests: Requests,
     pub(crate) order: Option<Move<Self>>,
 }
@@ -49,43 +49,43 @@ impl Queue {
             closing_channel: false,
             giving_up: false,
         };
-        Ok(Self { line: Line::new(id, parts, cx)?, requests, order: None })
+        Ok(Self { guest: GuestQueue::new(id, parts, cx)?, requests, order: None })
     }
 
     /// As [`DeviceQueue::give_up`](aryk_vhost_device::DeviceQueue::give_up).
     pub(crate) fn give_up(&mut self, cx: &mut Cx) {
-        self.requests.giving_up = self.line.keeps_in_flight;
-        let (queue, requests) = (self.line.index, self.line.sgs.in_use());
+        self.requests.giving_up = self.guest.keeps_in_flight;
+        let (queue, requests) = (self.guest.index, self.guest.sgs.in_use());
         if let Some(channel) = self.requests.channel.as_mut().filter(|_| requests > 0) {
             tracing::warn!(queue, requests, "the disk is slow: requests are aborted");
             channel.abort_all(cx);
         }
     }
 
-    /// As [`Line::leave_removed_memory`].
+    /// As [`GuestQueue::leave_removed_memory`].
     pub(crate) fn leave_removed_memory(&mut self, cx: &mut Cx) {
-        let Self { line, requests, .. } = self;
+        let Self { guest, requests, .. } = self;
         if let Some(channel) = &mut requests.channel {
-            line.leave_removed_memory(|uses_it| channel.abort_those(|tag| uses_it(tag.0 as u16), cx));
+            guest.leave_removed_memory(|uses_it| channel.abort_those(|tag| uses_it(tag.0 as u16), cx));
         }
     }
 
     /// The disk is being removed: what runs completes, the rest fails.
     pub fn lose_disk(&mut self, cx: &mut Cx) {
         self.requests.closing_channel = true;
-        cx.wake(self.line.id);
+        cx.wake(self.guest.id);
     }
 
     /// What waits for requests to complete: stopping, moving, and leaving the disk.
     fn settle(&mut self, cx: &mut Cx) {
-        if self.line.sgs.in_use() > 0 {
+        if self.guest.sgs.in_use() > 0 {
             return;
         }
         drop(self.requests.channel.take());
-        if self.line.is_stopping() {
-            self.line.leave(cx);
+        if self.guest.is_stopping() {
+            self.guest.leave(cx);
         } else if let Some(order) = &mut self.order {
-            order.begin_transfer(self.line.id, cx);
+            order.begin_transfer(self.guest.id, cx);
         }
     }
 
@@ -97,79 +97,79 @@ impl Queue {
 
 impl Requests {
     #[inline(always)]
-    fn start(&mut self, head: u16, chain: &mut Chain, line: &mut Line, cx: &mut Cx) {
+    fn start(&mut self, head: u16, chain: &mut Chain, guest: &mut GuestQueue, cx: &mut Cx) {
         // The borrow of the chain by the first layout ends before the second begins.
-        let parsed = Layout::separate(chain, line.sgs.memory())
-            .map(|layout| self.disk.parse(layout, head, &mut line.sgs));
-        let Some(parsed) = parsed else { return self.start_scattered(head, chain, line, cx) };
+        let parsed = Layout::separate(chain, guest.sgs.memory())
+            .map(|layout| self.disk.parse(layout, head, &mut guest.sgs));
+        let Some(parsed) = parsed else { return self.start_scattered(head, chain, guest, cx) };
         match parsed {
-            Ok(io) => self.submit(io, head, line, cx),
-            Err(other) => self.start_other(other, head, chain, line, cx),
+            Ok(io) => self.submit(io, head, guest, cx),
+            Err(other) => self.start_other(other, head, chain, guest, cx),
         }
     }
 
     /// Starts a request whose header or status shares its buffer, or has several.
     #[cold]
-    fn start_scattered(&mut self, head: u16, chain: &mut Chain, line: &mut Line, cx: &mut Cx) {
-        let layout = Layout::any(chain, line.sgs.memory());
-        match self.disk.parse(layout, head, &mut line.sgs) {
-            Ok(io) => self.submit_apart(io, head, line, cx),
-            Err(other) => self.start_other(other, head, chain, line, cx),
+    fn start_scattered(&mut self, head: u16, chain: &mut Chain, guest: &mut GuestQueue, cx: &mut Cx) {
+        let layout = Layout::any(chain, guest.sgs.memory());
+        match self.disk.parse(layout, head, &mut guest.sgs) {
+            Ok(io) => self.submit_apart(io, head, guest, cx),
+            Err(other) => self.start_other(other, head, chain, guest, cx),
         }
     }
 
     /// [`Requests::submit`] as a separate function.
     #[inline(never)]
-    fn submit_apart(&mut self, io: Io, head: u16, line: &mut Line, cx: &mut Cx) {
-        self.submit(io, head, line, cx);
+    fn submit_apart(&mut self, io: Io, head: u16, guest: &mut GuestQueue, cx: &mut Cx) {
+        self.submit(io, head, guest, cx);
     }
 
     // Always inlined: the parts of a request stay in registers, up to where they are kept.
     #[inline(always)]
-    fn submit(&mut self, io: Io, head: u16, line: &mut Line, cx: &mut Cx) {
+    fn submit(&mut self, io: Io, head: u16, guest: &mut GuestQueue, cx: &mut Cx) {
         match &mut self.channel {
             Some(channel) if !self.closing_channel => channel.submit(io, cx),
-            _ => answer(head, Answer::IoError, line),
+            _ => answer(head, Answer::IoError, guest),
         }
         step(Step::Submitted);
     }
 
     /// Starts a request that is neither a read nor a write.
     #[inline(never)]
-    fn start_other(&mut self, other: Other, head: u16, chain: &Chain, line: &mut Line, cx: &mut Cx) {
-        match self.disk.parse_other(other, chain, head, &mut line.sgs) {
-            Ok(Parsed::Submit(io)) => self.submit_apart(io, head, line, cx),
+    fn start_other(&mut self, other: Other, head: u16, chain: &Chain, guest: &mut GuestQueue, cx: &mut Cx) {
+        match self.disk.parse_other(other, chain, head, &mut guest.sgs) {
+            Ok(Parsed::Submit(io)) => self.submit_apart(io, head, guest, cx),
             Ok(Parsed::Identify) => {
-                let (well, written) = self.disk.write_id(chain, line.sgs.memory());
-                line.mark_written(chain, written);
-                line.sgs.note(head, 1 + written);
-                answer(head, well, line);
+                let (well, written) = self.disk.write_id(chain, guest.sgs.memory());
+                guest.mark_written(chain, written);
+                guest.sgs.note(head, 1 + written);
+                answer(head, well, guest);
             }
-            Ok(Parsed::Answer(failed)) => answer(head, failed, line),
-            Err(Unanswerable) => line.give_up(head),
+            Ok(Parsed::Answer(failed)) => answer(head, failed, guest),
+            Err(Unanswerable) => guest.complete_unanswerable(head),
         }
     }
 
     /// Gives back what the disk has completed; whether there was any.
     #[inline(always)]
-    fn take_completions(&mut self, line: &mut Line, cx: &mut Cx) -> bool {
+    fn take_completions(&mut self, guest: &mut GuestQueue, cx: &mut Cx) -> bool {
         let Self { channel: Some(channel), completions, giving_up, .. } = self else { return false };
         // All that a pending wake-up is about is looked at now; what the poll itself sends on may wake us again.
-        cx.clear_wake(line.id);
+        cx.clear_wake(guest.id);
         let mut worked = false;
         channel.poll_each(cx, completions, |completion, _| {
             worked = true;
-            complete(completion, *giving_up, line);
+            complete(completion, *giving_up, guest);
         });
-        worked | self.take_rest(line)
+        worked | self.take_rest(guest)
     }
 
     /// The same of requests that did not end at the disk's device.
     #[inline]
-    fn take_rest(&mut self, line: &mut Line) -> bool {
+    fn take_rest(&mut self, guest: &mut GuestQueue) -> bool {
         let worked = !self.completions.is_empty();
         if worked {
-            self.completions.drain(..).for_each(|completion| complete(completion, self.giving_up, line));
+            self.completions.drain(..).for_each(|completion| complete(completion, self.giving_up, guest));
         }
         worked
     }
@@ -177,53 +177,53 @@ impl Requests {
 
 /// Gives back a request that the disk has completed, unless it is to stay in flight.
 #[inline(always)]
-fn complete(Completion { tag, status }: Completion, giving_up: bool, line: &mut Line) {
+fn complete(Completion { tag, status }: Completion, giving_up: bool, guest: &mut GuestQueue) {
     let head = tag.0 as u16;
     if status == Status::Aborted && giving_up {
-        line.sgs.end(head);
+        guest.sgs.end(head);
         return;
     }
     step(Step::Completed);
-    finish(head, status.into(), line);
+    finish(head, status.into(), guest);
 }
 
 /// Answers a request that did not go to the disk.
 #[cold]
-fn answer(head: u16, answer: Answer, line: &mut Line) {
-    finish(head, answer, line);
+fn answer(head: u16, answer: Answer, guest: &mut GuestQueue) {
+    finish(head, answer, guest);
 }
 
 /// Completes a request with its answer.
 #[inline(always)]
-fn finish(head: u16, answer: Answer, line: &mut Line) {
+fn finish(head: u16, answer: Answer, guest: &mut GuestQueue) {
     // What a read that failed has written of its data is not known.
-    line.answer(head, answer as u8, |most| if answer == Answer::Ok { most } else { 1 });
+    guest.answer(head, answer as u8, |most| if answer == Answer::Ok { most } else { 1 });
 }
 
 impl Root for Queue {
     fn poll(&mut self, cx: &mut Cx) -> bool {
-        let Self { line, requests, .. } = self;
-        let mut worked = line.give_back_owed(cx);
-        worked |= cx.without_wakes(line.id, |cx| {
-            line.take(cx, |line, head, chain, cx| requests.start(head, chain, line, cx))
+        let Self { guest, requests, .. } = self;
+        let mut worked = guest.complete_unlogged(cx);
+        worked |= cx.without_wakes(guest.id, |cx| {
+            guest.take(cx, |guest, head, chain, cx| requests.start(head, chain, guest, cx))
         });
-        worked |= requests.take_completions(line, cx);
+        worked |= requests.take_completions(guest, cx);
         if worked {
-            line.publish(cx);
+            guest.publish(cx);
         }
-        line.look_for_lost_memory();
-        if line.is_leaving() || requests.closing_channel {
+        guest.check_for_lost_memory();
+        if guest.is_leaving() || requests.closing_channel {
             self.settle(cx);
         }
         worked
     }
 
     fn promoted(&mut self, _: &mut Cx) {
-        self.line.promoted();
+        self.guest.promoted();
     }
 
     fn park(&mut self, _: &mut Cx) -> Armed {
-        self.line.park(true)
+        self.guest.park(true)
     }
 }
 

@@ -349,7 +349,7 @@ impl<K: Kind> Device for Controller<K> {
     async fn set_call(&self, index: u16, call: Option<EventFd>) {
         let _still = self.queues.hold_still().await;
         if let Some(queue) = self.queues.get(index) {
-            let _ = queue.call(move |queue, cx| queue.line().set_call(call, cx)).await;
+            let _ = queue.call(move |queue, cx| queue.guest().set_call(call, cx)).await;
         }
     }
 
@@ -360,7 +360,7 @@ impl<K: Kind> Device for Controller<K> {
     async fn set_log(&self, index: u16, log: Option<QueueLog>) {
         let _still = self.queues.hold_still().await;
         if let Some(queue) = self.queues.get(index) {
-            let _ = queue.call(move |queue, _| queue.line().set_log(log)).await;
+            let _ = queue.call(move |queue, _| queue.guest().set_log(log)).await;
         }
     }
 
@@ -381,7 +381,7 @@ impl<K: Kind> Device for Controller<K> {
         for (index, rings) in change.rings {
             let Some(queue) = self.queues.get(index) else { continue };
             let memory = Arc::clone(&change.memory);
-            let moved = queue.call(move |queue, _| queue.line().set_memory(memory, rings)).await;
+            let moved = queue.call(move |queue, _| queue.guest().set_memory(memory, rings)).await;
             if let Ok(Err(error)) = moved {
                 (self.alarm())(Trouble::Moved(index, error));
             }

@@ -4,7 +4,7 @@
 mod controller;
 mod controllers;
 mod endpoint;
-mod line;
+mod guest_queue;
 mod moving;
 mod pace;
 mod placing;
@@ -16,7 +16,7 @@ mod trouble;
 pub use controller::{Controller, Kind, NotReady, Settings, StartError};
 pub use controllers::{Controllers, Error, Info, Options, QUEUES_MAX};
 pub use endpoint::{EndpointError, Link};
-pub use line::{Line, Parts};
+pub use guest_queue::{GuestQueue, Parts};
 pub use moving::{MOVE_PATIENCE, Move, MoveError, Moved};
 pub use pace::Pace;
 pub use placing::Order;

@@ -7,7 +7,7 @@
 //! cancels the move, and the queue goes on where it is. Other queues are not affected.
 
 use crate::DeviceQueue;
-use crate::line::MakeParts;
+use crate::guest_queue::MakeParts;
 use aryk_bdev::OpenError;
 use aryk_reactor::{CoreSet, Cx, Handle, Moving, RootId, RootRef, TimerId};
 use futures_channel::oneshot;
@@ -132,14 +132,14 @@ fn cancel<Q: DeviceQueue>(queue: &mut Q, cx: &mut Cx) {
     if let Some(cancelled) = order.take_if(|order| !order.has_transfer_begun) {
         // The receiver may have been dropped.
         let _ = cancelled.result.send(Moved::TooSlow);
-        queue.line().go_on(cx);
+        queue.guest().resume(cx);
     }
 }
 
 /// Takes the queue off this reactor; it is not a root any more.
 fn pack<Q: DeviceQueue>(queue: Q, cx: &mut Cx) -> Detached<Q> {
-    let (line, role) = queue.into_parts();
-    let (thread, parts) = line.pack(cx);
+    let (guest, role) = queue.into_parts();
+    let (thread, parts) = guest.pack(cx);
     Detached { thread, parts, role }
 }
 
@@ -148,7 +148,7 @@ fn land<Q: DeviceQueue>(
     detached: Detached<Q>,
     disks: Q::Disks,
     home: Result<Handle, String>,
-    told: oneshot::Sender<Moved<Q>>,
+    result: oneshot::Sender<Moved<Q>>,
     cx: &mut Cx,
 ) {
     let Detached { thread, parts, role } = detached;
@@ -163,18 +163,18 @@ fn land<Q: DeviceQueue>(
         }
     });
     let error = match (landed, home) {
-        (Ok(root), Ok(_)) => return drop(told.send(Moved::There(root))),
-        (Ok(root), Err(why)) => return drop(told.send(Moved::Back(root, why))),
+        (Ok(root), Ok(_)) => return drop(result.send(Moved::There(root))),
+        (Ok(root), Err(why)) => return drop(result.send(Moved::Back(root, why))),
         (Err(StartFailure::Open(mut queue, why)), Ok(home)) => {
             // The queue is not a root any more, but its thread is still on this reactor.
             queue.close();
             let detached = pack(*queue, cx);
-            cx.post(&home, move |cx| land(detached, disks, Err(why.to_string()), told, cx));
+            cx.post(&home, move |cx| land(detached, disks, Err(why.to_string()), result, cx));
             return;
         }
         (Err(StartFailure::Open(mut queue, why)), Err(_)) => {
             queue.close();
-            queue.line().forget(cx);
+            queue.guest().unregister(cx);
             why.to_string()
         }
         (Err(StartFailure::Lost(error)), _) => error.to_string(),

@@ -43,8 +43,8 @@ impl<K: Kind> Controller<K> {
         }
         let _still = queues.hold_still().await;
         let queue = queues.get(index).ok_or(MoveError::Ending)?;
-        let told = queue.call(move |queue, cx| cx.set_thread_cores(queue.line().thread(), cores)).await;
-        told.map_err(|Gone| MoveError::Ending)
+        let set = queue.call(move |queue, cx| cx.set_thread_cores(queue.guest().thread(), cores)).await;
+        set.map_err(|Gone| MoveError::Ending)
     }
 
     async fn go(&self, index: u16, to: Hold, patience: Duration) -> Result<(), MoveError> {

@@ -1,15 +1,15 @@
 //! What the queues of all kinds of devices have in common: their start on a reactor, their stop, and their move to another one.
 //! Reactor context.
 
-use crate::line::STOP_GRACE;
+use crate::guest_queue::STOP_GRACE;
 use crate::moving::Moved;
-use crate::{Line, Move, Parts, StartError};
+use crate::{GuestQueue, Move, Parts, StartError};
 use aryk_bdev::OpenError;
 use aryk_reactor::{Cx, Handle, Root, RootId, RootRef};
 use futures_channel::oneshot;
 use std::time::Duration;
 
-/// A queue of a device: a line to the guest, and a role.
+/// A queue of a device: the guest's side, and a role.
 pub trait DeviceQueue: Root + Sized {
     /// The task of the queue, without its channels. It moves with the queue.
     type Role: Send + 'static;
@@ -34,13 +34,13 @@ pub trait DeviceQueue: Root + Sized {
     fn close(&mut self);
 
     /// The guest's side of the queue.
-    fn line(&mut self) -> &mut Line;
+    fn guest(&mut self) -> &mut GuestQueue;
 
     /// The move that has begun, if there is one.
     fn order(&mut self) -> &mut Option<Move<Self>>;
 
-    /// The line and the role of a queue without channels.
-    fn into_parts(self) -> (Line, Self::Role);
+    /// The guest's side and the role of a queue without channels.
+    fn into_parts(self) -> (GuestQueue, Self::Role);
 
     /// Whether the queue may begin to move, as far as its requests go.
     fn is_free(&self) -> bool {
@@ -51,7 +51,7 @@ pub trait DeviceQueue: Root + Sized {
     /// successor if an in-flight region records them, and fail otherwise.
     fn give_up(&mut self, cx: &mut Cx);
 
-    /// As [`Line::leave_removed_memory`].
+    /// As [`GuestQueue::leave_removed_memory`].
     fn leave_removed_memory(&mut self, cx: &mut Cx);
 
     /// Takes what the queue leaves to its successor.
@@ -71,7 +71,7 @@ pub trait DeviceQueue: Root + Sized {
         let mut queue = Self::new(id, parts, role, cx)?;
         if let Err(error) = queue.open(disks, cx) {
             queue.close();
-            queue.line().forget(cx);
+            queue.guest().unregister(cx);
             return Err(error.into());
         }
         Ok(queue)
@@ -80,7 +80,7 @@ pub trait DeviceQueue: Root + Sized {
     /// Takes no more requests; when the last one has completed, the queue is gone, and the receiver gets the base at which a
     /// successor goes on. After [`STOP_GRACE`] the queue gives up.
     fn stop(&mut self, cx: &mut Cx) -> oneshot::Receiver<u32> {
-        let (stopped, id) = (self.line().stop(cx), self.line().id);
+        let (stopped, id) = (self.guest().stop(cx), self.guest().id);
         cx.call_at(cx.now().after(STOP_GRACE), move |cx| {
             if let Some(queue) = cx.root::<Self>(id) {
                 queue.borrow_mut().give_up(cx);
@@ -97,10 +97,10 @@ pub trait DeviceQueue: Root + Sized {
         patience: Duration,
         cx: &mut Cx,
     ) -> Option<oneshot::Receiver<Moved<Self>>> {
-        if !self.is_free() || !self.line().begin_move() {
+        if !self.is_free() || !self.guest().begin_move() {
             return None;
         }
-        let (order, hears) = Move::begin(self.line().id, there, patience, cx);
+        let (order, hears) = Move::begin(self.guest().id, there, patience, cx);
         *self.order() = Some(order);
         Some(hears)
     }

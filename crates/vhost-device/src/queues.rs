@@ -97,5 +97,5 @@ impl<Q: DeviceQueue> Queues<Q> {
 
 async fn apply_sleep_policy<Q: DeviceQueue>(queue: &RootRef<Q>, policy: Option<SleepPolicy>) {
     // A queue that has ended needs none.
-    let _ = queue.call(move |queue, cx| cx.set_sleep_policy(queue.line().id, policy)).await;
+    let _ = queue.call(move |queue, cx| cx.set_sleep_policy(queue.guest().id, policy)).await;
 }

@@ -1,26 +1,26 @@
-//! What a guest can do wrong to a queue, and who hears of it. Counted and told in reactor context, read anywhere.
+//! A guest's errors on a queue: their counters, and the report that ends the session. Written in reactor context, read in any.
 
 use aryk_virtqueue::{ConfigError, QueueError};
 use std::sync::atomic::AtomicU64;
 
-/// What a guest did wrong, counted over all queues of a controller. Read anywhere.
+/// A guest's errors, counted over all queues of a controller.
 #[derive(Debug, Default)]
 pub struct Errors {
-    /// Descriptor chains that make no request; they were given back empty.
+    /// Descriptor chains that are no valid request; they were completed with length 0.
     pub bad_chains: AtomicU64,
-    /// Requests without a place for their status.
+    /// Requests without a buffer for their status.
     pub unanswerable: AtomicU64,
-    /// Rings that contradict themselves; each ended its queue.
+    /// Inconsistent rings; each ended its session.
     pub broken_queues: AtomicU64,
 }
 
-/// Why a queue wants its session to end.
+/// The reason why a queue ends its session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Trouble {
-    /// The ring contradicts itself.
+    /// The ring is inconsistent.
     #[error("queue {0} is broken: {1}")]
     Broken(u16, QueueError),
-    /// The ring does not lie in the guest's new memory as a ring must.
+    /// The ring is not valid in the guest's new memory.
     #[error("queue {0} cannot move to the new memory: {1}")]
     Moved(u16, ConfigError),
     /// The memory behind the guest was truncated.
@@ -28,5 +28,5 @@ pub enum Trouble {
     MemoryLost,
 }
 
-/// How a queue says that it is in trouble. Called in reactor context, once: it only passes the word on.
+/// Reports that a queue cannot go on. Called in reactor context, at most once per queue, so it must not wait.
 pub type Alarm = Box<dyn Fn(Trouble) + Send>;

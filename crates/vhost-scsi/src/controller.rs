@@ -97,8 +97,8 @@ impl Scsi {
                 }
                 EVENT => Ok(()),
                 _ => {
-                    let (requests, line) = queue.requests();
-                    requests.attach(target, nexus, line, cx)
+                    let (requests, guest) = queue.requests();
+                    requests.attach(target, nexus, guest, cx)
                 }
             });
             // A queue that has ended needs no target.
@@ -138,8 +138,8 @@ impl Scsi {
                 CONTROL => queue.manager().0.set_target(target, None),
                 EVENT => {}
                 _ => {
-                    let (requests, line) = queue.requests();
-                    requests.detach(target, line, cx);
+                    let (requests, guest) = queue.requests();
+                    requests.detach(target, guest, cx);
                 }
             });
             let _ = told.await;

@@ -7,7 +7,7 @@
 //! on is not to miss anything.
 
 use crate::wire::{Event, TARGETS};
-use aryk_vhost_device::Line;
+use aryk_vhost_device::GuestQueue;
 use aryk_virtqueue::Chain;
 use zerocopy::IntoBytes;
 
@@ -102,11 +102,11 @@ impl Events {
     }
 
     /// Sends what there are buffers for; whether there were any.
-    pub fn send(&mut self, line: &mut Line) -> bool {
+    pub fn send(&mut self, guest: &mut GuestQueue) -> bool {
         let mut sent = false;
         // A guest may give faster than we take.
         for _ in 0..BUFFERS {
-            if !self.has_some() || !line.take_one(|line, head, chain| self.put(head, chain, line)) {
+            if !self.has_some() || !guest.take_one(|guest, head, chain| self.put(head, chain, guest)) {
                 break;
             }
             sent = true;
@@ -114,17 +114,17 @@ impl Events {
         sent
     }
 
-    fn put(&mut self, head: u16, chain: &Chain, line: &mut Line) {
-        let mut list = line.sgs.begin(head);
+    fn put(&mut self, head: u16, chain: &Chain, guest: &mut GuestQueue) {
+        let mut list = guest.sgs.begin(head);
         let fits = chain.writable_len() >= size_of::<Event>() as u64
             && chain.writable().iter().all(|p| list.push(p.addr, p.len).is_ok());
         if !fits {
-            line.give_up(head);
+            guest.complete_unanswerable(head);
             return;
         }
         let event = self.take().expect("there is some");
-        line.sgs.sgl(head).write(0, event.as_bytes());
+        guest.sgs.sgl(head).write(0, event.as_bytes());
         let len = size_of::<Event>() as u32;
-        line.give_back(head, len, |_| 0..len);
+        guest.complete(head, len, |_| 0..len);
     }
 }

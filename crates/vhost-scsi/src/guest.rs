@@ -105,10 +105,10 @@ impl Guest {
         let told = nexus.clone();
         self.with(0, |queue, _| queue.manager().0.set_target(target, told));
         self.with(2, |queue, cx| {
-            let (requests, line) = queue.requests();
-            requests.detach(target, line, cx);
+            let (requests, guest) = queue.requests();
+            requests.detach(target, guest, cx);
             if let Some(nexus) = nexus {
-                requests.attach(target, nexus, line, cx).expect("a disk of ours");
+                requests.attach(target, nexus, guest, cx).expect("a disk of ours");
             }
         });
     }

@@ -9,7 +9,7 @@ use crate::queue::{Queue, Targets};
 use crate::wire::{Address, Response, Tmf, control, tmf};
 use aryk_reactor::{Cx, RootId, TimerId};
 use aryk_scsi::{Lun, Nexus, TaskFilter};
-use aryk_vhost_device::Line;
+use aryk_vhost_device::GuestQueue;
 use aryk_virtqueue::Chain;
 use futures_channel::oneshot;
 use std::convert::Infallible;
@@ -65,46 +65,46 @@ impl Manager {
     }
 
     /// Starts the request in `chain`.
-    pub fn start(&mut self, head: u16, chain: &mut Chain, line: &mut Line, cx: &mut Cx) {
-        let kind = chain.take_header::<u32>(line.sgs.memory());
+    pub fn start(&mut self, head: u16, chain: &mut Chain, guest: &mut GuestQueue, cx: &mut Cx) {
+        let kind = chain.take_header::<u32>(guest.sgs.memory());
         let kind = kind.ok().flatten();
         let function = match kind {
-            Some(control::TMF) => chain.take_header::<Tmf>(line.sgs.memory()).ok().flatten(),
+            Some(control::TMF) => chain.take_header::<Tmf>(guest.sgs.memory()).ok().flatten(),
             _ => None,
         };
         let address = match kind {
             Some(control::QUERY | control::SUBSCRIBE) => {
-                let body = chain.take_header::<Notifications>(line.sgs.memory());
+                let body = chain.take_header::<Notifications>(guest.sgs.memory());
                 body.ok().flatten().map(|body| body.address)
             }
             _ => None,
         };
-        let mut list = line.sgs.begin(head);
+        let mut list = guest.sgs.begin(head);
         let placed = chain.writable().iter().all(|p| list.push(p.addr, p.len).is_ok());
         if !placed || chain.writable().is_empty() {
-            line.give_up(head);
+            guest.complete_unanswerable(head);
             return;
         }
         if let Some(function) = function {
-            self.manage(&function, head, line, cx);
+            self.manage(&function, head, guest, cx);
         } else if let Some(address) = address {
             // None is offered: the set of those that there are is empty.
             let known = address.target().is_some_and(|(t, _)| self.targets[usize::from(t)].is_some());
             let response = if known { Response::Ok } else { Response::BadTarget };
-            answer(head, &[0, 0, 0, 0, response as u8], line);
+            answer(head, &[0, 0, 0, 0, response as u8], guest);
         } else {
-            answer(head, &[Response::Failure as u8], line);
+            answer(head, &[Response::Failure as u8], guest);
         }
     }
 
-    fn manage(&mut self, function: &Tmf, head: u16, line: &mut Line, cx: &mut Cx) {
+    fn manage(&mut self, function: &Tmf, head: u16, guest: &mut GuestQueue, cx: &mut Cx) {
         let nexus = match function.address.target() {
             Some((target, unit)) => match &self.targets[usize::from(target)] {
                 Some(nexus) if unit == Some(nexus.unit()) => Arc::clone(nexus),
-                Some(_) => return answer(head, &[Response::IncorrectLun as u8], line),
-                None => return answer(head, &[Response::BadTarget as u8], line),
+                Some(_) => return answer(head, &[Response::IncorrectLun as u8], guest),
+                None => return answer(head, &[Response::BadTarget as u8], guest),
             },
-            None => return answer(head, &[Response::BadTarget as u8], line),
+            None => return answer(head, &[Response::BadTarget as u8], guest),
         };
         let own = |tag| TaskFilter::Nexus(nexus.number(), tag);
         let work = match function.function {
@@ -114,12 +114,12 @@ impl Manager {
             tmf::UNIT_RESET => Work::Reset,
             tmf::QUERY_TASK => Work::Count(own(Some(function.tag))),
             tmf::QUERY_TASK_SET => Work::Count(own(None)),
-            _ => return answer(head, &[Response::Rejected as u8], line),
+            _ => return answer(head, &[Response::Rejected as u8], guest),
         };
         if self.waiting.len() == WAITING_MAX {
-            return answer(head, &[Response::Failure as u8], line);
+            return answer(head, &[Response::Failure as u8], guest);
         }
-        self.begin(work, nexus, head, line.id, cx);
+        self.begin(work, nexus, head, guest.id, cx);
     }
 
     fn begin(&mut self, work: Work, nexus: Arc<Nexus>, head: u16, id: RootId, cx: &mut Cx) {
@@ -137,20 +137,20 @@ impl Manager {
     }
 
     /// A function is over, unless it has been for a while.
-    fn ended(&mut self, function: Function, response: Response, line: &mut Line, cx: &mut Cx) {
+    fn ended(&mut self, function: Function, response: Response, guest: &mut GuestQueue, cx: &mut Cx) {
         if let Some(at) = self.waiting.iter().position(|waiting| waiting.function == function) {
             cx.cancel_timer(self.waiting.swap_remove(at).deadline);
-            answer(function.0, &[response as u8], line);
-            line.publish(cx);
-            cx.wake(line.id);
+            answer(function.0, &[response as u8], guest);
+            guest.publish(cx);
+            cx.wake(guest.id);
         }
     }
 
     /// The queue is to stop: functions that wait fail.
-    pub fn give_up(&mut self, line: &mut Line, cx: &mut Cx) {
+    pub fn give_up(&mut self, guest: &mut GuestQueue, cx: &mut Cx) {
         for Waiting { function, deadline, .. } in self.waiting.drain(..) {
             cx.cancel_timer(deadline);
-            answer(function.0, &[Response::Failure as u8], line);
+            answer(function.0, &[Response::Failure as u8], guest);
         }
     }
 }
@@ -207,17 +207,17 @@ async fn unless_over<T>(
 fn end(id: RootId, function: Function, response: Response, cx: &mut Cx) {
     if let Some(queue) = cx.root::<Queue>(id) {
         let mut queue = queue.borrow_mut();
-        let (manager, line) = queue.manager();
-        manager.ended(function, response, line, cx);
+        let (manager, guest) = queue.manager();
+        manager.ended(function, response, guest, cx);
     }
 }
 
 /// Answers a request, as far as there is room.
-fn answer(head: u16, bytes: &[u8], line: &mut Line) {
-    let all = line.sgs.sgl(head);
+fn answer(head: u16, bytes: &[u8], guest: &mut GuestQueue) {
+    let all = guest.sgs.sgl(head);
     let len = bytes.len().min(all.len() as usize);
     all.write(0, &bytes[..len]);
-    line.give_back(head, len as u32, |_| 0..len as u32);
+    guest.complete(head, len as u32, |_| 0..len as u32);
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use crate::queue::{Queue, Role, Targets};
 use crate::requests::Requests;
 use aryk_bdev::OpenError;
 use aryk_reactor::{Cx, RootId};
-use aryk_vhost_device::{DeviceQueue, Line, Move, Parts};
+use aryk_vhost_device::{DeviceQueue, GuestQueue, Move, Parts};
 
 /// A queue's role without its channels. A request queue opens them on each reactor anew.
 pub enum Duty {
@@ -26,7 +26,7 @@ impl DeviceQueue for Queue {
             Duty::Event(events) => Role::Event(events),
             Duty::Request => Role::Request(Requests::new(parts.ring.size())),
         };
-        Ok(Self { line: Line::new(id, parts, cx)?, role, order: None })
+        Ok(Self { guest: GuestQueue::new(id, parts, cx)?, role, order: None })
     }
 
     fn open(&mut self, targets: &Targets, cx: &mut Cx) -> Result<(), OpenError> {
@@ -42,38 +42,38 @@ impl DeviceQueue for Queue {
         }
     }
 
-    fn line(&mut self) -> &mut Line {
-        &mut self.line
+    fn guest(&mut self) -> &mut GuestQueue {
+        &mut self.guest
     }
 
     fn order(&mut self) -> &mut Option<Move<Self>> {
         &mut self.order
     }
 
-    fn into_parts(self) -> (Line, Duty) {
+    fn into_parts(self) -> (GuestQueue, Duty) {
         let duty = match self.role {
             Role::Control(manager) => Duty::Control(manager),
             Role::Event(events) => Duty::Event(events),
             Role::Request(_) => Duty::Request,
         };
-        (self.line, duty)
+        (self.guest, duty)
     }
 
     fn give_up(&mut self, cx: &mut Cx) {
         match &mut self.role {
-            Role::Control(manager) => manager.give_up(&mut self.line, cx),
+            Role::Control(manager) => manager.give_up(&mut self.guest, cx),
             Role::Event(_) => {}
-            Role::Request(requests) => requests.give_up(&self.line, cx),
+            Role::Request(requests) => requests.give_up(&self.guest, cx),
         }
-        self.line.publish(cx);
-        cx.wake(self.line.id);
+        self.guest.publish(cx);
+        cx.wake(self.guest.id);
     }
 
     /// Task management is answered soon, and buffers for events are taken when there are some.
     fn leave_removed_memory(&mut self, cx: &mut Cx) {
-        let Self { line, role, .. } = self;
+        let Self { guest, role, .. } = self;
         if let Role::Request(requests) = role {
-            line.leave_removed_memory(|uses_it| requests.abort_those(uses_it, cx));
+            guest.leave_removed_memory(|uses_it| requests.abort_those(uses_it, cx));
         }
     }
 

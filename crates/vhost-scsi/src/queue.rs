@@ -1,4 +1,4 @@
-//! One virtqueue of a controller, on its reactor: a line to the guest, and one of three roles. Reactor context.
+//! One virtqueue of a controller, on its reactor: the guest's side, and one of three roles. Reactor context.
 
 use crate::events::{Events, News};
 use crate::manage::Manager;
@@ -8,7 +8,7 @@ use crate::wire::TARGETS;
 use aryk_bdev::OpenError;
 use aryk_reactor::{Armed, Cx, Root, RootId};
 use aryk_scsi::Nexus;
-use aryk_vhost_device::{DeviceQueue, Line, Move, Parts, StartError};
+use aryk_vhost_device::{DeviceQueue, GuestQueue, Move, Parts, StartError};
 use std::sync::Arc;
 
 /// Disks by target.
@@ -26,7 +26,7 @@ pub(crate) enum Role {
 
 /// The queue. A root of its reactor from start to stop.
 pub struct Queue {
-    pub(crate) line: Line,
+    pub(crate) guest: GuestQueue,
     pub(crate) role: Role,
     pub(crate) order: Option<Move<Self>>,
 }
@@ -47,8 +47,8 @@ impl Queue {
     pub(crate) fn attach_all(&mut self, targets: &Targets, cx: &mut Cx) -> Result<(), OpenError> {
         for (target, nexus) in (0..).zip(targets) {
             let Some(nexus) = nexus else { continue };
-            let (requests, line) = self.requests();
-            match requests.attach(target, Arc::clone(nexus), line, cx) {
+            let (requests, guest) = self.requests();
+            match requests.attach(target, Arc::clone(nexus), guest, cx) {
                 // A disk that is just being removed is one that is gone.
                 Ok(()) | Err(OpenError::Removed) => {}
                 Err(error) => return Err(error),
@@ -57,22 +57,22 @@ impl Queue {
         Ok(())
     }
 
-    /// The commands' side of it, and its line.
+    /// The commands of a request queue, and the guest's side.
     ///
     /// # Panics
     /// If it has another role.
-    pub(crate) fn requests(&mut self) -> (&mut Requests, &mut Line) {
+    pub(crate) fn requests(&mut self) -> (&mut Requests, &mut GuestQueue) {
         let Role::Request(requests) = &mut self.role else { unreachable!("asked of request queues only") };
-        (requests, &mut self.line)
+        (requests, &mut self.guest)
     }
 
-    /// The task management's side of it, and its line.
+    /// The task manager of the control queue, and the guest's side.
     ///
     /// # Panics
     /// If it has another role.
-    pub(crate) fn manager(&mut self) -> (&mut Manager, &mut Line) {
+    pub(crate) fn manager(&mut self) -> (&mut Manager, &mut GuestQueue) {
         let Role::Control(manager) = &mut self.role else { unreachable!("asked of the control queue only") };
-        (manager, &mut self.line)
+        (manager, &mut self.guest)
     }
 
     /// The guest is to be told of a target. Whether this queue will: one that is to stop will not.
@@ -81,28 +81,28 @@ impl Queue {
     /// If it has another role than that.
     pub(crate) fn post(&mut self, news: News, target: u8, cx: &mut Cx) -> bool {
         let Role::Event(events) = &mut self.role else { unreachable!("asked of the event queue only") };
-        let takes = !self.line.is_stopping();
+        let takes = !self.guest.is_stopping();
         if takes {
             events.post(news, target);
-            cx.wake(self.line.id);
+            cx.wake(self.guest.id);
         }
         takes
     }
 
     /// Takes new chains off the ring and starts them; whether there were any.
     fn take_requests(&mut self, cx: &mut Cx) -> bool {
-        let Self { line, role, .. } = self;
+        let Self { guest, role, .. } = self;
         match role {
-            Role::Request(requests) => cx.without_wakes(line.id, |cx| {
-                line.take(cx, |line, head, chain, cx| requests.start(head, chain, line, cx))
+            Role::Request(requests) => cx.without_wakes(guest.id, |cx| {
+                guest.take(cx, |guest, head, chain, cx| requests.start(head, chain, guest, cx))
             }),
             Role::Control(manager) => {
-                line.take(cx, |line, head, chain, cx| manager.start(head, chain, line, cx))
+                guest.take(cx, |guest, head, chain, cx| manager.start(head, chain, guest, cx))
             }
             Role::Event(events) => {
-                let sent = events.send(line);
+                let sent = events.send(guest);
                 if sent && events.has_some() {
-                    cx.wake(line.id);
+                    cx.wake(guest.id);
                 }
                 sent
             }
@@ -114,45 +114,45 @@ impl Queue {
         if let Role::Request(requests) = &mut self.role {
             requests.settle();
         }
-        if self.line.sgs.in_use() > 0 {
+        if self.guest.sgs.in_use() > 0 {
             return;
         }
-        if !self.line.is_leaving() {
+        if !self.guest.is_leaving() {
             return;
         }
         if let Role::Request(requests) = &mut self.role {
             requests.close();
         }
-        if self.line.is_stopping() {
-            self.line.leave(cx);
+        if self.guest.is_stopping() {
+            self.guest.leave(cx);
         } else if let Some(order) = &mut self.order {
-            order.begin_transfer(self.line.id, cx);
+            order.begin_transfer(self.guest.id, cx);
         }
     }
 }
 
 impl Root for Queue {
     fn poll(&mut self, cx: &mut Cx) -> bool {
-        let mut worked = self.line.give_back_owed(cx);
+        let mut worked = self.guest.complete_unlogged(cx);
         worked |= self.take_requests(cx);
         if let Role::Request(requests) = &mut self.role {
-            worked |= requests.take_outcomes(&mut self.line, cx);
+            worked |= requests.take_outcomes(&mut self.guest, cx);
         }
         if worked {
-            self.line.publish(cx);
+            self.guest.publish(cx);
         }
-        self.line.look_for_lost_memory();
+        self.guest.check_for_lost_memory();
         self.settle(cx);
         worked
     }
 
     fn promoted(&mut self, _: &mut Cx) {
-        self.line.promoted();
+        self.guest.promoted();
     }
 
     fn park(&mut self, _: &mut Cx) -> Armed {
         // Free buffers for events are nothing to do.
         let waits = matches!(&self.role, Role::Event(events) if !events.has_some());
-        self.line.park(!waits)
+        self.guest.park(!waits)
     }
 }

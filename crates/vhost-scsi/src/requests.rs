@@ -12,7 +12,7 @@ use aryk_crash_point::{Step, step};
 use aryk_dma::{List, Sgl};
 use aryk_reactor::{Cx, Point};
 use aryk_scsi::{Nexus, Outcome, Request, Sense, UnitChannel, answer_absent};
-use aryk_vhost_device::Line;
+use aryk_vhost_device::GuestQueue;
 use aryk_virtqueue::{Chain, Piece};
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,9 +32,9 @@ struct Lengths {
 impl Lengths {
     /// The lengths of the command in flight whose chain has this head.
     #[inline]
-    fn of(head: u16, line: &Line) -> Self {
-        let data_in = line.sgs.note_of(head);
-        Self { data_in, data_out: line.sgs.len_of(head) - ANSWER - data_in }
+    fn of(head: u16, guest: &GuestQueue) -> Self {
+        let data_in = guest.sgs.note_of(head);
+        Self { data_in, data_out: guest.sgs.len_of(head) - ANSWER - data_in }
     }
 
     const fn all(self) -> u32 {
@@ -83,24 +83,24 @@ impl Requests {
         &mut self,
         target: u8,
         nexus: Arc<Nexus>,
-        line: &Line,
+        guest: &GuestQueue,
         cx: &mut Cx,
     ) -> Result<(), OpenError> {
         let place = &mut self.targets[usize::from(target)];
         assert!(place.is_none(), "target {target} has a disk");
-        *place = Some(UnitChannel::open(nexus, self.depth, line.id, cx)?);
+        *place = Some(UnitChannel::open(nexus, self.depth, guest.id, cx)?);
         self.present |= 1 << target;
         self.busy |= 1 << target;
         Ok(())
     }
 
     /// A target has its disk no more. What comes from now on finds no target; what is received ends when the last command has.
-    pub fn detach(&mut self, target: u8, line: &Line, cx: &mut Cx) {
+    pub fn detach(&mut self, target: u8, guest: &GuestQueue, cx: &mut Cx) {
         let Some(channel) = self.targets[usize::from(target)].take() else { return };
         self.present &= !(1 << target);
         self.busy &= self.present;
         self.leaving.push(channel);
-        let id = line.id;
+        let id = guest.id;
         cx.wake(id);
         cx.call_at(cx.now().after(DETACH_GRACE), move |cx| {
             if let Some(queue) = cx.root::<crate::queue::Queue>(id) {
@@ -120,37 +120,37 @@ impl Requests {
     }
 
     /// Asks the disks to give up what they have not completed.
-    pub fn give_up(&mut self, line: &Line, cx: &mut Cx) {
-        let commands = line.sgs.in_use();
+    pub fn give_up(&mut self, guest: &GuestQueue, cx: &mut Cx) {
+        let commands = guest.sgs.in_use();
         if commands > 0 {
-            tracing::warn!(queue = line.index, commands, "a disk is slow: commands are aborted");
+            tracing::warn!(queue = guest.index, commands, "a disk is slow: commands are aborted");
         }
-        self.giving_up = line.keeps_in_flight;
+        self.giving_up = guest.keeps_in_flight;
         self.targets.iter_mut().flatten().for_each(|channel| channel.abort_all(cx));
         self.abort_leaving(cx);
     }
 
     /// Starts the command in `chain`.
     #[inline]
-    pub fn start(&mut self, head: u16, chain: &mut Chain, line: &mut Line, cx: &mut Cx) {
-        let command = chain.take_header::<Command>(line.sgs.memory());
-        let Ok((lengths, all)) = place(chain, line.sgs.begin(head)) else {
-            line.give_up(head);
+    pub fn start(&mut self, head: u16, chain: &mut Chain, guest: &mut GuestQueue, cx: &mut Cx) {
+        let command = chain.take_header::<Command>(guest.sgs.memory());
+        let Ok((lengths, all)) = place(chain, guest.sgs.begin(head)) else {
+            guest.complete_unanswerable(head);
             return;
         };
         let Ok(Some(command)) = command else {
-            self.refuse(head, Response::Failure, 0, line);
+            self.refuse(head, Response::Failure, 0, guest);
             return;
         };
         let Some((target, unit)) = command.address.target() else {
-            self.refuse(head, Response::BadTarget, 0, line);
+            self.refuse(head, Response::BadTarget, 0, guest);
             return;
         };
         let Some(channel) = &mut self.targets[usize::from(target)] else {
-            self.refuse(head, Response::BadTarget, 0, line);
+            self.refuse(head, Response::BadTarget, 0, guest);
             return;
         };
-        cx.trace(line.traced(), Point::Submit, head.into());
+        cx.trace(guest.traced(), Point::Submit, head.into());
         // The guest has written there, and when the command is over it is to be here.
         all.prefetch_write();
         let request = Request {
@@ -159,7 +159,7 @@ impl Requests {
             cdb: &command.cdb,
             data_in: part(all, ANSWER, lengths.data_in),
             data_out: part(all, ANSWER + lengths.data_in, lengths.data_out),
-            replayed: line.is_replay(),
+            replayed: guest.is_replay(),
         };
         if unit == Some(channel.nexus().unit()) {
             channel.submit(request, cx);
@@ -168,54 +168,54 @@ impl Requests {
         } else {
             // A copy, for otherwise those of units that are there would have to lie in memory too.
             let outcome = answer_absent(&Request { ..request }, &[channel.nexus().unit()]);
-            self.finish(&outcome, false, line);
+            self.finish(&outcome, false, guest);
         }
     }
 
     #[cold]
-    fn refuse(&self, head: u16, response: Response, filled: u32, line: &mut Line) {
-        let lengths = Lengths::of(head, line);
-        give_back(head, &Verdict::without_status(response, lengths.all()), (0, filled), lengths, line);
+    fn refuse(&self, head: u16, response: Response, filled: u32, guest: &mut GuestQueue) {
+        let lengths = Lengths::of(head, guest);
+        complete(head, &Verdict::without_status(response, lengths.all()), (0, filled), lengths, guest);
     }
 
     /// A command is over.
     #[cold]
-    fn finish(&self, outcome: &Outcome, descriptors: bool, line: &mut Line) {
+    fn finish(&self, outcome: &Outcome, descriptors: bool, guest: &mut GuestQueue) {
         let head = outcome.tag;
-        let lengths = Lengths::of(head, line);
+        let lengths = Lengths::of(head, guest);
         let answer = Answer::new(outcome, lengths.all(), descriptors);
-        give_back(head, &answer, (outcome.moved, outcome.filled), lengths, line);
+        complete(head, &answer, (outcome.moved, outcome.filled), lengths, guest);
     }
 
     /// Gives back what has ended; whether there was any.
     #[inline]
-    pub fn take_outcomes(&mut self, line: &mut Line, cx: &mut Cx) -> bool {
+    pub fn take_outcomes(&mut self, guest: &mut GuestQueue, cx: &mut Cx) -> bool {
         let mut outcomes = std::mem::take(&mut self.outcomes);
         // All that a pending wake-up is about is looked at now; what the polls themselves send on may wake us again.
-        let was_told = cx.clear_wake(line.id);
-        let (mut worked, mut left) = (false, if was_told { self.present } else { self.busy });
+        let has_event = cx.clear_wake(guest.id);
+        let (mut worked, mut left) = (false, if has_event { self.present } else { self.busy });
         while left != 0 {
             let target = left.trailing_zeros() as usize;
             left &= left - 1;
             let channel = self.targets[target].as_mut().expect("it is present");
             channel.poll(cx, &mut outcomes, |head, moved, cx| {
                 worked = true;
-                cx.trace(line.traced(), Point::Complete, head.into());
+                cx.trace(guest.traced(), Point::Complete, head.into());
                 step(Step::Completed);
-                let lengths = Lengths::of(head, line);
-                give_back(head, &Verdict::good(lengths.all() - moved), (moved, moved), lengths, line);
+                let lengths = Lengths::of(head, guest);
+                complete(head, &Verdict::good(lengths.all() - moved), (moved, moved), lengths, guest);
             });
             if !outcomes.is_empty() {
                 worked = true;
                 let descriptors = channel.wants_descriptors();
-                self.take_rest(&mut outcomes, descriptors, line, cx);
+                self.take_rest(&mut outcomes, descriptors, guest, cx);
             }
             if self.targets[target].as_ref().is_some_and(UnitChannel::is_quiet) {
                 self.busy &= !(1 << target);
             }
         }
         if !self.leaving.is_empty() {
-            worked |= self.take_leaving(&mut outcomes, line, cx);
+            worked |= self.take_leaving(&mut outcomes, guest, cx);
         }
         self.outcomes = outcomes;
         worked
@@ -223,30 +223,36 @@ impl Requests {
 
     /// Gives back what has ended in another way than a plain command that went well.
     #[cold]
-    fn take_rest(&mut self, outcomes: &mut Vec<Outcome>, descriptors: bool, line: &mut Line, cx: &mut Cx) {
+    fn take_rest(
+        &mut self,
+        outcomes: &mut Vec<Outcome>,
+        descriptors: bool,
+        guest: &mut GuestQueue,
+        cx: &mut Cx,
+    ) {
         for outcome in outcomes.drain(..) {
-            cx.trace(line.traced(), Point::Complete, outcome.tag.into());
+            cx.trace(guest.traced(), Point::Complete, outcome.tag.into());
             if self.giving_up && (outcome.aborted || outcome.sense == Sense::ABORTED) {
-                line.sgs.end(outcome.tag);
+                guest.sgs.end(outcome.tag);
                 continue;
             }
             step(Step::Completed);
-            self.finish(&outcome, descriptors, line);
+            self.finish(&outcome, descriptors, guest);
         }
     }
 
     /// The same of disks that were taken away, where what was given up has no target any more.
     #[cold]
-    fn take_leaving(&mut self, outcomes: &mut Vec<Outcome>, line: &mut Line, cx: &mut Cx) -> bool {
+    fn take_leaving(&mut self, outcomes: &mut Vec<Outcome>, guest: &mut GuestQueue, cx: &mut Cx) -> bool {
         for channel in &mut self.leaving {
             channel.poll_all(cx, outcomes);
         }
         let worked = !outcomes.is_empty();
         for outcome in outcomes.drain(..) {
             if outcome.aborted || outcome.sense == Sense::ABORTED {
-                self.refuse(outcome.tag, Response::BadTarget, outcome.filled, line);
+                self.refuse(outcome.tag, Response::BadTarget, outcome.filled, guest);
             } else {
-                self.finish(&outcome, false, line);
+                self.finish(&outcome, false, guest);
             }
         }
         worked
@@ -273,17 +279,17 @@ impl Requests {
 /// An answer without sense leaves the place for it as it is, two cache lines of the guest's, and the length counts that
 /// place all the same: what comes behind it is data. Linux's driver looks neither there nor at the length.
 #[inline]
-fn give_back(
+fn complete(
     head: u16,
     answer: &(impl IntoBytes + Immutable),
     (moved, filled): (u32, u32),
     lengths: Lengths,
-    line: &mut Line,
+    guest: &mut GuestQueue,
 ) {
-    line.sgs.put_first(head, answer);
+    guest.sgs.put_first(head, answer);
     step(Step::Answered);
     let touched = |_| 0..ANSWER + filled.min(lengths.data_in);
-    line.give_back(head, ANSWER + moved.min(lengths.data_in), touched);
+    guest.complete(head, ANSWER + moved.min(lengths.data_in), touched);
 }
 
 /// Part of a list; nothing at its end is nothing.

@@ -224,7 +224,7 @@ fn a_queue_moves_when_its_disk_is_ready_there_and_stays_if_it_cannot_be() {
             return;
         };
         let thread =
-            queue.call(|queue: &mut Queue, cx| cx.thread_number(queue.line().thread())).await.unwrap();
+            queue.call(|queue: &mut Queue, cx| cx.thread_number(queue.guest().thread())).await.unwrap();
         let go = || {
             let to = rig.reactors.hold(&other).unwrap();
             let order = Order::Move(to, MOVE_PATIENCE);

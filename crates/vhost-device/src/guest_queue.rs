@@ -1,7 +1,8 @@
-//! What all queues have in common, block or SCSI: the guest's ring, its memory, and what is called or counted. Reactor context.
+//! The guest's side of a queue, the same for block and SCSI: the ring, the guest's memory, calls, kicks and error counters.
+//! Reactor context.
 //!
-//! A queue is a [`Line`] and what becomes of the chains that it brings. It names a chain by its head, which is also the
-//! slot of its scatter list, from [`Line::take`] to [`Line::give_back`].
+//! A device's queue owns a [`GuestQueue`] and processes the chains that it takes. A chain is named by its head, which is also the
+//! slot of its scatter list, from [`GuestQueue::take`] to [`GuestQueue::complete`].
 
 use crate::{Alarm, Errors, Pace, Trouble};
 use aryk_crash_point::{Step, step};
@@ -23,69 +24,68 @@ use std::time::Duration;
 /// Chains taken from the ring in one poll.
 const BATCH: u32 = 64;
 
-/// Descriptors looked at in one poll, and those of one chain more: chains may have very different lengths, and each
-/// descriptor costs. One whose buffer crosses regions of memory counts as one for each of these, too.
+/// Budget of descriptors read in one poll; the last chain may exceed it. Chains have very different lengths, and each descriptor
+/// costs. A descriptor whose buffer spans several regions of memory also counts once for each region.
 const DESCRIPTORS: u32 = 1024;
 
-/// Pieces of memory that requests in flight have in all, and those of one request more: a change of the guest's memory goes
-/// through all of them at one time. The queue takes
-/// no more chains meanwhile. With pages of 4 KiB they are 64 MiB.
+/// Upper bound of the pieces of memory of all requests in flight; the last request may exceed it. A change of the guest's memory
+/// visits all pieces at one time. At the bound, the queue takes no more chains. With pages of 4 KiB, the bound is 64 MiB.
 const PIECES: u32 = 1 << 14;
 
-/// Words of a dirty log, and pieces of lists, that are gone through in one poll, and those of one request more. A request
-/// of 4 GiB takes as many.
+/// Budget of dirty log words and list pieces visited in one poll; the last request may exceed it. A request of 4 GiB needs as
+/// many.
 const MARKS: u64 = 1 << 14;
 
-/// How long requests have to complete once their queue is to stop. Then they are aborted, for the front-end, and with it
-/// the guest, stands still while it waits for the queue's end.
+/// The time that requests have to complete after their queue began to stop. Then they are aborted, because the front-end, and
+/// with it the guest, stands still while it waits for the end of the queue.
 pub const STOP_GRACE: Duration = Duration::from_secs(2);
 
-/// The parts of a queue that is to start.
+/// The parts of a queue that starts.
 pub struct Parts {
-    /// For the watchdog and the trace.
+    /// The name for the watchdog and the trace.
     pub name: String,
-    /// Its place among the controller's queues.
+    /// The index among the controller's queues.
     pub index: u16,
-    /// Whose time its work is.
+    /// The thread that is charged for the queue's work.
     pub thread: ThreadId,
     /// The guest's ring.
     pub ring: Virtqueue,
-    /// Whether what is in flight outlives the queue: an in-flight region knows of it.
+    /// Whether an in-flight region records the chains in flight for a successor.
     pub keeps_in_flight: bool,
-    /// Where it is noted what is written to the guest's memory, while the guest migrates.
+    /// The dirty log of writes to the guest's memory, while the guest migrates.
     pub log: Option<QueueLog>,
     /// The guest's memory.
     pub memory: Arc<MemTable>,
-    /// What the guest is called by; `None`: it polls.
+    /// The descriptor that interrupts the guest; `None`: the guest polls.
     pub call: Option<EventFd>,
-    /// `None`: the guest does not kick, the ring is to be polled.
+    /// The descriptor that the guest kicks by; `None`: the guest does not kick, and the queue polls the ring.
     pub kick: Option<OwnedFd>,
-    /// Where the guest's mistakes are counted.
+    /// Counters of the guest's errors.
     pub errors: Arc<Errors>,
-    /// Who hears of trouble.
+    /// Ends the session when the queue cannot go on.
     pub alarm: Alarm,
 }
 
-/// What makes the parts of a queue anew, on a thread.
+/// Makes the parts of a queue on another reactor, for a thread there.
 pub type MakeParts = Box<dyn FnOnce(ThreadId) -> Parts + Send>;
 
-/// The line between a queue and its guest.
-pub struct Line {
+/// The guest's side of a queue. See the file's head.
+pub struct GuestQueue {
     /// The queue as a root of its reactor.
     pub id: RootId,
     thread: ThreadId,
-    /// Its place among the controller's queues.
+    /// The index among the controller's queues.
     pub index: u16,
     /// The guest's ring.
     pub ring: Virtqueue,
-    /// Whether what is in flight outlives the queue.
+    /// As [`Parts::keeps_in_flight`].
     pub keeps_in_flight: bool,
     log: Option<QueueLog>,
-    /// How many of [`MARKS`] this poll has used.
+    /// The part of [`MARKS`] that this poll has used.
     marked: u64,
-    /// What is given back in later polls, when it has been noted.
-    owed: VecDeque<Owed>,
-    /// What chains in flight move, by head.
+    /// Chains that later polls complete, when the dirty log has their writes.
+    unlogged: VecDeque<Unlogged>,
+    /// The scatter lists of the chains in flight, by head.
     pub sgs: SgTable,
     call: Option<EventFd>,
     watch: Option<WatchId>,
@@ -96,35 +96,36 @@ pub struct Line {
     alarm: Alarm,
     errors: Arc<Errors>,
     faults_seen: u64,
-    /// Chains that a predecessor left in flight, and that were not taken yet.
+    /// Number of chains that a predecessor left in flight and that were not taken yet.
     replays: usize,
-    /// It was parked because requests in flight have too many [`PIECES`]: nobody kicks it for the chains that wait.
+    /// The queue was parked because requests in flight have too many [`PIECES`]: no kick comes for the chains that wait.
     waits_for_room: bool,
 }
 
-impl fmt::Debug for Line {
+impl fmt::Debug for GuestQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Line").field("index", &self.index).finish_non_exhaustive()
+        f.debug_struct("GuestQueue").field("index", &self.index).finish_non_exhaustive()
     }
 }
 
-/// Why a queue takes no more requests.
+/// The reason why a queue takes no more chains.
 enum Leaving {
-    /// It stops.
+    /// The queue stops; the receiver gets the successor's base.
     Stop(oneshot::Sender<u32>),
-    /// It goes to another reactor.
+    /// The queue moves to another reactor.
     Move,
 }
 
-/// A chain whose request is over, and which is not given back yet: as [`Line::give_back`].
+/// A chain whose request has completed and whose writes are not in the dirty log yet: the parameters of
+/// [`GuestQueue::complete`].
 #[derive(Debug)]
-struct Owed {
+struct Unlogged {
     head: u16,
     written: u32,
     touched: Range<u32>,
 }
 
-/// Scratch that all queues of a reactor share.
+/// Scratch memory that all queues of a reactor share.
 struct Scratch(RefCell<Chain>);
 
 impl Default for Scratch {
@@ -133,17 +134,17 @@ impl Default for Scratch {
     }
 }
 
-impl Line {
-    /// A line on the calling reactor, already kicked: there may be requests that came before.
+impl GuestQueue {
+    /// Creates the guest's side of a queue on the calling reactor, and kicks it: there may be chains from before.
     ///
     /// # Errors
-    /// The kick cannot be watched.
+    /// The kick fd cannot be watched.
     pub fn new(id: RootId, parts: Parts, cx: &mut Cx) -> std::io::Result<Self> {
         let watch = parts.kick.map(|fd| cx.watch(fd, id)).transpose()?;
         cx.name_object(Layer::Frontend, id.trace_number(), Some(&parts.name));
         cx.kick(id);
         aryk_crash_point::step(aryk_crash_point::Step::Started);
-        // A guest that waits for a predecessor's call is not to wait for ever.
+        // A guest may wait for an interrupt that a predecessor failed to send.
         if let Some(call) = &parts.call {
             cx.signal(call.as_fd());
         }
@@ -157,7 +158,7 @@ impl Line {
             keeps_in_flight: parts.keeps_in_flight,
             log: parts.log,
             marked: 0,
-            owed: VecDeque::new(),
+            unlogged: VecDeque::new(),
             call: parts.call,
             watch,
             pace: Pace::new(cx.now()),
@@ -172,7 +173,7 @@ impl Line {
         })
     }
 
-    /// Takes new chains off the ring, of which `start` makes requests; whether there were any.
+    /// Takes new chains off the ring and passes each to `start`, which makes a request of it. Returns whether there were any.
     #[inline]
     pub fn take(&mut self, cx: &mut Cx, mut start: impl FnMut(&mut Self, u16, &mut Chain, &mut Cx)) -> bool {
         if !self.takes_requests() || !self.has_room() {
@@ -211,7 +212,7 @@ impl Line {
         taken > 0
     }
 
-    /// Takes the next chain off the ring, if there is one; whether there was.
+    /// Takes the next chain off the ring, if there is one; returns whether there was.
     pub fn take_one(&mut self, start: impl FnOnce(&mut Self, u16, &mut Chain)) -> bool {
         if !self.takes_requests() {
             return false;
@@ -230,20 +231,20 @@ impl Line {
         true
     }
 
-    /// Whether the chain that is being taken is one that a predecessor left in flight: what it asks for may have been done.
+    /// Whether a predecessor left in flight the chain that is being taken: the predecessor may have carried out its request.
     #[inline]
     pub const fn is_replay(&self) -> bool {
         self.replays > 0
     }
 
-    /// The next chain, into `chain`.
-    // Always: as a function of its own it costs a SCSI host, whose requests are long, 30 instructions each.
+    /// Pops the next chain into `chain`.
+    // Always inlined: as a separate function it costs a SCSI host, whose requests are long, 30 instructions each.
     #[inline(always)]
     fn pop(&mut self, chain: &mut Chain) -> Popped {
         self.ring.pop(self.sgs.memory(), chain)
     }
 
-    /// Handles what was popped and is no valid chain: completes a malformed chain, reports a broken queue. Returns whether
+    /// Handles a pop without a valid chain: completes a malformed chain, reports a broken queue. Returns whether
     /// there may be more chains.
     #[cold]
     fn refuse(&mut self, popped: Popped) -> bool {
@@ -264,9 +265,9 @@ impl Line {
         }
     }
 
-    /// Gives back a chain whose answer has no place; its slot is in use.
+    /// Completes a chain that has no buffer for an answer; its slot is in use.
     #[cold]
-    pub fn give_up(&mut self, head: u16) {
+    pub fn complete_unanswerable(&mut self, head: u16) {
         self.errors.unanswerable.fetch_add(1, Ordering::Relaxed);
         self.sgs.end(head);
         self.ring.push_used(head, 0);
@@ -276,70 +277,72 @@ impl Line {
     /// slot's list, and returns the range of it that may have been written.
     // Always inlined: a device type completes requests in one place.
     #[inline(always)]
-    pub fn give_back(&mut self, head: u16, written: u32, touched: impl FnOnce(u32) -> Range<u32>) {
-        if self.log.is_some() && !self.note(head, written, touched(self.sgs.len_of(head))) {
+    pub fn complete(&mut self, head: u16, written: u32, touched: impl FnOnce(u32) -> Range<u32>) {
+        if self.log.is_some() && !self.log_writes(head, written, touched(self.sgs.len_of(head))) {
             return;
         }
         self.sgs.end(head);
         self.ring.push_used(head, written);
     }
 
-    /// As [`Line::give_back`], for a request whose list ends in a byte for its status, and with which the number of bytes that it
-    /// writes was stored: `written` receives that number, and returns how many of them were written.
+    /// As [`GuestQueue::complete`], for a request whose list ends in a byte for its status, and with which the number of
+    /// bytes that it writes was stored: `written` receives that number, and returns how many of them were written.
     #[inline(always)]
     pub fn answer(&mut self, head: u16, status: u8, written: impl FnOnce(u32) -> u32) {
         if self.log.is_some() {
-            // Which bytes were written is noted before the slot is free.
+            // The dirty log needs the list, so it is written before the slot is free.
             let most = self.sgs.put_last_byte(head, status);
             step(Step::Answered);
-            return self.give_back_noted(head, written(most), most);
+            return self.complete_tail(head, written(most), most);
         }
         let most = self.sgs.end_with_last_byte(head, status);
         step(Step::Answered);
         self.ring.push_used(head, written(most));
     }
 
-    /// Gives back a request that may have written the last `most` bytes of its list.
+    /// Completes a request that may have written the last `most` bytes of its list.
     #[cold]
-    fn give_back_noted(&mut self, head: u16, written: u32, most: u32) {
-        self.give_back(head, written, |all| all.saturating_sub(most)..all);
+    fn complete_tail(&mut self, head: u16, written: u32, most: u32) {
+        self.complete(head, written, |all| all.saturating_sub(most)..all);
     }
 
-    /// Notes what was written of a chain that is to be given back; whether that can be now.
+    /// Marks the writes of a completed chain in the dirty log. Returns false if this poll's budget is used up; then a later poll
+    /// completes the chain.
     #[cold]
-    fn note(&mut self, head: u16, written: u32, touched: Range<u32>) -> bool {
+    fn log_writes(&mut self, head: u16, written: u32, touched: Range<u32>) -> bool {
         let Some(log) = &self.log else { return true };
         let now = self.marked < MARKS;
         if now {
             self.marked += self.sgs.mark_dirty(head, touched, &log.log);
         } else {
-            self.owed.push_back(Owed { head, written, touched });
+            self.unlogged.push_back(Unlogged { head, written, touched });
         }
         now
     }
 
-    /// At the beginning of each poll: gives back what an earlier poll had no time to note; whether there was any.
+    /// Called at the start of each poll: completes chains whose writes an earlier poll had no budget to log. Returns whether
+    /// there were any.
     #[inline]
-    pub fn give_back_owed(&mut self, cx: &mut Cx) -> bool {
-        self.marked > 0 && self.go_on_noting(cx)
+    pub fn complete_unlogged(&mut self, cx: &mut Cx) -> bool {
+        self.marked > 0 && self.log_rest(cx)
     }
 
     #[cold]
-    fn go_on_noting(&mut self, cx: &mut Cx) -> bool {
+    fn log_rest(&mut self, cx: &mut Cx) -> bool {
         self.marked = 0;
-        let owed = self.owed.len();
+        let unlogged = self.unlogged.len();
         while self.marked < MARKS
-            && let Some(Owed { head, written, touched }) = self.owed.pop_front()
+            && let Some(Unlogged { head, written, touched }) = self.unlogged.pop_front()
         {
-            self.give_back(head, written, |_| touched);
+            self.complete(head, written, |_| touched);
         }
-        if !self.owed.is_empty() {
+        if !self.unlogged.is_empty() {
             cx.wake(self.id);
         }
-        owed > self.owed.len()
+        unlogged > self.unlogged.len()
     }
 
-    /// Notes that the first `len` bytes that a chain lets be written were written; its slot does not know of them.
+    /// Marks in the dirty log the first `len` bytes of a chain's writable part, which are not in the list of its slot.
     #[inline]
     pub fn mark_written(&self, chain: &Chain, len: u32) {
         let Some(log) = &self.log else { return };
@@ -354,10 +357,10 @@ impl Line {
         }
     }
 
-    /// Shows the guest what was given back.
+    /// Makes completed chains visible to the guest, and interrupts it if it needs that.
     #[inline]
     pub fn publish(&mut self, cx: &mut Cx) {
-        if !self.owed.is_empty() {
+        if !self.unlogged.is_empty() {
             cx.wake(self.id);
         }
         if self.waits_for_room && self.has_room() {
@@ -371,7 +374,7 @@ impl Line {
         }
     }
 
-    /// Has another descriptor to call the guest by. What it may have missed on the old one is made good.
+    /// Sets another descriptor that interrupts the guest, and signals it once, in case the guest missed a signal of the old one.
     pub fn set_call(&mut self, call: Option<EventFd>, cx: &mut Cx) {
         self.call = call;
         if let Some(call) = &self.call {
@@ -379,26 +382,27 @@ impl Line {
         }
     }
 
-    /// From now on what is written to the guest's memory is noted there, or nowhere.
+    /// Sets the dirty log of writes to the guest's memory; `None`: the guest does not migrate.
     pub fn set_log(&mut self, log: Option<QueueLog>) {
         self.log = log;
-        // Something may have been written that nobody has noted.
+        // The ring may have been written to before.
         self.log_ring();
     }
 
-    /// The guest's memory has changed, and the ring lies here in it. Requests in flight whose memory was removed keep it.
+    /// Uses the guest's new memory, with the ring at these places in it. Requests in flight whose memory was removed keep that
+    /// memory mapped.
     ///
     /// # Errors
-    /// It does not lie there as a ring must.
+    /// The places are invalid for a ring.
     pub fn set_memory(&mut self, memory: Arc<MemTable>, rings: Rings) -> Result<(), ConfigError> {
         self.ring.set_areas(rings.desc, rings.driver, rings.device)?;
         self.sgs.set_memory(memory);
         Ok(())
     }
 
-    /// Memory that was removed from the guest is waited for: has `abort` ask whoever has them to give up the requests that
-    /// use it, and tell which those are, by head. Those that are given up fail, for it was the guest that took its memory
-    /// away.
+    /// Calls `abort` if requests in flight use memory that was removed from the guest, and for which the front-end waits. `abort`
+    /// receives a function that returns whether the request of a head uses such memory, and aborts these requests. They fail,
+    /// because the guest removed their memory.
     pub fn leave_removed_memory(&mut self, abort: impl FnOnce(&dyn Fn(u16) -> bool)) {
         let requests = self.sgs.old_users().count();
         if requests > 0 {
@@ -407,7 +411,7 @@ impl Line {
         }
     }
 
-    /// Notes that the ring was written to.
+    /// Marks the ring in the dirty log.
     #[inline]
     fn log_ring(&self) {
         if let Some(log) = &self.log {
@@ -415,18 +419,18 @@ impl Line {
         }
     }
 
-    /// Whether requests in flight have so few pieces that there may be more.
+    /// Whether requests in flight have fewer than [`PIECES`] pieces, so that the queue may take another chain.
     #[inline]
     const fn has_room(&self) -> bool {
         self.sgs.long_pieces() < PIECES
     }
 
-    /// Whether new chains are looked for.
+    /// Whether the queue takes new chains.
     pub const fn takes_requests(&self) -> bool {
         self.leaving.is_none() && !self.alarmed
     }
 
-    /// Takes requests no more; what [`Line::leave`] will say.
+    /// Stops to take chains. The receiver gets the base that [`GuestQueue::leave`] sends.
     pub fn stop(&mut self, cx: &mut Cx) -> oneshot::Receiver<u32> {
         let (sender, receiver) = oneshot::channel();
         self.leaving = Some(Leaving::Stop(sender));
@@ -434,18 +438,18 @@ impl Line {
         receiver
     }
 
-    /// Whether it is to stop.
+    /// Whether the queue is stopping.
     pub const fn is_stopping(&self) -> bool {
         matches!(self.leaving, Some(Leaving::Stop(_)))
     }
 
-    /// Whether it is to stop, or to go to another reactor.
+    /// Whether the queue is stopping or moving to another reactor.
     #[inline]
     pub const fn is_leaving(&self) -> bool {
         self.leaving.is_some()
     }
 
-    /// Takes requests no more, to go to another reactor; whether it will.
+    /// Stops to take chains, to move to another reactor. Returns false if the queue is stopping or broken; then nothing changes.
     pub fn begin_move(&mut self) -> bool {
         let goes = self.takes_requests();
         if goes {
@@ -454,24 +458,25 @@ impl Line {
         goes
     }
 
-    /// Takes requests again, for it does not move.
-    pub fn go_on(&mut self, cx: &mut Cx) {
+    /// Takes chains again, after a move was cancelled.
+    pub fn resume(&mut self, cx: &mut Cx) {
         self.leaving = None;
         cx.kick(self.id);
     }
 
-    /// What its trace records are about.
+    /// The object of the queue's trace records.
     #[inline]
     pub const fn traced(&self) -> Traced {
         Traced::new(Layer::Frontend, self.id.trace_number())
     }
 
-    /// Its thread.
+    /// The queue's thread.
     pub const fn thread(&self) -> ThreadId {
         self.thread
     }
 
-    /// Leaves the reactor for another, where it is a root no more: its thread, and what makes it anew on that.
+    /// Takes the queue, which is not a root any more, off this reactor. Returns its thread, and a function that makes its parts
+    /// on another reactor.
     pub fn pack(mut self, cx: &mut Cx) -> (Moving, MakeParts) {
         let kick = self.unwatch(cx);
         let thread = cx.release_thread(self.thread);
@@ -499,9 +504,10 @@ impl Line {
         }
     }
 
-    /// If a page fault somewhere has hit a hole in somebody's memory file: was it in ours?
+    /// Ends the session if this guest's memory file was truncated. Checks that only after a page fault has hit a hole in some
+    /// guest's file.
     #[inline]
-    pub fn look_for_lost_memory(&mut self) {
+    pub fn check_for_lost_memory(&mut self) {
         let faults = aryk_dma::faults();
         if faults != self.faults_seen {
             self.faults_seen = faults;
@@ -511,14 +517,14 @@ impl Line {
         }
     }
 
-    /// It is polled, and the guest need not kick.
+    /// Disables kicks: the reactor polls the queue every turn.
     pub fn promoted(&mut self) {
         self.ring.disable_kicks();
         self.log_ring();
     }
 
-    /// It is polled no more, unless chains wait that are `wanted`, or the guest never kicks. One that can take none is polled
-    /// when a request is given back.
+    /// Enables kicks. Returns [`Armed::Busy`], and the reactor polls on, if chains wait that are `wanted`, or if the guest never
+    /// kicks. A queue that can take no chain is polled again when a request completes.
     pub fn park(&mut self, wanted: bool) -> Armed {
         let polled_for_ever = self.watch.is_none();
         self.waits_for_room = !self.has_room();
@@ -528,19 +534,19 @@ impl Line {
         if stays { Armed::Busy } else { Armed::Yes }
     }
 
-    /// Leaves the reactor, and says where a successor goes on. It is to stop, and nothing runs.
+    /// Removes the queue, which is stopping and has no requests in flight, from the reactor, and sends the successor's base.
     pub fn leave(&mut self, cx: &mut Cx) {
-        self.forget(cx);
+        self.unregister(cx);
         cx.remove_root(self.id);
         cx.remove_thread(self.thread);
         if let Some(Leaving::Stop(stopped)) = self.leaving.take() {
-            // The session may have gone.
+            // The session may have ended.
             let _ = stopped.send(self.ring.base());
         }
     }
 
-    /// Is kicked no more, and known by no name.
-    pub fn forget(&mut self, cx: &mut Cx) {
+    /// Ends the watch of kicks, and removes the queue's name from the trace.
+    pub fn unregister(&mut self, cx: &mut Cx) {
         drop(self.unwatch(cx));
     }
 
