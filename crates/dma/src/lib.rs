@@ -9,7 +9,7 @@
 //!   type in it.
 //! - [`Sgl`]: a scatter list of a request; [`SgTable`] owns those of a front-end's requests.
 //! - [`Buffer`]: aligned memory of this process, lent to a request.
-//! - [`DmaRange`]: a part of a mapping that a device may access.
+//! - [`DmaRange`]: a part of a mapping that a device may access; [`DmaPin`] keeps it mapped.
 //! - [`DeviceMemory`]: mapped registers of a device.
 //! - [`Limits`]: upper bounds of mapped peers' memory; [`Peer`]: the peer that shared a mapping.
 //! - [`close_memory`], [`reclaiming`]: a separate thread unmaps memory and closes its files.
@@ -44,7 +44,7 @@ pub use device::DeviceMemory;
 pub use dirty::DirtyLog;
 pub use fault::{faults, install as install_fault_handler};
 pub use mapping::{MapError, Mapping};
-pub use range::DmaRange;
+pub use range::{DmaPin, DmaRange};
 pub use reclaim::{HeldPages, Keeper, Reclaiming, close_memory, reclaiming};
 pub use sgl::{Seg, Sgl};
 pub use table::{BadAddress, List, MemTable, Region, SgTable, TableError};

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 /// device before dropping the mapping.
 ///
 /// A device uses the address of the range. A model of a device copies by [`DmaRange::read`] and [`DmaRange::write`], or through
-/// [`DmaRange::area`], which keeps the memory mapped.
+/// [`DmaRange::pin`], which keeps the memory mapped for several accesses.
 #[derive(Clone, Debug)]
 pub struct DmaRange {
     address: u64,
@@ -44,29 +44,26 @@ impl DmaRange {
         false
     }
 
-    /// The bytes with checked access; `None` once the mapping was dropped. The area keeps the memory mapped.
-    pub fn area(&self) -> Option<GuestArea> {
-        GuestArea::new(&self.mapping.upgrade()?, self.offset, self.len)
+    /// Whether both ranges are the same bytes of the same mapping.
+    pub fn is_same(&self, other: &Self) -> bool {
+        (self.offset, self.len) == (other.offset, other.len) && self.mapping.ptr_eq(&other.mapping)
     }
 
-    /// Copies bytes from `offset` of the range on, each read once. Returns `false`, without a copy, if the range does not contain
-    /// all of them or the mapping was dropped. Later reads of this thread see at least what was written before these bytes.
+    /// Keeps the memory mapped, for several accesses; `None` once the mapping was dropped.
+    pub fn pin(&self) -> Option<DmaPin> {
+        GuestArea::new(&self.mapping.upgrade()?, self.offset, self.len).map(DmaPin)
+    }
+
+    /// As [`DmaPin::read`]; also returns `false` if the mapping was dropped.
     #[must_use]
     pub fn read(&self, offset: u64, out: &mut [u8]) -> bool {
-        let Some((area, offset)) = self.checked(offset, out.len()) else { return false };
-        area.read_bytes(offset, out);
-        fence(Ordering::Acquire);
-        true
+        self.pin().is_some_and(|pin| pin.read(offset, out))
     }
 
-    /// Copies bytes to `offset` of the range. Returns `false`, without a copy, if the range does not contain all of them or the
-    /// mapping was dropped. Other threads that see these bytes also see what this thread wrote before.
+    /// As [`DmaPin::write`]; also returns `false` if the mapping was dropped.
     #[must_use]
     pub fn write(&self, offset: u64, data: &[u8]) -> bool {
-        let Some((area, offset)) = self.checked(offset, data.len()) else { return false };
-        fence(Ordering::Release);
-        area.write_bytes(offset, data);
-        true
+        self.pin().is_some_and(|pin| pin.write(offset, data))
     }
 
     /// Calls `use_file` with the file of the memory and the offset of the range in it, and returns its result; `None` if the
@@ -76,11 +73,49 @@ impl DmaRange {
         let file = mapping.file()?;
         Some(use_file(file, self.offset))
     }
+}
 
-    fn checked(&self, offset: u64, len: usize) -> Option<(GuestArea, usize)> {
-        let end = offset.checked_add(len as u64)?;
-        (end <= self.len).then_some(())?;
-        Some((self.area()?, offset as usize))
+/// The bytes of a [`DmaRange`], which stay mapped while this value lives.
+#[derive(Clone, Debug)]
+pub struct DmaPin(GuestArea);
+
+impl DmaPin {
+    /// Length in bytes; at least 1.
+    pub const fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// Always `false`: a range has at least one byte.
+    pub const fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Copies bytes from `offset` of the range on, each read once. Returns `false`, without a copy, if the range does not contain
+    /// all of them. Later reads of this thread see at least what was written before these bytes.
+    #[must_use]
+    pub fn read(&self, offset: u64, out: &mut [u8]) -> bool {
+        let is_inside = self.contains(offset, out.len());
+        if is_inside {
+            self.0.read_bytes(offset as usize, out);
+            fence(Ordering::Acquire);
+        }
+        is_inside
+    }
+
+    /// Copies bytes to `offset` of the range. Returns `false`, without a copy, if the range does not contain all of them. Other
+    /// threads that see these bytes also see what this thread wrote before.
+    #[must_use]
+    pub fn write(&self, offset: u64, data: &[u8]) -> bool {
+        let is_inside = self.contains(offset, data.len());
+        if is_inside {
+            fence(Ordering::Release);
+            self.0.write_bytes(offset as usize, data);
+        }
+        is_inside
+    }
+
+    fn contains(&self, offset: u64, len: usize) -> bool {
+        offset.checked_add(len as u64).is_some_and(|end| end <= self.len())
     }
 }
 
@@ -105,9 +140,15 @@ mod tests {
             assert!(!range.write(offset, &[1, 2]), "{offset}");
             assert!(!range.read(offset, &mut out), "{offset}");
         }
+        assert!(range.is_same(&mapping.dma_range(4096, 4096).unwrap()));
+        assert!(!range.is_same(&mapping.dma_range(0, 4096).unwrap()));
+
+        let pin = range.pin().unwrap();
         drop(mapping);
+        assert!(pin.read(4094, &mut out) && range.read(4094, &mut out), "the pin keeps the memory mapped");
+        drop(pin);
         assert!(!range.write(0, &[1]) && !range.read(0, &mut out));
-        assert!(range.area().is_none());
+        assert!(range.pin().is_none());
     }
 
     #[test]

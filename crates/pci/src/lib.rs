@@ -10,11 +10,13 @@
 //! function does: NVMe is in `crates/nvme`.
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod address;
 mod error;
 mod events;
 mod function;
 mod registers;
 
+pub use address::{Address, BadAddress};
 pub use error::PciError;
 pub use events::Events;
 pub use function::{Function, Width};
