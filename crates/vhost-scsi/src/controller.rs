@@ -1,10 +1,10 @@
-//! What a vhost-user-scsi controller has of its own: eight targets, to which disks are attached. Control context.
+//! The device-specific part of a vhost-user-scsi controller: eight targets, to which disks are attached. Control context.
 //!
-//! Queue 0 is the control queue, queue 1 the event queue; all others are request queues. A disk is attached and detached without
-//! the guest's help: every queue gets a message, the guest gets an event, and commands in flight on a disk that was detached end
-//! beside the target's next disk.
+//! Queue 0 is the control queue, queue 1 the event queue; all others are request queues. A disk is attached and detached
+//! without the guest's help: every queue receives a message and the guest receives an event. After a detach, commands in flight
+//! on the old disk may still end while the target already has its next disk.
 
-use crate::events::{Events, News, Waiting};
+use crate::events::{Events, TargetEvent, Waiting};
 use crate::manage::Manager;
 use crate::moving::Duty;
 use crate::queue::{Queue, Targets};
@@ -28,7 +28,7 @@ const EVENT: u16 = 1;
 /// Queues that are not request queues.
 const FIXED: u16 = 2;
 
-/// What a vhost-user-scsi controller has of its own.
+/// The device-specific part of a vhost-user-scsi controller.
 #[derive(Debug)]
 pub struct Scsi {
     initiator: Initiator,
@@ -40,13 +40,13 @@ pub struct Scsi {
     arriving: Cell<u8>,
     /// Events for the guest that wait until its event queue runs again. `None` if the queue has not run in this session: the
     /// guest scans the targets first.
-    untold: Cell<Option<Waiting>>,
+    pending_events: Cell<Option<Waiting>>,
 }
 
 impl Scsi {
     pub(crate) fn new(initiator: Initiator, queues: u16) -> Self {
-        let (targets, arriving, untold) = (RefCell::default(), Cell::default(), Cell::default());
-        Self { initiator, queues, targets, arriving, untold }
+        let (targets, arriving, pending_events) = (RefCell::default(), Cell::default(), Cell::default());
+        Self { initiator, queues, targets, arriving, pending_events }
     }
 
     /// The name of the VM as initiator, for reservations.
@@ -103,11 +103,11 @@ impl Scsi {
             });
             // A queue that has ended needs no target.
             if let Ok(Err(error)) = told.await {
-                Self::take_away(controller, target).await;
+                Self::remove_disk(controller, target).await;
                 return Err(error.into());
             }
         }
-        Self::post(controller, News::Plugged, target).await;
+        Self::post(controller, TargetEvent::Plugged, target).await;
         Ok(Arc::downgrade(&nexus))
     }
 
@@ -121,8 +121,8 @@ impl Scsi {
         let _changing = controller.queues().hold_still().await;
         let had = controller.kind().disk_of(target).is_some_and(|nexus| is_same(&nexus, this));
         if had {
-            Self::take_away(controller, target).await;
-            Self::post(controller, News::Unplugged, target).await;
+            Self::remove_disk(controller, target).await;
+            Self::post(controller, TargetEvent::Unplugged, target).await;
         }
         had
     }
@@ -131,7 +131,7 @@ impl Scsi {
         self.targets.borrow()[usize::from(target)].clone()
     }
 
-    async fn take_away(controller: &Controller<Self>, target: u8) {
+    async fn remove_disk(controller: &Controller<Self>, target: u8) {
         controller.kind().targets.borrow_mut()[usize::from(target)].take();
         for (index, queue) in controller.queues().all() {
             let told = queue.call(move |queue, cx| match index {
@@ -155,32 +155,40 @@ impl Scsi {
     ) {
         match event {
             Event::Resized { .. } => {
-                Self::tell(controller, News::Resized, Lun::resized, target, this).await;
+                Self::report_change(controller, TargetEvent::Resized, Lun::resized, target, this).await;
             }
-            Event::Changed => Self::tell(controller, News::Changed, Lun::changed, target, this).await,
+            Event::Changed => {
+                Self::report_change(controller, TargetEvent::Changed, Lun::changed, target, this).await
+            }
             Event::Removed => _ = Self::detach(controller, target, Some(this)).await,
         }
     }
 
-    async fn tell(controller: &Controller<Self>, news: News, note: fn(&Lun), target: u8, this: &Weak<Nexus>) {
+    async fn report_change(
+        controller: &Controller<Self>,
+        event: TargetEvent,
+        note: fn(&Lun),
+        target: u8,
+        this: &Weak<Nexus>,
+    ) {
         let _changing = controller.queues().hold_still().await;
         let nexus = controller.kind().disk_of(target).filter(|nexus| is_same(nexus, Some(this)));
         if let Some(nexus) = nexus {
             note(nexus.lun());
-            Self::post(controller, news, target).await;
+            Self::post(controller, event, target).await;
         }
     }
 
     /// Sends the guest an event. The queues are held still, so the event queue neither starts nor stops meanwhile.
-    async fn post(controller: &Controller<Self>, news: News, target: u8) {
+    async fn post(controller: &Controller<Self>, event: TargetEvent, target: u8) {
         let told = match controller.queues().get(EVENT) {
-            Some(queue) => queue.call(move |queue, cx| queue.post(news, target, cx)).await.unwrap_or(false),
+            Some(queue) => queue.call(move |queue, cx| queue.post(event, target, cx)).await.unwrap_or(false),
             None => false,
         };
-        let kept = &controller.kind().untold;
-        if let Some(mut untold) = kept.get().filter(|_| !told) {
-            untold.add(news, target);
-            kept.set(Some(untold));
+        let kept = &controller.kind().pending_events;
+        if let Some(mut pending_events) = kept.get().filter(|_| !told) {
+            pending_events.add(event, target);
+            kept.set(Some(pending_events));
         }
     }
 }
@@ -275,7 +283,7 @@ impl Kind for Scsi {
             CONTROL => Duty::Control(Manager::new(self.disks())),
             EVENT => {
                 // A driver that has made no buffer available is new, and scans the targets itself.
-                let waiting = self.untold.take().filter(|_| !is_unused(ring)).unwrap_or_default();
+                let waiting = self.pending_events.take().filter(|_| !is_unused(ring)).unwrap_or_default();
                 Duty::Event(Events::new(features, waiting))
             }
             _ => Duty::Request,
@@ -284,12 +292,12 @@ impl Kind for Scsi {
 
     fn keep(&self, left: Option<Waiting>) {
         if left.is_some() {
-            self.untold.set(left);
+            self.pending_events.set(left);
         }
     }
 
     fn disconnected(&self) {
-        self.untold.take();
+        self.pending_events.take();
     }
 
     async fn end(controller: &Controller<Self>) {

@@ -1,4 +1,4 @@
-//! The vhost-user-scsi controllers among all: their creation and their targets. Control context, within one `LocalSet`.
+//! Creates and finds the vhost-user-scsi controllers, and changes their targets. Control context, within one `LocalSet`.
 
 use crate::Initiator;
 use crate::controller::Scsi;
@@ -16,7 +16,7 @@ pub const QUEUES: u16 = 128;
 /// Why a controller cannot be created, found or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// As for any kind of controllers.
+    /// An error that controllers of all kinds report.
     #[error(transparent)]
     Controller(#[from] ControllerError),
     /// There is no such target.
@@ -48,7 +48,7 @@ pub struct ScsiControllers {
 }
 
 impl ScsiControllers {
-    /// Those among `all`.
+    /// The vhost-user-scsi controllers among `all`.
     pub fn new(all: Rc<Controllers>, registry: Arc<Registry>) -> Self {
         Self { all, registry, units: Units::default() }
     }
@@ -58,8 +58,8 @@ impl ScsiControllers {
         &self.units
     }
 
-    /// Creates a controller without disks, and its socket unless it is delayed. Its initiator port name is derived from its name
-    /// if `None`.
+    /// Creates a controller without disks, and its socket unless the controller is delayed. If `initiator` is `None`, the
+    /// initiator port name is derived from the controller's name.
     ///
     /// # Errors
     /// As [`Controllers::create`].
@@ -69,7 +69,7 @@ impl ScsiControllers {
         self.all.create(options, || Ok(Scsi::new(initiator, queues))).map(|_| ())
     }
 
-    /// Creates the socket of a controller that was delayed.
+    /// Creates the socket of a delayed controller.
     ///
     /// # Errors
     /// As [`Controllers::start`].
@@ -93,13 +93,13 @@ impl ScsiControllers {
                 .ok_or_else(|| Error::Full(name.to_owned()))?,
         };
         let (events, arriving) = mpsc::unbounded_channel();
-        // A target without the disk needs no events.
+        // The receiver is gone if the target no longer has the disk; then the event is not needed.
         let tell = move |event| {
             let _ = events.send(event);
         };
         let owner = format!("vhost controller {name}");
         let opened = self.registry.open(disk, Access::Shared, &owner, tell)?;
-        // Relative identifiers of ports begin with 1.
+        // Relative port identifiers begin with 1.
         let port = Port { initiator: controller.kind().initiator().0, target: u16::from(target) + 1 };
         let nexus = Scsi::attach(&controller, target, self.units.nexus(opened, port, 0)).await?;
         tokio::task::spawn_local(pass_on(arriving, Rc::downgrade(&controller), target, nexus));
@@ -122,7 +122,7 @@ impl ScsiControllers {
     }
 }
 
-/// Passes events of a target's disk on, until the target is without the disk.
+/// Passes the disk's events to the controller until the target no longer has the disk.
 async fn pass_on(
     mut arriving: mpsc::UnboundedReceiver<Event>,
     controller: Weak<Controller<Scsi>>,

@@ -1,20 +1,21 @@
-//! What guests are told unasked (virtio 1.2, section 5.6.6.3). Reactor context.
+//! Events for guests (virtio 1.2, section 5.6.6.3). Reactor context.
 //!
-//! Events wait for the guest's buffers. What waits is not a queue but what is to be said of each target: that its disk is
-//! gone, that there is one, that it has another size, that it has other properties, in this order. So a guest that does not
-//! refill its queue, however long, is told in a few events how things are when it does; none is ever lost, and none comes
-//! that is out of date by then. A queue that stops leaves what waits to its successor: a VM that its monitor stops and lets go
-//! on is not to miss anything.
+//! Events wait for the guest's buffers. Waiting events are not a queue but a set of flags per target: disk removed, disk added,
+//! size changed, properties changed, sent in this order. So a guest that leaves its event queue empty for any length of time
+//! receives few events when it refills the queue, and they describe the current state: no change is lost and no event is out of
+//! date. A queue that stops passes its waiting events to its successor, so that a VM that its VMM pauses and resumes misses no
+//! event.
 
 use crate::wire::{Event, TARGETS};
 use aryk_vhost_device::GuestQueue;
 use aryk_virtqueue::Chain;
 use zerocopy::IntoBytes;
 
-/// What there may be to say of a target.
+/// A change of a target that the guest receives as an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum News {
-    /// Its disk is gone. The guest may know of that disk by having looked for itself.
+pub enum TargetEvent {
+    /// Its disk is gone. A guest may know the removed disk from its own scan of the targets, even if it received no event for
+    /// it.
     Unplugged,
     /// It has a disk.
     Plugged,
@@ -24,8 +25,8 @@ pub enum News {
     Changed,
 }
 
-impl News {
-    /// In the order in which they are said.
+impl TargetEvent {
+    /// The order in which the events are sent.
     const ALL: [Self; 4] = [Self::Unplugged, Self::Plugged, Self::Resized, Self::Changed];
 
     const fn of(self, target: u8) -> Event {
@@ -38,73 +39,75 @@ impl News {
     }
 }
 
-/// Buffers that are taken in one poll: few, for each may have as many descriptors as a chain can.
+/// Buffers taken in one poll: few, because each buffer may have as many descriptors as a chain can have.
 const BUFFERS: usize = 4;
 
-/// What waits, by target and in the order of [`News::ALL`].
+/// Waiting events of each target, in the order of [`TargetEvent::ALL`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Waiting([[bool; 4]; TARGETS as usize]);
 
 impl Waiting {
-    /// Something is to be said of a target.
-    pub fn add(&mut self, news: News, target: u8) {
+    /// Adds an event of a target.
+    pub fn add(&mut self, event: TargetEvent, target: u8) {
         let waiting = &mut self.0[usize::from(target)];
-        match news {
-            News::Unplugged => *waiting = [true, false, false, false],
-            // A disk's size and properties are what the guest asks for first.
-            News::Plugged => *waiting = [waiting[0], true, false, false],
-            News::Resized => waiting[2] = true,
-            News::Changed => waiting[3] = true,
+        match event {
+            TargetEvent::Unplugged => *waiting = [true, false, false, false],
+            // The guest reads the size and properties of a new disk anyway.
+            TargetEvent::Plugged => *waiting = [waiting[0], true, false, false],
+            TargetEvent::Resized => waiting[2] = true,
+            TargetEvent::Changed => waiting[3] = true,
         }
     }
 
     fn all(&mut self) -> impl Iterator<Item = (&mut bool, Event)> {
         let targets = (0..).zip(&mut self.0);
-        targets.flat_map(|(target, waiting)| waiting.iter_mut().zip(News::ALL.map(|news| news.of(target))))
+        targets.flat_map(|(target, waiting)| {
+            waiting.iter_mut().zip(TargetEvent::ALL.map(|event| event.of(target)))
+        })
     }
 }
 
-/// Events that wait.
+/// The event queue's waiting events.
 #[derive(Debug)]
 pub struct Events {
-    /// What the guest has agreed to hear.
+    /// The features that the guest has acknowledged.
     features: u64,
     waiting: Waiting,
 }
 
 impl Events {
-    /// Those that have waited already, for a guest that has agreed to these features.
+    /// Takes over `waiting`, without the events whose feature the guest has not acknowledged.
     pub fn new(features: u64, mut waiting: Waiting) -> Self {
         waiting.all().for_each(|(waits, event)| *waits &= features & event.feature() != 0);
         Self { features, waiting }
     }
 
-    /// Something is to be said of a target, if the guest wants to hear of such.
-    pub fn post(&mut self, news: News, target: u8) {
-        if self.features & news.of(target).feature() != 0 {
-            self.waiting.add(news, target);
+    /// Adds an event of a target if the guest has acknowledged its feature.
+    pub fn post(&mut self, event: TargetEvent, target: u8) {
+        if self.features & event.of(target).feature() != 0 {
+            self.waiting.add(event, target);
         }
     }
 
-    /// What waits, for the queue's successor.
+    /// Takes the waiting events, for the queue's successor.
     pub fn take_waiting(&mut self) -> Waiting {
         std::mem::take(&mut self.waiting)
     }
 
-    /// Whether there is something to send.
+    /// Whether an event is waiting.
     pub fn has_some(&self) -> bool {
         self.waiting.0.as_flattened().contains(&true)
     }
 
-    /// The next event, which waits no more.
+    /// Takes the next waiting event.
     fn take(&mut self) -> Option<Event> {
         self.waiting.all().find_map(|(waits, event)| std::mem::take(waits).then_some(event))
     }
 
-    /// Sends what there are buffers for; whether there were any.
+    /// Sends waiting events as far as the guest has provided buffers. Returns whether it took a buffer.
     pub fn send(&mut self, guest: &mut GuestQueue) -> bool {
         let mut sent = false;
-        // A guest may give faster than we take.
+        // Bounded, because a guest may refill the queue faster than this loop empties it.
         for _ in 0..BUFFERS {
             if !self.has_some() || !guest.take_one(|guest, head, chain| self.put(head, chain, guest)) {
                 break;

@@ -1,7 +1,7 @@
-//! A guest's side of a SCSI host, for fuzzers: memory, a ring of each kind in it, and two disks behind, on a reactor that
-//! is stepped.
+//! The guest's side of a SCSI host, for fuzzers: guest memory with one ring of each kind, and two disks, on a reactor that the
+//! fuzzer steps.
 
-use crate::events::{Events, News, Waiting};
+use crate::events::{Events, TargetEvent, Waiting};
 use crate::manage::Manager;
 use crate::moving::Duty;
 use crate::queue::{Queue, Targets};
@@ -20,20 +20,20 @@ pub const MEMORY: u64 = 256 * 1024;
 pub const SIZE: u16 = 16;
 /// Queues: task management, events, commands.
 pub const QUEUES: u16 = 3;
-/// From one queue's rings to the next one's, which lie at guest addresses that are also offsets.
+/// The distance between two queues' rings. The rings' guest addresses are also offsets into the guest memory.
 const RINGS: u64 = 0x1000;
 const AVAIL: u64 = 0x400;
 const USED: u64 = 0x800;
-/// From where on memory is free for requests.
+/// The first byte of memory that is free for requests.
 pub const FREE: u64 = RINGS * QUEUES as u64;
-/// Targets that have disks at first, in the order of their disks.
+/// Targets that have disks at first, in the order of the disks.
 pub const TARGETS: [u8; 2] = [0, 5];
 
 /// The guest, its disks, and the reactor between them.
 pub struct Guest {
-    /// All of its memory.
+    /// All guest memory.
     pub memory: GuestArea,
-    /// What it did wrong.
+    /// Errors that the guest has caused.
     pub errors: Arc<Errors>,
     queues: Vec<RootRef<Queue>>,
     nexuses: Vec<Arc<Nexus>>,
@@ -48,13 +48,14 @@ impl std::fmt::Debug for Guest {
 }
 
 impl Guest {
-    /// A guest of these disks of a registry.
+    /// Creates a guest with these two disks of a registry.
     pub fn new(registry: &Registry, disks: [&str; 2]) -> Self {
         let mapping = Arc::new(Mapping::anonymous(MEMORY).expect("memory"));
         let region = Region { guest_addr: 0, user_addr: 0, len: MEMORY, offset: 0, mapping };
         let memory = Arc::new(MemTable::new(vec![region]).expect("one region"));
         let whole = memory.area_at_guest(0, MEMORY).expect("inside");
-        let open = |name| registry.open(name, Access::Exclusive, "test", |_| ()).expect("a disk of ours");
+        let open =
+            |name| registry.open(name, Access::Exclusive, "test", |_| ()).expect("the disk can be opened");
         let nexuses: Vec<_> = disks
             .map(|name| Units::default().nexus(open(name), Port { initiator: 0x3000, target: 1 }, 0))
             .into();
@@ -88,18 +89,20 @@ impl Guest {
         self.memory.store_u16(avail + 2, *next, Ordering::Release);
     }
 
-    /// A turn of the reactor.
+    /// Runs one turn of the reactor.
     pub fn turn(&mut self) {
         self.reactor.turn();
     }
 
-    /// The guest is to be told that a disk has come, gone, or changed its size or properties.
+    /// Posts an event of a target: disk added, removed, resized or changed.
     pub fn post(&mut self, which: usize, target: u8) {
-        let news = [News::Unplugged, News::Plugged, News::Resized, News::Changed][which % 4];
-        self.with(1, |queue, cx| queue.post(news, target, cx));
+        let event =
+            [TargetEvent::Unplugged, TargetEvent::Plugged, TargetEvent::Resized, TargetEvent::Changed]
+                [which % 4];
+        self.with(1, |queue, cx| queue.post(event, target, cx));
     }
 
-    /// Takes the disk of one of [`TARGETS`] away, or gives it back.
+    /// Detaches the disk of one of [`TARGETS`], or attaches it again.
     pub fn plug(&mut self, which: usize, is_there: bool) {
         let (target, nexus) = (TARGETS[which], is_there.then(|| Arc::clone(&self.nexuses[which])));
         let told = nexus.clone();
@@ -108,14 +111,14 @@ impl Guest {
             let (requests, guest) = queue.requests();
             requests.detach(target, guest, cx);
             if let Some(nexus) = nexus {
-                requests.attach(target, nexus, guest, cx).expect("a disk of ours");
+                requests.attach(target, nexus, guest, cx).expect("the disk can be opened");
             }
         });
     }
 
     fn with<T>(&mut self, queue: usize, f: impl FnOnce(&mut Queue, &mut Cx) -> T) -> T {
         let cx = self.reactor.cx();
-        let queue = cx.root::<Queue>(self.queues[queue].id()).expect("it runs until it is stopped");
+        let queue = cx.root::<Queue>(self.queues[queue].id()).expect("the queue runs until `stop`");
         f(&mut queue.borrow_mut(), cx)
     }
 
@@ -157,7 +160,7 @@ fn start(
         index,
         name: "queue".to_owned(),
         thread,
-        ring: ring.expect("a sound ring"),
+        ring: ring.expect("the ring is valid"),
         keeps_in_flight: false,
         log: None,
         memory: Arc::clone(memory),
@@ -174,5 +177,5 @@ fn start(
         }
         _ => Queue::of_commands(id, parts, targets, cx),
     });
-    queue.expect("disks of ours")
+    queue.expect("the disks can be opened")
 }

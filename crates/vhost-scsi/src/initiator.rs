@@ -1,21 +1,22 @@
-//! What a controller is called as an initiator: by that, disks know again who has reserved them. Any context; pure.
+//! The initiator port name of a controller. Disks store it with each reservation, to recognize the holder. Any context; pure.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// An initiator's name: an NAA identifier of 64 bits, written `naa.` and 16 hexadecimal digits.
+/// An initiator port name: an NAA identifier of 64 bits, written `naa.` and 16 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Initiator(pub(crate) u64);
 
-/// It is none.
+/// The text is not an initiator port name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("an initiator's name is `naa.` and 16 hexadecimal digits, the first of them 2, 3 or 5")]
 pub struct BadInitiator;
 
 impl Initiator {
-    /// That of a controller for which none was chosen: locally assigned (NAA 3h), and the same for the same name, always.
+    /// Derives the name for a controller without a configured one: locally assigned (NAA 3h), always the same for the same
+    /// controller name.
     pub(crate) fn of(controller: &str) -> Self {
-        // FNV-1a, which is to stay what it is: what disks have kept names initiators by it.
+        // FNV-1a. Never change it: disks store initiators' names that were derived with it.
         let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         let hash = controller.bytes().fold(0xcbf2_9ce4_8422_2325, step);
         Self(3 << 60 | hash & (u64::MAX >> 4))
@@ -47,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_as_they_are_written() {
+    fn names_parse_to_what_they_display() {
         let own = Initiator::of("vm1");
         assert_eq!(own.to_string().parse(), Ok(own));
         assert_eq!("naa.5000c500a1b2c3d4".parse::<Initiator>().unwrap().to_string(), "naa.5000c500a1b2c3d4");
@@ -64,8 +65,8 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_keeps_its_name() {
-        // Disks have kept it.
+    fn a_derived_name_never_changes() {
+        // Disks have stored this name.
         assert_eq!(Initiator::of("vm1").to_string(), "naa.38f65f194ec59887");
         assert_ne!(Initiator::of("vm1"), Initiator::of("vm2"));
     }

@@ -1,6 +1,7 @@
 //! vhost-user-scsi: disks of the block layer as the targets of a guest's SCSI host (virtio 1.2, section 5.6).
 //!
-//! What commands mean is in `aryk-scsi`; here is how they come from a guest, and how its targets come and go while it runs.
+//! `aryk-scsi` carries out the commands. This crate receives them from the guest, and attaches and detaches targets while the
+//! guest runs.
 #![forbid(unsafe_code)]
 
 mod controller;

@@ -1,9 +1,9 @@
 //! Task management, on the control queue (virtio 1.2, section 5.6.6.2). Reactor context.
 //!
-//! A function is answered when the commands that it concerns have ended, on whichever reactor; meanwhile the queue goes on.
-//! One whose commands do not end, for the kernel or a store holds them, has failed after [`DEADLINE`]: they are still in
-//! flight then, and end as aborted when they do. The function's task ends at its deadline too: a guest that goes on asking
-//! holds no more than [`WAITING_MAX`] of them.
+//! A task management function is answered when the commands that it concerns have ended, on whichever reactor they run;
+//! meanwhile the queue handles further requests. If the commands do not end because the kernel or a store holds them, the
+//! function fails after [`DEADLINE`]; the commands are still in flight then, and end as aborted later. The function's task also
+//! ends at the deadline, so a guest that repeats functions has at most [`WAITING_MAX`] of them in memory.
 
 use crate::queue::{Queue, Targets};
 use crate::wire::{Address, Response, Tmf, control, tmf};
@@ -20,14 +20,14 @@ use std::task::Poll;
 use std::time::Duration;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// How long a function may take. Linux waits for its answer without a limit of its own.
+/// How long a function may take. Linux waits for the answer without a limit of its own.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Functions that wait at one time; more fail at once. Guests ask for one at a time, and each of these is looked at when a
-/// command ends.
+/// The maximum number of waiting functions; more fail at once. Guests send one at a time. Each end of a command checks all
+/// waiting functions, so their number is bounded.
 const WAITING_MAX: usize = 64;
 
-/// A request about asynchronous notifications, behind its type.
+/// A request about asynchronous notifications, after the type field.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C, packed)]
 struct Notifications {
@@ -35,19 +35,19 @@ struct Notifications {
     events: u32,
 }
 
-/// A function that waits: head, and serial number.
+/// A waiting function: its chain's head, and a serial number.
 type Function = (u16, u64);
 
 /// A function that waits for commands to end.
 struct Waiting {
     function: Function,
-    /// Fails it.
+    /// The timer that fails the function.
     deadline: TimerId,
     /// Dropping this ends the function's task.
-    _patience: oneshot::Sender<Infallible>,
+    _task: oneshot::Sender<Infallible>,
 }
 
-/// Functions and their targets.
+/// The task management functions in progress, and the targets' disks.
 pub struct Manager {
     targets: Targets,
     waiting: Vec<Waiting>,
@@ -59,7 +59,7 @@ impl Manager {
         Self { targets, waiting: Vec::new(), serial: 0 }
     }
 
-    /// A target has this disk now, or none.
+    /// Sets the disk of a target, or that it has none.
     pub fn set_target(&mut self, target: u8, nexus: Option<Arc<Nexus>>) {
         self.targets[usize::from(target)] = nexus;
     }
@@ -88,7 +88,7 @@ impl Manager {
         if let Some(function) = function {
             self.manage(&function, head, guest, cx);
         } else if let Some(address) = address {
-            // None is offered: the set of those that there are is empty.
+            // The device offers no asynchronous notifications: the set of events in the answer is empty.
             let known = address.target().is_some_and(|(t, _)| self.targets[usize::from(t)].is_some());
             let response = if known { Response::Ok } else { Response::BadTarget };
             answer(head, &[0, 0, 0, 0, response as u8], guest);
@@ -127,8 +127,8 @@ impl Manager {
         let (function, local) = ((head, self.serial), cx.local().clone());
         let deadline = move |cx: &mut Cx| end(id, function, Response::Failure, cx);
         let deadline = cx.call_at(cx.now().after(DEADLINE), deadline);
-        let (patience, is_over) = oneshot::channel();
-        self.waiting.push(Waiting { function, deadline, _patience: patience });
+        let (task, is_over) = oneshot::channel();
+        self.waiting.push(Waiting { function, deadline, _task: task });
         let task = async move {
             let response = work.carry_out(nexus.lun(), is_over).await;
             local.defer(move |cx| end(id, function, response, cx));
@@ -136,7 +136,7 @@ impl Manager {
         cx.local().spawn(task).detach();
     }
 
-    /// A function is over, unless it has been for a while.
+    /// Answers a function, unless it has been answered before, for example at its deadline.
     fn ended(&mut self, function: Function, response: Response, guest: &mut GuestQueue, cx: &mut Cx) {
         if let Some(at) = self.waiting.iter().position(|waiting| waiting.function == function) {
             cx.cancel_timer(self.waiting.swap_remove(at).deadline);
@@ -146,7 +146,7 @@ impl Manager {
         }
     }
 
-    /// The queue is to stop: functions that wait fail.
+    /// The queue stops: fails all waiting functions.
     pub fn give_up(&mut self, guest: &mut GuestQueue, cx: &mut Cx) {
         for Waiting { function, deadline, .. } in self.waiting.drain(..) {
             cx.cancel_timer(deadline);
@@ -155,7 +155,7 @@ impl Manager {
     }
 }
 
-/// What a function does.
+/// The work of a function.
 enum Work {
     Abort(TaskFilter),
     Reset,
@@ -163,7 +163,7 @@ enum Work {
 }
 
 impl Work {
-    /// Does it, unless it `is_over` before commands have ended.
+    /// Does the work. Fails if the sender of `is_over` is dropped before the commands have ended.
     async fn carry_out(self, lun: &Lun, is_over: oneshot::Receiver<Infallible>) -> Response {
         let done = match self {
             Self::Abort(which) => unless_over(is_over, lun.abort(which)).await.map(|_| Response::Ok),
@@ -174,7 +174,7 @@ impl Work {
                 };
                 match unless_over(is_over, begun).await {
                     Some(reset) => {
-                        // To its end: what is kept and what is in force are to be the same. There is one of these at a time.
+                        // Run to its end, so that the stored state and the active state agree. Only one reset runs at a time.
                         reset.carry_out().await;
                         Some(Response::Ok)
                     }
@@ -190,7 +190,7 @@ impl Work {
     }
 }
 
-/// Does `work` until it is done or the sender of `is_over` is dropped. Returns what `work` gives, if that was first.
+/// Runs `work` until it ends or the sender of `is_over` is dropped. Returns the result of `work` if that ended first.
 async fn unless_over<T>(
     mut is_over: oneshot::Receiver<Infallible>,
     work: impl Future<Output = T>,
@@ -203,7 +203,7 @@ async fn unless_over<T>(
     .await
 }
 
-/// A function of the control queue `id` is over, if both are still there.
+/// Answers a function of the control queue `id`, if both still exist.
 fn end(id: RootId, function: Function, response: Response, cx: &mut Cx) {
     if let Some(queue) = cx.root::<Queue>(id) {
         let mut queue = queue.borrow_mut();
@@ -212,7 +212,7 @@ fn end(id: RootId, function: Function, response: Response, cx: &mut Cx) {
     }
 }
 
-/// Answers a request, as far as there is room.
+/// Writes the answer of a request, as much of it as fits, and completes the chain.
 fn answer(head: u16, bytes: &[u8], guest: &mut GuestQueue) {
     let all = guest.sgs.sgl(head);
     let len = bytes.len().min(all.len() as usize);
@@ -226,15 +226,15 @@ mod tests {
     use std::task::{Context, Waker};
 
     #[test]
-    fn a_function_that_has_failed_leaves_nothing() {
-        let (patience, is_over) = oneshot::channel();
+    fn a_failed_function_ends_its_task() {
+        let (task, is_over) = oneshot::channel();
         let (commands, ended) = oneshot::channel::<()>();
         let mut waits = Box::pin(unless_over(is_over, ended));
         let mut context = Context::from_waker(Waker::noop());
         assert!(waits.as_mut().poll(&mut context).is_pending() && !commands.is_canceled());
-        drop(patience);
+        drop(task);
         assert_eq!(waits.as_mut().poll(&mut context), Poll::Ready(None));
         drop(waits);
-        assert!(commands.is_canceled(), "commands are told that nobody waits");
+        assert!(commands.is_canceled(), "the function's task ends with it");
     }
 }

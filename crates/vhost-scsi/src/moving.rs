@@ -1,4 +1,5 @@
-//! The queue as the shared parts of all devices see it; see [`DeviceQueue`]. Reactor context.
+//! The queue's implementation of [`DeviceQueue`], by which the code shared by all devices starts, moves and stops it. Reactor
+//! context.
 
 use crate::events::{Events, Waiting};
 use crate::manage::Manager;
@@ -8,7 +9,7 @@ use aryk_bdev::OpenError;
 use aryk_reactor::{Cx, RootId};
 use aryk_vhost_device::{DeviceQueue, GuestQueue, Move, Parts};
 
-/// A queue's role without its channels. A request queue opens them on each reactor anew.
+/// A queue's role without its channels. A request queue opens its channels anew on each reactor.
 pub enum Duty {
     Control(Manager),
     Event(Events),
@@ -69,7 +70,8 @@ impl DeviceQueue for Queue {
         cx.wake(self.guest.id);
     }
 
-    /// Task management is answered soon, and buffers for events are taken when there are some.
+    /// Only request queues hold guest memory for long: task management is answered soon, and the event queue takes a buffer
+    /// only to fill it at once.
     fn leave_removed_memory(&mut self, cx: &mut Cx) {
         let Self { guest, role, .. } = self;
         if let Role::Request(requests) = role {

@@ -1,6 +1,6 @@
-//! One virtqueue of a controller, on its reactor: the guest's side, and one of three roles. Reactor context.
+//! One virtqueue of a controller on its reactor: the guest's ring and one of three roles. Reactor context.
 
-use crate::events::{Events, News};
+use crate::events::{Events, TargetEvent};
 use crate::manage::Manager;
 use crate::moving::Duty;
 use crate::requests::Requests;
@@ -14,17 +14,17 @@ use std::sync::Arc;
 /// Disks by target.
 pub type Targets = [Option<Arc<Nexus>>; TARGETS as usize];
 
-/// What a queue is for.
+/// The role of a queue.
 pub(crate) enum Role {
     /// Task management.
     Control(Manager),
-    /// What guests are told unasked.
+    /// Events for the guest.
     Event(Events),
     /// Commands.
     Request(Requests),
 }
 
-/// The queue. A root of its reactor from start to stop.
+/// A virtqueue. A root of its reactor from start to stop.
 pub struct Queue {
     pub(crate) guest: GuestQueue,
     pub(crate) role: Role,
@@ -32,10 +32,10 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// A queue for commands to these targets, on the calling reactor.
+    /// Creates a request queue for these targets on the calling reactor.
     ///
     /// # Errors
-    /// A disk cannot be opened, or the kernel refuses.
+    /// A disk cannot be opened, or the kernel reports an error.
     pub fn of_commands(id: RootId, parts: Parts, targets: Targets, cx: &mut Cx) -> Result<Self, StartError> {
         Self::begin(id, parts, Duty::Request, &targets, cx)
     }
@@ -43,13 +43,13 @@ impl Queue {
     /// Opens a channel on each disk of a queue for commands.
     ///
     /// # Errors
-    /// One of them cannot be opened.
+    /// A disk cannot be opened.
     pub(crate) fn attach_all(&mut self, targets: &Targets, cx: &mut Cx) -> Result<(), OpenError> {
         for (target, nexus) in (0..).zip(targets) {
             let Some(nexus) = nexus else { continue };
             let (requests, guest) = self.requests();
             match requests.attach(target, Arc::clone(nexus), guest, cx) {
-                // A disk that is just being removed is one that is gone.
+                // A disk that is being removed counts as removed.
                 Ok(()) | Err(OpenError::Removed) => {}
                 Err(error) => return Err(error),
             }
@@ -57,39 +57,42 @@ impl Queue {
         Ok(())
     }
 
-    /// The commands of a request queue, and the guest's side.
+    /// The commands of a request queue, and its ring.
     ///
     /// # Panics
-    /// If it has another role.
+    /// The queue is not a request queue.
     pub(crate) fn requests(&mut self) -> (&mut Requests, &mut GuestQueue) {
-        let Role::Request(requests) = &mut self.role else { unreachable!("asked of request queues only") };
+        let Role::Request(requests) = &mut self.role else {
+            unreachable!("only request queues have commands")
+        };
         (requests, &mut self.guest)
     }
 
-    /// The task manager of the control queue, and the guest's side.
+    /// The task manager of the control queue, and its ring.
     ///
     /// # Panics
-    /// If it has another role.
+    /// The queue is not the control queue.
     pub(crate) fn manager(&mut self) -> (&mut Manager, &mut GuestQueue) {
-        let Role::Control(manager) = &mut self.role else { unreachable!("asked of the control queue only") };
+        let Role::Control(manager) = &mut self.role else {
+            unreachable!("only the control queue has a manager")
+        };
         (manager, &mut self.guest)
     }
 
-    /// The guest is to be told of a target. Whether this queue will: one that is to stop will not.
+    /// Adds an event of a target. Returns `false` if this queue is stopping and will not send it.
     ///
-    /// # Panics
-    /// If it has another role than that.
-    pub(crate) fn post(&mut self, news: News, target: u8, cx: &mut Cx) -> bool {
-        let Role::Event(events) = &mut self.role else { unreachable!("asked of the event queue only") };
+    /// # Panics The queue is not the event queue.
+    pub(crate) fn post(&mut self, event: TargetEvent, target: u8, cx: &mut Cx) -> bool {
+        let Role::Event(events) = &mut self.role else { unreachable!("only the event queue sends events") };
         let takes = !self.guest.is_stopping();
         if takes {
-            events.post(news, target);
+            events.post(event, target);
             cx.wake(self.guest.id);
         }
         takes
     }
 
-    /// Takes new chains off the ring and starts them; whether there were any.
+    /// Takes new chains from the ring and starts them. Returns whether there were any.
     fn take_requests(&mut self, cx: &mut Cx) -> bool {
         let Self { guest, role, .. } = self;
         match role {
@@ -109,7 +112,7 @@ impl Queue {
         }
     }
 
-    /// What waits for requests to complete: stopping, moving, and disks that were taken away.
+    /// Carries out what had to wait for commands to complete: the stop or move of the queue, and the end of detached disks.
     fn settle(&mut self, cx: &mut Cx) {
         if let Role::Request(requests) = &mut self.role {
             requests.settle();
@@ -151,7 +154,7 @@ impl Root for Queue {
     }
 
     fn park(&mut self, _: &mut Cx) -> Armed {
-        // Free buffers for events are nothing to do.
+        // While no event waits, new buffers of the guest need no wake-up.
         let waits = matches!(&self.role, Role::Event(events) if !events.has_some());
         self.guest.park(!waits)
     }

@@ -1,10 +1,11 @@
 //! The commands of one request queue: from the guest's ring to a target's channel and back. Reactor context.
 //!
-//! A command is named by the head of its descriptor chain, all the way: it is the slot of its scatter list, the tag of its
-//! [`aryk_scsi::Request`], and the id of its used element. The guest's own tag is what task management knows it by.
+//! The head of a command's descriptor chain identifies the command on the whole path: it is the slot of the scatter list, the
+//! tag of the [`aryk_scsi::Request`], and the id of the used element. Task management identifies a command by the guest's own
+//! tag.
 //!
-//! A disk that is taken away has its channel moved aside: what runs on it ends there, while the target's place may be taken
-//! by another.
+//! The channel of a detached disk moves to a second list: its commands end there, while another disk may already be attached to
+//! the target.
 
 use crate::wire::{ANSWER, Answer, Command, Response, TARGETS, Verdict};
 use aryk_bdev::OpenError;
@@ -18,11 +19,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::{Immutable, IntoBytes};
 
-/// How long commands have to complete on a disk that is taken away, before they are aborted.
+/// How long commands on a detached disk may take to complete before they are aborted.
 const DETACH_GRACE: Duration = Duration::from_secs(2);
 
-/// Lengths of a command's data. Its list holds them: the list has the answer's place and all data, and `data_in` is stored
-/// with it.
+/// Lengths of a command's data. The scatter list contains the place of the answer and then all data; `data_in` is stored with
+/// the list.
 #[derive(Clone, Copy, Debug)]
 struct Lengths {
     data_in: u32,
@@ -42,24 +43,24 @@ impl Lengths {
     }
 }
 
-/// Commands and their targets.
+/// The commands in flight of a request queue, and the channels of its targets.
 pub(crate) struct Requests {
-    /// One for each target.
+    /// The channel of each target.
     targets: Box<[Option<UnitChannel>]>,
-    /// Those that have one, by bit.
+    /// Targets that have a channel, as bits.
     present: u8,
-    /// Those of them that are not quiet, and maybe others.
+    /// Targets whose channel must be polled, as bits. May include targets whose channel is idle.
     busy: u8,
-    /// Disks that were taken away, and have commands still.
+    /// Channels of detached disks that still have commands in flight.
     leaving: Vec<UnitChannel>,
-    /// Upper bound of chains' heads.
+    /// An upper bound of chains' heads.
     depth: u16,
     outcomes: Vec<Outcome>,
-    /// Commands are being aborted so that the queue can stop, and stay in flight.
+    /// The queue is stopping, and aborted commands stay in flight in the in-flight region, for the queue's successor.
     giving_up: bool,
 }
 
-/// A chain that has no place for its answer.
+/// The chain has no room for an answer.
 struct Unanswerable;
 
 impl Requests {
@@ -75,10 +76,9 @@ impl Requests {
         }
     }
 
-    /// A target has a disk now.
+    /// Opens a channel on the disk of a target.
     ///
-    /// # Errors
-    /// As [`UnitChannel::open`]; then it has none on this queue.
+    /// # Errors As [`UnitChannel::open`]; then the target has no disk on this queue.
     pub fn attach(
         &mut self,
         target: u8,
@@ -94,7 +94,7 @@ impl Requests {
         Ok(())
     }
 
-    /// A target has its disk no more. What comes from now on finds no target; what is received ends when the last command has.
+    /// Detaches the disk of a target. Later commands find no target; the channel is closed when its last command has ended.
     pub fn detach(&mut self, target: u8, guest: &GuestQueue, cx: &mut Cx) {
         let Some(channel) = self.targets[usize::from(target)].take() else { return };
         self.present &= !(1 << target);
@@ -113,13 +113,13 @@ impl Requests {
         self.leaving.iter_mut().for_each(|channel| channel.abort_all(cx));
     }
 
-    /// Asks the disks that have the commands of those heads to give them up.
-    pub fn abort_those(&mut self, is_meant: &dyn Fn(u16) -> bool, cx: &mut Cx) {
+    /// Aborts the commands whose heads match.
+    pub fn abort_those(&mut self, matches: &dyn Fn(u16) -> bool, cx: &mut Cx) {
         let all = self.targets.iter_mut().flatten().chain(&mut self.leaving);
-        all.for_each(|channel| channel.abort_those(is_meant, cx));
+        all.for_each(|channel| channel.abort_those(matches, cx));
     }
 
-    /// Asks the disks to give up what they have not completed.
+    /// Aborts all commands in flight.
     pub fn give_up(&mut self, guest: &GuestQueue, cx: &mut Cx) {
         let commands = guest.sgs.in_use();
         if commands > 0 {
@@ -151,7 +151,8 @@ impl Requests {
             return;
         };
         cx.trace(guest.traced(), Point::Submit, head.into());
-        // The guest has written there, and when the command is over it is to be here.
+        // The guest has just written to the place of the answer, so its cache lines are in another core's cache. This core
+        // writes them when the command completes.
         all.prefetch_write();
         let request = Request {
             tag: head,
@@ -166,7 +167,7 @@ impl Requests {
             self.busy |= 1 << target;
             step(Step::Submitted);
         } else {
-            // A copy, for otherwise those of units that are there would have to lie in memory too.
+            // A copy: otherwise the compiler would keep `request` in memory for present units too.
             let outcome = answer_absent(&Request { ..request }, &[channel.nexus().unit()]);
             self.finish(&outcome, false, guest);
         }
@@ -178,7 +179,7 @@ impl Requests {
         complete(head, &Verdict::without_status(response, lengths.all()), (0, filled), lengths, guest);
     }
 
-    /// A command is over.
+    /// Answers a command that has ended.
     #[cold]
     fn finish(&self, outcome: &Outcome, descriptors: bool, guest: &mut GuestQueue) {
         let head = outcome.tag;
@@ -187,11 +188,12 @@ impl Requests {
         complete(head, &answer, (outcome.moved, outcome.filled), lengths, guest);
     }
 
-    /// Gives back what has ended; whether there was any.
+    /// Answers the commands that have ended. Returns whether there were any.
     #[inline]
     pub fn take_outcomes(&mut self, guest: &mut GuestQueue, cx: &mut Cx) -> bool {
         let mut outcomes = std::mem::take(&mut self.outcomes);
-        // All that a pending wake-up is about is looked at now; what the polls themselves send on may wake us again.
+        // The polls below handle everything that a pending wake-up stands for. Requests that they submit may wake this queue
+        // again.
         let has_event = cx.clear_wake(guest.id);
         let (mut worked, mut left) = (false, if has_event { self.present } else { self.busy });
         while left != 0 {
@@ -221,7 +223,7 @@ impl Requests {
         worked
     }
 
-    /// Gives back what has ended in another way than a plain command that went well.
+    /// Answers commands that ended in any other way than [`Self::take_outcomes`] handles itself: plain commands that succeeded.
     #[cold]
     fn take_rest(
         &mut self,
@@ -241,7 +243,7 @@ impl Requests {
         }
     }
 
-    /// The same of disks that were taken away, where what was given up has no target any more.
+    /// The same for detached disks: an aborted command ends with "bad target".
     #[cold]
     fn take_leaving(&mut self, outcomes: &mut Vec<Outcome>, guest: &mut GuestQueue, cx: &mut Cx) -> bool {
         for channel in &mut self.leaving {
@@ -258,7 +260,7 @@ impl Requests {
         worked
     }
 
-    /// Lets go of disks whose last command has ended.
+    /// Closes the channels of detached disks whose last command has ended.
     #[inline]
     pub fn settle(&mut self) {
         if !self.leaving.is_empty() {
@@ -266,7 +268,7 @@ impl Requests {
         }
     }
 
-    /// Lets go of all of them: nothing runs.
+    /// Closes all channels. No command is in flight.
     pub fn close(&mut self) {
         self.targets.fill_with(|| None);
         (self.present, self.busy) = (0, 0);
@@ -274,10 +276,10 @@ impl Requests {
     }
 }
 
-/// Gives back a command that has moved so many bytes, and may have written to so many of where data goes to.
+/// Completes a command that has transferred `moved` bytes and may have written to `filled` bytes of its data-in buffers.
 ///
-/// An answer without sense leaves the place for it as it is, two cache lines of the guest's, and the length counts that
-/// place all the same: what comes behind it is data. Linux's driver looks neither there nor at the length.
+/// An answer without sense data leaves the place of the sense data unwritten (two of the guest's cache lines), but the used
+/// length includes that place, because data follows it. Linux's driver reads neither that place nor the length.
 #[inline]
 fn complete(
     head: u16,
@@ -292,13 +294,13 @@ fn complete(
     guest.complete(head, ANSWER + moved.min(lengths.data_in), touched);
 }
 
-/// Part of a list; nothing at its end is nothing.
+/// A part of a list. If `len` is 0, the empty list, whatever the offset.
 #[inline]
 fn part(all: Sgl, offset: u32, len: u32) -> Sgl {
     if len == 0 { Sgl::EMPTY } else { all.slice(offset, len) }
 }
 
-/// Fills a list, and gives it: the answer's place, where data goes to, where data comes from.
+/// Fills a command's scatter list and returns it: the place of the answer, the data-in buffers, the data-out buffers.
 #[inline]
 fn place(chain: &Chain, mut list: List<'_>) -> Result<(Lengths, Sgl), Unanswerable> {
     let mut push =

@@ -1,21 +1,21 @@
-//! What passes between a guest and a SCSI host (virtio 1.2, section 5.6). Any context; pure.
+//! The wire format of virtio-scsi (virtio 1.2, section 5.6). Any context; pure.
 
 use aryk_scsi::{Outcome, Status, lun_number};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Feature bits (section 5.6.3).
 pub(crate) mod feature {
-    /// Units come and go.
+    /// Hot plug and hot unplug events.
     pub const HOTPLUG: u64 = 1 << 1;
-    /// Units' parameters change.
+    /// Events for changed parameters of a unit.
     pub const CHANGE: u64 = 1 << 2;
 }
 
-/// Targets of a controller.
+/// The number of targets of a controller.
 pub const TARGETS: u8 = 8;
-/// Bytes of a CDB, in all requests.
+/// The size of a CDB in each request, in bytes.
 const CDB: usize = 32;
-/// Bytes of sense data, in all responses.
+/// The size of the sense data in each response, in bytes.
 const SENSE: usize = 96;
 
 /// `struct virtio_scsi_config` (section 5.6.4).
@@ -35,11 +35,11 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// With so many request queues.
+    /// The configuration of a controller with this number of request queues.
     pub const fn new(queues: u16) -> Self {
         Self {
             num_queues: queues as u32,
-            // What a queue of 128 descriptors takes with request and response.
+            // The data segments that fit into a queue of 128 descriptors beside request and response.
             seg_max: 126,
             max_sectors: 0xffff,
             cmd_per_lun: 128,
@@ -53,7 +53,8 @@ impl Config {
     }
 }
 
-/// Where the driver may write, and what it may write there: the lengths that are so already.
+/// Whether the driver may write this data to the configuration space: only to the two length fields, and only the values that
+/// they have.
 pub(crate) fn may_write(config: &Config, offset: u32, data: &[u8]) -> bool {
     let own = config.as_bytes();
     let start = offset as usize;
@@ -61,18 +62,18 @@ pub(crate) fn may_write(config: &Config, offset: u32, data: &[u8]) -> bool {
     is_size && own.get(start..start + data.len()) == Some(data)
 }
 
-/// A unit, as requests address it (section 5.6.6.1): a 1, the target, and a LUN of a single level.
+/// The address of a unit in a request (section 5.6.6.1): a 1, the target, and a single-level LUN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(transparent)]
 pub(crate) struct Address([u8; 8]);
 
 impl Address {
-    /// Unit 0 of a target, as events have it.
+    /// Unit 0 of a target, in the format of events.
     pub const fn of_target(target: u8) -> Self {
         Self([1, target, 0, 0, 0, 0, 0, 0])
     }
 
-    /// The target, if there could be such; and the unit in it, if there could be such.
+    /// The target, if its number is valid, and the unit in it, if its number is valid.
     pub fn target(self) -> Option<(u8, Option<u16>)> {
         let [first, target, ..] = self.0;
         let rest = u64::from_be_bytes(self.0) << 16;
@@ -80,7 +81,7 @@ impl Address {
     }
 }
 
-/// What a command's request begins with; data follows.
+/// The start of a command's request; data follows.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C, packed)]
 pub(crate) struct Command {
@@ -94,7 +95,7 @@ pub(crate) struct Command {
 
 const _: () = assert!(size_of::<Command>() == 51);
 
-/// What the device does with a request (section 5.6.6.1.1).
+/// The response code of a request (section 5.6.6.1.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Response {
@@ -103,25 +104,25 @@ pub(crate) enum Response {
     Aborted = 2,
     BadTarget = 3,
     Failure = 9,
-    /// Of a query: there is such.
+    /// The answer of a query: the command exists.
     Succeeded = 10,
     Rejected = 11,
     IncorrectLun = 12,
 }
 
-/// How a command ended (section 5.6.6.1): two words, for so it is copied. A copy of halves that were just stored apart
-/// waits until those have left the processor, behind all that was stored for others before: there was a sixth of a
-/// reactor's samples. Its sense, if there is some, and data follow.
+/// The result of a command (section 5.6.6.1), in two words, because it is copied in two words. If its halves were stored
+/// separately just before the copy, the copy would wait until those stores have left the store buffer, behind all earlier
+/// stores: a sixth of a reactor's profile samples was there. Sense data, if any, and data follow.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C, packed(4))]
 pub(crate) struct Verdict {
-    /// Bytes of sense, and of data that were not moved.
+    /// The lengths of the sense data and of the data that was not transferred, in bytes.
     lengths: u64,
     /// A qualifier of 16 bits, the command's status, and the response.
     end: u32,
 }
 
-/// A command's answer where it has sense; data follows.
+/// The answer of a command that has sense data; data follows.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct Answer {
@@ -129,12 +130,12 @@ pub(crate) struct Answer {
     sense: [u8; SENSE],
 }
 
-/// Bytes of an answer, with or without sense.
+/// The size of an answer in bytes, with or without sense data.
 pub(crate) const ANSWER: u32 = size_of::<Answer>() as u32;
 const _: () = assert!(ANSWER == 108);
 
 impl Verdict {
-    /// Of a request that reached no unit.
+    /// For a request that reached no unit.
     #[inline]
     pub const fn without_status(response: Response, residual: u32) -> Self {
         Self::new(0, residual, 0, response)
@@ -146,7 +147,7 @@ impl Verdict {
         Self { lengths: lengths.to_le(), end: u32::from_ne_bytes([0, 0, status, response as u8]) }
     }
 
-    /// Of a command that went well, of whose data so much was not moved.
+    /// For a command that succeeded; `residual` bytes of its data were not transferred.
     #[inline]
     pub const fn good(residual: u32) -> Self {
         Self::without_status(Response::Ok, residual)
@@ -154,7 +155,7 @@ impl Verdict {
 }
 
 impl Answer {
-    /// Of a command that ended so, of `given` bytes of data.
+    /// For a command that ended with `outcome`; the guest provided `given` bytes of data.
     pub fn new(outcome: &Outcome, given: u32, descriptors: bool) -> Self {
         let response = match outcome {
             Outcome { overrun: Some(_), .. } => Response::Overrun,
@@ -172,17 +173,17 @@ impl Answer {
     }
 }
 
-/// What requests of the control queue begin with (section 5.6.6.2).
+/// Types of requests of the control queue (section 5.6.6.2).
 pub(crate) mod control {
     /// A task management function.
     pub const TMF: u32 = 0;
-    /// Which asynchronous notifications there are.
+    /// Query of the available asynchronous notifications.
     pub const QUERY: u32 = 1;
-    /// Which are wanted.
+    /// Subscription to asynchronous notifications.
     pub const SUBSCRIBE: u32 = 2;
 }
 
-/// A task management function, behind its type.
+/// A task management function, after the type field.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C, packed)]
 pub(crate) struct Tmf {
@@ -191,7 +192,7 @@ pub(crate) struct Tmf {
     pub tag: u64,
 }
 
-/// Functions (section 5.6.6.2).
+/// Task management functions (section 5.6.6.2).
 pub(crate) mod tmf {
     pub const ABORT_TASK: u32 = 0;
     pub const ABORT_TASK_SET: u32 = 1;
@@ -202,7 +203,7 @@ pub(crate) mod tmf {
     pub const QUERY_TASK_SET: u32 = 7;
 }
 
-/// What a guest is told unasked (section 5.6.6.3).
+/// An event for the guest (section 5.6.6.3).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct Event {
@@ -217,17 +218,17 @@ const TRANSPORT_RESET: u32 = 1;
 const PARAM_CHANGE: u32 = 3;
 
 impl Event {
-    /// The feature without which nobody is told of it.
+    /// The feature that the guest must acknowledge to receive this event.
     pub const fn feature(&self) -> u64 {
         if self.event == PARAM_CHANGE { feature::CHANGE } else { feature::HOTPLUG }
     }
 
-    /// Transport reset, rescan: there is a unit now.
+    /// Transport reset, rescan: the target has a unit now.
     pub const fn plugged(target: u8) -> Self {
         Self { event: TRANSPORT_RESET, address: Address::of_target(target), reason: 1 }
     }
 
-    /// Transport reset, removed.
+    /// Transport reset, removed: the target has no unit now.
     pub const fn unplugged(target: u8) -> Self {
         Self { event: TRANSPORT_RESET, address: Address::of_target(target), reason: 2 }
     }

@@ -1,4 +1,4 @@
-//! A guest's side of a controller: its session, its queues, and how it asks. It blocks; the controller runs elsewhere.
+//! The guest's side of a controller: session, queues, commands. Its calls block; the controller runs on other threads.
 
 use aryk_front_end::{
     Announced, Format, Memory, Piece, Request, Ring, Session, Shape, Wanted, feature, payload, protocol,
@@ -16,23 +16,23 @@ use std::time::{Duration, Instant};
 const PAGE: u64 = 4096;
 /// Descriptors of each queue.
 const SIZE: u16 = 256;
-/// Bytes of memory of each queue's requests: request, answer and data.
+/// The size of the memory of each queue's requests (request, answer and data), in bytes.
 const SPACE: u64 = 16 << 20;
-/// Where in them the answer is, and the data.
+/// Offsets of the answer and of the data in that memory.
 pub const ANSWER_AT: u64 = 512;
 pub const DATA_AT: u64 = 4096;
-/// Bytes of an answer.
+/// The size of an answer in bytes.
 pub const ANSWER: usize = 108;
 
-/// Features of SCSI hosts: hot plug, and changes.
+/// The features for hot plug and change events.
 pub const EVENTS: u64 = 1 << 1 | 1 << 2;
 
-/// Queues.
+/// The queues' indices.
 pub const CONTROL: u16 = 0;
 pub const EVENT: u16 = 1;
 pub const REQUEST: u16 = 2;
 
-/// The guest address of more memory than is for the queues.
+/// The guest address of the second memory region, which contains no queues.
 const MORE: u64 = 0x2000_0000;
 
 struct Lane {
@@ -42,17 +42,17 @@ struct Lane {
     space: u64,
 }
 
-/// A guest with one queue for commands.
+/// A guest with one request queue.
 pub struct Guest {
     session: Session,
     memory: Memory,
     lanes: Vec<Lane>,
 }
 
-/// How a command was answered.
+/// The answer of a command.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Bytes that the device says to have written.
+    /// Bytes that the device reports as written.
     pub written: u32,
     pub response: u8,
     pub status: u8,
@@ -68,32 +68,32 @@ impl Answer {
     }
 }
 
-/// What was written to a guest's memory.
+/// The dirty log of a guest's memory.
 pub struct Log {
     file: File,
 }
 
 impl Log {
-    /// Whether all of these pages were noted since they were last asked about; they are not any more.
+    /// Whether all these pages are marked dirty. Clears their marks.
     pub fn take(&self, pages: Range<u64>) -> bool {
         let mut all = true;
         for page in pages {
             let mut byte = [0];
-            self.file.read_exact_at(&mut byte, page / 8).expect("it is as long as the memory");
+            self.file.read_exact_at(&mut byte, page / 8).expect("the log covers the memory");
             all &= byte[0] & 1 << (page % 8) != 0;
             byte[0] &= !(1 << (page % 8));
-            self.file.write_all_at(&byte, page / 8).expect("it is as long as the memory");
+            self.file.write_all_at(&byte, page / 8).expect("the log covers the memory");
         }
         all
     }
 }
 
-/// How long anything may take.
+/// How long any call may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Guest {
-    /// With memory, if it `keeps` such, in which the device notes what is in flight.
-    pub fn connect(socket: &Path, format: Format, keeps: bool) -> Self {
+    /// Connects a guest. If `has_inflight`, the guest provides an in-flight region.
+    pub fn connect(socket: &Path, format: Format, has_inflight: bool) -> Self {
         let wanted = Wanted {
             features: feature::VERSION_1
                 | EVENTS
@@ -122,8 +122,8 @@ impl Guest {
         let lanes: Vec<_> = (0..3).map(lane).collect();
         session.set_features().expect("features");
         session.share(&memory).expect("memory");
-        if keeps {
-            // Of three queues; the answer begins with a size and an offset.
+        if has_inflight {
+            // For three queues; the answer begins with a size and an offset.
             let asked = payload![0_u64, 0_u64, 3_u16, SIZE, 0_u32];
             let (region, fd) = session.wire().ask(Request::GET_INFLIGHT_FD, &asked).expect("a region");
             let fd = fd.expect("a file");
@@ -137,7 +137,7 @@ impl Guest {
         Self { session, memory, lanes }
     }
 
-    /// Has it noted what is written to its memory: a byte for eight pages, from guest address 0 on.
+    /// Starts the dirty log: one byte for eight pages, from guest address 0 on.
     pub fn log(&self) -> Log {
         let [first, len, ..] = self.memory.region();
         let bytes = (first + len).div_ceil(8 * PAGE).next_multiple_of(PAGE);
@@ -154,13 +154,13 @@ impl Guest {
         Log { file: file.into() }
     }
 
-    /// The pages of a queue's space that lie in these bytes of it; or of its ring's part that the device writes.
+    /// The pages of `len` bytes at offset `at` of a queue's space.
     pub fn pages(&self, queue: u16, at: u64, len: u64) -> Range<u64> {
         let start = Memory::guest_addr(self.lanes[usize::from(queue)].space + at);
         start / PAGE..(start + len).div_ceil(PAGE)
     }
 
-    /// The page of the part of a ring that the device writes.
+    /// The page of the ring's part that the device writes.
     pub fn used_page(&self, queue: u16) -> Range<u64> {
         let at = Memory::guest_addr(self.lanes[usize::from(queue)].ring.parts().device);
         at / PAGE..at / PAGE + 1
@@ -179,7 +179,7 @@ impl Guest {
         (0..len).map(|i| self.memory.whole().read(at as usize + i)).collect()
     }
 
-    /// Offers pieces of a queue's space: offsets into it, lengths, and whether the device writes there.
+    /// Makes a chain available: offsets into the queue's space, lengths, and whether the device writes there.
     pub fn offer(&mut self, queue: u16, slot: u16, pieces: &[(u64, u32, bool)]) {
         let lane = &mut self.lanes[usize::from(queue)];
         let space = lane.space;
@@ -190,12 +190,12 @@ impl Guest {
         rustix::io::write(&lane.kick, &1u64.to_ne_bytes()).expect("a kick");
     }
 
-    /// The next request that came back, if one has within this time.
+    /// The next used chain, if one arrives within this time: slot and length.
     #[expect(clippy::disallowed_methods, reason = "a guest lives in real time")]
     pub fn take(&mut self, queue: u16, patience: Duration) -> Option<(u16, u32)> {
         let end = Instant::now() + patience;
         loop {
-            if let Some(taken) = self.lanes[usize::from(queue)].ring.take().expect("of ours") {
+            if let Some(taken) = self.lanes[usize::from(queue)].ring.take().expect("a valid used element") {
                 return Some(taken);
             }
             if Instant::now() > end {
@@ -215,20 +215,20 @@ impl Guest {
         self.get(self.lanes[usize::from(queue)].space + at, len)
     }
 
-    /// Offers a command, as `slot`.
+    /// Submits a command as `slot`.
     pub fn submit(&mut self, slot: u16, address: [u8; 8], cdb: &[u8], out: &[u8], room: u32) {
         let data = Self::base(slot) + DATA_AT;
         self.write(REQUEST, data, out);
         self.submit_at(slot, address, cdb, data, [out.len() as u32, room]);
     }
 
-    /// The same of one that gives its data to more memory, as [`Guest::share`] has it.
+    /// Submits a read into the second region; see [`Guest::share`].
     pub fn submit_to_more(&mut self, slot: u16, address: [u8; 8], cdb: &[u8], room: u32) {
         let data = MORE - Memory::guest_addr(self.lanes[usize::from(REQUEST)].space);
         self.submit_at(slot, address, cdb, data, [0, room]);
     }
 
-    /// Where the space of a slot begins.
+    /// The offset of a slot's space.
     fn base(slot: u16) -> u64 {
         u64::from(slot) * SPACE / u64::from(SIZE)
     }
@@ -250,7 +250,7 @@ impl Guest {
         self.offer(REQUEST, slot, &pieces);
     }
 
-    /// Shares the queues' memory, and more or not. How long that took.
+    /// Announces the queues' memory, and optionally a second region. Returns how long the device took.
     #[expect(clippy::disallowed_methods, reason = "a guest lives in real time")]
     pub fn share(&self, more: Option<&Memory>) -> Duration {
         let [guest, len, user, offset] = self.memory.region();
@@ -265,7 +265,7 @@ impl Guest {
         began.elapsed()
     }
 
-    /// How the command of `slot` was answered, which has come back.
+    /// The answer of the completed command `slot`.
     pub fn answer(&self, slot: u16, written: u32, room: u32) -> Answer {
         let base = Self::base(slot);
         let answer = self.read(REQUEST, base + ANSWER_AT, ANSWER);
@@ -275,7 +275,7 @@ impl Guest {
         Answer { written, residual: word(4), status: answer[10], response: answer[11], sense, data }
     }
 
-    /// A whole command.
+    /// Submits a command and waits for its answer.
     pub fn command(&mut self, address: [u8; 8], cdb: &[u8], out: &[u8], room: u32) -> Answer {
         self.submit(0, address, cdb, out, room);
         let (slot, written) = self.take(REQUEST, PATIENCE).expect("an answer");
@@ -283,13 +283,13 @@ impl Guest {
         self.answer(0, written, room)
     }
 
-    /// A task management function; its response.
+    /// Runs a task management function and returns its response.
     pub fn manage(&mut self, function: u32, address: [u8; 8], tag: u64) -> u8 {
         self.begin_to_manage(0, function, address, tag);
         self.managed(PATIENCE).expect("a response").1
     }
 
-    /// Offers a task management function, as `slot`.
+    /// Submits a task management function as `slot`.
     pub fn begin_to_manage(&mut self, slot: u16, function: u32, address: [u8; 8], tag: u64) {
         let request =
             [&0u32.to_le_bytes()[..], &function.to_le_bytes(), &address, &tag.to_le_bytes()].concat();
@@ -305,13 +305,13 @@ impl Guest {
         Some((slot, self.read(CONTROL, 128 * u64::from(slot) + 64, 1)[0]))
     }
 
-    /// Gives the device a buffer for an event.
+    /// Makes a buffer for an event available.
     pub fn refill(&mut self, slot: u16) {
         let at = u64::from(slot) * 64;
         self.offer(EVENT, slot, &[(at, 16, true)]);
     }
 
-    /// The next event, if there is one soon: what, the address, and why.
+    /// The next event, if one arrives within this time: event, address, reason.
     pub fn event(&mut self, patience: Duration) -> Option<(u32, [u8; 8], u32)> {
         let (slot, written) = self.take(EVENT, patience)?;
         assert_eq!(written, 16);
@@ -320,7 +320,7 @@ impl Guest {
         Some((word(0), bytes[4..12].try_into().expect("eight bytes"), word(12)))
     }
 
-    /// Hands a queue over again that was taken back, to go on where it was.
+    /// Starts a stopped queue again at the ring index where it stopped.
     pub fn resume(&self, queue: u16) {
         let lane = &self.lanes[usize::from(queue)];
         let (kick, call) = (lane.kick.as_fd(), lane.call.as_fd());
@@ -329,7 +329,7 @@ impl Guest {
         self.session.enable(3).expect("queues");
     }
 
-    /// Takes a queue back.
+    /// Stops a queue. Returns its base.
     pub fn stop(&self, queue: u16) -> u32 {
         self.session.stop(queue).expect("a base")
     }

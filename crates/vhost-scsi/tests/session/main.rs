@@ -1,7 +1,8 @@
-//! Controllers as guests find them: over a socket, with rings of both formats, while disks come and go.
+//! Tests of controllers from the guest's side: over a socket, with rings of both formats, while disks are attached and
+//! detached.
 
-mod deaf;
 mod guest;
+mod hung;
 mod registered;
 mod remote;
 
@@ -21,10 +22,10 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 const BLOCKS: u64 = 2048;
-/// Long enough for what is to come, and for what is not to come.
+/// How long a test waits for an event that must come, and for one that must not come.
 const SOON: Duration = Duration::from_secs(10);
-const NEVER: Duration = Duration::from_millis(100);
-/// After a second of use, memory that was taken away is given up.
+const BRIEF: Duration = Duration::from_millis(100);
+/// The back-end aborts requests that use removed guest memory after a second.
 const REVOKED: Duration = Duration::from_secs(4);
 
 /// Unit 0 of a target.
@@ -36,18 +37,18 @@ fn cdb_16(opcode: u8, lba: u64, blocks: u32) -> Vec<u8> {
     [&[opcode, 0][..], &lba.to_be_bytes(), &blocks.to_be_bytes(), &[0, 0]].concat()
 }
 
-/// The daemon's side.
+/// The back-end.
 struct Host {
     directory: tempfile::TempDir,
     env: Env,
     controllers: Rc<Controllers>,
     scsi: ScsiControllers,
-    /// The last to go.
+    /// Dropped last.
     _reactors: Rc<Reactors>,
 }
 
 impl Host {
-    /// With disks `m0`, `m1` and so on in memory.
+    /// A back-end with malloc disks `m0`, `m1` and so on.
     fn new(disks: u32) -> Self {
         aryk_dma::install_fault_handler();
         let env = Env::default();
@@ -61,16 +62,16 @@ impl Host {
                 blocks: BLOCKS,
                 optimal_io_blocks: 0,
             };
-            malloc::create(&env, config).expect("a host of ours");
+            malloc::create(&env, config).expect("a test daemon");
         }
         let options = ReactorOptions {
-            cores: "0x3".parse::<CoreSet>().expect("a host of ours"),
+            cores: "0x3".parse::<CoreSet>().expect("a test daemon"),
             policy: SleepPolicy::Adaptive,
             engine: Engine::Auto,
             watchdog: Duration::from_secs(60),
         };
-        let reactors = Rc::new(Reactors::start(&options).expect("a host of ours"));
-        let directory = tempfile::tempdir().expect("a host of ours");
+        let reactors = Rc::new(Reactors::start(&options).expect("a test daemon"));
+        let directory = tempfile::tempdir().expect("a test daemon");
         let (registry, memory) = (Arc::clone(env.registry()), env.registry().memory().clone());
         let controllers = Rc::new(Controllers::new(directory.path(), 1024, memory, Rc::clone(&reactors)));
         let scsi = ScsiControllers::new(Rc::clone(&controllers), registry);
@@ -88,12 +89,12 @@ impl Host {
 
     async fn guest(&self, name: &str, format: Format) -> Guest {
         let socket = self.socket(name);
-        apart(move || Guest::connect(&socket, format, false)).await
+        run_blocking(move || Guest::connect(&socket, format, false)).await
     }
 }
 
-/// Runs what blocks on a thread of its own, as a guest is on one.
-async fn apart<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
+/// Runs blocking code on its own thread, as a guest would run.
+async fn run_blocking<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = oneshot::channel();
     let thread = std::thread::spawn(move || drop(sender.send(f())));
     let result = receiver.await;
@@ -101,12 +102,12 @@ async fn apart<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
     result.unwrap_or_else(|_| std::panic::resume_unwind(ended.expect_err("it has ended without a result")))
 }
 
-/// Runs what a guest does, and gives the guest back.
+/// Runs blocking code of a guest and returns the guest.
 async fn with<T: Send + 'static>(
     mut guest: Guest,
     f: impl FnOnce(&mut Guest) -> T + Send + 'static,
 ) -> (Guest, T) {
-    apart(move || {
+    run_blocking(move || {
         let result = f(&mut guest);
         (guest, result)
     })
@@ -114,11 +115,11 @@ async fn with<T: Send + 'static>(
 }
 
 fn run(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a host of ours");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a test daemon");
     tokio::task::LocalSet::new().block_on(&runtime, test);
 }
 
-/// The unit is new: that is what the first command is told.
+/// The first command to a new unit reports a unit attention.
 fn greet(guest: &mut Guest, target: u8) {
     let first = guest.command(unit(target), &[0; 6], &[], 0);
     assert_eq!((first.response, first.status, first.key_and_code()), (0, 2, (6, 0x29, 0)));
@@ -148,7 +149,7 @@ fn commands_go_to_their_targets_in_both_formats() {
                 assert_eq!(read.data, data);
                 let other = guest.command(unit(0), &cdb_16(0x88, 100, 16), &[], 8192);
                 assert_eq!(other.data, [0; 8192]);
-                // More room than data; fewer data than blocks.
+                // A buffer longer than the data; a buffer shorter than the blocks.
                 let read = guest.command(unit(5), &cdb_16(0x88, 100, 1), &[], 1000);
                 assert_eq!((read.status, read.residual, read.written), (0, 488, 108 + 512));
                 let short = guest.command(unit(5), &cdb_16(0x8a, 100, 2), &data[..600], 0);
@@ -159,14 +160,14 @@ fn commands_go_to_their_targets_in_both_formats() {
             })
             .await;
             assert_eq!(host.controllers.list()[0].running.len(), 3);
-            apart(move || drop(guest)).await;
+            run_blocking(move || drop(guest)).await;
             host.controllers.delete_all().await;
         });
     }
 }
 
 #[test]
-fn what_is_not_there_answers_so() {
+fn missing_targets_and_units_are_reported() {
     run(async {
         let host = Host::new(1);
         host.create("vm", false).unwrap();
@@ -185,8 +186,8 @@ fn what_is_not_there_answers_so() {
             assert_eq!(guest.manage(5, other_unit, 0), 12);
             assert_eq!(guest.manage(5, unit(3), 0), 3);
             assert_eq!(guest.manage(99, unit(0), 0), 11);
-            assert_eq!(guest.manage(0, unit(0), 12345), 0, "what is not there is aborted");
-            // No place for an answer; then it goes on.
+            assert_eq!(guest.manage(0, unit(0), 12345), 0, "aborting an unknown command succeeds");
+            // A chain without room for an answer; the queue continues after it.
             guest.offer(REQUEST, 3, &[(0, 51, false), (512, 107, true)]);
             assert_eq!(guest.take(REQUEST, SOON), Some((3, 0)));
             guest.offer(REQUEST, 3, &[(0, 50, false), (512, 108, true)]);
@@ -201,7 +202,7 @@ fn what_is_not_there_answers_so() {
 }
 
 #[test]
-fn disks_come_and_go_and_grow() {
+fn attach_detach_and_resize_send_events() {
     run(async {
         let host = Host::new(2);
         host.create("vm", false).unwrap();
@@ -220,7 +221,7 @@ fn disks_come_and_go_and_grow() {
         .await;
         host.env.registry().resized("m0", BLOCKS / 2).unwrap();
         let (guest, ()) = with(guest, |guest| {
-            assert_eq!(guest.event(SOON), Some((3, [1, 2, 0, 0, 0, 0, 0, 0], 0x092a)), "its capacity");
+            assert_eq!(guest.event(SOON), Some((3, [1, 2, 0, 0, 0, 0, 0, 0], 0x092a)), "capacity changed");
             let told = guest.command(unit(2), &cdb_16(0x88, 0, 1), &[], 512);
             assert_eq!((told.status, told.key_and_code()), (2, (6, 0x2a, 9)));
             let capacity = guest.command(unit(2), &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 8);
@@ -230,7 +231,11 @@ fn disks_come_and_go_and_grow() {
         .await;
         host.env.registry().changed("m0").await.unwrap();
         let (guest, ()) = with(guest, |guest| {
-            assert_eq!(guest.event(SOON), Some((3, [1, 2, 0, 0, 0, 0, 0, 0], 0x012a)), "its mode parameters");
+            assert_eq!(
+                guest.event(SOON),
+                Some((3, [1, 2, 0, 0, 0, 0, 0, 0], 0x012a)),
+                "mode parameters changed"
+            );
             let told = guest.command(unit(2), &cdb_16(0x88, 0, 1), &[], 512);
             assert_eq!((told.status, told.key_and_code()), (2, (6, 0x2a, 1)));
         })
@@ -242,7 +247,7 @@ fn disks_come_and_go_and_grow() {
             assert_eq!(guest.command(unit(2), &[0; 6], &[], 0).response, 3);
         })
         .await;
-        // It is another disk's place then, and a disk that is deleted leaves its own.
+        // Another disk takes the target, and deleting that disk frees the target again.
         host.scsi.add_target("vm", Some(2), "m1").await.unwrap();
         host.env.registry().remove("m1").await.unwrap();
         let (guest, ()) = with(guest, |guest| {
@@ -257,9 +262,10 @@ fn disks_come_and_go_and_grow() {
     });
 }
 
-/// A disk that takes its time to prepare a reactor is attached when it is ready. Until then it is nobody's, and holds nothing up.
+/// A disk that needs time to prepare a reactor is attached when it is ready. Until then the target reports no disk, and the
+/// guest's other disks work.
 #[test]
-fn a_disk_that_prepares_holds_nothing_up() {
+fn a_slow_prepare_delays_only_its_own_attach() {
     run(async {
         let host = Host::new(1);
         let ready = remote::create(&host.env, "remote", BLOCKS);
@@ -268,11 +274,11 @@ fn a_disk_that_prepares_holds_nothing_up() {
         let guest = host.guest("vm", Format::Split).await;
         let attaching = async {
             let attached = host.scsi.add_target("vm", None, "remote").await.unwrap();
-            assert!(*ready.borrow(), "it was not ready");
+            assert!(*ready.borrow(), "the disk was attached before it was ready");
             attached
         };
         let meanwhile = async {
-            tokio::time::sleep(NEVER).await;
+            tokio::time::sleep(BRIEF).await;
             assert!(matches!(host.scsi.add_target("vm", Some(0), "m0").await, Err(Error::Taken(0))));
             assert_eq!(host.scsi.add_target("vm", None, "m0").await.unwrap(), 1);
             let (guest, ()) = with(guest, |guest| {
@@ -286,24 +292,24 @@ fn a_disk_that_prepares_holds_nothing_up() {
         let (target, guest) = tokio::join!(attaching, meanwhile);
         assert_eq!(target, 0);
         let (guest, ()) = with(guest, |guest| greet(guest, 0)).await;
-        // One that is removed before it is ready is not attached.
+        // A disk that is removed before it is ready is not attached.
         let removing = async {
-            tokio::time::sleep(NEVER).await;
+            tokio::time::sleep(BRIEF).await;
             host.env.registry().remove("lost").await
         };
         let (lost, removed) = tokio::join!(host.scsi.add_target("vm", None, "lost"), removing);
         assert!(matches!(lost, Err(Error::Open(OpenError::Removed))), "{lost:?}");
         removed.unwrap();
         assert_eq!(host.controllers.list()[0].disks.len(), 2);
-        apart(move || drop(guest)).await;
+        run_blocking(move || drop(guest)).await;
         host.controllers.delete_all().await;
     });
 }
 
-/// Its event queue is never refilled while disks come and go 100 times, beside one that it goes on reading. It is told how
-/// things are when it listens again, and nothing else.
+/// The guest never refills its event queue while a disk is attached and detached 100 times, and goes on reading from another
+/// disk. When it refills the queue, it receives only the events that describe the current state.
 #[test]
-fn a_guest_that_does_not_listen_is_told_later_how_things_are() {
+fn a_guest_with_an_empty_event_queue_later_receives_the_current_state() {
     run(async {
         let host = Host::new(3);
         host.create("vm", false).unwrap();
@@ -326,7 +332,7 @@ fn a_guest_that_does_not_listen_is_told_later_how_things_are() {
         host.scsi.add_target("vm", Some(3), "m1").await.unwrap();
         host.env.registry().resized("m2", BLOCKS / 2).unwrap();
         let (guest, ()) = with(guest, |guest| {
-            // Too small, which is no place for an event.
+            // This buffer is too small for an event.
             guest.offer(EVENT, 9, &[(0, 8, true)]);
             assert_eq!(guest.take(EVENT, SOON), Some((9, 0)));
             let expected = [(1, 1, 2), (1, 3, 1), (3, 7, 0x092a)];
@@ -335,7 +341,7 @@ fn a_guest_that_does_not_listen_is_told_later_how_things_are() {
                 assert_eq!(guest.event(SOON), Some((event, [1, target, 0, 0, 0, 0, 0, 0], reason)));
             }
             guest.refill(0);
-            assert_eq!(guest.event(NEVER), None);
+            assert_eq!(guest.event(BRIEF), None);
         })
         .await;
         drop(guest);
@@ -343,10 +349,10 @@ fn a_guest_that_does_not_listen_is_told_later_how_things_are() {
     });
 }
 
-/// A front-end that stops a VM stops its queues. The VM receives the events of that time when it continues. A driver that starts
-/// again receives none of them.
+/// A front-end that pauses a VM stops its queues. When the VM continues, it receives the events of that time. A driver that
+/// starts anew receives none of them.
 #[test]
-fn a_vm_that_was_stopped_is_told_what_has_happened() {
+fn a_paused_vm_receives_its_events_when_it_continues() {
     for format in [Format::Split, Format::Packed] {
         run(async move {
             let host = Host::new(2);
@@ -356,7 +362,7 @@ fn a_vm_that_was_stopped_is_told_what_has_happened() {
             let (guest, ()) = with(guest, |guest| {
                 guest.stop(EVENT);
                 guest.resume(EVENT);
-                assert_eq!(guest.event(NEVER), None, "it looks for itself when it begins");
+                assert_eq!(guest.event(BRIEF), None, "a driver that starts scans the targets itself");
                 (0..4).for_each(|slot| guest.refill(slot));
                 guest.stop(EVENT);
             })
@@ -371,7 +377,7 @@ fn a_vm_that_was_stopped_is_told_what_has_happened() {
                 for (target, reason) in [(2, 2), (2, 1), (6, 2)] {
                     assert_eq!(guest.event(SOON), Some((1, [1, target, 0, 0, 0, 0, 0, 0], reason)));
                 }
-                assert_eq!(guest.event(NEVER), None);
+                assert_eq!(guest.event(BRIEF), None);
             })
             .await;
             drop(guest);
@@ -380,16 +386,16 @@ fn a_vm_that_was_stopped_is_told_what_has_happened() {
     }
 }
 
-/// A host whose target 0 is a disk that never reads.
+/// A back-end whose target 0 is a disk that never completes a read.
 async fn stuck() -> Host {
     let host = Host::new(1);
     let config = aryk_bdev_error::Config { identity: Identity::named("stuck"), base: "m0".to_owned() };
-    aryk_bdev_error::create(&host.env, config).expect("a disk of ours");
+    aryk_bdev_error::create(&host.env, config).expect("a test disk");
     let ops = OpSet::of(&[Op::Read]);
     let never = Injection { fault: Fault::Pending, ops, count: u32::MAX, queue_depth: 0 };
-    aryk_bdev_error::inject(host.env.registry(), "stuck", never).expect("a disk of ours");
-    host.create("vm", false).expect("a disk of ours");
-    host.scsi.add_target("vm", Some(0), "stuck").await.expect("a disk of ours");
+    aryk_bdev_error::inject(host.env.registry(), "stuck", never).expect("a test disk");
+    host.create("vm", false).expect("a test disk");
+    host.scsi.add_target("vm", Some(0), "stuck").await.expect("a test disk");
     host
 }
 
@@ -401,7 +407,7 @@ fn commands_of_a_stuck_disk_can_be_aborted() {
         let (guest, ()) = with(guest, |guest| {
             greet(guest, 0);
             (1..4).for_each(|slot| guest.submit(slot, unit(0), &cdb_16(0x88, 0, 1), &[], 512));
-            assert_eq!(guest.take(REQUEST, NEVER), None);
+            assert_eq!(guest.take(REQUEST, BRIEF), None);
             // QUERY TASK and QUERY TASK SET.
             let query = |guest: &mut Guest| {
                 [guest.manage(6, unit(0), 1002), guest.manage(6, unit(0), 1009), guest.manage(7, unit(0), 0)]
@@ -409,11 +415,11 @@ fn commands_of_a_stuck_disk_can_be_aborted() {
             assert_eq!(query(guest), [10, 0, 10]);
             assert_eq!(guest.manage(0, unit(0), 1002), 0);
             assert_eq!(query(guest), [0, 0, 10]);
-            let (slot, written) = guest.take(REQUEST, SOON).expect("the one that was aborted");
+            let (slot, written) = guest.take(REQUEST, SOON).expect("the aborted command");
             assert_eq!((slot, guest.answer(slot, written, 0).response), (2, 2));
             assert_eq!(guest.manage(5, unit(0), 0), 0);
             let mut slots: Vec<_> =
-                (0..2).map(|_| guest.take(REQUEST, SOON).expect("the others").0).collect();
+                (0..2).map(|_| guest.take(REQUEST, SOON).expect("the other commands").0).collect();
             slots.sort_unstable();
             assert_eq!(slots, [1, 3]);
             assert_eq!(query(guest), [0, 0, 0]);
@@ -428,71 +434,75 @@ fn commands_of_a_stuck_disk_can_be_aborted() {
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a deadline is of real time")]
-fn an_abortion_is_answered_though_the_store_hangs() {
+fn an_abort_fails_at_its_deadline_if_the_store_hangs() {
     run(async {
         let host = Host::new(0);
-        let hears = deaf::create(&host.env, "deaf", BLOCKS);
+        let resumed = hung::create(&host.env, "hung", BLOCKS);
         host.create("vm", false).unwrap();
-        host.scsi.add_target("vm", Some(0), "deaf").await.unwrap();
+        host.scsi.add_target("vm", Some(0), "hung").await.unwrap();
         let guest = host.guest("vm", Format::Split).await;
         let (guest, ()) = with(guest, move |guest| {
             greet(guest, 0);
             guest.submit(1, unit(0), &cdb_16(0x88, 0, 1), &[], 512);
-            assert_eq!(guest.take(REQUEST, NEVER), None);
+            assert_eq!(guest.take(REQUEST, BRIEF), None);
             let begun = std::time::Instant::now();
             for (function, tag) in [(0, 1001), (5, 0)] {
                 assert_eq!(guest.manage(function, unit(0), tag), 9, "function {function} has failed");
             }
-            assert!(begun.elapsed() > Duration::from_secs(8), "each had its time");
-            // What was not aborted is there, and ends when it can.
+            assert!(begun.elapsed() > Duration::from_secs(8), "each function waited for its deadline");
+            // The read whose abort timed out is still in flight, and ends when the store allows it.
             assert_eq!(guest.manage(6, unit(0), 1001), 10);
-            assert_eq!(guest.take(REQUEST, NEVER), None);
-            hears.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert_eq!(guest.take(REQUEST, BRIEF), None);
+            resumed.store(true, std::sync::atomic::Ordering::Relaxed);
             guest.submit(2, unit(0), &cdb_16(0x88, 0, 1), &[], 512);
-            let mut both = [1, 2].map(|_| guest.take(REQUEST, SOON).expect("it hears").0);
+            let mut both = [1, 2].map(|_| guest.take(REQUEST, SOON).expect("the disk has resumed").0);
             both.sort_unstable();
             assert_eq!(both, [1, 2]);
         })
         .await;
-        apart(move || drop(guest)).await;
+        run_blocking(move || drop(guest)).await;
         host.controllers.delete_all().await;
     });
 }
 
-/// Each function that waits is looked at when a command ends, and holds memory.
+/// Each waiting function is checked whenever a command ends, and uses memory, so their number has a limit.
 #[test]
-fn functions_that_wait_have_a_limit() {
+fn the_number_of_waiting_task_management_functions_is_limited() {
     const WAITING_MAX: u16 = 64;
     run(async {
         let host = Host::new(0);
-        let hears = deaf::create(&host.env, "deaf", BLOCKS);
+        let resumed = hung::create(&host.env, "hung", BLOCKS);
         host.create("vm", false).unwrap();
-        host.scsi.add_target("vm", Some(0), "deaf").await.unwrap();
+        host.scsi.add_target("vm", Some(0), "hung").await.unwrap();
         let guest = host.guest("vm", Format::Split).await;
         let (guest, ()) = with(guest, move |guest| {
             greet(guest, 0);
             guest.submit(1, unit(0), &cdb_16(0x88, 0, 1), &[], 512);
-            assert_eq!(guest.take(REQUEST, NEVER), None);
+            assert_eq!(guest.take(REQUEST, BRIEF), None);
             (0..WAITING_MAX).for_each(|slot| guest.begin_to_manage(slot, 0, unit(0), 1001));
             guest.begin_to_manage(WAITING_MAX, 0, unit(0), 1001);
-            assert_eq!(guest.managed(SOON), Some((WAITING_MAX, 9)), "it fails at once, and the others wait");
-            assert_eq!(guest.managed(NEVER), None);
-            hears.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert_eq!(
+                guest.managed(SOON),
+                Some((WAITING_MAX, 9)),
+                "the function beyond the limit fails at once"
+            );
+            assert_eq!(guest.managed(BRIEF), None);
+            resumed.store(true, std::sync::atomic::Ordering::Relaxed);
             guest.submit(2, unit(0), &cdb_16(0x88, 0, 1), &[], 512);
             let mut answered: Vec<_> =
-                (0..WAITING_MAX).map(|_| guest.managed(SOON).expect("it hears")).collect();
+                (0..WAITING_MAX).map(|_| guest.managed(SOON).expect("the disk has resumed")).collect();
             answered.sort_unstable();
             assert_eq!(answered, (0..WAITING_MAX).map(|slot| (slot, 0)).collect::<Vec<_>>());
             assert_eq!([1, 2].map(|_| guest.take(REQUEST, SOON).is_some()), [true; 2]);
         })
         .await;
-        apart(move || drop(guest)).await;
+        run_blocking(move || drop(guest)).await;
         host.controllers.delete_all().await;
     });
 }
 
 #[test]
-fn memory_that_is_taken_away_is_given_up_by_what_uses_it() {
+fn commands_that_use_removed_memory_are_aborted() {
     run(async {
         let host = stuck().await;
         let guest = host.guest("vm", Format::Split).await;
@@ -502,13 +512,13 @@ fn memory_that_is_taken_away_is_given_up_by_what_uses_it() {
             guest.share(Some(&more));
             guest.submit(1, unit(0), &cdb_16(0x88, 0, 1), &[], 512);
             guest.submit_to_more(2, unit(0), &cdb_16(0x88, 0, 1), 512);
-            assert_eq!(guest.take(REQUEST, NEVER), None);
+            assert_eq!(guest.take(REQUEST, BRIEF), None);
             let took = guest.share(None);
-            assert!(took < REVOKED, "the disk was asked to give memory up, and did not: {took:?}");
-            let (slot, written) = guest.take(REQUEST, SOON).expect("what has used it");
+            assert!(took < REVOKED, "the request that used the memory was not aborted: {took:?}");
+            let (slot, written) = guest.take(REQUEST, SOON).expect("the read that used the removed memory");
             let answer = guest.answer(slot, written, 0);
             assert_eq!((slot, answer.response, answer.residual, written), (2, 2, 512, ANSWER as u32));
-            assert_eq!(guest.take(REQUEST, NEVER), None, "what did not use it goes on");
+            assert_eq!(guest.take(REQUEST, BRIEF), None, "the other read stays in flight");
         })
         .await;
         drop(guest);
@@ -517,42 +527,42 @@ fn memory_that_is_taken_away_is_given_up_by_what_uses_it() {
 }
 
 #[test]
-fn a_detach_waits_for_nobody() {
+fn a_detach_does_not_wait_for_commands_in_flight() {
     run(async {
         let host = stuck().await;
         let guest = host.guest("vm", Format::Split).await;
         let (guest, ()) = with(guest, |guest| {
             greet(guest, 0);
             guest.submit(1, unit(0), &cdb_16(0x88, 0, 1), &[], 512);
-            assert_eq!(guest.take(REQUEST, NEVER), None);
+            assert_eq!(guest.take(REQUEST, BRIEF), None);
         })
         .await;
         let removed = tokio::time::timeout(Duration::from_secs(1), host.scsi.remove_target("vm", 0)).await;
-        removed.expect("at once").unwrap();
-        // Another disk may have the place while the first is not gone.
+        removed.expect("the detach does not wait").unwrap();
+        // Another disk can be attached to the target while the first disk still has a command in flight.
         host.scsi.add_target("vm", Some(0), "stuck").await.unwrap();
         let (guest, ()) = with(guest, |guest| {
             greet(guest, 0);
-            let (slot, written) = guest.take(REQUEST, SOON).expect("it ends within its time");
+            let (slot, written) = guest.take(REQUEST, SOON).expect("aborted after the grace period");
             assert_eq!((slot, guest.answer(slot, written, 0).response), (1, 3));
         })
         .await;
         drop(guest);
         host.controllers.delete_all().await;
         let closed = tokio::time::timeout(SOON, host.env.registry().remove("stuck")).await;
-        closed.expect("nobody has it open").unwrap();
+        closed.expect("no opener is left").unwrap();
     });
 }
 
 #[test]
-fn a_queue_stops_though_its_disk_is_stuck() {
+fn a_queue_stops_although_its_disk_is_stuck() {
     run(async {
         let host = stuck().await;
         let guest = host.guest("vm", Format::Split).await;
         let (guest, ()) = with(guest, |guest| {
             greet(guest, 0);
             guest.submit(1, unit(0), &cdb_16(0x88, 0, 1), &[], 512);
-            assert_eq!(guest.take(REQUEST, NEVER), None);
+            assert_eq!(guest.take(REQUEST, BRIEF), None);
             guest.stop(REQUEST);
             assert_eq!(guest.take(REQUEST, SOON).map(|t| t.0), Some(1));
         })
@@ -563,7 +573,7 @@ fn a_queue_stops_though_its_disk_is_stuck() {
 }
 
 #[test]
-fn a_delayed_controller_is_reached_when_it_is_started() {
+fn a_delayed_controller_accepts_sessions_after_start() {
     run(async {
         let host = Host::new(1);
         host.create("vm", true).unwrap();
@@ -584,15 +594,16 @@ fn a_delayed_controller_is_reached_when_it_is_started() {
     });
 }
 
-/// PERSISTENT RESERVE OUT with two keys, and a type.
+/// Sends PERSISTENT RESERVE OUT with two keys and a type. Returns the status.
 fn reserve(guest: &mut Guest, target: u8, action: u8, kind: u8, [key, new]: [u64; 2]) -> u8 {
     let list = [&key.to_be_bytes()[..], &new.to_be_bytes(), &[0; 8]].concat();
     guest.command(unit(target), &[0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0], &list, 0).status
 }
 
-/// A reservation is the disk's, whoever it was attached to, and by whichever target. What is fenced is over when the fence is up.
+/// A reservation belongs to the disk, whichever controller and target it was attached to. PREEMPT returns after the preempted
+/// nexus' commands have ended.
 #[test]
-fn a_disk_of_two_controllers_is_reserved_for_one() {
+fn reservations_hold_between_controllers_and_targets() {
     const CONFLICT: u8 = 0x18;
     run(async {
         let host = Host::new(1);
@@ -609,7 +620,7 @@ fn a_disk_of_two_controllers_is_reserved_for_one() {
             assert_eq!(reserve(a, 0, 0, 0, [0, 1]), 0);
             assert_eq!(reserve(a, 0, 1, 5, [1, 0]), 0);
             let other_target = a.command(unit(5), &cdb_16(0x8a, 0, 1), &[1; 512], 0);
-            assert_eq!(other_target.status, CONFLICT, "a nexus of its own");
+            assert_eq!(other_target.status, CONFLICT, "each target is a nexus");
         })
         .await;
         let never =
@@ -617,7 +628,7 @@ fn a_disk_of_two_controllers_is_reserved_for_one() {
         aryk_bdev_error::inject(host.env.registry(), "disk", never).unwrap();
         let (a, ()) = with(a, |a| {
             a.submit(1, unit(0), &cdb_16(0x8a, 0, 1), &[1; 512], 0);
-            assert_eq!(a.take(REQUEST, NEVER), None);
+            assert_eq!(a.take(REQUEST, BRIEF), None);
         })
         .await;
         let (b, ()) = with(b, |b| {
@@ -629,14 +640,14 @@ fn a_disk_of_two_controllers_is_reserved_for_one() {
         })
         .await;
         let (a, ()) = with(a, |a| {
-            let (slot, written) = a.take(REQUEST, SOON).expect("what was in flight is over");
+            let (slot, written) = a.take(REQUEST, SOON).expect("the command in flight was aborted");
             assert_eq!((slot, a.answer(slot, written, 0).status), (1, CONFLICT));
             let told = a.command(unit(0), &[0; 6], &[], 0);
             assert_eq!(told.key_and_code(), (6, 0x2a, 5), "registrations preempted");
             assert_eq!(a.command(unit(0), &cdb_16(0x8a, 0, 1), &[1; 512], 0).status, CONFLICT);
         })
         .await;
-        // Another disk does not know of it, and the same one does when it comes back.
+        // A reservation survives a detach and attach of the disk.
         host.scsi.remove_target("b", 3).await.unwrap();
         host.scsi.add_target("b", Some(3), "disk").await.unwrap();
         let (b, ()) = with(b, |b| {
@@ -644,14 +655,15 @@ fn a_disk_of_two_controllers_is_reserved_for_one() {
             assert_eq!(b.command(unit(3), &cdb_16(0x8a, 0, 1), &[2; 512], 0).status, 0);
         })
         .await;
-        apart(move || drop((a, b))).await;
+        run_blocking(move || drop((a, b))).await;
         host.controllers.delete_all().await;
     });
 }
 
-/// What is given up while its queue stops stays in flight, and a successor does it again: but not what cannot be done twice.
+/// Commands that are aborted because their queue stops stay in flight, and the queue's successor runs them again, except those
+/// that cannot be repeated.
 #[test]
-fn what_cannot_be_done_twice_is_not() {
+fn a_successor_does_not_repeat_compare_and_write() {
     for format in [Format::Split, Format::Packed] {
         run(async move {
             let host = Host::new(1);
@@ -663,21 +675,22 @@ fn what_cannot_be_done_twice_is_not() {
             host.create("vm", false).unwrap();
             host.scsi.add_target("vm", Some(0), "disk").await.unwrap();
             let socket = host.socket("vm");
-            let guest = apart(move || Guest::connect(&socket, format, true)).await;
+            let guest = run_blocking(move || Guest::connect(&socket, format, true)).await;
             let (guest, ()) = with(guest, |guest| {
                 greet(guest, 0);
-                // COMPARE AND WRITE reads first; a WRITE is besides it.
+                // COMPARE AND WRITE reads first; the WRITE is the other command.
                 let mut compare_and_write = cdb_16(0x89, 0, 0);
                 compare_and_write[13] = 1;
                 guest.submit(1, unit(0), &compare_and_write, &[[0; 512], [7; 512]].concat(), 0);
                 guest.submit(2, unit(0), &cdb_16(0x8a, 8, 1), &[8; 512], 0);
-                assert_eq!(guest.take(REQUEST, NEVER), None);
+                assert_eq!(guest.take(REQUEST, BRIEF), None);
                 guest.stop(REQUEST);
-                assert_eq!(guest.take(REQUEST, NEVER), None, "they stay in flight");
+                assert_eq!(guest.take(REQUEST, BRIEF), None, "the commands stay in flight");
                 guest.resume(REQUEST);
                 let mut ends: Vec<_> = (0..2)
                     .map(|_| {
-                        let (slot, written) = guest.take(REQUEST, SOON).expect("a successor takes them");
+                        let (slot, written) =
+                            guest.take(REQUEST, SOON).expect("the successor completes them");
                         let answer = guest.answer(slot, written, 0);
                         let told = (answer.status == 2).then(|| answer.key_and_code());
                         (slot, answer.status, told)
@@ -686,18 +699,18 @@ fn what_cannot_be_done_twice_is_not() {
                 ends.sort_unstable();
                 assert_eq!(ends, [(1, 2, Some((6, 0x29, 0))), (2, 0, None)]);
                 let swapped = guest.command(unit(0), &compare_and_write, &[[0; 512], [7; 512]].concat(), 0);
-                assert_eq!(swapped.status, 0, "what is new is done");
+                assert_eq!(swapped.status, 0, "a new command succeeds");
             })
             .await;
-            apart(move || drop(guest)).await;
+            run_blocking(move || drop(guest)).await;
             host.controllers.delete_all().await;
         });
     }
 }
 
-/// Every write to a guest's memory is noted while it migrates: answers, data, responses, events, and the rings.
+/// During a migration, every write to guest memory is logged: answers, data, responses, events, and rings.
 #[test]
-fn what_is_written_is_noted() {
+fn every_write_to_guest_memory_is_logged() {
     for format in [Format::Split, Format::Packed] {
         run(async move {
             let host = Host::new(1);
@@ -716,12 +729,15 @@ fn what_is_written_is_noted() {
                 let answer = guest.pages(REQUEST, ANSWER_AT, ANSWER as u64);
                 let data = guest.pages(REQUEST, DATA_AT, 16_384);
                 assert!(log.take(answer.clone()) && log.take(guest.used_page(REQUEST)));
-                assert!(!log.take(data.clone()), "nothing has come yet");
+                assert!(!log.take(data.clone()), "no data was written yet");
                 let read = guest.command(unit(0), &cdb_16(0x88, 0, 32), &[], 16_384);
                 assert_eq!(read.status, 0);
                 assert!(log.take(answer.clone()) && log.take(data.clone()));
-                assert!(!log.take(guest.pages(REQUEST, DATA_AT + 16_384, 4096)), "this was not written");
-                // An answer from memory of ours, and one of a target that is not there.
+                assert!(
+                    !log.take(guest.pages(REQUEST, DATA_AT + 16_384, 4096)),
+                    "these pages were not written"
+                );
+                // An INQUIRY, which is answered from the back-end's memory, and an answer for a missing target.
                 let inquiry = guest.command(unit(0), &[0x12, 0, 0, 0, 96, 0], &[], 96);
                 assert_eq!((inquiry.status, log.take(data.start..data.start + 1)), (0, true));
                 assert!(log.take(answer.clone()));
@@ -731,7 +747,7 @@ fn what_is_written_is_noted() {
                 assert!(log.take(guest.pages(CONTROL, 64, 1)) && log.take(guest.used_page(CONTROL)));
             })
             .await;
-            apart(move || drop(guest)).await;
+            run_blocking(move || drop(guest)).await;
             host.controllers.delete_all().await;
         });
     }

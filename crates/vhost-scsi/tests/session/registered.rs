@@ -1,4 +1,4 @@
-//! A device that accesses guests' memory by itself, and comes after the guest.
+//! A device that accesses guests' memory by itself (DMA) and is created after the guest has connected.
 
 use super::{Guest, Host, REQUEST, SOON, cdb_16, greet, run, unit, with};
 use aryk_bdev_conformance::{Behaviour, Container, Iommu, create_dma_disk};
@@ -12,7 +12,7 @@ fn write_and_read(guest: &mut Guest, byte: u8) {
 }
 
 #[test]
-fn a_device_that_comes_later_has_the_memory_of_connected_guests_before_it_is_used() {
+fn a_late_device_maps_the_memory_of_connected_guests_before_its_first_use() {
     run(async {
         let host = Host::new(0);
         host.create("vm", false).unwrap();
@@ -25,7 +25,7 @@ fn a_device_that_comes_later_has_the_memory_of_connected_guests_before_it_is_use
         let (guest, ()) = with(guest, |guest| {
             greet(guest, 0);
             write_and_read(guest, 1);
-            // The table is replaced: the first region stays, and has its IOVA.
+            // The guest announces a new table: the first region stays and keeps its IOVA.
             let more = Memory::new(1 << 20).expect("memory");
             guest.share(Some(&more));
             write_and_read(guest, 2);

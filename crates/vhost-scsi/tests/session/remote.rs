@@ -1,4 +1,4 @@
-//! A disk that prepares a reactor only when it is let: as one behind a connection that takes its time.
+//! A disk that prepares a reactor only when the test allows it, like a disk behind a slow connection.
 
 use aryk_bdev::{
     BoxFuture, Channel, Completion, Device, Env, Geometry, Identity, Io, Limits, OpSet, OpenError, Outbox,
@@ -13,11 +13,11 @@ struct Remote {
     ready: Arc<watch::Sender<bool>>,
 }
 
-/// Makes one of this name, and gives what makes it ready.
+/// Registers such a disk. Returns the switch that makes it ready.
 pub fn create(env: &Env, name: &str, blocks: u64) -> Arc<watch::Sender<bool>> {
     let ready = Arc::<watch::Sender<bool>>::default();
     let device = Remote { blocks, ready: Arc::clone(&ready) };
-    env.registry().register(Identity::named(name), Arc::new(device)).expect("a disk of ours");
+    env.registry().register(Identity::named(name), Arc::new(device)).expect("the disk can be registered");
     ready
 }
 
@@ -40,18 +40,18 @@ impl Device for Remote {
 
     fn prepare(&self, _: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
         Box::pin(async {
-            self.ready.subscribe().wait_for(|ready| *ready).await.expect("its sender is here");
+            self.ready.subscribe().wait_for(|ready| *ready).await.expect("`self` has the sender");
             Ok(())
         })
     }
 
     fn open_channel(&self, root: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
-        assert!(*self.ready.borrow(), "a channel where nothing is prepared");
+        assert!(*self.ready.borrow(), "open_channel before prepare has ended");
         Ok(Box::new(RemoteChannel(Outbox::new(root))))
     }
 }
 
-/// Whose requests are done at once.
+/// Completes requests at once.
 struct RemoteChannel(Outbox);
 
 impl Channel for RemoteChannel {

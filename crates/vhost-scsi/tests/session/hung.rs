@@ -1,4 +1,4 @@
-//! A disk that does not complete what it has until it is let, whoever aborts it: as the kernel, when the store behind it hangs.
+//! A disk that ignores aborts and completes its requests only when the test resumes it, like the kernel when the store hangs.
 
 use aryk_bdev::{
     Channel, Completion, Device, Env, Geometry, Identity, Io, Limits, Op, OpSet, OpenError, Status, Tag,
@@ -7,28 +7,28 @@ use aryk_reactor::{Cx, RootId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-struct Deaf {
+struct Hung {
     blocks: u64,
-    hears: Arc<AtomicBool>,
+    resumed: Arc<AtomicBool>,
 }
 
-struct DeafChannel {
+struct HungChannel {
     root: RootId,
     held: Vec<Tag>,
-    hears: Arc<AtomicBool>,
+    resumed: Arc<AtomicBool>,
 }
 
-/// Makes one of this name, and gives what lets it go on.
+/// Registers such a disk. Returns the flag that resumes it.
 pub fn create(env: &Env, name: &str, blocks: u64) -> Arc<AtomicBool> {
-    let hears = Arc::new(AtomicBool::new(false));
-    let device = Deaf { blocks, hears: Arc::clone(&hears) };
-    env.registry().register(Identity::named(name), Arc::new(device)).expect("a disk of ours");
-    hears
+    let resumed = Arc::new(AtomicBool::new(false));
+    let device = Hung { blocks, resumed: Arc::clone(&resumed) };
+    env.registry().register(Identity::named(name), Arc::new(device)).expect("the disk can be registered");
+    resumed
 }
 
-impl Device for Deaf {
+impl Device for Hung {
     fn product(&self) -> &'static str {
-        "deaf"
+        "hung"
     }
 
     fn geometry(&self) -> Geometry {
@@ -44,11 +44,11 @@ impl Device for Deaf {
     }
 
     fn open_channel(&self, root: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
-        Ok(Box::new(DeafChannel { root, held: Vec::new(), hears: Arc::clone(&self.hears) }))
+        Ok(Box::new(HungChannel { root, held: Vec::new(), resumed: Arc::clone(&self.resumed) }))
     }
 }
 
-impl Channel for DeafChannel {
+impl Channel for HungChannel {
     fn submit(&mut self, io: Io, cx: &mut Cx) {
         self.held.push(io.tag);
         cx.wake(self.root);
@@ -57,7 +57,7 @@ impl Channel for DeafChannel {
     fn abort(&mut self, _: Tag, _: &mut Cx) {}
 
     fn poll(&mut self, _: &mut Cx, out: &mut Vec<Completion>) {
-        if self.hears.load(Ordering::Relaxed) {
+        if self.resumed.load(Ordering::Relaxed) {
             out.extend(self.held.drain(..).map(|tag| Completion { tag, status: Status::Ok }));
         }
     }
