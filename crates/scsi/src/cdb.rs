@@ -57,7 +57,7 @@ pub enum Opcodes {
 
 /// A decoded SCSI command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[expect(missing_docs, reason = "named as the standards name them; fields are the CDBs'")]
+#[expect(missing_docs, reason = "names and fields are those of the standards")]
 pub enum Command {
     TestUnitReady,
     RequestSense {

@@ -28,7 +28,7 @@ impl Root for Owner {
     }
 }
 
-/// A number of initiators of one logical unit.
+/// Several initiators of one logical unit.
 pub struct Initiators {
     reactor: Reactor,
     /// The logical unit.

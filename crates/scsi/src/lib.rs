@@ -7,7 +7,7 @@
 //!   initiator's own memory; they take no lock, and allocate nothing once the channel has warmed up.
 //! - [`lun_number`], [`answer_absent`]: which unit a command is for, and the answer to a command for a unit that does not exist.
 //!
-//! Any bytes are a command here: [`decode`] returns a [`Command`], or the sense data that states the error.
+//! [`decode`] accepts any bytes: it returns a [`Command`], or the sense data that states the error.
 //!
 //! A command whose list is shorter than the data it moves is not started ([`Outcome::overrun`]); the answers to inquiries are
 //! truncated instead. All task attributes (ordered, head of queue) are treated as *simple*: commands may be reordered.

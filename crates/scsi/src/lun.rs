@@ -3,11 +3,11 @@
 //! Each disk has one logical unit. READ and WRITE load one atomic of their nexus and take no lock: the atomic holds the pending
 //! unit attentions, and the accesses that other initiators' reservations deny.
 //!
-//! **Reservations fence.** A change of reservations first changes the rights of all initiators at once, in their nexuses'
-//! atomics. Then each reactor with channels of the unit receives a message that aborts the commands in flight which are no longer
-//! allowed; a command that was submitted before the change is in flight by then, since it was submitted in a turn before the
-//! message. The change is answered only after all of these have ended: once PREEMPT is answered, no command of the preempted
-//! initiator reaches the disk.
+//! **Reservations fence.** A change of reservations first changes the rights of all initiators at once, in the atomics of their
+//! nexuses. Then each reactor with channels of the unit receives a message that aborts the commands in flight which are no
+//! longer allowed. A command submitted before the change is in flight by then, because it was submitted in a turn before the
+//! message. The change is answered only after all of these commands have ended: once PREEMPT is answered, no command of the
+//! preempted initiator reaches the disk.
 
 use crate::cell::{Cells, Command, UnitCell};
 use crate::reservations::{Access, Change, Effects, Kind, Refused, Registration, Reservations};
@@ -188,7 +188,7 @@ pub struct Lun {
     saver: Option<SaveSender>,
 }
 
-/// By how many bits the saved mode is shifted.
+/// The number of bits by which the saved mode is shifted.
 const SAVED: u32 = 4;
 
 impl fmt::Debug for Lun {
@@ -473,7 +473,7 @@ impl Lun {
             self.shared().state = state;
             return Ok(());
         }
-        // The failed save may still reach the store with a later save, unless the old state replaces it.
+        // The state of the failed save may still reach the store with a later save, unless a save of the old state replaces it.
         let _ = request(&before).await;
         Err(Refused::NotSaved)
     }

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_come_back() {
+    fn lun_numbers_survive_encoding_and_decoding() {
         for number in [0, 1, 255, 256, 1000, 0x3fff] {
             assert_eq!(lun_number(lun_bytes(number)), Some(number));
         }

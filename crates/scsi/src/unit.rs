@@ -46,7 +46,7 @@ pub struct Request<'a> {
     pub replayed: bool,
 }
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outcome {
     /// The tag of the command.
@@ -55,7 +55,7 @@ pub struct Outcome {
     pub status: Status,
     /// The reason, if the status is [`Status::CheckCondition`].
     pub sense: Sense,
-    /// Bytes that were moved, out of the data-out list or into the data-in list.
+    /// Bytes that were transferred, from the data-out list or into the data-in list.
     pub moved: u32,
     /// Bytes at the beginning of the data-in list that may have been written, also by a command that failed. The value may exceed
     /// the length of the list if `moved` counts data-out.
@@ -72,7 +72,7 @@ struct PendingAbort {
     tags: Box<[u64]>,
     left: u32,
     aborted: u32,
-    /// Receive the number of aborted commands. When all receivers are gone, the abort is forgotten.
+    /// These channels receive the number of aborted commands. When all receivers are gone, the abort is forgotten.
     done: Vec<oneshot::Sender<u32>>,
 }
 
@@ -93,7 +93,7 @@ pub struct UnitChannel {
     tasks: Tasks,
     ready: Vec<Outcome>,
     completions: Vec<Completion>,
-    /// Those of commands that are not plain, or that failed, during a poll.
+    /// Completions of commands that are not plain, or that failed, during a poll.
     others: Vec<Completion>,
     pending_aborts: Vec<PendingAbort>,
     /// Commands in flight that are loops.
@@ -112,7 +112,7 @@ impl fmt::Debug for UnitChannel {
 /// State of a command after its start: `None` if it is in progress, otherwise the number of bytes that it has moved.
 type Begun = Result<Option<u32>, Failure>;
 
-/// Why a command fails before its first request.
+/// The reason for which a command fails before its first request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Failure {
     Sense(Sense),
@@ -133,7 +133,7 @@ impl UnitChannel {
     /// Opens a channel for the calling reactor, for commands with tags below `depth`. Outcomes wake `root`.
     ///
     /// # Errors
-    /// Those of opening the disk's channel.
+    /// As for opening the disk's channel.
     pub fn open(nexus: Arc<Nexus>, depth: u16, root: RootId, cx: &mut Cx) -> Result<Self, OpenError> {
         let lun = nexus.lun();
         let disk = nexus.open_disk(root, cx)?;
@@ -235,7 +235,7 @@ impl UnitChannel {
         self.nexus.take_attention().map(Attention::sense)
     }
 
-    /// Moves blocks between the disk and the initiator's memory.
+    /// Transfers blocks between the disk and the initiator's memory.
     #[inline(always)]
     fn transfer(&mut self, op: Op, t: Transfer, request: &Request<'_>, cx: &mut Cx) -> Begun {
         self.check_range(t.lba, t.blocks.into())?;
@@ -303,7 +303,7 @@ impl UnitChannel {
     #[cold]
     fn answer(&mut self, tag: u16, begun: Begun, cx: &mut Cx) {
         self.ready.push(match begun {
-            Ok(moved) => Outcome::good(tag, moved.expect("the command is over")),
+            Ok(moved) => Outcome::good(tag, moved.expect("the command has ended")),
             Err(failure) => Outcome::failed(tag, failure),
         });
         cx.wake(self.root);
@@ -374,7 +374,7 @@ impl UnitChannel {
         if status.is_ok() {
             return Outcome::good(tag, moved);
         }
-        // How much of a failed read was moved is unknown.
+        // How many bytes of a failed read were transferred is unknown.
         let filled = if op == Op::Read { moved } else { 0 };
         match abort_cause {
             AbortCause::Aborted if status == BdevStatus::Aborted => {
@@ -402,7 +402,8 @@ impl UnitChannel {
     }
 
     /// Makes commands end soon, in one pass over all. Returns the tags of those that have not ended, by bit; their number; and
-    /// the number of those that have ended, because they waited for external work: work that has begun goes on without them.
+    /// the number of those that have ended at once, because they waited for external work. External work that has begun
+    /// continues without its command.
     fn abort_selected(
         &mut self,
         cause: AbortCause,

@@ -88,7 +88,7 @@ fn only_the_holder_reserves_again_or_releases() {
 }
 
 #[test]
-fn a_reservation_goes_with_its_holder_or_with_the_last_of_all() {
+fn a_reservation_ends_with_its_holder_or_with_the_last_of_all_registrants() {
     let mut r = three();
     r.reserve(0, 10, Kind::WriteExclusive).unwrap();
     assert_eq!(attentions(&r.register(0, 10, 0, false).unwrap()), []);

@@ -15,7 +15,7 @@ impl UnitChannel {
     pub(super) fn begin_rare(&mut self, command: &Command, request: &Request<'_>, cx: &mut Cx) -> Begun {
         let into = request.data_in;
         match *command {
-            Command::Read(_) | Command::Write(_) => unreachable!("these are not rare"),
+            Command::Read(_) | Command::Write(_) => unreachable!("plain commands are handled elsewhere"),
             Command::TestUnitReady => Ok(Some(0)),
             Command::RequestSense { descriptors, allocation } => {
                 // The attention is the result of this command, not its failure.
@@ -211,7 +211,7 @@ impl UnitChannel {
         let mut header = [0; 8];
         data.read(0, &mut header);
         let bytes = u32::from(u16::from_be_bytes([header[2], header[3]]));
-        // An incomplete descriptor is ignored (SBC-3, section 5.28.2).
+        // A truncated descriptor at the end is ignored (SBC-3, section 5.28.2).
         let ranges = bytes.min(length - 8) / 16;
         if ranges > UNMAP_RANGES_MAX {
             return Err(Sense::in_list(2).into());
@@ -220,7 +220,7 @@ impl UnitChannel {
         for i in 0..ranges {
             let (lba, blocks) = super::jobs::range(data, i);
             sum += blocks;
-            // An empty range may lie anywhere.
+            // The LBA of an empty range is not checked.
             if blocks > 0 {
                 self.check_range(lba, blocks)?;
             }

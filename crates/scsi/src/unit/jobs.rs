@@ -11,11 +11,11 @@ use aryk_reactor::Cx;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// How a command continues after one of its requests has completed.
+/// The continuation of a command after one of its requests has completed.
 pub(super) enum Job {
-    /// With the next range of its list.
+    /// The command unmaps the next range of its list.
     Unmap { data: Sgl, next: u32, ranges: u32 },
-    /// With the next blocks.
+    /// The command continues with the next blocks.
     Loop(Loop),
     /// The command has no request to the disk: external work ends it. That work holds a weak reference, which shows whether the
     /// command still waits.

@@ -95,15 +95,17 @@ impl UnitChannel {
         let mut list = [0; MOVE_LIST];
         request.data_out.read(0, &mut list[..whole]);
         let key = be64(&list, 0);
-        // The nexus that is to hold the reservation must live until then.
-        let (change, heir) = match moves {
-            true => self.registering_and_moving(&list).map(|(change, heir)| (change, Some(heir)))?,
+        // The nexus that receives the reservation must live until the change has ended.
+        let (change, new_holder) = match moves {
+            true => {
+                self.registering_and_moving(&list).map(|(change, new_holder)| (change, Some(new_holder)))?
+            }
             false => (self.change(action, (scope, kind), &list)?, None),
         };
         let nexus = Arc::clone(&self.nexus);
         let done = async move |requested| {
             let done = nexus.lun().reserve(&nexus, requested, key, change).await;
-            drop(heir);
+            drop(new_holder);
             done
         };
         self.start_external(request, length, done, cx)
@@ -148,13 +150,13 @@ impl UnitChannel {
         }
         let initiator = Port::initiator_of(&list[24..]).ok_or(Sense::in_list(24))?;
         let target = u16::from_be_bytes([list[18], list[19]]);
-        let heir = self.lun().find(Port { initiator, target }).ok_or(Sense::in_list(24))?;
-        let to = heir.number();
+        let new_holder = self.lun().find(Port { initiator, target }).ok_or(Sense::in_list(24))?;
+        let to = new_holder.number();
         // A move to the requesting nexus itself is invalid.
         if to == self.nexus.number() {
             return Err(Sense::in_list(24));
         }
-        Ok((Change::Move { to, new: be64(list, 8), leave: list[17] & 2 != 0, aptpl }, heir))
+        Ok((Change::Move { to, new: be64(list, 8), leave: list[17] & 2 != 0, aptpl }, new_holder))
     }
 }
 

@@ -3,10 +3,10 @@
 use super::jobs::Job;
 use aryk_bdev::{Op, Status};
 
-/// Whether and why the back-end no longer wants a command to complete.
+/// Whether and why a command was aborted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum AbortCause {
-    /// The command is wanted.
+    /// The command was not aborted.
     None,
     /// The command was aborted.
     Aborted,

@@ -1,4 +1,4 @@
-//! Commands with their data against a disk in memory, and against a simple model of the disk.
+//! Tests of commands with their data against a disk in memory, and against a simple model of the disk.
 
 use crate::initiator::Initiators;
 use crate::{Attention, Key, Outcome, Sense, Status, TaskFilter};
@@ -188,9 +188,9 @@ fn inquiry_and_capacity_describe_the_disk() {
     assert_eq!(
         good(&mut all, 0, &[0x12, 0, 0, 0, 36, 0], &[], 255).len(),
         36,
-        "as the allocation length allows"
+        "truncated to the allocation length"
     );
-    assert_eq!(good(&mut all, 0, &[0x12, 0, 0, 0, 36, 0], &[], 5), standard[..5], "as the list has room");
+    assert_eq!(good(&mut all, 0, &[0x12, 0, 0, 0, 36, 0], &[], 5), standard[..5], "truncated to the list");
     let pages = good(&mut all, 0, &[0x12, 1, 0, 0, 255, 0], &[], 255);
     for page in &pages[4..] {
         let data = good(&mut all, 0, &[0x12, 1, *page, 0, 255, 0], &[], 255);
@@ -277,7 +277,7 @@ fn reserve(all: &mut Initiators, i: usize, action: u8, kind: u8, key: u64, new: 
 }
 
 #[test]
-fn reservations_keep_others_out() {
+fn reservations_deny_other_initiators() {
     let mut all = initiators(2);
     assert_eq!(reserve(&mut all, 0, 0, 0, 0, 77).status, Status::Good);
     assert_eq!(reserve(&mut all, 0, 1, 3, 77, 0).status, Status::Good);
@@ -395,7 +395,7 @@ proptest! {
         }
     }
 
-    /// Any CDB with any data ends, and reports no more moved bytes than the lists have room for.
+    /// Any CDB with any data ends, and reports no more transferred bytes than the lists have room for.
     #[test]
     fn any_command_ends(cdbs in prop::collection::vec((any::<[u8; 16]>(), 0usize..18, 0usize..1200, 0usize..1200), 1..60)) {
         let mut all = initiators(2);
@@ -410,7 +410,7 @@ proptest! {
 
 /// VPD pages B0, B1 and B2 (SBC-3, section 6.6) of a disk that supports UNMAP.
 #[test]
-fn limits_are_those_that_commands_have() {
+fn vpd_pages_report_the_limits_that_commands_check() {
     let mut all = initiators(1);
     let page = |all: &mut Initiators, code| good(all, 0, &[0x12, 1, code, 0, 255, 0], &[], 255);
     let limits = page(&mut all, 0xb0);

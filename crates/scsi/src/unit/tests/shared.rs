@@ -55,7 +55,7 @@ fn a_preemption_completes_when_the_preempted_commands_have_ended() {
     assert_eq!(reserve(&mut all, 1, PREEMPT, REGISTRANTS, 11, 10).status, Status::Good);
     let refused = all.outcome(0, write).expect("the write ends before the preemption completes");
     assert_eq!((refused.status, refused.aborted), (Status::ReservationConflict, false));
-    assert_eq!((all.outcome(0, read), all.outcome(1, own)), (None, None), "these may go on");
+    assert_eq!((all.outcome(0, read), all.outcome(1, own)), (None, None), "both commands are still allowed");
     // After the preemption the initiator may only read.
     assert_eq!(sense_of(&mut all, 0, &[0; 6], &[]), Attention::RegistrationsPreempted.sense());
     assert_eq!(all.run(0, &cdb_16(0x8a, 0, 7, 1), &[1; BLOCK], 0).0.status, Status::ReservationConflict);
@@ -84,7 +84,7 @@ fn a_reservation_waits_for_the_commands_that_it_denies() {
 }
 
 #[test]
-fn rights_come_back() {
+fn an_initiator_regains_its_rights_when_a_reservation_ends() {
     let mut all = initiators(3);
     register(&mut all, 2);
     let may_write = |all: &mut Initiators| {
