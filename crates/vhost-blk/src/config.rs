@@ -1,5 +1,4 @@
-//! What a guest is told of the disk: the configuration space and the features (virtio 1.2, sections 5.2.3 and 5.2.4).
-//! Control context.
+//! The device configuration space and the feature bits of a disk (virtio 1.2, sections 5.2.3 and 5.2.4). Control context.
 
 use crate::request::SECTOR;
 use aryk_bdev::{Bdev, Op};
@@ -9,7 +8,7 @@ use virtio_bindings::bindings::virtio_blk::{
 };
 use zerocopy::{Immutable, IntoBytes};
 
-/// `struct virtio_blk_config`, up to what the features here name.
+/// `struct virtio_blk_config`, as far as the offered features define it.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
 #[repr(C, packed)]
 pub(crate) struct BlkConfig {
@@ -38,14 +37,14 @@ pub(crate) struct BlkConfig {
 
 const _: () = assert!(size_of::<BlkConfig>() == 60);
 
-/// Buffers in one request: what a queue of 128 descriptors takes with header and status.
+/// The maximum number of data buffers in one request: what fits into a queue of 128 descriptors beside header and status.
 pub(crate) const SEG_MAX: u32 = 126;
-/// Bytes in one buffer.
+/// The maximum size of one buffer, in bytes.
 const SIZE_MAX: u32 = 1 << 20;
-/// Sectors in one discard: 2 GiB. The block layer splits as its module likes.
+/// The maximum number of sectors in one discard: 2 GiB. The block layer splits larger requests than the module takes.
 const DISCARD_SECTORS_MAX: u32 = 1 << 22;
-/// Sectors in one write-zeroes: 32 MiB. It counts with its bytes where the disk is limited, and those behind it wait until
-/// it is paid for.
+/// The maximum number of sectors in one write-zeroes: 32 MiB. A write-zeroes pays a disk's bandwidth limit for all its bytes,
+/// and the requests behind it wait until they are paid for.
 const WRITE_ZEROES_SECTORS_MAX: u32 = 1 << 16;
 
 impl BlkConfig {

@@ -15,11 +15,11 @@ use zerocopy::IntoBytes;
 /// The default number of queues.
 pub const QUEUES: u16 = 128;
 
-/// What a vhost-user-blk controller has of its own.
+/// The device-specific part of a vhost-user-blk controller.
 #[derive(Debug)]
 pub struct Blk {
     read_only: bool,
-    /// Device features. They are offered from its creation on and never change.
+    /// Device features. They are offered from the controller's creation on and never change.
     features: u64,
     queues: u16,
     /// `None` if the disk was removed.
@@ -27,7 +27,7 @@ pub struct Blk {
     config: RefCell<BlkConfig>,
 }
 
-/// Creates a controller of the disk of that name, and its socket.
+/// Creates a controller of the disk with that name, and its socket.
 ///
 /// # Errors
 /// [`Error`].
@@ -39,7 +39,7 @@ pub fn create(
     read_only: bool,
 ) -> Result<(), Error> {
     let (events, arriving) = mpsc::unbounded_channel();
-    // A controller that is being deleted needs no events.
+    // The receiver is gone if the controller is being deleted; then the event is not needed.
     let tell = move |event| {
         let _ = events.send(event);
     };
@@ -52,7 +52,7 @@ pub fn create(
     Ok(())
 }
 
-/// Passes events of the disk on, until the controller is deleted.
+/// Passes the disk's events to the controller until it is deleted.
 async fn pass_on(mut arriving: mpsc::UnboundedReceiver<Event>, controller: Weak<Controller<Blk>>) {
     while let Some(event) = arriving.recv().await
         && let Some(controller) = controller.upgrade()

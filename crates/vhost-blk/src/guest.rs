@@ -1,4 +1,4 @@
-//! A guest's side of a queue, for tests and fuzzers: memory, a ring in it, and a disk behind, on a reactor that is stepped.
+//! The guest's side of a queue, for tests and fuzzers: guest memory with a ring, and a disk, on a reactor that the test steps.
 
 use crate::queue::Queue;
 use crate::request::Disk;
@@ -16,22 +16,22 @@ use std::sync::{Arc, Mutex};
 pub const MEMORY: u64 = 256 * 1024;
 /// Entries in the ring.
 pub const SIZE: u16 = 16;
-/// Where the ring's parts lie, at guest addresses that are also offsets.
+/// Addresses of the ring's parts: guest addresses that are also offsets into the guest memory.
 pub const DESC: u64 = 0;
 /// The available ring.
 pub const AVAIL: u64 = 0x1000;
 /// The used ring.
 pub const USED: u64 = 0x2000;
-/// From where on memory is free for requests.
+/// The first byte of memory that is free for requests.
 pub const FREE: u64 = 0x3000;
 
 /// The guest, its disk, and the reactor between them.
 pub struct Guest {
-    /// All of its memory.
+    /// All guest memory.
     pub memory: GuestArea,
-    /// What it did wrong.
+    /// Errors that the guest has caused.
     pub errors: Arc<Errors>,
-    /// Why its queue gave up, if it did.
+    /// The reason for which the queue gave up, if it did.
     pub trouble: Arc<Mutex<Option<Trouble>>>,
     pub(crate) queue: RootRef<Queue>,
     reactor: Reactor,
@@ -46,24 +46,25 @@ impl std::fmt::Debug for Guest {
 }
 
 impl Guest {
-    /// A guest of `device`, which flushes if `flushes`.
+    /// Creates a guest of `device`. If `flushes`, the guest has negotiated flushes.
     pub fn new(device: Arc<dyn Device>, flushes: bool) -> Self {
         Self::with_memory(device, flushes, Mapping::anonymous(MEMORY).expect("memory"))
     }
 
-    /// The same with memory of the caller's, of [`MEMORY`] bytes or more.
+    /// As [`Guest::new`], with the caller's memory of [`MEMORY`] bytes or more.
     pub fn with_memory(device: Arc<dyn Device>, flushes: bool, mapping: Mapping) -> Self {
         let (len, mapping) = (mapping.len(), Arc::new(mapping));
         let region = Region { guest_addr: 0, user_addr: 0, len, offset: 0, mapping };
         Self::with_regions(device, flushes, vec![region])
     }
 
-    /// The same with these regions, the first of which has [`MEMORY`] bytes or more from address 0 on.
+    /// As [`Guest::new`], with these regions, the first of which has [`MEMORY`] bytes or more from address 0 on.
     pub fn with_regions(device: Arc<dyn Device>, flushes: bool, regions: Vec<Region>) -> Self {
         let registry = Registry::new();
         let identity = aryk_bdev::Identity::named("disk");
-        registry.register(identity, device).expect("the first disk");
-        let descriptor = registry.open("disk", Access::Shared, "test", |_| ()).expect("a disk of ours");
+        registry.register(identity, device).expect("the registry is empty");
+        let descriptor =
+            registry.open("disk", Access::Shared, "test", |_| ()).expect("the disk can be opened");
         let memory = Arc::new(MemTable::new(regions).expect("sound regions"));
         let area = |at, len| memory.area_at_guest(at, len).expect("inside");
         let ring = Virtqueue::new(Config {
@@ -88,7 +89,7 @@ impl Guest {
             index: 0,
             name: "queue".to_owned(),
             thread,
-            ring: ring.expect("a sound ring"),
+            ring: ring.expect("the ring is valid"),
             keeps_in_flight: false,
             log: None,
             memory,
@@ -104,7 +105,9 @@ impl Guest {
         };
         let queue = cx.add_root(thread, "queue", |id, cx| {
             let channel = descriptor.open_channel(id, cx).expect("a channel");
-            Ok::<_, Infallible>(Queue::start(id, parts, disk, Some(channel), cx).expect("nothing to watch"))
+            Ok::<_, Infallible>(
+                Queue::start(id, parts, disk, Some(channel), cx).expect("no descriptor to watch"),
+            )
         });
         let Ok(queue) = queue;
         Self { memory: whole, errors, trouble, queue, reactor, next_avail: 0, next_used: 0 }
@@ -127,30 +130,30 @@ impl Guest {
         self.memory.store_u16(AVAIL as usize + 2, self.next_avail, Ordering::Release);
     }
 
-    /// What is written to its memory is noted there from now on, or nowhere.
+    /// Starts, replaces or ends the dirty log of the guest's memory.
     pub fn set_log(&mut self, log: Option<QueueLog>) {
         let (queue, cx) = (self.queue.id(), self.reactor.cx());
-        cx.root::<Queue>(queue).expect("it runs until it is stopped").borrow_mut().guest.set_log(log);
+        cx.root::<Queue>(queue).expect("the queue runs until `stop`").borrow_mut().guest.set_log(log);
     }
 
-    /// Requests that were taken and have not come back.
+    /// The number of requests in flight.
     pub fn in_flight(&mut self) -> u32 {
-        let queue = self.reactor.cx().root::<Queue>(self.queue.id()).expect("it runs until it is stopped");
+        let queue = self.reactor.cx().root::<Queue>(self.queue.id()).expect("the queue runs until `stop`");
         queue.borrow().guest.sgs.in_use()
     }
 
-    /// The disk has something for it: its queue is looked at once.
+    /// Wakes the queue as the disk would: its next poll is in the next turn.
     pub fn wake(&mut self) {
         let queue = self.queue.id();
         self.reactor.cx().wake(queue);
     }
 
-    /// A turn of the reactor.
+    /// Runs one turn of the reactor.
     pub fn turn(&mut self) {
         self.reactor.turn();
     }
 
-    /// The next chain that came back, and what its device said to have written, if there is one.
+    /// The next used element, if there is one: head and length.
     pub fn used(&mut self) -> Option<(u32, u32)> {
         if self.memory.load_u16(USED as usize + 2, Ordering::Acquire) == self.next_used {
             return None;
@@ -160,7 +163,7 @@ impl Guest {
         Some((self.memory.read(at), self.memory.read(at + 4)))
     }
 
-    /// Turns until a chain comes back.
+    /// Runs turns until a chain is used.
     pub fn wait(&mut self) -> (u32, u32) {
         for _ in 0..1_000_000 {
             self.turn();
@@ -168,13 +171,13 @@ impl Guest {
                 return used;
             }
         }
-        panic!("nothing came back: {:?}", self.trouble);
+        panic!("no chain was used: {:?}", self.trouble);
     }
 
-    /// Stops the queue; the index of the chain that would be next.
+    /// Stops the queue. Returns the index of the next available chain.
     pub fn stop(mut self) -> u32 {
         let (queue, cx) = (self.queue.id(), self.reactor.cx());
-        let queue = cx.root::<Queue>(queue).expect("it runs until it is stopped");
+        let queue = cx.root::<Queue>(queue).expect("the queue runs until `stop`");
         let mut stopped = queue.borrow_mut().stop(cx);
         drop(queue);
         for _ in 0..1_000_000 {
@@ -183,6 +186,6 @@ impl Guest {
                 return base;
             }
         }
-        panic!("it does not stop");
+        panic!("the queue does not stop");
     }
 }

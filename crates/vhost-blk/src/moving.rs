@@ -1,4 +1,5 @@
-//! The queue as the shared parts of all devices see it; see [`DeviceQueue`]. Reactor context.
+//! The queue's implementation of [`DeviceQueue`], by which the code shared by all devices starts, moves and stops it. Reactor
+//! context.
 
 use crate::queue::Queue;
 use crate::request::Disk;

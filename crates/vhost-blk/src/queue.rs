@@ -1,7 +1,7 @@
 //! One virtqueue of one disk, on its reactor: from the guest's ring to the disk's channel and back. Reactor context.
 //!
-//! A request is named by the head of its descriptor chain, all the way: it is the slot of its scatter list, the tag of its
-//! [`aryk_bdev::Io`], and the id of its used element. The ring sees to it that no head is in flight twice.
+//! The head of a request's descriptor chain identifies the request on the whole path: it is the slot of the scatter list, the
+//! tag of the [`aryk_bdev::Io`], and the id of the used element. The ring makes sure that no head is in flight twice.
 
 use crate::request::{Answer, Disk, Layout, Other, Parsed, Unanswerable};
 use aryk_bdev::{BdevChannel, Completion, Io, Status};
@@ -10,17 +10,17 @@ use aryk_reactor::{Armed, Cx, Root, RootId};
 use aryk_vhost_device::{GuestQueue, Move, Parts};
 use aryk_virtqueue::Chain;
 
-/// The queue. A root of its reactor from start to stop.
+/// A virtqueue. A root of its reactor from start to stop.
 pub struct Queue {
     pub(crate) guest: GuestQueue,
     pub(crate) requests: Requests,
     pub(crate) order: Option<Move<Self>>,
 }
 
-/// Requests and their disk.
+/// The requests of a queue, and its disk.
 pub(crate) struct Requests {
     pub disk: Disk,
-    /// `None` when the disk has been removed: requests fail.
+    /// `None` after the disk was removed; then requests fail.
     pub channel: Option<BdevChannel>,
     completions: Vec<Completion>,
     closing_channel: bool,
@@ -29,8 +29,8 @@ pub(crate) struct Requests {
 }
 
 impl Queue {
-    /// A queue on the calling reactor, already kicked: there may be requests that came before. `disk` says how they are to
-    /// be read.
+    /// Starts a queue on the calling reactor. The queue polls its ring once without a kick, because requests may be available
+    /// already. `disk` tells how to interpret requests.
     pub fn start(
         id: RootId,
         parts: Parts,
@@ -70,13 +70,13 @@ impl Queue {
         }
     }
 
-    /// The disk is being removed: what runs completes, the rest fails.
+    /// The disk is being removed: requests in flight complete, later requests fail.
     pub fn lose_disk(&mut self, cx: &mut Cx) {
         self.requests.closing_channel = true;
         cx.wake(self.guest.id);
     }
 
-    /// What waits for requests to complete: stopping, moving, and leaving the disk.
+    /// Carries out what had to wait for requests to complete: the stop or move of the queue, or the close of the channel.
     fn settle(&mut self, cx: &mut Cx) {
         if self.guest.sgs.in_use() > 0 {
             return;
@@ -89,7 +89,7 @@ impl Queue {
         }
     }
 
-    /// Whether its disk is being removed, and it still has a channel.
+    /// Whether the disk is being removed and its channel is still open.
     pub(crate) const fn is_losing_disk(&self) -> bool {
         self.requests.closing_channel && self.requests.channel.is_some()
     }
@@ -98,7 +98,7 @@ impl Queue {
 impl Requests {
     #[inline(always)]
     fn start(&mut self, head: u16, chain: &mut Chain, guest: &mut GuestQueue, cx: &mut Cx) {
-        // The borrow of the chain by the first layout ends before the second begins.
+        // The first layout must release the chain before the second layout borrows it.
         let parsed = Layout::separate(chain, guest.sgs.memory())
             .map(|layout| self.disk.parse(layout, head, &mut guest.sgs));
         let Some(parsed) = parsed else { return self.start_scattered(head, chain, guest, cx) };
@@ -108,23 +108,23 @@ impl Requests {
         }
     }
 
-    /// Starts a request whose header or status shares its buffer, or has several.
+    /// Starts a request whose header or status shares a buffer with data or spans several buffers.
     #[cold]
     fn start_scattered(&mut self, head: u16, chain: &mut Chain, guest: &mut GuestQueue, cx: &mut Cx) {
         let layout = Layout::any(chain, guest.sgs.memory());
         match self.disk.parse(layout, head, &mut guest.sgs) {
-            Ok(io) => self.submit_apart(io, head, guest, cx),
+            Ok(io) => self.submit_outlined(io, head, guest, cx),
             Err(other) => self.start_other(other, head, chain, guest, cx),
         }
     }
 
-    /// [`Requests::submit`] as a separate function.
+    /// [`Requests::submit`], not inlined.
     #[inline(never)]
-    fn submit_apart(&mut self, io: Io, head: u16, guest: &mut GuestQueue, cx: &mut Cx) {
+    fn submit_outlined(&mut self, io: Io, head: u16, guest: &mut GuestQueue, cx: &mut Cx) {
         self.submit(io, head, guest, cx);
     }
 
-    // Always inlined: the parts of a request stay in registers, up to where they are kept.
+    // Always inlined: the parts of a request stay in registers until they are stored.
     #[inline(always)]
     fn submit(&mut self, io: Io, head: u16, guest: &mut GuestQueue, cx: &mut Cx) {
         match &mut self.channel {
@@ -138,7 +138,7 @@ impl Requests {
     #[inline(never)]
     fn start_other(&mut self, other: Other, head: u16, chain: &Chain, guest: &mut GuestQueue, cx: &mut Cx) {
         match self.disk.parse_other(other, chain, head, &mut guest.sgs) {
-            Ok(Parsed::Submit(io)) => self.submit_apart(io, head, guest, cx),
+            Ok(Parsed::Submit(io)) => self.submit_outlined(io, head, guest, cx),
             Ok(Parsed::Identify) => {
                 let (well, written) = self.disk.write_id(chain, guest.sgs.memory());
                 guest.mark_written(chain, written);
@@ -150,11 +150,12 @@ impl Requests {
         }
     }
 
-    /// Gives back what the disk has completed; whether there was any.
+    /// Answers the requests that the disk has completed. Returns whether there were any.
     #[inline(always)]
     fn take_completions(&mut self, guest: &mut GuestQueue, cx: &mut Cx) -> bool {
         let Self { channel: Some(channel), completions, giving_up, .. } = self else { return false };
-        // All that a pending wake-up is about is looked at now; what the poll itself sends on may wake us again.
+        // The poll below handles everything that a pending wake-up stands for. Requests that it submits may wake this queue
+        // again.
         cx.clear_wake(guest.id);
         let mut worked = false;
         channel.poll_each(cx, completions, |completion, _| {
@@ -164,7 +165,7 @@ impl Requests {
         worked | self.take_rest(guest)
     }
 
-    /// The same of requests that did not end at the disk's device.
+    /// The same for requests that ended in the block layer, without the disk's device.
     #[inline]
     fn take_rest(&mut self, guest: &mut GuestQueue) -> bool {
         let worked = !self.completions.is_empty();
@@ -175,7 +176,7 @@ impl Requests {
     }
 }
 
-/// Gives back a request that the disk has completed, unless it is to stay in flight.
+/// Answers a request that the disk has completed, unless the request is to stay in flight for the queue's successor.
 #[inline(always)]
 fn complete(Completion { tag, status }: Completion, giving_up: bool, guest: &mut GuestQueue) {
     let head = tag.0 as u16;
@@ -187,7 +188,7 @@ fn complete(Completion { tag, status }: Completion, giving_up: bool, guest: &mut
     finish(head, status.into(), guest);
 }
 
-/// Answers a request that did not go to the disk.
+/// Answers a request that was not sent to the disk.
 #[cold]
 fn answer(head: u16, answer: Answer, guest: &mut GuestQueue) {
     finish(head, answer, guest);
@@ -196,7 +197,7 @@ fn answer(head: u16, answer: Answer, guest: &mut GuestQueue) {
 /// Completes a request with its answer.
 #[inline(always)]
 fn finish(head: u16, answer: Answer, guest: &mut GuestQueue) {
-    // What a read that failed has written of its data is not known.
+    // How much data a failed read has written is unknown.
     guest.answer(head, answer as u8, |most| if answer == Answer::Ok { most } else { 1 });
 }
 

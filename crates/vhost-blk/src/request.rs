@@ -1,4 +1,5 @@
-//! Block requests as a guest writes them (virtio 1.2, section 5.2.6), and their way into the block layer. Reactor context.
+//! Parses block requests of a guest (virtio 1.2, section 5.2.6) and translates them into requests of the block layer. Reactor
+//! context.
 
 use crate::config::SEG_MAX;
 use aryk_bdev::{Io, Op, Status, Tag};
@@ -11,10 +12,10 @@ use virtio_bindings::bindings::virtio_blk::{
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Bytes in a sector, virtio's unit whatever the disk's block is.
+/// Bytes in a sector, virtio's unit for every block size.
 pub(crate) const SECTOR: u64 = 512;
 
-/// What a request begins with.
+/// The header of a request.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 struct Header {
@@ -23,7 +24,7 @@ struct Header {
     sector: u64,
 }
 
-/// The range of a discard or write-zeroes. One to a request, as the configuration space says.
+/// The range of a discard or write-zeroes. A request has one range, as the configuration space states.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 struct Range {
@@ -32,7 +33,7 @@ struct Range {
     flags: u32,
 }
 
-/// How a request's status byte is to read.
+/// The status byte of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(crate) enum Answer {
@@ -54,24 +55,24 @@ impl From<Status> for Answer {
 /// A request that is neither a read nor a write, or that failed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Other {
-    /// Guest address of its status, if it has a place for one.
+    /// Guest address of the status byte, if the chain has room for it.
     status: Option<u64>,
-    /// Its header; `None` if it failed.
+    /// The header; `None` if the request is invalid.
     header: Option<Header>,
 }
 
-/// The next step of such a request.
+/// The next step for a request that is neither a read nor a write.
 #[derive(Debug)]
 pub(crate) enum Parsed {
-    /// It goes to the disk.
+    /// Submit this request to the disk.
     Submit(Io),
-    /// It asks for the disk's id: [`Disk::write_id`].
+    /// Write the disk's id: [`Disk::write_id`].
     Identify,
-    /// It is answered at once, without data.
+    /// Answer at once, without data.
     Answer(Answer),
 }
 
-/// What a request asks of the disk.
+/// The disk operation of a request.
 #[derive(Clone, Copy, Debug)]
 struct Request {
     op: Op,
@@ -80,18 +81,18 @@ struct Request {
     blocks: u64,
 }
 
-/// A request that has no place for its status, or one that is not in memory: there is nothing to answer to.
+/// The request has no place for its status, or the place is outside of guest memory: it cannot be answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Unanswerable;
 
-/// What the requests of a queue have in common.
+/// Properties of the disk that apply to all requests of a queue.
 #[derive(Clone, Debug)]
 pub struct Disk {
-    /// Bytes in a block of the disk below: a power of two from 512 on.
+    /// Block size of the disk in bytes: a power of two, 512 or more.
     pub block_size: u32,
-    /// What GET_ID gives, padded with zeroes.
+    /// The answer to GET_ID, padded with zeroes.
     pub id: [u8; VIRTIO_BLK_ID_BYTES as usize],
-    /// Writes are durable on completion, for this guest will never flush.
+    /// Writes are durable on completion, because this guest has not negotiated flushes.
     pub write_through: bool,
 }
 
@@ -101,21 +102,22 @@ pub(crate) struct Layout<'a> {
     header: Option<Header>,
     /// Guest address of the status.
     status: Option<u64>,
-    /// Its data, if it writes to the disk.
+    /// Data that the guest writes to the disk.
     readable: &'a [Piece],
-    /// Its data, if it reads from the disk.
+    /// Data that the guest reads from the disk.
     writable: &'a [Piece],
 }
 
 impl<'a> Layout<'a> {
-    /// A request whose header and status have buffers of their own, as nearly all have. `None` has taken nothing off the chain.
+    /// The layout of a request whose header and status have their own buffers, as nearly all requests have. After `None`, the
+    /// chain is unchanged.
     #[inline(always)]
     pub(crate) fn separate(chain: &'a mut Chain, memory: &MemTable) -> Option<Self> {
         let Ends { header, status, readable, writable } = chain.take_ends(memory)?;
         Some(Self { header: Some(header), status: Some(status), readable, writable })
     }
 
-    /// Any request.
+    /// The layout of any request.
     #[cold]
     pub(crate) fn any(chain: &'a mut Chain, memory: &MemTable) -> Self {
         let status = chain.take_last_writable();
@@ -125,12 +127,12 @@ impl<'a> Layout<'a> {
 }
 
 impl Disk {
-    /// Reads a request, and takes `slot` of `sgs` for it: its data, then its status byte. Stores with it the number of bytes that
-    /// it writes to its guest, status included. The caller ends the slot.
+    /// Parses a request, and puts its data and then its status byte into `slot` of `sgs`. Stores with the slot the number of
+    /// bytes that the request writes to guest memory, status included. The caller ends the slot.
     ///
-    /// # Errors
+    /// # Errors [`Other`], for [`Disk::parse_other`]; the slot is in use then too.
     /// [`Other`], for [`Disk::parse_other`]; the slot is in use then too.
-    // Always inlined, and without detours: nearly all requests are reads and writes, and inlined values stay in registers.
+    // Always inlined and without rare branches: nearly all requests are reads and writes, and inlined values stay in registers.
     #[inline(always)]
     pub(crate) fn parse(&self, layout: Layout<'_>, slot: u16, sgs: &mut SgTable) -> Result<Io, Other> {
         let Layout { header, status, readable, writable } = layout;
@@ -142,7 +144,7 @@ impl Disk {
             VIRTIO_BLK_T_OUT => (Op::Write, readable),
             _ => return Err(Other { status, header: Some(header) }),
         };
-        // The guest was told.
+        // The configuration space reports this limit to the guest.
         if pieces.len() > SEG_MAX as usize {
             return Err(failed);
         }
@@ -212,7 +214,7 @@ impl Disk {
         Ok(Parsed::Submit(Io { tag, op, fua, may_unmap, lba, blocks, source: 0, data: Sgl::EMPTY }))
     }
 
-    /// A range of sectors in blocks, if it is whole blocks.
+    /// A range of sectors as a range of blocks, if the sectors are whole blocks.
     #[inline]
     fn blocks(&self, sector: u64, bytes: u64) -> Option<(u64, u64)> {
         let start = sector.checked_mul(SECTOR)?;
@@ -253,9 +255,8 @@ impl Disk {
         Ok(Ok(Request { op, may_unmap, lba, blocks }))
     }
 
-    /// Writes the disk's id to a request's data, as far as there is room: the answer, and how many bytes it took. Only of a
-    /// request that has a place for its
-    /// answer, for what is written to others is noted nowhere.
+    /// Writes the disk's id to a request's data, as much as fits. Returns the answer and the number of written bytes. Called
+    /// only for requests whose answer has a place: writes for other requests would not be marked in the dirty log.
     #[cold]
     pub(crate) fn write_id(&self, chain: &Chain, memory: &MemTable) -> (Answer, u32) {
         let (mut id, mut answer) = (&self.id[..], Answer::Ok);
@@ -263,7 +264,7 @@ impl Disk {
             let (now, later) = id.split_at(id.len().min(piece.len as usize));
             id = later;
             if memory.write_bytes(piece.addr, now).is_err() {
-                // Some of it may have been written.
+                // A part may have been written.
                 answer = Answer::IoError;
                 break;
             }

@@ -1,4 +1,4 @@
-//! A controller whose disk is removed while a queue starts, or takes its time to prepare a reactor.
+//! Tests of a controller whose disk is removed while a queue starts, or prepares a reactor slowly.
 
 use super::*;
 use crate::guest::{AVAIL, DESC, MEMORY, SIZE, USED};
@@ -43,7 +43,7 @@ fn settings() -> Settings {
 mod preparing;
 
 #[test]
-fn a_disk_that_is_removed_while_a_queue_opens_it_is_let_go_of() {
+fn a_disk_removed_while_a_queue_opens_it_is_closed() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let env = Env::default();
@@ -65,12 +65,12 @@ fn a_disk_that_is_removed_while_a_queue_opens_it_is_let_go_of() {
         let disk = env.registry().open("disk", Access::Shared, "test", |_| ()).unwrap();
         let controller =
             Controller::new(settings(), Blk::new(disk, false, 1), env.memory().clone(), reactors);
-        // The queue's start is with its reactor when the news comes.
+        // The reactor is starting the queue when the removal is reported.
         let (started, ()) =
             tokio::join!(controller.start_queue(0, setup()), Blk::disk_event(&controller, Event::Removed));
         started.unwrap();
         let removed = tokio::time::timeout(Duration::from_secs(20), env.registry().remove("disk")).await;
-        removed.expect("the disk is let go of").unwrap();
+        removed.expect("the queue has closed the disk").unwrap();
         controller.stop_queue(0).await;
     });
 }

@@ -1,4 +1,4 @@
-//! Requests from a guest's ring to a disk in memory and back.
+//! Tests of requests from a guest's ring to a disk in memory and back.
 
 mod bounds;
 
@@ -25,27 +25,27 @@ const DATA: u64 = FREE + 0x1000;
 const SECTORS: u64 = 64;
 
 /// Operation, durability, first block and number of blocks of each request, shared.
-type Asked = Arc<Mutex<Vec<(Op, bool, u64, u64)>>>;
+type Recorded = Arc<Mutex<Vec<(Op, bool, u64, u64)>>>;
 /// A data descriptor: address, length, flags.
 type Data = (u64, u32, u16);
 
-/// A disk in memory that remembers what it was asked.
-struct Probe {
+/// A disk in memory that records its requests.
+struct RecordingDisk {
     block_size: u32,
     store: Arc<Mutex<Vec<u8>>>,
-    asked: Asked,
+    recorded: Recorded,
 }
 
-struct ProbeChannel {
+struct RecordingChannel {
     block_size: u64,
     store: Arc<Mutex<Vec<u8>>>,
-    asked: Asked,
+    recorded: Recorded,
     outbox: Outbox,
 }
 
-impl Device for Probe {
+impl Device for RecordingDisk {
     fn product(&self) -> &'static str {
-        "probe"
+        "disk"
     }
 
     fn geometry(&self) -> Geometry {
@@ -61,18 +61,18 @@ impl Device for Probe {
     }
 
     fn open_channel(&self, root: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
-        Ok(Box::new(ProbeChannel {
+        Ok(Box::new(RecordingChannel {
             block_size: self.block_size.into(),
             store: Arc::clone(&self.store),
-            asked: Arc::clone(&self.asked),
+            recorded: Arc::clone(&self.recorded),
             outbox: Outbox::new(root),
         }))
     }
 }
 
-impl Channel for ProbeChannel {
+impl Channel for RecordingChannel {
     fn submit(&mut self, io: Io, cx: &mut Cx) {
-        self.asked.lock().unwrap().push((io.op, io.fua, io.lba, io.blocks));
+        self.recorded.lock().unwrap().push((io.op, io.fua, io.lba, io.blocks));
         let mut store = self.store.lock().unwrap();
         let start = (io.lba * self.block_size) as usize;
         let range = start..start + (io.blocks * self.block_size) as usize;
@@ -92,19 +92,19 @@ impl Channel for ProbeChannel {
     }
 }
 
-/// A guest of a probe, the probe's store, and what it was asked.
+/// A guest of a recording disk, the disk's data, and its recorded requests.
 struct Bench {
     guest: Guest,
     store: Arc<Mutex<Vec<u8>>>,
-    asked: Asked,
+    recorded: Recorded,
 }
 
 impl Bench {
     fn new(block_size: u32, flushes: bool) -> Self {
         let content = (0..SECTORS * 512).map(|i| (i / 512 + i % 251) as u8).collect();
-        let (store, asked) = (Arc::new(Mutex::new(content)), Arc::default());
-        let probe = Probe { block_size, store: Arc::clone(&store), asked: Arc::clone(&asked) };
-        Self { guest: Guest::new(Arc::new(probe), flushes), store, asked }
+        let (store, recorded) = (Arc::new(Mutex::new(content)), Arc::default());
+        let disk = RecordingDisk { block_size, store: Arc::clone(&store), recorded: Arc::clone(&recorded) };
+        Self { guest: Guest::new(Arc::new(disk), flushes), store, recorded }
     }
 
     fn header(&self, kind: u32, sector: u64) {
@@ -117,7 +117,7 @@ impl Bench {
         self.guest.memory.read::<u8>(STATUS as usize).into()
     }
 
-    /// A request of header, `data` and status; its status, and how much came back as written.
+    /// Submits a request of header, `data` and status. Returns its status and the length of its used element.
     fn request(&mut self, kind: u32, sector: u64, data: &[Data]) -> (u32, u32) {
         self.header(kind, sector);
         self.guest.describe(0, HEADER, 16, NEXT, 1);
@@ -145,7 +145,7 @@ fn reads_and_writes_of_any_shape() {
     let (status, written) = b.request(VIRTIO_BLK_T_OUT, 60, &[(DATA, 512, 0), (DATA + 512, 512, 0)]);
     assert_eq!((status, written), (VIRTIO_BLK_S_OK, 1));
     assert_eq!(b.store.lock().unwrap()[60 * 512..][..1000], expected[..1000]);
-    assert_eq!(*b.asked.lock().unwrap(), [(Op::Read, false, 3, 2), (Op::Write, false, 60, 2)]);
+    assert_eq!(*b.recorded.lock().unwrap(), [(Op::Read, false, 3, 2), (Op::Write, false, 60, 2)]);
     assert_eq!(b.guest.stop(), 2);
 }
 
@@ -153,7 +153,7 @@ fn reads_and_writes_of_any_shape() {
 fn a_header_and_status_in_pieces_beside_data() {
     let mut b = Bench::new(512, true);
     b.header(VIRTIO_BLK_T_IN, 1);
-    // The header in three pieces; data and status in one.
+    // The header in three descriptors; data and status in one.
     b.guest.describe(5, HEADER, 3, NEXT, 6);
     b.guest.describe(6, HEADER + 3, 9, NEXT, 7);
     b.guest.describe(7, HEADER + 12, 4, NEXT, 8);
@@ -171,7 +171,7 @@ fn without_flush_every_write_is_durable() {
         let mut b = Bench::new(512, flushes);
         assert_eq!(b.request(VIRTIO_BLK_T_OUT, 0, &[(DATA, 512, 0)]).0, VIRTIO_BLK_S_OK);
         assert_eq!(b.request(VIRTIO_BLK_T_FLUSH, 0, &[]).0, VIRTIO_BLK_S_OK);
-        assert_eq!(*b.asked.lock().unwrap(), [(Op::Write, fua, 0, 1), (Op::Flush, false, 0, 0)]);
+        assert_eq!(*b.recorded.lock().unwrap(), [(Op::Write, fua, 0, 1), (Op::Flush, false, 0, 0)]);
     }
 }
 
@@ -186,10 +186,10 @@ fn ranges_are_discarded_and_zeroed() {
     range(&b, 4, 3, 0);
     assert_eq!(b.request(VIRTIO_BLK_T_DISCARD, 0, &[(DATA, 16, 0)]).0, VIRTIO_BLK_S_OK);
     range(&b, 9, 1, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP);
-    // Its 16 bytes in two pieces.
+    // The 16 bytes in two descriptors.
     let pieces = [(DATA, 7, 0), (DATA + 7, 9, 0)];
     assert_eq!(b.request(VIRTIO_BLK_T_WRITE_ZEROES, 0, &pieces).0, VIRTIO_BLK_S_OK);
-    assert_eq!(*b.asked.lock().unwrap(), [(Op::Unmap, false, 4, 3), (Op::WriteZeroes, false, 9, 1)]);
+    assert_eq!(*b.recorded.lock().unwrap(), [(Op::Unmap, false, 4, 3), (Op::WriteZeroes, false, 9, 1)]);
     for (kind, flags) in [(VIRTIO_BLK_T_DISCARD, 1), (VIRTIO_BLK_T_WRITE_ZEROES, 2)] {
         range(&b, 4, 3, flags);
         assert_eq!(b.request(kind, 0, &[(DATA, 16, 0)]).0, VIRTIO_BLK_S_UNSUPP);
@@ -200,7 +200,7 @@ fn ranges_are_discarded_and_zeroed() {
 }
 
 #[test]
-fn the_id_is_given_as_far_as_there_is_room() {
+fn get_id_writes_as_much_as_fits() {
     let mut b = Bench::new(512, true);
     let (status, written) = b.request(VIRTIO_BLK_T_GET_ID, 0, &[(DATA, 20, WRITE)]);
     assert_eq!((status, written), (VIRTIO_BLK_S_OK, 21));
@@ -211,9 +211,9 @@ fn the_id_is_given_as_far_as_there_is_room() {
     assert_eq!(b.guest.memory.read::<[u8; 3]>(DATA as usize + 200), *b"dis");
 }
 
-/// Nor is anything written that nobody could be told of.
+/// The data of a request without a valid status address is not written either.
 #[test]
-fn the_id_is_given_to_nobody_who_cannot_be_answered() {
+fn get_id_without_a_status_address_writes_nothing() {
     let mut b = Bench::new(512, true);
     b.header(VIRTIO_BLK_T_GET_ID, 0);
     b.guest.describe(0, HEADER, 16, NEXT, 1);
@@ -226,7 +226,7 @@ fn the_id_is_given_to_nobody_who_cannot_be_answered() {
 }
 
 #[test]
-fn what_cannot_be_done_is_answered() {
+fn invalid_requests_are_answered_by_an_error() {
     let mut b = Bench::new(4096, true);
     let cases: [(u32, u64, &[Data], u32); 8] = [
         (99, 0, &[], VIRTIO_BLK_S_UNSUPP),
@@ -241,15 +241,15 @@ fn what_cannot_be_done_is_answered() {
     for (i, (kind, sector, data, expected)) in cases.into_iter().enumerate() {
         assert_eq!(b.request(kind, sector, data), (expected, 1), "case {i}");
     }
-    assert!(b.asked.lock().unwrap().is_empty());
-    // And it goes on.
+    assert!(b.recorded.lock().unwrap().is_empty());
+    // The queue continues after the errors.
     assert_eq!(b.request(VIRTIO_BLK_T_IN, 8, &[(DATA, 4096, WRITE)]), (VIRTIO_BLK_S_OK, 4097));
 }
 
 #[test]
-fn chains_without_an_answer_come_back_empty() {
+fn chains_without_a_status_are_used_with_length_0() {
     let mut b = Bench::new(512, true);
-    // Nothing to write the status to; a status outside of memory; a loop.
+    // A chain without a writable descriptor; a status outside of guest memory; a chain that is a loop.
     b.guest.describe(0, HEADER, 16, 0, 0);
     b.guest.describe(1, HEADER, 16, NEXT, 2);
     b.guest.describe(2, MEMORY, 1, WRITE, 0);
@@ -265,7 +265,7 @@ fn chains_without_an_answer_come_back_empty() {
 }
 
 #[test]
-fn a_ring_that_contradicts_itself_ends_the_session() {
+fn an_invalid_available_index_ends_the_session() {
     let mut b = Bench::new(512, true);
     b.guest.memory.store_u16(AVAIL as usize + 2, SIZE + 1, Ordering::Release);
     for _ in 0..100 {
@@ -277,14 +277,14 @@ fn a_ring_that_contradicts_itself_ends_the_session() {
 }
 
 #[test]
-fn memory_that_is_truncated_ends_the_session_and_no_other() {
+fn truncated_guest_memory_ends_only_its_own_session() {
     aryk_dma::install_fault_handler();
     let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, MEMORY).unwrap();
     let mut other = Bench::new(512, true);
-    let probe = Probe { block_size: 512, store: Arc::clone(&other.store), asked: Arc::default() };
+    let disk = RecordingDisk { block_size: 512, store: Arc::clone(&other.store), recorded: Arc::default() };
     let mapping = Mapping::shared(file.as_fd(), 0, MEMORY).unwrap();
-    let mut guest = Guest::with_memory(Arc::new(probe), true, mapping);
+    let mut guest = Guest::with_memory(Arc::new(disk), true, mapping);
     guest.turn();
     assert_eq!(*guest.trouble.lock().unwrap(), None);
     ftruncate(&file, 0).unwrap();
@@ -298,7 +298,7 @@ fn memory_that_is_truncated_ends_the_session_and_no_other() {
 }
 
 #[test]
-fn more_than_the_disk_takes_at_once_waits_its_turn() {
+fn requests_beyond_the_depth_of_the_disk_wait() {
     let mut b = Bench::new(512, true);
     for head in 0..4u16 {
         let at = HEADER + u64::from(head) * 64;
@@ -316,10 +316,10 @@ fn more_than_the_disk_takes_at_once_waits_its_turn() {
 }
 
 #[test]
-fn a_read_only_opening_refuses_writes() {
+fn a_read_only_controller_offers_no_discard_and_no_write_zeroes() {
     let registry = Registry::new();
-    let probe = Probe { block_size: 512, store: Arc::default(), asked: Arc::default() };
-    registry.register(aryk_bdev::Identity::named("d"), Arc::new(probe)).unwrap();
+    let disk = RecordingDisk { block_size: 512, store: Arc::default(), recorded: Arc::default() };
+    registry.register(aryk_bdev::Identity::named("d"), Arc::new(disk)).unwrap();
     let disk = registry.open("d", Access::Read, "test", |_| ()).unwrap();
     let features = crate::config::features(disk.bdev(), true);
     assert_ne!(features & 1 << VIRTIO_BLK_F_RO, 0);

@@ -1,4 +1,4 @@
-//! A guest with one queue, and memory that it plugs and unplugs. It blocks; the controller runs on another thread.
+//! A guest with one queue and memory regions that it adds and removes. Its calls block; the controller runs on another thread.
 
 use aryk_front_end::{
     Announced, Builder, Error, Format, Memory, Operation, Place, Request, Ring, Session, Shape, Wanted, blk,
@@ -10,18 +10,18 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 const SIZE: u16 = 64;
-/// Bytes of the first region: the ring, and the requests without their data.
+/// The size of the first region (ring, and requests without their data), in bytes.
 const FIRST: u64 = 1 << 20;
-/// Where the requests are in it.
+/// The offset of the requests in the first region.
 const HEADS: u64 = 256 << 10;
-/// The guest address of the regions that come and go.
+/// The guest address of the regions that are added and removed.
 const PLUGGED: u64 = 1 << 40;
-/// Bytes from one of them to the next.
+/// The distance between two of their places, in bytes.
 const STEP: u64 = 1 << 30;
-/// Bytes of a request's data, and of each plugged region.
+/// The size of a request's data and of each added region, in bytes.
 pub const LEN: u64 = 64 << 10;
 
-/// A guest that is connected.
+/// A connected guest.
 pub struct Guest {
     session: Session,
     memory: Memory,
@@ -76,12 +76,12 @@ impl Guest {
         self.session.wire().send(Request::ADD_MEM_REG, &Self::message(at, memory), &[memory.fd()])
     }
 
-    /// Removes it.
+    /// Removes a region.
     pub fn unplug(&self, at: u64, memory: &Memory) -> Result<(), Error> {
         self.session.wire().send(Request::REM_MEM_REG, &Self::message(at, memory), &[])
     }
 
-    /// Submits a request whose data are the region at a place.
+    /// Submits a request whose data is the region at place `at`.
     pub fn submit(&mut self, slot: u16, operation: Operation, at: u64, offset: u64) {
         let head = HEADS + u64::from(slot) * blk::Requests::SPACE;
         let data = (PLUGGED + at * STEP).wrapping_sub(Memory::guest_addr(0));
@@ -92,12 +92,12 @@ impl Guest {
         rustix::io::write(&self.kick, &1u64.to_ne_bytes()).expect("a kick");
     }
 
-    /// Whether the next request succeeds, if one is completed within this time.
+    /// Whether the next request succeeds; `None` if none completes within this time.
     #[expect(clippy::disallowed_methods, reason = "a guest lives in real time")]
     pub fn take(&mut self, patience: Duration) -> Option<bool> {
         let end = Instant::now() + patience;
         loop {
-            if let Some((slot, _)) = self.ring.take().expect("it was submitted") {
+            if let Some((slot, _)) = self.ring.take().expect("a valid used element") {
                 let head = HEADS + u64::from(slot) * blk::Requests::SPACE;
                 let place = Place { head, data: 0, len: 0 };
                 let checked = blk::Requests.check(self.memory.whole(), Operation::Write, place, 0);
@@ -110,16 +110,16 @@ impl Guest {
         }
     }
 
-    /// Submits a request, and awaits it.
+    /// Submits a request and waits until it has succeeded.
     pub fn run(&mut self, operation: Operation, at: u64, offset: u64) {
         self.submit(0, operation, at, offset);
         assert_eq!(self.take(Duration::from_secs(20)), Some(true));
     }
 }
 
-/// A region that can be plugged.
+/// Allocates a region that can be added.
 pub fn region() -> Memory {
-    Memory::new(LEN).expect("there is memory")
+    Memory::new(LEN).expect("memory")
 }
 
 /// Fills a region with a byte.
@@ -127,7 +127,7 @@ pub fn fill(memory: &Memory, byte: u8) {
     memory.whole().write_bytes(0, &[byte; LEN as usize]);
 }
 
-/// Whether a region is full of this byte.
+/// Whether each byte of a region has this value.
 pub fn is_full_of(memory: &Memory, byte: u8) -> bool {
     let mut bytes = vec![0; LEN as usize];
     memory.whole().read_bytes(0, &mut bytes);

@@ -1,4 +1,5 @@
-//! A disk that prepares a reactor only when it is let: queues start and move then, and go on running meanwhile.
+//! Tests with a disk that prepares a reactor only when the test allows it: meanwhile queues wait with their start or move, and
+//! running queues continue.
 
 use super::{settings, setup};
 use crate::controller::Blk;
@@ -19,14 +20,14 @@ use tokio::sync::Notify;
 use tokio::task::LocalSet;
 use tokio::time::timeout;
 
-/// What the test lets the disk do.
+/// Controls of the test's disk.
 #[derive(Default)]
 struct Gate {
     is_open: AtomicBool,
     opened: Notify,
     fails: AtomicBool,
-    /// Preparations that have begun and have neither ended nor been cancelled.
-    under_way: AtomicU32,
+    /// Preparations in progress: begun, and neither ended nor cancelled.
+    preparing: AtomicU32,
     /// Cores whose reactors are prepared.
     ready: Mutex<Vec<u16>>,
 }
@@ -42,9 +43,9 @@ impl Gate {
     }
 }
 
-struct UnderWay<'a>(&'a AtomicU32);
+struct Preparing<'a>(&'a AtomicU32);
 
-impl Drop for UnderWay<'_> {
+impl Drop for Preparing<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -72,8 +73,8 @@ impl Disk for Remote {
     fn prepare(&self, reactor: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
         let core = reactor.core();
         Box::pin(async move {
-            self.0.under_way.fetch_add(1, Ordering::Relaxed);
-            let _under_way = UnderWay(&self.0.under_way);
+            self.0.preparing.fetch_add(1, Ordering::Relaxed);
+            let _preparing = Preparing(&self.0.preparing);
             if self.0.fails.load(Ordering::Relaxed) {
                 return Err(OpenError::Unavailable("the target does not answer".to_owned()));
             }
@@ -88,13 +89,13 @@ impl Disk for Remote {
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
         assert!(
             self.0.ready.lock().unwrap().contains(&cx.handle().core()),
-            "a channel where nothing is prepared"
+            "open_channel before prepare has ended"
         );
         Ok(Box::new(Done(Outbox::new(root))))
     }
 }
 
-/// Whose requests are done at once.
+/// Completes requests at once.
 struct Done(Outbox);
 
 impl Channel for Done {
@@ -117,7 +118,7 @@ struct Rig {
     session: SessionHandle,
 }
 
-/// Runs `test` with a controller of a disk whose gate is closed, on all cores.
+/// Runs `test` with reactors on all cores and a controller of a disk whose gate is closed.
 fn run(test: impl AsyncFnOnce(&Rig)) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     LocalSet::new().block_on(&runtime, async {
@@ -131,15 +132,15 @@ fn run(test: impl AsyncFnOnce(&Rig)) {
         let session = SessionHandle::default();
         controller.connected(session.clone());
         let rig = Rig { gate, registry, reactors, controller, session };
-        timeout(Duration::from_secs(60), test(&rig)).await.expect("the test hangs");
+        timeout(Duration::from_secs(60), test(&rig)).await.expect("the test takes too long");
         if rig.controller.queues().get(0).is_some() {
             rig.controller.stop_queue(0).await;
         }
     });
 }
 
-/// A while that is long for what does not wait.
-async fn a_while() {
+/// Waits long enough for any call that does not wait for the gate.
+async fn short_wait() {
     tokio::time::sleep(Duration::from_millis(30)).await;
 }
 
@@ -147,10 +148,10 @@ async fn a_while() {
 fn a_queue_starts_when_its_disk_is_ready() {
     run(async |rig: &Rig| {
         let mut start = pin!(rig.controller.start_queue(0, setup()));
-        assert!(timeout(Duration::from_millis(30), &mut start).await.is_err(), "it waits");
-        assert_eq!(rig.gate.under_way.load(Ordering::Relaxed), 1);
-        // What happens to the queues that run does not wait.
-        timeout(Duration::from_secs(5), rig.controller.revoke_memory()).await.expect("queues are not held");
+        assert!(timeout(Duration::from_millis(30), &mut start).await.is_err(), "the call waits for the disk");
+        assert_eq!(rig.gate.preparing.load(Ordering::Relaxed), 1);
+        // Calls to running queues do not wait for the preparation.
+        timeout(Duration::from_secs(5), rig.controller.revoke_memory()).await.expect("running queues answer");
         rig.gate.open();
         start.await.unwrap();
     });
@@ -160,11 +161,11 @@ fn a_queue_starts_when_its_disk_is_ready() {
 fn a_session_that_ends_cancels_the_start_of_a_queue() {
     run(async |rig: &Rig| {
         let (started, ()) = tokio::join!(rig.controller.start_queue(0, setup()), async {
-            a_while().await;
+            short_wait().await;
             rig.session.end("the test says so");
         });
         assert_eq!(started.unwrap_err().to_string(), "the session ended before the disks were ready");
-        assert_eq!(rig.gate.under_way.load(Ordering::Relaxed), 0, "cancelled");
+        assert_eq!(rig.gate.preparing.load(Ordering::Relaxed), 0, "cancelled");
     });
 }
 
@@ -173,22 +174,22 @@ fn a_front_end_that_stops_a_queue_cancels_its_start() {
     run(async |rig: &Rig| {
         for _ in 0..2 {
             let (started, ()) = tokio::join!(rig.controller.start_queue(0, setup()), async {
-                a_while().await;
+                short_wait().await;
                 rig.controller.cancel_start(0);
             });
             let why = started.unwrap_err().to_string();
             assert_eq!(why, "the front-end stopped the queue before the disks were ready");
-            assert_eq!(rig.gate.under_way.load(Ordering::Relaxed), 0, "cancelled");
+            assert_eq!(rig.gate.preparing.load(Ordering::Relaxed), 0, "cancelled");
         }
         rig.gate.open();
         rig.controller.start_queue(0, setup()).await.unwrap();
         rig.controller.cancel_start(0);
-        assert!(rig.controller.queues().get(0).is_some(), "it runs");
+        assert!(rig.controller.queues().get(0).is_some(), "the queue runs");
     });
 }
 
 #[test]
-fn a_disk_that_cannot_be_prepared_starts_no_queue() {
+fn a_failed_prepare_fails_the_start_of_the_queue() {
     run(async |rig: &Rig| {
         rig.gate.fails.store(true, Ordering::Relaxed);
         let why = rig.controller.start_queue(0, setup()).await.unwrap_err().to_string();
@@ -197,22 +198,22 @@ fn a_disk_that_cannot_be_prepared_starts_no_queue() {
 }
 
 #[test]
-fn removal_ends_what_prepares_and_the_queue_starts_without_a_disk() {
+fn a_removal_cancels_prepare_and_the_queue_starts_without_a_disk() {
     run(async |rig: &Rig| {
         let removal = async {
-            a_while().await;
+            short_wait().await;
             tokio::join!(rig.registry.remove("disk"), Blk::disk_event(&rig.controller, Event::Removed))
         };
         let (started, (removed, ())) = tokio::join!(rig.controller.start_queue(0, setup()), removal);
         started.unwrap();
         removed.unwrap();
-        assert_eq!(rig.gate.under_way.load(Ordering::Relaxed), 0, "cancelled");
+        assert_eq!(rig.gate.preparing.load(Ordering::Relaxed), 0, "cancelled");
         assert!(rig.gate.ready.lock().unwrap().is_empty());
     });
 }
 
 #[test]
-fn a_queue_moves_when_its_disk_is_ready_there_and_stays_if_it_cannot_be() {
+fn a_queue_moves_after_prepare_has_succeeded_and_stays_if_it_fails() {
     run(async |rig: &Rig| {
         rig.gate.open();
         rig.controller.start_queue(0, setup()).await.unwrap();
@@ -220,7 +221,7 @@ fn a_queue_moves_when_its_disk_is_ready_there_and_stays_if_it_cannot_be() {
         let queue = rig.controller.queues().get(0).unwrap();
         let home = queue.handle().clone();
         let Some(other) = rig.reactors.handles().into_iter().find(|handle| *handle != home) else {
-            eprintln!("one core only: there is nowhere to move to");
+            eprintln!("one core only: skipping the move of a queue");
             return;
         };
         let thread =
@@ -235,7 +236,7 @@ fn a_queue_moves_when_its_disk_is_ready_there_and_stays_if_it_cannot_be() {
         rig.gate.fails.store(false, Ordering::Relaxed);
 
         let mut going = pin!(go());
-        assert!(timeout(Duration::from_millis(30), &mut going).await.is_err(), "it waits");
+        assert!(timeout(Duration::from_millis(30), &mut going).await.is_err(), "the call waits for the disk");
         let running = rig.controller.queues().get(0).unwrap();
         assert_eq!(*running.handle(), home);
         let has_begun = running.call(|queue: &mut Queue, _| queue.order.is_some()).await.unwrap();

@@ -1,6 +1,6 @@
-//! How much one turn does for a guest that asks for as much as it can.
+//! Tests of the bounds of one turn's work for a guest that submits as much as it can.
 
-use super::{Asked, Bench, DATA, HEADER, NEXT, STATUS, WRITE};
+use super::{Bench, DATA, HEADER, NEXT, Recorded, STATUS, WRITE};
 use crate::guest::{FREE, Guest};
 use aryk_bdev::{Channel, Completion, Device, Geometry, Io, Limits, OpSet, OpenError, Outbox, Status, Tag};
 use aryk_dma::{DirtyLog, Mapping, PAGE, Region};
@@ -13,24 +13,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use virtio_bindings::bindings::virtio_blk::*;
 
 const INDIRECT: u16 = 4;
-/// Polls of a queue in one turn: as one that is promoted, and as one that was woken.
+/// Polls of a queue in one turn: once as a promoted queue, once as a woken queue.
 const POLLS: usize = 2;
-/// Bytes of memory of a guest whose requests are large; it costs none before it is used.
+/// The memory of a guest with large requests, in bytes; unused memory is not allocated.
 const LARGE_MEMORY: u64 = 8 << 30;
 
-/// A disk that moves nothing, and completes when it is told to.
-struct Void {
-    asked: Asked,
+/// A disk that moves no data, and completes requests when the test allows it.
+struct IdleDisk {
+    recorded: Recorded,
     completes: Arc<AtomicBool>,
 }
 
-struct VoidChannel {
-    asked: Asked,
+struct IdleChannel {
+    recorded: Recorded,
     completes: Arc<AtomicBool>,
     outbox: Outbox,
 }
 
-impl Device for Void {
+impl Device for IdleDisk {
     fn product(&self) -> &'static str {
         "void"
     }
@@ -48,14 +48,14 @@ impl Device for Void {
     }
 
     fn open_channel(&self, root: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
-        let (asked, completes) = (Arc::clone(&self.asked), Arc::clone(&self.completes));
-        Ok(Box::new(VoidChannel { asked, completes, outbox: Outbox::new(root) }))
+        let (recorded, completes) = (Arc::clone(&self.recorded), Arc::clone(&self.completes));
+        Ok(Box::new(IdleChannel { recorded, completes, outbox: Outbox::new(root) }))
     }
 }
 
-impl Channel for VoidChannel {
+impl Channel for IdleChannel {
     fn submit(&mut self, io: Io, cx: &mut Cx) {
-        self.asked.lock().unwrap().push((io.op, io.fua, io.lba, io.blocks));
+        self.recorded.lock().unwrap().push((io.op, io.fua, io.lba, io.blocks));
         self.outbox.push(io.tag, Status::Ok, cx);
     }
 
@@ -68,15 +68,15 @@ impl Channel for VoidChannel {
     }
 }
 
-/// A guest of much memory on such a disk, what that was asked, and what lets it complete.
-fn large() -> (Guest, Asked, Arc<AtomicBool>) {
-    let (asked, completes) = (Asked::default(), Arc::new(AtomicBool::new(false)));
-    let void = Void { asked: Arc::clone(&asked), completes: Arc::clone(&completes) };
-    let memory = Mapping::anonymous(LARGE_MEMORY).expect("memory that is not used");
-    (Guest::with_memory(Arc::new(void), true, memory), asked, completes)
+/// A guest with much memory on such a disk, the disk's recorded requests, and the flag that lets it complete them.
+fn large() -> (Guest, Recorded, Arc<AtomicBool>) {
+    let (recorded, completes) = (Recorded::default(), Arc::new(AtomicBool::new(false)));
+    let void = IdleDisk { recorded: Arc::clone(&recorded), completes: Arc::clone(&completes) };
+    let memory = Mapping::anonymous(LARGE_MEMORY).expect("reserve address space");
+    (Guest::with_memory(Arc::new(void), true, memory), recorded, completes)
 }
 
-/// Reads that have header, and data and status in one buffer, and two descriptors.
+/// Submits reads of two descriptors: header, and data with status in one buffer.
 fn offer_reads(guest: &mut Guest, count: u16, bytes: u32) {
     for i in 0..count {
         let header = FREE + 64 * u64::from(i);
@@ -88,11 +88,11 @@ fn offer_reads(guest: &mut Guest, count: u16, bytes: u32) {
     }
 }
 
-fn came_back(guest: &mut Guest) -> usize {
+fn count_used(guest: &mut Guest) -> usize {
     std::iter::from_fn(|| guest.used()).count()
 }
 
-/// A log of all of a guest's memory, and its file.
+/// A dirty log of all of a guest's memory, and its file.
 fn log(bytes_of_memory: u64) -> (OwnedFd, QueueLog) {
     let len = bytes_of_memory / PAGE / 8;
     let file = memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
@@ -101,7 +101,7 @@ fn log(bytes_of_memory: u64) -> (OwnedFd, QueueLog) {
     (file, QueueLog::new(log, [(0, 1), (0, 1)]))
 }
 
-/// Pages that are marked, but for that of the ring, which are unmarked.
+/// The marked pages, without the ring's page. Clears the marks.
 fn take_marked(file: &OwnedFd) -> Vec<u64> {
     let mut bits = vec![0; rustix::fs::fstat(file).unwrap().st_size as usize];
     rustix::io::pread(file, &mut bits[..], 0).unwrap();
@@ -117,11 +117,11 @@ fn only_pages_that_were_written_are_marked() {
     let (status_page, data_page) = (STATUS / PAGE, DATA / PAGE);
     let much = [(DATA, 40 * 4096, WRITE)];
     let cases: [(u32, &[super::Data], &[u64]); 6] = [
-        // Answered at once, whatever there is room for.
+        // Answered at once, however much room there is for data.
         (99, &much, &[status_page]),
         (VIRTIO_BLK_T_GET_ID, &much, &[status_page, data_page]),
         (VIRTIO_BLK_T_FLUSH, &much, &[status_page]),
-        // The disk has no such block, and that shows before anything is written.
+        // The request's blocks are beyond the disk, which is checked before data is written.
         (VIRTIO_BLK_T_OUT, &[(DATA, 4096, 0)], &[status_page]),
         (VIRTIO_BLK_T_IN, &[(DATA, 4096 + 512, WRITE)], &[status_page, data_page, data_page + 1]),
         (VIRTIO_BLK_T_IN, &[(DATA, 100, WRITE)], &[status_page]),
@@ -136,20 +136,20 @@ fn only_pages_that_were_written_are_marked() {
 fn large_marks_are_spread_over_turns_and_none_is_lost() {
     const READS: u16 = 8;
     const BYTES: u32 = 2 << 30;
-    let (mut guest, asked, completes) = large();
+    let (mut guest, recorded, completes) = large();
     let (file, log) = log(LARGE_MEMORY);
     guest.set_log(Some(log));
     offer_reads(&mut guest, READS, BYTES);
-    while asked.lock().unwrap().len() < READS.into() {
+    while recorded.lock().unwrap().len() < READS.into() {
         guest.turn();
     }
     completes.store(true, Ordering::Relaxed);
     let mut turns = Vec::new();
     while turns.iter().sum::<usize>() < READS.into() {
         guest.turn();
-        turns.push(came_back(&mut guest));
+        turns.push(count_used(&mut guest));
     }
-    // Two of them are 16,384 words of the log.
+    // The dirty marks of two of these reads are 16,384 words of the log.
     assert!(turns.iter().all(|reads| *reads <= 2 * POLLS), "{turns:?}");
     let first = (1_u64 << 32) / PAGE;
     assert!(take_marked(&file).into_iter().eq(first..=first + u64::from(BYTES) / PAGE));
@@ -158,40 +158,40 @@ fn large_marks_are_spread_over_turns_and_none_is_lost() {
 }
 
 #[test]
-fn a_queue_that_stops_gives_back_what_was_not_noted_yet() {
-    let (mut guest, asked, completes) = large();
+fn a_stop_waits_for_unmarked_pages() {
+    let (mut guest, recorded, completes) = large();
     guest.set_log(Some(log(LARGE_MEMORY).1));
     offer_reads(&mut guest, 8, 2 << 30);
-    while asked.lock().unwrap().len() < 8 {
+    while recorded.lock().unwrap().len() < 8 {
         guest.turn();
     }
     completes.store(true, Ordering::Relaxed);
     guest.turn();
-    assert!(came_back(&mut guest) < 8);
-    // It waits for the rest.
+    assert!(count_used(&mut guest) < 8);
+    // The stop waits for the remaining marks.
     assert_eq!(guest.stop(), 8);
 }
 
 #[test]
 fn bytes_that_go_to_the_disk_are_spread_over_turns() {
-    let (mut guest, asked, completes) = large();
+    let (mut guest, recorded, completes) = large();
     completes.store(true, Ordering::Relaxed);
     offer_reads(&mut guest, 8, 2 << 20);
     guest.turn();
-    let sent = asked.lock().unwrap().len();
-    // In each poll one before the disk is looked at, and one after.
+    let sent = recorded.lock().unwrap().len();
+    // Each poll sends one request before it polls the disk, and one after.
     assert!(sent <= 2 * POLLS, "{sent} requests of 2 MiB in one turn");
     let back = (0..20).map(|_| {
         guest.turn();
-        came_back(&mut guest)
+        count_used(&mut guest)
     });
     assert_eq!(back.sum::<usize>(), 8);
 }
 
 #[test]
-fn descriptors_of_a_turn_are_limited_whatever_chains_they_are_of() {
+fn descriptors_of_a_turn_are_limited_over_all_chains() {
     let mut b = Bench::new(512, true);
-    // A table of the longest chain, nothing of which can be written to: there is no place for an answer.
+    // An indirect table of the longest chain without a writable descriptor, so without a place for the answer.
     let table = DATA;
     for i in 0..1024_u64 {
         let at = (table + 16 * i) as usize;
@@ -207,11 +207,11 @@ fn descriptors_of_a_turn_are_limited_whatever_chains_they_are_of() {
     let mut turns = Vec::new();
     while turns.iter().sum::<usize>() < 12 {
         b.guest.turn();
-        turns.push(came_back(&mut b.guest));
+        turns.push(count_used(&mut b.guest));
     }
     assert!(turns.iter().all(|chains| *chains <= POLLS), "{turns:?}");
     assert_eq!(b.guest.errors.unanswerable.load(Ordering::Relaxed), 12);
-    // And one too long, which is given back empty.
+    // A chain that is too long is used with length 0.
     b.guest.describe(0, table, 16 * 1025, INDIRECT, 0);
     b.guest.offer(0);
     assert_eq!(b.guest.wait(), (0, 0));
@@ -219,7 +219,7 @@ fn descriptors_of_a_turn_are_limited_whatever_chains_they_are_of() {
 }
 
 #[test]
-fn more_segments_than_the_guest_was_told_are_refused() {
+fn more_segments_than_seg_max_are_refused() {
     for (segments, expected) in [(126, VIRTIO_BLK_S_OK), (127, VIRTIO_BLK_S_IOERR)] {
         let mut b = Bench::new(512, true);
         b.header(VIRTIO_BLK_T_OUT, 0);
@@ -242,7 +242,7 @@ fn more_segments_than_the_guest_was_told_are_refused() {
     }
 }
 
-/// Reads of 126 buffers each, which cross as many regions.
+/// Submits reads of 126 buffers each; each buffer crosses all small regions.
 fn offer_scattered_reads(guest: &mut Guest, count: u16, bytes: u32) {
     for head in 0..count {
         let table = FREE + 0x1000 * u64::from(head);
@@ -267,8 +267,8 @@ fn offer_scattered_reads(guest: &mut Guest, count: u16, bytes: u32) {
 fn pieces_in_flight_are_limited_and_other_chains_wait() {
     const REGIONS: u64 = 17;
     const MOST: u32 = 1 << 14;
-    let (asked, completes) = (Asked::default(), Arc::new(AtomicBool::new(false)));
-    let void = Void { asked, completes: Arc::clone(&completes) };
+    let (recorded, completes) = (Recorded::default(), Arc::new(AtomicBool::new(false)));
+    let void = IdleDisk { recorded, completes: Arc::clone(&completes) };
     let start = crate::guest::MEMORY;
     let mapping = Arc::new(Mapping::anonymous(start + REGIONS * PAGE).unwrap());
     let region =
@@ -283,14 +283,14 @@ fn pieces_in_flight_are_limited_and_other_chains_wait() {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
     let each = 126 * 16 + 1;
-    assert_eq!(guest.in_flight(), MOST.div_ceil(each), "the others wait");
-    // The queue is parked. What the disk tells it of lets the others in, though nobody kicks.
+    assert_eq!(guest.in_flight(), MOST.div_ceil(each), "the other chains wait");
+    // The queue is parked. A completion of the disk must make it take the waiting chains, without a kick.
     completes.store(true, Ordering::Relaxed);
     guest.wake();
     for _ in 0..16 {
         guest.wait();
     }
-    // Of one request there is an end too.
+    // A single request has a limit too.
     offer_scattered_reads(&mut guest, 1, 17 * 4096);
     assert_eq!(guest.wait(), (0, 1));
     assert_eq!(guest.memory.read::<u8>(FREE as usize + 32), VIRTIO_BLK_S_IOERR as u8);
