@@ -15,14 +15,27 @@ pub enum PciError {
         /// Address or path.
         name: String,
     },
-    /// Another process drives the function.
-    #[error("{name} is in use by another process: {hint}")]
+    /// Another process, or the kernel, uses the function.
+    #[error("{name} is in use: {reason}")]
     InUse {
         /// Address or path.
         name: String,
-        /// How to find that process.
-        hint: String,
+        /// What uses it, or how to find out.
+        reason: String,
     },
+    /// The function is no NVMe controller.
+    #[error(
+        "{name} is no NVMe controller: its PCI class is {class:06x}, and must be 010802 (`aryk nvme list` shows the controllers)"
+    )]
+    WrongClass {
+        /// Address.
+        name: String,
+        /// Class, subclass and programming interface.
+        class: u32,
+    },
+    /// The driver vfio-pci is not loaded.
+    #[error("the kernel's driver vfio-pci is not loaded: run `modprobe vfio-pci`")]
+    NoDriver,
     /// The process lacks a permission.
     #[error(
         "no permission to open {path}: give this process's user access to the file (a udev rule, or chown), or run as root"
@@ -40,14 +53,12 @@ pub enum PciError {
         name: String,
     },
     /// The function is bound to a driver of the kernel, or to none.
-    #[error("{name} is bound to {driver}, not to vfio-pci: {remedy}")]
+    #[error("{name} is bound to {driver}, not to vfio-pci: run `aryk nvme bind {name}`")]
     NotBound {
         /// Address.
         name: String,
         /// The driver, or "no driver".
         driver: String,
-        /// What to do.
-        remedy: String,
     },
     /// A function of the same IOMMU group belongs to a driver of the kernel.
     #[error(
@@ -62,6 +73,14 @@ pub enum PciError {
         other: String,
         /// Its driver.
         driver: String,
+    },
+    /// The IOMMU cannot isolate interrupts, and the kernel refuses that.
+    #[error(
+        "{name}: the IOMMU does not remap interrupts: enable interrupt remapping (x2APIC) in the firmware, or load vfio_iommu_type1 with allow_unsafe_interrupts=1"
+    )]
+    NoInterruptRemapping {
+        /// Address.
+        name: String,
     },
     /// A mapping would lock more memory than the process may.
     #[error(

@@ -21,6 +21,16 @@ impl Width {
             Self::Eight => 8,
         }
     }
+
+    /// `offset`, if it is a multiple of the width.
+    pub(crate) const fn check(self, offset: u64) -> Result<u64, PciError> {
+        let len = self.bytes() as u64;
+        if offset.is_multiple_of(len) {
+            Ok(offset)
+        } else {
+            Err(PciError::OutOfBounds { what: "registers", offset, len })
+        }
+    }
 }
 
 /// A PCI function that this process drives alone. Every call may block, unless it says otherwise: no reactor makes one.

@@ -4,6 +4,7 @@
 //!   below.
 //! - [`Registers`]: mapped registers, for doorbells.
 //! - [`Events`]: the device failed, or the kernel asks for it back.
+//! - [`vfio`]: functions of this host, by the kernel's VFIO; [`sysfs`] finds them, and binds them to VFIO.
 //! - [`PciError`]: each failure, by what the operator can do about it.
 //!
 //! Drivers and models know this crate and memory (`aryk_dma`), and no more of the system. This crate knows nothing of what a
@@ -11,10 +12,13 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod address;
+mod config;
 mod error;
 mod events;
 mod function;
 mod registers;
+pub mod sysfs;
+pub mod vfio;
 
 pub use address::{Address, BadAddress};
 pub use error::PciError;
