@@ -82,13 +82,16 @@ fn add(to: &AtomicU64, more: u64) {
 }
 
 impl Account {
-    /// Begins a turn at `now`, and adds the `ns` nanoseconds since the last settlement to the busy or the idle time.
-    pub fn begin_turn(&self, now: Nanos, ns: u64, was_busy: bool) {
+    /// Begins the turn with this number at `now`, and adds the `ns` nanoseconds since the last settlement to the busy or the
+    /// idle time.
+    #[inline]
+    pub fn begin_turn(&self, number: u64, now: Nanos, ns: u64, was_busy: bool) {
         self.settle(ns, was_busy);
-        add(&self.turns, 1);
+        self.turns.store(number, Ordering::Relaxed);
         self.turn_began.store(now.0, Ordering::Relaxed);
     }
 
+    #[inline]
     pub fn settle(&self, ns: u64, was_busy: bool) {
         add(if was_busy { &self.busy_ns } else { &self.idle_ns }, ns);
         if ns > self.longest_turn_ns.load(Ordering::Relaxed) {
@@ -158,7 +161,7 @@ mod tests {
         let time = Arc::new(AtomicU64::new(5));
         let clock = Clock::Virtual(Arc::clone(&time));
         let account = Account::default();
-        account.begin_turn(Nanos(5), 3, true);
+        account.begin_turn(1, Nanos(5), 3, true);
         assert_eq!(account.turn_began(), Some(Nanos(5)));
         account.fall_asleep(Nanos(5));
         assert_eq!(account.turn_began(), None);

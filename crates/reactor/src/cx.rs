@@ -10,6 +10,7 @@ use crate::handle::{Handle, RootRef, lock};
 use crate::kernel::{Engine, KernelDriver, WatchId, Watcher};
 use crate::outgoing::Outgoing;
 use crate::ring_clients::RingClient;
+use crate::root::RootCell;
 use crate::sleep::SleepPolicy;
 use crate::thread::{self, Moving, Polled, PollerStats, Runs, Thread, ThreadId, ThreadStats};
 use crate::timers::{TimerId, Timers};
@@ -27,8 +28,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 pub(crate) struct RootEntry {
-    pub root: Rc<RefCell<dyn Root>>,
-    pub any: Rc<dyn Any>,
+    pub root: Rc<dyn RootCell>,
     pub thread: ThreadId,
     /// The root is to be polled.
     pub woken: bool,
@@ -102,8 +102,8 @@ pub struct Cx {
     pub(crate) kicked: Vec<RootId>,
     pub(crate) promoted: VecDeque<RootId>,
     pub(crate) drivers: Drivers,
-    /// Reaps of the kernel driver.
-    pub(crate) kernel_runs: Runs,
+    /// Turns in which the kernel driver had completions: it is reaped in each turn.
+    pub(crate) kernel_busy_reaps: u64,
     /// The reactor's own number among the threads of the process.
     number: u64,
     pub(crate) pollers: Slots<Poller>,
@@ -169,7 +169,7 @@ impl Cx {
             kicked: Vec::new(),
             promoted: VecDeque::new(),
             drivers: Drivers::default(),
-            kernel_runs: Runs::default(),
+            kernel_busy_reaps: 0,
             number: thread::next_number(),
             pollers: Slots::new(8),
             active_pollers: VecDeque::new(),
@@ -289,7 +289,7 @@ impl Cx {
     /// ignored.
     pub(crate) fn charge(&mut self, id: ThreadId, time: Duration) {
         if let Some(thread) = self.threads.get_mut(id.0) {
-            thread.busy += time;
+            thread.busy_ns += time.as_nanos() as u64;
         }
     }
 
@@ -348,7 +348,7 @@ impl Cx {
             name: t.name.clone(),
             id: t.number,
             cores: t.cores.clone(),
-            busy: t.busy,
+            busy: Duration::from_nanos(t.busy_ns),
             members: t.members,
         };
         self.threads.iter().skip(skip).take(most).map(stats).collect()
@@ -371,10 +371,8 @@ impl Cx {
         name: &str,
         make: impl FnOnce(RootId, &mut Self) -> Result<T, E>,
     ) -> Result<RootRef<T>, E> {
-        let placeholder: Rc<RefCell<dyn Root>> = Rc::new(RefCell::new(NoRoot));
         let entry = RootEntry {
-            root: placeholder,
-            any: Rc::new(()),
+            root: Rc::new(RefCell::new(NoRoot)),
             thread,
             woken: false,
             queued: false,
@@ -390,10 +388,7 @@ impl Cx {
         self.joined(thread, 1);
         let made = make(id, self);
         let root = made.inspect_err(|_| self.remove_root(id))?;
-        let root = Rc::new(RefCell::new(root));
-        let entry = self.roots.get_mut(id.0).expect("just inserted");
-        entry.any = root.clone();
-        entry.root = root;
+        self.roots.get_mut(id.0).expect("just inserted").root = Rc::new(RefCell::new(root));
         lock(&self.handle.0.names).insert(Running::root(id.0.index()), format!("root {name}"));
         Ok(RootRef::new(self.handle.clone(), id))
     }
@@ -438,8 +433,8 @@ impl Cx {
 
     /// The root `id`, if it is on this reactor and of this type.
     pub fn root<T: Root>(&self, id: RootId) -> Option<Rc<RefCell<T>>> {
-        let any = Rc::clone(&self.roots.get(id.0)?.any);
-        any.downcast().ok()
+        let root: Rc<dyn Any> = self.roots.get(id.0)?.root.clone();
+        root.downcast().ok()
     }
 
     /// Makes the reactor poll `root`, in this turn or the next. A root that no longer exists is ignored.

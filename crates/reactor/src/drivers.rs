@@ -291,7 +291,7 @@ impl Cx {
             id: Running::KERNEL.number(),
             name: self.kernel.borrow().name(),
             is_parked: false,
-            runs: self.kernel_runs,
+            runs: Runs { all: self.turn(), busy: self.kernel_busy_reaps },
         };
         let of_device = |(key, place): (Key, &Place)| {
             let Made { entry, .. } = place.made.as_ref()?;
@@ -399,6 +399,13 @@ impl Cx {
     /// Flushes the active drivers.
     #[inline]
     pub(crate) fn flush_drivers(&mut self) {
+        if !self.drivers.active.is_empty() {
+            self.flush_active_drivers();
+        }
+    }
+
+    #[inline(never)]
+    fn flush_active_drivers(&mut self) {
         let mut next = 0;
         // A driver may submit to another driver, which is then added to the list.
         while let Some(entry) = self.drivers.active.get(next).cloned() {

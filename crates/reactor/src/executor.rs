@@ -135,6 +135,7 @@ impl Local {
         self.has_calls() || self.state.tasks.borrow().iter().next().is_some()
     }
 
+    #[inline]
     pub(crate) fn has_calls(&self) -> bool {
         !self.state.calls.borrow().is_empty()
     }

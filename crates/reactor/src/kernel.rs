@@ -181,6 +181,25 @@ impl KernelDriver {
         }
     }
 
+    /// Whether [`Driver::reap`] may find completions or events.
+    #[inline]
+    pub fn may_find(&mut self) -> bool {
+        match &mut self.interface {
+            Interface::Uring(ring) => ring.may_reap(),
+            Interface::Epoll { .. } => true,
+        }
+    }
+
+    /// Whether operations wait to be handed to the kernel.
+    #[inline]
+    pub fn has_queued(&self) -> bool {
+        let ring_has = match &self.interface {
+            Interface::Uring(ring) => ring.has_queued(),
+            Interface::Epoll { .. } => false,
+        };
+        ring_has || !self.deferred.is_empty()
+    }
+
     fn reap_ring(&mut self, budget: u32, cx: &mut Cx) -> u32 {
         let Interface::Uring(ring) = &mut self.interface else { unreachable!("the caller has a ring") };
         let (watches, clients, deferred) = (&self.watches, &mut self.clients, &mut self.deferred);

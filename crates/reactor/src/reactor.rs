@@ -40,6 +40,8 @@ pub struct Reactor {
     spin: Spin,
     /// The policy with the most polling among the roots that had work in this turn, or in the last one; `None`: no root had work.
     policy_of_work: Option<SleepPolicy>,
+    /// The last turn had work after which the reactor polls on for a while.
+    polls_on: bool,
     /// The reactor has slept since the last turn after which it polled on.
     slept: bool,
     /// The reactor's time until here is in its account.
@@ -98,6 +100,7 @@ impl Reactor {
         Ok(Self {
             spin: Spin::new(cx.now()),
             policy_of_work: None,
+            polls_on: false,
             slept: false,
             settled: cx.now(),
             uncharged: Uncharged { thread: None, since: cx.now() },
@@ -140,62 +143,71 @@ impl Reactor {
     /// Runs one turn; returns whether there was any work in it.
     pub fn turn(&mut self) -> bool {
         let start = self.begin();
-        let mut worked = self.messages();
+        // Each check is a few instructions in place: most turns have one kind of work.
+        let mut worked = self.cx.handle.0.mailbox.has_message() && self.messages();
         worked |= self.reap();
+        self.promote_kicked();
         worked |= self.promoted_roots();
-        worked |= self.woken_roots();
-        worked |= self.pollers();
-        worked |= self.timers();
+        worked |= !self.cx.woken.is_empty() && self.woken_roots();
+        worked |= !self.cx.active_pollers.is_empty() && self.pollers();
+        worked |= self.cx.timers.next().is_some_and(|at| at <= self.cx.now) && self.timers();
         let others_worked = worked;
-        worked |= self.calls_and_tasks();
+        worked |= (self.cx.local.has_calls() || !self.runnable.is_empty()) && self.calls_and_tasks();
         if !self.cx.background.is_empty() {
             self.cx.grant_background(others_worked);
         }
         self.flush();
         self.cx.worked = worked;
-        if self.is_to_poll_on() {
-            self.spin.worked(start, std::mem::take(&mut self.slept));
+        self.polls_on = worked && self.policy_of_work.unwrap_or(self.cx.policy) != SleepPolicy::Interrupt;
+        if self.slept && self.polls_on {
+            self.slept = false;
+            self.spin.woke(start);
         }
         worked
     }
 
-    /// Whether the last turn had work after which the reactor polls on for a while.
-    fn is_to_poll_on(&self) -> bool {
-        self.cx.worked && self.policy_of_work.unwrap_or(self.cx.policy) != SleepPolicy::Interrupt
-    }
-
-    fn may_sleep(&self) -> bool {
+    /// Whether a reactor whose last turn had no work may sleep.
+    fn may_sleep(&mut self) -> bool {
         let never = self.cx.policy == SleepPolicy::Poll || self.cx.sleepless_roots > 0;
-        !never && self.spin.is_over(self.cx.now)
+        // Requests that are in flight now were in flight at the end of the last turn with work.
+        let has_requests = || self.kernel.borrow().in_flight() > 0 || self.cx.drivers.has_requests();
+        !never && self.spin.is_over(self.cx.now, has_requests())
     }
 
     /// Begins a turn: reads the clock, and adds the last turn's time to the accounts.
+    #[inline]
     fn begin(&mut self) -> Nanos {
         let now = self.cx.refresh_now();
         self.cx.turns.begin(now);
-        self.cx.handle.0.account.begin_turn(now, now.ns_since(self.settled), self.cx.worked);
+        let ns = now.ns_since(self.settled);
+        self.cx.handle.0.account.begin_turn(self.cx.turn(), now, ns, self.cx.worked);
         self.settled = now;
         self.charge_thread(now);
-        if self.is_to_poll_on() {
-            let has_requests = self.kernel.borrow().in_flight() > 0 || self.cx.drivers.has_requests();
-            self.spin.ended(now, has_requests);
+        if self.polls_on {
+            self.spin.worked_until(now);
         }
         self.policy_of_work = None;
         if self.cx.handle.0.mailbox.take_attention() {
-            self.cx.handle.try_take_runnable(&mut self.runnable);
-            self.cx.results_may_be_there = true;
-            self.cx.outgoing.retry();
-            self.cx.answer_bells();
+            self.take_announced_work();
         }
         now
     }
 
+    /// Finds the work that other threads have announced.
+    #[inline(never)]
+    fn take_announced_work(&mut self) {
+        self.cx.handle.try_take_runnable(&mut self.runnable);
+        self.cx.results_may_be_there = true;
+        self.cx.outgoing.retry();
+        self.cx.answer_bells();
+    }
+
+    #[inline(never)]
     fn messages(&mut self) -> bool {
         let mut count = 0;
-        while count < MESSAGES {
-            let mailbox = &self.cx.handle.0.mailbox;
-            // The look is a few instructions in place; most turns find nothing.
-            let Some(message) = mailbox.has_message().then(|| mailbox.pop()).flatten() else { break };
+        while count < MESSAGES
+            && let Some(message) = self.cx.handle.0.mailbox.pop()
+        {
             self.run_as(Running::MESSAGES);
             message(&mut self.cx);
             count += 1;
@@ -209,30 +221,42 @@ impl Reactor {
         count > 0
     }
 
+    #[inline]
     fn reap(&mut self) -> bool {
-        self.run_as(Running::KERNEL);
         // The kernel driver is first, since it wakes other drivers.
-        let worked = self.kernel.borrow_mut().reap(KERNEL_COMPLETIONS, &mut self.cx) > 0;
-        self.cx.kernel_runs.count(worked);
-        worked | self.cx.reap_drivers()
+        let may_find = self.cx.results_may_be_there || self.kernel.borrow_mut().may_find();
+        (may_find && self.reap_kernel()) | self.cx.reap_drivers()
     }
 
+    #[inline(never)]
+    fn reap_kernel(&mut self) -> bool {
+        self.run_as(Running::KERNEL);
+        let worked = self.kernel.borrow_mut().reap(KERNEL_COMPLETIONS, &mut self.cx) > 0;
+        self.cx.kernel_busy_reaps += u64::from(worked);
+        worked
+    }
+
+    #[inline]
     fn promoted_roots(&mut self) -> bool {
-        self.promote_kicked();
         let mut worked = false;
         let start = self.cx.now;
         for _ in 0..self.cx.promoted.len().min(PROMOTED_ROOTS) {
+            // A root's poll does not change the queue.
+            let Some(&id) = self.cx.promoted.front() else { break };
+            let had_work = self.poll_root(id);
+            worked |= had_work;
+            let stays = had_work || !(self.is_long_without_work(id) && self.park(id));
+            if !stays {
+                self.cx.promoted.pop_front();
+            } else if self.cx.promoted.len() > 1 {
+                self.cx.promoted.pop_front();
+                self.cx.promoted.push_back(id);
+            }
             // The clock is read whenever a root of another thread runs.
             if self.cx.now.ns_since(start) > ROOTS_NS {
                 // The time limit is reached: the other kinds of work run now.
                 self.switch_thread(None);
                 break;
-            }
-            let Some(id) = self.cx.promoted.pop_front() else { break };
-            let had_work = self.poll_root(id);
-            worked |= had_work;
-            if had_work || !(self.is_long_without_work(id) && self.park(id)) {
-                self.cx.promoted.push_back(id);
             }
         }
         worked
@@ -257,7 +281,7 @@ impl Reactor {
             }
             let root = Rc::clone(&entry.root);
             self.cx.promoted.push_back(id);
-            root.borrow_mut().promoted(&mut self.cx);
+            root.promoted(&mut self.cx);
         }
         // A root may have kicked another root while it was promoted.
         kicked.append(&mut self.cx.kicked);
@@ -274,8 +298,8 @@ impl Reactor {
         let Some(entry) = self.cx.roots.get(id.0) else { return true };
         let root = Rc::clone(&entry.root);
         self.run_as(Running::root(id.0.index()));
-        if root.borrow_mut().park(&mut self.cx) == Armed::Busy {
-            root.borrow_mut().promoted(&mut self.cx);
+        if root.park(&mut self.cx) == Armed::Busy {
+            root.promoted(&mut self.cx);
             return false;
         }
         if let Some(entry) = self.cx.roots.get_mut(id.0) {
@@ -284,6 +308,7 @@ impl Reactor {
         true
     }
 
+    #[inline(never)]
     fn woken_roots(&mut self) -> bool {
         let mut worked = false;
         let start = self.cx.now;
@@ -308,7 +333,7 @@ impl Reactor {
         let (root, thread) = (Rc::clone(&entry.root), entry.thread);
         self.switch_thread(Some(thread));
         self.run_as(Running::root(id.0.index()));
-        let worked = root.borrow_mut().poll(&mut self.cx);
+        let worked = root.poll(&mut self.cx);
         if let Some(entry) = self.cx.roots.get_mut(id.0) {
             entry.runs.count(worked);
             if worked {
@@ -325,6 +350,7 @@ impl Reactor {
         worked
     }
 
+    #[inline(never)]
     fn pollers(&mut self) -> bool {
         let mut worked = false;
         for _ in 0..self.cx.active_pollers.len() {
@@ -354,6 +380,7 @@ impl Reactor {
         worked
     }
 
+    #[inline(never)]
     fn timers(&mut self) -> bool {
         let now = self.cx.now;
         let mut worked = false;
@@ -389,6 +416,7 @@ impl Reactor {
         worked
     }
 
+    #[inline(never)]
     fn calls_and_tasks(&mut self) -> bool {
         let mut worked = false;
         if !self.runnable.is_empty() {
@@ -409,14 +437,31 @@ impl Reactor {
         worked
     }
 
+    #[inline]
     fn flush(&mut self) {
         self.cx.flush_drivers();
-        self.run_as(Running::KERNEL);
         // The kernel driver is last, since other drivers may have queued operations.
+        if self.kernel.borrow().has_queued() {
+            self.flush_kernel();
+        }
+        if self.cx.signaller.has_pending() {
+            self.send_signals();
+        }
+        if !self.cx.outgoing.is_quiet() {
+            self.cx.outgoing.flush(&self.waker);
+        }
+    }
+
+    #[inline(never)]
+    fn flush_kernel(&mut self) {
+        self.run_as(Running::KERNEL);
         self.kernel.borrow_mut().flush(&mut self.cx);
+    }
+
+    #[inline(never)]
+    fn send_signals(&mut self) {
         self.run_as(Running::SIGNALS);
         self.cx.signaller.flush();
-        self.cx.outgoing.flush(&self.waker);
     }
 
     /// Whether all known work, if there is any, would wake a sleeping reactor.
@@ -487,18 +532,25 @@ impl Reactor {
     }
 
     /// Called before work of `thread` (`None`: of no thread) runs: if another thread has worked, adds the time to its account.
+    #[inline]
     fn switch_thread(&mut self, thread: Option<ThreadId>) {
         if self.uncharged.thread.is_some() && self.uncharged.thread != thread {
-            let now = self.cx.refresh_now();
-            self.charge_thread(now);
+            self.charge_thread_until_now();
         }
     }
 
+    #[inline(never)]
+    fn charge_thread_until_now(&mut self) {
+        let now = self.cx.refresh_now();
+        self.charge_thread(now);
+    }
+
+    #[inline]
     fn charge_thread(&mut self, now: Nanos) {
         if let Some(thread) = self.uncharged.thread.take()
             && let Some(thread) = self.cx.threads.get_mut(thread.0)
         {
-            thread.busy += now.since(self.uncharged.since);
+            thread.busy_ns += now.ns_since(self.uncharged.since);
         }
         self.uncharged.since = now;
     }

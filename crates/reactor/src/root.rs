@@ -2,6 +2,8 @@
 
 use crate::Cx;
 use aryk_slots::Key;
+use std::any::Any;
+use std::cell::RefCell;
 
 /// Identifies a root on its reactor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -41,6 +43,27 @@ pub trait Root: 'static {
     fn park(&mut self, cx: &mut Cx) -> Armed {
         let _ = cx;
         Armed::Yes
+    }
+}
+
+/// A root in its cell: what the reactor calls.
+pub(crate) trait RootCell: Any {
+    fn poll(&self, cx: &mut Cx) -> bool;
+    fn promoted(&self, cx: &mut Cx);
+    fn park(&self, cx: &mut Cx) -> Armed;
+}
+
+impl<T: Root> RootCell for RefCell<T> {
+    fn poll(&self, cx: &mut Cx) -> bool {
+        self.borrow_mut().poll(cx)
+    }
+
+    fn promoted(&self, cx: &mut Cx) {
+        self.borrow_mut().promoted(cx);
+    }
+
+    fn park(&self, cx: &mut Cx) -> Armed {
+        self.borrow_mut().park(cx)
     }
 }
 

@@ -78,7 +78,7 @@ const PARK_AFTER_POLL: Duration = Duration::from_millis(10);
 pub(crate) struct Spin {
     with_requests: Window,
     without_requests: Window,
-    /// Whether requests were in flight when the last turn with work ended.
+    /// Whether requests were in flight when the reactor last thought of sleep: the window that a sleep follows.
     has_requests: bool,
     /// When the last turn with work ended.
     last_work: Nanos,
@@ -111,25 +111,23 @@ impl Spin {
         }
     }
 
-    /// Records a turn with work, which began at `now`; `slept`: it is the first one after a sleep.
-    pub fn worked(&mut self, now: Nanos, slept: bool) {
+    /// Records the beginning of the first turn with work after a sleep.
+    pub fn woke(&mut self, now: Nanos) {
         let gap = now.since(self.last_work);
-        if slept {
-            let window = if self.has_requests { &mut self.with_requests } else { &mut self.without_requests };
-            window.missed(gap);
-        }
+        let window = if self.has_requests { &mut self.with_requests } else { &mut self.without_requests };
+        window.missed(gap);
+    }
+
+    /// Records the end of a turn with work.
+    #[inline]
+    pub const fn worked_until(&mut self, now: Nanos) {
         self.last_work = now;
     }
 
-    /// Records the end of a turn with work, and whether requests are in flight.
-    pub const fn ended(&mut self, now: Nanos, has_requests: bool) {
-        self.last_work = now;
+    /// Whether the window for reactors with or without requests in flight has passed: an idle reactor that may sleep sleeps now.
+    pub fn is_over(&mut self, now: Nanos, has_requests: bool) -> bool {
         self.has_requests = has_requests;
-    }
-
-    /// Whether the window has passed: an idle reactor that may sleep sleeps now.
-    pub fn is_over(&self, now: Nanos) -> bool {
-        let window = if self.has_requests { &self.with_requests } else { &self.without_requests };
+        let window = if has_requests { &self.with_requests } else { &self.without_requests };
         now.since(self.last_work) >= window.now
     }
 }
@@ -145,10 +143,11 @@ mod tests {
             if has_requests { spin.with_requests.now } else { spin.without_requests.now }
         };
         for _ in 0..20 {
-            spin.ended(now, has_requests);
-            let slept = gap >= window(spin);
+            spin.worked_until(now);
             now = now.after(gap);
-            spin.worked(now, slept);
+            if spin.is_over(now, has_requests) {
+                spin.woke(now);
+            }
         }
         window(spin)
     }

@@ -24,14 +24,15 @@ pub(crate) struct Thread {
     pub number: u64,
     pub name: String,
     pub cores: CoreSet,
-    pub busy: Duration,
+    /// Time in which its roots and pollers had work, in nanoseconds.
+    pub busy_ns: u64,
     /// Roots and pollers that belong to it.
     pub members: u32,
 }
 
 impl Thread {
     pub fn new(name: String, cores: CoreSet) -> Self {
-        Self { number: next_number(), name, cores, busy: Duration::ZERO, members: 0 }
+        Self { number: next_number(), name, cores, busy_ns: 0, members: 0 }
     }
 }
 
@@ -105,7 +106,9 @@ impl Runs {
     #[inline]
     pub(crate) fn count(&mut self, worked: bool) {
         self.all += 1;
-        self.busy += u64::from(worked);
+        if worked {
+            self.busy += 1;
+        }
     }
 
     /// The counts with one more run.

@@ -258,6 +258,18 @@ impl Ring {
         self.submitted(result)
     }
 
+    /// Whether operations may be queued that the kernel does not have.
+    #[inline]
+    pub const fn has_queued(&self) -> bool {
+        self.has_queued
+    }
+
+    /// Whether [`Ring::reap`] would find completions, in the ring or held by the kernel.
+    #[inline]
+    pub fn may_reap(&mut self) -> bool {
+        self.has_completions() || self.kernel_holds_completions()
+    }
+
     /// Takes up to `budget` completions. No system call, except when the kernel holds completions that did not fit.
     pub fn reap(&mut self, budget: u32, mut each: impl FnMut(Completion)) -> u32 {
         self.flush_overflow();
@@ -277,18 +289,23 @@ impl Ring {
     }
 
     /// Whether a completion can be reaped.
+    #[inline]
     pub fn has_completions(&mut self) -> bool {
         !self.ring.completion().is_empty()
     }
 
     /// With COOP_TASKRUN, and after an overflow, completions appear only when the kernel is entered; flags in shared
     /// memory report that.
-    fn flush_overflow(&mut self) {
+    #[inline]
+    fn kernel_holds_completions(&mut self) -> bool {
         let queue = self.ring.submission();
-        if !(queue.cq_overflow() || queue.taskrun()) {
+        queue.cq_overflow() || queue.taskrun()
+    }
+
+    fn flush_overflow(&mut self) {
+        if !self.kernel_holds_completions() {
             return;
         }
-        drop(queue);
         // SAFETY: the call passes no memory.
         let entered = unsafe { self.ring.submitter().enter::<()>(0, 0, EnterFlags::GETEVENTS.bits(), None) };
         debug_assert!(entered.is_ok(), "{entered:?}");

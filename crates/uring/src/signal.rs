@@ -94,18 +94,19 @@ impl Signaller {
         self.pending.push(fd.as_raw_fd());
     }
 
+    /// Whether there are signals to send.
+    #[inline]
+    pub const fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     /// Sends all pending signals. One system call for all of them, and none without pending signals.
     ///
     /// A descriptor that cannot be signalled (it is no eventfd) is skipped: the peer that sent it misses the signal.
-    #[inline]
     pub fn flush(&mut self) {
-        if !self.pending.is_empty() {
-            self.send();
+        if !self.has_pending() {
+            return;
         }
-    }
-
-    #[inline(never)]
-    fn send(&mut self) {
         match &mut self.aio {
             Some(aio) => aio.signal(&self.pending),
             None => self.pending.iter().for_each(|&fd| poll_and_write(fd)),
