@@ -1,4 +1,5 @@
-//! Values of one type, side by side in guest memory: the entries of a virtqueue's rings. Used in reactor context.
+//! Values in guest memory: of one type, side by side, as the entries of a virtqueue's rings; and 16-bit integers, as the rings'
+//! indices. Used in reactor context.
 
 use crate::{GuestArea, Mapping, copy};
 use std::num::NonZeroUsize;
@@ -82,9 +83,60 @@ impl GuestArray<u16> {
     }
 }
 
+/// A little-endian 16-bit integer in one mapping, which it keeps mapped.
+///
+/// [`GuestU16::new`] checks its place once, so that an access needs no check.
+#[derive(Debug)]
+pub struct GuestU16 {
+    at: NonNull<u16>,
+    _mapping: Arc<Mapping>,
+}
+
+// SAFETY: it points into its mapping, which is `Send` and `Sync`; access is by atomics.
+unsafe impl Send for GuestU16 {}
+
+impl GuestU16 {
+    /// The integer at `offset` of `area`; `None` if it is not inside, or if its address is odd.
+    pub fn new(area: &GuestArea, offset: usize) -> Option<Self> {
+        let at = area.start_of(offset, size_of::<u16>())?.cast::<u16>();
+        at.is_aligned().then(|| Self { at, _mapping: Arc::clone(area.mapping()) })
+    }
+
+    /// Loads the integer.
+    #[inline]
+    pub fn load(&self, order: Ordering) -> u16 {
+        u16::from_le(self.atomic().load(order))
+    }
+
+    /// Stores the integer.
+    #[inline]
+    pub fn store(&self, value: u16, order: Ordering) {
+        self.atomic().store(value.to_le(), order);
+    }
+
+    #[inline]
+    fn atomic(&self) -> &AtomicU16 {
+        // SAFETY: in the mapping, and aligned, as `new` checked; the guest may change it at any time, as an atomic allows.
+        unsafe { AtomicU16::from_ptr(self.at.as_ptr()) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_integer_lies_inside_of_its_area_and_is_aligned() {
+        let area = area();
+        assert!(GuestU16::new(&area, 63).is_none(), "odd, and it ends behind the area");
+        assert!(GuestU16::new(&area, 61).is_none(), "odd");
+        assert!(GuestU16::new(&area, 64).is_none() && GuestU16::new(&area, usize::MAX - 1).is_none());
+        let last = GuestU16::new(&area, 62).unwrap();
+        last.store(0x0201, Ordering::Release);
+        assert_eq!((area.read::<[u8; 2]>(62), area.read::<[u8; 2]>(60)), ([1, 2], [0, 0]));
+        area.write(62, &[3_u8, 4]);
+        assert_eq!(last.load(Ordering::Acquire), 0x0403);
+    }
 
     fn area() -> GuestArea {
         GuestArea::new(&Arc::new(Mapping::anonymous(crate::PAGE).unwrap()), 0, 64).unwrap()

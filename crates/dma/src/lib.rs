@@ -37,7 +37,7 @@ mod sync;
 mod table;
 
 pub use area::GuestArea;
-pub use array::GuestArray;
+pub use array::{GuestArray, GuestU16};
 pub use budget::{Limits, Peer, mapped};
 pub use buffer::Buffer;
 pub use device::DeviceMemory;

@@ -154,9 +154,6 @@ impl Requests {
     #[inline(always)]
     fn take_completions(&mut self, guest: &mut GuestQueue, cx: &mut Cx) -> bool {
         let Self { channel: Some(channel), completions, giving_up, .. } = self else { return false };
-        // The poll below handles everything that a pending wake-up stands for. Requests that it submits may wake this queue
-        // again.
-        cx.clear_wake(guest.id);
         let mut worked = false;
         channel.poll_each(cx, completions, |completion, _| {
             worked = true;

@@ -11,7 +11,7 @@ use aryk_reactor::{Armed, Cx, Layer, Moving, RootId, ThreadId, Traced, WatchId};
 use aryk_vhost_user::{EventFd, QueueLog, Rings};
 use aryk_virtqueue::{Chain, ConfigError, Popped, Virtqueue};
 use futures_channel::oneshot;
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Range;
@@ -125,14 +125,9 @@ struct Unlogged {
     touched: Range<u32>,
 }
 
-/// Scratch memory that all queues of a reactor share.
-struct Scratch(RefCell<Chain>);
-
-impl Default for Scratch {
-    fn default() -> Self {
-        Self(RefCell::new(Chain::default()))
-    }
-}
+/// Scratch memory that all queues of a reactor share; `None` while one of them uses it.
+#[derive(Default)]
+struct Scratch(Cell<Option<Box<Chain>>>);
 
 impl GuestQueue {
     /// Creates the guest's side of a queue on the calling reactor, and kicks it: there may be chains from before.
@@ -184,13 +179,14 @@ impl GuestQueue {
             cx.stay_awake_until(self.pace.next_look());
             return false;
         }
-        let scratch = Rc::clone(&self.scratch);
-        let mut chain = scratch.0.borrow_mut();
-        let (mut taken, mut descriptors) = (0, 0);
-        if self.ring.available().is_ok() {
-            self.ring.prefetch_first(self.sgs.memory());
+        if self.ring.available() == Ok(0) && self.replays == 0 {
+            return false;
         }
-        while taken < BATCH && descriptors < DESCRIPTORS && self.has_room() {
+        let mut chain = self.scratch.0.take().unwrap_or_default();
+        let (mut taken, mut descriptors) = (0, 0);
+        self.ring.prefetch_first(self.sgs.memory());
+        // Chains that the guest adds meanwhile are for the next poll: another look at its index would take a cache line from it.
+        loop {
             let popped = self.pop(&mut chain);
             descriptors += chain.cost();
             match popped {
@@ -205,7 +201,12 @@ impl GuestQueue {
                 self.replays -= 1;
             }
             self.ring.prefetch_next(self.sgs.memory());
+            if taken >= BATCH || descriptors >= DESCRIPTORS || !self.has_room() || !self.ring.may_know_more()
+            {
+                break;
+            }
         }
+        self.scratch.0.set(Some(chain));
         if taken > 0 {
             self.pace.found(now, taken);
         }
@@ -217,18 +218,17 @@ impl GuestQueue {
         if !self.takes_requests() {
             return false;
         }
-        let scratch = Rc::clone(&self.scratch);
-        let mut chain = scratch.0.borrow_mut();
-        match self.pop(&mut chain) {
-            Popped::Chain(head) => start(self, head, &mut chain),
-            popped => {
-                if !self.refuse(popped) {
-                    return false;
-                }
+        let mut chain = self.scratch.0.take().unwrap_or_default();
+        let found = match self.pop(&mut chain) {
+            Popped::Chain(head) => {
+                start(self, head, &mut chain);
+                true
             }
-        }
-        self.replays = self.replays.saturating_sub(1);
-        true
+            popped => self.refuse(popped),
+        };
+        self.scratch.0.set(Some(chain));
+        self.replays = self.replays.saturating_sub(usize::from(found));
+        found
     }
 
     /// Whether a predecessor left in flight the chain that is being taken: the predecessor may have carried out its request.

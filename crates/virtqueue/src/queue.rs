@@ -201,6 +201,15 @@ impl Virtqueue {
         each!(self, queue => queue.available())
     }
 
+    /// As [`SplitQueue::knows_more`]; a packed queue knows only by popping.
+    #[inline]
+    pub const fn may_know_more(&self) -> bool {
+        match self {
+            Self::Split(queue) => queue.knows_more(),
+            Self::Packed(_) => true,
+        }
+    }
+
     /// As [`SplitQueue::pop`].
     // Always inlined: a device type calls it in one place. Nearly all guests have a split ring. The code of packed rings is
     // in separate functions, so that it takes none of the caller's registers.

@@ -6,7 +6,7 @@
 use crate::chain::{CHAIN_MAX, Chain, Counts, Piece};
 use crate::error::{ChainError, ConfigError, PopError, QueueError};
 use aryk_crash_point::{Step, step};
-use aryk_dma::{GuestArea, GuestArray, MemTable};
+use aryk_dma::{GuestArea, GuestArray, GuestU16, MemTable};
 use std::sync::atomic::{Ordering, fence};
 use virtio_bindings::bindings::virtio_ring::{
     VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE,
@@ -120,24 +120,57 @@ impl SplitConfig {
                 return Err(ConfigError::Unaligned { part, align });
             }
         }
-        let size = usize::from(size);
         // Each length and alignment was checked above.
-        Ok(Rings {
-            descs: GuestArray::new(&self.desc, 0, size)
-                .expect("the descriptor table is long and aligned enough"),
-            heads: GuestArray::new(&self.avail, RING, size)
-                .expect("the available ring is long and aligned enough"),
-            used: GuestArray::new(&self.used, RING, size).expect("the used ring is long and aligned enough"),
+        Ok(self.rings().expect("the areas are long and aligned enough"))
+    }
+
+    /// The parts of the areas; `None` if an area is not long or aligned enough.
+    fn rings(&self) -> Option<Rings> {
+        let size = usize::from(self.size);
+        let avail_event = used_len(self.size, false) as usize;
+        let used_event = avail_len(self.size, false) as usize;
+        Some(Rings {
+            descs: GuestArray::new(&self.desc, 0, size)?,
+            heads: GuestArray::new(&self.avail, RING, size)?,
+            used: GuestArray::new(&self.used, RING, size)?,
+            driver: Words::new(&self.avail, self.event_idx.then_some(used_event))?,
+            device: Words::new(&self.used, self.event_idx.then_some(avail_event))?,
         })
     }
 }
 
-/// The entries of the three areas.
+/// The parts of the three areas.
 #[derive(Debug)]
 struct Rings {
     descs: GuestArray<Desc>,
     heads: GuestArray<u16>,
     used: GuestArray<UsedElem>,
+    /// Of the available ring.
+    driver: Words,
+    /// Of the used ring.
+    device: Words,
+}
+
+/// The fields of a ring beside its entries.
+#[derive(Debug)]
+struct Words {
+    flags: GuestU16,
+    idx: GuestU16,
+    /// With EVENT_IDX: the index of the other side at which this side wants to be notified.
+    event: Option<GuestU16>,
+}
+
+impl Words {
+    fn new(ring: &GuestArea, event: Option<usize>) -> Option<Self> {
+        Some(Self {
+            flags: GuestU16::new(ring, FLAGS)?,
+            idx: GuestU16::new(ring, IDX)?,
+            event: match event {
+                Some(offset) => Some(GuestU16::new(ring, offset)?),
+                None => None,
+            },
+        })
+    }
 }
 
 /// The device's side of a split queue.
@@ -264,6 +297,12 @@ impl SplitQueue {
         if known > 0 { Ok(known) } else { self.refresh() }
     }
 
+    /// Whether more chains can be popped without another look at the guest's index.
+    #[inline]
+    pub const fn knows_more(&self) -> bool {
+        self.avail_idx != self.config.next_avail || !self.replay.is_empty()
+    }
+
     /// Reads the guest's index.
     #[inline]
     fn refresh(&mut self) -> Result<u16, QueueError> {
@@ -271,7 +310,7 @@ impl SplitQueue {
             return Err(error);
         }
         // Acquire: the driver wrote the entries, descriptors and buffers up to this index before it.
-        let idx = self.config.avail.load_u16(IDX, Ordering::Acquire);
+        let idx = self.rings.driver.idx.load(Ordering::Acquire);
         let new = idx.wrapping_sub(self.config.next_avail);
         if new > self.config.size {
             return Err(self.break_down(QueueError::IndexJump { from: self.avail_idx, to: idx }));
@@ -449,7 +488,7 @@ impl SplitQueue {
             return false;
         }
         // Release: the elements, and the data written before, are visible with the index.
-        self.config.used.store_u16(IDX, new, Ordering::Release);
+        self.rings.device.idx.store(new, Ordering::Release);
         if let Some(kept) = &mut self.kept {
             step(Step::Published);
             kept.published(new);
@@ -457,13 +496,13 @@ impl SplitQueue {
         // The driver enables calls, then reads the index again; the device writes the index, then reads whether calls are
         // enabled.
         fence(Ordering::SeqCst);
-        if !self.config.event_idx {
-            let flags = self.config.avail.load_u16(FLAGS, Ordering::Relaxed);
-            return flags & VRING_AVAIL_F_NO_INTERRUPT as u16 == 0;
+        match &self.rings.driver.event {
+            None => {
+                let flags = self.rings.driver.flags.load(Ordering::Relaxed);
+                flags & VRING_AVAIL_F_NO_INTERRUPT as u16 == 0
+            }
+            Some(event) => old.is_none_or(|old| passed(event.load(Ordering::Relaxed), old, new)),
         }
-        let used_event = avail_len(self.config.size, false) as usize;
-        let event = self.config.avail.load_u16(used_event, Ordering::Relaxed);
-        old.is_none_or(|old| passed(event, old, new))
     }
 
     /// Asks the driver to kick (notify) when it adds a chain, and checks again: returns whether there are chains already,
@@ -471,25 +510,22 @@ impl SplitQueue {
     #[inline]
     #[must_use = "no kick may come for chains that are there already"]
     pub fn enable_kicks(&mut self) -> bool {
-        if self.config.event_idx {
-            let avail_event = used_len(self.config.size, false) as usize;
-            self.config.used.store_u16(avail_event, self.config.next_avail, Ordering::Relaxed);
-        } else {
-            self.config.used.store_u16(FLAGS, 0, Ordering::Relaxed);
+        match &self.rings.device.event {
+            Some(event) => event.store(self.config.next_avail, Ordering::Relaxed),
+            None => self.rings.device.flags.store(0, Ordering::Relaxed),
         }
         // The driver writes the index, then reads whether kicks are enabled; the device enables kicks, then reads the
         // index.
         fence(Ordering::SeqCst);
-        self.config.avail.load_u16(IDX, Ordering::Relaxed) != self.config.next_avail
-            || !self.replay.is_empty()
+        self.rings.driver.idx.load(Ordering::Relaxed) != self.config.next_avail || !self.replay.is_empty()
     }
 
     /// Asks the driver not to kick, while the queue is polled. With EVENT_IDX nothing is written: the index at which the
     /// driver kicks stays in the past.
     #[inline]
     pub fn disable_kicks(&mut self) {
-        if !self.config.event_idx {
-            self.config.used.store_u16(FLAGS, VRING_USED_F_NO_NOTIFY as u16, Ordering::Relaxed);
+        if self.rings.device.event.is_none() {
+            self.rings.device.flags.store(VRING_USED_F_NO_NOTIFY as u16, Ordering::Relaxed);
         }
     }
 
