@@ -1,0 +1,293 @@
+//! The controller's side of the PCI bus: memory by IOVA, and MSI-X vectors. Context: the holder of the controller.
+//!
+//! Every access of the controller to the host's memory goes through [`Bus::read`], [`Bus::write`] or
+//! [`Bus::post_completion`], which check it as an IOMMU and the bus-master bit would. A refused access is a [`Violation`]
+//! of the host: it unmapped or freed memory, or cleared the bus-master bit, while the controller still owned a command
+//! with that memory.
+//!
+//! **Invariant.** `mappings` is sorted by IOVA and its ranges do not overlap. A mapping's memory is kept mapped only from
+//! its first access until [`Bus::unpin`], at the end of a step: afterwards the host may free it.
+
+use crate::wire::CompletionEntry;
+use aryk_dma::{DmaPin, DmaRange};
+use std::fs::File;
+use std::io::Write as _;
+use zerocopy::IntoBytes as _;
+
+/// DMA mappings that the kernel's VFIO type 1 driver allows by default.
+pub(crate) const MAPPINGS_MAX: usize = 65_535;
+/// Unmapped IOVAs between two mappings, so that an access that runs over the end of one hits no other.
+const GUARD: u64 = 2 << 20;
+const PAGE: u64 = aryk_dma::PAGE;
+/// Recorded violations; further ones are only counted.
+const VIOLATIONS_KEPT: usize = 64;
+
+/// An error of the host that the model noticed. A correct driver causes none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Violation {
+    /// The controller accessed an IOVA that is not mapped. The memory may have been unmapped while a command used it.
+    Unmapped {
+        /// First byte.
+        iova: u64,
+        /// Bytes.
+        len: u64,
+        /// Whether the access was a write.
+        is_write: bool,
+    },
+    /// The memory of a mapping was freed before it was unmapped from the device.
+    Freed {
+        /// First byte.
+        iova: u64,
+    },
+    /// The controller accessed memory while the bus-master bit was clear.
+    NotBusMaster {
+        /// First byte.
+        iova: u64,
+        /// Whether the access was a write.
+        is_write: bool,
+    },
+    /// A register access that the specification forbids or leaves undefined.
+    Register {
+        /// Offset in BAR 0.
+        offset: u64,
+        /// The reason.
+        reason: &'static str,
+    },
+    /// A doorbell got a value that its queue cannot have, or has no queue.
+    Doorbell {
+        /// Queue identifier.
+        qid: u16,
+        /// Whether the doorbell is a completion queue's.
+        is_cq: bool,
+        /// The value.
+        value: u32,
+    },
+}
+
+/// Violations since the controller was built.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Violations {
+    /// All of them.
+    pub count: u64,
+    /// The first 64.
+    pub first: Vec<Violation>,
+}
+
+impl Violations {
+    pub(crate) fn add(&mut self, violation: Violation) {
+        self.count += 1;
+        if self.first.len() < VIOLATIONS_KEPT {
+            self.first.push(violation);
+        }
+    }
+}
+
+/// The access was refused; the violation is recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BusError;
+
+#[derive(Debug)]
+struct Mapped {
+    iova: u64,
+    len: u64,
+    range: DmaRange,
+    /// The memory, kept mapped until the end of the step.
+    pin: Option<DmaPin>,
+}
+
+#[derive(Debug, Default)]
+struct Vector {
+    eventfd: Option<File>,
+    is_masked: bool,
+    is_pending: bool,
+    signals: u64,
+}
+
+/// Why the bus refuses a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MapRefusal {
+    /// The address or the length is not a multiple of 4 KiB.
+    NotPages,
+    /// There are [`MAPPINGS_MAX`] mappings.
+    TooMany,
+}
+
+#[derive(Debug)]
+pub(crate) struct Bus {
+    mappings: Vec<Mapped>,
+    /// Index of the mapping that served the last access.
+    last: usize,
+    /// Indices of mappings with a pin.
+    pinned: Vec<usize>,
+    next_iova: u64,
+    pub(crate) is_master: bool,
+    pub(crate) violations: Violations,
+    vectors: Vec<Vector>,
+    /// Whether a vector became pending since the last [`Bus::signal_pending`].
+    any_pending: bool,
+}
+
+impl Bus {
+    pub(crate) fn new(vectors: u16) -> Self {
+        Self {
+            mappings: Vec::new(),
+            last: 0,
+            pinned: Vec::new(),
+            // Far from any address of this process: a driver that uses an address for an IOVA fails at once.
+            next_iova: 1 << 40,
+            is_master: false,
+            violations: Violations::default(),
+            vectors: (0..vectors).map(|_| Vector::default()).collect(),
+            any_pending: false,
+        }
+    }
+
+    /// Maps memory and returns its IOVA.
+    pub(crate) fn map(&mut self, range: &DmaRange) -> Result<u64, MapRefusal> {
+        if !range.addr().is_multiple_of(PAGE) || !range.len().is_multiple_of(PAGE) {
+            return Err(MapRefusal::NotPages);
+        }
+        if self.mappings.len() >= MAPPINGS_MAX {
+            return Err(MapRefusal::TooMany);
+        }
+        let iova = self.next_iova;
+        self.next_iova += (range.len() + GUARD).next_multiple_of(GUARD);
+        // IOVAs only grow, so the list stays sorted.
+        self.mappings.push(Mapped { iova, len: range.len(), range: range.clone(), pin: None });
+        Ok(iova)
+    }
+
+    /// Ends a mapping; `false` if no mapping has this address and length.
+    pub(crate) fn unmap(&mut self, iova: u64, len: u64) -> bool {
+        let Ok(index) = self.mappings.binary_search_by_key(&iova, |m| m.iova) else { return false };
+        if self.mappings[index].len != len {
+            return false;
+        }
+        self.unpin();
+        self.mappings.remove(index);
+        self.last = 0;
+        true
+    }
+
+    pub(crate) const fn mapping_count(&self) -> usize {
+        self.mappings.len()
+    }
+
+    /// Releases the memory that accesses of this step kept mapped.
+    pub(crate) fn unpin(&mut self) {
+        for index in self.pinned.drain(..) {
+            self.mappings[index].pin = None;
+        }
+    }
+
+    /// The memory of `len` bytes from `iova` on, and the offset of `iova` in it.
+    fn resolve(&mut self, iova: u64, len: u64, is_write: bool) -> Result<(&DmaPin, u64), BusError> {
+        if !self.is_master {
+            self.violations.add(Violation::NotBusMaster { iova, is_write });
+            return Err(BusError);
+        }
+        let end = iova.saturating_add(len);
+        let contains = |m: &Mapped| m.iova <= iova && end <= m.iova + m.len;
+        if !self.mappings.get(self.last).is_some_and(contains) {
+            let after = self.mappings.partition_point(|m| m.iova <= iova);
+            let found = after.checked_sub(1).filter(|&i| contains(&self.mappings[i]));
+            let Some(found) = found else {
+                self.violations.add(Violation::Unmapped { iova, len, is_write });
+                return Err(BusError);
+            };
+            self.last = found;
+        }
+        if self.mappings[self.last].pin.is_none() {
+            let Some(pin) = self.mappings[self.last].range.pin() else {
+                self.violations.add(Violation::Freed { iova });
+                return Err(BusError);
+            };
+            self.mappings[self.last].pin = Some(pin);
+            self.pinned.push(self.last);
+        }
+        let mapping = &self.mappings[self.last];
+        let pin = mapping.pin.as_ref().ok_or(BusError)?;
+        Ok((pin, iova - mapping.iova))
+    }
+
+    /// Copies bytes of the host's memory.
+    pub(crate) fn read(&mut self, iova: u64, out: &mut [u8]) -> Result<(), BusError> {
+        let (pin, offset) = self.resolve(iova, out.len() as u64, false)?;
+        pin.read(offset, out).then_some(()).ok_or(BusError)
+    }
+
+    /// Copies bytes to the host's memory.
+    pub(crate) fn write(&mut self, iova: u64, data: &[u8]) -> Result<(), BusError> {
+        let (pin, offset) = self.resolve(iova, data.len() as u64, true)?;
+        pin.write(offset, data).then_some(()).ok_or(BusError)
+    }
+
+    /// Checks that `len` bytes from `iova` on are accessible, without an access.
+    pub(crate) fn check(&mut self, iova: u64, len: u64, is_write: bool) -> Result<(), BusError> {
+        self.resolve(iova, len, is_write).map(|_| ())
+    }
+
+    /// Writes a completion queue entry. The host sees the phase tag only after the other bytes.
+    pub(crate) fn post_completion(&mut self, iova: u64, entry: &CompletionEntry) -> Result<(), BusError> {
+        let bytes = entry.as_bytes();
+        let (pin, offset) = self.resolve(iova, bytes.len() as u64, true)?;
+        // The second write comes after the first, also for a host on another core.
+        let is_written = pin.write(offset, &bytes[..12]) && pin.write(offset + 12, &bytes[12..]);
+        is_written.then_some(()).ok_or(BusError)
+    }
+
+    pub(crate) const fn vector_count(&self) -> u16 {
+        self.vectors.len() as u16
+    }
+
+    /// Connects vector `i` with `eventfds[i]`; the other vectors lose theirs.
+    pub(crate) fn set_eventfds(&mut self, eventfds: Vec<File>) {
+        let mut eventfds = eventfds.into_iter();
+        for vector in &mut self.vectors {
+            vector.eventfd = eventfds.next();
+            vector.is_pending = false;
+        }
+    }
+
+    pub(crate) fn mask(&mut self, vector: u16, is_masked: bool) -> bool {
+        let Some(vector) = self.vectors.get_mut(usize::from(vector)) else { return false };
+        vector.is_masked = is_masked;
+        self.any_pending |= vector.is_pending;
+        self.signal_pending();
+        true
+    }
+
+    /// Requests an interrupt, for the next [`Bus::signal_pending`].
+    pub(crate) fn raise(&mut self, vector: u16) {
+        if let Some(vector) = self.vectors.get_mut(usize::from(vector)) {
+            vector.is_pending = true;
+            self.any_pending = true;
+        }
+    }
+
+    /// Signals each vector that is pending and not masked, once. A masked vector stays pending (PCI 3.0 §6.8.2.9).
+    pub(crate) fn signal_pending(&mut self) {
+        if !std::mem::take(&mut self.any_pending) {
+            return;
+        }
+        for vector in self.vectors.iter_mut().filter(|v| v.is_pending && !v.is_masked) {
+            vector.is_pending = false;
+            if let Some(eventfd) = &mut vector.eventfd {
+                vector.signals += 1;
+                // An eventfd that is full, or of a host that is gone, needs no signal.
+                let _ = eventfd.write(&1u64.to_ne_bytes());
+            }
+        }
+    }
+
+    /// Forgets requested interrupts, as a reset of the controller does.
+    pub(crate) fn clear_pending(&mut self) {
+        self.vectors.iter_mut().for_each(|vector| vector.is_pending = false);
+        self.any_pending = false;
+    }
+
+    /// Interrupts signalled on `vector`.
+    pub(crate) fn signals(&self, vector: u16) -> u64 {
+        self.vectors.get(usize::from(vector)).map_or(0, |vector| vector.signals)
+    }
+}

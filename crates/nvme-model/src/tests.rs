@@ -1,0 +1,7 @@
+//! Tests of the model from the specification, by a naive host (`host`) that shares no code with the driver and uses only
+//! what the crate exports.
+
+mod admin;
+mod host;
+mod io;
+mod lifecycle;
