@@ -11,6 +11,7 @@ use aryk_pci::vfio::Vfio;
 use aryk_pci::{Address, Function, PciError, Width};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::AsFd;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 /// Registers of a controller (NVMe 2.0 §3.1.3): capabilities, version, configuration, status.
@@ -20,7 +21,17 @@ const CSTS: u64 = 0x1c;
 /// The first doorbell.
 const DOORBELLS: u64 = 0x1000;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<_> = words.iter().map(String::as_str).collect();
     let sysfs = Sysfs::default();

@@ -5,6 +5,7 @@ mod disks;
 mod fence;
 mod life;
 mod matrix;
+mod nvme;
 mod recovery;
 mod scsi;
 
@@ -75,6 +76,7 @@ pub fn list(long: bool) -> Vec<Case> {
     cases.extend(contrib::cases());
     cases.extend(disks::cases());
     cases.extend(life::cases());
+    cases.extend(nvme::cases());
     cases.extend(recovery::cases(long));
     cases.extend(scsi::cases(long));
     cases.extend(fence::cases());
@@ -98,6 +100,11 @@ impl Site<'_> {
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
+    }
+
+    /// A program of this project that a guest runs.
+    pub(crate) fn program(&self, name: &str) -> PathBuf {
+        self.lab.bin.join(name)
     }
 
     /// Creates a disk in a file named after it.

@@ -17,6 +17,20 @@ virtio_of() {
     echo "${1##*/}"
 }
 
+# Loads a list of modules (`MODULES_OF_SCRIPTS` of the image), if they are not loaded.
+load_modules() {
+    while read -r module; do
+        [ -e "/sys/module/$(echo "$module" | tr - _)" ] || insmod "/modules/$module.ko"
+    done <"/modules/$1"
+}
+
+# Runs a program of this host that the VM was given (`Vm::programs`).
+program() {
+    name=$1
+    shift
+    LD_LIBRARY_PATH=/programs/lib "/programs/$name" "$@"
+}
+
 # Sends a file to the host under a name.
 publish() {
     printf '\naryk-file %s\n' "$1"

@@ -17,6 +17,8 @@ use crate::{cpio, kernel};
 const KERNEL_META_PACKAGE: &str = "linux-image-cloud-amd64";
 /// Modules that the initrd loads, in order; their dependencies are found automatically.
 const MODULES: &[&str] = &["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "crc32c_intel"];
+/// Modules that a script loads with `load_modules`, with their dependencies.
+const MODULES_OF_SCRIPTS: &[(&str, &[&str])] = &[("vfio", &["vfio_iommu_type1", "vfio-pci"])];
 /// This host's programs that the guest has in addition to busybox, with the libraries that they load.
 const TOOLS: &[&str] = &[
     "fio",
@@ -94,7 +96,7 @@ impl Image {
 /// A hash of everything but the kernel that determines the image's content.
 fn recipe_hash() -> Result<u64> {
     let mut hasher = DefaultHasher::new();
-    (RECIPE, INIT, HELPERS, MODULES, TOOLS).hash(&mut hasher);
+    (RECIPE, INIT, HELPERS, MODULES, MODULES_OF_SCRIPTS, TOOLS).hash(&mut hasher);
     for tool in TOOLS {
         let metadata = std::fs::metadata(program(tool)?)?;
         (metadata.len(), metadata.modified()?).hash(&mut hasher);
@@ -150,24 +152,44 @@ fn initrd(root: &Path, modules: &Path) -> Result<Vec<u8>> {
     archive.directory("bin");
     archive.file("bin/busybox", 0o755, &std::fs::read(root.join("bin/busybox"))?);
     archive.directory("modules");
-    let mut order = String::new();
-    for module in kernel::modules(modules, MODULES)? {
-        let name = module.file_stem().and_then(|stem| stem.to_str()).context("a module without a name")?;
-        archive.file(&format!("modules/{name}.ko"), 0o644, &std::fs::read(&module)?);
-        order.push_str(name);
-        order.push('\n');
+    let at_boot = ("order", MODULES);
+    let mut added = BTreeSet::new();
+    for (list, wanted) in std::iter::once(&at_boot).chain(MODULES_OF_SCRIPTS) {
+        let mut order = String::new();
+        for module in kernel::modules(modules, wanted)? {
+            let name =
+                module.file_stem().and_then(|stem| stem.to_str()).context("a module without a name")?;
+            order.push_str(name);
+            order.push('\n');
+            if added.insert(name.to_owned()) {
+                archive.file(&format!("modules/{name}.ko"), 0o644, &std::fs::read(&module)?);
+            }
+        }
+        archive.file(&format!("modules/{list}"), 0o644, order.as_bytes());
     }
-    archive.file("modules/order", 0o644, order.as_bytes());
     archive.file("init", 0o755, INIT.as_bytes());
     archive.file("helpers", 0o644, HELPERS.as_bytes());
     Ok(archive.finish())
 }
 
-/// The archive that carries `script` into the guest, to be appended to the initrd.
-pub(crate) fn script_archive(script: &str) -> Vec<u8> {
+/// The archive that carries `script` and programs of this host with their libraries into the guest, to be appended to the initrd.
+pub(crate) fn script_archive(script: &str, programs: &[PathBuf]) -> Result<Vec<u8>> {
     let mut archive = cpio::Archive::default();
     archive.file("script", 0o644, script.as_bytes());
-    archive.finish()
+    let name = |path: &Path| path.file_name().and_then(|name| name.to_str().map(str::to_owned));
+    archive.directory("programs");
+    archive.directory("programs/lib");
+    let mut needed = BTreeSet::new();
+    for program in programs {
+        needed.extend(libraries(program).with_context(|| format!("is {} built?", program.display()))?);
+        let file = format!("programs/{}", name(program).context("a program without a name")?);
+        archive.file(&file, 0o755, &std::fs::read(program)?);
+    }
+    for library in needed {
+        let file = format!("programs/lib/{}", name(&library).context("a library without a name")?);
+        archive.file(&file, 0o755, &std::fs::read(&library)?);
+    }
+    Ok(archive.finish())
 }
 
 /// Copies the tools and their libraries into `tree` (which becomes the guest's /usr), and makes a disk of it.

@@ -72,6 +72,17 @@ impl Disk {
     }
 }
 
+/// An emulated NVMe drive: a PCIe function behind a virtual IOMMU.
+#[derive(Clone, Debug)]
+pub struct Nvme {
+    /// The file with its blocks.
+    pub image: PathBuf,
+    /// Device and function number on the root bus, as `18.0`, from 18 to 1f; a VM without disks also has 10 to 17.
+    pub slot: &'static str,
+    /// Further properties of QEMU's device, e.g. `max_ioqpairs=4`.
+    pub properties: String,
+}
+
 /// The hardware of a VM.
 #[derive(Clone, Debug)]
 pub struct Vm {
@@ -81,6 +92,10 @@ pub struct Vm {
     pub memory_mib: u32,
     /// Disks under test, in PCI order.
     pub disks: Vec<Disk>,
+    /// NVMe drives. With any, the VM has an IOMMU.
+    pub nvme: Vec<Nvme>,
+    /// Programs of this host that the script runs with `program NAME`.
+    pub programs: Vec<PathBuf>,
     /// Whether a reboot boots again; otherwise it ends QEMU.
     pub reboots: bool,
     /// The socket at which QEMU waits for the migration of an equal VM, instead of booting.
@@ -95,7 +110,16 @@ impl Vm {
     #[must_use]
     pub fn with_disks(disks: Vec<Disk>) -> Self {
         let widest = disks.iter().map(|disk| disk.queues).max().unwrap_or(0);
-        Self { cpus: widest.max(2), memory_mib: 256, disks, reboots: false, incoming: None, example: None }
+        Self {
+            cpus: widest.max(2),
+            memory_mib: 256,
+            disks,
+            nvme: Vec::new(),
+            programs: Vec::new(),
+            reboots: false,
+            incoming: None,
+            example: None,
+        }
     }
 
     fn arguments(&self, image: &Image, initrd: &Path, console: &Path, monitor: &Path) -> Vec<String> {
@@ -110,7 +134,9 @@ impl Vm {
         .collect();
         let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
         if self.example.is_none() {
-            option("-M", "q35,memory-backend=mem0".to_owned());
+            // The IOMMU remaps interrupts only if QEMU delivers them itself.
+            let chip = if self.nvme.is_empty() { "" } else { ",kernel-irqchip=split" };
+            option("-M", format!("q35,memory-backend=mem0{chip}"));
             option("-smp", self.cpus.to_string());
             option("-m", format!("{memory}K"));
             option("-object", format!("memory-backend-memfd,id=mem0,size={memory}K,share=on"));
@@ -122,7 +148,11 @@ impl Vm {
         // its writes to them. The kernel's tests of its own ciphers were seen to spin forever under TCG ("soft lockup …
         // cryptomgr_test"), once in hundreds of boots; no test needs them.
         let append = "console=ttyS0 panic=-1 quiet nokaslr mitigations=off no_timer_check init_on_alloc=0 cryptomgr.notests";
-        option("-append", append.to_owned());
+        let iommu = if self.nvme.is_empty() { "" } else { " intel_iommu=on" };
+        option("-append", format!("{append}{iommu}"));
+        if !self.nvme.is_empty() {
+            option("-device", "intel-iommu,intremap=on,caching-mode=on".to_owned());
+        }
         option("-serial", format!("file:{}", console.display()));
         option("-serial", "chardev:script".to_owned());
         option("-qmp", format!("unix:{},server=on,wait=off", monitor.display()));
@@ -147,6 +177,12 @@ impl Vm {
                 Front::Scsi => format!("vhost-user-scsi-pci,num_queues={queues}"),
             };
             option("-device", format!("{device},chardev=c{index},addr={slot:#x}{comma}{properties}"));
+        }
+        for (index, Nvme { image, slot, properties }) in self.nvme.iter().enumerate() {
+            let (image, comma) = (image.display(), if properties.is_empty() { "" } else { "," });
+            option("-drive", format!("file={image},if=none,id=nvme{index},format=raw,cache=unsafe"));
+            let device = format!("nvme,drive=nvme{index},serial=aryk-nvme{index},addr=0x{slot}");
+            option("-device", format!("{device}{comma}{properties}"));
         }
         if !self.reboots {
             words.push("-no-reboot".to_owned());
@@ -214,7 +250,7 @@ impl Guest {
         ensure!(vm.disks.len() <= DISKS_MAX, "a guest has at most {DISKS_MAX} disks");
         let initrd = directory.join("initrd");
         let mut archive = std::fs::read(&image.initrd)?;
-        archive.extend_from_slice(&script_archive(script));
+        archive.extend_from_slice(&script_archive(script, &vm.programs)?);
         std::fs::write(&initrd, archive)?;
         let console = directory.join("console.log");
         let monitor = directory.join("qmp.sock");

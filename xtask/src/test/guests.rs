@@ -10,7 +10,7 @@ use crate::{install, workspace};
 /// Guests at a time.
 const LANES: usize = 2;
 /// Groups that neither kill processes nor measure under load: two of their guests can share the cores.
-const BESIDE_ANOTHER: [&str; 3] = ["verify/", "disks/", "contrib/"];
+const BESIDE_ANOTHER: [&str; 4] = ["verify/", "disks/", "contrib/", "nvme/"];
 
 /// Runs the harness's own tests, then all cases whose name contains `part`.
 pub(crate) fn run(all: bool, part: &str) -> Result<Tally> {

@@ -1,0 +1,106 @@
+//! NVMe drives that a process of the guest drives by VFIO, behind a virtual IOMMU.
+
+use anyhow::{Result, ensure};
+
+use super::{Case, Site, TIMEOUT};
+use crate::{Nvme, Vm};
+
+/// Binds a drive to VFIO and opens it, after the refusals that protect it. The second drive is a function of the same device, and
+/// so in the same IOMMU group as the third.
+const FUNCTIONS: &str = r#"
+    load_modules vfio
+    ulimit -l unlimited
+    one=0000:00:18.0; two=0000:00:19.0; three=0000:00:19.1
+    run() { program function "$@" 2>&1; }
+    refused() { if said=$(run "$@"); then echo "not refused: $*"; exit 1; fi; echo "refused $said"; }
+    run list
+    refused 0000:00:00.9
+    refused 0000:05:00.0
+    refused bind 0000:00:00.0
+    refused $one
+
+    disk=$(ls -d /sys/bus/pci/devices/$one/nvme/nvme*/nvme*n1); disk=/dev/${disk##*/}
+    mkfs.ext4 -q $disk && mount $disk /mnt
+    refused bind $one
+    umount /mnt
+    sleep 30 <$disk & opener=$!
+    refused bind $one
+    kill $opener; wait $opener 2>/dev/null || true
+
+    run bind $one
+    run $one
+    echo operator:x:1000:1000::/:/bin/sh >/etc/passwd
+    as_user() { LD_LIBRARY_PATH=/programs/lib start-stop-daemon -S -c operator -x /programs/function -- "$@" 2>&1; }
+    run() { as_user "$@"; }
+    refused $one
+    chown 1000 /dev/vfio/$(basename $(readlink /sys/bus/pci/devices/$one/iommu_group))
+    (ulimit -l 1024; refused $one)
+    run $one | grep "^opened again"
+    run() { program function "$@" 2>&1; }
+    run unbind $one
+    sleep 1
+    [ -b $disk ] && echo returned
+
+    run bind $two
+    refused $two
+    run bind $three
+    run $two | grep "^vs "
+"#;
+
+/// Each line that the guest must print, in order; other lines may be between them.
+const EXPECTED: &[&str] = &[
+    "0000:00:18.0 1b36:0010 nvme ",
+    "nvme",
+    "0000:00:19.0 1b36:0010 nvme ",
+    "0000:00:19.1 1b36:0010 nvme ",
+    "refused \"0000:00:00.9\" is no PCI address",
+    "refused 0000:05:00.0: no such PCI function",
+    "refused 0000:00:00.0 is no NVMe controller: its PCI class is 060000",
+    "refused 0000:00:18.0 is bound to nvme, not to vfio-pci",
+    "refused 0000:00:18.0 is in use: nvme0n1 is mounted at /mnt",
+    "refused 0000:00:18.0 is in use: nvme0n1 is open in process",
+    "name 0000:00:18.0",
+    "cap 0x004",
+    "vs 0x00010400",
+    "csts 0x00000000",
+    "second open: 0000:00:18.0 is in use: this process",
+    "second process: 0000:00:18.0 is in use: another process",
+    "mapped vs 0x00010400",
+    "mapped 4194304 bytes at 0x",
+    "same true",
+    "twice: no DMA mapping",
+    "vectors 65",
+    "masked",
+    "vs after reset 0x00010400",
+    "dropped with a mapping",
+    "opened again: 0000:00:18.0",
+    "refused no permission to open /dev/vfio/",
+    "refused name 0000:00:18.0",
+    "cannot lock 4194304 bytes of memory for DMA: RLIMIT_MEMLOCK is 1024 KiB",
+    "opened again: 0000:00:18.0",
+    "returned",
+    "refused 0000:00:19.0 shares IOMMU group 3 with 0000:00:19.1, which is bound to nvme",
+    "vs 0x00010400",
+];
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![Case::new("nvme/functions", functions)]
+}
+
+fn functions(site: &Site<'_>) -> Result<()> {
+    let mut vm = Vm::with_disks(Vec::new());
+    for (slot, properties) in [("18.0", ""), ("19.0", "multifunction=on"), ("19.1", "")] {
+        let image = site.path(&format!("nvme-{slot}.img"));
+        std::fs::File::create(&image)?.set_len(16 << 20)?;
+        vm.nvme.push(Nvme { image, slot, properties: properties.to_owned() });
+    }
+    vm.programs.push(site.program("examples/function"));
+    let report = site.boot(&vm, FUNCTIONS)?.finish(TIMEOUT)?;
+    let said = report.lines.join("\n");
+    let mut lines = report.lines.iter();
+    for expected in EXPECTED {
+        let found = lines.any(|line| line.starts_with(expected));
+        ensure!(found, "no line {expected:?} in its place:\n{said}");
+    }
+    Ok(())
+}
