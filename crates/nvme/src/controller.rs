@@ -1,0 +1,473 @@
+//! The life of a controller: attach, reset, recovery, shutdown, removal. NVMe 2.0 §3.5 and §3.6. Control context: calls may
+//! block in the transport, so a thread off the reactors makes them.
+//!
+//! A [`Controller`] does nothing by itself. Its owner calls [`Controller::poll`] at [`Controller::next_poll`], with the time, and
+//! acts on each [`Event`]. I/O runs beside it: a [`QueuePair`] belongs to a reactor and knows the controller only through events.
+//!
+//! # A reset
+//! 1. [`Event::Quiesce`]: each pair's owner calls [`QueuePair::quiesce`], then [`Controller::queue_quiesced`].
+//! 2. The controller clears CC.EN and waits for CSTS.RDY = 0. If that does not come within CAP.TO, it resets the function.
+//! 3. [`Event::DmaEnded`], one for each pair: its owner reaps, calls [`QueuePair::rewind`], then [`Controller::queue_rewound`].
+//! 4. The controller is enabled and identified again, and each rewound pair's queues are created.
+//! 5. [`Event::QueueReady`]: the owner calls [`QueuePair::resume`], which submits the kept commands.
+//!
+//! After [`Options::attempts`] failures, bus mastering is switched off, and [`Event::Ended`] follows the last
+//! [`Event::DmaEnded`]. **No command ends before one of: its completion, CSTS.RDY = 0, the deletion of its queue, the function's
+//! reset, bus mastering off.**
+//!
+//! # Late commands
+//! [`QueuePair::late`] reports a late command twice. At first its owner calls [`Controller::abort`], then [`Controller::reset`].
+
+mod admin_queue;
+mod event;
+mod jobs;
+mod life;
+mod pairs;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use aryk_pci::{Function, PciError, Registers, Width};
+
+pub use event::{
+    AdminAnswer, End, Event, Failure, NamespaceChange, Options, RecoveryStep, ResetReason, SECOND,
+};
+pub use pairs::PairRequest;
+
+use crate::admin::{self, Command, DATA_MAX, Data, Patience};
+use crate::claims::{Capabilities, ControllerInfo, Namespace, Unserved};
+use crate::memory::DmaMemory;
+#[cfg(doc)]
+use crate::queue::QueuePair;
+use crate::queue::{DmaEnded, Doorbells, Shadow};
+use crate::quirks::{self, Quirks};
+use crate::spec::register::{CAP, CC, CSTS, Cap, Cc, Csts, DOORBELLS, Shutdown, VS};
+use admin_queue::{AdminQueue, Waiter};
+use jobs::{Job, Running};
+use life::Life;
+use pairs::{NewPair, Pair, Stage};
+
+/// Admin commands of the owner at a time.
+const OWNER_COMMANDS: usize = 16;
+/// Aborts that wait for their turn; more late commands than this are left to the reset.
+const ABORTS_WAITING: usize = 64;
+/// Time between two polls while something is under way.
+const BUSY_POLL: u64 = SECOND / 1000;
+
+/// A namespace that the controller lists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedNamespace {
+    /// NSID.
+    pub nsid: u32,
+    /// The namespace, or why the driver does not serve it.
+    pub namespace: Result<Namespace, Unserved>,
+}
+
+/// Why a call was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// The controller starts, recovers, or has ended.
+    #[error("the controller is not ready")]
+    NotReady,
+    /// Too many admin commands are in flight.
+    #[error("{OWNER_COMMANDS} admin commands are in flight already")]
+    Busy,
+    /// The command has more data than one admin command may have.
+    #[error("an admin command has at most {DATA_MAX} bytes of data")]
+    TooLong,
+    /// The controller has no more queue pairs.
+    #[error("the controller allows {0} queue pairs, and all are in use")]
+    NoPair(u16),
+    /// There is no such queue pair.
+    #[error("there is no queue pair {0}")]
+    UnknownPair(u16),
+    /// The function has no such interrupt vector.
+    #[error("the function has {vectors} MSI-X vectors, not one with number {vector}")]
+    NoVector {
+        /// The vector.
+        vector: u16,
+        /// Vectors of the function.
+        vectors: u16,
+    },
+    /// The pair's memory cannot be had, or the controller's claims contradict.
+    #[error(transparent)]
+    Failure(#[from] Failure),
+}
+
+/// An NVMe controller; see the [module](self).
+#[derive(Debug)]
+pub struct Controller {
+    id: u64,
+    function: Arc<dyn Function>,
+    options: Options,
+    caps: Capabilities,
+    page_min: u64,
+    vs: u32,
+    /// PCI vendor and device.
+    device: (u16, u16),
+    quirks: Quirks,
+    registers: Registers,
+    admin: AdminQueue,
+    /// Shadow doorbells and EventIdx, once the controller has offered them; in use if the flag is set.
+    shadow: Option<[DmaMemory; 2]>,
+    is_shadowed: bool,
+    info: Option<ControllerInfo>,
+    namespaces: Vec<ListedNamespace>,
+    pairs: Vec<Pair>,
+    /// Queue pairs that the controller allows.
+    pairs_allowed: u16,
+    life: Life,
+    running: Option<Running>,
+    jobs: VecDeque<Job>,
+    aborts: VecDeque<(u16, u16)>,
+    events: VecDeque<Event>,
+    next_watch: u64,
+    next_keep_alive: u64,
+    async_requests: u16,
+    /// Failed attempts to start, and failures soon after a start.
+    attempts: u32,
+    ready_since: u64,
+    /// Begin of the reset, and of its current step.
+    reset_since: u64,
+    step_since: u64,
+    was_ready: bool,
+    next_number: u64,
+}
+
+impl Controller {
+    /// Takes a function over and begins to start its controller: [`Event::Ready`] follows.
+    ///
+    /// # Errors
+    /// [`Failure`]: the function cannot be accessed, or its capabilities contradict.
+    pub fn attach(function: Arc<dyn Function>, options: Options, now: u64) -> Result<Self, Failure> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let mut config = [0; 4];
+        function.read_config(0, &mut config)?;
+        let device = (u16::from_le_bytes([config[0], config[1]]), u16::from_le_bytes([config[2], config[3]]));
+        let cap = Cap(function.read_register(CAP, Width::Eight)?);
+        let vs = function.read_register(VS, Width::Four)? as u32;
+        let caps = Capabilities::check(cap, vs)?;
+        // The device must not write to memory of its earlier owner, whatever that has left running.
+        function.set_bus_master(false)?;
+        let pairs = options.pairs.clamp(1, pairs_max(caps.stride));
+        let registers = map_doorbells(function.as_ref(), pairs, caps.stride)?;
+        let doorbells = Doorbells { registers: registers.clone(), stride: caps.stride, shadow: None };
+        let admin = AdminQueue::new(&function, caps.page, id, &doorbells)?;
+        let mut controller = Self {
+            id,
+            function,
+            options: Options { pairs, ..options },
+            caps,
+            page_min: cap.page_min(),
+            vs,
+            device,
+            quirks: quirks::of(device.0, device.1, ""),
+            registers,
+            admin,
+            shadow: None,
+            is_shadowed: false,
+            info: None,
+            namespaces: Vec::new(),
+            pairs: Vec::new(),
+            pairs_allowed: 0,
+            life: Life::Ready,
+            running: None,
+            jobs: VecDeque::new(),
+            aborts: VecDeque::new(),
+            events: VecDeque::new(),
+            next_watch: now,
+            next_keep_alive: now,
+            async_requests: 0,
+            attempts: 0,
+            ready_since: now,
+            reset_since: now,
+            step_since: now,
+            was_ready: false,
+            next_number: 0,
+        };
+        controller.disable(now);
+        Ok(controller)
+    }
+
+    /// The function's name, for people.
+    pub fn name(&self) -> &str {
+        self.function.name()
+    }
+
+    /// The controller's identity and limits, once it was ready.
+    pub const fn info(&self) -> Option<&ControllerInfo> {
+        self.info.as_ref()
+    }
+
+    /// All active namespaces, in the order of their IDs.
+    pub fn namespaces(&self) -> &[ListedNamespace] {
+        &self.namespaces
+    }
+
+    /// Queue pairs that the controller allows.
+    pub const fn pairs_allowed(&self) -> u16 {
+        self.pairs_allowed
+    }
+
+    /// Bytes of a memory page (CC.MPS): data of more than one piece must begin and end on such pages, but for its ends, unless
+    /// the controller has SGLs.
+    pub const fn page(&self) -> u64 {
+        self.caps.page
+    }
+
+    /// Whether the controller takes commands of its owner.
+    pub const fn is_ready(&self) -> bool {
+        matches!(self.life, Life::Ready)
+    }
+
+    /// Does what is due, and returns the next event. Call it until it returns `None`.
+    pub fn poll(&mut self, now: u64) -> Option<Event> {
+        if self.events.is_empty() {
+            self.advance(now);
+        }
+        self.events.pop_front()
+    }
+
+    /// When to call [`Controller::poll`] next, if nothing else happens.
+    pub fn next_poll(&self, now: u64) -> u64 {
+        match self.life {
+            Life::Ended => u64::MAX,
+            Life::Ready if !self.is_idle() => now + BUSY_POLL,
+            Life::Ready if self.options.keep_alive > 0 => self.next_watch.min(self.next_keep_alive),
+            Life::Ready => self.next_watch,
+            _ => now + BUSY_POLL,
+        }
+    }
+
+    /// Whether only event requests are in flight, and nothing waits to be sent.
+    fn is_idle(&self) -> bool {
+        let is_waiting = !self.jobs.is_empty() || !self.aborts.is_empty() || !self.events.is_empty();
+        !is_waiting && self.admin.count(|waiter| waiter != Waiter::AsyncEvent) == 0
+    }
+
+    /// Sends an admin command, and returns its number in [`Event::Admin`].
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn admin(&mut self, command: &Command, now: u64) -> Result<u64, Refused> {
+        if !self.is_ready() {
+            return Err(Refused::NotReady);
+        }
+        let len = match &command.data {
+            Data::None => 0,
+            Data::FromController(len) => *len,
+            Data::ToController(bytes) => bytes.len(),
+        };
+        if len > DATA_MAX {
+            return Err(Refused::TooLong);
+        }
+        let id = self.next_number;
+        let is_owners = |waiter| matches!(waiter, Waiter::Owner(_));
+        if self.admin.count(is_owners) >= OWNER_COMMANDS || !self.send(command, Waiter::Owner(id), now) {
+            return Err(Refused::Busy);
+        }
+        self.next_number += 1;
+        Ok(id)
+    }
+
+    /// Begins to create a queue pair, and returns its number; [`Event::QueueCreated`] or [`Event::QueueFailed`] follows.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn create_pair(&mut self, request: PairRequest) -> Result<u16, Refused> {
+        let info = self.info.as_ref().filter(|_| self.is_ready()).ok_or(Refused::NotReady)?;
+        let vectors = self.function.vectors();
+        if let Some(vector) = request.vector.filter(|&vector| vector >= vectors) {
+            return Err(Refused::NoVector { vector, vectors });
+        }
+        let is_free = |qid: &u16| !self.pairs.iter().any(|pair| pair.qid() == *qid);
+        let qid = (1..=self.pairs_allowed).find(is_free).ok_or(Refused::NoPair(self.pairs_allowed))?;
+        if self.is_shadowed {
+            pairs::check_shadow(qid, self.caps.stride, self.caps.page).map_err(Failure::BadClaim)?;
+        }
+        let new = NewPair {
+            qid,
+            controller: self.id,
+            entries_max: self.caps.entries_max,
+            page: self.caps.page,
+            sgl: info.sgl,
+            transfer: info.transfer_max,
+            pieces: self.options.pieces,
+            timeouts: self.options.io,
+        };
+        self.pairs.push(new.create(request, &self.function).map_err(Failure::Memory)?);
+        self.jobs.push_back(Job::CreatePair(qid));
+        Ok(qid)
+    }
+
+    /// Begins to delete a queue pair; the controller aborts the commands in flight. [`Event::DmaEnded`] follows; the owner
+    /// rewinds the pair with it, and drops it.
+    ///
+    /// # Errors
+    /// [`Refused::UnknownPair`].
+    pub fn delete_pair(&mut self, qid: u16) -> Result<(), Refused> {
+        self.end_pair(qid, false)
+    }
+
+    /// Begins to delete and create a queue pair, after a [`crate::queue::QueueError`]. [`Event::DmaEnded`] follows, and, after
+    /// [`Controller::queue_rewound`], [`Event::QueueReady`].
+    ///
+    /// # Errors
+    /// [`Refused::UnknownPair`].
+    pub fn reset_pair(&mut self, qid: u16) -> Result<(), Refused> {
+        self.end_pair(qid, true)
+    }
+
+    fn end_pair(&mut self, qid: u16, again: bool) -> Result<(), Refused> {
+        let pair = self.pairs.iter_mut().find(|pair| pair.qid() == qid && pair.is_given_out);
+        let pair = pair.ok_or(Refused::UnknownPair(qid))?;
+        match pair.stage {
+            Stage::Live => {
+                pair.stage = Stage::Deleting { again };
+                self.jobs.push_back(Job::DeletePair(qid));
+            }
+            // The last wish counts.
+            Stage::Deleting { .. } => pair.stage = Stage::Deleting { again },
+            // A reset is under way, which resets the pair too.
+            Stage::Waiting | Stage::Ended if again => {}
+            Stage::Waiting | Stage::Ended => {
+                self.pairs.retain(|pair| pair.qid() != qid);
+                self.events.push_back(Event::DmaEnded(DmaEnded { qid, controller: self.id }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes note that the owner has quiesced a pair, after [`Event::Quiesce`] or [`Event::ShuttingDown`].
+    pub fn queue_quiesced(&mut self, qid: u16) {
+        if let Some(pair) = self.pairs.iter_mut().find(|pair| pair.qid() == qid) {
+            pair.is_quiesced = true;
+        }
+    }
+
+    /// Takes note that the owner has rewound a pair, after [`Event::DmaEnded`].
+    pub fn queue_rewound(&mut self, qid: u16) {
+        let pair = self.pairs.iter_mut().find(|pair| pair.qid() == qid && pair.stage == Stage::Ended);
+        if let Some(pair) = pair {
+            pair.stage = Stage::Waiting;
+            if self.is_ready() {
+                self.jobs.push_back(Job::CreatePair(qid));
+            }
+        }
+    }
+
+    /// Begins to abort a late command.
+    pub fn abort(&mut self, sqid: u16, cid: u16) {
+        if self.is_ready() && self.aborts.len() < ABORTS_WAITING && !self.aborts.contains(&(sqid, cid)) {
+            self.aborts.push_back((sqid, cid));
+        }
+    }
+
+    /// Begins a reset; a reset that is under way goes on.
+    pub fn reset(&mut self, reason: ResetReason, now: u64) {
+        if self.is_ready() {
+            self.begin_reset(reason, now);
+        }
+    }
+
+    /// Begins an orderly shutdown: [`Event::ShuttingDown`], and [`Event::Ended`] at the end. The owner has drained its pairs.
+    pub fn shut_down(&mut self, how: Shutdown, now: u64) {
+        self.begin_shutdown(how, now);
+    }
+
+    /// Sends an admin command with the deadline of its kind.
+    fn send(&mut self, command: &Command, waiter: Waiter, now: u64) -> bool {
+        let limit = match command.patience {
+            Patience::Normal => self.options.admin,
+            Patience::Long => self.options.admin_long,
+            Patience::Forever => u64::MAX,
+        };
+        self.admin.submit(command, waiter, now, now.saturating_add(limit))
+    }
+
+    fn write_cc(&self, value: Cc) -> Result<(), PciError> {
+        self.function.write_register(CC, Width::Four, value.0.into())
+    }
+
+    fn read_csts(&self) -> Result<Csts, Failure> {
+        let csts = Csts(self.function.read_register(CSTS, Width::Four)? as u32);
+        if csts.is_absent() { Err(Failure::Vanished("CSTS reads as all ones".into())) } else { Ok(csts) }
+    }
+
+    /// The doorbells of I/O queue pairs.
+    fn doorbells(&self) -> Doorbells {
+        let shadow = self.shadow.as_ref().filter(|_| self.is_shadowed).and_then(|[doorbells, indices]| {
+            let (doorbells, event_indices) =
+                (doorbells.part(0, self.caps.page)?, indices.part(0, self.caps.page)?);
+            Some(Shadow { doorbells, event_indices })
+        });
+        Doorbells { registers: self.registers.clone(), stride: self.caps.stride, shadow }
+    }
+
+    fn admin_doorbells(&self) -> Doorbells {
+        Doorbells { shadow: None, ..self.doorbells() }
+    }
+
+    /// Answers the admin queue's completions.
+    fn reap_admin(&mut self, now: u64) -> Result<(), Failure> {
+        for (waiter, answer) in self.admin.reap()? {
+            match waiter {
+                Waiter::Step => self.finish_step(answer, now)?,
+                Waiter::Owner(id) => self.events.push_back(Event::Admin { id, answer: Some(answer) }),
+                Waiter::AsyncEvent => self.take_async_event(&answer),
+                Waiter::KeepAlive => {}
+                Waiter::Abort { sqid, cid, since } => {
+                    let did_abort = answer.status.is_success() && answer.result & 1 == 0;
+                    let step = RecoveryStep::Abort { sqid, cid, did_abort };
+                    self.events.push_back(Event::Step { step, took: now.saturating_sub(since) });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what is due by itself: aborts, event requests, keep-alive.
+    fn send_due(&mut self, now: u64) {
+        let Some(info) = &self.info else { return };
+        let (aborts_max, has_keep_alive) = (usize::from(info.aborts_max), info.keep_alive_ms != 0);
+        while self.admin.count(|waiter| matches!(waiter, Waiter::Abort { .. })) < aborts_max {
+            let Some((sqid, cid)) = self.aborts.pop_front() else { break };
+            let waiter = Waiter::Abort { sqid, cid, since: now };
+            if !self.send(&admin::abort(sqid, cid), waiter, now) {
+                self.aborts.push_front((sqid, cid));
+                break;
+            }
+        }
+        for _ in self.admin.count(|waiter| waiter == Waiter::AsyncEvent)..usize::from(self.async_requests) {
+            self.send(&admin::async_event(), Waiter::AsyncEvent, now);
+        }
+        let interval = if has_keep_alive { self.options.keep_alive / 2 } else { 0 };
+        if interval > 0
+            && now >= self.next_keep_alive
+            && self.send(&admin::keep_alive(), Waiter::KeepAlive, now)
+        {
+            self.next_keep_alive = now + interval;
+        }
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        if !matches!(self.life, Life::Ended) {
+            // The driver's memory is unmapped next. Where this fails, unmapping ends the access, or the memory is leaked.
+            let _ = self.function.set_bus_master(false);
+        }
+    }
+}
+
+/// The most pairs whose doorbells lie in the registers of one window of 64 KiB.
+const fn pairs_max(stride: u64) -> u16 {
+    let pairs = (1 << 16) / (2 * stride) - 1;
+    if pairs == 0 { 1 } else { pairs as u16 }
+}
+
+fn map_doorbells(function: &dyn Function, pairs: u16, stride: u64) -> Result<Registers, PciError> {
+    function.map_registers(DOORBELLS, (u64::from(pairs) + 1) * 2 * stride)
+}

@@ -1,0 +1,171 @@
+//! Which commands a reset submits again. Pure; reactor context, at a reset.
+//!
+//! A command in flight when DMA ended may have taken effect or not. Commands that change nothing are always submitted again.
+//! A write is submitted again only if nobody can see that it may have happened twice: if no other change of its blocks
+//! completed after its submission. Otherwise the sequence "first write, second write, first write again" would show data that
+//! a completed write had replaced. All others fail.
+//!
+//! A [`History`] remembers the last changes that a pair completed. The pairs' owner adds to it, and asks all histories of a
+//! namespace, because another pair's write may be the later one.
+
+use crate::queue::{Fate, Unfinished};
+use crate::spec::entry::SubmissionEntry;
+use crate::spec::opcode::io;
+
+/// What a second execution of a command means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replay {
+    /// The command changes nothing.
+    Harmless,
+    /// The command sets these blocks to fixed data: the same, unless another change came between.
+    IfUnseen {
+        /// First block.
+        slba: u64,
+        /// Number of blocks.
+        blocks: u64,
+    },
+    /// The result depends on what the blocks contained.
+    Never,
+}
+
+/// Classifies an I/O command. The blocks of Dataset Management and the sources of Copy are in the command's data, so these are
+/// never submitted again here; their owner may build them anew. A fused command is never submitted again: its compare may have
+/// seen its own write.
+pub const fn of(entry: &SubmissionEntry) -> Replay {
+    if entry.fuse().is_some() {
+        return Replay::Never;
+    }
+    match entry.opcode() {
+        io::READ | io::COMPARE | io::VERIFY | io::FLUSH => Replay::Harmless,
+        io::WRITE | io::WRITE_ZEROES => {
+            Replay::IfUnseen { slba: entry.cdw10_11(), blocks: (entry.cdw(12) & 0xffff) as u64 + 1 }
+        }
+        _ => Replay::Never,
+    }
+}
+
+/// A completed change of blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// Namespace.
+    pub nsid: u32,
+    /// First block.
+    pub slba: u64,
+    /// Number of blocks; `u64::MAX` for all.
+    pub blocks: u64,
+    /// Time of the completion.
+    pub completed: u64,
+}
+
+/// The last changes that completed on a pair, up to a fixed number.
+#[derive(Clone, Debug)]
+pub struct History {
+    /// In order, as a ring.
+    changes: Box<[Change]>,
+    next: usize,
+    /// Changes since the creation.
+    count: u64,
+}
+
+impl History {
+    /// An empty history of up to `len` changes, at least 1.
+    pub fn new(len: usize) -> Self {
+        Self { changes: vec![Change::default(); len.max(1)].into(), next: 0, count: 0 }
+    }
+
+    /// Adds a change. The times do not decrease.
+    #[inline]
+    pub fn add(&mut self, change: Change) {
+        self.changes[self.next] = change;
+        self.next = if self.next + 1 == self.changes.len() { 0 } else { self.next + 1 };
+        self.count += 1;
+    }
+
+    /// Whether no change of these blocks completed at `since` or later. `false` also if the history no longer goes back that far.
+    fn is_untouched(&self, nsid: u32, slba: u64, blocks: u64, since: u64) -> bool {
+        let known = self.count.min(self.changes.len() as u64) as usize;
+        let is_full = self.count > self.changes.len() as u64;
+        let oldest = self.changes[if is_full { self.next } else { 0 }];
+        if is_full && oldest.completed >= since {
+            return false;
+        }
+        let end = slba.saturating_add(blocks);
+        self.changes[..known].iter().all(|change| {
+            let is_apart = change.slba >= end || change.slba.saturating_add(change.blocks) <= slba;
+            change.nsid != nsid || change.completed < since || is_apart
+        })
+    }
+}
+
+/// Decides about a command, with the histories of all pairs that serve its namespace: for [`crate::queue::QueuePair::rewind`].
+pub fn decide(unfinished: &Unfinished, histories: &[&History]) -> Fate {
+    let is_safe = match of(&unfinished.entry) {
+        Replay::Harmless => true,
+        Replay::IfUnseen { slba, blocks } => histories
+            .iter()
+            .all(|history| history.is_untouched(unfinished.entry.nsid(), slba, blocks, unfinished.submitted)),
+        Replay::Never => false,
+    };
+    if is_safe { Fate::Resubmit } else { Fate::Fail }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::entry::Fuse;
+
+    fn write(slba: u32, blocks: u32, submitted: u64) -> Unfinished {
+        let entry = SubmissionEntry::new(io::WRITE, 1).with_cdw10_11(slba, 0).with_cdw12_13(blocks - 1, 0);
+        Unfinished { entry, token: 0, submitted }
+    }
+
+    fn change(slba: u64, blocks: u64, completed: u64) -> Change {
+        Change { nsid: 1, slba, blocks, completed }
+    }
+
+    #[test]
+    fn a_write_is_replayed_unless_a_later_change_of_its_blocks_completed() {
+        let mut history = History::new(8);
+        for change in [change(10, 4, 100), change(20, 1, 200), change(40, u64::MAX, 300)] {
+            history.add(change);
+        }
+        let fate = |slba, blocks, at| decide(&write(slba, blocks, at), &[&history]);
+        assert_eq!(fate(10, 4, 101), Fate::Resubmit, "completed before the submission");
+        assert_eq!(fate(10, 4, 100), Fate::Fail);
+        assert_eq!((fate(6, 4, 0), fate(6, 5, 0), fate(13, 1, 0), fate(14, 6, 0)), {
+            (Fate::Resubmit, Fate::Fail, Fate::Fail, Fate::Resubmit)
+        });
+        assert_eq!((fate(39, 1, 0), fate(39, 2, 0)), (Fate::Resubmit, Fate::Fail));
+        let other = Unfinished { entry: SubmissionEntry::new(io::WRITE, 2), token: 0, submitted: 0 };
+        assert_eq!(decide(&other, &[&history]), Fate::Resubmit, "another namespace");
+    }
+
+    #[test]
+    fn a_history_that_is_too_short_forbids_the_replay() {
+        let mut history = History::new(2);
+        (0..3).for_each(|i| history.add(change(1000, 1, 100 + i)));
+        assert_eq!(
+            decide(&write(0, 1, 101), &[&history]),
+            Fate::Fail,
+            "a change at 101 may have been forgotten"
+        );
+        assert_eq!(decide(&write(0, 1, 102), &[&history]), Fate::Resubmit);
+        let empty = History::new(2);
+        assert_eq!(decide(&write(0, 1, 102), &[&empty, &history]), Fate::Resubmit);
+        assert_eq!(decide(&write(0, 1, 100), &[&empty, &history]), Fate::Fail);
+    }
+
+    #[test]
+    fn only_commands_without_effect_are_always_replayed() {
+        for opcode in 0..=255 {
+            let entry = SubmissionEntry::new(opcode, 1);
+            let expected = match opcode {
+                0 | 2 | 5 | 12 => Replay::Harmless,
+                1 | 8 => Replay::IfUnseen { slba: 0, blocks: 1 },
+                _ => Replay::Never,
+            };
+            assert_eq!(of(&entry), expected, "{opcode:#x}");
+            assert_eq!(of(&entry.with_fuse(Fuse::First)), Replay::Never);
+        }
+    }
+}

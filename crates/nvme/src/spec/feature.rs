@@ -1,0 +1,106 @@
+//! Feature identifiers and their values. NVMe 2.0 §5.27.1.
+
+/// Temperature Threshold.
+pub const TEMPERATURE_THRESHOLD: u8 = 0x04;
+/// Volatile Write Cache.
+pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
+/// Number of Queues.
+pub const NUMBER_OF_QUEUES: u8 = 0x07;
+/// Asynchronous Event Configuration.
+pub const ASYNC_EVENT_CONFIGURATION: u8 = 0x0b;
+/// Keep Alive Timer.
+pub const KEEP_ALIVE_TIMER: u8 = 0x0f;
+/// Host Behavior Support, with 512 bytes of data.
+pub const HOST_BEHAVIOR_SUPPORT: u8 = 0x16;
+
+/// Bytes of data of [`HOST_BEHAVIOR_SUPPORT`].
+pub const HOST_BEHAVIOR_LEN: usize = 512;
+
+/// Asynchronous Event Configuration, and OAES of the identify data: changed namespace attributes.
+pub const EVENT_NAMESPACE: u32 = 1 << 8;
+/// As [`EVENT_NAMESPACE`]: firmware activation starts.
+pub const EVENT_FIRMWARE: u32 = 1 << 9;
+/// Asynchronous Event Configuration: all critical warnings of the SMART log (bits 0 to 5).
+pub const EVENT_HEALTH: u32 = 0x3f;
+
+/// Which value of a feature Get Features returns. NVMe 2.0 §5.15.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Select {
+    /// The value in use.
+    Current,
+    /// The value of the maker.
+    Default,
+    /// The value that a reset restores.
+    Saved,
+    /// What the feature supports.
+    Capabilities,
+}
+
+/// CDW11 of Number of Queues, for `pairs` queue pairs (1 to 65,535). NVMe 2.0 §5.27.1.5.
+pub const fn queue_counts(pairs: u16) -> u32 {
+    let zero_based = pairs.saturating_sub(1) as u32;
+    zero_based | zero_based << 16
+}
+
+/// The queue pairs that DW0 of Number of Queues allows: the smaller one of both counts.
+pub const fn allowed_pairs(result: u32) -> u16 {
+    let (sqs, cqs) = (result as u16, (result >> 16) as u16);
+    let fewer = if sqs < cqs { sqs } else { cqs };
+    fewer.saturating_add(1)
+}
+
+/// An asynchronous event: DW0 of a completed Asynchronous Event Request. NVMe 2.0 §5.2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AsyncEvent {
+    /// An error that belongs to no command, with its information byte (0: write to an invalid doorbell; 1: invalid value of a
+    /// doorbell; 2: diagnostic failure; 3 and 4: internal error, lasting or not; 5: firmware image load error).
+    Error(u8),
+    /// A critical warning of the SMART log (0: reliability; 1: temperature; 2: spare blocks).
+    Health(u8),
+    /// Namespaces appeared, changed or went: read the Changed Namespace List log.
+    NamespacesChanged,
+    /// The controller starts to activate firmware and pauses.
+    FirmwareActivation,
+    /// Another event, as DW0 reports it.
+    Other(u32),
+}
+
+impl AsyncEvent {
+    /// Decodes DW0.
+    pub const fn decode(dw0: u32) -> Self {
+        let info = (dw0 >> 8) as u8;
+        match (dw0 & 7, info) {
+            (0, _) => Self::Error(info),
+            (1, _) => Self::Health(info),
+            (2, 0) => Self::NamespacesChanged,
+            (2, 1) => Self::FirmwareActivation,
+            _ => Self::Other(dw0),
+        }
+    }
+
+    /// The log page whose reading lets the controller report this type of event again.
+    pub const fn log_page(dw0: u32) -> u8 {
+        (dw0 >> 16) as u8
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_queues_are_zero_based_in_both_halves() {
+        assert_eq!((queue_counts(1), queue_counts(4), queue_counts(u16::MAX)), (0, 0x0003_0003, 0xfffe_fffe));
+        assert_eq!((allowed_pairs(0), allowed_pairs(0x0007_0002), allowed_pairs(u32::MAX)), (1, 3, u16::MAX));
+    }
+
+    #[test]
+    fn events_are_decoded() {
+        assert_eq!(AsyncEvent::decode(0x0004_0002), AsyncEvent::NamespacesChanged);
+        assert_eq!(AsyncEvent::log_page(0x0004_0002), 4);
+        assert_eq!(AsyncEvent::decode(0x0102), AsyncEvent::FirmwareActivation);
+        assert_eq!(AsyncEvent::decode(0x0300), AsyncEvent::Error(3));
+        assert_eq!(AsyncEvent::decode(0x0101), AsyncEvent::Health(1));
+        assert_eq!(AsyncEvent::decode(0x0702), AsyncEvent::Other(0x0702));
+    }
+}
