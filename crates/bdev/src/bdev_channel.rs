@@ -68,6 +68,9 @@ pub struct BdevChannel {
     shape: Shape,
     state: State,
     requests: Slots<Request>,
+    /// Nothing makes a request wait, as [`BdevChannel::is_clear_now`] says: a valid request may go to the device at once. A poll
+    /// sets it; what may make requests wait clears it, which are commands to the channel and requests that join the queue.
+    is_clear: bool,
     /// Requests at [`Place::Queued`], in the order of their turns; some may have ended since.
     queue: VecDeque<Key>,
     credits: Credits,
@@ -114,6 +117,7 @@ impl BdevChannel {
             shape,
             state: State::Running,
             requests: Slots::new(depth.min(64)),
+            is_clear: false,
             queue: VecDeque::new(),
             ready: Vec::new(),
             zeroes: None,
@@ -169,9 +173,6 @@ impl BdevChannel {
         self.credits.spend(bytes);
         io.tag = Tag(key.raw());
         self.device.submit(io, cx);
-        if self.watch.must_begin() {
-            self.watch_oldest(cx);
-        }
     }
 
     /// The bytes of a valid read or write that can go to the device at once and in one piece; `None` for any other request, valid
@@ -180,12 +181,16 @@ impl BdevChannel {
     fn bytes_if_immediate(&self, io: &Io) -> Option<u64> {
         let bdev = self.bdev();
         let bytes = self.shape.bytes_if_plain(io, bdev.blocks())?;
-        let is_free = self.queue.is_empty()
+        (self.is_clear && !bdev.is_removing()).then_some(bytes)
+    }
+
+    /// Whether no request waits, no limit, fence or state of the channel may make one wait, and none has to set a timer.
+    fn is_clear_now(&self) -> bool {
+        self.queue.is_empty()
             && self.throttle.is_none()
             && self.fences.is_empty()
             && matches!(self.state, State::Running)
-            && !bdev.is_removing();
-        is_free.then_some(bytes)
+            && !self.watch.must_begin()
     }
 
     /// Checks any request, and starts it or finds out what it must wait for.
@@ -275,6 +280,7 @@ impl BdevChannel {
             }
         }
         make_room(&mut self.queue, &self.requests);
+        self.is_clear = false;
         self.queue.push_back(key);
         if self.credits.is_out_of_bytes() {
             cx.wake(self.root());
@@ -378,8 +384,9 @@ impl BdevChannel {
     /// Sends on what has waited.
     #[inline]
     fn send_on(&mut self, cx: &mut Cx) {
-        if self.has_more_to_do() {
+        if !self.is_clear || self.credits.is_leased() || self.compounds.has_waiting() {
             self.advance(cx);
+            self.is_clear = self.is_clear_now();
         }
         self.publish_depths();
     }
@@ -391,17 +398,6 @@ impl BdevChannel {
             self.handed.requests += count;
             (self.handed.at, self.handed.turn) = (cx.now(), cx.turn());
         }
-    }
-
-    /// Whether something waits, for a credit or for anything else.
-    #[inline]
-    fn has_more_to_do(&self) -> bool {
-        !self.queue.is_empty()
-            || self.throttle.is_some()
-            || self.credits.is_leased()
-            || self.compounds.has_waiting()
-            || !self.fences.is_empty()
-            || !matches!(self.state, State::Running)
     }
 
     /// Sends on what has waited.
@@ -523,7 +519,8 @@ impl BdevChannel {
     fn piece_completed(&mut self, completion: Completion, cx: &mut Cx) -> Option<Completion> {
         let key = Key::from_raw(completion.tag.0);
         self.credits.give_back(cx);
-        let request = self.requests.get_mut(key).expect("a device completes a piece once");
+        let mut place = self.requests.occupied(key).expect("a device completes a piece once");
+        let request = place.value();
         assert!(request.pieces > 0, "a device completes a piece once");
         request.pieces -= 1;
         if !completion.status.is_ok() {
@@ -536,14 +533,20 @@ impl BdevChannel {
         } else if request.is_emulated() {
             self.stepped(key, cx)
         } else {
-            Some(self.complete(key, cx))
+            let request = place.remove();
+            Some(self.count_completed(request, cx))
         }
     }
 
-    #[inline]
     fn complete(&mut self, key: Key, cx: &mut Cx) -> Completion {
-        let Request { tag, asked, bytes, status, started, waited_ns, .. } =
-            self.requests.remove(key).expect("the caller looked");
+        let request = self.requests.remove(key).expect("the caller looked");
+        self.count_completed(request, cx)
+    }
+
+    /// Adds a request that has left the table to the statistics, and returns its completion.
+    #[inline(always)]
+    fn count_completed(&mut self, request: Request, cx: &mut Cx) -> Completion {
+        let Request { tag, asked, bytes, status, started, waited_ns, .. } = request;
         let latency = cx.now().ns_since(started);
         let mut stats = self.registration.stats_mut();
         stats.record(asked, bytes, status, latency);
@@ -594,6 +597,7 @@ impl BdevChannel {
     }
 
     fn obey(&mut self, cx: &mut Cx) {
+        self.is_clear = false;
         while let Some(command) = self.registration.take_command() {
             match command {
                 Command::Freeze(done) => self.freeze(done, cx),

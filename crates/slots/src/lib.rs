@@ -165,20 +165,20 @@ impl<T> Slots<T> {
         }
     }
 
-    /// Removes and returns the value of `key`; the key is invalid from then on.
-    pub fn remove(&mut self, key: Key) -> Option<T> {
-        let slot = self.slots.get_mut(key.index() as usize)?;
+    /// The slot of `key`, if the table still holds its value: to change the value and then remove it, with one lookup.
+    #[inline]
+    pub fn occupied(&mut self, key: Key) -> Option<Occupied<'_, T>> {
+        let Self { slots, free, len } = self;
+        let slot = slots.get_mut(key.index() as usize)?;
         if slot.generation != key.generation() || matches!(slot.state, State::Free { .. }) {
             return None;
         }
-        let free = State::Free { next: self.free };
-        let State::Used(value) = std::mem::replace(&mut slot.state, free) else {
-            unreachable!("checked above")
-        };
-        slot.generation = slot.generation.wrapping_add(1);
-        self.free = key.index();
-        self.len -= 1;
-        Some(value)
+        Some(Occupied { slot, index: key.index(), free, len })
+    }
+
+    /// Removes and returns the value of `key`; the key is invalid from then on.
+    pub fn remove(&mut self, key: Key) -> Option<T> {
+        self.occupied(key).map(Occupied::remove)
     }
 
     /// The key and the value in slot `index`, if the slot is used.
@@ -203,6 +203,40 @@ impl<T> Slots<T> {
             State::Used(value) => Some((Key::new(i, slot.generation), value)),
             State::Free { .. } => None,
         })
+    }
+}
+
+/// A used slot of a table: [`Slots::occupied`].
+#[derive(Debug)]
+pub struct Occupied<'a, T> {
+    slot: &'a mut Slot<T>,
+    index: u32,
+    free: &'a mut u32,
+    len: &'a mut u32,
+}
+
+impl<T> Occupied<'_, T> {
+    /// The value.
+    #[inline]
+    pub fn value(&mut self) -> &mut T {
+        match &mut self.slot.state {
+            State::Used(value) => value,
+            State::Free { .. } => unreachable!("`Slots::occupied` checked it"),
+        }
+    }
+
+    /// Removes and returns the value; its key is invalid from then on.
+    // Always inlined, so that only the parts that the caller needs are read.
+    #[inline(always)]
+    pub fn remove(self) -> T {
+        let Self { slot, index, free, len } = self;
+        let State::Used(value) = std::mem::replace(&mut slot.state, State::Free { next: *free }) else {
+            unreachable!("`Slots::occupied` checked it")
+        };
+        slot.generation = slot.generation.wrapping_add(1);
+        *free = index;
+        *len -= 1;
+        value
     }
 }
 
@@ -232,6 +266,7 @@ mod tests {
             assert_eq!(t.get(Key::from_raw(raw)), None);
             assert_eq!(t.get_mut(Key::from_raw(raw)), None);
             assert_eq!(t.remove(Key::from_raw(raw)), None);
+            assert!(t.occupied(Key::from_raw(raw)).is_none());
         }
         assert!(Slots::<()>::new(0).is_full());
     }
@@ -269,7 +304,9 @@ mod tests {
                     Err(_) => assert_eq!(model.len(), 8),
                 }
             } else if let Some(key) = victim {
-                assert_eq!(t.remove(key), model.remove(&key));
+                let mut occupied = t.occupied(key).unwrap();
+                *occupied.value() += 1;
+                assert_eq!(Some(occupied.remove()), model.remove(&key).map(|value| value + 1));
                 dead.push(key);
             }
             assert_eq!(t.len() as usize, model.len());

@@ -17,6 +17,8 @@ pub(super) struct Shape {
     native: OpSet,
     /// Operations that the device does or that are made of its reads and writes, without changes if this opening may not write.
     permitted: OpSet,
+    /// Reads and writes, as far as they are permitted.
+    plain: OpSet,
     writable: bool,
 }
 
@@ -49,13 +51,16 @@ impl Shape {
         assert!(limits.unmap_blocks > 0 && limits.write_zeroes_blocks > 0, "{limits:?}");
         assert!(block_size.is_power_of_two(), "a block of {block_size} bytes");
         let offered = offered(native, limits.is_shared);
+        let permitted = if writable { offered } else { offered.without_changes() };
+        let plain = [Op::Read, Op::Write].into_iter().filter(|&op| permitted.contains(op));
         Self {
             limits,
             block_size,
             block_shift: block_size.trailing_zeros(),
             zero_blocks: (ZEROES / block_size).max(1),
             native,
-            permitted: if writable { offered } else { offered.without_changes() },
+            permitted,
+            plain: plain.fold(OpSet::of(&[]), OpSet::with),
             writable,
         }
     }
@@ -94,8 +99,7 @@ impl Shape {
     #[inline(always)]
     pub fn bytes_if_plain(&self, io: &Io, disk_blocks: u64) -> Option<u64> {
         let limits = &self.limits;
-        let is_plain = matches!(io.op, Op::Read | Op::Write)
-            && self.permitted.contains(io.op)
+        let is_plain = self.plain.contains(io.op)
             && (1..=u64::from(limits.transfer_blocks)).contains(&io.blocks)
             && is_within(io.lba, io.blocks, disk_blocks)
             && io.data.segments() <= limits.segments
