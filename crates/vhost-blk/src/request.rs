@@ -130,7 +130,8 @@ impl Disk {
     /// Parses a request, and puts its data and then its status byte into `slot` of `sgs`. Stores with the slot the number of
     /// bytes that the request writes to guest memory, status included. The caller ends the slot.
     ///
-    /// # Errors [`Other`], for [`Disk::parse_other`]; the slot is in use then too.
+    /// # Errors
+    /// [`Other`], for [`Disk::parse_other`]; the slot is in use then too.
     /// [`Other`], for [`Disk::parse_other`]; the slot is in use then too.
     // Always inlined and without rare branches: nearly all requests are reads and writes, and inlined values stay in registers.
     #[inline(always)]

@@ -81,7 +81,8 @@ impl Queue {
 
     /// Adds an event of a target. Returns `false` if this queue is stopping and will not send it.
     ///
-    /// # Panics The queue is not the event queue.
+    /// # Panics
+    /// The queue is not the event queue.
     pub(crate) fn post(&mut self, event: TargetEvent, target: u8, cx: &mut Cx) -> bool {
         let Role::Event(events) = &mut self.role else { unreachable!("only the event queue sends events") };
         let takes = !self.guest.is_stopping();

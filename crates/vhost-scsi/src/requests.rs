@@ -78,7 +78,8 @@ impl Requests {
 
     /// Opens a channel on the disk of a target.
     ///
-    /// # Errors As [`UnitChannel::open`]; then the target has no disk on this queue.
+    /// # Errors
+    /// As [`UnitChannel::open`]; then the target has no disk on this queue.
     pub fn attach(
         &mut self,
         target: u8,
