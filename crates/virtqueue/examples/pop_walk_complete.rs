@@ -1,6 +1,6 @@
-//! Measures the device's side of one block request of three descriptors: popping and walking its chain, taking the header
-//! and the status byte, making a scatter list of the data, and completing it. Driver and device take turns on one thread,
-//! so no cache line moves between cores: this is the cost of the instructions.
+//! Measures the device's side of one block request of three descriptors: popping and walking its chain, taking the header and
+//! the status byte, making a scatter list of the data, and completing the request. Driver and device take turns on one thread,
+//! so no cache line moves between cores: the result is the cost of the instructions.
 //!
 //! `cargo run --release -p aryk-virtqueue --example pop_walk_complete`
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures wall time")]
@@ -34,7 +34,7 @@ struct Bench {
     avail: GuestArea,
     format: Format,
     indirect: bool,
-    /// The driver's state: chains offered (split), or its position in the ring and wrap counter (packed).
+    /// The driver's state. Split: chains made available. Packed: position in the ring, and wrap counter.
     next: u16,
     wrap: bool,
     queue: Virtqueue,
@@ -72,12 +72,12 @@ impl Bench {
         let queue = Virtqueue::new(config)?;
         let chain = Chain::default();
         let bench = Self { memory, desc, avail, format, indirect, next: 0, wrap: true, queue, sg, chain };
-        bench.lay_out(indirect)?;
+        bench.write_descriptors(indirect)?;
         Ok(bench)
     }
 
-    /// Writes the descriptors of all requests, once: header, 4 KiB of data, status beside the header.
-    fn lay_out(&self, indirect: bool) -> Result<(), Box<dyn Error>> {
+    /// Writes the descriptors of all requests once: header, 4 KiB of data, status beside the header.
+    fn write_descriptors(&self, indirect: bool) -> Result<(), Box<dyn Error>> {
         for request in 0..u64::from(BATCH) {
             let header = GUEST + HEADERS + 64 * request;
             let chain = [
@@ -118,8 +118,8 @@ impl Bench {
         }
     }
 
-    /// Offers chains of the same buffers as the split ring's; the device overwrites descriptors, so they are written
-    /// again.
+    /// Makes chains available with the same buffers as the split ring's. The device overwrites descriptors, so each chain
+    /// writes them again.
     fn offer_packed(&mut self) {
         for request in 0..BATCH {
             let header = GUEST + HEADERS + 64 * u64::from(request);
@@ -141,7 +141,7 @@ impl Bench {
                 self.wrap ^= self.next == 0;
             }
         }
-        // The driver wants no call: event suppression DISABLE.
+        // The driver disables calls: event suppression DISABLE.
         self.avail.store_u16(2, 1, Ordering::Relaxed);
     }
 
@@ -153,7 +153,7 @@ impl Bench {
         }
         let idx = idx.wrapping_add(BATCH);
         self.next = idx;
-        // The driver wants one call, at the end of each batch.
+        // The driver requests one call, at the end of each batch.
         self.avail.store_u16(4 + 2 * usize::from(SIZE), idx.wrapping_sub(1), Ordering::Relaxed);
         self.avail.store_u16(2, idx, Ordering::Release);
     }
@@ -168,8 +168,8 @@ impl Bench {
         sum + u64::from(self.queue.publish())
     }
 
-    /// The whole work of a block front-end on a request, without the disk.
-    fn whole(&mut self) -> u64 {
+    /// All work of a block front-end on a request, without the disk.
+    fn whole_request(&mut self) -> u64 {
         let mut sum = 0;
         let mut status = [(0, 0); BATCH as usize];
         let mut count = 0;
@@ -211,7 +211,7 @@ impl Bench {
             Format::Split => u32::from(self.next),
             Format::Packed => 0x1_0001 * (u32::from(self.next) | u32::from(self.wrap) << 15),
         };
-        assert_eq!((base, self.queue.in_flight()), (expected, 0), "all were taken and came back");
+        assert_eq!((base, self.queue.in_flight()), (expected, 0), "all requests were completed");
         best.as_secs_f64() * 1e9 / f64::from(TURNS) / f64::from(BATCH)
     }
 }
@@ -228,7 +228,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     ] {
         let mut bench = Bench::new(format, indirect, regions)?;
         let rings = bench.measure(Bench::rings_only);
-        let whole = bench.measure(Bench::whole);
+        let whole = bench.measure(Bench::whole_request);
         println!("{name:<26} {rings:10.1}   {whole:10.1}");
     }
     Ok(())

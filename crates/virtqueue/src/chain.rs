@@ -1,6 +1,6 @@
 //! The buffers of one request, copied out of the guest's descriptors. Used in reactor context.
 //!
-//! A chain holds buffers as the guest describes them; whether memory exists there is checked when they are used.
+//! A chain holds buffers as the guest describes them. Whether they are in guest memory is checked when they are used.
 
 use crate::ChainError;
 use aryk_dma::{BadAddress, MemTable};
@@ -22,10 +22,10 @@ pub struct Piece {
     pub len: u32,
 }
 
-/// The buffers of one chain: first those that the device reads, then those that it writes.
+/// The buffers of one chain: first the readable ones (which the device reads), then the writable ones.
 ///
-/// One chain serves as scratch memory for all queues of an owner: [`SplitQueue::pop`](crate::SplitQueue::pop) overwrites
-/// it.
+/// An owner of several queues uses one chain as scratch memory for all of them: [`SplitQueue::pop`](crate::SplitQueue::pop)
+/// overwrites the chain.
 #[derive(Debug)]
 pub struct Chain {
     pieces: Box<[Piece; CHAIN_MAX as usize]>,
@@ -38,7 +38,7 @@ pub struct Chain {
     skipped: u16,
 }
 
-/// A header, copied once, and a status byte that were taken off a chain; and the data between them.
+/// A header, copied once, and a status byte that were taken from a chain; and the data between them.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends<'a, T> {
     /// The header.
@@ -85,8 +85,8 @@ impl Chain {
         self.writable().iter().map(|p| u64::from(p.len)).sum()
     }
 
-    /// Copies a header from the front of the readable part, once, however the guest split it; the rest of the part stays.
-    /// `Ok(None)` if the part is shorter than the header.
+    /// Copies a header from the front of the readable part, once, however the guest split it over buffers; the rest of the part
+    /// stays. Returns `Ok(None)` if the part is shorter than the header.
     ///
     /// # Errors
     /// [`BadAddress`] if the header is not in the guest's memory. After either failure the readable part is undefined.
@@ -103,7 +103,7 @@ impl Chain {
             // Drivers keep the status byte in the header's cache line.
             return memory.read_before_write(addr).map(Some);
         }
-        // Taken apart: see `MemTable::read_before_write`.
+        // A separate function: see `MemTable::read_before_write`.
         match self.gather_header(memory) {
             Ok(header) => Ok(header),
             Err(error) => Err(error),
@@ -129,15 +129,16 @@ impl Chain {
         Ok(Some(value))
     }
 
-    /// Takes a header and a status byte off the chain, if nothing was taken of it yet, each of the two is a buffer of its own,
-    /// and the header is in the guest's largest region. Nearly all block requests are like that, and need fewer checks.
-    /// `None` has taken nothing: [`Chain::take_last_writable`] and [`Chain::take_header`] take the two from any chain.
+    /// Takes a header and a status byte from the chain, if nothing was taken from it before, each of the two has its own
+    /// buffer, and the header is in the guest's largest region. Nearly all block requests are like that, and need fewer checks
+    /// this way. `None` leaves the chain unchanged: [`Chain::take_last_writable`] and [`Chain::take_header`] take the two from
+    /// any chain.
     #[inline(always)]
     pub fn take_ends<T>(&mut self, memory: &MemTable) -> Option<Ends<'_, T>>
     where
         T: FromBytes + IntoBytes + KnownLayout,
     {
-        // Without a header or a status, an index wraps, and is out of range.
+        // Without a header or a status, an index wraps and is out of range.
         let [header, others @ ..] = &*self.pieces;
         let (data, status) = (others.get(..self.end.wrapping_sub(2))?, others.get(self.end.wrapping_sub(2))?);
         let (readable, writable) = data.split_at_checked(self.split.wrapping_sub(1))?;
@@ -150,8 +151,8 @@ impl Chain {
         Some(Ends { header, status: status.addr, readable, writable })
     }
 
-    /// Takes the last byte off the writable part, where block and SCSI devices put a request's status, and returns its
-    /// address. `None` if there is no writable part.
+    /// Takes the last byte of the writable part, where block and SCSI devices put a request's status, and returns its address.
+    /// Returns `None` if there is no writable part.
     #[inline]
     pub fn take_last_writable(&mut self) -> Option<u64> {
         if self.end == self.split {
@@ -205,14 +206,14 @@ impl Chain {
         Ok(())
     }
 
-    /// The places of a new chain's buffers, for a caller that keeps the counts in registers until it calls
+    /// The array of a new chain's buffers, for a caller that keeps the counts in registers until it calls
     /// [`Chain::set_counts`].
     #[inline]
     pub(crate) const fn places(&mut self) -> &mut [Piece; CHAIN_MAX as usize] {
         &mut self.pieces
     }
 
-    /// Begins a chain of the first buffers.
+    /// Begins a chain that consists of the first buffers of the array.
     #[inline]
     pub(crate) const fn set_counts(&mut self, counts: Counts) {
         (self.start, self.split, self.end, self.skipped) = (0, counts.readable, counts.all, 0);

@@ -1,6 +1,6 @@
 //! Errors of a queue and of the guest's descriptors. Any context.
 
-/// Why a queue with these parameters cannot be created.
+/// The reason for which a queue with these parameters cannot be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The number of descriptors is not a power of two from 1 to 32,768.
@@ -35,14 +35,14 @@ pub enum ConfigError {
     Inflight(#[from] InflightError),
 }
 
-/// Why the content of an in-flight region is invalid.
+/// The reason for which the content of an in-flight region is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InflightError {
     /// The region has another version.
-    #[error("its version is {0}")]
+    #[error("version {0} is not supported")]
     Version(u16),
     /// The region was made for another queue size.
-    #[error("it was made for {region} descriptors, and the queue has {queue}")]
+    #[error("the region was created for {region} descriptors, and the queue has {queue}")]
     Size {
         /// The region's queue size.
         region: u16,
@@ -57,8 +57,8 @@ pub enum InflightError {
         /// The state.
         value: u8,
     },
-    /// The region's used index is none that this ring had recently.
-    #[error("its used index is {region}, the ring's {ring}")]
+    /// The region's used index is not one that this ring had recently.
+    #[error("the region's used index is {region}, the ring's is {ring}")]
     UsedIndex {
         /// The region's used index.
         region: u16,
@@ -66,14 +66,14 @@ pub enum InflightError {
         ring: u16,
     },
     /// The region names a descriptor beyond the table's end.
-    #[error("it names descriptor {0}")]
+    #[error("the region names descriptor {0}, which is out of range")]
     Head(u16),
     /// The descriptors of a chain in flight, as the region lists them, do not form a chain.
-    #[error("the descriptors from {0} on are no chain")]
+    #[error("the descriptors from {0} on are not a chain")]
     Chain(u16),
 }
 
-/// Why a chain was refused. The queue continues; complete the head with a length of 0.
+/// The reason for which a chain was refused. The queue continues; complete the head with a length of 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChainError {
     /// A `next` field names a descriptor beyond the table's end.
@@ -105,7 +105,7 @@ pub enum ChainError {
     IndirectAddress(u64),
 }
 
-/// Why a queue is broken: stop it, and report the error.
+/// The reason for which a queue is broken: stop it, and report the error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
     /// The available index moved by more than the queue's size.
@@ -127,7 +127,7 @@ pub enum QueueError {
     Overrun,
 }
 
-/// Why no chain could be taken.
+/// The reason for which no chain could be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PopError {
     /// A malformed chain. It counts as taken: its head must be completed, with a length of 0.

@@ -1,17 +1,16 @@
 //! virtio virtqueues, device side, in a guest's memory (virtio 1.2 and 1.3, sections 2.7 and 2.8).
 //!
-//! - [`SplitQueue`]: a split ring: takes descriptor chains, writes used elements, and handles notifications in both
-//!   directions.
+//! - [`SplitQueue`]: a split ring. Takes descriptor chains, writes used elements, and handles notifications in both directions.
 //! - [`PackedQueue`]: the same for a packed ring; [`Virtqueue`]: either.
 //! - [`Chain`]: the buffers of one request, copied from the guest's descriptors and checked.
 //!
-//! The queue's one owner uses everything in reactor context; no function blocks, locks, or allocates after the creation
-//! of a queue and its scratch [`Chain`].
+//! The queue's single owner uses all types in reactor context. No function blocks, locks, or allocates after the creation of a
+//! queue and its scratch [`Chain`].
 //!
-//! **Invariant.** Memory that a guest can change is read once, then checked, and only the copy is used. Any content gives
-//! an error here, never a panic: a [`ChainError`] fails one request, a [`QueueError`] the queue.
+//! **Invariant.** Memory that a guest can change is read once, then checked, and only the copy is used. Any content of that
+//! memory causes at most an error, never a panic: a [`ChainError`] fails one request, a [`QueueError`] the queue.
 //!
-//! Device types know requests; this crate knows buffers only.
+//! This crate handles buffers only; the device types interpret requests.
 #![forbid(unsafe_code)]
 
 mod chain;

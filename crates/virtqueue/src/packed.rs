@@ -1,8 +1,8 @@
 //! Packed virtqueues (section 2.8). Used in reactor context by the queue's one owner.
 //!
-//! Driver and device share one ring of descriptors. Two bits in a descriptor's flags decide whether it is the driver's or
-//! the device's; their meaning changes with each pass over the ring, so each side has a wrap counter. The device writes
-//! used elements over descriptors that it has taken, in the order of completion, and skips as many descriptors as the
+//! Driver and device share one ring of descriptors. Two bits in a descriptor's flags decide whether it belongs to the driver or
+//! the device. Their meaning changes with each pass over the ring, so each side has a wrap counter. The device writes used
+//! elements over descriptors that it has taken, in the order of completion, and then advances by as many descriptors as the
 //! chain had.
 
 use crate::chain::{CHAIN_MAX, Chain, Piece};
@@ -143,28 +143,28 @@ impl PackedConfig {
     }
 }
 
-/// A used element that is not visible yet.
+/// A used element that is not published yet.
 #[derive(Clone, Copy, Debug)]
 struct Given {
     at: Cursor,
     flags: u16,
 }
 
-/// The device's side of a packed queue. As [`SplitQueue`](crate::SplitQueue), but a chain's name is its buffer id.
+/// The device's side of a packed queue. As [`SplitQueue`](crate::SplitQueue), but a chain is identified by its buffer id.
 #[derive(Debug)]
 pub struct PackedQueue {
     config: PackedConfig,
     next_avail: Cursor,
     next_used: Cursor,
-    /// Descriptors taken and not returned.
+    /// Descriptors that were taken and not returned.
     taken: u16,
     /// Descriptors of each chain in flight, by id; 0: not in flight.
     counts: Box<[u16]>,
-    /// Used elements since the last publication, in order.
+    /// Used elements that were added since the last publication, in order.
     given: Vec<Given>,
-    /// The number of descriptors between the first of them and [`PackedQueue::next_used`].
+    /// The number of descriptors between the first element of `given` and [`PackedQueue::next_used`].
     unpublished: u16,
-    /// Whether anything was published: until then, the driver may wait for a call that a predecessor failed to send.
+    /// Whether anything was published. Until then, the driver may wait for a call that a predecessor failed to send.
     has_published: bool,
     /// A publication within [`PackedQueue::pop`] found that the driver needs a call.
     owes_call: bool,
@@ -200,9 +200,9 @@ impl PackedQueue {
         })
     }
 
-    /// As [`PackedQueue::new`], with a region that records the chains in flight for a successor process. If a predecessor
-    /// has used the region, its chains in flight come first, and its position is continued; `base` counts only if the
-    /// region is new.
+    /// As [`PackedQueue::new`], with a region that records the chains in flight for a successor process. If a predecessor has
+    /// used the region, the queue first takes the predecessor's chains in flight, and continues at its position; `base` is used
+    /// only if the region is new.
     ///
     /// # Errors
     /// [`ConfigError`].
@@ -222,7 +222,7 @@ impl PackedQueue {
         self.config.size
     }
 
-    /// The position of a successor, in the form of [`PackedConfig::base`].
+    /// The position at which a successor continues, in the format of [`PackedConfig::base`].
     pub const fn base(&self) -> u32 {
         self.next_avail.bits() as u32 | (self.next_used.bits() as u32) << 16
     }
@@ -299,8 +299,8 @@ impl PackedQueue {
         self.break_down(error)
     }
 
-    /// Takes the next chain, if there is one: returns the id that names it until [`PackedQueue::push_used`], and fills
-    /// `chain` with its buffers. Indirect tables are looked up in `memory`.
+    /// Takes the next chain, if there is one: returns its id, which identifies it until [`PackedQueue::push_used`], and fills
+    /// `chain` with its buffers. Indirect tables are read from `memory`.
     ///
     /// # Errors
     /// [`PopError`]. After [`PopError::Chain`] the chain is taken as well, and `chain` is undefined.
@@ -313,7 +313,7 @@ impl PackedQueue {
             if let Some(replay) = kept.next_replay() {
                 return self.take_replay(&replay, memory, chain);
             }
-            // The region has one free list: completed chains must have joined it before anything is taken from it.
+            // The region has one free list: completed chains must be on it before a new chain takes entries from it.
             if !self.given.is_empty() && self.is_available() {
                 self.owes_call |= self.publish_given();
             }
@@ -344,7 +344,7 @@ impl PackedQueue {
             }
             count += 1;
             cursor = cursor.after(1, self.config.size);
-            // A malformed chain is followed to its end all the same, because its id is there.
+            // A malformed chain is followed to its end too, because its id is there.
             sound = sound.and_then(|()| add(&desc, self.config.indirect, memory, chain));
             if is_last {
                 break desc.id;
@@ -369,7 +369,7 @@ impl PackedQueue {
         })
     }
 
-    /// Number of chains that a predecessor left in flight, which are taken before all others.
+    /// Number of chains that a predecessor left in flight. They are taken before all others.
     pub fn replays(&self) -> usize {
         self.kept.as_ref().map_or(0, Inflight::replays)
     }
@@ -388,8 +388,8 @@ impl PackedQueue {
         sound.map(|()| Some(replay.id)).map_err(|error| PopError::Chain { head: replay.id, error })
     }
 
-    /// Completes a chain: the device wrote `len` bytes from the start of its writable part. The driver sees that after
-    /// [`PackedQueue::publish`].
+    /// Completes a chain: the device wrote `len` bytes from the start of its writable part. The driver sees the completion
+    /// after [`PackedQueue::publish`].
     ///
     /// # Panics
     /// If no chain with this id is in flight.
@@ -410,10 +410,10 @@ impl PackedQueue {
         }
     }
 
-    /// Makes all completed chains visible to the driver; returns whether the driver needs a call (interrupt) for them.
-    /// Always `true` the first time, because a predecessor may have failed to send a call.
+    /// Makes all completed chains visible to the driver. Returns whether the driver needs a call (interrupt) for them; the
+    /// first time always `true`, because a predecessor may have failed to send a call.
     #[inline]
-    #[must_use = "a driver that is not called waits for ever"]
+    #[must_use = "a driver that receives no call waits forever"]
     pub fn publish(&mut self) -> bool {
         let owed = std::mem::take(&mut self.owes_call) | !std::mem::replace(&mut self.has_published, true);
         if self.given.is_empty() {
@@ -468,10 +468,10 @@ impl PackedQueue {
         }
     }
 
-    /// Asks the driver to kick (notify) when it adds a chain, and checks again: returns whether there are chains already,
-    /// for which no kick may come.
+    /// Requests a kick (notification) from the driver for each new chain, and then checks the ring again. Returns whether
+    /// chains are available already: the driver may send no kick for them.
     #[inline]
-    #[must_use = "no kick may come for chains that are there already"]
+    #[must_use = "the driver may send no kick for chains that are available already"]
     pub fn enable_kicks(&mut self) -> bool {
         let flags = if self.config.event_idx {
             self.config.device.store_u16(EVENT_OFF_WRAP, self.next_avail.bits(), Ordering::Relaxed);
@@ -487,13 +487,13 @@ impl PackedQueue {
         self.is_available() || self.kept.as_ref().is_some_and(Inflight::has_replays)
     }
 
-    /// Asks the driver not to kick, while the queue is polled.
+    /// Requests no kicks, while the queue is polled.
     #[inline]
     pub fn disable_kicks(&mut self) {
         self.config.device.store_u16(EVENT_FLAGS, EVENT_DISABLE, Ordering::Relaxed);
     }
 
-    /// Prefetches the memory that taking the next chains will read. Only a hint.
+    /// Prefetches the memory that taking the next chains will read. A hint only.
     #[inline]
     pub fn prefetch_first(&self, memory: &MemTable) {
         (1..BUFFERS_AHEAD).for_each(|ahead| self.prefetch_buffer(ahead, memory));
@@ -529,13 +529,12 @@ const fn distance(from: Cursor, to: Cursor, size: u16) -> Option<u16> {
     if from.wrap == to.wrap {
         to.index.checked_sub(from.index)
     } else {
-        // More than one pass: `to` must not be past `from`.
+        // `to` is in the next pass, and must not be past `from`.
         if to.index <= from.index { Some(to.index + (size - from.index)) } else { None }
     }
 }
 
-/// Adds a ring descriptor's buffer, or those of its indirect table, to `chain`; indirect tables are allowed if
-/// `indirect`.
+/// Adds a ring descriptor's buffer, or the buffers of its indirect table, to `chain`. `indirect`: indirect tables are allowed.
 #[inline]
 fn add(desc: &Desc, indirect: bool, memory: &MemTable, chain: &mut Chain) -> Result<(), ChainError> {
     if desc.flags & INDIRECT != 0 {

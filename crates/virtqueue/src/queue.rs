@@ -7,7 +7,7 @@ use crate::{
 };
 use aryk_dma::{GuestArea, MemTable};
 
-/// The layout of a ring.
+/// The format of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// A split ring (section 2.7).
@@ -19,11 +19,11 @@ pub enum Format {
 /// The parameters of a queue.
 #[derive(Debug)]
 pub struct Config {
-    /// The layout of its ring.
+    /// The format of the ring.
     pub format: Format,
-    /// Descriptors.
+    /// Number of descriptors.
     pub size: u16,
-    /// The descriptors.
+    /// The area of the descriptors.
     pub desc: GuestArea,
     /// The driver area: the available ring, or the driver's event suppression.
     pub driver: GuestArea,
@@ -41,9 +41,9 @@ pub struct Config {
     pub inflight: Option<GuestArea>,
 }
 
-/// Bytes of one queue's part of an in-flight region.
+/// The size of one queue's part of an in-flight region, in bytes.
 pub const fn inflight_len(format: Format, size: u16) -> u64 {
-    // The next queue's part starts on a cache line of its own.
+    // The next queue's part starts at a new cache line.
     match format {
         Format::Split => split::inflight::len(size).next_multiple_of(64),
         Format::Packed => packed::inflight::len(size).next_multiple_of(64),
@@ -51,7 +51,8 @@ pub const fn inflight_len(format: Format, size: u16) -> u64 {
 }
 
 /// A queue of either format.
-// With an explicit tag, which each request reads: a tag in a spare value of a field takes longer to compare.
+// An explicit tag, because each request reads it: a tag that the compiler hides in a spare value of a field takes longer to
+// compare.
 #[derive(Debug)]
 #[repr(u32)]
 pub enum Virtqueue {
@@ -64,11 +65,11 @@ pub enum Virtqueue {
 /// The result of [`Virtqueue::pop`], which fits into a register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Popped {
-    /// The name of a chain.
+    /// The id of a chain.
     Chain(u16),
-    /// There is no chain.
+    /// No chain is available.
     Nothing,
-    /// The name of a malformed chain. The chain counts as taken: complete it with a length of 0.
+    /// The id of a malformed chain. The chain counts as taken: complete it with a length of 0.
     Malformed(u16),
     /// The queue is broken; [`Virtqueue::broken`] returns the error.
     Broken,
@@ -86,7 +87,7 @@ impl From<Result<Option<u16>, PopError>> for Popped {
     }
 }
 
-// Separate functions for the reason that `Virtqueue::pop` gives.
+// The next functions are separate for the reason that `Virtqueue::pop` states.
 
 #[inline(never)]
 fn push_used_packed(queue: &mut PackedQueue, id: u16, len: u32) {
@@ -156,7 +157,7 @@ impl Virtqueue {
         each!(self, queue => queue.size())
     }
 
-    /// The position of a successor after all taken chains are completed, in the form of [`Config::base`].
+    /// The position at which a successor continues after all taken chains are completed, in the format of [`Config::base`].
     pub const fn base(&self) -> u32 {
         match self {
             Self::Split(queue) => queue.next_avail() as u32,
@@ -211,12 +212,12 @@ impl Virtqueue {
     }
 
     /// As [`SplitQueue::pop`].
-    // Always inlined: a device type calls it in one place. Nearly all guests have a split ring. The code of packed rings is
-    // in separate functions, so that it takes none of the caller's registers.
+    // Always inlined, because a device type calls it in one place. Nearly all guests have a split ring. The code of packed
+    // rings is in separate functions, so that it uses none of the caller's registers.
     #[inline(always)]
     pub fn pop(&mut self, memory: &MemTable, chain: &mut Chain) -> Popped {
         match self {
-            // Not by `SplitQueue::pop`, whose errors say more than the caller needs, and go through memory.
+            // Not [`SplitQueue::pop`]: its detailed errors, which the caller does not need, would be passed through memory.
             Self::Split(queue) => match queue.take_head() {
                 Ok(Some(head)) if queue.walk(head, memory, chain).is_ok() => Popped::Chain(head),
                 Ok(Some(head)) => Popped::Malformed(head),
@@ -235,7 +236,7 @@ impl Virtqueue {
     /// As [`SplitQueue::push_used`].
     ///
     /// # Panics
-    /// If no chain of this name is in flight.
+    /// If no chain with this id is in flight.
     #[inline]
     pub fn push_used(&mut self, id: u16, len: u32) {
         match self {
@@ -246,14 +247,14 @@ impl Virtqueue {
 
     /// As [`SplitQueue::publish`].
     #[inline]
-    #[must_use = "a driver that is not called waits for ever"]
+    #[must_use = "a driver that receives no call waits forever"]
     pub fn publish(&mut self) -> bool {
         each!(self, queue => queue.publish())
     }
 
     /// As [`SplitQueue::enable_kicks`].
     #[inline]
-    #[must_use = "no kick may come for chains that are there already"]
+    #[must_use = "the driver may send no kick for chains that are available already"]
     pub fn enable_kicks(&mut self) -> bool {
         each!(self, queue => queue.enable_kicks())
     }

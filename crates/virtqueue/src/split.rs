@@ -220,7 +220,7 @@ impl SplitQueue {
     }
 
     /// As [`SplitQueue::new`], with a region that records the chains in flight for a successor process. Chains that a
-    /// predecessor has left in flight come first, and determine the starting position: `next_avail` counts only if the
+    /// predecessor has left in flight are taken first, and determine the starting position; `next_avail` is used only if the
     /// region is new.
     ///
     /// # Errors
@@ -326,8 +326,8 @@ impl SplitQueue {
         error
     }
 
-    /// Takes the next chain, if there is one: returns its head, which names it until [`SplitQueue::push_used`], and fills
-    /// `chain` with its buffers. Indirect tables are looked up in `memory`.
+    /// Takes the next chain, if there is one: returns its head, which identifies it until [`SplitQueue::push_used`], and fills
+    /// `chain` with its buffers. Indirect tables are read from `memory`.
     ///
     /// # Errors
     /// [`PopError`]. After [`PopError::Chain`] the head is taken as well, and `chain` is undefined.
@@ -364,12 +364,12 @@ impl SplitQueue {
         Ok(Some(head))
     }
 
-    /// Number of chains that a predecessor left in flight, which are taken before all others.
+    /// Number of chains that a predecessor left in flight. They are taken before all others.
     pub const fn replays(&self) -> usize {
         self.replay.len()
     }
 
-    /// Takes the next head that a predecessor left in flight: the heads are distinct and in range.
+    /// Takes the next head that a predecessor left in flight. The heads are distinct and in range.
     #[cold]
     fn take_replay(&mut self) -> Option<u16> {
         let head = self.replay.pop()?;
@@ -457,12 +457,12 @@ impl SplitQueue {
         Err(ChainError::TooLong)
     }
 
-    /// Completes a chain: the device wrote `len` bytes from the start of its writable part. The driver sees that after
-    /// [`SplitQueue::publish`].
+    /// Completes a chain: the device wrote `len` bytes from the start of its writable part. The driver sees the completion
+    /// after [`SplitQueue::publish`].
     ///
     /// # Panics
     /// If no chain with this head is in flight.
-    // Always inlined: the call costs a third of what the function does.
+    // Always inlined: a call would add a third to the function's cost.
     #[inline(always)]
     pub fn push_used(&mut self, head: u16, len: u32) {
         let is_in_flight = self.in_flight.get_mut(usize::from(head)).is_some_and(std::mem::take);
@@ -477,10 +477,10 @@ impl SplitQueue {
         }
     }
 
-    /// Makes all completed chains visible to the driver; returns whether the driver needs a call (interrupt) for them.
-    /// Always `true` the first time, because a predecessor may have failed to send a call.
+    /// Makes all completed chains visible to the driver. Returns whether the driver needs a call (interrupt) for them; the
+    /// first time always `true`, because a predecessor may have failed to send a call.
     #[inline]
-    #[must_use = "a driver that is not called waits for ever"]
+    #[must_use = "a driver that receives no call waits forever"]
     pub fn publish(&mut self) -> bool {
         let new = self.config.next_used;
         let old = self.published.replace(new);
@@ -505,10 +505,10 @@ impl SplitQueue {
         }
     }
 
-    /// Asks the driver to kick (notify) when it adds a chain, and checks again: returns whether there are chains already,
-    /// for which no kick may come.
+    /// Requests a kick (notification) from the driver for each new chain, and then checks the ring again. Returns whether
+    /// chains are available already: the driver may send no kick for them.
     #[inline]
-    #[must_use = "no kick may come for chains that are there already"]
+    #[must_use = "the driver may send no kick for chains that are available already"]
     pub fn enable_kicks(&mut self) -> bool {
         match &self.rings.device.event {
             Some(event) => event.store(self.config.next_avail, Ordering::Relaxed),
@@ -520,8 +520,8 @@ impl SplitQueue {
         self.rings.driver.idx.load(Ordering::Relaxed) != self.config.next_avail || !self.replay.is_empty()
     }
 
-    /// Asks the driver not to kick, while the queue is polled. With EVENT_IDX nothing is written: the index at which the
-    /// driver kicks stays in the past.
+    /// Requests no kicks, while the queue is polled. With EVENT_IDX nothing is written: the index at which the driver kicks
+    /// stays in the past.
     #[inline]
     pub fn disable_kicks(&mut self) {
         if self.rings.device.event.is_none() {
@@ -529,12 +529,12 @@ impl SplitQueue {
         }
     }
 
-    /// Prefetches the memory that taking the first known chains will read. To be called before a burst of
-    /// [`SplitQueue::pop`], each followed by [`SplitQueue::prefetch_next`]. Only hints.
+    /// Prefetches the memory that taking the first known chains will read. Call it before a series of [`SplitQueue::pop`], each
+    /// followed by [`SplitQueue::prefetch_next`]. A hint only.
     #[inline]
     pub fn prefetch_first(&self, memory: &MemTable) {
         let known = self.avail_idx.wrapping_sub(self.config.next_avail);
-        // There would be no other work during the prefetch.
+        // With fewer chains there is no other work to do during the prefetch.
         if known < 2 {
             return;
         }
@@ -542,9 +542,9 @@ impl SplitQueue {
         (0..known.min(BUFFERS_AHEAD)).for_each(|ahead| self.prefetch_buffer(ahead, memory));
     }
 
-    /// Prefetches the memory that taking later chains will read. Each cache line comes from the driver's core, which
-    /// takes longer than a request; so lines are prefetched some requests ahead: first a chain's descriptor, then, once
-    /// that has arrived, the buffer that it names.
+    /// Prefetches the memory that taking later chains will read. Each cache line comes from the driver's core, which takes
+    /// longer than a request takes. So lines are prefetched some requests ahead: first a chain's descriptor; once that has
+    /// arrived, the buffer that it describes.
     #[inline]
     pub fn prefetch_next(&self, memory: &MemTable) {
         let known = self.avail_idx.wrapping_sub(self.config.next_avail);
@@ -562,8 +562,8 @@ impl SplitQueue {
         self.rings.descs.prefetch(self.head(ahead));
     }
 
-    /// Prefetches the first buffer of the chain `ahead` positions after the next, for writing: the header of a block
-    /// request, next to which drivers keep the status byte.
+    /// Prefetches the first buffer of the chain `ahead` positions after the next, for writing: it is the header of a block
+    /// request, and drivers keep the status byte next to it.
     #[inline]
     fn prefetch_buffer(&self, ahead: u16, memory: &MemTable) {
         let Some(desc) = self.rings.descs.read(self.head(ahead)) else { return };
@@ -574,7 +574,7 @@ impl SplitQueue {
         }
     }
 
-    /// The head of the chain `ahead` positions after the next; may be out of range, if the driver wrote an invalid one.
+    /// The head of the chain `ahead` positions after the next. May be out of range if the driver wrote an invalid one.
     #[inline]
     fn head(&self, ahead: u16) -> usize {
         self.rings.heads.load_wrapped(self.config.next_avail.wrapping_add(ahead)).into()
@@ -588,7 +588,7 @@ fn not_in_flight(head: u16) -> ! {
     panic!("chain {head} is not in flight");
 }
 
-/// Adds a direct descriptor's buffer to `chain`; returns the index of the next descriptor, if there is one.
+/// Adds a direct descriptor's buffer to `chain`. Returns the index of the next descriptor, if there is one.
 #[inline]
 fn take(desc: Desc, chain: &mut Chain) -> Result<Option<u16>, ChainError> {
     chain.add(Piece { addr: desc.addr, len: desc.len }, desc.flags & WRITE != 0)?;

@@ -6,16 +6,16 @@
 //! chain's entries are taken from its head and returned to it.
 //!
 //! - A chain is in flight when its first entry is marked, which is the last store: a successor relies on the marks.
-//! - A batch is completed in steps: its chains join the free list; one store records the new used position beside the old
-//!   one; the ring's descriptors become visible, one after the other; the marks are cleared; the old position is set to
-//!   the new one. A successor that finds two positions walks the list back to where the batch began, and the ring itself
-//!   shows how many chains of the batch the driver can see. The others are still in flight.
+//! - A batch is completed in steps: its chains join the free list; one store records the new used position beside the old one;
+//!   the ring's descriptors become visible, one after the other; the marks are cleared; the old position is set to the new one.
+//!   A successor that finds two different positions follows the free list back to the beginning of the batch, and the ring
+//!   itself shows how many chains of the batch the driver can see. The other chains are still in flight.
 //!
 //! The order of the stores is essential: the kernel completes a killed process's stores in program order, which the
 //! fences preserve.
 //!
-//! **Invariant.** The region is shared with the front-end: it is read once, at the start, and checked; values that are
-//! needed later are kept here.
+//! **Invariant.** The region is shared with the front-end: it is read once, at the start, and checked. Values that are needed
+//! later are kept in this process.
 
 use super::{Cursor, DESC_LEN, Desc, FLAGS, NEXT as HAS_NEXT};
 use crate::error::{ConfigError, InflightError};
@@ -27,7 +27,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 /// The only defined version.
 const VERSION: u16 = 1;
 
-/// Offsets in the head; entries follow.
+/// Offsets in the header; entries follow.
 const FEATURES: usize = 0;
 const VERSION_AT: usize = 8;
 const DESC_NUM: usize = 10;
@@ -98,8 +98,8 @@ pub(super) struct Inflight {
 }
 
 impl Inflight {
-    /// Takes a region over, or initializes one of zeroes, for a queue whose next used position is `used`. `ring` is the
-    /// descriptor ring.
+    /// Takes over a predecessor's region, or initializes a region of zeroes, for a queue whose next used position is `used`.
+    /// `ring` is the descriptor ring.
     pub fn attach(area: GuestArea, size: u16, used: Cursor, ring: &GuestArea) -> Result<Self, ConfigError> {
         let needed = len(size);
         if area.len() < needed {
@@ -163,14 +163,14 @@ impl Inflight {
         }
     }
 
-    /// Records the device's used position, and the one that the driver is known to see.
+    /// Records the device's used position, and the position that the driver is known to see.
     fn note_used(&self, new: Cursor, old: Cursor) {
         let ([a, b], [c, d]) = (new.index.to_le_bytes(), old.index.to_le_bytes());
         self.area.store_u64(USED, u64::from_le_bytes([a, b, c, d, new.wrap.into(), old.wrap.into(), 0, 0]));
     }
 
-    /// Ends the chains of an interrupted batch that the driver can see. Returns the position up to which the driver can
-    /// see.
+    /// Ends the chains of an interrupted batch that the driver can see. Returns the position up to which the driver can see
+    /// used descriptors.
     fn settle_batch(&self, old: Cursor, new: Cursor, ring: &GuestArea) -> Result<Cursor, InflightError> {
         let (mut head, end) = (self.area.read::<u16>(FREE_HEAD), self.area.read::<u16>(OLD_FREE_HEAD));
         if head == end {
@@ -190,8 +190,8 @@ impl Inflight {
         let mut used = old;
         for (head, num) in batch.into_iter().rev() {
             let flags = ring.load_u16(DESC_LEN * usize::from(used.index) + FLAGS, Ordering::Acquire);
-            // The flags as the driver wrote them. They are not checked for "used": a driver that saw the used descriptor
-            // may have reused it since.
+            // If the flags are still the driver's, the used descriptor was not written. The flags are not compared with "used",
+            // because a driver that saw the used descriptor may have reused it since.
             if used.is_avail(flags) {
                 break;
             }
@@ -241,7 +241,7 @@ impl Inflight {
             }
             descs.push(self.desc(index));
             (last, index) = (index, self.area.read(entry(index) + NEXT));
-            // Read once; the successor of the last entry is meaningless.
+            // Read once. The successor of the last entry is meaningless.
             self.next[usize::from(last)] = index;
         }
         let id = descs.last().ok_or(broken)?.id;
@@ -285,12 +285,12 @@ impl Inflight {
         Some(replay)
     }
 
-    /// Number of such chains left.
+    /// Number of replays left.
     pub fn replays(&self) -> usize {
         self.replays.len()
     }
 
-    /// Whether any of them are left.
+    /// Whether replays are left.
     pub fn has_replays(&self) -> bool {
         !self.replays.is_empty()
     }
@@ -301,12 +301,12 @@ impl Inflight {
         (!self.is_new).then_some((self.used, descs as u16))
     }
 
-    /// Copies the next descriptor of a chain that is being taken. A free entry exists as long as the ring has a
-    /// descriptor that was not taken.
+    /// Copies the next descriptor of a chain that is being taken. There is a free entry as long as the ring has a descriptor
+    /// that was not taken.
     #[inline]
     pub fn note(&mut self, desc: &Desc, is_first: bool) {
         let index = self.free_head;
-        assert!(index < self.size, "a free entry for each descriptor");
+        assert!(index < self.size, "the region has a free entry for each descriptor");
         let at = entry(index);
         self.area.write(at + DESC_ADDR, &desc.addr);
         self.area.write(at + DESC_LENGTH, &desc.len);
@@ -321,7 +321,7 @@ impl Inflight {
         self.free_head = self.next[usize::from(index)];
     }
 
-    /// Discards the copied descriptors: they are not a valid chain.
+    /// Discards the copied descriptors, because they are not a valid chain.
     #[cold]
     pub fn forget(&mut self) {
         self.free_head = self.taking.first;
@@ -343,7 +343,7 @@ impl Inflight {
         self.chains[usize::from(id)] = self.taking;
     }
 
-    /// Records that a chain was completed; the driver does not see that yet.
+    /// Records that a chain was completed. The driver does not see that yet.
     #[inline]
     pub fn end(&mut self, id: u16) {
         let Entries { first, last } = self.chains[usize::from(id)];

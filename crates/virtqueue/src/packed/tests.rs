@@ -1,4 +1,4 @@
-//! Tests of the queue against a naive driver, with and without crashes.
+//! Tests of the queue against a simple driver, with and without crashes.
 
 mod driver;
 
@@ -23,7 +23,7 @@ fn error(driver: &Driver, queue: &mut PackedQueue) -> PopError {
 }
 
 #[test]
-fn chains_go_round_out_of_order() {
+fn chains_complete_out_of_order() {
     let mut driver = Driver::new(5);
     let mut queue = driver.queue(false);
     assert_eq!(pop(&driver, &mut queue), None);
@@ -36,7 +36,7 @@ fn chains_go_round_out_of_order() {
         assert_eq!((pop(&driver, &mut queue), queue.in_flight()), (None, 2));
         queue.push_used(short, 7);
         queue.push_used(long, 0);
-        assert_eq!(driver.take_used(), None, "not before it is published");
+        assert_eq!(driver.take_used(), None, "the element is not published yet");
         assert!(queue.publish());
         assert_eq!((driver.take_used(), driver.take_used()), (Some((short, 7)), Some((long, 0))), "{round}");
         assert!(!queue.publish(), "nothing new");
@@ -44,7 +44,7 @@ fn chains_go_round_out_of_order() {
 }
 
 #[test]
-fn a_chain_that_is_too_long_is_refused_and_what_it_cost_is_known() {
+fn a_chain_that_is_too_long_is_refused_and_its_cost_is_counted() {
     const LONG: u16 = CHAIN_MAX + 5;
     let mut driver = Driver::new(2048);
     let mut queue = driver.queue(false);
@@ -63,7 +63,7 @@ fn a_chain_that_is_too_long_is_refused_and_what_it_cost_is_known() {
 }
 
 #[test]
-fn a_successor_goes_on_at_the_base() {
+fn a_successor_continues_at_the_base() {
     let mut driver = Driver::new(3);
     for _ in 0..10 {
         let mut queue = driver.queue(false);
@@ -138,10 +138,10 @@ fn invalid_indices_break_the_queue() {
 }
 
 #[test]
-fn calls_and_kicks_as_asked_for() {
+fn calls_and_kicks_follow_event_suppression() {
     let mut driver = Driver::new(4);
     let mut queue = driver.queue(true);
-    assert!(queue.publish(), "what a predecessor may have owed");
+    assert!(queue.publish(), "a predecessor may have failed to send a call");
     let give = |queue: &mut PackedQueue, driver: &mut Driver| {
         let id = driver.add(1);
         pop(driver, queue).unwrap();
@@ -168,7 +168,7 @@ fn calls_and_kicks_as_asked_for() {
     assert!(queue.enable_kicks());
 }
 
-/// The next event.
+/// A step of driver or device.
 #[derive(Clone, Copy, Debug)]
 enum Act {
     /// The driver adds a chain of this many descriptors.
@@ -177,7 +177,7 @@ enum Act {
     /// The device completes the n-th chain in flight.
     Give(usize),
     Publish,
-    /// The device dies; the driver continues, and may fill the ring, before a successor starts.
+    /// The device dies. The driver continues, and may fill the ring, before a successor starts.
     Crash {
         refill: bool,
     },
@@ -200,8 +200,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act, 1..120)
 }
 
-/// Publishes as [`PackedQueue::publish`] does, but executes only the first `stores` steps. `region` is the in-flight
-/// region.
+/// Publishes as [`PackedQueue::publish`] does, but executes only the first `stores` stores. `region` is the in-flight region.
 fn publish_in_part(queue: &mut PackedQueue, region: &GuestArea, stores: usize) {
     let Some(kept) = queue.kept.as_mut().filter(|_| !queue.given.is_empty()) else { return };
     let mut left = 0..stores;
@@ -237,7 +236,7 @@ fn publish_in_part(queue: &mut PackedQueue, region: &GuestArea, stores: usize) {
 struct World {
     driver: Driver,
     queue: PackedQueue,
-    /// Descriptors of each chain that the driver waits for.
+    /// Descriptors of each chain that is not completed yet.
     waited: BTreeMap<u16, u16>,
     /// Ids of the chains that the device has taken, in order.
     taken: Vec<u16>,
@@ -255,7 +254,11 @@ impl World {
             Act::Add(count) if self.driver.has_room(count) => self.add(count),
             Act::Pop => {
                 if let Some((id, pieces)) = pop(&self.driver, &mut self.queue) {
-                    assert_eq!(pieces.len(), usize::from(self.waited[&id]), "the chain as it was made");
+                    assert_eq!(
+                        pieces.len(),
+                        usize::from(self.waited[&id]),
+                        "the chain as the driver wrote it"
+                    );
                     assert!(!self.taken.contains(&id));
                     self.taken.push(id);
                 }
@@ -315,7 +318,7 @@ proptest! {
     }
 
     #[test]
-    fn any_region_gives_an_error_or_a_queue_that_ends(
+    fn any_region_content_is_an_error_or_gives_finitely_many_replays(
         content in prop::collection::vec(prop_oneof![6 => Just(0u8), 2 => Just(1u8), 2 => 2u8..5, 1 => any::<u8>()], 32 * 5),
     ) {
         let driver = Driver::new(4);
@@ -336,7 +339,7 @@ proptest! {
 }
 
 #[test]
-fn a_region_of_another_kind_is_refused() {
+fn a_region_with_invalid_fields_is_refused() {
     let driver = Driver::new(4);
     drop(driver.successor().unwrap());
     let refused = |at: usize, value: u16, expected: InflightError| {

@@ -1,12 +1,11 @@
 //! Records the chains of a split queue that are in flight, in memory that outlives the process ("Inflight I/O tracking"
 //! of the vhost-user specification). Created in control context, used by the queue in reactor context.
 //!
-//! A successor finds there the chains that were taken and not completed, and whether a batch was being completed. The
-//! order of the stores is essential: the kernel completes a killed process's stores in program order, which the fences
-//! preserve.
+//! The region tells a successor which chains were taken and not completed, and whether a batch was being completed. The order
+//! of the stores is essential: the kernel completes a killed process's stores in program order, which the fences preserve.
 //!
-//! **Invariant.** The region is shared with the front-end: it is read once, at the start, and checked; values that are
-//! needed later are kept here.
+//! **Invariant.** The region is shared with the front-end: it is read once, at the start, and checked. Values that are needed
+//! later are kept in this process.
 
 use crate::error::{ConfigError, InflightError};
 use aryk_crash_point::{Step, step};
@@ -16,7 +15,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 /// The only defined version.
 const VERSION: u16 = 1;
 
-/// Offsets in the head; descriptors' states follow.
+/// Offsets in the header; the descriptors' states follow.
 const FEATURES: usize = 0;
 const VERSION_AT: usize = 8;
 const DESC_NUM: usize = 10;
@@ -47,8 +46,8 @@ pub(super) struct Inflight {
 }
 
 impl Inflight {
-    /// Takes a region over, or initializes one of zeroes; returns the heads of the chains in flight, in the order of
-    /// their arrival. `used_idx` is the used ring's index.
+    /// Takes over a predecessor's region, or initializes a region of zeroes. Returns the heads of the chains in flight, in the
+    /// order of their arrival. `used_idx` is the used ring's index.
     pub fn attach(area: GuestArea, size: u16, used_idx: u16) -> Result<(Self, Vec<u16>), ConfigError> {
         let needed = len(size);
         if area.len() < needed {
@@ -105,8 +104,8 @@ impl Inflight {
         Ok(heads.into_iter().map(|(_, head)| head).collect())
     }
 
-    /// The used ring has moved on since the region's index was recorded: the batch that moved it is not in flight,
-    /// independent of its states.
+    /// The used ring's index has advanced since the region recorded it: the batch that advanced it is no longer in flight,
+    /// whatever its descriptors' states are.
     fn settle_batch(&mut self, size: u16, used_idx: u16) -> Result<(), InflightError> {
         let noted = self.area.read::<u16>(USED_IDX);
         let count = used_idx.wrapping_sub(noted);

@@ -1,4 +1,4 @@
-//! The queue against a naive driver, and against a naive device written from the specification's text.
+//! Tests of the queue against a simple driver, and against a simple device written from the specification's text.
 
 mod concurrency;
 mod driver;
@@ -22,7 +22,7 @@ fn error_of(guest: &Guest, queue: &mut SplitQueue) -> PopError {
 }
 
 #[test]
-fn a_block_request_goes_round() {
+fn a_block_request_is_taken_and_completed() {
     let guest = Guest::new(8);
     let mut queue = guest.queue(false);
     let mut chain = Chain::default();
@@ -41,7 +41,7 @@ fn a_block_request_goes_round() {
     assert_eq!((chain.readable(), chain.writable()), (&[][..], &[guest.piece(0x2000, 4096)][..]));
 
     queue.push_used(3, 4097);
-    assert_eq!(guest.used_idx(), 0, "not before it is published");
+    assert_eq!(guest.used_idx(), 0, "the element is not published yet");
     assert!(queue.publish());
     assert_eq!((guest.used_idx(), guest.used(0)), (1, (3, 4097)));
     assert!(!queue.publish(), "nothing new");
@@ -50,11 +50,12 @@ fn a_block_request_goes_round() {
 }
 
 #[test]
-fn a_header_and_a_status_in_buffers_of_their_own_are_taken_at_once() {
+fn the_fast_path_takes_header_and_status_in_separate_buffers() {
     let guest = Guest::new(8);
     let (mut queue, mut chain) = (guest.queue(false), Chain::default());
     guest.memory.write_bytes(guest.base + 0x1000, b"0123456789abcdef").unwrap();
-    // The chain's lengths, how many of its buffers are readable, and how many of the data are, if the ends are taken.
+    // Each case: the lengths of a chain's buffers; how many of them are readable; and, if the fast path takes header and
+    // status, how many of the data buffers are readable.
     let chains: [(&[u32], usize, Option<usize>); 9] = [
         (&[16, 1], 1, Some(0)),
         (&[16, 512, 1], 1, Some(0)),
@@ -161,7 +162,7 @@ fn malformed_chains_fail_only_themselves() {
         assert_eq!(error_of(&guest, &mut queue), PopError::Chain { head: 0, error });
         queue.push_used(0, 0);
         assert!(queue.publish());
-        assert_eq!(chain_of(&guest, &mut queue).0, 7, "the queue goes on");
+        assert_eq!(chain_of(&guest, &mut queue).0, 7, "the queue continues");
     }
 }
 
@@ -176,7 +177,7 @@ fn indirect_tables_must_be_negotiated() {
 }
 
 #[test]
-fn a_chain_without_an_id_breaks_the_queue() {
+fn an_invalid_head_breaks_the_queue() {
     let jump = QueueError::IndexJump { from: 0, to: 9 };
     let cases = [(8, 1, QueueError::HeadIndex(8)), (0, 2, QueueError::HeadInFlight(0)), (0, 9, jump)];
     for (head, idx, error) in cases {
@@ -195,7 +196,7 @@ fn a_chain_without_an_id_breaks_the_queue() {
 }
 
 #[test]
-fn an_announcement_is_checked() {
+fn the_parameters_of_a_queue_are_checked() {
     let guest = Guest::new(8);
     let part = |offset, len| guest.area(offset, len);
     let bad = |change: &dyn Fn(&mut SplitConfig)| {
@@ -235,7 +236,7 @@ fn calls_and_kicks_by_flags() {
     assert!(!queue.enable_kicks());
     assert_eq!(guest.used_flags(), 0);
     guest.offer(0);
-    assert!(queue.enable_kicks(), "it came before kicks were on");
+    assert!(queue.enable_kicks(), "the chain was available before kicks were enabled");
 }
 
 #[test]
@@ -244,7 +245,7 @@ fn calls_and_kicks_by_event_index() {
     let mut queue = guest.queue(true);
     guest.set_desc(0, Desc { addr: 0x1000, len: 16, flags: 0, next: 0 });
     guest.set_avail_flags(1);
-    // The driver wants to be called when used elements 3 and 5 are there; the first time it is called anyway.
+    // The driver requests a call at used elements 3 and 5. The first publication always calls.
     for (used_event, called) in [(3, true), (3, false), (3, false), (3, true), (5, false), (5, true)] {
         guest.set_used_event(used_event);
         guest.offer(0);
@@ -255,13 +256,13 @@ fn calls_and_kicks_by_event_index() {
     assert!(!queue.enable_kicks());
     assert_eq!(guest.avail_event(), 6);
     queue.disable_kicks();
-    assert_eq!(guest.used_flags(), 0, "flags mean nothing here");
+    assert_eq!(guest.used_flags(), 0, "with EVENT_IDX flags are not used");
     guest.offer(0);
     assert!(queue.enable_kicks());
 }
 
 #[test]
-fn a_queue_goes_on_where_another_stopped() {
+fn a_queue_continues_where_its_predecessor_stopped() {
     let guest = Guest::starting_at(8, 65_533);
     guest.set_desc(0, Desc { addr: 0x1000, len: 16, flags: 0, next: 0 });
     let mut queue = guest.queue(true);
@@ -279,7 +280,7 @@ fn a_queue_goes_on_where_another_stopped() {
     };
     let mut successor = SplitQueue::new(config).unwrap();
     guest.set_used_event(30_000);
-    assert!(successor.publish(), "called once, for what the predecessor owed");
+    assert!(successor.publish(), "one call, because the predecessor may have failed to send it");
     for _ in 0..3 {
         guest.offer(0);
         chain_of(&guest, &mut successor);
@@ -290,7 +291,7 @@ fn a_queue_goes_on_where_another_stopped() {
 }
 
 #[test]
-fn chains_may_be_long() {
+fn chains_may_have_up_to_chain_max_descriptors() {
     let guest = Guest::new(4096);
     let mut queue = guest.queue(false);
     let desc = |i, last| Desc {
@@ -299,7 +300,7 @@ fn chains_may_be_long() {
         flags: if i < last { NEXT } else { 0 },
         next: i + 1,
     };
-    // From its last descriptor back, a chain of each length.
+    // Chains of every length: each starts at another descriptor of one long chain.
     (0..4096).for_each(|i| guest.set_desc(i, desc(i, 4095)));
     guest.offer(4096 - CHAIN_MAX);
     assert_eq!(chain_of(&guest, &mut queue).1.len(), usize::from(CHAIN_MAX));
@@ -307,7 +308,7 @@ fn chains_may_be_long() {
     let mut chain = Chain::default();
     let refused = queue.pop(&guest.memory, &mut chain);
     assert_eq!(refused, Err(PopError::Chain { head: 0, error: ChainError::TooLong }));
-    assert_eq!(chain.cost(), u32::from(CHAIN_MAX) + 1, "as far as it was looked at");
+    assert_eq!(chain.cost(), u32::from(CHAIN_MAX) + 1, "the cost is the number of descriptors read");
 
     let guest = Guest::new(2);
     let mut queue = guest.queue(false);
@@ -315,7 +316,11 @@ fn chains_may_be_long() {
     guest.set_table(0x5000, &table);
     guest.set_desc(0, Desc { addr: 0x5000, len: 16 * u32::from(CHAIN_MAX), flags: INDIRECT, next: 0 });
     guest.offer(0);
-    assert_eq!(chain_of(&guest, &mut queue).1.len(), CHAIN_MAX.into(), "longer than the queue's table");
+    assert_eq!(
+        chain_of(&guest, &mut queue).1.len(),
+        CHAIN_MAX.into(),
+        "a chain longer than the queue's table"
+    );
     queue.push_used(0, 0);
     guest.set_desc(1, Desc { addr: 0x1000, len: 1, flags: NEXT, next: 0 });
     guest.offer(1);
@@ -340,7 +345,7 @@ fn an_indirect_table_does_not_wrap_around_the_address_space() {
 
 #[test]
 #[should_panic(expected = "chain 3 is not in flight")]
-fn a_chain_is_given_back_once() {
+fn a_chain_is_completed_once() {
     let guest = Guest::new(8);
     let mut queue = guest.queue(false);
     guest.set_desc(3, Desc { addr: 0x1000, len: 16, flags: 0, next: 0 });

@@ -1,4 +1,4 @@
-//! A driver: memory, a packed ring in it, and an in-flight region that a front-end keeps.
+//! A driver: guest memory with a packed ring, and an in-flight region as a front-end keeps it.
 
 use super::super::{AVAIL, Cursor, EVENT_LEN, NEXT, PackedConfig, PackedQueue, USED, inflight};
 use crate::ConfigError;
@@ -65,7 +65,7 @@ impl Driver {
         PackedQueue::new(self.config(event_idx)).unwrap()
     }
 
-    /// Creates the queue of a daemon that starts now.
+    /// Creates the queue of a back-end process that starts now.
     pub fn successor(&self) -> Result<PackedQueue, ConfigError> {
         PackedQueue::with_inflight(self.config(false), self.region.clone())
     }
@@ -131,7 +131,7 @@ impl Driver {
         }
         let (id, len) = (self.ring.read::<u16>(at + 12), self.ring.read(at + 8));
         let count = std::mem::take(&mut self.counts[usize::from(id)]);
-        assert!(count > 0, "{id} is not waited for");
+        assert!(count > 0, "{id} is not in flight");
         self.used = self.used.after(count, self.size);
         Some((id, len))
     }

@@ -1,5 +1,5 @@
-//! A driver on a thread of its own, and the device on this one. Both sleep when they find nothing to do, so a wake-up
-//! that is lost, or memory that is seen out of order, shows as a time-out or as wrong bytes.
+//! A driver on its own thread, and the device on the test's thread. Both sleep when they find no work, so a lost wake-up, or
+//! memory that is seen out of order, shows as a time-out or as wrong bytes.
 #![expect(clippy::disallowed_methods, reason = "a test's own time-out")]
 
 use super::driver::{Desc, Guest, NEXT, WRITE};
@@ -9,12 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::{Duration, Instant};
 
 const REQUESTS: u64 = 300_000;
-/// On a busy machine, where a hand-over can take milliseconds, fewer have to do.
+/// The maximum duration: on a busy machine, where a switch between the threads can take milliseconds, the test runs fewer
+/// requests.
 const TIME_MAX: Duration = Duration::from_secs(2);
 const SIZE: u16 = 8;
 
-/// An event as an eventfd is: any number of signals before a wait is one. Waiting is spinning, so that both sides come
-/// and go within nanoseconds of each other, as long as there are cores for both.
+/// An event with the semantics of an eventfd: any number of signals before a wait counts as one. Waiting is spinning, so that
+/// both sides run within nanoseconds of each other if there are cores for both.
 #[derive(Default)]
 struct Event(AtomicBool);
 
@@ -38,7 +39,7 @@ impl Event {
     }
 }
 
-/// Offers up to `SIZE / 2` requests at a time, two descriptors each: a number, and room for twice that number.
+/// Submits up to `SIZE / 2` requests at a time, two descriptors each: a number, and room for twice that number.
 fn drive(guest: &Guest, event_idx: bool, kick: &Event, call: &Event, ended: &AtomicBool) {
     let (mut offered, mut done, mut last) = (0_u64, 0_u64, REQUESTS);
     let deadline = Instant::now() + TIME_MAX;
@@ -59,7 +60,7 @@ fn drive(guest: &Guest, event_idx: bool, kick: &Event, call: &Event, ended: &Ato
             offered += 1;
         }
         let new = guest.avail_idx();
-        // Section 2.7.13.4: write the index, then read whether a kick is wanted.
+        // Section 2.7.13.4: write the index, then read whether the device requests a kick.
         fence(Ordering::SeqCst);
         let wanted = if event_idx {
             super::naive::wanted(guest.avail_event(), old, new)
@@ -70,8 +71,8 @@ fn drive(guest: &Guest, event_idx: bool, kick: &Event, call: &Event, ended: &Ato
             kick.signal();
         }
         done += reap(guest, done, &mut free);
-        dawdle(done % 127);
-        // Section 2.7.14: ask for a call, then look once more.
+        delay(done % 127);
+        // Section 2.7.14: request a call, then check the used ring again.
         guest.set_used_event(done as u16);
         guest.set_avail_flags(0);
         fence(Ordering::SeqCst);
@@ -84,14 +85,14 @@ fn drive(guest: &Guest, event_idx: bool, kick: &Event, call: &Event, ended: &Ato
     kick.signal();
 }
 
-/// Lets the sides meet at ever different moments.
-fn dawdle(steps: u64) {
+/// Varies the moments at which the two sides meet.
+fn delay(steps: u64) {
     for step in 0..steps {
         black_box(step);
     }
 }
 
-/// Takes back what is done, and checks it.
+/// Takes the completed requests, and checks them.
 fn reap(guest: &Guest, done: u64, free: &mut Vec<u16>) -> u64 {
     let new = guest.used_idx().wrapping_sub(done as u16);
     for i in 0..new {
@@ -117,12 +118,12 @@ fn serve(guest: &Guest, event_idx: bool, kick: &Event, call: &Event, ended: &Ato
             queue.push_used(head, 8);
             served += 1;
         }
-        dawdle(served % 61);
+        delay(served % 61);
         if queue.publish() {
             call.signal();
         }
         empty_polls = if served > before { 0 } else { empty_polls + 1 };
-        // Sleeps at once half of the time, so that both ways of finding work are taken often.
+        // Sleeps at once half of the time, so that both ways of finding work are used often.
         if empty_polls > 50 * (served % 2) {
             if !queue.enable_kicks() {
                 sleeps += 1;
@@ -131,7 +132,7 @@ fn serve(guest: &Guest, event_idx: bool, kick: &Event, call: &Event, ended: &Ato
             queue.disable_kicks();
         }
     }
-    assert!(sleeps > 0, "it must have slept now and then to test anything");
+    assert!(sleeps > 0, "the device never slept, so no wake-up was tested");
 }
 
 fn both_sides(event_idx: bool) {
@@ -144,7 +145,7 @@ fn both_sides(event_idx: bool) {
     });
 }
 
-/// One after the other, for each of them needs two cores.
+/// One after the other, because each of them needs two cores.
 #[test]
 fn no_wake_up_is_lost() {
     both_sides(false);

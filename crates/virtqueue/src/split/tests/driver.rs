@@ -1,4 +1,4 @@
-//! A guest: memory, and a driver's access to it. Addresses are relative to the start of its memory.
+//! A guest: its memory, and a driver's access to the memory. Addresses are relative to the start of the memory.
 
 use super::super::{SplitConfig, SplitQueue, avail_len, desc_len, used_len};
 use crate::Piece;
@@ -31,7 +31,7 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    /// The guest address of its memory.
+    /// The guest address of the memory.
     pub const BASE: u64 = 0x4000_0000;
     pub const LEN: u64 = 16 << 20;
     /// The last 4 MiB hold the queue: a descriptor table, an available and a used ring.

@@ -1,4 +1,4 @@
-//! A successor with an in-flight region, for each step at which its predecessor can have stopped.
+//! Tests of a successor with an in-flight region, for each step at which its predecessor may have stopped.
 
 use super::driver::{Desc, Guest, WRITE};
 use crate::split::inflight;
@@ -19,7 +19,7 @@ fn bytes(area: &GuestArea) -> Vec<u8> {
     (0..area.len() as usize).map(|at| area.read::<u8>(at)).collect()
 }
 
-/// Creates the queue of a daemon that starts now.
+/// Creates the queue of a back-end process that starts now.
 fn successor(guest: &Guest, region: &GuestArea) -> Result<SplitQueue, ConfigError> {
     let next_used = guest.used_idx();
     // QEMU sends the used index as the base after a crash.
@@ -51,7 +51,7 @@ fn chains_in_flight_are_replayed_in_order_before_new_ones() {
     queue.push_used(7, 1);
     drop(queue);
     let mut queue = successor(&guest, &region).unwrap();
-    assert!(queue.enable_kicks(), "there is work, though the ring is as it was left");
+    assert!(queue.enable_kicks(), "replays are available, although the ring has no new chain");
     assert_eq!(pop_all(&guest, &mut queue), [5, 7, 2, 1]);
     [5, 7, 2, 1].into_iter().for_each(|head| queue.push_used(head, 1));
     let _ = queue.publish();
@@ -73,7 +73,7 @@ fn states_of_a_batch(before: &[u8], after: &[u8], batch: &[u16]) -> Vec<Vec<u8>>
 }
 
 #[test]
-fn a_batch_is_settled_from_each_of_its_steps() {
+fn a_successor_completes_a_batch_interrupted_at_any_step() {
     let (guest, region) = (guest(), region());
     let mut queue = successor(&guest, &region).unwrap();
     [0, 3, 6].into_iter().for_each(|head| guest.offer(head));
@@ -118,7 +118,7 @@ fn an_invalid_region_is_refused() {
 
 proptest! {
     #[test]
-    fn any_region_gives_an_error_or_a_queue_that_ends(
+    fn any_region_content_is_an_error_or_gives_finitely_many_replays(
         content in prop::collection::vec(prop_oneof![4 => Just(0u8), 2 => Just(1u8), 1 => any::<u8>()], 16 * 9),
         version in 0u16..3,
     ) {
@@ -128,7 +128,7 @@ proptest! {
         region.write(10, &SIZE);
         region.write(14, &guest.used_idx().wrapping_sub(u16::from(content[14] % 4)));
         if let Ok(mut queue) = successor(&guest, &region) {
-            // The region's claims put the available index into the past.
+            // The region's content may put the available index into the past.
             let mut chain = Chain::default();
             let mut seen = BTreeSet::new();
             while let Ok(Some(head)) = queue.pop(&guest.memory, &mut chain) {

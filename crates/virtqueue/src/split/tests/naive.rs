@@ -1,5 +1,5 @@
-//! The device's side once more, as slow and simple as section 2.7: no state but the parameters, no shortcuts, numbers
-//! wide enough never to wrap.
+//! A second implementation of the device's side, as slow and simple as section 2.7: no state but the parameters, no shortcuts,
+//! integers wide enough never to wrap.
 
 use super::driver::{Guest, INDIRECT, NEXT, WRITE};
 use crate::{CHAIN_MAX, ChainError, Piece, PopError, QueueError};
@@ -127,8 +127,8 @@ fn add(desc: Raw, (readable, writable): &mut (Vec<Piece>, Vec<Piece>)) -> Result
     Ok(())
 }
 
-/// Whether the other side needs a notification about the entries from index `old` up to, but not including, `new`: it
-/// waits for the entry at index `event`.
+/// Whether the other side needs a notification about the entries from index `old` up to, but not including, `new`: it has
+/// requested one for the entry at index `event`.
 pub(super) fn wanted(event: u16, old: u16, new: u16) -> bool {
     let mut index = old;
     while index != new {

@@ -1,5 +1,5 @@
-//! Random steps of a driver and a device: the queue behaves like the naive device, and the driver's used ring contains
-//! exactly the completed chains.
+//! Random steps of a driver and a device: the queue must behave like the simple device, and the used ring must contain exactly
+//! the completed chains.
 
 use super::driver::{Desc, Guest, INDIRECT, NEXT, WRITE};
 use super::naive;
@@ -21,7 +21,7 @@ struct Request {
     writable: Vec<u32>,
     /// The number of its descriptors in the queue's own table, if the others are in an indirect table.
     direct: Option<Index>,
-    /// Choices among the free descriptors.
+    /// Picks the request's descriptors among the free ones.
     places: Vec<Index>,
 }
 
@@ -32,7 +32,7 @@ enum Step {
     Scribble(Index, Desc),
     /// Overwrites a descriptor of the first indirect table.
     ScribbleTable(u8, Desc),
-    /// Offers a head that the driver does not own.
+    /// Makes a head available that the driver does not own.
     OfferWild(u16),
     Jump(u16),
     Pop,
@@ -78,7 +78,7 @@ fn wild_desc() -> impl Strategy<Value = Desc> {
     (addr, len, flags, next).prop_map(|(addr, len, flags, next)| Desc { addr, len, flags, next })
 }
 
-fn decent() -> impl Strategy<Value = Step> {
+fn valid_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => request().prop_map(Step::Offer),
         6 => Just(Step::Pop),
@@ -90,9 +90,9 @@ fn decent() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn hostile() -> impl Strategy<Value = Step> {
+fn hostile_step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        20 => decent(),
+        20 => valid_step(),
         8 => (any::<Index>(), wild_desc()).prop_map(|(i, desc)| Step::Scribble(i, desc)),
         4 => (0..5_u8, wild_desc()).prop_map(|(i, desc)| Step::ScribbleTable(i, desc)),
         8 => (0..10_u16).prop_map(Step::OfferWild),
@@ -110,7 +110,7 @@ struct World {
     chain: Chain,
     /// Free descriptors, as the driver tracks them.
     free: BTreeSet<u16>,
-    /// The driver's requests, by head, and the descriptors that they use.
+    /// The driver's requests, by head, and their descriptors.
     meant: BTreeMap<u16, (Request, Vec<u16>)>,
     /// Chains that were taken and not completed.
     in_flight: BTreeSet<u16>,
@@ -188,7 +188,7 @@ impl World {
         assert_eq!(self.guest.used_idx(), self.published);
     }
 
-    /// Lays out a random request, if there are descriptors for it.
+    /// Writes a random request, if there are enough free descriptors for it.
     fn offer(&mut self, mut request: Request) {
         let parts = [(&request.readable, 0), (&request.writable, WRITE)];
         let mut descs: Vec<_> = parts
@@ -256,11 +256,11 @@ impl World {
                 self.took(head);
             }
             Err(PopError::Chain { head, .. }) => {
-                assert!(self.scribbled, "a decent driver's chain was refused");
+                assert!(self.scribbled, "a valid driver's chain was refused");
                 self.took(head);
             }
             Err(error) => {
-                assert!(self.scribbled, "a decent driver's queue was refused");
+                assert!(self.scribbled, "a valid driver's queue was refused");
                 self.broken = Some(error);
             }
         }
@@ -320,16 +320,16 @@ fn start() -> impl Strategy<Value = u16> {
 
 proptest! {
     #[test]
-    fn a_valid_driver_is_served(
-        size in size(), start in start(), event_idx: bool, indirect: bool, steps in vec(decent(), 0..150),
+    fn a_valid_driver_finds_all_its_chains_completed(
+        size in size(), start in start(), event_idx: bool, indirect: bool, steps in vec(valid_step(), 0..150),
     ) {
         let mut world = World::new(size, start, event_idx, indirect);
         steps.into_iter().for_each(|step| world.step(step));
     }
 
     #[test]
-    fn a_hostile_driver_is_caught(
-        size in size(), start in start(), event_idx: bool, indirect: bool, steps in vec(hostile(), 0..150),
+    fn a_hostile_driver_causes_errors_only(
+        size in size(), start in start(), event_idx: bool, indirect: bool, steps in vec(hostile_step(), 0..150),
     ) {
         let mut world = World::new(size, start, event_idx, indirect);
         steps.into_iter().for_each(|step| world.step(step));
