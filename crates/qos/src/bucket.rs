@@ -1,11 +1,11 @@
 //! A token bucket that all reactors share. Any context; nothing waits.
 //!
-//! The bucket is sold out up to a time, `until`; as the clock goes on, it fills by itself. A reactor that takes tokens
-//! moves that time on by their cost; once `until` has passed the present, no reactor gets more. A large request may move
-//! it far: the bucket is in debt, and the clock pays. While `until` lags behind the clock, tokens are available, but no
-//! more than the burst and [`SLACK`].
+//! The bucket is one number: the time `until` up to which its tokens are sold. As the clock advances, the bucket fills without
+//! any action. A reactor that takes tokens moves `until` forward by their cost; while `until` is later than now, no reactor
+//! gets more tokens. A large request may move `until` far ahead: the bucket is then in debt until the clock reaches `until`.
+//! While `until` is earlier than now, tokens are available, at most the burst and [`SLACK`].
 //!
-//! Costs are in 2^-16 ns; leases keep the fractions, the bucket itself counts whole nanoseconds.
+//! Costs are in 2^-16 ns. Leases keep the fractions; the bucket itself counts whole nanoseconds.
 
 use crate::sync::{
     AtomicU64,
@@ -23,7 +23,7 @@ pub const LEASES: u64 = 1_000_000;
 /// A token bucket. See the file's head.
 #[derive(Debug)]
 pub struct Bucket {
-    /// The price, which only [`Bucket::set`] changes.
+    /// The price. Only [`Bucket::set`] changes it.
     request: AtomicU64,
     byte: AtomicU64,
     burst: AtomicU64,
@@ -38,7 +38,7 @@ pub struct Bucket {
 }
 
 const fn nanos(burst: Duration) -> u64 {
-    // A day at most.
+    // The largest burst is a day.
     burst.as_nanos() as u64
 }
 
@@ -62,7 +62,8 @@ impl Bucket {
         Cost { request: self.request.load(Relaxed), byte: self.byte.load(Relaxed) }
     }
 
-    /// Number of changes of price and burst. A reactor that has read a version reads its price, or a later one's.
+    /// Number of changes of price and burst. A reactor that reads the price after a version gets the price of that version or a
+    /// later one.
     #[inline]
     pub fn version(&self) -> u64 {
         self.version.load(Acquire)
@@ -92,7 +93,7 @@ impl Bucket {
         }
     }
 
-    /// The start of the available tokens at `now`: tokens are available if it is at most `now`; otherwise they will be at
+    /// The time from which tokens are available: tokens are available now if it is at most `now`; otherwise they will be at
     /// that time.
     #[inline]
     pub fn free_from(&self, now: u64) -> u64 {
@@ -105,10 +106,8 @@ impl Bucket {
 
     /// Takes `need` nanoseconds, going into debt if fewer are available, and as much of `extra` as is available beyond
     /// them. Returns the number taken.
-    ///
     /// # Errors
-    /// The time at which tokens will be available, if there are none.
-    /// When there will be something, if there is nothing.
+    /// No tokens are available. The error is the time at which tokens will be available.
     #[inline]
     pub fn take(&self, need: u64, extra: u64, now: u64) -> Result<u64, u64> {
         let mut is = self.until.load(Relaxed);

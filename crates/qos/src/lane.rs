@@ -1,10 +1,10 @@
-//! An opener's queue before all buckets that limit its requests. Reactor context.
+//! The queue of an opener's requests before the buckets that limit them. Reactor context.
 //!
-//! A request gets its cost from every bucket on its path, or nothing. While one bucket has no tokens, the lane waits in
-//! that bucket's ring, and in no other.
+//! A request gets its cost from every bucket on its path, or from none. While one bucket has no tokens, the lane waits in that
+//! bucket's ring and in no other.
 //!
-//! If leases allow it, several requests of one size are paid at a time: the next ones check no bucket's share at all.
-//! Prepaid requests count as leased. A lane that waits, or is dropped because limits have changed, returns them.
+//! If leases allow it, a lane pays several requests of one size at a time: the next requests do not read the buckets' shares at
+//! all. Prepaid requests count as leased. A lane that waits, or that is dropped because limits have changed, returns them.
 
 use crate::share::{Share, Wheel};
 use std::cell::RefCell;
@@ -26,9 +26,9 @@ struct Stage<W, T> {
 struct Prepaid {
     bytes: u64,
     left: u64,
-    /// Their number when they were paid.
+    /// Number of prepaid requests at the time of the payment.
     of: u64,
-    /// Requests of other sizes since then.
+    /// Number of requests of other sizes since then.
     others: u64,
 }
 
@@ -57,7 +57,7 @@ impl<W, T> fmt::Debug for Lane<W, T> {
 }
 
 impl<W: Copy, T> Lane<W, T> {
-    /// Creates a lane of `who` with these buckets.
+    /// Creates a lane with these buckets. `who` identifies its owner for [`Wheel`].
     pub fn new(who: W, path: Path<W, T>) -> Self {
         let path = path.into_iter().map(|share| Stage { share, price: 0 }).collect();
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -69,7 +69,7 @@ impl<W: Copy, T> Lane<W, T> {
         self.waits_at.is_some()
     }
 
-    /// Uses one prepaid request of this size; `false` if there is none, and then [`Lane::ask`] is needed.
+    /// Uses one prepaid request of this size. Returns `false` if none is left; then [`Lane::ask`] is needed.
     #[inline]
     pub fn spend_ahead(&mut self, bytes: u64) -> bool {
         let is_paid = self.prepaid.left > 0 && self.prepaid.bytes == bytes;
@@ -77,14 +77,14 @@ impl<W: Copy, T> Lane<W, T> {
         is_paid
     }
 
-    /// Pays a request of this size from the leases of all buckets; `false` if a lease is too small or lanes wait.
+    /// Pays a request of this size from the leases of all buckets. Returns `false` if a lease is too small or lanes wait.
     fn pay(&mut self, bytes: u64) -> bool {
         let is_short = |stage: &Stage<W, T>| !stage.share.borrow_mut().spend(bytes);
         if let Some(paid) = self.path.iter().position(is_short) {
             self.path[..paid].iter().for_each(|stage| stage.share.borrow_mut().take_back(bytes));
             return false;
         }
-        // Request sizes may have changed for good.
+        // The size of requests may have changed permanently.
         if self.prepaid.others >= self.prepaid.left {
             self.pay_ahead(bytes);
         } else {
@@ -108,7 +108,7 @@ impl<W: Copy, T> Lane<W, T> {
         }
     }
 
-    /// Asks for the first request, of so many bytes; `behind` more requests wait behind it. [`Lane::settle`] must follow
+    /// Asks to submit the first request, of `bytes` bytes; `behind` more requests wait behind it. [`Lane::settle`] must follow
     /// the last of a series of calls.
     pub fn ask(
         &mut self,
@@ -151,7 +151,7 @@ impl<W: Copy, T> Lane<W, T> {
         true
     }
 
-    /// Starts waiting for that bucket, and stops waiting for any other.
+    /// Starts to wait for the bucket at index `at`, and stops waiting for any other.
     fn wait_at(&mut self, at: usize, now: u64, wheel: &mut impl Wheel<Waiter = W, Timer = T>) {
         if self.waits_at == Some(at) {
             return;
@@ -163,7 +163,7 @@ impl<W: Copy, T> Lane<W, T> {
         self.waits_at = Some(at);
     }
 
-    /// Ends a series of [`Lane::ask`]; `has_more`: requests still wait.
+    /// Ends a series of [`Lane::ask`]. `has_more`: requests still wait.
     pub fn settle(&mut self, has_more: bool, now: u64, wheel: &mut impl Wheel<Waiter = W, Timer = T>) {
         if !has_more {
             self.leave(now, wheel);
@@ -172,7 +172,7 @@ impl<W: Copy, T> Lane<W, T> {
         }
     }
 
-    /// Stops waiting: the lane's requests are gone, or cannot be submitted now for another reason.
+    /// Stops waiting: the lane has no more requests, or cannot submit them now for another reason.
     pub fn leave(&mut self, now: u64, wheel: &mut impl Wheel<Waiter = W, Timer = T>) {
         if let Some(at) = self.waits_at.take() {
             let mut share = self.path[at].share.borrow_mut();

@@ -26,7 +26,7 @@ impl Limiter {
         &self.buckets
     }
 
-    /// Sets other limits. Buckets that stay keep their debt. If the set of buckets changes, the caller must notify all
+    /// Sets other limits. Buckets whose limit stays keep their debt. If the set of buckets changes, the caller must notify all
     /// users of buckets.
     ///
     /// # Errors

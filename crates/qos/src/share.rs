@@ -1,18 +1,18 @@
 //! A reactor's part of a bucket: what it has leased, and the lanes that wait for more. Reactor context.
 //!
-//! **Leases.** A reactor takes more from the bucket than the current request costs, so that the next ones cost no atomic
-//! operation. While lanes wait here: no more than the waiting requests cost, and at most this reactor's share, by waiting
-//! lanes, of the total that may be leased; when no lane waits any more, the rest is returned. While no lane waits on any
-//! reactor: an [`AHEAD`]th of the available tokens, which is smaller the nearer the limit is, so that a limit that is not
-//! reached costs next to nothing. Part of that is lent to lanes ([`crate::Lane`]), in equal parts.
+//! **Leases.** A reactor takes more tokens from the bucket than the current request costs, so that the next requests need no
+//! atomic operation. While lanes wait on this reactor, the extra is at most what the waiting requests cost, and at most this
+//! reactor's share (by waiting lanes) of the total that may be leased; when no lane waits any more, the rest is returned. While
+//! no lane waits on any reactor, the extra is an [`AHEAD`]th of the available tokens. The nearer the limit, the smaller that
+//! is, so a limit that is not reached costs next to nothing. Lanes borrow a part of it ([`crate::Lane`]), in equal parts.
 //!
-//! **Turns.** Waiting lanes form a ring. The first asks until its deficit is used up, and goes to the end; each time that
-//! a lane comes to the front, it gets a quantum. So requests of all sizes are weighed by their cost.
+//! **Turns.** Waiting lanes form a ring. The first lane asks until its deficit is used up, and then goes to the end; each time
+//! that a lane comes to the front, it gets a quantum. So requests of all sizes are weighed by their cost.
 //!
-//! **Pace.** Reactors poll at different moments, and one that polls more often would get more. So each reactor keeps a
-//! time of its own: taking tokens moves it on by their cost, times the number of all waiting lanes, divided by the number
-//! of lanes waiting here. While that time is ahead of the clock, the reactor leaves available tokens to the other
-//! reactors, unless they leave them for [`LEFT_OVER`].
+//! **Pace.** Reactors poll at different moments, and a reactor that polls more often would get more. So each reactor keeps its
+//! own time: taking tokens moves that time forward by their cost, times the number of all waiting lanes, divided by the number
+//! of lanes that wait on this reactor. While that time is ahead of the clock, the reactor leaves available tokens to the other
+//! reactors, unless no reactor takes them for [`LEFT_OVER`].
 
 use crate::bucket::{Bucket, LEASES, nanos_up};
 use crate::tariff::FRACTION;
@@ -20,12 +20,14 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-/// Minimum time between two reads of a sold-out bucket, in nanoseconds: at high rates a whole slice is taken at a time.
+/// Minimum time between two reads of a sold-out bucket, in nanoseconds: at high rates, a reactor takes the tokens of this whole
+/// time at once.
 const GRAIN: u64 = 100_000;
-/// Tokens that no reactor has taken for this time, in nanoseconds, may be taken by any. Well below [`crate::SLACK`],
-/// beyond which they are lost.
+/// Any reactor may take tokens that no reactor has taken for this time, in nanoseconds. The time is well below
+/// [`crate::SLACK`], after which tokens are lost.
 const LEFT_OVER: u64 = 250_000;
-/// Upper bound of the distance between a reactor's pace and the clock, in nanoseconds: older shortfalls are forgotten.
+/// Upper bound of the distance between a reactor's pace and the clock, in nanoseconds. Shortfalls from before that are
+/// forgotten.
 const PACE_SPAN: u64 = 20_000_000;
 /// The fraction of a bucket's tokens that a reactor leases while no lane waits, and the largest fraction of the total
 /// that may be leased.
@@ -52,7 +54,7 @@ pub trait Wheel {
     fn cancel(&mut self, timer: Self::Timer);
 }
 
-struct Standing<W> {
+struct Waiting<W> {
     lane: u64,
     who: W,
     /// The remaining cost of this turn, in 2^-16 ns; below zero, the excess that it has taken.
@@ -71,17 +73,17 @@ pub struct Share<W, T> {
     version: u64,
     /// Bytes and cost of the last request: most requests have one size.
     last: (u64, u64),
-    /// The lease: the cost that it may spend without asking the bucket, in 2^-16 ns.
+    /// The lease: the cost that the reactor may spend without reading the bucket, in 2^-16 ns.
     lease: u64,
     /// Upper bound of the part of the lease that lanes have borrowed, in 2^-16 ns.
     lent: u64,
-    /// The part of both that the bucket has recorded, in nanoseconds.
+    /// The part of lease and loans that the bucket has recorded, in nanoseconds.
     reserved: u64,
-    /// The reactor's own time; see the file's head.
+    /// The reactor's own time; see **Pace** at the head of this file.
     pace: u64,
     /// No tokens are available before this time.
     not_before: u64,
-    ring: VecDeque<Standing<W>>,
+    ring: VecDeque<Waiting<W>>,
     alarm: Option<Alarm<T>>,
 }
 
@@ -123,7 +125,7 @@ impl<W: Copy, T> Share<W, T> {
         self.last.1
     }
 
-    /// Takes the cost of a request from the lease; `false` if the lease is too small, lanes wait, or the price has
+    /// Takes the cost of a request from the lease. Returns `false` if the lease is too small, lanes wait, or the price has
     /// changed.
     #[inline]
     pub(crate) fn spend(&mut self, bytes: u64) -> bool {
@@ -163,7 +165,7 @@ impl<W: Copy, T> Share<W, T> {
         if self.ring.front().is_some_and(|first| first.lane != lane) {
             return false;
         }
-        self.lease >= cost || (self.not_before <= now && self.look(now))
+        self.lease >= cost || (self.not_before <= now && self.has_tokens(now))
     }
 
     #[cold]
@@ -175,8 +177,8 @@ impl<W: Copy, T> Share<W, T> {
         self.return_lease();
     }
 
-    /// Whether the bucket has tokens for this reactor; if not, records when to read it again.
-    fn look(&mut self, now: u64) -> bool {
+    /// Whether the bucket has tokens for this reactor. If not, records when to read the bucket again.
+    fn has_tokens(&mut self, now: u64) -> bool {
         let begin = self.bucket.free_from(now);
         let others_wait = self.bucket.waiting() > self.ring.len() as u64;
         let again = if begin > now {
@@ -190,8 +192,8 @@ impl<W: Copy, T> Share<W, T> {
         false
     }
 
-    /// Takes the cost that [`Share::try_admit`] allowed; `behind` requests of its lane wait behind it. `false` if another
-    /// reactor was faster.
+    /// Takes the cost that [`Share::try_admit`] admitted; `behind` requests of its lane wait behind it. Returns `false` if
+    /// another reactor took the tokens first.
     #[inline]
     pub(crate) fn take(&mut self, cost: u64, behind: u64, now: u64) -> bool {
         if let Some(rest) = self.lease.checked_sub(cost) {
@@ -209,7 +211,7 @@ impl<W: Copy, T> Share<W, T> {
         } else if waiting == 0 && room.min(LEASES) / AHEAD >= need {
             room.min(LEASES) / AHEAD
         } else {
-            // Others wait for it, or it would not pay for another such request.
+            // Lanes of other reactors wait for the tokens, or the extra would not pay for another request of this cost.
             0
         };
         let (before, kept) = (self.reserved, self.kept());
@@ -240,16 +242,16 @@ impl<W: Copy, T> Share<W, T> {
         self.return_lease();
     }
 
-    /// Adds a waiting lane, which may have a debt from before.
+    /// Adds a waiting lane. `debt` is its debt from its last wait.
     pub(crate) fn join(&mut self, lane: u64, who: W, debt: i64) {
         self.bucket.begin_waiting();
-        self.ring.push_back(Standing { lane, who, deficit: debt.min(0) });
+        self.ring.push_back(Waiting { lane, who, deficit: debt.min(0) });
         self.next_turn();
     }
 
     /// Removes a waiting lane and returns its debt.
     pub(crate) fn leave(&mut self, lane: u64) -> i64 {
-        let at = self.ring.iter().position(|s| s.lane == lane).expect("it waits here");
+        let at = self.ring.iter().position(|s| s.lane == lane).expect("the lane waits in this ring");
         let left = self.ring.remove(at).expect("just found");
         self.bucket.end_waiting(1);
         self.next_turn();
@@ -258,7 +260,7 @@ impl<W: Copy, T> Share<W, T> {
 
     /// Records that the first lane has taken this cost.
     pub(crate) fn served(&mut self, cost: u64) {
-        let first = self.ring.front_mut().expect("it waits here");
+        let first = self.ring.front_mut().expect("the lane waits in this ring");
         first.deficit = first.deficit.saturating_sub_unsigned(cost);
         if first.deficit <= 0 {
             self.ring.rotate_left(1);
@@ -266,26 +268,26 @@ impl<W: Copy, T> Share<W, T> {
         }
     }
 
-    /// Brings a lane to the front that may take tokens.
+    /// Brings a lane that may take tokens to the front.
     fn next_turn(&mut self) {
         if self.ring.front().is_none_or(|first| first.deficit > 0) {
             return;
         }
         let quantum = self.bucket.cost().of(QUANTUM).clamp(1, i64::MAX as u64) as i64;
         for _ in 0..self.ring.len() {
-            let first = self.ring.front_mut().expect("looked at above");
+            let first = self.ring.front_mut().expect("the ring is not empty");
             first.deficit = first.deficit.saturating_add(quantum);
             if first.deficit > 0 {
                 return;
             }
             self.ring.rotate_left(1);
         }
-        // All lanes owe more than a quantum: applies as many rounds as the smallest debt needs, at once.
-        let least = self.ring.iter().map(|s| s.deficit).max().expect("looked at above");
+        // All lanes owe more than a quantum: apply as many rounds as the smallest debt needs at once.
+        let least = self.ring.iter().map(|s| s.deficit).max().expect("the ring is not empty");
         let rounds = least.unsigned_abs() / quantum.unsigned_abs() + 1;
         let gain = i64::try_from(rounds).unwrap_or(i64::MAX).saturating_mul(quantum);
         self.ring.iter_mut().for_each(|s| s.deficit = s.deficit.saturating_add(gain));
-        let first = self.ring.iter().position(|s| s.deficit > 0).expect("the one that needed least");
+        let first = self.ring.iter().position(|s| s.deficit > 0).expect("the lane with the smallest debt");
         self.ring.rotate_left(first);
     }
 
@@ -301,7 +303,7 @@ impl<W: Copy, T> Share<W, T> {
         let (lane, who) = (first.lane, first.who);
         let is_empty = self.lease >> FRACTION == 0;
         if self.not_before <= now && is_empty && self.bucket.free_from(now) > now {
-            self.look(now);
+            self.has_tokens(now);
         }
         let at = self.not_before;
         if self.alarm.as_ref().is_some_and(|alarm| alarm.lane == lane && alarm.at == at && at > now) {
@@ -325,9 +327,9 @@ impl<W, T> Share<W, T> {
         self.lease += left;
     }
 
-    /// The part that it keeps reserved for lanes, in nanoseconds.
+    /// The part of the reservation that covers the lanes' loans, in nanoseconds.
     fn kept(&self) -> u64 {
-        // Fractions may add up to more than is reserved.
+        // The rounded loans may add up to more than the reservation.
         (self.lent >> FRACTION).min(self.reserved)
     }
 

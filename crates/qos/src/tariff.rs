@@ -1,4 +1,4 @@
-//! The limits of an operator, and the cost of a request under them. Any context.
+//! An operator's limits, and the cost of a request under them. Any context.
 //!
 //! A request costs time: at 1,000 requests a second, a millisecond. Prices are exact to 2^-32 ns and rounded up, so that a
 //! limit is never exceeded.
@@ -9,7 +9,7 @@ use std::time::Duration;
 pub(crate) const FRACTION: u32 = 16;
 /// The same for prices.
 const PRICE_FRACTION: u32 = 32;
-/// Keeps sums of several costs from overflowing.
+/// An upper bound that keeps sums of several costs from overflowing.
 const COST_MAX: u64 = u64::MAX >> 1;
 const SECOND: u128 = 1_000_000_000 << PRICE_FRACTION;
 
@@ -20,8 +20,8 @@ pub const BYTES_MAX: u64 = 1 << 50;
 /// The longest burst.
 pub const BURST_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The size in bytes that is charged for requests without data that cost the store something all the same: that of a
-/// small request. Otherwise a limit of bytes alone would let any number of them through.
+/// The size in bytes that is charged for requests without data that still cost the store time: the size of a small request.
+/// Otherwise a limit of bytes alone would not limit them.
 pub const LEAST_BYTES: u64 = SMALL;
 
 /// The two sizes at which combined limits apply exactly.
@@ -83,26 +83,26 @@ pub struct Limits {
     pub write_bytes: u64,
     /// The time whose tokens can be saved up.
     pub burst: Duration,
-    /// A limit of requests and one of bytes are ends of one scale: a request costs 1/C1 + bytes/C2 seconds, such that
-    /// requests of 4 KiB meet the first, and those of 4 MiB the second.
+    /// A limit of requests and a limit of bytes are the two ends of one scale: a request costs 1/C1 + bytes/C2 seconds, such
+    /// that requests of 4 KiB meet the first limit, and requests of 4 MiB the second.
     pub combined: bool,
 }
 
-/// Why limits are refused.
+/// The reason for which limits are refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LimitsError {
     /// A limit of requests beyond [`IOS_MAX`].
-    #[error("{0} requests a second are more than {IOS_MAX}, the most that can be set; 0 is no limit")]
+    #[error("{0} requests a second exceed the maximum, {IOS_MAX}; 0 means no limit")]
     Ios(u64),
     /// A limit of bytes beyond [`BYTES_MAX`].
-    #[error("{0} bytes a second are more than {BYTES_MAX}, the most that can be set; 0 is no limit")]
+    #[error("{0} bytes a second exceed the maximum, {BYTES_MAX}; 0 means no limit")]
     Bytes(u64),
     /// A burst of more than a day.
     #[error("a burst of {0:?} is longer than {BURST_MAX:?}")]
     Burst(Duration),
     /// Combined limits where the limit of bytes applies before that of requests.
     #[error(
-        "at {ios} requests of 4 KiB a second there are more bytes than {bytes}: together they cannot both be met"
+        "{ios} requests of 4 KiB a second are more than {bytes} bytes a second: combined limits cannot meet both"
     )]
     FewBytes {
         /// Requests a second.
@@ -112,7 +112,7 @@ pub enum LimitsError {
     },
     /// Combined limits where the limit of requests applies before that of bytes.
     #[error(
-        "{ios} requests of 4 MiB a second are fewer bytes than {bytes}: together they cannot both be met"
+        "{ios} requests of 4 MiB a second are fewer than {bytes} bytes a second: combined limits cannot meet both"
     )]
     FewIos {
         /// Requests a second.
@@ -252,7 +252,7 @@ mod tests {
     }
 
     proptest! {
-        /// No price is lower than the limit's, and none is higher by more than its rounding.
+        /// No price is lower than the limit demands, and none is higher by more than its rounding.
         #[test]
         fn prices_are_never_too_low(ios in 1..=IOS_MAX, rate in 1..=BYTES_MAX, bytes in 0..1u64 << 33) {
             let unit = 1u128 << FRACTION;

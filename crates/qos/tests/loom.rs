@@ -2,7 +2,7 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p aryk-qos --release --test loom`
 #![cfg(loom)]
-#![expect(dead_code, reason = "the models need only some of what the files have")]
+#![expect(dead_code, reason = "the models use only a part of the files")]
 
 mod sync {
     pub use loom::sync::atomic::{AtomicU64, Ordering};
@@ -79,7 +79,7 @@ fn leases_stay_within_their_bound() {
 
 /// A change of price while reactors take tokens loses none of the taken tokens.
 #[test]
-fn a_change_meets_a_taker() {
+fn a_price_change_during_take_loses_no_tokens() {
     loom::model(|| {
         let bucket = bucket();
         let other = Arc::clone(&bucket);

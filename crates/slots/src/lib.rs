@@ -1,8 +1,8 @@
 //! A fixed table whose keys carry a generation.
 //!
-//! One thread owns a table; it is never shared. A key whose value was removed, or that the table never issued, finds
-//! nothing: the caller decides whether that is a bug of our own (`expect`) or invalid input of a peer (an error). The
-//! table allocates only when it is created and in [`Slots::grow`].
+//! One thread owns a table; it is never shared. A lookup with a key whose value was removed, or that the table never issued,
+//! returns `None`: the caller decides whether that is a bug in this process (`expect`) or invalid input of a peer (an error).
+//! The table allocates only when it is created and in [`Slots::grow`].
 #![forbid(unsafe_code)]
 
 /// Identifies one use of one slot: index in the low 32 bits, generation in the high 32 bits.
@@ -10,8 +10,8 @@
 pub struct Key(u64);
 
 impl Key {
-    /// The key whose wire form is `raw`, as [`Key::raw`] returned it. Any value is allowed; an invalid one finds
-    /// nothing.
+    /// The key whose integer form is `raw`, as [`Key::raw`] returned it. Any value is allowed; a lookup with an invalid one
+    /// returns `None`.
     pub const fn from_raw(raw: u64) -> Self {
         Self(raw)
     }
@@ -115,7 +115,7 @@ impl<T> Slots<T> {
     }
 
     /// Stores `value` in the first free slot.
-    // Always inlined, and without a way back for the value, so that its parts are stored where they are kept, and nowhere before.
+    // Always inlined, and never returns the value, so that its parts are stored directly in their final place.
     #[inline(always)]
     fn fill(&mut self, value: T) -> Key {
         let index = self.free;

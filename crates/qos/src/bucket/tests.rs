@@ -1,4 +1,4 @@
-//! The bucket compared with a naive one that counts tokens.
+//! Tests of the bucket against a simple one that counts tokens.
 
 use super::*;
 use crate::Limits;
@@ -32,8 +32,8 @@ impl Naive {
 
 proptest! {
     #[test]
-    fn it_is_a_token_bucket(
-        // Rates of which a request costs whole nanoseconds: then both are exact.
+    fn the_bucket_admits_what_a_token_bucket_admits(
+        // Rates at which a request costs whole nanoseconds, so that both buckets are exact.
         rate in prop::sample::select(vec![1u64, 10, 1000, 8000, 50_000, 1_000_000, 1_000_000_000]),
         burst_ms in 0u64..3000,
         steps in prop::collection::vec((0u64..2_000_000_000, 1u64..50), 1..200),
@@ -57,20 +57,20 @@ proptest! {
 }
 
 #[test]
-fn extra_is_only_what_is_there() {
+fn extra_tokens_are_limited_to_the_available_ones() {
     let cost = Limits { ios: 1000, ..Limits::default() }.costs().unwrap()[0].1;
     let bucket = Bucket::new(cost, Duration::ZERO, 0);
-    // Half a millisecond is available: a request may go, and nothing beyond it.
+    // Half a millisecond is available: a request is admitted, and no extra tokens.
     assert_eq!(bucket.take(1_000_000, 5_000_000, 500_000), Ok(1_000_000));
     assert_eq!(bucket.take(1, 0, 900_000), Err(1_000_000));
-    // No more than the slack is saved up.
+    // Unused tokens accumulate up to the slack only.
     assert_eq!(bucket.take(100_000, 5_000_000, 50_000_000), Ok(SLACK));
     bucket.give_back(SLACK - 100_000);
     assert_eq!(bucket.take(100_000, 0, 50_000_000), Ok(100_000));
 }
 
 #[test]
-fn a_debt_is_in_requests_when_the_price_changes() {
+fn a_debt_keeps_its_number_of_requests_when_the_price_changes() {
     let cost = |ios| Limits { ios, ..Limits::default() }.costs().unwrap()[0].1;
     let bucket = Bucket::new(cost(1), Duration::ZERO, 0);
     assert!(bucket.take(60_000_000_000, 0, 0).is_ok());

@@ -1,4 +1,4 @@
-//! Accuracy and fairness in virtual time. Everything depends on seeds alone.
+//! Tests of accuracy and fairness in virtual time. Runs depend on seeds only.
 
 mod sim;
 
@@ -25,15 +25,15 @@ fn ios(ios: u64) -> Limiter {
     limiter(Limits { ios, ..Limits::default() })
 }
 
-/// Checks the upper bound: no window has more than its length, the burst, a request of each lane, slack and leases.
+/// Checks the upper bound: no window admits more than its length, the burst, a request of each lane, slack and leases.
 fn check_bound(sim: &Sim, lanes: usize, burst: Duration, cost: f64) {
     let most = excess(sim.admitted.iter(), |_| cost);
     let bound = burst.as_nanos() as f64 + lanes as f64 * cost + (SLACK + LEASES) as f64;
     assert!(most <= bound + 1.0, "{most} > {bound}");
 }
 
-/// Throughput of saturating loads on so many reactors under a limit, in windows of `window`; each window must have at
-/// least `least`.
+/// Checks the throughput of saturating loads on `reactors` reactors under a limit: each window of `window` must admit at least
+/// `least`.
 fn saturate(rate: u64, reactors: usize, lanes: usize, window: u64, least: f64) {
     let disk = ios(rate);
     let mut sim = Sim::new(rate + lanes as u64, LATE);
@@ -71,7 +71,7 @@ fn a_saturated_limit_is_met() {
 }
 
 #[test]
-fn bytes_are_met_also_by_requests_larger_than_the_bucket() {
+fn a_byte_limit_holds_for_requests_larger_than_the_bucket() {
     for (bytes, reactors) in [(4096, 1), (128 << 10, 2), (4 << 20, 1), (64 << 20, 2)] {
         let disk = limiter(Limits { read_bytes: 100 << 20, ..Limits::default() });
         let mut sim = Sim::new(bytes, LATE);
@@ -117,7 +117,7 @@ fn a_burst_is_saved_up_and_no_more() {
 }
 
 #[test]
-fn equal_demanders_of_a_group_get_the_same() {
+fn equal_loads_of_a_group_get_equal_shares() {
     for (rate, per_reactor) in [
         (6000, vec![4, 4]),
         (6000, vec![7, 1]),
@@ -144,7 +144,7 @@ fn equal_demanders_of_a_group_get_the_same() {
 }
 
 #[test]
-fn one_at_a_time_is_not_starved_by_many() {
+fn a_load_of_depth_1_is_not_starved_by_deep_queues() {
     for other in [0, 1] {
         let group = ios(4000);
         let mut sim = Sim::new(7, LATE);
@@ -159,7 +159,7 @@ fn one_at_a_time_is_not_starved_by_many() {
 }
 
 #[test]
-fn small_and_large_requests_share_bytes() {
+fn loads_of_small_and_large_requests_get_equal_bytes() {
     let group = limiter(Limits { bytes: 200 << 20, ..Limits::default() });
     let mut sim = Sim::new(3, LATE);
     sim.open(&[&group], Load { bytes: 4096, depth: 64, ..LOAD });
@@ -172,7 +172,7 @@ fn small_and_large_requests_share_bytes() {
 }
 
 #[test]
-fn levels_hold_each_for_itself() {
+fn the_limit_of_each_level_holds() {
     let parent = ios(5000);
     let groups = [ios(4000), ios(2000)];
     let disks = [ios(300), ios(10_000), ios(10_000), ios(10_000)];
@@ -201,13 +201,13 @@ fn readers_go_on_while_writers_wait() {
     assert!(counts[0] >= 19_800 && counts[1] >= 396 && counts[1] <= 402, "{counts:?}");
 }
 
-/// Where no lane waits, reactors lease ahead. A reactor that becomes idle keeps its lease, and the other still gets its
+/// Where no lane waits, reactors lease ahead. A reactor that becomes idle keeps its lease, and the other reactor still gets its
 /// share.
 #[test]
-fn leasing_ahead_takes_no_share_of_others() {
+fn leasing_ahead_takes_no_share_of_other_reactors() {
     let group = ios(100_000);
     let mut sim = Sim::new(13, LATE);
-    // A quarter of the limit.
+    // Together a quarter of the limit.
     let loads = [0, 1].map(|reactor| sim.open(&[&group], Load { reactor, depth: 1, ..LOAD }));
     sim.run_for(SECOND);
     let leased = group.buckets()[0].1.leased();
@@ -221,7 +221,7 @@ fn leasing_ahead_takes_no_share_of_others() {
     check_bound(&sim, 3, Duration::ZERO, 10_000.0);
 }
 
-/// Requests that lanes have prepaid count as leased, are unclaimed when limits change, and are returned.
+/// Prepaid requests of lanes count as leased; when limits change, they are returned.
 #[test]
 fn prepaid_requests_count_as_leased() {
     let mut group = ios(1_000_000);
@@ -251,7 +251,7 @@ fn prepaid_requests_count_as_leased() {
 
 /// With requests prepaid for one size, requests of other sizes cost their own price, and the total is exact.
 #[test]
-fn requests_of_changing_sizes_are_paid_as_they_are() {
+fn requests_of_changing_sizes_cost_their_own_price() {
     let disk = limiter(Limits { bytes: 1 << 40, ..Limits::default() });
     let bucket = &disk.buckets()[0].1;
     let share = Rc::new(RefCell::new(Share::new(Arc::clone(bucket))));
@@ -292,7 +292,7 @@ fn changes_take_effect_at_once() {
 }
 
 #[test]
-fn a_thousand_changes_let_nothing_slip() {
+fn a_thousand_limit_changes_admit_no_extra_requests() {
     let mut disk = ios(1000);
     let mut sim = Sim::new(6, LATE);
     sim.open(&[&disk], LOAD);

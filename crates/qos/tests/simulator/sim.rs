@@ -1,5 +1,4 @@
-//! Reactors and openers in virtual time: closed loops over a device with latency, and reactors that poll later than they
-//! should.
+//! Reactors and openers in virtual time: openers are closed loops over a device with latency, and reactors poll late.
 
 use aryk_qos::{Bucket, Direction, Lane, Limiter, Path, Share, Wheel};
 use fastrand::Rng;
@@ -12,9 +11,9 @@ use std::sync::Arc;
 pub const SECOND: u64 = 1_000_000_000;
 pub const MILLI: u64 = 1_000_000;
 
-/// A lane's requests to its reactor.
+/// The wake-ups that lanes have requested.
 #[derive(Default)]
-struct Asked {
+struct WakeUps {
     next: u64,
     now: Vec<usize>,
     later: Vec<(u64, usize, u64)>,
@@ -22,7 +21,7 @@ struct Asked {
 }
 
 #[derive(Clone, Default)]
-pub struct Clockwork(Rc<RefCell<Asked>>);
+pub struct Clockwork(Rc<RefCell<WakeUps>>);
 
 impl Wheel for Clockwork {
     type Waiter = usize;
@@ -71,7 +70,7 @@ struct Opener {
     stopped: bool,
 }
 
-/// A request that was let through.
+/// A request that was admitted.
 #[derive(Clone, Copy)]
 pub struct Admitted {
     pub at: u64,
@@ -109,7 +108,7 @@ impl Sim {
         }
     }
 
-    /// Creates a lane of `who` with these buckets.
+    /// Creates a lane with these buckets, owned by `who`.
     fn lane(
         &mut self,
         who: usize,
@@ -128,7 +127,7 @@ impl Sim {
         (buckets, Lane::new(who, path))
     }
 
-    /// Adds an opener under these levels, and starts its load.
+    /// Adds an opener under these limits, and starts its load.
     pub fn open(&mut self, levels: &[&Limiter], load: Load) -> usize {
         let who = self.openers.len();
         let (buckets, lane) = self.lane(who, load, levels);
@@ -139,7 +138,7 @@ impl Sim {
         who
     }
 
-    /// Changes the opener's levels.
+    /// Changes the opener's limits.
     pub fn move_to(&mut self, who: usize, levels: &[&Limiter]) {
         let (buckets, lane) = self.lane(who, self.openers[who].load, levels);
         let opener = &mut self.openers[who];
@@ -158,7 +157,7 @@ impl Sim {
         self.collect();
     }
 
-    /// Limits have changed: all lanes ask again, as channels do when they are notified.
+    /// Limits have changed: makes all lanes ask again, as channels do when they are notified.
     pub fn poke(&mut self) {
         for (who, opener) in self.openers.iter_mut().enumerate() {
             let path =
@@ -182,7 +181,7 @@ impl Sim {
             (std::mem::take(&mut asked.now), std::mem::take(&mut asked.later))
         };
         for who in now {
-            // Its reactor's next turn.
+            // The next turn of its reactor.
             self.push(self.now + 200, Event::Wake { who, timer: None });
         }
         for (at, who, timer) in later {
@@ -191,7 +190,7 @@ impl Sim {
         }
     }
 
-    /// Submits the requests that may go, as a channel does when it is polled.
+    /// Submits the admitted requests, as a channel does when it is polled.
     fn serve(&mut self, who: usize) {
         let opener = &mut self.openers[who];
         while let Some(&bytes) = opener.queue.front() {
@@ -223,7 +222,7 @@ impl Sim {
                 Event::Complete { who } => {
                     let opener = &mut self.openers[who];
                     opener.queue.push_back(opener.load.bytes);
-                    // A new request stands behind the waiting ones; otherwise it asks at once.
+                    // A new request waits behind the waiting requests; if there are none, it asks at once.
                     if opener.queue.len() == 1 {
                         self.serve(who);
                     }
@@ -234,7 +233,7 @@ impl Sim {
         self.now = end;
     }
 
-    /// The number of requests of each opener that were let through since `from`.
+    /// The number of admitted requests of each opener since `from`.
     pub fn counts(&self, from: u64) -> Vec<u64> {
         let mut counts = vec![0; self.openers.len()];
         self.admitted.iter().filter(|a| a.at > from).for_each(|a| counts[a.who] += 1);
@@ -250,7 +249,7 @@ impl Sim {
 pub fn excess<'a>(admitted: impl Iterator<Item = &'a Admitted>, cost: impl Fn(&Admitted) -> f64) -> f64 {
     let (mut sum, mut lowest, mut most) = (0.0, f64::INFINITY, f64::NEG_INFINITY);
     for a in admitted {
-        // The window begins at this request, which counts.
+        // The window begins with this request, which counts.
         lowest = f64::min(lowest, sum - a.at as f64);
         sum += cost(a);
         most = f64::max(most, sum - a.at as f64 - lowest);
