@@ -1,13 +1,12 @@
 //! Compares ways to copy a request's data between a guest's buffers and a large disk in memory, under the conditions of a
-//! memory disk: the guest's side runs on another core, and fills the buffers before a write and reads them after a read;
-//! blocks of the disk are random or sequential; requests come in batches. The choices in `src/copy.rs` rest on this
-//! table.
+//! memory disk: the guest's side runs on another core, and fills the buffers before a write and reads them after a read; blocks
+//! of the disk are random or sequential; requests come in batches. `src/copy.rs` chooses its methods from the printed table.
 //!
 //! `cargo run --release -p aryk-dma --example copy`
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures wall time")]
 
 #[path = "../src/copy.rs"]
-#[expect(dead_code, reason = "the same code as in the crate, whole")]
+#[expect(dead_code, reason = "the file of the crate; the example uses a part of it")]
 mod copy;
 
 use aryk_dma::Mapping;
@@ -20,7 +19,7 @@ use std::time::{Duration, Instant};
 
 const DISK: u64 = 1 << 30;
 const BUFFERS: usize = 2 << 20;
-/// Bytes copied by one method before the next method's turn.
+/// Bytes that one method copies before the next method's turn.
 const ROUND_BYTES: usize = 128 << 20;
 
 /// Copies a request's bytes: destination, source, length, and the source of the next request.
@@ -58,8 +57,8 @@ unsafe fn streaming_next(dst: *mut u8, src: *const u8, len: usize, next: *const 
     copy::settle();
 }
 
-/// One cache line of each of four pages in turn: the processor's prefetcher stops at the end of a page, so it works on
-/// four pages at once. All four lines are loaded before one is stored: a load would wait for a store to the same offset
+/// Copies one cache line of each of four pages in turn: the processor's prefetcher stops at the end of a page, so it works on
+/// four pages at once. All four lines are loaded before one is stored, because a load would wait for a store to the same offset
 /// of another page.
 #[target_feature(enable = "avx512f")]
 unsafe fn interleaved_512(dst: *mut u8, src: *const u8, len: usize) {
@@ -126,7 +125,7 @@ const CASES: [Case; 5] = [
     Case { name: "128 KiB seq. write, 8", write: true, len: 128 << 10, batch: 8, random: false },
 ];
 
-/// The two sides take turns: the device has the even numbers, the guest the odd ones.
+/// The two sides take turns: even numbers are the device's turns, odd numbers the guest's.
 #[derive(Default)]
 struct Turn {
     now: AtomicU32,
@@ -186,7 +185,7 @@ impl Positions {
     }
 }
 
-/// The time of some batches with one method.
+/// Measures the time of several batches with one method.
 fn measure(way: Copy, positions: &mut Positions, turn: &Turn, disk: &Mapping, buffers: &Mapping) -> Duration {
     let case = positions.case;
     let buffer = |i: usize| buffers.base().as_ptr().wrapping_add(i % case.batch * case.len);
@@ -211,7 +210,7 @@ fn measure(way: Copy, positions: &mut Positions, turn: &Turn, disk: &Mapping, bu
     taken
 }
 
-/// GB/s of each method: medians of rounds in which all methods take turns.
+/// The throughput of each method in GB/s: medians of rounds in which all methods take turns.
 fn compare(case: Case, disk: &Mapping, buffers: &Mapping) -> Vec<f64> {
     const ROUNDS: usize = 9;
     let turn = Turn::default();

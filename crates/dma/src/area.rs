@@ -58,7 +58,7 @@ impl GuestArea {
         &self.mapping
     }
 
-    /// The local address of `len` bytes from `offset`; `None` if they are not all inside.
+    /// The local address of `len` bytes from `offset`; `None` if the area does not contain all of them.
     pub(crate) fn start_of(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
         let is_inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
         // SAFETY: `offset` is within the area, or one past its end.

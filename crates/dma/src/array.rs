@@ -10,8 +10,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// `len` values of type `T` in one mapping, which the array keeps mapped.
 ///
-/// [`GuestArray::new`] checks once what does not change: all values are inside of the mapping, and aligned. An access then
-/// checks its index only, which a queue must check anyway if the guest chose it; an index of the queue's own wraps around.
+/// [`GuestArray::new`] checks once what never changes: all values are inside of the mapping, and aligned. An access then checks
+/// only its index, which a queue must check anyway if the guest chose the index; an index of the queue itself wraps around.
 #[derive(Debug)]
 pub struct GuestArray<T> {
     base: NonNull<T>,

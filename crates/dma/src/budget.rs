@@ -1,9 +1,9 @@
-//! Upper bounds of the peers' memory that the process maps. Any context.
+//! Limits of the peers' memory that the process maps. Any context.
 //!
-//! An empty memory file costs its owner nothing, but a mapping of it costs the mapping process address space, of which a
-//! process has 128 TiB, and one of the mappings that the kernel counts (`vm.max_map_count`). When either is used up, the
-//! next allocation fails, and with it the process. So the memory that peers make this process map is counted from the
-//! mapping to the unmapping, and limited below the process's own limits.
+//! An empty memory file costs its owner nothing, but a mapping of it costs the mapping process address space (a process has 128
+//! TiB) and one of the mappings that the kernel counts (`vm.max_map_count`). When either is used up, the next allocation fails,
+//! and with it the process. So memory that peers make this process map is counted from its mapping to its unmapping, and
+//! limited below the process's own limits.
 
 use crate::MapError;
 use std::sync::Arc;
@@ -12,16 +12,16 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// The limits of mapped memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes per peer: of all memory that it has announced at a time.
+    /// The maximum of one peer: bytes of all memory that it has announced at one time.
     pub peer: u64,
-    /// Bytes of all peers.
+    /// The maximum of all peers together, in bytes.
     pub process: u64,
-    /// Mappings of all peers.
+    /// The maximum number of mappings of all peers.
     pub mappings: u64,
 }
 
-/// Only mappings up to this size, in bytes, may use the last eighth of the process's limits: so peers with much memory do
-/// not take the last of it from peers with little.
+/// Only mappings up to this size, in bytes, may use the last eighth of the process's limits, so that peers with much memory
+/// leave some of it to peers with little.
 const SMALL: u64 = 64 << 30;
 
 struct Budget {
@@ -60,14 +60,13 @@ impl Limits {
     }
 }
 
-/// Bytes and number of the mappings of peers' memory in this process.
+/// Bytes and number of the peers' mappings in this process.
 pub fn mapped() -> (u64, u64) {
     (BUDGET.bytes.load(Relaxed), BUDGET.count.load(Relaxed))
 }
 
-/// The peer that shared mappings ([`crate::Mapping::given_by`]). Counts its mappings that are no longer needed and not
-/// unmapped yet: a peer that announces more memory waits for them, so that it cannot make the process hold ever more
-/// memory that it gave up.
+/// The peer that shared mappings ([`crate::Mapping::given_by`]). Counts its mappings that are no longer used and not unmapped
+/// yet. A peer that announces more memory waits for them, so it cannot make the process hold more and more unused memory.
 #[derive(Clone, Debug, Default)]
 pub struct Peer(Arc<GivenUp>);
 

@@ -4,7 +4,7 @@ use crate::{Seg, Sgl, copy};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
-/// Zeroed at first; readable and writable while the buffer is not lent.
+/// Aligned memory, zeroed at first; readable and writable while the buffer is not lent.
 #[derive(Debug)]
 pub struct Buffer {
     base: NonNull<u8>,

@@ -1,7 +1,7 @@
 //! Copies between this process's own memory and memory that others may change at the same time, by direction and size.
 //!
-//! A guest that changes its data during the copy gets torn data. It cannot harm this process, because these functions
-//! never read a control value twice.
+//! A guest that changes its data during a copy receives a mixture of old and new data. It cannot harm this process, because
+//! these functions never read a control value twice.
 //!
 //! The choice of method was measured by `examples/copy.rs`, with the guest's side on another core (Zen 5, 32 MiB of L3
 //! cache; ratios to `memcpy`, medians):
@@ -14,11 +14,11 @@
 //! | four pages side by side | 0.88 | 1.0 | 0.54 | 0.68 |
 //! | source prefetched a page ahead | 0.93 | 1.0 | 0.72 | 0.76 |
 //!
-//! So data goes by `memcpy` into a guest's memory, which the guest is about to read; the caller, who knows the next
-//! request, prefetches its source. Data goes by non-temporal stores into a large store's memory, which is not read soon.
-//! On this processor both methods perform about equally; on Sapphire Rapids a whole target gained 30% in 4 KiB random
-//! writes, because a plain store there first reads the cache line, and evicts another. Four pages side by side gained 34%
-//! at 128 KiB there, less than they cost here.
+//! So data for a guest's memory is copied by `memcpy`, because the guest is about to read it; the caller, which knows the next
+//! request, prefetches that request's source. Data for the memory of a large store is copied with non-temporal stores, because
+//! it is not read soon. On this processor both methods perform about equally. On Sapphire Rapids a whole target gained 30% in 4
+//! KiB random writes, because a plain store there first reads the cache line and evicts another. Four pages side by side gained
+//! 34% at 128 KiB there, less than they cost here.
 
 use std::arch::asm;
 use std::arch::x86_64::{__m128i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_sfence, _mm_stream_si128};
@@ -27,7 +27,7 @@ use zerocopy::FromBytes;
 /// Bytes in a cache line.
 const LINE: usize = 64;
 
-/// Copies a value out of memory that others may change, reading each byte once: the checked value is the used value.
+/// Copies a value out of memory that others may change, and reads each byte once, so that the checked value is the used value.
 /// After a plain copy, the compiler might read the source again later.
 ///
 /// # Safety

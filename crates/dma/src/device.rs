@@ -87,7 +87,7 @@ impl DeviceMemory {
         if self.is_lost() { u32::MAX } else { u32::from_le(value) }
     }
 
-    /// Stores a register, little-endian. Other stores to the device and to memory that come before stay before.
+    /// Stores a register, little-endian. Earlier stores to the device and to memory become visible before it.
     ///
     /// # Panics
     /// As [`DeviceMemory::load`].

@@ -45,9 +45,9 @@ impl DirtyLog {
         len.div_ceil(PAGE).div_ceil(PAGES_PER_BYTE) <= self.mapping.len()
     }
 
-    /// Marks the pages of `len` bytes at `guest_addr` as written. Call it after the write: a mark that the front-end
-    /// clears before the bytes are there would be lost. Pages beyond the log's end are only counted. Returns the number
-    /// of log words that were changed.
+    /// Marks the pages of `len` bytes at `guest_addr` as written. Call it after the write: if the front-end cleared the mark
+    /// before the bytes were written, the mark would be lost. Pages beyond the log's end are only counted. Returns the number
+    /// of changed log words.
     pub fn mark(&self, guest_addr: u64, len: u64) -> u64 {
         if len == 0 {
             return 0;

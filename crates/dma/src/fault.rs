@@ -1,11 +1,11 @@
-//! Handling of a peer that truncates the memory file it shared with this process.
+//! Survives a peer that truncates the memory file that it shared with this process.
 //!
-//! An access to a page beyond a file's end raises SIGBUS. The handler finds the watched mapping of the address, maps
-//! anonymous memory over the part around it and marks the mapping as poisoned: the access continues, and the owner of the
-//! mapping's session ends the session at its next check. Any other SIGBUS stays fatal.
+//! An access to a page beyond a file's end raises SIGBUS. The handler finds the watched mapping that contains the address, maps
+//! anonymous memory over the part around the address, and marks the mapping as poisoned. The access continues, and the
+//! mapping's owner ends the peer's session at its next check. Any other SIGBUS stays fatal.
 //!
-//! The handler may run on any thread at any instruction, so it reads only atomics and makes one system call of bounded
-//! cost: it does not replace the whole mapping, because removing some gigabytes of pages takes milliseconds.
+//! The handler may run on any thread at any instruction, so it reads only atomics and makes one system call of bounded cost. It
+//! does not replace the whole mapping, because removing some gigabytes of pages takes milliseconds.
 //!
 //! **Invariant.** The handler maps over nothing but the mapping whose access failed. It reads a span that contains the
 //! failed address consistently ([`Range`]). The access keeps its mapping alive until the handler returns, so the entry of
@@ -36,7 +36,7 @@ struct Entry {
 
 static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(std::ptr::null_mut());
 
-/// How often memory was replaced, in this process.
+/// How often a part of a mapping was replaced in this process.
 static FAULTS: AtomicU64 = AtomicU64::new(0);
 
 /// The number of parts that are replaced one by one, per span and in all spans.
@@ -141,11 +141,11 @@ extern "C" fn on_sigbus(_signal: c_int, info: *mut libc::siginfo_t, _context: *m
     }
 }
 
-/// Maps anonymous memory over the part of the entry's span that contains `address`; returns whether that succeeded.
+/// Maps anonymous memory over the part of the entry's span that contains `address`. Returns whether that succeeded.
 ///
-/// Each replaced part can add two mappings to the process, whose number is limited: a peer that truncates much memory
-/// with many requests in flight must not use them up. So only a few parts of one span are replaced separately, and a
-/// limited number in all spans; after that, everything from the address on is replaced: a file that ends before it has no
+/// Each replaced part can add two mappings to the process, whose number is limited. A peer that truncates much memory with many
+/// requests in flight must not use them up. So only a few parts of one span are replaced separately, and a limited number in
+/// all spans. After that, everything from the failed address to the span's end is replaced, because a truncated file has no
 /// pages there.
 fn replace(entry: &Entry, span: Span, address: usize) -> bool {
     /// Bytes replaced at a time, or a page of the file if that is larger.

@@ -1,13 +1,13 @@
 //! Guest and DMA memory.
 //!
-//! Memory that a guest, a kernel or a device may change at any time is never a `&[u8]` here: it is accessed only through
-//! copies and atomics, and this crate holds the `unsafe` for that.
+//! Memory that a guest, a kernel or a device may change at any time is never a `&[u8]` here: it is accessed only through copies
+//! and atomics. This crate contains the `unsafe` code for that.
 //!
 //! - [`Mapping`]: memory that this process mapped: anonymous, or a peer's memfd.
-//! - [`MemTable`]: one epoch of a guest's memory: the mapping of guest addresses to memory.
-//! - [`GuestArea`]: a checked, contiguous piece of it, such as one part of a virtqueue; [`GuestArray`]: values of one
-//!   type in it.
-//! - [`Sgl`]: a scatter list of a request; [`SgTable`] owns those of a front-end's requests.
+//! - [`MemTable`]: a guest's memory at one time: translates guest addresses to memory of this process.
+//! - [`GuestArea`]: a checked, contiguous piece of a guest's memory, such as one part of a virtqueue; [`GuestArray`]: values of
+//!   one type in such a piece.
+//! - [`Sgl`]: a scatter list of a request; [`SgTable`] owns the lists of a front-end's requests.
 //! - [`Buffer`]: aligned memory of this process, lent to a request.
 //! - [`DmaRange`]: a part of a mapping that a device may access; [`DmaPin`] keeps it mapped.
 //! - [`DeviceMemory`]: mapped registers of a device.
@@ -16,9 +16,9 @@
 //! - [`Keeper`]: delays the unmapping while devices have the memory registered.
 //! - [`DirtyLog`]: the pages of a migrating guest that were written.
 //!
-//! **Invariant.** An [`Sgl`] may be used from the submission of a request until its completion, and not after. The owner
-//! of the memory ([`SgTable`], [`Buffer`]) keeps it mapped for that time, even when the owner itself is dropped earlier:
-//! it leaks the memory rather than freeing it under a device.
+//! **Invariant.** An [`Sgl`] may be used from the submission of a request until its completion, and not after. The owner of the
+//! memory ([`SgTable`], [`Buffer`]) keeps it mapped for that time, even when the owner itself is dropped earlier: it leaks the
+//! memory rather than freeing it while a device uses it.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod area;

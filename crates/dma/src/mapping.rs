@@ -1,4 +1,4 @@
-//! Memory that this process mapped. Created and dropped in control context; used from any.
+//! Memory that this process mapped. Created and dropped in control context; used from any context.
 
 use crate::budget::{Charge, Peer};
 use crate::reclaim::{self, Keeper, Pages};
@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Why memory cannot be mapped.
+/// The reason for which memory cannot be mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
     /// The file's pages may not always be accessible (see [`Mapping::shared`]).
@@ -35,7 +35,7 @@ pub enum MapError {
     },
     /// The memory of all guests together would exceed the limit.
     #[error(
-        "{len} bytes more of guests' memory are too many beside {mapped} that are mapped: at most {max} may be, once for each controller (--guest-memory-total)"
+        "cannot map {len} more bytes of guests' memory: {mapped} bytes are mapped, and {max} is the limit; memory counts once for each controller (--guest-memory-total)"
     )]
     NoRoom {
         /// Requested bytes.
@@ -46,12 +46,12 @@ pub enum MapError {
         max: u64,
     },
     /// There would be too many regions of guests' memory.
-    #[error("there are {max} regions of guests' memory, and may be no more (sysctl vm.max_map_count)")]
+    #[error("the limit of {max} regions of guests' memory is reached (sysctl vm.max_map_count)")]
     TooMany {
         /// The limit of regions, for one of this size.
         max: u64,
     },
-    /// The kernel refused.
+    /// The kernel reported an error.
     #[error("cannot map memory: {0}")]
     Os(#[from] rustix::io::Errno),
 }
@@ -155,7 +155,7 @@ impl Mapping {
         Ok(Self::new(pages, skip as usize, len as usize))
     }
 
-    /// Makes `peer` wait for the unmapping of this mapping before it may announce much more memory.
+    /// Makes `peer` wait until this mapping is unmapped before it may announce much more memory.
     #[must_use]
     pub fn given_by(mut self, peer: &Peer) -> Self {
         if let Some(pages) = &mut self.pages {
@@ -164,8 +164,8 @@ impl Mapping {
         self
     }
 
-    /// Makes `keeper` decide when the pages are unmapped, once the mapping was dropped. A mapping has one keeper, the first;
-    /// returns whether this is the one.
+    /// Makes `keeper` decide when the pages are unmapped after the mapping was dropped. A mapping has one keeper, the first.
+    /// Returns whether `keeper` was set.
     pub fn set_keeper(&self, keeper: Arc<dyn Keeper>) -> bool {
         self.pages.as_ref().is_some_and(|pages| pages.keeper.set(keeper).is_ok())
     }
@@ -203,15 +203,12 @@ impl Mapping {
         false
     }
 
-    /// Zeroes `len` bytes from `offset`, and returns whole pages of them to the kernel. Only for anonymous memory.
+    /// Zeroes `len` bytes from `offset`, and returns the whole pages among them to the kernel. Only for anonymous memory.
     ///
     /// # Panics
     /// If the mapping does not contain all of them, or the memory is in a file.
     pub fn zero(&self, offset: u64, len: u64) {
-        assert!(
-            self.fault().is_none() && self.file.is_none(),
-            "a file's pages are not zeroed by being given back"
-        );
+        assert!(self.fault().is_none() && self.file.is_none(), "dropped pages of a file keep their content");
         let end = offset.checked_add(len).filter(|&end| end <= self.len());
         let end = end.unwrap_or_else(|| panic!("{offset}+{len} of {}", self.len()));
         let pages_start = offset.next_multiple_of(crate::PAGE);
@@ -253,9 +250,9 @@ impl Mapping {
         self.fault().is_some_and(fault::Guard::is_poisoned)
     }
 
-    /// Makes the kernel allocate the pages of `len` bytes from `offset`, so that the first access need not wait. The call
-    /// itself waits, for a time that the owner of the file can make long. Only a hint: a page that cannot be allocated
-    /// now is allocated, or fails, at its first access.
+    /// Makes the kernel allocate the pages of `len` bytes from `offset`, so that the first access need not wait. This call
+    /// itself waits, and the owner of the file can make it wait long. A hint only: a page that cannot be allocated now is
+    /// allocated, or fails, at its first access.
     pub fn populate(&self, offset: u64, len: u64) {
         let Some(end) = offset.checked_add(len).filter(|&end| end <= self.len() && len > 0) else { return };
         let first = (self.base.as_ptr() as usize + offset as usize) & !(crate::PAGE as usize - 1);

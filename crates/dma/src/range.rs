@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Weak};
 
-/// A part of a [`Mapping`] to which a device gets access. The range does not keep the memory mapped: its owner unmaps it from the
+/// A part of a [`Mapping`] that a device may access. The range does not keep the memory mapped: its owner unmaps it from the
 /// device before dropping the mapping.
 ///
 /// A device uses the address of the range. A model of a device copies by [`DmaRange::read`] and [`DmaRange::write`], or through
@@ -66,8 +66,9 @@ impl DmaRange {
         self.pin().is_some_and(|pin| pin.write(offset, data))
     }
 
-    /// Calls `use_file` with the file of the memory and the offset of the range in it, and returns its result; `None` if the
-    /// memory has no file of this process (see [`Mapping::in_file`]) or was dropped. A peer that has the file can map it.
+    /// Calls `use_file` with the memory's file and the range's offset in it, and returns the result. A peer that receives the
+    /// file can map it. Returns `None` if this process did not create the memory in a file (see [`Mapping::in_file`]), or the
+    /// mapping was dropped.
     pub fn with_file<T>(&self, use_file: impl FnOnce(BorrowedFd<'_>, u64) -> T) -> Option<T> {
         let mapping = self.mapping.upgrade()?;
         let file = mapping.file()?;
@@ -90,8 +91,8 @@ impl DmaPin {
         false
     }
 
-    /// Copies bytes from `offset` of the range on, each read once. Returns `false`, without a copy, if the range does not contain
-    /// all of them. Later reads of this thread see at least what was written before these bytes.
+    /// Copies bytes from `offset` of the range on, and reads each of them once. Returns `false`, without a copy, if the range
+    /// does not contain all of them. Later reads of this thread see at least what was written before these bytes.
     #[must_use]
     pub fn read(&self, offset: u64, out: &mut [u8]) -> bool {
         let is_inside = self.contains(offset, out.len());

@@ -1,16 +1,17 @@
-//! Unmaps memory and closes memory files on a thread of its own. Any context may request it; a request is a message, and
-//! never waits.
+//! Unmaps memory and closes memory files on a separate thread. Any context may request it: a request is a message, and never
+//! waits.
 //!
 //! The thread that drops the last reference to much memory waits for the kernel to free it: a second for some gigabytes.
-//! Neither a reactor nor the control thread may spend that time. The work that waits here is bounded by the limits of
-//! mapped memory ([`crate::Limits`]), for a peer by the memory that it may announce ([`crate::Peer`]), and for files by
-//! the caller of [`close_memory`]. No peer waits for another peer's memory.
+//! Neither a reactor nor the control thread may spend that time. The work that is queued here is bounded by the limits of
+//! mapped memory ([`crate::Limits`]), for each peer by the memory that it may announce ([`crate::Peer`]), and for files by the
+//! caller of [`close_memory`]. No peer waits for another peer's memory.
 //!
 //! The kernel may be unable to unmap: unmapping part of a mapping that it has merged with its neighbours makes two
 //! mappings of one, and their number is limited (`vm.max_map_count`). Such a failure, which a peer can cause, must not
 //! end the process: the memory stays mapped and counted, and the thread retries.
 //!
-//! Devices may have the memory registered. Then its [`Keeper`] gets the pages, and returns them when no device has.
+//! Devices may have the memory registered. Then the memory's [`Keeper`] receives the pages, and releases them when no device
+//! has them registered any more.
 
 use crate::{budget, fault};
 use rustix::io::Errno;
@@ -24,8 +25,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Bytes that are unmapped at a time: between two pieces, other threads may map, unmap and fault. A multiple of every
-/// page size.
+/// Bytes that are unmapped at a time: between two pieces, other threads can map, unmap and handle page faults. A multiple of
+/// every page size.
 const PIECE: usize = 1 << 30;
 
 /// Interval of retries of failed unmapping.
@@ -38,10 +39,10 @@ pub(crate) struct Pages {
     len: usize,
     pub fault: Option<fault::Guard>,
     pub peer: Option<budget::Peer>,
-    /// Decides when dropped pages are unmapped; see [`crate::Mapping::set_keeper`].
+    /// Decides when the pages of a dropped mapping are unmapped; see [`crate::Mapping::set_keeper`].
     pub keeper: OnceLock<Arc<dyn Keeper>>,
     waiting: Option<budget::Waiting>,
-    /// The last field: it is dropped after the unmapping.
+    /// The last field, so that the charge ends after the unmapping.
     _charge: Option<budget::Charge>,
 }
 
@@ -57,23 +58,23 @@ pub trait Keeper: Send + Sync + std::fmt::Debug {
     fn dropped(&self, pages: HeldPages);
 }
 
-/// The pages of a dropped mapping. They stay mapped, and count as the peer's, until [`HeldPages::release`]. If this is dropped
-/// instead, they stay mapped for ever: no memory is freed under a device.
+/// The pages of a dropped mapping. They stay mapped, and count as the peer's, until [`HeldPages::release`]. If this value is
+/// dropped instead, they stay mapped forever: no memory is freed while a device may use it.
 #[derive(Debug)]
 pub struct HeldPages(ManuallyDrop<Pages>);
 
 impl HeldPages {
-    /// Unmaps the pages, later: no device accesses them any more.
+    /// Requests the unmapping of the pages: no device accesses them any more.
     pub fn release(self) {
         send(Job::Unmap(ManuallyDrop::into_inner(self.0)), now());
     }
 }
 
-/// The rest of [`Pages`] that the kernel cannot unmap now.
+/// The remaining [`Pages`], which the kernel cannot unmap now.
 struct Kept(Pages);
 
 impl Pages {
-    /// The pages from `base` on, which the caller owns: anonymous memory.
+    /// The pages from `base` on: anonymous memory that the caller owns.
     pub const fn of_ours(base: *mut c_void, len: usize) -> Self {
         Self { base, len, fault: None, peer: None, keeper: OnceLock::new(), waiting: None, _charge: None }
     }
@@ -142,15 +143,15 @@ pub fn reclaiming() -> Reclaiming {
     Reclaiming { pending: PENDING.load(Relaxed), done: DONE.load(Relaxed), delay_max }
 }
 
-/// Closes a peer's memory file, later. `ticket` is dropped after that, so that a caller that closes many files for one
-/// peer can wait for some of them.
+/// Requests that a peer's memory file is closed. `ticket` is dropped after that, so a caller that closes many files of one peer
+/// can wait for some of them.
 pub fn close_memory(file: OwnedFd, ticket: Arc<()>) {
-    ask(Job::Close { _file: file, _ticket: ticket });
+    request(Job::Close { _file: file, _ticket: ticket });
 }
 
 pub(crate) fn unmap(mut pages: Pages) {
     pages.waiting = pages.peer.as_ref().map(|peer| peer.gives_up(pages.len as u64));
-    ask(Job::Unmap(pages));
+    request(Job::Unmap(pages));
 }
 
 /// Starts the thread, unless it runs already. In control context, before the first request.
@@ -162,17 +163,17 @@ pub(crate) fn prepare() {
     });
 }
 
-fn ask(job: Job) {
+fn request(job: Job) {
     PENDING.fetch_add(1, Relaxed);
     send(job, now());
 }
 
-fn send(job: Job, asked: Instant) {
+fn send(job: Job, requested: Instant) {
     match WORKER.get() {
         // The thread never ends, so the send succeeds.
-        Some(Some(worker)) => drop(worker.send((job, asked))),
+        Some(Some(worker)) => drop(worker.send((job, requested))),
         Some(None) | None => {
-            if let Err(Kept(pages)) = work_off(job, asked) {
+            if let Err(Kept(pages)) = work_off(job, requested) {
                 // No thread can retry: the memory stays mapped, and counted.
                 std::mem::forget(pages);
             }
@@ -195,34 +196,34 @@ impl Worker {
                 false => self.jobs.recv_timeout(RETRY),
             };
             match next {
-                Ok((job, asked)) => {
-                    self.keep(work_off(job, asked), asked);
+                Ok((job, requested)) => {
+                    self.keep(work_off(job, requested), requested);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            // Up to the first failure.
-            while let Some((pages, asked)) = self.kept.pop_front()
-                && self.keep(work_off(Job::Unmap(pages), asked), asked)
+            // Retries in order, up to the first failure.
+            while let Some((pages, requested)) = self.kept.pop_front()
+                && self.keep(work_off(Job::Unmap(pages), requested), requested)
             {}
         }
     }
 
     /// Keeps pages that could not be unmapped, for a retry; returns whether the unmapping succeeded.
-    fn keep(&mut self, result: Result<(), Kept>, asked: Instant) -> bool {
+    fn keep(&mut self, result: Result<(), Kept>, requested: Instant) -> bool {
         let is_done = result.is_ok();
         if let Err(Kept(pages)) = result {
-            self.kept.push_back((pages, asked));
+            self.kept.push_back((pages, requested));
         }
         is_done
     }
 }
 
-fn work_off(job: Job, asked: Instant) -> Result<(), Kept> {
+fn work_off(job: Job, requested: Instant) -> Result<(), Kept> {
     match job {
         Job::Unmap(mut pages) => match pages.keeper.take() {
-            // They stay pending, and watched: replaced parts of them are mappings of this process until the unmapping, so they
-            // count in `fault` until then, too.
+            // The pages stay pending, and watched: until the unmapping, their replaced parts are mappings of this process, so
+            // `fault` counts them until then, too.
             Some(keeper) => {
                 keeper.dropped(HeldPages(ManuallyDrop::new(pages)));
                 return Ok(());
@@ -231,7 +232,7 @@ fn work_off(job: Job, asked: Instant) -> Result<(), Kept> {
         },
         close @ Job::Close { .. } => drop(close),
     }
-    let delay = u64::try_from(asked.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let delay = u64::try_from(requested.elapsed().as_nanos()).unwrap_or(u64::MAX);
     DELAY_NS_MAX.fetch_max(delay, Relaxed);
     DONE.fetch_add(1, Relaxed);
     PENDING.fetch_sub(1, Relaxed);

@@ -4,10 +4,10 @@
 use crate::{Mapping, copy};
 use zerocopy::{Immutable, IntoBytes};
 
-/// A store of at least this many bytes does not fit into the cache beside other data: writes use non-temporal stores.
+/// A store of at least this many bytes does not fit into the cache beside other data: writes to it use non-temporal stores.
 const STREAMED_STORE_MIN: u64 = 32 << 20;
 
-/// For shorter pieces, the fence at the end costs more than is gained.
+/// For shorter pieces, the fence after non-temporal stores costs more than they save.
 const STREAMED_LEN_MIN: usize = 4096;
 
 /// A contiguous piece of memory, with the layout of the kernel's `struct iovec`.
@@ -26,7 +26,7 @@ impl Seg {
         Self { base, len }
     }
 
-    /// Address of its first byte.
+    /// Address of the first byte.
     pub const fn base(&self) -> *mut u8 {
         self.base
     }
@@ -81,7 +81,7 @@ impl Sgl {
         self.len == 0
     }
 
-    /// Upper bound of the view's pieces: counts segments beyond its end too.
+    /// Upper bound of the number of the view's pieces. Counts segments beyond the view's end too.
     pub const fn segments(&self) -> u32 {
         self.count
     }
@@ -119,7 +119,7 @@ impl Sgl {
         if len == 0 { Self::EMPTY } else { Self { len, ..*self } }
     }
 
-    /// The first `len` bytes of the view, for a request that is valid only if they are some.
+    /// As [`Sgl::first`], inlined at every call.
     ///
     /// # Panics
     /// If the view is shorter.
@@ -148,7 +148,7 @@ impl Sgl {
         })
     }
 
-    /// The view as a single piece, if it has only one.
+    /// The view's piece, if it has exactly one.
     pub fn as_single(&self) -> Option<Seg> {
         let first = self.pieces().next()?;
         (first.len == self.len as usize).then_some(first)
@@ -173,7 +173,7 @@ impl Sgl {
         }
     }
 
-    /// Copies `src` over the view's bytes from `offset` on.
+    /// Copies `src` to the view's bytes from `offset` on.
     ///
     /// # Panics
     /// If the view ends before `src` does.
@@ -186,7 +186,7 @@ impl Sgl {
         }
     }
 
-    /// Copies a value over the view's first bytes.
+    /// Copies a value to the view's first bytes.
     ///
     /// # Panics
     /// If the view is shorter than that.

@@ -1,9 +1,9 @@
-//! A guest's memory, one epoch per table, and the scatter lists of the requests that use it.
+//! A guest's memory at one time (an epoch), and the scatter lists of the requests that use it.
 //!
-//! The control thread creates a [`MemTable`]; each queue's [`SgTable`] takes it over in reactor context. A table never
-//! changes: when the guest's memory changes, a new table replaces it, and shares the unchanged regions. A region is
-//! unmapped when the last table that contains it is dropped, and a table is dropped when the last request that needs it
-//! has completed: requests whose memory did not change switch to the new table.
+//! The control thread creates a [`MemTable`]; each queue's [`SgTable`] switches to it in reactor context. A table never
+//! changes: when the guest's memory changes, a new table replaces it, and shares the unchanged regions. A region is unmapped
+//! when the last table that contains it is dropped. A table is dropped when the last request that needs it has completed;
+//! requests whose memory did not change switch to the new table.
 
 use crate::{DirtyLog, GuestArea, Mapping, Seg, Sgl, copy};
 use std::num::NonZeroU32;
@@ -27,7 +27,7 @@ pub struct Region {
     pub mapping: Arc<Mapping>,
 }
 
-/// Why regions do not make a valid table.
+/// The reason for which regions do not make a valid table.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum TableError {
     /// A region is empty, wraps around the address space, or lies outside of its mapping.
@@ -81,7 +81,7 @@ impl Span {
     #[inline]
     fn locate_all(&self, addr: u64, len: usize) -> Option<*mut u8> {
         let at = addr.wrapping_sub(self.guest_addr);
-        // An address before the region wraps to one far behind it.
+        // The offset of an address before the region wraps to a large number.
         let end = at.checked_add(len as u64)?;
         if end > self.len {
             return None;
@@ -170,7 +170,7 @@ impl MemTable {
         Some(span.guest_addr + (seg.base() as usize - span.base as usize) as u64)
     }
 
-    /// The span of a piece. If several spans are mapped from the same memory, each has a mapping of its own.
+    /// The span of a piece. Each span has its own mapping, even if several are mapped from the same memory.
     fn span_of(&self, seg: &Seg) -> Option<usize> {
         let (addr, spans) = (seg.base() as usize, &self.spans);
         let before = self.by_base.partition_point(|i| spans[usize::from(*i)].base as usize <= addr);
@@ -178,7 +178,7 @@ impl MemTable {
         (((addr - spans[at].base as usize) as u64) < spans[at].len).then_some(at)
     }
 
-    /// Whether a piece that was looked up in `other` has the same address in this table.
+    /// Whether a piece that was looked up in `other` has the same guest address and memory in this table.
     fn has_as_in(&self, other: &Self, seg: &Seg) -> bool {
         let Some(i) = other.span_of(seg) else { return false };
         let was = &other.regions[i];
@@ -269,8 +269,8 @@ impl MemTable {
         if let Some(value) = self.read_largest_before_write(addr) {
             return Ok(value);
         }
-        // Taken apart, because a call returns it in memory, and would force the value above into memory too.
-        match self.read_apart(addr) {
+        // In a separate function, because a call returns the value in memory, and would force the value above into memory too.
+        match self.read_outlined(addr) {
             Ok(value) => Ok(value),
             Err(error) => Err(error),
         }
@@ -285,9 +285,9 @@ impl MemTable {
         Some(unsafe { copy::read_once(src) })
     }
 
-    /// [`MemTable::read`] as a separate function.
+    /// [`MemTable::read`], not inlined.
     #[inline(never)]
-    fn read_apart<T: FromBytes + KnownLayout + IntoBytes>(&self, addr: u64) -> Result<T, BadAddress> {
+    fn read_outlined<T: FromBytes + KnownLayout + IntoBytes>(&self, addr: u64) -> Result<T, BadAddress> {
         self.read(addr)
     }
 
@@ -370,12 +370,12 @@ struct Epoch {
     users: u32,
 }
 
-/// Number of pieces for which a list keeps its memory: a request with as many segments as the device allows (`seg_max`),
-/// plus the pieces before and after its data. A longer list's memory is freed with its request.
+/// The number of pieces for which a list keeps its memory: a request with as many segments as the device allows (`seg_max`),
+/// plus the pieces before and after its data. The memory of a longer list is freed with its request.
 const KEPT_PIECES: usize = 128;
 
-/// Upper bound of a list's pieces: the longest chain (1,024 buffers), each of whose buffers spans two regions. Without a
-/// bound, buffers that span hundreds of small regions would make half a million pieces.
+/// The maximum number of pieces of a list: the longest chain (1,024 buffers), each of whose buffers spans two regions. Without
+/// this limit, buffers that span hundreds of small regions would make half a million pieces.
 const LIST_MAX: usize = 2048;
 
 /// Number of pieces that fit into a slot itself.
@@ -385,13 +385,13 @@ const SHORT: usize = 3;
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Slot {
-    /// The pieces. If they are more than fit, all of them are in [`Longs::lists`].
+    /// The pieces. If not all of them fit, they are in [`Longs::lists`].
     short: [Seg; SHORT],
     /// Number of pieces.
     count: u32,
-    /// Bytes.
+    /// Length of the list in bytes.
     len: u32,
-    /// Serial number of the epoch in which its addresses were looked up, while the slot is in use.
+    /// Serial number of the epoch in which the list's addresses were looked up, while the slot is in use.
     epoch: Option<NonZeroU32>,
     /// A number that the owner stores with the request.
     note: u32,
@@ -412,9 +412,9 @@ impl Slot {
 /// The lists that have more pieces than fit into a slot.
 #[derive(Debug)]
 struct Longs {
-    /// One per slot; empty, or with old contents, while the slot's list is short.
+    /// One list per slot; empty, or with old contents, while the slot's list is short.
     lists: Box<[Vec<Seg>]>,
-    /// Sum over all long lists in use.
+    /// The number of pieces of all long lists in use.
     pieces: u32,
     /// Number of region lookups since [`SgTable::take_parts`].
     parts: u32,
@@ -453,7 +453,7 @@ impl SgTable {
         Arc::clone(&self.current.table)
     }
 
-    /// The guest's memory for the request in `slot`: where its header and status lie.
+    /// The guest memory of the request in `slot`, which contains its header and status.
     ///
     /// # Panics
     /// If the slot is not in use.
@@ -463,8 +463,8 @@ impl SgTable {
         table_of(&self.current, &self.old, serial)
     }
 
-    /// Makes new requests use `memory`, and also those in flight whose memory is completely in it. The others keep their
-    /// table.
+    /// Makes new requests use `memory`, and also those requests in flight whose memory is completely in it. The other requests
+    /// keep their table.
     pub fn set_memory(&mut self, memory: Arc<MemTable>) {
         let serial = self.current.serial.checked_add(1).unwrap_or(NonZeroU32::MIN);
         let before = std::mem::replace(&mut self.current, Epoch { serial, table: memory, users: 0 });
@@ -472,13 +472,13 @@ impl SgTable {
             self.old.push(before);
         }
         for slot in 0..self.slots.len() {
-            self.go_over(slot);
+            self.switch_to_current(slot);
         }
     }
 
-    /// Switches a request to the current table if all its memory is unchanged there, so that it keeps no removed memory
-    /// mapped.
-    fn go_over(&mut self, slot: usize) {
+    /// Switches a request to the current table if the table contains all the request's memory unchanged, so that the request
+    /// keeps no removed memory mapped.
+    fn switch_to_current(&mut self, slot: usize) {
         let Some(serial) = self.slots[slot].epoch else { return };
         let table = table_of(&self.current, &self.old, serial);
         if self.segs(slot).iter().all(|seg| self.current.table.has_as_in(table, seg)) {
@@ -515,21 +515,20 @@ impl SgTable {
         short.get(..*count as usize).unwrap_or_else(|| self.longs.of(slot, *count))
     }
 
-    /// Pieces of all lists in use that have more than three pieces. Together with three per slot, the upper bound of the
-    /// pieces that a change of memory visits.
+    /// The number of pieces of all lists in use that have more than three pieces. Together with three per slot, the upper bound
+    /// of the pieces that a change of memory visits.
     #[inline]
     pub const fn long_pieces(&self) -> u32 {
         self.longs.pieces
     }
 
-    /// Number of regions of buffers that span several, since the last call, including refused lists: each region costs a
-    /// lookup.
+    /// The number of regions looked up for buffers that span several regions, since the last call; refused lists count too.
     #[inline]
     pub const fn take_parts(&mut self) -> u32 {
         std::mem::replace(&mut self.longs.parts, 0)
     }
 
-    /// Takes `slot` into use, and returns its empty list for filling.
+    /// Starts to use `slot`, and returns its empty list, which the caller fills.
     ///
     /// # Panics
     /// If the slot is in use.
@@ -558,7 +557,7 @@ impl SgTable {
         List { slot, index, longs: &mut self.longs, table }.push(addr, len)
     }
 
-    /// The list of `slot`, for its request.
+    /// The list of `slot`, for the request.
     ///
     /// # Panics
     /// If the slot is not in use.
@@ -588,7 +587,7 @@ impl SgTable {
         note
     }
 
-    /// As [`SgTable::put_last_byte`], then [`SgTable::end`], with a single look at the slot.
+    /// [`SgTable::put_last_byte`] and [`SgTable::end`] in one step, which reads the slot once.
     ///
     /// # Panics
     /// If the slot is not in use, or its list has no bytes.
@@ -605,7 +604,7 @@ impl SgTable {
                 unsafe { copy::to_shared(last.base().wrapping_add(last.len() - 1), &raw const byte, 1) };
                 self.current.users -= 1;
             }
-            // A list that is long, of replaced memory, empty or unused.
+            // The list is long, empty, unused, or in replaced memory.
             _ => {
                 slot.epoch = serial;
                 self.put_last_byte(index as u16, byte);
@@ -645,14 +644,14 @@ impl SgTable {
         self.slots[usize::from(slot)].note
     }
 
-    /// Stores a number of the owner's with the request in `slot`.
+    /// Stores the owner's number with the request in `slot`.
     #[inline]
     pub fn note(&mut self, slot: u16, note: u32) {
         self.slots[usize::from(slot)].note = note;
     }
 
-    /// Marks the bytes of the list of `slot` that its request may have written; returns the number of log words and list
-    /// pieces visited.
+    /// Marks the bytes of the list of `slot` that its request may have written. Returns the number of log words and list pieces
+    /// visited.
     ///
     /// # Panics
     /// If the slot is not in use, or its list is shorter.
@@ -661,7 +660,7 @@ impl SgTable {
         let table = self.memory_of(slot);
         let mut cost = 0;
         for seg in self.sgl(slot).slice(bytes.start, bytes.end - bytes.start).pieces() {
-            let addr = table.guest_addr_of(&seg).expect("it was looked up in the slot's table");
+            let addr = table.guest_addr_of(&seg).expect("the piece was looked up in the slot's table");
             cost += 1 + log.mark(addr, seg.len() as u64);
         }
         cost
@@ -688,7 +687,7 @@ impl SgTable {
 
     #[cold]
     fn end_old(&mut self, serial: NonZeroU32) {
-        let i = self.old.iter().position(|epoch| epoch.serial == serial).expect("its users keep it");
+        let i = self.old.iter().position(|epoch| epoch.serial == serial).expect("the epoch has users");
         self.old[i].users -= 1;
         if self.old[i].users == 0 {
             self.old.swap_remove(i);
@@ -706,12 +705,12 @@ pub struct List<'a> {
 }
 
 impl<'a> List<'a> {
-    /// The memory in which its addresses are looked up.
+    /// The memory in which the list's addresses are looked up.
     pub const fn memory(&self) -> &'a MemTable {
         self.table
     }
 
-    /// Stores a number of the owner's with the request: see [`SgTable::note_of`].
+    /// Stores the owner's number with the request: see [`SgTable::note_of`].
     #[inline]
     pub const fn note(&mut self, note: u32) {
         self.slot.note = note;
@@ -738,16 +737,16 @@ impl<'a> List<'a> {
         self.extend([(addr, len)]).map(drop)
     }
 
-    /// Adds pieces, each a length at a guest address; returns the sum of their lengths.
+    /// Adds pieces, each a length at a guest address. Returns the sum of their lengths.
     ///
     /// # Errors
-    /// As [`List::push`], for the first piece that cannot be added; those before it were added.
-    // Always: as a function of its own it gives its result in memory.
+    /// As [`List::push`], for the first piece that cannot be added; the pieces before it were added.
+    // Always inlined: a separate function would return its result in memory.
     #[inline(always)]
     pub fn extend(&mut self, pieces: impl IntoIterator<Item = (u64, u32)>) -> Result<u32, BadAddress> {
         let Self { slot, index, longs, table } = self;
         let before = slot.len;
-        // In registers, until the list is done or another function needs them.
+        // In registers, until the list is complete or another function needs them.
         let (mut count, mut all) = (slot.count, slot.len);
         for (addr, len) in pieces {
             let Some(total) = all.checked_add(len) else {
@@ -763,8 +762,8 @@ impl<'a> List<'a> {
                 count += 1;
             } else {
                 (slot.count, slot.len) = (count, all);
-                // It gets the parts of the list: a reference to the list would force that into memory.
-                if !push_apart(slot, *index, longs, table, (addr, len)) {
+                // The function receives the parts of the list: a reference to the list would force the list into memory.
+                if !push_outlined(slot, *index, longs, table, (addr, len)) {
                     return Err(BadAddress { addr, len });
                 }
                 count = slot.count;
@@ -775,17 +774,18 @@ impl<'a> List<'a> {
         Ok(all - before)
     }
 
-    /// The first `len` bytes of the finished list, for its request.
+    /// The first `len` bytes of the finished list, for the request.
     ///
     /// # Panics
     /// If the list is shorter.
-    // Always inlined, as what it calls: a list that is passed to a function has to lie in memory, and so has what it returns.
+    // Always inlined, as the functions that it calls: a list that is passed to a function must lie in memory, and so must the
+    // function's result.
     #[inline(always)]
     pub fn first(self, len: u32) -> Sgl {
         self.sgl().shortened(len)
     }
 
-    /// The finished list, for its request.
+    /// The finished list, for the request.
     #[inline(always)]
     pub fn sgl(self) -> Sgl {
         let Slot { short, count, len, .. } = &*self.slot;
@@ -804,8 +804,8 @@ impl<'a> List<'a> {
         self.slot.count += 1;
     }
 
-    /// Adds bytes that span several regions; returns whether they were added. They are not if some are in no region, or if
-    /// the list would have too many pieces. Counts the regions that were looked up.
+    /// Adds bytes that span several regions. Returns whether they were added: not if some are in no region, or if the list
+    /// would have too many pieces. Counts the regions that were looked up.
     #[cold]
     fn push_parts(&mut self, addr: u64, len: u32) -> bool {
         let before = self.slot.count;
@@ -822,9 +822,9 @@ impl<'a> List<'a> {
     }
 }
 
-/// Adds bytes that are not all in the largest region, or that do not fit into the slot; returns whether they were added.
+/// Adds bytes that are not all in the largest region, or that do not fit into the slot. Returns whether they were added.
 #[inline(never)]
-fn push_apart(
+fn push_outlined(
     slot: &mut Slot,
     index: usize,
     longs: &mut Longs,
@@ -863,7 +863,7 @@ impl Longs {
         self.pieces += 1;
     }
 
-    /// Shortens a list from `count` pieces to `left`. If these fit into the slot, they are still there.
+    /// Shortens a list from `count` pieces to `left`. If these fit into the slot, the slot still has them.
     fn truncate(&mut self, index: usize, count: u32, left: u32) {
         let long = |count: u32| if count as usize > SHORT { count } else { 0 };
         self.pieces -= long(count) - long(left);
@@ -889,7 +889,7 @@ fn table_of<'a>(current: &'a Epoch, old: &'a [Epoch], serial: NonZeroU32) -> &'a
         return &current.table;
     }
     let epoch = old.iter().find(|epoch| epoch.serial == serial);
-    &epoch.expect("its users keep it").table
+    &epoch.expect("the epoch has users").table
 }
 
 impl Drop for SgTable {

@@ -1,5 +1,5 @@
-//! A process with as many mappings as the kernel allows. A test program of its own, with one test, because mappings are
-//! the process's.
+//! Tests a process with as many mappings as the kernel allows. A separate test program with one test, because mappings are
+//! counted for the whole process.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -52,18 +52,18 @@ fn sleep() {
 fn failed_unmapping_is_retried() {
     let fd = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&fd, 3 * GIB).unwrap();
-    // The kernel allocates addresses downwards: the three lie in the order of the file, so the kernel merges them into
-    // one.
+    // The kernel allocates addresses downwards, so the three mappings lie in the order of the file, and the kernel merges them
+    // into one.
     let [high, middle, low] = [2, 1, 0].map(|i| Mapping::shared(fd.as_fd(), i * GIB, GIB).unwrap());
     let base = |mapping: &Mapping| mapping.base().as_ptr() as u64;
     assert_eq!((base(&middle) - base(&low), base(&high) - base(&middle)), (GIB, GIB));
 
     let crowd = Crowd::gather();
-    // Removing the middle one would split the mapping in two.
+    // Removing the middle mapping would split the merged mapping in two.
     drop(middle);
     (0..30).for_each(|_| sleep());
-    assert_eq!((reclaiming().pending, reclaiming().done), (1, 0), "it waits");
-    assert_eq!(mapped(), (3 * GIB, 3), "and counts");
+    assert_eq!((reclaiming().pending, reclaiming().done), (1, 0), "the unmapping waits for a retry");
+    assert_eq!(mapped(), (3 * GIB, 3), "the memory still counts");
     drop(crowd);
     for _ in 0..1000 {
         if reclaiming().pending == 0 {

@@ -1,8 +1,8 @@
-//! The range that the fault handler reads, under every order of execution that loom distinguishes.
+//! Tests the range that the fault handler reads, under every order of execution that loom distinguishes.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p aryk-dma --release --test loom`
 #![cfg(loom)]
-#![expect(dead_code, reason = "the model needs only some of what the file has")]
+#![expect(dead_code, reason = "the model uses a part of the file")]
 
 mod sync {
     pub use loom::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -13,7 +13,7 @@ mod range;
 use range::{Range, Span};
 use std::sync::Arc;
 
-/// Ranges of two guests, one after the other in the same place: no reader sees a mixture of them.
+/// Ranges of two guests, one after the other in the same entry: no reader sees a mixture of them.
 #[test]
 fn a_reused_range_is_seen_as_a_whole_or_not_at_all() {
     const OLD: Span = Span { base: 0x1000, len: 0x10_0000, page: 4096 };

@@ -1,4 +1,4 @@
-//! All mappings of a process are truncated together. A test program of its own.
+//! Tests the truncation of all mappings of a process. A separate test program, because it uses the limits of the whole process.
 
 use aryk_dma::{GuestArea, Mapping, install_fault_handler};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -14,7 +14,7 @@ const SPANS: usize = 300;
 const PARTS_MAX: usize = 1024;
 
 #[test]
-fn all_mappings_together_are_not_cut_to_pieces() {
+fn all_mappings_together_are_split_into_few_parts() {
     install_fault_handler();
     let fd = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&fd, BIG).unwrap();

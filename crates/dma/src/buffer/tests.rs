@@ -25,7 +25,7 @@ fn a_loan_reaches_the_same_bytes_wherever_the_buffer_moves() {
     assert_eq!(moved.bytes(), b"to or read");
 }
 
-/// So large that the allocator would return the memory to the kernel at once, and the access would be fatal.
+/// The buffer is so large that the allocator would return the memory to the kernel at once, and the access would be fatal.
 #[test]
 fn a_buffer_that_is_dropped_while_lent_leaks() {
     let mut buffer = Buffer::new(64 << 20, 4096);

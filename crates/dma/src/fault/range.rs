@@ -23,7 +23,7 @@ impl Span {
     }
 }
 
-/// A span or none.
+/// A span, or none.
 #[derive(Debug, Default)]
 pub struct Range {
     /// Odd while the other fields are being changed.
@@ -48,8 +48,8 @@ impl Range {
         self.generation.store(generation.wrapping_add(2), Ordering::Release);
     }
 
-    /// The span that was set last. `None` also while it is being changed: the span of memory that the reader uses is
-    /// never being changed, so a reader need not wait.
+    /// The span that was set last. Also `None` while the span is being changed: the span of memory that the reader is using is
+    /// never changed, so a reader need not wait.
     pub fn get(&self) -> Option<Span> {
         let before = self.generation.load(Ordering::Acquire);
         let base = self.base.load(Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Tests with a peer that truncates its memory: real SIGBUS, in this process.
+//! Tests with a peer that truncates its memory: real SIGBUS in this process.
 
 use super::{faults, install};
 use crate::{GuestArea, Mapping, MemTable, Region};
@@ -31,9 +31,9 @@ fn a_truncated_file_poisons_its_mapping_only() {
     area(&mapping).write(100, &7_u64);
     area(&other).write(100, &8_u64);
     ftruncate(&theirs, 0).unwrap();
-    assert!(!mapping.is_poisoned(), "nothing was touched");
+    assert!(!mapping.is_poisoned(), "the missing page was not accessed yet");
 
-    assert_eq!(area(&mapping).read::<u64>(8192), 0, "the access goes on");
+    assert_eq!(area(&mapping).read::<u64>(8192), 0, "the access reads zeroes");
     assert!(mapping.is_poisoned() && area(&mapping).is_poisoned());
     assert!(faults() > before);
     area(&mapping).write(8192, &9_u64);
@@ -42,7 +42,7 @@ fn a_truncated_file_poisons_its_mapping_only() {
     assert!(!other.is_poisoned());
     assert_eq!(area(&other).read::<u64>(100), 8);
 
-    // The next user of the list's entry is not poisoned.
+    // The mapping that reuses the entry is not poisoned.
     drop(mapping);
     let (_fd, next) = shared();
     assert!(!next.is_poisoned());
@@ -50,7 +50,7 @@ fn a_truncated_file_poisons_its_mapping_only() {
 
 /// Replacing the whole mapping would take time in proportion to a size that the peer chooses.
 #[test]
-fn only_what_lies_around_the_hole_is_replaced() {
+fn only_the_part_around_the_hole_is_replaced() {
     const BIG: u64 = 2 << 20;
     install();
     let fd = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
@@ -68,7 +68,7 @@ fn only_what_lies_around_the_hole_is_replaced() {
 
 /// The number of a process's mappings is limited, too.
 #[test]
-fn a_mapping_is_not_cut_to_pieces() {
+fn a_mapping_is_split_into_few_parts() {
     const MIB: u64 = 1 << 20;
     const BIG: u64 = 64 * MIB;
     install();
@@ -92,7 +92,7 @@ fn a_mapping_is_not_cut_to_pieces() {
 }
 
 #[test]
-fn a_write_into_the_hole_goes_on_too() {
+fn a_write_into_the_hole_continues() {
     install();
     let (fd, mapping) = shared();
     let region = Region { guest_addr: 0, user_addr: 0, len: LEN, offset: 0, mapping: Arc::clone(&mapping) };
@@ -105,7 +105,7 @@ fn a_write_into_the_hole_goes_on_too() {
     assert!(table.is_poisoned());
     let mut back = [0; 4096];
     table.read_bytes(4096, &mut back).unwrap();
-    assert_eq!(back, data[4096..], "what was stored from the fault on is there");
+    assert_eq!(back, data[4096..], "bytes stored after the fault are readable");
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn many_truncations_on_many_threads() {
     });
 }
 
-/// Runs this test again in a process of its own.
+/// Runs this test again in a separate process.
 #[test]
 fn any_other_fault_is_fatal() {
     const CHILD: &str = "ARYK_DMA_TEST_FAULTS";

@@ -1,4 +1,4 @@
-//! Tests of accepted files, of the mapped bytes, and of unmapping.
+//! Tests of the accepted files, of the mapped bytes, and of unmapping.
 
 use super::{MapError, Mapping};
 use crate::{Buffer, PAGE};
@@ -45,7 +45,7 @@ fn both_sides_of_a_mapping_see_the_same_bytes() {
 }
 
 #[test]
-fn memory_goes_with_its_mapping() {
+fn a_dropped_mapping_is_unmapped() {
     let file = memfd(8192);
     let makers: [&dyn Fn() -> Mapping; 2] =
         [&|| Mapping::shared(file.as_fd(), 0, 8192).unwrap(), &|| Mapping::anonymous(8192).unwrap()];
@@ -61,7 +61,7 @@ fn memory_goes_with_its_mapping() {
             }
             !is_mapped(base)
         };
-        // The address may be reused at once by another test's thread, but hardly every time.
+        // Another test's thread may reuse the address at once, but not every time.
         assert!((0..50).any(goes));
     }
 }
@@ -89,7 +89,7 @@ fn a_range_must_be_of_pages_inside_of_the_file() {
 }
 
 #[test]
-fn only_memory_files_are_taken() {
+fn only_memory_files_are_accepted() {
     let (pipe, _writer) = rustix::pipe::pipe().unwrap();
     let not_memory: [(OwnedFd, &str); 4] = [
         (pipe, "not a regular file"),
@@ -111,8 +111,7 @@ fn read_only_memory_is_refused() {
     assert!(matches!(Mapping::shared(read_only.as_fd(), 0, 4096), Err(MapError::Os(_))));
 }
 
-/// A guest's memory in huge pages is announced as ranges that begin and end anywhere. Mapping them allocates no huge
-/// page.
+/// A front-end announces a guest's memory in huge pages as ranges with any begin and end. Mapping them allocates no huge page.
 #[test]
 fn ranges_of_huge_pages_may_begin_and_end_within_one() {
     let Ok(fd) = memfd_create("guest", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB) else {
@@ -128,7 +127,7 @@ fn ranges_of_huge_pages_may_begin_and_end_within_one() {
 }
 
 #[test]
-fn zeroing_clears_exactly_its_range_and_gives_pages_back() {
+fn zeroing_clears_exactly_its_range_and_frees_pages() {
     let mapping = Mapping::anonymous(4 * PAGE).unwrap();
     let mut buffer = Buffer::from_slice(&[0xa5; 4 * PAGE as usize]);
     for (offset, len) in
@@ -169,7 +168,7 @@ fn dropping_much_memory_does_not_wait_for_its_unmapping() {
     while Arc::strong_count(&ticket) > 1 || peer.given_up() != (0, 0) {
         std::thread::yield_now();
     }
-    assert!(spent < 3, "{spent} hundredths of a second of the dropper's");
+    assert!(spent < 3, "the dropping thread spent {spent} hundredths of a second");
     assert!(crate::reclaiming().delay_max > std::time::Duration::from_millis(5), "{:?}", crate::reclaiming());
 }
 
@@ -206,13 +205,13 @@ impl crate::Keeper for Keeps {
 }
 
 #[test]
-fn a_keeper_decides_when_the_pages_of_a_dropped_mapping_go_and_the_peer_pays_until_then() {
+fn a_keeper_delays_the_unmapping_and_the_pages_count_until_then() {
     let (file, peer) = (memfd(8192), crate::Peer::default());
     let mapping = Mapping::shared(file.as_fd(), 0, 8192).unwrap().given_by(&peer);
     let base = mapping.base().as_ptr() as usize;
     let keeper = Arc::new(Keeps::default());
     assert!(mapping.set_keeper(Arc::clone(&keeper) as Arc<dyn crate::Keeper>));
-    assert!(!mapping.set_keeper(Arc::new(Keeps::default())), "the first one stays");
+    assert!(!mapping.set_keeper(Arc::new(Keeps::default())), "the first keeper stays");
     drop(mapping);
     let held = loop {
         if let Some(held) = keeper.0.lock().unwrap().take() {
@@ -230,7 +229,7 @@ fn a_keeper_decides_when_the_pages_of_a_dropped_mapping_go_and_the_peer_pays_unt
 }
 
 #[test]
-fn pages_that_a_keeper_loses_stay_mapped_and_counted() {
+fn pages_that_a_keeper_drops_stay_mapped_and_counted() {
     #[derive(Debug)]
     struct Loses;
     impl crate::Keeper for Loses {
@@ -241,7 +240,7 @@ fn pages_that_a_keeper_loses_stay_mapped_and_counted() {
     let base = mapping.base().as_ptr() as usize;
     assert!(mapping.set_keeper(Arc::new(Loses)));
     drop(mapping);
-    // The thread works in order: when it has unmapped the second, it has handled the first.
+    // The thread handles jobs in order: when it has unmapped the second mapping, it has handled the first.
     let next = crate::Peer::default();
     drop(Mapping::shared(file.as_fd(), 0, 4096).unwrap().given_by(&next));
     while next.given_up() != (0, 0) {

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use std::sync::OnceLock;
 
-/// Memory with a list of separate pieces in it, and their content as one array.
+/// Memory that contains a list of separate pieces, and their content as one array.
 struct Scattered {
     memory: Vec<u8>,
     segs: Vec<Seg>,
@@ -47,13 +47,13 @@ impl Scattered {
     }
 }
 
-/// Mostly pieces of a few bytes; sometimes one that is large enough for non-temporal stores.
+/// Mostly pieces of a few bytes; sometimes a piece that is large enough for non-temporal stores.
 fn pieces() -> impl Strategy<Value = Vec<(usize, usize)>> {
     let len = prop_oneof![10 => 1..100_usize, 1 => 4000..20_000_usize];
     vec((0..70_usize, len), 1..9)
 }
 
-/// A part of `len` bytes.
+/// A random part of `of` bytes.
 fn part(of: usize, (from, to): (Index, Index)) -> std::ops::Range<usize> {
     let (a, b) = (from.index(of + 1), to.index(of + 1));
     a.min(b)..a.max(b)
@@ -68,7 +68,7 @@ fn store(large: bool) -> &'static Mapping {
 
 proptest! {
     #[test]
-    fn views_show_what_the_array_shows(pieces in pieces(), cut: (Index, Index), again: (Index, Index)) {
+    fn a_view_reads_the_same_bytes_as_the_array(pieces in pieces(), cut: (Index, Index), again: (Index, Index)) {
         let scattered = Scattered::new(&pieces);
         let all = scattered.gathered();
         prop_assert_eq!(scattered.sgl().len() as usize, all.len());
@@ -109,7 +109,7 @@ proptest! {
     }
 
     #[test]
-    fn a_store_takes_and_gives_the_view(pieces in pieces(), cut: (Index, Index), at in 1..90_000_u64, large: bool) {
+    fn a_store_is_written_from_a_view_and_read_into_it(pieces in pieces(), cut: (Index, Index), at in 1..90_000_u64, large: bool) {
         let (source, target) = (Scattered::new(&pieces), Scattered::new(&pieces));
         let all = source.gathered();
         let range = part(all.len(), cut);
@@ -133,7 +133,7 @@ proptest! {
     }
 
     #[test]
-    fn a_value_is_put_over_the_first_bytes(pieces in pieces(), cut: (Index, Index), value: [u8; 12]) {
+    fn put_writes_the_first_bytes(pieces in pieces(), cut: (Index, Index), value: [u8; 12]) {
         let scattered = Scattered::new(&pieces);
         let (mut model, others) = (scattered.gathered(), scattered.others());
         let range = part(model.len(), cut);
@@ -148,7 +148,7 @@ proptest! {
     }
 
     #[test]
-    fn a_byte_is_put_where_it_belongs(pieces in pieces(), cut: (Index, Index), at: Index, byte: u8) {
+    fn put_byte_writes_one_byte(pieces in pieces(), cut: (Index, Index), at: Index, byte: u8) {
         let scattered = Scattered::new(&pieces);
         let (mut model, others) = (scattered.gathered(), scattered.others());
         let range = part(model.len(), cut);
@@ -176,7 +176,7 @@ proptest! {
 }
 
 #[test]
-fn nothing_is_a_view_too() {
+fn empty_views_are_valid() {
     assert_eq!((Sgl::EMPTY.len(), Sgl::EMPTY.pieces().count()), (0, 0));
     assert!(Sgl::EMPTY.is_empty() && Sgl::EMPTY.is_aligned(4096) && Sgl::EMPTY.as_single().is_none());
     Sgl::EMPTY.fill(1);

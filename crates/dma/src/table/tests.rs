@@ -1,4 +1,4 @@
-//! Translation compared with the same memory in one array, and the lifetime of memory.
+//! Tests of address translation against the same memory in one array, and of the lifetime of memory.
 
 use super::{BadAddress, KEPT_PIECES, LIST_MAX, MemTable, Region, SgTable, TableError};
 use crate::Mapping;
@@ -109,7 +109,7 @@ impl Model {
 }
 
 proptest! {
-    /// Regions of up to 40 bytes, half of which adjoin; few, so that they are scanned, or many.
+    /// Regions of up to 40 bytes, half of which adjoin; few regions, so that they are scanned, or many.
     #[test]
     fn guest_memory_is_an_array_with_holes(
         layout in vec((prop_oneof![Just(0), 0..9_u8], 1..40_u8), 1..20),
@@ -175,7 +175,7 @@ fn watched(guest_addr: u64) -> (Region, Weak<Mapping>) {
     (region, watch)
 }
 
-fn is_there(watch: &Weak<Mapping>) -> bool {
+fn is_mapped(watch: &Weak<Mapping>) -> bool {
     watch.strong_count() > 0
 }
 
@@ -189,28 +189,28 @@ fn a_removed_region_stays_until_its_last_user_has_completed() {
         assert_eq!(sg.sgl(slot).pieces().count(), 2);
     }
     sg.set_memory(table(&[kept]));
-    assert!(is_there(&watch) && sg.has_old_users());
-    // New requests use the new table, those in flight the old one.
+    assert!(is_mapped(&watch) && sg.has_old_users());
+    // New requests use the new table, requests in flight the old one.
     sg.begin(2);
     assert!(sg.push(2, PAGE, 1).is_err() && sg.push(2, 0, 1).is_ok());
     assert!(sg.memory().read::<u8>(PAGE).is_err());
     assert!(sg.memory_of(1).read::<u8>(PAGE).is_ok() && sg.memory_of(2).read::<u8>(PAGE).is_err());
     sg.sgl(1).fill(7);
     sg.end(0);
-    assert!(is_there(&watch), "one is still at work");
+    assert!(is_mapped(&watch), "a request still uses the region");
     let mut seen = [0; 8];
     sg.sgl(1).read(0, &mut seen);
     assert_eq!(seen, [7; 8]);
     sg.end(1);
-    assert!(!is_there(&watch) && !sg.has_old_users() && is_there(&kept_watch));
+    assert!(!is_mapped(&watch) && !sg.has_old_users() && is_mapped(&kept_watch));
     assert_eq!(sg.in_use(), 1);
     sg.end(2);
     drop(sg);
-    assert!(!is_there(&kept_watch));
+    assert!(!is_mapped(&kept_watch));
 }
 
 #[test]
-fn a_removed_region_does_not_wait_for_requests_elsewhere() {
+fn a_removed_region_does_not_wait_for_requests_in_other_regions() {
     let ((kept, _), (other, _), (removed, watch)) = (watched(0), watched(2 * PAGE), watched(PAGE));
     let mut sg = SgTable::new(4, table(&[kept.clone(), removed.clone()]));
     for (slot, addr) in [(0, 8), (1, PAGE + 8), (2, PAGE - 4)] {
@@ -218,20 +218,20 @@ fn a_removed_region_does_not_wait_for_requests_elsewhere() {
         sg.push(slot, addr, 8).unwrap();
     }
     sg.set_memory(table(&[kept.clone(), other.clone(), removed]));
-    assert_eq!(sg.old_users().count(), 0, "nothing was removed");
+    assert_eq!(sg.old_users().count(), 0, "no region was removed");
     sg.set_memory(table(&[kept.clone(), other.clone()]));
     assert!(sg.old_users().eq([1, 2]));
-    assert!(sg.memory_of(0).read::<u8>(2 * PAGE).is_ok(), "it sees what has come since");
-    // Another mapping at the same address is other memory.
+    assert!(sg.memory_of(0).read::<u8>(2 * PAGE).is_ok(), "the request has switched to the new table");
+    // Another mapping at the same address is different memory.
     let (elsewhere, elsewhere_watch) = watched(0);
     sg.set_memory(table(&[elsewhere]));
     assert!(sg.old_users().eq([0, 1, 2]));
     sg.end(1);
-    assert!(is_there(&watch));
+    assert!(is_mapped(&watch));
     sg.end(2);
-    assert!(!is_there(&watch), "the remaining requests never used it");
+    assert!(!is_mapped(&watch), "the remaining requests never used it");
     sg.set_memory(table(&[kept]));
-    assert_eq!((sg.old_users().count(), sg.in_use(), is_there(&elsewhere_watch)), (0, 1, false));
+    assert_eq!((sg.old_users().count(), sg.in_use(), is_mapped(&elsewhere_watch)), (0, 1, false));
     let log_sees = sg.memory_of(0).guest_addr_of(&sg.sgl(0).pieces().next().unwrap());
     assert_eq!(log_sees, Some(8));
     sg.end(0);
@@ -250,7 +250,7 @@ fn each_epoch_ends_with_its_own_users() {
         sg.begin(slot as u16);
         sg.push(slot as u16, slot as u64 * PAGE, 8).unwrap();
     }
-    let there = || watches.iter().map(is_there).collect::<Vec<_>>();
+    let there = || watches.iter().map(is_mapped).collect::<Vec<_>>();
     sg.end(1);
     assert_eq!((there(), sg.in_use()), (vec![true, false, true, true], 3));
     sg.end(0);
@@ -272,19 +272,19 @@ fn an_unused_table_is_dropped_at_once() {
     let (region, watch) = watched(0);
     let mut sg = SgTable::new(1, table(&[region]));
     sg.set_memory(Arc::default());
-    assert!(!is_there(&watch) && !sg.has_old_users());
+    assert!(!is_mapped(&watch) && !sg.has_old_users());
 }
 
 #[test]
 fn dropping_a_table_leaks_memory_of_requests_in_flight() {
     let (region, watch) = watched(0);
     let mut sg = SgTable::new(2, table(&[region]));
-    // With more pieces than fit into a slot, the list lies elsewhere, and must stay as well.
+    // A list with more pieces than fit into a slot is stored outside of the slot, and must stay allocated as well.
     sg.begin(1);
     (0..20).for_each(|i| sg.push(1, 100 * i, 10).unwrap());
     let sgl = sg.sgl(1);
     drop(sg);
-    assert!(is_there(&watch));
+    assert!(is_mapped(&watch));
     let data: Vec<u8> = (0..200).collect();
     sgl.write(0, &data);
     let mut seen = [0; 200];
@@ -306,7 +306,7 @@ fn a_list_has_less_than_4_gib() {
 }
 
 #[test]
-fn a_partly_missing_buffer_is_not_listed() {
+fn a_partly_missing_buffer_is_refused() {
     let mut sg = SgTable::new(1, table(&[region(0, PAGE), region(PAGE, PAGE)]));
     sg.begin(0);
     sg.push(0, 8, 8).unwrap();
@@ -335,11 +335,11 @@ fn a_slot_is_ended_once() {
 }
 
 #[test]
-fn pieces_know_where_they_came_from() {
+fn guest_addresses_of_pieces_are_found() {
     use crate::{DirtyLog, Seg};
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use std::os::fd::AsFd;
-    // Adjoining for the guest, and apart in this process; and one at a higher address.
+    // Regions that adjoin for the guest and are separate in this process; and one at a higher address.
     let before = table(&[region(PAGE, PAGE), region(2 * PAGE, 2 * PAGE), region(40 * PAGE, PAGE)]);
     assert_eq!(before.guest_addr_at_user(USER + 2 * PAGE + 5), Some(2 * PAGE + 5));
     assert_eq!(before.guest_addr_at_user(USER + 4 * PAGE), None);
@@ -358,7 +358,7 @@ fn pieces_know_where_they_came_from() {
     }
     sgs.push(0, 2 * PAGE - 1, 2).unwrap();
     sgs.push(0, 40 * PAGE, 1).unwrap();
-    // The table is replaced; the slot keeps it.
+    // The table is replaced; the slot keeps the old one.
     sgs.set_memory(table(&[region(0, PAGE)]));
     let file = memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, PAGE).unwrap();
@@ -369,8 +369,8 @@ fn pieces_know_where_they_came_from() {
         bits
     };
     assert_eq!(sgs.mark_dirty(1, 0..0, &log), 0);
-    assert_eq!(sgs.mark_dirty(0, 1..2, &log), 2, "a piece, and a word of the log");
-    assert_eq!(bits(), [0b100, 0, 0, 0, 0, 0], "what was not written is not marked");
+    assert_eq!(sgs.mark_dirty(0, 1..2, &log), 2, "one piece and one word of the log");
+    assert_eq!(bits(), [0b100, 0, 0, 0, 0, 0], "only written bytes are marked");
     sgs.mark_dirty(0, 0..3, &log);
     assert_eq!(bits(), [0b110, 0, 0, 0, 0, 1]);
     assert_eq!(log.beyond(), 0);
@@ -391,7 +391,7 @@ fn a_list_keeps_no_more_memory_than_ordinary_requests_need() {
 }
 
 #[test]
-fn pieces_of_long_lists_in_use_are_counted_and_those_of_one_have_an_end() {
+fn pieces_of_long_lists_are_counted_and_limited() {
     // Adjoining regions of a page each.
     let regions: Vec<Region> = (0..64).map(|i| region(i * PAGE, PAGE)).collect();
     let mut sgs = SgTable::new(2, table(&regions));
@@ -400,12 +400,12 @@ fn pieces_of_long_lists_in_use_are_counted_and_those_of_one_have_an_end() {
     sgs.begin(1).extend((0..32).map(|_| (0, all))).unwrap();
     assert_eq!((sgs.long_pieces(), sgs.sgl(1).segments()), (LIST_MAX as u32, LIST_MAX as u32));
     assert_eq!(sgs.push(1, 0, 2 * PAGE as u32), Err(BadAddress { addr: 0, len: 2 * PAGE as u32 }));
-    // A byte within one region needs no lookup of parts, as for a response.
+    // A byte within one region, such as a response, needs no lookup of parts.
     sgs.push(1, 0, 1).unwrap();
     assert_eq!((sgs.long_pieces(), sgs.sgl(1).len()), (1 + LIST_MAX as u32, 32 * all + 1));
-    assert_eq!(sgs.take_parts(), 32 * 64 + 2, "including those of refused lists");
+    assert_eq!(sgs.take_parts(), 32 * 64 + 2, "including regions of refused lists");
     sgs.end(1);
-    assert_eq!((sgs.long_pieces(), sgs.take_parts()), (0, 0), "three pieces stand in their slot");
+    assert_eq!((sgs.long_pieces(), sgs.take_parts()), (0, 0), "three pieces fit into the slot");
     assert!(sgs.push(0, 300, 1).is_ok() && sgs.push(0, 64 * PAGE, 1).is_err());
     assert_eq!(sgs.long_pieces(), 4);
     sgs.end(0);
@@ -414,7 +414,7 @@ fn pieces_of_long_lists_in_use_are_counted_and_those_of_one_have_an_end() {
 
 #[test]
 fn a_list_grows_out_of_its_slot_and_keeps_its_order() {
-    // Adjoining for the guest, and apart here.
+    // Regions that adjoin for the guest and are separate in this process.
     let mut sgs = SgTable::new(1, table(&[region(0, PAGE), region(PAGE, PAGE), region(2 * PAGE, PAGE)]));
     for count in 0..8_u32 {
         sgs.begin(0);
@@ -430,12 +430,12 @@ fn a_list_grows_out_of_its_slot_and_keeps_its_order() {
 }
 
 #[test]
-fn the_last_byte_is_written_wherever_the_list_ends() {
+fn put_last_byte_writes_the_last_byte_of_any_list() {
     let mut sgs = SgTable::new(1, table(&[region(0, PAGE), region(PAGE, PAGE)]));
     for pieces in 1..6_u64 {
         let mut list = sgs.begin(0);
         list.extend((0..pieces).map(|i| (64 * i, 8))).unwrap();
-        // The last crosses from region to region.
+        // The last list crosses from one region to another.
         list.push(PAGE - 2, 4).unwrap();
         list.note(pieces as u32);
         let all = list.sgl();
@@ -445,7 +445,7 @@ fn the_last_byte_is_written_wherever_the_list_ends() {
             (8 * pieces as u32 + 4, pieces as u32, pieces as u32)
         );
         assert_eq!(sgs.memory().read::<[u8; 3]>(PAGE), Ok([0, byte, 0]));
-        // The same, and the slot is free.
+        // The same, and the slot is freed.
         assert_eq!(sgs.end_with_last_byte(0, byte + 1), pieces as u32);
         assert_eq!(sgs.memory().read::<[u8; 3]>(PAGE), Ok([0, byte + 1, 0]));
         assert_eq!((sgs.in_use(), sgs.long_pieces()), (0, 0));
@@ -453,7 +453,7 @@ fn the_last_byte_is_written_wherever_the_list_ends() {
 }
 
 #[test]
-fn a_slot_of_replaced_memory_ends_there() {
+fn a_slot_of_replaced_memory_is_freed_in_its_epoch() {
     let (removed, kept) = (table(&[region(0, PAGE)]), table(&[region(PAGE, PAGE)]));
     let mut sgs = SgTable::new(1, Arc::clone(&removed));
     let mut list = sgs.begin(0);
@@ -475,7 +475,7 @@ fn a_slot_ends_once() {
 }
 
 #[test]
-fn the_first_bytes_are_written_however_the_list_is_cut() {
+fn put_first_writes_across_pieces() {
     let mut sgs = SgTable::new(1, table(&[region(0, PAGE)]));
     for lens in [&[8_u32, 8][..], &[3, 5, 1], &[1, 1, 1, 1, 4], &[9, 1, 1, 1, 1]] {
         let mut list = sgs.begin(0);
