@@ -21,7 +21,7 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-/// Duration from which a session counts as successful; after a shorter session the next attempt is delayed.
+/// A session that lasts at least this long counts as successful; after a shorter session the next attempt is delayed.
 const LASTING: Duration = Duration::from_secs(1);
 
 thread_local! {
@@ -67,7 +67,7 @@ impl Client {
         self.0.stats()
     }
 
-    /// Logs how many log lines about the front-end were suppressed, if the time for that has come.
+    /// Logs how many log lines about the front-end were suppressed, if such a line is due.
     pub fn tell_left_out(&self) {
         self.0.tell_left_out();
     }
@@ -139,7 +139,7 @@ impl Backoff {
     }
 }
 
-/// What to do after a failed attempt.
+/// The next step after a failed attempt.
 enum Next {
     /// Wait until the socket or a directory on its path appears.
     Absent,
@@ -158,7 +158,7 @@ struct Dialer {
 }
 
 impl Dialer {
-    /// Connects, however long that takes. Cancelling the future loses nothing.
+    /// Connects, however long that takes. The future can be cancelled without loss.
     async fn connect(&mut self, shared: &Shared) -> UnixStream {
         let mut watching: Option<Watching> = None;
         loop {
@@ -181,7 +181,7 @@ impl Dialer {
             match next {
                 Next::Absent => {
                     watch.changed().await;
-                    // The event may be a directory on the path; also, a socket exists before its owner listens on it.
+                    // The event may concern only a directory on the path; also, a socket exists before its owner listens on it.
                     watching = None;
                     self.backoff.reset();
                 }
@@ -200,7 +200,7 @@ impl Dialer {
         UnixStream::from_std(socket.into()).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::NOMEM))
     }
 
-    /// Logs why the connection failed, unless the same reason was logged last.
+    /// Logs why the connection failed, unless the last logged reason is the same.
     fn explain(&mut self, errno: Errno, shared: &Shared) -> Next {
         let (path, mistake) = (self.path.display(), self.mistake(errno));
         let absent = errno == Errno::NOENT && mistake.is_none();
@@ -249,7 +249,7 @@ impl Dialer {
             Ok(watching) => return Some(watching),
             Err(error) => error,
         };
-        // A path without a directory to watch does not mean that inotify watches have run out.
+        // If the path has no directory to watch, the number of inotify watches is not the problem.
         let no_directory = matches!(Errno::from_io_error(&error), Some(Errno::NOTDIR | Errno::NOENT));
         if !no_directory && !UNWATCHED.replace(true) {
             tracing::warn!(

@@ -1,8 +1,8 @@
-//! One connection: whole messages with their file descriptors in, replies out. Control context; nothing here blocks.
+//! One connection: receives whole messages with their file descriptors, and sends replies. Control context; no function blocks.
 //!
-//! **Invariant.** Until the kind of a file descriptor from a front-end is known to be harmless, only calls are made on it that
-//! the kernel answers from memory ([`kind_of`]). A descriptor of any other kind may block even in `close` (a file of a FUSE
-//! server that does not answer, a lingering TCP socket), so [`Connection::close`] closes it on a separate thread.
+//! **Invariant.** Until the kind of a file descriptor from a front-end is known to be harmless, the only calls made on it are
+//! calls that the kernel answers from memory ([`kind_of`]). A descriptor of any other kind may block even in `close` (a file of
+//! a FUSE server that does not answer, a lingering TCP socket), so [`Connection::close`] closes it on a separate thread.
 
 use crate::Error;
 use crate::message::{Decoder, FDS_MAX, FdKind, Message, Request};
@@ -25,9 +25,9 @@ use tokio::time::{Instant, timeout, timeout_at};
 /// one that stops in the middle of a message has failed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Memory files of one front-end that may wait to be closed before its next message is read.
+/// The maximum number of one front-end's memory files that wait to be closed when its next message is read.
 const CLOSING_MAX: usize = 64;
-/// Descriptors that are kept until the end of a connection, at most, because closing them may block.
+/// The maximum number of descriptors that are kept until the end of a connection because closing them may block.
 const STRANGE_MAX: usize = 64;
 
 pub(crate) struct Connection {
@@ -50,7 +50,7 @@ impl Connection {
     }
 
     /// The next message and its file descriptors, whose number and kind match the request. `None` at the end of the connection.
-    /// Cancelling the future loses nothing.
+    /// The future can be cancelled without loss.
     pub(crate) async fn next(&mut self) -> Result<Option<(Message, Vec<OwnedFd>)>, Error> {
         self.memory_is_closed().await;
         loop {
@@ -58,7 +58,12 @@ impl Connection {
                 None => self.receive().await,
                 Some(deadline) => match timeout_at(deadline, self.receive()).await {
                     Ok(received) => received,
-                    Err(_) => return Err(Error::HalfMessage(self.decoder.pending(), "nothing more in time")),
+                    Err(_) => {
+                        return Err(Error::HalfMessage(
+                            self.decoder.pending(),
+                            "no more bytes before the timeout",
+                        ));
+                    }
                 },
             };
             let n = match received {
@@ -106,7 +111,7 @@ impl Connection {
         timeout(PATIENCE, all).await.map_err(|_| Error::NotReading)?
     }
 
-    /// Waits for `work`, however long it takes; logs it if the front-end hangs up before `work` ends.
+    /// Waits for `work`, however long it takes. Logs if the front-end hangs up before `work` ends.
     pub(crate) async fn wait_watching<T>(
         &self,
         (what, lines): (&str, &LogLimit),
@@ -121,8 +126,8 @@ impl Connection {
         work.await
     }
 
-    /// Waits until the front-end has hung up. Its unread messages keep the socket readable, so that readiness is no indication:
-    /// the connection is polled for the hang-up.
+    /// Waits until the front-end has hung up. Its unread messages keep the socket readable, so readiness does not show a
+    /// hang-up, and the connection is polled instead.
     pub(crate) async fn hung_up(&self) {
         const POLL_INTERVAL: Duration = Duration::from_millis(100);
         loop {
@@ -136,7 +141,7 @@ impl Connection {
         }
     }
 
-    /// Keeps an fd until the end of the connection, when it is closed on a thread that may block.
+    /// Keeps a descriptor until the end of the connection, when a thread that may block closes it.
     ///
     /// # Errors
     /// [`Error::TooManyChannels`]; the fd is kept all the same.
@@ -145,8 +150,8 @@ impl Connection {
         if self.strange.len() > STRANGE_MAX { Err(Error::TooManyChannels(STRANGE_MAX)) } else { Ok(()) }
     }
 
-    /// Closes memory files, and other descriptors whose `close` does not block, in the background: if ours is the last reference
-    /// to a memory file, the kernel frees its pages, which takes long.
+    /// Closes memory files, and other descriptors whose `close` does not block, in the background: if this process has the last
+    /// reference to a memory file, the kernel frees its pages, which takes long.
     pub(crate) fn close_memory(&self, fds: Vec<OwnedFd>) {
         fds.into_iter().for_each(|fd| aryk_dma::close_memory(fd, Arc::clone(&self.closing)));
     }
@@ -159,8 +164,8 @@ impl Connection {
         }
     }
 
-    /// Ends the connection. Waits until the front-end's descriptors and `channel` are closed, however long that takes; during
-    /// that time, only this controller's next front-end must wait.
+    /// Ends the connection. Waits until the front-end's descriptors and `channel` are closed, however long that takes. Only
+    /// this controller's next front-end has to wait for that.
     pub(crate) async fn close(self, channel: Option<OwnedFd>) {
         let closing = tokio::task::spawn_blocking(move || drop((self, channel)));
         closing.await.expect("closing does not panic");

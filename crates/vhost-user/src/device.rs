@@ -1,7 +1,7 @@
 //! The interface of a device type that is served over vhost-user, and the device's handle to its session.
 //!
-//! Control context: all of [`Device`] is called on the thread that serves the session, one call at a time
-//! for one device. [`SessionHandle`] may be used from any thread.
+//! Control context: all functions of [`Device`] are called on the thread that serves the session, one call at a time for one
+//! device. [`SessionHandle`] may be used from any thread.
 
 use aryk_dma::{DirtyLog, GuestArea, MemTable};
 use std::os::fd::OwnedFd;
@@ -26,10 +26,10 @@ pub struct Rings {
     pub device: GuestArea,
 }
 
-/// Where a queue marks the guest memory that it writes, during a migration.
+/// The log in which a queue marks the guest memory that it writes, during a migration.
 #[derive(Clone, Debug)]
 pub struct QueueLog {
-    /// Log for the memory that the queue's requests write; each write is marked after it was made.
+    /// The log for the memory that the queue's requests write. Each write is marked after it was made.
     pub log: Arc<DirtyLog>,
     /// Guest addresses and lengths of the parts of the ring that the device writes.
     pub(crate) ring: [(u64, u64); 2],
@@ -61,7 +61,7 @@ impl QueueLog {
 /// is not allowed.
 pub type EventFd = Arc<OwnedFd>;
 
-/// All that a device needs to run a queue.
+/// Everything that a device needs to run a queue.
 #[derive(Clone, Debug)]
 pub struct QueueSetup {
     /// Number of descriptors: up to [`Device::queue_size_max`]; a power of two for a split ring.
@@ -80,7 +80,7 @@ pub struct QueueSetup {
     pub kick: Option<EventFd>,
     /// Written to notify the guest of used buffers. `None`: the guest polls.
     pub call: Option<EventFd>,
-    /// Written to when the queue has failed.
+    /// Written when the queue has failed.
     pub err: Option<EventFd>,
     /// The queue's part of the region that the front-end keeps while the back-end restarts ("Inflight I/O tracking"), of
     /// `aryk_virtqueue::inflight_len` bytes. Its contents are not trusted.
@@ -98,12 +98,12 @@ pub struct MemoryChange {
     pub rings: Vec<(u16, Rings)>,
 }
 
-/// A virtio device, as its session sees it.
+/// A virtio device, as a session uses it.
 ///
 /// A queue runs between [`Device::start_queue`] and [`Device::stop_queue`]. The session calls `start_queue` when the front-end
-/// has started *and* enabled the queue and has supplied all that it needs to run, and `stop_queue` when that ends or the
-/// front-end disconnects. A queue whose setup changes is stopped and started again. The futures need not be `Send`: a session
-/// never leaves its thread. A device has one session at a time.
+/// has started *and* enabled the queue and has sent its complete setup, and `stop_queue` when that ends or the front-end
+/// disconnects. A queue whose setup changes is stopped and started again. The futures need not be `Send`: a session never
+/// leaves its thread. A device has one session at a time.
 #[expect(async_fn_in_trait, reason = "sessions live on one thread; their futures are never sent")]
 pub trait Device: 'static {
     /// Features of the device type. The session adds those of rings and transport.
@@ -128,8 +128,8 @@ pub trait Device: 'static {
     /// Number of queues that a front-end may use, 1 to 256.
     fn num_queues(&self) -> u16;
 
-    /// Descriptors of the largest queue that a front-end may set up. The queue size determines how much memory a queue can make
-    /// the back-end hold, and how much work an abort of its requests or a change of its guest's memory takes.
+    /// The maximum number of descriptors of a queue. The queue size determines how much memory a queue can make the back-end
+    /// hold, and how much work an abort of its requests or a change of its guest's memory takes.
     fn queue_size_max(&self) -> u16;
 
     /// The current configuration space of the device, at most [`crate::CONFIG_MAX`] bytes.
@@ -156,12 +156,12 @@ pub trait Device: 'static {
     /// lost while the queue was stopped.
     ///
     /// # Errors
-    /// The queue cannot run; it stays stopped. A device that waits for a store gives up at [`SessionHandle::ending`] and at
-    /// [`Device::cancel_start`].
+    /// The queue cannot run; it stays stopped. A device that waits for a store stops waiting at [`SessionHandle::ending`] and
+    /// at [`Device::cancel_start`].
     async fn start_queue(&self, index: u16, setup: QueueSetup) -> Result<(), DeviceError>;
 
-    /// The front-end stops a queue that is starting: if the device waits for a store, it gives up. The session awaits the end of
-    /// `start_queue`, whose future it polls beside the other calls.
+    /// The front-end stops a queue that is starting: a device that waits for a store must stop waiting. The session awaits the
+    /// end of `start_queue`, whose future it polls beside the other calls.
     fn cancel_start(&self, index: u16) {
         let _ = index;
     }
@@ -171,8 +171,8 @@ pub trait Device: 'static {
     async fn stop_queue(&self, index: u16) -> u32;
 
     /// Registers the guest's new memory with the devices that access it by themselves. The session awaits this before any queue
-    /// uses the memory and before it answers the front-end, but drops the future if the session is to end. The registration of a
-    /// mapping ends with the mapping.
+    /// uses the memory and before it answers the front-end, but drops the future when the session must end. The registration of
+    /// a mapping ends with the mapping.
     async fn register_memory(&self, memory: &MemTable) {
         let _ = memory;
     }
@@ -213,11 +213,11 @@ struct Shared {
     wake: Notify,
     config_changed: AtomicBool,
     end: Mutex<Option<Event>>,
-    /// Whether the session is to end, or its front-end has left.
+    /// Whether the session must end, or its front-end has disconnected.
     ending: watch::Sender<bool>,
 }
 
-/// A session, as its device sees it. Usable from any thread; after the end of the session its methods do nothing.
+/// The device's handle to its session. Usable from any thread; after the end of the session its methods do nothing.
 #[derive(Clone, Debug, Default)]
 pub struct SessionHandle(Arc<Shared>);
 
@@ -244,8 +244,8 @@ impl SessionHandle {
         self.0.wake.notify_one();
     }
 
-    /// Waits until the session is to end or its front-end has disconnected. A device that waits for a resource before it starts a
-    /// queue must then stop waiting.
+    /// Waits until the session must end or its front-end has disconnected. A device that waits for a resource before it starts
+    /// a queue must then stop waiting.
     pub async fn ending(&self) {
         // The sender is kept by this handle.
         let _ = self.0.ending.subscribe().wait_for(|ending| *ending).await;
@@ -259,7 +259,7 @@ impl SessionHandle {
         self.0.ending.send_replace(true);
     }
 
-    /// The next event of the session. Cancelling the future loses nothing.
+    /// The next event of the session. The future can be cancelled without loss.
     pub(crate) async fn event(&self) -> Event {
         loop {
             if let Some(end) = self.0.end.lock().unwrap_or_else(PoisonError::into_inner).take() {

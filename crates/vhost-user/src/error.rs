@@ -1,4 +1,4 @@
-//! Errors: why a session ends, why a request is refused, and why a socket cannot be used. Control context.
+//! Errors: reasons for which a session ends, a request is refused, or a socket cannot be used. Control context.
 
 use crate::device::DeviceError;
 use crate::message::{Code, FdKind};
@@ -9,7 +9,7 @@ use std::io;
 pub(crate) const SHARE: &str = "guest memory must be shared with the back-end, \
      e.g. `-object memory-backend-memfd,share=on,…` in QEMU, `shared=on` in Cloud Hypervisor";
 
-/// A fault of the front-end, or a failed operation on its behalf.
+/// An error of the front-end, or a failed operation on its behalf.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The connection failed.
@@ -29,7 +29,7 @@ pub enum Error {
         /// The header's flags.
         flags: u32,
     },
-    /// A payload longer than any message's.
+    /// A payload longer than that of any message.
     #[error("{code}: a payload of {size} bytes")]
     TooLong {
         /// The request.
@@ -60,13 +60,15 @@ pub enum Error {
     #[error("{0}: the protocol feature was not negotiated")]
     NotNegotiated(Code),
     /// More file descriptors than a message may carry, or than this process may open.
-    #[error("file descriptors of a message were lost: more than 8, or our own limit was reached")]
+    #[error(
+        "file descriptors of a message were lost: more than 8, or the back-end's limit of open files was reached"
+    )]
     FdsLost,
     /// The front-end has replaced the back-end channel too often.
     #[error("SET_BACKEND_REQ_FD: the channel was replaced {0} times")]
     TooManyChannels(usize),
     /// The number of file descriptors does not match the request.
-    #[error("{code}: {got} file descriptors came with it")]
+    #[error("{code}: the message has {got} file descriptors, which does not match the request")]
     WrongFdCount {
         /// The request.
         code: Code,
@@ -74,7 +76,7 @@ pub enum Error {
         got: usize,
     },
     /// Fewer memory files than regions.
-    #[error("{0}: memory regions came without their files; {SHARE}")]
+    #[error("{0}: the message has fewer memory files than regions; {SHARE}")]
     MemoryNotShared(Code),
     /// A file descriptor of the wrong kind.
     #[error("{code}: expected {want}, got {got}")]
@@ -114,14 +116,14 @@ pub enum Error {
     },
     /// A queue that is larger than its device allows.
     #[error(
-        "{code}: a queue of {size} descriptors is larger than the {max} that are allowed (start arykd with a larger --queue-size-max, or the VM with a smaller queue-size)"
+        "{code}: a queue of {size} descriptors is larger than the maximum of {max} (start arykd with a larger --queue-size-max, or the VM with a smaller queue-size)"
     )]
     QueueTooLarge {
         /// The request.
         code: Code,
-        /// Descriptors asked for.
+        /// Requested number of descriptors.
         size: u16,
-        /// Descriptors allowed.
+        /// The maximum.
         max: u16,
     },
     /// A memory region cannot be mapped.
@@ -142,18 +144,16 @@ pub enum Error {
     #[error("more than {0} memory regions")]
     TooManyRegions(usize),
     /// More memory than one front-end may announce.
-    #[error(
-        "{asked} bytes of guest memory are more than one front-end may announce: at most {max} (--guest-memory-max)"
-    )]
+    #[error("{asked} bytes of guest memory exceed the limit of one front-end, {max} (--guest-memory-max)")]
     TooMuchMemory {
         /// Bytes announced.
         asked: u64,
         /// Bytes allowed.
         max: u64,
     },
-    /// More regions than a guest needs, while the regions of all guests approach the process's limit.
+    /// A region was refused to a guest with many regions, because the regions of all guests approach the process's limit.
     #[error(
-        "a guest with {0} memory regions gets no more, since all guests together approach the limit (sysctl vm.max_map_count)"
+        "a guest with {0} memory regions cannot add another, because the regions of all guests approach the limit (sysctl vm.max_map_count)"
     )]
     RegionsShort(usize),
     /// A request to remove a memory region that does not exist.

@@ -29,8 +29,9 @@ pub(crate) struct Inflight {
 impl Inflight {
     /// GET_INFLIGHT_FD: creates a region of zeroes, whose size is sealed.
     ///
-    /// `packed` is the ring format as far as it is known, and `may_be` tells whether rings may still become packed. In that case
-    /// the region has room for packed rings: QEMU 7.2's vhost-user-scsi asks before it has negotiated the format.
+    /// `packed` is the ring format as far as it is known; `may_be` tells whether the rings may still become packed. In that
+    /// case the region has room for packed rings: QEMU 7.2's vhost-user-scsi sends the request before it has negotiated the
+    /// format.
     pub(crate) fn create(
         code: Code,
         wanted: &InflightDesc,
@@ -59,7 +60,7 @@ impl Inflight {
         if desc.size < needed {
             return Err(Error::InflightTooSmall { code, got: desc.size, needed });
         }
-        // A driver may change to the other format, whose region would be larger.
+        // A driver may change to the other ring format, whose region would be larger.
         let len = desc.size.min(region_len(code, &desc, true, queues)?);
         let map = |source| Error::Inflight { code, source };
         let stat = rustix::fs::fstat(fd).map_err(|e| map(MapError::Os(e)))?;
@@ -72,7 +73,7 @@ impl Inflight {
         (self.file, self.desc) == (other.file, other.desc)
     }
 
-    /// The part of queue `index`, of `size` descriptors. `None` for a queue that has no part in the region.
+    /// The part of queue `index`, which has `size` descriptors. `None` if the region has no part for the queue.
     pub(crate) fn part(
         &self,
         code: Code,
@@ -99,14 +100,14 @@ impl Inflight {
     }
 }
 
-/// Bytes that a region needs according to its description.
+/// The size in bytes that a region needs according to its description.
 fn region_len(code: Code, desc: &InflightDesc, packed: bool, queues: usize) -> Result<u64, Error> {
     let bad = |what| Err(Error::BadPayload { code, what });
     if desc.num_queues == 0 || usize::from(desc.num_queues) > queues {
         return bad("an in-flight region for no queues, or more queues than the device has");
     }
     if desc.queue_size == 0 || desc.queue_size > 32_768 || !packed && !desc.queue_size.is_power_of_two() {
-        return bad("an in-flight region for queues of an impossible size");
+        return bad("an in-flight region for queues of an invalid size");
     }
     Ok(u64::from(desc.num_queues) * queue_len(packed, desc.queue_size))
 }

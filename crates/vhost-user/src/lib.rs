@@ -1,5 +1,5 @@
 //! Back-end side of the vhost-user protocol, as QEMU's "Vhost-user Protocol" (`docs/interop/vhost-user.rst`) defines it: a
-//! front-end such as QEMU passes a guest's memory and virtqueues, and this crate passes them to a [`Device`].
+//! front-end such as QEMU sends a guest's memory and virtqueues, and this crate passes them to a [`Device`].
 //!
 //! All code runs in control context, on one current-thread tokio runtime within a `LocalSet`. Each front-end has its own task;
 //! nothing blocks, so no front-end can delay another.
@@ -19,8 +19,8 @@
 //! ```
 //!
 //! A queue runs in the device from `start_queue` to `stop_queue`. When the guest's memory changes while the queue runs, the
-//! session calls `set_memory` with the new addresses of the rings; a device drops the old table as soon as its requests allow,
-//! since the session answers the front-end only when removed memory is no longer in use.
+//! session calls `set_memory` with the new addresses of the rings. The device must drop the old table as soon as its requests
+//! allow, because the session answers the front-end only when removed memory is no longer in use.
 //!
 //! Offered: VIRTIO_F_VERSION_1, indirect descriptors, EVENT_IDX, and the protocol features MQ, REPLY_ACK, CONFIG,
 //! CONFIGURE_MEM_SLOTS, BACKEND_REQ, RESET_DEVICE and STATUS; packed rings, INFLIGHT_SHMFD, and dirty logging (LOG_ALL,

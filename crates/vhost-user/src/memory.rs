@@ -1,9 +1,9 @@
 //! A guest's memory as its front-end announces it: regions are added and removed, and each change creates a new epoch. Control
 //! context.
 //!
-//! A region that is announced again without any change keeps its mapping; only removed regions are unmapped. Descriptors here are
-//! known to be memory files ([`crate::connection`]), on which the kernel answers calls from memory. "Memory access" and "Memory
-//! regions description" of the specification.
+//! A region that is announced again without any change keeps its mapping; only removed regions are unmapped. Descriptors here
+//! are known to be memory files ([`crate::connection`]), on which the kernel answers calls from memory. See "Memory access" and
+//! "Memory regions description" of the specification.
 
 use crate::Error;
 use crate::message::RegionDesc;
@@ -14,11 +14,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Number of memory slots offered: that of the kernel's vhost and of KVM on x86, for which front-ends are made.
+/// Number of memory slots offered: as many as the kernel's vhost and KVM on x86 have, for which front-ends are made.
 pub(crate) const SLOTS_MAX: usize = 509;
 
-/// Regions that a guest is guaranteed, regardless of other guests: as many as fit into one message, which is enough for most
-/// guests.
+/// The number of regions that each guest may have, however many regions other guests have: as many as fit into one message,
+/// which is enough for most guests.
 const SLOTS_GUARANTEED: usize = 8;
 
 /// Identity of a file, while it is open or mapped.
@@ -46,7 +46,7 @@ pub(crate) struct GuestMemory {
 }
 
 impl GuestMemory {
-    /// No memory yet, of that peer.
+    /// Creates the empty memory of a peer's guest.
     pub(crate) fn new(peer: Peer) -> Self {
         Self { slots: Vec::new(), table: Arc::default(), peer }
     }
@@ -56,8 +56,8 @@ impl GuestMemory {
         &self.peer
     }
 
-    /// Waits until mappings of these sizes fit beside the current ones. While mappings that this front-end, or one before it, has
-    /// released wait to be unmapped, all of them together may not exceed a table and its replacement.
+    /// Waits until mappings of these sizes fit beside the current ones. As long as mappings that this front-end, or one before
+    /// it, has released wait to be unmapped, all mappings together may not exceed a table and its replacement.
     pub(crate) async fn room_for(&self, sizes: impl Iterator<Item = u64>) {
         const POLL_INTERVAL: Duration = Duration::from_millis(1);
         let announced = mapped(&self.slots).chain(sizes);
@@ -108,7 +108,7 @@ impl GuestMemory {
         self.replace(slots)
     }
 
-    /// Removes the region with the addresses and size of `desc`.
+    /// Removes the region that has the addresses and the size of `desc`.
     pub(crate) fn remove(&mut self, desc: &RegionDesc) -> Result<Removed, Error> {
         let is_it = |s: &Slot| {
             (s.desc.guest_addr, s.desc.user_addr, s.desc.size) == (desc.guest_addr, desc.user_addr, desc.size)
@@ -138,7 +138,7 @@ impl GuestMemory {
         Ok(Removed(old.into_iter().map(|s| s.mapping).collect()))
     }
 
-    /// A slot for the region: the existing one, or a new one.
+    /// A slot for the region: the existing slot of an unchanged region, or a new one.
     fn slot(&self, desc: RegionDesc, fd: BorrowedFd<'_>) -> Result<Slot, Error> {
         let guest_addr = desc.guest_addr;
         let os = |e: rustix::io::Errno| Error::Map { guest_addr, source: e.into() };
@@ -147,7 +147,7 @@ impl GuestMemory {
         if let Some(same) = self.slots.iter().find(|s| s.desc == desc && s.file == file) {
             return Ok(same.clone());
         }
-        // Otherwise a ring that is aligned in the front-end's address space would not be aligned in ours.
+        // Otherwise a ring that is aligned in the front-end's address space would not be aligned in this process.
         let base = desc.mmap_offset % PAGE;
         if desc.user_addr % PAGE != base || desc.guest_addr % PAGE != base {
             return Err(Error::Misaligned(guest_addr));

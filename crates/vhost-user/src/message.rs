@@ -9,11 +9,11 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
-/// Bytes of the longest payload that is accepted. The longest useful payload, a configuration space, has 268.
+/// The maximum length of a payload in bytes. The longest useful payload, a configuration space, has 268.
 pub const PAYLOAD_MAX: usize = 4096;
-/// File descriptors of one message, at most: as many as a memory table has regions.
+/// The maximum number of file descriptors of one message: as many as a memory table has regions.
 pub const FDS_MAX: usize = 8;
-/// Bytes of a configuration space, at most.
+/// The maximum size of a configuration space in bytes.
 pub const CONFIG_MAX: usize = 256;
 
 const VERSION: u32 = 1;
@@ -22,7 +22,7 @@ const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
 const HEADER_LEN: usize = size_of::<Header>();
 
-/// Number of a request or reply. Any number is possible; its text is the specification's name.
+/// Number of a request or reply. Any number is possible; it is displayed as the specification's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code(pub u32);
 
@@ -352,7 +352,7 @@ fn single_region(payload: &[u8]) -> Option<RegionDesc> {
     exact(payload.get(8..)?)
 }
 
-/// Bytes of [`InflightDesc`] without its padding.
+/// Length of [`InflightDesc`] without its padding, in bytes.
 const UNPADDED: usize = size_of::<InflightDesc>() - 4;
 
 /// "Inflight description", with or without the structure's padding.
@@ -409,7 +409,7 @@ pub fn reply_inflight(desc: &InflightDesc, padded: bool) -> Vec<u8> {
     reply(Code(31), if padded { bytes } else { &bytes[..UNPADDED] })
 }
 
-/// The back-end's own request CONFIG_CHANGE_MSG, for the channel that SET_BACKEND_REQ_FD passed. It asks for no reply.
+/// The back-end's own request CONFIG_CHANGE_MSG, for the channel that SET_BACKEND_REQ_FD passed. It requests no reply.
 pub fn config_change() -> Vec<u8> {
     encode(Code(2), VERSION, &[])
 }

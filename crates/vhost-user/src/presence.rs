@@ -1,7 +1,7 @@
 //! Waits until a path exists, without polling. Control context.
 //!
 //! All waiters of one thread share one inotify instance, which watches the deepest existing directories. A waiter is woken only
-//! for the next name on its own path, so that thousands of waiters can share a directory.
+//! for the next name on its own path, so thousands of waiters can share a directory.
 //!
 //! **Invariant.** A waiter checks the path again after it has set up [`Watching`]: this check finds changes before the watch, and
 //! the watch reports changes after it. A symbolic link on the path that is redirected is not noticed.
@@ -219,7 +219,7 @@ impl Watching {
         missing.ok_or(Errno::NOENT)
     }
 
-    /// Waits for an event. Cancelling the future loses nothing.
+    /// Waits for an event. The future can be cancelled without loss.
     pub(crate) async fn changed(&self) {
         self.waiter.notified().await;
     }

@@ -1,8 +1,8 @@
 //! A controller in server mode: a listening socket, which serves one front-end after the other. Control context.
 //!
-//! A front-end that connects while another is served waits: a restarted QEMU may connect before the end of its predecessor has
-//! been noticed, and is then served at once. If a second front-end waits longer, the operator has made an error, which is logged.
-//! Further front-ends wait in the socket's backlog.
+//! A front-end that connects while another is served waits: a restarted QEMU may connect before the end of its predecessor was
+//! detected, and is then served at once. If a second front-end waits longer, the configuration is wrong, and a warning is
+//! logged. Further front-ends wait in the socket's backlog.
 
 use crate::device::{Device, SessionHandle};
 use crate::service::{Service, Shared};
@@ -20,15 +20,15 @@ use tokio::time::{Instant, sleep};
 
 /// How long a second front-end may wait before a warning is logged.
 const RECONNECT_GRACE: Duration = Duration::from_secs(2);
-/// Duration from which a session counts as successful. After `HASTY_MAX` shorter sessions in a row, the next is delayed by
-/// `HASTY_PAUSE`, so that a front-end that reconnects in a loop takes only part of the control thread's time.
+/// A session that lasts at least this long counts as successful. After `HASTY_MAX` shorter sessions in a row, the next is delayed
+/// by `HASTY_PAUSE`, so that a front-end that reconnects in a loop takes only part of the control thread's time.
 const LASTING: Duration = Duration::from_secs(1);
 const HASTY_MAX: u32 = 32;
 const HASTY_PAUSE: Duration = Duration::from_millis(50);
-/// Delay after an `accept` that failed for lack of file descriptors or memory.
+/// Delay after an `accept` that failed because of a lack of file descriptors or memory.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
-/// A controller that is served. Dropping it stops the controller in the background.
+/// A controller that listens. Dropping it stops the controller in the background.
 #[derive(Debug)]
 pub struct Server(Service);
 
@@ -58,7 +58,7 @@ impl Server {
         self.0.stats()
     }
 
-    /// Logs how many log lines about the front-end were suppressed, if the time for that has come.
+    /// Logs how many log lines about the front-end were suppressed, if such a line is due.
     pub fn tell_left_out(&self) {
         self.0.tell_left_out();
     }
@@ -109,7 +109,8 @@ impl Accept {
         }
     }
 
-    /// Serves a session to its end, and accepts the next front-end if one connects. Returns whether the controller must stop.
+    /// Serves a session to its end; meanwhile accepts the next front-end if one connects. Returns whether the controller must
+    /// stop.
     async fn until_done(
         &mut self,
         serving: impl Future<Output = ()>,

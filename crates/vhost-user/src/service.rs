@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tracing::{Instrument, Span};
 
-/// What the task shares with its handle.
+/// State that the task shares with its handle.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     pub(crate) stats: Stats,
@@ -27,7 +27,7 @@ impl Shared {
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = session;
     }
 
-    /// Serves one front-end, while `session` can end the session.
+    /// Serves one front-end. Meanwhile `session` can end the session.
     pub(crate) async fn serve<D: Device>(&self, stream: UnixStream, device: &D, session: &SessionHandle) {
         self.set_current(Some(session.clone()));
         // The result has already been logged and counted.

@@ -1,12 +1,12 @@
 //! One front-end's session: translates its requests, in order, into calls of the device. Control context.
 //!
-//! The session stores what a front-end has announced (features, memory, each queue's [`Vring`]) and keeps the device in step: a
-//! queue runs in the device when its front-end has started and enabled it and all that it needs is known. So messages may come in
-//! any order, and any of them again while queues run.
+//! The session stores what a front-end has announced (features, memory, each queue's [`Vring`]) and keeps the device up to
+//! date: a queue runs in the device when its front-end has started and enabled it and has sent its complete setup. So messages
+//! may come in any order, and may be repeated while queues run.
 //!
-//! **Invariants.** A failed request changes nothing, or leaves queues stopped. However a session ends, all its queues are stopped
-//! before the device is notified. A session never waits for other sessions, nor do they wait for it: after each message the other
-//! sessions have their turn.
+//! **Invariants.** A failed request changes nothing, or leaves queues stopped. However a session ends, all its queues are
+//! stopped before the device is notified. A session never waits for other sessions, and they never wait for it: after each
+//! message the other sessions can run.
 
 use crate::connection::Connection;
 use crate::device::{Device, Event, SessionHandle};
@@ -45,7 +45,7 @@ const F_LOG_ALL: u64 = 1 << 26;
 /// VIRTIO_F_RING_PACKED.
 pub const F_RING_PACKED: u64 = 1 << 34;
 
-/// Offered for every device: features of the rings themselves.
+/// Ring features, offered for every device.
 const TRANSPORT_FEATURES: u64 = F_VERSION_1 | F_INDIRECT_DESC | F_EVENT_IDX | F_PROTOCOL_FEATURES;
 
 /// "Protocol features", of the specification.
@@ -84,7 +84,7 @@ impl From<Vec<u8>> for Reply {
     }
 }
 
-/// How a session ended without an error.
+/// The reason for which a session ended without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// The front-end hung up between two messages, or while a request was handled.
@@ -93,12 +93,12 @@ pub enum End {
     Stopped,
 }
 
-/// Serves one front-end until it disconnects, fails, or is to be stopped; then `device` is ready for the next.
+/// Serves one front-end until it disconnects, fails, or must be stopped; then `device` is ready for the next.
 ///
 /// `session` must be new; `device` uses it to reach this front-end.
 ///
 /// # Errors
-/// The cause that ended the session. It has been logged and counted.
+/// The error that ended the session. It has been logged and counted.
 ///
 /// # Panics
 /// If the device has no queues, or more than 256, or a configuration space that is too long.
@@ -138,8 +138,10 @@ pub async fn serve_front_end<D: Device>(
     stats.ended(end.as_ref().err());
     match &end {
         Ok(End::FrontEndLeft) => limited!(stats.lines.sessions, info, "front-end disconnected"),
-        Ok(End::Stopped) => tracing::info!("front-end disconnected by us"),
-        Err(error) => limited!(stats.lines.faults, warn, "front-end disconnected by us: {error}"),
+        Ok(End::Stopped) => tracing::info!("the back-end has disconnected the front-end"),
+        Err(error) => {
+            limited!(stats.lines.faults, warn, "the back-end has disconnected the front-end: {error}")
+        }
     }
     end
 }
@@ -150,7 +152,7 @@ struct Session<'d, D> {
     handle: SessionHandle,
     stats: &'d Stats,
     connection: Connection,
-    /// Whether the front-end is gone, so that a hang-up need not be watched for.
+    /// Whether the front-end has hung up, so that no call needs to watch for it.
     left: bool,
     sharing: Sharing,
     /// Features acknowledged by SET_FEATURES, unmodified. No queue runs before that.
@@ -205,7 +207,7 @@ impl<D: Device> Session<'_, D> {
                 Ok(Some(reply)) => Some(reply),
                 Ok(None) if self.acks(need_reply) => Some(message::reply_u64(code, 0).into()),
                 Ok(None) => None,
-                // The device has given up for that: why it ends is seen next.
+                // The device has failed because the session must end; the next turn of the loop reads the reason.
                 Err(_) if self.handle.is_ending() => continue,
                 Err(error) if self.acks(need_reply) && !has_reply(code) => {
                     limited!(self.stats.lines.faults, warn, "request refused: {error}");
@@ -223,7 +225,7 @@ impl<D: Device> Session<'_, D> {
         }
     }
 
-    /// Waits for the device, and watches for the front-end to hang up.
+    /// Waits for the device. Logs if the front-end hangs up meanwhile.
     async fn wait<T>(&self, what: &str, work: impl Future<Output = T>) -> T {
         if self.left {
             return work.await;
@@ -231,8 +233,8 @@ impl<D: Device> Session<'_, D> {
         self.connection.wait_watching((what, &self.stats.lines.sessions), work).await
     }
 
-    /// Waits until memory that the front-end has released is unmapped, if its limit requires that. A device may keep it for ever,
-    /// so the wait ends with the session.
+    /// Waits until memory that the front-end has released is unmapped, if its limit requires that. A device may keep the memory
+    /// forever, so the wait ends with the session.
     pub(super) async fn await_room(&self, sizes: impl Iterator<Item = u64>) -> Result<(), Error> {
         tokio::select! {
             biased;
@@ -241,7 +243,7 @@ impl<D: Device> Session<'_, D> {
         }
     }
 
-    /// Waits until the session is to end, or the front-end has hung up.
+    /// Waits until the session must end, or the front-end has hung up.
     async fn ending(&self) {
         tokio::select! {
             () = self.handle.ending() => {}
@@ -297,7 +299,7 @@ impl<D: Device> Session<'_, D> {
         Ok(Some(message::reply_u64(code, value).into()))
     }
 
-    /// Carries out a request that has no reply of its own.
+    /// Carries out a request that has no specific reply.
     async fn apply(&mut self, code: Code, request: Request, fds: &mut Vec<OwnedFd>) -> Result<(), Error> {
         match request {
             Request::SetFeatures(bits) => self.set_features(code, bits).await,
@@ -353,8 +355,8 @@ impl<D: Device> Session<'_, D> {
                 }
                 Ok(())
             }
-            // SET_OWNER starts a session, which the connection has already done. SET_LOG_FD passes an eventfd that signals new
-            // marks to the front-end; no front-end is known to use it.
+            // SET_OWNER starts a session, which has already started with the connection. SET_LOG_FD passes an eventfd that
+            // signals new marks to the front-end; no front-end is known to use it.
             Request::SetOwner
             | Request::SetLogFd
             | Request::SetLogBase(_)
@@ -397,7 +399,7 @@ impl<D: Device> Session<'_, D> {
                 self.halt(index).await;
             }
             if before.is_some_and(|before| is_packed(before) != is_packed(bits)) {
-                // The base is the position in a ring of the other format.
+                // The base is a position in a ring of the other format.
                 self.vrings[index].base = None;
                 self.vrings[index].stopped_at = None;
             }
@@ -407,7 +409,8 @@ impl<D: Device> Session<'_, D> {
         Ok(())
     }
 
-    /// `size` bytes of the configuration space from `offset`. Fields that the front-end knows but the device does not are zero.
+    /// `size` bytes of the configuration space from `offset`. Fields that the front-end expects but the device does not have
+    /// are zero.
     fn config(&self, offset: u32, size: u32) -> Vec<u8> {
         let mut config = self.device.config();
         assert!(config.len() <= CONFIG_MAX, "a configuration space of {} bytes", config.len());
@@ -423,12 +426,12 @@ impl<D: Device> Session<'_, D> {
         let Some(channel) = &self.backend_channel else { return };
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match rustix::net::send(channel, &message::config_change(), flags) {
-            // A full channel is full of the same messages: the front-end will notice the change at the next one that it reads.
+            // A full channel already contains this message: the front-end will notice the change when it reads one.
             Ok(_) | Err(rustix::io::Errno::AGAIN) => {}
             Err(error) => {
                 tracing::warn!("cannot notify the front-end of the changed configuration: {error}");
                 let channel = self.backend_channel.take().expect("checked above");
-                // This adds at most one descriptor for each channel that the front-end has sent, and those are counted.
+                // The front-end's channels are counted, so this keeps a limited number of descriptors.
                 let _ = self.connection.close_later(channel);
             }
         }

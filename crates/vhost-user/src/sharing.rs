@@ -1,8 +1,8 @@
 //! Detects a front-end that does not share the memory that it announces. Control context; a separate thread reads the mappings.
 //!
 //! QEMU's `memory-backend-memfd,share=off` passes a memfd like any other, but maps it privately: the guest's writes never reach
-//! the file, and its queues stay empty for ever without an error. The kernel's list of the front-end's mappings shows this, if we
-//! may read it.
+//! the file, and its queues stay empty forever without an error. The kernel's list of the front-end's mappings shows this, if
+//! this process may read the list.
 
 use crate::memory::FileId;
 use rustix::fs::{major, minor};
@@ -10,10 +10,10 @@ use std::collections::BTreeSet;
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 
-/// Reads of one front-end's mappings, at most. Each holds the front-end's memory lock for some milliseconds.
+/// The maximum number of reads of one front-end's mappings. Each read holds the front-end's memory lock for some milliseconds.
 const READS_MAX: u32 = 16;
 
-/// The information about one front-end's mappings.
+/// The state of the check of one front-end's mappings.
 #[derive(Debug, Default)]
 pub(crate) struct Sharing {
     /// Process of the front-end, as the socket reports it.
@@ -27,7 +27,7 @@ pub(crate) struct Sharing {
 
 impl Sharing {
     pub(crate) fn of(stream: &UnixStream) -> Self {
-        // 0 stands for a process of another PID namespace.
+        // The kernel reports 0 for a process of another PID namespace.
         let pid = stream.peer_cred().ok().and_then(|peer| peer.pid()).filter(|&pid| pid > 0);
         Self { pid, ..Self::default() }
     }
@@ -47,13 +47,14 @@ impl Sharing {
         self.known.extend(&new);
         self.reads += 1;
         self.reading = Some(tokio::task::spawn_blocking(move || {
-            // A process of another user may be unreadable for us.
+            // This process may lack the permission to read the mappings of another user's process.
             let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
             new.iter().any(|file| is_private(&maps, *file))
         }));
     }
 
-    /// Waits until a check has found memory that is not shared; for ever, if no check does. Cancelling the future loses nothing.
+    /// Waits until a check has found memory that is not shared; forever, if no check does. The future can be cancelled without
+    /// loss.
     pub(crate) async fn found_private(&mut self) {
         if let Some(reading) = &mut self.reading {
             let found = reading.await;

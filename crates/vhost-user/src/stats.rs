@@ -1,4 +1,4 @@
-//! Counters of a controller's sessions. Updated in control context, read from any.
+//! Counters of a controller's sessions. Updated in control context, read from any context.
 
 use crate::Error;
 use crate::error::Class;
@@ -25,7 +25,7 @@ impl Default for Lines {
 }
 
 impl Lines {
-    /// Logs how many lines were suppressed, if none has been logged since and the time for that has come.
+    /// Logs how many lines were suppressed, if no line was logged since and such a line is due.
     pub(crate) fn tell_left_out(&self) {
         if let Some(left_out) = self.sessions.overdue() {
             tracing::info!(
@@ -58,8 +58,8 @@ pub struct Stats {
     memory_private: AtomicU64,
     last_error: Mutex<Option<String>>,
     pub(crate) lines: Lines,
-    /// The controller's front-ends as the owner of guest memory: a front-end that has just disconnected may have left much memory
-    /// to unmap.
+    /// The controller's front-ends as the owner of guest memory: much memory of a front-end that has just disconnected may
+    /// still wait to be unmapped.
     pub(crate) peer: Peer,
 }
 
@@ -92,7 +92,7 @@ pub struct Snapshot {
     pub rings_outside: u64,
     /// Sessions whose front-end had mapped guest memory privately, so that the guest's writes could not reach the back-end.
     pub memory_private: u64,
-    /// The last of these errors, or why the controller cannot connect to a front-end's socket.
+    /// The last of these errors, or the reason for which the controller cannot connect to a front-end's socket.
     pub last_error: Option<String>,
 }
 
@@ -149,7 +149,7 @@ impl Stats {
         }
     }
 
-    /// A front-end cannot be reached until the operator corrects an error.
+    /// The controller cannot connect to a front-end until the operator corrects an error.
     pub(crate) fn not_connected(&self, why: &str) {
         *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_owned());
     }

@@ -104,8 +104,8 @@ impl Vring {
         if size > max { Err(Error::QueueTooLarge { code, size, max }) } else { Ok(size) }
     }
 
-    /// SET_VRING_ADDR: checks the alignment that virtio 1.2, sections 2.7 and 2.8.10, requires. Memory is mapped so that
-    /// addresses which are aligned in the front-end are aligned here.
+    /// SET_VRING_ADDR: checks the alignment that virtio 1.2, sections 2.7 and 2.8.10, requires. Addresses that are aligned in
+    /// the front-end are aligned in this process, because memory is mapped accordingly.
     pub(crate) fn check_addr(
         code: Code,
         features: Option<u64>,
@@ -162,9 +162,10 @@ impl Vring {
         self.base.unwrap_or(if is_packed(features) { PACKED_START } else { 0 })
     }
 
-    /// Whether the front-end has supplied all that the queue needs, and wants the queue to run.
+    /// Whether the front-end has enabled the queue and has sent its complete setup.
     pub(crate) fn is_wanted(&self, features: u64) -> bool {
-        // "Ring states": without protocol features a ring is initially enabled, with them disabled.
+        // "Ring states": without protocol features a ring is initially enabled; with protocol features it is initially
+        // disabled.
         let enabled = self.enabled.unwrap_or(features & F_PROTOCOL_FEATURES == 0);
         enabled && !matches!(self.kick, Kick::Stopped) && self.size > 0 && self.addr.is_some()
     }
@@ -200,7 +201,7 @@ impl Vring {
         }
     }
 
-    /// The rings' areas in `memory`, if `memory` contains them.
+    /// The areas of the rings in `memory`; `None` if `memory` does not contain them.
     pub(crate) fn rings(&self, features: u64, memory: &MemTable) -> Option<Rings> {
         let addr = self.addr?;
         Some(Rings {

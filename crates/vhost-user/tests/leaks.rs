@@ -1,5 +1,5 @@
-//! No file descriptor or mapping of a front-end outlives its session: both are counted before and after. A binary with a single
-//! test, since the counts are those of the whole process.
+//! Tests that no file descriptor or mapping of a front-end outlives its session: both are counted before and after. A separate
+//! test program with a single test, because the counts are those of the whole process.
 
 #[path = "session/device.rs"]
 #[expect(dead_code, reason = "shared with the tests of sessions, which use the rest")]
@@ -12,7 +12,7 @@ use aryk_vhost_user::{SessionHandle, Stats, serve_front_end};
 use peer::{FrontEnd, Guest, code, eventfd, memfd, message};
 use std::os::fd::AsFd;
 
-/// Open file descriptors, and mappings of front-ends' memory, once released ones are closed and unmapped.
+/// Open file descriptors, and mappings of front-ends' memory, after all released ones were closed and unmapped.
 fn count() -> (usize, usize) {
     while aryk_dma::reclaiming().pending > 0 {
         std::thread::yield_now();
@@ -22,7 +22,7 @@ fn count() -> (usize, usize) {
     (fds, maps.lines().filter(|line| line.contains("memfd:")).count())
 }
 
-/// A session that leaves its fds in every possible place, ended in one of several ways.
+/// Runs a session that leaves descriptors in every possible place, and ends in one of several ways.
 async fn run_session(end: usize) {
     let (fe, stream) = FrontEnd::pair();
     let device = device::Mock::default();
@@ -50,7 +50,7 @@ async fn run_session(end: usize) {
             2 => fe.send(code::SET_VRING_KICK, &bytes![0_u64], &[memory; 8]),
             3 => fe.send(code::SET_VRING_KICK, &bytes![0_u64], &[memory; 20]),
             4 => fe.send(code::SET_MEM_TABLE, &guest.mem_table(), &[theirs.as_fd()]),
-            // Half a message with an fd; and messages that are never read, with their fds.
+            // Half a message with a descriptor; and messages that the back-end never reads, with their descriptors.
             5 => fe.send_raw(&message(code::SET_VRING_CALL, 1, &[0; 8])[..15], &[memory]),
             _ => {
                 fe.send(99, &[], &[memory]);

@@ -1,4 +1,5 @@
-//! Memory regions of all guests together. A binary with a single test, since the limit is the process's.
+//! Tests the limit of memory regions of all guests together. A separate test program with a single test, because the limit is
+//! that of the whole process.
 
 #[path = "session/device.rs"]
 #[expect(dead_code, reason = "shared with the tests of sessions, which use the rest")]
@@ -12,7 +13,7 @@ use aryk_vhost_user::{SessionHandle, Stats, serve_front_end};
 use peer::{FrontEnd, code, memfd};
 use std::os::fd::AsFd;
 
-/// Number of regions of a guest that are accepted before one is refused.
+/// The number of regions that a guest can add before the back-end refuses one.
 async fn most_regions(fe: &FrontEnd) -> u64 {
     let memory = memfd(4096);
     let mut count = 0_u64;
@@ -26,7 +27,7 @@ async fn most_regions(fe: &FrontEnd) -> u64 {
 }
 
 #[test]
-fn a_guest_of_many_regions_leaves_half_for_those_that_have_few() {
+fn half_of_the_regions_are_reserved_for_guests_with_few() {
     Limits { mappings: 64, ..Limits::DEFAULT }.set();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
     runtime.block_on(async {

@@ -16,11 +16,11 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-/// How long a session waits for a queue to start, so that the answer to the front-end has its error. A disk may take longer, or
-/// for ever: then the session goes on.
+/// How long a session waits for a queue to start, so that it can report an error in its answer to the front-end. A disk may
+/// take longer, or forever: then the session continues.
 const START_PATIENCE: Duration = Duration::from_millis(100);
 
-/// The next queue that has started, or has failed to, of those whose starts take long.
+/// Waits for the next end (success or failure) of a start that takes long.
 pub(super) async fn next_started(vrings: &mut [Vring]) -> (usize, Result<(), DeviceError>) {
     std::future::poll_fn(|cx| {
         for (index, vring) in vrings.iter_mut().enumerate() {
@@ -28,7 +28,10 @@ pub(super) async fn next_started(vrings: &mut [Vring]) -> (usize, Result<(), Dev
                 && let Poll::Ready(started) = Pin::new(started).poll(cx)
             {
                 vring.life = Life::Stopped;
-                return Poll::Ready((index, started.unwrap_or_else(|_| Err("the start was lost".into()))));
+                return Poll::Ready((
+                    index,
+                    started.unwrap_or_else(|_| Err("the start ended without a result".into())),
+                ));
             }
         }
         Poll::Pending
@@ -126,7 +129,7 @@ impl<D: Device> Session<'_, D> {
         Ok(message::reply(code, zerocopy::IntoBytes::as_bytes(&VringState { index: state.index, num })))
     }
 
-    /// Sets another in-flight region, or the same one again.
+    /// Sets the in-flight region. Setting the same region again changes nothing.
     pub(super) async fn set_inflight(&mut self, code: Code, inflight: Inflight) -> Result<(), Error> {
         if !self.inflight.as_ref().is_some_and(|ours| ours.is_same(&inflight)) {
             for index in 0..self.vrings.len() {
@@ -183,8 +186,8 @@ impl<D: Device> Session<'_, D> {
         }
     }
 
-    /// "VHOST_USER_RESET_DEVICE", and a device status of 0: resets all queues to their initial state. Their call fds stay, since
-    /// front-ends send those once; so does the state of the session: features and memory. The positions at which queues stopped
+    /// "VHOST_USER_RESET_DEVICE", and a device status of 0: resets all queues to their initial state. Their call fds stay,
+    /// because front-ends send those once. The session's features and memory stay, too. The positions at which queues stopped
     /// can still be queried.
     pub(super) async fn reset(&mut self) {
         for index in 0..self.vrings.len() {
@@ -196,14 +199,14 @@ impl<D: Device> Session<'_, D> {
         self.status = 0;
     }
 
-    /// Stops a queue if it runs, and cancels its start if its disk is not ready.
+    /// Stops a queue if it runs, and cancels its start if it waits for its disk.
     pub(super) async fn halt(&mut self, index: usize) {
         let is_running = match std::mem::take(&mut self.vrings[index].life) {
             Life::Stopped => false,
             Life::Running => true,
             Life::Starting(started) => {
                 self.device.cancel_start(index as u16);
-                // It may have been too late.
+                // The queue may have started before the cancellation.
                 matches!(self.wait("a queue's start is cancelled", started).await, Ok(Ok(())))
             }
         };
@@ -215,7 +218,7 @@ impl<D: Device> Session<'_, D> {
         }
     }
 
-    /// Starts a queue if the front-end wants it to run, it can run, and it does not run yet.
+    /// Starts a queue if the front-end has enabled it, its setup is complete, and it does not run yet.
     pub(super) async fn settle(&mut self, code: Code, index: usize) -> Result<(), Error> {
         let Some(features) = self.features else { return Ok(()) };
         let vring = &self.vrings[index];
@@ -259,15 +262,16 @@ impl<D: Device> Session<'_, D> {
         Ok(())
     }
 
-    /// Starts a queue, and waits for that a while. Only the first of several that take long is waited for.
+    /// Starts a queue, and waits for that up to [`START_PATIENCE`]. If several starts take long, the session waits only for the
+    /// first.
     async fn start(&self, index: u16, setup: QueueSetup) -> Result<Life, DeviceError> {
         let others_start = self.vrings.iter().any(|vring| matches!(vring.life, Life::Starting(_)));
         let patience = if others_start { Duration::ZERO } else { START_PATIENCE };
         let mut started = self.starts.begin(self.device.start_queue(index, setup)).await;
         match tokio::time::timeout(patience, &mut started).await {
-            Ok(started) => {
-                started.unwrap_or_else(|_| Err("the start was lost".into())).map(|()| Life::Running)
-            }
+            Ok(started) => started
+                .unwrap_or_else(|_| Err("the start ended without a result".into()))
+                .map(|()| Life::Running),
             Err(_) => {
                 limited!(self.stats.lines.sessions, info, queue = index, "queue waits for its disk");
                 Ok(Life::Starting(started))
@@ -275,8 +279,8 @@ impl<D: Device> Session<'_, D> {
         }
     }
 
-    /// A queue whose start took long runs, or cannot run. The device gets what has changed since the start began; a change of the
-    /// rings or of the memory has cancelled the start.
+    /// Handles the end of a start that took long: the queue runs, or cannot run. Passes the changes since the start began to
+    /// the device; a change of the rings or of the memory has cancelled the start.
     pub(super) async fn has_started(
         &mut self,
         index: usize,
@@ -292,7 +296,7 @@ impl<D: Device> Session<'_, D> {
         Ok(())
     }
 
-    /// Waits until devices have registered the memory, or the session is to end.
+    /// Waits until devices have registered the memory, or the session must end.
     async fn register(&self, memory: &MemTable) {
         tokio::select! {
             biased;
@@ -301,8 +305,8 @@ impl<D: Device> Session<'_, D> {
         }
     }
 
-    /// Updates the device after a change of the memory table. Queues whose rings are in removed memory wait until it is added
-    /// again: front-ends remove and add a region to change its size.
+    /// Updates the device after a change of the memory table. Queues whose rings are in removed memory wait until the memory is
+    /// added again: front-ends remove and add a region to change its size.
     pub(super) async fn memory_changed(&mut self, code: Code, removed: Removed) -> Result<(), Error> {
         let memory = self.memory.table();
         self.register(&memory).await;
@@ -313,7 +317,7 @@ impl<D: Device> Session<'_, D> {
             match (&vring.life, vring.rings(features, &memory)) {
                 (Life::Stopped, _) => {}
                 (Life::Running, Some(found)) => rings.push((index as u16, found)),
-                // A start that takes long begins again below, with the new memory.
+                // The code below repeats a start that takes long with the new memory.
                 (Life::Running, None) | (Life::Starting(_), _) => self.halt(index).await,
             }
         }
@@ -339,8 +343,8 @@ impl<D: Device> Session<'_, D> {
     }
 }
 
-/// Faults in the pages that a queue's reactor uses constantly, so that the reactor need not wait for the kernel to allocate them.
-/// The front-end can remove the pages again.
+/// Allocates the pages that a queue's reactor uses constantly, so that the reactor need not wait for the kernel to allocate
+/// them. The front-end can remove the pages again.
 async fn populate(rings: &Rings, inflight: Option<&GuestArea>) {
     let Rings { desc, driver, device } = rings.clone();
     let areas = [Some(desc), Some(driver), Some(device), inflight.cloned()];

@@ -1,7 +1,7 @@
-//! Starts of queues that take long: the device waits for a queue's disk, and the session goes on. Control context.
+//! Starts of queues that take long: the device waits for a queue's disk, and the session continues. Control context.
 //!
-//! The futures are polled beside whatever the session does ([`Starts::beside`]): a start may hold what the device's other calls
-//! wait for.
+//! The futures are polled beside all other work of the session ([`Starts::beside`]), because a start may hold a resource for
+//! which another call of the device waits.
 
 use crate::device::DeviceError;
 use std::cell::RefCell;
@@ -9,15 +9,15 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use tokio::sync::oneshot;
 
-/// The result of a start that is under way. It is sent when the device has started the queue, or has given up.
+/// The result of a start in progress. It is sent when the device has started the queue, or has failed to.
 pub(crate) type Started = oneshot::Receiver<Result<(), DeviceError>>;
 
-/// The starts of one session that are under way.
+/// The starts of one session that are in progress.
 #[derive(Default)]
 pub(crate) struct Starts<'d>(RefCell<Vec<Pin<Box<dyn Future<Output = ()> + 'd>>>>);
 
 impl<'d> Starts<'d> {
-    /// Begins a start. The device has seen it when this returns, so it can be cancelled.
+    /// Begins a start. When this returns, the device knows the start, so the start can be cancelled.
     pub(super) async fn begin(
         &self,
         starting: impl Future<Output = Result<(), DeviceError>> + 'd,

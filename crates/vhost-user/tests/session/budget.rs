@@ -1,4 +1,4 @@
-//! Limits of what a front-end can make the back-end hold.
+//! Tests of the limits of the resources that a front-end can make the back-end hold.
 
 use crate::peer::{FrontEnd, Guest, code, eventfd, memfd};
 use crate::{bytes, on_local_set, start};
@@ -19,28 +19,28 @@ fn region(at: u64, size: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_guest_of_twelve_tib_is_served_and_one_of_thirty_two_is_not() {
+fn twelve_tib_of_guest_memory_are_accepted_and_thirty_two_refused() {
     on_local_set(async {
         let (fe, session) = start();
         fe.negotiate().await;
         let memory = sparse(32 * TIB);
         let table = |size| [bytes![1_u32, 0_u32], region(0, size)].concat();
         assert!(fe.try_send(code::SET_MEM_TABLE, &table(12 * TIB), &[memory.as_fd()]).await);
-        // All memory in other regions: for a while both tables are mapped.
+        // All memory in other regions: for a short time both tables are mapped.
         assert!(fe.try_send(code::SET_MEM_TABLE, &table(12 * TIB + 4096), &[memory.as_fd()]).await);
         assert!(!fe.try_send(code::SET_MEM_TABLE, &table(32 * TIB), &[memory.as_fd()]).await);
         let more = [bytes![0_u64], region(16 * TIB, 8 * TIB)].concat();
         assert!(!fe.try_send(code::ADD_MEM_REG, &more, &[memory.as_fd()]).await);
         let error = session.stats.snapshot().last_error.expect("an error");
         assert!(error.contains("--guest-memory-max") && error.contains("17592186044416"), "{error}");
-        // The session goes on with the previous regions.
+        // The session continues with the previous regions.
         assert!(
             fe.try_send(code::REM_MEM_REG, &[bytes![0_u64], region(0, 12 * TIB + 4096)].concat(), &[]).await
         );
     });
 }
 
-/// Regions announced before wait longer to be unmapped than it takes to announce more.
+/// Removed regions take longer to be unmapped than new regions take to be announced.
 #[test]
 fn guest_memory_that_is_replaced_repeatedly_is_mapped_at_most_twice() {
     on_local_set(async {
@@ -57,7 +57,7 @@ fn guest_memory_that_is_replaced_repeatedly_is_mapped_at_most_twice() {
     });
 }
 
-/// Only the useful part of a log is mapped.
+/// The back-end maps only the useful part of a log.
 #[test]
 fn a_log_of_terabytes_is_mapped_in_part() {
     on_local_set(async {
@@ -93,9 +93,9 @@ fn replaced_channels_are_limited() {
     });
 }
 
-/// Neither memory that is announced and refused nor the descriptors of other messages stay open.
+/// Neither refused memory files nor the descriptors of other messages stay open.
 #[test]
-fn descriptors_do_not_pile_up() {
+fn received_descriptors_are_closed() {
     on_local_set(async {
         let (fe, _session) = start();
         fe.negotiate().await;

@@ -1,4 +1,4 @@
-//! Client mode: sockets that do not exist, appear, disappear, are replaced, or are other files.
+//! Tests of client mode: sockets that do not exist, appear, disappear, are replaced; and other kinds of files.
 
 use crate::device::Mock;
 use crate::on_local_set;
@@ -20,7 +20,7 @@ fn listen(path: &Path) -> UnixListener {
     UnixListener::bind(path).expect("bind")
 }
 
-/// The front-end's side of the next connection, and the time that it took to arrive.
+/// The front-end's side of the next connection, and the time until it arrived.
 async fn accept(listener: &UnixListener) -> (FrontEnd, Duration) {
     let began = Instant::now();
     let (stream, _) =
@@ -28,7 +28,8 @@ async fn accept(listener: &UnixListener) -> (FrontEnd, Duration) {
     (FrontEnd::accepted(stream), began.elapsed())
 }
 
-/// Limit for the reaction to a watch event, on a busy computer; the client's retry timer is slower than that after a while.
+/// The maximum reaction time to a watch event, on a busy computer; after some attempts the client's retry timer is slower than
+/// that.
 const SOON: Duration = Duration::from_millis(800);
 
 #[test]
@@ -69,7 +70,7 @@ fn directories_that_do_not_exist_yet() {
         let path = b.join("vm.sock");
         let client = client(&path);
         sleep(Duration::from_millis(20)).await;
-        // The first directory appears and disappears, is moved, and appears again.
+        // The first directory is created and removed, is moved, and is created again.
         fs::create_dir_all(&b).expect("directories");
         sleep(Duration::from_millis(20)).await;
         fs::remove_dir_all(&a).expect("removed");
@@ -91,7 +92,7 @@ fn directories_that_do_not_exist_yet() {
 }
 
 #[test]
-fn no_race_between_check_and_watch() {
+fn a_socket_created_between_check_and_watch_is_found() {
     on_local_set(async {
         let dir = tempfile::tempdir().expect("a directory");
         for round in 0..300_u64 {
@@ -118,7 +119,7 @@ fn no_race_between_check_and_watch() {
     });
 }
 
-/// How often this thread has gone to sleep.
+/// How often this thread has slept.
 fn sleeps() -> u64 {
     let status = fs::read_to_string("/proc/thread-self/status").expect("status");
     let line =
@@ -144,7 +145,7 @@ fn thousands_of_absent_sockets_cost_nothing() {
             let name = fs::read_link(fd.as_ref().expect("an fd").path());
             name.is_ok_and(|name| name.to_string_lossy().contains("inotify"))
         });
-        // Other tests of this process may have one instance each.
+        // Each other test of this process may have one instance.
         assert!(instances.count() < 20, "clients share an instance");
         for i in (0..2000).step_by(97) {
             fs::create_dir_all(path(i).parent().expect("a directory")).expect("directories");
@@ -160,7 +161,7 @@ fn thousands_of_absent_sockets_cost_nothing() {
 }
 
 #[test]
-fn stale_sockets_and_their_successors() {
+fn a_stale_socket_is_retried_and_its_successor_is_found() {
     on_local_set(async {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("vm.sock");
@@ -174,7 +175,7 @@ fn stale_sockets_and_their_successors() {
         let (fe, took) = accept(&listener).await;
         assert!(took < SOON, "{took:?}");
         fe.sync().await;
-        // The first listener ends, and the next appears at once; also by a rename over the other socket.
+        // The first listener ends, and the next appears at once; then another one replaces it by a rename.
         drop(fe);
         let (fe, took) = accept(&listener).await;
         assert!(took < SOON, "{took:?}");
@@ -190,7 +191,7 @@ fn stale_sockets_and_their_successors() {
 }
 
 #[test]
-fn a_front_end_that_hangs_up_at_once_is_not_hammered() {
+fn reconnects_to_a_front_end_that_hangs_up_at_once_are_delayed() {
     on_local_set(async {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("vm.sock");
@@ -268,7 +269,7 @@ fn a_path_that_is_no_socket_is_reported_and_retried() {
         assert!(error.contains("not a stream socket"), "{error}");
         drop(datagrams);
         client.stop().await;
-        // A file in the place of a directory.
+        // A file in place of a directory.
         let below = dir.path().join("file/vm.sock");
         fs::write(dir.path().join("file"), "precious").expect("a file");
         let client = self::client(&below);

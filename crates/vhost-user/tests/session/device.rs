@@ -1,5 +1,5 @@
-//! A device that checks the guarantees of [`Device`]. It "serves" a queue when the queue is stopped, by returning all available
-//! descriptors as used.
+//! A device that checks the guarantees of [`Device`]. When a queue is stopped, the device "serves" it by returning all
+//! available descriptors as used.
 
 use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
 use std::cell::{Cell, RefCell};
@@ -27,7 +27,7 @@ pub struct Mock {
     /// While set, a queue stops only after a notification.
     pub slow_stop: RefCell<Option<Rc<Notify>>>,
     pub refuse_start: Cell<bool>,
-    /// A queue waits to start until its session ends or its start is cancelled, and then does not start; or until `ready`.
+    /// While set, a queue waits to start until `ready`; if its session ends or its start is cancelled before, the start fails.
     pub endless_start: Cell<bool>,
     pub ready: Notify,
     pub cancelled: Notify,

@@ -1,4 +1,4 @@
-//! Dirty logs: started, replaced and ended while queues run; and invalid ones.
+//! Tests of dirty logs: started, replaced and ended while queues run; and invalid logs.
 
 use crate::device::{DeviceCall, Mock};
 use crate::peer::{FrontEnd, Guest, RING_SPACE, code, eventfd, memfd};
@@ -19,14 +19,14 @@ fn start_logging() -> (FrontEnd, Running) {
     start_with(device)
 }
 
-/// Payload of SET_VRING_ADDR with a ring that is logged.
+/// The payload of SET_VRING_ADDR for a logged ring.
 fn logged_ring(guest: &Guest, index: u32) -> Vec<u8> {
     let at = u64::from(index) * RING_SPACE;
     let user = guest.user_addr + at;
     bytes![index, 1_u32, user, user + 2048, user + 1024, guest.guest_addr + at + 2048]
 }
 
-/// Sends SET_LOG_BASE, which is answered whether a reply was requested or not.
+/// Sends SET_LOG_BASE, which has a reply even without a request for one.
 async fn set_log(fe: &FrontEnd, log: &OwnedFd) {
     let desc = bytes![LOG_LEN, 0_u64];
     fe.send(code::SET_LOG_BASE, &desc, &[log.as_fd()]);
@@ -56,7 +56,7 @@ fn a_migration_begins_and_ends_while_a_queue_runs() {
         let device = &session.device;
         assert_eq!(device.running.borrow()[&0].log, None);
         assert_eq!(device.take_calls(), [DeviceCall::Start(0), DeviceCall::Start(1)]);
-        // In QEMU's order.
+        // The messages in QEMU's order.
         let log = memfd(LOG_LEN);
         set_log(&fe, &log).await;
         assert!(fe.try_send(code::SET_LOG_FD, &[], &[eventfd().as_fd()]).await);
@@ -71,14 +71,14 @@ fn a_migration_begins_and_ends_while_a_queue_runs() {
         assert_eq!(device.take_calls(), [DeviceCall::Log(0, true)]);
         assert!(fe.try_send(code::SET_VRING_ADDR, &logged_ring(&guest, 0), &[]).await, "again");
         assert_eq!(device.take_calls(), []);
-        // The queue's view of the log.
+        // The log as the queue uses it.
         let queue = device.running.borrow()[&0].log.clone().expect("a log");
         queue.log.mark(guest.guest_addr + 7 * 4096, 2);
         queue.mark_ring();
         assert_eq!(marked(&log), [0x100, 0x107]);
         device.running.borrow()[&1].log.as_ref().expect("a log").mark_ring();
         assert_eq!(marked(&log), [0x100, 0x107], "the ring of queue 1 is not logged");
-        // A larger log replaces the first one; after the answer the old log is no longer in use.
+        // A larger log replaces the first one; after the answer no queue uses the old log.
         let larger = memfd(LOG_LEN);
         let old = Arc::downgrade(&queue.log);
         drop(queue);
@@ -107,7 +107,7 @@ fn a_packed_ring_is_logged_where_it_is_written() {
         let log = memfd(LOG_LEN);
         fe.send(code::SET_MEM_TABLE, &guest.mem_table(), &[guest.memory.as_fd()]);
         fe.send(code::SET_VRING_NUM, &bytes![0_u32, 300_u32], &[]);
-        // Descriptors are on pages 2 and 3, event suppression on page 1.
+        // Descriptors are on pages 2 and 3, event suppression is on page 1.
         let user = guest.user_addr;
         let device_event = guest.guest_addr + 4096 + 8;
         let addr = bytes![0_u32, 1_u32, user + 8192, user + 4096 + 8, user + 4096, device_event];
@@ -126,7 +126,7 @@ fn a_packed_ring_is_logged_where_it_is_written() {
 }
 
 #[test]
-fn hostile_logs() {
+fn invalid_logs_are_refused() {
     on_local_set(async {
         let (guest, (fe, session)) = (Guest::new(), start_logging());
         fe.with_queue(&guest).await;
@@ -148,7 +148,7 @@ fn hostile_logs() {
         fe.send(code::SET_LOG_BASE, &bytes![34_u64, 4096_u64], &[file.as_fd()]);
         assert_eq!(fe.reply(code::SET_LOG_BASE).await, bytes![34_u64, 4096_u64]);
         assert_eq!(session.device.take_calls(), [DeviceCall::Start(0), DeviceCall::Log(0, true)]);
-        // Rings: misaligned, with unknown flags, and beyond the log, which are not marked.
+        // Rings with a misaligned log address, with unknown flags, and beyond the log, which are not marked.
         let user = guest.user_addr;
         let ring = |flags: u32, log: u64| bytes![0_u32, flags, user, user + 2048, user + 1024, log];
         assert!(!fe.try_send(code::SET_VRING_ADDR, &ring(1, 2), &[]).await);
@@ -159,7 +159,7 @@ fn hostile_logs() {
         log.mark_ring();
         assert_eq!(log.log.beyond(), 1);
         drop(log);
-        // More memory than the log covers, and a shorter file: the session goes on.
+        // More memory than the log covers, and a shorter file: the session continues.
         let other = Guest::at(0x1000_0000);
         assert!(fe.try_send(code::ADD_MEM_REG, &other.single_region(), &[other.memory.as_fd()]).await);
         drop(fe);

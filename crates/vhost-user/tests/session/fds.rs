@@ -1,4 +1,4 @@
-//! File descriptors: too many, too few, of the wrong kind; and messages in pieces.
+//! Tests of file descriptors (too many, too few, of the wrong kind), and of messages that arrive in pieces.
 
 use crate::peer::{Guest, code, eventfd, memfd, message};
 use crate::{bytes, on_local_set, start};
@@ -26,7 +26,10 @@ fn wrong_numbers() {
         let (event, memory) = (event.as_fd(), guest.memory.as_fd());
         let kick = code::SET_VRING_KICK;
         let error = error_of(kick, &bytes![0_u64], &[]).await;
-        assert_eq!(error, "SET_VRING_KICK: 0 file descriptors came with it");
+        assert_eq!(
+            error,
+            "SET_VRING_KICK: the message has 0 file descriptors, which does not match the request"
+        );
         assert!(error_of(kick, &bytes![0_u64], &[event, event]).await.contains("2 file descriptors"));
         assert!(error_of(kick, &bytes![0x100_u64], &[event]).await.contains("1 file descriptors"));
         assert!(error_of(code::GET_FEATURES, &[], &[event]).await.contains("1 file descriptors"));
@@ -95,7 +98,7 @@ fn messages_in_pieces() {
             fe.sync().await;
             assert_eq!(session.stats.snapshot().messages, 2);
         }
-        // And many messages in one piece.
+        // Many messages in one piece.
         let (fe, session) = start();
         fe.send_raw(&message(code::SET_OWNER, 1, &[]).repeat(100), &[]);
         fe.sync().await;
@@ -113,7 +116,10 @@ fn half_a_message_times_out() {
         assert!(!session.task.is_finished(), "an idle front-end stays connected");
         fe.send_raw(&message(code::SET_FEATURES, 1, &bytes![0_u64])[..13], &[]);
         let error = session.error().await;
-        assert_eq!(error, "the front-end sent 13 bytes of a message and then nothing more in time");
+        assert_eq!(
+            error,
+            "the front-end sent 13 bytes of a message and then no more bytes before the timeout"
+        );
         assert!(begun.elapsed() < Duration::from_secs(45));
     });
 }
@@ -123,7 +129,7 @@ fn a_front_end_that_reads_no_replies() {
     on_local_set(async {
         let (fe, session) = start();
         let flood = message(code::GET_FEATURES, 1, &[]);
-        // Until both directions have been full for a while.
+        // Until both directions of the socket stay full.
         let mut refused = 0;
         while refused < 20 {
             match fe.try_send_raw(&flood, &[]) {
@@ -150,7 +156,7 @@ fn a_flood_does_not_delay_other_sessions() {
         let table = guest.mem_table();
         let flood = async {
             loop {
-                // Work for the back-end, without anything to wait for.
+                // Work for the back-end that it need not wait for.
                 let sent =
                     hostile.try_send_raw(&message(code::SET_MEM_TABLE, 1, &table), &[guest.memory.as_fd()]);
                 if sent.is_err() {

@@ -1,4 +1,4 @@
-//! A foreign front-end: that of the `vhost` crate, which Cloud Hypervisor and other VMMs use.
+//! Tests with the front-end of the `vhost` crate, which Cloud Hypervisor and other VMMs use.
 
 use crate::device::{DeviceCall, Mock};
 use crate::on_local_set;
@@ -31,7 +31,7 @@ fn begin_log(fe: &mut Frontend) {
     fe.set_log_fd(EventFd::new(0).expect("eventfd").as_raw_fd()).expect("an eventfd for the log");
 }
 
-/// A guest's whole life, as a virtual machine monitor drives it.
+/// The whole life of a guest, as a VMM drives it.
 fn front_end(stream: UnixStream) {
     let mut fe = Frontend::from_stream(stream, QUEUES as u64);
     let features = fe.get_features().expect("features");
@@ -105,7 +105,7 @@ fn front_end(stream: UnixStream) {
 }
 
 #[test]
-fn the_vhost_crate() {
+fn the_front_end_of_the_vhost_crate_is_served() {
     on_local_set(async {
         let (ours, theirs) = UnixStream::pair().expect("socketpair");
         ours.set_nonblocking(true).expect("non-blocking");

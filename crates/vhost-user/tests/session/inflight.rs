@@ -1,4 +1,4 @@
-//! In-flight regions: created, kept, passed back; and invalid ones.
+//! Tests of in-flight regions: created, kept, passed back; and invalid regions.
 
 use crate::device::{DeviceCall, Mock};
 use crate::peer::{F_PROTOCOL_FEATURES, FrontEnd, Guest, VERSION_1, code, memfd};
@@ -35,7 +35,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 #[test]
-fn a_region_goes_to_the_front_end_and_comes_back() {
+fn the_front_end_receives_a_region_and_passes_it_back() {
     on_local_set(async {
         for (features, each) in [(SPLIT, 192), (SPLIT | F_RING_PACKED, 320)] {
             let (guest, (fe, session)) = (Guest::new(), start_tracking());
@@ -60,7 +60,7 @@ fn a_region_goes_to_the_front_end_and_comes_back() {
             let mut seen = [0; 2];
             rustix::io::pread(&fd, &mut seen, 8).expect("pread");
             assert_eq!(seen, 0x1234_u16.to_ne_bytes(), "the same memory");
-            // A queue that the region is not for has no part.
+            // The region has no part for queue 3.
             fe.describe_queue(&guest, 3, 0);
             fe.start_queue(3);
             fe.sync().await;
@@ -78,7 +78,8 @@ fn each_queue_has_its_part() {
     on_local_set(async {
         let (guest, (fe, session)) = (Guest::new(), start_tracking());
         describe(&fe, &guest).await;
-        // Queues of up to 16 descriptors: (16 + 16 * 16) rounded up to 64 each, from the second page on.
+        // The parts of queues of up to 16 descriptors: (16 + 16 * 16) bytes rounded up to a multiple of 64, from the second
+        // page on.
         let file = memfd(8192);
         assert!(fe.try_send(code::SET_INFLIGHT_FD, &desc(4096, 4096, 2, 16), &[file.as_fd()]).await);
         fe.describe_queue(&guest, 1, 0);
@@ -90,7 +91,7 @@ fn each_queue_has_its_part() {
         let mut seen = [0];
         rustix::io::pread(&file, &mut seen, 4096 + 320).expect("pread");
         assert_eq!(seen, [0x77]);
-        // Another region, while the queue runs.
+        // Another region is set while the queue runs.
         session.device.take_calls();
         let other = memfd(4096);
         assert!(fe.try_send(code::SET_INFLIGHT_FD, &desc(4096, 0, 2, 16), &[other.as_fd()]).await);
@@ -114,9 +115,9 @@ fn invalid_regions() {
             (desc(4096, 0, 0, 8), "for no queues"),
             (desc(4096, 0, 5, 8), "more queues than the device has"),
             (desc(4096, 0, u16::MAX, u16::MAX), "more queues than the device has"),
-            (desc(4096, 0, 1, 0), "an impossible size"),
-            (desc(4096, 0, 1, 6), "an impossible size"),
-            (desc(4096, 0, 1, u16::MAX), "an impossible size"),
+            (desc(4096, 0, 1, 0), "an invalid size"),
+            (desc(4096, 0, 1, 6), "an invalid size"),
+            (desc(4096, 0, 1, u16::MAX), "an invalid size"),
             (desc(0, 0, 1, 8), "of 0 bytes, but its queues need 192"),
             (desc(4 * 192 - 1, 0, 4, 8), "767 bytes, but its queues need 768"),
             (desc(4096, 8192, 4, 8), "8192 bytes, but bytes 8192.."),
@@ -130,7 +131,7 @@ fn invalid_regions() {
             let error = session.stats.snapshot().last_error.expect("one");
             assert!(error.contains(expected), "{error}");
         }
-        // A file that is larger than the region needs: only the useful part is mapped.
+        // The file is larger than the region needs: only the useful part is mapped.
         assert!(fe.try_send(code::SET_INFLIGHT_FD, &desc(8192, 0, 4, 8), &[file.as_fd()]).await);
         fe.start_queue(0);
         fe.sync().await;
@@ -139,7 +140,7 @@ fn invalid_regions() {
 }
 
 #[test]
-fn regions_that_do_not_fit_their_queues() {
+fn regions_too_small_for_their_queues_are_refused() {
     on_local_set(async {
         let (guest, (fe, session)) = (Guest::new(), start_tracking());
         describe(&fe, &guest).await;
@@ -150,7 +151,7 @@ fn regions_that_do_not_fit_their_queues() {
         let error = |session: &Running| session.stats.snapshot().last_error.expect("one");
         assert!(!fe.try_send(code::SET_VRING_ENABLE, &bytes![0_u32, 1_u32], &[]).await);
         assert!(error(&session).contains("larger than its part"), "{}", error(&session));
-        // Of another format.
+        // The region is for the other ring format.
         fe.send(code::SET_VRING_ENABLE, &bytes![0_u32, 0_u32], &[]);
         fe.send(code::SET_VRING_NUM, &bytes![0_u32, 8_u32], &[]);
         fe.send(code::SET_FEATURES, &bytes![SPLIT | F_RING_PACKED], &[]);

@@ -1,4 +1,5 @@
-//! Sessions with a scripted front-end, a foreign one, and a device that checks the calls that it receives.
+//! Tests of sessions with a scripted front-end, with the front-end of the `vhost` crate, and with a device that checks the
+//! calls that it receives.
 
 mod budget;
 mod client;
@@ -21,11 +22,11 @@ use peer::FrontEnd;
 use std::rc::Rc;
 use tokio::task::{JoinHandle, LocalSet};
 
-/// Runs a test on one thread, as a daemon runs its sessions. Fails if the test takes very long.
+/// Runs a test on one thread, as the daemon runs its sessions, with a timeout.
 fn on_local_set(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
     let limit = std::time::Duration::from_secs(60);
-    let limited = async { tokio::time::timeout(limit, test).await.expect("the test hangs") };
+    let limited = async { tokio::time::timeout(limit, test).await.expect("the test takes too long") };
     LocalSet::new().block_on(&runtime, limited);
 }
 
@@ -36,7 +37,7 @@ struct Running {
     task: JoinHandle<Result<End, Error>>,
 }
 
-/// Starts a session; returns its front-end, which has sent nothing yet.
+/// Starts a session. Returns its front-end, which has sent nothing yet.
 fn start() -> (FrontEnd, Running) {
     start_with(Rc::new(Mock::default()))
 }
@@ -52,7 +53,7 @@ fn start_with(device: Rc<Mock>) -> (FrontEnd, Running) {
 }
 
 impl Running {
-    /// How the session ended. Checks that all queues were stopped.
+    /// The result of the session. Checks that all queues were stopped.
     async fn end(self) -> Result<End, Error> {
         let end = self.task.await.expect("the session does not panic");
         assert!(self.device.running.borrow().is_empty(), "queues were left running");

@@ -1,4 +1,4 @@
-//! Memory tables: which mappings change, which stay, and what happens to rings.
+//! Tests of memory tables: which mappings change, which stay, and what happens to rings in removed memory.
 
 use crate::device::DeviceCall;
 use crate::peer::{Guest, code, memfd};
@@ -18,7 +18,7 @@ fn unchanged_regions_keep_their_mappings() {
         let (guest, (fe, session)) = (Guest::new(), start());
         fe.with_queue(&guest).await;
         let before = mapping(&session, 0);
-        // The same region with another beside it, through another fd of the same file.
+        // The same region and another one, through another descriptor of the same file.
         let other = Guest::at(0x1000_0000);
         let table = [bytes![2_u32, 0_u32], other.region(), guest.region()].concat();
         let again = guest.memory.try_clone().expect("dup");
@@ -45,7 +45,7 @@ fn removed_memory_waits_for_its_users() {
         fe.with_queue(&guest).await;
         let other = Guest::at(0x1000_0000);
         assert!(fe.try_send(code::ADD_MEM_REG, &other.single_region(), &[other.memory.as_fd()]).await);
-        // A request in flight uses the table of its time.
+        // A request in flight keeps the table with which it was started.
         let in_flight = Arc::clone(&session.device.running.borrow()[&0].memory);
         fe.send(code::REM_MEM_REG, &other.single_region(), &[]);
         tokio::time::sleep(std::time::Duration::from_millis(30)).await;
@@ -61,7 +61,7 @@ fn removed_memory_waits_for_its_users() {
             () = &mut answered => panic!("answered while a request used the memory"),
             () = tokio::time::sleep(std::time::Duration::from_millis(1500)) => {}
         }
-        assert_eq!(session.device.revoked.get(), 1, "but not for ever");
+        assert_eq!(session.device.revoked.get(), 1, "after that, the device must release the memory");
         drop(in_flight);
         answered.await;
         assert_eq!(session.device.revoked.get(), 1);
@@ -101,8 +101,8 @@ fn refused_tables_change_nothing() {
             (add(0x800_0000, 4096, 0x8, 0), memory, "differ within a page"),
             (add(u64::MAX - 4095, 4096, 0, 0), memory, "wraps"),
             (add(0x800_0000, 4096, u64::MAX - 4095, 0), memory, "wraps"),
-            (add(0x800_0000, u64::MAX - 4095, 0, 0x2000), memory, "more than one front-end may announce"),
-            (add(0x800_0000, 1 << 62, 0, 0), memory, "more than one front-end may announce"),
+            (add(0x800_0000, u64::MAX - 4095, 0, 0x2000), memory, "exceed the limit of one front-end"),
+            (add(0x800_0000, 1 << 62, 0, 0), memory, "exceed the limit of one front-end"),
             (add(0x800_0000, 1 << 43, 0, 0), memory, "65536 bytes, but"),
             (add(0x800_0000, 4096, 0, u64::MAX - 4095), memory, "not a range of whole pages"),
             (add(0x800_0000, 8192, 0, 0), small.as_fd(), "4096 bytes, but bytes 0..8192"),
@@ -158,7 +158,7 @@ fn offsets_within_pages_and_files() {
         fe.sync().await;
         assert!(session.device.running.borrow().contains_key(&0));
         assert_eq!(fe.get_base(0).await, 4);
-        // A ring that extends beyond its region does not run.
+        // A queue whose ring extends beyond its region does not run.
         let beyond = bytes![0_u32, 0_u32, user, user + 0x4000 - 64, user + 0x1000, 0_u64];
         fe.send(code::SET_VRING_ADDR, &beyond, &[]);
         fe.start_queue(0);

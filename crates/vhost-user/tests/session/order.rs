@@ -1,4 +1,4 @@
-//! Negotiation, and the messages about queues in every order that front-ends have been seen to use.
+//! Tests of the negotiation, and of the messages about queues in every order that front-ends use.
 
 use crate::device::{DeviceCall, Mock};
 use crate::peer::{F_PROTOCOL_FEATURES, FrontEnd, Guest, VERSION_1, code, eventfd, message};
@@ -82,7 +82,7 @@ fn send_step(fe: &FrontEnd, guest: &Guest, what: &str) {
 }
 
 #[test]
-fn a_queue_starts_with_the_last_of_what_it_needs() {
+fn a_queue_starts_when_its_setup_is_complete() {
     const ALL: [&str; 7] = ["features", "memory", "num", "base", "addr", "kick", "enable"];
     on_local_set(async {
         for first in 0..ALL.len() {
@@ -147,7 +147,7 @@ fn without_protocol_features_a_queue_is_initially_enabled() {
         fe.send(code::SET_FEATURES, &bytes![VERSION_1 | F_EVENT_IDX], &[]);
         fe.send(code::SET_MEM_TABLE, &guest.mem_table(), &[guest.memory.as_fd()]);
         fe.describe_queue(&guest, 0, 3);
-        // No fd: the ring must be polled.
+        // No kick fd: the ring must be polled.
         fe.send(code::SET_VRING_KICK, &bytes![0x100_u64], &[]);
         fe.sync().await;
         let running = session.device.running.borrow();
@@ -200,7 +200,7 @@ fn changes_while_a_queue_runs() {
 }
 
 #[test]
-fn wrong_values() {
+fn invalid_values_are_refused() {
     let wrong: [(u32, Vec<u8>, &str); 10] = [
         (code::SET_VRING_NUM, bytes![0_u32, 3_u32], "SET_VRING_NUM: a queue's size is 1 to 32768"),
         (code::SET_VRING_NUM, bytes![0_u32, 0_u32], "SET_VRING_NUM: a queue's size"),
@@ -230,7 +230,7 @@ fn wrong_values() {
 }
 
 #[test]
-fn a_device_that_refuses() {
+fn a_queue_that_the_device_refuses_stays_stopped() {
     on_local_set(async {
         let (guest, (fe, session)) = (Guest::new(), start());
         session.device.refuse_start.set(true);
@@ -265,7 +265,7 @@ fn a_slow_stop_delays_its_own_session_only() {
 }
 
 #[test]
-fn a_front_end_may_leave_while_a_queue_stops() {
+fn a_front_end_may_disconnect_while_a_queue_stops() {
     on_local_set(async {
         let (guest, (fe, session)) = (Guest::new(), start());
         let gate = Rc::new(Notify::new());
@@ -273,7 +273,7 @@ fn a_front_end_may_leave_while_a_queue_stops() {
         session.device.slow_stop.replace(Some(Rc::clone(&gate)));
         guest.set_avail_idx(0, 2);
         fe.send(code::GET_VRING_BASE, &bytes![0_u32, 0_u32], &[]);
-        // More messages than the session has read yet, so that its socket is not empty when the front-end hangs up.
+        // More messages than the session has read, so that its socket is not empty when the front-end hangs up.
         fe.send(code::GET_FEATURES, &[], &[]);
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         drop(fe);
@@ -281,7 +281,7 @@ fn a_front_end_may_leave_while_a_queue_stops() {
         assert!(session.device.running.borrow().contains_key(&0), "still stopping");
         assert!(session.stats.snapshot().connected);
         gate.notify_one();
-        // The front-end is gone when the reply is sent.
+        // The front-end has disconnected when the reply is sent.
         assert_eq!(session.end().await.expect("no error"), End::FrontEndLeft);
         assert_eq!(guest.used_idx(0), 2, "taken requests were served");
     });
@@ -318,11 +318,11 @@ fn a_queue_that_waits_to_start_is_stopped_at_once() {
 }
 
 #[test]
-fn a_session_goes_on_while_a_queue_waits_to_start() {
+fn a_session_continues_while_a_queue_waits_to_start() {
     on_local_set(async {
         let guest = Guest::new();
         let (fe, session) = starting(&guest).await;
-        // Another queue starts, and so does this one, with what has come since.
+        // Another queue starts; then the waiting queue starts, with the setup as it has changed since.
         fe.send(code::SET_VRING_CALL, &bytes![0_u64], &[eventfd().as_fd()]);
         session.device.endless_start.set(false);
         fe.describe_queue(&guest, 1, 0);
@@ -358,7 +358,7 @@ fn a_queue_that_waits_to_start_starts_with_the_new_memory_or_ends_the_session() 
 }
 
 #[test]
-fn a_queue_that_waits_to_start_gives_up_when_its_front_end_leaves() {
+fn a_disconnect_cancels_the_start_of_a_queue() {
     on_local_set(async {
         let (fe, session) = starting(&Guest::new()).await;
         drop(fe);
@@ -367,7 +367,7 @@ fn a_queue_that_waits_to_start_gives_up_when_its_front_end_leaves() {
 }
 
 #[test]
-fn a_queue_that_waits_to_start_gives_up_when_its_session_is_ended() {
+fn the_end_of_a_session_cancels_the_start_of_a_queue() {
     on_local_set(async {
         let (fe, session) = starting(&Guest::new()).await;
         let handle = session.device.session.borrow().clone().expect("connected");
@@ -392,7 +392,7 @@ fn the_device_ends_a_session_or_announces_a_change() {
         handle.config_changed();
         fe.sync().await;
         assert_eq!(channel.bytes(12).await, bytes![2_u32, 1_u32, 0_u32]);
-        // More messages than the channel takes: the session goes on.
+        // More messages than the channel has room for: the session continues.
         for _ in 0..2000 {
             handle.config_changed();
             fe.sync().await;
@@ -408,7 +408,7 @@ fn the_device_ends_a_session_or_announces_a_change() {
 }
 
 #[test]
-fn hanging_up_anywhere() {
+fn a_front_end_may_hang_up_at_any_step() {
     async fn until(step: usize, fe: &FrontEnd, guest: &Guest, session: &Running) {
         let steps = ["features", "memory", "num", "base", "addr", "kick", "enable"];
         for what in &steps[..step] {
@@ -425,7 +425,7 @@ fn hanging_up_anywhere() {
             until(step, &fe, &guest, &session).await;
             drop(fe);
             assert_eq!(session.end().await.expect("no error"), End::FrontEndLeft, "after {step}");
-            // In the middle of the next message, too.
+            // A front-end that hangs up in the middle of the next message.
             let (fe, session) = start();
             until(step, &fe, &guest, &session).await;
             fe.send_raw(&message(code::SET_FEATURES, 1, &bytes![0_u64])[..step + 1], &[]);

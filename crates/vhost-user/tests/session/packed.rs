@@ -1,4 +1,4 @@
-//! Packed rings: lengths, alignments, sizes and bases that differ from those of split rings.
+//! Tests of packed rings: lengths, alignments, sizes and bases that differ from those of split rings.
 
 use crate::device::{DeviceCall, Mock};
 use crate::peer::{F_PROTOCOL_FEATURES, FrontEnd, Guest, VERSION_1, code};
@@ -15,7 +15,7 @@ fn start_packed() -> (FrontEnd, Running) {
     start_with(device)
 }
 
-/// Negotiates, and sends all of queue 0's setup but its start.
+/// Negotiates, and sends the whole setup of queue 0, but does not start it.
 async fn describe(fe: &FrontEnd, guest: &Guest, size: u32) {
     fe.negotiate().await;
     fe.send(code::SET_FEATURES, &bytes![PACKED], &[]);
@@ -25,7 +25,7 @@ async fn describe(fe: &FrontEnd, guest: &Guest, size: u32) {
 }
 
 #[test]
-fn offered_by_devices_that_support_it() {
+fn packed_rings_are_offered_if_the_device_supports_them() {
     on_local_set(async {
         let (fe, _session) = start_packed();
         assert_eq!(fe.ask(code::GET_FEATURES).await & F_RING_PACKED, F_RING_PACKED);
@@ -72,7 +72,7 @@ fn another_driver_may_use_the_other_format() {
         fe.start_queue(0);
         fe.sync().await;
         assert_eq!(session.device.take_calls(), [DeviceCall::Start(0)]);
-        // And back again, while the queue runs.
+        // Back to packed rings, while the queue runs.
         fe.send(code::SET_FEATURES, &bytes![PACKED], &[]);
         fe.sync().await;
         assert_eq!(session.device.take_calls(), [DeviceCall::Stop(0), DeviceCall::Start(0)]);
@@ -90,7 +90,7 @@ fn values_sent_before_the_features_are_checked_with_them() {
         fe.send(code::SET_MEM_TABLE, &guest.mem_table(), &[guest.memory.as_fd()]);
         fe.send(code::SET_VRING_NUM, &bytes![0_u32, 7_u32], &[]);
         fe.send(code::SET_VRING_BASE, &bytes![0_u32, 0x8001_8001_u32], &[]);
-        // Aligned for an available ring, not for event suppression.
+        // The address is aligned for an available ring, but not for event suppression.
         fe.send(code::SET_VRING_ADDR, &bytes![0_u32, 0_u32, at, at + 2048, at + 1026, 0_u64], &[]);
         fe.start_queue(0);
         let error = async |bits: u64| {

@@ -1,4 +1,4 @@
-//! A front-end that the test controls, and a guest's memory.
+//! A scripted front-end, and a guest's memory.
 
 use rustix::fs::MemfdFlags;
 use rustix::net::{
@@ -49,10 +49,10 @@ pub const VERSION_1: u64 = 1 << 32;
 pub const NEED_REPLY: u32 = 8;
 /// A queue's size in these tests.
 pub const SIZE: u32 = 8;
-/// Bytes of guest memory given to each queue's rings.
+/// The size of the guest memory for each queue's rings, in bytes.
 pub const RING_SPACE: u64 = 4096;
 
-/// Integers of mixed widths as they lie in a message.
+/// Integers of mixed widths as the bytes of a message.
 #[macro_export]
 macro_rules! bytes {
     ($($value:expr),* $(,)?) => {{
@@ -67,7 +67,7 @@ pub struct FrontEnd {
 }
 
 impl FrontEnd {
-    /// A front-end, and the back-end's side of its socket.
+    /// Creates a front-end, and the back-end's side of its socket.
     pub fn pair() -> (Self, UnixStream) {
         let (ours, theirs) = UnixStream::pair().expect("socketpair");
         (Self { stream: ours }, theirs)
@@ -77,12 +77,12 @@ impl FrontEnd {
         Self { stream: UnixStream::connect(path).await.expect("connect") }
     }
 
-    /// A front-end on a socket that it has accepted.
+    /// A front-end on an accepted connection.
     pub fn accepted(stream: UnixStream) -> Self {
         Self { stream }
     }
 
-    /// Sends a request that asks for no reply.
+    /// Sends a request without NEED_REPLY.
     pub fn send(&self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
         self.send_raw(&message(code, 1, payload), fds);
     }
@@ -92,7 +92,7 @@ impl FrontEnd {
         assert_eq!(self.try_send_raw(bytes, fds).expect("send"), bytes.len());
     }
 
-    /// Sends bytes and fds if the socket has room and the back-end is connected.
+    /// Sends bytes and descriptors, unless the socket is full or the back-end has disconnected.
     pub fn try_send_raw(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<usize> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -157,7 +157,7 @@ impl FrontEnd {
         self.ask(code::GET_QUEUE_NUM).await;
     }
 
-    /// QEMU's first messages, with all features.
+    /// Sends QEMU's first messages, with all features.
     pub async fn negotiate(&self) {
         let features = self.ask(code::GET_FEATURES).await;
         let protocol = self.ask(code::GET_PROTOCOL_FEATURES).await;
@@ -166,7 +166,7 @@ impl FrontEnd {
         self.send(code::SET_FEATURES, &bytes![features], &[]);
     }
 
-    /// Sends all of the setup of queue `index` of `guest`, but not its start.
+    /// Sends the whole setup of queue `index` of `guest`, but does not start it.
     pub fn describe_queue(&self, guest: &Guest, index: u32, base: u32) {
         self.send(code::SET_VRING_NUM, &bytes![index, SIZE], &[]);
         self.send(code::SET_VRING_BASE, &bytes![index, base], &[]);
@@ -180,7 +180,7 @@ impl FrontEnd {
         self.send(code::SET_VRING_ENABLE, &bytes![index, 1_u32], &[]);
     }
 
-    /// A front-end with `guest`'s memory and queue 0 running.
+    /// Negotiates, sends `guest`'s memory, and starts queue 0.
     pub async fn with_queue(&self, guest: &Guest) {
         self.negotiate().await;
         self.send(code::SET_MEM_TABLE, &guest.mem_table(), &[guest.memory.as_fd()]);
@@ -286,7 +286,7 @@ impl Guest {
         bytes![index, 0_u32, at, at + 2048, at + 1024, 0_u64]
     }
 
-    /// Makes `idx` the number of entries made available so far.
+    /// Sets the available index of a queue.
     pub fn set_avail_idx(&self, index: u32, idx: u16) {
         let at = u64::from(index) * RING_SPACE + 1024 + 2;
         rustix::io::pwrite(&self.memory, &idx.to_le_bytes(), at).expect("pwrite");

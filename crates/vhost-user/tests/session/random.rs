@@ -1,4 +1,4 @@
-//! Random messages in random order: the device's checks hold, and no session leaves a queue running.
+//! Tests random messages in random order: the device's checks must hold, and no session may leave a queue running.
 
 use crate::on_local_set;
 use crate::peer::{FrontEnd, Guest, eventfd, memfd, message};
@@ -40,7 +40,7 @@ fn payload() -> impl Strategy<Value = Payload> {
     ]
 }
 
-/// A message whose parts fit its code more often than pure chance would give.
+/// A message whose code and payload match more often than by chance.
 fn step() -> impl Strategy<Value = Step> {
     let any_of =
         (0..42_u32, prop_oneof![Just(1_u32), Just(9)], payload(), proptest::collection::vec(0..4_u8, 0..3));
@@ -100,7 +100,7 @@ proptest! {
                 tokio::task::yield_now().await;
             }
             drop(fe);
-            // The test checks that nothing panics, and `end` that no queue runs.
+            // No panic is a success; `end` checks that no queue runs.
             let _ = session.end().await;
         });
     }

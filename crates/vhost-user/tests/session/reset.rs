@@ -1,4 +1,4 @@
-//! Device status, and resets with and without it.
+//! Tests of the device status, and of resets with and without it.
 
 use crate::device::DeviceCall;
 use crate::peer::{FrontEnd, Guest, code};
@@ -22,7 +22,7 @@ fn a_status_is_kept_and_zero_resets() {
     });
 }
 
-/// After a reset a queue needs its whole setup again, except features, memory and calls.
+/// Checks that after a reset a queue needs its whole setup again, except for features, memory and call fds.
 async fn starts_over(fe: &FrontEnd, guest: &Guest, session: &crate::Running) {
     assert_eq!(session.device.take_calls(), [DeviceCall::Start(0), DeviceCall::Stop(0)]);
     fe.start_queue(0);

@@ -1,4 +1,4 @@
-//! Controllers that listen: reconnects, removal.
+//! Tests of controllers that listen: reconnects and removal.
 
 use crate::device::Mock;
 use crate::on_local_set;
@@ -30,7 +30,7 @@ fn controller() -> Controller {
 }
 
 #[test]
-fn a_front_end_that_comes_back_at_once_is_served() {
+fn a_front_end_that_reconnects_at_once_is_served() {
     on_local_set(async {
         let Controller { server, device, _dir } = controller();
         let guest = Guest::new();
@@ -110,20 +110,20 @@ fn front_ends_that_find_no_room_in_the_backlog_are_refused() {
             assert!(waiting.len() < 1000, "the backlog is not limited");
             served.sync().await;
         };
-        // One connection that the controller has accepted, and those of the kernel's backlog: one more than requested.
+        // One accepted connection, and those of the kernel's backlog: one more than requested.
         assert_eq!((refused, waiting.len()), (Errno::AGAIN, 1 + 129));
     });
 }
 
 #[test]
-fn short_sessions_are_delayed_after_some() {
+fn many_short_sessions_in_a_row_are_delayed() {
     on_local_set(async {
         let Controller { server, _dir, .. } = controller();
         let began = tokio::time::Instant::now();
         for _ in 0..32 + 1 + 10 {
             FrontEnd::connect(server.path()).await.sync().await;
         }
-        // Twenty in a second.
+        // Twenty sessions in a second.
         let took = began.elapsed();
         assert!(took >= Duration::from_millis(10 * 50), "{took:?} for {} sessions", server.stats().sessions);
     });
@@ -174,7 +174,7 @@ fn log_lines_are_limited_for_each_controller() {
         }
         assert_eq!(server.stats().refused, 100, "all refusals are counted");
         let [warnings, infos] = [&lines.warnings, &lines.infos].map(|count| count.load(Ordering::Relaxed));
-        // The initial number at once, and one more in every five seconds.
+        // The initial burst of lines, and one more in every five seconds.
         assert!((10..=12).contains(&warnings) && (20..=22).contains(&infos), "{warnings}, {infos}");
     });
 }
