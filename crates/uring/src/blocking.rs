@@ -1,7 +1,7 @@
-//! File operations of a [`Ring`](crate::Ring), executed by the calling thread, for hosts that forbid io_uring. Each
-//! blocks, so they run on dedicated threads, never on a reactor.
+//! File operations of a [`Ring`](crate::Ring), executed by the calling thread, for hosts that forbid io_uring. Each call
+//! blocks, so it runs on a dedicated thread, never on a reactor.
 //!
-//! **Contract.** As the ring's: the result is a number of bytes (possibly fewer than requested), 0, or a negated errno;
+//! **Contract.** As that of the ring: the result is a number of bytes (possibly fewer than requested), 0, or a negated errno;
 //! `sgl` stays in place until the request completes, which is after the function has returned.
 
 use crate::Fsync;
@@ -22,7 +22,7 @@ pub fn read(fd: BorrowedFd<'_>, sgl: &Sgl, offset: u64) -> i32 {
     })
 }
 
-/// Writes `sgl` to `fd` at `offset`; the data is durable on return if `dsync`.
+/// Writes `sgl` to `fd` at `offset`. If `dsync`, the data is durable on return.
 ///
 /// # Panics
 /// As [`read`].
@@ -64,7 +64,7 @@ fn vectored(sgl: &Sgl, call: impl Fn(*const libc::iovec, i32) -> isize) -> i32 {
     retried(|| call(pieces.as_ptr().cast(), pieces.len() as i32))
 }
 
-/// Converts a system call's result to the form of the ring's results.
+/// Converts a system call's result to the format of the ring's results, and retries after EINTR.
 fn retried(call: impl Fn() -> isize) -> i32 {
     loop {
         let result = call();

@@ -1,10 +1,10 @@
 //! One io_uring, which all clients on a reactor share.
 //!
-//! Operations are queued by the methods named after them, and go to the kernel together, in one `io_uring_enter`, by
-//! [`Ring::submit`] or [`Ring::wait`]. Each completes once (a poll: many times) with the [`Tag`] it was given.
+//! Each method named after an operation queues it. [`Ring::submit`] or [`Ring::wait`] submits all queued operations together,
+//! in one `io_uring_enter`. Each operation completes once (a poll: many times) with its [`Tag`].
 //!
 //! **Invariant.** A request's scatter list stays in place until its completion is reaped; this is the invariant of
-//! [`aryk_dma::Sgl`]. The caller that queues a read or a write upholds it by not completing the request earlier.
+//! [`aryk_dma::Sgl`]. The caller that queues a read or a write ensures this by not completing the request earlier.
 
 use aryk_dma::{Seg, Sgl};
 use io_uring::{Builder, EnterFlags, IoUring, cqueue, opcode, squeue, types};
@@ -18,7 +18,7 @@ use std::time::Duration;
 pub struct Tag {
     /// The client that owns the operation.
     pub client: u16,
-    /// The client's own number of the operation, below 2⁴⁸.
+    /// The client's own number for the operation, below 2⁴⁸.
     pub token: u64,
 }
 
@@ -58,7 +58,7 @@ pub enum Fsync {
     All,
 }
 
-/// An io_uring with its queued and submitted operations; the head of this file has its rules.
+/// An io_uring with its queued and submitted operations. See the head of this file.
 pub struct Ring {
     ring: IoUring,
     /// Vectors of operations that are queued and not yet submitted. The kernel copies them on submission, so the
@@ -66,7 +66,8 @@ pub struct Ring {
     vectors: Vec<Seg>,
     /// Operations whose last completion is pending, polls included.
     in_flight: u32,
-    /// Operations may be queued that the kernel does not have: each turn asks, and the submission queue's own count takes longer.
+    /// Whether operations may be queued that the kernel does not have yet. Each turn reads this flag, because the submission
+    /// queue's own count takes longer.
     has_queued: bool,
     /// Bytes of queued reads and writes; after a partial submission, still the bytes of all of them.
     bytes: u64,
@@ -85,7 +86,7 @@ impl Ring {
     /// Creates a ring with room for `entries` unsubmitted operations. Only the creating thread may use it.
     ///
     /// # Errors
-    /// The kernel's: `EPERM` or `ENOSYS` where io_uring is forbidden. `Unsupported` if the kernel lacks a feature.
+    /// The kernel's errors: `EPERM` or `ENOSYS` where io_uring is forbidden. `Unsupported` if the kernel lacks a feature.
     pub fn new(entries: u32) -> io::Result<Self> {
         let mut modern = IoUring::builder();
         modern.setup_single_issuer().setup_coop_taskrun().setup_taskrun_flag().setup_submit_all();
@@ -99,7 +100,7 @@ impl Ring {
     fn with(builder: &mut Builder, entries: u32) -> io::Result<Self> {
         let ring = builder.setup_cqsize(entries * 4).build(entries)?;
         let has = ring.params();
-        // The last feature came with Linux 5.13, as did multishot polls, which have no feature flag of their own.
+        // The last feature came with Linux 5.13, as did multishot polls, which have no feature flag.
         if !(has.is_feature_nodrop()
             && has.is_feature_submit_stable()
             && has.is_feature_ext_arg()
@@ -126,7 +127,7 @@ impl Ring {
         self.ring.submission().len()
     }
 
-    /// Bytes of reads and writes that are queued and not yet submitted to the kernel. It may move them during the
+    /// Bytes of reads and writes that are queued and not yet submitted to the kernel. The kernel may copy them during the
     /// submission.
     pub const fn unsubmitted_bytes(&self) -> u64 {
         self.bytes
@@ -135,8 +136,8 @@ impl Ring {
     /// Queues a read of `fd` at `offset` into `sgl`.
     ///
     /// # Errors
-    /// If the submission queue is full: those of [`Ring::submit`], or `EAGAIN` if the kernel accepts no operation. Then nothing
-    /// is queued.
+    /// If the submission queue is full: the errors of [`Ring::submit`], or `EAGAIN` if the kernel accepts no operation. Then
+    /// nothing is queued.
     ///
     /// # Panics
     /// If `sgl` has more than 1024 pieces.
@@ -222,7 +223,7 @@ impl Ring {
         self.push(tag, opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true).build())
     }
 
-    /// Queues a request to cancel the operation with `tag`, which completes in any case.
+    /// Queues a request to cancel the operation with `tag`. The operation completes in any case.
     ///
     /// # Errors
     /// As [`Ring::read`].
@@ -233,7 +234,7 @@ impl Ring {
     /// Submits all queued operations to the kernel. Without queued operations, there is no system call.
     ///
     /// # Errors
-    /// The errors of `io_uring_enter`. `EBUSY` and `EAGAIN`, which ask to reap first, are no errors: operations stay
+    /// The errors of `io_uring_enter`, except for `EBUSY` and `EAGAIN`, after which the caller must reap first: operations stay
     /// queued.
     pub fn submit(&mut self) -> io::Result<()> {
         if !self.has_queued {
@@ -243,8 +244,8 @@ impl Ring {
         self.submitted(result)
     }
 
-    /// Submits all queued operations and sleeps until there is a completion or `timeout` has passed; without a timeout,
-    /// for any time.
+    /// Submits all queued operations and sleeps until there is a completion or `timeout` has passed; without a timeout, for any
+    /// time.
     ///
     /// # Errors
     /// As [`Ring::submit`].
@@ -258,7 +259,7 @@ impl Ring {
         self.submitted(result)
     }
 
-    /// Whether operations may be queued that the kernel does not have.
+    /// Whether operations may be queued that the kernel does not have yet.
     #[inline]
     pub const fn has_queued(&self) -> bool {
         self.has_queued
@@ -270,7 +271,8 @@ impl Ring {
         self.has_completions() || self.kernel_holds_completions()
     }
 
-    /// Takes up to `budget` completions. No system call, except when the kernel holds completions that did not fit.
+    /// Takes up to `budget` completions. Makes no system call, except when the kernel holds completions that did not fit into
+    /// the queue.
     pub fn reap(&mut self, budget: u32, mut each: impl FnMut(Completion)) -> u32 {
         self.flush_overflow();
         let mut count = 0;
@@ -294,7 +296,7 @@ impl Ring {
         !self.ring.completion().is_empty()
     }
 
-    /// With COOP_TASKRUN, and after an overflow, completions appear only when the kernel is entered; flags in shared
+    /// With COOP_TASKRUN, and after an overflow, completions appear only when this thread enters the kernel; flags in shared
     /// memory report that.
     #[inline]
     fn kernel_holds_completions(&mut self) -> bool {
@@ -311,9 +313,9 @@ impl Ring {
         debug_assert!(entered.is_ok(), "{entered:?}");
     }
 
-    /// Copies the pieces of `sgl` to the arena; returns their place there, valid until the next submission. The queue has
-    /// room for the entry that refers to them: if the entry had to wait for a submission, the next vector would overwrite
-    /// them.
+    /// Copies the pieces of `sgl` to the arena. Returns their address there, valid until the next submission. Ensures that the
+    /// queue has room for the entry that refers to them: if the entry had to wait for a submission, the next vector would
+    /// overwrite them.
     fn vector(&mut self, sgl: &Sgl) -> io::Result<(*const libc::iovec, u32)> {
         let pieces = sgl.pieces();
         if !self.has_room_for_vector() {
@@ -396,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_come_back() {
+    fn reads_return_written_data() {
         let file = tempfile::tempfile().unwrap();
         for mut ring in rings() {
             let mut out = Buffer::from_slice(b"0123456789");
@@ -414,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_fits_is_submitted_early() {
+    fn operations_beyond_the_queue_are_submitted_early() {
         let file = tempfile::tempfile().unwrap();
         for mut ring in rings() {
             for i in 0..100 {
@@ -441,7 +443,7 @@ mod tests {
                 ring.write(tag(i), file.as_fd(), &sgl, 10 * i, false).unwrap();
                 assert_eq!(ring.unsubmitted_bytes(), 10 * ring.unsubmitted() as u64, "after {i}");
             }
-            assert_eq!(ring.unsubmitted(), 1, "the last one forced the submission of the full queue");
+            assert_eq!(ring.unsubmitted(), 1, "the last operation forced the submission of the full queue");
             ring.submit().unwrap();
             assert_eq!((ring.unsubmitted(), ring.unsubmitted_bytes()), (0, 0));
             for _ in 0..=entries {

@@ -1,14 +1,14 @@
 //! Signals peers' eventfds without ever blocking.
 //!
 //! A plain `write` to an eventfd blocks while its counter is saturated, which a hostile guest can arrange, and O_NONBLOCK
-//! belongs to a description that the peer shares and can change. io_uring can write without blocking the caller, but only
-//! by handing each write to a kernel worker thread: 40–110 µs of CPU each, measured on Linux 6.18. Kernel AIO, however,
-//! can notify an eventfd of an operation's completion, with the kernel's own never-blocking `eventfd_signal`. So a signal
-//! is an empty read of `/dev/zero`, which completes at once, with the eventfd as its `aio_resfd`: 0.5 µs, and all signals
-//! of a turn take one system call.
+//! belongs to a description that the peer shares and can change. io_uring can write without blocking the caller, but only by
+//! passing each write to a kernel worker thread: 40–110 µs of CPU each, measured on Linux 6.18. Kernel AIO, however, can notify
+//! an eventfd of an operation's completion, with the kernel's own `eventfd_signal`, which never blocks. So a signal is an empty
+//! read of `/dev/zero`, which completes at once, with the eventfd as its `aio_resfd`: 0.5 µs, and all signals of a turn take
+//! one system call.
 //!
-//! Where AIO is not available, `poll` and `write` replace it; then a peer that wins a race can still block the thread for
-//! a while, and [`Signaller::is_bounded`] returns false.
+//! Where AIO is not available, `poll` and `write` replace it. Then a peer that wins a race can still block the thread for some
+//! time, and [`Signaller::is_bounded`] returns false.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
@@ -100,9 +100,9 @@ impl Signaller {
         !self.pending.is_empty()
     }
 
-    /// Sends all pending signals. One system call for all of them, and none without pending signals.
+    /// Sends all pending signals with one system call; makes no system call without pending signals.
     ///
-    /// A descriptor that cannot be signalled (it is no eventfd) is skipped: the peer that sent it misses the signal.
+    /// A descriptor that cannot be signalled (it is not an eventfd) is skipped: the peer that sent it misses the signal.
     pub fn flush(&mut self) {
         if !self.has_pending() {
             return;
@@ -150,7 +150,7 @@ impl Aio {
             // SAFETY: the kernel reads the `left` control blocks behind `first` before it returns; they read nothing,
             // so no memory is in use afterwards.
             let taken = unsafe { libc::syscall(libc::SYS_io_submit, self.context, left, first) };
-            // The kernel stops at the first invalid descriptor; that one is skipped.
+            // The kernel stops at the first invalid descriptor; this loop skips it.
             let taken = usize::try_from(taken).unwrap_or(0);
             self.unfetched += taken;
             done += taken.max(1);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_saturated_or_false_descriptor_blocks_nothing_and_harms_no_other() {
+    fn a_saturated_or_invalid_descriptor_does_not_delay_other_signals() {
         for aio in [Aio::new().ok(), None] {
             let mut signaller = Signaller { aio, pending: Vec::new() };
             let full = eventfd(0, EventfdFlags::empty()).unwrap();

@@ -1,4 +1,4 @@
-//! Where a seccomp filter forbids io_uring, as in containers, the creation of a ring fails, and signals still work.
+//! Tests that where a seccomp filter forbids io_uring, as in containers, the creation of a ring fails, and signals still work.
 
 use aryk_uring::{Ring, Signaller};
 
@@ -27,9 +27,9 @@ fn forbid_io_uring() {
 #[test]
 fn no_ring_is_an_error_and_signals_still_work() {
     std::thread::spawn(|| {
-        drop(Ring::new(4).expect("it is allowed before"));
+        drop(Ring::new(4).expect("io_uring is allowed before the filter"));
         forbid_io_uring();
-        let error = Ring::new(4).expect_err("it is forbidden");
+        let error = Ring::new(4).expect_err("io_uring is forbidden");
         assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
         assert!(Signaller::new().is_bounded());
     })

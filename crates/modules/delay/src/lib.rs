@@ -129,7 +129,7 @@ impl Channel for DelayChannel {
         self.base.submit(Io { tag: Tag(key.raw()), ..io }, cx);
     }
 
-    /// A request that the base has completed is released at once, with the base's status.
+    /// Releases a request that the base has completed at once, with the base's status.
     fn abort(&mut self, tag: Tag, cx: &mut Cx) {
         for (key, request) in self.requests.iter_mut().filter(|(_, r)| r.tag == tag) {
             request.latency = Duration::ZERO;
@@ -155,7 +155,7 @@ impl Channel for DelayChannel {
             }
             self.held.pop();
             if let Some(Request { tag, status, .. }) = self.requests.remove(Key::from_raw(key)) {
-                out.push(Completion { tag, status: status.expect("what is held has completed") });
+                out.push(Completion { tag, status: status.expect("the base has completed held requests") });
             }
         }
         self.set_timer(cx);

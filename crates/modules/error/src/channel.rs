@@ -7,7 +7,7 @@ use aryk_reactor::{Cx, RootId};
 use aryk_slots::{Key, Slots};
 use std::sync::Arc;
 
-/// A request in flight. Its key is its tag at the base, since several requests may have one tag.
+/// A request in flight. Its tag at the base is its key in the table, because several requests may have the same tag.
 struct Request {
     tag: Tag,
     fault: RequestFault,
@@ -105,14 +105,14 @@ impl Channel for ErrorChannel {
                 }
                 RequestFault::CorruptWrite(mut copy) => copy.reclaim(),
                 RequestFault::CorruptRead { .. } | RequestFault::None => {}
-                RequestFault::Held(_) => unreachable!("the base never saw it"),
+                RequestFault::Held(_) => unreachable!("held requests are not submitted to the base"),
             }
             out.push(Completion { tag: request.tag, status });
         }
     }
 }
 
-/// Corrupts one byte: of a read when it completes, of a write in a copy of its data.
+/// Corrupts one byte: of a read, in its data when it completes; of a write, in a copy of its data.
 fn corrupt(io: &mut Io, offset: u64, value: u8) -> RequestFault {
     let Some(offset) = u32::try_from(offset).ok().filter(|&offset| offset < io.data.len()) else {
         return RequestFault::None;

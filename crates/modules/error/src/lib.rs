@@ -17,9 +17,9 @@ pub enum Fault {
     Failure,
     /// The request fails with [`aryk_bdev::Status::NoSpace`].
     NoMem,
-    /// The request is held until [`resume`], and does not complete before, unless it is aborted or the disk is reset.
+    /// The request is held until [`resume`], and completes earlier only if it is aborted or the disk is reset.
     Pending,
-    /// One byte of the data of a read or write is changed. A request that is too short for `offset` is not changed.
+    /// One byte of the data of a read or write is changed. A request that ends before `offset` is not changed.
     CorruptData {
         /// The offset of the byte in the request's data.
         offset: u64,
@@ -28,16 +28,16 @@ pub enum Fault {
     },
 }
 
-/// A fault, and the requests that get it.
+/// A fault, and the requests to which it is applied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Injection {
     /// The fault.
     pub fault: Fault,
-    /// The operations that get the fault.
+    /// The operations to which it is applied.
     pub ops: OpSet,
-    /// The number of requests of each operation that get the fault.
+    /// The number of requests of each operation to which it is applied.
     pub count: u32,
-    /// Only requests that find at least so many others in flight on their channel get the fault.
+    /// The fault is applied only to requests with at least this many other requests in flight on their channel.
     pub queue_depth: u32,
 }
 
@@ -56,8 +56,8 @@ pub enum Error {
     /// The module has no disk of this name, or the name is taken, or the base is in use.
     #[error(transparent)]
     Registry(#[from] aryk_bdev::Error),
-    /// Exclusive or with 0 does not change the data.
-    #[error("data is not corrupted by a value of 0")]
+    /// An exclusive or with 0 does not change the data.
+    #[error("a value of 0 does not corrupt data; give a value from 1 to 255")]
     CorruptsNothing,
 }
 
@@ -134,14 +134,14 @@ struct Injected {
 
 impl Injected {
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().expect("no one panics holding it")
+        self.table.lock().expect("no holder of the lock panics")
     }
 
     fn resumed(&self) -> u64 {
         self.resumed.load(Ordering::Acquire)
     }
 
-    /// Takes the fault for a request that finds `in_flight` others, and counts it.
+    /// Takes the fault for a request with `in_flight` other requests in flight, and counts it.
     #[inline]
     fn take(&self, op: Op, in_flight: u32) -> Option<Fault> {
         if !self.any.load(Ordering::Relaxed) {

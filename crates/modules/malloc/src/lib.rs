@@ -1,5 +1,5 @@
-//! The malloc disk: a disk in memory, which is zeroed at its creation and lost at the end of the process. Control context;
-//! its channels run in reactor context.
+//! The malloc disk: a disk in memory, which is zeroed at its creation and lost at the end of the process. Control context; its
+//! channels run in reactor context.
 //!
 //! A request is executed when its channel is polled, so the work of a poll is bounded for any number of submitted requests.
 //! Pages that were never written, or were unmapped or zeroed since, take no memory.
@@ -159,7 +159,7 @@ impl MallocChannel {
                 return len / DISCARD_DISCOUNT;
             }
             Op::Compare | Op::CompareAndWrite | Op::Copy => {
-                unreachable!("the block layer makes it of others")
+                unreachable!("the block layer builds it from other operations")
             }
         }
         len

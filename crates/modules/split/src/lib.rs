@@ -1,8 +1,8 @@
 //! Split disks: a disk is divided into equal parts, each of which is a disk. Control context; their channels run in reactor
 //! context.
 //!
-//! The parts share one exclusive open of the disk, until the last part is removed. A part keeps its size if the disk grows;
-//! if the disk shrinks, the parts that reach beyond its end shrink too, until it grows again.
+//! All parts share one exclusive open of the disk, until the last part is removed. A part keeps its size if the disk grows. If
+//! the disk shrinks, the parts that extend beyond its end shrink too, until it grows again.
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{
@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 pub struct Config {
     /// The disk to split.
     pub base: String,
-    /// The maximum number of parts: there are no more than fit on the disk.
+    /// The maximum number of parts. There may be fewer, as many as fit on the disk.
     pub count: u32,
-    /// Bytes in each part; as large as possible if `None`.
+    /// Size of each part in bytes; `None` for the largest size that fits.
     pub bytes: Option<u64>,
 }
 
@@ -32,7 +32,7 @@ pub enum Error {
     Registry(#[from] aryk_bdev::Error),
     /// The parts would have no blocks or an incomplete one, or there would be no part.
     #[error(
-        "`{base}`, of {blocks} blocks of {block_size} bytes, cannot be split into parts of this number and size"
+        "cannot split `{base}` ({blocks} blocks of {block_size} bytes) into parts of this number and size"
     )]
     Size {
         /// The disk.
@@ -44,7 +44,8 @@ pub enum Error {
     },
 }
 
-/// Splits a disk. The names of the parts are its name followed by `p0`, `p1` and so on; their UUIDs are derived from its UUID.
+/// Splits a disk. The name of each part is the disk's name followed by `p0`, `p1` and so on; its UUID is derived from the
+/// disk's UUID.
 ///
 /// # Errors
 /// [`Error`]; then no part is left.
@@ -66,7 +67,7 @@ pub async fn create(env: &Env, config: Config) -> Result<Vec<Arc<Bdev>>, Error> 
             Ok(part) => parts.push(part),
             Err(error) => {
                 for part in &parts {
-                    // An error means that another caller removes the part at the same time.
+                    // An error means that another caller is removing the part.
                     let _ = env.registry().remove(part.name()).await;
                 }
                 shared.base.close();

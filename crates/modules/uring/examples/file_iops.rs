@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release -p aryk-bdev-uring --example file_iops [directory]`. Both use one thread on core 0 and the same
 //! file, which is written once before the measurement.
-#![expect(clippy::disallowed_methods, reason = "it measures wall time")]
+#![expect(clippy::disallowed_methods, reason = "a benchmark measures wall time")]
 
 use aryk_bdev::{Access, BdevChannel, Completion, Descriptor, Env, Io, Op, OpenError, Status, Tag};
 use aryk_bdev_uring::Config;
@@ -114,7 +114,7 @@ fn fio(path: &Path, op: Op) -> Result<f64, Box<dyn Error>> {
     let terse = String::from_utf8(output.stdout)?;
     // Fields of terse version 3: read IOPS is the 8th, write IOPS the 49th.
     let field = if op == Op::Read { 7 } else { 48 };
-    let iops = terse.split(';').nth(field).ok_or("fio said nothing")?;
+    let iops = terse.split(';').nth(field).ok_or("fio printed no result")?;
     Ok(iops.trim().parse()?)
 }
 

@@ -1,8 +1,8 @@
 //! A disk's channel: the table of its requests and of their states. Reactor context.
 //!
-//! A request is in the kernel, or waits for its claim of a range ([`Ranges`](crate::ranges::Ranges)), or waits for a retry. On
-//! the usual path a request needs no allocation, no lock and no counter. A poll takes the kernel's completions as one list, by a
-//! swap, and adds the completion of each request directly to the list of its caller.
+//! A request is in the kernel, waits for its claim of a range ([`Ranges`](crate::ranges::Ranges)), or waits for a retry. On the
+//! usual path a request needs no allocation, no lock and no counter. A poll takes the kernel's completions as one list, by a
+//! swap, and adds the completion of each request directly to its caller's list.
 
 use crate::ranges::Claimant;
 use crate::request::{AGAIN_DELAY, Next, Pool, Request};
@@ -14,8 +14,8 @@ use aryk_uring::{Completion as Answer, Tag as RingTag};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Limit of the bytes that one poll copies through bounce buffers. After the answer that reaches the limit, the other answers
-/// wait for the next turn.
+/// The maximum number of bytes that one poll copies through bounce buffers. After the answer that reaches the limit, the other
+/// answers wait for the next turn.
 const COPY_MAX: u64 = 1 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,9 +40,9 @@ pub(crate) struct FileChannel {
     client: RingClient,
     entries: Slots<Entry>,
     pool: Pool,
-    /// Answers that a poll has taken and not processed; empty unless a poll had more to copy than it may.
+    /// Answers that a poll has taken and not processed; empty unless a poll had more to copy than the limit allows.
     answers: Vec<Answer>,
-    /// Requests that end outside of a poll: aborted, or refused at their submission.
+    /// Requests that end outside of a poll: aborted requests, and requests refused at their submission.
     outbox: Outbox,
     later: Vec<(Nanos, Key)>,
     /// Present if the store has [`Store::ranges`].
@@ -75,7 +75,7 @@ impl FileChannel {
         }
     }
 
-    /// Starts a request, for the first time or again, once it has its range. Returns its completion if it is over.
+    /// Starts or restarts a request as soon as it has its range. Returns the completion of a request that ends at once.
     #[inline]
     fn begin(&mut self, key: Key, cx: &mut Cx) -> Option<Completion> {
         let entry = self.entries.get_mut(key).expect("a request of this channel");
@@ -89,11 +89,11 @@ impl FileChannel {
                 return None;
             }
         }
-        self.go_on(key, cx)
+        self.proceed(key, cx)
     }
 
     #[inline]
-    fn go_on(&mut self, key: Key, cx: &mut Cx) -> Option<Completion> {
+    fn proceed(&mut self, key: Key, cx: &mut Cx) -> Option<Completion> {
         let entry = self.entries.get_mut(key).expect("a request of this channel");
         entry.place = Place::Kernel;
         let next = if entry.request.is_within(&self.store) {
@@ -101,11 +101,11 @@ impl FileChannel {
         } else {
             Next::Done(Status::OutOfRange)
         };
-        self.obey(key, next, cx)
+        self.execute(key, next, cx)
     }
 
     #[inline]
-    fn obey(&mut self, key: Key, next: Next, cx: &mut Cx) -> Option<Completion> {
+    fn execute(&mut self, key: Key, next: Next, cx: &mut Cx) -> Option<Completion> {
         match next {
             Next::Done(status) => Some(self.finish(key, status, cx)),
             Next::Later(delay) => self.postpone(key, delay, cx),
@@ -114,7 +114,7 @@ impl FileChannel {
                 if self.store.start(tag, call, cx).is_ok() {
                     return None;
                 }
-                let entry = self.entries.get_mut(key).expect("the caller looked");
+                let entry = self.entries.get_mut(key).expect("the caller has checked the key");
                 // The delay is known, so the result is not needed.
                 let _ = entry.request.later(AGAIN_DELAY, &mut self.pool);
                 self.postpone(key, AGAIN_DELAY, cx)
@@ -125,7 +125,7 @@ impl FileChannel {
     /// Retries a request later, unless its caller has aborted it.
     #[cold]
     fn postpone(&mut self, key: Key, delay: Duration, cx: &mut Cx) -> Option<Completion> {
-        let entry = self.entries.get_mut(key).expect("the caller looked");
+        let entry = self.entries.get_mut(key).expect("the caller has checked the key");
         if entry.request.abandoned {
             return Some(self.finish(key, Status::Aborted, cx));
         }
@@ -143,7 +143,7 @@ impl FileChannel {
     #[inline]
     fn finish(&mut self, key: Key, status: Status, cx: &mut Cx) -> Completion {
         self.release(key, cx);
-        let request = self.entries.remove(key).expect("the caller looked").request;
+        let request = self.entries.remove(key).expect("the caller has checked the key").request;
         if request.held {
             self.store.unhold();
         }
@@ -154,7 +154,7 @@ impl FileChannel {
     #[inline]
     fn release(&mut self, key: Key, cx: &mut Cx) {
         let (Some(ranges), Some(claimant)) = (&self.store.ranges, &self.claimant) else { return };
-        let entry = self.entries.get_mut(key).expect("the caller looked");
+        let entry = self.entries.get_mut(key).expect("the caller has checked the key");
         if std::mem::take(&mut entry.claims) {
             ranges.release(key, claimant, cx);
         }
@@ -174,7 +174,7 @@ impl FileChannel {
             let key = key(answer.tag.token);
             let entry = self.entries.get_mut(key).expect("the kernel answers each call once");
             let next = entry.request.answered(answer.result, &self.store, &mut self.pool);
-            if let Some(completion) = self.obey(key, next, cx) {
+            if let Some(completion) = self.execute(key, next, cx) {
                 out.push(completion);
             }
         }
@@ -193,7 +193,8 @@ impl FileChannel {
     fn abort_one(&mut self, key: Key, cx: &mut Cx) {
         let entry = self.entries.get_mut(key).expect("a request of this channel");
         match entry.place {
-            // The kernel completes the request, since requests to a file are not cancelled; then it is not held for a retry.
+            // The kernel completes the request, because requests to a file are not cancelled. The request will not be held for
+            // a retry.
             Place::Kernel => return entry.request.abandoned = true,
             Place::Range => {}
             Place::Later => self.later.retain(|&(_, k)| k != key),
@@ -227,7 +228,7 @@ impl Channel for FileChannel {
             for key in claimant.take_granted() {
                 // The request may have been aborted meanwhile.
                 if self.entries.get(key).is_some() {
-                    out.extend(self.go_on(key, cx));
+                    out.extend(self.proceed(key, cx));
                 }
             }
         }

@@ -5,16 +5,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// Directories that disks may be in. Confinement applies to the whole process and is set once, so this is a static.
+/// The directories that disks may be in. A static, because the confinement applies to the whole process and is set once.
 static ALLOWED: OnceLock<Vec<PathBuf>> = OnceLock::new();
 
-/// Records that the process has confined itself to `directories`, which are canonical: errors name them from now on.
-/// Further calls have no effect.
+/// Records that the process has confined itself to `directories`, which are canonical: errors mention them from now on. Further
+/// calls have no effect.
 pub fn note_allowed(directories: Vec<PathBuf>) {
     let _ = ALLOWED.set(directories);
 }
 
-/// The error for a permission failure of the kernel when we `action` the file at `path`.
+/// The error for a permission failure of the kernel when this process tries to `action` the file at `path`.
 pub(crate) fn refused(action: &'static str, path: &Path) -> Error {
     let path = path.to_owned();
     match ALLOWED.get() {
@@ -26,7 +26,7 @@ pub(crate) fn refused(action: &'static str, path: &Path) -> Error {
     }
 }
 
-/// Whether `path` is in none of the directories `allowed`. For a path that does not exist yet its directory decides.
+/// Whether `path` is in none of the directories `allowed`. For a path that does not exist yet, its directory decides.
 fn is_outside(allowed: &[PathBuf], path: &Path) -> bool {
     let parent = || path.parent().and_then(|parent| parent.canonicalize().ok());
     let place = path.canonicalize().ok().or_else(parent);
@@ -36,11 +36,11 @@ fn is_outside(allowed: &[PathBuf], path: &Path) -> bool {
 /// An error of creating or resizing a disk.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The file does not exist, and the caller does not ask to create it.
-    #[error("`{0}` does not exist; to have it created, give a size")]
+    /// The file does not exist, and the configuration has no size to create it with.
+    #[error("`{0}` does not exist; to create it, give a size")]
     Missing(PathBuf),
     /// The directory of the file does not exist.
-    #[error("the directory `{directory}` does not exist, so there is no place for `{path}`: make it first")]
+    #[error("the directory `{directory}` does not exist; create it before `{path}`")]
     NoDirectory {
         /// The file.
         path: PathBuf,
@@ -48,27 +48,25 @@ pub enum Error {
         directory: PathBuf,
     },
     /// A symbolic link to a file that does not exist: the target is not created.
-    #[error(
-        "`{0}` is a symbolic link to a file that does not exist; name that file itself to have it created"
-    )]
+    #[error("`{0}` is a symbolic link to a file that does not exist; to create that file, give its own path")]
     Dangling(PathBuf),
-    /// The size asked for is 0 bytes.
-    #[error("a disk of 0 bytes is none: give `{0}` the size that it is to have, or no size if it has one")]
+    /// The requested size is 0 bytes.
+    #[error("a disk cannot have 0 bytes: give the size to create `{0}` with, or no size if the file exists")]
     NoSize(PathBuf),
-    /// The file has another size than the one asked for.
+    /// The file has another size than the requested one.
     #[error(
-        "`{path}` is there already and has {size} bytes, not {asked}: to use it as it is, give no size, and resize the disk then"
+        "`{path}` exists and has {size} bytes, not {asked}: to use it, give no size; the disk can be resized later"
     )]
     OtherSize {
         /// The file.
         path: PathBuf,
         /// Its size in bytes.
         size: u64,
-        /// The size asked for, in bytes.
+        /// The requested size, in bytes.
         asked: u64,
     },
     /// The file is empty, and no size is given.
-    #[error("`{0}` is empty; to have it grown, give a size")]
+    #[error("`{0}` is empty; to grow it, give a size")]
     Empty(PathBuf),
     /// The path is a directory.
     #[error("`{0}` is a directory; a disk needs a regular file or a block device")]
@@ -88,7 +86,7 @@ pub enum Error {
     },
     /// The file is outside of the directories that the process has confined itself to.
     #[error(
-        "`{path}` is not in a directory that disks may be in: {allowed}; to allow another, start arykd with --allow-dir"
+        "`{path}` is not in a directory that disks may be in: {allowed}; to allow another directory, start arykd with --allow-dir"
     )]
     Outside {
         /// The file.
@@ -117,26 +115,26 @@ pub enum Error {
         path: PathBuf,
         /// The size in bytes.
         size: u64,
-        /// The size must be a multiple of so many bytes.
+        /// The size must be a multiple of this number of bytes.
         unit: u64,
     },
-    /// The new size is smaller, and the caller did not ask to shrink the disk.
+    /// The new size is smaller, and shrinking was not requested.
     #[error(
-        "`{name}` has {from} bytes; making it smaller, {to} bytes, destroys what lies behind, and was not asked for"
+        "`{name}` has {from} bytes; shrinking it to {to} bytes destroys the data behind the new end, and was not requested"
     )]
     Shrinks {
         /// The disk.
         name: String,
         /// The present size in bytes.
         from: u64,
-        /// The size asked for, in bytes.
+        /// The requested size, in bytes.
         to: u64,
     },
     /// Another call is resizing the disk.
-    #[error("`{0}` is being given another size already")]
+    #[error("`{0}` is already being resized")]
     Resizing(String),
     /// The size of a block device or of a read-only disk cannot be set.
-    #[error("`{0}` is a block device or read-only: its size cannot be set, only looked at again")]
+    #[error("`{0}` is a block device or read-only: its size cannot be set, only rescanned")]
     FixedSize(String),
     /// The disk belongs to another module.
     #[error("`{0}` is not a disk of a file or block device")]

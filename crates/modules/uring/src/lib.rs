@@ -12,12 +12,12 @@
 //! | `resize` | changing the size of a disk |
 //! | `room` | thin provisioning: sizes of sparse files and free space |
 //!
-//! **Direct I/O** is used wherever the file supports it, with the alignment that the kernel reports. Data that is not aligned
-//! goes through a bounce buffer, and a write of less than a block of the store reads that block first.
+//! **Direct I/O** is used wherever the file supports it, with the alignment that the kernel reports. Unaligned data is copied
+//! through a bounce buffer, and a write of less than a block of the store reads that block first.
 //!
-//! Data is **durable** once it was written and a later flush has completed, or once its write with FUA has completed.
-//! Ranges that were unmapped, or written with zeroes, are **sparse**. The file is **locked**, as QEMU's tools understand
-//! it, for as long as a request may still write to it.
+//! Data is **durable** once it was written and a later flush has completed, or once its write with FUA has completed. Ranges
+//! that were unmapped, or written with zeroes, are **sparse**. The file is **locked**, with locks that QEMU's tools understand,
+//! for as long as a request may still write to it.
 #![forbid(unsafe_code)]
 
 mod channel;
@@ -102,7 +102,7 @@ pub struct Config {
     pub direct: Direct,
     /// For how long the file is locked.
     pub lock: Lock,
-    /// Whether to wait, for seconds, for a lock whose holder may be about to release it. If not, [`Error::Locked`] is returned
+    /// Whether to wait some seconds for a lock whose holder may be about to release it. If not, [`Error::Locked`] is returned
     /// at once.
     pub waits: bool,
 }
@@ -145,7 +145,7 @@ struct Forced {
 }
 
 fn create_forced(env: &Env, config: Config, forced: Forced) -> Result<Arc<Bdev>, Error> {
-    // This check precedes the creation of the file.
+    // Checked before the file is created.
     if env.registry().find(&config.name).is_ok() {
         return Err(aryk_bdev::Error::Exists(config.name).into());
     }

@@ -1,17 +1,17 @@
 //! Locks of files: QEMU's tools understand them, and they outlive a process until its last request has ended. Control
 //! context.
 //!
-//! **The scheme is QEMU's** (`docs/interop` and `block/file-posix.c` there): each permission that an opener uses on an
-//! image has a byte from 100 on, and each permission that it denies to other openers has one from 200 on. An opener takes
-//! read locks on its bytes, then checks whether another opener holds the opposite ones. Two openers at the same time may
-//! both fail; they cannot both succeed.
+//! **The scheme is QEMU's** (`docs/interop` and `block/file-posix.c` there): each permission that an opener uses on an image
+//! has a byte from 100 on, and each permission that it denies to other openers has a byte from 200 on. An opener takes read
+//! locks on its bytes, then checks whether another opener holds the opposite bytes. Two openers at the same time may both fail;
+//! they cannot both succeed.
 //!
-//! **The locks are a fence too.** They belong to the open file description, which every request in flight holds: the locks
-//! of a process that was killed end with the last of its requests, not before. So no other lock is needed.
+//! **The locks are a fence too.** They belong to the open file description, which every request in flight holds: the locks of a
+//! killed process end with the last of its requests, not before. So no other lock is needed.
 //!
-//! A lock of the whole file, as `lockf(3)` and Cloud Hypervisor take it, covers our bytes too, so it and our locks exclude
-//! each other. `flock(2)` is another kind of lock, which the kernel keeps apart from these; no program that uses images
-//! takes it, and it is not checked.
+//! A lock of the whole file, as `lockf(3)` and Cloud Hypervisor take it, covers the bytes of these locks too, so each excludes
+//! the other. `flock(2)` is another kind of lock, which the kernel keeps separate; no program that uses images takes it, and it
+//! is not checked.
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -47,7 +47,7 @@ pub enum Holder {
         /// The name of its command.
         name: String,
     },
-    /// A process that we have no permission to inspect, or one that has ended and whose last requests are still in flight.
+    /// A process that this process may not inspect, or a process that has ended and whose last requests are still in flight.
     Unknown,
 }
 
@@ -57,13 +57,13 @@ impl fmt::Display for Holder {
             Self::Ourselves => f.write_str("another disk of this process"),
             Self::Process { pid, name } => write!(f, "`{name}` (process {pid})"),
             Self::Unknown => f.write_str(
-                "a process that cannot be seen from here, or the last requests of one that has ended",
+                "a process that arykd cannot inspect, or the last requests of a process that has ended",
             ),
         }
     }
 }
 
-/// Why a file cannot be locked.
+/// The reason for which a file cannot be locked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LockError {
     /// Another opener has locked the file.
@@ -91,7 +91,7 @@ impl From<Errno> for LockError {
 pub(crate) fn lock(file: impl AsFd, writes: bool) -> Result<(), LockError> {
     let locked = try_lock(&file, writes);
     if locked.is_err() {
-        // The first error is the one to report; where locks are not supported there is none to release.
+        // The first error is reported; where locks are not supported there is none to release.
         let _ = unlock(&file);
     }
     locked
@@ -148,7 +148,7 @@ impl Uses {
     }
 
     fn count(&self) -> MutexGuard<'_, u32> {
-        // No code panics while it is locked; a caller waits for a few system calls, when the use of a disk begins or ends.
+        // No holder of the lock panics. A caller waits for a few system calls, when the use of a disk begins or ends.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -180,8 +180,8 @@ fn is_held(file: impl AsFd, byte: i64) -> Result<bool, Errno> {
     Ok(i32::from(asked.l_type) != libc::F_UNLCK)
 }
 
-/// Finds the holder of a lock on the file `inode` of `device`. The kernel does not report it, so this reads `/proc` of all
-/// processes that we may inspect.
+/// Finds the holder of a lock on the file `inode` of `device`. The kernel does not report it, so this function reads `/proc` of
+/// all processes that this process may inspect.
 pub(crate) fn holder(device: u64, inode: u64) -> Holder {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let file = format!(" {major:02x}:{minor:02x}:{inode} ");

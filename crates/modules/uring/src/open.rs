@@ -15,18 +15,18 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
-/// Largest alignment of direct I/O that is used: a file that needs a larger one is used through the page cache.
+/// The largest alignment of direct I/O that is used: a file that needs a larger alignment is used through the page cache.
 const ALIGNMENT_MAX: u32 = 64 * 1024;
 
 /// Default block size of a file in bytes: every guest can boot from such a disk.
 const BLOCK_SIZE: u32 = 512;
 
-/// Largest block of a file system that guests see as the physical block. Some network file systems report their transfer
-/// size as the block size.
+/// The largest block of a file system that is reported to guests as the physical block. Some network file systems report their
+/// transfer size as the block size.
 const PHYSICAL_MAX: u64 = 4096;
 
-/// How long to wait for the last requests of a process that has ended, for a visible process that may have been killed just
-/// now, and for a disk of this process that is being removed.
+/// How long to wait for the last requests of a process that has ended; and how long for a visible process that may have just
+/// been killed, or for a disk of this process that is being removed.
 const PATIENCE: Duration = Duration::from_secs(30);
 const SEEN_PATIENCE: Duration = Duration::from_secs(1);
 const OWN_PATIENCE: Duration = Duration::from_millis(250);
@@ -55,10 +55,10 @@ enum Found {
     Gone,
 }
 
-/// How often a path is tried again while other processes create and remove files there.
+/// The maximum number of attempts while other processes create and remove files at the path.
 const TRIES: u32 = 100;
 
-/// Opens the store that `config` names, or creates it if `config` asks for that, locks it, and measures it.
+/// Opens the store that `config` names, or creates it if `config` has a size; then locks and measures it.
 pub(crate) fn open(config: &Config, forced: Forced) -> Result<Opened, Error> {
     if let Some(size) = config.block_size
         && !(size.is_power_of_two() && (512..=65_536).contains(&size))
@@ -103,7 +103,7 @@ fn find_or_create(config: &Config) -> Result<Found, Error> {
     match rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR) {
         Ok(file) => Ok(Found::Created(file)),
         Err(Errno::NOENT) => Err(missing(path)),
-        Err(Errno::EXIST) if leads_nowhere(path) => Err(Error::Dangling(path.clone())),
+        Err(Errno::EXIST) if is_dangling(path) => Err(Error::Dangling(path.clone())),
         Err(Errno::EXIST) => Ok(Found::Gone),
         Err(errno) => Err(os("create", path)(errno)),
     }
@@ -119,7 +119,7 @@ fn missing(path: &Path) -> Error {
 }
 
 /// Whether `path` is a symbolic link whose target does not exist.
-fn leads_nowhere(path: &Path) -> bool {
+fn is_dangling(path: &Path) -> bool {
     let is_link = |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
     rustix::fs::lstat(path).is_ok_and(is_link) && matches!(rustix::fs::stat(path), Err(Errno::NOENT))
 }
@@ -274,7 +274,7 @@ pub(crate) fn check_multiple(path: &Path, size: u64, unit: u64) -> Result<(), Er
     Err(Error::NotAMultiple { path: path.to_owned(), size, unit })
 }
 
-/// Opens and locks the file; `None` if it no longer exists. Waits a while for a lock whose holder may be about to end.
+/// Opens and locks the file; `None` if it no longer exists. Waits for a lock whose holder may be about to end.
 fn open_locked(config: &Config, kind: Kind) -> Result<Option<OwnedFd>, Error> {
     let mut waited = Duration::ZERO;
     loop {
@@ -297,7 +297,7 @@ fn open_locked(config: &Config, kind: Kind) -> Result<Option<OwnedFd>, Error> {
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "opening a file blocks anyway, and the kernel does not notify us of a released lock"
+    reason = "opening a file blocks anyway, and the kernel does not report a released lock"
 )]
 fn pause() {
     std::thread::sleep(PATIENCE_STEP);
@@ -316,7 +316,7 @@ fn try_open_locked(config: &Config, kind: Kind) -> Result<Option<OwnedFd>, Error
     };
     match locks::lock(&file, !read_only) {
         Ok(()) => Ok(Some(file)),
-        // Another process has the file now; until we may lock it, only a size is required of it.
+        // Another process has the file locked now. Until this process can lock it, the file only needs a size.
         Err(LockError::Held) if *lock == Lock::InUse && size_of(&file, path)? > 0 => Ok(Some(file)),
         Err(error) => without_lock(error, file, path).map(Some),
     }
@@ -327,7 +327,7 @@ fn without_lock(error: LockError, file: OwnedFd, path: &Path) -> Result<OwnedFd,
     match error {
         LockError::None(errno) => {
             let path = path.display();
-            tracing::warn!(%path, %errno, "no locks here: another process may open the file and write to it");
+            tracing::warn!(%path, %errno, "the file system has no locks: another process may open the file and write to it");
             Ok(file)
         }
         error => Err(cannot_lock(error, path)),
@@ -402,19 +402,19 @@ fn physical_block_size(file: impl AsFd, kind: Kind, path: &Path) -> Result<u32, 
 fn find_alignment(file: &OwnedFd, kind: Kind, size: u64, path: &Path) -> Result<Alignment, Error> {
     match set_direct(file, true) {
         Ok(()) => {}
-        // File systems without direct I/O return these.
+        // File systems without direct I/O return these errors.
         Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Alignment::NONE),
         Err(errno) => return Err(os("set direct I/O of", path)(errno)),
     }
     let found = ask_alignment(file, kind).unwrap_or_else(|| probe_alignment(file));
-    // With another size the last block would be incomplete.
+    // With another size, the last block would be incomplete.
     if let Some(alignment) = found
         && alignment.offset <= ALIGNMENT_MAX
         && size.is_multiple_of(alignment.offset.into())
     {
         return Ok(alignment);
     }
-    // The flag was not set when the file was opened, so it can be cleared; with it, writes that are not aligned would fail.
+    // The file was opened without the flag, so the flag can be cleared; with it, unaligned writes would fail.
     set_direct(file, false).map_err(os("unset direct I/O of", path))?;
     Ok(Alignment::NONE)
 }
@@ -452,7 +452,7 @@ fn probe_alignment(file: &OwnedFd) -> Option<Alignment> {
         if result >= 0 {
             return Some(Alignment { memory: size, offset: size });
         }
-        // The store fails, or has no direct I/O after all: the page cache is safe, and later reads report the error.
+        // The store fails, or has no direct I/O after all: the page cache is always safe, and later reads report the error.
         if result != -libc::EINVAL {
             return None;
         }

@@ -1,14 +1,14 @@
 //! Claims of block ranges that requests rewrite. Reactor context. All channels of a disk share the table, which exists only
 //! if the disk's blocks are smaller than those of its store.
 //!
-//! A write of less than a block of the store reads that block, changes a part of it and writes it back. This would undo
-//! another, acknowledged write to the same block between the two steps. So each request that changes such a disk claims the
-//! range it touches: exclusively, if it must read first; or shared with other requests that write whole blocks, whose order
-//! is their submitter's responsibility.
+//! A write of less than a block of the store reads that block, changes a part of it and writes it back. If another write to the
+//! same block completed between the two steps, it would be undone. So each request that changes such a disk claims the range
+//! that it changes: exclusively, if it must read first; or shared with other requests that write whole blocks, whose order is
+//! their submitter's responsibility.
 //!
 //! The table is a list in the order of arrival. A claim holds once no earlier claim conflicts with it, so no later claim
-//! overtakes one that conflicts with it. A mutex protects the list and is held for one pass over it. The request that
-//! releases the last conflicting claim grants the waiting one, with a message to its reactor.
+//! overtakes a conflicting one. A mutex protects the list and is held for one pass over it. The request that releases the last
+//! conflicting claim grants the waiting claim, with a message to its reactor.
 
 use aryk_reactor::{Cx, Handle, RootId};
 use aryk_slots::Key;
@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// The channel that owns claims, and how to wake it.
+/// The channel that owns claims, and the means to wake it.
 #[derive(Debug)]
 pub(crate) struct Claimant {
     reactor: Handle,
@@ -27,7 +27,7 @@ pub(crate) struct Claimant {
 
 /// Locks a mutex that is held for a few instructions only, and whose holder does not panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("no one panics holding it")
+    mutex.lock().expect("no holder of the lock panics")
 }
 
 impl Claimant {
@@ -36,7 +36,7 @@ impl Claimant {
         Self { reactor, root, granted: Mutex::default(), has_granted: AtomicBool::new(false) }
     }
 
-    /// Takes the requests that had to wait, and whose claims hold now.
+    /// Takes the requests that had to wait and whose claims hold now.
     pub fn take_granted(&self) -> Vec<Key> {
         if self.has_granted.swap(false, Ordering::Acquire) {
             std::mem::take(&mut *lock(&self.granted))
@@ -71,7 +71,7 @@ struct Claim {
 }
 
 impl Claim {
-    fn is_in_the_way_of(&self, other: &Self) -> bool {
+    fn conflicts_with(&self, other: &Self) -> bool {
         let overlap = self.bytes.start < other.bytes.end && other.bytes.start < self.bytes.end;
         overlap && (self.alone || other.alone)
     }
@@ -87,7 +87,7 @@ impl Ranges {
     pub fn claim(&self, bytes: Range<u64>, alone: bool, key: Key, by: &Arc<Claimant>) -> bool {
         let mut claim = Claim { bytes, alone, before: 0, key, by: Arc::clone(by) };
         let mut claims = lock(&self.0);
-        claim.before = claims.iter().filter(|earlier| earlier.is_in_the_way_of(&claim)).count() as u32;
+        claim.before = claims.iter().filter(|earlier| earlier.conflicts_with(&claim)).count() as u32;
         let holds = claim.before == 0;
         claims.push(claim);
         holds
@@ -101,7 +101,7 @@ impl Ranges {
             let mine = |c: &Claim| c.key == key && Arc::ptr_eq(&c.by, by);
             let index = claims.iter().position(mine).expect("a claim is released once");
             let released = claims.remove(index);
-            for claim in claims[index..].iter_mut().filter(|later| released.is_in_the_way_of(later)) {
+            for claim in claims[index..].iter_mut().filter(|later| released.conflicts_with(later)) {
                 claim.before -= 1;
                 if claim.before == 0 {
                     claim.by.grant(claim.key);

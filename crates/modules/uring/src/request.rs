@@ -1,8 +1,8 @@
 //! The state machine of one request: the next call to the kernel, and how its result is handled. Reactor context.
 //!
-//! A request is executed from its first byte to its last, in as many steps as needed: nearly always one, directly between
-//! its memory and the file. `at` is the offset of the first byte that is not done. After each step the next one is chosen
-//! for the remaining bytes, so short transfers, bounced chunks and partial blocks at the edges need no plan.
+//! A request is executed from its first byte to its last, in as many steps as needed: nearly always one step, directly between
+//! its memory and the file. `at` is the offset of the first byte that is not done. After each step the next step is chosen for
+//! the remaining bytes, so short transfers, bounced chunks and partial blocks at the edges need no plan.
 //!
 //! This module decides and copies; the channel starts the calls and keeps the lists.
 
@@ -14,17 +14,17 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Bytes in a bounce buffer, unless the store's blocks are larger. Longer requests go through it in chunks.
+/// Bytes in a bounce buffer, unless the store's blocks are larger. Longer requests use it in chunks.
 const BOUNCE: usize = 128 * 1024;
 
-/// Bounce buffers that a channel keeps while they are not in use.
+/// The number of unused bounce buffers that a channel keeps.
 const KEPT: usize = 32;
 
-/// Delay before a request that found the store full is retried: the first and the largest one.
+/// Delays before a request that found the store full is retried: the first delay and the largest one.
 const FULL_DELAY_MIN: Duration = Duration::from_millis(100);
 const FULL_DELAY_MAX: Duration = Duration::from_secs(1);
 
-/// Delay before a request is retried for which the kernel lacked a resource.
+/// Delay before a request is retried for which the kernel had no resources.
 pub(crate) const AGAIN_DELAY: Duration = Duration::from_millis(1);
 
 /// Bounce buffers of a channel, allocated when first needed.
@@ -73,9 +73,9 @@ pub(crate) enum Next {
 /// The step that the kernel executes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
-    /// Moving data between the request's memory and the file.
+    /// Transferring data between the request's memory and the file.
     Straight,
-    /// Moving a chunk between the bounce buffer and the file.
+    /// Transferring a chunk between the bounce buffer and the file.
     Bounced,
     /// Reading the block at an edge, to change a part of it.
     EdgeRead,
@@ -101,10 +101,10 @@ pub(crate) struct Request {
     may_unmap: bool,
     /// The request ends with a sync.
     syncs: bool,
-    /// The request must go through a bounce buffer although its alignment fits.
+    /// The request must use a bounce buffer although its alignment fits.
     unfit: bool,
     /// The store has refused to punch or zero this range, so zeroes are written from a buffer.
-    by_hand: bool,
+    zeroes_by_writes: bool,
     step: Step,
     /// The request's range in the file.
     bytes: Range<u64>,
@@ -141,7 +141,7 @@ impl Request {
         let start = io.lba * u64::from(store.block_size);
         let mut bytes = start..start + io.blocks * u64::from(store.block_size);
         if io.op == Op::Unmap {
-            // Blocks of the store that the range covers only partly keep their data.
+            // Blocks of the store that the range covers only in part keep their data.
             let align = store.allocation.into();
             let (start, end) = (ceil(bytes.start, align), floor(bytes.end, align));
             bytes = start..end.max(start);
@@ -156,12 +156,13 @@ impl Request {
             syncs: match io.op {
                 Op::Flush => true,
                 Op::WriteZeroes | Op::Unmap => io.fua,
-                // A separate sync tells an error of the write-back, of this write or of earlier ones, from one of the write.
+                // A separate sync distinguishes a write-back error (of this write or of earlier ones) from an error of the
+                // write itself.
                 Op::Write => io.fua && store.is_cached(),
                 _ => false,
             },
             unfit: false,
-            by_hand: false,
+            zeroes_by_writes: false,
             step: Step::Sync,
             at: 0,
             bytes,
@@ -178,7 +179,7 @@ impl Request {
         new
     }
 
-    /// Restarts the request from its first byte. Steps that were done are repeated, which changes nothing.
+    /// Restarts the request from its first byte. Repeating the steps that were done changes nothing.
     fn restart(&mut self) {
         (self.at, self.sync) = (self.bytes.start, self.syncs);
     }
@@ -190,7 +191,7 @@ impl Request {
         self.bytes.end <= store.blocks.load(Ordering::Relaxed) * u64::from(store.block_size)
     }
 
-    /// The range of the store that the request changes, and whether the claim must be exclusive since blocks are read first.
+    /// The range of the store that the request changes, and whether the claim must be exclusive because blocks are read first.
     pub fn claim(&self, store: &Store) -> (Range<u64>, bool) {
         let align = store.alignment.offset.into();
         let whole = floor(self.bytes.start, align)..ceil(self.bytes.end, align);
@@ -219,7 +220,7 @@ impl Request {
                     self.mode = mode;
                     self.step(Step::Allocate, self.at, to - self.at);
                 }
-                // An unmap is advisory, and this store cannot do it.
+                // An unmap is advisory, and this store does not support it.
                 _ if self.op == Op::Unmap => {
                     self.at = self.bytes.end;
                     return self.last(store, pool);
@@ -234,7 +235,7 @@ impl Request {
             Op::Read | Op::Write => self.bounce_chunk(end, align, pool),
             Op::Flush => unreachable!("a flush has no bytes"),
             Op::Compare | Op::CompareAndWrite | Op::Copy => {
-                unreachable!("the block layer makes it of others")
+                unreachable!("the block layer builds it from other operations")
             }
         }
         Next::Start(self.call())
@@ -246,7 +247,7 @@ impl Request {
             pool.give(bounce.buffer);
         }
         if std::mem::take(&mut self.sync) {
-            // Earlier acknowledged writes were lost; no later sync of the kernel reports that again.
+            // Earlier acknowledged writes were lost. The kernel reports that to one sync only.
             if store.lost.load(Ordering::Relaxed) {
                 return self.over(libc::EIO, store, pool);
             }
@@ -292,7 +293,7 @@ impl Request {
         Next::Start(self.call())
     }
 
-    /// Begins a step of as many bytes as the bounce buffer has.
+    /// Begins a step of as many bytes as the bounce buffer holds.
     fn bounce_chunk(&mut self, end: u64, align: u64, pool: &mut Pool) {
         let from = floor(self.at, align);
         let len = (ceil(end, align) - from).min(pool.len as u64);
@@ -341,9 +342,9 @@ impl Request {
     }
 
     /// The mode for `fallocate(2)`; `None` if the store supports none. Blocks that may not be unmapped stay allocated, or are
-    /// allocated. A hole in a file reads as zeroes; on a block device only a zeroed range is sure to.
+    /// allocated. A hole in a file reads as zeroes; on a block device only a zeroed range reliably does.
     fn mode(&self, store: &Store) -> Option<i32> {
-        let can = |ability: &AtomicBool| ability.load(Ordering::Relaxed) && !self.by_hand;
+        let can = |ability: &AtomicBool| ability.load(Ordering::Relaxed) && !self.zeroes_by_writes;
         let may_punch = match self.op {
             Op::Unmap => true,
             _ => self.may_unmap && store.kind == Kind::File,
@@ -364,7 +365,8 @@ impl Request {
             return self.failed(-result, store, pool);
         }
         match self.step {
-            // Of two syncs that run at one time the kernel reports an error to one: the other checks the flag that it sets.
+            // If two syncs run at the same time, the kernel reports an error to only one of them. That one sets this flag, and
+            // the other checks it.
             Step::Sync if store.lost.load(Ordering::Relaxed) => return self.over(libc::EIO, store, pool),
             Step::Sync => {}
             Step::Allocate => self.at = self.from + self.len,
@@ -448,10 +450,10 @@ impl Request {
             }
             // The store refuses this range: it needs another alignment than it reports. Other ranges may succeed.
             (libc::EINVAL, Step::Allocate) => {
-                self.by_hand = true;
+                self.zeroes_by_writes = true;
                 self.next(store, pool)
             }
-            // All requests that end with a sync come here, so no other call makes the kernel forget a write-back error.
+            // All requests that end with a sync come here, so no call can hide a write-back error from them.
             (_, Step::Sync) => {
                 store.lost.fetch_or(store.is_cached(), Ordering::Relaxed);
                 self.over(errno, store, pool)
@@ -464,7 +466,7 @@ impl Request {
         }
     }
 
-    /// Handles a failed step: holds the request if the store is full and `on_full` asks for that; otherwise fails it.
+    /// Handles a failed step: holds the request if the store is full and `on_full` is [`OnFull::Hold`]; otherwise fails it.
     fn refused(&mut self, errno: i32, store: &Store, pool: &mut Pool) -> Next {
         if !matches!(errno, libc::ENOSPC | libc::EDQUOT) || store.on_full == OnFull::Error {
             return self.over(errno, store, pool);

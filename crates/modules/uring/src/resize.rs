@@ -1,7 +1,7 @@
 //! Resizing a disk. Control context; blocks.
 //!
-//! A disk is made smaller in steps, since an earlier request must not make its file grow again: first the disk gets its new
-//! size, against which each request is checked before it starts; then the requests behind the new end that the kernel has
+//! A disk shrinks in steps, because an earlier request must not make its file grow again. First the disk gets its new size,
+//! against which each request is checked before it starts; then the requests behind the new end that the kernel already has
 //! complete; only then the file is truncated.
 
 use crate::open::{cannot_lock, check_multiple, set_size, size_of};
@@ -14,9 +14,9 @@ use std::sync::atomic::Ordering;
 /// The new size of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Size {
-    /// So many bytes, which must be no less than the present size.
+    /// This number of bytes, at least the present size.
     GrowTo(u64),
-    /// So many bytes, also if that is less than the present size: the data behind the new end is destroyed.
+    /// This number of bytes, even if the present size is larger: the data behind the new end is destroyed.
     Exactly(u64),
     /// The present size of the file or block device.
     Rescan,
@@ -25,9 +25,9 @@ pub enum Size {
 /// The state of a resize.
 #[derive(Debug)]
 pub enum Resized {
-    /// The disk has so many bytes.
+    /// The disk has this number of bytes.
     Done(u64),
-    /// The disk is smaller, and its file is not truncated yet.
+    /// The disk has shrunk, and its file is not truncated yet.
     Shrinking(Shrinking),
 }
 
@@ -46,7 +46,7 @@ impl Resizing {
         Ok(Self { store: Arc::clone(store), has_entered: false })
     }
 
-    /// Locks the file: another opener that has it locked relies on its size.
+    /// Locks the file: another opener that has locked it relies on its size.
     fn enter(&mut self) -> Result<(), Error> {
         self.store.enter().map_err(|error| cannot_lock(error, &self.store.path))?;
         self.has_entered = true;
@@ -107,7 +107,7 @@ pub fn resize(registry: &Registry, name: &str, size: Size) -> Result<Resized, Er
     Ok(Resized::Done(new))
 }
 
-/// A disk that is smaller, and whose file is not truncated yet.
+/// A disk that has shrunk, and whose file is not truncated yet.
 #[derive(Debug)]
 pub struct Shrinking {
     resizing: Resizing,
@@ -125,7 +125,7 @@ impl Shrinking {
     }
 }
 
-/// A disk that is smaller, and whose file may be truncated.
+/// A disk that has shrunk, and whose file may be truncated now.
 #[derive(Debug)]
 pub struct Settled(Shrinking);
 

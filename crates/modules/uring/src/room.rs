@@ -1,7 +1,7 @@
 //! Thin provisioning: whether file systems have the space that their sparse disks promise. Control context; blocks.
 //!
-//! A sparse file takes no space before it is written to, so files can promise more bytes than the file system has. Guests'
-//! writes fail when the file system is full. Operators may want overcommitment, so it is not refused but reported.
+//! A sparse file takes no space before it is written, so files can promise more bytes than the file system has. Guests' writes
+//! fail when the file system is full. Overcommitment may be intended, so it is reported and not refused.
 
 use crate::store::{Kind, Store};
 use crate::{Error, store_of};
@@ -32,8 +32,8 @@ impl Room {
     }
 }
 
-/// Lists the file systems of the disks in files of `registry`, in the order of the disks. Read-only disks are left out, since
-/// they are not written. If `of` names a disk, only its file system is listed.
+/// Lists the file systems of the disks in files of `registry`, in the order of the disks. Read-only disks are omitted, because
+/// they are not written. If `of` names a disk, only that disk's file system is listed.
 ///
 /// # Errors
 /// [`Error::Os`].

@@ -63,10 +63,11 @@ pub(crate) struct Store {
     pub resizing: AtomicBool,
     /// Present if a write of one block may have to read first.
     pub ranges: Option<Ranges>,
-    /// Whether the store has not yet refused to make holes, and to make zeroes by itself.
+    /// Whether the store can punch holes, and zero ranges by itself: true until it refuses.
     pub punches: AtomicBool,
     pub zeroes: AtomicBool,
-    /// Written data was lost between the page cache and the device. The kernel reports that only once, so this stays true.
+    /// Written data was lost between the page cache and the device. The kernel reports that only once, so this flag is never
+    /// cleared.
     pub lost: AtomicBool,
     pub counts: Counts,
     pub failures: Failures,
@@ -87,7 +88,7 @@ pub(crate) struct Counts {
     logged: AtomicBool,
 }
 
-/// Period of the log lines that requests are held, and no longer held: a store that is nearly full has room now and then.
+/// Period of the log lines about writes being held, and no longer held: a nearly full store alternates between the two.
 const HOLD_PERIOD: Duration = Duration::from_secs(10);
 
 impl Default for Counts {
@@ -101,27 +102,29 @@ impl Default for Counts {
     }
 }
 
-/// Requests in flight on one channel: as many as the largest virtqueue in use has, and more than keep an SSD busy.
+/// The maximum number of requests in flight on one channel: as many as the largest virtqueue in use has, and more than keep an
+/// SSD busy.
 pub(crate) const DEPTH: u32 = 256;
 
-/// Bytes in one read or write: as many as the kernel puts into one `bio`. The kernel would split a larger transfer too, and
-/// our pieces run in parallel.
+/// The maximum size of one read or write in bytes: as many as the kernel puts into one `bio`. The kernel would split a larger
+/// transfer too, but the requests that the block layer makes run in parallel.
 const TRANSFER: u32 = 1 << 20;
 
-/// Bytes in one unmap or write-zeroes. Other requests to the same file wait for it, so it must not take long.
+/// The maximum size of one unmap or write-zeroes in bytes. Other requests to the same file wait for it, so it must not take
+/// long.
 const ALLOCATE: u64 = 256 << 20;
 
-/// Pieces of memory in one request (`UIO_MAXIOV`).
+/// The maximum number of memory pieces in one request (`UIO_MAXIOV`).
 const SEGMENTS: u32 = 1024;
 
-/// Requests in one submission to the kernel, at most. The kernel starts none of a batch before it has prepared all of it, at
-/// 3 µs per request, and a device with one queue that has just completed everything is idle meanwhile: the throughput of
-/// batches of 32 was 0.83 of that of batches of 4.
+/// The maximum number of requests in one submission to the kernel. The kernel starts no request of a batch before it has
+/// prepared all of them, at 3 µs per request, and meanwhile a device with one queue that has just completed everything is idle:
+/// the throughput of batches of 32 was 0.83 of that of batches of 4.
 const BATCH: usize = 4;
 
-/// Bytes of reads and writes that are submitted at one time, for each kind of store: during the submission the kernel
-/// copies pages of the page cache and pins other pages. With this limit, that time is accounted to the disk of the requests,
-/// and the reactor measures it during the turn, not only at its end.
+/// The maximum number of bytes of reads and writes that are submitted at one time, for each kind of store: during the submission
+/// the kernel copies pages of the page cache and pins other pages. With this limit, that time is accounted to the disk of the
+/// requests, and the reactor measures it during the turn, not only at its end.
 const SUBMIT_BYTES: u64 = 1 << 20;
 
 /// A call to the kernel.
@@ -225,7 +228,7 @@ impl Store {
         if self.counts.held.fetch_sub(1, Ordering::Relaxed) == 1
             && self.counts.logged.swap(false, Ordering::Relaxed)
         {
-            tracing::info!(path = %self.path.display(), "no write is held any more");
+            tracing::info!(path = %self.path.display(), "writes are no longer held");
         }
     }
 
@@ -240,7 +243,7 @@ impl Store {
         let bdev = self.bdev.get().and_then(Weak::upgrade);
         self.failures.tell_left_out(bdev.as_ref().map_or("", |bdev| bdev.name()));
         if let Some(times) = self.counts.lines.overdue() {
-            tracing::warn!(path = %self.path.display(), times, "the store was full so many more times: writes were held");
+            tracing::warn!(path = %self.path.display(), times, "the store was full {times} more times: writes were held");
         }
     }
 
@@ -252,7 +255,7 @@ impl Store {
     }
 }
 
-/// The device that the block layer opens channels of.
+/// The device through which the block layer opens channels.
 #[derive(Debug)]
 pub(crate) struct FileDevice(pub Arc<Store>);
 
@@ -303,7 +306,7 @@ impl Device for FileDevice {
         self.0.enter().map_err(|error| {
             let path = self.0.path.display();
             OpenError::Unavailable(match error {
-                LockError::Held => format!("`{path}` is in use elsewhere: it is locked"),
+                LockError::Held => format!("`{path}` is locked by another process or disk"),
                 LockError::None(errno) | LockError::Os(errno) => {
                     format!("`{path}` cannot be locked: {errno}")
                 }

@@ -1,4 +1,4 @@
-//! Tests of the module: a disk in each kind of store, on both engines.
+//! Tests of the module: a disk in each kind of store, with both engines.
 
 mod block_devices;
 mod bounds;

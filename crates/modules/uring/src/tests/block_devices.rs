@@ -1,4 +1,4 @@
-//! Disks on loop devices. Needs root.
+//! Tests of disks on loop devices. Need root.
 
 use super::harness::{Bench, MIB, disk_directory, pattern, resized};
 use crate::{Config, Direct, Error, Size, create};
@@ -9,7 +9,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A loop device of 16 MiB; detached when dropped.
+/// A loop device of 16 MiB, which is detached when this is dropped.
 struct Loop {
     device: PathBuf,
     dir: tempfile::TempDir,
@@ -29,7 +29,7 @@ impl Loop {
                 Some(Self { device: String::from_utf8(output.stdout).unwrap().trim_end().into(), dir })
             }
             _ => {
-                eprintln!("skipped: loop devices take root");
+                eprintln!("skipped: loop devices need root");
                 None
             }
         }
@@ -72,7 +72,7 @@ fn conforms(sector: &str, block_size: Option<u32>) {
         return;
     }
     let make = || {
-        let device = Loop::new(sector).expect("there was one just now");
+        let device = Loop::new(sector).expect("loop devices are available");
         let env = Env::default();
         create(&env, Config { block_size, ..device.config() }).unwrap();
         OnLoop { env, unmap_zeroes: block_size.is_none(), _device: device }
@@ -98,7 +98,7 @@ fn a_disk_of_512_byte_blocks_on_4k_sectors_conforms() {
 }
 
 #[test]
-fn a_device_tells_its_shape_and_is_alone() {
+fn a_device_reports_its_geometry_and_is_locked() {
     let Some(device) = Loop::new("4096") else { return };
     let bench = Bench::new(device.config(), None, Engine::IoUring);
     let geometry = bench.bdev().geometry();
@@ -114,7 +114,7 @@ fn a_device_tells_its_shape_and_is_alone() {
     create(&second, reader()).unwrap();
 }
 
-/// Bytes that the backing file takes up.
+/// Bytes that the backing file occupies.
 fn allocated(device: &Loop) -> u64 {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata(device.dir.path().join("backing")).unwrap().blocks() * 512
@@ -134,9 +134,9 @@ fn a_device_is_unmapped_and_zeroed() {
     assert!(bench.read(2024, 24) == pattern(MIB as usize, 1)[2024 * 512..]);
 }
 
-/// The page cache accepts any range, but the device still allocates whole sectors only.
+/// The page cache accepts any range, but the device allocates whole sectors only.
 #[test]
-fn parts_of_a_sector_are_zeroed_by_hand_and_not_unmapped() {
+fn parts_of_a_sector_are_zeroed_by_writes_and_not_unmapped() {
     let Some(device) = Loop::new("4096") else { return };
     let config = Config { block_size: Some(512), direct: Direct::Never, ..device.config() };
     let mut bench = Bench::new(config, None, Engine::IoUring);
@@ -158,7 +158,7 @@ fn parts_of_a_sector_are_zeroed_by_hand_and_not_unmapped() {
 }
 
 #[test]
-fn a_device_that_has_grown_is_looked_at_again() {
+fn a_rescan_finds_the_new_size_of_a_device() {
     let Some(device) = Loop::new("512") else { return };
     let env = Env::default();
     create(&env, device.config()).unwrap();

@@ -1,4 +1,4 @@
-//! Bounds on the bytes that one turn copies, and that are submitted to the kernel at one time.
+//! Tests of the bounds on the bytes that one turn copies, and on the bytes that are submitted to the kernel at one time.
 
 use super::harness::{MIB, STRICT, disk_directory, sparse};
 use crate::channel::FileChannel;
@@ -9,7 +9,7 @@ use aryk_reactor::{Clock, CoreSet, Cx, Engine, Reactor, Root, RootRef, SleepPoli
 use std::convert::Infallible;
 use std::sync::Arc;
 
-/// The module's channel without the block layer above it, which has bounds of its own.
+/// The module's channel without the block layer above it, which has its own bounds.
 struct Bare {
     channel: FileChannel,
     done: Vec<Completion>,
@@ -46,7 +46,7 @@ fn request(op: Op, number: u32, buffer: &mut Buffer, (skew, bytes): (u32, u32)) 
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the sleep lets other threads answer")]
-fn bytes_that_are_copied_are_spread_over_turns() {
+fn copied_bytes_are_spread_over_turns() {
     const READS: u32 = 32;
     const BYTES: u32 = 128 << 10;
     let forced = Forced { alignment: Some(STRICT), blocking: true };
@@ -73,7 +73,7 @@ fn bytes_that_are_copied_are_spread_over_turns() {
 }
 
 #[test]
-fn bytes_go_to_the_kernel_before_they_are_many() {
+fn queued_bytes_are_submitted_at_a_limit() {
     const BYTES: u32 = 512 << 10;
     let forced = Forced { alignment: None, blocking: false };
     let (mut reactor, root, _dir) = bare(Engine::IoUring, forced, Direct::Never);

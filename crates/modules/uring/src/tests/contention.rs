@@ -1,5 +1,5 @@
-//! A disk of 512-byte blocks on a store of 4 KiB blocks, which two reactors change at the same time: no acknowledged write is
-//! lost.
+//! Tests of a disk of 512-byte blocks on a store of 4 KiB blocks, which two reactors change at the same time: no acknowledged
+//! write may be lost.
 
 use super::harness::{MIB, STRICT, disk_directory, pattern, sparse};
 use crate::{Forced, create_forced};
@@ -15,7 +15,7 @@ struct Work {
     op: Op,
     lba: u64,
     blocks: u64,
-    /// Blocks from `lba` on that no other task changes.
+    /// The number of blocks from `lba` on that no other task changes.
     mine: usize,
 }
 
@@ -83,20 +83,20 @@ async fn start(
 const ENGINES: [Engine; 2] = [Engine::IoUring, Engine::Epoll];
 
 #[test]
-fn neighbours_in_a_block_do_not_undo_each_other() {
+fn writes_to_one_store_block_do_not_undo_each_other() {
     let works: Vec<_> = (0..8).map(|lba| Work { op: Op::Write, lba, blocks: 1, mine: 1 }).collect();
     ENGINES.iter().for_each(|&engine| run(engine, &works));
 }
 
 #[test]
-fn writes_across_blocks_do_not_undo_each_other() {
+fn writes_across_store_blocks_do_not_undo_each_other() {
     let works: Vec<_> =
         (0..6).map(|i| Work { op: Op::Write, lba: 5 + 11 * i, blocks: 11, mine: 11 }).collect();
     ENGINES.iter().for_each(|&engine| run(engine, &works));
 }
 
 #[test]
-fn a_part_does_not_undo_the_whole() {
+fn a_partial_write_does_not_undo_a_write_of_whole_blocks() {
     for (engine, op) in [(ENGINES[0], Op::Write), (ENGINES[1], Op::Write), (ENGINES[0], Op::WriteZeroes)] {
         let whole = Work { op, lba: 16, blocks: 8, mine: 6 };
         let part = |lba| Work { op: Op::Write, lba, blocks: 1, mine: 0 };

@@ -1,4 +1,4 @@
-//! Several calls create a disk of one path at the same time: the call that succeeds keeps its file.
+//! Tests of several calls that create a disk at the same path at the same time: the call that succeeds keeps its file.
 
 use super::harness::{MIB, disk_directory, sparse};
 use crate::{Config, Error, create, store_of};
@@ -30,18 +30,18 @@ fn race(configs: Vec<Config>) -> Vec<(Env, Result<Arc<Bdev>, Error>)> {
 #[track_caller]
 fn assert_has_its_file(bdev: &Bdev, path: &Path) {
     let file = File::from(store_of(bdev).unwrap().file.try_clone().unwrap());
-    let (is, was) = (std::fs::metadata(path).expect("its file stays"), file.metadata().unwrap());
+    let (is, was) = (std::fs::metadata(path).expect("the disk's file exists"), file.metadata().unwrap());
     assert_eq!((is.ino(), is.len()), (was.ino(), MIB));
 }
 
 #[test]
-fn the_losers_of_a_race_leave_the_winners_file() {
+fn failed_calls_do_not_delete_the_file_of_the_successful_call() {
     for _ in 0..ROUNDS {
         let dir = disk_directory();
         let config = Config { waits: false, ..sparse(dir.path(), MIB) };
         let made = race(vec![config.clone(); 4]);
         let winners: Vec<_> = made.iter().filter_map(|(_, made)| made.as_ref().ok()).collect();
-        // Each call may have seen the locks of another one, and have failed.
+        // Each call may have failed because of the locks of another call.
         assert!(winners.len() <= 1);
         winners.iter().for_each(|bdev| assert_has_its_file(bdev, &config.path));
         let lost = |(_, made): &(Env, Result<_, Error>)| match made {
@@ -53,7 +53,7 @@ fn the_losers_of_a_race_leave_the_winners_file() {
 }
 
 #[test]
-fn one_that_takes_its_file_away_again_takes_no_other() {
+fn a_failed_call_deletes_only_its_own_file() {
     for _ in 0..ROUNDS {
         let dir = disk_directory();
         let good = sparse(dir.path(), MIB);
@@ -62,7 +62,7 @@ fn one_that_takes_its_file_away_again_takes_no_other() {
         for (_, made) in made.drain(1..) {
             assert!(made.is_err());
         }
-        let bdev = made[0].1.as_ref().expect("it waits for others to go");
+        let bdev = made[0].1.as_ref().expect("the call waits for the locks of the others");
         assert_has_its_file(bdev, &good.path);
     }
 }

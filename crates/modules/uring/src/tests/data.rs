@@ -1,4 +1,4 @@
-//! Reads return the data that was written, on every path of the data.
+//! Tests that reads return the data that was written, on every path of the data.
 
 use super::harness::{Bench, MIB, STRICT, directory, disk, pattern, sparse};
 use crate::{Config, Direct};
@@ -24,7 +24,7 @@ fn on_all_stores(test: impl Fn(&mut Bench)) {
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn reads_return_written_data() {
     on_all_stores(|bench| {
         for (lba, blocks, skew) in
             [(0, 8, 0), (8, 1, 0), (17, 3, 512), (100, 1, 1), (1000, 2048, 0), (5001, 1111, 3)]
@@ -41,7 +41,7 @@ fn what_is_written_is_read() {
 }
 
 #[test]
-fn a_neighbours_part_of_a_block_stays() {
+fn a_write_keeps_the_rest_of_a_store_block() {
     on_all_stores(|bench| {
         let mut model = pattern(64 * 512, 1);
         assert_eq!(bench.write(0, &model), Status::Ok);

@@ -1,5 +1,5 @@
-//! Writes that a killed process had submitted to the kernel reach the store after the process's end: a successor without the
-//! lock sees that, a successor with the lock never does.
+//! Tests of writes that a killed process had submitted to the kernel, and that reach the store after the process's end: a
+//! successor without the lock sees such writes, a successor with the lock never does.
 //!
 //! The store holds the predecessor's writes until the test releases them, so the result does not depend on timing.
 
@@ -54,12 +54,12 @@ fn a_predecessor_writes_until_it_is_killed() {
     panic!("a write has not been held: {:?}", bench.wait(first));
 }
 
-/// Makes a store whose disk is at the path; `None` if this host does not support the kind of store.
+/// Creates a store whose disk is at the path; `None` if this host does not support the kind of store.
 type Make = fn() -> Option<(SlowStore, Option<Loop>, PathBuf)>;
 
 fn store() -> Option<SlowStore> {
     let made = SlowStore::new(&disk(), WRITES * STRIDE);
-    made.map_err(|error| eprintln!("skipped: FUSE takes root and a kernel that has it: {error}")).ok()
+    made.map_err(|error| eprintln!("skipped: FUSE needs root and a kernel with FUSE: {error}")).ok()
 }
 
 fn file() -> Option<(SlowStore, Option<Loop>, PathBuf)> {
@@ -77,7 +77,7 @@ fn block_device() -> Option<(SlowStore, Option<Loop>, PathBuf)> {
     losetup.args(["--find", "--show", "--direct-io=on", "--sector-size", "4096"]).arg(store.path());
     let made = losetup.output().ok().filter(|made| made.status.success());
     let Some(made) = made else {
-        eprintln!("skipped: loop devices take root");
+        eprintln!("skipped: loop devices need root");
         return None;
     };
     let path = PathBuf::from(String::from_utf8(made.stdout).unwrap().trim_end());
@@ -90,8 +90,8 @@ impl Drop for Loop {
     }
 }
 
-/// Starts a predecessor that writes, and kills it. On return the process has ended, as far as any supervisor can see, and
-/// none of its writes has reached the store.
+/// Starts a predecessor that writes, and kills it. On return the process has ended, as far as a supervisor can see, and none of
+/// its writes has reached the store.
 fn predecessor(store: &SlowStore, path: &Path) {
     store.hold(Hold::Writes);
     let mut child = Command::new(std::env::current_exe().unwrap())
@@ -125,13 +125,13 @@ fn blocks_of(store: &SlowStore, content: u8) -> usize {
     (0..WRITES).filter(|n| store.bytes(n * STRIDE, BLOCK) == [content; BLOCK]).count()
 }
 
-fn late_writes_land_without_the_fence(make: Make) {
+fn late_writes_reach_the_store_without_the_fence(make: Make) {
     let Some((store, _device, path)) = make() else { return };
     predecessor(&store, &path);
     overwrite(&path);
     assert_eq!(blocks_of(&store, NEW), WRITES);
     store.let_go();
-    assert_eq!(blocks_of(&store, OLD), WRITES, "the writes of a killed process did not land");
+    assert_eq!(blocks_of(&store, OLD), WRITES, "the writes of a killed process did not reach the store");
 }
 
 fn no_write_is_late_with_the_fence(make: Make) {
@@ -141,7 +141,7 @@ fn no_write_is_late_with_the_fence(make: Make) {
     let successor = thread::spawn({
         let path = path.clone();
         move || {
-            // As a daemon does: it creates the disk, and then writes to it.
+            // As the daemon does: create the disk, and then write to it.
             let created = create(&Env::default(), Config::new("d", &path));
             made.send(()).unwrap();
             created.unwrap();
@@ -158,7 +158,7 @@ fn no_write_is_late_with_the_fence(make: Make) {
 
 #[test]
 fn a_killed_process_writes_to_a_file_after_its_end() {
-    late_writes_land_without_the_fence(file);
+    late_writes_reach_the_store_without_the_fence(file);
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn a_successor_waits_for_a_file_until_its_predecessors_last_write() {
 
 #[test]
 fn a_killed_process_writes_to_a_block_device_after_its_end() {
-    late_writes_land_without_the_fence(block_device);
+    late_writes_reach_the_store_without_the_fence(block_device);
 }
 
 #[test]

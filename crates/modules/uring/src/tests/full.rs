@@ -1,4 +1,4 @@
-//! A full store: a small tmpfs. Needs root.
+//! Tests of a full store: a small tmpfs. Need root.
 
 use super::harness::{Bench, MIB, pattern, sparse};
 use crate::{Config, Direct, OnFull, Stats, create, rooms, stats};
@@ -8,7 +8,7 @@ use aryk_reactor::Engine;
 use std::path::Path;
 use std::process::Command;
 
-/// A tmpfs of one MiB; unmounted when dropped.
+/// A tmpfs of one MiB, which is unmounted when this is dropped.
 struct Small(tempfile::TempDir);
 
 impl Small {
@@ -19,7 +19,7 @@ impl Small {
         if mounted.is_ok_and(|o| o.status.success()) {
             return Some(Self(dir));
         }
-        eprintln!("skipped: mounting a tmpfs takes root");
+        eprintln!("skipped: mounting a tmpfs needs root");
         None
     }
 
@@ -47,7 +47,7 @@ fn a_full_store_fails_writes() {
         let mut bench = Bench::new(Config { direct, ..sparse(dir.path(), 4 * MIB) }, None, engine);
         assert_eq!(bench.write(0, &pattern(MIB as usize * 3 / 4, 1)), Status::Ok);
         assert_eq!(bench.write(4096, &pattern(MIB as usize / 2, 2)), Status::NoSpace);
-        let last = bench.bdev().device().last_failure().expect("it is told");
+        let last = bench.bdev().device().last_failure().expect("the failure is recorded");
         assert_eq!((last.op, last.lba, last.blocks, last.errno), (Op::Write, 4096, 1024, libc::ENOSPC));
         // Allocated blocks can still be written, and a flush succeeds.
         assert_eq!(bench.write(0, &pattern(4096, 3)), Status::Ok);
@@ -59,7 +59,7 @@ fn a_full_store_fails_writes() {
 }
 
 #[test]
-fn promises_that_cannot_be_kept_are_seen() {
+fn overcommitted_space_is_reported() {
     let Some(dir) = Small::mount() else { return };
     let mut bench = Bench::new(sparse(dir.path(), MIB / 2), None, Engine::IoUring);
     let room = |bench: &Bench| rooms(bench.env.registry(), None).unwrap().remove(0);
@@ -110,7 +110,7 @@ fn hold(bench: &mut Bench) -> Held {
 }
 
 #[test]
-fn a_held_write_goes_on_when_there_is_room() {
+fn a_held_write_continues_when_there_is_room() {
     let Some(dir) = Small::mount() else { return };
     for engine in [Engine::IoUring, Engine::Epoll] {
         let mut bench = bench(&dir, OnFull::Hold, engine);

@@ -36,12 +36,13 @@ pub struct Bench {
     next: u64,
 }
 
-/// A directory for the files of a test, which is deleted with the value. `below` is on the file system to be tested.
+/// A directory for the files of a test, in `below`, which is on the file system to test. The directory is deleted with the
+/// value.
 pub fn directory(below: impl AsRef<Path>) -> tempfile::TempDir {
     tempfile::tempdir_in(below).unwrap()
 }
 
-/// A directory on a disk, since `/tmp` may be a tmpfs: the directory of the test's executable.
+/// A directory on a disk: the directory of the test's executable, because `/tmp` may be a tmpfs.
 pub fn disk() -> PathBuf {
     std::env::current_exe().unwrap().parent().unwrap().to_owned()
 }
@@ -146,11 +147,11 @@ impl Bench {
         self.wait(tag)
     }
 
-    /// Makes the disk `d` smaller.
+    /// Shrinks the disk `d`.
     pub fn shrink(&mut self, to: u64) -> Result<u64, Error> {
         let env = self.env.clone();
         let Resized::Shrinking(shrinking) = resize(env.registry(), "d", Size::Exactly(to))? else {
-            panic!("it was no larger")
+            panic!("the disk was not larger")
         };
         let mut settling = std::pin::pin!(shrinking.settle());
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
@@ -162,7 +163,7 @@ impl Bench {
         }
     }
 
-    /// Writes `data`, which lies `skew` bytes past an aligned address.
+    /// Writes `data` from memory that begins `skew` bytes past an aligned address.
     pub fn write_skewed(&mut self, lba: u64, data: &[u8], skew: usize, fua: bool) -> Status {
         let mut buffer = Buffer::new(data.len() + skew, 4096);
         buffer.write(skew, data);
@@ -203,7 +204,7 @@ impl Drop for Bench {
     }
 }
 
-/// Resizes the disk `d` to a size that is no smaller.
+/// Resizes the disk `d` to a size that is not smaller.
 pub fn resized(registry: &Registry, size: Size) -> Result<u64, Error> {
     match resize(registry, "d", size)? {
         Resized::Done(bytes) => Ok(bytes),
@@ -211,7 +212,7 @@ pub fn resized(registry: &Registry, size: Size) -> Result<u64, Error> {
     }
 }
 
-/// Bytes that differ at each place and for each seed.
+/// Bytes that differ for each position and each seed.
 pub fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let word = |i: u64| (i ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
     (0..len as u64).map(|i| word(i / 8)[i as usize % 8]).collect()

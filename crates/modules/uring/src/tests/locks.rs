@@ -1,4 +1,4 @@
-//! Locks of a file against QEMU's tools, other processes, and other disks of this process.
+//! Tests of a file's locks against QEMU's tools, other processes, and other disks of this process.
 
 use super::harness::{Bench, MIB, disk_directory, resized, sparse};
 use crate::locks::LockError;
@@ -19,7 +19,7 @@ fn read_only(path: &Path) -> Config {
 fn refused_by(config: Config) -> Holder {
     match create(&Env::default(), config) {
         Err(Error::Locked { holder, .. }) => holder,
-        other => panic!("should be locked: {other:?}"),
+        other => panic!("the file should be locked: {other:?}"),
     }
 }
 
@@ -59,7 +59,7 @@ fn assert_works(output: &Output) {
 }
 
 #[test]
-fn qemus_tools_keep_off_a_disk_that_is_written() {
+fn qemus_tools_refuse_a_disk_that_is_written() {
     let dir = disk_directory();
     let bench = Bench::new(sparse(dir.path(), MIB), None, Engine::IoUring);
     let path = bench.path();
@@ -88,7 +88,7 @@ fn qemus_tools_may_read_a_disk_that_is_read() {
 }
 
 #[test]
-fn we_keep_off_an_image_that_qemu_writes() {
+fn an_image_that_qemu_writes_is_refused() {
     let dir = disk_directory();
     let path = image(dir.path());
     let qemu = Command::new("qemu-io").args(["-f", "raw", "-c", "sleep 60000"]).arg(&path).spawn();
@@ -130,7 +130,7 @@ impl Drop for Killed {
 }
 
 /// The line that another process prints when it has locked the image.
-const DONE: &str = "it has the image";
+const DONE: &str = "the image is locked";
 
 /// Starts another process that runs the test of that name in this file, and waits until it has locked the image.
 fn other_process(test: &str, variable: &str, image: &Path) -> Killed {
@@ -149,19 +149,19 @@ fn other_process(test: &str, variable: &str, image: &Path) -> Killed {
 
 const IMAGE: &str = "ARYK_TEST_IMAGE";
 
-/// Runs in the other process of `another_process_is_kept_off_until_it_has_ended`; does nothing in any other process.
+/// Runs in the other process of `an_image_of_another_process_is_refused_until_its_end`; does nothing in any other process.
 #[test]
 fn hold_an_image() {
     let Ok(image) = std::env::var(IMAGE) else { return };
     let env = Env::default();
     create(&env, Config::new("d", image)).unwrap();
     println!("{DONE}");
-    // Until it is killed.
+    // Waits until the process is killed.
     std::io::stdin().read_line(&mut String::new()).unwrap();
 }
 
 #[test]
-fn another_process_is_kept_off_until_it_has_ended() {
+fn an_image_of_another_process_is_refused_until_its_end() {
     let dir = disk_directory();
     let path = image(dir.path());
     let mut other = other_process("hold_an_image", IMAGE, &path);
@@ -170,12 +170,12 @@ fn another_process_is_kept_off_until_it_has_ended() {
     other.0.kill().unwrap();
     // The test does not wait for the end of the process: `create` waits for the lock.
     create(&Env::default(), Config::new("w", &path)).unwrap();
-    // The use of the pipe here keeps it open until now.
+    // This use of the pipe keeps it open until here.
     drop(other.0.stdin.as_mut().map(Write::flush));
 }
 
 #[test]
-fn only_what_says_that_there_are_no_locks_is_taken_for_that() {
+fn only_errors_that_mean_no_lock_support_are_classified_so() {
     for errno in [Errno::EAGAIN, Errno::EACCES] {
         assert_eq!(LockError::from(errno), LockError::Held);
     }
@@ -193,7 +193,7 @@ fn whole(kind: i32) -> libc::flock {
 }
 
 #[test]
-fn a_lock_of_the_whole_file_is_heeded() {
+fn a_lock_of_the_whole_file_is_respected() {
     let dir = disk_directory();
     let path = image(dir.path());
     let other = std::fs::File::options().read(true).write(true).open(&path).unwrap();
@@ -204,7 +204,7 @@ fn a_lock_of_the_whole_file_is_heeded() {
     drop(other);
     let env = Env::default();
     create(&env, Config::new("w", &path)).unwrap();
-    // Our lock excludes a lock of the whole file, too.
+    // The locks of a disk exclude a lock of the whole file, too.
     let other = std::fs::File::options().read(true).write(true).open(&path).unwrap();
     let refused = fcntl(&other, FcntlArg::F_OFD_SETLK(&whole(libc::F_WRLCK)));
     assert_eq!(refused, Err(Errno::EAGAIN));
@@ -212,19 +212,19 @@ fn a_lock_of_the_whole_file_is_heeded() {
 
 const LOCKED_IMAGE: &str = "ARYK_TEST_LOCKED_IMAGE";
 
-/// Runs in the other process of `a_posix_lock_of_another_process_is_heeded`; does nothing in any other process.
+/// Runs in the other process of `a_posix_lock_of_another_process_is_respected`; does nothing in any other process.
 #[test]
 fn lock_an_image() {
     let Ok(image) = std::env::var(LOCKED_IMAGE) else { return };
     let file = std::fs::File::options().write(true).open(image).unwrap();
     fcntl(&file, FcntlArg::F_SETLK(&whole(libc::F_WRLCK))).unwrap();
     println!("{DONE}");
-    // Until it is killed.
+    // Waits until the process is killed.
     std::io::stdin().read_line(&mut String::new()).unwrap();
 }
 
 #[test]
-fn a_posix_lock_of_another_process_is_heeded() {
+fn a_posix_lock_of_another_process_is_respected() {
     let dir = disk_directory();
     let path = image(dir.path());
     let other = other_process("lock_an_image", LOCKED_IMAGE, &path);
@@ -247,10 +247,10 @@ fn a_disk_may_be_locked_only_while_it_is_used() {
     assert_eq!(refused_by(Config { waits: false, ..sparse(dir.path(), MIB) }), Holder::Ourselves);
     let refused = Bench::try_on(&theirs, Engine::IoUring).err();
     let why = refused.map(|error| error.to_string());
-    assert!(why.is_some_and(|why| why.contains("in use elsewhere")));
+    assert!(why.is_some_and(|why| why.contains("is locked by another")));
     assert!(matches!(resized(theirs.registry(), Size::GrowTo(2 * MIB)), Err(Error::Locked { .. })));
     drop(first);
-    assert!(Bench::try_on(&theirs, Engine::IoUring).is_err(), "it has another channel");
+    assert!(Bench::try_on(&theirs, Engine::IoUring).is_err(), "the disk has another channel");
     drop(second);
     let mut moved = Bench::on(&theirs, Engine::IoUring);
     assert_eq!(moved.read(0, 8), [7; 4096]);

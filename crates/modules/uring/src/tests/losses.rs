@@ -1,4 +1,4 @@
-//! Acknowledged writes that did not reach the store: every later flush reports the loss. Needs FUSE.
+//! Tests of acknowledged writes that did not reach the store: every later flush reports the loss. Need FUSE.
 
 use super::harness::{Bench, disk, pattern};
 use crate::{Config, Direct, create};
@@ -15,13 +15,13 @@ fn cached(store: &SlowStore, engine: Engine) -> Bench {
 }
 
 #[test]
-fn after_a_sync_that_failed_no_flush_succeeds() {
+fn after_a_failed_sync_no_flush_succeeds() {
     let Ok(store) = SlowStore::new(&disk(), 64 * 1024) else {
-        return eprintln!("skipped: FUSE takes root");
+        return eprintln!("skipped: FUSE needs root");
     };
     let data = pattern(4096, 1);
     for engine in [Engine::IoUring, Engine::Epoll] {
-        // One kind of request that ends with a sync gets the failure of the kernel; all other kinds report it later.
+        // The kernel reports the failure to one kind of request that ends with a sync; all other kinds must report it later.
         for fails in 0..3 {
             let mut bench = cached(&store, engine);
             let mut durable = |i: u64| match i {
@@ -37,18 +37,18 @@ fn after_a_sync_that_failed_no_flush_succeeds() {
             assert_eq!(durable(fails), Status::Medium);
             store.fail_syncs(false);
             assert_eq!([0, 1, 2].map(&mut durable), [Status::Medium; 3], "{fails}");
-            // Requests that promise nothing about earlier writes still succeed.
+            // Requests that guarantee nothing about earlier writes still succeed.
             assert_eq!(bench.write(24, &data), Status::Ok);
             assert!(bench.read(24, 8) == data);
         }
     }
 }
 
-/// FUSE is not among the file systems whose ENOSPC is known to be the write's own.
+/// FUSE is not among the file systems whose ENOSPC is known to refer to the write itself.
 #[test]
-fn after_a_write_that_may_have_told_of_a_loss_no_flush_succeeds() {
+fn after_a_write_error_that_may_be_of_earlier_writes_no_flush_succeeds() {
     let Ok(store) = SlowStore::new(&disk(), 64 * 1024) else {
-        return eprintln!("skipped: FUSE takes root");
+        return eprintln!("skipped: FUSE needs root");
     };
     let data = pattern(4096, 1);
     for engine in [Engine::IoUring, Engine::Epoll] {

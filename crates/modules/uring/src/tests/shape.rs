@@ -1,4 +1,4 @@
-//! Which files can be disks, the geometry of these disks, and resizes.
+//! Tests of the files that can be disks, of the geometry of these disks, and of resizes.
 
 use super::harness::{Bench, MIB, directory, disk, disk_directory, pattern, resized, sparse};
 use crate::{Config, Direct, Error, Size, create};
@@ -14,7 +14,7 @@ fn failure(config: Config) -> Error {
 }
 
 #[test]
-fn a_file_of_the_asked_size_is_created_and_found_again() {
+fn a_file_of_the_requested_size_is_created_and_opened_again() {
     let dir = disk_directory();
     let env = Env::default();
     let config = Config { block_size: Some(4096), ..sparse(dir.path(), 1 << 40) };
@@ -43,12 +43,12 @@ fn an_empty_file_is_grown() {
 }
 
 #[test]
-fn what_is_no_disk_is_refused_with_a_reason() {
+fn files_that_cannot_be_disks_are_refused_with_a_reason() {
     let dir = disk_directory();
     let path = dir.path().join("image");
     assert_eq!(
         failure(Config::new("d", &path)).to_string(),
-        format!("`{}` does not exist; to have it created, give a size", path.display())
+        format!("`{}` does not exist; to create it, give a size", path.display())
     );
     assert!(matches!(failure(Config { read_only: true, ..sparse(dir.path(), MIB) }), Error::Missing(_)));
     assert!(matches!(failure(Config::new("d", dir.path())), Error::Directory(_)));
@@ -95,14 +95,14 @@ fn an_alias_that_is_taken_leaves_no_file() {
 }
 
 #[test]
-fn the_shape_is_the_stores() {
+fn the_geometry_is_that_of_the_store() {
     let dir = directory("/dev/shm");
     let bench = Bench::new(sparse(dir.path(), MIB), None, Engine::IoUring);
     assert_eq!(bench.bdev().geometry().physical_block_size, 4096);
     let dir = disk_directory();
     let bench = Bench::new(sparse(dir.path(), MIB), None, Engine::IoUring);
     let alignment = bench.store().alignment;
-    assert!(alignment.offset >= 512, "the root disk takes direct I/O: {alignment:?}");
+    assert!(alignment.offset >= 512, "the root disk supports direct I/O: {alignment:?}");
     assert_eq!(bench.bdev().geometry().physical_block_size, 4096);
     drop(bench);
     let cached = Config { direct: Direct::Never, ..sparse(dir.path(), MIB) };
@@ -114,7 +114,7 @@ fn allocated(path: &Path) -> u64 {
 }
 
 #[test]
-fn unmapped_and_zeroed_blocks_take_no_room() {
+fn unmapped_and_zeroed_blocks_take_no_space() {
     for below in [disk(), "/dev/shm".into()] {
         let dir = directory(below);
         let mut bench = Bench::new(sparse(dir.path(), 4 * MIB), None, Engine::IoUring);
@@ -134,7 +134,7 @@ fn unmapped_and_zeroed_blocks_take_no_room() {
 }
 
 #[test]
-fn zeroed_blocks_that_may_not_be_unmapped_keep_their_room() {
+fn zeroed_blocks_that_may_not_be_unmapped_stay_allocated() {
     for below in [disk(), "/dev/shm".into()] {
         let dir = directory(below);
         let mut bench = Bench::new(sparse(dir.path(), 4 * MIB), None, Engine::IoUring);
@@ -153,7 +153,7 @@ fn zeroed_blocks_that_may_not_be_unmapped_keep_their_room() {
 
 /// Twice as many writes as the device accepts at one time, all of them in the range that is truncated.
 #[test]
-fn what_waits_while_a_disk_is_made_smaller_does_not_make_its_file_grow_again() {
+fn writes_waiting_during_a_shrink_do_not_grow_the_file_again() {
     for engine in [Engine::IoUring, Engine::Epoll] {
         let dir = disk_directory();
         let mut bench = Bench::new(sparse(dir.path(), 4 * MIB), None, engine);
@@ -169,13 +169,13 @@ fn what_waits_while_a_disk_is_made_smaller_does_not_make_its_file_grow_again() {
 }
 
 #[test]
-fn openers_are_told_of_a_new_size() {
+fn openers_receive_an_event_after_a_resize() {
     let dir = disk_directory();
     let mut bench = Bench::new(sparse(dir.path(), MIB), None, Engine::IoUring);
     let events = Arc::new(Mutex::new(Vec::new()));
-    let told = Arc::clone(&events);
+    let received = Arc::clone(&events);
     let _open =
-        bench.env.registry().open("d", Access::Read, "t", move |e| told.lock().unwrap().push(e)).unwrap();
+        bench.env.registry().open("d", Access::Read, "t", move |e| received.lock().unwrap().push(e)).unwrap();
     let env = bench.env.clone();
     assert_eq!(resized(env.registry(), Size::GrowTo(2 * MIB)).unwrap(), 2 * MIB);
     assert_eq!(bench.write(2048, &pattern(4096, 1)), Status::Ok);

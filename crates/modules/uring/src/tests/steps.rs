@@ -1,4 +1,4 @@
-//! The steps of one request; the test answers in place of the kernel.
+//! Tests of the steps of one request; the test answers in place of the kernel.
 
 use super::harness::{MIB, disk_directory, sparse};
 use crate::request::{Next, Pool, Request};
@@ -76,7 +76,7 @@ fn short_transfers_are_continued() {
 }
 
 #[test]
-fn a_file_that_was_cut_off_is_a_failure() {
+fn a_read_beyond_a_truncated_file_fails() {
     let mut rig = rig(Op::Read, SECTOR, |_| {});
     assert_eq!(transfer(&rig.answer(4096)), (8192, 4096));
     assert_eq!(status(&rig.answer(100)), Status::Medium);
@@ -84,7 +84,7 @@ fn a_file_that_was_cut_off_is_a_failure() {
 }
 
 #[test]
-fn errors_say_what_they_are() {
+fn errors_of_the_kernel_map_to_statuses() {
     for (errno, expected) in
         [(libc::EIO, Status::Medium), (libc::ENOSPC, Status::NoSpace), (libc::EDQUOT, Status::NoSpace)]
     {
@@ -95,13 +95,13 @@ fn errors_say_what_they_are() {
 }
 
 #[test]
-fn what_may_succeed_later_starts_over_later() {
+fn temporary_errors_restart_the_request_after_a_delay() {
     let mut rig = rig(Op::Write, SECTOR, |c| c.on_full = OnFull::Hold);
     let delays: Vec<_> = [libc::EAGAIN, libc::ENOSPC, libc::ENOSPC, libc::ENOSPC, libc::ENOSPC, libc::ENOSPC]
         .into_iter()
         .map(|errno| {
             assert_eq!(transfer(&rig.answer(4096)), (8192, 4096));
-            let Next::Later(delay) = rig.answer(-errno) else { panic!("{errno} is not for ever") };
+            let Next::Later(delay) = rig.answer(-errno) else { panic!("{errno} is temporary") };
             assert_eq!(transfer(&rig.request.next(&rig.store, &mut rig.pool)), (4096, 8192));
             delay.as_millis()
         })
@@ -112,7 +112,7 @@ fn what_may_succeed_later_starts_over_later() {
 }
 
 #[test]
-fn a_store_that_is_stricter_than_it_told_gets_bounced_data() {
+fn a_store_stricter_than_reported_receives_bounced_data() {
     let mut rig = rig(Op::Write, SECTOR, |_| {});
     let Next::Start(Call::Write { data, .. }) = rig.first else { panic!("{:?}", rig.first) };
     let straight = data.as_single().unwrap().base();
@@ -127,7 +127,7 @@ fn a_store_that_is_stricter_than_it_told_gets_bounced_data() {
 }
 
 #[test]
-fn what_a_store_cannot_allocate_is_written_or_left() {
+fn without_fallocate_zeroes_are_written_and_unmaps_ignored() {
     let mut zeroes = rig(Op::WriteZeroes, SECTOR, |_| {});
     assert!(matches!(zeroes.first, Next::Start(Call::Allocate { offset: 4096, len: 8192, .. })));
     assert_eq!(transfer(&zeroes.answer(-libc::EOPNOTSUPP)), (4096, 8192));
@@ -137,27 +137,29 @@ fn what_a_store_cannot_allocate_is_written_or_left() {
 }
 
 #[test]
-fn zeroes_are_made_by_holes_only_where_they_may_be() {
+fn holes_are_punched_only_where_unmapping_is_allowed() {
     let zero = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
     let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     let mode = |next: &Next| match next {
         Next::Start(Call::Allocate { mode, .. }) => *mode,
         other => panic!("not {other:?}"),
     };
-    let mut kept = rig(Op::WriteZeroes, SECTOR, |_| {});
-    assert_eq!(mode(&kept.first), zero);
-    assert_eq!(transfer(&kept.answer(-libc::EOPNOTSUPP)), (4096, 8192));
-    let mut given = rig_of(Op::WriteZeroes, SECTOR, |_| {}, |io| Io { may_unmap: true, ..io });
-    assert_eq!(mode(&given.first), punch);
-    assert_eq!(mode(&given.answer(-libc::EOPNOTSUPP)), zero);
-    assert_eq!(transfer(&given.answer(-libc::EOPNOTSUPP)), (4096, 8192));
-    assert!(!given.store.punches.load(Ordering::Relaxed) && !given.store.zeroes.load(Ordering::Relaxed));
-    kept.request.answered(8192, &kept.store, &mut kept.pool);
-    given.request.answered(8192, &given.store, &mut given.pool);
+    let mut allocated = rig(Op::WriteZeroes, SECTOR, |_| {});
+    assert_eq!(mode(&allocated.first), zero);
+    assert_eq!(transfer(&allocated.answer(-libc::EOPNOTSUPP)), (4096, 8192));
+    let mut unmappable = rig_of(Op::WriteZeroes, SECTOR, |_| {}, |io| Io { may_unmap: true, ..io });
+    assert_eq!(mode(&unmappable.first), punch);
+    assert_eq!(mode(&unmappable.answer(-libc::EOPNOTSUPP)), zero);
+    assert_eq!(transfer(&unmappable.answer(-libc::EOPNOTSUPP)), (4096, 8192));
+    assert!(
+        !unmappable.store.punches.load(Ordering::Relaxed) && !unmappable.store.zeroes.load(Ordering::Relaxed)
+    );
+    allocated.request.answered(8192, &allocated.store, &mut allocated.pool);
+    unmappable.request.answered(8192, &unmappable.store, &mut unmappable.pool);
 }
 
 #[test]
-fn a_range_that_cannot_be_allocated_says_nothing_of_others() {
+fn einval_of_one_range_does_not_disable_fallocate() {
     let mut zeroes = rig(Op::WriteZeroes, SECTOR, |_| {});
     assert_eq!(transfer(&zeroes.answer(-libc::EINVAL)), (4096, 8192));
     assert_eq!(status(&zeroes.answer(8192)), Status::Ok);
@@ -173,7 +175,7 @@ fn a_range_that_cannot_be_allocated_says_nothing_of_others() {
 }
 
 #[test]
-fn a_write_through_the_page_cache_is_durable_by_a_sync_that_is_seen_to_fail() {
+fn a_fua_write_through_the_page_cache_ends_with_a_sync() {
     let cached = |c: &mut Config| c.direct = Direct::Never;
     let mut rig = rig_of(Op::Write, Alignment::NONE, cached, |io| Io { fua: true, ..io });
     assert!(matches!(rig.first, Next::Start(Call::Write { dsync: false, .. })));
@@ -212,10 +214,10 @@ fn a_lost_page_cache_stays_lost() {
 }
 
 #[test]
-fn what_a_cached_write_is_told_may_be_of_earlier_ones() {
+fn an_error_of_a_cached_write_may_be_of_earlier_writes() {
     let own = [libc::ENOSPC, libc::EDQUOT, libc::EFBIG, libc::ENOMEM];
-    // By errno: whether the disk is marked as having lost writes, if ENOSPC is known to refer to the write itself, and if it
-    // is not known.
+    // For each errno: whether the disk is marked as having lost writes, first if ENOSPC is known to refer to the write itself,
+    // then if it is not known.
     let cases = own.map(|errno| (errno, [false, true])).into_iter().chain([
         (libc::EFAULT, [false; 2]),
         (libc::EIO, [true; 2]),
@@ -243,7 +245,7 @@ fn what_a_cached_write_is_told_may_be_of_earlier_ones() {
 }
 
 #[test]
-fn again_is_soon() {
+fn eagain_is_retried_after_a_millisecond() {
     let mut rig = rig(Op::Flush, SECTOR, |_| {});
     assert!(matches!(rig.answer(-libc::EAGAIN), Next::Later(delay) if delay == Duration::from_millis(1)));
     assert!(matches!(rig.request.next(&rig.store, &mut rig.pool), Next::Start(Call::Sync)));
