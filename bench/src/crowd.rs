@@ -5,7 +5,7 @@
 
 use crate::process::unpinned;
 use anyhow::{Context, Result};
-use aryk_bdev::{Access, Bdev, BdevChannel, Completion, Env, Identity, Io, Op, Registry, Tag};
+use aryk_bdev::{Access, Bdev, BdevChannel, Blocks, Completion, Env, Identity, Io, Lba, Op, Registry, Tag};
 use aryk_dma::{Buffer, Sgl};
 use aryk_qos::Limits;
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Nanos, Reactor, Root, RootId, SleepPolicy};
@@ -56,9 +56,9 @@ impl Load {
             op: Op::Read,
             fua: false,
             may_unmap: false,
-            lba: 0,
-            blocks: (LEN / BLOCK).into(),
-            source: 0,
+            lba: Lba::ZERO,
+            blocks: Blocks((LEN / BLOCK).into()),
+            source: Lba::ZERO,
             data,
         };
         self.channel.submit(io, cx);
@@ -99,7 +99,8 @@ impl Crowd {
         let env = Env::default();
         let (block_size, physical_block_size) = (BLOCK, BLOCK);
         let identity = Identity::named("crowd");
-        let config = aryk_bdev_null::Config { identity, block_size, physical_block_size, blocks: 1 << 20 };
+        let config =
+            aryk_bdev_null::Config { identity, block_size, physical_block_size, blocks: Blocks(1 << 20) };
         let bdev = aryk_bdev_null::create(&env, config)?;
         let now = Clock::Monotonic.now();
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;

@@ -3,7 +3,7 @@
 //! instructions of a request can be counted.
 
 use anyhow::{Context, Result, bail, ensure};
-use aryk_bdev::{Access, Bdev, Env, Identity, QosGroups, Registry};
+use aryk_bdev::{Access, Bdev, Blocks, Bytes, Env, Identity, QosGroups, Registry};
 use aryk_dma::{GuestArea, Mapping, MemTable, Region};
 use aryk_qos::{IOS_MAX, Limits};
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Nanos, Reactor, SleepPolicy};
@@ -104,9 +104,9 @@ pub fn run(case: &str, batches: u32) -> Result<()> {
 
 fn disk(env: &Env, memory: bool) -> Result<Arc<Bdev>> {
     let identity = Identity::named("d0");
-    let (block_size, physical_block_size, blocks) = (512, 512, DISK / 512);
+    let (block_size, physical_block_size, blocks) = (512, 512, Bytes(DISK).whole_blocks(512));
     Ok(if memory {
-        let optimal_io_blocks = 0;
+        let optimal_io_blocks = Blocks::ZERO;
         let config =
             aryk_bdev_malloc::Config { identity, block_size, physical_block_size, blocks, optimal_io_blocks };
         aryk_bdev_malloc::create(env, config)?

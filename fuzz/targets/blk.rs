@@ -4,7 +4,7 @@
 //! For any input, no code panics, every chain is completed at most once, and the queue can be stopped.
 #![no_main]
 
-use aryk_bdev::{Env, Identity};
+use aryk_bdev::{Blocks, Env, Identity};
 use aryk_bdev_malloc::Config;
 use aryk_vhost_blk::guest::{Guest, MEMORY, SIZE};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
@@ -54,8 +54,8 @@ fuzz_target!(|data: &[u8]| {
         identity: Identity::named("memory"),
         block_size: 512,
         physical_block_size: 512,
-        blocks: BLOCKS,
-        optimal_io_blocks: 0,
+        blocks: Blocks(BLOCKS),
+        optimal_io_blocks: Blocks::ZERO,
     };
     let disk = aryk_bdev_malloc::create(&env, config).expect("a small disk");
     let mut u = Unstructured::new(data);

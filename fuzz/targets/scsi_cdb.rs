@@ -3,7 +3,7 @@
 //! For any input, no code panics, every command ends, and no command reports more data than its buffer holds.
 #![no_main]
 
-use aryk_bdev::{Access, Env, Identity};
+use aryk_bdev::{Access, Blocks, Env, Identity};
 use aryk_bdev_malloc::Config;
 use aryk_scsi::initiator::Initiators;
 use aryk_scsi::{Status, decode, lun_number};
@@ -40,8 +40,8 @@ fuzz_target!(|data: &[u8]| {
         identity: Identity::named("memory"),
         block_size: 512,
         physical_block_size: 512,
-        blocks: BLOCKS,
-        optimal_io_blocks: 0,
+        blocks: Blocks(BLOCKS),
+        optimal_io_blocks: Blocks::ZERO,
     };
     aryk_bdev_malloc::create(&env, config).expect("a small disk");
     let mut all = Initiators::new(env.registry(), "memory", Access::Shared, 2);

@@ -6,7 +6,7 @@
 //! no code panics, and the queues can be stopped.
 #![no_main]
 
-use aryk_bdev::{Env, Identity};
+use aryk_bdev::{Blocks, Env, Identity};
 use aryk_bdev_malloc::Config;
 use aryk_vhost_scsi::guest::{FREE, Guest, MEMORY, QUEUES, SIZE, TARGETS};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
@@ -136,8 +136,8 @@ fuzz_target!(|data: &[u8]| {
             identity: Identity::named(name),
             block_size: 512,
             physical_block_size: 512,
-            blocks: BLOCKS,
-            optimal_io_blocks: 0,
+            blocks: Blocks(BLOCKS),
+            optimal_io_blocks: Blocks::ZERO,
         };
         aryk_bdev_malloc::create(&env, config).expect("a small disk");
     }

@@ -5,7 +5,7 @@
 //! so that the numbers exclude the reactor's turn.
 #![expect(clippy::disallowed_methods, reason = "it measures wall time")]
 
-use aryk_bdev::{Access, Bdev, BdevChannel, Completion, Env, Identity, Io, Op, Tag};
+use aryk_bdev::{Access, Bdev, BdevChannel, Blocks, Completion, Env, Identity, Io, Lba, Op, Tag};
 use aryk_dma::Buffer;
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Reactor, Root, RootId, SleepPolicy};
 use std::convert::Infallible;
@@ -44,8 +44,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// A null disk with `layers` passthrus on it.
 fn stack(env: &Env, layers: u32) -> Result<Arc<Bdev>, aryk_bdev::Error> {
     let identity = Identity::named(format!("null{layers}"));
-    let config =
-        aryk_bdev_null::Config { identity, block_size: 512, physical_block_size: 512, blocks: 1 << 30 };
+    let config = aryk_bdev_null::Config {
+        identity,
+        block_size: 512,
+        physical_block_size: 512,
+        blocks: Blocks(1 << 30),
+    };
     let mut top = aryk_bdev_null::create(env, config)?;
     for layer in 1..=layers {
         let identity = Identity::named(format!("pass{layers}.{layer}"));
@@ -69,9 +73,9 @@ fn measure(channel: &mut BdevChannel, root: RootId, depth: u32, cx: &mut Cx) -> 
                 op: Op::Read,
                 fua: false,
                 may_unmap: false,
-                lba,
-                blocks: 8,
-                source: 0,
+                lba: Lba(lba),
+                blocks: Blocks(8),
+                source: Lba::ZERO,
                 data,
             };
             channel.submit(io, cx);

@@ -1,7 +1,9 @@
 //! A reactor that a check polls itself, and openers on it.
 
 use crate::data::Shape;
-use aryk_bdev::{Access, BdevChannel, Completion, Descriptor, Event, Io, Op, Registry, Status, Tag};
+use aryk_bdev::{
+    Access, BdevChannel, Blocks, Completion, Descriptor, Event, Io, Lba, Op, Registry, Status, Tag,
+};
 use aryk_dma::{Mapping, MemTable, Region, SgTable, Sgl};
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Reactor, Root, RootId, SleepPolicy, ThreadId};
 use std::cell::RefCell;
@@ -264,7 +266,16 @@ impl Opener {
         let sent = Sent { slot: None, segments: Vec::new(), op };
         self.submit(
             sent,
-            Io { tag: Tag(0), op, fua: false, may_unmap: false, lba, blocks, source: 0, data: Sgl::EMPTY },
+            Io {
+                tag: Tag(0),
+                op,
+                fua: false,
+                may_unmap: false,
+                lba: Lba(lba),
+                blocks: Blocks(blocks),
+                source: Lba::ZERO,
+                data: Sgl::EMPTY,
+            },
             bench,
         )
     }
@@ -274,7 +285,16 @@ impl Opener {
         let (op, sent) = (Op::Copy, Sent { slot: None, segments: Vec::new(), op: Op::Copy });
         self.submit(
             sent,
-            Io { tag: Tag(0), op, fua: false, may_unmap: false, lba, blocks, source, data: Sgl::EMPTY },
+            Io {
+                tag: Tag(0),
+                op,
+                fua: false,
+                may_unmap: false,
+                lba: Lba(lba),
+                blocks: Blocks(blocks),
+                source: Lba(source),
+                data: Sgl::EMPTY,
+            },
             bench,
         )
     }
@@ -307,7 +327,16 @@ impl Opener {
         let sent = Sent { slot: Some(slot), segments, op };
         self.submit(
             sent,
-            Io { tag: Tag(0), op, fua: false, may_unmap: false, lba, blocks, source: 0, data },
+            Io {
+                tag: Tag(0),
+                op,
+                fua: false,
+                may_unmap: false,
+                lba: Lba(lba),
+                blocks: Blocks(blocks),
+                source: Lba::ZERO,
+                data,
+            },
             bench,
         )
     }

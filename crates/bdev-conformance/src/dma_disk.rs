@@ -6,9 +6,9 @@
 //! without an IOVA goes through a bounce buffer.
 
 use aryk_bdev::{
-    Attachment, Bdev, BoxFuture, Channel, Completion, Device, Env, Error, Geometry, Identity, Io, Limits,
-    Memory, MemoryClient, MemoryError, MemoryLookup, MemoryRange, Op, OpSet, OpenError, RegisterError,
-    Status, Tag,
+    Attachment, Bdev, Blocks, BoxFuture, Bytes, Channel, Completion, Device, Env, Error, Geometry, Identity,
+    Io, Limits, Memory, MemoryClient, MemoryError, MemoryLookup, MemoryRange, Op, OpSet, OpenError,
+    RegisterError, Status, Tag,
 };
 use aryk_dma::{Buffer, Mapping, Seg, Sgl};
 use aryk_reactor::{Cx, RootId};
@@ -238,10 +238,10 @@ struct DmaDisk {
 pub fn create_dma_disk(
     env: &Env,
     name: &str,
-    blocks: u64,
+    blocks: Blocks,
     container: Arc<Container>,
 ) -> Result<Arc<Bdev>, Error> {
-    let store = Arc::new(Mapping::anonymous(blocks * u64::from(BLOCK)).expect("there is memory"));
+    let store = Arc::new(Mapping::anonymous(blocks.to_bytes(BLOCK).0).expect("there is memory"));
     let disk = DmaDisk { container: Mutex::new(Some(container)), store };
     env.registry().register(Identity::named(name), Arc::new(disk))
 }
@@ -258,11 +258,11 @@ impl Device for DmaDisk {
     }
 
     fn geometry(&self) -> Geometry {
-        Geometry::plain(BLOCK, self.store.len() / u64::from(BLOCK))
+        Geometry::plain(BLOCK, Bytes(self.store.len()).whole_blocks(BLOCK))
     }
 
     fn limits(&self) -> Limits {
-        Limits { depth: 32, transfer_blocks: 512, segments: 64, ..Limits::default() }
+        Limits { depth: 32, transfer_blocks: Blocks(512), segments: 64, ..Limits::default() }
     }
 
     fn ops(&self) -> OpSet {
@@ -338,11 +338,11 @@ impl Channel for DmaChannel {
 
 impl DmaChannel {
     fn execute(&mut self, Command { io, iovas }: &Command) {
-        let offset = io.lba * u64::from(BLOCK);
+        let Bytes(offset) = io.lba.to_bytes(BLOCK);
         match io.op {
             Op::Read | Op::Write => self.transfer(io, iovas, offset),
             Op::Flush => {}
-            Op::Unmap | Op::WriteZeroes => self.store.zero(offset, io.blocks * u64::from(BLOCK)),
+            Op::Unmap | Op::WriteZeroes => self.store.zero(offset, io.blocks.to_bytes(BLOCK).0),
             Op::Compare | Op::CompareAndWrite | Op::Copy => {
                 unreachable!("the block layer makes it of others")
             }

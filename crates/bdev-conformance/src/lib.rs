@@ -21,7 +21,7 @@ pub use dma_disk::{Accesses, Behaviour, Container, Iommu, create_dma_disk};
 pub use probe::{Log, Probe, Properties, Seen};
 pub use wait::block_on;
 
-use aryk_bdev::Registry;
+use aryk_bdev::{Blocks, Registry};
 
 /// Properties of a fixture's disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,7 +48,7 @@ pub trait Fixture {
     }
 
     /// Sets the store's number of blocks, as an operator does; `false` if the store cannot be resized.
-    fn resize(&self, blocks: u64) -> bool {
+    fn resize(&self, blocks: Blocks) -> bool {
         let _ = blocks;
         false
     }

@@ -1,8 +1,8 @@
 //! A disk that puts another device behind tighter limits, and records the requests that the block layer sends to it.
 
 use aryk_bdev::{
-    BaseEvent, Bdev, BoxFuture, Channel, Completion, Device, Geometry, Io, Limits, Op, OpSet, OpenError,
-    Stay, Tag,
+    BaseEvent, Bdev, Blocks, BoxFuture, Channel, Completion, Device, Geometry, Io, Lba, Limits, Op, OpSet,
+    OpenError, Stay, Tag,
 };
 use aryk_reactor::{Cx, Handle, RootId};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,9 +13,9 @@ pub struct Seen {
     /// The operation.
     pub op: Op,
     /// The first block.
-    pub lba: u64,
+    pub lba: Lba,
     /// Number of blocks.
-    pub blocks: u64,
+    pub blocks: Blocks,
     /// Number of pieces of memory.
     pub pieces: u32,
 }
@@ -100,7 +100,7 @@ impl Device for Probe {
         self.device.base_event(base, event)
     }
 
-    fn base_resized(&self) -> Option<u64> {
+    fn base_resized(&self) -> Option<Blocks> {
         self.device.base_resized()
     }
 
@@ -137,16 +137,16 @@ impl ProbeChannel {
         assert!(!is_read_only || !io.op.is_change(), "the device is read-only: {io:?}");
         assert!(self.in_flight < limits.depth, "{} requests are in flight", self.in_flight);
         let max = match io.op {
-            Op::Read | Op::Write => limits.transfer_blocks.into(),
+            Op::Read | Op::Write => limits.transfer_blocks,
             Op::Unmap => limits.unmap_blocks,
             Op::WriteZeroes => limits.write_zeroes_blocks,
             Op::Compare => limits.compare_blocks,
             Op::CompareAndWrite => limits.compare_and_write_blocks,
             Op::Copy => limits.copy_blocks,
-            Op::Flush => 0,
+            Op::Flush => Blocks::ZERO,
         };
         assert!(
-            io.blocks <= max && (io.blocks > 0 || io.op == Op::Flush),
+            io.blocks <= max && (io.blocks > Blocks::ZERO || io.op == Op::Flush),
             "{io:?} is not within {max} blocks"
         );
         if !io.op.has_data() {
@@ -154,8 +154,8 @@ impl ProbeChannel {
             return;
         }
         assert!(io.data.pieces().count() <= limits.segments as usize, "{io:?} has too many segments");
-        let boundary = u64::from(limits.boundary_blocks);
-        let crosses = boundary > 0 && io.lba / boundary != (io.lba + io.blocks - 1) / boundary;
+        let boundary = limits.boundary_blocks;
+        let crosses = boundary > Blocks::ZERO && io.lba % boundary + io.blocks > boundary;
         assert!(!crosses, "{io:?} crosses a multiple of {boundary}");
     }
 }

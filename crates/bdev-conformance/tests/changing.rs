@@ -1,11 +1,11 @@
 //! A disk whose limits, operations and read-only state change while it is open, with requests in flight and waiting.
 
-use aryk_bdev::{Access, Env, Event, Identity, Limits, Op, OpSet, Status};
+use aryk_bdev::{Access, Blocks, Env, Event, Identity, Limits, Op, OpSet, Status};
 use aryk_bdev_conformance::{Bench, Log, Opener, Probe, Properties, Seen, Shape, contents};
 use aryk_bdev_error::{Fault, Injection};
 use std::sync::{Arc, Mutex};
 
-const BLOCKS: u64 = 1024;
+const BLOCKS: Blocks = Blocks(1024);
 
 struct Rig {
     env: Env,
@@ -23,7 +23,7 @@ impl Rig {
             block_size: 512,
             physical_block_size: 512,
             blocks: BLOCKS,
-            optimal_io_blocks: 0,
+            optimal_io_blocks: Blocks::ZERO,
         };
         aryk_bdev_malloc::create(&env, malloc).expect("a disk of ours");
         let error = aryk_bdev_error::Config { identity: Identity::named("held"), base: "store".to_owned() };
@@ -126,10 +126,10 @@ fn waiting_requests_are_split_at_the_new_limits() {
         disk.write(lba, &contents(1, lba, 8, 512), Shape::Single, &mut rig.bench);
     }
     rig.turns();
-    rig.change(|p| p.limits = Limits { depth: 1, transfer_blocks: 3, ..p.limits });
+    rig.change(|p| p.limits = Limits { depth: 1, transfer_blocks: Blocks(3), ..p.limits });
     rig.resume();
     all_done(&mut disk, &mut rig.bench);
-    let blocks: Vec<_> = rig.seen().iter().map(|seen| (seen.lba, seen.blocks)).collect();
+    let blocks: Vec<_> = rig.seen().iter().map(|seen| (seen.lba.0, seen.blocks.0)).collect();
     assert_eq!(blocks, [(0, 8), (8, 3), (11, 3), (14, 2)]);
     disk.read(0, 16, Shape::Single, &mut rig.bench);
     assert!(disk.finish(&mut rig.bench).data == contents(1, 0, 16, 512));

@@ -3,8 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "what a test sets up is there, or the test fails")]
 
 use aryk_bdev::{
-    Access, Bdev, Channel, Completion, CreditPool, Device, Geometry, Identity, Io, Limits, OpSet, OpenError,
-    Outbox, Registry, Status, Tag,
+    Access, Bdev, Blocks, Channel, Completion, CreditPool, Device, Geometry, Identity, Io, Limits, OpSet,
+    OpenError, Outbox, Registry, Status, Tag,
 };
 use aryk_bdev_conformance::{Bench, Opener, Shape};
 use aryk_reactor::{Cx, RootId};
@@ -53,7 +53,7 @@ impl Device for Shared {
     }
 
     fn geometry(&self) -> Geometry {
-        Geometry::plain(BLOCK, 1024)
+        Geometry::plain(BLOCK, Blocks(1024))
     }
 
     fn limits(&self) -> Limits {

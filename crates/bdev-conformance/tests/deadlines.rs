@@ -1,6 +1,6 @@
 //! Requests that miss their deadline, in virtual time.
 
-use aryk_bdev::{Access, Bdev, Deadline, Env, Identity, OnDeadline, Op, OpSet, Status};
+use aryk_bdev::{Access, Bdev, Blocks, Deadline, Env, Identity, OnDeadline, Op, OpSet, Status};
 use aryk_bdev_conformance::{Bench, Opener, Shape, contents};
 use aryk_bdev_error::{Fault, Injection};
 use aryk_reactor::Clock;
@@ -24,8 +24,8 @@ impl Rig {
             identity: Identity::named("base"),
             block_size: 512,
             physical_block_size: 512,
-            blocks: 1024,
-            optimal_io_blocks: 0,
+            blocks: Blocks(1024),
+            optimal_io_blocks: Blocks::ZERO,
         };
         aryk_bdev_malloc::create(&env, malloc).expect("it can be made");
         let error = aryk_bdev_error::Config { identity: Identity::named("disk"), base: "base".to_owned() };

@@ -1,7 +1,7 @@
 //! Disks whose device accesses requests' memory by itself: alone and below other disks, with an IOMMU that takes its time and an
 //! IOMMU that fails.
 
-use aryk_bdev::{Env, Identity, Registry};
+use aryk_bdev::{Blocks, Env, Identity, Registry};
 use aryk_bdev_conformance::{Behaviour, Container, Fixture, Iommu, block_on, conformance, create_dma_disk};
 
 struct Dma {
@@ -20,7 +20,7 @@ impl Dma {
     fn new(name: &str, behaviour: Behaviour) -> Self {
         let (env, iommu) = (Env::default(), Iommu::new(behaviour));
         let container = block_on(Container::attach(env.memory(), iommu.clone())).expect("the first client");
-        create_dma_disk(&env, name, 8192, container).expect("it can be made");
+        create_dma_disk(&env, name, Blocks(8192), container).expect("it can be made");
         Self { env, iommu, behaviour }
     }
 

@@ -1,6 +1,6 @@
 //! Faults injected by the `error` module, and latencies of the `delay` module.
 
-use aryk_bdev::{Access, Env, Identity, Op, OpSet, Registry, Status};
+use aryk_bdev::{Access, Blocks, Env, Identity, Op, OpSet, Registry, Status};
 use aryk_bdev_conformance::{Bench, Opener, Shape, contents};
 use aryk_bdev_delay::Kind;
 use aryk_bdev_error::{Fault, Injection};
@@ -16,8 +16,8 @@ fn malloc(name: &str) -> Env {
         identity: Identity::named(name),
         block_size: BLOCK,
         physical_block_size: BLOCK,
-        blocks: 1024,
-        optimal_io_blocks: 0,
+        blocks: Blocks(1024),
+        optimal_io_blocks: Blocks::ZERO,
     };
     aryk_bdev_malloc::create(&env, config).expect("it can be made");
     env
@@ -123,7 +123,7 @@ fn invalid_injections_are_refused() {
     );
     assert!(aryk_bdev_error::clear(env.registry(), "base").is_err(), "not a disk of this module");
     assert!(aryk_bdev_delay::set_latency(env.registry(), "disk", Kind::AvgRead, 1).is_err());
-    assert!(aryk_bdev_null::resize(env.registry(), "base", 1).is_err());
+    assert!(aryk_bdev_null::resize(env.registry(), "base", Blocks(1)).is_err());
 }
 
 /// A delay disk, in virtual time.

@@ -3,8 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "what a test sets up is there, or the test fails")]
 
 use aryk_bdev::{
-    Access, AsyncChannel, Base, Bdev, BdevChannel, BoxFuture, Channel, Completion, CreditPool, Device, Env,
-    ForwardChannel, Geometry, Identity, Io, Limits, OpSet, OpenError, Registry, Tag,
+    Access, AsyncChannel, Base, Bdev, BdevChannel, Blocks, BoxFuture, Channel, Completion, CreditPool,
+    Device, Env, ForwardChannel, Geometry, Identity, Io, Lba, Limits, OpSet, OpenError, Registry, Tag,
 };
 use aryk_bdev_conformance::{Bench, Features, Fixture, Shape, block_on, conformance};
 use aryk_dma::Buffer;
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-const BLOCKS: u64 = 8192;
+const BLOCKS: Blocks = Blocks(8192);
 const BLOCK: u32 = 512;
 
 /// A disk on top of a base that only the owning reactor accesses.
@@ -141,7 +141,7 @@ impl Stack {
             block_size: BLOCK,
             physical_block_size: BLOCK,
             blocks: BLOCKS,
-            optimal_io_blocks: 0,
+            optimal_io_blocks: Blocks::ZERO,
         };
         aryk_bdev_malloc::create(&env, malloc).unwrap();
         let reactors = Reactors::start(&Options { cores, ..Options::default() }).unwrap();
@@ -206,9 +206,11 @@ async fn write_and_read(channel: &AsyncChannel, stop: &AtomicBool) -> u64 {
     let mut rounds = 0_u64;
     while !stop.load(Ordering::Relaxed) || rounds < 100 {
         let (lba, data) = (rounds % 64, [rounds as u8; BLOCK as usize]);
-        channel.write(lba, 1, Buffer::from_slice(&data)).await.expect("a write does not fail");
-        let read =
-            channel.read(lba, 1, Buffer::new(BLOCK as usize, 512)).await.expect("a read does not fail");
+        channel.write(Lba(lba), Blocks(1), Buffer::from_slice(&data)).await.expect("a write does not fail");
+        let read = channel
+            .read(Lba(lba), Blocks(1), Buffer::new(BLOCK as usize, 512))
+            .await
+            .expect("a read does not fail");
         assert_eq!(read.bytes(), data, "round {rounds}");
         rounds += 1;
     }

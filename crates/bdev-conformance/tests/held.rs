@@ -1,6 +1,6 @@
 //! Requests that a device holds: how they end, and when their memory is free.
 
-use aryk_bdev::{Access, AsyncChannel, Env, Identity, Op, OpSet, Registry, Status};
+use aryk_bdev::{Access, AsyncChannel, Blocks, Env, Identity, Lba, Op, OpSet, Registry, Status};
 use aryk_bdev_conformance::{Bench, Opener, Shape, block_on, contents};
 use aryk_bdev_error::{Fault, Injection};
 use aryk_dma::Buffer;
@@ -21,8 +21,8 @@ fn env() -> Env {
         identity: Identity::named("base"),
         block_size: 512,
         physical_block_size: 512,
-        blocks: BLOCKS,
-        optimal_io_blocks: 0,
+        blocks: Blocks(BLOCKS),
+        optimal_io_blocks: Blocks::ZERO,
     };
     aryk_bdev_malloc::create(&env, malloc).expect("it can be made");
     let error = aryk_bdev_error::Config { identity: Identity::named("disk"), base: "base".to_owned() };
@@ -155,13 +155,13 @@ fn a_disk_is_settled_when_what_changes_those_blocks_has_completed() {
     inject(env.registry(), Fault::Pending, &[Op::Write], 256);
     disk.write(500, &contents(1, 500, 1, 512), Shape::Single, &mut bench);
     turn(&mut bench, 20);
-    let mut settled = pin!(bdev.settle(500..BLOCKS));
+    let mut settled = pin!(bdev.settle(Lba(500)..Lba(BLOCKS)));
     for _ in 0..20 {
         assert!(is_pending(settled.as_mut()));
         bench.turn();
     }
     // Other blocks do not concern it.
-    bench.wait("other blocks", bdev.settle(0..500));
+    bench.wait("other blocks", bdev.settle(Lba(0)..Lba(500)));
     assert!(is_pending(settled.as_mut()));
     bench.wait("to go on", aryk_bdev_error::resume(env.registry(), "disk")).unwrap();
     bench.wait("the blocks", settled);
@@ -170,7 +170,7 @@ fn a_disk_is_settled_when_what_changes_those_blocks_has_completed() {
     disk.write(500, &contents(2, 500, 1, 512), Shape::Single, &mut bench);
     assert_eq!(disk.finish(&mut bench).status, Status::Ok);
     disk.close(&mut bench);
-    assert!(!is_pending(pin!(bdev.settle(0..BLOCKS))), "the disk has no opener");
+    assert!(!is_pending(pin!(bdev.settle(Lba(0)..Lba(BLOCKS)))), "the disk has no opener");
 }
 
 #[test]
@@ -239,21 +239,21 @@ fn the_buffer_of_a_task_that_gave_up_is_kept_until_its_request_ends() {
     bench.wait("the reactor to be prepared", descriptor.prepare(&reactor)).unwrap();
     let channel = AsyncChannel::open(&descriptor, thread, bench.cx()).unwrap();
     let data = contents(3, 0, 8, 512);
-    bench.wait("a write", channel.write(0, 8, Buffer::from_slice(&data))).unwrap();
+    bench.wait("a write", channel.write(Lba::ZERO, Blocks(8), Buffer::from_slice(&data))).unwrap();
     inject(env.registry(), Fault::Pending, &[Op::Read], 1);
     {
-        let mut given_up = pin!(channel.read(0, 8, Buffer::new(4096, 4096)));
+        let mut given_up = pin!(channel.read(Lba::ZERO, Blocks(8), Buffer::new(4096, 4096)));
         assert!(is_pending(given_up.as_mut()));
         turn(&mut bench, 5);
         assert!(is_pending(given_up.as_mut()));
     }
     // The channel continues to work, stays open while the request is held, though the task's handle of it is dropped, and
     // closes then.
-    let read = bench.wait("a read", channel.read(0, 8, Buffer::new(4096, 4096))).unwrap();
+    let read = bench.wait("a read", channel.read(Lba::ZERO, Blocks(8), Buffer::new(4096, 4096))).unwrap();
     assert_eq!(read.bytes(), data);
-    let failed = bench.wait("a read", channel.read(BLOCKS, 8, Buffer::new(4096, 4096)));
+    let failed = bench.wait("a read", channel.read(Lba(BLOCKS), Blocks(8), Buffer::new(4096, 4096)));
     assert_eq!(failed.unwrap_err(), Status::OutOfRange);
-    bench.wait("a flush", channel.command(Op::Flush, 0, 0)).unwrap();
+    bench.wait("a flush", channel.command(Op::Flush, Lba::ZERO, Blocks::ZERO)).unwrap();
     drop((channel, descriptor));
     let mut removal = pin!(env.registry().remove("disk"));
     for _ in 0..20 {
@@ -281,7 +281,7 @@ fn a_reset_waits_for_all_reactors() {
             let thread = cx.add_thread("task", CoreSet::allowed());
             let channel = AsyncChannel::open(&descriptor, thread, cx).unwrap();
             let task = async move {
-                let status = channel.write(i, 1, Buffer::new(512, 512)).await.map(drop);
+                let status = channel.write(Lba(i), Blocks(1), Buffer::new(512, 512)).await.map(drop);
                 ended.lock().unwrap().push(status);
             };
             cx.local().spawn(task).detach();

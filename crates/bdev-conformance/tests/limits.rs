@@ -1,6 +1,6 @@
 //! Limits of disks and groups, in virtual time.
 
-use aryk_bdev::{Access, Bdev, Env, Error, Event, Identity, Op, QosGroups, RateLimits, Status};
+use aryk_bdev::{Access, Bdev, Blocks, Env, Error, Event, Identity, Op, QosGroups, RateLimits, Status};
 use aryk_bdev_conformance::{Bench, Opener, Shape};
 use aryk_reactor::{Clock, Nanos};
 use std::sync::Arc;
@@ -26,8 +26,8 @@ impl Rig {
                 identity: Identity::named(*name),
                 block_size: 512,
                 physical_block_size: 512,
-                blocks: 1024,
-                optimal_io_blocks: 0,
+                blocks: Blocks(1024),
+                optimal_io_blocks: Blocks::ZERO,
             };
             aryk_bdev_malloc::create(&env, malloc).expect("it can be made");
             bench.open(env.registry(), name, Access::Exclusive, 400, 4096)

@@ -1,6 +1,6 @@
 //! The modules that need nothing but memory, alone and on top of each other.
 
-use aryk_bdev::{Env, Identity, Registry};
+use aryk_bdev::{Blocks, Env, Identity, Registry};
 use aryk_bdev_conformance::{Features, Fixture, conformance};
 use std::future::Future;
 use std::pin::pin;
@@ -22,7 +22,7 @@ impl Fixture for Stack {
         self.features
     }
 
-    fn resize(&self, blocks: u64) -> bool {
+    fn resize(&self, blocks: Blocks) -> bool {
         self.null.is_some_and(|name| aryk_bdev_null::resize(self.env.registry(), name, blocks).is_ok())
     }
 }
@@ -36,7 +36,7 @@ fn now<T>(future: impl Future<Output = T>) -> T {
 }
 
 impl Stack {
-    const BLOCKS: u64 = 8192;
+    const BLOCKS: Blocks = Blocks(8192);
 
     fn malloc(name: &'static str, block_size: u32) -> Self {
         let env = Env::default();
@@ -45,7 +45,7 @@ impl Stack {
             block_size,
             physical_block_size: block_size,
             blocks: Self::BLOCKS,
-            optimal_io_blocks: 0,
+            optimal_io_blocks: Blocks::ZERO,
         };
         aryk_bdev_malloc::create(&env, config).expect("it can be made");
         Self { env, features: Features { data: true, unmap_zeroes: true }, null: None }

@@ -4,8 +4,8 @@
 #![expect(clippy::unwrap_used, reason = "what a test sets up is there, or the test fails")]
 
 use aryk_bdev::{
-    Access, Channel, Completion, Device, Env, Geometry, Identity, Io, Limits, Op, OpSet, OpenError, Outbox,
-    Registry, Status, Tag,
+    Access, Blocks, Channel, Completion, Device, Env, Geometry, Identity, Io, Lba, Limits, Op, OpSet,
+    OpenError, Outbox, Registry, Status, Tag,
 };
 use aryk_bdev_conformance::{Bench, Features, Fixture, Probe, Shape, conformance, contents};
 use aryk_dma::Sgl;
@@ -13,7 +13,7 @@ use aryk_reactor::{Cx, RootId};
 use std::sync::{Arc, Mutex};
 
 const BLOCK: u32 = 512;
-const BLOCKS: u64 = 8192;
+const BLOCKS: Blocks = Blocks(8192);
 
 /// A memory disk with a lock that makes each operation atomic.
 struct Native {
@@ -56,7 +56,7 @@ fn copy_of(data: Sgl) -> Vec<u8> {
 impl Channel for NativeChannel {
     fn submit(&mut self, io: Io, cx: &mut Cx) {
         let mut bytes = self.bytes.lock().unwrap();
-        let at = |lba: u64| (lba * u64::from(BLOCK)) as usize;
+        let at = |lba: Lba| lba.to_bytes(BLOCK).0 as usize;
         let blocks = at(io.lba)..at(io.lba + io.blocks);
         let mut status = Status::Ok;
         match io.op {
@@ -91,7 +91,7 @@ impl Channel for NativeChannel {
 }
 
 fn native() -> Native {
-    Native { bytes: Arc::new(Mutex::new(vec![0; (BLOCKS * u64::from(BLOCK)) as usize])) }
+    Native { bytes: Arc::new(Mutex::new(vec![0; BLOCKS.to_bytes(BLOCK).0 as usize])) }
 }
 
 struct Stack(Env);
@@ -153,7 +153,7 @@ fn parts_of_it_copy_within_themselves() {
 
 #[test]
 fn what_it_does_itself_reaches_it_as_it_is() {
-    let limits = Limits { compare_and_write_blocks: 2, copy_blocks: 2, ..native().limits() };
+    let limits = Limits { compare_and_write_blocks: Blocks(2), copy_blocks: Blocks(2), ..native().limits() };
     let seen = |limits: Limits, op: Op, blocks: u64| {
         let probe = Probe::new(Arc::new(native()), limits, OpSet::ALL);
         let log = probe.log();

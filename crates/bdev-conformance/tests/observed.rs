@@ -1,6 +1,6 @@
 //! Reported queue depths and latencies, in virtual time.
 
-use aryk_bdev::{Access, Bdev, Env, Histogram, Identity, Op, QueueDepth, Recording, Status};
+use aryk_bdev::{Access, Bdev, Blocks, Env, Histogram, Identity, Op, QueueDepth, Recording, Status};
 use aryk_bdev_conformance::{Bench, Opener, Shape};
 use aryk_reactor::Clock;
 use std::sync::Arc;
@@ -19,8 +19,12 @@ impl Rig {
     fn new() -> Self {
         let env = Env::default();
         let identity = Identity::named("base");
-        let null =
-            aryk_bdev_null::Config { identity, block_size: 512, physical_block_size: 512, blocks: 1024 };
+        let null = aryk_bdev_null::Config {
+            identity,
+            block_size: 512,
+            physical_block_size: 512,
+            blocks: Blocks(1024),
+        };
         aryk_bdev_null::create(&env, null).expect("it can be made");
         let delay = aryk_bdev_delay::Config {
             identity: Identity::named("disk"),

@@ -1,6 +1,6 @@
 //! The behaviour of a disk's parts beyond that of every disk.
 
-use aryk_bdev::{Access, Bdev, Env, Error, Event, Identity, Op, Status};
+use aryk_bdev::{Access, Bdev, Blocks, Bytes, Env, Error, Event, Identity, Op, Status};
 use aryk_bdev_conformance::{Bench, Shape, contents};
 use aryk_bdev_split::{Config, Error as SplitError};
 use std::sync::Arc;
@@ -9,7 +9,12 @@ const BLOCK: u32 = 512;
 
 fn null(env: &Env, name: &str, blocks: u64) {
     let identity = Identity::named(name);
-    let config = aryk_bdev_null::Config { identity, block_size: BLOCK, physical_block_size: BLOCK, blocks };
+    let config = aryk_bdev_null::Config {
+        identity,
+        block_size: BLOCK,
+        physical_block_size: BLOCK,
+        blocks: Blocks(blocks),
+    };
     aryk_bdev_null::create(env, config).expect("it can be made");
 }
 
@@ -18,14 +23,14 @@ fn malloc(env: &Env, blocks: u64) {
         identity: Identity::named("base"),
         block_size: BLOCK,
         physical_block_size: BLOCK,
-        blocks,
-        optimal_io_blocks: 0,
+        blocks: Blocks(blocks),
+        optimal_io_blocks: Blocks::ZERO,
     };
     aryk_bdev_malloc::create(env, config).expect("it can be made");
 }
 
 fn cut(env: &Env, bench: &mut Bench, count: u32, bytes: Option<u64>) -> Result<Vec<Arc<Bdev>>, SplitError> {
-    let config = Config { base: "base".to_owned(), count, bytes };
+    let config = Config { base: "base".to_owned(), count, bytes: bytes.map(Bytes) };
     bench.wait("the parts", aryk_bdev_split::create(env, config))
 }
 
@@ -51,8 +56,8 @@ fn parts_are_as_large_and_as_many_as_told_or_as_there_is_room_for() {
         null(&env, "base", 1000);
         match (cut(&env, &mut bench, count, bytes), expected) {
             (Ok(parts), Some((count, blocks))) => {
-                assert_eq!((parts.len(), parts[0].blocks()), (count, blocks));
-                assert!(parts.iter().all(|p| p.blocks() == blocks));
+                assert_eq!((parts.len(), parts[0].blocks().0), (count, blocks));
+                assert!(parts.iter().all(|p| p.blocks() == Blocks(blocks)));
             }
             (Err(SplitError::Size { .. }), None) => {
                 assert!(env.registry().open("base", Access::Exclusive, "me", |_| ()).is_ok());
@@ -72,7 +77,10 @@ fn a_part_ends_where_the_next_begins() {
     let offset = |name: &str| {
         aryk_bdev_split::offset_in(&env.registry().find(name).unwrap(), &env.registry().find("base").unwrap())
     };
-    assert_eq!([offset("basep0"), offset("basep2"), offset("base")], [Some(0), Some(200), None]);
+    assert_eq!(
+        [offset("basep0"), offset("basep2"), offset("base")],
+        [Some(Blocks(0)), Some(Blocks(200)), None]
+    );
     let refused = env.registry().open("base", Access::Shared, "me", |_| ());
     assert!(matches!(refused, Err(Error::Claimed { owner, .. }) if owner == "the parts of base"));
     let mut base = bench.open(env.registry(), "base", Access::Read, 4, 300 * BLOCK);
@@ -131,11 +139,14 @@ fn parts_shrink_with_the_disk_and_grow_back_but_no_further() {
     let mut bench = Bench::new();
     let parts = cut(&env, &mut bench, 3, None).unwrap();
     let disk = bench.open(env.registry(), "basep1", Access::Exclusive, 1, BLOCK);
-    let blocks = || parts.iter().map(|p| p.blocks()).collect::<Vec<_>>();
+    let blocks = || parts.iter().map(|p| p.blocks().0).collect::<Vec<_>>();
     for (size, expected) in [(150, [100, 50, 0]), (250, [100, 100, 50]), (999, [100, 100, 100])] {
-        aryk_bdev_null::resize(env.registry(), "base", size).unwrap();
+        aryk_bdev_null::resize(env.registry(), "base", Blocks(size)).unwrap();
         assert_eq!(blocks(), expected);
     }
-    assert_eq!(disk.events(), [Event::Resized { blocks: 50 }, Event::Resized { blocks: 100 }]);
+    assert_eq!(
+        disk.events(),
+        [Event::Resized { blocks: Blocks(50) }, Event::Resized { blocks: Blocks(100) }]
+    );
     disk.close(&mut bench);
 }

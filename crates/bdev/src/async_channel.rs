@@ -1,6 +1,6 @@
 //! A channel for futures, for long or rare sequences of requests. Reactor context.
 
-use crate::{BdevChannel, Completion, Descriptor, Io, Op, OpenError, Status, Tag};
+use crate::{BdevChannel, Blocks, Completion, Descriptor, Io, Lba, Op, OpenError, Status, Tag};
 use aryk_dma::{Buffer, Sgl};
 use aryk_reactor::{Cx, Local, Root, RootId, ThreadId};
 use aryk_slots::{Key, Slots};
@@ -80,8 +80,8 @@ impl AsyncChannel {
     ///
     /// # Errors
     /// Any status but [`Status::Ok`].
-    pub async fn read(&self, lba: u64, blocks: u64, buffer: Buffer) -> Result<Buffer, Status> {
-        let buffer = self.request(Op::Read, (lba, 0), blocks, Some(buffer)).await?;
+    pub async fn read(&self, lba: Lba, blocks: Blocks, buffer: Buffer) -> Result<Buffer, Status> {
+        let buffer = self.request(Op::Read, (lba, Lba::ZERO), blocks, Some(buffer)).await?;
         Ok(buffer.expect("it comes back"))
     }
 
@@ -89,8 +89,8 @@ impl AsyncChannel {
     ///
     /// # Errors
     /// Any status but [`Status::Ok`].
-    pub async fn write(&self, lba: u64, blocks: u64, buffer: Buffer) -> Result<Buffer, Status> {
-        let buffer = self.request(Op::Write, (lba, 0), blocks, Some(buffer)).await?;
+    pub async fn write(&self, lba: Lba, blocks: Blocks, buffer: Buffer) -> Result<Buffer, Status> {
+        let buffer = self.request(Op::Write, (lba, Lba::ZERO), blocks, Some(buffer)).await?;
         Ok(buffer.expect("it comes back"))
     }
 
@@ -98,8 +98,8 @@ impl AsyncChannel {
     ///
     /// # Errors
     /// [`Status::Miscompare`] if they differ; any other status except [`Status::Ok`].
-    pub async fn compare(&self, lba: u64, blocks: u64, buffer: Buffer) -> Result<Buffer, Status> {
-        let buffer = self.request(Op::Compare, (lba, 0), blocks, Some(buffer)).await?;
+    pub async fn compare(&self, lba: Lba, blocks: Blocks, buffer: Buffer) -> Result<Buffer, Status> {
+        let buffer = self.request(Op::Compare, (lba, Lba::ZERO), blocks, Some(buffer)).await?;
         Ok(buffer.expect("it comes back"))
     }
 
@@ -108,8 +108,13 @@ impl AsyncChannel {
     ///
     /// # Errors
     /// As [`AsyncChannel::compare`].
-    pub async fn compare_and_write(&self, lba: u64, blocks: u64, buffer: Buffer) -> Result<Buffer, Status> {
-        let buffer = self.request(Op::CompareAndWrite, (lba, 0), blocks, Some(buffer)).await?;
+    pub async fn compare_and_write(
+        &self,
+        lba: Lba,
+        blocks: Blocks,
+        buffer: Buffer,
+    ) -> Result<Buffer, Status> {
+        let buffer = self.request(Op::CompareAndWrite, (lba, Lba::ZERO), blocks, Some(buffer)).await?;
         Ok(buffer.expect("it comes back"))
     }
 
@@ -117,7 +122,7 @@ impl AsyncChannel {
     ///
     /// # Errors
     /// Any status but [`Status::Ok`].
-    pub async fn copy(&self, source: u64, lba: u64, blocks: u64) -> Result<(), Status> {
+    pub async fn copy(&self, source: Lba, lba: Lba, blocks: Blocks) -> Result<(), Status> {
         self.request(Op::Copy, (lba, source), blocks, None).await.map(drop)
     }
 
@@ -125,15 +130,15 @@ impl AsyncChannel {
     ///
     /// # Errors
     /// Any status but [`Status::Ok`].
-    pub async fn command(&self, op: Op, lba: u64, blocks: u64) -> Result<(), Status> {
-        self.request(op, (lba, 0), blocks, None).await.map(drop)
+    pub async fn command(&self, op: Op, lba: Lba, blocks: Blocks) -> Result<(), Status> {
+        self.request(op, (lba, Lba::ZERO), blocks, None).await.map(drop)
     }
 
     async fn request(
         &self,
         op: Op,
-        place: (u64, u64),
-        blocks: u64,
+        place: (Lba, Lba),
+        blocks: Blocks,
         buffer: Option<Buffer>,
     ) -> Result<Option<Buffer>, Status> {
         let (done, completed) = oneshot::channel();
@@ -148,8 +153,8 @@ impl Queue {
     fn submit(
         &mut self,
         op: Op,
-        (lba, source): (u64, u64),
-        blocks: u64,
+        (lba, source): (Lba, Lba),
+        blocks: Blocks,
         mut buffer: Option<Buffer>,
         done: oneshot::Sender<(Status, Option<Buffer>)>,
         cx: &mut Cx,

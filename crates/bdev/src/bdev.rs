@@ -5,7 +5,7 @@ use crate::qos::DiskQos;
 use crate::ranges::Ranges;
 use crate::sampling::Sampling;
 use crate::{
-    BaseEvent, BdevChannel, Clear, Deadline, Device, Geometry, Histogram, OpenError, Recording, Stats,
+    BaseEvent, BdevChannel, Blocks, Clear, Deadline, Device, Geometry, Histogram, OpenError, Recording, Stats,
 };
 use aryk_reactor::{Cx, Handle, RootId};
 use futures_channel::oneshot;
@@ -47,11 +47,11 @@ impl Identity {
     }
 
     /// The UUID of a disk that is made of some blocks of this disk: always the same UUID.
-    pub fn uuid_of_part(&self, offset: u64, blocks: u64) -> Uuid {
+    pub fn uuid_of_part(&self, offset: Blocks, blocks: Blocks) -> Uuid {
         let mut name = [0; 32];
         name[..16].copy_from_slice(self.uuid.as_bytes());
-        name[16..24].copy_from_slice(&offset.to_le_bytes());
-        name[24..].copy_from_slice(&blocks.to_le_bytes());
+        name[16..24].copy_from_slice(&offset.0.to_le_bytes());
+        name[24..].copy_from_slice(&blocks.0.to_le_bytes());
         Uuid::new_v5(&PARTS, &name)
     }
 }
@@ -64,7 +64,7 @@ pub enum Event {
     /// The disk has this many blocks now.
     Resized {
         /// Blocks.
-        blocks: u64,
+        blocks: Blocks,
     },
     /// The limits, the operations or the read-only state of the disk have changed ([`Device::limits`], [`Device::ops`],
     /// [`Device::is_read_only`]). Its channels have applied the new ones.
@@ -115,6 +115,7 @@ pub struct Bdev {
     serial: u64,
     identity: Identity,
     device: Arc<dyn Device>,
+    /// The size in [`Blocks`].
     blocks: AtomicU64,
     /// Whether a removal of the disk or of one of its bases is under way: the disk cannot be opened any more.
     doomed: AtomicBool,
@@ -161,7 +162,7 @@ impl Bdev {
         Self {
             serial,
             identity,
-            blocks: AtomicU64::new(device.geometry().blocks),
+            blocks: AtomicU64::new(device.geometry().blocks.0),
             device,
             doomed: AtomicBool::new(false),
             removing: AtomicBool::new(false),
@@ -229,8 +230,8 @@ impl Bdev {
 
     /// Its current number of blocks.
     #[inline]
-    pub fn blocks(&self) -> u64 {
-        self.blocks.load(Ordering::Relaxed)
+    pub fn blocks(&self) -> Blocks {
+        Blocks(self.blocks.load(Ordering::Relaxed))
     }
 
     /// Whether its removal has begun.
@@ -345,8 +346,8 @@ impl Bdev {
         self.for_each_channel(abort_late).await;
     }
 
-    pub(crate) fn set_blocks(&self, blocks: u64) {
-        if self.blocks.swap(blocks, Ordering::Relaxed) != blocks {
+    pub(crate) fn set_blocks(&self, blocks: Blocks) {
+        if self.blocks.swap(blocks.0, Ordering::Relaxed) != blocks.0 {
             self.tell(Event::Resized { blocks });
         }
     }

@@ -20,7 +20,7 @@ mod throttle;
 pub use credits::CreditPool;
 
 use crate::cell::{Command, Registration};
-use crate::{Bdev, Channel, Completion, Descriptor, Io, Op, OpenError, Status, Tag};
+use crate::{Bdev, Blocks, Bytes, Channel, Completion, Descriptor, Io, Op, OpenError, Status, Tag};
 use aryk_dma::{Buffer, PAGE, Sgl};
 use aryk_reactor::{Cx, Layer, Nanos, Point, RootId, Traced};
 use aryk_slots::{Key, Slots};
@@ -178,7 +178,7 @@ impl BdevChannel {
     /// The bytes of a valid read or write that can go to the device at once and in one piece; `None` for any other request, valid
     /// or not. Most requests need no more checks than these.
     #[inline(always)]
-    fn bytes_if_immediate(&self, io: &Io) -> Option<u64> {
+    fn bytes_if_immediate(&self, io: &Io) -> Option<Bytes> {
         let bdev = self.bdev();
         let bytes = self.shape.bytes_if_plain(io, bdev.blocks())?;
         (self.is_clear && !bdev.is_removing()).then_some(bytes)
@@ -200,7 +200,7 @@ impl BdevChannel {
             self.refuse(io.tag, io.op, status, cx);
             return;
         }
-        let bytes = io.blocks.saturating_mul(self.shape.block_size.into());
+        let bytes = self.shape.bytes_of(io.blocks);
         let is_limited = self.throttle.is_some() && !self.try_spend(io.op, bytes, cx);
         let goes_at_once = self.queue.is_empty()
             && !is_limited
@@ -449,7 +449,7 @@ impl BdevChannel {
             }
         };
         self.begin(key, cx.now());
-        self.credits.spend(io.blocks.saturating_mul(self.shape.block_size.into()));
+        self.credits.spend(self.shape.bytes_of(io.blocks));
         self.device.submit(io, cx);
         if self.requests.get(key).is_some_and(|r| r.progress == Progress::Aborted) {
             self.device.abort(Tag(key.raw()), cx);
@@ -492,22 +492,22 @@ impl BdevChannel {
             Piece::Blocks(blocks) => {
                 io.blocks = blocks;
                 if io.op.has_data() {
-                    let bytes = blocks as u32 * self.shape.block_size;
+                    let bytes = self.shape.data_len(blocks);
                     io.data = request.data.slice(0, bytes);
                     request.data = request.data.slice(bytes, request.data.len() - bytes);
                 }
             }
             Piece::Zeroes(blocks) => {
-                let bytes = self.shape.zero_blocks as usize * self.shape.block_size as usize;
-                let zeroes = self.zeroes.get_or_insert_with(|| Zeroes::new(bytes));
-                let data = zeroes.sgl.slice(0, blocks as u32 * self.shape.block_size);
+                let bytes = self.shape.data_len(self.shape.zero_blocks);
+                let zeroes = self.zeroes.get_or_insert_with(|| Zeroes::new(bytes as usize));
+                let data = zeroes.sgl.slice(0, self.shape.data_len(blocks));
                 io = Io { op: Op::Write, may_unmap: false, blocks, data, ..io };
             }
         }
         request.lba += io.blocks;
         request.blocks -= io.blocks;
         request.pieces += 1;
-        let more = request.blocks > 0;
+        let more = request.blocks > Blocks::ZERO;
         if !more {
             request.place = Place::AtDevice;
         }
@@ -584,7 +584,7 @@ impl BdevChannel {
         if request.progress == Progress::Aborted {
             return;
         }
-        let (pieces, goes_on) = (request.pieces, request.has_begun_to_swap(self.shape.block_shift));
+        let (pieces, goes_on) = (request.pieces, request.has_begun_to_swap(&self.shape));
         if pieces > 0 || goes_on {
             request.progress = Progress::Aborted;
         }

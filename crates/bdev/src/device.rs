@@ -1,6 +1,6 @@
 //! The traits that a bdev module implements. Control context; channels are opened in reactor context.
 
-use crate::{Base, Bdev, Channel, Failure, Op, OpSet};
+use crate::{Base, Bdev, Blocks, Channel, Failure, Op, OpSet};
 use aryk_reactor::{Cx, Handle, RootId};
 use std::any::Any;
 use std::pin::Pin;
@@ -16,16 +16,16 @@ pub struct Geometry {
     pub block_size: u32,
     /// Bytes in a block of the store below: requests aligned to these cost no read-modify-write.
     pub physical_block_size: u32,
-    /// Blocks on the disk.
-    pub blocks: u64,
-    /// Blocks in a stripe or similar unit, which front-ends report to guests; 0 for none.
-    pub optimal_io_blocks: u32,
+    /// The size of the disk.
+    pub blocks: Blocks,
+    /// A stripe or similar unit, which front-ends report to guests; no blocks if there is none.
+    pub optimal_io_blocks: Blocks,
 }
 
 impl Geometry {
     /// A disk without any structure.
-    pub const fn plain(block_size: u32, blocks: u64) -> Self {
-        Self { block_size, physical_block_size: block_size, blocks, optimal_io_blocks: 0 }
+    pub const fn plain(block_size: u32, blocks: Blocks) -> Self {
+        Self { block_size, physical_block_size: block_size, blocks, optimal_io_blocks: Blocks::ZERO }
     }
 }
 
@@ -34,22 +34,22 @@ impl Geometry {
 pub struct Limits {
     /// Requests in flight on one channel.
     pub depth: u32,
-    /// Blocks in one read or write.
-    pub transfer_blocks: u32,
+    /// Blocks in one read or write. Limits above 2³² - 1 blocks count as that.
+    pub transfer_blocks: Blocks,
     /// Pieces of memory in one read or write.
     pub segments: u32,
     /// Blocks in one unmap.
-    pub unmap_blocks: u64,
+    pub unmap_blocks: Blocks,
     /// Blocks in one write-zeroes.
-    pub write_zeroes_blocks: u64,
-    /// No read, write or compare crosses a multiple of this many blocks; 0 for none.
-    pub boundary_blocks: u32,
+    pub write_zeroes_blocks: Blocks,
+    /// No read, write or compare crosses a multiple of this many blocks; no blocks if there is no boundary.
+    pub boundary_blocks: Blocks,
     /// Blocks in one compare, for a device that does it ([`Device::ops`]). Longer ones are made of reads.
-    pub compare_blocks: u64,
+    pub compare_blocks: Blocks,
     /// Blocks in one compare-and-write, for a device that does it.
-    pub compare_and_write_blocks: u64,
+    pub compare_and_write_blocks: Blocks,
     /// Blocks in one copy, for a device that does it.
-    pub copy_blocks: u64,
+    pub copy_blocks: Blocks,
     /// Whether other hosts may change the store too. Then a compare-and-write or a copy that the device does not do, or not in
     /// this size, is refused: made of reads and writes, they would be apart from this host's changes only.
     pub is_shared: bool,
@@ -57,11 +57,11 @@ pub struct Limits {
 
 impl Limits {
     /// The most blocks of one compare-and-write that the channels of a device with these limits and `ops` take.
-    pub const fn compare_and_write_max(&self, ops: OpSet) -> u64 {
+    pub const fn compare_and_write_max(&self, ops: OpSet) -> Blocks {
         match (self.is_shared, ops.contains(Op::CompareAndWrite)) {
-            (false, _) => u64::MAX,
+            (false, _) => Blocks::MAX,
             (true, true) => self.compare_and_write_blocks,
-            (true, false) => 0,
+            (true, false) => Blocks::ZERO,
         }
     }
 }
@@ -71,14 +71,14 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             depth: 256,
-            transfer_blocks: u32::MAX,
+            transfer_blocks: Blocks::MAX,
             segments: u32::MAX,
-            unmap_blocks: u64::MAX,
-            write_zeroes_blocks: u64::MAX,
-            boundary_blocks: 0,
-            compare_blocks: u64::MAX,
-            compare_and_write_blocks: u64::MAX,
-            copy_blocks: u64::MAX,
+            unmap_blocks: Blocks::MAX,
+            write_zeroes_blocks: Blocks::MAX,
+            boundary_blocks: Blocks::ZERO,
+            compare_blocks: Blocks::MAX,
+            compare_and_write_blocks: Blocks::MAX,
+            copy_blocks: Blocks::MAX,
             is_shared: false,
         }
     }
@@ -160,7 +160,7 @@ pub trait Device: Any + Send + Sync {
     }
 
     /// A base has another size now. Returns the new number of blocks of this disk, if that follows.
-    fn base_resized(&self) -> Option<u64> {
+    fn base_resized(&self) -> Option<Blocks> {
         None
     }
 
@@ -287,7 +287,7 @@ impl<D: Decorator> Device for D {
         self.base().bdev().device().last_failure()
     }
 
-    fn base_resized(&self) -> Option<u64> {
+    fn base_resized(&self) -> Option<Blocks> {
         Some(Decorator::geometry(self).blocks)
     }
 

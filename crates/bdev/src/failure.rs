@@ -1,8 +1,8 @@
 //! Requests that a disk's store has failed: they are logged, with a rate limit, and the last one is kept for operators. Any
 //! context; no call of a reactor waits here.
 
-use crate::Op;
 use crate::bdev::lock;
+use crate::{Blocks, Lba, Op};
 use aryk_log_limit::{LogLimit, limited};
 use std::io;
 use std::sync::{Mutex, TryLockError};
@@ -14,9 +14,9 @@ pub struct Failure {
     /// The operation that failed.
     pub op: Op,
     /// The first block.
-    pub lba: u64,
-    /// The number of blocks; 0 for a flush.
-    pub blocks: u64,
+    pub lba: Lba,
+    /// The number of blocks; none for a flush.
+    pub blocks: Blocks,
     /// The kernel's errno.
     pub errno: i32,
     /// The time of the failure.
@@ -26,7 +26,7 @@ pub struct Failure {
 impl Failure {
     /// Creates a failure with the present time.
     #[expect(clippy::disallowed_methods, reason = "a date for people, by which nothing is decided")]
-    pub fn now(op: Op, lba: u64, blocks: u64, errno: i32) -> Self {
+    pub fn now(op: Op, lba: Lba, blocks: Blocks, errno: i32) -> Self {
         Self { op, lba, blocks, errno, at: SystemTime::now() }
     }
 
@@ -62,7 +62,7 @@ impl Failures {
             Ok(mut last) => *last = Some(failure),
             Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => {}
         }
-        let Failure { op, lba, blocks, errno, .. } = failure;
+        let Failure { op, lba: Lba(lba), blocks: Blocks(blocks), errno, .. } = failure;
         let (op, error) = (op.name(), failure.error());
         limited!(self.lines, warn, disk, op, lba, blocks, errno, %error, "the store has failed a request");
     }
@@ -89,10 +89,10 @@ mod tests {
         let failures = Failures::default();
         assert_eq!(failures.last(), None);
         for errno in [5, 28] {
-            failures.add("d", Failure::now(Op::Write, 8, 16, errno));
+            failures.add("d", Failure::now(Op::Write, Lba(8), Blocks(16), errno));
         }
         let last = failures.last().unwrap();
-        assert_eq!((last.op, last.lba, last.blocks, last.errno), (Op::Write, 8, 16, 28));
+        assert_eq!((last.op, last.lba, last.blocks, last.errno), (Op::Write, Lba(8), Blocks(16), 28));
         assert!(last.error().to_string().contains("No space left"));
         assert!(last.at.elapsed().unwrap() < Duration::from_secs(60));
     }

@@ -21,7 +21,7 @@
 //! A link ends with its last channel. Until then the owner does not end, since the link has a root on it.
 
 use crate::bdev_channel::credits::Credits;
-use crate::{Channel, Completion, CreditPool, Io, OpenError, Outbox, Status, Tag};
+use crate::{Bytes, Channel, Completion, CreditPool, Io, OpenError, Outbox, Status, Tag};
 use aryk_reactor::{Bell, CoreSet, Cx, Handle, Hold, Local, Root, RootId, ThreadId};
 use aryk_slots::{Key, Slots};
 use rtrb::{Consumer, Producer, RingBuffer};
@@ -333,7 +333,7 @@ impl EndpointRoot {
 
     /// Submits a request whose credit was taken.
     fn send(&mut self, io: Io, cx: &mut Cx) {
-        self.credits.spend(io.data.len().into());
+        self.credits.spend(Bytes(io.data.len().into()));
         self.channel.submit(io, cx);
     }
 

@@ -1,5 +1,6 @@
 //! A request, its completion, and their parts. Reactor context.
 
+use crate::{Blocks, Lba};
 use aryk_dma::Sgl;
 
 /// What the submitter calls a request by; it comes back with the completion, and means nothing to anyone else.
@@ -141,11 +142,11 @@ pub struct Io {
     /// for all else.
     pub may_unmap: bool,
     /// The first block.
-    pub lba: u64,
+    pub lba: Lba,
     /// How many blocks; a flush has none.
-    pub blocks: u64,
-    /// The first of the blocks that a copy reads; 0 for all else.
-    pub source: u64,
+    pub blocks: Blocks,
+    /// The first of the blocks that a copy reads; [`Lba::ZERO`] for all else.
+    pub source: Lba,
     /// Where the data lies: as many bytes as the blocks have for a read, a write or a compare, twice as many for a
     /// compare-and-write, none otherwise.
     pub data: Sgl,

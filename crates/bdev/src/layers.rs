@@ -134,15 +134,16 @@ impl Stats {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Bytes;
     use crate::{Status, Summary};
 
     #[test]
     fn what_waited_is_told_from_what_the_module_took() {
         let mut stats = Stats::default();
-        stats.record(Op::Read, 512, Status::Ok, 1_000);
+        stats.record(Op::Read, Bytes(512), Status::Ok, 1_000);
         stats.layers.throttled(2_000);
         stats.layers.queued(3_000);
-        stats.record(Op::Write, 512, Status::Ok, 9_000);
+        stats.record(Op::Write, Bytes(512), Status::Ok, 9_000);
         stats.layers.completed(9_000, 5_000);
         stats.layers.told(10, 2);
         let mut twice = stats.clone();

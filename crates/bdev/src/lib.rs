@@ -43,6 +43,7 @@ mod registry;
 mod sampling;
 mod stats;
 mod summary;
+mod units;
 
 pub use aryk_qos::{Limits as RateLimits, LimitsError as RateLimitsError};
 pub use async_channel::AsyncChannel;
@@ -71,3 +72,4 @@ pub use registry::{Access, Error, Registry, RemovalStep};
 pub use sampling::QueueDepth;
 pub use stats::{Clear, OpStats, Stats};
 pub use summary::{LayerSummary, OpSummary, Summary};
+pub use units::{Blocks, Bytes, Lba};

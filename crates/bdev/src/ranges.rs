@@ -15,9 +15,9 @@
 //!
 //! Context: the table any; [`hold`] a task of a reactor.
 
-use crate::Bdev;
 use crate::bdev::lock;
 use crate::cell::{ChannelCell, Command};
+use crate::{Bdev, Lba};
 use aryk_reactor::Cx;
 use futures_channel::oneshot;
 use std::convert::Infallible;
@@ -29,11 +29,16 @@ use std::task::Poll;
 
 /// Blocks that a compound request reads or writes: one range, or two.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Extent(pub [Range<u64>; 2]);
+pub(crate) struct Extent(pub [Range<Lba>; 2]);
 
 impl Extent {
+    /// One range.
+    pub const fn of(blocks: Range<Lba>) -> Self {
+        Self([blocks, Lba::ZERO..Lba::ZERO])
+    }
+
     /// Whether some of `blocks` are among them.
-    pub fn touches(&self, blocks: &Range<u64>) -> bool {
+    pub fn touches(&self, blocks: &Range<Lba>) -> bool {
         self.0.iter().any(|r| r.start < blocks.end && blocks.start < r.end)
     }
 }
@@ -215,7 +220,7 @@ pub(crate) async fn hold(
 impl Bdev {
     /// Waits until every change of `blocks` that was submitted before has completed. Changes that are submitted during that
     /// time wait too, and are sent afterwards. Any context.
-    pub async fn settle(self: &Arc<Self>, blocks: Range<u64>) {
+    pub async fn settle(self: &Arc<Self>, blocks: Range<Lba>) {
         let used = lock(self.places()).iter().find(|p| p.channels > 0).map(|p| p.reactor.clone());
         let Some(reactor) = used else { return };
         let bdev = Arc::clone(self);
@@ -224,7 +229,7 @@ impl Bdev {
             let (done, wait) = oneshot::channel::<()>();
             let task = async move {
                 let (_wanted, unwanted) = want();
-                hold(bdev, Extent([blocks, 0..0]), unwanted, drop).await;
+                hold(bdev, Extent::of(blocks), unwanted, drop).await;
                 drop(done);
             };
             cx.local().spawn(task).detach();
@@ -241,8 +246,12 @@ impl Bdev {
 mod tests {
     use super::*;
 
+    fn lbas(range: Range<u64>) -> Range<Lba> {
+        Lba(range.start)..Lba(range.end)
+    }
+
     fn extent(range: Range<u64>) -> Extent {
-        Extent([range, 0..0])
+        Extent::of(lbas(range))
     }
 
     #[test]
@@ -251,7 +260,9 @@ mod tests {
         let (a, turn) = ranges.claim(&extent(0..10));
         assert!(turn.is_none());
         assert!(ranges.claim(&extent(10..20)).1.is_none(), "they do not overlap");
-        let (b, Some(mut b_turn)) = ranges.claim(&Extent([5..6, 30..40])) else { panic!("a is in the way") };
+        let (b, Some(mut b_turn)) = ranges.claim(&Extent([lbas(5..6), lbas(30..40)])) else {
+            panic!("a is in the way")
+        };
         let (c, Some(mut c_turn)) = ranges.claim(&extent(39..41)) else { panic!("b is in the way") };
         ranges.release(a);
         assert_eq!((b_turn.try_recv(), c_turn.try_recv()), (Ok(Some(())), Ok(None)));
@@ -293,8 +304,8 @@ mod tests {
 
     #[test]
     fn an_empty_range_touches_nothing() {
-        assert!(!extent(3..7).touches(&(7..9)) && !extent(3..7).touches(&(0..3)));
-        assert!(extent(3..7).touches(&(6..9)) && extent(3..7).touches(&(4..5)));
-        assert!(!extent(3..7).touches(&(0..0)));
+        assert!(!extent(3..7).touches(&lbas(7..9)) && !extent(3..7).touches(&lbas(0..3)));
+        assert!(extent(3..7).touches(&lbas(6..9)) && extent(3..7).touches(&lbas(4..5)));
+        assert!(!extent(3..7).touches(&lbas(0..0)));
     }
 }

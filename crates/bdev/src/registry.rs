@@ -2,7 +2,7 @@
 
 use crate::bdev::{Claim, Listener, lock};
 use crate::observers::{Change, Observers};
-use crate::{BaseEvent, Bdev, BoxFuture, Descriptor, Device, Event, Identity, Memory, Stay};
+use crate::{BaseEvent, Bdev, Blocks, BoxFuture, Descriptor, Device, Event, Identity, Memory, Stay};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -296,7 +296,7 @@ impl Registry {
     ///
     /// # Errors
     /// [`Error::NotFound`].
-    pub fn resized(&self, name: &str, blocks: u64) -> Result<(), Error> {
+    pub fn resized(&self, name: &str, blocks: Blocks) -> Result<(), Error> {
         let bdev = self.find(name)?;
         let before = bdev.blocks();
         bdev.set_blocks(blocks);

@@ -1,7 +1,7 @@
 //! The counts of a channel. Its owner writes them in reactor context; any thread merges copies of them.
 
 use crate::layers::Layers;
-use crate::{Histogram, Op, Status};
+use crate::{Bytes, Histogram, Op, Status};
 use std::time::Duration;
 
 /// Counts of one kind of operation.
@@ -10,7 +10,7 @@ pub struct OpStats {
     /// Requests that completed without failure.
     pub ops: u64,
     /// Bytes that they were about.
-    pub bytes: u64,
+    pub bytes: Bytes,
     /// Requests that failed. Those that failed before they began have no latency.
     pub errors: u64,
     /// The sum of all latencies, in nanoseconds.
@@ -24,7 +24,7 @@ pub struct OpStats {
 }
 
 impl OpStats {
-    fn record(&mut self, bytes: u64, status: Status, latency_ns: u64) {
+    fn record(&mut self, bytes: Bytes, status: Status, latency_ns: u64) {
         if status.is_ok() {
             self.ops += 1;
             self.bytes += bytes;
@@ -123,7 +123,7 @@ impl Stats {
 
     /// A request has completed: so many bytes, so long after it was submitted.
     #[inline]
-    pub fn record(&mut self, op: Op, bytes: u64, status: Status, latency_ns: u64) {
+    pub fn record(&mut self, op: Op, bytes: Bytes, status: Status, latency_ns: u64) {
         self.ops[op as usize].record(bytes, status, latency_ns);
     }
 
@@ -153,7 +153,7 @@ mod tests {
     fn parts_of_the_counts_are_cleared() {
         let counted = || {
             let mut stats = Stats::default();
-            stats.record(Op::Read, 512, Status::Ok, 7);
+            stats.record(Op::Read, Bytes(512), Status::Ok, 7);
             stats.refuse(Op::Read);
             stats
         };

@@ -1,6 +1,6 @@
 //! What a disk has counted, in brief: small enough to be had of thousands of disks every second. Any context.
 
-use crate::{Coarse, Op, OpStats, Stats, TimeLayer};
+use crate::{Bytes, Coarse, Op, OpStats, Stats, TimeLayer};
 
 /// Counts of one kind of operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -8,7 +8,7 @@ pub struct OpSummary {
     /// Requests that completed without failure.
     pub ops: u64,
     /// Bytes that they were about.
-    pub bytes: u64,
+    pub bytes: Bytes,
     /// Requests that failed.
     pub errors: u64,
     /// The sum of all latencies, in nanoseconds.
@@ -29,7 +29,7 @@ impl OpSummary {
     fn since(&self, earlier: &Self) -> Self {
         Self {
             ops: since(self.ops, earlier.ops),
-            bytes: since(self.bytes, earlier.bytes),
+            bytes: Bytes(since(self.bytes.0, earlier.bytes.0)),
             errors: since(self.errors, earlier.errors),
             latency_ns: since(self.latency_ns, earlier.latency_ns),
             latency_ns_max: self.latency_ns_max,

@@ -63,12 +63,12 @@ impl Sums {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use aryk_bdev::{Op, Stats, Status};
+    use aryk_bdev::{Bytes, Op, Stats, Status};
 
     /// The counts of a disk with this many reads, and some requests in flight.
     fn counts(reads: u64, in_flight: u64) -> Summary {
         let mut stats = Stats::default();
-        (0..reads).for_each(|_| stats.record(Op::Read, 512, Status::Ok, 1000));
+        (0..reads).for_each(|_| stats.record(Op::Read, Bytes(512), Status::Ok, 1000));
         let mut counts = Summary::default();
         counts.add(&stats);
         counts.in_flight = in_flight;

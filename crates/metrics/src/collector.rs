@@ -5,7 +5,7 @@
 
 use crate::aggregates::{Aggregate, Part, Sums};
 use crate::{Controller, Inventory};
-use aryk_bdev::{Bdev, Failure, MemoryClientInfo, QosGroup, RateLimits, Summary, gather};
+use aryk_bdev::{Bdev, Bytes, Failure, MemoryClientInfo, QosGroup, RateLimits, Summary, gather};
 use aryk_dma::Reclaiming;
 use aryk_reactor::{Clock, Handle, Nanos, ReactorStats};
 use std::collections::{HashMap, HashSet};
@@ -52,7 +52,7 @@ pub struct Disk {
     /// The module's product name.
     pub product: &'static str,
     /// Size in bytes.
-    pub size: u64,
+    pub size: Bytes,
     /// The disk's group, if it has one.
     pub group: Option<String>,
     /// The disk's own limits.
@@ -195,7 +195,7 @@ impl Collected {
         Disk {
             name: bdev.name().to_owned(),
             product: bdev.device().product(),
-            size: geometry.blocks * u64::from(geometry.block_size),
+            size: geometry.blocks.to_bytes(geometry.block_size),
             in_flight_max: self.depths.raise(bdev.name(), counts.in_flight_max),
             group: bdev.qos_group().map(|group| group.name().to_owned()),
             limits: bdev.qos_limits(),

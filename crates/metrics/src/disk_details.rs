@@ -53,8 +53,8 @@ impl Failed {
         let since = failure.at.duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
             op: failure.op.name(),
-            lba: failure.lba,
-            blocks: failure.blocks,
+            lba: failure.lba.0,
+            blocks: failure.blocks.0,
             error: failure.error().to_string(),
             at_ms: since.as_millis() as u64,
         }
@@ -118,7 +118,7 @@ impl Operation {
         is_used.then(|| Self {
             op: op.name(),
             ops: per_second(grown.ops),
-            bytes: per_second(grown.bytes),
+            bytes: per_second(grown.bytes.0),
             mean_ns: grown.latency_ns.checked_div(grown.ops),
             max_ns_ever: ever.latency_ns_max,
             ops_ever: ever.ops,
@@ -153,7 +153,7 @@ impl DiskDetails {
             kind: disk.product,
             uuid: bdev.identity().uuid.to_string(),
             file: inventory.file(name),
-            bytes: disk.size,
+            bytes: disk.size.0,
             block_bytes: geometry.block_size,
             store_block_bytes: geometry.physical_block_size,
             read_only: bdev.device().is_read_only(),

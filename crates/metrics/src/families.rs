@@ -85,7 +85,7 @@ pub const ALL: &[FamilySource] = &[
     FamilySource {
         family: of(Kind::Gauge, "bytes", "aryk_disk_size_bytes", "The size of the disk."),
         objects: disks,
-        write: |f, snapshot, i, t| t.count(f, &[("disk", &snapshot.disks[i].name)], snapshot.disks[i].size),
+        write: |f, snapshot, i, t| t.count(f, &[("disk", &snapshot.disks[i].name)], snapshot.disks[i].size.0),
     },
     FamilySource {
         family: counter("aryk_disk_ops", "Requests that completed without failure."),
@@ -100,7 +100,7 @@ pub const ALL: &[FamilySource] = &[
             "Bytes of the requests that completed without failure.",
         ),
         objects: disks,
-        write: |f, snapshot, i, t| write_ops(f, &snapshot.disks[i], t, |disk, op| disk.counts.op(op).bytes),
+        write: |f, snapshot, i, t| write_ops(f, &snapshot.disks[i], t, |disk, op| disk.counts.op(op).bytes.0),
     },
     FamilySource {
         family: counter("aryk_disk_errors", "Requests that failed."),

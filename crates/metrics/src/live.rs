@@ -61,9 +61,9 @@ impl Rate {
         let (read, write) = (grown.op(Op::Read), grown.op(Op::Write));
         let mut rate = Self {
             reads: per_second(read.ops),
-            read_bytes: per_second(read.bytes),
+            read_bytes: per_second(read.bytes.0),
             writes: per_second(write.ops),
-            write_bytes: per_second(write.bytes),
+            write_bytes: per_second(write.bytes.0),
             others: per_second(grown.total(|op| op.ops) - read.ops - write.ops),
             errors: per_second(grown.total(|op| op.errors)),
             errors_ever: now.total(|op| op.errors),

@@ -41,7 +41,7 @@ pub(crate) use table::DISCOVER;
 use crate::dispatch::{Methods, NoParams};
 use crate::params::Count;
 use crate::{Control, Error, Phase, Table};
-use aryk_bdev::{Bdev, Identity};
+use aryk_bdev::{Bdev, Blocks, Identity};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -187,9 +187,9 @@ fn identity_over(name: &str, uuid: Option<Uuid>, base: &Bdev, namespace: Uuid) -
 }
 
 /// Checks that a disk has at least one block.
-fn check_blocks(blocks: Count) -> Result<u64, Error> {
-    match blocks.0 {
-        0 => Err(Error::invalid("a disk must have at least one block")),
+fn check_blocks(blocks: Blocks) -> Result<Blocks, Error> {
+    match blocks {
+        Blocks::ZERO => Err(Error::invalid("a disk must have at least one block")),
         blocks => Ok(blocks),
     }
 }

@@ -5,15 +5,15 @@
 //! blocks, saved pages) and reports the field that asked for them.
 
 use crate::Sense;
-use aryk_bdev::Op;
+use aryk_bdev::{Blocks, Lba, Op};
 
 /// A range of blocks to transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transfer {
     /// The first block.
-    pub lba: u64,
+    pub lba: Lba,
     /// Number of blocks; a transfer of 0 blocks moves nothing.
-    pub blocks: u32,
+    pub blocks: Blocks,
     /// FUA (force unit access): the transfer bypasses any cache.
     pub fua: bool,
 }
@@ -73,8 +73,8 @@ pub enum Command {
     CompareAndWrite(Transfer),
     /// `blocks: 0` extends to the end of the disk. `zeroes`: the command has no data-out, and writes zeroes.
     WriteSame {
-        lba: u64,
-        blocks: u64,
+        lba: Lba,
+        blocks: Blocks,
         unmap: bool,
         zeroes: bool,
     },
@@ -83,15 +83,15 @@ pub enum Command {
     },
     /// `blocks: 0` extends to the end of the disk.
     SynchronizeCache {
-        lba: u64,
-        blocks: u32,
+        lba: Lba,
+        blocks: Blocks,
     },
     ReadCapacity10,
     ReadCapacity16 {
         allocation: u32,
     },
     GetLbaStatus {
-        lba: u64,
+        lba: Lba,
         allocation: u32,
     },
     ModeSense {
@@ -122,8 +122,8 @@ pub enum Command {
         flush: bool,
     },
     Verify {
-        lba: u64,
-        blocks: u32,
+        lba: Lba,
+        blocks: Blocks,
         check: Check,
     },
     ReserveIn {
@@ -214,24 +214,25 @@ impl Cdb {
     }
 
     /// The LBA of a CDB of 6, 10, 12 or 16 bytes.
-    const fn lba(&self) -> u64 {
-        match length(self.0[0]) {
+    const fn lba(&self) -> Lba {
+        Lba(match length(self.0[0]) {
             Some(6) => (self.u32(0) & 0x1f_ffff) as u64,
             Some(16) => self.u64(2),
             _ => self.u32(2) as u64,
-        }
+        })
     }
 
     /// The transfer length of a CDB of 6, 10, 12 or 16 bytes.
-    const fn blocks(&self) -> u32 {
-        match length(self.0[0]) {
+    const fn blocks(&self) -> Blocks {
+        let blocks = match length(self.0[0]) {
             // In 6-byte CDBs, 0 stands for 256 blocks (SBC-3, section 5.8).
             Some(6) if self.0[4] == 0 => 256,
             Some(6) => self.0[4] as u32,
             Some(10) => self.u16(7) as u32,
             Some(12) => self.u32(6),
             _ => self.u32(10),
-        }
+        };
+        Blocks(blocks as u64)
     }
 
     /// The transfer of a CDB whose byte 1 holds protection information, DPO and FUA.
@@ -291,7 +292,10 @@ pub(crate) fn plain(bytes: &[u8]) -> Option<(Op, Transfer)> {
         return None;
     }
     let is_read = matches!(cdb[0], op::READ_16 | op::READ_10);
-    Some((if is_read { Op::Read } else { Op::Write }, Transfer { lba, blocks, fua: cdb[1] & 0x08 != 0 }))
+    Some((
+        if is_read { Op::Read } else { Op::Write },
+        Transfer { lba: Lba(lba), blocks: Blocks(blocks.into()), fua: cdb[1] & 0x08 != 0 },
+    ))
 }
 
 fn padded(bytes: &[u8]) -> [u8; CDB_MAX] {
@@ -312,7 +316,7 @@ fn by_opcode(cdb: &Cdb) -> Result<Command, Sense> {
         }
         op::COMPARE_AND_WRITE => {
             cdb.no_protection()?;
-            let (lba, blocks) = (cdb.lba(), cdb.0[13].into());
+            let (lba, blocks) = (cdb.lba(), Blocks(cdb.0[13].into()));
             Command::CompareAndWrite(Transfer { lba, blocks, fua: cdb.bit(1, 3) })
         }
         op::WRITE_SAME_10 | op::WRITE_SAME_16 => write_same(cdb)?,
@@ -339,7 +343,7 @@ fn rare(cdb: &Cdb) -> Result<Command, Sense> {
         op::READ_CAPACITY_10 => Command::ReadCapacity10,
         op::SERVICE_ACTION_IN_16 => match cdb.0[1] & 0x1f {
             READ_CAPACITY_16 => Command::ReadCapacity16 { allocation: cdb.u32(10) },
-            GET_LBA_STATUS => Command::GetLbaStatus { lba: cdb.u64(2), allocation: cdb.u32(10) },
+            GET_LBA_STATUS => Command::GetLbaStatus { lba: Lba(cdb.u64(2)), allocation: cdb.u32(10) },
             _ => return Err(Sense::in_cdb_bit(1, 4)),
         },
         op::MODE_SENSE_6 | op::MODE_SENSE_10 => mode_sense(cdb)?,
@@ -373,7 +377,7 @@ fn write_same(cdb: &Cdb) -> Result<Command, Sense> {
         return Err(Sense::in_cdb_bit(1, 2));
     }
     let (unmap, zeroes) = (cdb.bit(1, 3), !ten && cdb.bit(1, 0));
-    Ok(Command::WriteSame { lba: cdb.lba(), blocks: cdb.blocks().into(), unmap, zeroes })
+    Ok(Command::WriteSame { lba: cdb.lba(), blocks: cdb.blocks(), unmap, zeroes })
 }
 
 fn verify(cdb: &Cdb) -> Result<Command, Sense> {

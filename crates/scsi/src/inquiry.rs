@@ -2,7 +2,7 @@
 //! Any context.
 
 use crate::{Nexus, Sense};
-use aryk_bdev::Bdev;
+use aryk_bdev::{Bdev, Blocks, Bytes};
 
 const VENDOR: &[u8; 8] = b"ARYK    ";
 const PRODUCT: &[u8; 16] = b"DISK            ";
@@ -13,18 +13,18 @@ const COMPARE_BLOCKS_MAX: u8 = 128;
 /// Ranges in one UNMAP, at most.
 pub(crate) const UNMAP_RANGES_MAX: u32 = 256;
 /// Bytes in all ranges of one UNMAP, or in one WRITE SAME, at most: 4 GiB. The block layer splits them at the module's limits.
-const RANGE_BYTES_MAX: u64 = 1 << 32;
+const RANGE_BYTES_MAX: Bytes = Bytes(1 << 32);
 
 /// Blocks in one COMPARE AND WRITE, at most.
 pub(crate) fn compare_blocks_max(disk: &Bdev) -> u8 {
     let device = disk.device();
     let blocks = device.limits().compare_and_write_max(device.ops());
-    u8::try_from(blocks).map_or(COMPARE_BLOCKS_MAX, |blocks| blocks.min(COMPARE_BLOCKS_MAX))
+    u8::try_from(blocks.0).map_or(COMPARE_BLOCKS_MAX, |blocks| blocks.min(COMPARE_BLOCKS_MAX))
 }
 
 /// Blocks in all ranges of one UNMAP, or in one WRITE SAME, at most.
-pub(crate) fn range_blocks_max(nexus: &Nexus) -> u64 {
-    RANGE_BYTES_MAX / u64::from(nexus.bdev().geometry().block_size)
+pub(crate) fn range_blocks_max(nexus: &Nexus) -> Blocks {
+    RANGE_BYTES_MAX.whole_blocks(nexus.bdev().geometry().block_size)
 }
 
 /// INQUIRY data of a logical unit that does not exist: no device, and none can be attached there.
@@ -96,8 +96,9 @@ fn limits(nexus: &Nexus) -> Vec<u8> {
     body[1] = compare_blocks_max(nexus.bdev());
     let physical = (geometry.physical_block_size / geometry.block_size).max(1);
     body[2..4].copy_from_slice(&u16::try_from(physical).unwrap_or(u16::MAX).to_be_bytes());
-    body[8..12].copy_from_slice(&geometry.optimal_io_blocks.to_be_bytes());
-    let range = range_blocks_max(nexus);
+    body[8..12]
+        .copy_from_slice(&u32::try_from(geometry.optimal_io_blocks.0).unwrap_or(u32::MAX).to_be_bytes());
+    let Blocks(range) = range_blocks_max(nexus);
     if nexus.unmaps() {
         body[16..20].copy_from_slice(&(range as u32).to_be_bytes());
         body[20..24].copy_from_slice(&UNMAP_RANGES_MAX.to_be_bytes());

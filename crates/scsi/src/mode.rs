@@ -3,6 +3,7 @@
 use crate::cdb::PageControl;
 use crate::lun::Mode;
 use crate::{Nexus, Sense};
+use aryk_bdev::Blocks;
 
 const CACHING: u8 = 0x08;
 const CONTROL: u8 = 0x0a;
@@ -27,7 +28,7 @@ pub(crate) struct Query {
 /// The properties of the disk that appear in mode data.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Disk {
-    pub blocks: u64,
+    pub blocks: Blocks,
     pub block_size: u32,
     pub writable: bool,
     /// Mode pages can be saved.
@@ -43,7 +44,7 @@ impl Disk {
 
     fn short_descriptor(&self) -> [u8; 8] {
         let mut out = [0; 8];
-        out[..4].copy_from_slice(&u32::try_from(self.blocks).unwrap_or(u32::MAX).to_be_bytes());
+        out[..4].copy_from_slice(&u32::try_from(self.blocks.0).unwrap_or(u32::MAX).to_be_bytes());
         // The byte before the block's length is reserved.
         out[4..].copy_from_slice(&self.block_size.to_be_bytes());
         out
@@ -51,7 +52,7 @@ impl Disk {
 
     fn long_descriptor(&self) -> [u8; 16] {
         let mut out = [0; 16];
-        out[..8].copy_from_slice(&self.blocks.to_be_bytes());
+        out[..8].copy_from_slice(&self.blocks.0.to_be_bytes());
         out[12..].copy_from_slice(&self.block_size.to_be_bytes());
         out
     }
@@ -188,7 +189,7 @@ fn describes(descriptor: &[u8], long: bool, disk: Disk) -> bool {
 mod tests {
     use super::*;
 
-    const DISK: Disk = Disk { blocks: 1000, block_size: 512, writable: true, saves: false };
+    const DISK: Disk = Disk { blocks: Blocks(1000), block_size: 512, writable: true, saves: false };
 
     fn query(page: u8, control: PageControl) -> Query {
         Query { ten: false, no_blocks: false, long: false, control, page, subpage: 0 }

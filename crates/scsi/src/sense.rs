@@ -1,6 +1,6 @@
 //! Sense data: the reason for which a command failed (SPC-4, section 4.5). Any context; pure.
 
-use aryk_bdev::{Op, Status as BdevStatus};
+use aryk_bdev::{Lba, Op, Status as BdevStatus};
 
 /// Status codes (SAM-5, section 5.3.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,7 +57,7 @@ pub struct Sense {
     /// The additional sense code and its qualifier (ASC, ASCQ).
     pub code: (u8, u8),
     /// The block at which the error occurred.
-    pub lba: Option<u64>,
+    pub lba: Option<Lba>,
     /// The invalid field.
     pub field: Option<Field>,
 }
@@ -132,7 +132,7 @@ impl Sense {
 
     /// Adds the block at which the error occurred.
     #[must_use]
-    pub const fn with_lba(self, lba: u64) -> Self {
+    pub const fn with_lba(self, lba: Lba) -> Self {
         Self { lba: Some(lba), ..self }
     }
 
@@ -141,7 +141,7 @@ impl Sense {
         let mut out = [0; SENSE_MAX];
         out[0] = 0x70;
         // Fixed format has no room for a block number above 32 bits.
-        if let Some(lba) = self.lba.and_then(|lba| u32::try_from(lba).ok()) {
+        if let Some(lba) = self.lba.and_then(|lba| u32::try_from(lba.0).ok()) {
             out[0] |= 0x80;
             out[3..7].copy_from_slice(&lba.to_be_bytes());
         }
@@ -162,7 +162,7 @@ impl Sense {
         let mut at = 8;
         if let Some(lba) = self.lba {
             out[at..at + 3].copy_from_slice(&[0x00, 10, 0x80]);
-            out[at + 4..at + 12].copy_from_slice(&lba.to_be_bytes());
+            out[at + 4..at + 12].copy_from_slice(&lba.0.to_be_bytes());
             at += 12;
         }
         if let Some(field) = &self.field {
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn both_formats_say_the_same() {
-        let sense = Sense::in_cdb_bit(1, 7).with_lba(0x0102_0304);
+        let sense = Sense::in_cdb_bit(1, 7).with_lba(Lba(0x0102_0304));
         let (fixed, len) = sense.fixed();
         let mut expected = [0; 18];
         expected[..3].copy_from_slice(&[0xf0, 0, 5]);
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_block_above_32_bits_is_only_in_descriptor_format() {
-        let sense = Sense::of(BdevStatus::Medium, Op::Read).with_lba(1 << 40);
+        let sense = Sense::of(BdevStatus::Medium, Op::Read).with_lba(Lba(1 << 40));
         assert_eq!(sense.fixed().0[..8], [0x70, 0, 3, 0, 0, 0, 0, 10]);
         assert_eq!(sense.descriptors().0[12..20], (1u64 << 40).to_be_bytes());
     }

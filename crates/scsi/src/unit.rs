@@ -18,7 +18,7 @@ use crate::cdb::{Command, Transfer, decode, plain};
 use crate::cell::{Cells, Command as Order, UnitCell};
 use crate::reservations::{Access, Refused};
 use crate::{Attention, Lun, Nexus, Sense, Status, TaskFilter};
-use aryk_bdev::{BdevChannel, Completion, Io, Op, OpenError, Status as BdevStatus, Tag};
+use aryk_bdev::{BdevChannel, Blocks, Completion, Io, Lba, Op, OpenError, Status as BdevStatus, Tag};
 use aryk_dma::Sgl;
 use aryk_reactor::{Commands, Cx, Handle, RootId};
 use futures_channel::oneshot;
@@ -238,13 +238,13 @@ impl UnitChannel {
     /// Transfers blocks between the disk and the initiator's memory.
     #[inline(always)]
     fn transfer(&mut self, op: Op, t: Transfer, request: &Request<'_>, cx: &mut Cx) -> Begun {
-        self.check_range(t.lba, t.blocks.into())?;
+        self.check_range(t.lba, t.blocks)?;
         let (fua, data) = match op {
             Op::Read => (false, request.data_in),
             _ => (self.check_change()? || t.fua, request.data_out),
         };
-        let data = self.data_of(data, t.blocks.into(), if op == Op::CompareAndWrite { 2 } else { 1 })?;
-        if t.blocks == 0 {
+        let data = self.data_of(data, t.blocks, if op == Op::CompareAndWrite { 2 } else { 1 })?;
+        if t.blocks == Blocks::ZERO {
             return Ok(Some(0));
         }
         let io = Io {
@@ -253,8 +253,8 @@ impl UnitChannel {
             fua,
             may_unmap: false,
             lba: t.lba,
-            blocks: t.blocks.into(),
-            source: 0,
+            blocks: t.blocks,
+            source: Lba::ZERO,
             data,
         };
         self.start(request, data.len(), None, io, cx);
@@ -263,8 +263,8 @@ impl UnitChannel {
 
     /// The first bytes of a list, `times` the size of these blocks.
     #[inline]
-    fn data_of(&self, list: Sgl, blocks: u64, times: u64) -> Result<Sgl, Failure> {
-        let bytes = (blocks << self.block_shift) * times;
+    fn data_of(&self, list: Sgl, blocks: Blocks, times: u64) -> Result<Sgl, Failure> {
+        let bytes = (blocks.0 << self.block_shift) * times;
         if bytes > list.len().into() {
             return Err(Failure::Overrun(bytes));
         }
@@ -273,9 +273,9 @@ impl UnitChannel {
 
     /// Checks that blocks are within the disk. The first block must be within the disk even if their number is 0.
     #[inline]
-    fn check_range(&self, lba: u64, blocks: u64) -> Result<(), Sense> {
-        let all = self.disk.bdev().blocks();
-        if lba < all && blocks <= all - lba { Ok(()) } else { Err(Sense::OUT_OF_RANGE) }
+    fn check_range(&self, lba: Lba, blocks: Blocks) -> Result<(), Sense> {
+        let end = Lba::ZERO + self.disk.bdev().blocks();
+        if lba < end && blocks <= end - lba { Ok(()) } else { Err(Sense::OUT_OF_RANGE) }
     }
 
     /// Checks that the disk may be changed; returns whether each change must be durable before it completes.

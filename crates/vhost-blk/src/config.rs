@@ -50,16 +50,16 @@ const WRITE_ZEROES_SECTORS_MAX: u32 = 1 << 16;
 impl BlkConfig {
     pub fn new(bdev: &Bdev, queues: u16) -> Self {
         let geometry = bdev.geometry();
-        let block_sectors = geometry.block_size / SECTOR as u32;
+        let block_sectors = geometry.block_size / SECTOR;
         let physical = (geometry.physical_block_size / geometry.block_size).max(1);
         Self {
-            capacity: geometry.blocks.saturating_mul(block_sectors.into()),
+            capacity: geometry.blocks.0.saturating_mul(block_sectors.into()),
             size_max: SIZE_MAX,
             seg_max: SEG_MAX,
             blk_size: geometry.block_size,
             physical_block_exp: physical.ilog2() as u8,
             min_io_size: u16::try_from(physical).unwrap_or(u16::MAX),
-            opt_io_size: geometry.optimal_io_blocks,
+            opt_io_size: u32::try_from(geometry.optimal_io_blocks.0).unwrap_or(u32::MAX),
             num_queues: queues,
             max_discard_sectors: DISCARD_SECTORS_MAX,
             max_discard_seg: 1,

@@ -2,7 +2,7 @@
 //! context.
 
 use crate::config::SEG_MAX;
-use aryk_bdev::{Io, Op, Status, Tag};
+use aryk_bdev::{Blocks, Bytes, Io, Lba, Op, Status, Tag};
 use aryk_dma::{BadAddress, MemTable, SgTable, Sgl};
 use aryk_virtqueue::{Chain, Ends, Piece};
 use virtio_bindings::bindings::virtio_blk::{
@@ -13,7 +13,7 @@ use virtio_bindings::bindings::virtio_blk::{
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bytes in a sector, virtio's unit for every block size.
-pub(crate) const SECTOR: u64 = 512;
+pub(crate) const SECTOR: u32 = 512;
 
 /// The header of a request.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -77,8 +77,8 @@ pub(crate) enum Parsed {
 struct Request {
     op: Op,
     may_unmap: bool,
-    lba: u64,
-    blocks: u64,
+    lba: Lba,
+    blocks: Blocks,
 }
 
 /// The request has no place for its status, or the place is outside of guest memory: it cannot be answered.
@@ -152,7 +152,7 @@ impl Disk {
         let Ok(bytes) = list.extend(pieces.iter().map(|piece| (piece.addr, piece.len))) else {
             return Err(failed);
         };
-        let Some((lba, blocks)) = self.blocks(header.sector, bytes.into()) else { return Err(failed) };
+        let Some((lba, blocks)) = self.blocks(header.sector, Bytes(bytes.into())) else { return Err(failed) };
         let Some(status) = status else { return Err(failed) };
         if list.push(status, 1).is_err() {
             return Err(Other { status: None, header: None });
@@ -165,7 +165,7 @@ impl Disk {
             may_unmap: false,
             lba,
             blocks,
-            source: 0,
+            source: Lba::ZERO,
             data: list.first(bytes),
         })
     }
@@ -200,7 +200,9 @@ impl Disk {
         memory: &MemTable,
     ) -> Result<Parsed, BadAddress> {
         let request = match header.kind {
-            VIRTIO_BLK_T_FLUSH => Request { op: Op::Flush, may_unmap: false, lba: 0, blocks: 0 },
+            VIRTIO_BLK_T_FLUSH => {
+                Request { op: Op::Flush, may_unmap: false, lba: Lba::ZERO, blocks: Blocks::ZERO }
+            }
             VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => {
                 match self.range(header.kind, chain, memory)? {
                     Ok(request) => request,
@@ -212,16 +214,17 @@ impl Disk {
         };
         let Request { op, may_unmap, lba, blocks } = request;
         let (tag, fua) = (Tag(slot.into()), self.write_through && op != Op::Flush);
-        Ok(Parsed::Submit(Io { tag, op, fua, may_unmap, lba, blocks, source: 0, data: Sgl::EMPTY }))
+        Ok(Parsed::Submit(Io { tag, op, fua, may_unmap, lba, blocks, source: Lba::ZERO, data: Sgl::EMPTY }))
     }
 
     /// A range of sectors as a range of blocks, if the sectors are whole blocks.
     #[inline]
-    fn blocks(&self, sector: u64, bytes: u64) -> Option<(u64, u64)> {
-        let start = sector.checked_mul(SECTOR)?;
+    fn blocks(&self, sector: u64, bytes: Bytes) -> Option<(Lba, Blocks)> {
+        let start = Blocks(sector).checked_to_bytes(SECTOR)?;
+        // The block size is a power of two, which the compiler does not know.
         let shift = self.block_size.trailing_zeros();
-        let aligned = (start | bytes) & (u64::from(self.block_size) - 1) == 0;
-        aligned.then_some((start >> shift, bytes >> shift))
+        let aligned = (start.0 | bytes.0) & (u64::from(self.block_size) - 1) == 0;
+        aligned.then_some((Lba(start.0 >> shift), Blocks(bytes.0 >> shift)))
     }
 
     /// The request of a discard or write-zeroes, or the answer if it is invalid.
@@ -249,7 +252,8 @@ impl Disk {
         if range.flags & !allowed != 0 {
             return Ok(Err(Answer::Unsupported));
         }
-        let Some((lba, blocks)) = self.blocks(range.sector, u64::from(range.sectors) * SECTOR) else {
+        let Some((lba, blocks)) = self.blocks(range.sector, Blocks(range.sectors.into()).to_bytes(SECTOR))
+        else {
             return Ok(Err(Answer::IoError));
         };
         let may_unmap = range.flags & VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0;

@@ -3,8 +3,8 @@
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{
-    Access, AsyncChannel, Bdev, Channel, Completion, Descriptor, Device, Env, Error, Event, Geometry,
-    Identity, Io, Limits, Op, OpSet, OpenError, Status, Tag,
+    Access, AsyncChannel, Bdev, Blocks, Channel, Completion, Descriptor, Device, Env, Error, Event, Geometry,
+    Identity, Io, Lba, Limits, Op, OpSet, OpenError, Status, Tag,
 };
 use aryk_dma::Buffer;
 use aryk_reactor::{BackgroundTask, Budget, Cx, RootId, Turns};
@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Bytes in a block.
 pub const BLOCK_SIZE: u32 = 4096;
 /// Blocks that one poll of a channel fills at most: a core must not stay long with one disk.
-const BLOCKS_PER_POLL: u64 = 64;
+const BLOCKS_PER_POLL: Blocks = Blocks(64);
 /// Processor time of a patrol in one turn of its core.
 const PATROL_TURN: Duration = Duration::from_micros(50);
 
@@ -24,8 +24,8 @@ const PATROL_TURN: Duration = Duration::from_micros(50);
 pub struct Config {
     /// Its name, aliases and UUID.
     pub identity: Identity,
-    /// Its size in blocks.
-    pub blocks: u64,
+    /// Its size.
+    pub blocks: Blocks,
     /// Whether a background task reads the disk over and over, as one that looks for damage does.
     pub patrols: bool,
 }
@@ -44,15 +44,15 @@ pub fn create(env: &Env, config: Config) -> Result<Arc<Bdev>, Error> {
 }
 
 /// What block `lba` of each disk holds.
-pub fn block(lba: u64) -> [u8; BLOCK_SIZE as usize] {
+pub fn block(lba: Lba) -> [u8; BLOCK_SIZE as usize] {
     let mut block = [0; BLOCK_SIZE as usize];
-    block.as_chunks_mut().0.fill(lba.to_le_bytes());
+    block.as_chunks_mut().0.fill(lba.0.to_le_bytes());
     block
 }
 
 /// A disk, shared by all that use it.
 struct Pattern {
-    blocks: u64,
+    blocks: Blocks,
     /// The task that reads the disk. The task has the disk open, so it ends before the disk does.
     patrol: Mutex<Option<BackgroundTask>>,
 }
@@ -83,14 +83,14 @@ impl Pattern {
 }
 
 /// Reads one block after the other, until a read fails.
-async fn read_all(descriptor: Descriptor, blocks: u64, mut turns: Turns) {
+async fn read_all(descriptor: Descriptor, blocks: Blocks, mut turns: Turns) {
     let thread = turns.thread();
     let open = move |cx: &mut Cx| AsyncChannel::open(&descriptor, thread, cx);
     let Ok(channel) = turns.local().with(open).await else { return };
     let mut buffer = Buffer::new(BLOCK_SIZE as usize, BLOCK_SIZE as usize);
-    for lba in (0..blocks).cycle() {
+    for lba in (0..blocks.0).map(Lba).cycle() {
         turns.next().await;
-        let Ok(read) = channel.read(lba, 1, buffer).await else { return };
+        let Ok(read) = channel.read(lba, Blocks(1), buffer).await else { return };
         buffer = read;
     }
 }
@@ -106,7 +106,7 @@ impl Device for Pattern {
 
     fn limits(&self) -> Limits {
         // The block layer splits what is longer.
-        Limits { transfer_blocks: BLOCKS_PER_POLL as u32, ..Limits::default() }
+        Limits { transfer_blocks: BLOCKS_PER_POLL, ..Limits::default() }
     }
 
     fn ops(&self) -> OpSet {
@@ -139,13 +139,13 @@ impl Channel for PatternChannel {
     fn abort(&mut self, _: Tag, _: &mut Cx) {}
 
     fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
-        let mut filled = 0;
+        let mut filled = Blocks::ZERO;
         while filled < BLOCKS_PER_POLL
             && let Some(io) = self.submitted.pop_front()
         {
             // The block layer has checked the range, and lets nothing but reads through.
-            for n in 0..io.blocks {
-                io.data.write(n as u32 * BLOCK_SIZE, &block(io.lba + n));
+            for n in 0..io.blocks.0 {
+                io.data.write(n as u32 * BLOCK_SIZE, &block(io.lba + Blocks(n)));
             }
             filled += io.blocks;
             out.push(Completion { tag: io.tag, status: Status::Ok });

@@ -1,7 +1,7 @@
 //! `arykd`, with the pattern module's methods among its own.
 #![forbid(unsafe_code)]
 
-use aryk_bdev::Identity;
+use aryk_bdev::{Blocks, Identity};
 use aryk_example_custom_module::{Config, create};
 use aryk_rpc::{Control, Error, Phase};
 use schemars::JsonSchema;
@@ -46,7 +46,7 @@ async fn create_pattern(control: &Control, mut p: Create) -> Result<String, Erro
     }
     // What was chosen here stays the same after a restart.
     p.uuid = Some(identity.uuid.to_string());
-    let bdev = create(&control.env, Config { identity, blocks: p.num_blocks, patrols: p.patrol })?;
+    let bdev = create(&control.env, Config { identity, blocks: Blocks(p.num_blocks), patrols: p.patrol })?;
     Ok(control.made_by(&bdev, MODULE, (CREATE, &p)))
 }
 

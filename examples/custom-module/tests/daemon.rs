@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use aryk_bdev::Lba;
 use aryk_example_custom_module::block;
 use aryk_front_end::{Announced, Format, Memory, Piece, Ring, Session, Shape, Wanted, feature, protocol};
 use aryk_rpc_client::{Client, Reply};
@@ -98,7 +99,7 @@ fn a_disk_of_the_module_is_one_like_any_other() {
     call(dir, "bdev_passthru_create", json!({"name": "top", "base_bdev_name": "p"})).unwrap();
     call(dir, "vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "top"})).unwrap();
     for lba in [0, 7, BLOCKS - 1] {
-        assert_eq!(read(&dir.join("vhost/c"), lba), block(lba));
+        assert_eq!(read(&dir.join("vhost/c"), lba), block(Lba(lba)));
     }
     let before = call(dir, "bdev_get_bdevs", json!({})).unwrap();
     assert_eq!(before[0]["product_name"], "Pattern disk");
@@ -154,6 +155,6 @@ fn a_background_task_is_seen() {
 
 #[test]
 fn each_block_holds_its_number() {
-    assert_eq!(block(7)[..16], [7, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]);
-    assert_eq!(block(u64::MAX), [0xff; 4096]);
+    assert_eq!(block(Lba(7))[..16], [7, 0, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(block(Lba(u64::MAX)), [0xff; 4096]);
 }

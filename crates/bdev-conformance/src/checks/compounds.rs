@@ -1,7 +1,7 @@
 //! Compare, compare-and-write and copy, on one channel.
 
 use crate::{Bench, Fixture, Opener, Probe, Shape, contents};
-use aryk_bdev::{Access, Identity, Limits, Op, Registry, Status};
+use aryk_bdev::{Access, Blocks, Identity, Limits, Op, Registry, Status};
 use std::sync::Arc;
 
 /// The largest request of these checks, in bytes: several of the block layer's chunks.
@@ -21,9 +21,15 @@ impl Rig {
         let fixture = make();
         let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
         let own = bdev.device().limits();
-        let narrow = Limits { depth: 2, transfer_blocks: 5, segments: 4, boundary_blocks: 8, ..own };
+        let narrow =
+            Limits { depth: 2, transfer_blocks: Blocks(5), segments: 4, boundary_blocks: Blocks(8), ..own };
         // If the device implements them, it gets small compound requests, and the others are split into reads and writes.
-        let narrow = Limits { compare_blocks: 3, compare_and_write_blocks: 3, copy_blocks: 3, ..narrow };
+        let narrow = Limits {
+            compare_blocks: Blocks(3),
+            compare_and_write_blocks: Blocks(3),
+            copy_blocks: Blocks(3),
+            ..narrow
+        };
         for limits in [own, narrow] {
             let probe = Probe::new(Arc::clone(bdev.device()), limits, bdev.device().ops());
             let registry = Registry::new();
@@ -210,7 +216,7 @@ pub fn compounds_under_aborts_and_resets<F: Fixture>(make: &impl Fn() -> F) {
         if round == 5 {
             let copies = stats.op(Op::Copy);
             assert!(copies.ops >= 6 && copies.ops + copies.errors == 6 * 17);
-            assert_eq!(copies.bytes, copies.ops * 8 * u64::from(block_size));
+            assert_eq!(copies.bytes, Blocks(copies.ops * 8).to_bytes(block_size));
         }
     }
 }

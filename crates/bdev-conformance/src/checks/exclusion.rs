@@ -1,7 +1,7 @@
 //! Compare-and-write concurrent with other changes, on several reactors.
 
 use crate::{Fixture, block_on, contents};
-use aryk_bdev::{Access, AsyncChannel, Descriptor, Op, Status};
+use aryk_bdev::{Access, AsyncChannel, Blocks, Descriptor, Lba, Op, Status};
 use aryk_dma::Buffer;
 use aryk_reactor::{CoreSet, Cx, Handle, Options, Reactors};
 use futures_channel::oneshot::{self, Receiver};
@@ -36,7 +36,7 @@ fn start<R: Send + 'static>(
 }
 
 /// Blocks of each request.
-const BLOCKS: u64 = 4;
+const BLOCKS: Blocks = Blocks(4);
 
 /// Two jobs on each reactor increment a number in the same blocks by compare-and-write: no increment is lost. And a write
 /// that is in flight beside a compare-and-write is applied before it, which then miscompares, or after it: it is never
@@ -53,9 +53,9 @@ pub fn compare_and_write_is_atomic<F: Fixture>(make: &impl Fn() -> F) {
     let descriptor = fixture.registry().open(fixture.name(), Access::Exclusive, "jobs", |_| ());
     let descriptor = descriptor.expect("the disk has no other opener");
     let size = descriptor.bdev().geometry().block_size;
-    let block = move |seed: u64| contents(seed, 0, BLOCKS, size);
+    let block = move |seed: u64| contents(seed, 0, BLOCKS.0, size);
     let zero = async move |channel: &AsyncChannel| {
-        channel.write(0, BLOCKS, Buffer::from_slice(&block(0))).await.map(drop)
+        channel.write(Lba::ZERO, BLOCKS, Buffer::from_slice(&block(0))).await.map(drop)
     };
     assert_eq!(block_on(start(&reactors.handles()[0], &descriptor, zero)), Ok(Ok(())));
     count_up(&reactors, &descriptor, size);
@@ -64,7 +64,7 @@ pub fn compare_and_write_is_atomic<F: Fixture>(make: &impl Fn() -> F) {
         let ends: Vec<_> = [seed, seed + 1, seed + 2].map(block).into();
         let (first, second) = (ends[0].clone(), ends[1].clone());
         let set = async move |channel: &AsyncChannel| {
-            channel.write(0, BLOCKS, Buffer::from_slice(&first)).await.map(drop)
+            channel.write(Lba::ZERO, BLOCKS, Buffer::from_slice(&first)).await.map(drop)
         };
         let handles = reactors.handles();
         let handle = |i: u64| &handles[i as usize % handles.len()];
@@ -72,16 +72,16 @@ pub fn compare_and_write_is_atomic<F: Fixture>(make: &impl Fn() -> F) {
         let both = [&ends[0][..], &second[..]].concat();
         let third = ends[2].clone();
         let swap = start(handle(round), &descriptor, async move |channel: &AsyncChannel| {
-            channel.compare_and_write(0, BLOCKS, Buffer::from_slice(&both)).await.map(drop)
+            channel.compare_and_write(Lba::ZERO, BLOCKS, Buffer::from_slice(&both)).await.map(drop)
         });
         let write = start(handle(round + 1), &descriptor, async move |channel: &AsyncChannel| {
-            channel.write(0, BLOCKS, Buffer::from_slice(&third)).await.map(drop)
+            channel.write(Lba::ZERO, BLOCKS, Buffer::from_slice(&third)).await.map(drop)
         });
         let (swapped, written) = (block_on(swap).expect("it ends"), block_on(write).expect("it ends"));
         assert!([Ok(()), Err(Status::Miscompare)].contains(&swapped) && written == Ok(()), "{swapped:?}");
         let read = start(handle(round), &descriptor, async move |channel: &AsyncChannel| {
             let buffer =
-                channel.read(0, BLOCKS, Buffer::new((BLOCKS * u64::from(size)) as usize, 4096)).await;
+                channel.read(Lba::ZERO, BLOCKS, Buffer::new(BLOCKS.to_bytes(size).0 as usize, 4096)).await;
             buffer.map(|b| b.bytes().to_vec())
         });
         assert!(block_on(read) == Ok(Ok(ends[2].clone())), "the write of round {round} is gone: {swapped:?}");
@@ -96,15 +96,16 @@ fn count_up(reactors: &Reactors, descriptor: &Descriptor, size: u32) {
     let mut ends = Vec::new();
     for (handle, _) in reactors.handles().iter().cycle().zip(0..jobs) {
         ends.push(start(handle, descriptor, async move |channel: &AsyncChannel| {
-            let bytes = (BLOCKS * u64::from(size)) as usize;
+            let bytes = BLOCKS.to_bytes(size).0 as usize;
             let mut done = 0;
             while done < COUNTS {
-                let read = channel.read(0, BLOCKS, Buffer::new(bytes, 4096)).await.expect("it can be read");
-                let holds = |&count: &u64| contents(count, 0, BLOCKS, size) == read.bytes();
+                let read =
+                    channel.read(Lba::ZERO, BLOCKS, Buffer::new(bytes, 4096)).await.expect("it can be read");
+                let holds = |&count: &u64| contents(count, 0, BLOCKS.0, size) == read.bytes();
                 // A read beside a write may see a part of the write.
                 let Some(count) = (0..jobs * COUNTS).find(holds) else { continue };
-                let both = [read.bytes(), &contents(count + 1, 0, BLOCKS, size)].concat();
-                match channel.compare_and_write(0, BLOCKS, Buffer::from_slice(&both)).await {
+                let both = [read.bytes(), &contents(count + 1, 0, BLOCKS.0, size)].concat();
+                match channel.compare_and_write(Lba::ZERO, BLOCKS, Buffer::from_slice(&both)).await {
                     Ok(_) => done += 1,
                     Err(status) => assert_eq!(status, Status::Miscompare),
                 }
@@ -113,8 +114,8 @@ fn count_up(reactors: &Reactors, descriptor: &Descriptor, size: u32) {
     }
     ends.into_iter().for_each(|end| block_on(end).expect("a job ends"));
     let last = start(&reactors.handles()[0], descriptor, async move |channel: &AsyncChannel| {
-        let expected = contents(jobs * COUNTS, 0, BLOCKS, size);
-        channel.compare(0, BLOCKS, Buffer::from_slice(&expected)).await.map(drop)
+        let expected = contents(jobs * COUNTS, 0, BLOCKS.0, size);
+        channel.compare(Lba::ZERO, BLOCKS, Buffer::from_slice(&expected)).await.map(drop)
     });
     assert_eq!(block_on(last), Ok(Ok(())), "each count is the previous one plus one");
     let stats = block_on(descriptor.bdev().stats());
@@ -136,9 +137,9 @@ pub fn no_request_is_held_off_forever<F: Fixture>(make: &impl Fn() -> F) {
         ends.push(start(handle, &descriptor, async move |channel: &AsyncChannel| {
             for j in 0..6 {
                 let lba = (i + j) % 5;
-                let data = Buffer::from_slice(&contents(i, lba, BLOCKS, size));
-                channel.write(lba, BLOCKS, data).await?;
-                channel.copy(lba, 9 - lba, BLOCKS).await?;
+                let data = Buffer::from_slice(&contents(i, lba, BLOCKS.0, size));
+                channel.write(Lba(lba), BLOCKS, data).await?;
+                channel.copy(Lba(lba), Lba(9 - lba), BLOCKS).await?;
             }
             Ok::<_, Status>(())
         }));

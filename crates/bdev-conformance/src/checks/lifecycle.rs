@@ -1,7 +1,7 @@
 //! Opening, claims, aborts, resets, removal, resizing, statistics.
 
 use crate::{Bench, Features, Fixture, Opener, Outcome, Shape, contents};
-use aryk_bdev::{Access, Deadline, Error, Event, OnDeadline, Op, OpenError, Status};
+use aryk_bdev::{Access, Blocks, Deadline, Error, Event, OnDeadline, Op, OpenError, Status};
 use std::time::Duration;
 
 /// Number of requests that these checks keep in flight.
@@ -277,13 +277,13 @@ pub fn resizing<F: Fixture>(make: &impl Fn() -> F) {
     let mut disk = bench.open(fixture.registry(), fixture.name(), Access::Exclusive, 1, block_size);
     let old = bdev.blocks();
     let mut told = Vec::new();
-    for (blocks, then) in [(old + 64, Status::Ok), (old, Status::OutOfRange)] {
+    for (blocks, then) in [(old + Blocks(64), Status::Ok), (old, Status::OutOfRange)] {
         if !fixture.resize(blocks) {
             break;
         }
         told.push(Event::Resized { blocks });
         assert_eq!((bdev.blocks(), bdev.geometry().blocks), (blocks, blocks));
-        disk.read(old, 1, Shape::Single, &mut bench);
+        disk.read(old.0, 1, Shape::Single, &mut bench);
         assert_eq!(disk.finish(&mut bench).status, then);
     }
     assert_eq!(disk.events(), told);
@@ -302,20 +302,20 @@ pub fn resizing_under_load<F: Fixture>(make: &impl Fn() -> F) {
     let mut disk = under_load(&fixture, &mut bench);
     let (old, block_size) = (bdev.blocks(), block_size(&fixture));
     for round in 0..4 {
-        if !fixture.resize(old + 64) {
+        if !fixture.resize(old + Blocks(64)) {
             break;
         }
-        let data = contents(round + 1, old + 63, 1, block_size);
-        let new = disk.write(old + 63, &data, Shape::Odd, &mut bench);
+        let data = contents(round + 1, old.0 + 63, 1, block_size);
+        let new = disk.write(old.0 + 63, &data, Shape::Odd, &mut bench);
         let outcomes = disk.drain(&mut bench);
         assert!(outcomes.iter().all(|o| o.status.is_ok()));
         assert!(outcomes.iter().any(|o| o.id == new));
         load(&mut disk, block_size, &mut bench);
-        disk.copy(old + 63, 2 * LOAD, 1, &mut bench);
+        disk.copy(old.0 + 63, 2 * LOAD, 1, &mut bench);
         assert!(disk.drain(&mut bench).iter().all(|o| o.status.is_ok()));
         load(&mut disk, block_size, &mut bench);
         assert!(fixture.resize(old));
-        let gone = disk.read(old, 1, Shape::Single, &mut bench);
+        let gone = disk.read(old.0, 1, Shape::Single, &mut bench);
         for outcome in disk.drain(&mut bench) {
             let expected = if outcome.id == gone { Status::OutOfRange } else { Status::Ok };
             assert_eq!(outcome.status, expected);
@@ -351,7 +351,7 @@ pub fn statistics_add_up<F: Fixture>(make: &impl Fn() -> F) {
         for closed in [false, true] {
             let stats = bench.wait("statistics", bdev.stats());
             let (reads, writes) = (stats.op(Op::Read), stats.op(Op::Write));
-            let bytes = 20 * round * u64::from(block_size);
+            let bytes = Blocks(20 * round).to_bytes(block_size);
             assert_eq!((writes.ops, writes.bytes, writes.errors), (20 * round, bytes, 0), "closed: {closed}");
             assert_eq!((reads.ops, reads.bytes, reads.errors), (20 * round, bytes, 20 * round));
             assert_eq!((reads.latencies.total(), writes.latencies.total()), (20 * round, 20 * round));

@@ -1,7 +1,7 @@
 //! Depth and splitting.
 
 use crate::{Bench, Fixture, Log, Opener, Probe, Shape, contents};
-use aryk_bdev::{Access, Bdev, Identity, Limits, Op, OpSet, Registry, Status};
+use aryk_bdev::{Access, Bdev, Blocks, Identity, Lba, Limits, Op, OpSet, Registry, Status};
 use std::sync::{Arc, Mutex};
 
 /// Four times as many requests in flight as the device accepts: all complete, and the device never has more than its
@@ -22,9 +22,14 @@ pub fn more_in_flight_than_the_depth<F: Fixture>(make: &impl Fn() -> F) {
     for round in 0..2 {
         let mut lbas = std::collections::HashMap::new();
         for i in 0..u64::from(requests) {
-            let lba = i % bdev.blocks();
+            let lba = i % bdev.blocks().0;
             let id = if round == 0 {
-                disk.write(lba, &contents(i / bdev.blocks() + 1, lba, 1, block_size), Shape::Odd, &mut bench)
+                disk.write(
+                    lba,
+                    &contents(i / bdev.blocks().0 + 1, lba, 1, block_size),
+                    Shape::Odd,
+                    &mut bench,
+                )
             } else {
                 disk.read(lba, 1, Shape::Single, &mut bench)
             };
@@ -64,20 +69,20 @@ pub fn tight_limits<F: Fixture>(make: &impl Fn() -> F) {
     let own = bdev.device().limits();
     let all = Limits {
         depth: 2,
-        transfer_blocks: 5,
+        transfer_blocks: Blocks(5),
         segments: 4,
-        unmap_blocks: 7,
-        write_zeroes_blocks: 3,
-        boundary_blocks: 8,
+        unmap_blocks: Blocks(7),
+        write_zeroes_blocks: Blocks(3),
+        boundary_blocks: Blocks(8),
         ..own
     };
     let each = [
         Limits { depth: 1, ..own },
-        Limits { transfer_blocks: 3, ..own },
+        Limits { transfer_blocks: Blocks(3), ..own },
         Limits { segments: 3, ..own },
-        Limits { unmap_blocks: 7, ..own },
-        Limits { write_zeroes_blocks: 9, ..own },
-        Limits { boundary_blocks: 4, ..own },
+        Limits { unmap_blocks: Blocks(7), ..own },
+        Limits { write_zeroes_blocks: Blocks(9), ..own },
+        Limits { boundary_blocks: Blocks(4), ..own },
         all,
     ];
     for limits in each {
@@ -125,10 +130,10 @@ fn split(bdev: &Arc<Bdev>, limits: Limits, ops: OpSet, fixture: &impl Fixture) {
 
 /// Checks that the pieces of a request are contiguous.
 fn covers(log: &Log, lba: u64) {
-    let mut at = lba;
+    let mut at = Lba(lba);
     for seen in &log.seen {
         assert_eq!(seen.lba, at, "{:?}", log.seen);
         at += seen.blocks;
     }
-    assert_eq!(at, lba + BLOCKS, "{:?}", log.seen);
+    assert_eq!(at, Lba(lba + BLOCKS), "{:?}", log.seen);
 }

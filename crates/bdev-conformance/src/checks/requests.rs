@@ -1,7 +1,7 @@
 //! Single requests.
 
 use crate::{Bench, Features, Fixture, Opener, Shape, contents};
-use aryk_bdev::{Access, Op, Status};
+use aryk_bdev::{Access, Blocks, Op, Status};
 
 /// The largest request of this check, in bytes.
 const BYTES_MAX: u32 = 256 * 1024;
@@ -20,7 +20,7 @@ pub fn every_operation_at_every_alignment<F: Fixture>(make: &impl Fn() -> F) {
     let most = u64::from(BYTES_MAX / geometry.block_size);
     let mut seed = 0;
     for blocks in [1, 2, 3, 7, 8, 9, 31, 64, most] {
-        let last = geometry.blocks.checked_sub(blocks).expect("the disk is large enough");
+        let last = geometry.blocks.0.checked_sub(blocks).expect("the disk is large enough");
         for lba in [0, 1, 5, 8, last / 2, last - 1, last] {
             for shape in Shape::ALL {
                 seed += 1;
@@ -90,7 +90,7 @@ pub fn bounds_and_bad_requests<F: Fixture>(make: &impl Fn() -> F) {
     let mut disk = bench.open(fixture.registry(), fixture.name(), Access::Exclusive, 2, BYTES_MAX);
     let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
     let (geometry, ops) = (bdev.geometry(), bdev.device().ops());
-    let end = geometry.blocks;
+    let Blocks(end) = geometry.blocks;
     let block = vec![1; geometry.block_size as usize];
     let outside = [(end, 1), (end - 1, 2), (u64::MAX, 1), (u64::MAX - 1, 2), (u64::MAX / 2, 1), (1, end)];
     let mut expect = |status, submit: &mut dyn FnMut(&mut Opener, &mut Bench) -> u64| {

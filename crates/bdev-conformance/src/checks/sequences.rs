@@ -2,7 +2,7 @@
 
 use crate::model::Model;
 use crate::{Bench, Features, Fixture, Opener, Outcome, Probe, Shape, contents, fill};
-use aryk_bdev::{Access, Bdev, Identity, Limits, Op, Registry, Status};
+use aryk_bdev::{Access, Bdev, Blocks, Identity, Limits, Op, Registry, Status};
 use proptest::prelude::{BoxedStrategy, Strategy, any, prop_oneof};
 use proptest::sample::select;
 use proptest::test_runner::{Config, TestError, TestRunner};
@@ -60,20 +60,16 @@ fn step() -> BoxedStrategy<Step> {
 
 /// Limits of the run: the device's own, or narrow ones.
 fn limits(own: Limits) -> BoxedStrategy<Limits> {
-    let narrow = (1..5u32, 1..9u32, 3..6u32, 1..9u64, 1..9u64, 0..9u32);
-    let narrow = narrow.prop_map(
-        move |(depth, transfer_blocks, segments, unmap_blocks, write_zeroes_blocks, boundary_blocks)| {
-            Limits {
-                depth,
-                transfer_blocks,
-                segments,
-                unmap_blocks,
-                write_zeroes_blocks,
-                boundary_blocks,
-                ..own
-            }
-        },
-    );
+    let narrow = (1..5u32, 1..9u64, 3..6u32, 1..9u64, 1..9u64, 0..9u64);
+    let narrow = narrow.prop_map(move |(depth, transfer, segments, unmap, write_zeroes, boundary)| Limits {
+        depth,
+        transfer_blocks: Blocks(transfer),
+        segments,
+        unmap_blocks: Blocks(unmap),
+        write_zeroes_blocks: Blocks(write_zeroes),
+        boundary_blocks: Blocks(boundary),
+        ..own
+    });
     prop_oneof![proptest::strategy::Just(own), narrow].boxed()
 }
 

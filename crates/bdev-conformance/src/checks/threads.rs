@@ -1,7 +1,7 @@
 //! Checks on several reactors at once.
 
 use crate::{Fixture, block_on, contents, fill};
-use aryk_bdev::{Access, AsyncChannel, Bdev, Descriptor, Op, Status};
+use aryk_bdev::{Access, AsyncChannel, Bdev, Blocks, Descriptor, Lba, Op, Status};
 use aryk_dma::Buffer;
 use aryk_reactor::{CoreSet, Handle, Options, Reactors};
 
@@ -9,7 +9,7 @@ use aryk_reactor::{CoreSet, Handle, Options, Reactors};
 const CHANNELS: u64 = 2;
 const WRITES: u64 = 100;
 /// Blocks of each write.
-const BLOCKS: u64 = 4;
+const BLOCKS: Blocks = Blocks(4);
 /// Blocks that all writers share.
 const SHARED: u64 = 16;
 
@@ -73,14 +73,14 @@ async fn start(handle: &Handle, descriptor: &Descriptor, writer: u64) -> Ended {
 
 /// The first of a writer's own blocks.
 const fn own(writer: u64) -> u64 {
-    SHARED + writer * BLOCKS
+    SHARED + writer * BLOCKS.0
 }
 
 async fn write(channel: &AsyncChannel, bdev: &Bdev, writer: u64) -> u64 {
     let block_size = bdev.geometry().block_size;
     let mut failed = 0;
     for i in 0..WRITES {
-        let shared = (i * 7 + writer) % (SHARED - BLOCKS + 1);
+        let shared = (i * 7 + writer) % (SHARED - BLOCKS.0 + 1);
         let seed = writer + 1;
         failed += write_once(channel, shared, seed, block_size).await;
         failed += write_once(channel, own(writer), seed + i * 100, block_size).await;
@@ -92,8 +92,8 @@ async fn write(channel: &AsyncChannel, bdev: &Bdev, writer: u64) -> u64 {
 async fn write_once(channel: &AsyncChannel, lba: u64, seed: u64, block_size: u32) -> u64 {
     let mut aborted = 0;
     loop {
-        let data = Buffer::from_slice(&contents(seed, lba, BLOCKS, block_size));
-        match channel.write(lba, BLOCKS, data).await {
+        let data = Buffer::from_slice(&contents(seed, lba, BLOCKS.0, block_size));
+        match channel.write(Lba(lba), BLOCKS, data).await {
             Ok(_) => return aborted,
             Err(status) => assert_eq!(status, Status::Aborted),
         }
@@ -111,9 +111,9 @@ async fn verify(handle: &Handle, descriptor: &Descriptor, has_data: bool) -> Res
         let channel = AsyncChannel::open(&descriptor, thread, cx).expect("a channel can be opened");
         let block_size = descriptor.bdev().geometry().block_size;
         let task = async move {
-            let blocks = own(2 * CHANNELS);
-            let buffer = Buffer::new((blocks * u64::from(block_size)) as usize, 4096);
-            let buffer = channel.read(0, blocks, buffer).await.expect("the disk can be read");
+            let blocks = Blocks(own(2 * CHANNELS));
+            let buffer = Buffer::new(blocks.to_bytes(block_size).0 as usize, 4096);
+            let buffer = channel.read(Lba::ZERO, blocks, buffer).await.expect("the disk can be read");
             drop((channel, descriptor));
             let _ = ended.send(if has_data { look(buffer.bytes(), block_size) } else { Ok(()) });
         };
@@ -125,8 +125,11 @@ async fn verify(handle: &Handle, descriptor: &Descriptor, has_data: bool) -> Res
 
 fn look(bytes: &[u8], block_size: u32) -> Result<(), String> {
     for (block, lba) in bytes.chunks_exact(block_size as usize).zip(0..) {
-        let writers =
-            if lba < SHARED { 0..2 * CHANNELS } else { (lba - SHARED) / BLOCKS..(lba - SHARED) / BLOCKS + 1 };
+        let writers = if lba < SHARED {
+            0..2 * CHANNELS
+        } else {
+            (lba - SHARED) / BLOCKS.0..(lba - SHARED) / BLOCKS.0 + 1
+        };
         let mut expected = vec![0; block.len()];
         let mut is = |seed: u64| {
             fill(seed, lba, &mut expected);

@@ -2,8 +2,8 @@
 //! stays as long as one disk is left.
 
 use aryk_bdev::{
-    Base, BaseEvent, Bdev, BdevChannel, BoxFuture, Channel, Completion, Device, Env, Geometry, Identity, Io,
-    Limits, Op, OpSet, OpenError, Status, Stay, Tag,
+    Base, BaseEvent, Bdev, BdevChannel, Blocks, BoxFuture, Channel, Completion, Device, Env, Geometry,
+    Identity, Io, Lba, Limits, Op, OpSet, OpenError, Status, Stay, Tag,
 };
 use aryk_dma::Sgl;
 use aryk_reactor::{Cx, RootId};
@@ -43,7 +43,7 @@ impl Device for Mirror {
     }
 
     fn geometry(&self) -> Geometry {
-        self.legs().first().map_or(Geometry::plain(512, 0), |leg| leg.base.bdev().geometry())
+        self.legs().first().map_or(Geometry::plain(512, Blocks::ZERO), |leg| leg.base.bdev().geometry())
     }
 
     fn limits(&self) -> Limits {
@@ -111,8 +111,8 @@ impl LegChannel {
 struct Request {
     tag: Tag,
     op: Op,
-    lba: u64,
-    blocks: u64,
+    lba: Lba,
+    blocks: Blocks,
     data: Sgl,
     /// Disks that have not completed the request.
     left: u32,
@@ -139,7 +139,16 @@ impl MirrorChannel {
         let request = self.requests.get_mut(key).expect("in flight");
         request.left += 1;
         let &mut Request { op, lba, blocks, data, .. } = request;
-        let io = Io { tag: Tag(key.raw()), op, fua: false, may_unmap: false, lba, blocks, source: 0, data };
+        let io = Io {
+            tag: Tag(key.raw()),
+            op,
+            fua: false,
+            may_unmap: false,
+            lba,
+            blocks,
+            source: Lba::ZERO,
+            data,
+        };
         self.legs[leg].channel.as_mut().expect("used until it is let go of").submit(io, cx);
     }
 

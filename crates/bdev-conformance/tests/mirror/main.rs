@@ -2,7 +2,7 @@
 
 mod device;
 
-use aryk_bdev::{Access, AsyncChannel, Env, Event, Identity, Op, OpSet, Registry, Status};
+use aryk_bdev::{Access, AsyncChannel, Blocks, Env, Event, Identity, Lba, Op, OpSet, Registry, Status};
 use aryk_bdev_conformance::{Bench, Opener, Shape, block_on, contents};
 use aryk_bdev_error::{Fault, Injection};
 use aryk_dma::Buffer;
@@ -23,8 +23,8 @@ fn env() -> Env {
             identity: Identity::named(store),
             block_size: 512,
             physical_block_size: 512,
-            blocks: BLOCKS,
-            optimal_io_blocks: 0,
+            blocks: Blocks(BLOCKS),
+            optimal_io_blocks: Blocks::ZERO,
         };
         aryk_bdev_malloc::create(&env, malloc).expect("a disk of ours");
         let error = aryk_bdev_error::Config { identity: Identity::named(leg), base: store.to_owned() };
@@ -152,12 +152,12 @@ async fn work(channel: &AsyncChannel, board: &Board, own: usize) -> Result<(), S
         number += 1;
         let mut block = [0; 512];
         block[..8].copy_from_slice(&number.to_le_bytes());
-        let written = channel.write(own as u64, 1, Buffer::from_slice(&block)).await;
+        let written = channel.write(Lba(own as u64), Blocks(1), Buffer::from_slice(&block)).await;
         written.map_err(|status| format!("a write fails: {status:?}"))?;
         board.written[own].store(number, Ordering::Release);
         for (lba, written) in (0..).zip(&board.written) {
             let at_least = written.load(Ordering::Acquire);
-            let read = channel.read(lba, 1, Buffer::new(512, 512)).await;
+            let read = channel.read(Lba(lba), Blocks(1), Buffer::new(512, 512)).await;
             let block = read.map_err(|status| format!("a read fails: {status:?}"))?;
             let found = u64::from_le_bytes(block.bytes()[..8].try_into().expect("8 bytes"));
             if found < at_least {

@@ -13,10 +13,11 @@
 //! do not grow with the number of requests that a guest submits.
 
 use super::request::{Place, Progress, Request};
+use super::shape::Shape;
 use super::{BdevChannel, make_room};
 use crate::cell::Command;
 use crate::ranges::{self, Extent, RangeLock, Wanted};
-use crate::{Completion, Op, Status};
+use crate::{Blocks, Bytes, Completion, Lba, Op, Status};
 use aryk_dma::{Buffer, PAGE, Sgl};
 use aryk_reactor::Cx;
 use aryk_slots::Key;
@@ -25,7 +26,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// Bytes in a bounce buffer, unless one block has more.
-const BUFFER: u32 = 64 * 1024;
+const BUFFER: Bytes = Bytes(64 * 1024);
 
 /// Compound requests of a channel that run at one time.
 const RUNNING_MAX: usize = 8;
@@ -43,14 +44,14 @@ struct Compound {
     op: Op,
     fua: bool,
     step: Step,
-    lba: u64,
-    source: u64,
-    blocks: u64,
+    lba: Lba,
+    source: Lba,
+    blocks: Blocks,
     data: Sgl,
     /// Blocks of it that are compared or copied.
-    done: u64,
+    done: Blocks,
     /// Blocks in the chunk that is under way.
-    chunk: u64,
+    chunk: Blocks,
     buffer: Buffer,
     /// The buffer is the module's.
     is_lent: bool,
@@ -63,13 +64,13 @@ impl Compound {
     /// The blocks that no other request may change while this one runs.
     fn extent(&self) -> Extent {
         let of = |lba| lba..lba + self.blocks;
-        Extent([of(self.lba), if self.op == Op::Copy { of(self.source) } else { 0..0 }])
+        if self.op == Op::Copy { Extent([of(self.lba), of(self.source)]) } else { Extent::of(of(self.lba)) }
     }
 
     /// Where in it the chunk under way lies. A copy to behind its source goes from its end to its beginning, so that it
     /// reads no block that it has written.
-    const fn offset(&self) -> u64 {
-        if matches!(self.op, Op::Copy) && self.lba > self.source {
+    fn offset(&self) -> Blocks {
+        if self.op == Op::Copy && self.lba > self.source {
             self.blocks - self.done - self.chunk
         } else {
             self.done
@@ -77,9 +78,9 @@ impl Compound {
     }
 
     /// The memory of the chunk under way, for the module.
-    fn lend(&mut self, block_size: u32) -> Sgl {
+    fn lend(&mut self, shape: &Shape) -> Sgl {
         self.is_lent = true;
-        self.buffer.lend().slice(0, self.chunk as u32 * block_size)
+        self.buffer.lend().slice(0, shape.data_len(self.chunk))
     }
 
     /// The module is done with it.
@@ -160,8 +161,8 @@ impl BdevChannel {
     fn run_compound(&mut self, key: Key, cx: &mut Cx) {
         let request = self.requests.get(key).expect("the caller looked");
         let &Request { op, fua, lba, source, blocks, data, .. } = request;
-        let (step, done, chunk) = (Step::Waiting, 0, 0);
-        let bytes = BUFFER.max(self.shape.block_size) as usize;
+        let (step, done, chunk) = (Step::Waiting, Blocks::ZERO, Blocks::ZERO);
+        let bytes = BUFFER.max(Bytes(self.shape.block_size.into())).0 as usize;
         let buffer = self.compounds.free.pop().unwrap_or_else(|| Buffer::new(bytes, PAGE as usize));
         let (wanted, unwanted) = ranges::want();
         let compound = Compound {
@@ -210,22 +211,22 @@ impl BdevChannel {
 
     /// Reads the next chunk.
     fn next_chunk(&mut self, key: Key, cx: &mut Cx) {
-        let block_size = self.shape.block_size;
+        let shape = &self.shape;
         let c = self.compounds.find(key);
-        c.chunk = (c.blocks - c.done).min((BUFFER / block_size).max(1).into());
+        c.chunk = (c.blocks - c.done).min(shape.blocks_of(BUFFER).max(Blocks(1)));
         c.step = Step::Reading;
         let from = if c.op == Op::Copy { c.source } else { c.lba };
         let lba = from + c.offset();
-        let data = c.lend(block_size);
+        let data = c.lend(shape);
         self.step(key, Op::Read, false, lba, data, cx);
     }
 
     /// Sends a read or write of a compound request.
-    fn step(&mut self, key: Key, op: Op, fua: bool, lba: u64, data: Sgl, cx: &mut Cx) {
-        let blocks = u64::from(data.len() / self.shape.block_size);
+    fn step(&mut self, key: Key, op: Op, fua: bool, lba: Lba, data: Sgl, cx: &mut Cx) {
+        let blocks = self.shape.blocks_of(Bytes(data.len().into()));
         let request = self.requests.get_mut(key).expect("it runs until it ends");
         let place = Place::Queued;
-        *request = Request { op, fua, lba, blocks, source: 0, data, place, ..*request };
+        *request = Request { op, fua, lba, blocks, source: Lba::ZERO, data, place, ..*request };
         self.enqueue(key, cx);
     }
 
@@ -247,13 +248,13 @@ impl BdevChannel {
             Step::Reading if c.op == Op::Copy => {
                 c.step = Step::Writing;
                 let (fua, lba) = (c.fua, c.lba + c.offset());
-                let data = c.lend(self.shape.block_size);
+                let data = c.lend(&self.shape);
                 self.step(key, Op::Write, fua, lba, data, cx);
                 return None;
             }
             Step::Reading => {
-                let bytes = c.chunk as u32 * self.shape.block_size;
-                let expected = c.data.slice(c.done as u32 * self.shape.block_size, bytes);
+                let bytes = self.shape.data_len(c.chunk);
+                let expected = c.data.slice(self.shape.data_len(c.done), bytes);
                 if !is_same(expected, &c.buffer.bytes()[..bytes as usize]) {
                     request.status = Status::Miscompare;
                     return Some(self.end_compound(key, cx));

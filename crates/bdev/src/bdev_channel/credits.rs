@@ -6,6 +6,7 @@
 //! line, and each credit that comes back goes to the first of them: one credit a turn of the line for each channel, however
 //! many requests it has.
 
+use crate::Bytes;
 use aryk_reactor::{Cx, Local, RootId};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -15,7 +16,7 @@ use std::rc::Rc;
 /// Bytes that a channel sends to its device from one poll to the next, and those of one piece more: a module may copy them
 /// then and there, or have the kernel do so. Requests that want more wait for the next turn, in which other channels send
 /// theirs too. It is about 80 µs of copies, so that a reactor's turn stays short beside the latency of a disk.
-const POLL_BYTES: u64 = 512 << 10;
+const POLL_BYTES: Bytes = Bytes(512 << 10);
 
 /// The credits of a driver, which the channels of one reactor share ([`crate::Channel::credits`]).
 #[derive(Clone)]
@@ -153,7 +154,7 @@ pub(crate) struct Credits {
     /// How many it may have of this channel.
     depth: u32,
     /// Bytes that may be sent before the next poll, which those of one piece may exceed.
-    bytes_left: u64,
+    bytes_left: Bytes,
     lease: Option<Lease>,
 }
 
@@ -178,7 +179,7 @@ impl Credits {
     /// Takes the credit for a piece. If there is none in the pool, the channel joins its line.
     #[inline]
     pub fn try_take(&mut self) -> bool {
-        if self.at_device >= self.depth || self.bytes_left == 0 {
+        if self.at_device >= self.depth || self.is_out_of_bytes() {
             return false;
         }
         if let Some(lease) = &self.lease
@@ -192,7 +193,7 @@ impl Credits {
 
     /// Counts the bytes of a piece whose credit was taken.
     #[inline]
-    pub const fn spend(&mut self, bytes: u64) {
+    pub const fn spend(&mut self, bytes: Bytes) {
         self.bytes_left = self.bytes_left.saturating_sub(bytes);
     }
 
@@ -215,7 +216,7 @@ impl Credits {
     /// Whether the bytes of this poll are used up.
     #[inline]
     pub const fn is_out_of_bytes(&self) -> bool {
-        self.bytes_left == 0
+        self.bytes_left.0 == 0
     }
 
     /// Whether pieces need credits of a pool too.

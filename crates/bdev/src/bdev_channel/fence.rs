@@ -5,8 +5,8 @@
 
 use super::request::{Place, Request};
 use super::{BdevChannel, make_room};
-use crate::Op;
 use crate::ranges::Extent;
+use crate::{Blocks, Lba, Op};
 use aryk_reactor::Cx;
 use aryk_slots::Key;
 use futures_channel::oneshot;
@@ -48,13 +48,13 @@ impl Fences {
         self.held.len() as u32
     }
 
-    fn touch(&self, blocks: &Range<u64>) -> bool {
+    fn touch(&self, blocks: &Range<Lba>) -> bool {
         self.list.iter().any(|f| f.extent.touches(blocks))
     }
 
     /// Whether a new request, which is not emulated, is to be held off.
     #[cold]
-    pub fn hold_off(&self, op: Op, lba: u64, blocks: u64) -> bool {
+    pub fn hold_off(&self, op: Op, lba: Lba, blocks: Blocks) -> bool {
         op.is_change() && self.touch(&(lba..lba + blocks))
     }
 }
@@ -67,12 +67,12 @@ impl BdevChannel {
     }
 
     pub(super) fn put_up_fence(&mut self, id: u64, extent: Extent, quiet: oneshot::Sender<()>) {
-        let block_shift = self.shape.block_shift;
+        let shape = &self.shape;
         let is_before = |(_, r): &(Key, &Request)| {
             r.asked.is_change()
                 && matches!(r.place, Place::Queued | Place::AtDevice)
                 && !r.is_emulated()
-                && extent.touches(&r.range(block_shift))
+                && extent.touches(&r.range(shape))
         };
         let before = self.requests.iter().filter(is_before).map(|(key, _)| key).collect();
         self.fences.list.retain(|f| f.id != id);
@@ -84,7 +84,7 @@ impl BdevChannel {
         self.fences.list.retain(|f| f.id != id);
         for key in std::mem::take(&mut self.fences.held) {
             let Some(request) = self.requests.get(key) else { continue };
-            if self.fences.touch(&request.range(self.shape.block_shift)) {
+            if self.fences.touch(&request.range(&self.shape)) {
                 self.fences.held.push_back(key);
             } else {
                 self.enqueue(key, cx);

@@ -1,6 +1,7 @@
 //! A request between its submission and its completion. Reactor context.
 
-use crate::{Io, Op, Status, Tag};
+use super::shape::Shape;
+use crate::{Blocks, Bytes, Io, Lba, Op, Status, Tag};
 use aryk_dma::Sgl;
 use aryk_reactor::Nanos;
 use std::ops::Range;
@@ -47,13 +48,13 @@ pub(super) struct Request {
     pub status: Status,
     /// Pieces that the device has.
     pub pieces: u32,
-    pub lba: u64,
-    pub blocks: u64,
+    pub lba: Lba,
+    pub blocks: Blocks,
     /// The first block that a copy reads.
-    pub source: u64,
+    pub source: Lba,
     pub data: Sgl,
     /// Bytes of all its blocks.
-    pub bytes: u64,
+    pub bytes: Bytes,
     pub started: Nanos,
     /// How long it waited before its first piece went to the device, in nanoseconds; until then, the part of that time
     /// which is counted already.
@@ -63,7 +64,7 @@ pub(super) struct Request {
 impl Request {
     /// A request that is submitted now.
     #[inline]
-    pub const fn new(io: &Io, bytes: u64, now: Nanos, place: Place) -> Self {
+    pub const fn new(io: &Io, bytes: Bytes, now: Nanos, place: Place) -> Self {
         let is_sent = matches!(place, Place::AtDevice);
         Self {
             tag: io.tag,
@@ -87,7 +88,7 @@ impl Request {
 
     /// A request of `bytes` bytes that goes to the device now, whole: nothing of it is left.
     #[inline(always)]
-    pub const fn sent(io: &Io, bytes: u64, now: Nanos) -> Self {
+    pub fn sent(io: &Io, bytes: Bytes, now: Nanos) -> Self {
         Self {
             tag: io.tag,
             asked: io.op,
@@ -99,8 +100,8 @@ impl Request {
             status: Status::Ok,
             pieces: 1,
             lba: io.lba + io.blocks,
-            blocks: 0,
-            source: 0,
+            blocks: Blocks::ZERO,
+            source: Lba::ZERO,
             data: Sgl::EMPTY,
             bytes,
             started: now,
@@ -121,15 +122,15 @@ impl Request {
     }
 
     /// The blocks that it is about, whether they have gone to the device or not.
-    pub const fn range(&self, block_shift: u32) -> Range<u64> {
+    pub fn range(&self, shape: &Shape) -> Range<Lba> {
         let end = self.lba + self.blocks;
-        end - (self.bytes >> block_shift)..end
+        end - shape.blocks_of(self.bytes)..end
     }
 
     /// Whether it is an emulated compare-and-write that has written a piece. Such a request writes the rest too: a reader
     /// finds all of it or nothing.
-    pub const fn has_begun_to_swap(&self, block_shift: u32) -> bool {
+    pub fn has_begun_to_swap(&self, shape: &Shape) -> bool {
         let is_swap = matches!((self.asked, self.op), (Op::CompareAndWrite, Op::Write));
-        is_swap && self.blocks < self.bytes >> block_shift
+        is_swap && self.blocks < shape.blocks_of(self.bytes)
     }
 }

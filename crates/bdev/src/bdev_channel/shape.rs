@@ -1,18 +1,22 @@
 //! What a channel may be asked for, and how a request is cut into pieces that its device takes. Pure; reactor context.
 
 use super::request::Request;
-use crate::{Device, Io, Limits, Op, OpSet, Status};
+use crate::{Blocks, Bytes, Device, Io, Lba, Limits, Op, OpSet, Status};
+use aryk_dma::Sgl;
 
 /// Bytes of zeroes to write at one time where a device has no write-zeroes, unless one block has more.
-const ZEROES: u32 = 64 * 1024;
+const ZEROES: Bytes = Bytes(64 * 1024);
+
+/// The most blocks of one read or write: their bytes fit a `u64`, whatever the size of a block.
+const TRANSFER_MAX: Blocks = Blocks(u32::MAX as u64);
 
 /// A disk's properties as its channels go by them.
 pub(super) struct Shape {
     pub limits: Limits,
     pub block_size: u32,
-    pub block_shift: u32,
+    block_shift: u32,
     /// Blocks of zeroes to write at one time.
-    pub zero_blocks: u32,
+    pub zero_blocks: Blocks,
     /// Operations of the device.
     native: OpSet,
     /// Operations that the device does or that are made of its reads and writes, without changes if this opening may not write.
@@ -26,9 +30,9 @@ pub(super) struct Shape {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Piece {
     /// So many blocks of the request as it is.
-    Blocks(u64),
+    Blocks(Blocks),
     /// So many blocks of a write-zeroes, as a write of zeroes.
-    Zeroes(u64),
+    Zeroes(Blocks),
 }
 
 /// How a compound request is carried out.
@@ -46,10 +50,12 @@ impl Shape {
     /// # Panics
     /// If the device's limits let nothing through.
     pub fn new(device: &dyn Device, writable: bool) -> Self {
-        let (limits, native, block_size) = (device.limits(), device.ops(), device.geometry().block_size);
-        assert!(limits.depth > 0 && limits.transfer_blocks > 0 && limits.segments > 0, "{limits:?}");
-        assert!(limits.unmap_blocks > 0 && limits.write_zeroes_blocks > 0, "{limits:?}");
+        let (mut limits, native, block_size) = (device.limits(), device.ops(), device.geometry().block_size);
+        assert!(limits.depth > 0 && limits.segments > 0, "{limits:?}");
+        let least = limits.transfer_blocks.min(limits.unmap_blocks).min(limits.write_zeroes_blocks);
+        assert!(least > Blocks::ZERO, "{limits:?}");
         assert!(block_size.is_power_of_two(), "a block of {block_size} bytes");
+        limits.transfer_blocks = limits.transfer_blocks.min(TRANSFER_MAX);
         let offered = offered(native, limits.is_shared);
         let permitted = if writable { offered } else { offered.without_changes() };
         let plain = [Op::Read, Op::Write].into_iter().filter(|&op| permitted.contains(op));
@@ -57,7 +63,7 @@ impl Shape {
             limits,
             block_size,
             block_shift: block_size.trailing_zeros(),
-            zero_blocks: (ZEROES / block_size).max(1),
+            zero_blocks: ZEROES.whole_blocks(block_size).max(Blocks(1)),
             native,
             permitted,
             plain: plain.fold(OpSet::of(&[]), OpSet::with),
@@ -70,23 +76,27 @@ impl Shape {
     /// # Errors
     /// The status to refuse it with.
     #[inline]
-    pub fn check(&self, io: &Io, disk_blocks: u64) -> Result<(), Status> {
+    pub fn check(&self, io: &Io, disk_blocks: Blocks) -> Result<(), Status> {
         if !self.permitted.contains(io.op) {
             return Err(self.why_not_permitted(io.op));
         }
         if io.op == Op::Flush {
-            return if io.blocks == 0 && io.data.is_empty() { Ok(()) } else { Err(Status::Invalid) };
+            return if io.blocks == Blocks::ZERO && io.data.is_empty() {
+                Ok(())
+            } else {
+                Err(Status::Invalid)
+            };
         }
-        if io.blocks == 0 {
+        if io.blocks == Blocks::ZERO {
             return Err(Status::Invalid);
         }
         if !is_within(io.lba, io.blocks, disk_blocks) {
             return Err(Status::OutOfRange);
         }
-        let (data_blocks, is_whole) = self.blocks_of(io.data.len());
+        let (data_blocks, is_whole) = self.blocks_in(io.data);
         let expected = match io.op {
             Op::Read | Op::Write => io.blocks,
-            Op::Unmap | Op::WriteZeroes => 0,
+            Op::Unmap | Op::WriteZeroes => Blocks::ZERO,
             Op::Compare | Op::CompareAndWrite | Op::Copy | Op::Flush => {
                 return self.check_compound(&Io { ..*io }, disk_blocks);
             }
@@ -97,16 +107,17 @@ impl Shape {
     /// The bytes of a valid read or write that the device takes in one piece; `None` for any other request: ask
     /// [`Shape::check`] what it is.
     #[inline(always)]
-    pub fn bytes_if_plain(&self, io: &Io, disk_blocks: u64) -> Option<u64> {
+    pub fn bytes_if_plain(&self, io: &Io, disk_blocks: Blocks) -> Option<Bytes> {
         let limits = &self.limits;
         let is_plain = self.plain.contains(io.op)
-            && (1..=u64::from(limits.transfer_blocks)).contains(&io.blocks)
+            && (Blocks(1)..=limits.transfer_blocks).contains(&io.blocks)
             && is_within(io.lba, io.blocks, disk_blocks)
             && io.data.segments() <= limits.segments
-            && (limits.boundary_blocks == 0 || io.blocks <= to_boundary(io.lba, limits.boundary_blocks));
-        // A number of blocks that is a u32 is less than 2⁶⁴ bytes.
-        let bytes = io.blocks << self.block_shift;
-        (is_plain && bytes == u64::from(io.data.len())).then_some(bytes)
+            && (limits.boundary_blocks == Blocks::ZERO
+                || io.blocks <= to_boundary(io.lba, limits.boundary_blocks));
+        // Exact for the blocks of one transfer ([`TRANSFER_MAX`]).
+        let bytes = Bytes(io.blocks.0 << self.block_shift);
+        (is_plain && bytes == Bytes(io.data.len().into())).then_some(bytes)
     }
 
     #[cold]
@@ -115,16 +126,16 @@ impl Shape {
     }
 
     #[cold]
-    fn check_compound(&self, io: &Io, disk_blocks: u64) -> Result<(), Status> {
+    fn check_compound(&self, io: &Io, disk_blocks: Blocks) -> Result<(), Status> {
         if io.op == Op::Copy && !is_within(io.source, io.blocks, disk_blocks) {
             return Err(Status::OutOfRange);
         }
         let expected = match io.op {
             Op::Compare => Some(io.blocks),
-            Op::CompareAndWrite => io.blocks.checked_mul(2),
-            _ => Some(0),
+            Op::CompareAndWrite => io.blocks.0.checked_mul(2).map(Blocks),
+            _ => Some(Blocks::ZERO),
         };
-        let (data_blocks, is_whole) = self.blocks_of(io.data.len());
+        let (data_blocks, is_whole) = self.blocks_in(io.data);
         if expected != Some(data_blocks) || !is_whole {
             return Err(Status::Invalid);
         }
@@ -134,10 +145,29 @@ impl Shape {
         }
     }
 
-    /// How many blocks `bytes` are, and whether that is all of them.
+    /// How many blocks `data` has, and whether they are all of it.
     #[inline]
-    const fn blocks_of(&self, bytes: u32) -> (u64, bool) {
-        ((bytes >> self.block_shift) as u64, bytes & (self.block_size - 1) == 0)
+    const fn blocks_in(&self, data: Sgl) -> (Blocks, bool) {
+        let bytes = data.len();
+        (Blocks((bytes >> self.block_shift) as u64), bytes & (self.block_size - 1) == 0)
+    }
+
+    /// The bytes of a request for `blocks` blocks; of an absurd one, which has no data, [`Bytes::MAX`].
+    #[inline]
+    pub fn bytes_of(&self, blocks: Blocks) -> Bytes {
+        blocks.checked_to_bytes(self.block_size).unwrap_or(Bytes::MAX)
+    }
+
+    /// The blocks of a request of `bytes` bytes.
+    #[inline]
+    pub const fn blocks_of(&self, bytes: Bytes) -> Blocks {
+        Blocks(bytes.0 >> self.block_shift)
+    }
+
+    /// The bytes of data of a piece: its request has more, and no request has 4 GiB.
+    #[inline]
+    pub const fn data_len(&self, blocks: Blocks) -> u32 {
+        (blocks.0 << self.block_shift) as u32
     }
 
     /// How a compound request is carried out.
@@ -148,7 +178,7 @@ impl Shape {
             Op::Copy => (self.limits.copy_blocks, true),
             Op::Read | Op::Write | Op::Flush | Op::Unmap | Op::WriteZeroes => return Route::Native,
         };
-        let crosses = self.limits.boundary_blocks > 0
+        let crosses = self.limits.boundary_blocks > Blocks::ZERO
             && io.op != Op::Copy
             && io.blocks > to_boundary(io.lba, self.limits.boundary_blocks);
         if self.native.contains(io.op)
@@ -170,9 +200,9 @@ impl Shape {
         let limits = &self.limits;
         match io.op {
             Op::Read | Op::Write => {
-                io.blocks <= limits.transfer_blocks.into()
+                io.blocks <= limits.transfer_blocks
                     && io.data.segments() <= limits.segments
-                    && (limits.boundary_blocks == 0
+                    && (limits.boundary_blocks == Blocks::ZERO
                         || io.blocks <= to_boundary(io.lba, limits.boundary_blocks))
             }
             Op::Flush => true,
@@ -199,7 +229,7 @@ impl Shape {
                 Piece::Blocks(blocks.min(limits.write_zeroes_blocks))
             }
             Op::WriteZeroes => Piece::Zeroes(blocks.min(self.zeroes_at(request.lba))),
-            Op::Flush => Piece::Blocks(0),
+            Op::Flush => Piece::Blocks(Blocks::ZERO),
             // The device takes its own compound operations whole.
             Op::Compare | Op::CompareAndWrite | Op::Copy => match self.route(&request.rest()) {
                 Route::Native => Piece::Blocks(blocks),
@@ -210,26 +240,26 @@ impl Shape {
     }
 
     /// How many blocks of what is left of a read or write go into the next piece.
-    fn transfer_blocks(&self, request: &Request) -> Option<u64> {
+    fn transfer_blocks(&self, request: &Request) -> Option<Blocks> {
         let limits = &self.limits;
-        let mut blocks = request.blocks.min(limits.transfer_blocks.into());
-        if limits.boundary_blocks > 0 {
+        let mut blocks = request.blocks.min(limits.transfer_blocks);
+        if limits.boundary_blocks > Blocks::ZERO {
             blocks = blocks.min(to_boundary(request.lba, limits.boundary_blocks));
         }
         if request.data.segments() <= limits.segments {
             return Some(blocks);
         }
         let pieces = request.data.pieces().take(limits.segments as usize);
-        let fits = pieces.map(|piece| piece.len() as u64).sum::<u64>();
-        blocks = blocks.min(fits >> self.block_shift);
-        (blocks > 0).then_some(blocks)
+        let fits: Bytes = pieces.map(|piece| Bytes(piece.len() as u64)).sum();
+        blocks = blocks.min(self.blocks_of(fits));
+        (blocks > Blocks::ZERO).then_some(blocks)
     }
 
     /// How many blocks of zeroes to write at `lba` at one time.
-    fn zeroes_at(&self, lba: u64) -> u64 {
-        let blocks = u64::from(self.zero_blocks.min(self.limits.transfer_blocks));
+    fn zeroes_at(&self, lba: Lba) -> Blocks {
+        let blocks = self.zero_blocks.min(self.limits.transfer_blocks);
         match self.limits.boundary_blocks {
-            0 => blocks,
+            Blocks::ZERO => blocks,
             boundary => blocks.min(to_boundary(lba, boundary)),
         }
     }
@@ -253,13 +283,13 @@ const fn offered(native: OpSet, is_shared: bool) -> OpSet {
 }
 
 #[inline]
-fn is_within(lba: u64, blocks: u64, disk_blocks: u64) -> bool {
-    lba.checked_add(blocks).is_some_and(|end| end <= disk_blocks)
+fn is_within(lba: Lba, blocks: Blocks, disk_blocks: Blocks) -> bool {
+    lba.checked_add(blocks).is_some_and(|end| end <= Lba::ZERO + disk_blocks)
 }
 
 #[inline]
-fn to_boundary(lba: u64, boundary: u32) -> u64 {
-    u64::from(boundary) - lba % u64::from(boundary)
+fn to_boundary(lba: Lba, boundary: Blocks) -> Blocks {
+    boundary - lba % boundary
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! Aborts of requests that a device has and does not give up, as the kernel does not; and the claims of closed channels.
 
 use super::*;
-use crate::{Access, Device, Geometry, Identity, Limits, OpSet, Registry};
+use crate::{Access, Device, Geometry, Identity, Lba, Limits, OpSet, Registry};
 use aryk_reactor::{Armed, Clock, CoreSet, Engine, Reactor, Root, RootRef, SleepPolicy};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 const BLOCK: usize = 512;
-const BLOCKS: u64 = 64;
+const BLOCKS: Blocks = Blocks(64);
 
 /// A disk in memory, whose requests go on when they are let.
 struct Gated {
@@ -62,7 +62,7 @@ impl Channel for GatedChannel {
         {
             self.device.let_go.fetch_sub(1, Ordering::Relaxed);
             let mut bytes = self.device.bytes.lock().unwrap();
-            let range = io.lba as usize * BLOCK..(io.lba + io.blocks) as usize * BLOCK;
+            let range = io.lba.0 as usize * BLOCK..(io.lba + io.blocks).0 as usize * BLOCK;
             match io.op {
                 Op::Read => io.data.write(0, &bytes[range]),
                 _ => io.data.read(0, &mut bytes[range]),
@@ -99,7 +99,7 @@ struct Rig {
 impl Rig {
     fn new(limits: Limits) -> Self {
         let (bytes, let_go, aborts) =
-            (Mutex::new(vec![0; BLOCKS as usize * BLOCK]), AtomicU64::new(0), 0.into());
+            (Mutex::new(vec![0; BLOCKS.0 as usize * BLOCK]), AtomicU64::new(0), 0.into());
         let device = Arc::new(Gated { bytes, let_go, aborts, limits });
         let registry = Registry::new();
         let bdev = registry.register(Identity::named("d"), Arc::new(Arc::clone(&device))).unwrap();
@@ -125,8 +125,17 @@ impl Rig {
     }
 
     fn submit(&mut self, owner: &RootRef<Owner>, tag: u64, op: Op, blocks: u64, data: Sgl) {
-        let source = if op == Op::Copy { 32 } else { 0 };
-        let io = Io { tag: Tag(tag), op, fua: false, may_unmap: false, lba: 0, blocks, source, data };
+        let source = if op == Op::Copy { Lba(32) } else { Lba::ZERO };
+        let io = Io {
+            tag: Tag(tag),
+            op,
+            fua: false,
+            may_unmap: false,
+            lba: Lba::ZERO,
+            blocks: Blocks(blocks),
+            source,
+            data,
+        };
         self.with(owner, |owner, cx| owner.channel.submit(io, cx));
         self.turns();
     }
@@ -200,7 +209,7 @@ fn what_is_aborted_while_it_reads_does_not_write() {
 
 #[test]
 fn a_compare_and_write_that_has_begun_to_write_writes_all() {
-    let mut rig = Rig::new(Limits { depth: 1, transfer_blocks: 1, ..Limits::default() });
+    let mut rig = Rig::new(Limits { depth: 1, transfer_blocks: Blocks(1), ..Limits::default() });
     let owner = rig.open();
     let mut buffer = swap(3);
     rig.submit(&owner, 1, Op::CompareAndWrite, 3, buffer.lend());

@@ -10,7 +10,7 @@
 
 use super::request::{Place, Request};
 use super::{BdevChannel, State, make_room};
-use crate::{Bdev, Op, Status};
+use crate::{Bdev, Bytes, Op, Status};
 use aryk_qos::{Bucket, Direction, Lane, Path, Share, Wheel};
 use aryk_reactor::{Cx, Nanos, RootId, TimerId};
 use aryk_slots::Key;
@@ -49,12 +49,12 @@ struct Line {
 impl Line {
     /// Asks for a request, if none is before it. If it is not let through, it will wait.
     #[inline(never)]
-    fn ask(&mut self, bytes: u64, cx: &mut Cx) -> bool {
+    fn ask(&mut self, bytes: Bytes, cx: &mut Cx) -> bool {
         if !self.waiting.is_empty() {
             return false;
         }
         let (now, waker) = (cx.now().0, &mut Waker(cx));
-        let goes = self.lane.ask(bytes, 0, now, waker);
+        let goes = self.lane.ask(bytes.0, 0, now, waker);
         if !goes {
             self.lane.settle(true, now, waker);
         }
@@ -125,9 +125,9 @@ impl Throttle {
 
     /// Spends what a new request costs, if it may go at once. If not, [`Throttle::hold`] must follow.
     #[inline]
-    fn try_spend(&mut self, direction: Direction, bytes: u64, cx: &mut Cx) -> bool {
+    fn try_spend(&mut self, direction: Direction, bytes: Bytes, cx: &mut Cx) -> bool {
         let line = self.line(direction);
-        line.lane.spend_ahead(bytes) || line.ask(bytes, cx)
+        line.lane.spend_ahead(bytes.0) || line.ask(bytes, cx)
     }
 
     /// Adds a request to its line.
@@ -183,13 +183,13 @@ const fn direction(op: Op) -> Direction {
 impl BdevChannel {
     /// The bytes that a request is counted with.
     #[inline]
-    const fn counted_bytes(op: Op, bytes: u64) -> u64 {
+    const fn counted_bytes(op: Op, bytes: Bytes) -> Bytes {
         match op {
             Op::Read | Op::Write | Op::Compare => bytes,
-            Op::CompareAndWrite | Op::Copy => bytes.saturating_mul(2),
+            Op::CompareAndWrite | Op::Copy => bytes.doubled(),
             // Whether the store has to write them is not known before.
             Op::WriteZeroes => bytes,
-            Op::Flush | Op::Unmap => aryk_qos::LEAST_BYTES,
+            Op::Flush | Op::Unmap => Bytes(aryk_qos::LEAST_BYTES),
         }
     }
 
@@ -197,7 +197,7 @@ impl BdevChannel {
     /// follow; a frozen channel holds each request.
     // Not inlined: the path of disks without limits is to stay as short as it is.
     #[inline(never)]
-    pub(super) fn try_spend(&mut self, op: Op, bytes: u64, cx: &mut Cx) -> bool {
+    pub(super) fn try_spend(&mut self, op: Op, bytes: Bytes, cx: &mut Cx) -> bool {
         let bytes = Self::counted_bytes(op, bytes);
         let throttle = self.throttle.as_mut().expect("the caller looked");
         matches!(self.state, State::Running) && throttle.try_spend(direction(op), bytes, cx)
@@ -223,7 +223,7 @@ impl BdevChannel {
                 // A request that has failed is gone.
                 if let Some(r) = self.requests.get(key) {
                     let bytes = Self::counted_bytes(r.op, r.bytes);
-                    if !line.lane.ask(bytes, line.waiting.len() as u64 - 1, now, &mut Waker(cx)) {
+                    if !line.lane.ask(bytes.0, line.waiting.len() as u64 - 1, now, &mut Waker(cx)) {
                         break;
                     }
                     started += 1;

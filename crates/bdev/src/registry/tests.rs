@@ -15,7 +15,7 @@ use uuid::Uuid;
 struct Disk {
     bases: Vec<Base>,
     /// Blocks that it has less than its first base.
-    overhead: u64,
+    overhead: Blocks,
     block_size: u32,
     resized: AtomicU64,
     /// Its closing takes longer.
@@ -34,7 +34,7 @@ impl Device for Disk {
     }
 
     fn geometry(&self) -> Geometry {
-        Geometry::plain(self.block_size, 100)
+        Geometry::plain(self.block_size, Blocks(100))
     }
 
     fn limits(&self) -> Limits {
@@ -49,7 +49,7 @@ impl Device for Disk {
         self.bases.iter().map(|b| Arc::clone(b.bdev())).collect()
     }
 
-    fn base_resized(&self) -> Option<u64> {
+    fn base_resized(&self) -> Option<Blocks> {
         self.resized.fetch_add(1, Ordering::Relaxed);
         Some(self.bases[0].bdev().blocks() - self.overhead)
     }
@@ -75,7 +75,7 @@ fn add(registry: &Registry, name: &str) -> Arc<Bdev> {
 fn add_on(registry: &Registry, name: &str, bases: &[&str]) -> Result<Arc<Bdev>, Error> {
     let open = |base: &&str| Base::open(registry, base, name);
     let bases = bases.iter().map(open).collect::<Result<_, _>>()?;
-    let disk = Disk { bases, overhead: 1, block_size: 512, ..Disk::default() };
+    let disk = Disk { bases, overhead: Blocks(1), block_size: 512, ..Disk::default() };
     registry.register(Identity::named(name), Arc::new(disk))
 }
 
@@ -287,7 +287,7 @@ impl Device for Unready {
     }
 
     fn geometry(&self) -> Geometry {
-        Geometry::plain(512, 100)
+        Geometry::plain(512, Blocks(100))
     }
 
     fn limits(&self) -> Limits {
@@ -357,11 +357,11 @@ fn resizing_reaches_openers_and_all_disks_above_once() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let told_top = Arc::clone(&told);
     let _opener = registry.open("top", Access::Read, "opener", move |e| lock(&told_top).push(e)).unwrap();
-    registry.resized("base", 200).unwrap();
-    registry.resized("base", 200).unwrap();
-    assert_eq!((mid.blocks(), top.blocks(), top.geometry().blocks), (199, 198, 198));
-    assert_eq!(*lock(&told), [Event::Resized { blocks: 198 }]);
-    assert_eq!(registry.resized("nothing", 1), Err(Error::NotFound("nothing".to_owned())));
+    registry.resized("base", Blocks(200)).unwrap();
+    registry.resized("base", Blocks(200)).unwrap();
+    assert_eq!((mid.blocks(), top.blocks(), top.geometry().blocks), (Blocks(199), Blocks(198), Blocks(198)));
+    assert_eq!(*lock(&told), [Event::Resized { blocks: Blocks(198) }]);
+    assert_eq!(registry.resized("nothing", Blocks(1)), Err(Error::NotFound("nothing".to_owned())));
 }
 
 /// A disk whose base has blocks that are half as large, keeps some of them for itself, and can be read only.
@@ -378,7 +378,7 @@ impl Decorator for Coarse {
 
     fn geometry(&self) -> Geometry {
         let base = self.0.bdev().geometry();
-        Geometry { block_size: 2 * base.block_size, blocks: base.blocks / 2 - 5, ..base }
+        Geometry { block_size: 2 * base.block_size, blocks: base.blocks / 2 - Blocks(5), ..base }
     }
 
     fn limits(&self) -> Limits {
@@ -404,12 +404,12 @@ fn a_decorator_may_have_a_shape_of_its_own() {
     add(&registry, "base");
     let coarse = Coarse(Base::open(&registry, "base", "coarse").unwrap());
     let coarse = registry.register(Identity::named("coarse"), Arc::new(coarse)).unwrap();
-    assert_eq!((coarse.geometry().block_size, coarse.blocks()), (1024, 45));
+    assert_eq!((coarse.geometry().block_size, coarse.blocks()), (1024, Blocks(45)));
     assert_eq!(coarse.device().limits(), Limits { depth: 3, ..Limits::default() });
     assert_eq!(coarse.device().ops(), OpSet::of(&[Op::Read]));
     assert!(!registry.open("coarse", Access::Shared, "opener", |_| ()).unwrap().is_writable());
-    registry.resized("base", 200).unwrap();
-    assert_eq!((coarse.blocks(), coarse.geometry().blocks), (95, 95));
+    registry.resized("base", Blocks(200)).unwrap();
+    assert_eq!((coarse.blocks(), coarse.geometry().blocks), (Blocks(95), Blocks(95)));
     assert_eq!(now(registry.remove("coarse")), Ok(()));
     assert_eq!(registry.find("base").unwrap().claimed_by(), None);
 }
@@ -431,8 +431,8 @@ fn observers_are_told_of_all_disks_in_order() {
     registry.observe(move |change, bdev| lock(&seen).push((change, bdev.name().to_owned())));
     registry.register(Identity::named("a"), Disk::plain()).unwrap();
     registry.register(Identity::named("a"), Disk::plain()).unwrap_err();
-    registry.resized("a", 100).unwrap();
-    registry.resized("a", 7).unwrap();
+    registry.resized("a", Blocks(100)).unwrap();
+    registry.resized("a", Blocks(7)).unwrap();
     assert!(pin!(registry.remove("a")).poll(&mut Context::from_waker(Waker::noop())).is_ready());
     let of_a = |change| (change, "a".to_owned());
     assert_eq!(*lock(&told), [Change::Added, Change::Resized, Change::Removed].map(of_a));

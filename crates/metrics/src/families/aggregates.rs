@@ -84,7 +84,7 @@ pub const fn bytes<U: Aggregate>(name: &'static str) -> FamilySource {
     FamilySource {
         family,
         objects: count::<U>,
-        write: |f, snapshot, i, t| write_ops::<U>(f, snapshot, i, t, |op| op.bytes),
+        write: |f, snapshot, i, t| write_ops::<U>(f, snapshot, i, t, |op| op.bytes.0),
     }
 }
 

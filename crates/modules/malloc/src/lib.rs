@@ -6,7 +6,8 @@
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{
-    Bdev, Channel, Completion, Device, Env, Geometry, Identity, Io, Limits, Op, OpSet, OpenError, Status, Tag,
+    Bdev, Blocks, Bytes, Channel, Completion, Device, Env, Geometry, Identity, Io, Limits, Op, OpSet,
+    OpenError, Status, Tag,
 };
 use aryk_dma::{MapError, Mapping};
 use aryk_reactor::{Cx, RootId};
@@ -14,7 +15,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Bytes that one poll copies, and the maximum of one read or write: about 40 µs.
-const COPY_MAX: u64 = 256 << 10;
+const COPY_MAX: Bytes = Bytes(256 << 10);
 
 /// The cost of copying a byte divided by the cost of freeing one.
 const DISCARD_DISCOUNT: u64 = 4;
@@ -29,9 +30,9 @@ pub struct Config {
     /// Bytes in a physical block that the disk reports: `block_size`, or a larger power of two.
     pub physical_block_size: u32,
     /// The number of blocks.
-    pub blocks: u64,
-    /// Blocks in a stripe, which front-ends report to guests; 0 for none.
-    pub optimal_io_blocks: u32,
+    pub blocks: Blocks,
+    /// A stripe, which front-ends report to guests; no blocks if there is none.
+    pub optimal_io_blocks: Blocks,
 }
 
 /// An error of creating a malloc disk.
@@ -44,7 +45,7 @@ pub enum Error {
     #[error("a disk of {blocks} blocks of {block_size} bytes: {error}")]
     Memory {
         /// The number of blocks.
-        blocks: u64,
+        blocks: Blocks,
         /// Bytes in a block.
         block_size: u32,
         /// The kernel's error.
@@ -58,9 +59,9 @@ pub enum Error {
 /// [`Error`].
 pub fn create(env: &Env, config: Config) -> Result<Arc<Bdev>, Error> {
     let Config { identity, block_size, physical_block_size, blocks, optimal_io_blocks } = config;
-    let len = blocks.saturating_mul(block_size.into());
+    let len = blocks.checked_to_bytes(block_size).unwrap_or(Bytes::MAX);
     let memory = |error| Error::Memory { blocks, block_size, error };
-    let store = Arc::new(Mapping::anonymous(len).map_err(memory)?);
+    let store = Arc::new(Mapping::anonymous(len.0).map_err(memory)?);
     let geometry = Geometry { block_size, physical_block_size, blocks, optimal_io_blocks };
     Ok(env.registry().register(identity, Arc::new(Malloc { geometry, store }))?)
 }
@@ -80,10 +81,10 @@ impl Device for Malloc {
     }
 
     fn limits(&self) -> Limits {
-        let copied = (COPY_MAX / u64::from(self.geometry.block_size)).max(1);
+        let copied = COPY_MAX.whole_blocks(self.geometry.block_size).max(Blocks(1));
         let discarded = copied * DISCARD_DISCOUNT;
         Limits {
-            transfer_blocks: copied as u32,
+            transfer_blocks: copied,
             unmap_blocks: discarded,
             write_zeroes_blocks: discarded,
             ..Limits::default()
@@ -95,7 +96,7 @@ impl Device for Malloc {
     }
 
     fn open_channel(&self, root: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
-        let (store, block_size) = (Arc::clone(&self.store), self.geometry.block_size.into());
+        let (store, block_size) = (Arc::clone(&self.store), self.geometry.block_size);
         Ok(Box::new(MallocChannel { root, store, block_size, submitted: VecDeque::new() }))
     }
 }
@@ -103,7 +104,7 @@ impl Device for Malloc {
 struct MallocChannel {
     root: RootId,
     store: Arc<Mapping>,
-    block_size: u64,
+    block_size: u32,
     submitted: VecDeque<Io>,
 }
 
@@ -140,7 +141,7 @@ impl MallocChannel {
     #[inline]
     fn prefetch(&self, io: &Io) {
         match io.op {
-            Op::Read => self.store.prefetch(io.lba * self.block_size, io.data.len()),
+            Op::Read => self.store.prefetch(io.lba.to_bytes(self.block_size).0, io.data.len()),
             Op::Write => io.data.prefetch(),
             _ => {}
         }
@@ -148,14 +149,14 @@ impl MallocChannel {
 
     /// Executes a request and returns its cost, in bytes copied.
     #[inline]
-    fn execute(&self, io: &Io) -> u64 {
-        let (offset, len) = (io.lba * self.block_size, io.blocks * self.block_size);
+    fn execute(&self, io: &Io) -> Bytes {
+        let (Bytes(offset), len) = (io.lba.to_bytes(self.block_size), io.blocks.to_bytes(self.block_size));
         match io.op {
             Op::Read => io.data.load_from(&self.store, offset),
             Op::Write => io.data.store_to(&self.store, offset),
             Op::Flush => {}
             Op::Unmap | Op::WriteZeroes => {
-                self.store.zero(offset, len);
+                self.store.zero(offset, len.0);
                 return len / DISCARD_DISCOUNT;
             }
             Op::Compare | Op::CompareAndWrite | Op::Copy => {

@@ -6,8 +6,8 @@
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{
-    Bdev, Channel, Completion, Device, Env, Error, Geometry, Identity, Io, Limits, OpSet, OpenError, Outbox,
-    Registry, Status, Tag,
+    Bdev, Blocks, Channel, Completion, Device, Env, Error, Geometry, Identity, Io, Limits, OpSet, OpenError,
+    Outbox, Registry, Status, Tag,
 };
 use aryk_reactor::{Cx, RootId};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub struct Config {
     /// Bytes in a physical block that the disk reports: `block_size`, or a larger power of two.
     pub physical_block_size: u32,
     /// The number of blocks.
-    pub blocks: u64,
+    pub blocks: Blocks,
 }
 
 /// Creates a null disk.
@@ -33,22 +33,23 @@ pub struct Config {
 pub fn create(env: &Env, config: Config) -> Result<Arc<Bdev>, Error> {
     let Config { identity, block_size, physical_block_size, blocks } = config;
     let shape = Geometry { physical_block_size, ..Geometry::plain(block_size, blocks) };
-    env.registry().register(identity, Arc::new(Null { shape, blocks: AtomicU64::new(blocks) }))
+    env.registry().register(identity, Arc::new(Null { shape, blocks: AtomicU64::new(blocks.0) }))
 }
 
 /// Resizes the disk `name` to `blocks` blocks.
 ///
 /// # Errors
 /// [`Error::NotFound`] if `name` is not a null disk.
-pub fn resize(registry: &Registry, name: &str, blocks: u64) -> Result<(), Error> {
+pub fn resize(registry: &Registry, name: &str, blocks: Blocks) -> Result<(), Error> {
     let bdev = registry.find(name)?;
     let null = bdev.device_as::<Null>().ok_or_else(|| Error::NotFound(name.to_owned()))?;
-    null.blocks.store(blocks, Ordering::Relaxed);
+    null.blocks.store(blocks.0, Ordering::Relaxed);
     registry.resized(name, blocks)
 }
 
 struct Null {
     shape: Geometry,
+    /// The size in [`Blocks`].
     blocks: AtomicU64,
 }
 
@@ -58,7 +59,7 @@ impl Device for Null {
     }
 
     fn geometry(&self) -> Geometry {
-        Geometry { blocks: self.blocks.load(Ordering::Relaxed), ..self.shape }
+        Geometry { blocks: Blocks(self.blocks.load(Ordering::Relaxed)), ..self.shape }
     }
 
     fn limits(&self) -> Limits {

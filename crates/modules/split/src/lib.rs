@@ -6,8 +6,8 @@
 #![forbid(unsafe_code)]
 
 use aryk_bdev::{
-    Base, Bdev, BdevChannel, BoxFuture, Channel, Completion, Device, Env, Geometry, Identity, Io, Limits, Op,
-    OpSet, OpenError, Registry, Tag,
+    Base, Bdev, BdevChannel, Blocks, BoxFuture, Bytes, Channel, Completion, Device, Env, Geometry, Identity,
+    Io, Lba, Limits, Op, OpSet, OpenError, Registry, Tag,
 };
 use aryk_reactor::{Cx, RootId};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub struct Config {
     /// The maximum number of parts. There may be fewer, as many as fit on the disk.
     pub count: u32,
     /// Size of each part in bytes; `None` for the largest size that fits.
-    pub bytes: Option<u64>,
+    pub bytes: Option<Bytes>,
 }
 
 /// An error of splitting a disk.
@@ -38,7 +38,7 @@ pub enum Error {
         /// The disk.
         base: String,
         /// The number of its blocks.
-        blocks: u64,
+        blocks: Blocks,
         /// Bytes in each.
         block_size: u32,
     },
@@ -60,7 +60,7 @@ pub async fn create(env: &Env, config: Config) -> Result<Vec<Arc<Bdev>>, Error> 
     let mut parts = Vec::new();
     for i in 0..count {
         let mut identity = Identity::named(format!("{}p{i}", bdev.name()));
-        let offset = u64::from(i) * blocks;
+        let offset = blocks * u64::from(i);
         identity.uuid = bdev.identity().uuid_of_part(offset, blocks);
         let part = Part { shared: Arc::clone(&shared), offset, blocks, closed: AtomicBool::new(false) };
         match env.registry().register(identity, Arc::new(part)) {
@@ -84,21 +84,20 @@ pub fn parts(registry: &Registry, base: &Bdev) -> Vec<Arc<Bdev>> {
     registry.list().into_iter().filter(is_part).collect()
 }
 
-/// The first block of `part` in `base`; `None` if `part` is not a part of `base`.
-pub fn offset_in(part: &Bdev, base: &Bdev) -> Option<u64> {
+/// The blocks of `base` before `part`; `None` if `part` is not a part of `base`.
+pub fn offset_in(part: &Bdev, base: &Bdev) -> Option<Blocks> {
     let part = part.device_as::<Part>()?;
     std::ptr::eq(&raw const **part.shared.base.bdev(), base).then_some(part.offset)
 }
 
 /// The number of blocks of each part, and the number of parts.
-fn cut(bdev: &Bdev, config: &Config) -> Result<(u64, u32), Error> {
+fn cut(bdev: &Bdev, config: &Config) -> Result<(Blocks, u32), Error> {
     let Geometry { block_size, blocks, .. } = bdev.geometry();
     let each = match config.bytes {
-        Some(bytes) if !bytes.is_multiple_of(block_size.into()) => 0,
-        Some(bytes) => bytes / u64::from(block_size),
-        None => blocks.checked_div(config.count.into()).unwrap_or_default(),
+        Some(bytes) => bytes.to_blocks(block_size).unwrap_or_default(),
+        None => Blocks(blocks.0.checked_div(config.count.into()).unwrap_or_default()),
     };
-    let count = blocks.checked_div(each).unwrap_or_default().min(config.count.into()) as u32;
+    let count = blocks.0.checked_div(each.0).unwrap_or_default().min(config.count.into()) as u32;
     if count == 0 {
         return Err(Error::Size { base: bdev.name().to_owned(), blocks, block_size });
     }
@@ -114,8 +113,9 @@ struct Shared {
 
 struct Part {
     shared: Arc<Shared>,
-    offset: u64,
-    blocks: u64,
+    /// The blocks of the base before the part.
+    offset: Blocks,
+    blocks: Blocks,
     /// The part has released the base.
     closed: AtomicBool,
 }
@@ -134,14 +134,14 @@ impl Device for Part {
     fn geometry(&self) -> Geometry {
         let base = self.base().geometry();
         let blocks = self.blocks.min(base.blocks.saturating_sub(self.offset));
-        let is_aligned =
-            base.optimal_io_blocks > 0 && self.offset.is_multiple_of(base.optimal_io_blocks.into());
-        Geometry { blocks, optimal_io_blocks: if is_aligned { base.optimal_io_blocks } else { 0 }, ..base }
+        let is_aligned = self.offset.is_multiple_of(base.optimal_io_blocks);
+        let optimal_io_blocks = if is_aligned { base.optimal_io_blocks } else { Blocks::ZERO };
+        Geometry { blocks, optimal_io_blocks, ..base }
     }
 
     /// The limits of the base without its boundary, whose offset differs in each part: the base's channel splits there.
     fn limits(&self) -> Limits {
-        Limits { boundary_blocks: 0, ..self.base().device().limits() }
+        Limits { boundary_blocks: Blocks::ZERO, ..self.base().device().limits() }
     }
 
     fn ops(&self) -> OpSet {
@@ -156,7 +156,7 @@ impl Device for Part {
         vec![Arc::clone(self.base())]
     }
 
-    fn base_resized(&self) -> Option<u64> {
+    fn base_resized(&self) -> Option<Blocks> {
         Some(self.geometry().blocks)
     }
 
@@ -176,15 +176,14 @@ impl Device for Part {
 
 struct PartChannel {
     base: BdevChannel,
-    offset: u64,
+    offset: Blocks,
 }
 
 impl Channel for PartChannel {
     #[inline]
     fn submit(&mut self, io: Io, cx: &mut Cx) {
-        let shift = |lba: u64| lba + self.offset;
-        let lba = if io.op == Op::Flush { io.lba } else { shift(io.lba) };
-        let source = if io.op == Op::Copy { shift(io.source) } else { 0 };
+        let lba = if io.op == Op::Flush { io.lba } else { io.lba + self.offset };
+        let source = if io.op == Op::Copy { io.source + self.offset } else { Lba::ZERO };
         self.base.submit(Io { lba, source, ..io }, cx);
     }
 

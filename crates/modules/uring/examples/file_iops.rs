@@ -5,7 +5,9 @@
 //! file, which is written once before the measurement.
 #![expect(clippy::disallowed_methods, reason = "a benchmark measures wall time")]
 
-use aryk_bdev::{Access, BdevChannel, Completion, Descriptor, Env, Io, Op, OpenError, Status, Tag};
+use aryk_bdev::{
+    Access, BdevChannel, Blocks, Completion, Descriptor, Env, Io, Lba, Op, OpenError, Status, Tag,
+};
 use aryk_bdev_uring::Config;
 use aryk_dma::{Buffer, Sgl};
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Reactor, Root, SleepPolicy};
@@ -41,8 +43,16 @@ impl Load {
         self.random ^= self.random << 17;
         let lba = self.random % (SIZE / BLOCK) * (BLOCK / 512);
         let data = self.memory[tag.0 as usize];
-        let io =
-            Io { tag, op: self.op, fua: false, may_unmap: false, lba, blocks: BLOCK / 512, source: 0, data };
+        let io = Io {
+            tag,
+            op: self.op,
+            fua: false,
+            may_unmap: false,
+            lba: Lba(lba),
+            blocks: Blocks(BLOCK / 512),
+            source: Lba::ZERO,
+            data,
+        };
         self.channel.submit(io, cx);
     }
 }

@@ -8,7 +8,7 @@
 
 use crate::OnFull;
 use crate::store::{Call, Kind, Store};
-use aryk_bdev::{Failure, Io, Op, Status, Tag};
+use aryk_bdev::{Bytes, Failure, Io, Lba, Op, Status, Tag};
 use aryk_dma::{Buffer, Sgl};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -138,8 +138,9 @@ const fn ceil(n: u64, align: u64) -> u64 {
 
 impl Request {
     pub fn new(io: &Io, store: &Store) -> Self {
-        let start = io.lba * u64::from(store.block_size);
-        let mut bytes = start..start + io.blocks * u64::from(store.block_size);
+        let (Bytes(start), Bytes(len)) =
+            (io.lba.to_bytes(store.block_size), io.blocks.to_bytes(store.block_size));
+        let mut bytes = start..start + len;
         if io.op == Op::Unmap {
             // Blocks of the store that the range covers only in part keep their data.
             let align = store.allocation.into();
@@ -188,7 +189,7 @@ impl Request {
     /// and the file must not grow again.
     #[inline]
     pub fn is_within(&self, store: &Store) -> bool {
-        self.bytes.end <= store.blocks.load(Ordering::Relaxed) * u64::from(store.block_size)
+        self.bytes.end <= store.blocks().to_bytes(store.block_size).0
     }
 
     /// The range of the store that the request changes, and whether the claim must be exclusive because blocks are read first.
@@ -487,8 +488,9 @@ impl Request {
 
     fn over(&mut self, errno: i32, store: &Store, pool: &mut Pool) -> Next {
         self.put_buffer_back(pool);
-        let block_size = u64::from(store.block_size);
-        let (lba, blocks) = (self.bytes.start / block_size, (self.bytes.end - self.bytes.start) / block_size);
+        let block_at = |offset| Lba::ZERO + Bytes(offset).whole_blocks(store.block_size);
+        let lba = block_at(self.bytes.start);
+        let blocks = block_at(self.bytes.end) - lba;
         store.failed(Failure::now(self.op, lba, blocks, errno));
         Next::Done(match errno {
             libc::ENOSPC | libc::EDQUOT => Status::NoSpace,

@@ -7,7 +7,7 @@
 use crate::open::{cannot_lock, check_multiple, set_size, size_of};
 use crate::store::{Kind, Store};
 use crate::{Error, store_of};
-use aryk_bdev::{Bdev, Registry};
+use aryk_bdev::{Bdev, Bytes, Lba, Registry};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -55,8 +55,8 @@ impl Resizing {
 
     /// Sets the disk's size to `bytes` and notifies its openers.
     fn publish(&self, registry: &Registry, name: &str, bytes: u64) -> Result<(), Error> {
-        let blocks = bytes / u64::from(self.store.block_size);
-        self.store.blocks.store(blocks, Ordering::Relaxed);
+        let blocks = Bytes(bytes).whole_blocks(self.store.block_size);
+        self.store.blocks.store(blocks.0, Ordering::Relaxed);
         Ok(registry.resized(name, blocks)?)
     }
 }
@@ -120,7 +120,7 @@ impl Shrinking {
     /// Waits until no request changes the range behind the new end any more. Any context.
     pub async fn settle(self) -> Settled {
         let block_size = u64::from(self.resizing.store.block_size);
-        self.bdev.settle(self.to / block_size..self.from.div_ceil(block_size)).await;
+        self.bdev.settle(Lba(self.to / block_size)..Lba(self.from.div_ceil(block_size))).await;
         Settled(self)
     }
 }

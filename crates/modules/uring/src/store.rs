@@ -4,7 +4,9 @@ use crate::channel::FileChannel;
 use crate::locks::{LockError, Uses};
 use crate::ranges::Ranges;
 use crate::{OnFull, Stats};
-use aryk_bdev::{Bdev, Channel, Device, Failure, Failures, Geometry, Limits, OpSet, OpenError};
+use aryk_bdev::{
+    Bdev, Blocks, Bytes, Channel, Device, Failure, Failures, Geometry, Limits, OpSet, OpenError,
+};
 use aryk_dma::Sgl;
 use aryk_log_limit::LogLimit;
 use aryk_reactor::{Cx, RootId};
@@ -58,6 +60,7 @@ pub(crate) struct Store {
     pub on_full: OnFull,
     /// ENOSPC of a write is known to refer to that write ([`Self::may_report_earlier`]).
     pub enospc_is_own: bool,
+    /// The size of the disk in [`Blocks`].
     pub blocks: AtomicU64,
     /// A resize is in progress.
     pub resizing: AtomicBool,
@@ -108,11 +111,11 @@ pub(crate) const DEPTH: u32 = 256;
 
 /// The maximum size of one read or write in bytes: as many as the kernel puts into one `bio`. The kernel would split a larger
 /// transfer too, but the requests that the block layer makes run in parallel.
-const TRANSFER: u32 = 1 << 20;
+const TRANSFER: Bytes = Bytes(1 << 20);
 
 /// The maximum size of one unmap or write-zeroes in bytes. Other requests to the same file wait for it, so it must not take
 /// long.
-const ALLOCATE: u64 = 256 << 20;
+const ALLOCATE: Bytes = Bytes(256 << 20);
 
 /// The maximum number of memory pieces in one request (`UIO_MAXIOV`).
 const SEGMENTS: u32 = 1024;
@@ -137,6 +140,12 @@ pub(crate) enum Call {
 }
 
 impl Store {
+    /// The present size of the disk.
+    #[inline]
+    pub fn blocks(&self) -> Blocks {
+        Blocks(self.blocks.load(Ordering::Relaxed))
+    }
+
     /// Whether the store's data goes through the page cache.
     pub const fn is_cached(&self) -> bool {
         self.alignment.offset == 1
@@ -268,17 +277,17 @@ impl Device for FileDevice {
         Geometry {
             block_size: self.0.block_size,
             physical_block_size: self.0.physical_block_size,
-            blocks: self.0.blocks.load(Ordering::Relaxed),
-            optimal_io_blocks: 0,
+            blocks: self.0.blocks(),
+            optimal_io_blocks: Blocks::ZERO,
         }
     }
 
     fn limits(&self) -> Limits {
         let block_size = self.0.block_size;
-        let allocate = ALLOCATE / u64::from(block_size);
+        let allocate = ALLOCATE.whole_blocks(block_size);
         Limits {
             depth: DEPTH,
-            transfer_blocks: (TRANSFER / block_size).max(1),
+            transfer_blocks: TRANSFER.whole_blocks(block_size).max(Blocks(1)),
             segments: SEGMENTS,
             unmap_blocks: allocate,
             write_zeroes_blocks: allocate,

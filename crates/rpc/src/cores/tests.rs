@@ -2,7 +2,7 @@
 
 use crate::methods::log::PrintLevel;
 use crate::{Control, Error, Methods, methods};
-use aryk_bdev::{Access, AsyncChannel, Env, Identity};
+use aryk_bdev::{Access, AsyncChannel, Blocks, Env, Identity, Lba};
 use aryk_dma::Buffer;
 use aryk_reactor::{BackgroundTask, Budget, CoreSet, Options, Reactors};
 use serde_json::value::to_raw_value;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-const BLOCKS: u64 = 64;
+const BLOCKS: Blocks = Blocks(64);
 
 /// Reads all blocks of a disk, over and over; `checked` counts them.
 fn scrub(env: &Env, disk: &str, checked: &Arc<AtomicU64>) -> BackgroundTask {
@@ -27,8 +27,8 @@ fn scrub(env: &Env, disk: &str, checked: &Arc<AtomicU64>) -> BackgroundTask {
             let mut buffer = Buffer::new(512, 512);
             loop {
                 turns.next().await;
-                let lba = checked.load(Relaxed) % BLOCKS;
-                buffer = channel.read(lba, 1, buffer).await.unwrap();
+                let lba = Lba(checked.load(Relaxed) % BLOCKS.0);
+                buffer = channel.read(lba, Blocks(1), buffer).await.unwrap();
                 checked.fetch_add(1, Relaxed);
             }
         }
@@ -81,7 +81,7 @@ async fn removed_core(dir: &std::path::Path, options: &Options) {
         block_size: 512,
         physical_block_size: 512,
         blocks: BLOCKS,
-        optimal_io_blocks: 0,
+        optimal_io_blocks: Blocks::ZERO,
     };
     aryk_bdev_malloc::create(&daemon.control.env, config).unwrap();
     let checked = Arc::new(AtomicU64::new(0));

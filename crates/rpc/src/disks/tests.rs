@@ -3,7 +3,7 @@
 use super::*;
 use crate::methods::log::PrintLevel;
 use crate::{Control, Methods, methods};
-use aryk_bdev::{BoxFuture, Channel, Device, Geometry, Identity, Limits, OpSet, OpenError};
+use aryk_bdev::{Blocks, BoxFuture, Channel, Device, Geometry, Identity, Limits, OpSet, OpenError};
 use aryk_reactor::{Cx, Options, Reactors, RootId};
 use serde_json::value::to_raw_value;
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ impl Device for Stuck {
     }
 
     fn geometry(&self) -> Geometry {
-        Geometry::plain(512, 8)
+        Geometry::plain(512, Blocks(8))
     }
 
     fn limits(&self) -> Limits {

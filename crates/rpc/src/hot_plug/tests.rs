@@ -3,7 +3,7 @@
 use super::*;
 use crate::methods::log::PrintLevel;
 use crate::{Error, methods};
-use aryk_bdev::Identity;
+use aryk_bdev::{Blocks, Identity};
 use aryk_metrics::Inventory;
 use aryk_reactor::{Options, Reactors};
 use aryk_state::Store;
@@ -39,7 +39,7 @@ impl Daemon {
     fn plug_in(&self) {
         let identity = Identity::named("plugged");
         let config =
-            aryk_bdev_null::Config { identity, block_size: 512, physical_block_size: 512, blocks: 8 };
+            aryk_bdev_null::Config { identity, block_size: 512, physical_block_size: 512, blocks: Blocks(8) };
         aryk_bdev_null::create(&self.control.env, config).unwrap();
     }
 

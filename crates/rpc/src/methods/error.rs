@@ -3,7 +3,7 @@
 use super::details::{Details, ErrorDisk};
 use super::waiting::waits;
 use super::{Control, Error, Name, Phase, Table};
-use aryk_bdev::{Op, OpSet};
+use aryk_bdev::{Blocks, Op, OpSet};
 use aryk_bdev_error as module;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -55,7 +55,7 @@ pub(super) async fn create(control: &Control, mut p: Create) -> Result<bool, Err
         return Ok(true);
     }
     let base = control.disks.find(&p.base_name)?;
-    let uuid = p.uuid.unwrap_or_else(|| base.identity().uuid_of_part(0, base.geometry().blocks));
+    let uuid = p.uuid.unwrap_or_else(|| base.identity().uuid_of_part(Blocks::ZERO, base.geometry().blocks));
     let identity = super::identity(&name_over(base.name()), Some(uuid))?;
     p.uuid = Some(identity.uuid);
     let config = module::Config { identity, base: p.base_name.clone() };

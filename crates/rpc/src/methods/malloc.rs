@@ -3,6 +3,7 @@
 use super::details::{Details, Malloc};
 use super::{Control, Count, Error, Name, Phase, Table};
 use crate::journal;
+use aryk_bdev::{Blocks, Bytes};
 use aryk_bdev_malloc as module;
 use rustix::io::Errno;
 use schemars::JsonSchema;
@@ -59,13 +60,14 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
     let name = p.name.take().unwrap_or_else(|| free_name(control));
     let identity = super::identity(&name, p.uuid)?;
     (p.name, p.uuid) = (Some(name), Some(identity.uuid));
-    check_memory(p.num_blocks.0.saturating_mul(p.block_size.into()))?;
+    let blocks = super::check_blocks(Blocks(p.num_blocks.0))?;
+    check_memory(blocks.checked_to_bytes(p.block_size).unwrap_or(Bytes::MAX))?;
     let config = module::Config {
         identity,
         block_size: p.block_size,
         physical_block_size: super::physical_block_size(p.physical_block_size, p.block_size)?,
-        blocks: super::check_blocks(p.num_blocks)?,
-        optimal_io_blocks: p.optimal_io_boundary,
+        blocks,
+        optimal_io_blocks: Blocks(p.optimal_io_boundary.into()),
     };
     let bdev = module::create(&control.env, config)?;
     let emptied = journal::is_restore();
@@ -80,7 +82,7 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
 
 /// The kernel overcommits memory, and allocates it when it is written. A disk that exceeds the host's memory could never be
 /// filled, and is refused.
-fn check_memory(bytes: u64) -> Result<(), Error> {
+fn check_memory(bytes: Bytes) -> Result<(), Error> {
     // If the size of memory cannot be read, the kernel decides.
     let Some(all) = std::fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(memory) else {
         return Ok(());
@@ -95,10 +97,10 @@ fn check_memory(bytes: u64) -> Result<(), Error> {
 }
 
 /// The host's memory in bytes, from the text of `/proc/meminfo`.
-fn memory(meminfo: &str) -> Option<u64> {
+fn memory(meminfo: &str) -> Option<Bytes> {
     let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kib: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1 << 10)
+    kib.checked_mul(1 << 10).map(Bytes)
 }
 
 fn free_name(control: &Control) -> String {

@@ -3,6 +3,7 @@
 use super::details::{Details, Preferred};
 use super::{Control, Count, Error, Name, Phase, Table, is_default};
 use crate::config::Subsystem;
+use aryk_bdev::{Blocks, Bytes};
 use aryk_bdev_null as module;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -68,7 +69,7 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
         identity,
         block_size: p.block_size,
         physical_block_size: super::physical_block_size(p.physical_block_size, p.block_size)?,
-        blocks: super::check_blocks(p.num_blocks)?,
+        blocks: super::check_blocks(Blocks(p.num_blocks.0))?,
     };
     let bdev = module::create(&control.env, config)?;
     let preferred = Preferred {
@@ -99,8 +100,8 @@ struct Resize {
 async fn resize(control: &Control, p: Resize) -> Result<bool, Error> {
     let bdev = control.disks.find_made_by(&[MODULE], &p.name)?;
     let bytes = p.new_size.0.checked_mul(1 << 20).ok_or_else(|| Error::invalid("the size is too large"))?;
-    let blocks = super::check_blocks(Count(bytes / u64::from(bdev.geometry().block_size)))?;
+    let blocks = super::check_blocks(Bytes(bytes).whole_blocks(bdev.geometry().block_size))?;
     module::resize(&control.disks.registry, bdev.name(), blocks)?;
-    control.config.changed(Subsystem::Bdev, bdev.name(), "num_blocks", blocks);
+    control.config.changed(Subsystem::Bdev, bdev.name(), "num_blocks", blocks.0);
     Ok(true)
 }

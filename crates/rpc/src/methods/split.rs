@@ -4,6 +4,7 @@ use super::details::{Details, Split};
 use super::waiting::waits;
 use super::{Control, Count, Error, Phase, Table};
 use crate::config::Subsystem;
+use aryk_bdev::Bytes;
 use aryk_bdev_split as module;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -36,15 +37,16 @@ pub(super) async fn create(control: &Control, mut p: Create) -> Result<Vec<Strin
     let base = control.disks.find(&p.base_bdev)?;
     base.name().clone_into(&mut p.base_bdev);
     let mib = Some(p.split_size_mb.0).filter(|&mib| mib > 0);
-    let bytes =
-        mib.map(|mib| mib.checked_mul(1 << 20).ok_or_else(|| Error::invalid("the size is too large")));
+    let bytes = mib.map(|mib| {
+        mib.checked_mul(1 << 20).map(Bytes).ok_or_else(|| Error::invalid("the size is too large"))
+    });
     let config =
         module::Config { base: p.base_bdev.clone(), count: p.split_count, bytes: bytes.transpose()? };
     let parts = module::create(&control.env, config).await?;
     let mut names = Vec::new();
     for part in &parts {
         let offset = module::offset_in(part, &base).expect("the part lies in its base");
-        let split = Split { base_bdev: base.name().to_owned(), offset_blocks: offset };
+        let split = Split { base_bdev: base.name().to_owned(), offset_blocks: offset.0 };
         control.disks.made(part, MODULE, Details { split: Some(split), ..Details::default() });
         names.push(part.name().to_owned());
     }

@@ -3,7 +3,7 @@
 use super::framework::TICK_RATE;
 use super::qos::Limits;
 use super::{Control, Error, Name, NoParams, Phase, Table};
-use aryk_bdev::{Failure, Histogram, Op, OpSummary, Stats, Summary, TimeLayer};
+use aryk_bdev::{Blocks, Failure, Histogram, Lba, Op, OpSummary, Stats, Summary, TimeLayer};
 use aryk_metrics::Snapshot;
 use aryk_reactor::TaskStats;
 use schemars::JsonSchema;
@@ -82,7 +82,7 @@ struct LastError {
 
 impl From<&Failure> for LastError {
     fn from(failure: &Failure) -> Self {
-        let Failure { op, lba, blocks, errno, at } = *failure;
+        let Failure { op, lba: Lba(lba), blocks: Blocks(blocks), errno, at } = *failure;
         let time = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         Self { op: op.name(), lba, blocks, errno, error: failure.error().to_string(), time }
     }
@@ -138,9 +138,9 @@ impl Work {
         let layer = |layer| counts.layer(layer).sum_ns;
         Self {
             read_ops: read.ops,
-            read_bytes: read.bytes,
+            read_bytes: read.bytes.0,
             write_ops: write.ops,
-            write_bytes: write.bytes,
+            write_bytes: write.bytes.0,
             other_ops: counts.total(|op| op.ops) - read.ops - write.ops,
             errors: counts.total(|op| op.errors),
             read_errors: read.errors,
@@ -223,7 +223,7 @@ impl Counts {
         let disk = |disk: &aryk_metrics::Disk| DiskCounts {
             name: disk.name.clone(),
             kind: disk.product,
-            size: disk.size,
+            size: disk.size.0,
             group: disk.group.clone(),
             work: Work::new(&disk.counts),
             last_error: disk.last_failure.as_ref().map(LastError::from),

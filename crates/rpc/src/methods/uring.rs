@@ -5,7 +5,7 @@ use super::details::{Aio, Details, Uring};
 use super::{Control, Count, Error, Name, Phase, Table, is_default};
 use crate::config::Subsystem;
 use crate::journal;
-use aryk_bdev::{Bdev, Env, Registry};
+use aryk_bdev::{Bdev, Bytes, Env, Registry};
 use aryk_bdev_uring as module;
 use aryk_log_limit::LogLimit;
 use rustix::io::Errno;
@@ -164,7 +164,7 @@ async fn create(
         Ok(bdev)
     };
     let bdev = blocking(control, make).await?;
-    let has = bdev.blocks() * u64::from(bdev.geometry().block_size);
+    let Bytes(has) = bdev.blocks().to_bytes(bdev.geometry().block_size);
     if let Some(had) = p.size.map(|bytes| bytes.0).filter(|had| *had != has) {
         // An existing file is accepted with its size, since a resize may have been in progress that was not noted yet.
         let (disk, path) = (bdev.name(), p.filename.display());
@@ -270,7 +270,9 @@ struct Resize {
 
 async fn resize(control: &Control, p: Resize) -> Result<bool, Error> {
     let bdev = control.disks.find_made_by(&[URING, AIO], &p.name)?;
-    super::check_blocks(p.size)?;
+    if p.size.0 == 0 {
+        return Err(Error::invalid("a disk must have at least one block"));
+    }
     let size = if p.shrink { module::Size::Exactly(p.size.0) } else { module::Size::GrowTo(p.size.0) };
     let bytes = set_size(control, &bdev, size).await?;
     control.config.changed(Subsystem::Bdev, bdev.name(), "size", bytes);

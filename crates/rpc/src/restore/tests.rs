@@ -4,6 +4,7 @@ use super::*;
 use crate::config::Subsystem;
 use crate::methods::log::PrintLevel;
 use crate::{Error, Phase, methods};
+use aryk_bdev::Blocks;
 use aryk_reactor::{Options, Reactors};
 use aryk_state::Store;
 use schemars::JsonSchema;
@@ -61,8 +62,12 @@ fn daemon(dir: &Path) -> (Rc<Control>, Rc<Methods<Control>>, Rc<Seen>) {
             seen.running.set(seen.running.get() - 1);
             seen.made.borrow_mut().push(p.name.clone());
             let identity = aryk_bdev::Identity::named(&p.name);
-            let config =
-                aryk_bdev_null::Config { identity, block_size: 512, physical_block_size: 512, blocks: 8 };
+            let config = aryk_bdev_null::Config {
+                identity,
+                block_size: 512,
+                physical_block_size: 512,
+                blocks: Blocks(8),
+            };
             let bdev = aryk_bdev_null::create(&control.env, config)?;
             Ok(control.made_by(&bdev, MODULE, (CREATE, &p)))
         });

@@ -32,9 +32,13 @@ fn naive(cdb: &[u8], len: usize) -> Result<Transfer, (u8, u8)> {
     }
     let blocks = match field(cdb, of(BLOCKS_OF)) {
         0 if six => 256,
-        n => n as u32,
+        n => n,
     };
-    Ok(Transfer { lba: field(cdb, of(LBA_OF)), blocks, fua: !six && field(cdb, (1, 3, 1)) == 1 })
+    Ok(Transfer {
+        lba: Lba(field(cdb, of(LBA_OF))),
+        blocks: Blocks(blocks),
+        fua: !six && field(cdb, (1, 3, 1)) == 1,
+    })
 }
 
 proptest! {
@@ -110,11 +114,15 @@ fn fields_of_the_other_commands() {
     (cdb[0], cdb[1]) = (0x93, 0x09);
     cdb[2..10].copy_from_slice(&0x0102_0304_0506_0708u64.to_be_bytes());
     cdb[10..14].copy_from_slice(&0x0a0b_0c0du32.to_be_bytes());
-    let same =
-        Command::WriteSame { lba: 0x0102_0304_0506_0708, blocks: 0x0a0b_0c0d, unmap: true, zeroes: true };
+    let same = Command::WriteSame {
+        lba: Lba(0x0102_0304_0506_0708),
+        blocks: Blocks(0x0a0b_0c0d),
+        unmap: true,
+        zeroes: true,
+    };
     assert_eq!(decode(&cdb), Ok(same));
     (cdb[0], cdb[1], cdb[13]) = (0x89, 0x08, 7);
-    let transfer = Transfer { lba: 0x0102_0304_0506_0708, blocks: 7, fua: true };
+    let transfer = Transfer { lba: Lba(0x0102_0304_0506_0708), blocks: Blocks(7), fua: true };
     assert_eq!(decode(&cdb), Ok(Command::CompareAndWrite(transfer)));
     let sense = [0x5a, 0x18, 0x9c, 2, 0, 0, 0, 1, 2, 0];
     let (control, page) = (PageControl::Default, 0x1c);

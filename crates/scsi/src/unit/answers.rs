@@ -5,7 +5,7 @@ use super::{Begun, Failure, Request, UnitChannel};
 use crate::cdb::{Check, Command, PageControl, Transfer};
 use crate::inquiry::{self, UNMAP_RANGES_MAX};
 use crate::{Sense, mode, opcodes};
-use aryk_bdev::{Io, Op, Tag};
+use aryk_bdev::{Blocks, Io, Lba, Op, Tag};
 use aryk_dma::Sgl;
 use aryk_reactor::Cx;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ impl UnitChannel {
             }
             Command::Unmap { length } => self.unmap(length, request, cx),
             Command::SynchronizeCache { lba, blocks } => {
-                self.check_range(lba, blocks.into())?;
+                self.check_range(lba, blocks)?;
                 self.flush(request, cx)
             }
             Command::StartStop { flush: true, .. } => self.flush(request, cx),
@@ -69,7 +69,7 @@ impl UnitChannel {
     fn capacity_10(&self) -> [u8; 8] {
         let geometry = self.disk.bdev().geometry();
         // All ones: the initiator must use READ CAPACITY (16).
-        let last = u32::try_from(geometry.blocks.saturating_sub(1)).unwrap_or(u32::MAX);
+        let last = u32::try_from(geometry.blocks.saturating_sub(Blocks(1)).0).unwrap_or(u32::MAX);
         let mut data = [0; 8];
         data[..4].copy_from_slice(&last.to_be_bytes());
         data[4..].copy_from_slice(&geometry.block_size.to_be_bytes());
@@ -80,22 +80,27 @@ impl UnitChannel {
         let geometry = self.disk.bdev().geometry();
         let physical = (geometry.physical_block_size / geometry.block_size).max(1);
         let mut data = [0; 32];
-        data[..8].copy_from_slice(&geometry.blocks.saturating_sub(1).to_be_bytes());
+        data[..8].copy_from_slice(&geometry.blocks.saturating_sub(Blocks(1)).0.to_be_bytes());
         data[8..12].copy_from_slice(&geometry.block_size.to_be_bytes());
         data[13] = physical.ilog2() as u8;
         data[14] = u8::from(self.nexus.unmaps()) << 7;
         data
     }
 
+    /// The blocks from `lba`, which is on the disk, to its end.
+    fn blocks_from(&self, lba: Lba) -> Blocks {
+        Lba::ZERO + self.disk.bdev().blocks() - lba
+    }
+
     /// One descriptor (SBC-3, section 5.4), which reports all blocks from `lba` on as mapped. No module can report unmapped
     /// blocks without blocking: a file's holes are found by SEEK_DATA, a system call that may read from the store, and io_uring
     /// has no such operation. To report an unmapped block as *mapped* is always correct: it reads as zeroes.
-    fn lba_status(&self, lba: u64) -> Result<[u8; 24], Sense> {
-        self.check_range(lba, 1)?;
-        let blocks = u32::try_from(self.disk.bdev().blocks() - lba).unwrap_or(u32::MAX);
+    fn lba_status(&self, lba: Lba) -> Result<[u8; 24], Sense> {
+        self.check_range(lba, Blocks(1))?;
+        let blocks = u32::try_from(self.blocks_from(lba).0).unwrap_or(u32::MAX);
         let mut data = [0; 24];
         data[3] = 20;
-        data[8..16].copy_from_slice(&lba.to_be_bytes());
+        data[8..16].copy_from_slice(&lba.0.to_be_bytes());
         data[16..20].copy_from_slice(&blocks.to_be_bytes());
         Ok(data)
     }
@@ -132,7 +137,7 @@ impl UnitChannel {
     }
 
     fn compare_and_write(&mut self, transfer: Transfer, request: &Request<'_>, cx: &mut Cx) -> Begun {
-        if transfer.blocks > inquiry::compare_blocks_max(self.disk.bdev()).into() {
+        if transfer.blocks > Blocks(inquiry::compare_blocks_max(self.disk.bdev()).into()) {
             return Err(Sense::in_cdb(13).into());
         }
         self.transfer(Op::CompareAndWrite, transfer, request, cx)
@@ -148,9 +153,9 @@ impl UnitChannel {
             op: Op::Flush,
             fua: false,
             may_unmap: false,
-            lba: 0,
-            blocks: 0,
-            source: 0,
+            lba: Lba::ZERO,
+            blocks: Blocks::ZERO,
+            source: Lba::ZERO,
             data: Sgl::EMPTY,
         };
         self.start(request, 0, None, io, cx);
@@ -159,8 +164,8 @@ impl UnitChannel {
 
     fn write_same(
         &mut self,
-        lba: u64,
-        blocks: u64,
+        lba: Lba,
+        blocks: Blocks,
         unmap: bool,
         zeroes: bool,
         request: &Request<'_>,
@@ -168,7 +173,7 @@ impl UnitChannel {
     ) -> Begun {
         // 0 blocks extend to the end of the disk (SBC-3, section 5.43).
         self.check_range(lba, blocks)?;
-        let blocks = if blocks == 0 { self.disk.bdev().blocks() - lba } else { blocks };
+        let blocks = if blocks == Blocks::ZERO { self.blocks_from(lba) } else { blocks };
         let fua = self.check_change()?;
         if blocks > inquiry::range_blocks_max(&self.nexus) {
             return Err(Sense::in_cdb(if request.cdb.len() < 16 { 7 } else { 10 }).into());
@@ -179,12 +184,12 @@ impl UnitChannel {
         // Deallocated blocks read as zeroes too, so that the data of WRITE SAME with UNMAP can be read back.
         let op = Op::WriteZeroes;
         let all_zeroes =
-            Io { tag: Tag(0), op, fua, may_unmap: unmap, lba, blocks, source: 0, data: Sgl::EMPTY };
+            Io { tag: Tag(0), op, fua, may_unmap: unmap, lba, blocks, source: Lba::ZERO, data: Sgl::EMPTY };
         if zeroes {
             self.start(request, 0, None, all_zeroes, cx);
             return Ok(None);
         }
-        let block = self.data_of(request.data_out, 1, 1)?;
+        let block = self.data_of(request.data_out, Blocks(1), 1)?;
         let mut pattern = vec![0; block.len() as usize];
         block.read(0, &mut pattern);
         if pattern.iter().all(|byte| *byte == 0) {
@@ -216,12 +221,12 @@ impl UnitChannel {
         if ranges > UNMAP_RANGES_MAX {
             return Err(Sense::in_list(2).into());
         }
-        let mut sum = 0;
+        let mut sum = Blocks::ZERO;
         for i in 0..ranges {
             let (lba, blocks) = super::jobs::range(data, i);
             sum += blocks;
             // The LBA of an empty range is not checked.
-            if blocks > 0 {
+            if blocks > Blocks::ZERO {
                 self.check_range(lba, blocks)?;
             }
         }
@@ -231,18 +236,25 @@ impl UnitChannel {
         self.start_unmap(request, length, data, ranges, cx)
     }
 
-    fn verify(&mut self, lba: u64, blocks: u32, check: Check, request: &Request<'_>, cx: &mut Cx) -> Begun {
-        self.check_range(lba, blocks.into())?;
+    fn verify(
+        &mut self,
+        lba: Lba,
+        blocks: Blocks,
+        check: Check,
+        request: &Request<'_>,
+        cx: &mut Cx,
+    ) -> Begun {
+        self.check_range(lba, blocks)?;
         match check {
-            Check::Medium if blocks == 0 => Ok(Some(0)),
+            Check::Medium if blocks == Blocks::ZERO => Ok(Some(0)),
             Check::Medium => {
                 let nothing = vec![0; 1 << self.block_shift];
-                self.start_loop(request, 0, (Op::Read, lba, blocks.into(), false), &nothing, cx)
+                self.start_loop(request, 0, (Op::Read, lba, blocks, false), &nothing, cx)
             }
             Check::Data => {
                 let transfer = Transfer { lba, blocks, fua: false };
-                let data = self.data_of(request.data_out, blocks.into(), 1)?;
-                if blocks == 0 {
+                let data = self.data_of(request.data_out, blocks, 1)?;
+                if blocks == Blocks::ZERO {
                     return Ok(Some(0));
                 }
                 let Transfer { lba, blocks, .. } = transfer;
@@ -253,21 +265,21 @@ impl UnitChannel {
                     fua: false,
                     may_unmap: false,
                     lba,
-                    blocks: blocks.into(),
-                    source: 0,
+                    blocks,
+                    source: Lba::ZERO,
                     data,
                 };
                 self.start(request, data.len(), None, io, cx);
                 Ok(None)
             }
             Check::OneBlock => {
-                let block = self.data_of(request.data_out, u64::from(blocks.min(1)), 1)?;
-                if blocks == 0 {
+                let block = self.data_of(request.data_out, blocks.min(Blocks(1)), 1)?;
+                if blocks == Blocks::ZERO {
                     return Ok(Some(0));
                 }
                 let mut pattern = vec![0; block.len() as usize];
                 block.read(0, &mut pattern);
-                let all = (Op::Compare, lba, blocks.into(), false);
+                let all = (Op::Compare, lba, blocks, false);
                 self.start_loop(request, block.len(), all, &pattern, cx)
             }
         }

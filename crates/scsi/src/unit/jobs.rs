@@ -5,7 +5,7 @@ use super::{Begun, Failure, Request, UnitChannel};
 use crate::cell::Command as Order;
 use crate::lun::ChangeRequest;
 use crate::reservations::Refused;
-use aryk_bdev::{Io, Op, Status as BdevStatus, Tag};
+use aryk_bdev::{Blocks, Io, Lba, Op, Status as BdevStatus, Tag};
 use aryk_dma::{Buffer, PAGE, Sgl};
 use aryk_reactor::Cx;
 use std::rc::Rc;
@@ -33,10 +33,10 @@ impl Job {
 pub(super) struct Loop {
     op: Op,
     fua: bool,
-    lba: u64,
-    left: u64,
+    lba: Lba,
+    left: Blocks,
     /// Blocks in the buffer.
-    step: u64,
+    step: Blocks,
     buffer: Buffer,
     data: Sgl,
 }
@@ -49,21 +49,21 @@ const LOOP_BYTES: usize = 64 * 1024;
 
 impl Loop {
     /// A loop over `blocks` blocks, at least one, each with the data of `block`.
-    fn new(op: Op, lba: u64, blocks: u64, fua: bool, block: &[u8]) -> Self {
-        let step = ((LOOP_BYTES / block.len()).max(1) as u64).min(blocks);
-        let mut buffer = Buffer::new(step as usize * block.len(), PAGE as usize);
-        (0..step as usize).for_each(|i| buffer.write(i * block.len(), block));
+    fn new(op: Op, lba: Lba, blocks: Blocks, fua: bool, block: &[u8]) -> Self {
+        let copies = (LOOP_BYTES / block.len()).max(1).min(usize::try_from(blocks.0).unwrap_or(usize::MAX));
+        let mut buffer = Buffer::new(copies * block.len(), PAGE as usize);
+        (0..copies).for_each(|i| buffer.write(i * block.len(), block));
         let data = buffer.lend();
-        Self { op, fua, lba, left: blocks, step, buffer, data }
+        Self { op, fua, lba, left: blocks, step: Blocks(copies as u64), buffer, data }
     }
 
     /// The next request, if one is left.
     fn next(&mut self, block_shift: u32) -> Option<Io> {
         let blocks = self.left.min(self.step);
-        if blocks == 0 {
+        if blocks == Blocks::ZERO {
             return None;
         }
-        let data = self.data.slice(0, (blocks << block_shift) as u32);
+        let data = self.data.slice(0, (blocks.0 << block_shift) as u32);
         let io = Io {
             tag: Tag(0),
             op: self.op,
@@ -71,7 +71,7 @@ impl Loop {
             may_unmap: false,
             lba: self.lba,
             blocks,
-            source: 0,
+            source: Lba::ZERO,
             data,
         };
         self.lba += blocks;
@@ -88,12 +88,12 @@ impl Drop for Loop {
 }
 
 /// The range of an UNMAP's descriptor.
-pub(super) fn range(data: Sgl, i: u32) -> (u64, u64) {
+pub(super) fn range(data: Sgl, i: u32) -> (Lba, Blocks) {
     let mut bytes = [0; 16];
     data.read(8 + 16 * i, &mut bytes);
     let [lba @ .., _, _, _, _, _, _, _, _] = bytes;
     let blocks = u32::from_be_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
-    (u64::from_be_bytes(lba), blocks.into())
+    (Lba(u64::from_be_bytes(lba)), Blocks(blocks.into()))
 }
 
 /// The next range of an UNMAP that is not empty. The initiator may have changed the range since it was checked: the disk checks
@@ -102,7 +102,7 @@ fn next_unmap(data: Sgl, next: &mut u32, ranges: u32) -> Option<Io> {
     while *next < ranges {
         let (lba, blocks) = range(data, *next);
         *next += 1;
-        if blocks > 0 {
+        if blocks > Blocks::ZERO {
             let op = Op::Unmap;
             return Some(Io {
                 tag: Tag(0),
@@ -111,7 +111,7 @@ fn next_unmap(data: Sgl, next: &mut u32, ranges: u32) -> Option<Io> {
                 may_unmap: false,
                 lba,
                 blocks,
-                source: 0,
+                source: Lba::ZERO,
                 data: Sgl::EMPTY,
             });
         }
@@ -139,7 +139,7 @@ impl UnitChannel {
         &mut self,
         request: &Request<'_>,
         moved: u32,
-        (op, lba, blocks, fua): (Op, u64, u64, bool),
+        (op, lba, blocks, fua): (Op, Lba, Blocks, bool),
         block: &[u8],
         cx: &mut Cx,
     ) -> Begun {
@@ -169,7 +169,8 @@ impl UnitChannel {
             (Arc::downgrade(&waits), ChangeRequest::new(&self.nexus, Arc::downgrade(&waits)));
         let Request { tag, task: name, .. } = *request;
         let job = Some(Box::new(Job::External { _waits: waits }));
-        let task = Task { name, lba: 0, job, moved, op, status, abort_cause: AbortCause::None, runs: true };
+        let task =
+            Task { name, lba: Lba::ZERO, job, moved, op, status, abort_cause: AbortCause::None, runs: true };
         self.tasks.insert(tag, task);
         let (cell, local) = (Rc::clone(&self.cell), cx.local().clone());
         let task = async move {

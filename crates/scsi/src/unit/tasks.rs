@@ -1,7 +1,7 @@
 //! The commands of a channel that are in flight, by their submitter's tags. Reactor context.
 
 use super::jobs::Job;
-use aryk_bdev::{Op, Status};
+use aryk_bdev::{Lba, Op, Status};
 
 /// Whether and why a command was aborted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,7 +18,7 @@ pub(super) enum AbortCause {
 pub(super) struct Task {
     /// The initiator's tag.
     pub name: u64,
-    pub lba: u64,
+    pub lba: Lba,
     /// The state of a command that takes more than one request.
     pub job: Option<Box<Job>>,
     pub moved: u32,
@@ -32,7 +32,7 @@ pub(super) struct Task {
 impl Task {
     const NONE: Self = Self {
         name: 0,
-        lba: 0,
+        lba: Lba::ZERO,
         job: None,
         moved: 0,
         op: Op::Read,

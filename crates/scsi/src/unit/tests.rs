@@ -2,7 +2,7 @@
 
 use crate::initiator::Initiators;
 use crate::{Attention, Key, Outcome, Sense, Status, TaskFilter};
-use aryk_bdev::{Access, Env, Identity, Op, OpSet, Registry};
+use aryk_bdev::{Access, Blocks, Env, Identity, Lba, Op, OpSet, Registry};
 use aryk_bdev_error::Injection;
 use aryk_bdev_malloc as malloc;
 use aryk_dma::{Buffer, Sgl};
@@ -22,8 +22,8 @@ fn disk() -> Env {
         identity,
         block_size: BLOCK as u32,
         physical_block_size: 4096,
-        blocks: BLOCKS,
-        optimal_io_blocks: 0,
+        blocks: Blocks(BLOCKS),
+        optimal_io_blocks: Blocks::ZERO,
     };
     malloc::create(&env, config).unwrap();
     env
@@ -459,7 +459,7 @@ fn failures_of_the_store_have_the_right_sense_data() {
         let cdb = cdb_16(if op == Op::Read { 0x88 } else { 0x8a }, 0, 77, 1);
         let sense = sense_of(&mut all, 0, &cdb, &[1; BLOCK]);
         assert_eq!((sense.key as u8, sense.code.0, sense.code.1), expected, "{fault:?}");
-        assert_eq!(sense.lba, (fault == Fault::Failure).then_some(77));
+        assert_eq!(sense.lba, (fault == Fault::Failure).then_some(Lba(77)));
         // The next command succeeds.
         all.run(0, &cdb, &[1; BLOCK], BLOCK);
         assert_eq!(all.run(0, &cdb, &[1; BLOCK], BLOCK).0.status, Status::Good);

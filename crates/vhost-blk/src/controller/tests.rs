@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::guest::{AVAIL, DESC, MEMORY, SIZE, USED};
-use aryk_bdev::{Env, Identity};
+use aryk_bdev::{Blocks, Env, Identity};
 use aryk_bdev_malloc as malloc;
 use aryk_dma::{Mapping, MemTable, Region};
 use aryk_reactor::{Engine, Options, Reactors, SleepPolicy};
@@ -51,8 +51,8 @@ fn a_disk_removed_while_a_queue_opens_it_is_closed() {
             identity: Identity::named("disk"),
             block_size: 512,
             physical_block_size: 512,
-            blocks: 8,
-            optimal_io_blocks: 0,
+            blocks: Blocks(8),
+            optimal_io_blocks: Blocks::ZERO,
         };
         malloc::create(&env, config).unwrap();
         let options = Options {

@@ -4,7 +4,7 @@ mod bounds;
 
 use crate::guest::{AVAIL, FREE, Guest, MEMORY, SIZE};
 use aryk_bdev::{
-    Access, Channel, Completion, Device, Geometry, Io, Limits, Op, OpSet, OpenError, Outbox, Registry,
+    Access, Bytes, Channel, Completion, Device, Geometry, Io, Limits, Op, OpSet, OpenError, Outbox, Registry,
     Status, Tag,
 };
 use aryk_dma::Mapping;
@@ -37,7 +37,7 @@ struct RecordingDisk {
 }
 
 struct RecordingChannel {
-    block_size: u64,
+    block_size: u32,
     store: Arc<Mutex<Vec<u8>>>,
     recorded: Recorded,
     outbox: Outbox,
@@ -49,7 +49,7 @@ impl Device for RecordingDisk {
     }
 
     fn geometry(&self) -> Geometry {
-        Geometry::plain(self.block_size, SECTORS * 512 / u64::from(self.block_size))
+        Geometry::plain(self.block_size, Bytes(SECTORS * 512).whole_blocks(self.block_size))
     }
 
     fn limits(&self) -> Limits {
@@ -62,7 +62,7 @@ impl Device for RecordingDisk {
 
     fn open_channel(&self, root: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
         Ok(Box::new(RecordingChannel {
-            block_size: self.block_size.into(),
+            block_size: self.block_size,
             store: Arc::clone(&self.store),
             recorded: Arc::clone(&self.recorded),
             outbox: Outbox::new(root),
@@ -72,10 +72,10 @@ impl Device for RecordingDisk {
 
 impl Channel for RecordingChannel {
     fn submit(&mut self, io: Io, cx: &mut Cx) {
-        self.recorded.lock().unwrap().push((io.op, io.fua, io.lba, io.blocks));
+        self.recorded.lock().unwrap().push((io.op, io.fua, io.lba.0, io.blocks.0));
         let mut store = self.store.lock().unwrap();
-        let start = (io.lba * self.block_size) as usize;
-        let range = start..start + (io.blocks * self.block_size) as usize;
+        let start = io.lba.to_bytes(self.block_size).0 as usize;
+        let range = start..start + io.blocks.to_bytes(self.block_size).0 as usize;
         match io.op {
             Op::Read => io.data.write(0, &store[range]),
             Op::Write => io.data.read(0, &mut store[range]),

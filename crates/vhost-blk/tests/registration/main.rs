@@ -3,7 +3,7 @@
 
 mod guest;
 
-use aryk_bdev::{Env, MemoryClientInfo};
+use aryk_bdev::{Blocks, Env, MemoryClientInfo};
 use aryk_bdev_conformance::{Behaviour, Container, Iommu, create_dma_disk};
 use aryk_front_end::{Error, Operation};
 use aryk_reactor::{CoreSet, Engine, Options as ReactorOptions, Reactors, SleepPolicy};
@@ -47,7 +47,8 @@ impl Host {
         let controllers = Controllers::new(directory.path(), 1024, memory, Rc::clone(&reactors));
         for name in ["a", "b"] {
             let disk = format!("disk-{name}");
-            create_dma_disk(&env, &disk, 1 << 15, Arc::clone(&container)).expect("create a test disk");
+            create_dma_disk(&env, &disk, Blocks(1 << 15), Arc::clone(&container))
+                .expect("create a test disk");
             let link = Link::Listen(SocketOptions::default());
             let options = Options { name: name.to_owned(), cores: None, queues: 1, link, delay: false };
             let created = aryk_vhost_blk::create(&controllers, env.registry(), options, &disk, false);

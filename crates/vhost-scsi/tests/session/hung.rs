@@ -1,14 +1,15 @@
 //! A disk that ignores aborts and completes its requests only when the test resumes it, like the kernel when the store hangs.
 
 use aryk_bdev::{
-    Channel, Completion, Device, Env, Geometry, Identity, Io, Limits, Op, OpSet, OpenError, Status, Tag,
+    Blocks, Channel, Completion, Device, Env, Geometry, Identity, Io, Limits, Op, OpSet, OpenError, Status,
+    Tag,
 };
 use aryk_reactor::{Cx, RootId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 struct Hung {
-    blocks: u64,
+    blocks: Blocks,
     resumed: Arc<AtomicBool>,
 }
 
@@ -19,7 +20,7 @@ struct HungChannel {
 }
 
 /// Registers such a disk. Returns the flag that resumes it.
-pub fn create(env: &Env, name: &str, blocks: u64) -> Arc<AtomicBool> {
+pub fn create(env: &Env, name: &str, blocks: Blocks) -> Arc<AtomicBool> {
     let resumed = Arc::new(AtomicBool::new(false));
     let device = Hung { blocks, resumed: Arc::clone(&resumed) };
     env.registry().register(Identity::named(name), Arc::new(device)).expect("the disk can be registered");

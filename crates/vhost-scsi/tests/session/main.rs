@@ -6,7 +6,7 @@ mod hung;
 mod registered;
 mod remote;
 
-use aryk_bdev::{Env, Identity, Op, OpSet, OpenError};
+use aryk_bdev::{Blocks, Env, Identity, Op, OpSet, OpenError};
 use aryk_bdev_error::{Fault, Injection};
 use aryk_bdev_malloc as malloc;
 use aryk_front_end::{Format, Memory};
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-const BLOCKS: u64 = 2048;
+const BLOCKS: Blocks = Blocks(2048);
 /// How long a test waits for an event that must come, and for one that must not come.
 const SOON: Duration = Duration::from_secs(10);
 const BRIEF: Duration = Duration::from_millis(100);
@@ -60,7 +60,7 @@ impl Host {
                 block_size,
                 physical_block_size,
                 blocks: BLOCKS,
-                optimal_io_blocks: 0,
+                optimal_io_blocks: Blocks::ZERO,
             };
             malloc::create(&env, config).expect("a test daemon");
         }
@@ -154,7 +154,7 @@ fn commands_go_to_their_targets_in_both_formats() {
                 assert_eq!((read.status, read.residual, read.written), (0, 488, 108 + 512));
                 let short = guest.command(unit(5), &cdb_16(0x8a, 100, 2), &data[..600], 0);
                 assert_eq!((short.response, short.residual), (1, 600));
-                let beyond = guest.command(unit(5), &cdb_16(0x88, BLOCKS, 1), &[], 512);
+                let beyond = guest.command(unit(5), &cdb_16(0x88, BLOCKS.0, 1), &[], 512);
                 assert_eq!((beyond.response, beyond.status, beyond.key_and_code()), (0, 2, (5, 0x21, 0)));
                 assert_eq!(beyond.residual, 512);
             })
@@ -225,7 +225,7 @@ fn attach_detach_and_resize_send_events() {
             let told = guest.command(unit(2), &cdb_16(0x88, 0, 1), &[], 512);
             assert_eq!((told.status, told.key_and_code()), (2, (6, 0x2a, 9)));
             let capacity = guest.command(unit(2), &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 8);
-            assert_eq!(capacity.data[..4], (BLOCKS as u32 / 2 - 1).to_be_bytes());
+            assert_eq!(capacity.data[..4], (BLOCKS.0 as u32 / 2 - 1).to_be_bytes());
             guest.refill(0);
         })
         .await;

@@ -1,6 +1,7 @@
 //! A device that accesses guests' memory by itself (DMA) and is created after the guest has connected.
 
 use super::{Guest, Host, REQUEST, SOON, cdb_16, greet, run, unit, with};
+use aryk_bdev::Blocks;
 use aryk_bdev_conformance::{Behaviour, Container, Iommu, create_dma_disk};
 use aryk_front_end::{Format, Memory};
 
@@ -20,7 +21,7 @@ fn a_late_device_maps_the_memory_of_connected_guests_before_its_first_use() {
         let iommu = Iommu::new(Behaviour { delay_us_max: 20_000, ..Behaviour::default() });
         let container = Container::attach(host.env.memory(), iommu.clone()).await.unwrap();
         assert_eq!(iommu.mapped(), 1, "the memory that the guest announced before");
-        create_dma_disk(&host.env, "dma", 2048, container).unwrap();
+        create_dma_disk(&host.env, "dma", Blocks(2048), container).unwrap();
         host.scsi.add_target("vm", Some(0), "dma").await.unwrap();
         let (guest, ()) = with(guest, |guest| {
             greet(guest, 0);

@@ -1,20 +1,20 @@
 //! A disk that prepares a reactor only when the test allows it, like a disk behind a slow connection.
 
 use aryk_bdev::{
-    BoxFuture, Channel, Completion, Device, Env, Geometry, Identity, Io, Limits, OpSet, OpenError, Outbox,
-    Status, Tag,
+    Blocks, BoxFuture, Channel, Completion, Device, Env, Geometry, Identity, Io, Limits, OpSet, OpenError,
+    Outbox, Status, Tag,
 };
 use aryk_reactor::{Cx, Handle, RootId};
 use std::sync::Arc;
 use tokio::sync::watch;
 
 struct Remote {
-    blocks: u64,
+    blocks: Blocks,
     ready: Arc<watch::Sender<bool>>,
 }
 
 /// Registers such a disk. Returns the switch that makes it ready.
-pub fn create(env: &Env, name: &str, blocks: u64) -> Arc<watch::Sender<bool>> {
+pub fn create(env: &Env, name: &str, blocks: Blocks) -> Arc<watch::Sender<bool>> {
     let ready = Arc::<watch::Sender<bool>>::default();
     let device = Remote { blocks, ready: Arc::clone(&ready) };
     env.registry().register(Identity::named(name), Arc::new(device)).expect("the disk can be registered");

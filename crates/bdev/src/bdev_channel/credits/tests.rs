@@ -35,7 +35,7 @@ fn a_channel_has_its_depth_and_its_bytes() {
     let mut credits = Credits::new(2, None, root.id(), cx.local());
     assert!(credits.try_take() && credits.try_take() && !credits.try_take());
     credits.give_back(cx);
-    credits.spend(POLL_BYTES + 1);
+    credits.spend(POLL_BYTES + Bytes(1));
     assert!(!credits.try_take() && credits.is_out_of_bytes());
     credits.begin_poll();
     assert!(credits.try_take() && !credits.is_out_of_bytes());

@@ -7,7 +7,7 @@ use aryk_dma::{Buffer, Sgl};
 use aryk_reactor::{Cx, Nanos, RootId};
 
 const BLOCK: u32 = 512;
-const DISK: u64 = 1000;
+const DISK: Blocks = Blocks(1000);
 
 struct Disk {
     limits: Limits,
@@ -41,7 +41,16 @@ fn shape(limits: Limits, ops: OpSet) -> Shape {
 }
 
 fn io(op: Op, lba: u64, blocks: u64, data: Sgl) -> Io {
-    Io { tag: Tag(1), op, fua: false, may_unmap: false, lba, blocks, source: 0, data }
+    Io {
+        tag: Tag(1),
+        op,
+        fua: false,
+        may_unmap: false,
+        lba: Lba(lba),
+        blocks: Blocks(blocks),
+        source: Lba::ZERO,
+        data,
+    }
 }
 
 /// Memory of so many blocks.
@@ -51,21 +60,21 @@ fn memory(blocks: u32) -> Buffer {
 
 /// The pieces of a request until it has gone, each as its first block, its blocks, and whether it is zeroes.
 fn pieces(shape: &Shape, io: Io) -> Vec<(u64, u64, bool)> {
-    let mut request = Request::new(&io, io.blocks * u64::from(BLOCK), Nanos(0), Place::Queued);
+    let mut request = Request::new(&io, io.blocks.to_bytes(BLOCK), Nanos(0), Place::Queued);
     let mut pieces = Vec::new();
     loop {
         let (blocks, zeroes) = match shape.next_piece(&request).expect("a block fits") {
             Piece::Blocks(blocks) => (blocks, false),
             Piece::Zeroes(blocks) => (blocks, true),
         };
-        pieces.push((request.lba, blocks, zeroes));
+        pieces.push((request.lba.0, blocks.0, zeroes));
         request.lba += blocks;
         request.blocks -= blocks;
         if request.op.has_data() {
-            let bytes = blocks as u32 * BLOCK;
+            let bytes = shape.data_len(blocks);
             request.data = request.data.slice(bytes, request.data.len() - bytes);
         }
-        if request.blocks == 0 {
+        if request.blocks == Blocks::ZERO {
             return pieces;
         }
     }
@@ -77,8 +86,8 @@ fn a_request_is_refused_for_what_is_wrong_with_it() {
     let mut memory = memory(4);
     let data = memory.lend();
     let check = |io| shape.check(&io, DISK);
-    assert_eq!(check(io(Op::Read, DISK - 4, 4, data)), Ok(()));
-    assert_eq!(check(io(Op::Read, DISK - 3, 4, data)), Err(Status::OutOfRange));
+    assert_eq!(check(io(Op::Read, DISK.0 - 4, 4, data)), Ok(()));
+    assert_eq!(check(io(Op::Read, DISK.0 - 3, 4, data)), Err(Status::OutOfRange));
     assert_eq!(check(io(Op::Read, u64::MAX, 4, data)), Err(Status::OutOfRange));
     assert_eq!(check(io(Op::Write, 0, 3, data)), Err(Status::Invalid));
     assert_eq!(check(io(Op::Write, 0, 0, Sgl::EMPTY)), Err(Status::Invalid));
@@ -89,10 +98,13 @@ fn a_request_is_refused_for_what_is_wrong_with_it() {
     assert_eq!(check(io(Op::Flush, 0, 1, Sgl::EMPTY)), Err(Status::Invalid));
     assert_eq!(check(io(Op::CompareAndWrite, 0, 2, data)), Ok(()));
     assert_eq!(check(io(Op::CompareAndWrite, 0, 4, data)), Err(Status::Invalid));
-    assert_eq!(check(Io { source: DISK - 1, ..io(Op::Copy, 0, 2, Sgl::EMPTY) }), Err(Status::OutOfRange));
+    assert_eq!(
+        check(Io { source: Lba(DISK.0 - 1), ..io(Op::Copy, 0, 2, Sgl::EMPTY) }),
+        Err(Status::OutOfRange)
+    );
     // As many bytes as a huge request would have, had they not overflowed.
     let huge = 1 << 55 | 4;
-    assert_eq!(shape.check(&io(Op::Read, 0, huge, data), u64::MAX), Err(Status::Invalid));
+    assert_eq!(shape.check(&io(Op::Read, 0, huge, data), Blocks::MAX), Err(Status::Invalid));
     memory.reclaim();
 }
 
@@ -113,7 +125,12 @@ fn what_is_not_permitted_is_read_only_or_unsupported() {
 
 #[test]
 fn requests_are_cut_at_limits_and_boundaries() {
-    let limits = Limits { transfer_blocks: 8, boundary_blocks: 10, unmap_blocks: 100, ..Limits::default() };
+    let limits = Limits {
+        transfer_blocks: Blocks(8),
+        boundary_blocks: Blocks(10),
+        unmap_blocks: Blocks(100),
+        ..Limits::default()
+    };
     let shape = shape(limits, OpSet::PLAIN.without(Op::WriteZeroes));
     let mut memory = memory(20);
     let data = memory.lend();
@@ -134,7 +151,7 @@ fn requests_are_cut_at_limits_and_boundaries() {
 
 #[test]
 fn compound_requests_go_to_a_device_that_does_them() {
-    let limits = Limits { compare_and_write_blocks: 2, ..Limits::default() };
+    let limits = Limits { compare_and_write_blocks: Blocks(2), ..Limits::default() };
     let mut memory = memory(8);
     let data = memory.lend();
     let of = |blocks: u64| io(Op::CompareAndWrite, 0, blocks, data.slice(0, 2 * blocks as u32 * BLOCK));

@@ -2,7 +2,7 @@
 
 use super::harness::{Bench, MIB, disk_directory, pattern, resized};
 use crate::{Config, Direct, Error, Size, create};
-use aryk_bdev::{Env, Op, Registry, Status};
+use aryk_bdev::{Blocks, Env, Op, Registry, Status};
 use aryk_bdev_conformance::{Features, Fixture, checks};
 use aryk_reactor::Engine;
 use std::fs::File;
@@ -102,7 +102,10 @@ fn a_device_reports_its_geometry_and_is_locked() {
     let Some(device) = Loop::new("4096") else { return };
     let bench = Bench::new(device.config(), None, Engine::IoUring);
     let geometry = bench.bdev().geometry();
-    assert_eq!((geometry.block_size, geometry.physical_block_size, geometry.blocks), (4096, 4096, 4096));
+    assert_eq!(
+        (geometry.block_size, geometry.physical_block_size, geometry.blocks),
+        (4096, 4096, Blocks(4096))
+    );
     assert_eq!(bench.store().alignment.offset, 4096);
     let other = create(&Env::default(), device.config());
     assert!(matches!(other, Err(Error::Locked { holder: crate::Holder::Ourselves, .. })), "{other:?}");

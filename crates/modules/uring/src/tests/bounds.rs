@@ -3,7 +3,7 @@
 use super::harness::{MIB, STRICT, disk_directory, sparse};
 use crate::channel::FileChannel;
 use crate::{Config, Direct, Forced};
-use aryk_bdev::{Channel, Completion, Io, Op, Status, Tag};
+use aryk_bdev::{Blocks, Channel, Completion, Io, Lba, Op, Status, Tag};
 use aryk_dma::Buffer;
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Reactor, Root, RootRef, SleepPolicy};
 use std::convert::Infallible;
@@ -41,7 +41,16 @@ fn request(op: Op, number: u32, buffer: &mut Buffer, (skew, bytes): (u32, u32)) 
     let blocks = u64::from(bytes) / 512;
     let (tag, lba) = (Tag(number.into()), u64::from(number) * blocks);
     let data = buffer.lend().slice(skew, bytes);
-    Io { tag, op, fua: false, may_unmap: false, lba, blocks, source: 0, data }
+    Io {
+        tag,
+        op,
+        fua: false,
+        may_unmap: false,
+        lba: Lba(lba),
+        blocks: Blocks(blocks),
+        source: Lba::ZERO,
+        data,
+    }
 }
 
 #[test]

@@ -2,13 +2,13 @@
 
 use super::harness::{MIB, STRICT, directory, disk, sparse};
 use crate::{Config, Direct, Forced, Size, create_forced, resize};
-use aryk_bdev::{Env, Registry};
+use aryk_bdev::{Blocks, Env, Registry};
 use aryk_bdev_conformance::{Features, Fixture, conformance};
 use std::path::Path;
 
 pub struct OnFile {
     env: Env,
-    block_size: u64,
+    block_size: u32,
     unmap_zeroes: bool,
     /// Dropped last.
     _dir: tempfile::TempDir,
@@ -27,8 +27,8 @@ impl Fixture for OnFile {
         Features { data: true, unmap_zeroes: self.unmap_zeroes }
     }
 
-    fn resize(&self, blocks: u64) -> bool {
-        resize(self.env.registry(), "d", Size::Exactly(blocks * self.block_size)).is_ok()
+    fn resize(&self, blocks: Blocks) -> bool {
+        resize(self.env.registry(), "d", Size::Exactly(blocks.to_bytes(self.block_size).0)).is_ok()
     }
 }
 
@@ -40,7 +40,7 @@ fn on(below: impl AsRef<Path>, forced: Forced, change: impl FnOnce(&mut Config))
     let bdev = create_forced(&env, config, forced).unwrap();
     // A range that is smaller than a block of the store is not unmapped.
     let unmap_zeroes = forced.alignment.is_none();
-    OnFile { env, block_size: bdev.geometry().block_size.into(), unmap_zeroes, _dir: dir }
+    OnFile { env, block_size: bdev.geometry().block_size, unmap_zeroes, _dir: dir }
 }
 
 const PLAIN: Forced = Forced { alignment: None, blocking: false };

@@ -3,7 +3,7 @@
 
 use super::harness::{MIB, STRICT, disk_directory, pattern, sparse};
 use crate::{Forced, create_forced};
-use aryk_bdev::{Access, AsyncChannel, Descriptor, Env, Op, Status};
+use aryk_bdev::{Access, AsyncChannel, Blocks, Descriptor, Env, Lba, Op, Status};
 use aryk_bdev_conformance::block_on;
 use aryk_dma::Buffer;
 use aryk_reactor::{CoreSet, Engine, Options, Reactors};
@@ -26,14 +26,15 @@ async fn work(channel: AsyncChannel, work: Work) -> Result<(), String> {
     let failed = |status: Status| format!("{work:?}: {status:?}");
     for round in 0..ROUNDS {
         let data = if op == Op::WriteZeroes {
-            channel.command(op, lba, blocks).await.map_err(failed)?;
+            channel.command(op, Lba(lba), Blocks(blocks)).await.map_err(failed)?;
             vec![0; blocks as usize * 512]
         } else {
             let data = pattern(blocks as usize * 512, lba << 32 | round);
-            channel.write(lba, blocks, Buffer::from_slice(&data)).await.map_err(failed)?;
+            channel.write(Lba(lba), Blocks(blocks), Buffer::from_slice(&data)).await.map_err(failed)?;
             data
         };
-        let back = channel.read(lba, blocks, Buffer::new(data.len(), 4096)).await.map_err(failed)?;
+        let back =
+            channel.read(Lba(lba), Blocks(blocks), Buffer::new(data.len(), 4096)).await.map_err(failed)?;
         if back.bytes()[..mine * 512] != data[..mine * 512] {
             return Err(format!("{work:?} in round {round} was undone"));
         }

@@ -2,7 +2,7 @@
 
 use super::harness::{Bench, MIB, pattern, sparse};
 use crate::{Config, Direct, OnFull, Stats, create, rooms, stats};
-use aryk_bdev::{Op, Status, Tag};
+use aryk_bdev::{Blocks, Lba, Op, Status, Tag};
 use aryk_dma::Buffer;
 use aryk_reactor::Engine;
 use std::path::Path;
@@ -48,7 +48,10 @@ fn a_full_store_fails_writes() {
         assert_eq!(bench.write(0, &pattern(MIB as usize * 3 / 4, 1)), Status::Ok);
         assert_eq!(bench.write(4096, &pattern(MIB as usize / 2, 2)), Status::NoSpace);
         let last = bench.bdev().device().last_failure().expect("the failure is recorded");
-        assert_eq!((last.op, last.lba, last.blocks, last.errno), (Op::Write, 4096, 1024, libc::ENOSPC));
+        assert_eq!(
+            (last.op, last.lba, last.blocks, last.errno),
+            (Op::Write, Lba(4096), Blocks(1024), libc::ENOSPC)
+        );
         // Allocated blocks can still be written, and a flush succeeds.
         assert_eq!(bench.write(0, &pattern(4096, 3)), Status::Ok);
         assert_eq!(bench.command(Op::Flush, 0, 0), Status::Ok);

@@ -2,7 +2,7 @@
 
 use crate::store::{Alignment, Store};
 use crate::{Config, Error, Forced, Resized, Size, create_forced, resize, store_of};
-use aryk_bdev::{Access, Bdev, BdevChannel, Completion, Env, Io, Op, Registry, Status, Tag};
+use aryk_bdev::{Access, Bdev, BdevChannel, Blocks, Completion, Env, Io, Lba, Op, Registry, Status, Tag};
 use aryk_dma::{Buffer, Sgl};
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Reactor, Root, RootRef, SleepPolicy};
 use std::cell::RefCell;
@@ -95,7 +95,16 @@ impl Bench {
     }
 
     pub fn submit(&mut self, op: Op, lba: u64, blocks: u64, data: Sgl, fua: bool) -> Tag {
-        self.start(Io { tag: Tag(0), op, fua, may_unmap: false, lba, blocks, source: 0, data })
+        self.start(Io {
+            tag: Tag(0),
+            op,
+            fua,
+            may_unmap: false,
+            lba: Lba(lba),
+            blocks: Blocks(blocks),
+            source: Lba::ZERO,
+            data,
+        })
     }
 
     /// Submits a request with a new tag.
@@ -143,7 +152,16 @@ impl Bench {
     /// Writes zeroes, and allows the store to free the blocks.
     pub fn zero_or_unmap(&mut self, lba: u64, blocks: u64) -> Status {
         let (tag, op, data) = (Tag(0), Op::WriteZeroes, Sgl::EMPTY);
-        let tag = self.start(Io { tag, op, fua: false, may_unmap: true, lba, blocks, source: 0, data });
+        let tag = self.start(Io {
+            tag,
+            op,
+            fua: false,
+            may_unmap: true,
+            lba: Lba(lba),
+            blocks: Blocks(blocks),
+            source: Lba::ZERO,
+            data,
+        });
         self.wait(tag)
     }
 

@@ -2,7 +2,7 @@
 
 use super::harness::{Bench, MIB, directory, disk, disk_directory, pattern, resized, sparse};
 use crate::{Config, Direct, Error, Size, create};
-use aryk_bdev::{Access, Env, Event, Op, Status};
+use aryk_bdev::{Access, Blocks, Env, Event, Op, Status};
 use aryk_reactor::Engine;
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -19,7 +19,7 @@ fn a_file_of_the_requested_size_is_created_and_opened_again() {
     let env = Env::default();
     let config = Config { block_size: Some(4096), ..sparse(dir.path(), 1 << 40) };
     let bdev = create(&env, config.clone()).unwrap();
-    assert_eq!((bdev.blocks(), bdev.geometry().block_size), (1 << 28, 4096));
+    assert_eq!((bdev.blocks(), bdev.geometry().block_size), (Blocks(1 << 28), 4096));
     let meta = fs::metadata(dir.path().join("image")).unwrap();
     assert_eq!((meta.len(), meta.blocks(), meta.permissions().mode() & 0o777), (1 << 40, 0, 0o600));
     drop((bdev, env));
@@ -28,7 +28,7 @@ fn a_file_of_the_requested_size_is_created_and_opened_again() {
     assert!(matches!(other, Error::OtherSize { size: 0x100_0000_0000, asked: MIB, .. }), "{other}");
     for size in [None, config.size] {
         let bdev = create(&Env::default(), Config { size, ..config.clone() }).unwrap();
-        assert_eq!(bdev.blocks(), 1 << 28);
+        assert_eq!(bdev.blocks(), Blocks(1 << 28));
     }
 }
 
@@ -39,7 +39,7 @@ fn an_empty_file_is_grown() {
     File::create(&path).unwrap();
     assert!(matches!(failure(Config::new("d", &path)), Error::Empty(_)));
     let bdev = create(&Env::default(), sparse(dir.path(), MIB)).unwrap();
-    assert_eq!(bdev.blocks(), 2048);
+    assert_eq!(bdev.blocks(), Blocks(2048));
 }
 
 #[test]
@@ -189,6 +189,6 @@ fn openers_receive_an_event_after_a_resize() {
     File::options().write(true).open(bench.path()).unwrap().set_len(3 * MIB + 100).unwrap();
     assert_eq!(resized(env.registry(), Size::Rescan).unwrap(), 3 * MIB);
     assert!(bench.read(2048, 8).iter().all(|&b| b == 0));
-    let resized = [4096, 2048, 6144].map(|blocks| Event::Resized { blocks });
+    let resized = [4096, 2048, 6144].map(|blocks| Event::Resized { blocks: Blocks(blocks) });
     assert_eq!(*events.lock().unwrap(), resized);
 }

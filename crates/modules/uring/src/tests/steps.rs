@@ -4,7 +4,7 @@ use super::harness::{MIB, disk_directory, sparse};
 use crate::request::{Next, Pool, Request};
 use crate::store::{Alignment, Call, Store};
 use crate::{Config, Direct, Forced, OnFull};
-use aryk_bdev::{Io, Op, Status, Tag};
+use aryk_bdev::{Blocks, Io, Lba, Op, Status, Tag};
 use aryk_dma::{Buffer, Sgl};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -34,7 +34,16 @@ fn rig_of(op: Op, alignment: Alignment, change: impl FnOnce(&mut Config), ask: i
     let mut buffer = Buffer::new(8192, 4096);
     let data = if op.has_data() { buffer.lend() } else { Sgl::EMPTY };
     let blocks = if op == Op::Flush { 0 } else { 16 };
-    let io = Io { tag: Tag(1), op, fua: false, may_unmap: false, lba: 8, blocks, source: 0, data };
+    let io = Io {
+        tag: Tag(1),
+        op,
+        fua: false,
+        may_unmap: false,
+        lba: Lba(8),
+        blocks: Blocks(blocks),
+        source: Lba::ZERO,
+        data,
+    };
     let mut request = Request::new(&ask(io), &store);
     let first = request.next(&store, &mut pool);
     Rig { store, pool, request, first, buffer }
@@ -203,9 +212,9 @@ fn a_lost_page_cache_stays_lost() {
             op: Op::Flush,
             fua: false,
             may_unmap: false,
-            lba: 0,
-            blocks: 0,
-            source: 0,
+            lba: Lba::ZERO,
+            blocks: Blocks::ZERO,
+            source: Lba::ZERO,
             data: Sgl::EMPTY,
         };
         let next = Request::new(&io, &rig.store).next(&rig.store, &mut rig.pool);

@@ -20,7 +20,7 @@ impl Device for StuckDisk {
     }
 
     fn geometry(&self) -> Geometry {
-        Geometry::plain(BLOCK as u32, BLOCKS)
+        Geometry::plain(BLOCK as u32, Blocks(BLOCKS))
     }
 
     fn limits(&self) -> Limits {

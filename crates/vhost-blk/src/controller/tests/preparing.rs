@@ -5,8 +5,8 @@ use super::{settings, setup};
 use crate::controller::Blk;
 use crate::queue::Queue;
 use aryk_bdev::{
-    Access, BoxFuture, Channel, Completion, Device as Disk, Event, Geometry, Identity, Io, Limits, OpSet,
-    OpenError, Outbox, Registry, Status, Tag,
+    Access, Blocks, BoxFuture, Channel, Completion, Device as Disk, Event, Geometry, Identity, Io, Limits,
+    OpSet, OpenError, Outbox, Registry, Status, Tag,
 };
 use aryk_reactor::{CoreSet, Cx, Handle, Options, Reactors, RootId};
 use aryk_vhost_device::{Controller, DeviceQueue, MOVE_PATIENCE, MoveError, Order};
@@ -59,7 +59,7 @@ impl Disk for Remote {
     }
 
     fn geometry(&self) -> Geometry {
-        Geometry::plain(512, 8)
+        Geometry::plain(512, Blocks(8))
     }
 
     fn limits(&self) -> Limits {

@@ -2,7 +2,9 @@
 
 use super::{Bench, DATA, HEADER, NEXT, Recorded, STATUS, WRITE};
 use crate::guest::{FREE, Guest};
-use aryk_bdev::{Channel, Completion, Device, Geometry, Io, Limits, OpSet, OpenError, Outbox, Status, Tag};
+use aryk_bdev::{
+    Blocks, Channel, Completion, Device, Geometry, Io, Limits, OpSet, OpenError, Outbox, Status, Tag,
+};
 use aryk_dma::{DirtyLog, Mapping, PAGE, Region};
 use aryk_reactor::{Cx, RootId};
 use aryk_vhost_user::QueueLog;
@@ -36,7 +38,7 @@ impl Device for IdleDisk {
     }
 
     fn geometry(&self) -> Geometry {
-        Geometry::plain(512, 1 << 40)
+        Geometry::plain(512, Blocks(1 << 40))
     }
 
     fn limits(&self) -> Limits {
@@ -55,7 +57,7 @@ impl Device for IdleDisk {
 
 impl Channel for IdleChannel {
     fn submit(&mut self, io: Io, cx: &mut Cx) {
-        self.recorded.lock().unwrap().push((io.op, io.fua, io.lba, io.blocks));
+        self.recorded.lock().unwrap().push((io.op, io.fua, io.lba.0, io.blocks.0));
         self.outbox.push(io.tag, Status::Ok, cx);
     }
 
