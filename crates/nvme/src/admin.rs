@@ -202,7 +202,7 @@ pub fn attach_namespace(nsid: u32, controllers: &[u16], attach: bool) -> Command
     Command::writing(SubmissionEntry::new(admin::NAMESPACE_ATTACHMENT, nsid).with_cdw10_11(select, 0), data)
 }
 
-/// A firmware image in the parts that the controller takes. NVMe 2.0 §5.12.
+/// A firmware image in the parts that the controller takes. NVMe 2.0 §5.13.
 #[derive(Clone, Debug)]
 pub struct FirmwareDownload<'a> {
     image: &'a [u8],
@@ -258,7 +258,7 @@ impl Iterator for FirmwareDownload<'_> {
     }
 }
 
-/// What Firmware Commit does. NVMe 2.0 §5.11, CDW10.CA.
+/// What Firmware Commit does. NVMe 2.0 §5.12, CDW10.CA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Commit {
     /// Stores the downloaded image in the slot.

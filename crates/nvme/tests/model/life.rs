@@ -1,0 +1,264 @@
+//! Attach, failures to start, removal, shutdown, namespaces that come and go, keep-alive, interrupts.
+
+use std::os::fd::AsFd;
+
+use aryk_nvme::controller::{NamespaceChange, Options, PairRequest, RecoveryStep, ResetReason, SECOND};
+use aryk_nvme::spec::register::{CSTS, Shutdown};
+use aryk_nvme_model::{Action, Config, NamespaceConfig, Queue, Rule, Timing};
+
+use aryk_pci::{Function, Width};
+
+use super::rig::{MS, Nobody, Note, Rig, US, options};
+use super::traffic::{Traffic, run};
+
+fn config() -> Config {
+    Config {
+        timing: Timing {
+            enable: 50 * MS,
+            disable: 20 * MS,
+            shutdown: 100 * MS,
+            io: 5 * US..=100 * US,
+            admin: 10 * US..=50 * US,
+            ..Timing::IMMEDIATE
+        },
+        ..Config::default()
+    }
+}
+
+#[test]
+fn a_controller_is_attached_and_identified() {
+    let rig = Rig::ready(config(), &[]);
+    let info = rig.controller.info().unwrap();
+    assert_eq!((info.serial.as_str(), info.model.as_str()), ("ARYKMODEL0001", "Aryk NVMe model"));
+    assert_eq!((info.transfer_max, info.aborts_max, info.firmware_slots), (131_072, 4, 3));
+    assert!(info.has_write_cache && info.supported.copy && info.locking.is_none());
+    assert_eq!((info.retry_delays, rig.controller.pairs_allowed()), ([1, 5, 20], 16));
+    let listed = rig.controller.namespaces();
+    assert_eq!((listed.len(), listed[0].nsid), (1, 1));
+    let namespace = listed[0].namespace.as_ref().unwrap();
+    assert_eq!((namespace.blocks, namespace.block_size()), (16_384, 4096));
+    assert!(namespace.reads_zeroes && namespace.write_zeroes_deallocates);
+    rig.assert_clean();
+}
+
+#[test]
+fn identifiers_come_from_the_descriptors_unless_the_device_is_known_to_invent_them() {
+    let ids = |pci_id| {
+        let rig = Rig::ready(Config { pci_id, ..config() }, &[]);
+        rig.controller.namespaces()[0].namespace.as_ref().unwrap().ids
+    };
+    let real = ids((0x1234, 0x5678));
+    assert_eq!((real.nguid.unwrap()[15], real.eui64.unwrap()[7]), (1, 1));
+    assert_eq!(ids((0x1b36, 0x0010)).nguid, None);
+}
+
+#[test]
+fn a_controller_that_never_becomes_ready_is_given_up_with_the_time() {
+    let mut rig = Rig::with_options(Config { to: 2, ..config() }, options()).unwrap();
+    rig.model.with(|model| model.faults().never_ready = true);
+    rig.run_until(&mut Nobody, 30 * SECOND, |rig| rig.is_ended);
+    assert_eq!(rig.end(), Some("CSTS.RDY did not become 1 within 1000 ms"));
+    assert_eq!(rig.notes.iter().filter(|note| matches!(note, Note::AttemptFailed(_))).count(), 2);
+    assert!(rig.has(&Note::Step(RecoveryStep::FunctionReset)), "{:?}", rig.notes);
+}
+
+#[test]
+fn a_controller_that_does_not_stop_is_reset_as_a_function() {
+    let mut rig = Rig::ready(Config { to: 2, ..config() }, &[16]);
+    let mut traffic = Traffic::new(&rig, 1, 16);
+    run(&mut rig, &mut traffic, 16, 100);
+    rig.model.with(|model| model.faults().never_disabled = true);
+    traffic.fill(&mut rig.pairs, 16, rig.now);
+    let now = rig.now;
+    rig.controller.reset(ResetReason::Request, now);
+    rig.run_until(&mut traffic, 20 * SECOND, |rig| rig.has(&Note::Recovered));
+    assert!(rig.has(&Note::Step(RecoveryStep::FunctionReset)), "{:?}", rig.notes);
+    run(&mut rig, &mut traffic, 16, 500);
+    rig.assert_clean();
+}
+
+#[test]
+fn a_fatal_controller_is_reset_and_given_up_if_it_stays_fatal() {
+    let mut rig = Rig::ready(config(), &[16]);
+    let mut traffic = Traffic::new(&rig, 1, 16);
+    traffic.fill(&mut rig.pairs, 16, rig.now);
+    rig.turn(&mut traffic, US);
+    rig.model.with(|model| model.fail_fatally());
+    let start = rig.now;
+    rig.run_until(&mut traffic, SECOND, |rig| rig.has(&Note::Quiesce(ResetReason::Fatal)));
+    assert!(rig.now - start < 100 * MS, "noticed after {} us", (rig.now - start) / US);
+    rig.run_until(&mut traffic, SECOND, |rig| rig.has(&Note::Recovered));
+    run(&mut rig, &mut traffic, 16, 300);
+    rig.model.with(|model| model.faults().is_fatal_forever = true);
+    rig.model.with(|model| model.fail_fatally());
+    traffic.is_removed = true;
+    rig.run_until(&mut traffic, 60 * SECOND, |rig| rig.is_ended);
+    assert_eq!(rig.end(), Some("the controller reports a fatal status (CSTS.CFS)"));
+    rig.assert_clean();
+}
+
+#[test]
+fn a_removed_device_is_noticed_within_100_ms_and_all_commands_end() {
+    for action in [None, Some(Action::PullOut)] {
+        let mut rig = Rig::ready(config(), &[32, 32]);
+        let mut traffic = Traffic::new(&rig, 1, 48);
+        run(&mut rig, &mut traffic, 48, 500);
+        traffic.fill(&mut rig.pairs, 48, rig.now);
+        rig.turn(&mut traffic, US);
+        match action {
+            Some(action) => rig.model.with(|model| {
+                model.faults().add(Rule { times: 1, action, ..Rule::once(Queue::Io, 2, action) });
+            }),
+            None => rig.model.with(|model| model.pull_out()),
+        }
+        let start = rig.now;
+        traffic.is_removed = true;
+        while !rig.is_ended {
+            traffic.fill(&mut rig.pairs, 48, rig.now);
+            rig.turn(&mut traffic, 10 * US);
+            assert!(rig.now - start < 200 * MS, "{:?}", rig.notes);
+        }
+        assert_eq!(traffic.in_flight(), 0);
+        assert_eq!(rig.end(), Some("the controller vanished: CSTS reads as all ones"));
+        drop(traffic);
+        rig.model.with(|model| model.plug_in());
+        rig.run_for(&mut Nobody, SECOND, MS);
+        rig.assert_clean();
+    }
+}
+
+#[test]
+fn a_device_that_another_one_replaces_during_a_reset_is_refused() {
+    let mut rig = Rig::ready(config(), &[4]);
+    rig.model.with(|model| {
+        let bytes = b"ANOTHER".to_vec();
+        model.faults().patch_identify(aryk_nvme_model::Patch { cns: 1, offset: 4, bytes });
+    });
+    let now = rig.now;
+    rig.controller.reset(ResetReason::Request, now);
+    rig.run_until(&mut Nobody, 20 * SECOND, |rig| rig.is_ended);
+    let end = rig.end().unwrap();
+    assert!(end.starts_with("another device answers after the reset: serial number ANOTHER"), "{end}");
+}
+
+#[test]
+fn a_shutdown_waits_for_the_controller() {
+    let mut rig = Rig::ready(config(), &[4]);
+    let now = rig.now;
+    rig.controller.shut_down(Shutdown::Normal, now);
+    rig.run_until(&mut Nobody, 20 * SECOND, |rig| rig.is_ended);
+    assert_eq!(rig.end(), Some("stopped"));
+    assert!(rig.has(&Note::ShuttingDown) && rig.now - now >= 100 * MS);
+    assert_eq!(rig.model.read_register(CSTS, Width::Four).unwrap() >> 2 & 3, 2);
+    let mappings = rig.model.with(|model| model.mappings());
+    let Rig { model, controller, pairs, .. } = rig;
+    drop((controller, pairs));
+    assert!(mappings > 0 && model.with(|model| model.mappings()) == 0, "all memory is unmapped");
+    model.with(|model| assert_eq!(model.violations().count, 0, "{:?}", model.violations().first));
+}
+
+#[test]
+fn a_dropped_controller_leaves_no_access_behind() {
+    let mut rig = Rig::ready(config(), &[16]);
+    let mut traffic = Traffic::new(&rig, 1, 16);
+    traffic.fill(&mut rig.pairs, 16, rig.now);
+    rig.turn(&mut traffic, 0);
+    let Rig { model, controller, pairs, now, .. } = rig;
+    drop((controller, pairs, traffic));
+    for step in 0..1000 {
+        model.step(now + step * 100 * US);
+    }
+    model.with(|model| {
+        let unmapped =
+            |v: &aryk_nvme_model::Violation| matches!(v, aryk_nvme_model::Violation::Unmapped { .. });
+        assert!(!model.violations().first.iter().any(unmapped), "{:?}", model.violations().first);
+    });
+}
+
+#[test]
+fn namespaces_come_grow_shrink_and_go_as_events() {
+    let mut rig = Rig::ready(config(), &[4]);
+    type Change = fn(&mut aryk_nvme_model::Controller);
+    let changes: [(Change, NamespaceChange); 5] = [
+        (|model| model.add_namespace(3, NamespaceConfig::new(100, 0, 3)), NamespaceChange::Added(3)),
+        (|model| model.resize_namespace(3, 200), NamespaceChange::Changed(3)),
+        (|model| model.resize_namespace(3, 50), NamespaceChange::Changed(3)),
+        (|model| model.attach_namespace(1, false), NamespaceChange::Removed(1)),
+        (|model| model.remove_namespace(3), NamespaceChange::Removed(3)),
+    ];
+    for (change, expected) in changes {
+        rig.notes.clear();
+        rig.model.with(change);
+        rig.run_until(&mut Nobody, SECOND, |rig| rig.has(&Note::Namespaces(vec![expected])));
+    }
+    assert_eq!(rig.controller.namespaces(), []);
+    rig.assert_clean();
+}
+
+#[test]
+fn more_than_one_list_of_namespaces_is_read() {
+    let namespaces = (1..=1100).map(|nsid| (nsid, NamespaceConfig::new(8, 0, nsid.into()))).collect();
+    let rig = Rig::ready(Config { nn: 2000, namespaces, ..config() }, &[]);
+    assert_eq!(rig.controller.namespaces().len(), 1024, "the driver's limit");
+    assert_eq!(rig.controller.namespaces()[1023].nsid, 1024);
+    let namespaces = (1..=1024).map(|nsid| (2 * nsid, NamespaceConfig::new(8, 0, nsid.into()))).collect();
+    let rig = Rig::ready(Config { nn: 3000, namespaces, ..config() }, &[]);
+    assert_eq!(rig.controller.namespaces().last().unwrap().nsid, 2048);
+}
+
+#[test]
+fn a_keep_alive_timer_does_not_expire() {
+    let options = Options { keep_alive: 2 * SECOND, ..options() };
+    let mut rig = Rig::ready_with(config(), options, &[4]);
+    rig.run_for(&mut Nobody, 20 * SECOND, 10 * MS);
+    assert!(!rig.notes.iter().any(|note| matches!(note, Note::Quiesce(_))), "{:?}", rig.notes);
+}
+
+#[test]
+fn requests_of_the_transport_are_passed_on() {
+    let mut rig = Rig::ready(config(), &[4]);
+    rig.model.request_removal();
+    rig.run_until(&mut Nobody, SECOND, |rig| rig.has(&Note::RemovalRequested));
+    rig.model.report_error();
+    rig.run_until(&mut Nobody, 5 * SECOND, |rig| rig.has(&Note::Quiesce(ResetReason::Fatal)));
+    rig.run_until(&mut Nobody, 5 * SECOND, |rig| rig.has(&Note::Recovered));
+}
+
+#[test]
+fn a_pair_without_a_vector_raises_no_interrupts() {
+    for vector in [None, Some(3)] {
+        let mut rig = Rig::ready(config(), &[]);
+        rig.controller.create_pair(PairRequest { depth: 16, vector }).unwrap();
+        rig.run_until(&mut Nobody, SECOND, |rig| rig.pairs.len() == 1);
+        let interrupts = |rig: &Rig| rig.model.with(|model| model.interrupts(3));
+        let sink = std::fs::OpenOptions::new().write(true).open("/dev/null").unwrap();
+        rig.model.set_interrupts(&[sink.as_fd(); 17]).unwrap();
+        let before = interrupts(&rig);
+        let mut traffic = Traffic::new(&rig, 1, 16);
+        run(&mut rig, &mut traffic, 16, 300);
+        assert_eq!(interrupts(&rig) - before > 0, vector.is_some());
+    }
+    let mut rig = Rig::ready(config(), &[]);
+    let refused = rig.controller.create_pair(PairRequest { depth: 16, vector: Some(17) }).unwrap_err();
+    assert_eq!(refused.to_string(), "the function has 17 MSI-X vectors, not one with number 17");
+}
+
+#[test]
+fn pairs_are_created_up_to_the_limit_and_deleted() {
+    let mut rig = Rig::ready(Config { io_queues: 3, ..config() }, &[4, 4, 4]);
+    let refused = rig.controller.create_pair(PairRequest { depth: 4, vector: None }).unwrap_err();
+    assert_eq!(refused.to_string(), "the controller allows 3 queue pairs, and all are in use");
+    let mut traffic = Traffic::new(&rig, 1, 12);
+    traffic.fill(&mut rig.pairs, 12, rig.now);
+    rig.deleted.push(2);
+    traffic.is_strict = false;
+    rig.controller.delete_pair(2).unwrap();
+    rig.run_until(&mut traffic, SECOND, |rig| rig.pairs.len() == 2);
+    run(&mut rig, &mut traffic, 8, 100);
+    rig.deleted.clear();
+    assert_eq!(rig.controller.create_pair(PairRequest { depth: 4, vector: None }).unwrap(), 2);
+    rig.run_until(&mut traffic, SECOND, |rig| rig.pairs.len() == 3);
+    traffic.is_strict = true;
+    run(&mut rig, &mut traffic, 12, 300);
+    rig.assert_clean();
+}
