@@ -19,6 +19,7 @@ use std::time::Duration;
 pub const SLACK: u64 = 1_000_000;
 /// Upper bound of the leases of all reactors together, in nanoseconds. With [`SLACK`], 0.2% of a second.
 pub const LEASES: u64 = 1_000_000;
+const _: () = assert!(500 * (SLACK + LEASES) == 1_000_000_000, "the two together are 0.2% of a second");
 
 /// A token bucket. See the file's head.
 #[derive(Debug)]
@@ -133,8 +134,17 @@ impl Bucket {
     pub fn lease(&self, before: u64, kept: u64, more: u64) -> u64 {
         let mut is = self.leased.load(Relaxed);
         loop {
+            debug_assert!(
+                is >= before,
+                "the bucket has recorded {is} ns of leases, but one reactor has {before} ns"
+            );
+            debug_assert!(kept <= before, "a reactor keeps {kept} ns of a lease of {before} ns");
             let others = is - before + kept;
-            let more = more.min(LEASES.saturating_sub(others));
+            debug_assert!(
+                others <= LEASES,
+                "the leases of all reactors are {others} ns, more than their bound"
+            );
+            let more = more.min(LEASES - others);
             match self.leased.compare_exchange_weak(is, others + more, Relaxed, Relaxed) {
                 Ok(_) => return more,
                 Err(other) => is = other,
@@ -158,7 +168,8 @@ impl Bucket {
     }
 
     pub(crate) fn end_waiting(&self, lanes: u64) {
-        self.waiting.fetch_sub(lanes, Relaxed);
+        let before = self.waiting.fetch_sub(lanes, Relaxed);
+        debug_assert!(before >= lanes, "{lanes} lanes end their wait, but only {before} have begun one");
     }
 }
 

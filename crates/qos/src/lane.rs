@@ -106,6 +106,7 @@ impl<W: Copy, T> Lane<W, T> {
                 .for_each(|stage| stage.price = stage.share.borrow_mut().lend(bytes, requests));
             self.prepaid = Prepaid { bytes, left: requests, of: requests, others: 0 };
         }
+        self.check_invariants();
     }
 
     /// Asks to submit the first request, of `bytes` bytes; `behind` more requests wait behind it. [`Lane::settle`] must follow
@@ -146,7 +147,7 @@ impl<W: Copy, T> Lane<W, T> {
         if let Some(at) = self.waits_at {
             let mut share = self.path[at].share.borrow_mut();
             let cost = share.cost(bytes);
-            share.served(cost);
+            share.served(self.id, cost);
         }
         true
     }
@@ -161,6 +162,7 @@ impl<W: Copy, T> Lane<W, T> {
         let debt = if self.debt.0 == at { self.debt.1 } else { 0 };
         self.path[at].share.borrow_mut().join(self.id, self.who, debt);
         self.waits_at = Some(at);
+        self.check_invariants();
     }
 
     /// Ends a series of [`Lane::ask`]. `has_more`: requests still wait.
@@ -180,6 +182,19 @@ impl<W: Copy, T> Lane<W, T> {
             share.settle(now, wheel);
         }
     }
+
+    /// Checks, in debug builds, what holds between two requests.
+    #[inline]
+    fn check_invariants(&self) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        let Prepaid { left, of, .. } = self.prepaid;
+        assert!(left <= of, "{left} of {of} prepaid requests are left");
+        assert!(self.waits_at.is_none() || of == 0, "a lane that waits has prepaid requests");
+        assert!(self.waits_at.is_none_or(|at| at < self.path.len()), "a lane waits outside of its path");
+        assert!(self.debt.1 <= 0, "a lane keeps tokens of a turn that is over: {}", self.debt.1);
+    }
 }
 
 impl<W, T> Lane<W, T> {
@@ -197,5 +212,9 @@ impl<W, T> Lane<W, T> {
 impl<W, T> Drop for Lane<W, T> {
     fn drop(&mut self) {
         self.hand_back();
+        assert!(
+            self.waits_at.is_none() || std::thread::panicking(),
+            "other lanes would wait behind a dropped lane"
+        );
     }
 }

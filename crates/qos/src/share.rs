@@ -14,7 +14,7 @@
 //! of lanes that wait on this reactor. While that time is ahead of the clock, the reactor leaves available tokens to the other
 //! reactors, unless no reactor takes them for [`LEFT_OVER`].
 
-use crate::bucket::{Bucket, LEASES, nanos_up};
+use crate::bucket::{Bucket, LEASES, SLACK, nanos_up};
 use crate::tariff::FRACTION;
 use std::collections::VecDeque;
 use std::fmt;
@@ -36,6 +36,11 @@ const AHEAD: u64 = 8;
 const LENT: u64 = 4;
 /// The request that a lane's quantum pays for, in bytes.
 const QUANTUM: u64 = 4 << 10;
+const _: () = assert!(2 * LEFT_OVER <= SLACK, "tokens are left over long before they are lost");
+const _: () = assert!(2 * GRAIN <= LEFT_OVER, "a reactor reads the bucket again before tokens are left over");
+const _: () = assert!(LENT > 1, "a loan leaves a part of the lease");
+/// Upper bound of the rounding errors of a lease and its loans, in nanoseconds: fractions are kept, but not reserved.
+const ROUNDING: u64 = 16;
 
 /// Wakes lanes.
 pub trait Wheel {
@@ -151,8 +156,10 @@ impl<W: Copy, T> Share<W, T> {
     /// Prepays as many requests as [`Share::payable`] allowed; returns the cost of each.
     pub(crate) fn lend(&mut self, bytes: u64, requests: u64) -> u64 {
         let cost = self.cost(bytes);
+        debug_assert!(cost * requests <= self.lease / LENT, "a lane borrows more than its part of the lease");
         self.lease -= cost * requests;
         self.lent += cost * requests;
+        self.check_invariants();
         cost
     }
 
@@ -217,10 +224,16 @@ impl<W: Copy, T> Share<W, T> {
         let (before, kept) = (self.reserved, self.kept());
         let extra = if extra > 0 || before > kept { self.bucket.lease(before, kept, extra) } else { 0 };
         let Ok(taken) = self.bucket.take(need, extra, now) else {
-            self.bucket.lease(kept + extra, before, 0);
+            // Another reactor may have the room that the unspent lease had, so the lease cannot be recorded again.
+            self.reserved = kept + extra;
+            self.return_lease();
             self.not_before = now + GRAIN;
             return false;
         };
+        debug_assert!(
+            (need..=need + extra).contains(&taken),
+            "{taken} ns were taken, not {need} to {extra} more"
+        );
         self.reserved = kept + taken - need;
         if self.reserved < kept + extra {
             self.bucket.lease(kept + extra, self.reserved, 0);
@@ -233,6 +246,7 @@ impl<W: Copy, T> Share<W, T> {
         };
         let span = PACE_SPAN.max(2 * step);
         self.pace = self.pace.clamp(now.saturating_sub(span), now + span) + step;
+        self.check_invariants();
         true
     }
 
@@ -244,9 +258,11 @@ impl<W: Copy, T> Share<W, T> {
 
     /// Adds a waiting lane. `debt` is its debt from its last wait.
     pub(crate) fn join(&mut self, lane: u64, who: W, debt: i64) {
+        debug_assert!(self.ring.iter().all(|s| s.lane != lane), "a lane has one place in the ring");
         self.bucket.begin_waiting();
         self.ring.push_back(Waiting { lane, who, deficit: debt.min(0) });
         self.next_turn();
+        self.check_invariants();
     }
 
     /// Removes a waiting lane and returns its debt.
@@ -255,17 +271,20 @@ impl<W: Copy, T> Share<W, T> {
         let left = self.ring.remove(at).expect("just found");
         self.bucket.end_waiting(1);
         self.next_turn();
+        self.check_invariants();
         left.deficit.min(0)
     }
 
-    /// Records that the first lane has taken this cost.
-    pub(crate) fn served(&mut self, cost: u64) {
+    /// Records that the first lane, which is `lane`, has taken this cost.
+    pub(crate) fn served(&mut self, lane: u64, cost: u64) {
         let first = self.ring.front_mut().expect("the lane waits in this ring");
+        debug_assert_eq!(first.lane, lane, "only the first lane of the ring takes tokens");
         first.deficit = first.deficit.saturating_sub_unsigned(cost);
         if first.deficit <= 0 {
             self.ring.rotate_left(1);
             self.next_turn();
         }
+        self.check_invariants();
     }
 
     /// Brings a lane that may take tokens to the front.
@@ -312,6 +331,7 @@ impl<W: Copy, T> Share<W, T> {
         if let Some(alarm) = self.alarm.take() {
             wheel.cancel(alarm.timer);
         }
+        debug_assert!(self.alarm.is_none(), "a share has one alarm, and it is cancelled before the next");
         if at > now {
             self.alarm = Some(Alarm { lane, at, timer: wheel.wake_at(who, at) });
         } else {
@@ -323,8 +343,34 @@ impl<W: Copy, T> Share<W, T> {
 impl<W, T> Share<W, T> {
     /// Takes back a lane's loan, of which `left` is unused.
     pub(crate) fn end_loan(&mut self, lent: u64, left: u64) {
+        debug_assert!(
+            left <= lent && lent <= self.lent,
+            "{left} are left of a loan of {lent}, in {}",
+            self.lent
+        );
         self.lent -= lent;
         self.lease += left;
+        self.check_invariants();
+    }
+
+    /// Checks, in debug builds, what holds between two changes.
+    #[inline]
+    fn check_invariants(&self) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        let held = (self.lease + self.lent) >> FRACTION;
+        assert!(
+            held <= self.reserved + ROUNDING,
+            "{held} ns are leased or lent, but {} recorded",
+            self.reserved
+        );
+        let leased = self.bucket.leased();
+        assert!(self.reserved <= leased, "{} ns of the bucket's {leased} are leased here", self.reserved);
+        let (here, everywhere) = (self.ring.len() as u64, self.bucket.waiting());
+        assert!(here <= everywhere, "{here} lanes wait here, and {everywhere} on all reactors");
+        let first = self.ring.front().map(|first| first.deficit);
+        assert!(first.is_none_or(|deficit| deficit > 0), "the first lane may take nothing: {first:?}");
     }
 
     /// The part of the reservation that covers the lanes' loans, in nanoseconds.
@@ -344,12 +390,15 @@ impl<W, T> Share<W, T> {
             self.bucket.lease(self.reserved, kept, 0);
             self.reserved = kept;
         }
+        self.check_invariants();
     }
 }
 
 impl<W, T> Drop for Share<W, T> {
     fn drop(&mut self) {
         self.return_lease();
-        self.bucket.end_waiting(self.ring.len() as u64);
+        // Each lane holds its shares, and leaves the ring before it is dropped.
+        let is_unused = self.ring.is_empty() && self.lent == 0 && self.reserved == 0;
+        assert!(is_unused || std::thread::panicking(), "a share is dropped with lanes or loans");
     }
 }

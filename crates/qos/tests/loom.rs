@@ -9,11 +9,14 @@ mod sync {
 }
 #[path = "../src/bucket.rs"]
 mod bucket;
+#[path = "../src/share.rs"]
+mod share;
 #[path = "../src/tariff.rs"]
 mod tariff;
 
 use bucket::{Bucket, LEASES, SLACK};
 use loom::thread;
+use share::Share;
 use std::sync::Arc;
 use std::time::Duration;
 use tariff::Cost;
@@ -74,6 +77,28 @@ fn leases_stay_within_their_bound() {
         let both = here + there.join().unwrap();
         assert!(both <= LEASES);
         assert_eq!(bucket.leased(), both);
+    });
+}
+
+/// A reactor finds no tokens while another reactor leases the room that the first reactor's lease had.
+#[test]
+fn a_take_that_fails_leaves_the_bound_of_leases() {
+    loom::model(|| {
+        let bucket = bucket();
+        let mut share = Share::<(), ()>::new(Arc::clone(&bucket));
+        assert!(share.take(1 << 16, LEASES, NOW));
+        assert!(bucket.leased() > LEASES / 2);
+        let other = Arc::clone(&bucket);
+        let there = thread::spawn(move || {
+            let leased = other.lease(0, 0, LEASES);
+            drop(other.take(SLACK, 0, NOW));
+            leased
+        });
+        share.take(LEASES << 17, 0, NOW);
+        let leased = there.join().unwrap();
+        assert!(bucket.leased() <= LEASES, "{} ns", bucket.leased());
+        drop(share);
+        assert_eq!(bucket.leased(), leased);
     });
 }
 

@@ -84,6 +84,36 @@ impl<T> Slots<T> {
         }));
         self.slots = slots.into_boxed_slice();
         self.free = if more == 0 { free } else { old };
+        self.check_invariants();
+    }
+
+    /// Checks, in debug builds, that each slot is either used or in the free list.
+    fn check_invariants(&self) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        let used = self.slots.iter().filter(|slot| matches!(slot.state, State::Used(_))).count();
+        assert_eq!(used, self.len as usize, "the table counts its values");
+        let next = |index: &u32| match self.slots[*index as usize].state {
+            State::Free { next } => Some(next).filter(|&next| next != NONE),
+            State::Used(_) => panic!("the free list names used slot {index}"),
+        };
+        let first = Some(self.free).filter(|&first| first != NONE);
+        // One more than can be free, so that a list with a loop does not pass.
+        let free = std::iter::successors(first, next).take(self.slots.len() + 1).count();
+        assert_eq!(free, self.slots.len() - used, "every unused slot is in the free list once");
+    }
+
+    /// As [`Slots::check_invariants`], as far as that takes no loop.
+    #[inline(always)]
+    fn check_counts(&self) {
+        debug_assert!(self.len <= self.capacity(), "{} values in {} slots", self.len, self.capacity());
+        debug_assert!(
+            (self.free == NONE) == (self.len == self.capacity()),
+            "the free list is empty exactly if all slots are used: {} of {}",
+            self.len,
+            self.capacity()
+        );
     }
 
     /// Number of slots.
@@ -123,8 +153,10 @@ impl<T> Slots<T> {
         let State::Free { next } = slot.state else { unreachable!("the free list names used slot {index}") };
         self.free = next;
         slot.state = State::Used(value);
+        let key = Key::new(index, slot.generation);
         self.len += 1;
-        Key::new(index, slot.generation)
+        self.check_counts();
+        key
     }
 
     /// Stores `value`, in a table that grows twofold when it is full.
@@ -168,6 +200,7 @@ impl<T> Slots<T> {
     /// The slot of `key`, if the table still holds its value: to change the value and then remove it, with one lookup.
     #[inline]
     pub fn occupied(&mut self, key: Key) -> Option<Occupied<'_, T>> {
+        self.check_counts();
         let Self { slots, free, len } = self;
         let slot = slots.get_mut(key.index() as usize)?;
         if slot.generation != key.generation() || matches!(slot.state, State::Free { .. }) {
@@ -234,6 +267,7 @@ impl<T> Occupied<'_, T> {
             unreachable!("`Slots::occupied` checked it")
         };
         slot.generation = slot.generation.wrapping_add(1);
+        debug_assert!(*len > 0, "a used slot is counted");
         *free = index;
         *len -= 1;
         value

@@ -245,6 +245,20 @@ impl Sim {
     }
 }
 
+impl Drop for Sim {
+    /// Closes all openers, after which the buckets have nothing left of them.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        let buckets: Vec<_> = self.shares.values().map(|share| Arc::clone(share.borrow().bucket())).collect();
+        self.openers.iter_mut().for_each(|opener| opener.lane.leave(self.now, &mut self.wheel));
+        self.openers.clear();
+        self.shares.clear();
+        assert!(buckets.iter().all(|bucket| (bucket.leased(), bucket.waiting()) == (0, 0)), "{buckets:?}");
+    }
+}
+
 /// The largest excess of any window over its length, in nanoseconds of a bucket.
 pub fn excess<'a>(admitted: impl Iterator<Item = &'a Admitted>, cost: impl Fn(&Admitted) -> f64) -> f64 {
     let (mut sum, mut lowest, mut most) = (0.0, f64::INFINITY, f64::NEG_INFINITY);
