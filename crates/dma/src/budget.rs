@@ -23,6 +23,11 @@ pub struct Limits {
 /// Only mappings up to this size, in bytes, may use the last eighth of the process's limits, so that peers with much memory
 /// leave some of it to peers with little.
 const SMALL: u64 = 64 << 30;
+const _: () = {
+    let Limits { peer, process, .. } = Limits::DEFAULT;
+    assert!(SMALL < peer && 2 * peer <= process / 8 * 7, "two of the largest peers fit");
+    assert!(process < 128 << 40, "the limits stay below the address space of a process");
+};
 
 struct Budget {
     peer: AtomicU64,
@@ -99,9 +104,15 @@ pub(crate) struct Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.peer.0.bytes.fetch_sub(self.len, Relaxed);
-        self.peer.0.mappings.fetch_sub(1, Relaxed);
+        subtract(&self.peer.0.bytes, self.len);
+        subtract(&self.peer.0.mappings, 1);
     }
+}
+
+/// Ends a part of what a counter has counted.
+fn subtract(counter: &AtomicU64, part: u64) {
+    let before = counter.fetch_sub(part, Relaxed);
+    assert!(before >= part, "{part} are no longer used, but only {before} were counted");
 }
 
 /// A mapping's share of the limits, until this is dropped.
@@ -124,7 +135,7 @@ impl Charge {
         })?;
         let charged = add(&BUDGET.count, 1, part(limits.mappings));
         if charged.is_err() {
-            BUDGET.bytes.fetch_sub(len, Relaxed);
+            subtract(&BUDGET.bytes, len);
             return Err(MapError::TooMany { max: part(limits.mappings) });
         }
         Ok(Self(len))
@@ -133,7 +144,7 @@ impl Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        BUDGET.bytes.fetch_sub(self.0, Relaxed);
-        BUDGET.count.fetch_sub(1, Relaxed);
+        subtract(&BUDGET.bytes, self.0);
+        subtract(&BUDGET.count, 1);
     }
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const PAGES_PER_BYTE: u64 = 8;
 /// Pages whose bits lie in one word.
 const PAGES_PER_WORD: u64 = 64;
+const _: () = assert!(PAGES_PER_WORD == PAGES_PER_BYTE * size_of::<u64>() as u64, "a page has one bit");
 const _: () = assert!(cfg!(target_endian = "little"), "a word's bits are those of its bytes, in order");
 
 /// Upper bound of the mapped bytes of a log: for guest addresses up to 128 TiB.
@@ -68,6 +69,7 @@ impl DirtyLog {
             page = until;
             words += 1;
         }
+        debug_assert!(words <= len / PAGE / PAGES_PER_WORD + 2, "{words} words for {len} bytes");
         words
     }
 

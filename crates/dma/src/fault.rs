@@ -72,8 +72,11 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         self.0.range.set(None);
-        PARTS.fetch_sub(self.0.replaced.swap(0, Ordering::Relaxed).min(PARTS_OF_SPAN), Ordering::Relaxed);
-        self.0.taken.store(false, Ordering::Release);
+        let parts = self.0.replaced.swap(0, Ordering::Relaxed).min(PARTS_OF_SPAN);
+        let before = PARTS.fetch_sub(parts, Ordering::Relaxed);
+        assert!(before >= parts, "{parts} replaced parts end, but only {before} were counted");
+        let was_taken = self.0.taken.swap(false, Ordering::Release);
+        assert!(was_taken, "an entry has one guard");
     }
 }
 
@@ -92,6 +95,7 @@ pub(crate) fn watch(span: Span) -> Guard {
     let take =
         |e: &Entry| e.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
     let entry = entries().find(|e| take(e)).unwrap_or_else(add_entry);
+    assert!(entry.range.get().is_none(), "an entry without a guard has no span");
     entry.poisoned.store(false, Ordering::Relaxed);
     entry.replaced.store(0, Ordering::Relaxed);
     entry.range.set(Some(span));

@@ -181,6 +181,7 @@ impl Mapping {
         reclaim::prepare();
         let base = pages.base.cast::<u8>().wrapping_add(skip);
         let base = NonNull::new(base).expect("the kernel maps nothing at address 0");
+        assert!(len > 0 && skip + len <= pages.len(), "{skip}+{len} of {} mapped bytes", pages.len());
         Self { base, len, pages: Some(pages), file: None }
     }
 

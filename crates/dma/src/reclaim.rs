@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 /// Bytes that are unmapped at a time: between two pieces, other threads can map, unmap and handle page faults. A multiple of
 /// every page size.
 const PIECE: usize = 1 << 30;
+const _: () = assert!(PIECE.is_multiple_of(1 << 30), "the largest huge pages are unmapped as a whole");
 
 /// Interval of retries of failed unmapping.
 const RETRY: Duration = Duration::from_millis(100);
@@ -92,7 +93,13 @@ impl Pages {
         }
     }
 
+    /// Bytes.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
     fn unmap(mut self) -> Result<(), Kept> {
+        assert!(self.keeper.get().is_none(), "devices may still access these pages");
         // Before other mappings can reuse the addresses.
         self.fault = None;
         while self.len > 0 {
@@ -235,7 +242,8 @@ fn work_off(job: Job, requested: Instant) -> Result<(), Kept> {
     let delay = u64::try_from(requested.elapsed().as_nanos()).unwrap_or(u64::MAX);
     DELAY_NS_MAX.fetch_max(delay, Relaxed);
     DONE.fetch_add(1, Relaxed);
-    PENDING.fetch_sub(1, Relaxed);
+    let pending = PENDING.fetch_sub(1, Relaxed);
+    assert!(pending > 0, "more jobs are done than were requested");
     Ok(())
 }
 

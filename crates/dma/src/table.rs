@@ -123,6 +123,11 @@ impl MemTable {
                 return Err(TableError::BadRegion(r.guest_addr));
             }
         }
+        assert!(
+            regions.len() <= usize::from(u16::MAX),
+            "{} regions, which a peer cannot announce",
+            regions.len()
+        );
         regions.sort_by_key(|r| r.guest_addr);
         for pair in regions.windows(2) {
             if pair[0].guest_addr + pair[0].len > pair[1].guest_addr {
@@ -380,6 +385,8 @@ const LIST_MAX: usize = 2048;
 
 /// Number of pieces that fit into a slot itself.
 const SHORT: usize = 3;
+const _: () =
+    assert!(SHORT < KEPT_PIECES && KEPT_PIECES <= LIST_MAX, "lists grow from short over kept to the longest");
 
 /// A list: one cache line, with a vector beside it for long lists.
 #[derive(Debug)]
@@ -474,6 +481,23 @@ impl SgTable {
         for slot in 0..self.slots.len() {
             self.switch_to_current(slot);
         }
+        self.check_invariants();
+    }
+
+    /// Checks, in debug builds, that every slot in use has a table, and that users and pieces are counted. Visits all slots.
+    fn check_invariants(&self) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        let users_of = |serial| self.slots.iter().filter(|slot| slot.epoch == Some(serial)).count() as u32;
+        for epoch in self.old.iter().chain([&self.current]) {
+            assert_eq!(users_of(epoch.serial), epoch.users, "a table counts the requests that use it");
+        }
+        assert!(self.old.iter().all(|epoch| epoch.users > 0), "a replaced table without users is kept");
+        let used = self.slots.iter().filter(|slot| slot.epoch.is_some());
+        assert_eq!(used.clone().count() as u32, self.in_use(), "a slot in use has no table");
+        let pieces = used.filter(|slot| slot.is_long()).map(|slot| slot.count).sum::<u32>();
+        assert_eq!(pieces, self.longs.pieces, "the pieces of long lists in use are counted");
     }
 
     /// Switches a request to the current table if the table contains all the request's memory unchanged, so that the request
@@ -866,6 +890,7 @@ impl Longs {
     /// Shortens a list from `count` pieces to `left`. If these fit into the slot, the slot still has them.
     fn truncate(&mut self, index: usize, count: u32, left: u32) {
         let long = |count: u32| if count as usize > SHORT { count } else { 0 };
+        debug_assert!(left <= count, "a list of {count} pieces is shortened to {left}");
         self.pieces -= long(count) - long(left);
         if long(left) > 0 {
             self.lists[index].truncate(left as usize);
@@ -894,6 +919,9 @@ fn table_of<'a>(current: &'a Epoch, old: &'a [Epoch], serial: NonZeroU32) -> &'a
 
 impl Drop for SgTable {
     fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.check_invariants();
+        }
         if self.in_use() > 0 {
             std::mem::forget(std::mem::take(&mut self.slots));
             std::mem::forget(std::mem::take(&mut self.longs.lists));

@@ -126,6 +126,7 @@ impl Chain {
             self.start += usize::from(piece.len == 0);
             left = later;
         }
+        self.check_invariants();
         Ok(Some(value))
     }
 
@@ -147,6 +148,10 @@ impl Chain {
         }
         // Drivers keep the status byte in the header's cache line.
         let header = memory.read_largest_before_write(header.addr)?;
+        debug_assert!(
+            readable.len() + writable.len() + 2 == self.end,
+            "the two ends and the data are the chain"
+        );
         (self.start, self.end) = (1, self.end - 1);
         Some(Ends { header, status: status.addr, readable, writable })
     }
@@ -162,6 +167,7 @@ impl Chain {
         last.len -= 1;
         let addr = last.addr.wrapping_add(last.len.into());
         self.end -= usize::from(last.len == 0);
+        self.check_invariants();
         Some(addr)
     }
 
@@ -203,6 +209,7 @@ impl Chain {
         if !writable {
             self.split = self.end;
         }
+        self.check_invariants();
         Ok(())
     }
 
@@ -217,6 +224,17 @@ impl Chain {
     #[inline]
     pub(crate) const fn set_counts(&mut self, counts: Counts) {
         (self.start, self.split, self.end, self.skipped) = (0, counts.readable, counts.all, 0);
+        self.check_invariants();
+    }
+
+    /// Checks the order of the parts, in debug builds.
+    #[inline]
+    const fn check_invariants(&self) {
+        debug_assert!(
+            self.start <= self.split && self.split <= self.end,
+            "readable buffers come before writable ones"
+        );
+        debug_assert!(self.end <= CHAIN_MAX as usize, "a chain has no more pieces than its bound");
     }
 }
 

@@ -42,6 +42,8 @@ struct Desc {
 
 const DESC_LEN: usize = size_of::<Desc>();
 const _: () = assert!(DESC_LEN == 16);
+const _: () =
+    assert!(SIZE_MAX <= 1 << VRING_PACKED_EVENT_F_WRAP_CTR, "an index fits beside its wrap counter");
 /// Offsets in a descriptor.
 const LEN: usize = 8;
 const ID: usize = 12;
@@ -214,6 +216,7 @@ impl PackedQueue {
             queue.next_avail = used.after(taken, queue.config.size);
         }
         queue.kept = Some(kept);
+        queue.check_invariants();
         Ok(queue)
     }
 
@@ -256,7 +259,40 @@ impl PackedQueue {
         let config = PackedConfig { desc, driver, device, ..self.config };
         config.check()?;
         self.config = config;
+        self.check_invariants();
         Ok(())
+    }
+
+    /// Checks, in debug builds, what holds between two calls, whatever the driver writes. Visits all ids.
+    fn check_invariants(&self) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        self.check_positions();
+        let counted = self.counts.iter().map(|&count| u32::from(count)).sum::<u32>();
+        assert!(
+            counted <= self.taken.into(),
+            "chains in flight have {counted} descriptors, of {} taken",
+            self.taken
+        );
+        let first = self.given.first().map(|given| given.at.after(self.unpublished, self.config.size));
+        // A driver that offers descriptors again before it sees them used can make it more than a pass.
+        let is_pass = self.unpublished <= self.config.size;
+        let is_end = first.is_none_or(|end| !is_pass || end == self.next_used);
+        assert!(is_end, "{} descriptors are unpublished up to {:?}", self.unpublished, self.next_used);
+        assert_eq!(self.given.is_empty(), self.unpublished == 0, "each used element skips descriptors");
+    }
+
+    /// As [`PackedQueue::check_invariants`], as far as that takes no loop.
+    #[inline]
+    fn check_positions(&self) {
+        debug_assert!(
+            distance(self.next_used, self.next_avail, self.config.size) == Some(self.taken),
+            "{} descriptors are taken, from {:?} to {:?}",
+            self.taken,
+            self.next_used,
+            self.next_avail
+        );
     }
 
     /// 1 if a chain can be popped, else 0: their number is unknown before their descriptors are read.
@@ -309,19 +345,18 @@ impl PackedQueue {
         if let Some(error) = self.broken {
             return Err(error.into());
         }
-        if let Some(kept) = &mut self.kept {
-            if let Some(replay) = kept.next_replay() {
-                return self.take_replay(&replay, memory, chain);
-            }
-            // The region has one free list: completed chains must be on it before a new chain takes entries from it.
-            if !self.given.is_empty() && self.is_available() {
-                self.owes_call |= self.publish_given();
-            }
+        if let Some(replay) = self.kept.as_mut().and_then(Inflight::next_replay) {
+            return self.take_replay(&replay, memory, chain);
         }
         if !self.is_available() {
             return Ok(None);
         }
         step(Step::Found);
+        // The region has one free list: completed chains must be on it before a new chain takes entries from it. Whether there is
+        // a chain is read once, above: with a second read, a chain that comes between the two would be taken too early.
+        if self.kept.is_some() && !self.given.is_empty() {
+            self.owes_call |= self.publish_given();
+        }
         self.take(memory, chain)
     }
 
@@ -359,6 +394,7 @@ impl PackedQueue {
         self.counts[usize::from(id)] = count;
         self.taken += count;
         self.next_avail = cursor;
+        self.check_positions();
         if let Some(kept) = &mut self.kept {
             kept.begin(id);
             step(Step::Marked);
@@ -383,7 +419,9 @@ impl PackedQueue {
         chain: &mut Chain,
     ) -> Result<Option<u16>, PopError> {
         chain.clear();
-        self.counts[usize::from(replay.id)] = replay.descs.len() as u16;
+        let before = std::mem::replace(&mut self.counts[usize::from(replay.id)], replay.descs.len() as u16);
+        assert_eq!(before, 0, "chain {} is replayed while it is in flight", replay.id);
+        self.check_invariants();
         let sound = replay.descs.iter().try_for_each(|desc| add(desc, self.config.indirect, memory, chain));
         sound.map(|()| Some(replay.id)).map_err(|error| PopError::Chain { head: replay.id, error })
     }
@@ -404,6 +442,7 @@ impl PackedQueue {
         self.next_used = at.after(count, self.config.size);
         self.unpublished += count;
         self.taken -= count;
+        self.check_positions();
         if let Some(kept) = &mut self.kept {
             kept.end(id);
             step(Step::Used);

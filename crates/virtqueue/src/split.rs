@@ -20,6 +20,10 @@ use inflight::Inflight;
 
 /// Descriptors in the largest split queue.
 pub const SIZE_MAX: u16 = 32_768;
+const _: () = assert!(
+    SIZE_MAX.is_power_of_two() && CHAIN_MAX <= SIZE_MAX,
+    "indices wrap, and a chain fits into a queue"
+);
 
 const NEXT: u16 = VRING_DESC_F_NEXT as u16;
 const WRITE: u16 = VRING_DESC_F_WRITE as u16;
@@ -28,6 +32,7 @@ const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
 /// Distance in chains at which a chain's first descriptor, and its first buffer, are prefetched.
 const DESCS_AHEAD: u16 = 8;
 const BUFFERS_AHEAD: u16 = 4;
+const _: () = assert!(BUFFERS_AHEAD < DESCS_AHEAD, "a descriptor arrives before the buffer that it names");
 
 /// Offset of both rings' `flags`; `idx` and the entries follow.
 const FLAGS: usize = 0;
@@ -236,6 +241,7 @@ impl SplitQueue {
         }
         queue.kept = Some(kept);
         queue.replay = heads;
+        queue.check_invariants();
         Ok(queue)
     }
 
@@ -283,7 +289,31 @@ impl SplitQueue {
         let config = SplitConfig { desc, avail, used, ..self.config };
         self.rings = config.check()?;
         self.config = config;
+        self.check_invariants();
         Ok(())
+    }
+
+    /// Checks, in debug builds, what holds between two calls, whatever the driver writes. Visits all heads.
+    fn check_invariants(&self) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        let Self { config, in_flight, replay, .. } = self;
+        assert_eq!(in_flight.len(), usize::from(config.size), "each descriptor has a flag");
+        let known = self.avail_idx.wrapping_sub(config.next_avail);
+        assert!(
+            known <= config.size,
+            "{known} chains are known to be available in a queue of {}",
+            config.size
+        );
+        assert!(self.broken.is_none() || known == 0, "a broken queue has chains to take");
+        let mut seen = in_flight.clone();
+        let mut is_new = |head: &u16| !std::mem::replace(&mut seen[usize::from(*head)], true);
+        assert!(
+            replay.iter().all(|head| is_new(head)),
+            "a head is to be replayed twice, or is in flight already"
+        );
+        assert!(replay.is_empty() || self.kept.is_some(), "a replay comes from an in-flight region");
     }
 
     /// Number of chains that can be popped. Reads the guest's index only when all chains up to the last read index were
@@ -323,6 +353,7 @@ impl SplitQueue {
     fn break_down(&mut self, error: QueueError) -> QueueError {
         self.avail_idx = self.config.next_avail;
         self.broken = Some(error);
+        self.check_invariants();
         error
     }
 
@@ -373,13 +404,15 @@ impl SplitQueue {
     #[cold]
     fn take_replay(&mut self) -> Option<u16> {
         let head = self.replay.pop()?;
-        self.in_flight[usize::from(head)] = true;
+        let was_in_flight = std::mem::replace(&mut self.in_flight[usize::from(head)], true);
+        assert!(!was_in_flight, "chain {head} is replayed while it is in flight");
         Some(head)
     }
 
     /// Collects the chain that starts at `head`, which is in range.
     #[inline]
     pub(crate) fn walk(&self, head: u16, memory: &MemTable, chain: &mut Chain) -> Result<(), ChainError> {
+        debug_assert!(self.in_flight[usize::from(head)], "chain {head} is taken before it is walked");
         let mut counts = Counts::NONE;
         let walked = self.walk_direct(head, &mut chain.places()[..self.chain_max.into()], &mut counts);
         chain.set_counts(counts);

@@ -39,6 +39,7 @@ impl Range {
     pub fn set(&self, span: Option<Span>) {
         let Span { base, len, page } = span.unwrap_or(Span { base: 0, len: 0, page: 0 });
         let generation = self.generation.load(Ordering::Relaxed);
+        assert!(generation.is_multiple_of(2), "two threads change one range");
         self.generation.store(generation.wrapping_add(1), Ordering::Relaxed);
         // A reader that sees a part of the following changes sees the odd generation, too.
         fence(Ordering::Release);

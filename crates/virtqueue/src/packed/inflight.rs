@@ -49,6 +49,8 @@ const DESC_ID: usize = 16;
 const DESC_FLAGS: usize = 18;
 const DESC_LENGTH: usize = 20;
 const DESC_ADDR: usize = 24;
+const _: () =
+    assert!(DESC_ADDR + 8 == ENTRY_LEN && USED.is_multiple_of(8), "the layout of the specification");
 
 /// Bytes of a queue's part, without padding.
 pub(crate) const fn len(size: u16) -> u64 {
@@ -324,12 +326,15 @@ impl Inflight {
     /// Discards the copied descriptors, because they are not a valid chain.
     #[cold]
     pub fn forget(&mut self) {
+        assert!(self.count > 0, "no descriptor was copied");
         self.free_head = self.taking.first;
     }
 
     /// Records that the copied chain has been taken.
     #[inline]
     pub fn begin(&mut self, id: u16) {
+        debug_assert!(self.replays.is_empty(), "replays are taken before new chains");
+        debug_assert!(self.batch.is_empty(), "completed chains are published before a chain is taken");
         let at = entry(self.taking.first);
         self.area.write(at + LAST, &self.taking.last);
         self.area.write(at + NUM, &self.count);

@@ -43,6 +43,42 @@ fn chains_complete_out_of_order() {
     }
 }
 
+/// The driver adds a chain while the device, which has completed another one and not published it, looks for the next. A daemon
+/// that dies then has both on record: the first is visible to the driver, the second is in flight.
+#[test]
+fn a_chain_that_comes_during_a_pop_is_recorded_beside_unpublished_ones() {
+    let mut driver = Driver::new(4);
+    let memory = std::mem::take(&mut driver.memory);
+    let mut chain = Chain::default();
+    for round in 0..500 {
+        let mut queue = driver.successor().unwrap();
+        let first = driver.add(1);
+        assert_eq!(queue.pop(&memory, &mut chain), Ok(Some(first)));
+        queue.push_used(first, 0);
+        let second = std::thread::scope(|scope| {
+            let (added, spins) = (&mut driver, round % 50);
+            let added = scope.spawn(move || {
+                (0..spins).for_each(|_| std::hint::spin_loop());
+                added.add(1)
+            });
+            let popped = loop {
+                if let Some(id) = queue.pop(&memory, &mut chain).unwrap() {
+                    break id;
+                }
+            };
+            assert_eq!(popped, added.join().unwrap());
+            popped
+        });
+        assert_eq!(driver.take_used(), Some((first, 0)), "round {round}: the chain is in no record");
+        let mut successor = driver.successor().unwrap();
+        assert_eq!(successor.replays(), 1);
+        assert_eq!(successor.pop(&memory, &mut chain), Ok(Some(second)));
+        successor.push_used(second, 0);
+        let _ = successor.publish();
+        assert_eq!(driver.take_used(), Some((second, 0)));
+    }
+}
+
 #[test]
 fn a_chain_that_is_too_long_is_refused_and_its_cost_is_counted() {
     const LONG: u16 = CHAIN_MAX + 5;

@@ -28,6 +28,7 @@ const STATE_LEN: usize = 16;
 const INFLIGHT: usize = 0;
 const NEXT: usize = 6;
 const COUNTER: usize = 8;
+const _: () = assert!(USED_IDX + 2 == STATES && COUNTER + 8 == STATE_LEN, "the layout of the specification");
 
 /// Bytes of a queue's part, without padding.
 pub(crate) const fn len(size: u16) -> u64 {
