@@ -105,6 +105,7 @@ impl Account {
     }
 
     pub fn fall_asleep(&self, now: Nanos) {
+        debug_assert_eq!(self.fell_asleep.load(Ordering::Relaxed), 0, "the reactor is awake");
         self.turn_began.store(0, Ordering::Relaxed);
         self.fell_asleep.store(now.0, Ordering::Relaxed);
     }

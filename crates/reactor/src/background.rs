@@ -263,7 +263,8 @@ fn arrive(entry: &Arc<Entry>, thread: Moving, cx: &mut Cx) {
         of_end.ended();
         local.defer(move |cx| end(of_end.number, cx));
     });
-    cx.local_state::<Running>().0.borrow_mut().insert(entry.number, (thread, task));
+    let before = cx.local_state::<Running>().0.borrow_mut().insert(entry.number, (thread, task));
+    assert!(before.is_none(), "task {} arrives on a reactor where it is", entry.number);
 }
 
 /// Ends a task of this reactor, if it is still there.

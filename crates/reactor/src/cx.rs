@@ -472,6 +472,7 @@ impl Cx {
     /// another poll by those that complete at once.
     #[inline(always)]
     pub fn without_wakes<R>(&mut self, root: RootId, f: impl FnOnce(&mut Self) -> R) -> R {
+        debug_assert!(self.unwoken.is_none(), "one root is polled at a time");
         (self.last_woken, self.unwoken) = (Some(root), Some(root));
         let result = f(self);
         (self.last_woken, self.unwoken) = (None, None);

@@ -225,6 +225,10 @@ impl Reactors {
         let member =
             Member { handle: handle.clone(), thread: Some(thread), holds: Arc::default(), leaving: false };
         let mut members = self.members.lock();
+        assert!(
+            members.iter().all(|member| member.handle.core() != core),
+            "core {core} has a reactor already"
+        );
         members.push(member);
         members.sort_unstable_by_key(|member| member.handle.core());
         Ok(handle)
@@ -302,7 +306,9 @@ impl Reactors {
             if Arc::strong_count(&members[at].holds) > 1 {
                 return None;
             }
-            members.remove(at).thread
+            let removed = members.remove(at);
+            assert!(members.iter().any(|member| !member.leaving), "the last reactor that stays ends");
+            removed.thread
         };
         // No caller finds the reactor from here on. An error means that it has already ended.
         let _ = handle.cast(|cx| cx.stopping = true).await;

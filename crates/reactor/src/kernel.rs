@@ -90,6 +90,7 @@ const EPOLL_EVENTS: usize = 64;
 const EPOLL_TURNS: u32 = 8;
 /// The client number of the watches in the ring. The numbers of [`crate::RingClient`]s follow.
 const WATCHES: u16 = 0;
+const _: () = assert!(EPOLL_EVENTS > 0 && RING_ENTRIES.is_power_of_two(), "as the kernel requires");
 
 pub(crate) struct KernelDriver {
     interface: Interface,

@@ -29,6 +29,7 @@ mod drivers;
 mod executor;
 mod group;
 mod handle;
+mod invariants;
 mod kernel;
 mod mailbox;
 mod outbox;

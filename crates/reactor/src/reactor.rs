@@ -158,6 +158,7 @@ impl Reactor {
         }
         self.flush();
         self.cx.worked = worked;
+        self.cx.check_invariants();
         self.polls_on = worked && self.policy_of_work.unwrap_or(self.cx.policy) != SleepPolicy::Interrupt;
         if self.slept && self.polls_on {
             self.slept = false;
@@ -500,6 +501,11 @@ impl Reactor {
             shared.mailbox.awake();
             return Step::Polled;
         }
+        debug_assert!(
+            self.cx.promoted.is_empty() && self.cx.drivers.are_parked(),
+            "every wake-up is on before a sleep"
+        );
+        debug_assert!(self.is_quiet(), "a reactor sleeps without known work");
         let until = self.cx.timers.next();
         let start = self.cx.clock.now();
         shared.account.settle(start.ns_since(self.settled), false);

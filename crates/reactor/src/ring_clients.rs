@@ -51,12 +51,13 @@ pub(crate) struct RingClients {
 
 impl RingClients {
     fn open(&mut self, root: RootId) -> u16 {
-        let outbox = Some(Outbox::new(root));
+        let outbox = Outbox::new(root);
         if let Some(number) = self.free.pop() {
-            self.outboxes[usize::from(number) - 1] = outbox;
+            let before = self.outboxes[usize::from(number) - 1].replace(outbox);
+            assert!(before.is_none(), "number {number} is free, but has a client");
             return number;
         }
-        self.outboxes.push(outbox);
+        self.outboxes.push(Some(outbox));
         u16::try_from(self.outboxes.len()).expect("a reactor has fewer than 65,536 ring clients")
     }
 

@@ -69,6 +69,12 @@ const PARK_AFTER_POLLS: u32 = 64;
 /// As [`PARK_AFTER`], with the policy [`SleepPolicy::Poll`]: long enough to avoid nearly every kick, but bounded, so that a
 /// turn's cost depends on the disks in use only.
 const PARK_AFTER_POLL: Duration = Duration::from_millis(10);
+const _: () = {
+    let [start, without, with] =
+        [SPIN_START.as_nanos(), SPIN_MAX_WITHOUT_REQUESTS.as_nanos(), SPIN_MAX.as_nanos()];
+    assert!(start < without && without < with, "the windows grow from their start to their bounds");
+    assert!(PARK_AFTER.as_nanos() < PARK_AFTER_POLL.as_nanos(), "the policy `poll` parks later");
+};
 
 /// The window: how long the reactor polls before it sleeps. It adapts like that of KVM's halt polling: a gap between two turns
 /// with work that a longer window would have bridged doubles the window; a gap longer than the window's maximum sets it to zero,
@@ -98,6 +104,7 @@ impl Window {
     /// Adapts the window, which was too short for `gap`.
     fn missed(&mut self, gap: Duration) {
         self.now = if gap > self.max { Duration::ZERO } else { (self.now * 2).clamp(SPIN_START, self.max) };
+        debug_assert!(self.now <= self.max, "a window of {:?}, beyond {:?}", self.now, self.max);
     }
 }
 

@@ -33,6 +33,7 @@ impl<T> Timers<T> {
         }
         self.heap.push(Reverse((at, id)));
         self.targets.insert(id, target);
+        self.check_invariants();
         id
     }
 
@@ -66,6 +67,15 @@ impl<T> Timers<T> {
             }
             self.heap.pop();
         }
+        self.check_invariants();
+    }
+
+    /// Checks, in debug builds, that every timer will fire, and that the earliest deadline is a timer's.
+    fn check_invariants(&self) {
+        let (entries, timers) = (self.heap.len(), self.targets.len());
+        debug_assert!(timers <= entries, "{timers} timers have only {entries} entries in the heap");
+        let is_live = |Reverse((_, id)): &Reverse<(Nanos, TimerId)>| self.targets.contains_key(id);
+        debug_assert!(self.heap.peek().is_none_or(is_live), "a cancelled timer would wake the reactor");
     }
 }
 

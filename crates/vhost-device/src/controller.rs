@@ -221,7 +221,8 @@ impl<K: Kind> Controller<K> {
             }
         };
         let (cancel, cancelled) = oneshot::channel();
-        self.preparing.borrow_mut().insert(index, cancel);
+        let before = self.preparing.borrow_mut().insert(index, cancel);
+        assert!(before.is_none(), "queue {index} starts twice");
         let held = tokio::select! {
             biased;
             () = ending => Err(NotReady::Ending),
@@ -313,11 +314,14 @@ impl<K: Kind> Device for Controller<K> {
     }
 
     fn connected(&self, session: SessionHandle) {
-        *self.session.borrow_mut() = Some(session);
+        let before = self.session.borrow_mut().replace(session);
+        assert!(before.is_none(), "a controller has one session at a time");
     }
 
     fn disconnected(&self) {
-        self.session.borrow_mut().take();
+        let session = self.session.borrow_mut().take();
+        assert!(session.is_some(), "a session ends once");
+        assert!(self.queues.all().is_empty(), "a session ends after its queues");
         self.kind.disconnected();
     }
 

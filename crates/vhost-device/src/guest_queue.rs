@@ -35,6 +35,8 @@ const PIECES: u32 = 1 << 14;
 /// Budget of dirty log words and list pieces visited in one poll; the last request may exceed it. A request of 4 GiB needs as
 /// many.
 const MARKS: u64 = 1 << 14;
+const _: () =
+    assert!(BATCH <= DESCRIPTORS, "short chains are bounded by their number, long ones by their descriptors");
 
 /// The time that requests have to complete after their queue began to stop. Then they are aborted, because the front-end, and
 /// with it the guest, stands still while it waits for the end of the queue.
@@ -369,6 +371,7 @@ impl GuestQueue {
         }
         let call_wanted = self.ring.publish();
         self.log_ring();
+        self.check_invariants();
         if let Some(call) = self.call.as_ref().filter(|_| call_wanted) {
             cx.signal(call.as_fd());
         }
@@ -397,6 +400,7 @@ impl GuestQueue {
     pub fn set_memory(&mut self, memory: Arc<MemTable>, rings: Rings) -> Result<(), ConfigError> {
         self.ring.set_areas(rings.desc, rings.driver, rings.device)?;
         self.sgs.set_memory(memory);
+        self.check_invariants();
         Ok(())
     }
 
@@ -431,7 +435,11 @@ impl GuestQueue {
     }
 
     /// Stops to take chains. The receiver gets the base that [`GuestQueue::leave`] sends.
+    ///
+    /// # Panics
+    /// If the queue is stopping or moving already: the controller waits for a move before it stops a queue.
     pub fn stop(&mut self, cx: &mut Cx) -> oneshot::Receiver<u32> {
+        assert!(self.leaving.is_none(), "queue {} stops twice, or while it moves", self.index);
         let (sender, receiver) = oneshot::channel();
         self.leaving = Some(Leaving::Stop(sender));
         cx.wake(self.id);
@@ -460,6 +468,11 @@ impl GuestQueue {
 
     /// Takes chains again, after a move was cancelled.
     pub fn resume(&mut self, cx: &mut Cx) {
+        assert!(
+            matches!(self.leaving, Some(Leaving::Move)),
+            "queue {} resumes, but does not move",
+            self.index
+        );
         self.leaving = None;
         cx.kick(self.id);
     }
@@ -478,6 +491,9 @@ impl GuestQueue {
     /// Takes the queue, which is not a root any more, off this reactor. Returns its thread, and a function that makes its parts
     /// on another reactor.
     pub fn pack(mut self, cx: &mut Cx) -> (Moving, MakeParts) {
+        self.check_is_at_rest();
+        assert_eq!(self.ring.in_flight(), 0, "queue {} leaves its reactor with chains in flight", self.index);
+        assert!(!self.is_stopping(), "queue {} moves, but is to stop", self.index);
         let kick = self.unwatch(cx);
         let thread = cx.release_thread(self.thread);
         let (name, memory) = (thread.name().to_owned(), self.sgs.share_memory());
@@ -531,11 +547,14 @@ impl GuestQueue {
         let may_take = self.takes_requests() && !self.waits_for_room;
         let stays = may_take && (self.ring.enable_kicks() && wanted || polled_for_ever);
         self.log_ring();
+        self.check_invariants();
         if stays { Armed::Busy } else { Armed::Yes }
     }
 
     /// Removes the queue, which is stopping and has no requests in flight, from the reactor, and sends the successor's base.
     pub fn leave(&mut self, cx: &mut Cx) {
+        self.check_is_at_rest();
+        assert!(self.is_stopping(), "queue {} ends, but is not to stop", self.index);
         self.unregister(cx);
         cx.remove_root(self.id);
         cx.remove_thread(self.thread);
@@ -548,6 +567,33 @@ impl GuestQueue {
     /// Ends the watch of kicks, and removes the queue's name from the trace.
     pub fn unregister(&mut self, cx: &mut Cx) {
         drop(self.unwatch(cx));
+    }
+
+    /// Checks that no request of the queue is in flight.
+    fn check_is_at_rest(&self) {
+        self.check_invariants();
+        let (requests, unlogged) = (self.sgs.in_use(), self.unlogged.len());
+        assert!(
+            requests == 0 && unlogged == 0,
+            "queue {} has {requests} requests, {unlogged} unlogged",
+            self.index
+        );
+    }
+
+    /// Checks, in debug builds, what holds between two polls. Visits all chains.
+    fn check_invariants(&self) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        let Self { ring, sgs, unlogged, marked, waits_for_room, .. } = self;
+        let (requests, chains) = (sgs.in_use(), ring.in_flight());
+        assert!(requests <= chains, "{requests} slots are in use, but only {chains} chains are in flight");
+        assert!(unlogged.len() <= requests as usize, "a chain that waits for the log keeps its slot");
+        assert!(
+            unlogged.is_empty() || *marked > 0,
+            "no later poll completes the chains that wait for the log"
+        );
+        assert!(!waits_for_room || requests > 0, "a queue waits for room, but no request will complete");
     }
 
     fn unwatch(&mut self, cx: &mut Cx) -> Option<OwnedFd> {

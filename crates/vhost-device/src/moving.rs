@@ -115,10 +115,12 @@ impl<Q: DeviceQueue> Move<Q> {
         if std::mem::replace(&mut self.has_transfer_begun, true) {
             return;
         }
-        cx.cancel_timer(self.deadline);
+        let is_cancelled = cx.cancel_timer(self.deadline);
+        assert!(is_cancelled, "the deadline of a move cancels it, or has not passed");
         cx.call_at(cx.now(), move |cx| {
             let Some(mut queue) = cx.take_root::<Q>(id) else { return };
             let order = queue.order().take().expect("a transfer that has begun is not cancelled");
+            assert!(order.has_transfer_begun, "this is the move that began");
             let (home, detached) = (cx.handle().clone(), pack(queue, cx));
             aryk_crash_point::step(aryk_crash_point::Step::Moving);
             let Self { to, disks, result, .. } = order;

@@ -33,6 +33,9 @@ const LONELY_LOOKS: u32 = 8;
 const GAIN: u64 = 32;
 /// Trials may cost one part in this many of the time.
 const COST: u64 = 100;
+const _: () = assert!(STEP_MIN <= STEP_MAX && STEP_MAX <= REST_MAX, "a step leads to a rest in bounds");
+const _: () =
+    assert!(LONELY_LOOKS < WINDOW && HOLD as u64 <= HOLD_MAX && GAIN > 1, "the trials of the file's head");
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
@@ -127,6 +130,8 @@ impl Pace {
             Phase::Trial { took, .. } => Nanos(now.0 + took + took / 2),
             Phase::Hold(_) => Nanos(u64::MAX),
         };
+        debug_assert!(self.rest <= REST_MAX, "a rest of {} ns", self.rest);
+        debug_assert!(self.width < WIDTHS, "width {} of {WIDTHS}", self.width);
     }
 
     /// Tries another rest, after a measurement with this one that took so long.

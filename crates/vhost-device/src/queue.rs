@@ -100,9 +100,10 @@ pub trait DeviceQueue: Root + Sized {
         if !self.is_free() || !self.guest().begin_move() {
             return None;
         }
-        let (order, hears) = Move::begin(self.guest().id, there, patience, cx);
-        *self.order() = Some(order);
-        Some(hears)
+        let (order, receiver) = Move::begin(self.guest().id, there, patience, cx);
+        let before = self.order().replace(order);
+        assert!(before.is_none(), "a queue has one move at a time");
+        Some(receiver)
     }
 }
 

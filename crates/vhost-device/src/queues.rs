@@ -40,7 +40,8 @@ impl<Q: DeviceQueue> Queues<Q> {
     /// Adds a queue that has just started.
     pub(crate) async fn add(&self, index: u16, queue: Running<Q>) {
         self.apply_sleep_policy(&queue.root).await;
-        self.running.borrow_mut().insert(index, queue);
+        let before = self.running.borrow_mut().insert(index, queue);
+        assert!(before.is_none(), "queue {index} starts while it runs");
     }
 
     /// Sets the sleep policy of all queues, also of those that start later; `None`: the daemon's policy.
@@ -66,7 +67,8 @@ impl<Q: DeviceQueue> Queues<Q> {
 
     /// Removes a queue that has stopped.
     pub(crate) fn remove(&self, index: u16) {
-        self.running.borrow_mut().remove(&index);
+        let removed = self.running.borrow_mut().remove(&index);
+        assert!(removed.is_some(), "queue {index} stops, but does not run");
     }
 
     /// The queue of that index, if it runs.

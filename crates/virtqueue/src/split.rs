@@ -308,11 +308,8 @@ impl SplitQueue {
         );
         assert!(self.broken.is_none() || known == 0, "a broken queue has chains to take");
         let mut seen = in_flight.clone();
-        let mut is_new = |head: &u16| !std::mem::replace(&mut seen[usize::from(*head)], true);
-        assert!(
-            replay.iter().all(|head| is_new(head)),
-            "a head is to be replayed twice, or is in flight already"
-        );
+        let is_new = |head: &u16| !std::mem::replace(&mut seen[usize::from(*head)], true);
+        assert!(replay.iter().all(is_new), "a head is to be replayed twice, or is in flight already");
         assert!(replay.is_empty() || self.kept.is_some(), "a replay comes from an in-flight region");
     }
 

@@ -1,0 +1,57 @@
+//! Checks of a reactor's lists and counts, at the end of each turn of a debug build. Reactor context.
+
+use crate::{Cx, RootId, SleepPolicy};
+use std::collections::{HashMap, VecDeque};
+
+/// A check visits all roots, so a reactor with more roots than this is checked in one turn of as many.
+const ROOTS: u32 = 64;
+
+impl Cx {
+    /// Checks what holds between two turns.
+    pub(crate) fn check_invariants(&self) {
+        if !cfg!(debug_assertions) || self.roots.len() > ROOTS && !self.turn().is_multiple_of(ROOTS.into()) {
+            return;
+        }
+        self.check_roots();
+        self.check_pollers();
+        self.check_members();
+        self.drivers.check_invariants();
+    }
+
+    fn check_roots(&self) {
+        let listed =
+            |list: &VecDeque<RootId>| list.iter().filter(|id| self.roots.get(id.0).is_some()).count();
+        let promoted = self.roots.iter().filter(|(_, root)| root.promoted).count();
+        assert_eq!(listed(&self.promoted), promoted, "a promoted root is polled once in each turn");
+        let queued = self.roots.iter().filter(|(_, root)| root.queued).count();
+        assert_eq!(listed(&self.woken), queued, "a root is in the queue of woken roots once");
+        let is_lost = self.roots.iter().any(|(_, root)| root.woken && !root.queued && !root.promoted);
+        assert!(!is_lost, "a root was woken, but is in no list");
+        let last = self.last_woken.and_then(|id| self.roots.get(id.0));
+        assert!(last.is_none_or(|root| root.woken), "the next wake of the root that was woken last is lost");
+        let sleepless = self.roots.iter().filter(|(_, root)| root.policy == SleepPolicy::Poll).count();
+        assert_eq!(sleepless, self.sleepless_roots as usize, "roots that keep the reactor awake");
+    }
+
+    fn check_pollers(&self) {
+        let of_each_turn = self.pollers.iter().filter(|(_, poller)| poller.period.is_none()).count();
+        let active = self.active_pollers.iter().filter(|id| self.pollers.get(id.0).is_some()).count();
+        assert_eq!(active, of_each_turn, "a poller without a period runs once in each turn");
+        assert!(self.pollers.iter().all(|(_, poller)| poller.run.is_some()), "a poller lost its function");
+    }
+
+    /// Checks that threads and the account count their roots and pollers.
+    fn check_members(&self) {
+        let mut members = HashMap::new();
+        let roots = self.roots.iter().map(|(_, root)| root.thread);
+        let threads = roots.chain(self.pollers.iter().map(|(_, poller)| poller.thread));
+        threads.for_each(|thread| *members.entry(thread).or_insert(0) += 1);
+        for (id, &count) in &members {
+            let thread = self.threads.get(id.0).expect("the thread of a root or poller is on its reactor");
+            assert_eq!(thread.members, count, "roots and pollers of thread {}", thread.name);
+        }
+        let all = self.threads.iter().map(|(_, thread)| u64::from(thread.members)).sum::<u64>();
+        assert_eq!(all, members.values().map(|&count| u64::from(count)).sum::<u64>(), "members of threads");
+        assert_eq!(all, self.handle.0.account.members(), "members of the reactor");
+    }
+}
