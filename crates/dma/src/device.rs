@@ -5,7 +5,7 @@
 //! The kernel takes the pages away while the device's memory is disabled (during a reset, or after a removal), and raises SIGBUS
 //! at the next access. The fault handler then maps anonymous memory over the whole mapping: [`DeviceMemory::is_lost`].
 
-use crate::{MapError, Mapping, fault};
+use crate::{MapError, Mapping, fault, mapping};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -23,7 +23,7 @@ enum Kind {
     /// A mapping of a device's file; the guard is removed before the memory is unmapped.
     Device { guard: Option<fault::Guard> },
     /// Memory of this process, which belongs to a model of a device.
-    Model { _memory: Mapping },
+    Model { memory: Mapping },
 }
 
 // SAFETY: the memory belongs to the process, not to a thread, is accessed by volatile loads and stores only, and may be unmapped
@@ -51,13 +51,31 @@ impl DeviceMemory {
         Ok(Self { base, len, kind: Kind::Device { guard: Some(fault::watch(span)) } })
     }
 
+    /// Maps registers that another process emulates: `len` bytes from `offset` of its memory file on. Only memfd, tmpfs and
+    /// hugetlbfs files are accepted, as by [`Mapping::shared`]. Installs the fault handler.
+    ///
+    /// # Errors
+    /// [`MapError`].
+    pub fn shared(file: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Self, MapError> {
+        mapping::check_range(file, offset, len)?;
+        Self::map(file, offset, len)
+    }
+
     /// Zeroed memory of this process in place of a device's.
     ///
     /// # Errors
-    /// As [`Mapping::anonymous`].
+    /// As [`Mapping::in_file`].
     pub fn of_model(len: u64) -> Result<Self, MapError> {
-        let memory = Mapping::anonymous(len)?;
-        Ok(Self { base: memory.base(), len: memory.len() as usize, kind: Kind::Model { _memory: memory } })
+        let memory = Mapping::in_file(len)?;
+        Ok(Self { base: memory.base(), len: memory.len() as usize, kind: Kind::Model { memory } })
+    }
+
+    /// The memory file of registers of a model, which another process can map.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        match &self.kind {
+            Kind::Model { memory } => memory.file(),
+            Kind::Device { .. } => None,
+        }
     }
 
     /// Length in bytes: whole pages.

@@ -132,14 +132,7 @@ impl Mapping {
         max: u64,
     ) -> Result<Self, MapError> {
         let bad = MapError::BadRange { offset, len };
-        let Some(end) = offset.checked_add(len).filter(|_| len > 0) else { return Err(bad) };
-        if !offset.is_multiple_of(crate::PAGE) {
-            return Err(bad);
-        }
-        let (file_len, page) = check_file(fd)?;
-        if end > file_len {
-            return Err(MapError::TooShort { size: file_len, offset, end });
-        }
+        let page = check_range(fd, offset, len)?;
         let len = len.min(max);
         // Front-ends announce ranges of hugetlbfs files that begin and end within a huge page (the PC's holes below 1
         // MiB), but only whole huge pages can be mapped and unmapped.
@@ -275,6 +268,20 @@ impl Drop for Mapping {
             reclaim::unmap(pages);
         }
     }
+}
+
+/// Checks that a file is of memory, and contains the range; returns its page size.
+pub(crate) fn check_range(fd: BorrowedFd<'_>, offset: u64, len: u64) -> Result<u64, MapError> {
+    let bad = MapError::BadRange { offset, len };
+    let Some(end) = offset.checked_add(len).filter(|_| len > 0) else { return Err(bad) };
+    if !offset.is_multiple_of(crate::PAGE) {
+        return Err(bad);
+    }
+    let (file_len, page) = check_file(fd)?;
+    if end > file_len {
+        return Err(MapError::TooShort { size: file_len, offset, end });
+    }
+    Ok(page)
 }
 
 /// The file's length and its page size, if its pages are always accessible.

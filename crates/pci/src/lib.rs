@@ -5,6 +5,7 @@
 //! - [`Registers`]: mapped registers, for doorbells.
 //! - [`Events`]: the device failed, or the kernel asks for it back.
 //! - [`vfio`]: functions of this host, by the kernel's VFIO; [`sysfs`] finds them, and binds them to VFIO.
+//! - [`vfio_user`]: functions that another process emulates, by the vfio-user protocol; and its server.
 //! - [`PciError`]: each failure, by what the operator can do about it.
 //!
 //! Drivers and models know this crate and memory (`aryk_dma`), and no more of the system. This crate knows nothing of what a
@@ -16,9 +17,12 @@ mod config;
 mod error;
 mod events;
 mod function;
+mod info;
+mod iova;
 mod registers;
 pub mod sysfs;
 pub mod vfio;
+pub mod vfio_user;
 
 pub use address::{Address, BadAddress};
 pub use error::PciError;

@@ -2,6 +2,7 @@
 
 use crate::PciError;
 use aryk_dma::DeviceMemory;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 /// A range of mapped 32-bit registers. Clones share the mapping, and keep it.
@@ -34,6 +35,18 @@ impl Registers {
     pub fn new(memory: Arc<DeviceMemory>, start: u64, len: u64) -> Option<Self> {
         let end = start.checked_add(len).filter(|&end| end <= memory.len())?;
         (start.is_multiple_of(4) && end.is_multiple_of(4)).then_some(Self { memory, start, len })
+    }
+
+    /// The `len` bytes from `offset` of these registers on; `None` if that is no range of registers in them.
+    pub fn part(&self, offset: u64, len: u64) -> Option<Self> {
+        offset.checked_add(len).filter(|end| *end <= self.len)?;
+        Self::new(Arc::clone(&self.memory), self.start + offset, len)
+    }
+
+    /// Calls `use_file` with the memory file of registers in this process's memory, and the offset of the range in it; `None` for
+    /// mapped registers of a device.
+    pub fn with_file<T>(&self, use_file: impl FnOnce(BorrowedFd<'_>, u64) -> T) -> Option<T> {
+        self.memory.file().map(|file| use_file(file, self.start))
     }
 
     /// Length in bytes.

@@ -8,10 +8,10 @@
 //! All descriptors are closed on exec.
 
 use crate::config::{self, COMMAND_BUS_MASTER, COMMAND_MEMORY, MSIX_CONTROL, MSIX_ENTRY, Msix};
+use crate::info::Region;
 use crate::sysfs::Sysfs;
 use crate::{Address, Events, Function, PciError, Registers, Width};
 use aryk_dma::{DeviceMemory, DmaRange, PAGE};
-use info::Region;
 use iommu::{Container, Iommufd, gone, open_device, open_error};
 use rustix::io::Errno;
 use rustix::io::{pread, pwrite};
@@ -23,10 +23,8 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 use vfio_bindings::bindings::vfio as abi;
 
-mod info;
 mod ioctl;
 mod iommu;
-mod iova;
 mod space;
 
 /// How often a reset is tried while the kernel is busy with the device, and how long to wait between.

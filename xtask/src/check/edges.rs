@@ -122,7 +122,8 @@ const RESERVED: &[(&str, &[Layer], &str)] = &[
     ("anyhow", &[Program, Tool], "libraries return errors that callers can distinguish"),
     (
         "serde_json",
-        &[Metrics, Rpc, Program, Tool],
+        // The handshake of vfio-user has capabilities in JSON.
+        &[Bus, Metrics, Rpc, Program, Tool],
         "O passes through/no JSON in crates on the I/O path/O passes through",
     ),
     ("clap", &[Program, Tool], "only programs have arguments"),

@@ -2,7 +2,7 @@
 //!
 //! Each call has a structure of `include/uapi/linux/vfio.h` or `iommufd.h`, from the crates of bindings.
 
-use super::info::{Info, Iommu, Region};
+use crate::info::{Info, Iommu, Region};
 use iommufd_bindings as iommufd;
 use rustix::io::{Errno, Result};
 use rustix::ioctl::{self, Ioctl, IoctlOutput, Opcode, opcode};

@@ -4,8 +4,8 @@
 //! Functions of one process share an address space where the kernel allows it: memory that several of them map is pinned, and
 //! counted against RLIMIT_MEMLOCK, once.
 
-use super::iova::Allocator;
 use crate::PciError;
+use crate::iova::Allocator;
 use aryk_dma::{DmaRange, PAGE};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};

@@ -1,7 +1,8 @@
-//! The kernel's answers of variable length: a structure, then a chain of capabilities. Any context; pure.
+//! Answers of variable length, of the kernel and of vfio-user servers: a structure, then a chain of capabilities. Any context;
+//! pure.
 //!
-//! `include/uapi/linux/vfio.h` defines the structures; the newer of them come from the same kernel, but a chain is checked
-//! anyway.
+//! `include/uapi/linux/vfio.h` defines the structures. Bytes of a server are hostile: each offset, count and chain
+//! is checked.
 
 use std::mem::offset_of;
 use vfio_bindings::bindings::vfio as abi;
