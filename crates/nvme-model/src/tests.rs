@@ -2,6 +2,8 @@
 //! what the crate exports.
 
 mod admin;
+mod faults;
 mod host;
 mod io;
 mod lifecycle;
+mod pointers;

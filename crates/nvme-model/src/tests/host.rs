@@ -18,6 +18,7 @@ pub struct Queue {
     pub sq: u64,
     pub cq: u64,
     pub entries: u32,
+    pub cq_entries: u32,
     pub tail: u32,
     pub head: u32,
     pub phase: bool,
@@ -158,7 +159,7 @@ impl Host {
         self.set64(0x30, self.iova + cq);
         self.set32(0x14, 6 << 16 | 4 << 20 | 1);
         self.queues.clear();
-        self.queues.push(Queue { qid: 0, sq, cq, entries: 32, tail: 0, head: 0, phase: true, next_cid: 0 });
+        self.add_queue(0, sq, cq, 32, 32);
         self.run_until(|host| host.reg32(0x1c) & 1 == 1);
     }
 
@@ -178,7 +179,13 @@ impl Host {
         let create = command(admin::CREATE_SQ, 0, [size, 1 | u32::from(qid) << 16, 0, 0, 0, 0]);
         let done = self.admin(with_prps(create, self.iova + sq, 0));
         assert!(is_ok(&done), "{done:?}");
-        self.queues.push(Queue { qid, sq, cq, entries, tail: 0, head: 0, phase: true, next_cid: 0 });
+        self.add_queue(qid, sq, cq, entries, entries);
+    }
+
+    /// Adds a queue pair that exists.
+    pub fn add_queue(&mut self, qid: u16, sq: u64, cq: u64, entries: u32, cq_entries: u32) {
+        let (tail, head, next_cid) = (0, 0, 0);
+        self.queues.push(Queue { qid, sq, cq, entries, cq_entries, tail, head, phase: true, next_cid });
     }
 
     /// Writes an entry with a new CID, without the doorbell; returns the CID.
@@ -214,7 +221,7 @@ impl Host {
         }
         let q = &mut self.queues[queue];
         q.head += 1;
-        if q.head == q.entries {
+        if q.head == q.cq_entries {
             q.head = 0;
             q.phase = !q.phase;
         }
