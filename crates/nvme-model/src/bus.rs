@@ -265,7 +265,7 @@ impl Bus {
         }
     }
 
-    /// Signals each vector that is pending and not masked, once. A masked vector stays pending (PCI 3.0 §6.8.2.9).
+    /// Signals each vector that is pending and not masked, once. A masked vector stays pending.
     pub(crate) fn signal_pending(&mut self) {
         if !std::mem::take(&mut self.any_pending) {
             return;

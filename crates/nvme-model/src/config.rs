@@ -83,7 +83,7 @@ pub struct Config {
     pub timing: Timing,
     /// Commands that the controller may hold at one time, after it fetched them and before it completed them.
     pub in_flight: usize,
-    /// Commands fetched in one step at most, over all queues.
+    /// Commands fetched or executed in one step at most, over all queues. Commands of more than 64 blocks count more.
     pub commands_per_step: u32,
     /// Whether written data is kept.
     pub data: Data,

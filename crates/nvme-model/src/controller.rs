@@ -4,8 +4,8 @@
 //! [`Controller`] is a pure state machine: it takes register accesses, the values of doorbells and the time, and accesses
 //! the host through [`Bus`]. The same configuration, seed and calls give the same behaviour.
 //!
-//! **Bounds.** A step fetches at most [`Config::commands_per_step`] commands, and fewer if they are large; it executes what
-//! is due of at most [`Config::in_flight`] commands.
+//! **Bounds.** A step fetches at most [`Config::commands_per_step`] commands and executes at most as many that it holds;
+//! fewer if they are large. A reset executes at most the [`Config::in_flight`] commands that are due before its end.
 //!
 //! The rest of the controller is in the modules below: `fetch` (doorbells, arbitration, execution, completions), `admin`
 //! and the modules that it dispatches to, and `io`.
@@ -121,8 +121,8 @@ pub struct Controller {
     counts: Counts,
     /// When the keep-alive timer expires.
     keep_alive_at: Nanos,
-    /// Whether the last turn left work behind.
-    is_behind: bool,
+    /// What the turn may still do, in commands of up to 64 blocks; 0 means that work may be left over.
+    budget: u64,
 }
 
 impl Controller {
@@ -163,7 +163,7 @@ impl Controller {
             faults: Faults::new(config.seed),
             counts: Counts::default(),
             keep_alive_at: NEVER,
-            is_behind: false,
+            budget: 1,
             config,
         };
         controller.scratch = vec![0; controller.transfer_max() as usize];
@@ -192,15 +192,16 @@ impl Controller {
         if self.is_gone() {
             return;
         }
+        self.budget = u64::from(self.config.commands_per_step.max(1));
         self.change_life();
-        if self.life == Life::Ready && self.csts & CFS == 0 {
+        if self.is_serving() {
             self.expire_keep_alive();
             self.poll_doorbells();
             self.fetch_all();
         }
         self.execute_due();
+        self.run_sanitize();
         if self.life == Life::Ready {
-            self.run_sanitize();
             self.deliver_events();
         }
         self.bus.signal_pending();
@@ -209,6 +210,11 @@ impl Controller {
     /// Whether the device was removed.
     pub fn is_gone(&self) -> bool {
         self.life == Life::Gone
+    }
+
+    /// Whether the controller fetches and completes commands.
+    fn is_serving(&self) -> bool {
+        self.life == Life::Ready && self.csts & CFS == 0
     }
 
     /// A number that changes whenever the controller does something for its host.
@@ -220,16 +226,17 @@ impl Controller {
         if self.is_gone() {
             return NEVER;
         }
-        if self.is_behind {
+        if self.budget == 0 {
             return self.now;
         }
         let life = match self.life {
             Life::Enabling(at) | Life::Disabling(at) => at,
             Life::Disabled | Life::Ready | Life::Gone => NEVER,
         };
+        let keep_alive = if self.is_serving() { self.keep_alive_at } else { NEVER };
         life.min(self.in_flight.next_due())
             .min(self.shutdown_at)
-            .min(self.keep_alive_at)
+            .min(keep_alive)
             .min(self.logs.sanitize_ends())
     }
 
@@ -237,7 +244,8 @@ impl Controller {
         match self.life {
             Life::Enabling(at) if at <= self.now => self.become_ready(),
             Life::Disabling(at) if at <= self.now => {
-                // What was due before the end of the reset still moves data.
+                // What was due before the end of the reset still moves data, however much it is.
+                self.budget = u64::MAX;
                 self.execute_due();
                 self.finish_reset();
                 if self.cc.is_enabled() {
@@ -304,7 +312,6 @@ impl Controller {
         self.events.reset();
         self.firmware.activate_at_reset();
         self.keep_alive_at = NEVER;
-        self.is_behind = false;
         self.bus.clear_pending();
         for qid in 0..=self.config.io_queues {
             self.clear_doorbells(qid);
@@ -414,7 +421,7 @@ impl Controller {
             }
             _ => {}
         }
-        if new.shn() != 0 && old.shn() == 0 {
+        if new.is_enabled() && new.shn() != 0 && old.shn() == 0 {
             self.csts = self.csts & !SHST | SHST_OCCURRING;
             self.shutdown_at = self.now.saturating_add(self.config.timing.shutdown);
         }
@@ -468,10 +475,12 @@ impl Controller {
         self.now
     }
 
-    /// Sets CSTS.CFS: the controller fetches no more commands. It still executes those that it holds, without completions,
-    /// until it is reset.
+    /// Sets CSTS.CFS, if CC.EN is set: the controller fetches no more commands. It still executes those that it holds,
+    /// without completions, until it is reset.
     pub fn fail_fatally(&mut self) {
-        self.set_fatal();
+        if self.cc.is_enabled() {
+            self.set_fatal();
+        }
     }
 
     /// Removes the device, in the middle of whatever it does: reads return all ones, DMA is over. Its data is kept for

@@ -32,6 +32,8 @@ mod bus;
 mod config;
 mod controller;
 mod faults;
+#[cfg(any(test, fuzzing))]
+pub mod hostile;
 mod in_flight;
 mod model;
 mod namespace;

@@ -4,6 +4,7 @@
 mod admin;
 mod faults;
 mod host;
+mod hostile;
 mod io;
 mod lifecycle;
 mod pointers;

@@ -161,6 +161,7 @@ impl Status {
     pub(crate) const SGL_LENGTH_INVALID: Self = Self::new(0, 0x0f);
     pub(crate) const SGL_TYPE_INVALID: Self = Self::new(0, 0x11);
     pub(crate) const PRP_OFFSET_INVALID: Self = Self::new(0, 0x13);
+    pub(crate) const ATOMIC_UNIT_EXCEEDED: Self = Self::new(0, 0x14);
     pub(crate) const SGL_OFFSET_INVALID: Self = Self::new(0, 0x16);
     pub(crate) const SANITIZE_IN_PROGRESS: Self = Self::new(0, 0x1d).retryable(0);
     pub(crate) const WRITE_PROTECTED: Self = Self::new(0, 0x20);

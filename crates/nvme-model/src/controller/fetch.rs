@@ -8,7 +8,7 @@ use super::{Controller, EventKind, Life, Status};
 use crate::bus::Violation;
 use crate::faults::{Action, Distortion, Fate};
 use crate::in_flight::Held;
-use crate::registers::{CFS, DOORBELLS};
+use crate::registers::DOORBELLS;
 use crate::wire::{CQE_LEN, CompletionEntry, SQE_LEN, SubmissionEntry, admin, nvm};
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
@@ -197,38 +197,37 @@ impl Controller {
         }
     }
 
+    /// Counts blocks that a command touches against the bound of the step.
+    pub(super) const fn charge(&mut self, blocks: u64) {
+        self.budget = self.budget.saturating_sub(blocks / BLOCKS_PER_COMMAND);
+    }
+
     /// Fetches from the admin queue, then from the I/O queues in turn (NVMe 2.0 §3.4.4.1), until all are empty or the
     /// step's bound is reached.
     pub(super) fn fetch_all(&mut self) {
-        let mut budget = u64::from(self.config.commands_per_step.max(1));
         let burst = self.features.arbitration_burst();
-        self.is_behind = false;
-        self.fetch(0, u32::MAX, &mut budget);
+        self.fetch(0, u32::MAX);
         // A queue may be created or deleted by an admin command, never by an I/O command.
         let mut idle = 0;
-        while idle < self.io_sqs.len() {
-            if budget == 0 || self.csts & CFS != 0 || self.life != Life::Ready {
-                self.is_behind = budget == 0;
-                return;
-            }
+        while idle < self.io_sqs.len() && self.budget > 0 && self.is_serving() {
             if self.next_sq >= self.io_sqs.len() {
                 self.next_sq = 0;
             }
             let qid = self.io_sqs[self.next_sq];
             self.next_sq += 1;
-            idle = if self.fetch(qid, burst, &mut budget) { 0 } else { idle + 1 };
+            idle = if self.fetch(qid, burst) { 0 } else { idle + 1 };
         }
     }
 
     /// Fetches up to `burst` commands of a queue; returns whether there were any.
-    fn fetch(&mut self, qid: u16, burst: u32, budget: &mut u64) -> bool {
+    fn fetch(&mut self, qid: u16, burst: u32) -> bool {
         let mut left = burst;
-        while left > 0 && *budget > 0 {
+        while left > 0 && self.budget > 0 {
             let Some(sq) = &mut self.sqs[usize::from(qid)] else { break };
             let is_waiting = self.cqs[usize::from(sq.cqid)].as_ref().is_none_or(|cq| !cq.waiting.is_empty());
             let until_wrap = sq.entries - sq.head;
             let count = sq.available().min(until_wrap).min(left).min(BATCH as u32) as usize;
-            let count = count.min(self.in_flight.room()).min(*budget as usize);
+            let count = count.min(self.in_flight.room()).min(self.budget as usize);
             if count == 0 || is_waiting {
                 break;
             }
@@ -242,7 +241,7 @@ impl Controller {
             }
             left -= count as u32;
             for entry in batch.iter() {
-                if !self.accept_next(qid, entry, budget) {
+                if !self.accept_next(qid, entry) {
                     return true;
                 }
             }
@@ -257,11 +256,11 @@ impl Controller {
     }
 
     /// Takes an entry off its queue and accepts it; `false` if the controller must fetch no more.
-    fn accept_next(&mut self, qid: u16, entry: &SubmissionEntry, budget: &mut u64) -> bool {
+    fn accept_next(&mut self, qid: u16, entry: &SubmissionEntry) -> bool {
         let Some(sq) = &mut self.sqs[usize::from(qid)] else { return false };
         sq.head = if sq.head + 1 == sq.entries { 0 } else { sq.head + 1 };
         let first = sq.fused_first.take();
-        *budget = budget.saturating_sub(1 + if qid == 0 { 0 } else { entry.blocks() / BLOCKS_PER_COMMAND });
+        self.budget = self.budget.saturating_sub(1);
         if qid == 0 {
             self.counts.admin_commands += 1;
         } else {
@@ -286,7 +285,7 @@ impl Controller {
                 }
             }
         }
-        self.csts & CFS == 0 && self.life == Life::Ready
+        self.is_serving()
     }
 
     /// Gives a command its delay and its fault. A command without either is executed at once.
@@ -333,8 +332,12 @@ impl Controller {
         self.in_flight.add(held, (!never_ends).then_some(due));
     }
 
+    /// Executes the commands in flight that are due, within the step's bound.
     pub(super) fn execute_due(&mut self) {
-        while let Some(held) = self.in_flight.take_due(self.now) {
+        while self.budget > 0
+            && let Some(held) = self.in_flight.take_due(self.now)
+        {
+            self.budget -= 1;
             self.release(&held);
             self.execute(&held);
         }
@@ -408,7 +411,7 @@ impl Controller {
         result: Result<u32, Status>,
         distortion: Option<Distortion>,
     ) {
-        if self.life != Life::Ready || self.csts & CFS != 0 {
+        if !self.is_serving() {
             return;
         }
         let Some(sq) = &self.sqs[usize::from(sqid)] else { return };

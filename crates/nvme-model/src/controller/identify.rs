@@ -152,8 +152,7 @@ impl Controller {
         Ok(page)
     }
 
-    /// I/O Command Set specific Identify Controller of the NVM command set (NVM Command Set 1.0 §4.1.5.2). No limits
-    /// beyond those of the commands themselves, but the number of ranges.
+    /// I/O Command Set specific Identify Controller of the NVM command set. No limits beyond those of the commands themselves, but the number of ranges.
     fn identify_nvm_controller(&self) -> Page {
         let mut page = Page::new();
         page.u8(3, 255); // DMRL

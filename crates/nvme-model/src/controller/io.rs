@@ -29,7 +29,7 @@ impl Controller {
         }
     }
 
-    /// Executes a fused pair at one moment: Compare and Write (NVM Command Set 1.0 §2.1.4, the only pair there is).
+    /// Executes a fused pair at one moment: Compare and Write, the only pair there is.
     pub(super) fn run_fused(
         &mut self,
         first: &SubmissionEntry,
@@ -40,8 +40,11 @@ impl Controller {
             return (Err(Status::INVALID_FIELD), Err(Status::INVALID_FIELD));
         }
         let range = |entry: &SubmissionEntry| (entry.nsid.get(), entry.slba(), entry.blocks());
-        if range(first) != range(second) || first.blocks() > u64::from(self.config.acwu) + 1 {
+        if range(first) != range(second) {
             return (Err(Status::INVALID_FIELD), Err(Status::INVALID_FIELD));
+        }
+        if first.blocks() > u64::from(self.config.acwu) + 1 {
+            return (Err(Status::ATOMIC_UNIT_EXCEEDED), Err(Status::ATOMIC_UNIT_EXCEEDED));
         }
         match self.compare(first) {
             Ok(result) => (Ok(result), self.write(second)),
@@ -86,6 +89,7 @@ impl Controller {
         let rules = self.pointer_rules(false, to_host);
         self.transfer.load(&mut self.bus, rules, entry, len)?;
         self.transfer.check(&mut self.bus, to_host)?;
+        self.charge(blocks);
         self.counts.bytes += len;
         if is_write {
             self.logs.count_write(len);
@@ -149,10 +153,11 @@ impl Controller {
         is_write: bool,
     ) -> Result<(&mut Namespace, u64, u64), Status> {
         let (lba, blocks) = (entry.slba(), entry.blocks());
-        let namespace = self.namespace(entry.nsid.get(), is_write)?;
-        if !namespace.contains(lba, blocks) {
+        if !self.namespace(entry.nsid.get(), is_write)?.contains(lba, blocks) {
             return Err(Status::LBA_OUT_OF_RANGE);
         }
+        self.charge(blocks);
+        let namespace = self.namespace(entry.nsid.get(), is_write)?;
         Ok((namespace, lba, blocks))
     }
 
@@ -198,13 +203,15 @@ impl Controller {
         if data.chunks_exact(16).any(is_outside) {
             return Err(Status::LBA_OUT_OF_RANGE);
         }
-        let mut left = namespace.config.blocks;
+        let size = namespace.config.blocks;
+        let mut left = size;
         for (lba, blocks) in data.chunks_exact(16).map(range).filter(|_| deallocates) {
             if blocks <= left {
                 left -= blocks;
                 namespace.write(lba, blocks, is_durable, false).fill(0);
             }
         }
+        self.charge(size - left);
         Ok(0)
     }
 
@@ -256,6 +263,7 @@ impl Controller {
         }
         let to = namespace.write(entry.slba(), total, is_durable, false);
         to.copy_from_slice(&self.scratch[..to.len()]);
+        self.charge(total);
         Ok(0)
     }
 }

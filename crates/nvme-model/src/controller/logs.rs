@@ -253,7 +253,7 @@ impl Controller {
         }
     }
 
-    /// Sanitize Status (NVMe 2.0 §5.16.1.25).
+    /// Sanitize Status: progress, status, and the command's CDW10.
     fn sanitize_log(&self) -> Vec<u8> {
         let mut page = Page::new();
         let (progress, status, cdw10) = match (self.logs.sanitize, self.logs.sanitized) {
