@@ -152,7 +152,8 @@ impl Controller {
         Ok(page)
     }
 
-    /// I/O Command Set specific Identify Controller of the NVM command set. No limits beyond those of the commands themselves, but the number of ranges.
+    /// I/O Command Set specific Identify Controller of the NVM command set. Only the number of ranges is limited beyond what
+    /// the commands themselves allow.
     fn identify_nvm_controller(&self) -> Page {
         let mut page = Page::new();
         page.u8(3, 255); // DMRL
