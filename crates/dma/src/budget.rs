@@ -73,22 +73,22 @@ pub fn mapped() -> (u64, u64) {
 /// The peer that shared mappings ([`crate::Mapping::given_by`]). Counts its mappings that are no longer used and not unmapped
 /// yet. A peer that announces more memory waits for them, so it cannot make the process hold more and more unused memory.
 #[derive(Clone, Debug, Default)]
-pub struct Peer(Arc<GivenUp>);
+pub struct Peer(Arc<AwaitingUnmap>);
 
 #[derive(Debug, Default)]
-struct GivenUp {
+struct AwaitingUnmap {
     bytes: AtomicU64,
     mappings: AtomicU64,
 }
 
 impl Peer {
     /// Bytes and number of the mappings that wait to be unmapped.
-    pub fn given_up(&self) -> (u64, u64) {
+    pub fn awaiting_unmap(&self) -> (u64, u64) {
         (self.0.bytes.load(Relaxed), self.0.mappings.load(Relaxed))
     }
 
     /// Records that a mapping of `len` bytes waits to be unmapped.
-    pub(crate) fn gives_up(&self, len: u64) -> Waiting {
+    pub(crate) fn add_awaiting_unmap(&self, len: u64) -> Waiting {
         self.0.bytes.fetch_add(len, Relaxed);
         self.0.mappings.fetch_add(1, Relaxed);
         Waiting { peer: self.clone(), len }

@@ -157,7 +157,7 @@ pub fn close_memory(file: OwnedFd, ticket: Arc<()>) {
 }
 
 pub(crate) fn unmap(mut pages: Pages) {
-    pages.waiting = pages.peer.as_ref().map(|peer| peer.gives_up(pages.len as u64));
+    pages.waiting = pages.peer.as_ref().map(|peer| peer.add_awaiting_unmap(pages.len as u64));
     request(Job::Unmap(pages));
 }
 

@@ -29,7 +29,7 @@ fn bucket() -> Arc<Bucket> {
 
 /// Two reactors together take all available tokens: no more, and nothing is lost.
 #[test]
-fn nothing_is_sold_twice() {
+fn no_token_is_sold_twice() {
     loom::model(|| {
         let bucket = bucket();
         let take = |bucket: &Bucket| {

@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_formats_say_the_same() {
+    fn both_formats_contain_the_same_data() {
         let sense = Sense::in_cdb_bit(1, 7).with_lba(Lba(0x0102_0304));
         let (fixed, len) = sense.fixed();
         let mut expected = [0; 18];

@@ -411,13 +411,13 @@ impl UnitChannel {
         cx: &mut Cx,
     ) -> (Box<[u64]>, u32, u32) {
         let (mut tags, mut left) = (vec![0; self.tasks.depth().div_ceil(64)].into_boxed_slice(), 0);
-        let (mut over, mut is_new) = (Vec::new(), false);
+        let (mut ended_tags, mut is_new) = (Vec::new(), false);
         for (tag, task) in self.tasks.iter().filter(|(tag, task)| is_selected(*tag, task)) {
             // A command with further requests does not start the next one.
             let before = std::mem::replace(&mut task.abort_cause, cause);
             if task.job.as_deref().is_some_and(Job::is_external) {
                 task.status = BdevStatus::Aborted;
-                over.push(tag);
+                ended_tags.push(tag);
             } else {
                 tags[usize::from(tag) / 64] |= 1_u64 << (tag % 64);
                 left += 1;
@@ -429,8 +429,8 @@ impl UnitChannel {
             let is_among = |tag: Tag| tags[tag.0 as usize / 64] & 1 << (tag.0 % 64) != 0;
             self.disk.abort_those(is_among, cx);
         }
-        let ended = over.len() as u32;
-        for tag in over {
+        let ended = ended_tags.len() as u32;
+        for tag in ended_tags {
             let outcome = self.end(tag);
             self.ready.push(outcome);
             cx.wake(self.root);

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_never_given_out_find_nothing() {
+    fn keys_never_issued_find_nothing() {
         let mut t = Slots::new(4);
         t.insert(1).unwrap();
         for raw in [1, 4, 1 << 32, u64::MAX, u64::from(u32::MAX)] {

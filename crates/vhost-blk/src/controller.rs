@@ -40,13 +40,13 @@ pub fn create(
 ) -> Result<(), Error> {
     let (events, arriving) = mpsc::unbounded_channel();
     // The receiver is gone if the controller is being deleted; then the event is not needed.
-    let tell = move |event| {
+    let send = move |event| {
         let _ = events.send(event);
     };
     let (access, owner) =
         (if read_only { Access::Read } else { Access::Shared }, format!("vhost controller {}", options.name));
     let queues = options.queues;
-    let open = || Ok(Blk::new(registry.open(disk, access, &owner, tell)?, read_only, queues));
+    let open = || Ok(Blk::new(registry.open(disk, access, &owner, send)?, read_only, queues));
     let controller = controllers.create(options, open)?;
     tokio::task::spawn_local(pass_on(arriving, Rc::downgrade(&controller)));
     Ok(())

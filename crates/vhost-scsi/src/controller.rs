@@ -90,7 +90,7 @@ impl Scsi {
         this.targets.borrow_mut()[usize::from(target)] = Some(Arc::clone(&nexus));
         for (index, queue) in controller.queues().all() {
             let nexus = Arc::clone(&nexus);
-            let told = queue.call(move |queue, cx| match index {
+            let reply = queue.call(move |queue, cx| match index {
                 CONTROL => {
                     queue.manager().0.set_target(target, Some(nexus));
                     Ok(())
@@ -102,7 +102,7 @@ impl Scsi {
                 }
             });
             // A queue that has ended needs no target.
-            if let Ok(Err(error)) = told.await {
+            if let Ok(Err(error)) = reply.await {
                 Self::remove_disk(controller, target).await;
                 return Err(error.into());
             }
@@ -111,8 +111,8 @@ impl Scsi {
         Ok(Arc::downgrade(&nexus))
     }
 
-    /// Detaches the disk of a target, whatever the disk and the guest do, and sends the guest an event. Returns whether the
-    /// target had a disk; if `this` is given, whether it had that one.
+    /// Detaches the disk of a target, without the help of the disk or the guest, and sends the guest an event. Returns whether
+    /// the target had a disk; if `this` is given, whether it had that one.
     pub(crate) async fn detach(
         controller: &Controller<Self>,
         target: u8,
@@ -134,7 +134,7 @@ impl Scsi {
     async fn remove_disk(controller: &Controller<Self>, target: u8) {
         controller.kind().targets.borrow_mut()[usize::from(target)].take();
         for (index, queue) in controller.queues().all() {
-            let told = queue.call(move |queue, cx| match index {
+            let reply = queue.call(move |queue, cx| match index {
                 CONTROL => queue.manager().0.set_target(target, None),
                 EVENT => {}
                 _ => {
@@ -142,7 +142,7 @@ impl Scsi {
                     requests.detach(target, guest, cx);
                 }
             });
-            let _ = told.await;
+            let _ = reply.await;
         }
     }
 
@@ -179,14 +179,14 @@ impl Scsi {
         }
     }
 
-    /// Sends the guest an event. The queues are held still, so the event queue neither starts nor stops meanwhile.
+    /// Sends the guest an event. The queues are held still, so the event queue neither starts nor stops during this call.
     async fn post(controller: &Controller<Self>, event: TargetEvent, target: u8) {
-        let told = match controller.queues().get(EVENT) {
+        let sent = match controller.queues().get(EVENT) {
             Some(queue) => queue.call(move |queue, cx| queue.post(event, target, cx)).await.unwrap_or(false),
             None => false,
         };
         let kept = &controller.kind().pending_events;
-        if let Some(mut pending_events) = kept.get().filter(|_| !told) {
+        if let Some(mut pending_events) = kept.get().filter(|_| !sent) {
             pending_events.add(event, target);
             kept.set(Some(pending_events));
         }
@@ -214,7 +214,7 @@ async fn hold_for_disk<'a>(
     }
 }
 
-/// Marks a target to which a disk is being attached: no other disk is attached to it meanwhile.
+/// Marks a target to which a disk is being attached: no other disk is attached to it until this is dropped.
 struct Arriving<'a>(&'a Cell<u8>, u8);
 
 impl<'a> Arriving<'a> {

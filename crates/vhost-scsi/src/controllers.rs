@@ -94,11 +94,11 @@ impl ScsiControllers {
         };
         let (events, arriving) = mpsc::unbounded_channel();
         // The receiver is gone if the target no longer has the disk; then the event is not needed.
-        let tell = move |event| {
+        let send = move |event| {
             let _ = events.send(event);
         };
         let owner = format!("vhost controller {name}");
-        let opened = self.registry.open(disk, Access::Shared, &owner, tell)?;
+        let opened = self.registry.open(disk, Access::Shared, &owner, send)?;
         // Relative port identifiers begin with 1.
         let port = Port { initiator: controller.kind().initiator().0, target: u16::from(target) + 1 };
         let nexus = Scsi::attach(&controller, target, self.units.nexus(opened, port, 0)).await?;

@@ -14,14 +14,14 @@ use zerocopy::IntoBytes;
 /// A change of a target that the guest receives as an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TargetEvent {
-    /// Its disk is gone. A guest may know the removed disk from its own scan of the targets, even if it received no event for
-    /// it.
+    /// The target's disk is gone. A guest may know the removed disk from its own scan of the targets, even if it received no
+    /// event for it.
     Unplugged,
-    /// It has a disk.
+    /// The target has a disk now.
     Plugged,
-    /// Its disk has another size.
+    /// The target's disk has another size.
     Resized,
-    /// Its disk has other properties, such as whether it can be written.
+    /// The target's disk has other properties, such as whether it can be written.
     Changed,
 }
 

@@ -105,8 +105,8 @@ impl Guest {
     /// Detaches the disk of one of [`TARGETS`], or attaches it again.
     pub fn plug(&mut self, which: usize, is_there: bool) {
         let (target, nexus) = (TARGETS[which], is_there.then(|| Arc::clone(&self.nexuses[which])));
-        let told = nexus.clone();
-        self.with(0, |queue, _| queue.manager().0.set_target(target, told));
+        let disk = nexus.clone();
+        self.with(0, |queue, _| queue.manager().0.set_target(target, disk));
         self.with(2, |queue, cx| {
             let (requests, guest) = queue.requests();
             requests.detach(target, guest, cx);

@@ -9,7 +9,7 @@ use aryk_bdev::OpenError;
 use aryk_reactor::{Cx, RootId};
 use aryk_vhost_device::{DeviceQueue, GuestQueue, Move, Parts};
 
-/// A queue's role without its channels. A request queue opens its channels anew on each reactor.
+/// A queue's role without its channels. A request queue opens its channels again on each reactor.
 pub enum Duty {
     Control(Manager),
     Event(Events),

@@ -7,7 +7,7 @@
 //! The channel of a detached disk moves to a second list: its commands end there, while another disk may already be attached to
 //! the target.
 
-use crate::wire::{ANSWER, Answer, Command, Response, TARGETS, Verdict};
+use crate::wire::{ANSWER, Answer, AnswerHead, Command, Response, TARGETS};
 use aryk_bdev::OpenError;
 use aryk_crash_point::{Step, step};
 use aryk_dma::{List, Sgl};
@@ -177,7 +177,7 @@ impl Requests {
     #[cold]
     fn refuse(&self, head: u16, response: Response, filled: u32, guest: &mut GuestQueue) {
         let lengths = Lengths::of(head, guest);
-        complete(head, &Verdict::without_status(response, lengths.all()), (0, filled), lengths, guest);
+        complete(head, &AnswerHead::without_status(response, lengths.all()), (0, filled), lengths, guest);
     }
 
     /// Answers a command that has ended.
@@ -206,7 +206,7 @@ impl Requests {
                 cx.trace(guest.traced(), Point::Complete, head.into());
                 step(Step::Completed);
                 let lengths = Lengths::of(head, guest);
-                complete(head, &Verdict::good(lengths.all() - moved), (moved, moved), lengths, guest);
+                complete(head, &AnswerHead::good(lengths.all() - moved), (moved, moved), lengths, guest);
             });
             if !outcomes.is_empty() {
                 worked = true;
@@ -295,7 +295,7 @@ fn complete(
     guest.complete(head, ANSWER + moved.min(lengths.data_in), touched);
 }
 
-/// A part of a list. If `len` is 0, the empty list, whatever the offset.
+/// A part of a list. If `len` is 0, the empty list, for any offset.
 #[inline]
 fn part(all: Sgl, offset: u32, len: u32) -> Sgl {
     if len == 0 { Sgl::EMPTY } else { all.slice(offset, len) }

@@ -115,7 +115,7 @@ pub(crate) enum Response {
 /// stores: a sixth of a reactor's profile samples was there. Sense data, if any, and data follow.
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C, packed(4))]
-pub(crate) struct Verdict {
+pub(crate) struct AnswerHead {
     /// The lengths of the sense data and of the data that was not transferred, in bytes.
     lengths: u64,
     /// A qualifier of 16 bits, the command's status, and the response.
@@ -126,7 +126,7 @@ pub(crate) struct Verdict {
 #[derive(Clone, Copy, Debug, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct Answer {
-    verdict: Verdict,
+    head: AnswerHead,
     sense: [u8; SENSE],
 }
 
@@ -134,7 +134,7 @@ pub(crate) struct Answer {
 pub(crate) const ANSWER: u32 = size_of::<Answer>() as u32;
 const _: () = assert!(ANSWER == 108);
 
-impl Verdict {
+impl AnswerHead {
     /// For a request that reached no unit.
     #[inline]
     pub const fn without_status(response: Response, residual: u32) -> Self {
@@ -168,8 +168,8 @@ impl Answer {
             sense_len = len as u32;
             sense[..bytes.len()].copy_from_slice(&bytes);
         }
-        let verdict = Verdict::new(sense_len, given - outcome.moved, outcome.status as u8, response);
-        Self { verdict, sense }
+        let head = AnswerHead::new(sense_len, given - outcome.moved, outcome.status as u8, response);
+        Self { head, sense }
     }
 }
 

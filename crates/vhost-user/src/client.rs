@@ -202,15 +202,15 @@ impl Dialer {
 
     /// Logs why the connection failed, unless the last logged reason is the same.
     fn explain(&mut self, errno: Errno, shared: &Shared) -> Next {
-        let (path, mistake) = (self.path.display(), self.mistake(errno));
-        let absent = errno == Errno::NOENT && mistake.is_none();
-        let text = match mistake {
-            Some(mistake) => format!("{path}: {mistake}"),
+        let (path, operator_error) = (self.path.display(), self.operator_error(errno));
+        let absent = errno == Errno::NOENT && operator_error.is_none();
+        let text = match operator_error {
+            Some(operator_error) => format!("{path}: {operator_error}"),
             None if absent => format!("{path}: does not exist yet"),
             None => format!("{path}: {errno}"),
         };
         if self.logged.as_ref() != Some(&text) {
-            if mistake.is_some() {
+            if operator_error.is_some() {
                 tracing::warn!("cannot connect to {text}; retrying");
                 shared.stats.not_connected(&text);
             } else {
@@ -222,7 +222,7 @@ impl Dialer {
     }
 
     /// The error that the operator must correct; `None` if the front-end is only absent or busy.
-    fn mistake(&self, errno: Errno) -> Option<&'static str> {
+    fn operator_error(&self, errno: Errno) -> Option<&'static str> {
         match errno {
             Errno::AGAIN => None,
             // The kernel returns ECONNREFUSED for any file that is not a socket.

@@ -144,10 +144,12 @@ pub enum Error {
     #[error("more than {0} memory regions")]
     TooManyRegions(usize),
     /// More memory than one front-end may announce.
-    #[error("{asked} bytes of guest memory exceed the limit of one front-end, {max} (--guest-memory-max)")]
+    #[error(
+        "{requested} bytes of guest memory exceed the limit of one front-end, {max} (--guest-memory-max)"
+    )]
     TooMuchMemory {
         /// Bytes announced.
-        asked: u64,
+        requested: u64,
         /// Bytes allowed.
         max: u64,
     },

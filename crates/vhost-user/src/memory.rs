@@ -66,7 +66,7 @@ impl GuestMemory {
         let bytes_max = Limits::get().peer.saturating_mul(2).saturating_sub(bytes);
         let mappings_max = (2 * SLOTS_MAX as u64).saturating_sub(mappings);
         loop {
-            let (bytes, mappings) = self.peer.given_up();
+            let (bytes, mappings) = self.peer.awaiting_unmap();
             if mappings == 0 || bytes <= bytes_max && mappings <= mappings_max {
                 return;
             }
@@ -167,8 +167,8 @@ impl GuestMemory {
 /// Whether one front-end may announce regions of these sizes. While one table replaces another, both are mapped; so a guest may
 /// map up to twice as much.
 fn check_size(sizes: impl Iterator<Item = u64>) -> Result<(), Error> {
-    let (asked, max) = (sizes.fold(0, u64::saturating_add), Limits::get().peer);
-    if asked > max { Err(Error::TooMuchMemory { asked, max }) } else { Ok(()) }
+    let (requested, max) = (sizes.fold(0, u64::saturating_add), Limits::get().peer);
+    if requested > max { Err(Error::TooMuchMemory { requested, max }) } else { Ok(()) }
 }
 
 /// Bytes that are mapped for each of `slots`: more than were announced if pages are huge.

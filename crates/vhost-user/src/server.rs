@@ -109,8 +109,8 @@ impl Accept {
         }
     }
 
-    /// Serves a session to its end; meanwhile accepts the next front-end if one connects. Returns whether the controller must
-    /// stop.
+    /// Serves a session to its end. During that time, accepts the next front-end if one connects. Returns whether the controller
+    /// must stop.
     async fn until_done(
         &mut self,
         serving: impl Future<Output = ()>,

@@ -225,7 +225,7 @@ impl<D: Device> Session<'_, D> {
         }
     }
 
-    /// Waits for the device. Logs if the front-end hangs up meanwhile.
+    /// Waits for the device. Logs if the front-end hangs up before the device has finished.
     async fn wait<T>(&self, what: &str, work: impl Future<Output = T>) -> T {
         if self.left {
             return work.await;
@@ -404,7 +404,7 @@ impl<D: Device> Session<'_, D> {
                 self.vrings[index].stopped_at = None;
             }
             self.settle(code, index).await?;
-            self.relog(index).await;
+            self.update_log(index).await;
         }
         Ok(())
     }

@@ -77,7 +77,7 @@ async fn recover_and_log(fe: &FrontEnd) {
 }
 
 #[test]
-fn nothing_leaks() {
+fn no_descriptor_or_mapping_leaks() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("runtime");
     runtime.block_on(run_session(0));
     let before = count();

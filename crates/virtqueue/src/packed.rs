@@ -147,7 +147,7 @@ impl PackedConfig {
 
 /// A used element that is not published yet.
 #[derive(Clone, Copy, Debug)]
-struct Given {
+struct UsedDesc {
     at: Cursor,
     flags: u16,
 }
@@ -163,8 +163,8 @@ pub struct PackedQueue {
     /// Descriptors of each chain in flight, by id; 0: not in flight.
     counts: Box<[u16]>,
     /// Used elements that were added since the last publication, in order.
-    given: Vec<Given>,
-    /// The number of descriptors between the first element of `given` and [`PackedQueue::next_used`].
+    used: Vec<UsedDesc>,
+    /// The number of descriptors between the first element of `used` and [`PackedQueue::next_used`].
     unpublished: u16,
     /// Whether anything was published. Until then, the driver may wait for a call that a predecessor failed to send.
     has_published: bool,
@@ -192,7 +192,7 @@ impl PackedQueue {
             next_used: used,
             taken,
             counts: vec![0; config.size.into()].into(),
-            given: Vec::with_capacity(config.size.into()),
+            used: Vec::with_capacity(config.size.into()),
             unpublished: 0,
             has_published: false,
             owes_call: false,
@@ -275,12 +275,12 @@ impl PackedQueue {
             "chains in flight have {counted} descriptors, of {} taken",
             self.taken
         );
-        let first = self.given.first().map(|given| given.at.after(self.unpublished, self.config.size));
+        let first = self.used.first().map(|used| used.at.after(self.unpublished, self.config.size));
         // A driver that offers descriptors again before it sees them used can make it more than a pass.
         let is_pass = self.unpublished <= self.config.size;
         let is_end = first.is_none_or(|end| !is_pass || end == self.next_used);
         assert!(is_end, "{} descriptors are unpublished up to {:?}", self.unpublished, self.next_used);
-        assert_eq!(self.given.is_empty(), self.unpublished == 0, "each used element skips descriptors");
+        assert_eq!(self.used.is_empty(), self.unpublished == 0, "each used element skips descriptors");
     }
 
     /// As [`PackedQueue::check_invariants`], as far as that takes no loop.
@@ -354,8 +354,8 @@ impl PackedQueue {
         step(Step::Found);
         // The region has one free list: completed chains must be on it before a new chain takes entries from it. Whether there is
         // a chain is read once, above: with a second read, a chain that comes between the two would be taken too early.
-        if self.kept.is_some() && !self.given.is_empty() {
-            self.owes_call |= self.publish_given();
+        if self.kept.is_some() && !self.used.is_empty() {
+            self.owes_call |= self.publish_used();
         }
         self.take(memory, chain)
     }
@@ -438,7 +438,7 @@ impl PackedQueue {
         let (at, place) = (self.next_used, self.at(self.next_used));
         self.config.desc.write(place + LEN, &len);
         self.config.desc.write(place + ID, &id);
-        self.given.push(Given { at, flags: at.used(len) });
+        self.used.push(UsedDesc { at, flags: at.used(len) });
         self.next_used = at.after(count, self.config.size);
         self.unpublished += count;
         self.taken -= count;
@@ -455,35 +455,35 @@ impl PackedQueue {
     #[must_use = "a driver that receives no call waits forever"]
     pub fn publish(&mut self) -> bool {
         let owed = std::mem::take(&mut self.owes_call) | !std::mem::replace(&mut self.has_published, true);
-        if self.given.is_empty() {
+        if self.used.is_empty() {
             return owed;
         }
-        self.publish_given() | owed
+        self.publish_used() | owed
     }
 
-    fn publish_given(&mut self) -> bool {
+    fn publish_used(&mut self) -> bool {
         match &mut self.kept {
             None => {
                 // The driver reads the descriptors in order, so it sees none before the first. Release: earlier writes
                 // are visible.
-                for given in self.given.iter().rev() {
-                    let place = DESC_LEN * usize::from(given.at.index) + FLAGS;
-                    self.config.desc.store_u16(place, given.flags, Ordering::Release);
+                for used in self.used.iter().rev() {
+                    let place = DESC_LEN * usize::from(used.at.index) + FLAGS;
+                    self.config.desc.store_u16(place, used.flags, Ordering::Release);
                 }
             }
             Some(kept) => {
                 kept.publishing(self.next_used);
                 // In order, so that a successor finds the last visible one: descriptors after an invisible one must look
                 // unused.
-                for given in &self.given {
-                    let place = DESC_LEN * usize::from(given.at.index) + FLAGS;
-                    self.config.desc.store_u16(place, given.flags, Ordering::Release);
+                for used in &self.used {
+                    let place = DESC_LEN * usize::from(used.at.index) + FLAGS;
+                    self.config.desc.store_u16(place, used.flags, Ordering::Release);
                     step(Step::Published);
                 }
                 kept.published();
             }
         }
-        self.given.clear();
+        self.used.clear();
         let count = std::mem::take(&mut self.unpublished);
         // The driver enables calls, then reads the ring again; the device writes to the ring, then reads whether calls
         // are enabled.

@@ -61,6 +61,6 @@ fn an_unlent_buffer_is_not_reclaimed() {
 
 #[test]
 #[should_panic(expected = "9+2 of 10")]
-fn a_write_beyond_the_end_is_our_bug() {
+fn a_write_beyond_the_end_panics() {
     Buffer::new(10, 1).write(9, b"ab");
 }

@@ -165,7 +165,7 @@ fn dropping_much_memory_does_not_wait_for_its_unmapping() {
     crate::close_memory(theirs, Arc::clone(&ticket));
     drop(mapping);
     let spent = thread_times(dropper) - spent;
-    while Arc::strong_count(&ticket) > 1 || peer.given_up() != (0, 0) {
+    while Arc::strong_count(&ticket) > 1 || peer.awaiting_unmap() != (0, 0) {
         std::thread::yield_now();
     }
     assert!(spent < 3, "the dropping thread spent {spent} hundredths of a second");
@@ -196,9 +196,9 @@ fn pages_are_allocated_before_their_first_access() {
 }
 
 #[derive(Debug, Default)]
-struct Keeps(std::sync::Mutex<Option<crate::HeldPages>>);
+struct HoldingKeeper(std::sync::Mutex<Option<crate::HeldPages>>);
 
-impl crate::Keeper for Keeps {
+impl crate::Keeper for HoldingKeeper {
     fn dropped(&self, pages: crate::HeldPages) {
         *self.0.lock().unwrap() = Some(pages);
     }
@@ -209,9 +209,9 @@ fn a_keeper_delays_the_unmapping_and_the_pages_count_until_then() {
     let (file, peer) = (memfd(8192), crate::Peer::default());
     let mapping = Mapping::shared(file.as_fd(), 0, 8192).unwrap().given_by(&peer);
     let base = mapping.base().as_ptr() as usize;
-    let keeper = Arc::new(Keeps::default());
+    let keeper = Arc::new(HoldingKeeper::default());
     assert!(mapping.set_keeper(Arc::clone(&keeper) as Arc<dyn crate::Keeper>));
-    assert!(!mapping.set_keeper(Arc::new(Keeps::default())), "the first keeper stays");
+    assert!(!mapping.set_keeper(Arc::new(HoldingKeeper::default())), "the first keeper stays");
     drop(mapping);
     let held = loop {
         if let Some(held) = keeper.0.lock().unwrap().take() {
@@ -220,9 +220,9 @@ fn a_keeper_delays_the_unmapping_and_the_pages_count_until_then() {
         std::thread::yield_now();
     };
     assert!(is_mapped(base));
-    assert_eq!(peer.given_up(), (8192, 1));
+    assert_eq!(peer.awaiting_unmap(), (8192, 1));
     held.release();
-    while peer.given_up() != (0, 0) {
+    while peer.awaiting_unmap() != (0, 0) {
         std::thread::yield_now();
     }
     assert!(!is_mapped(base));
@@ -231,21 +231,21 @@ fn a_keeper_delays_the_unmapping_and_the_pages_count_until_then() {
 #[test]
 fn pages_that_a_keeper_drops_stay_mapped_and_counted() {
     #[derive(Debug)]
-    struct Loses;
-    impl crate::Keeper for Loses {
+    struct DroppingKeeper;
+    impl crate::Keeper for DroppingKeeper {
         fn dropped(&self, _: crate::HeldPages) {}
     }
     let (file, peer) = (memfd(4096), crate::Peer::default());
     let mapping = Mapping::shared(file.as_fd(), 0, 4096).unwrap().given_by(&peer);
     let base = mapping.base().as_ptr() as usize;
-    assert!(mapping.set_keeper(Arc::new(Loses)));
+    assert!(mapping.set_keeper(Arc::new(DroppingKeeper)));
     drop(mapping);
     // The thread handles jobs in order: when it has unmapped the second mapping, it has handled the first.
     let next = crate::Peer::default();
     drop(Mapping::shared(file.as_fd(), 0, 4096).unwrap().given_by(&next));
-    while next.given_up() != (0, 0) {
+    while next.awaiting_unmap() != (0, 0) {
         std::thread::yield_now();
     }
     assert!(is_mapped(base));
-    assert_eq!(peer.given_up(), (4096, 1));
+    assert_eq!(peer.awaiting_unmap(), (4096, 1));
 }

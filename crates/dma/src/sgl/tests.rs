@@ -188,7 +188,7 @@ fn empty_views_are_valid() {
 
 #[test]
 #[should_panic(expected = "slice 5+6 of 10 bytes")]
-fn a_slice_beyond_the_end_is_our_bug() {
+fn a_slice_beyond_the_end_panics() {
     let scattered = Scattered::new(&[(0, 10)]);
     let _view = scattered.sgl().slice(5, 6);
 }

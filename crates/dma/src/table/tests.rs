@@ -67,7 +67,7 @@ fn areas_lie_in_one_region() {
 
 #[test]
 #[should_panic(expected = "4095+2 is outside of an area of 4096 bytes")]
-fn an_access_outside_of_an_area_is_our_bug() {
+fn an_access_outside_of_an_area_panics() {
     table(&[region(0, PAGE)]).area_at_guest(0, PAGE).unwrap().read::<u16>(4095);
 }
 

@@ -55,7 +55,7 @@ pub enum Error {
     NoSize(PathBuf),
     /// The file has another size than the requested one.
     #[error(
-        "`{path}` exists and has {size} bytes, not {asked}: to use it, give no size; the disk can be resized later"
+        "`{path}` exists and has {size} bytes, not {requested}: to use it, give no size; the disk can be resized later"
     )]
     OtherSize {
         /// The file.
@@ -63,7 +63,7 @@ pub enum Error {
         /// Its size in bytes.
         size: u64,
         /// The requested size, in bytes.
-        asked: u64,
+        requested: u64,
     },
     /// The file is empty, and no size is given.
     #[error("`{0}` is empty; to grow it, give a size")]

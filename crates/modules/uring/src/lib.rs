@@ -12,7 +12,7 @@
 //! | `resize` | changing the size of a disk |
 //! | `room` | thin provisioning: sizes of sparse files and free space |
 //!
-//! **Direct I/O** is used wherever the file supports it, with the alignment that the kernel reports. Unaligned data is copied
+//! **Direct I/O** is used if the file supports it, with the alignment that the kernel reports. Unaligned data is copied
 //! through a bounce buffer, and a write of less than a block of the store reads that block first.
 //!
 //! Data is **durable** once it was written and a later flush has completed, or once its write with FUA has completed. Ranges

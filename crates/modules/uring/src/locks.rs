@@ -175,9 +175,9 @@ fn set(file: impl AsFd, kind: i32, start: i64, len: i64) -> Result<(), Errno> {
 
 /// Whether another open file description holds a lock on `byte`.
 fn is_held(file: impl AsFd, byte: i64) -> Result<bool, Errno> {
-    let mut asked = range(libc::F_WRLCK, byte, 1);
-    fcntl(file, FcntlArg::F_OFD_GETLK(&mut asked))?;
-    Ok(i32::from(asked.l_type) != libc::F_UNLCK)
+    let mut conflicting = range(libc::F_WRLCK, byte, 1);
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut conflicting))?;
+    Ok(i32::from(conflicting.l_type) != libc::F_UNLCK)
 }
 
 /// Finds the holder of a lock on the file `inode` of `device`. The kernel does not report it, so this function reads `/proc` of

@@ -176,8 +176,8 @@ fn measure(config: &Config, forced: Forced, kind: Kind, file: &OwnedFd) -> Resul
         size = wanted.ok_or_else(|| Error::Empty(path.clone()))?;
         check_multiple(path, size, config.block_size.unwrap_or(BLOCK_SIZE).into())?;
         grow_empty(file, path, size)?;
-    } else if let Some(asked) = config.size.filter(|asked| *asked != size) {
-        return Err(Error::OtherSize { path: path.clone(), size, asked });
+    } else if let Some(requested) = config.size.filter(|requested| *requested != size) {
+        return Err(Error::OtherSize { path: path.clone(), size, requested });
     }
     let sector = match kind {
         Kind::File => 1,

@@ -250,7 +250,7 @@ impl Request {
         if std::mem::take(&mut self.sync) {
             // Earlier acknowledged writes were lost. The kernel reports that to one sync only.
             if store.lost.load(Ordering::Relaxed) {
-                return self.over(libc::EIO, store, pool);
+                return self.fail(libc::EIO, store, pool);
             }
             self.step(Step::Sync, self.at, 0);
             return Next::Start(Call::Sync);
@@ -368,7 +368,7 @@ impl Request {
         match self.step {
             // If two syncs run at the same time, the kernel reports an error to only one of them. That one sets this flag, and
             // the other checks it.
-            Step::Sync if store.lost.load(Ordering::Relaxed) => return self.over(libc::EIO, store, pool),
+            Step::Sync if store.lost.load(Ordering::Relaxed) => return self.fail(libc::EIO, store, pool),
             Step::Sync => {}
             Step::Allocate => self.at = self.from + self.len,
             Step::Straight | Step::Bounced | Step::EdgeRead | Step::EdgeWrite => {
@@ -394,7 +394,7 @@ impl Request {
             return Next::Start(self.call());
         }
         // Another program has truncated the file.
-        self.over(libc::EIO, store, pool)
+        self.fail(libc::EIO, store, pool)
     }
 
     /// Ends a step that has transferred all its data. Returns whether another step follows at the same place.
@@ -457,7 +457,7 @@ impl Request {
             // All requests that end with a sync come here, so no call can hide a write-back error from them.
             (_, Step::Sync) => {
                 store.lost.fetch_or(store.is_cached(), Ordering::Relaxed);
-                self.over(errno, store, pool)
+                self.fail(errno, store, pool)
             }
             _ => {
                 let is_lost = self.op.is_change() && store.may_report_earlier(errno);
@@ -470,7 +470,7 @@ impl Request {
     /// Handles a failed step: holds the request if the store is full and `on_full` is [`OnFull::Hold`]; otherwise fails it.
     fn refused(&mut self, errno: i32, store: &Store, pool: &mut Pool) -> Next {
         if !matches!(errno, libc::ENOSPC | libc::EDQUOT) || store.on_full == OnFull::Error {
-            return self.over(errno, store, pool);
+            return self.fail(errno, store, pool);
         }
         let delay = self.delay;
         self.delay = (delay * 2).min(FULL_DELAY_MAX);
@@ -486,7 +486,7 @@ impl Request {
         Next::Later(delay)
     }
 
-    fn over(&mut self, errno: i32, store: &Store, pool: &mut Pool) -> Next {
+    fn fail(&mut self, errno: i32, store: &Store, pool: &mut Pool) -> Next {
         self.put_buffer_back(pool);
         let block_at = |offset| Lba::ZERO + Bytes(offset).whole_blocks(store.block_size);
         let lba = block_at(self.bytes.start);

@@ -191,7 +191,7 @@ fn the_limit_of_each_level_holds() {
 }
 
 #[test]
-fn readers_go_on_while_writers_wait() {
+fn readers_continue_while_writers_wait() {
     let disk = limiter(Limits { read_ios: 5000, write_ios: 100, ..Limits::default() });
     let mut sim = Sim::new(5, LATE);
     sim.open(&[&disk], LOAD);
@@ -239,7 +239,7 @@ fn prepaid_requests_count_as_leased() {
     assert!((LEASES / 8..=LEASES).contains(&most), "{most}");
     check_bound(&sim, 8, Duration::ZERO, 1000.0);
     group.set(Limits { ios: 100, ..Limits::default() }, sim.now).unwrap();
-    sim.poke();
+    sim.wake_all();
     let start = sim.now;
     sim.run_for(SECOND);
     let count = sim.count(start, sim.now);
@@ -282,7 +282,7 @@ fn changes_take_effect_at_once() {
     let mut random = Rng::with_seed(11);
     for rate in [100_000, 20, 5000, 1, 50_000] {
         disk.set(Limits { ios: rate, ..Limits::default() }, sim.now).unwrap();
-        sim.poke();
+        sim.wake_all();
         let start = sim.now;
         sim.run_for(SECOND + random.u64(..10 * MILLI));
         let expected = rate as f64 * (sim.now - start) as f64 / SECOND as f64;
@@ -299,7 +299,7 @@ fn a_thousand_limit_changes_admit_no_extra_requests() {
     let start = sim.now;
     for i in 0..1000 {
         disk.set(Limits { ios: 1000 + i % 2, ..Limits::default() }, sim.now).unwrap();
-        sim.poke();
+        sim.wake_all();
         sim.run_for(3 * MILLI + 1);
     }
     let count = sim.count(start, sim.now);

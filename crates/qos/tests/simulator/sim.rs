@@ -32,10 +32,10 @@ impl Wheel for Clockwork {
     }
 
     fn wake_at(&mut self, who: usize, at: u64) -> u64 {
-        let mut asked = self.0.borrow_mut();
-        let timer = asked.next;
-        asked.next += 1;
-        asked.later.push((at, who, timer));
+        let mut wheel = self.0.borrow_mut();
+        let timer = wheel.next;
+        wheel.next += 1;
+        wheel.later.push((at, who, timer));
         timer
     }
 
@@ -158,7 +158,7 @@ impl Sim {
     }
 
     /// Limits have changed: makes all lanes ask again, as channels do when they are notified.
-    pub fn poke(&mut self) {
+    pub fn wake_all(&mut self) {
         for (who, opener) in self.openers.iter_mut().enumerate() {
             let path =
                 opener.buckets.iter().map(|bucket| Rc::clone(&self.shares[&(opener.load.reactor, *bucket)]));
@@ -177,8 +177,8 @@ impl Sim {
 
     fn collect(&mut self) {
         let (now, later) = {
-            let mut asked = self.wheel.0.borrow_mut();
-            (std::mem::take(&mut asked.now), std::mem::take(&mut asked.later))
+            let mut wheel = self.wheel.0.borrow_mut();
+            (std::mem::take(&mut wheel.now), std::mem::take(&mut wheel.later))
         };
         for who in now {
             // The next turn of its reactor.

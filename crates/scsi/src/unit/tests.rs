@@ -92,7 +92,7 @@ fn reads_and_writes_of_every_length() {
 }
 
 #[test]
-fn beyond_the_end_and_beyond_the_list() {
+fn transfers_beyond_the_disk_or_the_list_are_refused() {
     let mut all = initiators(1);
     for (lba, blocks) in [(BLOCKS, 0), (BLOCKS, 1), (BLOCKS - 1, 2), (u64::MAX, 1), (0, u32::MAX)] {
         for opcode in [0x88, 0x8a, 0x8f, 0x91, 0x93] {

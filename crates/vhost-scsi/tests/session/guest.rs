@@ -284,13 +284,13 @@ impl Guest {
     }
 
     /// Runs a task management function and returns its response.
-    pub fn manage(&mut self, function: u32, address: [u8; 8], tag: u64) -> u8 {
-        self.begin_to_manage(0, function, address, tag);
-        self.managed(PATIENCE).expect("a response").1
+    pub fn run_tmf(&mut self, function: u32, address: [u8; 8], tag: u64) -> u8 {
+        self.submit_tmf(0, function, address, tag);
+        self.next_tmf_answer(PATIENCE).expect("a response").1
     }
 
     /// Submits a task management function as `slot`.
-    pub fn begin_to_manage(&mut self, slot: u16, function: u32, address: [u8; 8], tag: u64) {
+    pub fn submit_tmf(&mut self, slot: u16, function: u32, address: [u8; 8], tag: u64) {
         let request =
             [&0u32.to_le_bytes()[..], &function.to_le_bytes(), &address, &tag.to_le_bytes()].concat();
         let at = 128 * u64::from(slot);
@@ -300,7 +300,7 @@ impl Guest {
     }
 
     /// The next function that is answered within this time, and its response.
-    pub fn managed(&mut self, patience: Duration) -> Option<(u16, u8)> {
+    pub fn next_tmf_answer(&mut self, patience: Duration) -> Option<(u16, u8)> {
         let (slot, _) = self.take(CONTROL, patience)?;
         Some((slot, self.read(CONTROL, 128 * u64::from(slot) + 64, 1)[0]))
     }

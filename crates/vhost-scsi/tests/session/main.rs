@@ -183,10 +183,10 @@ fn missing_targets_and_units_are_reported() {
             assert_eq!((inquiry.response, inquiry.status, inquiry.data[0]), (0, 0, 0x7f));
             let ready = guest.command(other_unit, &[0; 6], &[], 0);
             assert_eq!((ready.status, ready.key_and_code()), (2, (5, 0x25, 0)));
-            assert_eq!(guest.manage(5, other_unit, 0), 12);
-            assert_eq!(guest.manage(5, unit(3), 0), 3);
-            assert_eq!(guest.manage(99, unit(0), 0), 11);
-            assert_eq!(guest.manage(0, unit(0), 12345), 0, "aborting an unknown command succeeds");
+            assert_eq!(guest.run_tmf(5, other_unit, 0), 12);
+            assert_eq!(guest.run_tmf(5, unit(3), 0), 3);
+            assert_eq!(guest.run_tmf(99, unit(0), 0), 11);
+            assert_eq!(guest.run_tmf(0, unit(0), 12345), 0, "aborting an unknown command succeeds");
             // A chain without room for an answer; the queue continues after it.
             guest.offer(REQUEST, 3, &[(0, 51, false), (512, 107, true)]);
             assert_eq!(guest.take(REQUEST, SOON), Some((3, 0)));
@@ -222,8 +222,8 @@ fn attach_detach_and_resize_send_events() {
         host.env.registry().resized("m0", BLOCKS / 2).unwrap();
         let (guest, ()) = with(guest, |guest| {
             assert_eq!(guest.event(SOON), Some((3, [1, 2, 0, 0, 0, 0, 0, 0], 0x092a)), "capacity changed");
-            let told = guest.command(unit(2), &cdb_16(0x88, 0, 1), &[], 512);
-            assert_eq!((told.status, told.key_and_code()), (2, (6, 0x2a, 9)));
+            let attention = guest.command(unit(2), &cdb_16(0x88, 0, 1), &[], 512);
+            assert_eq!((attention.status, attention.key_and_code()), (2, (6, 0x2a, 9)));
             let capacity = guest.command(unit(2), &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 8);
             assert_eq!(capacity.data[..4], (BLOCKS.0 as u32 / 2 - 1).to_be_bytes());
             guest.refill(0);
@@ -236,8 +236,8 @@ fn attach_detach_and_resize_send_events() {
                 Some((3, [1, 2, 0, 0, 0, 0, 0, 0], 0x012a)),
                 "mode parameters changed"
             );
-            let told = guest.command(unit(2), &cdb_16(0x88, 0, 1), &[], 512);
-            assert_eq!((told.status, told.key_and_code()), (2, (6, 0x2a, 1)));
+            let attention = guest.command(unit(2), &cdb_16(0x88, 0, 1), &[], 512);
+            assert_eq!((attention.status, attention.key_and_code()), (2, (6, 0x2a, 1)));
         })
         .await;
         host.scsi.remove_target("vm", 2).await.unwrap();
@@ -350,7 +350,7 @@ fn a_guest_with_an_empty_event_queue_later_receives_the_current_state() {
 }
 
 /// A front-end that pauses a VM stops its queues. When the VM continues, it receives the events of that time. A driver that
-/// starts anew receives none of them.
+/// starts again receives none of them.
 #[test]
 fn a_paused_vm_receives_its_events_when_it_continues() {
     for format in [Format::Split, Format::Packed] {
@@ -410,21 +410,25 @@ fn commands_of_a_stuck_disk_can_be_aborted() {
             assert_eq!(guest.take(REQUEST, BRIEF), None);
             // QUERY TASK and QUERY TASK SET.
             let query = |guest: &mut Guest| {
-                [guest.manage(6, unit(0), 1002), guest.manage(6, unit(0), 1009), guest.manage(7, unit(0), 0)]
+                [
+                    guest.run_tmf(6, unit(0), 1002),
+                    guest.run_tmf(6, unit(0), 1009),
+                    guest.run_tmf(7, unit(0), 0),
+                ]
             };
             assert_eq!(query(guest), [10, 0, 10]);
-            assert_eq!(guest.manage(0, unit(0), 1002), 0);
+            assert_eq!(guest.run_tmf(0, unit(0), 1002), 0);
             assert_eq!(query(guest), [0, 0, 10]);
             let (slot, written) = guest.take(REQUEST, SOON).expect("the aborted command");
             assert_eq!((slot, guest.answer(slot, written, 0).response), (2, 2));
-            assert_eq!(guest.manage(5, unit(0), 0), 0);
+            assert_eq!(guest.run_tmf(5, unit(0), 0), 0);
             let mut slots: Vec<_> =
                 (0..2).map(|_| guest.take(REQUEST, SOON).expect("the other commands").0).collect();
             slots.sort_unstable();
             assert_eq!(slots, [1, 3]);
             assert_eq!(query(guest), [0, 0, 0]);
-            let told = guest.command(unit(0), &[0; 6], &[], 0);
-            assert_eq!(told.key_and_code(), (6, 0x29, 3));
+            let attention = guest.command(unit(0), &[0; 6], &[], 0);
+            assert_eq!(attention.key_and_code(), (6, 0x29, 3));
         })
         .await;
         drop(guest);
@@ -447,11 +451,11 @@ fn an_abort_fails_at_its_deadline_if_the_store_hangs() {
             assert_eq!(guest.take(REQUEST, BRIEF), None);
             let begun = std::time::Instant::now();
             for (function, tag) in [(0, 1001), (5, 0)] {
-                assert_eq!(guest.manage(function, unit(0), tag), 9, "function {function} has failed");
+                assert_eq!(guest.run_tmf(function, unit(0), tag), 9, "function {function} has failed");
             }
             assert!(begun.elapsed() > Duration::from_secs(8), "each function waited for its deadline");
             // The read whose abort timed out is still in flight, and ends when the store allows it.
-            assert_eq!(guest.manage(6, unit(0), 1001), 10);
+            assert_eq!(guest.run_tmf(6, unit(0), 1001), 10);
             assert_eq!(guest.take(REQUEST, BRIEF), None);
             resumed.store(true, std::sync::atomic::Ordering::Relaxed);
             guest.submit(2, unit(0), &cdb_16(0x88, 0, 1), &[], 512);
@@ -479,18 +483,19 @@ fn the_number_of_waiting_task_management_functions_is_limited() {
             greet(guest, 0);
             guest.submit(1, unit(0), &cdb_16(0x88, 0, 1), &[], 512);
             assert_eq!(guest.take(REQUEST, BRIEF), None);
-            (0..WAITING_MAX).for_each(|slot| guest.begin_to_manage(slot, 0, unit(0), 1001));
-            guest.begin_to_manage(WAITING_MAX, 0, unit(0), 1001);
+            (0..WAITING_MAX).for_each(|slot| guest.submit_tmf(slot, 0, unit(0), 1001));
+            guest.submit_tmf(WAITING_MAX, 0, unit(0), 1001);
             assert_eq!(
-                guest.managed(SOON),
+                guest.next_tmf_answer(SOON),
                 Some((WAITING_MAX, 9)),
                 "the function beyond the limit fails at once"
             );
-            assert_eq!(guest.managed(BRIEF), None);
+            assert_eq!(guest.next_tmf_answer(BRIEF), None);
             resumed.store(true, std::sync::atomic::Ordering::Relaxed);
             guest.submit(2, unit(0), &cdb_16(0x88, 0, 1), &[], 512);
-            let mut answered: Vec<_> =
-                (0..WAITING_MAX).map(|_| guest.managed(SOON).expect("the disk has resumed")).collect();
+            let mut answered: Vec<_> = (0..WAITING_MAX)
+                .map(|_| guest.next_tmf_answer(SOON).expect("the disk has resumed"))
+                .collect();
             answered.sort_unstable();
             assert_eq!(answered, (0..WAITING_MAX).map(|slot| (slot, 0)).collect::<Vec<_>>());
             assert_eq!([1, 2].map(|_| guest.take(REQUEST, SOON).is_some()), [true; 2]);
@@ -642,8 +647,8 @@ fn reservations_hold_between_controllers_and_targets() {
         let (a, ()) = with(a, |a| {
             let (slot, written) = a.take(REQUEST, SOON).expect("the command in flight was aborted");
             assert_eq!((slot, a.answer(slot, written, 0).status), (1, CONFLICT));
-            let told = a.command(unit(0), &[0; 6], &[], 0);
-            assert_eq!(told.key_and_code(), (6, 0x2a, 5), "registrations preempted");
+            let attention = a.command(unit(0), &[0; 6], &[], 0);
+            assert_eq!(attention.key_and_code(), (6, 0x2a, 5), "registrations preempted");
             assert_eq!(a.command(unit(0), &cdb_16(0x8a, 0, 1), &[1; 512], 0).status, CONFLICT);
         })
         .await;
@@ -692,8 +697,8 @@ fn a_successor_does_not_repeat_compare_and_write() {
                         let (slot, written) =
                             guest.take(REQUEST, SOON).expect("the successor completes them");
                         let answer = guest.answer(slot, written, 0);
-                        let told = (answer.status == 2).then(|| answer.key_and_code());
-                        (slot, answer.status, told)
+                        let attention = (answer.status == 2).then(|| answer.key_and_code());
+                        (slot, answer.status, attention)
                     })
                     .collect();
                 ends.sort_unstable();
@@ -743,7 +748,7 @@ fn every_write_to_guest_memory_is_logged() {
                 assert!(log.take(answer.clone()));
                 assert_eq!(guest.command(unit(3), &[0; 6], &[], 0).response, 3);
                 assert!(log.take(answer));
-                assert_eq!(guest.manage(0, unit(0), 1), 0);
+                assert_eq!(guest.run_tmf(0, unit(0), 1), 0);
                 assert!(log.take(guest.pages(CONTROL, 64, 1)) && log.take(guest.used_page(CONTROL)));
             })
             .await;

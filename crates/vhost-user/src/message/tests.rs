@@ -175,7 +175,7 @@ fn bad_headers() {
 }
 
 #[test]
-fn split_anywhere() {
+fn messages_may_arrive_in_any_pieces() {
     let bytes = [SET_VRING_ADDR, &raw(1, 1, &[]), &raw(8, 1, &[1, 0, 0, 0, 0, 1, 0, 0])].concat();
     let whole = decode(&bytes).expect("decodes");
     assert_eq!(whole.len(), 3);

@@ -67,7 +67,7 @@ impl<D: Device> Session<'_, D> {
                 }
                 self.vrings[index].log_addr = log_addr;
                 self.settle(code, index).await?;
-                self.relog(index).await;
+                self.update_log(index).await;
                 Ok(())
             }
             Request::SetVringBase(VringState { index, num }) => {
@@ -159,7 +159,7 @@ impl<D: Device> Session<'_, D> {
         }
         self.log = Some(Arc::new(log));
         for index in 0..self.vrings.len() {
-            self.relog(index).await;
+            self.update_log(index).await;
         }
         Ok(())
     }
@@ -178,7 +178,7 @@ impl<D: Device> Session<'_, D> {
     }
 
     /// Updates the device if the log of a running queue has changed.
-    pub(super) async fn relog(&mut self, index: usize) {
+    pub(super) async fn update_log(&mut self, index: usize) {
         let log = self.queue_log(index);
         if self.vrings[index].life.is_running() && self.vrings[index].log != log {
             self.vrings[index].log.clone_from(&log);
@@ -292,7 +292,7 @@ impl<D: Device> Session<'_, D> {
         let (call, err) = (vring.call.clone(), vring.err.clone());
         self.device.set_call(index as u16, call).await;
         self.device.set_err(index as u16, err).await;
-        self.relog(index).await;
+        self.update_log(index).await;
         Ok(())
     }
 
@@ -337,7 +337,7 @@ impl<D: Device> Session<'_, D> {
         }
         for index in 0..self.vrings.len() {
             self.settle(code, index).await?;
-            self.relog(index).await;
+            self.update_log(index).await;
         }
         Ok(())
     }

@@ -35,7 +35,7 @@ fn negotiation() {
 }
 
 #[test]
-fn a_failed_request_that_wants_no_reply_ends_the_session() {
+fn a_failed_request_without_need_reply_ends_the_session() {
     on_local_set(async {
         let (fe, session) = start();
         fe.send(code::SET_FEATURES, &bytes![1_u64 << 40], &[]);

@@ -23,7 +23,7 @@ fn a_status_is_kept_and_zero_resets() {
 }
 
 /// Checks that after a reset a queue needs its whole setup again, except for features, memory and call fds.
-async fn starts_over(fe: &FrontEnd, guest: &Guest, session: &crate::Running) {
+async fn needs_whole_setup(fe: &FrontEnd, guest: &Guest, session: &crate::Running) {
     assert_eq!(session.device.take_calls(), [DeviceCall::Start(0), DeviceCall::Stop(0)]);
     fe.start_queue(0);
     fe.sync().await;
@@ -47,7 +47,7 @@ fn resets() {
             guest.set_avail_idx(0, 7);
             assert!(fe.try_send(code, &payload, &[]).await);
             assert_eq!(guest.used_idx(0), 7, "taken requests were served");
-            starts_over(&fe, &guest, &session).await;
+            needs_whole_setup(&fe, &guest, &session).await;
             assert!(fe.try_send(code, &payload, &[]).await);
             assert!(fe.try_send(code, &payload, &[]).await, "again");
             drop(fe);

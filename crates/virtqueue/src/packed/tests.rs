@@ -211,7 +211,7 @@ enum Act {
     Add(u16),
     Pop,
     /// The device completes the n-th chain in flight.
-    Give(usize),
+    Complete(usize),
     Publish,
     /// The device dies. The driver continues, and may fill the ring, before a successor starts.
     Crash {
@@ -228,7 +228,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     let act = prop_oneof![
         4 => (1u16..4).prop_map(Act::Add),
         4 => Just(Act::Pop),
-        4 => (0usize..8).prop_map(Act::Give),
+        4 => (0usize..8).prop_map(Act::Complete),
         3 => Just(Act::Publish),
         1 => any::<bool>().prop_map(|refill| Act::Crash { refill }),
         1 => (0usize..24, any::<bool>()).prop_map(|(stores, refill)| Act::CrashWithin { stores, refill }),
@@ -238,20 +238,20 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 
 /// Publishes as [`PackedQueue::publish`] does, but executes only the first `stores` stores. `region` is the in-flight region.
 fn publish_in_part(queue: &mut PackedQueue, region: &GuestArea, stores: usize) {
-    let Some(kept) = queue.kept.as_mut().filter(|_| !queue.given.is_empty()) else { return };
+    let Some(kept) = queue.kept.as_mut().filter(|_| !queue.used.is_empty()) else { return };
     let mut left = 0..stores;
     let mut next = || left.next().is_some();
     if !next() {
         return;
     }
     kept.publishing(queue.next_used);
-    for given in &queue.given {
+    for used in &queue.used {
         if !next() {
             return;
         }
         queue.config.desc.store_u16(
-            16 * usize::from(given.at.index) + 14,
-            given.flags,
+            16 * usize::from(used.at.index) + 14,
+            used.flags,
             std::sync::atomic::Ordering::Release,
         );
     }
@@ -299,7 +299,7 @@ impl World {
                     self.taken.push(id);
                 }
             }
-            Act::Give(n) if n < self.taken.len() => {
+            Act::Complete(n) if n < self.taken.len() => {
                 let id = self.taken.remove(n);
                 self.queue.push_used(id, id.into());
             }
@@ -311,7 +311,7 @@ impl World {
                 publish_in_part(&mut self.queue, &self.driver.region, stores);
                 self.crash(refill);
             }
-            Act::Add(_) | Act::Give(_) => {}
+            Act::Add(_) | Act::Complete(_) => {}
         }
         self.take_used();
     }
@@ -346,7 +346,7 @@ proptest! {
         // In the end all chains are completed.
         for _ in 0..64 {
             world.act(Act::Pop);
-            world.act(Act::Give(0));
+            world.act(Act::Complete(0));
             world.act(Act::Publish);
         }
         prop_assert!(world.waited.is_empty(), "{:?}", world.waited);

@@ -104,7 +104,7 @@ fn an_image_that_qemu_writes_is_refused() {
 }
 
 #[test]
-fn readers_share_and_a_writer_is_alone() {
+fn readers_share_the_lock_and_a_writer_excludes_all() {
     let dir = disk_directory();
     let path = image(dir.path());
     let (first, second) = (Env::default(), Env::default());

@@ -25,7 +25,7 @@ fn a_file_of_the_requested_size_is_created_and_opened_again() {
     drop((bdev, env));
     // A size that differs from the file's size is refused.
     let other = failure(Config { size: Some(MIB), ..config.clone() });
-    assert!(matches!(other, Error::OtherSize { size: 0x100_0000_0000, asked: MIB, .. }), "{other}");
+    assert!(matches!(other, Error::OtherSize { size: 0x100_0000_0000, requested: MIB, .. }), "{other}");
     for size in [None, config.size] {
         let bdev = create(&Env::default(), Config { size, ..config.clone() }).unwrap();
         assert_eq!(bdev.blocks(), Blocks(1 << 28));

@@ -29,14 +29,14 @@ struct Request {
 enum Step {
     Offer(Request),
     /// Overwrites any descriptor, also of chains in flight.
-    Scribble(Index, Desc),
+    Overwrite(Index, Desc),
     /// Overwrites a descriptor of the first indirect table.
-    ScribbleTable(u8, Desc),
+    OverwriteTable(u8, Desc),
     /// Makes a head available that the driver does not own.
     OfferWild(u16),
     Jump(u16),
     Pop,
-    GiveBack(Index, u32),
+    Complete(Index, u32),
     Publish {
         flags: u16,
         used_event: u16,
@@ -82,7 +82,7 @@ fn valid_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => request().prop_map(Step::Offer),
         6 => Just(Step::Pop),
-        6 => (any::<Index>(), any::<u32>()).prop_map(|(i, len)| Step::GiveBack(i, len)),
+        6 => (any::<Index>(), any::<u32>()).prop_map(|(i, len)| Step::Complete(i, len)),
         // An event index near the current one, because a distant one is never passed.
         3 => (0..2_u16, 0..6_u16).prop_map(|(flags, used_event)| Step::Publish { flags, used_event }),
         1 => Just(Step::EnableKicks),
@@ -93,8 +93,8 @@ fn valid_step() -> impl Strategy<Value = Step> {
 fn hostile_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         20 => valid_step(),
-        8 => (any::<Index>(), wild_desc()).prop_map(|(i, desc)| Step::Scribble(i, desc)),
-        4 => (0..5_u8, wild_desc()).prop_map(|(i, desc)| Step::ScribbleTable(i, desc)),
+        8 => (any::<Index>(), wild_desc()).prop_map(|(i, desc)| Step::Overwrite(i, desc)),
+        4 => (0..5_u8, wild_desc()).prop_map(|(i, desc)| Step::OverwriteTable(i, desc)),
         8 => (0..10_u16).prop_map(Step::OfferWild),
         1 => any::<u16>().prop_map(Step::OfferWild),
         1 => any::<u16>().prop_map(Step::Jump),
@@ -111,17 +111,17 @@ struct World {
     /// Free descriptors, as the driver tracks them.
     free: BTreeSet<u16>,
     /// The driver's requests, by head, and their descriptors.
-    meant: BTreeMap<u16, (Request, Vec<u16>)>,
+    submitted: BTreeMap<u16, (Request, Vec<u16>)>,
     /// Chains that were taken and not completed.
     in_flight: BTreeSet<u16>,
     /// Completed chains that are not published yet.
-    given: Vec<(u32, u32)>,
+    unpublished: Vec<(u32, u32)>,
     next_avail: u16,
     shown: u16,
     published: u16,
     ever_published: bool,
     broken: Option<PopError>,
-    scribbled: bool,
+    overwrote: bool,
 }
 
 impl World {
@@ -132,15 +132,15 @@ impl World {
             queue: SplitQueue::new(config).unwrap(),
             chain: Chain::default(),
             free: (0..size).collect(),
-            meant: BTreeMap::new(),
+            submitted: BTreeMap::new(),
             in_flight: BTreeSet::new(),
-            given: Vec::new(),
+            unpublished: Vec::new(),
             next_avail: start,
             shown: start,
             published: start,
             ever_published: false,
             broken: None,
-            scribbled: false,
+            overwrote: false,
             guest,
             event_idx,
             indirect,
@@ -150,24 +150,24 @@ impl World {
     fn step(&mut self, step: Step) {
         match step {
             Step::Offer(request) => self.offer(request),
-            Step::Scribble(place, desc) => {
-                self.scribbled = true;
+            Step::Overwrite(place, desc) => {
+                self.overwrote = true;
                 self.guest.set_desc(place.index(self.guest.size.into()) as u16, desc);
             }
-            Step::ScribbleTable(place, desc) => {
-                self.scribbled = true;
+            Step::OverwriteTable(place, desc) => {
+                self.overwrote = true;
                 self.guest.set_table(TABLES + 16 * u64::from(place), &[desc]);
             }
             Step::OfferWild(head) => {
-                self.scribbled = true;
+                self.overwrote = true;
                 self.guest.offer(head);
             }
             Step::Jump(idx) => {
-                self.scribbled = true;
+                self.overwrote = true;
                 self.guest.set_avail_idx(idx);
             }
             Step::Pop => self.pop(),
-            Step::GiveBack(which, len) => self.give_back(which, len),
+            Step::Complete(which, len) => self.complete(which, len),
             Step::Publish { flags, used_event } => self.publish(flags, used_event),
             Step::EnableKicks => {
                 let more = self.queue.enable_kicks();
@@ -229,7 +229,7 @@ impl World {
             self.guest.set_desc(places[i], desc);
         }
         self.guest.offer(places[0]);
-        self.meant.insert(places[0], (request, places));
+        self.submitted.insert(places[0], (request, places));
     }
 
     fn pop(&mut self) {
@@ -248,19 +248,19 @@ impl World {
         match popped {
             Ok(None) => {}
             Ok(Some((head, readable, writable))) => {
-                if !self.scribbled {
-                    let (request, _) = &self.meant[&head];
+                if !self.overwrote {
+                    let (request, _) = &self.submitted[&head];
                     assert!(readable.iter().map(|p| p.len).eq(request.readable.iter().copied()));
                     assert!(writable.iter().map(|p| p.len).eq(request.writable.iter().copied()));
                 }
                 self.took(head);
             }
             Err(PopError::Chain { head, .. }) => {
-                assert!(self.scribbled, "a valid driver's chain was refused");
+                assert!(self.overwrote, "a valid driver's chain was refused");
                 self.took(head);
             }
             Err(error) => {
-                assert!(self.scribbled, "a valid driver's queue was refused");
+                assert!(self.overwrote, "a valid driver's queue was refused");
                 self.broken = Some(error);
             }
         }
@@ -271,15 +271,15 @@ impl World {
         self.next_avail = self.next_avail.wrapping_add(1);
     }
 
-    fn give_back(&mut self, which: Index, len: u32) {
+    fn complete(&mut self, which: Index, len: u32) {
         let in_flight = Vec::from_iter(self.in_flight.iter().copied());
-        if in_flight.is_empty() || self.given.len() >= self.guest.size.into() {
+        if in_flight.is_empty() || self.unpublished.len() >= self.guest.size.into() {
             return;
         }
         let head = *which.get(&in_flight);
         self.in_flight.remove(&head);
         self.queue.push_used(head, len);
-        self.given.push((head.into(), len));
+        self.unpublished.push((head.into(), len));
     }
 
     fn publish(&mut self, flags: u16, used_event: u16) {
@@ -290,19 +290,19 @@ impl World {
             self.guest.set_used_event(event);
         }
         let called = self.queue.publish();
-        let new = old.wrapping_add(self.given.len() as u16);
+        let new = old.wrapping_add(self.unpublished.len() as u16);
         let first = !std::mem::replace(&mut self.ever_published, true);
-        let expected = match (first || !self.given.is_empty(), self.event_idx) {
+        let expected = match (first || !self.unpublished.is_empty(), self.event_idx) {
             (false, _) => false,
             (true, false) => flags == 0,
             (true, true) => first || naive::wanted(event, old, new),
         };
         assert_eq!(called, expected, "event {event}, from {old} to {new}");
         self.published = new;
-        for (i, given) in self.given.drain(..).enumerate() {
+        for (i, unpublished) in self.unpublished.drain(..).enumerate() {
             let place = old.wrapping_add(i as u16) % self.guest.size;
-            assert_eq!(self.guest.used(place), given);
-            if let Some((_, places)) = self.meant.remove(&(given.0 as u16)) {
+            assert_eq!(self.guest.used(place), unpublished);
+            if let Some((_, places)) = self.submitted.remove(&(unpublished.0 as u16)) {
                 self.free.extend(places);
             }
         }
