@@ -60,11 +60,11 @@ pub(crate) fn build_programs() -> Result<PathBuf> {
 pub(crate) fn build_programs_with(arguments: &[&str]) -> Result<PathBuf> {
     let mut build = cargo();
     build.args(["build", "--release"]).args(arguments);
-    for package in ["arykd", "aryk", "aryk-bench", "aryk-crash-tests", "aryk-pci"] {
+    for package in ["arykd", "aryk", "aryk-bench", "aryk-crash-tests", "aryk-nvme", "aryk-pci"] {
         build.args(["-p", package]);
     }
     // The guest tests run these inside of guests.
-    build.args(["--bins", "--example", "function"]);
+    build.args(["--bins", "--example", "function", "--example", "identify"]);
     run(&mut build)?;
     Ok(target()?.join("release"))
 }

@@ -71,7 +71,7 @@ impl Capabilities {
         claim(min <= max, "CAP.MPSMIN", min, "it is above CAP.MPSMAX")?;
         claim(min <= 65_536, "CAP.MPSMIN", min, "memory pages above 64 KiB are not served")?;
         let css = cap.0 >> 37 & 0xff;
-        claim(!cap.is_admin_only(), "CAP.CSS", css, "the controller has no I/O command set")?;
+        // Bit 7 says "no I/O command set", but some controllers set it for "also without one".
         let has_blocks = cap.has_nvm_command_set() || cap.has_several_command_sets();
         claim(has_blocks, "CAP.CSS", css, "the controller does not support the NVM command set")?;
         Ok(Self {
@@ -185,8 +185,12 @@ pub struct ControllerInfo {
 }
 
 impl ControllerInfo {
-    /// Checks Identify Controller. `page` is CC.MPS in bytes.
-    pub(crate) fn check(
+    /// Checks Identify Controller. `vs` is the version, `page` is CC.MPS and `page_min` CAP.MPSMIN in bytes: powers of two from
+    /// 4,096 to 65,536.
+    ///
+    /// # Errors
+    /// [`BadClaim`].
+    pub fn check(
         raw: &IdentifyController,
         vs: u32,
         page: u64,
@@ -259,7 +263,7 @@ impl ControllerInfo {
     }
 
     /// Adds the limits of Identify Controller of the NVM command set, where 0 means no limit.
-    pub(crate) fn add_limits(&mut self, raw: &IdentifyNvmController, page_min: u64) {
+    pub fn add_limits(&mut self, raw: &IdentifyNvmController, page_min: u64) {
         let size = |exponent: u8| match u32::from(exponent) {
             0 | 32.. => None,
             n => page_min.checked_mul(1 << n),

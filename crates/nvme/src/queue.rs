@@ -16,6 +16,8 @@
 
 mod commands;
 mod doorbell;
+#[cfg(any(test, fuzzing))]
+pub mod scripted;
 
 use std::sync::atomic::Ordering;
 

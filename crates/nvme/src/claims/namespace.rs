@@ -94,7 +94,10 @@ impl Namespace {
     }
 
     /// Checks Identify Namespace and the namespace's descriptors.
-    pub(crate) fn check(
+    ///
+    /// # Errors
+    /// [`Unserved`].
+    pub fn check(
         nsid: u32,
         raw: &IdentifyNamespace,
         descriptors: Descriptors,

@@ -1,117 +1,11 @@
-//! A scripted device: the tests write completions into the queue's memory as a controller would, right or wrong.
+//! A pair and a scripted controller, right or wrong.
 
-use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex};
-
-use aryk_dma::DmaRange;
-use aryk_pci::{Events, Function, PciError, Width};
-
+use super::scripted::{BASE, QID, Scripted};
 use super::*;
 
-/// A function that only maps memory, each range at its own address.
-#[derive(Debug, Default)]
-struct Memory(Mutex<Vec<DmaRange>>);
-
-const BASE: u64 = 1 << 32;
-
-impl Function for Memory {
-    fn name(&self) -> &'static str {
-        "memory"
-    }
-    fn read_register(&self, _: u64, _: Width) -> Result<u64, PciError> {
-        Err(PciError::Unsupported("registers"))
-    }
-    fn write_register(&self, _: u64, _: Width, _: u64) -> Result<(), PciError> {
-        Err(PciError::Unsupported("registers"))
-    }
-    fn read_config(&self, _: u16, _: &mut [u8]) -> Result<(), PciError> {
-        Err(PciError::Unsupported("configuration"))
-    }
-    fn write_config(&self, _: u16, _: &[u8]) -> Result<(), PciError> {
-        Err(PciError::Unsupported("configuration"))
-    }
-    fn map_registers(&self, _: u64, _: u64) -> Result<Registers, PciError> {
-        Err(PciError::Unsupported("registers"))
-    }
-    fn map(&self, memory: &DmaRange) -> Result<u64, PciError> {
-        let mut maps = self.0.lock().unwrap();
-        maps.push(memory.clone());
-        Ok(BASE + ((maps.len() as u64 - 1) << 28))
-    }
-    fn unmap(&self, _: u64, _: u64) -> Result<(), PciError> {
-        Ok(())
-    }
-    fn vectors(&self) -> u16 {
-        0
-    }
-    fn set_interrupts(&self, _: &[BorrowedFd<'_>]) -> Result<(), PciError> {
-        Ok(())
-    }
-    fn mask(&self, _: u16, _: bool) -> Result<(), PciError> {
-        Ok(())
-    }
-    fn set_bus_master(&self, _: bool) -> Result<(), PciError> {
-        Ok(())
-    }
-    fn reset(&self) -> Result<(), PciError> {
-        Ok(())
-    }
-    fn events(&self) -> Option<Events> {
-        None
-    }
-}
-
-const QID: u16 = 3;
-
-/// A pair, and the device's view of it.
-struct Rig {
-    pair: QueuePair,
-    device: GuestArea,
-    registers: Registers,
-    cq_offset: usize,
-    cq_tail: u16,
-    phase: bool,
-    entries: u16,
-    _memory: DmaMemory,
-}
-
-fn rig(depth: u16, entries: u16) -> Rig {
-    let function: Arc<dyn Function> = Arc::new(Memory::default());
-    let layout = Layout {
-        qid: QID,
-        controller: 9,
-        entries: entries.into(),
-        depth,
-        page: 4096,
-        sgl: SglSupport::None,
-        list: 256,
-        timeouts: Timeouts { command: 100, grace: 50 },
-    };
-    let memory = DmaMemory::new(&function, layout.len(), 4096).unwrap();
-    let registers = Registers::in_memory(64).unwrap();
-    let doorbells = Doorbells { registers: registers.clone(), stride: 4, shadow: None };
-    let cq_offset = layout.cq_offset() as usize;
-    let device = memory.part(0, layout.len()).unwrap();
-    let pair = QueuePair::new(layout, &memory, &doorbells).unwrap();
-    Rig { pair, device, registers, cq_offset, cq_tail: 0, phase: true, entries, _memory: memory }
-}
-
-impl Rig {
+impl Scripted {
     fn read(&mut self, token: u64, now: u64) -> u16 {
         self.pair.submit(SubmissionEntry::new(2, 1), &[], token, now).unwrap()
-    }
-
-    /// Posts a completion with any fields.
-    fn post(&mut self, cid: u16, sqid: u16, sqhd: u16, status: u16) {
-        let at = self.cq_offset + usize::from(self.cq_tail) * 16;
-        let phase = u16::from(self.phase);
-        self.device.write(
-            at + 8,
-            &u64::from(sqhd).wrapping_add(u64::from(sqid) << 16).wrapping_add(u64::from(cid) << 32),
-        );
-        self.device.store_u16(at + 14, status << 1 | phase, Ordering::Release);
-        self.cq_tail = (self.cq_tail + 1) % self.entries;
-        self.phase ^= self.cq_tail == 0;
     }
 
     fn complete(&mut self, cid: u16) {
@@ -122,16 +16,11 @@ impl Rig {
         let mut tokens = Vec::new();
         self.pair.reap(u16::MAX, |completed| tokens.push(completed.token)).map(|_| tokens)
     }
-
-    /// Values of the SQ tail and CQ head doorbells.
-    fn doorbells(&self) -> (u32, u32) {
-        (self.registers.read(24), self.registers.read(28))
-    }
 }
 
 #[test]
 fn doorbells_are_rung_once_per_batch() {
-    let mut rig = rig(7, 8);
+    let mut rig = Scripted::new(7, 8);
     let cids: Vec<u16> = (0..5).map(|token| rig.read(token, 0)).collect();
     assert_eq!(rig.doorbells(), (0, 0));
     rig.pair.flush();
@@ -142,13 +31,13 @@ fn doorbells_are_rung_once_per_batch() {
     assert_eq!(rig.reap().unwrap(), [4, 3, 2, 1, 0]);
     assert!(!rig.pair.has_completion());
     assert_eq!((rig.doorbells(), rig.pair.counters().doorbells), ((5, 5), 2));
-    assert_eq!(rig.reap().unwrap(), []);
+    assert!(rig.reap().unwrap().is_empty());
     assert_eq!(rig.pair.counters().doorbells, 2);
 }
 
 #[test]
 fn both_queues_wrap_around_with_their_phase() {
-    let mut rig = rig(3, 4);
+    let mut rig = Scripted::new(3, 4);
     for round in 0..100 {
         let cid = rig.read(round, 0);
         rig.pair.flush();
@@ -163,7 +52,7 @@ fn both_queues_wrap_around_with_their_phase() {
 
 #[test]
 fn a_full_pair_refuses_and_a_limit_of_completions_is_kept() {
-    let mut rig = rig(3, 4);
+    let mut rig = Scripted::new(3, 4);
     let cids: Vec<u16> = (0..3).map(|token| rig.read(token, 0)).collect();
     assert_eq!(rig.pair.submit(SubmissionEntry::new(2, 1), &[], 9, 0), Err(SubmitError::Full));
     assert_eq!(
@@ -178,7 +67,7 @@ fn a_full_pair_refuses_and_a_limit_of_completions_is_kept() {
 
 #[test]
 fn fused_commands_are_neighbours_and_refused_together() {
-    let mut rig = rig(3, 4);
+    let mut rig = Scripted::new(3, 4);
     let bad = Piece { iova: 1, len: 512 };
     let good = Piece { iova: 4096, len: 512 };
     let entries = [SubmissionEntry::new(5, 1), SubmissionEntry::new(1, 1)];
@@ -192,7 +81,7 @@ fn fused_commands_are_neighbours_and_refused_together() {
 
 #[test]
 fn impossible_completions_stop_the_pair_and_end_no_command() {
-    type Post = fn(&mut Rig, u16);
+    type Post = fn(&mut Scripted, u16);
     type Expected = fn(u16) -> QueueError;
     let cases: [(Post, Expected); 5] = [
         (
@@ -212,7 +101,7 @@ fn impossible_completions_stop_the_pair_and_end_no_command() {
         ),
     ];
     for (post, expected) in cases {
-        let mut rig = rig(7, 8);
+        let mut rig = Scripted::new(7, 8);
         let cid = rig.read(0, 0);
         rig.read(1, 0);
         rig.pair.flush();
@@ -227,10 +116,10 @@ fn impossible_completions_stop_the_pair_and_end_no_command() {
 
 #[test]
 fn late_commands_are_reported_for_abort_and_then_for_reset() {
-    let mut rig = rig(7, 8);
+    let mut rig = Scripted::new(7, 8);
     let first = rig.read(10, 0);
     let second = rig.read(11, 60);
-    let late = |rig: &mut Rig, now| {
+    let late = |rig: &mut Scripted, now| {
         let mut found = Vec::new();
         rig.pair.late(now, 8, |late| found.push((late.token, late.step, late.waited)));
         found
@@ -248,7 +137,7 @@ fn late_commands_are_reported_for_abort_and_then_for_reset() {
 
 #[test]
 fn a_reset_submits_the_kept_commands_in_order_with_live_cids() {
-    let mut rig = rig(7, 8);
+    let mut rig = Scripted::new(7, 8);
     let cids: Vec<u16> = (0..6).map(|token| rig.read(token, token)).collect();
     rig.pair.flush();
     rig.pair.quiesce();
@@ -257,17 +146,12 @@ fn a_reset_submits_the_kept_commands_in_order_with_live_cids() {
     assert_eq!(rig.reap().unwrap(), [1], "what came in time is taken");
     assert_eq!(rig.doorbells().1, 0, "without a doorbell");
     let mut asked = Vec::new();
-    let kept = rig.pair.rewind(DmaEnded { qid: QID, controller: 9 }, |unfinished| {
+    let kept = rig.reset(1000, |unfinished| {
         asked.push(unfinished.token);
         if unfinished.token == 3 { Fate::Fail } else { Fate::Resubmit }
     });
     assert_eq!((kept, asked), (4, vec![0, 2, 3, 4, 5]));
-    (rig.cq_tail, rig.phase) = (0, true);
-    assert_eq!(rig.reap().unwrap(), [], "nothing old is left");
-    let registers = Registers::in_memory(64).unwrap();
-    let doorbells = Doorbells { registers: registers.clone(), stride: 4, shadow: None };
-    rig.pair.resume(Restart { qid: QID, controller: 9, doorbells }, 1000);
-    rig.registers = registers;
+    assert!(rig.reap().unwrap().is_empty(), "nothing old is left");
     assert_eq!(rig.doorbells(), (4, 0));
     let again: Vec<u16> = (0..4).map(|i| rig.device.read::<SubmissionEntry>(64 * i).cid()).collect();
     assert_eq!(again, [cids[0], cids[2], cids[4], cids[5]]);
@@ -280,12 +164,12 @@ fn a_reset_submits_the_kept_commands_in_order_with_live_cids() {
 #[test]
 #[should_panic(expected = "a proof for another pair")]
 fn a_proof_for_another_pair_ends_nothing() {
-    rig(3, 4).pair.rewind(DmaEnded { qid: QID + 1, controller: 9 }, |_| Fate::Fail);
+    Scripted::new(3, 4).pair.rewind(DmaEnded { qid: QID + 1, controller: 9 }, |_| Fate::Fail);
 }
 
 #[test]
 fn lists_are_the_slots_own() {
-    let mut rig = rig(3, 4);
+    let mut rig = Scripted::new(3, 4);
     let pieces = |base: u64| [Piece { iova: base, len: 3 * 4096 }];
     for base in [0x10_0000, 0x20_0000, 0x30_0000] {
         rig.pair.submit(SubmissionEntry::new(2, 1), &pieces(base), 0, 0).unwrap();

@@ -56,11 +56,6 @@ impl Cap {
         self.bits(43, 1) == 1
     }
 
-    /// CAP.CSS bit 7: the controller supports no I/O command set.
-    pub const fn is_admin_only(self) -> bool {
-        self.bits(44, 1) == 1
-    }
-
     /// CAP.MPSMIN: the smallest memory page, in bytes.
     pub const fn page_min(self) -> u64 {
         1 << (12 + self.bits(48, 4))
@@ -170,13 +165,13 @@ mod tests {
 
     #[test]
     fn the_fields_of_cap_are_where_the_specification_puts_them() {
-        let cap = Cap(0x07ff | 0x3c << 24 | 2 << 32 | 1 << 37 | 1 << 44 | 1 << 48 | 3 << 52 | 1 << 59);
+        let cap = Cap(0x07ff | 0x3c << 24 | 2 << 32 | 1 << 37 | 1 << 48 | 3 << 52 | 1 << 59);
         assert_eq!(
             (cap.max_queue_entries(), cap.ready_timeout_ms(), cap.doorbell_stride()),
             (2048, 30_000, 16)
         );
         assert_eq!((cap.page_min(), cap.page_max()), (8192, 32768));
-        assert!(cap.has_nvm_command_set() && cap.is_admin_only() && cap.has_ready_timeouts());
+        assert!(cap.has_nvm_command_set() && cap.has_ready_timeouts());
         assert!(!cap.has_several_command_sets());
         let all = Cap(u64::MAX);
         assert_eq!((all.max_queue_entries(), all.doorbell_stride()), (65_536, 4 << 15));

@@ -83,8 +83,35 @@ const EXPECTED: &[&str] = &[
     "vs 0x00010400",
 ];
 
+/// Writes to two drives by the kernel, and reads them by the driver of `crates/nvme`, twice each.
+const DRIVER: &str = r#"
+    load_modules vfio
+    ulimit -l unlimited
+    for one in 0000:00:18.0 0000:00:19.0; do
+        disk=$(ls -d /sys/bus/pci/devices/$one/nvme/nvme*/nvme*n1); disk=/dev/${disk##*/}
+        printf "$one here" | dd of=$disk conv=sync bs=4096 2>/dev/null
+        sync
+        program function bind $one
+        program identify $one 2>&1
+        program identify $one >/dev/null 2>&1 && echo again
+        program function unbind $one
+    done
+"#;
+
+/// Each line that the guest must print, in order. The blocks begin with what the kernel wrote.
+const IDENTIFIED: &[&str] = &[
+    "QEMU NVMe Ctrl aryk-nvme0 firmware ",
+    "namespace 1: 32768 blocks of 512 bytes",
+    "  block 0: Some(Successful Completion (SCT 0h SC 00h)) [30, 30, 30, 30, 3a, 30, 30, 3a, 31, 38, 2e, 30, 20, 68",
+    "again",
+    "QEMU NVMe Ctrl aryk-nvme1 firmware ",
+    "namespace 1: 4096 blocks of 4096 bytes",
+    "  block 0: Some(Successful Completion (SCT 0h SC 00h)) [30, 30, 30, 30, 3a, 30, 30, 3a, 31, 39, 2e, 30, 20, 68",
+    "again",
+];
+
 pub(super) fn cases() -> Vec<Case> {
-    vec![Case::new("nvme/functions", functions)]
+    vec![Case::new("nvme/functions", functions), Case::new("nvme/driver", driver)]
 }
 
 fn functions(site: &Site<'_>) -> Result<()> {
@@ -94,12 +121,27 @@ fn functions(site: &Site<'_>) -> Result<()> {
         std::fs::File::create(&image)?.set_len(16 << 20)?;
         vm.nvme.push(Nvme { image, slot, properties: properties.to_owned() });
     }
-    vm.programs.push(site.program("examples/function"));
-    let report = site.boot(&vm, FUNCTIONS)?.finish(TIMEOUT)?;
+    expect(site, vm, &["function"], FUNCTIONS, EXPECTED)
+}
+
+fn driver(site: &Site<'_>) -> Result<()> {
+    let mut vm = Vm::with_disks(Vec::new());
+    for (slot, properties) in [("18.0", ""), ("19.0", "logical_block_size=4096,physical_block_size=4096")] {
+        let image = site.path(&format!("nvme-{slot}.img"));
+        std::fs::File::create(&image)?.set_len(16 << 20)?;
+        vm.nvme.push(Nvme { image, slot, properties: properties.to_owned() });
+    }
+    expect(site, vm, &["function", "identify"], DRIVER, IDENTIFIED)
+}
+
+/// Boots the VM with these programs, and checks that the script prints these lines in order.
+fn expect(site: &Site<'_>, mut vm: Vm, programs: &[&str], script: &str, lines: &[&str]) -> Result<()> {
+    vm.programs.extend(programs.iter().map(|name| site.program(&format!("examples/{name}"))));
+    let report = site.boot(&vm, script)?.finish(TIMEOUT)?;
     let said = report.lines.join("\n");
-    let mut lines = report.lines.iter();
-    for expected in EXPECTED {
-        let found = lines.any(|line| line.starts_with(expected));
+    let mut printed = report.lines.iter();
+    for expected in lines {
+        let found = printed.any(|line| line.starts_with(expected));
         ensure!(found, "no line {expected:?} in its place:\n{said}");
     }
     Ok(())
