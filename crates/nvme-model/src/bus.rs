@@ -106,8 +106,10 @@ struct Vector {
 /// Why the bus refuses a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MapRefusal {
-    /// The address or the length is not a multiple of 4 KiB.
+    /// An address or the length is not a multiple of 4 KiB.
     NotPages,
+    /// Another mapping has some of these IOVAs.
+    Overlap,
     /// There are [`MAPPINGS_MAX`] mappings.
     TooMany,
 }
@@ -144,17 +146,33 @@ impl Bus {
 
     /// Maps memory and returns its IOVA.
     pub(crate) fn map(&mut self, range: &DmaRange) -> Result<u64, MapRefusal> {
-        if !range.addr().is_multiple_of(PAGE) || !range.len().is_multiple_of(PAGE) {
+        let iova = self.next_iova;
+        self.map_at(iova, range)?;
+        self.next_iova += (range.len() + GUARD).next_multiple_of(GUARD);
+        Ok(iova)
+    }
+
+    /// Maps memory at an IOVA that the caller chose.
+    pub(crate) fn map_at(&mut self, iova: u64, range: &DmaRange) -> Result<(), MapRefusal> {
+        let is_page = |n: u64| n.is_multiple_of(PAGE);
+        let end = iova.checked_add(range.len()).ok_or(MapRefusal::NotPages)?;
+        if !is_page(iova) || !is_page(range.addr()) || !is_page(range.len()) {
             return Err(MapRefusal::NotPages);
         }
         if self.mappings.len() >= MAPPINGS_MAX {
             return Err(MapRefusal::TooMany);
         }
-        let iova = self.next_iova;
-        self.next_iova += (range.len() + GUARD).next_multiple_of(GUARD);
-        // IOVAs only grow, so the list stays sorted.
-        self.mappings.push(Mapped { iova, len: range.len(), range: range.clone(), pin: None });
-        Ok(iova)
+        let index = self.mappings.partition_point(|m| m.iova < end);
+        if index.checked_sub(1).is_some_and(|before| {
+            let before = &self.mappings[before];
+            before.iova + before.len > iova
+        }) {
+            return Err(MapRefusal::Overlap);
+        }
+        self.unpin();
+        self.mappings.insert(index, Mapped { iova, len: range.len(), range: range.clone(), pin: None });
+        self.last = 0;
+        Ok(())
     }
 
     /// Ends a mapping; `false` if no mapping has this address and length.

@@ -33,9 +33,8 @@ use crate::registers::{
 };
 use crate::transfer::Transfer;
 use crate::wire::Status;
-use aryk_dma::DeviceMemory;
+use aryk_pci::Registers;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 pub(crate) use events::EventKind;
 pub use firmware::FIRMWARE_MAGIC;
@@ -90,7 +89,7 @@ pub struct Controller {
     now: Nanos,
     pub(crate) bus: Bus,
     /// BAR 0, of which only the doorbells are used.
-    bar: Arc<DeviceMemory>,
+    bar: Registers,
     life: Life,
     cc: Cc,
     csts: u32,
@@ -126,8 +125,8 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// A disabled controller. `bar` is memory for [`Controller::bar_len`] bytes of BAR 0.
-    pub(crate) fn new(config: Config, bar: Arc<DeviceMemory>) -> Self {
+    /// A disabled controller. `bar` is memory for BAR 0, at least up to [`Controller::doorbells_end`].
+    pub(crate) fn new(config: Config, bar: Registers) -> Self {
         let data = config.data;
         let namespaces = config
             .namespaces
@@ -170,10 +169,10 @@ impl Controller {
         controller
     }
 
-    /// Bytes of BAR 0: the properties, and the doorbells of all queues.
-    pub(crate) fn bar_len(config: &Config) -> u64 {
+    /// Offset in BAR 0 of the first page after the doorbells of all queues.
+    pub(crate) fn doorbells_end(config: &Config) -> u64 {
         let doorbells = (2 * (u64::from(config.io_queues) + 1)) << (2 + (config.dstrd & 0xf));
-        (crate::registers::DOORBELLS + doorbells).next_power_of_two().max(0x4000)
+        (crate::registers::DOORBELLS + doorbells).next_multiple_of(aryk_dma::PAGE)
     }
 
     /// Does everything that is due at `now`, and returns the time of the next event: `now` if work is left over, `u64::MAX`

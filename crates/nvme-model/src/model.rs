@@ -9,7 +9,8 @@ use crate::bus::MapRefusal;
 use crate::config::{Config, Nanos};
 use crate::controller::Controller;
 use crate::registers::DOORBELLS;
-use aryk_dma::{DeviceMemory, DmaRange};
+use aryk_dma::{DmaRange, PAGE};
+use aryk_pci::vfio_user::Served;
 use aryk_pci::{Events, Function, PciError, Registers, Width};
 use std::fs::File;
 use std::os::fd::BorrowedFd;
@@ -21,17 +22,22 @@ use std::time::Instant;
 /// Turns of a running model between two looks at the clock.
 const BURST: u32 = 64;
 const CONFIG_LEN: usize = 4096;
-/// Offset of the command register, and its bus-master bit.
+/// Offset of the command register, and its bits.
 const COMMAND: usize = 4;
+const MEMORY: u8 = 1 << 1;
 const BUS_MASTER: u8 = 1 << 2;
+/// Bytes of an entry of the MSI-X table.
+const MSIX_ENTRY: u64 = 16;
 
 /// A model controller as a PCI function.
 #[derive(Debug)]
 pub struct Model {
     name: String,
     controller: Mutex<Controller>,
-    bar: Arc<DeviceMemory>,
-    bar_len: u64,
+    /// BAR 0: properties, doorbells, the MSI-X table and its pending bits. Only the doorbells are in this memory.
+    bar: Registers,
+    /// Offset of the MSI-X table, behind the doorbells.
+    doorbells_end: u64,
     pci_config: Mutex<Box<[u8; CONFIG_LEN]>>,
     events: Events,
     vectors: u16,
@@ -45,16 +51,17 @@ impl Model {
     /// # Errors
     /// [`PciError::Os`] without memory or descriptors.
     pub fn new(name: &str, config: Config) -> Result<Arc<Self>, PciError> {
-        let bar_len = Controller::bar_len(&config);
-        let error = |_| PciError::OutOfBounds { what: "registers", offset: 0, len: bar_len };
-        let bar = Arc::new(DeviceMemory::of_model(bar_len).map_err(error)?);
+        let doorbells_end = Controller::doorbells_end(&config);
+        let table = (u64::from(config.vectors) * MSIX_ENTRY).next_multiple_of(PAGE);
+        let bar = Registers::in_memory((doorbells_end + table + PAGE).next_power_of_two())?;
+        let pending_bits = doorbells_end + table;
         Ok(Arc::new(Self {
             name: name.to_owned(),
-            pci_config: Mutex::new(config_space(&config, bar_len)),
+            pci_config: Mutex::new(config_space(&config, doorbells_end as u32, pending_bits as u32)),
             vectors: config.vectors,
-            controller: Mutex::new(Controller::new(config, Arc::clone(&bar))),
+            controller: Mutex::new(Controller::new(config, bar.clone())),
             bar,
-            bar_len,
+            doorbells_end,
             events: Events::new()?,
             waiting: AtomicU32::new(0),
         }))
@@ -133,18 +140,33 @@ impl Model {
     fn check_register(&self, offset: u64, width: Width) -> Result<(), PciError> {
         let len = width.bytes() as u64;
         let is_inside =
-            offset.is_multiple_of(len) && offset.checked_add(len).is_some_and(|end| end <= self.bar_len);
+            offset.is_multiple_of(len) && offset.checked_add(len).is_some_and(|end| end <= self.bar.len());
         is_inside.then_some(()).ok_or(PciError::OutOfBounds { what: "registers", offset, len })
     }
 
-    fn set_master(&self, is_on: bool) {
-        self.lock().bus.is_master = is_on;
+    /// Writes a doorbell, or ignores a write to the MSI-X table, whose state has calls of its own.
+    fn write_doorbell(&self, offset: u64, value: u32) {
+        if offset < self.doorbells_end {
+            self.bar.write(offset, value);
+        }
+    }
+
+    /// Sets the bits of the command register that the model has.
+    fn set_command(&self, command: u8) {
+        let mut space = self.pci_config.lock().unwrap_or_else(PoisonError::into_inner);
+        space[COMMAND] = command & (MEMORY | BUS_MASTER);
+        drop(space);
+        self.lock().bus.is_master = command & BUS_MASTER != 0;
+    }
+
+    fn command(&self) -> u8 {
+        self.pci_config.lock().unwrap_or_else(PoisonError::into_inner)[COMMAND]
     }
 }
 
 /// The header of a PCI function of class NVMe (01 08 02), with a list of three capabilities: power management, MSI-X, PCI
 /// Express.
-fn config_space(config: &Config, bar_len: u64) -> Box<[u8; CONFIG_LEN]> {
+fn config_space(config: &Config, msix_table: u32, pending_bits: u32) -> Box<[u8; CONFIG_LEN]> {
     let mut space = Box::new([0; CONFIG_LEN]);
     let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
     put(0, &config.pci_id.0.to_le_bytes());
@@ -157,9 +179,8 @@ fn config_space(config: &Config, bar_len: u64) -> Box<[u8; CONFIG_LEN]> {
     put(0x40, &[0x01, 0x50, 0x03, 0]);
     put(0x50, &[0x11, 0x60]);
     put(0x52, &(config.vectors.saturating_sub(1) & 0x7ff).to_le_bytes());
-    // The table and the pending bits, as seen by a host that maps them, would be behind the doorbells.
-    put(0x54, &((bar_len as u32) & !7).to_le_bytes());
-    put(0x58, &((bar_len as u32 + 0x8000) & !7).to_le_bytes());
+    put(0x54, &msix_table.to_le_bytes());
+    put(0x58, &pending_bits.to_le_bytes());
     put(0x60, &[0x10, 0, 0x02, 0]); // version 2, endpoint
     put(0x64, &(1u32 << 28).to_le_bytes()); // function-level reset
     space
@@ -188,7 +209,7 @@ impl Function for Model {
         let halves = [(offset, value as u32), (offset + 4, (value >> 32) as u32)];
         for (offset, value) in halves.into_iter().take(width.bytes() / 4) {
             if offset >= DOORBELLS {
-                self.bar.store(offset, value);
+                self.write_doorbell(offset, value);
             } else {
                 self.lock().write32(offset, value);
             }
@@ -222,7 +243,7 @@ impl Function for Model {
         }
         // Of all fields, only the command register does something.
         if (start..end).contains(&COMMAND) {
-            self.set_bus_master(data[COMMAND - start] & BUS_MASTER != 0)?;
+            self.set_command(data[COMMAND - start]);
         }
         Ok(())
     }
@@ -233,17 +254,12 @@ impl Function for Model {
             return Err(PciError::Unsupported("mapping registers in front of the doorbells"));
         }
         let bad = PciError::OutOfBounds { what: "registers", offset, len };
-        let end = offset.checked_add(len).filter(|&end| end <= self.bar_len);
-        end.and_then(|_| Registers::new(Arc::clone(&self.bar), offset, len)).ok_or(bad)
+        let end = offset.checked_add(len).filter(|&end| end <= self.doorbells_end);
+        end.and_then(|_| self.bar.part(offset, len)).ok_or(bad)
     }
 
     fn map(&self, memory: &DmaRange) -> Result<u64, PciError> {
-        self.lock().bus.map(memory).map_err(|refusal| match refusal {
-            MapRefusal::NotPages => {
-                PciError::OutOfBounds { what: "memory for DMA", offset: memory.addr(), len: memory.len() }
-            }
-            MapRefusal::TooMany => PciError::MappingLimit { limit: crate::bus::MAPPINGS_MAX as u32 },
-        })
+        self.lock().bus.map(memory).map_err(|refusal| refused(refusal, memory))
     }
 
     fn unmap(&self, iova: u64, len: u64) -> Result<(), PciError> {
@@ -276,9 +292,8 @@ impl Function for Model {
     }
 
     fn set_bus_master(&self, on: bool) -> Result<(), PciError> {
-        self.set_master(on);
-        let mut space = self.pci_config.lock().unwrap_or_else(PoisonError::into_inner);
-        space[COMMAND] = if on { space[COMMAND] | BUS_MASTER } else { space[COMMAND] & !BUS_MASTER };
+        let command = self.command();
+        self.set_command(if on { command | BUS_MASTER } else { command & !BUS_MASTER });
         Ok(())
     }
 
@@ -294,6 +309,35 @@ impl Function for Model {
 
     fn events(&self) -> Option<Events> {
         Some(self.events.clone())
+    }
+}
+
+impl Served for Model {
+    fn registers_len(&self) -> u64 {
+        self.bar.len()
+    }
+
+    fn config_len(&self) -> u16 {
+        CONFIG_LEN as u16
+    }
+
+    fn mappable(&self) -> Option<(u64, u64)> {
+        Some((DOORBELLS, self.doorbells_end - DOORBELLS))
+    }
+
+    fn map_at(&self, iova: u64, memory: &DmaRange) -> Result<(), PciError> {
+        self.lock().bus.map_at(iova, memory).map_err(|refusal| refused(refusal, memory))
+    }
+}
+
+/// The error for a mapping that the bus refuses.
+fn refused(refusal: MapRefusal, memory: &DmaRange) -> PciError {
+    match refusal {
+        MapRefusal::NotPages => {
+            PciError::OutOfBounds { what: "memory for DMA", offset: memory.addr(), len: memory.len() }
+        }
+        MapRefusal::Overlap => PciError::Unsupported("a mapping over another one"),
+        MapRefusal::TooMany => PciError::MappingLimit { limit: crate::bus::MAPPINGS_MAX as u32 },
     }
 }
 

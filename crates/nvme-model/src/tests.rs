@@ -8,3 +8,4 @@ mod hostile;
 mod io;
 mod lifecycle;
 mod pointers;
+mod transport;

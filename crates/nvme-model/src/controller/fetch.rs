@@ -33,8 +33,8 @@ impl Controller {
 
     /// Zeroes the doorbells of a queue pair's identifier.
     pub(super) fn clear_doorbells(&self, qid: u16) {
-        self.bar.store(self.doorbell_offset(qid, false), 0);
-        self.bar.store(self.doorbell_offset(qid, true), 0);
+        self.bar.write(self.doorbell_offset(qid, false), 0);
+        self.bar.write(self.doorbell_offset(qid, true), 0);
     }
 
     pub(super) fn poll_doorbells(&mut self) {
@@ -46,7 +46,7 @@ impl Controller {
 
     /// Reads the doorbell of a submission queue, and that of its completion queue.
     fn poll_queue(&mut self, qid: u16) {
-        let value = self.bar.load(self.doorbell_offset(qid, false));
+        let value = self.bar.read(self.doorbell_offset(qid, false));
         let Some(sq) = &mut self.sqs[usize::from(qid)] else { return };
         let cqid = sq.cqid;
         let changed = value != sq.doorbell;
@@ -55,7 +55,7 @@ impl Controller {
             self.counts.doorbells += 1;
             self.move_tail(qid, value);
         }
-        let value = self.bar.load(self.doorbell_offset(cqid, true));
+        let value = self.bar.read(self.doorbell_offset(cqid, true));
         let Some(cq) = &mut self.cqs[usize::from(cqid)] else { return };
         let changed = value != cq.doorbell;
         cq.doorbell = value;
@@ -187,9 +187,9 @@ impl Controller {
                     self.sqs[usize::from(qid)].is_some()
                 };
                 let offset = self.doorbell_offset(qid, is_cq);
-                let value = if exists { 0 } else { self.bar.load(offset) };
+                let value = if exists { 0 } else { self.bar.read(offset) };
                 if value != 0 {
-                    self.bar.store(offset, 0);
+                    self.bar.write(offset, 0);
                     self.bus.violations.add(Violation::Doorbell { qid, is_cq, value });
                     self.raise_event(EventKind::UnknownDoorbell);
                 }

@@ -42,7 +42,7 @@ impl Controller {
         }
         let vector = has_interrupts.then_some(vector);
         self.cqs[usize::from(qid)] = Some(CompletionQueue::new(entry.prp1(), entries, vector));
-        self.bar.store(self.doorbell_offset(qid, true), 0);
+        self.bar.write(self.doorbell_offset(qid, true), 0);
         Ok(0)
     }
 
@@ -60,7 +60,7 @@ impl Controller {
         cq.users += 1;
         self.sqs[usize::from(qid)] = Some(SubmissionQueue::new(entry.prp1(), entries, cqid));
         self.io_sqs.push(qid);
-        self.bar.store(self.doorbell_offset(qid, false), 0);
+        self.bar.write(self.doorbell_offset(qid, false), 0);
         Ok(0)
     }
 
@@ -83,7 +83,7 @@ impl Controller {
             cq.users -= 1;
         }
         self.io_sqs.retain(|&other| other != qid);
-        self.bar.store(self.doorbell_offset(qid, false), 0);
+        self.bar.write(self.doorbell_offset(qid, false), 0);
         Ok(0)
     }
 
@@ -98,7 +98,7 @@ impl Controller {
             }
             _ => return Err(Status::INVALID_QID),
         }
-        self.bar.store(self.doorbell_offset(qid, true), 0);
+        self.bar.write(self.doorbell_offset(qid, true), 0);
         Ok(0)
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::{CompletionEntry, Config, Model, Status, SubmissionEntry, admin, nvm};
 use aryk_dma::{DmaRange, Mapping};
-use aryk_pci::{Function as _, Registers, Width};
+use aryk_pci::{Function, Registers, Width};
 use std::sync::Arc;
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
@@ -27,6 +27,8 @@ pub struct Queue {
 
 pub struct Host {
     pub model: Arc<Model>,
+    /// The model itself, or a transport to it.
+    pub function: Arc<dyn Function>,
     pub memory: DmaRange,
     _mapping: Arc<Mapping>,
     pub iova: u64,
@@ -77,15 +79,29 @@ impl Host {
     /// A model with mapped memory, not enabled.
     pub fn new(config: Config) -> Self {
         let stride = 4 << config.dstrd;
-        let queues = u64::from(config.io_queues) + 1;
         let model = Model::new("model", config).unwrap();
-        let mapping = Arc::new(Mapping::anonymous(MEMORY).unwrap());
+        Self::over(Arc::clone(&model) as Arc<dyn Function>, model, stride)
+    }
+
+    /// A host that drives the model through a function.
+    pub fn over(function: Arc<dyn Function>, model: Arc<Model>, stride: u64) -> Self {
+        let mapping = Arc::new(Mapping::in_file(MEMORY).unwrap());
         let memory = mapping.dma_range(0, MEMORY).unwrap();
-        let iova = model.map(&memory).unwrap();
-        let doorbells = model.map_registers(0x1000, 2 * queues * stride).unwrap();
-        model.set_bus_master(true).unwrap();
-        let queues = Vec::new();
-        Self { model, memory, _mapping: mapping, iova, doorbells, stride, next_page: 0, queues, now: 0 }
+        let iova = function.map(&memory).unwrap();
+        let doorbells = function.map_registers(0x1000, 0x1000).unwrap();
+        function.set_bus_master(true).unwrap();
+        Self {
+            model,
+            function,
+            memory,
+            _mapping: mapping,
+            iova,
+            doorbells,
+            stride,
+            next_page: 0,
+            queues: Vec::new(),
+            now: 0,
+        }
     }
 
     /// An enabled model.
@@ -122,15 +138,15 @@ impl Host {
     }
 
     pub fn reg32(&self, offset: u64) -> u32 {
-        self.model.read_register(offset, Width::Four).unwrap() as u32
+        self.function.read_register(offset, Width::Four).unwrap() as u32
     }
 
     pub fn set32(&self, offset: u64, value: u32) {
-        self.model.write_register(offset, Width::Four, value.into()).unwrap();
+        self.function.write_register(offset, Width::Four, value.into()).unwrap();
     }
 
     pub fn set64(&self, offset: u64, value: u64) {
-        self.model.write_register(offset, Width::Eight, value).unwrap();
+        self.function.write_register(offset, Width::Eight, value).unwrap();
     }
 
     pub fn step(&mut self) -> u64 {
