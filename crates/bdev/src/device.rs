@@ -34,7 +34,7 @@ impl Geometry {
 pub struct Limits {
     /// Requests in flight on one channel.
     pub depth: u32,
-    /// Blocks in one read or write. Limits above 2³² - 1 blocks count as that.
+    /// Blocks in one read or write.
     pub transfer_blocks: Blocks,
     /// Pieces of memory in one read or write.
     pub segments: u32,

@@ -2,7 +2,9 @@
 
 use crate::bdev::{Claim, Listener, lock};
 use crate::observers::{Change, Observers};
-use crate::{BaseEvent, Bdev, Blocks, BoxFuture, Descriptor, Device, Event, Identity, Memory, Stay};
+use crate::{
+    BaseEvent, Bdev, Blocks, BoxFuture, Descriptor, Device, Event, Geometry, Identity, Memory, Stay,
+};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -58,6 +60,14 @@ pub enum Error {
     /// The block size is invalid.
     #[error("a block size of {0} is not a power of two from 512 on")]
     BlockSize(u32),
+    /// The disk has more bytes than a `u64` counts.
+    #[error("a disk of {blocks} blocks of {block_size} bytes is larger than 2^64 - 1 bytes")]
+    TooLarge {
+        /// The number of blocks.
+        blocks: Blocks,
+        /// Bytes in each.
+        block_size: u32,
+    },
 }
 
 /// How a disk is opened.
@@ -136,6 +146,11 @@ impl Drop for Doomed<'_> {
     }
 }
 
+/// Checks that the bytes of a disk fit a `u64`, so that each number of its blocks converts exactly.
+fn check_size(blocks: Blocks, block_size: u32) -> Result<(), Error> {
+    blocks.checked_to_bytes(block_size).map(drop).ok_or(Error::TooLarge { blocks, block_size })
+}
+
 fn names(identity: &Identity) -> Vec<String> {
     let mut names = vec![identity.name.clone(), identity.uuid.to_string()];
     names.extend(identity.aliases.iter().cloned());
@@ -164,12 +179,13 @@ impl Registry {
     /// Registers a disk.
     ///
     /// # Errors
-    /// [`Error::Exists`], [`Error::BlockSize`]; [`Error::Busy`] if one of its bases is being removed.
+    /// [`Error::Exists`], [`Error::BlockSize`], [`Error::TooLarge`]; [`Error::Busy`] if one of its bases is being removed.
     pub fn register(&self, identity: Identity, device: Arc<dyn Device>) -> Result<Arc<Bdev>, Error> {
-        let block_size = device.geometry().block_size;
+        let Geometry { block_size, blocks, .. } = device.geometry();
         if !block_size.is_power_of_two() || block_size < 512 {
             return Err(Error::BlockSize(block_size));
         }
+        check_size(blocks, block_size)?;
         let mut inner = lock(&self.inner);
         let names = names(&identity);
         if let Some(taken) = names.iter().find(|n| inner.names.contains_key(*n)) {
@@ -280,6 +296,7 @@ impl Registry {
         }
         let mut left = Vec::new();
         inner.find_doomed(&bdev, &mut left);
+        assert!(left.iter().all(|b| !b.is_doomed()), "a disk belongs to one removal");
         left.reverse();
         left.iter().for_each(|b| b.set_doomed(true));
         Ok(Doomed { registry: self, left })
@@ -287,17 +304,24 @@ impl Registry {
 
     fn forget(&self, bdev: &Arc<Bdev>) {
         let mut inner = lock(&self.inner);
+        let before = inner.disks.len();
         inner.disks.retain(|b| !Arc::ptr_eq(b, bdev));
-        names(bdev.identity()).iter().for_each(|name| drop(inner.names.remove(name)));
+        assert!(inner.disks.len() + 1 == before, "a disk is removed once");
+        for name in names(bdev.identity()) {
+            // An alias may repeat another name of the disk.
+            let removed = inner.names.remove(&name);
+            assert!(removed.is_none_or(|named| Arc::ptr_eq(&named, bdev)), "`{name}` leads to one disk");
+        }
         inner.observers.report(Change::Removed, bdev);
     }
 
     /// A module reports that its disk has another size. Openers get [`Event::Resized`], and disks that are made of it follow.
     ///
     /// # Errors
-    /// [`Error::NotFound`].
+    /// [`Error::NotFound`], [`Error::TooLarge`]; then the disk keeps its size.
     pub fn resized(&self, name: &str, blocks: Blocks) -> Result<(), Error> {
         let bdev = self.find(name)?;
+        check_size(blocks, bdev.device().geometry().block_size)?;
         let before = bdev.blocks();
         bdev.set_blocks(blocks);
         let above = {

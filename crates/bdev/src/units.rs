@@ -3,8 +3,8 @@
 //! A number gets its unit where it enters (from a wire, a command line, a store) and loses it where it leaves; in between, only
 //! sums and conversions that mean something compile. The size of a block stays a `u32`: bytes in each block.
 //!
-//! Sums and conversions are exact for blocks that lie on a disk. For values that are not checked yet, there are the `checked_`
-//! functions.
+//! Sums and conversions are exact for blocks that lie on a disk, because the registry refuses a disk whose bytes a `u64` does not
+//! count. For values that are not checked yet, there are the `checked_` functions.
 
 use std::fmt;
 use std::iter::Sum;

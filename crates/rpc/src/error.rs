@@ -151,7 +151,9 @@ impl From<aryk_bdev::Error> for Error {
             Bdev::Exists(_) | Bdev::GroupExists(_) => Errno::EXIST,
             Bdev::NotFound(_) | Bdev::NoGroup(_) | Bdev::NotInGroup { .. } => Errno::NODEV,
             Bdev::Claimed { .. } | Bdev::Busy(_) | Bdev::GroupInUse { .. } => Errno::BUSY,
-            Bdev::BlockSize(_) | Bdev::GroupDepth(_) | Bdev::Limits(_) => Errno::INVAL,
+            Bdev::BlockSize(_) | Bdev::TooLarge { .. } | Bdev::GroupDepth(_) | Bdev::Limits(_) => {
+                Errno::INVAL
+            }
         };
         Self::errno(errno, error.to_string())
     }

@@ -7,9 +7,6 @@ use aryk_dma::Sgl;
 /// Bytes of zeroes to write at one time where a device has no write-zeroes, unless one block has more.
 const ZEROES: Bytes = Bytes(64 * 1024);
 
-/// The most blocks of one read or write: their bytes fit a `u64`, whatever the size of a block.
-const TRANSFER_MAX: Blocks = Blocks(u32::MAX as u64);
-
 /// A disk's properties as its channels go by them.
 pub(super) struct Shape {
     pub limits: Limits,
@@ -50,12 +47,11 @@ impl Shape {
     /// # Panics
     /// If the device's limits let nothing through.
     pub fn new(device: &dyn Device, writable: bool) -> Self {
-        let (mut limits, native, block_size) = (device.limits(), device.ops(), device.geometry().block_size);
-        assert!(limits.depth > 0 && limits.segments > 0, "{limits:?}");
+        let (limits, native, block_size) = (device.limits(), device.ops(), device.geometry().block_size);
+        assert!(limits.depth > 0 && limits.segments > 0, "a device takes some request: {limits:?}");
         let least = limits.transfer_blocks.min(limits.unmap_blocks).min(limits.write_zeroes_blocks);
-        assert!(least > Blocks::ZERO, "{limits:?}");
-        assert!(block_size.is_power_of_two(), "a block of {block_size} bytes");
-        limits.transfer_blocks = limits.transfer_blocks.min(TRANSFER_MAX);
+        assert!(least > Blocks::ZERO, "a device takes requests of some block: {limits:?}");
+        assert!(block_size.is_power_of_two(), "a disk of blocks of {block_size} bytes is not registered");
         let offered = offered(native, limits.is_shared);
         let permitted = if writable { offered } else { offered.without_changes() };
         let plain = [Op::Read, Op::Write].into_iter().filter(|&op| permitted.contains(op));
@@ -115,7 +111,7 @@ impl Shape {
             && io.data.segments() <= limits.segments
             && (limits.boundary_blocks == Blocks::ZERO
                 || io.blocks <= to_boundary(io.lba, limits.boundary_blocks));
-        // Exact for the blocks of one transfer ([`TRANSFER_MAX`]).
+        // Exact if the blocks are on the disk.
         let bytes = Bytes(io.blocks.0 << self.block_shift);
         (is_plain && bytes == Bytes(io.data.len().into())).then_some(bytes)
     }
@@ -152,10 +148,10 @@ impl Shape {
         (Blocks((bytes >> self.block_shift) as u64), bytes & (self.block_size - 1) == 0)
     }
 
-    /// The bytes of a request for `blocks` blocks; of an absurd one, which has no data, [`Bytes::MAX`].
+    /// The bytes of a request for `blocks` blocks, which are on the disk.
     #[inline]
-    pub fn bytes_of(&self, blocks: Blocks) -> Bytes {
-        blocks.checked_to_bytes(self.block_size).unwrap_or(Bytes::MAX)
+    pub const fn bytes_of(&self, blocks: Blocks) -> Bytes {
+        blocks.to_bytes(self.block_size)
     }
 
     /// The blocks of a request of `bytes` bytes.
@@ -167,6 +163,7 @@ impl Shape {
     /// The bytes of data of a piece: its request has more, and no request has 4 GiB.
     #[inline]
     pub const fn data_len(&self, blocks: Blocks) -> u32 {
+        debug_assert!(blocks.0 << self.block_shift <= u32::MAX as u64, "a piece has less than 4 GiB of data");
         (blocks.0 << self.block_shift) as u32
     }
 

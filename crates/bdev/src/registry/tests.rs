@@ -1,7 +1,9 @@
 //! The registry with disks that have no channels: names, claims, removal, resizing and disks made of disks.
 
 use super::*;
-use crate::{Base, BoxFuture, Channel, Decorator, Geometry, Limits, Op, OpSet, OpenError, RemovalState};
+use crate::{
+    Base, BoxFuture, Bytes, Channel, Decorator, Geometry, Limits, Op, OpSet, OpenError, RemovalState,
+};
 use aryk_reactor::{Clock, Cx, Engine, Handle, Reactor, RootId, SleepPolicy};
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -362,6 +364,40 @@ fn resizing_reaches_openers_and_all_disks_above_once() {
     assert_eq!((mid.blocks(), top.blocks(), top.geometry().blocks), (Blocks(199), Blocks(198), Blocks(198)));
     assert_eq!(*lock(&told), [Event::Resized { blocks: Blocks(198) }]);
     assert_eq!(registry.resized("nothing", Blocks(1)), Err(Error::NotFound("nothing".to_owned())));
+}
+
+#[test]
+fn the_bytes_of_a_disk_fit_64_bits() {
+    struct Huge(Blocks);
+    impl Device for Huge {
+        fn product(&self) -> &'static str {
+            "huge"
+        }
+
+        fn geometry(&self) -> Geometry {
+            Geometry::plain(512, self.0)
+        }
+
+        fn limits(&self) -> Limits {
+            Limits::default()
+        }
+
+        fn ops(&self) -> OpSet {
+            OpSet::ALL
+        }
+
+        fn open_channel(&self, _: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
+            Err(OpenError::Removed)
+        }
+    }
+    let registry = Registry::new();
+    let most = Bytes::MAX.whole_blocks(512);
+    let too_large = Error::TooLarge { blocks: most + Blocks(1), block_size: 512 };
+    let refused = registry.register(Identity::named("a"), Arc::new(Huge(most + Blocks(1))));
+    assert_eq!(refused.unwrap_err(), too_large);
+    let disk = registry.register(Identity::named("a"), Arc::new(Huge(most))).unwrap();
+    assert_eq!(registry.resized("a", most + Blocks(1)), Err(too_large));
+    assert_eq!((disk.blocks(), registry.resized("a", Blocks(1))), (most, Ok(())));
 }
 
 /// A disk whose base has blocks that are half as large, keeps some of them for itself, and can be read only.

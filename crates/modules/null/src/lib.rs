@@ -39,12 +39,13 @@ pub fn create(env: &Env, config: Config) -> Result<Arc<Bdev>, Error> {
 /// Resizes the disk `name` to `blocks` blocks.
 ///
 /// # Errors
-/// [`Error::NotFound`] if `name` is not a null disk.
+/// [`Error::NotFound`] if `name` is not a null disk, [`Error::TooLarge`].
 pub fn resize(registry: &Registry, name: &str, blocks: Blocks) -> Result<(), Error> {
     let bdev = registry.find(name)?;
     let null = bdev.device_as::<Null>().ok_or_else(|| Error::NotFound(name.to_owned()))?;
+    registry.resized(name, blocks)?;
     null.blocks.store(blocks.0, Ordering::Relaxed);
-    registry.resized(name, blocks)
+    Ok(())
 }
 
 struct Null {
