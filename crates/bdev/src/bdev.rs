@@ -276,6 +276,10 @@ impl Bdev {
                 self.0.store(false, Ordering::Relaxed);
             }
         }
+        assert!(
+            lock(&self.openers).list.is_empty(),
+            "a device is closed after the last opener has closed the disk"
+        );
         self.closing.store(true, Ordering::Relaxed);
         let _closing = Closing(&self.closing);
         self.device.close().await;
@@ -329,6 +333,10 @@ impl Bdev {
     /// Fails new requests and those that rate limits hold, sends openers [`Event::Removed`], and aborts requests in flight after
     /// [`REMOVAL_GRACE`].
     pub(crate) async fn begin_removal(&self) {
+        assert!(
+            self.is_doomed(),
+            "a removal marks all disks that it will remove before it begins with the first"
+        );
         if !self.removing.swap(true, Ordering::Relaxed) {
             lock(&self.openers).preparing.clear();
             self.tell(Event::Removed);
@@ -405,12 +413,20 @@ impl Bdev {
         let id = openers.next;
         openers.next += 1;
         openers.list.push(Opener { id, claim, owner: owner.to_owned(), listener });
+        let mut writers = openers.list.iter().map(|o| o.claim).filter(|claim| *claim != Claim::None);
+        let is_alone = writers.clone().count() == 1;
+        assert!(
+            is_alone || writers.all(|claim| claim == Claim::Shared),
+            "an exclusive opener is the only writer"
+        );
         Ok(Descriptor(Arc::new(Opening { bdev: Arc::clone(self), id, writable: claim != Claim::None })))
     }
 
     fn close(&self, id: u64) {
         let mut openers = lock(&self.openers);
+        let before = openers.list.len();
         openers.list.retain(|o| o.id != id);
+        assert!(openers.list.len() + 1 == before, "each opening is closed once");
         if openers.list.is_empty() {
             for waiting in openers.waiting.drain(..) {
                 // The receiver may have been dropped.
@@ -460,6 +476,7 @@ impl Bdev {
     pub(crate) fn channel_closed(&self, on: &Handle, stats: &Stats) {
         let mut places = lock(&self.places);
         let place = places.iter_mut().find(|p| p.reactor == *on).expect("the channel was opened there");
+        assert!(place.channels > 0, "a channel is closed once, on its reactor");
         place.channels -= 1;
         place.closed.merge(stats);
     }

@@ -181,6 +181,10 @@ impl BdevChannel {
     fn bytes_if_immediate(&self, io: &Io) -> Option<Bytes> {
         let bdev = self.bdev();
         let bytes = self.shape.bytes_if_plain(io, bdev.blocks())?;
+        debug_assert!(
+            !self.is_clear || self.is_clear_now(),
+            "the flag is cleared when something makes requests wait"
+        );
         (self.is_clear && !bdev.is_removing()).then_some(bytes)
     }
 
@@ -251,10 +255,10 @@ impl BdevChannel {
         let request = self.requests.get_mut(key).expect("the caller looked");
         let io = request.rest();
         if self.shape.route(&io) == Route::Emulated {
-            request.place = Place::Compound;
+            request.set_place(Place::Compound);
             self.begin_compound(key, cx);
         } else if !self.fences.is_empty() && self.fences.hold_off(io.op, io.lba, io.blocks) {
-            request.place = Place::Held;
+            request.set_place(Place::Held);
             self.add_held(key);
         } else {
             self.enqueue(key, cx);
@@ -269,7 +273,7 @@ impl BdevChannel {
 
     /// Sends what it can of a request to the device, and puts it into the queue with what is left.
     fn enqueue(&mut self, key: Key, cx: &mut Cx) {
-        self.requests.get_mut(key).expect("the caller looked").place = Place::Queued;
+        self.requests.get_mut(key).expect("the caller looked").set_place(Place::Queued);
         if self.queue.is_empty() {
             let mut more = true;
             while more && self.try_take_credit() {
@@ -353,6 +357,7 @@ impl BdevChannel {
         rest: &mut Vec<Completion>,
         mut each: impl FnMut(Completion, &mut Cx),
     ) {
+        debug_assert!(rest.is_empty(), "the list is the caller's scratch");
         self.begin_poll(cx);
         let mut count = 0;
         self.device.poll(cx, rest);
@@ -504,12 +509,14 @@ impl BdevChannel {
                 io = Io { op: Op::Write, may_unmap: false, blocks, data, ..io };
             }
         }
+        debug_assert!(io.blocks <= request.blocks, "a piece is a part of what is left of its request");
+        debug_assert!(io.blocks > Blocks::ZERO || io.op == Op::Flush, "each piece brings its request on");
         request.lba += io.blocks;
         request.blocks -= io.blocks;
         request.pieces += 1;
         let more = request.blocks > Blocks::ZERO;
         if !more {
-            request.place = Place::AtDevice;
+            request.set_place(Place::AtDevice);
         }
         Ok((io, more))
     }
@@ -526,7 +533,7 @@ impl BdevChannel {
         if !completion.status.is_ok() {
             request.status = request.status.or(completion.status);
             // The rest is not sent.
-            request.place = Place::AtDevice;
+            request.set_place(Place::AtDevice);
         }
         if request.pieces > 0 || request.place != Place::AtDevice {
             None
@@ -546,6 +553,7 @@ impl BdevChannel {
     /// Adds a request that has left the table to the statistics, and returns its completion.
     #[inline(always)]
     fn count_completed(&mut self, request: Request, cx: &mut Cx) -> Completion {
+        debug_assert!(request.pieces == 0, "a request completes after the last of its pieces");
         let Request { tag, asked, bytes, status, started, waited_ns, .. } = request;
         let latency = cx.now().ns_since(started);
         let mut stats = self.registration.stats_mut();
@@ -562,8 +570,9 @@ impl BdevChannel {
     fn fail(&mut self, key: Key, status: Status, cx: &mut Cx) {
         let request = self.requests.get_mut(key).expect("the caller looked");
         request.status = request.status.or(status);
+        assert!(!request.status.is_ok(), "a request fails with a reason");
         if request.pieces > 0 {
-            request.place = Place::AtDevice;
+            request.set_place(Place::AtDevice);
             return;
         }
         let completion = if request.is_emulated() {
@@ -603,7 +612,7 @@ impl BdevChannel {
                 Command::Freeze(done) => self.freeze(done, cx),
                 // A channel that was opened after a reset began knows nothing of that reset.
                 Command::Thaw if matches!(self.state, State::Reopening(_)) => {}
-                Command::Thaw => self.state = State::Running,
+                Command::Thaw => self.thaw(),
                 Command::Reopen(done) => self.begin_to_reopen(done, cx),
                 Command::Abort => self.abort_all(cx),
                 Command::Fence { id, extent, quiet } => self.put_up_fence(id, extent, quiet),
@@ -639,6 +648,15 @@ impl BdevChannel {
         keys.into_iter().for_each(|key| self.abort_one(key, cx));
     }
 
+    fn thaw(&mut self) {
+        let is_freezing = matches!(self.state, State::Freezing(_));
+        assert!(
+            !is_freezing,
+            "a reset ends after all channels have reported that their devices have nothing"
+        );
+        self.state = State::Running;
+    }
+
     /// Sends nothing more to the device, and opens another channel of it when it has nothing. Not while the disk is reset.
     fn begin_to_reopen(&mut self, done: oneshot::Sender<Result<(), OpenError>>, cx: &mut Cx) {
         if matches!(self.state, State::Running) {
@@ -672,6 +690,10 @@ impl BdevChannel {
     /// Opens another channel of the device. If that cannot be, the channel keeps the one that it has.
     fn reopen(&mut self, cx: &mut Cx) -> Result<(), OpenError> {
         let root = self.root();
+        assert!(
+            self.credits.at_device() == 0,
+            "a device's channel is closed when the device has nothing of it"
+        );
         self.device = self.bdev().device().open_channel(root, cx)?;
         self.credits = Credits::new(self.shape.limits.depth, self.device.credits(), root, cx.local());
         Ok(())
@@ -697,6 +719,7 @@ impl Zeroes {
 fn make_room(line: &mut VecDeque<Key>, requests: &Slots<Request>) {
     if line.len() >= ENDED_MIN + 2 * requests.len() as usize {
         line.retain(|key| requests.get(*key).is_some());
+        debug_assert!(line.len() <= requests.len() as usize, "a request stands once in a line");
     }
 }
 

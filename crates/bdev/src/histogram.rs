@@ -79,7 +79,10 @@ impl Coarse {
     pub(crate) fn remove_fine(&mut self, other: &Histogram) {
         let mut theirs = Self::default();
         theirs.merge_fine(other);
-        self.0.iter_mut().zip(theirs.0).for_each(|(mine, theirs)| *mine -= theirs);
+        for (mine, theirs) in self.0.iter_mut().zip(theirs.0) {
+            debug_assert!(theirs <= *mine, "what is taken away was added before");
+            *mine -= theirs;
+        }
     }
 
     /// How many values there are.

@@ -401,7 +401,8 @@ impl Inner {
     }
 
     fn remove(&self, addr: u64) {
-        self.ranges.write().unwrap_or_else(PoisonError::into_inner).remove(&addr);
+        let removed = self.ranges.write().unwrap_or_else(PoisonError::into_inner).remove(&addr);
+        assert!(removed.is_some(), "a range is there until its mapping is dropped");
     }
 }
 
@@ -422,6 +423,7 @@ impl Range {
     fn end_use(&self) {
         let released = {
             let mut state = lock(&self.state);
+            assert!(state.users > 0, "a client ends each use of a range once");
             state.users -= 1;
             if state.users == 0 { state.held.take() } else { None }
         };
@@ -516,7 +518,8 @@ impl Client {
             return None;
         }
         state.users += 1;
-        state.registered[self.index] = Registration::None;
+        let before = std::mem::take(&mut state.registered[self.index]);
+        assert!(!matches!(before, Registration::Done(..)), "a registered range is not registered again");
         self.counters.registering.fetch_add(1, Ordering::Relaxed);
         Some(lock(&self.failed).ends)
     }
@@ -544,6 +547,8 @@ impl Client {
             let mut state = lock(&range.state);
             let is_over = range.has_ended() || self.is_detaching();
             if !is_over {
+                let before = &state.registered[self.index];
+                assert!(matches!(before, Registration::None), "a client registers a range once at a time");
                 range.values[self.index].store(value, Ordering::Release);
                 state.registered[self.index] = Registration::Done(Arc::clone(self), value);
             }
@@ -570,6 +575,8 @@ impl Client {
     fn remember_failed(self: &Arc<Self>, range: &Arc<Range>, ends: u64) {
         let mut state = lock(&range.state);
         if !range.has_ended() && !self.is_detaching() {
+            let before = &state.registered[self.index];
+            assert!(matches!(before, Registration::None), "a client registers a range once at a time");
             state.registered[self.index] = Registration::Failed(Arc::clone(self), ends);
             lock(&self.failed).ranges.insert((ends, range.range.addr), Arc::clone(range));
         }

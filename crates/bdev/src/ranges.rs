@@ -102,6 +102,7 @@ impl Ranges {
     fn set_fenced(&self, id: u64, is_fenced: bool) {
         let mut claims = lock(&self.0);
         let at = claims.find(id);
+        assert!(claims.list[at].turn.is_none(), "a claim has fences from its turn on");
         claims.list[at].is_fenced = is_fenced;
     }
 
@@ -111,9 +112,12 @@ impl Ranges {
         let at = claims.find(id);
         let Claims { list, granted, .. } = &mut *claims;
         let released = list.remove(at);
-        *granted -= usize::from(released.turn.is_none());
-        for later in &mut list[at..] {
-            later.before -= u32::from(clash(&released.extent, &later.extent));
+        let had_turn = released.turn.is_none();
+        assert!(*granted >= usize::from(had_turn), "each claim that has had its turn is counted");
+        *granted -= usize::from(had_turn);
+        for later in list[at..].iter_mut().filter(|later| clash(&released.extent, &later.extent)) {
+            assert!(later.before > 0, "a claim counts those before it that want its blocks");
+            later.before -= 1;
         }
         for claim in list {
             if *granted == GRANTED_MAX {

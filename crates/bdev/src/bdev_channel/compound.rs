@@ -79,6 +79,7 @@ impl Compound {
 
     /// The memory of the chunk under way, for the module.
     fn lend(&mut self, shape: &Shape) -> Sgl {
+        assert!(!self.is_lent, "the module has the buffer of one step");
         self.is_lent = true;
         self.buffer.lend().slice(0, shape.data_len(self.chunk))
     }
@@ -182,6 +183,7 @@ impl BdevChannel {
             lock: None,
         };
         let extent = compound.extent();
+        assert!(!self.compounds.is_full(), "a compound request waits until another has left its place");
         self.compounds.running.push(compound);
         if op == Op::Compare {
             return self.next_chunk(key, cx);
@@ -202,7 +204,12 @@ impl BdevChannel {
     /// the poll runs another request there.
     pub(super) fn granted(&mut self, key: Key, lock: RangeLock, cx: &mut Cx) {
         if self.requests.get(key).is_some() {
-            self.compounds.find(key).lock = Some(lock);
+            let compound = self.compounds.find(key);
+            assert!(
+                compound.step == Step::Waiting,
+                "a compound request gets its blocks before its first step"
+            );
+            compound.lock = Some(lock);
             self.next_chunk(key, cx);
         } else if let Some(index) = self.compounds.running.iter().position(|c| c.key == key) {
             self.compounds.leave(index);
@@ -213,6 +220,7 @@ impl BdevChannel {
     fn next_chunk(&mut self, key: Key, cx: &mut Cx) {
         let shape = &self.shape;
         let c = self.compounds.find(key);
+        assert!(c.done < c.blocks, "a chunk is read while some are left");
         c.chunk = (c.blocks - c.done).min(shape.blocks_of(BUFFER).max(Blocks(1)));
         c.step = Step::Reading;
         let from = if c.op == Op::Copy { c.source } else { c.lba };
@@ -224,9 +232,10 @@ impl BdevChannel {
     /// Sends a read or write of a compound request.
     fn step(&mut self, key: Key, op: Op, fua: bool, lba: Lba, data: Sgl, cx: &mut Cx) {
         let blocks = self.shape.blocks_of(Bytes(data.len().into()));
+        assert!(self.shape.data_len(blocks) == data.len(), "a step is of whole blocks");
         let request = self.requests.get_mut(key).expect("it runs until it ends");
-        let place = Place::Queued;
-        *request = Request { op, fua, lba, blocks, source: Lba::ZERO, data, place, ..*request };
+        request.set_place(Place::Queued);
+        *request = Request { op, fua, lba, blocks, source: Lba::ZERO, data, ..*request };
         self.enqueue(key, cx);
     }
 

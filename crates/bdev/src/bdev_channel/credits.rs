@@ -194,6 +194,7 @@ impl Credits {
     /// Counts the bytes of a piece whose credit was taken.
     #[inline]
     pub const fn spend(&mut self, bytes: Bytes) {
+        debug_assert!(self.at_device > 0, "a piece takes its credit before its bytes");
         self.bytes_left = self.bytes_left.saturating_sub(bytes);
     }
 

@@ -84,6 +84,7 @@ impl BdevChannel {
         self.fences.list.retain(|f| f.id != id);
         for key in std::mem::take(&mut self.fences.held) {
             let Some(request) = self.requests.get(key) else { continue };
+            assert!(request.place == Place::Held, "{:?} stands in the fences' list", request.place);
             if self.fences.touch(&request.range(&self.shape)) {
                 self.fences.held.push_back(key);
             } else {

@@ -109,6 +109,25 @@ impl Request {
         }
     }
 
+    /// Moves the request to another place.
+    #[inline]
+    pub fn set_place(&mut self, to: Place) {
+        use Place::{AtDevice, Compound, Held, Limited, Queued};
+        let is_allowed = match (self.place, to) {
+            (Limited | Held | Compound, Queued) | (Queued, Held | Compound | Queued | AtDevice) => true,
+            (AtDevice, AtDevice) => true,
+            // A compound request begins its next step.
+            (AtDevice, Queued) => self.asked.is_compound() && self.pieces == 0,
+            _ => false,
+        };
+        debug_assert!(
+            is_allowed,
+            "{:?} of {} pieces goes from {:?} to {to:?}",
+            self.asked, self.pieces, self.place
+        );
+        self.place = to;
+    }
+
     /// The part of it that has not gone to the device, as a request.
     pub const fn rest(&self) -> Io {
         let &Self { tag, op, fua, may_unmap, lba, blocks, source, data, .. } = self;
@@ -124,6 +143,10 @@ impl Request {
     /// The blocks that it is about, whether they have gone to the device or not.
     pub fn range(&self, shape: &Shape) -> Range<Lba> {
         let end = self.lba + self.blocks;
+        debug_assert!(
+            Lba::ZERO + shape.blocks_of(self.bytes) <= end,
+            "what has gone of a request lies before its rest"
+        );
         end - shape.blocks_of(self.bytes)..end
     }
 

@@ -146,6 +146,7 @@ impl Throttle {
 
     /// A request that waited has failed. Its entry stays in its line.
     pub const fn forget_one(&mut self) {
+        assert!(self.held > 0, "a request that fails while limits hold it is one of those that they hold");
         self.held -= 1;
     }
 
@@ -233,6 +234,7 @@ impl BdevChannel {
             }
             line.lane.settle(!line.waiting.is_empty(), now, &mut Waker(cx));
         }
+        assert!(started <= throttle.held, "the limits let requests go that they held");
         throttle.held -= started;
         self.throttle = Some(throttle);
     }
@@ -241,7 +243,7 @@ impl BdevChannel {
     fn start_limited(&mut self, key: Key, cx: &mut Cx) {
         let request = self.requests.get_mut(key).expect("the caller looked");
         assert!(request.place == Place::Limited, "{:?} is not held by limits", request.place);
-        request.place = Place::Queued;
+        request.set_place(Place::Queued);
         let held = cx.now().since(request.started);
         request.waited_ns = held.as_nanos() as u64;
         let mut stats = self.registration.stats_mut();
