@@ -1,8 +1,10 @@
 //! Attaches an NVMe controller, prints what it is, and reads block 0 of each namespace.
 //!
 //!     cargo run -p aryk-nvme --example identify -- 0000:3d:00.0
+//!     cargo run -p aryk-nvme --example identify -- /run/vfio-user.sock
 
 use std::error::Error;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,11 +15,14 @@ use aryk_nvme::io::Commands;
 use aryk_nvme::queue::QueuePair;
 use aryk_nvme::spec::register::Shutdown;
 use aryk_pci::vfio::Vfio;
-use aryk_pci::{Address, Function};
+use aryk_pci::{Address, Function, vfio_user};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let name = std::env::args().nth(1).ok_or("usage: identify ADDRESS")?;
-    let function: Arc<dyn Function> = Arc::new(Vfio::new().open(name.parse::<Address>()?)?);
+    let name = std::env::args().nth(1).ok_or("usage: identify ADDRESS|SOCKET")?;
+    let function: Arc<dyn Function> = match name.parse::<Address>() {
+        Ok(address) => Arc::new(Vfio::new().open(address)?),
+        Err(_) => Arc::new(vfio_user::Client::connect(Path::new(&name))?),
+    };
     let memory = Arc::new(Mapping::in_file(65_536)?);
     let iova = function.map(&memory.dma_range(0, memory.len()).ok_or("no memory")?)?;
 

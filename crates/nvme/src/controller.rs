@@ -410,11 +410,13 @@ impl Controller {
         Doorbells { shadow: None, ..self.doorbells() }
     }
 
-    /// Answers the admin queue's completions.
+    /// Answers the admin queue's completions: all of them, whatever fails.
     fn reap_admin(&mut self, now: u64) -> Result<(), Failure> {
-        for (waiter, answer) in self.admin.reap()? {
+        let (answers, outcome) = self.admin.reap();
+        let mut outcome = outcome.map_err(Failure::AdminQueue);
+        for (waiter, answer) in answers {
             match waiter {
-                Waiter::Step => self.finish_step(answer, now)?,
+                Waiter::Step => outcome = outcome.and(self.finish_step(answer, now)),
                 Waiter::Owner(id) => self.events.push_back(Event::Admin { id, answer: Some(answer) }),
                 Waiter::AsyncEvent => self.take_async_event(&answer),
                 Waiter::KeepAlive => {}
@@ -425,7 +427,7 @@ impl Controller {
                 }
             }
         }
-        Ok(())
+        outcome
     }
 
     /// Sends what is due by itself: aborts, event requests, keep-alive.

@@ -115,19 +115,19 @@ impl AdminQueue {
         true
     }
 
-    /// Takes all completions.
-    pub(super) fn reap(&mut self) -> Result<Vec<(Waiter, AdminAnswer)>, QueueError> {
+    /// Takes all completions, those before an impossible one too.
+    pub(super) fn reap(&mut self) -> (Vec<(Waiter, AdminAnswer)>, Result<(), QueueError>) {
         let mut answers = Vec::new();
         let Self { pair, pending, data, .. } = self;
-        pair.reap(DEPTH, |completed| {
+        let outcome = pair.reap(DEPTH, |completed| {
             let token = completed.token as usize;
             let ended = pending[token].take().expect("the pair completes a command once");
             let mut bytes = vec![0; ended.reads];
             data.read_bytes(token * DATA_MAX, &mut bytes);
             let answer = AdminAnswer { status: completed.status, result: completed.result, data: bytes };
             answers.push((ended.waiter, answer));
-        })?;
-        Ok(answers)
+        });
+        (answers, outcome.map(drop))
     }
 
     /// A command whose deadline has passed, if there is one.

@@ -16,6 +16,7 @@ use crate::spec::feature::{self, AsyncEvent, Select};
 use crate::spec::identify::{Descriptors, IdentifyController, IdentifyNamespace, IdentifyNvmController};
 use crate::spec::log::{self, SmartLog};
 use crate::spec::security;
+use crate::spec::status::Status;
 
 /// Namespaces that the driver looks at.
 const NAMESPACES_MAX: usize = 1024;
@@ -100,6 +101,8 @@ pub(super) struct Running {
     /// The identify data of the namespace whose descriptors are being read.
     raw: Option<Box<IdentifyNamespace>>,
     found: Vec<ListedNamespace>,
+    /// Why the controller refused to create the job's queue pair.
+    refused: Option<Status>,
 }
 
 impl Controller {
@@ -126,7 +129,8 @@ impl Controller {
                 Job::CreatePair(qid) => Step::CreateCq(qid),
                 Job::DeletePair(qid) => Step::DeleteSq(qid),
             };
-            let running = Running { job, step, listed: Vec::new(), raw: None, found: Vec::new() };
+            let running =
+                Running { job, step, listed: Vec::new(), raw: None, found: Vec::new(), refused: None };
             self.running = Some(running);
             self.begin_step(Some(step), now)?;
         }
@@ -263,10 +267,8 @@ impl Controller {
         let Some(running) = &self.running else { return Ok(()) };
         let (step, job) = (running.step, running.job);
         let next = match step {
-            // A pair that cannot be created is the owner's to hear about, unless the owner has it already.
             Step::CreateCq(qid) | Step::CreateSq(qid) if !answer.status.is_success() => {
-                self.refuse_pair(qid, &answer, step)?;
-                None
+                self.refuse_pair(qid, answer.status, step)?
             }
             _ => self.absorb(step, job, &answer)?,
         };
@@ -343,10 +345,8 @@ impl Controller {
     }
 
     fn take_identity(&mut self, data: &[u8]) -> Result<(), Failure> {
-        let raw = IdentifyController::read_from_bytes(data).map_err(|_| Failure::Step {
-            step: Step::IdentifyController.name(),
-            status: crate::spec::status::Status::new(0),
-        })?;
+        let raw = IdentifyController::read_from_bytes(data)
+            .map_err(|_| Failure::Step { step: Step::IdentifyController.name(), status: Status::new(0) })?;
         let firmware = crate::spec::identify::text(&raw.fr);
         self.quirks = quirks::of(self.device.0, self.device.1, &firmware);
         let info = ControllerInfo::check(&raw, self.vs, self.caps.page, self.page_min, self.quirks)?;
@@ -402,15 +402,16 @@ impl Controller {
         }
     }
 
-    fn refuse_pair(&mut self, qid: u16, answer: &AdminAnswer, step: Step) -> Result<(), Failure> {
-        let is_given_out = self.pairs.iter().any(|pair| pair.qid() == qid && pair.is_given_out);
-        // A completion queue without its submission queue would keep the pair's memory.
-        if is_given_out || matches!(step, Step::CreateSq(_)) {
-            return Err(Failure::Step { step: step.name(), status: answer.status });
+    /// A pair that cannot be created ends with an event, unless the owner has it already: then the controller has failed.
+    fn refuse_pair(&mut self, qid: u16, status: Status, step: Step) -> Result<Option<Step>, Failure> {
+        if self.pairs.iter().any(|pair| pair.qid() == qid && pair.is_given_out) {
+            return Err(Failure::Step { step: step.name(), status });
         }
-        self.pairs.retain(|pair| pair.qid() != qid);
-        self.events.push_back(Event::QueueFailed { qid, status: answer.status });
-        Ok(())
+        if let Some(running) = &mut self.running {
+            running.refused = Some(status);
+        }
+        // A completion queue without its submission queue goes too: it has the pair's memory.
+        Ok(matches!(step, Step::CreateSq(_)).then_some(Step::DeleteCq(qid)))
     }
 
     /// The last step of the job is over.
@@ -423,7 +424,13 @@ impl Controller {
             }
             Job::Rescan => self.replace_namespaces(running.found),
             Job::ClearEvent(_) => {}
-            Job::CreatePair(qid) => self.hand_out(qid),
+            Job::CreatePair(qid) => match running.refused {
+                Some(status) => {
+                    self.pairs.retain(|pair| pair.qid() != qid);
+                    self.events.push_back(Event::QueueFailed { qid, status });
+                }
+                None => self.hand_out(qid),
+            },
             Job::DeletePair(qid) => {
                 let Some(pair) = self.pairs.iter_mut().find(|pair| pair.qid() == qid) else { return };
                 let again = pair.stage == Stage::Deleting { again: true };

@@ -262,3 +262,27 @@ fn pairs_are_created_up_to_the_limit_and_deleted() {
     run(&mut rig, &mut traffic, 12, 300);
     rig.assert_clean();
 }
+
+#[test]
+fn a_refused_pair_is_an_event_and_disturbs_nothing() {
+    let refuse = |opcode| Rule::once(Queue::Admin, opcode, Action::Fail(aryk_nvme_model::Status::new(1, 2)));
+    for opcode in [0x01, 0x05] {
+        let mut rig = Rig::ready(config(), &[8]);
+        rig.model.with(|model| model.faults().add(refuse(opcode)));
+        let qid = rig.controller.create_pair(PairRequest { depth: 8, vector: None }).unwrap();
+        let mut traffic = Traffic::new(&rig, 1, 8);
+        run(&mut rig, &mut traffic, 8, 200);
+        assert!(rig.has(&Note::QueueFailed(qid)), "{:?}", rig.notes);
+        let mappings = rig.model.with(|model| model.mappings());
+        assert_eq!(rig.controller.create_pair(PairRequest { depth: 8, vector: None }).unwrap(), qid);
+        rig.run_until(&mut traffic, SECOND, |rig| rig.pairs.len() == 2);
+        assert_eq!(
+            rig.model.with(|model| model.mappings()),
+            mappings + 1,
+            "the refused pair's memory is unmapped"
+        );
+        run(&mut rig, &mut traffic, 8, 200);
+        assert!(!rig.notes.iter().any(|note| matches!(note, Note::Quiesce(_))), "{:?}", rig.notes);
+        rig.assert_clean();
+    }
+}

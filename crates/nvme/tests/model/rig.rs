@@ -34,6 +34,7 @@ pub enum Note {
     Namespaces(Vec<NamespaceChange>),
     QueueError(QueueError),
     Late(LateStep),
+    QueueFailed(u16),
     RemovalRequested,
     ShuttingDown,
     Async,
@@ -189,7 +190,7 @@ impl Rig {
             }
             Event::DmaEnded(proof) => return self.rewind(proof, owner),
             Event::QueueCreated(pair) => return self.pairs.push(*pair),
-            Event::QueueFailed { qid, status } => panic!("queue pair {qid}: {status}"),
+            Event::QueueFailed { qid, .. } => Note::QueueFailed(qid),
             Event::QueueReady(restart) => {
                 let qid = restart.qid();
                 let pair = self.pairs.iter_mut().find(|pair| pair.qid() == qid).unwrap();
