@@ -25,7 +25,7 @@ pub struct Limits {
 const SMALL: u64 = 64 << 30;
 const _: () = {
     let Limits { peer, process, .. } = Limits::DEFAULT;
-    assert!(SMALL < peer && 2 * peer <= process / 8 * 7, "two of the largest peers fit");
+    assert!(SMALL < peer && 2 * peer <= process / 8 * 7, "two peers of the maximum size fit");
     assert!(process < 128 << 40, "the limits stay below the address space of a process");
 };
 
@@ -109,7 +109,7 @@ impl Drop for Waiting {
     }
 }
 
-/// Ends a part of what a counter has counted.
+/// Subtracts a part that the counter has counted.
 fn subtract(counter: &AtomicU64, part: u64) {
     let before = counter.fetch_sub(part, Relaxed);
     assert!(before >= part, "{part} are no longer used, but only {before} were counted");

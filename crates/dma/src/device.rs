@@ -2,7 +2,7 @@
 //!
 //! A load from a device whose link is down can stall the core for a long time, so a reactor only stores.
 //!
-//! The kernel takes the pages away while the device's memory is disabled (during a reset, or after a removal), and raises SIGBUS
+//! The kernel removes the pages while the device's memory is disabled (during a reset, or after a removal), and raises SIGBUS
 //! at the next access. The fault handler then maps anonymous memory over the whole mapping: [`DeviceMemory::is_lost`].
 
 use crate::{MapError, Mapping, fault, mapping};
@@ -132,7 +132,7 @@ impl Drop for DeviceMemory {
         *guard = None;
         // SAFETY: only this value uses the mapping. Its pages are the device's, so unmapping frees no memory and is quick.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
-        // With too many mappings (ENOMEM) the pages stay mapped until the device takes them away.
+        // With too many mappings (ENOMEM) the pages stay mapped until the device is removed.
         let _ = unmapped;
     }
 }

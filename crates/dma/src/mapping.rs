@@ -30,7 +30,7 @@ pub enum MapError {
     BadRange {
         /// First byte.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
     },
     /// The memory of all guests together would exceed the limit.

@@ -93,7 +93,7 @@ impl Pages {
         }
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub const fn len(&self) -> usize {
         self.len
     }

@@ -19,7 +19,7 @@ pub struct Region {
     pub guest_addr: u64,
     /// Address in the front-end's process, used in messages about rings.
     pub user_addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
     /// Offset of the first byte in `mapping`.
     pub offset: u64,
@@ -44,7 +44,7 @@ pub enum TableError {
 pub struct BadAddress {
     /// Guest-physical address.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 

@@ -107,6 +107,7 @@ impl Bucket {
 
     /// Takes `need` nanoseconds, going into debt if fewer are available, and as much of `extra` as is available beyond
     /// them. Returns the number taken.
+    ///
     /// # Errors
     /// No tokens are available. The error is the time at which tokens will be available.
     #[inline]

@@ -183,7 +183,7 @@ impl<W: Copy, T> Lane<W, T> {
         }
     }
 
-    /// Checks, in debug builds, what holds between two requests.
+    /// Checks, in debug builds, the invariants between two requests.
     #[inline]
     fn check_invariants(&self) {
         if !cfg!(debug_assertions) {

@@ -1,4 +1,4 @@
-//! A reactor's part of a bucket: what it has leased, and the lanes that wait for more. Reactor context.
+//! A reactor's part of a bucket: its lease, and the lanes that wait for more. Reactor context.
 //!
 //! **Leases.** A reactor takes more tokens from the bucket than the current request costs, so that the next requests need no
 //! atomic operation. While lanes wait on this reactor, the extra is at most what the waiting requests cost, and at most this
@@ -121,7 +121,7 @@ impl<W: Copy, T> Share<W, T> {
         &self.bucket
     }
 
-    /// The cost of a request of so many bytes.
+    /// The cost of a request of `bytes` bytes.
     #[inline]
     pub(crate) fn cost(&mut self, bytes: u64) -> u64 {
         if self.last.0 != bytes {
@@ -353,7 +353,7 @@ impl<W, T> Share<W, T> {
         self.check_invariants();
     }
 
-    /// Checks, in debug builds, what holds between two changes.
+    /// Checks, in debug builds, the invariants between two changes.
     #[inline]
     fn check_invariants(&self) {
         if !cfg!(debug_assertions) {

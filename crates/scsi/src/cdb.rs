@@ -446,7 +446,7 @@ fn report_opcodes(cdb: &Cdb) -> Result<Command, Sense> {
 }
 
 impl Command {
-    /// Whether the command may be carried out twice. After a crash, the back-end submits again what its predecessor had in
+    /// Whether the command may be carried out twice. After a crash, the back-end repeats the commands that its predecessor had in
     /// flight, without knowing whether the command had been carried out. A command that may not be repeated is answered by a unit
     /// attention (29h/00h) instead, as after a loss of power, so that the initiator checks for itself.
     ///

@@ -81,7 +81,7 @@ fn designator(code_set: u8, kind: u8, body: &[u8]) -> Vec<u8> {
 fn identification(nexus: &Nexus) -> Vec<u8> {
     let uuid = nexus.bdev().identity().uuid;
     let bytes = uuid.as_bytes();
-    // NAA 3: 60 bits that we choose. The last 8 bytes of a UUID hold its variant and 62 random bits.
+    // NAA 3: 60 locally chosen bits. The last 8 bytes of a UUID hold its variant and 62 random bits.
     let mut naa: [u8; 8] = std::array::from_fn(|i| bytes[8 + i] ^ bytes[i]);
     naa[0] = 0x30 | naa[0] & 0x0f;
     let vendor = [VENDOR, &serial(nexus)[..]].concat();

@@ -74,7 +74,7 @@ pub(crate) enum Refused {
 /// The change that PERSISTENT RESERVE OUT requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Change {
-    /// REGISTER, or REGISTER AND IGNORE EXISTING KEY if `ignore`. `aptpl`: all registrations are to outlive a loss of power
+    /// REGISTER, or REGISTER AND IGNORE EXISTING KEY if `ignore`. `aptpl`: all registrations must outlive a loss of power
     /// (APTPL).
     Register {
         new: u64,

@@ -1,7 +1,7 @@
 //! A logical unit's channel, private to its opener: commands down, outcomes up, as with [`aryk_bdev::BdevChannel`]. Reactor
 //! context.
 //!
-//! A command keeps its submitter's tag from [`UnitChannel::submit`] until its outcome is handed out: the tag is the command's
+//! A command keeps its submitter's tag from [`UnitChannel::submit`] until its outcome is returned: the tag is the command's
 //! index in the table (`tasks`), and the tag of its requests to the disk. READ and WRITE are one request each, with the
 //! initiator's own memory; they allocate nothing. Nearly all of them are `plain`, to a unit without reservations or pending
 //! attentions, and take a short path in and out. A command that takes several requests, such as UNMAP, sends one after the other
@@ -29,7 +29,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use tasks::{AbortCause, Task, Tasks};
 
-/// A command. Its memory must stay in place until its outcome is handed out.
+/// A command. Its memory must stay in place until its outcome is returned.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     /// The submitter's tag: below the channel's depth, and not in use by another command in flight. The outcome returns it.
@@ -168,7 +168,7 @@ impl UnitChannel {
         self.nexus.lun()
     }
 
-    /// Commands that have been submitted and whose outcomes have not been handed out.
+    /// Commands that have been submitted and whose outcomes have not been returned.
     pub fn in_flight(&self) -> u32 {
         self.tasks.len() + self.ready.len() as u32
     }
@@ -179,7 +179,7 @@ impl UnitChannel {
         self.in_flight() == 0 && self.disk.is_quiet()
     }
 
-    /// Whether sense data is to be sent in descriptor format.
+    /// Whether sense data must be sent in descriptor format.
     pub fn wants_descriptors(&self) -> bool {
         self.lun().mode().descriptors
     }
@@ -548,7 +548,7 @@ impl Outcome {
     }
 }
 
-/// What a command does to the disk, for the check against reservations.
+/// The access of a command to the disk, for the check against reservations.
 #[inline]
 const fn access_of(command: &Command) -> Access {
     match command {

@@ -104,7 +104,7 @@ impl<T> Slots<T> {
         assert_eq!(free, self.slots.len() - used, "every unused slot is in the free list once");
     }
 
-    /// As [`Slots::check_invariants`], as far as that takes no loop.
+    /// As [`Slots::check_invariants`], but only the checks without a loop.
     #[inline(always)]
     fn check_counts(&self) {
         debug_assert!(self.len <= self.capacity(), "{} values in {} slots", self.len, self.capacity());

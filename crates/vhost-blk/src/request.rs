@@ -132,7 +132,6 @@ impl Disk {
     ///
     /// # Errors
     /// [`Other`], for [`Disk::parse_other`]; the slot is in use then too.
-    /// [`Other`], for [`Disk::parse_other`]; the slot is in use then too.
     // Always inlined and without rare branches: nearly all requests are reads and writes, and inlined values stay in registers.
     #[inline(always)]
     pub(crate) fn parse(&self, layout: Layout<'_>, slot: u16, sgs: &mut SgTable) -> Result<Io, Other> {

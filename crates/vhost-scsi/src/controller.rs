@@ -34,7 +34,8 @@ pub struct Scsi {
     initiator: Initiator,
     /// Request queues.
     queues: u16,
-    /// The disks of the targets. They change only while the queues are held still, so that each queue learns of every change.
+    /// The disks of the targets. They change only under `hold_still`, when no queue starts, stops or moves, so that each queue
+    /// learns of every change.
     targets: RefCell<Targets>,
     /// Targets to which a disk is being attached, by bit.
     arriving: Cell<u8>,
@@ -179,7 +180,8 @@ impl Scsi {
         }
     }
 
-    /// Sends the guest an event. The queues are held still, so the event queue neither starts nor stops during this call.
+    /// Sends the guest an event. The caller holds the guard of `hold_still`, so the event queue neither starts nor stops during
+    /// this call.
     async fn post(controller: &Controller<Self>, event: TargetEvent, target: u8) {
         let sent = match controller.queues().get(EVENT) {
             Some(queue) => queue.call(move |queue, cx| queue.post(event, target, cx)).await.unwrap_or(false),
@@ -193,8 +195,8 @@ impl Scsi {
     }
 }
 
-/// Waits until a disk has prepared the reactors of all request queues, and returns with the queues held still. They are not
-/// held still while it prepares.
+/// Waits until a disk has prepared the reactors of all request queues. Returns the guard of `hold_still`, under which no queue
+/// starts, stops or moves; the guard is not held while the disk prepares.
 async fn hold_for_disk<'a>(
     controller: &'a Controller<Scsi>,
     disk: &Descriptor,

@@ -19,7 +19,7 @@ pub enum Error {
     /// An error that controllers of all kinds report.
     #[error(transparent)]
     Controller(#[from] ControllerError),
-    /// There is no such target.
+    /// The target does not exist.
     #[error("a controller has targets 0 to {max}, not {0}", max = TARGETS - 1)]
     Target(u32),
     /// The target has a disk.

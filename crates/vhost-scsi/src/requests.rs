@@ -224,7 +224,7 @@ impl Requests {
         worked
     }
 
-    /// Answers commands that ended in any other way than [`Self::take_outcomes`] handles itself: plain commands that succeeded.
+    /// Answers the other commands that have ended: all but plain commands that succeeded.
     #[cold]
     fn take_rest(
         &mut self,

@@ -107,7 +107,7 @@ pub struct VringState {
 pub struct VringAddr {
     /// Index of the queue.
     pub index: u32,
-    /// Bit 0: writes to the used ring are to be logged.
+    /// Bit 0: writes to the used ring must be logged.
     pub flags: u32,
     /// The descriptor table, as an address of the front-end's process, as are the other two.
     pub desc: u64,

@@ -4,7 +4,7 @@
 //! for the next name on its own path, so thousands of waiters can share a directory.
 //!
 //! **Invariant.** A waiter checks the path again after it has set up [`Watching`]: this check finds changes before the watch, and
-//! the watch reports changes after it. A symbolic link on the path that is redirected is not noticed.
+//! the watch reports changes after it. A change of a symbolic link on the path is not detected.
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;

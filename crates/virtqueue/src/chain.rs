@@ -18,7 +18,7 @@ pub const CHAIN_MAX: u16 = 1024;
 pub struct Piece {
     /// Guest-physical address.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 

@@ -263,7 +263,7 @@ impl PackedQueue {
         Ok(())
     }
 
-    /// Checks, in debug builds, what holds between two calls, whatever the driver writes. Visits all ids.
+    /// Checks, in debug builds, the invariants between two calls; no input of the driver breaks them. Visits all ids.
     fn check_invariants(&self) {
         if !cfg!(debug_assertions) {
             return;
@@ -283,7 +283,7 @@ impl PackedQueue {
         assert_eq!(self.used.is_empty(), self.unpublished == 0, "each used element skips descriptors");
     }
 
-    /// As [`PackedQueue::check_invariants`], as far as that takes no loop.
+    /// As [`PackedQueue::check_invariants`], but only the checks without a loop.
     #[inline]
     fn check_positions(&self) {
         debug_assert!(

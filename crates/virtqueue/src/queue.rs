@@ -202,7 +202,7 @@ impl Virtqueue {
         each!(self, queue => queue.available())
     }
 
-    /// As [`SplitQueue::knows_more`]; a packed queue knows only by popping.
+    /// As [`SplitQueue::knows_more`]. Always `true` for a packed queue, which must pop to find out.
     #[inline]
     pub const fn may_know_more(&self) -> bool {
         match self {

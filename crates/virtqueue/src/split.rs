@@ -150,9 +150,9 @@ struct Rings {
     descs: GuestArray<Desc>,
     heads: GuestArray<u16>,
     used: GuestArray<UsedElem>,
-    /// Of the available ring.
+    /// The fields of the available ring.
     driver: Words,
-    /// Of the used ring.
+    /// The fields of the used ring.
     device: Words,
 }
 
@@ -161,7 +161,7 @@ struct Rings {
 struct Words {
     flags: GuestU16,
     idx: GuestU16,
-    /// With EVENT_IDX: the index of the other side at which this side wants to be notified.
+    /// With EVENT_IDX: the index of the other side at which this side requests a notification.
     event: Option<GuestU16>,
 }
 
@@ -293,7 +293,7 @@ impl SplitQueue {
         Ok(())
     }
 
-    /// Checks, in debug builds, what holds between two calls, whatever the driver writes. Visits all heads.
+    /// Checks, in debug builds, the invariants between two calls; no input of the driver breaks them. Visits all heads.
     fn check_invariants(&self) {
         if !cfg!(debug_assertions) {
             return;
@@ -324,7 +324,7 @@ impl SplitQueue {
         if known > 0 { Ok(known) } else { self.refresh() }
     }
 
-    /// Whether more chains can be popped without another look at the guest's index.
+    /// Whether more chains can be popped without reading the guest's index again.
     #[inline]
     pub const fn knows_more(&self) -> bool {
         self.avail_idx != self.config.next_avail || !self.replay.is_empty()

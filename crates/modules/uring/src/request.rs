@@ -454,7 +454,7 @@ impl Request {
                 self.zeroes_by_writes = true;
                 self.next(store, pool)
             }
-            // All requests that end with a sync come here, so no call can hide a write-back error from them.
+            // All failed syncs end here, so no other call consumes a write-back error, which the kernel reports once.
             (_, Step::Sync) => {
                 store.lost.fetch_or(store.is_cached(), Ordering::Relaxed);
                 self.fail(errno, store, pool)

@@ -152,7 +152,7 @@ impl Store {
     }
 
     /// Whether the error of a change may refer to earlier writes that were acknowledged. Through the page cache, NFS reports the
-    /// write-back error of earlier writes in a later write, and no later sync reports it again. An unknown errno counts as such.
+    /// write-back error of earlier writes in a later write, and no later sync reports it again. An unknown errno counts as one.
     pub const fn may_report_earlier(&self, errno: i32) -> bool {
         self.is_cached()
             && match errno {

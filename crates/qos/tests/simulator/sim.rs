@@ -246,7 +246,7 @@ impl Sim {
 }
 
 impl Drop for Sim {
-    /// Closes all openers, after which the buckets have nothing left of them.
+    /// Closes all openers. Afterwards the buckets must have no leases and no waiting lanes.
     fn drop(&mut self) {
         if std::thread::panicking() {
             return;

@@ -153,9 +153,9 @@ impl UnitChannel {
         Ok(None)
     }
 
-    /// Starts a command that ends when `change` ends, which needs nothing of this channel. If the command is aborted, a change
-    /// that has begun goes on, and a change that waits for its turn has no effect. The change counts against the limit until it
-    /// ends.
+    /// Starts a command that ends when `change` ends; `change` needs nothing of this channel. If the command is aborted, a
+    /// change that has begun continues, and a change that waits for its turn has no effect. The change counts against the limit
+    /// until it ends.
     pub(super) fn start_external(
         &mut self,
         request: &Request<'_>,

@@ -22,7 +22,7 @@ mod action {
 
 /// Bytes of the parameter list of all service actions but REGISTER AND MOVE.
 const LIST: usize = 24;
-/// Bytes of the parameter list of REGISTER AND MOVE, with a TransportID of our format.
+/// Bytes of the parameter list of REGISTER AND MOVE, with a TransportID of 24 bytes.
 const MOVE_LIST: usize = 48;
 
 impl From<Refused> for Failure {

@@ -306,7 +306,7 @@ fn a_slow_prepare_delays_only_its_own_attach() {
     });
 }
 
-/// The guest never refills its event queue while a disk is attached and detached 100 times, and goes on reading from another
+/// The guest never refills its event queue while a disk is attached and detached 100 times, and continues reading from another
 /// disk. When it refills the queue, it receives only the events that describe the current state.
 #[test]
 fn a_guest_with_an_empty_event_queue_later_receives_the_current_state() {

@@ -43,10 +43,10 @@ fn chains_complete_out_of_order() {
     }
 }
 
-/// The driver adds a chain while the device, which has completed another one and not published it, looks for the next. A daemon
-/// that dies then has both on record: the first is visible to the driver, the second is in flight.
+/// The driver makes a chain available while the device, which has completed another chain without publishing it, pops the next.
+/// The in-flight region of a back-end that dies then records both: the first is visible to the driver, the second is in flight.
 #[test]
-fn a_chain_that_comes_during_a_pop_is_recorded_beside_unpublished_ones() {
+fn a_chain_added_during_a_pop_is_recorded_beside_unpublished_chains() {
     let mut driver = Driver::new(4);
     let memory = std::mem::take(&mut driver.memory);
     let mut chain = Chain::default();

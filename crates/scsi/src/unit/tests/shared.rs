@@ -66,7 +66,7 @@ fn a_preemption_completes_when_the_preempted_commands_have_ended() {
 }
 
 /// An initiator that loses a right also loses its commands in flight, in whichever way it loses the right; other initiators'
-/// commands go on.
+/// commands continue.
 #[test]
 fn a_reservation_waits_for_the_commands_that_it_denies() {
     let mut all = stuck(&[Op::Write], 3);
