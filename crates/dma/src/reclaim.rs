@@ -72,7 +72,7 @@ impl HeldPages {
 }
 
 /// The remaining [`Pages`], which the kernel cannot unmap now.
-struct Kept(Pages);
+struct StillMapped(Pages);
 
 impl Pages {
     /// The pages from `base` on: anonymous memory that the caller owns.
@@ -98,7 +98,7 @@ impl Pages {
         self.len
     }
 
-    fn unmap(mut self) -> Result<(), Kept> {
+    fn unmap(mut self) -> Result<(), StillMapped> {
         assert!(self.keeper.get().is_none(), "devices may still access these pages");
         // Before other mappings can reuse the addresses.
         self.fault = None;
@@ -109,7 +109,7 @@ impl Pages {
             match unsafe { munmap(self.base, piece) } {
                 Ok(()) => {}
                 Err(Errno::INTR) => continue,
-                Err(Errno::NOMEM) => return Err(Kept(self)),
+                Err(Errno::NOMEM) => return Err(StillMapped(self)),
                 // The kernel reports that these are not this process's pages: then the state of all other mappings is
                 // unknown, too.
                 Err(error) => panic!("a mapping of this process cannot be unmapped: {error}"),
@@ -180,7 +180,7 @@ fn send(job: Job, requested: Instant) {
         // The thread never ends, so the send succeeds.
         Some(Some(worker)) => drop(worker.send((job, requested))),
         Some(None) | None => {
-            if let Err(Kept(pages)) = work_off(job, requested) {
+            if let Err(StillMapped(pages)) = execute(job, requested) {
                 // No thread can retry: the memory stays mapped, and counted.
                 std::mem::forget(pages);
             }
@@ -204,29 +204,29 @@ impl Worker {
             };
             match next {
                 Ok((job, requested)) => {
-                    self.keep(work_off(job, requested), requested);
+                    self.keep(execute(job, requested), requested);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             // Retries in order, up to the first failure.
             while let Some((pages, requested)) = self.kept.pop_front()
-                && self.keep(work_off(Job::Unmap(pages), requested), requested)
+                && self.keep(execute(Job::Unmap(pages), requested), requested)
             {}
         }
     }
 
     /// Keeps pages that could not be unmapped, for a retry; returns whether the unmapping succeeded.
-    fn keep(&mut self, result: Result<(), Kept>, requested: Instant) -> bool {
+    fn keep(&mut self, result: Result<(), StillMapped>, requested: Instant) -> bool {
         let is_done = result.is_ok();
-        if let Err(Kept(pages)) = result {
+        if let Err(StillMapped(pages)) = result {
             self.kept.push_back((pages, requested));
         }
         is_done
     }
 }
 
-fn work_off(job: Job, requested: Instant) -> Result<(), Kept> {
+fn execute(job: Job, requested: Instant) -> Result<(), StillMapped> {
     match job {
         Job::Unmap(mut pages) => match pages.keeper.take() {
             // The pages stay pending, and watched: until the unmapping, their replaced parts are mappings of this process, so

@@ -184,7 +184,7 @@ impl MemTable {
     }
 
     /// Whether a piece that was looked up in `other` has the same guest address and memory in this table.
-    fn has_as_in(&self, other: &Self, seg: &Seg) -> bool {
+    fn has_same_in(&self, other: &Self, seg: &Seg) -> bool {
         let Some(i) = other.span_of(seg) else { return false };
         let was = &other.regions[i];
         let found = self.regions.binary_search_by_key(&was.guest_addr, |r| r.guest_addr);
@@ -392,7 +392,7 @@ const _: () =
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Slot {
-    /// The pieces. If not all of them fit, they are in [`Longs::lists`].
+    /// The pieces. If not all of them fit, they are in [`LongLists::lists`].
     short: [Seg; SHORT],
     /// Number of pieces.
     count: u32,
@@ -418,7 +418,7 @@ impl Slot {
 
 /// The lists that have more pieces than fit into a slot.
 #[derive(Debug)]
-struct Longs {
+struct LongLists {
     /// One list per slot; empty, or with old contents, while the slot's list is short.
     lists: Box<[Vec<Seg>]>,
     /// The number of pieces of all long lists in use.
@@ -434,7 +434,7 @@ struct Longs {
 #[derive(Debug)]
 pub struct SgTable {
     slots: Box<[Slot]>,
-    longs: Longs,
+    long_lists: LongLists,
     current: Epoch,
     /// Replaced tables that are still in use.
     old: Vec<Epoch>,
@@ -446,7 +446,7 @@ impl SgTable {
         let lists = vec![Vec::new(); slots.into()].into();
         let slots = (0..slots).map(|_| Slot::FREE).collect();
         let current = Epoch { serial: NonZeroU32::MIN, table: memory, users: 0 };
-        Self { slots, longs: Longs { lists, pieces: 0, parts: 0 }, current, old: Vec::new() }
+        Self { slots, long_lists: LongLists { lists, pieces: 0, parts: 0 }, current, old: Vec::new() }
     }
 
     /// The guest's memory for new requests.
@@ -497,7 +497,7 @@ impl SgTable {
         let used = self.slots.iter().filter(|slot| slot.epoch.is_some());
         assert_eq!(used.clone().count() as u32, self.in_use(), "a slot in use has no table");
         let pieces = used.filter(|slot| slot.is_long()).map(|slot| slot.count).sum::<u32>();
-        assert_eq!(pieces, self.longs.pieces, "the pieces of long lists in use are counted");
+        assert_eq!(pieces, self.long_lists.pieces, "the pieces of long lists in use are counted");
     }
 
     /// Switches a request to the current table if the table contains all the request's memory unchanged, so that the request
@@ -505,7 +505,7 @@ impl SgTable {
     fn switch_to_current(&mut self, slot: usize) {
         let Some(serial) = self.slots[slot].epoch else { return };
         let table = table_of(&self.current, &self.old, serial);
-        if self.segs(slot).iter().all(|seg| self.current.table.has_as_in(table, seg)) {
+        if self.segs(slot).iter().all(|seg| self.current.table.has_same_in(table, seg)) {
             self.end_old(serial);
             self.slots[slot].epoch = Some(self.current.serial);
             self.current.users += 1;
@@ -536,20 +536,20 @@ impl SgTable {
     #[inline]
     fn segs(&self, slot: usize) -> &[Seg] {
         let Slot { short, count, .. } = &self.slots[slot];
-        short.get(..*count as usize).unwrap_or_else(|| self.longs.of(slot, *count))
+        short.get(..*count as usize).unwrap_or_else(|| self.long_lists.of(slot, *count))
     }
 
     /// The number of pieces of all lists in use that have more than three pieces. Together with three per slot, the upper bound
     /// of the pieces that a change of memory visits.
     #[inline]
     pub const fn long_pieces(&self) -> u32 {
-        self.longs.pieces
+        self.long_lists.pieces
     }
 
     /// The number of regions looked up for buffers that span several regions, since the last call; refused lists count too.
     #[inline]
     pub const fn take_parts(&mut self) -> u32 {
-        std::mem::replace(&mut self.longs.parts, 0)
+        std::mem::replace(&mut self.long_lists.parts, 0)
     }
 
     /// Starts to use `slot`, and returns its empty list, which the caller fills.
@@ -564,7 +564,7 @@ impl SgTable {
         slot.epoch = Some(self.current.serial);
         (slot.count, slot.len) = (0, 0);
         self.current.users += 1;
-        List { slot, index, longs: &mut self.longs, table: &self.current.table }
+        List { slot, index, long_lists: &mut self.long_lists, table: &self.current.table }
     }
 
     /// As [`List::push`], for the list of a slot in use.
@@ -578,7 +578,7 @@ impl SgTable {
         let index = usize::from(slot);
         let slot = &mut self.slots[index];
         let table = table_of(&self.current, &self.old, slot.epoch.expect("the slot is in use"));
-        List { slot, index, longs: &mut self.longs, table }.push(addr, len)
+        List { slot, index, long_lists: &mut self.long_lists, table }.push(addr, len)
     }
 
     /// The list of `slot`, for the request.
@@ -700,7 +700,7 @@ impl SgTable {
         let slot = &mut self.slots[index];
         let serial = slot.epoch.take().expect("the slot is in use");
         if slot.is_long() {
-            self.longs.end(index, slot.count);
+            self.long_lists.end(index, slot.count);
         }
         if serial == self.current.serial {
             self.current.users -= 1;
@@ -724,7 +724,7 @@ impl SgTable {
 pub struct List<'a> {
     slot: &'a mut Slot,
     index: usize,
-    longs: &'a mut Longs,
+    long_lists: &'a mut LongLists,
     table: &'a MemTable,
 }
 
@@ -768,7 +768,7 @@ impl<'a> List<'a> {
     // Always inlined: a separate function would return its result in memory.
     #[inline(always)]
     pub fn extend(&mut self, pieces: impl IntoIterator<Item = (u64, u32)>) -> Result<u32, BadAddress> {
-        let Self { slot, index, longs, table } = self;
+        let Self { slot, index, long_lists, table } = self;
         let before = slot.len;
         // In registers, until the list is complete or another function needs them.
         let (mut count, mut all) = (slot.count, slot.len);
@@ -787,7 +787,7 @@ impl<'a> List<'a> {
             } else {
                 (slot.count, slot.len) = (count, all);
                 // The function receives the parts of the list: a reference to the list would force the list into memory.
-                if !push_outlined(slot, *index, longs, table, (addr, len)) {
+                if !push_outlined(slot, *index, long_lists, table, (addr, len)) {
                     return Err(BadAddress { addr, len });
                 }
                 count = slot.count;
@@ -813,7 +813,7 @@ impl<'a> List<'a> {
     #[inline(always)]
     pub fn sgl(self) -> Sgl {
         let Slot { short, count, len, .. } = &*self.slot;
-        let segs = short.get(..*count as usize).unwrap_or_else(|| self.longs.of(self.index, *count));
+        let segs = short.get(..*count as usize).unwrap_or_else(|| self.long_lists.of(self.index, *count));
         // SAFETY: as in `SgTable::sgl`.
         unsafe { Sgl::new(segs, *len) }
     }
@@ -823,7 +823,7 @@ impl<'a> List<'a> {
     fn add(&mut self, seg: Seg) {
         match self.slot.short.get_mut(self.slot.count as usize) {
             Some(place) => *place = seg,
-            None => self.longs.add(self.index, self.slot, seg),
+            None => self.long_lists.add(self.index, self.slot, seg),
         }
         self.slot.count += 1;
     }
@@ -835,11 +835,11 @@ impl<'a> List<'a> {
         let before = self.slot.count;
         let table = self.table;
         let pushed = table.for_each_piece(addr, len, |base, n| self.add(Seg::new(base, n)));
-        self.longs.parts = self.longs.parts.saturating_add(self.slot.count - before);
+        self.long_lists.parts = self.long_lists.parts.saturating_add(self.slot.count - before);
         let fits = pushed.is_ok() && self.slot.count as usize <= LIST_MAX;
         if !fits {
             // The first pieces may have been found.
-            self.longs.truncate(self.index, self.slot.count, before);
+            self.long_lists.truncate(self.index, self.slot.count, before);
             self.slot.count = before;
         }
         fits
@@ -851,11 +851,11 @@ impl<'a> List<'a> {
 fn push_outlined(
     slot: &mut Slot,
     index: usize,
-    longs: &mut Longs,
+    long_lists: &mut LongLists,
     table: &MemTable,
     (addr, len): (u64, u32),
 ) -> bool {
-    let mut list = List { slot, index, longs, table };
+    let mut list = List { slot, index, long_lists, table };
     match table.locate_all(addr, len as usize) {
         Some(base) if len > 0 => {
             list.add(Seg::new(base, len as usize));
@@ -865,7 +865,7 @@ fn push_outlined(
     }
 }
 
-impl Longs {
+impl LongLists {
     /// The list of a slot, if it does not fit into the slot.
     #[cold]
     fn of(&self, slot: usize, count: u32) -> &[Seg] {
@@ -924,7 +924,7 @@ impl Drop for SgTable {
         }
         if self.in_use() > 0 {
             std::mem::forget(std::mem::take(&mut self.slots));
-            std::mem::forget(std::mem::take(&mut self.longs.lists));
+            std::mem::forget(std::mem::take(&mut self.long_lists.lists));
             std::mem::forget(std::mem::take(&mut self.old));
             std::mem::forget(Arc::clone(&self.current.table));
         }

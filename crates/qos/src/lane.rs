@@ -86,7 +86,7 @@ impl<W: Copy, T> Lane<W, T> {
         }
         // The size of requests may have changed permanently.
         if self.prepaid.others >= self.prepaid.left {
-            self.pay_ahead(bytes);
+            self.prepay(bytes);
         } else {
             self.prepaid.others += 1;
         }
@@ -94,7 +94,7 @@ impl<W: Copy, T> Lane<W, T> {
     }
 
     /// Prepays as many further requests as all leases allow.
-    fn pay_ahead(&mut self, bytes: u64) {
+    fn prepay(&mut self, bytes: u64) {
         self.hand_back();
         let payable = |stage: &Stage<W, T>| {
             stage.share.borrow_mut().payable(bytes, Rc::strong_count(&stage.share) as u64)

@@ -4,9 +4,9 @@
 //! without the guest's help: every queue receives a message and the guest receives an event. After a detach, commands in flight
 //! on the old disk may still end while the target already has its next disk.
 
-use crate::events::{Events, TargetEvent, Waiting};
+use crate::events::{Events, PendingEvents, TargetEvent};
 use crate::manage::Manager;
-use crate::moving::Duty;
+use crate::moving::PortableRole;
 use crate::queue::{Queue, Targets};
 use crate::wire::{self, Config, feature};
 use crate::{Error, Initiator};
@@ -41,7 +41,7 @@ pub struct Scsi {
     arriving: Cell<u8>,
     /// Events for the guest that wait until its event queue runs again. `None` if the queue has not run in this session: the
     /// guest scans the targets first.
-    pending_events: Cell<Option<Waiting>>,
+    pending_events: Cell<Option<PendingEvents>>,
 }
 
 impl Scsi {
@@ -280,19 +280,19 @@ impl Kind for Scsi {
         self.targets().into_iter().map(|(_, disk)| disk).collect()
     }
 
-    fn role(&self, index: u16, features: u64, ring: &mut Virtqueue) -> Duty {
+    fn role(&self, index: u16, features: u64, ring: &mut Virtqueue) -> PortableRole {
         match index {
-            CONTROL => Duty::Control(Manager::new(self.disks())),
+            CONTROL => PortableRole::Control(Manager::new(self.disks())),
             EVENT => {
                 // A driver that has made no buffer available is new, and scans the targets itself.
                 let waiting = self.pending_events.take().filter(|_| !is_unused(ring)).unwrap_or_default();
-                Duty::Event(Events::new(features, waiting))
+                PortableRole::Event(Events::new(features, waiting))
             }
-            _ => Duty::Request,
+            _ => PortableRole::Request,
         }
     }
 
-    fn keep(&self, left: Option<Waiting>) {
+    fn keep(&self, left: Option<PendingEvents>) {
         if left.is_some() {
             self.pending_events.set(left);
         }

@@ -44,9 +44,9 @@ const BUFFERS: usize = 4;
 
 /// Waiting events of each target, in the order of [`TargetEvent::ALL`].
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Waiting([[bool; 4]; TARGETS as usize]);
+pub struct PendingEvents([[bool; 4]; TARGETS as usize]);
 
-impl Waiting {
+impl PendingEvents {
     /// Adds an event of a target.
     pub fn add(&mut self, event: TargetEvent, target: u8) {
         let waiting = &mut self.0[usize::from(target)];
@@ -72,36 +72,36 @@ impl Waiting {
 pub struct Events {
     /// The features that the guest has acknowledged.
     features: u64,
-    waiting: Waiting,
+    pending: PendingEvents,
 }
 
 impl Events {
-    /// Takes over `waiting`, without the events whose feature the guest has not acknowledged.
-    pub fn new(features: u64, mut waiting: Waiting) -> Self {
-        waiting.all().for_each(|(waits, event)| *waits &= features & event.feature() != 0);
-        Self { features, waiting }
+    /// Takes over `pending`, without the events whose feature the guest has not acknowledged.
+    pub fn new(features: u64, mut pending: PendingEvents) -> Self {
+        pending.all().for_each(|(waits, event)| *waits &= features & event.feature() != 0);
+        Self { features, pending }
     }
 
     /// Adds an event of a target if the guest has acknowledged its feature.
     pub fn post(&mut self, event: TargetEvent, target: u8) {
         if self.features & event.of(target).feature() != 0 {
-            self.waiting.add(event, target);
+            self.pending.add(event, target);
         }
     }
 
     /// Takes the waiting events, for the queue's successor.
-    pub fn take_waiting(&mut self) -> Waiting {
-        std::mem::take(&mut self.waiting)
+    pub fn take_pending(&mut self) -> PendingEvents {
+        std::mem::take(&mut self.pending)
     }
 
     /// Whether an event is waiting.
     pub fn has_some(&self) -> bool {
-        self.waiting.0.as_flattened().contains(&true)
+        self.pending.0.as_flattened().contains(&true)
     }
 
     /// Takes the next waiting event.
     fn take(&mut self) -> Option<Event> {
-        self.waiting.all().find_map(|(waits, event)| std::mem::take(waits).then_some(event))
+        self.pending.all().find_map(|(waits, event)| std::mem::take(waits).then_some(event))
     }
 
     /// Sends waiting events as far as the guest has provided buffers. Returns whether it took a buffer.
@@ -125,7 +125,7 @@ impl Events {
             guest.complete_unanswerable(head);
             return;
         }
-        let event = self.take().expect("there is some");
+        let event = self.take().expect("an event is waiting");
         guest.sgs.sgl(head).write(0, event.as_bytes());
         let len = size_of::<Event>() as u32;
         guest.complete(head, len, |_| 0..len);

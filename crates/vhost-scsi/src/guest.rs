@@ -1,9 +1,9 @@
 //! The guest's side of a SCSI host, for fuzzers: guest memory with one ring of each kind, and two disks, on a reactor that the
 //! fuzzer steps.
 
-use crate::events::{Events, TargetEvent, Waiting};
+use crate::events::{Events, PendingEvents, TargetEvent};
 use crate::manage::Manager;
-use crate::moving::Duty;
+use crate::moving::PortableRole;
 use crate::queue::{Queue, Targets};
 use aryk_bdev::{Access, Registry};
 use aryk_dma::{GuestArea, Mapping, MemTable, Region};
@@ -170,10 +170,10 @@ fn start(
         alarm: Box::new(|_| ()),
     };
     let queue = cx.add_root(thread, "queue", |id, cx| match index {
-        0 => Queue::begin(id, parts, Duty::Control(Manager::new(targets.clone())), &targets, cx),
+        0 => Queue::begin(id, parts, PortableRole::Control(Manager::new(targets.clone())), &targets, cx),
         1 => {
-            let events = Events::new(u64::MAX, Waiting::default());
-            Queue::begin(id, parts, Duty::Event(events), &targets, cx)
+            let events = Events::new(u64::MAX, PendingEvents::default());
+            Queue::begin(id, parts, PortableRole::Event(events), &targets, cx)
         }
         _ => Queue::of_commands(id, parts, targets, cx),
     });

@@ -1,7 +1,7 @@
 //! The queue's implementation of [`DeviceQueue`], by which the code shared by all devices starts, moves and stops it. Reactor
 //! context.
 
-use crate::events::{Events, Waiting};
+use crate::events::{Events, PendingEvents};
 use crate::manage::Manager;
 use crate::queue::{Queue, Role, Targets};
 use crate::requests::Requests;
@@ -10,22 +10,22 @@ use aryk_reactor::{Cx, RootId};
 use aryk_vhost_device::{DeviceQueue, GuestQueue, Move, Parts};
 
 /// A queue's role without its channels. A request queue opens its channels again on each reactor.
-pub enum Duty {
+pub enum PortableRole {
     Control(Manager),
     Event(Events),
     Request,
 }
 
 impl DeviceQueue for Queue {
-    type Role = Duty;
+    type Role = PortableRole;
     type Disks = Targets;
-    type Left = Option<Waiting>;
+    type Left = Option<PendingEvents>;
 
-    fn new(id: RootId, parts: Parts, duty: Duty, cx: &mut Cx) -> std::io::Result<Self> {
+    fn new(id: RootId, parts: Parts, duty: PortableRole, cx: &mut Cx) -> std::io::Result<Self> {
         let role = match duty {
-            Duty::Control(manager) => Role::Control(manager),
-            Duty::Event(events) => Role::Event(events),
-            Duty::Request => Role::Request(Requests::new(parts.ring.size())),
+            PortableRole::Control(manager) => Role::Control(manager),
+            PortableRole::Event(events) => Role::Event(events),
+            PortableRole::Request => Role::Request(Requests::new(parts.ring.size())),
         };
         Ok(Self { guest: GuestQueue::new(id, parts, cx)?, role, order: None })
     }
@@ -51,11 +51,11 @@ impl DeviceQueue for Queue {
         &mut self.order
     }
 
-    fn into_parts(self) -> (GuestQueue, Duty) {
+    fn into_parts(self) -> (GuestQueue, PortableRole) {
         let duty = match self.role {
-            Role::Control(manager) => Duty::Control(manager),
-            Role::Event(events) => Duty::Event(events),
-            Role::Request(_) => Duty::Request,
+            Role::Control(manager) => PortableRole::Control(manager),
+            Role::Event(events) => PortableRole::Event(events),
+            Role::Request(_) => PortableRole::Request,
         };
         (self.guest, duty)
     }
@@ -79,9 +79,9 @@ impl DeviceQueue for Queue {
         }
     }
 
-    fn take_left(&mut self) -> Option<Waiting> {
+    fn take_left(&mut self) -> Option<PendingEvents> {
         match &mut self.role {
-            Role::Event(events) => Some(events.take_waiting()),
+            Role::Event(events) => Some(events.take_pending()),
             Role::Control(_) | Role::Request(_) => None,
         }
     }

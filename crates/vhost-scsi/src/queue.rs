@@ -2,7 +2,7 @@
 
 use crate::events::{Events, TargetEvent};
 use crate::manage::Manager;
-use crate::moving::Duty;
+use crate::moving::PortableRole;
 use crate::requests::Requests;
 use crate::wire::TARGETS;
 use aryk_bdev::OpenError;
@@ -37,7 +37,7 @@ impl Queue {
     /// # Errors
     /// A disk cannot be opened, or the kernel reports an error.
     pub fn of_commands(id: RootId, parts: Parts, targets: Targets, cx: &mut Cx) -> Result<Self, StartError> {
-        Self::begin(id, parts, Duty::Request, &targets, cx)
+        Self::begin(id, parts, PortableRole::Request, &targets, cx)
     }
 
     /// Opens a channel on each disk of a queue for commands.

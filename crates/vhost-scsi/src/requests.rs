@@ -52,7 +52,7 @@ pub(crate) struct Requests {
     /// Targets whose channel must be polled, as bits. May include targets whose channel is idle.
     busy: u8,
     /// Channels of detached disks that still have commands in flight.
-    leaving: Vec<UnitChannel>,
+    detached: Vec<UnitChannel>,
     /// An upper bound of chains' heads.
     depth: u16,
     outcomes: Vec<Outcome>,
@@ -69,7 +69,7 @@ impl Requests {
             targets: (0..TARGETS).map(|_| None).collect(),
             present: 0,
             busy: 0,
-            leaving: Vec::new(),
+            detached: Vec::new(),
             depth: size,
             outcomes: Vec::with_capacity(size.into()),
             giving_up: false,
@@ -100,23 +100,23 @@ impl Requests {
         let Some(channel) = self.targets[usize::from(target)].take() else { return };
         self.present &= !(1 << target);
         self.busy &= self.present;
-        self.leaving.push(channel);
+        self.detached.push(channel);
         let id = guest.id;
         cx.wake(id);
         cx.call_at(cx.now().after(DETACH_GRACE), move |cx| {
             if let Some(queue) = cx.root::<crate::queue::Queue>(id) {
-                queue.borrow_mut().requests().0.abort_leaving(cx);
+                queue.borrow_mut().requests().0.abort_detached(cx);
             }
         });
     }
 
-    fn abort_leaving(&mut self, cx: &mut Cx) {
-        self.leaving.iter_mut().for_each(|channel| channel.abort_all(cx));
+    fn abort_detached(&mut self, cx: &mut Cx) {
+        self.detached.iter_mut().for_each(|channel| channel.abort_all(cx));
     }
 
     /// Aborts the commands whose heads match.
     pub fn abort_those(&mut self, matches: &dyn Fn(u16) -> bool, cx: &mut Cx) {
-        let all = self.targets.iter_mut().flatten().chain(&mut self.leaving);
+        let all = self.targets.iter_mut().flatten().chain(&mut self.detached);
         all.for_each(|channel| channel.abort_those(matches, cx));
     }
 
@@ -128,7 +128,7 @@ impl Requests {
         }
         self.giving_up = guest.keeps_in_flight;
         self.targets.iter_mut().flatten().for_each(|channel| channel.abort_all(cx));
-        self.abort_leaving(cx);
+        self.abort_detached(cx);
     }
 
     /// Starts the command in `chain`.
@@ -217,8 +217,8 @@ impl Requests {
                 self.busy &= !(1 << target);
             }
         }
-        if !self.leaving.is_empty() {
-            worked |= self.take_leaving(&mut outcomes, guest, cx);
+        if !self.detached.is_empty() {
+            worked |= self.take_detached(&mut outcomes, guest, cx);
         }
         self.outcomes = outcomes;
         worked
@@ -246,8 +246,8 @@ impl Requests {
 
     /// The same for detached disks: an aborted command ends with "bad target".
     #[cold]
-    fn take_leaving(&mut self, outcomes: &mut Vec<Outcome>, guest: &mut GuestQueue, cx: &mut Cx) -> bool {
-        for channel in &mut self.leaving {
+    fn take_detached(&mut self, outcomes: &mut Vec<Outcome>, guest: &mut GuestQueue, cx: &mut Cx) -> bool {
+        for channel in &mut self.detached {
             channel.poll_all(cx, outcomes);
         }
         let worked = !outcomes.is_empty();
@@ -264,8 +264,8 @@ impl Requests {
     /// Closes the channels of detached disks whose last command has ended.
     #[inline]
     pub fn settle(&mut self) {
-        if !self.leaving.is_empty() {
-            self.leaving.retain(|channel| channel.in_flight() > 0);
+        if !self.detached.is_empty() {
+            self.detached.retain(|channel| channel.in_flight() > 0);
         }
     }
 
@@ -273,7 +273,7 @@ impl Requests {
     pub fn close(&mut self) {
         self.targets.fill_with(|| None);
         (self.present, self.busy) = (0, 0);
-        self.leaving.clear();
+        self.detached.clear();
     }
 }
 

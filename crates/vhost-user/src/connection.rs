@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The maximum number of one front-end's memory files that wait to be closed when its next message is read.
 const CLOSING_MAX: usize = 64;
 /// The maximum number of descriptors that are kept until the end of a connection because closing them may block.
-const STRANGE_MAX: usize = 64;
+const SLOW_TO_CLOSE_MAX: usize = 64;
 
 pub(crate) struct Connection {
     stream: UnixStream,
@@ -36,7 +36,7 @@ pub(crate) struct Connection {
     /// Descriptors that came with the bytes of the unfinished message.
     fds: Vec<OwnedFd>,
     /// Descriptors whose `close` may block.
-    strange: Vec<OwnedFd>,
+    slow_to_close: Vec<OwnedFd>,
     /// Cloned for each memory file that is being closed.
     closing: Arc<()>,
     /// Deadline for the unfinished message.
@@ -45,8 +45,8 @@ pub(crate) struct Connection {
 
 impl Connection {
     pub(crate) fn new(stream: UnixStream) -> Self {
-        let (fds, strange, closing) = (Vec::new(), Vec::new(), Arc::default());
-        Self { stream, decoder: Decoder::default(), fds, strange, closing, deadline: None }
+        let (fds, slow_to_close, closing) = (Vec::new(), Vec::new(), Arc::default());
+        Self { stream, decoder: Decoder::default(), fds, slow_to_close, closing, deadline: None }
     }
 
     /// The next message and its file descriptors, whose number and kind match the request. `None` at the end of the connection.
@@ -146,8 +146,12 @@ impl Connection {
     /// # Errors
     /// [`Error::TooManyChannels`]; the fd is kept all the same.
     pub(crate) fn close_later(&mut self, fd: OwnedFd) -> Result<(), Error> {
-        self.strange.push(fd);
-        if self.strange.len() > STRANGE_MAX { Err(Error::TooManyChannels(STRANGE_MAX)) } else { Ok(()) }
+        self.slow_to_close.push(fd);
+        if self.slow_to_close.len() > SLOW_TO_CLOSE_MAX {
+            Err(Error::TooManyChannels(SLOW_TO_CLOSE_MAX))
+        } else {
+            Ok(())
+        }
     }
 
     /// Closes memory files, and other descriptors whose `close` does not block, in the background: if this process has the last
@@ -185,7 +189,7 @@ impl Connection {
             None => return Ok(fds),
             Some(fd) => wrong_kind(message, want, fd.as_fd()),
         };
-        self.strange.extend(fds);
+        self.slow_to_close.extend(fds);
         Err(error)
     }
 }

@@ -71,12 +71,12 @@ pub(crate) struct Vring {
     /// The last SET_VRING_ENABLE, if one was received.
     pub(crate) enabled: Option<bool>,
     /// Whether the device runs the queue.
-    pub(crate) life: Life,
+    pub(crate) run_state: RunState,
 }
 
 /// Whether the device runs a queue.
 #[derive(Debug, Default)]
-pub(crate) enum Life {
+pub(crate) enum RunState {
     #[default]
     Stopped,
     /// The device waits for the queue's disk.
@@ -84,7 +84,7 @@ pub(crate) enum Life {
     Running,
 }
 
-impl Life {
+impl RunState {
     pub(crate) const fn is_running(&self) -> bool {
         matches!(self, Self::Running)
     }

@@ -386,7 +386,7 @@ fn a_list_keeps_no_more_memory_than_ordinary_requests_need() {
         sgs.begin(0).extend((0..pieces as u64).map(|i| (i, 1))).unwrap();
         assert_eq!(sgs.sgl(0).segments() as usize, pieces);
         sgs.end(0);
-        assert_eq!(sgs.longs.lists[0].capacity() >= KEPT_PIECES, kept, "after {pieces} pieces");
+        assert_eq!(sgs.long_lists.lists[0].capacity() >= KEPT_PIECES, kept, "after {pieces} pieces");
     }
 }
 

@@ -7,7 +7,7 @@ use crate::error::SHARE;
 use crate::inflight::Inflight;
 use crate::memory::Removed;
 use crate::message::{self, Code, LogDesc, Request, VringFd, VringState};
-use crate::vring::{Kick, Life, Vring, is_packed};
+use crate::vring::{Kick, RunState, Vring, is_packed};
 use aryk_dma::{DirtyLog, GuestArea, MemTable};
 use aryk_log_limit::limited;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,10 +24,10 @@ const START_PATIENCE: Duration = Duration::from_millis(100);
 pub(super) async fn next_started(vrings: &mut [Vring]) -> (usize, Result<(), DeviceError>) {
     std::future::poll_fn(|cx| {
         for (index, vring) in vrings.iter_mut().enumerate() {
-            if let Life::Starting(started) = &mut vring.life
+            if let RunState::Starting(started) = &mut vring.run_state
                 && let Poll::Ready(started) = Pin::new(started).poll(cx)
             {
-                vring.life = Life::Stopped;
+                vring.run_state = RunState::Stopped;
                 return Poll::Ready((
                     index,
                     started.unwrap_or_else(|_| Err("the start ended without a result".into())),
@@ -94,7 +94,7 @@ impl<D: Device> Session<'_, D> {
             Request::SetVringCall(VringFd { index, .. }) => {
                 let index = self.index(code, index.into())?;
                 self.vrings[index].call.clone_from(&fd);
-                if self.vrings[index].life.is_running() {
+                if self.vrings[index].run_state.is_running() {
                     self.device.set_call(index as u16, fd).await;
                 }
                 Ok(())
@@ -102,7 +102,7 @@ impl<D: Device> Session<'_, D> {
             Request::SetVringErr(VringFd { index, .. }) => {
                 let index = self.index(code, index.into())?;
                 self.vrings[index].err.clone_from(&fd);
-                if self.vrings[index].life.is_running() {
+                if self.vrings[index].run_state.is_running() {
                     self.device.set_err(index as u16, fd).await;
                 }
                 Ok(())
@@ -180,7 +180,7 @@ impl<D: Device> Session<'_, D> {
     /// Updates the device if the log of a running queue has changed.
     pub(super) async fn update_log(&mut self, index: usize) {
         let log = self.queue_log(index);
-        if self.vrings[index].life.is_running() && self.vrings[index].log != log {
+        if self.vrings[index].run_state.is_running() && self.vrings[index].log != log {
             self.vrings[index].log.clone_from(&log);
             self.device.set_log(index as u16, log).await;
         }
@@ -201,10 +201,10 @@ impl<D: Device> Session<'_, D> {
 
     /// Stops a queue if it runs, and cancels its start if it waits for its disk.
     pub(super) async fn halt(&mut self, index: usize) {
-        let is_running = match std::mem::take(&mut self.vrings[index].life) {
-            Life::Stopped => false,
-            Life::Running => true,
-            Life::Starting(started) => {
+        let is_running = match std::mem::take(&mut self.vrings[index].run_state) {
+            RunState::Stopped => false,
+            RunState::Running => true,
+            RunState::Starting(started) => {
                 self.device.cancel_start(index as u16);
                 // The queue may have started before the cancellation.
                 matches!(self.wait("a queue's start is cancelled", started).await, Ok(Ok(())))
@@ -222,7 +222,7 @@ impl<D: Device> Session<'_, D> {
     pub(super) async fn settle(&mut self, code: Code, index: usize) -> Result<(), Error> {
         let Some(features) = self.features else { return Ok(()) };
         let vring = &self.vrings[index];
-        if !matches!(vring.life, Life::Stopped) || !vring.is_wanted(features) {
+        if !matches!(vring.run_state, RunState::Stopped) || !vring.is_wanted(features) {
             return Ok(());
         }
         vring.check(code, features)?;
@@ -257,24 +257,24 @@ impl<D: Device> Session<'_, D> {
         tracing::debug!(queue = index, size = setup.size, base = setup.base, "queue starts");
         let log = setup.log.clone();
         let started = self.start(index as u16, setup).await;
-        self.vrings[index].life = started.map_err(|source| Error::Device { code, source })?;
+        self.vrings[index].run_state = started.map_err(|source| Error::Device { code, source })?;
         self.vrings[index].log = log;
         Ok(())
     }
 
     /// Starts a queue, and waits for that up to [`START_PATIENCE`]. If several starts take long, the session waits only for the
     /// first.
-    async fn start(&self, index: u16, setup: QueueSetup) -> Result<Life, DeviceError> {
-        let others_start = self.vrings.iter().any(|vring| matches!(vring.life, Life::Starting(_)));
+    async fn start(&self, index: u16, setup: QueueSetup) -> Result<RunState, DeviceError> {
+        let others_start = self.vrings.iter().any(|vring| matches!(vring.run_state, RunState::Starting(_)));
         let patience = if others_start { Duration::ZERO } else { START_PATIENCE };
         let mut started = self.starts.begin(self.device.start_queue(index, setup)).await;
         match tokio::time::timeout(patience, &mut started).await {
             Ok(started) => started
                 .unwrap_or_else(|_| Err("the start ended without a result".into()))
-                .map(|()| Life::Running),
+                .map(|()| RunState::Running),
             Err(_) => {
                 limited!(self.stats.lines.sessions, info, queue = index, "queue waits for its disk");
-                Ok(Life::Starting(started))
+                Ok(RunState::Starting(started))
             }
         }
     }
@@ -288,7 +288,7 @@ impl<D: Device> Session<'_, D> {
     ) -> Result<(), Error> {
         started.map_err(|source| Error::Ended(format!("queue {index} cannot start: {source}")))?;
         let vring = &mut self.vrings[index];
-        vring.life = Life::Running;
+        vring.run_state = RunState::Running;
         let (call, err) = (vring.call.clone(), vring.err.clone());
         self.device.set_call(index as u16, call).await;
         self.device.set_err(index as u16, err).await;
@@ -314,11 +314,11 @@ impl<D: Device> Session<'_, D> {
         let mut rings = Vec::new();
         for index in 0..self.vrings.len() {
             let vring = &self.vrings[index];
-            match (&vring.life, vring.rings(features, &memory)) {
-                (Life::Stopped, _) => {}
-                (Life::Running, Some(found)) => rings.push((index as u16, found)),
+            match (&vring.run_state, vring.rings(features, &memory)) {
+                (RunState::Stopped, _) => {}
+                (RunState::Running, Some(found)) => rings.push((index as u16, found)),
                 // The code below repeats a start that takes long with the new memory.
-                (Life::Running, None) | (Life::Starting(_), _) => self.halt(index).await,
+                (RunState::Running, None) | (RunState::Starting(_), _) => self.halt(index).await,
             }
         }
         if !rings.is_empty() {
