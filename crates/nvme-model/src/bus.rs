@@ -1,9 +1,8 @@
 //! The controller's side of the PCI bus: memory by IOVA, and MSI-X vectors. Context: the holder of the controller.
 //!
 //! Every access of the controller to the host's memory goes through [`Bus::read`], [`Bus::write`] or
-//! [`Bus::post_completion`], which check it as an IOMMU and the bus-master bit would. A refused access is a [`Violation`]
-//! of the host: it unmapped or freed memory, or cleared the bus-master bit, while the controller still owned a command
-//! with that memory.
+//! [`Bus::post_completion`], which check it as an IOMMU and the bus-master bit would. An access that the IOMMU refuses is
+//! a [`Violation`] of the host: it unmapped or freed memory while the controller still owned a command with that memory.
 //!
 //! **Invariant.** `mappings` is sorted by IOVA and its ranges do not overlap. A mapping's memory is kept mapped only from
 //! its first access until [`Bus::unpin`], at the end of a step: afterwards the host may free it.
@@ -39,13 +38,6 @@ pub enum Violation {
         /// First byte.
         iova: u64,
     },
-    /// The controller accessed memory while the bus-master bit was clear.
-    NotBusMaster {
-        /// First byte.
-        iova: u64,
-        /// Whether the access was a write.
-        is_write: bool,
-    },
     /// A register access that the specification forbids or leaves undefined.
     Register {
         /// Offset in BAR 0.
@@ -71,6 +63,9 @@ pub struct Violations {
     pub count: u64,
     /// The first 64.
     pub first: Vec<Violation>,
+    /// Accesses that did not happen because the bus-master bit was clear. These are no violations: a host clears the bit
+    /// to be sure that a controller accesses no memory any more.
+    pub blocked: u64,
 }
 
 impl Violations {
@@ -201,7 +196,7 @@ impl Bus {
     /// The memory of `len` bytes from `iova` on, and the offset of `iova` in it.
     fn resolve(&mut self, iova: u64, len: u64, is_write: bool) -> Result<(&DmaPin, u64), BusError> {
         if !self.is_master {
-            self.violations.add(Violation::NotBusMaster { iova, is_write });
+            self.violations.blocked += 1;
             return Err(BusError);
         }
         let end = iova.saturating_add(len);

@@ -32,7 +32,7 @@ use crate::registers::{
     SHST_OCCURRING, VS, cap,
 };
 use crate::transfer::Transfer;
-use crate::wire::Status;
+use crate::wire::{Status, SubmissionEntry};
 use aryk_pci::Registers;
 use std::collections::BTreeMap;
 
@@ -109,6 +109,8 @@ pub struct Controller {
     shadow: Option<(u64, u64)>,
     in_flight: InFlight,
     transfer: Transfer,
+    /// Entries that were fetched together.
+    batch: Box<[SubmissionEntry; fetch::BATCH]>,
     /// Memory for a command's data where it is not moved to or from a namespace directly.
     scratch: Vec<u8>,
     namespaces: BTreeMap<u32, Namespace>,
@@ -153,6 +155,7 @@ impl Controller {
             shadow: None,
             in_flight: InFlight::new(config.in_flight.max(1)),
             transfer: Transfer::default(),
+            batch: Box::new([SubmissionEntry::default(); fetch::BATCH]),
             scratch: Vec::new(),
             namespaces,
             features: features::Features::new(&config),

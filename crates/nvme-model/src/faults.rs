@@ -253,6 +253,11 @@ impl Faults {
         if self.hostile.features { extreme(&mut self.rng) as u32 } else { result }
     }
 
+    /// Whether a command may get a fault.
+    pub(crate) const fn is_active(&self) -> bool {
+        self.is_active
+    }
+
     /// Chooses the fault of a command.
     pub(crate) fn choose(&mut self, sqid: u16, entry: &SubmissionEntry) -> Option<Action> {
         if !self.is_active {

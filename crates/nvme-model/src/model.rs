@@ -21,6 +21,8 @@ use std::time::Instant;
 
 /// Turns of a running model between two looks at the clock.
 const BURST: u32 = 64;
+/// Bursts without work after which the thread of a running model yields its processor, each time.
+const IDLE_BURSTS: u32 = 64;
 const CONFIG_LEN: usize = 4096;
 /// Offset of the command register, and its bits.
 const COMMAND: usize = 4;
@@ -89,7 +91,7 @@ impl Model {
     }
 
     /// Runs the model on a thread, in real time, until the result is dropped. The thread polls the doorbells without a
-    /// pause, and yields its processor when nothing happens.
+    /// pause, and yields its processor after some microseconds without work.
     ///
     /// # Errors
     /// Those of creating a thread.
@@ -107,6 +109,7 @@ impl Model {
     )]
     fn poll_until(&self, stop: &AtomicBool) {
         let start = Instant::now();
+        let mut idle_bursts = 0;
         while !stop.load(Ordering::Relaxed) {
             let now = Nanos::try_from(start.elapsed().as_nanos()).unwrap_or(Nanos::MAX);
             let mut controller = self.controller.lock().unwrap_or_else(PoisonError::into_inner);
@@ -119,12 +122,12 @@ impl Model {
                 std::hint::spin_loop();
             }
             controller.step(now);
-            let is_idle = controller.activity() == before;
+            idle_bursts = if controller.activity() == before { idle_bursts + 1 } else { 0 };
             drop(controller);
             while self.waiting.load(Ordering::Relaxed) > 0 && !stop.load(Ordering::Relaxed) {
                 std::thread::yield_now();
             }
-            if is_idle {
+            if idle_bursts > IDLE_BURSTS {
                 std::thread::yield_now();
             }
         }

@@ -120,19 +120,27 @@ impl Namespace {
     pub(crate) fn write(&mut self, lba: u64, blocks: u64, is_durable: bool, is_atomic: bool) -> &mut [u8] {
         if self.keeps == Data::Kept {
             if is_durable {
-                self.cache.saved.retain(|other, _| !(lba..lba + blocks).contains(other));
+                self.forget_saved(lba, blocks);
             } else {
                 self.save(lba, blocks, is_atomic);
             }
         }
-        if !self.unreadable.is_empty() {
-            self.unreadable.retain(|other| !(lba..lba + blocks).contains(other));
+        while let Some(lba) = self.first_unreadable(lba, blocks) {
+            self.unreadable.remove(&lba);
         }
         if !self.keeps_data() {
             return &mut [];
         }
         let len = self.block_len();
         &mut self.data[(lba * len) as usize..((lba + blocks) * len) as usize]
+    }
+
+    fn forget_saved(&mut self, lba: u64, blocks: u64) {
+        if !self.cache.saved.is_empty() {
+            for lba in lba..lba + blocks {
+                self.cache.saved.remove(&lba);
+            }
+        }
     }
 
     fn save(&mut self, lba: u64, blocks: u64, is_atomic: bool) {

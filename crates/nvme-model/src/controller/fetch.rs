@@ -13,7 +13,7 @@ use crate::wire::{CQE_LEN, CompletionEntry, SQE_LEN, SubmissionEntry, admin, nvm
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
 /// Entries that one read of a submission queue fetches at most.
-const BATCH: usize = 32;
+pub(super) const BATCH: usize = 32;
 /// Blocks of work that count as one command in the bound of a step.
 const BLOCKS_PER_COMMAND: u64 = 64;
 
@@ -231,17 +231,16 @@ impl Controller {
             if count == 0 || is_waiting {
                 break;
             }
-            let mut batch = [SubmissionEntry::new_zeroed(); BATCH];
-            let batch = &mut batch[..count];
             let iova = sq.iova + u64::from(sq.head) * SQE_LEN;
-            if self.bus.read(iova, batch.as_mut_bytes()).is_err() {
+            if self.bus.read(iova, self.batch[..count].as_mut_bytes()).is_err() {
                 // The controller cannot go on without its queues (NVMe 2.0 §9.5).
                 self.set_fatal();
                 break;
             }
             left -= count as u32;
-            for entry in batch.iter() {
-                if !self.accept_next(qid, entry) {
+            for index in 0..count {
+                let entry = self.batch[index];
+                if !self.accept_next(qid, &entry) {
                     return true;
                 }
             }
@@ -300,6 +299,14 @@ impl Controller {
         let mut delay = if *range.end() == 0 { 0 } else { self.rng.u64(range.clone()) };
         if sqid == 0 && entry.opcode == admin::FORMAT_NVM {
             delay += self.start_format(&entry);
+        }
+        if delay == 0 && second.is_none() && !self.faults.is_active() {
+            // The ordinary case, without copies of the entry.
+            let result = if sqid == 0 { self.run_admin(&entry) } else { Some(self.run_io(&entry)) };
+            if let Some(result) = result {
+                self.complete(sqid, &entry, result, None);
+            }
+            return;
         }
         let mut held = Held { sqid, entry, second, fate: Fate::Normal };
         if let Some(action) = self.faults.choose(sqid, &entry) {

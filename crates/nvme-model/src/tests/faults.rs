@@ -227,3 +227,29 @@ fn queues_are_served_in_turn() {
     let mut count = |queue| std::iter::from_fn(|| host.reap(queue)).count();
     assert_eq!((count(1), count(2)), (4, 4));
 }
+
+#[test]
+fn a_controller_that_does_not_stop_is_fenced_by_its_bus_master_bit() {
+    use aryk_pci::Function as _;
+    for (is_fenced, violations, blocked) in [(false, 1, 0), (true, 0, 1)] {
+        let mut host = Host::ready(Config::default());
+        let other = std::sync::Arc::new(aryk_dma::Mapping::anonymous(PAGE).unwrap());
+        let iova = host.model.map(&other.dma_range(0, PAGE).unwrap()).unwrap();
+        let rule = Rule::once(Queue::Io, nvm::READ, Action::Lose { after: 1_000 });
+        host.model.with(|c| {
+            c.faults().add(rule);
+            c.faults().never_disabled = true;
+        });
+        host.submit(1, with_prps(io(nvm::READ, 1, 0, 1), iova, 0));
+        host.step();
+        host.set32(0x14, 0);
+        if is_fenced {
+            host.model.set_bus_master(false).unwrap();
+        }
+        host.model.unmap(iova, PAGE).unwrap();
+        host.now = 1_000;
+        host.step();
+        let seen = host.model.with(|c| (c.violations().count, c.violations().blocked));
+        assert_eq!(seen, (violations, blocked), "fenced: {is_fenced}");
+    }
+}
