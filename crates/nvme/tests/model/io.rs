@@ -3,9 +3,11 @@
 use aryk_nvme::spec::status::Code;
 use aryk_nvme_model::{Config, NamespaceConfig, Timing};
 
-use aryk_nvme::controller::SECOND;
+use std::net::Shutdown;
 
-use super::rig::{Keeper, Rig, US};
+use aryk_nvme::controller::{ResetReason, SECOND};
+
+use super::rig::{Keeper, Note, Rig, US};
 use super::traffic::{Kind, Traffic, run};
 
 fn config(seed: u64) -> Config {
@@ -114,4 +116,30 @@ fn media_errors_are_reported_as_such() {
     let delays = rig.controller.info().unwrap().retry_delays;
     let verdict = aryk_nvme::errors::classify(keeper.of(1).unwrap().status, delays);
     assert_eq!((verdict.class, verdict.retry_after), (aryk_nvme::errors::Class::Media, None));
+}
+
+#[test]
+fn a_controller_in_another_process_serves_the_same_io_and_survives_a_reset() {
+    let mut rig = Rig::over_vfio_user(config(1)).with_pairs(&[32, 8]);
+    let mut traffic = Traffic::new(&rig, 1, 32);
+    run(&mut rig, &mut traffic, 32, 1000);
+    traffic.fill(&mut rig.pairs, 32, rig.now);
+    let now = rig.now;
+    rig.controller.reset(ResetReason::Request, now);
+    run(&mut rig, &mut traffic, 32, 1000);
+    assert!(traffic.tally.reads > 200 && rig.has(&Note::Recovered), "{:?}", traffic.tally);
+    rig.assert_clean();
+}
+
+#[test]
+fn a_server_that_goes_is_a_device_that_vanishes() {
+    let mut rig = Rig::over_vfio_user(config(1)).with_pairs(&[16]);
+    let mut traffic = Traffic::new(&rig, 1, 16);
+    run(&mut rig, &mut traffic, 16, 100);
+    traffic.fill(&mut rig.pairs, 16, rig.now);
+    rig.hang_up.take().unwrap().shutdown(Shutdown::Both).unwrap();
+    traffic.is_removed = true;
+    rig.run_until(&mut traffic, SECOND, |rig| rig.is_ended);
+    assert_eq!(traffic.in_flight(), 0);
+    assert!(rig.end().unwrap().contains("model is gone"), "{:?}", rig.end());
 }

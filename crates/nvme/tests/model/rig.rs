@@ -1,7 +1,9 @@
 //! A model, a controller that drives it, and the owner of its queue pairs: what a program does with the library, in one
 //! thread and virtual time.
 
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 use aryk_dma::{GuestArea, Mapping};
 use aryk_nvme::admin::Command;
@@ -13,7 +15,7 @@ use aryk_nvme::queue::{
     Completed, DmaEnded, Fate, Late, LateStep, QueueError, QueuePair, Timeouts, Unfinished,
 };
 use aryk_nvme_model::{Config, Model, Violations};
-use aryk_pci::Function;
+use aryk_pci::{Function, vfio_user};
 
 pub const US: u64 = 1000;
 pub const MS: u64 = 1000 * US;
@@ -52,7 +54,7 @@ pub struct Buffer {
 
 impl Buffer {
     pub fn new(function: Arc<dyn Function>, len: u64) -> Self {
-        let mapping = Arc::new(Mapping::anonymous(len).unwrap());
+        let mapping = Arc::new(Mapping::in_file(len).unwrap());
         let iova = function.map(&mapping.dma_range(0, mapping.len()).unwrap()).unwrap();
         let area = GuestArea::new(&mapping, 0, len).unwrap();
         Self { mapping, area, iova, function }
@@ -61,7 +63,8 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.function.unmap(self.iova, self.mapping.len()).unwrap();
+        // A server that is gone has no access.
+        let _ = self.function.unmap(self.iova, self.mapping.len());
     }
 }
 
@@ -74,6 +77,8 @@ pub trait Owner {
 
 pub struct Rig {
     pub model: Arc<Model>,
+    /// The model, or a client of a server of it.
+    pub function: Arc<dyn Function>,
     pub controller: Controller,
     pub pairs: Vec<QueuePair>,
     pub now: u64,
@@ -85,22 +90,39 @@ pub struct Rig {
     /// An owner that does not quiesce its pairs.
     pub is_deaf: bool,
     pub turns: u64,
+    /// The client's socket, to break the connection.
+    pub hang_up: Option<UnixStream>,
 }
 
 impl Rig {
     pub fn with_options(config: Config, options: Options) -> Result<Self, Failure> {
-        Self::attach(Model::new("model", config).unwrap(), options)
+        let model = Model::new("model", config).unwrap();
+        Self::attach(Arc::clone(&model), model, options)
+    }
+
+    /// A model that a thread serves by vfio-user. The doorbells are shared; all else goes through the socket.
+    pub fn over_vfio_user(config: Config) -> Self {
+        let model = Model::new("model", config).unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let hang_up = ours.try_clone().unwrap();
+        let served = Arc::clone(&model);
+        std::thread::spawn(move || vfio_user::serve(theirs, &*served));
+        let client = vfio_user::Client::over(ours, "model", Duration::from_secs(10)).unwrap();
+        let mut rig = Self::attach(model, Arc::new(client), options()).unwrap();
+        rig.hang_up = Some(hang_up);
+        rig
     }
 
     /// `None` if the attach is refused at once.
     pub fn on(model: Arc<Model>, options: Options) -> Option<Self> {
-        Self::attach(model, options).ok()
+        Self::attach(Arc::clone(&model), model, options).ok()
     }
 
-    fn attach(model: Arc<Model>, options: Options) -> Result<Self, Failure> {
-        let controller = Controller::attach(Arc::clone(&model) as Arc<dyn Function>, options, 0)?;
+    fn attach(model: Arc<Model>, function: Arc<dyn Function>, options: Options) -> Result<Self, Failure> {
+        let controller = Controller::attach(Arc::clone(&function), options, 0)?;
         Ok(Self {
             model,
+            function,
             controller,
             pairs: Vec::new(),
             now: 0,
@@ -110,6 +132,7 @@ impl Rig {
             deleted: Vec::new(),
             is_deaf: false,
             turns: 0,
+            hang_up: None,
         })
     }
 
@@ -119,17 +142,22 @@ impl Rig {
     }
 
     pub fn ready_with(config: Config, options: Options, depths: &[u16]) -> Self {
-        let mut rig = Self::with_options(config, options).unwrap();
+        Self::with_options(config, options).unwrap().with_pairs(depths)
+    }
+
+    /// Waits for the controller, and creates pairs of these depths.
+    pub fn with_pairs(mut self, depths: &[u16]) -> Self {
+        let rig = &mut self;
         rig.run_until(&mut Nobody, 10 * SECOND, |rig| rig.controller.is_ready());
         for &depth in depths {
             rig.controller.create_pair(PairRequest { depth, vector: None }).unwrap();
         }
         rig.run_until(&mut Nobody, 10 * SECOND, |rig| rig.pairs.len() == depths.len());
-        rig
+        self
     }
 
     pub fn buffer(&self, len: u64) -> Buffer {
-        Buffer::new(Arc::clone(&self.model) as Arc<dyn Function>, len)
+        Buffer::new(Arc::clone(&self.function), len)
     }
 
     pub fn violations(&self) -> Violations {
