@@ -45,7 +45,8 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
     raw.ncap = raw.nsze;
     raw.lbaf[0].lbads = u.int_in_range(8..=17)?;
     change(u, &mut raw, 24)?;
-    let list = u.bytes(usize::from(u.arbitrary::<u8>()?).min(u.len()))?;
+    let len = usize::from(u.arbitrary::<u8>()?).min(u.len());
+    let list = u.bytes(len)?;
     let descriptors = Descriptors::decode(list).unwrap_or_default();
     let Ok(namespace) = Namespace::check(1, &raw, descriptors, &info, quirks) else { return Ok(()) };
     assert!(namespace.bytes() <= i64::MAX as u64 && namespace.blocks > 0);

@@ -128,8 +128,11 @@ fn long_prps<W: FnMut(usize, u64)>(
             return Err(Unfit::Unaligned { index });
         }
         // The first page of the data is PRP1's; every later page has an entry.
-        let mut at = if index == 0 { prp1 - prp1 % page + page } else { piece.iova.next_multiple_of(page) };
-        while at < next_end {
+        let mut page_start = match index {
+            0 => (prp1 - prp1 % page).checked_add(page),
+            _ => piece.iova.checked_next_multiple_of(page),
+        };
+        while let Some(at) = page_start.filter(|&at| at < next_end) {
             if entries == 0 {
                 first_entry = at;
             }
@@ -138,7 +141,7 @@ fn long_prps<W: FnMut(usize, u64)>(
             }
             (list.write)(entries, at);
             entries += 1;
-            at += page;
+            page_start = at.checked_add(page);
         }
         end = next_end;
     }

@@ -105,6 +105,18 @@ fn lists_that_are_too_short_and_pieces_that_wrap_are_refused() {
 }
 
 #[test]
+fn the_last_page_of_the_address_space_is_a_page_as_others() {
+    let last = u64::MAX - 4095;
+    let pieces = [piece(last - 4096, 4096), piece(last, 4092)];
+    let (entry, _) = build(&pieces, SglSupport::None, 4).unwrap();
+    assert_eq!(entry.data_pointer(), [last - 4096, last]);
+    let (entry, _) = build(&[piece(last + 4, 8), piece(last + 12, 8)], SglSupport::None, 4).unwrap();
+    assert_eq!(entry.data_pointer(), [last + 4, 0]);
+    let wraps = build(&[piece(last - 4096, 8193)], SglSupport::None, 4);
+    assert_eq!(wraps, Err(Unfit::BadPiece { index: 0 }));
+}
+
+#[test]
 fn a_list_holds_the_largest_transfer_at_any_offset() {
     for page in [4096, 8192, 65536] {
         assert_eq!(list_bytes(transfer_max(page), 0, SglSupport::None, page), page);
