@@ -18,7 +18,7 @@ use crate::cdb::{Command, Transfer, decode, plain};
 use crate::cell::{Cells, Command as Order, UnitCell};
 use crate::reservations::{Access, Refused};
 use crate::{Attention, Lun, Nexus, Sense, Status, TaskFilter};
-use aryk_bdev::{BdevChannel, Blocks, Completion, Io, Lba, Op, OpenError, Status as BdevStatus, Tag};
+use aryk_bdev::{BdevChannel, Blocks, Bytes, Completion, Io, Lba, Op, OpenError, Status as BdevStatus, Tag};
 use aryk_dma::Sgl;
 use aryk_reactor::{Commands, Cx, Handle, RootId};
 use futures_channel::oneshot;
@@ -61,7 +61,7 @@ pub struct Outcome {
     /// the length of the list if `moved` counts data-out.
     pub filled: u32,
     /// Bytes that the command would have moved had the list been long enough; then the command was not started.
-    pub overrun: Option<u64>,
+    pub overrun: Option<Bytes>,
     /// Task management aborted the command: a SCSI initiator receives no answer.
     pub aborted: bool,
 }
@@ -120,7 +120,7 @@ enum Failure {
     /// The limit of commands of this kind is reached.
     Full,
     /// The list is shorter than the number of bytes that the command moves.
-    Overrun(u64),
+    Overrun(Bytes),
 }
 
 impl From<Sense> for Failure {
@@ -264,11 +264,12 @@ impl UnitChannel {
     /// The first bytes of a list, `times` the size of these blocks.
     #[inline]
     fn data_of(&self, list: Sgl, blocks: Blocks, times: u64) -> Result<Sgl, Failure> {
-        let bytes = (blocks.0 << self.block_shift) * times;
-        if bytes > list.len().into() {
+        let bytes = Bytes((blocks.0 << self.block_shift) * times);
+        let len = Bytes(list.len().into());
+        if bytes > len {
             return Err(Failure::Overrun(bytes));
         }
-        Ok(if bytes == list.len().into() { list } else { list.slice(0, bytes as u32) })
+        Ok(if bytes == len { list } else { list.slice(0, bytes.0 as u32) })
     }
 
     /// Checks that blocks are within the disk. The first block must be within the disk even if their number is 0.

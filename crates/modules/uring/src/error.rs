@@ -1,6 +1,7 @@
 //! Errors of creating and resizing a disk. Control context.
 
 use crate::Holder;
+use aryk_bdev::Bytes;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -60,10 +61,10 @@ pub enum Error {
     OtherSize {
         /// The file.
         path: PathBuf,
-        /// Its size in bytes.
-        size: u64,
-        /// The requested size, in bytes.
-        requested: u64,
+        /// Its size.
+        size: Bytes,
+        /// The requested size.
+        requested: Bytes,
     },
     /// The file is empty, and no size is given.
     #[error("`{0}` is empty; to grow it, give a size")]
@@ -113,10 +114,10 @@ pub enum Error {
     NotAMultiple {
         /// The file.
         path: PathBuf,
-        /// The size in bytes.
-        size: u64,
+        /// The size.
+        size: Bytes,
         /// The size must be a multiple of this number of bytes.
-        unit: u64,
+        unit: u32,
     },
     /// The new size is smaller, and shrinking was not requested.
     #[error(
@@ -125,10 +126,10 @@ pub enum Error {
     Shrinks {
         /// The disk.
         name: String,
-        /// The present size in bytes.
-        from: u64,
-        /// The requested size, in bytes.
-        to: u64,
+        /// The present size.
+        from: Bytes,
+        /// The requested size.
+        to: Bytes,
     },
     /// Another call is resizing the disk.
     #[error("`{0}` is already being resized")]

@@ -37,7 +37,7 @@ pub use locks::Holder;
 pub use resize::{Resized, Settled, Shrinking, Size, resize};
 pub use room::{Room, rooms};
 
-use aryk_bdev::{Bdev, Env, Identity};
+use aryk_bdev::{Bdev, Bytes, Env, Identity};
 use open::Opened;
 use std::any::Any;
 use std::path::PathBuf;
@@ -94,8 +94,8 @@ pub struct Config {
     pub block_size: Option<u32>,
     /// Whether the disk is never written. Several disks and processes may then read the file at the same time.
     pub read_only: bool,
-    /// Bytes of the sparse file to be created if the file is missing or empty. A file that has another size is refused.
-    pub size: Option<u64>,
+    /// The size of the sparse file to be created if the file is missing or empty. A file that has another size is refused.
+    pub size: Option<Bytes>,
     /// Handling of writes that find the store full.
     pub on_full: OnFull,
     /// Whether direct I/O is used.

@@ -4,7 +4,7 @@ use crate::locks::{self, Holder, LockError, Uses};
 use crate::ranges::Ranges;
 use crate::store::{Alignment, Counts, Kind, Store};
 use crate::{Config, Direct, Error, Forced, Lock};
-use aryk_bdev::Failures;
+use aryk_bdev::{Bytes, Failures};
 use aryk_dma::{Buffer, PAGE};
 use aryk_uring::blocking;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
@@ -66,7 +66,7 @@ pub(crate) fn open(config: &Config, forced: Forced) -> Result<Opened, Error> {
         return Err(Error::BlockSize(size));
     }
     let path = &config.path;
-    if config.size == Some(0) {
+    if config.size == Some(Bytes::ZERO) {
         return Err(Error::NoSize(path.clone()));
     }
     for _ in 0..TRIES {
@@ -160,7 +160,7 @@ fn kind_of(path: &Path) -> Result<Option<Kind>, Error> {
 
 /// Properties of a store.
 struct Measured {
-    size: u64,
+    size: Bytes,
     block_size: u32,
     physical_block_size: u32,
     alignment: Alignment,
@@ -171,10 +171,10 @@ struct Measured {
 fn measure(config: &Config, forced: Forced, kind: Kind, file: &OwnedFd) -> Result<Measured, Error> {
     let path = &config.path;
     let mut size = size_of(file, path)?;
-    if size == 0 {
+    if size == Bytes::ZERO {
         let wanted = config.size.filter(|_| kind == Kind::File && !config.read_only);
         size = wanted.ok_or_else(|| Error::Empty(path.clone()))?;
-        check_multiple(path, size, config.block_size.unwrap_or(BLOCK_SIZE).into())?;
+        check_multiple(path, size, config.block_size.unwrap_or(BLOCK_SIZE))?;
         grow_empty(file, path, size)?;
     } else if let Some(requested) = config.size.filter(|requested| *requested != size) {
         return Err(Error::OtherSize { path: path.clone(), size, requested });
@@ -184,13 +184,13 @@ fn measure(config: &Config, forced: Forced, kind: Kind, file: &OwnedFd) -> Resul
         Kind::BlockDevice => rustix::fs::ioctl_blksszget(file).map_err(os("measure", path))?,
     };
     let block_size = config.block_size.unwrap_or(sector.max(BLOCK_SIZE));
-    check_multiple(path, size, block_size.into())?;
+    check_multiple(path, size, block_size)?;
     let found = match config.direct {
         Direct::Auto => find_alignment(file, kind, size, path)?,
         Direct::Never => Alignment::NONE,
     };
     let alignment = forced.alignment.unwrap_or(found);
-    tracing::debug!(path = %path.display(), size, block_size, ?alignment, "opened");
+    tracing::debug!(path = %path.display(), size = size.0, block_size, ?alignment, "opened");
     let physical = physical_block_size(file, kind, path)?;
     Ok(Measured {
         size,
@@ -232,7 +232,7 @@ fn into_store(
         blocking: forced.blocking,
         read_only: config.read_only,
         on_full: config.on_full,
-        blocks: AtomicU64::new(size / u64::from(block_size)),
+        blocks: AtomicU64::new(size.whole_blocks(block_size).0),
         resizing: AtomicBool::new(false),
         ranges: (block_size < alignment.offset).then(Ranges::default),
         punches: AtomicBool::new(true),
@@ -267,8 +267,8 @@ fn is_in_memory(file: &OwnedFd) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type == libc::TMPFS_MAGIC)
 }
 
-pub(crate) fn check_multiple(path: &Path, size: u64, unit: u64) -> Result<(), Error> {
-    if size > 0 && size.is_multiple_of(unit) {
+pub(crate) fn check_multiple(path: &Path, size: Bytes, unit: u32) -> Result<(), Error> {
+    if size > Bytes::ZERO && size.0.is_multiple_of(unit.into()) {
         return Ok(());
     }
     Err(Error::NotAMultiple { path: path.to_owned(), size, unit })
@@ -317,7 +317,7 @@ fn try_open_locked(config: &Config, kind: Kind) -> Result<Option<OwnedFd>, Error
     match locks::lock(&file, !read_only) {
         Ok(()) => Ok(Some(file)),
         // Another process has the file locked now. Until this process can lock it, the file only needs a size.
-        Err(LockError::Held) if *lock == Lock::InUse && size_of(&file, path)? > 0 => Ok(Some(file)),
+        Err(LockError::Held) if *lock == Lock::InUse && size_of(&file, path)? > Bytes::ZERO => Ok(Some(file)),
         Err(error) => without_lock(error, file, path).map(Some),
     }
 }
@@ -357,14 +357,14 @@ fn in_use(path: &Path) -> Error {
     }
 }
 
-/// The size of the file or block device in bytes.
-pub(crate) fn size_of(file: impl AsFd, path: &Path) -> Result<u64, Error> {
-    rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(os("measure", path))
+/// The size of the file or block device.
+pub(crate) fn size_of(file: impl AsFd, path: &Path) -> Result<Bytes, Error> {
+    rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map(Bytes).map_err(os("measure", path))
 }
 
 /// Sets the size and makes it durable.
-pub(crate) fn set_size(file: impl AsFd, path: &Path, size: u64) -> Result<(), Error> {
-    rustix::fs::ftruncate(&file, size).map_err(os("set the size of", path))?;
+pub(crate) fn set_size(file: impl AsFd, path: &Path, size: Bytes) -> Result<(), Error> {
+    rustix::fs::ftruncate(&file, size.0).map_err(os("set the size of", path))?;
     rustix::fs::fsync(&file).map_err(os("sync", path))
 }
 
@@ -377,7 +377,7 @@ fn directory_of(path: &Path) -> &Path {
 }
 
 /// Sets the size of a new file, and makes the size and the file's name durable.
-fn grow_empty(file: impl AsFd, path: &Path, size: u64) -> Result<(), Error> {
+fn grow_empty(file: impl AsFd, path: &Path, size: Bytes) -> Result<(), Error> {
     set_size(file, path, size)?;
     let directory = directory_of(path);
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -399,7 +399,7 @@ fn physical_block_size(file: impl AsFd, kind: Kind, path: &Path) -> Result<u32, 
 }
 
 /// Enables direct I/O of `file` if the file supports it, and returns the alignment that it needs.
-fn find_alignment(file: &OwnedFd, kind: Kind, size: u64, path: &Path) -> Result<Alignment, Error> {
+fn find_alignment(file: &OwnedFd, kind: Kind, size: Bytes, path: &Path) -> Result<Alignment, Error> {
     match set_direct(file, true) {
         Ok(()) => {}
         // File systems without direct I/O return these errors.
@@ -410,7 +410,7 @@ fn find_alignment(file: &OwnedFd, kind: Kind, size: u64, path: &Path) -> Result<
     // With another size, the last block would be incomplete.
     if let Some(alignment) = found
         && alignment.offset <= ALIGNMENT_MAX
-        && size.is_multiple_of(alignment.offset.into())
+        && size.0.is_multiple_of(alignment.offset.into())
     {
         return Ok(alignment);
     }

@@ -15,9 +15,9 @@ use std::sync::atomic::Ordering;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Size {
     /// This number of bytes, at least the present size.
-    GrowTo(u64),
+    GrowTo(Bytes),
     /// This number of bytes, even if the present size is larger: the data behind the new end is destroyed.
-    Exactly(u64),
+    Exactly(Bytes),
     /// The present size of the file or block device.
     Rescan,
 }
@@ -26,7 +26,7 @@ pub enum Size {
 #[derive(Debug)]
 pub enum Resized {
     /// The disk has this number of bytes.
-    Done(u64),
+    Done(Bytes),
     /// The disk has shrunk, and its file is not truncated yet.
     Shrinking(Shrinking),
 }
@@ -54,8 +54,8 @@ impl Resizing {
     }
 
     /// Sets the disk's size to `bytes` and notifies its openers.
-    fn publish(&self, registry: &Registry, name: &str, bytes: u64) -> Result<(), Error> {
-        let blocks = Bytes(bytes).whole_blocks(self.store.block_size);
+    fn publish(&self, registry: &Registry, name: &str, size: Bytes) -> Result<(), Error> {
+        let blocks = size.whole_blocks(self.store.block_size);
         self.store.blocks.store(blocks.0, Ordering::Relaxed);
         Ok(registry.resized(name, blocks)?)
     }
@@ -79,12 +79,12 @@ pub fn resize(registry: &Registry, name: &str, size: Size) -> Result<Resized, Er
     let store = store_of(&bdev).ok_or_else(|| Error::NotOurs(name.to_owned()))?;
     let mut resizing = Resizing::begin(store, name)?;
     let path = &store.path;
-    let unit = u64::from(store.block_size.max(store.alignment.offset));
+    let unit = store.block_size.max(store.alignment.offset);
     let now = size_of(&store.file, path)?;
     let new = match size {
         Size::Rescan => {
             // An incomplete block at the end is not used.
-            let whole = now - now % unit;
+            let whole = now.whole_blocks(unit).to_bytes(unit);
             resizing.publish(registry, name, whole)?;
             return Ok(Resized::Done(whole));
         }
@@ -112,15 +112,17 @@ pub fn resize(registry: &Registry, name: &str, size: Size) -> Result<Resized, Er
 pub struct Shrinking {
     resizing: Resizing,
     bdev: Arc<Bdev>,
-    from: u64,
-    to: u64,
+    from: Bytes,
+    to: Bytes,
 }
 
 impl Shrinking {
     /// Waits until no request changes the range behind the new end any more. Any context.
     pub async fn settle(self) -> Settled {
-        let block_size = u64::from(self.resizing.store.block_size);
-        self.bdev.settle(Lba(self.to / block_size)..Lba(self.from.div_ceil(block_size))).await;
+        let block_size = self.resizing.store.block_size;
+        // Behind the last whole block of the larger size there is none that requests reach.
+        let end = |size: Bytes| Lba::ZERO + size.whole_blocks(block_size);
+        self.bdev.settle(end(self.to)..end(self.from)).await;
         Settled(self)
     }
 }
@@ -134,15 +136,15 @@ impl Settled {
     ///
     /// # Errors
     /// [`Error`].
-    pub fn cut(self, registry: &Registry) -> Result<u64, Error> {
+    pub fn cut(self, registry: &Registry) -> Result<Bytes, Error> {
         let Shrinking { resizing, bdev, from, to } = self.0;
         let store = &resizing.store;
         match set_size(&store.file, &store.path, to) {
             Ok(()) => Ok(to),
             Err(error) => {
                 let now = size_of(&store.file, &store.path).unwrap_or(from);
-                let unit = u64::from(store.block_size.max(store.alignment.offset));
-                resizing.publish(registry, bdev.name(), now - now % unit)?;
+                let unit = store.block_size.max(store.alignment.offset);
+                resizing.publish(registry, bdev.name(), now.whole_blocks(unit).to_bytes(unit))?;
                 Err(error)
             }
         }

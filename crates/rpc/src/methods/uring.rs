@@ -145,7 +145,7 @@ async fn create(
         block_size: p.block_size,
         read_only: p.readonly,
         // A file that existed before the restart is missing, not new: a new file would hold zeroes instead of its data.
-        size: p.size.map(|bytes| bytes.0).filter(|_| !journal::is_restore()),
+        size: p.size.map(|bytes| Bytes(bytes.0)).filter(|_| !journal::is_restore()),
         on_full: match p.enospc {
             Enospc::Error => module::OnFull::Error,
             Enospc::Hold => module::OnFull::Hold,
@@ -273,13 +273,14 @@ async fn resize(control: &Control, p: Resize) -> Result<bool, Error> {
     if p.size.0 == 0 {
         return Err(Error::invalid("a disk must have at least one block"));
     }
-    let size = if p.shrink { module::Size::Exactly(p.size.0) } else { module::Size::GrowTo(p.size.0) };
+    let size =
+        if p.shrink { module::Size::Exactly(Bytes(p.size.0)) } else { module::Size::GrowTo(Bytes(p.size.0)) };
     let bytes = set_size(control, &bdev, size).await?;
-    control.config.changed(Subsystem::Bdev, bdev.name(), "size", bytes);
+    control.config.changed(Subsystem::Bdev, bdev.name(), "size", bytes.0);
     Ok(true)
 }
 
-async fn set_size(control: &Control, bdev: &Arc<Bdev>, size: module::Size) -> Result<u64, Error> {
+async fn set_size(control: &Control, bdev: &Arc<Bdev>, size: module::Size) -> Result<Bytes, Error> {
     let name = bdev.name().to_owned();
     let change = move |env: &Env| {
         let resized = module::resize(env.registry(), &name, size)?;

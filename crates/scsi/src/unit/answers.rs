@@ -5,7 +5,7 @@ use super::{Begun, Failure, Request, UnitChannel};
 use crate::cdb::{Check, Command, PageControl, Transfer};
 use crate::inquiry::{self, UNMAP_RANGES_MAX};
 use crate::{Sense, mode, opcodes};
-use aryk_bdev::{Blocks, Io, Lba, Op, Tag};
+use aryk_bdev::{Blocks, Bytes, Io, Lba, Op, Tag};
 use aryk_dma::Sgl;
 use aryk_reactor::Cx;
 use std::sync::Arc;
@@ -120,7 +120,7 @@ impl UnitChannel {
     ) -> Begun {
         let data = request.data_out;
         if length > data.len() {
-            return Err(Failure::Overrun(length.into()));
+            return Err(Failure::Overrun(Bytes(length.into())));
         }
         let disk = mode::Disk::of(&self.nexus);
         if save && !disk.saves {
@@ -210,7 +210,7 @@ impl UnitChannel {
         match length {
             0 => return Ok(Some(0)),
             1..8 => return Err(Sense::LIST_LENGTH.into()),
-            _ if length > data.len() => return Err(Failure::Overrun(length.into())),
+            _ if length > data.len() => return Err(Failure::Overrun(Bytes(length.into()))),
             _ => {}
         }
         let mut header = [0; 8];

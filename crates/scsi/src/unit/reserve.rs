@@ -5,6 +5,7 @@ use super::{Begun, Failure, Request, UnitChannel};
 use crate::reservations::{Change, Kind, Refused};
 use crate::saved::Port;
 use crate::{Nexus, Sense};
+use aryk_bdev::Bytes;
 use aryk_reactor::Cx;
 use std::sync::Arc;
 
@@ -90,7 +91,7 @@ impl UnitChannel {
             return Err(Sense::LIST_LENGTH.into());
         }
         if length > request.data_out.len() {
-            return Err(Failure::Overrun(length.into()));
+            return Err(Failure::Overrun(Bytes(length.into())));
         }
         let mut list = [0; MOVE_LIST];
         request.data_out.read(0, &mut list[..whole]);

@@ -2,7 +2,7 @@
 
 use crate::initiator::Initiators;
 use crate::{Attention, Key, Outcome, Sense, Status, TaskFilter};
-use aryk_bdev::{Access, Blocks, Env, Identity, Lba, Op, OpSet, Registry};
+use aryk_bdev::{Access, Blocks, Bytes, Env, Identity, Lba, Op, OpSet, Registry};
 use aryk_bdev_error::Injection;
 use aryk_bdev_malloc as malloc;
 use aryk_dma::{Buffer, Sgl};
@@ -101,10 +101,10 @@ fn transfers_beyond_the_disk_or_the_list_are_refused() {
         }
     }
     let (outcome, data) = all.run(0, &cdb_16(0x88, 0, 0, 3), &[], 3 * BLOCK - 1);
-    assert_eq!((outcome.overrun, outcome.moved), (Some(3 * BLOCK as u64), 0));
+    assert_eq!((outcome.overrun, outcome.moved), (Some(Bytes(3 * BLOCK as u64)), 0));
     assert!(data.iter().all(|byte| *byte == 0xee));
     let (outcome, _) = all.run(0, &cdb_16(0x8a, 0, 0, 2), &[1; BLOCK], 0);
-    assert_eq!(outcome.overrun, Some(2 * BLOCK as u64));
+    assert_eq!(outcome.overrun, Some(Bytes(2 * BLOCK as u64)));
     assert_eq!(read(&mut all, 0, 1), [0; BLOCK], "nothing was written");
     // In a list that is longer than the data, the rest is not touched.
     let (outcome, data) = all.run(0, &cdb_16(0x88, 0, 0, 1), &[], 2 * BLOCK);
@@ -177,7 +177,7 @@ fn unmap_takes_ranges() {
     good(&mut all, 0, &cdb(0), &[], 0);
     let many = list(&[(0, 1); 257]);
     assert_eq!(sense_of(&mut all, 0, &cdb(many.len()), &many), Sense::in_list(2));
-    assert_eq!(all.run(0, &cdb(100), &two[..24], 0).0.overrun, Some(100));
+    assert_eq!(all.run(0, &cdb(100), &two[..24], 0).0.overrun, Some(Bytes(100)));
 }
 
 #[test]

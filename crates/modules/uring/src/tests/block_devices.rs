@@ -2,7 +2,7 @@
 
 use super::harness::{Bench, MIB, disk_directory, pattern, resized};
 use crate::{Config, Direct, Error, Size, create};
-use aryk_bdev::{Blocks, Env, Op, Registry, Status};
+use aryk_bdev::{Blocks, Bytes, Env, Op, Registry, Status};
 use aryk_bdev_conformance::{Features, Fixture, checks};
 use aryk_reactor::Engine;
 use std::fs::File;
@@ -109,7 +109,7 @@ fn a_device_reports_its_geometry_and_is_locked() {
     assert_eq!(bench.store().alignment.offset, 4096);
     let other = create(&Env::default(), device.config());
     assert!(matches!(other, Err(Error::Locked { holder: crate::Holder::Ourselves, .. })), "{other:?}");
-    assert!(matches!(resized(bench.env.registry(), Size::GrowTo(32 * MIB)), Err(Error::FixedSize(_))));
+    assert!(matches!(resized(bench.env.registry(), Size::GrowTo(Bytes(32 * MIB))), Err(Error::FixedSize(_))));
     drop(bench);
     let reader = || Config { read_only: true, ..device.config() };
     let (first, second) = (Env::default(), Env::default());
@@ -168,7 +168,7 @@ fn a_rescan_finds_the_new_size_of_a_device() {
     File::options().write(true).open(device.dir.path().join("backing")).unwrap().set_len(24 * MIB).unwrap();
     let changed = |path: &Path| Command::new("losetup").arg("--set-capacity").arg(path).status().unwrap();
     assert!(changed(&device.device).success());
-    assert_eq!(resized(env.registry(), Size::Rescan).unwrap(), 24 * MIB);
+    assert_eq!(resized(env.registry(), Size::Rescan).unwrap(), Bytes(24 * MIB));
     let mut bench = Bench::on(&env, Engine::IoUring);
     assert_eq!(bench.write(24 * 2048 - 8, &pattern(4096, 9)), Status::Ok);
 }

@@ -28,7 +28,7 @@ impl Fixture for OnFile {
     }
 
     fn resize(&self, blocks: Blocks) -> bool {
-        resize(self.env.registry(), "d", Size::Exactly(blocks.to_bytes(self.block_size).0)).is_ok()
+        resize(self.env.registry(), "d", Size::Exactly(blocks.to_bytes(self.block_size))).is_ok()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::harness::{MIB, disk_directory, sparse};
 use crate::{Config, Error, create, store_of};
-use aryk_bdev::{Bdev, Env};
+use aryk_bdev::{Bdev, Bytes, Env};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -57,7 +57,7 @@ fn a_failed_call_deletes_only_its_own_file() {
     for _ in 0..ROUNDS {
         let dir = disk_directory();
         let good = sparse(dir.path(), MIB);
-        let bad = Config { size: Some(1000), waits: false, ..good.clone() };
+        let bad = Config { size: Some(Bytes(1000)), waits: false, ..good.clone() };
         let mut made = race(vec![good.clone(), bad.clone(), bad]);
         for (_, made) in made.drain(1..) {
             assert!(made.is_err());

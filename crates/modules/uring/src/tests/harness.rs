@@ -2,7 +2,9 @@
 
 use crate::store::{Alignment, Store};
 use crate::{Config, Error, Forced, Resized, Size, create_forced, resize, store_of};
-use aryk_bdev::{Access, Bdev, BdevChannel, Blocks, Completion, Env, Io, Lba, Op, Registry, Status, Tag};
+use aryk_bdev::{
+    Access, Bdev, BdevChannel, Blocks, Bytes, Completion, Env, Io, Lba, Op, Registry, Status, Tag,
+};
 use aryk_dma::{Buffer, Sgl};
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Reactor, Root, RootRef, SleepPolicy};
 use std::cell::RefCell;
@@ -52,7 +54,7 @@ pub fn disk_directory() -> tempfile::TempDir {
 }
 
 pub fn sparse(dir: &Path, size: u64) -> Config {
-    Config { size: Some(size), ..Config::new("d", dir.join("image")) }
+    Config { size: Some(Bytes(size)), ..Config::new("d", dir.join("image")) }
 }
 
 impl Bench {
@@ -166,9 +168,9 @@ impl Bench {
     }
 
     /// Shrinks the disk `d`.
-    pub fn shrink(&mut self, to: u64) -> Result<u64, Error> {
+    pub fn shrink(&mut self, to: u64) -> Result<Bytes, Error> {
         let env = self.env.clone();
-        let Resized::Shrinking(shrinking) = resize(env.registry(), "d", Size::Exactly(to))? else {
+        let Resized::Shrinking(shrinking) = resize(env.registry(), "d", Size::Exactly(Bytes(to)))? else {
             panic!("the disk was not larger")
         };
         let mut settling = std::pin::pin!(shrinking.settle());
@@ -223,7 +225,7 @@ impl Drop for Bench {
 }
 
 /// Resizes the disk `d` to a size that is not smaller.
-pub fn resized(registry: &Registry, size: Size) -> Result<u64, Error> {
+pub fn resized(registry: &Registry, size: Size) -> Result<Bytes, Error> {
     match resize(registry, "d", size)? {
         Resized::Done(bytes) => Ok(bytes),
         Resized::Shrinking(shrinking) => panic!("{shrinking:?}"),

@@ -3,7 +3,7 @@
 use super::harness::{Bench, MIB, disk_directory, resized, sparse};
 use crate::locks::LockError;
 use crate::{Config, Error, Holder, Lock, Size, create};
-use aryk_bdev::{Env, Status};
+use aryk_bdev::{Bytes, Env, Status};
 use aryk_reactor::Engine;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -248,7 +248,7 @@ fn a_disk_may_be_locked_only_while_it_is_used() {
     let refused = Bench::try_on(&theirs, Engine::IoUring).err();
     let why = refused.map(|error| error.to_string());
     assert!(why.is_some_and(|why| why.contains("is locked by another")));
-    assert!(matches!(resized(theirs.registry(), Size::GrowTo(2 * MIB)), Err(Error::Locked { .. })));
+    assert!(matches!(resized(theirs.registry(), Size::GrowTo(Bytes(2 * MIB))), Err(Error::Locked { .. })));
     drop(first);
     assert!(Bench::try_on(&theirs, Engine::IoUring).is_err(), "the disk has another channel");
     drop(second);

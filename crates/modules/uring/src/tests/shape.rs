@@ -2,7 +2,7 @@
 
 use super::harness::{Bench, MIB, directory, disk, disk_directory, pattern, resized, sparse};
 use crate::{Config, Direct, Error, Size, create};
-use aryk_bdev::{Access, Blocks, Env, Event, Op, Status};
+use aryk_bdev::{Access, Blocks, Bytes, Env, Event, Op, Status};
 use aryk_reactor::Engine;
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -24,8 +24,11 @@ fn a_file_of_the_requested_size_is_created_and_opened_again() {
     assert_eq!((meta.len(), meta.blocks(), meta.permissions().mode() & 0o777), (1 << 40, 0, 0o600));
     drop((bdev, env));
     // A size that differs from the file's size is refused.
-    let other = failure(Config { size: Some(MIB), ..config.clone() });
-    assert!(matches!(other, Error::OtherSize { size: 0x100_0000_0000, requested: MIB, .. }), "{other}");
+    let other = failure(Config { size: Some(Bytes(MIB)), ..config.clone() });
+    assert!(
+        matches!(other, Error::OtherSize { size: Bytes(0x100_0000_0000), requested: Bytes(MIB), .. }),
+        "{other}"
+    );
     for size in [None, config.size] {
         let bdev = create(&Env::default(), Config { size, ..config.clone() }).unwrap();
         assert_eq!(bdev.blocks(), Blocks(1 << 28));
@@ -60,12 +63,18 @@ fn files_that_cannot_be_disks_are_refused_with_a_reason() {
     std::os::unix::fs::symlink("/no/such/place", &path).unwrap();
     assert!(matches!(failure(sparse(dir.path(), MIB)), Error::Dangling(_)));
     fs::remove_file(&path).unwrap();
-    assert!(matches!(failure(Config { size: Some(0), ..Config::new("d", &path) }), Error::NoSize(_)));
+    assert!(matches!(
+        failure(Config { size: Some(Bytes::ZERO), ..Config::new("d", &path) }),
+        Error::NoSize(_)
+    ));
     for size in [0, 256, 1000, 128 * 1024] {
         let config = Config { block_size: Some(size), ..sparse(dir.path(), MIB) };
         assert!(matches!(failure(config), Error::BlockSize(s) if s == size));
     }
-    assert!(matches!(failure(sparse(dir.path(), 1000)), Error::NotAMultiple { size: 1000, unit: 512, .. }));
+    assert!(matches!(
+        failure(sparse(dir.path(), 1000)),
+        Error::NotAMultiple { size: Bytes(1000), unit: 512, .. }
+    ));
     // The failed call leaves no file behind.
     assert!(!path.exists());
     File::create(&path).unwrap().set_len(1000).unwrap();
@@ -160,7 +169,7 @@ fn writes_waiting_during_a_shrink_do_not_grow_the_file_again() {
         let mut buffer = aryk_dma::Buffer::new(4096, 4096);
         let data = buffer.lend();
         let tags: Vec<_> = (0..512).map(|i| bench.submit(Op::Write, 4096 + i * 8, 8, data, false)).collect();
-        assert_eq!(bench.shrink(MIB).unwrap(), MIB);
+        assert_eq!(bench.shrink(MIB).unwrap(), Bytes(MIB));
         let refused = tags.into_iter().filter(|&tag| bench.wait(tag) == Status::OutOfRange).count();
         buffer.reclaim();
         assert!(refused >= 256, "{refused}");
@@ -177,17 +186,20 @@ fn openers_receive_an_event_after_a_resize() {
     let _open =
         bench.env.registry().open("d", Access::Read, "t", move |e| received.lock().unwrap().push(e)).unwrap();
     let env = bench.env.clone();
-    assert_eq!(resized(env.registry(), Size::GrowTo(2 * MIB)).unwrap(), 2 * MIB);
+    assert_eq!(resized(env.registry(), Size::GrowTo(Bytes(2 * MIB))).unwrap(), Bytes(2 * MIB));
     assert_eq!(bench.write(2048, &pattern(4096, 1)), Status::Ok);
     assert!(matches!(
-        resized(env.registry(), Size::GrowTo(MIB)),
-        Err(Error::Shrinks { from: 0x20_0000, to: 0x10_0000, .. })
+        resized(env.registry(), Size::GrowTo(Bytes(MIB))),
+        Err(Error::Shrinks { from: Bytes(0x20_0000), to: Bytes(0x10_0000), .. })
     ));
-    assert!(matches!(resized(env.registry(), Size::GrowTo(3 * MIB + 1)), Err(Error::NotAMultiple { .. })));
-    assert_eq!(bench.shrink(MIB).unwrap(), MIB);
+    assert!(matches!(
+        resized(env.registry(), Size::GrowTo(Bytes(3 * MIB + 1))),
+        Err(Error::NotAMultiple { .. })
+    ));
+    assert_eq!(bench.shrink(MIB).unwrap(), Bytes(MIB));
     assert_eq!(bench.command(Op::WriteZeroes, 2048, 1), Status::OutOfRange);
     File::options().write(true).open(bench.path()).unwrap().set_len(3 * MIB + 100).unwrap();
-    assert_eq!(resized(env.registry(), Size::Rescan).unwrap(), 3 * MIB);
+    assert_eq!(resized(env.registry(), Size::Rescan).unwrap(), Bytes(3 * MIB));
     assert!(bench.read(2048, 8).iter().all(|&b| b == 0));
     let resized = [4096, 2048, 6144].map(|blocks| Event::Resized { blocks: Blocks(blocks) });
     assert_eq!(*events.lock().unwrap(), resized);
