@@ -4,12 +4,15 @@
 //!     cargo run -p aryk-pci --example function -- bind 0000:3d:00.0
 //!     cargo run -p aryk-pci --example function -- unbind 0000:3d:00.0
 //!     cargo run -p aryk-pci --example function -- list
+//!     cargo run -p aryk-pci --example function -- hold 0000:3d:00.0
+//!
+//! `hold` keeps the function open until the kernel asks for it back.
 
 use aryk_dma::Mapping;
 use aryk_pci::sysfs::Sysfs;
 use aryk_pci::vfio::Vfio;
-use aryk_pci::{Address, Function, PciError, Width};
-use rustix::event::{EventfdFlags, eventfd};
+use aryk_pci::{Address, Function, PciError, Registers, Width};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -18,6 +21,9 @@ use std::sync::Arc;
 const CAP: u64 = 0x00;
 const VS: u64 = 0x08;
 const CSTS: u64 = 0x1c;
+/// The command register of configuration space, and its bit that enables the memory.
+const COMMAND: u16 = 0x04;
+const COMMAND_MEMORY: u8 = 1 << 1;
 /// The first doorbell.
 const DOORBELLS: u64 = 0x1000;
 
@@ -39,8 +45,9 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         ["list"] => list(&sysfs)?,
         ["bind", address] => sysfs.bind(address.parse()?)?,
         ["unbind", address] => sysfs.unbind(address.parse()?)?,
+        ["hold", address] => hold(address.parse()?)?,
         [address] => show(address.parse()?)?,
-        _ => return Err("usage: function list | [bind | unbind] ADDRESS".into()),
+        _ => return Err("usage: function list | [bind | unbind | hold] ADDRESS".into()),
     }
     Ok(())
 }
@@ -57,6 +64,27 @@ fn list(sysfs: &Sysfs) -> Result<(), PciError> {
             }
         }
     }
+    Ok(())
+}
+
+/// Disables the function's memory, as a removal does: the kernel raises SIGBUS at the next access.
+fn lose_registers(function: &dyn Function, registers: &Registers) -> Result<(), PciError> {
+    let mut command = [0; 2];
+    function.read_config(COMMAND, &mut command)?;
+    function.write_config(COMMAND, &[command[0] & !COMMAND_MEMORY, command[1]])?;
+    println!("lost {:#010x} {}", registers.read(VS), registers.is_lost());
+    println!("{}", function.read_register(VS, Width::Four).expect_err("the memory is disabled"));
+    function.write_config(COMMAND, &command)?;
+    println!("mapped again vs {:#010x}", function.map_registers(0, DOORBELLS)?.read(VS));
+    Ok(())
+}
+
+fn hold(address: Address) -> Result<(), Box<dyn std::error::Error>> {
+    let function = Vfio::new().open(address)?;
+    println!("open");
+    let events = function.events().ok_or("VFIO has events")?;
+    poll(&mut [PollFd::new(&events.removal(), PollFlags::IN)], None)?;
+    println!("the kernel asks for {} back: {}", function.name(), events.take_removal());
     Ok(())
 }
 
@@ -96,6 +124,7 @@ fn show(address: Address) -> Result<(), Box<dyn std::error::Error>> {
     function.set_bus_master(true)?;
     function.reset()?;
     println!("vs after reset {:#010x}", registers.read(VS));
+    lose_registers(&function, &registers)?;
     function.set_bus_master(false)?;
     let again = function.map(&range)?;
     drop(function);

@@ -45,6 +45,15 @@ const FUNCTIONS: &str = r#"
     refused $two
     run bind $three
     run $two | grep "^vs "
+
+    run hold $two >/tmp/hold & holder=$!
+    while ! grep -q open /tmp/hold; do sleep 0.1; done
+    refused unbind $two
+    echo 1 >/sys/bus/pci/devices/$two/remove
+    wait $holder
+    cat /tmp/hold
+    [ -e /sys/bus/pci/devices/$two ] || echo removed
+    refused $two
 "#;
 
 /// Each line that the guest must print, in order; other lines may be between them.
@@ -72,6 +81,9 @@ const EXPECTED: &[&str] = &[
     "vectors 65",
     "masked",
     "vs after reset 0x00010400",
+    "lost 0xffffffff true",
+    "0000:00:18.0 is gone: its registers cannot be accessed",
+    "mapped again vs 0x00010400",
     "dropped with a mapping",
     "opened again: 0000:00:18.0",
     "refused no permission to open /dev/vfio/",
@@ -81,6 +93,11 @@ const EXPECTED: &[&str] = &[
     "returned",
     "refused 0000:00:19.0 shares IOMMU group 3 with 0000:00:19.1, which is bound to nvme",
     "vs 0x00010400",
+    "refused 0000:00:19.0 is in use: vfio/3 is open in process",
+    "open",
+    "the kernel asks for 0000:00:19.0 back: true",
+    "removed",
+    "refused 0000:00:19.0: no such PCI function",
 ];
 
 /// Writes to two drives by the kernel, and reads them by the driver of `crates/nvme`, twice each.
