@@ -20,7 +20,7 @@ pub enum PciError {
     InUse {
         /// Address or path.
         name: String,
-        /// What uses it, or how to find out.
+        /// The user of the function, or the command that names the user.
         reason: String,
     },
     /// The function is no NVMe controller.
@@ -71,7 +71,7 @@ pub enum PciError {
         group: u32,
         /// Address of the other function.
         other: String,
-        /// Its driver.
+        /// The driver of the other function.
         driver: String,
     },
     /// The IOMMU cannot isolate interrupts, and the kernel refuses that.
@@ -134,7 +134,7 @@ pub enum PciError {
     Gone {
         /// Address or path.
         name: String,
-        /// What was seen.
+        /// The failure that this process saw.
         reason: String,
     },
     /// The server did not reply.
@@ -154,7 +154,7 @@ pub enum PciError {
         name: String,
         /// The request.
         what: &'static str,
-        /// What is wrong.
+        /// The broken rule of the protocol.
         reason: String,
     },
     /// A failure without another meaning.

@@ -27,7 +27,7 @@ pub struct Sysfs {
 /// A PCI function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionInfo {
-    /// Its address.
+    /// The address on this host.
     pub address: Address,
     /// Vendor id.
     pub vendor: u16,
@@ -73,7 +73,7 @@ impl Sysfs {
     /// All NVMe I/O controllers, by address.
     ///
     /// # Errors
-    /// [`PciError::Os`] if sysfs cannot be read. A function that is removed meanwhile is left out.
+    /// [`PciError::Os`] if sysfs cannot be read. Functions that the kernel removes during the call are left out.
     pub fn nvme_functions(&self) -> Result<Vec<FunctionInfo>, PciError> {
         let mut found = Vec::new();
         for name in names(&self.sys.join("bus/pci/devices"))? {
@@ -88,7 +88,7 @@ impl Sysfs {
         Ok(found)
     }
 
-    /// One function.
+    /// Reads the properties of one function.
     ///
     /// # Errors
     /// [`PciError::NotFound`]; [`PciError::Os`] if sysfs cannot be read.

@@ -55,7 +55,7 @@ struct Group {
     container: Arc<Container>,
 }
 
-/// What keeps a device's address space.
+/// The owner of a device's address space.
 #[derive(Debug)]
 enum Keeper {
     Group(Arc<Group>),
@@ -407,7 +407,6 @@ impl Function for VfioFunction {
             return Ok(());
         }
         ioctl::set_interrupts(self.device.as_fd(), index, eventfds).map_err(|errno| match errno {
-            // The kernel returns the number of vectors that it could allocate, which the call turns into an error.
             Errno::NOSPC => PciError::Unsupported("this number of interrupts on this host"),
             errno => PciError::os("enable interrupts", errno),
         })?;

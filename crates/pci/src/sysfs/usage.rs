@@ -1,4 +1,4 @@
-//! What uses the block devices of an NVMe controller that the kernel drives: mounts, swap, other devices, processes. Control
+//! Users of the block devices of an NVMe controller that the kernel drives: mounts, swap, other devices, processes. Control
 //! context.
 
 use super::{Sysfs, names, read};
@@ -13,7 +13,7 @@ pub struct BlockDevice {
     pub name: String,
     /// Size in bytes.
     pub size: u64,
-    /// What uses it or a partition of it.
+    /// The users of the device and of its partitions.
     pub usage: Vec<Usage>,
 }
 
@@ -45,7 +45,7 @@ pub enum Usage {
         device: String,
         /// The process.
         process: u32,
-        /// Its name.
+        /// The name of the process.
         command: String,
     },
 }
@@ -187,7 +187,7 @@ fn mounted_at(line: &str, number: &str, path: &str) -> Option<String> {
     is_this.then(|| fields.get(4).map(|path| unescape(path)))?
 }
 
-/// Replaces the octal escapes of spaces and the like.
+/// Replaces the octal escapes of spaces, tabs, line ends and backslashes.
 fn unescape(path: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
         .into_iter()

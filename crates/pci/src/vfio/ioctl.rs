@@ -174,7 +174,7 @@ pub(super) fn interrupts(device: BorrowedFd<'_>, index: u32) -> Result<u32> {
     Ok(info.u32(offset_of!(abi::vfio_irq_info, count)))
 }
 
-/// Makes interrupts 0.. of a kind signal these eventfds; an empty list disables the kind.
+/// Makes interrupts 0.. of a kind signal these eventfds; an empty list disables the kind. ENOSPC if the host has fewer vectors.
 pub(super) fn set_interrupts(device: BorrowedFd<'_>, index: u32, eventfds: &[BorrowedFd<'_>]) -> Result<()> {
     let data = if eventfds.is_empty() { abi::VFIO_IRQ_SET_DATA_NONE } else { abi::VFIO_IRQ_SET_DATA_EVENTFD };
     let flags = data | abi::VFIO_IRQ_SET_ACTION_TRIGGER;
@@ -183,7 +183,9 @@ pub(super) fn set_interrupts(device: BorrowedFd<'_>, index: u32, eventfds: &[Bor
     words.extend(eventfds.iter().map(|fd| fd.as_raw_fd().cast_unsigned()));
     debug_assert_eq!(words.len() * 4, size);
     // SAFETY: `struct vfio_irq_set`: its length, flags, index, first interrupt, count, then the descriptors.
-    unsafe { with(device, vfio(number::DEVICE_SET_IRQS), words.as_mut_slice()) }.map(drop)
+    let result = unsafe { with(device, vfio(number::DEVICE_SET_IRQS), words.as_mut_slice())? };
+    // A positive result is the number of vectors that the kernel could have allocated: it has enabled none.
+    if result > 0 { Err(Errno::NOSPC) } else { Ok(()) }
 }
 
 /// Resets the device, and restores its configuration space.

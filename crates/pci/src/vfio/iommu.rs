@@ -37,7 +37,7 @@ impl Container {
         let join = ioctl::set_container(group.as_fd(), fd.as_fd());
         join.map_err(|errno| PciError::os("add an IOMMU group to a container", errno))?;
         ioctl::set_iommu(fd.as_fd()).map_err(|errno| match errno {
-            // The kernel's drivers still use the group: an unsafe interrupt remapping, or devices that appeared meanwhile.
+            // The IOMMU does not remap interrupts, so a device could raise any interrupt of the host.
             Errno::PERM => PciError::NoInterruptRemapping { name: name.to_owned() },
             errno => PciError::os("attach an IOMMU group to the IOMMU", errno),
         })?;

@@ -30,7 +30,7 @@ pub(super) trait Iommu: Send + Sync + Debug {
     fn unmap(&self, iova: u64, len: u64) -> Result<u64, Errno>;
 }
 
-/// One address space.
+/// An address space, with all its mappings.
 #[derive(Debug)]
 pub(super) struct Space {
     iommu: Box<dyn Iommu>,

@@ -187,7 +187,7 @@ pub(super) struct Capabilities {
 const CAPABILITIES_TEXT_MAX: usize = 4096;
 
 impl Capabilities {
-    /// This implementation's.
+    /// The capabilities of this implementation.
     pub(super) const OURS: Self = Self { fds: FDS_MAX, data: DATA_MAX, mappings: MAPPINGS_MAX };
 
     /// The body of a `VERSION` message.
