@@ -208,7 +208,9 @@ fn memory_that_cannot_be_registered_has_no_value_and_is_counted() {
     let without = MemoryWithout { client: "fake".to_owned(), owner: "vm".to_owned(), len: LEN, bounced: 2 };
     assert_eq!(memory.without_value(9), [without]);
     let peer = guest.leave();
-    until("the memory to be unmapped", || peer.given_up() == (0, 0) && memory.without_value(1).is_empty());
+    until("the memory to be unmapped", || {
+        peer.awaiting_unmap() == (0, 0) && memory.without_value(1).is_empty()
+    });
     assert_eq!(fake.table().unregistered, 0, "it was not registered");
 }
 
@@ -258,10 +260,10 @@ fn memory_stays_mapped_and_counted_until_each_client_has_unregistered_it() {
     let peer = guest.leave();
     until("the first to unregister", || fakes[0].table().unregistered == 1);
     until("the second to be asked", || !fakes[1].table().held.is_empty());
-    assert_eq!(peer.given_up(), (LEN, 1), "the second has not finished");
+    assert_eq!(peer.awaiting_unmap(), (LEN, 1), "the second has not finished");
     assert_eq!(memory.clients()[1].unregistering, 1);
     fakes[1].release();
-    until("the unmapping", || peer.given_up() == (0, 0));
+    until("the unmapping", || peer.awaiting_unmap() == (0, 0));
     drop(attached);
 }
 
@@ -274,9 +276,9 @@ fn memory_that_leaves_during_its_registration_is_unregistered_after_it() {
     block_on(guest.announce(&memory));
     let peer = guest.leave();
     until("the range to end", || memory.without_value(1).is_empty());
-    assert_eq!((peer.given_up(), fake.table().unregistered), ((LEN, 1), 0));
+    assert_eq!((peer.awaiting_unmap(), fake.table().unregistered), ((LEN, 1), 0));
     fake.release();
-    until("the unmapping", || peer.given_up() == (0, 0));
+    until("the unmapping", || peer.awaiting_unmap() == (0, 0));
     let table = fake.table();
     assert!(table.registered.is_empty() && table.unregistered == 1);
 }
@@ -357,7 +359,7 @@ fn an_address_that_is_mapped_again_is_looked_up_anew() {
         check(&fake, &piece, lookup.translate(&piece).expect("registered"));
         addrs.insert(piece.base() as usize);
         let peer = guest.leave();
-        until("the unmapping", || peer.given_up() == (0, 0) && fake.table().registered.is_empty());
+        until("the unmapping", || peer.awaiting_unmap() == (0, 0) && fake.table().registered.is_empty());
     }
     assert!(addrs.len() < 50, "no address was mapped again");
 }
@@ -450,7 +452,7 @@ fn a_reserved_value_is_a_failure_and_is_unregistered() {
     let info = memory.clients().remove(0);
     assert_eq!((info.failed, info.registering, info.registered), (1, 0, 0));
     let peer = guest.leave();
-    until("the unmapping", || peer.given_up() == (0, 0));
+    until("the unmapping", || peer.awaiting_unmap() == (0, 0));
 }
 
 /// A client that reports the thread on which it is dropped.
