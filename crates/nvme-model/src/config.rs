@@ -165,7 +165,7 @@ pub struct LbaFormat {
     pub metadata: u16,
 }
 
-/// How long things take.
+/// Delays of the controller.
 #[derive(Clone, Debug)]
 pub struct Timing {
     /// From CC.EN = 1 to CSTS.RDY = 1.

@@ -1,4 +1,4 @@
-//! The controller's life: registers, enable, disable, shutdown, reset, power; and the order of work in a step. Context:
+//! Registers, enable, disable, shutdown, reset and power of the controller, and the order of work in a step. Context:
 //! the holder of the controller.
 //!
 //! [`Controller`] is a pure state machine: it takes register accesses, the values of doorbells and the time, and accesses
@@ -246,7 +246,7 @@ impl Controller {
         match self.life {
             Life::Enabling(at) if at <= self.now => self.become_ready(),
             Life::Disabling(at) if at <= self.now => {
-                // What was due before the end of the reset still moves data, however much it is.
+                // Commands that were due before the end of the reset still move their data, without the bound of a step.
                 self.budget = u64::MAX;
                 self.execute_due();
                 self.finish_reset();
@@ -430,7 +430,7 @@ impl Controller {
     }
 }
 
-/// For tests: what happens to the device, and what it saw.
+/// For tests: events of the device, and what the device has seen.
 impl Controller {
     /// What the controller has done.
     pub const fn counts(&self) -> &Counts {
@@ -485,8 +485,8 @@ impl Controller {
         }
     }
 
-    /// Removes the device, in the middle of whatever it does: reads return all ones, DMA is over. Its data is kept for
-    /// [`Controller::plug_in`], but for what its volatile write cache loses.
+    /// Removes the device, also while it executes commands: register reads return all ones, and DMA is over. The device
+    /// keeps its data for [`Controller::plug_in`], except what its volatile write cache loses.
     pub fn pull_out(&mut self) {
         self.lose_power();
         self.life = Life::Gone;

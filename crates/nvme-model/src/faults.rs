@@ -1,4 +1,4 @@
-//! Faults that a test injects: what happens to which command, hostile registers and hostile data. Context: the holder of
+//! Faults that a test injects into commands, registers and data. Context: the holder of
 //! the controller.
 //!
 //! Two sources: [`Rule`]s for chosen commands, which are tried first, and [`Random`] faults by probability, from the
@@ -17,32 +17,33 @@ pub enum Queue {
     Admin,
     /// All I/O queues.
     Io,
-    /// One queue.
+    /// The queue with this identifier.
     Id(u16),
 }
 
-/// What happens to a command.
+/// The fault of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// It is not executed and completes with this status, which has DNR, CRD and More as the test wants.
+    /// The controller does not execute the command, and completes it with this status. The test chooses DNR, CRD and More.
+    /// The host sees the CRD only after it enabled retry delays (Host Behavior Support).
     Fail(Status),
-    /// It is executed this much later than otherwise.
+    /// The controller executes the command this much later than otherwise.
     Delay(Nanos),
-    /// It is executed after this time, if no reset ends it before, and never completed.
+    /// The controller executes the command after this time, unless a reset is over before, and never completes it.
     Lose {
         /// Beyond the ordinary time of the command.
         after: Nanos,
     },
-    /// It is never executed or completed, until a reset.
+    /// The controller holds the command until a reset, and neither executes nor completes it.
     Stick {
         /// Whether an Abort command can end it.
         is_abortable: bool,
     },
-    /// It is executed, and its completion queue entry is wrong.
+    /// The controller executes the command and posts a wrong completion queue entry.
     Distort(Distortion),
-    /// It is not executed, and CSTS.CFS is set.
+    /// The controller does not execute the command, and sets CSTS.CFS.
     FailController,
-    /// It is not executed, and the device is removed.
+    /// The controller does not execute the command, and the device is removed.
     PullOut,
 }
 

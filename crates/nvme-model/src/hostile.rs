@@ -1,7 +1,7 @@
 //! A hostile host, made from arbitrary bytes: for the fuzzer and the model's own tests. Context: any.
 //!
-//! Whatever the host does to registers, doorbells, queues and memory, the model must not panic, a step must do bounded
-//! work, and afterwards the controller must serve an honest host again.
+//! The host writes arbitrary registers, doorbells, queue entries and memory. The model must not panic, each step must do
+//! bounded work, and the controller must serve an honest host afterwards.
 
 use crate::config::{Config, NamespaceConfig, Timing};
 use crate::faults::{Hostile, Random};

@@ -1,6 +1,6 @@
 //! Commands that the controller fetched and will execute later. Context: the holder of the controller.
 //!
-//! A fixed number of slots, and a heap of the times at which they are due. A command that never ends is in no heap.
+//! A fixed number of slots, and a heap of the times at which they are due. A command that never ends is not in the heap.
 
 use crate::config::Nanos;
 use crate::faults::Fate;

@@ -1,6 +1,6 @@
 //! Data pointers: from a command's PRPs or SGLs to a list of segments. Context: the holder of the controller.
 //!
-//! [`Transfer`] is filled anew for each command and keeps its memory, so that a command allocates nothing. Work is bounded
+//! All commands use one [`Transfer`], which keeps its memory: a command allocates nothing. Work is bounded
 //! by the command's length: a PRP list is read page by page and has one entry per page; SGL segments may hold at most
 //! [`SGL_DESCRIPTORS_MAX`] descriptors, and a segment must not be empty.
 
@@ -27,7 +27,7 @@ pub(crate) struct PointerRules {
 /// Part of the host's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
-    /// First byte; `None` for a bit bucket, which takes data that nobody wants.
+    /// First byte; `None` for a bit bucket, which takes data that the host discards.
     pub(crate) iova: Option<u64>,
     pub(crate) len: u64,
 }

@@ -1,8 +1,8 @@
 //! The data path: doorbells, arbitration, fetching, execution and completions. Context: the holder of the controller.
 //!
-//! A command is fetched when its queue's turn comes, gets a delay and perhaps a fault, and is executed when the delay is
-//! over: its data moves and its completion is posted at that one moment. Commands with different delays are thereby
-//! reordered.
+//! The controller fetches a command when its queue's turn comes, chooses a delay and perhaps a fault, and executes the
+//! command when the delay is over: it moves the data and posts the completion at that one moment. Different delays
+//! reorder commands.
 
 use super::{Controller, EventKind, Life, Status};
 use crate::bus::Violation;
@@ -17,7 +17,7 @@ pub(super) const BATCH: usize = 32;
 /// Blocks of work that count as one command in the bound of a step.
 const BLOCKS_PER_COMMAND: u64 = 64;
 
-/// What a command ends with; `None` while it stays open, as asynchronous event requests do.
+/// The result of a command; `None` while the command stays open, as asynchronous event requests do.
 pub(super) type Outcome = Option<Result<u32, Status>>;
 
 impl Controller {
