@@ -238,6 +238,10 @@ impl Rig {
             Event::RemovalRequested => Note::RemovalRequested,
             Event::Ended(end) => {
                 self.is_ended = true;
+                let mut command = [0; 2];
+                // A device that is gone answers with all ones, or not at all.
+                let is_there = self.function.read_config(4, &mut command).is_ok() && command != [0xff; 2];
+                assert!(!is_there || command[0] & 4 == 0, "bus mastering is on after the end");
                 Note::Ended(match end {
                     End::Stopped => "stopped".into(),
                     End::Failed(failure) => failure.to_string(),
