@@ -284,7 +284,7 @@ pub const fn commit_firmware(slot: u8, what: Commit) -> Command {
     Command { entry, data: Data::None, patience: Patience::Long }
 }
 
-/// What must follow a Firmware Commit.
+/// The step that the owner takes after a Firmware Commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// Nothing.

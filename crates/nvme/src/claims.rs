@@ -24,7 +24,7 @@ pub struct BadClaim {
     pub field: &'static str,
     /// The field's value.
     pub value: u64,
-    /// What is wrong with it.
+    /// The rule that the value breaks.
     pub reason: &'static str,
 }
 
@@ -38,7 +38,7 @@ pub(crate) const fn claim(
     if ok { Ok(()) } else { Err(BadClaim { field, value, reason }) }
 }
 
-/// The largest transfer of a command, in bytes, whatever MDTS allows: a list of one page of 4 KiB describes it.
+/// The largest transfer of a command, in bytes, even if MDTS allows more: a list of one page of 4 KiB describes it.
 pub const TRANSFER_MAX: u64 = 2 << 20;
 
 /// What the driver needs of CAP, checked.

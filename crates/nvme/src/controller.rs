@@ -149,7 +149,7 @@ impl Controller {
         let cap = Cap(function.read_register(CAP, Width::Eight)?);
         let vs = function.read_register(VS, Width::Four)? as u32;
         let caps = Capabilities::check(cap, vs)?;
-        // The device must not write to memory of its earlier owner, whatever that has left running.
+        // The device must not write to memory of its earlier owner, which may have left commands running.
         function.set_bus_master(false)?;
         let pairs = options.pairs.clamp(1, pairs_max(caps.stride));
         let registers = map_doorbells(function.as_ref(), pairs, caps.stride)?;
@@ -410,7 +410,7 @@ impl Controller {
         Doorbells { shadow: None, ..self.doorbells() }
     }
 
-    /// Answers the admin queue's completions: all of them, whatever fails.
+    /// Answers the admin queue's completions, also those after a failure.
     fn reap_admin(&mut self, now: u64) -> Result<(), Failure> {
         let (answers, outcome) = self.admin.reap();
         let mut outcome = outcome.map_err(Failure::AdminQueue);
@@ -458,7 +458,7 @@ impl Controller {
 impl Drop for Controller {
     fn drop(&mut self) {
         if !matches!(self.life, Life::Ended) {
-            // The driver's memory is unmapped next. Where this fails, unmapping ends the access, or the memory is leaked.
+            // The driver's memory is unmapped next. If this call fails, unmapping ends the access, or the memory is leaked.
             let _ = self.function.set_bus_master(false);
         }
     }

@@ -1,9 +1,9 @@
 //! A command's data as the controller finds it: PRP entries, or SGL descriptors where PRPs cannot describe it. NVMe 2.0 §4.1.
 //! Pure functions, on the hot path.
 //!
-//! Both describe a list of [`Piece`]s. What does not fit in the command itself goes to the command's **list**, a part of one
+//! Both describe a list of [`Piece`]s. Entries that do not fit in the command itself go to the command's **list**, a part of one
 //! memory page that belongs to the command's slot. So a list never spans pages and needs no chaining; its length limits a
-//! transfer ([`list_bytes`]).
+//! transfer (`list_bytes`).
 
 use crate::spec::entry::SubmissionEntry;
 
@@ -69,7 +69,7 @@ pub(crate) fn list_bytes(transfer: u64, pieces: u32, sgl: SglSupport, page: u64)
     prps.max(descriptors).next_power_of_two().clamp(64, page)
 }
 
-/// The most bytes that PRPs with a list of one page describe, wherever the data begins in its first page.
+/// The most bytes that PRPs with a list of one page describe, for data that begins at any offset of a page.
 pub(crate) const fn transfer_max(page: u64) -> u64 {
     page / 8 * page
 }

@@ -71,7 +71,7 @@ pub fn classify(status: Status, delays: [u16; 3]) -> Verdict {
     Verdict { class, retry_after: may_retry.then_some(delay) }
 }
 
-/// The class of a code, whatever DNR says.
+/// The class of a code, without regard to DNR.
 #[expect(clippy::too_many_lines, reason = "one row for each code of the specification")]
 const fn class_of(code: Code) -> Class {
     match code {

@@ -87,7 +87,7 @@ pub struct CopyRange {
 
 const _: () = assert!(size_of::<CopyRange>() == 32);
 
-/// What commands a namespace takes, and how large they may be. Made from checked claims.
+/// The commands that a namespace takes, and their limits. Made from checked claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Commands {
     nsid: u32,

@@ -145,7 +145,7 @@ pub struct Unfinished {
     pub submitted: u64,
 }
 
-/// What becomes of an [`Unfinished`] command.
+/// The end or the second submission of an [`Unfinished`] command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// The pair submits it again; its data must still be mapped.
@@ -573,7 +573,7 @@ impl QueuePair {
         self.commands.len()
     }
 
-    /// Runs again in queues that the controller has created anew, and submits the kept commands in their old order. Their
+    /// Runs again in queues that the controller has created again, and submits the kept commands in their old order. Their
     /// deadlines begin at `now`.
     ///
     /// # Panics

@@ -1,7 +1,7 @@
 //! Which commands a reset submits again. Pure; reactor context, at a reset.
 //!
 //! A command in flight when DMA ended may have taken effect or not. Commands that change nothing are always submitted again.
-//! A write is submitted again only if nobody can see that it may have happened twice: if no other change of its blocks
+//! A write is submitted again only if no reader can see that it may have happened twice: if no other change of its blocks
 //! completed after its submission. Otherwise the sequence "first write, second write, first write again" would show data that
 //! a completed write had replaced. All others fail.
 //!
@@ -29,7 +29,7 @@ pub enum Replay {
 }
 
 /// Classifies an I/O command. The blocks of Dataset Management and the sources of Copy are in the command's data, so these are
-/// never submitted again here; their owner may build them anew. A fused command is never submitted again: its compare may have
+/// never submitted again here; their owner may build them again. A fused command is never submitted again: its compare may have
 /// seen its own write.
 pub const fn of(entry: &SubmissionEntry) -> Replay {
     if entry.fuse().is_some() {

@@ -17,7 +17,7 @@ const ENTRIES: u32 = 64;
 /// Commands in flight.
 const DEPTH: u16 = 63;
 
-/// Who waits for an admin command.
+/// The receiver of the answer to an admin command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waiter {
     /// The current step of the running job.

@@ -82,7 +82,7 @@ pub enum Failure {
     Step {
         /// The command.
         step: &'static str,
-        /// Its status.
+        /// Status of the command.
         status: Status,
     },
     /// An admin command was not completed in time.

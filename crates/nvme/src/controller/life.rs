@@ -10,7 +10,7 @@ use crate::spec::register::{ACQ, AQA, ASQ, CRTO, Cc, Shutdown, TIMEOUT_UNIT_MS};
 const MS: u64 = SECOND / 1000;
 /// A controller that fails again within this time after a reset has made no progress.
 const STABLE: u64 = 10 * SECOND;
-/// The least time for a normal shutdown, whatever RTD3E says.
+/// The least time for a normal shutdown, also if RTD3E is shorter.
 const SHUTDOWN_MIN: u64 = 10 * SECOND;
 
 /// Where a controller is in its life. All times are absolute.
@@ -34,7 +34,7 @@ pub(super) enum Life {
     Ended,
 }
 
-/// What follows when all queue pairs are quiet.
+/// The next step when all queue pairs are quiet.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Then {
     Reset,
@@ -257,7 +257,7 @@ impl Controller {
                     pair.stage = Stage::Ended;
                 }
             }
-            // Queues of a pair that no owner has are created anew.
+            // Queues of a pair that no owner has are created again.
             if !pair.is_given_out {
                 pair.stage = Stage::Waiting;
             }

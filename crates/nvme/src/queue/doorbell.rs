@@ -6,8 +6,8 @@ use std::sync::atomic::{Ordering, fence};
 use aryk_dma::GuestArea;
 use aryk_pci::Registers;
 
-/// The shadow doorbell and the EventIdx of one doorbell: the controller reads the former in memory, and reports by the latter
-/// which value it wants to be notified of.
+/// The shadow doorbells and the EventIdx values of a controller. The controller reads a shadow doorbell in memory; its
+/// EventIdx is the value of the doorbell that the controller wants to be notified of.
 #[derive(Clone, Debug)]
 pub(crate) struct Shadow {
     pub(crate) doorbells: GuestArea,
