@@ -20,7 +20,6 @@ impl Controller {
     pub(super) fn run_admin(&mut self, entry: &SubmissionEntry) -> Outcome {
         let oacs = self.config.oacs;
         let supports = |bit: u16| oacs & bit != 0;
-        self.restart_keep_alive();
         Some(match entry.opcode {
             admin::DELETE_SQ => self.delete_sq(entry),
             admin::CREATE_SQ => self.create_sq(entry),
@@ -36,7 +35,10 @@ impl Controller {
             admin::NAMESPACE_ATTACHMENT if supports(NAMESPACES) => self.namespace_attachment(entry),
             admin::FIRMWARE_DOWNLOAD if supports(FIRMWARE) => self.firmware_download(entry),
             admin::FIRMWARE_COMMIT if supports(FIRMWARE) => self.firmware_commit(entry),
-            admin::KEEP_ALIVE if self.config.kas != 0 => Ok(0),
+            admin::KEEP_ALIVE if self.config.kas != 0 => {
+                self.restart_keep_alive();
+                Ok(0)
+            }
             admin::DOORBELL_BUFFER if supports(DOORBELL_BUFFER) => self.doorbell_buffer(entry),
             admin::FORMAT_NVM if supports(FORMAT) => self.format_nvm(entry),
             admin::SANITIZE if self.config.sanicap != 0 => self.sanitize(entry),
@@ -121,7 +123,8 @@ impl Controller {
         Ok(0)
     }
 
-    /// Restarts the keep-alive timer, which any admin command does with Traffic Based Keep Alive, and the command itself.
+    /// Restarts the keep-alive timer. Only the Keep Alive command and its feature do: the model does not report Traffic Based
+    /// Keep Alive.
     pub(super) fn restart_keep_alive(&mut self) {
         let timeout = self.features.keep_alive_ns();
         self.keep_alive_at = if timeout == 0 { super::NEVER } else { self.now.saturating_add(timeout) };

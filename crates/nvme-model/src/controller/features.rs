@@ -167,6 +167,7 @@ impl Controller {
         let stored = match fid {
             COALESCING if value & 0xffff != 0 => return Err(Status::FEATURE_NOT_CHANGEABLE),
             POWER if value & 0x1f != 0 => return Err(Status::INVALID_FIELD),
+            TEMPERATURE => self.set_temperature(value)?,
             VECTOR if value & 0xffff >= self.bus.vector_count().into() => return Err(Status::INVALID_FIELD),
             WRITE_CACHE => self.set_write_cache(value)?,
             QUEUES => {
@@ -198,6 +199,17 @@ impl Controller {
             _ => false,
         };
         index_of(fid).filter(|_| !is_absent).ok_or(Status::INVALID_FIELD)
+    }
+
+    /// Temperature Threshold: the model has one sensor, the composite temperature (TMPSEL 0, or 15 for all), and no events for
+    /// temperatures that are too low (THSEL 1).
+    fn set_temperature(&self, value: u32) -> Result<u64, Status> {
+        let (sensor, threshold_type) = (value >> 16 & 0xf, value >> 20 & 3);
+        match (sensor, threshold_type) {
+            (0 | 15, 0) => Ok(u64::from(value & 0xffff)),
+            (0 | 15, 1) => Ok(u64::from(self.features.temperature_threshold())),
+            _ => Err(Status::INVALID_FIELD),
+        }
     }
 
     /// Without a write cache, what was written is durable.

@@ -338,7 +338,7 @@ fn an_expired_keep_alive_timer_is_fatal() {
     host.now += 1_900_000_000;
     assert!(is_ok(&host.admin(command(admin::KEEP_ALIVE, 0, [0; 6]))));
     host.now += 1_900_000_000;
-    host.step();
+    assert!(is_ok(&host.admin(command(admin::GET_FEATURES, 0, [0xf, 0, 0, 0, 0, 0]))), "restarts nothing");
     assert_eq!(host.reg32(0x1c) & 2, 0);
     host.now += 100_000_000;
     host.step();
@@ -432,4 +432,21 @@ fn shadow_doorbells_replace_the_mapped_ones_while_the_controller_is_awake() {
     let done = host.admin(with_prps(command(admin::DOORBELL_BUFFER, 0, [0; 6]), PAGE + 8, PAGE));
     assert_eq!(status(&done), (0, 2));
     host.assert_clean();
+}
+
+#[test]
+fn a_temperature_above_its_threshold_raises_an_event() {
+    let mut host = Host::enabled(Config::default());
+    let set = |fid: u32, value: u32| command(admin::SET_FEATURES, 0, [fid, value, 0, 0, 0, 0]);
+    assert!(is_ok(&host.admin(set(0xb, 1 << 1))));
+    host.submit(0, command(admin::ASYNC_EVENT, 0, [0; 6]));
+    host.step();
+    assert!(host.reap(0).is_none());
+    assert_eq!(status(&host.admin(set(4, 3 << 16 | 300))), (0, 2), "no third sensor");
+    assert!(is_ok(&host.admin(set(4, 1 << 20 | 400))), "too low: nothing happens");
+    host.submit(0, set(4, 300));
+    let (first, second) = (host.wait(0), host.wait(0));
+    let event = if first.cid.get() == 1 { first } else { second };
+    assert_eq!(event.result.get(), 1 | 1 << 8 | 2 << 16);
+    assert_eq!(host.admin_page(log(2, 512, false))[0] & 2, 2, "the critical warning");
 }
