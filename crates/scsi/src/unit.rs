@@ -173,7 +173,7 @@ impl UnitChannel {
         self.tasks.len() + self.ready.len() as u32
     }
 
-    /// Whether a poll would find nothing to do, unless the channel receives a command ([`Cx::raise_for_all`]).
+    /// Whether a poll would find nothing to do, unless the channel receives a command (see `cell`).
     #[inline]
     pub fn is_quiet(&self) -> bool {
         self.in_flight() == 0 && self.disk.is_quiet()
