@@ -261,7 +261,7 @@ impl Kind for Scsi {
         if wire::may_write(&Config::new(self.queues), offset, data) {
             return Ok(());
         }
-        Err("CDBs have 32 bytes, sense data 96, and nothing else can be written".into())
+        Err("only the CDB size (32) and the sense size (96) can be written".into())
     }
 
     fn disks(&self) -> Targets {

@@ -30,7 +30,7 @@ pub enum Error {
         flags: u32,
     },
     /// A payload longer than that of any message.
-    #[error("{code}: a payload of {size} bytes")]
+    #[error("{code}: a payload of {size} bytes is longer than that of any request")]
     TooLong {
         /// The request.
         code: Code,
@@ -105,7 +105,7 @@ pub enum Error {
         bits: u64,
     },
     /// The queue does not exist.
-    #[error("{code}: queue {index} of a device with {queues}")]
+    #[error("{code}: queue {index} does not exist; the device has {queues} queues")]
     BadQueue {
         /// The request.
         code: Code,
@@ -141,7 +141,7 @@ pub enum Error {
     #[error("{0}")]
     Table(#[from] TableError),
     /// More memory regions than slots.
-    #[error("more than {0} memory regions")]
+    #[error("the front-end announces more than {0} memory regions")]
     TooManyRegions(usize),
     /// More memory than one front-end may announce.
     #[error(
@@ -170,7 +170,7 @@ pub enum Error {
         source: MapError,
     },
     /// An in-flight region that is too small for its queues.
-    #[error("{code}: an in-flight region of {got} bytes, but its queues need {needed}")]
+    #[error("{code}: the in-flight region has {got} bytes, but its queues need {needed}")]
     InflightTooSmall {
         /// The request.
         code: Code,
@@ -188,7 +188,7 @@ pub enum Error {
         source: MapError,
     },
     /// A dirty log that does not cover all guest memory.
-    #[error("{code}: a dirty log of {got} bytes has no bits for guest memory up to {end:#x}")]
+    #[error("{code}: the dirty log of {got} bytes has no bits for guest memory up to {end:#x}")]
     LogTooSmall {
         /// The request.
         code: Code,

@@ -28,13 +28,10 @@ impl Lines {
     /// Logs how many lines were suppressed, if no line was logged since and such a line is due.
     pub(crate) fn tell_left_out(&self) {
         if let Some(left_out) = self.sessions.overdue() {
-            tracing::info!(
-                left_out,
-                "the front-end has connected and disconnected more often than is logged here"
-            );
+            tracing::info!(left_out, "further connects and disconnects of the front-end were not logged");
         }
         if let Some(left_out) = self.faults.overdue() {
-            tracing::warn!(left_out, "the front-end has caused more errors than are logged here");
+            tracing::warn!(left_out, "further errors of the front-end were not logged");
         }
     }
 }

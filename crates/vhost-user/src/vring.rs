@@ -30,7 +30,7 @@ impl Kick {
 /// Bytes of a packed ring's `struct pvirtq_event_suppress` (virtio 1.2, section 2.8.14).
 const EVENT_SUPPRESSION_LEN: u64 = 4;
 
-const WRONG_SIZE: &str = "a queue's size is 1 to 32768, of a split ring a power of two";
+const WRONG_SIZE: &str = "a queue's size is 1 to 32768, and a power of two for a split ring";
 const NOT_ALIGNED: &str = "a ring is not aligned";
 const WRONG_BASE: &str = "an index into the available ring has 16 bits";
 

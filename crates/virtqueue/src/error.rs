@@ -4,10 +4,10 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The number of descriptors is not a power of two from 1 to 32,768.
-    #[error("a split queue of {0} descriptors: not a power of two up to 32768")]
+    #[error("a split queue has {0} descriptors, which is not a power of two up to 32768")]
     Size(u16),
     /// A packed queue has 1 to 32,768 descriptors.
-    #[error("a packed queue of {0} descriptors: not 1 to 32768")]
+    #[error("a packed queue has {0} descriptors, which is not in the range 1 to 32768")]
     PackedSize(u16),
     /// A packed queue cannot start at this position.
     #[error("a packed queue of this size cannot start at {0:#x}")]
@@ -83,22 +83,22 @@ pub enum ChainError {
     #[error("the descriptor chain loops or is too long")]
     TooLong,
     /// A buffer of no bytes.
-    #[error("a descriptor of length 0")]
+    #[error("a descriptor has length 0")]
     Empty,
     /// A device-readable buffer after a device-writable one.
     #[error("a device-readable descriptor follows a device-writable one")]
     Order,
     /// An indirect descriptor, though the feature was not negotiated.
-    #[error("an indirect descriptor, which was not negotiated")]
+    #[error("an indirect descriptor, although the feature was not negotiated")]
     IndirectNotNegotiated,
     /// An indirect descriptor inside of an indirect table.
-    #[error("an indirect table inside of another")]
+    #[error("an indirect table contains an indirect descriptor")]
     IndirectNested,
     /// An indirect descriptor with the NEXT flag.
-    #[error("an indirect descriptor with the NEXT flag")]
+    #[error("an indirect descriptor has the NEXT flag")]
     IndirectNext,
     /// An indirect table of no descriptors, of too many, or of a fraction of one.
-    #[error("an indirect table of {0} bytes")]
+    #[error("an indirect table has an invalid length of {0} bytes")]
     IndirectLength(u32),
     /// An indirect table that is not in the guest's memory.
     #[error("the indirect table at {0:#x} is not in guest memory")]

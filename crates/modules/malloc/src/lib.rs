@@ -42,7 +42,7 @@ pub enum Error {
     #[error(transparent)]
     Registry(#[from] aryk_bdev::Error),
     /// The memory cannot be mapped.
-    #[error("a disk of {blocks} blocks of {block_size} bytes: {error}")]
+    #[error("cannot allocate {blocks} blocks of {block_size} bytes: {error}")]
     Memory {
         /// The number of blocks.
         blocks: Blocks,

@@ -139,7 +139,7 @@ pub(crate) fn remove(file: impl AsFd, path: &Path) {
     if is_at(file, path).is_ok_and(|is| is)
         && let Err(error) = std::fs::remove_file(path)
     {
-        tracing::warn!(path = %path.display(), %error, "cannot delete the file that was created for a disk that failed");
+        tracing::warn!(path = %path.display(), %error, "cannot delete the file of a disk whose creation failed");
     }
 }
 

@@ -118,7 +118,7 @@ fn invalid_regions() {
             (desc(4096, 0, 1, 0), "an invalid size"),
             (desc(4096, 0, 1, 6), "an invalid size"),
             (desc(4096, 0, 1, u16::MAX), "an invalid size"),
-            (desc(0, 0, 1, 8), "of 0 bytes, but its queues need 192"),
+            (desc(0, 0, 1, 8), "has 0 bytes, but its queues need 192"),
             (desc(4 * 192 - 1, 0, 4, 8), "767 bytes, but its queues need 768"),
             (desc(4096, 8192, 4, 8), "8192 bytes, but bytes 8192.."),
             (desc(4096, 1, 4, 8), "not a range of whole pages"),

@@ -210,7 +210,7 @@ fn invalid_values_are_refused() {
             bytes![0_u32, 2048_u32],
             "SET_VRING_NUM: a queue of 2048 descriptors is larger",
         ),
-        (code::SET_VRING_NUM, bytes![4_u32, 8_u32], "SET_VRING_NUM: queue 4 of a device with 4"),
+        (code::SET_VRING_NUM, bytes![4_u32, 8_u32], "SET_VRING_NUM: queue 4 does not exist"),
         (code::SET_VRING_BASE, bytes![0_u32, 65536_u32], "SET_VRING_BASE: an index"),
         (code::SET_VRING_ADDR, bytes![0_u32, 0_u32, 8_u64, 0_u64, 0_u64, 0_u64], "SET_VRING_ADDR: a ring"),
         (code::SET_VRING_ADDR, bytes![0_u32, 1_u32, 0_u64, 0_u64, 0_u64, 0_u64], "SET_VRING_ADDR: logging"),
