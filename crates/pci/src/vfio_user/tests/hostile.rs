@@ -104,7 +104,7 @@ fn messages_that_no_server_may_send_end_the_connection() {
 fn unexpected_descriptors_are_closed_and_refused() {
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let error = answered(&[], &[writer.as_fd(), writer.as_fd()], TIMEOUT);
-    assert!(matches!(error, PciError::Protocol { .. }), "{error}");
+    assert!(error.to_string().contains("it has descriptors"), "{error}");
     drop(writer);
     assert_eq!(rustix::io::read(&reader, &mut [0; 1]), Ok(0), "the client has closed its copies");
 }
