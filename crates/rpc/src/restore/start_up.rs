@@ -6,6 +6,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
+use std::path::PathBuf;
 use std::rc::Rc;
 use tokio::sync::{Notify, watch};
 
@@ -26,7 +27,8 @@ const NAMES: [&str; 10] = [
 /// The operations in progress until start-up is over.
 #[derive(Debug)]
 pub(crate) struct StartUp {
-    /// Names in lower case, and uuids, of objects that are about to be restored, each with the number of objects that have it.
+    /// Names, uuids and paths of objects that are about to be restored, as [`spellings`], each with the number of objects that have
+    /// it.
     names: RefCell<HashMap<String, usize>>,
     /// Number of operations that delay the end of start-up.
     unfinished: Cell<usize>,
@@ -145,9 +147,7 @@ impl StartUp {
         let params = NAMES.iter().filter_map(|param| object.text(param));
         let names: BTreeSet<&str> = params.chain([&*object.name]).collect();
         let uuids = names.iter().filter_map(|name| uuids.get(name));
-        // Hexadecimal digits have two cases. That a call with the name of another object waits too does no harm.
-        let names: BTreeSet<String> =
-            names.iter().chain(uuids).map(|name| name.to_ascii_lowercase()).collect();
+        let names: BTreeSet<String> = names.iter().chain(uuids).flat_map(|name| spellings(name)).collect();
         let mut held = self.names.borrow_mut();
         for name in &names {
             *held.entry(name.clone()).or_default() += 1;
@@ -181,12 +181,21 @@ impl StartUp {
     }
 }
 
-/// All strings among a call's parameters, in lower case: the call names an object by one of these.
+/// The strings by which a name, uuid or path is compared: in lower case, as it is and as an absolute path. Hexadecimal digits have
+/// two cases, and a path has several spellings; symbolic links are not followed, since that may wait for a file system. A call that
+/// names another object may have to wait too, which does no harm.
+fn spellings(text: &str) -> impl Iterator<Item = String> + use<> {
+    // By components: without doubled and trailing slashes.
+    let path = std::path::absolute(text).ok().map(|path| path.components().collect::<PathBuf>());
+    let path = path.and_then(|path| path.to_str().map(str::to_ascii_lowercase));
+    std::iter::once(text.to_ascii_lowercase()).chain(path)
+}
+
+/// The [`spellings`] of all strings among a call's parameters: the call names an object by one of these.
 fn texts(params: Option<&RawValue>) -> Vec<String> {
     let params = params.and_then(|params| serde_json::from_str(params.get()).ok());
     let Some(Value::Object(params)) = params else { return Vec::new() };
-    let text = |value| if let Value::String(text) = value { Some(text.to_ascii_lowercase()) } else { None };
-    params.into_iter().filter_map(|(_, value)| text(value)).collect()
+    params.values().filter_map(Value::as_str).flat_map(spellings).collect()
 }
 
 #[cfg(test)]
@@ -217,6 +226,9 @@ mod tests {
         assert!(waits(&start_up, json!({"name": "a"})));
         assert!(waits(&start_up, json!({"ctrlr": "new", "dev_name": "b"})));
         assert!(waits(&start_up, json!({"name": "c", "filename": "/a"})));
+        for path in ["//a", "/./a", "/a/", "/.//a/."] {
+            assert!(waits(&start_up, json!({"name": "c", "filename": path})), "{path}");
+        }
         assert!(!waits(&start_up, json!({"name": "c", "filename": "/c", "lock": "in_use"})));
         assert!(!waits(&start_up, json!([])));
         assert!(start_up.wait_for_call(true, None).is_none());
@@ -229,6 +241,17 @@ mod tests {
         assert!(waiting.as_mut().poll(&mut cx).is_pending());
         drop(held.1);
         assert!(waiting.as_mut().poll(&mut cx).is_ready());
+    }
+
+    #[test]
+    fn calls_that_name_a_file_relative_to_the_directory_wait() {
+        let start_up = Rc::new(StartUp::default());
+        let here = std::env::current_dir().unwrap();
+        let _held = start_up.hold(&disk("a", "images/a.img"), &HashMap::new());
+        for path in ["./images//a.img".to_owned(), format!("{}/images/a.img", here.display())] {
+            assert!(waits(&start_up, json!({"name": "c", "filename": path})), "{path}");
+        }
+        assert!(!waits(&start_up, json!({"name": "c", "filename": "a.img"})));
     }
 
     #[test]
