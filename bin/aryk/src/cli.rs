@@ -45,6 +45,7 @@ impl Cli {
             | Command::Scheduler(SchedulerCommand::Show(watch))
             | Command::Trace { watch, .. }
             | Command::Latency { watch, .. }
+            | Command::Memory(watch)
             | Command::Status(watch) => watch.every,
             _ => None,
         }
@@ -103,6 +104,9 @@ pub enum Command {
     /// Choose the scheduler, which assigns queues to reactors
     #[command(subcommand)]
     Scheduler(SchedulerCommand),
+    /// Show the devices that access VMs' memory by themselves, and the memory that they cannot access
+    #[command(after_help = examples::MEMORY)]
+    Memory(Watch),
     /// Measure a disk through its vhost-user socket, as a VM uses it
     Bench(BenchArgs),
     /// Show the activity of disks, controllers and reactors, live

@@ -123,6 +123,7 @@ fn run_with_daemon(cli: &Cli, out: &Output) -> Result<ExitCode, Error> {
         Command::Scheduler(command) => {
             watch::repeat(cli.watch(), || commands::scheduler::run(command, client, out))
         }
+        Command::Memory(watch) => watch::repeat(watch.every, || commands::memory::show(client, out)),
         Command::Trace { disk, count, watch } => {
             watch::repeat(watch.every, || commands::trace::trace(*count, disk.as_deref(), client, out))
         }

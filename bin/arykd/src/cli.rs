@@ -104,6 +104,10 @@ pub struct Cli {
     #[arg(long, value_name = "SIZE", default_value = "112T", value_parser = size)]
     pub guest_memory_total: u64,
 
+    /// Longest time in seconds that a VM's new memory waits for devices that access it by themselves to register it
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=3600))]
+    pub memory_patience: u16,
+
     /// Run the daemon as a child process, and restart it at once when it dies
     #[arg(long, requires = "state_dir")]
     pub supervise: bool,
@@ -224,6 +228,9 @@ mod tests {
         let line = "arykd --guest-memory-max 512G --guest-memory-total 4398046511104";
         let cli = Cli::try_parse_from(line.split(' ')).unwrap();
         assert_eq!((cli.guest_memory_max, cli.guest_memory_total), (512 << 30, 4 << 40));
+        assert_eq!(cli.memory_patience, 10);
+        let line = "arykd --memory-patience 3600";
+        assert_eq!(Cli::try_parse_from(line.split(' ')).unwrap().memory_patience, 3600);
         let line = "arykd --rpc-socket-mode 660 --rpc-socket-group 0 --rpc-allow uid:1000=full --rpc-allow any=read-only";
         let cli = Cli::try_parse_from(line.split(' ')).unwrap();
         assert_eq!(
@@ -254,6 +261,8 @@ mod tests {
             "--guest-memory-max 0",
             "--guest-memory-max 1X",
             "--guest-memory-max 99999999T",
+            "--memory-patience 0",
+            "--memory-patience 3601",
             "--rpc-socket-mode rw",
             "--rpc-allow uid:0=all",
             "--rpc-socket-group no-such-group",

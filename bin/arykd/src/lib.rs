@@ -115,6 +115,7 @@ fn run_daemon(
     start::leave_cores(&reactors);
     let state = cli.state_dir.as_deref().map(Store::open).transpose()?;
     let control = Rc::new(Control::new(reactors, &vhost_dir, cli.queue_size_max, cli.log, set_log));
+    control.set_memory_patience(Duration::from_secs(cli.memory_patience.into()));
     if let Some((store, records)) = state {
         control.config.keep_in(store, records)?;
     }

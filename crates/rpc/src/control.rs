@@ -94,6 +94,11 @@ impl Control {
         }
     }
 
+    /// Sets how long a VM's new memory waits for devices to register it: as [`Memory::set_patience`].
+    pub fn set_memory_patience(&self, patience: Duration) {
+        self.disks.registry.memory().set_patience(patience);
+    }
+
     /// Time since the start of the daemon.
     pub(crate) fn age(&self) -> Duration {
         Duration::from_nanos(Clock::Monotonic.now().0.saturating_sub(self.born.0))

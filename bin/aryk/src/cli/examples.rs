@@ -39,6 +39,13 @@ Examples:
   aryk qos set vm1 --iops 3k --bandwidth 125M --burst 2s
   aryk qos set vm1 --iops 0";
 
+pub const MEMORY: &str = "\
+A device registers each region of a VM's memory, then reads and writes it
+directly. Requests in a region that is not registered are copied through bounce
+buffers, which is slower: BOUNCED counts their pieces. LATE counts how often a
+VM's new memory was served before its registration ended: arykd
+--memory-patience.";
+
 pub const RPC: &str = "\
 Examples:
   aryk rpc bdev_get_bdevs

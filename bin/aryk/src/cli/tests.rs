@@ -68,6 +68,8 @@ fn commands_of_the_guide_parse() {
         "aryk scheduler show --watch",
         "aryk scheduler set static",
         "aryk scheduler set dynamic --period 100ms --load-limit 10 --core-limit 70 --core-busy 90",
+        "aryk memory",
+        "aryk memory --watch --json",
         "aryk trace",
         "aryk trace vm1 --count 10 --watch",
         "aryk bench vm1.sock",

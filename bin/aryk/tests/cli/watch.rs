@@ -24,7 +24,10 @@ fn watch_appends_without_a_terminal() {
     assert_eq!(list[..3], list[3..]);
     let rates = first_lines(&daemon, &["disk", "stat", "--watch=0.1", "d"], 2);
     assert!(rates[0].contains("READ/s") && rates[1].starts_with('d'), "{rates:?}");
-    for args in [&["disk", "stat"][..], &["status"], &["controller", "list"], &["reactor", "list"]] {
+    assert!(daemon.ok(&["memory"]).starts_with("No device accesses the memory of VMs"));
+    for args in
+        [&["disk", "stat"][..], &["status"], &["controller", "list"], &["reactor", "list"], &["memory"]]
+    {
         let lines = first_lines(&daemon, &[args, &["--watch=0.1", "--json"]].concat(), 2);
         assert!(lines.iter().all(|line| serde_json::from_str::<Value>(line).is_ok()), "{lines:?}");
     }
