@@ -27,8 +27,8 @@ const NAMES: [&str; 10] = [
 /// The operations in progress until start-up is over.
 #[derive(Debug)]
 pub(crate) struct StartUp {
-    /// Names, uuids and paths of objects that are about to be restored, as [`spellings`], each with the number of objects that have
-    /// it.
+    /// Names, uuids and paths of objects that are about to be restored, as [`spellings`], each with the number of objects that
+    /// have it.
     names: RefCell<HashMap<String, usize>>,
     /// Number of operations that delay the end of start-up.
     unfinished: Cell<usize>,
@@ -181,9 +181,9 @@ impl StartUp {
     }
 }
 
-/// The strings by which a name, uuid or path is compared: in lower case, as it is and as an absolute path. Hexadecimal digits have
-/// two cases, and a path has several spellings; symbolic links are not followed, since that may wait for a file system. A call that
-/// names another object may have to wait too, which does no harm.
+/// The strings by which a name, uuid or path is compared: in lower case, as it is and as an absolute path. Hexadecimal digits
+/// have two cases, and a path has several spellings; symbolic links are not followed, since that may wait for a file system. A
+/// call that names another object may have to wait too, which does no harm.
 fn spellings(text: &str) -> impl Iterator<Item = String> + use<> {
     // By components: without doubled and trailing slashes.
     let path = std::path::absolute(text).ok().map(|path| path.components().collect::<PathBuf>());
