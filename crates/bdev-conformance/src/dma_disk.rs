@@ -308,10 +308,10 @@ struct DmaChannel {
 }
 
 impl Channel for DmaChannel {
-    fn submit(&mut self, io: Io, cx: &mut Cx) {
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
         let iova = |piece| self.lookup.translate(&piece).map(|place| place.value + place.offset);
         let iovas = io.data.pieces().map(iova).collect();
-        self.submitted.push_back(Command { io, iovas });
+        self.submitted.push_back(Command { io: *io, iovas });
         self.iommu.state().in_flight += 1;
         cx.wake(self.root);
     }

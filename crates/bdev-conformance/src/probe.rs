@@ -161,8 +161,8 @@ impl ProbeChannel {
 }
 
 impl Channel for ProbeChannel {
-    fn submit(&mut self, io: Io, cx: &mut Cx) {
-        self.check(&io);
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
+        self.check(io);
         self.in_flight += 1;
         let in_flight = self.in_flight;
         let pieces = io.data.pieces().count() as u32;

@@ -76,7 +76,7 @@ struct SharedChannel {
 }
 
 impl Channel for SharedChannel {
-    fn submit(&mut self, io: Io, _: &mut Cx) {
+    fn submit(&mut self, io: &Io, _: &mut Cx) {
         let mut in_flight = self.queue.in_flight.borrow_mut();
         in_flight.push_back((io.tag, Rc::clone(&self.outbox)));
         assert!(in_flight.len() <= DEPTH as usize, "{} requests for a queue of {DEPTH}", in_flight.len());

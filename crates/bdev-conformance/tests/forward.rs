@@ -94,10 +94,10 @@ struct Own {
 }
 
 impl Channel for Own {
-    fn submit(&mut self, io: Io, cx: &mut Cx) {
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
         self.queue.in_flight.update(|n| n + 1);
         assert!(self.queue.in_flight.get() <= DEPTH, "the queue has room for {DEPTH}");
-        self.base.submit(io, cx);
+        self.base.submit(*io, cx);
     }
 
     fn abort(&mut self, tag: Tag, cx: &mut Cx) {

@@ -54,7 +54,7 @@ fn copy_of(data: Sgl) -> Vec<u8> {
 }
 
 impl Channel for NativeChannel {
-    fn submit(&mut self, io: Io, cx: &mut Cx) {
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
         let mut bytes = self.bytes.lock().unwrap();
         let at = |lba: Lba| lba.to_bytes(BLOCK).0 as usize;
         let blocks = at(io.lba)..at(io.lba + io.blocks);

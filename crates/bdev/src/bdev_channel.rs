@@ -172,7 +172,7 @@ impl BdevChannel {
         self.registration.set_in_flight(self.requests.len());
         self.credits.spend(bytes);
         io.tag = Tag(key.raw());
-        self.device.submit(io, cx);
+        self.device.submit(&io, cx);
     }
 
     /// The bytes of a valid read or write that can go to the device at once and in one piece; `None` for any other request, valid
@@ -221,7 +221,7 @@ impl BdevChannel {
         self.registration.set_in_flight(self.requests.len());
         if goes_at_once {
             self.credits.spend(bytes);
-            self.device.submit(Io { tag: Tag(key.raw()), ..io }, cx);
+            self.device.submit(&Io { tag: Tag(key.raw()), ..io }, cx);
         } else {
             self.place_later(key, is_limited, cx);
         }
@@ -455,7 +455,7 @@ impl BdevChannel {
         };
         self.begin(key, cx.now());
         self.credits.spend(self.shape.bytes_of(io.blocks));
-        self.device.submit(io, cx);
+        self.device.submit(&io, cx);
         if self.requests.get(key).is_some_and(|r| r.progress == Progress::Aborted) {
             self.device.abort(Tag(key.raw()), cx);
         }

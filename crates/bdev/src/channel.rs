@@ -9,7 +9,7 @@ pub trait Channel {
     /// Starts a request. The channel never refuses a request, since the caller holds a credit: [`crate::Limits::depth`]
     /// requests may be in flight. The request completes exactly once, in a later [`Channel::poll`]; until then the owner of its
     /// data keeps the data in place. Several requests in flight may have the same tag: the pieces of one request share its tag.
-    fn submit(&mut self, io: Io, cx: &mut Cx);
+    fn submit(&mut self, io: &Io, cx: &mut Cx);
 
     /// A hint that the submitter no longer needs the requests with this tag. They still complete, with
     /// [`crate::Status::Aborted`] or as without the abort. A device that holds requests for an unbounded time must complete them.

@@ -232,8 +232,8 @@ impl ForwardChannel {
 }
 
 impl Channel for ForwardChannel {
-    fn submit(&mut self, io: Io, cx: &mut Cx) {
-        self.link.command(Command::Submit(self.key, io), cx);
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
+        self.link.command(Command::Submit(self.key, *io), cx);
     }
 
     fn abort(&mut self, tag: Tag, cx: &mut Cx) {
@@ -334,7 +334,7 @@ impl EndpointRoot {
     /// Submits a request whose credit was taken.
     fn send(&mut self, io: Io, cx: &mut Cx) {
         self.credits.spend(Bytes(io.data.len().into()));
-        self.channel.submit(io, cx);
+        self.channel.submit(&io, cx);
     }
 
     fn abort(&mut self, tag: Tag, cx: &mut Cx) {

@@ -129,8 +129,8 @@ impl OpSet {
     }
 }
 
-/// A request. It moves by value, from the opener down to the device.
-#[derive(Debug)]
+/// A request. The opener of a disk hands it over by value; a device's channel copies what it keeps.
+#[derive(Clone, Copy, Debug)]
 pub struct Io {
     /// The submitter's.
     pub tag: Tag,

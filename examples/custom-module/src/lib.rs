@@ -129,8 +129,8 @@ struct PatternChannel {
 }
 
 impl Channel for PatternChannel {
-    fn submit(&mut self, io: Io, cx: &mut Cx) {
-        self.submitted.push_back(io);
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
+        self.submitted.push_back(*io);
         // Polls the queue, and so this channel, in this turn of the core or the next.
         cx.wake(self.root);
     }

@@ -182,8 +182,8 @@ impl MirrorChannel {
 }
 
 impl Channel for MirrorChannel {
-    fn submit(&mut self, io: Io, cx: &mut Cx) {
-        let Io { tag, op, lba, blocks, data, .. } = io;
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
+        let &Io { tag, op, lba, blocks, data, .. } = io;
         let request = Request { tag, op, lba, blocks, data, left: 0, status: Status::Ok };
         let Ok(key) = self.requests.insert(request) else { unreachable!("there are as many as the depth") };
         if op == Op::Read {

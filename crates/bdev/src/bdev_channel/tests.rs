@@ -47,8 +47,8 @@ struct GatedChannel {
 }
 
 impl Channel for GatedChannel {
-    fn submit(&mut self, io: Io, cx: &mut Cx) {
-        self.held.push_back(io);
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
+        self.held.push_back(*io);
         cx.wake(self.root);
     }
 

@@ -122,11 +122,11 @@ struct DelayChannel {
 }
 
 impl Channel for DelayChannel {
-    fn submit(&mut self, io: Io, cx: &mut Cx) {
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
         let request = Request { tag: io.tag, latency: self.latency(io.op), status: None };
         // The base's depth may have grown since the channel was opened.
         let key = self.requests.add(request);
-        self.base.submit(Io { tag: Tag(key.raw()), ..io }, cx);
+        self.base.submit(Io { tag: Tag(key.raw()), ..*io }, cx);
     }
 
     /// Releases a request that the base has completed at once, with the base's status.

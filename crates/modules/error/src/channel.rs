@@ -62,7 +62,8 @@ impl ErrorChannel {
 }
 
 impl Channel for ErrorChannel {
-    fn submit(&mut self, mut io: Io, cx: &mut Cx) {
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
+        let mut io = *io;
         let fault = match self.injected.take(io.op, self.requests.len()) {
             Some(Fault::Failure) => return self.outbox.push(io.tag, Status::Medium, cx),
             Some(Fault::NoMem) => return self.outbox.push(io.tag, Status::NoSpace, cx),

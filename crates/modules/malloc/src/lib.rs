@@ -110,8 +110,8 @@ struct MallocChannel {
 
 impl Channel for MallocChannel {
     #[inline]
-    fn submit(&mut self, io: Io, cx: &mut Cx) {
-        self.submitted.push_back(io);
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
+        self.submitted.push_back(*io);
         cx.wake(self.root);
     }
 

@@ -46,8 +46,8 @@ struct PassthruChannel(BdevChannel);
 
 impl Channel for PassthruChannel {
     #[inline]
-    fn submit(&mut self, io: Io, cx: &mut Cx) {
-        self.0.submit(io, cx);
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
+        self.0.submit(*io, cx);
     }
 
     fn abort(&mut self, tag: Tag, cx: &mut Cx) {

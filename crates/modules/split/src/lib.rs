@@ -181,10 +181,10 @@ struct PartChannel {
 
 impl Channel for PartChannel {
     #[inline]
-    fn submit(&mut self, io: Io, cx: &mut Cx) {
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
         let lba = if io.op == Op::Flush { io.lba } else { io.lba + self.offset };
         let source = if io.op == Op::Copy { io.source + self.offset } else { Lba::ZERO };
-        self.base.submit(Io { lba, source, ..io }, cx);
+        self.base.submit(Io { lba, source, ..*io }, cx);
     }
 
     fn abort(&mut self, tag: Tag, cx: &mut Cx) {

@@ -206,8 +206,8 @@ impl FileChannel {
 
 impl Channel for FileChannel {
     #[inline]
-    fn submit(&mut self, io: Io, cx: &mut Cx) {
-        let entry = Entry { request: Request::new(&io, &self.store), place: Place::Kernel, claims: false };
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
+        let entry = Entry { request: Request::new(io, &self.store), place: Place::Kernel, claims: false };
         let key = self.entries.insert(entry).expect("the caller holds a credit");
         if let Some(Completion { tag, status }) = self.begin(key, cx) {
             self.outbox.push(tag, status, cx);

@@ -71,7 +71,7 @@ impl Device for RecordingDisk {
 }
 
 impl Channel for RecordingChannel {
-    fn submit(&mut self, io: Io, cx: &mut Cx) {
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
         self.recorded.lock().unwrap().push((io.op, io.fua, io.lba.0, io.blocks.0));
         let mut store = self.store.lock().unwrap();
         let start = io.lba.to_bytes(self.block_size).0 as usize;

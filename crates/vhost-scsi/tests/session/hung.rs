@@ -50,7 +50,7 @@ impl Device for Hung {
 }
 
 impl Channel for HungChannel {
-    fn submit(&mut self, io: Io, cx: &mut Cx) {
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
         self.held.push(io.tag);
         cx.wake(self.root);
     }

@@ -55,7 +55,7 @@ impl Device for Remote {
 struct RemoteChannel(Outbox);
 
 impl Channel for RemoteChannel {
-    fn submit(&mut self, io: Io, cx: &mut Cx) {
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
         self.0.push(io.tag, Status::Ok, cx);
     }
 

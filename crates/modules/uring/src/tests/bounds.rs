@@ -64,7 +64,7 @@ fn copied_bytes_are_spread_over_turns() {
     let cx = reactor.cx();
     let bare = cx.root::<Bare>(root.id()).unwrap();
     for (number, buffer) in (0..).zip(&mut buffers) {
-        bare.borrow_mut().channel.submit(request(Op::Read, number, buffer, (512, BYTES)), cx);
+        bare.borrow_mut().channel.submit(&request(Op::Read, number, buffer, (512, BYTES)), cx);
     }
     std::thread::sleep(std::time::Duration::from_millis(500));
     let mut turns = Vec::new();
@@ -91,7 +91,7 @@ fn queued_bytes_are_submitted_at_a_limit() {
     let bare = cx.root::<Bare>(root.id()).unwrap();
     let mut left = Vec::new();
     for (number, buffer) in (0..).zip(&mut buffers) {
-        bare.borrow_mut().channel.submit(request(Op::Write, number, buffer, (0, BYTES)), cx);
+        bare.borrow_mut().channel.submit(&request(Op::Write, number, buffer, (0, BYTES)), cx);
         left.push(cx.ring().unwrap().unsubmitted_bytes());
     }
     assert_eq!(left, [BYTES.into(), 0, BYTES.into()]);

@@ -43,7 +43,7 @@ struct StuckChannel {
 }
 
 impl Channel for StuckChannel {
-    fn submit(&mut self, io: Io, _: &mut Cx) {
+    fn submit(&mut self, io: &Io, _: &mut Cx) {
         self.held.push(io.tag);
     }
 

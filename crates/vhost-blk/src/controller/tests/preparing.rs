@@ -99,7 +99,7 @@ impl Disk for Remote {
 struct Done(Outbox);
 
 impl Channel for Done {
-    fn submit(&mut self, io: Io, cx: &mut Cx) {
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
         self.0.push(io.tag, Status::Ok, cx);
     }
 

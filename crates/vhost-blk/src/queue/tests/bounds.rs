@@ -56,7 +56,7 @@ impl Device for IdleDisk {
 }
 
 impl Channel for IdleChannel {
-    fn submit(&mut self, io: Io, cx: &mut Cx) {
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
         self.recorded.lock().unwrap().push((io.op, io.fua, io.lba.0, io.blocks.0));
         self.outbox.push(io.tag, Status::Ok, cx);
     }
