@@ -262,38 +262,13 @@ impl MemTable {
     }
 
     /// As [`MemTable::read`], for a cache line that will be written soon: the line is transferred from the other core
-    /// once instead of twice.
-    ///
-    /// # Errors
-    /// [`BadAddress`].
-    #[inline]
-    pub fn read_before_write<T>(&self, addr: u64) -> Result<T, BadAddress>
-    where
-        T: FromBytes + KnownLayout + IntoBytes,
-    {
-        if let Some(value) = self.read_largest_before_write(addr) {
-            return Ok(value);
-        }
-        // In a separate function, because a call returns the value in memory, and would force the value above into memory too.
-        match self.read_outlined(addr) {
-            Ok(value) => Ok(value),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// As [`MemTable::read_before_write`]; `None` if the value is not in the guest's largest region.
+    /// once instead of twice. `None` if the value is not in the guest's largest region.
     #[inline]
     pub fn read_largest_before_write<T: FromBytes>(&self, addr: u64) -> Option<T> {
         let src = self.largest.locate_all(addr, size_of::<T>())?;
         copy::prefetch_write(src);
         // SAFETY: the bytes lie in a mapped region.
         Some(unsafe { copy::read_once(src) })
-    }
-
-    /// [`MemTable::read`], not inlined.
-    #[inline(never)]
-    fn read_outlined<T: FromBytes + KnownLayout + IntoBytes>(&self, addr: u64) -> Result<T, BadAddress> {
-        self.read(addr)
     }
 
     /// Copies bytes to a guest address.
@@ -636,6 +611,34 @@ impl SgTable {
             }
         }
         note
+    }
+
+    /// As [`SgTable::put_first`], then [`SgTable::end`], with a single look at the slot. `value` makes the value from the list's
+    /// length and the number that [`List::note`] stored.
+    ///
+    /// # Panics
+    /// As [`SgTable::put_first`].
+    #[inline(always)]
+    pub fn end_with_first<T: IntoBytes + Immutable>(&mut self, slot: u16, value: impl FnOnce(u32, u32) -> T) {
+        let index = usize::from(slot);
+        let slot = &mut self.slots[index];
+        let value = value(slot.len, slot.note);
+        let serial = slot.epoch.take();
+        let is_current = serial == Some(self.current.serial);
+        match slot.short.get(..slot.count as usize).and_then(<[Seg]>::first) {
+            Some(first) if is_current && first.len() >= size_of::<T>() => {
+                // SAFETY: the piece is mapped by the slot's epoch, which is the current one, and has room; the source is a `T` of
+                // ours.
+                unsafe { copy::to_shared(first.base(), value.as_bytes().as_ptr(), size_of::<T>()) };
+                self.current.users -= 1;
+            }
+            // A list that is long, of replaced memory, too short in its first piece, or unused.
+            _ => {
+                slot.epoch = serial;
+                self.put_first(index as u16, &value);
+                self.end(index as u16);
+            }
+        }
     }
 
     /// Copies a value over the first bytes of the list of `slot`.

@@ -283,19 +283,18 @@ pub fn decode(bytes: &[u8]) -> Result<Command, Sense> {
 pub(crate) fn plain(bytes: &[u8]) -> Option<(Op, Transfer)> {
     let cdb = bytes.first_chunk::<16>()?;
     let word = |at: usize| u32::from_be_bytes([cdb[at], cdb[at + 1], cdb[at + 2], cdb[at + 3]]);
-    let (lba, blocks, control) = match cdb[0] {
-        op::READ_16 | op::WRITE_16 => (u64::from(word(2)) << 32 | u64::from(word(6)), word(10), cdb[15]),
-        op::READ_10 | op::WRITE_10 => (word(2).into(), u16::from_be_bytes([cdb[7], cdb[8]]).into(), cdb[9]),
+    let of_16 = (u64::from(word(2)) << 32 | u64::from(word(6)), word(10), cdb[15]);
+    let of_10 = (u64::from(word(2)), u16::from_be_bytes([cdb[7], cdb[8]]).into(), cdb[9]);
+    let (op, (lba, blocks, control)) = match cdb[0] {
+        op::READ_16 => (Op::Read, of_16),
+        op::WRITE_16 => (Op::Write, of_16),
+        op::READ_10 => (Op::Read, of_10),
+        op::WRITE_10 => (Op::Write, of_10),
         _ => return None,
     };
-    if cdb[1] >> 5 != 0 || control != 0 {
-        return None;
-    }
-    let is_read = matches!(cdb[0], op::READ_16 | op::READ_10);
-    Some((
-        if is_read { Op::Read } else { Op::Write },
-        Transfer { lba: Lba(lba), blocks: Blocks(blocks.into()), fua: cdb[1] & 0x08 != 0 },
-    ))
+    let is_plain = cdb[1] >> 5 == 0 && control == 0;
+    let transfer = Transfer { lba: Lba(lba), blocks: Blocks(blocks.into()), fua: cdb[1] & 0x08 != 0 };
+    is_plain.then_some((op, transfer))
 }
 
 fn padded(bytes: &[u8]) -> [u8; CDB_MAX] {

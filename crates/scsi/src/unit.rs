@@ -20,7 +20,7 @@ use crate::reservations::{Access, Refused};
 use crate::{Attention, Lun, Nexus, Sense, Status, TaskFilter};
 use aryk_bdev::{BdevChannel, Blocks, Bytes, Completion, Io, Lba, Op, OpenError, Status as BdevStatus, Tag};
 use aryk_dma::Sgl;
-use aryk_reactor::{Commands, Cx, Handle, RootId};
+use aryk_reactor::{Commands, Cx, Handle, Layer, Point, RootId, Traced};
 use futures_channel::oneshot;
 use jobs::Job;
 use std::collections::VecDeque;
@@ -136,7 +136,8 @@ impl UnitChannel {
     /// As for opening the disk's channel.
     pub fn open(nexus: Arc<Nexus>, depth: u16, root: RootId, cx: &mut Cx) -> Result<Self, OpenError> {
         let lun = nexus.lun();
-        let disk = nexus.open_disk(root, cx)?;
+        let mut disk = nexus.open_disk(root, cx)?;
+        disk.trace_front_end();
         let cell = Rc::new(UnitCell { nexus: nexus.number(), commands: Commands::new(root) });
         let cells = cx.local_state::<Cells>();
         cells.add(lun.serial(), &cell);
@@ -202,6 +203,9 @@ impl UnitChannel {
 
     #[cold]
     fn submit_any(&mut self, request: Request<'_>, cx: &mut Cx) {
+        // A plain command is traced with its one request to the disk. Any other command has records of its own, since it may take
+        // several requests, or none.
+        cx.trace(Traced::new(Layer::Frontend, self.root.trace_number()), Point::Submit, request.tag.into());
         let begun = self.begin(&request, cx);
         if begun != Ok(None) {
             self.answer(request.tag, begun, cx);

@@ -20,6 +20,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use zerocopy::{Immutable, IntoBytes};
 
 /// Chains taken from the ring in one poll.
 const BATCH: u32 = 64;
@@ -300,6 +301,32 @@ impl GuestQueue {
         let most = self.sgs.end_with_last_byte(head, status);
         step(Step::Answered);
         self.ring.push_used(head, written(most));
+    }
+
+    /// As [`GuestQueue::complete`], for a request whose list begins with the place of its answer. `answer` receives the length of
+    /// the slot's list and the number stored with it, and returns the answer and the number of bytes written, which are the first
+    /// of the list.
+    #[inline(always)]
+    pub fn answer_first<T: IntoBytes + Immutable>(
+        &mut self,
+        head: u16,
+        answer: impl FnOnce(u32, u32) -> (T, u32),
+    ) {
+        if self.log.is_some() {
+            // The dirty log needs the list, so it is written before the slot is free.
+            let (answer, written) = answer(self.sgs.len_of(head), self.sgs.note_of(head));
+            self.sgs.put_first(head, &answer);
+            step(Step::Answered);
+            return self.complete(head, written, |_| 0..written);
+        }
+        let mut written = 0;
+        self.sgs.end_with_first(head, |len, note| {
+            let (answer, bytes) = answer(len, note);
+            written = bytes;
+            answer
+        });
+        step(Step::Answered);
+        self.ring.push_used(head, written);
     }
 
     /// Completes a request that may have written the last `most` bytes of its list.

@@ -32,10 +32,14 @@ struct Lengths {
 
 impl Lengths {
     /// The lengths of the command in flight whose chain has this head.
-    #[inline]
     fn of(head: u16, guest: &GuestQueue) -> Self {
-        let data_in = guest.sgs.note_of(head);
-        Self { data_in, data_out: guest.sgs.len_of(head) - ANSWER - data_in }
+        Self::of_list(guest.sgs.len_of(head), guest.sgs.note_of(head))
+    }
+
+    /// The lengths of a command whose scatter list has `len` bytes, with which `data_in` is stored.
+    #[inline]
+    const fn of_list(len: u32, data_in: u32) -> Self {
+        Self { data_in, data_out: len - ANSWER - data_in }
     }
 
     const fn all(self) -> u32 {
@@ -46,7 +50,7 @@ impl Lengths {
 /// The commands in flight of a request queue, and the channels of its targets.
 pub(crate) struct Requests {
     /// The channel of each target.
-    targets: Box<[Option<UnitChannel>]>,
+    targets: Box<[Option<UnitChannel>; TARGETS as usize]>,
     /// Targets that have a channel, as bits.
     present: u8,
     /// Targets whose channel must be polled, as bits. May include targets whose channel is idle.
@@ -66,7 +70,7 @@ struct Unanswerable;
 impl Requests {
     pub fn new(size: u16) -> Self {
         Self {
-            targets: (0..TARGETS).map(|_| None).collect(),
+            targets: Box::default(),
             present: 0,
             busy: 0,
             detached: Vec::new(),
@@ -134,13 +138,36 @@ impl Requests {
     /// Starts the command in `chain`.
     #[inline]
     pub fn start(&mut self, head: u16, chain: &mut Chain, guest: &mut GuestQueue, cx: &mut Cx) {
-        let command = chain.take_header::<Command>(guest.sgs.memory());
+        match chain.take_whole_header::<Command>(guest.sgs.memory()) {
+            Some(command) => self.start_command(&command, head, chain, guest, cx),
+            None => self.start_scattered(head, chain, guest, cx),
+        }
+    }
+
+    /// Starts a command whose request shares its buffer with data, or has several buffers.
+    #[cold]
+    fn start_scattered(&mut self, head: u16, chain: &mut Chain, guest: &mut GuestQueue, cx: &mut Cx) {
+        match chain.take_header::<Command>(guest.sgs.memory()) {
+            Ok(Some(command)) => self.start_command(&command, head, chain, guest, cx),
+            Ok(None) | Err(_) => match place(chain, guest.sgs.begin(head)) {
+                Ok(_) => self.refuse(head, Response::Failure, 0, guest),
+                Err(Unanswerable) => guest.complete_unanswerable(head),
+            },
+        }
+    }
+
+    // Always inlined: the lists of a command stay in registers, up to where they are kept.
+    #[inline(always)]
+    fn start_command(
+        &mut self,
+        command: &Command,
+        head: u16,
+        chain: &Chain,
+        guest: &mut GuestQueue,
+        cx: &mut Cx,
+    ) {
         let Ok((lengths, all)) = place(chain, guest.sgs.begin(head)) else {
             guest.complete_unanswerable(head);
-            return;
-        };
-        let Ok(Some(command)) = command else {
-            self.refuse(head, Response::Failure, 0, guest);
             return;
         };
         let Some((target, unit)) = command.address.target() else {
@@ -151,7 +178,6 @@ impl Requests {
             self.refuse(head, Response::BadTarget, 0, guest);
             return;
         };
-        cx.trace(guest.traced(), Point::Submit, head.into());
         // The guest has just written to the place of the answer, so its cache lines are in another core's cache. This core
         // writes them when the command completes.
         all.prefetch_write();
@@ -201,12 +227,14 @@ impl Requests {
             let target = left.trailing_zeros() as usize;
             left &= left - 1;
             let channel = self.targets[target].as_mut().expect("it is present");
-            channel.poll(cx, &mut outcomes, |head, moved, cx| {
+            channel.poll(cx, &mut outcomes, |head, moved, _| {
                 worked = true;
-                cx.trace(guest.traced(), Point::Complete, head.into());
                 step(Step::Completed);
-                let lengths = Lengths::of(head, guest);
-                complete(head, &AnswerHead::good(lengths.all() - moved), (moved, moved), lengths, guest);
+                let answer = |len, data_in| {
+                    let lengths = Lengths::of_list(len, data_in);
+                    (AnswerHead::good(lengths.all() - moved), ANSWER + moved.min(data_in))
+                };
+                guest.answer_first(head, answer);
             });
             if !outcomes.is_empty() {
                 worked = true;
@@ -281,7 +309,7 @@ impl Requests {
 ///
 /// An answer without sense data leaves the place of the sense data unwritten (two of the guest's cache lines), but the used
 /// length includes that place, because data follows it. Linux's driver reads neither that place nor the length.
-#[inline]
+#[cold]
 fn complete(
     head: u16,
     answer: &(impl IntoBytes + Immutable),

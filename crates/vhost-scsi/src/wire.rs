@@ -74,6 +74,7 @@ impl Address {
     }
 
     /// The target, if its number is valid, and the unit in it, if its number is valid.
+    #[inline]
     pub fn target(self) -> Option<(u8, Option<u16>)> {
         let [first, target, ..] = self.0;
         let rest = u64::from_be_bytes(self.0) << 16;

@@ -34,8 +34,8 @@ pub struct Chain {
     /// `pieces[split..end]` are writable.
     split: usize,
     end: usize,
-    /// Descriptors that were read and have no piece.
-    skipped: u16,
+    /// The approximate number of descriptors that were read to find the chain.
+    cost: u32,
 }
 
 /// A header, copied once, and a status byte that were taken from a chain; and the data between them.
@@ -56,7 +56,7 @@ impl Default for Chain {
     fn default() -> Self {
         let pieces = vec![Piece::default(); CHAIN_MAX.into()].into_boxed_slice();
         let pieces = pieces.try_into().expect("as many");
-        Self { pieces, start: 0, split: 0, end: 0, skipped: 0 }
+        Self { pieces, start: 0, split: 0, end: 0, cost: 0 }
     }
 }
 
@@ -90,24 +90,28 @@ impl Chain {
     ///
     /// # Errors
     /// [`BadAddress`] if the header is not in the guest's memory. After either failure the readable part is undefined.
-    #[inline]
     pub fn take_header<T>(&mut self, memory: &MemTable) -> Result<Option<T>, BadAddress>
     where
         T: FromBytes + IntoBytes + KnownLayout,
     {
-        if self.start < self.split
-            && let Some(&Piece { addr, len }) = self.pieces.get(self.start)
-            && len as usize == size_of::<T>()
-        {
-            self.start += 1;
-            // Drivers keep the status byte in the header's cache line.
-            return memory.read_before_write(addr).map(Some);
+        match self.take_whole_header(memory) {
+            Some(header) => Ok(Some(header)),
+            None => self.gather_header(memory),
         }
-        // A separate function: see `MemTable::read_before_write`.
-        match self.gather_header(memory) {
-            Ok(header) => Ok(header),
-            Err(error) => Err(error),
+    }
+
+    /// As [`Chain::take_header`], of a header that is a buffer of its own in the guest's largest region, as nearly all are. `None`
+    /// has taken nothing.
+    #[inline(always)]
+    pub fn take_whole_header<T: FromBytes>(&mut self, memory: &MemTable) -> Option<T> {
+        let &Piece { addr, len } = self.readable().first()?;
+        if len as usize != size_of::<T>() {
+            return None;
         }
+        // Drivers keep the status byte in the header's cache line.
+        let header = memory.read_largest_before_write(addr)?;
+        self.start += 1;
+        Some(header)
     }
 
     #[cold]
@@ -174,13 +178,13 @@ impl Chain {
     /// The approximate number of descriptors that were read to find the chain, even if it was refused: its cost.
     #[inline]
     pub const fn cost(&self) -> u32 {
-        self.end as u32 + self.skipped as u32 + 1
+        self.cost
     }
 
     /// Counts descriptors that were read and are not part of the chain.
     #[cold]
     pub(crate) const fn skip(&mut self, count: u16) {
-        self.skipped = count;
+        self.cost += count as u32;
     }
 
     /// Number of descriptors in the chain.
@@ -206,6 +210,7 @@ impl Chain {
         }
         *self.pieces.get_mut(self.end).ok_or(ChainError::TooLong)? = piece;
         self.end += 1;
+        self.cost += 1;
         if !writable {
             self.split = self.end;
         }
@@ -223,7 +228,8 @@ impl Chain {
     /// Begins a chain that consists of the first buffers of the array.
     #[inline]
     pub(crate) const fn set_counts(&mut self, counts: Counts) {
-        (self.start, self.split, self.end, self.skipped) = (0, counts.readable, counts.all, 0);
+        (self.start, self.split, self.end, self.cost) =
+            (0, counts.readable, counts.all, counts.all as u32 + 1);
         self.check_invariants();
     }
 

@@ -272,7 +272,7 @@ impl Virtqueue {
     }
 
     /// As [`SplitQueue::prefetch_next`].
-    #[inline]
+    #[inline(always)]
     pub fn prefetch_next(&self, memory: &MemTable) {
         match self {
             Self::Split(queue) => queue.prefetch_next(memory),

@@ -369,7 +369,7 @@ impl SplitQueue {
     }
 
     /// Takes the head of the next chain, if there is one. The caller walks the chain.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take_head(&mut self) -> Result<Option<u16>, QueueError> {
         if !self.replay.is_empty() {
             return Ok(self.take_replay());
@@ -407,7 +407,7 @@ impl SplitQueue {
     }
 
     /// Collects the chain that starts at `head`, which is in range.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn walk(&self, head: u16, memory: &MemTable, chain: &mut Chain) -> Result<(), ChainError> {
         debug_assert!(self.in_flight[usize::from(head)], "chain {head} is taken before it is walked");
         let mut counts = Counts::NONE;
@@ -420,7 +420,7 @@ impl SplitQueue {
     }
 
     /// Collects the chain's descriptors in the queue's own table; returns the last one if it refers to an indirect table.
-    #[inline]
+    #[inline(always)]
     fn walk_direct(
         &self,
         head: u16,
@@ -575,7 +575,7 @@ impl SplitQueue {
     /// Prefetches the memory that taking later chains will read. Each cache line comes from the driver's core, which takes
     /// longer than a request takes. So lines are prefetched some requests ahead: first a chain's descriptor; once that has
     /// arrived, the buffer that it describes.
-    #[inline]
+    #[inline(always)]
     pub fn prefetch_next(&self, memory: &MemTable) {
         let known = self.avail_idx.wrapping_sub(self.config.next_avail);
         if known >= DESCS_AHEAD {
