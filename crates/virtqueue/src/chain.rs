@@ -100,8 +100,8 @@ impl Chain {
         }
     }
 
-    /// As [`Chain::take_header`], of a header that is a buffer of its own in the guest's largest region, as nearly all are. `None`
-    /// has taken nothing.
+    /// As [`Chain::take_header`], of a header that is a buffer of its own in the guest's largest region, as nearly all are.
+    /// `None` has taken nothing.
     #[inline(always)]
     pub fn take_whole_header<T: FromBytes>(&mut self, memory: &MemTable) -> Option<T> {
         let &Piece { addr, len } = self.readable().first()?;
