@@ -1,5 +1,5 @@
-//! `cargo xtask crash`: builds `arykd` with its crash points and runs the crate in `tests/crash/`, or crashes `arykd`
-//! under Linux guests.
+//! `cargo xtask crash`: runs the crate in `tests/crash/`, which kills `arykd` at its crash points, or crashes `arykd` under
+//! Linux guests.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -44,15 +44,13 @@ pub(crate) fn check(long: bool) -> Result<()> {
     workspace::run(command()?.args(["--rounds", &rounds.to_string()]))
 }
 
-/// The crash test, with its own copy of the daemon: no other test may use a daemon with crash points.
+/// The crash test, with the daemon of the tests' build: that one has crash points, the release build has none.
 fn command() -> Result<Command> {
-    let own = workspace::target()?.join("crash");
-    std::fs::create_dir_all(&own)?;
-    let armed = workspace::build_programs_with(&["--features", "arykd/crash-points"])?;
-    std::fs::copy(armed.join("arykd"), own.join("arykd")).context("copying the daemon with crash points")?;
-    // `build_programs` replaces the daemon by one without crash points.
-    let mut test = Command::new(workspace::build_programs()?.join("aryk-crash-tests"));
-    test.arg("--arykd").arg(own.join("arykd")).arg("--disks").arg(own);
+    let disks = workspace::target()?.join("crash");
+    std::fs::create_dir_all(&disks)?;
+    let built = test::binaries::build()?;
+    let mut test = Command::new(built.program("aryk-crash-tests")?);
+    test.arg("--arykd").arg(built.program("arykd")?).arg("--disks").arg(disks);
     Ok(test)
 }
 

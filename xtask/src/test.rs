@@ -3,7 +3,7 @@
 //! Stages run one after the other, all of them even after failures. A stage that fails without test results (a broken
 //! build) counts as one failure. At the end the failures are printed again, and the duration of each stage.
 
-mod binaries;
+pub(crate) mod binaries;
 mod clients;
 mod docs;
 pub(crate) mod guests;
@@ -17,7 +17,7 @@ use crate::progress::{self, Clock};
 use crate::{budget, crash, fuzz, install};
 
 /// Seconds per fuzzer.
-const FUZZ_SECONDS: u32 = 20;
+const FUZZ_SECONDS: u32 = 10;
 
 /// The extent of the tests.
 #[derive(Debug, clap::Args)]
@@ -44,7 +44,7 @@ enum Stage {
     Loom,
     /// Instructions of a request, compared with the recorded ones
     Instructions,
-    /// Fuzzers, 20 seconds each unless set
+    /// Fuzzers, 10 seconds each unless set
     Fuzz,
     /// `arykd` killed under load
     Crash,

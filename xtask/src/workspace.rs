@@ -50,17 +50,12 @@ pub(crate) fn target() -> Result<PathBuf> {
     Ok(metadata["target_directory"].as_str().context("cargo metadata names no target directory")?.into())
 }
 
-/// Builds the delivered programs, and those that test them, for release; returns their directory.
+/// Builds the delivered programs and `aryk-bench` for release; returns their directory. It is always the same choice of
+/// packages: another choice gives the libraries other features, and rebuilds all of them.
 pub(crate) fn build_programs() -> Result<PathBuf> {
-    build_programs_with(&[])
-}
-
-/// As [`build_programs`], with more arguments to cargo. It is always the same choice of packages: another choice gives
-/// the libraries other features, and rebuilds all of them.
-pub(crate) fn build_programs_with(arguments: &[&str]) -> Result<PathBuf> {
     let mut build = cargo();
-    build.args(["build", "--release"]).args(arguments);
-    for package in ["arykd", "aryk", "aryk-bench", "aryk-crash-tests", "aryk-nvme", "aryk-pci"] {
+    build.args(["build", "--release"]);
+    for package in ["arykd", "aryk", "aryk-bench", "aryk-nvme", "aryk-pci"] {
         build.args(["-p", package]);
     }
     // The guest tests run these inside of guests.

@@ -1,6 +1,6 @@
 //! Named places where a test can kill the process: the steps of a request between which a crash leaves different state behind.
 //!
-//! Any context. An empty function unless the feature `armed` is on; `cargo xtask crash` builds `arykd` with it. Then the
+//! Any context. An empty function unless the feature `armed` is on, as in all builds for tests and in no release. Then the
 //! environment variable `ARYK_CRASH_STEP`, such as `submitted:7`, names a step and a count: the process kills itself when it
 //! reaches the step for the 7th time. With `submitted:7:panic` the thread at that step panics instead.
 #![forbid(unsafe_code)]

@@ -6,7 +6,7 @@
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
@@ -23,6 +23,12 @@ const ALONE: [(&str, &str); 1] = [("bin/arykd", "adversary")];
 /// The longest programs are started first, so that no lane waits for one at the end.
 const FIRST: [(&str, &str); 1] = [("bin/arykd", "daemon")];
 
+/// The programs that tests start. Cargo builds a program with the tests of its package, if these include an integration test.
+const PROGRAMS: [&str; 3] = ["aryk", "arykd", "aryk-crash-tests"];
+
+/// Variables and their values.
+type Environment = Vec<(&'static str, OsString)>;
+
 /// A test program.
 #[derive(Debug)]
 struct Binary {
@@ -38,14 +44,14 @@ impl Binary {
     }
 
     /// Runs the program to its end and prints its output in one piece.
-    fn run(&self, environment: &[(String, OsString)], arguments: &[&str]) -> Result<Tally> {
+    fn run(&self, environment: &[(&str, OsString)], arguments: &[&str]) -> Result<Tally> {
         let clock = Clock::start();
         let directory = self.directory.strip_prefix(workspace::root()).unwrap_or(&self.directory);
         let name = format!("{} {}", directory.display(), self.target);
         let mut said = tempfile::tempfile()?;
         let mut command = Command::new(&self.program);
         command.args(arguments).current_dir(&self.directory).env("CARGO_MANIFEST_DIR", &self.directory);
-        command.envs(environment.iter().map(|(name, program)| (name, program))).stdin(Stdio::null());
+        command.envs(environment.iter().cloned()).stdin(Stdio::null());
         command.stdout(said.try_clone()?).stderr(said.try_clone()?);
         let status = command.status().with_context(|| format!("running {}", self.program.display()))?;
         let said = suites::read_all(&mut said)?;
@@ -57,19 +63,35 @@ impl Binary {
 
 /// The result of the build.
 #[derive(Debug, Default)]
-struct Built {
+pub(crate) struct Built {
     tests: Vec<Binary>,
-    /// `ARYK` and `ARYKD`, the programs that tests of other packages start, and settings for single tests.
-    environment: Vec<(String, OsString)>,
+    /// Name and path of each of [`PROGRAMS`].
+    programs: Vec<(String, PathBuf)>,
+}
+
+impl Built {
+    /// The path of a program in [`PROGRAMS`].
+    pub(crate) fn program(&self, name: &str) -> Result<&Path> {
+        let program = self.programs.iter().find(|(program, _)| program == name);
+        Ok(&program.with_context(|| format!("cargo built no {name}"))?.1)
+    }
+
+    /// The environment of the tests: `ARYK` and `ARYKD` are the programs that tests of other packages start.
+    fn environment(&self) -> Result<Environment> {
+        let programs = [("ARYK", "aryk"), ("ARYKD", "arykd")];
+        programs.into_iter().map(|(variable, name)| Ok((variable, self.program(name)?.into()))).collect()
+    }
 }
 
 /// The directory of the package whose tests boot guests.
 const GUESTS: &str = "tests/guest";
 
 /// Builds all tests and runs those that boot no guest, with `settings` in their environment.
-pub(super) fn run_without_guests(settings: &[(&str, &str)]) -> Result<Tally> {
-    let Built { mut tests, mut environment } = build()?;
-    environment.extend(settings.iter().map(|&(name, value)| (name.into(), value.into())));
+pub(super) fn run_without_guests(settings: &[(&'static str, &str)]) -> Result<Tally> {
+    let built = build()?;
+    let mut environment = built.environment()?;
+    environment.extend(settings.iter().map(|&(name, value)| (name, value.into())));
+    let mut tests = built.tests;
     tests.retain(|test| !test.directory.ends_with(GUESTS));
     let (alone, mut others): (Vec<_>, Vec<_>) = tests.into_iter().partition(|test| test.is_in(&ALONE));
     others.sort_by_key(|test| !test.is_in(&FIRST));
@@ -80,14 +102,16 @@ pub(super) fn run_without_guests(settings: &[(&str, &str)]) -> Result<Tally> {
 
 /// Runs the harness's own tests, including those that boot guests. One at a time: each guest needs both cores.
 pub(super) fn run_guests_harness() -> Result<Tally> {
-    let Built { mut tests, environment } = build()?;
+    let built = build()?;
+    let environment = built.environment()?;
+    let mut tests = built.tests;
     tests.retain(|test| test.directory.ends_with(GUESTS));
     lanes::run(tests, 1, |test: Binary| test.run(&environment, &["--include-ignored", "--test-threads=1"]))
 }
 
 /// Builds all tests with cargo, and the programs that they start: always the same choice of packages, because another one
 /// gives the libraries other features.
-fn build() -> Result<Built> {
+pub(crate) fn build() -> Result<Built> {
     let mut cargo = workspace::cargo();
     cargo.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
     let mut child = cargo.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("running cargo")?;
@@ -96,18 +120,18 @@ fn build() -> Result<Built> {
     for line in BufReader::new(output).lines() {
         let message = serde_json::from_str(&line?)?;
         built.tests.extend(test_program(&message));
-        built.environment.extend(our_program(&message));
+        built.programs.extend(our_program(&message));
     }
     ensure!(child.wait()?.success(), "the tests do not compile");
     ensure!(!built.tests.is_empty(), "cargo built no tests");
     Ok(built)
 }
 
-/// The variable and the path of `aryk` or `arykd`, if cargo's message reports one of them as built.
-fn our_program(message: &Value) -> Option<(String, OsString)> {
+/// The name and the path of one of [`PROGRAMS`], if cargo's message reports it as built.
+fn our_program(message: &Value) -> Option<(String, PathBuf)> {
     let name = message["target"]["name"].as_str()?;
-    let is_program = message["profile"]["test"] == Value::Bool(false) && ["aryk", "arykd"].contains(&name);
-    is_program.then(|| Some((name.to_uppercase(), message["executable"].as_str()?.into())))?
+    let is_program = message["profile"]["test"] == Value::Bool(false) && PROGRAMS.contains(&name);
+    is_program.then(|| Some((name.to_owned(), message["executable"].as_str()?.into())))?
 }
 
 /// The test program that one of cargo's messages reports as built.
@@ -138,7 +162,7 @@ mod tests {
             "profile": { "test": false }, "executable": "/w/target/debug/arykd",
         });
         assert!(test_program(&program).is_none());
-        assert_eq!(our_program(&program), Some(("ARYKD".into(), "/w/target/debug/arykd".into())));
+        assert_eq!(our_program(&program), Some(("arykd".into(), "/w/target/debug/arykd".into())));
         let ended = serde_json::json!({ "reason": "build-finished", "success": true });
         assert!(test_program(&ended).is_none() && our_program(&ended).is_none());
     }

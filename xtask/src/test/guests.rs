@@ -9,8 +9,9 @@ use crate::{install, workspace};
 
 /// Guests at a time.
 const LANES: usize = 2;
-/// Groups that neither kill processes nor measure under load: two of their guests can share the cores.
-const BESIDE_ANOTHER: [&str; 4] = ["verify/", "disks/", "contrib/", "nvme/"];
+/// Guests that run alone, after the others: their tests have deadlines of seconds, or three processes that need the cores.
+const ALONE: [&str; 5] =
+    ["life/frozen-neighbour", "recovery/migration", "scsi/plug", "scsi/frozen", "scsi/stuck"];
 
 /// Runs the harness's own tests, then all cases whose name contains `part`.
 pub(crate) fn run(all: bool, part: &str) -> Result<Tally> {
@@ -27,8 +28,8 @@ pub(crate) fn run(all: bool, part: &str) -> Result<Tally> {
         Ok(tally)
     };
     let wanted = cases::list(all).into_iter().filter(|case| case.name.contains(part));
-    let (beside, alone): (Vec<_>, Vec<_>) =
-        wanted.partition(|case| BESIDE_ANOTHER.iter().any(|group| case.name.starts_with(group)));
+    let (alone, beside): (Vec<_>, Vec<_>) =
+        wanted.partition(|case| ALONE.iter().any(|name| case.name.starts_with(name)));
     tally.add(lanes::run(beside, LANES, run)?);
     tally.add(lanes::run(alone, 1, run)?);
     Ok(tally)

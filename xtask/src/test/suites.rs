@@ -66,7 +66,7 @@ fn has_documentation_test(directory: &Path) -> Result<bool> {
 /// `tests/loom.rs` of each crate that has one, built for loom in a separate target directory.
 pub(crate) fn loom() -> Result<Tally> {
     let mut cargo = workspace::cargo();
-    cargo.args(["test", "--release", "--no-fail-fast", "--test", "loom"]);
+    cargo.args(["test", "--profile", "loom", "--no-fail-fast", "--test", "loom"]);
     let metadata = workspace::metadata("Cargo.toml", &["--no-deps"])?;
     for package in metadata["packages"].as_array().context("a workspace without packages")? {
         let targets = package["targets"].as_array().context("a package without targets")?;
