@@ -3,36 +3,35 @@
 use crate::{Blocks, Lba};
 use aryk_dma::Sgl;
 
-/// What the submitter calls a request by; it comes back with the completion, and means nothing to anyone else.
+/// The submitter's identifier of a request. The completion has the same tag; the device does not interpret it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Tag(pub u64);
 
-/// What a request asks for.
+/// The operation of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Op {
-    /// Blocks into memory.
+    /// Reads blocks into memory.
     Read,
-    /// Memory into blocks.
+    /// Writes memory to blocks.
     Write,
     /// Makes every write that has completed durable.
     Flush,
-    /// Gives blocks back to the store: what they read as afterwards is zeroes, or what they held.
+    /// Returns the blocks' space to the store. Afterwards the blocks read as zeroes, or as before.
     Unmap,
-    /// Makes blocks read as zeroes. [`Io::may_unmap`] says whether the store may give their space back.
+    /// Makes blocks read as zeroes. [`Io::may_unmap`] says whether the store may free their space.
     WriteZeroes,
     /// Compares blocks with memory.
     Compare,
-    /// Compares blocks with the first half of the memory, and if they are the same, writes the second half: no change of
-    /// these blocks, through whichever channel, comes between.
+    /// Compares blocks with the first half of the memory and, if they are equal, writes the second half. No other request, on any
+    /// channel, changes these blocks in between.
     CompareAndWrite,
-    /// Copies blocks to other blocks of the disk, which hold in the end what the first held at the beginning, also if the
-    /// two overlap.
+    /// Copies blocks to other blocks of the disk. If the two ranges overlap, the target gets the data that the source had before.
     Copy,
 }
 
 impl Op {
-    /// All of them.
+    /// All operations.
     pub const ALL: [Self; 8] = [
         Self::Read,
         Self::Write,
@@ -44,23 +43,23 @@ impl Op {
         Self::Copy,
     ];
 
-    /// Whether it carries data.
+    /// Whether a request with this operation has data in memory.
     pub const fn has_data(self) -> bool {
         matches!(self, Self::Read | Self::Write | Self::Compare | Self::CompareAndWrite)
     }
 
-    /// Whether it changes the disk.
+    /// Whether the operation changes the disk.
     pub const fn is_change(self) -> bool {
         matches!(self, Self::Write | Self::Unmap | Self::WriteZeroes | Self::CompareAndWrite | Self::Copy)
     }
 
-    /// Whether the block layer makes it of reads and writes where the device does not do it.
+    /// Whether the block layer builds the operation from reads and writes if the device does not support it.
     #[inline]
     pub const fn is_compound(self) -> bool {
         self as u8 >= Self::Compare as u8
     }
 
-    /// Its name, as RPC has it.
+    /// The operation's name in RPC.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -83,7 +82,7 @@ impl OpSet {
     /// Every operation.
     pub const ALL: Self = Self::of(&Op::ALL);
 
-    /// Every operation that the block layer does not make of others.
+    /// The operations that the block layer does not build from others.
     pub const PLAIN: Self = Self::of(&[Op::Read, Op::Write, Op::Flush, Op::Unmap, Op::WriteZeroes]);
 
     /// The set without operations that change the disk.
@@ -132,61 +131,61 @@ impl OpSet {
 /// A request. The opener of a disk hands it over by value; a device's channel copies what it keeps.
 #[derive(Clone, Copy, Debug)]
 pub struct Io {
-    /// The submitter's.
+    /// The submitter's identifier.
     pub tag: Tag,
     /// The operation.
     pub op: Op,
     /// The write is durable when it completes.
     pub fua: bool,
-    /// The blocks of a write-zeroes may be given back to the store. If not, they have their place in it afterwards; false
-    /// for all else.
+    /// For a write-zeroes: whether the store may free the blocks' space. If not, the blocks have space in the store afterwards.
+    /// `false` for other operations.
     pub may_unmap: bool,
     /// The first block.
     pub lba: Lba,
-    /// How many blocks; a flush has none.
+    /// The number of blocks; none for a flush.
     pub blocks: Blocks,
-    /// The first of the blocks that a copy reads; [`Lba::ZERO`] for all else.
+    /// The first block that a copy reads; [`Lba::ZERO`] for other operations.
     pub source: Lba,
-    /// Where the data lies: as many bytes as the blocks have for a read, a write or a compare, twice as many for a
-    /// compare-and-write, none otherwise.
+    /// The data in memory: the bytes of the blocks for a read, a write or a compare, twice that for a compare-and-write, nothing
+    /// for other operations.
     pub data: Sgl,
 }
 
 const _: () = assert!(size_of::<Io>() <= 64, "a request fits a cache line");
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Status {
     /// The request succeeded.
     Ok,
-    /// Something about it is wrong: no blocks, or data of another length than the blocks.
+    /// The request is malformed: it has no blocks, or data of a length that does not match its blocks.
     Invalid,
-    /// It reaches beyond the disk's end.
+    /// The request reaches beyond the end of the disk.
     OutOfRange,
-    /// The disk does not do this.
+    /// The disk does not support the operation.
     Unsupported,
-    /// The disk, or this opening of it, is read-only.
+    /// The disk is read-only, or was opened read-only.
     ReadOnly,
     /// The store is full.
     NoSpace,
     /// The store failed.
     Medium,
-    /// It was aborted, by its submitter or by a reset.
+    /// The request was aborted, by its submitter or by a reset.
     Aborted,
     /// The disk has been removed.
     Removed,
-    /// The blocks hold other data than they were compared with.
+    /// A compare found different data in the blocks.
     Miscompare,
 }
 
 impl Status {
-    /// Whether it was done.
+    /// Whether the request succeeded.
     pub const fn is_ok(self) -> bool {
         matches!(self, Self::Ok)
     }
 
-    /// The first failure of the two.
+    /// This status if it is a failure, otherwise `other`.
     #[must_use]
     pub const fn or(self, other: Self) -> Self {
         if self.is_ok() { other } else { self }
@@ -196,8 +195,8 @@ impl Status {
 /// The end of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completion {
-    /// The request's.
+    /// The request's tag.
     pub tag: Tag,
-    /// How it ended.
+    /// The request's result.
     pub status: Status,
 }
