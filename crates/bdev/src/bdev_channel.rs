@@ -672,7 +672,7 @@ impl BdevChannel {
     /// The device has nothing: goes on with what waited for that.
     #[cold]
     fn drained(&mut self, cx: &mut Cx) {
-        // The asker may have stopped waiting. If it froze the channel, the thaw is on its way all the same.
+        // The caller may have stopped waiting for a reopened channel. A reset always thaws the channel that it froze.
         match std::mem::replace(&mut self.state, State::Running) {
             State::Freezing(done) => {
                 self.state = State::Frozen;

@@ -318,7 +318,8 @@ impl Registry {
     /// A module reports that its disk has another size. Openers get [`Event::Resized`], and disks that are made of it follow.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::TooLarge`]; then the disk keeps its size.
+    /// [`Error::NotFound`], [`Error::TooLarge`]: the disk keeps its size. [`Error::TooLarge`] also if a disk above keeps its size for
+    /// this reason; the other disks follow.
     pub fn resized(&self, name: &str, blocks: Blocks) -> Result<(), Error> {
         let bdev = self.find(name)?;
         check_size(blocks, bdev.device().geometry().block_size)?;
@@ -331,12 +332,16 @@ impl Registry {
             }
             inner.made_of(&bdev)
         };
+        let mut result = Ok(());
         for above in above {
-            if let Some(blocks) = above.device().base_resized() {
-                self.resized(above.name(), blocks)?;
+            let followed = above.device().base_resized().map(|blocks| self.resized(above.name(), blocks));
+            match followed {
+                // The disk above has been removed meanwhile.
+                None | Some(Ok(()) | Err(Error::NotFound(_))) => {}
+                Some(failed) => result = failed,
             }
         }
-        Ok(())
+        result
     }
 
     /// A module reports that the limits, the operations or the read-only state of its disk have changed. Every channel has

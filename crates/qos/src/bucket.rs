@@ -140,12 +140,12 @@ impl Bucket {
                 "the bucket has recorded {is} ns of leases, but one reactor has {before} ns"
             );
             debug_assert!(kept <= before, "a reactor keeps {kept} ns of a lease of {before} ns");
-            let others = is - before + kept;
+            let others = is.saturating_sub(before) + kept;
             debug_assert!(
                 others <= LEASES,
                 "the leases of all reactors are {others} ns, more than their bound"
             );
-            let more = more.min(LEASES - others);
+            let more = more.min(LEASES.saturating_sub(others));
             match self.leased.compare_exchange_weak(is, others + more, Relaxed, Relaxed) {
                 Ok(_) => return more,
                 Err(other) => is = other,

@@ -102,7 +102,7 @@ pub struct Cx {
     pub(crate) kicked: Vec<RootId>,
     pub(crate) promoted: VecDeque<RootId>,
     pub(crate) drivers: Drivers,
-    /// Turns in which the kernel driver had completions: it is reaped in each turn.
+    /// Turns in which the kernel driver had completions. Every turn looks for them.
     pub(crate) kernel_busy_reaps: u64,
     /// The reactor's own number among the threads of the process.
     number: u64,

@@ -170,7 +170,7 @@ impl Reactor {
     /// Whether a reactor whose last turn had no work may sleep.
     fn may_sleep(&mut self) -> bool {
         let never = self.cx.policy == SleepPolicy::Poll || self.cx.sleepless_roots > 0;
-        // Requests that are in flight now were in flight at the end of the last turn with work.
+        // An idle turn submits nothing to a device, so these requests were in flight when the work ended.
         let has_requests = || self.kernel.borrow().in_flight() > 0 || self.cx.drivers.has_requests();
         !never && self.spin.is_over(self.cx.now, has_requests())
     }
@@ -197,6 +197,7 @@ impl Reactor {
     /// Finds the work that other threads have announced.
     #[inline(never)]
     fn take_announced_work(&mut self) {
+        self.run_as(Running::MESSAGES);
         self.cx.handle.try_take_runnable(&mut self.runnable);
         self.cx.results_may_be_there = true;
         self.cx.outgoing.retry();
@@ -282,6 +283,7 @@ impl Reactor {
             }
             let root = Rc::clone(&entry.root);
             self.cx.promoted.push_back(id);
+            self.run_as(Running::root(id.0.index()));
             root.promoted(&mut self.cx);
         }
         // A root may have kicked another root while it was promoted.
@@ -449,6 +451,7 @@ impl Reactor {
             self.send_signals();
         }
         if !self.cx.outgoing.is_quiet() {
+            self.run_as(Running::MESSAGES);
             self.cx.outgoing.flush(&self.waker);
         }
     }

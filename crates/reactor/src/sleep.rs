@@ -84,7 +84,7 @@ const _: () = {
 pub(crate) struct Spin {
     with_requests: Window,
     without_requests: Window,
-    /// Whether requests were in flight when the reactor last thought of sleep: the window that a sleep follows.
+    /// Whether requests were in flight when [`Spin::is_over`] was asked last: selects the window that the next wake-up adjusts.
     has_requests: bool,
     /// When the last turn with work ended.
     last_work: Nanos,

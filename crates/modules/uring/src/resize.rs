@@ -7,7 +7,7 @@
 use crate::open::{cannot_lock, check_multiple, set_size, size_of};
 use crate::store::{Kind, Store};
 use crate::{Error, store_of};
-use aryk_bdev::{Bdev, Bytes, Lba, Registry};
+use aryk_bdev::{Bdev, Blocks, Bytes, Lba, Registry};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -99,8 +99,10 @@ pub fn resize(registry: &Registry, name: &str, size: Size) -> Result<Resized, Er
     }
     resizing.enter()?;
     if new < now {
+        // The file may have been truncated from outside, with requests in flight behind its end.
+        let reachable = bdev.blocks().max(now.whole_blocks(store.block_size));
         resizing.publish(registry, name, new)?;
-        return Ok(Resized::Shrinking(Shrinking { resizing, bdev, from: now, to: new }));
+        return Ok(Resized::Shrinking(Shrinking { resizing, bdev, reachable, from: now, to: new }));
     }
     set_size(&store.file, path, new)?;
     resizing.publish(registry, name, new)?;
@@ -112,6 +114,9 @@ pub fn resize(registry: &Registry, name: &str, size: Size) -> Result<Resized, Er
 pub struct Shrinking {
     resizing: Resizing,
     bdev: Arc<Bdev>,
+    /// The blocks that requests in flight may reach.
+    reachable: Blocks,
+    /// The former size of the file.
     from: Bytes,
     to: Bytes,
 }
@@ -120,9 +125,8 @@ impl Shrinking {
     /// Waits until no request changes the range behind the new end any more. Any context.
     pub async fn settle(self) -> Settled {
         let block_size = self.resizing.store.block_size;
-        // Behind the last whole block of the larger size there is none that requests reach.
-        let end = |size: Bytes| Lba::ZERO + size.whole_blocks(block_size);
-        self.bdev.settle(end(self.to)..end(self.from)).await;
+        let end = Lba::ZERO + self.to.whole_blocks(block_size);
+        self.bdev.settle(end..Lba::ZERO + self.reachable).await;
         Settled(self)
     }
 }
@@ -137,7 +141,7 @@ impl Settled {
     /// # Errors
     /// [`Error`].
     pub fn cut(self, registry: &Registry) -> Result<Bytes, Error> {
-        let Shrinking { resizing, bdev, from, to } = self.0;
+        let Shrinking { resizing, bdev, from, to, .. } = self.0;
         let store = &resizing.store;
         match set_size(&store.file, &store.path, to) {
             Ok(()) => Ok(to),

@@ -87,9 +87,9 @@ impl UnitChannel {
         data
     }
 
-    /// The blocks from `lba`, which is on the disk, to its end.
+    /// The blocks from `lba` to the end of the disk; none if the disk has shrunk to fewer blocks.
     fn blocks_from(&self, lba: Lba) -> Blocks {
-        Lba::ZERO + self.disk.bdev().blocks() - lba
+        self.disk.bdev().blocks().saturating_sub(lba - Lba::ZERO)
     }
 
     /// One descriptor (SBC-3, section 5.4), which reports all blocks from `lba` on as mapped. No module can report unmapped

@@ -177,6 +177,25 @@ fn writes_waiting_during_a_shrink_do_not_grow_the_file_again() {
     }
 }
 
+/// Writes beyond the end of a file that was truncated from outside, while the disk had its former size.
+#[test]
+fn a_shrink_waits_for_writes_behind_the_end_of_a_truncated_file() {
+    for engine in [Engine::IoUring, Engine::Epoll] {
+        let dir = disk_directory();
+        let mut bench = Bench::new(sparse(dir.path(), 4 * MIB), None, engine);
+        File::options().write(true).open(bench.path()).unwrap().set_len(MIB + 100).unwrap();
+        let mut buffer = aryk_dma::Buffer::new(4096, 4096);
+        let data = buffer.lend();
+        let tags: Vec<_> = (0..512).map(|i| bench.submit(Op::Write, 4096 + i * 8, 8, data, false)).collect();
+        assert_eq!(bench.shrink(MIB).unwrap(), Bytes(MIB));
+        for tag in tags {
+            bench.wait(tag);
+        }
+        buffer.reclaim();
+        assert_eq!(fs::metadata(bench.path()).unwrap().len(), MIB);
+    }
+}
+
 #[test]
 fn openers_receive_an_event_after_a_resize() {
     let dir = disk_directory();
