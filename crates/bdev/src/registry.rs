@@ -318,8 +318,8 @@ impl Registry {
     /// A module reports that its disk has another size. Openers get [`Event::Resized`], and disks that are made of it follow.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::TooLarge`]: the disk keeps its size. [`Error::TooLarge`] also if a disk above keeps its size for
-    /// this reason; the other disks follow.
+    /// [`Error::NotFound`], [`Error::TooLarge`]: the disk keeps its size. [`Error::TooLarge`] also if a disk above keeps its size
+    /// for this reason; the other disks follow.
     pub fn resized(&self, name: &str, blocks: Blocks) -> Result<(), Error> {
         let bdev = self.find(name)?;
         check_size(blocks, bdev.device().geometry().block_size)?;
