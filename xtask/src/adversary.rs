@@ -1,9 +1,9 @@
 //! `cargo xtask adversary`: hostile front-ends beside a measured VM, in the long form. The short form is arykd's test of
 //! the same name, whose code this command runs.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
-use crate::workspace;
+use crate::test::binaries;
 
 /// Duration, seed and choice of the attacks.
 #[derive(Debug, clap::Args)]
@@ -20,20 +20,10 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let mut test = workspace::cargo();
-    test.args([
-        "test",
-        "--release",
-        "-p",
-        "arykd",
-        "--test",
-        "daemon",
-        "--",
-        "--nocapture",
-        "--test-threads=1",
-    ]);
-    test.arg(format!("adversary::{}", args.scene));
-    test.env("ARYK_ADVERSARY_SECONDS", args.seconds.to_string())
-        .env("ARYK_ADVERSARY_SEED", args.seed.to_string());
-    workspace::run(&mut test)
+    let (seconds, seed) = (args.seconds.to_string(), args.seed.to_string());
+    let settings = [("ARYK_ADVERSARY_SECONDS", seconds), ("ARYK_ADVERSARY_SEED", seed)];
+    let tally = binaries::run_adversary(&args.scene, &settings)?;
+    ensure!(tally.failed == 0, "{} scenes failed", tally.failed);
+    ensure!(tally.passed > 0, "no scene's name contains {}", args.scene);
+    Ok(())
 }

@@ -44,6 +44,8 @@ enum Stage {
     Loom,
     /// Instructions of a request, compared with the recorded ones
     Instructions,
+    /// Hostile front-ends beside a measured VM
+    Adversary,
     /// Fuzzers, 10 seconds each unless set
     Fuzz,
     /// `arykd` killed under load
@@ -58,10 +60,11 @@ enum Stage {
     Docs,
 }
 
-const STAGES: [Stage; 9] = [
+const STAGES: [Stage; 10] = [
     Stage::Unit,
     Stage::Loom,
     Stage::Instructions,
+    Stage::Adversary,
     Stage::Fuzz,
     Stage::Crash,
     Stage::Guest,
@@ -194,6 +197,7 @@ fn run_stage(stage: Stage, args: &Args) -> Tally {
         Stage::Unit => suites::workspace(args.all),
         Stage::Loom => suites::loom(),
         Stage::Instructions => suites::instructions(),
+        Stage::Adversary => binaries::run_adversary("", &[]),
         Stage::Fuzz => fuzz::run_all(args.fuzz_seconds),
         Stage::Crash => crashes(args.all),
         Stage::Guest => guests::run(args.all, args.guest.as_deref().unwrap_or_default()),

@@ -1,8 +1,7 @@
-//! The workspace's test programs: built by cargo in one call, then run by this module, two at a time where no time is
-//! measured.
+//! The workspace's test programs: built by cargo in one call, then run by this module, two at a time.
 //!
 //! `cargo test` runs them one after the other. Most of them wait more than they compute (for timeouts, for a killed
-//! daemon), so two at a time use both cores. The programs in [`ALONE`] measure times or rates and run without others.
+//! daemon), so two at a time use both cores.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -18,8 +17,8 @@ use crate::workspace;
 
 /// Test programs at a time.
 const LANES: usize = 2;
-/// Package directories and targets whose tests measure times or rates: they run alone, after the others.
-const ALONE: [(&str, &str); 1] = [("bin/arykd", "adversary")];
+/// The package directory and the target of the test that measures an attacked daemon: it has a stage of its own.
+const ADVERSARY: [(&str, &str); 1] = [("bin/arykd", "adversary")];
 /// The longest programs are started first, so that no lane waits for one at the end.
 const FIRST: [(&str, &str); 1] = [("bin/arykd", "daemon")];
 
@@ -92,12 +91,22 @@ pub(super) fn run_without_guests(settings: &[(&'static str, &str)]) -> Result<Ta
     let mut environment = built.environment()?;
     environment.extend(settings.iter().map(|&(name, value)| (name, value.into())));
     let mut tests = built.tests;
-    tests.retain(|test| !test.directory.ends_with(GUESTS));
-    let (alone, mut others): (Vec<_>, Vec<_>) = tests.into_iter().partition(|test| test.is_in(&ALONE));
-    others.sort_by_key(|test| !test.is_in(&FIRST));
-    let mut tally = lanes::run(others, LANES, |test: Binary| test.run(&environment, &[]))?;
-    tally.add(lanes::run(alone, 1, |test: Binary| test.run(&environment, &[]))?);
-    Ok(tally)
+    tests.retain(|test| !test.directory.ends_with(GUESTS) && !test.is_in(&ADVERSARY));
+    tests.sort_by_key(|test| !test.is_in(&FIRST));
+    lanes::run(tests, LANES, |test: Binary| test.run(&environment, &[]))
+}
+
+/// Runs the scenes whose name contains `scene` of the hostile front-ends, against the `arykd` of the release build: the test has
+/// bounds in milliseconds, and the checks of a debug build take longer. `settings` are variables of the test.
+pub(crate) fn run_adversary(scene: &str, settings: &[(&'static str, String)]) -> Result<Tally> {
+    let arykd = workspace::build_programs()?.join("arykd");
+    let mut environment = vec![("ARYKD", arykd.into())];
+    environment.extend(settings.iter().map(|(name, value)| (*name, value.into())));
+    let mut tests = build()?.tests;
+    tests.retain(|test| test.is_in(&ADVERSARY));
+    ensure!(!tests.is_empty(), "cargo built no test of hostile front-ends");
+    let arguments: &[&str] = if scene.is_empty() { &[] } else { &[scene] };
+    lanes::run(tests, 1, |test: Binary| test.run(&environment, arguments))
 }
 
 /// Runs the harness's own tests, including those that boot guests. One at a time: each guest needs both cores.

@@ -5,7 +5,7 @@ use aryk_bdev::{Access, Bdev, Blocks, Identity, Lba, Limits, Op, OpSet, Registry
 use std::sync::{Arc, Mutex};
 
 /// Four times as many requests in flight as the device accepts: all complete, and the device never has more than its
-/// depth.
+/// depth. A store that completes requests while others are submitted may have fewer than its depth at all times.
 ///
 /// # Panics
 /// If the disk fails the check.
@@ -46,7 +46,9 @@ pub fn more_in_flight_than_the_depth<F: Fixture>(make: &impl Fn() -> F) {
     }
     disk.close(&mut bench);
     let log = log.lock().expect("no one panics holding it");
-    assert_eq!((log.in_flight_max, log.seen.len()), (depth, 2 * usize::from(requests)));
+    assert_eq!(log.seen.len(), 2 * usize::from(requests));
+    let most = log.in_flight_max;
+    assert!(most <= depth && most > depth / 2, "{most} requests in flight, at a depth of {depth}");
 }
 
 /// The device in a registry of its own, behind other limits.
