@@ -55,11 +55,9 @@ pub(crate) fn target() -> Result<PathBuf> {
 pub(crate) fn build_programs() -> Result<PathBuf> {
     let mut build = cargo();
     build.args(["build", "--release"]);
-    for package in ["arykd", "aryk", "aryk-bench", "aryk-nvme", "aryk-pci"] {
+    for package in ["arykd", "aryk", "aryk-bench"] {
         build.args(["-p", package]);
     }
-    // The guest tests run these inside of guests.
-    build.args(["--bins", "--example", "function", "--example", "identify"]);
     run(&mut build)?;
     Ok(target()?.join("release"))
 }

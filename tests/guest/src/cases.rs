@@ -27,6 +27,8 @@ pub struct Lab {
     pub image: Image,
     /// The directory of `arykd` and `aryk`.
     pub bin: PathBuf,
+    /// The directory of the examples that guests run.
+    pub examples: PathBuf,
 }
 
 /// The body of a case.
@@ -102,9 +104,9 @@ impl Site<'_> {
         self.directory.join(name)
     }
 
-    /// A program of this project that a guest runs.
-    pub(crate) fn program(&self, name: &str) -> PathBuf {
-        self.lab.bin.join(name)
+    /// An example of this project that a guest runs.
+    pub(crate) fn example(&self, name: &str) -> PathBuf {
+        self.lab.examples.join(name)
     }
 
     /// Creates a disk in a file named after it.

@@ -109,6 +109,12 @@ pub(crate) fn run_adversary(scene: &str, settings: &[(&'static str, String)]) ->
     lanes::run(tests, 1, |test: Binary| test.run(&environment, arguments))
 }
 
+/// Builds all tests and examples; returns the directory of the examples.
+pub(crate) fn build_examples() -> Result<PathBuf> {
+    build()?;
+    Ok(workspace::target()?.join("debug/examples"))
+}
+
 /// Runs the harness's own tests, including those that boot guests. One at a time: each guest needs both cores.
 pub(super) fn run_guests_harness() -> Result<Tally> {
     let built = build()?;

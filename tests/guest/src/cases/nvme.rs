@@ -153,7 +153,7 @@ fn driver(site: &Site<'_>) -> Result<()> {
 
 /// Boots the VM with these programs, and checks that the script prints these lines in order.
 fn expect(site: &Site<'_>, mut vm: Vm, programs: &[&str], script: &str, lines: &[&str]) -> Result<()> {
-    vm.programs.extend(programs.iter().map(|name| site.program(&format!("examples/{name}"))));
+    vm.programs.extend(programs.iter().map(|name| site.example(name)));
     let report = site.boot(&vm, script)?.finish(TIMEOUT)?;
     let said = report.lines.join("\n");
     let mut printed = report.lines.iter();
