@@ -58,7 +58,7 @@ fn adjacent(file: BorrowedFd<'_>) -> [Mapping; 3] {
         if low + GIB == middle && middle + GIB == high {
             return three;
         }
-        three.map(std::mem::forget);
+        three.into_iter().for_each(std::mem::forget);
     }
     panic!("the kernel does not place mappings side by side");
 }
