@@ -9,6 +9,7 @@
 
 use crate::wire::CompletionEntry;
 use aryk_dma::{DmaPin, DmaRange};
+use aryk_pci::Registers;
 use std::fs::File;
 use std::io::Write as _;
 use zerocopy::IntoBytes as _;
@@ -18,6 +19,9 @@ pub(crate) const MAPPINGS_MAX: usize = 65_535;
 /// Unmapped IOVAs between two mappings, so that an access that runs over the end of one hits no other.
 const GUARD: u64 = 2 << 20;
 const PAGE: u64 = aryk_dma::PAGE;
+/// Bytes of an entry of the MSI-X table, and the offset of its vector control, whose lowest bit masks the vector.
+pub(crate) const MSIX_ENTRY: u64 = 16;
+const MSIX_CONTROL: u64 = 12;
 /// Recorded violations; further ones are only counted.
 const VIOLATIONS_KEPT: usize = 64;
 
@@ -93,7 +97,6 @@ struct Mapped {
 #[derive(Debug, Default)]
 struct Vector {
     eventfd: Option<File>,
-    is_masked: bool,
     is_pending: bool,
     signals: u64,
 }
@@ -120,12 +123,14 @@ pub(crate) struct Bus {
     pub(crate) is_master: bool,
     pub(crate) violations: Violations,
     vectors: Vec<Vector>,
-    /// Whether a vector became pending since the last [`Bus::signal_pending`].
-    any_pending: bool,
+    /// The MSI-X table, whose masks the host writes at any time.
+    table: Registers,
+    /// The pending vectors: each once.
+    pending: Vec<u16>,
 }
 
 impl Bus {
-    pub(crate) fn new(vectors: u16) -> Self {
+    pub(crate) fn new(vectors: u16, table: Registers) -> Self {
         Self {
             mappings: Vec::new(),
             last: 0,
@@ -135,7 +140,8 @@ impl Bus {
             is_master: false,
             violations: Violations::default(),
             vectors: (0..vectors).map(|_| Vector::default()).collect(),
-            any_pending: false,
+            table,
+            pending: Vec::new(),
         }
     }
 
@@ -253,54 +259,62 @@ impl Bus {
         self.vectors.len() as u16
     }
 
-    /// Connects vector `i` with `eventfds[i]`; the other vectors lose theirs.
+    /// Connects vector `i` with `eventfds[i]`; the other vectors lose theirs. As the kernel does, unmasks all vectors.
     pub(crate) fn set_eventfds(&mut self, eventfds: Vec<File>) {
         let mut eventfds = eventfds.into_iter();
         for vector in &mut self.vectors {
             vector.eventfd = eventfds.next();
-            vector.is_pending = false;
         }
+        self.clear_pending();
+        self.unmask_vectors();
     }
 
-    pub(crate) fn mask(&mut self, vector: u16, is_masked: bool) -> bool {
-        let Some(vector) = self.vectors.get_mut(usize::from(vector)) else { return false };
-        vector.is_masked = is_masked;
-        self.any_pending |= vector.is_pending;
-        self.signal_pending();
-        true
+    /// Unmasks all vectors, as the kernel does when it enables them, or restores them after a reset.
+    pub(crate) fn unmask_vectors(&self) {
+        for vector in 0..self.vector_count() {
+            self.table.write(control(vector), 0);
+        }
     }
 
     /// Requests an interrupt, for the next [`Bus::signal_pending`].
     pub(crate) fn raise(&mut self, vector: u16) {
-        if let Some(vector) = self.vectors.get_mut(usize::from(vector)) {
-            vector.is_pending = true;
-            self.any_pending = true;
+        if let Some(state) = self.vectors.get_mut(usize::from(vector)).filter(|state| !state.is_pending) {
+            state.is_pending = true;
+            self.pending.push(vector);
         }
     }
 
     /// Signals each vector that is pending and not masked, once. A masked vector stays pending.
     pub(crate) fn signal_pending(&mut self) {
-        if !std::mem::take(&mut self.any_pending) {
-            return;
-        }
-        for vector in self.vectors.iter_mut().filter(|v| v.is_pending && !v.is_masked) {
+        let (vectors, table) = (&mut self.vectors, &self.table);
+        self.pending.retain(|&vector| {
+            if table.read(control(vector)) & 1 != 0 {
+                return true;
+            }
+            let vector = &mut vectors[usize::from(vector)];
             vector.is_pending = false;
             if let Some(eventfd) = &mut vector.eventfd {
                 vector.signals += 1;
                 // An eventfd that is full, or of a host that is gone, needs no signal.
                 let _ = eventfd.write(&1u64.to_ne_bytes());
             }
-        }
+            false
+        });
     }
 
     /// Forgets requested interrupts, as a reset of the controller does.
     pub(crate) fn clear_pending(&mut self) {
         self.vectors.iter_mut().for_each(|vector| vector.is_pending = false);
-        self.any_pending = false;
+        self.pending.clear();
     }
 
     /// Interrupts signalled on `vector`.
     pub(crate) fn signals(&self, vector: u16) -> u64 {
         self.vectors.get(usize::from(vector)).map_or(0, |vector| vector.signals)
     }
+}
+
+/// Offset of a vector's control in the MSI-X table.
+const fn control(vector: u16) -> u64 {
+    vector as u64 * MSIX_ENTRY + MSIX_CONTROL
 }

@@ -127,8 +127,9 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// A disabled controller. `bar` is memory for BAR 0, at least up to [`Controller::doorbells_end`].
-    pub(crate) fn new(config: Config, bar: Registers) -> Self {
+    /// A disabled controller. `bar` is memory for BAR 0, at least up to [`Controller::doorbells_end`]; `table` is its
+    /// MSI-X table.
+    pub(crate) fn new(config: Config, bar: Registers, table: Registers) -> Self {
         let data = config.data;
         let namespaces = config
             .namespaces
@@ -139,7 +140,7 @@ impl Controller {
         let mut controller = Self {
             rng: fastrand::Rng::with_seed(config.seed),
             now: 0,
-            bus: Bus::new(config.vectors),
+            bus: Bus::new(config.vectors, table),
             bar,
             life: Life::Disabled,
             cc: Cc(0),
@@ -333,6 +334,7 @@ impl Controller {
             return;
         }
         self.finish_reset();
+        self.bus.unmask_vectors();
         self.cc = Cc(0);
         (self.aqa, self.asq, self.acq) = (0, 0, 0);
     }

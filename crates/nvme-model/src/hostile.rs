@@ -239,7 +239,9 @@ impl Host {
                 self.iova = self.model.map(&self.memory)?;
             }
             2 => {
-                let _ = self.model.mask(bytes.u8().into(), bytes.u8() & 1 == 0);
+                if let Some(mask) = self.model.vector_mask(bytes.u8().into()) {
+                    if bytes.u8() & 1 == 0 { mask.mask() } else { mask.unmask() }
+                }
             }
             3 => {
                 let _ = self.model.reset();

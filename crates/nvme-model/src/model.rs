@@ -5,13 +5,13 @@
 //! [`Model::step`]. A running model polls on a thread of its own; the thread holds the lock for a burst of turns, and
 //! hands it over when another thread asks.
 
-use crate::bus::MapRefusal;
+use crate::bus::{MSIX_ENTRY, MapRefusal};
 use crate::config::{Config, Nanos};
 use crate::controller::Controller;
 use crate::registers::DOORBELLS;
 use aryk_dma::{DmaRange, PAGE};
 use aryk_pci::vfio_user::Served;
-use aryk_pci::{Events, Function, PciError, Registers, Width};
+use aryk_pci::{Events, Function, PciError, Registers, VectorMask, Width};
 use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -28,18 +28,18 @@ const CONFIG_LEN: usize = 4096;
 const COMMAND: usize = 4;
 const MEMORY: u8 = 1 << 1;
 const BUS_MASTER: u8 = 1 << 2;
-/// Bytes of an entry of the MSI-X table.
-const MSIX_ENTRY: u64 = 16;
 
 /// A model controller as a PCI function.
 #[derive(Debug)]
 pub struct Model {
     name: String,
     controller: Mutex<Controller>,
-    /// BAR 0: properties, doorbells, the MSI-X table and its pending bits. Only the doorbells are in this memory.
+    /// BAR 0: properties, doorbells, the MSI-X table and its pending bits. Only the doorbells, and the masks of vectors for a
+    /// driver in this process, are in this memory.
     bar: Registers,
     /// Offset of the MSI-X table, behind the doorbells.
     doorbells_end: u64,
+    table: Registers,
     pci_config: Mutex<Box<[u8; CONFIG_LEN]>>,
     events: Events,
     vectors: u16,
@@ -57,13 +57,16 @@ impl Model {
         let table = (u64::from(config.vectors) * MSIX_ENTRY).next_multiple_of(PAGE);
         let bar = Registers::in_memory((doorbells_end + table + PAGE).next_power_of_two())?;
         let pending_bits = doorbells_end + table;
+        let bad = PciError::OutOfBounds { what: "vectors", offset: 0, len: config.vectors.into() };
+        let table = bar.part(doorbells_end, u64::from(config.vectors) * MSIX_ENTRY).ok_or(bad)?;
         Ok(Arc::new(Self {
             name: name.to_owned(),
             pci_config: Mutex::new(config_space(&config, doorbells_end as u32, pending_bits as u32)),
             vectors: config.vectors,
-            controller: Mutex::new(Controller::new(config, bar.clone())),
+            controller: Mutex::new(Controller::new(config, bar.clone(), table.clone())),
             bar,
             doorbells_end,
+            table,
             events: Events::new()?,
             waiting: AtomicU32::new(0),
         }))
@@ -147,7 +150,8 @@ impl Model {
         is_inside.then_some(()).ok_or(PciError::OutOfBounds { what: "registers", offset, len })
     }
 
-    /// Writes a doorbell, or ignores a write to the MSI-X table, whose state has calls of its own.
+    /// Writes a doorbell, or ignores a write to the MSI-X table, which a driver in this process writes by
+    /// [`Function::vector_mask`], and a client of vfio-user emulates.
     fn write_doorbell(&self, offset: u64, value: u32) {
         if offset < self.doorbells_end {
             self.bar.write(offset, value);
@@ -288,10 +292,8 @@ impl Function for Model {
         Ok(())
     }
 
-    fn mask(&self, vector: u16, masked: bool) -> Result<(), PciError> {
-        let done = self.lock().bus.mask(vector, masked);
-        let bad = PciError::OutOfBounds { what: "interrupt vectors", offset: vector.into(), len: 1 };
-        done.then_some(()).ok_or(bad)
+    fn vector_mask(&self, vector: u16) -> Option<VectorMask> {
+        VectorMask::new(&self.table, vector)
     }
 
     fn set_bus_master(&self, on: bool) -> Result<(), PciError> {

@@ -114,11 +114,10 @@ fn show(address: Address) -> Result<(), Box<dyn std::error::Error>> {
     println!("vectors {}", function.vectors());
     function.set_interrupts(&[eventfds[0].as_fd(), eventfds[1].as_fd()])?;
     function.set_interrupts(&[eventfds[0].as_fd()])?;
-    match function.mask(0, true).and_then(|()| function.mask(0, false)) {
-        Ok(()) => println!("masked"),
-        Err(PciError::Unsupported(what)) => println!("{what} is not supported"),
-        Err(error) => return Err(error.into()),
-    }
+    let mask = function.vector_mask(0).ok_or("the kernel does not let map the MSI-X table")?;
+    mask.mask();
+    mask.unmask();
+    println!("masked {}", !mask.is_lost());
     function.set_interrupts(&[])?;
 
     function.set_bus_master(true)?;

@@ -1,6 +1,6 @@
 //! The interface of a driver to its PCI function. Control context: every call may block, unless it says otherwise.
 
-use crate::{Events, PciError, Registers};
+use crate::{Events, PciError, Registers, VectorMask};
 use aryk_dma::DmaRange;
 use std::os::fd::BorrowedFd;
 
@@ -92,17 +92,15 @@ pub trait Function: Send + Sync + std::fmt::Debug + 'static {
     /// The number of MSI-X vectors; 0 without MSI-X.
     fn vectors(&self) -> u16;
 
-    /// Makes vector i signal eventfd i, in place of all earlier eventfds. An empty list disables interrupts.
+    /// Makes vector i signal eventfd i, in place of all earlier eventfds, and unmasks it. An empty list disables interrupts.
     ///
     /// # Errors
     /// [`PciError::OutOfBounds`] for more eventfds than vectors.
     fn set_interrupts(&self, eventfds: &[BorrowedFd<'_>]) -> Result<(), PciError>;
 
-    /// Masks or unmasks a vector. An interrupt that a masked vector has raised is signalled when it is unmasked.
-    ///
-    /// # Errors
-    /// [`PciError::Unsupported`] where the MSI-X table cannot be mapped; [`PciError::OutOfBounds`].
-    fn mask(&self, vector: u16, masked: bool) -> Result<(), PciError>;
+    /// The mask of a vector, which a reactor sets and clears; `None` where the MSI-X table cannot be mapped, as over vfio-user,
+    /// and for a vector that the function does not have. Call this again after a reset.
+    fn vector_mask(&self, vector: u16) -> Option<VectorMask>;
 
     /// Allows or forbids DMA and MSI-X by the function: the bus master bit of its command register. With `false`, DMA is over
     /// when this returns.
@@ -111,7 +109,9 @@ pub trait Function: Send + Sync + std::fmt::Debug + 'static {
     /// As [`Function::read_register`].
     fn set_bus_master(&self, on: bool) -> Result<(), PciError>;
 
-    /// Resets the function (function-level reset). Registers mapped before may be lost; DMA mappings stay.
+    /// Resets the function (function-level reset). Registers mapped before may be lost; DMA mappings stay. Vectors may
+    /// be unmasked afterwards. A write to mapped registers can wait for the end of the reset: the caller stops reactors that
+    /// write them.
     ///
     /// # Errors
     /// [`PciError::Unsupported`] if the function cannot be reset alone; [`PciError::Gone`].

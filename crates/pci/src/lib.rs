@@ -2,7 +2,7 @@
 //!
 //! - [`Function`]: what a driver needs of a PCI function. Its implementations: a model of a device in this process, and the ones
 //!   below.
-//! - [`Registers`]: mapped registers, for doorbells.
+//! - [`Registers`]: mapped registers, for doorbells; [`VectorMask`]: the mask of an interrupt vector.
 //! - [`Events`]: the device failed, or the kernel asks for it back.
 //! - [`vfio`]: functions of this host, by the kernel's VFIO; [`sysfs`] finds them, and binds them to VFIO.
 //! - [`vfio_user`]: functions that another process emulates, by the vfio-user protocol; and its server.
@@ -21,6 +21,7 @@ mod info;
 mod iova;
 mod registers;
 pub mod sysfs;
+mod vector_mask;
 pub mod vfio;
 pub mod vfio_user;
 
@@ -29,3 +30,4 @@ pub use error::PciError;
 pub use events::Events;
 pub use function::{Function, Width};
 pub use registers::Registers;
+pub use vector_mask::VectorMask;

@@ -7,10 +7,10 @@
 //!
 //! All descriptors are closed on exec.
 
-use crate::config::{self, COMMAND_BUS_MASTER, COMMAND_MEMORY, MSIX_CONTROL, MSIX_ENTRY, Msix};
+use crate::config::{self, COMMAND_BUS_MASTER, COMMAND_MEMORY, Msix};
 use crate::info::Region;
 use crate::sysfs::Sysfs;
-use crate::{Address, Events, Function, PciError, Registers, Width};
+use crate::{Address, Events, Function, PciError, Registers, VectorMask, Width};
 use aryk_dma::{DeviceMemory, DmaRange, PAGE};
 use iommu::{Container, Iommufd, gone, open_device, open_error};
 use rustix::io::Errno;
@@ -197,8 +197,6 @@ pub struct VfioFunction {
     bar0: Region,
     space: Region,
     msix: Option<Msix>,
-    /// The mapped MSI-X table, where the kernel allows that.
-    table: Option<Registers>,
     is_resettable: bool,
     events: Events,
     state: Mutex<FunctionState>,
@@ -209,6 +207,8 @@ pub struct VfioFunction {
 #[derive(Debug, Default)]
 struct FunctionState {
     has_interrupts: bool,
+    /// The mapped MSI-X table, once a mask was asked for.
+    table: Option<Registers>,
     /// The function's own mappings: from the IOVA to length and users.
     mapped: BTreeMap<u64, (u64, u32)>,
 }
@@ -234,42 +234,23 @@ impl VfioFunction {
             armed.map_err(|errno| PciError::os("arm the events of a VFIO device", errno))?;
         }
         let state = Mutex::new(FunctionState::default());
-        let (msix, table) = (None, None);
-        let mut function = Self {
-            name,
-            device,
-            bar0,
-            space,
-            msix,
-            table,
-            is_resettable,
-            events,
-            state,
-            keeper,
-            _token: token,
-        };
+        let msix = None;
+        let mut function =
+            Self { name, device, bar0, space, msix, is_resettable, events, state, keeper, _token: token };
         config::set_command(&function, COMMAND_BUS_MASTER, false)?;
         config::set_command(&function, COMMAND_MEMORY, true)?;
         let mut bytes = [0; config::SPACE];
         function.read_config(0, &mut bytes)?;
         function.msix = Msix::find(&bytes);
-        function.table = function.map_table()?;
         Ok(function)
     }
 
-    /// Maps the MSI-X table; `None` if the kernel does not allow that.
-    fn map_table(&self) -> Result<Option<Registers>, PciError> {
-        let Some(msix) = &self.msix else { return Ok(None) };
-        let index = u32::from(msix.bar);
-        let region = ioctl::region(self.device.as_fd(), index);
-        let region = region.map_err(|errno| PciError::os("read the properties of a BAR", errno))?;
-        if !region.has_mappable_msix {
-            return Ok(None);
-        }
-        self.map_region(&region, msix.offset, msix.len()).map(Some).or_else(|error| match error {
-            PciError::Unsupported(_) => Ok(None),
-            error => Err(error),
-        })
+    /// Maps the MSI-X table; `None` if the kernel does not allow that, or fails.
+    fn map_table(&self) -> Option<Registers> {
+        let msix = self.msix.as_ref()?;
+        let region = ioctl::region(self.device.as_fd(), u32::from(msix.bar)).ok()?;
+        let table = region.has_mappable_msix.then(|| self.map_region(&region, msix.offset, msix.len()));
+        table?.ok()
     }
 
     fn map_region(&self, region: &Region, offset: u64, len: u64) -> Result<Registers, PciError> {
@@ -414,20 +395,12 @@ impl Function for VfioFunction {
         Ok(())
     }
 
-    fn mask(&self, vector: u16, masked: bool) -> Result<(), PciError> {
-        if vector >= self.vectors() {
-            return Err(PciError::OutOfBounds {
-                what: "interrupt vectors",
-                offset: u64::from(vector),
-                len: 1,
-            });
+    fn vector_mask(&self, vector: u16) -> Option<VectorMask> {
+        let mut state = self.state();
+        if state.table.as_ref().is_none_or(Registers::is_lost) {
+            state.table = self.map_table();
         }
-        let unsupported =
-            PciError::Unsupported("masking interrupts: the kernel does not let map the MSI-X table");
-        let table = self.table.as_ref().filter(|table| !table.is_lost()).ok_or(unsupported)?;
-        // The other bits of vector control are reserved, and 0.
-        table.write(u64::from(vector) * MSIX_ENTRY + MSIX_CONTROL, u32::from(masked));
-        Ok(())
+        VectorMask::new(state.table.as_ref()?, vector)
     }
 
     fn set_bus_master(&self, on: bool) -> Result<(), PciError> {

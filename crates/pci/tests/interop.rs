@@ -3,7 +3,7 @@
 
 use aryk_dma::{DmaRange, Mapping, PAGE};
 use aryk_pci::vfio_user::{Client, Served, serve};
-use aryk_pci::{Events, Function, PciError, Registers, Width};
+use aryk_pci::{Events, Function, PciError, Registers, VectorMask, Width};
 use rustix::event::{EventfdFlags, eventfd};
 use std::fs::File;
 use std::io::Error;
@@ -230,8 +230,8 @@ impl Function for Model {
         Ok(())
     }
 
-    fn mask(&self, _vector: u16, _masked: bool) -> Result<(), PciError> {
-        Err(PciError::Unsupported("masking"))
+    fn vector_mask(&self, _vector: u16) -> Option<VectorMask> {
+        None
     }
 
     fn set_bus_master(&self, _on: bool) -> Result<(), PciError> {

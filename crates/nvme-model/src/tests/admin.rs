@@ -392,15 +392,25 @@ fn interrupts_signal_their_vector_once_for_a_batch_unless_masked() {
     assert_eq!(host.model.with(|c| c.interrupts(1)), 1);
     reader.read_exact(&mut [0; 8]).unwrap();
     while host.reap(1).is_some() {}
-    host.model.mask(1, true).unwrap();
+    let mask = host.model.vector_mask(1).unwrap();
+    mask.mask();
     host.run(command(nvm::FLUSH, 1, [0; 6]));
     assert_eq!(host.model.with(|c| c.interrupts(1)), 1, "masked");
-    host.model.mask(1, false).unwrap();
+    // One write to the table, without a call of the model.
+    mask.unmask();
+    assert_eq!(host.model.with(|c| c.interrupts(1)), 1, "the model has not run");
+    host.step();
     assert_eq!(host.model.with(|c| c.interrupts(1)), 2, "pending until unmasked");
+    host.run(command(nvm::FLUSH, 1, [0; 6]));
+    assert_eq!(host.model.with(|c| c.interrupts(1)), 3, "unmasked");
+    mask.mask();
     host.model.set_interrupts(&[]).unwrap();
     host.run(command(nvm::FLUSH, 1, [0; 6]));
-    assert_eq!(host.model.with(|c| c.interrupts(1)), 2);
-    assert!(host.model.mask(99, true).is_err());
+    assert_eq!(host.model.with(|c| c.interrupts(1)), 3);
+    host.model.set_interrupts(&[unused.as_fd(), writer.as_fd()]).unwrap();
+    host.run(command(nvm::FLUSH, 1, [0; 6]));
+    assert_eq!(host.model.with(|c| c.interrupts(1)), 4, "new eventfds unmask");
+    assert!(host.model.vector_mask(16).is_some() && host.model.vector_mask(17).is_none(), "17 vectors");
 }
 
 #[test]

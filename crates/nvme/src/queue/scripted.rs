@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use aryk_dma::{DmaRange, GuestArea};
-use aryk_pci::{Events, Function, PciError, Registers, Width};
+use aryk_pci::{Events, Function, PciError, Registers, VectorMask, Width};
 
 use super::{DmaEnded, Doorbells, Fate, Layout, QueuePair, Restart, Timeouts, Unfinished};
 use crate::data::SglSupport;
@@ -55,8 +55,8 @@ impl Function for Memory {
     fn set_interrupts(&self, _: &[BorrowedFd<'_>]) -> Result<(), PciError> {
         Ok(())
     }
-    fn mask(&self, _: u16, _: bool) -> Result<(), PciError> {
-        Ok(())
+    fn vector_mask(&self, _: u16) -> Option<VectorMask> {
+        None
     }
     fn set_bus_master(&self, _: bool) -> Result<(), PciError> {
         Ok(())

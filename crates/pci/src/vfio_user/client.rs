@@ -12,7 +12,7 @@ use super::message::{
 use crate::config::{self, COMMAND_BUS_MASTER};
 use crate::info::{Info, Region};
 use crate::iova::Allocator;
-use crate::{Events, Function, PciError, Registers, Width};
+use crate::{Events, Function, PciError, Registers, VectorMask, Width};
 use aryk_dma::{DeviceMemory, DmaRange, PAGE};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
@@ -534,8 +534,9 @@ impl Function for Client {
         Ok(())
     }
 
-    fn mask(&self, _vector: u16, _masked: bool) -> Result<(), PciError> {
-        Err(PciError::Unsupported("masking interrupts of a vfio-user server"))
+    fn vector_mask(&self, _vector: u16) -> Option<VectorMask> {
+        // The protocol leaves the MSI-X table to the client, so a server has none to map.
+        None
     }
 
     fn set_bus_master(&self, on: bool) -> Result<(), PciError> {

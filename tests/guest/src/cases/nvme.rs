@@ -79,7 +79,7 @@ const EXPECTED: &[&str] = &[
     "same true",
     "twice: no DMA mapping",
     "vectors 65",
-    "masked",
+    "masked true",
     "vs after reset 0x00010400",
     "lost 0xffffffff true",
     "0000:00:18.0 is gone: its registers cannot be accessed",
