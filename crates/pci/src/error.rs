@@ -100,6 +100,16 @@ pub enum PciError {
         /// The limit of mappings.
         limit: u32,
     },
+    /// A server can only access memory whose file it receives.
+    #[error(
+        "{name} cannot access {len} bytes of memory in place: a vfio-user server maps memory by its file, and this process has none for memory of a VM: copy the data through buffers (DMA mode `bounce`)"
+    )]
+    NoFile {
+        /// Path.
+        name: String,
+        /// Bytes of the mapping.
+        len: u64,
+    },
     /// There is no free IOVA range.
     #[error("no free range of {len} bytes in the IOMMU's address space (aligned to {align:#x})")]
     AddressSpace {

@@ -2,6 +2,8 @@
 
 use crate::PciError;
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{ReadWriteFlags, preadv2};
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -61,7 +63,10 @@ fn signal(fd: &OwnedFd) {
 }
 
 fn take(fd: &OwnedFd) -> bool {
-    rustix::io::read(fd, &mut [0; 8]) == Ok(8)
+    // Another process may have the same open file, and have cleared O_NONBLOCK. The offset means "none".
+    let mut bytes = [0; 8];
+    let read = preadv2(fd, &mut [IoSliceMut::new(&mut bytes)], u64::MAX, ReadWriteFlags::NOWAIT);
+    read == Ok(8)
 }
 
 #[cfg(test)]

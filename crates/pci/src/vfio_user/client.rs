@@ -14,6 +14,7 @@ use crate::info::{Info, Region};
 use crate::iova::Allocator;
 use crate::{Events, Function, PciError, Registers, VectorMask, Width};
 use aryk_dma::{DeviceMemory, DmaRange, PAGE};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -57,6 +58,9 @@ struct Shared {
     connection: Connection,
     timeout: Duration,
     events: Events,
+    /// The eventfds that the server has: shared with it, flags included. Only the receiver reads them, in a way that does not
+    /// block whatever the server does.
+    from_server: Events,
     state: Mutex<State>,
 }
 
@@ -105,8 +109,9 @@ impl Client {
         let connection = connection.map_err(|_| PciError::os("set a socket's timeout", Errno::INVAL))?;
         let mut state = State::default();
         state.allocator.allow(&[(0, IOVA_LAST)]);
-        let (name, events, state) = (name.to_owned(), Events::new()?, Mutex::new(state));
-        let shared = Arc::new(Shared { name, connection, timeout, events, state });
+        let (name, state) = (name.to_owned(), Mutex::new(state));
+        let (events, from_server) = (Events::new()?, Events::new()?);
+        let shared = Arc::new(Shared { name, connection, timeout, events, from_server, state });
         let receiving = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("vfio-user".to_owned());
         let receiver = thread.spawn(move || receiving.receive()).map_err(|error| {
@@ -146,7 +151,7 @@ impl Client {
         }
         let vectors = shared.interrupts(info.irqs, abi::VFIO_PCI_MSIX_IRQ_INDEX)?;
         self.vectors = vectors.min(VECTORS_MAX) as u16;
-        let events = &shared.events;
+        let events = &shared.from_server;
         let sources =
             [(abi::VFIO_PCI_ERR_IRQ_INDEX, events.error()), (abi::VFIO_PCI_REQ_IRQ_INDEX, events.removal())];
         for (index, eventfd) in sources {
@@ -290,12 +295,35 @@ impl Shared {
     /// Receives messages until the connection ends. Runs on its own thread.
     fn receive(&self) {
         let broken = loop {
-            let result = self.connection.receive().and_then(|message| self.dispatch(message));
+            let result = self.wait().and_then(|()| self.connection.receive());
+            let result = result.and_then(|message| self.dispatch(message));
             if let Err(broken) = result {
                 break broken;
             }
         };
         self.end(&broken.to_string());
+    }
+
+    /// Waits for a message, and passes the server's events on until one comes.
+    fn wait(&self) -> Result<(), Broken> {
+        loop {
+            let (error, removal) = (self.from_server.error(), self.from_server.removal());
+            let mut fds = [self.connection.socket(), error, removal]
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            match poll(&mut fds, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(Broken::Os(errno)),
+            }
+            if self.from_server.take_error() {
+                self.events.signal_error();
+            }
+            if self.from_server.take_removal() {
+                self.events.signal_removal();
+            }
+            if !fds[0].revents().is_empty() {
+                return Ok(());
+            }
+        }
     }
 
     fn dispatch(&self, message: Message) -> Result<(), Broken> {
@@ -400,8 +428,12 @@ impl Client {
     }
 
     /// The reply to a mapping as an error of this crate.
-    fn map_error(&self, error: PciError, len: u64) -> PciError {
+    fn map_error(&self, error: PciError, len: u64, has_file: bool) -> PciError {
         match error {
+            // A server may support such memory, by messages for each access; most do not, and report different errors.
+            PciError::Os { errno, .. } if !has_file && errno != Errno::NOSPC => {
+                PciError::NoFile { name: self.shared.name.clone(), len }
+            }
             PciError::Os { errno: Errno::NOSPC, .. } => PciError::MappingLimit { limit: self.peer.mappings },
             // The server charges memory to its own limits.
             PciError::Os { errno: Errno::NOMEM, .. } => {
@@ -494,7 +526,7 @@ impl Function for Client {
             if matches!(error, PciError::Os { .. }) {
                 state.allocator.release(iova);
             }
-            self.map_error(error, len)
+            self.map_error(error, len, memory.with_file(|_, _| ()).is_some())
         })
     }
 

@@ -13,7 +13,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// A received message.
@@ -44,18 +44,22 @@ impl fmt::Display for Broken {
     }
 }
 
+/// Bytes of one system call: the timeout of a socket begins again with each part that the peer has read.
+const PART: usize = 64 << 10;
+
 /// One end of a connection. Messages are sent whole by any thread, and received by one thread.
 #[derive(Debug)]
 pub(super) struct Connection {
     socket: UnixStream,
     sending: Mutex<()>,
+    timeout: Duration,
 }
 
 impl Connection {
     /// A message that cannot be sent within `timeout`, because the peer reads none, breaks the connection.
     pub(super) fn new(socket: UnixStream, timeout: Duration) -> std::io::Result<Self> {
         socket.set_write_timeout(Some(timeout))?;
-        Ok(Self { socket, sending: Mutex::new(()) })
+        Ok(Self { socket, sending: Mutex::new(()), timeout })
     }
 
     /// Ends the connection: calls in other threads return.
@@ -72,6 +76,7 @@ impl Connection {
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), Broken> {
         let _sending = self.sending.lock().expect("no thread panics while holding it");
+        let until = now() + self.timeout;
         let [first, second] = body;
         let mut bytes = Vec::with_capacity(HEADER + first.len() + second.len());
         bytes.extend_from_slice(header.as_bytes());
@@ -85,8 +90,11 @@ impl Connection {
             if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
                 return Err(Broken::Os(Errno::TOOBIG));
             }
-            let sent = sendmsg(&self.socket, &[IoSlice::new(rest)], &mut control, SendFlags::NOSIGNAL);
+            let part = &rest[..rest.len().min(PART)];
+            let sent = sendmsg(&self.socket, &[IoSlice::new(part)], &mut control, SendFlags::NOSIGNAL);
             match sent {
+                // A peer that reads a byte now and then holds up nobody for longer than one that reads none.
+                Ok(n) if n < rest.len() && now() >= until => return Err(Broken::Os(Errno::TIMEDOUT)),
                 Ok(n) => (rest, fds) = (&rest[n..], &[]),
                 Err(Errno::INTR) => {}
                 Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => return Err(Broken::Closed),
@@ -94,6 +102,11 @@ impl Connection {
             }
         }
         Ok(())
+    }
+
+    /// The socket, to wait for a message.
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     /// Receives a message. Only one thread receives.
@@ -140,4 +153,9 @@ impl Connection {
         }
         Ok(())
     }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a peer is another process, in real time")]
+fn now() -> Instant {
+    Instant::now()
 }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::vfio_user::message::{DmaUnmap, FDS_MAX, SIZE_MAX};
 use proptest::prelude::*;
+use std::io::Read;
 
 /// What a client makes of a server whose answer to `command` is changed.
 fn changed(command: Command, change: impl Fn(&mut Vec<u8>) + Send + 'static) -> Result<(), String> {
@@ -139,6 +140,73 @@ fn a_truncated_file_of_registers_does_no_harm() {
     assert!(error.to_string().contains("the memory file has 0 bytes"), "{error}");
     drop(client);
     server.join().unwrap();
+}
+
+#[test]
+fn a_server_cannot_make_the_reader_of_its_events_wait() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let server = std::thread::spawn(move || {
+        let script = Script(Connection::new(theirs, TIMEOUT).unwrap());
+        while let Ok(message) = script.0.receive() {
+            let body = handshake(Command::parse(message.header.command).unwrap(), &message.body);
+            script.reply(&message, &body);
+            message.fds.into_iter().for_each(|fd| sender.send(fd).unwrap());
+        }
+    });
+    let client = Client::over(ours, "hostile", TIMEOUT).unwrap();
+    let events = client.events().unwrap();
+    // The error, then the removal. The flags belong to the open file, which both sides have.
+    let fds = [receiver.recv().unwrap(), receiver.recv().unwrap()];
+    for fd in &fds {
+        rustix::fs::fcntl_setfl(fd, rustix::fs::OFlags::empty()).unwrap();
+    }
+    let reader = std::thread::spawn(move || {
+        assert!(!events.take_error() && !events.take_removal());
+        for fd in fds {
+            rustix::io::write(fd, &1_u64.to_ne_bytes()).unwrap();
+        }
+        while !events.take_error() || !events.take_removal() {
+            std::thread::yield_now();
+        }
+    });
+    #[expect(clippy::disallowed_methods, reason = "a thread that hangs would never end the test")]
+    for _ in 0..1000 {
+        if reader.is_finished() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(reader.is_finished(), "it waits for the server");
+    reader.join().unwrap();
+    client.read_register(0, Width::Four).unwrap();
+    drop(client);
+    server.join().unwrap();
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "the test measures time")]
+fn a_peer_that_reads_a_little_now_and_then_ends_the_connection() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let connection = Connection::new(ours, Duration::from_millis(300)).unwrap();
+    let start = std::time::Instant::now();
+    let peer = std::thread::spawn(move || {
+        let mut theirs = theirs;
+        // Much less than 4 MiB a second.
+        while start.elapsed() < Duration::from_secs(8) && theirs.read(&mut [0; 16_384]).is_ok_and(|n| n > 0) {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    });
+    let body = vec![0; 4 << 20];
+    let header = Header::new(1, Command::RegionWrite as u16, Kind::Reply, body.len());
+    let sent = connection.send(&header, [&body, &[]], &[]);
+    assert!(
+        sent.is_err() && start.elapsed() < Duration::from_secs(4),
+        "{sent:?} after {:?}",
+        start.elapsed()
+    );
+    drop(connection);
+    peer.join().unwrap();
 }
 
 /// The server's answer to one request after the handshake: an errno, or 0.
