@@ -412,6 +412,11 @@ impl Controller {
             (false, true) => {
                 self.register_violation(CC, "CC.EN was set before CSTS.RDY was 0");
             }
+            // CSTS.RDY is 0 already: the host need not wait.
+            (true, false) if self.csts & RDY == 0 && !self.faults.never_disabled => {
+                self.counts.resets += 1;
+                self.finish_reset();
+            }
             (true, false) => {
                 self.counts.resets += 1;
                 self.life = Life::Disabling(self.now.saturating_add(self.config.timing.disable));

@@ -145,6 +145,8 @@ pub struct Hostile {
     pub features: bool,
     /// Registers.
     pub registers: bool,
+    /// Asynchronous events: each request is answered at once.
+    pub events: bool,
 }
 
 /// The fault that a fetched command carries until it is executed.
@@ -252,6 +254,11 @@ impl Faults {
     /// A hostile result of a feature command.
     pub(crate) fn change_feature(&mut self, result: u32) -> u32 {
         if self.hostile.features { extreme(&mut self.rng) as u32 } else { result }
+    }
+
+    /// A hostile answer to an Asynchronous Event Request.
+    pub(crate) fn event(&mut self) -> Option<u32> {
+        self.hostile.events.then(|| extreme(&mut self.rng) as u32)
     }
 
     /// Whether a command may get a fault.

@@ -271,8 +271,13 @@ impl Host {
             5 => c.remove_namespace(nsid),
             6 => c.add_namespace(nsid, NamespaceConfig::new(64, (probability % 6) as u8, 9)),
             7 => {
-                let all =
-                    Hostile { identify: true, logs: true, features: true, registers: probability & 1 == 0 };
+                let all = Hostile {
+                    registers: probability & 1 == 0,
+                    events: probability & 2 == 0,
+                    identify: true,
+                    logs: true,
+                    features: true,
+                };
                 c.faults().hostile = all;
             }
             _ => c.faults().set_random(Random {

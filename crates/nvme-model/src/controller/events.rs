@@ -80,6 +80,9 @@ impl Controller {
         if self.events.requests.len() > usize::from(self.config.aerl) {
             return Some(Err(Status::AER_LIMIT));
         }
+        if let Some(event) = self.faults.event() {
+            return Some(Ok(event));
+        }
         self.events.requests.push(entry.cid.get());
         None
     }

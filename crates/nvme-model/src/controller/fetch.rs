@@ -102,8 +102,7 @@ impl Controller {
     /// polled: a host that forgets the mapped doorbell, which the event index demands, is not served.
     fn poll_shadow(&mut self, qid: u16, cqid: u16) {
         let Some((shadow, event_index)) = self.shadow.filter(|_| qid != 0) else { return };
-        let is_awake = self.sqs[usize::from(qid)].as_ref().is_some_and(|sq| sq.is_awake);
-        if is_awake {
+        if self.wake(qid, shadow) {
             let at = self.shadow_offset(qid, false);
             if !self.read_shadow_tail(qid, shadow + at) {
                 self.fall_asleep(qid, shadow + at, event_index + at);
@@ -119,6 +118,18 @@ impl Controller {
             // The controller reads the head while completions are outstanding, and needs no doorbell.
             let _ = self.bus.write(event_index + at, &head.wrapping_sub(1).to_le_bytes());
         }
+    }
+
+    /// Whether the queue is awake. A mapped doorbell that the host wrote once more with its old value wakes a queue too, but is
+    /// not seen in memory: so a queue also wakes if its shadow tail has moved to that value.
+    fn wake(&mut self, qid: u16, shadow: u64) -> bool {
+        let at = shadow + self.shadow_offset(qid, false);
+        let Some(sq) = &mut self.sqs[usize::from(qid)] else { return false };
+        let mut tail = [0; 4];
+        if !sq.is_awake && sq.doorbell != sq.tail && self.bus.read(at, &mut tail).is_ok() {
+            sq.is_awake = u32::from_le_bytes(tail) == sq.doorbell;
+        }
+        sq.is_awake
     }
 
     /// Stops polling a queue without work: asks for a doorbell at the next tail, then looks once more.

@@ -439,6 +439,19 @@ fn shadow_doorbells_replace_the_mapped_ones_while_the_controller_is_awake() {
     assert_eq!(u32_at(&host.read(index + 8, 4), 0), 0, "and needs no doorbell");
     host.step();
     assert_eq!(u32_at(&host.read(index + 8, 4), 0), 2, "asleep again");
+    // Once around the queue of 64 entries: the mapped doorbell is written with the value that it had.
+    host.write(shadow + 12, &2_u32.to_le_bytes());
+    host.step();
+    for _ in 0..63 {
+        host.prepare(1, command(nvm::FLUSH, 1, [0; 6]));
+    }
+    host.write(shadow + 8, &1_u32.to_le_bytes());
+    host.ring(1);
+    host.step();
+    assert!(
+        (0..63).all(|_| host.reap(1).is_some()),
+        "a doorbell that keeps its value wakes the controller too"
+    );
     let done = host.admin(with_prps(command(admin::DOORBELL_BUFFER, 0, [0; 6]), PAGE + 8, PAGE));
     assert_eq!(status(&done), (0, 2));
     host.assert_clean();

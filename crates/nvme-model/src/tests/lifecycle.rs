@@ -159,3 +159,17 @@ fn memory_that_is_unmapped_or_not_allowed_is_not_accessed() {
     assert_eq!(host.reg32(0x1c) & 2, 2, "the queue cannot be fetched");
     host.model.with(|c| assert_eq!((c.violations().count, c.violations().blocked), (1, 1)));
 }
+
+#[test]
+fn a_host_that_gives_up_a_start_need_not_wait_for_a_ready_bit_that_was_never_set() {
+    let mut host =
+        Host::new(Config { timing: Timing { disable: 1000, ..Timing::IMMEDIATE }, ..Config::default() });
+    host.model.with(|c| c.faults().never_ready = true);
+    let enabled = 6 << 16 | 4 << 20 | 1;
+    for value in [enabled, 0, enabled, 0] {
+        host.model.write_register(0x14, Width::Four, value).unwrap();
+        host.step();
+        assert_eq!(host.reg32(0x1c) & 1, 0);
+    }
+    host.assert_clean();
+}
