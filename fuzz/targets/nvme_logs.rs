@@ -5,7 +5,7 @@
 
 use aryk_nvme::errors::{Class, classify};
 use aryk_nvme::spec::feature::AsyncEvent;
-use aryk_nvme::spec::log::{ChangedNamespaces, ErrorEntry, FirmwareSlots, SanitizeState, SmartLog};
+use aryk_nvme::spec::log::{ChangedNamespaces, ErrorEntry, FirmwareSlots, SanitizeStatus, SmartLog};
 use aryk_nvme::spec::security;
 use aryk_nvme::spec::status::Status;
 use libfuzzer_sys::fuzz_target;
@@ -27,7 +27,7 @@ fuzz_target!(|data: &[u8]| {
     if let Ok((smart, _)) = SmartLog::read_from_prefix(data) {
         assert!(smart.warnings().count() <= 6 && smart.celsius() != Some(-273));
     }
-    let _ = (SanitizeState::decode(data), security::locking(data));
+    let _ = (SanitizeStatus::decode(data), security::locking(data));
     if let Some(&dw0) = data.first_chunk() {
         let dw0 = u32::from_le_bytes(dw0);
         assert!(Status::new(dw0 as u16).to_string().len() < 100);

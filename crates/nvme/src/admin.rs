@@ -11,8 +11,9 @@ use crate::spec::opcode::admin;
 use crate::spec::security;
 use crate::spec::status::{Code, Status};
 
-/// The most data of one admin command: the page that the controller keeps for each.
-pub const DATA_MAX: usize = 4096;
+/// The most data of one admin command, even if MDTS allows more. Most commands have at most 4 KiB; only one command with more is
+/// in flight at a time.
+pub const DATA_MAX: usize = 128 << 10;
 
 /// Data of an admin command.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -177,7 +178,7 @@ pub const fn format(nsid: u32, format: u8, erase: Erase) -> Command {
 
 /// Creates a namespace of `blocks` blocks in LBA format `format`. DW0 of the completion is its NSID. NVMe 2.0 §5.23.
 pub fn create_namespace(blocks: u64, format: u8, is_shared: bool) -> Command {
-    let mut data = vec![0; DATA_MAX];
+    let mut data = vec![0; identify::LEN];
     data[..8].copy_from_slice(&blocks.to_le_bytes());
     data[8..16].copy_from_slice(&blocks.to_le_bytes());
     data[26] = format & 15 | (format >> 4 & 3) << 5;
@@ -194,12 +195,68 @@ pub const fn delete_namespace(nsid: u32) -> Command {
 
 /// Attaches a namespace to controllers, or detaches it. NVMe 2.0 §5.22.
 pub fn attach_namespace(nsid: u32, controllers: &[u16], attach: bool) -> Command {
-    let mut data = vec![0; DATA_MAX];
+    let mut data = vec![0; identify::LEN];
     let ids = controllers.iter().take(2047);
     data[..2].copy_from_slice(&(ids.len() as u16).to_le_bytes());
     data[2..].as_chunks_mut::<2>().0.iter_mut().zip(ids).for_each(|(to, id)| *to = id.to_le_bytes());
     let select = u32::from(!attach);
     Command::writing(SubmissionEntry::new(admin::NAMESPACE_ATTACHMENT, nsid).with_cdw10_11(select, 0), data)
+}
+
+/// A sanitize operation: all user data of the NVM subsystem, in all namespaces and caches, becomes unreadable for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sanitize {
+    /// The controller erases all blocks of the media.
+    BlockErase,
+    /// The controller replaces the keys with which it encrypts the data.
+    CryptoErase,
+    /// The controller overwrites all data.
+    Overwrite {
+        /// Passes, 1 to 16.
+        passes: u8,
+        /// The data, 32 bits.
+        pattern: u32,
+        /// Each pass has the inverted data of the pass before.
+        invert: bool,
+    },
+    /// No operation: leaves the failure mode after an operation that failed and was started with `unrestricted_exit`.
+    ExitFailure,
+}
+
+/// A sanitize operation that the controller does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the controller does not support sanitize by {0} (SANICAP)")]
+pub struct SanitizeUnsupported(&'static str);
+
+/// Sanitize. The operation starts with the completion of the command, runs in the background, also over resets, and cannot be
+/// stopped; [`crate::spec::log::SanitizeStatus`] reports its progress, and [`crate::controller::Event::Sanitize`] its end.
+/// With `unrestricted_exit`, a failed operation can be left by [`Sanitize::ExitFailure`]; otherwise only a successful one ends
+/// the failure. NVMe 2.0 §5.24.
+///
+/// # Errors
+/// [`SanitizeUnsupported`], also for 0 or more than 16 passes.
+pub fn sanitize(
+    what: Sanitize,
+    unrestricted_exit: bool,
+    controller: &ControllerInfo,
+) -> Result<Command, SanitizeUnsupported> {
+    let has = controller.sanitize;
+    let (action, pattern, is_supported, name) = match what {
+        Sanitize::ExitFailure => (1, 0, has.block || has.crypto || has.overwrite, "any operation"),
+        Sanitize::BlockErase => (2, 0, has.block, "block erase"),
+        Sanitize::CryptoErase => (4, 0, has.crypto, "crypto erase"),
+        Sanitize::Overwrite { passes, pattern, invert } => {
+            // OWPASS: 0 stands for 16.
+            let fields = (u32::from(passes) & 15) << 4 | u32::from(invert) << 8;
+            (3 | fields, pattern, has.overwrite && (1..=16).contains(&passes), "this overwriting")
+        }
+    };
+    if !is_supported {
+        return Err(SanitizeUnsupported(name));
+    }
+    let exit = if unrestricted_exit { 1 << 3 } else { 0 };
+    let entry = SubmissionEntry::new(admin::SANITIZE, 0).with_cdw10_11(action | exit, pattern);
+    Ok(Command { entry, data: Data::None, patience: Patience::Long })
 }
 
 /// A firmware image in the parts that the controller takes. NVMe 2.0 §5.13.
@@ -219,9 +276,16 @@ pub enum BadImage {
     /// The image is empty, too long, or no multiple of 4 bytes.
     #[error("a firmware image of {0} bytes: it must be a multiple of 4, 4 bytes to 1 GiB")]
     Length(usize),
-    /// A part would have to be larger than [`DATA_MAX`].
-    #[error("the controller takes firmware in parts of {0} bytes only (FWUG); the driver sends at most 4096")]
-    Granularity(u32),
+    /// A part would have to be larger than a transfer.
+    #[error(
+        "the controller takes firmware in parts of {granularity} bytes only (FWUG); a command transfers at most {most}"
+    )]
+    Granularity {
+        /// Bytes of a part.
+        granularity: u32,
+        /// Bytes: [`DATA_MAX`], or the controller's MDTS.
+        most: u64,
+    },
 }
 
 impl<'a> FirmwareDownload<'a> {
@@ -237,10 +301,11 @@ impl<'a> FirmwareDownload<'a> {
             return Err(BadImage::Length(image.len()));
         }
         let granularity = controller.firmware_granularity;
-        if granularity as usize > DATA_MAX {
-            return Err(BadImage::Granularity(granularity));
+        let most = controller.transfer_max.min(DATA_MAX as u64);
+        if u64::from(granularity) > most {
+            return Err(BadImage::Granularity { granularity, most });
         }
-        Ok(Self { image, offset: 0, part: DATA_MAX })
+        Ok(Self { image, offset: 0, part: granularity as usize })
     }
 }
 
@@ -378,7 +443,7 @@ mod tests {
     #[test]
     fn commands_have_their_fields_where_the_specification_puts_them() {
         assert_eq!(dwords(&get_log(log::SMART, u32::MAX, 0, 512, true))[0], 2 | 1 << 15 | 127 << 16);
-        assert_eq!(dwords(&get_log(1, 0, 64, 1 << 20, false)), [1 | 1023 << 16, 0, 64]);
+        assert_eq!(dwords(&get_log(1, 0, 64, 1 << 20, false)), [1 | 0x7fff << 16, 0, 64]);
         assert_eq!(dwords(&create_cq(3, 1024, 0x1000, Some(2))), [3 | 1023 << 16, 3 | 2 << 16, 0]);
         assert_eq!(dwords(&create_cq(3, 65_536, 0x1000, None)), [3 | 0xffff << 16, 1, 0]);
         assert_eq!(dwords(&create_sq(3, 2, 0x1000)), [3 | 1 << 16, 1 | 3 << 16, 0]);
@@ -397,6 +462,28 @@ mod tests {
     }
 
     #[test]
+    fn sanitize_has_its_operations_where_the_controller_has_them() {
+        let mut raw = raw_controller();
+        let info = |raw: &_| ControllerInfo::check(raw, 0x0002_0000, 4096, 4096, Quirks::default()).unwrap();
+        let fields = |what, exit, raw: &_| sanitize(what, exit, &info(raw)).map(|command| dwords(&command));
+        let overwrite = |passes| Sanitize::Overwrite { passes, pattern: 0xdead_beef, invert: true };
+        for what in [Sanitize::BlockErase, Sanitize::CryptoErase, overwrite(1), Sanitize::ExitFailure] {
+            fields(what, false, &raw).unwrap_err();
+        }
+        raw.sanicap.set(0b111);
+        assert_eq!(fields(Sanitize::BlockErase, false, &raw).unwrap(), [2, 0, 0]);
+        assert_eq!(fields(Sanitize::CryptoErase, true, &raw).unwrap(), [4 | 8, 0, 0]);
+        assert_eq!(fields(Sanitize::ExitFailure, false, &raw).unwrap(), [1, 0, 0]);
+        assert_eq!(fields(overwrite(3), false, &raw).unwrap(), [3 | 3 << 4 | 1 << 8, 0xdead_beef, 0]);
+        assert_eq!(fields(overwrite(16), false, &raw).unwrap()[0], 3 | 1 << 8);
+        assert!(fields(overwrite(0), false, &raw).is_err() && fields(overwrite(17), false, &raw).is_err());
+        raw.sanicap.set(0b001);
+        assert!(fields(Sanitize::CryptoErase, false, &raw).is_ok());
+        let refused = fields(Sanitize::BlockErase, false, &raw).unwrap_err();
+        assert_eq!(refused.to_string(), "the controller does not support sanitize by block erase (SANICAP)");
+    }
+
+    #[test]
     fn a_firmware_image_is_sent_whole_and_in_order() {
         let mut raw = raw_controller();
         let info = |raw: &_| ControllerInfo::check(raw, 0x0002_0000, 4096, 4096, Quirks::default()).unwrap();
@@ -412,7 +499,15 @@ mod tests {
         }
         assert_eq!(sent, image);
         assert_eq!(FirmwareDownload::new(&image[1..], &info(&raw)).unwrap_err(), BadImage::Length(9999));
-        raw.fwug = 2;
-        assert_eq!(FirmwareDownload::new(&image, &info(&raw)).unwrap_err(), BadImage::Granularity(8192));
+        // Parts of 8 KiB, and at most as much as the controller transfers: MDTS of 32 KiB.
+        (raw.fwug, raw.mdts) = (2, 3);
+        let parts: Vec<_> = FirmwareDownload::new(&image, &info(&raw)).unwrap().collect();
+        assert_eq!(parts.iter().map(|part| part.entry.cdw(10)).collect::<Vec<_>>(), [2047, 451]);
+        raw.fwug = 9;
+        let refused = BadImage::Granularity { granularity: 36_864, most: 32_768 };
+        assert_eq!(FirmwareDownload::new(&image, &info(&raw)).unwrap_err(), refused);
+        (raw.fwug, raw.mdts) = (33, 0);
+        let refused = BadImage::Granularity { granularity: 135_168, most: 131_072 };
+        assert_eq!(FirmwareDownload::new(&image, &info(&raw)).unwrap_err(), refused);
     }
 }

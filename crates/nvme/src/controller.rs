@@ -25,8 +25,8 @@ mod life;
 mod pairs;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use aryk_pci::{Function, PciError, Registers, Width};
 
@@ -52,6 +52,9 @@ use pairs::{NewPair, Pair, Stage};
 const OWNER_COMMANDS: usize = 16;
 /// Aborts that wait for their turn; more late commands than this are left to the reset.
 const ABORTS_WAITING: usize = 64;
+/// Time between the sending of event requests. A controller that answers each at once keeps neither this thread nor the log
+/// busy: four requests are in flight.
+const ASYNC_PAUSE: u64 = SECOND / 100;
 /// Time between two polls while something is under way.
 const BUSY_POLL: u64 = SECOND / 1000;
 
@@ -71,11 +74,13 @@ pub enum Refused {
     #[error("the controller is not ready")]
     NotReady,
     /// Too many admin commands are in flight.
-    #[error("{OWNER_COMMANDS} admin commands are in flight already")]
+    #[error(
+        "too many admin commands are in flight: {OWNER_COMMANDS}, or one with more than 4096 bytes of data"
+    )]
     Busy,
     /// The command has more data than one admin command may have.
-    #[error("an admin command has at most {DATA_MAX} bytes of data")]
-    TooLong,
+    #[error("an admin command of this controller has at most {0} bytes of data")]
+    TooLong(u64),
     /// The controller has no more queue pairs.
     #[error("the controller allows {0} queue pairs, and all are in use")]
     NoPair(u16),
@@ -115,6 +120,8 @@ pub struct Controller {
     info: Option<ControllerInfo>,
     namespaces: Vec<ListedNamespace>,
     pairs: Vec<Pair>,
+    /// Deleted pairs whose owner has not yet rewound them, and could still ring their doorbells: by the proof's token.
+    deleted: Vec<(u16, Weak<()>)>,
     /// Queue pairs that the controller allows.
     pairs_allowed: u16,
     life: Life,
@@ -125,6 +132,10 @@ pub struct Controller {
     next_watch: u64,
     next_keep_alive: u64,
     async_requests: u16,
+    /// Before this time, no event request follows one that was answered.
+    next_async: u64,
+    /// Since when the controller has paused (CSTS.PP).
+    paused: Option<u64>,
     /// Failed attempts to start, and failures soon after a start.
     attempts: u32,
     ready_since: u64,
@@ -171,6 +182,7 @@ impl Controller {
             info: None,
             namespaces: Vec::new(),
             pairs: Vec::new(),
+            deleted: Vec::new(),
             pairs_allowed: 0,
             life: Life::Ready,
             running: None,
@@ -180,6 +192,8 @@ impl Controller {
             next_watch: now,
             next_keep_alive: now,
             async_requests: 0,
+            next_async: now,
+            paused: None,
             attempts: 0,
             ready_since: now,
             reset_since: now,
@@ -235,10 +249,20 @@ impl Controller {
         match self.life {
             Life::Ended => u64::MAX,
             Life::Ready if !self.is_idle() => now + BUSY_POLL,
-            Life::Ready if self.options.keep_alive > 0 => self.next_watch.min(self.next_keep_alive),
-            Life::Ready => self.next_watch,
+            Life::Ready => {
+                let keep_alive = if self.options.keep_alive > 0 { self.next_keep_alive } else { u64::MAX };
+                let events = if self.missing_async_requests() > 0 { self.next_async } else { u64::MAX };
+                self.next_watch.min(keep_alive).min(events)
+            }
             _ => now + BUSY_POLL,
         }
+    }
+
+    /// Changes the time between two reads of CSTS: the owner reads rarely while no command is in flight. A shorter time takes
+    /// effect at once.
+    pub fn set_watch(&mut self, interval: u64, now: u64) {
+        self.options.watch = interval;
+        self.next_watch = self.next_watch.min(now.saturating_add(interval));
     }
 
     /// Whether only event requests are in flight, and nothing waits to be sent.
@@ -260,9 +284,11 @@ impl Controller {
             Data::FromController(len) => *len,
             Data::ToController(bytes) => bytes.len(),
         };
-        if len > DATA_MAX {
-            return Err(Refused::TooLong);
+        let most = self.info.as_ref().map_or(0, |info| info.transfer_max).min(DATA_MAX as u64);
+        if len as u64 > most {
+            return Err(Refused::TooLong(most));
         }
+        self.admin.prepare(len, &self.function, self.caps.page).map_err(Failure::Memory)?;
         let id = self.next_number;
         let is_owners = |waiter| matches!(waiter, Waiter::Owner(_));
         if self.admin.count(is_owners) >= OWNER_COMMANDS || !self.send(command, Waiter::Owner(id), now) {
@@ -282,11 +308,12 @@ impl Controller {
         if let Some(vector) = request.vector.filter(|&vector| vector >= vectors) {
             return Err(Refused::NoVector { vector, vectors });
         }
-        let is_free = |qid: &u16| !self.pairs.iter().any(|pair| pair.qid() == *qid);
+        self.deleted.retain(|(_, proof)| proof.strong_count() > 0);
+        let is_free = |qid: &u16| {
+            !self.pairs.iter().any(|pair| pair.qid() == *qid)
+                && !self.deleted.iter().any(|(deleted, _)| deleted == qid)
+        };
         let qid = (1..=self.pairs_allowed).find(is_free).ok_or(Refused::NoPair(self.pairs_allowed))?;
-        if self.is_shadowed {
-            pairs::check_shadow(qid, self.caps.stride, self.caps.page).map_err(Failure::BadClaim)?;
-        }
         let new = NewPair {
             qid,
             controller: self.id,
@@ -330,14 +357,21 @@ impl Controller {
             }
             // The last wish counts.
             Stage::Deleting { .. } => pair.stage = Stage::Deleting { again },
+            // The controller may have the queues already: they are deleted once they exist.
+            Stage::Creating { .. } => pair.stage = Stage::Creating { is_wanted: again },
             // A reset is under way, which resets the pair too.
             Stage::Waiting | Stage::Ended if again => {}
-            Stage::Waiting | Stage::Ended => {
-                self.pairs.retain(|pair| pair.qid() != qid);
-                self.events.push_back(Event::DmaEnded(DmaEnded { qid, controller: self.id }));
-            }
+            Stage::Waiting | Stage::Ended => self.forget_pair(qid),
         }
         Ok(())
+    }
+
+    /// Removes a pair whose queues the controller does not have. Its number is free again when the owner has rewound it.
+    fn forget_pair(&mut self, qid: u16) {
+        self.pairs.retain(|pair| pair.qid() != qid);
+        let proof = DmaEnded::new(qid, self.id);
+        self.deleted.push((qid, proof.token()));
+        self.events.push_back(Event::DmaEnded(proof));
     }
 
     /// Takes note that the owner has quiesced a pair, after [`Event::Quiesce`] or [`Event::ShuttingDown`].
@@ -360,14 +394,18 @@ impl Controller {
 
     /// Begins to abort a late command.
     pub fn abort(&mut self, sqid: u16, cid: u16) {
-        if self.is_ready() && self.aborts.len() < ABORTS_WAITING && !self.aborts.contains(&(sqid, cid)) {
+        // A pause has its own limit; the command may be completed after it.
+        let is_ready = self.is_ready() && self.paused.is_none();
+        if is_ready && self.aborts.len() < ABORTS_WAITING && !self.aborts.contains(&(sqid, cid)) {
             self.aborts.push_back((sqid, cid));
         }
     }
 
-    /// Begins a reset; a reset that is under way goes on.
+    /// Begins a reset; a reset that is under way goes on. A late command is no reason while the controller pauses
+    /// ([`Event::Paused`]).
     pub fn reset(&mut self, reason: ResetReason, now: u64) {
-        if self.is_ready() {
+        let is_pausing = reason == ResetReason::CommandTimeout && self.paused.is_some();
+        if self.is_ready() && !is_pausing {
             self.begin_reset(reason, now);
         }
     }
@@ -410,6 +448,12 @@ impl Controller {
         Doorbells { shadow: None, ..self.doorbells() }
     }
 
+    /// Event requests that are to be sent.
+    fn missing_async_requests(&self) -> usize {
+        let sent = self.admin.count(|waiter| waiter == Waiter::AsyncEvent);
+        usize::from(self.async_requests).saturating_sub(sent)
+    }
+
     /// Answers the admin queue's completions, also those after a failure.
     fn reap_admin(&mut self, now: u64) -> Result<(), Failure> {
         let (answers, outcome) = self.admin.reap();
@@ -442,15 +486,19 @@ impl Controller {
                 break;
             }
         }
-        for _ in self.admin.count(|waiter| waiter == Waiter::AsyncEvent)..usize::from(self.async_requests) {
-            self.send(&admin::async_event(), Waiter::AsyncEvent, now);
+        let missing = self.missing_async_requests();
+        if missing > 0 && now >= self.next_async {
+            self.next_async = now.saturating_add(ASYNC_PAUSE);
+            for _ in 0..missing {
+                self.send(&admin::async_event(), Waiter::AsyncEvent, now);
+            }
         }
         let interval = if has_keep_alive { self.options.keep_alive / 2 } else { 0 };
         if interval > 0
             && now >= self.next_keep_alive
             && self.send(&admin::keep_alive(), Waiter::KeepAlive, now)
         {
-            self.next_keep_alive = now + interval;
+            self.next_keep_alive = now.saturating_add(interval);
         }
     }
 }
@@ -466,8 +514,11 @@ impl Drop for Controller {
 
 /// The most pairs whose doorbells lie in the registers of one window of 64 KiB.
 const fn pairs_max(stride: u64) -> u16 {
-    let pairs = (1 << 16) / (2 * stride) - 1;
-    if pairs == 0 { 1 } else { pairs as u16 }
+    // CAP.DSTRD up to 15: the doorbells of one pair can be larger than the window.
+    match ((1 << 16) / (2 * stride)).saturating_sub(1) {
+        0 => 1,
+        pairs => pairs as u16,
+    }
 }
 
 fn map_doorbells(function: &dyn Function, pairs: u16, stride: u64) -> Result<Registers, PciError> {

@@ -8,6 +8,9 @@ use crate::spec::status::{Code, Status};
 /// Units of CRDT, in nanoseconds: 100 ms.
 const CRDT_UNIT: u64 = 100_000_000;
 
+/// Time before a retry while the controller is busy for long, where the status has no delay (CRD).
+const LENGTHY: u64 = 1_000_000_000;
+
 /// What a status means for the command's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
@@ -65,10 +68,16 @@ pub fn classify(status: Status, delays: [u16; 3]) -> Verdict {
     let class = class_of(status.code());
     let may_retry = matches!(class, Class::Retry | Class::Path) && !status.is_final();
     let delay = match status.crd() {
+        0 if is_lengthy(status.code()) => LENGTHY,
         0 => 0,
         n => u64::from(delays[usize::from(n) - 1]) * CRDT_UNIT,
     };
     Verdict { class, retry_after: may_retry.then_some(delay) }
+}
+
+/// Whether the reason of a refusal lasts for seconds to hours.
+const fn is_lengthy(code: Code) -> bool {
+    matches!(code, Code::FORMAT_IN_PROGRESS | Code::SANITIZE_IN_PROGRESS | Code::SELF_TEST_IN_PROGRESS)
 }
 
 /// The class of a code, without regard to DNR.
@@ -209,6 +218,8 @@ mod tests {
         assert_eq!(retry(status(2, 0, Code::NAMESPACE_NOT_READY)), Some(2_000_000_000));
         assert_eq!(retry(status(3, 0, Code::INTERNAL_PATH_ERROR)), Some(6_553_500_000_000));
         assert_eq!(retry(status(2, 1, Code::NAMESPACE_NOT_READY)), None);
+        assert_eq!(retry(status(0, 0, Code::SANITIZE_IN_PROGRESS)), Some(1_000_000_000), "not at once");
+        assert_eq!(retry(status(1, 0, Code::FORMAT_IN_PROGRESS)), Some(100_000_000));
         for code in [Code::UNRECOVERED_READ_ERROR, Code::INTERNAL_ERROR, Code::ABORT_REQUESTED, Code(0x0ff)] {
             assert_eq!(retry(status(1, 0, code)), None, "{code:?}");
         }

@@ -20,6 +20,7 @@ mod doorbell;
 pub mod scripted;
 
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use aryk_dma::GuestArea;
 use aryk_pci::Registers;
@@ -158,12 +159,23 @@ pub enum Fate {
 /// mastering is off. Only the controller issues one, for one pair.
 #[derive(Debug)]
 pub struct DmaEnded {
-    pub(crate) qid: u16,
+    qid: u16,
     /// Tells the controllers of a process apart.
-    pub(crate) controller: u64,
+    controller: u64,
+    /// Lives until the pair is rewound, or the proof is dropped.
+    token: Arc<()>,
 }
 
 impl DmaEnded {
+    pub(crate) fn new(qid: u16, controller: u64) -> Self {
+        Self { qid, controller, token: Arc::default() }
+    }
+
+    /// Tells whether the proof still exists.
+    pub(crate) fn token(&self) -> Weak<()> {
+        Arc::downgrade(&self.token)
+    }
+
     /// The queue pair.
     pub const fn qid(&self) -> u16 {
         self.qid
@@ -516,11 +528,8 @@ impl QueuePair {
 
     /// Reports each command that became late since the last call, once for each [`LateStep`], up to `limit` of them.
     pub fn late(&mut self, now: u64, limit: u16, mut report: impl FnMut(Late)) {
-        let Timeouts { command, grace } = self.layout.timeouts;
-        let stages: [_; STAGES] =
-            [(LateStep::Abort, command), (LateStep::Reset, command.saturating_add(grace))];
         let mut left = limit;
-        for (stage, (step, limit)) in stages.into_iter().enumerate() {
+        for (stage, (step, limit)) in self.stages().into_iter().enumerate() {
             let Some(until) = now.checked_sub(limit) else { continue };
             while left > 0 {
                 let Some(index) = self.commands.take_late(stage, until) else { break };
@@ -532,9 +541,24 @@ impl QueuePair {
         }
     }
 
-    /// The time at which the oldest command in flight becomes late.
-    pub fn next_deadline(&self) -> Option<u64> {
-        self.commands.oldest().map(|oldest| oldest.saturating_add(self.layout.timeouts.command))
+    /// The earliest time at which [`QueuePair::late`] reports a command that is in flight now; `None` if it has reported all of
+    /// them for the last step.
+    pub fn next_late(&self) -> Option<u64> {
+        let times = self.stages().into_iter().enumerate().filter_map(|(stage, (_, limit))| {
+            self.commands.oldest_unreported(stage).map(|oldest| oldest.saturating_add(limit))
+        });
+        times.min()
+    }
+
+    /// The steps of a late command, and the times from the submission to them.
+    const fn stages(&self) -> [(LateStep, u64); STAGES] {
+        let Timeouts { command, grace } = self.layout.timeouts;
+        [(LateStep::Abort, command), (LateStep::Reset, command.saturating_add(grace))]
+    }
+
+    /// Begins the time limits of all commands in flight at `now`: after a time in which the controller did not process commands.
+    pub fn restart_clock(&mut self, now: u64) {
+        self.commands.restart_clock(now);
     }
 
     /// Stops submissions and doorbells. Completions are still taken. The owner then reports
@@ -553,7 +577,7 @@ impl QueuePair {
     /// # Panics
     /// If the proof is another pair's.
     pub fn rewind(&mut self, proof: DmaEnded, mut decide: impl FnMut(&Unfinished) -> Fate) -> u16 {
-        let DmaEnded { qid, controller } = proof;
+        let DmaEnded { qid, controller, token } = proof;
         assert_eq!((qid, controller), (self.layout.qid, self.layout.controller), "a proof for another pair");
         // Completions of the old queue must not be taken for new ones.
         let zeroes = [0; 4096];
@@ -562,6 +586,8 @@ impl QueuePair {
         }
         (self.sq_tail, self.sq_rung, self.cq_head, self.phase) = (0, 0, 0, true);
         self.state = State::Rewound;
+        // No doorbell of this life follows: the controller may give the pair's number to another pair.
+        drop(token);
         let in_flight: Vec<u16> = self.commands.in_order().collect();
         for index in in_flight {
             let slot = self.commands.slot(index);

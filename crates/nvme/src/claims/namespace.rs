@@ -117,8 +117,8 @@ impl Namespace {
         let fits = blocks.checked_mul(1 << block_shift).is_some_and(|bytes| bytes <= BYTES_MAX);
         claim(fits, "NSZE", blocks, "the namespace would have more than 2^63-1 bytes")?;
         claim(capacity <= blocks, "NCAP", capacity, "it is above NSZE")?;
-        let used = raw.nuse.get();
-        claim(used <= capacity, "NUSE", used, "it is above NCAP")?;
+        let transfer = controller.transfer_max;
+        claim(transfer >= 1 << block_shift, "MDTS", transfer, "a block is larger than a transfer")?;
         // NSFEAT bit 1: the namespace has its own atomic units.
         let has_atomics = raw.nsfeat & 2 != 0;
         let own = |field: u16, all: u32| {
@@ -138,7 +138,7 @@ impl Namespace {
             nsid,
             blocks,
             block_shift,
-            used,
+            used: raw.nuse.get().min(capacity),
             ids: if quirks.bogus_namespace_ids { Descriptors::default() } else { ids },
             is_shared: raw.nmic & 1 != 0,
             is_write_protected: raw.nsattr & 1 != 0,

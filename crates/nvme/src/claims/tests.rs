@@ -90,7 +90,6 @@ fn identify_fields_that_cannot_be_true_are_refused_by_name() {
     assert_eq!(field(&|raw| raw.nn.set(0)), "NN");
     assert_eq!(field(&|raw| raw.nn.set(u32::MAX)), "NN");
     assert_eq!(field(&|raw| raw.cntrltype = 2), "CNTRLTYPE");
-    assert_eq!(field(&|raw| (raw.wctemp, raw.cctemp) = (400.into(), 300.into())), "WCTEMP");
 }
 
 #[test]
@@ -118,7 +117,6 @@ fn namespaces_of_unserved_kinds_are_refused_by_kind() {
     assert_eq!(field(&|raw| raw.nsze.set(u64::MAX)), "NSZE");
     assert_eq!(field(&|raw| raw.nsze.set(1 << 51)), "NSZE");
     assert_eq!(field(&|raw| raw.ncap.set(1001)), "NCAP");
-    assert_eq!(field(&|raw| raw.nuse.set(1001)), "NUSE");
     assert_eq!(field(&|raw| raw.nlbaf = 64), "NLBAF");
     assert_eq!(field(&|raw| raw.flbas = 2), "FLBAS");
     let info = controller(&raw_controller()).unwrap();
@@ -127,6 +125,29 @@ fn namespaces_of_unserved_kinds_are_refused_by_kind() {
         let refused = Namespace::check(1, &raw_namespace(), descriptors, &info, Quirks::default());
         assert_eq!(refused, Err(Unserved::CommandSet(set)));
     }
+}
+
+#[test]
+fn claims_that_the_driver_does_not_use_refuse_nothing() {
+    let mut raw = raw_controller();
+    (raw.wctemp, raw.cctemp) = (400.into(), 300.into());
+    assert!(controller(&raw).is_ok(), "temperatures");
+    let mut raw = raw_namespace();
+    raw.nuse.set(1001);
+    assert_eq!(namespace(&raw).unwrap().used, 1000, "more blocks in use than there are");
+}
+
+#[test]
+fn a_block_that_no_transfer_carries_is_refused() {
+    let mut raw = raw_controller();
+    raw.mdts = 1;
+    let info = controller(&raw).unwrap();
+    let mut raw = raw_namespace();
+    let check = |raw: &_| Namespace::check(1, raw, Descriptors::default(), &info, Quirks::default());
+    raw.lbaf[1].lbads = 13;
+    assert_eq!((info.transfer_max, check(&raw).map(|namespace| namespace.block_size())), (8192, Ok(8192)));
+    raw.lbaf[1].lbads = 14;
+    assert!(matches!(check(&raw), Err(Unserved::BadClaim(BadClaim { field: "MDTS", .. }))));
 }
 
 #[test]

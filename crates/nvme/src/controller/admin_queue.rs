@@ -1,5 +1,5 @@
-//! The admin queue pair: a [`QueuePair`] with a page of data for each command, and a deadline for each. NVMe 2.0 §3.3. Control
-//! context.
+//! The admin queue pair: a [`QueuePair`] with 4 KiB of data for each command, a larger buffer for one command at a time, and a
+//! deadline for each command. NVMe 2.0 §3.3. Control context.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use aryk_pci::Function;
 
 use crate::admin::{Command, DATA_MAX, Data};
 use crate::controller::event::AdminAnswer;
-use crate::data::{Piece, SglSupport};
+use crate::data::{Piece, SglSupport, list_bytes};
 use crate::memory::{DmaMemory, MemoryError};
 use crate::queue::{DmaEnded, Doorbells, Fate, Layout, QueueError, QueuePair, Restart, Timeouts};
 
@@ -16,6 +16,8 @@ use crate::queue::{DmaEnded, Doorbells, Fate, Layout, QueueError, QueuePair, Res
 const ENTRIES: u32 = 64;
 /// Commands in flight.
 const DEPTH: u16 = 63;
+/// Bytes of data that each command has room for; all structures of the specification fit.
+const SMALL: usize = 4096;
 
 /// The receiver of the answer to an admin command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +40,23 @@ struct Pending {
     /// Bytes that the controller writes.
     reads: usize,
     deadline: u64,
+    /// The command uses the large buffer.
+    is_large: bool,
+}
+
+/// Memory for data, of commands by their tokens or of one command.
+#[derive(Debug)]
+struct Buffer {
+    memory: DmaMemory,
+    area: GuestArea,
+}
+
+impl Buffer {
+    fn new(function: &Arc<dyn Function>, len: u64, page: u64) -> Result<Self, MemoryError> {
+        let memory = DmaMemory::new(function, len, page)?;
+        let area = memory.part(0, len).expect("the memory has this length");
+        Ok(Self { memory, area })
+    }
 }
 
 /// The admin queue pair.
@@ -45,9 +64,10 @@ struct Pending {
 pub(super) struct AdminQueue {
     pair: QueuePair,
     queues: DmaMemory,
-    pages: DmaMemory,
-    data: GuestArea,
-    /// By token, which is also the number of the page.
+    small: Buffer,
+    /// [`DATA_MAX`] bytes, once a command had more than [`SMALL`]. One command uses it at a time.
+    large: Option<Buffer>,
+    /// By token, which is also the place in the small buffer.
     pending: Vec<Option<Pending>>,
 }
 
@@ -65,16 +85,14 @@ impl AdminQueue {
             depth: DEPTH,
             page,
             sgl: SglSupport::None,
-            list: 64,
+            list: list_bytes(DATA_MAX as u64, 1, SglSupport::None, page),
             // Deadlines are by command here.
             timeouts: Timeouts { command: u64::MAX, grace: 0 },
         };
         let queues = DmaMemory::new(function, layout.len(), page)?;
-        let all = u64::from(DEPTH) * DATA_MAX as u64;
-        let pages = DmaMemory::new(function, all, page)?;
-        let data = pages.part(0, all).expect("the memory has this length");
+        let small = Buffer::new(function, u64::from(DEPTH) * SMALL as u64, page)?;
         let pair = QueuePair::new(layout, &queues, doorbells).expect("the memory has the layout's length");
-        Ok(Self { pair, queues, pages, data, pending: (0..DEPTH).map(|_| None).collect() })
+        Ok(Self { pair, queues, small, large: None, pending: (0..DEPTH).map(|_| None).collect() })
     }
 
     /// The values of AQA, ASQ and ACQ.
@@ -88,46 +106,72 @@ impl AdminQueue {
         self.pending.iter().flatten().filter(|pending| is_counted(pending.waiter)).count()
     }
 
-    /// Sends a command; `false` if there is no free slot, or the command has more data than [`DATA_MAX`].
+    /// Allocates the memory that a command with `len` bytes of data needs, if there is none yet.
+    pub(super) fn prepare(
+        &mut self,
+        len: usize,
+        function: &Arc<dyn Function>,
+        page: u64,
+    ) -> Result<(), MemoryError> {
+        if len > SMALL && self.large.is_none() {
+            self.large = Some(Buffer::new(function, DATA_MAX as u64, page)?);
+        }
+        Ok(())
+    }
+
+    /// Sends a command; `false` if there is no free slot, or no room for its data: [`AdminQueue::prepare`] was not called, or
+    /// another command uses the large buffer.
     pub(super) fn submit(&mut self, command: &Command, waiter: Waiter, now: u64, deadline: u64) -> bool {
         let Some(token) = self.pending.iter().position(Option::is_none) else { return false };
-        let start = token * DATA_MAX;
         let (len, reads) = match &command.data {
             Data::None => (0, 0),
             Data::FromController(len) => (*len, *len),
             Data::ToController(bytes) => (bytes.len(), 0),
         };
-        if len > DATA_MAX {
+        let is_large = len > SMALL;
+        let is_taken = is_large && self.pending.iter().flatten().any(|pending| pending.is_large);
+        if len > DATA_MAX || is_taken {
             return false;
         }
+        let place = place(&self.small, self.large.as_ref(), token, is_large);
+        let Some((buffer, start)) = place else { return false };
         match &command.data {
-            Data::ToController(bytes) => self.data.write_bytes(start, bytes),
+            Data::ToController(bytes) => buffer.area.write_bytes(start, bytes),
             // What the controller does not write reads as zeroes, not as an earlier answer.
-            _ => self.data.write_bytes(start, &[0; DATA_MAX][..len]),
+            _ => buffer.area.write_bytes(start, &vec![0; len]),
         }
-        let piece = [Piece { iova: self.pages.iova() + start as u64, len: len as u32 }];
+        let piece = [Piece { iova: buffer.memory.iova() + start as u64, len: len as u32 }];
         let data = if len == 0 { &piece[..0] } else { &piece };
         if self.pair.submit(command.entry, data, token as u64, now).is_err() {
             return false;
         }
         self.pair.flush();
-        self.pending[token] = Some(Pending { waiter, reads, deadline });
+        self.pending[token] = Some(Pending { waiter, reads, deadline, is_large });
         true
+    }
+
+    /// Moves all deadlines, after a time in which the controller did not process commands.
+    pub(super) fn postpone(&mut self, by: u64) {
+        for pending in self.pending.iter_mut().flatten() {
+            pending.deadline = pending.deadline.saturating_add(by);
+        }
     }
 
     /// Takes all completions, those before an impossible one too.
     pub(super) fn reap(&mut self) -> (Vec<(Waiter, AdminAnswer)>, Result<(), QueueError>) {
-        let mut answers = Vec::new();
-        let Self { pair, pending, data, .. } = self;
-        let outcome = pair.reap(DEPTH, |completed| {
+        let mut completions = Vec::new();
+        let outcome = self.pair.reap(DEPTH, |completed| completions.push(completed));
+        let Self { small, large, pending, .. } = self;
+        let answers = completions.into_iter().map(|completed| {
             let token = completed.token as usize;
             let ended = pending[token].take().expect("the pair completes a command once");
-            let mut bytes = vec![0; ended.reads];
-            data.read_bytes(token * DATA_MAX, &mut bytes);
-            let answer = AdminAnswer { status: completed.status, result: completed.result, data: bytes };
-            answers.push((ended.waiter, answer));
+            let mut data = vec![0; ended.reads];
+            let place = place(small, large.as_ref(), token, ended.is_large);
+            let (buffer, start) = place.expect("the command had its buffer");
+            buffer.area.read_bytes(start, &mut data);
+            (ended.waiter, AdminAnswer { status: completed.status, result: completed.result, data })
         });
-        (answers, outcome.map(drop))
+        (answers.collect(), outcome.map(drop))
     }
 
     /// A command whose deadline has passed, if there is one.
@@ -138,7 +182,7 @@ impl AdminQueue {
     /// Ends all commands, after the end of DMA, and empties the queues for the next start. Returns the numbers of the owner's
     /// commands.
     pub(super) fn rewind(&mut self, controller: u64, doorbells: &Doorbells, now: u64) -> Vec<u64> {
-        self.pair.rewind(DmaEnded { qid: 0, controller }, |_| Fate::Fail);
+        self.pair.rewind(DmaEnded::new(0, controller), |_| Fate::Fail);
         self.pair.resume(Restart { qid: 0, controller, doorbells: doorbells.clone() }, now);
         let waiters = self.pending.iter_mut().filter_map(Option::take);
         let number = |pending: Pending| match pending.waiter {
@@ -147,4 +191,14 @@ impl AdminQueue {
         };
         waiters.filter_map(number).collect()
     }
+}
+
+/// The buffer of a command's data, and the offset of the data in it.
+fn place<'a>(
+    small: &'a Buffer,
+    large: Option<&'a Buffer>,
+    token: usize,
+    is_large: bool,
+) -> Option<(&'a Buffer, usize)> {
+    if is_large { large.map(|large| (large, 0)) } else { Some((small, token * SMALL)) }
 }

@@ -6,7 +6,7 @@ use crate::claims::BadClaim;
 use crate::memory::MemoryError;
 use crate::queue::{DmaEnded, QueueError, QueuePair, Restart, Timeouts};
 use crate::spec::feature::AsyncEvent;
-use crate::spec::log::SmartLog;
+use crate::spec::log::{SanitizeStatus, SmartLog};
 use crate::spec::status::Status;
 
 /// A second, in nanoseconds.
@@ -94,6 +94,9 @@ pub enum Failure {
     /// The controller failed again and again, soon after each reset.
     #[error("the controller failed again soon after each of several resets; the last reason: {0:?}")]
     Unstable(ResetReason),
+    /// CSTS.PP stayed set.
+    #[error("the controller did not process commands (CSTS.PP) for more than {0} ms")]
+    Paused(u64),
     /// There is no memory for the driver's queues.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -115,6 +118,8 @@ pub enum ResetReason {
     Fatal,
     /// CSTS.RDY is 0 although CC.EN is 1.
     NotReady,
+    /// The controller paused (CSTS.PP) for longer than it claims to (MTFA).
+    Paused,
     /// The admin queue, or the deletion of a queue pair, went wrong.
     QueueError,
 }
@@ -210,6 +215,17 @@ pub enum Event {
     },
     /// An attempt to bring the controller up failed; there will be another.
     AttemptFailed(Failure),
+    /// The controller does not process commands for a while (CSTS.PP), for example because it activates firmware. Late commands
+    /// are no failure: [`super::Controller::abort`] does nothing until [`Event::Resumed`], or a reset after `limit`.
+    Paused {
+        /// Nanoseconds.
+        limit: u64,
+    },
+    /// The controller processes commands again: the owner of each queue pair calls [`QueuePair::restart_clock`].
+    Resumed {
+        /// Duration of the pause in nanoseconds.
+        took: u64,
+    },
     /// Namespaces appeared, changed or went.
     NamespacesChanged(Vec<NamespaceChange>),
     /// There are more namespaces than the driver looks at.
@@ -221,6 +237,8 @@ pub enum Event {
     Async(AsyncEvent),
     /// The SMART log, read because of an asynchronous event.
     Smart(Box<SmartLog>),
+    /// The state of the last sanitize operation, read because the controller reported its end.
+    Sanitize(SanitizeStatus),
     /// An admin command of the owner ended; `None` if a reset or the removal ended it.
     Admin {
         /// What [`super::Controller::admin`] returned.

@@ -6,15 +6,16 @@ use zerocopy::FromBytes;
 use super::admin_queue::Waiter;
 use super::event::AdminAnswer;
 use super::life::Life;
+use super::pairs::{Pair, has_room_for_shadows};
 use super::{Controller, Event, Failure, ListedNamespace, NamespaceChange, Stage};
 use crate::admin::{self, Command};
 use crate::claims::{ControllerInfo, Namespace, Unserved, claim};
 use crate::memory::DmaMemory;
-use crate::queue::{DmaEnded, QueuePair, Restart};
+use crate::queue::{DmaEnded, QueuePair, Restart, Shadow};
 use crate::quirks;
 use crate::spec::feature::{self, AsyncEvent, Select};
 use crate::spec::identify::{Descriptors, IdentifyController, IdentifyNamespace, IdentifyNvmController};
-use crate::spec::log::{self, SmartLog};
+use crate::spec::log::{self, SanitizeStatus, SmartLog};
 use crate::spec::security;
 use crate::spec::status::Status;
 
@@ -129,6 +130,13 @@ impl Controller {
                 Job::CreatePair(qid) => Step::CreateCq(qid),
                 Job::DeletePair(qid) => Step::DeleteSq(qid),
             };
+            if let Job::CreatePair(qid) = job
+                && let Some(pair) = self.pairs.iter_mut().find(|pair| pair.qid() == qid)
+                && pair.stage == Stage::Waiting
+            {
+                pair.stage = Stage::Creating { is_wanted: true };
+                self.clear_shadow(qid);
+            }
             let running =
                 Running { job, step, listed: Vec::new(), raw: None, found: Vec::new(), refused: None };
             self.running = Some(running);
@@ -178,7 +186,10 @@ impl Controller {
                 let ms = (self.options.keep_alive / 1_000_000).max(info.keep_alive_ms);
                 feature(feature::KEEP_ALIVE_TIMER, u32::try_from(ms).unwrap_or(u32::MAX))
             }
-            Step::DoorbellBuffers if info.supported.doorbell_buffer => Some(self.doorbell_buffers()?),
+            // Without, doorbells are registers.
+            Step::DoorbellBuffers if info.supported.doorbell_buffer && self.has_room_for_shadows() => {
+                Some(self.doorbell_buffers()?)
+            }
             Step::DoorbellBuffers => None,
             Step::Locking => info.supported.security.then(admin::level_0_discovery),
             Step::ChangedNamespaces => {
@@ -194,20 +205,37 @@ impl Controller {
             }
             Step::ReadLog(page) => Some(admin::get_log(page, u32::MAX, 0, 512, false)),
             Step::CreateCq(qid) => self
-                .pair_addresses(qid, Stage::Waiting)
+                .new_pair(qid)
                 .map(|([_, cq], entries, vector)| admin::create_cq(qid, entries, cq, vector)),
-            Step::CreateSq(qid) => self
-                .pair_addresses(qid, Stage::Waiting)
-                .map(|([sq, _], entries, _)| admin::create_sq(qid, entries, sq)),
+            Step::CreateSq(qid) => {
+                self.new_pair(qid).map(|([sq, _], entries, _)| admin::create_sq(qid, entries, sq))
+            }
             Step::DeleteSq(qid) => Some(admin::delete_sq(qid)),
             Step::DeleteCq(qid) => Some(admin::delete_cq(qid)),
         })
     }
 
-    fn pair_addresses(&self, qid: u16, stage: Stage) -> Option<([u64; 2], u32, Option<u16>)> {
-        let pair = self.pairs.iter().find(|pair| pair.qid() == qid && pair.stage == stage)?;
+    /// The addresses of both queues of a pair that is being created, their entries, and the vector.
+    fn new_pair(&self, qid: u16) -> Option<([u64; 2], u32, Option<u16>)> {
+        let is_new = |pair: &&Pair| pair.qid() == qid && matches!(pair.stage, Stage::Creating { .. });
+        let pair = self.pairs.iter().find(is_new)?;
         let queues = pair.shape.layout().queues(pair.memory.iova());
         Some((queues, pair.shape.entries, pair.vector))
+    }
+
+    /// Zeroes the shadow doorbells of a pair before the controller creates its queues: an earlier pair of this number, or an
+    /// owner that did not quiesce in time, may have left others, for which the controller would fetch entries.
+    fn clear_shadow(&self, qid: u16) {
+        let Some(Shadow { doorbells, event_indices }) = self.doorbells().shadow else { return };
+        let (start, len) = (2 * u64::from(qid) * self.caps.stride, 2 * self.caps.stride);
+        for at in (start..start + len).step_by(8) {
+            doorbells.store_u64(at as usize, 0);
+            event_indices.store_u64(at as usize, 0);
+        }
+    }
+
+    const fn has_room_for_shadows(&self) -> bool {
+        has_room_for_shadows(self.pairs_allowed, self.caps.stride, self.caps.page)
     }
 
     /// Doorbell Buffer Config with zeroed buffers.
@@ -259,6 +287,9 @@ impl Controller {
         let nn = self.info.as_ref().map_or(0, |info| info.namespaces_max);
         if let Some(running) = self.running.as_mut().filter(|_| self.vs < V1_1) {
             running.listed = (1..=nn).take(NAMESPACES_MAX).collect();
+            if nn as usize > NAMESPACES_MAX {
+                self.events.push_back(Event::TooManyNamespaces { max: NAMESPACES_MAX });
+            }
         }
     }
 
@@ -338,6 +369,9 @@ impl Controller {
                     self.events.push_back(Event::Smart(Box::new(smart)));
                 }
             }
+            Step::ReadLog(log::SANITIZE_STATUS) if is_success => {
+                self.events.extend(SanitizeStatus::decode(data).map(Event::Sanitize));
+            }
             _ => {}
         }
         debug_assert!(self.running.as_ref().is_some_and(|running| running.job == job));
@@ -363,7 +397,7 @@ impl Controller {
 
     fn take_queues(&mut self, result: u32) -> Result<(), Failure> {
         let allowed = feature::allowed_pairs(result).min(self.options.pairs);
-        let used = self.pairs.iter().map(super::pairs::Pair::qid).max().unwrap_or(0);
+        let used = self.pairs.iter().map(Pair::qid).max().unwrap_or(0);
         claim(allowed >= used, "NSQA/NCQA", result.into(), "fewer queues than before the reset")?;
         self.pairs_allowed = allowed;
         Ok(())
@@ -433,12 +467,11 @@ impl Controller {
             },
             Job::DeletePair(qid) => {
                 let Some(pair) = self.pairs.iter_mut().find(|pair| pair.qid() == qid) else { return };
-                let again = pair.stage == Stage::Deleting { again: true };
-                pair.stage = Stage::Ended;
-                self.events.push_back(Event::DmaEnded(DmaEnded { qid, controller: self.id }));
-                if !again {
-                    self.pairs.retain(|pair| pair.qid() != qid);
+                if pair.stage == (Stage::Deleting { again: false }) {
+                    return self.forget_pair(qid);
                 }
+                pair.stage = Stage::Ended;
+                self.events.push_back(Event::DmaEnded(DmaEnded::new(qid, self.id)));
             }
         }
     }
@@ -459,9 +492,16 @@ impl Controller {
     /// Gives a pair whose queues now exist to its owner, for the first time or again.
     fn hand_out(&mut self, qid: u16) {
         let (doorbells, controller) = (self.doorbells(), self.id);
-        let pair = self.pairs.iter_mut().find(|pair| pair.qid() == qid && pair.stage == Stage::Waiting);
-        let Some(pair) = pair else { return };
-        pair.stage = Stage::Live;
+        let Some(pair) = self.pairs.iter_mut().find(|pair| pair.qid() == qid) else { return };
+        match pair.stage {
+            Stage::Creating { is_wanted: true } => pair.stage = Stage::Live,
+            Stage::Creating { is_wanted: false } => {
+                pair.stage = Stage::Deleting { again: false };
+                return self.jobs.push_back(Job::DeletePair(qid));
+            }
+            // The pair of this job was deleted before the job began.
+            _ => return,
+        }
         if pair.is_given_out {
             self.events.push_back(Event::QueueReady(Restart { qid, controller, doorbells }));
         } else {
@@ -502,6 +542,10 @@ impl Controller {
         }
         let event = AsyncEvent::decode(answer.result);
         self.events.push_back(Event::Async(event));
+        if event == AsyncEvent::FirmwareActivation {
+            // The controller pauses from now on.
+            self.next_watch = 0;
+        }
         let job = match event {
             AsyncEvent::NamespacesChanged => Job::Rescan,
             _ => Job::ClearEvent(AsyncEvent::log_page(answer.result)),

@@ -4,12 +4,14 @@ use aryk_pci::{PciError, Width};
 
 use super::{Controller, End, Event, Failure, RecoveryStep, ResetReason, SECOND, Stage, map_doorbells};
 use crate::queue::DmaEnded;
-use crate::spec::register::{ACQ, AQA, ASQ, CRTO, Cc, Shutdown, TIMEOUT_UNIT_MS};
+use crate::spec::register::{ACQ, AQA, ASQ, CRTO, Cc, Csts, Shutdown, TIMEOUT_UNIT_MS};
 
 /// A millisecond, in nanoseconds.
 const MS: u64 = SECOND / 1000;
 /// A controller that fails again within this time after a reset has made no progress.
 const STABLE: u64 = 10 * SECOND;
+/// Time between two reads of CSTS while the controller pauses, at most.
+const PAUSE_WATCH: u64 = SECOND / 20;
 /// The least time for a normal shutdown, also if RTD3E is shorter.
 const SHUTDOWN_MIN: u64 = 10 * SECOND;
 
@@ -86,7 +88,7 @@ impl Controller {
     fn run(&mut self, now: u64) -> Result<(), Failure> {
         let is_starting = matches!(self.life, Life::Initializing);
         if now >= self.next_watch {
-            self.next_watch = now + self.options.watch;
+            self.next_watch = now.saturating_add(self.options.watch);
             let csts = self.read_csts()?;
             let (reason, failure) = if csts.is_fatal() {
                 (ResetReason::Fatal, Failure::Fatal)
@@ -96,15 +98,48 @@ impl Controller {
             if csts.is_fatal() || !csts.is_ready() {
                 return self.restart(is_starting, reason, failure, now);
             }
+            if self.is_paused_too_long(csts, now) {
+                let failure = Failure::Paused(self.pause_limit() / MS);
+                return self.restart(is_starting, ResetReason::Paused, failure, now);
+            }
         }
         self.reap_admin(now)?;
-        if self.admin.late(now).is_some() {
+        if self.paused.is_none() && self.admin.late(now).is_some() {
             let failure = Failure::AdminTimeout(self.step_name());
             return self.restart(is_starting, ResetReason::AdminTimeout, failure, now);
         }
         self.start_jobs(now)?;
         self.send_due(now);
         Ok(())
+    }
+
+    /// Follows CSTS.PP: reports the begin and the end of a pause. Returns whether the pause is longer than the controller claims.
+    fn is_paused_too_long(&mut self, csts: Csts, now: u64) -> bool {
+        match (self.paused, csts.is_paused()) {
+            (None, true) => {
+                self.paused = Some(now);
+                self.events.push_back(Event::Paused { limit: self.pause_limit() });
+            }
+            (Some(since), false) => {
+                let took = now.saturating_sub(since);
+                self.paused = None;
+                self.admin.postpone(took);
+                self.events.push_back(Event::Resumed { took });
+            }
+            (None, false) | (Some(_), true) => {}
+        }
+        if self.paused.is_some() {
+            self.next_watch = now.saturating_add(self.options.watch.min(PAUSE_WATCH));
+        }
+        self.paused.is_some_and(|since| now >= since.saturating_add(self.pause_limit()))
+    }
+
+    /// The longest pause: MTFA, or the limit of an admin command where the controller does not report it.
+    fn pause_limit(&self) -> u64 {
+        match self.info.as_ref().map_or(0, |info| info.activation_ms) {
+            0 => self.options.admin,
+            ms => ms * MS,
+        }
     }
 
     /// A controller that starts has failed; one that was ready is reset.
@@ -164,7 +199,7 @@ impl Controller {
     fn begin_quiescing(&mut self, then: Then, now: u64) {
         self.step_since = now;
         self.pairs.iter_mut().for_each(|pair| pair.is_quiesced = false);
-        self.life = Life::Quiescing { until: now + self.options.quiesce, then };
+        self.life = Life::Quiescing { until: now.saturating_add(self.options.quiesce), then };
     }
 
     /// Clears CC.EN.
@@ -235,7 +270,7 @@ impl Controller {
         if csts.is_ready() {
             self.report_step(RecoveryStep::Enabled, now);
             self.life = Life::Initializing;
-            self.next_watch = now + self.options.watch;
+            self.next_watch = now.saturating_add(self.options.watch);
             self.begin_start(now);
             return Ok(());
         }
@@ -248,21 +283,25 @@ impl Controller {
         self.jobs.clear();
         self.aborts.clear();
         self.async_requests = 0;
+        self.paused = None;
         self.is_shadowed = false;
         let id = self.id;
+        let mut unwanted = Vec::new();
         for pair in &mut self.pairs {
-            if pair.is_given_out && matches!(pair.stage, Stage::Live | Stage::Deleting { .. }) {
-                self.events.push_back(Event::DmaEnded(DmaEnded { qid: pair.qid(), controller: id }));
-                if pair.stage != (Stage::Deleting { again: false }) {
+            match pair.stage {
+                Stage::Live | Stage::Deleting { again: true } if pair.is_given_out => {
                     pair.stage = Stage::Ended;
+                    self.events.push_back(Event::DmaEnded(DmaEnded::new(pair.qid(), id)));
                 }
-            }
-            // Queues of a pair that no owner has are created again.
-            if !pair.is_given_out {
-                pair.stage = Stage::Waiting;
+                Stage::Deleting { again: false } | Stage::Creating { is_wanted: false } => {
+                    unwanted.push(pair.qid());
+                }
+                // The owner has rewound the pair, or does not have it yet: the queues are created by the next start.
+                Stage::Creating { .. } => pair.stage = Stage::Waiting,
+                Stage::Live | Stage::Deleting { .. } | Stage::Waiting | Stage::Ended => {}
             }
         }
-        self.pairs.retain(|pair| pair.stage != Stage::Deleting { again: false });
+        unwanted.into_iter().for_each(|qid| self.forget_pair(qid));
     }
 
     fn write_shutdown(&mut self, how: Shutdown, now: u64) -> Result<(), Failure> {
@@ -285,6 +324,7 @@ impl Controller {
             | Failure::Step { .. }
             | Failure::AdminTimeout(_)
             | Failure::Unstable(_)
+            | Failure::Paused(_)
             | Failure::AdminQueue(_)
             | Failure::Memory(_) => false,
         };

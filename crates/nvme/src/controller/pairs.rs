@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use aryk_pci::Function;
 
-use crate::claims::{BadClaim, claim};
 use crate::data::{SglSupport, list_bytes};
 use crate::memory::{DmaMemory, MemoryError};
 use crate::queue::{DEPTH_MAX, Layout, Timeouts};
@@ -24,6 +23,8 @@ pub struct PairRequest {
 pub(super) enum Stage {
     /// The controller does not have the queues; they can be created.
     Waiting,
+    /// The queues are being created; deleted at once after that, if the owner no longer wants them.
+    Creating { is_wanted: bool },
     /// The controller has the queues.
     Live,
     /// The queues are being deleted; created again after that, or not.
@@ -117,13 +118,7 @@ impl NewPair {
     }
 }
 
-/// Checks that the doorbells of queues up to `qid` lie in one page of shadow doorbells.
-pub(super) const fn check_shadow(qid: u16, stride: u64, page: u64) -> Result<(), BadClaim> {
-    let end = (2 * qid as u64 + 2) * stride;
-    claim(
-        end <= page,
-        "CAP.DSTRD",
-        stride,
-        "the doorbells of all queue pairs do not fit in a page of shadow doorbells",
-    )
+/// Whether the doorbells of `pairs` queue pairs, and those of the admin queue, lie in one page of shadow doorbells.
+pub(super) const fn has_room_for_shadows(pairs: u16, stride: u64, page: u64) -> bool {
+    2 * (pairs as u64 + 1) * stride <= page
 }

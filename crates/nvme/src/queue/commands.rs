@@ -154,9 +154,9 @@ impl Commands {
         self.slots[usize::from(index)].generation << self.index_bits | index
     }
 
-    /// The time of submission of the oldest command, if one is in flight.
-    pub(crate) fn oldest(&self) -> Option<u64> {
-        self.slots.get(usize::from(self.first)).map(|slot| slot.submitted)
+    /// The time of submission of the oldest command in flight that was not reported at this stage.
+    pub(crate) fn oldest_unreported(&self, stage: usize) -> Option<u64> {
+        self.slots.get(usize::from(self.unreported[stage])).map(|slot| slot.submitted)
     }
 
     /// The next command that was submitted at `until` or before and not reported at this stage, which the call marks as reported.
@@ -212,7 +212,7 @@ mod tests {
                 assert_eq!(commands.remove(index), (i as u64, 0));
                 assert_eq!(commands.find(*cid), None);
             }
-            assert_eq!((commands.len(), commands.oldest()), (0, None));
+            assert_eq!((commands.len(), commands.oldest_unreported(0)), (0, None));
         }
     }
 
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!((commands.take_late(0, 20), commands.take_late(0, 20)), (Some(2), None));
         assert_eq!((commands.take_late(1, 20), commands.take_late(1, 20)), (Some(0), Some(2)));
         commands.remove(commands.find(cids[0]).unwrap());
-        assert_eq!(commands.oldest(), Some(20));
+        assert_eq!((commands.oldest_unreported(0), commands.oldest_unreported(1)), (Some(30), Some(30)));
         commands.restart_clock(100);
         assert_eq!((commands.take_late(0, 99), commands.take_late(0, 100)), (None, Some(2)));
     }
@@ -268,7 +268,7 @@ mod tests {
             assert!(
                 commands.in_order().map(|index| commands.slot(index).token).eq(model.iter().map(|m| m.1))
             );
-            assert_eq!(commands.oldest(), model.first().map(|m| m.1));
+            assert_eq!(commands.oldest_unreported(0), model.first().map(|m| m.1));
         }
     }
 }

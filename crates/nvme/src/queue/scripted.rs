@@ -140,7 +140,7 @@ impl Scripted {
 
     /// Resets the pair as a controller and an owner do, and returns the number of commands that it submits again.
     pub fn reset(&mut self, now: u64, decide: impl FnMut(&Unfinished) -> Fate) -> u16 {
-        let kept = self.pair.rewind(DmaEnded { qid: QID, controller: CONTROLLER }, decide);
+        let kept = self.pair.rewind(DmaEnded::new(QID, CONTROLLER), decide);
         (self.cq_tail, self.phase) = (0, true);
         self.registers = registers();
         let doorbells = doorbells(&self.registers);

@@ -124,15 +124,17 @@ fn late_commands_are_reported_for_abort_and_then_for_reset() {
         rig.pair.late(now, 8, |late| found.push((late.token, late.step, late.waited)));
         found
     };
-    assert_eq!(rig.pair.next_deadline(), Some(100));
+    assert_eq!(rig.pair.next_late(), Some(100));
     assert_eq!(late(&mut rig, 99), []);
     assert_eq!(late(&mut rig, 100), [(10, LateStep::Abort, 100)]);
+    assert_eq!(rig.pair.next_late(), Some(150), "the reset of the first, before the abort of the second");
     assert_eq!(late(&mut rig, 149), []);
     assert_eq!(late(&mut rig, 160), [(11, LateStep::Abort, 100), (10, LateStep::Reset, 160)]);
+    assert_eq!(rig.pair.next_late(), Some(210), "the reset of the second");
     rig.complete(second);
     rig.complete(first);
     assert_eq!(rig.reap().unwrap(), [11, 10]);
-    assert_eq!((late(&mut rig, 1000), rig.pair.next_deadline()), (vec![], None));
+    assert_eq!((late(&mut rig, 1000), rig.pair.next_late()), (vec![], None));
 }
 
 #[test]
@@ -155,7 +157,7 @@ fn a_reset_submits_the_kept_commands_in_order_with_live_cids() {
     assert_eq!(rig.doorbells(), (4, 0));
     let again: Vec<u16> = (0..4).map(|i| rig.device.read::<SubmissionEntry>(64 * i).cid()).collect();
     assert_eq!(again, [cids[0], cids[2], cids[4], cids[5]]);
-    assert_eq!(rig.pair.next_deadline(), Some(1100));
+    assert_eq!(rig.pair.next_late(), Some(1100));
     again.iter().for_each(|&cid| rig.complete(cid));
     assert_eq!(rig.reap().unwrap(), [0, 2, 4, 5]);
     assert_eq!(rig.pair.counters().resubmitted, 4);
@@ -164,7 +166,7 @@ fn a_reset_submits_the_kept_commands_in_order_with_live_cids() {
 #[test]
 #[should_panic(expected = "a proof for another pair")]
 fn a_proof_for_another_pair_ends_nothing() {
-    Scripted::new(3, 4).pair.rewind(DmaEnded { qid: QID + 1, controller: 9 }, |_| Fate::Fail);
+    Scripted::new(3, 4).pair.rewind(DmaEnded::new(QID + 1, 9), |_| Fate::Fail);
 }
 
 #[test]

@@ -61,6 +61,8 @@ pub enum AsyncEvent {
     NamespacesChanged,
     /// The controller starts to activate firmware and pauses.
     FirmwareActivation,
+    /// A sanitize operation ended: read the Sanitize Status log.
+    SanitizeCompleted,
     /// Another event, as DW0 reports it.
     Other(u32),
 }
@@ -74,6 +76,8 @@ impl AsyncEvent {
             (1, _) => Self::Health(info),
             (2, 0) => Self::NamespacesChanged,
             (2, 1) => Self::FirmwareActivation,
+            // With or without deallocation that the host did not want.
+            (6, 1 | 2) => Self::SanitizeCompleted,
             _ => Self::Other(dw0),
         }
     }
@@ -101,6 +105,7 @@ mod tests {
         assert_eq!(AsyncEvent::decode(0x0102), AsyncEvent::FirmwareActivation);
         assert_eq!(AsyncEvent::decode(0x0300), AsyncEvent::Error(3));
         assert_eq!(AsyncEvent::decode(0x0101), AsyncEvent::Health(1));
+        assert_eq!(AsyncEvent::decode(0x0081_0106), AsyncEvent::SanitizeCompleted);
         assert_eq!(AsyncEvent::decode(0x0702), AsyncEvent::Other(0x0702));
     }
 }

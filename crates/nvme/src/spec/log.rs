@@ -160,12 +160,12 @@ impl ChangedNamespaces {
     }
 }
 
-/// Sanitize Status, decoded. NVMe 2.0 §5.16.1.23.
+/// The state of the last sanitize operation: SSTAT bits 0 to 2, and SPROG. NVMe 2.0 §5.16.1.25.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SanitizeState {
     /// The NVM subsystem has never been sanitized.
     Never,
-    /// The last sanitize operation succeeded.
+    /// The last sanitize operation succeeded: no user data that was written before can be read.
     Done,
     /// A sanitize operation runs; `progress` of 65,536 parts are done.
     Running {
@@ -178,17 +178,37 @@ pub enum SanitizeState {
     Unknown(u8),
 }
 
-impl SanitizeState {
+/// Sanitize Status, decoded. NVMe 2.0 §5.16.1.25.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SanitizeStatus {
+    /// The state.
+    pub state: SanitizeState,
+    /// SSTAT bits 3 to 7: completed passes of an overwrite.
+    pub passes: u8,
+    /// SSTAT bit 8: nothing was written since the operation, or since the manufacture.
+    pub is_erased: bool,
+    /// SCDW10: CDW10 of the command that started the operation.
+    pub cdw10: u32,
+    /// ETO, ETBE and ETCE: estimated seconds of an overwrite, a block erase and a crypto erase; `None` if not reported.
+    pub seconds: [Option<u32>; 3],
+}
+
+impl SanitizeStatus {
     /// Decodes the log page; `None` if it is shorter than its fields.
     pub fn decode(log: &[u8]) -> Option<Self> {
-        let [sprog_low, sprog_high, sstat, _] = *log.first_chunk::<4>()?;
-        Some(match sstat & 7 {
-            0 => Self::Never,
-            1 | 4 => Self::Done,
-            2 => Self::Running { progress: u16::from_le_bytes([sprog_low, sprog_high]) },
-            3 => Self::Failed,
-            other => Self::Unknown(other),
-        })
+        let words = log.first_chunk::<20>()?.as_chunks::<4>().0;
+        let [first, cdw10, seconds @ ..] = std::array::from_fn::<_, 5, _>(|i| u32::from_le_bytes(words[i]));
+        let status = first >> 16;
+        let state = match status & 7 {
+            0 => SanitizeState::Never,
+            1 | 4 => SanitizeState::Done,
+            2 => SanitizeState::Running { progress: first as u16 },
+            3 => SanitizeState::Failed,
+            other => SanitizeState::Unknown(other as u8),
+        };
+        let (passes, is_erased) = ((status >> 3 & 31) as u8, status & 1 << 8 != 0);
+        let seconds = seconds.map(|seconds| (seconds != u32::MAX).then_some(seconds));
+        Some(Self { state, passes, is_erased, cdw10, seconds })
     }
 }
 
@@ -223,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn firmware_slots_namespaces_and_sanitize_are_decoded() {
+    fn firmware_slots_and_namespaces_are_decoded() {
         let mut bytes = [0; 512];
         bytes[0] = 0x21;
         bytes[8..16].copy_from_slice(b"1.0     ");
@@ -239,7 +259,30 @@ mod tests {
             ChangedNamespaces::decode(&[1; 1 << 16]),
             ChangedNamespaces::Some(vec![0x0101_0101; 1024])
         );
-        assert_eq!(SanitizeState::decode(&[0, 128, 2, 0]), Some(SanitizeState::Running { progress: 0x8000 }));
-        assert_eq!(SanitizeState::decode(&[0, 0, 2]), None);
+    }
+
+    #[test]
+    fn sanitize_status_has_state_progress_passes_and_estimates() {
+        let mut bytes = [0; 512];
+        // Three of 16 passes are done, half of the fourth.
+        bytes[..8].copy_from_slice(&[0, 128, 2 | 3 << 3, 0, 3 | 1 << 3, 0, 0, 0]);
+        bytes[8..20].copy_from_slice(&[0x10, 0x0e, 0, 0, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0]);
+        let status = SanitizeStatus::decode(&bytes).unwrap();
+        assert_eq!(status.state, SanitizeState::Running { progress: 0x8000 });
+        assert_eq!((status.passes, status.is_erased, status.cdw10), (3, false, 11));
+        assert_eq!(status.seconds, [Some(3600), None, Some(2)]);
+        (bytes[2], bytes[3]) = (1, 1);
+        let done = SanitizeStatus::decode(&bytes).unwrap();
+        assert!(done.state == SanitizeState::Done && done.is_erased);
+        for (sstat, state) in [
+            (0, SanitizeState::Never),
+            (3, SanitizeState::Failed),
+            (4, SanitizeState::Done),
+            (7, SanitizeState::Unknown(7)),
+        ] {
+            bytes[2] = sstat;
+            assert_eq!(SanitizeStatus::decode(&bytes).unwrap().state, state);
+        }
+        assert_eq!(SanitizeStatus::decode(&bytes[..19]), None);
     }
 }

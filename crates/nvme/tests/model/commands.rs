@@ -1,17 +1,17 @@
 //! Admin commands.
 
-use aryk_nvme::admin::{self, Activation, Commit, Erase, FirmwareDownload};
+use aryk_nvme::admin::{self, Activation, Commit, DATA_MAX, Erase, FirmwareDownload, Sanitize};
 use aryk_nvme::controller::{NamespaceChange, PairRequest, SECOND};
 use aryk_nvme::data::Piece;
 use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::feature::{self, Select};
-use aryk_nvme::spec::log::{self, ErrorEntry, FirmwareSlots, SanitizeState, SmartLog};
+use aryk_nvme::spec::log::{self, ErrorEntry, FirmwareSlots, SanitizeState, SanitizeStatus, SmartLog};
 use aryk_nvme::spec::opcode::io;
 use aryk_nvme::spec::status::Code;
-use aryk_nvme_model::{Config, FIRMWARE_MAGIC, Health, NamespaceConfig};
+use aryk_nvme_model::{Config, FIRMWARE_MAGIC, Health, Model, NamespaceConfig, Patch, Timing};
 use zerocopy::FromBytes;
 
-use super::rig::{Keeper, Nobody, Note, Rig};
+use super::rig::{Keeper, MS, Nobody, Note, Rig, options};
 
 #[test]
 fn features_are_read_and_set() {
@@ -42,7 +42,7 @@ fn log_pages_are_read() {
     assert_eq!((newest.sqid.get(), newest.nsid.get(), newest.lba.get()), (1, 1, 77));
     assert_eq!(newest.status().code(), Code::UNRECOVERED_READ_ERROR);
     let sanitize = rig.admin(&admin::get_log(log::SANITIZE_STATUS, u32::MAX, 0, 512, true)).data;
-    assert_eq!(SanitizeState::decode(&sanitize), Some(SanitizeState::Never));
+    assert_eq!(SanitizeStatus::decode(&sanitize).unwrap().state, SanitizeState::Never);
     rig.assert_clean();
 }
 
@@ -85,6 +85,71 @@ fn firmware_is_downloaded_committed_and_activated_by_a_reset() {
     rig.controller.reset(aryk_nvme::controller::ResetReason::Request, now);
     rig.run_until(&mut Nobody, 10 * SECOND, |rig| rig.has(&Note::Recovered));
     assert_eq!(rig.controller.info().unwrap().firmware, "2.0");
+}
+
+#[test]
+fn firmware_is_downloaded_in_the_parts_that_the_controller_takes() {
+    let model = Model::new("model", Config::default()).unwrap();
+    // FWUG of 32 KiB.
+    model.with(|model| model.faults().patch_identify(Patch { cns: 1, offset: 319, bytes: vec![8] }));
+    let mut rig = Rig::on(model, options()).unwrap().with_pairs(&[]);
+    let mut image: Vec<u8> = (0..100_000_u32).map(|i| i as u8).collect();
+    image[..FIRMWARE_MAGIC.len()].copy_from_slice(&FIRMWARE_MAGIC);
+    image[FIRMWARE_MAGIC.len()..FIRMWARE_MAGIC.len() + 8].copy_from_slice(b"3.0     ");
+    let info = rig.controller.info().unwrap().clone();
+    let parts: Vec<_> = FirmwareDownload::new(&image, &info).unwrap().collect();
+    assert_eq!(parts.len(), 4, "32 KiB each");
+    for part in &parts {
+        assert!(rig.admin(part).status.is_success());
+    }
+    assert_eq!(rig.admin(&admin::commit_firmware(3, Commit::Store)).status.code(), Code::SUCCESS);
+    let slots = rig.admin(&admin::get_log(log::FIRMWARE_SLOT, u32::MAX, 0, 512, true)).data;
+    assert_eq!(FirmwareSlots::decode(&slots).unwrap().revisions[2], "3.0");
+    rig.assert_clean();
+}
+
+#[test]
+fn one_command_at_a_time_has_more_than_a_page_of_data() {
+    let mut rig = Rig::ready(Config::default(), &[]);
+    let large = admin::get_log(log::SMART, u32::MAX, 0, DATA_MAX, true);
+    let answer = rig.admin(&large);
+    assert_eq!((answer.data.len(), answer.data[512..].iter().max()), (DATA_MAX, Some(&0)));
+    assert!(SmartLog::read_from_prefix(&answer.data).unwrap().0.celsius().is_some());
+    let now = rig.now;
+    rig.controller.admin(&large, now).unwrap();
+    let busy = rig.controller.admin(&large, now).unwrap_err().to_string();
+    assert!(busy.starts_with("too many admin commands are in flight"), "{busy}");
+    rig.controller.admin(&admin::get_log(log::SMART, u32::MAX, 0, 4096, true), now).unwrap();
+    rig.controller.reset(aryk_nvme::controller::ResetReason::Request, now);
+    rig.run_until(&mut Nobody, SECOND, |rig| rig.has(&Note::Recovered));
+    assert_eq!(rig.admin(&large).data.len(), DATA_MAX, "a reset frees the buffer");
+    rig.assert_clean();
+
+    let mut rig = Rig::ready(Config { mdts: 2, ..Config::default() }, &[]);
+    let now = rig.now;
+    let refused = rig.controller.admin(&large, now).unwrap_err().to_string();
+    assert_eq!(refused, "an admin command of this controller has at most 16384 bytes of data");
+}
+
+#[test]
+fn a_sanitize_operation_is_started_and_followed_to_its_end() {
+    let timing = Timing { sanitize: 800 * MS, ..Timing::IMMEDIATE };
+    let mut rig = Rig::ready(Config { timing, ..Config::default() }, &[]);
+    let info = rig.controller.info().unwrap().clone();
+    let start = admin::sanitize(Sanitize::BlockErase, false, &info).unwrap();
+    assert!(rig.admin(&start).status.is_success());
+    assert_eq!(rig.admin(&start).status.code(), Code::SANITIZE_IN_PROGRESS);
+    let status = |rig: &mut Rig| {
+        let log = rig.admin(&admin::get_log(log::SANITIZE_STATUS, u32::MAX, 0, 512, true)).data;
+        SanitizeStatus::decode(&log).unwrap()
+    };
+    rig.run_for(&mut Nobody, 400 * MS, MS);
+    let half = status(&mut rig);
+    let SanitizeState::Running { progress } = half.state else { panic!("{half:?}") };
+    assert!((30_000..40_000).contains(&progress) && half.cdw10 == 2, "{half:?}");
+    rig.run_until(&mut Nobody, SECOND, |rig| rig.has(&Note::Sanitize(SanitizeState::Done)));
+    assert_eq!(status(&mut rig).state, SanitizeState::Done);
+    rig.assert_clean();
 }
 
 #[test]

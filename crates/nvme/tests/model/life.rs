@@ -2,13 +2,18 @@
 
 use std::os::fd::AsFd;
 
-use aryk_nvme::controller::{NamespaceChange, Options, PairRequest, RecoveryStep, ResetReason, SECOND};
+use aryk_nvme::controller::{
+    Event, NamespaceChange, Options, PairRequest, RecoveryStep, ResetReason, SECOND,
+};
+use aryk_nvme::data::Piece;
+use aryk_nvme::queue::{Fate, LateStep};
+use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::register::{CSTS, Shutdown};
-use aryk_nvme_model::{Action, Config, NamespaceConfig, Queue, Rule, Timing};
+use aryk_nvme_model::{Action, Config, Hostile, NamespaceConfig, Patch, Queue, Rule, Timing};
 
 use aryk_pci::{Function, Width};
 
-use super::rig::{MS, Nobody, Note, Rig, US, options};
+use super::rig::{Keeper, MS, Nobody, Note, Rig, US, options};
 use super::traffic::{Traffic, run};
 
 fn config() -> Config {
@@ -201,9 +206,16 @@ fn more_than_one_list_of_namespaces_is_read() {
     let rig = Rig::ready(Config { nn: 2000, namespaces, ..config() }, &[]);
     assert_eq!(rig.controller.namespaces().len(), 1024, "the driver's limit");
     assert_eq!(rig.controller.namespaces()[1023].nsid, 1024);
+    assert!(rig.has(&Note::TooManyNamespaces), "{:?}", rig.notes);
+    // NVMe 1.0 has no lists: the namespace IDs up to NN are tried.
+    let old = Config { nn: 2000, vs: 0x0001_0000, ..config() };
+    let rig = Rig::ready(old, &[]);
+    assert!(rig.has(&Note::TooManyNamespaces), "{:?}", rig.notes);
+    assert_eq!(rig.controller.namespaces().len(), 1, "the active one");
     let namespaces = (1..=1024).map(|nsid| (2 * nsid, NamespaceConfig::new(8, 0, nsid.into()))).collect();
     let rig = Rig::ready(Config { nn: 3000, namespaces, ..config() }, &[]);
     assert_eq!(rig.controller.namespaces().last().unwrap().nsid, 2048);
+    assert!(!rig.has(&Note::TooManyNamespaces));
 }
 
 #[test]
@@ -260,7 +272,161 @@ fn pairs_are_created_up_to_the_limit_and_deleted() {
     rig.run_until(&mut traffic, SECOND, |rig| rig.pairs.len() == 3);
     traffic.is_strict = true;
     run(&mut rig, &mut traffic, 12, 300);
+    // The new pair 2 has the shadow doorbells of the old one, which had other values.
+    assert!(!rig.notes.iter().any(|note| matches!(note, Note::QueueError(_))), "{:?}", rig.notes);
     rig.assert_clean();
+}
+
+#[test]
+fn a_pairs_number_is_free_again_when_its_owner_has_rewound_it() {
+    let mut rig = Rig::ready(Config { io_queues: 2, ..config() }, &[4, 4]);
+    rig.controller.delete_pair(2).unwrap();
+    let mut proof = None;
+    while proof.is_none() {
+        rig.model.step(rig.now);
+        while let Some(event) = rig.controller.poll(rig.now) {
+            if let Event::DmaEnded(ended) = event {
+                proof = Some(ended);
+            }
+        }
+        rig.now += 10 * US;
+        assert!(rig.now < 10 * SECOND);
+    }
+    // The old pair still runs on its reactor, and may ring the doorbells.
+    let request = PairRequest { depth: 4, vector: None };
+    assert!(rig.controller.create_pair(request).is_err(), "no pair is free");
+    rig.pairs[1].rewind(proof.unwrap(), |_| Fate::Fail);
+    rig.pairs.pop();
+    assert_eq!(rig.controller.create_pair(request).unwrap(), 2);
+    rig.run_until(&mut Nobody, SECOND, |rig| rig.pairs.len() == 2);
+    rig.assert_clean();
+}
+
+#[test]
+fn a_pair_that_is_deleted_while_a_reset_creates_it_leaves_no_queues_behind() {
+    for turns in 0..60 {
+        let mut rig = Rig::ready(config(), &[8]);
+        let now = rig.now;
+        rig.controller.reset(ResetReason::Request, now);
+        rig.run_until(&mut Nobody, SECOND, |rig| rig.has(&Note::Recovered));
+        (0..turns).for_each(|_| rig.turn(&mut Nobody, 4 * US));
+        rig.deleted.push(1);
+        rig.controller.delete_pair(1).unwrap();
+        rig.run_until(&mut Nobody, SECOND, |rig| rig.pairs.is_empty());
+        rig.run_for(&mut Nobody, MS, 10 * US);
+        assert_eq!(rig.model.with(|model| model.io_queues()), 0, "after {turns} turns");
+        rig.deleted.clear();
+        assert_eq!(rig.controller.create_pair(PairRequest { depth: 8, vector: None }).unwrap(), 1);
+        rig.run_until(&mut Nobody, SECOND, |rig| rig.pairs.len() == 1);
+        let mut traffic = Traffic::new(&rig, 1, 8);
+        run(&mut rig, &mut traffic, 8, 50);
+        assert_eq!(
+            rig.notes.iter().filter(|note| matches!(note, Note::Quiesce(_))).count(),
+            1,
+            "{:?}",
+            rig.notes
+        );
+        rig.assert_clean();
+    }
+}
+
+#[test]
+fn doorbells_any_distance_apart_are_served() {
+    for dstrd in [1, 4, 12, 13, 14, 15] {
+        let mut rig = Rig::ready(Config { dstrd, ..config() }, &[8]);
+        let mut traffic = Traffic::new(&rig, 1, 8);
+        run(&mut rig, &mut traffic, 8, 50);
+        rig.assert_clean();
+    }
+}
+
+#[test]
+fn a_controller_that_answers_every_event_request_at_once_keeps_nobody_busy() {
+    let mut rig = Rig::ready(config(), &[8]);
+    rig.model.with(|model| {
+        model.timing().admin = 0..=0;
+        model.faults().hostile = Hostile { events: true, ..Hostile::default() };
+        // The open requests are answered.
+        model.add_namespace(2, NamespaceConfig::new(64, 0, 2));
+    });
+    let mut events = 0;
+    for _ in 0..100 {
+        let mut polls = 0;
+        // The device answers as fast as it is asked.
+        while rig.controller.poll(rig.now).is_some() {
+            rig.model.step(rig.now);
+            polls += 1;
+            assert!(polls < 50, "a poll that does not end");
+        }
+        rig.model.step(rig.now);
+        events += polls;
+        rig.now += 10 * MS;
+    }
+    assert!((100..1000).contains(&events), "{events} events in a second");
+    let mut traffic = Traffic::new(&rig, 1, 8);
+    run(&mut rig, &mut traffic, 8, 200);
+    rig.assert_clean();
+}
+
+#[test]
+fn a_pause_of_the_controller_is_no_timeout_unless_it_is_too_long() {
+    // MTFA of 1.9 s; commands are late after 1 s, and again after 1.5 s.
+    let attach = || {
+        let model = aryk_nvme_model::Model::new("model", config()).unwrap();
+        let bytes = 19_u16.to_le_bytes().to_vec();
+        model.with(|model| model.faults().patch_identify(Patch { cns: 1, offset: 270, bytes }));
+        let mut rig = Rig::on(model, options()).unwrap().with_pairs(&[8]);
+        rig.model.with(|model| {
+            model.faults().add(Rule::once(Queue::Io, 2, Action::Delay(1850 * MS)));
+            model.faults().set_register(CSTS, 1 | 1 << 5);
+        });
+        let buffer = rig.buffer(4096);
+        let entry = SubmissionEntry::new(2, 1).with_cdw10_11(0, 0);
+        let now = rig.now;
+        rig.pairs[0].submit(entry, &[Piece { iova: buffer.iova, len: 4096 }], 1, now).unwrap();
+        (rig, buffer)
+    };
+    let (mut rig, buffer) = attach();
+    let mut keeper = Keeper::default();
+    rig.run_for(&mut keeper, 1800 * MS, MS);
+    assert!(rig.has(&Note::Paused) && rig.has(&Note::Late(LateStep::Reset)), "{:?}", rig.notes);
+    rig.model.with(|model| model.faults().set_register(CSTS, 1));
+    rig.run_until(&mut keeper, SECOND, |rig| rig.has(&Note::Resumed) && rig.pairs[0].in_flight() == 0);
+    assert!(keeper.of(1).unwrap().status.is_success());
+    let is_recovery =
+        |note: &&Note| matches!(note, Note::Quiesce(_) | Note::Step(RecoveryStep::Abort { .. }));
+    assert_eq!(rig.notes.iter().find(is_recovery), None);
+    drop(buffer);
+    rig.assert_clean();
+
+    let (mut rig, _buffer) = attach();
+    let mut keeper = Keeper::default();
+    let start = rig.now;
+    rig.run_until(&mut keeper, 5 * SECOND, |rig| rig.has(&Note::Quiesce(ResetReason::Paused)));
+    assert!((1900 * MS..2100 * MS).contains(&(rig.now - start)), "{} ms", (rig.now - start) / MS);
+}
+
+#[test]
+fn an_idle_controller_is_watched_rarely_and_a_busy_one_often() {
+    let mut rig = Rig::ready(config(), &[8]);
+    let noticed_after = |rig: &mut Rig| {
+        rig.model.with(|model| model.fail_fatally());
+        let start = rig.now;
+        rig.notes.clear();
+        rig.run_until(&mut Nobody, 5 * SECOND, |rig| rig.has(&Note::Quiesce(ResetReason::Fatal)));
+        let took = rig.now - start;
+        rig.run_until(&mut Nobody, 5 * SECOND, |rig| rig.has(&Note::Recovered));
+        // The reset is forgotten.
+        rig.run_for(&mut Nobody, 12 * SECOND, 10 * MS);
+        took
+    };
+    rig.controller.set_watch(SECOND, rig.now);
+    rig.run_for(&mut Nobody, 100 * MS, MS);
+    let idle = noticed_after(&mut rig);
+    assert!((500 * MS..1100 * MS).contains(&idle), "{} ms", idle / MS);
+    rig.controller.set_watch(50 * MS, rig.now);
+    let busy = noticed_after(&mut rig);
+    assert!(busy <= 60 * MS, "{} ms", busy / MS);
 }
 
 #[test]

@@ -14,6 +14,7 @@ use aryk_nvme::controller::{
 use aryk_nvme::queue::{
     Completed, DmaEnded, Fate, Late, LateStep, QueueError, QueuePair, Timeouts, Unfinished,
 };
+use aryk_nvme::spec::log::SanitizeState;
 use aryk_nvme_model::{Config, Model, Violations};
 use aryk_pci::{Function, vfio_user};
 
@@ -34,6 +35,10 @@ pub enum Note {
     Step(RecoveryStep),
     AttemptFailed(String),
     Namespaces(Vec<NamespaceChange>),
+    TooManyNamespaces,
+    Paused,
+    Resumed,
+    Sanitize(SanitizeState),
     QueueError(QueueError),
     Late(LateStep),
     QueueFailed(u16),
@@ -231,7 +236,13 @@ impl Rig {
             Event::Step { step, .. } => Note::Step(step),
             Event::AttemptFailed(failure) => Note::AttemptFailed(failure.to_string()),
             Event::NamespacesChanged(changes) => Note::Namespaces(changes),
-            Event::TooManyNamespaces { .. } => return,
+            Event::TooManyNamespaces { .. } => Note::TooManyNamespaces,
+            Event::Paused { .. } => Note::Paused,
+            Event::Resumed { .. } => {
+                self.pairs.iter_mut().for_each(|pair| pair.restart_clock(self.now));
+                Note::Resumed
+            }
+            Event::Sanitize(status) => Note::Sanitize(status.state),
             Event::Async(_) => Note::Async,
             Event::Smart(_) => Note::Smart,
             Event::Admin { id, answer } => return self.answers.push((id, answer)),
