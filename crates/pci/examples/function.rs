@@ -43,8 +43,8 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let sysfs = Sysfs::default();
     match words[..] {
         ["list"] => list(&sysfs)?,
-        ["bind", address] => sysfs.bind(address.parse()?)?,
-        ["unbind", address] => sysfs.unbind(address.parse()?)?,
+        ["bind", address] => drop(sysfs.bind(address.parse()?)?),
+        ["unbind", address] => drop(sysfs.unbind(address.parse()?)?),
         ["hold", address] => hold(address.parse()?)?,
         [address] => show(address.parse()?)?,
         _ => return Err("usage: function list | [bind | unbind | hold] ADDRESS".into()),
