@@ -128,8 +128,8 @@ fn show(address: Address) -> Result<(), Box<dyn std::error::Error>> {
     let again = function.map(&range)?;
     drop(function);
     println!("dropped with a mapping at {again:#x}");
-    // The registers are still mapped: the device is open, until they go.
-    drop(registers);
+    // The registers and the MSI-X table are still mapped: the device is open, until they go.
+    drop((registers, mask));
     println!("opened again: {}", Vfio::new().open(address)?.name());
     Ok(())
 }
