@@ -162,6 +162,9 @@ impl Subscriber for Lines {
 #[test]
 fn log_lines_are_limited_for_each_controller() {
     let lines = Arc::new(Lines::default());
+    // With one dispatcher, `tracing` asks the thread that comes to a line first whether any subscriber wants it, and that may be
+    // another test's thread, which has none.
+    let _second = tracing::Dispatch::new(Lines::default());
     let _counted = tracing::subscriber::set_default(Arc::clone(&lines));
     on_local_set(async {
         let Controller { server, _dir, .. } = controller();
