@@ -7,10 +7,10 @@
 
 use aryk_bdev::{
     Attachment, Bdev, Blocks, BoxFuture, Bytes, Channel, Completion, Device, Env, Error, Geometry, Identity,
-    Io, Limits, Memory, MemoryClient, MemoryError, MemoryLookup, MemoryRange, Op, OpSet, OpenError,
-    RegisterError, Status, Tag,
+    Io, Limits, Memory, MemoryClient, MemoryError, MemoryLookup, Op, OpSet, OpenError, RegisterError, Status,
+    Tag,
 };
-use aryk_dma::{Buffer, Mapping, Seg, Sgl};
+use aryk_dma::{Buffer, DmaRange, Mapping, Seg, Sgl};
 use aryk_reactor::{Cx, RootId};
 use futures_channel::oneshot;
 use std::collections::{BTreeMap, VecDeque};
@@ -54,8 +54,8 @@ pub struct Accesses {
 #[derive(Default)]
 struct State {
     behaviour: Behaviour,
-    /// By IOVA.
-    mapped: BTreeMap<u64, MemoryRange>,
+    /// Address and length in this process, by IOVA.
+    mapped: BTreeMap<u64, (u64, u64)>,
     accesses: Accesses,
     random: u64,
     /// Calls that are held.
@@ -155,9 +155,9 @@ impl Iommu {
     /// The device's access to a piece of memory by IOVA.
     fn access(&self, iova: u64, piece: &Seg) {
         let mut state = self.state();
-        let found = state.mapped.range(..=iova).next_back().is_some_and(|(start, range)| {
+        let found = state.mapped.range(..=iova).next_back().is_some_and(|(start, (addr, len))| {
             let offset = iova - start;
-            offset + piece.len() as u64 <= range.len && range.addr + offset == piece.base() as u64
+            offset + piece.len() as u64 <= *len && addr + offset == piece.base() as u64
         });
         state.accesses.direct += 1;
         state.accesses.violations += u64::from(!found);
@@ -174,7 +174,7 @@ impl MemoryClient for Iommu {
         "test IOMMU"
     }
 
-    fn register(&self, range: MemoryRange) -> BoxFuture<'_, Result<u64, RegisterError>> {
+    fn register(&self, memory: DmaRange) -> BoxFuture<'_, Result<u64, RegisterError>> {
         Box::pin(async move {
             let number = {
                 let mut state = self.state();
@@ -188,15 +188,16 @@ impl MemoryClient for Iommu {
             }
             let last = state.mapped.last_key_value().map_or(0, |(iova, _)| *iova);
             let iova = last + IOVA_STEP;
-            state.mapped.insert(iova, range);
+            state.mapped.insert(iova, (memory.addr(), memory.len()));
             Ok(iova)
         })
     }
 
-    fn unregister(&self, range: MemoryRange, value: u64) -> BoxFuture<'_, ()> {
+    fn unregister(&self, memory: DmaRange, value: u64) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             // The mapping is of no use from here on, as with a real IOMMU that is told now and answers later.
-            assert_eq!(self.state().mapped.remove(&value), Some(range), "it was registered");
+            let range = Some((memory.addr(), memory.len()));
+            assert_eq!(self.state().mapped.remove(&value), range, "it was registered");
             self.take_time(true).await;
             self.state().accesses.ended += 1;
         })

@@ -22,7 +22,7 @@ pub use lookup::{MemoryLookup, Place};
 
 use crate::BoxFuture;
 use crate::bdev::lock;
-use aryk_dma::{HeldPages, Keeper, Mapping, PAGE, Region};
+use aryk_dma::{DmaRange, HeldPages, Keeper, Mapping, Region};
 use aryk_log_limit::{LogLimit, limited};
 use executor::Executor;
 use futures_channel::oneshot;
@@ -32,8 +32,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
-/// Clients of a process: IOMMU containers and protection domains, of which a process needs few.
-pub const MEMORY_CLIENTS_MAX: usize = 8;
+/// Clients of a process: one for each NVMe controller or RDMA adapter. Each takes 16 bytes of each range.
+pub const MEMORY_CLIENTS_MAX: usize = 32;
 
 /// How long a front-end's reply waits for registrations, by default. A registration that takes longer goes on.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -47,15 +47,6 @@ const NO_VALUE: u64 = u64::MAX;
 
 /// Why a client cannot register a range. Its text is written to the log.
 pub type RegisterError = Box<dyn std::error::Error + Send + Sync>;
-
-/// Whole pages of this process's address space that hold a guest's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct MemoryRange {
-    /// Address of the first byte, a multiple of [`aryk_dma::PAGE`].
-    pub addr: u64,
-    /// Bytes, a multiple of [`aryk_dma::PAGE`].
-    pub len: u64,
-}
 
 /// A table of the memory that devices may access by themselves.
 ///
@@ -72,17 +63,17 @@ pub trait MemoryClient: Send + Sync + 'static {
     /// The client, for people: `vfio 0000:3d:00.0`.
     fn name(&self) -> &str;
 
-    /// Registers a range, which is mapped at least until the future is ready. Returns the value for the data path: the range's
+    /// Registers a range of whole pages, which are mapped at least until the future is ready. Returns the value for the data path: the range's
     /// address for the device (IOVA), or its key; anything but `u64::MAX`.
     ///
     /// # Errors
     /// The range stays without a value, and requests there use bounce buffers. The range is registered again, one failed range at
     /// a time, after this client has unregistered another.
-    fn register(&self, range: MemoryRange) -> BoxFuture<'_, Result<u64, RegisterError>>;
+    fn register(&self, memory: DmaRange) -> BoxFuture<'_, Result<u64, RegisterError>>;
 
     /// Ends the registration of a range. When the future is ready, no device accesses the range any more, and the range may be
     /// unmapped: a client that cannot be sure must never complete the future.
-    fn unregister(&self, range: MemoryRange, value: u64) -> BoxFuture<'_, ()>;
+    fn unregister(&self, memory: DmaRange, value: u64) -> BoxFuture<'_, ()>;
 }
 
 /// Why a client cannot be attached.
@@ -125,7 +116,7 @@ impl Default for Inner {
 
 /// A range, and its values for all clients.
 struct Range {
-    range: MemoryRange,
+    memory: DmaRange,
     /// Whose memory it is.
     owner: Arc<str>,
     values: [AtomicU64; MEMORY_CLIENTS_MAX],
@@ -364,7 +355,7 @@ impl Memory {
         let describe = |(range, client): (&Arc<Range>, &Arc<Client>)| MemoryWithout {
             client: client.module().name().to_owned(),
             owner: range.owner.to_string(),
-            len: range.range.len,
+            len: range.memory.len(),
             bounced: range.bounced[client.index].load(Ordering::Relaxed),
         };
         without.map(describe).take(max).collect()
@@ -381,9 +372,10 @@ impl Inner {
         if mapping.has_keeper() {
             return None;
         }
-        let addr = mapping.base().as_ptr() as u64;
+        let pages = mapping.dma_pages();
+        let addr = pages.addr();
         let range = Arc::new(Range {
-            range: MemoryRange { addr, len: mapping.len().next_multiple_of(PAGE) },
+            memory: pages,
             owner: Arc::clone(owner),
             values: std::array::from_fn(|_| AtomicU64::new(NO_VALUE)),
             bounced: std::array::from_fn(|_| AtomicU64::new(0)),
@@ -441,14 +433,14 @@ struct KeptRange {
 
 impl fmt::Debug for KeptRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.range.range.fmt(f)
+        self.range.memory.fmt(f)
     }
 }
 
 impl Keeper for KeptRange {
     fn dropped(&self, pages: HeldPages) {
         let range = &self.range;
-        self.memory.0.remove(range.range.addr);
+        self.memory.0.remove(range.memory.addr());
         let (registered, released) = {
             let mut state = lock(&range.state);
             range.ended.store(true, Ordering::Release);
@@ -475,7 +467,7 @@ impl Registration {
             Self::None => {}
             Self::Done(client, value) => client.unregister(range, value),
             Self::Failed(client, ends) => {
-                lock(&client.failed).ranges.remove(&(ends, range.range.addr));
+                lock(&client.failed).ranges.remove(&(ends, range.memory.addr()));
             }
         }
     }
@@ -525,7 +517,7 @@ impl Client {
     }
 
     async fn register(self: &Arc<Self>, range: &Arc<Range>, ends: u64) {
-        let result = self.module().register(range.range).await;
+        let result = self.module().register(range.memory.clone()).await;
         self.counters.registering.fetch_sub(1, Ordering::Relaxed);
         match result {
             Ok(value) => self.settle(range, value),
@@ -565,7 +557,7 @@ impl Client {
             self.lines,
             warn,
             owner = &*range.owner,
-            bytes = range.range.len,
+            bytes = range.memory.len(),
             "{} cannot register guest memory, so that requests there use bounce buffers: {error}",
             self.module().name()
         );
@@ -578,7 +570,7 @@ impl Client {
             let before = &state.registered[self.index];
             assert!(matches!(before, Registration::None), "a client registers a range once at a time");
             state.registered[self.index] = Registration::Failed(Arc::clone(self), ends);
-            lock(&self.failed).ranges.insert((ends, range.range.addr), Arc::clone(range));
+            lock(&self.failed).ranges.insert((ends, range.memory.addr()), Arc::clone(range));
         }
     }
 
@@ -611,7 +603,7 @@ impl Client {
         self.counters.unregistering.fetch_add(1, Ordering::Relaxed);
         let (client, range) = (Arc::clone(self), Arc::clone(range));
         self.memory.0.executor.spawn(async move {
-            client.module().unregister(range.range, value).await;
+            client.module().unregister(range.memory.clone(), value).await;
             client.counters.unregistering.fetch_sub(1, Ordering::Relaxed);
             range.end_use();
             drop(range);

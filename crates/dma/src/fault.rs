@@ -64,6 +64,11 @@ impl std::fmt::Debug for Entry {
 }
 
 impl Guard {
+    /// Bytes of a page of the span.
+    pub(crate) fn page(&self) -> u64 {
+        self.0.range.get().map_or(crate::PAGE, |span| span.page as u64)
+    }
+
     pub(crate) fn is_poisoned(&self) -> bool {
         self.0.poisoned.load(Ordering::Acquire)
     }

@@ -178,6 +178,11 @@ impl Mapping {
         Self { base, len, pages: Some(pages), file: None }
     }
 
+    /// Bytes of the pages that the memory consists of: [`crate::PAGE`], or more for a file of huge pages.
+    pub fn page_size(&self) -> u64 {
+        self.fault().map_or(crate::PAGE, fault::Guard::page)
+    }
+
     fn fault(&self) -> Option<&fault::Guard> {
         self.pages.as_ref()?.fault.as_ref()
     }

@@ -1,6 +1,6 @@
 //! Memory that a device may access: the argument of a DMA mapping. Any context.
 
-use crate::{GuestArea, Mapping};
+use crate::{GuestArea, Mapping, PAGE};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Weak};
@@ -28,7 +28,22 @@ impl Mapping {
     }
 }
 
+impl Mapping {
+    /// All pages of the mapping, to the end of the last one, as memory for a device: what a device is to access must be whole
+    /// pages.
+    pub fn dma_pages(self: &Arc<Self>) -> DmaRange {
+        let len = self.len().next_multiple_of(PAGE);
+        DmaRange { address: self.base().as_ptr() as u64, offset: 0, len, mapping: Arc::downgrade(self) }
+    }
+}
+
 impl DmaRange {
+    /// Bytes of the pages that the memory consists of, which are huge for a file of hugetlbfs; `None` once the mapping was
+    /// dropped.
+    pub fn page_size(&self) -> Option<u64> {
+        Some(self.mapping.upgrade()?.page_size())
+    }
+
     /// Address of the first byte in this process.
     pub const fn addr(&self) -> u64 {
         self.address

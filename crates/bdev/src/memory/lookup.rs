@@ -41,9 +41,9 @@ impl Range {
     /// Offset of a piece that lies in the range.
     #[inline]
     fn offset_of(&self, piece: &Seg) -> Option<u64> {
-        let at = (piece.base() as u64).wrapping_sub(self.range.addr);
+        let at = (piece.base() as u64).wrapping_sub(self.memory.addr());
         let end = at.checked_add(piece.len() as u64)?;
-        (end <= self.range.len).then_some(at)
+        (end <= self.memory.len()).then_some(at)
     }
 }
 
@@ -86,7 +86,7 @@ impl MemoryLookup {
 
     /// The index of the range among those found before, if it has not ended.
     fn find(&self, piece: &Seg) -> Option<usize> {
-        let after = self.known.partition_point(|range| range.range.addr <= piece.base() as u64);
+        let after = self.known.partition_point(|range| range.memory.addr() <= piece.base() as u64);
         let at = after.checked_sub(1)?;
         let range = &self.known[at];
         (range.offset_of(piece).is_some() && !range.has_ended()).then_some(at)
@@ -104,7 +104,7 @@ impl MemoryLookup {
             self.known.clear();
         }
         self.known.retain(|known| !known.has_ended());
-        let at = self.known.partition_point(|known| known.range.addr < range.range.addr);
+        let at = self.known.partition_point(|known| known.memory.addr() < range.memory.addr());
         self.known.insert(at, range);
         Some(at)
     }

@@ -38,7 +38,7 @@ fn until(what: &str, mut is_done: impl FnMut() -> bool) {
 #[derive(Default)]
 struct Table {
     /// By value.
-    registered: BTreeMap<u64, MemoryRange>,
+    registered: BTreeMap<u64, (u64, u64)>,
     next: u64,
     fails: bool,
     /// Ranges that there is room for, if that is limited.
@@ -84,7 +84,7 @@ impl MemoryClient for Fake {
         "fake"
     }
 
-    fn register(&self, range: MemoryRange) -> BoxFuture<'_, Result<u64, RegisterError>> {
+    fn register(&self, memory: DmaRange) -> BoxFuture<'_, Result<u64, RegisterError>> {
         Box::pin(async move {
             if let Some(gate) = self.gate() {
                 let _ = gate.await;
@@ -103,18 +103,19 @@ impl MemoryClient for Fake {
             }
             table.next += 1 << 40;
             let value = if table.is_reserved { NO_VALUE } else { table.next };
-            table.registered.insert(value, range);
+            table.registered.insert(value, (memory.addr(), memory.len()));
             Ok(value)
         })
     }
 
-    fn unregister(&self, range: MemoryRange, value: u64) -> BoxFuture<'_, ()> {
+    fn unregister(&self, memory: DmaRange, value: u64) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             if let Some(gate) = self.gate() {
                 let _ = gate.await;
             }
             let mut table = self.table();
-            assert_eq!(table.registered.remove(&value), Some(range), "what is unregistered was registered");
+            let range = Some((memory.addr(), memory.len()));
+            assert_eq!(table.registered.remove(&value), range, "what is unregistered was registered");
             table.unregistered += 1;
         })
     }
@@ -159,9 +160,9 @@ impl Guest {
 
 /// A place in the client's table that holds the piece.
 fn check(fake: &Fake, piece: &Seg, place: Place) {
-    let range = fake.table().registered[&place.value];
-    assert_eq!(range.addr + place.offset, piece.base() as u64);
-    assert!(place.offset + piece.len() as u64 <= range.len);
+    let (addr, len) = fake.table().registered[&place.value];
+    assert_eq!(addr + place.offset, piece.base() as u64);
+    assert!(place.offset + piece.len() as u64 <= len);
 }
 
 #[test]
@@ -424,7 +425,7 @@ fn what_could_not_be_registered_is_tried_again_when_there_may_be_room() {
     until("the retry to end", || !lock(&client.failed).is_retrying);
     assert_eq!((failed(), client.info().registered), ((3, 7), 1), "one has the room of the first");
     // Which one depends on the addresses.
-    let registered = fake.table().registered.values().next().unwrap().addr;
+    let registered = fake.table().registered.values().next().unwrap().0;
     let piece = second.piece(0, 512);
     let is_second = registered == piece.base() as u64;
     assert_eq!(attached.lookup().translate(&piece).is_some(), is_second);
@@ -463,11 +464,11 @@ impl MemoryClient for Ending {
         "ending"
     }
 
-    fn register(&self, range: MemoryRange) -> BoxFuture<'_, Result<u64, RegisterError>> {
-        Box::pin(async move { Ok(range.addr) })
+    fn register(&self, memory: DmaRange) -> BoxFuture<'_, Result<u64, RegisterError>> {
+        Box::pin(async move { Ok(memory.addr()) })
     }
 
-    fn unregister(&self, _range: MemoryRange, _value: u64) -> BoxFuture<'_, ()> {
+    fn unregister(&self, _memory: DmaRange, _value: u64) -> BoxFuture<'_, ()> {
         Box::pin(async {})
     }
 }

@@ -2,8 +2,8 @@
 
 use crate::methods::log::PrintLevel;
 use crate::{Control, methods};
-use aryk_bdev::{BoxFuture, MemoryClient, MemoryRange, RegisterError};
-use aryk_dma::{Mapping, MemTable, Region, SgTable};
+use aryk_bdev::{BoxFuture, MemoryClient, RegisterError};
+use aryk_dma::{DmaRange, Mapping, MemTable, Region, SgTable};
 use aryk_metrics::Inventory;
 use aryk_reactor::{Options, Reactors};
 use serde_json::{Value, json};
@@ -21,11 +21,11 @@ impl MemoryClient for Choosy {
         "choosy"
     }
 
-    fn register(&self, range: MemoryRange) -> BoxFuture<'_, Result<u64, RegisterError>> {
-        Box::pin(async move { if range.len >= LEN { Ok(0) } else { Err("too short".into()) } })
+    fn register(&self, memory: DmaRange) -> BoxFuture<'_, Result<u64, RegisterError>> {
+        Box::pin(async move { if memory.len() >= LEN { Ok(0) } else { Err("too short".into()) } })
     }
 
-    fn unregister(&self, _: MemoryRange, _: u64) -> BoxFuture<'_, ()> {
+    fn unregister(&self, _: DmaRange, _: u64) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
     }
 }
