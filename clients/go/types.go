@@ -285,6 +285,16 @@ type DelayDetails struct {
 	P99WriteLatency uint64 `json:"p99_write_latency"`
 }
 
+// DeviceStatus: An error as a device reports it.
+type DeviceStatus struct {
+	// For NVMe: the Status Code Type in bits 8 to 10, the Status Code in bits 0 to 7.
+	Code uint16 `json:"code"`
+	// Whether the device says that the same request fails again (for NVMe, Do Not Retry).
+	IsFinal bool `json:"is_final"`
+	// The specification's name of the error.
+	Name string `json:"name"`
+}
+
 // DiskCounts: Counters of a disk.
 type DiskCounts struct {
 	Name string `json:"name"`
@@ -556,6 +566,8 @@ type LastError struct {
 	Error string `json:"error"`
 	// Time in seconds since 1970.
 	Time uint64 `json:"time"`
+	// What the device itself reports; absent if it reports no more than the kernel.
+	Device *DeviceStatus `json:"device,omitempty"`
 }
 
 // Latencies: Result of `aryk_latency_get`.

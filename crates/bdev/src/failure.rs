@@ -19,15 +19,34 @@ pub struct Failure {
     pub blocks: Blocks,
     /// The kernel's errno.
     pub errno: i32,
+    /// What the device itself reports, if it reports more than the kernel.
+    pub device: Option<DeviceError>,
     /// The time of the failure.
     pub at: SystemTime,
+}
+
+/// An error as a device reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceError {
+    /// The device's number for it: for NVMe, SCT in bits 8 to 10 and SC in bits 0 to 7.
+    pub code: u16,
+    /// Whether the device says that the same request fails again (for NVMe, DNR).
+    pub is_final: bool,
+    /// The specification's name of the error.
+    pub name: &'static str,
 }
 
 impl Failure {
     /// Creates a failure with the present time.
     #[expect(clippy::disallowed_methods, reason = "a date for people, by which nothing is decided")]
     pub fn now(op: Op, lba: Lba, blocks: Blocks, errno: i32) -> Self {
-        Self { op, lba, blocks, errno, at: SystemTime::now() }
+        Self { op, lba, blocks, errno, device: None, at: SystemTime::now() }
+    }
+
+    /// Adds what the device reports.
+    #[must_use]
+    pub const fn with_device(self, device: DeviceError) -> Self {
+        Self { device: Some(device), ..self }
     }
 
     /// The errno's text.
@@ -62,9 +81,16 @@ impl Failures {
             Ok(mut last) => *last = Some(failure),
             Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => {}
         }
-        let Failure { op, lba: Lba(lba), blocks: Blocks(blocks), errno, .. } = failure;
+        let Failure { op, lba: Lba(lba), blocks: Blocks(blocks), errno, device, .. } = failure;
         let (op, error) = (op.name(), failure.error());
-        limited!(self.lines, warn, disk, op, lba, blocks, errno, %error, "the store has failed a request");
+        let Some(DeviceError { code, is_final, name }) = device else {
+            limited!(self.lines, warn, disk, op, lba, blocks, errno, %error, "the store has failed a request");
+            return;
+        };
+        limited!(
+            self.lines, warn, disk, op, lba, blocks, errno, device_error = name, code = %format_args!("{code:#05x}"),
+            is_final, "the device has failed a request"
+        );
     }
 
     /// Logs the number of failures of `disk` that the rate limit left out, if that is due and no later failure has logged it.

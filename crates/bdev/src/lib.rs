@@ -55,7 +55,7 @@ pub use channel::Channel;
 pub use deadline::{Deadline, OnDeadline};
 pub use device::{BaseEvent, BoxFuture, Decorator, Device, Geometry, Limits, OpenError, Stay};
 pub use env::Env;
-pub use failure::{Failure, Failures};
+pub use failure::{DeviceError, Failure, Failures};
 pub use forward::{ForwardChannel, OpenOwn};
 pub use gather::{Part, gather};
 pub use histogram::{Coarse, Histogram, Recording};
@@ -63,7 +63,7 @@ pub use io::{Completion, Io, Op, OpSet, Status, Tag};
 pub use layers::{TimeLayer, Times};
 pub use memory::{
     Attachment, MEMORY_CLIENTS_MAX, Memory, MemoryClient, MemoryClientInfo, MemoryError, MemoryLookup,
-    MemoryRange, MemoryWithout, Place, RegisterError,
+    MemoryWithout, Place, RegisterError,
 };
 pub use observers::Change;
 pub use outbox::Outbox;

@@ -333,6 +333,17 @@ class DelayDetails(TypedDict):
     p99_write_latency: int
 
 
+class DeviceStatus(TypedDict):
+    """An error as a device reports it."""
+
+    #: For NVMe: the Status Code Type in bits 8 to 10, the Status Code in bits 0 to 7.
+    code: int
+    #: Whether the device says that the same request fails again (for NVMe, Do Not Retry).
+    is_final: bool
+    #: The specification's name of the error.
+    name: str
+
+
 class DiskCounts(TypedDict):
     """Counters of a disk."""
 
@@ -567,6 +578,8 @@ class LastError(TypedDict):
     error: str
     #: Time in seconds since 1970.
     time: int
+    #: What the device itself reports; absent if it reports no more than the kernel.
+    device: NotRequired[DeviceStatus]
 
 
 class Latencies(TypedDict):

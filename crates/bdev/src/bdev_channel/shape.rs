@@ -178,8 +178,11 @@ impl Shape {
         let crosses = self.limits.boundary_blocks > Blocks::ZERO
             && io.op != Op::Copy
             && io.blocks > to_boundary(io.lba, self.limits.boundary_blocks);
+        // Devices leave open what they read of blocks that the same request writes.
+        let overlaps = io.op == Op::Copy && io.lba.0.abs_diff(io.source.0) < io.blocks.0;
         if self.native.contains(io.op)
             && io.blocks <= limit
+            && !overlaps
             && io.data.segments() <= self.limits.segments
             && !crosses
         {

@@ -3,7 +3,7 @@
 use super::framework::TICK_RATE;
 use super::qos::Limits;
 use super::{Control, Error, Name, NoParams, Phase, Table};
-use aryk_bdev::{Blocks, Failure, Histogram, Lba, Op, OpSummary, Stats, Summary, TimeLayer};
+use aryk_bdev::{Blocks, DeviceError, Failure, Histogram, Lba, Op, OpSummary, Stats, Summary, TimeLayer};
 use aryk_metrics::Snapshot;
 use aryk_reactor::TaskStats;
 use schemars::JsonSchema;
@@ -76,15 +76,30 @@ struct LastError {
     errno: i32,
     /// Text of the errno.
     error: String,
+    /// What the device itself reports; absent if it reports no more than the kernel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<DeviceStatus>,
     /// Time in seconds since 1970.
     time: u64,
 }
 
+/// An error as a device reports it.
+#[derive(Debug, Serialize, JsonSchema)]
+struct DeviceStatus {
+    /// For NVMe: the Status Code Type in bits 8 to 10, the Status Code in bits 0 to 7.
+    code: u16,
+    /// Whether the device says that the same request fails again (for NVMe, Do Not Retry).
+    is_final: bool,
+    /// The specification's name of the error.
+    name: &'static str,
+}
+
 impl From<&Failure> for LastError {
     fn from(failure: &Failure) -> Self {
-        let Failure { op, lba: Lba(lba), blocks: Blocks(blocks), errno, at } = *failure;
+        let Failure { op, lba: Lba(lba), blocks: Blocks(blocks), errno, device, at } = *failure;
         let time = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        Self { op: op.name(), lba, blocks, errno, error: failure.error().to_string(), time }
+        let device = device.map(|DeviceError { code, is_final, name }| DeviceStatus { code, is_final, name });
+        Self { op: op.name(), lba, blocks, errno, error: failure.error().to_string(), device, time }
     }
 }
 

@@ -155,11 +155,12 @@ fn compound_requests_go_to_a_device_that_does_them() {
     let mut memory = memory(8);
     let data = memory.lend();
     let of = |blocks: u64| io(Op::CompareAndWrite, 0, blocks, data.slice(0, 2 * blocks as u32 * BLOCK));
-    let copy = io(Op::Copy, 0, 1, Sgl::EMPTY);
+    let copy = Io { source: Lba(2), ..io(Op::Copy, 0, 2, Sgl::EMPTY) };
     let native = shape(limits, OpSet::ALL);
     assert_eq!([2, 3].map(|blocks| native.route(&of(blocks))), [Route::Native, Route::Emulated]);
     assert_eq!(pieces(&native, of(2)), [(0, 2, false)]);
     assert_eq!(native.route(&copy), Route::Native);
+    assert_eq!(native.route(&Io { source: Lba(1), ..copy }), Route::Emulated, "the ranges overlap");
     let emulated = shape(limits, OpSet::PLAIN);
     assert_eq!((emulated.route(&of(1)), emulated.route(&copy)), (Route::Emulated, Route::Emulated));
 
