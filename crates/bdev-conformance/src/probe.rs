@@ -1,8 +1,8 @@
 //! A disk that puts another device behind tighter limits, and records the requests that the block layer sends to it.
 
 use aryk_bdev::{
-    BaseEvent, Bdev, Blocks, BoxFuture, Channel, Completion, Device, Geometry, Io, Lba, Limits, Op, OpSet,
-    OpenError, Stay, Tag,
+    BaseEvent, Bdev, Blocks, BoxFuture, Channel, Completion, CreditPool, Device, Geometry, Io, Lba, Limits,
+    Op, OpSet, OpenError, Stay, Tag,
 };
 use aryk_reactor::{Cx, Handle, RootId};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -182,6 +182,10 @@ impl Channel for ProbeChannel {
         let before = out.len();
         self.inner.poll(cx, out);
         self.in_flight -= (out.len() - before) as u32;
+    }
+
+    fn credits(&self) -> Option<CreditPool> {
+        self.inner.credits()
     }
 
     fn base_event(&mut self, base: &Arc<Bdev>, event: BaseEvent, cx: &mut Cx) {

@@ -25,9 +25,9 @@ impl Rig {
             Limits { depth: 2, transfer_blocks: Blocks(5), segments: 4, boundary_blocks: Blocks(8), ..own };
         // If the device implements them, it gets small compound requests, and the others are split into reads and writes.
         let narrow = Limits {
-            compare_blocks: Blocks(3),
-            compare_and_write_blocks: Blocks(3),
-            copy_blocks: Blocks(3),
+            compare_blocks: own.compare_blocks.min(Blocks(3)),
+            compare_and_write_blocks: own.compare_and_write_blocks.min(Blocks(3)),
+            copy_blocks: own.copy_blocks.min(Blocks(3)),
             ..narrow
         };
         for limits in [own, narrow] {
