@@ -40,7 +40,7 @@ use crate::claims::{Capabilities, ControllerInfo, Namespace, Unserved};
 use crate::memory::DmaMemory;
 #[cfg(doc)]
 use crate::queue::QueuePair;
-use crate::queue::{DmaEnded, Doorbells, Shadow};
+use crate::queue::{DEPTH_MAX, DmaEnded, Doorbells, Shadow};
 use crate::quirks::{self, Quirks};
 use crate::spec::register::{CAP, CC, CSTS, Cap, Cc, Csts, DOORBELLS, Shutdown, VS};
 use admin_queue::{AdminQueue, Waiter};
@@ -210,6 +210,26 @@ impl Controller {
         self.function.name()
     }
 
+    /// PCI vendor and device.
+    pub const fn device(&self) -> (u16, u16) {
+        self.device
+    }
+
+    /// The number that the next queue pair would get; `None` if the controller allows no more.
+    pub fn next_qid(&mut self) -> Option<u16> {
+        self.deleted.retain(|(_, proof)| proof.strong_count() > 0);
+        let is_free = |qid: &u16| {
+            !self.pairs.iter().any(|pair| pair.qid() == *qid)
+                && !self.deleted.iter().any(|(deleted, _)| deleted == qid)
+        };
+        (1..=self.pairs_allowed).find(is_free)
+    }
+
+    /// The most commands in flight of a queue pair.
+    pub fn depth_max(&self) -> u16 {
+        u16::try_from(self.caps.entries_max - 1).map_or(DEPTH_MAX, |depth| depth.min(DEPTH_MAX))
+    }
+
     /// The controller's identity and limits, once it was ready.
     pub const fn info(&self) -> Option<&ControllerInfo> {
         self.info.as_ref()
@@ -303,24 +323,20 @@ impl Controller {
     /// # Errors
     /// [`Refused`].
     pub fn create_pair(&mut self, request: PairRequest) -> Result<u16, Refused> {
-        let info = self.info.as_ref().filter(|_| self.is_ready()).ok_or(Refused::NotReady)?;
+        let info = self.info.as_ref().filter(|_| self.is_ready());
+        let (sgl, transfer) = info.map(|info| (info.sgl, info.transfer_max)).ok_or(Refused::NotReady)?;
         let vectors = self.function.vectors();
         if let Some(vector) = request.vector.filter(|&vector| vector >= vectors) {
             return Err(Refused::NoVector { vector, vectors });
         }
-        self.deleted.retain(|(_, proof)| proof.strong_count() > 0);
-        let is_free = |qid: &u16| {
-            !self.pairs.iter().any(|pair| pair.qid() == *qid)
-                && !self.deleted.iter().any(|(deleted, _)| deleted == qid)
-        };
-        let qid = (1..=self.pairs_allowed).find(is_free).ok_or(Refused::NoPair(self.pairs_allowed))?;
+        let qid = self.next_qid().ok_or(Refused::NoPair(self.pairs_allowed))?;
         let new = NewPair {
             qid,
             controller: self.id,
             entries_max: self.caps.entries_max,
             page: self.caps.page,
-            sgl: info.sgl,
-            transfer: info.transfer_max,
+            sgl,
+            transfer,
             pieces: self.options.pieces,
             timeouts: self.options.io,
         };
