@@ -1,0 +1,432 @@
+//! The thread of a controller. Control context; it may block in the kernel, and so has a thread of its own.
+//!
+//! The thread owns the [`Controller`], and polls it: every 50 ms while commands are in flight, so that a controller that failed or
+//! vanished is noticed soon, and once a second otherwise. Queue pairs belong to reactors; the thread sends them the steps of a
+//! reset as messages, which each reactor executes in order, and they answer by [`Command`]s.
+
+mod disks;
+mod events;
+mod pairs;
+
+use crate::driver::Live;
+use crate::shared::{Counters, Shared};
+use crate::{Config, Error, Info, Location, Phase};
+use aryk_bdev::{Attachment, Bdev, Env, OpenError};
+use aryk_nvme::admin;
+use aryk_nvme::controller::{AdminAnswer, Controller, End, Failure, ResetReason};
+use aryk_nvme::queue::{LateStep, QueueError};
+use aryk_nvme::replay::History;
+use aryk_nvme::spec::register::Shutdown;
+use aryk_nvme::spec::status;
+use aryk_pci::vfio::Vfio;
+use aryk_pci::{Function, vfio_user};
+use aryk_reactor::{Clock, Handle, Nanos};
+use disks::Disks;
+use pairs::Pairs;
+use std::collections::HashMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::sync::oneshot;
+
+/// Time between two reads of CSTS while commands are in flight, and otherwise.
+const WATCH_BUSY: u64 = 50_000_000;
+const WATCH_IDLE: u64 = 1_000_000_000;
+/// Time between two attempts to open a controller that is away.
+const RETURN_INTERVAL: Duration = Duration::from_millis(250);
+
+/// A message to the control thread.
+pub(crate) enum Command {
+    /// Creates a queue pair for a reactor, unless it has one.
+    Prepare { reactor: Handle, reply: oneshot::Sender<Result<(), OpenError>> },
+    /// A reactor has a queue pair now, or cannot watch its interrupt.
+    Installed { qid: u16, result: std::io::Result<()> },
+    /// A pair has stopped submitting.
+    Quiesced(u16),
+    /// A pair has taken the completions that came before the end of DMA. What it has changed lately.
+    Reaped { qid: u16, history: Box<History> },
+    /// A pair has decided about its commands in flight.
+    Rewound(u16),
+    /// The memory of a pair whose controller is gone.
+    Retired(Box<Live>),
+    /// A command is late.
+    Late { qid: u16, cid: u16, waited: u64, step: LateStep },
+    /// A pair has got a completion that no correct controller posts.
+    QueueError(QueueError),
+    /// A status says that the controller has lost its state.
+    LostState { status: status::Status },
+    /// No channel uses the pair of a reactor that is being removed.
+    Unused(u16),
+    /// An admin command.
+    Admin { command: Box<admin::Command>, reply: oneshot::Sender<Result<AdminAnswer, Error>> },
+    /// Resets the controller.
+    Reset(oneshot::Sender<()>),
+    /// The disk of a namespace was removed.
+    Closed(u32),
+    /// Removes the disks and shuts the controller down.
+    Stop(oneshot::Sender<()>),
+    /// All disks are removed.
+    DisksRemoved,
+    /// Guests' memory is registered, or there is none to register.
+    MemoryRegistered(Option<Attachment>),
+}
+
+impl std::fmt::Debug for Command {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a command to the thread of an NVMe controller")
+    }
+}
+
+type Attached = Result<Vec<Arc<Bdev>>, Error>;
+
+/// Starts the thread of a controller. The receiver gets its disks.
+pub(crate) fn start(
+    env: &Env,
+    config: Config,
+    vfio: &Arc<Vfio>,
+) -> Result<(Arc<Shared>, oneshot::Receiver<Attached>), Error> {
+    let (sender, commands) = mpsc::unbounded_channel();
+    let info = Info {
+        name: config.name.clone(),
+        location: config.location.to_string(),
+        phase: Phase::Starting,
+        controller: None,
+        device: (0, 0),
+        namespaces: Vec::new(),
+        pairs_allowed: 0,
+        vectors: 0,
+        has_interrupts: false,
+        dma: config.dma,
+        last_reset: None,
+        last_failure: None,
+        smart: None,
+    };
+    let shared = Arc::new(Shared::new(&config, sender.clone(), info));
+    let (attached, ready) = oneshot::channel();
+    let thread = Thread {
+        env: env.clone(),
+        vfio: Arc::clone(vfio),
+        shared: Arc::clone(&shared),
+        sender,
+        disks: Disks::new(&config),
+        config,
+        pairs: Pairs::default(),
+        life: Life::Opening,
+        attached: Some(attached),
+        interrupts: Vec::new(),
+        answers: HashMap::new(),
+        resets: Vec::new(),
+        stops: Vec::new(),
+        is_stopping: false,
+        away_until: None,
+        next_open: Nanos(0),
+        identity: None,
+        submitted: 0,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    std::thread::Builder::new().name("aryk-nvme".into()).spawn(move || {
+        tokio::task::LocalSet::new().block_on(&runtime, thread.run(commands));
+    })?;
+    Ok((shared, ready))
+}
+
+/// Where the controller is.
+enum Life {
+    /// The function is opened again and again, until it is there or the time is over.
+    Opening,
+    /// The controller is driven.
+    Driven(Box<Driven>),
+}
+
+/// A function and its controller.
+struct Driven {
+    function: Arc<dyn Function>,
+    controller: Controller,
+    events: Option<[AsyncFd<OwnedFd>; 2]>,
+    /// Guests' memory, once it is registered.
+    memory: Option<Arc<Attachment>>,
+    /// The controller was ready, and guests' memory is registered.
+    is_usable: bool,
+    /// How it ended. Reactors still have pairs.
+    end: Option<End>,
+}
+
+struct Thread {
+    env: Env,
+    vfio: Arc<Vfio>,
+    shared: Arc<Shared>,
+    sender: UnboundedSender<Command>,
+    config: Config,
+    pairs: Pairs,
+    disks: Disks,
+    life: Life,
+    /// The caller of the attach, until it is over.
+    attached: Option<oneshot::Sender<Attached>>,
+    /// Eventfds of the interrupt vectors.
+    interrupts: Vec<OwnedFd>,
+    /// Callers of admin commands, by number.
+    answers: HashMap<u64, oneshot::Sender<Result<AdminAnswer, Error>>>,
+    resets: Vec<oneshot::Sender<()>>,
+    stops: Vec<oneshot::Sender<()>>,
+    is_stopping: bool,
+    /// When the disks of a controller that is away are removed.
+    away_until: Option<Nanos>,
+    /// When the function is opened next.
+    next_open: Nanos,
+    /// Serial and model number, once the controller was ready.
+    identity: Option<(String, String)>,
+    /// Commands of all pairs at the last look.
+    submitted: u64,
+}
+
+/// Whether the thread goes on.
+#[derive(PartialEq, Eq)]
+enum Next {
+    Run,
+    End,
+}
+
+fn now() -> Nanos {
+    Clock::Monotonic.now()
+}
+
+impl Thread {
+    async fn run(mut self, mut commands: UnboundedReceiver<Command>) {
+        loop {
+            let wait = self.work();
+            let Some(wait) = wait else { break };
+            self.wait(wait, &mut commands).await;
+        }
+        self.pairs.remove_all(&self.shared);
+        self.pairs.drain().await;
+        self.shared.info().phase = Phase::Ended;
+        // From here on the controller is no longer listed.
+        commands.close();
+        for stop in self.stops.drain(..) {
+            // The caller may be gone.
+            let _ = stop.send(());
+        }
+        tracing::info!(controller = self.shared.name, "the NVMe controller is detached");
+    }
+
+    /// Waits for the next command, event or time, and executes all commands that are there.
+    async fn wait(&mut self, wait: Duration, commands: &mut UnboundedReceiver<Command>) {
+        let events = match &self.life {
+            Life::Driven(driven) => driven.events.as_ref(),
+            Life::Opening => None,
+        };
+        let signalled = async {
+            let Some([error, removal]) = events else { return std::future::pending().await };
+            let mut guard = tokio::select! {
+                guard = error.readable() => guard,
+                guard = removal.readable() => guard,
+            };
+            // The controller reads the eventfds.
+            guard.iter_mut().for_each(AsyncFdReadyGuard::clear_ready);
+        };
+        let command = tokio::select! {
+            command = commands.recv() => command,
+            () = signalled => None,
+            () = tokio::time::sleep(wait) => None,
+        };
+        let mut next = command;
+        while let Some(command) = next {
+            self.execute(command);
+            next = commands.try_recv().ok();
+        }
+    }
+
+    /// Does what is due. Returns the time until something may be due again; `None` at the end.
+    fn work(&mut self) -> Option<Duration> {
+        if self.attached.as_ref().is_some_and(oneshot::Sender::is_closed) {
+            self.begin_to_stop();
+        }
+        self.forget_ended_reactors();
+        let next = match &self.life {
+            Life::Opening if now() < self.next_open => Next::Run,
+            Life::Opening => self.open(),
+            Life::Driven(_) => self.drive(),
+        };
+        if next == Next::End {
+            return None;
+        }
+        self.leave_reactors();
+        let Life::Driven(driven) = &self.life else { return Some(RETURN_INTERVAL) };
+        let now = now().0;
+        Some(Duration::from_nanos(driven.controller.next_poll(now).saturating_sub(now).min(WATCH_IDLE)))
+    }
+
+    /// Opens the function, and begins to start its controller.
+    fn open(&mut self) -> Next {
+        if self.is_stopping {
+            return if self.disks.are_removed() { Next::End } else { Next::Run };
+        }
+        self.next_open = now().after(RETURN_INTERVAL);
+        let error = match self.try_open() {
+            Ok(driven) => {
+                self.life = Life::Driven(Box::new(driven));
+                return Next::Run;
+            }
+            Err(error) => error,
+        };
+        if let Some(attached) = self.attached.take() {
+            // The caller may be gone.
+            let _ = attached.send(Err(error));
+            return Next::End;
+        }
+        if self.away_until.is_some_and(|until| now() >= until) {
+            tracing::error!(controller = self.shared.name, %error, "the NVMe controller has not come back");
+            self.begin_to_stop();
+        }
+        Next::Run
+    }
+
+    fn try_open(&self) -> Result<Driven, Error> {
+        let function: Arc<dyn Function> = match &self.config.location {
+            Location::Pci(address) => Arc::new(self.vfio.open(*address)?),
+            Location::Socket(path) => Arc::new(vfio_user::Client::connect(path)?),
+            Location::Model(function) => Arc::clone(function),
+        };
+        let controller = Controller::attach(Arc::clone(&function), self.config.options, now().0)?;
+        let events = function.events().map(|events| watch_events(&events)).transpose()?;
+        Ok(Driven { function, controller, events, memory: None, is_usable: false, end: None })
+    }
+
+    fn execute(&mut self, command: Command) {
+        match command {
+            Command::Prepare { reactor, reply } => self.prepare(reactor, reply),
+            Command::Installed { qid, result } => self.pairs.installed(qid, result),
+            Command::Quiesced(qid) => self.with_controller(|controller| controller.queue_quiesced(qid)),
+            Command::Reaped { qid, history } => self.reaped(qid, history),
+            Command::Rewound(qid) => self.rewound(qid),
+            Command::Retired(live) => drop(live),
+            Command::Late { qid, cid, waited, step } => self.late(qid, cid, waited, step),
+            Command::QueueError(error) => {
+                tracing::error!(controller = self.shared.name, %error, "the NVMe controller breaks the protocol");
+                self.shared.info().last_failure = Some(error.to_string());
+                self.reset(ResetReason::QueueError);
+            }
+            Command::LostState { status } => {
+                tracing::error!(controller = self.shared.name, %status, "the NVMe controller has lost its state");
+                self.reset(ResetReason::Fatal);
+            }
+            Command::Unused(qid) => self.delete_pair(qid),
+            Command::Admin { command, reply } => self.admin(&command, reply),
+            Command::Reset(reply) => {
+                self.resets.push(reply);
+                self.reset(ResetReason::Request);
+            }
+            Command::Closed(nsid) => {
+                self.disks.closed(nsid);
+                self.publish_namespaces();
+                if self.disks.ends_with(nsid) {
+                    self.begin_to_stop();
+                }
+            }
+            Command::Stop(reply) => {
+                self.stops.push(reply);
+                self.begin_to_stop();
+            }
+            Command::DisksRemoved => self.shut_down(),
+            Command::MemoryRegistered(memory) => self.memory_registered(memory),
+        }
+    }
+
+    fn with_controller(&mut self, f: impl FnOnce(&mut Controller)) {
+        if let Life::Driven(driven) = &mut self.life {
+            f(&mut driven.controller);
+        }
+    }
+
+    fn reset(&mut self, reason: ResetReason) {
+        self.with_controller(|controller| controller.reset(reason, now().0));
+    }
+
+    fn late(&mut self, qid: u16, cid: u16, waited: u64, step: LateStep) {
+        let (controller, waited_ms) = (&self.shared.name, waited / 1_000_000);
+        match step {
+            LateStep::Abort => {
+                tracing::warn!(controller, qid, cid, waited_ms, "an NVMe command is late: it is aborted");
+                self.shared.counters.aborts.fetch_add(1, Ordering::Relaxed);
+                self.with_controller(|controller| controller.abort(qid, cid));
+            }
+            LateStep::Reset => {
+                tracing::warn!(
+                    controller,
+                    qid,
+                    cid,
+                    waited_ms,
+                    "the abort did not help: the controller is reset"
+                );
+                self.reset(ResetReason::CommandTimeout);
+            }
+        }
+    }
+
+    fn admin(&mut self, command: &admin::Command, reply: oneshot::Sender<Result<AdminAnswer, Error>>) {
+        let name = self.shared.name.clone();
+        let sent = match &mut self.life {
+            Life::Driven(driven) => driven.controller.admin(command, now().0),
+            Life::Opening => Err(aryk_nvme::controller::Refused::NotReady),
+        };
+        match sent {
+            Ok(id) => drop(self.answers.insert(id, reply)),
+            Err(aryk_nvme::controller::Refused::NotReady) => drop(reply.send(Err(Error::NotReady(name)))),
+            Err(refused) => drop(reply.send(Err(Error::Refused(refused.to_string())))),
+        }
+    }
+
+    /// Begins to remove the disks; the controller is shut down after that.
+    fn begin_to_stop(&mut self) {
+        if self.is_stopping {
+            return;
+        }
+        self.is_stopping = true;
+        self.shared.info().phase = Phase::Stopping;
+        // A controller that is away does not answer any more: what waits for it fails.
+        if matches!(self.life, Life::Opening) {
+            self.pairs.remove_all(&self.shared);
+        }
+        let (registry, names) = (Arc::clone(self.env.registry()), self.disks.names());
+        let sender = self.sender.clone();
+        tokio::task::spawn_local(async move {
+            for name in names {
+                // The disk may have been removed already, or is being removed: then the next look finds it gone.
+                while matches!(registry.remove(&name).await, Err(aryk_bdev::Error::Busy(_))) {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            }
+            let _ = sender.send(Command::DisksRemoved);
+        });
+    }
+
+    fn shut_down(&mut self) {
+        self.disks.removed();
+        self.with_controller(|controller| controller.shut_down(Shutdown::Normal, now().0));
+    }
+
+    /// Takes over a failure of a controller that was never ready.
+    fn refuse(&mut self, failure: Failure) {
+        if let Some(attached) = self.attached.take() {
+            // The caller may be gone.
+            let _ = attached.send(Err(failure.into()));
+        }
+        self.is_stopping = true;
+        self.disks.removed();
+    }
+
+    fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+}
+
+/// The eventfds by which the device reports an error, or is asked for.
+#[expect(deprecated, reason = "unsound for types whose descriptor may change; this is an OwnedFd")]
+fn watch_events(events: &aryk_pci::Events) -> std::io::Result<[AsyncFd<OwnedFd>; 2]> {
+    let watch = |fd: BorrowedFd<'_>| AsyncFd::with_interest(fd.try_clone_to_owned()?, Interest::READABLE);
+    Ok([watch(events.error())?, watch(events.removal())?])
+}

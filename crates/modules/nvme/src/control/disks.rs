@@ -1,0 +1,198 @@
+//! The disks of a controller's namespaces.
+
+use super::Thread;
+use crate::namespace::{Namespace, NamespaceDevice};
+use crate::{Config, Error, Exposed, NamespaceInfo};
+use aryk_bdev::{Bdev, Blocks, Identity};
+use aryk_nvme::claims::{self, ControllerInfo, Unserved};
+use aryk_nvme::controller::ListedNamespace;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use uuid::Uuid;
+
+/// The namespace of the UUIDs of disks whose namespaces have none.
+const UNNAMED: Uuid = uuid::uuid!("1c4b0d4a-0f7e-5d0e-9b8d-7d2a6c1f3e90");
+
+/// The disks, by NSID.
+pub(super) struct Disks {
+    controller: String,
+    exposed: Exposed,
+    depth: u16,
+    disks: BTreeMap<u32, (Arc<Namespace>, Arc<Bdev>)>,
+    are_removed: bool,
+}
+
+impl Disks {
+    pub(super) fn new(config: &Config) -> Self {
+        let (controller, exposed) = (config.name.clone(), config.exposed.clone());
+        Self { controller, exposed, depth: config.depth.max(1), disks: BTreeMap::new(), are_removed: false }
+    }
+
+    /// The name of the disk that a namespace is to be; `None` if it is to be none.
+    fn name_of(&self, nsid: u32) -> Option<String> {
+        match &self.exposed {
+            Exposed::All => Some(format!("{}n{nsid}", self.controller)),
+            Exposed::One { nsid: one, disk } => (*one == nsid).then(|| disk.clone()),
+        }
+    }
+
+    /// Lowers the depth of the disks to what the controller's queues hold.
+    pub(super) fn limit_depth(&mut self, depth: u16) {
+        self.depth = self.depth.min(depth);
+    }
+
+    pub(super) fn names(&self) -> Vec<String> {
+        self.disks.values().map(|(namespace, _)| namespace.disk().to_owned()).collect()
+    }
+
+    pub(super) fn closed(&mut self, nsid: u32) {
+        self.disks.remove(&nsid);
+    }
+
+    /// Whether the controller was attached for this namespace alone.
+    pub(super) fn ends_with(&self, nsid: u32) -> bool {
+        matches!(self.exposed, Exposed::One { nsid: one, .. } if one == nsid)
+    }
+
+    pub(super) fn removed(&mut self) {
+        self.are_removed = true;
+    }
+
+    pub(super) const fn are_removed(&self) -> bool {
+        self.are_removed
+    }
+}
+
+/// A UUID that is the same whenever the namespace is attached.
+fn uuid_of(namespace: &claims::Namespace, controller: &ControllerInfo) -> Uuid {
+    let ids = &namespace.ids;
+    ids.uuid.or(ids.nguid).map_or_else(
+        || {
+            let of = format!("{}/{}/{}", controller.model, controller.serial, namespace.nsid);
+            Uuid::new_v5(&UNNAMED, of.as_bytes())
+        },
+        Uuid::from_bytes,
+    )
+}
+
+impl Thread {
+    /// Creates the disks of a controller that is ready for the first time.
+    pub(super) fn create_disks(
+        &mut self,
+        listed: &[ListedNamespace],
+        controller: &ControllerInfo,
+    ) -> Result<Vec<Arc<Bdev>>, Error> {
+        if let Exposed::One { nsid, .. } = self.disks.exposed {
+            let reason =
+                match listed.iter().find(|listed| listed.nsid == nsid).map(|listed| &listed.namespace) {
+                    None => "there is none".to_owned(),
+                    Some(Err(unserved)) => unserved.to_string(),
+                    Some(Ok(_)) => String::new(),
+                };
+            if !reason.is_empty() {
+                return Err(Error::Namespace { name: self.shared.name.clone(), nsid, reason });
+            }
+        }
+        for listed in listed {
+            if let Ok(namespace) = &listed.namespace {
+                self.create_disk(namespace, controller)?;
+            }
+        }
+        Ok(self.disks.disks.values().map(|(_, bdev)| Arc::clone(bdev)).collect())
+    }
+
+    fn create_disk(
+        &mut self,
+        namespace: &claims::Namespace,
+        controller: &ControllerInfo,
+    ) -> Result<(), aryk_bdev::Error> {
+        let Some(disk) = self.disks.name_of(namespace.nsid) else { return Ok(()) };
+        let uuid = uuid_of(namespace, controller);
+        let of_disk = Namespace::new(&self.shared, disk.clone(), self.disks.depth, namespace, controller);
+        let of_disk = Arc::new(of_disk);
+        let identity = Identity { name: disk, aliases: Vec::new(), uuid };
+        let device = Arc::new(NamespaceDevice(Arc::clone(&of_disk)));
+        let bdev = self.env.registry().register(identity, device)?;
+        self.disks.disks.insert(namespace.nsid, (of_disk, bdev));
+        Ok(())
+    }
+
+    /// Compares the disks with what the controller lists now: after a change of namespaces, and when the controller is back.
+    pub(super) fn update_disks(&mut self, listed: &[ListedNamespace], controller: &ControllerInfo) {
+        for listed in listed {
+            let nsid = listed.nsid;
+            match (&listed.namespace, self.disks.disks.get(&nsid).cloned()) {
+                (Ok(namespace), Some((of_disk, bdev))) => {
+                    self.update_disk(&of_disk, &bdev, namespace, controller)
+                }
+                (Ok(namespace), None) => {
+                    if let Err(error) = self.create_disk(namespace, controller) {
+                        let controller = &self.shared.name;
+                        tracing::warn!(controller, nsid, %error, "a new namespace is no disk");
+                    }
+                }
+                (Err(unserved), Some(_)) => self.remove_disk(nsid, &unserved.to_string()),
+                (Err(Unserved::Inactive), None) => {}
+                (Err(unserved), None) => {
+                    tracing::info!(controller = self.shared.name, nsid, reason = %unserved, "a namespace is not served");
+                }
+            }
+        }
+        let gone = self.disks.disks.keys().filter(|nsid| !listed.iter().any(|listed| listed.nsid == **nsid));
+        let gone: Vec<u32> = gone.copied().collect();
+        gone.into_iter().for_each(|nsid| self.remove_disk(nsid, "the controller no longer has it"));
+        self.publish_namespaces();
+    }
+
+    fn update_disk(
+        &mut self,
+        of_disk: &Arc<Namespace>,
+        bdev: &Arc<Bdev>,
+        namespace: &claims::Namespace,
+        controller: &ControllerInfo,
+    ) {
+        let before = of_disk.claims();
+        if before.block_shift != namespace.block_shift || before.ids != namespace.ids {
+            return self.remove_disk(namespace.nsid, "it has another format or identity");
+        }
+        let device = bdev.device();
+        let old = (device.limits(), device.ops(), device.is_read_only());
+        of_disk.update(namespace, controller);
+        let has_changed = old != (device.limits(), device.ops(), device.is_read_only());
+        let (registry, name) = (Arc::clone(self.env.registry()), bdev.name().to_owned());
+        let blocks = Blocks(namespace.blocks);
+        if before.blocks != namespace.blocks
+            && let Err(error) = registry.resized(&name, blocks)
+        {
+            tracing::warn!(disk = name, %error, "the new size of a namespace cannot be applied");
+        }
+        if has_changed {
+            tokio::task::spawn_local(async move {
+                // The disk may be gone.
+                let _ = registry.changed(&name).await;
+            });
+        }
+    }
+
+    fn remove_disk(&self, nsid: u32, reason: &str) {
+        let Some((of_disk, _)) = self.disks.disks.get(&nsid) else { return };
+        let (registry, name) = (Arc::clone(self.env.registry()), of_disk.disk().to_owned());
+        tracing::warn!(disk = name, nsid, reason, "the disk of a namespace is removed");
+        tokio::task::spawn_local(async move {
+            // Another removal of the disk may be under way.
+            let _ = registry.remove(&name).await;
+        });
+    }
+
+    /// Publishes what the namespaces are.
+    pub(super) fn publish_namespaces(&self) {
+        let super::Life::Driven(driven) = &self.life else { return };
+        let describe = |listed: &ListedNamespace| NamespaceInfo {
+            nsid: listed.nsid,
+            namespace: listed.namespace.clone(),
+            disk: self.disks.disks.get(&listed.nsid).map(|(of_disk, _)| of_disk.disk().to_owned()),
+        };
+        let namespaces = driven.controller.namespaces().iter().map(describe).collect();
+        self.shared.info().namespaces = namespaces;
+    }
+}

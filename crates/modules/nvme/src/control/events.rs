@@ -1,0 +1,297 @@
+//! The events of a controller.
+
+use super::{Command, Life, Next, Thread, WATCH_BUSY, WATCH_IDLE, now};
+use crate::memory::Registrar;
+use crate::{Dma, LastReset, Phase};
+use aryk_bdev::Attachment;
+use aryk_nvme::controller::{End, Event, Failure, NamespaceChange, RecoveryStep};
+use aryk_nvme::spec::feature::AsyncEvent;
+use aryk_nvme::spec::register::Shutdown;
+use rustix::event::{EventfdFlags, eventfd};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
+
+impl Thread {
+    /// Polls the controller, and acts on its events.
+    pub(super) fn drive(&mut self) -> Next {
+        self.set_watch();
+        while let Life::Driven(driven) = &mut self.life
+            && let Some(event) = driven.controller.poll(now().0)
+        {
+            self.act(event);
+        }
+        if !self.is_over() {
+            return Next::Run;
+        }
+        let is_end = true;
+        self.pairs.rewind_if_complete(&self.shared, is_end);
+        if self.pairs.are_given_out() { Next::Run } else { self.retire() }
+    }
+
+    /// Reads the controller's status rarely while nothing happens.
+    fn set_watch(&mut self) {
+        let pairs = self.shared.pairs();
+        let submitted = pairs.iter().map(|(_, pair)| pair.submitted.load(Ordering::Relaxed)).sum();
+        let is_busy = pairs.iter().any(|(_, pair)| pair.in_flight.load(Ordering::Relaxed) > 0);
+        let watch = if is_busy || submitted != self.submitted { WATCH_BUSY } else { WATCH_IDLE };
+        self.submitted = submitted;
+        self.with_controller(|controller| controller.set_watch(watch, now().0));
+    }
+
+    /// Whether the controller has ended, and only reactors have to be waited for.
+    pub(super) const fn is_over(&self) -> bool {
+        matches!(&self.life, Life::Driven(driven) if driven.end.is_some())
+    }
+
+    fn act(&mut self, event: Event) {
+        let controller = self.shared.name.clone();
+        match event {
+            Event::Ready => self.ready(),
+            Event::Quiesce(reason) => {
+                tracing::warn!(controller, ?reason, "the NVMe controller is reset");
+                self.counters().resets.fetch_add(1, Ordering::Relaxed);
+                {
+                    let mut info = self.shared.info();
+                    info.phase = Phase::Resetting;
+                    info.last_reset = Some(LastReset { reason, at: date(), took: None });
+                }
+                self.pairs.quiesce(&self.shared);
+            }
+            Event::ShuttingDown => self.pairs.quiesce(&self.shared),
+            Event::DmaEnded(proof) => self.pairs.dma_ended(&self.shared, proof),
+            Event::QueueCreated(pair) => self.queue_created(*pair),
+            Event::QueueFailed { qid, status } => self.queue_failed(qid, &status.to_string()),
+            Event::QueueReady(restart) => self.queue_ready(restart),
+            Event::Recovered { took } => self.recovered(took),
+            Event::Step { step, took } => self.log_step(step, took),
+            Event::AttemptFailed(failure) => {
+                tracing::warn!(controller, %failure, "the NVMe controller did not start; another attempt follows");
+                self.shared.info().last_failure = Some(failure.to_string());
+            }
+            Event::NamespacesChanged(changes) => self.namespaces_changed(&changes),
+            Event::TooManyNamespaces { max } => {
+                tracing::warn!(controller, max, "the NVMe controller has more namespaces than are served");
+            }
+            Event::Async(event) => self.log_async(event),
+            Event::Paused { limit } => {
+                let limit_ms = limit / 1_000_000;
+                tracing::info!(controller, limit_ms, "the NVMe controller processes no commands for a while");
+            }
+            Event::Resumed { took } => {
+                let took_ms = took / 1_000_000;
+                tracing::info!(controller, took_ms, "the NVMe controller processes commands again");
+                self.pairs.restart_clocks(&self.shared);
+            }
+            Event::Sanitize(status) => tracing::info!(controller, ?status, "a sanitize operation is over"),
+            Event::Smart(smart) => self.shared.info().smart = Some((smart, date())),
+            Event::Admin { id, answer } => {
+                if let Some(reply) = self.answers.remove(&id) {
+                    // The caller may be gone.
+                    let _ = reply.send(answer.ok_or(crate::Error::NotReady(controller)));
+                }
+            }
+            Event::RemovalRequested => {
+                tracing::warn!(controller, "the kernel asks for the NVMe controller back");
+                self.with_controller(|controller| controller.shut_down(Shutdown::Normal, now().0));
+            }
+            Event::Ended(end) => {
+                if let Life::Driven(driven) = &mut self.life {
+                    driven.end = Some(end);
+                }
+            }
+        }
+    }
+
+    /// The controller is ready for the first time since it was opened.
+    fn ready(&mut self) {
+        if !self.is_same_drive() {
+            return self.with_controller(|controller| controller.shut_down(Shutdown::Normal, now().0));
+        }
+        self.set_interrupts();
+        let Life::Driven(driven) = &mut self.life else { return };
+        let function = Arc::clone(&driven.function);
+        if self.config.dma == Dma::Bounce {
+            return self.memory_registered(None);
+        }
+        let (memory, dma, sender) = (self.env.memory().clone(), self.config.dma, self.sender.clone());
+        let controller = self.shared.name.clone();
+        tokio::task::spawn_local(async move {
+            let attached = match Registrar::start(function, dma) {
+                Ok(registrar) => memory.attach(registrar).await.map_err(|error| error.to_string()),
+                Err(error) => Err(error.to_string()),
+            };
+            let attachment = attached.inspect_err(|error| {
+                tracing::warn!(controller, error, "guests' memory is not registered: all data is copied");
+            });
+            let _ = sender.send(Command::MemoryRegistered(attachment.ok()));
+        });
+    }
+
+    /// Whether the drive that answers is the one that was there before.
+    fn is_same_drive(&mut self) -> bool {
+        let Life::Driven(driven) = &self.life else { return false };
+        let Some(info) = driven.controller.info() else { return false };
+        let identity = (info.serial.clone(), info.model.clone());
+        let before = self.identity.get_or_insert_with(|| identity.clone());
+        if *before != identity {
+            let (controller, serial, before) = (&self.shared.name, &identity.0, &before.0);
+            tracing::error!(
+                controller,
+                serial,
+                before,
+                "another drive is in the place of the one that has gone"
+            );
+        }
+        *before == identity
+    }
+
+    /// Guests' memory is registered: queue pairs can be created.
+    pub(super) fn memory_registered(&mut self, memory: Option<Attachment>) {
+        let Life::Driven(driven) = &mut self.life else { return };
+        driven.memory = memory.map(Arc::new);
+        driven.is_usable = true;
+        self.disks.limit_depth(driven.controller.depth_max());
+        let Some(info) = driven.controller.info().cloned() else { return };
+        let listed = driven.controller.namespaces().to_vec();
+        let (model, serial) = (&info.model, &info.serial);
+        tracing::info!(controller = self.shared.name, model, serial, "the NVMe controller is ready");
+        self.away_until = None;
+        self.publish_ready();
+        match self.attached.take() {
+            None => self.update_disks(&listed, &info),
+            Some(attached) => {
+                let disks = self.create_disks(&listed, &info);
+                let is_refused = disks.is_err();
+                self.publish_namespaces();
+                if attached.send(disks).is_err() || is_refused {
+                    self.begin_to_stop();
+                }
+            }
+        }
+        self.create_pairs();
+    }
+
+    fn publish_ready(&self) {
+        let Life::Driven(driven) = &self.life else { return };
+        let mut info = self.shared.info();
+        info.phase = Phase::Ready;
+        info.controller = driven.controller.info().cloned();
+        info.device = driven.controller.device();
+        info.pairs_allowed = driven.controller.pairs_allowed();
+        info.vectors = driven.function.vectors();
+        info.has_interrupts = self.interrupts.len() > 1;
+    }
+
+    /// Gives each queue pair an interrupt, if it can be masked.
+    fn set_interrupts(&mut self) {
+        let Life::Driven(driven) = &self.life else { return };
+        let vectors = driven.function.vectors().min(driven.controller.pairs_allowed().saturating_add(1));
+        let can_mask = vectors > 1 && driven.function.vector_mask(1).is_some();
+        let wanted = if can_mask { usize::from(vectors) } else { 0 };
+        while self.interrupts.len() < wanted {
+            let Ok(fd) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) else { break };
+            self.interrupts.push(fd);
+        }
+        self.interrupts.truncate(wanted);
+        let fds: Vec<_> = self.interrupts.iter().map(OwnedFd::as_fd).collect();
+        if let Err(error) = driven.function.set_interrupts(&fds) {
+            let controller = &self.shared.name;
+            tracing::warn!(controller, %error, "no interrupts: reactors do not sleep while requests are in flight");
+            self.interrupts.clear();
+        }
+    }
+
+    fn recovered(&mut self, took: u64) {
+        let (controller, took_ms) = (&self.shared.name, took / 1_000_000);
+        tracing::info!(controller, took_ms, "the NVMe controller was reset");
+        self.publish_ready();
+        if let Some(reset) = &mut self.shared.info().last_reset {
+            reset.took = Some(Duration::from_nanos(took));
+        }
+        for reset in self.resets.drain(..) {
+            // The caller may be gone.
+            let _ = reset.send(());
+        }
+        self.update_from_controller();
+        self.create_pairs();
+    }
+
+    fn update_from_controller(&mut self) {
+        let Life::Driven(driven) = &self.life else { return };
+        let Some(info) = driven.controller.info().cloned().filter(|_| driven.is_usable) else { return };
+        let listed = driven.controller.namespaces().to_vec();
+        self.update_disks(&listed, &info);
+    }
+
+    fn namespaces_changed(&mut self, changes: &[NamespaceChange]) {
+        tracing::info!(controller = self.shared.name, ?changes, "namespaces have changed");
+        self.update_from_controller();
+    }
+
+    fn log_step(&self, step: RecoveryStep, took: u64) {
+        let (controller, took_ms) = (&self.shared.name, took / 1_000_000);
+        match step {
+            RecoveryStep::Abort { sqid, cid, did_abort } => {
+                tracing::info!(controller, sqid, cid, did_abort, took_ms, "an abort was answered");
+            }
+            step => tracing::info!(controller, ?step, took_ms, "a step of a reset is over"),
+        }
+    }
+
+    fn log_async(&self, event: AsyncEvent) {
+        let controller = &self.shared.name;
+        match event {
+            AsyncEvent::NamespacesChanged | AsyncEvent::SanitizeCompleted => {}
+            AsyncEvent::Error(code) => {
+                tracing::error!(controller, code, "the NVMe controller reports an error")
+            }
+            AsyncEvent::Health(code) => {
+                tracing::warn!(controller, code, "the NVMe controller reports a health warning");
+            }
+            AsyncEvent::FirmwareActivation => {
+                tracing::info!(controller, "the NVMe controller activates firmware");
+            }
+            AsyncEvent::Other(dw0) => tracing::info!(controller, dw0, "an event of the NVMe controller"),
+        }
+    }
+
+    /// The controller has ended, and no reactor has a pair: the disks wait for it, or go.
+    fn retire(&mut self) -> Next {
+        let Life::Driven(driven) = std::mem::replace(&mut self.life, Life::Opening) else { return Next::Run };
+        let controller = self.shared.name.clone();
+        let failure = match driven.end {
+            Some(End::Failed(failure)) => failure,
+            Some(End::Stopped) | None => Failure::Vanished("it was asked for, or shut down".into()),
+        };
+        // Its mappings end before the function is opened again.
+        drop(driven.memory);
+        if self.attached.is_some() {
+            self.refuse(failure);
+            return Next::End;
+        }
+        for (_, reply) in self.answers.drain() {
+            // The caller may be gone.
+            let _ = reply.send(Err(crate::Error::NotReady(controller.clone())));
+        }
+        self.resets.clear();
+        if self.is_stopping {
+            self.pairs.remove_all(&self.shared);
+            return if self.disks.are_removed() { Next::End } else { Next::Run };
+        }
+        tracing::error!(controller, %failure, grace = ?self.config.grace, "the NVMe controller is gone: its requests wait");
+        {
+            let mut info = self.shared.info();
+            info.phase = Phase::Away;
+            info.last_failure = Some(failure.to_string());
+        }
+        self.away_until.get_or_insert_with(|| now().after(self.config.grace));
+        Next::Run
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a date for people, by which nothing is decided")]
+fn date() -> SystemTime {
+    SystemTime::now()
+}

@@ -1,0 +1,146 @@
+//! All controllers of the process. Control context.
+
+use crate::control::{self, Command};
+use crate::shared::{Shared, lock};
+use crate::{Config, Counts, Error, Info, Location, PairCounts};
+use aryk_bdev::{Bdev, Env};
+use aryk_nvme::admin;
+use aryk_nvme::controller::AdminAnswer;
+use aryk_pci::vfio::Vfio;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use tokio::sync::oneshot;
+
+/// The controllers that are attached. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Controllers(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// One for the process: functions share IOMMU mappings.
+    vfio: Arc<Vfio>,
+    attached: Mutex<BTreeMap<String, Arc<AttachedController>>>,
+}
+
+/// A controller that is attached, or is being attached.
+#[derive(Debug)]
+pub struct AttachedController {
+    shared: Arc<Shared>,
+    location: String,
+}
+
+impl Controllers {
+    /// Attaches a controller, and returns the disks of its namespaces, by NSID. If the future is dropped, the controller is
+    /// detached again.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn attach(&self, env: &Env, config: Config) -> Result<Vec<Arc<Bdev>>, Error> {
+        let (name, location) = (config.name.clone(), config.location.to_string());
+        let ready = {
+            let mut attached = lock(&self.0.attached);
+            attached.retain(|_, controller| !controller.shared.has_ended());
+            if attached.contains_key(&name) {
+                return Err(Error::Exists(name));
+            }
+            if let Some((name, _)) = attached.iter().find(|(_, other)| other.location == location) {
+                return Err(Error::Attached { location, name: name.clone() });
+            }
+            let (shared, ready) = control::start(env, config, &self.0.vfio)?;
+            attached.insert(name.clone(), Arc::new(AttachedController { shared, location }));
+            ready
+        };
+        ready.await.unwrap_or_else(|_| Err(Error::NotReady(name)))
+    }
+
+    /// Removes a controller's disks, which waits until nobody uses them, and shuts the controller down.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub async fn detach(&self, name: &str) -> Result<(), Error> {
+        let controller = self.find(name)?;
+        let (reply, answer) = oneshot::channel();
+        controller.shared.send(Command::Stop(reply));
+        // The thread ends without an answer if it was about to end.
+        let _ = answer.await;
+        Ok(())
+    }
+
+    /// The controller with this name.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub fn find(&self, name: &str) -> Result<Arc<AttachedController>, Error> {
+        let controller = lock(&self.0.attached).get(name).cloned();
+        let controller = controller.filter(|controller| !controller.shared.has_ended());
+        controller.ok_or_else(|| Error::NotFound(name.to_owned()))
+    }
+
+    /// All controllers, by name.
+    pub fn list(&self) -> Vec<Arc<AttachedController>> {
+        let attached = lock(&self.0.attached);
+        attached.values().filter(|controller| !controller.shared.has_ended()).cloned().collect()
+    }
+
+    /// The functions of this host that are attached; models and sockets are left out.
+    pub fn find_at(&self, location: &Location) -> Option<Arc<AttachedController>> {
+        let location = location.to_string();
+        self.list().into_iter().find(|controller| controller.location == location)
+    }
+}
+
+impl AttachedController {
+    /// The controller's name.
+    pub fn name(&self) -> &str {
+        &self.shared.name
+    }
+
+    /// What is known of the controller.
+    pub fn info(&self) -> Info {
+        self.shared.info().clone()
+    }
+
+    /// The controller's counters.
+    pub fn counts(&self) -> Counts {
+        let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.shared.counters;
+        let pairs = self.shared.pairs().into_iter().map(|(qid, pair)| PairCounts {
+            qid,
+            core: pair.core,
+            submitted: get(&pair.submitted),
+            completed: get(&pair.completed),
+            doorbells: get(&pair.doorbells),
+            in_flight: get(&pair.in_flight),
+            pool: (get(&pair.pool_pages), get(&pair.pool_low)),
+        });
+        Counts {
+            resets: get(&counters.resets),
+            aborts: get(&counters.aborts),
+            retried: get(&counters.retried),
+            resubmitted: get(&counters.resubmitted),
+            failed_by_reset: get(&counters.failed_by_reset),
+            pairs: pairs.collect(),
+        }
+    }
+
+    /// Sends an admin command.
+    ///
+    /// # Errors
+    /// [`Error::NotReady`], also if a reset ends the command; [`Error::Refused`] if too many are in flight.
+    pub async fn admin(&self, command: admin::Command) -> Result<AdminAnswer, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.send(Command::Admin { command: Box::new(command), reply });
+        answer.await.unwrap_or_else(|_| Err(Error::NotReady(self.name().to_owned())))
+    }
+
+    /// Resets the controller; requests wait meanwhile. Ready when the reset is over.
+    ///
+    /// # Errors
+    /// [`Error::NotReady`] if the controller does not come back.
+    pub async fn reset(&self) -> Result<(), Error> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.send(Command::Reset(reply));
+        answer.await.map_err(|_| Error::NotReady(self.name().to_owned()))
+    }
+}

@@ -1,0 +1,290 @@
+//! The nvme module: disks in namespaces of NVMe controllers that this process drives itself, without the kernel's block layer.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `control` | the thread of a controller: its life, resets, namespaces, the pairs of all reactors |
+//! | `driver` | the queue pair of a reactor, and its requests |
+//! | `channel` | one opener's use of that pair |
+//! | `namespace` | the disk of a namespace |
+//! | `memory` | registration of guests' memory |
+//! | `pool` | bounce buffers |
+//! | `status` | what a controller's status means for a request |
+//!
+//! A controller has one **control thread**, which may block in the kernel, and at most one queue pair on each reactor. The device
+//! moves data to and from guests' memory where that is registered ([`Dma`]), and otherwise through bounce buffers.
+//!
+//! **Reset.** The control thread makes every reactor stop submitting, disables the controller, collects what each pair has
+//! changed lately, and lets each reactor decide about its requests in flight: they are submitted again, in order, unless that
+//! could be seen. A controller that vanishes is awaited for [`Config::grace`]; its requests wait, and go on when the same drive is
+//! back.
+#![forbid(unsafe_code)]
+
+mod channel;
+mod control;
+mod controllers;
+mod driver;
+mod memory;
+mod namespace;
+mod pool;
+mod shared;
+mod status;
+#[cfg(test)]
+mod tests;
+
+pub use controllers::{AttachedController, Controllers};
+pub use pool::PoolError;
+
+use aryk_nvme::controller::{Failure, Options};
+use aryk_nvme::spec::log::SmartLog;
+use aryk_pci::{Address, Function, PciError};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// The most bytes of one read or write, also if the controller takes more: a larger one would keep others of its reactor waiting.
+const DATA_MAX: u64 = 1 << 20;
+/// The most pieces of memory of one read or write.
+const PIECES_MAX: u32 = 128;
+/// The most ranges of one Dataset Management or Copy command: they fit in a page.
+const RANGES_MAX: usize = 128;
+
+/// Where a controller is.
+#[derive(Clone, Debug)]
+pub enum Location {
+    /// A function of this host, bound to vfio-pci.
+    Pci(Address),
+    /// The socket of a vfio-user server.
+    Socket(PathBuf),
+    /// A model in this process.
+    Model(Arc<dyn Function>),
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pci(address) => address.fmt(f),
+            Self::Socket(path) => path.display().fmt(f),
+            Self::Model(function) => f.write_str(function.name()),
+        }
+    }
+}
+
+/// Which memory of guests the controller accesses by itself. The kernel pins that memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dma {
+    /// Memory of huge pages is pinned; the rest is copied through bounce buffers.
+    #[default]
+    Auto,
+    /// All memory is pinned. Then guests must not give pages back: no balloon, free page reporting or post-copy migration.
+    Pin,
+    /// All data is copied through bounce buffers.
+    Bounce,
+}
+
+/// Which namespaces become disks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Exposed {
+    /// All: namespace N is the disk `NAMEnN`, where NAME is the controller's.
+    All,
+    /// One namespace, as a disk of this name.
+    One {
+        /// NSID.
+        nsid: u32,
+        /// The disk's name.
+        disk: String,
+    },
+}
+
+/// How a controller is attached.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The controller's name.
+    pub name: String,
+    /// Where it is.
+    pub location: Location,
+    /// Which namespaces become disks.
+    pub exposed: Exposed,
+    /// Which memory of guests is pinned.
+    pub dma: Dma,
+    /// Commands in flight on each reactor; lowered to what the controller's queues hold.
+    pub depth: u16,
+    /// Bytes of bounce buffers on each reactor; at least those of the two largest transfers.
+    pub bounce_bytes: u64,
+    /// How long requests wait for a controller that has vanished. None: the disks are removed at once.
+    pub grace: Duration,
+    /// Attempts after a status that allows another.
+    pub retries: u8,
+    /// Times and limits of the driver.
+    pub options: Options,
+}
+
+impl Config {
+    /// A controller with the defaults.
+    pub fn new(name: impl Into<String>, location: Location) -> Self {
+        Self {
+            name: name.into(),
+            location,
+            exposed: Exposed::All,
+            dma: Dma::default(),
+            depth: 255,
+            bounce_bytes: 4 << 20,
+            grace: Duration::from_secs(15),
+            retries: 4,
+            options: Options { pieces: PIECES_MAX, ..Options::default() },
+        }
+    }
+}
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Another controller has the name.
+    #[error("there is a controller {0} already")]
+    Exists(String),
+    /// The function is attached already.
+    #[error("{location} is attached already, as {name}")]
+    Attached {
+        /// Where.
+        location: String,
+        /// The controller's name.
+        name: String,
+    },
+    /// There is no such controller.
+    #[error("there is no NVMe controller {0}")]
+    NotFound(String),
+    /// The controller has no such namespace, or the driver does not serve it.
+    #[error("namespace {nsid} of {name}: {reason}")]
+    Namespace {
+        /// The controller's name.
+        name: String,
+        /// NSID.
+        nsid: u32,
+        /// Why there is no disk of it.
+        reason: String,
+    },
+    /// The controller does not start.
+    #[error(transparent)]
+    Failure(#[from] Failure),
+    /// The function cannot be opened.
+    #[error(transparent)]
+    Pci(#[from] PciError),
+    /// A disk cannot be registered.
+    #[error(transparent)]
+    Registry(#[from] aryk_bdev::Error),
+    /// The controller refused a command, or cannot take one now.
+    #[error("{0}")]
+    Refused(String),
+    /// The controller is away, resets, or has ended.
+    #[error("the controller {0} is not ready")]
+    NotReady(String),
+    /// The kernel refused a thread or a descriptor.
+    #[error("cannot start the controller's thread: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// How far a controller is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// It is being opened and enabled.
+    Starting,
+    /// It serves I/O.
+    Ready,
+    /// It is being reset; requests wait.
+    Resetting,
+    /// It has vanished, or asks to be removed; requests wait for it to come back.
+    Away,
+    /// It is being shut down.
+    Stopping,
+    /// It is over.
+    Ended,
+}
+
+/// What is known of a controller.
+#[derive(Clone, Debug)]
+pub struct Info {
+    /// The controller's name.
+    pub name: String,
+    /// Where it is.
+    pub location: String,
+    /// How far it is.
+    pub phase: Phase,
+    /// Its identity and abilities, once it was ready.
+    pub controller: Option<aryk_nvme::claims::ControllerInfo>,
+    /// PCI vendor and device.
+    pub device: (u16, u16),
+    /// Its namespaces: each with its disk, or why it has none.
+    pub namespaces: Vec<NamespaceInfo>,
+    /// Queue pairs that it allows.
+    pub pairs_allowed: u16,
+    /// MSI-X vectors.
+    pub vectors: u16,
+    /// Whether reactors sleep while requests are in flight: the interrupts can be masked.
+    pub has_interrupts: bool,
+    /// Which memory of guests is pinned.
+    pub dma: Dma,
+    /// The last reset: why, when, how long it took in nanoseconds once it is over.
+    pub last_reset: Option<LastReset>,
+    /// The last failure of the controller, for people.
+    pub last_failure: Option<String>,
+    /// The SMART log as it was last read, and when.
+    pub smart: Option<(Box<SmartLog>, SystemTime)>,
+}
+
+/// A reset of a controller.
+#[derive(Clone, Debug)]
+pub struct LastReset {
+    /// Why.
+    pub reason: aryk_nvme::controller::ResetReason,
+    /// When it began.
+    pub at: SystemTime,
+    /// Its duration, once it is over.
+    pub took: Option<Duration>,
+}
+
+/// A namespace of a controller.
+#[derive(Clone, Debug)]
+pub struct NamespaceInfo {
+    /// NSID.
+    pub nsid: u32,
+    /// The namespace, or why the driver does not serve it.
+    pub namespace: Result<aryk_nvme::claims::Namespace, aryk_nvme::claims::Unserved>,
+    /// The name of its disk.
+    pub disk: Option<String>,
+}
+
+/// The counters of a controller, since it was attached.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Resets.
+    pub resets: u64,
+    /// Commands that were aborted because they were late.
+    pub aborts: u64,
+    /// Attempts after a status that allows another.
+    pub retried: u64,
+    /// Requests that resets submitted again.
+    pub resubmitted: u64,
+    /// Requests that failed because a reset could not submit them again.
+    pub failed_by_reset: u64,
+    /// Its queue pairs.
+    pub pairs: Vec<PairCounts>,
+}
+
+/// The counters of a queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PairCounts {
+    /// The queue.
+    pub qid: u16,
+    /// The core of its reactor.
+    pub core: u16,
+    /// Commands.
+    pub submitted: u64,
+    /// Completions.
+    pub completed: u64,
+    /// Writes to doorbell registers.
+    pub doorbells: u64,
+    /// Commands in flight at the last completion.
+    pub in_flight: u64,
+    /// Pages of bounce buffers, and the fewest that were free.
+    pub pool: (u64, u64),
+}

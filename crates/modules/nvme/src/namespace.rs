@@ -1,0 +1,159 @@
+//! The disk of a namespace. Control context; channels are opened in reactor context.
+
+use crate::channel::NamespaceChannel;
+use crate::control::Command;
+use crate::driver;
+use crate::shared::{Shared, lock};
+use crate::{DATA_MAX, PIECES_MAX, RANGES_MAX};
+use aryk_bdev::{
+    Blocks, BoxFuture, Channel, Device, Failure, Failures, Geometry, Limits, Op, OpSet, OpenError,
+};
+use aryk_nvme::claims::{self, ControllerInfo};
+use aryk_nvme::io::Commands;
+use aryk_reactor::{Cx, Handle, RootId};
+use std::sync::{Arc, Mutex};
+use tokio::sync::oneshot;
+
+/// A namespace that is a disk, with what its channels share.
+#[derive(Debug)]
+pub(crate) struct Namespace {
+    shared: Arc<Shared>,
+    nsid: u32,
+    /// The disk's name.
+    disk: String,
+    depth: u16,
+    state: Mutex<NamespaceState>,
+    failures: Failures,
+}
+
+/// What the controller says about the namespace.
+#[derive(Clone, Debug)]
+struct NamespaceState {
+    claims: claims::Namespace,
+    commands: Commands,
+}
+
+impl Namespace {
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        disk: String,
+        depth: u16,
+        namespace: &claims::Namespace,
+        controller: &ControllerInfo,
+    ) -> Self {
+        let commands = Commands::new(namespace, controller);
+        let state = NamespaceState { claims: namespace.clone(), commands };
+        let (shared, state, failures) = (Arc::clone(shared), Mutex::new(state), Failures::default());
+        Self { shared, nsid: namespace.nsid, disk, depth, state, failures }
+    }
+
+    pub(crate) const fn nsid(&self) -> u32 {
+        self.nsid
+    }
+
+    pub(crate) fn disk(&self) -> &str {
+        &self.disk
+    }
+
+    pub(crate) fn claims(&self) -> claims::Namespace {
+        lock(&self.state).claims.clone()
+    }
+
+    /// The commands of the namespace, as it is now.
+    pub(crate) fn commands(&self) -> Commands {
+        lock(&self.state).commands
+    }
+
+    /// Takes over what the controller says now.
+    pub(crate) fn update(&self, namespace: &claims::Namespace, controller: &ControllerInfo) {
+        let commands = Commands::new(namespace, controller);
+        *lock(&self.state) = NamespaceState { claims: namespace.clone(), commands };
+    }
+
+    /// Records and logs a failed request.
+    pub(crate) fn failed(&self, failure: Failure) {
+        self.failures.add(&self.disk, failure);
+    }
+}
+
+/// The device of a namespace.
+#[derive(Debug)]
+pub(crate) struct NamespaceDevice(pub(crate) Arc<Namespace>);
+
+impl Device for NamespaceDevice {
+    fn product(&self) -> &'static str {
+        "NVMe disk"
+    }
+
+    fn geometry(&self) -> Geometry {
+        let state = lock(&self.0.state);
+        let claims = &state.claims;
+        Geometry {
+            optimal_io_blocks: Blocks(claims.optimal_boundary.into()),
+            ..Geometry::plain(claims.block_size(), Blocks(claims.blocks))
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        let state = lock(&self.0.state);
+        let NamespaceState { claims, commands } = &*state;
+        let (_, each, all) = commands.deallocate_max();
+        let (ranges, copied, copied_all) = commands.copy_max();
+        let ranges = u64::from(ranges).min(RANGES_MAX as u64);
+        Limits {
+            depth: self.0.depth.into(),
+            transfer_blocks: Blocks(commands.transfer_max().min(DATA_MAX >> claims.block_shift)),
+            segments: PIECES_MAX,
+            unmap_blocks: Blocks(all.min(each.into())),
+            write_zeroes_blocks: Blocks(commands.write_zeroes_max()),
+            boundary_blocks: Blocks(claims.optimal_boundary.into()),
+            compare_blocks: Blocks(commands.transfer_max().min(DATA_MAX >> claims.block_shift)),
+            compare_and_write_blocks: Blocks(commands.compare_write_max()),
+            copy_blocks: Blocks(copied_all.min(ranges * u64::from(copied))),
+            is_shared: claims.is_shared,
+        }
+    }
+
+    fn ops(&self) -> OpSet {
+        let supported = self.0.commands().supported();
+        let optional = [
+            (supported.dataset_management, Op::Unmap),
+            (supported.write_zeroes, Op::WriteZeroes),
+            (supported.compare, Op::Compare),
+            (supported.compare_and_write, Op::CompareAndWrite),
+            (supported.copy, Op::Copy),
+        ];
+        let plain = OpSet::of(&[Op::Read, Op::Write, Op::Flush]);
+        let has = optional.into_iter().filter(|(is_supported, _)| *is_supported);
+        has.fold(plain, |ops, (_, op)| ops.with(op))
+    }
+
+    fn is_read_only(&self) -> bool {
+        lock(&self.0.state).claims.is_write_protected
+    }
+
+    fn last_failure(&self) -> Option<Failure> {
+        self.0.failures.last()
+    }
+
+    fn tell_left_out(&self) {
+        self.0.failures.tell_left_out(&self.0.disk);
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        self.0.shared.send(Command::Closed(self.0.nsid));
+        Box::pin(std::future::ready(()))
+    }
+
+    fn prepare(&self, reactor: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
+        let (reply, answer) = oneshot::channel();
+        self.0.shared.send(Command::Prepare { reactor: reactor.clone(), reply });
+        Box::pin(async move { answer.await.unwrap_or(Err(OpenError::Removed)) })
+    }
+
+    fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
+        let unprepared = || OpenError::Unavailable(format!("{} has no queue pair here", self.0.shared.name));
+        let driver = driver::find(self.0.shared.key, cx).ok_or_else(unprepared)?;
+        Ok(Box::new(NamespaceChannel::new(driver, &self.0, root)))
+    }
+}

@@ -1,0 +1,113 @@
+//! What the control thread, the devices and the queue pairs of a controller share. Any context; nothing here blocks.
+
+use crate::control::Command;
+use crate::pool::Pool;
+use crate::{Config, Info};
+use aryk_nvme::queue::Counters as PairCounters;
+use aryk_reactor::DriverKey;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::mpsc::UnboundedSender;
+
+/// Counters of a controller, since it was attached.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) resets: AtomicU64,
+    pub(crate) aborts: AtomicU64,
+    /// Attempts after a status that allows one.
+    pub(crate) retried: AtomicU64,
+    /// Commands that resets submitted again.
+    pub(crate) resubmitted: AtomicU64,
+    /// Requests that failed because a reset could not submit them again.
+    pub(crate) failed_by_reset: AtomicU64,
+}
+
+/// Counters of a queue pair, which its reactor writes.
+#[derive(Debug, Default)]
+pub(crate) struct PairStats {
+    pub(crate) core: u16,
+    pub(crate) submitted: AtomicU64,
+    pub(crate) completed: AtomicU64,
+    pub(crate) doorbells: AtomicU64,
+    pub(crate) in_flight: AtomicU64,
+    pub(crate) pool_pages: AtomicU64,
+    pub(crate) pool_low: AtomicU64,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) name: String,
+    pub(crate) key: DriverKey,
+    pub(crate) retries: u8,
+    commands: UnboundedSender<Command>,
+    pub(crate) counters: Counters,
+    info: Mutex<Info>,
+    /// By queue.
+    pairs: Mutex<BTreeMap<u16, Arc<PairStats>>>,
+}
+
+impl Shared {
+    pub(crate) fn new(config: &Config, commands: UnboundedSender<Command>, info: Info) -> Self {
+        Self {
+            name: config.name.clone(),
+            key: DriverKey::unique(),
+            retries: config.retries,
+            commands,
+            counters: Counters::default(),
+            info: Mutex::new(info),
+            pairs: Mutex::default(),
+        }
+    }
+
+    /// Sends a command to the control thread. A controller that has ended ignores it.
+    pub(crate) fn send(&self, command: Command) {
+        let _ = self.commands.send(command);
+    }
+
+    /// Whether the control thread has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.commands.is_closed()
+    }
+
+    /// The controller as the control thread last described it.
+    pub(crate) fn info(&self) -> MutexGuard<'_, Info> {
+        lock(&self.info)
+    }
+
+    /// Adds the statistics of a new queue pair.
+    pub(crate) fn add_pair(&self, qid: u16, core: u16) -> Arc<PairStats> {
+        let stats = Arc::new(PairStats { core, ..PairStats::default() });
+        lock(&self.pairs).insert(qid, Arc::clone(&stats));
+        stats
+    }
+
+    pub(crate) fn remove_pair(&self, qid: u16) {
+        lock(&self.pairs).remove(&qid);
+    }
+
+    /// The statistics of all queue pairs.
+    pub(crate) fn pairs(&self) -> Vec<(u16, Arc<PairStats>)> {
+        lock(&self.pairs).iter().map(|(qid, stats)| (*qid, Arc::clone(stats))).collect()
+    }
+}
+
+impl PairStats {
+    /// Publishes the counters of a pair. Only its reactor calls this.
+    #[inline]
+    pub(crate) fn publish(&self, counters: PairCounters, in_flight: u16, pool: &Pool) {
+        let PairCounters { submitted, completed, doorbells, .. } = counters;
+        self.submitted.store(submitted, Ordering::Relaxed);
+        self.completed.store(completed, Ordering::Relaxed);
+        self.doorbells.store(doorbells, Ordering::Relaxed);
+        self.in_flight.store(in_flight.into(), Ordering::Relaxed);
+        self.pool_pages.store(pool.pages().into(), Ordering::Relaxed);
+        self.pool_low.store(pool.low().into(), Ordering::Relaxed);
+    }
+}
+
+/// Locks a mutex whose holders do not panic.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

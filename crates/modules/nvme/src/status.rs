@@ -1,0 +1,99 @@
+//! What a controller's status means for a request. Pure; reactor context.
+
+use aryk_bdev::Status;
+use aryk_nvme::errors::{Class, classify};
+use aryk_nvme::spec::status;
+
+/// What to do with a command that ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// The request ends.
+    Done(Status),
+    /// The same command may succeed after so many nanoseconds; otherwise the request ends with this status.
+    Retry(u64, Status),
+    /// The controller has lost its state: it is reset, and the request ends with this status.
+    Reset(Status),
+}
+
+/// The shortest time between two attempts of a command whose controller asks for no delay.
+const RETRY_DELAY_MIN: u64 = 1_000_000;
+/// The longest.
+const RETRY_DELAY_MAX: u64 = 10_000_000_000;
+
+/// Decides by the status of a command. `delays` are the controller's CRDT1 to CRDT3.
+pub(crate) fn decide(status: status::Status, delays: [u16; 3]) -> Outcome {
+    if status.is_success() {
+        return Outcome::Done(Status::Ok);
+    }
+    let verdict = classify(status, delays);
+    let end = match verdict.class {
+        Class::Success => Status::Ok,
+        Class::Miscompare => Status::Miscompare,
+        Class::Unsupported => Status::Unsupported,
+        Class::OutOfRange => Status::OutOfRange,
+        Class::NamespaceGone => Status::Removed,
+        Class::NoSpace => Status::NoSpace,
+        Class::WriteProtected => Status::ReadOnly,
+        Class::Aborted => Status::Aborted,
+        Class::Fatal => return Outcome::Reset(Status::Aborted),
+        // The store failed: also where the controller refuses a command whose fields were checked against its claims, or where
+        // whether the command had an effect is not known.
+        Class::Retry
+        | Class::Media
+        | Class::Integrity
+        | Class::Refused
+        | Class::Reservation
+        | Class::Locked
+        | Class::Path
+        | Class::Internal
+        | Class::Unknown => Status::Medium,
+    };
+    match verdict.retry_after {
+        Some(delay) => Outcome::Retry(delay.clamp(RETRY_DELAY_MIN, RETRY_DELAY_MAX), end),
+        None => Outcome::Done(end),
+    }
+}
+
+/// The errno by which operators know a failure of this kind.
+pub(crate) const fn errno(status: Status) -> i32 {
+    use rustix::io::Errno;
+    match status {
+        Status::NoSpace => Errno::NOSPC,
+        Status::ReadOnly => Errno::ROFS,
+        Status::Unsupported => Errno::OPNOTSUPP,
+        Status::Removed => Errno::NODEV,
+        Status::Aborted => Errno::CANCELED,
+        Status::OutOfRange | Status::Invalid => Errno::INVAL,
+        Status::Miscompare => Errno::ILSEQ,
+        Status::Ok | Status::Medium => Errno::IO,
+    }
+    .raw_os_error()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aryk_nvme::spec::status::Code;
+
+    fn of(code: Code, flags: u16) -> Outcome {
+        decide(status::Status::new(flags | code.0), [1, 2000, 3])
+    }
+
+    #[test]
+    fn retries_wait_as_the_controller_asks_within_bounds() {
+        assert_eq!(of(Code::SUCCESS, 0), Outcome::Done(Status::Ok));
+        let retry = |crd: u16| of(Code::NAMESPACE_NOT_READY, crd << 11);
+        assert_eq!(retry(0), Outcome::Retry(RETRY_DELAY_MIN, Status::Medium));
+        assert_eq!(retry(1), Outcome::Retry(100_000_000, Status::Medium));
+        assert_eq!(retry(2), Outcome::Retry(RETRY_DELAY_MAX, Status::Medium));
+        assert_eq!(of(Code::NAMESPACE_NOT_READY, 1 << 14), Outcome::Done(Status::Medium), "DNR");
+    }
+
+    #[test]
+    fn media_errors_and_unknown_codes_end_the_request() {
+        assert_eq!(of(Code::UNRECOVERED_READ_ERROR, 0), Outcome::Done(Status::Medium));
+        assert_eq!(of(Code(0x7ff), 0), Outcome::Done(Status::Medium));
+        assert_eq!(of(Code::COMPARE_FAILURE, 0), Outcome::Done(Status::Miscompare));
+        assert_eq!(of(Code::CID_CONFLICT, 0), Outcome::Reset(Status::Aborted));
+    }
+}

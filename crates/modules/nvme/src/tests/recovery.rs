@@ -1,0 +1,286 @@
+//! Resets, late commands, and drives that go and come back, under verified I/O.
+
+use super::OnModel;
+use crate::{Config as Attach, Dma, Phase};
+use aryk_bdev::{Access, Env, Op, Status};
+use aryk_bdev_conformance::{Bench, Opener, Shape, block_on, contents};
+use aryk_nvme::controller::{ResetReason, SECOND};
+use aryk_nvme::queue::Timeouts;
+use aryk_nvme_model as model;
+use aryk_nvme_model::{Action, Config, Data, Distortion, NamespaceConfig, Queue, Rule, Timing};
+use std::time::Duration;
+
+const BLOCK: u32 = 4096;
+/// Opcodes of the NVM command set.
+const WRITE: u8 = 1;
+const READ: u8 = 2;
+
+/// A drive that takes some time for each request, in any order, and loses nothing.
+fn slow() -> Config {
+    Config {
+        data: Data::KeptDurable,
+        timing: Timing { io: 20_000..=200_000, ..Timing::IMMEDIATE },
+        ..Config::default()
+    }
+}
+
+fn with(config: Config, change: impl FnOnce(&mut Attach)) -> OnModel {
+    OnModel::with(Env::default(), config, |attach| {
+        attach.dma = Dma::Pin;
+        attach.options.io = Timeouts { command: SECOND / 5, grace: SECOND / 10 };
+        change(attach);
+    })
+}
+
+fn open(on: &OnModel, bench: &mut Bench) -> Opener {
+    bench.open(on.env.registry(), "nvn1", Access::Exclusive, 128, 8 * BLOCK)
+}
+
+/// Submits writes to blocks of their own.
+fn write_all(disk: &mut Opener, seed: u64, bench: &mut Bench) {
+    for i in 0..64 {
+        disk.write(8 * i, &contents(seed, 8 * i, 4, BLOCK), Shape::Crossing, bench);
+    }
+}
+
+fn read_all(disk: &mut Opener, seed: u64, bench: &mut Bench) {
+    for i in 0..64 {
+        disk.read(8 * i, 4, Shape::Odd, bench);
+        let outcome = disk.finish(bench);
+        assert_eq!(
+            (outcome.status, outcome.data == contents(seed, 8 * i, 4, BLOCK)),
+            (Status::Ok, true),
+            "{i}"
+        );
+    }
+}
+
+#[test]
+fn a_reset_under_load_fails_no_request() {
+    let on = with(slow(), |_| ());
+    let mut bench = Bench::new();
+    let mut disk = open(&on, &mut bench);
+    let controller = on.controllers.find("nv").unwrap();
+    for seed in 1..20 {
+        write_all(&mut disk, seed, &mut bench);
+        for _ in 0..seed * 3 {
+            bench.turn();
+        }
+        let reset = controller.reset();
+        bench.wait("the reset", reset).unwrap();
+        let outcomes = disk.drain(&mut bench);
+        assert_eq!(outcomes.len(), 64);
+        assert!(outcomes.iter().all(|outcome| outcome.status.is_ok()), "{outcomes:?}");
+        read_all(&mut disk, seed, &mut bench);
+    }
+    let (info, counts) = (controller.info(), controller.counts());
+    assert_eq!((counts.resets, counts.failed_by_reset), (19, 0));
+    assert!(counts.resubmitted > 0, "no reset found commands in flight");
+    assert_eq!(info.phase, Phase::Ready);
+    assert!(
+        info.last_reset.is_some_and(|reset| reset.reason == ResetReason::Request && reset.took.is_some())
+    );
+    disk.close(&mut bench);
+}
+
+#[test]
+fn wrong_completions_reset_the_controller() {
+    for (i, distortion) in
+        [Distortion::Cid, Distortion::SqHead, Distortion::Sqid, Distortion::Doubled].into_iter().enumerate()
+    {
+        let on = with(slow(), |_| ());
+        let mut bench = Bench::new();
+        let mut disk = open(&on, &mut bench);
+        let rule = Rule { skip: 20, ..Rule::once(Queue::Io, WRITE, Action::Distort(distortion)) };
+        on.model.with(|model| model.faults().add(rule));
+        write_all(&mut disk, 1, &mut bench);
+        let outcomes = disk.drain(&mut bench);
+        assert!(outcomes.iter().all(|outcome| outcome.status.is_ok()), "{distortion:?}: {outcomes:?}");
+        read_all(&mut disk, 1, &mut bench);
+        let controller = on.controllers.find("nv").unwrap();
+        OnModel::until("the end of the reset", || controller.info().phase == Phase::Ready);
+        assert_eq!(controller.counts().resets, 1, "{i}");
+        disk.close(&mut bench);
+    }
+}
+
+#[test]
+fn a_late_command_is_aborted_and_then_the_controller_is_reset() {
+    for is_abortable in [true, false] {
+        let on = with(slow(), |_| ());
+        let mut bench = Bench::new();
+        let mut disk = open(&on, &mut bench);
+        let stick = Rule { skip: 9, ..Rule::once(Queue::Io, WRITE, Action::Stick { is_abortable }) };
+        on.model.with(|model| model.faults().add(stick));
+        write_all(&mut disk, 7, &mut bench);
+        let outcomes = disk.drain(&mut bench);
+        let failed: Vec<Status> =
+            outcomes.iter().map(|outcome| outcome.status).filter(|status| !status.is_ok()).collect();
+        let counts = on.controllers.find("nv").unwrap().counts();
+        assert_eq!(counts.aborts, 1);
+        if is_abortable {
+            assert_eq!((failed, counts.resets), (vec![Status::Aborted], 0));
+        } else {
+            // No other command wrote the same blocks, so that the write is submitted again.
+            assert_eq!((failed, counts.resets), (vec![], 1));
+            read_all(&mut disk, 7, &mut bench);
+        }
+        disk.close(&mut bench);
+    }
+}
+
+#[test]
+fn a_write_that_another_has_overtaken_is_not_repeated() {
+    let on = with(slow(), |_| ());
+    let mut bench = Bench::new();
+    let mut disk = open(&on, &mut bench);
+    let stick = Rule::once(Queue::Io, WRITE, Action::Lose { after: 0 });
+    on.model.with(|model| model.faults().add(stick));
+    let first = disk.write(0, &contents(1, 0, 4, BLOCK), Shape::Single, &mut bench);
+    OnModel::until("the first write to happen, without its completion", || {
+        bench.turn();
+        on.model.with(|model| model.data(1, 2, 1).is_some_and(|data| data == contents(1, 2, 1, BLOCK)))
+    });
+    let second = disk.write(2, &contents(2, 2, 1, BLOCK), Shape::Single, &mut bench);
+    let outcomes = disk.drain(&mut bench);
+    let status = |id| outcomes.iter().find(|outcome| outcome.id == id).unwrap().status;
+    assert_eq!((status(second), status(first)), (Status::Ok, Status::Aborted));
+    disk.read(2, 1, Shape::Single, &mut bench);
+    assert!(disk.finish(&mut bench).data == contents(2, 2, 1, BLOCK), "the acknowledged data stays");
+    assert_eq!(on.controllers.find("nv").unwrap().counts().failed_by_reset, 1);
+    disk.close(&mut bench);
+}
+
+#[test]
+fn media_errors_are_reported_as_such_and_kept_for_the_operator() {
+    let on = with(slow(), |_| ());
+    let mut bench = Bench::new();
+    let mut disk = open(&on, &mut bench);
+    on.model.with(|model| model.damage(1, 100, 1));
+    disk.read(98, 4, Shape::Single, &mut bench);
+    assert_eq!(disk.finish(&mut bench).status, Status::Medium);
+    let failure = on.disks[0].device().last_failure().unwrap();
+    assert_eq!((failure.op, failure.lba.0, failure.blocks.0), (Op::Read, 98, 4));
+    let device = failure.device.unwrap();
+    assert_eq!((device.code, device.name), (0x281, "Unrecovered Read Error"));
+    disk.close(&mut bench);
+}
+
+#[test]
+fn a_status_that_allows_it_is_tried_again_after_the_controllers_delay() {
+    let on = with(slow(), |_| ());
+    let mut bench = Bench::new();
+    let mut disk = open(&on, &mut bench);
+    // Namespace Not Ready, with CRD 1: 100 ms.
+    let status = model::Status::new(0, 0x82).retryable(1);
+    let rule = Rule { times: 2, ..Rule::once(Queue::Io, READ, Action::Fail(status)) };
+    on.model.with(|model| model.faults().add(rule));
+    disk.read(5, 1, Shape::Single, &mut bench);
+    assert_eq!(disk.finish(&mut bench).status, Status::Ok);
+    assert_eq!(on.controllers.find("nv").unwrap().counts().retried, 2);
+    let rule = Rule { times: 100, ..rule };
+    on.model.with(|model| model.faults().add(rule));
+    disk.read(5, 1, Shape::Single, &mut bench);
+    assert_eq!(disk.finish(&mut bench).status, Status::Medium, "not for ever");
+    disk.close(&mut bench);
+}
+
+#[test]
+fn a_drive_that_comes_back_in_time_takes_its_place() {
+    let on = with(slow(), |_| ());
+    let mut bench = Bench::new();
+    let mut disk = open(&on, &mut bench);
+    let controller = on.controllers.find("nv").unwrap();
+    for seed in 1..4 {
+        write_all(&mut disk, seed, &mut bench);
+        (0..30).for_each(|_| {
+            bench.turn();
+        });
+        on.model.with(|model| model.pull_out());
+        bench.until("the loss to be noticed", || controller.info().phase == Phase::Away);
+        // New requests wait as well.
+        let late = disk.read(8, 4, Shape::Single, &mut bench);
+        (0..1000).for_each(|_| {
+            bench.turn();
+        });
+        assert!(disk.completed().iter().all(|outcome| outcome.id != late && outcome.status.is_ok()));
+        on.model.with(|model| model.plug_in());
+        let outcomes = disk.drain(&mut bench);
+        assert!(outcomes.iter().all(|outcome| outcome.status.is_ok()), "{outcomes:?}");
+        read_all(&mut disk, seed, &mut bench);
+    }
+    assert!(controller.info().last_failure.is_some_and(|text| text.contains("vanished")));
+    assert_eq!(on.env.registry().list().len(), 1);
+    disk.close(&mut bench);
+}
+
+#[test]
+fn the_disks_of_a_drive_that_does_not_come_back_are_removed() {
+    let on = with(slow(), |attach| attach.grace = Duration::from_millis(300));
+    let mut bench = Bench::new();
+    let mut disk = open(&on, &mut bench);
+    write_all(&mut disk, 1, &mut bench);
+    on.model.with(|model| model.pull_out());
+    let outcomes = disk.drain(&mut bench);
+    assert!(outcomes.iter().any(|outcome| outcome.status == Status::Removed), "{outcomes:?}");
+    disk.close(&mut bench);
+    let bench = std::cell::RefCell::new(bench);
+    OnModel::until("the removal", || {
+        bench.borrow_mut().turn();
+        on.env.registry().list().is_empty() && on.controllers.list().is_empty()
+    });
+    on.model.with(|model| model.plug_in());
+    let env = on.env.clone();
+    let function: std::sync::Arc<dyn aryk_pci::Function> = std::sync::Arc::<model::Model>::clone(&on.model);
+    let again = on.controllers.attach(&env, Attach::new("nv", crate::Location::Model(function)));
+    assert_eq!(block_on(again).unwrap().len(), 1);
+}
+
+#[test]
+fn namespaces_come_go_and_grow() {
+    let on = with(Config { namespaces: vec![(1, NamespaceConfig::new(1024, 1, 1))], ..slow() }, |_| ());
+    let (registry, mut bench) = (on.env.registry(), Bench::new());
+    on.model.with(|model| model.add_namespace(3, NamespaceConfig::new(2048, 0, 3)));
+    OnModel::until("a new disk", || registry.find("nvn3").is_ok_and(|disk| disk.blocks().0 == 2048));
+    on.model.with(|model| model.resize_namespace(3, 4096));
+    OnModel::until("the new size", || registry.find("nvn3").is_ok_and(|disk| disk.blocks().0 == 4096));
+    let mut disk = bench.open(registry, "nvn3", Access::Exclusive, 8, 8 * BLOCK);
+    disk.write(4088, &contents(9, 4088, 8, 512), Shape::Single, &mut bench);
+    assert_eq!(disk.finish(&mut bench).status, Status::Ok);
+    on.model.with(|model| model.remove_namespace(3));
+    let bench = std::cell::RefCell::new(bench);
+    OnModel::until("the removal to begin", || {
+        bench.borrow_mut().turn();
+        registry.find("nvn3").map_or(true, |disk| disk.is_removing())
+    });
+    disk.close(&mut bench.borrow_mut());
+    OnModel::until("the removal", || {
+        bench.borrow_mut().turn();
+        registry.find("nvn3").is_err()
+    });
+    assert!(registry.find("nvn1").is_ok());
+    let info = on.controllers.find("nv").unwrap().info();
+    assert_eq!(info.namespaces.len(), 1);
+}
+
+#[test]
+fn one_namespace_alone_can_be_a_disk_with_a_name_of_its_own() {
+    let two = [(1, NamespaceConfig::new(1024, 1, 1)), (2, NamespaceConfig::new(512, 0, 2))];
+    let on = with(Config { namespaces: two.to_vec(), ..slow() }, |attach| {
+        attach.exposed = crate::Exposed::One { nsid: 2, disk: "data".into() };
+    });
+    let names: Vec<_> = on.env.registry().list().iter().map(|disk| disk.name().to_owned()).collect();
+    assert_eq!(names, ["data"]);
+    let function: std::sync::Arc<dyn aryk_pci::Function> = std::sync::Arc::<model::Model>::clone(&on.model);
+    let config = |name| Attach::new(name, crate::Location::Model(std::sync::Arc::clone(&function)));
+    let refused = |config| block_on(on.controllers.attach(&on.env, config)).unwrap_err().to_string();
+    assert_eq!(refused(config("nv")), "there is a controller nv already");
+    assert_eq!(refused(config("other")), "model is attached already, as nv");
+    block_on(on.env.registry().remove("data")).unwrap();
+    OnModel::until("the controller to be detached", || on.controllers.list().is_empty());
+    let missing = crate::Exposed::One { nsid: 9, disk: "data".into() };
+    let error = refused(Attach { exposed: missing, ..config("nv") });
+    assert_eq!(error, "namespace 9 of nv: there is none");
+    OnModel::until("the controller to end", || on.controllers.list().is_empty());
+    block_on(on.controllers.attach(&on.env, config("nv"))).unwrap();
+}
