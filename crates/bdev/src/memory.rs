@@ -63,8 +63,8 @@ pub trait MemoryClient: Send + Sync + 'static {
     /// The client, for people: `vfio 0000:3d:00.0`.
     fn name(&self) -> &str;
 
-    /// Registers a range of whole pages, which are mapped at least until the future is ready. Returns the value for the data path: the range's
-    /// address for the device (IOVA), or its key; anything but `u64::MAX`.
+    /// Registers a range of whole pages, which are mapped at least until the future is ready. Returns the value for the data
+    /// path: the range's address for the device (IOVA), or its key; anything but `u64::MAX`.
     ///
     /// # Errors
     /// The range stays without a value, and requests there use bounce buffers. The range is registered again, one failed range at

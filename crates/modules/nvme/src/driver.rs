@@ -1,8 +1,8 @@
 //! The queue pair of a controller on one reactor, which the channels of all its namespaces there share. Reactor context.
 //!
 //! A request is at the controller, waits in the one FIFO, or waits for a retry ([`State`]). Requests wait while the pair is
-//! being reset, while the controller is away, and while there are no bounce buffers; nothing else makes them wait, since the block
-//! layer gives a reactor no more requests than the pair takes. On the usual path a request needs no allocation and no lock.
+//! being reset, while the controller is away, and while there are no bounce buffers; nothing else makes them wait, since the
+//! block layer gives a reactor no more requests than the pair takes. On the usual path a request needs no allocation and no lock.
 //!
 //! The functions at the end of this file are the steps of a reset, which the control thread sends to each reactor.
 
@@ -737,8 +737,8 @@ pub(crate) fn reap_last(key: DriverKey, qid: u16, cx: &mut Cx) {
     });
 }
 
-/// Step 3: requests that may have taken effect and cannot be submitted again without being seen fail; the others wait. A pair that
-/// does not come back is returned to the control thread, which unmaps its memory.
+/// Step 3: requests that may have taken effect and cannot be submitted again without being seen fail; the others wait. A pair
+/// that does not come back is returned to the control thread, which unmaps its memory.
 pub(crate) fn rewind(key: DriverKey, proof: DmaEnded, histories: &[Box<History>], is_end: bool, cx: &mut Cx) {
     let qid = proof.qid();
     with_driver(key, cx, |driver, cx| driver.rewind(proof, histories, is_end, cx));

@@ -15,8 +15,8 @@
 //!
 //! **Reset.** The control thread makes every reactor stop submitting, disables the controller, collects what each pair has
 //! changed lately, and lets each reactor decide about its requests in flight: they are submitted again, in order, unless that
-//! could be seen. A controller that vanishes is awaited for [`Config::grace`]; its requests wait, and go on when the same drive is
-//! back.
+//! could be seen. A controller that vanishes is awaited for [`Config::grace`]; its requests wait, and go on when the same drive
+//! is back.
 #![forbid(unsafe_code)]
 
 mod channel;

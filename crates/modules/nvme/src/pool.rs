@@ -1,5 +1,5 @@
-//! Bounce buffers: pages that the controller may access, for data that it cannot access where the data is. Reactor context; created
-//! in control context.
+//! Bounce buffers: pages that the controller may access, for data that it cannot access where the data is. Reactor context;
+//! created in control context.
 //!
 //! A buffer is a list of single pages, so the pool never has free pages that do not fit a request.
 
