@@ -1,9 +1,11 @@
 //! Command-line arguments.
 
-mod examples;
+pub mod examples;
 
 use crate::bench::BenchArgs;
+use crate::commands::nvme::NvmeCommand;
 use crate::completion::{controllers, disks, disks_and_controllers, groups, methods};
+use crate::doctor::Subject;
 use crate::limits::Limits;
 use crate::size::Size;
 use crate::top::TopArgs;
@@ -41,6 +43,7 @@ impl Cli {
             Command::Disk(DiskCommand::List(watch) | DiskCommand::Stat { watch, .. })
             | Command::Controller(ControllerCommand::List(watch))
             | Command::Qos(QosCommand::List(watch) | QosCommand::Group(GroupCommand::List(watch)))
+            | Command::Nvme(NvmeCommand::List(watch))
             | Command::Reactor(ReactorCommand::List(watch))
             | Command::Scheduler(SchedulerCommand::Show(watch))
             | Command::Trace { watch, .. }
@@ -130,8 +133,14 @@ pub enum Command {
         #[command(flatten)]
         watch: Watch,
     },
+    /// List the NVMe drives of this host, and choose those that Aryk drives itself
+    #[command(subcommand)]
+    Nvme(NvmeCommand),
     /// Check this host's setup, and say how to correct problems
-    Doctor,
+    Doctor {
+        #[command(subcommand)]
+        subject: Option<Subject>,
+    },
     /// Call any JSON-RPC method
     #[command(disable_help_flag = true, after_help = examples::RPC)]
     Rpc {

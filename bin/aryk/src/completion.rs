@@ -1,4 +1,4 @@
-//! Shell completion: the words of the command line, and the names of disks, controllers and groups.
+//! Shell completion: the words of the command line, the names of disks, controllers and groups, and the addresses of drives.
 //!
 //! The script that `aryk completions` prints calls this program with the line so far, and `main` calls [`answer`] first.
 
@@ -6,6 +6,7 @@ use crate::cli::{Cli, default_socket};
 use crate::client::Client;
 use crate::commands::{elements, text};
 use crate::error::Error;
+use aryk_pci::sysfs::Sysfs;
 use clap::CommandFactory;
 use clap_complete::env::Shells;
 use clap_complete::{CompleteEnv, CompletionCandidate, Shell};
@@ -72,6 +73,22 @@ pub fn groups() -> Vec<CompletionCandidate> {
 /// The names of the RPC methods.
 pub fn methods() -> Vec<CompletionCandidate> {
     crate::reference::methods().map(CompletionCandidate::new).collect()
+}
+
+/// The addresses of the NVMe drives that can be bound to vfio-pci.
+pub fn unbound_drives() -> Vec<CompletionCandidate> {
+    drives(false)
+}
+
+/// The addresses of the NVMe drives that are bound to vfio-pci.
+pub fn bound_drives() -> Vec<CompletionCandidate> {
+    drives(true)
+}
+
+fn drives(is_bound: bool) -> Vec<CompletionCandidate> {
+    let all = Sysfs::default().nvme_functions().unwrap_or_default();
+    let wanted = all.into_iter().filter(|drive| drive.is_bound_to_vfio() == is_bound);
+    wanted.map(|drive| CompletionCandidate::new(drive.address.to_string())).collect()
 }
 
 /// The member of each element; none if no daemon replies.

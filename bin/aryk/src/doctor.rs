@@ -6,11 +6,13 @@
 mod configured;
 mod host;
 mod kernel;
+mod nvme;
 mod vms;
 
 use crate::cli::Cli;
 use crate::error::Error;
 use crate::output::{Output, Tone};
+use clap::Subcommand;
 use serde::Serialize;
 use serde_json::json;
 
@@ -82,14 +84,19 @@ impl State {
     }
 }
 
+/// What the command checks instead of the host in general.
+#[derive(Debug, Clone, Copy, Subcommand)]
+pub enum Subject {
+    /// Check what Aryk needs to drive NVMe drives itself, and each drive
+    Nvme,
+}
+
 /// Runs all checks, prints them, and fails if something necessary is missing.
-pub fn run(cli: &Cli, out: &Output) -> Result<(), Error> {
-    let mut checks = vec![host::daemon(&cli.socket, cli.timeout)];
-    checks.extend(configured::configured(&cli.socket, cli.timeout));
-    checks.extend([host::rpc_directory(&cli.socket), host::sockets_directory()]);
-    checks.extend([host::open_files(), host::cores()]);
-    checks.extend([kernel::io_uring(), kernel::aio(), kernel::memlock(), kernel::hugepages()]);
-    checks.extend([vms::kvm(), vms::qemu(), vms::qemu_img(), vms::vfio()]);
+pub fn run(cli: &Cli, subject: Option<Subject>, out: &Output) -> Result<(), Error> {
+    let checks = match subject {
+        None => host_checks(cli),
+        Some(Subject::Nvme) => nvme::checks()?,
+    };
     let missing = checks.iter().filter(|check| check.state == State::Missing).count();
     let report = json!({"healthy": missing == 0, "checks": checks});
     out.print(&report, || text(&checks, out))?;
@@ -97,6 +104,16 @@ pub fn run(cli: &Cli, out: &Output) -> Result<(), Error> {
         0 => Ok(()),
         n => Err(Error::Unhealthy(n)),
     }
+}
+
+fn host_checks(cli: &Cli) -> Vec<Check> {
+    let mut checks = vec![host::daemon(&cli.socket, cli.timeout)];
+    checks.extend(configured::configured(&cli.socket, cli.timeout));
+    checks.extend([host::rpc_directory(&cli.socket), host::sockets_directory()]);
+    checks.extend([host::open_files(), host::cores()]);
+    checks.extend([kernel::io_uring(), kernel::aio(), kernel::memlock(), kernel::hugepages()]);
+    checks.extend([vms::kvm(), vms::qemu(), vms::qemu_img(), vms::vfio()]);
+    checks
 }
 
 fn text(checks: &[Check], out: &Output) -> String {

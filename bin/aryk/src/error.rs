@@ -1,5 +1,6 @@
 //! Errors, and hints how to solve them.
 
+use aryk_pci::PciError;
 use serde_json::{Value, json};
 use std::io;
 use std::path::PathBuf;
@@ -87,6 +88,9 @@ pub enum Error {
     /// An error of the back-end under `aryk bench`.
     #[error(transparent)]
     BackEnd(#[from] aryk_front_end::Error),
+    /// A PCI function of this host cannot be examined, bound or unbound.
+    #[error(transparent)]
+    Pci(#[from] PciError),
     /// The back-end disconnected under load.
     #[error("the back-end disconnected with {0} requests in flight")]
     Gone(u64),
@@ -214,6 +218,13 @@ impl Error {
             Self::BackEnd(aryk_front_end::Error::Silent(_)) => {
                 Some("A back-end serves one front-end at a time: is a VM connected?")
             }
+            Self::Pci(PciError::InUse { .. }) => Some(
+                "Unmount it, or end the process that uses it, and run the same command again; 'aryk nvme list' shows all uses.",
+            ),
+            Self::Pci(PciError::NoDriver) => {
+                Some("To load it at each boot: echo vfio-pci | sudo tee /etc/modules-load.d/vfio-pci.conf")
+            }
+            Self::Pci(PciError::Permission { .. }) => Some("Run this as root, with sudo."),
             Self::Unanswered { .. } => Some("--timeout sets how many seconds to wait."),
             Self::Step { source, .. } => source
                 .hint()
@@ -222,6 +233,7 @@ impl Error {
             | Self::Socket { .. }
             | Self::Usage(_)
             | Self::BackEnd(_)
+            | Self::Pci(_)
             | Self::Gone(_)
             | Self::Mismatch(_)
             | Self::Io(_) => None,
@@ -244,6 +256,7 @@ impl Error {
             | Self::File(_)
             | Self::Replaces(_)
             | Self::BackEnd(_)
+            | Self::Pci(_)
             | Self::Gone(_)
             | Self::Unanswered { .. }
             | Self::Mismatch(_)

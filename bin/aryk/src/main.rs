@@ -1,7 +1,7 @@
 //! `aryk`: the command line for operators.
 //!
-//! Each command makes one or a few JSON-RPC calls to `arykd`, and prints the result as text, or as JSON with `--json`. It uses
-//! only the RPCs, so any other client can do the same.
+//! Most commands make one or a few JSON-RPC calls to `arykd`, and print the result as text, or as JSON with `--json`. They use
+//! only the RPCs, so any other client can do the same. `doctor` and `nvme` examine and change the host itself.
 #![forbid(unsafe_code)]
 
 mod absent;
@@ -71,7 +71,8 @@ fn run(cli: &Cli) -> Result<ExitCode, Error> {
     let done = match &cli.command {
         Command::Completions { shell } => completion::script(*shell),
         Command::Man { dir } => out.man_pages(dir),
-        Command::Doctor => doctor::run(cli, &out),
+        Command::Doctor { subject } => doctor::run(cli, *subject, &out),
+        Command::Nvme(command) => watch::repeat(cli.watch(), || commands::nvme::run(command, &out)),
         Command::Logs(args) => commands::service::logs(args, cli),
         Command::Rpc { method, help: true, .. } => rpc_help(method.as_deref(), &out),
         Command::Bench(args) => bench::run(args, &cli.socket, cli.timeout, &out),
@@ -136,7 +137,8 @@ fn run_with_daemon(cli: &Cli, out: &Output) -> Result<ExitCode, Error> {
         }
         Command::Completions { .. }
         | Command::Man { .. }
-        | Command::Doctor
+        | Command::Doctor { .. }
+        | Command::Nvme(_)
         | Command::Bench(_)
         | Command::Logs(_) => unreachable!("runs without the daemon"),
     };

@@ -43,8 +43,8 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let sysfs = Sysfs::default();
     match words[..] {
         ["list"] => list(&sysfs)?,
-        ["bind", address] => sysfs.bind(address.parse()?)?,
-        ["unbind", address] => sysfs.unbind(address.parse()?)?,
+        ["bind", address] => drop(sysfs.bind(address.parse()?)?),
+        ["unbind", address] => drop(sysfs.unbind(address.parse()?)?),
         ["hold", address] => hold(address.parse()?)?,
         [address] => show(address.parse()?)?,
         _ => return Err("usage: function list | [bind | unbind | hold] ADDRESS".into()),
@@ -128,8 +128,8 @@ fn show(address: Address) -> Result<(), Box<dyn std::error::Error>> {
     let again = function.map(&range)?;
     drop(function);
     println!("dropped with a mapping at {again:#x}");
-    // The registers are still mapped: the device is open, until they go.
-    drop(registers);
+    // The registers and the MSI-X table are still mapped: the device is open, until they go.
+    drop((registers, mask));
     println!("opened again: {}", Vfio::new().open(address)?.name());
     Ok(())
 }

@@ -25,13 +25,15 @@ pub enum PciError {
     },
     /// The function is no NVMe controller.
     #[error(
-        "{name} is no NVMe controller: its PCI class is {class:06x}, and must be 010802 (`aryk nvme list` shows the controllers)"
+        "{name} is no NVMe controller: its PCI class is {class:06x} ({kind}), and must be 010802 (`aryk nvme list` shows the controllers)"
     )]
     WrongClass {
         /// Address.
         name: String,
         /// Class, subclass and programming interface.
         class: u32,
+        /// The class for people, as "a network controller".
+        kind: &'static str,
     },
     /// The driver vfio-pci is not loaded.
     #[error("the kernel's driver vfio-pci is not loaded: run `modprobe vfio-pci`")]

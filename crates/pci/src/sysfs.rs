@@ -9,8 +9,10 @@ use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
 
 mod binding;
+mod drive;
 mod usage;
 
+pub use drive::{Drive, Identity};
 pub use usage::{BlockDevice, Usage};
 
 /// Class, subclass and programming interface of an NVMe I/O controller (PCI Code and ID Assignment Specification).
@@ -47,6 +49,12 @@ impl FunctionInfo {
     /// Whether the function is bound to VFIO, so that a process can drive it.
     pub fn is_bound_to_vfio(&self) -> bool {
         self.driver.as_deref().is_some_and(is_vfio)
+    }
+
+    /// Whether VFIO refuses the whole IOMMU group because of this function's driver.
+    pub fn blocks_group(&self) -> bool {
+        let driver = self.driver.as_deref();
+        driver.is_some_and(|driver| !is_vfio(driver) && !HARMLESS_DRIVERS.contains(&driver))
     }
 }
 
@@ -127,24 +135,55 @@ impl Sysfs {
             let driver = info.driver.clone().unwrap_or_else(|| "no driver".to_owned());
             return Err(PciError::NotBound { name, driver });
         }
-        let group_directory = self.sys.join(format!("kernel/iommu_groups/{group}"));
         // The kernel invents such a group for a device without an IOMMU.
-        if read(&group_directory.join("name")).is_ok_and(|text| text.trim() == "vfio-noiommu") {
+        let group_name = self.group_directory(group).join("name");
+        if read(&group_name).is_ok_and(|text| text.trim() == "vfio-noiommu") {
             return Err(PciError::NoIommu { name });
         }
-        for other in names(&group_directory.join("devices"))? {
-            // A device on another bus is in no group with PCI functions; if there were one, VFIO itself refuses the group.
-            let Ok(other) = other.parse::<Address>() else { continue };
-            if other == address {
-                continue;
-            }
-            let driver = link_name(&self.directory(other).join("driver"))?;
-            let Some(driver) = driver else { continue };
-            if !is_vfio(&driver) && !HARMLESS_DRIVERS.contains(&driver.as_str()) {
-                return Err(PciError::SharedGroup { name, group, other: other.to_string(), driver });
+        for other in self.group_members(group)? {
+            if other.address != address && other.blocks_group() {
+                let driver = other.driver.unwrap_or_default();
+                return Err(PciError::SharedGroup { name, group, other: other.address.to_string(), driver });
             }
         }
         Ok(info)
+    }
+
+    /// The PCI functions of an IOMMU group, by address.
+    ///
+    /// # Errors
+    /// [`PciError::Os`] if sysfs cannot be read. Functions that the kernel removes during the call are left out.
+    pub fn group_members(&self, group: u32) -> Result<Vec<FunctionInfo>, PciError> {
+        let mut members = Vec::new();
+        for name in names(&self.group_directory(group).join("devices"))? {
+            // A device on another bus is in no group with PCI functions; if there were one, VFIO itself refuses the group.
+            let Ok(address) = name.parse() else { continue };
+            match self.function(address) {
+                Ok(info) => members.push(info),
+                Err(PciError::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        members.sort_unstable_by_key(|info| info.address);
+        Ok(members)
+    }
+
+    /// The files by which a process opens a function that is bound to VFIO: those of its group and of itself, as far as the
+    /// kernel has them.
+    ///
+    /// # Errors
+    /// As [`Sysfs::function`].
+    pub fn vfio_files(&self, address: Address) -> Result<Vec<PathBuf>, PciError> {
+        let info = self.function(address)?;
+        let files = self.vfio_names(&info).into_iter().map(|name| self.dev.join(name));
+        Ok(files.filter(|file| file.exists()).collect())
+    }
+
+    /// The names of these files below `/dev`.
+    fn vfio_names(&self, info: &FunctionInfo) -> Vec<String> {
+        let group = info.group.map(|group| format!("vfio/{group}"));
+        let device = self.vfio_device(info.address).map(|device| format!("vfio/devices/{device}"));
+        group.into_iter().chain(device).collect()
     }
 
     /// The name of the function's character device below `/dev/vfio/devices`, if the kernel has these.
@@ -161,6 +200,10 @@ impl Sysfs {
 
     fn directory(&self, address: Address) -> PathBuf {
         self.sys.join("bus/pci/devices").join(address.to_string())
+    }
+
+    fn group_directory(&self, group: u32) -> PathBuf {
+        self.sys.join(format!("kernel/iommu_groups/{group}"))
     }
 }
 

@@ -109,6 +109,11 @@ impl Site<'_> {
         self.lab.examples.join(name)
     }
 
+    /// A delivered program that a guest runs.
+    pub(crate) fn program(&self, name: &str) -> PathBuf {
+        self.lab.bin.join(name)
+    }
+
     /// Creates a disk in a file named after it.
     pub(crate) fn file_disk(&self, daemon: &Daemon, name: &str, size: &str) -> Result<()> {
         let path = self.path(&format!("{name}.img")).display().to_string();

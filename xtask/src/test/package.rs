@@ -50,10 +50,12 @@ fn contents(package: &Path) -> Result<()> {
         "/usr/bin/arykd",
         "/usr/bin/aryk",
         unit,
+        "/lib/systemd/system/aryk-nvme-bind@.service",
         "/man1/aryk.1.gz",
         "/man8/arykd.8.gz",
         "/drop-ins/loopback.conf",
         "/drop-ins/network.conf",
+        "/drop-ins/nvme.conf",
     ] {
         ensure!(listing.lines().any(|line| line.ends_with(file)), "{file} is not in the package:\n{listing}");
     }

@@ -46,6 +46,20 @@ buffers, which is slower: BOUNCED counts their pieces. LATE counts how often a
 VM's new memory was served before its registration ended: arykd
 --memory-patience.";
 
+pub const BIND: &str = "\
+A drive that is mounted, or in use in another way, is refused. A binding lasts
+until the host's next boot; the unit aryk-nvme-bind@ADDRESS repeats it.
+
+Examples:
+  sudo aryk nvme bind 0000:3d:00.0
+  sudo aryk nvme bind 3d:00.0 3e:00.0 --owner aryk
+  sudo systemctl enable --now aryk-nvme-bind@0000:3d:00.0";
+
+pub const UNBIND: &str = "\
+Examples:
+  sudo aryk nvme unbind 0000:3d:00.0
+  sudo systemctl disable --now aryk-nvme-bind@0000:3d:00.0";
+
 pub const RPC: &str = "\
 Examples:
   aryk rpc bdev_get_bdevs

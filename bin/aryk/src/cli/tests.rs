@@ -47,6 +47,10 @@ fn commands_of_the_guide_parse() {
         "aryk rpc bdev_get_bdevs {}",
         "aryk completions bash",
         "aryk doctor --json",
+        "aryk doctor nvme --json",
+        "aryk nvme list --watch",
+        "aryk nvme bind 0000:3d:00.0 3e:00.1 --owner aryk",
+        "aryk nvme unbind 0000:3d:00.0 --json",
         "aryk disk create vm1 --file vm1.img --from a.qcow2 --from-format qcow2 --size 20G",
         "aryk disk stat --watch vm1",
         "aryk disk list --watch=0.5 --json",
@@ -115,6 +119,10 @@ fn wrong_command_lines() {
         ("aryk scheduler set", ErrorKind::MissingRequiredArgument),
         ("aryk scheduler set dynamic --core-busy 101", ErrorKind::ValueValidation),
         ("aryk frobnicate", ErrorKind::InvalidSubcommand),
+        ("aryk doctor scsi", ErrorKind::InvalidSubcommand),
+        ("aryk nvme bind", ErrorKind::MissingRequiredArgument),
+        ("aryk nvme bind nvme0", ErrorKind::ValueValidation),
+        ("aryk nvme unbind 0000:00:00.9", ErrorKind::ValueValidation),
     ];
     for (line, kind) in wrong {
         assert_eq!(parse(line).expect_err(line).kind(), kind, "{line}");

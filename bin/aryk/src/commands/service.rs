@@ -13,7 +13,7 @@ use std::process::Command;
 use std::time::Duration;
 
 /// The unit in the Debian package.
-const UNIT: &str = "arykd.service";
+pub const UNIT: &str = "arykd.service";
 
 /// Interval of the checks whether the daemon has ended.
 const CHECK_PERIOD: Duration = Duration::from_millis(50);

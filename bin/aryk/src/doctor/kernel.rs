@@ -79,7 +79,7 @@ pub(super) fn memlock_of(hard: Option<u64>, kernel: Option<(u32, u32)>) -> Check
     if hard < RING_BYTES && kernel.is_some_and(|kernel| kernel < RINGS_ARE_FREE_SINCE) {
         return Check::lacks("memlock", State::Worse, found, "io_uring, which this kernel counts", fix);
     }
-    Check::ok("memlock", format!("{found}; Aryk locks nothing"))
+    Check::ok("memlock", format!("{found}; only NVMe drives need more: 'aryk doctor nvme'"))
 }
 
 /// The version `6.18` of the release `6.18.44-cloud`.
@@ -90,10 +90,15 @@ pub(super) fn version(release: &str) -> Option<(u32, u32)> {
 
 /// Hugepages for guest memory.
 pub fn hugepages() -> Check {
-    hugepages_of(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default())
+    hugepages_for("guest memory in hugepages: fewer TLB misses")
 }
 
-pub(super) fn hugepages_of(meminfo: &str) -> Check {
+/// Hugepages, and what they bring.
+pub fn hugepages_for(brings: &'static str) -> Check {
+    hugepages_of(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default(), brings)
+}
+
+pub(super) fn hugepages_of(meminfo: &str, brings: &'static str) -> Check {
     let value = |name: &str| {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or_default()
@@ -105,7 +110,7 @@ pub(super) fn hugepages_of(meminfo: &str) -> Check {
             "hugepages",
             State::Option,
             "none reserved; Aryk needs none",
-            "guest memory in hugepages: fewer TLB misses",
+            brings,
             "sysctl vm.nr_hugepages=1024",
         ),
         _ => Check::ok("hugepages", format!("{free} of {total} free, of {size} each")),

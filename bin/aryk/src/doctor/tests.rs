@@ -8,7 +8,7 @@ fn denied<T>() -> io::Result<T> {
 }
 
 #[track_caller]
-fn expect(check: &Check, state: State, found: &str, fix: &str) {
+pub(super) fn expect(check: &Check, state: State, found: &str, fix: &str) {
     assert_eq!(check.state, state, "{check:?}");
     assert!(check.found.contains(found), "{check:?}");
     assert!(check.fix.as_deref().unwrap_or_default().contains(fix), "{check:?}");
@@ -37,8 +37,8 @@ fn aio_memlock_hugepages() {
     assert_eq!(kernel::version("6.18.44-fc"), Some((6, 18)));
     assert_eq!(kernel::version("strange"), None);
     let some = "HugePages_Total:     64\nHugePages_Free:      60\nHugepagesize:       2048 kB\n";
-    expect(&kernel::hugepages_of(some), State::Ok, "60 of 64 free, of 2M each", "");
-    expect(&kernel::hugepages_of(""), State::Option, "none", "nr_hugepages");
+    expect(&kernel::hugepages_of(some, ""), State::Ok, "60 of 64 free, of 2M each", "");
+    expect(&kernel::hugepages_of("", ""), State::Option, "none", "nr_hugepages");
 }
 
 #[test]

@@ -74,12 +74,16 @@ fn first_line(program: &str) -> Option<String> {
 }
 
 pub fn vfio() -> Check {
-    let groups = std::fs::read_dir("/sys/kernel/iommu_groups").map_or(0, Iterator::count);
-    vfio_of(Path::new("/dev/vfio/vfio").exists(), groups)
+    vfio_of(Path::new("/dev/vfio/vfio").exists(), iommu_groups())
+}
+
+/// The number of groups into which the IOMMU divides the devices; 0 without one.
+pub(super) fn iommu_groups() -> usize {
+    std::fs::read_dir("/sys/kernel/iommu_groups").map_or(0, Iterator::count)
 }
 
 pub(super) fn vfio_of(has_device: bool, groups: usize) -> Check {
-    let brings = "PCI passthrough to VMs; Aryk's disks do not need it";
+    let brings = "PCI passthrough to VMs, and NVMe drives that Aryk drives itself: 'aryk doctor nvme'";
     match (has_device, groups) {
         (true, 1..) => Check::ok("VFIO", format!("present, with {groups} IOMMU groups")),
         (_, 0) => {

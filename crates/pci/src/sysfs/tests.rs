@@ -159,6 +159,81 @@ fn every_use_of_a_drive_is_found() {
 }
 
 #[test]
+fn uses_by_devices_and_file_systems_above_a_drive_are_found() {
+    let host = Host::new();
+    host.drive();
+    let disk = format!("sys/bus/pci/devices/{DRIVE}/nvme/nvme0/nvme0n1");
+    // The second partition is in a RAID, whose partition is encrypted: the root file system is there. The first belongs to btrfs.
+    host.link(&format!("{disk}/nvme0n1p2/holders/md0"), "elsewhere");
+    host.file("sys/class/block/md0/md0p1/partition", "1\n");
+    host.file("sys/class/block/md0/dev", "9:0\n");
+    host.link("sys/class/block/md0/md0p1/holders/dm-1", "elsewhere");
+    host.file("sys/class/block/loop0/loop/backing_file", "/dev/nvme0n1\n");
+    host.file("sys/class/block/loop0/dev", "7:0\n");
+    // A cycle, which no kernel has, ends.
+    host.link("sys/class/block/dm-1/holders/md0", "elsewhere");
+    host.file("sys/class/block/dm-1/dm/name", "vg0-root\n");
+    host.file("sys/class/block/dm-1/dev", "254:1\n");
+    host.file("sys/fs/btrfs/0a1b/devices/nvme0n1p1/dev", "259:1\n");
+    host.file("sys/fs/btrfs/features/raid1", "0\n");
+    host.file("proc/swaps", "Filename Type\n/dev/mapper/vg0-root partition 1 0 -2\n");
+    host.file(
+        "proc/self/mountinfo",
+        "30 22 254:1 / / rw - ext4 /dev/root rw\n31 22 7:0 / /iso rw - ext4 /dev/loop0 rw\n",
+    );
+    assert_eq!(
+        host.usage(),
+        [
+            "dm-1 is mounted at /",
+            "loop0 is mounted at /iso",
+            "dm-1 is swap space",
+            "dm-1 is part of md0",
+            "md0p1 is part of dm-1 (vg0-root)",
+            "nvme0n1 is part of loop0",
+            "nvme0n1p1 is part of the btrfs file system 0a1b",
+            "nvme0n1p2 is part of md0",
+        ]
+    );
+    assert!(matches!(host.sysfs().check_bindable(address(DRIVE)), Err(PciError::InUse { .. })));
+}
+
+#[test]
+fn drives_have_an_identity_a_temperature_uses_and_neighbours() {
+    let host = Host::new();
+    host.drive();
+    let at = format!("sys/bus/pci/devices/{DRIVE}/nvme/nvme0");
+    host.file(&format!("{at}/model"), "Aryk Model 1                            \n");
+    host.file(&format!("{at}/serial"), "S1\n");
+    fs::write(host.path(&format!("{at}/firmware_rev")), b"F\xff1\n").unwrap();
+    host.file(&format!("{at}/hwmon3/temp1_input"), "41850\n");
+    host.function("0000:3d:00.1", "0x020000", "e1000e", Some(14));
+    host.function("0000:00:1c.0", "0x060400", "pcieport", Some(14));
+    host.function("0000:3e:00.0", "0x010802", "vfio-pci", Some(15));
+    host.file("sys/bus/pci/devices/0000:3e:00.0/vfio-dev/vfio1/dev", "");
+    host.file("dev/vfio/15", "");
+    host.file("proc/99/comm", "arykd\n");
+    host.link("proc/99/fd/4", "/dev/vfio/devices/vfio1");
+    let drives = host.sysfs().nvme_drives().unwrap();
+    let [drive, bound] = &drives[..] else { panic!("{drives:?}") };
+    let identity =
+        Identity { model: "Aryk Model 1".into(), serial: "S1".into(), firmware: "F\u{fffd}1".into() };
+    assert_eq!((&drive.identity, drive.temperature), (&Some(identity), Some(41_850)));
+    assert_eq!((drive.block_devices.len(), drive.usage().count()), (1, 0));
+    let neighbours: Vec<_> = drive.neighbours.iter().map(|other| other.address.to_string()).collect();
+    assert_eq!(neighbours, ["0000:00:1c.0", "0000:3d:00.1"]);
+    assert_eq!(drive.blockers().map(|other| other.driver.as_deref()).collect::<Vec<_>>(), [Some("e1000e")]);
+    assert_eq!((&bound.identity, bound.temperature, bound.neighbours.len()), (&None, None, 0));
+    let usage: Vec<_> = bound.usage().map(ToString::to_string).collect();
+    assert_eq!(usage, ["vfio/devices/vfio1 is open in process 99 (arykd)"]);
+    let files = host.sysfs().vfio_files(bound.function.address).unwrap();
+    assert_eq!(files, [host.path("dev/vfio/15")], "only files that exist");
+    // Older kernels: the sensor belongs to the function.
+    fs::remove_dir_all(host.path(&format!("{at}/hwmon3"))).unwrap();
+    host.file(&format!("sys/bus/pci/devices/{DRIVE}/hwmon/hwmon0/temp1_input"), "-1000\n");
+    assert_eq!(host.sysfs().nvme_drives().unwrap()[0].temperature, Some(-1000));
+}
+
+#[test]
 fn block_devices_of_multipath_are_found_in_their_subsystem() {
     let host = Host::new();
     host.function(DRIVE, "0x010802", "nvme", Some(14));
@@ -197,11 +272,16 @@ fn an_unused_drive_is_bound_by_override_and_probe_and_returned() {
 
     host.function(DRIVE, "0x010802", "vfio-pci", Some(14));
     assert_eq!(host.sysfs().plan_bind(address(DRIVE)).unwrap(), None);
-    host.sysfs().bind(address(DRIVE)).unwrap();
+    assert!(!host.sysfs().bind(address(DRIVE)).unwrap(), "nothing changed");
     let back = plan(&host, host.sysfs().plan_unbind(address(DRIVE)).unwrap());
-    assert_eq!(back, [prefer("\n"), unbind, probe]);
+    assert_eq!(back, [prefer("\n"), unbind, probe.clone()]);
     host.function(DRIVE, "0x010802", "nvme", Some(14));
     assert_eq!(host.sysfs().plan_unbind(address(DRIVE)).unwrap(), None);
+    assert!(!host.sysfs().unbind(address(DRIVE)).unwrap(), "nothing changed");
+    // A drive that a failed binding left without a driver is offered to the kernel again.
+    fs::remove_file(host.path(&format!("{at}/driver"))).unwrap();
+    let back = plan(&host, host.sysfs().plan_unbind(address(DRIVE)).unwrap());
+    assert_eq!(back, [prefer("\n"), probe]);
 }
 
 #[test]
@@ -210,7 +290,14 @@ fn what_is_in_use_or_no_drive_is_not_bound() {
     host.drive();
     host.function("0000:01:00.0", "0x020000", "e1000e", Some(1));
     let bind = |text: &str| host.sysfs().bind(address(text)).unwrap_err().to_string();
-    assert!(bind("0000:01:00.0").contains("no NVMe controller: its PCI class is 020000"));
+    let nic = "0000:01:00.0 is no NVMe controller: its PCI class is 020000 (a network controller)";
+    assert!(bind("0000:01:00.0").starts_with(nic), "{}", bind("0000:01:00.0"));
+    // A VM may have it.
+    host.function("0000:01:00.0", "0x020000", "vfio-pci", Some(1));
+    assert!(host.sysfs().unbind(address("0000:01:00.0")).unwrap_err().to_string().starts_with(nic));
+    host.function(DRIVE, "0x010802", "uio_pci_generic", Some(14));
+    assert!(bind(DRIVE).contains("in use: the driver uio_pci_generic has it"), "{}", bind(DRIVE));
+    host.function(DRIVE, "0x010802", "nvme", Some(14));
     assert!(bind("0000:09:00.0").contains("no such PCI function"));
 
     host.file("proc/self/mountinfo", "30 22 259:1 / / rw - ext4 /dev/root rw\n");

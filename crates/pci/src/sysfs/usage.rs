@@ -1,10 +1,11 @@
 //! Users of the block devices of an NVMe controller that the kernel drives: mounts, swap, other devices, processes. Control
 //! context.
 
-use super::{Sysfs, names, read};
+use super::{FunctionInfo, Sysfs, names, read};
 use crate::{Address, PciError};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A block device of a controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,11 +33,11 @@ pub enum Usage {
         /// The device or partition.
         device: String,
     },
-    /// A part of another block device: RAID, LVM, encryption, cache.
+    /// A part of another block device (RAID, LVM, encryption, cache) or of a file system on several devices.
     Held {
         /// The device or partition.
         device: String,
-        /// The other device.
+        /// The other device, or the file system.
         by: String,
     },
     /// A process has it open.
@@ -63,11 +64,62 @@ impl fmt::Display for Usage {
     }
 }
 
-/// A block device or a partition: its name, and its number as the kernel writes it.
+/// The uses of all devices at one time.
+#[derive(Debug)]
+pub(super) struct Uses {
+    mounts: String,
+    swaps: String,
+    /// Loop devices, and the file below each.
+    loops: Vec<(String, String)>,
+    /// The openers of the files of NVMe and VFIO: id and name of each process, by the file's path below `/dev`.
+    openers: BTreeMap<PathBuf, BTreeSet<(u32, String)>>,
+}
+
+impl Uses {
+    /// The processes that have one of these files open.
+    fn openers(&self, files: impl IntoIterator<Item = String>) -> Vec<Usage> {
+        let of = |device: String| {
+            let processes = self.openers.get(Path::new(&device)).into_iter().flatten();
+            let opened = |(process, command): &(u32, String)| Usage::Open {
+                device: device.clone(),
+                process: *process,
+                command: command.clone(),
+            };
+            processes.map(opened).collect::<Vec<_>>()
+        };
+        files.into_iter().flat_map(of).collect()
+    }
+}
+
+/// A block device or a partition.
 struct Node {
     name: String,
+    /// Major and minor number, as the kernel writes them.
     number: String,
-    holders: Vec<String>,
+    directory: PathBuf,
+    /// The name below `/dev/mapper`.
+    mapper: Option<String>,
+    holders: BTreeSet<String>,
+}
+
+impl Node {
+    fn read(name: &str, directory: PathBuf, uses: &Uses) -> Result<Self, PciError> {
+        let number = read(&directory.join("dev")).unwrap_or_default().trim().to_owned();
+        let mapper = read(&directory.join("dm/name")).ok().map(|name| name.trim().to_owned());
+        let mut holders = names(&directory.join("holders"))?;
+        // The kernel names no loop device as a holder.
+        let path = format!("/dev/{name}");
+        holders.extend(uses.loops.iter().filter(|(_, file)| *file == path).map(|(device, _)| device.clone()));
+        Ok(Self { name: name.to_owned(), number, directory, mapper, holders })
+    }
+
+    /// The name for people.
+    fn label(&self) -> String {
+        match &self.mapper {
+            Some(mapper) => format!("{} ({mapper})", self.name),
+            None => self.name.clone(),
+        }
+    }
 }
 
 impl Sysfs {
@@ -76,16 +128,50 @@ impl Sysfs {
     /// # Errors
     /// [`PciError::Os`] if sysfs or procfs cannot be read.
     pub fn block_devices(&self, address: Address) -> Result<Vec<BlockDevice>, PciError> {
+        self.block_devices_with(address, &self.uses()?)
+    }
+
+    /// The processes that have the function's VFIO files open.
+    ///
+    /// # Errors
+    /// As [`Sysfs::block_devices`].
+    pub fn vfio_users(&self, address: Address) -> Result<Vec<Usage>, PciError> {
+        Ok(self.vfio_users_with(&self.function(address)?, &self.uses()?))
+    }
+
+    /// Reads the uses of all devices.
+    pub(super) fn uses(&self) -> Result<Uses, PciError> {
+        let mounts = read(&self.proc.join("self/mountinfo")).map_err(|error| super::os(&error))?;
+        // A kernel without swap has no such file.
+        let swaps = read(&self.proc.join("swaps")).unwrap_or_default();
+        let blocks = self.sys.join("class/block");
+        let file = |device: String| {
+            let file = read(&blocks.join(&device).join("loop/backing_file")).ok()?;
+            Some((device, file.trim_end().to_owned()))
+        };
+        let loops = names(&blocks)?.into_iter().filter(|name| name.starts_with("loop")).filter_map(file);
+        Ok(Uses { mounts, swaps, loops: loops.collect(), openers: self.openers() })
+    }
+
+    pub(super) fn vfio_users_with(&self, info: &FunctionInfo, uses: &Uses) -> Vec<Usage> {
+        uses.openers(self.vfio_names(info))
+    }
+
+    pub(super) fn block_devices_with(
+        &self,
+        address: Address,
+        uses: &Uses,
+    ) -> Result<Vec<BlockDevice>, PciError> {
         let mut found = Vec::new();
         let controllers = self.directory(address).join("nvme");
         for controller in names(&controllers)? {
-            found.extend(self.namespaces(&controllers.join(&controller))?);
+            found.extend(self.namespaces(&controllers.join(&controller), uses)?);
             // With multipath, the block devices belong to the subsystem.
             let subsystems = self.sys.join("class/nvme-subsystem");
             for subsystem in names(&subsystems)? {
                 let directory = subsystems.join(subsystem);
                 if directory.join(&controller).exists() {
-                    found.extend(self.namespaces(&directory)?);
+                    found.extend(self.namespaces(&directory, uses)?);
                 }
             }
         }
@@ -94,81 +180,88 @@ impl Sysfs {
         Ok(found)
     }
 
-    /// The processes that have the function's VFIO files open.
-    ///
-    /// # Errors
-    /// As [`Sysfs::block_devices`].
-    pub fn vfio_users(&self, address: Address) -> Result<Vec<Usage>, PciError> {
-        let group = self.function(address)?.group.map(|group| format!("vfio/{group}"));
-        let device = self.vfio_device(address).map(|device| format!("vfio/devices/{device}"));
-        let files: Vec<_> = group.into_iter().chain(device).collect();
-        Ok(self.openers(&files))
-    }
-
-    fn namespaces(&self, directory: &Path) -> Result<Vec<BlockDevice>, PciError> {
+    fn namespaces(&self, directory: &Path, uses: &Uses) -> Result<Vec<BlockDevice>, PciError> {
         let mut found = Vec::new();
         for name in names(directory)?.into_iter().filter(|name| is_namespace(name)) {
             let device = directory.join(&name);
-            let mut nodes = vec![node(&name, &device)?];
-            for part in names(&device)? {
-                if device.join(&part).join("partition").exists() {
-                    nodes.push(node(&part, &device.join(&part))?);
-                }
-            }
             let sectors = read(&device.join("size")).ok().and_then(|text| text.trim().parse::<u64>().ok());
-            let usage = self.usage(&nodes)?;
+            let usage = self.usage(&self.nodes(&name, device, uses)?, uses)?;
             found.push(BlockDevice { name, size: sectors.unwrap_or(0).saturating_mul(512), usage });
         }
         Ok(found)
     }
 
-    fn usage(&self, nodes: &[Node]) -> Result<Vec<Usage>, PciError> {
-        let procfs = |file: &str| read(&self.proc.join(file)).map_err(|error| super::os(&error));
-        let mounts = procfs("self/mountinfo")?;
-        // A kernel without swap has no such file.
-        let swaps = procfs("swaps").unwrap_or_default();
+    /// The device, its partitions, and all devices that are built on them: a file system on RAID, LVM or encryption is mounted
+    /// from the last of these.
+    fn nodes(&self, name: &str, directory: PathBuf, uses: &Uses) -> Result<Vec<Node>, PciError> {
+        let mut nodes = vec![Node::read(name, directory, uses)?];
+        let mut next = 0;
+        while let Some(node) = nodes.get(next) {
+            let parts = names(&node.directory)?.into_iter().filter_map(|part| {
+                let directory = node.directory.join(&part);
+                directory.join("partition").exists().then_some((part, directory))
+            });
+            let blocks = self.sys.join("class/block");
+            let holders = node.holders.iter().map(|holder| (holder.clone(), blocks.join(holder)));
+            for (name, directory) in parts.chain(holders).collect::<Vec<_>>() {
+                if nodes.iter().all(|known| known.name != name) {
+                    nodes.push(Node::read(&name, directory, uses)?);
+                }
+            }
+            next += 1;
+        }
+        Ok(nodes)
+    }
+
+    fn usage(&self, nodes: &[Node], uses: &Uses) -> Result<Vec<Usage>, PciError> {
         let mut usage = Vec::new();
-        for Node { name, number, holders } in nodes {
-            let device = || name.clone();
-            let path = format!("/dev/{name}");
-            usage.extend(holders.iter().map(|by| Usage::Held { device: device(), by: by.clone() }));
-            if swaps.lines().any(|line| line.split_whitespace().next() == Some(&path)) {
+        for node in nodes {
+            let device = || node.name.clone();
+            let label = |name: &String| {
+                nodes.iter().find(|node| node.name == *name).map_or_else(|| name.clone(), Node::label)
+            };
+            usage.extend(node.holders.iter().map(|by| Usage::Held { device: device(), by: label(by) }));
+            // Only one of the devices of such a file system is in the table of mounts.
+            let file_systems = self.sys.join("fs/btrfs");
+            for uuid in names(&file_systems)? {
+                if file_systems.join(&uuid).join("devices").join(&node.name).exists() {
+                    usage.push(Usage::Held { device: device(), by: format!("the btrfs file system {uuid}") });
+                }
+            }
+            let path = format!("/dev/{}", node.name);
+            let mapper = node.mapper.as_ref().map(|name| format!("/dev/mapper/{name}"));
+            let paths: Vec<&str> = [Some(path.as_str()), mapper.as_deref()].into_iter().flatten().collect();
+            let swaps = uses.swaps.lines().filter_map(|line| line.split_whitespace().next());
+            if swaps.into_iter().any(|swap| paths.contains(&swap)) {
                 usage.push(Usage::Swap { device: device() });
             }
-            let at = mounts.lines().filter_map(|line| mounted_at(line, number, &path));
+            let at = uses.mounts.lines().filter_map(|line| mounted_at(line, &node.number, &paths));
             usage.extend(at.map(|path| Usage::Mounted { device: device(), path }));
         }
-        let files: Vec<_> = nodes.iter().map(|node| node.name.clone()).collect();
-        usage.extend(self.openers(&files));
+        usage.extend(uses.openers(nodes.iter().map(|node| node.name.clone())));
         usage.sort_unstable();
         usage.dedup();
         Ok(usage)
     }
 
-    /// The processes that have one of these files of `/dev` open. Processes of other users are seen by root only.
-    fn openers(&self, files: &[String]) -> Vec<Usage> {
-        let mut found = Vec::new();
+    /// The openers of the files of NVMe and VFIO. Processes of other users are seen by root only.
+    fn openers(&self) -> BTreeMap<PathBuf, BTreeSet<(u32, String)>> {
+        let mut found = BTreeMap::<_, BTreeSet<_>>::new();
         for process in names(&self.proc).unwrap_or_default() {
             let Ok(id) = process.parse::<u32>() else { continue };
             let directory = self.proc.join(&process);
             for fd in names(&directory.join("fd")).unwrap_or_default() {
                 let Ok(target) = std::fs::read_link(directory.join("fd").join(fd)) else { continue };
                 let Ok(file) = target.strip_prefix("/dev") else { continue };
-                let Some(device) = files.iter().find(|name| Path::new(name) == file) else { continue };
-                let command = read(&directory.join("comm")).unwrap_or_default().trim().to_owned();
-                found.push(Usage::Open { device: device.clone(), process: id, command });
+                let is_nvme = file.to_str().is_some_and(|file| file.starts_with("nvme"));
+                if is_nvme || file.starts_with("vfio") {
+                    let command = read(&directory.join("comm")).unwrap_or_default().trim().to_owned();
+                    found.entry(file.to_owned()).or_default().insert((id, command));
+                }
             }
         }
-        found.sort_unstable();
-        found.dedup();
         found
     }
-}
-
-fn node(name: &str, directory: &Path) -> Result<Node, PciError> {
-    let number = read(&directory.join("dev")).unwrap_or_default().trim().to_owned();
-    let holders = names(&directory.join("holders"))?.into_iter().collect();
-    Ok(Node { name: name.to_owned(), number, holders })
 }
 
 /// `nvme0n1`; not a path of multipath (`nvme0c0n1`) or a character device (`ng0n1`).
@@ -180,10 +273,11 @@ fn is_namespace(name: &str) -> bool {
 
 /// The mount point of a line of `mountinfo`, if it mounts this device: proc_pid_mountinfo(5). Some file systems (btrfs) have a
 /// number of their own; their lines name the device.
-fn mounted_at(line: &str, number: &str, path: &str) -> Option<String> {
+fn mounted_at(line: &str, number: &str, paths: &[&str]) -> Option<String> {
     let (mount, source) = line.split_once(" - ")?;
     let fields: Vec<_> = mount.split(' ').collect();
-    let is_this = fields.get(2) == Some(&number) || source.split(' ').nth(1) == Some(path);
+    let is_source = source.split(' ').nth(1).is_some_and(|source| paths.contains(&source));
+    let is_this = is_source || (!number.is_empty() && fields.get(2) == Some(&number));
     is_this.then(|| fields.get(4).map(|path| unescape(path)))?
 }
 

@@ -1,5 +1,7 @@
 //! NVMe drives that a process of the guest drives by VFIO, behind a virtual IOMMU.
 
+use std::path::PathBuf;
+
 use anyhow::{Result, ensure};
 
 use super::{Case, Site, TIMEOUT};
@@ -127,33 +129,108 @@ const IDENTIFIED: &[&str] = &[
     "again",
 ];
 
+/// The commands of an operator: drives are listed, checked, bound and unbound, and refused where they are in use.
+const COMMANDS: &str = include_str!("nvme/commands.sh");
+
+/// Each line that the guest must print, in order.
+const COMMANDED: &[&str] = &[
+    "ADDRESS DRIVER GROUP SIZE TEMP DRIVE",
+    "0000:00:18.0 nvme 2 16M ",
+    "unused",
+    "0000:00:19.0 nvme 3 16M ",
+    "group also has 0000:00:19.1 (nvme)",
+    "refused STATE CHECK FOUND",
+    "ok IOMMU on, with ",
+    "MISSING vfio-pci not loaded",
+    "do: sudo modprobe vfio-pci; at each boot:",
+    "ok memlock ",
+    "option drive 0000:00:18.0, QEMU NVMe Ctrl, aryk-nvme0: unused, driver:",
+    "do: sudo aryk nvme bind 0000:00:18.0",
+    "do: sudo aryk nvme bind 0000:00:19.0 0000:00:19.1",
+    "aryk: one check needs correction",
+    "refused aryk: the kernel's driver vfio-pci is not loaded: run `modprobe vfio-pci`",
+    "refused aryk: 0000:05:00.0: no such PCI function",
+    "refused aryk: 0000:00:08.0 is no NVMe controller: its PCI class is 010000 (another storage controller)",
+    "refused aryk: 0000:00:08.0 is no NVMe controller",
+    "refused error: invalid value '0000:00:00.9' for '<ADDRESS>...': \"0000:00:00.9\" is no PCI address",
+    "refused aryk: there is no user 'nobody-here'",
+    "nvme0n1 is mounted at /mnt",
+    "ok drive 0000:00:18.0, QEMU NVMe Ctrl, aryk-nvme0: stays with the",
+    "kernel: nvme0n1 is mounted at /mnt",
+    "refused aryk: 0000:00:18.0 is in use: nvme0n1 is mounted at /mnt",
+    "Unmount it, or end the process that uses it",
+    "nothing changed: nvme nvme",
+    "\"message\": \"0000:00:18.0 is in use: nvme0n1 is mounted at /mnt\"",
+    "in another namespace: refused aryk: 0000:00:18.0 is in use: another mount, device or process holds nvme0n1",
+    "0000:00:18.0 is now bound to vfio-pci.",
+    "0000:00:18.0 was already bound to vfio-pci.",
+    "0000:00:18.0 vfio-pci 2 - - no process drives it",
+    "[ { \"address\": \"0000:00:19.0\", \"bind_too\": [ { \"address\": \"0000:00:19.1\", \"driver\": \"nvme\" } ], \"changed\": true",
+    "owner 1000",
+    "refused STATE CHECK FOUND",
+    "ok vfio-pci loaded",
+    "ok drive 0000:00:18.0: bound to VFIO; the user root may open it",
+    "MISSING drive 0000:00:19.0: shares its IOMMU group with 0000:00:19.1",
+    "do: Bind it too: sudo aryk nvme bind 0000:00:19.1",
+    "0000:00:19.1 is now bound to vfio-pci.",
+    "Nothing necessary is missing.",
+    "refused STATE CHECK FOUND",
+    "MISSING drive 0000:00:18.0: bound, but the user operator may not open",
+    "do: sudo aryk nvme bind 0000:00:18.0 --owner operator",
+    "ok drive 0000:00:19.0: bound to VFIO; the user operator may open it",
+    "0000:00:18.0 was already bound to vfio-pci.",
+    "\"healthy\": true",
+    "0000:00:18.0 vfio-pci 2 - - vfio/2 is open in process ",
+    "refused aryk: 0000:00:18.0 is in use: vfio/2 is open in process ",
+    "still vfio-pci",
+    "0000:00:18.0 is now bound to nvme.",
+    "0000:00:19.0 is now bound to nvme.",
+    "0000:00:19.1 is now bound to nvme.",
+    "0000:00:18.0 was already bound to nvme.",
+    "kept",
+    "offered again: 0000:00:18.0 is now bound to nvme.",
+];
+
 pub(super) fn cases() -> Vec<Case> {
-    vec![Case::new("nvme/functions", functions), Case::new("nvme/driver", driver)]
+    vec![
+        Case::new("nvme/functions", functions),
+        Case::new("nvme/driver", driver),
+        Case::new("nvme/commands", commands),
+    ]
+}
+
+/// The drives of which two are functions of one device.
+const THREE: [(&str, &str); 3] = [("18.0", ""), ("19.0", "multifunction=on"), ("19.1", "")];
+
+/// A VM with drives of 16 MiB, by slot and properties.
+fn vm(site: &Site<'_>, drives: &[(&'static str, &str)]) -> Result<Vm> {
+    let mut vm = Vm::with_disks(Vec::new());
+    for &(slot, properties) in drives {
+        let image = site.path(&format!("nvme-{slot}.img"));
+        std::fs::File::create(&image)?.set_len(16 << 20)?;
+        vm.nvme.push(Nvme { image, slot, properties: properties.to_owned() });
+    }
+    Ok(vm)
 }
 
 fn functions(site: &Site<'_>) -> Result<()> {
-    let mut vm = Vm::with_disks(Vec::new());
-    for (slot, properties) in [("18.0", ""), ("19.0", "multifunction=on"), ("19.1", "")] {
-        let image = site.path(&format!("nvme-{slot}.img"));
-        std::fs::File::create(&image)?.set_len(16 << 20)?;
-        vm.nvme.push(Nvme { image, slot, properties: properties.to_owned() });
-    }
-    expect(site, vm, &["function"], FUNCTIONS, EXPECTED)
+    let vm = vm(site, &THREE)?;
+    expect(site, vm, vec![site.example("function")], FUNCTIONS, EXPECTED)
+}
+
+fn commands(site: &Site<'_>) -> Result<()> {
+    expect(site, vm(site, &THREE)?, vec![site.program("aryk")], COMMANDS, COMMANDED)
 }
 
 fn driver(site: &Site<'_>) -> Result<()> {
-    let mut vm = Vm::with_disks(Vec::new());
-    for (slot, properties) in [("18.0", ""), ("19.0", "logical_block_size=4096,physical_block_size=4096")] {
-        let image = site.path(&format!("nvme-{slot}.img"));
-        std::fs::File::create(&image)?.set_len(16 << 20)?;
-        vm.nvme.push(Nvme { image, slot, properties: properties.to_owned() });
-    }
-    expect(site, vm, &["function", "identify"], DRIVER, IDENTIFIED)
+    let vm = vm(site, &[("18.0", ""), ("19.0", "logical_block_size=4096,physical_block_size=4096")])?;
+    let programs = ["function", "identify"].map(|name| site.example(name));
+    expect(site, vm, programs.to_vec(), DRIVER, IDENTIFIED)
 }
 
 /// Boots the VM with these programs, and checks that the script prints these lines in order.
-fn expect(site: &Site<'_>, mut vm: Vm, programs: &[&str], script: &str, lines: &[&str]) -> Result<()> {
-    vm.programs.extend(programs.iter().map(|name| site.example(name)));
+fn expect(site: &Site<'_>, mut vm: Vm, programs: Vec<PathBuf>, script: &str, lines: &[&str]) -> Result<()> {
+    vm.programs.extend(programs);
     let report = site.boot(&vm, script)?.finish(TIMEOUT)?;
     let said = report.lines.join("\n");
     let mut printed = report.lines.iter();
