@@ -21,6 +21,27 @@ const VARIABLE: &str = "COMPLETE";
 /// The longest time that a completion may take.
 const TIMEOUT: Duration = Duration::from_millis(500);
 
+/// bash splits words at colons, which PCI addresses and names of disks contain. This function joins such words again, and
+/// completes the part after the last colon.
+const COLONS: &str = r#"
+_aryk() {
+    local line=${COMP_LINE:0:COMP_POINT}
+    if [[ $COMP_WORDBREAKS != *:* || $line != *:* || $line == *[\"\'\\]* ]]; then
+        _clap_complete_aryk "$@"
+        return
+    fi
+    local COMP_CWORD COMP_WORDS word=${line##*[[:space:]]}
+    read -ra COMP_WORDS <<<"$line"
+    [[ $word ]] || COMP_WORDS+=("")
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+    _clap_complete_aryk "$1" "$word"
+    local start=${word%"${word##*:}"}
+    COMPREPLY=("${COMPREPLY[@]#"$start"}")
+}
+complete -o nospace -o bashdefault -o nosort -F _aryk aryk 2>/dev/null ||
+    complete -o nospace -o bashdefault -F _aryk aryk
+"#;
+
 /// Replies to the completion script and exits, if the script has called.
 pub fn answer() {
     CompleteEnv::with_factory(Cli::command).var(VARIABLE).complete();
@@ -42,6 +63,9 @@ pub fn script(shell: Shell) -> Result<(), Error> {
     if shell == Shell::Zsh {
         // As a file in zsh's path, the script is loaded by the first completion, which it must answer.
         writeln!(script, "[[ $funcstack[1] = _aryk ]] && _clap_dynamic_completer_aryk \"$@\"")?;
+    }
+    if shell == Shell::Bash {
+        script.extend_from_slice(COLONS.as_bytes());
     }
     io::stdout().lock().write_all(&script)?;
     Ok(())

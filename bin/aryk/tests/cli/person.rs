@@ -188,7 +188,7 @@ fn offered(daemon: &Daemon, line: &[&str]) -> Vec<String> {
 #[test]
 fn shells_complete_names() {
     let daemon = Daemon::start();
-    for disk in ["vm1", "vm2", "data"] {
+    for disk in ["vm1", "vm2", "data", "0000:3d:00.1", "0000:3d:00.2"] {
         daemon.ok(&["disk", "create", disk, "--null", "--size", "1M"]);
     }
     daemon.ok(&["attach", "data", "--controller", "c7"]);
@@ -199,16 +199,31 @@ fn shells_complete_names() {
     let socket = daemon.dir().join("none.sock");
     assert!(offered(&daemon, &["aryk", "-s", socket.to_str().unwrap(), "disk", "show", "vm"]).is_empty());
     // bash accepts the script, and it calls this program.
-    let script = "source <(aryk completions bash); COMP_WORDS=(aryk disk show vm); COMP_CWORD=3 COMP_TYPE=9; \
-                  _clap_complete_aryk aryk vm show; printf '%s\\n' \"${COMPREPLY[@]}\"";
+    assert_eq!(in_bash(&daemon, "aryk disk show vm", "aryk disk show vm"), "vm1\nvm2\n");
+    // It splits words at colons, and replaces only the part after the last one.
+    let colons = "aryk disk remove vm1 0000 : 3d : 00";
+    assert_eq!(in_bash(&daemon, "aryk disk remove vm1 0000:3d:00", colons), "00.1\n00.2\n");
+    let next = "aryk disk remove 0000 : 3d : 00.1 vm";
+    assert_eq!(in_bash(&daemon, "aryk disk remove 0000:3d:00.1 vm", next), "vm1\nvm2\n");
+}
+
+/// The completions of this line, which bash has split into words.
+fn in_bash(daemon: &Daemon, line: &str, words: &str) -> String {
+    let script = format!(
+        "source <(aryk completions bash); COMP_LINE='{line}' COMP_WORDS=({words}) COMP_TYPE=9; \
+         COMP_POINT=${{#COMP_LINE}} COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+         set -- $(complete -p aryk | sed 's/.*-F //'); \
+         $1 $2 \"${{COMP_WORDS[@]: -1}}\" \"${{COMP_WORDS[@]: -2:1}}\"; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    );
     let bash = Command::new("bash")
-        .args(["-c", script])
+        .args(["-c", &script])
         .env("ARYK_SOCKET", daemon.dir().join("rpc.sock"))
         .env("PATH", daemon.path())
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    assert_eq!(String::from_utf8_lossy(&bash.stdout), "vm1\nvm2\n", "{bash:?}");
+    assert!(bash.stderr.is_empty(), "{bash:?}");
+    String::from_utf8_lossy(&bash.stdout).into_owned()
 }
 
 #[test]
