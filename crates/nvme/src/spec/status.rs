@@ -12,6 +12,11 @@ impl Status {
         Self(bits & 0x7fff)
     }
 
+    /// The 15 bits.
+    pub const fn bits(self) -> u16 {
+        self.0
+    }
+
     /// SCT and SC.
     pub const fn code(self) -> Code {
         Code(self.0 & 0x7ff)
