@@ -10,7 +10,8 @@ use crate::workspace;
 /// The layer of a crate in the design.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layer {
-    /// Memory, tables, stores, rates and sockets: `dma`, `log-limit`, `slots`, `state`, `qos`, `unix-listener`.
+    /// Memory, tables, stores, rates, sockets and character devices: `cuse`, `dma`, `log-limit`, `slots`, `state`, `qos`,
+    /// `unix-listener`.
     Ground,
     /// Access to PCI functions: `pci`.
     Bus,
@@ -50,6 +51,7 @@ impl Layer {
     fn of(path: &str) -> Option<Self> {
         Some(match path {
             "crates/crash-point"
+            | "crates/cuse"
             | "crates/dma"
             | "crates/log-limit"
             | "crates/qos"
