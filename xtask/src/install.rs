@@ -28,6 +28,9 @@ pub(crate) const FIO: Requirement = requirement("fio", "fio");
 const MKFS: Requirement = requirement("mkfs.ext4", "e2fsprogs");
 /// Sends single commands to SCSI disks in guests.
 const SG3: Requirement = requirement("sg_inq", "sg3-utils");
+/// The tools for NVMe drives, in guests.
+const NVME_CLI: Requirement = requirement("nvme", "nvme-cli");
+const SMARTMONTOOLS: Requirement = requirement("smartctl", "smartmontools");
 /// Unpacks Debian's cloud kernels.
 const LZ4: Requirement = requirement("lz4", "lz4");
 /// `setpriv` starts children that end with the parent; `unshare` and `blkdiscard` are from the same package.
@@ -57,7 +60,7 @@ const CHROMIUM: Requirement = requirement("chromium", "chromium");
 /// For the Debian package.
 pub(crate) const DEB: &[Requirement] = &[DPKG_SHLIBDEPS, SYSTEMD];
 /// For guests.
-pub(crate) const GUEST: &[Requirement] = &[QEMU, FIO, MKFS, SG3, LZ4, SETPRIV];
+pub(crate) const GUEST: &[Requirement] = &[QEMU, FIO, MKFS, SG3, NVME_CLI, SMARTMONTOOLS, LZ4, SETPRIV];
 /// For all commands.
 pub(crate) const ALL: &[Requirement] = &[
     QEMU,
@@ -65,6 +68,8 @@ pub(crate) const ALL: &[Requirement] = &[
     FIO,
     MKFS,
     SG3,
+    NVME_CLI,
+    SMARTMONTOOLS,
     LZ4,
     SETPRIV,
     CXX,

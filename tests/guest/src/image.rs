@@ -18,13 +18,15 @@ const KERNEL_META_PACKAGE: &str = "linux-image-cloud-amd64";
 /// Modules that the initrd loads, in order; their dependencies are found automatically.
 const MODULES: &[&str] = &["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "crc32c_intel"];
 /// Modules that a script loads with `load_modules`, with their dependencies.
-const MODULES_OF_SCRIPTS: &[(&str, &[&str])] = &[("vfio", &["vfio_iommu_type1", "vfio-pci"])];
+const MODULES_OF_SCRIPTS: &[(&str, &[&str])] =
+    &[("vfio", &["vfio_iommu_type1", "vfio-pci"]), ("cuse", &["cuse"])];
 /// This host's programs that the guest has in addition to busybox, with the libraries that they load.
 const TOOLS: &[&str] = &[
     "fio",
     "mkfs.ext4",
     "e2fsck",
     "blkdiscard",
+    "nvme",
     "sg_compare_and_write",
     "sg_get_lba_status",
     "sg_inq",
@@ -43,6 +45,7 @@ const TOOLS: &[&str] = &[
     "sg_verify",
     "sg_vpd",
     "sg_write_same",
+    "smartctl",
 ];
 /// Incremented when the assembly changes and its inputs do not.
 const RECIPE: u32 = 1;

@@ -191,11 +191,70 @@ const COMMANDED: &[&str] = &[
     "offered again: 0000:00:18.0 is now bound to nvme.",
 ];
 
+/// The tools of Debian on a drive that `examples/cuse` holds by VFIO. At first its callers may only read.
+const CUSE: &str = include_str!("nvme/cuse.sh");
+
+/// Each line that the guest must print, in order.
+const TOOLS: &[&str] = &[
+    "crw-------",
+    "crw-------",
+    "== id-ctrl",
+    "sn        : aryk-nvme0",
+    "mn        : QEMU NVMe Ctrl",
+    "== smart-log",
+    "temperature",
+    "== list-ns",
+    "[   0]:0x1",
+    "== id-ns",
+    "nsze    : 0x8000",
+    "== get-log",
+    "512",
+    "== get-feature",
+    "get-feature:0x04 (Temperature Threshold), Current value:0x00000157",
+    "== smartctl",
+    "Model Number:                       QEMU NVMe Ctrl",
+    "Serial Number:                      aryk-nvme0",
+    "SMART overall-health self-assessment test result: PASSED",
+    "Temperature:                        50 Celsius",
+    "== smartctl n1",
+    "Serial Number:                      aryk-nvme0",
+    "== refused",
+    "refused format: Operation not permitted",
+    "refused set-feature: Operation not permitted",
+    "refused Reset: Operation not permitted",
+    "refused Subsystem-reset: Operation not supported",
+    "refused detach namespace: Operation not permitted",
+    "refused submit-io: Operation not permitted",
+    "refused submit-io: Operation not permitted",
+    "refused passthru: Message too long",
+    "refused passthru: Invalid argument",
+    "refused NVMe status: Invalid Field in Command",
+    "refused NVMe status: Invalid Namespace or Format",
+    "refused dd: /dev/aryk/drive: Invalid argument",
+    "refused /dev/aryk/drive: Permission denied",
+    "removed /dev/aryk/drive in ",
+    "/dev/aryk is gone",
+    "killed with a command in flight",
+    "removed /dev/drive in ",
+    "identify controller: Software caused connection abort",
+    "process ",
+    "get-feature:0x04 (Temperature Threshold), Current value:0x00000150",
+    "was reset",
+    "sn        : aryk-nvme0",
+    "process ",
+    "Success formatting namespace:1",
+    "removed /dev/drive in ",
+    "/dev/null exists already",
+    "gone with its process",
+    "0000000  \\0  \\0  \\0  \\0",
+];
+
 pub(super) fn cases() -> Vec<Case> {
     vec![
         Case::new("nvme/functions", functions),
         Case::new("nvme/driver", driver),
         Case::new("nvme/commands", commands),
+        Case::new("nvme/cuse", cuse),
     ]
 }
 
@@ -226,6 +285,11 @@ fn driver(site: &Site<'_>) -> Result<()> {
     let vm = vm(site, &[("18.0", ""), ("19.0", "logical_block_size=4096,physical_block_size=4096")])?;
     let programs = ["function", "identify"].map(|name| site.example(name));
     expect(site, vm, programs.to_vec(), DRIVER, IDENTIFIED)
+}
+
+fn cuse(site: &Site<'_>) -> Result<()> {
+    let programs = ["function", "cuse"].map(|name| site.example(name));
+    expect(site, vm(site, &[("18.0", "")])?, programs.to_vec(), CUSE, TOOLS)
 }
 
 /// Boots the VM with these programs, and checks that the script prints these lines in order.
