@@ -23,8 +23,9 @@ const NEWEST: ABI = ABI::V5;
 const READ: &[&str] =
     &["/proc", "/sys", "/usr", "/lib", "/lib64", "/etc", "/run/systemd/userdb", "/var/lib/sss"];
 
-/// Opened at run time; these devices store nothing.
-const DEVICES: &[&str] = &["/dev/null", "/dev/zero"];
+/// Opened at run time; these devices store nothing. `/dev/cuse` creates character devices for the tools of NVMe drives. Only root
+/// may open it, unless the operator gives the daemon's user that permission.
+const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/cuse"];
 
 /// Restricts the process to the directories that `cli` allows, if `cli` names any.
 ///
