@@ -2,6 +2,7 @@
 
 mod conformance;
 mod recovery;
+mod sleep;
 
 use crate::{Config, Controllers, Dma, Location};
 use aryk_bdev::{Bdev, Env};

@@ -57,9 +57,9 @@ impl Thread {
                     info.phase = Phase::Resetting;
                     info.last_reset = Some(LastReset { reason, at: date(), took: None });
                 }
-                self.pairs.quiesce(&self.shared);
+                self.quiesce();
             }
-            Event::ShuttingDown => self.pairs.quiesce(&self.shared),
+            Event::ShuttingDown => self.quiesce(),
             Event::DmaEnded(proof) => self.pairs.dma_ended(&self.shared, proof),
             Event::QueueCreated(pair) => self.queue_created(*pair),
             Event::QueueFailed { qid, status } => self.queue_failed(qid, &status.to_string()),

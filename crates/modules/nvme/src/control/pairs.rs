@@ -86,6 +86,8 @@ impl Pair {
 #[derive(Default)]
 pub(super) struct Pairs {
     pairs: Vec<Pair>,
+    /// Queues of reactors that have ended, until the controller has deleted them.
+    orphans: Vec<u16>,
     /// Messages on their way to reactors without a pair.
     leaving: Vec<JoinHandle<()>>,
 }
@@ -124,6 +126,7 @@ impl Pairs {
     /// The controller no longer accesses the memory of a pair's commands.
     pub(super) fn dma_ended(&mut self, shared: &Shared, proof: DmaEnded) {
         let (key, qid) = (shared.key, proof.qid());
+        self.orphans.retain(|&orphan| orphan != qid);
         let Some(pair) = self.find(qid) else { return };
         if pair.given_out().is_none() {
             pair.stage = Stage::Wanted;
@@ -208,7 +211,9 @@ impl Pairs {
     /// Forgets the pairs of reactors that have ended, which have dropped them.
     fn take_ended(&mut self) -> Vec<u16> {
         let ended = self.pairs.extract_if(.., |pair| pair.handle.has_ended());
-        ended.filter_map(|pair| pair.qid()).collect()
+        let ended: Vec<u16> = ended.filter_map(|pair| pair.qid()).collect();
+        self.orphans.extend(&ended);
+        ended
     }
 }
 
@@ -381,11 +386,16 @@ impl Thread {
     pub(super) fn forget_ended_reactors(&mut self) {
         for qid in self.pairs.take_ended() {
             self.shared.remove_pair(qid);
-            self.with_controller(|controller| {
-                controller.queue_quiesced(qid);
-                // The proof of its end is of no use any more.
-                let _ = controller.delete_pair(qid);
-            });
+            // The controller may have ended already.
+            self.with_controller(|controller| drop(controller.delete_pair(qid)));
+        }
+    }
+
+    /// Makes every reactor stop submitting: the first step of a reset, and of a shutdown.
+    pub(super) fn quiesce(&mut self) {
+        self.pairs.quiesce(&self.shared);
+        for qid in self.pairs.orphans.clone() {
+            self.with_controller(|controller| controller.queue_quiesced(qid));
         }
     }
 

@@ -27,8 +27,18 @@ mod pinned {
     super::conformance!(|| super::OnModel::new(super::Config::default(), super::Dma::Pin));
 }
 
+/// What depends on where the data is.
 mod bounced {
-    super::conformance!(|| super::OnModel::new(super::Config::default(), super::Dma::Bounce));
+    super::conformance!(
+        || super::OnModel::new(super::Config::default(), super::Dma::Bounce),
+        every_operation_at_every_alignment
+        more_in_flight_than_the_depth
+        tight_limits
+        reset_under_load
+        any_sequence
+        several_threads
+        compare_and_write
+    );
 }
 
 /// Blocks of 512 bytes, no SGLs, no optional command, answers in any order, small queues and transfers.
@@ -53,8 +63,11 @@ fn plain() -> Config {
 
 /// A compare and write of several blocks is fused.
 mod fused {
-    super::conformance!(|| super::OnModel::new(
-        super::Config { acwu: 15, ..super::Config::default() },
-        super::Dma::Pin
-    ));
+    super::conformance!(
+        || super::OnModel::new(super::Config { acwu: 15, ..super::Config::default() }, super::Dma::Pin),
+        any_sequence
+        compare_and_write
+        compounds_under_aborts_and_resets
+        compare_and_write_is_atomic
+    );
 }
