@@ -72,7 +72,7 @@ fn run(cli: &Cli) -> Result<ExitCode, Error> {
         Command::Completions { shell } => completion::script(*shell),
         Command::Man { dir } => out.man_pages(dir),
         Command::Doctor { subject } => doctor::run(cli, *subject, &out),
-        Command::Nvme(command) => watch::repeat(cli.watch(), || commands::nvme::run(command, &out)),
+        Command::Nvme(command) => watch::repeat(cli.watch(), || commands::nvme::run(command, cli, &out)),
         Command::Logs(args) => commands::service::logs(args, cli),
         Command::Rpc { method, help: true, .. } => rpc_help(method.as_deref(), &out),
         Command::Bench(args) => bench::run(args, &cli.socket, cli.timeout, &out),

@@ -2,16 +2,19 @@
 //!
 //! These commands read and write sysfs themselves: the daemon has no right to bind drivers.
 
-use crate::cli::examples;
+mod held;
+
+use crate::cli::{Cli, examples};
 use crate::completion::{bound_drives, unbound_drives};
 use crate::error::Error;
 use crate::output::{Column, Output};
 use crate::size::Size;
 use crate::watch::Watch;
-use aryk_pci::sysfs::{Drive, FunctionInfo, Sysfs, Usage};
+use aryk_pci::sysfs::{Drive, FunctionInfo, Identity, Sysfs, Usage};
 use aryk_pci::{Address, PciError};
 use clap::Subcommand;
 use clap_complete::ArgValueCandidates;
+use held::Held;
 use nix::errno::Errno;
 use nix::unistd::User;
 use serde_json::{Value, json};
@@ -41,24 +44,60 @@ pub enum NvmeCommand {
     },
 }
 
-pub fn run(command: &NvmeCommand, out: &Output) -> Result<(), Error> {
+pub fn run(command: &NvmeCommand, cli: &Cli, out: &Output) -> Result<(), Error> {
     let sysfs = Sysfs::default();
     match command {
-        NvmeCommand::List(_) => list(&sysfs, out),
+        NvmeCommand::List(_) => list(&sysfs, cli, out),
         NvmeCommand::Bind { addresses, owner } => bind(addresses, owner.as_deref(), &sysfs, out),
         NvmeCommand::Unbind { addresses } => unbind(addresses, &sysfs, out),
     }
 }
 
-fn list(sysfs: &Sysfs, out: &Output) -> Result<(), Error> {
+/// A drive, and what the daemon knows about it if the daemon drives it.
+struct Entry {
+    drive: Drive,
+    held: Option<Held>,
+}
+
+impl Entry {
+    fn identity(&self) -> Option<&Identity> {
+        let held = self.held.as_ref().and_then(|held| held.identity.as_ref());
+        self.drive.identity.as_ref().or(held)
+    }
+
+    /// Bytes of all namespaces; `None` if neither the kernel nor the daemon knows them.
+    fn size(&self) -> Option<u64> {
+        let sizes = self.drive.block_devices.iter().map(|device| device.size);
+        let held = self.held.as_ref().map(|held| held.size);
+        self.drive.identity.as_ref().map(|_| sizes.fold(0, u64::saturating_add)).or(held)
+    }
+
+    /// Degrees Celsius.
+    fn temperature(&self) -> Option<f64> {
+        let held = self.held.as_ref().and_then(|held| held.celsius.map(f64::from));
+        self.drive.temperature.map(|millidegrees| f64::from(millidegrees) / 1000.0).or(held)
+    }
+}
+
+fn list(sysfs: &Sysfs, cli: &Cli, out: &Output) -> Result<(), Error> {
     let drives = sysfs.nvme_drives()?;
+    let (mut held, note) = match drives.iter().any(|drive| drive.function.is_bound_to_vfio()) {
+        true => held::read(&cli.socket, cli.timeout),
+        false => Default::default(),
+    };
+    let entry = |drive: Drive| Entry { held: held.remove(&drive.function.address), drive };
+    let drives: Vec<_> = drives.into_iter().map(entry).collect();
+    if let Some(note) = note {
+        eprintln!("aryk: {note}");
+    }
     out.print(&drives.iter().map(describe).collect(), || table(&drives, out))
 }
 
 /// A drive for programs.
-fn describe(drive: &Drive) -> Value {
+fn describe(entry: &Entry) -> Value {
+    let Entry { drive, held } = entry;
     let function = &drive.function;
-    let identity = drive.identity.as_ref();
+    let identity = entry.identity();
     let blocks = drive.block_devices.iter().map(|device| json!({"name": device.name, "size": device.size}));
     json!({
         "address": function.address.to_string(),
@@ -69,13 +108,15 @@ fn describe(drive: &Drive) -> Value {
         "model": identity.map(|identity| &identity.model),
         "serial": identity.map(|identity| &identity.serial),
         "firmware": identity.map(|identity| &identity.firmware),
-        "size": size(drive),
-        "temperature_celsius": drive.temperature.map(|millidegrees| f64::from(millidegrees) / 1000.0),
+        "size": entry.size(),
+        "temperature_celsius": entry.temperature(),
         "iommu_group": function.group,
         "group_shared_with": drive.neighbours.iter().map(neighbour).collect::<Value>(),
         "numa_node": function.numa_node,
         "block_devices": blocks.collect::<Value>(),
         "uses": drive.usage().map(usage).collect::<Value>(),
+        "controller": held.as_ref().map(|held| &held.controller),
+        "disks": held.as_ref().map(|held| &held.disks),
     })
 }
 
@@ -94,12 +135,6 @@ fn usage(usage: &Usage) -> Value {
     };
     value["text"] = json!(usage.to_string());
     value
-}
-
-/// Bytes of all namespaces; `None` if the kernel does not know them.
-fn size(drive: &Drive) -> Option<u64> {
-    let sizes = drive.block_devices.iter().map(|device| device.size);
-    drive.identity.as_ref().map(|_| sizes.fold(0, u64::saturating_add))
 }
 
 /// What can be done with a drive.
@@ -141,24 +176,22 @@ pub fn state(drive: &Drive) -> DriveState {
 }
 
 /// A table of the drives. The last column has several lines: model and serial number, then each use.
-fn table(drives: &[Drive], out: &Output) -> String {
+fn table(drives: &[Entry], out: &Output) -> String {
     if drives.is_empty() {
         return "This host has no NVMe drives.".into();
     }
     let absent = || "-".to_owned();
     let mut rows = Vec::new();
-    for drive in drives {
-        let function = &drive.function;
+    for entry in drives {
+        let function = &entry.drive.function;
         let mut row = vec![
             function.address.to_string(),
             function.driver.clone().unwrap_or_else(absent),
             function.group.map_or_else(absent, |group| group.to_string()),
-            size(drive).map_or_else(absent, |size| Size(size).to_string()),
-            drive
-                .temperature
-                .map_or_else(absent, |millidegrees| format!("{:.0} °C", f64::from(millidegrees) / 1000.0)),
+            entry.size().map_or_else(absent, |size| Size(size).to_string()),
+            entry.temperature().map_or_else(absent, |celsius| format!("{celsius:.0} °C")),
         ];
-        for line in lines(drive) {
+        for line in lines(entry) {
             row.push(line);
             rows.push(std::mem::replace(&mut row, vec![String::new(); 5]));
         }
@@ -175,9 +208,14 @@ fn table(drives: &[Drive], out: &Output) -> String {
 }
 
 /// The lines about a drive for people; at least one.
-fn lines(drive: &Drive) -> Vec<String> {
-    let identity = drive.identity.iter().map(|identity| format!("{}, {}", identity.model, identity.serial));
-    let mut lines: Vec<_> = identity.chain(drive.usage().map(ToString::to_string)).collect();
+fn lines(entry: &Entry) -> Vec<String> {
+    let drive = &entry.drive;
+    let identity = entry.identity().map(|identity| format!("{}, {}", identity.model, identity.serial));
+    let mut lines: Vec<_> = identity.into_iter().chain(drive.usage().map(ToString::to_string)).collect();
+    lines.extend(entry.held.as_ref().map(|held| match &held.disks[..] {
+        [] => format!("controller {}, without disks", held.controller),
+        disks => format!("controller {}, disks: {}", held.controller, disks.join(", ")),
+    }));
     match state(drive) {
         DriveState::Unused => lines.push("unused".into()),
         DriveState::Bound => lines.push("no process drives it".into()),

@@ -1,7 +1,7 @@
 //! Tests of the output for people and for programs.
 
 use super::*;
-use aryk_pci::sysfs::{BlockDevice, Identity};
+use aryk_pci::sysfs::BlockDevice;
 
 fn function(address: &str, class: u32, driver: Option<&str>) -> FunctionInfo {
     FunctionInfo {
@@ -27,7 +27,7 @@ fn drive(address: &str, driver: Option<&str>) -> Drive {
 }
 
 /// Drives in all states.
-fn drives() -> Vec<Drive> {
+fn drives() -> Vec<Entry> {
     let identity = Identity { model: "Model\u{1b}[31m 1".into(), serial: "S1".into(), firmware: "F1".into() };
     let mounted = Usage::Mounted { device: "nvme0n1p1".into(), path: "/srv".into() };
     let device = |name: &str, usage| BlockDevice { name: name.into(), size: 3 << 29, usage };
@@ -43,7 +43,8 @@ fn drives() -> Vec<Drive> {
     ];
     let mut driven = drive("0000:40:00.0", Some("vfio-pci"));
     driven.vfio_users = vec![Usage::Open { device: "vfio/16".into(), process: 7, command: "arykd".into() }];
-    vec![used, unused, drive("0000:3f:00.0", Some("vfio-pci")), driven, drive("0000:41:00.0", None)]
+    let all = [used, unused, drive("0000:3f:00.0", Some("vfio-pci")), driven, drive("0000:41:00.0", None)];
+    all.into_iter().map(|drive| Entry { drive, held: None }).collect()
 }
 
 #[test]
@@ -75,6 +76,7 @@ fn programs_get_every_property() {
         "block_devices": [{"name": "nvme0n1", "size": 3_u64 << 29}, {"name": "nvme0n2", "size": 3_u64 << 29}],
         "uses": [{"kind": "mounted", "device": "nvme0n1p1", "path": "/srv",
             "text": "nvme0n1p1 is mounted at /srv"}],
+        "controller": null, "disks": null,
     });
     assert_eq!(all[0], expected);
     assert_eq!(all[1]["group_shared_with"][0], json!({"address": "0000:3e:00.1", "driver": "e1000e"}));
@@ -82,6 +84,24 @@ fn programs_get_every_property() {
     let open = json!({"kind": "open", "device": "vfio/16", "process": 7, "command": "arykd",
         "text": "vfio/16 is open in process 7 (arykd)"});
     assert_eq!(all[3]["uses"][0], open);
+}
+
+#[test]
+fn the_daemon_identifies_its_drives() {
+    let mut drives = drives();
+    let identity = Identity { model: "M".into(), serial: "S".into(), firmware: "F".into() };
+    let disks = vec!["Nvme0n1".to_owned(), "Nvme0n2".to_owned()];
+    let controller = "Nvme0".to_owned();
+    let held = Held { controller, disks, size: 1 << 40, identity: Some(identity), celsius: Some(38) };
+    drives[3].held = Some(held);
+    let json = describe(&drives[3]);
+    assert_eq!((&json["model"], &json["size"]), (&json!("M"), &json!(1_u64 << 40)));
+    assert_eq!((&json["controller"], &json["disks"]), (&json!("Nvme0"), &json!(["Nvme0n1", "Nvme0n2"])));
+    let table = table(&drives, &Output::plain());
+    let words = table.split_whitespace().collect::<Vec<_>>().join(" ");
+    let expected = "0000:40:00.0 vfio-pci 14 1T 38 °C M, S vfio/16 is open in process 7 (arykd) controller Nvme0, disks: Nvme0n1, Nvme0n2";
+    assert!(words.contains(expected), "{words}");
+    assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
 }
 
 #[test]
