@@ -137,14 +137,14 @@ fn usage(usage: &Usage) -> Value {
     value
 }
 
-/// What can be done with a drive.
+/// The use of a drive, which decides whether the drive can be bound or unbound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DriveState {
     /// A driver of the kernel has it, and something uses it.
     InUse,
     /// A driver of the kernel has it, and nothing uses it.
     Unused,
-    /// It has no driver.
+    /// The drive has no driver.
     NoDriver,
     /// It is bound to VFIO, and no process drives it.
     Bound,

@@ -8,7 +8,7 @@ use std::path::Path;
 /// An NVMe I/O controller of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drive {
-    /// Its PCI function.
+    /// The PCI function of the controller.
     pub function: FunctionInfo,
     /// What the kernel's driver read from the controller; `None` if another driver, or none, drives it.
     pub identity: Option<Identity>,

@@ -15,7 +15,7 @@ use std::time::Duration;
 pub struct Held {
     /// The name of its controller.
     pub controller: String,
-    /// Its disks.
+    /// The names of the disks in its namespaces.
     pub disks: Vec<String>,
     /// Bytes of these disks.
     pub size: u64,
