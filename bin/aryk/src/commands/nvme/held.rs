@@ -17,7 +17,7 @@ pub struct Held {
     pub controller: String,
     /// The names of the disks in its namespaces.
     pub disks: Vec<String>,
-    /// Bytes of these disks.
+    /// Bytes of all namespaces that the daemon serves.
     pub size: u64,
     pub identity: Option<Identity>,
     /// Composite temperature in degrees Celsius.
@@ -39,48 +39,30 @@ fn of(client: &mut Client) -> Result<BTreeMap<Address, Held>, Error> {
     let controllers = client.call("bdev_nvme_get_controllers", json!({}))?;
     let mut held = BTreeMap::new();
     for controller in elements(&controllers) {
-        // A controller with several paths has one entry per path, and none of its own.
-        let paths = [std::slice::from_ref(controller), elements(&controller["ctrlrs"])].concat();
-        let addresses: Vec<_> = paths.iter().filter_map(|path| address(&path["trid"])).collect();
-        if addresses.is_empty() {
-            continue;
-        }
+        // A controller that is no PCI function of this host has a path instead.
+        let Ok(address) = text(&controller["trid"], "traddr").parse() else { continue };
         let name = text(controller, "name");
-        // The controller may be away, or resetting.
+        // Only a controller that is ready reads its temperature.
         let health = client.call("bdev_nvme_get_controller_health_info", json!({"name": name})).ok();
+        let namespaces = elements(&controller["namespaces"]);
+        let bytes = |namespace: &Value| {
+            number(namespace, "num_blocks").saturating_mul(number(namespace, "block_size"))
+        };
         let entry = Held {
             controller: name.to_owned(),
-            disks: Vec::new(),
-            size: 0,
-            identity: health.as_ref().and_then(identity),
+            disks: namespaces.iter().filter_map(|one| Some(one["disk"].as_str()?.to_owned())).collect(),
+            size: namespaces.iter().map(bytes).fold(0, u64::saturating_add),
+            identity: identity(&controller["ctrlr_data"]),
             celsius: health.and_then(|health| i32::try_from(health["temperature_celsius"].as_i64()?).ok()),
         };
-        held.extend(addresses.into_iter().map(|address| (address, entry.clone())));
-    }
-    if held.is_empty() {
-        return Ok(held);
-    }
-    for disk in elements(&client.call("bdev_get_bdevs", json!({}))?) {
-        let paths = &disk["driver_specific"]["nvme"];
-        for path in paths.as_array().map_or(std::slice::from_ref(paths), Vec::as_slice) {
-            let Some(entry) = address(&path["trid"]).and_then(|address| held.get_mut(&address)) else {
-                continue;
-            };
-            entry.disks.push(text(disk, "name").to_owned());
-            let size = number(disk, "num_blocks").saturating_mul(number(disk, "block_size"));
-            entry.size = entry.size.saturating_add(size);
-        }
+        held.insert(address, entry);
     }
     Ok(held)
 }
 
-/// The PCI address of a transport identifier; `None` for other transports.
-fn address(trid: &Value) -> Option<Address> {
-    text(trid, "traddr").parse().ok()
-}
-
-fn identity(health: &Value) -> Option<Identity> {
-    let text = |member| Some(health[member].as_str()?.trim().to_owned());
+/// The identity in a controller's data; `None` before the controller was ready.
+fn identity(data: &Value) -> Option<Identity> {
+    let text = |member| Some(data[member].as_str()?.trim().to_owned());
     let (model, serial) = (text("model_number")?, text("serial_number")?);
     Some(Identity { model, serial, firmware: text("firmware_revision")? })
 }
@@ -125,29 +107,26 @@ mod tests {
 
     #[test]
     fn drives_are_identified_by_address() {
-        let trid = |address: &str| json!({"trtype": "PCIe", "traddr": address});
-        let (held, note) = read_from(move |method, params| match method {
+        let (held, note) = read_from(|method, params| match method {
             "bdev_nvme_get_controllers" => Some(json!([
-                {"name": "Nvme0", "trid": trid("0000:05:00.0"), "cntlid": 0},
-                {"name": "Nvme1", "ctrlrs": [{"state": "enabled", "trid": trid("0000:06:00.0")}]},
+                {"name": "Nvme0", "trid": {"trtype": "PCIe", "traddr": "0000:05:00.0"},
+                    "ctrlr_data": {"model_number": "M ", "serial_number": "S", "firmware_revision": "F"},
+                    "namespaces": [{"nsid": 1, "disk": "Nvme0n1", "block_size": 4096, "num_blocks": 8},
+                        {"nsid": 2, "unserved": "zoned"},
+                        {"nsid": 3, "disk": "vm1", "block_size": 512, "num_blocks": 8}]},
+                {"name": "Nvme1", "trid": {"trtype": "PCIe", "traddr": "0000:06:00.0"}, "namespaces": []},
                 {"name": "Nvme2", "trid": {"trtype": "VFIOUSER", "traddr": "/tmp/socket"}},
             ])),
-            "bdev_nvme_get_controller_health_info" if params["name"] == "Nvme0" => Some(json!({
-                "model_number": "M ", "serial_number": "S", "firmware_revision": "F", "temperature_celsius": 32})),
-            "bdev_get_bdevs" => Some(json!([
-                {"name": "Nvme0n1", "num_blocks": 8, "block_size": 4096,
-                    "driver_specific": {"nvme": [{"trid": trid("0000:05:00.0")}]}},
-                {"name": "Nvme0n2", "num_blocks": 8, "block_size": 512,
-                    "driver_specific": {"nvme": {"trid": trid("0000:05:00.0")}}},
-                {"name": "null", "num_blocks": 8, "block_size": 512},
-            ])),
+            "bdev_nvme_get_controller_health_info" if params["name"] == "Nvme0" => {
+                Some(json!({"temperature_celsius": 32}))
+            }
             _ => None,
         });
         assert_eq!(note, None);
         let identity = Identity { model: "M".into(), serial: "S".into(), firmware: "F".into() };
         let known = Held {
             controller: "Nvme0".into(),
-            disks: vec!["Nvme0n1".into(), "Nvme0n2".into()],
+            disks: vec!["Nvme0n1".into(), "vm1".into()],
             size: 8 * (4096 + 512),
             identity: Some(identity),
             celsius: Some(32),
@@ -163,10 +142,7 @@ mod tests {
         assert_eq!(read_from(|_, _| None), (BTreeMap::new(), None), "no such method");
         let nowhere = read(Path::new("/nonexistent/aryk.sock"), Duration::from_secs(1));
         assert_eq!(nowhere, (BTreeMap::new(), None));
-        let (held, note) = read_from(|method, _| {
-            (method == "bdev_nvme_get_controllers")
-                .then(|| json!([{"name": "Nvme0", "trid": {"traddr": "0000:05:00.0"}}]))
-        });
-        assert_eq!((held.len(), note), (0, None), "a daemon that lacks other methods");
+        let (held, note) = read(Path::new("/proc/self/mem/aryk.sock"), Duration::from_secs(1));
+        assert!(held.is_empty() && note.unwrap().starts_with("the daemon's drives are not identified: "));
     }
 }
