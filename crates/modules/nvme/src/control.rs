@@ -1,7 +1,7 @@
 //! The thread of a controller. Control context; it may block in the kernel, and so has a thread of its own.
 //!
-//! The thread owns the [`Controller`], and polls it: every 50 ms while commands are in flight, so that a controller that failed
-//! or vanished is noticed soon, and once a second otherwise. Queue pairs belong to reactors; the thread sends them the steps of a
+//! The thread owns the [`Controller`], and polls it at each interrupt of the admin queue; also every 50 ms while commands are in
+//! flight, so that a controller that failed or vanished is noticed soon, and once a second otherwise. Queue pairs belong to reactors; the thread sends them the steps of a
 //! reset as messages, which each reactor executes in order, and they answer by [`Command`]s.
 
 mod disks;
@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::io::Interest;
-use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
+use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 
@@ -146,7 +146,7 @@ enum Life {
 struct Driven {
     function: Arc<dyn Function>,
     controller: Controller,
-    events: Option<[AsyncFd<OwnedFd>; 2]>,
+    signals: Signals,
     /// Guests' memory, once it is registered.
     memory: Option<Arc<Attachment>>,
     /// The controller was ready, and guests' memory is registered.
@@ -215,18 +215,11 @@ impl Thread {
 
     /// Waits for the next command, event or time, and executes all commands that are there.
     async fn wait(&mut self, wait: Duration, commands: &mut UnboundedReceiver<Command>) {
-        let events = match &self.life {
-            Life::Driven(driven) => driven.events.as_ref(),
-            Life::Opening => None,
-        };
         let signalled = async {
-            let Some([error, removal]) = events else { return std::future::pending().await };
-            let mut guard = tokio::select! {
-                guard = error.readable() => guard,
-                guard = removal.readable() => guard,
-            };
-            // The controller reads the eventfds.
-            guard.iter_mut().for_each(AsyncFdReadyGuard::clear_ready);
+            match &self.life {
+                Life::Driven(driven) => driven.signals.wait().await,
+                Life::Opening => std::future::pending().await,
+            }
         };
         let command = tokio::select! {
             command = commands.recv() => command,
@@ -292,14 +285,17 @@ impl Thread {
             Location::Model(function) => Arc::clone(function),
         };
         let controller = Controller::attach(Arc::clone(&function), self.config.options, now().0)?;
-        let events = function.events().map(|events| watch_events(&events)).transpose()?;
-        Ok(Driven { function, controller, events, memory: None, is_usable: false, end: None })
+        let signals = Signals::of(function.as_ref())?;
+        Ok(Driven { function, controller, signals, memory: None, is_usable: false, end: None })
     }
 
     fn execute(&mut self, command: Command) {
         match command {
             Command::Prepare { reactor, reply } => self.prepare(reactor, reply),
-            Command::Installed { qid, result } => self.pairs.installed(qid, result),
+            Command::Installed { qid, result } => {
+                self.pairs.installed(qid, result);
+                self.create_pairs();
+            }
             Command::Quiesced(qid) => self.with_controller(|controller| controller.queue_quiesced(qid)),
             Command::Reaped { qid, history } => self.reaped(qid, history),
             Command::Rewound(qid) => self.rewound(qid),
@@ -424,9 +420,41 @@ impl Thread {
     }
 }
 
-/// The eventfds by which the device reports an error, or is asked for.
+/// The eventfds by which a device wants the control thread's attention.
+#[derive(Default)]
+struct Signals {
+    /// It reports an error.
+    error: Option<AsyncFd<OwnedFd>>,
+    /// The kernel asks for it.
+    removal: Option<AsyncFd<OwnedFd>>,
+    /// The admin queue's interrupt.
+    admin: Option<AsyncFd<OwnedFd>>,
+}
+
 #[expect(deprecated, reason = "unsound for types whose descriptor may change; this is an OwnedFd")]
-fn watch_events(events: &aryk_pci::Events) -> std::io::Result<[AsyncFd<OwnedFd>; 2]> {
-    let watch = |fd: BorrowedFd<'_>| AsyncFd::with_interest(fd.try_clone_to_owned()?, Interest::READABLE);
-    Ok([watch(events.error())?, watch(events.removal())?])
+fn watch(fd: BorrowedFd<'_>) -> std::io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(fd.try_clone_to_owned()?, Interest::READABLE)
+}
+
+impl Signals {
+    fn of(function: &dyn Function) -> std::io::Result<Self> {
+        let Some(events) = function.events() else { return Ok(Self::default()) };
+        let (error, removal) = (watch(events.error())?, watch(events.removal())?);
+        Ok(Self { error: Some(error), removal: Some(removal), admin: None })
+    }
+
+    /// Waits for a signal. The controller, not this, reads the eventfds of events; the admin queue's is never read.
+    async fn wait(&self) {
+        async fn one(fd: Option<&AsyncFd<OwnedFd>>) {
+            match fd {
+                Some(fd) => drop(fd.readable().await.map(|mut guard| guard.clear_ready())),
+                None => std::future::pending().await,
+            }
+        }
+        tokio::select! {
+            () = one(self.error.as_ref()) => {}
+            () = one(self.removal.as_ref()) => {}
+            () = one(self.admin.as_ref()) => {}
+        }
+    }
 }

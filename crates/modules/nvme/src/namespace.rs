@@ -6,7 +6,8 @@ use crate::driver;
 use crate::shared::{Shared, lock};
 use crate::{DATA_MAX, PIECES_MAX, RANGES_MAX};
 use aryk_bdev::{
-    Blocks, BoxFuture, Channel, Device, Failure, Failures, Geometry, Limits, Op, OpSet, OpenError,
+    Blocks, BoxFuture, Channel, Device, Failure, Failures, ForwardChannel, Geometry, Limits, Op, OpSet,
+    OpenError,
 };
 use aryk_nvme::claims::{self, ControllerInfo};
 use aryk_nvme::io::Commands;
@@ -68,6 +69,13 @@ impl Namespace {
     pub(crate) fn update(&self, namespace: &claims::Namespace, controller: &ControllerInfo) {
         let commands = Commands::new(namespace, controller);
         *lock(&self.state) = NamespaceState { claims: namespace.clone(), commands };
+    }
+
+    /// Opens a channel of this reactor's own queue pair.
+    fn open_own(self: &Arc<Self>, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
+        let unprepared = || OpenError::Unavailable(format!("{} has no queue pair here", self.shared.name));
+        let driver = driver::find(self.shared.key, cx).ok_or_else(unprepared)?;
+        Ok(Box::new(NamespaceChannel::new(driver, self, root)))
     }
 
     /// Records and logs a failed request.
@@ -152,8 +160,11 @@ impl Device for NamespaceDevice {
     }
 
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
-        let unprepared = || OpenError::Unavailable(format!("{} has no queue pair here", self.0.shared.name));
-        let driver = driver::find(self.0.shared.key, cx).ok_or_else(unprepared)?;
-        Ok(Box::new(NamespaceChannel::new(driver, &self.0, root)))
+        if let Some(owner) = self.0.shared.owner_for(cx.handle()) {
+            let namespace = Arc::clone(&self.0);
+            let open = move |root, cx: &mut Cx| namespace.open_own(root, cx);
+            return Ok(Box::new(ForwardChannel::open(&owner, Arc::new(open), root, cx)));
+        }
+        self.0.open_own(root, cx)
     }
 }

@@ -4,7 +4,7 @@ use crate::control::Command;
 use crate::pool::Pool;
 use crate::{Config, Info};
 use aryk_nvme::queue::Counters as PairCounters;
-use aryk_reactor::DriverKey;
+use aryk_reactor::{DriverKey, Handle, Hold};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -44,6 +44,8 @@ pub(crate) struct Shared {
     commands: UnboundedSender<Command>,
     pub(crate) counters: Counters,
     info: Mutex<Info>,
+    /// Reactors without a pair, each with the reactor whose pair it uses.
+    routes: Mutex<Vec<(Handle, Hold)>>,
     /// By queue.
     pairs: Mutex<BTreeMap<u16, Arc<PairStats>>>,
 }
@@ -57,6 +59,7 @@ impl Shared {
             commands,
             counters: Counters::default(),
             info: Mutex::new(info),
+            routes: Mutex::default(),
             pairs: Mutex::default(),
         }
     }
@@ -81,6 +84,23 @@ impl Shared {
         let stats = Arc::new(PairStats { core, ..PairStats::default() });
         lock(&self.pairs).insert(qid, Arc::clone(&stats));
         stats
+    }
+
+    /// Makes a reactor without a pair use that of another.
+    pub(crate) fn route(&self, reactor: Handle, owner: Hold) {
+        let mut routes = lock(&self.routes);
+        routes.retain(|(from, _)| *from != reactor && !from.has_ended());
+        routes.push((reactor, owner));
+    }
+
+    /// The reactor whose pair this one uses.
+    pub(crate) fn owner_for(&self, reactor: &Handle) -> Option<Hold> {
+        lock(&self.routes).iter().find(|(from, _)| from == reactor).map(|(_, owner)| owner.clone())
+    }
+
+    /// Forgets all routes to a reactor, so that it can end.
+    pub(crate) fn forget_owner(&self, owner: &Handle) {
+        lock(&self.routes).retain(|(_, to)| **to != *owner);
     }
 
     pub(crate) fn remove_pair(&self, qid: u16) {

@@ -1,6 +1,6 @@
 //! The events of a controller.
 
-use super::{Command, Life, Next, Thread, WATCH_BUSY, WATCH_IDLE, now};
+use super::{Command, Life, Next, Thread, WATCH_BUSY, WATCH_IDLE, now, watch};
 use crate::memory::Registrar;
 use crate::{Dma, LastReset, Phase};
 use aryk_bdev::Attachment;
@@ -184,12 +184,13 @@ impl Thread {
         info.has_interrupts = self.interrupts.len() > 1;
     }
 
-    /// Gives each queue pair an interrupt, if it can be masked.
+    /// Gives the admin queue an interrupt, and each queue pair too if it can be masked.
     fn set_interrupts(&mut self) {
-        let Life::Driven(driven) = &self.life else { return };
+        let Life::Driven(driven) = &mut self.life else { return };
         let vectors = driven.function.vectors().min(driven.controller.pairs_allowed().saturating_add(1));
         let can_mask = vectors > 1 && driven.function.vector_mask(1).is_some();
-        let wanted = if can_mask { usize::from(vectors) } else { 0 };
+        // Without masks, only the admin queue has an interrupt: a reactor that polls would get one for each completion.
+        let wanted = usize::from(if can_mask { vectors } else { vectors.min(1) });
         while self.interrupts.len() < wanted {
             let Ok(fd) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) else { break };
             self.interrupts.push(fd);
@@ -201,6 +202,9 @@ impl Thread {
             tracing::warn!(controller, %error, "no interrupts: reactors do not sleep while requests are in flight");
             self.interrupts.clear();
         }
+        let admin = self.interrupts.first().map(|fd| watch(fd.as_fd())).transpose();
+        // Without it, the controller's events are found when it is polled.
+        driven.signals.admin = admin.unwrap_or_default();
     }
 
     fn recovered(&mut self, took: u64) {

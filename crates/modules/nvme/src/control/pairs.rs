@@ -5,7 +5,7 @@ use crate::driver::{self, Live};
 use crate::pool::Pool;
 use crate::shared::Shared;
 use aryk_bdev::OpenError;
-use aryk_nvme::controller::PairRequest;
+use aryk_nvme::controller::{PairRequest, Refused};
 use aryk_nvme::queue::{DmaEnded, QueuePair, Restart};
 use aryk_nvme::replay::History;
 use aryk_pci::VectorMask;
@@ -239,6 +239,11 @@ impl Thread {
         }
         // A reactor may have ended, and another begun on its core.
         self.forget_ended_reactors();
+        if self.shared.owner_for(&handle).is_some() {
+            // The opener may be gone.
+            let _ = reply.send(Ok(()));
+            return;
+        }
         let pairs = &mut self.pairs.pairs;
         let index = pairs.iter().position(|pair| pair.handle == handle).unwrap_or_else(|| {
             let (messages, sending) = send_in_order(handle.clone());
@@ -271,7 +276,8 @@ impl Thread {
         if !driven.is_usable || !driven.controller.is_ready() {
             return;
         }
-        for pair in &mut self.pairs.pairs {
+        let mut refusals = Vec::new();
+        for (index, pair) in self.pairs.pairs.iter_mut().enumerate() {
             if !matches!(pair.stage, Stage::Wanted) {
                 continue;
             }
@@ -280,9 +286,39 @@ impl Thread {
             let vector = driven.controller.next_qid().filter(|qid| *qid < vectors);
             match driven.controller.create_pair(PairRequest { depth: self.config.depth, vector }) {
                 Ok(qid) => pair.stage = Stage::Creating(qid),
-                Err(refused) => pair.answer(&Err(OpenError::Unavailable(refused.to_string()))),
+                Err(refused) => refusals.push((index, refused)),
             }
         }
+        for (index, refused) in refusals.into_iter().rev() {
+            self.use_other_pair(index, &refused);
+        }
+    }
+
+    /// A reactor gets no pair: it uses that of another, if the controller just has too few.
+    fn use_other_pair(&mut self, index: usize, refused: &Refused) {
+        let staying = self.env.reactors().staying();
+        let pairs = &mut self.pairs.pairs;
+        let is_coming = |pair: &Pair| matches!(pair.stage, Stage::Creating(_) | Stage::Installing(_));
+        if matches!(refused, Refused::NoPair(_)) && pairs.iter().any(is_coming) {
+            // Tried again when that pair is installed.
+            return;
+        }
+        let owner = match refused {
+            Refused::NoPair(_) => pairs
+                .iter()
+                .find(|pair| matches!(pair.stage, Stage::Installed(_)) && staying.contains(&pair.handle)),
+            _ => None,
+        };
+        let owner = owner.and_then(|owner| self.env.reactors().hold(&owner.handle));
+        let result = match owner {
+            Some(owner) => {
+                self.shared.route(pairs[index].handle.clone(), owner);
+                Ok(())
+            }
+            None => Err(OpenError::Unavailable(refused.to_string())),
+        };
+        let mut pair = pairs.swap_remove(index);
+        pair.answer(&result);
     }
 
     /// Gives a reactor the pair that the controller has created for it.
@@ -374,6 +410,7 @@ impl Thread {
             if !is_leaving {
                 continue;
             }
+            self.shared.forget_owner(&pair.handle);
             let shared = Arc::clone(&self.shared);
             pair.send(move |cx| {
                 if driver::is_unused(shared.key, cx) {

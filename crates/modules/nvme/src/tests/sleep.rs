@@ -1,4 +1,4 @@
-//! Interrupts: none while a reactor polls, one when it sleeps.
+//! Reactors with a drive: interrupts only while they sleep, and fewer queue pairs than reactors.
 
 use super::OnModel;
 use crate::Dma;
@@ -6,41 +6,45 @@ use aryk_bdev::{Access, AsyncChannel, Blocks, Env, Lba, Registry};
 use aryk_bdev_conformance::{block_on, contents};
 use aryk_dma::Buffer;
 use aryk_nvme_model::{Config, Timing};
-use aryk_reactor::{CoreSet, Options, Reactors, SleepPolicy};
+use aryk_reactor::{CoreSet, Handle, Options, Reactors, SleepPolicy};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-const REQUESTS: u64 = 30;
+const REQUESTS: usize = 30;
 
-/// Writes and reads one block after the other on a reactor of its own. Returns the interrupts of the drive, and the time that the
+/// Writes and reads blocks of its own, one after the other, on a reactor.
+fn exercise(on: &OnModel, handle: &Handle, first: u64) -> oneshot::Receiver<()> {
+    let descriptor = on.env.registry().open("nvn1", Access::Shared, "the test", |_| ()).unwrap();
+    block_on(descriptor.prepare(handle)).unwrap();
+    let (done, result) = oneshot::channel();
+    let start = handle.call(move |cx| {
+        let thread = cx.add_thread("test", CoreSet::from_iter([cx.handle().core()]));
+        let channel = AsyncChannel::open(&descriptor, thread, cx).unwrap();
+        let exercise = async move {
+            for lba in (first..).take(REQUESTS) {
+                let data = contents(lba + 1, lba, 1, 4096);
+                let buffer = channel.write(Lba(lba), Blocks(1), Buffer::from_slice(&data)).await.unwrap();
+                let read = channel.read(Lba(lba), Blocks(1), buffer).await.unwrap();
+                assert!(read.bytes() == data);
+            }
+            drop(channel);
+            done.send(()).unwrap();
+        };
+        cx.local().spawn(exercise).detach();
+    });
+    block_on(start).unwrap();
+    result
+}
+
+/// Exercises a drive on a reactor of its own. Returns the interrupts of the drive, and the time that the
 /// reactor was awake, in thousandths.
 fn run(policy: SleepPolicy, latency: u64) -> (u64, u64) {
     let reactors = Reactors::start(&Options { policy, ..Options::default() }).unwrap();
     let env = Env::new(Arc::new(Registry::new()), &reactors);
     let timing = Timing { io: latency..=latency, ..Timing::IMMEDIATE };
     let on = OnModel::with(env, Config { timing, ..Config::default() }, |attach| attach.dma = Dma::Pin);
-    let descriptor = on.env.registry().open("nvn1", Access::Exclusive, "the test", |_| ()).unwrap();
     let handle = reactors.handles().remove(0);
-    block_on(descriptor.prepare(&handle)).unwrap();
-    let (done, result) = oneshot::channel();
-    let start = handle.call(move |cx| {
-        let thread = cx.add_thread("test", CoreSet::from_iter([cx.handle().core()]));
-        let channel = AsyncChannel::open(&descriptor, thread, cx).unwrap();
-        cx.local()
-            .spawn(async move {
-                for lba in 0..REQUESTS {
-                    let data = contents(lba + 1, lba, 1, 4096);
-                    let buffer = channel.write(Lba(lba), Blocks(1), Buffer::from_slice(&data)).await.unwrap();
-                    let read = channel.read(Lba(lba), Blocks(1), buffer).await.unwrap();
-                    assert!(read.bytes() == data);
-                }
-                drop(channel);
-                done.send(()).unwrap();
-            })
-            .detach();
-    });
-    block_on(start).unwrap();
-    block_on(result).unwrap();
+    block_on(exercise(&on, &handle, 0)).unwrap();
     let stats = handle.stats();
     let awake = stats.busy + stats.idle;
     let awake = awake.as_nanos() * 1000 / (awake + stats.sleeping).as_nanos().max(1);
@@ -60,6 +64,25 @@ fn a_reactor_that_polls_gets_no_interrupt() {
 fn a_reactor_that_sleeps_is_woken_by_each_completion() {
     let (interrupts, awake) = run(SleepPolicy::Interrupt, 5_000_000);
     // A masked vector may signal once more when it is unmasked.
-    assert!((2 * REQUESTS..=4 * REQUESTS).contains(&interrupts), "{interrupts} interrupts");
+    assert!((2 * REQUESTS as u64..=4 * REQUESTS as u64).contains(&interrupts), "{interrupts} interrupts");
     assert!(awake < 500, "awake for {awake} of 1000");
+}
+
+#[test]
+fn reactors_share_the_queue_pairs_of_a_drive_that_has_few() {
+    let cores = CoreSet::allowed();
+    assert!(cores.iter().count() > 1, "a test of two reactors");
+    let options = Options { cores: cores.iter().take(2).collect(), ..Options::default() };
+    let reactors = Reactors::start(&options).unwrap();
+    let env = Env::new(Arc::new(Registry::new()), &reactors);
+    let on = OnModel::with(env, Config { io_queues: 1, ..Config::default() }, |attach| attach.dma = Dma::Pin);
+    let handles = reactors.handles();
+    let running: Vec<_> =
+        handles.iter().zip([0, 1000]).map(|(handle, first)| exercise(&on, handle, first)).collect();
+    running.into_iter().for_each(|running| block_on(running).unwrap());
+    let pairs = on.controllers.find("nv").unwrap().counts().pairs;
+    assert_eq!(pairs.len(), 1);
+    OnModel::until("all requests to be counted", || {
+        on.controllers.find("nv").unwrap().counts().pairs[0].completed == 4 * REQUESTS as u64
+    });
 }
