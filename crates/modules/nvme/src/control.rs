@@ -1,8 +1,9 @@
 //! The thread of a controller. Control context; it may block in the kernel, and so has a thread of its own.
 //!
 //! The thread owns the [`Controller`], and polls it at each interrupt of the admin queue; also every 50 ms while commands are in
-//! flight, so that a controller that failed or vanished is noticed soon, and once a second otherwise. Queue pairs belong to reactors; the thread sends them the steps of a
-//! reset as messages, which each reactor executes in order, and they answer by [`Command`]s.
+//! flight, so that a controller that failed or vanished is noticed soon, and once a second otherwise. Queue pairs belong to
+//! reactors; the thread sends them the steps of a reset as messages, which each reactor executes in order, and they answer by
+//! [`Command`]s.
 
 mod disks;
 mod events;
