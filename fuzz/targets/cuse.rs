@@ -1,11 +1,11 @@
 //! Messages of the kernel to a CUSE device, with ioctls of a hostile caller: any bytes, and structures whose lengths fit.
 //!
 //! For any input, no code panics. Every reply has the length that its header names and is no answer to another request. A round
-//! asks for the structure and for one range of at most a page. Only commands that the policy allows reach the owner, with data of
-//! a whole page.
+//! asks for the structure and for one range of bounded length. Only commands that the policy allows reach the owner, with data of
+//! at least a page, and at least the length that the command transfers.
 #![no_main]
 
-use aryk_cuse::{Access, DATA_MAX, Data, Node, Received, Request, policy, receive};
+use aryk_cuse::{Access, DATA_MAX, Data, Node, PAGE, Received, Request, policy, receive};
 use libfuzzer_sys::fuzz_target;
 
 const HEADER: usize = 40;
@@ -35,11 +35,16 @@ fn check(message: &[u8], node: Node) -> Received {
             assert!(shape.data <= DATA_MAX && matches!(shape.result, 4 | 8));
             let direction = match &command.data {
                 Data::None => 0,
-                Data::ToController(page) => {
-                    assert_eq!(page.len(), DATA_MAX);
+                Data::ToController(bytes) => {
+                    assert!((PAGE..=DATA_MAX).contains(&bytes.len()));
                     1
                 }
-                Data::FromController => 2,
+                Data::FromController(len) => {
+                    assert!((PAGE..=DATA_MAX).contains(len) && shape.data <= *len);
+                    let log_dwords = (command.cdw10_15[0] >> 16 | command.cdw10_15[1] << 16) as usize;
+                    assert!(command.opcode != 2 || (log_dwords + 1) * 4 <= *len);
+                    2
+                }
             };
             assert_eq!(command.opcode & 3, direction);
         }

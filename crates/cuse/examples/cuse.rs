@@ -126,6 +126,7 @@ impl Drive {
                     Ok(id) => drop(self.commands.insert(id, answer)),
                     Err(Refused::Busy) => answer.complete(Err(Errno::BUSY)),
                     Err(Refused::NotReady) => answer.complete(Err(Errno::AGAIN)),
+                    Err(Refused::TooLong(_)) => answer.complete(Err(Errno::MSGSIZE)),
                     Err(_) => answer.complete(Err(Errno::IO)),
                 }
             }
@@ -164,7 +165,7 @@ fn translate(command: AdminCommand) -> admin::Command {
     let patience = if command.is_change() { admin::Patience::Long } else { admin::Patience::Normal };
     let data = match command.data {
         Data::None => admin::Data::None,
-        Data::FromController => admin::Data::FromController(aryk_cuse::DATA_MAX),
+        Data::FromController(len) => admin::Data::FromController(len),
         Data::ToController(bytes) => admin::Data::ToController(bytes),
     };
     admin::Command { entry, data, patience }

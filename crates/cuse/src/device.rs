@@ -197,7 +197,7 @@ fn check_name(name: &str) -> Result<(), CuseError> {
 fn shake_hands(kernel: &OwnedFd, name: &str) -> Result<(), CuseError> {
     let mut fds = [PollFd::new(kernel, PollFlags::IN)];
     retry_on_intr(|| poll(&mut fds, Some(&HANDSHAKE)))?;
-    let mut buffer = [0; BUFFER];
+    let mut buffer = vec![0; BUFFER];
     let len = match retry_on_intr(|| read(kernel, &mut buffer)) {
         Ok(len) => len,
         Err(Errno::AGAIN) => return Err(CuseError::Handshake),
@@ -246,7 +246,7 @@ impl Server {
 
     /// Serves until the end.
     fn serve(&mut self) -> Result<(), Errno> {
-        let mut buffer = [0; BUFFER];
+        let mut buffer = vec![0; BUFFER];
         loop {
             let mut fds = [
                 PollFd::new(&self.kernel, PollFlags::IN),

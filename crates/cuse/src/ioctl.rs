@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::policy::{self, Access};
-use crate::request::{AdminCommand, DATA_MAX, Data, Request};
+use crate::request::{AdminCommand, DATA_MAX, Data, PAGE, Request};
 use crate::session::Node;
 use crate::wire::{Ioctl, Iovec};
 
@@ -173,7 +173,7 @@ fn check(fields: &Passthru, access: Access) -> Result<Direction, Errno> {
         2 => Direction::FromController,
         _ => return Err(Errno::INVAL),
     };
-    let transfer = policy::transfer(fields.opcode, &fields.cdw10_15).unwrap_or(0);
+    let transfer = policy::transfer(fields.opcode, &fields.cdw10_15);
     if fields.data_len as usize > DATA_MAX || transfer > DATA_MAX as u64 {
         return Err(Errno::MSGSIZE);
     }
@@ -188,11 +188,14 @@ fn check(fields: &Passthru, access: Access) -> Result<Direction, Errno> {
 fn command(fields: &Passthru, direction: Direction, data: &[u8]) -> AdminCommand {
     let data = match direction {
         Direction::None => Data::None,
-        Direction::FromController => Data::FromController,
+        Direction::FromController => {
+            let transfer = policy::transfer(fields.opcode, &fields.cdw10_15) as usize;
+            Data::FromController(PAGE.max(transfer).max(fields.data_len as usize))
+        }
         Direction::ToController => {
-            let mut page = vec![0; DATA_MAX];
-            page[..data.len()].copy_from_slice(data);
-            Data::ToController(page)
+            let mut bytes = data.to_vec();
+            bytes.resize(PAGE.max(data.len()), 0);
+            Data::ToController(bytes)
         }
     };
     let mut cdw10_15 = fields.cdw10_15;
@@ -247,7 +250,8 @@ mod tests {
                 vec![Iovec { base: ARGUMENT + offset, len: result }, Iovec { base: ADDRESS, len: 4096 }];
             assert_eq!(round(number, &structure, 0, READER), Round::Again { input: vec![whole], output });
             let third = round(number, &structure, 4096 + result as u32, READER);
-            let command = AdminCommand { opcode: 6, nsid: 1, cdw10_15: [0; 6], data: Data::FromController };
+            let command =
+                AdminCommand { opcode: 6, nsid: 1, cdw10_15: [0; 6], data: Data::FromController(PAGE) };
             let shape = Shape { result: result as usize, data: 4096 };
             assert_eq!(third, Round::Serve(Request::Admin(command), shape));
         }
@@ -264,7 +268,7 @@ mod tests {
             panic!("not served")
         };
         let Data::ToController(page) = command.data else { panic!("no data") };
-        assert_eq!((page.len(), &page[..4], shape.data), (DATA_MAX, &[7, 8, 9, 0][..], 0));
+        assert_eq!((page.len(), &page[..4], shape.data), (PAGE, &[7, 8, 9, 0][..], 0));
         // The controller would read a fourth byte.
         fields.cdw10_15[1] = 4;
         assert_eq!(second(&fields, CHANGER), Round::Failed(Errno::INVAL));
@@ -285,7 +289,7 @@ mod tests {
     fn hostile_fields_are_refused_by_name() {
         let plain = passthru(0x06, 4096);
         for (fields, errno) in [
-            (Passthru { data_len: 4097, ..plain }, Errno::MSGSIZE),
+            (Passthru { data_len: DATA_MAX as u32 + 1, ..plain }, Errno::MSGSIZE),
             (Passthru { data_len: u32::MAX, ..plain }, Errno::MSGSIZE),
             (Passthru { opcode: 0x02, cdw10_15: [0xffff << 16, 0, 0, 0, 0, 0], ..plain }, Errno::MSGSIZE),
             (Passthru { metadata_len: 1, ..plain }, Errno::INVAL),
@@ -302,6 +306,22 @@ mod tests {
         let far =
             Ioctl { command: number::ADMIN_CMD, argument: u64::MAX - 8, input: &bytes(&plain, 72), room: 0 };
         assert_eq!(decide(&far, READER), Round::Failed(Errno::FAULT));
+    }
+
+    #[test]
+    fn the_command_decides_how_much_the_controller_may_write() {
+        let served = |fields: &Passthru| {
+            let third = round(number::ADMIN_CMD, &bytes(fields, 72), 4 + fields.data_len, READER);
+            let Round::Serve(Request::Admin(command), shape) = third else { panic!("{third:?}") };
+            (command.data, shape.data)
+        };
+        // A log of 8 KiB, of which the caller wants 16 bytes, or 12 KiB.
+        let log = Passthru { cdw10_15: [2047 << 16 | 1, 0, 0, 0, 0, 0], ..passthru(0x02, 16) };
+        assert_eq!(served(&log), (Data::FromController(8192), 16));
+        let longer = Passthru { data_len: 12_288, ..log };
+        assert_eq!(served(&longer), (Data::FromController(12_288), 12_288));
+        assert_eq!(served(&passthru(0x06, 16)), (Data::FromController(PAGE), 16));
+        assert_eq!(served(&passthru(0x06, 0)), (Data::FromController(PAGE), 0));
     }
 
     #[test]

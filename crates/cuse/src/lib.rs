@@ -25,7 +25,7 @@
 //! | --- | --- |
 //! | `EPERM` | the policy refuses the command |
 //! | `EINVAL` | a field of the ioctl's structure is wrong, or the caller changed the structure during the call |
-//! | `EMSGSIZE` | the command transfers more than [`DATA_MAX`] bytes; tools read longer logs in parts |
+//! | `EMSGSIZE` | the command transfers more than [`DATA_MAX`] bytes, or more than the controller (MDTS); tools read long logs in parts |
 //! | `EBUSY` | [`IN_FLIGHT_MAX`] commands are in flight |
 //! | `EINTR` | a signal ended the call; the controller still executes the command |
 //! | `ENOTTY` | not an NVMe ioctl |
@@ -47,6 +47,6 @@ mod wire;
 pub use device::{Answer, CuseError, Device, IN_FLIGHT_MAX, NvmeDevice};
 pub use ioctl::Shape;
 pub use policy::Access;
-pub use request::{AdminCommand, Caller, Completion, DATA_MAX, Data, Request};
+pub use request::{AdminCommand, Caller, Completion, DATA_MAX, Data, PAGE, Request};
 pub use rustix::io::Errno;
 pub use session::{Node, Received, receive};

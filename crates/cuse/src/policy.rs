@@ -72,16 +72,16 @@ pub fn verdict(opcode: u8, cdw10: u32) -> Verdict {
     }
 }
 
-/// The bytes that the controller transfers, from the fields of the command; `None` if it transfers at most a page, or if only the
-/// vendor knows.
-pub(crate) fn transfer(opcode: u8, cdw: &[u32; 6]) -> Option<u64> {
-    let dwords = |count: u64| Some((count + 1) * 4);
+/// The bytes that the controller transfers, by the fields of the command; 0 if the command has no such field. Then it transfers at
+/// most a page, unless it is a vendor's, whose length only the caller knows.
+pub(crate) fn transfer(opcode: u8, cdw: &[u32; 6]) -> u64 {
+    let dwords = |count: u64| (count + 1) * 4;
     match opcode {
         GET_LOG_PAGE => dwords(u64::from(cdw[0] >> 16) | u64::from(cdw[1] & 0xffff) << 16),
         FIRMWARE_DOWNLOAD => dwords(cdw[0].into()),
         GET_LBA_STATUS => dwords(cdw[2].into()),
-        SECURITY_SEND | SECURITY_RECEIVE => Some(cdw[1].into()),
-        _ => None,
+        SECURITY_SEND | SECURITY_RECEIVE => cdw[1].into(),
+        _ => 0,
     }
 }
 
@@ -124,10 +124,10 @@ mod tests {
 
     #[test]
     fn the_length_of_a_transfer_follows_from_the_command() {
-        assert_eq!(transfer(GET_LOG_PAGE, &[1023 << 16 | 2, 0, 0, 0, 0, 0]), Some(4096));
-        assert_eq!(transfer(GET_LOG_PAGE, &[0xffff << 16, 0xffff, 0, 0, 0, 0]), Some(1 << 34));
-        assert_eq!(transfer(FIRMWARE_DOWNLOAD, &[u32::MAX, 0, 0, 0, 0, 0]), Some(1 << 34));
-        assert_eq!(transfer(SECURITY_RECEIVE, &[0, 512, 0, 0, 0, 0]), Some(512));
-        assert_eq!(transfer(IDENTIFY, &[u32::MAX; 6]), None);
+        assert_eq!(transfer(GET_LOG_PAGE, &[1023 << 16 | 2, 0, 0, 0, 0, 0]), 4096);
+        assert_eq!(transfer(GET_LOG_PAGE, &[0xffff << 16, 0xffff, 0, 0, 0, 0]), 1 << 34);
+        assert_eq!(transfer(FIRMWARE_DOWNLOAD, &[u32::MAX, 0, 0, 0, 0, 0]), 1 << 34);
+        assert_eq!(transfer(SECURITY_RECEIVE, &[0, 512, 0, 0, 0, 0]), 512);
+        assert_eq!(transfer(IDENTIFY, &[u32::MAX; 6]), 0);
     }
 }

@@ -2,8 +2,10 @@
 
 use crate::policy;
 
-/// The most data of one admin command, in bytes: a page.
-pub const DATA_MAX: usize = 4096;
+/// The most data of one admin command, in bytes. The kernel passes 32 pages in one ioctl, with the command's structure or result.
+pub const DATA_MAX: usize = 31 * PAGE;
+/// The least data that the owner gives the controller: what most commands transfer, without a length of their own.
+pub const PAGE: usize = 4096;
 
 /// The process that made the system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,15 +18,15 @@ pub struct Caller {
     pub pid: u32,
 }
 
-/// Data of an admin command. The owner always gives the controller a whole page, whatever length the caller claims, because the
-/// command alone decides how much the controller transfers.
+/// Data of an admin command. The command alone decides how much the controller transfers, so the data has that length, and at
+/// least [`PAGE`], even if the caller claims less.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Data {
     /// None.
     None,
-    /// The controller writes up to [`DATA_MAX`] bytes.
-    FromController,
-    /// The controller reads these bytes, [`DATA_MAX`] of them: the caller's, then zeroes.
+    /// The controller writes up to this number of bytes, [`PAGE`] to [`DATA_MAX`].
+    FromController(usize),
+    /// The controller reads these bytes, [`PAGE`] to [`DATA_MAX`] of them: the caller's, then zeroes.
     ToController(Vec<u8>),
 }
 

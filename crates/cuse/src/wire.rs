@@ -6,7 +6,7 @@
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::request::Caller;
+use crate::request::{Caller, DATA_MAX};
 
 /// The major version of the protocol.
 pub(crate) const MAJOR: u32 = 7;
@@ -14,8 +14,11 @@ pub(crate) const MAJOR: u32 = 7;
 pub(crate) const MINOR: u32 = 31;
 /// The oldest minor version whose [`Iovec`]s do not depend on the word size.
 pub(crate) const MINOR_MIN: u32 = 16;
-/// The least length of a buffer from which the kernel accepts a read. The longest request of this crate is shorter.
-pub(crate) const BUFFER: usize = 8192;
+/// The length of the longest request that this crate serves: an ioctl with its structure and data. The kernel refuses buffers of
+/// less than 8 KiB, and answers longer requests by itself.
+pub(crate) const BUFFER: usize = size_of::<InHeader>() + size_of::<IoctlIn>() + STRUCTURE_MAX + DATA_MAX;
+/// The longest structure of an ioctl.
+const STRUCTURE_MAX: usize = 80;
 /// The kernel's least value of the longest READ and WRITE; this crate serves neither.
 pub(crate) const TRANSFER: u32 = 4096;
 

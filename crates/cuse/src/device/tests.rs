@@ -63,7 +63,7 @@ impl Kernel {
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
         let ready = poll(&mut fds, Some(&Timespec { tv_sec: 10, tv_nsec: 0 })).unwrap();
         assert_eq!(ready, 1, "no reply in 10 s");
-        let mut bytes = [0; 2 * BUFFER];
+        let mut bytes = vec![0; 2 * BUFFER];
         let len = read(&self.0, &mut bytes).unwrap();
         let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
         assert_eq!(word(0) as usize, len);

@@ -209,6 +209,8 @@ const TOOLS: &[&str] = &[
     "nsze    : 0x8000",
     "== get-log",
     "512",
+    "== a long log",
+    "66560",
     "== get-feature",
     "get-feature:0x04 (Temperature Threshold), Current value:0x00000157",
     "== smartctl",

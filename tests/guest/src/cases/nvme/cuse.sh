@@ -20,6 +20,7 @@ echo "== list-ns"; nvme list-ns $drive
 echo "== id-ns"; nvme id-ns ${drive}n1
 echo "== get-log"; nvme get-log $drive --log-id=2 --log-len=512 -b | wc -c
 echo "== error-log"; nvme error-log $drive -e 1
+echo "== a long log"; nvme admin-passthru $drive --opcode=2 -n 0xffffffff --cdw10=0x40ff0002 --data-len=66560 -r -b | wc -c
 echo "== get-feature"; nvme get-feature $drive -f 4
 echo "== ns-rescan"; nvme ns-rescan $drive
 echo "== smartctl"; smartctl -a -d nvme $drive
@@ -32,7 +33,7 @@ refused nvme subsystem-reset $drive
 refused nvme detach-ns $drive -n 1 -c 0
 refused nvme read ${drive}n1 -s 0 -c 0 -z 512
 refused nvme write ${drive}n1 -s 0 -c 0 -z 512 -d /script
-refused nvme admin-passthru $drive --opcode=2 --cdw10=0x07ff0002 --data-len=8192 -r
+refused nvme admin-passthru $drive --opcode=2 --cdw10=0x7fff0002 --data-len=131072 -r
 refused nvme admin-passthru $drive --opcode=6 --cdw10=1 --data-len=4096 --metadata-len=8 -r
 refused nvme admin-passthru $drive --opcode=2 --cdw10=0x007f00ff --data-len=512 -r
 refused nvme id-ns $drive -n 1000
