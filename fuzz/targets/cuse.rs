@@ -2,7 +2,7 @@
 //!
 //! For any input, no code panics. Every reply has the length that its header names and is no answer to another request. A round
 //! asks for the structure and for one range of bounded length. Only commands that the policy allows reach the owner, with data of
-//! at least a page, and at least the length that the command transfers.
+//! at least a page, and at least the length that the command transfers; its answer fills the room that the kernel has for it.
 #![no_main]
 
 use aryk_cuse::{Access, DATA_MAX, Data, Node, PAGE, Received, Request, policy, receive};
@@ -75,7 +75,11 @@ fn rounds(node: Node, number: u32, argument: u64, structures: &[u8], len: usize)
     let mut structure = vec![0; len];
     for count in 1.. {
         assert!(count <= 3, "a fourth round");
-        let Received::Reply(reply) = check(&ioctl(number, argument, &input, room), node) else { return };
+        let reply = match check(&ioctl(number, argument, &input, room), node) {
+            Received::Reply(reply) => reply,
+            Received::Serve { shape, .. } => return assert_eq!(shape.result + shape.data, room as usize),
+            other => panic!("{other:?}"),
+        };
         // FUSE_IOCTL_RETRY.
         if word(&reply, 4) != 0 || word(&reply, 20) & 4 == 0 {
             return;

@@ -72,8 +72,8 @@ pub fn verdict(opcode: u8, cdw10: u32) -> Verdict {
     }
 }
 
-/// The bytes that the controller transfers, by the fields of the command; 0 if the command has no such field. Then it transfers at
-/// most a page, unless it is a vendor's, whose length only the caller knows.
+/// The bytes that the controller transfers, by the fields of the command; 0 if the command has no such field. Such a command
+/// transfers at most a page, unless it is a vendor's, whose length only the caller knows.
 pub(crate) fn transfer(opcode: u8, cdw: &[u32; 6]) -> u64 {
     let dwords = |count: u64| (count + 1) * 4;
     match opcode {
