@@ -22,6 +22,9 @@ const LEAST_LOCKED: u64 = 64 << 20;
 /// The capability that exempts a process from the limit of locked memory: capabilities(7).
 const CAP_IPC_LOCK: u64 = 1 << 14;
 
+/// The file of VFIO that is not a drive's.
+const CONTAINER: &str = "/dev/vfio/vfio";
+
 /// The benefit of everything without which no drive works.
 const BRINGS: &str = "drives that Aryk drives itself";
 
@@ -36,6 +39,10 @@ pub fn checks() -> Result<Vec<Check>, Error> {
     let shell = getrlimit(Resource::Memlock).maximum;
     checks.push(memlock_of(shell, is_exempt(&file("/proc/self/status")), unit.as_ref()));
     checks.extend(unit.as_ref().map(sandbox_of));
+    let account = Account::of(unit.as_ref());
+    if Path::new(CONTAINER).exists() {
+        checks.push(container_of(&account.name, account.may_open(Path::new(CONTAINER))));
+    }
     let brings = "guest memory that drives access directly; other memory is copied";
     checks.push(kernel::hugepages_for(brings));
     let drives = sysfs.nvme_drives()?;
@@ -48,7 +55,6 @@ pub fn checks() -> Result<Vec<Check>, Error> {
             "lspci -D",
         ));
     }
-    let account = Account::of(unit.as_ref());
     for drive in &drives {
         let address = drive.function.address;
         let openable = sysfs.check_openable(address).map(drop);
@@ -87,6 +93,20 @@ fn vfio_pci_of(is_loaded: bool) -> Check {
             "not loaded",
             BRINGS,
             "sudo modprobe vfio-pci; at each boot: echo vfio-pci | sudo tee /etc/modules-load.d/vfio-pci.conf",
+        ),
+    }
+}
+
+/// Whether the daemon's user may open the file from which each process gets an address space for its drives.
+fn container_of(who: &str, may_open: bool) -> Check {
+    match may_open {
+        true => Check::ok("VFIO", format!("the user {who} may open {CONTAINER}")),
+        false => Check::lacks(
+            "VFIO",
+            State::Missing,
+            format!("the user {who} may not open {CONTAINER}"),
+            BRINGS,
+            format!("sudo chmod 666 {CONTAINER}: it gives access to no device"),
         ),
     }
 }

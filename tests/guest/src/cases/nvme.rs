@@ -175,6 +175,8 @@ const COMMANDED: &[&str] = &[
     "0000:00:19.1 is now bound to vfio-pci.",
     "Nothing necessary is missing.",
     "refused STATE CHECK FOUND",
+    "MISSING VFIO the user operator may not open /dev/vfio/vfio",
+    "do: sudo chmod 666 /dev/vfio/vfio",
     "MISSING drive 0000:00:18.0: bound, but the user operator may not open",
     "do: sudo aryk nvme bind 0000:00:18.0 --owner operator",
     "ok drive 0000:00:19.0: bound to VFIO; the user operator may open it",

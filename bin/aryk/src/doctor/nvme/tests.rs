@@ -19,6 +19,8 @@ fn the_iommu_and_vfio() {
     expect(&iommu_of(0, "quiet", "vendor_id: GenuineIntel"), State::Missing, "off", "update-grub");
     let given = iommu_of(0, "quiet intel_iommu=on", "vendor_id: GenuineIntel");
     expect(&given, State::Missing, "although the kernel was started with intel_iommu=on", "VT-d");
+    expect(&container_of("aryk", true), State::Ok, "the user aryk may open /dev/vfio/vfio", "");
+    expect(&container_of("aryk", false), State::Missing, "may not open", "chmod 666 /dev/vfio/vfio");
     expect(&vfio_pci_of(true), State::Ok, "loaded", "");
     expect(&vfio_pci_of(false), State::Missing, "not loaded", "modprobe vfio-pci");
 }

@@ -62,8 +62,10 @@ aryk doctor nvme | words
 aryk_as_user() {
     LD_LIBRARY_PATH=/programs/lib start-stop-daemon -S -c operator -x /programs/aryk -- "$@" 2>&1
 }
+chmod 600 /dev/vfio/vfio
 if said=$(ulimit -l unlimited; aryk_as_user doctor nvme); then echo "not refused"; exit 1; fi
 echo "refused $said" | words
+chmod 666 /dev/vfio/vfio
 aryk nvme bind $one --owner operator
 (ulimit -l unlimited; aryk_as_user doctor nvme --json) | words
 
