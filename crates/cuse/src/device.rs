@@ -5,6 +5,7 @@
 //! belongs to the thread alone: when the thread ends, the kernel removes `/dev/NAME` and fails the calls that still wait.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -75,14 +76,23 @@ pub trait NvmeDevice: Send + Sync + 'static {
 }
 
 /// The right to answer one request. If it is dropped, the caller receives `EIO`.
-#[derive(Debug)]
-pub struct Answer {
-    unique: u64,
-    /// Taken by the answer.
-    notes: Option<Notes>,
+pub struct Answer(Option<Receive>);
+
+/// The receiver of an outcome.
+type Receive = Box<dyn FnOnce(Result<Completion, Errno>) + Send>;
+
+impl fmt::Debug for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an answer to a request")
+    }
 }
 
 impl Answer {
+    /// An answer that goes to `receive`, which must not wait.
+    pub fn new(receive: impl FnOnce(Result<Completion, Errno>) + Send + 'static) -> Self {
+        Self(Some(Box::new(receive)))
+    }
+
     /// Answers the request: by the controller's completion, or by an error of the owner, for example `EBUSY`. Without effect if
     /// the device was dropped.
     pub fn complete(mut self, outcome: Result<Completion, Errno>) {
@@ -90,8 +100,8 @@ impl Answer {
     }
 
     fn send(&mut self, outcome: Result<Completion, Errno>) {
-        if let Some(notes) = self.notes.take() {
-            notes.send(Note::Answer(self.unique, outcome));
+        if let Some(receive) = self.0.take() {
+            receive(outcome);
         }
     }
 }
@@ -306,7 +316,9 @@ impl Server {
             }
             Received::Serve { unique, caller, request, shape } => {
                 self.in_flight.insert(unique, Pending::Waiting(shape));
-                self.owner.serve(request, caller, Answer { unique, notes: Some(self.notes.clone()) });
+                let notes = self.notes.clone();
+                let answer = Answer::new(move |outcome| notes.send(Note::Answer(unique, outcome)));
+                self.owner.serve(request, caller, answer);
                 Ok(())
             }
         }

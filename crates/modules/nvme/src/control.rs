@@ -8,11 +8,13 @@
 mod disks;
 mod events;
 mod pairs;
+pub(crate) mod tools;
 
 use crate::driver::Live;
 use crate::shared::{Counters, Shared};
 use crate::{Config, Error, Info, Location, Phase};
 use aryk_bdev::{Attachment, Bdev, Env, OpenError};
+use aryk_cuse::{Access, Answer, Caller, Request};
 use aryk_nvme::admin;
 use aryk_nvme::controller::{AdminAnswer, Controller, End, Failure, ResetReason};
 use aryk_nvme::queue::{LateStep, QueueError};
@@ -33,6 +35,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
+use tools::Tools;
 
 /// Time between two reads of CSTS while commands are in flight, and otherwise.
 const WATCH_BUSY: u64 = 50_000_000;
@@ -66,6 +69,12 @@ pub(crate) enum Command {
     Admin { command: Box<admin::Command>, reply: oneshot::Sender<Result<AdminAnswer, Error>> },
     /// Resets the controller.
     Reset(oneshot::Sender<()>),
+    /// Creates the character devices for tools; the reply has their names.
+    RegisterTools { access: Access, reply: oneshot::Sender<Result<Vec<String>, Error>> },
+    /// Removes them; the reply says whether there were any.
+    UnregisterTools(oneshot::Sender<bool>),
+    /// A request of a tool.
+    Tool { request: Box<Request>, caller: Caller, answer: Answer },
     /// The disk of a namespace was removed.
     Closed(u32),
     /// Removes the disks and shuts the controller down.
@@ -126,6 +135,7 @@ pub(crate) fn start(
         away_until: None,
         next_open: Nanos(0),
         identity: None,
+        tools: None,
         submitted: 0,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -180,6 +190,8 @@ struct Thread {
     next_open: Nanos,
     /// Serial and model number, once the controller was ready.
     identity: Option<(String, String)>,
+    /// The devices for tools, once they are registered.
+    tools: Option<Tools>,
     /// Commands of all pairs at the last look.
     submitted: u64,
 }
@@ -205,6 +217,7 @@ impl Thread {
         self.pairs.remove_all(&self.shared);
         self.pairs.drain().await;
         self.shared.info().phase = Phase::Ended;
+        self.tools = None;
         // From here on the controller is no longer listed.
         commands.close();
         for stop in self.stops.drain(..) {
@@ -317,6 +330,14 @@ impl Thread {
                 self.resets.push(reply);
                 self.reset(ResetReason::Request);
             }
+            Command::RegisterTools { access, reply } => {
+                // The caller may be gone.
+                let _ = reply.send(self.register_tools(access));
+            }
+            Command::UnregisterTools(reply) => {
+                let _ = reply.send(self.tools.take().is_some());
+            }
+            Command::Tool { request, caller, answer } => self.serve_tool(*request, caller, answer),
             Command::Closed(nsid) => {
                 self.disks.closed(nsid);
                 self.publish_namespaces();

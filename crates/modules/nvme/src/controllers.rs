@@ -4,6 +4,7 @@ use crate::control::{self, Command};
 use crate::shared::{Shared, lock};
 use crate::{Config, Counts, Error, Info, Location, PairCounts};
 use aryk_bdev::{Bdev, Env};
+use aryk_cuse::Access;
 use aryk_nvme::admin;
 use aryk_nvme::controller::AdminAnswer;
 use aryk_pci::vfio::Vfio;
@@ -26,7 +27,7 @@ struct Inner {
 /// A controller that is attached, or is being attached.
 #[derive(Debug)]
 pub struct AttachedController {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     location: String,
 }
 
@@ -132,6 +133,25 @@ impl AttachedController {
         let (reply, answer) = oneshot::channel();
         self.shared.send(Command::Admin { command: Box::new(command), reply });
         answer.await.unwrap_or_else(|_| Err(Error::NotReady(self.name().to_owned())))
+    }
+
+    /// Creates character devices for the system's tools, and returns their names below `/dev`: `aryk/NAME` for the controller,
+    /// `aryk/NAMEnN` for namespace N. They follow the namespaces, and end with the controller. A tool may read; `access` decides
+    /// whether it may change the drive.
+    ///
+    /// # Errors
+    /// [`Error::Tools`]: there are such devices, or the kernel creates none; [`Error::NotReady`] if the controller has ended.
+    pub async fn register_tools(&self, access: Access) -> Result<Vec<String>, Error> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.send(Command::RegisterTools { access, reply });
+        answer.await.unwrap_or_else(|_| Err(Error::NotReady(self.name().to_owned())))
+    }
+
+    /// Removes the devices for tools. Returns whether there were any.
+    pub async fn unregister_tools(&self) -> bool {
+        let (reply, answer) = oneshot::channel();
+        self.shared.send(Command::UnregisterTools(reply));
+        answer.await.unwrap_or(false)
     }
 
     /// Resets the controller; requests wait meanwhile. Ready when the reset is over.

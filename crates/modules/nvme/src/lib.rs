@@ -2,7 +2,7 @@
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `control` | the thread of a controller: its life, resets, namespaces, the pairs of all reactors |
+//! | `control` | the thread of a controller: its life, resets, namespaces, the pairs of all reactors, its devices for tools |
 //! | `driver` | the queue pair of a reactor, and its requests |
 //! | `channel` | one opener's use of that pair |
 //! | `namespace` | the disk of a namespace |
@@ -34,6 +34,7 @@ mod tests;
 pub use controllers::{AttachedController, Controllers};
 pub use pool::PoolError;
 
+use aryk_cuse::CuseError;
 use aryk_nvme::controller::{Failure, Options};
 use aryk_nvme::spec::log::SmartLog;
 use aryk_pci::{Address, Function, PciError};
@@ -178,6 +179,9 @@ pub enum Error {
     /// The controller is away, resets, or has ended.
     #[error("the controller {0} is not ready")]
     NotReady(String),
+    /// The character devices for tools cannot be created.
+    #[error(transparent)]
+    Tools(#[from] CuseError),
     /// The kernel refused a thread or a descriptor.
     #[error("cannot start the controller's thread: {0}")]
     Thread(#[from] std::io::Error),

@@ -3,6 +3,7 @@
 mod conformance;
 mod recovery;
 mod sleep;
+mod tools;
 
 use crate::{Config, Controllers, Dma, Location};
 use aryk_bdev::{Bdev, Env};

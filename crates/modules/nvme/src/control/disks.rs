@@ -185,7 +185,7 @@ impl Thread {
     }
 
     /// Publishes what the namespaces are.
-    pub(super) fn publish_namespaces(&self) {
+    pub(super) fn publish_namespaces(&mut self) {
         let super::Life::Driven(driven) = &self.life else { return };
         let describe = |listed: &ListedNamespace| NamespaceInfo {
             nsid: listed.nsid,
@@ -194,5 +194,6 @@ impl Thread {
         };
         let namespaces = driven.controller.namespaces().iter().map(describe).collect();
         self.shared.info().namespaces = namespaces;
+        self.update_tools();
     }
 }
