@@ -21,8 +21,9 @@ use crate::request::{Caller, Completion, Request};
 use crate::session::{self, Node, Received, receive};
 use crate::wire::{self, BUFFER, Body, Message};
 
-/// The most commands in flight of one device. A command whose caller was interrupted counts until its answer.
-pub const IN_FLIGHT_MAX: usize = 16;
+/// The most commands in flight of one device, fewer than the driver takes. A command whose caller was interrupted counts until
+/// its answer.
+pub const IN_FLIGHT_MAX: usize = 8;
 
 const CUSE: &str = "/dev/cuse";
 /// For how long the kernel may take to send the first message, which it queues when `/dev/cuse` is opened.

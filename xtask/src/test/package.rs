@@ -53,6 +53,7 @@ fn contents(package: &Path) -> Result<()> {
         "/lib/systemd/system/aryk-nvme-bind@.service",
         "/man1/aryk.1.gz",
         "/man8/arykd.8.gz",
+        "/drop-ins/cuse.conf",
         "/drop-ins/loopback.conf",
         "/drop-ins/network.conf",
         "/drop-ins/nvme.conf",
