@@ -249,6 +249,7 @@ const TOOLS: &[&str] = &[
     "Success formatting namespace:1",
     "removed /dev/drive in ",
     "/dev/null exists already",
+    "the kernel refuses to create /dev/drive; its log (dmesg) says why",
     "gone with its process",
     "0000000  \\0  \\0  \\0  \\0",
 ];
@@ -293,7 +294,7 @@ fn driver(site: &Site<'_>) -> Result<()> {
 
 fn cuse(site: &Site<'_>) -> Result<()> {
     let programs = ["function", "cuse"].map(|name| site.example(name));
-    expect(site, vm(site, &[("18.0", "")])?, programs.to_vec(), CUSE, TOOLS)
+    expect(site, vm(site, &[("18.0", ""), ("19.0", "")])?, programs.to_vec(), CUSE, TOOLS)
 }
 
 /// Boots the VM with these programs, and checks that the script prints these lines in order.

@@ -4,11 +4,12 @@
 load_modules vfio
 load_modules cuse
 ulimit -l unlimited
-one=0000:00:18.0
+one=0000:00:18.0; two=0000:00:19.0
 disk=$(ls -d /sys/bus/pci/devices/$one/nvme/nvme*/nvme*n1); disk=/dev/${disk##*/}
 echo here | dd of=$disk conv=sync bs=4096 2>/dev/null
 sync
 program function bind $one
+program function bind $two
 
 cat >/tmp/read <<'END'
 drive=/dev/aryk/drive
@@ -68,8 +69,11 @@ program cuse --change $one drive sh -eu /tmp/change 2>&1
 if said=$(program cuse $one null true 2>&1); then exit 1; fi; echo "$said"
 LD_LIBRARY_PATH=/programs/lib /programs/cuse $one drive sleep 1000 >/dev/null 2>&1 & holder=$!
 while ! [ -e /dev/driven1 ]; do sleep 0.1; done
+# The name is in use, although its node is not there.
+rm /dev/drive
+if said=$(program cuse $two drive true 2>&1); then exit 1; fi; echo "$said"
 kill -9 $holder
-while [ -e /dev/drive ]; do sleep 0.1; done
+while [ -e /dev/driven1 ]; do sleep 0.1; done
 echo "gone with its process"
 program function unbind $one
 sleep 1
