@@ -492,15 +492,126 @@ func (c *Client) BdevNullResize(ctx context.Context, params BdevNullResizeParams
 	return call[bool](ctx, c, "bdev_null_resize", params)
 }
 
+// BdevNvmeAttachControllerParams are the parameters of bdev_nvme_attach_controller.
+type BdevNvmeAttachControllerParams struct {
+	// Name of the controller: namespace 1 is the disk `NAMEn1`.
+	Name string `json:"name"`
+	// `PCIe`, or `VFIOUSER` for a controller that another process emulates.
+	Trtype string `json:"trtype"`
+	// PCI address, such as `0000:3d:00.0`; for `VFIOUSER` the path of the socket, or of its directory, if its name is `cntrl`.
+	Traddr string `json:"traddr"`
+	// Saved, without effect.
+	Adrfam string `json:"adrfam,omitempty"`
+	// Saved, without effect: namespaces of other command sets are not served.
+	AllowUnrecognizedCsi *bool `json:"allow_unrecognized_csi,omitempty"`
+	// Aryk only: bytes of bounce buffers on each reactor.
+	BounceBytes *uint64 `json:"bounce_bytes,omitempty"`
+	// Seconds for which requests wait for a drive that has vanished, before its disks are removed; -1: for ever. Default: 15.
+	CtrlrLossTimeoutSec *int32 `json:"ctrlr_loss_timeout_sec,omitempty"`
+	// Saved, without effect.
+	Ddgst *bool `json:"ddgst,omitempty"`
+	// Saved, without effect.
+	DhchapCtrlrKey string `json:"dhchap_ctrlr_key,omitempty"`
+	// Saved, without effect.
+	DhchapKey string `json:"dhchap_key,omitempty"`
+	// Saved, without effect.
+	DisableSqFlowControl *bool `json:"disable_sq_flow_control,omitempty"`
+	// Aryk only: name of the disk of the namespace `nsid`. Default: `NAMEnNSID`.
+	Disk string `json:"disk,omitempty"`
+	// Aryk only: which memory of VMs the controller accesses by itself.
+	Dma NvmeDma `json:"dma,omitempty"`
+	// Saved, without effect.
+	FabricsConnectTimeoutUs *uint64 `json:"fabrics_connect_timeout_us,omitempty"`
+	// Saved, without effect: requests wait as long as `ctrlr_loss_timeout_sec` says.
+	FastIoFailTimeoutSec *uint32 `json:"fast_io_fail_timeout_sec,omitempty"`
+	// Saved, without effect.
+	Hdgst *bool `json:"hdgst,omitempty"`
+	// Saved, without effect.
+	Hostaddr string `json:"hostaddr,omitempty"`
+	// Saved, without effect.
+	Hostnqn string `json:"hostnqn,omitempty"`
+	// Saved, without effect.
+	Hostsvcid string `json:"hostsvcid,omitempty"`
+	// Saved, without effect: all disks are reported.
+	MaxBdevs *uint32 `json:"max_bdevs,omitempty"`
+	// Saved, without effect: a controller has one path.
+	Multipath NvmeMultipath `json:"multipath,omitempty"`
+	// Saved, without effect: a controller has one path.
+	MultipathOpts *MultipathOptions `json:"multipath_opts,omitempty"`
+	// Aryk only: the only namespace that becomes a disk. Default: all.
+	Nsid *uint32 `json:"nsid,omitempty"`
+	// Queue pairs at most, which is also the number of reactors that may use the controller.
+	NumIoQueues *uint32 `json:"num_io_queues,omitempty"`
+	// Saved, without effect: namespaces with protection information are not served.
+	PrchkGuard *bool `json:"prchk_guard,omitempty"`
+	// Saved, without effect: namespaces with protection information are not served.
+	PrchkReftag *bool `json:"prchk_reftag,omitempty"`
+	// Saved, without effect.
+	Priority string `json:"priority,omitempty"`
+	// Saved, without effect.
+	Psk string `json:"psk,omitempty"`
+	// Saved, without effect: an absent drive is tried every quarter of a second.
+	ReconnectDelaySec *uint32 `json:"reconnect_delay_sec,omitempty"`
+	// Aryk only: the drive's serial number; another drive is refused. The daemon stores that of the drive, so that a restart does not take another drive for it.
+	Serial string `json:"serial,omitempty"`
+	// Saved, without effect.
+	Subnqn string `json:"subnqn,omitempty"`
+	// Saved, without effect.
+	Trsvcid string `json:"trsvcid,omitempty"`
+}
+
+// BdevNvmeAttachController calls bdev_nvme_attach_controller. Attaches an NVMe controller, which the daemon then drives itself; each of its namespaces becomes a disk.
+func (c *Client) BdevNvmeAttachController(ctx context.Context, params BdevNvmeAttachControllerParams) ([]string, error) {
+	return call[[]string](ctx, c, "bdev_nvme_attach_controller", params)
+}
+
+// BdevNvmeDetachControllerParams are the parameters of bdev_nvme_detach_controller.
+type BdevNvmeDetachControllerParams struct {
+	// Name of the controller.
+	Name string `json:"name"`
+	// Ignored.
+	Adrfam string `json:"adrfam,omitempty"`
+	// Ignored.
+	Hostaddr string `json:"hostaddr,omitempty"`
+	// Ignored.
+	Hostsvcid string `json:"hostsvcid,omitempty"`
+	// Ignored.
+	Subnqn string `json:"subnqn,omitempty"`
+	// Address of the path to remove: the controller is not detached if its own is another.
+	Traddr string `json:"traddr,omitempty"`
+	// Ignored.
+	Trsvcid string `json:"trsvcid,omitempty"`
+	// Transport of the path to remove: the controller is not detached if its own is another.
+	Trtype string `json:"trtype,omitempty"`
+}
+
+// BdevNvmeDetachController calls bdev_nvme_detach_controller. Removes the disks of an NVMe controller, and shuts the controller down.
+func (c *Client) BdevNvmeDetachController(ctx context.Context, params BdevNvmeDetachControllerParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_nvme_detach_controller", params)
+}
+
 // BdevNvmeGetControllersParams are the parameters of bdev_nvme_get_controllers.
 type BdevNvmeGetControllersParams struct {
 	// Name of the controller. Default: all.
 	Name string `json:"name,omitempty"`
 }
 
-// BdevNvmeGetControllers calls bdev_nvme_get_controllers. Lists the NVMe controllers: always empty, since Aryk has no NVMe driver.
-func (c *Client) BdevNvmeGetControllers(ctx context.Context, params BdevNvmeGetControllersParams) ([]map[string]any, error) {
-	return call[[]map[string]any](ctx, c, "bdev_nvme_get_controllers", params)
+// BdevNvmeGetControllers calls bdev_nvme_get_controllers. Lists the attached NVMe controllers.
+func (c *Client) BdevNvmeGetControllers(ctx context.Context, params BdevNvmeGetControllersParams) ([]NvmeController, error) {
+	return call[[]NvmeController](ctx, c, "bdev_nvme_get_controllers", params)
+}
+
+// BdevNvmeResetControllerParams are the parameters of bdev_nvme_reset_controller.
+type BdevNvmeResetControllerParams struct {
+	// Name of the controller.
+	Name string `json:"name"`
+	// Ignored: a name stands for one controller.
+	Cntlid *uint16 `json:"cntlid,omitempty"`
+}
+
+// BdevNvmeResetController calls bdev_nvme_reset_controller. Resets an NVMe controller; requests wait meanwhile, and are submitted again.
+func (c *Client) BdevNvmeResetController(ctx context.Context, params BdevNvmeResetControllerParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_nvme_reset_controller", params)
 }
 
 // BdevNvmeSetHotplugParams are the parameters of bdev_nvme_set_hotplug.

@@ -338,13 +338,17 @@ type DiskCounts struct {
 
 // DriverSpecific: A module's description of a disk: one member at most, with the module's name.
 type DriverSpecific struct {
-	Aio       *AioDetails      `json:"aio,omitempty"`
-	Delay     *DelayDetails    `json:"delay,omitempty"`
-	ErrorDisk *ErrorDetails    `json:"error_disk,omitempty"`
-	Malloc    *MallocDetails   `json:"malloc,omitempty"`
-	Passthru  *PassthruDetails `json:"passthru,omitempty"`
-	Split     *SplitDetails    `json:"split,omitempty"`
-	Uring     *UringDetails    `json:"uring,omitempty"`
+	Aio       *AioDetails    `json:"aio,omitempty"`
+	Delay     *DelayDetails  `json:"delay,omitempty"`
+	ErrorDisk *ErrorDetails  `json:"error_disk,omitempty"`
+	Malloc    *MallocDetails `json:"malloc,omitempty"`
+	// Path selection of a disk of an NVMe controller: always `active_passive`, since it has one path.
+	MpPolicy *string `json:"mp_policy,omitempty"`
+	// A disk of an NVMe controller: its paths, of which there is one.
+	Nvme     []NvmeDetails    `json:"nvme,omitempty"`
+	Passthru *PassthruDetails `json:"passthru,omitempty"`
+	Split    *SplitDetails    `json:"split,omitempty"`
+	Uring    *UringDetails    `json:"uring,omitempty"`
 }
 
 // Enospc: Action for writes when the store is full.
@@ -668,6 +672,179 @@ type NotRegistered struct {
 	Bytes uint64 `json:"bytes"`
 	// Pieces of requests' memory in the region that went through bounce buffers.
 	BouncedPieces uint64 `json:"bounced_pieces"`
+}
+
+// NvmeController: One of the results of `bdev_nvme_get_controllers`.
+type NvmeController struct {
+	Name string `json:"name"`
+	// The path of the controller: one.
+	Ctrlrs []NvmePath      `json:"ctrlrs"`
+	Trid   NvmeTransportId `json:"trid"`
+	// Controller ID.
+	Cntlid uint16 `json:"cntlid"`
+	// Aryk only: the namespaces.
+	Namespaces []NvmeNamespace `json:"namespaces"`
+	// Aryk only: which memory of VMs is pinned: `auto`, `pin` or `bounce`.
+	Dma string `json:"dma"`
+	// Aryk only: whether reactors sleep while requests are in flight.
+	Interrupts bool `json:"interrupts"`
+	// Aryk only: queue pairs that the controller allows.
+	QueuePairsMax uint16 `json:"queue_pairs_max"`
+	// Aryk only: resets since the controller was attached.
+	Resets uint64 `json:"resets"`
+	// Aryk only: commands that were aborted because they were late.
+	Aborts uint64 `json:"aborts"`
+	// Aryk only: commands that were tried again, as the controller asked.
+	Retries uint64 `json:"retries"`
+	// Aryk only: requests that resets submitted again.
+	Resubmitted uint64 `json:"resubmitted"`
+	// Aryk only: requests that failed because a reset could not submit them again.
+	FailedByReset uint64 `json:"failed_by_reset"`
+	// Aryk only: the queue pairs.
+	QueuePairs []NvmeQueuePair `json:"queue_pairs"`
+	// Aryk only: model, serial number, firmware, as the controller reported them; missing before it was ready.
+	CtrlrData *NvmeControllerData `json:"ctrlr_data,omitempty"`
+	// Aryk only: the last failure of the controller, as text.
+	LastError *string `json:"last_error,omitempty"`
+	// Aryk only: the last reset.
+	LastReset *NvmeLastReset `json:"last_reset,omitempty"`
+}
+
+// NvmeControllerData: Identity and abilities of a controller.
+type NvmeControllerData struct {
+	// Controller ID.
+	Cntlid uint16 `json:"cntlid"`
+	// PCI vendor, in hexadecimal.
+	VendorID         string   `json:"vendor_id"`
+	ModelNumber      string   `json:"model_number"`
+	SerialNumber     string   `json:"serial_number"`
+	FirmwareRevision string   `json:"firmware_revision"`
+	Oacs             NvmeOacs `json:"oacs"`
+	// Always false.
+	MultiCtrlr bool `json:"multi_ctrlr"`
+	// Always false.
+	AnaReporting bool `json:"ana_reporting"`
+}
+
+// NvmeDetails: `driver_specific.nvme` of a disk.
+type NvmeDetails struct {
+	Trid   NvmeTransportId   `json:"trid"`
+	NsData NvmeNamespaceData `json:"ns_data"`
+	// Aryk only: name of the controller.
+	Controller string              `json:"controller"`
+	CtrlrData  *NvmeControllerData `json:"ctrlr_data,omitempty"`
+	// PCI address.
+	PciAddress *string      `json:"pci_address,omitempty"`
+	Vs         *NvmeVersion `json:"vs,omitempty"`
+}
+
+// NvmeDma: Which memory of VMs an NVMe controller accesses by itself: memory of huge pages, which is pinned, or all, or none. Other memory is copied.
+type NvmeDma string
+
+// The values of NvmeDma.
+const (
+	NvmeDmaAuto   NvmeDma = "auto"
+	NvmeDmaPin    NvmeDma = "pin"
+	NvmeDmaBounce NvmeDma = "bounce"
+)
+
+// NvmeHost: The host side of a network connection: always empty.
+type NvmeHost struct {
+	Nqn   string `json:"nqn"`
+	Addr  string `json:"addr"`
+	Svcid string `json:"svcid"`
+}
+
+// NvmeLastReset: A reset of a controller.
+type NvmeLastReset struct {
+	// Why.
+	Reason string `json:"reason"`
+	// When it began, in seconds since 1970.
+	At uint64 `json:"at"`
+	// Its duration in milliseconds; missing while it runs.
+	TookMs *uint64 `json:"took_ms,omitempty"`
+}
+
+// NvmeMultipath: What further paths of a controller are for. A controller has one path.
+type NvmeMultipath string
+
+// The values of NvmeMultipath.
+const (
+	NvmeMultipathFailover  NvmeMultipath = "failover"
+	NvmeMultipathMultipath NvmeMultipath = "multipath"
+	NvmeMultipathDisable   NvmeMultipath = "disable"
+)
+
+// NvmeNamespace: A namespace of a controller.
+type NvmeNamespace struct {
+	Nsid uint32 `json:"nsid"`
+	// Bytes of a block.
+	BlockSize *uint64 `json:"block_size,omitempty"`
+	// Name of its disk.
+	Disk *string `json:"disk,omitempty"`
+	// Number of blocks.
+	NumBlocks *uint64 `json:"num_blocks,omitempty"`
+	// Why the namespace is not served.
+	Unserved *string `json:"unserved,omitempty"`
+}
+
+// NvmeNamespaceData: A namespace.
+type NvmeNamespaceData struct {
+	// Namespace ID.
+	ID uint32 `json:"id"`
+	// Whether other controllers may access it too.
+	CanShare bool `json:"can_share"`
+}
+
+// NvmeOacs: Optional admin commands of a controller: 1 if it supports them.
+type NvmeOacs struct {
+	Security uint8 `json:"security"`
+	Format   uint8 `json:"format"`
+	Firmware uint8 `json:"firmware"`
+	NsManage uint8 `json:"ns_manage"`
+}
+
+// NvmePath: A path to a controller.
+type NvmePath struct {
+	// `enabled`, `resetting`, `reconnect_is_delayed` (the drive has vanished, and requests wait), or `deleting`.
+	State string          `json:"state"`
+	Trid  NvmeTransportId `json:"trid"`
+	// Controller ID.
+	Cntlid uint16   `json:"cntlid"`
+	Host   NvmeHost `json:"host"`
+}
+
+// NvmeQueuePair: A queue pair of a reactor.
+type NvmeQueuePair struct {
+	Qid uint16 `json:"qid"`
+	// Core of the reactor.
+	Core uint16 `json:"core"`
+	// Commands.
+	Submitted uint64 `json:"submitted"`
+	// Completions.
+	Completed uint64 `json:"completed"`
+	// Writes to doorbell registers.
+	Doorbells uint64 `json:"doorbells"`
+	// Commands in flight at the last completion.
+	InFlight uint64 `json:"in_flight"`
+	// Pages of bounce buffers.
+	PoolPages uint64 `json:"pool_pages"`
+	// The fewest pages that were free.
+	PoolFreeMin uint64 `json:"pool_free_min"`
+}
+
+// NvmeTransportId: Where a controller is.
+type NvmeTransportId struct {
+	// `PCIe` or `VFIOUSER`.
+	Trtype string `json:"trtype"`
+	// PCI address, or path of the socket.
+	Traddr string `json:"traddr"`
+}
+
+// NvmeVersion: The version of the specification.
+type NvmeVersion struct {
+	// As `1.4`.
+	NvmeVersion string `json:"nvme_version"`
 }
 
 // PassthruDetails: A disk of `bdev_passthru_create`.

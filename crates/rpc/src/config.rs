@@ -23,6 +23,8 @@ use std::time::SystemTime;
 pub enum Subsystem {
     /// Disks.
     Bdev,
+    /// NVMe controllers, with their disks. On the wire a part of the disks.
+    Nvme,
     /// Settings that monitor disks, such as `bdev_set_io_timeout DISK`. On the wire a part of the disks.
     Watch,
     /// Rate limits of disks, and groups of disks. On the wire a part of the disks.
@@ -50,7 +52,7 @@ impl Subsystem {
     /// The subsystem's name on the wire.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Bdev | Self::Watch | Self::Qos => "bdev",
+            Self::Bdev | Self::Nvme | Self::Watch | Self::Qos => "bdev",
             Self::VhostBlk => "vhost_blk",
             Self::VhostScsi | Self::Signals | Self::Sleep => "vhost_scsi",
             Self::Unit => "scsi",
@@ -62,7 +64,7 @@ impl Subsystem {
     /// The subsystems that must come before this one.
     pub const fn depends_on(self) -> &'static [&'static str] {
         match self {
-            Self::Bdev | Self::Watch | Self::Qos | Self::Scheduler | Self::Daemon => &[],
+            Self::Bdev | Self::Nvme | Self::Watch | Self::Qos | Self::Scheduler | Self::Daemon => &[],
             Self::VhostBlk | Self::VhostScsi | Self::Signals | Self::Sleep | Self::Unit => &["bdev"],
         }
     }
@@ -286,6 +288,13 @@ impl Config {
         }
     }
 
+    /// Makes an object absent that has ended by itself. Its key, if it had a note.
+    pub(crate) fn lost(&self, subsystem: Subsystem, object: &str) -> Option<u64> {
+        let (key, note) = self.notes.borrow_mut().take(subsystem, object)?;
+        self.absent.borrow_mut().insert(key, note);
+        Some(key)
+    }
+
     /// Number of notes whose objects do not exist.
     pub fn absent_count(&self) -> usize {
         self.absent.borrow().notes.len()
@@ -294,6 +303,17 @@ impl Config {
     /// The position of an existing object among all, in the order of their first creation.
     pub(crate) fn place(&self, subsystem: Subsystem, object: &str) -> Option<u64> {
         self.notes.borrow().key(subsystem, object)
+    }
+
+    /// As [`Config::place`], of the first object whose call `is_selected` accepts.
+    pub(crate) fn place_that(
+        &self,
+        subsystem: Subsystem,
+        is_selected: impl Fn(&Call) -> bool,
+    ) -> Option<u64> {
+        let notes = self.notes.borrow();
+        let objects = notes.objects(subsystem).filter_map(|object| notes.key(subsystem, object));
+        objects.filter(|key| is_selected(&notes.notes[key].call)).min()
     }
 
     /// Notes a disk that cannot be created before its base disk `base` exists.
@@ -394,6 +414,7 @@ impl Config {
     pub fn describe(&self, key: u64) -> String {
         let Some((kind, name)) = self.kind_and_name(key) else { return String::new() };
         let what = match self.absent.borrow().notes.get(&key).map(|note| note.subsystem) {
+            Some(Subsystem::Nvme) => "NVMe controller",
             Some(Subsystem::Watch) => "call",
             Some(Subsystem::Qos) => "QoS of",
             Some(Subsystem::Signals) => "signals of",
@@ -409,6 +430,7 @@ impl Config {
         self.absent.borrow().notes.get(&key).map(|note| {
             let kind = match note.subsystem {
                 Subsystem::Bdev => "disk",
+                Subsystem::Nvme => "nvme controller",
                 Subsystem::VhostScsi if note.object.contains('/') => "target",
                 Subsystem::VhostBlk | Subsystem::VhostScsi => "controller",
                 Subsystem::Daemon
@@ -472,7 +494,7 @@ impl Config {
 
     /// Stores the call that created `object`. The note replaces that of an earlier object with the same name.
     pub fn made(&self, subsystem: Subsystem, object: &str, method: &'static str, params: &impl Serialize) {
-        let is_controller = matches!(subsystem, Subsystem::VhostBlk | Subsystem::VhostScsi);
+        let is_controller = matches!(subsystem, Subsystem::Nvme | Subsystem::VhostBlk | Subsystem::VhostScsi);
         if is_controller {
             journal::made(subsystem, object);
         }
@@ -528,12 +550,17 @@ impl Config {
     /// The calls that create all objects of `subsystem`, existing or absent; after the disks, their monitoring settings and
     /// limits.
     ///
+    /// The serial number of an NVMe drive is left out: SPDK does not know this parameter.
+    ///
     /// As in SPDK's output, a disk comes before its base: SPDK's clients delete the objects in this order.
     pub fn calls(&self, subsystem: Subsystem) -> Vec<Call> {
         let (notes, absent) = (self.notes.borrow(), self.absent.borrow());
         let all: BTreeMap<u64, &Note> =
             notes.notes.iter().chain(&absent.notes).map(|(key, note)| (*key, note)).collect();
-        let of_it = all.values().copied().filter(|n| n.subsystem == subsystem);
+        let is_of_it = |note: &Note| {
+            note.subsystem == subsystem || (subsystem, note.subsystem) == (Subsystem::Bdev, Subsystem::Nvme)
+        };
+        let of_it = all.values().copied().filter(|note| is_of_it(note));
         let (mut above, others): (Vec<&Note>, Vec<&Note>) = of_it.partition(|n| n.call.base().is_some());
         dependents_first(&mut above);
         let mut calls: Vec<Call> = above.into_iter().chain(others).map(|n| n.call.clone()).collect();
@@ -542,6 +569,9 @@ impl Config {
             Subsystem::Bdev => calls.extend(of(Subsystem::Watch).chain(of(Subsystem::Qos))),
             Subsystem::VhostScsi => calls.extend(of(Subsystem::Signals).chain(of(Subsystem::Sleep))),
             _ => {}
+        }
+        for call in calls.iter_mut().filter(|call| call.method == crate::methods::nvme::ATTACH) {
+            call.params.as_object_mut().and_then(|params| params.remove("serial"));
         }
         calls
     }

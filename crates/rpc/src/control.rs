@@ -4,6 +4,7 @@ use crate::config::{Config, Subsystem, first_part};
 use crate::journal::Done;
 use crate::methods::details::Details;
 use crate::methods::log::{LogSettings, PrintLevel};
+use crate::methods::nvme::is_disk_of;
 use crate::restore::{StartUp, Unfinished};
 use crate::scheduler::Scheduler;
 use crate::{Disks, Error, Outcome};
@@ -38,6 +39,8 @@ pub struct Control {
     pub(crate) scheduler: Scheduler,
     /// The configuration.
     pub config: Config,
+    /// The NVMe controllers.
+    pub(crate) nvme: crate::methods::nvme::State,
     /// Collects statistics.
     pub collector: Collector,
     /// Whether methods of run time may be called.
@@ -83,6 +86,7 @@ impl Control {
             reactors,
             disks,
             config: Config::default(),
+            nvme: crate::methods::nvme::State::default(),
             collector: Collector::default(),
             started: watch::Sender::new(false),
             start_up: Rc::default(),
@@ -163,7 +167,10 @@ impl Control {
     /// and the number of disks between the two.
     fn creation_order(&self, disk: &Bdev) -> (u64, u32) {
         let noted = |name: &str| self.config.place(Subsystem::Bdev, name);
-        let place = noted(disk.name()).or_else(|| noted(&first_part(disk.name())?)).unwrap_or(u64::MAX);
+        let with_controller =
+            || self.config.place_that(Subsystem::Nvme, |call| is_disk_of(disk.name(), &call.params));
+        let place = noted(disk.name()).or_else(|| noted(&first_part(disk.name())?));
+        let place = place.or_else(with_controller).unwrap_or(u64::MAX);
         let after = |base: &Arc<Bdev>| {
             let (place, between) = self.creation_order(base);
             (place, between + 1)
@@ -185,6 +192,12 @@ impl Control {
         let removed = self.disks.remove(module, name).await;
         self.forget_removed_disks();
         removed.map(|()| true)
+    }
+
+    /// Removes the configuration of disks that were removed with their controller, and of the disks that were built on them.
+    pub(crate) fn forget_disks_of(&self, removed: &[String]) {
+        self.disks.note_gone(removed);
+        self.forget_removed_disks();
     }
 
     fn forget_removed_disks(&self) {
@@ -221,8 +234,15 @@ impl Control {
 
     /// Creates the disks that waited for the disks which a call has created.
     pub(crate) async fn make_waiting_for(&self, done: &Done) {
-        for (_, name) in done.made.iter().filter(|(subsystem, _)| *subsystem == Subsystem::Bdev) {
-            crate::methods::waiting::make_waiting(self, name).await;
+        for (subsystem, name) in &done.made {
+            let disks = match subsystem {
+                Subsystem::Bdev => vec![name.clone()],
+                Subsystem::Nvme => crate::methods::nvme::disks_of(self, name),
+                _ => Vec::new(),
+            };
+            for disk in disks {
+                crate::methods::waiting::make_waiting(self, &disk).await;
+            }
         }
     }
 
@@ -253,6 +273,7 @@ impl Control {
             Subsystem::VhostBlk | Subsystem::VhostScsi => {
                 crate::methods::vhost::unmake(self, subsystem, name).await
             }
+            Subsystem::Nvme => crate::methods::nvme::unmake(self, name).await,
             Subsystem::Watch
             | Subsystem::Qos
             | Subsystem::Signals
@@ -269,6 +290,7 @@ impl Control {
         self.scheduler.stop();
         self.controllers.delete_all().await;
         self.disks.close().await;
+        crate::methods::nvme::close(self).await;
     }
 
     /// Whether the daemon is ending: nothing may be created any more.

@@ -136,6 +136,20 @@ impl Disks {
         }
     }
 
+    /// Notes that the disks `removed` are gone, which no call of theirs created, and those of calls that were built on them.
+    pub(crate) fn note_gone(&self, removed: &[String]) {
+        let mut gone = self.gone.borrow_mut();
+        gone.extend(removed.iter().cloned());
+        gone.extend(
+            self.made.borrow_mut().extract_if(|name, _| self.find(name).is_err()).map(|(name, _)| name),
+        );
+    }
+
+    /// The disks that calls have created, and that were removed with the disk below them by no call.
+    pub(crate) fn take_lost(&self) -> Vec<String> {
+        self.made.borrow_mut().extract_if(|name, _| self.find(name).is_err()).map(|(name, _)| name).collect()
+    }
+
     /// The names of disks that were removed since the last call, and do not exist again.
     pub(crate) fn take_gone(&self) -> Vec<String> {
         let mut gone = self.gone.take();

@@ -4,13 +4,18 @@
 //! Objects that need such a disk, such as a controller or a limit configured before a restart, are created when the disk appears.
 //! The settings of the disk are kept when it disappears, and are applied again when it comes back. A blk controller without its
 //! disk fails its guest's requests; when the disk comes back, the controller is created again, and its front-end connects again.
+//!
+//! An NVMe controller that ends by itself takes its disks with it. It is absent then, with the disks that calls have built on its
+//! disks; the daemon tries to attach it again, as it does with all absent objects.
 
 use crate::config::{Call, Subsystem};
 use crate::methods::waiting::make_waiting;
 use crate::methods::{qos, vhost_blk, vhost_scsi};
 use crate::{Control, Methods, restore};
 use aryk_bdev::Change;
+use aryk_bdev_nvme::AttachedController;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// Follows changes of the disks as long as the daemon lives. Needs a tokio `LocalSet`.
@@ -24,6 +29,40 @@ pub fn follow_disks(control: &Rc<Control>, methods: &Rc<Methods<Control>>) {
     });
     tokio::task::spawn_local(follow(Rc::downgrade(control), Rc::downgrade(methods), changes));
     tokio::task::spawn_local(follow_failures(Rc::downgrade(control), Rc::downgrade(methods)));
+    let (sender, attached) = unbounded_channel();
+    control.nvme.attached.replace(Some(sender));
+    tokio::task::spawn_local(follow_controllers(Rc::downgrade(control), Rc::downgrade(methods), attached));
+}
+
+/// Awaits the end of each NVMe controller that is attached.
+async fn follow_controllers(
+    control: Weak<Control>,
+    methods: Weak<Methods<Control>>,
+    mut attached: UnboundedReceiver<Arc<AttachedController>>,
+) {
+    while let Some(controller) = attached.recv().await {
+        let (control, methods) = (Weak::clone(&control), Weak::clone(&methods));
+        tokio::task::spawn_local(async move {
+            controller.ended().await;
+            let (Some(control), Some(methods)) = (control.upgrade(), methods.upgrade()) else { return };
+            if !control.is_closing() {
+                keep_controller(&control, &methods, &controller);
+            }
+        });
+    }
+}
+
+/// Keeps an NVMe controller that has ended by itself in the configuration, as absent. A call that detaches a controller removes
+/// its note before.
+fn keep_controller(control: &Rc<Control>, methods: &Rc<Methods<Control>>, ended: &AttachedController) {
+    let name = ended.name();
+    if control.nvme.controllers.find(name).is_ok() {
+        return;
+    }
+    let Some(key) = control.config.lost(Subsystem::Nvme, name) else { return };
+    let why = ended.info().last_failure.unwrap_or_else(|| "the controller has ended".into());
+    control.config.failed(key, &why);
+    restore::retry_failed(control, methods);
 }
 
 /// Makes disks be retried that waited for their bases and could not be created.
@@ -45,7 +84,8 @@ async fn follow(
         let (Some(control), Some(methods)) = (control.upgrade(), methods.upgrade()) else { return };
         // The call that created the disk handles its notes; during the restoration, the objects that need the disk are tried
         // anyway.
-        if control.disks.is_made(&disk) || !control.start_up.is_over() {
+        let is_leaving = control.nvme.leaving.borrow().contains(&disk);
+        if is_leaving || control.disks.is_made(&disk) || !control.start_up.is_over() {
             continue;
         }
         let is_there = control.disks.find(&disk).is_ok();
@@ -58,7 +98,10 @@ async fn follow(
                     restore::create_dependents_of(&disk, &control, &methods).await;
                 });
             }
-            Change::Removed if !is_there => keep_settings(&control, &disk),
+            Change::Removed if !is_there => {
+                keep_settings(&control, &disk);
+                keep_disks_above(&control);
+            }
             // The disk has disappeared or come back in between: that is the next change.
             Change::Added | Change::Removed | Change::Resized => {}
         }
@@ -69,6 +112,18 @@ async fn follow(
 fn keep_settings(control: &Control, disk: &str) {
     for subsystem in [Subsystem::Watch, Subsystem::Qos, Subsystem::VhostScsi] {
         control.config.went(subsystem, |call| disk_of(subsystem, call) == Some(disk));
+    }
+}
+
+/// Keeps the disks that were removed with a disk below them in the configuration, with their settings: a call has created each of
+/// them, but no call has removed it.
+fn keep_disks_above(control: &Control) {
+    for disk in control.disks.take_lost() {
+        // The parts of a split disk have one note.
+        if let Some(key) = control.config.lost(Subsystem::Bdev, &disk) {
+            control.config.failed(key, "the disk below it is gone");
+        }
+        keep_settings(control, &disk);
     }
 }
 

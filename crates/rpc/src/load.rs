@@ -240,6 +240,7 @@ fn noted(control: &Control, method: &str, params: &Value) -> Option<(String, Cal
     match method {
         "bdev_error_create" => find(Subsystem::Bdev, format!("EE_{}", text("base_name")?)),
         "bdev_split_create" => find(Subsystem::Bdev, format!("{}p0", text("base_bdev")?)),
+        crate::methods::nvme::ATTACH => find(Subsystem::Nvme, text("name")?.to_owned()),
         "bdev_qos_group_create" => find(Subsystem::Qos, crate::methods::group_object(text("name")?)),
         "vhost_create_blk_controller" => find(Subsystem::VhostBlk, text("ctrlr")?.to_owned()),
         "vhost_create_scsi_controller" => find(Subsystem::VhostScsi, text("ctrlr")?.to_owned()),
@@ -272,7 +273,7 @@ fn differences(control: &Control, given: &Value, noted: &Value) -> Vec<String> {
         let (is, to) = (value(noted, param), value(given, param));
         // The daemon has chosen the value of an omitted parameter.
         let is_chosen =
-            to.is_null() && ["uuid", "block_size", "physical_block_size"].contains(&param.as_str());
+            to.is_null() && ["uuid", "block_size", "physical_block_size", "serial"].contains(&param.as_str());
         let is_implied = **param == "physical_block_size" && is.is_null() && to == value(given, "block_size");
         let any_target = **param == "scsi_target_num" && to == -1;
         let is_fine = IGNORED.contains(&param.as_str()) || is_chosen || is_implied || any_target;

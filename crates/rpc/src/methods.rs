@@ -18,6 +18,7 @@ mod memory;
 mod none;
 pub(crate) mod notify;
 mod null;
+pub(crate) mod nvme;
 pub(crate) mod observe;
 mod options;
 mod passthru;
@@ -77,6 +78,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
     memory::register(&mut table);
     none::register(&mut table);
     null::register(&mut table);
+    nvme::register(&mut table);
     notify::register(&mut table);
     observe::register(&mut table);
     options::register(&mut table);

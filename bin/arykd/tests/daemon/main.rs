@@ -15,6 +15,7 @@ mod log;
 mod metrics;
 mod moving;
 mod notify;
+mod nvme;
 mod open_metrics;
 mod qos;
 mod sandbox;

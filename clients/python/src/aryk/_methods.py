@@ -782,20 +782,191 @@ class Methods(ABC):
         )
         return result
 
+    def bdev_nvme_attach_controller(
+        self,
+        *,
+        name: str,
+        trtype: str,
+        traddr: str,
+        adrfam: str | None = None,
+        allow_unrecognized_csi: bool | None = None,
+        bounce_bytes: int | None = None,
+        ctrlr_loss_timeout_sec: int | None = None,
+        ddgst: bool | None = None,
+        dhchap_ctrlr_key: str | None = None,
+        dhchap_key: str | None = None,
+        disable_sq_flow_control: bool | None = None,
+        disk: str | None = None,
+        dma: types.NvmeDma | None = None,
+        fabrics_connect_timeout_us: int | None = None,
+        fast_io_fail_timeout_sec: int | None = None,
+        hdgst: bool | None = None,
+        hostaddr: str | None = None,
+        hostnqn: str | None = None,
+        hostsvcid: str | None = None,
+        max_bdevs: int | None = None,
+        multipath: types.NvmeMultipath | None = None,
+        multipath_opts: types.MultipathOptions | None = None,
+        nsid: int | None = None,
+        num_io_queues: int | None = None,
+        prchk_guard: bool | None = None,
+        prchk_reftag: bool | None = None,
+        priority: str | None = None,
+        psk: str | None = None,
+        reconnect_delay_sec: int | None = None,
+        serial: str | None = None,
+        subnqn: str | None = None,
+        trsvcid: str | None = None,
+    ) -> list[str]:
+        """Attaches an NVMe controller, which the daemon then drives itself; each of its namespaces becomes a disk.
+
+        Parameters:
+            name: Name of the controller: namespace 1 is the disk `NAMEn1`.
+            trtype: `PCIe`, or `VFIOUSER` for a controller that another process emulates.
+            traddr: PCI address, such as `0000:3d:00.0`; for `VFIOUSER` the path of the socket, or of its directory, if its name is `cntrl`.
+            adrfam: Saved, without effect.
+            allow_unrecognized_csi: Saved, without effect: namespaces of other command sets are not served.
+            bounce_bytes: Aryk only: bytes of bounce buffers on each reactor.
+            ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished, before its disks are removed; -1: for ever. Default: 15.
+            ddgst: Saved, without effect.
+            dhchap_ctrlr_key: Saved, without effect.
+            dhchap_key: Saved, without effect.
+            disable_sq_flow_control: Saved, without effect.
+            disk: Aryk only: name of the disk of the namespace `nsid`. Default: `NAMEnNSID`.
+            dma: Aryk only: which memory of VMs the controller accesses by itself.
+            fabrics_connect_timeout_us: Saved, without effect.
+            fast_io_fail_timeout_sec: Saved, without effect: requests wait as long as `ctrlr_loss_timeout_sec` says.
+            hdgst: Saved, without effect.
+            hostaddr: Saved, without effect.
+            hostnqn: Saved, without effect.
+            hostsvcid: Saved, without effect.
+            max_bdevs: Saved, without effect: all disks are reported.
+            multipath: Saved, without effect: a controller has one path.
+            multipath_opts: Saved, without effect: a controller has one path.
+            nsid: Aryk only: the only namespace that becomes a disk. Default: all.
+            num_io_queues: Queue pairs at most, which is also the number of reactors that may use the controller.
+            prchk_guard: Saved, without effect: namespaces with protection information are not served.
+            prchk_reftag: Saved, without effect: namespaces with protection information are not served.
+            priority: Saved, without effect.
+            psk: Saved, without effect.
+            reconnect_delay_sec: Saved, without effect: an absent drive is tried every quarter of a second.
+            serial: Aryk only: the drive's serial number; another drive is refused. The daemon stores that of the drive, so that a restart does not take another drive for it.
+            subnqn: Saved, without effect.
+            trsvcid: Saved, without effect.
+        """
+        result: list[str] = self.call(
+            "bdev_nvme_attach_controller",
+            _given(
+                name=name,
+                trtype=trtype,
+                traddr=traddr,
+                adrfam=adrfam,
+                allow_unrecognized_csi=allow_unrecognized_csi,
+                bounce_bytes=bounce_bytes,
+                ctrlr_loss_timeout_sec=ctrlr_loss_timeout_sec,
+                ddgst=ddgst,
+                dhchap_ctrlr_key=dhchap_ctrlr_key,
+                dhchap_key=dhchap_key,
+                disable_sq_flow_control=disable_sq_flow_control,
+                disk=disk,
+                dma=dma,
+                fabrics_connect_timeout_us=fabrics_connect_timeout_us,
+                fast_io_fail_timeout_sec=fast_io_fail_timeout_sec,
+                hdgst=hdgst,
+                hostaddr=hostaddr,
+                hostnqn=hostnqn,
+                hostsvcid=hostsvcid,
+                max_bdevs=max_bdevs,
+                multipath=multipath,
+                multipath_opts=multipath_opts,
+                nsid=nsid,
+                num_io_queues=num_io_queues,
+                prchk_guard=prchk_guard,
+                prchk_reftag=prchk_reftag,
+                priority=priority,
+                psk=psk,
+                reconnect_delay_sec=reconnect_delay_sec,
+                serial=serial,
+                subnqn=subnqn,
+                trsvcid=trsvcid,
+            ),
+        )
+        return result
+
+    def bdev_nvme_detach_controller(
+        self,
+        *,
+        name: str,
+        adrfam: str | None = None,
+        hostaddr: str | None = None,
+        hostsvcid: str | None = None,
+        subnqn: str | None = None,
+        traddr: str | None = None,
+        trsvcid: str | None = None,
+        trtype: str | None = None,
+    ) -> bool:
+        """Removes the disks of an NVMe controller, and shuts the controller down.
+
+        Parameters:
+            name: Name of the controller.
+            adrfam: Ignored.
+            hostaddr: Ignored.
+            hostsvcid: Ignored.
+            subnqn: Ignored.
+            traddr: Address of the path to remove: the controller is not detached if its own is another.
+            trsvcid: Ignored.
+            trtype: Transport of the path to remove: the controller is not detached if its own is another.
+        """
+        result: bool = self.call(
+            "bdev_nvme_detach_controller",
+            _given(
+                name=name,
+                adrfam=adrfam,
+                hostaddr=hostaddr,
+                hostsvcid=hostsvcid,
+                subnqn=subnqn,
+                traddr=traddr,
+                trsvcid=trsvcid,
+                trtype=trtype,
+            ),
+        )
+        return result
+
     def bdev_nvme_get_controllers(
         self,
         *,
         name: str | None = None,
-    ) -> list[dict[str, Any]]:
-        """Lists the NVMe controllers: always empty, since Aryk has no NVMe driver.
+    ) -> list[types.NvmeController]:
+        """Lists the attached NVMe controllers.
 
         Parameters:
             name: Name of the controller. Default: all.
         """
-        result: list[dict[str, Any]] = self.call(
+        result: list[types.NvmeController] = self.call(
             "bdev_nvme_get_controllers",
             _given(
                 name=name,
+            ),
+        )
+        return result
+
+    def bdev_nvme_reset_controller(
+        self,
+        *,
+        name: str,
+        cntlid: int | None = None,
+    ) -> bool:
+        """Resets an NVMe controller; requests wait meanwhile, and are submitted again.
+
+        Parameters:
+            name: Name of the controller.
+            cntlid: Ignored: a name stands for one controller.
+        """
+        result: bool = self.call(
+            "bdev_nvme_reset_controller",
+            _given(
+                name=name,
+                cntlid=cntlid,
             ),
         )
         return result
@@ -3228,20 +3399,191 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def bdev_nvme_attach_controller(
+        self,
+        *,
+        name: str,
+        trtype: str,
+        traddr: str,
+        adrfam: str | None = None,
+        allow_unrecognized_csi: bool | None = None,
+        bounce_bytes: int | None = None,
+        ctrlr_loss_timeout_sec: int | None = None,
+        ddgst: bool | None = None,
+        dhchap_ctrlr_key: str | None = None,
+        dhchap_key: str | None = None,
+        disable_sq_flow_control: bool | None = None,
+        disk: str | None = None,
+        dma: types.NvmeDma | None = None,
+        fabrics_connect_timeout_us: int | None = None,
+        fast_io_fail_timeout_sec: int | None = None,
+        hdgst: bool | None = None,
+        hostaddr: str | None = None,
+        hostnqn: str | None = None,
+        hostsvcid: str | None = None,
+        max_bdevs: int | None = None,
+        multipath: types.NvmeMultipath | None = None,
+        multipath_opts: types.MultipathOptions | None = None,
+        nsid: int | None = None,
+        num_io_queues: int | None = None,
+        prchk_guard: bool | None = None,
+        prchk_reftag: bool | None = None,
+        priority: str | None = None,
+        psk: str | None = None,
+        reconnect_delay_sec: int | None = None,
+        serial: str | None = None,
+        subnqn: str | None = None,
+        trsvcid: str | None = None,
+    ) -> list[str]:
+        """Attaches an NVMe controller, which the daemon then drives itself; each of its namespaces becomes a disk.
+
+        Parameters:
+            name: Name of the controller: namespace 1 is the disk `NAMEn1`.
+            trtype: `PCIe`, or `VFIOUSER` for a controller that another process emulates.
+            traddr: PCI address, such as `0000:3d:00.0`; for `VFIOUSER` the path of the socket, or of its directory, if its name is `cntrl`.
+            adrfam: Saved, without effect.
+            allow_unrecognized_csi: Saved, without effect: namespaces of other command sets are not served.
+            bounce_bytes: Aryk only: bytes of bounce buffers on each reactor.
+            ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished, before its disks are removed; -1: for ever. Default: 15.
+            ddgst: Saved, without effect.
+            dhchap_ctrlr_key: Saved, without effect.
+            dhchap_key: Saved, without effect.
+            disable_sq_flow_control: Saved, without effect.
+            disk: Aryk only: name of the disk of the namespace `nsid`. Default: `NAMEnNSID`.
+            dma: Aryk only: which memory of VMs the controller accesses by itself.
+            fabrics_connect_timeout_us: Saved, without effect.
+            fast_io_fail_timeout_sec: Saved, without effect: requests wait as long as `ctrlr_loss_timeout_sec` says.
+            hdgst: Saved, without effect.
+            hostaddr: Saved, without effect.
+            hostnqn: Saved, without effect.
+            hostsvcid: Saved, without effect.
+            max_bdevs: Saved, without effect: all disks are reported.
+            multipath: Saved, without effect: a controller has one path.
+            multipath_opts: Saved, without effect: a controller has one path.
+            nsid: Aryk only: the only namespace that becomes a disk. Default: all.
+            num_io_queues: Queue pairs at most, which is also the number of reactors that may use the controller.
+            prchk_guard: Saved, without effect: namespaces with protection information are not served.
+            prchk_reftag: Saved, without effect: namespaces with protection information are not served.
+            priority: Saved, without effect.
+            psk: Saved, without effect.
+            reconnect_delay_sec: Saved, without effect: an absent drive is tried every quarter of a second.
+            serial: Aryk only: the drive's serial number; another drive is refused. The daemon stores that of the drive, so that a restart does not take another drive for it.
+            subnqn: Saved, without effect.
+            trsvcid: Saved, without effect.
+        """
+        result: list[str] = await self.call(
+            "bdev_nvme_attach_controller",
+            _given(
+                name=name,
+                trtype=trtype,
+                traddr=traddr,
+                adrfam=adrfam,
+                allow_unrecognized_csi=allow_unrecognized_csi,
+                bounce_bytes=bounce_bytes,
+                ctrlr_loss_timeout_sec=ctrlr_loss_timeout_sec,
+                ddgst=ddgst,
+                dhchap_ctrlr_key=dhchap_ctrlr_key,
+                dhchap_key=dhchap_key,
+                disable_sq_flow_control=disable_sq_flow_control,
+                disk=disk,
+                dma=dma,
+                fabrics_connect_timeout_us=fabrics_connect_timeout_us,
+                fast_io_fail_timeout_sec=fast_io_fail_timeout_sec,
+                hdgst=hdgst,
+                hostaddr=hostaddr,
+                hostnqn=hostnqn,
+                hostsvcid=hostsvcid,
+                max_bdevs=max_bdevs,
+                multipath=multipath,
+                multipath_opts=multipath_opts,
+                nsid=nsid,
+                num_io_queues=num_io_queues,
+                prchk_guard=prchk_guard,
+                prchk_reftag=prchk_reftag,
+                priority=priority,
+                psk=psk,
+                reconnect_delay_sec=reconnect_delay_sec,
+                serial=serial,
+                subnqn=subnqn,
+                trsvcid=trsvcid,
+            ),
+        )
+        return result
+
+    async def bdev_nvme_detach_controller(
+        self,
+        *,
+        name: str,
+        adrfam: str | None = None,
+        hostaddr: str | None = None,
+        hostsvcid: str | None = None,
+        subnqn: str | None = None,
+        traddr: str | None = None,
+        trsvcid: str | None = None,
+        trtype: str | None = None,
+    ) -> bool:
+        """Removes the disks of an NVMe controller, and shuts the controller down.
+
+        Parameters:
+            name: Name of the controller.
+            adrfam: Ignored.
+            hostaddr: Ignored.
+            hostsvcid: Ignored.
+            subnqn: Ignored.
+            traddr: Address of the path to remove: the controller is not detached if its own is another.
+            trsvcid: Ignored.
+            trtype: Transport of the path to remove: the controller is not detached if its own is another.
+        """
+        result: bool = await self.call(
+            "bdev_nvme_detach_controller",
+            _given(
+                name=name,
+                adrfam=adrfam,
+                hostaddr=hostaddr,
+                hostsvcid=hostsvcid,
+                subnqn=subnqn,
+                traddr=traddr,
+                trsvcid=trsvcid,
+                trtype=trtype,
+            ),
+        )
+        return result
+
     async def bdev_nvme_get_controllers(
         self,
         *,
         name: str | None = None,
-    ) -> list[dict[str, Any]]:
-        """Lists the NVMe controllers: always empty, since Aryk has no NVMe driver.
+    ) -> list[types.NvmeController]:
+        """Lists the attached NVMe controllers.
 
         Parameters:
             name: Name of the controller. Default: all.
         """
-        result: list[dict[str, Any]] = await self.call(
+        result: list[types.NvmeController] = await self.call(
             "bdev_nvme_get_controllers",
             _given(
                 name=name,
+            ),
+        )
+        return result
+
+    async def bdev_nvme_reset_controller(
+        self,
+        *,
+        name: str,
+        cntlid: int | None = None,
+    ) -> bool:
+        """Resets an NVMe controller; requests wait meanwhile, and are submitted again.
+
+        Parameters:
+            name: Name of the controller.
+            cntlid: Ignored: a name stands for one controller.
+        """
+        result: bool = await self.call(
+            "bdev_nvme_reset_controller",
+            _given(
+                name=name,
+                cntlid=cntlid,
             ),
         )
         return result

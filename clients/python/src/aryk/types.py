@@ -25,6 +25,12 @@ IoType = Literal["clear", "read", "write", "unmap", "flush", "all"]
 #: One of the latencies of a delay disk.
 LatencyType = Literal["avg_read", "p99_read", "avg_write", "p99_write"]
 
+#: Which memory of VMs an NVMe controller accesses by itself: memory of huge pages, which is pinned, or all, or none. Other memory is copied.
+NvmeDma = Literal["auto", "pin", "bounce"]
+
+#: What further paths of a controller are for. A controller has one path.
+NvmeMultipath = Literal["failover", "multipath", "disable"]
+
 #: SPDK's log levels. `NOTICE` is the default of a daemon.
 PrintLevel = Literal["ERROR", "WARNING", "NOTICE", "INFO", "DEBUG"]
 
@@ -393,6 +399,10 @@ class DriverSpecific(TypedDict):
     delay: NotRequired[DelayDetails]
     error_disk: NotRequired[ErrorDetails]
     malloc: NotRequired[MallocDetails]
+    #: Path selection of a disk of an NVMe controller: always `active_passive`, since it has one path.
+    mp_policy: NotRequired[str]
+    #: A disk of an NVMe controller: its paths, of which there is one.
+    nvme: NotRequired[list[NvmeDetails]]
     passthru: NotRequired[PassthruDetails]
     split: NotRequired[SplitDetails]
     uring: NotRequired[UringDetails]
@@ -678,6 +688,171 @@ class NotRegistered(TypedDict):
     bytes: int
     #: Pieces of requests' memory in the region that went through bounce buffers.
     bounced_pieces: int
+
+
+class NvmeController(TypedDict):
+    """One of the results of `bdev_nvme_get_controllers`."""
+
+    name: str
+    #: The path of the controller: one.
+    ctrlrs: list[NvmePath]
+    trid: NvmeTransportId
+    #: Controller ID.
+    cntlid: int
+    #: Aryk only: the namespaces.
+    namespaces: list[NvmeNamespace]
+    #: Aryk only: which memory of VMs is pinned: `auto`, `pin` or `bounce`.
+    dma: str
+    #: Aryk only: whether reactors sleep while requests are in flight.
+    interrupts: bool
+    #: Aryk only: queue pairs that the controller allows.
+    queue_pairs_max: int
+    #: Aryk only: resets since the controller was attached.
+    resets: int
+    #: Aryk only: commands that were aborted because they were late.
+    aborts: int
+    #: Aryk only: commands that were tried again, as the controller asked.
+    retries: int
+    #: Aryk only: requests that resets submitted again.
+    resubmitted: int
+    #: Aryk only: requests that failed because a reset could not submit them again.
+    failed_by_reset: int
+    #: Aryk only: the queue pairs.
+    queue_pairs: list[NvmeQueuePair]
+    #: Aryk only: model, serial number, firmware, as the controller reported them; missing before it was ready.
+    ctrlr_data: NotRequired[NvmeControllerData]
+    #: Aryk only: the last failure of the controller, as text.
+    last_error: NotRequired[str]
+    #: Aryk only: the last reset.
+    last_reset: NotRequired[NvmeLastReset]
+
+
+class NvmeControllerData(TypedDict):
+    """Identity and abilities of a controller."""
+
+    #: Controller ID.
+    cntlid: int
+    #: PCI vendor, in hexadecimal.
+    vendor_id: str
+    model_number: str
+    serial_number: str
+    firmware_revision: str
+    oacs: NvmeOacs
+    #: Always false.
+    multi_ctrlr: bool
+    #: Always false.
+    ana_reporting: bool
+
+
+class NvmeDetails(TypedDict):
+    """`driver_specific.nvme` of a disk."""
+
+    trid: NvmeTransportId
+    ns_data: NvmeNamespaceData
+    #: Aryk only: name of the controller.
+    controller: str
+    ctrlr_data: NotRequired[NvmeControllerData]
+    #: PCI address.
+    pci_address: NotRequired[str]
+    vs: NotRequired[NvmeVersion]
+
+
+class NvmeHost(TypedDict):
+    """The host side of a network connection: always empty."""
+
+    nqn: str
+    addr: str
+    svcid: str
+
+
+class NvmeLastReset(TypedDict):
+    """A reset of a controller."""
+
+    #: Why.
+    reason: str
+    #: When it began, in seconds since 1970.
+    at: int
+    #: Its duration in milliseconds; missing while it runs.
+    took_ms: NotRequired[int]
+
+
+class NvmeNamespace(TypedDict):
+    """A namespace of a controller."""
+
+    nsid: int
+    #: Bytes of a block.
+    block_size: NotRequired[int]
+    #: Name of its disk.
+    disk: NotRequired[str]
+    #: Number of blocks.
+    num_blocks: NotRequired[int]
+    #: Why the namespace is not served.
+    unserved: NotRequired[str]
+
+
+class NvmeNamespaceData(TypedDict):
+    """A namespace."""
+
+    #: Namespace ID.
+    id: int
+    #: Whether other controllers may access it too.
+    can_share: bool
+
+
+class NvmeOacs(TypedDict):
+    """Optional admin commands of a controller: 1 if it supports them."""
+
+    security: int
+    format: int
+    firmware: int
+    ns_manage: int
+
+
+class NvmePath(TypedDict):
+    """A path to a controller."""
+
+    #: `enabled`, `resetting`, `reconnect_is_delayed` (the drive has vanished, and requests wait), or `deleting`.
+    state: str
+    trid: NvmeTransportId
+    #: Controller ID.
+    cntlid: int
+    host: NvmeHost
+
+
+class NvmeQueuePair(TypedDict):
+    """A queue pair of a reactor."""
+
+    qid: int
+    #: Core of the reactor.
+    core: int
+    #: Commands.
+    submitted: int
+    #: Completions.
+    completed: int
+    #: Writes to doorbell registers.
+    doorbells: int
+    #: Commands in flight at the last completion.
+    in_flight: int
+    #: Pages of bounce buffers.
+    pool_pages: int
+    #: The fewest pages that were free.
+    pool_free_min: int
+
+
+class NvmeTransportId(TypedDict):
+    """Where a controller is."""
+
+    #: `PCIe` or `VFIOUSER`.
+    trtype: str
+    #: PCI address, or path of the socket.
+    traddr: str
+
+
+class NvmeVersion(TypedDict):
+    """The version of the specification."""
+
+    #: As `1.4`.
+    nvme_version: str
 
 
 class PassthruDetails(TypedDict):

@@ -2,7 +2,7 @@
 
 use crate::control::{self, Command};
 use crate::shared::{Shared, lock};
-use crate::{Config, Counts, Error, Info, Location, PairCounts};
+use crate::{Config, Counts, Error, Info, Location, NamespaceInfo, PairCounts};
 use aryk_bdev::{Bdev, Env};
 use aryk_cuse::Access;
 use aryk_nvme::admin;
@@ -97,9 +97,21 @@ impl AttachedController {
         &self.shared.name
     }
 
+    /// Waits until the controller is detached, or is given up because it did not come back.
+    pub async fn ended(&self) {
+        self.shared.ended().await;
+    }
+
     /// What is known of the controller.
     pub fn info(&self) -> Info {
         self.shared.info().clone()
+    }
+
+    /// The NSID of the namespace whose disk has this name.
+    pub fn nsid_of(&self, disk: &str) -> Option<u32> {
+        let info = self.shared.info();
+        let is_it = |namespace: &&NamespaceInfo| namespace.disk.as_deref() == Some(disk);
+        info.namespaces.iter().find(is_it).map(|namespace| namespace.nsid)
     }
 
     /// The controller's counters.

@@ -104,6 +104,8 @@ pub struct Config {
     pub name: String,
     /// Where it is.
     pub location: Location,
+    /// The serial number that the drive must have; `None`: any.
+    pub serial: Option<String>,
     /// Which namespaces become disks.
     pub exposed: Exposed,
     /// Which memory of guests is pinned.
@@ -126,6 +128,7 @@ impl Config {
         Self {
             name: name.into(),
             location,
+            serial: None,
             exposed: Exposed::All,
             dma: Dma::default(),
             depth: 255,
@@ -163,6 +166,16 @@ pub enum Error {
         nsid: u32,
         /// Why there is no disk of it.
         reason: String,
+    },
+    /// Another drive is there than the one that is wanted.
+    #[error("the drive at {location} has the serial number '{serial}', not '{wanted}'")]
+    OtherDrive {
+        /// Where.
+        location: String,
+        /// The serial number of the drive.
+        serial: String,
+        /// [`Config::serial`].
+        wanted: String,
     },
     /// The controller does not start.
     #[error(transparent)]

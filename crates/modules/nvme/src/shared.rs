@@ -74,6 +74,11 @@ impl Shared {
         self.commands.is_closed()
     }
 
+    /// Waits until the control thread has ended.
+    pub(crate) async fn ended(&self) {
+        self.commands.closed().await;
+    }
+
     /// The controller as the control thread last described it.
     pub(crate) fn info(&self) -> MutexGuard<'_, Info> {
         lock(&self.info)

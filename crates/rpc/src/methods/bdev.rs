@@ -170,7 +170,11 @@ impl IoTypes {
 
 fn describe(control: &Control, bdev: &Bdev) -> Description {
     let (identity, geometry) = (bdev.identity(), bdev.geometry());
-    let details = control.disks.details(bdev);
+    let mut details = control.disks.details(bdev);
+    if let Some(nvme) = super::nvme::details(control, bdev) {
+        details.nvme = Some([nvme]);
+        details.mp_policy = Some("active_passive");
+    }
     let (claimed_by, deadline) = (bdev.claimed_by(), bdev.deadline());
     Description {
         name: identity.name.clone(),

@@ -5,10 +5,10 @@
 //! that are SPDK's defaults are accepted and have no effect; other values were set for a feature that Aryk lacks, and are refused
 //! with that reason.
 
-use super::{Control, Error, Members, Phase, Table};
+use super::{Control, Error, Phase, Table};
 use rustix::io::Errno;
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
 
 pub(super) fn register(table: &mut Table<Control>) {
@@ -24,23 +24,6 @@ pub(super) fn register(table: &mut Table<Control>) {
     IscsiClientOptions::register(table, "There is no iSCSI client");
     KeyringLinuxOptions::register(table, "There is no keyring");
     VirtioHotplug::register(table, "There is no virtio client");
-    table.add(
-        "bdev_nvme_get_controllers",
-        Phase::RunTime,
-        "Lists the NVMe controllers: always empty, since Aryk has no NVMe driver.",
-        async |_: &Control, p: GetNvmeControllers| match p.name {
-            None => Ok(Vec::<Members>::new()),
-            Some(name) => Err(Error::no_device("NVMe controller", &name)),
-        },
-    );
-}
-
-/// Parameters of `bdev_nvme_get_controllers`.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct GetNvmeControllers {
-    /// Name of the controller. Default: all.
-    name: Option<String>,
 }
 
 /// An integer of any width.
@@ -159,14 +142,17 @@ const DHCHAP_DHGROUPS: [&str; 6] = ["null", "ffdhe2048", "ffdhe3072", "ffdhe4096
 struct AsBuilt;
 
 /// How a path to a namespace is selected.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct MultipathOptions {
+pub(super) struct MultipathOptions {
     /// `active_passive`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     policy: Option<String>,
     /// Omitted.
+    #[serde(skip_serializing_if = "Option::is_none")]
     selector: Option<String>,
     /// Omitted.
+    #[serde(skip_serializing_if = "Option::is_none")]
     min_io: Option<Number>,
 }
 

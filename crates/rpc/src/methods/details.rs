@@ -17,6 +17,12 @@ pub(crate) struct Details {
     pub error_disk: Option<ErrorDisk>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub malloc: Option<Malloc>,
+    /// Path selection of a disk of an NVMe controller: always `active_passive`, since it has one path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mp_policy: Option<&'static str>,
+    /// A disk of an NVMe controller: its paths, of which there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nvme: Option<[super::nvme::DiskDetails; 1]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub passthru: Option<Passthru>,
     #[serde(skip_serializing_if = "Option::is_none")]

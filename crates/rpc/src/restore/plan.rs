@@ -93,14 +93,25 @@ struct Index<'a> {
     disks_by_uuid: BTreeMap<String, &'a str>,
     /// Settings of each disk: its limits, its group, its monitoring. By the disk's name.
     settings: BTreeMap<&'a str, Vec<usize>>,
+    /// NVMe controllers that are attached for one disk, by the disk's name.
+    nvme_disks: BTreeMap<&'a str, usize>,
 }
 
 impl<'a> Index<'a> {
     fn new(objects: &'a [AbsentObject]) -> Self {
-        let mut index =
-            Self { by_name: BTreeMap::new(), disks_by_uuid: BTreeMap::new(), settings: BTreeMap::new() };
+        let mut index = Self {
+            by_name: BTreeMap::new(),
+            disks_by_uuid: BTreeMap::new(),
+            settings: BTreeMap::new(),
+            nvme_disks: BTreeMap::new(),
+        };
         for (place, object) in objects.iter().enumerate() {
             index.by_name.insert((object.subsystem, &object.name), place);
+            if object.subsystem == Subsystem::Nvme
+                && let Some(disk) = object.text("disk")
+            {
+                index.nvme_disks.insert(disk, place);
+            }
             if object.subsystem == Subsystem::Bdev
                 && let Some(uuid) = object.text("uuid")
             {
@@ -123,7 +134,18 @@ impl<'a> Index<'a> {
     /// The object that creates the disk of that name or uuid.
     fn disk(&self, name: &str) -> Option<usize> {
         let find = |name: &str| self.find(Subsystem::Bdev, name);
-        find(self.disk_name(name)).or_else(|| find(&first_part(name)?))
+        let name = self.disk_name(name);
+        find(name).or_else(|| find(&first_part(name)?)).or_else(|| self.nvme(name))
+    }
+
+    /// The NVMe controller that has the disk of that name.
+    fn nvme(&self, disk: &str) -> Option<usize> {
+        // A disk's name begins with that of its controller, or is a parameter of the call.
+        if let Some(place) = self.nvme_disks.get(disk) {
+            return Some(*place);
+        }
+        let (controller, _) = disk.rsplit_once('n')?;
+        self.find(Subsystem::Nvme, controller)
     }
 
     /// The name of the disk that has this name or uuid.
@@ -184,7 +206,7 @@ impl<'a> Index<'a> {
             disk(param).into_iter().chain(settings).collect()
         };
         match object.subsystem {
-            Subsystem::Daemon | Subsystem::Scheduler | Subsystem::Unit => Vec::new(),
+            Subsystem::Daemon | Subsystem::Nvme | Subsystem::Scheduler | Subsystem::Unit => Vec::new(),
             Subsystem::Bdev => object.call.base().and_then(|base| self.disk(base)).into_iter().collect(),
             Subsystem::Watch => disk("name").into_iter().collect(),
             Subsystem::Qos => match &*object.call.method {

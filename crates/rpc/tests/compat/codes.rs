@@ -11,13 +11,14 @@ const INVALID: i64 = -32602;
 const INTERNAL: i64 = -32603;
 
 /// The families whose methods report parameters that cannot be decoded as an internal error, and the exceptions.
-const INTERNAL_FAMILIES: [&str; 9] = [
+const INTERNAL_FAMILIES: [&str; 10] = [
     "bdev_aio_",
     "bdev_delay_",
     "bdev_error_",
     "bdev_get_",
     "bdev_malloc_",
     "bdev_null_",
+    "bdev_nvme_",
     "bdev_passthru_",
     "bdev_set_q",
     "bdev_uring_",
@@ -34,7 +35,7 @@ const INTERNAL_ALONE: [&str; 6] = [
 fn code_of_undecoded(method: &str) -> i64 {
     let is_internal = INTERNAL_FAMILIES.iter().any(|family| method.starts_with(family));
     match method {
-        "bdev_delay_update_latency" => INVALID,
+        "bdev_delay_update_latency" | "bdev_nvme_set_hotplug" | "bdev_nvme_set_options" => INVALID,
         _ if is_internal || INTERNAL_ALONE.contains(&method) => INTERNAL,
         _ => INVALID,
     }
@@ -101,6 +102,7 @@ fn disks() -> Vec<Row> {
         json!({"name": name, "base_bdev_name": base, "avg_read_latency": 1,
         "p99_read_latency": 1, "avg_write_latency": 1, "p99_write_latency": 1})
     };
+    let nvme = |trtype: &str, traddr: &str| json!({"name": "z", "trtype": trtype, "traddr": traddr});
     let latency = |name: &str| json!({"delay_bdev_name": name, "latency_type": "avg_read", "latency_us": 1});
     let inject = |name: &str, kind: &str| json!({"name": name, "io_type": "read", "error_type": kind});
     vec![
@@ -130,6 +132,12 @@ fn disks() -> Vec<Row> {
         ("bdev_split_create", json!({"base_bdev": "t", "split_count": 0}), INVALID, Some(ARGUMENT)),
         ("bdev_split_delete", json!({"base_bdev": "t"}), INVALID, None),
         ("bdev_null_resize", json!({"name": "z", "new_size": 1}), -19, Some(NO_DEVICE)),
+        ("bdev_nvme_attach_controller", nvme("PCIe", "ffff:ff:1f.7"), -19, Some(NO_DEVICE)),
+        ("bdev_nvme_attach_controller", nvme("PCIe", "nowhere"), -22, Some(ARGUMENT)),
+        ("bdev_nvme_attach_controller", nvme("TCP", "10.0.0.1"), -22, Some(ARGUMENT)),
+        ("bdev_nvme_attach_controller", nvme("VFIOUSER", "/nowhere/at/all"), -19, Some(NO_DEVICE)),
+        ("bdev_nvme_detach_controller", json!({"name": "z"}), -19, Some(NO_DEVICE)),
+        ("bdev_nvme_reset_controller", json!({"name": "z"}), -19, Some(NO_DEVICE)),
     ]
 }
 

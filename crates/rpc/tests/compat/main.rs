@@ -15,6 +15,8 @@ mod schema;
 mod wire;
 
 use aryk_bdev::{Access, AsyncChannel};
+use aryk_nvme_model::{Config, Model};
+use aryk_pci::vfio_user;
 use aryk_reactor::{Cx, Handle, Options, Reactors, Root, ThreadId};
 use aryk_rpc::methods::log::PrintLevel;
 use aryk_rpc::{Control, Error, Methods, methods};
@@ -25,6 +27,7 @@ use serde_json::{Map, Value, json};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
+use std::os::unix::net::UnixListener;
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
@@ -215,6 +218,10 @@ async fn carry_out(daemon: &Daemon, facts: &Facts) -> BTreeMap<&'static str, See
     // The daemon signals its own process, which is the test.
     let mut signals = signal(SignalKind::user_defined1()).unwrap();
     let schemas = schema::Schemas::new();
+    let drive = Model::new("drive", Config::default()).unwrap();
+    let _running = drive.run().unwrap();
+    let listener = UnixListener::bind(daemon.dir.path().join("drive")).unwrap();
+    std::thread::spawn(move || vfio_user::serve(listener.accept().unwrap().0, &*drive));
     for step in scenario::steps(daemon.dir.path(), (number, reactor.core())) {
         if step.method == "thread_get_io_channels" {
             let registry = &daemon.control.disks.registry;

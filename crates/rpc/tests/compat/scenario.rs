@@ -15,6 +15,11 @@ pub fn steps(dir: &Path, (thread, core): (u64, u16)) -> Vec<Step> {
     let mut call = |method, params| steps.push(Step { method, params });
     start(&mut call);
     make_disks(dir, &mut call);
+    call(
+        "bdev_nvme_attach_controller",
+        json!({"name": "Nvme0", "trtype": "VFIOUSER", "traddr": dir.join("drive")}),
+    );
+    use_drive(&mut call);
     watch_disks(&mut call);
     let other = CoreSet::allowed().iter().find(|other| *other != core).expect("a computer with two cores");
     call("aryk_core_add", json!({"core": other}));
@@ -96,7 +101,6 @@ fn set_defaults(call: &mut impl FnMut(&'static str, Value)) {
         "iscsi_set_options",
         "bdev_iscsi_set_options",
         "keyring_linux_set_options",
-        "bdev_nvme_get_controllers",
         "aryk_absent_get",
     ] {
         call(method, json!({}));
@@ -126,6 +130,14 @@ fn make_disks(dir: &Path, call: &mut impl FnMut(&'static str, Value)) {
     call("bdev_delay_update_latency", latency);
     call("bdev_malloc_create", json!({"name": "whole", "block_size": 512, "num_blocks": 64}));
     call("bdev_split_create", json!({"base_bdev": "whole", "split_count": 2}));
+}
+
+/// Calls on the NVMe controller `Nvme0`.
+fn use_drive(call: &mut impl FnMut(&'static str, Value)) {
+    call("bdev_get_bdevs", disk("Nvme0n1"));
+    call("bdev_nvme_get_controllers", json!({}));
+    call("bdev_nvme_reset_controller", disk("Nvme0"));
+    call("bdev_nvme_detach_controller", disk("Nvme0"));
 }
 
 fn watch_disks(call: &mut impl FnMut(&'static str, Value)) {

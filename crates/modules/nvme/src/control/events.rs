@@ -106,7 +106,7 @@ impl Thread {
 
     /// The controller is ready for the first time since it was opened.
     fn ready(&mut self) {
-        if !self.is_same_drive() {
+        if self.is_other_than_wanted() || !self.is_same_drive() {
             return self.with_controller(|controller| controller.shut_down(Shutdown::Normal, now().0));
         }
         self.set_interrupts();
@@ -127,6 +127,25 @@ impl Thread {
             });
             let _ = sender.send(Command::MemoryRegistered(attachment.ok()));
         });
+    }
+
+    /// Whether the drive has another serial number than the caller of the attach wants; the caller gets the error.
+    fn is_other_than_wanted(&mut self) -> bool {
+        let Life::Driven(driven) = &self.life else { return false };
+        let (Some(info), Some(wanted)) = (driven.controller.info(), &self.config.serial) else {
+            return false;
+        };
+        if info.serial == *wanted {
+            return false;
+        }
+        let (location, serial) = (self.config.location.to_string(), info.serial.clone());
+        let error = crate::Error::OtherDrive { location, serial, wanted: wanted.clone() };
+        let Some(attached) = self.attached.take() else { return false };
+        // The caller may be gone.
+        let _ = attached.send(Err(error));
+        self.is_stopping = true;
+        self.disks.removed();
+        true
     }
 
     /// Whether the drive that answers is the one that was there before.

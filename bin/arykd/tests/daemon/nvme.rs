@@ -1,0 +1,180 @@
+//! NVMe controllers of the real daemon: models that this process serves over vfio-user.
+
+use crate::front_end::FrontEnd;
+use crate::harness::{Daemon, code, wait_for};
+use aryk_nvme_model::{Config, Data, Model, NamespaceConfig, Running};
+use aryk_pci::vfio_user;
+use serde_json::{Value, json};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+const KEPT: &[&str] = &["--state-dir", "DIR/state"];
+
+/// A drive with its data, which clients of a socket can attach one after another, until it is pulled out.
+pub struct Drive {
+    model: Arc<Model>,
+    socket: PathBuf,
+    is_pulled: Arc<AtomicBool>,
+    serving: Option<JoinHandle<()>>,
+    _running: Running,
+}
+
+impl Drive {
+    /// A drive of this serial number with two namespaces.
+    pub fn new(socket: &Path, serial: &str) -> Self {
+        let namespaces = [1, 2].map(|nsid| (nsid, NamespaceConfig::new(16_384, 0, nsid.into())));
+        let config = Config {
+            serial: serial.into(),
+            namespaces: namespaces.into(),
+            data: Data::KeptDurable,
+            ..Config::default()
+        };
+        Self::of(socket, Model::new("drive", config).unwrap())
+    }
+
+    /// A drive in the slot of the socket.
+    fn of(socket: &Path, model: Arc<Model>) -> Self {
+        let listener = UnixListener::bind(socket).unwrap();
+        let is_pulled = Arc::new(AtomicBool::new(false));
+        let (served, stop) = (Arc::clone(&model), Arc::clone(&is_pulled));
+        let serving = std::thread::spawn(move || {
+            for client in listener.incoming() {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                // A daemon that is killed closes the connection in the middle of a message.
+                let _ = vfio_user::serve(client.unwrap(), &*served);
+            }
+        });
+        let running = model.run().unwrap();
+        Self { model, socket: socket.to_owned(), is_pulled, serving: Some(serving), _running: running }
+    }
+}
+
+impl Drop for Drive {
+    fn drop(&mut self) {
+        self.is_pulled.store(true, Ordering::Relaxed);
+        let _ = std::os::unix::net::UnixStream::connect(&self.socket);
+        // A served client keeps the thread; the test's process ends it.
+        drop(self.serving.take());
+        // The directory may be gone.
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+fn names(disks: &Value) -> Vec<&str> {
+    disks.as_array().unwrap().iter().map(|disk| disk["name"].as_str().unwrap()).collect()
+}
+
+fn attach(daemon: &Daemon, socket: &Path) -> Value {
+    let params = json!({"name": "Nvme0", "trtype": "VFIOUSER", "traddr": socket});
+    daemon.call("bdev_nvme_attach_controller", params).unwrap()
+}
+
+fn connect(daemon: &Daemon, controller: &str) -> FrontEnd {
+    let socket = daemon.dir().join("vhost").join(controller);
+    wait_for("the controller listens", || socket.exists());
+    FrontEnd::connect(&socket)
+}
+
+#[test]
+fn a_controller_is_attached_used_reset_and_detached() {
+    let daemon = Daemon::start(&[]);
+    let socket = daemon.dir().join("drive");
+    let drive = Drive::new(&socket, "S1");
+    assert_eq!(attach(&daemon, &socket), json!(["Nvme0n1", "Nvme0n2"]));
+    let disk = &daemon.call("bdev_get_bdevs", json!({"name": "Nvme0n2"})).unwrap()[0];
+    assert_eq!((&disk["product_name"], &disk["num_blocks"]), (&json!("NVMe disk"), &json!(16_384)));
+    let nvme = &disk["driver_specific"]["nvme"][0];
+    assert_eq!(nvme["trid"], json!({"trtype": "VFIOUSER", "traddr": socket}));
+    assert_eq!(nvme["ctrlr_data"]["serial_number"], "S1");
+    assert_eq!(nvme["ns_data"], json!({"id": 2, "can_share": false}));
+    // The same name, and the same drive.
+    let again = |name: &str| json!({"name": name, "trtype": "vfiouser", "traddr": socket});
+    assert_eq!(code(daemon.call("bdev_nvme_attach_controller", again("Nvme0"))), -17);
+    assert_eq!(code(daemon.call("bdev_nvme_attach_controller", again("Nvme1"))), -114);
+
+    daemon.call("vhost_create_blk_controller", json!({"ctrlr": "vm", "dev_name": "Nvme0n1"})).unwrap();
+    let mut vm = connect(&daemon, "vm");
+    vm.write(4096, &[7; 8192]).unwrap();
+    vm.flush().unwrap();
+    daemon.call("bdev_nvme_reset_controller", json!({"name": "Nvme0"})).unwrap();
+    assert_eq!(vm.read(4096, 8192).unwrap(), [7; 8192]);
+    let controllers = daemon.call("bdev_nvme_get_controllers", json!({"name": "Nvme0"})).unwrap();
+    assert_eq!(
+        (&controllers[0]["ctrlrs"][0]["state"], &controllers[0]["resets"]),
+        (&json!("enabled"), &json!(1))
+    );
+    drop(vm);
+    daemon.call("vhost_delete_controller", json!({"ctrlr": "vm"})).unwrap();
+    daemon.call("bdev_nvme_detach_controller", json!({"name": "Nvme0"})).unwrap();
+    assert_eq!(daemon.call("bdev_get_bdevs", json!({})).unwrap(), json!([]));
+    assert_eq!(code(daemon.call("bdev_nvme_detach_controller", json!({"name": "Nvme0"}))), -19);
+    // The drive is free for another attach.
+    assert_eq!(attach(&daemon, &socket), json!(["Nvme0n1", "Nvme0n2"]));
+    let violations = drive.model.with(|model| model.violations().clone());
+    assert_eq!(violations.count, 0, "{:?}", violations.first);
+    drop(daemon);
+    drop(drive);
+}
+
+#[test]
+fn controllers_their_disks_and_what_uses_them_are_restored() {
+    let mut daemon = Daemon::start(KEPT);
+    let socket = daemon.dir().join("drive");
+    let drive = Drive::new(&socket, "S1");
+    attach(&daemon, &socket);
+    daemon.call("bdev_passthru_create", json!({"name": "top", "base_bdev_name": "Nvme0n2"})).unwrap();
+    daemon.call("bdev_set_qos_limit", json!({"name": "Nvme0n1", "rw_ios_per_sec": 9000})).unwrap();
+    daemon.call("vhost_create_blk_controller", json!({"ctrlr": "vm", "dev_name": "Nvme0n1"})).unwrap();
+    connect(&daemon, "vm").write(0, &[9; 512]).unwrap();
+    let seen = |daemon: &Daemon| {
+        [("bdev_get_bdevs", json!({})), ("save_config", json!({}))].map(|(m, p)| daemon.call(m, p).unwrap())
+    };
+    let before = seen(&daemon);
+    assert_eq!(before[1]["subsystems"][0]["config"][0]["method"], "bdev_passthru_create");
+    for _ in 0..2 {
+        daemon.kill_and_restart();
+        assert_eq!(daemon.call("aryk_absent_get", json!({})).unwrap(), json!([]));
+        assert_eq!(seen(&daemon), before);
+    }
+    assert_eq!(connect(&daemon, "vm").read(0, 512).unwrap(), [9; 512]);
+    // Another daemon takes the saved configuration.
+    daemon.kill();
+    let other = Daemon::start(&[]);
+    other.call("load_config", before[1].clone()).unwrap();
+    wait_for("the passthru disk over the drive", || {
+        other.call("bdev_get_bdevs", json!({"name": "top"})).is_ok()
+    });
+    assert_eq!(names(&other.call("bdev_get_bdevs", json!({})).unwrap()).len(), 3);
+    drop(other);
+    drop(drive);
+}
+
+#[test]
+fn a_missing_drive_does_not_block_the_start_and_comes_back_as_itself_only() {
+    let mut daemon = Daemon::start(KEPT);
+    let socket = daemon.dir().join("drive");
+    let drive = Drive::new(&socket, "S1");
+    attach(&daemon, &socket);
+    daemon.call("vhost_create_blk_controller", json!({"ctrlr": "vm", "dev_name": "Nvme0n1"})).unwrap();
+    daemon.kill();
+    drop(drive);
+    daemon.restart();
+    let absent = || daemon.call("aryk_absent_get", json!({})).unwrap();
+    assert_eq!(names(&absent()), ["Nvme0", "vm"]);
+    assert_eq!(absent()[0]["kind"], "nvme controller");
+    let other = Drive::new(&socket, "S2");
+    wait_for("the other drive is refused", || absent()[0]["why"].as_str().unwrap().contains("not 'S1'"));
+    assert_eq!(daemon.call("bdev_get_bdevs", json!({})).unwrap(), json!([]));
+    drop(other);
+    let drive = Drive::new(&socket, "S1");
+    wait_for("all objects exist again", || absent() == json!([]));
+    assert_eq!(connect(&daemon, "vm").read(0, 512).unwrap(), [0; 512]);
+    daemon.call("bdev_nvme_detach_controller", json!({"name": "Nvme0"})).unwrap();
+    drop(daemon);
+    drop(drive);
+}

@@ -1,0 +1,183 @@
+//! `bdev_nvme_*`: NVMe controllers that the daemon drives itself, and the disks of their namespaces. Control context.
+//!
+//! A controller is an object of the configuration, with one note: its disks come and go with it, and so have no notes of their
+//! own. A controller that ends by itself, because its drive did not come back in time, is absent, and is attached again when the
+//! drive is there.
+
+mod attach;
+mod describe;
+
+pub(crate) use attach::ATTACH;
+pub(crate) use describe::{Details as DiskDetails, details};
+
+use super::{Control, Error, Phase, Table};
+use crate::config::Subsystem;
+use aryk_bdev_nvme::{AttachedController, Controllers, Error as Nvme, Exposed};
+use aryk_nvme::controller::Failure;
+use aryk_pci::{Address, PciError};
+use rustix::io::Errno;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use tokio::sync::mpsc::UnboundedSender;
+
+/// The kind of these controllers in error texts.
+const KIND: &str = "NVMe controller";
+
+/// What the daemon holds of NVMe.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    /// The controllers.
+    pub controllers: Controllers,
+    /// Disks that a call removes with their controller: they are not lost.
+    pub leaving: RefCell<BTreeSet<String>>,
+    /// Receives each controller that a call attaches.
+    pub attached: RefCell<Option<UnboundedSender<Arc<AttachedController>>>>,
+}
+
+pub(super) fn register(table: &mut Table<Control>) {
+    attach::register(table);
+    describe::register(table);
+}
+
+/// The names of the disks that an NVMe controller has now.
+pub(crate) fn disks_of(control: &Control, controller: &str) -> Vec<String> {
+    let found = control.nvme.controllers.find(controller);
+    let namespaces = found.map(|controller| controller.info().namespaces).unwrap_or_default();
+    namespaces.into_iter().filter_map(|namespace| namespace.disk).collect()
+}
+
+/// Whether the disk `disk` is one of the NVMe controller that a call with these parameters attaches.
+pub(crate) fn is_disk_of(disk: &str, params: &serde_json::Value) -> bool {
+    let text = |param: &str| params.get(param).and_then(|value| value.as_str());
+    let of_name = || {
+        let nsid = disk.strip_prefix(text("name")?)?.strip_prefix('n')?;
+        Some(
+            nsid.bytes().all(|byte| byte.is_ascii_digit())
+                && !nsid.starts_with('0')
+                && nsid.parse::<u32>().is_ok(),
+        )
+    };
+    match text("disk") {
+        Some(one) => one == disk,
+        None => of_name() == Some(true),
+    }
+}
+
+/// Detaches a controller whose call could not be stored, or was revoked.
+pub(crate) async fn unmake(control: &Control, name: &str) -> Result<(), Error> {
+    control.config.removed(Subsystem::Nvme, name);
+    attach::detach(control, name).await
+}
+
+/// Detaches all controllers, whose disks are removed already.
+pub(crate) async fn close(control: &Control) {
+    for controller in control.nvme.controllers.list() {
+        // The controller may have ended by itself.
+        let _ = control.nvme.controllers.detach(controller.name()).await;
+    }
+}
+
+/// The controller of that name.
+fn find(control: &Control, name: &str) -> Result<Arc<AttachedController>, Error> {
+    control.nvme.controllers.find(name).map_err(|_| Error::no_device(KIND, name))
+}
+
+/// The disk's name, for a controller that is attached for one namespace.
+fn exposed(nsid: Option<u32>, disk: Option<&str>, name: &str) -> Result<Exposed, Error> {
+    match (nsid, disk) {
+        (None, None) => Ok(Exposed::All),
+        (Some(nsid), disk) => {
+            let disk = disk.map_or_else(|| format!("{name}n{nsid}"), str::to_owned);
+            Ok(Exposed::One { nsid, disk })
+        }
+        (None, Some(_)) => {
+            Err(Error::invalid("`disk` names the disk of one namespace, which `nsid` must give"))
+        }
+    }
+}
+
+/// A PCI address in one of SPDK's forms: its parts are separated by colons or full stops.
+fn address(text: &str) -> Result<Address, Error> {
+    let parts: Vec<&str> = text.split([':', '.']).collect();
+    let written = match *parts.as_slice() {
+        [domain, bus, device, function] => format!("{domain}:{bus}:{device}.{function}"),
+        [bus, device, function] => format!("{bus}:{device}.{function}"),
+        _ => text.to_owned(),
+    };
+    written.parse().map_err(|_| {
+        Error::invalid(format!(
+            "'{text}' is no PCI address such as 0000:3d:00.0 (`aryk nvme list` shows the drives)"
+        ))
+    })
+}
+
+impl From<Nvme> for Error {
+    fn from(error: Nvme) -> Self {
+        let errno = match error {
+            Nvme::Exists(_) => Errno::EXIST,
+            Nvme::Attached { .. } => Errno::ALREADY,
+            Nvme::NotFound(_) | Nvme::Namespace { .. } | Nvme::OtherDrive { .. } => Errno::NODEV,
+            Nvme::Failure(Failure::Pci(ref error)) | Nvme::Pci(ref error) => errno_of(error),
+            Nvme::Failure(Failure::Vanished(_)) => Errno::NODEV,
+            Nvme::Failure(Failure::AdminTimeout(_)) => Errno::TIMEDOUT,
+            Nvme::Failure(Failure::Memory(_)) => Errno::NOMEM,
+            Nvme::Failure(_) => Errno::IO,
+            Nvme::Registry(error) => return error.into(),
+            Nvme::Refused(_) => Errno::INVAL,
+            Nvme::NotReady(_) => Errno::AGAIN,
+            Nvme::Thread(ref error) => Errno::from_io_error(error).unwrap_or(Errno::IO),
+        };
+        Self::errno(errno, error.to_string())
+    }
+}
+
+/// The errno of a failure to access a PCI function.
+fn errno_of(error: &PciError) -> Errno {
+    match error {
+        PciError::NotFound { .. }
+        | PciError::NoDriver
+        | PciError::NoIommu { .. }
+        | PciError::NotBound { .. }
+        | PciError::Gone { .. } => Errno::NODEV,
+        PciError::InUse { .. } | PciError::SharedGroup { .. } => Errno::BUSY,
+        PciError::WrongClass { .. } => Errno::INVAL,
+        PciError::Permission { .. } => Errno::ACCESS,
+        PciError::NoInterruptRemapping { .. } => Errno::PERM,
+        PciError::LockLimit { .. } | PciError::AddressSpace { .. } => Errno::NOMEM,
+        PciError::MappingLimit { .. } => Errno::NOSPC,
+        PciError::NoFile { .. } | PciError::Unsupported(_) => Errno::NOTSUP,
+        PciError::TimedOut { .. } => Errno::TIMEDOUT,
+        PciError::Protocol { .. } => Errno::PROTO,
+        PciError::Os { errno, .. } => *errno,
+        PciError::OutOfBounds { .. } | PciError::NotMapped { .. } => Errno::IO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn pci_addresses_have_spdks_forms() {
+        for text in ["0000:3d:00.0", "3d:00.0", "0000.3d.00.0", "3d.0.0", "0:3d:0:0"] {
+            assert_eq!(address(text).unwrap().to_string(), "0000:3d:00.0", "{text}");
+        }
+        for text in ["", "3d", "0000:3d:00.0.0", "0000:3d:00.8", "x:3d:00.0", "0000:3d:20.0"] {
+            assert_eq!(address(text).unwrap_err().code(), -22, "{text}");
+        }
+    }
+
+    #[test]
+    fn disks_belong_to_the_controller_that_they_are_named_after() {
+        let all = json!({"name": "Nvme0"});
+        assert!(is_disk_of("Nvme0n1", &all) && is_disk_of("Nvme0n12", &all));
+        for other in ["Nvme0", "Nvme0n", "Nvme0n01", "Nvme0n1p1", "Nvme01n1", "Nvme0n+1", "Nvme0n4294967296"]
+        {
+            assert!(!is_disk_of(other, &all), "{other}");
+        }
+        let one = json!({"name": "a", "nsid": 1, "disk": "vm1"});
+        assert!(is_disk_of("vm1", &one) && !is_disk_of("an1", &one));
+    }
+}

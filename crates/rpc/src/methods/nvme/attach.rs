@@ -1,0 +1,329 @@
+//! `bdev_nvme_attach_controller`, `_detach_controller`, `_reset_controller`. Control context.
+
+use super::super::defaults::MultipathOptions;
+use super::{Control, Error, Phase, Table, address, exposed, find};
+use crate::config::Subsystem;
+use crate::methods::{NAME_LEN_MAX, is_default};
+use crate::params::Count;
+use aryk_bdev_nvme as module;
+use aryk_bdev_nvme::Location;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use std::time::Duration;
+
+pub(crate) const ATTACH: &str = "bdev_nvme_attach_controller";
+
+/// Bytes of `nN`, where N is the largest NSID.
+const SUFFIX_LEN: usize = 11;
+/// The grace time that stands for ever: a hundred years.
+const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add(
+        ATTACH,
+        Phase::RunTime,
+        "Attaches an NVMe controller, which the daemon then drives itself; each of its namespaces becomes a disk.",
+        attach,
+    );
+    table.add(
+        "bdev_nvme_detach_controller",
+        Phase::RunTime,
+        "Removes the disks of an NVMe controller, and shuts the controller down.",
+        async |control: &Control, p: Detach| detach_by_call(control, &p).await,
+    );
+    table.add(
+        "bdev_nvme_reset_controller",
+        Phase::RunTime,
+        "Resets an NVMe controller; requests wait meanwhile, and are submitted again.",
+        reset,
+    );
+}
+
+/// Parameters of `bdev_nvme_attach_controller`. Those of network transports are saved, without effect.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Attach {
+    /// Name of the controller: namespace 1 is the disk `NAMEn1`.
+    name: String,
+    /// `PCIe`, or `VFIOUSER` for a controller that another process emulates.
+    trtype: String,
+    /// PCI address, such as `0000:3d:00.0`; for `VFIOUSER` the path of the socket, or of its directory, if its name is `cntrl`.
+    traddr: String,
+    /// Seconds for which requests wait for a drive that has vanished, before its disks are removed; -1: for ever. Default: 15.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ctrlr_loss_timeout_sec: Option<i32>,
+    /// Queue pairs at most, which is also the number of reactors that may use the controller.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    num_io_queues: Option<u32>,
+    /// Aryk only: which memory of VMs the controller accesses by itself.
+    #[serde(default, skip_serializing_if = "is_default")]
+    dma: Dma,
+    /// Aryk only: bytes of bounce buffers on each reactor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bounce_bytes: Option<Count>,
+    /// Aryk only: the only namespace that becomes a disk. Default: all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nsid: Option<u32>,
+    /// Aryk only: name of the disk of the namespace `nsid`. Default: `NAMEnNSID`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk: Option<String>,
+    /// Aryk only: the drive's serial number; another drive is refused. The daemon stores that of the drive, so that a restart
+    /// does not take another drive for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    serial: Option<String>,
+    /// Saved, without effect: an absent drive is tried every quarter of a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reconnect_delay_sec: Option<u32>,
+    /// Saved, without effect: requests wait as long as `ctrlr_loss_timeout_sec` says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fast_io_fail_timeout_sec: Option<u32>,
+    /// Saved, without effect.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adrfam: Option<String>,
+    /// Saved, without effect.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trsvcid: Option<String>,
+    /// Saved, without effect.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    priority: Option<String>,
+    /// Saved, without effect.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    subnqn: Option<String>,
+    /// Saved, without effect.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hostnqn: Option<String>,
+    /// Saved, without effect.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hostaddr: Option<String>,
+    /// Saved, without effect.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hostsvcid: Option<String>,
+    /// Saved, without effect: namespaces with protection information are not served.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prchk_reftag: Option<bool>,
+    /// Saved, without effect: namespaces with protection information are not served.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prchk_guard: Option<bool>,
+    /// Saved, without effect.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hdgst: Option<bool>,
+    /// Saved, without effect.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ddgst: Option<bool>,
+    /// Saved, without effect.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fabrics_connect_timeout_us: Option<u64>,
+    /// Saved, without effect: a controller has one path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    multipath: Option<PathMode>,
+    /// Saved, without effect: a controller has one path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    multipath_opts: Option<MultipathOptions>,
+    /// Saved, without effect.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    psk: Option<String>,
+    /// Saved, without effect: all disks are reported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_bdevs: Option<u32>,
+    /// Saved, without effect.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dhchap_key: Option<String>,
+    /// Saved, without effect.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dhchap_ctrlr_key: Option<String>,
+    /// Saved, without effect: namespaces of other command sets are not served.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    allow_unrecognized_csi: Option<bool>,
+    /// Saved, without effect.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disable_sq_flow_control: Option<bool>,
+}
+
+/// Which memory of VMs an NVMe controller accesses by itself: memory of huge pages, which is pinned, or all, or none. Other
+/// memory is copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(rename = "NvmeDma")]
+enum Dma {
+    #[default]
+    Auto,
+    Pin,
+    Bounce,
+}
+
+/// What further paths of a controller are for. A controller has one path.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(rename = "NvmeMultipath")]
+enum PathMode {
+    Failover,
+    Multipath,
+    Disable,
+}
+
+impl Attach {
+    /// How the module attaches the controller.
+    async fn config(&self) -> Result<module::Config, Error> {
+        if self.name.is_empty() || self.disk.as_ref().is_some_and(String::is_empty) {
+            return Err(Error::invalid("the names of a controller and its disk must not be empty"));
+        }
+        if self.name.len().max(self.disk.as_ref().map_or(0, String::len)) > NAME_LEN_MAX - SUFFIX_LEN {
+            let most = NAME_LEN_MAX - SUFFIX_LEN;
+            return Err(Error::invalid(format!("an NVMe controller's name may have at most {most} bytes")));
+        }
+        let mut config = module::Config::new(&self.name, location(&self.trtype, &self.traddr).await?);
+        config.exposed = exposed(self.nsid, self.disk.as_deref(), &self.name)?;
+        config.serial.clone_from(&self.serial);
+        config.dma = match self.dma {
+            Dma::Auto => module::Dma::Auto,
+            Dma::Pin => module::Dma::Pin,
+            Dma::Bounce => module::Dma::Bounce,
+        };
+        match self.ctrlr_loss_timeout_sec {
+            None => {}
+            Some(-1) => config.grace = FOR_EVER,
+            Some(seconds) => {
+                let seconds = u64::try_from(seconds)
+                    .map_err(|_| Error::invalid("`ctrlr_loss_timeout_sec` must be -1, 0 or more"))?;
+                config.grace = Duration::from_secs(seconds);
+            }
+        }
+        if let Some(bytes) = self.bounce_bytes {
+            const MOST: u64 = 1 << 30;
+            if bytes.0 > MOST {
+                return Err(Error::invalid(format!("`bounce_bytes` may be at most {MOST}")));
+            }
+            config.bounce_bytes = bytes.0;
+        }
+        if let Some(queues) = self.num_io_queues {
+            // SPDK's largest number, for which a queue's number has no room.
+            if queues == 0 || queues > 1 << 16 {
+                return Err(Error::invalid("`num_io_queues` must be 1 to 65536"));
+            }
+            config.options.pairs = u16::try_from(queues).unwrap_or(u16::MAX);
+        }
+        Ok(config)
+    }
+}
+
+/// The place of a controller.
+async fn location(trtype: &str, traddr: &str) -> Result<Location, Error> {
+    if trtype.eq_ignore_ascii_case("pcie") {
+        return address(traddr).map(Location::Pci);
+    }
+    if !trtype.eq_ignore_ascii_case("vfiouser") {
+        let detail = format!("there is no transport '{trtype}', only PCIe and VFIOUSER");
+        return Err(Error::invalid(detail));
+    }
+    if traddr.is_empty() {
+        return Err(Error::invalid("`traddr` must be the path of a socket"));
+    }
+    let path = Path::new(traddr).to_owned();
+    // A file system may not respond.
+    let socket = tokio::task::spawn_blocking(move || if path.is_dir() { path.join("cntrl") } else { path });
+    Ok(Location::Socket(socket.await.map_err(|e| Error::Internal(e.to_string()))?))
+}
+
+async fn attach(control: &Control, mut p: Attach) -> Result<Vec<String>, Error> {
+    let config = p.config().await?;
+    control.check_open()?;
+    let disks = control.nvme.controllers.attach(&control.env, config).await?;
+    let controller = find(control, &p.name)?;
+    p.serial = controller.info().controller.map(|info| info.serial);
+    control.config.made(Subsystem::Nvme, &p.name, ATTACH, &p);
+    if let Some(attached) = &*control.nvme.attached.borrow() {
+        // The receiver ends with the daemon.
+        let _ = attached.send(controller);
+    }
+    Ok(disks.iter().map(|disk| disk.name().to_owned()).collect())
+}
+
+/// Parameters of `bdev_nvme_detach_controller`. A controller has one path, so the other parameters only select controllers.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Detach {
+    /// Name of the controller.
+    name: String,
+    /// Transport of the path to remove: the controller is not detached if its own is another.
+    trtype: Option<String>,
+    /// Address of the path to remove: the controller is not detached if its own is another.
+    traddr: Option<String>,
+    /// Ignored.
+    #[serde(rename = "adrfam")]
+    _adrfam: Option<String>,
+    /// Ignored.
+    #[serde(rename = "trsvcid")]
+    _trsvcid: Option<String>,
+    /// Ignored.
+    #[serde(rename = "subnqn")]
+    _subnqn: Option<String>,
+    /// Ignored.
+    #[serde(rename = "hostaddr")]
+    _hostaddr: Option<String>,
+    /// Ignored.
+    #[serde(rename = "hostsvcid")]
+    _hostsvcid: Option<String>,
+}
+
+async fn detach_by_call(control: &Control, p: &Detach) -> Result<bool, Error> {
+    if control.nvme.controllers.find(&p.name).is_err()
+        && control.config.forget_absent(Subsystem::Nvme, &p.name)
+    {
+        return Ok(true);
+    }
+    let info = find(control, &p.name)?.info();
+    if let (Some(trtype), Some(traddr)) = (&p.trtype, &p.traddr) {
+        let given = location(trtype, traddr).await?.to_string();
+        if given != info.location {
+            let detail = format!("the controller '{}' is at {}, not at {given}", p.name, info.location);
+            return Err(Error::errno(rustix::io::Errno::NODEV, detail));
+        }
+    }
+    // First, so that the end of the controller is not taken for a loss.
+    control.config.removed(Subsystem::Nvme, &p.name);
+    detach(control, &p.name).await?;
+    Ok(true)
+}
+
+/// Detaches a controller, and forgets the settings of its disks.
+pub(super) async fn detach(control: &Control, name: &str) -> Result<(), Error> {
+    let disks = super::disks_of(control, name);
+    let _leaving = Leaving::new(control, &disks);
+    control.nvme.controllers.detach(name).await?;
+    control.forget_disks_of(&disks);
+    Ok(())
+}
+
+/// Disks that are removed with their controller until this is dropped.
+struct Leaving<'a>(&'a Control, &'a [String]);
+
+impl<'a> Leaving<'a> {
+    fn new(control: &'a Control, disks: &'a [String]) -> Self {
+        control.nvme.leaving.borrow_mut().extend(disks.iter().cloned());
+        Self(control, disks)
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        let mut leaving = self.0.nvme.leaving.borrow_mut();
+        self.1.iter().for_each(|disk| _ = leaving.remove(disk));
+    }
+}
+
+/// Parameters of `bdev_nvme_reset_controller`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Reset {
+    /// Name of the controller.
+    name: String,
+    /// Ignored: a name stands for one controller.
+    #[serde(rename = "cntlid")]
+    _cntlid: Option<u16>,
+}
+
+async fn reset(control: &Control, p: Reset) -> Result<bool, Error> {
+    find(control, &p.name)?.reset().await?;
+    Ok(true)
+}

@@ -1,0 +1,349 @@
+//! `bdev_nvme_get_controllers`, and the members of `bdev_get_bdevs` for disks of NVMe controllers. Control context.
+
+use super::{Control, Error, Phase, Table, find};
+use aryk_bdev::Bdev;
+use aryk_bdev_nvme::{AttachedController, Info, Phase as State};
+use aryk_nvme::claims::ControllerInfo;
+use aryk_pci::Address;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::time::UNIX_EPOCH;
+
+/// The product name of these disks.
+const PRODUCT: &str = "NVMe disk";
+
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add(
+        "bdev_nvme_get_controllers",
+        Phase::RunTime,
+        "Lists the attached NVMe controllers.",
+        get_controllers,
+    );
+}
+
+/// Where a controller is.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "NvmeTransportId")]
+pub(crate) struct Trid {
+    /// `PCIe` or `VFIOUSER`.
+    trtype: &'static str,
+    /// PCI address, or path of the socket.
+    traddr: String,
+}
+
+impl Trid {
+    fn of(info: &Info) -> Self {
+        let is_pci = info.location.parse::<Address>().is_ok();
+        Self { trtype: if is_pci { "PCIe" } else { "VFIOUSER" }, traddr: info.location.clone() }
+    }
+}
+
+/// `driver_specific.nvme` of a disk.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "NvmeDetails")]
+pub(crate) struct Details {
+    /// PCI address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pci_address: Option<String>,
+    trid: Trid,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ctrlr_data: Option<ControllerData>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vs: Option<Version>,
+    ns_data: NamespaceData,
+    /// Aryk only: name of the controller.
+    controller: String,
+}
+
+/// Identity and abilities of a controller.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "NvmeControllerData")]
+struct ControllerData {
+    /// Controller ID.
+    cntlid: u16,
+    /// PCI vendor, in hexadecimal.
+    vendor_id: String,
+    model_number: String,
+    serial_number: String,
+    firmware_revision: String,
+    oacs: Oacs,
+    /// Always false.
+    multi_ctrlr: bool,
+    /// Always false.
+    ana_reporting: bool,
+}
+
+/// Optional admin commands of a controller: 1 if it supports them.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "NvmeOacs")]
+struct Oacs {
+    security: u8,
+    format: u8,
+    firmware: u8,
+    ns_manage: u8,
+}
+
+/// The version of the specification.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "NvmeVersion")]
+struct Version {
+    /// As `1.4`.
+    nvme_version: String,
+}
+
+/// A namespace.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "NvmeNamespaceData")]
+struct NamespaceData {
+    /// Namespace ID.
+    id: u32,
+    /// Whether other controllers may access it too.
+    can_share: bool,
+}
+
+fn controller_data(info: &ControllerInfo) -> ControllerData {
+    let supported = info.supported;
+    ControllerData {
+        cntlid: info.controller_id,
+        vendor_id: format!("{:#06x}", info.vendor),
+        model_number: info.model.clone(),
+        serial_number: info.serial.clone(),
+        firmware_revision: info.firmware.clone(),
+        oacs: Oacs {
+            security: supported.security.into(),
+            format: supported.format.into(),
+            firmware: supported.firmware.into(),
+            ns_manage: supported.namespace_management.into(),
+        },
+        multi_ctrlr: false,
+        ana_reporting: false,
+    }
+}
+
+fn version(info: &ControllerInfo) -> Version {
+    let (major, minor, tertiary) = (info.version >> 16, info.version >> 8 & 0xff, info.version & 0xff);
+    let third = if tertiary == 0 { String::new() } else { format!(".{tertiary}") };
+    Version { nvme_version: format!("{major}.{minor}{third}") }
+}
+
+/// The controller of a disk, and the NSID of the disk's namespace.
+pub(super) fn controller_of(
+    control: &Control,
+    bdev: &Bdev,
+) -> Option<(std::sync::Arc<AttachedController>, u32)> {
+    if bdev.device().product() != PRODUCT {
+        return None;
+    }
+    control.nvme.controllers.list().into_iter().find_map(|controller| {
+        let nsid = controller.nsid_of(bdev.name())?;
+        Some((controller, nsid))
+    })
+}
+
+/// The members of `bdev_get_bdevs` that only disks of NVMe controllers have.
+pub(crate) fn details(control: &Control, bdev: &Bdev) -> Option<Details> {
+    let (controller, id) = controller_of(control, bdev)?;
+    let info = controller.info();
+    let trid = Trid::of(&info);
+    let namespace = info.namespaces.iter().find(|namespace| namespace.nsid == id)?;
+    Some(Details {
+        pci_address: (trid.trtype == "PCIe").then(|| trid.traddr.clone()),
+        trid,
+        ctrlr_data: info.controller.as_ref().map(controller_data),
+        vs: info.controller.as_ref().map(version),
+        ns_data: NamespaceData { id, can_share: namespace.namespace.as_ref().is_ok_and(|n| n.is_shared) },
+        controller: info.name,
+    })
+}
+
+/// Parameters of `bdev_nvme_get_controllers`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetControllers {
+    /// Name of the controller. Default: all.
+    name: Option<String>,
+}
+
+/// One of the results of `bdev_nvme_get_controllers`.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "NvmeController")]
+struct Description {
+    name: String,
+    /// The path of the controller: one.
+    ctrlrs: [Path; 1],
+    trid: Trid,
+    /// Controller ID.
+    cntlid: u16,
+    /// Aryk only: model, serial number, firmware, as the controller reported them; missing before it was ready.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ctrlr_data: Option<ControllerData>,
+    /// Aryk only: the namespaces.
+    namespaces: Vec<Namespace>,
+    /// Aryk only: which memory of VMs is pinned: `auto`, `pin` or `bounce`.
+    dma: &'static str,
+    /// Aryk only: whether reactors sleep while requests are in flight.
+    interrupts: bool,
+    /// Aryk only: queue pairs that the controller allows.
+    queue_pairs_max: u16,
+    /// Aryk only: resets since the controller was attached.
+    resets: u64,
+    /// Aryk only: commands that were aborted because they were late.
+    aborts: u64,
+    /// Aryk only: commands that were tried again, as the controller asked.
+    retries: u64,
+    /// Aryk only: requests that resets submitted again.
+    resubmitted: u64,
+    /// Aryk only: requests that failed because a reset could not submit them again.
+    failed_by_reset: u64,
+    /// Aryk only: the queue pairs.
+    queue_pairs: Vec<QueuePair>,
+    /// Aryk only: the last reset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_reset: Option<LastReset>,
+    /// Aryk only: the last failure of the controller, as text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_error: Option<String>,
+}
+
+/// A path to a controller.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "NvmePath")]
+struct Path {
+    /// `enabled`, `resetting`, `reconnect_is_delayed` (the drive has vanished, and requests wait), or `deleting`.
+    state: &'static str,
+    trid: Trid,
+    /// Controller ID.
+    cntlid: u16,
+    host: Host,
+}
+
+/// The host side of a network connection: always empty.
+#[derive(Debug, Default, Serialize, JsonSchema)]
+#[schemars(rename = "NvmeHost")]
+struct Host {
+    nqn: String,
+    addr: String,
+    svcid: String,
+}
+
+/// A namespace of a controller.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "NvmeNamespace")]
+struct Namespace {
+    nsid: u32,
+    /// Name of its disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk: Option<String>,
+    /// Bytes of a block.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block_size: Option<u64>,
+    /// Number of blocks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    num_blocks: Option<u64>,
+    /// Why the namespace is not served.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unserved: Option<String>,
+}
+
+/// A queue pair of a reactor.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "NvmeQueuePair")]
+struct QueuePair {
+    qid: u16,
+    /// Core of the reactor.
+    core: u16,
+    /// Commands.
+    submitted: u64,
+    /// Completions.
+    completed: u64,
+    /// Writes to doorbell registers.
+    doorbells: u64,
+    /// Commands in flight at the last completion.
+    in_flight: u64,
+    /// Pages of bounce buffers.
+    pool_pages: u64,
+    /// The fewest pages that were free.
+    pool_free_min: u64,
+}
+
+/// A reset of a controller.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "NvmeLastReset")]
+struct LastReset {
+    /// Why.
+    reason: String,
+    /// When it began, in seconds since 1970.
+    at: u64,
+    /// Its duration in milliseconds; missing while it runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    took_ms: Option<u64>,
+}
+
+const fn state(phase: State) -> &'static str {
+    match phase {
+        State::Ready => "enabled",
+        State::Starting | State::Resetting => "resetting",
+        State::Away => "reconnect_is_delayed",
+        State::Stopping | State::Ended => "deleting",
+    }
+}
+
+fn describe(controller: &AttachedController) -> Description {
+    let (info, counts) = (controller.info(), controller.counts());
+    let trid = Trid::of(&info);
+    let cntlid = info.controller.as_ref().map_or(0, |info| info.controller_id);
+    let path = Path { state: state(info.phase), trid: trid.clone(), cntlid, host: Host::default() };
+    let namespace = |info: &aryk_bdev_nvme::NamespaceInfo| Namespace {
+        nsid: info.nsid,
+        disk: info.disk.clone(),
+        block_size: info.namespace.as_ref().ok().map(|namespace| 1 << namespace.block_shift),
+        num_blocks: info.namespace.as_ref().ok().map(|namespace| namespace.blocks),
+        unserved: info.namespace.as_ref().err().map(ToString::to_string),
+    };
+    let pair = |pair: &aryk_bdev_nvme::PairCounts| QueuePair {
+        qid: pair.qid,
+        core: pair.core,
+        submitted: pair.submitted,
+        completed: pair.completed,
+        doorbells: pair.doorbells,
+        in_flight: pair.in_flight,
+        pool_pages: pair.pool.0,
+        pool_free_min: pair.pool.1,
+    };
+    let last_reset = |reset: aryk_bdev_nvme::LastReset| LastReset {
+        reason: format!("{:?}", reset.reason),
+        at: reset.at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+        took_ms: reset.took.map(|took| took.as_millis() as u64),
+    };
+    Description {
+        name: info.name,
+        ctrlrs: [path],
+        trid,
+        cntlid,
+        ctrlr_data: info.controller.as_ref().map(controller_data),
+        namespaces: info.namespaces.iter().map(namespace).collect(),
+        dma: match info.dma {
+            aryk_bdev_nvme::Dma::Auto => "auto",
+            aryk_bdev_nvme::Dma::Pin => "pin",
+            aryk_bdev_nvme::Dma::Bounce => "bounce",
+        },
+        interrupts: info.has_interrupts,
+        queue_pairs_max: info.pairs_allowed,
+        resets: counts.resets,
+        aborts: counts.aborts,
+        retries: counts.retried,
+        resubmitted: counts.resubmitted,
+        failed_by_reset: counts.failed_by_reset,
+        queue_pairs: counts.pairs.iter().map(pair).collect(),
+        last_reset: info.last_reset.map(last_reset),
+        last_error: info.last_failure,
+    }
+}
+
+async fn get_controllers(control: &Control, p: GetControllers) -> Result<Vec<Description>, Error> {
+    let found = match p.name {
+        Some(name) => vec![find(control, &name)?],
+        None => control.nvme.controllers.list(),
+    };
+    Ok(found.iter().map(|controller| describe(controller)).collect())
+}
