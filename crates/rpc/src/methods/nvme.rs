@@ -13,6 +13,7 @@ pub(crate) use describe::{Details as DiskDetails, details};
 use super::{Control, Error, Phase, Table};
 use crate::config::Subsystem;
 use aryk_bdev_nvme::{AttachedController, Controllers, Error as Nvme, Exposed};
+use aryk_cuse::CuseError;
 use aryk_nvme::controller::Failure;
 use aryk_pci::{Address, PciError};
 use rustix::io::Errno;
@@ -126,9 +127,24 @@ impl From<Nvme> for Error {
             Nvme::Registry(error) => return error.into(),
             Nvme::Refused(_) => Errno::INVAL,
             Nvme::NotReady(_) => Errno::AGAIN,
+            Nvme::Tools(ref error) => errno_of_tools(error),
             Nvme::Thread(ref error) => Errno::from_io_error(error).unwrap_or(Errno::IO),
         };
         Self::errno(errno, error.to_string())
+    }
+}
+
+/// The errno of a failure to create a device for tools.
+fn errno_of_tools(error: &CuseError) -> Errno {
+    match error {
+        CuseError::BadName(_) => Errno::INVAL,
+        CuseError::Exists(_) => Errno::EXIST,
+        CuseError::NoCuse => Errno::NODEV,
+        CuseError::NoPermission => Errno::ACCESS,
+        CuseError::Version(..) => Errno::NOTSUP,
+        CuseError::Handshake | CuseError::Refused(_) => Errno::IO,
+        CuseError::System(errno) => *errno,
+        CuseError::Thread(error) => Errno::from_io_error(error).unwrap_or(Errno::IO),
     }
 }
 
