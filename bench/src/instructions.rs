@@ -1,9 +1,9 @@
-//! Instructions per request of the path within one process, counted by valgrind. Unlike times, the counts are the same in
-//! every run, so a longer path is detected at once. A file beside the code records them.
+//! Instructions per request of the path within one process, and of the NVMe driver alone, counted by valgrind. Unlike times, the
+//! counts are the same in every run, so a longer path is detected at once. A file beside the code records them.
 
 pub mod layers;
 
-use crate::stack::{CASES, Case};
+use crate::{driver, stack};
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,6 +17,31 @@ const GROWTH_MAX: f64 = 1.05;
 const FEW: u32 = 2_048;
 const MANY: u32 = 12_288;
 
+/// A counted case.
+struct Case {
+    name: &'static str,
+    /// Requests in flight.
+    depth: u32,
+    /// Patterns of the functions whose instructions count; empty for all.
+    counted: &'static [&'static str],
+}
+
+fn cases() -> impl Iterator<Item = Case> {
+    let paths = stack::CASES.iter().map(|case| Case { name: case.name, depth: case.depth(), counted: &[] });
+    let drivers = driver::CASES.iter();
+    paths.chain(drivers.map(|case| Case {
+        name: case.name,
+        depth: case.depth.into(),
+        counted: &driver::COUNTED,
+    }))
+}
+
+/// Executes `batches` times as many requests as the case has in flight at a time.
+pub fn run(case: &str, batches: u32) -> Result<()> {
+    let is_driver = driver::CASES.iter().any(|known| known.name == case);
+    if is_driver { driver::run(case, batches) } else { stack::run(case, batches) }
+}
+
 /// Instructions per request, by case.
 type Counts = BTreeMap<String, f64>;
 
@@ -24,8 +49,7 @@ type Counts = BTreeMap<String, f64>;
 /// case has grown by more than a twentieth.
 pub fn instructions(check: bool, record: bool) -> Result<()> {
     let before = read()?;
-    let now: Counts =
-        CASES.iter().map(|case| Ok((case.name.to_owned(), count(case)?))).collect::<Result<_>>()?;
+    let now: Counts = cases().map(|case| Ok((case.name.to_owned(), count(&case)?))).collect::<Result<_>>()?;
     println!("| instructions per request | now | recorded |\n| --- | --- | --- |");
     for (case, count) in &now {
         let known = before.get(case).map_or("–".to_owned(), |known| format!("{known:.0}"));
@@ -61,16 +85,17 @@ fn read() -> Result<Counts> {
 }
 
 fn count(case: &Case) -> Result<f64> {
-    let batches = |requests: u32| requests / case.depth();
+    let batches = |requests: u32| requests / case.depth;
     let (few, many) = (batches(FEW), batches(MANY));
     let more = executed(case, many)? - executed(case, few)?;
-    Ok((more as f64 / f64::from((many - few) * case.depth())).round())
+    Ok((more as f64 / f64::from((many - few) * case.depth)).round())
 }
 
 /// The instructions of a run of `batches` batches.
 fn executed(case: &Case, batches: u32) -> Result<u64> {
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .args(case.counted.iter().map(|pattern| format!("--toggle-collect={pattern}")))
         .arg(std::env::current_exe()?)
         .args(["stack", case.name, &batches.to_string()])
         .output()

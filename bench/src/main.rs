@@ -22,6 +22,7 @@ mod calls;
 mod ceiling;
 mod closed;
 mod crowd;
+mod driver;
 mod fio;
 mod fleet;
 mod frontend;
@@ -198,7 +199,7 @@ fn main() -> Result<()> {
         Some(Subcommand::Scale) => measure(&args, scale::measure),
         Some(Subcommand::Instructions { layers: true, .. }) => instructions::layers::print(),
         Some(Subcommand::Instructions { check, record, .. }) => instructions::instructions(*check, *record),
-        Some(Subcommand::Stack { case, batches }) => stack::run(case, *batches),
+        Some(Subcommand::Stack { case, batches }) => instructions::run(case, *batches),
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod claims;
 mod commands;
+mod hot_path;
 mod io;
 mod life;
 mod recovery;
