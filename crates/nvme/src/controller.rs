@@ -162,8 +162,14 @@ impl Controller {
         let caps = Capabilities::check(cap, vs)?;
         // The device must not write to memory of its earlier owner, which may have left commands running.
         function.set_bus_master(false)?;
-        let pairs = options.pairs.clamp(1, pairs_max(caps.stride));
-        let registers = map_doorbells(function.as_ref(), pairs, caps.stride)?;
+        let mut pairs = options.pairs.clamp(1, pairs_max(caps.stride));
+        let registers = loop {
+            match map_doorbells(function.as_ref(), pairs, caps.stride) {
+                // BAR 0 has fewer doorbells: those of as many queues as the controller may have.
+                Err(PciError::OutOfBounds { .. }) if pairs > 1 => pairs /= 2,
+                registers => break registers?,
+            }
+        };
         let doorbells = Doorbells { registers: registers.clone(), stride: caps.stride, shadow: None };
         let admin = AdminQueue::new(&function, caps.page, id, &doorbells)?;
         let mut controller = Self {

@@ -37,6 +37,8 @@ pub(crate) struct Commands {
     last: u16,
     /// For each stage, the first command in the list that was not reported.
     unreported: [u16; STAGES],
+    /// The time of a command in flight begins at its submission, or here if that is later.
+    restarted: u64,
     len: u16,
     index_bits: u32,
     generations: u16,
@@ -62,6 +64,7 @@ impl Commands {
             first: NONE,
             last: NONE,
             unreported: [NONE; STAGES],
+            restarted: 0,
             len: 0,
             index_bits,
             // Without the last one, so that no CID is FFFFh, which the Error Information log uses for "no command".
@@ -154,16 +157,18 @@ impl Commands {
         self.slots[usize::from(index)].generation << self.index_bits | index
     }
 
-    /// The time of submission of the oldest command in flight that was not reported at this stage.
+    /// When the time of the oldest command in flight that was not reported at this stage began.
     pub(crate) fn oldest_unreported(&self, stage: usize) -> Option<u64> {
-        self.slots.get(usize::from(self.unreported[stage])).map(|slot| slot.submitted)
+        self.slots.get(usize::from(self.unreported[stage])).map(|slot| slot.submitted.max(self.restarted))
     }
 
-    /// The next command that was submitted at `until` or before and not reported at this stage, which the call marks as reported.
+    /// The next command whose time began at `until` or before and that was not reported at this stage, which the call marks as
+    /// reported.
     #[inline]
     pub(crate) fn take_late(&mut self, stage: usize, until: u64) -> Option<u16> {
         let index = self.unreported[stage];
-        let slot = self.slots.get(usize::from(index)).filter(|slot| slot.submitted <= until)?;
+        let slot =
+            self.slots.get(usize::from(index)).filter(|slot| slot.submitted.max(self.restarted) <= until)?;
         self.unreported[stage] = slot.next;
         Some(index)
     }
@@ -174,13 +179,10 @@ impl Commands {
         std::iter::successors(Some(self.first).filter(|&first| first != NONE), follow)
     }
 
-    /// Makes every command in flight one that was submitted at `now`, in the same order, with no report of lateness.
-    pub(crate) fn restart_clock(&mut self, now: u64) {
-        let mut index = self.first;
-        while let Some(slot) = self.slots.get_mut(usize::from(index)) {
-            slot.submitted = now;
-            index = slot.next;
-        }
+    /// Begins the time of all commands in flight at `now`, with no report of lateness. Their times of submission stay: the rules of
+    /// replay need these.
+    pub(crate) const fn restart_clock(&mut self, now: u64) {
+        self.restarted = now;
         self.unreported = [self.first; STAGES];
     }
 }

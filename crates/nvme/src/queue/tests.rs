@@ -138,6 +138,24 @@ fn late_commands_are_reported_for_abort_and_then_for_reset() {
 }
 
 #[test]
+fn a_pause_moves_deadlines_and_not_the_times_that_replay_decides_by() {
+    let mut rig = Scripted::new(7, 8);
+    rig.read(10, 5);
+    rig.pair.late(120, 8, |late| assert_eq!(late.step, LateStep::Abort));
+    rig.pair.restart_clock(300);
+    assert_eq!(rig.pair.next_late(), Some(400));
+    rig.pair.late(399, 8, |late| panic!("{late:?}"));
+    let mut submitted = Vec::new();
+    for _ in 0..2 {
+        rig.reset(1000, |unfinished| {
+            submitted.push(unfinished.submitted);
+            Fate::Resubmit
+        });
+    }
+    assert_eq!(submitted, [5, 5], "a write that completed at 100 forbids to submit an earlier write again");
+}
+
+#[test]
 fn a_reset_submits_the_kept_commands_in_order_with_live_cids() {
     let mut rig = Scripted::new(7, 8);
     let cids: Vec<u16> = (0..6).map(|token| rig.read(token, token)).collect();

@@ -341,6 +341,16 @@ fn doorbells_any_distance_apart_are_served() {
 }
 
 #[test]
+fn more_pairs_than_bar_0_has_doorbells_for_are_not_asked_for() {
+    let options = Options { pairs: 4000, ..options() };
+    let mut rig = Rig::ready_with(Config { io_queues: 300, ..config() }, options, &[8]);
+    assert_eq!(rig.controller.pairs_allowed(), 300);
+    let mut traffic = Traffic::new(&rig, 1, 8);
+    run(&mut rig, &mut traffic, 8, 50);
+    rig.assert_clean();
+}
+
+#[test]
 fn a_controller_that_answers_every_event_request_at_once_keeps_nobody_busy() {
     let mut rig = Rig::ready(config(), &[8]);
     rig.model.with(|model| {

@@ -1,6 +1,6 @@
 //! Compares the driver with a bare loop that only writes submission entries and reads completion entries, on model controllers.
 //!
-//!     cargo run --release -p aryk-nvme --example rate [SECONDS [calls]]
+//!     cargo run --release -p aryk-nvme --example overhead [SECONDS [calls]]
 //!
 //! Two comparisons of 4 KiB reads, in turns of some milliseconds, so that both meet the same computer: the time in the driver's
 //! calls alone, with the controller in the same thread; and commands per second, with a controller that runs on another core
@@ -44,7 +44,7 @@ trait Host {
 fn model() -> Result<Arc<Model>> {
     let namespaces = vec![(1, NamespaceConfig::new(BLOCKS, 1, 1))];
     // As most drives, without shadow doorbells.
-    Ok(Model::new("rate", Config { data: Data::Null, oacs: 0, namespaces, ..Config::default() })?)
+    Ok(Model::new("overhead", Config { data: Data::Null, oacs: 0, namespaces, ..Config::default() })?)
 }
 
 /// Writes entries and reads entries.
