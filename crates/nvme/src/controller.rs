@@ -351,8 +351,9 @@ impl Controller {
         Ok(qid)
     }
 
-    /// Begins to delete a queue pair; the controller aborts the commands in flight. [`Event::DmaEnded`] follows; the owner
-    /// rewinds the pair with it, and drops it.
+    /// Begins to delete a queue pair, which the owner has quiesced; the controller aborts the commands in flight.
+    /// [`Event::DmaEnded`] follows; the owner rewinds the pair with it, and drops it. A pair that had ended already is reported
+    /// once more. The controller reports a doorbell of a deleted queue as an error event.
     ///
     /// # Errors
     /// [`Refused::UnknownPair`].
@@ -360,7 +361,7 @@ impl Controller {
         self.end_pair(qid, false)
     }
 
-    /// Begins to delete and create a queue pair, after a [`crate::queue::QueueError`]. [`Event::DmaEnded`] follows, and, after
+    /// Begins to delete and create a queue pair, after a [`crate::queue::QueueError`] or [`QueuePair::quiesce`]. [`Event::DmaEnded`] follows, and, after
     /// [`Controller::queue_rewound`], [`Event::QueueReady`].
     ///
     /// # Errors

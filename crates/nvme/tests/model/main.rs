@@ -5,6 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
 
+mod chaos;
 mod claims;
 mod commands;
 mod hot_path;

@@ -94,6 +94,8 @@ pub struct Rig {
     pub deleted: Vec<u16>,
     /// An owner that does not quiesce its pairs.
     pub is_deaf: bool,
+    /// An owner that may become deaf.
+    pub has_slow_owner: bool,
     pub turns: u64,
     /// The client's socket, to break the connection.
     pub hang_up: Option<UnixStream>,
@@ -136,6 +138,7 @@ impl Rig {
             is_ended: false,
             deleted: Vec::new(),
             is_deaf: false,
+            has_slow_owner: false,
             turns: 0,
             hang_up: None,
         })
@@ -226,8 +229,9 @@ impl Rig {
             Event::QueueFailed { qid, .. } => Note::QueueFailed(qid),
             Event::QueueReady(restart) => {
                 let qid = restart.qid();
+                let now = self.now;
                 let pair = self.pairs.iter_mut().find(|pair| pair.qid() == qid).unwrap();
-                return pair.resume(restart, self.now);
+                return pair.resume(restart, now);
             }
             Event::Recovered { took } => {
                 assert!(took < 60 * SECOND, "a recovery of {took} ns");
@@ -275,7 +279,8 @@ impl Rig {
     fn rewind(&mut self, proof: DmaEnded, owner: &mut impl Owner) {
         let qid = proof.qid();
         let now = self.now;
-        let pair = self.pairs.iter_mut().find(|pair| pair.qid() == qid).unwrap();
+        // A pair that was deleted at its end is reported twice.
+        let Some(pair) = self.pairs.iter_mut().find(|pair| pair.qid() == qid) else { return };
         // What was completed in time; an error here changes nothing any more.
         let _ = pair.reap(u16::MAX, |completed| owner.completed(qid, completed, now));
         // An ended controller has nothing more to do.
