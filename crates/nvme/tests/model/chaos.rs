@@ -16,7 +16,7 @@ fn rig(seed: u64) -> Rig {
         seed,
         io_queues: 4,
         // Half of the controllers have shadow doorbells.
-        oacs: if seed % 2 == 0 { 1 << 8 } else { 0 },
+        oacs: if seed.is_multiple_of(2) { 1 << 8 } else { 0 },
         namespaces: vec![(1, NamespaceConfig::new(32_768, 0, 1))],
         timing: Timing {
             enable: 20 * US,
@@ -47,17 +47,11 @@ fn disturb(rig: &mut Rig, random: &mut fastrand::Rng) {
             let request = PairRequest { depth: random.u16(1..20), vector: None };
             let _ = rig.controller.create_pair(request);
         }
-        4..7 if !is_deleted => {
-            if rig.controller.delete_pair(qid).is_ok() {
-                rig.deleted.push(qid);
-                quiesce(rig, qid);
-            }
+        4..7 if !is_deleted && rig.controller.delete_pair(qid).is_ok() => {
+            rig.deleted.push(qid);
+            quiesce(rig, qid);
         }
-        7..9 if !is_deleted => {
-            if rig.controller.reset_pair(qid).is_ok() {
-                quiesce(rig, qid);
-            }
-        }
+        7..9 if !is_deleted && rig.controller.reset_pair(qid).is_ok() => quiesce(rig, qid),
         9 => rig.controller.reset(ResetReason::Request, now),
         10 => rig.controller.abort(qid, random.u16(..)),
         11..13 => {
