@@ -51,14 +51,36 @@ pub enum SglSupport {
     Dwords,
 }
 
-/// A command's list: `len` words of 64 bits, written one at a time, at an address of the controller.
+/// A command's list: `len` little-endian words of 64 bits at an address of the controller.
 pub(crate) struct List<W> {
     /// Address of word 0.
     pub(crate) iova: u64,
     /// Number of words.
     pub(crate) len: usize,
-    /// Writes a word.
+    /// Writes some words, from the given one on.
     pub(crate) write: W,
+}
+
+/// Words of a list that are written together.
+const PART: usize = 32;
+
+impl<W: FnMut(usize, &[u64])> List<W> {
+    /// Writes `count` words from `start` on: `word(0)`, `word(1)` and so on.
+    #[inline]
+    fn fill(&mut self, start: usize, count: usize, word: impl Fn(usize) -> u64) {
+        let mut part = [0; PART];
+        for first in (0..count).step_by(PART) {
+            let part = &mut part[..PART.min(count - first)];
+            part.iter_mut().enumerate().for_each(|(i, to)| *to = word(first + i).to_le());
+            (self.write)(start + first, part);
+        }
+    }
+}
+
+/// The offset of an address in its page, whose size is a power of two.
+#[inline]
+const fn offset(iova: u64, page: u64) -> u64 {
+    iova & (page - 1)
 }
 
 /// Bytes of a list for transfers of up to `transfer` bytes in up to `pieces` pieces, for memory pages of `page` bytes: a power of
@@ -76,7 +98,7 @@ pub(crate) const fn transfer_max(page: u64) -> u64 {
 
 /// Adds the data to a command: as PRPs if they can describe it, otherwise as an SGL. A command without data stays as it is.
 #[inline]
-pub(crate) fn attach<W: FnMut(usize, u64)>(
+pub(crate) fn attach<W: FnMut(usize, &[u64])>(
     entry: SubmissionEntry,
     pieces: &[Piece],
     page: u64,
@@ -100,17 +122,17 @@ pub(crate) fn attach<W: FnMut(usize, u64)>(
 /// Only the first piece may start within a page, at a multiple of 4; only the last may end within one. Pieces that are contiguous
 /// for the controller count as one.
 #[inline]
-fn prps<W: FnMut(usize, u64)>(pieces: &[Piece], page: u64, list: &mut List<W>) -> Result<[u64; 2], Unfit> {
+fn prps<W: FnMut(usize, &[u64])>(pieces: &[Piece], page: u64, list: &mut List<W>) -> Result<[u64; 2], Unfit> {
     match *pieces {
         // Most commands: data within one page.
-        [Piece { iova, len }] if len != 0 && iova % 4 == 0 && iova % page + u64::from(len) <= page => {
+        [Piece { iova, len }] if len != 0 && iova % 4 == 0 && offset(iova, page) + u64::from(len) <= page => {
             Ok([iova, 0])
         }
         _ => long_prps(pieces, page, list),
     }
 }
 
-fn long_prps<W: FnMut(usize, u64)>(
+fn long_prps<W: FnMut(usize, &[u64])>(
     pieces: &[Piece],
     page: u64,
     list: &mut List<W>,
@@ -124,24 +146,23 @@ fn long_prps<W: FnMut(usize, u64)>(
         let next_end = piece.iova.checked_add(u64::from(piece.len)).filter(|_| piece.len > 0);
         let next_end = next_end.ok_or(Unfit::BadPiece { index })?;
         let is_contiguous = piece.iova == end;
-        if !is_contiguous && (piece.iova % page != 0 || end % page != 0) {
+        if !is_contiguous && offset(piece.iova | end, page) != 0 {
             return Err(Unfit::Unaligned { index });
         }
         // The first page of the data is PRP1's; every later page has an entry.
-        let mut page_start = match index {
-            0 => (prp1 - prp1 % page).checked_add(page),
-            _ => piece.iova.checked_next_multiple_of(page),
-        };
-        while let Some(at) = page_start.filter(|&at| at < next_end) {
-            if entries == 0 {
-                first_entry = at;
-            }
-            if entries == list.len {
+        let from = if index == 0 { (prp1 - offset(prp1, page)).checked_add(page) } else { Some(piece.iova) };
+        // Contiguous pieces may begin within a page, which has its entry.
+        let first = from.and_then(|from| from.checked_add(offset(from.wrapping_neg(), page)));
+        if let Some(first) = first.filter(|&first| first < next_end) {
+            let count = ((next_end - 1 - first) >> page.trailing_zeros()) as usize + 1;
+            if count > list.len - entries {
                 return Err(Unfit::TooLong { max: list.len });
             }
-            (list.write)(entries, at);
-            entries += 1;
-            page_start = at.checked_add(page);
+            if entries == 0 {
+                first_entry = first;
+            }
+            list.fill(entries, count, |i| first + i as u64 * page);
+            entries += count;
         }
         end = next_end;
     }
@@ -158,7 +179,7 @@ const fn descriptor(kind: u64, iova: u64, len: u32) -> [u64; 2] {
 }
 
 /// SGL1, with the descriptors behind it in `list`. NVMe 2.0 §4.1.2.
-fn sgl_words<W: FnMut(usize, u64)>(
+fn sgl_words<W: FnMut(usize, &[u64])>(
     pieces: &[Piece],
     sgl: SglSupport,
     list: &mut List<W>,
@@ -177,11 +198,10 @@ fn sgl_words<W: FnMut(usize, u64)>(
     if 2 * pieces.len() > list.len {
         return Err(Unfit::TooLong { max: list.len / 2 });
     }
-    for (index, piece) in pieces.iter().enumerate() {
-        let [address, rest] = descriptor(DATA_BLOCK, piece.iova, piece.len);
-        (list.write)(2 * index, address);
-        (list.write)(2 * index + 1, rest);
-    }
+    list.fill(0, 2 * pieces.len(), |word| {
+        let Piece { iova, len } = pieces[word / 2];
+        descriptor(DATA_BLOCK, iova, len)[word % 2]
+    });
     Ok(descriptor(LAST_SEGMENT, list.iova, 16 * pieces.len() as u32))
 }
 

@@ -24,6 +24,7 @@ use std::sync::{Arc, Weak};
 
 use aryk_dma::GuestArea;
 use aryk_pci::Registers;
+use zerocopy::IntoBytes;
 
 pub use commands::DEPTH_MAX;
 pub(crate) use doorbell::Shadow;
@@ -426,7 +427,7 @@ impl QueuePair {
         let mut list = List {
             iova: self.lists_iova + start,
             len: (self.layout.list / 8) as usize,
-            write: |word, value| lists.store_u64(start as usize + 8 * word, value),
+            write: |word, words: &[u64]| lists.write_bytes(start as usize + 8 * word, words.as_bytes()),
         };
         data::attach(entry, data, self.layout.page, self.layout.sgl, &mut list)
     }

@@ -9,7 +9,11 @@ const LIST: u64 = 0x7000_0000;
 
 fn build(pieces: &[Piece], sgl: SglSupport, words: usize) -> Result<(SubmissionEntry, Vec<u64>), Unfit> {
     let mut memory = vec![0; words];
-    let mut list = List { iova: LIST, len: words, write: |index, word| memory[index] = word };
+    let mut list = List {
+        iova: LIST,
+        len: words,
+        write: |at, words: &[u64]| memory[at..at + words.len()].copy_from_slice(words),
+    };
     let entry = attach(SubmissionEntry::new(2, 1), pieces, PAGE, sgl, &mut list)?;
     Ok((entry, memory))
 }
@@ -121,7 +125,7 @@ fn a_list_holds_the_largest_transfer_at_any_offset() {
     for page in [4096, 8192, 65536] {
         assert_eq!(list_bytes(transfer_max(page), 0, SglSupport::None, page), page);
         let words = page as usize / 8;
-        let mut list = List { iova: LIST, len: words, write: |_, _| {} };
+        let mut list = List { iova: LIST, len: words, write: |_, _: &[u64]| {} };
         let most = [piece(page - 4, transfer_max(page).min(u64::from(u32::MAX)) as u32)];
         assert!(long_prps(&most, page, &mut list).is_ok(), "{page}");
     }
