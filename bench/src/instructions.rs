@@ -27,7 +27,10 @@ struct Case {
 }
 
 fn cases() -> impl Iterator<Item = Case> {
-    let paths = stack::CASES.iter().map(|case| Case { name: case.name, depth: case.depth(), counted: &[] });
+    let paths = stack::CASES.iter().map(|case| {
+        let counted: &[_] = if case.module() == stack::Module::Nvme { &stack::TURNS } else { &[] };
+        Case { name: case.name, depth: case.depth(), counted }
+    });
     let drivers = driver::CASES.iter();
     paths.chain(drivers.map(|case| Case {
         name: case.name,

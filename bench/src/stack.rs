@@ -1,10 +1,15 @@
 //! The whole path of a request within one process and one thread: a guest's ring, a queue of vhost-blk or vhost-scsi, the
 //! block layer and a module, polled by a reactor in virtual time. Nothing waits and nothing is random, so that the
 //! instructions of a request can be counted.
+//!
+//! The NVMe module drives a model controller, which executes its commands between two turns of the reactor. Only the turns count
+//! there ([`TURNS`]).
 
 use anyhow::{Context, Result, bail, ensure};
 use aryk_bdev::{Access, Bdev, Blocks, Bytes, Env, Identity, QosGroups, Registry};
+use aryk_bdev_nvme::{Controllers, Dma, Location};
 use aryk_dma::{GuestArea, Mapping, MemTable, Region};
+use aryk_nvme_model::{Data, Model, NamespaceConfig};
 use aryk_qos::{IOS_MAX, Limits};
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Nanos, Reactor, SleepPolicy};
 use aryk_scsi::{Port, Units};
@@ -12,8 +17,10 @@ use aryk_vhost_blk::{Disk, Queue};
 use aryk_vhost_device::{Errors, Parts};
 use aryk_vhost_scsi::Targets;
 use aryk_virtqueue::{Config, Format, Virtqueue, avail_len, desc_len, used_idx, used_len};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
 /// Descriptors in the queue.
@@ -40,8 +47,21 @@ const IN: u32 = 0;
 const OUT: u32 = 1;
 /// The virtual time of a turn.
 const TURN: Duration = Duration::from_micros(1);
+/// The function whose instructions count where a model of a device runs between the turns.
+pub const TURNS: [&str; 1] = ["*stack::turn*"];
 /// Turns without an answer before the run fails.
 const TURNS_MAX: u32 = 1_000;
+
+/// The module of a case's disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Module {
+    /// No data.
+    Null,
+    /// Memory of this process.
+    Memory,
+    /// A model NVMe controller, which moves no data.
+    Nvme,
+}
 
 /// A counted case: a front-end type, a module, a direction, a depth.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +69,7 @@ pub struct Case {
     /// The name in the file of records.
     pub name: &'static str,
     scsi: bool,
-    memory: bool,
+    module: Module,
     write: bool,
     /// The disk and its group have limits that the load does not reach.
     limited: bool,
@@ -61,24 +81,32 @@ impl Case {
     pub const fn depth(&self) -> u32 {
         self.depth as u32
     }
+
+    /// The module.
+    pub const fn module(&self) -> Module {
+        self.module
+    }
 }
 
 /// The base of all cases: reads of a null block device without limits, 32 in flight.
 const NULL_READ: Case =
-    Case { name: "", scsi: false, memory: false, write: false, limited: false, depth: 32 };
+    Case { name: "", scsi: false, module: Module::Null, write: false, limited: false, depth: 32 };
 
 /// All cases.
-pub const CASES: [Case; 10] = [
+pub const CASES: [Case; 13] = [
     Case { name: "limited/null/read-4k/qd32", limited: true, ..NULL_READ },
     Case { name: "null/read-4k/qd1", depth: 1, ..NULL_READ },
     Case { name: "null/read-4k/qd32", ..NULL_READ },
-    Case { name: "memory/read-4k/qd1", memory: true, depth: 1, ..NULL_READ },
-    Case { name: "memory/read-4k/qd32", memory: true, ..NULL_READ },
-    Case { name: "memory/write-4k/qd32", memory: true, write: true, ..NULL_READ },
+    Case { name: "memory/read-4k/qd1", module: Module::Memory, depth: 1, ..NULL_READ },
+    Case { name: "memory/read-4k/qd32", module: Module::Memory, ..NULL_READ },
+    Case { name: "memory/write-4k/qd32", module: Module::Memory, write: true, ..NULL_READ },
+    Case { name: "path/nvme/read-4k/qd1", module: Module::Nvme, depth: 1, ..NULL_READ },
+    Case { name: "path/nvme/read-4k/qd32", module: Module::Nvme, ..NULL_READ },
+    Case { name: "path/nvme/write-4k/qd32", module: Module::Nvme, write: true, ..NULL_READ },
     Case { name: "scsi/null/read-4k/qd1", scsi: true, depth: 1, ..NULL_READ },
     Case { name: "scsi/null/read-4k/qd32", scsi: true, ..NULL_READ },
-    Case { name: "scsi/memory/read-4k/qd32", scsi: true, memory: true, ..NULL_READ },
-    Case { name: "scsi/memory/write-4k/qd32", scsi: true, memory: true, write: true, ..NULL_READ },
+    Case { name: "scsi/memory/read-4k/qd32", scsi: true, module: Module::Memory, ..NULL_READ },
+    Case { name: "scsi/memory/write-4k/qd32", scsi: true, module: Module::Memory, write: true, ..NULL_READ },
 ];
 
 /// Executes `batches` times as many requests as are in flight at a time.
@@ -88,24 +116,94 @@ pub fn run(case: &str, batches: u32) -> Result<()> {
     let now = Arc::new(AtomicU64::new(0));
     let clock = Clock::Virtual(Arc::clone(&now));
     let mut reactor = Reactor::new(0, SleepPolicy::Poll, Engine::Auto, clock)?;
-    start_queue(&mut reactor, case, &guest)?;
-    for _ in 0..batches {
-        guest.offer();
-        let mut turns = 0;
-        while !guest.is_answered() {
-            now.store(Nanos(now.load(Ordering::Relaxed)).after(TURN).0, Ordering::Relaxed);
-            reactor.turn();
-            turns += 1;
-            ensure!(turns < TURNS_MAX, "requests were not completed");
+    let drive = match case.module {
+        Module::Nvme => Some(Drive::new()?),
+        Module::Null | Module::Memory => None,
+    };
+    let env = Env::default();
+    let started = start_queue(&mut reactor, case, &guest, &env, drive.as_ref());
+    let ran = started.and_then(|()| {
+        for _ in 0..batches {
+            guest.offer();
+            let mut turns = 0;
+            while !guest.is_answered() {
+                now.store(Nanos(now.load(Ordering::Relaxed)).after(TURN).0, Ordering::Relaxed);
+                turn(&mut reactor);
+                if let Some(drive) = &drive {
+                    drive.model.step(0);
+                }
+                turns += 1;
+                ensure!(turns < TURNS_MAX, "requests were not completed");
+            }
         }
-    }
-    guest.check()
+        guest.check()
+    });
+    // The queue's channel first, then the controller.
+    drop(reactor);
+    drive.map_or(Ok(()), Drive::end)?;
+    ran
 }
 
-fn disk(env: &Env, memory: bool) -> Result<Arc<Bdev>> {
+#[inline(never)]
+fn turn(reactor: &mut Reactor) {
+    reactor.turn();
+}
+
+/// A controller of the NVMe module.
+struct Drive {
+    model: Arc<Model>,
+    controllers: Controllers,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Drive {
+    fn new() -> Result<Self> {
+        let namespaces = vec![(1, NamespaceConfig::new(DISK / 512, 0, 1))];
+        // As most drives, without shadow doorbells.
+        let config = aryk_nvme_model::Config { data: Data::Null, oacs: 0, namespaces, ..Default::default() };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+        Ok(Self { model: Model::new("bench", config)?, controllers: Controllers::default(), runtime })
+    }
+
+    /// Attaches the controller, registers the guest's memory, and prepares the reactor, while a thread runs the model.
+    fn attach(&self, env: &Env, guest: &Guest, reactor: &mut Reactor) -> Result<Arc<Bdev>> {
+        let running = self.model.run()?;
+        let _entered = self.runtime.enter();
+        let function: Arc<dyn aryk_pci::Function> = Arc::clone(&self.model) as _;
+        let mut config = aryk_bdev_nvme::Config::new("nv", Location::Model(function));
+        config.dma = Dma::Pin;
+        let disks = wait(reactor, self.controllers.attach(env, config))?;
+        let disk = disks.into_iter().next().context("the model has a namespace")?;
+        wait(reactor, env.registry().memory().add(guest.memory.regions(), "bench"));
+        let descriptor = env.registry().open(disk.name(), Access::Shared, "bench", |_| {})?;
+        let handle = reactor.handle().clone();
+        wait(reactor, descriptor.prepare(&handle))?;
+        drop(running);
+        Ok(disk)
+    }
+
+    fn end(self) -> Result<()> {
+        let _running = self.model.run()?;
+        Ok(self.runtime.block_on(self.controllers.detach("nv"))?)
+    }
+}
+
+/// Waits for a future whose work is partly the reactor's.
+fn wait<T>(reactor: &mut Reactor, future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())) {
+            return value;
+        }
+        reactor.turn();
+        std::thread::yield_now();
+    }
+}
+
+fn disk(env: &Env, has_memory: bool) -> Result<Arc<Bdev>> {
     let identity = Identity::named("d0");
     let (block_size, physical_block_size, blocks) = (512, 512, Bytes(DISK).whole_blocks(512));
-    Ok(if memory {
+    Ok(if has_memory {
         let optimal_io_blocks = Blocks::ZERO;
         let config =
             aryk_bdev_malloc::Config { identity, block_size, physical_block_size, blocks, optimal_io_blocks };
@@ -125,9 +223,17 @@ async fn limit(registry: &Registry, bdev: &Bdev) -> Result<()> {
     Ok(bdev.set_qos_limits(limits, Nanos(0)).await?)
 }
 
-fn start_queue(reactor: &mut Reactor, case: Case, guest: &Guest) -> Result<()> {
-    let env = Env::default();
-    let bdev = disk(&env, case.memory)?;
+fn start_queue(
+    reactor: &mut Reactor,
+    case: Case,
+    guest: &Guest,
+    env: &Env,
+    drive: Option<&Drive>,
+) -> Result<()> {
+    let bdev = match drive {
+        Some(drive) => drive.attach(env, guest, reactor)?,
+        None => disk(env, case.module == Module::Memory)?,
+    };
     if case.limited {
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
         runtime.block_on(limit(env.registry(), &bdev))?;

@@ -65,14 +65,32 @@ pub(crate) struct List<W> {
 const PART: usize = 32;
 
 impl<W: FnMut(usize, &[u64])> List<W> {
-    /// Writes `count` words from `start` on: `word(0)`, `word(1)` and so on.
+    /// Writes the addresses of `count` consecutive pages from `start` on.
     #[inline]
-    fn fill(&mut self, start: usize, count: usize, word: impl Fn(usize) -> u64) {
+    fn write_pages(&mut self, start: usize, count: usize, first: u64, page: u64) {
         let mut part = [0; PART];
-        for first in (0..count).step_by(PART) {
-            let part = &mut part[..PART.min(count - first)];
-            part.iter_mut().enumerate().for_each(|(i, to)| *to = word(first + i).to_le());
-            (self.write)(start + first, part);
+        let (mut written, mut next) = (0, first);
+        while written < count {
+            let part = &mut part[..PART.min(count - written)];
+            for word in &mut *part {
+                *word = next.to_le();
+                // Behind the last page of the address space, there is none.
+                next = next.wrapping_add(page);
+            }
+            (self.write)(start + written, part);
+            written += part.len();
+        }
+    }
+
+    /// Writes the descriptors of the pieces.
+    #[inline]
+    fn write_descriptors(&mut self, pieces: &[Piece]) {
+        let mut part = [0; PART];
+        for (index, pieces) in pieces.chunks(PART / 2).enumerate() {
+            for (words, piece) in part.as_chunks_mut::<2>().0.iter_mut().zip(pieces) {
+                *words = descriptor(DATA_BLOCK, piece.iova, piece.len).map(u64::to_le);
+            }
+            (self.write)(index * PART, &part[..2 * pieces.len()]);
         }
     }
 }
@@ -161,7 +179,7 @@ fn long_prps<W: FnMut(usize, &[u64])>(
             if entries == 0 {
                 first_entry = first;
             }
-            list.fill(entries, count, |i| first + i as u64 * page);
+            list.write_pages(entries, count, first, page);
             entries += count;
         }
         end = next_end;
@@ -198,10 +216,7 @@ fn sgl_words<W: FnMut(usize, &[u64])>(
     if 2 * pieces.len() > list.len {
         return Err(Unfit::TooLong { max: list.len / 2 });
     }
-    list.fill(0, 2 * pieces.len(), |word| {
-        let Piece { iova, len } = pieces[word / 2];
-        descriptor(DATA_BLOCK, iova, len)[word % 2]
-    });
+    list.write_descriptors(pieces);
     Ok(descriptor(LAST_SEGMENT, list.iova, 16 * pieces.len() as u32))
 }
 
