@@ -361,8 +361,8 @@ impl Controller {
         self.end_pair(qid, false)
     }
 
-    /// Begins to delete and create a queue pair, after a [`crate::queue::QueueError`] or [`QueuePair::quiesce`]. [`Event::DmaEnded`] follows, and, after
-    /// [`Controller::queue_rewound`], [`Event::QueueReady`].
+    /// Begins to delete and create a queue pair, after a [`crate::queue::QueueError`] or [`QueuePair::quiesce`].
+    /// [`Event::DmaEnded`] follows, and, after [`Controller::queue_rewound`], [`Event::QueueReady`].
     ///
     /// # Errors
     /// [`Refused::UnknownPair`].

@@ -7,8 +7,9 @@
 //!
 //! A [`History`] remembers the last changes that a pair completed. The pairs' owner adds to it, and asks all histories of a
 //! namespace, because another pair's write may be the later one. While a single pair is reset
-//! ([`crate::controller::Controller::reset_pair`]), the other pairs go on: a change that one of them completes between the decision
-//! and [`crate::queue::QueuePair::resume`] is in no history. An owner of several pairs stops them too, or fails such writes.
+//! ([`crate::controller::Controller::reset_pair`]), the other pairs go on: a change that one of them completes between the
+//! decision and [`crate::queue::QueuePair::resume`] is in no history. An owner of several pairs stops them too, or fails such
+//! writes.
 
 use crate::queue::{Fate, Unfinished};
 use crate::spec::entry::SubmissionEntry;

@@ -179,8 +179,8 @@ impl Commands {
         std::iter::successors(Some(self.first).filter(|&first| first != NONE), follow)
     }
 
-    /// Begins the time of all commands in flight at `now`, with no report of lateness. Their times of submission stay: the rules of
-    /// replay need these.
+    /// Begins the time of all commands in flight at `now`, with no report of lateness. Their times of submission stay: the rules
+    /// of replay need these.
     pub(crate) const fn restart_clock(&mut self, now: u64) {
         self.restarted = now;
         self.unreported = [self.first; STAGES];
