@@ -185,6 +185,13 @@ const COMMANDED: &[&str] = &[
     "0000:00:18.0 vfio-pci 2 - - vfio/2 is open in process ",
     "refused aryk: 0000:00:18.0 is in use: vfio/2 is open in process ",
     "still vfio-pci",
+    "[ \"Nvme0n1\" ]",
+    "0000:00:18.0 vfio-pci 2 16M ",
+    "(arykd)",
+    "controller Nvme0, disks: Nvme0n1",
+    "refused aryk: 0000:00:18.0 is in use: vfio/2 is open in process ",
+    "true",
+    "The daemon, process ",
     "0000:00:18.0 is now bound to nvme.",
     "0000:00:19.0 is now bound to nvme.",
     "0000:00:19.1 is now bound to nvme.",
@@ -283,7 +290,9 @@ fn functions(site: &Site<'_>) -> Result<()> {
 }
 
 fn commands(site: &Site<'_>) -> Result<()> {
-    expect(site, vm(site, &THREE)?, vec![site.program("aryk")], COMMANDS, COMMANDED)
+    let programs = ["aryk", "arykd"].map(|name| site.program(name));
+    let vm = Vm { memory_mib: 512, ..vm(site, &THREE)? };
+    expect(site, vm, programs.to_vec(), COMMANDS, COMMANDED)
 }
 
 fn driver(site: &Site<'_>) -> Result<()> {

@@ -78,6 +78,18 @@ echo "still $(driver $one)"
 kill $holder
 wait $holder || true
 
+# The daemon drives it, and identifies it.
+export ARYK_SOCKET=/tmp/aryk.sock
+program arykd --rpc-socket $ARYK_SOCKET --vhost-dir /tmp/vhost >&2 & daemon=$!
+for _ in $(seq 100); do aryk status >/dev/null && break; sleep 0.1; done
+aryk rpc bdev_nvme_attach_controller '{"name": "Nvme0", "trtype": "PCIe", "traddr": "'$one'"}' | tr '\n' ' ' | words
+echo
+aryk nvme list | words
+refused nvme unbind $one
+aryk rpc bdev_nvme_detach_controller '{"name": "Nvme0"}'
+aryk stop
+wait $daemon
+
 # Returned, with its data.
 aryk nvme unbind $one $two $three
 aryk nvme unbind $one
