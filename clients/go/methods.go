@@ -565,6 +565,30 @@ func (c *Client) BdevNvmeAttachController(ctx context.Context, params BdevNvmeAt
 	return call[[]string](ctx, c, "bdev_nvme_attach_controller", params)
 }
 
+// BdevNvmeCuseRegisterParams are the parameters of bdev_nvme_cuse_register.
+type BdevNvmeCuseRegisterParams struct {
+	// Name of the controller.
+	Name string `json:"name"`
+	// Aryk only: whether a tool may also reset, format or sanitize the drive, set features, and change firmware and keys.
+	AllowChanges bool `json:"allow_changes,omitempty"`
+}
+
+// BdevNvmeCuseRegister calls bdev_nvme_cuse_register. Creates character devices for `nvme` and `smartctl`: `/dev/aryk/NAME`, and `/dev/aryk/NAMEn1` for namespace 1.
+func (c *Client) BdevNvmeCuseRegister(ctx context.Context, params BdevNvmeCuseRegisterParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_nvme_cuse_register", params)
+}
+
+// BdevNvmeCuseUnregisterParams are the parameters of bdev_nvme_cuse_unregister.
+type BdevNvmeCuseUnregisterParams struct {
+	// Name of the controller.
+	Name string `json:"name"`
+}
+
+// BdevNvmeCuseUnregister calls bdev_nvme_cuse_unregister. Removes the character devices of an NVMe controller.
+func (c *Client) BdevNvmeCuseUnregister(ctx context.Context, params BdevNvmeCuseUnregisterParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_nvme_cuse_unregister", params)
+}
+
 // BdevNvmeDetachControllerParams are the parameters of bdev_nvme_detach_controller.
 type BdevNvmeDetachControllerParams struct {
 	// Name of the controller.

@@ -893,6 +893,45 @@ class Methods(ABC):
         )
         return result
 
+    def bdev_nvme_cuse_register(
+        self,
+        *,
+        name: str,
+        allow_changes: bool | None = None,
+    ) -> bool:
+        """Creates character devices for `nvme` and `smartctl`: `/dev/aryk/NAME`, and `/dev/aryk/NAMEn1` for namespace 1.
+
+        Parameters:
+            name: Name of the controller.
+            allow_changes: Aryk only: whether a tool may also reset, format or sanitize the drive, set features, and change firmware and keys.
+        """
+        result: bool = self.call(
+            "bdev_nvme_cuse_register",
+            _given(
+                name=name,
+                allow_changes=allow_changes,
+            ),
+        )
+        return result
+
+    def bdev_nvme_cuse_unregister(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes the character devices of an NVMe controller.
+
+        Parameters:
+            name: Name of the controller.
+        """
+        result: bool = self.call(
+            "bdev_nvme_cuse_unregister",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
     def bdev_nvme_detach_controller(
         self,
         *,
@@ -3506,6 +3545,45 @@ class AsyncMethods(ABC):
                 serial=serial,
                 subnqn=subnqn,
                 trsvcid=trsvcid,
+            ),
+        )
+        return result
+
+    async def bdev_nvme_cuse_register(
+        self,
+        *,
+        name: str,
+        allow_changes: bool | None = None,
+    ) -> bool:
+        """Creates character devices for `nvme` and `smartctl`: `/dev/aryk/NAME`, and `/dev/aryk/NAMEn1` for namespace 1.
+
+        Parameters:
+            name: Name of the controller.
+            allow_changes: Aryk only: whether a tool may also reset, format or sanitize the drive, set features, and change firmware and keys.
+        """
+        result: bool = await self.call(
+            "bdev_nvme_cuse_register",
+            _given(
+                name=name,
+                allow_changes=allow_changes,
+            ),
+        )
+        return result
+
+    async def bdev_nvme_cuse_unregister(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes the character devices of an NVMe controller.
+
+        Parameters:
+            name: Name of the controller.
+        """
+        result: bool = await self.call(
+            "bdev_nvme_cuse_unregister",
+            _given(
+                name=name,
             ),
         )
         return result

@@ -6,6 +6,7 @@
 
 mod attach;
 mod describe;
+mod tools;
 
 pub(crate) use attach::ATTACH;
 pub(crate) use describe::{Details as DiskDetails, details};
@@ -39,6 +40,7 @@ pub(crate) struct State {
 pub(super) fn register(table: &mut Table<Control>) {
     attach::register(table);
     describe::register(table);
+    tools::register(table);
 }
 
 /// The names of the disks that an NVMe controller has now.

@@ -138,6 +138,8 @@ fn disks() -> Vec<Row> {
         ("bdev_nvme_attach_controller", nvme("VFIOUSER", "/nowhere/at/all"), -19, Some(NO_DEVICE)),
         ("bdev_nvme_detach_controller", json!({"name": "z"}), -19, Some(NO_DEVICE)),
         ("bdev_nvme_reset_controller", json!({"name": "z"}), -19, Some(NO_DEVICE)),
+        ("bdev_nvme_cuse_register", json!({"name": "z"}), -19, Some(NO_DEVICE)),
+        ("bdev_nvme_cuse_unregister", json!({"name": "z"}), -19, Some(NO_DEVICE)),
     ]
 }
 

@@ -9,6 +9,9 @@ pub struct Step {
     pub params: Value,
 }
 
+/// Methods that need `/dev/cuse`: the guest test `nvme/tools` calls them.
+pub const IN_A_GUEST: [&str; 2] = ["bdev_nvme_cuse_register", "bdev_nvme_cuse_unregister"];
+
 /// The calls. `dir` must be an empty directory.
 pub fn steps(dir: &Path, (thread, core): (u64, u16)) -> Vec<Step> {
     let mut steps = Vec::new();

@@ -261,12 +261,43 @@ const TOOLS: &[&str] = &[
     "0000000  \\0  \\0  \\0  \\0",
 ];
 
+/// The same tools on a drive of a daemon in the guest.
+const DAEMON: &str = include_str!("nvme/tools.sh");
+
+/// Each line that the guest must print, in order.
+const SERVED: &[&str] = &[
+    "refused aryk: No such device: the NVMe controller nv has no character devices",
+    "true",
+    "refused aryk: File exists: /dev/aryk/nv exists already",
+    "device /dev/aryk/nv",
+    "device /dev/aryk/nvn1",
+    "sn        : aryk-nvme0",
+    "[   0]:0x1",
+    "Serial Number:                      aryk-nvme0",
+    "SMART overall-health self-assessment test result: PASSED",
+    "Temperature:                        50 Celsius",
+    "refused format: Operation not permitted",
+    "refused Reset: Operation not permitted",
+    "refused submit-io: Operation not permitted",
+    "true",
+    "the devices are gone",
+    "true",
+    "was reset",
+    "Success formatting namespace:1",
+    "sn        : aryk-nvme0",
+    "    \"resets\": 1,",
+    "true",
+    "the devices are gone with the controller",
+    "refused aryk: No such device: there is no NVMe controller 'nv'",
+];
+
 pub(super) fn cases() -> Vec<Case> {
     vec![
         Case::new("nvme/functions", functions),
         Case::new("nvme/driver", driver),
         Case::new("nvme/commands", commands),
         Case::new("nvme/cuse", cuse),
+        Case::new("nvme/tools", tools),
     ]
 }
 
@@ -299,6 +330,19 @@ fn driver(site: &Site<'_>) -> Result<()> {
     let vm = vm(site, &[("18.0", ""), ("19.0", "logical_block_size=4096,physical_block_size=4096")])?;
     let programs = ["function", "identify"].map(|name| site.example(name));
     expect(site, vm, programs.to_vec(), DRIVER, IDENTIFIED)
+}
+
+fn tools(site: &Site<'_>) -> Result<()> {
+    let mut vm = vm(site, &[("18.0", "")])?;
+    // The daemon is large, and the guest has it twice while it starts.
+    vm.memory_mib = 512;
+    expect(
+        site,
+        vm,
+        vec![site.example("function"), site.program("aryk"), site.program("arykd")],
+        DAEMON,
+        SERVED,
+    )
 }
 
 fn cuse(site: &Site<'_>) -> Result<()> {
