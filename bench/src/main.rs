@@ -9,6 +9,7 @@
 //! - [`scale`]: thousands of disks, and [`fleet`], their front-ends.
 //! - [`calls`]: the control plane, and its effect on I/O.
 //! - [`qos`]: accuracy and fairness of limits.
+//! - [`nvme`], [`driver`]: the NVMe driver compared with a bare loop.
 //! - [`instructions`], [`stack`]: the path within one process, counted instead of timed.
 //! - [`report`], [`machine`]: medians, records, tables, and the environment of the results.
 //!
@@ -31,6 +32,7 @@ mod idle;
 mod instructions;
 mod limited;
 mod machine;
+mod nvme;
 mod open;
 mod plot;
 mod process;
@@ -68,6 +70,8 @@ const QOS_RESULTS: &str = "docs/bench/qos.md";
 const SCALE_RESULTS: &str = "docs/bench/scale.md";
 /// The page of `open`.
 const OPEN_RESULTS: &str = "docs/bench/open.md";
+/// The page of `nvme`.
+const NVME_RESULTS: &str = "docs/bench/nvme.md";
 
 /// Measures arykd and its peers.
 #[derive(Debug, Parser)]
@@ -131,6 +135,8 @@ enum Subcommand {
     Open,
     /// Compares disks of a SCSI host with block devices.
     Scsi,
+    /// Compares the NVMe driver with a bare loop, on a model controller.
+    Nvme,
     /// Measures how exact and how fair limits are.
     Qos,
     /// Measures thousands of attached disks, a few of which are used.
@@ -172,6 +178,7 @@ impl Args {
         let page = match self.command {
             Some(Subcommand::Rpc) => RPC_RESULTS,
             Some(Subcommand::Open) => OPEN_RESULTS,
+            Some(Subcommand::Nvme) => NVME_RESULTS,
             Some(Subcommand::Scsi) => SCSI_RESULTS,
             Some(Subcommand::Qos) => QOS_RESULTS,
             Some(Subcommand::Scale) => SCALE_RESULTS,
@@ -194,6 +201,7 @@ fn main() -> Result<()> {
         }),
         Some(Subcommand::Rpc) => measure(&args, calls::measure),
         Some(Subcommand::Open) => measure(&args, open::measure),
+        Some(Subcommand::Nvme) => measure(&args, nvme::measure),
         Some(Subcommand::Scsi) => measure(&args, scsi::measure),
         Some(Subcommand::Qos) => measure(&args, qos::measure),
         Some(Subcommand::Scale) => measure(&args, scale::measure),
@@ -236,6 +244,7 @@ fn preface(args: &Args, settings: &Settings, report: &Report, machine: &str) -> 
         Some(Subcommand::Qos) => ("bench qos", "the project's own", settings.runs),
         Some(Subcommand::Rpc) => ("bench rpc", "crate `blkio`", settings.runs),
         Some(Subcommand::Open) => ("bench open", "crate `blkio`", settings.runs),
+        Some(Subcommand::Nvme) => ("bench nvme", "none, only the driver", settings.runs),
         Some(Subcommand::Scsi) => ("bench scsi", "`aryk bench`", settings.runs),
         _ => ("bench", "crate `blkio`", settings.runs),
     };

@@ -35,7 +35,8 @@ impl Width {
 
 /// A PCI function that this process drives alone. Every call may block, unless it says otherwise: no reactor makes one.
 ///
-/// Dropping the last reference closes the function: its DMA and its interrupts end, and its mappings are removed.
+/// Dropping the last reference ends the function's DMA and its interrupts, and removes its mappings. The function is closed, and
+/// can be opened again, when its [`Registers`] and [`VectorMask`]s are dropped too.
 pub trait Function: Send + Sync + std::fmt::Debug + 'static {
     /// The name for people: an address such as `0000:3d:00.0`, or the path of a socket.
     fn name(&self) -> &str;
