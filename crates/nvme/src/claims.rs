@@ -155,6 +155,8 @@ pub struct ControllerInfo {
     pub supported: Supported,
     /// SGLS.
     pub sgl: SglSupport,
+    /// VWC: the controller has a volatile write cache, in use or not.
+    pub has_volatile_cache: bool,
     /// VWC and the feature's value: writes are in a volatile cache until a flush.
     pub has_write_cache: bool,
     /// CRDT1 to CRDT3, in units of 100 ms.
@@ -249,6 +251,7 @@ impl ControllerInfo {
                 2 => SglSupport::Dwords,
                 _ => SglSupport::None,
             },
+            has_volatile_cache: raw.vwc & 1 != 0,
             has_write_cache: raw.vwc & 1 != 0,
             retry_delays: raw.crdt.map(zerocopy::little_endian::U16::get),
             aborts_max: u16::from(raw.acl) + 1,

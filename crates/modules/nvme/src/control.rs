@@ -15,6 +15,7 @@ use crate::shared::{Counters, Shared};
 use crate::{Config, Error, Info, Location, Phase};
 use aryk_bdev::{Attachment, Bdev, Env, OpenError};
 use aryk_cuse::{Access, Answer, Caller, Request};
+use aryk_log_limit::{LogLimit, limited};
 use aryk_nvme::admin;
 use aryk_nvme::controller::{AdminAnswer, Controller, End, Failure, ResetReason};
 use aryk_nvme::queue::{LateStep, QueueError};
@@ -40,6 +41,11 @@ use tools::Tools;
 /// Time between two reads of CSTS while commands are in flight, and otherwise.
 const WATCH_BUSY: u64 = 50_000_000;
 const WATCH_IDLE: u64 = 1_000_000_000;
+/// A controller that is gone again sooner than this after it was ready goes on with the time that it had to come back.
+const STABLE: Duration = Duration::from_secs(10);
+/// Lines about single commands and events: a burst, then one per period.
+const LINES: u32 = 20;
+const LINE_PERIOD: Duration = Duration::from_secs(2);
 /// Time between two attempts to open a controller that is away.
 const RETURN_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -53,8 +59,12 @@ pub(crate) enum Command {
     Quiesced(u16),
     /// A pair has taken the completions that came before the end of DMA. What it has changed lately.
     Reaped { qid: u16, history: Box<History> },
-    /// A pair has decided about its commands in flight.
-    Rewound(u16),
+    /// A pair has decided about its commands in flight. With `is_end`, it has been returned ([`Command::Retired`]).
+    Rewound { qid: u16, is_end: bool },
+    /// What a reset kept of a pair has ended.
+    Replayed(u16),
+    /// Requests are submitted again after some time without.
+    Busy,
     /// The memory of a pair whose controller is gone.
     Retired(Box<Live>),
     /// A command is late.
@@ -82,7 +92,7 @@ pub(crate) enum Command {
     /// All disks are removed.
     DisksRemoved,
     /// Guests' memory is registered, or there is none to register.
-    MemoryRegistered(Option<Attachment>),
+    MemoryRegistered { life: u64, memory: Option<Attachment> },
 }
 
 impl std::fmt::Debug for Command {
@@ -128,6 +138,12 @@ pub(crate) fn start(
         life: Life::Opening,
         attached: Some(attached),
         interrupts: Vec::new(),
+        vectors: 0,
+        life_number: 0,
+        ready_at: Nanos(0),
+        has_lost_writes: false,
+        exclusive: None,
+        lines: LogLimit::new(LINES, LINE_PERIOD),
         answers: HashMap::new(),
         resets: Vec::new(),
         stops: Vec::new(),
@@ -160,7 +176,7 @@ struct Driven {
     signals: Signals,
     /// Guests' memory, once it is registered.
     memory: Option<Arc<Attachment>>,
-    /// The controller was ready, and guests' memory is registered.
+    /// The controller was ready, and guests' memory is registered or cannot be.
     is_usable: bool,
     /// How it ended. Reactors still have pairs.
     end: Option<End>,
@@ -177,8 +193,20 @@ struct Thread {
     life: Life,
     /// The caller of the attach, until it is over.
     attached: Option<oneshot::Sender<Attached>>,
-    /// Eventfds of the interrupt vectors.
+    /// Eventfds of the interrupt vectors; they stay as long as reactors may watch them.
     interrupts: Vec<OwnedFd>,
+    /// Vectors in use: the admin queue's, and those of queue pairs if they can be masked.
+    vectors: u16,
+    /// Tells the times that the function was opened apart.
+    life_number: u64,
+    /// When the controller was ready last.
+    ready_at: Nanos,
+    /// The drive lost its power with writes in its volatile cache.
+    has_lost_writes: bool,
+    /// The admin command that changes namespaces; disks are not opened meanwhile.
+    exclusive: Option<u64>,
+    /// Limits the lines about single commands and events.
+    lines: LogLimit,
     /// Callers of admin commands, by number.
     answers: HashMap<u64, oneshot::Sender<Result<AdminAnswer, Error>>>,
     resets: Vec<oneshot::Sender<()>>,
@@ -203,6 +231,15 @@ enum Next {
     End,
 }
 
+/// Whether an admin command changes namespaces under their disks.
+const fn is_exclusive(opcode: u8) -> bool {
+    use aryk_nvme::spec::opcode::admin;
+    matches!(
+        opcode,
+        admin::FORMAT_NVM | admin::SANITIZE | admin::NAMESPACE_MANAGEMENT | admin::NAMESPACE_ATTACHMENT
+    )
+}
+
 fn now() -> Nanos {
     Clock::Monotonic.now()
 }
@@ -216,7 +253,8 @@ impl Thread {
         }
         self.pairs.remove_all(&self.shared);
         self.pairs.drain().await;
-        self.shared.info().phase = Phase::Ended;
+        self.set_phase(Phase::Ended);
+        self.shared.forget_routes();
         self.tools = None;
         // From here on the controller is no longer listed.
         commands.close();
@@ -262,6 +300,8 @@ impl Thread {
             return None;
         }
         self.leave_reactors();
+        // What could not be created before.
+        self.create_pairs();
         let Life::Driven(driven) = &self.life else { return Some(RETURN_INTERVAL) };
         let now = now().0;
         Some(Duration::from_nanos(driven.controller.next_poll(now).saturating_sub(now).min(WATCH_IDLE)))
@@ -272,7 +312,13 @@ impl Thread {
         if self.is_stopping {
             return if self.disks.are_removed() { Next::End } else { Next::Run };
         }
+        if self.away_until.is_some_and(|until| now() >= until) {
+            tracing::error!(controller = self.shared.name, "the NVMe controller has not come back in time");
+            self.begin_to_stop();
+            return Next::Run;
+        }
         self.next_open = now().after(RETURN_INTERVAL);
+        self.life_number += 1;
         let error = match self.try_open() {
             Ok(driven) => {
                 self.life = Life::Driven(Box::new(driven));
@@ -285,10 +331,7 @@ impl Thread {
             let _ = attached.send(Err(error));
             return Next::End;
         }
-        if self.away_until.is_some_and(|until| now() >= until) {
-            tracing::error!(controller = self.shared.name, %error, "the NVMe controller has not come back");
-            self.begin_to_stop();
-        }
+        tracing::debug!(controller = self.shared.name, %error, "the NVMe controller is not back");
         Next::Run
     }
 
@@ -306,13 +349,13 @@ impl Thread {
     fn execute(&mut self, command: Command) {
         match command {
             Command::Prepare { reactor, reply } => self.prepare(reactor, reply),
-            Command::Installed { qid, result } => {
-                self.pairs.installed(qid, result);
-                self.create_pairs();
-            }
+            Command::Installed { qid, result } => self.installed(qid, result),
             Command::Quiesced(qid) => self.with_controller(|controller| controller.queue_quiesced(qid)),
             Command::Reaped { qid, history } => self.reaped(qid, history),
-            Command::Rewound(qid) => self.rewound(qid),
+            Command::Rewound { qid, is_end } => self.rewound(qid, is_end),
+            Command::Replayed(qid) => self.replayed(qid),
+            // The next look at the controller is soon.
+            Command::Busy => {}
             Command::Retired(live) => drop(live),
             Command::Late { qid, cid, waited, step } => self.late(qid, cid, waited, step),
             Command::QueueError(error) => {
@@ -326,10 +369,7 @@ impl Thread {
             }
             Command::Unused(qid) => self.delete_pair(qid),
             Command::Admin { command, reply } => self.admin(&command, reply),
-            Command::Reset(reply) => {
-                self.resets.push(reply);
-                self.reset(ResetReason::Request);
-            }
+            Command::Reset(reply) => self.reset_for(reply),
             Command::RegisterTools { access, reply } => {
                 // The caller may be gone.
                 let _ = reply.send(self.register_tools(access));
@@ -344,19 +384,42 @@ impl Thread {
                 if self.disks.ends_with(nsid) {
                     self.begin_to_stop();
                 }
+                // A namespace with another format becomes a disk again.
+                self.update_from_controller();
             }
             Command::Stop(reply) => {
                 self.stops.push(reply);
                 self.begin_to_stop();
             }
             Command::DisksRemoved => self.shut_down(),
-            Command::MemoryRegistered(memory) => self.memory_registered(memory),
+            Command::MemoryRegistered { life, memory } if life == self.life_number => {
+                self.memory_registered(memory)
+            }
+            // The function that it was registered with is gone.
+            Command::MemoryRegistered { .. } => {}
         }
     }
 
     fn with_controller(&mut self, f: impl FnOnce(&mut Controller)) {
         if let Life::Driven(driven) = &mut self.life {
             f(&mut driven.controller);
+        }
+    }
+
+    /// Resets the controller for a caller, who gets no answer if that is not possible now.
+    fn reset_for(&mut self, reply: oneshot::Sender<()>) {
+        let phase = self.shared.info().phase;
+        if matches!(phase, Phase::Ready | Phase::Resetting) {
+            self.resets.push(reply);
+            self.reset(ResetReason::Request);
+        }
+    }
+
+    /// Publishes how far the controller is; what is being stopped stays so.
+    fn set_phase(&self, phase: Phase) {
+        let mut info = self.shared.info();
+        if info.phase != Phase::Stopping || phase == Phase::Ended {
+            info.phase = phase;
         }
     }
 
@@ -368,7 +431,15 @@ impl Thread {
         let (controller, waited_ms) = (&self.shared.name, waited / 1_000_000);
         match step {
             LateStep::Abort => {
-                tracing::warn!(controller, qid, cid, waited_ms, "an NVMe command is late: it is aborted");
+                limited!(
+                    self.lines,
+                    warn,
+                    controller,
+                    qid,
+                    cid,
+                    waited_ms,
+                    "an NVMe command is late: it is aborted"
+                );
                 self.shared.counters.aborts.fetch_add(1, Ordering::Relaxed);
                 self.with_controller(|controller| controller.abort(qid, cid));
             }
@@ -387,14 +458,33 @@ impl Thread {
 
     fn admin(&mut self, command: &admin::Command, reply: oneshot::Sender<Result<AdminAnswer, Error>>) {
         let name = self.shared.name.clone();
+        let is_exclusive = is_exclusive(command.entry.opcode());
+        let user = self.disks.user().filter(|_| is_exclusive);
+        if let Some(user) = user {
+            // The caller may be gone.
+            let _ =
+                reply.send(Err(Error::Refused(format!("the command changes disks that are in use: {user}"))));
+            return;
+        }
         let sent = match &mut self.life {
             Life::Driven(driven) => driven.controller.admin(command, now().0),
             Life::Opening => Err(aryk_nvme::controller::Refused::NotReady),
         };
         match sent {
-            Ok(id) => drop(self.answers.insert(id, reply)),
+            Ok(id) => {
+                self.answers.insert(id, reply);
+                self.exclusive = self.exclusive.or(is_exclusive.then_some(id));
+            }
             Err(aryk_nvme::controller::Refused::NotReady) => drop(reply.send(Err(Error::NotReady(name)))),
             Err(refused) => drop(reply.send(Err(Error::Refused(refused.to_string())))),
+        }
+    }
+
+    /// A command that changes namespaces is over: what they are now is read by a reset.
+    fn end_exclusive(&mut self, id: u64) {
+        if self.exclusive == Some(id) {
+            self.exclusive = None;
+            self.reset(ResetReason::Request);
         }
     }
 
@@ -404,7 +494,7 @@ impl Thread {
             return;
         }
         self.is_stopping = true;
-        self.shared.info().phase = Phase::Stopping;
+        self.set_phase(Phase::Stopping);
         // A controller that is away does not answer any more: what waits for it fails.
         if matches!(self.life, Life::Opening) {
             self.pairs.remove_all(&self.shared);

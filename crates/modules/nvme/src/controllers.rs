@@ -65,6 +65,7 @@ impl Controllers {
         controller.shared.send(Command::Stop(reply));
         // The thread ends without an answer if it was about to end.
         let _ = answer.await;
+        lock(&self.0.attached).retain(|_, controller| !controller.shared.has_ended());
         Ok(())
     }
 

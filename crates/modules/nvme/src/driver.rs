@@ -1,8 +1,9 @@
 //! The queue pair of a controller on one reactor, which the channels of all its namespaces there share. Reactor context.
 //!
-//! A request is at the controller, waits in the one FIFO, or waits for a retry ([`State`]). Requests wait while the pair is
-//! being reset, while the controller is away, and while there are no bounce buffers; nothing else makes them wait, since the
-//! block layer gives a reactor no more requests than the pair takes. On the usual path a request needs no allocation and no lock.
+//! A request is at the controller, waits in a FIFO, or waits for a retry ([`State`]). Requests wait while the pair is being
+//! reset, while the controller is away, while there are no bounce buffers, and while a fused request has no second place; nothing
+//! else makes them wait, since the block layer gives a reactor no more requests than the pair takes. On the usual path a request
+//! needs no allocation and no lock.
 //!
 //! The functions at the end of this file are the steps of a reset, which the control thread sends to each reactor.
 
@@ -17,13 +18,14 @@ use aryk_bdev::{
 };
 use aryk_nvme::data::Piece;
 use aryk_nvme::io::{BadRequest, Commands, CopyRange, DeallocateRange, Range};
-use aryk_nvme::queue::{Completed, DmaEnded, Fate, Late, QueuePair, Restart, SubmitError};
+use aryk_nvme::queue::{Completed, DmaEnded, Fate, Late, QueuePair, Restart, SubmitError, Unfinished};
 use aryk_nvme::replay::{self, Change, History};
 use aryk_pci::VectorMask;
 use aryk_reactor::{Armed, Cx, Driver, DriverId, DriverKey, DriverRef, Nanos, RootId};
 use aryk_slots::{Key, Slots};
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
+use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -35,16 +37,27 @@ const COPY_MAX: u64 = 1 << 20;
 /// Completions that are taken from the queue at a time.
 const BATCH: u16 = 32;
 /// Changes of blocks that a pair remembers, to decide after a reset which writes are safe to submit again.
-const HISTORY: usize = 4096;
+const HISTORY: usize = 1024;
 /// The shortest time between two looks at late commands.
 const LATE_INTERVAL_MIN: Duration = Duration::from_millis(10);
 /// Late commands that one look reports.
 const LATE_MAX: u16 = 32;
 
+/// Whether requests are started. After a reset, the requests that are submitted again come first, on all reactors: a new change
+/// of their blocks must not be overtaken by an old one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gate {
+    Open,
+    /// So many requests that a reset kept have not ended; only they are started.
+    Replaying(u32),
+    /// Other reactors are not as far.
+    Closed,
+}
+
 /// Where a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// In the FIFO.
+    /// In one of the FIFOs.
     Waiting,
     /// Waits for its next attempt.
     Delayed,
@@ -59,6 +72,10 @@ struct Request {
     attempts: u8,
     /// Its submitter no longer needs it: it is not tried again.
     is_aborted: bool,
+    /// A reset has kept it, and it has not ended since.
+    is_kept: bool,
+    /// Time of its first attempt; 0 before.
+    first_attempt: u64,
     /// Its bounce buffer.
     pages: Pages,
 }
@@ -100,8 +117,10 @@ enum Life {
 /// How an attempt to start a request ended.
 enum Start {
     AtController,
-    /// It must wait.
+    /// It must wait for the pair.
     Blocked,
+    /// It must wait for a bounce buffer.
+    NoPages,
     Ended(Status),
 }
 
@@ -109,15 +128,26 @@ pub(crate) struct PairDriver {
     shared: Arc<Shared>,
     id: DriverId,
     life: Life,
+    gate: Gate,
+    /// The reactor is being removed: no channel is opened any more.
+    is_leaving: bool,
     is_armed: bool,
     requests: Slots<Request>,
     channels: Slots<Opened>,
     /// Requests in the state [`State::Waiting`], in order.
     waiting: VecDeque<Key>,
+    /// Requests in the state [`State::Waiting`] that need bounce buffers, in order. They do not hold up the others.
+    starved: VecDeque<Key>,
+    /// Bytes copied to and from bounce buffers since the last reap.
+    copied: u64,
+    /// Commands at the last publication.
+    published: u64,
     /// Requests in the state [`State::Delayed`].
     delayed: Vec<(Nanos, Key)>,
     credits: CreditPool,
     history: History,
+    /// When a change completed last that a flush makes durable.
+    last_change: u64,
     has_late_timer: bool,
     /// Lists that are empty between two calls.
     pieces: [Vec<Piece>; 2],
@@ -130,13 +160,19 @@ impl PairDriver {
         Self {
             shared,
             id,
+            gate: Gate::Open,
+            is_leaving: false,
             is_armed: false,
             requests: Slots::new(depth),
             channels: Slots::new(8),
             waiting: VecDeque::with_capacity(depth as usize),
+            starved: VecDeque::with_capacity(depth as usize),
+            copied: 0,
+            published: 0,
             delayed: Vec::new(),
             credits: CreditPool::new(depth),
             history: History::new(HISTORY),
+            last_change: 0,
             has_late_timer: false,
             pieces: [Vec::with_capacity(512), Vec::with_capacity(512)],
             completed: Vec::with_capacity(usize::from(BATCH)),
@@ -173,15 +209,18 @@ impl PairDriver {
             state: State::Waiting,
             attempts: 0,
             is_aborted: false,
+            is_kept: false,
+            first_attempt: 0,
             pages: Pages::NONE,
         };
         let key = self.requests.insert(request).unwrap_or_else(|_| unreachable!("the caller holds a credit"));
-        if !self.waiting.is_empty() {
+        if !self.waiting.is_empty() || self.gate != Gate::Open {
             return self.waiting.push_back(key);
         }
         match self.start(key, cx) {
             Start::AtController => {}
             Start::Blocked => self.waiting.push_back(key),
+            Start::NoPages => self.starved.push_back(key),
             Start::Ended(status) => self.finish(key, status, cx),
         }
     }
@@ -198,7 +237,10 @@ impl PairDriver {
                     request.is_aborted = true;
                     continue;
                 }
-                State::Waiting => self.waiting.retain(|&waiting| waiting != key),
+                State::Waiting => {
+                    self.waiting.retain(|&waiting| waiting != key);
+                    self.starved.retain(|&starved| starved != key);
+                }
                 State::Delayed => self.delayed.retain(|&(_, delayed)| delayed != key),
             }
             self.finish(key, Status::Aborted, cx);
@@ -226,13 +268,20 @@ impl PairDriver {
         if live.pair.in_flight() + commands > live.pair.depth() {
             return Start::Blocked;
         }
-        let mut attempt = Attempt { request, channel, live, key, now: cx.now().0, pieces: &mut self.pieces };
+        // A request that needs pages does not overtake those that wait for them.
+        let may_take_pages = self.starved.front().is_none_or(|&first| first == key);
+        let (now, pieces, copied) = (cx.now().0, &mut self.pieces, &mut self.copied);
+        let mut attempt = Attempt { request, channel, live, key, now, pieces, may_take_pages, copied };
         let start = match attempt.run().or_else(|_| attempt.run_again()) {
             Ok(start) => start,
             Err(error) => Start::Ended(refused(error)),
         };
         if matches!(start, Start::AtController) {
-            request_at_controller(attempt.request, commands);
+            attempt.request.state = State::AtController(commands as u8, Status::Ok);
+            if attempt.request.first_attempt == 0 {
+                attempt.request.first_attempt = now;
+            }
+            self.shared.wake_idle();
             if !self.has_late_timer {
                 self.watch_late(cx);
             }
@@ -252,31 +301,74 @@ impl PairDriver {
             cx.wake(channel.root);
         }
         channel.completions.push(Completion { tag: request.io.tag, status });
+        if request.is_kept
+            && let Gate::Replaying(left) = self.gate
+        {
+            self.set_kept(left - 1);
+        }
     }
 
-    /// Starts requests that wait, in order, until one must go on waiting.
+    /// So many requests that a reset kept have not ended.
+    fn set_kept(&mut self, left: u32) {
+        self.gate = if left == 0 { Gate::Closed } else { Gate::Replaying(left) };
+        if left == 0
+            && let Life::Live(live) = &self.life
+        {
+            self.shared.send(Command::Replayed(live.pair.qid()));
+        }
+    }
+
+    /// Starts requests that wait, in order, until one must go on waiting, or enough was copied for a turn.
     fn start_waiting(&mut self, cx: &mut Cx) {
         let now = cx.now();
         while let Some(i) = self.delayed.iter().position(|&(at, _)| at <= now) {
             let (_, key) = self.delayed.swap_remove(i);
-            self.requests.get_mut(key).expect("a delayed request").state = State::Waiting;
-            self.waiting.push_back(key);
+            let request = self.requests.get_mut(key).expect("a delayed request");
+            request.state = State::Waiting;
+            // A request that a reset kept comes before the new ones.
+            if request.is_kept { self.waiting.push_front(key) } else { self.waiting.push_back(key) }
         }
-        while let Some(&key) = self.waiting.front() {
+        while let Some(&key) = self.starved.front()
+            && self.copied < COPY_MAX
+        {
+            match self.start(key, cx) {
+                Start::Blocked | Start::NoPages => break,
+                Start::AtController => drop(self.starved.pop_front()),
+                Start::Ended(status) => {
+                    self.starved.pop_front();
+                    self.finish(key, status, cx);
+                }
+            }
+        }
+        while let Some(&key) = self.waiting.front()
+            && self.copied < COPY_MAX
+            && self.may_start(key)
+        {
             let start = self.start(key, cx);
             if matches!(start, Start::Blocked) {
                 break;
             }
             self.waiting.pop_front();
-            if let Start::Ended(status) = start {
-                self.finish(key, status, cx);
+            match start {
+                Start::NoPages => self.starved.push_back(key),
+                Start::Ended(status) => self.finish(key, status, cx),
+                Start::AtController | Start::Blocked => {}
             }
         }
     }
 
-    /// Takes the answer to a command. Returns the bytes that were copied.
+    /// Whether the gate lets a request pass.
+    fn may_start(&self, key: Key) -> bool {
+        match self.gate {
+            Gate::Open => true,
+            Gate::Replaying(_) => self.requests.get(key).is_some_and(|request| request.is_kept),
+            Gate::Closed => false,
+        }
+    }
+
+    /// Takes the answer to a command.
     #[inline]
-    fn complete(&mut self, completed: &Completed, now: Nanos, cx: &mut Cx) -> u64 {
+    fn complete(&mut self, completed: &Completed, now: Nanos, cx: &mut Cx) {
         let Life::Live(live) = &mut self.life else { unreachable!("a pair that reaps is there") };
         let key = Key::from_raw(completed.token);
         let request = self.requests.get_mut(key).expect("a command in flight is of a request");
@@ -291,19 +383,23 @@ impl PairDriver {
                 blocks: request.io.blocks.0,
                 completed: now.0,
             });
+            if !request.io.fua {
+                self.last_change = now.0;
+            }
         }
         let outcome = decide(completed.status, live.retry_delays);
         if outcome == Outcome::Done(Status::Ok) && left == 1 && earlier.is_ok() {
-            let mut copied = 0;
-            if request.io.op == Op::Read && !request.pages.is_empty() {
-                live.pool.empty(&request.pages, &request.io.data);
-                copied = u64::from(request.io.data.len());
+            match request.io.op {
+                Op::Read if !request.pages.is_empty() => {
+                    live.pool.empty(&request.pages, &request.io.data);
+                    self.copied += u64::from(request.io.data.len());
+                }
+                Op::Flush => self.shared.flushed(completed.submitted),
+                _ => {}
             }
-            self.finish(key, Status::Ok, cx);
-            return copied;
+            return self.finish(key, Status::Ok, cx);
         }
         self.complete_otherwise(key, completed, outcome, cx);
-        0
     }
 
     /// Takes an answer that is a failure, or one of two.
@@ -389,14 +485,12 @@ impl PairDriver {
         });
     }
 
-    fn publish(&self) {
+    fn publish(&mut self) {
         let Life::Live(live) = &self.life else { return };
-        live.stats.publish(live.pair.counters(), live.pair.in_flight(), &live.pool);
+        let counters = live.pair.counters();
+        live.stats.publish(counters, live.pair.in_flight(), self.last_change, &live.pool);
+        self.published = counters.submitted;
     }
-}
-
-fn request_at_controller(request: &mut Request, commands: u16) {
-    request.state = State::AtController(commands as u8, Status::Ok);
 }
 
 /// The result of two commands of one request. The second of two fused commands is aborted if the first fails.
@@ -426,6 +520,8 @@ struct Attempt<'a> {
     key: Key,
     now: u64,
     pieces: &'a mut [Vec<Piece>; 2],
+    may_take_pages: bool,
+    copied: &'a mut u64,
 }
 
 impl Attempt<'_> {
@@ -455,18 +551,19 @@ impl Attempt<'_> {
             Op::Unmap | Op::Copy => return self.run_ranges(),
             Op::CompareAndWrite => return self.run_fused(fua),
         };
-        if self.find_pieces(0, &self.request.io.data.clone()) {
+        let data = self.request.io.data;
+        if self.find_pieces(0, &data) {
             match self.live.pair.submit(entry, &self.pieces[0], self.key.raw(), self.now) {
                 Err(SubmitError::Unfit(_)) => {}
                 result => return Ok(started(result)),
             }
         }
-        let data = self.request.io.data;
         if !self.take_pages(data.len()) {
-            return Ok(Start::Blocked);
+            return Ok(Start::NoPages);
         }
         if op != Op::Read {
             self.live.pool.fill(&self.request.pages, 0, &data);
+            *self.copied += u64::from(data.len());
         }
         Ok(self.submit(entry, data.len()))
     }
@@ -497,7 +594,7 @@ impl Attempt<'_> {
     /// Takes a bounce buffer for `len` bytes; `false` if there is none now.
     fn take_pages(&mut self, len: u32) -> bool {
         debug_assert!(self.request.pages.is_empty(), "a request that waits has no buffer");
-        match self.live.pool.take(len) {
+        match self.may_take_pages.then(|| self.live.pool.take(len)).flatten() {
             Some(pages) => self.request.pages = pages,
             None => return false,
         }
@@ -519,7 +616,7 @@ impl Attempt<'_> {
         let ranges = &ranges[..count];
         let len = count as u32 * entry_len;
         if !self.take_pages(len) {
-            return Ok(Start::Blocked);
+            return Ok(Start::NoPages);
         }
         let (pool, pages) = (&self.live.pool, &self.request.pages);
         let mut at = 0;
@@ -557,8 +654,9 @@ impl Attempt<'_> {
         // The second half begins on a page of its own.
         let start = half.next_multiple_of(self.live.pool.page() as u32);
         if !self.take_pages(start + half) {
-            return Ok(Start::Blocked);
+            return Ok(Start::NoPages);
         }
+        *self.copied += u64::from(data.len());
         let (pool, pages) = (&self.live.pool, &self.request.pages);
         for (list, (start, data)) in [0, start].into_iter().zip(&halves).enumerate() {
             pool.fill(pages, start, data);
@@ -594,8 +692,9 @@ fn started<T>(result: Result<T, SubmitError>) -> Start {
 
 impl Driver for PairDriver {
     fn reap(&mut self, budget: u32, cx: &mut Cx) -> u32 {
-        let (mut count, mut copied) = (0, 0);
-        while count < budget && copied < COPY_MAX {
+        let mut count = 0;
+        self.copied = 0;
+        while count < budget && self.copied < COPY_MAX {
             let Life::Live(live) = &mut self.life else { break };
             if self.is_armed {
                 self.is_armed = false;
@@ -612,7 +711,7 @@ impl Driver for PairDriver {
             // Not earlier than any of these completions.
             let now = cx.refresh_now();
             for one in &completed {
-                copied += self.complete(one, now, cx);
+                self.complete(one, now, cx);
             }
             let taken = completed.len() as u32;
             count += taken;
@@ -625,7 +724,7 @@ impl Driver for PairDriver {
                 break;
             }
         }
-        if !self.waiting.is_empty() || !self.delayed.is_empty() {
+        if !self.waiting.is_empty() || !self.delayed.is_empty() || !self.starved.is_empty() {
             self.start_waiting(cx);
         }
         if count > 0 {
@@ -638,6 +737,9 @@ impl Driver for PairDriver {
     fn flush(&mut self, _: &mut Cx) {
         if let Life::Live(live) = &mut self.life {
             live.pair.flush();
+            if live.pair.counters().submitted != self.published {
+                self.publish();
+            }
         }
     }
 
@@ -673,36 +775,49 @@ impl Driver for PairDriver {
 #[derive(Default)]
 struct Pairs(RefCell<HashMap<DriverKey, DriverRef<PairDriver>>>);
 
-/// The pair of a controller on this reactor, once the reactor is prepared.
-pub(crate) fn find(key: DriverKey, cx: &mut Cx) -> Option<DriverRef<PairDriver>> {
+fn find(key: DriverKey, cx: &mut Cx) -> Option<DriverRef<PairDriver>> {
     cx.local_state::<Pairs>().0.borrow().get(&key).cloned()
 }
 
+/// The pair of a controller on this reactor, for a new channel; `None` if the reactor is not prepared, or is being removed.
+pub(crate) fn find_for_channel(key: DriverKey, cx: &mut Cx) -> Option<DriverRef<PairDriver>> {
+    find(key, cx).filter(|driver| !driver.borrow().is_leaving)
+}
+
+/// Calls `f` with the pair of a controller; `None` if the reactor has none.
 fn with_driver<T>(key: DriverKey, cx: &mut Cx, f: impl FnOnce(&mut PairDriver, &mut Cx) -> T) -> Option<T> {
     let driver = find(key, cx)?;
     let mut driver = driver.activate(cx);
     Some(f(&mut driver, cx))
 }
 
-/// Gives a reactor a pair: its first, or the one of a controller that has come back.
+/// Gives a reactor a pair: its first, or the one of a controller that has come back. With `is_gated`, a new pair starts requests
+/// when [`open`] is called. `interrupt` is watched from now on.
 ///
 /// # Errors
-/// The pair, if its interrupt cannot be watched.
+/// The interrupt cannot be watched; the reactor has returned the pair ([`Command::Retired`]).
 pub(crate) fn install(
     shared: &Arc<Shared>,
     live: Box<Live>,
     interrupt: Option<OwnedFd>,
+    is_gated: bool,
     cx: &mut Cx,
 ) -> std::io::Result<()> {
     let key = shared.key;
     let mut live = Some(live);
-    let driver = cx.driver(key, |id, _| {
-        let live = live.take().expect("taken once");
-        Ok::<_, std::convert::Infallible>(PairDriver::new(Arc::clone(shared), id, live))
+    let Ok(driver) = cx.driver(key, |id, _| {
+        let mut driver = PairDriver::new(Arc::clone(shared), id, live.take().expect("taken once"));
+        driver.gate = if is_gated { Gate::Closed } else { Gate::Open };
+        Ok::<_, Infallible>(driver)
     });
-    let Ok(driver) = driver;
-    if let Some(fd) = interrupt {
-        cx.watch_driver(fd, driver.id())?;
+    if let Some(fd) = interrupt
+        && let Err(error) = cx.watch_driver(fd, driver.id())
+    {
+        let mut pair = driver.activate(cx);
+        if let Some(live) = live.or_else(|| pair.take_live()) {
+            shared.send(Command::Retired(live));
+        }
+        return Err(error);
     }
     if let Some(live) = live {
         let mut pair = driver.activate(cx);
@@ -711,57 +826,102 @@ pub(crate) fn install(
             channel.commands = channel.namespace.commands();
         }
         pair.life = Life::Live(live);
-        pair.is_armed = false;
-        pair.start_waiting(cx);
+        pair.begin_replay(cx);
     }
     cx.local_state::<Pairs>().0.borrow_mut().insert(key, driver);
     Ok(())
 }
 
 /// Step 1 of a reset: no more submissions.
-pub(crate) fn quiesce(key: DriverKey, qid: u16, cx: &mut Cx) {
-    with_driver(key, cx, |driver, _| {
+pub(crate) fn quiesce(shared: &Shared, qid: u16, cx: &mut Cx) {
+    with_driver(shared.key, cx, |driver, _| {
         if let Life::Live(live) = &mut driver.life {
             live.pair.quiesce();
         }
-        driver.shared.send(Command::Quiesced(qid));
     });
+    shared.send(Command::Quiesced(qid));
 }
 
 /// Step 2, after the end of DMA: takes the completions that came in time. Returns what the pair has changed.
-pub(crate) fn reap_last(key: DriverKey, qid: u16, cx: &mut Cx) {
-    with_driver(key, cx, |driver, cx| {
+pub(crate) fn reap_last(shared: &Shared, qid: u16, cx: &mut Cx) {
+    let history = with_driver(shared.key, cx, |driver, cx| {
         while driver.reap(u32::from(u16::MAX), cx) > 0 {}
-        let history = Box::new(driver.history.clone());
-        driver.shared.send(Command::Reaped { qid, history });
+        Box::new(driver.history.clone())
     });
+    let history = history.unwrap_or_else(|| Box::new(History::new(1)));
+    shared.send(Command::Reaped { qid, history });
 }
 
 /// Step 3: requests that may have taken effect and cannot be submitted again without being seen fail; the others wait. A pair
 /// that does not come back is returned to the control thread, which unmaps its memory.
-pub(crate) fn rewind(key: DriverKey, proof: DmaEnded, histories: &[Box<History>], is_end: bool, cx: &mut Cx) {
+pub(crate) fn rewind(
+    shared: &Shared,
+    proof: DmaEnded,
+    histories: &[Box<History>],
+    is_end: bool,
+    cx: &mut Cx,
+) {
     let qid = proof.qid();
-    with_driver(key, cx, |driver, cx| driver.rewind(proof, histories, is_end, cx));
-    with_driver(key, cx, |driver, _| driver.shared.send(Command::Rewound(qid)));
+    let rewound = with_driver(shared.key, cx, |driver, cx| {
+        driver.rewind(proof, histories, cx);
+        if is_end {
+            driver.retire();
+        }
+    });
+    shared.send(Command::Rewound { qid, is_end: is_end || rewound.is_none() });
+}
+
+/// The controller has ended after a pair was rewound: the pair is returned to the control thread.
+pub(crate) fn retire(shared: &Shared, qid: u16, cx: &mut Cx) {
+    with_driver(shared.key, cx, |driver, _| driver.retire());
+    shared.send(Command::Rewound { qid, is_end: true });
 }
 
 impl PairDriver {
-    fn rewind(&mut self, proof: DmaEnded, histories: &[Box<History>], is_end: bool, cx: &mut Cx) {
+    fn take_live(&mut self) -> Option<Box<Live>> {
+        match std::mem::replace(&mut self.life, Life::Away) {
+            Life::Live(live) => Some(live),
+            other => {
+                self.life = other;
+                None
+            }
+        }
+    }
+
+    fn retire(&mut self) {
+        self.is_armed = false;
+        self.channels.iter_mut().for_each(|(_, channel)| channel.lookup = None);
+        if let Some(live) = self.take_live() {
+            assert_eq!(live.pair.in_flight(), 0, "a pair is rewound before it is retired");
+            self.shared.send(Command::Retired(live));
+        }
+    }
+
+    fn rewind(&mut self, proof: DmaEnded, histories: &[Box<History>], cx: &mut Cx) {
         let Life::Live(live) = &mut self.life else { return };
         let histories: Vec<&History> = histories.iter().map(|history| &**history).collect();
         let (mut kept, mut failed) = (Vec::new(), Vec::new());
+        let requests = &self.requests;
         live.pair.rewind(proof, |unfinished| {
-            let fate = replay::decide(unfinished, &histories);
-            let list = if fate == Fate::Resubmit { &mut kept } else { &mut failed };
-            list.push(Key::from_raw(unfinished.token));
+            let key = Key::from_raw(unfinished.token);
+            // The first attempt may have taken effect as well as the last.
+            let submitted = requests.get(key).map_or(0, |request| request.first_attempt);
+            let unfinished = Unfinished { submitted, ..*unfinished };
+            let fate = replay::decide(&unfinished, &histories);
+            if fate == Fate::Resubmit {
+                kept.push(key)
+            } else {
+                failed.push(key)
+            }
             // A command that is submitted again is made anew: its bounce buffer and its list may be elsewhere.
             Fate::Fail
         });
+        self.is_armed = false;
+        self.gate = Gate::Closed;
+        let starved = std::mem::take(&mut self.starved);
+        self.waiting.extend(starved);
         for key in failed {
-            if self.requests.get(key).is_some() {
-                self.shared.counters.failed_by_reset.fetch_add(1, Ordering::Relaxed);
-                self.finish(key, Status::Aborted, cx);
-            }
+            self.fail_by_reset(key, cx);
         }
         for key in kept.into_iter().rev() {
             self.give_pages_back(key);
@@ -770,28 +930,62 @@ impl PairDriver {
                 self.finish(key, Status::Aborted, cx);
                 continue;
             }
-            request.state = State::Waiting;
+            (request.state, request.is_kept) = (State::Waiting, true);
             self.shared.counters.resubmitted.fetch_add(1, Ordering::Relaxed);
             self.waiting.push_front(key);
         }
-        self.is_armed = false;
-        if is_end && let Life::Live(live) = std::mem::replace(&mut self.life, Life::Away) {
-            self.channels.iter_mut().for_each(|(_, channel)| channel.lookup = None);
-            self.shared.send(Command::Retired(live));
-        }
+        self.publish();
+    }
+
+    /// Ends a request that may have taken effect, and must not take effect again.
+    fn fail_by_reset(&mut self, key: Key, cx: &mut Cx) {
+        // The second command of a fused pair.
+        let Some(request) = self.requests.get(key) else { return };
+        let Io { op, lba, blocks, .. } = request.io;
+        let namespace = &self.channels.get(request.channel).expect("it has requests").namespace;
+        namespace.failed(Failure::now(op, lba, blocks, errno(Status::Aborted)));
+        self.shared.counters.failed_by_reset.fetch_add(1, Ordering::Relaxed);
+        self.finish(key, Status::Medium, cx);
+    }
+
+    /// Starts the requests that resets kept; new ones wait until all reactors have done so.
+    fn begin_replay(&mut self, cx: &mut Cx) {
+        let kept = self.requests.iter().filter(|(_, request)| request.is_kept).count();
+        self.set_kept(kept as u32);
+        self.start_waiting(cx);
     }
 }
 
 /// Step 4: the pair runs again. `mask` is its interrupt's, which a reset unmasks.
-pub(crate) fn resume(key: DriverKey, restart: Restart, mask: Option<VectorMask>, cx: &mut Cx) {
+pub(crate) fn resume(
+    key: DriverKey,
+    restart: Restart,
+    mask: Option<VectorMask>,
+    retry_delays: [u16; 3],
+    cx: &mut Cx,
+) {
     with_driver(key, cx, |driver, cx| {
         let now = cx.now().0;
-        if let Life::Live(live) = &mut driver.life {
-            live.pair.resume(restart, now);
-            mask.iter().for_each(VectorMask::mask);
-            live.mask = mask;
+        let Life::Live(live) = &mut driver.life else { return };
+        live.pair.resume(restart, now);
+        mask.iter().for_each(VectorMask::mask);
+        (live.mask, live.retry_delays) = (mask, retry_delays);
+        for (_, channel) in driver.channels.iter_mut() {
+            channel.commands = channel.namespace.commands();
         }
-        driver.start_waiting(cx);
+        driver.begin_replay(cx);
+    });
+}
+
+/// Step 5: all reactors have submitted again what they kept, and it has ended.
+pub(crate) fn open(key: DriverKey, cx: &mut Cx) {
+    with_driver(key, cx, |driver, cx| {
+        // Another reset may have begun.
+        if driver.gate == Gate::Closed {
+            driver.gate = Gate::Open;
+            driver.requests.iter_mut().for_each(|(_, request)| request.is_kept = false);
+            driver.start_waiting(cx);
+        }
     });
 }
 
@@ -811,15 +1005,22 @@ pub(crate) fn remove(key: DriverKey, cx: &mut Cx) {
         driver.life = Life::Closed;
         let delayed = std::mem::take(&mut driver.delayed);
         driver.waiting.extend(delayed.into_iter().map(|(_, key)| key));
+        let starved = std::mem::take(&mut driver.starved);
+        driver.waiting.extend(starved);
         while let Some(key) = driver.waiting.pop_front() {
             driver.finish(key, Status::Removed, cx);
         }
+        driver.gate = Gate::Open;
     });
     let removed: Option<DriverRef<PairDriver>> = cx.local_state::<Pairs>().0.borrow_mut().remove(&key);
     drop(removed);
 }
 
-/// Whether no channel uses the pair.
-pub(crate) fn is_unused(key: DriverKey, cx: &mut Cx) -> bool {
-    with_driver(key, cx, |driver, _| driver.channels.is_empty()).unwrap_or(true)
+/// Lets no channel use the pair any more, if none does. Returns whether that is so.
+pub(crate) fn leave_if_unused(key: DriverKey, cx: &mut Cx) -> bool {
+    let left = with_driver(key, cx, |driver, _| {
+        driver.is_leaving = driver.channels.is_empty();
+        driver.is_leaving
+    });
+    left.unwrap_or(true)
 }

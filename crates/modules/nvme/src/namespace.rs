@@ -74,7 +74,7 @@ impl Namespace {
     /// Opens a channel of this reactor's own queue pair.
     fn open_own(self: &Arc<Self>, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
         let unprepared = || OpenError::Unavailable(format!("{} has no queue pair here", self.shared.name));
-        let driver = driver::find(self.shared.key, cx).ok_or_else(unprepared)?;
+        let driver = driver::find_for_channel(self.shared.key, cx).ok_or_else(unprepared)?;
         Ok(Box::new(NamespaceChannel::new(driver, self, root)))
     }
 
@@ -116,7 +116,9 @@ impl Device for NamespaceDevice {
             write_zeroes_blocks: Blocks(commands.write_zeroes_max()),
             boundary_blocks: Blocks(claims.optimal_boundary.into()),
             compare_blocks: Blocks(commands.transfer_max().min(DATA_MAX >> claims.block_shift)),
-            compare_and_write_blocks: Blocks(commands.compare_write_max()),
+            compare_and_write_blocks: Blocks(
+                commands.compare_write_max().min((DATA_MAX / 2) >> claims.block_shift),
+            ),
             copy_blocks: Blocks(copied_all.min(ranges * u64::from(copied))),
             is_shared: claims.is_shared,
         }
@@ -128,7 +130,8 @@ impl Device for NamespaceDevice {
             (supported.dataset_management, Op::Unmap),
             (supported.write_zeroes, Op::WriteZeroes),
             (supported.compare, Op::Compare),
-            (supported.compare_and_write, Op::CompareAndWrite),
+            // Two commands at a time.
+            (supported.compare_and_write && self.0.depth > 1, Op::CompareAndWrite),
             (supported.copy, Op::Copy),
         ];
         let plain = OpSet::of(&[Op::Read, Op::Write, Op::Flush]);

@@ -6,7 +6,7 @@ use crate::{Config, Info};
 use aryk_nvme::queue::Counters as PairCounters;
 use aryk_reactor::{DriverKey, Handle, Hold};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -31,6 +31,7 @@ pub(crate) struct PairStats {
     pub(crate) completed: AtomicU64,
     pub(crate) doorbells: AtomicU64,
     pub(crate) in_flight: AtomicU64,
+    pub(crate) last_change: AtomicU64,
     pub(crate) pool_pages: AtomicU64,
     pub(crate) pool_low: AtomicU64,
 }
@@ -46,6 +47,10 @@ pub(crate) struct Shared {
     info: Mutex<Info>,
     /// Reactors without a pair, each with the reactor whose pair it uses.
     routes: Mutex<Vec<(Handle, Hold)>>,
+    /// Submission time of the last flush that succeeded.
+    flushed: AtomicU64,
+    /// The control thread looks at the controller rarely.
+    is_idle: AtomicBool,
     /// By queue.
     pairs: Mutex<BTreeMap<u16, Arc<PairStats>>>,
 }
@@ -60,6 +65,8 @@ impl Shared {
             counters: Counters::default(),
             info: Mutex::new(info),
             routes: Mutex::default(),
+            flushed: AtomicU64::new(0),
+            is_idle: AtomicBool::new(false),
             pairs: Mutex::default(),
         }
     }
@@ -67,6 +74,32 @@ impl Shared {
     /// Sends a command to the control thread. A controller that has ended ignores it.
     pub(crate) fn send(&self, command: Command) {
         let _ = self.commands.send(command);
+    }
+
+    /// A request was submitted: the control thread looks at the controller more often from now on.
+    #[inline]
+    pub(crate) fn wake_idle(&self) {
+        if self.is_idle.load(Ordering::Relaxed) && self.is_idle.swap(false, Ordering::Relaxed) {
+            self.send(Command::Busy);
+        }
+    }
+
+    pub(crate) fn set_idle(&self, is_idle: bool) {
+        self.is_idle.store(is_idle, Ordering::Relaxed);
+    }
+
+    /// A flush that was submitted at this time has succeeded.
+    pub(crate) fn flushed(&self, submitted: u64) {
+        self.flushed.fetch_max(submitted, Ordering::Relaxed);
+    }
+
+    /// Whether changes have completed that no later flush covers.
+    pub(crate) fn has_unflushed(&self) -> bool {
+        let flushed = self.flushed.load(Ordering::Relaxed);
+        lock(&self.pairs).values().any(|pair| {
+            let last = pair.last_change.load(Ordering::Relaxed);
+            last > flushed
+        })
     }
 
     /// Whether the control thread has ended.
@@ -108,6 +141,11 @@ impl Shared {
         lock(&self.routes).retain(|(_, to)| **to != *owner);
     }
 
+    /// Forgets all routes at the end of the controller.
+    pub(crate) fn forget_routes(&self) {
+        lock(&self.routes).clear();
+    }
+
     pub(crate) fn remove_pair(&self, qid: u16) {
         lock(&self.pairs).remove(&qid);
     }
@@ -121,12 +159,13 @@ impl Shared {
 impl PairStats {
     /// Publishes the counters of a pair. Only its reactor calls this.
     #[inline]
-    pub(crate) fn publish(&self, counters: PairCounters, in_flight: u16, pool: &Pool) {
+    pub(crate) fn publish(&self, counters: PairCounters, in_flight: u16, last_change: u64, pool: &Pool) {
         let PairCounters { submitted, completed, doorbells, .. } = counters;
         self.submitted.store(submitted, Ordering::Relaxed);
         self.completed.store(completed, Ordering::Relaxed);
         self.doorbells.store(doorbells, Ordering::Relaxed);
         self.in_flight.store(in_flight.into(), Ordering::Relaxed);
+        self.last_change.store(last_change, Ordering::Relaxed);
         self.pool_pages.store(pool.pages().into(), Ordering::Relaxed);
         self.pool_low.store(pool.low().into(), Ordering::Relaxed);
     }

@@ -6,7 +6,8 @@ use crate::{Config, Error, Exposed, NamespaceInfo};
 use aryk_bdev::{Bdev, Blocks, Identity};
 use aryk_nvme::claims::{self, ControllerInfo, Unserved};
 use aryk_nvme::controller::ListedNamespace;
-use std::collections::BTreeMap;
+use aryk_nvme::spec::identify::Descriptors;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -19,18 +20,31 @@ pub(super) struct Disks {
     exposed: Exposed,
     depth: u16,
     disks: BTreeMap<u32, (Arc<Namespace>, Arc<Bdev>)>,
+    /// Namespaces whose disks are being removed because they have changed or gone.
+    leaving: BTreeSet<u32>,
+    /// Namespaces whose disks the operator has removed: they become disks again when the controller is attached again.
+    hidden: BTreeSet<u32>,
     are_removed: bool,
 }
 
 impl Disks {
     pub(super) fn new(config: &Config) -> Self {
         let (controller, exposed) = (config.name.clone(), config.exposed.clone());
-        Self { controller, exposed, depth: config.depth.max(1), disks: BTreeMap::new(), are_removed: false }
+        Self {
+            controller,
+            exposed,
+            depth: config.depth.max(1),
+            disks: BTreeMap::new(),
+            leaving: BTreeSet::new(),
+            hidden: BTreeSet::new(),
+            are_removed: false,
+        }
     }
 
     /// The name of the disk that a namespace is to be; `None` if it is to be none.
     fn name_of(&self, nsid: u32) -> Option<String> {
         match &self.exposed {
+            _ if self.hidden.contains(&nsid) => None,
             Exposed::All => Some(format!("{}n{nsid}", self.controller)),
             Exposed::One { nsid: one, disk } => (*one == nsid).then(|| disk.clone()),
         }
@@ -41,12 +55,24 @@ impl Disks {
         self.depth = self.depth.min(depth);
     }
 
+    /// A disk that is open, and by whom.
+    pub(super) fn user(&self) -> Option<String> {
+        let user = |bdev: &Arc<Bdev>| {
+            let (owner, _) = bdev.openers().into_iter().next()?;
+            Some(format!("{} by {owner}", bdev.name()))
+        };
+        self.disks.values().find_map(|(_, bdev)| user(bdev))
+    }
+
     pub(super) fn names(&self) -> Vec<String> {
         self.disks.values().map(|(namespace, _)| namespace.disk().to_owned()).collect()
     }
 
     pub(super) fn closed(&mut self, nsid: u32) {
         self.disks.remove(&nsid);
+        if !self.leaving.remove(&nsid) {
+            self.hidden.insert(nsid);
+        }
     }
 
     /// Whether the controller was attached for this namespace alone.
@@ -73,6 +99,14 @@ fn uuid_of(namespace: &claims::Namespace, controller: &ControllerInfo) -> Uuid {
         },
         Uuid::from_bytes,
     )
+}
+
+/// Whether two identities are of different namespaces: an identifier that both have differs.
+fn are_different(one: Descriptors, other: Descriptors) -> bool {
+    fn differ<T: PartialEq>(one: Option<T>, other: Option<T>) -> bool {
+        one.zip(other).is_some_and(|(one, other)| one != other)
+    }
+    differ(one.uuid, other.uuid) || differ(one.nguid, other.nguid) || differ(one.eui64, other.eui64)
 }
 
 impl Thread {
@@ -107,7 +141,13 @@ impl Thread {
         controller: &ControllerInfo,
     ) -> Result<(), aryk_bdev::Error> {
         let Some(disk) = self.disks.name_of(namespace.nsid) else { return Ok(()) };
-        let uuid = uuid_of(namespace, controller);
+        let mut uuid = uuid_of(namespace, controller);
+        if self.env.registry().find(&uuid.to_string()).is_ok() {
+            // Drives of one maker with the same identifiers, or one namespace by two controllers.
+            let of = format!("{}/{}", self.shared.info().location, namespace.nsid);
+            uuid = Uuid::new_v5(&UNNAMED, of.as_bytes());
+            tracing::warn!(disk, %uuid, "another disk has the namespace's identifier");
+        }
         let of_disk = Namespace::new(&self.shared, disk.clone(), self.disks.depth, namespace, controller);
         let of_disk = Arc::new(of_disk);
         let identity = Identity { name: disk, aliases: Vec::new(), uuid };
@@ -131,6 +171,10 @@ impl Thread {
                         tracing::warn!(controller, nsid, %error, "a new namespace is no disk");
                     }
                 }
+                (Err(Unserved::NotIdentified(status)), Some(_)) => {
+                    // It may be a matter of time: the next look decides.
+                    tracing::warn!(controller = self.shared.name, nsid, %status, "a namespace is not identified");
+                }
                 (Err(unserved), Some(_)) => self.remove_disk(nsid, &unserved.to_string()),
                 (Err(Unserved::Inactive), None) => {}
                 (Err(unserved), None) => {
@@ -152,7 +196,7 @@ impl Thread {
         controller: &ControllerInfo,
     ) {
         let before = of_disk.claims();
-        if before.block_shift != namespace.block_shift || before.ids != namespace.ids {
+        if before.block_shift != namespace.block_shift || are_different(before.ids, namespace.ids) {
             return self.remove_disk(namespace.nsid, "it has another format or identity");
         }
         let device = bdev.device();
@@ -174,8 +218,11 @@ impl Thread {
         }
     }
 
-    fn remove_disk(&self, nsid: u32, reason: &str) {
+    fn remove_disk(&mut self, nsid: u32, reason: &str) {
         let Some((of_disk, _)) = self.disks.disks.get(&nsid) else { return };
+        if !self.disks.leaving.insert(nsid) {
+            return;
+        }
         let (registry, name) = (Arc::clone(self.env.registry()), of_disk.disk().to_owned());
         tracing::warn!(disk = name, nsid, reason, "the disk of a namespace is removed");
         tokio::task::spawn_local(async move {

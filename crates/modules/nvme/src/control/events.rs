@@ -1,9 +1,10 @@
 //! The events of a controller.
 
-use super::{Command, Life, Next, Thread, WATCH_BUSY, WATCH_IDLE, now, watch};
+use super::{Command, Life, Next, STABLE, Thread, WATCH_BUSY, WATCH_IDLE, now, watch};
 use crate::memory::Registrar;
 use crate::{Dma, LastReset, Phase};
 use aryk_bdev::Attachment;
+use aryk_log_limit::limited;
 use aryk_nvme::controller::{End, Event, Failure, NamespaceChange, RecoveryStep};
 use aryk_nvme::spec::feature::AsyncEvent;
 use aryk_nvme::spec::register::Shutdown;
@@ -27,6 +28,7 @@ impl Thread {
         }
         let is_end = true;
         self.pairs.rewind_if_complete(&self.shared, is_end);
+        self.pairs.retire(&self.shared);
         if self.pairs.are_given_out() { Next::Run } else { self.retire() }
     }
 
@@ -35,8 +37,10 @@ impl Thread {
         let pairs = self.shared.pairs();
         let submitted = pairs.iter().map(|(_, pair)| pair.submitted.load(Ordering::Relaxed)).sum();
         let is_busy = pairs.iter().any(|(_, pair)| pair.in_flight.load(Ordering::Relaxed) > 0);
-        let watch = if is_busy || submitted != self.submitted { WATCH_BUSY } else { WATCH_IDLE };
+        let is_idle = !is_busy && submitted == self.submitted;
         self.submitted = submitted;
+        self.shared.set_idle(is_idle);
+        let watch = if is_idle { WATCH_IDLE } else { WATCH_BUSY };
         self.with_controller(|controller| controller.set_watch(watch, now().0));
     }
 
@@ -52,11 +56,8 @@ impl Thread {
             Event::Quiesce(reason) => {
                 tracing::warn!(controller, ?reason, "the NVMe controller is reset");
                 self.counters().resets.fetch_add(1, Ordering::Relaxed);
-                {
-                    let mut info = self.shared.info();
-                    info.phase = Phase::Resetting;
-                    info.last_reset = Some(LastReset { reason, at: date(), took: None });
-                }
+                self.set_phase(Phase::Resetting);
+                self.shared.info().last_reset = Some(LastReset { reason, at: date(), took: None });
                 self.quiesce();
             }
             Event::ShuttingDown => self.quiesce(),
@@ -87,6 +88,7 @@ impl Thread {
             Event::Sanitize(status) => tracing::info!(controller, ?status, "a sanitize operation is over"),
             Event::Smart(smart) => self.shared.info().smart = Some((smart, date())),
             Event::Admin { id, answer } => {
+                self.end_exclusive(id);
                 if let Some(reply) = self.answers.remove(&id) {
                     // The caller may be gone.
                     let _ = reply.send(answer.ok_or(crate::Error::NotReady(controller)));
@@ -96,17 +98,22 @@ impl Thread {
                 tracing::warn!(controller, "the kernel asks for the NVMe controller back");
                 self.with_controller(|controller| controller.shut_down(Shutdown::Normal, now().0));
             }
-            Event::Ended(end) => {
-                if let Life::Driven(driven) = &mut self.life {
-                    driven.end = Some(end);
-                }
-            }
+            Event::Ended(end) => self.ended(end),
         }
+    }
+
+    /// The controller has ended; the reactors have their pairs until they are rewound.
+    fn ended(&mut self, end: End) {
+        let Life::Driven(driven) = &mut self.life else { return };
+        let is_gone = matches!(&end, End::Failed(Failure::Vanished(_) | Failure::Pci(_)));
+        let has_cache = driven.controller.info().is_some_and(|info| info.has_volatile_cache);
+        self.has_lost_writes |= is_gone && has_cache && self.shared.has_unflushed();
+        driven.end = Some(end);
     }
 
     /// The controller is ready for the first time since it was opened.
     fn ready(&mut self) {
-        if self.is_other_than_wanted() || !self.is_same_drive() {
+        if self.is_stopping || self.is_other_than_wanted() || !self.is_same_drive() {
             return self.with_controller(|controller| controller.shut_down(Shutdown::Normal, now().0));
         }
         self.set_interrupts();
@@ -116,6 +123,7 @@ impl Thread {
             return self.memory_registered(None);
         }
         let (memory, dma, sender) = (self.env.memory().clone(), self.config.dma, self.sender.clone());
+        let life = self.life_number;
         let controller = self.shared.name.clone();
         tokio::task::spawn_local(async move {
             let attached = match Registrar::start(function, dma) {
@@ -125,7 +133,7 @@ impl Thread {
             let attachment = attached.inspect_err(|error| {
                 tracing::warn!(controller, error, "guests' memory is not registered: all data is copied");
             });
-            let _ = sender.send(Command::MemoryRegistered(attachment.ok()));
+            let _ = sender.send(Command::MemoryRegistered { life, memory: attachment.ok() });
         });
     }
 
@@ -154,6 +162,19 @@ impl Thread {
         let Some(info) = driven.controller.info() else { return false };
         let identity = (info.serial.clone(), info.model.clone());
         let before = self.identity.get_or_insert_with(|| identity.clone());
+        let (allowed, needed) = (usize::from(driven.controller.pairs_allowed()), self.pairs.needed());
+        if allowed < needed {
+            let controller = &self.shared.name;
+            tracing::error!(controller, allowed, needed, "the drive has fewer queue pairs than before");
+            return false;
+        }
+        if self.has_lost_writes {
+            let controller = &self.shared.name;
+            tracing::error!(controller, "the drive has a volatile cache and was away: writes may be lost");
+            self.shared.info().last_failure = Some("writes in the drive's volatile cache may be lost".into());
+            self.away_until = Some(now());
+            return false;
+        }
         if *before != identity {
             let (controller, serial, before) = (&self.shared.name, &identity.0, &before.0);
             tracing::error!(
@@ -176,7 +197,7 @@ impl Thread {
         let listed = driven.controller.namespaces().to_vec();
         let (model, serial) = (&info.model, &info.serial);
         tracing::info!(controller = self.shared.name, model, serial, "the NVMe controller is ready");
-        self.away_until = None;
+        self.ready_at = now();
         self.publish_ready();
         match self.attached.take() {
             None => self.update_disks(&listed, &info),
@@ -194,13 +215,13 @@ impl Thread {
 
     fn publish_ready(&self) {
         let Life::Driven(driven) = &self.life else { return };
+        self.set_phase(Phase::Ready);
         let mut info = self.shared.info();
-        info.phase = Phase::Ready;
         info.controller = driven.controller.info().cloned();
         info.device = driven.controller.device();
         info.pairs_allowed = driven.controller.pairs_allowed();
         info.vectors = driven.function.vectors();
-        info.has_interrupts = self.interrupts.len() > 1;
+        info.has_interrupts = self.vectors > 1;
     }
 
     /// Gives the admin queue an interrupt, and each queue pair too if it can be masked.
@@ -214,14 +235,15 @@ impl Thread {
             let Ok(fd) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) else { break };
             self.interrupts.push(fd);
         }
-        self.interrupts.truncate(wanted);
-        let fds: Vec<_> = self.interrupts.iter().map(OwnedFd::as_fd).collect();
+        let fds: Vec<_> = self.interrupts.iter().take(wanted).map(OwnedFd::as_fd).collect();
+        self.vectors = fds.len() as u16;
         if let Err(error) = driven.function.set_interrupts(&fds) {
             let controller = &self.shared.name;
             tracing::warn!(controller, %error, "no interrupts: reactors do not sleep while requests are in flight");
-            self.interrupts.clear();
+            self.vectors = 0;
         }
-        let admin = self.interrupts.first().map(|fd| watch(fd.as_fd())).transpose();
+        let admin = self.interrupts.first().filter(|_| self.vectors > 0);
+        let admin = admin.map(|fd| watch(fd.as_fd())).transpose();
         // Without it, the controller's events are found when it is polled.
         driven.signals.admin = admin.unwrap_or_default();
     }
@@ -241,15 +263,17 @@ impl Thread {
         self.create_pairs();
     }
 
-    fn update_from_controller(&mut self) {
+    pub(super) fn update_from_controller(&mut self) {
         let Life::Driven(driven) = &self.life else { return };
-        let Some(info) = driven.controller.info().cloned().filter(|_| driven.is_usable) else { return };
+        let is_usable = driven.is_usable && !self.is_stopping;
+        let Some(info) = driven.controller.info().cloned().filter(|_| is_usable) else { return };
         let listed = driven.controller.namespaces().to_vec();
         self.update_disks(&listed, &info);
     }
 
     fn namespaces_changed(&mut self, changes: &[NamespaceChange]) {
-        tracing::info!(controller = self.shared.name, ?changes, "namespaces have changed");
+        let changes = changes.len();
+        limited!(self.lines, info, controller = self.shared.name, changes, "namespaces have changed");
         self.update_from_controller();
     }
 
@@ -268,15 +292,17 @@ impl Thread {
         match event {
             AsyncEvent::NamespacesChanged | AsyncEvent::SanitizeCompleted => {}
             AsyncEvent::Error(code) => {
-                tracing::error!(controller, code, "the NVMe controller reports an error")
+                limited!(self.lines, error, controller, code, "the NVMe controller reports an error");
             }
             AsyncEvent::Health(code) => {
-                tracing::warn!(controller, code, "the NVMe controller reports a health warning");
+                limited!(self.lines, warn, controller, code, "the NVMe controller reports a health warning");
             }
             AsyncEvent::FirmwareActivation => {
                 tracing::info!(controller, "the NVMe controller activates firmware");
             }
-            AsyncEvent::Other(dw0) => tracing::info!(controller, dw0, "an event of the NVMe controller"),
+            AsyncEvent::Other(dw0) => {
+                limited!(self.lines, info, controller, dw0, "an event of the NVMe controller");
+            }
         }
     }
 
@@ -284,11 +310,13 @@ impl Thread {
     fn retire(&mut self) -> Next {
         let Life::Driven(driven) = std::mem::replace(&mut self.life, Life::Opening) else { return Next::Run };
         let controller = self.shared.name.clone();
+        let has_failed = matches!(driven.end, Some(End::Failed(_)));
         let failure = match driven.end {
             Some(End::Failed(failure)) => failure,
             Some(End::Stopped) | None => Failure::Vanished("it was asked for, or shut down".into()),
         };
-        // Its mappings end before the function is opened again.
+        self.pairs.forget_creations();
+        // The function can be opened again once its mappings have ended.
         drop(driven.memory);
         if self.attached.is_some() {
             self.refuse(failure);
@@ -305,9 +333,13 @@ impl Thread {
         }
         tracing::error!(controller, %failure, grace = ?self.config.grace, "the NVMe controller is gone: its requests wait");
         {
-            let mut info = self.shared.info();
-            info.phase = Phase::Away;
-            info.last_failure = Some(failure.to_string());
+            self.set_phase(Phase::Away);
+            if has_failed {
+                self.shared.info().last_failure = Some(failure.to_string());
+            }
+        }
+        if now().since(self.ready_at) >= STABLE {
+            self.away_until = None;
         }
         self.away_until.get_or_insert_with(|| now().after(self.config.grace));
         Next::Run

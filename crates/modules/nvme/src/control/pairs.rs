@@ -38,20 +38,44 @@ struct Pair {
     messages: UnboundedSender<Message>,
     sending: JoinHandle<()>,
     stage: Stage,
-    /// The reactor watches its interrupt.
-    is_watched: bool,
+    /// The queue whose interrupt the reactor watches.
+    watched: Option<u16>,
+    /// The reactor has a driver, perhaps with requests that wait.
+    has_driver: bool,
     waiters: Vec<Waiter>,
-    /// The reset that is under way.
-    rewinding: Option<Rewinding>,
+    rewind: Rewind,
+    /// Requests that the last reset kept have not ended.
+    is_replaying: bool,
 }
 
-/// The pair's part in a reset, between the end of DMA and the decision about its commands.
-struct Rewinding {
-    proof: DmaEnded,
-    history: Option<Box<History>>,
+/// The pair's part in a reset, from the end of DMA to the decision about its commands.
+enum Rewind {
+    /// No reset, or the decision is made.
+    None,
+    /// The reactor takes the last completions.
+    Reaping(DmaEnded),
+    /// The reactor has reported what it has changed lately.
+    Reaped(DmaEnded, Box<History>),
+    /// The reactor decides.
+    Deciding,
 }
 
 impl Pair {
+    fn wanted_by(handle: Handle) -> Self {
+        let (messages, sending) = send_in_order(handle.clone());
+        Self {
+            handle,
+            messages,
+            sending,
+            stage: Stage::Wanted,
+            watched: None,
+            has_driver: false,
+            waiters: Vec::new(),
+            rewind: Rewind::None,
+            is_replaying: false,
+        }
+    }
+
     fn send(&self, message: impl FnOnce(&mut Cx) + Send + 'static) {
         // The task goes on as long as the reactor.
         let _ = self.messages.send(Box::new(message));
@@ -99,12 +123,12 @@ impl Pairs {
 
     pub(super) fn installed(&mut self, qid: u16, result: std::io::Result<()>) {
         let Some(pair) = self.find(qid) else { return };
-        if matches!(pair.stage, Stage::Installing(_)) {
-            pair.stage = Stage::Installed(qid);
-        }
         match result {
             Ok(()) => {
-                pair.is_watched = true;
+                if matches!(pair.stage, Stage::Installing(_)) {
+                    pair.stage = Stage::Installed(qid);
+                }
+                pair.has_driver = true;
                 pair.answer(&Ok(()));
             }
             Err(error) => {
@@ -114,70 +138,88 @@ impl Pairs {
     }
 
     /// Sends each pair that a reactor has the first step of a reset.
-    pub(super) fn quiesce(&self, shared: &Shared) {
-        let key = shared.key;
+    pub(super) fn quiesce(&self, shared: &Arc<Shared>) {
         for pair in &self.pairs {
             if let Some(qid) = pair.given_out() {
-                pair.send(move |cx| driver::quiesce(key, qid, cx));
+                let shared = Arc::clone(shared);
+                pair.send(move |cx| driver::quiesce(&shared, qid, cx));
             }
         }
     }
 
     /// The controller no longer accesses the memory of a pair's commands.
-    pub(super) fn dma_ended(&mut self, shared: &Shared, proof: DmaEnded) {
-        let (key, qid) = (shared.key, proof.qid());
+    pub(super) fn dma_ended(&mut self, shared: &Arc<Shared>, proof: DmaEnded) {
+        let qid = proof.qid();
         self.orphans.retain(|&orphan| orphan != qid);
         let Some(pair) = self.find(qid) else { return };
         if pair.given_out().is_none() {
             pair.stage = Stage::Wanted;
             return;
         }
-        pair.rewinding = Some(Rewinding { proof, history: None });
-        pair.send(move |cx| driver::reap_last(key, qid, cx));
+        pair.rewind = Rewind::Reaping(proof);
+        let shared = Arc::clone(shared);
+        pair.send(move |cx| driver::reap_last(&shared, qid, cx));
     }
 
-    pub(super) fn reaped(&mut self, qid: u16, history: Box<History>) {
-        if let Some(Rewinding { history: place, .. }) =
-            self.find(qid).and_then(|pair| pair.rewinding.as_mut())
-        {
-            *place = Some(history);
+    fn reaped(&mut self, qid: u16, history: Box<History>) {
+        if let Some(pair) = self.find(qid) {
+            pair.rewind = match std::mem::replace(&mut pair.rewind, Rewind::None) {
+                Rewind::Reaping(proof) => Rewind::Reaped(proof, history),
+                other => other,
+            };
         }
     }
 
     /// Lets the pairs of a reset decide about their commands, once all have reported what they have changed.
-    pub(super) fn rewind_if_complete(&mut self, shared: &Shared, is_end: bool) {
-        let rewinding = || self.pairs.iter().filter_map(|pair| pair.rewinding.as_ref());
-        if rewinding().any(|rewinding| rewinding.history.is_none()) {
+    pub(super) fn rewind_if_complete(&mut self, shared: &Arc<Shared>, is_end: bool) {
+        if self.pairs.iter().any(|pair| matches!(pair.rewind, Rewind::Reaping(_))) {
             return;
         }
-        let histories: Arc<[Box<History>]> =
-            rewinding().filter_map(|rewinding| rewinding.history.clone()).collect();
-        let key = shared.key;
+        let histories = self.pairs.iter().filter_map(|pair| match &pair.rewind {
+            Rewind::Reaped(_, history) => Some(history.clone()),
+            _ => None,
+        });
+        let histories: Arc<[Box<History>]> = histories.collect();
         for pair in &mut self.pairs {
-            let Some(Rewinding { proof, .. }) = pair.rewinding.take() else { continue };
-            let is_end = is_end || matches!(pair.stage, Stage::Deleting(_));
-            let histories = Arc::clone(&histories);
-            pair.send(move |cx| driver::rewind(key, proof, &histories, is_end, cx));
+            if !matches!(pair.rewind, Rewind::Reaped(..)) {
+                continue;
+            }
+            let Rewind::Reaped(proof, _) = std::mem::replace(&mut pair.rewind, Rewind::Deciding) else {
+                continue;
+            };
+            let is_deleted = matches!(pair.stage, Stage::Deleting(_));
+            let is_end = is_end || is_deleted;
+            pair.is_replaying = !is_deleted;
+            let (histories, shared) = (Arc::clone(&histories), Arc::clone(shared));
+            pair.send(move |cx| driver::rewind(&shared, proof, &histories, is_end, cx));
         }
     }
 
-    /// The controller has paused.
-    pub(super) fn restart_clocks(&self, shared: &Shared) {
-        let key = shared.key;
-        for pair in self.pairs.iter().filter(|pair| pair.given_out().is_some()) {
-            pair.send(move |cx| driver::restart_clock(key, cx));
+    /// Takes back the pairs that had been rewound before the controller ended.
+    pub(super) fn retire(&mut self, shared: &Arc<Shared>) {
+        for pair in &mut self.pairs {
+            if let Some(qid) = pair.given_out()
+                && matches!(pair.rewind, Rewind::None)
+            {
+                pair.rewind = Rewind::Deciding;
+                let shared = Arc::clone(shared);
+                pair.send(move |cx| driver::retire(&shared, qid, cx));
+            }
         }
     }
 
-    /// A pair has decided about its commands. Whether its reactor has none any more.
-    pub(super) fn rewound(&mut self, shared: &Shared, qid: u16, is_end: bool) {
+    /// A pair has decided about its commands. With `is_end`, its reactor has none any more.
+    fn rewound(&mut self, shared: &Shared, qid: u16, is_end: bool) {
         let Some(index) = self.pairs.iter().position(|pair| pair.qid() == Some(qid)) else { return };
+        self.pairs[index].rewind = Rewind::None;
+        if !is_end {
+            return;
+        }
+        shared.remove_pair(qid);
         if matches!(self.pairs[index].stage, Stage::Deleting(_)) {
-            shared.remove_pair(qid);
             let pair = self.pairs.swap_remove(index);
             self.remove(shared, pair);
-        } else if is_end {
-            shared.remove_pair(qid);
+        } else {
             self.pairs[index].stage = Stage::Wanted;
         }
     }
@@ -185,6 +227,38 @@ impl Pairs {
     /// Whether a reactor still has a pair.
     pub(super) fn are_given_out(&self) -> bool {
         self.pairs.iter().any(|pair| pair.given_out().is_some())
+    }
+
+    /// Pairs that were being created when the controller ended are wanted again.
+    pub(super) fn forget_creations(&mut self) {
+        for pair in &mut self.pairs {
+            if matches!(pair.stage, Stage::Creating(_)) {
+                pair.stage = Stage::Wanted;
+            }
+        }
+    }
+
+    /// Reactors that cannot do without a pair: they may have requests.
+    pub(super) fn needed(&self) -> usize {
+        self.pairs.iter().filter(|pair| pair.has_driver).count()
+    }
+
+    /// A pair has submitted what the reset kept, and that has ended. When all have, new requests begin.
+    fn replayed(&mut self, shared: &Shared, qid: u16) {
+        if let Some(pair) = self.find(qid) {
+            pair.is_replaying = false;
+        }
+        self.open_if_replayed(shared);
+    }
+
+    fn open_if_replayed(&self, shared: &Shared) {
+        if self.pairs.iter().any(|pair| pair.is_replaying) {
+            return;
+        }
+        let key = shared.key;
+        for pair in self.pairs.iter().filter(|pair| pair.given_out().is_some()) {
+            pair.send(move |cx| driver::open(key, cx));
+        }
     }
 
     fn remove(&mut self, shared: &Shared, mut pair: Pair) {
@@ -208,12 +282,20 @@ impl Pairs {
         }
     }
 
-    /// Forgets the pairs of reactors that have ended, which have dropped them.
+    /// Forgets the pairs of reactors that have ended: a reactor drops what it has at its end.
     fn take_ended(&mut self) -> Vec<u16> {
         let ended = self.pairs.extract_if(.., |pair| pair.handle.has_ended());
         let ended: Vec<u16> = ended.filter_map(|pair| pair.qid()).collect();
         self.orphans.extend(&ended);
         ended
+    }
+
+    /// The controller has paused.
+    pub(super) fn restart_clocks(&self, shared: &Shared) {
+        let key = shared.key;
+        for pair in self.pairs.iter().filter(|pair| pair.given_out().is_some()) {
+            pair.send(move |cx| driver::restart_clock(key, cx));
+        }
     }
 }
 
@@ -237,6 +319,12 @@ impl Thread {
             let _ = reply.send(Err(OpenError::Removed));
             return;
         }
+        if self.exclusive.is_some() {
+            let reason = "the drive is being formatted, sanitized or divided".to_owned();
+            // The opener may be gone.
+            let _ = reply.send(Err(OpenError::Unavailable(reason)));
+            return;
+        }
         // A reactor may have ended, and another begun on its core.
         self.forget_ended_reactors();
         if self.shared.owner_for(&handle).is_some() {
@@ -246,17 +334,7 @@ impl Thread {
         }
         let pairs = &mut self.pairs.pairs;
         let index = pairs.iter().position(|pair| pair.handle == handle).unwrap_or_else(|| {
-            let (messages, sending) = send_in_order(handle.clone());
-            let (stage, waiters) = (Stage::Wanted, Vec::new());
-            pairs.push(Pair {
-                handle,
-                messages,
-                sending,
-                stage,
-                is_watched: false,
-                waiters,
-                rewinding: None,
-            });
+            pairs.push(Pair::wanted_by(handle));
             pairs.len() - 1
         });
         let pair = &mut pairs[index];
@@ -281,9 +359,8 @@ impl Thread {
             if !matches!(pair.stage, Stage::Wanted) {
                 continue;
             }
-            let vectors = self.interrupts.len() as u16;
-            // Vector 0 is the admin queue's, which is polled; queue N has vector N.
-            let vector = driven.controller.next_qid().filter(|qid| *qid < vectors);
+            // Vector 0 is the admin queue's; queue N has vector N.
+            let vector = driven.controller.next_qid().filter(|qid| *qid < self.vectors);
             match driven.controller.create_pair(PairRequest { depth: self.config.depth, vector }) {
                 Ok(qid) => pair.stage = Stage::Creating(qid),
                 Err(refused) => refusals.push((index, refused)),
@@ -299,16 +376,15 @@ impl Thread {
         let staying = self.env.reactors().staying();
         let pairs = &mut self.pairs.pairs;
         let is_coming = |pair: &Pair| matches!(pair.stage, Stage::Creating(_) | Stage::Installing(_));
-        if matches!(refused, Refused::NoPair(_)) && pairs.iter().any(is_coming) {
-            // Tried again when that pair is installed.
+        let has_none = matches!(refused, Refused::NoPair(_));
+        // A reactor with a driver may have requests, which wait for its own pair.
+        if pairs[index].has_driver || has_none && pairs.iter().any(is_coming) {
             return;
         }
-        let owner = match refused {
-            Refused::NoPair(_) => pairs
-                .iter()
-                .find(|pair| matches!(pair.stage, Stage::Installed(_)) && staying.contains(&pair.handle)),
-            _ => None,
+        let is_owner = |pair: &&Pair| {
+            has_none && matches!(pair.stage, Stage::Installed(_)) && staying.contains(&pair.handle)
         };
+        let owner = pairs.iter().find(is_owner);
         let owner = owner.and_then(|owner| self.env.reactors().hold(&owner.handle));
         let result = match owner {
             Some(owner) => {
@@ -324,81 +400,103 @@ impl Thread {
     /// Gives a reactor the pair that the controller has created for it.
     pub(super) fn queue_created(&mut self, queue: QueuePair) {
         let qid = queue.qid();
-        let mask = self.mask_of(qid);
-        let Life::Driven(driven) = &mut self.life else { return };
-        let Some(pair) = self.pairs.find(qid) else { return };
-        let transfers = 2 * crate::DATA_MAX;
-        let pool =
-            Pool::new(&driven.function, self.config.bounce_bytes.max(transfers), driven.controller.page());
-        let pool = match pool {
-            Ok(pool) => pool,
-            Err(error) => {
-                pair.answer(&Err(OpenError::Unavailable(error.to_string())));
-                pair.stage = Stage::Wanted;
-                // The pair was created just now.
-                let deleted = driven.controller.delete_pair(qid);
-                debug_assert!(deleted.is_ok(), "{deleted:?}");
-                return;
-            }
-        };
-        let info = driven.controller.info();
-        if let Some(mask) = &mask {
-            mask.mask();
+        if self.pairs.find(qid).is_none() {
+            // The reactor has ended meanwhile.
+            return self.with_controller(|controller| drop(controller.delete_pair(qid)));
         }
-        let interrupt =
-            (mask.is_some() && !pair.is_watched).then(|| self.interrupts[usize::from(qid)].try_clone());
-        let core = pair.handle.core();
+        if let Err(error) = self.give_out(queue) {
+            self.with_controller(|controller| drop(controller.delete_pair(qid)));
+            self.queue_failed(qid, &error);
+        }
+    }
+
+    /// Sends a pair to its reactor.
+    fn give_out(&mut self, queue: QueuePair) -> Result<(), String> {
+        let qid = queue.qid();
+        let mask = self.mask_of(qid);
+        let is_gated = self.pairs.pairs.iter().any(|pair| pair.is_replaying);
+        let Life::Driven(driven) = &mut self.life else { return Ok(()) };
+        let Some(pair) = self.pairs.find(qid) else { return Ok(()) };
+        let transfers = 2 * crate::DATA_MAX;
+        let bytes = self.config.bounce_bytes.max(transfers);
+        let pool = Pool::new(&driven.function, bytes, driven.controller.page()).map_err(|e| e.to_string())?;
+        let watches = mask.is_some() && pair.watched != Some(qid);
+        let interrupt = watches.then(|| self.interrupts[usize::from(qid)].try_clone());
+        let interrupt = interrupt.transpose().map_err(|error| error.to_string())?;
+        mask.iter().for_each(VectorMask::mask);
+        pair.watched = mask.as_ref().map(|_| qid);
+        let info = driven.controller.info();
         let live = Box::new(Live {
             pair: queue,
             pool,
             mask,
             memory: driven.memory.clone(),
             retry_delays: info.map_or([0; 3], |info| info.retry_delays),
-            has_write_cache: info.is_none_or(|info| info.has_write_cache),
-            stats: self.shared.add_pair(qid, core),
+            has_write_cache: info.is_none_or(|info| info.has_volatile_cache),
+            stats: self.shared.add_pair(qid, pair.handle.core()),
         });
         pair.stage = Stage::Installing(qid);
         let shared = Arc::clone(&self.shared);
         pair.send(move |cx| {
-            let result = interrupt.transpose().and_then(|fd| driver::install(&shared, live, fd, cx));
+            let result = driver::install(&shared, live, interrupt, is_gated, cx);
             shared.send(Command::Installed { qid, result });
         });
+        Ok(())
+    }
+
+    pub(super) fn installed(&mut self, qid: u16, result: std::io::Result<()>) {
+        if let Err(error) = &result {
+            tracing::warn!(controller = self.shared.name, qid, %error, "a reactor cannot watch an interrupt");
+        }
+        let has_failed = result.is_err();
+        self.pairs.installed(qid, result);
+        if has_failed {
+            self.delete_pair(qid);
+        }
+        self.create_pairs();
     }
 
     /// A pair can run again.
     pub(super) fn queue_ready(&mut self, restart: Restart) {
         let (key, qid) = (self.shared.key, restart.qid());
         let mask = self.mask_of(qid);
+        let Life::Driven(driven) = &self.life else { return };
+        let delays = driven.controller.info().map_or([0; 3], |info| info.retry_delays);
         if let Some(pair) = self.pairs.find(qid) {
-            pair.send(move |cx| driver::resume(key, restart, mask, cx));
+            pair.send(move |cx| driver::resume(key, restart, mask, delays, cx));
         }
     }
 
     /// The mask of a queue's interrupt, if it has one.
     fn mask_of(&self, qid: u16) -> Option<VectorMask> {
         let Life::Driven(driven) = &self.life else { return None };
-        self.interrupts.get(usize::from(qid)).and_then(|_| driven.function.vector_mask(qid))
+        (qid < self.vectors).then(|| driven.function.vector_mask(qid)).flatten()
     }
 
+    /// A pair could not be created. A reactor that may have requests tries again.
     pub(super) fn queue_failed(&mut self, qid: u16, reason: &str) {
-        if let Some(pair) = self.pairs.find(qid) {
-            pair.stage = Stage::Wanted;
-            pair.answer(&Err(OpenError::Unavailable(format!(
-                "the controller creates no queue pair: {reason}"
-            ))));
+        let Some(index) = self.pairs.pairs.iter().position(|pair| pair.qid() == Some(qid)) else { return };
+        let pair = &mut self.pairs.pairs[index];
+        pair.stage = Stage::Wanted;
+        let reason = format!("the controller creates no queue pair: {reason}");
+        pair.answer(&Err(OpenError::Unavailable(reason)));
+        if !pair.has_driver {
+            self.pairs.pairs.swap_remove(index);
         }
     }
 
     pub(super) fn reaped(&mut self, qid: u16, history: Box<History>) {
         self.pairs.reaped(qid, history);
-        let is_end = self.is_over();
-        self.pairs.rewind_if_complete(&self.shared, is_end);
+        self.pairs.rewind_if_complete(&self.shared, self.is_over());
     }
 
-    pub(super) fn rewound(&mut self, qid: u16) {
-        let is_end = self.is_over();
+    pub(super) fn rewound(&mut self, qid: u16, is_end: bool) {
         self.pairs.rewound(&self.shared, qid, is_end);
         self.with_controller(|controller| controller.queue_rewound(qid));
+    }
+
+    pub(super) fn replayed(&mut self, qid: u16) {
+        self.pairs.replayed(&self.shared, qid);
     }
 
     /// Asks reactors that are being removed whether they still use their pairs.
@@ -413,7 +511,7 @@ impl Thread {
             self.shared.forget_owner(&pair.handle);
             let shared = Arc::clone(&self.shared);
             pair.send(move |cx| {
-                if driver::is_unused(shared.key, cx) {
+                if driver::leave_if_unused(shared.key, cx) {
                     shared.send(Command::Unused(qid));
                 }
             });
@@ -421,10 +519,16 @@ impl Thread {
     }
 
     pub(super) fn forget_ended_reactors(&mut self) {
-        for qid in self.pairs.take_ended() {
+        let ended = self.pairs.take_ended();
+        for &qid in &ended {
             self.shared.remove_pair(qid);
             // The controller may have ended already.
             self.with_controller(|controller| drop(controller.delete_pair(qid)));
+        }
+        if !ended.is_empty() {
+            // The others do not wait for it.
+            self.pairs.rewind_if_complete(&self.shared, self.is_over());
+            self.pairs.open_if_replayed(&self.shared);
         }
     }
 
@@ -436,10 +540,11 @@ impl Thread {
         }
     }
 
+    /// Deletes a pair that its reactor does not use, or could not install.
     pub(super) fn delete_pair(&mut self, qid: u16) {
         let Life::Driven(driven) = &mut self.life else { return };
         let Some(pair) = self.pairs.find(qid) else { return };
-        if matches!(pair.stage, Stage::Installed(_)) {
+        if matches!(pair.stage, Stage::Installed(_) | Stage::Installing(_)) {
             pair.stage = Stage::Deleting(qid);
             // A pair that a reset has just ended goes with the reset.
             let _ = driven.controller.delete_pair(qid);

@@ -9,7 +9,7 @@ use aryk_cuse::{
     Access, Answer, Caller, Completion, CuseError, Data, Device, Errno, Node, NvmeDevice, Request,
 };
 use aryk_nvme::admin;
-use aryk_nvme::controller::{AdminAnswer, ResetReason};
+use aryk_nvme::controller::AdminAnswer;
 use aryk_nvme::spec::entry::SubmissionEntry;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -105,8 +105,7 @@ impl Thread {
                     "a tool resets the NVMe controller"
                 );
                 let (reply, received) = oneshot::channel();
-                self.resets.push(reply);
-                self.reset(ResetReason::Request);
+                self.reset_for(reply);
                 tokio::task::spawn_local(async move {
                     let done = received.await.map(|()| Completion::default());
                     answer.complete(done.map_err(|_| Errno::IO));
