@@ -3,7 +3,7 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `control` | the thread of a controller: its life, resets, namespaces, the pairs of all reactors, its devices for tools |
-//! | `driver` | the queue pair of a reactor, and its requests |
+//! | `driver` | the queue pair of a reactor, and its requests; `attempt`: a command and its data; `reset`: the pair's life |
 //! | `channel` | one opener's use of that pair |
 //! | `namespace` | the disk of a namespace |
 //! | `memory` | registration of guests' memory |

@@ -1,0 +1,251 @@
+//! The life of a reactor's queue pair: its installation, the steps of a reset, its end. The control thread sends each as a
+//! message. Reactor context.
+
+use super::{Gate, Life, Live, PairDriver, Pairs, State, with_driver};
+use crate::control::Command;
+use crate::shared::Shared;
+use crate::status::errno;
+use aryk_bdev::{Failure, Io, Status};
+use aryk_nvme::queue::{DmaEnded, Fate, Restart, Unfinished};
+use aryk_nvme::replay::{self, History};
+use aryk_pci::VectorMask;
+use aryk_reactor::{Cx, Driver, DriverKey, DriverRef};
+use aryk_slots::Key;
+use std::convert::Infallible;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Gives a reactor a pair: its first, or the one of a controller that has come back. With `is_gated`, a new pair starts requests
+/// when [`open`] is called. `interrupt` is watched from now on.
+///
+/// # Errors
+/// The interrupt cannot be watched; the reactor has returned the pair ([`Command::Retired`]).
+pub(crate) fn install(
+    shared: &Arc<Shared>,
+    live: Box<Live>,
+    interrupt: Option<OwnedFd>,
+    is_gated: bool,
+    cx: &mut Cx,
+) -> std::io::Result<()> {
+    let key = shared.key;
+    let mut live = Some(live);
+    let Ok(driver) = cx.driver(key, |id, _| {
+        let mut driver = PairDriver::new(Arc::clone(shared), id, live.take().expect("taken once"));
+        driver.gate = if is_gated { Gate::Closed } else { Gate::Open };
+        Ok::<_, Infallible>(driver)
+    });
+    if let Some(fd) = interrupt
+        && let Err(error) = cx.watch_driver(fd, driver.id())
+    {
+        let mut pair = driver.activate(cx);
+        if let Some(live) = live.or_else(|| pair.take_live()) {
+            shared.send(Command::Retired(live));
+        }
+        return Err(error);
+    }
+    if let Some(live) = live {
+        let mut pair = driver.activate(cx);
+        for (_, channel) in pair.channels.iter_mut() {
+            channel.lookup = live.memory.as_ref().map(|memory| memory.lookup());
+            channel.commands = channel.namespace.commands();
+        }
+        pair.life = Life::Live(live);
+        pair.begin_replay(cx);
+    }
+    cx.local_state::<Pairs>().0.borrow_mut().insert(key, driver);
+    Ok(())
+}
+
+/// Step 1 of a reset: no more submissions.
+pub(crate) fn quiesce(shared: &Shared, qid: u16, cx: &mut Cx) {
+    with_driver(shared.key, cx, |driver, _| {
+        if let Life::Live(live) = &mut driver.life {
+            live.pair.quiesce();
+        }
+    });
+    shared.send(Command::Quiesced(qid));
+}
+
+/// Step 2, after the end of DMA: takes the completions that came in time. Returns what the pair has changed.
+pub(crate) fn reap_last(shared: &Shared, qid: u16, cx: &mut Cx) {
+    let history = with_driver(shared.key, cx, |driver, cx| {
+        while driver.reap(u32::from(u16::MAX), cx) > 0 {}
+        Box::new(driver.history.clone())
+    });
+    let history = history.unwrap_or_else(|| Box::new(History::new(1)));
+    shared.send(Command::Reaped { qid, history });
+}
+
+/// Step 3: requests that may have taken effect and cannot be submitted again without being seen fail; the others wait. A pair
+/// that does not come back is returned to the control thread, which unmaps its memory.
+pub(crate) fn rewind(
+    shared: &Shared,
+    proof: DmaEnded,
+    histories: &[Box<History>],
+    is_end: bool,
+    cx: &mut Cx,
+) {
+    let qid = proof.qid();
+    let rewound = with_driver(shared.key, cx, |driver, cx| {
+        driver.rewind(proof, histories, cx);
+        if is_end {
+            driver.retire();
+        }
+    });
+    shared.send(Command::Rewound { qid, is_end: is_end || rewound.is_none() });
+}
+
+/// The controller has ended after a pair was rewound: the pair is returned to the control thread.
+pub(crate) fn retire(shared: &Shared, qid: u16, cx: &mut Cx) {
+    with_driver(shared.key, cx, |driver, _| driver.retire());
+    shared.send(Command::Rewound { qid, is_end: true });
+}
+
+impl PairDriver {
+    fn take_live(&mut self) -> Option<Box<Live>> {
+        match std::mem::replace(&mut self.life, Life::Away) {
+            Life::Live(live) => Some(live),
+            other => {
+                self.life = other;
+                None
+            }
+        }
+    }
+
+    fn retire(&mut self) {
+        self.is_armed = false;
+        self.channels.iter_mut().for_each(|(_, channel)| channel.lookup = None);
+        if let Some(live) = self.take_live() {
+            assert_eq!(live.pair.in_flight(), 0, "a pair is rewound before it is retired");
+            self.shared.send(Command::Retired(live));
+        }
+    }
+
+    fn rewind(&mut self, proof: DmaEnded, histories: &[Box<History>], cx: &mut Cx) {
+        let Life::Live(live) = &mut self.life else { return };
+        let histories: Vec<&History> = histories.iter().map(|history| &**history).collect();
+        let (mut kept, mut failed) = (Vec::new(), Vec::new());
+        let requests = &self.requests;
+        live.pair.rewind(proof, |unfinished| {
+            let key = Key::from_raw(unfinished.token);
+            // The first attempt may have taken effect as well as the last.
+            let submitted = requests.get(key).map_or(0, |request| request.first_attempt);
+            let unfinished = Unfinished { submitted, ..*unfinished };
+            let fate = replay::decide(&unfinished, &histories);
+            if fate == Fate::Resubmit {
+                kept.push(key)
+            } else {
+                failed.push(key)
+            }
+            // A command that is submitted again is made anew: its bounce buffer and its list may be elsewhere.
+            Fate::Fail
+        });
+        self.is_armed = false;
+        self.gate = Gate::Closed;
+        let starved = std::mem::take(&mut self.starved);
+        self.waiting.extend(starved);
+        for key in failed {
+            self.fail_by_reset(key, cx);
+        }
+        for key in kept.into_iter().rev() {
+            self.give_pages_back(key);
+            let request = self.requests.get_mut(key).expect("it was in flight");
+            if request.is_aborted {
+                self.finish(key, Status::Aborted, cx);
+                continue;
+            }
+            (request.state, request.is_kept) = (State::Waiting, true);
+            self.shared.counters.resubmitted.fetch_add(1, Ordering::Relaxed);
+            self.waiting.push_front(key);
+        }
+        self.publish();
+    }
+
+    /// Ends a request that may have taken effect, and must not take effect again.
+    fn fail_by_reset(&mut self, key: Key, cx: &mut Cx) {
+        // The second command of a fused pair.
+        let Some(request) = self.requests.get(key) else { return };
+        let Io { op, lba, blocks, .. } = request.io;
+        let namespace = &self.channels.get(request.channel).expect("it has requests").namespace;
+        namespace.failed(Failure::now(op, lba, blocks, errno(Status::Aborted)));
+        self.shared.counters.failed_by_reset.fetch_add(1, Ordering::Relaxed);
+        self.finish(key, Status::Medium, cx);
+    }
+
+    /// Starts the requests that resets kept; new ones wait until all reactors have done so.
+    fn begin_replay(&mut self, cx: &mut Cx) {
+        let kept = self.requests.iter().filter(|(_, request)| request.is_kept).count();
+        self.set_kept(kept as u32);
+        self.start_waiting(cx);
+    }
+}
+
+/// Step 4: the pair runs again. `mask` is its interrupt's, which a reset unmasks.
+pub(crate) fn resume(
+    key: DriverKey,
+    restart: Restart,
+    mask: Option<VectorMask>,
+    retry_delays: [u16; 3],
+    cx: &mut Cx,
+) {
+    with_driver(key, cx, |driver, cx| {
+        let now = cx.now().0;
+        let Life::Live(live) = &mut driver.life else { return };
+        live.pair.resume(restart, now);
+        mask.iter().for_each(VectorMask::mask);
+        (live.mask, live.retry_delays) = (mask, retry_delays);
+        for (_, channel) in driver.channels.iter_mut() {
+            channel.commands = channel.namespace.commands();
+        }
+        driver.begin_replay(cx);
+    });
+}
+
+/// Step 5: all reactors have submitted again what they kept, and it has ended.
+pub(crate) fn open(key: DriverKey, cx: &mut Cx) {
+    with_driver(key, cx, |driver, cx| {
+        // Another reset may have begun.
+        if driver.gate == Gate::Closed {
+            driver.gate = Gate::Open;
+            driver.requests.iter_mut().for_each(|(_, request)| request.is_kept = false);
+            driver.start_waiting(cx);
+        }
+    });
+}
+
+/// The controller has paused: the time of the commands in flight begins now.
+pub(crate) fn restart_clock(key: DriverKey, cx: &mut Cx) {
+    with_driver(key, cx, |driver, cx| {
+        if let Life::Live(live) = &mut driver.life {
+            live.pair.restart_clock(cx.now().0);
+        }
+    });
+}
+
+/// The controller does not come back: requests fail from now on, and the reactor keeps no pair.
+pub(crate) fn remove(key: DriverKey, cx: &mut Cx) {
+    with_driver(key, cx, |driver, cx| {
+        assert!(!matches!(driver.life, Life::Live(_)), "a pair is retired before it is removed");
+        driver.life = Life::Closed;
+        let delayed = std::mem::take(&mut driver.delayed);
+        driver.waiting.extend(delayed.into_iter().map(|(_, key)| key));
+        let starved = std::mem::take(&mut driver.starved);
+        driver.waiting.extend(starved);
+        while let Some(key) = driver.waiting.pop_front() {
+            driver.finish(key, Status::Removed, cx);
+        }
+        driver.gate = Gate::Open;
+    });
+    let removed: Option<DriverRef<PairDriver>> = cx.local_state::<Pairs>().0.borrow_mut().remove(&key);
+    drop(removed);
+}
+
+/// Lets no channel use the pair any more, if none does. Returns whether that is so.
+pub(crate) fn leave_if_unused(key: DriverKey, cx: &mut Cx) -> bool {
+    let left = with_driver(key, cx, |driver, _| {
+        driver.is_leaving = driver.channels.is_empty();
+        driver.is_leaving
+    });
+    left.unwrap_or(true)
+}
