@@ -3,12 +3,16 @@
 //! Everything that it starts is a child process that is killed when this function returns, for any reason, and works in a
 //! temporary directory.
 
+use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use aryk_guest_tests::fio::{self, Measured};
 use aryk_guest_tests::{Daemon, Disk, Guest, Image, Vm};
+use aryk_nvme_model::{Config, Model};
+use aryk_pci::vfio_user;
 use comfy_table::{CellAlignment, Table, presets};
 
 use crate::progress::Clock;
@@ -42,6 +46,23 @@ const JOBS: &[(&str, &str, &str)] = &[
     ),
 ];
 
+/// The controller of the NVMe drive, and the disk of its namespace.
+const DRIVE: &str = "drive";
+const NAMESPACE: &str = "driven1";
+
+/// What the guest does with the disk on the NVMe drive, before the other disk's turn.
+const ON_DRIVE: &str = r"
+    mkfs.ext4 -q $(disk 1)
+    mount -t ext4 $(disk 1) /mnt
+    cp -r /usr/bin /mnt/
+    (cd /usr && find bin -type f | xargs sha256sum) >/tmp/sums
+    sync
+    echo 3 >/proc/sys/vm/drop_caches
+    (cd /mnt && sha256sum -c /tmp/sums) >/tmp/checked
+    echo - on the NVMe drive: copied $(wc -l </tmp/checked) files, dropped all caches, all checksums are right
+    umount /mnt
+";
+
 /// Lines that start with `-` are printed for the reader.
 const FILES: &str = r"
     read -r up idle </proc/uptime
@@ -74,34 +95,58 @@ pub(crate) fn run() -> Result<()> {
     clock.say("Preparing the guest: Debian's kernel and some tools (once: it is kept in target/guest).");
     let image = Image::prepare(&workspace::target()?.join("guest"))?;
     let directory = tempfile::Builder::new().prefix("aryk-demo-").tempdir()?;
-    clock.say("Starting arykd, and creating a disk:");
-    let daemon = serve(&bin, directory.path())?;
+    clock.say("Starting a model of an NVMe drive, which arykd drives itself, over a socket in place of the PCI bus.");
+    let socket = directory.path().join("drive.sock");
+    let model = serve_model(&socket)?;
+    let _running = model.run()?;
+    clock.say("Starting arykd, and creating two disks:");
+    let daemon = serve(&bin, directory.path(), &socket)?;
     let result = boot(&daemon, &image, directory.path(), &clock)
         .with_context(|| format!("arykd said:\n{}", daemon.log_tail()));
     println!("\n{}", result?);
-    println!("{}", daemon.aryk(&["disk", "stat", "demo"])?.trim_end());
+    for disk in ["demo", NAMESPACE] {
+        println!("{}", daemon.aryk(&["disk", "stat", disk])?.trim_end());
+    }
     daemon.stop()?;
     drop(directory);
     println!("\nAll processes have ended, and their files are deleted.");
     Ok(())
 }
 
-/// Starts arykd and creates a disk for a VM with two commands.
-fn serve(bin: &Path, directory: &Path) -> Result<Daemon> {
+/// Serves a model of a drive at a socket, from a thread that lives as long as this process.
+fn serve_model(socket: &Path) -> Result<Arc<Model>> {
+    let model = Model::new("demo", Config::default())?;
+    let (listener, served) = (UnixListener::bind(socket)?, Arc::clone(&model));
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            // A client that breaks the protocol is shown by what it does next.
+            let _ = vfio_user::serve(stream, &*served);
+        }
+    });
+    Ok(model)
+}
+
+/// Starts arykd and creates two disks for a VM.
+fn serve(bin: &Path, directory: &Path, drive: &Path) -> Result<Daemon> {
     println!("$ arykd -r {0}/rpc.sock -S {0}/vhost", directory.display());
     let daemon = Daemon::start(bin, directory, &[])?;
     let file = directory.join("demo.img").display().to_string();
     println!("$ aryk disk create demo --file {file} --size 1G");
     daemon.aryk(&["disk", "create", "demo", "--file", &file, "--size", "1G"])?;
     println!("$ aryk attach demo");
+    let call = format!(r#"{{"name": "{DRIVE}", "trtype": "VFIOUSER", "traddr": "{}"}}"#, drive.display());
+    println!("$ aryk rpc bdev_nvme_attach_controller '{call}'");
+    daemon.aryk(&["rpc", "bdev_nvme_attach_controller", &call])?;
+    println!("$ aryk attach {NAMESPACE}");
     Ok(daemon)
 }
 
 /// Boots the guest, prints its progress lines, and returns the table.
 fn boot(daemon: &Daemon, image: &Image, directory: &Path, clock: &Clock) -> Result<Table> {
     let socket = daemon.attach("demo", &[])?;
+    let drive = daemon.attach(NAMESPACE, &[])?;
     clock.say(&format!("A guest boots from {} with its disk at {}:", image.kernel, socket.display()));
-    let vm = Vm::with_disks(vec![Disk::new(&socket, QUEUES)]);
+    let vm = Vm::with_disks(vec![Disk::new(&socket, QUEUES), Disk::new(&drive, 1)]);
     let mut guest = Guest::boot(image, &vm, &script(), directory)?;
     loop {
         let line = guest.wait_line("-", TIMEOUT)?;
@@ -128,7 +173,7 @@ fn boot(daemon: &Daemon, image: &Image, directory: &Path, clock: &Clock) -> Resu
 }
 
 fn script() -> String {
-    let mut script = FILES.to_owned();
+    let mut script = ON_DRIVE.to_owned() + FILES;
     for (name, title, options) in JOBS {
         let options = options.replace("@VERIFY@", "--verify=crc32c --verify_fatal=1");
         script.push_str(&format!(

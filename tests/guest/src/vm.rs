@@ -75,12 +75,43 @@ impl Disk {
 /// An emulated NVMe drive: a PCIe function behind a virtual IOMMU.
 #[derive(Clone, Debug)]
 pub struct Nvme {
-    /// The file with its blocks.
-    pub image: PathBuf,
+    /// The file with the blocks of each namespace; there is at least one.
+    pub images: Vec<PathBuf>,
     /// Device and function number on the root bus, as `18.0`, from 18 to 1f; a VM without disks also has 10 to 17.
     pub slot: &'static str,
+    /// Whether a port is in that slot, and the drive behind it, where it can be unplugged.
+    pub is_pluggable: bool,
     /// Further properties of QEMU's device, e.g. `max_ioqpairs=4`.
     pub properties: String,
+}
+
+impl Nvme {
+    /// QEMU's arguments for the drive with this index.
+    fn arguments(&self, index: usize) -> Vec<(&'static str, String)> {
+        let Self { images, slot, is_pluggable, properties } = self;
+        let comma = if properties.is_empty() { "" } else { "," };
+        let mut arguments = Vec::new();
+        let name = |nsid: usize| format!("nvme{index}-{nsid}");
+        for (image, nsid) in images.iter().zip(1..) {
+            let file = format!("file.driver=file,file.filename={},cache.no-flush=on", image.display());
+            arguments.push(("-blockdev", format!("driver=raw,node-name={},{file}", name(nsid))));
+        }
+        let mut bus = format!("addr=0x{slot}");
+        if *is_pluggable {
+            let port = format!("pcie-root-port,id=port{index},chassis={index},slot={index},{bus}");
+            arguments.push(("-device", port));
+            bus = format!("bus=port{index}");
+        }
+        let device = format!("nvme,id=nvme{index},serial=aryk-nvme{index},{bus}");
+        let drive = if images.len() == 1 { format!(",drive={}", name(1)) } else { String::new() };
+        arguments.push(("-device", format!("{device}{drive}{comma}{properties}")));
+        let namespaces = if images.len() == 1 { 0 } else { images.len() };
+        for nsid in 1..=namespaces {
+            let (drive, bus) = (name(nsid), format!("nvme{index}"));
+            arguments.push(("-device", format!("nvme-ns,drive={drive},bus={bus},nsid={nsid}")));
+        }
+        arguments
+    }
 }
 
 /// The hardware of a VM.
@@ -178,11 +209,10 @@ impl Vm {
             };
             option("-device", format!("{device},chardev=c{index},addr={slot:#x}{comma}{properties}"));
         }
-        for (index, Nvme { image, slot, properties }) in self.nvme.iter().enumerate() {
-            let (image, comma) = (image.display(), if properties.is_empty() { "" } else { "," });
-            option("-drive", format!("file={image},if=none,id=nvme{index},format=raw,cache=unsafe"));
-            let device = format!("nvme,drive=nvme{index},serial=aryk-nvme{index},addr=0x{slot}");
-            option("-device", format!("{device}{comma}{properties}"));
+        for (index, drive) in self.nvme.iter().enumerate() {
+            for (name, value) in drive.arguments(index) {
+                option(name, value);
+            }
         }
         if !self.reboots {
             words.push("-no-reboot".to_owned());
@@ -361,6 +391,30 @@ impl Guest {
     /// QEMU has ended.
     pub fn thaw(&self) -> Result<()> {
         Qmp::connect(&self.monitor)?.call("cont", &json!({})).map(drop)
+    }
+
+    /// Asks the VM's kernel to give a pluggable NVMe drive back, which is unplugged when it has done so.
+    ///
+    /// # Errors
+    /// QEMU has ended, or there is no such drive.
+    pub fn unplug_nvme(&self, index: usize) -> Result<()> {
+        let id = format!("nvme{index}");
+        Qmp::connect(&self.monitor)?.call("device_del", &json!({ "id": id })).map(drop)
+    }
+
+    /// Plugs an NVMe drive with one namespace back in, once it is unplugged.
+    ///
+    /// # Errors
+    /// QEMU has ended, or the drive is not unplugged within 20 s.
+    pub fn plug_nvme(&self, index: usize) -> Result<()> {
+        let mut qmp = Qmp::connect(&self.monitor)?;
+        let drive = json!({"driver": "nvme", "id": format!("nvme{index}"), "serial": format!("aryk-nvme{index}"),
+            "drive": format!("nvme{index}-1"), "bus": format!("port{index}")});
+        let mut last = None;
+        let plugged = wait_until("the drive to be unplugged", Duration::from_secs(20), || {
+            Ok(qmp.call("device_add", &drive).map_err(|error| last = Some(error)).ok())
+        });
+        plugged.map(drop).with_context(|| format!("QEMU's last answer: {last:?}"))
     }
 
     /// Kills QEMU like a crash.

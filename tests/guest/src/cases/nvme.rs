@@ -285,11 +285,32 @@ const SERVED: &[&str] = &[
     "was reset",
     "Success formatting namespace:1",
     "sn        : aryk-nvme0",
-    "    \"resets\": 1,",
+    "    \"resets\": 2,",
     "true",
     "the devices are gone with the controller",
     "refused aryk: No such device: there is no NVMe controller 'nv'",
 ];
+
+/// `arykd` in the guest, with one drive for several front-ends.
+const SEVERAL: &str = include_str!("nvme/several.sh");
+
+/// Each line that the guest must print, in order.
+const SERVED_BY_ALL: &[&str] = &[
+    "attached nv0n1 nv0n2 nv0n3",
+    "verified nv0n1",
+    "verified nv0n2",
+    "verified nv0n3",
+    "reset 3 times, failed 0",
+    "pairs 2",
+    "again nv0n1 nv0n2 nv0n3",
+    "unchanged nv0n1",
+    "unchanged nv0n2",
+    "unchanged nv0n3",
+    "detached",
+];
+
+/// `arykd` in the guest, whose drive goes and comes back.
+const PLUG: &str = include_str!("nvme/plug.sh");
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
@@ -298,6 +319,8 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("nvme/commands", commands),
         Case::new("nvme/cuse", cuse),
         Case::new("nvme/tools", tools),
+        Case::new("nvme/several", several),
+        Case::new("nvme/plug", plug),
     ]
 }
 
@@ -310,7 +333,8 @@ fn vm(site: &Site<'_>, drives: &[(&'static str, &str)]) -> Result<Vm> {
     for &(slot, properties) in drives {
         let image = site.path(&format!("nvme-{slot}.img"));
         std::fs::File::create(&image)?.set_len(16 << 20)?;
-        vm.nvme.push(Nvme { image, slot, properties: properties.to_owned() });
+        let properties = properties.to_owned();
+        vm.nvme.push(Nvme { images: vec![image], slot, is_pluggable: false, properties });
     }
     Ok(vm)
 }
@@ -348,6 +372,43 @@ fn tools(site: &Site<'_>) -> Result<()> {
 fn cuse(site: &Site<'_>) -> Result<()> {
     let programs = ["function", "cuse"].map(|name| site.example(name));
     expect(site, vm(site, &[("18.0", ""), ("19.0", "")])?, programs.to_vec(), CUSE, TOOLS)
+}
+
+/// `arykd` in the guest: one drive with three namespaces on two cores, for three front-ends.
+fn several(site: &Site<'_>) -> Result<()> {
+    let mut vm = Vm::with_disks(Vec::new());
+    vm.memory_mib = 512;
+    let mut images = Vec::new();
+    for nsid in 1..=3 {
+        let image = site.path(&format!("nvme-{nsid}.img"));
+        std::fs::File::create(&image)?.set_len(16 << 20)?;
+        images.push(image);
+    }
+    vm.nvme.push(Nvme { images, slot: "18.0", is_pluggable: false, properties: "max_ioqpairs=4".to_owned() });
+    let programs = ["aryk", "arykd"].map(|name| site.program(name));
+    expect(site, vm, programs.to_vec(), SEVERAL, SERVED_BY_ALL)
+}
+
+/// A drive that is unplugged and comes back, under load.
+fn plug(site: &Site<'_>) -> Result<()> {
+    let mut vm = Vm::with_disks(Vec::new());
+    vm.memory_mib = 512;
+    let image = site.path("nvme.img");
+    std::fs::File::create(&image)?.set_len(16 << 20)?;
+    let (images, properties) = (vec![image], String::new());
+    vm.nvme.push(Nvme { images, slot: "18.0", is_pluggable: true, properties });
+    vm.programs.extend(["aryk", "arykd"].map(|name| site.program(name)));
+    let mut guest = site.boot(&vm, PLUG)?;
+    for _ in 0..2 {
+        guest.wait_line("unplug", TIMEOUT)?;
+        guest.unplug_nvme(0)?;
+        guest.wait_line("plug", TIMEOUT)?;
+        guest.plug_nvme(0)?;
+    }
+    let report = guest.finish(TIMEOUT)?;
+    let ends = report.lines.iter().filter(|line| line.starts_with("verified")).count();
+    ensure!(ends == 2, "the load was not verified twice:\n{}", report.lines.join("\n"));
+    Ok(())
 }
 
 /// Boots the VM with these programs, and checks that the script prints these lines in order.
