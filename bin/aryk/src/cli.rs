@@ -4,6 +4,7 @@ pub mod examples;
 
 use crate::bench::BenchArgs;
 use crate::commands::nvme::NvmeCommand;
+use crate::commands::nvme::drive::{DriveCommand, NamespaceAddress};
 use crate::completion::{controllers, disks, disks_and_controllers, groups, methods};
 use crate::doctor::Subject;
 use crate::limits::Limits;
@@ -43,7 +44,9 @@ impl Cli {
             Command::Disk(DiskCommand::List(watch) | DiskCommand::Stat { watch, .. })
             | Command::Controller(ControllerCommand::List(watch))
             | Command::Qos(QosCommand::List(watch) | QosCommand::Group(GroupCommand::List(watch)))
-            | Command::Nvme(NvmeCommand::List(watch))
+            | Command::Nvme(
+                NvmeCommand::List(watch) | NvmeCommand::Drive(DriveCommand::Smart { watch, .. }),
+            )
             | Command::Reactor(ReactorCommand::List(watch))
             | Command::Scheduler(SchedulerCommand::Show(watch))
             | Command::Trace { watch, .. }
@@ -240,6 +243,9 @@ pub struct CreateArgs {
     /// The disk's uuid, instead of a random one
     #[arg(long)]
     pub uuid: Option<String>,
+    /// Which memory of VMs the NVMe drive accesses by itself [default: auto]
+    #[arg(long, value_enum, requires = "nvme")]
+    pub dma: Option<Dma>,
 }
 
 /// The store of a disk.
@@ -255,6 +261,32 @@ pub struct KindArgs {
     /// Store no data: for measurements
     #[arg(long)]
     pub null: bool,
+    /// Store the data in a namespace of an NVMe drive, which the daemon then drives itself: 0000:3d:00.0, or 0000:3d:00.0:2 for
+    /// namespace 2. The drive must be bound to vfio-pci: 'aryk nvme bind'
+    #[arg(long, value_name = "PCI[:NSID]", conflicts_with_all = ["block_size", "from", "readonly", "enospc", "lock", "size", "uuid"])]
+    pub nvme: Option<NamespaceAddress>,
+}
+
+/// Which memory of VMs an NVMe drive accesses by itself; the kernel pins that memory.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Dma {
+    /// Huge pages; other memory is copied
+    Auto,
+    /// All: for VMs without a balloon, free page reporting and post-copy migration
+    Pin,
+    /// None: all data is copied
+    Bounce,
+}
+
+impl Dma {
+    /// The RPC's name of the value.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Pin => "pin",
+            Self::Bounce => "bounce",
+        }
+    }
 }
 
 /// For how long a disk's file is locked.

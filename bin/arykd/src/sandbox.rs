@@ -27,6 +27,10 @@ const READ: &[&str] =
 /// may open it, unless the operator gives the daemon's user that permission.
 const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/cuse"];
 
+/// The files of VFIO, by which the daemon drives NVMe controllers. A function's file appears when the function is bound to
+/// vfio-pci; its permissions decide whether the daemon can drive it.
+const VFIO: &str = "/dev/vfio";
+
 /// Restricts the process to the directories that `cli` allows, if `cli` names any.
 ///
 /// # Errors
@@ -52,6 +56,8 @@ pub fn confine(cli: &Cli, vhost_dir: &Path) -> anyhow::Result<()> {
     let everywhere = READ.iter().map(|path| (path, AccessFs::from_read(NEWEST)));
     let everywhere =
         everywhere.chain(DEVICES.iter().map(|path| (path, AccessFs::ReadFile | AccessFs::WriteFile)));
+    let vfio = AccessFs::ReadDir | AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
+    let everywhere = everywhere.chain([(&VFIO, vfio)]);
     for (path, access) in everywhere {
         let path = Path::new(path);
         if path.exists() {

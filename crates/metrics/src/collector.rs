@@ -4,6 +4,7 @@
 //! raise how often the reactors are read.
 
 use crate::aggregates::{Aggregate, Part, Sums};
+use crate::inventory::Nvme;
 use crate::{Controller, Inventory};
 use aryk_bdev::{Bdev, Bytes, Failure, MemoryClientInfo, QosGroup, RateLimits, Summary, gather};
 use aryk_dma::Reclaiming;
@@ -27,6 +28,8 @@ pub struct Snapshot {
     pub groups: Vec<Group>,
     /// The controllers, by name.
     pub controllers: Vec<ControllerCounts>,
+    /// The NVMe controllers that the daemon drives, by name.
+    pub nvme: Vec<Nvme>,
     /// The reactors, by core.
     pub reactors: Vec<Reactor>,
     /// Guest memory that is mapped, in bytes and mappings.
@@ -183,6 +186,7 @@ impl Collected {
             disks,
             groups,
             controllers,
+            nvme: inventory.nvme(),
             reactors,
             mapped,
             reclaiming,

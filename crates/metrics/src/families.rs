@@ -6,6 +6,7 @@ use aryk_bdev::{Coarse, Op, RateLimits, Summary, TimeLayer};
 use std::time::UNIX_EPOCH;
 
 mod aggregates;
+mod nvme;
 
 /// A family, and how to read its samples from a snapshot: the number of objects, and the samples of one object.
 pub struct FamilySource {
@@ -319,6 +320,15 @@ pub const ALL: &[FamilySource] = &[
     aggregates::errors::<ControllerCounts>("aryk_controller_request_errors"),
     aggregates::latencies::<ControllerCounts>("aryk_controller_latency_seconds"),
     aggregates::layers::<ControllerCounts>("aryk_controller_layer_seconds"),
+    nvme::READY,
+    nvme::TEMPERATURE,
+    nvme::RESETS,
+    nvme::ABORTS,
+    nvme::RETRIES,
+    nvme::COMMANDS,
+    nvme::DOORBELLS,
+    nvme::IN_FLIGHT,
+    nvme::POOL,
     FamilySource {
         family: of(Kind::Counter, "seconds", "aryk_reactor_seconds", "The reactor's time, by state."),
         objects: reactors,

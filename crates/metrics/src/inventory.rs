@@ -16,12 +16,41 @@ pub trait Inventory {
     fn groups(&self) -> Vec<Arc<QosGroup>>;
     /// The controllers, by name.
     fn controllers(&self) -> Vec<Controller>;
+    /// The NVMe controllers that the daemon drives, by name.
+    fn nvme(&self) -> Vec<Nvme>;
     /// The memory of all guests.
     fn memory(&self) -> &Memory;
     /// The file or block device below a disk, if there is one.
     fn file(&self, disk: &str) -> Option<PathBuf>;
     /// The collector that takes the snapshots.
     fn collector(&self) -> &Collector;
+}
+
+/// An NVMe controller that the daemon drives itself. Counts since it was attached.
+#[derive(Clone, Debug, Default)]
+pub struct Nvme {
+    /// The controller's name.
+    pub name: String,
+    /// Whether it serves requests.
+    pub is_ready: bool,
+    /// Degrees Celsius, 0 for less; `None` if not known.
+    pub celsius: Option<u64>,
+    /// Resets.
+    pub resets: u64,
+    /// Commands that were aborted because they were late.
+    pub aborts: u64,
+    /// Commands that were tried again.
+    pub retries: u64,
+    /// I/O commands.
+    pub commands: u64,
+    /// Writes to doorbell registers of I/O queues.
+    pub doorbells: u64,
+    /// Commands in flight.
+    pub in_flight: u64,
+    /// Pages of bounce buffers.
+    pub pool_pages: u64,
+    /// The fewest pages that were free.
+    pub pool_free_min: u64,
 }
 
 /// A controller, through which a VM uses disks.

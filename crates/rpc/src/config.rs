@@ -8,6 +8,7 @@
 //! is created again or removed. A disk that a client creates before its base exists is absent too: it *waits* for the base.
 
 use crate::journal;
+use crate::methods::nvme::{ATTACH, is_saved};
 use aryk_state::{Record, Store, Written};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -563,14 +564,17 @@ impl Config {
         let of_it = all.values().copied().filter(|note| is_of_it(note));
         let (mut above, others): (Vec<&Note>, Vec<&Note>) = of_it.partition(|n| n.call.base().is_some());
         dependents_first(&mut above);
-        let mut calls: Vec<Call> = above.into_iter().chain(others).map(|n| n.call.clone()).collect();
+        // Options come before the controllers for which they hold.
+        let is_option = |note: &&Note| subsystem == Subsystem::Bdev && is_saved(&note.call.method);
+        let options = all.values().copied().filter(is_option);
+        let mut calls: Vec<Call> = options.chain(above).chain(others).map(|note| note.call.clone()).collect();
         let of = |s: Subsystem| all.values().filter(move |n| n.subsystem == s).map(|n| n.call.clone());
         match subsystem {
             Subsystem::Bdev => calls.extend(of(Subsystem::Watch).chain(of(Subsystem::Qos))),
             Subsystem::VhostScsi => calls.extend(of(Subsystem::Signals).chain(of(Subsystem::Sleep))),
             _ => {}
         }
-        for call in calls.iter_mut().filter(|call| call.method == crate::methods::nvme::ATTACH) {
+        for call in calls.iter_mut().filter(|call| call.method == ATTACH) {
             call.params.as_object_mut().and_then(|params| params.remove("serial"));
         }
         calls

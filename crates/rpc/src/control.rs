@@ -353,6 +353,10 @@ impl Inventory for Control {
         self.controllers.list().into_iter().map(controller).collect()
     }
 
+    fn nvme(&self) -> Vec<aryk_metrics::Nvme> {
+        crate::methods::nvme::metrics(self)
+    }
+
     fn memory(&self) -> &Memory {
         self.disks.registry.memory()
     }

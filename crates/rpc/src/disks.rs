@@ -7,7 +7,7 @@ use crate::{Error, journal};
 use aryk_bdev::{Bdev, Change, QosGroups, Registry, RemovalStep};
 use rustix::io::Errno;
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +25,8 @@ pub struct Disks {
     /// Groups of disks with common limits.
     pub groups: QosGroups,
     made: RefCell<HashMap<String, Made>>,
+    /// Names of disks that calls have created, and that were removed by no call.
+    lost: RefCell<BTreeSet<String>>,
     /// Names of removed disks, for [`Disks::take_gone`].
     gone: RefCell<Vec<String>>,
     /// Notified of each new disk.
@@ -55,6 +57,7 @@ impl Default for Disks {
             registry,
             groups: QosGroups::default(),
             made: RefCell::default(),
+            lost: RefCell::default(),
             gone: RefCell::default(),
             grown,
             events,
@@ -147,7 +150,16 @@ impl Disks {
 
     /// The disks that calls have created, and that were removed with the disk below them by no call.
     pub(crate) fn take_lost(&self) -> Vec<String> {
-        self.made.borrow_mut().extract_if(|name, _| self.find(name).is_err()).map(|(name, _)| name).collect()
+        let mut made = self.made.borrow_mut();
+        let lost = made.extract_if(|name, _| self.find(name).is_err()).map(|(name, _)| name);
+        let lost: Vec<String> = lost.collect();
+        self.lost.borrow_mut().extend(lost.iter().cloned());
+        lost
+    }
+
+    /// Whether a disk that exists was lost before; says so once.
+    pub(crate) fn has_come_back(&self, name: &str) -> bool {
+        self.lost.borrow_mut().remove(name)
     }
 
     /// The names of disks that were removed since the last call, and do not exist again.

@@ -9,6 +9,7 @@
 //! disks; the daemon tries to attach it again, as it does with all absent objects.
 
 use crate::config::{Call, Subsystem};
+use crate::methods::nvme::follow_plugged;
 use crate::methods::waiting::make_waiting;
 use crate::methods::{qos, vhost_blk, vhost_scsi};
 use crate::{Control, Methods, restore};
@@ -29,6 +30,7 @@ pub fn follow_disks(control: &Rc<Control>, methods: &Rc<Methods<Control>>) {
     });
     tokio::task::spawn_local(follow(Rc::downgrade(control), Rc::downgrade(methods), changes));
     tokio::task::spawn_local(follow_failures(Rc::downgrade(control), Rc::downgrade(methods)));
+    tokio::task::spawn_local(follow_plugged(Rc::downgrade(control), Rc::downgrade(methods)));
     let (sender, attached) = unbounded_channel();
     control.nvme.attached.replace(Some(sender));
     tokio::task::spawn_local(follow_controllers(Rc::downgrade(control), Rc::downgrade(methods), attached));
@@ -85,7 +87,10 @@ async fn follow(
         // The call that created the disk handles its notes; during the restoration, the objects that need the disk are tried
         // anyway.
         let is_leaving = control.nvme.leaving.borrow().contains(&disk);
-        if is_leaving || control.disks.is_made(&disk) || !control.start_up.is_over() {
+        let is_of_call = || {
+            control.disks.is_made(&disk) && !(change == Change::Added && control.disks.has_come_back(&disk))
+        };
+        if is_leaving || is_of_call() || !control.start_up.is_over() {
             continue;
         }
         let is_there = control.disks.find(&disk).is_ok();

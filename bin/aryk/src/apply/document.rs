@@ -235,6 +235,7 @@ impl Disk {
                 file: self.file.map(|file| dir.join(file)),
                 memory: self.memory,
                 null: self.null,
+                nvme: None,
             },
             from: None,
             from_format: None,
@@ -244,6 +245,7 @@ impl Disk {
             enospc: self.enospc,
             lock: self.lock,
             uuid: self.uuid,
+            dma: None,
         };
         let (method, params) = create_call(&args).map_err(|e: Error| e.to_string())?;
         Ok(Call::new(method, params))

@@ -19,7 +19,8 @@ Examples:
   aryk disk create vm1 --file /srv/disks/vm1.img --size 20G
   aryk disk create vm2 --file vm2.img --from debian.qcow2 --size 40G
   aryk disk create data --file /dev/vg0/data
-  aryk disk create scratch --memory --size 1.5G";
+  aryk disk create scratch --memory --size 1.5G
+  aryk disk create fast --nvme 0000:3d:00.0";
 
 pub const ATTACH: &str = "\
 Examples:
@@ -59,6 +60,13 @@ pub const UNBIND: &str = "\
 Examples:
   sudo aryk nvme unbind 0000:3d:00.0
   sudo systemctl disable --now aryk-nvme-bind@0000:3d:00.0";
+
+pub const FORMAT: &str = "\
+A namespace whose disk is in use is refused.
+
+Examples:
+  aryk nvme format vm1 --block-size 4096 --force
+  aryk nvme format 0000:3d:00.0 --erase key --force";
 
 pub const RPC: &str = "\
 Examples:

@@ -38,8 +38,11 @@ pub const NONE: &str = "There are no disks. Create one: aryk disk create NAME --
 /// The product name of disks in memory.
 pub const IN_MEMORY: &str = "Malloc disk";
 
+/// The product name of disks in NVMe drives.
+const NVME: &str = "NVMe disk";
+
 /// Product names, the kinds of disks that they stand for, and the methods that remove these.
-const KINDS: [(&str, &str, &str); 7] = [
+const KINDS: [(&str, &str, &str); 8] = [
     ("URING bdev", "file", "bdev_uring_delete"),
     ("AIO disk", "file", "bdev_aio_delete"),
     (IN_MEMORY, "memory", "bdev_malloc_delete"),
@@ -47,6 +50,7 @@ const KINDS: [(&str, &str, &str); 7] = [
     ("passthru", "passthru", "bdev_passthru_delete"),
     ("delay", "delay", "bdev_delay_delete"),
     ("Error Injection Disk", "error", "bdev_error_delete"),
+    (NVME, "nvme", "bdev_nvme_detach_controller"),
 ];
 
 pub fn run(command: &DiskCommand, client: &mut Client, out: &Output) -> Result<(), Error> {
@@ -159,6 +163,17 @@ pub fn create_call(args: &CreateArgs) -> Result<(&'static str, Value), Error> {
         ]);
         return Ok(("bdev_uring_create", params));
     }
+    if let Some(namespace) = args.kind.nvme {
+        let params = object([
+            ("name", name.clone()),
+            ("trtype", Some(json!("PCIe"))),
+            ("traddr", Some(json!(namespace.address.to_string()))),
+            ("nsid", Some(json!(namespace.nsid))),
+            ("disk", name),
+            ("dma", args.dma.map(|dma| json!(dma.name()))),
+        ]);
+        return Ok(("bdev_nvme_attach_controller", params));
+    }
     let Size(bytes) = args.size.ok_or_else(|| Error::Usage("--size is missing".into()))?;
     let params = object([
         ("name", name),
@@ -208,7 +223,8 @@ fn kind(disk: &Value) -> &str {
 fn notes(disk: &Value) -> String {
     let deleted = (disk["deleted"] == true).then(|| "(deleted)".to_owned());
     let removal = disk["removal"].as_str().map(|removal| format!("(removal: {removal})"));
-    let path = Some(text(disk, "path").to_owned()).filter(|path| !path.is_empty());
+    let drive = || disk["driver_specific"]["nvme"][0]["trid"]["traddr"].as_str().map(str::to_owned);
+    let path = Some(text(disk, "path").to_owned()).filter(|path| !path.is_empty()).or_else(drive);
     path.into_iter().chain(deleted).chain(removal).collect::<Vec<_>>().join(" ")
 }
 
@@ -435,6 +451,7 @@ fn remove_one<'a>(disk: &'a Value, users: &'a Users, client: &mut Client) -> Res
     let is_aio = disk["driver_specific"]["aio"].is_object();
     let delete = if is_aio { Some("bdev_aio_delete") } else { delete };
     let delete = delete.ok_or_else(|| Error::Usage(format!("a {product} is removed with its base")))?;
+    let nvme = nvme_controller(disk, client)?;
     let mut controllers = Vec::new();
     for offered in users.disks_on_top(name).into_iter().chain([name]) {
         for place in users.places(offered).filter(|place| place.target.is_none()) {
@@ -447,8 +464,24 @@ fn remove_one<'a>(disk: &'a Value, users: &'a Users, client: &mut Client) -> Res
             }
         }
     }
-    client.call(delete, json!({"name": name})).map_err(|error| error.hinted(&HINTS))?;
+    let removed = nvme.as_deref().unwrap_or(name);
+    client.call(delete, json!({"name": removed})).map_err(|error| error.hinted(&HINTS))?;
     Ok(controllers)
+}
+
+/// The controller that is detached with a disk of an NVMe drive; `None` for other disks.
+fn nvme_controller(disk: &Value, client: &mut Client) -> Result<Option<String>, Error> {
+    let Some(controller) = disk["driver_specific"]["nvme"][0]["controller"].as_str() else { return Ok(None) };
+    let described = client.call("bdev_nvme_get_controllers", json!({"name": controller}))?;
+    let disks: Vec<_> =
+        elements(&described[0]["namespaces"]).iter().filter_map(|one| one["disk"].as_str()).collect();
+    if disks.len() > 1 {
+        return Err(Error::Usage(format!(
+            "the NVMe controller '{controller}' has other disks too ({}): to remove all of them, detach it with 'aryk rpc bdev_nvme_detach_controller'",
+            disks.join(", ")
+        )));
+    }
+    Ok(Some(controller.to_owned()))
 }
 
 fn resize(name: &str, size: Size, client: &mut Client, out: &Output) -> Result<(), Error> {

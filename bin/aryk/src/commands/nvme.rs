@@ -1,7 +1,9 @@
 //! `aryk nvme`: the NVMe drives of this host, and their binding to vfio-pci.
 //!
-//! These commands read and write sysfs themselves: the daemon has no right to bind drivers.
+//! The commands of this file read and write sysfs themselves: the daemon has no right to bind drivers. Those of `drive` call the
+//! daemon.
 
+pub mod drive;
 mod held;
 
 use crate::cli::{Cli, examples};
@@ -14,6 +16,7 @@ use aryk_pci::sysfs::{Drive, FunctionInfo, Identity, Sysfs, Usage};
 use aryk_pci::{Address, PciError};
 use clap::Subcommand;
 use clap_complete::ArgValueCandidates;
+use drive::DriveCommand;
 use held::Held;
 use nix::errno::Errno;
 use nix::unistd::User;
@@ -42,6 +45,9 @@ pub enum NvmeCommand {
         #[arg(required = true, value_name = "ADDRESS", add = ArgValueCandidates::new(bound_drives))]
         addresses: Vec<Address>,
     },
+    /// Commands for drives that the daemon drives.
+    #[command(flatten)]
+    Drive(DriveCommand),
 }
 
 pub fn run(command: &NvmeCommand, cli: &Cli, out: &Output) -> Result<(), Error> {
@@ -49,6 +55,7 @@ pub fn run(command: &NvmeCommand, cli: &Cli, out: &Output) -> Result<(), Error> 
     match command {
         NvmeCommand::List(_) => list(&sysfs, cli, out),
         NvmeCommand::Bind { addresses, owner } => bind(addresses, owner.as_deref(), &sysfs, out),
+        NvmeCommand::Drive(command) => drive::run(command, cli, out),
         NvmeCommand::Unbind { addresses } => unbind(addresses, &sysfs, out),
     }
 }

@@ -85,8 +85,14 @@ pub(crate) enum Command {
     UnregisterTools(oneshot::Sender<bool>),
     /// A request of a tool.
     Tool { request: Box<Request>, caller: Caller, answer: Answer },
+    /// Shuts the controller down, and opens it again only after [`Command::Enable`].
+    Disable(oneshot::Sender<()>),
+    /// Opens a disabled controller again.
+    Enable,
     /// The disk of a namespace was removed.
     Closed(u32),
+    /// The disk of a namespace that has changed is gone: the namespace gets another.
+    Rescan,
     /// Removes the disks and shuts the controller down.
     Stop(oneshot::Sender<()>),
     /// All disks are removed.
@@ -116,6 +122,7 @@ pub(crate) fn start(
         phase: Phase::Starting,
         controller: None,
         device: (0, 0),
+        config_space: Vec::new(),
         namespaces: Vec::new(),
         pairs_allowed: 0,
         vectors: 0,
@@ -152,6 +159,8 @@ pub(crate) fn start(
         next_open: Nanos(0),
         identity: None,
         tools: None,
+        is_disabled: false,
+        disables: Vec::new(),
         submitted: 0,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -220,6 +229,10 @@ struct Thread {
     identity: Option<(String, String)>,
     /// The devices for tools, once they are registered.
     tools: Option<Tools>,
+    /// The controller is not opened again.
+    is_disabled: bool,
+    /// Callers that wait until a disabled controller is shut down.
+    disables: Vec<oneshot::Sender<()>>,
     /// Commands of all pairs at the last look.
     submitted: u64,
 }
@@ -292,6 +305,7 @@ impl Thread {
         }
         self.forget_ended_reactors();
         let next = match &self.life {
+            Life::Opening if self.is_disabled && !self.is_stopping => Next::Run,
             Life::Opening if now() < self.next_open => Next::Run,
             Life::Opening => self.open(),
             Life::Driven(_) => self.drive(),
@@ -387,6 +401,9 @@ impl Thread {
                 // A namespace with another format becomes a disk again.
                 self.update_from_controller();
             }
+            Command::Rescan => self.update_from_controller(),
+            Command::Disable(reply) => self.disable(reply),
+            Command::Enable => self.enable(),
             Command::Stop(reply) => {
                 self.stops.push(reply);
                 self.begin_to_stop();
@@ -485,6 +502,25 @@ impl Thread {
         if self.exclusive == Some(id) {
             self.exclusive = None;
             self.reset(ResetReason::Request);
+        }
+    }
+
+    fn disable(&mut self, reply: oneshot::Sender<()>) {
+        if matches!(self.life, Life::Opening) {
+            self.away_until = None;
+            // The caller may be gone.
+            let _ = reply.send(());
+        } else {
+            self.disables.push(reply);
+            self.with_controller(|controller| controller.shut_down(Shutdown::Normal, now().0));
+        }
+        self.is_disabled = true;
+    }
+
+    fn enable(&mut self) {
+        if std::mem::replace(&mut self.is_disabled, false) && matches!(self.life, Life::Opening) {
+            self.next_open = now();
+            self.away_until = Some(now().after(self.config.grace));
         }
     }
 

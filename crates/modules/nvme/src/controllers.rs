@@ -128,13 +128,17 @@ impl AttachedController {
             in_flight: get(&pair.in_flight),
             pool: (get(&pair.pool_pages), get(&pair.pool_low)),
         });
+        let pairs: Vec<PairCounts> = pairs.collect();
+        let sum = |of: fn(&PairCounts) -> u64| pairs.iter().map(of).sum::<u64>();
         Counts {
+            submitted: get(&counters.submitted_before) + sum(|pair| pair.submitted),
+            doorbells: get(&counters.doorbells_before) + sum(|pair| pair.doorbells),
             resets: get(&counters.resets),
             aborts: get(&counters.aborts),
             retried: get(&counters.retried),
             resubmitted: get(&counters.resubmitted),
             failed_by_reset: get(&counters.failed_by_reset),
-            pairs: pairs.collect(),
+            pairs,
         }
     }
 
@@ -165,6 +169,21 @@ impl AttachedController {
         let (reply, answer) = oneshot::channel();
         self.shared.send(Command::UnregisterTools(reply));
         answer.await.unwrap_or(false)
+    }
+
+    /// Shuts the controller down; requests wait until it is enabled. Ready when it is shut down.
+    ///
+    /// # Errors
+    /// [`Error::NotReady`] if the controller ends meanwhile.
+    pub async fn disable(&self) -> Result<(), Error> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.send(Command::Disable(reply));
+        answer.await.map_err(|_| Error::NotReady(self.name().to_owned()))
+    }
+
+    /// Opens a disabled controller again. Its requests go on when it is ready.
+    pub fn enable(&self) {
+        self.shared.send(Command::Enable);
     }
 
     /// Resets the controller; requests wait meanwhile. Ready when the reset is over.

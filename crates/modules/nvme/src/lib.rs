@@ -211,6 +211,8 @@ pub enum Phase {
     Resetting,
     /// It has vanished, or asks to be removed; requests wait for it to come back.
     Away,
+    /// A caller has disabled it; requests wait.
+    Disabled,
     /// It is being shut down.
     Stopping,
     /// It is over.
@@ -230,6 +232,8 @@ pub struct Info {
     pub controller: Option<aryk_nvme::claims::ControllerInfo>,
     /// PCI vendor and device.
     pub device: (u16, u16),
+    /// The first 256 bytes of the configuration space.
+    pub config_space: Vec<u8>,
     /// Its namespaces: each with its disk, or why it has none.
     pub namespaces: Vec<NamespaceInfo>,
     /// Queue pairs that it allows.
@@ -283,6 +287,10 @@ pub struct Counts {
     pub resubmitted: u64,
     /// Requests that failed because a reset could not submit them again.
     pub failed_by_reset: u64,
+    /// Commands, also of queue pairs that are gone.
+    pub submitted: u64,
+    /// Writes to doorbell registers, also of queue pairs that are gone.
+    pub doorbells: u64,
     /// Its queue pairs.
     pub pairs: Vec<PairCounts>,
 }

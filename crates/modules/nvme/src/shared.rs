@@ -21,6 +21,9 @@ pub(crate) struct Counters {
     pub(crate) resubmitted: AtomicU64,
     /// Requests that failed because a reset could not submit them again.
     pub(crate) failed_by_reset: AtomicU64,
+    /// Commands and doorbells of pairs that are gone.
+    pub(crate) submitted_before: AtomicU64,
+    pub(crate) doorbells_before: AtomicU64,
 }
 
 /// Counters of a queue pair, which its reactor writes.
@@ -147,7 +150,13 @@ impl Shared {
     }
 
     pub(crate) fn remove_pair(&self, qid: u16) {
-        lock(&self.pairs).remove(&qid);
+        let Some(pair) = lock(&self.pairs).remove(&qid) else { return };
+        for (before, of_pair) in [
+            (&self.counters.submitted_before, &pair.submitted),
+            (&self.counters.doorbells_before, &pair.doorbells),
+        ] {
+            before.fetch_add(of_pair.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
     }
 
     /// The statistics of all queue pairs.

@@ -63,6 +63,11 @@ pub const CRITICAL_WARNINGS: [&str; 6] = [
 ];
 
 impl SmartLog {
+    /// Decodes the log page; `None` if it is shorter than its fields.
+    pub fn decode(log: &[u8]) -> Option<Self> {
+        Self::read_from_prefix(log).ok().map(|(smart, _)| smart)
+    }
+
     /// The composite temperature in degrees Celsius; `None` where the controller reports 0 kelvin.
     pub fn celsius(&self) -> Option<i32> {
         let kelvin = i32::from(self.composite_temperature.get());

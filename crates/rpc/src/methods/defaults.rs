@@ -1,4 +1,4 @@
-//! Options of SPDK features that Aryk lacks: RAID, NVMe controllers, NVMe-oF and iSCSI targets, network sockets, file systems.
+//! Options of SPDK features that Aryk lacks: RAID, NVMe-oF and iSCSI targets, network sockets, file systems.
 //! Control context.
 //!
 //! SPDK's `save_config` writes all of these options, used or not, and its clients load a file only if each call succeeds. Values
@@ -8,15 +8,13 @@
 use super::{Control, Error, Phase, Table};
 use rustix::io::Errno;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use std::fmt::Debug;
 
 pub(super) fn register(table: &mut Table<Control>) {
     SockOptions::register(table, "There are no network connections of disks");
     FsdevOptions::register(table, "There are no file systems");
     RaidOptions::register(table, "There is no RAID");
-    NvmeOptions::register(table, "There is no NVMe driver");
-    NvmeHotplug::register(table, "There is no NVMe driver");
     NvmfConfig::register(table, "There is no NVMe-oF target");
     NvmfMaxSubsystems::register(table, "There is no NVMe-oF target");
     NvmfCrdt::register(table, "There is no NVMe-oF target");
@@ -98,75 +96,12 @@ defaults!(RaidOptions, "bdev_raid_set_options" {
     ? process_max_bandwidth_mb_sec: Number = [0];
 });
 
-defaults!(NvmeOptions, "bdev_nvme_set_options" {
-    ? action_on_timeout: String = ["none"];
-    ? timeout_us: Number = [0];
-    ? timeout_admin_us: Number = [0];
-    ? keep_alive_timeout_ms: Number = [10_000];
-    ? arbitration_burst: Number = [0];
-    ? low_priority_weight: Number = [0];
-    ? medium_priority_weight: Number = [0];
-    ? high_priority_weight: Number = [0];
-    ? nvme_adminq_poll_period_us: Number = [10_000];
-    ? nvme_ioq_poll_period_us: Number = [0];
-    ? io_queue_requests: Number = [0];
-    ? delay_cmd_submit: bool = [true];
-    ? transport_retry_count: Number = [4];
-    ? bdev_retry_count: Number = [3];
-    ? transport_ack_timeout: Number = [0];
-    ? ctrlr_loss_timeout_sec: Number = [0];
-    ? reconnect_delay_sec: Number = [0];
-    ? fast_io_fail_timeout_sec: Number = [0];
-    ? disable_auto_failback: bool = [false];
-    ? generate_uuids: bool = [false];
-    ? transport_tos: Number = [0];
-    ? nvme_error_stat: bool = [false];
-    ? rdma_srq_size: Number = [0];
-    ? io_path_stat: bool = [false];
-    ? allow_accel_sequence: bool = [false];
-    ? rdma_max_cq_size: Number = [0];
-    ? rdma_cm_event_timeout_ms: Number = [0];
-    ? dhchap_digests: Vec<String> = [DHCHAP_DIGESTS];
-    ? dhchap_dhgroups: Vec<String> = [DHCHAP_DHGROUPS];
-    ? rdma_umr_per_io: bool = [false];
-    ? tcp_connect_timeout_ms: Number = [0];
-    ? enable_flush: bool = [false];
-    ? multipath_opts: MultipathOptions = [AsBuilt];
-});
-
 const DHCHAP_DIGESTS: [&str; 3] = ["sha256", "sha384", "sha512"];
 const DHCHAP_DHGROUPS: [&str; 6] = ["null", "ffdhe2048", "ffdhe3072", "ffdhe4096", "ffdhe6144", "ffdhe8192"];
 
 /// SPDK's default of these options.
 #[derive(Debug)]
 struct AsBuilt;
-
-/// How a path to a namespace is selected.
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub(super) struct MultipathOptions {
-    /// `active_passive`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    policy: Option<String>,
-    /// Omitted.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    selector: Option<String>,
-    /// Omitted.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    min_io: Option<Number>,
-}
-
-impl PartialEq<AsBuilt> for MultipathOptions {
-    fn eq(&self, _: &AsBuilt) -> bool {
-        let passive = self.policy.as_ref().is_none_or(|policy| policy == "active_passive");
-        passive && self.selector.is_none() && self.min_io.is_none()
-    }
-}
-
-defaults!(NvmeHotplug, "bdev_nvme_set_hotplug" {
-    enable: bool = [false];
-    ? period_us: Number = [100_000, 0];
-});
 
 defaults!(NvmfConfig, "nvmf_set_config" {
     ? admin_cmd_passthru: AdminPassthru = [AsBuilt];

@@ -5,11 +5,18 @@
 //! drive is there.
 
 mod attach;
+mod command;
 mod describe;
+mod hotplug;
+mod options;
+mod statistics;
 mod tools;
 
 pub(crate) use attach::ATTACH;
 pub(crate) use describe::{Details as DiskDetails, details};
+pub(crate) use hotplug::follow as follow_plugged;
+pub(crate) use options::is_saved;
+pub(crate) use statistics::metrics;
 
 use super::{Control, Error, Phase, Table};
 use crate::config::Subsystem;
@@ -21,7 +28,9 @@ use rustix::io::Errno;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::watch;
 
 /// The kind of these controllers in error texts.
 const KIND: &str = "NVMe controller";
@@ -33,13 +42,22 @@ pub(crate) struct State {
     pub controllers: Controllers,
     /// Disks that a call removes with their controller: they are not lost.
     pub leaving: RefCell<BTreeSet<String>>,
+    /// What holds for controllers that are attached later.
+    pub options: RefCell<options::Options>,
+    /// Time between two looks for new drives, if drives are attached by themselves.
+    pub hotplug: watch::Sender<Option<Duration>>,
+    /// PCI functions that a client has detached: they are not attached by themselves.
+    pub released: RefCell<BTreeSet<Address>>,
     /// Receives each controller that a call attaches.
     pub attached: RefCell<Option<UnboundedSender<Arc<AttachedController>>>>,
 }
 
 pub(super) fn register(table: &mut Table<Control>) {
     attach::register(table);
+    command::register(table);
     describe::register(table);
+    options::register(table);
+    statistics::register(table);
     tools::register(table);
 }
 

@@ -222,7 +222,11 @@ async fn carry_out(daemon: &Daemon, facts: &Facts) -> BTreeMap<&'static str, See
     let drive = Model::new("drive", Config::default()).unwrap();
     let _running = drive.run().unwrap();
     let listener = UnixListener::bind(daemon.dir.path().join("drive")).unwrap();
-    std::thread::spawn(move || vfio_user::serve(listener.accept().unwrap().0, &*drive));
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            vfio_user::serve(client.unwrap(), &*drive).unwrap();
+        }
+    });
     for step in scenario::steps(daemon.dir.path(), (number, reactor.core())) {
         if step.method == "thread_get_io_channels" {
             let registry = &daemon.control.disks.registry;
@@ -284,8 +288,8 @@ fn values_without_meaning_for_aryk_are_refused() {
             ("bdev_nvme_get_controllers", json!({"name": "n"}), -19),
             ("virtio_blk_get_transports", json!({"name": "vfio"}), -19),
             ("bdev_malloc_create", json!({"block_size": 512, "num_blocks": 1_u64 << 40}), -12),
-            ("bdev_nvme_set_options", json!({"bdev_retry_count": 7}), -95),
-            ("bdev_nvme_set_options", json!({"multipath_opts": {"policy": "active_active"}}), -95),
+            ("bdev_nvme_set_options", json!({"timeout_us": 1}), -22),
+            ("bdev_nvme_set_hotplug", json!({"enable": true, "period_us": 10_000_001}), -22),
             ("nvmf_set_config", json!({"admin_cmd_passthru": {"sanitize": true}}), -95),
             ("nvmf_set_max_subsystems", json!({"max_subsystems": 7}), -95),
             ("sock_impl_set_options", json!({"impl_name": "other"}), -95),

@@ -1,6 +1,8 @@
 //! Calls of all methods, in an order in which each succeeds.
 
 use aryk_reactor::CoreSet;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE;
 use serde_json::{Value, json};
 use std::path::Path;
 
@@ -18,6 +20,11 @@ pub fn steps(dir: &Path, (thread, core): (u64, u16)) -> Vec<Step> {
     let mut call = |method, params| steps.push(Step { method, params });
     start(&mut call);
     make_disks(dir, &mut call);
+    call("bdev_nvme_set_hotplug", json!({"enable": false, "period_us": 100_000}));
+    call(
+        "bdev_nvme_set_options",
+        json!({"timeout_us": 0, "dhchap_digests": ["sha256"], "multipath_opts": {}}),
+    );
     call(
         "bdev_nvme_attach_controller",
         json!({"name": "Nvme0", "trtype": "VFIOUSER", "traddr": dir.join("drive")}),
@@ -75,7 +82,6 @@ fn start(call: &mut impl FnMut(&'static str, Value)) {
     set_defaults(&mut *call);
     for method in [
         "framework_get_governor",
-        "framework_get_pci_devices",
         "keyring_get_keys",
         "accel_get_module_info",
         "accel_get_opc_assignments",
@@ -90,11 +96,6 @@ fn start(call: &mut impl FnMut(&'static str, Value)) {
 fn set_defaults(call: &mut impl FnMut(&'static str, Value)) {
     call("sock_impl_set_options", json!({"impl_name": "ssl", "recv_buf_size": 4096}));
     call("fsdev_set_opts", json!({"fsdev_io_pool_size": 65535, "fsdev_io_cache_size": 256}));
-    call(
-        "bdev_nvme_set_options",
-        json!({"dhchap_digests": ["sha256", "sha384", "sha512"], "multipath_opts": {}}),
-    );
-    call("bdev_nvme_set_hotplug", json!({"enable": false, "period_us": 100_000}));
     call("nvmf_set_max_subsystems", json!({"max_subsystems": 1024}));
     call("bdev_virtio_blk_set_hotplug", json!({"enable": false}));
     for method in [
@@ -139,7 +140,18 @@ fn make_disks(dir: &Path, call: &mut impl FnMut(&'static str, Value)) {
 fn use_drive(call: &mut impl FnMut(&'static str, Value)) {
     call("bdev_get_bdevs", disk("Nvme0n1"));
     call("bdev_nvme_get_controllers", json!({}));
+    call("framework_get_pci_devices", json!({}));
+    call("bdev_nvme_get_transport_statistics", json!({}));
+    call("bdev_nvme_get_controller_health_info", disk("Nvme0"));
+    // Identify Controller.
+    let mut command = [0; 64];
+    (command[0], command[40]) = (6, 1);
+    let command = URL_SAFE.encode(command);
+    let identify = json!({"name": "Nvme0", "cmd_type": "admin", "data_direction": "c2h", "cmdbuf": command, "data_len": 4096});
+    call("bdev_nvme_send_cmd", identify);
     call("bdev_nvme_reset_controller", disk("Nvme0"));
+    call("bdev_nvme_disable_controller", disk("Nvme0"));
+    call("bdev_nvme_enable_controller", disk("Nvme0"));
     call("bdev_nvme_detach_controller", disk("Nvme0"));
 }
 

@@ -1,6 +1,6 @@
 //! The disks of a controller's namespaces.
 
-use super::Thread;
+use super::{Command, Thread};
 use crate::namespace::{Namespace, NamespaceDevice};
 use crate::{Config, Error, Exposed, NamespaceInfo};
 use aryk_bdev::{Bdev, Blocks, Identity};
@@ -225,9 +225,12 @@ impl Thread {
         }
         let (registry, name) = (Arc::clone(self.env.registry()), of_disk.disk().to_owned());
         tracing::warn!(disk = name, nsid, reason, "the disk of a namespace is removed");
+        let sender = self.sender.clone();
         tokio::task::spawn_local(async move {
-            // Another removal of the disk may be under way.
-            let _ = registry.remove(&name).await;
+            // Another removal of the disk may be under way, which ends with this too.
+            if registry.remove(&name).await.is_ok() {
+                let _ = sender.send(Command::Rescan);
+            }
         });
     }
 

@@ -215,8 +215,13 @@ impl Thread {
 
     fn publish_ready(&self) {
         let Life::Driven(driven) = &self.life else { return };
+        let mut config_space = vec![0; 256];
+        if driven.function.read_config(0, &mut config_space).is_err() {
+            config_space.clear();
+        }
         self.set_phase(Phase::Ready);
         let mut info = self.shared.info();
+        info.config_space = config_space;
         info.controller = driven.controller.info().cloned();
         info.device = driven.controller.device();
         info.pairs_allowed = driven.controller.pairs_allowed();
@@ -330,6 +335,15 @@ impl Thread {
         if self.is_stopping {
             self.pairs.remove_all(&self.shared);
             return if self.disks.are_removed() { Next::End } else { Next::Run };
+        }
+        if self.is_disabled {
+            tracing::warn!(controller, "the NVMe controller is disabled: its requests wait");
+            self.set_phase(Phase::Disabled);
+            for reply in self.disables.drain(..) {
+                // The caller may be gone.
+                let _ = reply.send(());
+            }
+            return Next::Run;
         }
         tracing::error!(controller, %failure, grace = ?self.config.grace, "the NVMe controller is gone: its requests wait");
         {

@@ -1,6 +1,6 @@
 //! `bdev_nvme_attach_controller`, `_detach_controller`, `_reset_controller`. Control context.
 
-use super::super::defaults::MultipathOptions;
+use super::options::MultipathOptions;
 use super::{Control, Error, Phase, Table, address, exposed, find};
 use crate::config::Subsystem;
 use crate::methods::{NAME_LEN_MAX, is_default};
@@ -17,7 +17,7 @@ pub(crate) const ATTACH: &str = "bdev_nvme_attach_controller";
 /// Bytes of `nN`, where N is the largest NSID.
 const SUFFIX_LEN: usize = 11;
 /// The grace time that stands for ever: a hundred years.
-const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+pub(super) const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 pub(super) fn register(table: &mut Table<Control>) {
     table.add(
@@ -37,6 +37,18 @@ pub(super) fn register(table: &mut Table<Control>) {
         Phase::RunTime,
         "Resets an NVMe controller; requests wait meanwhile, and are submitted again.",
         reset,
+    );
+    table.add(
+        "bdev_nvme_disable_controller",
+        Phase::RunTime,
+        "Shuts an NVMe controller down; its disks stay, and their requests wait.",
+        disable,
+    );
+    table.add(
+        "bdev_nvme_enable_controller",
+        Phase::RunTime,
+        "Starts a disabled NVMe controller again; the requests go on when it is ready.",
+        enable,
     );
 }
 
@@ -164,7 +176,7 @@ enum PathMode {
 
 impl Attach {
     /// How the module attaches the controller.
-    async fn config(&self) -> Result<module::Config, Error> {
+    async fn config(&self, control: &Control) -> Result<module::Config, Error> {
         if self.name.is_empty() || self.disk.as_ref().is_some_and(String::is_empty) {
             return Err(Error::invalid("the names of a controller and its disk must not be empty"));
         }
@@ -173,6 +185,7 @@ impl Attach {
             return Err(Error::invalid(format!("an NVMe controller's name may have at most {most} bytes")));
         }
         let mut config = module::Config::new(&self.name, location(&self.trtype, &self.traddr).await?);
+        control.nvme.options.borrow().apply(&mut config);
         config.exposed = exposed(self.nsid, self.disk.as_deref(), &self.name)?;
         config.serial.clone_from(&self.serial);
         config.dma = match self.dma {
@@ -226,10 +239,13 @@ async fn location(trtype: &str, traddr: &str) -> Result<Location, Error> {
 }
 
 async fn attach(control: &Control, mut p: Attach) -> Result<Vec<String>, Error> {
-    let config = p.config().await?;
+    let config = p.config(control).await?;
     control.check_open()?;
     let disks = control.nvme.controllers.attach(&control.env, config).await?;
     let controller = find(control, &p.name)?;
+    if let Ok(address) = controller.info().location.parse() {
+        control.nvme.released.borrow_mut().remove(&address);
+    }
     p.serial = controller.info().controller.map(|info| info.serial);
     control.config.made(Subsystem::Nvme, &p.name, ATTACH, &p);
     if let Some(attached) = &*control.nvme.attached.borrow() {
@@ -280,6 +296,9 @@ async fn detach_by_call(control: &Control, p: &Detach) -> Result<bool, Error> {
             return Err(Error::errno(rustix::io::Errno::NODEV, detail));
         }
     }
+    if let Ok(address) = info.location.parse() {
+        control.nvme.released.borrow_mut().insert(address);
+    }
     // First, so that the end of the controller is not taken for a loss.
     control.config.removed(Subsystem::Nvme, &p.name);
     detach(control, &p.name).await?;
@@ -312,7 +331,7 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// Parameters of `bdev_nvme_reset_controller`.
+/// Parameters of `bdev_nvme_reset_controller` and others.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Reset {
@@ -321,6 +340,16 @@ struct Reset {
     /// Ignored: a name stands for one controller.
     #[serde(rename = "cntlid")]
     _cntlid: Option<u16>,
+}
+
+async fn disable(control: &Control, p: Reset) -> Result<bool, Error> {
+    find(control, &p.name)?.disable().await?;
+    Ok(true)
+}
+
+async fn enable(control: &Control, p: Reset) -> Result<bool, Error> {
+    find(control, &p.name)?.enable();
+    Ok(true)
 }
 
 async fn reset(control: &Control, p: Reset) -> Result<bool, Error> {

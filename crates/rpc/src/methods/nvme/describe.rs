@@ -209,7 +209,7 @@ struct Description {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "NvmePath")]
 struct Path {
-    /// `enabled`, `resetting`, `reconnect_is_delayed` (the drive has vanished, and requests wait), or `deleting`.
+    /// `enabled`, `resetting`, `reconnect_is_delayed` (the drive has vanished, and requests wait), `disabled`, or `deleting`.
     state: &'static str,
     trid: Trid,
     /// Controller ID.
@@ -284,6 +284,7 @@ const fn state(phase: State) -> &'static str {
         State::Ready => "enabled",
         State::Starting | State::Resetting => "resetting",
         State::Away => "reconnect_is_delayed",
+        State::Disabled => "disabled",
         State::Stopping | State::Ended => "deleting",
     }
 }

@@ -1,0 +1,112 @@
+//! `bdev_nvme_get_transport_statistics`, `framework_get_pci_devices`. Control context.
+
+use super::{Control, Error, Phase, Table};
+use crate::dispatch::NoParams;
+use aryk_bdev_nvme::{AttachedController, PairCounts};
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add(
+        "bdev_nvme_get_transport_statistics",
+        Phase::RunTime,
+        "Reports the commands of the NVMe queue pairs, by core.",
+        get_transport_statistics,
+    );
+    table.add(
+        "framework_get_pci_devices",
+        Phase::Any,
+        "Lists the PCI devices that the daemon drives itself: the attached NVMe controllers.",
+        get_pci_devices,
+    );
+}
+
+/// Result of `bdev_nvme_get_transport_statistics`.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "NvmeTransportStatistics")]
+struct TransportStatistics {
+    poll_groups: Vec<PollGroup>,
+}
+
+/// The queue pairs of a core.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "NvmePollGroup")]
+struct PollGroup {
+    /// The reactor.
+    thread: String,
+    transports: [Transport; 1],
+}
+
+/// Sums over the queue pairs of a core.
+#[derive(Debug, Default, Serialize, JsonSchema)]
+#[schemars(rename = "NvmeTransport")]
+struct Transport {
+    trname: &'static str,
+    completions: u64,
+    submitted_requests: u64,
+    /// Aryk only: writes to doorbell registers, of submission and completion queues.
+    doorbell_updates: u64,
+    /// Aryk only: commands in flight.
+    in_flight: u64,
+}
+
+async fn get_transport_statistics(control: &Control, _: NoParams) -> Result<TransportStatistics, Error> {
+    let mut cores = BTreeMap::<u16, Transport>::new();
+    for controller in control.nvme.controllers.list() {
+        for pair in controller.counts().pairs {
+            let sums = cores.entry(pair.core).or_default();
+            sums.trname = "PCIE";
+            sums.completions += pair.completed;
+            sums.submitted_requests += pair.submitted;
+            sums.doorbell_updates += pair.doorbells;
+            sums.in_flight += pair.in_flight;
+        }
+    }
+    let group = |(core, sums)| PollGroup { thread: format!("reactor_{core}"), transports: [sums] };
+    Ok(TransportStatistics { poll_groups: cores.into_iter().map(group).collect() })
+}
+
+/// The NVMe controllers for monitoring.
+pub(crate) fn metrics(control: &Control) -> Vec<aryk_metrics::Nvme> {
+    let describe = |controller: &AttachedController| {
+        let (info, counts) = (controller.info(), controller.counts());
+        let celsius = info.smart.as_ref().and_then(|(smart, _)| smart.celsius());
+        let sum = |of: fn(&PairCounts) -> u64| counts.pairs.iter().map(of).sum();
+        aryk_metrics::Nvme {
+            name: info.name,
+            is_ready: info.phase == aryk_bdev_nvme::Phase::Ready,
+            celsius: celsius.map(|celsius| u64::try_from(celsius).unwrap_or_default()),
+            resets: counts.resets,
+            aborts: counts.aborts,
+            retries: counts.retried,
+            commands: counts.submitted,
+            doorbells: counts.doorbells,
+            in_flight: sum(|pair| pair.in_flight),
+            pool_pages: sum(|pair| pair.pool.0),
+            pool_free_min: counts.pairs.iter().map(|pair| pair.pool.1).min().unwrap_or_default(),
+        }
+    };
+    control.nvme.controllers.list().iter().map(|controller| describe(controller)).collect()
+}
+
+/// One of the results of `framework_get_pci_devices`.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "PciDevice")]
+struct PciDevice {
+    /// PCI address; for a device that another process emulates, the path of its socket.
+    address: String,
+    /// The configuration space in hexadecimal digits, as it was when the controller became ready.
+    config_space: String,
+}
+
+async fn get_pci_devices(control: &Control, _: NoParams) -> Result<Vec<PciDevice>, Error> {
+    let describe = |info: aryk_bdev_nvme::Info| {
+        let mut config_space = String::with_capacity(2 * info.config_space.len());
+        info.config_space.iter().for_each(|byte| _ = write!(config_space, "{byte:02x}"));
+        PciDevice { address: info.location, config_space }
+    };
+    let controllers = control.nvme.controllers.list();
+    Ok(controllers.iter().map(|controller| describe(controller.info())).collect())
+}
