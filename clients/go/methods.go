@@ -492,6 +492,19 @@ func (c *Client) BdevNullResize(ctx context.Context, params BdevNullResizeParams
 	return call[bool](ctx, c, "bdev_null_resize", params)
 }
 
+// BdevNvmeApplyFirmwareParams are the parameters of bdev_nvme_apply_firmware.
+type BdevNvmeApplyFirmwareParams struct {
+	// Path of the image on the daemon's host.
+	Filename string `json:"filename"`
+	// Name, alias or uuid of a disk of the controller; Aryk only: or the name of the controller.
+	BdevName string `json:"bdev_name"`
+}
+
+// BdevNvmeApplyFirmware calls bdev_nvme_apply_firmware. Downloads firmware to an NVMe controller, stores it, and resets the controller to run it; requests wait meanwhile.
+func (c *Client) BdevNvmeApplyFirmware(ctx context.Context, params BdevNvmeApplyFirmwareParams) (string, error) {
+	return call[string](ctx, c, "bdev_nvme_apply_firmware", params)
+}
+
 // BdevNvmeAttachControllerParams are the parameters of bdev_nvme_attach_controller.
 type BdevNvmeAttachControllerParams struct {
 	// Name of the controller: namespace 1 is the disk `NAMEn1`.
@@ -614,6 +627,43 @@ func (c *Client) BdevNvmeDetachController(ctx context.Context, params BdevNvmeDe
 	return call[bool](ctx, c, "bdev_nvme_detach_controller", params)
 }
 
+// BdevNvmeDisableControllerParams are the parameters of bdev_nvme_disable_controller.
+type BdevNvmeDisableControllerParams struct {
+	// Name of the controller.
+	Name string `json:"name"`
+	// Ignored: a name stands for one controller.
+	Cntlid *uint16 `json:"cntlid,omitempty"`
+}
+
+// BdevNvmeDisableController calls bdev_nvme_disable_controller. Shuts an NVMe controller down; its disks stay, and their requests wait.
+func (c *Client) BdevNvmeDisableController(ctx context.Context, params BdevNvmeDisableControllerParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_nvme_disable_controller", params)
+}
+
+// BdevNvmeEnableControllerParams are the parameters of bdev_nvme_enable_controller.
+type BdevNvmeEnableControllerParams struct {
+	// Name of the controller.
+	Name string `json:"name"`
+	// Ignored: a name stands for one controller.
+	Cntlid *uint16 `json:"cntlid,omitempty"`
+}
+
+// BdevNvmeEnableController calls bdev_nvme_enable_controller. Starts a disabled NVMe controller again; the requests go on when it is ready.
+func (c *Client) BdevNvmeEnableController(ctx context.Context, params BdevNvmeEnableControllerParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_nvme_enable_controller", params)
+}
+
+// BdevNvmeGetControllerHealthInfoParams are the parameters of bdev_nvme_get_controller_health_info.
+type BdevNvmeGetControllerHealthInfoParams struct {
+	// Name of the controller.
+	Name string `json:"name"`
+}
+
+// BdevNvmeGetControllerHealthInfo calls bdev_nvme_get_controller_health_info. Reads the health of an NVMe drive: temperature, wear, errors.
+func (c *Client) BdevNvmeGetControllerHealthInfo(ctx context.Context, params BdevNvmeGetControllerHealthInfoParams) (NvmeHealth, error) {
+	return call[NvmeHealth](ctx, c, "bdev_nvme_get_controller_health_info", params)
+}
+
 // BdevNvmeGetControllersParams are the parameters of bdev_nvme_get_controllers.
 type BdevNvmeGetControllersParams struct {
 	// Name of the controller. Default: all.
@@ -623,6 +673,11 @@ type BdevNvmeGetControllersParams struct {
 // BdevNvmeGetControllers calls bdev_nvme_get_controllers. Lists the attached NVMe controllers.
 func (c *Client) BdevNvmeGetControllers(ctx context.Context, params BdevNvmeGetControllersParams) ([]NvmeController, error) {
 	return call[[]NvmeController](ctx, c, "bdev_nvme_get_controllers", params)
+}
+
+// BdevNvmeGetTransportStatistics calls bdev_nvme_get_transport_statistics. Reports the commands of the NVMe queue pairs, by core.
+func (c *Client) BdevNvmeGetTransportStatistics(ctx context.Context) (NvmeTransportStatistics, error) {
+	return call[NvmeTransportStatistics](ctx, c, "bdev_nvme_get_transport_statistics", nil)
 }
 
 // BdevNvmeResetControllerParams are the parameters of bdev_nvme_reset_controller.
@@ -638,90 +693,117 @@ func (c *Client) BdevNvmeResetController(ctx context.Context, params BdevNvmeRes
 	return call[bool](ctx, c, "bdev_nvme_reset_controller", params)
 }
 
-// BdevNvmeSetHotplugParams are the parameters of bdev_nvme_set_hotplug.
-type BdevNvmeSetHotplugParams struct {
-	// Without effect. Accepted values: `[false]`.
-	Enable bool `json:"enable"`
-	// Without effect. Accepted values: `[100_000, 0]`.
-	PeriodUs *int64 `json:"period_us,omitempty"`
+// BdevNvmeSendCmdParams are the parameters of bdev_nvme_send_cmd.
+type BdevNvmeSendCmdParams struct {
+	// Name of the controller.
+	Name string `json:"name"`
+	// `admin`: I/O commands are refused, since disks carry out I/O.
+	CmdType NvmeCommandType `json:"cmd_type"`
+	// Direction of the data.
+	DataDirection NvmeDirection `json:"data_direction"`
+	// The command, 64 bytes in base64 with the characters of URLs. Its CID and data pointers are ignored.
+	Cmdbuf string `json:"cmdbuf"`
+	// The data for the controller, in base64.
+	Data string `json:"data,omitempty"`
+	// Bytes that the controller writes.
+	DataLen uint32 `json:"data_len,omitempty"`
+	// Metadata, which is not supported.
+	Metadata string `json:"metadata,omitempty"`
+	// Bytes of metadata, which is not supported.
+	MetadataLen uint32 `json:"metadata_len,omitempty"`
+	// Milliseconds to wait for the completion. Default: as long as the driver waits.
+	TimeoutMs uint32 `json:"timeout_ms,omitempty"`
 }
 
-// BdevNvmeSetHotplug calls bdev_nvme_set_hotplug. Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
+// BdevNvmeSendCmd calls bdev_nvme_send_cmd. Sends an admin command to an NVMe controller, unless the command would break the driver, or destroy data in use.
+func (c *Client) BdevNvmeSendCmd(ctx context.Context, params BdevNvmeSendCmdParams) (NvmeCompletion, error) {
+	return call[NvmeCompletion](ctx, c, "bdev_nvme_send_cmd", params)
+}
+
+// BdevNvmeSetHotplugParams are the parameters of bdev_nvme_set_hotplug.
+type BdevNvmeSetHotplugParams struct {
+	// Whether drives are attached by themselves, as `HotInNvme0` and so on.
+	Enable bool `json:"enable"`
+	// Microseconds between two looks at the host's drives, 0 to 10,000,000. Default, and for 0: 100,000.
+	PeriodUs uint64 `json:"period_us,omitempty"`
+}
+
+// BdevNvmeSetHotplug calls bdev_nvme_set_hotplug. Sets whether NVMe drives that are bound to vfio-pci are attached by themselves.
 func (c *Client) BdevNvmeSetHotplug(ctx context.Context, params BdevNvmeSetHotplugParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_nvme_set_hotplug", params)
 }
 
 // BdevNvmeSetOptionsParams are the parameters of bdev_nvme_set_options.
 type BdevNvmeSetOptionsParams struct {
-	// Without effect. Accepted values: `["none"]`.
-	ActionOnTimeout string `json:"action_on_timeout,omitempty"`
-	// Without effect. Accepted values: `[false]`.
+	// Saved, without effect: a late command is always aborted first.
+	ActionOnTimeout NvmeTimeoutAction `json:"action_on_timeout,omitempty"`
+	// Saved, without effect.
 	AllowAccelSequence *bool `json:"allow_accel_sequence,omitempty"`
-	// Without effect. Accepted values: `[0]`.
-	ArbitrationBurst *int64 `json:"arbitration_burst,omitempty"`
-	// Without effect. Accepted values: `[3]`.
-	BdevRetryCount *int64 `json:"bdev_retry_count,omitempty"`
-	// Without effect. Accepted values: `[0]`.
-	CtrlrLossTimeoutSec *int64 `json:"ctrlr_loss_timeout_sec,omitempty"`
-	// Without effect. Accepted values: `[true]`.
+	// Saved, without effect: all queues have the same priority.
+	ArbitrationBurst *uint32 `json:"arbitration_burst,omitempty"`
+	// Saved, without effect: `transport_retry_count` counts all attempts.
+	BdevRetryCount *int32 `json:"bdev_retry_count,omitempty"`
+	// Seconds for which requests wait for a drive that has vanished; -1: for ever. Default: 15.
+	CtrlrLossTimeoutSec *int32 `json:"ctrlr_loss_timeout_sec,omitempty"`
+	// Saved, without effect: commands are always submitted in batches.
 	DelayCmdSubmit *bool `json:"delay_cmd_submit,omitempty"`
-	// Without effect. Accepted values: `[DHCHAP_DHGROUPS]`.
+	// Saved, without effect.
 	DhchapDhgroups []string `json:"dhchap_dhgroups,omitempty"`
-	// Without effect. Accepted values: `[DHCHAP_DIGESTS]`.
+	// Saved, without effect.
 	DhchapDigests []string `json:"dhchap_digests,omitempty"`
-	// Without effect. Accepted values: `[false]`.
+	// Saved, without effect.
 	DisableAutoFailback *bool `json:"disable_auto_failback,omitempty"`
-	// Without effect. Accepted values: `[false]`.
+	// Saved, without effect: flushes always reach a drive with a volatile write cache.
 	EnableFlush *bool `json:"enable_flush,omitempty"`
-	// Without effect. Accepted values: `[0]`.
-	FastIoFailTimeoutSec *int64 `json:"fast_io_fail_timeout_sec,omitempty"`
-	// Without effect. Accepted values: `[false]`.
+	// Saved, without effect.
+	FastIoFailTimeoutSec *uint32 `json:"fast_io_fail_timeout_sec,omitempty"`
+	// Saved, without effect: namespaces without a UUID always get one.
 	GenerateUuids *bool `json:"generate_uuids,omitempty"`
-	// Without effect. Accepted values: `[0]`.
-	HighPriorityWeight *int64 `json:"high_priority_weight,omitempty"`
-	// Without effect. Accepted values: `[false]`.
+	// Saved, without effect.
+	HighPriorityWeight *uint32 `json:"high_priority_weight,omitempty"`
+	// Saved, without effect.
 	IoPathStat *bool `json:"io_path_stat,omitempty"`
-	// Without effect. Accepted values: `[0]`.
-	IoQueueRequests *int64 `json:"io_queue_requests,omitempty"`
-	// Without effect. Accepted values: `[10_000]`.
-	KeepAliveTimeoutMs *int64 `json:"keep_alive_timeout_ms,omitempty"`
-	// Without effect. Accepted values: `[0]`.
-	LowPriorityWeight *int64 `json:"low_priority_weight,omitempty"`
-	// Without effect. Accepted values: `[0]`.
-	MediumPriorityWeight *int64 `json:"medium_priority_weight,omitempty"`
-	// Without effect. Accepted values: `[AsBuilt]`.
+	// Commands in flight on each reactor. Default: 255.
+	IoQueueRequests *uint32 `json:"io_queue_requests,omitempty"`
+	// Period of the keep-alive timer, for controllers that have one. Default: none.
+	KeepAliveTimeoutMs *uint32 `json:"keep_alive_timeout_ms,omitempty"`
+	// Saved, without effect.
+	LowPriorityWeight *uint32 `json:"low_priority_weight,omitempty"`
+	// Saved, without effect.
+	MediumPriorityWeight *uint32 `json:"medium_priority_weight,omitempty"`
+	// Saved, without effect: a controller has one path.
 	MultipathOpts *MultipathOptions `json:"multipath_opts,omitempty"`
-	// Without effect. Accepted values: `[10_000]`.
-	NvmeAdminqPollPeriodUs *int64 `json:"nvme_adminq_poll_period_us,omitempty"`
-	// Without effect. Accepted values: `[false]`.
+	// Saved, without effect: the driver chooses when to poll.
+	NvmeAdminqPollPeriodUs *uint64 `json:"nvme_adminq_poll_period_us,omitempty"`
+	// Saved, without effect: errors are always counted.
 	NvmeErrorStat *bool `json:"nvme_error_stat,omitempty"`
-	// Without effect. Accepted values: `[0]`.
-	NvmeIoqPollPeriodUs *int64 `json:"nvme_ioq_poll_period_us,omitempty"`
-	// Without effect. Accepted values: `[0]`.
-	RdmaCmEventTimeoutMs *int64 `json:"rdma_cm_event_timeout_ms,omitempty"`
-	// Without effect. Accepted values: `[0]`.
-	RdmaMaxCqSize *int64 `json:"rdma_max_cq_size,omitempty"`
-	// Without effect. Accepted values: `[0]`.
-	RdmaSrqSize *int64 `json:"rdma_srq_size,omitempty"`
-	// Without effect. Accepted values: `[false]`.
+	// Saved, without effect: the driver chooses when to poll.
+	NvmeIoqPollPeriodUs *uint64 `json:"nvme_ioq_poll_period_us,omitempty"`
+	// Saved, without effect.
+	RdmaCmEventTimeoutMs *uint16 `json:"rdma_cm_event_timeout_ms,omitempty"`
+	// Saved, without effect.
+	RdmaMaxCqSize *uint32 `json:"rdma_max_cq_size,omitempty"`
+	// Saved, without effect.
+	RdmaSrqSize *uint32 `json:"rdma_srq_size,omitempty"`
+	// Saved, without effect.
 	RdmaUmrPerIo *bool `json:"rdma_umr_per_io,omitempty"`
-	// Without effect. Accepted values: `[0]`.
-	ReconnectDelaySec *int64 `json:"reconnect_delay_sec,omitempty"`
-	// Without effect. Accepted values: `[0]`.
-	TcpConnectTimeoutMs *int64 `json:"tcp_connect_timeout_ms,omitempty"`
-	// Without effect. Accepted values: `[0]`.
-	TimeoutAdminUs *int64 `json:"timeout_admin_us,omitempty"`
-	// Without effect. Accepted values: `[0]`.
-	TimeoutUs *int64 `json:"timeout_us,omitempty"`
-	// Without effect. Accepted values: `[0]`.
-	TransportAckTimeout *int64 `json:"transport_ack_timeout,omitempty"`
-	// Without effect. Accepted values: `[4]`.
-	TransportRetryCount *int64 `json:"transport_retry_count,omitempty"`
-	// Without effect. Accepted values: `[0]`.
-	TransportTos *int64 `json:"transport_tos,omitempty"`
+	// Saved, without effect.
+	ReconnectDelaySec *uint32 `json:"reconnect_delay_sec,omitempty"`
+	// Saved, without effect.
+	TcpConnectTimeoutMs *uint32 `json:"tcp_connect_timeout_ms,omitempty"`
+	// As `timeout_us`, for admin commands. Default: 120 s.
+	TimeoutAdminUs *uint64 `json:"timeout_admin_us,omitempty"`
+	// Microseconds after which an I/O command is late: the driver aborts it, and resets the controller if that does not help. Default: 30 s.
+	TimeoutUs *uint64 `json:"timeout_us,omitempty"`
+	// Saved, without effect.
+	TransportAckTimeout *uint8 `json:"transport_ack_timeout,omitempty"`
+	// Attempts after a status that allows another. Default: 4.
+	TransportRetryCount *uint32 `json:"transport_retry_count,omitempty"`
+	// Saved, without effect.
+	TransportTos *uint8 `json:"transport_tos,omitempty"`
 }
 
-// BdevNvmeSetOptions calls bdev_nvme_set_options. Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
+// BdevNvmeSetOptions calls bdev_nvme_set_options. Sets time limits and retries of NVMe controllers that are attached later.
 func (c *Client) BdevNvmeSetOptions(ctx context.Context, params BdevNvmeSetOptionsParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_nvme_set_options", params)
 }
@@ -1084,9 +1166,9 @@ func (c *Client) FrameworkGetGovernor(ctx context.Context) (map[string]any, erro
 	return call[map[string]any](ctx, c, "framework_get_governor", nil)
 }
 
-// FrameworkGetPciDevices calls framework_get_pci_devices. Lists the PCI devices in use: always empty.
-func (c *Client) FrameworkGetPciDevices(ctx context.Context) ([]map[string]any, error) {
-	return call[[]map[string]any](ctx, c, "framework_get_pci_devices", nil)
+// FrameworkGetPciDevices calls framework_get_pci_devices. Lists the PCI devices that the daemon drives itself: the attached NVMe controllers.
+func (c *Client) FrameworkGetPciDevices(ctx context.Context) ([]PciDevice, error) {
+	return call[[]PciDevice](ctx, c, "framework_get_pci_devices", nil)
 }
 
 // FrameworkGetReactors calls framework_get_reactors. Lists the reactors: the core and the load of each.

@@ -654,12 +654,12 @@ type MemoryClients struct {
 
 // MultipathOptions: How a path to a namespace is selected.
 type MultipathOptions struct {
-	// Omitted.
-	MinIo *int64 `json:"min_io,omitempty"`
-	// `active_passive`.
-	Policy *string `json:"policy,omitempty"`
-	// Omitted.
-	Selector *string `json:"selector,omitempty"`
+	// Saved, without effect.
+	MinIo *uint32 `json:"min_io,omitempty"`
+	// Saved, without effect.
+	Policy *NvmePathPolicy `json:"policy,omitempty"`
+	// Saved, without effect.
+	Selector *NvmePathSelector `json:"selector,omitempty"`
 }
 
 // NotRegistered: A region that a client has not registered.
@@ -672,6 +672,23 @@ type NotRegistered struct {
 	Bytes uint64 `json:"bytes"`
 	// Pieces of requests' memory in the region that went through bounce buffers.
 	BouncedPieces uint64 `json:"bounced_pieces"`
+}
+
+// NvmeCommandType: Kind of an NVMe command.
+type NvmeCommandType string
+
+// The values of NvmeCommandType.
+const (
+	NvmeCommandTypeAdmin NvmeCommandType = "admin"
+	NvmeCommandTypeIo    NvmeCommandType = "io"
+)
+
+// NvmeCompletion: Result of `bdev_nvme_send_cmd`.
+type NvmeCompletion struct {
+	// The completion, 16 bytes in base64 with the characters of URLs. Its queue and CID are 0.
+	Cpl string `json:"cpl"`
+	// What the controller wrote, in base64.
+	Data *string `json:"data,omitempty"`
 }
 
 // NvmeController: One of the results of `bdev_nvme_get_controllers`.
@@ -738,6 +755,15 @@ type NvmeDetails struct {
 	Vs         *NvmeVersion `json:"vs,omitempty"`
 }
 
+// NvmeDirection: From the host to the controller, or back.
+type NvmeDirection string
+
+// The values of NvmeDirection.
+const (
+	NvmeDirectionH2c NvmeDirection = "h2c"
+	NvmeDirectionC2h NvmeDirection = "c2h"
+)
+
 // NvmeDma: Which memory of VMs an NVMe controller accesses by itself: memory of huge pages, which is pinned, or all, or none. Other memory is copied.
 type NvmeDma string
 
@@ -747,6 +773,37 @@ const (
 	NvmeDmaPin    NvmeDma = "pin"
 	NvmeDmaBounce NvmeDma = "bounce"
 )
+
+// NvmeHealth: Result of `bdev_nvme_get_controller_health_info`: the SMART log.
+type NvmeHealth struct {
+	ModelNumber      string `json:"model_number"`
+	SerialNumber     string `json:"serial_number"`
+	FirmwareRevision string `json:"firmware_revision"`
+	// PCI address, or path of the socket.
+	Traddr string `json:"traddr"`
+	// Aryk only: what the drive warns of.
+	CriticalWarnings []string `json:"critical_warnings"`
+	// 0 if the drive does not report it.
+	TemperatureCelsius                int32 `json:"temperature_celsius"`
+	AvailableSparePercentage          uint8 `json:"available_spare_percentage"`
+	AvailableSpareThresholdPercentage uint8 `json:"available_spare_threshold_percentage"`
+	PercentageUsed                    uint8 `json:"percentage_used"`
+	// Units of 512,000 bytes.
+	DataUnitsRead uint64 `json:"data_units_read"`
+	// Units of 512,000 bytes.
+	DataUnitsWritten  uint64 `json:"data_units_written"`
+	HostReadCommands  uint64 `json:"host_read_commands"`
+	HostWriteCommands uint64 `json:"host_write_commands"`
+	// Minutes.
+	ControllerBusyTime                      uint64 `json:"controller_busy_time"`
+	PowerCycles                             uint64 `json:"power_cycles"`
+	PowerOnHours                            uint64 `json:"power_on_hours"`
+	UnsafeShutdowns                         uint64 `json:"unsafe_shutdowns"`
+	MediaErrors                             uint64 `json:"media_errors"`
+	NumErrLogEntries                        uint64 `json:"num_err_log_entries"`
+	WarningTemperatureTimeMinutes           uint32 `json:"warning_temperature_time_minutes"`
+	CriticalCompositeTemperatureTimeMinutes uint32 `json:"critical_composite_temperature_time_minutes"`
+}
 
 // NvmeHost: The host side of a network connection: always empty.
 type NvmeHost struct {
@@ -806,12 +863,37 @@ type NvmeOacs struct {
 
 // NvmePath: A path to a controller.
 type NvmePath struct {
-	// `enabled`, `resetting`, `reconnect_is_delayed` (the drive has vanished, and requests wait), or `deleting`.
+	// `enabled`, `resetting`, `reconnect_is_delayed` (the drive has vanished, and requests wait), `disabled`, or `deleting`.
 	State string          `json:"state"`
 	Trid  NvmeTransportId `json:"trid"`
 	// Controller ID.
 	Cntlid uint16   `json:"cntlid"`
 	Host   NvmeHost `json:"host"`
+}
+
+// NvmePathPolicy: How many paths carry I/O.
+type NvmePathPolicy string
+
+// The values of NvmePathPolicy.
+const (
+	NvmePathPolicyActivePassive NvmePathPolicy = "active_passive"
+	NvmePathPolicyActiveActive  NvmePathPolicy = "active_active"
+)
+
+// NvmePathSelector: Which path the next request takes.
+type NvmePathSelector string
+
+// The values of NvmePathSelector.
+const (
+	NvmePathSelectorRoundRobin NvmePathSelector = "round_robin"
+	NvmePathSelectorQueueDepth NvmePathSelector = "queue_depth"
+)
+
+// NvmePollGroup: The queue pairs of a core.
+type NvmePollGroup struct {
+	// The reactor.
+	Thread     string          `json:"thread"`
+	Transports []NvmeTransport `json:"transports"`
 }
 
 // NvmeQueuePair: A queue pair of a reactor.
@@ -833,12 +915,38 @@ type NvmeQueuePair struct {
 	PoolFreeMin uint64 `json:"pool_free_min"`
 }
 
+// NvmeTimeoutAction: What happens to a late command.
+type NvmeTimeoutAction string
+
+// The values of NvmeTimeoutAction.
+const (
+	NvmeTimeoutActionNone  NvmeTimeoutAction = "none"
+	NvmeTimeoutActionReset NvmeTimeoutAction = "reset"
+	NvmeTimeoutActionAbort NvmeTimeoutAction = "abort"
+)
+
+// NvmeTransport: Sums over the queue pairs of a core.
+type NvmeTransport struct {
+	Trname            string `json:"trname"`
+	Completions       uint64 `json:"completions"`
+	SubmittedRequests uint64 `json:"submitted_requests"`
+	// Aryk only: writes to doorbell registers, of submission and completion queues.
+	DoorbellUpdates uint64 `json:"doorbell_updates"`
+	// Aryk only: commands in flight.
+	InFlight uint64 `json:"in_flight"`
+}
+
 // NvmeTransportId: Where a controller is.
 type NvmeTransportId struct {
 	// `PCIe` or `VFIOUSER`.
 	Trtype string `json:"trtype"`
 	// PCI address, or path of the socket.
 	Traddr string `json:"traddr"`
+}
+
+// NvmeTransportStatistics: Result of `bdev_nvme_get_transport_statistics`.
+type NvmeTransportStatistics struct {
+	PollGroups []NvmePollGroup `json:"poll_groups"`
 }
 
 // NvmeVersion: The version of the specification.
@@ -853,6 +961,14 @@ type PassthruDetails struct {
 	BaseBdevName string `json:"base_bdev_name"`
 	// Name of the disk.
 	Name string `json:"name"`
+}
+
+// PciDevice: One of the results of `framework_get_pci_devices`.
+type PciDevice struct {
+	// PCI address; for a device that another process emulates, the path of its socket.
+	Address string `json:"address"`
+	// The configuration space in hexadecimal digits, as it was when the controller became ready.
+	ConfigSpace string `json:"config_space"`
 }
 
 // Poller: A queue, or another poller.

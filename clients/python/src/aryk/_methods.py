@@ -782,6 +782,27 @@ class Methods(ABC):
         )
         return result
 
+    def bdev_nvme_apply_firmware(
+        self,
+        *,
+        filename: str,
+        bdev_name: str,
+    ) -> str:
+        """Downloads firmware to an NVMe controller, stores it, and resets the controller to run it; requests wait meanwhile.
+
+        Parameters:
+            filename: Path of the image on the daemon's host.
+            bdev_name: Name, alias or uuid of a disk of the controller; Aryk only: or the name of the controller.
+        """
+        result: str = self.call(
+            "bdev_nvme_apply_firmware",
+            _given(
+                filename=filename,
+                bdev_name=bdev_name,
+            ),
+        )
+        return result
+
     def bdev_nvme_attach_controller(
         self,
         *,
@@ -971,6 +992,66 @@ class Methods(ABC):
         )
         return result
 
+    def bdev_nvme_disable_controller(
+        self,
+        *,
+        name: str,
+        cntlid: int | None = None,
+    ) -> bool:
+        """Shuts an NVMe controller down; its disks stay, and their requests wait.
+
+        Parameters:
+            name: Name of the controller.
+            cntlid: Ignored: a name stands for one controller.
+        """
+        result: bool = self.call(
+            "bdev_nvme_disable_controller",
+            _given(
+                name=name,
+                cntlid=cntlid,
+            ),
+        )
+        return result
+
+    def bdev_nvme_enable_controller(
+        self,
+        *,
+        name: str,
+        cntlid: int | None = None,
+    ) -> bool:
+        """Starts a disabled NVMe controller again; the requests go on when it is ready.
+
+        Parameters:
+            name: Name of the controller.
+            cntlid: Ignored: a name stands for one controller.
+        """
+        result: bool = self.call(
+            "bdev_nvme_enable_controller",
+            _given(
+                name=name,
+                cntlid=cntlid,
+            ),
+        )
+        return result
+
+    def bdev_nvme_get_controller_health_info(
+        self,
+        *,
+        name: str,
+    ) -> types.NvmeHealth:
+        """Reads the health of an NVMe drive: temperature, wear, errors.
+
+        Parameters:
+            name: Name of the controller.
+        """
+        result: types.NvmeHealth = self.call(
+            "bdev_nvme_get_controller_health_info",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
     def bdev_nvme_get_controllers(
         self,
         *,
@@ -987,6 +1068,11 @@ class Methods(ABC):
                 name=name,
             ),
         )
+        return result
+
+    def bdev_nvme_get_transport_statistics(self) -> types.NvmeTransportStatistics:
+        """Reports the commands of the NVMe queue pairs, by core."""
+        result: types.NvmeTransportStatistics = self.call("bdev_nvme_get_transport_statistics")
         return result
 
     def bdev_nvme_reset_controller(
@@ -1010,17 +1096,59 @@ class Methods(ABC):
         )
         return result
 
+    def bdev_nvme_send_cmd(
+        self,
+        *,
+        name: str,
+        cmd_type: types.NvmeCommandType,
+        data_direction: types.NvmeDirection,
+        cmdbuf: str,
+        data: str | None = None,
+        data_len: int | None = None,
+        metadata: str | None = None,
+        metadata_len: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> types.NvmeCompletion:
+        """Sends an admin command to an NVMe controller, unless the command would break the driver, or destroy data in use.
+
+        Parameters:
+            name: Name of the controller.
+            cmd_type: `admin`: I/O commands are refused, since disks carry out I/O.
+            data_direction: Direction of the data.
+            cmdbuf: The command, 64 bytes in base64 with the characters of URLs. Its CID and data pointers are ignored.
+            data: The data for the controller, in base64.
+            data_len: Bytes that the controller writes.
+            metadata: Metadata, which is not supported.
+            metadata_len: Bytes of metadata, which is not supported.
+            timeout_ms: Milliseconds to wait for the completion. Default: as long as the driver waits.
+        """
+        result: types.NvmeCompletion = self.call(
+            "bdev_nvme_send_cmd",
+            _given(
+                name=name,
+                cmd_type=cmd_type,
+                data_direction=data_direction,
+                cmdbuf=cmdbuf,
+                data=data,
+                data_len=data_len,
+                metadata=metadata,
+                metadata_len=metadata_len,
+                timeout_ms=timeout_ms,
+            ),
+        )
+        return result
+
     def bdev_nvme_set_hotplug(
         self,
         *,
         enable: bool,
         period_us: int | None = None,
     ) -> bool:
-        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
+        """Sets whether NVMe drives that are bound to vfio-pci are attached by themselves.
 
         Parameters:
-            enable: Without effect. Accepted values: `[false]`.
-            period_us: Without effect. Accepted values: `[100_000, 0]`.
+            enable: Whether drives are attached by themselves, as `HotInNvme0` and so on.
+            period_us: Microseconds between two looks at the host's drives, 0 to 10,000,000. Default, and for 0: 100,000.
         """
         result: bool = self.call(
             "bdev_nvme_set_hotplug",
@@ -1034,7 +1162,7 @@ class Methods(ABC):
     def bdev_nvme_set_options(
         self,
         *,
-        action_on_timeout: str | None = None,
+        action_on_timeout: types.NvmeTimeoutAction | None = None,
         allow_accel_sequence: bool | None = None,
         arbitration_burst: int | None = None,
         bdev_retry_count: int | None = None,
@@ -1068,42 +1196,42 @@ class Methods(ABC):
         transport_retry_count: int | None = None,
         transport_tos: int | None = None,
     ) -> bool:
-        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
+        """Sets time limits and retries of NVMe controllers that are attached later.
 
         Parameters:
-            action_on_timeout: Without effect. Accepted values: `["none"]`.
-            allow_accel_sequence: Without effect. Accepted values: `[false]`.
-            arbitration_burst: Without effect. Accepted values: `[0]`.
-            bdev_retry_count: Without effect. Accepted values: `[3]`.
-            ctrlr_loss_timeout_sec: Without effect. Accepted values: `[0]`.
-            delay_cmd_submit: Without effect. Accepted values: `[true]`.
-            dhchap_dhgroups: Without effect. Accepted values: `[DHCHAP_DHGROUPS]`.
-            dhchap_digests: Without effect. Accepted values: `[DHCHAP_DIGESTS]`.
-            disable_auto_failback: Without effect. Accepted values: `[false]`.
-            enable_flush: Without effect. Accepted values: `[false]`.
-            fast_io_fail_timeout_sec: Without effect. Accepted values: `[0]`.
-            generate_uuids: Without effect. Accepted values: `[false]`.
-            high_priority_weight: Without effect. Accepted values: `[0]`.
-            io_path_stat: Without effect. Accepted values: `[false]`.
-            io_queue_requests: Without effect. Accepted values: `[0]`.
-            keep_alive_timeout_ms: Without effect. Accepted values: `[10_000]`.
-            low_priority_weight: Without effect. Accepted values: `[0]`.
-            medium_priority_weight: Without effect. Accepted values: `[0]`.
-            multipath_opts: Without effect. Accepted values: `[AsBuilt]`.
-            nvme_adminq_poll_period_us: Without effect. Accepted values: `[10_000]`.
-            nvme_error_stat: Without effect. Accepted values: `[false]`.
-            nvme_ioq_poll_period_us: Without effect. Accepted values: `[0]`.
-            rdma_cm_event_timeout_ms: Without effect. Accepted values: `[0]`.
-            rdma_max_cq_size: Without effect. Accepted values: `[0]`.
-            rdma_srq_size: Without effect. Accepted values: `[0]`.
-            rdma_umr_per_io: Without effect. Accepted values: `[false]`.
-            reconnect_delay_sec: Without effect. Accepted values: `[0]`.
-            tcp_connect_timeout_ms: Without effect. Accepted values: `[0]`.
-            timeout_admin_us: Without effect. Accepted values: `[0]`.
-            timeout_us: Without effect. Accepted values: `[0]`.
-            transport_ack_timeout: Without effect. Accepted values: `[0]`.
-            transport_retry_count: Without effect. Accepted values: `[4]`.
-            transport_tos: Without effect. Accepted values: `[0]`.
+            action_on_timeout: Saved, without effect: a late command is always aborted first.
+            allow_accel_sequence: Saved, without effect.
+            arbitration_burst: Saved, without effect: all queues have the same priority.
+            bdev_retry_count: Saved, without effect: `transport_retry_count` counts all attempts.
+            ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished; -1: for ever. Default: 15.
+            delay_cmd_submit: Saved, without effect: commands are always submitted in batches.
+            dhchap_dhgroups: Saved, without effect.
+            dhchap_digests: Saved, without effect.
+            disable_auto_failback: Saved, without effect.
+            enable_flush: Saved, without effect: flushes always reach a drive with a volatile write cache.
+            fast_io_fail_timeout_sec: Saved, without effect.
+            generate_uuids: Saved, without effect: namespaces without a UUID always get one.
+            high_priority_weight: Saved, without effect.
+            io_path_stat: Saved, without effect.
+            io_queue_requests: Commands in flight on each reactor. Default: 255.
+            keep_alive_timeout_ms: Period of the keep-alive timer, for controllers that have one. Default: none.
+            low_priority_weight: Saved, without effect.
+            medium_priority_weight: Saved, without effect.
+            multipath_opts: Saved, without effect: a controller has one path.
+            nvme_adminq_poll_period_us: Saved, without effect: the driver chooses when to poll.
+            nvme_error_stat: Saved, without effect: errors are always counted.
+            nvme_ioq_poll_period_us: Saved, without effect: the driver chooses when to poll.
+            rdma_cm_event_timeout_ms: Saved, without effect.
+            rdma_max_cq_size: Saved, without effect.
+            rdma_srq_size: Saved, without effect.
+            rdma_umr_per_io: Saved, without effect.
+            reconnect_delay_sec: Saved, without effect.
+            tcp_connect_timeout_ms: Saved, without effect.
+            timeout_admin_us: As `timeout_us`, for admin commands. Default: 120 s.
+            timeout_us: Microseconds after which an I/O command is late: the driver aborts it, and resets the controller if that does not help. Default: 30 s.
+            transport_ack_timeout: Saved, without effect.
+            transport_retry_count: Attempts after a status that allows another. Default: 4.
+            transport_tos: Saved, without effect.
         """
         result: bool = self.call(
             "bdev_nvme_set_options",
@@ -1709,9 +1837,9 @@ class Methods(ABC):
         result: dict[str, Any] = self.call("framework_get_governor")
         return result
 
-    def framework_get_pci_devices(self) -> list[dict[str, Any]]:
-        """Lists the PCI devices in use: always empty."""
-        result: list[dict[str, Any]] = self.call("framework_get_pci_devices")
+    def framework_get_pci_devices(self) -> list[types.PciDevice]:
+        """Lists the PCI devices that the daemon drives itself: the attached NVMe controllers."""
+        result: list[types.PciDevice] = self.call("framework_get_pci_devices")
         return result
 
     def framework_get_reactors(self) -> types.Reactors:
@@ -3438,6 +3566,27 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def bdev_nvme_apply_firmware(
+        self,
+        *,
+        filename: str,
+        bdev_name: str,
+    ) -> str:
+        """Downloads firmware to an NVMe controller, stores it, and resets the controller to run it; requests wait meanwhile.
+
+        Parameters:
+            filename: Path of the image on the daemon's host.
+            bdev_name: Name, alias or uuid of a disk of the controller; Aryk only: or the name of the controller.
+        """
+        result: str = await self.call(
+            "bdev_nvme_apply_firmware",
+            _given(
+                filename=filename,
+                bdev_name=bdev_name,
+            ),
+        )
+        return result
+
     async def bdev_nvme_attach_controller(
         self,
         *,
@@ -3627,6 +3776,66 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def bdev_nvme_disable_controller(
+        self,
+        *,
+        name: str,
+        cntlid: int | None = None,
+    ) -> bool:
+        """Shuts an NVMe controller down; its disks stay, and their requests wait.
+
+        Parameters:
+            name: Name of the controller.
+            cntlid: Ignored: a name stands for one controller.
+        """
+        result: bool = await self.call(
+            "bdev_nvme_disable_controller",
+            _given(
+                name=name,
+                cntlid=cntlid,
+            ),
+        )
+        return result
+
+    async def bdev_nvme_enable_controller(
+        self,
+        *,
+        name: str,
+        cntlid: int | None = None,
+    ) -> bool:
+        """Starts a disabled NVMe controller again; the requests go on when it is ready.
+
+        Parameters:
+            name: Name of the controller.
+            cntlid: Ignored: a name stands for one controller.
+        """
+        result: bool = await self.call(
+            "bdev_nvme_enable_controller",
+            _given(
+                name=name,
+                cntlid=cntlid,
+            ),
+        )
+        return result
+
+    async def bdev_nvme_get_controller_health_info(
+        self,
+        *,
+        name: str,
+    ) -> types.NvmeHealth:
+        """Reads the health of an NVMe drive: temperature, wear, errors.
+
+        Parameters:
+            name: Name of the controller.
+        """
+        result: types.NvmeHealth = await self.call(
+            "bdev_nvme_get_controller_health_info",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
     async def bdev_nvme_get_controllers(
         self,
         *,
@@ -3643,6 +3852,11 @@ class AsyncMethods(ABC):
                 name=name,
             ),
         )
+        return result
+
+    async def bdev_nvme_get_transport_statistics(self) -> types.NvmeTransportStatistics:
+        """Reports the commands of the NVMe queue pairs, by core."""
+        result: types.NvmeTransportStatistics = await self.call("bdev_nvme_get_transport_statistics")
         return result
 
     async def bdev_nvme_reset_controller(
@@ -3666,17 +3880,59 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def bdev_nvme_send_cmd(
+        self,
+        *,
+        name: str,
+        cmd_type: types.NvmeCommandType,
+        data_direction: types.NvmeDirection,
+        cmdbuf: str,
+        data: str | None = None,
+        data_len: int | None = None,
+        metadata: str | None = None,
+        metadata_len: int | None = None,
+        timeout_ms: int | None = None,
+    ) -> types.NvmeCompletion:
+        """Sends an admin command to an NVMe controller, unless the command would break the driver, or destroy data in use.
+
+        Parameters:
+            name: Name of the controller.
+            cmd_type: `admin`: I/O commands are refused, since disks carry out I/O.
+            data_direction: Direction of the data.
+            cmdbuf: The command, 64 bytes in base64 with the characters of URLs. Its CID and data pointers are ignored.
+            data: The data for the controller, in base64.
+            data_len: Bytes that the controller writes.
+            metadata: Metadata, which is not supported.
+            metadata_len: Bytes of metadata, which is not supported.
+            timeout_ms: Milliseconds to wait for the completion. Default: as long as the driver waits.
+        """
+        result: types.NvmeCompletion = await self.call(
+            "bdev_nvme_send_cmd",
+            _given(
+                name=name,
+                cmd_type=cmd_type,
+                data_direction=data_direction,
+                cmdbuf=cmdbuf,
+                data=data,
+                data_len=data_len,
+                metadata=metadata,
+                metadata_len=metadata_len,
+                timeout_ms=timeout_ms,
+            ),
+        )
+        return result
+
     async def bdev_nvme_set_hotplug(
         self,
         *,
         enable: bool,
         period_us: int | None = None,
     ) -> bool:
-        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
+        """Sets whether NVMe drives that are bound to vfio-pci are attached by themselves.
 
         Parameters:
-            enable: Without effect. Accepted values: `[false]`.
-            period_us: Without effect. Accepted values: `[100_000, 0]`.
+            enable: Whether drives are attached by themselves, as `HotInNvme0` and so on.
+            period_us: Microseconds between two looks at the host's drives, 0 to 10,000,000. Default, and for 0: 100,000.
         """
         result: bool = await self.call(
             "bdev_nvme_set_hotplug",
@@ -3690,7 +3946,7 @@ class AsyncMethods(ABC):
     async def bdev_nvme_set_options(
         self,
         *,
-        action_on_timeout: str | None = None,
+        action_on_timeout: types.NvmeTimeoutAction | None = None,
         allow_accel_sequence: bool | None = None,
         arbitration_burst: int | None = None,
         bdev_retry_count: int | None = None,
@@ -3724,42 +3980,42 @@ class AsyncMethods(ABC):
         transport_retry_count: int | None = None,
         transport_tos: int | None = None,
     ) -> bool:
-        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
+        """Sets time limits and retries of NVMe controllers that are attached later.
 
         Parameters:
-            action_on_timeout: Without effect. Accepted values: `["none"]`.
-            allow_accel_sequence: Without effect. Accepted values: `[false]`.
-            arbitration_burst: Without effect. Accepted values: `[0]`.
-            bdev_retry_count: Without effect. Accepted values: `[3]`.
-            ctrlr_loss_timeout_sec: Without effect. Accepted values: `[0]`.
-            delay_cmd_submit: Without effect. Accepted values: `[true]`.
-            dhchap_dhgroups: Without effect. Accepted values: `[DHCHAP_DHGROUPS]`.
-            dhchap_digests: Without effect. Accepted values: `[DHCHAP_DIGESTS]`.
-            disable_auto_failback: Without effect. Accepted values: `[false]`.
-            enable_flush: Without effect. Accepted values: `[false]`.
-            fast_io_fail_timeout_sec: Without effect. Accepted values: `[0]`.
-            generate_uuids: Without effect. Accepted values: `[false]`.
-            high_priority_weight: Without effect. Accepted values: `[0]`.
-            io_path_stat: Without effect. Accepted values: `[false]`.
-            io_queue_requests: Without effect. Accepted values: `[0]`.
-            keep_alive_timeout_ms: Without effect. Accepted values: `[10_000]`.
-            low_priority_weight: Without effect. Accepted values: `[0]`.
-            medium_priority_weight: Without effect. Accepted values: `[0]`.
-            multipath_opts: Without effect. Accepted values: `[AsBuilt]`.
-            nvme_adminq_poll_period_us: Without effect. Accepted values: `[10_000]`.
-            nvme_error_stat: Without effect. Accepted values: `[false]`.
-            nvme_ioq_poll_period_us: Without effect. Accepted values: `[0]`.
-            rdma_cm_event_timeout_ms: Without effect. Accepted values: `[0]`.
-            rdma_max_cq_size: Without effect. Accepted values: `[0]`.
-            rdma_srq_size: Without effect. Accepted values: `[0]`.
-            rdma_umr_per_io: Without effect. Accepted values: `[false]`.
-            reconnect_delay_sec: Without effect. Accepted values: `[0]`.
-            tcp_connect_timeout_ms: Without effect. Accepted values: `[0]`.
-            timeout_admin_us: Without effect. Accepted values: `[0]`.
-            timeout_us: Without effect. Accepted values: `[0]`.
-            transport_ack_timeout: Without effect. Accepted values: `[0]`.
-            transport_retry_count: Without effect. Accepted values: `[4]`.
-            transport_tos: Without effect. Accepted values: `[0]`.
+            action_on_timeout: Saved, without effect: a late command is always aborted first.
+            allow_accel_sequence: Saved, without effect.
+            arbitration_burst: Saved, without effect: all queues have the same priority.
+            bdev_retry_count: Saved, without effect: `transport_retry_count` counts all attempts.
+            ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished; -1: for ever. Default: 15.
+            delay_cmd_submit: Saved, without effect: commands are always submitted in batches.
+            dhchap_dhgroups: Saved, without effect.
+            dhchap_digests: Saved, without effect.
+            disable_auto_failback: Saved, without effect.
+            enable_flush: Saved, without effect: flushes always reach a drive with a volatile write cache.
+            fast_io_fail_timeout_sec: Saved, without effect.
+            generate_uuids: Saved, without effect: namespaces without a UUID always get one.
+            high_priority_weight: Saved, without effect.
+            io_path_stat: Saved, without effect.
+            io_queue_requests: Commands in flight on each reactor. Default: 255.
+            keep_alive_timeout_ms: Period of the keep-alive timer, for controllers that have one. Default: none.
+            low_priority_weight: Saved, without effect.
+            medium_priority_weight: Saved, without effect.
+            multipath_opts: Saved, without effect: a controller has one path.
+            nvme_adminq_poll_period_us: Saved, without effect: the driver chooses when to poll.
+            nvme_error_stat: Saved, without effect: errors are always counted.
+            nvme_ioq_poll_period_us: Saved, without effect: the driver chooses when to poll.
+            rdma_cm_event_timeout_ms: Saved, without effect.
+            rdma_max_cq_size: Saved, without effect.
+            rdma_srq_size: Saved, without effect.
+            rdma_umr_per_io: Saved, without effect.
+            reconnect_delay_sec: Saved, without effect.
+            tcp_connect_timeout_ms: Saved, without effect.
+            timeout_admin_us: As `timeout_us`, for admin commands. Default: 120 s.
+            timeout_us: Microseconds after which an I/O command is late: the driver aborts it, and resets the controller if that does not help. Default: 30 s.
+            transport_ack_timeout: Saved, without effect.
+            transport_retry_count: Attempts after a status that allows another. Default: 4.
+            transport_tos: Saved, without effect.
         """
         result: bool = await self.call(
             "bdev_nvme_set_options",
@@ -4365,9 +4621,9 @@ class AsyncMethods(ABC):
         result: dict[str, Any] = await self.call("framework_get_governor")
         return result
 
-    async def framework_get_pci_devices(self) -> list[dict[str, Any]]:
-        """Lists the PCI devices in use: always empty."""
-        result: list[dict[str, Any]] = await self.call("framework_get_pci_devices")
+    async def framework_get_pci_devices(self) -> list[types.PciDevice]:
+        """Lists the PCI devices that the daemon drives itself: the attached NVMe controllers."""
+        result: list[types.PciDevice] = await self.call("framework_get_pci_devices")
         return result
 
     async def framework_get_reactors(self) -> types.Reactors:

@@ -25,11 +25,26 @@ IoType = Literal["clear", "read", "write", "unmap", "flush", "all"]
 #: One of the latencies of a delay disk.
 LatencyType = Literal["avg_read", "p99_read", "avg_write", "p99_write"]
 
+#: Kind of an NVMe command.
+NvmeCommandType = Literal["admin", "io"]
+
+#: From the host to the controller, or back.
+NvmeDirection = Literal["h2c", "c2h"]
+
 #: Which memory of VMs an NVMe controller accesses by itself: memory of huge pages, which is pinned, or all, or none. Other memory is copied.
 NvmeDma = Literal["auto", "pin", "bounce"]
 
 #: What further paths of a controller are for. A controller has one path.
 NvmeMultipath = Literal["failover", "multipath", "disable"]
+
+#: How many paths carry I/O.
+NvmePathPolicy = Literal["active_passive", "active_active"]
+
+#: Which path the next request takes.
+NvmePathSelector = Literal["round_robin", "queue_depth"]
+
+#: What happens to a late command.
+NvmeTimeoutAction = Literal["none", "reset", "abort"]
 
 #: SPDK's log levels. `NOTICE` is the default of a daemon.
 PrintLevel = Literal["ERROR", "WARNING", "NOTICE", "INFO", "DEBUG"]
@@ -669,12 +684,12 @@ class MemoryClients(TypedDict):
 class MultipathOptions(TypedDict):
     """How a path to a namespace is selected."""
 
-    #: Omitted.
+    #: Saved, without effect.
     min_io: NotRequired[int]
-    #: `active_passive`.
-    policy: NotRequired[str]
-    #: Omitted.
-    selector: NotRequired[str]
+    #: Saved, without effect.
+    policy: NotRequired[NvmePathPolicy]
+    #: Saved, without effect.
+    selector: NotRequired[NvmePathSelector]
 
 
 class NotRegistered(TypedDict):
@@ -688,6 +703,15 @@ class NotRegistered(TypedDict):
     bytes: int
     #: Pieces of requests' memory in the region that went through bounce buffers.
     bounced_pieces: int
+
+
+class NvmeCompletion(TypedDict):
+    """Result of `bdev_nvme_send_cmd`."""
+
+    #: The completion, 16 bytes in base64 with the characters of URLs. Its queue and CID are 0.
+    cpl: str
+    #: What the controller wrote, in base64.
+    data: NotRequired[str]
 
 
 class NvmeController(TypedDict):
@@ -757,6 +781,38 @@ class NvmeDetails(TypedDict):
     vs: NotRequired[NvmeVersion]
 
 
+class NvmeHealth(TypedDict):
+    """Result of `bdev_nvme_get_controller_health_info`: the SMART log."""
+
+    model_number: str
+    serial_number: str
+    firmware_revision: str
+    #: PCI address, or path of the socket.
+    traddr: str
+    #: Aryk only: what the drive warns of.
+    critical_warnings: list[str]
+    #: 0 if the drive does not report it.
+    temperature_celsius: int
+    available_spare_percentage: int
+    available_spare_threshold_percentage: int
+    percentage_used: int
+    #: Units of 512,000 bytes.
+    data_units_read: int
+    #: Units of 512,000 bytes.
+    data_units_written: int
+    host_read_commands: int
+    host_write_commands: int
+    #: Minutes.
+    controller_busy_time: int
+    power_cycles: int
+    power_on_hours: int
+    unsafe_shutdowns: int
+    media_errors: int
+    num_err_log_entries: int
+    warning_temperature_time_minutes: int
+    critical_composite_temperature_time_minutes: int
+
+
 class NvmeHost(TypedDict):
     """The host side of a network connection: always empty."""
 
@@ -811,12 +867,20 @@ class NvmeOacs(TypedDict):
 class NvmePath(TypedDict):
     """A path to a controller."""
 
-    #: `enabled`, `resetting`, `reconnect_is_delayed` (the drive has vanished, and requests wait), or `deleting`.
+    #: `enabled`, `resetting`, `reconnect_is_delayed` (the drive has vanished, and requests wait), `disabled`, or `deleting`.
     state: str
     trid: NvmeTransportId
     #: Controller ID.
     cntlid: int
     host: NvmeHost
+
+
+class NvmePollGroup(TypedDict):
+    """The queue pairs of a core."""
+
+    #: The reactor.
+    thread: str
+    transports: list[NvmeTransport]
 
 
 class NvmeQueuePair(TypedDict):
@@ -839,6 +903,18 @@ class NvmeQueuePair(TypedDict):
     pool_free_min: int
 
 
+class NvmeTransport(TypedDict):
+    """Sums over the queue pairs of a core."""
+
+    trname: str
+    completions: int
+    submitted_requests: int
+    #: Aryk only: writes to doorbell registers, of submission and completion queues.
+    doorbell_updates: int
+    #: Aryk only: commands in flight.
+    in_flight: int
+
+
 class NvmeTransportId(TypedDict):
     """Where a controller is."""
 
@@ -846,6 +922,12 @@ class NvmeTransportId(TypedDict):
     trtype: str
     #: PCI address, or path of the socket.
     traddr: str
+
+
+class NvmeTransportStatistics(TypedDict):
+    """Result of `bdev_nvme_get_transport_statistics`."""
+
+    poll_groups: list[NvmePollGroup]
 
 
 class NvmeVersion(TypedDict):
@@ -862,6 +944,15 @@ class PassthruDetails(TypedDict):
     base_bdev_name: str
     #: Name of the disk.
     name: str
+
+
+class PciDevice(TypedDict):
+    """One of the results of `framework_get_pci_devices`."""
+
+    #: PCI address; for a device that another process emulates, the path of its socket.
+    address: str
+    #: The configuration space in hexadecimal digits, as it was when the controller became ready.
+    config_space: str
 
 
 class Poller(TypedDict):
