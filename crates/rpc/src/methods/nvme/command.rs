@@ -353,7 +353,8 @@ fn command(
     Ok(admin::Command { entry, data, patience })
 }
 
-/// Refuses a command that would break the driver, and one that may destroy data while a disk of the controller is open. For commands
+/// Refuses a command that would break the driver, and one that may destroy data while a disk of the controller is open. For
+/// commands
 /// that change namespaces, the driver keeps the disks closed until the command is over.
 fn allow(control: &Control, controller: &AttachedController, entry: &SubmissionEntry) -> Result<(), Error> {
     let code = entry.opcode();
