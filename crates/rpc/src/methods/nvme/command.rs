@@ -354,8 +354,7 @@ fn command(
 }
 
 /// Refuses a command that would break the driver, and one that may destroy data while a disk of the controller is open. For
-/// commands
-/// that change namespaces, the driver keeps the disks closed until the command is over.
+/// commands that change namespaces, the driver keeps the disks closed until the command is over.
 fn allow(control: &Control, controller: &AttachedController, entry: &SubmissionEntry) -> Result<(), Error> {
     let code = entry.opcode();
     match policy::verdict(code, entry.cdw(10)) {
