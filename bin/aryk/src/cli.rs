@@ -173,7 +173,10 @@ pub enum Command {
 #[derive(Debug, Subcommand)]
 pub enum DiskCommand {
     /// Create a disk
-    #[command(after_help = examples::CREATE)]
+    #[command(
+        after_help = examples::CREATE,
+        override_usage = "aryk disk create [OPTIONS] <--file|--memory|--null|--nvme> <NAME>"
+    )]
     Create(CreateArgs),
     /// List all disks
     List(Watch),

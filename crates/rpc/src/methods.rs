@@ -102,7 +102,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
 }
 
 /// The methods that read-only clients may call.
-const CHANGE_NOTHING: [&str; 44] = [
+const CHANGE_NOTHING: [&str; 46] = [
     "accel_crypto_keys_get",
     "accel_get_module_info",
     "accel_get_opc_assignments",
@@ -118,7 +118,9 @@ const CHANGE_NOTHING: [&str; 44] = [
     "bdev_get_histogram_borders",
     // Its reset of statistics is a change, for which the method itself checks the rights.
     "bdev_get_iostat",
+    "bdev_nvme_get_controller_health_info",
     "bdev_nvme_get_controllers",
+    "bdev_nvme_get_transport_statistics",
     "bdev_qos_groups_get",
     "bdev_wait_for_examine",
     "framework_get_config",

@@ -39,7 +39,7 @@ impl Controllers {
     /// [`Error`].
     pub async fn attach(&self, env: &Env, config: Config) -> Result<Vec<Arc<Bdev>>, Error> {
         let (name, location) = (config.name.clone(), config.location.to_string());
-        let ready = {
+        let (shared, ready) = {
             let mut attached = lock(&self.0.attached);
             attached.retain(|_, controller| !controller.shared.has_ended());
             if attached.contains_key(&name) {
@@ -49,10 +49,16 @@ impl Controllers {
                 return Err(Error::Attached { location, name: name.clone() });
             }
             let (shared, ready) = control::start(env, config, &self.0.vfio)?;
-            attached.insert(name.clone(), Arc::new(AttachedController { shared, location }));
-            ready
+            let controller = AttachedController { shared: Arc::clone(&shared), location };
+            attached.insert(name.clone(), Arc::new(controller));
+            (shared, ready)
         };
-        ready.await.unwrap_or_else(|_| Err(Error::NotReady(name)))
+        let disks = ready.await.unwrap_or_else(|_| Err(Error::NotReady(name)));
+        if disks.is_err() {
+            // From then on the name and the function can be used again.
+            shared.ended().await;
+        }
+        disks
     }
 
     /// Removes a controller's disks, which waits until nobody uses them, and shuts the controller down.

@@ -11,11 +11,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The flags, each with the target of its part's events: the name of the crate.
-const FLAGS: [(&str, &str); 13] = [
+const FLAGS: [(&str, &str); 14] = [
     ("arykd", "arykd"),
     ("bdev", "aryk_bdev"),
     ("bdev_nvme", "aryk_bdev_nvme"),
     ("bdev_uring", "aryk_bdev_uring"),
+    ("cuse", "aryk_cuse"),
     ("metrics", "aryk_metrics"),
     ("reactor", "aryk_reactor"),
     ("rpc", "aryk_rpc"),

@@ -53,11 +53,12 @@ struct Transport {
 }
 
 async fn get_transport_statistics(control: &Control, _: NoParams) -> Result<TransportStatistics, Error> {
-    let mut cores = BTreeMap::<u16, Transport>::new();
+    let none = || Transport { trname: "PCIE", ..Transport::default() };
+    let mut cores: BTreeMap<u16, Transport> =
+        control.reactors.handles().iter().map(|reactor| (reactor.core(), none())).collect();
     for controller in control.nvme.controllers.list() {
         for pair in controller.counts().pairs {
-            let sums = cores.entry(pair.core).or_default();
-            sums.trname = "PCIE";
+            let sums = cores.entry(pair.core).or_insert_with(none);
             sums.completions += pair.completed;
             sums.submitted_requests += pair.submitted;
             sums.doorbell_updates += pair.doorbells;
