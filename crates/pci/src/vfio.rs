@@ -204,6 +204,7 @@ pub struct VfioFunction {
     _token: Arc<()>,
 }
 
+/// Never locked during a call that pins or unpins memory.
 #[derive(Debug, Default)]
 struct FunctionState {
     has_interrupts: bool,
@@ -211,6 +212,25 @@ struct FunctionState {
     table: Option<Registers>,
     /// The function's own mappings: from the IOVA to length and users.
     mapped: BTreeMap<u64, (u64, u32)>,
+}
+
+impl FunctionState {
+    /// Counts a mapping.
+    fn add_user(&mut self, iova: u64, len: u64) {
+        self.mapped.entry(iova).or_insert((len, 0)).1 += 1;
+    }
+
+    /// Uncounts a mapping; `false` if there is none.
+    fn remove_user(&mut self, iova: u64, len: u64) -> bool {
+        let Some((_, users)) = self.mapped.get_mut(&iova).filter(|mapped| mapped.0 == len) else {
+            return false;
+        };
+        *users -= 1;
+        if *users == 0 {
+            self.mapped.remove(&iova);
+        }
+        true
+    }
 }
 
 impl VfioFunction {
@@ -347,24 +367,18 @@ impl Function for VfioFunction {
     }
 
     fn map(&self, memory: &DmaRange) -> Result<u64, PciError> {
-        let mut state = self.state();
+        // Not under the function's lock: pinning takes long.
         let iova = self.keeper.space().map(memory)?;
-        state.mapped.entry(iova).or_insert((memory.len(), 0)).1 += 1;
+        self.state().add_user(iova, memory.len());
         Ok(iova)
     }
 
     fn unmap(&self, iova: u64, len: u64) -> Result<(), PciError> {
-        let mut state = self.state();
-        let not_mapped = PciError::NotMapped { iova, len };
-        let Some((_, users)) = state.mapped.get_mut(&iova).filter(|mapped| mapped.0 == len) else {
-            return Err(not_mapped);
-        };
-        self.keeper.space().unmap(iova, len)?;
-        *users -= 1;
-        if *users == 0 {
-            state.mapped.remove(&iova);
+        if !self.state().remove_user(iova, len) {
+            return Err(PciError::NotMapped { iova, len });
         }
-        Ok(())
+        // The mapping is the function's until it is unmapped.
+        self.keeper.space().unmap(iova, len).inspect_err(|_| self.state().add_user(iova, len))
     }
 
     fn vectors(&self) -> u16 {

@@ -2,7 +2,9 @@
 //! which takes long.
 //!
 //! Functions of one process share an address space where the kernel allows it: memory that several of them map is pinned, and
-//! counted against RLIMIT_MEMLOCK, once.
+//! counted against RLIMIT_MEMLOCK, once. The state is locked for lookups only, never for a call of the kernel: a VM whose memory
+//! is being pinned delays no other mapping by more than one piece. Threads that map the same memory at the same time share the
+//! pieces.
 
 use crate::PciError;
 use crate::iova::Allocator;
@@ -11,9 +13,10 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// The kernel pins and maps at most this much in one call, during which other threads wait for their own mappings.
+/// The kernel pins and maps at most this much in one call. Meanwhile it holds the container's lock, for which mappings and
+/// unmappings of other threads wait. No lock of this process is held.
 const CHUNK: u64 = 256 << 20;
 /// At most about this many calls, and so mappings of the kernel, for one range.
 const CHUNKS_MAX: u64 = 1024;
@@ -35,6 +38,8 @@ pub(super) trait Iommu: Send + Sync + Debug {
 pub(super) struct Space {
     iommu: Box<dyn Iommu>,
     state: Mutex<State>,
+    /// Notified at each change of a [`Stage`].
+    changed: Condvar,
 }
 
 #[derive(Debug)]
@@ -44,7 +49,7 @@ struct State {
     mapped: BTreeMap<u64, Mapped>,
     /// The IOVA of each mapped range of addresses: the newest, where the same addresses had several mappings.
     by_address: BTreeMap<(u64, u64), u64>,
-    /// Mappings of the kernel, and their limit.
+    /// Mappings of the kernel, also those to come of ranges that are being mapped; and their limit.
     chunks: u32,
     chunks_max: u32,
 }
@@ -52,9 +57,25 @@ struct State {
 #[derive(Debug)]
 struct Mapped {
     memory: DmaRange,
-    /// How often it was mapped.
+    /// How often it was mapped, or is being mapped.
     users: u32,
     chunks: u32,
+    stage: Stage,
+}
+
+/// How far a range is.
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    /// Its users map it piece by piece: the first IOVA that none has taken, and the pieces that the kernel maps now.
+    Mapping { next: u64, at_kernel: u32 },
+    /// A piece failed. Each user gets the error; the last one unmaps the other pieces.
+    Failed(Errno),
+    /// All of it is mapped.
+    Done,
+    /// Its last user unmaps it.
+    Unmapping,
+    /// It could not be unmapped: parts may be mapped. Its user can try again; it gets no other user.
+    Torn,
 }
 
 impl Space {
@@ -67,7 +88,7 @@ impl Space {
             chunks: 0,
             chunks_max: mappings_max,
         };
-        let space = Self { iommu, state: Mutex::new(state) };
+        let space = Self { iommu, state: Mutex::new(state), changed: Condvar::new() };
         space.refresh()?;
         Ok(space)
     }
@@ -82,68 +103,118 @@ impl Space {
 
     /// Maps memory, or counts one user more if exactly this memory is mapped; returns its IOVA.
     pub(super) fn map(&self, memory: &DmaRange) -> Result<u64, PciError> {
+        let iova = self.begin(memory)?;
+        while !self.map_piece(iova)? {}
+        Ok(iova)
+    }
+
+    /// Reserves an IOVA for memory that [`Space::map_piece`] maps, or counts one user more of exactly this memory.
+    fn begin(&self, memory: &DmaRange) -> Result<u64, PciError> {
         let (address, len) = (memory.addr(), memory.len());
-        if !address.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) {
+        if !address.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) || len == 0 {
             return Err(PciError::OutOfBounds { what: "memory for DMA", offset: address, len });
         }
         let mut state = self.state();
-        if let Some(iova) = state.share(memory) {
-            return Ok(iova);
-        }
-        let align = alignment(len);
-        let no_room = PciError::AddressSpace { len, align };
-        let iova = state.allocator.allocate(len, align, address % align).ok_or(no_room)?;
-        match self.map_chunks(&mut state, address, iova, len) {
-            Ok(chunks) => {
-                state.mapped.insert(iova, Mapped { memory: memory.clone(), users: 1, chunks });
-                state.by_address.insert((address, len), iova);
-                Ok(iova)
-            }
-            Err(Failed { error, is_clean }) => {
-                // A range that may still be mapped is never allocated again. Its memory stays pinned, so that nothing else is
-                // damaged.
-                if is_clean {
-                    state.allocator.release(iova);
+        while let Some((iova, mapped)) = state.find(memory) {
+            match mapped.stage {
+                Stage::Mapping { .. } | Stage::Done => {
+                    mapped.users += 1;
+                    return Ok(iova);
                 }
-                Err(error)
+                Stage::Failed(_) | Stage::Torn => break,
+                // Its pages would be pinned twice.
+                Stage::Unmapping => state = self.wait(state),
             }
         }
+        state.reserve(memory)
+    }
+
+    /// Maps the next piece of a range. Returns whether all of it is mapped. After an error, the caller is no user any more.
+    fn map_piece(&self, iova: u64) -> Result<bool, PciError> {
+        let mut state = self.state();
+        let (address, start, piece) = loop {
+            let mapped = state.mapped.get_mut(&iova).ok_or(PciError::NotMapped { iova, len: 0 })?;
+            let (address, len) = (mapped.memory.addr(), mapped.memory.len());
+            match &mut mapped.stage {
+                Stage::Mapping { next, at_kernel } => {
+                    if let Some((start, piece)) = pieces(*next, iova + len - *next, chunk_of(len)).next() {
+                        (*next, *at_kernel) = (start + piece, *at_kernel + 1);
+                        break (address + (start - iova), start, piece);
+                    }
+                    // Other users map the last pieces.
+                    state = self.wait(state);
+                }
+                Stage::Failed(errno) => {
+                    let errno = *errno;
+                    return Err(self.give_up(state, iova, errno));
+                }
+                Stage::Done => return Ok(true),
+                Stage::Unmapping | Stage::Torn => return Err(PciError::NotMapped { iova, len }),
+            }
+        };
+        drop(state);
+        let result = self.iommu.map(address, start, piece);
+        let mut state = self.state();
+        let mapped = state.mapped.get_mut(&iova).expect("the caller is a user of it");
+        let end = iova + mapped.memory.len();
+        if let Stage::Mapping { next, at_kernel } = &mut mapped.stage {
+            *at_kernel -= 1;
+            if *next == end && *at_kernel == 0 {
+                mapped.stage = Stage::Done;
+            }
+        }
+        let is_done = matches!(mapped.stage, Stage::Done) && result.is_ok();
+        if let Err(errno) = result {
+            mapped.stage = Stage::Failed(errno);
+        }
+        self.changed.notify_all();
+        match mapped.stage {
+            Stage::Failed(errno) => Err(self.give_up(state, iova, errno)),
+            _ => Ok(is_done),
+        }
+    }
+
+    /// Removes a user of a range of which a piece failed. The last user unmaps the other pieces: no piece is at the kernel then.
+    fn give_up(&self, mut state: MutexGuard<'_, State>, iova: u64, errno: Errno) -> PciError {
+        let chunks_max = state.chunks_max;
+        let mapped = state.mapped.get_mut(&iova).expect("the caller is a user of it");
+        let len = mapped.memory.len();
+        mapped.users -= 1;
+        if mapped.users == 0 {
+            mapped.stage = Stage::Unmapping;
+            drop(state);
+            let is_clean = self.unmap_chunks(iova, len, chunk_of(len)).is_ok();
+            // A range that may still be mapped is never allocated again. Its memory stays pinned, so that nothing else is
+            // damaged.
+            self.state().forget(iova, is_clean);
+            self.changed.notify_all();
+        }
+        map_error(errno, len, chunks_max)
     }
 
     /// Removes one user, and the mapping with its last.
     pub(super) fn unmap(&self, iova: u64, len: u64) -> Result<(), PciError> {
         let mut state = self.state();
-        let not_mapped = PciError::NotMapped { iova, len };
-        let Some(mapped) = state.mapped.get_mut(&iova).filter(|mapped| mapped.memory.len() == len) else {
-            return Err(not_mapped);
+        let is_whole = |mapped: &&mut Mapped| {
+            mapped.memory.len() == len && matches!(mapped.stage, Stage::Done | Stage::Torn)
+        };
+        let Some(mapped) = state.mapped.get_mut(&iova).filter(is_whole) else {
+            return Err(PciError::NotMapped { iova, len });
         };
         if mapped.users > 1 {
             mapped.users -= 1;
             return Ok(());
         }
-        self.unmap_chunks(iova, len, chunk_of(len))?;
-        state.forget(iova);
-        Ok(())
-    }
-
-    fn map_chunks(&self, state: &mut State, address: u64, iova: u64, len: u64) -> Result<u32, Failed> {
-        let mut chunks = 0;
-        let chunk = chunk_of(len);
-        for (start, piece) in pieces(iova, len, chunk) {
-            let result = if state.chunks + chunks >= state.chunks_max {
-                Err(Errno::NOSPC)
-            } else {
-                self.iommu.map(address + (start - iova), start, piece)
-            };
-            if let Err(errno) = result {
-                let is_clean = start == iova || self.unmap_chunks(iova, start - iova, chunk).is_ok();
-                let error = map_error(errno, len, state.chunks_max);
-                return Err(Failed { error, is_clean });
-            }
-            chunks += 1;
+        mapped.stage = Stage::Unmapping;
+        drop(state);
+        let result = self.unmap_chunks(iova, len, chunk_of(len));
+        let mut state = self.state();
+        match &result {
+            Ok(()) => state.forget(iova, true),
+            Err(_) => state.mapped.get_mut(&iova).expect("its user is here").stage = Stage::Torn,
         }
-        state.chunks += chunks;
-        Ok(chunks)
+        self.changed.notify_all();
+        result
     }
 
     /// Unmaps a range piece by piece. After an error, pieces may still be mapped; the caller may try again.
@@ -162,31 +233,49 @@ impl Space {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no thread panics while holding it")
     }
-}
 
-struct Failed {
-    error: PciError,
-    /// Whether nothing of the range is mapped.
-    is_clean: bool,
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).expect("no thread panics while holding it")
+    }
 }
 
 impl State {
-    /// Counts one user more of exactly this memory, if it is mapped.
-    fn share(&mut self, memory: &DmaRange) -> Option<u64> {
+    /// The newest mapping of exactly this memory.
+    fn find(&mut self, memory: &DmaRange) -> Option<(u64, &mut Mapped)> {
         let iova = *self.by_address.get(&(memory.addr(), memory.len()))?;
         let mapped = self.mapped.get_mut(&iova).filter(|mapped| mapped.memory.is_same(memory))?;
-        mapped.users += 1;
-        Some(iova)
+        Some((iova, mapped))
     }
 
-    fn forget(&mut self, iova: u64) {
+    /// Reserves addresses and mappings of the kernel for memory with one user.
+    fn reserve(&mut self, memory: &DmaRange) -> Result<u64, PciError> {
+        let (address, len) = (memory.addr(), memory.len());
+        let align = alignment(len);
+        let iova = self.allocator.allocate(len, align, address % align);
+        let iova = iova.ok_or(PciError::AddressSpace { len, align })?;
+        let chunks = pieces(iova, len, chunk_of(len)).count() as u32;
+        if chunks > self.chunks_max - self.chunks {
+            self.allocator.release(iova);
+            return Err(map_error(Errno::NOSPC, len, self.chunks_max));
+        }
+        self.chunks += chunks;
+        let stage = Stage::Mapping { next: iova, at_kernel: 0 };
+        self.mapped.insert(iova, Mapped { memory: memory.clone(), users: 1, chunks, stage });
+        self.by_address.insert((address, len), iova);
+        Ok(iova)
+    }
+
+    /// Forgets a range. Its addresses and mappings can be used again if nothing of it is mapped.
+    fn forget(&mut self, iova: u64, is_clean: bool) {
         let Some(mapped) = self.mapped.remove(&iova) else { return };
         let key = (mapped.memory.addr(), mapped.memory.len());
         if self.by_address.get(&key) == Some(&iova) {
             self.by_address.remove(&key);
         }
-        self.chunks -= mapped.chunks;
-        self.allocator.release(iova);
+        if is_clean {
+            self.chunks -= mapped.chunks;
+            self.allocator.release(iova);
+        }
     }
 }
 

@@ -2,7 +2,9 @@
 
 use super::*;
 use aryk_dma::Mapping;
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::thread::{spawn, yield_now};
 
 /// Mappings by IOVA: address and length; and the failures that are to come.
 #[derive(Debug, Default)]
@@ -11,6 +13,10 @@ struct Kernel {
     map_fails: Option<(usize, Errno)>,
     unmap_fails: Option<Errno>,
     calls: usize,
+    /// Mappings at these addresses do not return while they are listed.
+    stuck: BTreeSet<u64>,
+    /// Threads that wait for that.
+    waiting: usize,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -28,6 +34,13 @@ impl Iommu for Fake {
     }
 
     fn map(&self, address: u64, iova: u64, len: u64) -> Result<(), Errno> {
+        let is_stuck = || self.kernel().stuck.contains(&address);
+        if is_stuck() {
+            self.kernel().waiting += 1;
+            while is_stuck() {
+                yield_now();
+            }
+        }
         let mut kernel = self.kernel();
         kernel.calls += 1;
         if let Some((call, errno)) = kernel.map_fails
@@ -186,4 +199,86 @@ fn memory_of_parts_of_pages_is_refused() {
         assert!(matches!(space.map(&range), Err(PciError::OutOfBounds { .. })));
     }
     assert!(space.state().mapped.is_empty());
+}
+
+/// Waits until so many threads are stuck in the kernel.
+fn wait_for(fake: &Fake, waiting: usize) {
+    while fake.kernel().waiting < waiting {
+        yield_now();
+    }
+}
+
+#[test]
+fn memory_that_is_being_pinned_delays_no_other_mapping() {
+    let (fake, space) = space(MAPPINGS_MAX);
+    let space = Arc::new(space);
+    let (slow, other) = (memory(4 * CHUNK), memory(PAGE));
+    let (range, small) = (slow.dma_range(0, 4 * CHUNK).unwrap(), other.dma_range(0, PAGE).unwrap());
+    let first = range.addr();
+    fake.kernel().stuck.insert(first);
+    let pin = |range: &DmaRange| {
+        let (space, range) = (Arc::clone(&space), range.clone());
+        spawn(move || space.map(&range))
+    };
+    let slowest = pin(&range);
+    wait_for(&fake, 1);
+    // Another VM's memory comes and goes meanwhile.
+    let iova = space.map(&small).unwrap();
+    space.unmap(iova, PAGE).unwrap();
+    // A second user maps the other pieces, and waits for the first.
+    let second = pin(&range);
+    while fake.kernel().maps.is_empty() || !(4..=5).contains(&(fake.kernel().maps.len() + 1)) {
+        yield_now();
+    }
+    assert!(!slowest.is_finished() && !second.is_finished());
+    fake.kernel().stuck.clear();
+    let iova = slowest.join().unwrap().unwrap();
+    assert_eq!(second.join().unwrap().unwrap(), iova, "pinned once");
+    let mapped: u64 = fake.kernel().maps.values().map(|(_, len)| len).sum();
+    assert_eq!(mapped, 4 * CHUNK);
+    space.unmap(iova, range.len()).unwrap();
+    assert_eq!(fake.kernel().maps.values().map(|(_, len)| len).sum::<u64>(), 4 * CHUNK, "one user is left");
+    space.unmap(iova, range.len()).unwrap();
+    assert!(fake.kernel().maps.is_empty() && space.state().chunks == 0);
+}
+
+#[test]
+fn users_that_map_the_same_memory_share_its_failure() {
+    let (fake, space) = space(MAPPINGS_MAX);
+    let space = Arc::new(space);
+    let mapping = memory(4 * CHUNK);
+    let range = mapping.dma_range(0, 4 * CHUNK).unwrap();
+    fake.kernel().stuck.insert(range.addr());
+    fake.kernel().map_fails = Some((2, Errno::FAULT));
+    let pin = || {
+        let (space, range) = (Arc::clone(&space), range.clone());
+        spawn(move || space.map(&range))
+    };
+    let first = pin();
+    wait_for(&fake, 1);
+    // The second user maps one piece, fails with the next, and leaves what is mapped to the first.
+    let error = pin().join().unwrap().unwrap_err();
+    assert!(matches!(error, PciError::Os { errno: Errno::FAULT, .. }), "{error}");
+    assert_eq!(fake.kernel().maps.len(), 1);
+    fake.kernel().stuck.clear();
+    assert!(matches!(first.join().unwrap(), Err(PciError::Os { errno: Errno::FAULT, .. })));
+    let state = space.state();
+    assert!(fake.kernel().maps.is_empty() && state.mapped.is_empty() && state.by_address.is_empty());
+    assert_eq!(state.chunks, 0);
+    drop(state);
+    space.map(&range).unwrap();
+}
+
+#[test]
+fn memory_that_could_not_be_unmapped_gets_no_second_user() {
+    let (fake, space) = space(MAPPINGS_MAX);
+    let mapping = memory(PAGE);
+    let range = mapping.dma_range(0, PAGE).unwrap();
+    let torn = space.map(&range).unwrap();
+    fake.kernel().unmap_fails = Some(Errno::IO);
+    assert!(space.unmap(torn, PAGE).is_err());
+    let iova = space.map(&range).unwrap();
+    assert_ne!(iova, torn);
+    space.unmap(torn, PAGE).unwrap();
+    assert_eq!(space.map(&range).unwrap(), iova, "still found by its address");
 }
