@@ -4,7 +4,7 @@
 //! server cannot map. When the connection breaks, or a reply does not come in time, all calls fail from then on, and the event
 //! [`Events::error`] is signalled.
 
-use super::connection::{Broken, Connection, Message};
+use super::connection::{Broken, Connection, Message, now};
 use super::message::{
     Capabilities, Command, DMA_READ_WRITE, DeviceInfo, DmaAccess, DmaMap, DmaUnmap, Header, IrqInfo, Kind,
     RegionAccess, RegionInfo, SetIrqs,
@@ -16,6 +16,8 @@ use crate::{Events, Function, PciError, Registers, VectorMask, Width};
 use aryk_dma::{DeviceMemory, DmaRange, PAGE};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -27,7 +29,7 @@ use std::time::Duration;
 use vfio_bindings::bindings::vfio as abi;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// How long a server may take for a reply.
+/// How long a server may take for a reply, and to accept a connection.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The IOVAs that a client uses: 47 bits, as user space has.
 const IOVA_LAST: u64 = (1 << 47) - 1;
@@ -81,23 +83,46 @@ struct Call {
     reply: SyncSender<Message>,
 }
 
+/// Connects to a server that may not accept connections: the kernel then waits for room in the list of those that it keeps.
+pub(super) fn connect(path: &Path, timeout: Duration) -> Result<UnixStream, PciError> {
+    let name = || path.display().to_string();
+    let what = "connect to a vfio-user server";
+    let os = |errno| PciError::os(what, errno);
+    let address = SocketAddrUnix::new(path).map_err(os)?;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None);
+    let socket = socket.map_err(os)?;
+    let until = now() + timeout;
+    loop {
+        let left = until.saturating_duration_since(now()).max(Duration::from_millis(1));
+        // For UNIX sockets, this also limits the time of `connect`, which then fails with EAGAIN.
+        sockopt::set_socket_timeout(&socket, Timeout::Send, Some(left)).map_err(os)?;
+        return match rustix::net::connect(&socket, &address) {
+            Ok(()) => Ok(socket.into()),
+            Err(Errno::INTR) if now() < until => continue,
+            Err(Errno::AGAIN | Errno::INTR) => {
+                let seconds = timeout.as_secs();
+                Err(PciError::TimedOut { name: name(), what: "a new connection", seconds })
+            }
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::NOTSOCK) => Err(PciError::NotFound { name: name() }),
+            Err(Errno::CONNREFUSED) => {
+                Err(PciError::Gone { name: name(), reason: "no server listens at the socket".to_owned() })
+            }
+            Err(Errno::ACCESS | Errno::PERM) => Err(PciError::Permission { path: name() }),
+            Err(errno) => Err(os(errno)),
+        };
+    }
+}
+
 impl Client {
     /// Connects to the server that listens at `path`, and asks for the function's properties.
     ///
     /// # Errors
     /// [`PciError::NotFound`] if there is no socket, [`PciError::Gone`] if nothing listens, [`PciError::Permission`];
-    /// [`PciError::Protocol`], [`PciError::TimedOut`] for a server that is none, or not of an NVMe controller.
+    /// [`PciError::Protocol`], [`PciError::TimedOut`] for a server that is none, that does not accept connections, or not of an
+    /// NVMe controller.
     pub fn connect(path: &Path) -> Result<Self, PciError> {
-        let name = path.display().to_string();
-        let socket = UnixStream::connect(path).map_err(|error| match Errno::from_io_error(&error) {
-            Some(Errno::NOENT | Errno::NOTDIR | Errno::NOTSOCK) => PciError::NotFound { name: name.clone() },
-            Some(Errno::CONNREFUSED) => {
-                PciError::Gone { name: name.clone(), reason: "no server listens at the socket".to_owned() }
-            }
-            Some(Errno::ACCESS | Errno::PERM) => PciError::Permission { path: name.clone() },
-            errno => PciError::os("connect to a vfio-user server", errno.unwrap_or(Errno::INVAL)),
-        })?;
-        Self::over(socket, &name, TIMEOUT)
+        let socket = connect(path, TIMEOUT)?;
+        Self::over(socket, &path.display().to_string(), TIMEOUT)
     }
 
     /// As [`Client::connect`], over a connected socket. `timeout` limits the time of each call.

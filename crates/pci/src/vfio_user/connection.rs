@@ -156,6 +156,6 @@ impl Connection {
 }
 
 #[expect(clippy::disallowed_methods, reason = "a peer is another process, in real time")]
-fn now() -> Instant {
+pub(super) fn now() -> Instant {
     Instant::now()
 }

@@ -1,8 +1,12 @@
 //! Peers that break the protocol: each of their messages is answered by an error, and nothing panics, hangs or grows.
 
 use super::*;
+use crate::vfio_user::client::connect;
 use crate::vfio_user::message::{DmaUnmap, FDS_MAX, SIZE_MAX};
 use proptest::prelude::*;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept, bind, listen, socket_with,
+};
 use std::io::Read;
 
 /// What a client makes of a server whose answer to `command` is changed.
@@ -325,4 +329,36 @@ proptest! {
         drop(connection);
         let _ = serve(theirs, &Toy::new());
     }
+}
+
+#[test]
+fn a_server_that_accepts_no_connection_does_not_hold_up_its_client() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("drive.sock");
+    let socket = |flags| socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+    let (server, address) = (socket(SocketFlags::CLOEXEC), SocketAddrUnix::new(&path).unwrap());
+    bind(&server, &address).unwrap();
+    listen(&server, 0).unwrap();
+    // The kernel keeps some connections without the server.
+    let mut kept = Vec::new();
+    let refusal = loop {
+        let client = socket(SocketFlags::NONBLOCK);
+        match rustix::net::connect(&client, &address) {
+            Ok(()) => kept.push(client),
+            Err(errno) => break errno,
+        }
+    };
+    assert_eq!((refusal, kept.len()), (Errno::AGAIN, 1));
+    let error = connect(&path, Duration::from_millis(300)).unwrap_err();
+    assert!(matches!(error, PciError::TimedOut { .. }), "{error}");
+    // A server that accepts them late, but in time.
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| connect(&path, TIMEOUT));
+        let accepted = [accept(&server).unwrap(), accept(&server).unwrap()];
+        assert!(client.join().unwrap().is_ok());
+        drop(accepted);
+    });
+    assert!(matches!(connect(&directory.path().join("none"), TIMEOUT), Err(PciError::NotFound { .. })));
+    drop(server);
+    assert!(matches!(connect(&path, TIMEOUT), Err(PciError::Gone { .. })));
 }
