@@ -24,7 +24,7 @@ mod wire;
 
 pub use builder::{Builder, Operation, Place, RequestError};
 pub use error::Error;
-pub use memory::Memory;
+pub use memory::{HUGE_PAGE, Memory};
 pub use queue::{Done, Layout, Queue};
 pub use ring::{Format, NotOutstanding, Parts, Piece, Ring, Shape};
 pub use session::{Announced, Session, Wanted, feature, protocol};

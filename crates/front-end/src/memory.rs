@@ -2,9 +2,12 @@
 
 use crate::Error;
 use aryk_dma::{GuestArea, Mapping, MemTable, Region, TableError};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+
+/// Bytes of a huge page.
+pub const HUGE_PAGE: u64 = 2 << 20;
 
 /// The memory's guest physical address.
 const GUEST_ADDR: u64 = 0x1000_0000;
@@ -25,8 +28,19 @@ impl Memory {
     /// # Errors
     /// The kernel refuses the memory.
     pub fn new(len: u64) -> Result<Self, Error> {
-        let len = len.next_multiple_of(aryk_dma::PAGE);
-        let fd = memfd_create("guest", MemfdFlags::CLOEXEC).map_err(Error::os("memfd_create"))?;
+        Self::create(len.next_multiple_of(aryk_dma::PAGE), MemfdFlags::empty())
+    }
+
+    /// As [`Memory::new`], of pages of [`HUGE_PAGE`] bytes, which the host must have reserved.
+    ///
+    /// # Errors
+    /// The kernel refuses the memory.
+    pub fn of_huge_pages(len: u64) -> Result<Self, Error> {
+        Self::create(len.next_multiple_of(HUGE_PAGE), MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB)
+    }
+
+    fn create(len: u64, pages: MemfdFlags) -> Result<Self, Error> {
+        let fd = memfd_create("guest", MemfdFlags::CLOEXEC | pages).map_err(Error::os("memfd_create"))?;
         ftruncate(&fd, len).map_err(Error::os("ftruncate"))?;
         let mapping = Arc::new(Mapping::shared(fd.as_fd(), 0, len)?);
         let whole = GuestArea::new(&mapping, 0, len).expect("the whole mapping is inside the mapping");
@@ -62,6 +76,16 @@ impl Memory {
     #[must_use]
     pub const fn whole(&self) -> &GuestArea {
         &self.whole
+    }
+
+    /// Returns the whole pages of a range to the host's kernel, as a VMM does with what a balloon or free page reporting
+    /// returns. The next access, by any process, allocates other pages, which are zeroes.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn discard(&self, at: u64, len: u64) -> Result<(), Error> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&self.fd, flags, at, len).map_err(Error::os("fallocate"))
     }
 
     /// The memory as a memory table, for a device in this process.

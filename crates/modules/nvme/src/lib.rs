@@ -74,7 +74,7 @@ impl fmt::Display for Location {
 /// Which memory of guests the controller accesses by itself. The kernel pins that memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dma {
-    /// Memory of huge pages is pinned; the rest is copied through bounce buffers.
+    /// Memory of huge pages is pinned; the rest is copied through bounce buffers. Guests must not give whole huge pages back.
     #[default]
     Auto,
     /// All memory is pinned. Then guests must not give pages back: no balloon, free page reporting or post-copy migration.

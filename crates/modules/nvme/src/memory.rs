@@ -2,7 +2,8 @@
 //!
 //! Pinned pages cost the kernel time and stay the guest's only as long as nobody else replaces them: a balloon, free page
 //! reporting, virtio-mem and post-copy migration give the guest other pages at the same address, and the controller goes on
-//! writing to the old ones. So memory is pinned where that cannot happen (huge pages), or where the operator says so.
+//! writing to the old ones. So memory is pinned where that cannot happen page by page (huge pages; the operator ensures that no
+//! whole huge page is replaced either), or where the operator says so.
 
 use crate::Dma;
 use aryk_bdev::{BoxFuture, MemoryClient, RegisterError};

@@ -312,6 +312,26 @@ const SERVED_BY_ALL: &[&str] = &[
 /// `arykd` in the guest, whose drive goes and comes back.
 const PLUG: &str = include_str!("nvme/plug.sh");
 
+/// A VM in the guest that returns pages of its memory, as a balloon does.
+const BALLOON: &str = include_str!("nvme/balloon.sh");
+
+/// Each line that the guest must print, in order. The VM returns 2 MiB. Pinned pages stay the drive's: the VM does not see
+/// what is read into them, and the drive does not get what the VM has in the new ones.
+const BALLOONED: &[&str] = &[
+    "bounce before: read right, written right",
+    "bounce after: read right, written right",
+    "bounce huge before: read right, written right",
+    "bounce huge after: read right, written right",
+    "auto before: read right, written right",
+    "auto after: read right, written right",
+    "auto huge before: read right, written right",
+    "auto huge after: read 2048 KiB wrong, written 2048 KiB wrong",
+    "pin before: read right, written right",
+    "pin after: read 2048 KiB wrong, written 2048 KiB wrong",
+    "pin huge before: read right, written right",
+    "pin huge after: read 2048 KiB wrong, written 2048 KiB wrong",
+];
+
 pub(super) fn cases() -> Vec<Case> {
     vec![
         Case::new("nvme/functions", functions),
@@ -321,6 +341,7 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("nvme/tools", tools),
         Case::new("nvme/several", several),
         Case::new("nvme/plug", plug),
+        Case::new("nvme/balloon", balloon),
     ]
 }
 
@@ -387,6 +408,12 @@ fn several(site: &Site<'_>) -> Result<()> {
     vm.nvme.push(Nvme { images, slot: "18.0", is_pluggable: false, properties: "max_ioqpairs=4".to_owned() });
     let programs = ["aryk", "arykd"].map(|name| site.program(name));
     expect(site, vm, programs.to_vec(), SEVERAL, SERVED_BY_ALL)
+}
+
+fn balloon(site: &Site<'_>) -> Result<()> {
+    let vm = Vm { memory_mib: 512, ..vm(site, &[("18.0", "")])? };
+    let programs = vec![site.program("aryk"), site.program("arykd"), site.example("balloon")];
+    expect(site, vm, programs, BALLOON, BALLOONED)
 }
 
 /// A drive that is unplugged and comes back, under load.
