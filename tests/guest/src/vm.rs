@@ -417,6 +417,17 @@ impl Guest {
         plugged.map(drop).with_context(|| format!("QEMU's last answer: {last:?}"))
     }
 
+    /// Makes QEMU execute at most this number of commands of an NVMe drive with one namespace each second; 0: any number. The
+    /// others wait in QEMU, until the drive is reset: that waits for them.
+    ///
+    /// # Errors
+    /// QEMU has ended, or there is no such drive.
+    pub fn limit_nvme(&self, index: usize, per_second: u64) -> Result<()> {
+        let limits = json!({"id": format!("nvme{index}"), "iops": per_second, "iops_rd": 0, "iops_wr": 0,
+            "bps": 0, "bps_rd": 0, "bps_wr": 0});
+        Qmp::connect(&self.monitor)?.call("block_set_io_throttle", &limits).map(drop)
+    }
+
     /// Kills QEMU like a crash.
     pub fn kill(mut self) {
         self.qemu.kill();

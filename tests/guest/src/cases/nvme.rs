@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 
 use super::{Case, Site, TIMEOUT};
+use crate::process::wait_until;
 use crate::{Nvme, Vm};
 
 /// Binds a drive to VFIO and opens it, after the refusals that protect it. The second drive is a function of the same device, and
@@ -297,6 +298,7 @@ const SEVERAL: &str = include_str!("nvme/several.sh");
 /// Each line that the guest must print, in order.
 const SERVED_BY_ALL: &[&str] = &[
     "attached nv0n1 nv0n2 nv0n3",
+    "aryk: Device or resource busy: 0000:00:18.0 is in use: another process drives it; `fuser -v /dev/vfio/2` names the",
     "verified nv0n1",
     "verified nv0n2",
     "verified nv0n3",
@@ -332,6 +334,30 @@ const BALLOONED: &[&str] = &[
     "pin huge after: read 2048 KiB wrong, written 2048 KiB wrong",
 ];
 
+/// Drivers that are killed with commands in flight, and their successors.
+const FENCE: &str = r#"
+    load_modules vfio
+    ulimit -l unlimited
+    drive=0000:00:18.0
+    program function bind $drive
+    echo ready
+    while read -r operation byte; do
+        LD_LIBRARY_PATH=/programs/lib /programs/fence flood $drive $operation & flood=$!
+        await kill
+        if program fence flood $drive read 2>/tmp/second; then exit 1; fi
+        cat /tmp/second
+        (sleep 0.2; kill -9 $flood) &
+        program fence succeed $drive $byte
+        wait
+        echo stopped
+    done
+"#;
+
+/// Commands that the drive of these drivers executes each second: a flood lasts for two seconds.
+const SLOW: u64 = 64;
+/// The bytes of a flood.
+const FLOODED: usize = 128 * 4096;
+
 pub(super) fn cases() -> Vec<Case> {
     vec![
         Case::new("nvme/functions", functions),
@@ -342,6 +368,7 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("nvme/several", several),
         Case::new("nvme/plug", plug),
         Case::new("nvme/balloon", balloon),
+        Case::new("nvme/fence", fence),
     ]
 }
 
@@ -414,6 +441,48 @@ fn balloon(site: &Site<'_>) -> Result<()> {
     let vm = Vm { memory_mib: 512, ..vm(site, &[("18.0", "")])? };
     let programs = vec![site.program("aryk"), site.program("arykd"), site.example("balloon")];
     expect(site, vm, programs, BALLOON, BALLOONED)
+}
+
+/// After `kill -9` with commands in flight, nothing of the dead driver reaches the medium or the successor's memory.
+fn fence(site: &Site<'_>) -> Result<()> {
+    let mut vm = vm(site, &[("18.0", "")])?;
+    vm.programs.extend(["function", "fence"].map(|name| site.example(name)));
+    let image = vm.nvme[0].images[0].clone();
+    let medium = || -> Result<Vec<u8>> { Ok(std::fs::read(&image)?[..FLOODED].to_vec()) };
+    let mut guest = site.boot(&vm, FENCE)?;
+    guest.wait_line("ready", TIMEOUT)?;
+    for round in 1..=4_u8 {
+        let is_write = round % 2 == 1;
+        guest.limit_nvme(0, SLOW)?;
+        guest.send(&format!("{} {round}", if is_write { "write" } else { "read" }))?;
+        let line = guest.wait_line("flooding ", TIMEOUT)?;
+        let words: Vec<_> = line.split(' ').collect();
+        ensure!(words[1].parse::<u64>()? > SLOW, "too few commands are in flight: {line}");
+        if is_write {
+            // What is checked below can fail: such writes change the medium.
+            let before = medium()?;
+            wait_until("a write of the flood", TIMEOUT, || Ok((medium()? != before).then_some(())))?;
+        }
+        guest.send("kill")?;
+        guest.wait_line("0000:00:18.0 is in use: ", TIMEOUT)?;
+        let opened = guest.wait_line("opened ", TIMEOUT)?;
+        ensure!(opened.ends_with(words[2]), "the memory should have the same address: {line}, {opened}");
+        let before = medium()?;
+        ensure!(is_write == before.contains(&0xf1), "{round}: the medium has unexpected data");
+        guest.wait_line("quiet", TIMEOUT)?;
+        ensure!(medium()? == before, "{round}: a write of the dead driver was late");
+        guest.limit_nvme(0, 0)?;
+        guest.send("write")?;
+        for moment in ["written", "own data", "stopped"] {
+            guest.wait_line(moment, TIMEOUT)?;
+            ensure!(
+                medium()?.iter().all(|byte| *byte == round),
+                "{round}, {moment}: the medium has other data"
+            );
+        }
+    }
+    drop(guest);
+    Ok(())
 }
 
 /// A drive that is unplugged and comes back, under load.

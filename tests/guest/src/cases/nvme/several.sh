@@ -16,6 +16,17 @@ program aryk nvme bind $drive >/dev/null
 start
 attach='{"name": "nv0", "trtype": "PCIe", "traddr": "0000:00:18.0", "dma": "pin"}'
 echo attached $(aryk rpc bdev_nvme_attach_controller "$attach" | tr -d '[]",')
+
+# Another daemon does not get the drive.
+mkdir /tmp/second
+LD_LIBRARY_PATH=/programs/lib /programs/arykd -r /tmp/second/rpc.sock -S /tmp/second -m 0x1 >>/tmp/second.log 2>&1 &
+second=$!
+for _ in $(seq 100); do program aryk -s /tmp/second/rpc.sock status >/dev/null 2>&1 && break; sleep 0.1; done
+if program aryk -s /tmp/second/rpc.sock rpc bdev_nvme_attach_controller "$attach" >/tmp/refused 2>&1; then fail "attached twice"; fi
+cat /tmp/refused
+kill $second
+wait $second
+
 for n in 1 2 3; do aryk attach nv0n$n --cpumask "[$((n % 2))]" >/dev/null; done
 
 # Verified writes by all three, while the controller is reset.
