@@ -27,9 +27,13 @@ fn slow() -> Config {
 fn with(config: Config, change: impl FnOnce(&mut Attach)) -> OnModel {
     OnModel::with(Env::default(), config, |attach| {
         attach.dma = Dma::Pin;
-        attach.options.io = Timeouts { command: SECOND / 5, grace: SECOND / 10 };
         change(attach);
     })
+}
+
+/// Limits that a test waits for. The thread of a model that other programs keep from running stays within them.
+fn impatient(attach: &mut Attach) {
+    attach.options.io = Timeouts { command: SECOND / 2, grace: SECOND / 4 };
 }
 
 fn open(on: &OnModel, bench: &mut Bench) -> Opener {
@@ -107,7 +111,7 @@ fn wrong_completions_reset_the_controller() {
 #[test]
 fn a_late_command_is_aborted_and_then_the_controller_is_reset() {
     for is_abortable in [true, false] {
-        let on = with(slow(), |_| ());
+        let on = with(slow(), impatient);
         let mut bench = Bench::new();
         let mut disk = open(&on, &mut bench);
         let stick = Rule { skip: 9, ..Rule::once(Queue::Io, WRITE, Action::Stick { is_abortable }) };
@@ -131,7 +135,7 @@ fn a_late_command_is_aborted_and_then_the_controller_is_reset() {
 
 #[test]
 fn a_write_that_another_has_overtaken_is_not_repeated() {
-    let on = with(slow(), |_| ());
+    let on = with(slow(), impatient);
     let mut bench = Bench::new();
     let mut disk = open(&on, &mut bench);
     let stick = Rule::once(Queue::Io, WRITE, Action::Lose { after: 0 });
@@ -243,15 +247,19 @@ fn a_drive_that_vanishes_during_a_reset_comes_back_too() {
     let mut bench = Bench::new();
     let mut disk = open(&on, &mut bench);
     let controller = on.controllers.find("nv").unwrap();
+    // One write is in flight whenever the reset begins.
+    let stick = Rule::once(Queue::Io, WRITE, Action::Stick { is_abortable: false });
+    on.model.with(|model| model.faults().add(stick));
     write_all(&mut disk, 5, &mut bench);
     (0..30).for_each(|_| {
         bench.turn();
     });
     on.model.with(|model| model.fail_fatally());
-    bench.until("the reset to wait for the controller", || {
-        controller.info().phase == Phase::Resetting && controller.counts().resubmitted > 0
+    bench.until("the reset to wait for the controller", || controller.counts().resubmitted > 0);
+    on.model.with(|model| {
+        model.pull_out();
+        model.faults().clear();
     });
-    on.model.with(|model| model.pull_out());
     bench.until("the loss to be noticed", || controller.info().phase == Phase::Away);
     on.model.with(|model| model.plug_in());
     let outcomes = disk.drain(&mut bench);
@@ -273,8 +281,14 @@ fn a_drive_that_may_have_lost_writes_does_not_come_back() {
             disk.command(Op::Flush, 0, 0, &mut bench);
             assert_eq!(disk.finish(&mut bench).status, Status::Ok);
         }
+        // The read does not end before the drive is gone.
+        let stick = Rule::once(Queue::Io, READ, Action::Stick { is_abortable: false });
+        on.model.with(|model| model.faults().add(stick));
         disk.read(0, 1, Shape::Single, &mut bench);
-        on.model.with(|model| model.pull_out());
+        on.model.with(|model| {
+            model.pull_out();
+            model.faults().clear();
+        });
         bench.until("the loss to be noticed", || controller.info().phase == Phase::Away);
         on.model.with(|model| model.plug_in());
         let status = disk.finish(&mut bench).status;
