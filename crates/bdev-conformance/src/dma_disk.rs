@@ -174,7 +174,7 @@ impl MemoryClient for Iommu {
         "test IOMMU"
     }
 
-    fn register(&self, memory: DmaRange) -> BoxFuture<'_, Result<u64, RegisterError>> {
+    fn register(&self, memory: DmaRange, _: Arc<str>) -> BoxFuture<'_, Result<u64, RegisterError>> {
         Box::pin(async move {
             let number = {
                 let mut state = self.state();

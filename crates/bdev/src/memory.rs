@@ -52,8 +52,7 @@ pub type RegisterError = Box<dyn std::error::Error + Send + Sync>;
 ///
 /// The futures run on one thread for all clients, which also runs while the control context is busy. So they must not block: a
 /// client whose system calls take long makes them on a thread of its own. Calls for different ranges run at the same time, also
-/// for those of different guests; a client that can make one at a time puts them in line, and should then give each guest its
-/// turn.
+/// for those of different guests; a client that can make one at a time should give each guest its turn.
 ///
 /// Registration makes the kernel allocate and pin all pages of the range, at the cost of this process: a client must limit what
 /// it pins (`RLIMIT_MEMLOCK`), because a front-end may announce far more memory than the host has.
@@ -63,13 +62,14 @@ pub trait MemoryClient: Send + Sync + 'static {
     /// The client, for people: `vfio 0000:3d:00.0`.
     fn name(&self) -> &str;
 
-    /// Registers a range of whole pages, which are mapped at least until the future is ready. Returns the value for the data
-    /// path: the range's address for the device (IOVA), or its key; anything but `u64::MAX`.
+    /// Registers a range of whole pages, which are mapped at least until the future is ready. `owner` names the guest: all its
+    /// ranges have the same. Returns the value for the data path: the range's address for the device (IOVA), or its key; anything
+    /// but `u64::MAX`.
     ///
     /// # Errors
     /// The range stays without a value, and requests there use bounce buffers. The range is registered again, one failed range at
     /// a time, after this client has unregistered another.
-    fn register(&self, memory: DmaRange) -> BoxFuture<'_, Result<u64, RegisterError>>;
+    fn register(&self, memory: DmaRange, owner: Arc<str>) -> BoxFuture<'_, Result<u64, RegisterError>>;
 
     /// Ends the registration of a range. When the future is ready, no device accesses the range any more, and the range may be
     /// unmapped: a client that cannot be sure must never complete the future.
@@ -517,7 +517,7 @@ impl Client {
     }
 
     async fn register(self: &Arc<Self>, range: &Arc<Range>, ends: u64) {
-        let result = self.module().register(range.memory.clone()).await;
+        let result = self.module().register(range.memory.clone(), Arc::clone(&range.owner)).await;
         self.counters.registering.fetch_sub(1, Ordering::Relaxed);
         match result {
             Ok(value) => self.settle(range, value),

@@ -33,6 +33,26 @@ impl Width {
     }
 }
 
+/// A DMA mapping that is made piece by piece ([`Function::map_piece`]).
+#[derive(Debug)]
+pub struct PendingMap {
+    pub(crate) memory: DmaRange,
+    /// The address, once it is reserved.
+    pub(crate) iova: Option<u64>,
+}
+
+impl PendingMap {
+    /// A mapping of memory, not begun.
+    pub const fn new(memory: DmaRange) -> Self {
+        Self { memory, iova: None }
+    }
+
+    /// The memory.
+    pub const fn memory(&self) -> &DmaRange {
+        &self.memory
+    }
+}
+
 /// A PCI function that this process drives alone. Every call may block, unless it says otherwise: no reactor makes one.
 ///
 /// Dropping the last reference ends the function's DMA and its interrupts, and removes its mappings. The function is closed, and
@@ -81,6 +101,16 @@ pub trait Function: Send + Sync + std::fmt::Debug + 'static {
     /// [`PciError::LockLimit`], [`PciError::MappingLimit`], [`PciError::AddressSpace`], each with the remedy;
     /// [`PciError::OutOfBounds`] if the range is not of whole pages.
     fn map(&self, memory: &DmaRange) -> Result<u64, PciError>;
+
+    /// [`Function::map`] in steps, so that a thread can map memory of several VMs in turns: maps the next piece, and returns the
+    /// IOVA with the last. A transport that maps memory by one call does so in one step. After a step the caller takes the next,
+    /// until one returns the IOVA or an error; after an error, nothing of the memory is mapped for the caller.
+    ///
+    /// # Errors
+    /// As [`Function::map`].
+    fn map_piece(&self, pending: &mut PendingMap) -> Result<Option<u64>, PciError> {
+        self.map(&pending.memory).map(Some)
+    }
 
     /// Ends a mapping, with the address and the length that [`Function::map`] had. The function no longer accesses the memory
     /// when this returns.

@@ -10,7 +10,7 @@
 use crate::config::{self, COMMAND_BUS_MASTER, COMMAND_MEMORY, Msix};
 use crate::info::Region;
 use crate::sysfs::Sysfs;
-use crate::{Address, Events, Function, PciError, Registers, VectorMask, Width};
+use crate::{Address, Events, Function, PciError, PendingMap, Registers, VectorMask, Width};
 use aryk_dma::{DeviceMemory, DmaRange, PAGE};
 use iommu::{Container, Iommufd, gone, open_device, open_error};
 use rustix::io::Errno;
@@ -371,6 +371,19 @@ impl Function for VfioFunction {
         let iova = self.keeper.space().map(memory)?;
         self.state().add_user(iova, memory.len());
         Ok(iova)
+    }
+
+    fn map_piece(&self, pending: &mut PendingMap) -> Result<Option<u64>, PciError> {
+        let space = self.keeper.space();
+        let iova = match pending.iova {
+            Some(iova) => iova,
+            None => *pending.iova.insert(space.begin(&pending.memory)?),
+        };
+        if !space.map_piece(iova)? {
+            return Ok(None);
+        }
+        self.state().add_user(iova, pending.memory.len());
+        Ok(Some(iova))
     }
 
     fn unmap(&self, iova: u64, len: u64) -> Result<(), PciError> {

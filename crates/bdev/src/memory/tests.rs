@@ -84,7 +84,7 @@ impl MemoryClient for Fake {
         "fake"
     }
 
-    fn register(&self, memory: DmaRange) -> BoxFuture<'_, Result<u64, RegisterError>> {
+    fn register(&self, memory: DmaRange, _: Arc<str>) -> BoxFuture<'_, Result<u64, RegisterError>> {
         Box::pin(async move {
             if let Some(gate) = self.gate() {
                 let _ = gate.await;
@@ -464,7 +464,7 @@ impl MemoryClient for Ending {
         "ending"
     }
 
-    fn register(&self, memory: DmaRange) -> BoxFuture<'_, Result<u64, RegisterError>> {
+    fn register(&self, memory: DmaRange, _: Arc<str>) -> BoxFuture<'_, Result<u64, RegisterError>> {
         Box::pin(async move { Ok(memory.addr()) })
     }
 

@@ -1,6 +1,8 @@
 //! The module on a model controller.
 
 mod conformance;
+mod memory;
+mod odd;
 mod recovery;
 mod sleep;
 mod tools;

@@ -108,8 +108,8 @@ impl Space {
         Ok(iova)
     }
 
-    /// Reserves an IOVA for memory that [`Space::map_piece`] maps, or counts one user more of exactly this memory.
-    fn begin(&self, memory: &DmaRange) -> Result<u64, PciError> {
+    /// Reserves an IOVA for memory that the caller maps by [`Space::map_piece`], or counts one user more of exactly this memory.
+    pub(super) fn begin(&self, memory: &DmaRange) -> Result<u64, PciError> {
         let (address, len) = (memory.addr(), memory.len());
         if !address.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) || len == 0 {
             return Err(PciError::OutOfBounds { what: "memory for DMA", offset: address, len });
@@ -130,7 +130,7 @@ impl Space {
     }
 
     /// Maps the next piece of a range. Returns whether all of it is mapped. After an error, the caller is no user any more.
-    fn map_piece(&self, iova: u64) -> Result<bool, PciError> {
+    pub(super) fn map_piece(&self, iova: u64) -> Result<bool, PciError> {
         let mut state = self.state();
         let (address, start, piece) = loop {
             let mapped = state.mapped.get_mut(&iova).ok_or(PciError::NotMapped { iova, len: 0 })?;

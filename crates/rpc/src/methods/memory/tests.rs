@@ -21,7 +21,7 @@ impl MemoryClient for Choosy {
         "choosy"
     }
 
-    fn register(&self, memory: DmaRange) -> BoxFuture<'_, Result<u64, RegisterError>> {
+    fn register(&self, memory: DmaRange, _: Arc<str>) -> BoxFuture<'_, Result<u64, RegisterError>> {
         Box::pin(async move { if memory.len() >= LEN { Ok(0) } else { Err("too short".into()) } })
     }
 

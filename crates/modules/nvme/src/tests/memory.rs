@@ -1,0 +1,59 @@
+//! Registration of guests' memory.
+
+use super::odd::{Odd, PIECE};
+use crate::Dma;
+use crate::memory::{Registrar, Turns, Wanted};
+use aryk_bdev::MemoryClient;
+use aryk_bdev_conformance::block_on;
+use aryk_dma::{DmaRange, Mapping};
+use aryk_nvme_model::{Config, Model};
+use aryk_pci::PendingMap;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+fn range(pieces: u64) -> (Arc<Mapping>, DmaRange) {
+    let mapping = Arc::new(Mapping::anonymous(pieces * PIECE).unwrap());
+    let range = mapping.dma_range(0, pieces * PIECE).unwrap();
+    (mapping, range)
+}
+
+#[test]
+fn guests_take_turns_in_registering_their_memory() {
+    let function = Odd::slow(&Model::new("model", Config::default()).unwrap());
+    let memory: Vec<_> = [3, 2, 1, 1].into_iter().map(range).collect();
+    let mut turns = Turns::default();
+    let mut replies = Vec::new();
+    // One guest with much memory in two regions, and two guests with little that come after it.
+    for (owner, (_, range)) in ["much", "much", "little", "less"].into_iter().zip(&memory) {
+        let (reply, answer) = oneshot::channel();
+        turns.add(Wanted { owner: owner.into(), map: PendingMap::new(range.clone()), reply });
+        replies.push(answer);
+    }
+    let mut steps = 0;
+    while !turns.is_empty() {
+        turns.map_piece(&function);
+        steps += 1;
+        if steps == 3 {
+            assert!(replies[0].try_recv().is_err() && replies[1].try_recv().is_err());
+            for reply in &mut replies[2..] {
+                assert!(reply.try_recv().unwrap().is_ok(), "after a piece of each guest before it");
+            }
+        }
+    }
+    let of = |addr: &u64| memory.iter().position(|(_, range)| range.addr() == *addr).unwrap();
+    let order: Vec<_> = function.pieces.lock().unwrap().iter().map(of).collect();
+    assert_eq!(order, [0, 2, 3, 0, 0, 1, 1]);
+    assert!(replies[0].try_recv().unwrap().is_ok() && replies[1].try_recv().unwrap().is_ok());
+}
+
+#[test]
+fn memory_is_mapped_until_it_is_unregistered() {
+    let model = Model::new("model", Config::default()).unwrap();
+    let function = Arc::new(Odd::slow(&model));
+    let registrar = Registrar::start(Arc::<Odd>::clone(&function), Dma::Pin).unwrap();
+    let (_mapping, memory) = range(3);
+    let iova = block_on(registrar.register(memory.clone(), "vm".into())).unwrap();
+    assert_eq!(function.pieces.lock().unwrap().len(), 3);
+    block_on(registrar.unregister(memory.clone(), iova));
+    assert!(aryk_pci::Function::unmap(&*function, iova, memory.len()).is_err(), "it is unmapped");
+}
