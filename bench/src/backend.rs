@@ -175,11 +175,14 @@ pub fn build_arykd() -> Result<PathBuf> {
     build_program("arykd")
 }
 
-/// Builds the release version of a program of the workspace and returns its path.
+/// Builds the release version of a program of the workspace and returns its path. Builds the same packages as
+/// `cargo xtask bench`: another choice gives the libraries other features, and rebuilds all of them.
 pub fn build_program(name: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let packages = ["arykd", "aryk", env!("CARGO_PKG_NAME")].map(|package| ["--package", package]);
     let status = Command::new(cargo)
-        .args(["build", "--quiet", "--release", "--package", name])
+        .args(["build", "--quiet", "--release"])
+        .args(packages.as_flattened())
         .status()
         .context("running cargo")?;
     anyhow::ensure!(status.success(), "{name} cannot be built");

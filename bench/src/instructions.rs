@@ -27,9 +27,10 @@ struct Case {
 }
 
 fn cases() -> impl Iterator<Item = Case> {
-    let paths = stack::CASES.iter().map(|case| {
-        let counted: &[_] = if case.module() == stack::Module::Nvme { &stack::TURNS } else { &[] };
-        Case { name: case.name, depth: case.depth(), counted }
+    let paths = stack::CASES.iter().map(|case| Case {
+        name: case.name,
+        depth: case.depth(),
+        counted: case.counted(),
     });
     let drivers = driver::CASES.iter();
     paths.chain(drivers.map(|case| Case {
@@ -46,13 +47,21 @@ pub fn run(case: &str, batches: u32) -> Result<()> {
 }
 
 /// Instructions per request, by case.
-type Counts = BTreeMap<String, f64>;
+pub type Counts = BTreeMap<String, f64>;
+
+/// Instructions per request of the cases whose names `is_wanted` accepts.
+pub fn counts(is_wanted: impl Fn(&str) -> bool) -> Result<Counts> {
+    cases()
+        .filter(|case| is_wanted(case.name))
+        .map(|case| Ok((case.name.to_owned(), count(&case)?)))
+        .collect()
+}
 
 /// Counts, and prints each count beside the recorded one. With `record`, writes the records; with `check`, fails if a
 /// case has grown by more than a twentieth.
 pub fn instructions(check: bool, record: bool) -> Result<()> {
     let before = read()?;
-    let now: Counts = cases().map(|case| Ok((case.name.to_owned(), count(&case)?))).collect::<Result<_>>()?;
+    let now = counts(|_| true)?;
     println!("| instructions per request | now | recorded |\n| --- | --- | --- |");
     for (case, count) in &now {
         let known = before.get(case).map_or("–".to_owned(), |known| format!("{known:.0}"));

@@ -9,7 +9,7 @@
 //! - [`scale`]: thousands of disks, and [`fleet`], their front-ends.
 //! - [`calls`]: the control plane, and its effect on I/O.
 //! - [`qos`]: accuracy and fairness of limits.
-//! - [`nvme`], [`driver`]: the NVMe driver compared with a bare loop.
+//! - [`nvme`], [`driver`]: the NVMe driver compared with a bare loop, and the path from a VM's queue to it.
 //! - [`instructions`], [`stack`]: the path within one process, counted instead of timed.
 //! - [`report`], [`machine`]: medians, records, tables, and the environment of the results.
 //!
@@ -89,7 +89,7 @@ struct Args {
     /// Runs of each measurement, on each side in turn [default: 5, or 1 with --quick].
     #[arg(long, value_name = "N", global = true)]
     runs: Option<usize>,
-    /// Seconds of each run [default: 2, or 0.1 with --quick].
+    /// Seconds of each run [default: 2, or 0.3 for nvme, or 0.1 with --quick].
     #[arg(long, value_name = "S", global = true)]
     seconds: Option<f64>,
     /// Sleep policy of arykd in closed loops.
@@ -135,7 +135,7 @@ enum Subcommand {
     Open,
     /// Compares disks of a SCSI host with block devices.
     Scsi,
-    /// Compares the NVMe driver with a bare loop, on a model controller.
+    /// Measures the NVMe driver, and the path from a VM's queue to it, on a model controller.
     Nvme,
     /// Measures how exact and how fair limits are.
     Qos,
@@ -148,7 +148,11 @@ enum Subcommand {
 
 impl Args {
     fn settings(&self) -> Result<Settings> {
-        let (runs, seconds, idle) = if self.quick { (1, 0.1, 2.0) } else { (5, 2.0, 10.0) };
+        let (runs, seconds, idle) = match self.command {
+            _ if self.quick => (1, 0.1, 2.0),
+            Some(Subcommand::Nvme) => (5, nvme::SECONDS, 10.0),
+            _ => (5, 2.0, 10.0),
+        };
         let span = Duration::from_secs_f64(self.seconds.unwrap_or(seconds));
         let temporary = |dir: &std::path::Path| {
             tempfile::Builder::new()
@@ -237,6 +241,14 @@ fn measure(args: &Args, what: impl FnOnce(&Settings, &mut Report) -> Result<()>)
 
 /// The head of the page: the measurements, how to repeat them, and the environment.
 fn preface(args: &Args, settings: &Settings, report: &Report, machine: &str) -> String {
+    if matches!(args.command, Some(Subcommand::Nvme)) {
+        return format!(
+            "# NVMe: the driver and the path\n\nWritten by `cargo xtask bench nvme`: {} runs of {:?} of each measurement, in turns. {}\n{machine}",
+            settings.runs,
+            settings.span,
+            nvme::METHOD,
+        );
+    }
     let commands: Vec<String> =
         report.commands.iter().map(|command| settings.without_paths(command)).collect();
     let (command, front_end, runs) = match args.command {
@@ -244,7 +256,6 @@ fn preface(args: &Args, settings: &Settings, report: &Report, machine: &str) -> 
         Some(Subcommand::Qos) => ("bench qos", "the project's own", settings.runs),
         Some(Subcommand::Rpc) => ("bench rpc", "crate `blkio`", settings.runs),
         Some(Subcommand::Open) => ("bench open", "crate `blkio`", settings.runs),
-        Some(Subcommand::Nvme) => ("bench nvme", "none, only the driver", settings.runs),
         Some(Subcommand::Scsi) => ("bench scsi", "`aryk bench`", settings.runs),
         _ => ("bench", "crate `blkio`", settings.runs),
     };

@@ -5,10 +5,12 @@
 //! The NVMe module drives a model controller, which executes its commands between two turns of the reactor. Only the turns count
 //! there ([`TURNS`]).
 
-use anyhow::{Context, Result, bail, ensure};
+mod guest;
+
+use crate::workload::Workload;
+use anyhow::{Context, Result, ensure};
 use aryk_bdev::{Access, Bdev, Blocks, Bytes, Env, Identity, QosGroups, Registry};
 use aryk_bdev_nvme::{Controllers, Dma, Location};
-use aryk_dma::{GuestArea, Mapping, MemTable, Region};
 use aryk_nvme_model::{Data, Model, NamespaceConfig};
 use aryk_qos::{IOS_MAX, Limits};
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Nanos, Reactor, SleepPolicy};
@@ -16,39 +18,21 @@ use aryk_scsi::{Port, Units};
 use aryk_vhost_blk::{Disk, Queue};
 use aryk_vhost_device::{Errors, Parts};
 use aryk_vhost_scsi::Targets;
-use aryk_virtqueue::{Config, Format, Virtqueue, avail_len, desc_len, used_idx, used_len};
+pub use guest::{Guest, Request};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
-/// Descriptors in the queue.
-const SIZE: u16 = 256;
-/// The layout of the guest's memory.
-const GUEST: u64 = 0x1_0000_0000;
-const MEMORY_LEN: u64 = 16 << 20;
-const AVAIL: u64 = 64 << 10;
-const USED: u64 = 128 << 10;
-const HEADERS: u64 = 1 << 20;
-const DATA: u64 = 2 << 20;
-/// Bytes of a request without its data, and the offset of a SCSI host's response in them.
-const SPACE: u64 = 192;
-const ANSWER_AT: u64 = 64;
-/// Bytes of a request's data.
+/// Bytes of a counted request's data.
 const BLOCK: u64 = 4096;
 /// Bytes of the disk.
-const DISK: u64 = 64 << 20;
-/// Descriptor flags (virtio 1.2, section 2.7.5).
-const NEXT: u16 = 1;
-const WRITE: u16 = 2;
-/// VIRTIO_BLK_T_IN and VIRTIO_BLK_T_OUT (section 5.2.6).
-const IN: u32 = 0;
-const OUT: u32 = 1;
+pub const DISK: u64 = 64 << 20;
 /// The virtual time of a turn.
 const TURN: Duration = Duration::from_micros(1);
 /// The function whose instructions count where a model of a device runs between the turns.
-pub const TURNS: [&str; 1] = ["*stack::turn*"];
+const TURNS: [&str; 1] = ["*stack::turn*"];
 /// Turns without an answer before the run fails.
 const TURNS_MAX: u32 = 1_000;
 
@@ -74,6 +58,8 @@ pub struct Case {
     /// The disk and its group have limits that the load does not reach.
     limited: bool,
     depth: u16,
+    /// Bytes of a request's data.
+    len: u64,
 }
 
 impl Case {
@@ -82,15 +68,20 @@ impl Case {
         self.depth as u32
     }
 
-    /// The module.
-    pub const fn module(&self) -> Module {
-        self.module
+    /// Patterns of the functions whose instructions count; empty for all.
+    pub const fn counted(&self) -> &'static [&'static str] {
+        if matches!(self.module, Module::Nvme) { &TURNS } else { &[] }
+    }
+
+    /// A block device of a module, for a workload. [`Guest::exchange`] chooses the direction of each request.
+    pub const fn of(module: Module, workload: &Workload) -> Self {
+        Self { module, depth: workload.depth as u16, len: workload.block as u64, ..NULL_READ }
     }
 }
 
 /// The base of all cases: reads of a null block device without limits, 32 in flight.
 const NULL_READ: Case =
-    Case { name: "", scsi: false, module: Module::Null, write: false, limited: false, depth: 32 };
+    Case { name: "", scsi: false, module: Module::Null, write: false, limited: false, depth: 32, len: BLOCK };
 
 /// All cases.
 pub const CASES: [Case; 13] = [
@@ -112,41 +103,86 @@ pub const CASES: [Case; 13] = [
 /// Executes `batches` times as many requests as are in flight at a time.
 pub fn run(case: &str, batches: u32) -> Result<()> {
     let case = CASES.into_iter().find(|known| known.name == case).context("no such case")?;
-    let mut guest = Guest::new(case)?;
     let now = Arc::new(AtomicU64::new(0));
-    let clock = Clock::Virtual(Arc::clone(&now));
-    let mut reactor = Reactor::new(0, SleepPolicy::Poll, Engine::Auto, clock)?;
-    let drive = match case.module {
-        Module::Nvme => Some(Drive::new()?),
-        Module::Null | Module::Memory => None,
-    };
-    let env = Env::default();
-    let started = start_queue(&mut reactor, case, &guest, &env, drive.as_ref());
-    let ran = started.and_then(|()| {
+    let mut stack = Stack::start(case, Clock::Virtual(Arc::clone(&now)))?;
+    let ran = stack.run_batches(batches, &now);
+    stack.end()?;
+    ran
+}
+
+/// A reactor with a queue, the queue's guest, and the controller of the NVMe module.
+pub struct Stack {
+    /// The guest.
+    pub guest: Guest,
+    reactor: Reactor,
+    drive: Option<Drive>,
+    // Has the disk.
+    _env: Env,
+}
+
+impl Stack {
+    /// Creates the disk of a case, and starts a queue for it.
+    ///
+    /// # Errors
+    /// A process without memory or descriptors.
+    pub fn start(case: Case, clock: Clock) -> Result<Self> {
+        let guest = Guest::new(case)?;
+        let mut reactor = Reactor::new(0, SleepPolicy::Poll, Engine::Auto, clock)?;
+        let drive = match case.module {
+            Module::Nvme => Some(Drive::new()?),
+            Module::Null | Module::Memory => None,
+        };
+        let env = Env::default();
+        let started = start_queue(&mut reactor, case, &guest, &env, drive.as_ref());
+        let stack = Self { guest, reactor, drive, _env: env };
+        match started {
+            Ok(()) => Ok(stack),
+            Err(error) => stack.end().and(Err(error)),
+        }
+    }
+
+    /// Runs a turn of the reactor; returns whether there was any work in it.
+    #[inline]
+    pub fn turn(&mut self) -> bool {
+        turn(&mut self.reactor)
+    }
+
+    /// The controller of the NVMe module.
+    pub fn model(&self) -> Option<&Arc<Model>> {
+        self.drive.as_ref().map(|drive| &drive.model)
+    }
+
+    /// Ends the queue and the controller.
+    ///
+    /// # Errors
+    /// The controller cannot be detached.
+    pub fn end(self) -> Result<()> {
+        // The queue's channel first, then the controller.
+        drop(self.reactor);
+        self.drive.map_or(Ok(()), Drive::end)
+    }
+
+    fn run_batches(&mut self, batches: u32, now: &AtomicU64) -> Result<()> {
         for _ in 0..batches {
-            guest.offer();
+            self.guest.offer();
             let mut turns = 0;
-            while !guest.is_answered() {
+            while !self.guest.is_answered() {
                 now.store(Nanos(now.load(Ordering::Relaxed)).after(TURN).0, Ordering::Relaxed);
-                turn(&mut reactor);
-                if let Some(drive) = &drive {
-                    drive.model.step(0);
+                self.turn();
+                if let Some(model) = self.model() {
+                    model.step(0);
                 }
                 turns += 1;
                 ensure!(turns < TURNS_MAX, "requests were not completed");
             }
         }
-        guest.check()
-    });
-    // The queue's channel first, then the controller.
-    drop(reactor);
-    drive.map_or(Ok(()), Drive::end)?;
-    ran
+        self.guest.check_all()
+    }
 }
 
 #[inline(never)]
-fn turn(reactor: &mut Reactor) {
-    reactor.turn();
+fn turn(reactor: &mut Reactor) -> bool {
+    reactor.turn()
 }
 
 /// A controller of the NVMe module.
@@ -174,7 +210,7 @@ impl Drive {
         config.dma = Dma::Pin;
         let disks = wait(reactor, self.controllers.attach(env, config))?;
         let disk = disks.into_iter().next().context("the model has a namespace")?;
-        wait(reactor, env.registry().memory().add(guest.memory.regions(), "bench"));
+        wait(reactor, env.registry().memory().add(guest.memory().regions(), "bench"));
         let descriptor = env.registry().open(disk.name(), Access::Shared, "bench", |_| {})?;
         let handle = reactor.handle().clone();
         wait(reactor, descriptor.prepare(&handle))?;
@@ -248,7 +284,7 @@ fn start_queue(
         ring: guest.ring()?,
         keeps_in_flight: false,
         log: None,
-        memory: Arc::clone(&guest.memory),
+        memory: Arc::clone(guest.memory()),
         call: None,
         kick: None,
         errors: Arc::new(Errors::default()),
@@ -268,114 +304,6 @@ fn start_queue(
         anyhow::Ok(Queue::start(id, parts, description, Some(channel), cx)?)
     })?;
     Ok(())
-}
-
-/// The guest's side: its memory, and the minimal driver that sends the same requests repeatedly.
-struct Guest {
-    memory: Arc<MemTable>,
-    desc: GuestArea,
-    avail: GuestArea,
-    used: GuestArea,
-    scsi: bool,
-    depth: u16,
-    /// Requests made available so far.
-    offered: u16,
-}
-
-impl Guest {
-    fn new(case: Case) -> Result<Self> {
-        let mapping = Arc::new(Mapping::anonymous(MEMORY_LEN)?);
-        let region = Region { guest_addr: GUEST, user_addr: GUEST, len: MEMORY_LEN, offset: 0, mapping };
-        let memory = Arc::new(MemTable::new(vec![region])?);
-        let area = |at, len| memory.area_at_guest(GUEST + at, len).context("the queue is in guest memory");
-        let guest = Self {
-            desc: area(0, desc_len(SIZE))?,
-            avail: area(AVAIL, avail_len(SIZE, true))?,
-            used: area(USED, used_len(SIZE, true))?,
-            memory: Arc::clone(&memory),
-            scsi: case.scsi,
-            depth: case.depth,
-            offered: 0,
-        };
-        for request in 0..u64::from(case.depth) {
-            guest.lay_out(request, case)?;
-        }
-        Ok(guest)
-    }
-
-    /// Writes a request and its descriptors.
-    fn lay_out(&self, request: u64, case: Case) -> Result<()> {
-        let header = GUEST + HEADERS + SPACE * request;
-        // Far apart, as a guest's random requests are.
-        let sector = request * 977 * (BLOCK / 512) % (DISK / 512);
-        let data = (GUEST + DATA + BLOCK * request, BLOCK as u32, if case.write { 0 } else { WRITE });
-        let chain = if case.scsi {
-            // READ and WRITE (16) for target 0, unit 0.
-            let mut command = [0; 51];
-            command[..3].copy_from_slice(&[1, 0, 0x40]);
-            command[19] = if case.write { 0x8a } else { 0x88 };
-            command[21..29].copy_from_slice(&sector.to_be_bytes());
-            command[29..33].copy_from_slice(&(BLOCK as u32 / 512).to_be_bytes());
-            self.memory.write(header, &command)?;
-            let (head, answer) = ((header, 51, 0), (header + ANSWER_AT, 108, WRITE));
-            if case.write { [head, data, answer] } else { [head, answer, data] }
-        } else {
-            self.memory.write(header, &if case.write { OUT } else { IN })?;
-            self.memory.write(header + 8, &sector)?;
-            [(header, 16, 0), data, (header + 16, 1, WRITE)]
-        };
-        for (i, (addr, len, direction)) in (0_u16..).zip(chain) {
-            let index = 3 * request as u16 + i;
-            let at = GUEST + 16 * u64::from(index);
-            self.memory.write(at, &addr)?;
-            self.memory.write(at + 8, &len)?;
-            self.memory.write(at + 12, &(direction | if i < 2 { NEXT } else { 0 }))?;
-            self.memory.write(at + 14, &(index + 1))?;
-        }
-        Ok(())
-    }
-
-    fn ring(&self) -> Result<Virtqueue> {
-        Ok(Virtqueue::new(Config {
-            format: Format::Split,
-            size: SIZE,
-            desc: self.desc.clone(),
-            driver: self.avail.clone(),
-            device: self.used.clone(),
-            event_idx: true,
-            indirect: false,
-            base: 0,
-            inflight: None,
-        })?)
-    }
-
-    /// Makes all requests available once more. All of them must have been completed.
-    fn offer(&mut self) {
-        for request in 0..self.depth {
-            let place = usize::from(self.offered.wrapping_add(request) % SIZE);
-            self.avail.store_u16(4 + 2 * place, 3 * request, Ordering::Relaxed);
-        }
-        self.offered = self.offered.wrapping_add(self.depth);
-        self.avail.store_u16(2, self.offered, Ordering::Release);
-    }
-
-    fn is_answered(&self) -> bool {
-        used_idx(&self.used) == self.offered
-    }
-
-    /// Checks that all of the last requests succeeded.
-    fn check(&self) -> Result<()> {
-        for request in 0..u64::from(self.depth) {
-            let header = GUEST + HEADERS + SPACE * request;
-            // A block device's status, or a SCSI host's status and response.
-            let at = if self.scsi { header + ANSWER_AT + 10 } else { header + 16 };
-            let status: [u8; 2] = self.memory.read(at)?;
-            if status[..1 + usize::from(self.scsi)].iter().any(|byte| *byte != 0) {
-                bail!("request {request} has status {status:?}");
-            }
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

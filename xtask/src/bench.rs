@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: runs the crate in `bench/`.
 
 use anyhow::Result;
+use std::process::Command;
 
 use crate::{install, workspace};
 
@@ -15,10 +16,6 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     install::ensure(&[install::QEMU_STORAGE_DAEMON, install::FIO, install::VALGRIND])?;
-    let mut cargo = workspace::cargo();
-    cargo.args(["build", "--release", "-p", "arykd"]);
-    workspace::run(&mut cargo)?;
-    let mut cargo = workspace::cargo();
-    cargo.args(["run", "--release", "-p", "aryk-bench", "--"]).args(&args.arguments);
-    workspace::run(&mut cargo)
+    let bench = workspace::build_programs()?.join("aryk-bench");
+    workspace::run(workspace::at_root(Command::new(bench)).args(&args.arguments))
 }

@@ -13,7 +13,11 @@ pub(crate) fn root() -> &'static Path {
 
 /// Cargo, run at the root.
 pub(crate) fn cargo() -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    at_root(Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())))
+}
+
+/// A command that runs at the root, and may run Cargo.
+pub(crate) fn at_root(mut command: Command) -> Command {
     command.current_dir(root());
     // Cargo sets these variables for this process; a nested cargo must not mistake them for its own package's.
     for (name, _) in std::env::vars_os().filter(|(name, _)| {

@@ -22,14 +22,21 @@ const SHOWN_MIN: f64 = 0.5;
 
 /// Prints the instructions per request of the cases without data, by layer.
 pub fn print() -> Result<()> {
-    let cases: Vec<_> = CASES.iter().filter(|case| case.name.contains("null/")).collect();
-    let columns: Vec<Layers> = cases.iter().map(|case| layers(case)).collect::<Result<_>>()?;
-    print!("{}", table(&cases.iter().map(|case| case.name).collect::<Vec<_>>(), &columns));
+    let is_shown = |name: &str| name.contains("null/") || name.contains("nvme/");
+    let names: Vec<&str> = CASES.iter().map(|case| case.name).filter(|name| is_shown(name)).collect();
+    println!("| layer | {} |\n|{}", names.join(" | "), " --- |".repeat(names.len() + 1));
+    rows(&names)?.iter().for_each(|row| println!("| {} |", row.join(" | ")));
     Ok(())
 }
 
-/// A table with a column for each case, the layer with the most instructions first.
-fn table(names: &[&str], columns: &[Layers]) -> String {
+/// The rows of a table with a column for each case, the layer with the most instructions first.
+pub fn rows(names: &[&str]) -> Result<Vec<Vec<String>>> {
+    let case = |name: &&str| CASES.iter().find(|case| case.name == *name).context("no such case");
+    let columns = names.iter().map(|name| layers(case(name)?)).collect::<Result<Vec<_>>>()?;
+    Ok(table(&columns))
+}
+
+fn table(columns: &[Layers]) -> Vec<Vec<String>> {
     let of = |layer: &str, column: &Layers| column.get(layer).copied().unwrap_or_default();
     let all: BTreeSet<&str> = columns.iter().flat_map(|column| column.keys().map(String::as_str)).collect();
     let sum = |layer: &str| columns.iter().map(|column| of(layer, column)).sum::<f64>();
@@ -37,15 +44,13 @@ fn table(names: &[&str], columns: &[Layers]) -> String {
         all.into_iter().partition(|layer| columns.iter().any(|column| of(layer, column) >= SHOWN_MIN));
     shown.sort_by(|a, b| sum(b).total_cmp(&sum(a)));
     let row = |name: &str, value: &dyn Fn(&Layers) -> f64| {
-        let values: String = columns.iter().map(|column| format!(" {:.0} |", value(column))).collect();
-        format!("| {name} |{values}\n")
+        let values = columns.iter().map(|column| format!("{:.0}", value(column)));
+        std::iter::once(name.to_owned()).chain(values).collect()
     };
-    let mut table = format!("| layer | {} |\n|{}\n", names.join(" | "), " --- |".repeat(names.len() + 1));
-    for layer in shown {
-        table += &row(layer, &|column| of(layer, column));
-    }
-    table += &row("other", &|column| rest.iter().fold(0.0, |sum, layer| sum + of(layer, column)));
-    table + &row("**all**", &|column| column.values().sum())
+    let mut rows: Vec<_> = shown.into_iter().map(|layer| row(layer, &|column| of(layer, column))).collect();
+    rows.push(row("other", &|column| rest.iter().fold(0.0, |sum, layer| sum + of(layer, column))));
+    rows.push(row("**all**", &|column| column.values().sum()));
+    rows
 }
 
 fn layers(case: &Case) -> Result<Layers> {
@@ -73,6 +78,7 @@ fn executed(case: &Case, batches: u32) -> Result<Executed> {
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--dump-instr=yes", "--compress-pos=no", "--compress-strings=no"])
         .arg(format!("--callgrind-out-file={}", profile.path().display()))
+        .args(case.counted().iter().map(|pattern| format!("--toggle-collect={pattern}")))
         .arg(&program)
         .args(["stack", case.name, &batches.to_string()])
         .output()
@@ -175,8 +181,7 @@ mod tests {
             layers.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
         };
         let columns = [of(&[("a", 1.0), ("b", 7.0), ("c", 0.1)]), of(&[("a", 2.0), ("d", 0.4)])];
-        let expected = "| layer | x | y |\n| --- | --- | --- |\n| b | 7 | 0 |\n| a | 1 | 2 |\n\
-                        | other | 0 | 0 |\n| **all** | 8 | 2 |\n";
-        assert_eq!(table(&["x", "y"], &columns), expected);
+        let expected = [["b", "7", "0"], ["a", "1", "2"], ["other", "0", "0"], ["**all**", "8", "2"]];
+        assert_eq!(table(&columns), expected);
     }
 }
