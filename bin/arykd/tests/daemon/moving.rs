@@ -107,7 +107,8 @@ fn a_stuck_queue_does_not_move_and_does_not_delay_others() {
     disk(&daemon, "m");
     let kinds = ["avg_read_latency", "p99_read_latency", "avg_write_latency", "p99_write_latency"];
     let mut delay = json!({"base_bdev_name": "slow", "name": "d"});
-    kinds.iter().for_each(|kind| delay[kind] = json!(500_000));
+    // All requests complete together, long after the moves that are refused because of them.
+    kinds.iter().for_each(|kind| delay[kind] = json!(3_000_000));
     daemon.call("bdev_delay_create", delay).unwrap();
     for (ctrlr, dev_name) in [("stuck", "d"), ("well", "m")] {
         daemon.call("vhost_create_blk_controller", json!({"ctrlr": ctrlr, "dev_name": dev_name})).unwrap();

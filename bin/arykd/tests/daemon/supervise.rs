@@ -90,7 +90,10 @@ fn a_daemon_that_cannot_start_is_retried() {
     std::fs::write(&store, "damaged").unwrap();
     kill_process(daemon_of(&supervisor), Signal::KILL).unwrap();
     assert_eq!(supervisor.wait(Duration::from_millis(300)), None, "the supervisor goes on");
-    std::fs::write(&store, whole).unwrap();
+    // In one step: a daemon that starts in between would find an empty store, and begin a new one.
+    let copy = supervisor.dir().join("copy");
+    std::fs::write(&copy, whole).unwrap();
+    std::fs::rename(&copy, &store).unwrap();
     supervisor.wait_until_ready();
     assert_eq!(supervisor.signal_and_wait("INT", Duration::from_secs(20)), Some(0));
 }
