@@ -227,6 +227,7 @@ fn a_registration_that_takes_long_is_awaited_with_patience_and_takes_effect_late
     let (mut lookup, piece) = (attached.lookup(), guest.piece(0, 512));
     assert_eq!(lookup.translate(&piece), None);
     // Also for a client that comes now, while another is stuck.
+    memory.set_patience(Duration::from_secs(20));
     let other = Fake::default();
     let second = block_on(memory.attach(other.clone())).unwrap();
     check(&other, &piece, second.lookup().translate(&piece).expect("the other client is not stuck"));
@@ -386,6 +387,8 @@ fn a_client_that_is_overdue_is_not_awaited_until_it_has_caught_up() {
     assert!(is_ready(later.announce(&memory)));
     fake.release();
     until("all values", || memory.clients()[0].registered == 21);
+    // Only the client that holds its registrations is late, not one whose executor waits for a processor.
+    memory.set_patience(Duration::from_secs(1));
     // By the time that the executor runs the next registration, the last of those has ended.
     let _other = block_on(memory.attach(Fake::default())).unwrap();
     fake.table().holds = true;

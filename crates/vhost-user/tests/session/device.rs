@@ -29,6 +29,8 @@ pub struct Mock {
     pub refuse_start: Cell<bool>,
     /// While set, a queue waits to start until `ready`; if its session ends or its start is cancelled before, the start fails.
     pub endless_start: Cell<bool>,
+    /// Whether a queue has begun to wait to start.
+    pub has_waited: Cell<bool>,
     pub ready: Notify,
     pub cancelled: Notify,
     /// How often the session asked the device to release removed memory.
@@ -134,6 +136,7 @@ impl Device for Mock {
         }
         if self.endless_start.get() {
             let session = self.session.borrow().clone().expect("connected");
+            self.has_waited.set(true);
             tokio::select! {
                 () = session.ending() => return Err("given up".into()),
                 () = self.cancelled.notified() => return Err("cancelled".into()),

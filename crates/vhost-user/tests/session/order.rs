@@ -295,7 +295,10 @@ async fn starting(guest: &Guest) -> (FrontEnd, Running) {
     fe.send(code::SET_MEM_TABLE, &guest.mem_table(), &[guest.memory.as_fd()]);
     fe.describe_queue(guest, 0, 0);
     fe.start_queue(0);
-    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    // The memory is mapped by another thread, which may have to wait for a processor.
+    while !session.device.has_waited.get() {
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
     assert_eq!(session.device.take_calls(), []);
     (fe, session)
 }

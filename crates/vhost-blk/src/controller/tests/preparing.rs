@@ -139,15 +139,23 @@ fn run(test: impl AsyncFnOnce(&Rig)) {
     });
 }
 
-/// Waits long enough for any call that does not wait for the gate.
-async fn short_wait() {
-    tokio::time::sleep(Duration::from_millis(30)).await;
+impl Rig {
+    /// Waits until the disk prepares a reactor.
+    async fn until_preparing(&self) {
+        while self.gate.preparing.load(Ordering::Relaxed) == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
 }
 
 #[test]
 fn a_queue_starts_when_its_disk_is_ready() {
     run(async |rig: &Rig| {
         let mut start = pin!(rig.controller.start_queue(0, setup()));
+        tokio::select! {
+            _ = &mut start => panic!("the call waits for the disk"),
+            () = rig.until_preparing() => {}
+        }
         assert!(timeout(Duration::from_millis(30), &mut start).await.is_err(), "the call waits for the disk");
         assert_eq!(rig.gate.preparing.load(Ordering::Relaxed), 1);
         // Calls to running queues do not wait for the preparation.
@@ -161,7 +169,7 @@ fn a_queue_starts_when_its_disk_is_ready() {
 fn a_session_that_ends_cancels_the_start_of_a_queue() {
     run(async |rig: &Rig| {
         let (started, ()) = tokio::join!(rig.controller.start_queue(0, setup()), async {
-            short_wait().await;
+            rig.until_preparing().await;
             rig.session.end("the test says so");
         });
         assert_eq!(started.unwrap_err().to_string(), "the session ended before the disks were ready");
@@ -174,7 +182,7 @@ fn a_front_end_that_stops_a_queue_cancels_its_start() {
     run(async |rig: &Rig| {
         for _ in 0..2 {
             let (started, ()) = tokio::join!(rig.controller.start_queue(0, setup()), async {
-                short_wait().await;
+                rig.until_preparing().await;
                 rig.controller.cancel_start(0);
             });
             let why = started.unwrap_err().to_string();
@@ -201,7 +209,7 @@ fn a_failed_prepare_fails_the_start_of_the_queue() {
 fn a_removal_cancels_prepare_and_the_queue_starts_without_a_disk() {
     run(async |rig: &Rig| {
         let removal = async {
-            short_wait().await;
+            rig.until_preparing().await;
             tokio::join!(rig.registry.remove("disk"), Blk::disk_event(&rig.controller, Event::Removed))
         };
         let (started, (removed, ())) = tokio::join!(rig.controller.start_queue(0, setup()), removal);
