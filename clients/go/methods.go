@@ -116,7 +116,7 @@ func (c *Client) ArykMemoryClientsGet(ctx context.Context) (MemoryClients, error
 	return call[MemoryClients](ctx, c, "aryk_memory_clients_get", nil)
 }
 
-// ArykStatsGet calls aryk_stats_get. Reports the counters of all disks, groups, controllers, reactors and background tasks, in brief.
+// ArykStatsGet calls aryk_stats_get. Reports the counters of all disks, groups, controllers, reactors, background tasks and NVMe drives, in brief.
 func (c *Client) ArykStatsGet(ctx context.Context) (Counts, error) {
 	return call[Counts](ctx, c, "aryk_stats_get", nil)
 }

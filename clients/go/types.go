@@ -267,6 +267,8 @@ type Counts struct {
 	Reactors []ReactorCounts `json:"reactors"`
 	// In the order of their starts.
 	Tasks []TaskCounts `json:"tasks"`
+	// The NVMe drives that the daemon drives itself, in the order of their controllers' names.
+	Drives []DriveCounts `json:"drives"`
 }
 
 // DelayDetails: A disk of `bdev_delay_create`. Latencies in microseconds.
@@ -334,6 +336,27 @@ type DiskCounts struct {
 	InFlightMax uint64 `json:"in_flight_max"`
 	// The last request that the disk's store has failed.
 	LastError *LastError `json:"last_error,omitempty"`
+}
+
+// DriveCounts: Counters of an NVMe drive, since it was attached.
+type DriveCounts struct {
+	// Name of the controller.
+	Name string `json:"name"`
+	// Whether it serves requests; if not, they wait.
+	Ready bool     `json:"ready"`
+	Disks []string `json:"disks"`
+	// Degrees Celsius; `null` if not known.
+	TemperatureCelsius *uint64 `json:"temperature_celsius"`
+	// I/O commands, those tried again included.
+	Commands uint64 `json:"commands"`
+	// Writes to doorbell registers of I/O queues.
+	Doorbells uint64 `json:"doorbells"`
+	InFlight  uint64 `json:"in_flight"`
+	// Commands that were tried again, as the controller asked.
+	Retries uint64 `json:"retries"`
+	// Commands that were aborted because they were late.
+	Aborts uint64 `json:"aborts"`
+	Resets uint64 `json:"resets"`
 }
 
 // DriverSpecific: A module's description of a disk: one member at most, with the module's name.

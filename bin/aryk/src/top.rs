@@ -1,4 +1,4 @@
-//! `aryk top`: activity of disks, groups, controllers, reactors and background tasks, live.
+//! `aryk top`: activity of disks, groups, controllers, reactors, background tasks and NVMe drives, live.
 //!
 //! `reading` has the daemon's counts and the rates between two reads; `state` has what the screen shows, and handles keys; `view`
 //! draws it. `reading` and `state` use no terminal.
@@ -97,13 +97,14 @@ fn whole_json(views: &[State], rates: &Rates) -> Value {
     json!({"seconds": rates.seconds, "per_second": per_second.collect::<Map<_, _>>()})
 }
 
-/// A table per view; empty views of groups and tasks are omitted.
+/// A table per view; empty views of groups, tasks and drives are omitted.
 fn whole_text(views: &[State], rates: &Rates, out: &Output) -> String {
     let is_shown = |state: &&State| {
         views.len() == 1
             || match state.view {
                 View::Groups => !rates.groups.is_empty(),
                 View::Tasks => !rates.tasks.is_empty(),
+                View::Drives => !rates.drives.is_empty(),
                 View::Disks | View::Controllers | View::Reactors => true,
             }
     };

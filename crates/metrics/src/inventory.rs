@@ -33,6 +33,8 @@ pub struct Nvme {
     pub name: String,
     /// Whether it serves requests.
     pub is_ready: bool,
+    /// The names of its disks.
+    pub disks: Vec<String>,
     /// Degrees Celsius, 0 for less; `None` if not known.
     pub celsius: Option<u64>,
     /// Resets.

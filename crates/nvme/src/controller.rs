@@ -262,6 +262,15 @@ impl Controller {
         matches!(self.life, Life::Ready)
     }
 
+    /// Reads the SMART / Health Information log (NVMe Base 2.1, 5.1.12.1.3): [`Event::Smart`] follows unless the controller
+    /// refuses. Without effect while the controller is not ready. The read also clears a health event, as the read after an event.
+    pub fn read_health(&mut self) {
+        let job = Job::ReadLog(crate::spec::log::SMART);
+        if self.is_ready() && !self.jobs.contains(&job) {
+            self.jobs.push_back(job);
+        }
+    }
+
     /// Does what is due, and returns the next event. Call it until it returns `None`.
     pub fn poll(&mut self, now: u64) -> Option<Event> {
         if self.events.is_empty() {

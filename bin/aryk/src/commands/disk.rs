@@ -32,6 +32,13 @@ pub const HINTS: [(i64, &str); 6] = [
     (NO_SPACE, "'df' shows which file system is full."),
 ];
 
+/// Hints for a disk in an NVMe drive that cannot be created.
+const NVME_HINTS: [(i64, &str); 3] = [
+    (EXISTS, "Choose another name, or remove that one first."),
+    (NO_DEVICE, "'aryk nvme list' shows the drives, 'aryk doctor nvme' what this host needs."),
+    (NOT_ALLOWED, "'aryk doctor nvme' shows what the daemon's user may not open."),
+];
+
 /// The text for an empty list.
 pub const NONE: &str = "There are no disks. Create one: aryk disk create NAME --file PATH --size 20G";
 
@@ -75,7 +82,8 @@ fn create(args: &CreateArgs, client: &mut Client, out: &Output) -> Result<(), Er
         let step = format!("{} is imported, but the disk is not created", file.display());
         client.call(method, params).map_err(|source| Error::Imported { step, source: Box::new(source) })?;
     } else {
-        client.call(method, params).map_err(|error| error.hinted(&HINTS))?;
+        let hints: &[_] = if args.kind.nvme.is_some() { &NVME_HINTS } else { &HINTS };
+        client.call(method, params).map_err(|error| error.hinted(hints))?;
     }
     let disk = find(client, &args.name)?;
     let size = size(&disk);

@@ -15,6 +15,7 @@ pub struct Reading {
     pub controllers: Vec<Controller>,
     pub reactors: Vec<Reactor>,
     pub tasks: Vec<Task>,
+    pub drives: Vec<Drive>,
 }
 
 /// The counts of a disk.
@@ -102,6 +103,22 @@ pub struct Task {
     pub granted: u64,
 }
 
+/// The counts of an NVMe drive that the daemon drives itself.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Drive {
+    pub name: String,
+    pub ready: bool,
+    pub disks: Vec<String>,
+    pub temperature_celsius: Option<u64>,
+    pub commands: u64,
+    pub doorbells: u64,
+    pub in_flight: u64,
+    pub retries: u64,
+    pub aborts: u64,
+    pub resets: u64,
+}
+
 /// Rates of one or more disks per second.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rate {
@@ -184,6 +201,25 @@ pub struct Effort {
     pub used: Option<u64>,
 }
 
+/// A drive's commands and doorbells per second; its other counts are as they are, for one of them would be a rate of zero.
+#[derive(Debug, Clone, Default)]
+pub struct DriveRate {
+    pub commands: u64,
+    pub doorbells: u64,
+    pub drive: Drive,
+}
+
+impl DriveRate {
+    fn between(old: Option<&Drive>, now: &Drive, interval: Interval) -> Self {
+        let of = |count: fn(&Drive) -> u64| interval.per_second(count(now), old.map_or(0, count));
+        Self {
+            commands: of(|drive| drive.commands),
+            doorbells: of(|drive| drive.doorbells),
+            drive: now.clone(),
+        }
+    }
+}
+
 /// The time between two readings.
 #[derive(Debug, Clone, Copy)]
 struct Interval {
@@ -253,6 +289,7 @@ pub struct Rates {
     pub controllers: Vec<(Controller, Rate)>,
     pub reactors: Vec<Share>,
     pub tasks: Vec<Effort>,
+    pub drives: Vec<DriveRate>,
     pub total: Rate,
 }
 
@@ -313,16 +350,25 @@ impl Rates {
             Effort::between(old, task, interval)
         };
         let tasks = now.tasks.iter().map(effort).collect();
-        Self { seconds, disks, places, groups, controllers, reactors, tasks, total }
+        let of_drive = |drive: &Drive| {
+            let old = before.drives.iter().find(|old| old.name == drive.name);
+            DriveRate::between(old, drive, interval)
+        };
+        let drives = now.drives.iter().map(of_drive).collect();
+        Self { seconds, disks, places, groups, controllers, reactors, tasks, drives, total }
     }
 }
 
 impl Rates {
-    /// The names of the disks of a group, including its subgroups, or of a controller.
+    /// The names of the disks of a group, including its subgroups, of a controller, or of a drive.
     pub fn disks_of(&self, view: View, name: &str) -> HashSet<&str> {
         if view == View::Controllers {
             let controller = self.controllers.iter().find(|(controller, _)| controller.name == name);
             return controller.into_iter().flat_map(|(c, _)| &c.disks).map(|disk| &**disk).collect();
+        }
+        if view == View::Drives {
+            let drive = self.drives.iter().find(|rate| rate.drive.name == name);
+            return drive.into_iter().flat_map(|rate| &rate.drive.disks).map(|disk| &**disk).collect();
         }
         let mut groups = HashSet::from([name]);
         for (group, _) in &self.groups {
@@ -393,6 +439,17 @@ pub mod tests {
                 busy_ticks: second * 20_000_000,
                 budget_ticks: 50_000,
                 granted: second * 500,
+            }],
+            drives: vec![Drive {
+                name: "nvme0".into(),
+                ready: true,
+                disks: vec!["vm1".into()],
+                temperature_celsius: Some(41),
+                commands: second * 320,
+                doorbells: second * 10,
+                in_flight: 32,
+                aborts: 1,
+                ..Drive::default()
             }],
         }
     }

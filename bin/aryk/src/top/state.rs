@@ -1,7 +1,7 @@
 //! The state of the screen, and the handling of keys. Uses no terminal.
 
 use super::Sort;
-use super::reading::{Rate, Rates};
+use super::reading::{DriveRate, Rate, Rates};
 use crate::commands::stat::latency;
 use crate::output::{Column, Output};
 use crate::size::Size;
@@ -17,10 +17,12 @@ pub enum View {
     Controllers,
     Reactors,
     Tasks,
+    Drives,
 }
 
 impl View {
-    pub const ALL: [Self; 5] = [Self::Disks, Self::Groups, Self::Controllers, Self::Reactors, Self::Tasks];
+    pub const ALL: [Self; 6] =
+        [Self::Disks, Self::Groups, Self::Controllers, Self::Reactors, Self::Tasks, Self::Drives];
 
     pub const fn title(self) -> &'static str {
         match self {
@@ -29,6 +31,7 @@ impl View {
             Self::Controllers => "controllers",
             Self::Reactors => "reactors",
             Self::Tasks => "tasks",
+            Self::Drives => "drives",
         }
     }
 }
@@ -79,7 +82,7 @@ pub struct State {
     pub top: usize,
     /// Rows that fit on the screen, as of the last draw.
     pub page: usize,
-    /// The group or controller whose disks are shown, and the view that it is in.
+    /// The group, controller or drive whose disks are shown, and the view that it is in.
     pub within: Option<(View, String)>,
     detail: Option<String>,
     paused: bool,
@@ -130,8 +133,37 @@ pub const REACTORS: [Column; 7] = [
 pub const TASKS: [Column; 6] =
     [("TASK", false), ("CORE", true), ("BUSY", true), ("GRANTS/s", true), ("BUDGET", true), ("USED", true)];
 
+pub const DRIVES: [Column; 9] = [
+    ("DRIVE", false),
+    ("STATE", false),
+    ("TEMP", true),
+    ("CMD/s", true),
+    ("BELL/s", true),
+    ("DEPTH", true),
+    ("RETRY", true),
+    ("ABORT", true),
+    ("RESET", true),
+];
+
 fn mean(rate: &Rate) -> String {
     rate.mean_ns().map_or_else(|| "-".into(), |ns| latency(ns.into()))
+}
+
+impl DriveRate {
+    fn cells(&self) -> Vec<String> {
+        let Self { commands, doorbells, drive } = self;
+        vec![
+            drive.name.clone(),
+            if drive.ready { "ready" } else { "waits" }.into(),
+            drive.temperature_celsius.map_or_else(|| "-".into(), |celsius| format!("{celsius} °C")),
+            commands.to_string(),
+            doorbells.to_string(),
+            drive.in_flight.to_string(),
+            drive.retries.to_string(),
+            drive.aborts.to_string(),
+            drive.resets.to_string(),
+        ]
+    }
 }
 
 impl State {
@@ -179,7 +211,7 @@ impl State {
             View::Disks => rates.disks.get(i),
             View::Groups => rates.groups.get(i).map(|(_, rate)| rate),
             View::Controllers => rates.controllers.get(i).map(|(_, rate)| rate),
-            View::Reactors | View::Tasks => None,
+            View::Reactors | View::Tasks | View::Drives => None,
         };
         let count = match self.view {
             View::Disks => rates.disks.len(),
@@ -189,6 +221,10 @@ impl State {
             View::Tasks => {
                 let fits = |&i: &usize| rates.tasks[i].name.contains(&self.filter);
                 return (0..rates.tasks.len()).filter(fits).collect();
+            }
+            View::Drives => {
+                let fits = |&i: &usize| rates.drives[i].drive.name.contains(&self.filter);
+                return (0..rates.drives.len()).filter(fits).collect();
             }
         };
         let within = self.within.as_ref().filter(|_| self.view == View::Disks);
@@ -217,6 +253,7 @@ impl State {
             View::Controllers => &CONTROLLERS,
             View::Reactors => &REACTORS,
             View::Tasks => &TASKS,
+            View::Drives => &DRIVES,
         }
     }
 
@@ -287,6 +324,7 @@ impl State {
                     task.used.map_or_else(|| "-".into(), |used| format!("{used}%")),
                 ]
             }
+            View::Drives => rates.drives[row].cells(),
         }
     }
 
@@ -324,6 +362,14 @@ impl State {
                     "budget_ns": task.budget_ns, "used_percent": task.used,
                 })
             }
+            View::Drives => {
+                let DriveRate { commands, doorbells, drive } = &rates.drives[row];
+                json!({
+                    "name": drive.name, "ready": drive.ready, "disks": drive.disks,
+                    "temperature_celsius": drive.temperature_celsius, "commands": commands, "doorbells": doorbells,
+                    "in_flight": drive.in_flight, "retries": drive.retries, "aborts": drive.aborts, "resets": drive.resets,
+                })
+            }
         };
         rows.iter().map(row).collect()
     }
@@ -345,7 +391,7 @@ impl State {
             KeyCode::Esc => self.back(),
             KeyCode::Enter => self.drill_down(rates),
             KeyCode::Tab => self.show(View::ALL[(self.view as usize + 1) % View::ALL.len()]),
-            KeyCode::Char(c @ '1'..='5') => self.show(View::ALL[c as usize - '1' as usize]),
+            KeyCode::Char(c @ '1'..='6') => self.show(View::ALL[c as usize - '1' as usize]),
             KeyCode::Char('s') => self.sort = Sort::ALL[(self.sort as usize + 1) % Sort::ALL.len()],
             KeyCode::Char('r') => self.reversed = !self.reversed,
             KeyCode::Char('/') => self.typing = true,
@@ -397,6 +443,7 @@ impl State {
             View::Disks => self.detail = Some(rates.disks[row].name.clone()),
             View::Groups => self.show_within(rates.groups[row].0.name.clone()),
             View::Controllers => self.show_within(rates.controllers[row].0.name.clone()),
+            View::Drives => self.show_within(rates.drives[row].drive.name.clone()),
             View::Reactors | View::Tasks => {}
         }
     }
@@ -471,6 +518,12 @@ mod tests {
         assert_eq!((state.view, shown(&state, &rates)), (View::Reactors, vec!["1".to_owned()]));
         press(&mut state, &rates, "5");
         assert_eq!(state.cells(&rates, 0), ["patrol db", "1", "2.0%", "500", "50us", "80%"]);
+        press(&mut state, &rates, "6");
+        assert_eq!(state.cells(&rates, 0), ["nvme0", "ready", "41 °C", "320", "10", "32", "0", "1", "0"]);
+        press(&mut state, &rates, "\n");
+        assert_eq!((state.view, shown(&state, &rates)), (View::Disks, vec!["vm1".to_owned()]));
+        press(&mut state, &rates, "\u{1b}");
+        assert_eq!(state.view, View::Drives);
         assert!(state.press(KeyEvent::from(KeyCode::Char('q')), &rates));
     }
 

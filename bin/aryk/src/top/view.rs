@@ -14,9 +14,9 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Paragraph, Row, Table};
 
 const HELP: &str = "\
-  Tab, 1 to 5  disks, groups, controllers, reactors, background tasks
+  Tab, 1 to 6  disks, groups, controllers, reactors, background tasks, drives
   up, down     choose a row (also j, k, PgUp, PgDn, Home, End)
-  Enter        a disk's latency by layer; the disks of a group or a controller
+  Enter        a disk's latency by layer; the disks of a group, controller or drive
   Esc          back
   /            show only objects with this text in their names
   s, r         sort by the next column; reverse the order
@@ -27,7 +27,9 @@ const HELP: &str = "\
   limits or in the block layer's queue, DEPTH the number of requests in flight,
   MOST the limit. LONGEST is a reactor's longest turn, lately: no other work
   runs on its core during a turn. A turn grants a background task its BUDGET of
-  processor time; USED is the part of the granted time that the task used.";
+  processor time; USED is the part of the granted time that the task used.
+  Drives are the NVMe drives that the daemon drives itself: commands and
+  writes to doorbell registers a second, and all retries, aborts and resets.";
 
 const QUIET: Style = Style::new().fg(Color::DarkGray);
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
@@ -114,7 +116,8 @@ fn width(column: usize, view: View) -> Constraint {
         (View::Disks, 6..=8) | (View::Groups, 1 | 7) => Constraint::Length(6),
         (View::Disks | View::Groups, _) => Constraint::Length(8),
         (View::Controllers, 1 | 3) => Constraint::Length(5),
-        (View::Controllers | View::Reactors | View::Tasks, _) => Constraint::Length(9),
+        (View::Drives, 2..=8) => Constraint::Length(7),
+        (View::Drives | View::Controllers | View::Reactors | View::Tasks, _) => Constraint::Length(9),
     }
 }
 
@@ -209,7 +212,7 @@ mod tests {
             lines[5].starts_with("vm1") && lines[5].contains("10us") && lines[5].contains("25%"),
             "{text}"
         );
-        for view in [View::Groups, View::Controllers, View::Reactors, View::Tasks] {
+        for view in [View::Groups, View::Controllers, View::Reactors, View::Tasks, View::Drives] {
             state.view = view;
             let text = screen(&mut state, &rates(), (80, 24));
             let all = state.columns().iter().all(|(name, _)| text.contains(name));

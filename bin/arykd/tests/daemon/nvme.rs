@@ -226,6 +226,11 @@ fn commands_that_would_break_the_driver_or_destroy_data_in_use_are_refused() {
     let health = daemon.call("bdev_nvme_get_controller_health_info", json!({"name": "Nvme0"})).unwrap();
     assert_eq!((&health["serial_number"], &health["media_errors"]), (&json!("S1"), &json!(0)));
     assert!(health["temperature_celsius"].as_i64().unwrap() > 0, "{health}");
+    // The daemon also reads it by itself.
+    wait_for("the drive's temperature among the counters", || {
+        let drives = &daemon.call("aryk_stats_get", json!({})).unwrap()["drives"];
+        drives[0]["disks"] == json!(["Nvme0n1", "Nvme0n2"]) && drives[0]["temperature_celsius"].is_u64()
+    });
     drop((daemon, drive));
 }
 

@@ -187,7 +187,7 @@ class Methods(ABC):
         return result
 
     def aryk_stats_get(self) -> types.Counts:
-        """Reports the counters of all disks, groups, controllers, reactors and background tasks, in brief."""
+        """Reports the counters of all disks, groups, controllers, reactors, background tasks and NVMe drives, in brief."""
         result: types.Counts = self.call("aryk_stats_get")
         return result
 
@@ -2971,7 +2971,7 @@ class AsyncMethods(ABC):
         return result
 
     async def aryk_stats_get(self) -> types.Counts:
-        """Reports the counters of all disks, groups, controllers, reactors and background tasks, in brief."""
+        """Reports the counters of all disks, groups, controllers, reactors, background tasks and NVMe drives, in brief."""
         result: types.Counts = await self.call("aryk_stats_get")
         return result
 

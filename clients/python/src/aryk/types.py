@@ -335,6 +335,8 @@ class Counts(TypedDict):
     reactors: list[ReactorCounts]
     #: In the order of their starts.
     tasks: list[TaskCounts]
+    #: The NVMe drives that the daemon drives itself, in the order of their controllers' names.
+    drives: list[DriveCounts]
 
 
 class DelayDetails(TypedDict):
@@ -405,6 +407,28 @@ class DiskCounts(TypedDict):
     in_flight_max: int
     #: The last request that the disk's store has failed.
     last_error: NotRequired[LastError]
+
+
+class DriveCounts(TypedDict):
+    """Counters of an NVMe drive, since it was attached."""
+
+    #: Name of the controller.
+    name: str
+    #: Whether it serves requests; if not, they wait.
+    ready: bool
+    disks: list[str]
+    #: Degrees Celsius; `null` if not known.
+    temperature_celsius: int | None
+    #: I/O commands, those tried again included.
+    commands: int
+    #: Writes to doorbell registers of I/O queues.
+    doorbells: int
+    in_flight: int
+    #: Commands that were tried again, as the controller asked.
+    retries: int
+    #: Commands that were aborted because they were late.
+    aborts: int
+    resets: int
 
 
 class DriverSpecific(TypedDict):

@@ -41,6 +41,8 @@ use tools::Tools;
 /// Time between two reads of CSTS while commands are in flight, and otherwise.
 const WATCH_BUSY: u64 = 50_000_000;
 const WATCH_IDLE: u64 = 1_000_000_000;
+/// Time between two reads of the drive's health.
+const HEALTH_INTERVAL: Duration = Duration::from_secs(60);
 /// A controller that is gone again sooner than this after it was ready goes on with the time that it had to come back.
 const STABLE: Duration = Duration::from_secs(10);
 /// Lines about single commands and events: a burst, then one per period.
@@ -162,6 +164,7 @@ pub(crate) fn start(
         is_disabled: false,
         disables: Vec::new(),
         submitted: 0,
+        next_health: Nanos(0),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     std::thread::Builder::new().name("aryk-nvme".into()).spawn(move || {
@@ -235,6 +238,8 @@ struct Thread {
     disables: Vec<oneshot::Sender<()>>,
     /// Commands of all pairs at the last look.
     submitted: u64,
+    /// When the drive's health is read next.
+    next_health: Nanos,
 }
 
 /// Whether the thread goes on.

@@ -35,8 +35,8 @@ pub(super) enum Job {
     Start,
     /// Reads the namespaces again, after an event.
     Rescan,
-    /// Reads a log page, so that its events are reported again.
-    ClearEvent(u8),
+    /// Reads a log page of 512 bytes. Its events are reported again from then on.
+    ReadLog(u8),
     CreatePair(u16),
     DeletePair(u16),
 }
@@ -126,7 +126,7 @@ impl Controller {
             let step = match job {
                 Job::Start => Step::IdentifyController,
                 Job::Rescan => Step::ChangedNamespaces,
-                Job::ClearEvent(page) => Step::ReadLog(page),
+                Job::ReadLog(page) => Step::ReadLog(page),
                 Job::CreatePair(qid) => Step::CreateCq(qid),
                 Job::DeletePair(qid) => Step::DeleteSq(qid),
             };
@@ -457,7 +457,7 @@ impl Controller {
                 self.finish_start(now);
             }
             Job::Rescan => self.replace_namespaces(running.found),
-            Job::ClearEvent(_) => {}
+            Job::ReadLog(_) => {}
             Job::CreatePair(qid) => match running.refused {
                 Some(status) => {
                     self.pairs.retain(|pair| pair.qid() != qid);
@@ -548,7 +548,7 @@ impl Controller {
         }
         let job = match event {
             AsyncEvent::NamespacesChanged => Job::Rescan,
-            _ => Job::ClearEvent(AsyncEvent::log_page(answer.result)),
+            _ => Job::ReadLog(AsyncEvent::log_page(answer.result)),
         };
         if !self.jobs.contains(&job) {
             self.jobs.push_back(job);

@@ -183,6 +183,16 @@ fn health_events_bring_the_smart_log() {
 }
 
 #[test]
+fn the_owner_reads_the_health_when_it_wants() {
+    let mut rig = Rig::ready(Config::default(), &[]);
+    rig.controller.read_health();
+    rig.controller.read_health();
+    rig.run_until(&mut Nobody, SECOND, |rig| rig.has(&Note::Smart));
+    assert!(!rig.has(&Note::Async));
+    rig.assert_clean();
+}
+
+#[test]
 fn a_reset_answers_the_owners_commands_and_refuses_new_ones() {
     let config = Config { namespaces: vec![(1, NamespaceConfig::new(128, 0, 1))], ..Config::default() };
     let mut rig = Rig::ready(config, &[]);

@@ -17,7 +17,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "aryk_stats_get",
         Phase::Any,
-        "Reports the counters of all disks, groups, controllers, reactors and background tasks, in brief.",
+        "Reports the counters of all disks, groups, controllers, reactors, background tasks and NVMe drives, in brief.",
         get_stats,
     );
     table.add(
@@ -45,6 +45,8 @@ struct Counts {
     reactors: Vec<ReactorCounts>,
     /// In the order of their starts.
     tasks: Vec<TaskCounts>,
+    /// The NVMe drives that the daemon drives itself, in the order of their controllers' names.
+    drives: Vec<DriveCounts>,
 }
 
 /// Counters of a disk.
@@ -224,6 +226,45 @@ impl TaskCounts {
     }
 }
 
+/// Counters of an NVMe drive, since it was attached.
+#[derive(Debug, Serialize, JsonSchema)]
+struct DriveCounts {
+    /// Name of the controller.
+    name: String,
+    /// Whether it serves requests; if not, they wait.
+    ready: bool,
+    disks: Vec<String>,
+    /// Degrees Celsius; `null` if not known.
+    temperature_celsius: Option<u64>,
+    /// I/O commands, those tried again included.
+    commands: u64,
+    /// Writes to doorbell registers of I/O queues.
+    doorbells: u64,
+    in_flight: u64,
+    /// Commands that were tried again, as the controller asked.
+    retries: u64,
+    /// Commands that were aborted because they were late.
+    aborts: u64,
+    resets: u64,
+}
+
+impl DriveCounts {
+    fn new(drive: &aryk_metrics::Nvme) -> Self {
+        Self {
+            name: drive.name.clone(),
+            ready: drive.is_ready,
+            disks: drive.disks.clone(),
+            temperature_celsius: drive.celsius,
+            commands: drive.commands,
+            doorbells: drive.doorbells,
+            in_flight: drive.in_flight,
+            retries: drive.retries,
+            aborts: drive.aborts,
+            resets: drive.resets,
+        }
+    }
+}
+
 async fn get_stats(control: &Control, _: NoParams) -> Result<Counts, Error> {
     let snapshot = control.collector.snapshot(control, AGE).await;
     Ok(Counts::new(&snapshot, control.env.background().stats()))
@@ -278,6 +319,7 @@ impl Counts {
             controllers: snapshot.controllers.iter().map(controller).collect(),
             reactors: snapshot.reactors.iter().map(reactor).collect(),
             tasks: tasks.into_iter().map(TaskCounts::new).collect(),
+            drives: snapshot.nvme.iter().map(DriveCounts::new).collect(),
         }
     }
 }

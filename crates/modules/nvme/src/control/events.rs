@@ -1,6 +1,6 @@
 //! The events of a controller.
 
-use super::{Command, Life, Next, STABLE, Thread, WATCH_BUSY, WATCH_IDLE, now, watch};
+use super::{Command, HEALTH_INTERVAL, Life, Next, STABLE, Thread, WATCH_BUSY, WATCH_IDLE, now, watch};
 use crate::memory::Registrar;
 use crate::{Dma, LastReset, Phase};
 use aryk_bdev::Attachment;
@@ -18,6 +18,7 @@ impl Thread {
     /// Polls the controller, and acts on its events.
     pub(super) fn drive(&mut self) -> Next {
         self.set_watch();
+        self.read_health();
         while let Life::Driven(driven) = &mut self.life
             && let Some(event) = driven.controller.poll(now().0)
         {
@@ -42,6 +43,18 @@ impl Thread {
         self.shared.set_idle(is_idle);
         let watch = if is_idle { WATCH_IDLE } else { WATCH_BUSY };
         self.with_controller(|controller| controller.set_watch(watch, now().0));
+    }
+
+    /// Reads the drive's health now and then: a controller by itself reports only what is critical.
+    fn read_health(&mut self) {
+        let now = now();
+        if now >= self.next_health
+            && let Life::Driven(driven) = &mut self.life
+            && driven.controller.is_ready()
+        {
+            self.next_health = now.after(HEALTH_INTERVAL);
+            driven.controller.read_health();
+        }
     }
 
     /// Whether the controller has ended, and only reactors have to be waited for.

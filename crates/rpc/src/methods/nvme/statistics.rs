@@ -78,6 +78,7 @@ pub(crate) fn metrics(control: &Control) -> Vec<aryk_metrics::Nvme> {
         aryk_metrics::Nvme {
             name: info.name,
             is_ready: info.phase == aryk_bdev_nvme::Phase::Ready,
+            disks: info.namespaces.into_iter().filter_map(|namespace| namespace.disk).collect(),
             celsius: celsius.map(|celsius| u64::try_from(celsius).unwrap_or_default()),
             resets: counts.resets,
             aborts: counts.aborts,
