@@ -874,6 +874,8 @@ type NvmeNamespaceData struct {
 	ID uint32 `json:"id"`
 	// Whether other controllers may access it too.
 	CanShare bool `json:"can_share"`
+	// Aryk only: blocks that one write stores entirely or not at all, also when power fails (AWUPF, NAWUPF).
+	AtomicWriteBlocks uint64 `json:"atomic_write_blocks"`
 }
 
 // NvmeOacs: Optional admin commands of a controller: 1 if it supports them.

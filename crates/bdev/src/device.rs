@@ -50,6 +50,9 @@ pub struct Limits {
     pub compare_and_write_blocks: Blocks,
     /// Blocks in one copy, for a device that does it.
     pub copy_blocks: Blocks,
+    /// Blocks that one write stores entirely or not at all, also when power fails; at least one. A write that the block layer
+    /// splits, at another of these limits, is several.
+    pub atomic_blocks: Blocks,
     /// Whether other hosts may change the store too. Then a compare-and-write or a copy that the device does not do, or not in
     /// this size, is refused: made of reads and writes, they would be apart from this host's changes only.
     pub is_shared: bool,
@@ -67,7 +70,7 @@ impl Limits {
 }
 
 impl Default for Limits {
-    /// 256 requests in flight, and no other limit.
+    /// 256 requests in flight, single blocks written at once, and no other limit.
     fn default() -> Self {
         Self {
             depth: 256,
@@ -79,6 +82,7 @@ impl Default for Limits {
             compare_blocks: Blocks::MAX,
             compare_and_write_blocks: Blocks::MAX,
             copy_blocks: Blocks::MAX,
+            atomic_blocks: Blocks(1),
             is_shared: false,
         }
     }

@@ -32,6 +32,8 @@ impl Drive {
             serial: serial.into(),
             namespaces: namespaces.into(),
             data: Data::KeptDurable,
+            // 0-based.
+            awupf: 3,
             ..Config::default()
         };
         Self::of(socket, Model::new("drive", config).unwrap())
@@ -93,7 +95,7 @@ fn a_controller_is_attached_used_reset_and_detached() {
     let nvme = &disk["driver_specific"]["nvme"][0];
     assert_eq!(nvme["trid"], json!({"trtype": "VFIOUSER", "traddr": socket}));
     assert_eq!(nvme["ctrlr_data"]["serial_number"], "S1");
-    assert_eq!(nvme["ns_data"], json!({"id": 2, "can_share": false}));
+    assert_eq!(nvme["ns_data"], json!({"id": 2, "can_share": false, "atomic_write_blocks": 4}));
     // The same name, and the same drive.
     let again = |name: &str| json!({"name": name, "trtype": "vfiouser", "traddr": socket});
     assert_eq!(code(daemon.call("bdev_nvme_attach_controller", again("Nvme0"))), -17);

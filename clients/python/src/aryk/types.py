@@ -877,6 +877,8 @@ class NvmeNamespaceData(TypedDict):
     id: int
     #: Whether other controllers may access it too.
     can_share: bool
+    #: Aryk only: blocks that one write stores entirely or not at all, also when power fails (AWUPF, NAWUPF).
+    atomic_write_blocks: int
 
 
 class NvmeOacs(TypedDict):

@@ -120,6 +120,11 @@ impl Device for NamespaceDevice {
                 commands.compare_write_max().min((DATA_MAX / 2) >> claims.block_shift),
             ),
             copy_blocks: Blocks(copied_all.min(ranges * u64::from(copied))),
+            // Where the controller has boundaries of its own for it, only single blocks are promised.
+            atomic_blocks: match claims.atomic_boundary {
+                Some(_) => Blocks(1),
+                None => Blocks(claims.atomic_power_fail.into()),
+            },
             is_shared: claims.is_shared,
         }
     }

@@ -139,9 +139,12 @@ impl Device for Part {
         Geometry { blocks, optimal_io_blocks, ..base }
     }
 
-    /// The limits of the base without its boundary, whose offset differs in each part: the base's channel splits there.
+    /// The limits of the base without its boundary, whose offset differs in each part: the base's channel splits there, also
+    /// writes that it would otherwise store at once.
     fn limits(&self) -> Limits {
-        Limits { boundary_blocks: Blocks::ZERO, ..self.base().device().limits() }
+        let base = self.base().device().limits();
+        let atomic_blocks = if base.boundary_blocks == Blocks::ZERO { base.atomic_blocks } else { Blocks(1) };
+        Limits { boundary_blocks: Blocks::ZERO, atomic_blocks, ..base }
     }
 
     fn ops(&self) -> OpSet {

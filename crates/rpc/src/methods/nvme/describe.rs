@@ -99,6 +99,8 @@ struct NamespaceData {
     id: u32,
     /// Whether other controllers may access it too.
     can_share: bool,
+    /// Aryk only: blocks that one write stores entirely or not at all, also when power fails (AWUPF, NAWUPF).
+    atomic_write_blocks: u64,
 }
 
 fn controller_data(info: &ControllerInfo) -> ControllerData {
@@ -151,7 +153,11 @@ pub(crate) fn details(control: &Control, bdev: &Bdev) -> Option<Details> {
         trid,
         ctrlr_data: info.controller.as_ref().map(controller_data),
         vs: info.controller.as_ref().map(version),
-        ns_data: NamespaceData { id, can_share: namespace.namespace.as_ref().is_ok_and(|n| n.is_shared) },
+        ns_data: NamespaceData {
+            id,
+            can_share: namespace.namespace.as_ref().is_ok_and(|n| n.is_shared),
+            atomic_write_blocks: bdev.device().limits().atomic_blocks.0,
+        },
         controller: info.name,
     })
 }
