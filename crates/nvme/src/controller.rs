@@ -263,7 +263,7 @@ impl Controller {
     }
 
     /// Reads the SMART / Health Information log (NVMe Base 2.1, 5.1.12.1.3): [`Event::Smart`] follows unless the controller
-    /// refuses. Without effect while the controller is not ready. The read also clears a health event, as the read after an event.
+    /// refuses. Without effect while the controller is not ready. The read also clears a health event.
     pub fn read_health(&mut self) {
         let job = Job::ReadLog(crate::spec::log::SMART);
         if self.is_ready() && !self.jobs.contains(&job) {
