@@ -35,4 +35,4 @@ pub mod vm;
 pub use daemon::Daemon;
 pub use image::Image;
 pub use process::Process;
-pub use vm::{Disk, Guest, Link, Nvme, Vm};
+pub use vm::{Disk, Guest, Link, Nvme, Port, Vm};

@@ -72,14 +72,27 @@ impl Disk {
     }
 }
 
+/// Numbers and PCI slots of the ports that have no drive at first.
+const SPARE: usize = 16;
+const SPARE_SLOT: usize = 0x1c;
+
+/// Where a drive is plugged in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Port {
+    /// Where the drive is when the VM boots.
+    First,
+    /// A port of its own, at another PCI address.
+    Spare,
+}
+
 /// An emulated NVMe drive: a PCIe function behind a virtual IOMMU.
 #[derive(Clone, Debug)]
 pub struct Nvme {
     /// The file with the blocks of each namespace; there is at least one.
     pub images: Vec<PathBuf>,
-    /// Device and function number on the root bus, as `18.0`, from 18 to 1f; a VM without disks also has 10 to 17.
+    /// Device and function number on the root bus, as `18.0`, from 18 to 1b; a VM without disks also has 10 to 17.
     pub slot: &'static str,
-    /// Whether a port is in that slot, and the drive behind it, where it can be unplugged.
+    /// Whether a port is in that slot, and the drive behind it, where it can be unplugged; it then has a [`Port::Spare`] too.
     pub is_pluggable: bool,
     /// Further properties of QEMU's device, e.g. `max_ioqpairs=4`.
     pub properties: String,
@@ -100,6 +113,10 @@ impl Nvme {
         if *is_pluggable {
             let port = format!("pcie-root-port,id=port{index},chassis={index},slot={index},{bus}");
             arguments.push(("-device", port));
+            let (number, slot) = (index + SPARE, index + SPARE_SLOT);
+            let spare =
+                format!("pcie-root-port,id=spare{index},chassis={number},slot={number},addr={slot:#x}");
+            arguments.push(("-device", spare));
             bus = format!("bus=port{index}");
         }
         let device = format!("nvme,id=nvme{index},serial=aryk-nvme{index},{bus}");
@@ -406,10 +423,14 @@ impl Guest {
     ///
     /// # Errors
     /// QEMU has ended, or the drive is not unplugged within 20 s.
-    pub fn plug_nvme(&self, index: usize) -> Result<()> {
+    pub fn plug_nvme(&self, index: usize, port: Port) -> Result<()> {
+        let bus = match port {
+            Port::First => format!("port{index}"),
+            Port::Spare => format!("spare{index}"),
+        };
         let mut qmp = Qmp::connect(&self.monitor)?;
         let drive = json!({"driver": "nvme", "id": format!("nvme{index}"), "serial": format!("aryk-nvme{index}"),
-            "drive": format!("nvme{index}-1"), "bus": format!("port{index}")});
+            "drive": format!("nvme{index}-1"), "bus": bus});
         let mut last = None;
         let plugged = wait_until("the drive to be unplugged", Duration::from_secs(20), || {
             Ok(qmp.call("device_add", &drive).map_err(|error| last = Some(error)).ok())

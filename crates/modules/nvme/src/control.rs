@@ -7,12 +7,13 @@
 
 mod disks;
 mod events;
+pub(crate) mod moves;
 mod pairs;
 pub(crate) mod tools;
 
 use crate::driver::Live;
 use crate::shared::{Counters, Shared};
-use crate::{Config, Error, Info, Location, Phase};
+use crate::{Config, Controllers, Error, Info, Location, Phase};
 use aryk_bdev::{Attachment, Bdev, Env, OpenError};
 use aryk_cuse::{Access, Answer, Caller, Request};
 use aryk_log_limit::{LogLimit, limited};
@@ -91,6 +92,8 @@ pub(crate) enum Command {
     Disable(oneshot::Sender<()>),
     /// Opens a disabled controller again.
     Enable,
+    /// The drive is back at another place.
+    Moved(Location),
     /// The disk of a namespace was removed.
     Closed(u32),
     /// The disk of a namespace that has changed is gone: the namespace gets another.
@@ -116,6 +119,7 @@ pub(crate) fn start(
     env: &Env,
     config: Config,
     vfio: &Arc<Vfio>,
+    controllers: &Controllers,
 ) -> Result<(Arc<Shared>, oneshot::Receiver<Attached>), Error> {
     let (sender, commands) = mpsc::unbounded_channel();
     let info = Info {
@@ -139,6 +143,7 @@ pub(crate) fn start(
     let thread = Thread {
         env: env.clone(),
         vfio: Arc::clone(vfio),
+        controllers: controllers.clone(),
         shared: Arc::clone(&shared),
         sender,
         disks: Disks::new(&config),
@@ -160,6 +165,7 @@ pub(crate) fn start(
         away_until: None,
         next_open: Nanos(0),
         identity: None,
+        awaited_by: None,
         tools: None,
         is_disabled: false,
         disables: Vec::new(),
@@ -197,6 +203,8 @@ struct Driven {
 struct Thread {
     env: Env,
     vfio: Arc<Vfio>,
+    /// All controllers of the process.
+    controllers: Controllers,
     shared: Arc<Shared>,
     sender: UnboundedSender<Command>,
     config: Config,
@@ -230,6 +238,8 @@ struct Thread {
     next_open: Nanos,
     /// Serial and model number, once the controller was ready.
     identity: Option<(String, String)>,
+    /// The controller that waits for this drive, which was attached at another place.
+    awaited_by: Option<Arc<Shared>>,
     /// The devices for tools, once they are registered.
     tools: Option<Tools>,
     /// The controller is not opened again.
@@ -274,6 +284,7 @@ impl Thread {
         self.set_phase(Phase::Ended);
         self.shared.forget_routes();
         self.tools = None;
+        self.give_place();
         // From here on the controller is no longer listed.
         commands.close();
         for stop in self.stops.drain(..) {
@@ -409,6 +420,7 @@ impl Thread {
             Command::Rescan => self.update_from_controller(),
             Command::Disable(reply) => self.disable(reply),
             Command::Enable => self.enable(),
+            Command::Moved(location) => self.moved(location),
             Command::Stop(reply) => {
                 self.stops.push(reply);
                 self.begin_to_stop();

@@ -1,11 +1,13 @@
 //! All controllers of the process. Control context.
 
+use crate::control::moves::is_same;
 use crate::control::{self, Command};
 use crate::shared::{Shared, lock};
-use crate::{Config, Counts, Error, Info, Location, NamespaceInfo, PairCounts};
+use crate::{Config, Counts, Error, Info, Location, NamespaceInfo, PairCounts, Phase};
 use aryk_bdev::{Bdev, Env};
 use aryk_cuse::Access;
 use aryk_nvme::admin;
+use aryk_nvme::claims::ControllerInfo;
 use aryk_nvme::controller::AdminAnswer;
 use aryk_pci::vfio::Vfio;
 use std::collections::BTreeMap;
@@ -28,7 +30,6 @@ struct Inner {
 #[derive(Debug)]
 pub struct AttachedController {
     pub(crate) shared: Arc<Shared>,
-    location: String,
 }
 
 impl Controllers {
@@ -45,11 +46,13 @@ impl Controllers {
             if attached.contains_key(&name) {
                 return Err(Error::Exists(name));
             }
-            if let Some((name, _)) = attached.iter().find(|(_, other)| other.location == location) {
+            if let Some((name, _)) =
+                attached.iter().find(|(_, other)| other.shared.info().location == location)
+            {
                 return Err(Error::Attached { location, name: name.clone() });
             }
-            let (shared, ready) = control::start(env, config, &self.0.vfio)?;
-            let controller = AttachedController { shared: Arc::clone(&shared), location };
+            let (shared, ready) = control::start(env, config, &self.0.vfio, self)?;
+            let controller = AttachedController { shared: Arc::clone(&shared) };
             attached.insert(name.clone(), Arc::new(controller));
             (shared, ready)
         };
@@ -59,6 +62,16 @@ impl Controllers {
             shared.ended().await;
         }
         disks
+    }
+
+    /// The controller that waits for the drive with this identity.
+    pub(crate) fn away_with(&self, drive: &ControllerInfo) -> Option<Arc<Shared>> {
+        let waits = |shared: &Shared| {
+            let info = shared.info();
+            info.phase == Phase::Away
+                && info.controller.as_ref().is_some_and(|awaited| is_same(awaited, drive))
+        };
+        self.list().into_iter().map(|controller| Arc::clone(&controller.shared)).find(|shared| waits(shared))
     }
 
     /// Removes a controller's disks, which waits until nobody uses them, and shuts the controller down.
@@ -94,7 +107,7 @@ impl Controllers {
     /// The functions of this host that are attached; models and sockets are left out.
     pub fn find_at(&self, location: &Location) -> Option<Arc<AttachedController>> {
         let location = location.to_string();
-        self.list().into_iter().find(|controller| controller.location == location)
+        self.list().into_iter().find(|controller| controller.shared.info().location == location)
     }
 }
 

@@ -16,7 +16,7 @@
 //! **Reset.** The control thread makes every reactor stop submitting, disables the controller, collects what each pair has
 //! changed lately, and lets each reactor decide about its requests in flight: they are submitted again, in order, unless that
 //! could be seen. A controller that vanishes is awaited for [`Config::grace`]; its requests wait, and go on when the same drive
-//! is back.
+//! is back, also at another place once that is attached.
 #![forbid(unsafe_code)]
 
 mod channel;
@@ -176,6 +176,18 @@ pub enum Error {
         serial: String,
         /// [`Config::serial`].
         wanted: String,
+    },
+    /// The drive is that of a controller that waits for it, and goes on with it.
+    #[error(
+        "the drive at {location} (serial number '{serial}') has moved: the controller {name} goes on with it there"
+    )]
+    Moved {
+        /// Where.
+        location: String,
+        /// The serial number of the drive.
+        serial: String,
+        /// The controller that goes on with it.
+        name: String,
     },
     /// The controller does not start.
     #[error(transparent)]

@@ -137,7 +137,7 @@ impl From<Nvme> for Error {
     fn from(error: Nvme) -> Self {
         let errno = match error {
             Nvme::Exists(_) => Errno::EXIST,
-            Nvme::Attached { .. } => Errno::ALREADY,
+            Nvme::Attached { .. } | Nvme::Moved { .. } => Errno::ALREADY,
             Nvme::NotFound(_) | Nvme::Namespace { .. } | Nvme::OtherDrive { .. } => Errno::NODEV,
             Nvme::Failure(Failure::Pci(ref error)) | Nvme::Pci(ref error) => errno_of(error),
             Nvme::Failure(Failure::Vanished(_)) => Errno::NODEV,

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 
 use super::{Case, Site, TIMEOUT};
 use crate::process::wait_until;
-use crate::{Nvme, Vm};
+use crate::{Nvme, Port, Vm};
 
 /// Binds a drive to VFIO and opens it, after the refusals that protect it. The second drive is a function of the same device, and
 /// so in the same IOMMU group as the third.
@@ -314,6 +314,9 @@ const SERVED_BY_ALL: &[&str] = &[
 /// `arykd` in the guest, whose drive goes and comes back.
 const PLUG: &str = include_str!("nvme/plug.sh");
 
+/// `arykd` in the guest, whose drive comes back at another PCI address.
+const MOVED: &str = include_str!("nvme/moved.sh");
+
 /// A VM in the guest that returns pages of its memory, as a balloon does.
 const BALLOON: &str = include_str!("nvme/balloon.sh");
 
@@ -367,6 +370,7 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("nvme/tools", tools),
         Case::new("nvme/several", several),
         Case::new("nvme/plug", plug),
+        Case::new("nvme/moved", moved),
         Case::new("nvme/balloon", balloon),
         Case::new("nvme/fence", fence),
     ]
@@ -485,8 +489,8 @@ fn fence(site: &Site<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A drive that is unplugged and comes back, under load.
-fn plug(site: &Site<'_>) -> Result<()> {
+/// A VM with a drive that can be unplugged, and the daemon in it.
+fn pluggable(site: &Site<'_>) -> Result<Vm> {
     let mut vm = Vm::with_disks(Vec::new());
     vm.memory_mib = 512;
     let image = site.path("nvme.img");
@@ -494,12 +498,30 @@ fn plug(site: &Site<'_>) -> Result<()> {
     let (images, properties) = (vec![image], String::new());
     vm.nvme.push(Nvme { images, slot: "18.0", is_pluggable: true, properties });
     vm.programs.extend(["aryk", "arykd"].map(|name| site.program(name)));
-    let mut guest = site.boot(&vm, PLUG)?;
+    Ok(vm)
+}
+
+/// A drive that is unplugged and comes back at another address, under load, and then after a restart.
+fn moved(site: &Site<'_>) -> Result<()> {
+    let mut guest = site.boot(&pluggable(site)?, MOVED)?;
+    guest.wait_line("unplug", TIMEOUT)?;
+    guest.unplug_nvme(0)?;
+    guest.wait_line("plug", TIMEOUT)?;
+    guest.plug_nvme(0, Port::Spare)?;
+    for line in ["verified", "nv0 at 0000:02:00.0", "unchanged"] {
+        guest.wait_line(line, TIMEOUT)?;
+    }
+    guest.finish(TIMEOUT).map(drop)
+}
+
+/// A drive that is unplugged and comes back, under load.
+fn plug(site: &Site<'_>) -> Result<()> {
+    let mut guest = site.boot(&pluggable(site)?, PLUG)?;
     for _ in 0..2 {
         guest.wait_line("unplug", TIMEOUT)?;
         guest.unplug_nvme(0)?;
         guest.wait_line("plug", TIMEOUT)?;
-        guest.plug_nvme(0)?;
+        guest.plug_nvme(0, Port::First)?;
     }
     let report = guest.finish(TIMEOUT)?;
     let ends = report.lines.iter().filter(|line| line.starts_with("verified")).count();

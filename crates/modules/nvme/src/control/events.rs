@@ -126,7 +126,8 @@ impl Thread {
 
     /// The controller is ready for the first time since it was opened.
     fn ready(&mut self) {
-        if self.is_stopping || self.is_other_than_wanted() || !self.is_same_drive() {
+        let is_refused = self.is_other_than_wanted() || self.is_awaited_by_another();
+        if self.is_stopping || is_refused || !self.is_same_drive() {
             return self.with_controller(|controller| controller.shut_down(Shutdown::Normal, now().0));
         }
         self.set_interrupts();

@@ -241,6 +241,53 @@ fn the_disks_of_a_drive_that_does_not_come_back_are_removed() {
 }
 
 #[test]
+fn a_drive_that_comes_back_at_another_place_is_found_there() {
+    let durable = || Config { volatile_write_cache: false, ..slow() };
+    let on = with(durable(), |attach| attach.grace = Duration::from_secs(60));
+    let elsewhere = |name: &str, config| {
+        let model = model::Model::new(name, config).unwrap();
+        let running = model.run().unwrap();
+        let function: std::sync::Arc<dyn aryk_pci::Function> = std::sync::Arc::<model::Model>::clone(&model);
+        (model, running, Attach { dma: Dma::Pin, ..Attach::new(name, crate::Location::Model(function)) })
+    };
+    let mut bench = Bench::new();
+    let mut disk = open(&on, &mut bench);
+    let controller = on.controllers.find("nv").unwrap();
+    on.model.with(|model| model.pull_out());
+    write_all(&mut disk, 5, &mut bench);
+    bench.until("the loss to be noticed", || controller.info().phase == Phase::Away);
+
+    // Another drive is another controller; so is another port of the same.
+    let (serial, controller_id) = ((4, b"OTHER".to_vec()), (78, vec![7, 0]));
+    for (name, (offset, bytes)) in [("other", serial), ("port", controller_id)] {
+        let (model, _running, attach) = elsewhere(name, durable());
+        model.with(|model| model.faults().patch_identify(model::Patch { cns: 1, offset, bytes }));
+        assert_eq!(bench.wait("an attach", on.controllers.attach(&on.env, attach)).unwrap().len(), 1);
+        bench.wait("a detach", on.controllers.detach(name)).unwrap();
+        assert_eq!(controller.info().phase, Phase::Away);
+    }
+
+    let (moved, running, attach) = elsewhere("new place", durable());
+    let error = bench.wait("the attach", on.controllers.attach(&on.env, attach)).unwrap_err().to_string();
+    let text = "has moved: the controller nv goes on with it there";
+    assert!(error.starts_with("the drive at new place (serial number '") && error.ends_with(text), "{error}");
+    let outcomes = disk.drain(&mut bench);
+    assert!(outcomes.iter().all(|outcome| outcome.status.is_ok()), "{outcomes:?}");
+    read_all(&mut disk, 5, &mut bench);
+    let info = controller.info();
+    assert_eq!((info.phase, info.location.as_str()), (Phase::Ready, "new place"));
+    assert_eq!(on.controllers.list().len(), 1);
+    assert!(on.env.registry().list().iter().all(|disk| disk.name() == "nvn1"));
+    let block = moved.with(|model| model.data(1, 0, 1).map(<[u8]>::to_vec));
+    assert_eq!(block, Some(contents(5, 0, 1, BLOCK)));
+    disk.close(&mut bench);
+    drop(bench);
+    drop(on);
+    assert_eq!(moved.with(|model| model.violations().count), 0);
+    drop(running);
+}
+
+#[test]
 fn a_drive_that_vanishes_during_a_reset_comes_back_too() {
     let timing = Timing { enable: 300_000_000, ..slow().timing };
     let on = with(Config { volatile_write_cache: false, timing, ..slow() }, |_| ());

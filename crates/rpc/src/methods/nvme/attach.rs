@@ -241,7 +241,13 @@ async fn location(trtype: &str, traddr: &str) -> Result<Location, Error> {
 async fn attach(control: &Control, mut p: Attach) -> Result<Vec<String>, Error> {
     let config = p.config(control).await?;
     control.check_open()?;
-    let disks = control.nvme.controllers.attach(&control.env, config).await?;
+    let attached = control.nvme.controllers.attach(&control.env, config).await;
+    if let Err(module::Error::Moved { name, location, .. }) = &attached {
+        // After a restart, the controller is attached there.
+        control.config.changed(Subsystem::Nvme, name, "trtype", p.trtype.as_str());
+        control.config.changed(Subsystem::Nvme, name, "traddr", location.as_str());
+    }
+    let disks = attached?;
     let controller = find(control, &p.name)?;
     if let Ok(address) = controller.info().location.parse() {
         control.nvme.released.borrow_mut().remove(&address);
