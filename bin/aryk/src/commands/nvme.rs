@@ -136,6 +136,9 @@ fn usage(usage: &Usage) -> Value {
         Usage::Mounted { device, path } => json!({"kind": "mounted", "device": device, "path": path}),
         Usage::Swap { device } => json!({"kind": "swap", "device": device}),
         Usage::Held { device, by } => json!({"kind": "part_of", "device": device, "by": by}),
+        Usage::Exported { device, subsystem } => {
+            json!({"kind": "exported", "device": device, "by": subsystem})
+        }
         Usage::Open { device, process, command } => {
             json!({"kind": "open", "device": device, "process": process, "command": command})
         }

@@ -142,6 +142,12 @@ fn every_use_of_a_drive_is_found() {
     host.file("proc/self/mountinfo", mounts);
     host.file("proc/swaps", "Filename Type\n/dev/nvme0n1p2 partition 1 0 -2\n");
     host.file(&format!("sys/bus/pci/devices/{DRIVE}/nvme/nvme0/nvme0n1/holders/dm-3/x"), "");
+    for (namespace, is_enabled) in [("1", "1\n"), ("2", "0\n")] {
+        let namespace =
+            format!("sys/kernel/config/nvmet/subsystems/nqn.store{namespace}/namespaces/{namespace}");
+        host.file(&format!("{namespace}/device_path"), "/dev/nvme0n1p2\n");
+        host.file(&format!("{namespace}/enable"), is_enabled);
+    }
     host.file("proc/77/comm", "qemu-system-x86\n");
     host.link("proc/77/fd/9", "/dev/nvme0n1");
     host.link("proc/77/fd/10", "/dev/nvme0n1");
@@ -153,6 +159,7 @@ fn every_use_of_a_drive_is_found() {
             "nvme0n1p2 is mounted at /data",
             "nvme0n1p2 is swap space",
             "nvme0n1 is part of dm-3",
+            "nvme0n1p2 is exported by the kernel's NVMe target as nqn.store1",
             "nvme0n1 is open in process 77 (qemu-system-x86)",
         ]
     );

@@ -40,6 +40,13 @@ pub enum Usage {
         /// The other device, or the file system.
         by: String,
     },
+    /// The kernel's NVMe target offers it to other hosts. It does not open it exclusively.
+    Exported {
+        /// The device or partition.
+        device: String,
+        /// The NQN of the target's subsystem.
+        subsystem: String,
+    },
     /// A process has it open.
     Open {
         /// The device or partition.
@@ -57,6 +64,9 @@ impl fmt::Display for Usage {
             Self::Mounted { device, path } => write!(f, "{device} is mounted at {path}"),
             Self::Swap { device } => write!(f, "{device} is swap space"),
             Self::Held { device, by } => write!(f, "{device} is part of {by}"),
+            Self::Exported { device, subsystem } => {
+                write!(f, "{device} is exported by the kernel's NVMe target as {subsystem}")
+            }
             Self::Open { device, process, command } => {
                 write!(f, "{device} is open in process {process} ({command})")
             }
@@ -71,6 +81,8 @@ pub(super) struct Uses {
     swaps: String,
     /// Loop devices, and the file below each.
     loops: Vec<(String, String)>,
+    /// Devices that the kernel's NVMe target exports: names, and NQNs of its subsystems.
+    exports: Vec<(String, String)>,
     /// The openers of the files of NVMe and VFIO: id and name of each process, by the file's path below `/dev`.
     openers: BTreeMap<PathBuf, BTreeSet<(u32, String)>>,
 }
@@ -150,7 +162,27 @@ impl Sysfs {
             Some((device, file.trim_end().to_owned()))
         };
         let loops = names(&blocks)?.into_iter().filter(|name| name.starts_with("loop")).filter_map(file);
-        Ok(Uses { mounts, swaps, loops: loops.collect(), openers: self.openers() })
+        Ok(Uses { mounts, swaps, loops: loops.collect(), exports: self.exports()?, openers: self.openers() })
+    }
+
+    /// The devices of the namespaces of the kernel's NVMe target that are enabled. They may be named by links, as in `/dev/disk`.
+    fn exports(&self) -> Result<Vec<(String, String)>, PciError> {
+        let subsystems = self.sys.join("kernel/config/nvmet/subsystems");
+        let mut found = Vec::new();
+        for subsystem in names(&subsystems)? {
+            let namespaces = subsystems.join(&subsystem).join("namespaces");
+            for namespace in names(&namespaces)? {
+                let namespace = namespaces.join(namespace);
+                let is_enabled = read(&namespace.join("enable")).is_ok_and(|text| text.trim() == "1");
+                let path = read(&namespace.join("device_path")).unwrap_or_default();
+                let path = PathBuf::from(path.trim());
+                let device = path.canonicalize().unwrap_or(path);
+                if let Some(name) = device.file_name().filter(|_| is_enabled) {
+                    found.push((name.to_string_lossy().into_owned(), subsystem.clone()));
+                }
+            }
+        }
+        Ok(found)
     }
 
     pub(super) fn vfio_users_with(&self, info: &FunctionInfo, uses: &Uses) -> Vec<Usage> {
@@ -235,6 +267,11 @@ impl Sysfs {
             if swaps.into_iter().any(|swap| paths.contains(&swap)) {
                 usage.push(Usage::Swap { device: device() });
             }
+            let exports = uses.exports.iter().filter(|(name, _)| *name == node.name);
+            usage.extend(
+                exports
+                    .map(|(_, subsystem)| Usage::Exported { device: device(), subsystem: subsystem.clone() }),
+            );
             let at = uses.mounts.lines().filter_map(|line| mounted_at(line, &node.number, &paths));
             usage.extend(at.map(|path| Usage::Mounted { device: device(), path }));
         }
