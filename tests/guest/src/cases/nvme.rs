@@ -317,6 +317,9 @@ const PLUG: &str = include_str!("nvme/plug.sh");
 /// `arykd` in the guest, whose drive comes back at another PCI address.
 const MOVED: &str = include_str!("nvme/moved.sh");
 
+/// `arykd` in the guest, one of whose drives is pulled out without notice.
+const PULLED: &str = include_str!("nvme/pulled.sh");
+
 /// A VM in the guest that returns pages of its memory, as a balloon does.
 const BALLOON: &str = include_str!("nvme/balloon.sh");
 
@@ -371,6 +374,7 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("nvme/several", several),
         Case::new("nvme/plug", plug),
         Case::new("nvme/moved", moved),
+        Case::new("nvme/pulled", pulled),
         Case::new("nvme/balloon", balloon),
         Case::new("nvme/fence", fence),
     ]
@@ -499,6 +503,23 @@ fn pluggable(site: &Site<'_>) -> Result<Vm> {
     vm.nvme.push(Nvme { images, slot: "18.0", is_pluggable: true, properties });
     vm.programs.extend(["aryk", "arykd"].map(|name| site.program(name)));
     Ok(vm)
+}
+
+/// A drive that is pulled out without notice, beside another one.
+fn pulled(site: &Site<'_>) -> Result<()> {
+    let mut both = pluggable(site)?;
+    both.nvme.extend(vm(site, &[("1a.0", "")])?.nvme);
+    let mut guest = site.boot(&both, PULLED)?;
+    for line in [
+        "pulled out, command register ffff",
+        "noticed, its requests wait",
+        "the other drive is verified, resets 0",
+    ] {
+        guest.wait_line(line, TIMEOUT)?;
+    }
+    // The guest's kernel waits a minute for the drive, also if it is to power off.
+    guest.kill();
+    Ok(())
 }
 
 /// A drive that is unplugged and comes back at another address, under load, and then after a restart.
