@@ -95,12 +95,12 @@ fn rates(readers: &[&Reader], time: Duration) -> Vec<f64> {
     after.iter().zip(before).map(|(after, before)| (after - before) as f64 / spent).collect()
 }
 
-/// The rates per second of the readers under a shared limit. Their sum never exceeds the limit, and in one of five seconds it is
-/// at least nearly half of the limit, divided almost equally. It is less while other processes use the cores, because budget that
-/// is not requested within 2 ms expires.
+/// The rates per second of the readers under a shared limit. Their sum never exceeds the limit, and in one of twenty seconds it
+/// is at least nearly half of the limit, divided almost equally. It is less while other processes use the cores, because budget
+/// that is not requested within 2 ms expires.
 fn reached(limit: f64, readers: &[&Reader]) -> Vec<f64> {
     let mut low = Vec::new();
-    for _ in 0..5 {
+    for _ in 0..20 {
         let seen = rates(readers, Duration::from_secs(1));
         let rate: f64 = seen.iter().sum();
         // The sum may exceed the limit by 2 ms of it and one request, and by late completions.
