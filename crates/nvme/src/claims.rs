@@ -149,7 +149,8 @@ pub struct ControllerInfo {
     pub controller_id: u16,
     /// VS: major version in bits 16 to 31, minor in 8 to 15, tertiary in 0 to 7.
     pub version: u32,
-    /// Most bytes of a transfer: MDTS and the driver's own limit.
+    /// Most bytes of a transfer: MDTS, the driver's own limit, and what the queue pairs have room for that were created before a
+    /// reset.
     pub transfer_max: u64,
     /// Optional commands.
     pub supported: Supported,

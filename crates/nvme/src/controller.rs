@@ -333,6 +333,21 @@ impl Controller {
         Ok(id)
     }
 
+    /// Begins to read the namespaces again. [`Event::Rescanned`] follows, after [`Event::NamespacesChanged`] if they have
+    /// changed; or a reset, which reads them too.
+    ///
+    /// # Errors
+    /// [`Refused::NotReady`].
+    pub fn rescan(&mut self) -> Result<(), Refused> {
+        if !self.is_ready() {
+            return Err(Refused::NotReady);
+        }
+        if !self.jobs.contains(&Job::Rescan) {
+            self.jobs.push_back(Job::Rescan);
+        }
+        Ok(())
+    }
+
     /// Begins to create a queue pair, and returns its number; [`Event::QueueCreated`] or [`Event::QueueFailed`] follows.
     ///
     /// # Errors

@@ -160,6 +160,7 @@ pub(crate) fn start(
         lines: LogLimit::new(LINES, LINE_PERIOD),
         answers: HashMap::new(),
         resets: Vec::new(),
+        rescans: Vec::new(),
         stops: Vec::new(),
         is_stopping: false,
         away_until: None,
@@ -230,6 +231,8 @@ struct Thread {
     /// Callers of admin commands, by number.
     answers: HashMap<u64, oneshot::Sender<Result<AdminAnswer, Error>>>,
     resets: Vec<oneshot::Sender<()>>,
+    /// Tools that wait until the namespaces were read again.
+    rescans: Vec<oneshot::Sender<()>>,
     stops: Vec<oneshot::Sender<()>>,
     is_stopping: bool,
     /// When the disks of a controller that is away are removed.

@@ -228,6 +228,8 @@ pub enum Event {
     },
     /// Namespaces appeared, changed or went.
     NamespacesChanged(Vec<NamespaceChange>),
+    /// The namespaces were read again: after an event of the controller, or by [`super::Controller::rescan`].
+    Rescanned,
     /// There are more namespaces than the driver looks at.
     TooManyNamespaces {
         /// The limit.

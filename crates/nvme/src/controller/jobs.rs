@@ -383,7 +383,10 @@ impl Controller {
             .map_err(|_| Failure::Step { step: Step::IdentifyController.name(), status: Status::new(0) })?;
         let firmware = crate::spec::identify::text(&raw.fr);
         self.quirks = quirks::of(self.device.0, self.device.1, &firmware);
-        let info = ControllerInfo::check(&raw, self.vs, self.caps.page, self.page_min, self.quirks)?;
+        let mut info = ControllerInfo::check(&raw, self.vs, self.caps.page, self.page_min, self.quirks)?;
+        // MDTS may have grown with a new firmware: the pairs that are there keep their lists.
+        let lists = self.pairs.iter().map(|pair| pair.shape.transfer).min();
+        info.transfer_max = info.transfer_max.min(lists.unwrap_or(u64::MAX));
         match &self.info {
             Some(before) if self.was_ready && !before.is_same_device(&info) => {
                 Err(Failure::AnotherDevice { before: before.serial.clone(), now: info.serial })
@@ -456,7 +459,13 @@ impl Controller {
                 self.replace_namespaces(running.found);
                 self.finish_start(now);
             }
-            Job::Rescan => self.replace_namespaces(running.found),
+            Job::Rescan => {
+                self.replace_namespaces(running.found);
+                // Another rescan waits if its cause came after this one began.
+                if !self.jobs.contains(&Job::Rescan) {
+                    self.events.push_back(Event::Rescanned);
+                }
+            }
             Job::ReadLog(_) => {}
             Job::CreatePair(qid) => match running.refused {
                 Some(status) => {

@@ -41,6 +41,8 @@ pub(super) struct Shape {
     pub(super) depth: u16,
     pub(super) page: u64,
     pub(super) sgl: SglSupport,
+    /// Most bytes of a command, for which its list has room.
+    pub(super) transfer: u64,
     pub(super) list: u64,
     pub(super) timeouts: Timeouts,
     pub(super) controller: u64,
@@ -104,8 +106,8 @@ impl NewPair {
         let entries = wanted.min(self.entries_max);
         let depth = u32::from(request.depth.clamp(1, DEPTH_MAX)).min(entries - 1) as u16;
         let list = list_bytes(self.transfer, self.pieces, self.sgl, self.page);
-        let Self { qid, controller, page, sgl, timeouts, .. } = self;
-        let shape = Shape { qid, entries, depth, page, sgl, list, timeouts, controller };
+        let Self { qid, controller, page, sgl, transfer, timeouts, .. } = self;
+        let shape = Shape { qid, entries, depth, page, sgl, transfer, list, timeouts, controller };
         let memory = DmaMemory::new(function, shape.layout().len(), page)?;
         Ok(Pair {
             shape,

@@ -484,3 +484,36 @@ fn a_refused_pair_is_an_event_and_disturbs_nothing() {
         rig.assert_clean();
     }
 }
+
+#[test]
+fn transfers_stay_as_long_as_the_lists_of_the_pairs_that_are_there() {
+    // MDTS is 8 KiB, and 128 KiB with a new firmware.
+    let mut rig = Rig::ready(Config { mdts: 1, ..config() }, &[16]);
+    let transfer_max = |rig: &Rig| rig.controller.info().unwrap().transfer_max;
+    assert_eq!(transfer_max(&rig), 8192);
+    rig.model.with(|model| model.faults().patch_identify(Patch { cns: 1, offset: 77, bytes: vec![5] }));
+    let now = rig.now;
+    rig.controller.reset(ResetReason::Request, now);
+    rig.run_until(&mut Nobody, 20 * SECOND, |rig| rig.has(&Note::Recovered));
+    assert_eq!(transfer_max(&rig), 8192);
+    // Without pairs, there are no lists.
+    let mut rig = Rig::ready(Config { mdts: 1, ..config() }, &[]);
+    rig.model.with(|model| model.faults().patch_identify(Patch { cns: 1, offset: 77, bytes: vec![5] }));
+    let now = rig.now;
+    rig.controller.reset(ResetReason::Request, now);
+    rig.run_until(&mut Nobody, 20 * SECOND, |rig| rig.has(&Note::Recovered));
+    assert_eq!(transfer_max(&rig), 131_072);
+}
+
+#[test]
+fn namespaces_are_read_again_on_request() {
+    let mut rig = Rig::ready(config(), &[]);
+    let size = [8192_u64, 8192, 8192].map(u64::to_le_bytes).concat();
+    rig.model.with(|model| model.faults().patch_identify(Patch { cns: 0, offset: 0, bytes: size }));
+    rig.run_for(&mut Nobody, SECOND, MS);
+    assert!(!rig.has(&Note::Rescanned), "the controller reports no event");
+    rig.controller.rescan().unwrap();
+    rig.run_until(&mut Nobody, SECOND, |rig| rig.has(&Note::Rescanned));
+    assert!(rig.has(&Note::Namespaces(vec![NamespaceChange::Changed(1)])), "{:?}", rig.notes);
+    assert_eq!(rig.controller.namespaces()[0].namespace.as_ref().unwrap().blocks, 8192);
+}

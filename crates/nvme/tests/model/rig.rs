@@ -35,6 +35,7 @@ pub enum Note {
     Step(RecoveryStep),
     AttemptFailed(String),
     Namespaces(Vec<NamespaceChange>),
+    Rescanned,
     TooManyNamespaces,
     Paused,
     Resumed,
@@ -240,6 +241,7 @@ impl Rig {
             Event::Step { step, .. } => Note::Step(step),
             Event::AttemptFailed(failure) => Note::AttemptFailed(failure.to_string()),
             Event::NamespacesChanged(changes) => Note::Namespaces(changes),
+            Event::Rescanned => Note::Rescanned,
             Event::TooManyNamespaces { .. } => Note::TooManyNamespaces,
             Event::Paused { .. } => Note::Paused,
             Event::Resumed { .. } => {

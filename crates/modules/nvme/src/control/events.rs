@@ -85,6 +85,7 @@ impl Thread {
                 self.shared.info().last_failure = Some(failure.to_string());
             }
             Event::NamespacesChanged(changes) => self.namespaces_changed(&changes),
+            Event::Rescanned => self.rescanned(),
             Event::TooManyNamespaces { max } => {
                 tracing::warn!(controller, max, "the NVMe controller has more namespaces than are served");
             }
@@ -279,7 +280,16 @@ impl Thread {
             let _ = reset.send(());
         }
         self.update_from_controller();
+        self.rescanned();
         self.create_pairs();
+    }
+
+    /// The namespaces were read again, by request or in a reset.
+    fn rescanned(&mut self) {
+        for rescan in self.rescans.drain(..) {
+            // The caller may be gone.
+            let _ = rescan.send(());
+        }
     }
 
     pub(super) fn update_from_controller(&mut self) {
@@ -346,6 +356,7 @@ impl Thread {
             let _ = reply.send(Err(crate::Error::NotReady(controller.clone())));
         }
         self.resets.clear();
+        self.rescans.clear();
         if self.is_stopping {
             self.pairs.remove_all(&self.shared);
             return if self.disks.are_removed() { Next::End } else { Next::Run };

@@ -111,8 +111,19 @@ impl Thread {
                     answer.complete(done.map_err(|_| Errno::IO));
                 });
             }
-            // The controller reports changed namespaces by an event, after which the driver reads them.
-            Request::Rescan => answer.complete(Ok(Completion::default())),
+            Request::Rescan => {
+                let Life::Driven(driven) = &mut self.life else { return answer.complete(Err(Errno::AGAIN)) };
+                if driven.controller.rescan().is_err() {
+                    // The controller resets: the tool may try again.
+                    return answer.complete(Err(Errno::AGAIN));
+                }
+                let (reply, received) = oneshot::channel();
+                self.rescans.push(reply);
+                tokio::task::spawn_local(async move {
+                    let done = received.await.map(|()| Completion::default());
+                    answer.complete(done.map_err(|_| Errno::IO));
+                });
+            }
         }
     }
 

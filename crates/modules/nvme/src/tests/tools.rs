@@ -5,7 +5,7 @@ use crate::control::tools::Owner;
 use crate::{Dma, Error};
 use aryk_bdev_conformance::block_on;
 use aryk_cuse::{Access, AdminCommand, Answer, Caller, Completion, Data, Errno, NvmeDevice, PAGE, Request};
-use aryk_nvme_model::Config;
+use aryk_nvme_model::{Config, Patch};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -44,7 +44,12 @@ fn a_tool_reads_and_resets_and_hears_of_the_end() {
     // Longer than MDTS.
     assert_eq!(send(&tool, read(GET_LOG_PAGE, 2, 4 * PAGE)), Err(Errno::MSGSIZE));
 
+    // A namespace that has another size, of which the controller reports no event.
+    let size = [8192_u64, 8192, 8192].map(u64::to_le_bytes).concat();
+    on.model.with(|model| model.faults().patch_identify(Patch { cns: 0, offset: 0, bytes: size }));
+    assert_eq!(on.disks[0].blocks().0, 16_384);
     assert_eq!(send(&tool, Request::Rescan), Ok(Completion::default()));
+    assert_eq!(on.disks[0].blocks().0, 8192);
     assert_eq!(send(&tool, Request::Reset), Ok(Completion::default()));
     assert_eq!(on.controllers.find("nv").unwrap().counts().resets, 1);
     assert_eq!(send(&tool, read(IDENTIFY, 1, PAGE)).unwrap().status, 0);
