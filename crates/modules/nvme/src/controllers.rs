@@ -150,8 +150,8 @@ impl AttachedController {
         let pairs: Vec<PairCounts> = pairs.collect();
         let sum = |of: fn(&PairCounts) -> u64| pairs.iter().map(of).sum::<u64>();
         Counts {
-            submitted: get(&counters.submitted_before) + sum(|pair| pair.submitted),
-            doorbells: get(&counters.doorbells_before) + sum(|pair| pair.doorbells),
+            submitted: sum(|pair| pair.submitted),
+            doorbells: sum(|pair| pair.doorbells),
             resets: get(&counters.resets),
             aborts: get(&counters.aborts),
             retried: get(&counters.retried),

@@ -303,15 +303,15 @@ pub struct Counts {
     pub submitted: u64,
     /// Writes to doorbell registers, also of queue pairs that are gone.
     pub doorbells: u64,
-    /// Its queue pairs.
+    /// The queue pairs of each core that has had one.
     pub pairs: Vec<PairCounts>,
 }
 
-/// The counters of a queue pair.
+/// The counters of the queue pairs that a core has had, one after the other, since the controller was attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PairCounts {
-    /// The queue.
-    pub qid: u16,
+    /// The queue pair that the core has now.
+    pub qid: Option<u16>,
     /// The core of its reactor.
     pub core: u16,
     /// Commands.
@@ -322,6 +322,6 @@ pub struct PairCounts {
     pub doorbells: u64,
     /// Commands in flight at the last completion.
     pub in_flight: u64,
-    /// Pages of bounce buffers, and the fewest that were free.
+    /// Pages of bounce buffers of the pair that the core has now, and the fewest that were free.
     pub pool: (u64, u64),
 }

@@ -5,7 +5,6 @@ use crate::pool::Pool;
 use crate::{Config, Info};
 use aryk_nvme::queue::Counters as PairCounters;
 use aryk_reactor::{DriverKey, Handle, Hold};
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc::UnboundedSender;
@@ -21,15 +20,16 @@ pub(crate) struct Counters {
     pub(crate) resubmitted: AtomicU64,
     /// Requests that failed because a reset could not submit them again.
     pub(crate) failed_by_reset: AtomicU64,
-    /// Commands and doorbells of pairs that are gone.
-    pub(crate) submitted_before: AtomicU64,
-    pub(crate) doorbells_before: AtomicU64,
 }
 
-/// Counters of a queue pair, which its reactor writes.
+/// Counters of the queue pairs that a core has had, one after the other. The reactor of the last one writes them. They never
+/// decrease.
 #[derive(Debug, Default)]
 pub(crate) struct PairStats {
     pub(crate) core: u16,
+    /// Those of the pairs before.
+    base: PairCounters,
+    base_last_change: u64,
     pub(crate) submitted: AtomicU64,
     pub(crate) completed: AtomicU64,
     pub(crate) doorbells: AtomicU64,
@@ -54,8 +54,14 @@ pub(crate) struct Shared {
     flushed: AtomicU64,
     /// The control thread looks at the controller rarely.
     is_idle: AtomicBool,
-    /// By queue.
-    pairs: Mutex<BTreeMap<u16, Arc<PairStats>>>,
+    pairs: Mutex<Vec<OfCore>>,
+}
+
+/// The queue pair of a core, if there is one, and the counters of all that the core has had.
+#[derive(Debug)]
+struct OfCore {
+    qid: Option<u16>,
+    stats: Arc<PairStats>,
 }
 
 impl Shared {
@@ -99,9 +105,9 @@ impl Shared {
     /// Whether changes have completed that no later flush covers.
     pub(crate) fn has_unflushed(&self) -> bool {
         let flushed = self.flushed.load(Ordering::Relaxed);
-        lock(&self.pairs).values().any(|pair| {
-            let last = pair.last_change.load(Ordering::Relaxed);
-            last > flushed
+        lock(&self.pairs).iter().any(|OfCore { stats, .. }| {
+            let last = stats.last_change.load(Ordering::Relaxed);
+            last.max(stats.base_last_change) > flushed
         })
     }
 
@@ -120,10 +126,17 @@ impl Shared {
         lock(&self.info)
     }
 
-    /// Adds the statistics of a new queue pair.
+    /// Adds the statistics of a new queue pair, which go on from those of the core's pair before.
     pub(crate) fn add_pair(&self, qid: u16, core: u16) -> Arc<PairStats> {
-        let stats = Arc::new(PairStats { core, ..PairStats::default() });
-        lock(&self.pairs).insert(qid, Arc::clone(&stats));
+        let mut pairs = lock(&self.pairs);
+        let before = pairs.iter().position(|pair| pair.qid.is_none() && pair.stats.core == core);
+        let before = before.map(|index| pairs.remove(index).stats);
+        let stats =
+            Arc::new(before.map_or_else(
+                || PairStats { core, ..PairStats::default() },
+                |before| PairStats::after(&before),
+            ));
+        pairs.push(OfCore { qid: Some(qid), stats: Arc::clone(&stats) });
         stats
     }
 
@@ -149,30 +162,46 @@ impl Shared {
         lock(&self.routes).clear();
     }
 
+    /// The pair is gone. Its counters stay.
     pub(crate) fn remove_pair(&self, qid: u16) {
-        let Some(pair) = lock(&self.pairs).remove(&qid) else { return };
-        for (before, of_pair) in [
-            (&self.counters.submitted_before, &pair.submitted),
-            (&self.counters.doorbells_before, &pair.doorbells),
-        ] {
-            before.fetch_add(of_pair.load(Ordering::Relaxed), Ordering::Relaxed);
+        if let Some(pair) = lock(&self.pairs).iter_mut().find(|pair| pair.qid == Some(qid)) {
+            pair.qid = None;
+            for level in [&pair.stats.in_flight, &pair.stats.pool_pages, &pair.stats.pool_low] {
+                level.store(0, Ordering::Relaxed);
+            }
         }
     }
 
-    /// The statistics of all queue pairs.
-    pub(crate) fn pairs(&self) -> Vec<(u16, Arc<PairStats>)> {
-        lock(&self.pairs).iter().map(|(qid, stats)| (*qid, Arc::clone(stats))).collect()
+    /// The statistics of all cores that have had queue pairs, with the pair that each has now.
+    pub(crate) fn pairs(&self) -> Vec<(Option<u16>, Arc<PairStats>)> {
+        lock(&self.pairs).iter().map(|pair| (pair.qid, Arc::clone(&pair.stats))).collect()
     }
 }
 
 impl PairStats {
+    /// The statistics of a pair, after those of an earlier one of the same core.
+    fn after(before: &Self) -> Self {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (submitted, completed) = (get(&before.submitted), get(&before.completed));
+        let doorbells = get(&before.doorbells);
+        Self {
+            core: before.core,
+            base: PairCounters { submitted, completed, doorbells, ..PairCounters::default() },
+            base_last_change: before.base_last_change.max(get(&before.last_change)),
+            submitted: submitted.into(),
+            completed: completed.into(),
+            doorbells: doorbells.into(),
+            ..Self::default()
+        }
+    }
+
     /// Publishes the counters of a pair. Only its reactor calls this.
     #[inline]
     pub(crate) fn publish(&self, counters: PairCounters, in_flight: u16, last_change: u64, pool: &Pool) {
-        let PairCounters { submitted, completed, doorbells, .. } = counters;
-        self.submitted.store(submitted, Ordering::Relaxed);
-        self.completed.store(completed, Ordering::Relaxed);
-        self.doorbells.store(doorbells, Ordering::Relaxed);
+        let base = &self.base;
+        self.submitted.store(base.submitted + counters.submitted, Ordering::Relaxed);
+        self.completed.store(base.completed + counters.completed, Ordering::Relaxed);
+        self.doorbells.store(base.doorbells + counters.doorbells, Ordering::Relaxed);
         self.in_flight.store(in_flight.into(), Ordering::Relaxed);
         self.last_change.store(last_change, Ordering::Relaxed);
         self.pool_pages.store(pool.pages().into(), Ordering::Relaxed);

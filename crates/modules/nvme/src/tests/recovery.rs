@@ -195,6 +195,7 @@ fn a_drive_that_comes_back_in_time_takes_its_place() {
     let mut bench = Bench::new();
     let mut disk = open(&on, &mut bench);
     let controller = on.controllers.find("nv").unwrap();
+    let mut completed = 0;
     for seed in 1..4 {
         write_all(&mut disk, seed, &mut bench);
         (0..30).for_each(|_| {
@@ -202,6 +203,9 @@ fn a_drive_that_comes_back_in_time_takes_its_place() {
         });
         on.model.with(|model| model.pull_out());
         bench.until("the loss to be noticed", || controller.info().phase == Phase::Away);
+        let now = controller.counts().pairs;
+        assert!(now.len() == 1 && now[0].qid.is_none() && now[0].completed >= completed, "{now:?}");
+        completed = now[0].completed;
         // New requests wait as well.
         let late = disk.read(8, 4, Shape::Single, &mut bench);
         (0..1000).for_each(|_| {
@@ -214,6 +218,10 @@ fn a_drive_that_comes_back_in_time_takes_its_place() {
         read_all(&mut disk, seed, &mut bench);
     }
     assert!(controller.info().last_failure.is_some_and(|text| text.contains("vanished")));
+    // The counters go on where those of the pairs before ended.
+    let counts = controller.counts();
+    let [pair] = counts.pairs[..] else { panic!("{counts:?}") };
+    assert!(pair.qid.is_some() && pair.completed > completed, "{counts:?}");
     assert_eq!(on.env.registry().list().len(), 1);
     disk.close(&mut bench);
 }

@@ -307,15 +307,17 @@ fn describe(controller: &AttachedController) -> Description {
         num_blocks: info.namespace.as_ref().ok().map(|namespace| namespace.blocks),
         unserved: info.namespace.as_ref().err().map(ToString::to_string),
     };
-    let pair = |pair: &aryk_bdev_nvme::PairCounts| QueuePair {
-        qid: pair.qid,
-        core: pair.core,
-        submitted: pair.submitted,
-        completed: pair.completed,
-        doorbells: pair.doorbells,
-        in_flight: pair.in_flight,
-        pool_pages: pair.pool.0,
-        pool_free_min: pair.pool.1,
+    let pair = |pair: &aryk_bdev_nvme::PairCounts| {
+        pair.qid.map(|qid| QueuePair {
+            qid,
+            core: pair.core,
+            submitted: pair.submitted,
+            completed: pair.completed,
+            doorbells: pair.doorbells,
+            in_flight: pair.in_flight,
+            pool_pages: pair.pool.0,
+            pool_free_min: pair.pool.1,
+        })
     };
     let last_reset = |reset: aryk_bdev_nvme::LastReset| LastReset {
         reason: format!("{:?}", reset.reason),
@@ -341,7 +343,7 @@ fn describe(controller: &AttachedController) -> Description {
         retries: counts.retried,
         resubmitted: counts.resubmitted,
         failed_by_reset: counts.failed_by_reset,
-        queue_pairs: counts.pairs.iter().map(pair).collect(),
+        queue_pairs: counts.pairs.iter().filter_map(pair).collect(),
         last_reset: info.last_reset.map(last_reset),
         last_error: info.last_failure,
     }

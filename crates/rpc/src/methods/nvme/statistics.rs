@@ -87,7 +87,10 @@ pub(crate) fn metrics(control: &Control) -> Vec<aryk_metrics::Nvme> {
             doorbells: counts.doorbells,
             in_flight: sum(|pair| pair.in_flight),
             pool_pages: sum(|pair| pair.pool.0),
-            pool_free_min: counts.pairs.iter().map(|pair| pair.pool.1).min().unwrap_or_default(),
+            pool_free_min: {
+                let there = counts.pairs.iter().filter(|pair| pair.qid.is_some());
+                there.map(|pair| pair.pool.1).min().unwrap_or_default()
+            },
         }
     };
     control.nvme.controllers.list().iter().map(|controller| describe(controller)).collect()
