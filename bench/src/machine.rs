@@ -59,7 +59,7 @@ pub fn describe(date: Option<&str>, stolen: &Stolen, round_trips: [Duration; 2])
 }
 
 /// The first line that a command prints.
-fn output(program: &str, args: &[&str]) -> Option<String> {
+pub fn output(program: &str, args: &[&str]) -> Option<String> {
     let output = Command::new(program).args(args).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
     output.status.success().then(|| text.lines().next().map(str::to_owned))?

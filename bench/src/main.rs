@@ -10,6 +10,7 @@
 //! - [`calls`]: the control plane, and its effect on I/O.
 //! - [`qos`]: accuracy and fairness of limits.
 //! - [`nvme`], [`driver`]: the NVMe driver compared with a bare loop, and the path from a VM's queue to it.
+//! - [`nvme_guest`]: the NVMe driver compared with the kernel's, in a guest whose clock counts instructions.
 //! - [`instructions`], [`stack`]: the path within one process, counted instead of timed.
 //! - [`report`], [`machine`]: medians, records, tables, and the environment of the results.
 //!
@@ -33,6 +34,7 @@ mod instructions;
 mod limited;
 mod machine;
 mod nvme;
+mod nvme_guest;
 mod open;
 mod plot;
 mod process;
@@ -72,6 +74,9 @@ const SCALE_RESULTS: &str = "docs/bench/scale.md";
 const OPEN_RESULTS: &str = "docs/bench/open.md";
 /// The page of `nvme`.
 const NVME_RESULTS: &str = "docs/bench/nvme.md";
+
+/// The page of `nvme-guest`.
+const NVME_GUEST_RESULTS: &str = "docs/bench/nvme-guest.md";
 
 /// Measures arykd and its peers.
 #[derive(Debug, Parser)]
@@ -137,6 +142,8 @@ enum Subcommand {
     Scsi,
     /// Measures the NVMe driver, and the path from a VM's queue to it, on a model controller.
     Nvme,
+    /// Counts the instructions of a request of the NVMe driver and of Linux's, in a guest.
+    NvmeGuest,
     /// Measures how exact and how fair limits are.
     Qos,
     /// Measures thousands of attached disks, a few of which are used.
@@ -183,6 +190,7 @@ impl Args {
             Some(Subcommand::Rpc) => RPC_RESULTS,
             Some(Subcommand::Open) => OPEN_RESULTS,
             Some(Subcommand::Nvme) => NVME_RESULTS,
+            Some(Subcommand::NvmeGuest) => NVME_GUEST_RESULTS,
             Some(Subcommand::Scsi) => SCSI_RESULTS,
             Some(Subcommand::Qos) => QOS_RESULTS,
             Some(Subcommand::Scale) => SCALE_RESULTS,
@@ -206,6 +214,7 @@ fn main() -> Result<()> {
         Some(Subcommand::Rpc) => measure(&args, calls::measure),
         Some(Subcommand::Open) => measure(&args, open::measure),
         Some(Subcommand::Nvme) => measure(&args, nvme::measure),
+        Some(Subcommand::NvmeGuest) => count_in_guest(&args),
         Some(Subcommand::Scsi) => measure(&args, scsi::measure),
         Some(Subcommand::Qos) => measure(&args, qos::measure),
         Some(Subcommand::Scale) => measure(&args, scale::measure),
@@ -235,6 +244,19 @@ fn measure(args: &Args, what: impl FnOnce(&Settings, &mut Report) -> Result<()>)
     if let Some(file) = args.page() {
         let machine = machine::describe(args.date.as_deref(), &stolen, round_trips);
         report.write_markdown(&file, &preface(args, &settings, &report, &machine))?;
+    }
+    Ok(())
+}
+
+/// Counts instructions in a guest, and writes the results.
+fn count_in_guest(args: &Args) -> Result<()> {
+    let mut report = Report::default();
+    let preface = nvme_guest::measure(args.runs, args.quick, args.date.as_deref(), &mut report)?;
+    if let Some(file) = &args.json {
+        report.write_json(file)?;
+    }
+    if let Some(file) = args.page() {
+        report.write_markdown(&file, &preface)?;
     }
     Ok(())
 }

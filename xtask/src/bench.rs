@@ -16,6 +16,9 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     install::ensure(&[install::QEMU_STORAGE_DAEMON, install::FIO, install::VALGRIND])?;
+    if args.arguments.iter().any(|word| word == "nvme-guest") {
+        install::ensure(install::GUEST)?;
+    }
     let bench = workspace::build_programs()?.join("aryk-bench");
     workspace::run(workspace::at_root(Command::new(bench)).args(&args.arguments))
 }

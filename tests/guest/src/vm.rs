@@ -151,6 +151,12 @@ pub struct Vm {
     /// A script that starts QEMU with its own memory, processors and disk, instead of this module: the script, and the
     /// disk's socket.
     pub example: Option<(PathBuf, PathBuf)>,
+    /// Whether the guest's clock counts instructions: while its one processor is busy, an instruction takes a nanosecond.
+    pub counts_instructions: bool,
+    /// Further parameters of the kernel.
+    pub kernel: String,
+    /// Further arguments of QEMU.
+    pub arguments: Vec<String>,
 }
 
 impl Vm {
@@ -167,15 +173,28 @@ impl Vm {
             reboots: false,
             incoming: None,
             example: None,
+            counts_instructions: false,
+            kernel: String::new(),
+            arguments: Vec::new(),
         }
     }
 
-    fn arguments(&self, image: &Image, initrd: &Path, console: &Path, monitor: &Path) -> Vec<String> {
+    const fn accelerator(&self) -> &'static str {
+        // An idle processor sleeps in real time: if its clock jumped to the next timer, commands of the kernel would time out.
+        if self.counts_instructions {
+            "-accel tcg,thread=single -icount shift=0,sleep=on"
+        } else {
+            "-accel tcg,thread=multi"
+        }
+    }
+
+    fn command_line(&self, image: &Image, initrd: &Path, console: &Path, monitor: &Path) -> Vec<String> {
         let memory = u64::from(self.memory_mib) * 1024 + ODD_KIB;
         let mut words: Vec<String> = [
             // The simplest CPU boots fastest under TCG; fio needs the crc32 instruction.
-            "-nodefaults -display none -accel tcg,thread=multi -cpu qemu64,+ssse3,+sse4.1,+sse4.2",
+            "-nodefaults -display none -cpu qemu64,+ssse3,+sse4.1,+sse4.2",
             "-chardev stdio,id=script,signal=off",
+            self.accelerator(),
         ]
         .iter()
         .flat_map(|line| line.split_whitespace().map(str::to_owned))
@@ -197,7 +216,7 @@ impl Vm {
         // cryptomgr_test"), once in hundreds of boots; no test needs them.
         let append = "console=ttyS0 panic=-1 quiet nokaslr mitigations=off no_timer_check init_on_alloc=0 cryptomgr.notests";
         let iommu = if self.nvme.is_empty() { "" } else { " intel_iommu=on" };
-        option("-append", format!("{append}{iommu}"));
+        option("-append", format!("{append}{iommu} {}", self.kernel));
         if !self.nvme.is_empty() {
             option("-device", "intel-iommu,intremap=on,caching-mode=on".to_owned());
         }
@@ -234,6 +253,7 @@ impl Vm {
         if !self.reboots {
             words.push("-no-reboot".to_owned());
         }
+        words.extend_from_slice(&self.arguments);
         words
     }
 }
@@ -301,7 +321,7 @@ impl Guest {
         std::fs::write(&initrd, archive)?;
         let console = directory.join("console.log");
         let monitor = directory.join("qmp.sock");
-        let mut arguments = vm.arguments(image, &initrd, &console, &monitor);
+        let mut arguments = vm.command_line(image, &initrd, &console, &monitor);
         let log = directory.join("qemu.log");
         let mut program = Path::new("qemu-system-x86_64");
         if let Some((script, socket)) = &vm.example {
