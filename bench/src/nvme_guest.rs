@@ -1,9 +1,9 @@
 //! `cargo xtask bench nvme-guest`: the instructions of a read, of the NVMe driver in user space and of Linux's, on one emulated
 //! drive in one guest.
 //!
-//! QEMU's clock counts instructions (`-icount`): while the guest's only processor is busy, an instruction takes a nanosecond. So
-//! busy time is a count, of user space, kernel and interrupts together, and how busy the host is does not change what an
-//! instruction counts. What it does change is how many completions the guest finds at a time; tables show interrupts and doorbells.
+//! QEMU's clock counts instructions (`-icount`): while the guest's only processor is busy, an instruction takes a nanosecond.
+//! So busy time is a count, of user space, kernel and interrupts together. Other load of the host does not change what a sequence
+//! of instructions counts, but changes how many completions the guest finds at a time: the tables show interrupts and doorbells.
 
 use crate::machine;
 use crate::report::{Record, Report, Runs, Section, cell, number};
