@@ -85,17 +85,20 @@ impl History {
     }
 
     /// Whether no change of these blocks completed at `since` or later. `false` also if the history no longer goes back that far.
+    /// Changes before `since` cost nothing but a binary search.
     fn is_untouched(&self, nsid: u32, slba: u64, blocks: u64, since: u64) -> bool {
-        let known = self.count.min(self.changes.len() as u64) as usize;
-        let is_full = self.count > self.changes.len() as u64;
-        let oldest = self.changes[if is_full { self.next } else { 0 }];
-        if is_full && oldest.completed >= since {
+        let (len, (newer, older)) = (self.changes.len() as u64, self.changes.split_at(self.next));
+        let older = if self.count < len { &[] } else { older };
+        if self.count > len && older[0].completed >= since {
             return false;
         }
         let end = slba.saturating_add(blocks);
-        self.changes[..known].iter().all(|change| {
-            let is_apart = change.slba >= end || change.slba.saturating_add(change.blocks) <= slba;
-            change.nsid != nsid || change.completed < since || is_apart
+        let is_apart = |change: &Change| {
+            change.nsid != nsid || change.slba >= end || change.slba.saturating_add(change.blocks) <= slba
+        };
+        [older, newer].into_iter().all(|part| {
+            let first = part.partition_point(|change| change.completed < since);
+            part[first..].iter().all(is_apart)
         })
     }
 }
@@ -156,6 +159,29 @@ mod tests {
         let empty = History::new(2);
         assert_eq!(decide(&write(0, 1, 102), &[&empty, &history]), Fate::Resubmit);
         assert_eq!(decide(&write(0, 1, 100), &[&empty, &history]), Fate::Fail);
+    }
+
+    #[test]
+    fn a_search_finds_what_a_look_at_all_changes_finds() {
+        let mut random = fastrand::Rng::with_seed(1);
+        for len in [1, 2, 3, 7, 8] {
+            let (mut history, mut all) = (History::new(len), Vec::<Change>::new());
+            for step in 0..200 {
+                let last = all.last().map_or(0, |change| change.completed);
+                // Some at the same time.
+                let change = change(random.u64(..8), random.u64(1..3), last + random.u64(..2));
+                history.add(change);
+                all.push(change);
+                let (slba, since) = (random.u64(..8), random.u64(last.saturating_sub(6)..=last + 1));
+                let forgotten = all.len().saturating_sub(len);
+                let is_known = all[..forgotten].last().is_none_or(|_| all[forgotten].completed < since);
+                let is_seen = |change: &&Change| {
+                    change.completed >= since && change.slba <= slba && slba < change.slba + change.blocks
+                };
+                let expected = is_known && !all.iter().any(|change| is_seen(&change));
+                assert_eq!(history.is_untouched(1, slba, 1, since), expected, "{len} changes, step {step}");
+            }
+        }
     }
 
     #[test]
