@@ -217,7 +217,9 @@ impl PairDriver {
             first_attempt: 0,
             pages: Pages::NONE,
         };
-        let key = self.requests.insert(request).unwrap_or_else(|_| unreachable!("the caller holds a credit"));
+        assert!(!self.requests.is_full(), "the caller holds a credit");
+        // Its parts are stored in their place, where `insert` would copy the request.
+        let key = self.requests.add(request);
         if !self.waiting.is_empty() || self.gate != Gate::Open {
             return self.waiting.push_back(key);
         }
@@ -259,7 +261,7 @@ impl PairDriver {
     }
 
     /// Submits a request's command. A command that is submitted again reads its data again.
-    #[inline]
+    #[inline(always)]
     fn start(&mut self, key: Key, cx: &mut Cx) -> Start {
         let live = match &mut self.life {
             Life::Live(live) if live.pair.is_running() => live,
@@ -297,6 +299,13 @@ impl PairDriver {
     #[inline]
     fn finish(&mut self, key: Key, status: Status, cx: &mut Cx) {
         let request = self.requests.remove(key).expect("a request ends once");
+        self.end(request, status, cx);
+    }
+
+    /// Ends a request that is no longer in the table.
+    // Always inlined, so that only the parts that it needs are read from the table.
+    #[inline(always)]
+    fn end(&mut self, request: Request, status: Status, cx: &mut Cx) {
         if let Life::Live(live) = &mut self.life {
             live.pool.put(request.pages);
         }
@@ -370,16 +379,19 @@ impl PairDriver {
         }
     }
 
-    /// Takes the answer to a command.
+    /// Takes the answer to a command. `changed_at` is a time at which all answers of the batch had been taken from the queue: the
+    /// first change of blocks in the batch reads the clock.
     #[inline]
-    fn complete(&mut self, completed: &Completed, now: Nanos, cx: &mut Cx) {
+    fn complete(&mut self, completed: &Completed, changed_at: &mut Option<Nanos>, cx: &mut Cx) {
         let Life::Live(live) = &mut self.life else { unreachable!("a pair that reaps is there") };
         let key = Key::from_raw(completed.token);
-        let request = self.requests.get_mut(key).expect("a command in flight is of a request");
+        let mut entry = self.requests.occupied(key).expect("a command in flight is of a request");
+        let request = entry.value();
         let State::AtController(left, earlier) = request.state else {
             unreachable!("a command in flight is at the controller");
         };
         if request.io.op.is_change() {
+            let now = *changed_at.get_or_insert_with(|| cx.refresh_now());
             let channel = self.channels.get(request.channel).expect("it has requests");
             self.history.add(Change {
                 nsid: channel.namespace.nsid(),
@@ -401,7 +413,8 @@ impl PairDriver {
                 Op::Flush => self.shared.flushed(completed.submitted),
                 _ => {}
             }
-            return self.finish(key, Status::Ok, cx);
+            let request = entry.remove();
+            return self.end(request, Status::Ok, cx);
         }
         self.complete_otherwise(key, completed, outcome, cx);
     }
@@ -524,10 +537,9 @@ impl Driver for PairDriver {
                 self.completed = completed;
                 break;
             }
-            // Not earlier than any of these completions.
-            let now = cx.refresh_now();
+            let mut changed_at = None;
             for one in &completed {
-                self.complete(one, now, cx);
+                self.complete(one, &mut changed_at, cx);
             }
             let taken = completed.len() as u32;
             count += taken;

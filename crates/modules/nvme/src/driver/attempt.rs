@@ -87,7 +87,7 @@ impl Attempt<'_> {
     }
 
     /// Finds where the controller accesses the data; `false` if it cannot.
-    #[inline]
+    #[inline(always)]
     fn find_pieces(&mut self, list: usize, data: &aryk_dma::Sgl) -> bool {
         let Some(lookup) = &mut self.channel.lookup else { return false };
         let pieces = &mut self.pieces[list];
