@@ -184,7 +184,7 @@ impl MemoryClient for Iommu {
             self.take_time(false).await;
             let mut state = self.state();
             if state.behaviour.fails_every > 0 && number.is_multiple_of(state.behaviour.fails_every) {
-                return Err("the IOMMU has no room".into());
+                return Err(RegisterError::failed("the IOMMU has no room"));
             }
             let last = state.mapped.last_key_value().map_or(0, |(iova, _)| *iova);
             let iova = last + IOVA_STEP;

@@ -169,6 +169,10 @@ pub enum Status {
     ReadOnly,
     /// The store is full.
     NoSpace,
+    /// Another host has reserved the store.
+    ReservationConflict,
+    /// The store refuses access, for example because it is locked.
+    AccessDenied,
     /// The store failed.
     Medium,
     /// The request was aborted, by its submitter or by a reset.

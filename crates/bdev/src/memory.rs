@@ -45,8 +45,21 @@ const LINE_PERIOD: Duration = Duration::from_secs(5);
 /// The value of a range for a client that has not registered it.
 const NO_VALUE: u64 = u64::MAX;
 
-/// Why a client cannot register a range. Its text is written to the log.
-pub type RegisterError = Box<dyn std::error::Error + Send + Sync>;
+/// Why a client has not registered a range.
+#[derive(Debug)]
+pub enum RegisterError {
+    /// The operator wants the client to leave such memory out. That is no failure, and it is not tried again.
+    Declined(&'static str),
+    /// The registration failed. The text is written to the log.
+    Failed(Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl RegisterError {
+    /// A failed registration.
+    pub fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self::Failed(error.into())
+    }
+}
 
 /// A table of the memory that devices may access by themselves.
 ///
@@ -67,8 +80,8 @@ pub trait MemoryClient: Send + Sync + 'static {
     /// but `u64::MAX`.
     ///
     /// # Errors
-    /// The range stays without a value, and requests there use bounce buffers. The range is registered again, one failed range at
-    /// a time, after this client has unregistered another.
+    /// The range stays without a value, and requests there use bounce buffers. A range whose registration has failed is
+    /// registered again, one failed range at a time, after this client has unregistered another.
     fn register(&self, memory: DmaRange, owner: Arc<str>) -> BoxFuture<'_, Result<u64, RegisterError>>;
 
     /// Ends the registration of a range. When the future is ready, no device accesses the range any more, and the range may be
@@ -144,8 +157,10 @@ enum Registration {
     None,
     /// Registered, with this value.
     Done(Arc<Client>, u64),
-    /// Failed, and in the client's [`Failed`] with this number of ends.
-    Failed(Arc<Client>, u64),
+    /// Failed, and in the client's [`Failed`] with this number of ends. The error's text.
+    Failed(Arc<Client>, u64, String),
+    /// The client leaves the range out.
+    Declined(&'static str),
 }
 
 /// An attached client, until it has unregistered everything.
@@ -185,6 +200,7 @@ struct Counters {
     registered: AtomicU64,
     unregistering: AtomicU64,
     failed: AtomicU64,
+    declined: AtomicU64,
     late: AtomicU64,
     bounced: AtomicU64,
 }
@@ -202,6 +218,8 @@ pub struct MemoryClientInfo {
     pub unregistering: u64,
     /// Registrations that have failed, in total.
     pub failed: u64,
+    /// Ranges that it has left out because the operator wants that, in total.
+    pub declined: u64,
     /// Times that a reply or a device waited for registrations longer than the patience, in total.
     pub late: u64,
     /// Pieces of requests that had no value, so that the device used bounce buffers, in total.
@@ -219,6 +237,8 @@ pub struct MemoryWithout {
     pub len: u64,
     /// Pieces of requests there.
     pub bounced: u64,
+    /// Why; `None` while it is being registered.
+    pub reason: Option<String>,
 }
 
 /// Registrations that a client began together: its holders.
@@ -357,6 +377,7 @@ impl Memory {
             owner: range.owner.to_string(),
             len: range.memory.len(),
             bounced: range.bounced[client.index].load(Ordering::Relaxed),
+            reason: range.reason(client.index),
         };
         without.map(describe).take(max).collect()
     }
@@ -409,6 +430,15 @@ impl Range {
     fn value(&self, client: usize) -> Option<u64> {
         let value = self.values[client].load(Ordering::Acquire);
         (value != NO_VALUE).then_some(value)
+    }
+
+    /// Why the client with this index has not registered the range.
+    fn reason(&self, client: usize) -> Option<String> {
+        match &lock(&self.state).registered[client] {
+            Registration::None | Registration::Done(..) => None,
+            Registration::Failed(_, _, error) => Some(error.clone()),
+            Registration::Declined(reason) => Some((*reason).to_owned()),
+        }
     }
 
     /// Ends a client's use; the last of an ended range lets it be unmapped.
@@ -464,9 +494,9 @@ impl Registration {
     /// Ends what was taken from a range.
     fn end(self, range: &Arc<Range>) {
         match self {
-            Self::None => {}
+            Self::None | Self::Declined(_) => {}
             Self::Done(client, value) => client.unregister(range, value),
-            Self::Failed(client, ends) => {
+            Self::Failed(client, ends, _) => {
                 lock(&client.failed).ranges.remove(&(ends, range.memory.addr()));
             }
         }
@@ -521,9 +551,13 @@ impl Client {
         self.counters.registering.fetch_sub(1, Ordering::Relaxed);
         match result {
             Ok(value) => self.settle(range, value),
-            Err(error) => {
+            Err(RegisterError::Declined(reason)) => {
+                self.remember_declined(range, reason);
+                range.end_use();
+            }
+            Err(RegisterError::Failed(error)) => {
                 self.count_failure(range, &*error);
-                self.remember_failed(range, ends);
+                self.remember_failed(range, ends, error.to_string());
                 range.end_use();
             }
         }
@@ -563,13 +597,25 @@ impl Client {
         );
     }
 
+    /// Counts a range that the client leaves out; the log has a line about the first.
+    fn remember_declined(&self, range: &Range, reason: &'static str) {
+        if self.counters.declined.fetch_add(1, Ordering::Relaxed) == 0 {
+            let (owner, bytes) = (&*range.owner, range.memory.len());
+            tracing::info!(owner, bytes, "{} uses bounce buffers: {reason}", self.module().name());
+        }
+        let mut state = lock(&range.state);
+        if !range.has_ended() && !self.is_detaching() {
+            state.registered[self.index] = Registration::Declined(reason);
+        }
+    }
+
     /// Keeps a range for another try. `ends` is the number of ends when its registration began.
-    fn remember_failed(self: &Arc<Self>, range: &Arc<Range>, ends: u64) {
+    fn remember_failed(self: &Arc<Self>, range: &Arc<Range>, ends: u64, error: String) {
         let mut state = lock(&range.state);
         if !range.has_ended() && !self.is_detaching() {
             let before = &state.registered[self.index];
             assert!(matches!(before, Registration::None), "a client registers a range once at a time");
-            state.registered[self.index] = Registration::Failed(Arc::clone(self), ends);
+            state.registered[self.index] = Registration::Failed(Arc::clone(self), ends, error);
             lock(&self.failed).ranges.insert((ends, range.memory.addr()), Arc::clone(range));
         }
     }
@@ -630,13 +676,15 @@ impl Client {
 
     fn info(&self) -> MemoryClientInfo {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counters { registering, registered, unregistering, failed, late, bounced } = &self.counters;
+        let Counters { registering, registered, unregistering, failed, declined, late, bounced } =
+            &self.counters;
         MemoryClientInfo {
             name: self.module().name().to_owned(),
             registering: get(registering),
             registered: get(registered),
             unregistering: get(unregistering),
             failed: get(failed),
+            declined: get(declined),
             late: get(late),
             bounced: get(bounced),
         }

@@ -422,6 +422,17 @@ pub const ALL: &[FamilySource] = &[
     },
     FamilySource {
         family: counter(
+            "aryk_memory_client_declined",
+            "Regions of guest memory that were not registered because the operator wants that.",
+        ),
+        objects: memory_clients,
+        write: |f, snapshot, i, t| {
+            let client = &snapshot.memory_clients[i];
+            t.count(f, &[("client", &client.name)], client.declined);
+        },
+    },
+    FamilySource {
+        family: counter(
             "aryk_memory_client_late",
             "Times that the wait for registrations of guest memory was given up.",
         ),

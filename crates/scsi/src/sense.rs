@@ -114,13 +114,16 @@ impl Sense {
     /// The sense data for a failed request of the block layer.
     pub const fn of(status: BdevStatus, op: Op) -> Self {
         match status {
-            BdevStatus::Ok => Self::NONE,
+            // The SCSI status of a reservation conflict has no sense data.
+            BdevStatus::Ok | BdevStatus::ReservationConflict => Self::NONE,
             BdevStatus::Invalid => Self::in_cdb(0),
             BdevStatus::OutOfRange => Self::OUT_OF_RANGE,
             BdevStatus::Unsupported => Self::OPCODE,
             BdevStatus::ReadOnly => Self::WRITE_PROTECTED,
             // ASC 27h/07h: space allocation failed write protect.
             BdevStatus::NoSpace => Self::new(Key::DataProtect, 0x27, 0x07),
+            // ASC 20h/02h: access denied, no access rights.
+            BdevStatus::AccessDenied => Self::new(Key::DataProtect, 0x20, 0x02),
             // ASC 0Ch/00h: write error; 11h/00h: unrecovered read error.
             BdevStatus::Medium if op.is_change() => Self::new(Key::MediumError, 0x0c, 0x00),
             BdevStatus::Medium => Self::new(Key::MediumError, 0x11, 0x00),

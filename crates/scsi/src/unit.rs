@@ -123,6 +123,18 @@ enum Failure {
     Overrun(Bytes),
 }
 
+impl Failure {
+    /// The failure of a request of the block layer, whose first block is `lba`.
+    const fn of(status: BdevStatus, op: Op, lba: Lba) -> Self {
+        let sense = Sense::of(status, op);
+        match status {
+            BdevStatus::ReservationConflict => Self::Conflict,
+            BdevStatus::Medium => Self::Sense(sense.with_lba(lba)),
+            _ => Self::Sense(sense),
+        }
+    }
+}
+
 impl From<Sense> for Failure {
     fn from(sense: Sense) -> Self {
         Self::Sense(sense)
@@ -391,9 +403,7 @@ impl UnitChannel {
             }
             AbortCause::None | AbortCause::Aborted | AbortCause::Refused => {}
         }
-        let sense = Sense::of(status, op);
-        let sense = if status == BdevStatus::Medium { sense.with_lba(lba) } else { sense };
-        Outcome { filled, ..Outcome::failed(tag, Failure::Sense(sense)) }
+        Outcome { filled, ..Outcome::failed(tag, Failure::of(status, op, lba)) }
     }
 
     /// Aborts the commands with those tags, in one pass over all commands. Each still has an outcome.

@@ -38,9 +38,11 @@ pub fn attach(args: &AttachArgs, client: &mut Client, out: &Output) -> Result<()
     let mut controller = find(name, client)?;
     let qemu = qemu_arguments(text(&controller, "socket"), args);
     controller["qemu"] = json!(qemu);
+    let memory = memory_access(&args.disk, client);
     out.print(&controller, || {
         let socket = text(&controller, "socket");
-        format!("Disk '{}' waits for a VM at {socket}\n\n{}", args.disk, advice(&qemu))
+        let memory = memory.map_or_else(String::new, |memory| format!("\n\n{memory}"));
+        format!("Disk '{}' waits for a VM at {socket}\n\n{}{memory}", args.disk, advice(&qemu))
     })
 }
 
@@ -81,6 +83,29 @@ fn attach_scsi(name: &str, args: &AttachArgs, client: &mut Client, out: &Output)
             true => format!("{begin}, at {}\n\n{}", text(&controller, "socket"), advice(&qemu)),
             false => format!("{begin}."),
         }
+    })
+}
+
+/// How the disk's NVMe drive accesses the VM's memory; `None` for other disks, and if the daemon does not say.
+fn memory_access(disk: &str, client: &mut Client) -> Option<&'static str> {
+    let disk = client.call("bdev_get_bdevs", json!({"name": disk})).ok()?;
+    let name = disk[0]["driver_specific"]["nvme"][0]["controller"].as_str()?;
+    let controllers = client.call("bdev_nvme_get_controllers", json!({"name": name})).ok()?;
+    access_text(text(&controllers[0], "dma"))
+}
+
+fn access_text(dma: &str) -> Option<&'static str> {
+    Some(match dma {
+        "auto" => {
+            "The drive accesses the VM's memory directly if the memory has huge pages;\n\
+             otherwise the data is copied. Once the VM runs, 'aryk memory' shows which."
+        }
+        "pin" => {
+            "The drive accesses the VM's memory directly: the memory is pinned.\n\
+             Once the VM runs, 'aryk memory' shows whether that succeeded."
+        }
+        "bounce" => "The data is copied between the drive and the VM's memory (--dma bounce).",
+        _ => return None,
     })
 }
 
@@ -371,6 +396,16 @@ mod tests {
             socket_owner: None,
             socket_group: None,
         }
+    }
+
+    #[test]
+    fn the_access_of_a_drive_to_memory_is_named() {
+        assert!(
+            access_text("auto").unwrap().contains("huge pages")
+                && access_text("pin").unwrap().contains("pinned")
+        );
+        assert!(access_text("bounce").unwrap().contains("copied"));
+        assert_eq!(access_text(""), None, "a daemon that does not say");
     }
 
     #[test]

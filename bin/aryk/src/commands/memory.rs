@@ -43,10 +43,11 @@ fn tables(memory: &Value, out: &Output) -> String {
             text(region, "ctrlr").to_owned(),
             Size(number(region, "bytes")).to_string(),
             number(region, "bounced_pieces").to_string(),
+            region["reason"].as_str().unwrap_or("being registered").to_owned(),
         ]
     };
-    let columns: [Column; 4] =
-        [("DEVICE", false), ("NOT REGISTERED FOR", false), ("SIZE", true), ("BOUNCED", true)];
+    let columns: [Column; 5] =
+        [("DEVICE", false), ("NOT REGISTERED FOR", false), ("SIZE", true), ("BOUNCED", true), ("WHY", false)];
     format!("{devices}\n\n{}", out.table(&columns, regions.iter().map(row)))
 }
 
@@ -63,7 +64,8 @@ mod tests {
     fn regions_that_are_not_registered_follow_the_devices() {
         let device = json!({"name": "Nvme0", "registering": 1, "registered": 12, "unregistering": 3, "failures": 4,
             "late": 5, "bounced_pieces": 6});
-        let region = json!({"client": "Nvme0", "ctrlr": "vm1", "bytes": 2_u64 << 30, "bounced_pieces": 7});
+        let region = json!({"client": "Nvme0", "ctrlr": "vm1", "bytes": 2_u64 << 30, "bounced_pieces": 7,
+            "reason": "locked"});
         let mut memory = json!({"clients": [device], "not_registered": []});
         let expected = [
             vec!["DEVICE", "REGISTERED", "REGISTERING", "UNREGISTERING", "FAILED", "LATE", "BOUNCED"],
@@ -75,8 +77,8 @@ mod tests {
         assert_eq!(all[..2], expected);
         let below = [
             vec![],
-            vec!["DEVICE", "NOT", "REGISTERED", "FOR", "SIZE", "BOUNCED"],
-            vec!["Nvme0", "vm1", "2G", "7"],
+            vec!["DEVICE", "NOT", "REGISTERED", "FOR", "SIZE", "BOUNCED", "WHY"],
+            vec!["Nvme0", "vm1", "2G", "7", "locked"],
         ];
         assert_eq!(all[2..], below);
         let none = tables(&json!({"clients": [], "not_registered": []}), &Output::plain());

@@ -99,7 +99,7 @@ impl MemoryClient for Fake {
             .await;
             let mut table = self.table();
             if table.fails || table.room.is_some_and(|room| table.registered.len() >= room) {
-                return Err("no room".into());
+                return Err(RegisterError::failed("no room"));
             }
             table.next += 1 << 40;
             let value = if table.is_reserved { NO_VALUE } else { table.next };
@@ -206,7 +206,9 @@ fn memory_that_cannot_be_registered_has_no_value_and_is_counted() {
     assert_eq!((lookup.translate(&piece), lookup.translate(&piece)), (None, None));
     let info = memory.clients().remove(0);
     assert_eq!((info.failed, info.registered, info.bounced), (1, 0, 2));
-    let without = MemoryWithout { client: "fake".to_owned(), owner: "vm".to_owned(), len: LEN, bounced: 2 };
+    let reason = Some("no room".to_owned());
+    let without =
+        MemoryWithout { client: "fake".to_owned(), owner: "vm".to_owned(), len: LEN, bounced: 2, reason };
     assert_eq!(memory.without_value(9), [without]);
     let peer = guest.leave();
     until("the memory to be unmapped", || {

@@ -454,8 +454,8 @@ impl PairDriver {
         if !matches!(status, Status::Ok | Status::Miscompare | Status::Aborted) {
             let Io { op, lba, blocks, .. } = request.io;
             let code = completed.status.code();
-            let device =
-                DeviceError { code: code.0, is_final: completed.status.is_final(), name: code.name() };
+            let name = channel.namespace.name_of(completed.status);
+            let device = DeviceError { code: code.0, is_final: completed.status.is_final(), name };
             let failure = Failure::now(op, lba, blocks, errno(status)).with_device(device);
             channel.namespace.failed(failure);
         }

@@ -131,14 +131,13 @@ impl MemoryClient for Registrar {
     fn register(&self, memory: DmaRange, owner: Arc<str>) -> BoxFuture<'_, Result<u64, RegisterError>> {
         Box::pin(async move {
             if self.dma == Dma::Auto && memory.page_size().unwrap_or(PAGE) == PAGE {
-                return Err(
-                    "the memory does not consist of huge pages, and `dma` is auto: it is not pinned".into()
-                );
+                return Err(RegisterError::Declined("the memory has no huge pages, and `dma` is `auto`"));
             }
             let (reply, answer) = oneshot::channel();
             let wanted = Wanted { owner, map: PendingMap::new(memory), reply };
-            self.wanted.send(wanted).map_err(|_| "the thread for it has ended")?;
-            Ok(answer.await.map_err(|_| "the thread for it has ended")??)
+            let ended = || RegisterError::failed("the thread for it has ended");
+            self.wanted.send(wanted).map_err(|_| ended())?;
+            answer.await.map_err(|_| ended())?.map_err(RegisterError::failed)
         })
     }
 

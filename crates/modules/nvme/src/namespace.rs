@@ -10,7 +10,9 @@ use aryk_bdev::{
     OpenError,
 };
 use aryk_nvme::claims::{self, ControllerInfo};
+use aryk_nvme::errors::{Class, classify};
 use aryk_nvme::io::Commands;
+use aryk_nvme::spec::status;
 use aryk_reactor::{Cx, Handle, RootId};
 use std::sync::{Arc, Mutex};
 use tokio::sync::oneshot;
@@ -32,6 +34,18 @@ pub(crate) struct Namespace {
 struct NamespaceState {
     claims: claims::Namespace,
     commands: Commands,
+    /// The drive reported at its start that blocks are locked (TCG Opal).
+    is_locked: bool,
+}
+
+impl NamespaceState {
+    fn of(namespace: &claims::Namespace, controller: &ControllerInfo) -> Self {
+        Self {
+            claims: namespace.clone(),
+            commands: Commands::new(namespace, controller),
+            is_locked: controller.locking.is_some_and(|locking| locking.is_locked),
+        }
+    }
 }
 
 impl Namespace {
@@ -42,8 +56,7 @@ impl Namespace {
         namespace: &claims::Namespace,
         controller: &ControllerInfo,
     ) -> Self {
-        let commands = Commands::new(namespace, controller);
-        let state = NamespaceState { claims: namespace.clone(), commands };
+        let state = NamespaceState::of(namespace, controller);
         let (shared, state, failures) = (Arc::clone(shared), Mutex::new(state), Failures::default());
         Self { shared, nsid: namespace.nsid, disk, depth, state, failures }
     }
@@ -65,10 +78,15 @@ impl Namespace {
         lock(&self.state).commands
     }
 
+    /// The name of an error of the drive for people: that of its status, or the reason for it that is known.
+    pub(crate) fn name_of(&self, status: status::Status) -> &'static str {
+        let is_locked = classify(status, [0; 3]).class == Class::Locked && lock(&self.state).is_locked;
+        if is_locked { "the drive is locked (TCG Opal): unlock it first" } else { status.code().name() }
+    }
+
     /// Takes over what the controller says now.
     pub(crate) fn update(&self, namespace: &claims::Namespace, controller: &ControllerInfo) {
-        let commands = Commands::new(namespace, controller);
-        *lock(&self.state) = NamespaceState { claims: namespace.clone(), commands };
+        *lock(&self.state) = NamespaceState::of(namespace, controller);
     }
 
     /// Opens a channel of this reactor's own queue pair.
@@ -104,7 +122,7 @@ impl Device for NamespaceDevice {
 
     fn limits(&self) -> Limits {
         let state = lock(&self.0.state);
-        let NamespaceState { claims, commands } = &*state;
+        let NamespaceState { claims, commands, .. } = &*state;
         let (_, each, all) = commands.deallocate_max();
         let (ranges, copied, copied_all) = commands.copy_max();
         let ranges = u64::from(ranges).min(RANGES_MAX as u64);

@@ -34,6 +34,8 @@ pub(crate) fn decide(status: status::Status, delays: [u16; 3]) -> Outcome {
         Class::NamespaceGone => Status::Removed,
         Class::NoSpace => Status::NoSpace,
         Class::WriteProtected => Status::ReadOnly,
+        Class::Reservation => Status::ReservationConflict,
+        Class::Locked => Status::AccessDenied,
         Class::Aborted => Status::Aborted,
         Class::Fatal => return Outcome::Reset(Status::Aborted),
         // The store failed: also where the controller refuses a command whose fields were checked against its claims, or where
@@ -42,8 +44,6 @@ pub(crate) fn decide(status: status::Status, delays: [u16; 3]) -> Outcome {
         | Class::Media
         | Class::Integrity
         | Class::Refused
-        | Class::Reservation
-        | Class::Locked
         | Class::Path
         | Class::Internal
         | Class::Unknown => Status::Medium,
@@ -65,6 +65,9 @@ pub(crate) const fn errno(status: Status) -> i32 {
         Status::Aborted => Errno::CANCELED,
         Status::OutOfRange | Status::Invalid => Errno::INVAL,
         Status::Miscompare => Errno::ILSEQ,
+        // As the kernel reports reservation conflicts.
+        Status::ReservationConflict => Errno::BADE,
+        Status::AccessDenied => Errno::ACCESS,
         Status::Ok | Status::Medium => Errno::IO,
     }
     .raw_os_error()
@@ -95,5 +98,9 @@ mod tests {
         assert_eq!(of(Code(0x7ff), 0), Outcome::Done(Status::Medium));
         assert_eq!(of(Code::COMPARE_FAILURE, 0), Outcome::Done(Status::Miscompare));
         assert_eq!(of(Code::CID_CONFLICT, 0), Outcome::Reset(Status::Aborted));
+        assert_eq!(of(Code::RESERVATION_CONFLICT, 0), Outcome::Done(Status::ReservationConflict));
+        for code in [Code::ACCESS_DENIED, Code::OPERATION_DENIED, Code::PROHIBITED_BY_LOCKDOWN] {
+            assert_eq!(of(code, 0), Outcome::Done(Status::AccessDenied), "{code:?}");
+        }
     }
 }

@@ -37,6 +37,8 @@ struct MemoryClient {
     unregistering: u64,
     /// Registrations that failed, in total.
     failures: u64,
+    /// Regions that the client has left out, because the operator wants that (`dma` of an NVMe controller), in total.
+    declined: u64,
     /// Times that the wait for registrations was given up, in total. The registrations go on.
     late: u64,
     /// Pieces of requests' memory that went through bounce buffers, in total.
@@ -54,6 +56,9 @@ struct NotRegistered {
     bytes: u64,
     /// Pieces of requests' memory in the region that went through bounce buffers.
     bounced_pieces: u64,
+    /// Why; missing while the region is being registered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
 }
 
 async fn get(control: &Control, _: NoParams) -> Result<MemoryClients, Error> {
@@ -64,6 +69,7 @@ async fn get(control: &Control, _: NoParams) -> Result<MemoryClients, Error> {
         registered: client.registered,
         unregistering: client.unregistering,
         failures: client.failed,
+        declined: client.declined,
         late: client.late,
         bounced_pieces: client.bounced,
     });
@@ -72,6 +78,7 @@ async fn get(control: &Control, _: NoParams) -> Result<MemoryClients, Error> {
         ctrlr: region.owner,
         bytes: region.len,
         bounced_pieces: region.bounced,
+        reason: region.reason,
     });
     Ok(MemoryClients { clients: clients.collect(), not_registered: without.collect() })
 }

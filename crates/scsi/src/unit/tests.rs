@@ -465,3 +465,17 @@ fn failures_of_the_store_have_the_right_sense_data() {
         assert_eq!(all.run(0, &cdb, &[1; BLOCK], BLOCK).0.status, Status::Good);
     }
 }
+
+/// A store that another host has reserved, or that is locked (SAM-5, section 5.3; SPC-4, section 4.5.6).
+#[test]
+fn a_store_that_refuses_access_is_not_a_bad_medium() {
+    use crate::unit::Failure;
+    use aryk_bdev::Status as BdevStatus;
+    let outcome = |status| Outcome::failed(1, Failure::of(status, Op::Read, Lba(77)));
+    let conflict = outcome(BdevStatus::ReservationConflict);
+    assert_eq!((conflict.status, conflict.sense), (Status::ReservationConflict, Sense::NONE));
+    let denied = outcome(BdevStatus::AccessDenied);
+    assert_eq!(denied.status, Status::CheckCondition);
+    assert_eq!((denied.sense.key as u8, denied.sense.code, denied.sense.lba), (7, (0x20, 0x02), None));
+    assert_eq!(outcome(BdevStatus::Medium).sense.lba, Some(Lba(77)));
+}

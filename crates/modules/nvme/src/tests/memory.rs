@@ -3,9 +3,9 @@
 use super::odd::{Odd, PIECE};
 use crate::Dma;
 use crate::memory::{Registrar, Turns, Wanted};
-use aryk_bdev::MemoryClient;
+use aryk_bdev::{Env, MemoryClient, RegisterError};
 use aryk_bdev_conformance::block_on;
-use aryk_dma::{DmaRange, Mapping};
+use aryk_dma::{DmaRange, Mapping, Region};
 use aryk_nvme_model::{Config, Model};
 use aryk_pci::PendingMap;
 use std::sync::Arc;
@@ -56,4 +56,24 @@ fn memory_is_mapped_until_it_is_unregistered() {
     assert_eq!(function.pieces.lock().unwrap().len(), 3);
     block_on(registrar.unregister(memory.clone(), iova));
     assert!(aryk_pci::Function::unmap(&*function, iova, memory.len()).is_err(), "it is unmapped");
+}
+
+#[test]
+fn memory_without_huge_pages_is_left_out_and_that_is_no_failure() {
+    let model = Model::new("model", Config::default()).unwrap();
+    let function = Arc::new(Odd::slow(&model));
+    let (mapping, memory) = range(1);
+    let registrar = Registrar::start(Arc::<Odd>::clone(&function), Dma::Auto).unwrap();
+    let declined = block_on(registrar.register(memory, "vm".into())).unwrap_err();
+    assert!(matches!(declined, RegisterError::Declined(_)), "{declined:?}");
+    let env = Env::default();
+    let attachment = block_on(env.memory().attach(registrar)).unwrap();
+    let region = Region { guest_addr: 0, user_addr: 0, len: PIECE, offset: 0, mapping };
+    block_on(env.memory().add(&[region], "vm"));
+    let client = env.memory().clients().remove(0);
+    assert_eq!((client.declined, client.failed, client.registered), (1, 0, 0));
+    let without = env.memory().without_value(9).remove(0);
+    assert_eq!(without.reason.unwrap(), "the memory has no huge pages, and `dma` is `auto`");
+    assert!(function.pieces.lock().unwrap().is_empty());
+    block_on(attachment.detach());
 }

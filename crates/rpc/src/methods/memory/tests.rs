@@ -22,7 +22,9 @@ impl MemoryClient for Choosy {
     }
 
     fn register(&self, memory: DmaRange, _: Arc<str>) -> BoxFuture<'_, Result<u64, RegisterError>> {
-        Box::pin(async move { if memory.len() >= LEN { Ok(0) } else { Err("too short".into()) } })
+        Box::pin(
+            async move { if memory.len() >= LEN { Ok(0) } else { Err(RegisterError::failed("too short")) } },
+        )
     }
 
     fn unregister(&self, _: DmaRange, _: u64) -> BoxFuture<'_, ()> {
@@ -66,8 +68,9 @@ fn clients_and_the_regions_that_they_have_not_registered_are_listed() {
         lists.end(0);
 
         let client = json!({"name": "choosy", "registering": 0, "registered": 1, "unregistering": 0,
-            "failures": 1, "late": 0, "bounced_pieces": 1});
-        let region = json!({"client": "choosy", "ctrlr": "vm0", "bytes": LEN / 2, "bounced_pieces": 1});
+            "failures": 1, "declined": 0, "late": 0, "bounced_pieces": 1});
+        let region = json!({"client": "choosy", "ctrlr": "vm0", "bytes": LEN / 2, "bounced_pieces": 1,
+            "reason": "too short"});
         assert_eq!(list().await, json!({"clients": [client], "not_registered": [region]}));
         let snapshot = control.collector().snapshot(&*control, Duration::ZERO).await;
         assert_eq!(snapshot.memory_clients, memory.clients());

@@ -187,6 +187,10 @@ struct Description {
     namespaces: Vec<Namespace>,
     /// Aryk only: which memory of VMs is pinned: `auto`, `pin` or `bounce`.
     dma: &'static str,
+    /// Aryk only: the memory of VMs that the drive accesses directly, and that is copied; missing with `bounce`, and before the
+    /// controller was ready.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<Memory>,
     /// Aryk only: whether reactors sleep while requests are in flight.
     interrupts: bool,
     /// Aryk only: queue pairs that the controller allows.
@@ -209,6 +213,22 @@ struct Description {
     /// Aryk only: the last failure of the controller, as text.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_error: Option<String>,
+}
+
+/// Regions of VMs' memory, for a controller: `aryk_memory_clients_get` lists those that are copied, and why.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "NvmeMemory")]
+struct Memory {
+    /// Regions that the drive accesses directly: they are pinned.
+    pinned: u64,
+    /// Regions that are being pinned. Until they are, data is copied.
+    pinning: u64,
+    /// Regions that were copied because `dma` is `auto` and they have no huge pages, in total.
+    declined: u64,
+    /// Regions that could not be pinned, in total.
+    failures: u64,
+    /// Pieces of requests that were copied, in total.
+    bounced_pieces: u64,
 }
 
 /// A path to a controller.
@@ -295,8 +315,22 @@ const fn state(phase: State) -> &'static str {
     }
 }
 
-fn describe(controller: &AttachedController) -> Description {
+/// The memory of VMs, as the registry knows it by the name of the drive's function.
+fn memory_of(control: &Control, info: &Info) -> Option<Memory> {
+    let clients = control.disks.registry.memory().clients();
+    let client = clients.into_iter().find(|client| client.name == info.location)?;
+    Some(Memory {
+        pinned: client.registered,
+        pinning: client.registering,
+        declined: client.declined,
+        failures: client.failed,
+        bounced_pieces: client.bounced,
+    })
+}
+
+fn describe(control: &Control, controller: &AttachedController) -> Description {
     let (info, counts) = (controller.info(), controller.counts());
+    let memory = memory_of(control, &info);
     let trid = Trid::of(&info);
     let cntlid = info.controller.as_ref().map_or(0, |info| info.controller_id);
     let path = Path { state: state(info.phase), trid: trid.clone(), cntlid, host: Host::default() };
@@ -336,6 +370,7 @@ fn describe(controller: &AttachedController) -> Description {
             aryk_bdev_nvme::Dma::Pin => "pin",
             aryk_bdev_nvme::Dma::Bounce => "bounce",
         },
+        memory,
         interrupts: info.has_interrupts,
         queue_pairs_max: info.pairs_allowed,
         resets: counts.resets,
@@ -354,5 +389,5 @@ async fn get_controllers(control: &Control, p: GetControllers) -> Result<Vec<Des
         Some(name) => vec![find(control, &name)?],
         None => control.nvme.controllers.list(),
     };
-    Ok(found.iter().map(|controller| describe(controller)).collect())
+    Ok(found.iter().map(|controller| describe(control, controller)).collect())
 }
