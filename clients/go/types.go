@@ -662,6 +662,8 @@ type MemoryClient struct {
 	Unregistering uint64 `json:"unregistering"`
 	// Registrations that failed, in total.
 	Failures uint64 `json:"failures"`
+	// Regions that the client has left out, because the operator wants that (`dma` of an NVMe controller), in total.
+	Declined uint64 `json:"declined"`
 	// Times that the wait for registrations was given up, in total. The registrations go on.
 	Late uint64 `json:"late"`
 	// Pieces of requests' memory that went through bounce buffers, in total.
@@ -695,6 +697,8 @@ type NotRegistered struct {
 	Bytes uint64 `json:"bytes"`
 	// Pieces of requests' memory in the region that went through bounce buffers.
 	BouncedPieces uint64 `json:"bounced_pieces"`
+	// Why; missing while the region is being registered.
+	Reason *string `json:"reason,omitempty"`
 }
 
 // NvmeCommandType: Kind of an NVMe command.
@@ -748,6 +752,8 @@ type NvmeController struct {
 	LastError *string `json:"last_error,omitempty"`
 	// Aryk only: the last reset.
 	LastReset *NvmeLastReset `json:"last_reset,omitempty"`
+	// Aryk only: the memory of VMs that the drive accesses directly, and that is copied; missing with `bounce`, and before the controller was ready.
+	Memory *NvmeMemory `json:"memory,omitempty"`
 }
 
 // NvmeControllerData: Identity and abilities of a controller.
@@ -843,6 +849,20 @@ type NvmeLastReset struct {
 	At uint64 `json:"at"`
 	// Its duration in milliseconds; missing while it runs.
 	TookMs *uint64 `json:"took_ms,omitempty"`
+}
+
+// NvmeMemory: Regions of VMs' memory, for a controller: `aryk_memory_clients_get` lists those that are copied, and why.
+type NvmeMemory struct {
+	// Regions that the drive accesses directly: they are pinned.
+	Pinned uint64 `json:"pinned"`
+	// Regions that are being pinned. Until they are, data is copied.
+	Pinning uint64 `json:"pinning"`
+	// Regions that were copied because `dma` is `auto` and they have no huge pages, in total.
+	Declined uint64 `json:"declined"`
+	// Regions that could not be pinned, in total.
+	Failures uint64 `json:"failures"`
+	// Pieces of requests that were copied, in total.
+	BouncedPieces uint64 `json:"bounced_pieces"`
 }
 
 // NvmeMultipath: What further paths of a controller are for. A controller has one path.

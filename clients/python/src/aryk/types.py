@@ -691,6 +691,8 @@ class MemoryClient(TypedDict):
     unregistering: int
     #: Registrations that failed, in total.
     failures: int
+    #: Regions that the client has left out, because the operator wants that (`dma` of an NVMe controller), in total.
+    declined: int
     #: Times that the wait for registrations was given up, in total. The registrations go on.
     late: int
     #: Pieces of requests' memory that went through bounce buffers, in total.
@@ -727,6 +729,8 @@ class NotRegistered(TypedDict):
     bytes: int
     #: Pieces of requests' memory in the region that went through bounce buffers.
     bounced_pieces: int
+    #: Why; missing while the region is being registered.
+    reason: NotRequired[str]
 
 
 class NvmeCompletion(TypedDict):
@@ -773,6 +777,8 @@ class NvmeController(TypedDict):
     last_error: NotRequired[str]
     #: Aryk only: the last reset.
     last_reset: NotRequired[NvmeLastReset]
+    #: Aryk only: the memory of VMs that the drive accesses directly, and that is copied; missing with `bounce`, and before the controller was ready.
+    memory: NotRequired[NvmeMemory]
 
 
 class NvmeControllerData(TypedDict):
@@ -854,6 +860,21 @@ class NvmeLastReset(TypedDict):
     at: int
     #: Its duration in milliseconds; missing while it runs.
     took_ms: NotRequired[int]
+
+
+class NvmeMemory(TypedDict):
+    """Regions of VMs' memory, for a controller: `aryk_memory_clients_get` lists those that are copied, and why."""
+
+    #: Regions that the drive accesses directly: they are pinned.
+    pinned: int
+    #: Regions that are being pinned. Until they are, data is copied.
+    pinning: int
+    #: Regions that were copied because `dma` is `auto` and they have no huge pages, in total.
+    declined: int
+    #: Regions that could not be pinned, in total.
+    failures: int
+    #: Pieces of requests that were copied, in total.
+    bounced_pieces: int
 
 
 class NvmeNamespace(TypedDict):
