@@ -64,16 +64,22 @@ fn memory_without_huge_pages_is_left_out_and_that_is_no_failure() {
     let function = Arc::new(Odd::slow(&model));
     let (mapping, memory) = range(1);
     let registrar = Registrar::start(Arc::<Odd>::clone(&function), Dma::Auto).unwrap();
-    let declined = block_on(registrar.register(memory, "vm".into())).unwrap_err();
-    assert!(matches!(declined, RegisterError::Declined(_)), "{declined:?}");
-    let env = Env::default();
-    let attachment = block_on(env.memory().attach(registrar)).unwrap();
-    let region = Region { guest_addr: 0, user_addr: 0, len: PIECE, offset: 0, mapping };
-    block_on(env.memory().add(&[region], "vm"));
-    let client = env.memory().clients().remove(0);
-    assert_eq!((client.declined, client.failed, client.registered), (1, 0, 0));
-    let without = env.memory().without_value(9).remove(0);
-    assert_eq!(without.reason.unwrap(), "the memory has no huge pages, and `dma` is `auto`");
-    assert!(function.pieces.lock().unwrap().is_empty());
-    block_on(attachment.detach());
+    block_on(async {
+        let declined = registrar.register(memory, "vm".into()).await.unwrap_err();
+        assert!(matches!(declined, RegisterError::Declined(_)), "{declined:?}");
+        let env = Env::default();
+        let attachment = env.memory().attach(registrar).await.unwrap();
+        let region = Region { guest_addr: 0, user_addr: 0, len: PIECE, offset: 0, mapping };
+        env.memory().add(&[region], "vm").await;
+        // The reply to a front-end does not wait for ever.
+        while env.memory().without_value(9).iter().all(|without| without.reason.is_none()) {
+            tokio::task::yield_now().await;
+        }
+        let client = env.memory().clients().remove(0);
+        assert_eq!((client.declined, client.failed, client.registered), (1, 0, 0));
+        let without = env.memory().without_value(9).remove(0);
+        assert_eq!(without.reason.unwrap(), "the memory has no huge pages, and `dma` is `auto`");
+        assert!(function.pieces.lock().unwrap().is_empty());
+        attachment.detach().await;
+    });
 }
