@@ -69,8 +69,9 @@ fn memory_without_huge_pages_is_left_out_and_that_is_no_failure() {
         assert!(matches!(declined, RegisterError::Declined(_)), "{declined:?}");
         let env = Env::default();
         let attachment = env.memory().attach(registrar).await.unwrap();
-        let region = Region { guest_addr: 0, user_addr: 0, len: PIECE, offset: 0, mapping };
-        env.memory().add(&[region], "vm").await;
+        // The memory leaves with its mapping.
+        let regions = [Region { guest_addr: 0, user_addr: 0, len: PIECE, offset: 0, mapping }];
+        env.memory().add(&regions, "vm").await;
         // The reply to a front-end does not wait for ever.
         while env.memory().without_value(9).iter().all(|without| without.reason.is_none()) {
             tokio::task::yield_now().await;
@@ -80,6 +81,7 @@ fn memory_without_huge_pages_is_left_out_and_that_is_no_failure() {
         let without = env.memory().without_value(9).remove(0);
         assert_eq!(without.reason.unwrap(), "the memory has no huge pages, and `dma` is `auto`");
         assert!(function.pieces.lock().unwrap().is_empty());
+        drop(regions);
         attachment.detach().await;
     });
 }
