@@ -1,6 +1,7 @@
 //! Configuration space: the fields and capabilities that transports use (PCI Local Bus 3.0 §6). Any context; pure, except for the
 //! reads of a function.
 
+use crate::sysfs::CLASS_NVME;
 use crate::{Function, PciError};
 
 /// Bytes of the part that every function has, with its list of capabilities.
@@ -11,6 +12,8 @@ pub(crate) const COMMAND: u16 = 0x04;
 pub(crate) const COMMAND_MEMORY: u16 = 1 << 1;
 pub(crate) const COMMAND_BUS_MASTER: u16 = 1 << 2;
 
+/// Offset of programming interface, subclass and class, a byte each.
+const CLASS: u16 = 0x09;
 const STATUS: usize = 0x06;
 const STATUS_CAPABILITIES: u16 = 1 << 4;
 const CAPABILITIES: usize = 0x34;
@@ -81,6 +84,38 @@ pub(crate) fn set_command(function: &dyn Function, bits: u16, on: bool) -> Resul
         return Err(PciError::os("change the PCI command register", rustix::io::Errno::IO));
     }
     Ok(())
+}
+
+/// The class of a function, in the form of [`CLASS_NVME`].
+pub(crate) fn class(function: &dyn Function) -> Result<u32, PciError> {
+    let mut bytes = [0; 4];
+    function.read_config(CLASS, &mut bytes[..3])?;
+    Ok(u32::from_le_bytes(bytes))
+}
+
+/// Checks that a function is an NVMe I/O controller.
+pub(crate) fn check_class(class: u32, name: &str) -> Result<(), PciError> {
+    match class {
+        CLASS_NVME => Ok(()),
+        class => Err(PciError::WrongClass { name: name.to_owned(), class, kind: class_name(class) }),
+    }
+}
+
+/// The kind of a function, for people (PCI Code and ID Assignment Specification §1).
+const fn class_name(class: u32) -> &'static str {
+    match (class >> 16, class >> 8 & 0xff) {
+        (0x01, 0x04) => "a RAID controller",
+        (0x01, 0x06) => "a SATA controller",
+        (0x01, 0x07) => "a SAS controller",
+        (0x01, 0x08) => "an NVMe controller without I/O queues, or of another programming interface",
+        (0x01, _) => "another storage controller",
+        (0x02, 0x00) => "an Ethernet controller",
+        (0x02, _) => "a network controller",
+        (0x03, _) => "a display controller",
+        (0x06, _) => "a bridge",
+        (0x0c, 0x03) => "a USB controller",
+        _ => "another device",
+    }
 }
 
 const fn word(space: &[u8; SPACE], at: usize) -> u16 {

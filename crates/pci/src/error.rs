@@ -25,14 +25,14 @@ pub enum PciError {
     },
     /// The function is no NVMe controller.
     #[error(
-        "{name} is no NVMe controller: its PCI class is {class:06x} ({kind}), and must be 010802 (`aryk nvme list` shows the controllers)"
+        "{name} is {kind} (PCI class {class:06x}), not an NVMe controller (class 010802): `aryk nvme list` shows the controllers"
     )]
     WrongClass {
         /// Address.
         name: String,
         /// Class, subclass and programming interface.
         class: u32,
-        /// The class for people, as "a network controller".
+        /// The class for people, as "an Ethernet controller".
         kind: &'static str,
     },
     /// The driver vfio-pci is not loaded.

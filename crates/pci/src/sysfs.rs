@@ -122,13 +122,13 @@ impl Sysfs {
         })
     }
 
-    /// Checks that the function exists, is bound to VFIO and behind an IOMMU, and that its group has no function of another
-    /// driver.
+    /// Checks that the function exists, is an NVMe controller, is bound to VFIO and behind an IOMMU, and that its group has no
+    /// function of another driver.
     ///
     /// # Errors
-    /// [`PciError::NotFound`], [`PciError::NotBound`], [`PciError::NoIommu`], [`PciError::SharedGroup`].
+    /// [`PciError::NotFound`], [`PciError::WrongClass`], [`PciError::NotBound`], [`PciError::NoIommu`], [`PciError::SharedGroup`].
     pub fn check_openable(&self, address: Address) -> Result<FunctionInfo, PciError> {
-        let info = self.function(address)?;
+        let info = self.controller(address)?;
         let name = address.to_string();
         let Some(group) = info.group else { return Err(PciError::NoIommu { name }) };
         if !info.is_bound_to_vfio() {
@@ -248,4 +248,4 @@ fn named(error: Error, name: &str, what: &'static str) -> PciError {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

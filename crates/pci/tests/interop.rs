@@ -134,7 +134,9 @@ fn our_client_drives_a_device_of_their_server() {
     let (irqs, regions) = description(&registers);
     let server = Server::new(&path, true, irqs, regions).unwrap();
     let server = std::thread::spawn(move || {
-        let regions = [vec![0; BAR], vec![0; 256]];
+        let mut regions = [vec![0; BAR], vec![0; 256]];
+        // The class of NVMe controllers.
+        regions[1][9..12].copy_from_slice(&[2, 8, 1]);
         let mut device = Device { regions, memory: None, eventfds: Vec::new(), resets: 0 };
         server.run(&mut device).unwrap();
         device

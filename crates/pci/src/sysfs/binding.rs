@@ -1,8 +1,8 @@
 //! Binding a function to vfio-pci, and back to the kernel's driver. Control context, by the command line: a binding takes as long
 //! as the drivers need.
 
-use super::{CLASS_NVME, FunctionInfo, Sysfs, Usage, errno};
-use crate::{Address, PciError};
+use super::{FunctionInfo, Sysfs, Usage, errno};
+use crate::{Address, PciError, config};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -70,12 +70,10 @@ impl Sysfs {
     }
 
     /// The properties of an NVMe controller.
-    fn controller(&self, address: Address) -> Result<FunctionInfo, PciError> {
+    pub(super) fn controller(&self, address: Address) -> Result<FunctionInfo, PciError> {
         let info = self.function(address)?;
-        match info.class {
-            CLASS_NVME => Ok(info),
-            class => Err(PciError::WrongClass { name: address.to_string(), class, kind: class_name(class) }),
-        }
+        config::check_class(info.class, &address.to_string())?;
+        Ok(info)
     }
 
     /// The writes that bind the function to vfio-pci; `None` if it is bound. Checks what sysfs and procfs show.
@@ -162,17 +160,6 @@ impl Sysfs {
         }
         let driver = info.driver.unwrap_or_else(|| "no driver".to_owned());
         Err(PciError::NotBound { name: address.to_string(), driver })
-    }
-}
-
-/// The kind of a function, for people (PCI Code and ID Assignment Specification §1).
-const fn class_name(class: u32) -> &'static str {
-    match class >> 16 {
-        0x01 => "another storage controller",
-        0x02 => "a network controller",
-        0x03 => "a display controller",
-        0x06 => "a bridge",
-        _ => "another device",
     }
 }
 

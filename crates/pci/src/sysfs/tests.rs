@@ -6,12 +6,12 @@ use std::os::unix::fs::symlink;
 use tempfile::TempDir;
 
 /// A host under construction.
-struct Host(TempDir);
+pub(crate) struct Host(TempDir);
 
 const DRIVE: &str = "0000:3d:00.0";
 
 impl Host {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let host = Self(tempfile::tempdir().unwrap());
         host.file("proc/self/mountinfo", "22 1 254:0 / / rw - ext4 /dev/vda rw\n");
         host.file("proc/swaps", "Filename Type Size Used Priority\n");
@@ -19,17 +19,17 @@ impl Host {
         host
     }
 
-    fn path(&self, path: &str) -> PathBuf {
+    pub(crate) fn path(&self, path: &str) -> PathBuf {
         self.0.path().join(path)
     }
 
-    fn file(&self, path: &str, text: &str) {
+    pub(crate) fn file(&self, path: &str, text: &str) {
         let path = self.path(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
 
-    fn link(&self, path: &str, target: &str) {
+    pub(crate) fn link(&self, path: &str, target: &str) {
         let path = self.path(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         let _ = fs::remove_file(&path);
@@ -37,7 +37,7 @@ impl Host {
     }
 
     /// A function with a driver ("" for none), in a group.
-    fn function(&self, address: &str, class: &str, driver: &str, group: Option<u32>) {
+    pub(crate) fn function(&self, address: &str, class: &str, driver: &str, group: Option<u32>) {
         let at = format!("sys/bus/pci/devices/{address}");
         for (file, text) in [("vendor", "0x144d\n"), ("device", "0xa80a\n"), ("numa_node", "-1\n")] {
             self.file(&format!("{at}/{file}"), text);
@@ -67,7 +67,7 @@ impl Host {
         self.file(&format!("sys/bus/pci/devices/{DRIVE}/nvme/nvme0/ng0n1/dev"), "240:0\n");
     }
 
-    fn sysfs(&self) -> Sysfs {
+    pub(crate) fn sysfs(&self) -> Sysfs {
         Sysfs::at(self.0.path())
     }
 
@@ -120,6 +120,13 @@ fn only_a_function_of_vfio_in_a_group_without_other_drivers_can_be_opened() {
     let error = open().unwrap_err();
     assert!(error.contains("shares IOMMU group 14 with 0000:3d:00.3, which is bound to e1000e"), "{error}");
 
+    // Opening would reset it. It needs no binding either.
+    for driver in ["vfio-pci", "e1000e"] {
+        host.function("0000:01:00.0", "0x020000", driver, Some(1));
+        let error = host.sysfs().check_openable(address("0000:01:00.0")).unwrap_err().to_string();
+        assert!(error.starts_with("0000:01:00.0 is an Ethernet controller (PCI class 020000), not an NVMe"));
+        assert!(!error.contains("bind"), "{error}");
+    }
     host.function("0000:3e:00.0", "0x010802", "vfio-pci", None);
     let none = host.sysfs().check_openable(address("0000:3e:00.0"));
     assert!(matches!(none, Err(PciError::NoIommu { .. })));
@@ -297,7 +304,7 @@ fn what_is_in_use_or_no_drive_is_not_bound() {
     host.drive();
     host.function("0000:01:00.0", "0x020000", "e1000e", Some(1));
     let bind = |text: &str| host.sysfs().bind(address(text)).unwrap_err().to_string();
-    let nic = "0000:01:00.0 is no NVMe controller: its PCI class is 020000 (a network controller)";
+    let nic = "0000:01:00.0 is an Ethernet controller (PCI class 020000), not an NVMe controller";
     assert!(bind("0000:01:00.0").starts_with(nic), "{}", bind("0000:01:00.0"));
     // A VM may have it.
     host.function("0000:01:00.0", "0x020000", "vfio-pci", Some(1));

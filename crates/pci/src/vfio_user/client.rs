@@ -118,14 +118,16 @@ impl Client {
     ///
     /// # Errors
     /// [`PciError::NotFound`] if there is no socket, [`PciError::Gone`] if nothing listens, [`PciError::Permission`];
-    /// [`PciError::Protocol`], [`PciError::TimedOut`] for a server that is none, that does not accept connections, or not of an
-    /// NVMe controller.
+    /// [`PciError::Protocol`], [`PciError::TimedOut`] for a server that is none, or that does not accept connections;
+    /// [`PciError::WrongClass`] if its function is no NVMe controller.
     pub fn connect(path: &Path) -> Result<Self, PciError> {
-        let socket = connect(path, TIMEOUT)?;
-        Self::over(socket, &path.display().to_string(), TIMEOUT)
+        let name = path.display().to_string();
+        let client = Self::over(connect(path, TIMEOUT)?, &name, TIMEOUT)?;
+        config::check_class(config::class(&client)?, &name)?;
+        Ok(client)
     }
 
-    /// As [`Client::connect`], over a connected socket. `timeout` limits the time of each call.
+    /// As [`Client::connect`], over a connected socket, to a function of any class. `timeout` limits the time of each call.
     ///
     /// # Errors
     /// As [`Client::connect`].

@@ -45,7 +45,9 @@ struct ToyState {
 
 impl Toy {
     fn new() -> Self {
-        let state = ToyState { space: [0; 256], mapped: BTreeMap::new(), eventfds: Vec::new(), resets: 0 };
+        let mut space = [0; 256];
+        space[9..12].copy_from_slice(&[2, 8, 1]);
+        let state = ToyState { space, mapped: BTreeMap::new(), eventfds: Vec::new(), resets: 0 };
         Self { registers: Registers::in_memory(REGISTERS).unwrap(), state: Mutex::new(state) }
     }
 
@@ -493,5 +495,19 @@ fn a_connected_function_of_a_path_is_named_by_it() {
     let client = Client::connect(&path).unwrap();
     assert_eq!(client.name(), path.display().to_string());
     drop(client);
+    server.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_function_of_another_class_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let toy = Toy::new();
+    toy.state.lock().unwrap().space[9..12].copy_from_slice(&[0, 0, 2]);
+    let server = std::thread::spawn(move || serve(listener.accept().unwrap().0, &toy));
+    let error = Client::connect(&path).unwrap_err().to_string();
+    let named = format!("{} is an Ethernet controller (PCI class 020000), not an NVMe", path.display());
+    assert!(error.starts_with(&named), "{error}");
     server.join().unwrap().unwrap();
 }
