@@ -27,9 +27,9 @@ const READ: &[&str] =
 /// may open it, unless the operator gives the daemon's user that permission.
 const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/cuse"];
 
-/// The files of VFIO, by which the daemon drives NVMe controllers. A function's file appears when the function is bound to
-/// vfio-pci; its permissions decide whether the daemon can drive it.
-const VFIO: &str = "/dev/vfio";
+/// The files of VFIO and iommufd, by which the daemon drives NVMe controllers. A function's file appears when the function is
+/// bound to vfio-pci; its permissions decide whether the daemon can drive it.
+const VFIO: &[&str] = &["/dev/vfio", "/dev/iommu"];
 
 /// Restricts the process to the directories that `cli` allows, if `cli` names any.
 ///
@@ -53,13 +53,7 @@ pub fn confine(cli: &Cli, vhost_dir: &Path) -> anyhow::Result<()> {
     for (dir, access) in own_directories(cli, vhost_dir)? {
         rules = allow(rules, &dir, access).with_context(|| dir.display().to_string())?;
     }
-    let everywhere = READ.iter().map(|path| (path, AccessFs::from_read(NEWEST)));
-    let everywhere =
-        everywhere.chain(DEVICES.iter().map(|path| (path, AccessFs::ReadFile | AccessFs::WriteFile)));
-    let vfio = AccessFs::ReadDir | AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
-    let everywhere = everywhere.chain([(&VFIO, vfio)]);
-    for (path, access) in everywhere {
-        let path = Path::new(path);
+    for (path, access) in everywhere() {
         if path.exists() {
             rules = allow(rules, path, access).with_context(|| path.display().to_string())?;
         }
@@ -72,6 +66,15 @@ pub fn confine(cli: &Cli, vhost_dir: &Path) -> anyhow::Result<()> {
     }
     aryk_bdev_uring::note_allowed(allowed);
     Ok(())
+}
+
+/// The paths outside of the allowed directories, and the rights that are needed there.
+fn everywhere() -> impl Iterator<Item = (&'static Path, BitFlags<AccessFs>)> {
+    let vfio = AccessFs::ReadDir | AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
+    let with = |access| move |path: &&'static str| (Path::new(*path), access);
+    let read = READ.iter().map(with(AccessFs::from_read(NEWEST)));
+    let devices = DEVICES.iter().map(with(AccessFs::ReadFile | AccessFs::WriteFile));
+    read.chain(devices).chain(VFIO.iter().map(with(vfio)))
 }
 
 /// The directories of sockets and state, and the rights that are needed there later. Other programs may keep files in the
@@ -99,4 +102,19 @@ fn own_directories(cli: &Cli, vhost_dir: &Path) -> anyhow::Result<Vec<(PathBuf, 
 fn allow(rules: RulesetCreated, path: &Path, access: BitFlags<AccessFs>) -> anyhow::Result<RulesetCreated> {
     let access = if path.is_dir() { access } else { access & AccessFs::from_file(NEWEST) };
     Ok(rules.add_rule(PathBeneath::new(PathFd::new(path)?, access))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drives_can_be_opened_by_group_and_by_iommufd() {
+        // Landlock judges calls on a device by the rights of its open file.
+        let needed = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
+        for file in ["/dev/vfio/vfio", "/dev/vfio/14", "/dev/vfio/devices/vfio0", "/dev/iommu"] {
+            let mut rules = everywhere().filter(|(path, _)| Path::new(file).starts_with(path));
+            assert!(rules.any(|(_, access)| access.contains(needed)), "{file}");
+        }
+    }
 }

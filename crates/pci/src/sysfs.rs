@@ -126,7 +126,8 @@ impl Sysfs {
     /// function of another driver.
     ///
     /// # Errors
-    /// [`PciError::NotFound`], [`PciError::WrongClass`], [`PciError::NotBound`], [`PciError::NoIommu`], [`PciError::SharedGroup`].
+    /// [`PciError::NotFound`], [`PciError::WrongClass`], [`PciError::NotBound`], [`PciError::NoIommu`],
+    /// [`PciError::SharedGroup`].
     pub fn check_openable(&self, address: Address) -> Result<FunctionInfo, PciError> {
         let info = self.controller(address)?;
         let name = address.to_string();

@@ -1,9 +1,9 @@
 //! Functions by the kernel's VFIO. Control context: opening a function can wait for its reset.
 //!
 //! A function is opened by its character device and iommufd where the kernel has both and lets this process open them, otherwise
-//! by its group. One process at a time can open a function. The kernel disables a function's DMA, and resets the function, when
-//! the last descriptor of its opener is closed, also when that process was killed: a successor that could open the function knows
-//! that no DMA of its predecessor is under way.
+//! by its group ([`VfioFunction::refused_file`]). One process at a time can open a function. The kernel disables a function's
+//! DMA, and resets the function, when the last descriptor of its opener is closed, also when that process was killed: a successor
+//! that could open the function knows that no DMA of its predecessor is under way.
 //!
 //! All descriptors are closed on exec.
 
@@ -12,13 +12,14 @@ use crate::info::Region;
 use crate::sysfs::Sysfs;
 use crate::{Address, Events, Function, PciError, PendingMap, Registers, VectorMask, Width};
 use aryk_dma::{DeviceMemory, DmaRange, PAGE};
-use iommu::{Container, Iommufd, gone, open_device, open_error};
+use iommu::{Container, Iommufd, OpenIommufd, gone, open_device, open_error};
 use rustix::io::Errno;
 use rustix::io::{pread, pwrite};
 use space::Space;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 use vfio_bindings::bindings::vfio as abi;
@@ -32,19 +33,17 @@ const RESET_ATTEMPTS: u32 = 10;
 const RESET_PAUSE: Duration = Duration::from_millis(20);
 
 /// Opens functions. A process has one: functions of one IOMMU group are open in one process, and share descriptors.
+///
+/// The kernel may take long to open a device, or the group of a device that another process is opening. No lock that concerns
+/// other groups is held meanwhile.
 #[derive(Debug, Default)]
 pub struct Vfio {
     sysfs: Sysfs,
-    opened: Mutex<Opened>,
-}
-
-#[derive(Debug, Default)]
-struct Opened {
-    groups: HashMap<u32, Weak<Group>>,
-    container: Weak<Container>,
-    iommufd: Weak<Iommufd>,
-    /// The functions that are open, by group or by character device.
-    functions: HashMap<Address, Weak<()>>,
+    /// The functions that are open or being opened, by group or by character device.
+    functions: Mutex<HashMap<Address, Weak<()>>>,
+    groups: Mutex<HashMap<u32, Arc<Mutex<Weak<Group>>>>>,
+    container: Mutex<Weak<Container>>,
+    iommufd: Mutex<Weak<Iommufd>>,
 }
 
 /// An opened group.
@@ -78,78 +77,82 @@ impl Vfio {
         Self::default()
     }
 
-    /// Opens a function for this process alone, with its DMA disabled. Blocks while the kernel resets the function.
+    /// Opens an NVMe controller for this process alone, with its DMA disabled. Blocks while the kernel resets the function; that
+    /// delays no other function.
     ///
     /// # Errors
-    /// [`PciError::NotFound`], [`PciError::NotBound`], [`PciError::NoIommu`] (also for a kernel in no-IOMMU mode),
-    /// [`PciError::SharedGroup`], [`PciError::Permission`], [`PciError::InUse`], [`PciError::Gone`].
+    /// [`PciError::NotFound`], [`PciError::WrongClass`], [`PciError::NotBound`], [`PciError::NoIommu`] (also for a kernel in
+    /// no-IOMMU mode), [`PciError::SharedGroup`], [`PciError::Permission`], [`PciError::InUse`], [`PciError::Gone`].
     pub fn open(&self, address: Address) -> Result<VfioFunction, PciError> {
-        let group = self.sysfs.check_openable(address)?.group;
+        let group = self.sysfs.check_openable(address)?.group.unwrap_or_default();
         let name = address.to_string();
-        let token = Arc::new(());
-        let mut opened = self.opened.lock().expect("no thread panics while holding it");
-        if opened.functions.get(&address).is_some_and(|token| token.strong_count() > 0) {
-            return Err(PciError::InUse { name, reason: "this process has opened it".to_owned() });
-        }
-        let (device, keeper) = match self.open_by_device(&mut opened, address) {
-            Some(result) => result?,
-            None => self.open_by_group(&mut opened, group.unwrap_or_default(), &name)?,
-        };
-        opened.functions.retain(|_, token| token.strong_count() > 0);
-        opened.functions.insert(address, Arc::downgrade(&token));
-        drop(opened);
-        VfioFunction::new(name, device, keeper, token)
-    }
-
-    /// Opens the character device; `None` if the kernel has none, or this process may open only the group.
-    fn open_by_device(
-        &self,
-        opened: &mut Opened,
-        address: Address,
-    ) -> Option<Result<(OwnedFd, Keeper), PciError>> {
-        let path = self.sysfs.dev().join("vfio/devices").join(self.sysfs.vfio_device(address)?);
-        if !self.sysfs.dev().join("iommu").exists() {
-            return None;
-        }
-        let name = address.to_string();
-        match open_device(&path) {
-            Ok(device) => Some(self.attach(opened, device, &name)),
-            Err(Errno::NOENT | Errno::ACCESS | Errno::PERM) => None,
-            Err(errno) => Some(Err(open_error(errno, &path, &name))),
-        }
-    }
-
-    fn attach(
-        &self,
-        opened: &mut Opened,
-        device: OwnedFd,
-        name: &str,
-    ) -> Result<(OwnedFd, Keeper), PciError> {
-        // Devices are attached to the one address space of the process, where their IOMMU can share it.
-        if let Some(iommufd) = opened.iommufd.upgrade() {
-            if iommufd.attach(&device, name)? {
-                return Ok((device, Keeper::Iommufd(iommufd)));
+        let token = self.reserve(address)?;
+        let (device, keeper, refused_file) = match self.open_by_device(address, &name)? {
+            ByDevice::Opened(device, iommufd) => (device, Keeper::Iommufd(iommufd), None),
+            ByDevice::Refused(path) if !self.group_file(group).exists() => {
+                return Err(PciError::Permission { path: path.display().to_string() });
             }
-            return Err(PciError::Unsupported("a device whose IOMMU cannot share the others' address space"));
-        }
-        let iommufd = Arc::new(Iommufd::open(self.sysfs.dev(), name)?);
-        if !iommufd.attach(&device, name)? {
-            return Err(PciError::os("attach a device to an address space", Errno::INVAL));
-        }
-        opened.iommufd = Arc::downgrade(&iommufd);
-        Ok((device, Keeper::Iommufd(iommufd)))
+            ByDevice::Refused(path) => {
+                let (device, keeper) = self.open_by_group(group, &name)?;
+                (device, keeper, Some(path))
+            }
+            ByDevice::Absent => {
+                let (device, keeper) = self.open_by_group(group, &name)?;
+                (device, keeper, None)
+            }
+        };
+        VfioFunction::new(name, device, keeper, refused_file, token)
     }
 
-    fn open_by_group(
-        &self,
-        opened: &mut Opened,
-        number: u32,
-        name: &str,
-    ) -> Result<(OwnedFd, Keeper), PciError> {
-        let group = match opened.groups.get(&number).and_then(Weak::upgrade) {
-            Some(group) => group,
-            None => self.open_group(opened, number, name)?,
+    /// Marks a function as open, until the token is dropped.
+    fn reserve(&self, address: Address) -> Result<Arc<()>, PciError> {
+        let mut functions = lock(&self.functions);
+        functions.retain(|_, token| token.strong_count() > 0);
+        if functions.contains_key(&address) {
+            let reason = "this process has opened it, or is opening it".to_owned();
+            return Err(PciError::InUse { name: address.to_string(), reason });
+        }
+        let token = Arc::new(());
+        functions.insert(address, Arc::downgrade(&token));
+        Ok(token)
+    }
+
+    /// Opens the character device, and attaches it to the process's address space.
+    fn open_by_device(&self, address: Address, name: &str) -> Result<ByDevice, PciError> {
+        let Some(device) = self.sysfs.vfio_device(address) else { return Ok(ByDevice::Absent) };
+        let path = self.sysfs.dev().join("vfio/devices").join(device);
+        let (iommufd, is_shared) = match self.iommufd() {
+            Ok(iommufd) => iommufd,
+            Err(OpenIommufd::Open(errno)) => return refused(errno, self.sysfs.dev().join("iommu"), name),
+            Err(OpenIommufd::Use(error)) => return Err(error),
         };
+        let device = match open_device(&path) {
+            Ok(device) => device,
+            Err(errno) => return refused(errno, path, name),
+        };
+        if iommufd.attach(&device, name)? {
+            return Ok(ByDevice::Opened(device, iommufd));
+        }
+        Err(if is_shared {
+            PciError::Unsupported("a device whose IOMMU cannot share the others' address space")
+        } else {
+            PciError::os("attach a device to an address space", Errno::INVAL)
+        })
+    }
+
+    /// The one address space of the process for devices that are opened by character device, and whether others may use it.
+    fn iommufd(&self) -> Result<(Arc<Iommufd>, bool), OpenIommufd> {
+        let mut current = lock(&self.iommufd);
+        if let Some(iommufd) = current.upgrade() {
+            return Ok((iommufd, true));
+        }
+        let iommufd = Arc::new(Iommufd::open(self.sysfs.dev())?);
+        *current = Arc::downgrade(&iommufd);
+        Ok((iommufd, false))
+    }
+
+    fn open_by_group(&self, number: u32, name: &str) -> Result<(OwnedFd, Keeper), PciError> {
+        let group = self.group(number, name)?;
         let c_name = CString::new(name).expect("an address has no NUL");
         let device = ioctl::device(group.fd.as_fd(), &c_name).map_err(|errno| match errno {
             Errno::NODEV | Errno::IO => gone(name),
@@ -161,8 +164,18 @@ impl Vfio {
         Ok((device, Keeper::Group(group)))
     }
 
-    fn open_group(&self, opened: &mut Opened, number: u32, name: &str) -> Result<Arc<Group>, PciError> {
-        let path = self.sysfs.dev().join("vfio").join(number.to_string());
+    fn group_file(&self, number: u32) -> PathBuf {
+        self.sysfs.dev().join("vfio").join(number.to_string())
+    }
+
+    /// The group with this number, which is opened unless it is open.
+    fn group(&self, number: u32, name: &str) -> Result<Arc<Group>, PciError> {
+        let group = Arc::clone(lock(&self.groups).entry(number).or_default());
+        let mut group = lock(&group);
+        if let Some(group) = group.upgrade() {
+            return Ok(group);
+        }
+        let path = self.group_file(number);
         let fd = open_device(&path).map_err(|errno| open_error(errno, &path, name))?;
         match ioctl::is_viable(fd.as_fd()) {
             Ok(true) => {}
@@ -173,19 +186,49 @@ impl Vfio {
             }
             Err(errno) => return Err(PciError::os("read the state of an IOMMU group", errno)),
         }
-        let joined = match opened.container.upgrade() {
-            Some(container) if container.join(&fd)? => Some(container),
-            _ => None,
-        };
-        let container = match joined {
-            Some(container) => container,
-            None => Arc::new(Container::with(&fd, self.sysfs.dev(), name)?),
-        };
-        opened.container = Arc::downgrade(&container);
-        let group = Arc::new(Group { fd, container });
-        opened.groups.insert(number, Arc::downgrade(&group));
-        Ok(group)
+        let container = self.join_container(&fd, name)?;
+        let opened = Arc::new(Group { fd, container });
+        *group = Arc::downgrade(&opened);
+        Ok(opened)
     }
+
+    /// Adds a group to the last container, or to a new one if that cannot take it.
+    fn join_container(&self, group: &OwnedFd, name: &str) -> Result<Arc<Container>, PciError> {
+        let mut last = lock(&self.container);
+        if let Some(container) = last.upgrade()
+            && container.join(group)?
+        {
+            return Ok(container);
+        }
+        let container = Arc::new(Container::with(group, self.sysfs.dev(), name)?);
+        *last = Arc::downgrade(&container);
+        Ok(container)
+    }
+}
+
+/// How far a function was opened by its character device.
+#[derive(Debug)]
+enum ByDevice {
+    Opened(OwnedFd, Arc<Iommufd>),
+    /// The kernel has no such files: the group is used.
+    Absent,
+    /// This process may not open this file: the group is used.
+    Refused(PathBuf),
+}
+
+/// The meaning of a failed `open` of a character device of VFIO or of `/dev/iommu`: whether the group is used instead.
+fn refused(errno: Errno, path: PathBuf, name: &str) -> Result<ByDevice, PciError> {
+    match errno {
+        // ENODEV, ENXIO: a file whose driver is not loaded.
+        Errno::NOENT | Errno::NODEV | Errno::NXIO => Ok(ByDevice::Absent),
+        // The owner, Landlock, or the unit's list of devices.
+        Errno::ACCESS | Errno::PERM => Ok(ByDevice::Refused(path)),
+        errno => Err(open_error(errno, &path, name)),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no thread panics while holding it")
 }
 
 /// A function that is open by VFIO.
@@ -201,6 +244,7 @@ pub struct VfioFunction {
     events: Events,
     state: Mutex<FunctionState>,
     keeper: Keeper,
+    refused_file: Option<PathBuf>,
     _token: Arc<()>,
 }
 
@@ -234,7 +278,19 @@ impl FunctionState {
 }
 
 impl VfioFunction {
-    fn new(name: String, device: OwnedFd, keeper: Keeper, token: Arc<()>) -> Result<Self, PciError> {
+    /// The file that this process may not open, because of which it opened the function by its group; `None` if it did not try,
+    /// or uses the file.
+    pub fn refused_file(&self) -> Option<&Path> {
+        self.refused_file.as_deref()
+    }
+
+    fn new(
+        name: String,
+        device: OwnedFd,
+        keeper: Keeper,
+        refused_file: Option<PathBuf>,
+        token: Arc<()>,
+    ) -> Result<Self, PciError> {
         let what = "read the properties of a VFIO device";
         let fd = device.as_fd();
         let region = |index| ioctl::region(fd, index).map_err(|errno| PciError::os(what, errno));
@@ -255,8 +311,19 @@ impl VfioFunction {
         }
         let state = Mutex::new(FunctionState::default());
         let msix = None;
-        let mut function =
-            Self { name, device, bar0, space, msix, is_resettable, events, state, keeper, _token: token };
+        let mut function = Self {
+            name,
+            device,
+            bar0,
+            space,
+            msix,
+            is_resettable,
+            events,
+            state,
+            keeper,
+            refused_file,
+            _token: token,
+        };
         config::set_command(&function, COMMAND_BUS_MASTER, false)?;
         config::set_command(&function, COMMAND_MEMORY, true)?;
         let mut bytes = [0; config::SPACE];
@@ -330,7 +397,7 @@ impl VfioFunction {
     }
 
     fn state(&self) -> MutexGuard<'_, FunctionState> {
-        self.state.lock().expect("no thread panics while holding it")
+        lock(&self.state)
     }
 }
 
@@ -482,3 +549,6 @@ impl Drop for VfioFunction {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

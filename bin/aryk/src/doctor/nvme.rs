@@ -25,6 +25,9 @@ const CAP_IPC_LOCK: u64 = 1 << 14;
 /// The file of VFIO that is not a drive's.
 const CONTAINER: &str = "/dev/vfio/vfio";
 
+/// The file that a process needs beside a drive's own file; without it, the drive is opened by its IOMMU group's file.
+const IOMMUFD: &str = "/dev/iommu";
+
 /// The benefit of everything without which no drive works.
 const BRINGS: &str = "drives that Aryk drives itself";
 
@@ -43,6 +46,10 @@ pub fn checks() -> Result<Vec<Check>, Error> {
     if Path::new(CONTAINER).exists() {
         checks.push(container_of(&account.name, account.may_open(Path::new(CONTAINER))));
     }
+    let may_use_iommufd = account.may_open(Path::new(IOMMUFD));
+    if Path::new(IOMMUFD).exists() {
+        checks.push(iommufd_of(&account.name, may_use_iommufd));
+    }
     let brings = "guest memory that drives access directly; other memory is copied";
     checks.push(kernel::hugepages_for(brings));
     let drives = sysfs.nvme_drives()?;
@@ -58,7 +65,9 @@ pub fn checks() -> Result<Vec<Check>, Error> {
     for drive in &drives {
         let address = drive.function.address;
         let openable = sysfs.check_openable(address).map(drop);
-        checks.push(drive_of(drive, openable, &Rights::of(&account, &sysfs.vfio_files(address)?)));
+        let mut files = sysfs.vfio_files(address)?;
+        files.retain(|file| may_use_iommufd || !file.starts_with("/dev/vfio/devices"));
+        checks.push(drive_of(drive, openable, &Rights::of(&account, &files)));
     }
     Ok(checks)
 }
@@ -107,6 +116,22 @@ fn container_of(who: &str, may_open: bool) -> Check {
             format!("the user {who} may not open {CONTAINER}"),
             BRINGS,
             format!("sudo chmod 666 {CONTAINER}: it gives access to no device"),
+        ),
+    }
+}
+
+/// Whether the daemon's user may open the file from which a process gets an address space for drives that it opens one by one.
+fn iommufd_of(who: &str, may_open: bool) -> Check {
+    match may_open {
+        true => Check::ok("iommufd", format!("the user {who} may open {IOMMUFD}")),
+        false => Check::lacks(
+            "iommufd",
+            State::Option,
+            format!(
+                "the user {who} may not open {IOMMUFD}: drives are opened by the files of their IOMMU groups"
+            ),
+            "drives on a kernel without the groups' files",
+            format!("sudo chmod 666 {IOMMUFD}: it gives access to no device"),
         ),
     }
 }

@@ -23,8 +23,8 @@ use aryk_nvme::queue::{LateStep, QueueError};
 use aryk_nvme::replay::History;
 use aryk_nvme::spec::register::Shutdown;
 use aryk_nvme::spec::status;
-use aryk_pci::vfio::Vfio;
-use aryk_pci::{Function, vfio_user};
+use aryk_pci::vfio::{Vfio, VfioFunction};
+use aryk_pci::{Address, Function, vfio_user};
 use aryk_reactor::{Clock, Handle, Nanos};
 use disks::Disks;
 use pairs::Pairs;
@@ -370,13 +370,22 @@ impl Thread {
 
     fn try_open(&self) -> Result<Driven, Error> {
         let function: Arc<dyn Function> = match &self.config.location {
-            Location::Pci(address) => Arc::new(self.vfio.open(*address)?),
+            Location::Pci(address) => Arc::new(self.open_at(*address)?),
             Location::Socket(path) => Arc::new(vfio_user::Client::connect(path)?),
             Location::Model(function) => Arc::clone(function),
         };
         let controller = Controller::attach(Arc::clone(&function), self.config.options, now().0)?;
         let signals = Signals::of(function.as_ref())?;
         Ok(Driven { function, controller, signals, memory: None, is_usable: false, end: None })
+    }
+
+    fn open_at(&self, address: Address) -> Result<VfioFunction, Error> {
+        let function = self.vfio.open(address)?;
+        if let Some(file) = function.refused_file() {
+            let (controller, file) = (&self.shared.name, file.display());
+            tracing::info!(controller, %file, "no permission for the file: the drive is opened by its IOMMU group");
+        }
+        Ok(function)
     }
 
     fn execute(&mut self, command: Command) {

@@ -73,6 +73,21 @@ impl Iommu for Type1 {
     }
 }
 
+/// Why iommufd has no address space for this process.
+#[derive(Debug)]
+pub(super) enum OpenIommufd {
+    /// Its file cannot be opened.
+    Open(Errno),
+    /// It refuses.
+    Use(PciError),
+}
+
+impl From<PciError> for OpenIommufd {
+    fn from(error: PciError) -> Self {
+        Self::Use(error)
+    }
+}
+
 /// An address space of iommufd.
 #[derive(Debug)]
 pub(super) struct Iommufd {
@@ -88,9 +103,8 @@ struct AddressSpace {
 }
 
 impl Iommufd {
-    pub(super) fn open(dev: &Path, name: &str) -> Result<Self, PciError> {
-        let path = dev.join("iommu");
-        let fd = Arc::new(open_device(&path).map_err(|errno| open_error(errno, &path, name))?);
+    pub(super) fn open(dev: &Path) -> Result<Self, OpenIommufd> {
+        let fd = Arc::new(open_device(&dev.join("iommu")).map_err(OpenIommufd::Open)?);
         let id = ioctl::new_address_space(fd.as_fd());
         let id = id.map_err(|errno| PciError::os("create an address space of iommufd", errno))?;
         // iommufd has no limit of mappings; memory limits them.

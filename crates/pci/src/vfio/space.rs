@@ -40,6 +40,8 @@ pub(super) struct Space {
     state: Mutex<State>,
     /// Notified at each change of a [`Stage`].
     changed: Condvar,
+    /// Held while the ranges are read.
+    refreshing: Mutex<()>,
 }
 
 #[derive(Debug)]
@@ -88,13 +90,16 @@ impl Space {
             chunks: 0,
             chunks_max: mappings_max,
         };
-        let space = Self { iommu, state: Mutex::new(state), changed: Condvar::new() };
+        let space =
+            Self { iommu, state: Mutex::new(state), changed: Condvar::new(), refreshing: Mutex::new(()) };
         space.refresh()?;
         Ok(space)
     }
 
     /// Reads the ranges that the kernel allows, which change when a device joins.
     pub(super) fn refresh(&self) -> Result<(), PciError> {
+        // Of devices that join at the same time, the last reads the ranges that hold for all.
+        let _last = self.refreshing.lock().expect("no thread panics while holding it");
         let ranges =
             self.iommu.ranges().map_err(|errno| PciError::os("read the IOMMU's address ranges", errno))?;
         self.state().allocator.allow(&ranges);

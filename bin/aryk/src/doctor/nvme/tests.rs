@@ -21,6 +21,8 @@ fn the_iommu_and_vfio() {
     expect(&given, State::Missing, "although the kernel was started with intel_iommu=on", "VT-d");
     expect(&container_of("aryk", true), State::Ok, "the user aryk may open /dev/vfio/vfio", "");
     expect(&container_of("aryk", false), State::Missing, "may not open", "chmod 666 /dev/vfio/vfio");
+    expect(&iommufd_of("aryk", true), State::Ok, "the user aryk may open /dev/iommu", "");
+    expect(&iommufd_of("aryk", false), State::Option, "opened by the files of their", "chmod 666 /dev/iommu");
     expect(&vfio_pci_of(true), State::Ok, "loaded", "");
     expect(&vfio_pci_of(false), State::Missing, "not loaded", "modprobe vfio-pci");
 }
