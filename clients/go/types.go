@@ -744,6 +744,8 @@ type NvmeController struct {
 	Resubmitted uint64 `json:"resubmitted"`
 	// Aryk only: requests that failed because a reset could not submit them again.
 	FailedByReset uint64 `json:"failed_by_reset"`
+	// Aryk only: errors and health warnings that the controller reported by itself.
+	Warnings uint64 `json:"warnings"`
 	// Aryk only: the queue pairs.
 	QueuePairs []NvmeQueuePair `json:"queue_pairs"`
 	// Aryk only: model, serial number, firmware, as the controller reported them; missing before it was ready.

@@ -325,6 +325,7 @@ pub const ALL: &[FamilySource] = &[
     nvme::RESETS,
     nvme::ABORTS,
     nvme::RETRIES,
+    nvme::WARNINGS,
     nvme::COMMANDS,
     nvme::DOORBELLS,
     nvme::IN_FLIGHT,

@@ -43,6 +43,8 @@ pub struct Nvme {
     pub aborts: u64,
     /// Commands that were tried again.
     pub retries: u64,
+    /// Errors and health warnings that the controller reported by itself.
+    pub warnings: u64,
     /// I/O commands.
     pub commands: u64,
     /// Writes to doorbell registers of I/O queues.

@@ -458,6 +458,17 @@ impl Guest {
         plugged.map(drop).with_context(|| format!("QEMU's last answer: {last:?}"))
     }
 
+    /// Reports an error of PCI Express at the port of a pluggable NVMe drive, as `COMP_TIME` (not fatal) or `DLP` (fatal).
+    ///
+    /// # Errors
+    /// QEMU has ended, or there is no such port or error.
+    pub fn inject_pcie_error(&self, index: usize, error: &str) -> Result<()> {
+        let line = json!({"command-line": format!("pcie_aer_inject_error port{index} {error}")});
+        let said = Qmp::connect(&self.monitor)?.call("human-monitor-command", &line)?;
+        ensure!(said.as_str().is_some_and(|said| said.starts_with("OK")), "QEMU refuses: {said}");
+        Ok(())
+    }
+
     /// Makes QEMU execute at most this number of commands of an NVMe drive with one namespace each second; 0: any number. The
     /// others wait in QEMU, until the drive is reset: that waits for them.
     ///

@@ -769,6 +769,8 @@ class NvmeController(TypedDict):
     resubmitted: int
     #: Aryk only: requests that failed because a reset could not submit them again.
     failed_by_reset: int
+    #: Aryk only: errors and health warnings that the controller reported by itself.
+    warnings: int
     #: Aryk only: the queue pairs.
     queue_pairs: list[NvmeQueuePair]
     #: Aryk only: model, serial number, firmware, as the controller reported them; missing before it was ready.

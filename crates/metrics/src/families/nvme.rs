@@ -48,6 +48,15 @@ pub const RETRIES: FamilySource = FamilySource {
     write: |f, snapshot, i, t| write(f, snapshot, i, t, |nvme| nvme.retries),
 };
 
+pub const WARNINGS: FamilySource = FamilySource {
+    family: counter(
+        "aryk_nvme_warnings",
+        "Errors and health warnings that the NVMe controller reported by itself.",
+    ),
+    objects: controllers,
+    write: |f, snapshot, i, t| write(f, snapshot, i, t, |nvme| nvme.warnings),
+};
+
 pub const COMMANDS: FamilySource = FamilySource {
     family: counter("aryk_nvme_commands", "I/O commands that were submitted to the NVMe controller."),
     objects: controllers,

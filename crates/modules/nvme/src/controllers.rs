@@ -157,6 +157,7 @@ impl AttachedController {
             retried: get(&counters.retried),
             resubmitted: get(&counters.resubmitted),
             failed_by_reset: get(&counters.failed_by_reset),
+            warnings: get(&counters.warnings),
             pairs,
         }
     }

@@ -299,6 +299,8 @@ pub struct Counts {
     pub resubmitted: u64,
     /// Requests that failed because a reset could not submit them again.
     pub failed_by_reset: u64,
+    /// Errors and health warnings that the controller reported by itself.
+    pub warnings: u64,
     /// Commands, also of queue pairs that are gone.
     pub submitted: u64,
     /// Writes to doorbell registers, also of queue pairs that are gone.

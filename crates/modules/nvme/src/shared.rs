@@ -20,6 +20,8 @@ pub(crate) struct Counters {
     pub(crate) resubmitted: AtomicU64,
     /// Requests that failed because a reset could not submit them again.
     pub(crate) failed_by_reset: AtomicU64,
+    /// Errors and health warnings that the controller reported by itself.
+    pub(crate) warnings: AtomicU64,
 }
 
 /// Counters of the queue pairs that a core has had, one after the other. The reactor of the last one writes them. They never

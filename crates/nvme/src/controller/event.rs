@@ -114,8 +114,10 @@ pub enum ResetReason {
     CommandTimeout,
     /// An admin command was late.
     AdminTimeout,
-    /// CSTS.CFS is set, or the transport reported an error.
+    /// CSTS.CFS is set.
     Fatal,
+    /// The transport reported an error, for example an uncorrectable PCIe error.
+    BusError,
     /// CSTS.RDY is 0 although CC.EN is 1.
     NotReady,
     /// The controller paused (CSTS.PP) for longer than it claims to (MTFA).

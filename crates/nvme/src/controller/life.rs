@@ -163,7 +163,7 @@ impl Controller {
             self.events.push_back(Event::RemovalRequested);
         }
         if events.take_error() && self.is_ready() {
-            self.begin_reset(ResetReason::Fatal, now);
+            self.begin_reset(ResetReason::BusError, now);
         }
     }
 

@@ -82,6 +82,16 @@ impl AsyncEvent {
         }
     }
 
+    /// What the information byte of [`Self::Health`] warns of.
+    pub const fn health(info: u8) -> &'static str {
+        match info {
+            0 => "reliability",
+            1 => "temperature",
+            2 => "spare blocks",
+            _ => "another state of the drive",
+        }
+    }
+
     /// The log page whose reading lets the controller report this type of event again.
     pub const fn log_page(dw0: u32) -> u8 {
         (dw0 >> 16) as u8
@@ -105,6 +115,7 @@ mod tests {
         assert_eq!(AsyncEvent::decode(0x0102), AsyncEvent::FirmwareActivation);
         assert_eq!(AsyncEvent::decode(0x0300), AsyncEvent::Error(3));
         assert_eq!(AsyncEvent::decode(0x0101), AsyncEvent::Health(1));
+        assert_eq!(AsyncEvent::health(1), "temperature");
         assert_eq!(AsyncEvent::decode(0x0081_0106), AsyncEvent::SanitizeCompleted);
         assert_eq!(AsyncEvent::decode(0x0702), AsyncEvent::Other(0x0702));
     }

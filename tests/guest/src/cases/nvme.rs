@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 
 use super::{Case, Site, TIMEOUT};
 use crate::process::wait_until;
+use crate::vm::Report;
 use crate::{Nvme, Port, Vm};
 
 /// Binds a drive to VFIO and opens it, after the refusals that protect it. The second drive is a function of the same device, and
@@ -320,6 +321,22 @@ const MOVED: &str = include_str!("nvme/moved.sh");
 /// `arykd` in the guest, one of whose drives is pulled out without notice.
 const PULLED: &str = include_str!("nvme/pulled.sh");
 
+/// `arykd` in the guest, whose drives report events, and whose bus reports errors.
+const EVENTS: &str = include_str!("nvme/events.sh");
+
+/// Each line that the guest must print, in order.
+const HAPPENED: &[&str] = &[
+    "log: a health warning",
+    "warnings 1",
+    "warnings          temperature is outside of its thresholds",
+    "namespace 2 went: disks nv1n1",
+    "namespace 2 appeared: disks nv1n1 nv1n2",
+    "bus error 1: no request failed, reset by BusError",
+    "bus error 2: no request failed, reset by BusError",
+    "its writes may be lost: its disk was removed",
+    "detached",
+];
+
 /// A VM in the guest that returns pages of its memory, as a balloon does.
 const BALLOON: &str = include_str!("nvme/balloon.sh");
 
@@ -375,6 +392,7 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("nvme/plug", plug),
         Case::new("nvme/moved", moved),
         Case::new("nvme/pulled", pulled),
+        Case::new("nvme/events", events),
         Case::new("nvme/balloon", balloon),
         Case::new("nvme/fence", fence),
     ]
@@ -550,10 +568,41 @@ fn plug(site: &Site<'_>) -> Result<()> {
     Ok(())
 }
 
+/// A drive with two ports, one for the daemon and one for the guest's kernel, which warns of its temperature and whose namespaces
+/// come and go; and another drive, whose bus reports errors under load.
+fn events(site: &Site<'_>) -> Result<()> {
+    let mut vm = pluggable(site)?;
+    let mut option = |name: &str, value: String| vm.arguments.extend([name.to_owned(), value]);
+    for nsid in 1..=2 {
+        let image = site.path(&format!("shared-{nsid}.img"));
+        std::fs::File::create(&image)?.set_len(16 << 20)?;
+        let file = format!("file.driver=file,file.filename={}", image.display());
+        option("-blockdev", format!("driver=raw,node-name=shared{nsid},{file}"));
+    }
+    option("-device", "nvme-subsys,id=both".to_owned());
+    for slot in ["19.0", "1a.0"] {
+        option("-device", format!("nvme,id=at{slot},serial=aryk-both,subsys=both,addr=0x{slot}"));
+    }
+    for nsid in 1..=2 {
+        option("-device", format!("nvme-ns,drive=shared{nsid},bus=at19.0,nsid={nsid}"));
+    }
+    let mut guest = site.boot(&vm, EVENTS)?;
+    for error in ["DLP", "COMP_TIME", "DLP"] {
+        guest.wait_line("fail the bus", TIMEOUT)?;
+        guest.inject_pcie_error(0, error)?;
+    }
+    let report = guest.finish(TIMEOUT)?;
+    in_order(&report, HAPPENED)
+}
+
 /// Boots the VM with these programs, and checks that the script prints these lines in order.
 fn expect(site: &Site<'_>, mut vm: Vm, programs: Vec<PathBuf>, script: &str, lines: &[&str]) -> Result<()> {
     vm.programs.extend(programs);
-    let report = site.boot(&vm, script)?.finish(TIMEOUT)?;
+    in_order(&site.boot(&vm, script)?.finish(TIMEOUT)?, lines)
+}
+
+/// Checks that the script printed these lines in order; other lines may be between them.
+fn in_order(report: &Report, lines: &[&str]) -> Result<()> {
     let said = report.lines.join("\n");
     let mut printed = report.lines.iter();
     for expected in lines {

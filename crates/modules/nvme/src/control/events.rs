@@ -318,13 +318,23 @@ impl Thread {
 
     fn log_async(&self, event: AsyncEvent) {
         let controller = &self.shared.name;
+        if matches!(event, AsyncEvent::Error(_) | AsyncEvent::Health(_)) {
+            self.counters().warnings.fetch_add(1, Ordering::Relaxed);
+        }
         match event {
             AsyncEvent::NamespacesChanged | AsyncEvent::SanitizeCompleted => {}
             AsyncEvent::Error(code) => {
                 limited!(self.lines, error, controller, code, "the NVMe controller reports an error");
             }
             AsyncEvent::Health(code) => {
-                limited!(self.lines, warn, controller, code, "the NVMe controller reports a health warning");
+                let warning = AsyncEvent::health(code);
+                limited!(
+                    self.lines,
+                    warn,
+                    controller,
+                    warning,
+                    "the NVMe controller reports a health warning"
+                );
             }
             AsyncEvent::FirmwareActivation => {
                 tracing::info!(controller, "the NVMe controller activates firmware");
@@ -377,7 +387,8 @@ impl Thread {
                 self.shared.info().last_failure = Some(failure.to_string());
             }
         }
-        if now().since(self.ready_at) >= STABLE {
+        // A drive that was refused has the time that was left.
+        if driven.is_usable && now().since(self.ready_at) >= STABLE {
             self.away_until = None;
         }
         self.away_until.get_or_insert_with(|| now().after(self.config.grace));

@@ -205,6 +205,8 @@ struct Description {
     resubmitted: u64,
     /// Aryk only: requests that failed because a reset could not submit them again.
     failed_by_reset: u64,
+    /// Aryk only: errors and health warnings that the controller reported by itself.
+    warnings: u64,
     /// Aryk only: the queue pairs.
     queue_pairs: Vec<QueuePair>,
     /// Aryk only: the last reset.
@@ -378,6 +380,7 @@ fn describe(control: &Control, controller: &AttachedController) -> Description {
         retries: counts.retried,
         resubmitted: counts.resubmitted,
         failed_by_reset: counts.failed_by_reset,
+        warnings: counts.warnings,
         queue_pairs: counts.pairs.iter().filter_map(pair).collect(),
         last_reset: info.last_reset.map(last_reset),
         last_error: info.last_failure,

@@ -83,6 +83,7 @@ pub(crate) fn metrics(control: &Control) -> Vec<aryk_metrics::Nvme> {
             resets: counts.resets,
             aborts: counts.aborts,
             retries: counts.retried,
+            warnings: counts.warnings,
             commands: counts.submitted,
             doorbells: counts.doorbells,
             in_flight: sum(|pair| pair.in_flight),
