@@ -150,7 +150,7 @@ pub struct Unfinished {
 /// The end or the second submission of an [`Unfinished`] command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// The pair submits it again; its data must still be mapped.
+    /// The pair submits it again as it is; its data must still be mapped.
     Resubmit,
     /// The pair forgets it, and the caller fails it.
     Fail,
@@ -188,6 +188,8 @@ impl DmaEnded {
 pub struct Restart {
     pub(crate) qid: u16,
     pub(crate) controller: u64,
+    /// What the controller supports now: its firmware may be another.
+    pub(crate) sgl: SglSupport,
     pub(crate) doorbells: Doorbells,
 }
 
@@ -606,9 +608,10 @@ impl QueuePair {
     /// # Panics
     /// If `restart` is another pair's, or the pair was not rewound.
     pub fn resume(&mut self, restart: Restart, now: u64) {
-        let Restart { qid, controller, doorbells } = restart;
+        let Restart { qid, controller, sgl, doorbells } = restart;
         assert_eq!((qid, controller), (self.layout.qid, self.layout.controller), "another pair's restart");
         assert_eq!(self.state, State::Rewound, "a pair is rewound before it runs again");
+        self.layout.sgl = sgl;
         self.rung_before += self.tail.rung() + self.head.rung();
         [self.tail, self.head] = doorbells.split(qid);
         self.commands.restart_clock(now);

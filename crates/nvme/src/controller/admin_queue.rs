@@ -183,7 +183,8 @@ impl AdminQueue {
     /// commands.
     pub(super) fn rewind(&mut self, controller: u64, doorbells: &Doorbells, now: u64) -> Vec<u64> {
         self.pair.rewind(DmaEnded::new(0, controller), |_| Fate::Fail);
-        self.pair.resume(Restart { qid: 0, controller, doorbells: doorbells.clone() }, now);
+        self.pair
+            .resume(Restart { qid: 0, controller, sgl: SglSupport::None, doorbells: doorbells.clone() }, now);
         let waiters = self.pending.iter_mut().filter_map(Option::take);
         let number = |pending: Pending| match pending.waiter {
             Waiter::Owner(id) => Some(id),

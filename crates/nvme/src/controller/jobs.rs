@@ -10,6 +10,7 @@ use super::pairs::{Pair, has_room_for_shadows};
 use super::{Controller, Event, Failure, ListedNamespace, NamespaceChange, Stage};
 use crate::admin::{self, Command};
 use crate::claims::{ControllerInfo, Namespace, Unserved, claim};
+use crate::data::SglSupport;
 use crate::memory::DmaMemory;
 use crate::queue::{DmaEnded, QueuePair, Restart, Shadow};
 use crate::quirks;
@@ -501,7 +502,9 @@ impl Controller {
     /// Gives a pair whose queues now exist to its owner, for the first time or again.
     fn hand_out(&mut self, qid: u16) {
         let (doorbells, controller) = (self.doorbells(), self.id);
+        let sgl = self.info.as_ref().map_or(SglSupport::None, |info| info.sgl);
         let Some(pair) = self.pairs.iter_mut().find(|pair| pair.qid() == qid) else { return };
+        pair.shape.sgl = sgl;
         match pair.stage {
             Stage::Creating { is_wanted: true } => pair.stage = Stage::Live,
             Stage::Creating { is_wanted: false } => {
@@ -512,7 +515,7 @@ impl Controller {
             _ => return,
         }
         if pair.is_given_out {
-            self.events.push_back(Event::QueueReady(Restart { qid, controller, doorbells }));
+            self.events.push_back(Event::QueueReady(Restart { qid, controller, sgl, doorbells }));
         } else {
             pair.is_given_out = true;
             let created = QueuePair::new(pair.shape.layout(), &pair.memory, &doorbells);

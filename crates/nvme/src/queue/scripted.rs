@@ -144,7 +144,7 @@ impl Scripted {
         (self.cq_tail, self.phase) = (0, true);
         self.registers = registers();
         let doorbells = doorbells(&self.registers);
-        self.pair.resume(Restart { qid: QID, controller: CONTROLLER, doorbells }, now);
+        self.pair.resume(Restart { qid: QID, controller: CONTROLLER, sgl: SglSupport::None, doorbells }, now);
         kept
     }
 }

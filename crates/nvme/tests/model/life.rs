@@ -232,7 +232,7 @@ fn requests_of_the_transport_are_passed_on() {
     rig.model.request_removal();
     rig.run_until(&mut Nobody, SECOND, |rig| rig.has(&Note::RemovalRequested));
     rig.model.report_error();
-    rig.run_until(&mut Nobody, 5 * SECOND, |rig| rig.has(&Note::Quiesce(ResetReason::Fatal)));
+    rig.run_until(&mut Nobody, 5 * SECOND, |rig| rig.has(&Note::Quiesce(ResetReason::BusError)));
     rig.run_until(&mut Nobody, 5 * SECOND, |rig| rig.has(&Note::Recovered));
 }
 
@@ -503,6 +503,37 @@ fn transfers_stay_as_long_as_the_lists_of_the_pairs_that_are_there() {
     rig.controller.reset(ResetReason::Request, now);
     rig.run_until(&mut Nobody, 20 * SECOND, |rig| rig.has(&Note::Recovered));
     assert_eq!(transfer_max(&rig), 131_072);
+}
+
+#[test]
+fn commands_use_sgls_only_where_the_firmware_that_runs_has_them() {
+    let mut rig = Rig::ready(config(), &[16]);
+    let buffer = rig.buffer(8192);
+    // Only an SGL describes a piece that ends within a page, and is not the last.
+    let data = [(512, 512), (4096, 3584)].map(|(at, len)| Piece { iova: buffer.iova + at, len });
+    let mut keeper = Keeper::default();
+    for (token, (sgls, is_fit)) in (1..).zip([(None, true), (Some(0), false), (Some(1), true)]) {
+        if let Some(sgls) = sgls {
+            let bytes = u32::to_le_bytes(sgls).to_vec();
+            rig.model.with(|model| model.faults().patch_identify(Patch { cns: 1, offset: 536, bytes }));
+            rig.notes.clear();
+            let now = rig.now;
+            rig.controller.reset(ResetReason::Request, now);
+            rig.run_until(&mut keeper, 20 * SECOND, |rig| rig.has(&Note::Recovered));
+            rig.run_for(&mut keeper, 10 * MS, MS);
+        }
+        let info = rig.controller.info().unwrap();
+        let namespace = rig.controller.namespaces()[0].namespace.as_ref().unwrap();
+        let entry = aryk_nvme::io::Commands::new(namespace, info).read(0, 1).unwrap();
+        let now = rig.now;
+        let submitted = rig.pairs[0].submit(entry, &data, token, now);
+        assert_eq!(submitted.is_ok(), is_fit, "SGLS {sgls:?}: {submitted:?}");
+        rig.pairs[0].flush();
+        rig.run_until(&mut keeper, SECOND, |rig| rig.pairs[0].in_flight() == 0);
+        let status = keeper.of(token).map(|done| done.status);
+        assert_eq!(status.is_some_and(|status| status.is_success()), is_fit, "SGLS {sgls:?}: {status:?}");
+    }
+    rig.assert_clean();
 }
 
 #[test]
