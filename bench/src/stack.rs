@@ -105,7 +105,7 @@ pub fn run(case: &str, batches: u32) -> Result<()> {
     let case = CASES.into_iter().find(|known| known.name == case).context("no such case")?;
     let now = Arc::new(AtomicU64::new(0));
     let mut stack = Stack::start(case, Clock::Virtual(Arc::clone(&now)))?;
-    let ran = stack.run_batches(batches, &now);
+    let ran = stack.run_batches(batches, &now, turn);
     stack.end()?;
     ran
 }
@@ -162,13 +162,18 @@ impl Stack {
         self.drive.map_or(Ok(()), Drive::end)
     }
 
-    fn run_batches(&mut self, batches: u32, now: &AtomicU64) -> Result<()> {
+    fn run_batches(
+        &mut self,
+        batches: u32,
+        now: &AtomicU64,
+        mut turn: impl FnMut(&mut Reactor) -> bool,
+    ) -> Result<()> {
         for _ in 0..batches {
             self.guest.offer();
             let mut turns = 0;
             while !self.guest.is_answered() {
                 now.store(Nanos(now.load(Ordering::Relaxed)).after(TURN).0, Ordering::Relaxed);
-                self.turn();
+                turn(&mut self.reactor);
                 if let Some(model) = self.model() {
                     model.step(0);
                 }
@@ -308,7 +313,11 @@ fn start_queue(
 
 #[cfg(test)]
 mod tests {
-    use super::{CASES, run};
+    use super::{CASES, Case, Module, NULL_READ, Stack, run, turn};
+    use allocation_counter::measure;
+    use aryk_reactor::Clock;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
 
     #[test]
     fn every_case_runs() {
@@ -316,5 +325,26 @@ mod tests {
             run(case.name, 100).unwrap_or_else(|error| panic!("{}: {error:#}", case.name));
         }
         assert!(run("none/such", 1).is_err());
+    }
+
+    #[test]
+    fn a_request_of_a_guest_to_an_nvme_drive_allocates_nothing() {
+        let counted = measure(|| drop(std::hint::black_box(Vec::<u8>::with_capacity(1))));
+        assert_eq!(counted.count_total, 1, "it counts");
+        for (depth, write) in [(1, false), (1, true), (32, false), (32, true)] {
+            let case = Case { module: Module::Nvme, depth, write, ..NULL_READ };
+            let now = Arc::new(AtomicU64::new(0));
+            let mut stack = Stack::start(case, Clock::Virtual(Arc::clone(&now))).unwrap();
+            stack.run_batches(1_000, &now, turn).unwrap();
+            let mut allocations = 0;
+            // Without those of the model, which runs between the turns.
+            let ran = stack.run_batches(1_000, &now, |reactor| {
+                let mut did_work = false;
+                allocations += measure(|| did_work = turn(reactor)).count_total;
+                did_work
+            });
+            ran.and(stack.end()).unwrap();
+            assert_eq!(allocations, 0, "{depth} in flight, writes: {write}");
+        }
     }
 }

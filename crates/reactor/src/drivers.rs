@@ -130,19 +130,19 @@ impl Drivers {
     /// Checks what holds between two turns. Called in debug builds.
     pub fn check_invariants(&self) {
         let made = |(_, place): (Key, &Place)| place.made.as_ref().map(|made| made.entry.state.get());
-        let states: Vec<State> = self.places.iter().filter_map(made).collect();
-        assert_eq!(states.len(), self.places.len() as usize, "a driver is made within one turn");
-        let active = states.iter().filter(|&&state| state == State::Active).count();
+        let states = || self.places.iter().filter_map(made);
+        assert_eq!(states().count(), self.places.len() as usize, "a driver is made within one turn");
+        let active = states().filter(|&state| state == State::Active).count();
         assert_eq!(active, self.active.len(), "an active driver is reaped once in each turn");
         assert!(
             self.active.iter().all(|entry| entry.state.get() == State::Active),
             "a parked driver is reaped"
         );
         let waited_for = State::Parked { has_requests: true };
-        let parked = states.iter().filter(|&&state| state == waited_for).count();
+        let parked = states().filter(|&state| state == waited_for).count();
         assert_eq!(parked, self.parked_with_requests as usize, "parked drivers with requests in flight");
         let is_found = |(key, place): (Key, &Place)| self.by_key.get(&place.key) == Some(&DriverId(key));
-        assert_eq!(self.by_key.len(), states.len(), "each driver has one key");
+        assert_eq!(self.by_key.len(), states().count(), "each driver has one key");
         assert!(self.places.iter().all(is_found), "a driver is not found by its key");
     }
 
