@@ -56,8 +56,8 @@ const RETURN_INTERVAL: Duration = Duration::from_millis(250);
 pub(crate) enum Command {
     /// Creates a queue pair for a reactor, unless it has one.
     Prepare { reactor: Handle, reply: oneshot::Sender<Result<(), OpenError>> },
-    /// A reactor has a queue pair now, or cannot watch its interrupt.
-    Installed { qid: u16, result: std::io::Result<()> },
+    /// A reactor has a queue pair now; whether it can watch its interrupt.
+    Installed { qid: u16, watched: std::io::Result<()> },
     /// A pair has stopped submitting.
     Quiesced(u16),
     /// A pair has taken the completions that came before the end of DMA. What it has changed lately.
@@ -335,9 +335,13 @@ impl Thread {
         self.leave_reactors();
         // What could not be created before.
         self.create_pairs();
+        self.end_without_pairs();
         let Life::Driven(driven) = &self.life else { return Some(RETURN_INTERVAL) };
-        let now = now().0;
-        Some(Duration::from_nanos(driven.controller.next_poll(now).saturating_sub(now).min(WATCH_IDLE)))
+        let (now, most) = match self.pairs.failing_for(now()) {
+            Some(_) => (now().0, RETURN_INTERVAL),
+            None => (now().0, Duration::from_nanos(WATCH_IDLE)),
+        };
+        Some(Duration::from_nanos(driven.controller.next_poll(now).saturating_sub(now)).min(most))
     }
 
     /// Opens the function, and begins to start its controller.
@@ -391,7 +395,7 @@ impl Thread {
     fn execute(&mut self, command: Command) {
         match command {
             Command::Prepare { reactor, reply } => self.prepare(reactor, reply),
-            Command::Installed { qid, result } => self.installed(qid, result),
+            Command::Installed { qid, watched } => self.installed(qid, &watched),
             Command::Quiesced(qid) => self.with_controller(|controller| controller.queue_quiesced(qid)),
             Command::Reaped { qid, history } => self.reaped(qid, history),
             Command::Rewound { qid, is_end } => self.rewound(qid, is_end),
@@ -561,8 +565,9 @@ impl Thread {
         self.is_stopping = true;
         self.set_phase(Phase::Stopping);
         // A controller that is away does not answer any more: what waits for it fails.
-        if matches!(self.life, Life::Opening) {
-            self.pairs.remove_all(&self.shared);
+        match self.life {
+            Life::Opening => self.pairs.remove_all(&self.shared),
+            Life::Driven(_) => self.pairs.remove_wanted(&self.shared),
         }
         let (registry, names) = (Arc::clone(self.env.registry()), self.disks.names());
         let sender = self.sender.clone();

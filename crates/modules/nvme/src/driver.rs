@@ -11,7 +11,7 @@ mod attempt;
 mod reset;
 
 pub(crate) use reset::{
-    install, leave_if_unused, open, quiesce, reap_last, remove, restart_clock, resume, retire, rewind,
+    Cause, install, leave_if_unused, open, quiesce, reap_last, remove, restart_clock, resume, retire, rewind,
 };
 
 use crate::control::Command;
@@ -78,6 +78,8 @@ struct Request {
     is_aborted: bool,
     /// A reset has kept it, and it has not ended since.
     is_kept: bool,
+    /// Resets after failures of the controller that have kept it.
+    replays: u8,
     /// Time of its first attempt; 0 before.
     first_attempt: u64,
     /// Its bounce buffer.
@@ -214,6 +216,7 @@ impl PairDriver {
             attempts: 0,
             is_aborted: false,
             is_kept: false,
+            replays: 0,
             first_attempt: 0,
             pages: Pages::NONE,
         };

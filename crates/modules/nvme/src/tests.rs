@@ -4,6 +4,7 @@ mod conformance;
 mod memory;
 mod odd;
 mod recovery;
+mod replay;
 mod sleep;
 mod tools;
 

@@ -1,11 +1,12 @@
 //! The events of a controller.
 
 use super::{Command, HEALTH_INTERVAL, Life, Next, STABLE, Thread, WATCH_BUSY, WATCH_IDLE, now, watch};
+use crate::driver::Cause;
 use crate::memory::Registrar;
 use crate::{Dma, LastReset, Phase};
 use aryk_bdev::Attachment;
 use aryk_log_limit::limited;
-use aryk_nvme::controller::{End, Event, Failure, NamespaceChange, RecoveryStep};
+use aryk_nvme::controller::{End, Event, Failure, NamespaceChange, RecoveryStep, ResetReason};
 use aryk_nvme::spec::feature::AsyncEvent;
 use aryk_nvme::spec::register::Shutdown;
 use rustix::event::{EventfdFlags, eventfd};
@@ -27,8 +28,7 @@ impl Thread {
         if !self.is_over() {
             return Next::Run;
         }
-        let is_end = true;
-        self.pairs.rewind_if_complete(&self.shared, is_end);
+        self.pairs.rewind_if_complete(&self.shared, Cause::End);
         self.pairs.retire(&self.shared);
         if self.pairs.are_given_out() { Next::Run } else { self.retire() }
     }
@@ -60,6 +60,18 @@ impl Thread {
     /// Whether the controller has ended, and only reactors have to be waited for.
     pub(super) const fn is_over(&self) -> bool {
         matches!(&self.life, Life::Driven(driven) if driven.end.is_some())
+    }
+
+    /// Why the commands of pairs end now.
+    pub(super) fn cause(&self) -> Cause {
+        let is_request = |reset: &LastReset| reset.reason == ResetReason::Request;
+        if self.is_over() {
+            Cause::End
+        } else if self.shared.info().last_reset.as_ref().is_some_and(is_request) {
+            Cause::Request
+        } else {
+            Cause::Failure
+        }
     }
 
     fn act(&mut self, event: Event) {

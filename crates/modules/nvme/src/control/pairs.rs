@@ -1,16 +1,18 @@
 //! The queue pairs of all reactors, as the control thread knows them.
 
-use super::{Command, Life, Thread};
-use crate::driver::{self, Live};
+use super::{Command, Life, RETURN_INTERVAL, Thread, now};
+use crate::driver::{self, Cause, Live};
 use crate::pool::Pool;
 use crate::shared::Shared;
 use aryk_bdev::OpenError;
+use aryk_log_limit::limited;
 use aryk_nvme::controller::{PairRequest, Refused};
 use aryk_nvme::queue::{DmaEnded, QueuePair, Restart};
 use aryk_nvme::replay::History;
 use aryk_pci::VectorMask;
-use aryk_reactor::{Cx, Handle};
+use aryk_reactor::{Cx, Handle, Nanos};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -46,6 +48,15 @@ struct Pair {
     rewind: Rewind,
     /// Requests that the last reset kept have not ended.
     is_replaying: bool,
+    failing: Option<Failing>,
+}
+
+/// A reactor that may have requests gets no pair, although the controller is ready.
+#[derive(Clone, Copy)]
+struct Failing {
+    since: Nanos,
+    /// When the next attempt is made.
+    again: Nanos,
 }
 
 /// The pair's part in a reset, from the end of DMA to the decision about its commands.
@@ -73,6 +84,7 @@ impl Pair {
             waiters: Vec::new(),
             rewind: Rewind::None,
             is_replaying: false,
+            failing: None,
         }
     }
 
@@ -121,20 +133,16 @@ impl Pairs {
         self.pairs.iter_mut().find(|pair| pair.qid() == Some(qid))
     }
 
-    pub(super) fn installed(&mut self, qid: u16, result: std::io::Result<()>) {
+    fn installed(&mut self, qid: u16, is_watched: bool) {
         let Some(pair) = self.find(qid) else { return };
-        match result {
-            Ok(()) => {
-                if matches!(pair.stage, Stage::Installing(_)) {
-                    pair.stage = Stage::Installed(qid);
-                }
-                pair.has_driver = true;
-                pair.answer(&Ok(()));
-            }
-            Err(error) => {
-                pair.answer(&Err(OpenError::Unavailable(format!("cannot watch an interrupt: {error}"))))
-            }
+        if matches!(pair.stage, Stage::Installing(_)) {
+            pair.stage = Stage::Installed(qid);
         }
+        if !is_watched {
+            pair.watched = None;
+        }
+        (pair.has_driver, pair.failing) = (true, None);
+        pair.answer(&Ok(()));
     }
 
     /// Sends each pair that a reactor has the first step of a reset.
@@ -171,7 +179,7 @@ impl Pairs {
     }
 
     /// Lets the pairs of a reset decide about their commands, once all have reported what they have changed.
-    pub(super) fn rewind_if_complete(&mut self, shared: &Arc<Shared>, is_end: bool) {
+    pub(super) fn rewind_if_complete(&mut self, shared: &Arc<Shared>, cause: Cause) {
         if self.pairs.iter().any(|pair| matches!(pair.rewind, Rewind::Reaping(_))) {
             return;
         }
@@ -188,10 +196,10 @@ impl Pairs {
                 continue;
             };
             let is_deleted = matches!(pair.stage, Stage::Deleting(_));
-            let is_end = is_end || is_deleted;
+            let cause = if is_deleted { Cause::End } else { cause };
             pair.is_replaying = !is_deleted;
             let (histories, shared) = (Arc::clone(&histories), Arc::clone(shared));
-            pair.send(move |cx| driver::rewind(&shared, proof, &histories, is_end, cx));
+            pair.send(move |cx| driver::rewind(&shared, proof, &histories, cause, cx));
         }
     }
 
@@ -208,20 +216,24 @@ impl Pairs {
         }
     }
 
-    /// A pair has decided about its commands. With `is_end`, its reactor has none any more.
-    fn rewound(&mut self, shared: &Shared, qid: u16, is_end: bool) {
-        let Some(index) = self.pairs.iter().position(|pair| pair.qid() == Some(qid)) else { return };
+    /// A pair has decided about its commands. With `is_end`, its reactor has none any more. Returns whether that was awaited: the
+    /// deletion of a pair that a reset had ended has a proof of its own, with which the pair decides once more.
+    fn rewound(&mut self, shared: &Shared, qid: u16, is_end: bool) -> bool {
+        let is_it = |pair: &Pair| pair.qid() == Some(qid) && matches!(pair.rewind, Rewind::Deciding);
+        let Some(index) = self.pairs.iter().position(is_it) else { return false };
         self.pairs[index].rewind = Rewind::None;
-        if !is_end {
-            return;
+        if is_end {
+            shared.remove_pair(qid);
+            if matches!(self.pairs[index].stage, Stage::Deleting(_)) {
+                let pair = self.pairs.swap_remove(index);
+                self.remove(shared, pair);
+            } else {
+                self.pairs[index].stage = Stage::Wanted;
+            }
         }
-        shared.remove_pair(qid);
-        if matches!(self.pairs[index].stage, Stage::Deleting(_)) {
-            let pair = self.pairs.swap_remove(index);
-            self.remove(shared, pair);
-        } else {
-            self.pairs[index].stage = Stage::Wanted;
-        }
+        // The others do not wait for a pair that has left.
+        self.open_if_replayed(shared);
+        true
     }
 
     /// Whether a reactor still has a pair.
@@ -232,6 +244,7 @@ impl Pairs {
     /// Pairs that were being created when the controller ended are wanted again.
     pub(super) fn forget_creations(&mut self) {
         for pair in &mut self.pairs {
+            pair.failing = None;
             if matches!(pair.stage, Stage::Creating(_)) {
                 pair.stage = Stage::Wanted;
             }
@@ -267,6 +280,19 @@ impl Pairs {
         pair.answer(&Err(OpenError::Removed));
         self.leaving.push(pair.sending);
         self.leaving.retain(|sending| !sending.is_finished());
+    }
+
+    /// Removes the reactors that have no pair: their requests fail.
+    pub(super) fn remove_wanted(&mut self, shared: &Shared) {
+        let wanted = self.pairs.extract_if(.., |pair| matches!(pair.stage, Stage::Wanted));
+        let wanted: Vec<Pair> = wanted.collect();
+        wanted.into_iter().for_each(|pair| self.remove(shared, pair));
+        self.open_if_replayed(shared);
+    }
+
+    /// How long a reactor that may have requests has got no pair, although the controller is ready.
+    pub(super) fn failing_for(&self, now: Nanos) -> Option<Duration> {
+        self.pairs.iter().filter_map(|pair| Some(now.since(pair.failing?.since))).max()
     }
 
     /// Removes the pairs of all reactors, which have been retired.
@@ -354,9 +380,10 @@ impl Thread {
         if !driven.is_usable || !driven.controller.is_ready() {
             return;
         }
-        let mut refusals = Vec::new();
+        let (now, mut refusals) = (now(), Vec::new());
         for (index, pair) in self.pairs.pairs.iter_mut().enumerate() {
-            if !matches!(pair.stage, Stage::Wanted) {
+            if !matches!(pair.stage, Stage::Wanted) || pair.failing.is_some_and(|failing| failing.again > now)
+            {
                 continue;
             }
             // Vector 0 is the admin queue's; queue N has vector N.
@@ -378,7 +405,10 @@ impl Thread {
         let is_coming = |pair: &Pair| matches!(pair.stage, Stage::Creating(_) | Stage::Installing(_));
         let has_none = matches!(refused, Refused::NoPair(_));
         // A reactor with a driver may have requests, which wait for its own pair.
-        if pairs[index].has_driver || has_none && pairs.iter().any(is_coming) {
+        if pairs[index].has_driver {
+            return self.retry_later(index, &refused.to_string());
+        }
+        if has_none && pairs.iter().any(is_coming) {
             return;
         }
         let is_owner = |pair: &&Pair| {
@@ -438,21 +468,18 @@ impl Thread {
         pair.stage = Stage::Installing(qid);
         let shared = Arc::clone(&self.shared);
         pair.send(move |cx| {
-            let result = driver::install(&shared, live, interrupt, is_gated, cx);
-            shared.send(Command::Installed { qid, result });
+            let watched = driver::install(&shared, live, interrupt, is_gated, cx);
+            shared.send(Command::Installed { qid, watched });
         });
         Ok(())
     }
 
-    pub(super) fn installed(&mut self, qid: u16, result: std::io::Result<()>) {
-        if let Err(error) = &result {
-            tracing::warn!(controller = self.shared.name, qid, %error, "a reactor cannot watch an interrupt");
+    pub(super) fn installed(&mut self, qid: u16, watched: &std::io::Result<()>) {
+        if let Err(error) = watched {
+            let controller = &self.shared.name;
+            limited!(self.lines, warn, controller, qid, %error, "a reactor cannot watch an interrupt: it polls");
         }
-        let has_failed = result.is_err();
-        self.pairs.installed(qid, result);
-        if has_failed {
-            self.delete_pair(qid);
-        }
+        self.pairs.installed(qid, watched.is_ok());
         self.create_pairs();
     }
 
@@ -463,6 +490,7 @@ impl Thread {
         let Life::Driven(driven) = &self.life else { return };
         let delays = driven.controller.info().map_or([0; 3], |info| info.retry_delays);
         if let Some(pair) = self.pairs.find(qid) {
+            let mask = mask.filter(|_| pair.watched == Some(qid));
             pair.send(move |cx| driver::resume(key, restart, mask, delays, cx));
         }
     }
@@ -479,20 +507,47 @@ impl Thread {
         let pair = &mut self.pairs.pairs[index];
         pair.stage = Stage::Wanted;
         let reason = format!("the controller creates no queue pair: {reason}");
+        if pair.has_driver {
+            self.retry_later(index, &reason);
+        }
+        let pair = &mut self.pairs.pairs[index];
         pair.answer(&Err(OpenError::Unavailable(reason)));
         if !pair.has_driver {
             self.pairs.pairs.swap_remove(index);
         }
     }
 
+    /// A reactor that may have requests gets no pair now. Another attempt follows, until the grace time is over.
+    fn retry_later(&mut self, index: usize, reason: &str) {
+        let (controller, now) = (&self.shared.name, now());
+        let pair = &mut self.pairs.pairs[index];
+        let since = pair.failing.map_or(now, |failing| failing.since);
+        pair.failing = Some(Failing { since, again: now.after(RETURN_INTERVAL) });
+        let core = pair.handle.core();
+        limited!(self.lines, error, controller, core, reason, "a core gets no queue pair: its requests wait");
+        self.shared.info().last_failure = Some(format!("core {core} gets no queue pair: {reason}"));
+    }
+
+    /// Gives the controller up if a reactor has got no pair for the grace time: its requests would wait for ever, and those of
+    /// other reactors with them.
+    pub(super) fn end_without_pairs(&mut self) {
+        let Some(failing_for) = self.pairs.failing_for(now()) else { return };
+        if failing_for >= self.config.grace && !self.is_stopping {
+            let controller = &self.shared.name;
+            tracing::error!(controller, "a core has got no queue pair in time: the disks are removed");
+            self.begin_to_stop();
+        }
+    }
+
     pub(super) fn reaped(&mut self, qid: u16, history: Box<History>) {
         self.pairs.reaped(qid, history);
-        self.pairs.rewind_if_complete(&self.shared, self.is_over());
+        self.pairs.rewind_if_complete(&self.shared, self.cause());
     }
 
     pub(super) fn rewound(&mut self, qid: u16, is_end: bool) {
-        self.pairs.rewound(&self.shared, qid, is_end);
-        self.with_controller(|controller| controller.queue_rewound(qid));
+        if self.pairs.rewound(&self.shared, qid, is_end) {
+            self.with_controller(|controller| controller.queue_rewound(qid));
+        }
     }
 
     pub(super) fn replayed(&mut self, qid: u16) {
@@ -527,7 +582,7 @@ impl Thread {
         }
         if !ended.is_empty() {
             // The others do not wait for it.
-            self.pairs.rewind_if_complete(&self.shared, self.is_over());
+            self.pairs.rewind_if_complete(&self.shared, self.cause());
             self.pairs.open_if_replayed(&self.shared);
         }
     }

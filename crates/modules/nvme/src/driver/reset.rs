@@ -16,11 +16,26 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// Resets after failures of the controller that keep a request. The request may be what the controller fails at, and requests of
+/// all VMs wait until the requests that a reset kept have ended.
+const REPLAYS_MAX: u8 = 2;
+
+/// Why the commands of a pair end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// A reset that a caller asked for.
+    Request,
+    /// A reset because the controller failed, perhaps at one of the commands.
+    Failure,
+    /// The end of the pair, or of the controller.
+    End,
+}
+
 /// Gives a reactor a pair: its first, or the one of a controller that has come back. With `is_gated`, a new pair starts requests
 /// when [`open`] is called. `interrupt` is watched from now on.
 ///
 /// # Errors
-/// The interrupt cannot be watched; the reactor has returned the pair ([`Command::Retired`]).
+/// The interrupt cannot be watched: it stays masked, and the reactor polls while requests are in flight.
 pub(crate) fn install(
     shared: &Arc<Shared>,
     live: Box<Live>,
@@ -35,17 +50,13 @@ pub(crate) fn install(
         driver.gate = if is_gated { Gate::Closed } else { Gate::Open };
         Ok::<_, Infallible>(driver)
     });
-    if let Some(fd) = interrupt
-        && let Err(error) = cx.watch_driver(fd, driver.id())
-    {
-        let mut pair = driver.activate(cx);
-        if let Some(live) = live.or_else(|| pair.take_live()) {
-            shared.send(Command::Retired(live));
-        }
-        return Err(error);
+    let watched = interrupt.map_or(Ok(()), |fd| cx.watch_driver(fd, driver.id()).map(drop));
+    let mut pair = driver.activate(cx);
+    if watched.is_err() {
+        let of_driver = if let Life::Live(live) = &mut pair.life { Some(live) } else { None };
+        live.as_mut().or(of_driver).iter_mut().for_each(|live| live.mask = None);
     }
     if let Some(live) = live {
-        let mut pair = driver.activate(cx);
         for (_, channel) in pair.channels.iter_mut() {
             channel.lookup = live.memory.as_ref().map(|memory| memory.lookup());
             channel.commands = channel.namespace.commands();
@@ -53,8 +64,9 @@ pub(crate) fn install(
         pair.life = Life::Live(live);
         pair.begin_replay(cx);
     }
+    drop(pair);
     cx.local_state::<Pairs>().0.borrow_mut().insert(key, driver);
-    Ok(())
+    watched
 }
 
 /// Step 1 of a reset: no more submissions.
@@ -83,12 +95,12 @@ pub(crate) fn rewind(
     shared: &Shared,
     proof: DmaEnded,
     histories: &[Box<History>],
-    is_end: bool,
+    cause: Cause,
     cx: &mut Cx,
 ) {
-    let qid = proof.qid();
+    let (qid, is_end) = (proof.qid(), cause == Cause::End);
     let rewound = with_driver(shared.key, cx, |driver, cx| {
-        driver.rewind(proof, histories, cx);
+        driver.rewind(proof, histories, cause, cx);
         if is_end {
             driver.retire();
         }
@@ -122,18 +134,19 @@ impl PairDriver {
         }
     }
 
-    fn rewind(&mut self, proof: DmaEnded, histories: &[Box<History>], cx: &mut Cx) {
+    fn rewind(&mut self, proof: DmaEnded, histories: &[Box<History>], cause: Cause, cx: &mut Cx) {
         let Life::Live(live) = &mut self.life else { return };
         let histories: Vec<&History> = histories.iter().map(|history| &**history).collect();
         let (mut kept, mut failed) = (Vec::new(), Vec::new());
-        let requests = &self.requests;
+        let requests = &mut self.requests;
         live.pair.rewind(proof, |unfinished| {
             let key = Key::from_raw(unfinished.token);
+            let request = requests.get_mut(key).expect("a command in flight is of a request");
             // The first attempt may have taken effect as well as the last.
-            let submitted = requests.get(key).map_or(0, |request| request.first_attempt);
-            let unfinished = Unfinished { submitted, ..*unfinished };
+            let unfinished = Unfinished { submitted: request.first_attempt, ..*unfinished };
             let fate = replay::decide(&unfinished, &histories);
-            if fate == Fate::Resubmit {
+            request.replays += u8::from(cause == Cause::Failure);
+            if fate == Fate::Resubmit && request.replays <= REPLAYS_MAX {
                 kept.push(key)
             } else {
                 failed.push(key)
@@ -143,7 +156,10 @@ impl PairDriver {
         });
         self.is_armed = false;
         self.gate = Gate::Closed;
-        let starved = std::mem::take(&mut self.starved);
+        // The requests that an earlier reset kept come first: while they have not ended, no other is started.
+        let is_kept = |key: &Key| self.requests.get(*key).is_some_and(|request| request.is_kept);
+        let (starved_kept, starved): (Vec<_>, Vec<_>) = self.starved.drain(..).partition(is_kept);
+        starved_kept.into_iter().rev().for_each(|key| self.waiting.push_front(key));
         self.waiting.extend(starved);
         for key in failed {
             self.fail_by_reset(key, cx);

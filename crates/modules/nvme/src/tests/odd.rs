@@ -3,6 +3,7 @@
 use aryk_dma::DmaRange;
 use aryk_nvme_model::Model;
 use aryk_pci::{Events, Function, PciError, PendingMap, Registers, VectorMask, Width};
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
@@ -17,12 +18,19 @@ pub(super) struct Odd {
     has_no_masks: bool,
     /// The memory of which pieces were mapped, by address, in order.
     pub(super) pieces: Mutex<Vec<u64>>,
+    /// Memory of so many bytes is not mapped.
+    pub(super) refused: Mutex<Range<u64>>,
 }
 
 impl Odd {
     /// A function that maps memory in pieces.
     pub(super) fn slow(model: &Arc<Model>) -> Self {
-        Self { model: Arc::clone(model), has_no_masks: false, pieces: Mutex::default() }
+        Self {
+            model: Arc::clone(model),
+            has_no_masks: false,
+            pieces: Mutex::default(),
+            refused: Mutex::default(),
+        }
     }
 }
 
@@ -52,6 +60,9 @@ impl Function for Odd {
     }
 
     fn map(&self, memory: &DmaRange) -> Result<u64, PciError> {
+        if self.refused.lock().unwrap().contains(&memory.len()) {
+            return Err(PciError::Os { what: "a mapping", errno: rustix::io::Errno::NOMEM });
+        }
         self.model.map(memory)
     }
 

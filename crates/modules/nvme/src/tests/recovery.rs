@@ -10,13 +10,13 @@ use aryk_nvme_model as model;
 use aryk_nvme_model::{Action, Config, Data, Distortion, NamespaceConfig, Queue, Rule, Timing};
 use std::time::Duration;
 
-const BLOCK: u32 = 4096;
+pub(super) const BLOCK: u32 = 4096;
 /// Opcodes of the NVM command set.
-const WRITE: u8 = 1;
-const READ: u8 = 2;
+pub(super) const WRITE: u8 = 1;
+pub(super) const READ: u8 = 2;
 
 /// A drive that takes some time for each request, in any order, and loses nothing.
-fn slow() -> Config {
+pub(super) fn slow() -> Config {
     Config {
         data: Data::KeptDurable,
         timing: Timing { io: 20_000..=200_000, ..Timing::IMMEDIATE },
@@ -24,7 +24,7 @@ fn slow() -> Config {
     }
 }
 
-fn with(config: Config, change: impl FnOnce(&mut Attach)) -> OnModel {
+pub(super) fn with(config: Config, change: impl FnOnce(&mut Attach)) -> OnModel {
     OnModel::with(Env::default(), config, |attach| {
         attach.dma = Dma::Pin;
         change(attach);
@@ -32,22 +32,22 @@ fn with(config: Config, change: impl FnOnce(&mut Attach)) -> OnModel {
 }
 
 /// Limits that a test waits for. The thread of a model that other programs keep from running stays within them.
-fn impatient(attach: &mut Attach) {
+pub(super) fn impatient(attach: &mut Attach) {
     attach.options.io = Timeouts { command: SECOND / 2, grace: SECOND / 4 };
 }
 
-fn open(on: &OnModel, bench: &mut Bench) -> Opener {
+pub(super) fn open(on: &OnModel, bench: &mut Bench) -> Opener {
     bench.open(on.env.registry(), "nvn1", Access::Exclusive, 128, 8 * BLOCK)
 }
 
 /// Submits writes to blocks of their own.
-fn write_all(disk: &mut Opener, seed: u64, bench: &mut Bench) {
+pub(super) fn write_all(disk: &mut Opener, seed: u64, bench: &mut Bench) {
     for i in 0..64 {
         disk.write(8 * i, &contents(seed, 8 * i, 4, BLOCK), Shape::Crossing, bench);
     }
 }
 
-fn read_all(disk: &mut Opener, seed: u64, bench: &mut Bench) {
+pub(super) fn read_all(disk: &mut Opener, seed: u64, bench: &mut Bench) {
     for i in 0..64 {
         disk.read(8 * i, 4, Shape::Odd, bench);
         let outcome = disk.finish(bench);

@@ -5,12 +5,16 @@ use crate::Dma;
 use aryk_bdev::{Access, AsyncChannel, Blocks, Env, Lba, Registry};
 use aryk_bdev_conformance::{block_on, contents};
 use aryk_dma::Buffer;
-use aryk_nvme_model::{Config, Timing};
+use aryk_nvme_model::{Action, Config, Queue, Rule, Timing};
 use aryk_reactor::{CoreSet, Handle, Options, Reactors, SleepPolicy};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
 const REQUESTS: usize = 30;
+/// Opcode of Create I/O Completion Queue.
+const CREATE_CQ: u8 = 5;
+/// Opcode of Write.
+const WRITE: u8 = 1;
 
 /// Writes and reads blocks of its own, one after the other, on a reactor.
 fn exercise(on: &OnModel, handle: &Handle, first: u64) -> oneshot::Receiver<()> {
@@ -66,6 +70,42 @@ fn a_reactor_that_sleeps_is_woken_by_each_completion() {
     // A masked vector may signal once more when it is unmasked.
     assert!((2 * REQUESTS as u64..=4 * REQUESTS as u64).contains(&interrupts), "{interrupts} interrupts");
     assert!(awake < 500, "awake for {awake} of 1000");
+}
+
+#[test]
+fn a_reactor_that_is_removed_during_a_replay_holds_up_no_other() {
+    let cores = CoreSet::allowed();
+    assert!(cores.iter().count() > 1, "a test of two reactors");
+    let options = Options { cores: cores.iter().take(2).collect(), ..Options::default() };
+    let reactors = Reactors::start(&options).unwrap();
+    let env = Env::new(Arc::new(Registry::new()), &reactors);
+    let on = OnModel::with(env, Config::default(), |attach| attach.dma = Dma::Pin);
+    let handles = reactors.handles();
+    for (handle, first) in handles.iter().zip([0, 1000]) {
+        block_on(exercise(&on, handle, first)).unwrap();
+    }
+    let controller = on.controllers.find("nv").unwrap();
+    let of_first = || controller.counts().pairs[0];
+    let completed = of_first().completed;
+    // The first reactor replays a write; a second later, the queues of the second reactor are created.
+    on.model.with(|model| {
+        let stick = Action::Stick { is_abortable: false };
+        model.faults().add(Rule::once(Queue::Io, WRITE, stick));
+        let delay = Action::Delay(1_000_000_000);
+        model.faults().add(Rule { skip: 1, ..Rule::once(Queue::Admin, CREATE_CQ, delay) });
+    });
+    let mut running = exercise(&on, &handles[0], 0);
+    OnModel::until("a write to be in flight", || of_first().in_flight == 1);
+    let reset = std::thread::spawn({
+        let controller = Arc::clone(&controller);
+        move || block_on(controller.reset())
+    });
+    OnModel::until("the replay", || of_first().completed == completed + 1);
+    reactors.begin_to_leave(handles[1].core()).unwrap();
+    reset.join().unwrap().unwrap();
+    OnModel::until("the requests after the replay", || running.try_recv().is_ok());
+    assert_eq!(controller.counts().resubmitted, 1);
+    assert_eq!(controller.counts().pairs.iter().filter(|pair| pair.qid.is_some()).count(), 1);
 }
 
 #[test]
