@@ -65,6 +65,12 @@ impl MemoryLookup {
         self.search(piece)
     }
 
+    /// Counts pieces that the module copies although they have values, because the device cannot access them as they lie.
+    #[cold]
+    pub fn count_bounced(&self, pieces: usize) {
+        self.client.counters.bounced.fetch_add(pieces as u64, Ordering::Relaxed);
+    }
+
     /// [`MemoryLookup::translate`] for a piece of another range, or without a value.
     #[inline(never)]
     fn search(&mut self, piece: &Seg) -> Option<Place> {

@@ -46,6 +46,9 @@ const WATCH_IDLE: u64 = 1_000_000_000;
 const HEALTH_INTERVAL: Duration = Duration::from_secs(60);
 /// A controller that is gone again sooner than this after it was ready goes on with the time that it had to come back.
 const STABLE: Duration = Duration::from_secs(10);
+/// For so long a controller that is enabled may fail to be opened before the caller gets the failure: its last mappings may be in
+/// the way. The thread goes on trying for [`Config::grace`].
+const ENABLE_TIME: Duration = Duration::from_secs(5);
 /// Lines about single commands and events: a burst, then one per period.
 const LINES: u32 = 20;
 const LINE_PERIOD: Duration = Duration::from_secs(2);
@@ -90,8 +93,8 @@ pub(crate) enum Command {
     Tool { request: Box<Request>, caller: Caller, answer: Answer },
     /// Shuts the controller down, and opens it again only after [`Command::Enable`].
     Disable(oneshot::Sender<()>),
-    /// Opens a disabled controller again.
-    Enable,
+    /// Opens a disabled controller again; the reply comes when it is ready.
+    Enable(oneshot::Sender<Result<(), Error>>),
     /// The drive is back at another place.
     Moved(Location),
     /// The disk of a namespace was removed.
@@ -170,6 +173,8 @@ pub(crate) fn start(
         tools: None,
         is_disabled: false,
         disables: Vec::new(),
+        enables: Vec::new(),
+        enables_until: Nanos(0),
         submitted: 0,
         next_health: Nanos(0),
     };
@@ -225,7 +230,7 @@ struct Thread {
     /// The drive lost its power with writes in its volatile cache.
     has_lost_writes: bool,
     /// The admin command that changes namespaces; disks are not opened meanwhile.
-    exclusive: Option<u64>,
+    exclusive: Option<(u64, String)>,
     /// Limits the lines about single commands and events.
     lines: LogLimit,
     /// Callers of admin commands, by number.
@@ -249,6 +254,9 @@ struct Thread {
     is_disabled: bool,
     /// Callers that wait until a disabled controller is shut down.
     disables: Vec<oneshot::Sender<()>>,
+    /// Callers that wait until a controller that was disabled is ready, and when they get the failure to open it.
+    enables: Vec<oneshot::Sender<Result<(), Error>>>,
+    enables_until: Nanos,
     /// Commands of all pairs at the last look.
     submitted: u64,
     /// When the drive's health is read next.
@@ -262,13 +270,20 @@ enum Next {
     End,
 }
 
-/// Whether an admin command changes namespaces under their disks.
-const fn is_exclusive(opcode: u8) -> bool {
+/// What an admin command does that changes namespaces under their disks; `None` for other commands.
+fn exclusive(command: &admin::Command) -> Option<String> {
     use aryk_nvme::spec::opcode::admin;
-    matches!(
-        opcode,
-        admin::FORMAT_NVM | admin::SANITIZE | admin::NAMESPACE_MANAGEMENT | admin::NAMESPACE_ATTACHMENT
-    )
+    let of = match command.entry.nsid() {
+        u32::MAX => "all namespaces".to_owned(),
+        nsid => format!("namespace {nsid}"),
+    };
+    match command.entry.opcode() {
+        admin::FORMAT_NVM => Some(format!("a format of {of}")),
+        admin::SANITIZE => Some("a sanitize command".to_owned()),
+        admin::NAMESPACE_MANAGEMENT => Some("a creation or deletion of a namespace".to_owned()),
+        admin::NAMESPACE_ATTACHMENT => Some(format!("an attachment or detachment of {of}")),
+        _ => None,
+    }
 }
 
 fn now() -> Nanos {
@@ -368,6 +383,9 @@ impl Thread {
             let _ = attached.send(Err(error));
             return Next::End;
         }
+        if now() >= self.enables_until {
+            self.fail_enables(&error.to_string());
+        }
         tracing::debug!(controller = self.shared.name, %error, "the NVMe controller is not back");
         Next::Run
     }
@@ -435,7 +453,7 @@ impl Thread {
             }
             Command::Rescan => self.update_from_controller(),
             Command::Disable(reply) => self.disable(reply),
-            Command::Enable => self.enable(),
+            Command::Enable(reply) => self.enable(reply),
             Command::Moved(location) => self.moved(location),
             Command::Stop(reply) => {
                 self.stops.push(reply);
@@ -508,12 +526,18 @@ impl Thread {
 
     fn admin(&mut self, command: &admin::Command, reply: oneshot::Sender<Result<AdminAnswer, Error>>) {
         let name = self.shared.name.clone();
-        let is_exclusive = is_exclusive(command.entry.opcode());
-        let user = self.disks.user().filter(|_| is_exclusive);
-        if let Some(user) = user {
+        let exclusive = exclusive(command);
+        let refusal = exclusive.as_ref().and_then(|_| match (&self.exclusive, self.disks.user()) {
+            // Its end resets the controller, which would interrupt the other.
+            (Some((_, running)), _) => {
+                Some(format!("{running} is running: repeat the command after its end"))
+            }
+            (None, Some(user)) => Some(format!("the command changes disks that are in use: {user}")),
+            (None, None) => None,
+        });
+        if let Some(refusal) = refusal {
             // The caller may be gone.
-            let _ =
-                reply.send(Err(Error::Refused(format!("the command changes disks that are in use: {user}"))));
+            let _ = reply.send(Err(Error::Refused(refusal)));
             return;
         }
         let sent = match &mut self.life {
@@ -523,7 +547,9 @@ impl Thread {
         match sent {
             Ok(id) => {
                 self.answers.insert(id, reply);
-                self.exclusive = self.exclusive.or(is_exclusive.then_some(id));
+                if let Some(what) = exclusive {
+                    self.exclusive = Some((id, what));
+                }
             }
             Err(aryk_nvme::controller::Refused::NotReady) => drop(reply.send(Err(Error::NotReady(name)))),
             Err(refused) => drop(reply.send(Err(Error::Refused(refused.to_string())))),
@@ -532,15 +558,17 @@ impl Thread {
 
     /// A command that changes namespaces is over: what they are now is read by a reset.
     fn end_exclusive(&mut self, id: u64) {
-        if self.exclusive == Some(id) {
+        if self.exclusive.as_ref().is_some_and(|(running, _)| *running == id) {
             self.exclusive = None;
             self.reset(ResetReason::Request);
         }
     }
 
     fn disable(&mut self, reply: oneshot::Sender<()>) {
+        self.fail_enables("it was disabled");
         if matches!(self.life, Life::Opening) {
             self.away_until = None;
+            self.set_phase(Phase::Disabled);
             // The caller may be gone.
             let _ = reply.send(());
         } else {
@@ -550,10 +578,33 @@ impl Thread {
         self.is_disabled = true;
     }
 
-    fn enable(&mut self) {
-        if std::mem::replace(&mut self.is_disabled, false) && matches!(self.life, Life::Opening) {
-            self.next_open = now();
-            self.away_until = Some(now().after(self.config.grace));
+    fn enable(&mut self, reply: oneshot::Sender<Result<(), Error>>) {
+        if !self.is_disabled {
+            // The caller may be gone.
+            let _ = reply.send(Err(Error::NotDisabled(self.shared.name.clone())));
+            return;
+        }
+        self.is_disabled = false;
+        self.enables.push(reply);
+        if matches!(self.life, Life::Opening) {
+            self.open_enabled();
+        }
+    }
+
+    /// Opens a controller that was disabled.
+    fn open_enabled(&mut self) {
+        self.set_phase(Phase::Starting);
+        self.next_open = now();
+        self.enables_until = now().after(ENABLE_TIME.min(self.config.grace / 2));
+        self.away_until = Some(now().after(self.config.grace));
+    }
+
+    /// The controller that callers have enabled does not start.
+    fn fail_enables(&mut self, reason: &str) {
+        for enable in self.enables.drain(..) {
+            let (name, reason) = (self.shared.name.clone(), reason.to_owned());
+            // The caller may be gone.
+            let _ = enable.send(Err(Error::NotEnabled { name, reason }));
         }
     }
 

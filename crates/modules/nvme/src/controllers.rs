@@ -201,9 +201,15 @@ impl AttachedController {
         answer.await.map_err(|_| Error::NotReady(self.name().to_owned()))
     }
 
-    /// Opens a disabled controller again. Its requests go on when it is ready.
-    pub fn enable(&self) {
-        self.shared.send(Command::Enable);
+    /// Opens a disabled controller again. Its requests go on when it is ready, and then this is ready.
+    ///
+    /// # Errors
+    /// [`Error::NotDisabled`]; [`Error::NotEnabled`] with the first failure to start, or the failure to open the function for
+    /// some seconds: the controller may still come back within [`Config::grace`]. [`Error::NotReady`] if the controller ends.
+    pub async fn enable(&self) -> Result<(), Error> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.send(Command::Enable(reply));
+        answer.await.unwrap_or_else(|_| Err(Error::NotReady(self.name().to_owned())))
     }
 
     /// Resets the controller; requests wait meanwhile. Ready when the reset is over.

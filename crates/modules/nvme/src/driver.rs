@@ -18,7 +18,7 @@ use crate::control::Command;
 use crate::namespace::Namespace;
 use crate::pool::{Pages, Pool};
 use crate::shared::{PairStats, Shared};
-use crate::status::{Outcome, decide, errno};
+use crate::status::{Outcome, decide, decide_harmless, errno};
 use aryk_bdev::{
     Attachment, Completion, CreditPool, DeviceError, Failure, Io, MemoryLookup, Op, Status, Tag,
 };
@@ -406,7 +406,7 @@ impl PairDriver {
                 self.last_change = now.0;
             }
         }
-        let outcome = decide(completed.status, live.retry_delays);
+        let outcome = decide(completed.status, live.retry_delays, self.shared.retry_delay_max);
         if outcome == Outcome::Done(Status::Ok) && left == 1 && earlier.is_ok() {
             match request.io.op {
                 Op::Read if !request.pages.is_empty() => {
@@ -430,6 +430,8 @@ impl PairDriver {
             unreachable!("the caller has checked")
         };
         let channel = self.channels.get(request.channel).expect("it has requests");
+        let is_harmless = !request.io.op.is_change();
+        let outcome = if is_harmless { decide_harmless(completed.status, outcome) } else { outcome };
         let status = match outcome {
             Outcome::Done(status) => status,
             Outcome::Retry(delay, _)

@@ -204,6 +204,17 @@ pub enum Error {
     /// The controller is away, resets, or has ended.
     #[error("the controller {0} is not ready")]
     NotReady(String),
+    /// The controller to enable is not disabled.
+    #[error("the controller {0} is not disabled")]
+    NotDisabled(String),
+    /// The controller was enabled, and does not start.
+    #[error("the controller {name} does not start: {reason}")]
+    NotEnabled {
+        /// The controller's name.
+        name: String,
+        /// The failure.
+        reason: String,
+    },
     /// The character devices for tools cannot be created.
     #[error(transparent)]
     Tools(#[from] CuseError),

@@ -47,6 +47,8 @@ pub(crate) struct Shared {
     pub(crate) name: String,
     pub(crate) key: DriverKey,
     pub(crate) retries: u8,
+    /// The longest time between two attempts, in nanoseconds: the time limit of a command.
+    pub(crate) retry_delay_max: u64,
     commands: UnboundedSender<Command>,
     pub(crate) counters: Counters,
     info: Mutex<Info>,
@@ -72,6 +74,7 @@ impl Shared {
             name: config.name.clone(),
             key: DriverKey::unique(),
             retries: config.retries,
+            retry_delay_max: config.options.io.command,
             commands,
             counters: Counters::default(),
             info: Mutex::new(info),

@@ -17,11 +17,10 @@ pub(crate) enum Outcome {
 
 /// The shortest time between two attempts of a command whose controller asks for no delay.
 const RETRY_DELAY_MIN: u64 = 1_000_000;
-/// The longest.
-const RETRY_DELAY_MAX: u64 = 10_000_000_000;
 
-/// Decides by the status of a command. `delays` are the controller's CRDT1 to CRDT3.
-pub(crate) fn decide(status: status::Status, delays: [u16; 3]) -> Outcome {
+/// Decides by the status of a command. `delays` are the controller's CRDT1 to CRDT3. The longest delay is `delay_max`, in
+/// nanoseconds: a request waits between two attempts no longer than for an answer.
+pub(crate) fn decide(status: status::Status, delays: [u16; 3], delay_max: u64) -> Outcome {
     if status.is_success() {
         return Outcome::Done(Status::Ok);
     }
@@ -49,8 +48,16 @@ pub(crate) fn decide(status: status::Status, delays: [u16; 3]) -> Outcome {
         | Class::Unknown => Status::Medium,
     };
     match verdict.retry_after {
-        Some(delay) => Outcome::Retry(delay.clamp(RETRY_DELAY_MIN, RETRY_DELAY_MAX), end),
+        Some(delay) => Outcome::Retry(delay.min(delay_max).max(RETRY_DELAY_MIN), end),
         None => Outcome::Done(end),
+    }
+}
+
+/// Decides about a command that changes nothing: what the driver aborted, because it was late, does no harm twice.
+pub(crate) fn decide_harmless(status: status::Status, outcome: Outcome) -> Outcome {
+    match (status.code(), outcome) {
+        (status::Code::ABORT_REQUESTED, Outcome::Done(end)) => Outcome::Retry(RETRY_DELAY_MIN, end),
+        (_, outcome) => outcome,
     }
 }
 
@@ -79,7 +86,7 @@ mod tests {
     use aryk_nvme::spec::status::Code;
 
     fn of(code: Code, flags: u16) -> Outcome {
-        decide(status::Status::new(flags | code.0), [1, 2000, 3])
+        decide(status::Status::new(flags | code.0), [1, 299, 3000], 30_000_000_000)
     }
 
     #[test]
@@ -88,7 +95,8 @@ mod tests {
         let retry = |crd: u16| of(Code::NAMESPACE_NOT_READY, crd << 11);
         assert_eq!(retry(0), Outcome::Retry(RETRY_DELAY_MIN, Status::Medium));
         assert_eq!(retry(1), Outcome::Retry(100_000_000, Status::Medium));
-        assert_eq!(retry(2), Outcome::Retry(RETRY_DELAY_MAX, Status::Medium));
+        assert_eq!(retry(2), Outcome::Retry(29_900_000_000, Status::Medium));
+        assert_eq!(retry(3), Outcome::Retry(30_000_000_000, Status::Medium), "no longer than for an answer");
         assert_eq!(of(Code::NAMESPACE_NOT_READY, 1 << 14), Outcome::Done(Status::Medium), "DNR");
     }
 

@@ -3,6 +3,7 @@
 mod conformance;
 mod memory;
 mod odd;
+mod operator;
 mod recovery;
 mod replay;
 mod sleep;

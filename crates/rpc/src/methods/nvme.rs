@@ -147,6 +147,8 @@ impl From<Nvme> for Error {
             Nvme::Registry(error) => return error.into(),
             Nvme::Refused(_) => Errno::INVAL,
             Nvme::NotReady(_) => Errno::AGAIN,
+            Nvme::NotDisabled(_) => Errno::ALREADY,
+            Nvme::NotEnabled { .. } => Errno::IO,
             Nvme::Tools(ref error) => errno_of_tools(error),
             Nvme::Thread(ref error) => Errno::from_io_error(error).unwrap_or(Errno::IO),
         };

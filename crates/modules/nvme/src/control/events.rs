@@ -238,6 +238,10 @@ impl Thread {
             }
         }
         self.create_pairs();
+        for enable in self.enables.drain(..) {
+            // The caller may be gone.
+            let _ = enable.send(Ok(()));
+        }
     }
 
     fn publish_ready(&self) {
@@ -379,6 +383,13 @@ impl Thread {
         }
         self.resets.clear();
         self.rescans.clear();
+        self.exclusive = None;
+        // Also of a controller that was enabled again meanwhile.
+        let was_disabled = !self.disables.is_empty();
+        for reply in self.disables.drain(..) {
+            // The caller may be gone.
+            let _ = reply.send(());
+        }
         if self.is_stopping {
             self.pairs.remove_all(&self.shared);
             return if self.disks.are_removed() { Next::End } else { Next::Run };
@@ -386,12 +397,14 @@ impl Thread {
         if self.is_disabled {
             tracing::warn!(controller, "the NVMe controller is disabled: its requests wait");
             self.set_phase(Phase::Disabled);
-            for reply in self.disables.drain(..) {
-                // The caller may be gone.
-                let _ = reply.send(());
-            }
             return Next::Run;
         }
+        if was_disabled {
+            tracing::warn!(controller, "the NVMe controller was disabled, and is enabled again");
+            self.open_enabled();
+            return Next::Run;
+        }
+        self.fail_enables(&failure.to_string());
         tracing::error!(controller, %failure, grace = ?self.config.grace, "the NVMe controller is gone: its requests wait");
         {
             self.set_phase(Phase::Away);

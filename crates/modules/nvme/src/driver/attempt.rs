@@ -62,7 +62,7 @@ impl Attempt<'_> {
         let data = self.request.io.data;
         if self.find_pieces(0, &data) {
             match self.live.pair.submit(entry, &self.pieces[0], self.key.raw(), self.now) {
-                Err(SubmitError::Unfit(_)) => {}
+                Err(SubmitError::Unfit(_)) => self.count_bounced(),
                 result => return Ok(started(result)),
             }
         }
@@ -97,6 +97,14 @@ impl Attempt<'_> {
             pieces.push(Piece { iova: place.value + place.offset, len: piece.len() as u32 });
         }
         true
+    }
+
+    /// Counts the pieces of a request whose memory is registered, but cannot be addressed by a command.
+    #[cold]
+    fn count_bounced(&self) {
+        if let Some(lookup) = &self.channel.lookup {
+            lookup.count_bounced(self.request.io.data.pieces().count());
+        }
     }
 
     /// Takes a bounce buffer for `len` bytes; `false` if there is none now.
@@ -155,7 +163,7 @@ impl Attempt<'_> {
         if self.find_pieces(0, &halves[0]) && self.find_pieces(1, &halves[1]) {
             let lists = [&self.pieces[0][..], &self.pieces[1][..]];
             match self.live.pair.submit_fused(entries, lists, tokens, self.now) {
-                Err(SubmitError::Unfit(_)) => {}
+                Err(SubmitError::Unfit(_)) => self.count_bounced(),
                 result => return Ok(started(result)),
             }
         }

@@ -138,6 +138,32 @@ fn a_late_command_is_aborted_and_then_the_controller_is_reset() {
 }
 
 #[test]
+fn a_late_read_that_was_aborted_is_submitted_again() {
+    let on = with(slow(), |attach| {
+        impatient(attach);
+        attach.retries = 1;
+    });
+    let mut bench = Bench::new();
+    let mut disk = open(&on, &mut bench);
+    write_all(&mut disk, 7, &mut bench);
+    disk.drain(&mut bench);
+    let controller = on.controllers.find("nv").unwrap();
+    let stick = |times| Rule { times, ..Rule::once(Queue::Io, READ, Action::Stick { is_abortable: true }) };
+    on.model.with(|model| model.faults().add(stick(1)));
+    disk.read(0, 4, Shape::Single, &mut bench);
+    let outcome = disk.finish(&mut bench);
+    assert_eq!((outcome.status, outcome.data == contents(7, 0, 4, BLOCK)), (Status::Ok, true));
+    let counts = controller.counts();
+    assert_eq!((counts.aborts, counts.retried, counts.resets), (1, 1, 0));
+    // Not for ever.
+    on.model.with(|model| model.faults().add(stick(2)));
+    disk.read(0, 4, Shape::Single, &mut bench);
+    assert_eq!(disk.finish(&mut bench).status, Status::Aborted);
+    assert_eq!((controller.counts().aborts, controller.counts().resets), (3, 0));
+    disk.close(&mut bench);
+}
+
+#[test]
 fn a_write_that_another_has_overtaken_is_not_repeated() {
     let on = with(slow(), impatient);
     let mut bench = Bench::new();

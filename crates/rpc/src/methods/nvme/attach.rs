@@ -354,7 +354,7 @@ async fn disable(control: &Control, p: Reset) -> Result<bool, Error> {
 }
 
 async fn enable(control: &Control, p: Reset) -> Result<bool, Error> {
-    find(control, &p.name)?.enable();
+    find(control, &p.name)?.enable().await?;
     Ok(true)
 }
 
