@@ -2,7 +2,7 @@
 //!
 //! The host's functions are read from sysfs in a thread, once a period. A function is left alone if it is attached, if the
 //! configuration names it, and if a client has detached it, until it has been away. An attach that fails, for example because
-//! another process has the function, is repeated after a while.
+//! another process has the function, is repeated after a while. Drives are attached at the same time.
 
 use super::attach::ATTACH;
 use super::{Control, address};
@@ -13,19 +13,22 @@ use aryk_pci::sysfs::{FunctionInfo, Sysfs};
 use serde_json::json;
 use serde_json::value::to_raw_value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::rc::Weak;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 /// Time after a failed attach before the next one.
 const RETRY: Duration = Duration::from_secs(5);
+/// Drives that are attached at the same time: a broken one takes up to minutes, and delays no other.
+const ATTEMPTS_MAX: usize = 16;
 
 /// Looks for new drives while hot-plug is enabled, as long as the daemon lives. Needs a tokio `LocalSet`.
 pub(crate) async fn follow(control: Weak<Control>, methods: Weak<Methods<Control>>) {
     let Some(mut settings) = control.upgrade().map(|control| control.nvme.hotplug.subscribe()) else {
         return;
     };
-    let mut failed = BTreeMap::new();
+    let mut attempts = Attempts::default();
     loop {
         let period = *settings.borrow_and_update();
         match period {
@@ -44,22 +47,60 @@ pub(crate) async fn follow(control: Weak<Control>, methods: Weak<Methods<Control
         let read = tokio::task::spawn_blocking(|| Sysfs::default().nvme_functions()).await;
         // A host without PCI has no such files.
         let Ok(Ok(functions)) = read else { continue };
-        failed.retain(|_, at: &mut Instant| at.elapsed() < RETRY);
+        attempts.collect();
         for address in choose(&control, &functions) {
-            if failed.contains_key(&address) {
-                continue;
-            }
-            let name = free_name(&control);
-            let params = json!({"name": name, "trtype": "PCIe", "traddr": address.to_string()});
-            let params = to_raw_value(&params).expect("a call is valid JSON");
-            match methods.call(ATTACH, Some(params)).await {
-                Ok(_) => tracing::info!(%address, controller = name, "an NVMe drive was plugged in"),
-                Err(error) => {
-                    tracing::warn!(%address, %error, "an NVMe drive was plugged in, but cannot be attached");
-                    failed.insert(address, Instant::now());
-                }
+            if attempts.may_begin(address) {
+                let name = free_name(&control, &attempts);
+                attempts.begin(address, name.clone(), attach(Rc::clone(&methods), address, name));
             }
         }
+    }
+}
+
+/// Attaches a drive. Returns whether that succeeded.
+async fn attach(methods: Rc<Methods<Control>>, address: Address, name: String) -> bool {
+    let params = json!({"name": name, "trtype": "PCIe", "traddr": address.to_string()});
+    let params = to_raw_value(&params).expect("a call is valid JSON");
+    let result = methods.call(ATTACH, Some(params)).await;
+    match &result {
+        Ok(_) => tracing::info!(%address, controller = name, "an NVMe drive was plugged in"),
+        Err(error) => {
+            tracing::warn!(%address, %error, "an NVMe drive was plugged in, but cannot be attached");
+        }
+    }
+    result.is_ok()
+}
+
+/// The drives that are being attached, and those for which that failed lately.
+#[derive(Default)]
+struct Attempts {
+    running: JoinSet<(Address, bool)>,
+    /// The names of the controllers.
+    names: BTreeMap<Address, String>,
+    failed: BTreeMap<Address, Instant>,
+}
+
+impl Attempts {
+    /// Takes the attempts that have ended.
+    fn collect(&mut self) {
+        while let Some(ended) = self.running.try_join_next() {
+            let (address, is_attached) = ended.expect("no attempt panics, and none is cancelled");
+            self.names.remove(&address);
+            if !is_attached {
+                self.failed.insert(address, Instant::now());
+            }
+        }
+        self.failed.retain(|_, at| at.elapsed() < RETRY);
+    }
+
+    fn may_begin(&self, address: Address) -> bool {
+        let is_known = self.names.contains_key(&address) || self.failed.contains_key(&address);
+        !is_known && self.running.len() < ATTEMPTS_MAX
+    }
+
+    fn begin(&mut self, address: Address, name: String, attach: impl Future<Output = bool> + 'static) {
+        self.names.insert(address, name);
+        self.running.spawn_local(async move { (address, attach.await) });
     }
 }
 
@@ -81,10 +122,11 @@ fn choose(control: &Control, functions: &[FunctionInfo]) -> Vec<Address> {
     functions.iter().filter(is_new).map(|function| function.address).collect()
 }
 
-/// The first name of SPDK's series that no controller has.
-fn free_name(control: &Control) -> String {
+/// The first name of SPDK's series that no controller has or is about to have.
+fn free_name(control: &Control, attempts: &Attempts) -> String {
     let is_free = |name: &String| {
-        control.nvme.controllers.find(name).is_err()
+        !attempts.names.values().any(|given| given == name)
+            && control.nvme.controllers.find(name).is_err()
             && control.config.noted(crate::config::Subsystem::Nvme, name).is_none()
     };
     (0_u32..)
@@ -131,10 +173,10 @@ mod tests {
             ATTACH,
             &json!({"name": "HotInNvme0", "traddr": "0000.03.00.0"}),
         );
-        assert_eq!(free_name(&control), "HotInNvme1");
+        assert_eq!(free_name(&control, &Attempts::default()), "HotInNvme1");
         control.config.lost(Subsystem::Nvme, "HotInNvme0").unwrap();
         assert_eq!(
-            (chosen(&functions), free_name(&control)),
+            (chosen(&functions), free_name(&control, &Attempts::default())),
             (vec!["0000:01:00.0".into()], "HotInNvme1".into())
         );
         // A drive that a client has detached comes back only by being plugged.
@@ -142,5 +184,33 @@ mod tests {
         assert!(chosen(&functions).is_empty());
         assert!(chosen(&functions[1..]).is_empty());
         assert_eq!(chosen(&functions), ["0000:01:00.0"]);
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_broken_drive_delays_no_other() {
+        let at = |bus: usize| format!("{bus:02x}:00.0").parse::<Address>().unwrap();
+        let turn = tokio::task::yield_now;
+        let local = tokio::task::LocalSet::new();
+        let attempts = async {
+            let mut attempts = Attempts::default();
+            attempts.begin(at(0), "HotInNvme0".into(), std::future::pending());
+            for (bus, is_attached) in [(1, true), (2, false)] {
+                assert!(attempts.may_begin(at(bus)));
+                attempts.begin(at(bus), format!("HotInNvme{bus}"), async move { is_attached });
+            }
+            while attempts.running.len() > 1 {
+                turn().await;
+                attempts.collect();
+            }
+            let may_begin = [0, 1, 2].map(|bus| attempts.may_begin(at(bus)));
+            assert_eq!(may_begin, [false, true, false], "one is still running, one has failed just now");
+            assert_eq!(attempts.names.len(), 1);
+            for bus in 3..3 + ATTEMPTS_MAX - 1 {
+                assert!(attempts.may_begin(at(bus)));
+                attempts.begin(at(bus), String::new(), std::future::pending());
+            }
+            assert!(!attempts.may_begin(at(99)), "no more at the same time");
+        };
+        local.run_until(attempts).await;
     }
 }
