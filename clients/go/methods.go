@@ -492,6 +492,30 @@ func (c *Client) BdevNullResize(ctx context.Context, params BdevNullResizeParams
 	return call[bool](ctx, c, "bdev_null_resize", params)
 }
 
+// BdevNvmeAddErrorInjectionParams are the parameters of bdev_nvme_add_error_injection.
+type BdevNvmeAddErrorInjectionParams struct {
+	// Name of the controller.
+	Name    string          `json:"name"`
+	CmdType NvmeCommandType `json:"cmd_type"`
+	// Opcode of the commands. An earlier injection into commands with it ends.
+	Opc uint8 `json:"opc"`
+	// Whether the drive does not get the command. Otherwise it executes the command, and the status replaces its answer.
+	DoNotSubmit bool `json:"do_not_submit,omitempty"`
+	// Number of commands. Default: 1.
+	ErrCount *uint32 `json:"err_count,omitempty"`
+	// Status code.
+	Sc uint8 `json:"sc,omitempty"`
+	// Status code type; its lowest three bits count. `sct` and `sc` must not both be 0, which would stand for success.
+	Sct uint8 `json:"sct,omitempty"`
+	// Microseconds after which the status comes, with `do_not_submit`; at most an hour. Default: 0. `timeout_us` does not count for I/O commands that wait.
+	TimeoutInUs uint64 `json:"timeout_in_us,omitempty"`
+}
+
+// BdevNvmeAddErrorInjection calls bdev_nvme_add_error_injection. Injects an error status into commands of an NVMe controller, as if its drive failed, until it was detached.
+func (c *Client) BdevNvmeAddErrorInjection(ctx context.Context, params BdevNvmeAddErrorInjectionParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_nvme_add_error_injection", params)
+}
+
 // BdevNvmeApplyFirmwareParams are the parameters of bdev_nvme_apply_firmware.
 type BdevNvmeApplyFirmwareParams struct {
 	// Path of the image on the daemon's host.
@@ -680,6 +704,20 @@ func (c *Client) BdevNvmeGetTransportStatistics(ctx context.Context) (NvmeTransp
 	return call[NvmeTransportStatistics](ctx, c, "bdev_nvme_get_transport_statistics", nil)
 }
 
+// BdevNvmeRemoveErrorInjectionParams are the parameters of bdev_nvme_remove_error_injection.
+type BdevNvmeRemoveErrorInjectionParams struct {
+	// Name of the controller.
+	Name    string          `json:"name"`
+	CmdType NvmeCommandType `json:"cmd_type"`
+	// Opcode of the commands. Without effect if no status is injected into commands with it.
+	Opc uint8 `json:"opc"`
+}
+
+// BdevNvmeRemoveErrorInjection calls bdev_nvme_remove_error_injection. Ends the injection of an error status into commands of an NVMe controller.
+func (c *Client) BdevNvmeRemoveErrorInjection(ctx context.Context, params BdevNvmeRemoveErrorInjectionParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_nvme_remove_error_injection", params)
+}
+
 // BdevNvmeResetControllerParams are the parameters of bdev_nvme_reset_controller.
 type BdevNvmeResetControllerParams struct {
 	// Name of the controller.
@@ -698,7 +736,7 @@ type BdevNvmeSendCmdParams struct {
 	// Name of the controller.
 	Name string `json:"name"`
 	// `admin`: I/O commands are refused, since disks carry out I/O.
-	CmdType NvmeCommandType `json:"cmd_type"`
+	CmdType NvmeCommandType2 `json:"cmd_type"`
 	// Direction of the data.
 	DataDirection NvmeDirection `json:"data_direction"`
 	// The command, 64 bytes in base64 with the characters of URLs. Its CID and data pointers are ignored.

@@ -293,8 +293,12 @@ type DeviceStatus struct {
 	Code uint16 `json:"code"`
 	// Whether the device says that the same request fails again (for NVMe, Do Not Retry).
 	IsFinal bool `json:"is_final"`
+	// For NVMe: the number (1 to 3) of the controller's delay before another attempt (Command Retry Delay), or 0.
+	Crd uint8 `json:"crd"`
 	// The specification's name of the error.
 	Name string `json:"name"`
+	// The block that failed; absent if the device does not name it.
+	Lba *uint64 `json:"lba,omitempty"`
 }
 
 // DiskCounts: Counters of a disk.
@@ -701,13 +705,22 @@ type NotRegistered struct {
 	Reason *string `json:"reason,omitempty"`
 }
 
-// NvmeCommandType: Kind of an NVMe command.
+// NvmeCommandType: Commands of a controller: `admin`, which includes the driver's own, or `io`.
 type NvmeCommandType string
 
 // The values of NvmeCommandType.
 const (
 	NvmeCommandTypeAdmin NvmeCommandType = "admin"
 	NvmeCommandTypeIo    NvmeCommandType = "io"
+)
+
+// NvmeCommandType2: Kind of an NVMe command.
+type NvmeCommandType2 string
+
+// The values of NvmeCommandType2.
+const (
+	NvmeCommandType2Admin NvmeCommandType2 = "admin"
+	NvmeCommandType2Io    NvmeCommandType2 = "io"
 )
 
 // NvmeCompletion: Result of `bdev_nvme_send_cmd`.
@@ -746,6 +759,8 @@ type NvmeController struct {
 	FailedByReset uint64 `json:"failed_by_reset"`
 	// Aryk only: errors and health warnings that the controller reported by itself.
 	Warnings uint64 `json:"warnings"`
+	// Aryk only: commands that got an error that was injected.
+	InjectedErrors uint64 `json:"injected_errors"`
 	// Aryk only: the queue pairs.
 	QueuePairs []NvmeQueuePair `json:"queue_pairs"`
 	// Aryk only: model, serial number, firmware, as the controller reported them; missing before it was ready.
@@ -974,11 +989,19 @@ const (
 
 // NvmeTransport: Sums over the queue pairs of a core.
 type NvmeTransport struct {
-	Trname            string `json:"trname"`
-	Completions       uint64 `json:"completions"`
+	Trname string `json:"trname"`
+	// Polls of completion queues.
+	Polls uint64 `json:"polls"`
+	// Polls that found no completion.
+	IdlePolls   uint64 `json:"idle_polls"`
+	Completions uint64 `json:"completions"`
+	// Requests that had to wait before they were submitted, because the queue pair was not ready or had no buffer.
+	QueuedRequests    uint64 `json:"queued_requests"`
 	SubmittedRequests uint64 `json:"submitted_requests"`
-	// Aryk only: writes to doorbell registers, of submission and completion queues.
-	DoorbellUpdates uint64 `json:"doorbell_updates"`
+	// Writes to the doorbell registers of submission queues.
+	SqDoorbellUpdates uint64 `json:"sq_doorbell_updates"`
+	// Writes to the doorbell registers of completion queues.
+	CqDoorbellUpdates uint64 `json:"cq_doorbell_updates"`
 	// Aryk only: commands in flight.
 	InFlight uint64 `json:"in_flight"`
 }

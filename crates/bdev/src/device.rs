@@ -1,6 +1,6 @@
 //! The traits that a bdev module implements. Control context; channels are opened in reactor context.
 
-use crate::{Base, Bdev, Blocks, Channel, Failure, Op, OpSet};
+use crate::{Base, Bdev, Blocks, Channel, Failure, Lba, Op, OpSet};
 use aryk_reactor::{Cx, Handle, RootId};
 use std::any::Any;
 use std::pin::Pin;
@@ -173,6 +173,13 @@ pub trait Device: Any + Send + Sync {
         None
     }
 
+    /// The block that its store has named for the latest failure of one of these blocks; `None` if it named none. Must not wait:
+    /// front-ends ask on reactors, after a request has ended with [`crate::Status::Medium`].
+    fn failed_block(&self, lba: Lba, blocks: Blocks) -> Option<Lba> {
+        let _ = (lba, blocks);
+        None
+    }
+
     /// Logs how many lines about this device were left out, if it is time. Called now and then in control context.
     fn tell_left_out(&self) {}
 
@@ -289,6 +296,10 @@ impl<D: Decorator> Device for D {
 
     fn last_failure(&self) -> Option<Failure> {
         self.base().bdev().device().last_failure()
+    }
+
+    fn failed_block(&self, lba: Lba, blocks: Blocks) -> Option<Lba> {
+        self.base().bdev().device().failed_block(lba, blocks)
     }
 
     fn base_resized(&self) -> Option<Blocks> {

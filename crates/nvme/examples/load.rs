@@ -49,9 +49,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let empty = load.empty_poll(clock)?;
     // Warms caches up.
     load.run(depth, u64::from(depth) * 16, clock)?;
-    let before = load.pair.counters().doorbells;
+    let before = load.pair.counters().doorbells();
     let (time, empty_polls) = load.run(depth, requests, clock)?;
-    let doorbells = load.pair.counters().doorbells - before;
+    let doorbells = load.pair.counters().doorbells() - before;
     println!(
         "requests {requests} ns {time} empty_polls {empty_polls} empty_poll_ns {empty:.3} doorbells {doorbells}"
     );

@@ -164,6 +164,8 @@ pub struct ControllerInfo {
     pub retry_delays: [u16; 3],
     /// ACL: Abort commands at a time, at least 1.
     pub aborts_max: u16,
+    /// ELPE: entries of the Error Information log.
+    pub error_entries: u16,
     /// AERL: Asynchronous Event Requests at a time, at least 1.
     pub async_events_max: u16,
     /// OAES: optional asynchronous events.
@@ -256,6 +258,7 @@ impl ControllerInfo {
             has_write_cache: raw.vwc & 1 != 0,
             retry_delays: raw.crdt.map(zerocopy::little_endian::U16::get),
             aborts_max: u16::from(raw.acl) + 1,
+            error_entries: u16::from(raw.elpe) + 1,
             async_events_max: u16::from(raw.aerl) + 1,
             async_events: raw.oaes.get() & (feature::EVENT_NAMESPACE | feature::EVENT_FIRMWARE),
             namespaces_max: raw.nn.get(),

@@ -37,6 +37,7 @@ pub use pairs::PairRequest;
 
 use crate::admin::{self, Command, DATA_MAX, Data, Patience};
 use crate::claims::{Capabilities, ControllerInfo, Namespace, Unserved};
+use crate::inject::Injections;
 use crate::memory::DmaMemory;
 #[cfg(doc)]
 use crate::queue::QueuePair;
@@ -333,6 +334,12 @@ impl Controller {
         Ok(id)
     }
 
+    /// Injects errors into the admin commands that are sent from now on, also the controller's own. A command that is withheld
+    /// longer than its time limit leads to a reset, as if the controller did not answer.
+    pub fn set_injections(&mut self, injections: Injections) {
+        self.admin.set_injections(injections);
+    }
+
     /// Begins to read the namespaces again. [`Event::Rescanned`] follows, after [`Event::NamespacesChanged`] if they have
     /// changed; or a reset, which reads them too.
     ///
@@ -503,7 +510,7 @@ impl Controller {
 
     /// Answers the admin queue's completions, also those after a failure.
     fn reap_admin(&mut self, now: u64) -> Result<(), Failure> {
-        let (answers, outcome) = self.admin.reap();
+        let (answers, outcome) = self.admin.reap(now);
         let mut outcome = outcome.map_err(Failure::AdminQueue);
         for (waiter, answer) in answers {
             match waiter {

@@ -28,6 +28,7 @@ pub mod claims;
 pub mod controller;
 pub mod data;
 pub mod errors;
+pub mod inject;
 pub mod io;
 mod memory;
 pub mod queue;

@@ -48,6 +48,8 @@ pub struct Completed {
     pub token: u64,
     /// The controller's answer.
     pub status: Status,
+    /// The command, by which the Error Information log names it.
+    pub cid: u16,
     /// DW0 of the completion.
     pub result: u32,
     /// Time of the submission.
@@ -270,10 +272,19 @@ pub struct Counters {
     pub submitted: u64,
     /// Commands that the controller completed.
     pub completed: u64,
-    /// Writes to doorbell registers.
-    pub doorbells: u64,
+    /// Writes to the doorbell registers of submission queues.
+    pub sq_doorbells: u64,
+    /// Writes to the doorbell registers of completion queues.
+    pub cq_doorbells: u64,
     /// Commands that resets submitted again.
     pub resubmitted: u64,
+}
+
+impl Counters {
+    /// Writes to doorbell registers.
+    pub const fn doorbells(&self) -> u64 {
+        self.sq_doorbells + self.cq_doorbells
+    }
 }
 
 /// A queue pair; see the [module](self).
@@ -296,8 +307,8 @@ pub struct QueuePair {
     submitted: u64,
     completed: u64,
     resubmitted: u64,
-    /// Doorbells of earlier lives.
-    rung_before: u64,
+    /// Doorbells of earlier lives, of the submission and the completion queue.
+    rung_before: [u64; 2],
 }
 
 impl QueuePair {
@@ -321,7 +332,7 @@ impl QueuePair {
             submitted: 0,
             completed: 0,
             resubmitted: 0,
-            rung_before: 0,
+            rung_before: [0; 2],
             layout,
         })
     }
@@ -351,7 +362,8 @@ impl QueuePair {
         Counters {
             submitted: self.submitted,
             completed: self.completed,
-            doorbells: self.rung_before + self.tail.rung() + self.head.rung(),
+            sq_doorbells: self.rung_before[0] + self.tail.rung(),
+            cq_doorbells: self.rung_before[1] + self.head.rung(),
             resubmitted: self.resubmitted,
         }
     }
@@ -510,7 +522,7 @@ impl QueuePair {
         let (token, submitted) = self.commands.remove(index);
         self.cq_head = self.after(self.cq_head);
         self.phase ^= self.cq_head == 0;
-        Ok(Completed { token, status: entry.status(), result: entry.result(), submitted })
+        Ok(Completed { token, status: entry.status(), cid: entry.cid(), result: entry.result(), submitted })
     }
 
     /// The command that a completion ends.
@@ -612,7 +624,8 @@ impl QueuePair {
         assert_eq!((qid, controller), (self.layout.qid, self.layout.controller), "another pair's restart");
         assert_eq!(self.state, State::Rewound, "a pair is rewound before it runs again");
         self.layout.sgl = sgl;
-        self.rung_before += self.tail.rung() + self.head.rung();
+        let Counters { sq_doorbells, cq_doorbells, .. } = self.counters();
+        self.rung_before = [sq_doorbells, cq_doorbells];
         [self.tail, self.head] = doorbells.split(qid);
         self.commands.restart_clock(now);
         let kept: Vec<u16> = self.commands.in_order().collect();

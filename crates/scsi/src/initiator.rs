@@ -7,6 +7,7 @@ use aryk_reactor::{Armed, Clock, CoreSet, Cx, Engine, Reactor, Root, RootId, Sle
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 
 /// The owner of a channel, which collects its outcomes.
 struct Owner {
@@ -65,6 +66,14 @@ impl Initiators {
         let mut reactor =
             Reactor::new(0, SleepPolicy::Poll, Engine::Epoll, Clock::Monotonic).expect("a reactor");
         let thread = reactor.cx().add_thread("initiators", CoreSet::default());
+        let bdev = registry.find(name).expect("the disk is there");
+        let mut prepared = bdev.device().prepare(reactor.cx().handle());
+        let mut cx = Context::from_waker(Waker::noop());
+        while prepared.as_mut().poll(&mut cx).map(|result| result.expect("prepare the reactor")).is_pending()
+        {
+            reactor.turn();
+        }
+        drop(prepared);
         let mut all =
             Self { reactor, lun, nexuses: Vec::new(), owners: Vec::new(), thread, tag: 0, replayed: false };
         nexuses.into_iter().for_each(|nexus| all.add(nexus));

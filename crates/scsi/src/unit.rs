@@ -124,7 +124,7 @@ enum Failure {
 }
 
 impl Failure {
-    /// The failure of a request of the block layer, whose first block is `lba`.
+    /// The failure of a request of the block layer. `lba` is the block that failed, or the first if that is not known.
     const fn of(status: BdevStatus, op: Op, lba: Lba) -> Self {
         let sense = Sense::of(status, op);
         match status {
@@ -385,7 +385,7 @@ impl UnitChannel {
     fn end(&mut self, tag: u16) -> Outcome {
         let task = self.tasks.get(tag);
         self.loops -= u32::from(matches!(task.job.take().as_deref(), Some(Job::Loop(_))));
-        let &mut Task { op, lba, moved, status, abort_cause, .. } = task;
+        let &mut Task { op, mut lba, moved, status, abort_cause, .. } = task;
         self.tasks.remove(tag);
         self.note_ended(tag);
         if status.is_ok() {
@@ -402,6 +402,10 @@ impl UnitChannel {
                 return Outcome { filled, ..Outcome::failed(tag, Failure::Conflict) };
             }
             AbortCause::None | AbortCause::Aborted | AbortCause::Refused => {}
+        }
+        if status == BdevStatus::Medium {
+            let blocks = Blocks((moved >> self.block_shift).max(1).into());
+            lba = self.nexus.bdev().device().failed_block(lba, blocks).unwrap_or(lba);
         }
         Outcome { filled, ..Outcome::failed(tag, Failure::of(status, op, lba)) }
     }

@@ -782,6 +782,44 @@ class Methods(ABC):
         )
         return result
 
+    def bdev_nvme_add_error_injection(
+        self,
+        *,
+        name: str,
+        cmd_type: types.NvmeCommandType,
+        opc: int,
+        do_not_submit: bool | None = None,
+        err_count: int | None = None,
+        sc: int | None = None,
+        sct: int | None = None,
+        timeout_in_us: int | None = None,
+    ) -> bool:
+        """Injects an error status into commands of an NVMe controller, as if its drive failed, until it was detached.
+
+        Parameters:
+            name: Name of the controller.
+            opc: Opcode of the commands. An earlier injection into commands with it ends.
+            do_not_submit: Whether the drive does not get the command. Otherwise it executes the command, and the status replaces its answer.
+            err_count: Number of commands. Default: 1.
+            sc: Status code.
+            sct: Status code type; its lowest three bits count. `sct` and `sc` must not both be 0, which would stand for success.
+            timeout_in_us: Microseconds after which the status comes, with `do_not_submit`; at most an hour. Default: 0. `timeout_us` does not count for I/O commands that wait.
+        """
+        result: bool = self.call(
+            "bdev_nvme_add_error_injection",
+            _given(
+                name=name,
+                cmd_type=cmd_type,
+                opc=opc,
+                do_not_submit=do_not_submit,
+                err_count=err_count,
+                sc=sc,
+                sct=sct,
+                timeout_in_us=timeout_in_us,
+            ),
+        )
+        return result
+
     def bdev_nvme_apply_firmware(
         self,
         *,
@@ -1075,6 +1113,29 @@ class Methods(ABC):
         result: types.NvmeTransportStatistics = self.call("bdev_nvme_get_transport_statistics")
         return result
 
+    def bdev_nvme_remove_error_injection(
+        self,
+        *,
+        name: str,
+        cmd_type: types.NvmeCommandType,
+        opc: int,
+    ) -> bool:
+        """Ends the injection of an error status into commands of an NVMe controller.
+
+        Parameters:
+            name: Name of the controller.
+            opc: Opcode of the commands. Without effect if no status is injected into commands with it.
+        """
+        result: bool = self.call(
+            "bdev_nvme_remove_error_injection",
+            _given(
+                name=name,
+                cmd_type=cmd_type,
+                opc=opc,
+            ),
+        )
+        return result
+
     def bdev_nvme_reset_controller(
         self,
         *,
@@ -1100,7 +1161,7 @@ class Methods(ABC):
         self,
         *,
         name: str,
-        cmd_type: types.NvmeCommandType,
+        cmd_type: types.NvmeCommandType2,
         data_direction: types.NvmeDirection,
         cmdbuf: str,
         data: str | None = None,
@@ -3566,6 +3627,44 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def bdev_nvme_add_error_injection(
+        self,
+        *,
+        name: str,
+        cmd_type: types.NvmeCommandType,
+        opc: int,
+        do_not_submit: bool | None = None,
+        err_count: int | None = None,
+        sc: int | None = None,
+        sct: int | None = None,
+        timeout_in_us: int | None = None,
+    ) -> bool:
+        """Injects an error status into commands of an NVMe controller, as if its drive failed, until it was detached.
+
+        Parameters:
+            name: Name of the controller.
+            opc: Opcode of the commands. An earlier injection into commands with it ends.
+            do_not_submit: Whether the drive does not get the command. Otherwise it executes the command, and the status replaces its answer.
+            err_count: Number of commands. Default: 1.
+            sc: Status code.
+            sct: Status code type; its lowest three bits count. `sct` and `sc` must not both be 0, which would stand for success.
+            timeout_in_us: Microseconds after which the status comes, with `do_not_submit`; at most an hour. Default: 0. `timeout_us` does not count for I/O commands that wait.
+        """
+        result: bool = await self.call(
+            "bdev_nvme_add_error_injection",
+            _given(
+                name=name,
+                cmd_type=cmd_type,
+                opc=opc,
+                do_not_submit=do_not_submit,
+                err_count=err_count,
+                sc=sc,
+                sct=sct,
+                timeout_in_us=timeout_in_us,
+            ),
+        )
+        return result
+
     async def bdev_nvme_apply_firmware(
         self,
         *,
@@ -3859,6 +3958,29 @@ class AsyncMethods(ABC):
         result: types.NvmeTransportStatistics = await self.call("bdev_nvme_get_transport_statistics")
         return result
 
+    async def bdev_nvme_remove_error_injection(
+        self,
+        *,
+        name: str,
+        cmd_type: types.NvmeCommandType,
+        opc: int,
+    ) -> bool:
+        """Ends the injection of an error status into commands of an NVMe controller.
+
+        Parameters:
+            name: Name of the controller.
+            opc: Opcode of the commands. Without effect if no status is injected into commands with it.
+        """
+        result: bool = await self.call(
+            "bdev_nvme_remove_error_injection",
+            _given(
+                name=name,
+                cmd_type=cmd_type,
+                opc=opc,
+            ),
+        )
+        return result
+
     async def bdev_nvme_reset_controller(
         self,
         *,
@@ -3884,7 +4006,7 @@ class AsyncMethods(ABC):
         self,
         *,
         name: str,
-        cmd_type: types.NvmeCommandType,
+        cmd_type: types.NvmeCommandType2,
         data_direction: types.NvmeDirection,
         cmdbuf: str,
         data: str | None = None,

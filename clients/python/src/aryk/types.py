@@ -25,8 +25,11 @@ IoType = Literal["clear", "read", "write", "unmap", "flush", "all"]
 #: One of the latencies of a delay disk.
 LatencyType = Literal["avg_read", "p99_read", "avg_write", "p99_write"]
 
-#: Kind of an NVMe command.
+#: Commands of a controller: `admin`, which includes the driver's own, or `io`.
 NvmeCommandType = Literal["admin", "io"]
+
+#: Kind of an NVMe command.
+NvmeCommandType2 = Literal["admin", "io"]
 
 #: From the host to the controller, or back.
 NvmeDirection = Literal["h2c", "c2h"]
@@ -363,8 +366,12 @@ class DeviceStatus(TypedDict):
     code: int
     #: Whether the device says that the same request fails again (for NVMe, Do Not Retry).
     is_final: bool
+    #: For NVMe: the number (1 to 3) of the controller's delay before another attempt (Command Retry Delay), or 0.
+    crd: int
     #: The specification's name of the error.
     name: str
+    #: The block that failed; absent if the device does not name it.
+    lba: NotRequired[int]
 
 
 class DiskCounts(TypedDict):
@@ -771,6 +778,8 @@ class NvmeController(TypedDict):
     failed_by_reset: int
     #: Aryk only: errors and health warnings that the controller reported by itself.
     warnings: int
+    #: Aryk only: commands that got an error that was injected.
+    injected_errors: int
     #: Aryk only: the queue pairs.
     queue_pairs: list[NvmeQueuePair]
     #: Aryk only: model, serial number, firmware, as the controller reported them; missing before it was ready.
@@ -956,10 +965,18 @@ class NvmeTransport(TypedDict):
     """Sums over the queue pairs of a core."""
 
     trname: str
+    #: Polls of completion queues.
+    polls: int
+    #: Polls that found no completion.
+    idle_polls: int
     completions: int
+    #: Requests that had to wait before they were submitted, because the queue pair was not ready or had no buffer.
+    queued_requests: int
     submitted_requests: int
-    #: Aryk only: writes to doorbell registers, of submission and completion queues.
-    doorbell_updates: int
+    #: Writes to the doorbell registers of submission queues.
+    sq_doorbell_updates: int
+    #: Writes to the doorbell registers of completion queues.
+    cq_doorbell_updates: int
     #: Aryk only: commands in flight.
     in_flight: int
 

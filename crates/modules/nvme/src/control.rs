@@ -7,11 +7,13 @@
 
 mod disks;
 mod events;
+mod lost_blocks;
 pub(crate) mod moves;
 mod pairs;
 pub(crate) mod tools;
 
-use crate::driver::Live;
+use crate::driver::{Live, LostBlock};
+use crate::injection::{Change, Commands};
 use crate::shared::{Counters, Shared};
 use crate::{Config, Controllers, Error, Info, Location, Phase};
 use aryk_bdev::{Attachment, Bdev, Env, OpenError};
@@ -27,8 +29,10 @@ use aryk_pci::vfio::{Vfio, VfioFunction};
 use aryk_pci::{Address, Function, vfio_user};
 use aryk_reactor::{Clock, Handle, Nanos};
 use disks::Disks;
+use lost_blocks::LostBlocks;
 use pairs::Pairs;
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -79,12 +83,18 @@ pub(crate) enum Command {
     QueueError(QueueError),
     /// A status says that the controller has lost its state.
     LostState { status: status::Status },
+    /// The medium has failed a request, which waits for the block.
+    Locate(LostBlock),
+    /// The Error Information log; empty if it could not be read.
+    ErrorLog(Vec<u8>),
     /// No channel uses the pair of a reactor that is being removed.
     Unused(u16),
     /// An admin command.
     Admin { command: Box<admin::Command>, reply: oneshot::Sender<Result<AdminAnswer, Error>> },
     /// Resets the controller.
     Reset(oneshot::Sender<()>),
+    /// Changes the errors that are injected. The sender is dropped when all have taken the change over.
+    Inject { commands: Commands, change: Change, applied: mpsc::Sender<Infallible> },
     /// Creates the character devices for tools; the reply has their names.
     RegisterTools { access: Access, reply: oneshot::Sender<Result<Vec<String>, Error>> },
     /// Removes them; the reply says whether there were any.
@@ -161,6 +171,7 @@ pub(crate) fn start(
         has_lost_writes: false,
         exclusive: None,
         lines: LogLimit::new(LINES, LINE_PERIOD),
+        lost_blocks: LostBlocks::default(),
         answers: HashMap::new(),
         resets: Vec::new(),
         rescans: Vec::new(),
@@ -233,6 +244,8 @@ struct Thread {
     exclusive: Option<(u64, String)>,
     /// Limits the lines about single commands and events.
     lines: LogLimit,
+    /// Requests that the medium has failed.
+    lost_blocks: LostBlocks,
     /// Callers of admin commands, by number.
     answers: HashMap<u64, oneshot::Sender<Result<AdminAnswer, Error>>>,
     resets: Vec<oneshot::Sender<()>>,
@@ -396,7 +409,8 @@ impl Thread {
             Location::Socket(path) => Arc::new(vfio_user::Client::connect(path)?),
             Location::Model(function) => Arc::clone(function),
         };
-        let controller = Controller::attach(Arc::clone(&function), self.config.options, now().0)?;
+        let mut controller = Controller::attach(Arc::clone(&function), self.config.options, now().0)?;
+        controller.set_injections(self.shared.injected().admin.clone());
         let signals = Signals::of(function.as_ref())?;
         Ok(Driven { function, controller, signals, memory: None, is_usable: false, end: None })
     }
@@ -431,9 +445,12 @@ impl Thread {
                 tracing::error!(controller = self.shared.name, %status, "the NVMe controller has lost its state");
                 self.reset(ResetReason::Fatal);
             }
+            Command::Locate(lost) => self.locate(lost),
+            Command::ErrorLog(log) => self.error_log(&log),
             Command::Unused(qid) => self.delete_pair(qid),
             Command::Admin { command, reply } => self.admin(&command, reply),
             Command::Reset(reply) => self.reset_for(reply),
+            Command::Inject { commands, change, applied } => self.inject(commands, change, &applied),
             Command::RegisterTools { access, reply } => {
                 // The caller may be gone.
                 let _ = reply.send(self.register_tools(access));
@@ -561,6 +578,17 @@ impl Thread {
         if self.exclusive.as_ref().is_some_and(|(running, _)| *running == id) {
             self.exclusive = None;
             self.reset(ResetReason::Request);
+        }
+    }
+
+    fn inject(&mut self, commands: Commands, change: Change, applied: &mpsc::Sender<Infallible>) {
+        self.shared.inject(commands, change);
+        match commands {
+            Commands::Io => self.pairs.set_injections(&self.shared, applied),
+            Commands::Admin => {
+                let injections = self.shared.injected().admin.clone();
+                self.with_controller(|controller| controller.set_injections(injections));
+            }
         }
     }
 

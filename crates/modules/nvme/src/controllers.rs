@@ -143,7 +143,11 @@ impl AttachedController {
             core: pair.core,
             submitted: get(&pair.submitted),
             completed: get(&pair.completed),
-            doorbells: get(&pair.doorbells),
+            sq_doorbells: get(&pair.sq_doorbells),
+            cq_doorbells: get(&pair.cq_doorbells),
+            polls: get(&pair.polls),
+            idle_polls: get(&pair.idle_polls),
+            queued: get(&pair.queued),
             in_flight: get(&pair.in_flight),
             pool: (get(&pair.pool_pages), get(&pair.pool_low)),
         });
@@ -151,13 +155,14 @@ impl AttachedController {
         let sum = |of: fn(&PairCounts) -> u64| pairs.iter().map(of).sum::<u64>();
         Counts {
             submitted: sum(|pair| pair.submitted),
-            doorbells: sum(|pair| pair.doorbells),
+            doorbells: sum(|pair| pair.sq_doorbells + pair.cq_doorbells),
             resets: get(&counters.resets),
             aborts: get(&counters.aborts),
             retried: get(&counters.retried),
             resubmitted: get(&counters.resubmitted),
             failed_by_reset: get(&counters.failed_by_reset),
             warnings: get(&counters.warnings),
+            injected: get(&counters.injected),
             pairs,
         }
     }

@@ -8,7 +8,12 @@
 //! The functions at the end of this file are the steps of a reset, which the control thread sends to each reactor.
 
 mod attempt;
+mod injected;
+mod located;
 mod reset;
+
+pub(crate) use injected::set_injections;
+pub(crate) use located::{LostBlock, located};
 
 pub(crate) use reset::{
     Cause, install, leave_if_unused, open, quiesce, reap_last, remove, restart_clock, resume, retire, rewind,
@@ -17,15 +22,17 @@ pub(crate) use reset::{
 use crate::control::Command;
 use crate::namespace::Namespace;
 use crate::pool::{Pages, Pool};
-use crate::shared::{PairStats, Shared};
+use crate::shared::{PairStats, Polls, Shared};
 use crate::status::{Outcome, decide, decide_harmless, errno};
 use aryk_bdev::{
-    Attachment, Completion, CreditPool, DeviceError, Failure, Io, MemoryLookup, Op, Status, Tag,
+    Attachment, Completion, CreditPool, DeviceError, Failure, Io, Lba, MemoryLookup, Op, Status, Tag,
 };
 use aryk_nvme::data::Piece;
+use aryk_nvme::inject::Injections;
 use aryk_nvme::io::Commands;
 use aryk_nvme::queue::{Completed, Late, QueuePair};
 use aryk_nvme::replay::{Change, History};
+use aryk_nvme::spec::status::Status as DeviceStatus;
 use aryk_pci::VectorMask;
 use aryk_reactor::{Armed, Cx, Driver, DriverId, DriverKey, DriverRef, Nanos, RootId};
 use aryk_slots::{Key, Slots};
@@ -67,6 +74,12 @@ enum State {
     Delayed,
     /// The controller has so many commands of it; the status of those that ended.
     AtController(u8, Status),
+    /// The controller has so many commands of it; this status replaces the answer.
+    Replaced(u8, DeviceStatus),
+    /// Gets this status later, and the controller gets no command.
+    Withheld(DeviceStatus),
+    /// Has failed with this status, and waits for the block that the controller names.
+    Locating(DeviceStatus),
 }
 
 struct Request {
@@ -95,6 +108,20 @@ struct Opened {
     /// `None` if the controller gets bounce buffers only.
     lookup: Option<MemoryLookup>,
     completions: Vec<Completion>,
+}
+
+impl Opened {
+    /// Reports a request that the controller has failed, and the block that it names.
+    fn report(&self, io: &Io, answer: DeviceStatus, status: Status, lba: Option<Lba>) {
+        let device = DeviceError {
+            code: answer.code().0,
+            is_final: answer.is_final(),
+            crd: answer.crd(),
+            name: self.namespace.name_of(answer),
+            lba,
+        };
+        self.namespace.failed(Failure::now(io.op, io.lba, io.blocks, errno(status)).with_device(device));
+    }
 }
 
 /// What a pair has while its controller is there.
@@ -148,7 +175,10 @@ pub(crate) struct PairDriver {
     copied: u64,
     /// Commands at the last publication.
     published: u64,
-    /// Requests in the state [`State::Delayed`].
+    polls: Polls,
+    /// Errors that an operator injects.
+    injections: Option<Arc<Injections>>,
+    /// Requests in the states [`State::Delayed`], [`State::Withheld`] and [`State::Locating`].
     delayed: Vec<(Nanos, Key)>,
     credits: CreditPool,
     history: History,
@@ -164,6 +194,7 @@ impl PairDriver {
     fn new(shared: Arc<Shared>, id: DriverId, live: Box<Live>) -> Self {
         let depth = u32::from(live.pair.depth());
         Self {
+            injections: injected::of(&shared),
             shared,
             id,
             gate: Gate::Open,
@@ -175,6 +206,7 @@ impl PairDriver {
             starved: VecDeque::with_capacity(depth as usize),
             copied: 0,
             published: 0,
+            polls: Polls::default(),
             delayed: Vec::new(),
             credits: CreditPool::new(depth),
             history: History::new(HISTORY),
@@ -224,12 +256,19 @@ impl PairDriver {
         // Its parts are stored in their place, where `insert` would copy the request.
         let key = self.requests.add(request);
         if !self.waiting.is_empty() || self.gate != Gate::Open {
+            self.polls.queued += 1;
             return self.waiting.push_back(key);
         }
         match self.start(key, cx) {
             Start::AtController => {}
-            Start::Blocked => self.waiting.push_back(key),
-            Start::NoPages => self.starved.push_back(key),
+            Start::Blocked => {
+                self.polls.queued += 1;
+                self.waiting.push_back(key);
+            }
+            Start::NoPages => {
+                self.polls.queued += 1;
+                self.starved.push_back(key);
+            }
             Start::Ended(status) => self.finish(key, status, cx),
         }
     }
@@ -242,7 +281,7 @@ impl PairDriver {
         for key in keys {
             let request = self.requests.get_mut(key).expect("just found");
             match request.state {
-                State::AtController(..) => {
+                State::AtController(..) | State::Replaced(..) => {
                     request.is_aborted = true;
                     continue;
                 }
@@ -250,7 +289,9 @@ impl PairDriver {
                     self.waiting.retain(|&waiting| waiting != key);
                     self.starved.retain(|&starved| starved != key);
                 }
-                State::Delayed => self.delayed.retain(|&(_, delayed)| delayed != key),
+                State::Delayed | State::Withheld(_) | State::Locating(_) => {
+                    self.delayed.retain(|&(_, delayed)| delayed != key)
+                }
             }
             self.finish(key, Status::Aborted, cx);
         }
@@ -266,6 +307,14 @@ impl PairDriver {
     /// Submits a request's command. A command that is submitted again reads its data again.
     #[inline(always)]
     fn start(&mut self, key: Key, cx: &mut Cx) -> Start {
+        if self.injections.is_some() {
+            return self.start_with_injections(key, cx);
+        }
+        self.start_command(key, cx)
+    }
+
+    #[inline(always)]
+    fn start_command(&mut self, key: Key, cx: &mut Cx) -> Start {
         let live = match &mut self.life {
             Life::Live(live) if live.pair.is_running() => live,
             Life::Live(_) | Life::Away => return Start::Blocked,
@@ -340,6 +389,17 @@ impl PairDriver {
         while let Some(i) = self.delayed.iter().position(|&(at, _)| at <= now) {
             let (_, key) = self.delayed.swap_remove(i);
             let request = self.requests.get_mut(key).expect("a delayed request");
+            match request.state {
+                State::Withheld(status) => {
+                    self.answer(key, status, cx);
+                    continue;
+                }
+                State::Locating(status) => {
+                    self.fail_at(key, status, None, cx);
+                    continue;
+                }
+                State::Waiting | State::Delayed | State::AtController(..) | State::Replaced(..) => {}
+            }
             request.state = State::Waiting;
             // A request that a reset kept comes before the new ones.
             if request.is_kept { self.waiting.push_front(key) } else { self.waiting.push_back(key) }
@@ -390,9 +450,6 @@ impl PairDriver {
         let key = Key::from_raw(completed.token);
         let mut entry = self.requests.occupied(key).expect("a command in flight is of a request");
         let request = entry.value();
-        let State::AtController(left, earlier) = request.state else {
-            unreachable!("a command in flight is at the controller");
-        };
         if request.io.op.is_change() {
             let now = *changed_at.get_or_insert_with(|| cx.refresh_now());
             let channel = self.channels.get(request.channel).expect("it has requests");
@@ -406,6 +463,9 @@ impl PairDriver {
                 self.last_change = now.0;
             }
         }
+        let State::AtController(left, earlier) = request.state else {
+            return self.complete_replaced(key, cx);
+        };
         let outcome = decide(completed.status, live.retry_delays, self.shared.retry_delay_max);
         if outcome == Outcome::Done(Status::Ok) && left == 1 && earlier.is_ok() {
             match request.io.op {
@@ -419,19 +479,22 @@ impl PairDriver {
             let request = entry.remove();
             return self.end(request, Status::Ok, cx);
         }
-        self.complete_otherwise(key, completed, outcome, cx);
+        if outcome == Outcome::Done(Status::Medium) && self.locate(key, completed, cx) {
+            return;
+        }
+        self.complete_otherwise(key, completed.status, outcome, cx);
     }
 
     /// Takes an answer that is a failure, or one of two.
     #[cold]
-    fn complete_otherwise(&mut self, key: Key, completed: &Completed, outcome: Outcome, cx: &mut Cx) {
+    fn complete_otherwise(&mut self, key: Key, answer: DeviceStatus, outcome: Outcome, cx: &mut Cx) {
         let request = self.requests.get_mut(key).expect("the caller has found it");
         let State::AtController(left, earlier) = request.state else {
             unreachable!("the caller has checked")
         };
         let channel = self.channels.get(request.channel).expect("it has requests");
         let is_harmless = !request.io.op.is_change();
-        let outcome = if is_harmless { decide_harmless(completed.status, outcome) } else { outcome };
+        let outcome = if is_harmless { decide_harmless(answer, outcome) } else { outcome };
         let status = match outcome {
             Outcome::Done(status) => status,
             Outcome::Retry(delay, _)
@@ -452,17 +515,12 @@ impl PairDriver {
             }
             Outcome::Retry(_, status) => status,
             Outcome::Reset(status) => {
-                self.shared.send(Command::LostState { status: completed.status });
+                self.shared.send(Command::LostState { status: answer });
                 status
             }
         };
         if !matches!(status, Status::Ok | Status::Miscompare | Status::Aborted) {
-            let Io { op, lba, blocks, .. } = request.io;
-            let code = completed.status.code();
-            let name = channel.namespace.name_of(completed.status);
-            let device = DeviceError { code: code.0, is_final: completed.status.is_final(), name };
-            let failure = Failure::now(op, lba, blocks, errno(status)).with_device(device);
-            channel.namespace.failed(failure);
+            channel.report(&request.io, answer, status, None);
         }
         let status = worse(earlier, status);
         if left > 1 {
@@ -510,7 +568,7 @@ impl PairDriver {
     fn publish(&mut self) {
         let Life::Live(live) = &self.life else { return };
         let counters = live.pair.counters();
-        live.stats.publish(counters, live.pair.in_flight(), self.last_change, &live.pool);
+        live.stats.publish(counters, self.polls, live.pair.in_flight(), self.last_change, &live.pool);
         self.published = counters.submitted;
     }
 }
@@ -560,8 +618,11 @@ impl Driver for PairDriver {
         if !self.waiting.is_empty() || !self.delayed.is_empty() || !self.starved.is_empty() {
             self.start_waiting(cx);
         }
+        self.polls.all += 1;
         if count > 0 {
             self.publish();
+        } else {
+            self.polls.idle += 1;
         }
         count
     }
@@ -577,6 +638,8 @@ impl Driver for PairDriver {
     }
 
     fn arm(&mut self, _: &mut Cx) -> Armed {
+        // The idle polls since the last completion.
+        self.publish();
         let Life::Live(live) = &mut self.life else { return Armed::Yes };
         if live.pair.in_flight() == 0 {
             return Armed::Yes;

@@ -6,6 +6,7 @@
 //! | `driver` | the queue pair of a reactor, and its requests; `attempt`: a command and its data; `reset`: the pair's life |
 //! | `channel` | one opener's use of that pair |
 //! | `namespace` | the disk of a namespace |
+//! | `injection` | errors that an operator injects into commands |
 //! | `memory` | registration of guests' memory |
 //! | `pool` | bounce buffers |
 //! | `status` | what a controller's status means for a request |
@@ -23,6 +24,7 @@ mod channel;
 mod control;
 mod controllers;
 mod driver;
+mod injection;
 mod memory;
 mod namespace;
 mod pool;
@@ -32,6 +34,7 @@ mod status;
 mod tests;
 
 pub use controllers::{AttachedController, Controllers};
+pub use injection::{Commands, Injection};
 pub use pool::PoolError;
 
 use aryk_cuse::CuseError;
@@ -316,6 +319,8 @@ pub struct Counts {
     pub submitted: u64,
     /// Writes to doorbell registers, also of queue pairs that are gone.
     pub doorbells: u64,
+    /// Commands that got an injected status.
+    pub injected: u64,
     /// The queue pairs of each core that has had one.
     pub pairs: Vec<PairCounts>,
 }
@@ -331,8 +336,16 @@ pub struct PairCounts {
     pub submitted: u64,
     /// Completions.
     pub completed: u64,
-    /// Writes to doorbell registers.
-    pub doorbells: u64,
+    /// Writes to the doorbell registers of submission queues.
+    pub sq_doorbells: u64,
+    /// Writes to the doorbell registers of completion queues.
+    pub cq_doorbells: u64,
+    /// Polls of completion queues.
+    pub polls: u64,
+    /// Polls that found no completion.
+    pub idle_polls: u64,
+    /// Requests that had to wait before their first attempt, because the pair was not ready or had no buffer.
+    pub queued: u64,
     /// Commands in flight at the last completion.
     pub in_flight: u64,
     /// Pages of bounce buffers of the pair that the core has now, and the fewest that were free.

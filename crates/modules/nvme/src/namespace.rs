@@ -6,7 +6,7 @@ use crate::driver;
 use crate::shared::{Shared, lock};
 use crate::{DATA_MAX, PIECES_MAX, RANGES_MAX};
 use aryk_bdev::{
-    Blocks, BoxFuture, Channel, Device, Failure, Failures, ForwardChannel, Geometry, Limits, Op, OpSet,
+    Blocks, BoxFuture, Channel, Device, Failure, Failures, ForwardChannel, Geometry, Lba, Limits, Op, OpSet,
     OpenError,
 };
 use aryk_nvme::claims::{self, ControllerInfo};
@@ -168,6 +168,10 @@ impl Device for NamespaceDevice {
 
     fn last_failure(&self) -> Option<Failure> {
         self.0.failures.last()
+    }
+
+    fn failed_block(&self, lba: Lba, blocks: Blocks) -> Option<Lba> {
+        self.0.failures.failed_block(lba, blocks)
     }
 
     fn tell_left_out(&self) {

@@ -3,6 +3,7 @@
 use crate::control::Command;
 use crate::pool::Pool;
 use crate::{Config, Info};
+use aryk_nvme::inject::Injections;
 use aryk_nvme::queue::Counters as PairCounters;
 use aryk_reactor::{DriverKey, Handle, Hold};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,6 +23,27 @@ pub(crate) struct Counters {
     pub(crate) failed_by_reset: AtomicU64,
     /// Errors and health warnings that the controller reported by itself.
     pub(crate) warnings: AtomicU64,
+    /// Commands that got an injected status.
+    pub(crate) injected: Arc<AtomicU64>,
+}
+
+/// Errors that an operator injects into commands.
+#[derive(Debug, Default)]
+pub(crate) struct Injected {
+    /// Into admin commands.
+    pub(crate) admin: Injections,
+    /// Into I/O commands of all pairs.
+    pub(crate) io: Arc<Injections>,
+}
+
+/// Polls of a pair's completion queue, and requests that could not be submitted at once. Its driver counts them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Polls {
+    pub(crate) all: u64,
+    /// Those that found no completion.
+    pub(crate) idle: u64,
+    /// Requests that had to wait before their first attempt.
+    pub(crate) queued: u64,
 }
 
 /// Counters of the queue pairs that a core has had, one after the other. The reactor of the last one writes them. They never
@@ -31,10 +53,15 @@ pub(crate) struct PairStats {
     pub(crate) core: u16,
     /// Those of the pairs before.
     base: PairCounters,
+    base_polls: Polls,
     base_last_change: u64,
     pub(crate) submitted: AtomicU64,
     pub(crate) completed: AtomicU64,
-    pub(crate) doorbells: AtomicU64,
+    pub(crate) sq_doorbells: AtomicU64,
+    pub(crate) cq_doorbells: AtomicU64,
+    pub(crate) polls: AtomicU64,
+    pub(crate) idle_polls: AtomicU64,
+    pub(crate) queued: AtomicU64,
     pub(crate) in_flight: AtomicU64,
     pub(crate) last_change: AtomicU64,
     pub(crate) pool_pages: AtomicU64,
@@ -59,6 +86,7 @@ pub(crate) struct Shared {
     /// The control thread looks at the controller rarely.
     is_idle: AtomicBool,
     pairs: Mutex<Vec<OfCore>>,
+    injected: Mutex<Injected>,
 }
 
 /// The queue pair of a core, if there is one, and the counters of all that the core has had.
@@ -82,6 +110,7 @@ impl Shared {
             flushed: AtomicU64::new(0),
             is_idle: AtomicBool::new(false),
             pairs: Mutex::default(),
+            injected: Mutex::default(),
         }
     }
 
@@ -129,6 +158,11 @@ impl Shared {
     /// The controller as the control thread last described it.
     pub(crate) fn info(&self) -> MutexGuard<'_, Info> {
         lock(&self.info)
+    }
+
+    /// The errors that are injected.
+    pub(crate) fn injected(&self) -> MutexGuard<'_, Injected> {
+        lock(&self.injected)
     }
 
     /// Adds the statistics of a new queue pair, which go on from those of the core's pair before.
@@ -188,25 +222,48 @@ impl PairStats {
     fn after(before: &Self) -> Self {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (submitted, completed) = (get(&before.submitted), get(&before.completed));
-        let doorbells = get(&before.doorbells);
+        let (sq_doorbells, cq_doorbells) = (get(&before.sq_doorbells), get(&before.cq_doorbells));
+        let (all, idle, queued) = (get(&before.polls), get(&before.idle_polls), get(&before.queued));
         Self {
             core: before.core,
-            base: PairCounters { submitted, completed, doorbells, ..PairCounters::default() },
+            base: PairCounters {
+                submitted,
+                completed,
+                sq_doorbells,
+                cq_doorbells,
+                ..PairCounters::default()
+            },
+            base_polls: Polls { all, idle, queued },
             base_last_change: before.base_last_change.max(get(&before.last_change)),
             submitted: submitted.into(),
             completed: completed.into(),
-            doorbells: doorbells.into(),
+            sq_doorbells: sq_doorbells.into(),
+            cq_doorbells: cq_doorbells.into(),
+            polls: all.into(),
+            idle_polls: idle.into(),
+            queued: queued.into(),
             ..Self::default()
         }
     }
 
     /// Publishes the counters of a pair. Only its reactor calls this.
     #[inline]
-    pub(crate) fn publish(&self, counters: PairCounters, in_flight: u16, last_change: u64, pool: &Pool) {
-        let base = &self.base;
+    pub(crate) fn publish(
+        &self,
+        counters: PairCounters,
+        polls: Polls,
+        in_flight: u16,
+        last_change: u64,
+        pool: &Pool,
+    ) {
+        let (base, base_polls) = (&self.base, &self.base_polls);
         self.submitted.store(base.submitted + counters.submitted, Ordering::Relaxed);
         self.completed.store(base.completed + counters.completed, Ordering::Relaxed);
-        self.doorbells.store(base.doorbells + counters.doorbells, Ordering::Relaxed);
+        self.sq_doorbells.store(base.sq_doorbells + counters.sq_doorbells, Ordering::Relaxed);
+        self.cq_doorbells.store(base.cq_doorbells + counters.cq_doorbells, Ordering::Relaxed);
+        self.polls.store(base_polls.all + polls.all, Ordering::Relaxed);
+        self.idle_polls.store(base_polls.idle + polls.idle, Ordering::Relaxed);
+        self.queued.store(base_polls.queued + polls.queued, Ordering::Relaxed);
         self.in_flight.store(in_flight.into(), Ordering::Relaxed);
         self.last_change.store(last_change, Ordering::Relaxed);
         self.pool_pages.store(pool.pages().into(), Ordering::Relaxed);

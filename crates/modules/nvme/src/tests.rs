@@ -1,6 +1,9 @@
 //! The module on a model controller.
 
 mod conformance;
+mod counters;
+mod injection;
+mod lost_blocks;
 mod memory;
 mod odd;
 mod operator;

@@ -131,6 +131,12 @@ impl Device for Part {
         "Split Disk"
     }
 
+    fn failed_block(&self, lba: Lba, blocks: Blocks) -> Option<Lba> {
+        let offset = self.offset.0;
+        let failed = self.base().device().failed_block(Lba(lba.0 + offset), blocks)?;
+        failed.0.checked_sub(offset).map(Lba)
+    }
+
     fn geometry(&self) -> Geometry {
         let base = self.base().geometry();
         let blocks = self.blocks.min(base.blocks.saturating_sub(self.offset));

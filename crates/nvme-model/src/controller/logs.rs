@@ -130,7 +130,11 @@ impl Controller {
         entry[10..12].copy_from_slice(&command.cid.get().to_le_bytes());
         entry[12..14].copy_from_slice(&(status.0 << 1).to_le_bytes());
         entry[14..16].copy_from_slice(&u16::MAX.to_le_bytes()); // no parameter is wrong
-        entry[16..24].copy_from_slice(&command.slba().to_le_bytes());
+        // The block that failed, where the model knows it.
+        let namespace = self.namespaces.get(&command.nsid.get()).filter(|_| sqid != 0 && is_media);
+        let bad =
+            namespace.and_then(|namespace| namespace.first_unreadable(command.slba(), command.blocks()));
+        entry[16..24].copy_from_slice(&bad.unwrap_or(command.slba()).to_le_bytes());
         entry[24..28].copy_from_slice(&command.nsid.get().to_le_bytes());
         self.logs.errors.push_front(entry);
         self.logs.errors.truncate(usize::from(self.config.elpe) + 1);

@@ -9,8 +9,10 @@ use aryk_pci::Function;
 use crate::admin::{Command, DATA_MAX, Data};
 use crate::controller::event::AdminAnswer;
 use crate::data::{Piece, SglSupport, list_bytes};
+use crate::inject::Injections;
 use crate::memory::{DmaMemory, MemoryError};
 use crate::queue::{DmaEnded, Doorbells, Fate, Layout, QueueError, QueuePair, Restart, Timeouts};
+use crate::spec::status::Status;
 
 /// Entries of both admin queues.
 const ENTRIES: u32 = 64;
@@ -42,6 +44,17 @@ struct Pending {
     deadline: u64,
     /// The command uses the large buffer.
     is_large: bool,
+    answer: Answer,
+}
+
+/// Where the answer to a command comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Controller,
+    /// The controller's answer gets this status.
+    Replaced(Status),
+    /// The controller does not have the command, which is answered by this status at this time.
+    Withheld(Status, u64),
 }
 
 /// Memory for data, of commands by their tokens or of one command.
@@ -69,6 +82,7 @@ pub(super) struct AdminQueue {
     large: Option<Buffer>,
     /// By token, which is also the place in the small buffer.
     pending: Vec<Option<Pending>>,
+    injections: Injections,
 }
 
 impl AdminQueue {
@@ -92,7 +106,13 @@ impl AdminQueue {
         let queues = DmaMemory::new(function, layout.len(), page)?;
         let small = Buffer::new(function, u64::from(DEPTH) * SMALL as u64, page)?;
         let pair = QueuePair::new(layout, &queues, doorbells).expect("the memory has the layout's length");
-        Ok(Self { pair, queues, small, large: None, pending: (0..DEPTH).map(|_| None).collect() })
+        let (pending, injections) = ((0..DEPTH).map(|_| None).collect(), Injections::default());
+        Ok(Self { pair, queues, small, large: None, pending, injections })
+    }
+
+    /// Injects errors into the commands that are sent from now on.
+    pub(super) fn set_injections(&mut self, injections: Injections) {
+        self.injections = injections;
     }
 
     /// The values of AQA, ASQ and ACQ.
@@ -135,6 +155,12 @@ impl AdminQueue {
         }
         let place = place(&self.small, self.large.as_ref(), token, is_large);
         let Some((buffer, start)) = place else { return false };
+        let opcode = command.entry.opcode();
+        if let Some((status, after)) = self.injections.withhold(opcode) {
+            let answer = Answer::Withheld(status, now.saturating_add(after));
+            self.pending[token] = Some(Pending { waiter, reads, deadline, is_large, answer });
+            return true;
+        }
         match &command.data {
             Data::ToController(bytes) => buffer.area.write_bytes(start, bytes),
             // What the controller does not write reads as zeroes, not as an earlier answer.
@@ -146,7 +172,8 @@ impl AdminQueue {
             return false;
         }
         self.pair.flush();
-        self.pending[token] = Some(Pending { waiter, reads, deadline, is_large });
+        let answer = self.injections.replace(opcode).map_or(Answer::Controller, Answer::Replaced);
+        self.pending[token] = Some(Pending { waiter, reads, deadline, is_large, answer });
         true
     }
 
@@ -158,7 +185,7 @@ impl AdminQueue {
     }
 
     /// Takes all completions, those before an impossible one too.
-    pub(super) fn reap(&mut self) -> (Vec<(Waiter, AdminAnswer)>, Result<(), QueueError>) {
+    pub(super) fn reap(&mut self, now: u64) -> (Vec<(Waiter, AdminAnswer)>, Result<(), QueueError>) {
         let mut completions = Vec::new();
         let outcome = self.pair.reap(DEPTH, |completed| completions.push(completed));
         let Self { small, large, pending, .. } = self;
@@ -169,9 +196,28 @@ impl AdminQueue {
             let place = place(small, large.as_ref(), token, ended.is_large);
             let (buffer, start) = place.expect("the command had its buffer");
             buffer.area.read_bytes(start, &mut data);
-            (ended.waiter, AdminAnswer { status: completed.status, result: completed.result, data })
+            let status = match ended.answer {
+                Answer::Replaced(status) => status,
+                Answer::Controller | Answer::Withheld(..) => completed.status,
+            };
+            (ended.waiter, AdminAnswer { status, result: completed.result, data })
         });
-        (answers.collect(), outcome.map(drop))
+        let mut answers: Vec<_> = answers.collect();
+        answers.extend(self.take_withheld(now));
+        (answers, outcome.map(drop))
+    }
+
+    /// Ends the commands that an injection withholds, if their time has come.
+    fn take_withheld(&mut self, now: u64) -> impl Iterator<Item = (Waiter, AdminAnswer)> {
+        self.pending.iter_mut().filter_map(move |slot| {
+            let Some(Pending { waiter, reads, answer: Answer::Withheld(status, at), .. }) = slot else {
+                return None;
+            };
+            let (status, data) = (*status, vec![0; *reads]);
+            let answer = (*at <= now).then_some((*waiter, AdminAnswer { status, result: 0, data }));
+            *slot = slot.take().filter(|_| answer.is_none());
+            answer
+        })
     }
 
     /// A command whose deadline has passed, if there is one.

@@ -25,14 +25,14 @@ fn doorbells_are_rung_once_per_batch() {
     assert_eq!(rig.doorbells(), (0, 0));
     rig.pair.flush();
     rig.pair.flush();
-    assert_eq!((rig.doorbells(), rig.pair.counters().doorbells), ((5, 0), 1));
+    assert_eq!((rig.doorbells(), rig.pair.counters().doorbells()), ((5, 0), 1));
     cids.iter().rev().for_each(|&cid| rig.complete(cid));
     assert!(rig.pair.has_completion());
     assert_eq!(rig.reap().unwrap(), [4, 3, 2, 1, 0]);
     assert!(!rig.pair.has_completion());
-    assert_eq!((rig.doorbells(), rig.pair.counters().doorbells), ((5, 5), 2));
+    assert_eq!((rig.doorbells(), rig.pair.counters().doorbells()), ((5, 5), 2));
     assert!(rig.reap().unwrap().is_empty());
-    assert_eq!(rig.pair.counters().doorbells, 2);
+    assert_eq!(rig.pair.counters().doorbells(), 2);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::spec::identify::text;
-use crate::spec::status::Status;
+use crate::spec::status::{Code, Status};
 
 /// Error Information.
 pub const ERROR_INFORMATION: u8 = 0x01;
@@ -111,6 +111,14 @@ impl ErrorEntry {
     /// The status of the failed command; bit 0 of the field is the phase tag.
     pub fn status(&self) -> Status {
         Status::new(self.status_field.get() >> 1)
+    }
+
+    /// The block that the entry names for the failure of a command that concerned `blocks` blocks from `first` on; `None` if the
+    /// entry is another command's.
+    pub fn block_of(&self, sqid: u16, cid: u16, code: Code, first: u64, blocks: u64) -> Option<u64> {
+        let is_it = (self.sqid.get(), self.cid.get(), self.status().code()) == (sqid, cid, code);
+        let offset = self.lba.get().checked_sub(first)?;
+        (is_it && offset < blocks).then_some(self.lba.get())
     }
 
     /// The entries of a log that describe an error: those with an error count.
@@ -245,6 +253,18 @@ mod tests {
         assert_eq!(entries.len(), 1);
         assert_eq!((entries[0].sqid.get(), entries[0].cid.get(), entries[0].lba.get()), (1, 9, 42));
         assert_eq!(entries[0].status().code(), Code::UNRECOVERED_READ_ERROR);
+        let block = |sqid, cid, code, first, blocks| entries[0].block_of(sqid, cid, code, first, blocks);
+        let code = Code::UNRECOVERED_READ_ERROR;
+        assert_eq!((block(1, 9, code, 40, 3), block(1, 9, code, 42, 1)), (Some(42), Some(42)));
+        for (sqid, cid, code, first, blocks) in [
+            (2, 9, code, 40, 3),
+            (1, 8, code, 40, 3),
+            (1, 9, Code::WRITE_FAULT, 40, 3),
+            (1, 9, code, 43, 3),
+            (1, 9, code, 40, 2),
+        ] {
+            assert_eq!(block(sqid, cid, code, first, blocks), None);
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ type Case<'a> = (u64, u64, &'a dyn Fn(u64) -> Vec<Piece>);
 fn batch(rig: &mut Rig, data: &[Vec<Piece>], blocks: u64) -> (u64, u64) {
     let info = rig.controller.info().unwrap();
     let commands = Commands::new(rig.controller.namespaces()[0].namespace.as_ref().unwrap(), info);
-    let before = rig.pairs[0].counters().doorbells;
+    let before = rig.pairs[0].counters().doorbells();
     let submitted = measure(|| {
         for (token, pieces) in data.iter().enumerate() {
             let entry = commands.read(blocks * token as u64, blocks).unwrap();
@@ -33,7 +33,7 @@ fn batch(rig: &mut Rig, data: &[Vec<Piece>], blocks: u64) -> (u64, u64) {
         rig.pairs[0].late(rig.now, 16, |_| ());
     });
     assert_eq!(succeeded, data.len());
-    (submitted.count_total + reaped.count_total, rig.pairs[0].counters().doorbells - before)
+    (submitted.count_total + reaped.count_total, rig.pairs[0].counters().doorbells() - before)
 }
 
 #[test]
@@ -61,6 +61,6 @@ fn a_batch_allocates_nothing_and_rings_each_doorbell_once() {
         }
     }
     let counters = rig.pairs[0].counters();
-    assert_eq!((counters.submitted, counters.doorbells), (20 * (1 + 128 + 1 + 128 + 128), 20 * 5 * 2));
+    assert_eq!((counters.submitted, counters.doorbells()), (20 * (1 + 128 + 1 + 128 + 128), 20 * 5 * 2));
     rig.assert_clean();
 }

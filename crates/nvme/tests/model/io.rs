@@ -68,7 +68,7 @@ fn doorbells_are_rung_once_per_batch_or_in_shadow_memory() {
         let after = rig.model.with(|model| model.counts().clone());
         let counters = rig.pairs[0].counters();
         let most = 2 * (rig.turns - turns);
-        assert!(most < 2 * counters.submitted && counters.doorbells <= most, "{most}: {counters:?}");
+        assert!(most < 2 * counters.submitted && counters.doorbells() <= most, "{most}: {counters:?}");
         let in_memory = after.shadow_doorbells - before.shadow_doorbells;
         assert_eq!(in_memory > 0, oacs != 0, "{in_memory}");
         rig.assert_clean();

@@ -16,7 +16,7 @@ pub(super) fn set(table: &mut Table<Control>) {
 }
 
 /// Methods that report parameters which cannot be decoded as an internal error, and other errors with their own numbers.
-const UNDECODED_IS_INTERNAL: [&str; 40] = [
+const UNDECODED_IS_INTERNAL: [&str; 42] = [
     "bdev_aio_create",
     "bdev_aio_delete",
     "bdev_aio_rescan",
@@ -36,6 +36,7 @@ const UNDECODED_IS_INTERNAL: [&str; 40] = [
     "bdev_null_create",
     "bdev_null_delete",
     "bdev_null_resize",
+    "bdev_nvme_add_error_injection",
     "bdev_nvme_apply_firmware",
     "bdev_nvme_attach_controller",
     "bdev_nvme_cuse_register",
@@ -46,6 +47,7 @@ const UNDECODED_IS_INTERNAL: [&str; 40] = [
     "bdev_nvme_get_controller_health_info",
     "bdev_nvme_get_controllers",
     "bdev_nvme_get_transport_statistics",
+    "bdev_nvme_remove_error_injection",
     "bdev_nvme_reset_controller",
     "bdev_nvme_send_cmd",
     "bdev_passthru_create",

@@ -8,6 +8,7 @@ mod attach;
 mod command;
 mod describe;
 mod hotplug;
+mod injection;
 mod options;
 mod statistics;
 mod tools;
@@ -56,6 +57,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     attach::register(table);
     command::register(table);
     describe::register(table);
+    injection::register(table);
     options::register(table);
     statistics::register(table);
     tools::register(table);

@@ -92,15 +92,23 @@ struct DeviceStatus {
     code: u16,
     /// Whether the device says that the same request fails again (for NVMe, Do Not Retry).
     is_final: bool,
+    /// For NVMe: the number (1 to 3) of the controller's delay before another attempt (Command Retry Delay), or 0.
+    crd: u8,
     /// The specification's name of the error.
     name: &'static str,
+    /// The block that failed; absent if the device does not name it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lba: Option<u64>,
 }
 
 impl From<&Failure> for LastError {
     fn from(failure: &Failure) -> Self {
         let Failure { op, lba: Lba(lba), blocks: Blocks(blocks), errno, device, at } = *failure;
         let time = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let device = device.map(|DeviceError { code, is_final, name }| DeviceStatus { code, is_final, name });
+        let device = device.map(|DeviceError { code, is_final, crd, name, lba }| {
+            let lba = lba.map(|Lba(lba)| lba);
+            DeviceStatus { code, is_final, crd, name, lba }
+        });
         Self { op: op.name(), lba, blocks, errno, error: failure.error().to_string(), device, time }
     }
 }

@@ -138,6 +138,18 @@ fn disks() -> Vec<Row> {
         ("bdev_nvme_attach_controller", nvme("VFIOUSER", "/nowhere/at/all"), -19, Some(NO_DEVICE)),
         ("bdev_nvme_detach_controller", json!({"name": "z"}), -19, Some(NO_DEVICE)),
         ("bdev_nvme_reset_controller", json!({"name": "z"}), -19, Some(NO_DEVICE)),
+        (
+            "bdev_nvme_add_error_injection",
+            json!({"name": "z", "cmd_type": "io", "opc": 2, "sc": 6}),
+            -19,
+            Some(NO_DEVICE),
+        ),
+        (
+            "bdev_nvme_remove_error_injection",
+            json!({"name": "z", "cmd_type": "io", "opc": 2}),
+            -19,
+            Some(NO_DEVICE),
+        ),
         ("bdev_nvme_cuse_register", json!({"name": "z"}), -19, Some(NO_DEVICE)),
         ("bdev_nvme_cuse_unregister", json!({"name": "z"}), -19, Some(NO_DEVICE)),
     ]

@@ -149,6 +149,11 @@ fn use_drive(call: &mut impl FnMut(&'static str, Value)) {
     let command = URL_SAFE.encode(command);
     let identify = json!({"name": "Nvme0", "cmd_type": "admin", "data_direction": "c2h", "cmdbuf": command, "data_len": 4096});
     call("bdev_nvme_send_cmd", identify);
+    let reads = json!({"name": "Nvme0", "cmd_type": "io", "opc": 2});
+    let mut failing = reads.clone();
+    (failing["sct"], failing["sc"], failing["do_not_submit"]) = (2.into(), 0x81.into(), true.into());
+    call("bdev_nvme_add_error_injection", failing);
+    call("bdev_nvme_remove_error_injection", reads);
     call("bdev_nvme_reset_controller", disk("Nvme0"));
     call("bdev_nvme_disable_controller", disk("Nvme0"));
     call("bdev_nvme_enable_controller", disk("Nvme0"));

@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use std::sync::Arc;
 
 mod aborts;
+mod drive;
 mod shared;
 
 const BLOCK: usize = 512;

@@ -11,6 +11,7 @@ use aryk_nvme::queue::{DmaEnded, QueuePair, Restart};
 use aryk_nvme::replay::History;
 use aryk_pci::VectorMask;
 use aryk_reactor::{Cx, Handle, Nanos};
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::{self, UnboundedSender};
@@ -314,6 +315,24 @@ impl Pairs {
         let ended: Vec<u16> = ended.filter_map(|pair| pair.qid()).collect();
         self.orphans.extend(&ended);
         ended
+    }
+
+    /// Sends a message to the reactor of a pair, if there is one.
+    pub(super) fn send(&self, qid: u16, message: impl FnOnce(&mut Cx) + Send + 'static) {
+        if let Some(pair) = self.pairs.iter().find(|pair| pair.qid() == Some(qid)) {
+            pair.send(message);
+        }
+    }
+
+    /// Makes the pairs take over the errors that are injected; each drops its sender then.
+    pub(super) fn set_injections(&self, shared: &Arc<Shared>, applied: &mpsc::Sender<Infallible>) {
+        for pair in &self.pairs {
+            let (shared, applied) = (Arc::clone(shared), applied.clone());
+            pair.send(move |cx| {
+                driver::set_injections(&shared, shared.key, cx);
+                drop(applied);
+            });
+        }
     }
 
     /// The controller has paused.

@@ -207,6 +207,8 @@ struct Description {
     failed_by_reset: u64,
     /// Aryk only: errors and health warnings that the controller reported by itself.
     warnings: u64,
+    /// Aryk only: commands that got an error that was injected.
+    injected_errors: u64,
     /// Aryk only: the queue pairs.
     queue_pairs: Vec<QueuePair>,
     /// Aryk only: the last reset.
@@ -349,7 +351,7 @@ fn describe(control: &Control, controller: &AttachedController) -> Description {
             core: pair.core,
             submitted: pair.submitted,
             completed: pair.completed,
-            doorbells: pair.doorbells,
+            doorbells: pair.sq_doorbells + pair.cq_doorbells,
             in_flight: pair.in_flight,
             pool_pages: pair.pool.0,
             pool_free_min: pair.pool.1,
@@ -381,6 +383,7 @@ fn describe(control: &Control, controller: &AttachedController) -> Description {
         resubmitted: counts.resubmitted,
         failed_by_reset: counts.failed_by_reset,
         warnings: counts.warnings,
+        injected_errors: counts.injected,
         queue_pairs: counts.pairs.iter().filter_map(pair).collect(),
         last_reset: info.last_reset.map(last_reset),
         last_error: info.last_failure,

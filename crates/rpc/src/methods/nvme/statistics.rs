@@ -44,10 +44,18 @@ struct PollGroup {
 #[schemars(rename = "NvmeTransport")]
 struct Transport {
     trname: &'static str,
+    /// Polls of completion queues.
+    polls: u64,
+    /// Polls that found no completion.
+    idle_polls: u64,
     completions: u64,
+    /// Requests that had to wait before they were submitted, because the queue pair was not ready or had no buffer.
+    queued_requests: u64,
     submitted_requests: u64,
-    /// Aryk only: writes to doorbell registers, of submission and completion queues.
-    doorbell_updates: u64,
+    /// Writes to the doorbell registers of submission queues.
+    sq_doorbell_updates: u64,
+    /// Writes to the doorbell registers of completion queues.
+    cq_doorbell_updates: u64,
     /// Aryk only: commands in flight.
     in_flight: u64,
 }
@@ -61,7 +69,11 @@ async fn get_transport_statistics(control: &Control, _: NoParams) -> Result<Tran
             let sums = cores.entry(pair.core).or_insert_with(none);
             sums.completions += pair.completed;
             sums.submitted_requests += pair.submitted;
-            sums.doorbell_updates += pair.doorbells;
+            sums.polls += pair.polls;
+            sums.idle_polls += pair.idle_polls;
+            sums.queued_requests += pair.queued;
+            sums.sq_doorbell_updates += pair.sq_doorbells;
+            sums.cq_doorbell_updates += pair.cq_doorbells;
             sums.in_flight += pair.in_flight;
         }
     }
