@@ -193,7 +193,7 @@ impl MemoryClient for Iommu {
         })
     }
 
-    fn unregister(&self, memory: DmaRange, value: u64) -> BoxFuture<'_, ()> {
+    fn unregister(&self, memory: DmaRange, _: Arc<str>, value: u64) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             // The mapping is of no use from here on, as with a real IOMMU that is told now and answers later.
             let range = Some((memory.addr(), memory.len()));

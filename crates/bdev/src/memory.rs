@@ -85,8 +85,8 @@ pub trait MemoryClient: Send + Sync + 'static {
     fn register(&self, memory: DmaRange, owner: Arc<str>) -> BoxFuture<'_, Result<u64, RegisterError>>;
 
     /// Ends the registration of a range. When the future is ready, no device accesses the range any more, and the range may be
-    /// unmapped: a client that cannot be sure must never complete the future.
-    fn unregister(&self, memory: DmaRange, value: u64) -> BoxFuture<'_, ()>;
+    /// unmapped: a client that cannot be sure must never complete the future. `owner` and `value` are the registration's.
+    fn unregister(&self, memory: DmaRange, owner: Arc<str>, value: u64) -> BoxFuture<'_, ()>;
 }
 
 /// Why a client cannot be attached.
@@ -649,7 +649,7 @@ impl Client {
         self.counters.unregistering.fetch_add(1, Ordering::Relaxed);
         let (client, range) = (Arc::clone(self), Arc::clone(range));
         self.memory.0.executor.spawn(async move {
-            client.module().unregister(range.memory.clone(), value).await;
+            client.module().unregister(range.memory.clone(), Arc::clone(&range.owner), value).await;
             client.counters.unregistering.fetch_sub(1, Ordering::Relaxed);
             range.end_use();
             drop(range);

@@ -53,6 +53,27 @@ impl PendingMap {
     }
 }
 
+/// The end of a DMA mapping piece by piece ([`Function::unmap_piece`]).
+#[derive(Debug)]
+pub struct PendingUnmap {
+    pub(crate) iova: u64,
+    pub(crate) len: u64,
+    /// The first address that is still mapped, once the mapping has begun to end.
+    pub(crate) next: Option<u64>,
+}
+
+impl PendingUnmap {
+    /// The end of a mapping, not begun, with the address and the length of the mapping.
+    pub const fn new(iova: u64, len: u64) -> Self {
+        Self { iova, len, next: None }
+    }
+
+    /// Address and length of the mapping.
+    pub const fn range(&self) -> (u64, u64) {
+        (self.iova, self.len)
+    }
+}
+
 /// A PCI function that this process drives alone. Every call may block, unless it says otherwise: no reactor makes one.
 ///
 /// Dropping the last reference ends the function's DMA and its interrupts, and removes its mappings. The function is closed, and
@@ -119,6 +140,15 @@ pub trait Function: Send + Sync + std::fmt::Debug + 'static {
     /// [`PciError::NotMapped`] if that is no mapping. After any other error the function may still access the memory: the caller
     /// must keep the memory.
     fn unmap(&self, iova: u64, len: u64) -> Result<(), PciError>;
+
+    /// [`Function::unmap`] in steps, as [`Function::map_piece`]: unmaps the next piece, and returns whether it was the last. After
+    /// an error, the next call begins anew.
+    ///
+    /// # Errors
+    /// As [`Function::unmap`].
+    fn unmap_piece(&self, pending: &mut PendingUnmap) -> Result<bool, PciError> {
+        self.unmap(pending.iova, pending.len).map(|()| true)
+    }
 
     /// The number of MSI-X vectors; 0 without MSI-X.
     fn vectors(&self) -> u16;

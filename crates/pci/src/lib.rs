@@ -28,6 +28,6 @@ pub mod vfio_user;
 pub use address::{Address, BadAddress};
 pub use error::PciError;
 pub use events::Events;
-pub use function::{Function, PendingMap, Width};
+pub use function::{Function, PendingMap, PendingUnmap, Width};
 pub use registers::Registers;
 pub use vector_mask::VectorMask;

@@ -10,7 +10,7 @@
 use crate::config::{self, COMMAND_BUS_MASTER, COMMAND_MEMORY, Msix};
 use crate::info::Region;
 use crate::sysfs::Sysfs;
-use crate::{Address, Events, Function, PciError, PendingMap, Registers, VectorMask, Width};
+use crate::{Address, Events, Function, PciError, PendingMap, PendingUnmap, Registers, VectorMask, Width};
 use aryk_dma::{DeviceMemory, DmaRange, PAGE};
 use iommu::{Container, Iommufd, OpenIommufd, gone, open_device, open_error};
 use rustix::io::Errno;
@@ -454,11 +454,18 @@ impl Function for VfioFunction {
     }
 
     fn unmap(&self, iova: u64, len: u64) -> Result<(), PciError> {
-        if !self.state().remove_user(iova, len) {
+        let mut pending = PendingUnmap::new(iova, len);
+        while !self.unmap_piece(&mut pending)? {}
+        Ok(())
+    }
+
+    fn unmap_piece(&self, pending: &mut PendingUnmap) -> Result<bool, PciError> {
+        let (iova, len) = pending.range();
+        if pending.next.is_none() && !self.state().remove_user(iova, len) {
             return Err(PciError::NotMapped { iova, len });
         }
         // The mapping is the function's until it is unmapped.
-        self.keeper.space().unmap(iova, len).inspect_err(|_| self.state().add_user(iova, len))
+        self.keeper.space().unmap_piece(pending).inspect_err(|_| self.state().add_user(iova, len))
     }
 
     fn vectors(&self) -> u16 {

@@ -108,7 +108,7 @@ impl MemoryClient for Fake {
         })
     }
 
-    fn unregister(&self, memory: DmaRange, value: u64) -> BoxFuture<'_, ()> {
+    fn unregister(&self, memory: DmaRange, _: Arc<str>, value: u64) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             if let Some(gate) = self.gate() {
                 let _ = gate.await;
@@ -473,7 +473,7 @@ impl MemoryClient for Ending {
         Box::pin(async move { Ok(memory.addr()) })
     }
 
-    fn unregister(&self, _memory: DmaRange, _value: u64) -> BoxFuture<'_, ()> {
+    fn unregister(&self, _: DmaRange, _: Arc<str>, _: u64) -> BoxFuture<'_, ()> {
         Box::pin(async {})
     }
 }

@@ -5,16 +5,23 @@
 //! writing to the old ones. So memory is pinned where that cannot happen page by page (huge pages; the operator ensures that no
 //! whole huge page is replaced either), or where the operator says so.
 //!
-//! A thread maps, and another unmaps, because both take long. The guests take turns: a piece of one guest's memory is mapped,
-//! then a piece of the next guest's. So a guest waits for a piece of each other guest that registers memory, not for all of it.
+//! A thread maps, and another unmaps, because both take long. In each, the guests take turns: a piece of one guest's memory is
+//! mapped, then a piece of the next guest's. So a guest waits for a piece of each other guest's memory, not for all of it.
 
 use crate::Dma;
 use aryk_bdev::{BoxFuture, MemoryClient, RegisterError};
 use aryk_dma::{DmaRange, PAGE};
-use aryk_pci::{Function, PciError, PendingMap};
+use aryk_pci::{Function, PciError, PendingMap, PendingUnmap};
 use std::collections::VecDeque;
 use std::sync::{Arc, mpsc};
 use tokio::sync::oneshot;
+
+/// Work on a guest's memory, which takes turns with that of other guests.
+pub(crate) trait Work: Sized {
+    fn owner(&self) -> &Arc<str>;
+    /// Maps or unmaps the next piece. Returns what is left; at the end, the caller that waits gets the result.
+    fn step(self, function: &dyn Function) -> Option<Self>;
+}
 
 /// Memory that a guest waits for.
 pub(crate) struct Wanted {
@@ -23,31 +30,61 @@ pub(crate) struct Wanted {
     pub(crate) reply: oneshot::Sender<Result<u64, PciError>>,
 }
 
+impl Work for Wanted {
+    fn owner(&self) -> &Arc<str> {
+        &self.owner
+    }
+
+    fn step(mut self, function: &dyn Function) -> Option<Self> {
+        let Some(result) = function.map_piece(&mut self.map).transpose() else { return Some(self) };
+        // The caller is gone if the block layer was dropped.
+        let _ = self.reply.send(result);
+        None
+    }
+}
+
 /// Memory that is to be unmapped.
-struct Ended {
-    iova: u64,
-    len: u64,
-    reply: oneshot::Sender<()>,
+pub(crate) struct Ended {
+    pub(crate) owner: Arc<str>,
+    pub(crate) unmap: PendingUnmap,
+    pub(crate) reply: oneshot::Sender<()>,
 }
 
-/// The guests whose memory is to be mapped, in the order of their turns.
-#[derive(Default)]
-pub(crate) struct Turns(VecDeque<Turn>);
+impl Work for Ended {
+    fn owner(&self) -> &Arc<str> {
+        &self.owner
+    }
 
-/// A guest's memory that is to be mapped, in the order in which the guest announced it.
-struct Turn {
-    owner: Arc<str>,
-    wanted: VecDeque<Wanted>,
-}
-
-impl Turns {
-    pub(crate) fn add(&mut self, wanted: Wanted) {
-        match self.0.iter_mut().find(|turn| turn.owner == wanted.owner) {
-            Some(turn) => turn.wanted.push_back(wanted),
-            None => {
-                let owner = Arc::clone(&wanted.owner);
-                self.0.push_back(Turn { owner, wanted: VecDeque::from([wanted]) });
+    fn step(mut self, function: &dyn Function) -> Option<Self> {
+        match function.unmap_piece(&mut self.unmap) {
+            Ok(false) => return Some(self),
+            Ok(true) | Err(PciError::NotMapped { .. } | PciError::Gone { .. }) => {
+                // The caller is gone if the block layer was dropped.
+                let _ = self.reply.send(());
             }
+            Err(error) => {
+                let (iova, len) = self.unmap.range();
+                tracing::error!(%error, iova, len, "a guest's memory stays mapped for a controller");
+                std::mem::forget(self.reply);
+            }
+        }
+        None
+    }
+}
+
+/// The guests whose memory is to be mapped or unmapped, in the order of their turns.
+pub(crate) struct Turns<T>(VecDeque<VecDeque<T>>);
+
+impl<T: Work> Turns<T> {
+    pub(crate) const fn new() -> Self {
+        Self(VecDeque::new())
+    }
+
+    /// Adds work behind the other work of its guest.
+    pub(crate) fn add(&mut self, work: T) {
+        match self.0.iter_mut().find(|turn| turn[0].owner() == work.owner()) {
+            Some(turn) => turn.push_back(work),
+            None => self.0.push_back(VecDeque::from([work])),
         }
     }
 
@@ -55,17 +92,14 @@ impl Turns {
         self.0.is_empty()
     }
 
-    /// Maps a piece of the next guest's memory.
-    pub(crate) fn map_piece(&mut self, function: &dyn Function) {
+    /// Maps or unmaps a piece of the next guest's memory.
+    pub(crate) fn step(&mut self, function: &dyn Function) {
         let Some(mut turn) = self.0.pop_front() else { return };
-        let first = turn.wanted.front_mut().expect("a turn has memory");
-        if let Some(result) = function.map_piece(&mut first.map).transpose()
-            && let Some(Wanted { reply, .. }) = turn.wanted.pop_front()
-        {
-            // The caller is gone if the block layer was dropped.
-            let _ = reply.send(result);
+        let first = turn.pop_front().expect("a turn has work");
+        if let Some(rest) = first.step(function) {
+            turn.push_front(rest);
         }
-        if !turn.wanted.is_empty() {
+        if !turn.is_empty() {
             self.0.push_back(turn);
         }
     }
@@ -86,40 +120,32 @@ impl Registrar {
     /// The kernel's.
     pub(crate) fn start(function: Arc<dyn Function>, dma: Dma) -> std::io::Result<Self> {
         let name = function.name().to_owned();
-        let (wanted, receiver) = mpsc::channel();
-        let mapping = Arc::clone(&function);
-        std::thread::Builder::new()
-            .name("aryk-nvme-map".into())
-            .spawn(move || map_in_turns(mapping.as_ref(), &receiver))?;
-        let (ended, receiver) = mpsc::channel();
-        let run = move || receiver.into_iter().for_each(|ended| unmap(function.as_ref(), ended));
-        std::thread::Builder::new().name("aryk-nvme-unmap".into()).spawn(run)?;
+        let wanted = start_thread("aryk-nvme-map", Arc::clone(&function))?;
+        let ended = start_thread("aryk-nvme-unmap", function)?;
         Ok(Self { name, dma, wanted, ended })
     }
 }
 
-fn map_in_turns(function: &dyn Function, wanted: &mpsc::Receiver<Wanted>) {
-    let mut turns = Turns::default();
-    loop {
-        if turns.is_empty() {
-            let Ok(first) = wanted.recv() else { return };
-            turns.add(first);
-        }
-        wanted.try_iter().for_each(|wanted| turns.add(wanted));
-        turns.map_piece(function);
-    }
+/// Starts a thread that works for the guests in turns.
+fn start_thread<T: Work + Send + 'static>(
+    name: &str,
+    function: Arc<dyn Function>,
+) -> std::io::Result<mpsc::Sender<T>> {
+    let (sender, receiver) = mpsc::channel();
+    let run = move || work_in_turns(function.as_ref(), &receiver);
+    std::thread::Builder::new().name(name.into()).spawn(run)?;
+    Ok(sender)
 }
 
-fn unmap(function: &dyn Function, ended: Ended) {
-    let Ended { iova, len, reply } = ended;
-    match function.unmap(iova, len) {
-        Ok(()) | Err(PciError::NotMapped { .. } | PciError::Gone { .. }) => {
-            let _ = reply.send(());
+fn work_in_turns<T: Work>(function: &dyn Function, receiver: &mpsc::Receiver<T>) {
+    let mut turns = Turns::new();
+    loop {
+        if turns.is_empty() {
+            let Ok(first) = receiver.recv() else { return };
+            turns.add(first);
         }
-        Err(error) => {
-            tracing::error!(%error, iova, len, "a guest's memory stays mapped for a controller");
-            std::mem::forget(reply);
-        }
+        receiver.try_iter().for_each(|work| turns.add(work));
+        turns.step(function);
     }
 }
 
@@ -141,10 +167,10 @@ impl MemoryClient for Registrar {
         })
     }
 
-    fn unregister(&self, memory: DmaRange, value: u64) -> BoxFuture<'_, ()> {
+    fn unregister(&self, memory: DmaRange, owner: Arc<str>, value: u64) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             let (reply, answer) = oneshot::channel();
-            let ended = Ended { iova: value, len: memory.len(), reply };
+            let ended = Ended { owner, unmap: PendingUnmap::new(value, memory.len()), reply };
             if self.ended.send(ended).is_err() || answer.await.is_err() {
                 // The thread has panicked: nobody knows whether the controller accesses the memory.
                 std::future::pending::<()>().await;

@@ -6,8 +6,8 @@
 //! is being pinned delays no other mapping by more than one piece. Threads that map the same memory at the same time share the
 //! pieces.
 
-use crate::PciError;
 use crate::iova::Allocator;
+use crate::{PciError, PendingUnmap};
 use aryk_dma::{DmaRange, PAGE};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
@@ -199,6 +199,38 @@ impl Space {
 
     /// Removes one user, and the mapping with its last.
     pub(super) fn unmap(&self, iova: u64, len: u64) -> Result<(), PciError> {
+        let mut pending = PendingUnmap::new(iova, len);
+        while !self.unmap_piece(&mut pending)? {}
+        Ok(())
+    }
+
+    /// Removes one user, and the next piece of the mapping with its last. Returns whether all of that is over.
+    pub(super) fn unmap_piece(&self, pending: &mut PendingUnmap) -> Result<bool, PciError> {
+        let (iova, len) = pending.range();
+        let from = match pending.next.take() {
+            Some(next) => next,
+            None if self.remove_user(iova, len)? => iova,
+            // Other users are left.
+            None => return Ok(true),
+        };
+        let next = pieces(from, iova + len - from, chunk_of(len)).next();
+        let result = next.map_or(Ok(()), |(start, piece)| self.unmap_chunk(start, piece));
+        let end = next.map_or(iova + len, |(start, piece)| start + piece);
+        if result.is_ok() && end < iova + len {
+            pending.next = Some(end);
+            return Ok(false);
+        }
+        let mut state = self.state();
+        match &result {
+            Ok(()) => state.forget(iova, true),
+            Err(_) => state.mapped.get_mut(&iova).expect("its user is here").stage = Stage::Torn,
+        }
+        self.changed.notify_all();
+        result.map(|()| true)
+    }
+
+    /// Removes one user. Returns whether it was the last, which now unmaps the range.
+    fn remove_user(&self, iova: u64, len: u64) -> Result<bool, PciError> {
         let mut state = self.state();
         let is_whole = |mapped: &&mut Mapped| {
             mapped.memory.len() == len && matches!(mapped.stage, Stage::Done | Stage::Torn)
@@ -208,29 +240,23 @@ impl Space {
         };
         if mapped.users > 1 {
             mapped.users -= 1;
-            return Ok(());
+            return Ok(false);
         }
         mapped.stage = Stage::Unmapping;
-        drop(state);
-        let result = self.unmap_chunks(iova, len, chunk_of(len));
-        let mut state = self.state();
-        match &result {
-            Ok(()) => state.forget(iova, true),
-            Err(_) => state.mapped.get_mut(&iova).expect("its user is here").stage = Stage::Torn,
-        }
-        self.changed.notify_all();
-        result
+        Ok(true)
     }
 
-    /// Unmaps a range piece by piece. After an error, pieces may still be mapped; the caller may try again.
+    /// Unmaps a range piece by piece. After an error, pieces may still be mapped.
     fn unmap_chunks(&self, iova: u64, len: u64, chunk: u64) -> Result<(), PciError> {
+        pieces(iova, len, chunk).try_for_each(|(start, piece)| self.unmap_chunk(start, piece))
+    }
+
+    fn unmap_chunk(&self, start: u64, piece: u64) -> Result<(), PciError> {
         let what = "unmap memory for DMA";
-        for (start, piece) in pieces(iova, len, chunk) {
-            // 0 bytes: an earlier attempt has unmapped this piece.
-            let unmapped = self.iommu.unmap(start, piece).map_err(|errno| PciError::os(what, errno))?;
-            if unmapped != piece && unmapped != 0 {
-                return Err(PciError::os(what, Errno::IO));
-            }
+        // 0 bytes: an earlier attempt has unmapped this piece.
+        let unmapped = self.iommu.unmap(start, piece).map_err(|errno| PciError::os(what, errno))?;
+        if unmapped != piece && unmapped != 0 {
+            return Err(PciError::os(what, Errno::IO));
         }
         Ok(())
     }

@@ -2,12 +2,12 @@
 
 use super::odd::{Odd, PIECE};
 use crate::Dma;
-use crate::memory::{Registrar, Turns, Wanted};
+use crate::memory::{Ended, Registrar, Turns, Wanted};
 use aryk_bdev::{Env, MemoryClient, RegisterError};
 use aryk_bdev_conformance::block_on;
 use aryk_dma::{DmaRange, Mapping, Region};
 use aryk_nvme_model::{Config, Model};
-use aryk_pci::PendingMap;
+use aryk_pci::{PendingMap, PendingUnmap};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
@@ -21,7 +21,7 @@ fn range(pieces: u64) -> (Arc<Mapping>, DmaRange) {
 fn guests_take_turns_in_registering_their_memory() {
     let function = Odd::slow(&Model::new("model", Config::default()).unwrap());
     let memory: Vec<_> = [3, 2, 1, 1].into_iter().map(range).collect();
-    let mut turns = Turns::default();
+    let mut turns = Turns::new();
     let mut replies = Vec::new();
     // One guest with much memory in two regions, and two guests with little that come after it.
     for (owner, (_, range)) in ["much", "much", "little", "less"].into_iter().zip(&memory) {
@@ -31,7 +31,7 @@ fn guests_take_turns_in_registering_their_memory() {
     }
     let mut steps = 0;
     while !turns.is_empty() {
-        turns.map_piece(&function);
+        turns.step(&function);
         steps += 1;
         if steps == 3 {
             assert!(replies[0].try_recv().is_err() && replies[1].try_recv().is_err());
@@ -47,6 +47,32 @@ fn guests_take_turns_in_registering_their_memory() {
 }
 
 #[test]
+fn guests_take_turns_in_unregistering_their_memory() {
+    let model = Model::new("model", Config::default()).unwrap();
+    let function = Odd::slow(&model);
+    let memory: Vec<_> = [3, 2, 1].into_iter().map(range).collect();
+    let mut turns = Turns::new();
+    let (mut replies, mut iovas) = (Vec::new(), Vec::new());
+    for (owner, (_, range)) in ["much", "much", "little"].into_iter().zip(&memory) {
+        let iova = aryk_pci::Function::map(&*model, range).unwrap();
+        let (reply, answer) = oneshot::channel();
+        turns.add(Ended { owner: owner.into(), unmap: PendingUnmap::new(iova, range.len()), reply });
+        replies.push(answer);
+        iovas.push(iova);
+    }
+    while !turns.is_empty() {
+        turns.step(&function);
+    }
+    let of = |iova: &u64| iovas.iter().position(|known| known == iova).unwrap();
+    let order: Vec<_> = function.pieces.lock().unwrap().iter().map(of).collect();
+    assert_eq!(order, [0, 2, 0, 0, 1, 1], "little waits for one piece of much");
+    replies.iter_mut().for_each(|reply| reply.try_recv().unwrap());
+    for (iova, (_, range)) in iovas.into_iter().zip(&memory) {
+        assert!(aryk_pci::Function::unmap(&*model, iova, range.len()).is_err(), "it is unmapped");
+    }
+}
+
+#[test]
 fn memory_is_mapped_until_it_is_unregistered() {
     let model = Model::new("model", Config::default()).unwrap();
     let function = Arc::new(Odd::slow(&model));
@@ -54,7 +80,7 @@ fn memory_is_mapped_until_it_is_unregistered() {
     let (_mapping, memory) = range(3);
     let iova = block_on(registrar.register(memory.clone(), "vm".into())).unwrap();
     assert_eq!(function.pieces.lock().unwrap().len(), 3);
-    block_on(registrar.unregister(memory.clone(), iova));
+    block_on(registrar.unregister(memory.clone(), "vm".into(), iova));
     assert!(aryk_pci::Function::unmap(&*function, iova, memory.len()).is_err(), "it is unmapped");
 }
 

@@ -2,7 +2,7 @@
 
 use aryk_dma::DmaRange;
 use aryk_nvme_model::Model;
-use aryk_pci::{Events, Function, PciError, PendingMap, Registers, VectorMask, Width};
+use aryk_pci::{Events, Function, PciError, PendingMap, PendingUnmap, Registers, VectorMask, Width};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ pub(super) struct Odd {
     model: Arc<Model>,
     /// Its MSI-X table cannot be mapped.
     has_no_masks: bool,
-    /// The memory of which pieces were mapped, by address, in order.
+    /// The memory of which pieces were mapped, by address, or unmapped, by IOVA, in order.
     pub(super) pieces: Mutex<Vec<u64>>,
     /// Memory of so many bytes is not mapped.
     pub(super) refused: Mutex<Range<u64>>,
@@ -76,6 +76,14 @@ impl Function for Odd {
 
     fn unmap(&self, iova: u64, len: u64) -> Result<(), PciError> {
         self.model.unmap(iova, len)
+    }
+
+    fn unmap_piece(&self, pending: &mut PendingUnmap) -> Result<bool, PciError> {
+        let (iova, len) = pending.range();
+        let mut pieces = self.pieces.lock().unwrap();
+        pieces.push(iova);
+        let unmapped = pieces.iter().filter(|piece| **piece == iova).count() as u64 * PIECE;
+        if unmapped < len { Ok(false) } else { self.unmap(iova, len).map(|()| true) }
     }
 
     fn vectors(&self) -> u16 {

@@ -191,6 +191,28 @@ fn memory_that_stays_mapped_after_an_error_can_be_unmapped_again() {
 }
 
 #[test]
+fn a_mapping_ends_piece_by_piece_and_after_an_error_from_the_beginning() {
+    let (fake, space) = space(MAPPINGS_MAX);
+    let (large, small) = (memory(4 * CHUNK), memory(PAGE));
+    let (len, range) = (4 * CHUNK, large.dma_range(0, 4 * CHUNK).unwrap());
+    let iova = space.map(&range).unwrap();
+    let other = space.map(&small.dma_range(0, PAGE).unwrap()).unwrap();
+    let count = fake.kernel().maps.len();
+    let mut pending = PendingUnmap::new(iova, len);
+    for left in (count - 2..count).rev() {
+        assert!(!space.unmap_piece(&mut pending).unwrap());
+        assert_eq!(fake.kernel().maps.len(), left);
+    }
+    assert!(matches!(space.unmap(iova, len), Err(PciError::NotMapped { .. })), "it is being unmapped");
+    // Another mapping ends between two pieces.
+    space.unmap(other, PAGE).unwrap();
+    fake.kernel().unmap_fails = Some(Errno::IO);
+    assert!(space.unmap_piece(&mut pending).is_err());
+    while !space.unmap_piece(&mut pending).unwrap() {}
+    assert!(space.state().mapped.is_empty() && fake.kernel().maps.is_empty() && space.state().chunks == 0);
+}
+
+#[test]
 fn memory_of_parts_of_pages_is_refused() {
     let (_, space) = space(MAPPINGS_MAX);
     let mapping = memory(2 * PAGE);

@@ -27,7 +27,7 @@ impl MemoryClient for Choosy {
         )
     }
 
-    fn unregister(&self, _: DmaRange, _: u64) -> BoxFuture<'_, ()> {
+    fn unregister(&self, _: DmaRange, _: Arc<str>, _: u64) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
     }
 }
