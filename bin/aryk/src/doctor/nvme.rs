@@ -28,6 +28,12 @@ const CONTAINER: &str = "/dev/vfio/vfio";
 /// The file that a process needs beside a drive's own file; without it, the drive is opened by its IOMMU group's file.
 const IOMMUFD: &str = "/dev/iommu";
 
+/// Parameters that make the kernel give devices to processes without interrupt remapping: for groups' files, and for iommufd.
+const UNSAFE: [&str; 2] = [
+    "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts",
+    "/sys/module/iommufd/parameters/allow_unsafe_interrupts",
+];
+
 /// The benefit of everything without which no drive works.
 const BRINGS: &str = "drives that Aryk drives itself";
 
@@ -39,6 +45,11 @@ pub fn checks() -> Result<Vec<Check>, Error> {
         iommu_of(vms::iommu_groups(), &file("/proc/cmdline"), &file("/proc/cpuinfo")),
         vfio_pci_of(sysfs.has_vfio_pci()),
     ];
+    // Interrupt controllers of other processors check the interrupts of devices by themselves.
+    if cfg!(target_arch = "x86_64") && vms::iommu_groups() > 0 {
+        let allows_unsafe = UNSAFE.iter().any(|parameter| file(parameter).trim() == "Y");
+        checks.push(interrupts_of(&file("/proc/interrupts"), allows_unsafe));
+    }
     let shell = getrlimit(Resource::Memlock).maximum;
     checks.push(memlock_of(shell, is_exempt(&file("/proc/self/status")), unit.as_ref()));
     checks.extend(unit.as_ref().map(sandbox_of));
@@ -91,6 +102,23 @@ fn iommu_of(groups: usize, command_line: &str, processors: &str) -> Check {
         "enable {feature} in the firmware's setup, then: sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{parameter} iommu=pt /' /etc/default/grub && sudo update-grub && sudo reboot"
     );
     Check::lacks("IOMMU", State::Missing, "off", BRINGS, fix)
+}
+
+/// Whether the IOMMU remaps the interrupts of devices, without which the kernel gives no device to a process. `/proc/interrupts`
+/// names the chip of such interrupts `IR-PCI-MSI` or the like.
+fn interrupts_of(interrupts: &str, allows_unsafe: bool) -> Check {
+    if interrupts.contains("IR-") || interrupts.contains("-IR") {
+        return Check::ok("interrupts", "remapped by the IOMMU");
+    }
+    let (state, found) = match allows_unsafe {
+        true => (State::Option, "not remapped, and allowed so: a drive can raise any interrupt of the host"),
+        false => (State::Missing, "not remapped: the kernel gives no drive to a process"),
+    };
+    let fix = format!(
+        "enable x2APIC and interrupt remapping in the firmware's setup, and take intremap=off off the kernel's command line; only if you trust the drives and their firmware: echo 1 | sudo tee {}",
+        UNSAFE[0]
+    );
+    Check::lacks("interrupts", state, found, "drives that raise no interrupts but their own", fix)
 }
 
 fn vfio_pci_of(is_loaded: bool) -> Check {

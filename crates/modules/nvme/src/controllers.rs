@@ -43,8 +43,10 @@ impl Controllers {
         let (shared, ready) = {
             let mut attached = lock(&self.0.attached);
             attached.retain(|_, controller| !controller.shared.has_ended());
-            if attached.contains_key(&name) {
-                return Err(Error::Exists(name));
+            if let Some(other) = attached.get(&name) {
+                let info = other.shared.info();
+                let is_awaited = info.phase == Phase::Away && info.location != location;
+                return Err(if is_awaited { Error::Awaited { name, location } } else { Error::Exists(name) });
             }
             if let Some((name, _)) =
                 attached.iter().find(|(_, other)| other.shared.info().location == location)

@@ -149,6 +149,16 @@ pub enum Error {
     /// Another controller has the name.
     #[error("there is a controller {0} already")]
     Exists(String),
+    /// Another controller has the name, and waits for its drive, which may be at this place.
+    #[error(
+        "there is a controller {name} already, which waits for its drive: if that is at {location} now, attach it under any other name, and {name} goes on with it there"
+    )]
+    Awaited {
+        /// The controller.
+        name: String,
+        /// The place.
+        location: String,
+    },
     /// The function is attached already.
     #[error("{location} is attached already, as {name}")]
     Attached {

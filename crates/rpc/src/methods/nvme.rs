@@ -138,7 +138,7 @@ fn address(text: &str) -> Result<Address, Error> {
 impl From<Nvme> for Error {
     fn from(error: Nvme) -> Self {
         let errno = match error {
-            Nvme::Exists(_) => Errno::EXIST,
+            Nvme::Exists(_) | Nvme::Awaited { .. } => Errno::EXIST,
             Nvme::Attached { .. } | Nvme::Moved { .. } => Errno::ALREADY,
             Nvme::NotFound(_) | Nvme::Namespace { .. } | Nvme::OtherDrive { .. } => Errno::NODEV,
             Nvme::Failure(Failure::Pci(ref error)) | Nvme::Pci(ref error) => errno_of(error),

@@ -19,6 +19,14 @@ fn the_iommu_and_vfio() {
     expect(&iommu_of(0, "quiet", "vendor_id: GenuineIntel"), State::Missing, "off", "update-grub");
     let given = iommu_of(0, "quiet intel_iommu=on", "vendor_id: GenuineIntel");
     expect(&given, State::Missing, "although the kernel was started with intel_iommu=on", "VT-d");
+    expect(&interrupts_of(" 24: 0 0  IR-PCI-MSI 409600-edge", false), State::Ok, "remapped", "");
+    expect(
+        &interrupts_of(" 24: 0 0  PCI-MSI 409600-edge", false),
+        State::Missing,
+        "no drive",
+        "unsafe_interrupts",
+    );
+    expect(&interrupts_of(" 24: 0 0  PCI-MSI 409600-edge", true), State::Option, "allowed so", "x2APIC");
     expect(&container_of("aryk", true), State::Ok, "the user aryk may open /dev/vfio/vfio", "");
     expect(&container_of("aryk", false), State::Missing, "may not open", "chmod 666 /dev/vfio/vfio");
     expect(&iommufd_of("aryk", true), State::Ok, "the user aryk may open /dev/iommu", "");

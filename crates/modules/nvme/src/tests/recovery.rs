@@ -306,6 +306,12 @@ fn a_drive_that_comes_back_at_another_place_is_found_there() {
     }
 
     let (moved, running, attach) = elsewhere("new place", durable());
+    let same_name = Attach { name: "nv".into(), ..attach.clone() };
+    let error = bench.wait("an attach", on.controllers.attach(&on.env, same_name)).unwrap_err().to_string();
+    assert!(
+        error.contains("waits for its drive: if that is at new place now, attach it under any"),
+        "{error}"
+    );
     let error = bench.wait("the attach", on.controllers.attach(&on.env, attach)).unwrap_err().to_string();
     let text = "has moved: the controller nv goes on with it there";
     assert!(error.starts_with("the drive at new place (serial number '") && error.ends_with(text), "{error}");

@@ -6,10 +6,11 @@
 
 use super::attach::ATTACH;
 use super::{Control, address};
-use crate::Methods;
+use crate::{Error, Methods};
 use aryk_bdev_nvme::Location;
 use aryk_pci::Address;
 use aryk_pci::sysfs::{FunctionInfo, Sysfs};
+use rustix::io::Errno;
 use serde_json::json;
 use serde_json::value::to_raw_value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -64,11 +65,19 @@ async fn attach(methods: Rc<Methods<Control>>, address: Address, name: String) -
     let result = methods.call(ATTACH, Some(params)).await;
     match &result {
         Ok(_) => tracing::info!(%address, controller = name, "an NVMe drive was plugged in"),
-        Err(error) => {
-            tracing::warn!(%address, %error, "an NVMe drive was plugged in, but cannot be attached");
-        }
+        Err(error) => log_refusal(address, error),
     }
     result.is_ok()
+}
+
+/// Logs why a drive was not attached. A controller that waited for it may go on with it, which is no failure.
+fn log_refusal(address: Address, error: &Error) {
+    let is_taken_over = Error::errno(Errno::ALREADY, "").code() == error.code();
+    if is_taken_over {
+        tracing::info!(%address, %error, "an NVMe drive was plugged in, and is attached");
+    } else {
+        tracing::warn!(%address, %error, "an NVMe drive was plugged in, but cannot be attached");
+    }
 }
 
 /// The drives that are being attached, and those for which that failed lately.
