@@ -141,8 +141,8 @@ pub trait Function: Send + Sync + std::fmt::Debug + 'static {
     /// must keep the memory.
     fn unmap(&self, iova: u64, len: u64) -> Result<(), PciError>;
 
-    /// [`Function::unmap`] in steps, as [`Function::map_piece`]: unmaps the next piece, and returns whether it was the last. After
-    /// an error, the next call begins anew.
+    /// [`Function::unmap`] in steps, as [`Function::map_piece`]: unmaps the next piece, and returns whether it was the last.
+    /// After an error, the next call begins anew.
     ///
     /// # Errors
     /// As [`Function::unmap`].
