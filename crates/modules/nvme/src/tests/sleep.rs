@@ -100,12 +100,15 @@ fn a_reactor_that_is_removed_during_a_replay_holds_up_no_other() {
         let controller = Arc::clone(&controller);
         move || block_on(controller.reset())
     });
-    OnModel::until("the replay", || of_first().completed == completed + 1);
+    // If the reset creates the queues in the other order, the requests after the replay follow at once.
+    OnModel::until("the replay", || of_first().completed > completed);
     reactors.begin_to_leave(handles[1].core()).unwrap();
     reset.join().unwrap().unwrap();
     OnModel::until("the requests after the replay", || running.try_recv().is_ok());
     assert_eq!(controller.counts().resubmitted, 1);
-    assert_eq!(controller.counts().pairs.iter().filter(|pair| pair.qid.is_some()).count(), 1);
+    OnModel::until("the second reactor to be without a pair", || {
+        controller.counts().pairs.iter().filter(|pair| pair.qid.is_some()).count() == 1
+    });
 }
 
 #[test]
