@@ -224,6 +224,14 @@ impl Thread {
         let listed = driven.controller.namespaces().to_vec();
         let (model, serial) = (&info.model, &info.serial);
         tracing::info!(controller = self.shared.name, model, serial, "the NVMe controller is ready");
+        if let Some(wanted) = info.host_memory_buffer.filter(|_| self.attached.is_some()) {
+            let mib = wanted.preferred.div_ceil(1 << 20);
+            tracing::info!(
+                controller = self.shared.name,
+                mib,
+                "the drive asks for host memory: it is not given"
+            );
+        }
         self.ready_at = now();
         self.publish_ready();
         match self.attached.take() {
@@ -384,12 +392,7 @@ impl Thread {
         self.resets.clear();
         self.rescans.clear();
         self.exclusive = None;
-        // Also of a controller that was enabled again meanwhile.
-        let was_disabled = !self.disables.is_empty();
-        for reply in self.disables.drain(..) {
-            // The caller may be gone.
-            let _ = reply.send(());
-        }
+        let disables = std::mem::take(&mut self.disables);
         if self.is_stopping {
             self.pairs.remove_all(&self.shared);
             return if self.disks.are_removed() { Next::End } else { Next::Run };
@@ -397,11 +400,15 @@ impl Thread {
         if self.is_disabled {
             tracing::warn!(controller, "the NVMe controller is disabled: its requests wait");
             self.set_phase(Phase::Disabled);
-            return Next::Run;
-        }
-        if was_disabled {
+        } else if !disables.is_empty() {
             tracing::warn!(controller, "the NVMe controller was disabled, and is enabled again");
             self.open_enabled();
+        }
+        if self.is_disabled || !disables.is_empty() {
+            for reply in disables {
+                // The caller may be gone.
+                let _ = reply.send(());
+            }
             return Next::Run;
         }
         self.fail_enables(&failure.to_string());

@@ -33,7 +33,7 @@ pub(super) fn with(config: Config, change: impl FnOnce(&mut Attach)) -> OnModel 
 
 /// Limits that a test waits for. The thread of a model that other programs keep from running stays within them.
 pub(super) fn impatient(attach: &mut Attach) {
-    attach.options.io = Timeouts { command: SECOND / 2, grace: SECOND / 4 };
+    attach.options.io = Timeouts { command: SECOND / 2, grace: SECOND };
 }
 
 pub(super) fn open(on: &OnModel, bench: &mut Bench) -> Opener {
