@@ -289,7 +289,7 @@ fn preface(plan: &Plan, counts: &Counts, image: &Image, date: Option<&str>) -> S
         facts.into_iter().filter_map(|(name, fact)| fact.map(|fact| format!("- {name}: {fact}\n"))).collect();
     format!(
         "# Instructions of a read, compared with Linux\n\nWritten by `cargo xtask bench nvme-guest`: {} runs of each measurement, medians \
-         (least–greatest). {HOW}\n\nThe clock was checked by a loop of {LOOP} instructions, which it counted as {:.4} times that: the \
+         (least–greatest). {HOW}\n\n{LIMITS}\n\nThe clock was checked by a loop of {LOOP} instructions, which it counted as {:.4} times that: the \
          timer's interrupts and the loop's process count too.\n\n{facts}\nCommands in the guest:\n\n```text\n{COMMANDS}\nload {ADDRESS} DEPTH \
          {}\n```\n",
         plan.rounds, counts.check, plan.requests,
@@ -308,6 +308,11 @@ const HOW: &str = "One guest has one processor, and one emulated NVMe drive that
     the processor is never idle, and everything that the processor does meanwhile counts. Each turn reads the clock, reaps, \
     chooses random blocks, submits, checks for late commands and rings the doorbell. Polls that find no completion are counted \
     by number, and their cost is measured before, by a million polls while a command is in flight whose doorbell was not rung.";
+
+const LIMITS: &str = "**What this does not measure**: `arykd`. The program is the driver alone, without reactor, block layer, module \
+    and vhost-user; [the NVMe page](nvme.md) has the path from a VM's queue. And a ratio without the polls in vain is what the \
+    driver adds to a processor that polls anyway: with one command in flight, and all polls counted, the driver spends nearly as \
+    many instructions as Linux, which sleeps meanwhile (the column *ratio with them*).";
 
 const COMMANDS: &str = "fio --name=load --filename=/dev/nvme0n1 --direct=1 --rw=randread --bs=4k --size=256M --norandommap \
     --gtod_reduce=1 --thread --time_based --iodepth=DEPTH --ioengine=null|io_uring|libaio [--fixedbufs --registerfiles]";

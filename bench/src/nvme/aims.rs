@@ -24,7 +24,8 @@ const AIMS: &str = "Medians of 4 KiB random reads, writes, and 70% reads, with t
 /// The aims, and what was measured.
 pub fn aims(alone: &[alone::Figures], path: &[path::Figures]) -> Section {
     let columns = ["aim", "in flight", "measured", "reached", "what it consists of"];
-    let mut section = Section::new("Aims", AIMS, columns.map(str::to_owned).to_vec());
+    let intro = format!("{AIMS}{}", large(alone));
+    let mut section = Section::new("Aims", &intro, columns.map(str::to_owned).to_vec());
     for depth in [1, 32, 128] {
         let of: Vec<_> = alone.iter().filter(|figures| is_small(&figures.workload, depth)).collect();
         let aim = format!("driver: at most {RATIO_AIM} of the bare loop's time");
@@ -62,6 +63,19 @@ pub fn aims(alone: &[alone::Figures], path: &[path::Figures]) -> Section {
         add_aim(&mut section, aim, depth, PATH_AIM, of.iter().map(|figures| &figures.beside), parts);
     }
     section
+}
+
+/// What the aims leave out.
+fn large(alone: &[alone::Figures]) -> String {
+    let is_large = |figures: &&alone::Figures| figures.workload.block == 128 << 10;
+    let ratios: Vec<_> = alone.iter().filter(is_large).filter_map(|figures| figures.ratio.median()).collect();
+    if ratios.is_empty() {
+        return String::new();
+    }
+    let ratios = ratios.into_iter().map(number).collect::<Vec<_>>().join(" and ");
+    format!(
+        " No aim is of 128 KiB: reads of that size take {ratios} of the bare loop's time, because of their PRP lists."
+    )
 }
 
 fn is_small(workload: &Workload, depth: usize) -> bool {
