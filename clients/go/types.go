@@ -705,6 +705,24 @@ type NotRegistered struct {
 	Reason *string `json:"reason,omitempty"`
 }
 
+// NvmeAbilities: What a controller supports, as it reports it, within the driver's limits.
+type NvmeAbilities struct {
+	// Bytes of the largest transfer (MDTS, and at most what the driver uses).
+	TransferMax uint64 `json:"transfer_max"`
+	// Whether it has a volatile write cache (VWC).
+	VolatileWriteCache bool `json:"volatile_write_cache"`
+	// Optional commands (ONCS, FUSES), by name.
+	Commands []string `json:"commands"`
+	// Optional admin commands (OACS, SANICAP), by name.
+	AdminCommands []string `json:"admin_commands"`
+	// Scatter-gather lists (SGLS): `none`, `bytes` (any alignment), or `dwords` (multiples of 4 bytes).
+	Sgl string `json:"sgl"`
+	// Whether it reads doorbells from memory (DBBUF).
+	DoorbellBuffer bool `json:"doorbell_buffer"`
+	// Bytes of host memory that it would like (HMPRE), and works without; missing if it asks for none.
+	HostMemoryWanted *uint64 `json:"host_memory_wanted,omitempty"`
+}
+
 // NvmeCommandType: Commands of a controller: `admin`, which includes the driver's own, or `io`.
 type NvmeCommandType string
 
@@ -763,6 +781,8 @@ type NvmeController struct {
 	InjectedErrors uint64 `json:"injected_errors"`
 	// Aryk only: the queue pairs.
 	QueuePairs []NvmeQueuePair `json:"queue_pairs"`
+	// Aryk only: what the controller supports; missing before it was ready.
+	Abilities *NvmeAbilities `json:"abilities,omitempty"`
 	// Aryk only: model, serial number, firmware, as the controller reported them; missing before it was ready.
 	CtrlrData *NvmeControllerData `json:"ctrlr_data,omitempty"`
 	// Aryk only: the last failure of the controller, as text.
@@ -899,6 +919,10 @@ type NvmeNamespace struct {
 	BlockSize *uint64 `json:"block_size,omitempty"`
 	// Name of its disk.
 	Disk *string `json:"disk,omitempty"`
+	// IEEE Extended Unique Identifier, in hexadecimal.
+	Eui64 *string `json:"eui64,omitempty"`
+	// Namespace Globally Unique Identifier, in hexadecimal.
+	Nguid *string `json:"nguid,omitempty"`
 	// Number of blocks.
 	NumBlocks *uint64 `json:"num_blocks,omitempty"`
 	// Why the namespace is not served.

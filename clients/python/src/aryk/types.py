@@ -740,6 +740,25 @@ class NotRegistered(TypedDict):
     reason: NotRequired[str]
 
 
+class NvmeAbilities(TypedDict):
+    """What a controller supports, as it reports it, within the driver's limits."""
+
+    #: Bytes of the largest transfer (MDTS, and at most what the driver uses).
+    transfer_max: int
+    #: Whether it has a volatile write cache (VWC).
+    volatile_write_cache: bool
+    #: Optional commands (ONCS, FUSES), by name.
+    commands: list[str]
+    #: Optional admin commands (OACS, SANICAP), by name.
+    admin_commands: list[str]
+    #: Scatter-gather lists (SGLS): `none`, `bytes` (any alignment), or `dwords` (multiples of 4 bytes).
+    sgl: str
+    #: Whether it reads doorbells from memory (DBBUF).
+    doorbell_buffer: bool
+    #: Bytes of host memory that it would like (HMPRE), and works without; missing if it asks for none.
+    host_memory_wanted: NotRequired[int]
+
+
 class NvmeCompletion(TypedDict):
     """Result of `bdev_nvme_send_cmd`."""
 
@@ -782,6 +801,8 @@ class NvmeController(TypedDict):
     injected_errors: int
     #: Aryk only: the queue pairs.
     queue_pairs: list[NvmeQueuePair]
+    #: Aryk only: what the controller supports; missing before it was ready.
+    abilities: NotRequired[NvmeAbilities]
     #: Aryk only: model, serial number, firmware, as the controller reported them; missing before it was ready.
     ctrlr_data: NotRequired[NvmeControllerData]
     #: Aryk only: the last failure of the controller, as text.
@@ -896,6 +917,10 @@ class NvmeNamespace(TypedDict):
     block_size: NotRequired[int]
     #: Name of its disk.
     disk: NotRequired[str]
+    #: IEEE Extended Unique Identifier, in hexadecimal.
+    eui64: NotRequired[str]
+    #: Namespace Globally Unique Identifier, in hexadecimal.
+    nguid: NotRequired[str]
     #: Number of blocks.
     num_blocks: NotRequired[int]
     #: Why the namespace is not served.

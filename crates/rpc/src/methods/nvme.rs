@@ -4,6 +4,7 @@
 //! own. A controller that ends by itself, because its drive did not come back in time, is absent, and is attached again when the
 //! drive is there.
 
+mod abilities;
 mod attach;
 mod command;
 mod describe;

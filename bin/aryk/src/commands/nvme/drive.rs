@@ -167,11 +167,13 @@ fn identify(controller: &Value, out: &Output) -> Result<(), Error> {
             ("model", text(data, "model_number").to_owned()),
             ("serial", text(data, "serial_number").to_owned()),
             ("firmware", text(data, "firmware_revision").to_owned()),
+        ];
+        let known = known.into_iter().chain(abilities(&controller["abilities"])).chain([
             ("pinned memory", text(controller, "dma").to_owned()),
             ("queue pairs", format!("{pairs} in use, at most {}", number(controller, "queue_pairs_max"))),
             ("resets", format!("{}{}", number(controller, "resets"), last_reset.unwrap_or_default())),
             ("aborts", number(controller, "aborts").to_string()),
-        ];
+        ]);
         let failure = controller["last_error"].as_str().map(|error| ("last error", error.to_owned()));
         let rows = elements(&controller["namespaces"]).iter().map(|one| {
             let size = Size(number(one, "block_size").saturating_mul(number(one, "num_blocks")));
@@ -181,11 +183,47 @@ fn identify(controller: &Value, out: &Output) -> Result<(), Error> {
                 one["disk"].as_str().unwrap_or("-").to_owned(),
                 unserved.map_or_else(|| size.to_string(), |_| "-".into()),
                 unserved.map_or_else(|| number(one, "block_size").to_string(), str::to_owned),
+                identifier(one),
             ]
         });
-        let columns = [("NSID", true), ("DISK", false), ("SIZE", true), ("BLOCK", false)];
-        format!("{}\n\n{}", out.list(known.into_iter().chain(failure)), out.table(&columns, rows))
+        let columns = [("NSID", true), ("DISK", false), ("SIZE", true), ("BLOCK", false), ("ID", false)];
+        format!("{}\n\n{}", out.list(known.chain(failure)), out.table(&columns, rows))
     })
+}
+
+/// What a controller supports, as lines; none before it was ready.
+fn abilities(abilities: &Value) -> Vec<(&'static str, String)> {
+    if !abilities.is_object() {
+        return Vec::new();
+    }
+    let list = |member: &str| {
+        let names: Vec<_> = elements(&abilities[member]).iter().filter_map(Value::as_str).collect();
+        if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+    };
+    let has = |member: &str| abilities[member].as_bool().unwrap_or_default();
+    let sgl = match text(abilities, "sgl") {
+        "bytes" => "of any alignment",
+        "dwords" => "of multiples of 4 bytes",
+        _ => "none",
+    };
+    let mut lines = vec![
+        ("largest transfer", Size(number(abilities, "transfer_max")).to_string()),
+        ("write cache", if has("volatile_write_cache") { "volatile" } else { "none, or durable" }.into()),
+        ("commands", list("commands")),
+        ("admin commands", list("admin_commands")),
+        ("SGLs", sgl.to_owned()),
+        ("doorbells", if has("doorbell_buffer") { "registers, or memory" } else { "registers" }.into()),
+    ];
+    if let Some(wanted) = abilities["host_memory_wanted"].as_u64() {
+        lines.push(("host memory", format!("asks for {}: not given", Size(wanted))));
+    }
+    lines
+}
+
+/// The identifier of a namespace, with its kind.
+fn identifier(namespace: &Value) -> String {
+    let of = |member: &str| namespace[member].as_str().map(|id| format!("{member} {id}"));
+    of("nguid").or_else(|| of("eui64")).unwrap_or_else(|| "-".to_owned())
 }
 
 fn smart(controller: &Value, client: &mut Client, out: &Output) -> Result<(), Error> {
@@ -345,6 +383,32 @@ mod tests {
         for text in ["", "3d", "3d:00.0:0", "3d:00.0:", "3d:00.0:4294967295", "3d:00.0:x", "3d:00.0:1:1"] {
             text.parse::<NamespaceAddress>().unwrap_err();
         }
+    }
+
+    #[test]
+    fn what_a_drive_supports_is_shown() {
+        let known = json!({"transfer_max": 131_072, "volatile_write_cache": true, "commands": ["compare", "copy"],
+            "admin_commands": [], "sgl": "dwords", "doorbell_buffer": false, "host_memory_wanted": 64 << 20});
+        let lines = abilities(&known).into_iter().map(|(name, value)| format!("{name}: {value}"));
+        assert_eq!(
+            lines.collect::<Vec<_>>(),
+            [
+                "largest transfer: 128K",
+                "write cache: volatile",
+                "commands: compare, copy",
+                "admin commands: none",
+                "SGLs: of multiples of 4 bytes",
+                "doorbells: registers",
+                "host memory: asks for 64M: not given",
+            ]
+        );
+        assert!(abilities(&Value::Null).is_empty());
+        let both = json!({"eui64": "0011223344556677", "nguid": "00112233445566778899aabbccddeeff"});
+        assert_eq!(identifier(&both), "nguid 00112233445566778899aabbccddeeff");
+        assert_eq!(
+            (identifier(&json!({"eui64": "00"})), identifier(&json!({}))),
+            ("eui64 00".into(), "-".into())
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `bdev_nvme_get_controllers`, and the members of `bdev_get_bdevs` for disks of NVMe controllers. Control context.
 
+use super::abilities::{Abilities, hexadecimal};
 use super::{Control, Error, Phase, Table, find};
 use aryk_bdev::Bdev;
 use aryk_bdev_nvme::{AttachedController, Info, Phase as State};
@@ -183,6 +184,9 @@ struct Description {
     /// Aryk only: model, serial number, firmware, as the controller reported them; missing before it was ready.
     #[serde(skip_serializing_if = "Option::is_none")]
     ctrlr_data: Option<ControllerData>,
+    /// Aryk only: what the controller supports; missing before it was ready.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    abilities: Option<Abilities>,
     /// Aryk only: the namespaces.
     namespaces: Vec<Namespace>,
     /// Aryk only: which memory of VMs is pinned: `auto`, `pin` or `bounce`.
@@ -270,6 +274,12 @@ struct Namespace {
     /// Number of blocks.
     #[serde(skip_serializing_if = "Option::is_none")]
     num_blocks: Option<u64>,
+    /// Namespace Globally Unique Identifier, in hexadecimal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nguid: Option<String>,
+    /// IEEE Extended Unique Identifier, in hexadecimal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    eui64: Option<String>,
     /// Why the namespace is not served.
     #[serde(skip_serializing_if = "Option::is_none")]
     unserved: Option<String>,
@@ -343,6 +353,8 @@ fn describe(control: &Control, controller: &AttachedController) -> Description {
         disk: info.disk.clone(),
         block_size: info.namespace.as_ref().ok().map(|namespace| 1 << namespace.block_shift),
         num_blocks: info.namespace.as_ref().ok().map(|namespace| namespace.blocks),
+        nguid: info.namespace.as_ref().ok().and_then(|namespace| Some(hexadecimal(&namespace.ids.nguid?))),
+        eui64: info.namespace.as_ref().ok().and_then(|namespace| Some(hexadecimal(&namespace.ids.eui64?))),
         unserved: info.namespace.as_ref().err().map(ToString::to_string),
     };
     let pair = |pair: &aryk_bdev_nvme::PairCounts| {
@@ -368,6 +380,7 @@ fn describe(control: &Control, controller: &AttachedController) -> Description {
         trid,
         cntlid,
         ctrlr_data: info.controller.as_ref().map(controller_data),
+        abilities: info.controller.as_ref().map(super::abilities::of),
         namespaces: info.namespaces.iter().map(namespace).collect(),
         dma: match info.dma {
             aryk_bdev_nvme::Dma::Auto => "auto",
