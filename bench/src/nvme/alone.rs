@@ -45,7 +45,7 @@ impl Host for Driven {
     }
 
     fn doorbells(&self) -> u64 {
-        self.pair.counters().doorbells
+        self.pair.counters().doorbells()
     }
 }
 
