@@ -571,6 +571,8 @@ type BdevNvmeAttachControllerParams struct {
 	Hostsvcid string `json:"hostsvcid,omitempty"`
 	// Saved, without effect: all disks are reported.
 	MaxBdevs *uint32 `json:"max_bdevs,omitempty"`
+	// Aryk only: the daemon stores it when the drive went away with acknowledged writes in its volatile cache. A call with it is refused, so that the controller stays absent until a client attaches it without.
+	MayHaveLostWrites bool `json:"may_have_lost_writes,omitempty"`
 	// Saved, without effect: a controller has one path.
 	Multipath NvmeMultipath `json:"multipath,omitempty"`
 	// Saved, without effect: a controller has one path.

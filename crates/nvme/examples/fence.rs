@@ -179,7 +179,7 @@ impl Driver {
     fn stop(mut self) -> Result<(), Box<dyn Error>> {
         self.controller.shut_down(Shutdown::Normal, now(self.begin));
         self.controller.queue_quiesced(self.pair.qid());
-        let is_end = |event| matches!(event, Event::Ended(End::Stopped)).then_some(());
+        let is_end = |event| matches!(event, Event::Ended(End::Stopped { .. })).then_some(());
         wait(&mut self.controller, self.begin, is_end)?;
         Ok(self.function.unmap(self.iova, self.memory.len())?)
     }

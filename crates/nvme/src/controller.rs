@@ -46,7 +46,7 @@ use crate::quirks::{self, Quirks};
 use crate::spec::register::{CAP, CC, CSTS, Cap, Cc, Csts, DOORBELLS, Shutdown, VS};
 use admin_queue::{AdminQueue, Waiter};
 use jobs::{Job, Running};
-use life::Life;
+use life::{Life, Stop};
 use pairs::{NewPair, Pair, Stage};
 
 /// Admin commands of the owner at a time.
@@ -101,6 +101,14 @@ pub enum Refused {
     Failure(#[from] Failure),
 }
 
+/// A late command that is to be aborted.
+#[derive(Debug)]
+struct WaitingAbort {
+    sqid: u16,
+    cid: u16,
+    in_flight: Weak<()>,
+}
+
 /// An NVMe controller; see the [module](self).
 #[derive(Debug)]
 pub struct Controller {
@@ -126,9 +134,10 @@ pub struct Controller {
     /// Queue pairs that the controller allows.
     pairs_allowed: u16,
     life: Life,
+    stop: Option<Stop>,
     running: Option<Running>,
     jobs: VecDeque<Job>,
-    aborts: VecDeque<(u16, u16)>,
+    aborts: VecDeque<WaitingAbort>,
     events: VecDeque<Event>,
     next_watch: u64,
     next_keep_alive: u64,
@@ -192,6 +201,7 @@ impl Controller {
             deleted: Vec::new(),
             pairs_allowed: 0,
             life: Life::Ready,
+            stop: None,
             running: None,
             jobs: VecDeque::new(),
             aborts: VecDeque::new(),
@@ -446,12 +456,14 @@ impl Controller {
         }
     }
 
-    /// Begins to abort a late command.
-    pub fn abort(&mut self, sqid: u16, cid: u16) {
+    /// Begins to abort a late command, unless it has ended by its turn ([`crate::queue::Late::in_flight`]).
+    pub fn abort(&mut self, sqid: u16, cid: u16, in_flight: Weak<()>) {
+        self.aborts.retain(|waiting| waiting.in_flight.strong_count() > 0);
         // A pause has its own limit; the command may be completed after it.
         let is_ready = self.is_ready() && self.paused.is_none();
-        if is_ready && self.aborts.len() < ABORTS_WAITING && !self.aborts.contains(&(sqid, cid)) {
-            self.aborts.push_back((sqid, cid));
+        let is_known = self.aborts.iter().any(|waiting| (waiting.sqid, waiting.cid) == (sqid, cid));
+        if is_ready && !is_known && self.aborts.len() < ABORTS_WAITING {
+            self.aborts.push_back(WaitingAbort { sqid, cid, in_flight });
         }
     }
 
@@ -464,7 +476,8 @@ impl Controller {
         }
     }
 
-    /// Begins an orderly shutdown: [`Event::ShuttingDown`], and [`Event::Ended`] at the end. The owner has drained its pairs.
+    /// Begins an orderly shutdown: [`Event::ShuttingDown`], and [`Event::Ended`] at the end. The owner has drained its pairs. A
+    /// reset that is under way ends first, if it takes no longer than ten seconds.
     pub fn shut_down(&mut self, how: Shutdown, now: u64) {
         self.begin_shutdown(how, now);
     }
@@ -533,10 +546,13 @@ impl Controller {
         let Some(info) = &self.info else { return };
         let (aborts_max, has_keep_alive) = (usize::from(info.aborts_max), info.keep_alive_ms != 0);
         while self.admin.count(|waiter| matches!(waiter, Waiter::Abort { .. })) < aborts_max {
-            let Some((sqid, cid)) = self.aborts.pop_front() else { break };
-            let waiter = Waiter::Abort { sqid, cid, since: now };
-            if !self.send(&admin::abort(sqid, cid), waiter, now) {
-                self.aborts.push_front((sqid, cid));
+            let Some(abort) = self.aborts.pop_front() else { break };
+            if abort.in_flight.strong_count() == 0 {
+                continue;
+            }
+            let WaitingAbort { sqid, cid, .. } = abort;
+            if !self.send(&admin::abort(sqid, cid), Waiter::Abort { sqid, cid, since: now }, now) {
+                self.aborts.push_front(abort);
                 break;
             }
         }

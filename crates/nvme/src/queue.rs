@@ -108,7 +108,7 @@ pub enum QueueError {
 }
 
 /// A command that is late.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Late {
     /// The command, for [`crate::controller::Controller::abort`].
     pub cid: u16,
@@ -118,6 +118,8 @@ pub struct Late {
     pub waited: u64,
     /// What the owner asks the controller for.
     pub step: LateStep,
+    /// Alive as long as the command is in flight: its CID may be another command's after that.
+    pub in_flight: Weak<()>,
 }
 
 /// What to do about a late command.
@@ -309,6 +311,8 @@ pub struct QueuePair {
     resubmitted: u64,
     /// Doorbells of earlier lives, of the submission and the completion queue.
     rung_before: [u64; 2],
+    /// Late commands in flight.
+    late: Vec<(u16, Arc<()>)>,
 }
 
 impl QueuePair {
@@ -333,6 +337,7 @@ impl QueuePair {
             completed: 0,
             resubmitted: 0,
             rung_before: [0; 2],
+            late: Vec::new(),
             layout,
         })
     }
@@ -507,6 +512,9 @@ impl QueuePair {
             if self.state == State::Running {
                 self.head.ring(old, self.cq_head);
             }
+            if !self.late.is_empty() {
+                self.late.retain(|(cid, _)| self.commands.find(*cid).is_some());
+            }
         }
         if let Some(error) = failure {
             self.state = State::Broken(error);
@@ -549,8 +557,14 @@ impl QueuePair {
             while left > 0 {
                 let Some(index) = self.commands.take_late(stage, until) else { break };
                 let slot = self.commands.slot(index);
-                let waited = now - slot.submitted;
-                report(Late { cid: self.commands.cid(index), token: slot.token, waited, step });
+                let (waited, token, cid) = (now - slot.submitted, slot.token, self.commands.cid(index));
+                let known = self.late.iter().position(|(late, _)| *late == cid);
+                let known = known.unwrap_or_else(|| {
+                    self.late.push((cid, Arc::new(())));
+                    self.late.len() - 1
+                });
+                let in_flight = Arc::downgrade(&self.late[known].1);
+                report(Late { cid, token, waited, step, in_flight });
                 left -= 1;
             }
         }
@@ -601,6 +615,7 @@ impl QueuePair {
         }
         (self.sq_tail, self.sq_rung, self.cq_head, self.phase) = (0, 0, 0, true);
         self.state = State::Rewound;
+        self.late.clear();
         // No doorbell of this life follows: the controller may give the pair's number to another pair.
         drop(token);
         let in_flight: Vec<u16> = self.commands.in_order().collect();

@@ -6,7 +6,8 @@
 //! disk fails its guest's requests; when the disk comes back, the controller is created again, and its front-end connects again.
 //!
 //! An NVMe controller that ends by itself takes its disks with it. It is absent then, with the disks that calls have built on its
-//! disks; the daemon tries to attach it again, as it does with all absent objects.
+//! disks; the daemon tries to attach it again, as it does with all absent objects. If its drive may have lost acknowledged writes,
+//! these attempts fail until a client attaches the controller.
 
 use crate::config::{Call, Subsystem};
 use crate::methods::nvme::follow_plugged;
@@ -61,8 +62,13 @@ fn keep_controller(control: &Rc<Control>, methods: &Rc<Methods<Control>>, ended:
     if control.nvme.controllers.find(name).is_ok() {
         return;
     }
+    let info = ended.info();
+    if info.may_have_lost_writes {
+        // An attach by itself would give the VMs old data without an error.
+        control.config.changed(Subsystem::Nvme, name, "may_have_lost_writes", true);
+    }
     let Some(key) = control.config.lost(Subsystem::Nvme, name) else { return };
-    let why = ended.info().last_failure.unwrap_or_else(|| "the controller has ended".into());
+    let why = info.last_failure.unwrap_or_else(|| "the controller has ended".into());
     control.config.failed(key, &why);
     restore::retry_failed(control, methods);
 }

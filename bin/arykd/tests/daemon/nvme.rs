@@ -323,3 +323,32 @@ fn a_drive_that_is_lost_takes_its_place_again_with_all_that_was_built_on_it() {
     assert!(names(&absent()).iter().all(|name| *name != "a" && *name != "top"), "{}", absent());
     drop((daemon, drive, again));
 }
+
+#[test]
+fn a_drive_that_may_have_lost_writes_waits_for_a_client() {
+    let mut daemon = Daemon::start(KEPT);
+    let socket = daemon.dir().join("drive");
+    let drive = Drive::new(&socket, "S1");
+    let params = json!({"name": "a", "trtype": "VFIOUSER", "traddr": socket, "ctrlr_loss_timeout_sec": 0});
+    daemon.call("bdev_nvme_attach_controller", params.clone()).unwrap();
+    daemon.call("vhost_create_blk_controller", json!({"ctrlr": "vm", "dev_name": "an1"})).unwrap();
+    let mut vm = connect(&daemon, "vm");
+    vm.write(0, &[7; 512]).unwrap();
+    std::fs::remove_file(&socket).unwrap();
+    drive.model.with(|model| model.pull_out());
+    let why = |daemon: &Daemon| {
+        let absent = daemon.call("aryk_absent_get", json!({})).unwrap();
+        let controllers = absent.as_array().unwrap().iter().filter(|object| object["name"] == "a");
+        controllers.map(|object| object["why"].as_str().unwrap().to_owned()).next().unwrap_or_default()
+    };
+    let again = Drive::new(&socket, "S1");
+    wait_for("the controller stays absent", || why(&daemon).contains("check the data of its VMs"));
+    drop(vm);
+    daemon.kill_and_restart();
+    assert!(why(&daemon).contains("check the data of its VMs"), "{}", why(&daemon));
+    assert_eq!(daemon.call("bdev_get_bdevs", json!({})).unwrap(), json!([]));
+    assert_eq!(daemon.call("bdev_nvme_attach_controller", params).unwrap(), json!(["an1", "an2"]));
+    wait_for("all objects exist again", || daemon.call("aryk_absent_get", json!({})).unwrap() == json!([]));
+    assert_eq!(connect(&daemon, "vm").read(0, 512).unwrap(), [0; 512]);
+    drop((daemon, drive, again));
+}

@@ -864,6 +864,7 @@ class Methods(ABC):
         hostnqn: str | None = None,
         hostsvcid: str | None = None,
         max_bdevs: int | None = None,
+        may_have_lost_writes: bool | None = None,
         multipath: types.NvmeMultipath | None = None,
         multipath_opts: types.MultipathOptions | None = None,
         nsid: int | None = None,
@@ -900,6 +901,7 @@ class Methods(ABC):
             hostnqn: Saved, without effect.
             hostsvcid: Saved, without effect.
             max_bdevs: Saved, without effect: all disks are reported.
+            may_have_lost_writes: Aryk only: the daemon stores it when the drive went away with acknowledged writes in its volatile cache. A call with it is refused, so that the controller stays absent until a client attaches it without.
             multipath: Saved, without effect: a controller has one path.
             multipath_opts: Saved, without effect: a controller has one path.
             nsid: Aryk only: the only namespace that becomes a disk. Default: all.
@@ -936,6 +938,7 @@ class Methods(ABC):
                 hostnqn=hostnqn,
                 hostsvcid=hostsvcid,
                 max_bdevs=max_bdevs,
+                may_have_lost_writes=may_have_lost_writes,
                 multipath=multipath,
                 multipath_opts=multipath_opts,
                 nsid=nsid,
@@ -3709,6 +3712,7 @@ class AsyncMethods(ABC):
         hostnqn: str | None = None,
         hostsvcid: str | None = None,
         max_bdevs: int | None = None,
+        may_have_lost_writes: bool | None = None,
         multipath: types.NvmeMultipath | None = None,
         multipath_opts: types.MultipathOptions | None = None,
         nsid: int | None = None,
@@ -3745,6 +3749,7 @@ class AsyncMethods(ABC):
             hostnqn: Saved, without effect.
             hostsvcid: Saved, without effect.
             max_bdevs: Saved, without effect: all disks are reported.
+            may_have_lost_writes: Aryk only: the daemon stores it when the drive went away with acknowledged writes in its volatile cache. A call with it is refused, so that the controller stays absent until a client attaches it without.
             multipath: Saved, without effect: a controller has one path.
             multipath_opts: Saved, without effect: a controller has one path.
             nsid: Aryk only: the only namespace that becomes a disk. Default: all.
@@ -3781,6 +3786,7 @@ class AsyncMethods(ABC):
                 hostnqn=hostnqn,
                 hostsvcid=hostsvcid,
                 max_bdevs=max_bdevs,
+                may_have_lost_writes=may_have_lost_writes,
                 multipath=multipath,
                 multipath_opts=multipath_opts,
                 nsid=nsid,

@@ -21,7 +21,7 @@ use aryk_cuse::{Access, Answer, Caller, Request};
 use aryk_log_limit::{LogLimit, limited};
 use aryk_nvme::admin;
 use aryk_nvme::controller::{AdminAnswer, Controller, End, Failure, ResetReason};
-use aryk_nvme::queue::{LateStep, QueueError};
+use aryk_nvme::queue::{Late, LateStep, QueueError};
 use aryk_nvme::replay::History;
 use aryk_nvme::spec::register::Shutdown;
 use aryk_nvme::spec::status;
@@ -78,7 +78,7 @@ pub(crate) enum Command {
     /// The memory of a pair whose controller is gone.
     Retired(Box<Live>),
     /// A command is late.
-    Late { qid: u16, cid: u16, waited: u64, step: LateStep },
+    Late { qid: u16, late: Late },
     /// A pair has got a completion that no correct controller posts.
     QueueError(QueueError),
     /// A status says that the controller has lost its state.
@@ -149,6 +149,7 @@ pub(crate) fn start(
         dma: config.dma,
         last_reset: None,
         last_failure: None,
+        may_have_lost_writes: false,
         smart: None,
     };
     let shared = Arc::new(Shared::new(&config, sender.clone(), info));
@@ -168,7 +169,6 @@ pub(crate) fn start(
         vectors: 0,
         life_number: 0,
         ready_at: Nanos(0),
-        has_lost_writes: false,
         exclusive: None,
         lines: LogLimit::new(LINES, LINE_PERIOD),
         lost_blocks: LostBlocks::default(),
@@ -238,8 +238,6 @@ struct Thread {
     life_number: u64,
     /// When the controller was ready last.
     ready_at: Nanos,
-    /// The drive lost its power with writes in its volatile cache.
-    has_lost_writes: bool,
     /// The admin command that changes namespaces; disks are not opened meanwhile.
     exclusive: Option<(u64, String)>,
     /// Limits the lines about single commands and events.
@@ -435,14 +433,15 @@ impl Thread {
             // The next look at the controller is soon.
             Command::Busy => {}
             Command::Retired(live) => drop(live),
-            Command::Late { qid, cid, waited, step } => self.late(qid, cid, waited, step),
+            Command::Late { qid, late } => self.late(qid, late),
             Command::QueueError(error) => {
                 tracing::error!(controller = self.shared.name, %error, "the NVMe controller breaks the protocol");
                 self.shared.info().last_failure = Some(error.to_string());
                 self.reset(ResetReason::QueueError);
             }
             Command::LostState { status } => {
-                tracing::error!(controller = self.shared.name, %status, "the NVMe controller has lost its state");
+                let controller = &self.shared.name;
+                limited!(self.lines, error, controller, %status, "the NVMe controller has lost its state");
                 self.reset(ResetReason::Fatal);
             }
             Command::Locate(lost) => self.locate(lost),
@@ -512,7 +511,8 @@ impl Thread {
         self.with_controller(|controller| controller.reset(reason, now().0));
     }
 
-    fn late(&mut self, qid: u16, cid: u16, waited: u64, step: LateStep) {
+    fn late(&mut self, qid: u16, late: Late) {
+        let Late { cid, waited, step, in_flight, .. } = late;
         let (controller, waited_ms) = (&self.shared.name, waited / 1_000_000);
         match step {
             LateStep::Abort => {
@@ -526,10 +526,12 @@ impl Thread {
                     "an NVMe command is late: it is aborted"
                 );
                 self.shared.counters.aborts.fetch_add(1, Ordering::Relaxed);
-                self.with_controller(|controller| controller.abort(qid, cid));
+                self.with_controller(|controller| controller.abort(qid, cid, in_flight));
             }
             LateStep::Reset => {
-                tracing::warn!(
+                limited!(
+                    self.lines,
+                    warn,
                     controller,
                     qid,
                     cid,

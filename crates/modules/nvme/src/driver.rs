@@ -30,7 +30,7 @@ use aryk_bdev::{
 use aryk_nvme::data::Piece;
 use aryk_nvme::inject::Injections;
 use aryk_nvme::io::Commands;
-use aryk_nvme::queue::{Completed, Late, QueuePair};
+use aryk_nvme::queue::{Completed, QueuePair};
 use aryk_nvme::replay::{Change, History};
 use aryk_nvme::spec::status::Status as DeviceStatus;
 use aryk_pci::VectorMask;
@@ -40,7 +40,7 @@ use attempt::{Attempt, refused};
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 /// Bytes that one reap copies out of bounce buffers: the completions behind them wait for the next turn.
@@ -107,6 +107,8 @@ struct Opened {
     commands: Commands,
     /// `None` if the controller gets bounce buffers only.
     lookup: Option<MemoryLookup>,
+    /// When a change completed last that a flush makes durable.
+    last_change: Arc<AtomicU64>,
     completions: Vec<Completion>,
 }
 
@@ -182,8 +184,6 @@ pub(crate) struct PairDriver {
     delayed: Vec<(Nanos, Key)>,
     credits: CreditPool,
     history: History,
-    /// When a change completed last that a flush makes durable.
-    last_change: u64,
     has_late_timer: bool,
     /// Lists that are empty between two calls.
     pieces: [Vec<Piece>; 2],
@@ -210,7 +210,6 @@ impl PairDriver {
             delayed: Vec::new(),
             credits: CreditPool::new(depth),
             history: History::new(HISTORY),
-            last_change: 0,
             has_late_timer: false,
             pieces: [Vec::with_capacity(512), Vec::with_capacity(512)],
             completed: Vec::with_capacity(usize::from(BATCH)),
@@ -228,8 +227,8 @@ impl PairDriver {
             Life::Live(live) => live.memory.as_ref().map(|memory| memory.lookup()),
             Life::Away | Life::Closed => None,
         };
-        let namespace = Arc::clone(namespace);
-        self.channels.add(Opened { root, namespace, commands, lookup, completions: Vec::new() })
+        let (namespace, last_change) = (Arc::clone(namespace), namespace.durability().add_channel());
+        self.channels.add(Opened { root, namespace, commands, lookup, last_change, completions: Vec::new() })
     }
 
     pub(crate) fn close(&mut self, channel: Key) {
@@ -460,7 +459,7 @@ impl PairDriver {
                 completed: now.0,
             });
             if !request.io.fua {
-                self.last_change = now.0;
+                channel.last_change.store(now.0, Ordering::Relaxed);
             }
         }
         let State::AtController(left, earlier) = request.state else {
@@ -473,7 +472,10 @@ impl PairDriver {
                     live.pool.empty(&request.pages, &request.io.data);
                     self.copied += u64::from(request.io.data.len());
                 }
-                Op::Flush => self.shared.flushed(completed.submitted),
+                Op::Flush => {
+                    let channel = self.channels.get(request.channel).expect("it has requests");
+                    channel.namespace.durability().flushed(completed.submitted);
+                }
                 _ => {}
             }
             let request = entry.remove();
@@ -560,15 +562,13 @@ impl PairDriver {
         let Life::Live(live) = &mut self.life else { return };
         let qid = live.pair.qid();
         let shared = &self.shared;
-        live.pair.late(cx.now().0, LATE_MAX, |Late { cid, waited, step, .. }| {
-            shared.send(Command::Late { qid, cid, waited, step });
-        });
+        live.pair.late(cx.now().0, LATE_MAX, |late| shared.send(Command::Late { qid, late }));
     }
 
     fn publish(&mut self) {
         let Life::Live(live) = &self.life else { return };
         let counters = live.pair.counters();
-        live.stats.publish(counters, self.polls, live.pair.in_flight(), self.last_change, &live.pool);
+        live.stats.publish(counters, self.polls, live.pair.in_flight(), &live.pool);
         self.published = counters.submitted;
     }
 }

@@ -284,6 +284,8 @@ pub struct Info {
     pub last_reset: Option<LastReset>,
     /// The last failure of the controller, for people.
     pub last_failure: Option<String>,
+    /// The drive went away with acknowledged writes in its volatile cache, and is not taken back. Its cache may have lost them.
+    pub may_have_lost_writes: bool,
     /// The SMART log as it was last read, and when.
     pub smart: Option<(Box<SmartLog>, SystemTime)>,
 }

@@ -14,6 +14,7 @@ use aryk_nvme::errors::{Class, classify};
 use aryk_nvme::io::Commands;
 use aryk_nvme::spec::status;
 use aryk_reactor::{Cx, Handle, RootId};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::sync::oneshot;
 
@@ -26,7 +27,40 @@ pub(crate) struct Namespace {
     disk: String,
     depth: u16,
     state: Mutex<NamespaceState>,
+    durability: Durability,
     failures: Failures,
+}
+
+/// What decides whether the drive's volatile cache may hold changes of the namespace.
+#[derive(Debug, Default)]
+pub(crate) struct Durability {
+    /// Submission time of the last flush that succeeded.
+    flushed: AtomicU64,
+    /// For each channel, when a change completed last; the channel's reactor writes it.
+    changes: Mutex<Vec<Arc<AtomicU64>>>,
+}
+
+impl Durability {
+    /// Adds a channel, and merges those that are closed.
+    pub(crate) fn add_channel(&self) -> Arc<AtomicU64> {
+        let (mut changes, channel) = (lock(&self.changes), Arc::<AtomicU64>::default());
+        let closed = changes.extract_if(.., |change| Arc::get_mut(change).is_some());
+        let last = closed.map(|change| change.load(Ordering::Relaxed)).max();
+        changes.extend(last.map(|last| Arc::new(last.into())));
+        changes.push(Arc::clone(&channel));
+        channel
+    }
+
+    /// A flush that was submitted at this time has succeeded, or a shutdown has begun at this time.
+    pub(crate) fn flushed(&self, submitted: u64) {
+        self.flushed.fetch_max(submitted, Ordering::Relaxed);
+    }
+
+    /// Whether changes have completed that no later flush covers.
+    pub(crate) fn has_unflushed(&self) -> bool {
+        let flushed = self.flushed.load(Ordering::Relaxed);
+        lock(&self.changes).iter().any(|change| change.load(Ordering::Relaxed) > flushed)
+    }
 }
 
 /// What the controller says about the namespace.
@@ -58,7 +92,12 @@ impl Namespace {
     ) -> Self {
         let state = NamespaceState::of(namespace, controller);
         let (shared, state, failures) = (Arc::clone(shared), Mutex::new(state), Failures::default());
-        Self { shared, nsid: namespace.nsid, disk, depth, state, failures }
+        let durability = Durability::default();
+        Self { shared, nsid: namespace.nsid, disk, depth, state, durability, failures }
+    }
+
+    pub(crate) const fn durability(&self) -> &Durability {
+        &self.durability
     }
 
     pub(crate) const fn nsid(&self) -> u32 {

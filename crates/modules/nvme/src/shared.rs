@@ -54,7 +54,6 @@ pub(crate) struct PairStats {
     /// Those of the pairs before.
     base: PairCounters,
     base_polls: Polls,
-    base_last_change: u64,
     pub(crate) submitted: AtomicU64,
     pub(crate) completed: AtomicU64,
     pub(crate) sq_doorbells: AtomicU64,
@@ -63,7 +62,6 @@ pub(crate) struct PairStats {
     pub(crate) idle_polls: AtomicU64,
     pub(crate) queued: AtomicU64,
     pub(crate) in_flight: AtomicU64,
-    pub(crate) last_change: AtomicU64,
     pub(crate) pool_pages: AtomicU64,
     pub(crate) pool_low: AtomicU64,
 }
@@ -81,8 +79,6 @@ pub(crate) struct Shared {
     info: Mutex<Info>,
     /// Reactors without a pair, each with the reactor whose pair it uses.
     routes: Mutex<Vec<(Handle, Hold)>>,
-    /// Submission time of the last flush that succeeded.
-    flushed: AtomicU64,
     /// The control thread looks at the controller rarely.
     is_idle: AtomicBool,
     pairs: Mutex<Vec<OfCore>>,
@@ -107,7 +103,6 @@ impl Shared {
             counters: Counters::default(),
             info: Mutex::new(info),
             routes: Mutex::default(),
-            flushed: AtomicU64::new(0),
             is_idle: AtomicBool::new(false),
             pairs: Mutex::default(),
             injected: Mutex::default(),
@@ -129,20 +124,6 @@ impl Shared {
 
     pub(crate) fn set_idle(&self, is_idle: bool) {
         self.is_idle.store(is_idle, Ordering::Relaxed);
-    }
-
-    /// A flush that was submitted at this time has succeeded.
-    pub(crate) fn flushed(&self, submitted: u64) {
-        self.flushed.fetch_max(submitted, Ordering::Relaxed);
-    }
-
-    /// Whether changes have completed that no later flush covers.
-    pub(crate) fn has_unflushed(&self) -> bool {
-        let flushed = self.flushed.load(Ordering::Relaxed);
-        lock(&self.pairs).iter().any(|OfCore { stats, .. }| {
-            let last = stats.last_change.load(Ordering::Relaxed);
-            last.max(stats.base_last_change) > flushed
-        })
     }
 
     /// Whether the control thread has ended.
@@ -234,7 +215,6 @@ impl PairStats {
                 ..PairCounters::default()
             },
             base_polls: Polls { all, idle, queued },
-            base_last_change: before.base_last_change.max(get(&before.last_change)),
             submitted: submitted.into(),
             completed: completed.into(),
             sq_doorbells: sq_doorbells.into(),
@@ -253,7 +233,6 @@ impl PairStats {
         counters: PairCounters,
         polls: Polls,
         in_flight: u16,
-        last_change: u64,
         pool: &Pool,
     ) {
         let (base, base_polls) = (&self.base, &self.base_polls);
@@ -265,7 +244,6 @@ impl PairStats {
         self.idle_polls.store(base_polls.idle + polls.idle, Ordering::Relaxed);
         self.queued.store(base_polls.queued + polls.queued, Ordering::Relaxed);
         self.in_flight.store(in_flight.into(), Ordering::Relaxed);
-        self.last_change.store(last_change, Ordering::Relaxed);
         self.pool_pages.store(pool.pages().into(), Ordering::Relaxed);
         self.pool_low.store(pool.low().into(), Ordering::Relaxed);
     }

@@ -44,7 +44,7 @@ impl Attached {
     pub fn end(mut self) -> Result<(), Box<dyn Error>> {
         self.controller.shut_down(Shutdown::Normal, self.clock.now());
         self.controller.queue_quiesced(self.pair.qid());
-        let is_end = |event| matches!(event, Event::Ended(End::Stopped)).then_some(());
+        let is_end = |event| matches!(event, Event::Ended(End::Stopped { .. })).then_some(());
         wait(&mut self.controller, self.clock, is_end)
     }
 }

@@ -130,7 +130,10 @@ pub enum ResetReason {
 #[derive(Debug)]
 pub enum End {
     /// The owner shut it down.
-    Stopped,
+    Stopped {
+        /// The controller reported the end of the shutdown (CSTS.SHST = 10b): its volatile cache holds no data any more.
+        is_clean: bool,
+    },
     /// It failed for good; its bus mastering is off.
     Failed(Failure),
 }

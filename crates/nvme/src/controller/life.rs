@@ -43,6 +43,14 @@ pub(super) enum Then {
     ShutDown(Shutdown),
 }
 
+/// A shutdown that follows the reset under way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stop {
+    how: Shutdown,
+    /// If the reset is not over by then, there is no shutdown.
+    until: u64,
+}
+
 impl Controller {
     pub(super) fn advance(&mut self, now: u64) {
         if let Err(failure) = self.try_advance(now) {
@@ -52,6 +60,15 @@ impl Controller {
 
     fn try_advance(&mut self, now: u64) -> Result<(), Failure> {
         self.watch_transport(now);
+        if let Some(stop) = self.stop {
+            if self.is_ready() {
+                self.stop = None;
+                self.begin_shutdown(stop.how, now);
+            } else if now >= stop.until {
+                self.stop = None;
+                self.fence(End::Stopped { is_clean: false }, now);
+            }
+        }
         match self.life {
             Life::Quiescing { until, then } => {
                 let is_quiet = self.pairs.iter().all(|pair| pair.is_quiesced || !pair.is_given_out);
@@ -69,8 +86,9 @@ impl Controller {
             Life::Enabling { until } => self.poll_enabling(until, now),
             Life::Initializing | Life::Ready => self.run(now),
             Life::ShuttingDown { until } => {
-                if self.read_csts()?.is_shut_down() || now >= until {
-                    self.fence(End::Stopped, now);
+                let is_clean = self.read_csts()?.is_shut_down();
+                if is_clean || now >= until {
+                    self.fence(End::Stopped { is_clean }, now);
                 }
                 Ok(())
             }
@@ -188,11 +206,20 @@ impl Controller {
                 self.begin_quiescing(Then::ShutDown(how), now);
                 self.events.push_back(Event::ShuttingDown);
             }
-            // Between two states, there is no orderly way: the controller has no data that its owner awaits.
-            Life::Quiescing { .. } | Life::Disabling { .. } | Life::Enabling { .. } | Life::Initializing => {
-                self.fence(End::Stopped, now);
+            // A reset keeps the data in the controller's volatile cache: only a shutdown after it makes that durable.
+            Life::Quiescing { then: Then::Reset, .. }
+            | Life::Disabling { .. }
+            | Life::Enabling { .. }
+            | Life::Initializing
+                if self.was_ready =>
+            {
+                self.stop.get_or_insert(Stop { how, until: now.saturating_add(SHUTDOWN_MIN) });
             }
-            Life::ShuttingDown { .. } | Life::Fencing { .. } | Life::Ended => {}
+            // A controller that starts has got no data yet.
+            Life::Disabling { .. } | Life::Enabling { .. } | Life::Initializing => {
+                self.fence(End::Stopped { is_clean: false }, now);
+            }
+            Life::Quiescing { .. } | Life::ShuttingDown { .. } | Life::Fencing { .. } | Life::Ended => {}
         }
     }
 
@@ -329,7 +356,7 @@ impl Controller {
             | Failure::Memory(_) => false,
         };
         match self.life {
-            Life::ShuttingDown { .. } => return self.fence(End::Stopped, now),
+            Life::ShuttingDown { .. } => return self.fence(End::Stopped { is_clean: false }, now),
             Life::Fencing { .. } | Life::Ended => return,
             // The pairs' owners must not ring doorbells while the controller is disabled.
             Life::Ready if !is_gone => return self.begin_reset(ResetReason::QueueError, now),

@@ -3,6 +3,9 @@
 //! A CID has the slot's index in its low bits and the slot's generation in the others, so that a completion which comes twice, or
 //! late, finds nothing. The list serves deadlines: all commands of a pair have the same timeout, so the first of the list is the
 //! first to be late, and every operation takes constant time. It also gives the order in which a reset submits commands again.
+//!
+//! A free slot is used again after all others that were free before it, so that a CID returns as late as possible: an Abort names
+//! its command by the CID, and must not find another.
 
 use crate::spec::entry::SubmissionEntry;
 
@@ -32,7 +35,9 @@ pub(crate) struct Slot {
 #[derive(Debug)]
 pub(crate) struct Commands {
     slots: Box<[Slot]>,
+    /// The first and the last slot of the list of free ones.
     free: u16,
+    last_free: u16,
     first: u16,
     last: u16,
     /// For each stage, the first command in the list that was not reported.
@@ -61,6 +66,7 @@ impl Commands {
         Self {
             slots: (0..depth).map(slot).collect(),
             free: 0,
+            last_free: depth - 1,
             first: NONE,
             last: NONE,
             unreported: [NONE; STAGES],
@@ -128,9 +134,13 @@ impl Commands {
         if slot.generation >= self.generations {
             slot.generation = 0;
         }
-        slot.next = self.free;
+        slot.next = NONE;
         let found = (slot.token, slot.submitted);
-        self.free = index;
+        match self.slots.get_mut(usize::from(self.last_free)) {
+            Some(last) if self.free != NONE => last.next = index,
+            _ => self.free = index,
+        }
+        self.last_free = index;
         match self.slots.get_mut(usize::from(prev)) {
             Some(prev) => prev.next = next,
             None => self.first = next,
@@ -234,9 +244,36 @@ mod tests {
                 }
                 uses += 1;
             }
-            assert_eq!(uses, u32::from(commands.generations), "{depth}");
+            assert_eq!(uses, u32::from(commands.generations) * u32::from(depth), "{depth}");
             assert!(uses >= 15, "{depth}");
         }
+    }
+
+    #[test]
+    fn a_free_slot_is_used_after_all_others() {
+        let mut commands = Commands::new(4);
+        let held = submit(&mut commands, 0, 0);
+        let next = |commands: &mut Commands| {
+            let cid = submit(commands, 0, 0);
+            commands.remove(commands.find(cid).unwrap());
+            cid
+        };
+        let mut seen = vec![next(&mut commands)];
+        // The other three slots have all generations of CIDs before one returns.
+        loop {
+            let cid = next(&mut commands);
+            if cid == seen[0] {
+                break;
+            }
+            assert!(!seen.contains(&cid) && cid != held);
+            seen.push(cid);
+        }
+        assert_eq!(seen.len(), 3 * usize::from(commands.generations));
+        commands.remove(commands.find(held).unwrap());
+        assert_eq!((0..4).map(|_| submit(&mut commands, 0, 0) & 3).fold(0, |all, slot| all | 1 << slot), 15);
+        assert!(commands.next_cid().is_none());
+        commands.remove(2);
+        assert_eq!(commands.next_cid().unwrap().0, 2);
     }
 
     #[test]

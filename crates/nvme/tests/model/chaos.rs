@@ -7,9 +7,13 @@ use aryk_nvme::queue::Timeouts;
 use aryk_nvme::spec::log;
 use aryk_nvme::spec::register::Shutdown;
 use aryk_nvme_model::{Config, NamespaceConfig, Random, Timing, Violation};
+use std::sync::{Arc, LazyLock};
 
 use super::rig::{MS, Rig, US, options};
 use super::traffic::{Traffic, run};
+
+/// A command that does not end.
+static IN_FLIGHT: LazyLock<Arc<()>> = LazyLock::new(Arc::default);
 
 fn rig(seed: u64) -> Rig {
     let config = Config {
@@ -53,7 +57,7 @@ fn disturb(rig: &mut Rig, random: &mut fastrand::Rng) {
         }
         7..9 if !is_deleted && rig.controller.reset_pair(qid).is_ok() => quiesce(rig, qid),
         9 => rig.controller.reset(ResetReason::Request, now),
-        10 => rig.controller.abort(qid, random.u16(..)),
+        10 => rig.controller.abort(qid, random.u16(..), Arc::downgrade(&IN_FLIGHT)),
         11..13 => {
             let len = 4 << random.u32(..16);
             let _ = rig.controller.admin(&admin::get_log(log::SMART, u32::MAX, 0, len, true), now);

@@ -163,6 +163,45 @@ fn a_shutdown_waits_for_the_controller() {
 }
 
 #[test]
+fn a_shutdown_during_a_reset_follows_it() {
+    let mut rig = Rig::ready(config(), &[4]);
+    let now = rig.now;
+    rig.controller.reset(ResetReason::Request, now);
+    rig.run_for(&mut Nobody, 10 * US, US);
+    rig.controller.shut_down(Shutdown::Normal, rig.now);
+    rig.run_until(&mut Nobody, 20 * SECOND, |rig| rig.is_ended);
+    assert_eq!(rig.end(), Some("stopped"));
+    assert_eq!(rig.model.read_register(CSTS, Width::Four).unwrap() >> 2 & 3, 2);
+    rig.assert_clean();
+}
+
+#[test]
+fn an_end_without_a_completed_shutdown_is_reported_as_such() {
+    // The drive is pulled out, and the kernel reports that as a request for removal.
+    let mut rig = Rig::ready(config(), &[4]);
+    rig.model.with(|model| model.pull_out());
+    rig.controller.shut_down(Shutdown::Normal, rig.now);
+    rig.run_until(&mut Nobody, 20 * SECOND, |rig| rig.is_ended);
+    assert_eq!(rig.end(), Some("stopped without a shutdown"));
+    // CSTS.SHST stays 0.
+    let mut rig = Rig::ready(config(), &[4]);
+    rig.model.with(|model| model.faults().set_register(CSTS, 1));
+    let now = rig.now;
+    rig.controller.shut_down(Shutdown::Normal, now);
+    rig.run_until(&mut Nobody, 20 * SECOND, |rig| rig.is_ended);
+    assert_eq!(rig.end(), Some("stopped without a shutdown"));
+    assert!(rig.now - now >= 10 * SECOND);
+    // A reset that does not end.
+    let mut rig = Rig::ready(config(), &[4]);
+    rig.model.with(|model| model.faults().never_ready = true);
+    let now = rig.now;
+    rig.controller.reset(ResetReason::Request, now);
+    rig.controller.shut_down(Shutdown::Normal, now);
+    rig.run_until(&mut Nobody, 20 * SECOND, |rig| rig.is_ended);
+    assert_eq!(rig.end(), Some("stopped without a shutdown"));
+}
+
+#[test]
 fn a_dropped_controller_leaves_no_access_behind() {
     let mut rig = Rig::ready(config(), &[16]);
     let mut traffic = Traffic::new(&rig, 1, 16);

@@ -5,7 +5,7 @@ use aryk_nvme::data::Piece;
 use aryk_nvme::queue::{LateStep, QueueError, Timeouts};
 use aryk_nvme::replay::{Change, History};
 use aryk_nvme::spec::entry::SubmissionEntry;
-use aryk_nvme::spec::opcode::io;
+use aryk_nvme::spec::opcode::{admin, io};
 use aryk_nvme::spec::status::Code;
 use aryk_nvme_model::{Action, Config, Distortion, NamespaceConfig, Queue, Random, Rule, Timing};
 
@@ -51,6 +51,28 @@ fn a_stuck_command_is_aborted_and_nothing_is_reset() {
     rig.run_for(&mut keeper, 10 * MS, MS);
     let did_abort = |note: &Note| matches!(note, Note::Step(RecoveryStep::Abort { did_abort: true, .. }));
     assert!(rig.notes.iter().any(did_abort), "{:?}", rig.notes);
+    assert!(!rig.notes.iter().any(|note| matches!(note, Note::Quiesce(_))));
+    rig.assert_clean();
+}
+
+#[test]
+fn commands_that_end_before_their_abort_is_sent_are_not_aborted() {
+    let mut rig = Rig::ready(config(1), &[32]);
+    // The reads are late, and end while the first four Aborts are in flight.
+    rig.model.with(|model| {
+        let late = Action::Delay(SECOND + 100 * MS);
+        model.faults().add(Rule { times: 30, ..Rule::once(Queue::Io, io::READ, late) });
+        let slow = Action::Delay(200 * MS);
+        model.faults().add(Rule { times: 30, ..Rule::once(Queue::Admin, admin::ABORT, slow) });
+    });
+    let (mut keeper, buffer) = (Keeper::default(), rig.buffer(4096));
+    (0..30).for_each(|token| read(&mut rig, &buffer, 0, token));
+    rig.run_until(&mut keeper, 10 * SECOND, |rig| rig.pairs[0].in_flight() == 0);
+    rig.run_for(&mut keeper, SECOND, MS);
+    let is_abort = |note: &&Note| matches!(note, Note::Step(RecoveryStep::Abort { .. }));
+    let is_late = |note: &&Note| matches!(note, Note::Late(LateStep::Abort));
+    assert_eq!(rig.notes.iter().filter(is_late).count(), 30);
+    assert_eq!(rig.notes.iter().filter(is_abort).count(), 4);
     assert!(!rig.notes.iter().any(|note| matches!(note, Note::Quiesce(_))));
     rig.assert_clean();
 }

@@ -207,7 +207,7 @@ impl Rig {
         for command in late {
             self.notes.push(Note::Late(command.step));
             match command.step {
-                LateStep::Abort => self.controller.abort(qid, command.cid),
+                LateStep::Abort => self.controller.abort(qid, command.cid, command.in_flight),
                 LateStep::Reset => self.controller.reset(ResetReason::CommandTimeout, now),
             }
         }
@@ -260,7 +260,8 @@ impl Rig {
                 let is_there = self.function.read_config(4, &mut command).is_ok() && command != [0xff; 2];
                 assert!(!is_there || command[0] & 4 == 0, "bus mastering is on after the end");
                 Note::Ended(match end {
-                    End::Stopped => "stopped".into(),
+                    End::Stopped { is_clean: true } => "stopped".into(),
+                    End::Stopped { is_clean: false } => "stopped without a shutdown".into(),
                     End::Failed(failure) => failure.to_string(),
                 })
             }

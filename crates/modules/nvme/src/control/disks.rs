@@ -4,6 +4,7 @@ use super::{Command, Thread};
 use crate::namespace::{Namespace, NamespaceDevice};
 use crate::{Config, Error, Exposed, NamespaceInfo};
 use aryk_bdev::{Bdev, Blocks, Identity};
+use aryk_log_limit::limited;
 use aryk_nvme::claims::{self, ControllerInfo, Unserved};
 use aryk_nvme::controller::ListedNamespace;
 use aryk_nvme::spec::identify::Descriptors;
@@ -62,6 +63,16 @@ impl Disks {
             Some(format!("{} by {owner}", bdev.name()))
         };
         self.disks.values().find_map(|(_, bdev)| user(bdev))
+    }
+
+    /// Whether the drive's volatile cache may hold changes that the disks have acknowledged.
+    pub(super) fn has_unflushed(&self) -> bool {
+        self.disks.values().any(|(namespace, _)| namespace.durability().has_unflushed())
+    }
+
+    /// The drive has emptied its volatile cache.
+    pub(super) fn all_flushed(&self, now: u64) {
+        self.disks.values().for_each(|(namespace, _)| namespace.durability().flushed(now));
     }
 
     pub(super) fn names(&self) -> Vec<String> {
@@ -168,17 +179,19 @@ impl Thread {
                 (Ok(namespace), None) => {
                     if let Err(error) = self.create_disk(namespace, controller) {
                         let controller = &self.shared.name;
-                        tracing::warn!(controller, nsid, %error, "a new namespace is no disk");
+                        limited!(self.lines, warn, controller, nsid, %error, "a new namespace is no disk");
                     }
                 }
                 (Err(Unserved::NotIdentified(status)), Some(_)) => {
                     // It may be a matter of time: the next look decides.
-                    tracing::warn!(controller = self.shared.name, nsid, %status, "a namespace is not identified");
+                    let controller = &self.shared.name;
+                    limited!(self.lines, warn, controller, nsid, %status, "a namespace is not identified");
                 }
                 (Err(unserved), Some(_)) => self.remove_disk(nsid, &unserved.to_string()),
                 (Err(Unserved::Inactive), None) => {}
                 (Err(unserved), None) => {
-                    tracing::info!(controller = self.shared.name, nsid, reason = %unserved, "a namespace is not served");
+                    let controller = &self.shared.name;
+                    limited!(self.lines, info, controller, nsid, reason = %unserved, "a namespace is not served");
                 }
             }
         }

@@ -1,6 +1,8 @@
 //! The events of a controller.
 
-use super::{Command, HEALTH_INTERVAL, Life, Next, STABLE, Thread, WATCH_BUSY, WATCH_IDLE, now, watch};
+use super::{
+    Command, Driven, HEALTH_INTERVAL, Life, Next, STABLE, Thread, WATCH_BUSY, WATCH_IDLE, now, watch,
+};
 use crate::driver::Cause;
 use crate::memory::Registrar;
 use crate::{Dma, LastReset, Phase};
@@ -99,19 +101,39 @@ impl Thread {
             Event::NamespacesChanged(changes) => self.namespaces_changed(&changes),
             Event::Rescanned => self.rescanned(),
             Event::TooManyNamespaces { max } => {
-                tracing::warn!(controller, max, "the NVMe controller has more namespaces than are served");
+                limited!(
+                    self.lines,
+                    warn,
+                    controller,
+                    max,
+                    "the NVMe controller has more namespaces than are served"
+                );
             }
             Event::Async(event) => self.log_async(event),
             Event::Paused { limit } => {
                 let limit_ms = limit / 1_000_000;
-                tracing::info!(controller, limit_ms, "the NVMe controller processes no commands for a while");
+                limited!(
+                    self.lines,
+                    info,
+                    controller,
+                    limit_ms,
+                    "the NVMe controller processes no commands for a while"
+                );
             }
             Event::Resumed { took } => {
                 let took_ms = took / 1_000_000;
-                tracing::info!(controller, took_ms, "the NVMe controller processes commands again");
+                limited!(
+                    self.lines,
+                    info,
+                    controller,
+                    took_ms,
+                    "the NVMe controller processes commands again"
+                );
                 self.pairs.restart_clocks(&self.shared);
             }
-            Event::Sanitize(status) => tracing::info!(controller, ?status, "a sanitize operation is over"),
+            Event::Sanitize(status) => {
+                limited!(self.lines, info, controller, ?status, "a sanitize operation is over");
+            }
             Event::Smart(smart) => self.shared.info().smart = Some((smart, date())),
             Event::Admin { id, answer } => {
                 self.end_exclusive(id);
@@ -130,11 +152,20 @@ impl Thread {
 
     /// The controller has ended; the reactors have their pairs until they are rewound.
     fn ended(&mut self, end: End) {
-        let Life::Driven(driven) = &mut self.life else { return };
-        let is_gone = matches!(&end, End::Failed(Failure::Vanished(_) | Failure::Pci(_)));
+        if let Life::Driven(driven) = &mut self.life {
+            driven.end = Some(end);
+        }
+    }
+
+    /// Decides at the end of a controller, after its last completions, whether its drive may lose writes. It may, unless the drive
+    /// reported the end of its shutdown: whatever has ended the controller, the drive may be without power before it comes back.
+    fn find_lost_writes(&mut self, driven: &Driven) {
         let has_cache = driven.controller.info().is_some_and(|info| info.has_volatile_cache);
-        self.has_lost_writes |= is_gone && has_cache && self.shared.has_unflushed();
-        driven.end = Some(end);
+        if matches!(driven.end, Some(End::Stopped { is_clean: true })) {
+            self.disks.all_flushed(now().0);
+        } else if has_cache && self.disks.has_unflushed() {
+            self.shared.info().may_have_lost_writes = true;
+        }
     }
 
     /// The controller is ready for the first time since it was opened.
@@ -195,9 +226,12 @@ impl Thread {
             tracing::error!(controller, allowed, needed, "the drive has fewer queue pairs than before");
             return false;
         }
-        if self.has_lost_writes {
+        if self.shared.info().may_have_lost_writes {
             let controller = &self.shared.name;
-            tracing::error!(controller, "the drive has a volatile cache and was away: writes may be lost");
+            tracing::error!(
+                controller,
+                "the drive's volatile cache may have lost writes: its disks are removed until a call attaches the controller"
+            );
             self.shared.info().last_failure = Some("writes in the drive's volatile cache may be lost".into());
             self.away_until = Some(now());
             return false;
@@ -334,7 +368,16 @@ impl Thread {
         let (controller, took_ms) = (&self.shared.name, took / 1_000_000);
         match step {
             RecoveryStep::Abort { sqid, cid, did_abort } => {
-                tracing::info!(controller, sqid, cid, did_abort, took_ms, "an abort was answered");
+                limited!(
+                    self.lines,
+                    info,
+                    controller,
+                    sqid,
+                    cid,
+                    did_abort,
+                    took_ms,
+                    "an abort was answered"
+                );
             }
             step => tracing::info!(controller, ?step, took_ms, "a step of a reset is over"),
         }
@@ -361,7 +404,7 @@ impl Thread {
                 );
             }
             AsyncEvent::FirmwareActivation => {
-                tracing::info!(controller, "the NVMe controller activates firmware");
+                limited!(self.lines, info, controller, "the NVMe controller activates firmware");
             }
             AsyncEvent::Other(dw0) => {
                 limited!(self.lines, info, controller, dw0, "an event of the NVMe controller");
@@ -372,11 +415,12 @@ impl Thread {
     /// The controller has ended, and no reactor has a pair: the disks wait for it, or go.
     fn retire(&mut self) -> Next {
         let Life::Driven(driven) = std::mem::replace(&mut self.life, Life::Opening) else { return Next::Run };
+        self.find_lost_writes(&driven);
         let controller = self.shared.name.clone();
         let has_failed = matches!(driven.end, Some(End::Failed(_)));
         let failure = match driven.end {
             Some(End::Failed(failure)) => failure,
-            Some(End::Stopped) | None => Failure::Vanished("it was asked for, or shut down".into()),
+            Some(End::Stopped { .. }) | None => Failure::Vanished("it was asked for, or shut down".into()),
         };
         self.pairs.forget_creations();
         // The function can be opened again once its mappings have ended.

@@ -401,6 +401,80 @@ fn a_drive_that_may_have_lost_writes_does_not_come_back() {
 }
 
 #[test]
+fn a_removal_that_the_kernel_reports_after_the_drive_has_gone_may_lose_writes_too() {
+    let on = with(slow(), |attach| attach.grace = Duration::from_secs(60));
+    let mut bench = Bench::new();
+    let mut disk = open(&on, &mut bench);
+    let controller = on.controllers.find("nv").unwrap();
+    write_all(&mut disk, 5, &mut bench);
+    disk.drain(&mut bench);
+    on.model.with(|model| model.pull_out());
+    on.model.request_removal();
+    bench.until("the loss to be noticed", || controller.info().phase == Phase::Away);
+    assert!(controller.info().may_have_lost_writes);
+    disk.read(0, 1, Shape::Single, &mut bench);
+    on.model.with(|model| model.plug_in());
+    assert!(!disk.finish(&mut bench).status.is_ok());
+    disk.close(&mut bench);
+    bench.until("the removal", || on.controllers.list().is_empty());
+    attach_again(&on);
+}
+
+#[test]
+fn a_drive_that_is_shut_down_before_its_removal_comes_back() {
+    let on = with(slow(), |attach| attach.grace = Duration::from_secs(60));
+    let mut bench = Bench::new();
+    let mut disk = open(&on, &mut bench);
+    let controller = on.controllers.find("nv").unwrap();
+    write_all(&mut disk, 5, &mut bench);
+    on.model.request_removal();
+    bench.until("the shutdown", || controller.info().phase == Phase::Away);
+    assert!(!controller.info().may_have_lost_writes);
+    let outcomes = disk.drain(&mut bench);
+    assert!(outcomes.iter().all(|outcome| outcome.status.is_ok()));
+    read_all(&mut disk, 5, &mut bench);
+    disk.close(&mut bench);
+}
+
+#[test]
+fn a_flush_of_one_namespace_does_not_make_another_durable() {
+    let namespaces = [1, 2].map(|nsid| (nsid, NamespaceConfig::new(1024, 1, nsid.into()))).to_vec();
+    let config = Config { namespaces, ..slow() };
+    let on = with(config, |attach| attach.grace = Duration::from_secs(60));
+    let mut bench = Bench::new();
+    let mut open = |name| bench.open(on.env.registry(), name, Access::Exclusive, 128, 8 * BLOCK);
+    let (mut flushing, mut other) = (open("nvn1"), open("nvn2"));
+    let controller = on.controllers.find("nv").unwrap();
+    for disk in [&mut other, &mut flushing] {
+        disk.write(0, &contents(1, 0, 4, 4096), Shape::Single, &mut bench);
+        assert_eq!(disk.finish(&mut bench).status, Status::Ok);
+    }
+    let flush = |disk: &mut Opener, bench: &mut Bench| {
+        disk.command(Op::Flush, 0, 0, bench);
+        assert_eq!(disk.finish(bench).status, Status::Ok);
+    };
+    flush(&mut flushing, &mut bench);
+    // A channel that is closed is not forgotten.
+    other.close(&mut bench);
+    let other = bench.open(on.env.registry(), "nvn2", Access::Exclusive, 128, 8 * BLOCK);
+    on.model.with(|model| model.pull_out());
+    bench.until("the loss to be noticed", || controller.info().phase == Phase::Away);
+    assert!(controller.info().may_have_lost_writes);
+    other.close(&mut bench);
+    flushing.close(&mut bench);
+    on.model.with(|model| model.plug_in());
+    bench.until("the removal", || on.controllers.list().is_empty());
+    attach_again(&on);
+}
+
+/// Attaches the controller as an operator does.
+fn attach_again(on: &OnModel) {
+    let function: std::sync::Arc<dyn aryk_pci::Function> = std::sync::Arc::<model::Model>::clone(&on.model);
+    let again = Attach::new("nv", crate::Location::Model(function));
+    block_on(on.controllers.attach(&on.env, again)).unwrap();
+}
+
+#[test]
 fn commands_that_change_namespaces_need_disks_that_nobody_uses() {
     let on = with(slow(), |_| ());
     let mut bench = Bench::new();

@@ -84,6 +84,10 @@ struct Attach {
     /// does not take another drive for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     serial: Option<String>,
+    /// Aryk only: the daemon stores it when the drive went away with acknowledged writes in its volatile cache. A call with it is
+    /// refused, so that the controller stays absent until a client attaches it without.
+    #[serde(default, skip_serializing_if = "is_default")]
+    may_have_lost_writes: bool,
     /// Saved, without effect: an absent drive is tried every quarter of a second.
     #[serde(skip_serializing_if = "Option::is_none")]
     reconnect_delay_sec: Option<u32>,
@@ -239,6 +243,14 @@ async fn location(trtype: &str, traddr: &str) -> Result<Location, Error> {
 }
 
 async fn attach(control: &Control, mut p: Attach) -> Result<Vec<String>, Error> {
+    if p.may_have_lost_writes {
+        let detail = format!(
+            "the drive of '{}' went away with acknowledged writes in its volatile cache, which may be lost: check the data of its \
+             VMs, then attach the controller by a call without `may_have_lost_writes`",
+            p.name
+        );
+        return Err(Error::errno(rustix::io::Errno::IO, detail));
+    }
     let config = p.config(control).await?;
     control.check_open()?;
     let attached = control.nvme.controllers.attach(&control.env, config).await;
