@@ -76,6 +76,15 @@ impl History {
         Self { changes: vec![Change::default(); len.max(1)].into(), next: 0, count: 0 }
     }
 
+    /// A history that knows of no change up to `until` whether there was one, and of none after it: no write that was submitted
+    /// by then is submitted again.
+    pub fn unknown_until(until: u64) -> Self {
+        let mut history = Self::new(1);
+        // The first is forgotten.
+        (0..2).for_each(|_| history.add(Change { completed: until, ..Change::default() }));
+        history
+    }
+
     /// Adds a change. The times do not decrease.
     #[inline]
     pub fn add(&mut self, change: Change) {
@@ -159,6 +168,13 @@ mod tests {
         let empty = History::new(2);
         assert_eq!(decide(&write(0, 1, 102), &[&empty, &history]), Fate::Resubmit);
         assert_eq!(decide(&write(0, 1, 100), &[&empty, &history]), Fate::Fail);
+    }
+
+    #[test]
+    fn what_is_unknown_forbids_the_replay() {
+        let unknown = History::unknown_until(100);
+        assert_eq!(decide(&write(0, 1, 100), &[&unknown]), Fate::Fail);
+        assert_eq!(decide(&write(0, 1, 101), &[&unknown]), Fate::Resubmit);
     }
 
     #[test]

@@ -18,6 +18,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::sync::oneshot;
 
+/// Bytes of one deallocation, and of one Write Zeroes command. Drives take a time for them that grows with the bytes, some of them
+/// that of writes: a full queue of larger commands would be late, and the reset would delay all VMs of the drive.
+const UNMAP_MAX: u64 = 128 << 20;
+const ZEROES_MAX: u64 = 8 << 20;
+
 /// A namespace that is a disk, with what its channels share.
 #[derive(Debug)]
 pub(crate) struct Namespace {
@@ -169,8 +174,8 @@ impl Device for NamespaceDevice {
             depth: self.0.depth.into(),
             transfer_blocks: Blocks(commands.transfer_max().min(DATA_MAX >> claims.block_shift)),
             segments: PIECES_MAX,
-            unmap_blocks: Blocks(all.min(each.into())),
-            write_zeroes_blocks: Blocks(commands.write_zeroes_max()),
+            unmap_blocks: Blocks(all.min(each.into()).min(UNMAP_MAX >> claims.block_shift)),
+            write_zeroes_blocks: Blocks(commands.write_zeroes_max().min(ZEROES_MAX >> claims.block_shift)),
             boundary_blocks: Blocks(claims.optimal_boundary.into()),
             compare_blocks: Blocks(commands.transfer_max().min(DATA_MAX >> claims.block_shift)),
             compare_and_write_blocks: Blocks(

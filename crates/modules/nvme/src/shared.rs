@@ -228,13 +228,7 @@ impl PairStats {
 
     /// Publishes the counters of a pair. Only its reactor calls this.
     #[inline]
-    pub(crate) fn publish(
-        &self,
-        counters: PairCounters,
-        polls: Polls,
-        in_flight: u16,
-        pool: &Pool,
-    ) {
+    pub(crate) fn publish(&self, counters: PairCounters, polls: Polls, in_flight: u16, pool: &Pool) {
         let (base, base_polls) = (&self.base, &self.base_polls);
         self.submitted.store(base.submitted + counters.submitted, Ordering::Relaxed);
         self.completed.store(base.completed + counters.completed, Ordering::Relaxed);

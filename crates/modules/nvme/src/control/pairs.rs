@@ -11,12 +11,16 @@ use aryk_nvme::queue::{DmaEnded, QueuePair, Restart};
 use aryk_nvme::replay::History;
 use aryk_pci::VectorMask;
 use aryk_reactor::{Cx, Handle, Nanos};
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+
+/// Histories of pairs that have left, which are kept.
+const DEPARTED_MAX: usize = 4;
 
 type Message = Box<dyn FnOnce(&mut Cx) + Send>;
 type Waiter = oneshot::Sender<Result<(), OpenError>>;
@@ -119,10 +123,36 @@ impl Pair {
     }
 }
 
+/// What pairs of reactors that were removed have changed: a write in flight on another reactor may be older.
+#[derive(Default)]
+struct Departed {
+    /// Each with the time at which the pair left, in order.
+    histories: VecDeque<(Nanos, Box<History>)>,
+    /// What changed up to this time is unknown.
+    unknown_until: Nanos,
+}
+
+impl Departed {
+    fn add(&mut self, history: Box<History>) {
+        if self.histories.len() == DEPARTED_MAX
+            && let Some((left, _)) = self.histories.pop_front()
+        {
+            self.unknown_until = self.unknown_until.max(left);
+        }
+        self.histories.push_back((now(), history));
+    }
+
+    fn histories(&self) -> impl Iterator<Item = Box<History>> {
+        let known = self.histories.iter().map(|(_, history)| history.clone());
+        known.chain([Box::new(History::unknown_until(self.unknown_until.0))])
+    }
+}
+
 /// The pairs of all reactors.
 #[derive(Default)]
 pub(super) struct Pairs {
     pairs: Vec<Pair>,
+    departed: Departed,
     /// Queues of reactors that have ended, until the controller has deleted them.
     orphans: Vec<u16>,
     /// Messages on their way to reactors without a pair.
@@ -188,15 +218,18 @@ impl Pairs {
             Rewind::Reaped(_, history) => Some(history.clone()),
             _ => None,
         });
-        let histories: Arc<[Box<History>]> = histories.collect();
+        let histories: Arc<[Box<History>]> = histories.chain(self.departed.histories()).collect();
         for pair in &mut self.pairs {
             if !matches!(pair.rewind, Rewind::Reaped(..)) {
                 continue;
             }
-            let Rewind::Reaped(proof, _) = std::mem::replace(&mut pair.rewind, Rewind::Deciding) else {
+            let Rewind::Reaped(proof, history) = std::mem::replace(&mut pair.rewind, Rewind::Deciding) else {
                 continue;
             };
             let is_deleted = matches!(pair.stage, Stage::Deleting(_));
+            if is_deleted {
+                self.departed.add(history);
+            }
             let cause = if is_deleted { Cause::End } else { cause };
             pair.is_replaying = !is_deleted;
             let (histories, shared) = (Arc::clone(&histories), Arc::clone(shared));
@@ -312,7 +345,12 @@ impl Pairs {
     /// Forgets the pairs of reactors that have ended: a reactor drops what it has at its end.
     fn take_ended(&mut self) -> Vec<u16> {
         let ended = self.pairs.extract_if(.., |pair| pair.handle.has_ended());
-        let ended: Vec<u16> = ended.filter_map(|pair| pair.qid()).collect();
+        let ended: Vec<Pair> = ended.collect();
+        if ended.iter().any(|pair| pair.has_driver) {
+            // Their histories have ended with them.
+            self.departed.unknown_until = now();
+        }
+        let ended: Vec<u16> = ended.iter().filter_map(Pair::qid).collect();
         self.orphans.extend(&ended);
         ended
     }

@@ -86,7 +86,6 @@ fn a_reactor_that_is_removed_during_a_replay_holds_up_no_other() {
     }
     let controller = on.controllers.find("nv").unwrap();
     let of_first = || controller.counts().pairs[0];
-    let completed = of_first().completed;
     // The first reactor replays a write; a second later, the queues of the second reactor are created.
     on.model.with(|model| {
         let stick = Action::Stick { is_abortable: false };
@@ -96,6 +95,9 @@ fn a_reactor_that_is_removed_during_a_replay_holds_up_no_other() {
     });
     let mut running = exercise(&on, &handles[0], 0);
     OnModel::until("a write to be in flight", || of_first().in_flight == 1);
+    // The drive takes commands in order: it has taken the write when later ones are completed.
+    block_on(exercise(&on, &handles[0], 500)).unwrap();
+    let completed = of_first().completed;
     let reset = std::thread::spawn({
         let controller = Arc::clone(&controller);
         move || block_on(controller.reset())
@@ -109,6 +111,54 @@ fn a_reactor_that_is_removed_during_a_replay_holds_up_no_other() {
     OnModel::until("the second reactor to be without a pair", || {
         controller.counts().pairs.iter().filter(|pair| pair.qid.is_some()).count() == 1
     });
+}
+
+/// Writes a block on a reactor. The receiver gets whether the write succeeded.
+fn write(on: &OnModel, handle: &Handle, lba: u64, seed: u64) -> oneshot::Receiver<bool> {
+    let descriptor = on.env.registry().open("nvn1", Access::Shared, "the test", |_| ()).unwrap();
+    block_on(descriptor.prepare(handle)).unwrap();
+    let (done, result) = oneshot::channel();
+    let start = handle.call(move |cx| {
+        let thread = cx.add_thread("test", CoreSet::from_iter([cx.handle().core()]));
+        let channel = AsyncChannel::open(&descriptor, thread, cx).unwrap();
+        let write = async move {
+            let buffer = Buffer::from_slice(&contents(seed, lba, 1, 4096));
+            let is_written = channel.write(Lba(lba), Blocks(1), buffer).await.is_ok();
+            drop(channel);
+            done.send(is_written).unwrap();
+        };
+        cx.local().spawn(write).detach();
+    });
+    block_on(start).unwrap();
+    result
+}
+
+#[test]
+fn a_write_that_a_removed_reactor_has_overtaken_is_not_repeated() {
+    let cores = CoreSet::allowed();
+    assert!(cores.iter().count() > 1, "a test of two reactors");
+    let options = Options { cores: cores.iter().take(2).collect(), ..Options::default() };
+    let reactors = Reactors::start(&options).unwrap();
+    let env = Env::new(Arc::new(Registry::new()), &reactors);
+    let on = OnModel::with(env, Config::default(), |attach| attach.dma = Dma::Pin);
+    let controller = on.controllers.find("nv").unwrap();
+    let handles = reactors.handles();
+    let is_on_drive = |seed| {
+        on.model.with(|model| model.data(1, 7, 1).is_some_and(|data| data == contents(seed, 7, 1, 4096)))
+    };
+    let lose = Rule::once(Queue::Io, WRITE, Action::Lose { after: 0 });
+    on.model.with(|model| model.faults().add(lose));
+    let old = write(&on, &handles[0], 7, 1);
+    OnModel::until("the old write to happen, without its completion", || is_on_drive(1));
+    assert!(block_on(write(&on, &handles[1], 7, 2)).unwrap());
+    reactors.begin_to_leave(handles[1].core()).unwrap();
+    OnModel::until("the pair to be removed", || {
+        controller.counts().pairs.iter().filter(|pair| pair.qid.is_some()).count() == 1
+    });
+    block_on(controller.reset()).unwrap();
+    assert!(!block_on(old).unwrap());
+    assert_eq!(controller.counts().failed_by_reset, 1);
+    assert!(is_on_drive(2), "the acknowledged data stays");
 }
 
 #[test]
