@@ -6,8 +6,8 @@
 //! disk fails its guest's requests; when the disk comes back, the controller is created again, and its front-end connects again.
 //!
 //! An NVMe controller that ends by itself takes its disks with it. It is absent then, with the disks that calls have built on its
-//! disks; the daemon tries to attach it again, as it does with all absent objects. If its drive may have lost acknowledged writes,
-//! these attempts fail until a client attaches the controller.
+//! disks; the daemon tries to attach it again, as it does with all absent objects. If its drive may have lost acknowledged
+//! writes, these attempts fail until a client attaches the controller.
 
 use crate::config::{Call, Subsystem};
 use crate::methods::nvme::follow_plugged;
