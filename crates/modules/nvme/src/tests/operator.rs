@@ -40,21 +40,19 @@ fn enabling_is_answered_when_the_controller_is_ready() {
     assert!(matches!(block_on(controller.enable()), Err(Error::NotDisabled(_))));
 
     // Enabled before it is shut down: both calls are answered.
-    let (mut disable, mut enable) = (pin!(controller.disable()), pin!(controller.enable()));
-    send(&mut disable);
-    send(&mut enable);
-    block_on(disable).unwrap();
-    block_on(enable).unwrap();
+    let both = async { tokio::join!(controller.disable(), controller.enable()) };
+    let (disabled, enabled) = block_on(both);
+    disabled.unwrap();
+    enabled.unwrap();
     assert_eq!(phase(), Phase::Ready);
 
     // Disabled before it is ready.
     block_on(controller.disable()).unwrap();
-    let (mut enable, mut disable) = (pin!(controller.enable()), pin!(controller.disable()));
-    send(&mut enable);
-    send(&mut disable);
-    let error = block_on(enable).unwrap_err();
+    let both = async { tokio::join!(controller.enable(), controller.disable()) };
+    let (enabled, disabled) = block_on(both);
+    let error = enabled.unwrap_err();
     assert_eq!(error.to_string(), "the controller nv does not start: it was disabled");
-    block_on(disable).unwrap();
+    disabled.unwrap();
     assert_eq!(phase(), Phase::Disabled);
     block_on(controller.enable()).unwrap();
 }
