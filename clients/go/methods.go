@@ -495,7 +495,8 @@ func (c *Client) BdevNullResize(ctx context.Context, params BdevNullResizeParams
 // BdevNvmeAddErrorInjectionParams are the parameters of bdev_nvme_add_error_injection.
 type BdevNvmeAddErrorInjectionParams struct {
 	// Name of the controller.
-	Name    string          `json:"name"`
+	Name string `json:"name"`
+	// Commands with data of namespaces (`io`), or all others, which include the driver's own (`admin`).
 	CmdType NvmeCommandType `json:"cmd_type"`
 	// Opcode of the commands. An earlier injection into commands with it ends.
 	Opc uint8 `json:"opc"`
@@ -709,7 +710,8 @@ func (c *Client) BdevNvmeGetTransportStatistics(ctx context.Context) (NvmeTransp
 // BdevNvmeRemoveErrorInjectionParams are the parameters of bdev_nvme_remove_error_injection.
 type BdevNvmeRemoveErrorInjectionParams struct {
 	// Name of the controller.
-	Name    string          `json:"name"`
+	Name string `json:"name"`
+	// Commands with data of namespaces (`io`), or all others, which include the driver's own (`admin`).
 	CmdType NvmeCommandType `json:"cmd_type"`
 	// Opcode of the commands. Without effect if no status is injected into commands with it.
 	Opc uint8 `json:"opc"`
@@ -738,7 +740,7 @@ type BdevNvmeSendCmdParams struct {
 	// Name of the controller.
 	Name string `json:"name"`
 	// `admin`: I/O commands are refused, since disks carry out I/O.
-	CmdType NvmeCommandType2 `json:"cmd_type"`
+	CmdType NvmeCommandType `json:"cmd_type"`
 	// Direction of the data.
 	DataDirection NvmeDirection `json:"data_direction"`
 	// The command, 64 bytes in base64 with the characters of URLs. Its CID and data pointers are ignored.

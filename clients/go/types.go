@@ -723,22 +723,13 @@ type NvmeAbilities struct {
 	HostMemoryWanted *uint64 `json:"host_memory_wanted,omitempty"`
 }
 
-// NvmeCommandType: Commands of a controller: `admin`, which includes the driver's own, or `io`.
+// NvmeCommandType: Kind of an NVMe command.
 type NvmeCommandType string
 
 // The values of NvmeCommandType.
 const (
 	NvmeCommandTypeAdmin NvmeCommandType = "admin"
 	NvmeCommandTypeIo    NvmeCommandType = "io"
-)
-
-// NvmeCommandType2: Kind of an NVMe command.
-type NvmeCommandType2 string
-
-// The values of NvmeCommandType2.
-const (
-	NvmeCommandType2Admin NvmeCommandType2 = "admin"
-	NvmeCommandType2Io    NvmeCommandType2 = "io"
 )
 
 // NvmeCompletion: Result of `bdev_nvme_send_cmd`.

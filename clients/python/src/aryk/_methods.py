@@ -798,6 +798,7 @@ class Methods(ABC):
 
         Parameters:
             name: Name of the controller.
+            cmd_type: Commands with data of namespaces (`io`), or all others, which include the driver's own (`admin`).
             opc: Opcode of the commands. An earlier injection into commands with it ends.
             do_not_submit: Whether the drive does not get the command. Otherwise it executes the command, and the status replaces its answer.
             err_count: Number of commands. Default: 1.
@@ -1127,6 +1128,7 @@ class Methods(ABC):
 
         Parameters:
             name: Name of the controller.
+            cmd_type: Commands with data of namespaces (`io`), or all others, which include the driver's own (`admin`).
             opc: Opcode of the commands. Without effect if no status is injected into commands with it.
         """
         result: bool = self.call(
@@ -1164,7 +1166,7 @@ class Methods(ABC):
         self,
         *,
         name: str,
-        cmd_type: types.NvmeCommandType2,
+        cmd_type: types.NvmeCommandType,
         data_direction: types.NvmeDirection,
         cmdbuf: str,
         data: str | None = None,
@@ -3646,6 +3648,7 @@ class AsyncMethods(ABC):
 
         Parameters:
             name: Name of the controller.
+            cmd_type: Commands with data of namespaces (`io`), or all others, which include the driver's own (`admin`).
             opc: Opcode of the commands. An earlier injection into commands with it ends.
             do_not_submit: Whether the drive does not get the command. Otherwise it executes the command, and the status replaces its answer.
             err_count: Number of commands. Default: 1.
@@ -3975,6 +3978,7 @@ class AsyncMethods(ABC):
 
         Parameters:
             name: Name of the controller.
+            cmd_type: Commands with data of namespaces (`io`), or all others, which include the driver's own (`admin`).
             opc: Opcode of the commands. Without effect if no status is injected into commands with it.
         """
         result: bool = await self.call(
@@ -4012,7 +4016,7 @@ class AsyncMethods(ABC):
         self,
         *,
         name: str,
-        cmd_type: types.NvmeCommandType2,
+        cmd_type: types.NvmeCommandType,
         data_direction: types.NvmeDirection,
         cmdbuf: str,
         data: str | None = None,

@@ -25,11 +25,8 @@ IoType = Literal["clear", "read", "write", "unmap", "flush", "all"]
 #: One of the latencies of a delay disk.
 LatencyType = Literal["avg_read", "p99_read", "avg_write", "p99_write"]
 
-#: Commands of a controller: `admin`, which includes the driver's own, or `io`.
-NvmeCommandType = Literal["admin", "io"]
-
 #: Kind of an NVMe command.
-NvmeCommandType2 = Literal["admin", "io"]
+NvmeCommandType = Literal["admin", "io"]
 
 #: From the host to the controller, or back.
 NvmeDirection = Literal["h2c", "c2h"]

@@ -1,5 +1,6 @@
 //! `bdev_nvme_add_error_injection` and `bdev_nvme_remove_error_injection`. Control context.
 
+use super::command::CommandType;
 use super::{Control, Error, Phase, Table, find};
 use aryk_bdev_nvme::{Commands, Injection};
 use aryk_nvme::spec::status::Status;
@@ -25,15 +26,6 @@ pub(super) fn register(table: &mut Table<Control>) {
     );
 }
 
-/// Commands of a controller: `admin`, which includes the driver's own, or `io`.
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-#[schemars(rename = "NvmeCommandType")]
-enum CommandType {
-    Admin,
-    Io,
-}
-
 impl From<CommandType> for Commands {
     fn from(of: CommandType) -> Self {
         match of {
@@ -53,6 +45,7 @@ const fn once() -> u32 {
 struct Add {
     /// Name of the controller.
     name: String,
+    /// Commands with data of namespaces (`io`), or all others, which include the driver's own (`admin`).
     cmd_type: CommandType,
     /// Opcode of the commands. An earlier injection into commands with it ends.
     opc: u8,
@@ -106,6 +99,7 @@ async fn add(control: &Control, p: Add) -> Result<bool, Error> {
 struct Remove {
     /// Name of the controller.
     name: String,
+    /// Commands with data of namespaces (`io`), or all others, which include the driver's own (`admin`).
     cmd_type: CommandType,
     /// Opcode of the commands. Without effect if no status is injected into commands with it.
     opc: u8,
