@@ -181,7 +181,7 @@ const COMMANDED: &[&str] = &[
     "do: sudo chmod 666 /dev/vfio/vfio",
     "MISSING drive 0000:00:18.0: bound, but the user operator may not open",
     "do: sudo aryk nvme bind 0000:00:18.0 --owner operator",
-    "ok drive 0000:00:19.0: bound to VFIO; the user operator may open it",
+    "ok drive 0000:00:19.0: bound to VFIO; the user operator may open",
     "0000:00:18.0 was already bound to vfio-pci.",
     "\"healthy\": true",
     "0000:00:18.0 vfio-pci 2 - - vfio/2 is open in process ",
