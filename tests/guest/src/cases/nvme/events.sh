@@ -42,7 +42,7 @@ aryk attach nv0n1 >/dev/null
 round=0
 for load in randread "randwrite --verify --destroy"; do
     round=$((round + 1))
-    aryk bench nv0n1 --rw $load --bs 4k --qd 8 --area 8M --requests 4k --timeout 60 >/tmp/bench 2>&1 & bench=$!
+    aryk bench nv0n1 --rw $load --bs 4k --qd 8 --area 8M --requests 24k --timeout 60 >/tmp/bench 2>&1 & bench=$!
     sleep 1
     echo "fail the bus"
     until_true was_reset $round
