@@ -7,7 +7,7 @@ use crate::spec::status::Status;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// What happens to the commands with one opcode.
+/// An error for the commands with one opcode.
 #[derive(Debug)]
 pub struct Injection {
     /// The opcode.

@@ -142,7 +142,7 @@ pub trait Function: Send + Sync + std::fmt::Debug + 'static {
     fn unmap(&self, iova: u64, len: u64) -> Result<(), PciError>;
 
     /// [`Function::unmap`] in steps, as [`Function::map_piece`]: unmaps the next piece, and returns whether it was the last.
-    /// After an error, the next call begins anew.
+    /// After an error, the next call begins with the first piece again.
     ///
     /// # Errors
     /// As [`Function::unmap`].

@@ -105,7 +105,7 @@ fn iommu_of(groups: usize, command_line: &str, processors: &str) -> Check {
 }
 
 /// Whether the IOMMU remaps the interrupts of devices, without which the kernel gives no device to a process. `/proc/interrupts`
-/// names the chip of such interrupts `IR-PCI-MSI` or the like.
+/// names the chip of remapped interrupts `IR-PCI-MSI` or similar.
 fn interrupts_of(interrupts: &str, allows_unsafe: bool) -> Check {
     if interrupts.contains("IR-") || interrupts.contains("-IR") {
         return Check::ok("interrupts", "remapped by the IOMMU");

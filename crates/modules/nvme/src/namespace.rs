@@ -36,7 +36,7 @@ pub(crate) struct Namespace {
     failures: Failures,
 }
 
-/// What decides whether the drive's volatile cache may hold changes of the namespace.
+/// The times of changes and flushes of a namespace, from which follows whether the drive's volatile cache may hold changes of it.
 #[derive(Debug, Default)]
 pub(crate) struct Durability {
     /// Submission time of the last flush that succeeded.

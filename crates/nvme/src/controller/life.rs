@@ -65,7 +65,6 @@ impl Controller {
                 self.stop = None;
                 self.begin_shutdown(stop.how, now);
             } else if now >= stop.until {
-                self.stop = None;
                 self.fence(End::Stopped { is_clean: false }, now);
             }
         }
@@ -376,6 +375,8 @@ impl Controller {
 
     /// Switches bus mastering off, and ends. As long as that is not possible, no command ends: the device could still write.
     fn fence(&mut self, end: End, now: u64) {
+        // No shutdown follows, and no second end.
+        self.stop = None;
         let is_over = match self.function.set_bus_master(false) {
             Ok(()) | Err(PciError::Gone { .. }) => true,
             Err(_) => matches!(self.function.reset(), Ok(()) | Err(PciError::Gone { .. })),

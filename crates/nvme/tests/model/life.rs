@@ -202,6 +202,19 @@ fn an_end_without_a_completed_shutdown_is_reported_as_such() {
 }
 
 #[test]
+fn a_controller_that_ends_before_the_shutdown_behind_a_reset_ends_once() {
+    let mut rig = Rig::ready(config(), &[4]);
+    let now = rig.now;
+    rig.controller.reset(ResetReason::Request, now);
+    rig.controller.shut_down(Shutdown::Normal, now);
+    rig.model.with(|model| model.pull_out());
+    rig.run_until(&mut Nobody, 20 * SECOND, |rig| rig.is_ended);
+    rig.run_for(&mut Nobody, 20 * SECOND, SECOND);
+    let ends = rig.notes.iter().filter(|note| matches!(note, Note::Ended(_)));
+    assert_eq!(ends.count(), 1, "{:?}", rig.notes);
+}
+
+#[test]
 fn a_dropped_controller_leaves_no_access_behind() {
     let mut rig = Rig::ready(config(), &[16]);
     let mut traffic = Traffic::new(&rig, 1, 16);

@@ -158,8 +158,7 @@ impl Thread {
     }
 
     /// Decides at the end of a controller, after its last completions, whether its drive may lose writes. It may, unless the
-    /// drive reported the end of its shutdown: whatever has ended the controller, the drive may be without power before it comes
-    /// back.
+    /// drive reported the end of its shutdown: otherwise the drive may lose its power before it comes back.
     fn find_lost_writes(&mut self, driven: &Driven) {
         let has_cache = driven.controller.info().is_some_and(|info| info.has_volatile_cache);
         if matches!(driven.end, Some(End::Stopped { is_clean: true })) {

@@ -123,7 +123,7 @@ impl Pair {
     }
 }
 
-/// What pairs of reactors that were removed have changed: a write in flight on another reactor may be older.
+/// The changes by pairs of reactors that were removed: a write in flight on another reactor may be older.
 #[derive(Default)]
 struct Departed {
     /// Each with the time at which the pair left, in order.

@@ -1,4 +1,4 @@
-//! What operators read.
+//! The counters that operators read.
 
 use super::OnModel;
 use crate::Dma;
@@ -32,7 +32,7 @@ fn polls_and_doorbells_of_both_queues_are_counted_apart() {
     let batch = pair();
     assert_eq!(batch.sq_doorbells - one_by_one.sq_doorbells, 1, "one for the batch");
     assert_eq!((batch.queued, batch.submitted - before.submitted), (0, 16));
-    // What comes while the controller is disabled waits.
+    // Requests wait while the controller is disabled.
     bench.wait("the shutdown", controller.disable()).unwrap();
     disk.read(0, 1, Shape::Single, &mut bench);
     bench.wait("the start", controller.enable()).unwrap();

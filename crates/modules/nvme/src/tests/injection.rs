@@ -119,7 +119,7 @@ fn a_withheld_request_waits_and_can_be_aborted() {
     assert_eq!(disk.in_flight(), 1);
     disk.abort_all(&mut bench);
     assert_eq!(disk.finish(&mut bench).status, Status::Aborted);
-    // What was not used ends.
+    // An injection that was not used up ends.
     inject(late, &mut bench);
     bench.wait("the end", controller.end_injection(Commands::Io, io::WRITE)).unwrap();
     assert_eq!((write(1, &mut disk, &mut bench), controller.counts().injected), (Status::Ok, 2));

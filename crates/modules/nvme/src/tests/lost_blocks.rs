@@ -47,7 +47,7 @@ fn the_failed_block_of_each_request_is_known_when_it_ends() {
     disk.read(14, 1, Shape::Single, &mut bench);
     assert_eq!((disk.finish(&mut bench).status, failed(&on, 14, 1)), (Status::Medium, [None; 2]));
     assert_eq!(on.model.with(|model| model.counts().faults), faults);
-    // What is written is good again.
+    // A block that is written again is good.
     disk.write(0, &contents(1, 0, 16, BLOCK), Shape::Single, &mut bench);
     assert_eq!(disk.finish(&mut bench).status, Status::Ok);
     disk.read(0, 16, Shape::Single, &mut bench);

@@ -1,4 +1,4 @@
-//! What an operator asks of a controller, also twice at once, and what the operator is told.
+//! An operator's calls of a controller, also two at once, and their answers.
 
 use super::OnModel;
 use crate::{Config as Attach, Dma, Error, Phase};
@@ -66,7 +66,7 @@ fn a_controller_that_does_not_start_again_fails_the_call() {
     on.model.with(|model| model.pull_out());
     let error = block_on(controller.enable()).unwrap_err();
     assert!(matches!(error, Error::NotEnabled { .. }), "{error}");
-    // Its disks wait for it meanwhile.
+    // The disks of the controller wait.
     on.model.with(|model| model.plug_in());
     OnModel::until("the controller to be ready", || controller.info().phase == Phase::Ready);
 }

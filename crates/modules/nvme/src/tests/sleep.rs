@@ -72,14 +72,19 @@ fn a_reactor_that_sleeps_is_woken_by_each_completion() {
     assert!(awake < 500, "awake for {awake} of 1000");
 }
 
-#[test]
-fn a_reactor_that_is_removed_during_a_replay_holds_up_no_other() {
+/// Two reactors that run, and a controller for them.
+fn on_two_reactors(config: Config) -> (Reactors, OnModel) {
     let cores = CoreSet::allowed();
     assert!(cores.iter().count() > 1, "a test of two reactors");
     let options = Options { cores: cores.iter().take(2).collect(), ..Options::default() };
     let reactors = Reactors::start(&options).unwrap();
     let env = Env::new(Arc::new(Registry::new()), &reactors);
-    let on = OnModel::with(env, Config::default(), |attach| attach.dma = Dma::Pin);
+    (reactors, OnModel::with(env, config, |attach| attach.dma = Dma::Pin))
+}
+
+#[test]
+fn a_reactor_that_is_removed_during_a_replay_holds_up_no_other() {
+    let (reactors, on) = on_two_reactors(Config::default());
     let handles = reactors.handles();
     for (handle, first) in handles.iter().zip([0, 1000]) {
         block_on(exercise(&on, handle, first)).unwrap();
@@ -135,12 +140,7 @@ fn write(on: &OnModel, handle: &Handle, lba: u64, seed: u64) -> oneshot::Receive
 
 #[test]
 fn a_write_that_a_removed_reactor_has_overtaken_is_not_repeated() {
-    let cores = CoreSet::allowed();
-    assert!(cores.iter().count() > 1, "a test of two reactors");
-    let options = Options { cores: cores.iter().take(2).collect(), ..Options::default() };
-    let reactors = Reactors::start(&options).unwrap();
-    let env = Env::new(Arc::new(Registry::new()), &reactors);
-    let on = OnModel::with(env, Config::default(), |attach| attach.dma = Dma::Pin);
+    let (reactors, on) = on_two_reactors(Config::default());
     let controller = on.controllers.find("nv").unwrap();
     let handles = reactors.handles();
     let is_on_drive = |seed| {
@@ -163,12 +163,7 @@ fn a_write_that_a_removed_reactor_has_overtaken_is_not_repeated() {
 
 #[test]
 fn reactors_share_the_queue_pairs_of_a_drive_that_has_few() {
-    let cores = CoreSet::allowed();
-    assert!(cores.iter().count() > 1, "a test of two reactors");
-    let options = Options { cores: cores.iter().take(2).collect(), ..Options::default() };
-    let reactors = Reactors::start(&options).unwrap();
-    let env = Env::new(Arc::new(Registry::new()), &reactors);
-    let on = OnModel::with(env, Config { io_queues: 1, ..Config::default() }, |attach| attach.dma = Dma::Pin);
+    let (reactors, on) = on_two_reactors(Config { io_queues: 1, ..Config::default() });
     let handles = reactors.handles();
     let running: Vec<_> =
         handles.iter().zip([0, 1000]).map(|(handle, first)| exercise(&on, handle, first)).collect();
