@@ -1,7 +1,7 @@
 //! Checks that the metrics in the queries of `contrib/grafana/aryk.json` exist.
 
 use crate::harness::Daemon;
-use crate::metrics::{free_port, scrape};
+use crate::metrics::scrape;
 use crate::open_metrics::Exposition;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -91,15 +91,14 @@ fn has(live: &Exposition, Selector { metric, labels }: &Selector) -> bool {
 
 #[test]
 fn all_metrics_of_the_dashboard_exist() {
-    let port = free_port();
-    let daemon = Daemon::start(&["--metrics", &port.to_string()]);
+    let daemon = Daemon::start(&["--metrics", "0"]);
     let disk = json!({"name": "d", "block_size": 512, "num_blocks": 2048});
     daemon.call("bdev_malloc_create", disk).unwrap();
     daemon.call("vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "d"})).unwrap();
     daemon.call("bdev_qos_group_create", json!({"name": "g"})).unwrap();
     daemon.call("bdev_qos_group_set_limit", json!({"name": "g", "rw_ios_per_sec": 100})).unwrap();
     daemon.call("vhost_create_scsi_controller", json!({"ctrlr": "s"})).unwrap();
-    let live = scrape(port);
+    let live = scrape(daemon.port());
     let dashboard = include_str!("../../../../contrib/grafana/aryk.json");
     let mut all = Vec::new();
     queries(&serde_json::from_str(dashboard).unwrap(), &mut all);

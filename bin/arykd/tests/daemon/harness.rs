@@ -139,6 +139,24 @@ impl Daemon {
         self.process.id()
     }
 
+    /// The TCP port of 127.0.0.1 on which the daemon listens: the kernel chose it, so no other process can have it.
+    pub fn port(&self) -> u16 {
+        let of = |path: &str| std::fs::read_to_string(format!("/proc/{}/{path}", self.pid())).unwrap();
+        let files = std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap();
+        // A descriptor may be closed meanwhile.
+        let sockets: Vec<_> =
+            files.filter_map(|file| std::fs::read_link(file.unwrap().path()).ok()).collect();
+        let listening = of("net/tcp").lines().find_map(|line| {
+            let fields: Vec<_> = line.split_whitespace().collect();
+            // State 0A is LISTEN; the tenth field is the inode: proc_net_tcp.rst of the kernel.
+            let &[_, local, _, "0A", _, _, _, _, _, inode, ..] = &fields[..] else { return None };
+            let (_, port) = local.split_once(':')?;
+            let is_ours = sockets.contains(&PathBuf::from(format!("socket:[{inode}]")));
+            is_ours.then(|| u16::from_str_radix(port, 16).unwrap())
+        });
+        listening.expect("the daemon listens")
+    }
+
     /// A connection, if a daemon listens.
     pub fn try_connect(&self) -> Option<UnixStream> {
         UnixStream::connect(self.socket()).ok()

@@ -12,11 +12,6 @@ use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A port that was free a moment ago.
-pub fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 /// Requests `path`. Returns the head and the body of the reply.
 pub fn get(mut stream: impl Read + Write, path: &str) -> (String, String) {
     write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
@@ -58,8 +53,8 @@ pub fn scrape(port: u16) -> Exposition {
 
 #[test]
 fn metrics_of_disks() {
-    let port = free_port();
-    let daemon = Daemon::start(&["--metrics", &port.to_string()]);
+    let daemon = Daemon::start(&["--metrics", "0"]);
+    let port = daemon.port();
     // A name that would add a label or a line if it were not escaped.
     let name = "d\",disk=\"\\x\n";
     for name in [name, "idle"] {
@@ -90,8 +85,8 @@ fn metrics_of_disks() {
 
 #[test]
 fn metrics_of_groups_and_reactors() {
-    let port = free_port();
-    let daemon = Daemon::start(&["--metrics", &port.to_string()]);
+    let daemon = Daemon::start(&["--metrics", "0"]);
+    let port = daemon.port();
     let params = json!({"name": "d", "block_size": 512, "num_blocks": 2048});
     daemon.call("bdev_malloc_create", params).unwrap();
     for (name, parent) in [("vm", None), ("root", Some("vm")), ("other", None)] {
@@ -142,8 +137,8 @@ fn metrics_on_a_unix_socket() {
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the test measures time")]
 fn scrapers_that_never_read_do_not_block_others() {
-    let port = free_port();
-    let daemon = Daemon::start(&["--metrics", &port.to_string()]);
+    let daemon = Daemon::start(&["--metrics", "0"]);
+    let port = daemon.port();
     for i in 0..500 {
         let params = json!({"name": format!("disk-{i}"), "block_size": 512, "num_blocks": 2048});
         daemon.call("bdev_null_create", params).unwrap();

@@ -3,7 +3,7 @@
 use crate::browser::Browser;
 use crate::front_end::FrontEnd;
 use crate::harness::Daemon;
-use crate::metrics::{connect, free_port, get};
+use crate::metrics::{connect, get};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -24,20 +24,21 @@ fn live(port: u16, query: &str) -> Value {
     serde_json::from_str(&body).unwrap()
 }
 
-fn daemon_with_disks(port: u16, count: usize) -> Daemon {
-    let daemon = Daemon::start(&["--web", &port.to_string()]);
+/// A daemon with its page and disks, and the port of its page.
+fn daemon_with_disks(count: usize) -> (Daemon, u16) {
+    let daemon = Daemon::start(&["--web", "0"]);
     for i in 0..count {
         let name = if i == 0 { HOSTILE.to_owned() } else { format!("disk-{i}") };
         let params = json!({"name": name, "block_size": 512, "num_blocks": 2048});
         daemon.call("bdev_malloc_create", params).unwrap();
     }
-    daemon
+    let port = daemon.port();
+    (daemon, port)
 }
 
 #[test]
 fn the_page_is_served_to_this_host_only() {
-    let port = free_port();
-    let _daemon = daemon_with_disks(port, 1);
+    let (_daemon, port) = daemon_with_disks(1);
     for path in ["/", "/style.css", "/page.js", "/live.json", "/nothing"] {
         let (head, _) = get(connect(port), path);
         let head = head.to_ascii_lowercase();
@@ -60,8 +61,7 @@ fn the_page_is_served_to_this_host_only() {
 
 #[test]
 fn disks_are_sorted_filtered_and_limited() {
-    let port = free_port();
-    let daemon = daemon_with_disks(port, 150);
+    let (daemon, port) = daemon_with_disks(150);
     daemon.call("vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "disk-7"})).unwrap();
     let mut guest = FrontEnd::connect(&daemon.dir().join("vhost/c"));
     live(port, "");
@@ -79,8 +79,7 @@ fn disks_are_sorted_filtered_and_limited() {
 
 #[test]
 fn a_thousand_clients() {
-    let port = free_port();
-    let daemon = daemon_with_disks(port, 100);
+    let (daemon, port) = daemon_with_disks(100);
     let mut clients: Vec<_> = (0..1000).map(|_| connect(port)).collect();
     for _ in 0..2 {
         for client in &mut clients {
@@ -115,8 +114,7 @@ fn drain(client: &mut impl Read) {
 
 #[test]
 fn rates_do_not_start_from_an_old_snapshot() {
-    let port = free_port();
-    let daemon = daemon_with_disks(port, 2);
+    let (daemon, port) = daemon_with_disks(2);
     daemon.call("vhost_create_blk_controller", json!({"ctrlr": "c", "dev_name": "disk-1"})).unwrap();
     let mut guest = FrontEnd::connect(&daemon.dir().join("vhost/c"));
     let all =
@@ -136,8 +134,7 @@ fn rates_do_not_start_from_an_old_snapshot() {
 
 #[test]
 fn details_of_one_disk() {
-    let port = free_port();
-    let daemon = daemon_with_disks(port, 2);
+    let (daemon, port) = daemon_with_disks(2);
     let file = daemon.dir().join("d.img");
     std::fs::write(&file, vec![0; 1 << 20]).unwrap();
     daemon.call("bdev_uring_create", json!({"name": "f", "filename": file, "block_size": 512})).unwrap();
@@ -164,8 +161,8 @@ fn details_of_one_disk() {
 
 /// A daemon with activity for the page: a hundred disks, one of them in a group with a limit and with a guest that reads, and one
 /// whose next reads fail.
-fn busy_daemon(port: u16) -> Daemon {
-    let daemon = daemon_with_disks(port, 100);
+fn busy_daemon() -> (Daemon, u16) {
+    let (daemon, port) = daemon_with_disks(100);
     daemon.call("bdev_error_create", json!({"base_name": "disk-2"})).unwrap();
     let failure = json!({"name": "EE_disk-2", "io_type": "read", "error_type": "failure", "num": 3});
     daemon.call("bdev_error_inject_error", failure).unwrap();
@@ -176,14 +173,13 @@ fn busy_daemon(port: u16) -> Daemon {
     let limit = json!({"name": "<b>vm</b>", "rw_ios_per_sec": 6000});
     daemon.call("bdev_qos_group_set_limit", limit).unwrap();
     daemon.call("bdev_qos_group_add_bdev", json!({"name": "<b>vm</b>", "bdev_name": "disk-1"})).unwrap();
-    daemon
+    (daemon, port)
 }
 
 #[test]
 fn in_a_browser() {
     let Some(mut browser) = Browser::start() else { return eprintln!("skipped: no chromium here") };
-    let port = free_port();
-    let mut daemon = busy_daemon(port);
+    let (mut daemon, port) = busy_daemon();
     let mut failing = FrontEnd::connect(&daemon.dir().join("vhost/e"));
     (0..3).for_each(|_| _ = failing.read(0, 4096).unwrap_err());
     let mut guest = FrontEnd::connect(&daemon.dir().join("vhost/c"));
@@ -204,7 +200,7 @@ fn in_a_browser() {
     it_costs_little(&mut browser);
     stop.store(true, Ordering::Relaxed);
     load.join().unwrap();
-    it_outlives_the_daemon(&mut browser, &mut daemon);
+    it_outlives_the_daemon(&mut browser, &mut daemon, port);
     // The browser's own messages about an unreachable daemon are not errors of the page.
     let messages = browser.messages();
     assert!(messages.iter().all(|printed| printed.contains("ERR_CONNECTION_REFUSED")), "{messages:?}");
@@ -303,14 +299,14 @@ fn it_costs_little(browser: &mut Browser) {
 }
 
 /// Old data is marked with its age; the page recovers by itself.
-fn it_outlives_the_daemon(browser: &mut Browser, daemon: &mut Daemon) {
+fn it_outlives_the_daemon(browser: &mut Browser, daemon: &mut Daemon, port: u16) {
     assert_eq!(browser.eval("get('stale').hidden"), true);
     daemon.kill();
     browser.wait("!get('stale').hidden && document.body.classList.contains('stale')");
     assert_eq!(browser.text("document.title"), format!("No answer – {} – Aryk", host()));
     browser.wait("/^[3-9] seconds$/.test(get('age').innerText)");
     assert_eq!(browser.eval("Number(getComputedStyle(document.querySelector('main')).opacity) < 0.6"), true);
-    daemon.restart();
+    daemon.restart_with(&["--web", &port.to_string()]);
     browser.wait("get('stale').hidden && !document.body.classList.contains('stale')");
     browser.wait("get('state').innerText.startsWith('0 disks')");
 }
