@@ -359,8 +359,9 @@ type DriveCounts struct {
 	// Commands that were tried again, as the controller asked.
 	Retries uint64 `json:"retries"`
 	// Commands that were aborted because they were late.
-	Aborts uint64 `json:"aborts"`
-	Resets uint64 `json:"resets"`
+	Aborts uint64     `json:"aborts"`
+	Resets uint64     `json:"resets"`
+	Errors NvmeErrors `json:"errors"`
 }
 
 // DriverSpecific: A module's description of a disk: one member at most, with the module's name.
@@ -768,6 +769,8 @@ type NvmeController struct {
 	FailedByReset uint64 `json:"failed_by_reset"`
 	// Aryk only: errors and health warnings that the controller reported by itself.
 	Warnings uint64 `json:"warnings"`
+	// Aryk only: I/O commands that the controller answered by an error; those that got an injected error count too.
+	Errors NvmeErrors `json:"errors"`
 	// Aryk only: commands that got an error that was injected.
 	InjectedErrors uint64 `json:"injected_errors"`
 	// Aryk only: the queue pairs.
@@ -830,6 +833,22 @@ const (
 	NvmeDmaPin    NvmeDma = "pin"
 	NvmeDmaBounce NvmeDma = "bounce"
 )
+
+// NvmeErrors: I/O commands that the controller answered by an error, by the type of its status code. A command that is tried again counts each time.
+type NvmeErrors struct {
+	// Errors of all commands (SCT 0h), for example an aborted command, or a block out of range.
+	Generic uint64 `json:"generic"`
+	// Errors of one command (SCT 1h).
+	CommandSpecific uint64 `json:"command_specific"`
+	// Media and data integrity errors (SCT 2h); a compare that finds other data is one.
+	Media uint64 `json:"media"`
+	// Errors of the path to the namespace (SCT 3h).
+	Path uint64 `json:"path"`
+	// The vendor's errors (SCT 7h).
+	VendorSpecific uint64 `json:"vendor_specific"`
+	// Types that the specification reserves.
+	Reserved uint64 `json:"reserved"`
+}
 
 // NvmeHealth: Result of `bdev_nvme_get_controller_health_info`: the SMART log.
 type NvmeHealth struct {
@@ -1019,6 +1038,8 @@ type NvmeTransport struct {
 	CqDoorbellUpdates uint64 `json:"cq_doorbell_updates"`
 	// Aryk only: commands in flight.
 	InFlight uint64 `json:"in_flight"`
+	// Aryk only: commands that the controllers answered by an error.
+	Errors NvmeErrors `json:"errors"`
 }
 
 // NvmeTransportId: Where a controller is.

@@ -326,6 +326,7 @@ pub const ALL: &[FamilySource] = &[
     nvme::ABORTS,
     nvme::RETRIES,
     nvme::WARNINGS,
+    nvme::ERRORS,
     nvme::COMMANDS,
     nvme::DOORBELLS,
     nvme::IN_FLIGHT,

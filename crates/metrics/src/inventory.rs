@@ -45,6 +45,8 @@ pub struct Nvme {
     pub retries: u64,
     /// Errors and health warnings that the controller reported by itself.
     pub warnings: u64,
+    /// I/O commands that the controller answered by an error: the types of their status codes, each with its number.
+    pub errors: Vec<(&'static str, u64)>,
     /// I/O commands.
     pub commands: u64,
     /// Writes to doorbell registers of I/O queues.

@@ -2,7 +2,7 @@
 
 use super::state::View;
 use serde::Deserialize;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// All counts at one time. Times in ticks.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -117,6 +117,8 @@ pub struct Drive {
     pub retries: u64,
     pub aborts: u64,
     pub resets: u64,
+    /// Commands that ended with an error, by the type of the status code.
+    pub errors: BTreeMap<String, u64>,
 }
 
 /// Rates of one or more disks per second.
@@ -449,6 +451,7 @@ pub mod tests {
                 doorbells: second * 10,
                 in_flight: 32,
                 aborts: 1,
+                errors: [("media".to_owned(), 2), ("generic".to_owned(), 1)].into(),
                 ..Drive::default()
             }],
         }

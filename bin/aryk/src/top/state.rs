@@ -133,7 +133,7 @@ pub const REACTORS: [Column; 7] = [
 pub const TASKS: [Column; 6] =
     [("TASK", false), ("CORE", true), ("BUSY", true), ("GRANTS/s", true), ("BUDGET", true), ("USED", true)];
 
-pub const DRIVES: [Column; 9] = [
+pub const DRIVES: [Column; 10] = [
     ("DRIVE", false),
     ("STATE", false),
     ("TEMP", true),
@@ -143,6 +143,7 @@ pub const DRIVES: [Column; 9] = [
     ("RETRY", true),
     ("ABORT", true),
     ("RESET", true),
+    ("ERROR", true),
 ];
 
 fn mean(rate: &Rate) -> String {
@@ -162,6 +163,7 @@ impl DriveRate {
             drive.retries.to_string(),
             drive.aborts.to_string(),
             drive.resets.to_string(),
+            drive.errors.values().sum::<u64>().to_string(),
         ]
     }
 }
@@ -368,6 +370,7 @@ impl State {
                     "name": drive.name, "ready": drive.ready, "disks": drive.disks,
                     "temperature_celsius": drive.temperature_celsius, "commands": commands, "doorbells": doorbells,
                     "in_flight": drive.in_flight, "retries": drive.retries, "aborts": drive.aborts, "resets": drive.resets,
+                    "errors": drive.errors,
                 })
             }
         };
@@ -519,7 +522,10 @@ mod tests {
         press(&mut state, &rates, "5");
         assert_eq!(state.cells(&rates, 0), ["patrol db", "1", "2.0%", "500", "50us", "80%"]);
         press(&mut state, &rates, "6");
-        assert_eq!(state.cells(&rates, 0), ["nvme0", "ready", "41 °C", "320", "10", "32", "0", "1", "0"]);
+        assert_eq!(
+            state.cells(&rates, 0),
+            ["nvme0", "ready", "41 °C", "320", "10", "32", "0", "1", "0", "3"]
+        );
         press(&mut state, &rates, "\n");
         assert_eq!((state.view, shown(&state, &rates)), (View::Disks, vec!["vm1".to_owned()]));
         press(&mut state, &rates, "\u{1b}");

@@ -29,7 +29,8 @@ const HELP: &str = "\
   runs on its core during a turn. A turn grants a background task its BUDGET of
   processor time; USED is the part of the granted time that the task used.
   Drives are the NVMe drives that the daemon drives itself: commands and
-  writes to doorbell registers a second, and all retries, aborts and resets.";
+  writes to doorbell registers a second, and all retries, aborts, resets and
+  commands that ended with an error; with --json, errors by status code type.";
 
 const QUIET: Style = Style::new().fg(Color::DarkGray);
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
@@ -116,7 +117,7 @@ fn width(column: usize, view: View) -> Constraint {
         (View::Disks, 6..=8) | (View::Groups, 1 | 7) => Constraint::Length(6),
         (View::Disks | View::Groups, _) => Constraint::Length(8),
         (View::Controllers, 1 | 3) => Constraint::Length(5),
-        (View::Drives, 2..=8) => Constraint::Length(7),
+        (View::Drives, 2..=9) => Constraint::Length(7),
         (View::Drives | View::Controllers | View::Reactors | View::Tasks, _) => Constraint::Length(9),
     }
 }

@@ -433,6 +433,7 @@ class DriveCounts(TypedDict):
     #: Commands that were aborted because they were late.
     aborts: int
     resets: int
+    errors: NvmeErrors
 
 
 class DriverSpecific(TypedDict):
@@ -794,6 +795,8 @@ class NvmeController(TypedDict):
     failed_by_reset: int
     #: Aryk only: errors and health warnings that the controller reported by itself.
     warnings: int
+    #: Aryk only: I/O commands that the controller answered by an error; those that got an injected error count too.
+    errors: NvmeErrors
     #: Aryk only: commands that got an error that was injected.
     injected_errors: int
     #: Aryk only: the queue pairs.
@@ -838,6 +841,23 @@ class NvmeDetails(TypedDict):
     #: PCI address.
     pci_address: NotRequired[str]
     vs: NotRequired[NvmeVersion]
+
+
+class NvmeErrors(TypedDict):
+    """I/O commands that the controller answered by an error, by the type of its status code. A command that is tried again counts each time."""
+
+    #: Errors of all commands (SCT 0h), for example an aborted command, or a block out of range.
+    generic: int
+    #: Errors of one command (SCT 1h).
+    command_specific: int
+    #: Media and data integrity errors (SCT 2h); a compare that finds other data is one.
+    media: int
+    #: Errors of the path to the namespace (SCT 3h).
+    path: int
+    #: The vendor's errors (SCT 7h).
+    vendor_specific: int
+    #: Types that the specification reserves.
+    reserved: int
 
 
 class NvmeHealth(TypedDict):
@@ -1001,6 +1021,8 @@ class NvmeTransport(TypedDict):
     cq_doorbell_updates: int
     #: Aryk only: commands in flight.
     in_flight: int
+    #: Aryk only: commands that the controllers answered by an error.
+    errors: NvmeErrors
 
 
 class NvmeTransportId(TypedDict):

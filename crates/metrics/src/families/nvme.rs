@@ -57,6 +57,20 @@ pub const WARNINGS: FamilySource = FamilySource {
     write: |f, snapshot, i, t| write(f, snapshot, i, t, |nvme| nvme.warnings),
 };
 
+pub const ERRORS: FamilySource = FamilySource {
+    family: counter(
+        "aryk_nvme_errors",
+        "I/O commands that the NVMe controller answered by an error, by the type of its status code.",
+    ),
+    objects: controllers,
+    write: |f, snapshot, i, t| {
+        let nvme = &snapshot.nvme[i];
+        for (of, count) in &nvme.errors {
+            t.count(f, &[("nvme", &nvme.name), ("type", of)], *count);
+        }
+    },
+};
+
 pub const COMMANDS: FamilySource = FamilySource {
     family: counter("aryk_nvme_commands", "I/O commands that were submitted to the NVMe controller."),
     objects: controllers,

@@ -152,6 +152,7 @@ impl AttachedController {
             queued: get(&pair.queued),
             in_flight: get(&pair.in_flight),
             pool: (get(&pair.pool_pages), get(&pair.pool_low)),
+            errors: pair.errors.each_ref().map(get),
         });
         let pairs: Vec<PairCounts> = pairs.collect();
         let sum = |of: fn(&PairCounts) -> u64| pairs.iter().map(of).sum::<u64>();
@@ -165,6 +166,7 @@ impl AttachedController {
             failed_by_reset: get(&counters.failed_by_reset),
             warnings: get(&counters.warnings),
             injected: get(&counters.injected),
+            errors: std::array::from_fn(|index| pairs.iter().map(|pair| pair.errors[index]).sum()),
             pairs,
         }
     }

@@ -481,6 +481,7 @@ impl PairDriver {
             let request = entry.remove();
             return self.end(request, Status::Ok, cx);
         }
+        live.stats.count_error(completed.status);
         if outcome == Outcome::Done(Status::Medium) && self.locate(key, completed, cx) {
             return;
         }

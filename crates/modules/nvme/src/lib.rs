@@ -40,6 +40,7 @@ pub use pool::PoolError;
 use aryk_cuse::CuseError;
 use aryk_nvme::controller::{Failure, Options};
 use aryk_nvme::spec::log::SmartLog;
+use aryk_nvme::spec::status::CodeType;
 use aryk_pci::{Address, Function, PciError};
 use std::fmt;
 use std::path::PathBuf;
@@ -333,6 +334,8 @@ pub struct Counts {
     pub doorbells: u64,
     /// Commands that got an injected status.
     pub injected: u64,
+    /// I/O commands that ended with an error, by type; a command that is tried again counts each time.
+    pub errors: ErrorCounts,
     /// The queue pairs of each core that has had one.
     pub pairs: Vec<PairCounts>,
 }
@@ -362,4 +365,9 @@ pub struct PairCounts {
     pub in_flight: u64,
     /// Pages of bounce buffers of the pair that the core has now, and the fewest that were free.
     pub pool: (u64, u64),
+    /// Commands that ended with an error.
+    pub errors: ErrorCounts,
 }
+
+/// Errors by the type of their status, in the order of [`CodeType::ALL`].
+pub type ErrorCounts = [u64; CodeType::ALL.len()];

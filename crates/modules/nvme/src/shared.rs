@@ -5,6 +5,7 @@ use crate::pool::Pool;
 use crate::{Config, Info};
 use aryk_nvme::inject::Injections;
 use aryk_nvme::queue::Counters as PairCounters;
+use aryk_nvme::spec::status::{CodeType, Status};
 use aryk_reactor::{DriverKey, Handle, Hold};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -64,6 +65,8 @@ pub(crate) struct PairStats {
     pub(crate) in_flight: AtomicU64,
     pub(crate) pool_pages: AtomicU64,
     pub(crate) pool_low: AtomicU64,
+    /// Commands that the controller answered by an error, by [`CodeType`].
+    pub(crate) errors: [AtomicU64; CodeType::ALL.len()],
 }
 
 /// See the [module](self).
@@ -222,7 +225,16 @@ impl PairStats {
             polls: all.into(),
             idle_polls: idle.into(),
             queued: queued.into(),
+            errors: before.errors.each_ref().map(|count| get(count).into()),
             ..Self::default()
+        }
+    }
+
+    /// Counts the answer to a command, unless it is a success. Only the pair's reactor calls this.
+    #[cold]
+    pub(crate) fn count_error(&self, answer: Status) {
+        if !answer.is_success() {
+            self.errors[answer.code().code_type() as usize].fetch_add(1, Ordering::Relaxed);
         }
     }
 

@@ -74,6 +74,53 @@ impl Code {
     pub const fn sc(self) -> u8 {
         self.0 as u8
     }
+
+    /// The kind that SCT names.
+    pub const fn code_type(self) -> CodeType {
+        match self.sct() {
+            0 => CodeType::Generic,
+            1 => CodeType::CommandSpecific,
+            2 => CodeType::Media,
+            3 => CodeType::Path,
+            7 => CodeType::VendorSpecific,
+            _ => CodeType::Reserved,
+        }
+    }
+}
+
+/// Status Code Type. NVMe 2.0 §3.3.3.2.1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CodeType {
+    /// Of all commands.
+    Generic,
+    /// Of one command.
+    CommandSpecific,
+    /// Media and data integrity errors.
+    Media,
+    /// Path related.
+    Path,
+    /// The vendor's.
+    VendorSpecific,
+    /// A value that the specification reserves.
+    Reserved,
+}
+
+impl CodeType {
+    /// All types; `type as usize` is the index.
+    pub const ALL: [Self; 6] =
+        [Self::Generic, Self::CommandSpecific, Self::Media, Self::Path, Self::VendorSpecific, Self::Reserved];
+
+    /// The name in counters.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Generic => "generic",
+            Self::CommandSpecific => "command_specific",
+            Self::Media => "media",
+            Self::Path => "path",
+            Self::VendorSpecific => "vendor_specific",
+            Self::Reserved => "reserved",
+        }
+    }
 }
 
 impl fmt::Debug for Code {
@@ -216,6 +263,14 @@ mod tests {
         assert_eq!(status.to_string(), "Unrecovered Read Error (SCT 2h SC 81h, CRD 2, DNR)");
         assert_eq!(Status::new(0x7c0).to_string(), "Vendor Specific (SCT 7h SC C0h)");
         assert_eq!(Status::new(0x0ff).to_string(), "Unknown Status (SCT 0h SC FFh)");
+    }
+
+    #[test]
+    fn every_code_has_a_type() {
+        let types = [0x080, 0x180, 0x281, 0x370, 0x7c0, 0x401, 0x6ff].map(|code| Code(code).code_type());
+        assert_eq!(types[..6], CodeType::ALL);
+        assert_eq!(types[6], CodeType::Reserved);
+        assert!(CodeType::ALL.into_iter().enumerate().all(|(index, of)| of as usize == index));
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(crate) use attach::ATTACH;
 pub(crate) use describe::{Details as DiskDetails, details};
 pub(crate) use hotplug::follow as follow_plugged;
 pub(crate) use options::is_saved;
-pub(crate) use statistics::metrics;
+pub(crate) use statistics::{Errors, metrics};
 
 use super::{Control, Error, Phase, Table};
 use crate::config::Subsystem;

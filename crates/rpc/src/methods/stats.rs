@@ -1,6 +1,7 @@
 //! `aryk_stats_get`, `aryk_latency_get`: the data of `aryk top` and `aryk latency`. Methods of Aryk only; control context.
 
 use super::framework::TICK_RATE;
+use super::nvme::Errors as NvmeErrors;
 use super::qos::Limits;
 use super::{Control, Error, Name, NoParams, Phase, Table};
 use aryk_bdev::{Blocks, DeviceError, Failure, Histogram, Lba, Op, OpSummary, Stats, Summary, TimeLayer};
@@ -254,6 +255,7 @@ struct DriveCounts {
     /// Commands that were aborted because they were late.
     aborts: u64,
     resets: u64,
+    errors: NvmeErrors,
 }
 
 impl DriveCounts {
@@ -269,6 +271,7 @@ impl DriveCounts {
             retries: drive.retries,
             aborts: drive.aborts,
             resets: drive.resets,
+            errors: NvmeErrors::of_metrics(&drive.errors),
         }
     }
 }

@@ -89,7 +89,10 @@ impl PairDriver {
         let request = self.requests.get_mut(key).expect("the caller has found it");
         request.state = State::AtController(1, Status::Ok);
         let delays = match &self.life {
-            Life::Live(live) => live.retry_delays,
+            Life::Live(live) => {
+                live.stats.count_error(status);
+                live.retry_delays
+            }
             Life::Away | Life::Closed => [0; 3],
         };
         let outcome = decide(status, delays, self.shared.retry_delay_max);

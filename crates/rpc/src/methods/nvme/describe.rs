@@ -1,6 +1,7 @@
 //! `bdev_nvme_get_controllers`, and the members of `bdev_get_bdevs` for disks of NVMe controllers. Control context.
 
 use super::abilities::{Abilities, hexadecimal};
+use super::statistics::Errors;
 use super::{Control, Error, Phase, Table, find};
 use aryk_bdev::Bdev;
 use aryk_bdev_nvme::{AttachedController, Info, Phase as State};
@@ -211,6 +212,8 @@ struct Description {
     failed_by_reset: u64,
     /// Aryk only: errors and health warnings that the controller reported by itself.
     warnings: u64,
+    /// Aryk only: I/O commands that the controller answered by an error; those that got an injected error count too.
+    errors: Errors,
     /// Aryk only: commands that got an error that was injected.
     injected_errors: u64,
     /// Aryk only: the queue pairs.
@@ -396,6 +399,7 @@ fn describe(control: &Control, controller: &AttachedController) -> Description {
         resubmitted: counts.resubmitted,
         failed_by_reset: counts.failed_by_reset,
         warnings: counts.warnings,
+        errors: counts.errors.into(),
         injected_errors: counts.injected,
         queue_pairs: counts.pairs.iter().filter_map(pair).collect(),
         last_reset: info.last_reset.map(last_reset),

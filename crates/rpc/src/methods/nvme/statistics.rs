@@ -2,7 +2,8 @@
 
 use super::{Control, Error, Phase, Table};
 use crate::dispatch::NoParams;
-use aryk_bdev_nvme::{AttachedController, PairCounts};
+use aryk_bdev_nvme::{AttachedController, ErrorCounts, PairCounts};
+use aryk_nvme::spec::status::CodeType;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -58,12 +59,57 @@ struct Transport {
     cq_doorbell_updates: u64,
     /// Aryk only: commands in flight.
     in_flight: u64,
+    /// Aryk only: commands that the controllers answered by an error.
+    errors: Errors,
+}
+
+/// I/O commands that the controller answered by an error, by the type of its status code. A command that is tried again counts
+/// each time.
+#[derive(Debug, Clone, Copy, Default, Serialize, JsonSchema)]
+#[schemars(rename = "NvmeErrors")]
+pub(crate) struct Errors {
+    /// Errors of all commands (SCT 0h), for example an aborted command, or a block out of range.
+    generic: u64,
+    /// Errors of one command (SCT 1h).
+    command_specific: u64,
+    /// Media and data integrity errors (SCT 2h); a compare that finds other data is one.
+    media: u64,
+    /// Errors of the path to the namespace (SCT 3h).
+    path: u64,
+    /// The vendor's errors (SCT 7h).
+    vendor_specific: u64,
+    /// Types that the specification reserves.
+    reserved: u64,
+}
+
+impl From<ErrorCounts> for Errors {
+    fn from(counts: ErrorCounts) -> Self {
+        let of = |of: CodeType| counts[of as usize];
+        Self {
+            generic: of(CodeType::Generic),
+            command_specific: of(CodeType::CommandSpecific),
+            media: of(CodeType::Media),
+            path: of(CodeType::Path),
+            vendor_specific: of(CodeType::VendorSpecific),
+            reserved: of(CodeType::Reserved),
+        }
+    }
+}
+
+impl Errors {
+    /// The names of the types, each with its number.
+    pub(crate) fn of_metrics(errors: &[(&'static str, u64)]) -> Self {
+        let of =
+            |of: CodeType| errors.iter().find(|(name, _)| *name == of.name()).map_or(0, |(_, count)| *count);
+        CodeType::ALL.map(of).into()
+    }
 }
 
 async fn get_transport_statistics(control: &Control, _: NoParams) -> Result<TransportStatistics, Error> {
     let none = || Transport { trname: "PCIE", ..Transport::default() };
     let mut cores: BTreeMap<u16, Transport> =
         control.reactors.handles().iter().map(|reactor| (reactor.core(), none())).collect();
+    let mut errors: BTreeMap<u16, ErrorCounts> = BTreeMap::new();
     for controller in control.nvme.controllers.list() {
         for pair in controller.counts().pairs {
             let sums = cores.entry(pair.core).or_insert_with(none);
@@ -75,6 +121,9 @@ async fn get_transport_statistics(control: &Control, _: NoParams) -> Result<Tran
             sums.sq_doorbell_updates += pair.sq_doorbells;
             sums.cq_doorbell_updates += pair.cq_doorbells;
             sums.in_flight += pair.in_flight;
+            let errors = errors.entry(pair.core).or_default();
+            errors.iter_mut().zip(pair.errors).for_each(|(sum, count)| *sum += count);
+            sums.errors = (*errors).into();
         }
     }
     let group = |(core, sums)| PollGroup { thread: format!("reactor_{core}"), transports: [sums] };
@@ -96,6 +145,7 @@ pub(crate) fn metrics(control: &Control) -> Vec<aryk_metrics::Nvme> {
             aborts: counts.aborts,
             retries: counts.retried,
             warnings: counts.warnings,
+            errors: CodeType::ALL.map(|of| (of.name(), counts.errors[of as usize])).into(),
             commands: counts.submitted,
             doorbells: counts.doorbells,
             in_flight: sum(|pair| pair.in_flight),
