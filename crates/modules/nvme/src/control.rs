@@ -7,6 +7,7 @@
 
 mod disks;
 mod events;
+mod function;
 mod lost_blocks;
 pub(crate) mod moves;
 mod pairs;
@@ -25,10 +26,11 @@ use aryk_nvme::queue::{Late, LateStep, QueueError};
 use aryk_nvme::replay::History;
 use aryk_nvme::spec::register::Shutdown;
 use aryk_nvme::spec::status;
-use aryk_pci::vfio::{Vfio, VfioFunction};
-use aryk_pci::{Address, Function, vfio_user};
+use aryk_pci::Function;
+use aryk_pci::vfio::Vfio;
 use aryk_reactor::{Clock, Handle, Nanos};
 use disks::Disks;
+use function::{Call, Opened, Opener, Running};
 use lost_blocks::LostBlocks;
 use pairs::Pairs;
 use std::collections::HashMap;
@@ -58,6 +60,8 @@ const LINES: u32 = 20;
 const LINE_PERIOD: Duration = Duration::from_secs(2);
 /// Time between two attempts to open a controller that is away.
 const RETURN_INTERVAL: Duration = Duration::from_millis(250);
+/// For so long the end of a controller waits until its function is closed.
+const CLOSE_TIME: Duration = Duration::from_secs(2);
 
 /// A message to the control thread.
 pub(crate) enum Command {
@@ -113,6 +117,8 @@ pub(crate) enum Command {
     Rescan,
     /// Removes the disks and shuts the controller down.
     Stop(oneshot::Sender<()>),
+    /// A [`Call`] is over.
+    CallEnded,
     /// All disks are removed.
     DisksRemoved,
     /// Guests' memory is registered, or there is none to register.
@@ -163,7 +169,8 @@ pub(crate) fn start(
         disks: Disks::new(&config),
         config,
         pairs: Pairs::default(),
-        life: Life::Opening,
+        life: Life::Away,
+        closing: None,
         attached: Some(attached),
         interrupts: Vec::new(),
         vectors: 0,
@@ -198,8 +205,10 @@ pub(crate) fn start(
 
 /// Where the controller is.
 enum Life {
-    /// The function is opened again and again, until it is there or the time is over.
-    Opening,
+    /// The function is opened at [`Thread::next_open`], again and again, until it is there or the time is over.
+    Away,
+    /// A thread opens the function.
+    Opening(Call<Result<Opened, Error>>),
     /// The controller is driven.
     Driven(Box<Driven>),
 }
@@ -228,6 +237,8 @@ struct Thread {
     pairs: Pairs,
     disks: Disks,
     life: Life,
+    /// A thread closes the function of the life before.
+    closing: Option<Call<()>>,
     /// The caller of the attach, until it is over.
     attached: Option<oneshot::Sender<Attached>>,
     /// Eventfds of the interrupt vectors; they stay as long as reactors may watch them.
@@ -313,6 +324,10 @@ impl Thread {
         self.set_phase(Phase::Ended);
         self.shared.forget_routes();
         self.tools = None;
+        if let Some(closing) = self.closing.take() {
+            // Longer only if the kernel waits for a drive that was pulled out.
+            let _ = tokio::time::timeout(CLOSE_TIME, closing.ended()).await;
+        }
         self.give_place();
         // From here on the controller is no longer listed.
         commands.close();
@@ -328,7 +343,7 @@ impl Thread {
         let signalled = async {
             match &self.life {
                 Life::Driven(driven) => driven.signals.wait().await,
-                Life::Opening => std::future::pending().await,
+                Life::Away | Life::Opening(_) => std::future::pending().await,
             }
         };
         let command = tokio::select! {
@@ -349,10 +364,14 @@ impl Thread {
             self.begin_to_stop();
         }
         self.forget_ended_reactors();
-        let next = match &self.life {
-            Life::Opening if self.is_disabled && !self.is_stopping => Next::Run,
-            Life::Opening if now() < self.next_open => Next::Run,
-            Life::Opening => self.open(),
+        let next = match &mut self.life {
+            Life::Away if self.is_disabled && !self.is_stopping => Next::Run,
+            Life::Away if now() < self.next_open => Next::Run,
+            Life::Away => self.open(),
+            Life::Opening(call) => match call.take() {
+                Ok(opened) => self.opened(opened),
+                Err(Running) => self.give_up_in_time(),
+            },
             Life::Driven(_) => self.drive(),
         };
         if next == Next::End {
@@ -370,25 +389,68 @@ impl Thread {
         Some(Duration::from_nanos(driven.controller.next_poll(now).saturating_sub(now)).min(most))
     }
 
-    /// Opens the function, and begins to start its controller.
+    /// Begins to open the function, unless the controller is over.
     fn open(&mut self) -> Next {
+        let is_closing = self.closing.as_mut().is_some_and(|closing| closing.take().is_err());
+        if self.give_up_in_time() == Next::End {
+            return Next::End;
+        }
+        if self.is_stopping || is_closing {
+            return Next::Run;
+        }
+        self.closing = None;
+        self.next_open = now().after(RETURN_INTERVAL);
+        self.life_number += 1;
+        let opener = Opener {
+            name: self.shared.name.clone(),
+            location: self.config.location.clone(),
+            options: self.config.options,
+            vfio: Arc::clone(&self.vfio),
+        };
+        match function::open(opener, self.sender.clone()) {
+            Ok(call) => {
+                self.life = Life::Opening(call);
+                Next::Run
+            }
+            Err(error) => self.not_opened(error.into()),
+        }
+    }
+
+    /// Removes the disks of a controller that has not come back in time, and ends when they are removed.
+    fn give_up_in_time(&mut self) -> Next {
         if self.is_stopping {
             return if self.disks.are_removed() { Next::End } else { Next::Run };
         }
         if self.away_until.is_some_and(|until| now() >= until) {
             tracing::error!(controller = self.shared.name, "the NVMe controller has not come back in time");
             self.begin_to_stop();
-            return Next::Run;
         }
-        self.next_open = now().after(RETURN_INTERVAL);
-        self.life_number += 1;
-        let error = match self.try_open() {
+        Next::Run
+    }
+
+    /// Takes over a function that was opened, or the failure.
+    fn opened(&mut self, opened: Option<Result<Opened, Error>>) -> Next {
+        self.life = Life::Away;
+        let opened = opened.expect("the thread that opens a function does not panic");
+        let driven = opened.and_then(|Opened { function, mut controller }| {
+            controller.set_injections(self.shared.injected().admin.clone());
+            let signals = Signals::of(function.as_ref())?;
+            Ok(Driven { function, controller, signals, memory: None, is_usable: false, end: None })
+        });
+        match driven {
+            Ok(driven) if self.is_stopping => {
+                self.close(driven.controller, driven.function);
+                self.give_up_in_time()
+            }
             Ok(driven) => {
                 self.life = Life::Driven(Box::new(driven));
-                return Next::Run;
+                Next::Run
             }
-            Err(error) => error,
-        };
+            Err(error) => self.not_opened(error),
+        }
+    }
+
+    fn not_opened(&mut self, error: Error) -> Next {
         if let Some(attached) = self.attached.take() {
             // The caller may be gone.
             let _ = attached.send(Err(error));
@@ -401,25 +463,15 @@ impl Thread {
         Next::Run
     }
 
-    fn try_open(&self) -> Result<Driven, Error> {
-        let function: Arc<dyn Function> = match &self.config.location {
-            Location::Pci(address) => Arc::new(self.open_at(*address)?),
-            Location::Socket(path) => Arc::new(vfio_user::Client::connect(path)?),
-            Location::Model(function) => Arc::clone(function),
-        };
-        let mut controller = Controller::attach(Arc::clone(&function), self.config.options, now().0)?;
-        controller.set_injections(self.shared.injected().admin.clone());
-        let signals = Signals::of(function.as_ref())?;
-        Ok(Driven { function, controller, signals, memory: None, is_usable: false, end: None })
+    /// Does not wait for a function that is being opened.
+    fn stop_opening(&mut self) {
+        if let Life::Opening(call) = std::mem::replace(&mut self.life, Life::Away) {
+            self.closing = function::close(call, self.sender.clone());
+        }
     }
 
-    fn open_at(&self, address: Address) -> Result<VfioFunction, Error> {
-        let function = self.vfio.open(address)?;
-        if let Some(file) = function.refused_file() {
-            let (controller, file) = (&self.shared.name, file.display());
-            tracing::info!(controller, %file, "no permission for the file: the drive is opened by its IOMMU group");
-        }
-        Ok(function)
+    fn close(&mut self, controller: Controller, function: Arc<dyn Function>) {
+        self.closing = function::close((controller, function), self.sender.clone());
     }
 
     fn execute(&mut self, command: Command) {
@@ -430,8 +482,8 @@ impl Thread {
             Command::Reaped { qid, history } => self.reaped(qid, history),
             Command::Rewound { qid, is_end } => self.rewound(qid, is_end),
             Command::Replayed(qid) => self.replayed(qid),
-            // The next look at the controller is soon.
-            Command::Busy => {}
+            // The next look at the controller, or at the call, is soon.
+            Command::Busy | Command::CallEnded => {}
             Command::Retired(live) => drop(live),
             Command::Late { qid, late } => self.late(qid, late),
             Command::QueueError(error) => {
@@ -482,6 +534,10 @@ impl Thread {
             // The function that it was registered with is gone.
             Command::MemoryRegistered { .. } => {}
         }
+    }
+
+    const fn has_controller(&self) -> bool {
+        matches!(self.life, Life::Driven(_))
     }
 
     fn with_controller(&mut self, f: impl FnOnce(&mut Controller)) {
@@ -561,7 +617,7 @@ impl Thread {
         }
         let sent = match &mut self.life {
             Life::Driven(driven) => driven.controller.admin(command, now().0),
-            Life::Opening => Err(aryk_nvme::controller::Refused::NotReady),
+            Life::Away | Life::Opening(_) => Err(aryk_nvme::controller::Refused::NotReady),
         };
         match sent {
             Ok(id) => {
@@ -596,7 +652,8 @@ impl Thread {
 
     fn disable(&mut self, reply: oneshot::Sender<()>) {
         self.fail_enables("it was disabled");
-        if matches!(self.life, Life::Opening) {
+        if !self.has_controller() {
+            self.stop_opening();
             self.away_until = None;
             self.set_phase(Phase::Disabled);
             // The caller may be gone.
@@ -616,7 +673,7 @@ impl Thread {
         }
         self.is_disabled = false;
         self.enables.push(reply);
-        if matches!(self.life, Life::Opening) {
+        if !self.has_controller() {
             self.open_enabled();
         }
     }
@@ -647,7 +704,7 @@ impl Thread {
         self.set_phase(Phase::Stopping);
         // A controller that is away does not answer any more: what waits for it fails.
         match self.life {
-            Life::Opening => self.pairs.remove_all(&self.shared),
+            Life::Away | Life::Opening(_) => self.pairs.remove_all(&self.shared),
             Life::Driven(_) => self.pairs.remove_wanted(&self.shared),
         }
         let (registry, names) = (Arc::clone(self.env.registry()), self.disks.names());

@@ -414,10 +414,10 @@ impl Thread {
 
     /// The controller has ended, and no reactor has a pair: the disks wait for it, or go.
     fn retire(&mut self) -> Next {
-        let Life::Driven(driven) = std::mem::replace(&mut self.life, Life::Opening) else { return Next::Run };
+        let Life::Driven(driven) = std::mem::replace(&mut self.life, Life::Away) else { return Next::Run };
         self.find_lost_writes(&driven);
         let controller = self.shared.name.clone();
-        let has_failed = matches!(driven.end, Some(End::Failed(_)));
+        let (was_usable, has_failed) = (driven.is_usable, matches!(driven.end, Some(End::Failed(_))));
         let failure = match driven.end {
             Some(End::Failed(failure)) => failure,
             Some(End::Stopped { .. }) | None => Failure::Vanished("it was asked for, or shut down".into()),
@@ -425,6 +425,7 @@ impl Thread {
         self.pairs.forget_creations();
         // The function can be opened again once its mappings have ended.
         drop(driven.memory);
+        self.close(driven.controller, driven.function);
         if self.attached.is_some() {
             self.refuse(failure);
             return Next::End;
@@ -464,7 +465,7 @@ impl Thread {
             }
         }
         // A drive that was refused has the time that was left.
-        if driven.is_usable && now().since(self.ready_at) >= STABLE {
+        if was_usable && now().since(self.ready_at) >= STABLE {
             self.away_until = None;
         }
         self.away_until.get_or_insert_with(|| now().after(self.config.grace));

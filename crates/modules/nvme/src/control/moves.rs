@@ -46,10 +46,10 @@ impl Thread {
     /// Opens the drive at another place from now on.
     pub(super) fn moved(&mut self, location: Location) {
         // It may have come back meanwhile, or be given up.
-        if !matches!(self.life, Life::Opening) || self.is_stopping || self.shared.info().phase != Phase::Away
-        {
+        if self.has_controller() || self.is_stopping || self.shared.info().phase != Phase::Away {
             return;
         }
+        self.stop_opening();
         self.shared.info().location = location.to_string();
         self.config.location = location;
         self.next_open = now();

@@ -20,6 +20,8 @@ pub(super) struct Odd {
     pub(super) pieces: Mutex<Vec<u64>>,
     /// Memory of so many bytes is not mapped.
     pub(super) refused: Mutex<Range<u64>>,
+    /// Reads of the configuration space wait for this lock, as the kernel waits for a drive that was pulled out.
+    pub(super) config_space: Mutex<()>,
 }
 
 impl Odd {
@@ -30,6 +32,7 @@ impl Odd {
             has_no_masks: false,
             pieces: Mutex::default(),
             refused: Mutex::default(),
+            config_space: Mutex::default(),
         }
     }
 }
@@ -48,6 +51,7 @@ impl Function for Odd {
     }
 
     fn read_config(&self, offset: u16, out: &mut [u8]) -> Result<(), PciError> {
+        let _turn = self.config_space.lock().unwrap();
         self.model.read_config(offset, out)
     }
 
