@@ -10,8 +10,8 @@ use crate::workspace;
 /// The layer of a crate in the design.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layer {
-    /// Memory, tables, stores, rates, sockets and character devices: `cuse`, `dma`, `log-limit`, `slots`, `state`, `qos`,
-    /// `unix-listener`.
+    /// Memory, ciphers, tables, stores, rates, sockets and character devices: `aes-xts`, `cuse`, `dma`, `log-limit`, `slots`,
+    /// `state`, `qos`, `unix-listener`.
     Ground,
     /// Access to PCI functions: `pci`.
     Bus,
@@ -50,7 +50,8 @@ impl Layer {
     /// The layer of the crate at `path`, relative to the root. A new crate must be added here.
     fn of(path: &str) -> Option<Self> {
         Some(match path {
-            "crates/crash-point"
+            "crates/aes-xts"
+            | "crates/crash-point"
             | "crates/cuse"
             | "crates/dma"
             | "crates/log-limit"

@@ -1,0 +1,414 @@
+//! Vectors of IEEE 1619, and each implementation against AWS-LC.
+
+use super::*;
+use aryk_dma::{Mapping, MemTable, Region, SgTable};
+use aws_lc_sys as aws;
+use proptest::prelude::*;
+use std::ptr;
+use std::sync::Arc;
+
+/// Generates the tests of an implementation.
+macro_rules! implementations {
+    ($($module:ident: $implementation:ident)*) => {$(
+        mod $module {
+            use super::*;
+            const THIS: Implementation = Implementation::$implementation;
+
+            #[test]
+            fn ieee_1619() {
+                check_vectors(THIS);
+            }
+
+            #[test]
+            fn every_length_in_one_sector() {
+                check_lengths(THIS);
+            }
+
+            #[test]
+            fn tweaks_carry_and_wrap() {
+                check_carries(THIS);
+            }
+
+            #[test]
+            fn any_sectors() {
+                proptest!(ProptestConfig::with_cases(200), |(case in cases())| check_case(THIS, &case)?);
+            }
+
+            #[test]
+            fn guest_memory_in_any_pieces() {
+                check_guest_memory(THIS);
+            }
+        }
+    )*};
+}
+
+implementations! {
+    vaes_512: Vaes512
+    vaes_256: Vaes256
+    aes_ni: AesNi
+    aws_lc: AwsLc
+}
+
+/// A key for an implementation; `None` if the processor cannot run it.
+fn key(bytes: &[u8], implementation: Implementation) -> Option<Key> {
+    match Key::with(bytes, implementation) {
+        Err(KeyError::Unavailable(_)) => None,
+        result => Some(result.unwrap()),
+    }
+}
+
+fn hex(text: &str) -> Vec<u8> {
+    let digit = |byte: u8| (byte as char).to_digit(16).unwrap() as u8;
+    text.as_bytes().chunks_exact(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
+}
+
+/// Bytes that are reproducible and of no pattern.
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut word = seed | 1;
+    let next = || {
+        word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (word >> 56) as u8
+    };
+    std::iter::repeat_with(next).take(len).collect()
+}
+
+fn sector(bytes: usize) -> SectorSize {
+    SectorSize::new(bytes).unwrap()
+}
+
+/// A context of AWS-LC.
+struct Context(*mut aws::EVP_CIPHER_CTX);
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: it was created by `EVP_CIPHER_CTX_new`.
+        unsafe { aws::EVP_CIPHER_CTX_free(self.0) };
+    }
+}
+
+/// AES-256-XTS of AWS-LC.
+fn aws_xts_256(key: &[u8], tweak: u128, data: &[u8]) -> Vec<u8> {
+    let (mut out, mut len, tweak) = (vec![0; data.len()], 0, tweak.to_le_bytes());
+    // SAFETY: no argument.
+    let context = Context(unsafe { aws::EVP_CIPHER_CTX_new() });
+    // SAFETY: the key has 64 bytes, the tweak 16, and `out` the length of the data.
+    let results = unsafe {
+        [
+            aws::EVP_EncryptInit_ex(
+                context.0,
+                aws::EVP_aes_256_xts(),
+                ptr::null_mut(),
+                key.as_ptr(),
+                tweak.as_ptr(),
+            ),
+            aws::EVP_EncryptUpdate(
+                context.0,
+                out.as_mut_ptr(),
+                &raw mut len,
+                data.as_ptr(),
+                data.len() as i32,
+            ),
+        ]
+    };
+    assert_eq!((results, len as usize), ([1; 2], data.len()));
+    out
+}
+
+/// AES-128-XTS by the definition in IEEE 1619, byte by byte, over the block cipher of AWS-LC.
+fn defined_xts_128(key: &[u8], tweak: u128, data: &[u8]) -> Vec<u8> {
+    let encrypt = |key: &[u8], block: [u8; 16]| {
+        let (mut schedule, mut out) = (aws::AES_KEY { rd_key: [0; 60], rounds: 0 }, [0; 16]);
+        // SAFETY: the key has 16 bytes, and so have the blocks.
+        unsafe {
+            assert_eq!(aws::AES_set_encrypt_key(key.as_ptr(), 128, &raw mut schedule), 0);
+            aws::AES_encrypt(block.as_ptr(), out.as_mut_ptr(), &raw const schedule);
+        }
+        out
+    };
+    let mut tweak = encrypt(&key[16..], tweak.to_le_bytes());
+    let mut out = Vec::new();
+    for block in data.chunks_exact(16) {
+        let masked: [u8; 16] = std::array::from_fn(|i| block[i] ^ tweak[i]);
+        let block = encrypt(&key[..16], masked);
+        out.extend(block.iter().zip(tweak).map(|(byte, mask)| byte ^ mask));
+        let mut carry = 0;
+        for byte in &mut tweak {
+            (*byte, carry) = (*byte << 1 | carry, *byte >> 7);
+        }
+        tweak[0] ^= carry * 0x87;
+    }
+    out
+}
+
+/// What a key makes of sectors, according to AWS-LC.
+fn expected(key: &[u8], sector: usize, tweaks: Tweaks, data: &[u8]) -> Vec<u8> {
+    let xts = if key.len() == 64 { aws_xts_256 } else { defined_xts_128 };
+    let mut tweak = tweaks.start;
+    let mut out = Vec::new();
+    for data in data.chunks_exact(sector) {
+        out.extend(xts(key, tweak, data));
+        tweak = tweak.wrapping_add(tweaks.step);
+    }
+    out
+}
+
+fn check_vectors(implementation: Implementation) {
+    let counted: Vec<u8> = (0..512).map(|i| i as u8).collect();
+    let pi = "31415926535897932384626433832795";
+    let vectors: [(String, u128, Vec<u8>, &str); 4] = [
+        ("11".repeat(16) + &"22".repeat(16), 0x33_3333_3333, vec![0x44; 32], VECTOR_2),
+        (
+            "fffefdfcfbfaf9f8f7f6f5f4f3f2f1f0".to_owned() + &"22".repeat(16),
+            0x33_3333_3333,
+            vec![0x44; 32],
+            VECTOR_3,
+        ),
+        ("27182818284590452353602874713526".to_owned() + pi, 0, counted.clone(), VECTOR_4),
+        (
+            "2718281828459045235360287471352662497757247093699959574966967627".to_owned()
+                + pi
+                + "02884197169399375105820974944592",
+            0xff,
+            counted,
+            VECTOR_10,
+        ),
+    ];
+    for (bytes, start, plain, cipher) in vectors {
+        let Some(key) = key(&hex(&bytes), implementation) else { return };
+        let (size, tweaks) = (sector(plain.len()), Tweaks { start, step: 1 });
+        let mut data = plain.clone();
+        key.encrypt_in_place(size, tweaks, &mut data).unwrap();
+        assert_eq!(data, hex(cipher));
+        key.decrypt_in_place(size, tweaks, &mut data).unwrap();
+        assert_eq!(data, plain);
+    }
+}
+
+fn check_lengths(implementation: Implementation) {
+    for len in [32, 64] {
+        let bytes = noise(len as u64, len);
+        let Some(key) = key(&bytes, implementation) else { return };
+        for len in (16..=8192).step_by(16) {
+            let (plain, tweaks) = (noise(len as u64, len), Tweaks { start: len as u128, step: 0 });
+            let mut cipher = vec![0; len];
+            key.encrypt(sector(len), tweaks, &plain, &mut cipher).unwrap();
+            assert_eq!(cipher, expected(&bytes, len, tweaks, &plain), "{len} bytes");
+            let mut decrypted = vec![0; len];
+            key.decrypt(sector(len), tweaks, &cipher, &mut decrypted).unwrap();
+            assert_eq!(decrypted, plain, "{len} bytes");
+        }
+    }
+}
+
+fn check_carries(implementation: Implementation) {
+    let bytes = noise(5, 64);
+    let Some(key) = key(&bytes, implementation) else { return };
+    let plain = noise(6, 40 * 512);
+    let numbers = [0, 1, u128::from(u64::MAX) - 3, u128::MAX - 3, 1 << 127, u128::MAX << 64];
+    let steps = [0, 1, -1, 1 << 64, 1 - (1 << 64), i128::from(u64::MAX)].map(i128::cast_unsigned);
+    for tweaks in numbers.into_iter().flat_map(|start| steps.map(|step| Tweaks { start, step })) {
+        let mut data = plain.clone();
+        key.encrypt_in_place(sector(512), tweaks, &mut data).unwrap();
+        assert_eq!(data, expected(&bytes, 512, tweaks, &plain), "{tweaks:x?}");
+        // The second part of the sectors on its own.
+        let mut rest = plain[17 * 512..].to_vec();
+        key.encrypt_in_place(sector(512), tweaks.skip(17), &mut rest).unwrap();
+        assert_eq!(rest, data[17 * 512..], "{tweaks:x?}");
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    key_len: usize,
+    sector: usize,
+    sectors: usize,
+    tweaks: Tweaks,
+    from: usize,
+    to: usize,
+    seed: u64,
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let sectors = prop_oneof![
+        (Just(512_usize), 0..50_usize),
+        (Just(4096), 0..20_usize),
+        ((1..80_usize).prop_map(|blocks| blocks * 16), 0..40_usize),
+    ];
+    let number = || prop_oneof![any::<u128>(), (0..100_u128), (0..100_u128).prop_map(|n| u128::MAX - n)];
+    let places = (0..64_usize, 0..64_usize);
+    (prop_oneof![Just(32), Just(64)], sectors, number(), number(), places, any::<u64>()).prop_map(
+        |(key_len, (sector, sectors), start, step, (from, to), seed)| Case {
+            key_len,
+            sector,
+            sectors,
+            tweaks: Tweaks { start, step },
+            from,
+            to,
+            seed,
+        },
+    )
+}
+
+fn check_case(implementation: Implementation, case: &Case) -> Result<(), TestCaseError> {
+    let &Case { key_len, sector: size, sectors, tweaks, from, to, seed } = case;
+    let bytes = noise(seed, key_len);
+    let Some(key) = key(&bytes, implementation) else { return Ok(()) };
+    let len = size * sectors;
+    let memory = noise(seed ^ 7, from + len);
+    let plain = &memory[from..];
+    let cipher = expected(&bytes, size, tweaks, plain);
+    // Bytes before and after the destination, which must stay.
+    let mut room = vec![0xee; to + len + 64];
+    key.encrypt(sector(size), tweaks, plain, &mut room[to..to + len]).unwrap();
+    prop_assert_eq!(&room[to..to + len], &cipher);
+    key.decrypt_in_place(sector(size), tweaks, &mut room[to..to + len]).unwrap();
+    prop_assert_eq!(&room[to..to + len], plain);
+    prop_assert!(room[..to].iter().chain(&room[to + len..]).all(|byte| *byte == 0xee));
+    Ok(())
+}
+
+/// A guest's memory with a list of these pieces, given as offsets and lengths.
+fn guest(len: u64, pieces: &[(u64, u32)]) -> (Arc<MemTable>, SgTable) {
+    let mapping = Arc::new(Mapping::anonymous(len).unwrap());
+    let region = Region { guest_addr: 0, user_addr: 0, len, offset: 0, mapping };
+    let table = Arc::new(MemTable::new(vec![region]).unwrap());
+    let mut lists = SgTable::new(1, Arc::clone(&table));
+    lists.begin(0);
+    for &(at, len) in pieces {
+        lists.push(0, at, len).unwrap();
+    }
+    (table, lists)
+}
+
+fn check_guest_memory(implementation: Implementation) {
+    const LEN: usize = 8192;
+    let bytes = noise(11, 64);
+    let Some(key) = key(&bytes, implementation) else { return };
+    let tweaks = Tweaks { start: 77, step: 3 };
+    let shapes: [&[(u64, u32)]; 5] = [
+        &[(0, 8192)],
+        &[(1, 4096), (8192, 1024), (20_000, 3072)],
+        &[(0, 512), (5000, 7680)],
+        &[(3, 1), (100, 511), (1000, 513), (4096, 7167)],
+        &[(0, 256), (512, 256), (1024, 7680)],
+    ];
+    for pieces in shapes {
+        let plain = noise(LEN as u64, LEN);
+        let (table, mut lists) = guest(1 << 16, pieces);
+        let list = lists.sgl(0);
+        list.write(0, &plain);
+        let mut buffer = vec![0; LEN];
+        key.encrypt_from(sector(512), tweaks, &list, &mut buffer).unwrap();
+        assert_eq!(buffer, expected(&bytes, 512, tweaks, &plain), "{pieces:?}");
+        let mut unchanged = vec![0; LEN];
+        list.read(0, &mut unchanged);
+        assert_eq!(unchanged, plain, "a guest's memory is only read");
+
+        table.write_bytes(0, &vec![0xee; 1 << 16]).unwrap();
+        key.decrypt_to(sector(512), tweaks, &mut buffer, &list).unwrap();
+        let mut all = vec![0; 1 << 16];
+        table.read_bytes(0, &mut all).unwrap();
+        let mut rest = plain.as_slice();
+        for &(at, len) in pieces {
+            let (here, after) = rest.split_at(len as usize);
+            let piece = at as usize..at as usize + len as usize;
+            assert_eq!(&all[piece.clone()], here, "{pieces:?}");
+            all[piece].fill(0xee);
+            rest = after;
+        }
+        assert!(all.iter().all(|byte| *byte == 0xee), "{pieces:?}: written outside of the list");
+        lists.end(0);
+    }
+}
+
+#[test]
+fn the_best_implementation_of_this_processor_is_used() {
+    let best = Key::new(&noise(1, 64)).unwrap().implementation();
+    let first = Implementation::ALL.into_iter().find(|i| i.is_available());
+    assert_eq!(Some(best), first);
+}
+
+#[test]
+fn bytes_that_are_no_key_are_refused() {
+    for len in [0, 16, 31, 33, 48, 63, 65, 128] {
+        assert_eq!(Key::new(&noise(1, len)).unwrap_err(), KeyError::Length(len));
+    }
+    for half in [16, 32] {
+        let twice = noise(1, half).repeat(2);
+        assert_eq!(Key::new(&twice).unwrap_err(), KeyError::EqualHalves);
+    }
+}
+
+#[test]
+fn sizes_that_do_not_fit_are_refused_before_anything_is_written() {
+    for bytes in [0, 1, 15, 17, 520, (1 << 24) + 16] {
+        assert_eq!(SectorSize::new(bytes), Err(SizeError::Sector(bytes)));
+    }
+    assert_eq!(sector(1 << 24).bytes(), 1 << 24);
+    let (key, tweaks) = (Key::new(&noise(1, 64)).unwrap(), Tweaks { start: 0, step: 1 });
+    let mut data = vec![0xee; 1000];
+    let result = key.encrypt_in_place(sector(512), tweaks, &mut data);
+    assert_eq!(result, Err(SizeError::Data { bytes: 1000, sector: 512 }));
+    let result = key.decrypt(sector(512), tweaks, &[0; 512], &mut data);
+    assert_eq!(result, Err(SizeError::Lengths { from: 512, to: 1000 }));
+    let (_, mut lists) = guest(4096, &[(0, 1000)]);
+    let list = lists.sgl(0);
+    let result = key.encrypt_from(sector(512), tweaks, &list, &mut data);
+    assert_eq!(result, Err(SizeError::Data { bytes: 1000, sector: 512 }));
+    let result = key.decrypt_to(sector(512), tweaks, &mut data[..512], &list);
+    assert_eq!(result, Err(SizeError::Lengths { from: 512, to: 1000 }));
+    lists.end(0);
+    assert!(data.iter().all(|byte| *byte == 0xee));
+    key.encrypt_in_place(sector(512), tweaks, &mut []).unwrap();
+}
+
+#[test]
+fn no_text_contains_a_key() {
+    let key = Key::with(&noise(1, 64), Implementation::AwsLc).unwrap();
+    assert_eq!(format!("{key:?}"), "Key(AES-256-XTS by AWS-LC)");
+    assert_eq!(key.bits(), 256);
+}
+
+#[test]
+fn a_zeroized_schedule_has_no_round_key() {
+    for implementation in Implementation::ALL.into_iter().filter(|i| i.is_available()) {
+        let mut key = key(&noise(3, 64), implementation).unwrap();
+        let words = |key: &Key| match &key.schedule {
+            Schedule::X86(schedule) => schedule.words(),
+            Schedule::AwsLc(schedule) => schedule.words(),
+        };
+        assert!(words(&key).iter().filter(|word| **word != 0).count() > 150);
+        match &mut key.schedule {
+            Schedule::X86(schedule) => schedule.zeroize(),
+            Schedule::AwsLc(schedule) => schedule.zeroize(),
+        }
+        assert!(words(&key).iter().all(|word| *word == 0), "{implementation}");
+    }
+}
+
+const VECTOR_2: &str = "c454185e6a16936e39334038acef838bfb186fff7480adc4289382ecd6d394f0";
+const VECTOR_3: &str = "af85336b597afc1a900b2eb21ec949d292df4c047e0b21532186a5971a227a89";
+const VECTOR_4: &str = "\
+    27a7479befa1d476489f308cd4cfa6e2a96e4bbe3208ff25287dd3819616e89cc78cf7f5e543445f8333d8fa7f560000\
+    05279fa5d8b5e4ad40e736ddb4d35412328063fd2aab53e5ea1e0a9f332500a5df9487d07a5c92cc512c8866c7e860ce\
+    93fdf166a24912b422976146ae20ce846bb7dc9ba94a767aaef20c0d61ad02655ea92dc4c4e41a8952c651d33174be51\
+    a10c421110e6d81588ede82103a252d8a750e8768defffed9122810aaeb99f9172af82b604dc4b8e51bcb08235a6f434\
+    1332e4ca60482a4ba1a03b3e65008fc5da76b70bf1690db4eae29c5f1badd03c5ccf2a55d705ddcd86d449511ceb7ec3\
+    0bf12b1fa35b913f9f747a8afd1b130e94bff94effd01a91735ca1726acd0b197c4e5b03393697e126826fb6bbde8ecc\
+    1e08298516e2c9ed03ff3c1b7860f6de76d4cecd94c8119855ef5297ca67e9f3e7ff72b1e99785ca0a7e7720c5b36dc6\
+    d72cac9574c8cbbc2f801e23e56fd344b07f22154beba0f08ce8891e643ed995c94d9a69c9f1b5f499027a78572aeebd\
+    74d20cc39881c213ee770b1010e4bea718846977ae119f7a023ab58cca0ad752afe656bb3c17256a9f6e9bf19fdd5a38\
+    fc82bbe872c5539edb609ef4f79c203ebb140f2e583cb2ad15b4aa5b655016a8449277dbd477ef2c8d6c017db738b18d\
+    eb4a427d1923ce3ff262735779a418f20a282df920147beabe421ee5319d0568";
+const VECTOR_10: &str = "\
+    1c3b3a102f770386e4836c99e370cf9bea00803f5e482357a4ae12d414a3e63b5d31e276f8fe4a8d66b317f9ac683f44\
+    680a86ac35adfc3345befecb4bb188fd5776926c49a3095eb108fd1098baec70aaa66999a72a82f27d848b21d4a741b0\
+    c5cd4d5fff9dac89aeba122961d03a757123e9870f8acf1000020887891429ca2a3e7a7d7df7b10355165c8b9a6d0a7d\
+    e8b062c4500dc4cd120c0f7418dae3d0b5781c34803fa75421c790dfe1de1834f280d7667b327f6c8cd7557e12ac3a0f\
+    93ec05c52e0493ef31a12d3d9260f79a289d6a379bc70c50841473d1a8cc81ec583e9645e07b8d9670655ba5bbcfecc6\
+    dc3966380ad8fecb17b6ba02469a020a84e18e8f84252070c13e9f1f289be54fbc481457778f616015e1327a02b140f1\
+    505eb309326d68378f8374595c849d84f4c333ec4423885143cb47bd71c5edae9be69a2ffeceb1bec9de244fbe15992b\
+    11b77c040f12bd8f6a975a44a0f90c29a9abc3d4d893927284c58754cce294529f8614dcd2aba991925fedc4ae74ffac\
+    6e333b93eb4aff0479da9a410e4450e0dd7ae4c6e2910900575da401fc07059f645e8b7e9bfdef33943054ff84011493\
+    c27b3429eaedb4ed5376441a77ed43851ad77f16f541dfd269d50d6a5f14fb0aab1cbb4c1550be97f7ab4066193c4caa\
+    773dad38014bd2092fa755c824bb5e54c4f36ffda9fcea70b9c6e693e148c151";
