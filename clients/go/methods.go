@@ -766,7 +766,7 @@ func (c *Client) BdevNvmeSendCmd(ctx context.Context, params BdevNvmeSendCmdPara
 type BdevNvmeSetHotplugParams struct {
 	// Whether drives are attached by themselves, as `HotInNvme0` and so on.
 	Enable bool `json:"enable"`
-	// Microseconds between two looks at the host's drives, 0 to 10,000,000. Default, and for 0: 100,000.
+	// Microseconds between two looks at the host's drives, 0 to 10,000,000. Default, and for 0: 100,000. Where the daemon receives the kernel's events, it looks after each event, and every 5 s, or once in this period if that is longer.
 	PeriodUs uint64 `json:"period_us,omitempty"`
 }
 

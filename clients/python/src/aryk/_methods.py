@@ -1214,7 +1214,7 @@ class Methods(ABC):
 
         Parameters:
             enable: Whether drives are attached by themselves, as `HotInNvme0` and so on.
-            period_us: Microseconds between two looks at the host's drives, 0 to 10,000,000. Default, and for 0: 100,000.
+            period_us: Microseconds between two looks at the host's drives, 0 to 10,000,000. Default, and for 0: 100,000. Where the daemon receives the kernel's events, it looks after each event, and every 5 s, or once in this period if that is longer.
         """
         result: bool = self.call(
             "bdev_nvme_set_hotplug",
@@ -4064,7 +4064,7 @@ class AsyncMethods(ABC):
 
         Parameters:
             enable: Whether drives are attached by themselves, as `HotInNvme0` and so on.
-            period_us: Microseconds between two looks at the host's drives, 0 to 10,000,000. Default, and for 0: 100,000.
+            period_us: Microseconds between two looks at the host's drives, 0 to 10,000,000. Default, and for 0: 100,000. Where the daemon receives the kernel's events, it looks after each event, and every 5 s, or once in this period if that is longer.
         """
         result: bool = await self.call(
             "bdev_nvme_set_hotplug",

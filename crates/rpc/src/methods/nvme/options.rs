@@ -239,7 +239,8 @@ async fn set_options(control: &Control, p: Options) -> Result<bool, Error> {
 struct SetHotplug {
     /// Whether drives are attached by themselves, as `HotInNvme0` and so on.
     enable: bool,
-    /// Microseconds between two looks at the host's drives, 0 to 10,000,000. Default, and for 0: 100,000.
+    /// Microseconds between two looks at the host's drives, 0 to 10,000,000. Default, and for 0: 100,000. Where the daemon
+    /// receives the kernel's events, it looks after each event, and every 5 s, or once in this period if that is longer.
     #[serde(default)]
     period_us: u64,
 }
