@@ -35,6 +35,9 @@ const SMARTMONTOOLS: Requirement = requirement("smartctl", "smartmontools");
 const LZ4: Requirement = requirement("lz4", "lz4");
 /// `setpriv` starts children that end with the parent; `unshare` and `blkdiscard` are from the same package.
 const SETPRIV: Requirement = requirement("setpriv", "util-linux");
+/// Reads and writes encrypted disks, as the peers of our headers.
+const CRYPTSETUP: Requirement = requirement("cryptsetup", "cryptsetup-bin");
+const QEMU_IMG: Requirement = requirement("qemu-img", "qemu-utils");
 /// Links libFuzzer.
 pub(crate) const CXX: Requirement = requirement("c++", "g++");
 /// Counts instructions.
@@ -72,6 +75,8 @@ pub(crate) const ALL: &[Requirement] = &[
     SMARTMONTOOLS,
     LZ4,
     SETPRIV,
+    CRYPTSETUP,
+    QEMU_IMG,
     CXX,
     VALGRIND,
     PYTHON,

@@ -55,8 +55,6 @@ pub(crate) struct Capabilities {
     pub(crate) all_command_sets: bool,
     /// The register CRTO exists.
     pub(crate) has_ready_timeouts: bool,
-    /// Queues of different priorities can have weights.
-    pub(crate) has_weights: bool,
 }
 
 /// The smallest page that the host uses.
@@ -84,7 +82,6 @@ impl Capabilities {
             page: min.max(HOST_PAGE),
             all_command_sets: cap.has_several_command_sets(),
             has_ready_timeouts: cap.has_ready_timeouts(),
-            has_weights: cap.has_weighted_round_robin(),
         })
     }
 }

@@ -13,6 +13,8 @@ enum Layer {
     /// Memory, ciphers, tables, stores, rates, sockets and character devices: `aes-xts`, `cuse`, `dma`, `log-limit`, `slots`,
     /// `state`, `qos`, `unix-listener`.
     Ground,
+    /// Formats of disks' metadata: `luks`.
+    Format,
     /// Access to PCI functions: `pci`.
     Bus,
     /// Device drivers: `uring`, `nvme`; models of devices: `nvme-model`.
@@ -42,8 +44,8 @@ enum Layer {
 }
 
 use Layer::{
-    Bdev, Bus, Commands, Conformance, Device, Example, FrontEnd, Ground, Metrics, Module, Program, Queues,
-    Reactor, Rpc, Tool, Transport,
+    Bdev, Bus, Commands, Conformance, Device, Example, Format, FrontEnd, Ground, Metrics, Module, Program,
+    Queues, Reactor, Rpc, Tool, Transport,
 };
 
 impl Layer {
@@ -59,6 +61,7 @@ impl Layer {
             | "crates/slots"
             | "crates/state"
             | "crates/unix-listener" => Ground,
+            "crates/luks" => Format,
             "crates/pci" => Bus,
             "crates/nvme" | "crates/nvme-model" | "crates/uring" => Device,
             "crates/reactor" => Reactor,
@@ -84,24 +87,28 @@ impl Layer {
     const fn may_depend_on(self) -> &'static [Self] {
         match self {
             Ground => &[Ground],
-            Bus => &[Ground],
+            Format | Bus => &[Ground],
             Device => &[Ground, Bus],
             Reactor => &[Ground, Device],
             Bdev => &[Ground, Reactor],
             Conformance => &[Ground, Reactor, Bdev],
-            Module => &[Ground, Bus, Device, Reactor, Bdev],
+            Module => &[Ground, Format, Bus, Device, Reactor, Bdev],
             Transport => &[Ground, Reactor, Transport],
             Commands => &[Ground, Reactor, Bdev],
             Queues => &[Ground, Reactor, Bdev, Transport],
             FrontEnd => &[Ground, Reactor, Bdev, Transport, Commands, Queues],
             Metrics => &[Ground, Reactor, Bdev],
-            Rpc => {
-                &[Ground, Bus, Device, Reactor, Bdev, Module, Transport, Commands, Queues, FrontEnd, Metrics]
+            Rpc => &[
+                Ground, Format, Bus, Device, Reactor, Bdev, Module, Transport, Commands, Queues, FrontEnd,
+                Metrics,
+            ],
+            Program => {
+                &[Ground, Format, Bus, Device, Reactor, Bdev, Module, Transport, FrontEnd, Metrics, Rpc]
             }
-            Program => &[Ground, Bus, Device, Reactor, Bdev, Module, Transport, FrontEnd, Metrics, Rpc],
             Example => &[Ground, Reactor, Bdev, Rpc, Program],
             Tool => &[
                 Ground,
+                Format,
                 Bus,
                 Device,
                 Reactor,
@@ -125,8 +132,8 @@ const RESERVED: &[(&str, &[Layer], &str)] = &[
     ("anyhow", &[Program, Tool], "libraries return errors that callers can distinguish"),
     (
         "serde_json",
-        // The handshake of vfio-user has capabilities in JSON.
-        &[Bus, Metrics, Rpc, Program, Tool],
+        // LUKS2 headers are JSON, and the handshake of vfio-user has capabilities in JSON.
+        &[Format, Bus, Metrics, Rpc, Program, Tool],
         "O passes through/no JSON in crates on the I/O path/O passes through",
     ),
     ("clap", &[Program, Tool], "only programs have arguments"),

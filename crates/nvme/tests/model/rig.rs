@@ -39,7 +39,6 @@ pub enum Note {
     TooManyNamespaces,
     Paused,
     Resumed,
-    NotSet(&'static str),
     Sanitize(SanitizeState),
     QueueError(QueueError),
     Late(LateStep),
@@ -249,7 +248,6 @@ impl Rig {
                 self.pairs.iter_mut().for_each(|pair| pair.restart_clock(self.now));
                 Note::Resumed
             }
-            Event::NotSet { step, .. } => Note::NotSet(step),
             Event::Sanitize(status) => Note::Sanitize(status.state),
             Event::Async(_) => Note::Async,
             Event::Smart(_) => Note::Smart,
