@@ -148,6 +148,8 @@ pub struct Controller {
     paused: Option<u64>,
     /// Failed attempts to start, and failures soon after a start.
     attempts: u32,
+    /// When the commands of the start must have ended.
+    start_until: u64,
     ready_since: u64,
     /// Begin of the reset, and of its current step.
     reset_since: u64,
@@ -212,6 +214,7 @@ impl Controller {
             next_async: now,
             paused: None,
             attempts: 0,
+            start_until: now,
             ready_since: now,
             reset_since: now,
             step_since: now,

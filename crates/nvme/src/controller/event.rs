@@ -19,7 +19,7 @@ pub struct Options {
     pub pairs: u16,
     /// Limits of time for I/O commands.
     pub io: Timeouts,
-    /// Limit for admin commands of [`crate::admin::Patience::Normal`].
+    /// Limit for admin commands of [`crate::admin::Patience::Normal`]. All commands of a start may take twice as long together.
     pub admin: u64,
     /// Limit for admin commands of [`crate::admin::Patience::Long`].
     pub admin_long: u64,
@@ -84,6 +84,20 @@ pub enum Failure {
         step: &'static str,
         /// Status of the command.
         status: Status,
+    },
+    /// The commands of the start took too long together.
+    #[error(
+        "the controller was not identified within {seconds} s: {read} of {listed} namespaces were read, and the command {step} was running"
+    )]
+    StartTooLong {
+        /// The limit: twice [`Options::admin`].
+        seconds: u64,
+        /// The command that was running.
+        step: &'static str,
+        /// Namespaces that were read.
+        read: usize,
+        /// Namespaces that the controller had listed by then.
+        listed: usize,
     },
     /// An admin command was not completed in time.
     #[error("an admin command was not completed in time ({0})")]

@@ -4,7 +4,7 @@
 use zerocopy::FromBytes;
 
 use super::admin_queue::Waiter;
-use super::event::AdminAnswer;
+use super::event::{AdminAnswer, SECOND};
 use super::life::Life;
 use super::pairs::{Pair, has_room_for_shadows};
 use super::{Controller, Event, Failure, ListedNamespace, NamespaceChange, Stage};
@@ -22,6 +22,8 @@ use crate::spec::status::Status;
 
 /// Namespaces that the driver looks at.
 const NAMESPACES_MAX: usize = 1024;
+/// Time for all commands of a start, in limits of one: a controller with many namespaces must not keep the caller for hours.
+const START_LIMITS: u64 = 2;
 /// Asynchronous Event Requests at a time.
 const ASYNC_REQUESTS: u16 = 4;
 
@@ -112,8 +114,19 @@ impl Controller {
         self.running.as_ref().map_or("none", |running| running.step.name())
     }
 
+    /// The failure of a start that takes too long.
+    pub(super) fn start_too_long(&self) -> Failure {
+        let (read, listed) = self.running.as_ref().map_or((0, 0), |running| match running.step {
+            Step::Namespace(index) | Step::Descriptors(index) => (index, running.listed.len()),
+            _ => (0, running.listed.len()),
+        });
+        let seconds = self.options.admin.saturating_mul(START_LIMITS) / SECOND;
+        Failure::StartTooLong { seconds, step: self.step_name(), read, listed }
+    }
+
     /// Begins the start, before all other jobs.
     pub(super) fn begin_start(&mut self, now: u64) {
+        self.start_until = now.saturating_add(self.options.admin.saturating_mul(START_LIMITS));
         self.running = None;
         self.jobs.clear();
         self.jobs.push_back(Job::Start);

@@ -125,6 +125,11 @@ impl Controller {
             let failure = Failure::AdminTimeout(self.step_name());
             return self.restart(is_starting, ResetReason::AdminTimeout, failure, now);
         }
+        if is_starting && self.paused.is_none() && now >= self.start_until {
+            // A controller that was never ready gets no other attempt: it would take as long.
+            self.attempts = if self.was_ready { self.attempts } else { self.options.attempts };
+            return Err(self.start_too_long());
+        }
         self.start_jobs(now)?;
         self.send_due(now);
         Ok(())
@@ -141,6 +146,7 @@ impl Controller {
                 let took = now.saturating_sub(since);
                 self.paused = None;
                 self.admin.postpone(took);
+                self.start_until = self.start_until.saturating_add(took);
                 self.events.push_back(Event::Resumed { took });
             }
             (None, false) | (Some(_), true) => {}
@@ -349,6 +355,7 @@ impl Controller {
             | Failure::BadClaim(_)
             | Failure::Step { .. }
             | Failure::AdminTimeout(_)
+            | Failure::StartTooLong { .. }
             | Failure::Unstable(_)
             | Failure::Paused(_)
             | Failure::AdminQueue(_)

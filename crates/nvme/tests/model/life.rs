@@ -600,3 +600,28 @@ fn namespaces_are_read_again_on_request() {
     assert!(rig.has(&Note::Namespaces(vec![NamespaceChange::Changed(1)])), "{:?}", rig.notes);
     assert_eq!(rig.controller.namespaces()[0].namespace.as_ref().unwrap().blocks, 8192);
 }
+
+#[test]
+fn a_start_with_many_slow_commands_ends_after_twice_the_limit_of_one() {
+    const IDENTIFY: u8 = 6;
+    let namespaces = (1..=200).map(|nsid| (nsid, NamespaceConfig::new(8, 1, nsid.into()))).collect();
+    let config = Config { nn: 200, namespaces, ..config() };
+    let start = |delay| {
+        let rig = Rig::with_options(config.clone(), options()).unwrap();
+        let rule = Rule { times: u64::MAX, ..Rule::once(Queue::Admin, IDENTIFY, Action::Delay(delay)) };
+        rig.model.with(|model| model.faults().add(rule));
+        rig
+    };
+    // Each command ends within its limit of 2 s.
+    let mut rig = start(100 * MS);
+    rig.run_until(&mut Nobody, 5 * SECOND, |rig| rig.is_ended);
+    let end = rig.end().unwrap();
+    assert!(end.starts_with("the controller was not identified within 4 s: "), "{end}");
+    assert!(end.contains(" of 200 namespaces were read, and the command Identify "), "{end}");
+    assert!(!rig.notes.iter().any(|note| matches!(note, Note::AttemptFailed(_))), "{:?}", rig.notes);
+    rig.assert_clean();
+    let mut rig = start(5 * MS);
+    rig.run_until(&mut Nobody, 5 * SECOND, |rig| rig.has(&Note::Ready));
+    assert_eq!(rig.controller.namespaces().len(), 200);
+    rig.assert_clean();
+}

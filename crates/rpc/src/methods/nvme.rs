@@ -144,7 +144,7 @@ impl From<Nvme> for Error {
             Nvme::NotFound(_) | Nvme::Namespace { .. } | Nvme::OtherDrive { .. } => Errno::NODEV,
             Nvme::Failure(Failure::Pci(ref error)) | Nvme::Pci(ref error) => errno_of(error),
             Nvme::Failure(Failure::Vanished(_)) => Errno::NODEV,
-            Nvme::Failure(Failure::AdminTimeout(_)) => Errno::TIMEDOUT,
+            Nvme::Failure(Failure::AdminTimeout(_) | Failure::StartTooLong { .. }) => Errno::TIMEDOUT,
             Nvme::Failure(Failure::Memory(_)) => Errno::NOMEM,
             Nvme::Failure(_) => Errno::IO,
             Nvme::Registry(error) => return error.into(),
