@@ -44,6 +44,8 @@ pub struct Config {
     /// Optional Admin Command Support. The model implements bits 1 (format), 2 (firmware), 3 (namespace management) and 8
     /// (doorbell buffer).
     pub oacs: u16,
+    /// Whether the drive encrypts itself (OACS bit 0), and whether all blocks are locked (TCG Opal).
+    pub locking: Option<bool>,
     /// Optional NVM Command Support. The model implements bits 0 (compare), 1 (write uncorrectable), 2 (dataset
     /// management), 3 (write zeroes), 4 (save and select of features), 7 (verify) and 8 (copy).
     pub oncs: u16,
@@ -210,6 +212,7 @@ impl Default for Config {
             vs: 0x0002_0000,
             mdts: 5,
             oacs: 1 << 1 | 1 << 2 | 1 << 3 | 1 << 8,
+            locking: None,
             oncs: 1 | 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 7 | 1 << 8,
             fuses: 1,
             sgls: 1 | 1 << 16,

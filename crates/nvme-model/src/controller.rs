@@ -558,6 +558,11 @@ impl Controller {
         }
     }
 
+    /// Locks or unlocks all blocks of a drive that encrypts itself.
+    pub fn set_locked(&mut self, is_locked: bool) {
+        self.config.locking = self.config.locking.map(|_| is_locked);
+    }
+
     /// Lets a namespace grow or shrink, and reports the change.
     pub fn resize_namespace(&mut self, nsid: u32, blocks: u64) {
         if let Some(namespace) = self.namespaces.get_mut(&nsid) {

@@ -191,6 +191,7 @@ impl Status {
 
     pub(crate) const UNRECOVERED_READ: Self = Self::new(2, 0x81);
     pub(crate) const COMPARE_FAILURE: Self = Self::new(2, 0x85);
+    pub(crate) const ACCESS_DENIED: Self = Self::new(2, 0x86);
 }
 
 /// Opcodes of the admin command set (NVMe 2.0 §5).
@@ -229,6 +230,8 @@ pub mod admin {
     pub const DOORBELL_BUFFER: u8 = 0x7c;
     /// Format NVM.
     pub const FORMAT_NVM: u8 = 0x80;
+    /// Security Receive.
+    pub const SECURITY_RECEIVE: u8 = 0x82;
     /// Sanitize.
     pub const SANITIZE: u8 = 0x84;
 }

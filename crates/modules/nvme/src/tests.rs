@@ -3,6 +3,7 @@
 mod conformance;
 mod counters;
 mod injection;
+mod locked;
 mod lost_blocks;
 mod memory;
 mod odd;
@@ -10,7 +11,9 @@ mod operator;
 mod pulled;
 mod recovery;
 mod replay;
+mod shrink;
 mod sleep;
+mod sleep_policies;
 mod tools;
 
 use crate::{Config, Controllers, Dma, Location};

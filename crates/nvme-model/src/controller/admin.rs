@@ -41,9 +41,28 @@ impl Controller {
             }
             admin::DOORBELL_BUFFER if supports(DOORBELL_BUFFER) => self.doorbell_buffer(entry),
             admin::FORMAT_NVM if supports(FORMAT) => self.format_nvm(entry),
+            admin::SECURITY_RECEIVE if self.config.locking.is_some() => self.security_receive(entry),
             admin::SANITIZE if self.config.sanicap != 0 => self.sanitize(entry),
             _ => Err(Status::INVALID_OPCODE),
         })
+    }
+
+    /// Security Receive (NVMe 2.0 §5.25): Level 0 Discovery of TCG Storage, the only protocol there is.
+    fn security_receive(&mut self, entry: &SubmissionEntry) -> Result<u32, Status> {
+        // SECP 01h, SPSP (the ComID) 0001h.
+        if entry.cdw10.get() >> 8 != 0x01_0001 {
+            return Err(Status::INVALID_FIELD);
+        }
+        let mut response = vec![0; 48];
+        // The TPer feature; the locking feature: supported, enabled, locked, encrypting.
+        response.extend([0, 1, 0x10, 12, 0x11, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let is_locked = self.config.locking == Some(true);
+        response.extend([0, 2, 0x10, 12, 0b1011 | u8::from(is_locked) << 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        response[3] = (response.len() - 4) as u8;
+        let allocated = u64::from(entry.cdw11.get()).min(self.transfer_max());
+        response.resize(allocated as usize, 0);
+        self.send(entry, &response)?;
+        Ok(0)
     }
 
     /// Bytes of the largest transfer.

@@ -72,7 +72,7 @@ impl Controller {
         for (i, delay) in config.crdt.iter().enumerate() {
             page.u16(128 + 2 * i, *delay);
         }
-        page.u16(256, config.oacs);
+        page.u16(256, config.oacs | u16::from(config.locking.is_some()));
         page.u8(258, config.acl);
         page.u8(259, config.aerl);
         // FRMW: slot 1 is read-only; the number of slots; activation without a reset.

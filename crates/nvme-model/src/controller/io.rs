@@ -55,6 +55,7 @@ impl Controller {
     /// The namespace of a command that accesses blocks; the checks that all such commands need.
     fn namespace(&mut self, nsid: u32, is_write: bool) -> Result<&mut Namespace, Status> {
         let is_sanitizing = self.logs.is_sanitizing();
+        let is_locked = self.config.locking == Some(true);
         let now = self.now;
         let found = self.namespaces.get_mut(&nsid).filter(|n| n.config.attached);
         let namespace = found.ok_or(Status::INVALID_NAMESPACE)?;
@@ -66,6 +67,9 @@ impl Controller {
         }
         if !namespace.is_served() {
             return Err(Status::INVALID_NAMESPACE);
+        }
+        if is_locked {
+            return Err(Status::ACCESS_DENIED);
         }
         if is_write && namespace.config.write_protected {
             return Err(Status::WRITE_PROTECTED);

@@ -266,6 +266,10 @@ impl Thread {
                 "the drive asks for host memory: it is not given"
             );
         }
+        if info.locking.is_some_and(|locking| locking.is_locked) {
+            let controller = &self.shared.name;
+            tracing::warn!(controller, "the drive is locked (TCG Opal): requests fail until it is unlocked");
+        }
         self.ready_at = now();
         self.publish_ready();
         match self.attached.take() {

@@ -10,14 +10,14 @@ use aryk_reactor::{CoreSet, Handle, Options, Reactors, SleepPolicy};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-const REQUESTS: usize = 30;
+pub(super) const REQUESTS: usize = 30;
 /// Opcode of Create I/O Completion Queue.
 const CREATE_CQ: u8 = 5;
 /// Opcode of Write.
 const WRITE: u8 = 1;
 
 /// Writes and reads blocks of its own, one after the other, on a reactor.
-fn exercise(on: &OnModel, handle: &Handle, first: u64) -> oneshot::Receiver<()> {
+pub(super) fn exercise(on: &OnModel, handle: &Handle, first: u64) -> oneshot::Receiver<()> {
     let descriptor = on.env.registry().open("nvn1", Access::Shared, "the test", |_| ()).unwrap();
     block_on(descriptor.prepare(handle)).unwrap();
     let (done, result) = oneshot::channel();
