@@ -766,7 +766,7 @@ func (c *Client) BdevNvmeSendCmd(ctx context.Context, params BdevNvmeSendCmdPara
 type BdevNvmeSetHotplugParams struct {
 	// Whether drives are attached by themselves, as `HotInNvme0` and so on.
 	Enable bool `json:"enable"`
-	// Microseconds between two looks at the host's drives, 0 to 10,000,000. Default, and for 0: 100,000.
+	// Microseconds between two looks at the host's drives, 0 to 10,000,000. Default, and for 0: 100,000. Where the daemon receives the kernel's events, it looks after each event, and every 5 s, or once in this period if that is longer.
 	PeriodUs uint64 `json:"period_us,omitempty"`
 }
 
@@ -777,13 +777,13 @@ func (c *Client) BdevNvmeSetHotplug(ctx context.Context, params BdevNvmeSetHotpl
 
 // BdevNvmeSetOptionsParams are the parameters of bdev_nvme_set_options.
 type BdevNvmeSetOptionsParams struct {
-	// Saved, without effect: a late command is always aborted first.
+	// What happens to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither. Default: `abort`.
 	ActionOnTimeout NvmeTimeoutAction `json:"action_on_timeout,omitempty"`
 	// Saved, without effect.
 	AllowAccelSequence *bool `json:"allow_accel_sequence,omitempty"`
-	// Saved, without effect: all queues have the same priority.
+	// Commands that the controller fetches from a queue in its turn, as a power of two, 1 to 6; 7: any number. It is set at each start of a controller. Default, and for 0: what the controller has by itself.
 	ArbitrationBurst *uint32 `json:"arbitration_burst,omitempty"`
-	// Saved, without effect: `transport_retry_count` counts all attempts.
+	// Attempts after a status that allows another, if they are more than `transport_retry_count`; -1: without limit.
 	BdevRetryCount *int32 `json:"bdev_retry_count,omitempty"`
 	// Seconds for which requests wait for a drive that has vanished; -1: for ever. Default: 15.
 	CtrlrLossTimeoutSec *int32 `json:"ctrlr_loss_timeout_sec,omitempty"`
@@ -801,7 +801,7 @@ type BdevNvmeSetOptionsParams struct {
 	FastIoFailTimeoutSec *uint32 `json:"fast_io_fail_timeout_sec,omitempty"`
 	// Saved, without effect: namespaces without a UUID always get one.
 	GenerateUuids *bool `json:"generate_uuids,omitempty"`
-	// Saved, without effect.
+	// As `low_priority_weight`, of high priority.
 	HighPriorityWeight *uint32 `json:"high_priority_weight,omitempty"`
 	// Saved, without effect.
 	IoPathStat *bool `json:"io_path_stat,omitempty"`
@@ -809,9 +809,9 @@ type BdevNvmeSetOptionsParams struct {
 	IoQueueRequests *uint32 `json:"io_queue_requests,omitempty"`
 	// Period of the keep-alive timer, for controllers that have one. Default: none.
 	KeepAliveTimeoutMs *uint32 `json:"keep_alive_timeout_ms,omitempty"`
-	// Saved, without effect.
+	// Commands, less one, of each turn of the queues of low priority, 0 to 255: set with `arbitration_burst`, if the controller has weighted round robin. All queues of the driver have the same priority. Default: 0.
 	LowPriorityWeight *uint32 `json:"low_priority_weight,omitempty"`
-	// Saved, without effect.
+	// As `low_priority_weight`, of medium priority.
 	MediumPriorityWeight *uint32 `json:"medium_priority_weight,omitempty"`
 	// Saved, without effect: a controller has one path.
 	MultipathOpts *MultipathOptions `json:"multipath_opts,omitempty"`
@@ -839,7 +839,7 @@ type BdevNvmeSetOptionsParams struct {
 	TimeoutUs *uint64 `json:"timeout_us,omitempty"`
 	// Saved, without effect.
 	TransportAckTimeout *uint8 `json:"transport_ack_timeout,omitempty"`
-	// Attempts after a status that allows another. Default: 4.
+	// Attempts after a status that allows another. If `bdev_retry_count` is more, as many as that. Default: 4.
 	TransportRetryCount *uint32 `json:"transport_retry_count,omitempty"`
 	// Saved, without effect.
 	TransportTos *uint8 `json:"transport_tos,omitempty"`

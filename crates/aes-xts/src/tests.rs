@@ -6,6 +6,7 @@ use aws_lc_sys as aws;
 use proptest::prelude::*;
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Generates the tests of an implementation.
 macro_rules! implementations {
@@ -37,6 +38,11 @@ macro_rules! implementations {
             #[test]
             fn guest_memory_in_any_pieces() {
                 check_guest_memory(THIS);
+            }
+
+            #[test]
+            fn a_guest_that_changes_its_data_gets_a_mixture() {
+                check_changing_memory(THIS);
             }
         }
     )*};
@@ -317,6 +323,42 @@ fn check_guest_memory(implementation: Implementation) {
             rest = after;
         }
         assert!(all.iter().all(|byte| *byte == 0xee), "{pieces:?}: written outside of the list");
+        lists.end(0);
+    }
+}
+
+/// The guest changes its memory between two patterns while it is encrypted. Each byte that is stored is of one of them: a byte
+/// that was read twice could make its whole block something else. Sectors that the guest leaves alone are stored as they are.
+fn check_changing_memory(implementation: Implementation) {
+    const LEN: usize = 8192;
+    const CHANGED: usize = 6144;
+    let Some(key) = key(&noise(11, 64), implementation) else { return };
+    let tweaks = Tweaks { start: 1, step: 1 };
+    for at in [0, 7] {
+        let pieces: [(u64, u32); 2] = [(at, 4096 + at as u32), (16_384, 4096 - at as u32)];
+        let (table, mut lists) = guest(1 << 16, &pieces);
+        let list = lists.sgl(0);
+        list.write(0, &[0xaa; LEN]);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let second = CHANGED - pieces[0].1 as usize;
+                while !done.load(Ordering::Relaxed) {
+                    for pattern in [[0x55; LEN], [0xaa; LEN]] {
+                        table.write_bytes(at, &pattern[..pieces[0].1 as usize]).unwrap();
+                        table.write_bytes(16_384, &pattern[..second]).unwrap();
+                    }
+                }
+            });
+            for _ in 0..300 {
+                let mut stored = vec![0; LEN];
+                key.encrypt_from(sector(512), tweaks, &list, &mut stored).unwrap();
+                key.decrypt_in_place(sector(512), tweaks, &mut stored).unwrap();
+                assert!(stored.iter().all(|byte| matches!(byte, 0x55 | 0xaa)));
+                assert!(stored[CHANGED..].iter().all(|byte| *byte == 0xaa));
+            }
+            done.store(true, Ordering::Relaxed);
+        });
         lists.end(0);
     }
 }

@@ -28,6 +28,8 @@ pub struct Config {
     pub vectors: u16,
     /// CAP.DSTRD: doorbells are `4 << dstrd` bytes apart.
     pub dstrd: u8,
+    /// CAP.AMS bit 0: weighted round robin. Without effect: the model refuses to be enabled with it (CC.AMS).
+    pub weighted_round_robin: bool,
     /// CAP.TO, in units of 500 ms.
     pub to: u8,
     /// CAP.MPSMIN: the smallest page is `4096 << mpsmin` bytes.
@@ -205,6 +207,7 @@ impl Default for Config {
             io_queues: 16,
             vectors: 17,
             dstrd: 0,
+            weighted_round_robin: false,
             to: 20,
             mpsmin: 0,
             mpsmax: 4,

@@ -45,8 +45,9 @@ pub(crate) const EN: u32 = 1;
 /// The value of CAP.
 pub(crate) fn cap(config: &Config) -> u64 {
     let mqes = u64::from(config.queue_entries.clamp(2, 1 << 16) - 1);
-    // CAP.CQR: queues are physically contiguous. CAP.AMS: round robin only. CAP.NSSRS: no subsystem reset.
+    // CAP.CQR: queues are physically contiguous. CAP.NSSRS: no subsystem reset.
     mqes | 1 << 16
+        | u64::from(config.weighted_round_robin) << 17
         | u64::from(config.to) << 24
         | u64::from(config.dstrd & 0xf) << 32
         | u64::from(config.css) << 37

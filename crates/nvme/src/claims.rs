@@ -55,6 +55,8 @@ pub(crate) struct Capabilities {
     pub(crate) all_command_sets: bool,
     /// The register CRTO exists.
     pub(crate) has_ready_timeouts: bool,
+    /// Queues of different priorities can have weights.
+    pub(crate) has_weights: bool,
 }
 
 /// The smallest page that the host uses.
@@ -82,6 +84,7 @@ impl Capabilities {
             page: min.max(HOST_PAGE),
             all_command_sets: cap.has_several_command_sets(),
             has_ready_timeouts: cap.has_ready_timeouts(),
+            has_weights: cap.has_weighted_round_robin(),
         })
     }
 }

@@ -5,6 +5,7 @@
 //! - [`Registers`]: mapped registers, for doorbells; [`VectorMask`]: the mask of an interrupt vector.
 //! - [`Events`]: the device failed, or the kernel asks for it back.
 //! - [`vfio`]: functions of this host, by the kernel's VFIO; [`sysfs`] finds them, and binds them to VFIO.
+//! - [`uevents`]: the kernel tells that functions appear, go, or get another driver.
 //! - [`vfio_user`]: functions that another process emulates, by the vfio-user protocol; and its server.
 //! - [`PciError`]: each failure, by what the operator can do about it.
 //!
@@ -21,6 +22,7 @@ mod info;
 mod iova;
 mod registers;
 pub mod sysfs;
+pub mod uevents;
 mod vector_mask;
 pub mod vfio;
 pub mod vfio_user;

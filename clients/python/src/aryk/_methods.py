@@ -1214,7 +1214,7 @@ class Methods(ABC):
 
         Parameters:
             enable: Whether drives are attached by themselves, as `HotInNvme0` and so on.
-            period_us: Microseconds between two looks at the host's drives, 0 to 10,000,000. Default, and for 0: 100,000.
+            period_us: Microseconds between two looks at the host's drives, 0 to 10,000,000. Default, and for 0: 100,000. Where the daemon receives the kernel's events, it looks after each event, and every 5 s, or once in this period if that is longer.
         """
         result: bool = self.call(
             "bdev_nvme_set_hotplug",
@@ -1265,10 +1265,10 @@ class Methods(ABC):
         """Sets time limits and retries of NVMe controllers that are attached later.
 
         Parameters:
-            action_on_timeout: Saved, without effect: a late command is always aborted first.
+            action_on_timeout: What happens to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither. Default: `abort`.
             allow_accel_sequence: Saved, without effect.
-            arbitration_burst: Saved, without effect: all queues have the same priority.
-            bdev_retry_count: Saved, without effect: `transport_retry_count` counts all attempts.
+            arbitration_burst: Commands that the controller fetches from a queue in its turn, as a power of two, 1 to 6; 7: any number. It is set at each start of a controller. Default, and for 0: what the controller has by itself.
+            bdev_retry_count: Attempts after a status that allows another, if they are more than `transport_retry_count`; -1: without limit.
             ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished; -1: for ever. Default: 15.
             delay_cmd_submit: Saved, without effect: commands are always submitted in batches.
             dhchap_dhgroups: Saved, without effect.
@@ -1277,12 +1277,12 @@ class Methods(ABC):
             enable_flush: Saved, without effect: flushes always reach a drive with a volatile write cache.
             fast_io_fail_timeout_sec: Saved, without effect.
             generate_uuids: Saved, without effect: namespaces without a UUID always get one.
-            high_priority_weight: Saved, without effect.
+            high_priority_weight: As `low_priority_weight`, of high priority.
             io_path_stat: Saved, without effect.
             io_queue_requests: Commands in flight on each reactor. Default: 255.
             keep_alive_timeout_ms: Period of the keep-alive timer, for controllers that have one. Default: none.
-            low_priority_weight: Saved, without effect.
-            medium_priority_weight: Saved, without effect.
+            low_priority_weight: Commands, less one, of each turn of the queues of low priority, 0 to 255: set with `arbitration_burst`, if the controller has weighted round robin. All queues of the driver have the same priority. Default: 0.
+            medium_priority_weight: As `low_priority_weight`, of medium priority.
             multipath_opts: Saved, without effect: a controller has one path.
             nvme_adminq_poll_period_us: Saved, without effect: the driver chooses when to poll.
             nvme_error_stat: Saved, without effect: errors are always counted.
@@ -1296,7 +1296,7 @@ class Methods(ABC):
             timeout_admin_us: As `timeout_us`, for admin commands. Default: 120 s.
             timeout_us: Microseconds after which an I/O command is late: the driver aborts it, and resets the controller if that does not help. Default: 30 s.
             transport_ack_timeout: Saved, without effect.
-            transport_retry_count: Attempts after a status that allows another. Default: 4.
+            transport_retry_count: Attempts after a status that allows another. If `bdev_retry_count` is more, as many as that. Default: 4.
             transport_tos: Saved, without effect.
         """
         result: bool = self.call(
@@ -4064,7 +4064,7 @@ class AsyncMethods(ABC):
 
         Parameters:
             enable: Whether drives are attached by themselves, as `HotInNvme0` and so on.
-            period_us: Microseconds between two looks at the host's drives, 0 to 10,000,000. Default, and for 0: 100,000.
+            period_us: Microseconds between two looks at the host's drives, 0 to 10,000,000. Default, and for 0: 100,000. Where the daemon receives the kernel's events, it looks after each event, and every 5 s, or once in this period if that is longer.
         """
         result: bool = await self.call(
             "bdev_nvme_set_hotplug",
@@ -4115,10 +4115,10 @@ class AsyncMethods(ABC):
         """Sets time limits and retries of NVMe controllers that are attached later.
 
         Parameters:
-            action_on_timeout: Saved, without effect: a late command is always aborted first.
+            action_on_timeout: What happens to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither. Default: `abort`.
             allow_accel_sequence: Saved, without effect.
-            arbitration_burst: Saved, without effect: all queues have the same priority.
-            bdev_retry_count: Saved, without effect: `transport_retry_count` counts all attempts.
+            arbitration_burst: Commands that the controller fetches from a queue in its turn, as a power of two, 1 to 6; 7: any number. It is set at each start of a controller. Default, and for 0: what the controller has by itself.
+            bdev_retry_count: Attempts after a status that allows another, if they are more than `transport_retry_count`; -1: without limit.
             ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished; -1: for ever. Default: 15.
             delay_cmd_submit: Saved, without effect: commands are always submitted in batches.
             dhchap_dhgroups: Saved, without effect.
@@ -4127,12 +4127,12 @@ class AsyncMethods(ABC):
             enable_flush: Saved, without effect: flushes always reach a drive with a volatile write cache.
             fast_io_fail_timeout_sec: Saved, without effect.
             generate_uuids: Saved, without effect: namespaces without a UUID always get one.
-            high_priority_weight: Saved, without effect.
+            high_priority_weight: As `low_priority_weight`, of high priority.
             io_path_stat: Saved, without effect.
             io_queue_requests: Commands in flight on each reactor. Default: 255.
             keep_alive_timeout_ms: Period of the keep-alive timer, for controllers that have one. Default: none.
-            low_priority_weight: Saved, without effect.
-            medium_priority_weight: Saved, without effect.
+            low_priority_weight: Commands, less one, of each turn of the queues of low priority, 0 to 255: set with `arbitration_burst`, if the controller has weighted round robin. All queues of the driver have the same priority. Default: 0.
+            medium_priority_weight: As `low_priority_weight`, of medium priority.
             multipath_opts: Saved, without effect: a controller has one path.
             nvme_adminq_poll_period_us: Saved, without effect: the driver chooses when to poll.
             nvme_error_stat: Saved, without effect: errors are always counted.
@@ -4146,7 +4146,7 @@ class AsyncMethods(ABC):
             timeout_admin_us: As `timeout_us`, for admin commands. Default: 120 s.
             timeout_us: Microseconds after which an I/O command is late: the driver aborts it, and resets the controller if that does not help. Default: 30 s.
             transport_ack_timeout: Saved, without effect.
-            transport_retry_count: Attempts after a status that allows another. Default: 4.
+            transport_retry_count: Attempts after a status that allows another. If `bdev_retry_count` is more, as many as that. Default: 4.
             transport_tos: Saved, without effect.
         """
         result: bool = await self.call(

@@ -16,7 +16,7 @@ pub(crate) mod tools;
 use crate::driver::{Live, LostBlock};
 use crate::injection::{Change, Commands};
 use crate::shared::{Counters, Shared};
-use crate::{Config, Controllers, Error, Info, Location, Phase};
+use crate::{Config, Controllers, Error, Info, Location, OnTimeout, Phase};
 use aryk_bdev::{Attachment, Bdev, Env, OpenError};
 use aryk_cuse::{Access, Answer, Caller, Request};
 use aryk_log_limit::{LogLimit, limited};
@@ -570,8 +570,11 @@ impl Thread {
     fn late(&mut self, qid: u16, late: Late) {
         let Late { cid, waited, step, in_flight, .. } = late;
         let (controller, waited_ms) = (&self.shared.name, waited / 1_000_000);
-        match step {
-            LateStep::Abort => {
+        match (step, self.config.on_timeout) {
+            (LateStep::Abort, OnTimeout::Log) => {
+                limited!(self.lines, warn, controller, qid, cid, waited_ms, "an NVMe command is late");
+            }
+            (LateStep::Abort, OnTimeout::Abort) => {
                 limited!(
                     self.lines,
                     warn,
@@ -584,7 +587,8 @@ impl Thread {
                 self.shared.counters.aborts.fetch_add(1, Ordering::Relaxed);
                 self.with_controller(|controller| controller.abort(qid, cid, in_flight));
             }
-            LateStep::Reset => {
+            (LateStep::Reset, OnTimeout::Log) => {}
+            (LateStep::Abort, OnTimeout::Reset) | (LateStep::Reset, OnTimeout::Abort | OnTimeout::Reset) => {
                 limited!(
                     self.lines,
                     warn,
@@ -592,7 +596,7 @@ impl Thread {
                     qid,
                     cid,
                     waited_ms,
-                    "the abort did not help: the controller is reset"
+                    "an NVMe command has not ended in time: the controller is reset"
                 );
                 self.reset(ResetReason::CommandTimeout);
             }

@@ -19,6 +19,7 @@ pub(crate) use reset::{
     Cause, install, leave_if_unused, open, quiesce, reap_last, remove, restart_clock, resume, retire, rewind,
 };
 
+use crate::WITHOUT_LIMIT;
 use crate::control::Command;
 use crate::namespace::Namespace;
 use crate::pool::{Pages, Pool};
@@ -86,7 +87,8 @@ struct Request {
     io: Io,
     channel: Key,
     state: State,
-    attempts: u8,
+    /// Attempts after the first.
+    attempts: u16,
     /// Its submitter no longer needs it: it is not tried again.
     is_aborted: bool,
     /// A reset has kept it, and it has not ended since.
@@ -504,9 +506,9 @@ impl PairDriver {
                 if left == 1
                     && earlier.is_ok()
                     && !request.is_aborted
-                    && request.attempts < self.shared.retries =>
+                    && (request.attempts < self.shared.retries || self.shared.retries == WITHOUT_LIMIT) =>
             {
-                request.attempts += 1;
+                request.attempts = request.attempts.saturating_add(1);
                 request.state = State::Delayed;
                 self.shared.counters.retried.fetch_add(1, Ordering::Relaxed);
                 let at = cx.now().after(Duration::from_nanos(delay));

@@ -87,6 +87,21 @@ pub enum Dma {
     Bounce,
 }
 
+/// What the driver does about a command that has not ended within [`aryk_nvme::queue::Timeouts::command`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnTimeout {
+    /// The log gets a line; the request waits on.
+    Log,
+    /// The command is aborted. If it has not ended [`aryk_nvme::queue::Timeouts::grace`] later, the controller is reset.
+    #[default]
+    Abort,
+    /// The controller is reset.
+    Reset,
+}
+
+/// [`Config::retries`]: a command is tried again as often as its status allows it.
+pub const WITHOUT_LIMIT: u16 = u16::MAX;
+
 /// Which namespaces become disks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exposed {
@@ -120,8 +135,10 @@ pub struct Config {
     pub bounce_bytes: u64,
     /// How long requests wait for a controller that has vanished. None: the disks are removed at once.
     pub grace: Duration,
-    /// Attempts after a status that allows another.
-    pub retries: u8,
+    /// Attempts after a status that allows another; [`WITHOUT_LIMIT`]: any number.
+    pub retries: u16,
+    /// What is done about a late command.
+    pub on_timeout: OnTimeout,
     /// Times and limits of the driver.
     pub options: Options,
 }
@@ -139,6 +156,7 @@ impl Config {
             bounce_bytes: 4 << 20,
             grace: Duration::from_secs(15),
             retries: 4,
+            on_timeout: OnTimeout::default(),
             options: Options { pieces: PIECES_MAX, ..Options::default() },
         }
     }

@@ -74,7 +74,7 @@ pub(crate) struct PairStats {
 pub(crate) struct Shared {
     pub(crate) name: String,
     pub(crate) key: DriverKey,
-    pub(crate) retries: u8,
+    pub(crate) retries: u16,
     /// The longest time between two attempts, in nanoseconds: the time limit of a command.
     pub(crate) retry_delay_max: u64,
     commands: UnboundedSender<Command>,

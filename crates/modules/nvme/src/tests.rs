@@ -8,6 +8,7 @@ mod lost_blocks;
 mod memory;
 mod odd;
 mod operator;
+mod options;
 mod pulled;
 mod recovery;
 mod replay;

@@ -5,7 +5,7 @@ use aryk_pci::PciError;
 use crate::claims::BadClaim;
 use crate::memory::MemoryError;
 use crate::queue::{DmaEnded, QueueError, QueuePair, Restart, Timeouts};
-use crate::spec::feature::AsyncEvent;
+use crate::spec::feature::{Arbitration, AsyncEvent};
 use crate::spec::log::{SanitizeStatus, SmartLog};
 use crate::spec::status::Status;
 
@@ -29,6 +29,8 @@ pub struct Options {
     pub watch: u64,
     /// Keep-alive timer; 0 for none. NVMe 2.0 §3.9.
     pub keep_alive: u64,
+    /// What is set at each start; `None`: what the controller has by itself.
+    pub arbitration: Option<Arbitration>,
     /// Most pieces of data of a command, which size the lists for SGLs.
     pub pieces: u32,
     /// Attempts to bring a controller up before it is removed.
@@ -45,6 +47,7 @@ impl Default for Options {
             quiesce: SECOND,
             watch: SECOND / 20,
             keep_alive: 0,
+            arbitration: None,
             pieces: 128,
             attempts: 3,
         }
@@ -244,6 +247,13 @@ pub enum Event {
     Resumed {
         /// Duration of the pause in nanoseconds.
         took: u64,
+    },
+    /// The controller refused a setting of [`Options`], and goes on without.
+    NotSet {
+        /// The command.
+        step: &'static str,
+        /// Its status.
+        status: Status,
     },
     /// Namespaces appeared, changed or went.
     NamespacesChanged(Vec<NamespaceChange>),

@@ -53,6 +53,7 @@ pub(super) enum Step {
     WriteCache,
     AsyncEvents,
     KeepAlive,
+    Arbitration,
     DoorbellBuffers,
     Locking,
     /// Reads the Changed Namespace List, which clears the event.
@@ -80,6 +81,7 @@ impl Step {
             Self::WriteCache => "Get Features (Volatile Write Cache)",
             Self::AsyncEvents => "Set Features (Asynchronous Event Configuration)",
             Self::KeepAlive => "Set Features (Keep Alive Timer)",
+            Self::Arbitration => "Set Features (Arbitration)",
             Self::DoorbellBuffers => "Doorbell Buffer Config",
             Self::Locking => "Security Receive (Level 0 Discovery)",
             Self::ChangedNamespaces => "Get Log Page (Changed Namespace List)",
@@ -200,6 +202,10 @@ impl Controller {
                 let ms = (self.options.keep_alive / 1_000_000).max(info.keep_alive_ms);
                 feature(feature::KEEP_ALIVE_TIMER, u32::try_from(ms).unwrap_or(u32::MAX))
             }
+            Step::Arbitration => {
+                let value = |set: feature::Arbitration| set.value(self.caps.has_weights);
+                self.options.arbitration.and_then(|set| feature(feature::ARBITRATION, value(set)))
+            }
             // Without, doorbells are registers.
             Step::DoorbellBuffers if info.supported.doorbell_buffer && self.has_room_for_shadows() => {
                 Some(self.doorbell_buffers()?)
@@ -275,7 +281,8 @@ impl Controller {
             Step::Queues => Step::WriteCache,
             Step::WriteCache => Step::AsyncEvents,
             Step::AsyncEvents => Step::KeepAlive,
-            Step::KeepAlive => Step::DoorbellBuffers,
+            Step::KeepAlive => Step::Arbitration,
+            Step::Arbitration => Step::DoorbellBuffers,
             Step::DoorbellBuffers => Step::Locking,
             Step::Locking | Step::ChangedNamespaces => Step::List { after: 0 },
             Step::List { .. } => {
@@ -352,6 +359,9 @@ impl Controller {
             Step::AsyncEvents => {
                 let most = self.info.as_ref().map_or(1, |info| info.async_events_max);
                 self.async_requests = most.min(ASYNC_REQUESTS);
+            }
+            Step::Arbitration if !is_success => {
+                self.events.push_back(Event::NotSet { step: step.name(), status: answer.status });
             }
             Step::DoorbellBuffers => self.is_shadowed = is_success,
             Step::Locking if is_success => {

@@ -1,5 +1,7 @@
 //! Feature identifiers and their values. NVMe 2.0 §5.27.1.
 
+/// Arbitration.
+pub const ARBITRATION: u8 = 0x01;
 /// Temperature Threshold.
 pub const TEMPERATURE_THRESHOLD: u8 = 0x04;
 /// Volatile Write Cache.
@@ -40,6 +42,28 @@ pub enum Select {
 pub const fn queue_counts(pairs: u16) -> u32 {
     let zero_based = pairs.saturating_sub(1) as u32;
     zero_based | zero_based << 16
+}
+
+/// How the controller chooses the next commands. NVMe 2.0 §3.4.4 and §5.27.1.1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arbitration {
+    /// Commands that the controller fetches from a queue in its turn, as a power of two, 0 to 6; 7: any number.
+    pub burst: u8,
+    /// Commands, less one, of each turn of the queues of low priority.
+    pub low: u8,
+    /// As `low`, of medium priority.
+    pub medium: u8,
+    /// As `low`, of high priority.
+    pub high: u8,
+}
+
+impl Arbitration {
+    /// CDW11. The weights exist where the controller has weighted round robin (CAP.AMS).
+    pub const fn value(self, has_weights: bool) -> u32 {
+        let burst = (self.burst & 7) as u32;
+        let weights = (self.low as u32) << 8 | (self.medium as u32) << 16 | (self.high as u32) << 24;
+        if has_weights { burst | weights } else { burst }
+    }
 }
 
 /// The queue pairs that DW0 of Number of Queues allows: the smaller one of both counts.

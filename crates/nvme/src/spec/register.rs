@@ -36,6 +36,11 @@ impl Cap {
         self.bits(0, 16) as u32 + 1
     }
 
+    /// CAP.AMS bit 0: the controller supports weighted round robin with urgent priority class.
+    pub const fn has_weighted_round_robin(self) -> bool {
+        self.bits(17, 1) == 1
+    }
+
     /// CAP.TO: the longest time until CSTS.RDY follows CC.EN, in milliseconds.
     pub const fn ready_timeout_ms(self) -> u64 {
         self.bits(24, 8) * TIMEOUT_UNIT_MS

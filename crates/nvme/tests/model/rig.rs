@@ -39,6 +39,7 @@ pub enum Note {
     TooManyNamespaces,
     Paused,
     Resumed,
+    NotSet(&'static str),
     Sanitize(SanitizeState),
     QueueError(QueueError),
     Late(LateStep),
@@ -248,6 +249,7 @@ impl Rig {
                 self.pairs.iter_mut().for_each(|pair| pair.restart_clock(self.now));
                 Note::Resumed
             }
+            Event::NotSet { step, .. } => Note::NotSet(step),
             Event::Sanitize(status) => Note::Sanitize(status.state),
             Event::Async(_) => Note::Async,
             Event::Smart(_) => Note::Smart,

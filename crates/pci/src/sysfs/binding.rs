@@ -29,8 +29,8 @@ impl Sysfs {
     /// Binds an NVMe controller to vfio-pci. Returns whether that changed anything: vfio-pci may be its driver already.
     ///
     /// # Errors
-    /// [`PciError::WrongClass`] for another kind of device; [`PciError::InUse`] if something uses a block device of the
-    /// controller, which names the uses; [`PciError::NoDriver`] if vfio-pci is not loaded; [`PciError::NoIommu`].
+    /// [`PciError::WrongClass`] for another kind of device; [`PciError::InUse`] if something uses the controller or
+    /// one of its namespaces, which names the uses; [`PciError::NoDriver`] if vfio-pci is not loaded; [`PciError::NoIommu`].
     pub fn bind(&self, address: Address) -> Result<bool, PciError> {
         let Some(plan) = self.plan_bind(address)? else { return Ok(false) };
         // Open until the kernel's driver has released the drive, so that no mount comes between.
@@ -93,8 +93,10 @@ impl Sysfs {
             );
             return Err(PciError::InUse { name, reason });
         }
-        let usage: Vec<Usage> =
-            self.block_devices(address)?.into_iter().flat_map(|device| device.usage).collect();
+        let uses = self.uses()?;
+        let devices = self.block_devices_with(address, &uses)?;
+        let mut usage: Vec<Usage> = devices.into_iter().flat_map(|device| device.usage).collect();
+        usage.extend(self.controller_users_with(address, &uses)?);
         refuse_used(&name, &usage)?;
         if !self.has_vfio_pci() {
             return Err(PciError::NoDriver);

@@ -16,6 +16,8 @@ pub struct Drive {
     pub temperature: Option<i32>,
     /// The block devices of the kernel's driver: one per namespace.
     pub block_devices: Vec<BlockDevice>,
+    /// The users of its character devices, and those of the controller as a whole.
+    pub controller_users: Vec<Usage>,
     /// The processes that have its VFIO files open.
     pub vfio_users: Vec<Usage>,
     /// The other functions of its IOMMU group.
@@ -34,9 +36,10 @@ pub struct Identity {
 }
 
 impl Drive {
-    /// The uses of the drive: by block devices of the kernel, or by VFIO.
+    /// The uses of the drive: by block and character devices of the kernel, or by VFIO.
     pub fn usage(&self) -> impl Iterator<Item = &Usage> {
-        self.block_devices.iter().flat_map(|device| &device.usage).chain(&self.vfio_users)
+        let of_namespaces = self.block_devices.iter().flat_map(|device| &device.usage);
+        of_namespaces.chain(&self.controller_users).chain(&self.vfio_users)
     }
 
     /// The functions of the IOMMU group whose drivers keep VFIO from opening this one.
@@ -63,6 +66,7 @@ impl Sysfs {
             identity: self.identity(address)?,
             temperature: self.temperature(address)?,
             block_devices: self.block_devices_with(address, uses)?,
+            controller_users: self.controller_users_with(address, uses)?,
             vfio_users: self.vfio_users_with(&function, uses),
             neighbours,
             function,

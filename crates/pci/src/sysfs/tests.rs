@@ -173,6 +173,53 @@ fn every_use_of_a_drive_is_found() {
 }
 
 #[test]
+fn uses_by_character_devices_and_of_whole_controllers_are_found() {
+    let host = Host::new();
+    host.drive();
+    let usage = || {
+        let drives = host.sysfs().nvme_drives().unwrap();
+        drives[0].usage().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    // A namespace without a block device, and devices of other drives.
+    host.file(&format!("sys/bus/pci/devices/{DRIVE}/nvme/nvme0/ng0n2/dev"), "240:1\n");
+    host.file("proc/80/comm", "nvme\n");
+    for (fd, device) in [(0, "nvme1"), (1, "ng1n1"), (2, "ng0n3"), (3, "nvme-fabrics"), (4, "ngx")] {
+        host.link(&format!("proc/80/fd/{fd}"), &format!("/dev/{device}"));
+    }
+    let passthru = |enable: &str, device: &str| {
+        host.file("sys/kernel/config/nvmet/subsystems/nqn.all/passthru/device_path", device);
+        host.file("sys/kernel/config/nvmet/subsystems/nqn.all/passthru/enable", enable);
+    };
+    passthru("1\n", "/dev/nvme1\n");
+    assert_eq!(usage(), [""; 0]);
+    host.sysfs().check_bindable(address(DRIVE)).unwrap();
+    passthru("0\n", "/dev/nvme0\n");
+    assert_eq!(usage(), [""; 0], "not enabled");
+
+    let refused = || match host.sysfs().check_bindable(address(DRIVE)) {
+        Err(PciError::InUse { reason, .. }) => reason,
+        other => panic!("{other:?}"),
+    };
+    passthru("1\n", "/dev/nvme0\n");
+    assert_eq!(refused(), "nvme0 is exported by the kernel's NVMe target as nqn.all");
+    passthru("0\n", "/dev/nvme0\n");
+    for device in ["nvme0", "ng0n1", "ng0n2"] {
+        host.link("proc/80/fd/9", &format!("/dev/{device}"));
+        assert_eq!(refused(), format!("{device} is open in process 80 (nvme)"));
+    }
+    passthru("1\n", "/dev/nvme0\n");
+    host.link("proc/80/fd/10", "/dev/nvme0");
+    assert_eq!(
+        usage(),
+        [
+            "nvme0 is exported by the kernel's NVMe target as nqn.all",
+            "ng0n2 is open in process 80 (nvme)",
+            "nvme0 is open in process 80 (nvme)",
+        ]
+    );
+}
+
+#[test]
 fn uses_by_devices_and_file_systems_above_a_drive_are_found() {
     let host = Host::new();
     host.drive();
@@ -256,7 +303,15 @@ fn block_devices_of_multipath_are_found_in_their_subsystem() {
         let at = format!("sys/class/nvme-subsystem/nvme-subsys{subsystem}");
         host.link(&format!("{at}/{controller}"), "/");
         host.file(&format!("{at}/{disk}/dev"), "259:1\n");
+        host.file(&format!("{at}/{}/dev", disk.replace("nvme", "ng")), "240:1\n");
     }
+    for other in ["ng1n1", "ng3n1"] {
+        host.link("proc/80/fd/9", &format!("/dev/{other}"));
+        host.sysfs().check_bindable(address(DRIVE)).expect("it belongs to another subsystem");
+    }
+    host.link("proc/80/fd/9", "/dev/ng0n1");
+    let users = host.sysfs().nvme_drives().unwrap().remove(0).controller_users;
+    assert_eq!(users.iter().map(ToString::to_string).collect::<Vec<_>>(), ["ng0n1 is open in process 80 ()"]);
     let devices = host.sysfs().block_devices(address(DRIVE)).unwrap();
     assert_eq!(devices.iter().map(|device| device.name.as_str()).collect::<Vec<_>>(), ["nvme0n1"]);
 }

@@ -1,5 +1,5 @@
-//! Users of the block devices of an NVMe controller that the kernel drives: mounts, swap, other devices, processes. Control
-//! context.
+//! Users of an NVMe controller that the kernel drives, by its block devices or by its character devices: mounts, swap, other
+//! devices, other hosts, processes. Control context.
 
 use super::{FunctionInfo, Sysfs, names, read};
 use crate::{Address, PciError};
@@ -18,7 +18,7 @@ pub struct BlockDevice {
     pub usage: Vec<Usage>,
 }
 
-/// One use of a block device or of a partition.
+/// One use of a block device, of a partition, or of a character device of a controller or of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Usage {
     /// A mounted file system.
@@ -42,14 +42,14 @@ pub enum Usage {
     },
     /// The kernel's NVMe target offers it to other hosts. It does not open it exclusively.
     Exported {
-        /// The device or partition.
+        /// The device or partition, or the controller that gets the other hosts' commands.
         device: String,
         /// The NQN of the target's subsystem.
         subsystem: String,
     },
     /// A process has it open.
     Open {
-        /// The device or partition.
+        /// The device or partition, or the character device.
         device: String,
         /// The process.
         process: u32,
@@ -81,7 +81,7 @@ pub(super) struct Uses {
     swaps: String,
     /// Loop devices, and the file below each.
     loops: Vec<(String, String)>,
-    /// Devices that the kernel's NVMe target exports: names, and NQNs of its subsystems.
+    /// Devices and controllers that the kernel's NVMe target exports: names, and NQNs of its subsystems.
     exports: Vec<(String, String)>,
     /// The openers of the files of NVMe and VFIO: id and name of each process, by the file's path below `/dev`.
     openers: BTreeMap<PathBuf, BTreeSet<(u32, String)>>,
@@ -165,16 +165,18 @@ impl Sysfs {
         Ok(Uses { mounts, swaps, loops: loops.collect(), exports: self.exports()?, openers: self.openers() })
     }
 
-    /// The devices of the namespaces of the kernel's NVMe target that are enabled. They may be named by links, as in `/dev/disk`.
+    /// The devices and controllers behind the kernel's NVMe target, as far as they are enabled: those of namespaces, and those
+    /// that get all commands of a subsystem. They may be named by links, as in `/dev/disk`.
     fn exports(&self) -> Result<Vec<(String, String)>, PciError> {
         let subsystems = self.sys.join("kernel/config/nvmet/subsystems");
         let mut found = Vec::new();
         for subsystem in names(&subsystems)? {
-            let namespaces = subsystems.join(&subsystem).join("namespaces");
-            for namespace in names(&namespaces)? {
-                let namespace = namespaces.join(namespace);
-                let is_enabled = read(&namespace.join("enable")).is_ok_and(|text| text.trim() == "1");
-                let path = read(&namespace.join("device_path")).unwrap_or_default();
+            let directory = subsystems.join(&subsystem);
+            let namespaces = directory.join("namespaces");
+            let namespaces = names(&namespaces)?.into_iter().map(|name| namespaces.join(name));
+            for export in namespaces.chain([directory.join("passthru")]) {
+                let is_enabled = read(&export.join("enable")).is_ok_and(|text| text.trim() == "1");
+                let path = read(&export.join("device_path")).unwrap_or_default();
                 let path = PathBuf::from(path.trim());
                 let device = path.canonicalize().unwrap_or(path);
                 if let Some(name) = device.file_name().filter(|_| is_enabled) {
@@ -195,20 +197,45 @@ impl Sysfs {
         uses: &Uses,
     ) -> Result<Vec<BlockDevice>, PciError> {
         let mut found = Vec::new();
-        let controllers = self.directory(address).join("nvme");
-        for controller in names(&controllers)? {
-            found.extend(self.namespaces(&controllers.join(&controller), uses)?);
-            // With multipath, the block devices belong to the subsystem.
-            let subsystems = self.sys.join("class/nvme-subsystem");
-            for subsystem in names(&subsystems)? {
-                let directory = subsystems.join(subsystem);
-                if directory.join(&controller).exists() {
-                    found.extend(self.namespaces(&directory, uses)?);
-                }
-            }
+        for directory in self.namespace_directories(address)? {
+            found.extend(self.namespaces(&directory, uses)?);
         }
         found.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         found.dedup_by(|a, b| a.name == b.name);
+        Ok(found)
+    }
+
+    /// The uses of an NVMe controller by its character device, by those of its namespaces, or as a whole by the kernel's NVMe
+    /// target. None of these is a use of a block device, and a namespace may have no block device.
+    pub(super) fn controller_users_with(
+        &self,
+        address: Address,
+        uses: &Uses,
+    ) -> Result<Vec<Usage>, PciError> {
+        let mut devices = names(&self.directory(address).join("nvme"))?;
+        let exports = uses.exports.iter().filter(|(device, _)| devices.contains(device));
+        let exported = |(device, subsystem): &(String, String)| Usage::Exported {
+            device: device.clone(),
+            subsystem: subsystem.clone(),
+        };
+        let mut usage: Vec<_> = exports.map(exported).collect();
+        for directory in self.namespace_directories(address)? {
+            devices.extend(names(&directory)?.into_iter().filter(|name| is_generic(name)));
+        }
+        usage.extend(uses.openers(devices));
+        Ok(usage)
+    }
+
+    /// The directories of a function's namespaces: those of its controllers, and with multipath those of their subsystems.
+    fn namespace_directories(&self, address: Address) -> Result<Vec<PathBuf>, PciError> {
+        let controllers = self.directory(address).join("nvme");
+        let subsystems = self.sys.join("class/nvme-subsystem");
+        let mut found = Vec::new();
+        for controller in names(&controllers)? {
+            found.push(controllers.join(&controller));
+            let of_subsystems = names(&subsystems)?.into_iter().map(|subsystem| subsystems.join(subsystem));
+            found.extend(of_subsystems.filter(|directory| directory.join(&controller).exists()));
+        }
         Ok(found)
     }
 
@@ -290,7 +317,7 @@ impl Sysfs {
             for fd in names(&directory.join("fd")).unwrap_or_default() {
                 let Ok(target) = std::fs::read_link(directory.join("fd").join(fd)) else { continue };
                 let Ok(file) = target.strip_prefix("/dev") else { continue };
-                let is_nvme = file.to_str().is_some_and(|file| file.starts_with("nvme"));
+                let is_nvme = file.to_str().is_some_and(|file| file.starts_with("nvme") || is_generic(file));
                 if is_nvme || file.starts_with("vfio") {
                     let command = read(&directory.join("comm")).unwrap_or_default().trim().to_owned();
                     found.entry(file.to_owned()).or_default().insert((id, command));
@@ -303,8 +330,18 @@ impl Sysfs {
 
 /// `nvme0n1`; not a path of multipath (`nvme0c0n1`) or a character device (`ng0n1`).
 fn is_namespace(name: &str) -> bool {
+    has_two_numbers(name, "nvme")
+}
+
+/// `ng0n1`: the character device of a namespace.
+fn is_generic(name: &str) -> bool {
+    has_two_numbers(name, "ng")
+}
+
+/// Whether the name has the number of a controller or subsystem after `prefix`, and that of a namespace.
+fn has_two_numbers(name: &str, prefix: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let parts = name.strip_prefix("nvme").and_then(|rest| rest.split_once('n'));
+    let parts = name.strip_prefix(prefix).and_then(|rest| rest.split_once('n'));
     parts.is_some_and(|(controller, namespace)| is_number(controller) && is_number(namespace))
 }
 

@@ -1,8 +1,8 @@
 //! The client: a function whose device another process emulates. Control context, and a thread per connection.
 //!
 //! The thread receives all messages: it hands replies to the waiting calls, and serves the server's accesses to memory that the
-//! server cannot map. When the connection breaks, or a reply does not come in time, all calls fail from then on, and the event
-//! [`Events::error`] is signalled.
+//! server cannot map. When the connection breaks, a reply does not come in time, or the server refuses to unmap memory, all calls
+//! fail from then on, and the event [`Events::error`] is signalled.
 
 use super::connection::{Broken, Connection, Message, now};
 use super::message::{
@@ -564,7 +564,15 @@ impl Function for Client {
         }
         let argsz = size_of::<DmaUnmap>() as u32;
         let request = DmaUnmap { argsz, flags: 0, iova, len };
-        self.shared.call(Command::DmaUnmap, [request.as_bytes(), &[]], &[])?;
+        let unmapped = self.shared.call(Command::DmaUnmap, [request.as_bytes(), &[]], &[]);
+        unmapped.map_err(|error| match error {
+            // The server may go on accessing the memory, as the device that it emulates: the client gives up the whole function.
+            // The caller learns that this memory was not unmapped, and must not use it for anything else.
+            PciError::Os { errno, .. } => {
+                self.shared.broken(Command::DmaUnmap, &format!("it refuses to unmap memory: {errno}"))
+            }
+            error => error,
+        })?;
         let mut state = self.shared.state();
         state.mapped.remove(&iova);
         state.allocator.release(iova);

@@ -315,6 +315,9 @@ const SERVED_BY_ALL: &[&str] = &[
 /// `arykd` in the guest, whose drive goes and comes back.
 const PLUG: &str = include_str!("nvme/plug.sh");
 
+/// `arykd` in the guest, which attaches drives by itself.
+const HOTPLUG: &str = include_str!("nvme/hotplug.sh");
+
 /// `arykd` in the guest, whose drive comes back at another PCI address.
 const MOVED: &str = include_str!("nvme/moved.sh");
 
@@ -390,6 +393,7 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("nvme/tools", tools),
         Case::new("nvme/several", several),
         Case::new("nvme/plug", plug),
+        Case::new("nvme/hotplug", hotplug),
         Case::new("nvme/moved", moved),
         Case::new("nvme/pulled", pulled),
         Case::new("nvme/events", events),
@@ -539,6 +543,20 @@ fn pulled(site: &Site<'_>) -> Result<()> {
     // The guest's kernel waits a minute for the drive, also if it is to power off.
     guest.kill();
     Ok(())
+}
+
+/// A drive that is bound while the daemon starts; and one that is plugged in four times, at last at another address.
+fn hotplug(site: &Site<'_>) -> Result<()> {
+    let mut both = pluggable(site)?;
+    both.nvme.extend(vm(site, &[("1a.0", "")])?.nvme);
+    let mut guest = site.boot(&both, HOTPLUG)?;
+    for _ in 0..4 {
+        guest.wait_line("unplug", TIMEOUT)?;
+        guest.unplug_nvme(0)?;
+        let line = guest.wait_line("plug ", TIMEOUT)?;
+        guest.plug_nvme(0, if line.ends_with("02:00.0") { Port::Spare } else { Port::First })?;
+    }
+    in_order(&guest.finish(TIMEOUT)?, &["attached all"])
 }
 
 /// A drive that is unplugged and comes back at another address, under load, and then after a restart.

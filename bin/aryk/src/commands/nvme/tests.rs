@@ -21,6 +21,7 @@ fn drive(address: &str, driver: Option<&str>) -> Drive {
         identity: None,
         temperature: None,
         block_devices: Vec::new(),
+        controller_users: Vec::new(),
         vfio_users: Vec::new(),
         neighbours: Vec::new(),
     }

@@ -95,6 +95,7 @@ fn drive() -> Drive {
         identity: Some(Identity { model: "M".into(), serial: "S".into(), firmware: "F".into() }),
         temperature: None,
         block_devices: Vec::new(),
+        controller_users: Vec::new(),
         vfio_users: Vec::new(),
         neighbours: Vec::new(),
     }

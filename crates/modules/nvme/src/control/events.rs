@@ -98,6 +98,9 @@ impl Thread {
                 tracing::warn!(controller, %failure, "the NVMe controller did not start; another attempt follows");
                 self.shared.info().last_failure = Some(failure.to_string());
             }
+            Event::NotSet { step, status } => {
+                limited!(self.lines, warn, controller, step, %status, "the NVMe controller refuses a setting");
+            }
             Event::NamespacesChanged(changes) => self.namespaces_changed(&changes),
             Event::Rescanned => self.rescanned(),
             Event::TooManyNamespaces { max } => {

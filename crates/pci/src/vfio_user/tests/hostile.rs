@@ -115,6 +115,45 @@ fn unexpected_descriptors_are_closed_and_refused() {
 }
 
 #[test]
+fn a_server_that_refuses_to_unmap_memory_loses_its_client() {
+    // Refusals with an errno, with one that no kernel has, and without one.
+    for errno in [Errno::NOENT.raw_os_error().cast_unsigned(), u32::MAX, 0] {
+        let (client, script) = Script::connect(TIMEOUT, |_, _| ());
+        let client = client.unwrap();
+        let server = std::thread::spawn(move || {
+            let mut asked = Vec::new();
+            while let Ok(message) = script.0.receive() {
+                asked.push(Command::parse(message.header.command).unwrap());
+                let kind = match asked.last() {
+                    Some(Command::DmaUnmap) => Kind::Failure(errno),
+                    _ => Kind::Reply,
+                };
+                let header = Header::new(message.header.id, message.header.command, kind, 0);
+                script.0.send(&header, [&[], &[]], &[]).unwrap();
+            }
+            asked
+        });
+        let memory = Arc::new(Mapping::in_file(2 * PAGE).unwrap());
+        let iova = client.map(&memory.dma_range(0, 2 * PAGE).unwrap()).unwrap();
+        let events = client.events().unwrap();
+        assert!(!events.take_error());
+        // The caller must not take this for memory that the server has given up.
+        let error = client.unmap(iova, 2 * PAGE).unwrap_err();
+        assert!(matches!(error, PciError::Protocol { what: "DMA_UNMAP", .. }), "{error}");
+        assert!(error.to_string().contains("it refuses to unmap memory"), "{error}");
+        assert!(events.take_error(), "the driver is told");
+        for gone in [
+            client.read_register(0, Width::Four).unwrap_err(),
+            client.map(&memory.dma_range(0, PAGE).unwrap()).unwrap_err(),
+            client.unmap(iova, 2 * PAGE).unwrap_err(),
+        ] {
+            assert!(matches!(&gone, PciError::Gone { reason, .. } if reason.contains("DMA_UNMAP")), "{gone}");
+        }
+        assert_eq!(server.join().unwrap(), [Command::DmaMap, Command::DmaUnmap], "the connection was closed");
+    }
+}
+
+#[test]
 fn a_truncated_file_of_registers_does_no_harm() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let memory = rustix::fs::memfd_create("bar", rustix::fs::MemfdFlags::CLOEXEC).unwrap();

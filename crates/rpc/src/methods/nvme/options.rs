@@ -5,8 +5,9 @@
 
 use super::{Control, Error, Phase, Table};
 use crate::config::Subsystem;
-use aryk_bdev_nvme::Config;
+use aryk_bdev_nvme::{Config, OnTimeout, WITHOUT_LIMIT};
 use aryk_nvme::queue::Timeouts;
+use aryk_nvme::spec::feature::Arbitration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -48,7 +49,7 @@ pub(crate) struct Options {
     /// Period of the keep-alive timer, for controllers that have one. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     keep_alive_timeout_ms: Option<u32>,
-    /// Attempts after a status that allows another. Default: 4.
+    /// Attempts after a status that allows another. If `bdev_retry_count` is more, as many as that. Default: 4.
     #[serde(skip_serializing_if = "Option::is_none")]
     transport_retry_count: Option<u32>,
     /// Commands in flight on each reactor. Default: 255.
@@ -57,19 +58,22 @@ pub(crate) struct Options {
     /// Seconds for which requests wait for a drive that has vanished; -1: for ever. Default: 15.
     #[serde(skip_serializing_if = "Option::is_none")]
     ctrlr_loss_timeout_sec: Option<i32>,
-    /// Saved, without effect: a late command is always aborted first.
+    /// What happens to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither.
+    /// Default: `abort`.
     #[serde(skip_serializing_if = "Option::is_none")]
     action_on_timeout: Option<Action>,
-    /// Saved, without effect: all queues have the same priority.
+    /// Commands that the controller fetches from a queue in its turn, as a power of two, 1 to 6; 7: any number. It is set at each
+    /// start of a controller. Default, and for 0: what the controller has by itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     arbitration_burst: Option<u32>,
-    /// Saved, without effect.
+    /// Commands, less one, of each turn of the queues of low priority, 0 to 255: set with `arbitration_burst`, if the controller
+    /// has weighted round robin. All queues of the driver have the same priority. Default: 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     low_priority_weight: Option<u32>,
-    /// Saved, without effect.
+    /// As `low_priority_weight`, of medium priority.
     #[serde(skip_serializing_if = "Option::is_none")]
     medium_priority_weight: Option<u32>,
-    /// Saved, without effect.
+    /// As `low_priority_weight`, of high priority.
     #[serde(skip_serializing_if = "Option::is_none")]
     high_priority_weight: Option<u32>,
     /// Saved, without effect: the driver chooses when to poll.
@@ -81,7 +85,7 @@ pub(crate) struct Options {
     /// Saved, without effect: commands are always submitted in batches.
     #[serde(skip_serializing_if = "Option::is_none")]
     delay_cmd_submit: Option<bool>,
-    /// Saved, without effect: `transport_retry_count` counts all attempts.
+    /// Attempts after a status that allows another, if they are more than `transport_retry_count`; -1: without limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     bdev_retry_count: Option<i32>,
     /// Saved, without effect.
@@ -173,7 +177,8 @@ enum PathSelector {
     QueueDepth,
 }
 
-/// What happens to a late command.
+/// What happens to a late command. `none`: the log gets a line, and the request waits on. `reset`: the controller is reset.
+/// `abort`: the command is aborted; if that does not help, the controller is reset.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(rename = "NvmeTimeoutAction")]
@@ -186,6 +191,11 @@ enum Action {
 /// The shortest time limit of a command: shorter ones would reset drives that only are busy.
 const TIMEOUT_MIN_US: u64 = 10_000;
 
+/// Attempts, but for [`WITHOUT_LIMIT`].
+fn retries(count: u32) -> u16 {
+    u16::try_from(count).unwrap_or(WITHOUT_LIMIT).min(WITHOUT_LIMIT - 1)
+}
+
 impl Options {
     fn check(&self) -> Result<(), Error> {
         let is_short = |us: Option<u64>| us.is_some_and(|us| us > 0 && us < TIMEOUT_MIN_US);
@@ -196,6 +206,16 @@ impl Options {
         }
         if self.ctrlr_loss_timeout_sec.is_some_and(|seconds| seconds < -1) {
             return Err(Error::invalid("`ctrlr_loss_timeout_sec` must be -1, 0 or more"));
+        }
+        if self.bdev_retry_count.is_some_and(|count| count < -1) {
+            return Err(Error::invalid("`bdev_retry_count` must be -1, 0 or more"));
+        }
+        if self.arbitration_burst.is_some_and(|burst| burst > 7) {
+            return Err(Error::invalid("`arbitration_burst` must be 0 to 7"));
+        }
+        let weights = [self.low_priority_weight, self.medium_priority_weight, self.high_priority_weight];
+        if weights.into_iter().flatten().any(|weight| weight > 255) {
+            return Err(Error::invalid("the weight of a priority must be 0 to 255"));
         }
         Ok(())
     }
@@ -213,8 +233,28 @@ impl Options {
             config.options.keep_alive = u64::from(ms) * 1_000_000;
         }
         if let Some(count) = self.transport_retry_count {
-            config.retries = u8::try_from(count).unwrap_or(u8::MAX);
+            config.retries = retries(count);
         }
+        match self.bdev_retry_count.map(u32::try_from) {
+            None => {}
+            Some(Ok(count)) => config.retries = config.retries.max(retries(count)),
+            Some(Err(_)) => config.retries = WITHOUT_LIMIT,
+        }
+        match self.action_on_timeout {
+            Some(Action::None) if self.timeout_us.is_some_and(|us| us > 0) => {
+                config.on_timeout = OnTimeout::Log
+            }
+            Some(Action::Reset) => config.on_timeout = OnTimeout::Reset,
+            Some(Action::Abort | Action::None) | None => {}
+        }
+        let byte = |value: Option<u32>| value.unwrap_or_default().to_le_bytes()[0];
+        config.options.arbitration = Some(Arbitration {
+            burst: byte(self.arbitration_burst),
+            low: byte(self.low_priority_weight),
+            medium: byte(self.medium_priority_weight),
+            high: byte(self.high_priority_weight),
+        })
+        .filter(|arbitration| arbitration.burst > 0);
         if let Some(depth) = self.io_queue_requests.filter(|depth| *depth > 0) {
             config.depth = u16::try_from(depth).unwrap_or(u16::MAX);
         }
@@ -239,7 +279,8 @@ async fn set_options(control: &Control, p: Options) -> Result<bool, Error> {
 struct SetHotplug {
     /// Whether drives are attached by themselves, as `HotInNvme0` and so on.
     enable: bool,
-    /// Microseconds between two looks at the host's drives, 0 to 10,000,000. Default, and for 0: 100,000.
+    /// Microseconds between two looks at the host's drives, 0 to 10,000,000. Default, and for 0: 100,000. Where the daemon
+    /// receives the kernel's events, it looks after each event, and every 5 s, or once in this period if that is longer.
     #[serde(default)]
     period_us: u64,
 }
@@ -279,14 +320,41 @@ mod tests {
             "io_queue_requests": 64, "ctrlr_loss_timeout_sec": 3, "keep_alive_timeout_ms": 10}),
         );
         assert_eq!((set.options.io.command, set.options.admin), (5 * SECOND, 7 * SECOND));
-        assert_eq!((set.retries, set.depth, set.grace), (255, 64, Duration::from_secs(3)));
+        assert_eq!((set.retries, set.depth, set.grace), (300, 64, Duration::from_secs(3)));
         assert_eq!(set.options.keep_alive, SECOND / 100);
+    }
+
+    #[test]
+    fn late_commands_attempts_and_arbitration_follow_the_options() {
+        let of = |options| config(options).on_timeout;
+        assert_eq!(of(json!({"action_on_timeout": "reset"})), OnTimeout::Reset);
+        assert_eq!(of(json!({"action_on_timeout": "abort"})), OnTimeout::Abort);
+        assert_eq!(of(json!({"action_on_timeout": "none"})), OnTimeout::Abort, "without a time limit");
+        assert_eq!(of(json!({"action_on_timeout": "none", "timeout_us": 1_000_000})), OnTimeout::Log);
+        let of = |options| config(options).retries;
+        assert_eq!(of(json!({"bdev_retry_count": 9})), 9);
+        assert_eq!(of(json!({"bdev_retry_count": 2, "transport_retry_count": 0})), 2);
+        assert_eq!(of(json!({"bdev_retry_count": -1})), WITHOUT_LIMIT);
+        assert_eq!(of(json!({"bdev_retry_count": i32::MAX})), WITHOUT_LIMIT - 1);
+        let of = |options| config(options).options.arbitration;
+        let weights = json!({"arbitration_burst": 3, "low_priority_weight": 1, "high_priority_weight": 255});
+        assert_eq!(of(weights), Some(Arbitration { burst: 3, low: 1, medium: 0, high: 255 }));
+        assert_eq!(of(json!({"low_priority_weight": 1})), None);
+        for wrong in [
+            json!({"arbitration_burst": 8}),
+            json!({"medium_priority_weight": 256}),
+            json!({"bdev_retry_count": -2}),
+        ] {
+            let options: Options = serde_json::from_value(wrong).unwrap();
+            assert_eq!(options.check().unwrap_err().code(), -22);
+        }
     }
 
     #[test]
     fn spdks_defaults_are_ours() {
         let spdk = config(json!({"timeout_us": 0, "timeout_admin_us": 0, "transport_retry_count": 4,
-            "io_queue_requests": 0, "ctrlr_loss_timeout_sec": 0}));
+            "io_queue_requests": 0, "ctrlr_loss_timeout_sec": 0, "action_on_timeout": "none", "bdev_retry_count": 3,
+            "arbitration_burst": 0, "low_priority_weight": 0, "medium_priority_weight": 0, "high_priority_weight": 0}));
         let ours = config(json!({}));
         assert_eq!(format!("{spdk:?}"), format!("{ours:?}"));
         assert_eq!(config(json!({"ctrlr_loss_timeout_sec": -1})).grace, super::super::attach::FOR_EVER);

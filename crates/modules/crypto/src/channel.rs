@@ -1,0 +1,205 @@
+//! A channel of a crypto disk. Reactor context.
+//!
+//! A write is encrypted into a buffer when it starts. A read goes to the base with a buffer, and is decrypted from there when the
+//! base has completed it. A request without a buffer waits in the channel's one FIFO, only while the channel's own buffer is in
+//! use: the completion of the request that uses it brings the next poll.
+
+use crate::pool::{BUFFER_MAX, Pool};
+use crate::tweaks::Layout;
+use aryk_aes_xts::Key;
+use aryk_bdev::{BdevChannel, Channel, Completion, Io, Lba, Op, Status, Tag};
+use aryk_dma::{Buffer, PAGE, Sgl};
+use aryk_reactor::{Cx, RootId};
+use aryk_slots::{Key as Slot, Slots};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Bytes that one poll encrypts and decrypts, and those of one request more: some 50 µs.
+const POLL_BYTES: usize = 512 << 10;
+
+/// A request that the base has.
+struct Request {
+    tag: Tag,
+    /// For a read: where its data goes.
+    target: Option<(Lba, Sgl)>,
+    buffer: Option<Buffer>,
+    /// The buffer is the channel's own.
+    is_own: bool,
+}
+
+/// The buffer that only this channel uses.
+enum Own {
+    /// It was never needed.
+    Unallocated,
+    Free(Buffer),
+    InUse,
+}
+
+pub(crate) struct CryptoChannel {
+    base: BdevChannel,
+    key: Arc<Key>,
+    layout: Layout,
+    pool: Rc<Pool>,
+    pool_bytes: usize,
+    /// Bytes of the pool's buffers that this channel has.
+    used: usize,
+    own: Own,
+    requests: Slots<Request>,
+    /// Requests that have no buffer yet, in the order of their submission.
+    waiting: VecDeque<Io>,
+    /// Requests that the base has completed, and whose data is not decrypted yet.
+    completed: VecDeque<Completion>,
+    from_base: Vec<Completion>,
+    /// Completions of requests that were aborted while they waited.
+    aborted: Vec<Completion>,
+    root: RootId,
+}
+
+impl Channel for CryptoChannel {
+    #[inline]
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
+        if !io.op.has_data() {
+            let key = self.requests.add(Request { tag: io.tag, target: None, buffer: None, is_own: false });
+            self.base.submit(Io { tag: Tag(key.raw()), ..*io }, cx);
+        } else if !self.waiting.is_empty() || !self.try_start(io, cx) {
+            self.waiting.push_back(*io);
+        }
+    }
+
+    fn abort(&mut self, tag: Tag, cx: &mut Cx) {
+        let before = self.waiting.len();
+        self.waiting.retain(|io| io.tag != tag);
+        for _ in self.waiting.len()..before {
+            self.aborted.push(Completion { tag, status: Status::Aborted });
+            cx.wake(self.root);
+        }
+        for (key, _) in self.requests.iter().filter(|(_, request)| request.tag == tag) {
+            self.base.abort(Tag(key.raw()), cx);
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
+        self.base.poll(cx, &mut self.from_base);
+        self.completed.extend(self.from_base.drain(..));
+        let mut bytes = 0;
+        while bytes < POLL_BYTES {
+            let Some(completion) = self.completed.pop_front() else { break };
+            bytes += self.complete(completion, out);
+        }
+        while bytes < POLL_BYTES {
+            let Some(io) = self.waiting.front().copied() else { break };
+            if !self.try_start(&io, cx) {
+                break;
+            }
+            self.waiting.pop_front();
+            bytes += io.data.len() as usize;
+        }
+        if bytes >= POLL_BYTES {
+            cx.wake(self.root);
+        }
+        out.append(&mut self.aborted);
+    }
+}
+
+impl CryptoChannel {
+    pub fn new(
+        base: BdevChannel,
+        key: Arc<Key>,
+        layout: Layout,
+        pool_bytes: usize,
+        depth: u32,
+        root: RootId,
+        cx: &mut Cx,
+    ) -> Self {
+        let pool = cx.local_state::<Pool>();
+        pool.open();
+        Self {
+            base,
+            key,
+            layout,
+            pool,
+            pool_bytes,
+            used: 0,
+            own: Own::Unallocated,
+            requests: Slots::new(depth.min(64)),
+            waiting: VecDeque::new(),
+            completed: VecDeque::new(),
+            from_base: Vec::new(),
+            aborted: Vec::new(),
+            root,
+        }
+    }
+
+    /// Sends a read or write to the base, if there is a buffer for it.
+    #[inline]
+    fn try_start(&mut self, io: &Io, cx: &mut Cx) -> bool {
+        let len = io.data.len() as usize;
+        let Some((mut buffer, is_own)) = self.take_buffer(len) else { return false };
+        let target = if io.op == Op::Write {
+            let (tweaks, to) = (self.layout.tweaks(io.lba), &mut buffer.bytes_mut()[..len]);
+            let encrypted = self.key.encrypt_from(self.layout.sector, tweaks, &io.data, to);
+            encrypted.expect("the block layer has checked the length");
+            None
+        } else {
+            Some((io.lba, io.data))
+        };
+        let data = buffer.lend().first(io.data.len());
+        let key = self.requests.add(Request { tag: io.tag, target, buffer: Some(buffer), is_own });
+        self.base.submit(Io { tag: Tag(key.raw()), data, ..*io }, cx);
+        true
+    }
+
+    /// Takes a buffer of the pool, or the channel's own. The buffer may be longer than `len`.
+    #[inline]
+    fn take_buffer(&mut self, len: usize) -> Option<(Buffer, bool)> {
+        if let Some(buffer) = self.pool.take(len, self.used, self.pool_bytes) {
+            self.used += buffer.len();
+            return Some((buffer, false));
+        }
+        match std::mem::replace(&mut self.own, Own::InUse) {
+            Own::Free(buffer) => Some((buffer, true)),
+            Own::Unallocated => {
+                // Every request fits: its bytes are at most the larger one of these.
+                let size = BUFFER_MAX.max(self.layout.block_size as usize);
+                Some((Buffer::new(size, PAGE as usize), true))
+            }
+            Own::InUse => None,
+        }
+    }
+
+    /// Ends a request that the base has completed. Returns the bytes decrypted.
+    #[inline]
+    fn complete(&mut self, Completion { tag, status }: Completion, out: &mut Vec<Completion>) -> usize {
+        let request = self.requests.remove(Slot::from_raw(tag.0)).expect("a base completes a request once");
+        let mut bytes = 0;
+        if let Some(mut buffer) = request.buffer {
+            buffer.reclaim();
+            if let Some((lba, data)) = request.target.filter(|_| status.is_ok()) {
+                bytes = data.len() as usize;
+                let (tweaks, from) = (self.layout.tweaks(lba), &mut buffer.bytes_mut()[..bytes]);
+                let decrypted = self.key.decrypt_to(self.layout.sector, tweaks, from, &data);
+                decrypted.expect("the block layer has checked the length");
+            }
+            self.give_back(buffer, request.is_own);
+        }
+        out.push(Completion { tag: request.tag, status });
+        bytes
+    }
+
+    #[inline]
+    fn give_back(&mut self, buffer: Buffer, is_own: bool) {
+        if is_own {
+            self.own = Own::Free(buffer);
+        } else {
+            self.used -= buffer.len();
+            self.pool.give_back(buffer);
+        }
+    }
+}
+
+impl Drop for CryptoChannel {
+    fn drop(&mut self) {
+        self.pool.close();
+    }
+}
