@@ -16,6 +16,7 @@ mod metrics;
 mod moving;
 mod notify;
 mod nvme;
+mod nvme_commands;
 mod open_metrics;
 mod qos;
 mod sandbox;

@@ -73,7 +73,7 @@ fn names(disks: &Value) -> Vec<&str> {
     disks.as_array().unwrap().iter().map(|disk| disk["name"].as_str().unwrap()).collect()
 }
 
-fn attach(daemon: &Daemon, socket: &Path) -> Value {
+pub fn attach(daemon: &Daemon, socket: &Path) -> Value {
     let params = json!({"name": "Nvme0", "trtype": "VFIOUSER", "traddr": socket});
     daemon.call("bdev_nvme_attach_controller", params).unwrap()
 }
