@@ -6,11 +6,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use aryk_crash_point::Step;
 use aryk_guest_tests::process::{Process, Signal, Stdin};
+use aryk_pci::Address;
 use aryk_rpc_client::Client;
 use rustix::process::{Pid, kill_process};
 use serde_json::{Value, json};
 
 use crate::content::{self, SECTOR};
+use crate::drive;
 use crate::load::SECTORS;
 use crate::shape::{Device, Mode, Shape};
 
@@ -20,28 +22,41 @@ const DRAIN: Duration = Duration::from_secs(20);
 const START: Duration = Duration::from_secs(10);
 const CONTROLLER: &str = "guest";
 
+/// Where the disk's content is.
+#[derive(Clone, Debug)]
+pub enum Medium {
+    /// In a file.
+    File(PathBuf),
+    /// In the namespace of a drive that `arykd` drives by VFIO.
+    Drive(Address),
+}
+
 /// The paths of one life.
 #[derive(Debug)]
 pub struct Place {
     /// Directory of sockets and logs.
     directory: PathBuf,
-    /// The disk's file.
-    image: PathBuf,
+    /// The disk's content.
+    medium: Medium,
     /// The daemon's program.
     arykd: PathBuf,
 }
 
 impl Place {
-    /// Uses `directory` for sockets and logs; creates the disk in `disks`.
+    /// Uses `directory` for sockets and logs; fills the disk.
     ///
     /// # Errors
-    /// The files cannot be written.
-    pub fn new(directory: &Path, disks: &Path, arykd: &Path) -> Result<Self> {
-        let image = disks.join("crash.img");
+    /// The disk or the directory cannot be written.
+    pub fn new(directory: &Path, medium: Medium, arykd: &Path) -> Result<Self> {
         let sectors: Vec<u8> = (0..SECTORS).flat_map(|sector| content::fill(sector, 0)).collect();
-        std::fs::write(&image, sectors).with_context(|| image.display().to_string())?;
+        match &medium {
+            Medium::File(image) => {
+                std::fs::write(image, sectors).with_context(|| image.display().to_string())?;
+            }
+            Medium::Drive(address) => drive::fill(*address, &sectors)?,
+        }
         std::fs::create_dir_all(directory.join("vhost"))?;
-        Ok(Self { directory: directory.to_owned(), image, arykd: arykd.to_owned() })
+        Ok(Self { directory: directory.to_owned(), medium, arykd: arykd.to_owned() })
     }
 
     /// The vhost-user socket.
@@ -60,9 +75,12 @@ impl Place {
     /// Reads the disk's content past the daemon.
     ///
     /// # Errors
-    /// The file cannot be read, or has another length than at its creation.
-    pub fn image(&self) -> Result<Vec<u8>> {
-        let bytes = std::fs::read(&self.image)?;
+    /// The disk cannot be read, or has another length than at its creation.
+    pub fn content(&self) -> Result<Vec<u8>> {
+        let bytes = match &self.medium {
+            Medium::File(image) => std::fs::read(image)?,
+            Medium::Drive(address) => drive::content(*address)?,
+        };
         ensure!(bytes.len() as u64 == SECTORS * SECTOR as u64, "the disk has {} bytes", bytes.len());
         Ok(bytes)
     }
@@ -82,8 +100,18 @@ impl Daemon {
     /// The daemon cannot be started, or refuses a call.
     pub fn first(place: &Place, shape: &Shape) -> Result<Self> {
         let daemon = Self::spawn(place, None, shape.supervised)?;
-        let disk = json!({"name": "disk", "filename": place.image, "block_size": shape.block_size});
-        call(&place.rpc(), "bdev_uring_create", &disk)?;
+        match &place.medium {
+            Medium::File(image) => {
+                let disk = json!({"name": "disk", "filename": image, "block_size": shape.block_size});
+                call(&place.rpc(), "bdev_uring_create", &disk)?;
+            }
+            // The drive accesses the front-end's memory by itself, where a request allows that.
+            Medium::Drive(address) => {
+                let drive = json!({"name": "drive", "trtype": "PCIe", "traddr": address.to_string(), "nsid": 1,
+                    "disk": "disk", "dma": "pin"});
+                call(&place.rpc(), "bdev_nvme_attach_controller", &drive)?;
+            }
+        }
         let mut controller = json!({"ctrlr": CONTROLLER, "num_queues": shape.queues});
         if shape.mode == Mode::Client {
             controller["connect"] = json!(place.vhost_socket(Mode::Client));
@@ -121,7 +149,7 @@ impl Daemon {
         }
         arguments.splice(0..0, step.map(|step| format!("ARYK_CRASH_STEP={step}")));
         let log = place.directory.join("arykd.log");
-        let process = Process::spawn(Path::new("/usr/bin/env"), &arguments, Stdin::Null, &log)?;
+        let process = Process::spawn(Path::new("env"), &arguments, Stdin::Null, &log)?;
         if moves {
             let socket = place.rpc();
             std::thread::spawn(move || move_queues(&socket));

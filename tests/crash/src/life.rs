@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use aryk_crash_point::Step;
+use aryk_pci::Address;
 use serde::Serialize;
 
-use crate::daemon::{Daemon, Place};
+use crate::daemon::{Daemon, Medium, Place};
 use crate::front_end::{Counts, FrontEnd, Kind, Violation, violation};
 use crate::random::stream;
 use crate::shape::Shape;
@@ -121,8 +122,10 @@ pub struct Record {
 pub struct Settings<'a> {
     /// The daemon's program.
     pub arykd: &'a Path,
-    /// Directory of disks.
+    /// Directory of disks in files.
     pub disks: &'a Path,
+    /// The drive that is the disk, instead of a file.
+    pub drive: Option<Address>,
     /// The seed of all random decisions.
     pub seed: u64,
     /// How long the load runs without crashes.
@@ -141,7 +144,8 @@ pub fn run_life(
 ) -> Result<Record> {
     let sockets = tempfile::tempdir()?;
     let disks = tempfile::tempdir_in(settings.disks)?;
-    let place = Place::new(sockets.path(), disks.path(), settings.arykd)?;
+    let file = || Medium::File(disks.path().join("crash.img"));
+    let place = Place::new(sockets.path(), settings.drive.map_or_else(file, Medium::Drive), settings.arykd)?;
     let random = |number| stream(settings.seed, life << 8 | number);
     let front_end = FrontEnd::new(shape, random(1), &place.vhost_socket(shape.mode))?;
     let mut plans: Vec<_> = crashes.map(|crash| Plan::draw(&mut random(2 + crash), crash, shape)).collect();
@@ -273,10 +277,10 @@ impl Life<'_> {
         }
     }
 
-    /// Ends the load and the daemon, and checks the file's content.
+    /// Ends the load and the daemon, and checks the disk's content.
     fn end(mut self) -> Result<(), Violation> {
         self.daemon.stop().map_err(broken)?;
-        let bytes = self.place.image().map_err(|error| violation(Kind::File, format!("{error:#}")))?;
+        let bytes = self.place.content().map_err(|error| violation(Kind::File, format!("{error:#}")))?;
         self.front_end.check_file(&bytes)
     }
 }

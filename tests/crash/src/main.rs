@@ -6,10 +6,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use aryk_crash_tests::drive;
 use aryk_crash_tests::life::{self, Settings};
 use aryk_crash_tests::random::stream;
 use aryk_crash_tests::report::Report;
 use aryk_crash_tests::shape::{Device, Format, Mode, Shape};
+use aryk_pci::Address;
 use clap::Parser;
 
 /// Crashes of one life. Even, so that the first crash is a kill by the test: the daemon of the control phase has no step
@@ -46,6 +48,9 @@ struct Cli {
     /// Directory for disks, on a real file system
     #[arg(long, value_name = "DIR", default_value = ".")]
     disks: PathBuf,
+    /// Instead of files: the NVMe drive at this PCI address, with one namespace of 2 MiB, whose data is lost
+    #[arg(long, value_name = "ADDRESS")]
+    nvme: Option<Address>,
     /// Write all results to this JSON file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -65,7 +70,8 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<()> {
-    let settings = Settings { arykd: &cli.arykd, disks: &cli.disks, seed: cli.seed, control: CONTROL };
+    let settings =
+        Settings { arykd: &cli.arykd, disks: &cli.disks, drive: cli.nvme, seed: cli.seed, control: CONTROL };
     let or_all =
         |some: &[Mode]| if some.is_empty() { vec![Mode::Server, Mode::Client] } else { some.to_vec() };
     let modes = or_all(&cli.mode);
@@ -78,14 +84,19 @@ fn run(cli: &Cli) -> Result<()> {
         if cli.life.is_some_and(|only| only != life) || (crashes.is_empty() && cli.rounds > 0) {
             continue;
         }
-        let shape = Shape::draw(&mut stream(cli.seed, life << 8), life, cli.device, &modes, &formats);
+        let mut shape = Shape::draw(&mut stream(cli.seed, life << 8), life, cli.device, &modes, &formats);
+        if let Some(drive) = cli.nvme {
+            shape.block_size = drive::block_size(drive)?;
+        }
         println!("life {life}: {}, {} crashes", shape.summary(), crashes.end - crashes.start);
         let record = life::run_life(settings, life, &shape, crashes)?;
         if let Some(violation) = &record.violation {
             println!("VIOLATION: {violation}\n{}", record.log.as_deref().unwrap_or_default());
             println!(
-                "to repeat: cargo xtask crash --seed {} --rounds {} --life {life}",
-                cli.seed, cli.rounds
+                "to repeat: cargo xtask crash{} --seed {} --rounds {} --life {life}",
+                cli.nvme.map_or_else(String::new, |drive| format!(" --nvme {drive}")),
+                cli.seed,
+                cli.rounds
             );
         }
         records.push(record);
