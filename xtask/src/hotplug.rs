@@ -35,8 +35,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let bin = workspace::build_programs()?;
     let image = Image::prepare(&workspace::target()?.join("guest"))?;
     let patience = args.minutes.map(|minutes| Duration::from_secs(60 * minutes));
-    // No guest of these scenes runs an example.
-    let lab = Lab { image, bin, examples: PathBuf::new() };
+    // No guest of these scenes runs a program of the tests.
+    let lab = Lab { image, bin, tests: PathBuf::new() };
     let report = hotplug::run(&lab, args.rounds, args.seed, patience)?;
     let files = [(&args.json, format!("{:#}\n", report.json())), (&args.page, report.page())];
     for (path, text) in files {

@@ -27,8 +27,8 @@ pub struct Lab {
     pub image: Image,
     /// The directory of `arykd` and `aryk`.
     pub bin: PathBuf,
-    /// The directory of the examples that guests run.
-    pub examples: PathBuf,
+    /// The directory of the programs of the tests' build, and of its examples.
+    pub tests: PathBuf,
 }
 
 /// The body of a case.
@@ -106,7 +106,12 @@ impl Site<'_> {
 
     /// An example of this project that a guest runs.
     pub(crate) fn example(&self, name: &str) -> PathBuf {
-        self.lab.examples.join(name)
+        self.lab.tests.join("examples").join(name)
+    }
+
+    /// A program of the tests' build that a guest runs.
+    pub(crate) fn tool(&self, name: &str) -> PathBuf {
+        self.lab.tests.join(name)
     }
 
     /// A delivered program that a guest runs.

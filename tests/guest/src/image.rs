@@ -27,6 +27,7 @@ const TOOLS: &[&str] = &[
     "e2fsck",
     "blkdiscard",
     "nvme",
+    "setpriv",
     "sg_compare_and_write",
     "sg_get_lba_status",
     "sg_inq",

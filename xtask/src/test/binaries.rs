@@ -109,10 +109,10 @@ pub(crate) fn run_adversary(scene: &str, settings: &[(&'static str, String)]) ->
     lanes::run(tests, 1, |test: Binary| test.run(&environment, arguments))
 }
 
-/// Builds all tests and examples; returns the directory of the examples.
-pub(crate) fn build_examples() -> Result<PathBuf> {
+/// Builds all tests, with the programs that they start and the examples; returns the directory of the programs.
+pub(crate) fn build_for_guests() -> Result<PathBuf> {
     build()?;
-    Ok(workspace::target()?.join("debug/examples"))
+    Ok(workspace::target()?.join("debug"))
 }
 
 /// Runs the harness's own tests, including those that boot guests. One at a time: each guest needs both cores.

@@ -19,7 +19,7 @@ pub(crate) fn run(all: bool, part: &str) -> Result<Tally> {
     let bin = workspace::build_programs()?;
     let image = Image::prepare(&workspace::target()?.join("guest"))?;
     let mut tally = if part.is_empty() { binaries::run_guests_harness()? } else { Tally::default() };
-    let lab = cases::Lab { image, bin, examples: binaries::build_examples()? };
+    let lab = cases::Lab { image, bin, tests: binaries::build_for_guests()? };
     let run = |case: cases::Case| {
         let clock = Clock::start();
         let result = case.run(&lab);

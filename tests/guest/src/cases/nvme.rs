@@ -134,6 +134,9 @@ const IDENTIFIED: &[&str] = &[
 /// The commands of an operator: drives are listed, checked, bound and unbound, and refused where they are in use.
 const COMMANDS: &str = include_str!("nvme/commands.sh");
 
+/// The unit that binds a drive at each boot.
+const UNIT: &str = include_str!("../../../../contrib/systemd/aryk-nvme-bind@.service");
+
 /// Each line that the guest must print, in order.
 const COMMANDED: &[&str] = &[
     "ADDRESS DRIVER GROUP SIZE TEMP DRIVE",
@@ -193,7 +196,26 @@ const COMMANDED: &[&str] = &[
     "controller Nvme0, disks: Nvme0n1",
     "refused aryk: 0000:00:18.0 is in use: vfio/2 is open in process ",
     "true",
+    "refused aryk: ",
+    "Disk 'vm1' of 16M is ready.",
+    "place PCIe 0000:00:18.0",
+    "serial aryk-nvme0",
+    "1 vm1 16M 512 ",
+    "state \"driven\"",
+    "serial \"aryk-nvme0\"",
+    "size 16777216",
+    "iommu_group 2",
+    "disks [ \"vm1\" ]",
+    "temperature 50 °C",
+    "The controller '",
+    "gone: []",
+    "state \"bound\"",
     "The daemon, process ",
+    "unit: 0000:00:18.0 is now bound to vfio-pci. owner 1001",
+    "unit: 0000:00:18.0 was already bound to vfio-pci. owner 1001",
+    "unit: 0000:00:18.0 is now bound to nvme.",
+    "unit: refused aryk: 0000:00:18.0 is in use: nvme0n1 is mounted at /mnt",
+    "unit: 0000:00:18.0 is now bound to vfio-pci. owner 1001",
     "0000:00:18.0 is now bound to nvme.",
     "0000:00:19.0 is now bound to nvme.",
     "0000:00:19.1 is now bound to nvme.",
@@ -268,6 +290,7 @@ const DAEMON: &str = include_str!("nvme/tools.sh");
 
 /// Each line that the guest must print, in order.
 const SERVED: &[&str] = &[
+    "refused aryk: Permission denied: `/dev/nvme0n1` is not in a directory that disks may be in: /tmp/disks",
     "refused aryk: No such device: the NVMe controller nv has no character devices",
     "true",
     "refused aryk: File exists: /dev/aryk/nv exists already",
@@ -360,6 +383,21 @@ const BALLOONED: &[&str] = &[
     "pin huge after: read 2048 KiB wrong, written 2048 KiB wrong",
 ];
 
+/// `arykd` in the guest, which is killed under load.
+const KILLED: &str = include_str!("nvme/killed.sh");
+
+/// Each line that the guest must print, in order. Both lives of the front-end end without a violation.
+const RECOVERED: &[&str] = &[
+    "life 0: blk server",
+    "life 1: scsi client",
+    "20 crashes in 2 lives, seed 1: ",
+    "round 1: closed on exec, and the supervisor has 0",
+    "round 1: unchanged",
+    "round 2: closed on exec, and the supervisor has 0",
+    "round 2: unchanged",
+    "0000:00:18.0 is now bound to nvme.",
+];
+
 /// Drivers that are killed with commands in flight, and their successors.
 const FENCE: &str = r#"
     load_modules vfio
@@ -379,6 +417,8 @@ const FENCE: &str = r#"
     done
 "#;
 
+/// Commands that the drive of a killed daemon executes each second: fewer than its front-end submits, so that some are in flight.
+const LOADED: u64 = 2000;
 /// Commands that the drive of these drivers executes each second: a flood lasts for two seconds.
 const SLOW: u64 = 64;
 /// The bytes of a flood.
@@ -399,6 +439,7 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("nvme/events", events),
         Case::new("nvme/balloon", balloon),
         Case::new("nvme/fence", fence),
+        Case::new("nvme/killed", killed),
     ]
 }
 
@@ -425,7 +466,17 @@ fn functions(site: &Site<'_>) -> Result<()> {
 fn commands(site: &Site<'_>) -> Result<()> {
     let programs = ["aryk", "arykd"].map(|name| site.program(name));
     let vm = Vm { memory_mib: 512, ..vm(site, &THREE)? };
-    expect(site, vm, programs.to_vec(), COMMANDS, COMMANDED)
+    let script = COMMANDS.replace("@START@", &of_unit("ExecStart")?).replace("@STOP@", &of_unit("ExecStop")?);
+    expect(site, vm, programs.to_vec(), &script, COMMANDED)
+}
+
+/// The commands of a setting of the unit, for the script's first drive.
+fn of_unit(setting: &str) -> Result<String> {
+    let values = UNIT.lines().filter_map(|line| line.strip_prefix(setting)?.strip_prefix('='));
+    let commands: Vec<_> = values.map(|command| command.replace("%i", "$one")).collect();
+    let are_known = commands.iter().all(|command| command.starts_with("/usr/bin/aryk "));
+    ensure!(are_known && !commands.is_empty(), "the unit has other commands: {setting} {commands:?}");
+    Ok(commands.join("\n").replace("/usr/bin/aryk ", "aryk "))
 }
 
 fn driver(site: &Site<'_>) -> Result<()> {
@@ -513,6 +564,22 @@ fn fence(site: &Site<'_>) -> Result<()> {
     }
     drop(guest);
     Ok(())
+}
+
+/// `arykd` is killed with requests in flight, and its successors complete them. No late write of a dead daemon lands: a front-end
+/// checks what it reads, and the medium at the end.
+fn killed(site: &Site<'_>) -> Result<()> {
+    let mut vm = Vm { memory_mib: 768, ..vm(site, &[("18.0", "")])? };
+    // The size that the crash test expects.
+    std::fs::File::options().write(true).open(&vm.nvme[0].images[0])?.set_len(2 << 20)?;
+    // The tests' build of the daemon has points at which it kills itself.
+    vm.programs.extend([site.program("aryk"), site.tool("arykd"), site.tool("aryk-crash-tests")]);
+    let mut guest = site.boot(&vm, KILLED)?;
+    guest.wait_line("ready", TIMEOUT)?;
+    guest.limit_nvme(0, LOADED)?;
+    guest.send("crash")?;
+    guest.wait_line("20 crashes in ", TIMEOUT)?;
+    in_order(&guest.finish(TIMEOUT)?, RECOVERED)
 }
 
 /// A VM with a drive that can be unplugged, and the daemon in it.

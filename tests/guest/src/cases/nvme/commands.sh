@@ -87,8 +87,46 @@ echo
 aryk nvme list | words
 refused nvme unbind $one
 aryk rpc bdev_nvme_detach_controller '{"name": "Nvme0"}'
+
+# A disk by its drive's address, and the drive as programs see it.
+members() {
+    aryk nvme list --json | tr '\n' ' ' | words | sed 's/}, { "address"/}\n{ "address"/g' | grep "\"address\": \"$one\"" >/tmp/drive
+    for name in "$@"; do sed -n "s/.*\"$name\": \(\[[^]]*\]\|[^,]*\),.*/$name \1/p" /tmp/drive; done
+}
+refused disk create vm1 --nvme $one:2
+aryk disk create vm1 --nvme $one | words
+aryk nvme identify $one | words
+members state serial size iommu_group disks
+aryk nvme smart vm1 | words
+aryk nvme reset vm1 | words
+aryk disk remove vm1
+echo "gone: $(aryk rpc bdev_nvme_get_controllers)"
+members state
 aryk stop
 wait $daemon
+
+# The commands of the unit that binds a drive at each boot.
+echo aryk:x:1001:1001::/:/bin/sh >>/etc/passwd
+start() {
+@START@
+}
+stop() {
+@STOP@
+}
+owner() { stat -c %u "/dev/vfio/$(group $one)"; }
+aryk nvme unbind $one >/dev/null
+await_block $one
+for _ in $(seq 100); do start >/tmp/bound && break; sleep 0.1; done
+echo "unit: $(cat /tmp/bound) owner $(owner)"
+echo "unit: $(start) owner $(owner)"
+echo "unit: $(stop)"
+await_block $one
+mount "$(block $one)" /mnt
+if said=$(start); then echo "not refused"; exit 1; fi
+echo "unit: refused $said" | words
+umount /mnt
+for _ in $(seq 100); do start >/tmp/bound && break; sleep 0.1; done
+echo "unit: $(cat /tmp/bound) owner $(owner)"
 
 # Returned, with its data.
 aryk nvme unbind $one $two $three

@@ -13,7 +13,8 @@ ulimit -l unlimited
 load_modules vfio
 load_modules cuse
 program aryk nvme bind $faulty $drive >/dev/null
-program arykd -r /tmp/rpc.sock -S /tmp -m 0x1 --allow-dir /dev/vfio >/tmp/arykd.log 2>&1 &
+mkdir /tmp/disks
+program arykd -r /tmp/rpc.sock -S /tmp -m 0x1 --allow-dir /tmp/disks >/tmp/arykd.log 2>&1 &
 until_true aryk status >/dev/null
 aryk rpc bdev_nvme_attach_controller '{"name": "nv0", "trtype": "PCIe", "traddr": "'$faulty'"}' >/dev/null || fail attach
 aryk rpc bdev_nvme_attach_controller '{"name": "nv1", "trtype": "PCIe", "traddr": "'$drive'"}' >/dev/null || fail attach
