@@ -77,10 +77,12 @@ impl<T: Send + 'static> Call<T> {
         }
     }
 
-    /// Waits for the end.
-    pub(super) async fn ended(self) {
-        // The result is dropped here.
-        let _ = self.0.await;
+    /// Waits for the end; at once, if the result was taken.
+    pub(super) async fn ended(mut self) {
+        // The channel must not be awaited after its result was taken. The result is dropped here.
+        if self.take().is_err() {
+            let _ = self.0.await;
+        }
     }
 }
 
@@ -99,4 +101,24 @@ pub(super) fn open(
 pub(super) fn close(what: impl Send + 'static, wake: UnboundedSender<Command>) -> Option<Call<()>> {
     // Without a thread it is closed here.
     Call::start("aryk-nvme-close", wake, move || drop(what)).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::mpsc::unbounded_channel;
+
+    #[test]
+    fn a_call_may_be_awaited_before_and_after_its_result_was_taken() {
+        for is_taken in [false, true] {
+            let (sender, mut commands) = unbounded_channel();
+            let mut call = Call::start("test", sender, || 7).unwrap();
+            assert!(matches!(commands.blocking_recv(), Some(Command::CallEnded)));
+            if is_taken {
+                assert_eq!(call.take().ok(), Some(Some(7)));
+                assert_eq!(call.take().ok(), Some(None));
+            }
+            tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(call.ended());
+        }
+    }
 }
