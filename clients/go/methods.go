@@ -560,7 +560,7 @@ type BdevNvmeAttachControllerParams struct {
 	Dma NvmeDma `json:"dma,omitempty"`
 	// Saved, without effect.
 	FabricsConnectTimeoutUs *uint64 `json:"fabrics_connect_timeout_us,omitempty"`
-	// Saved, without effect: requests wait as long as `ctrlr_loss_timeout_sec` says.
+	// Seconds for which requests wait for a drive that has vanished before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default, and for 0: they wait as long as that says.
 	FastIoFailTimeoutSec *uint32 `json:"fast_io_fail_timeout_sec,omitempty"`
 	// Saved, without effect.
 	Hdgst *bool `json:"hdgst,omitempty"`
@@ -590,7 +590,7 @@ type BdevNvmeAttachControllerParams struct {
 	Priority string `json:"priority,omitempty"`
 	// Saved, without effect.
 	Psk string `json:"psk,omitempty"`
-	// Saved, without effect: an absent drive is tried every quarter of a second.
+	// Seconds between two attempts to open a drive that has vanished. Default, and for 0: a quarter of a second.
 	ReconnectDelaySec *uint32 `json:"reconnect_delay_sec,omitempty"`
 	// Aryk only: the drive's serial number; another drive is refused. The daemon stores that of the drive, so that a restart does not take another drive for it.
 	Serial string `json:"serial,omitempty"`
@@ -797,7 +797,7 @@ type BdevNvmeSetOptionsParams struct {
 	DisableAutoFailback *bool `json:"disable_auto_failback,omitempty"`
 	// Saved, without effect: flushes always reach a drive with a volatile write cache.
 	EnableFlush *bool `json:"enable_flush,omitempty"`
-	// Saved, without effect.
+	// Seconds for which requests wait for a drive that has vanished before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default: they wait as long as that says.
 	FastIoFailTimeoutSec *uint32 `json:"fast_io_fail_timeout_sec,omitempty"`
 	// Saved, without effect: namespaces without a UUID always get one.
 	GenerateUuids *bool `json:"generate_uuids,omitempty"`
@@ -829,7 +829,7 @@ type BdevNvmeSetOptionsParams struct {
 	RdmaSrqSize *uint32 `json:"rdma_srq_size,omitempty"`
 	// Saved, without effect.
 	RdmaUmrPerIo *bool `json:"rdma_umr_per_io,omitempty"`
-	// Saved, without effect.
+	// Seconds between two attempts to open a drive that has vanished. Default: a quarter of a second.
 	ReconnectDelaySec *uint32 `json:"reconnect_delay_sec,omitempty"`
 	// Saved, without effect.
 	TcpConnectTimeoutMs *uint32 `json:"tcp_connect_timeout_ms,omitempty"`

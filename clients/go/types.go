@@ -80,6 +80,8 @@ type Bdev struct {
 	PhysicalBlockSize uint32 `json:"physical_block_size"`
 	// Aryk only: whether writes are refused.
 	Readonly bool `json:"readonly"`
+	// Aryk only: whether the disk's store is away for a time, as a drive that has vanished or is being reset: requests wait.
+	Stalled bool `json:"stalled"`
 	// Rate limits; 0 means no limit.
 	AssignedRateLimits RateLimits `json:"assigned_rate_limits"`
 	// Whether an opener has claimed the disk for exclusive write access.

@@ -124,6 +124,8 @@ pub struct Bdev {
     /// Whether the device is closing.
     closing: AtomicBool,
     resetting: AtomicBool,
+    /// Whether the store is away.
+    stalled: AtomicBool,
     openers: Mutex<Openers>,
     /// Disks that are made of this one and stay without it when it is removed.
     staying: Mutex<Vec<Weak<Bdev>>>,
@@ -168,6 +170,7 @@ impl Bdev {
             removing: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             resetting: AtomicBool::new(false),
+            stalled: AtomicBool::new(false),
             openers: Mutex::default(),
             staying: Mutex::default(),
             places: Arc::default(),
@@ -238,6 +241,17 @@ impl Bdev {
     #[inline]
     pub fn is_removing(&self) -> bool {
         self.removing.load(Ordering::Relaxed)
+    }
+
+    /// Whether its store is away for a time, as its module has reported ([`crate::Registry::stalled`]): requests wait for it.
+    pub fn is_stalled(&self) -> bool {
+        self.stalled.load(Ordering::Relaxed)
+    }
+
+    /// Sets whether its store is away. Returns whether that is new. The caller holds the registry's lock, which orders this with
+    /// the reports to observers.
+    pub(crate) fn set_stalled(&self, is_stalled: bool) -> bool {
+        self.stalled.swap(is_stalled, Ordering::Relaxed) != is_stalled
     }
 
     /// The number of openers that may write.

@@ -12,6 +12,10 @@ pub enum Change {
     Removed,
     /// The disk's number of blocks has changed.
     Resized,
+    /// The disk's store is away: requests wait, or fail after a while ([`Bdev::is_stalled`]).
+    Stalled,
+    /// The store is back, and requests go on. A stalled disk may also be removed, without this.
+    Resumed,
 }
 
 type Observer = Box<dyn Fn(Change, &Bdev) + Send + Sync>;

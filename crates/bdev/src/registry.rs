@@ -115,6 +115,18 @@ impl Inner {
         self.disks.iter().filter(is_on).cloned().collect()
     }
 
+    /// Notes that the store of `bdev` is away or back, also for the disks on top of it that have no other base.
+    fn set_stalled(&self, bdev: &Arc<Bdev>, is_stalled: bool) {
+        if bdev.set_stalled(is_stalled) {
+            self.observers.report(if is_stalled { Change::Stalled } else { Change::Resumed }, bdev);
+        }
+        for above in self.made_of(bdev) {
+            if above.device().bases().len() == 1 {
+                self.set_stalled(&above, is_stalled);
+            }
+        }
+    }
+
     /// Asks each disk that is made of `bdev` whether it stays, and adds `bdev` to `order` behind those that do not.
     fn find_doomed(&self, bdev: &Arc<Bdev>, order: &mut Vec<Arc<Bdev>>) {
         let is_known = |bdev: &Arc<Bdev>, order: &[Arc<Bdev>]| {
@@ -168,8 +180,8 @@ impl Registry {
         &self.memory
     }
 
-    /// Calls `observer` for each disk that is added, removed or resized from now on, by a call or by its module, in this
-    /// order for each disk.
+    /// Calls `observer` for each disk that is added, removed, resized, stalled or resumed from now on, by a call or by its
+    /// module, in the order of these changes.
     ///
     /// `observer` runs in control context, on any thread, while the registry is locked: it must do no more than pass the news on.
     pub fn observe(&self, observer: impl Fn(Change, &Bdev) + Send + Sync + 'static) {
@@ -199,6 +211,11 @@ impl Registry {
         inner.names.extend(names.into_iter().map(|n| (n, Arc::clone(&bdev))));
         inner.disks.push(Arc::clone(&bdev));
         inner.observers.report(Change::Added, &bdev);
+        if let [base] = &*bdev.device().bases()
+            && base.is_stalled()
+        {
+            inner.set_stalled(&bdev, true);
+        }
         Ok(bdev)
     }
 
@@ -342,6 +359,19 @@ impl Registry {
             }
         }
         result
+    }
+
+    /// A module reports that the store of its disk is away for a time, so that requests wait, or that it is back. Disks that are
+    /// made of this disk alone are stalled with it; the module of a disk with several bases decides for that disk.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub fn stalled(&self, name: &str, is_stalled: bool) -> Result<(), Error> {
+        // Its removal is reported under this lock, and nothing after it.
+        let inner = lock(&self.inner);
+        let bdev = inner.names.get(name).ok_or_else(|| Error::NotFound(name.to_owned()))?;
+        inner.set_stalled(bdev, is_stalled);
+        Ok(())
     }
 
     /// A module reports that the limits, the operations or the read-only state of its disk have changed. Every channel has

@@ -2,7 +2,7 @@
 
 use crate::config::Subsystem;
 use crate::methods::details::Details;
-use crate::methods::notify::Events;
+use crate::methods::notify::{Events, Kind};
 use crate::{Error, journal};
 use aryk_bdev::{Bdev, Change, QosGroups, Registry, RemovalStep};
 use rustix::io::Errno;
@@ -48,7 +48,9 @@ impl Default for Disks {
         let (grown, events) = (Arc::new(watch::Sender::new(())), Arc::new(Events::default()));
         let (of_observer, events_of) = (Arc::clone(&grown), Arc::clone(&events));
         registry.observe(move |change, bdev| {
-            events_of.note(change.into(), bdev.name());
+            if let Some(kind) = Kind::of(change) {
+                events_of.note(kind, bdev.name());
+            }
             if change == Change::Added {
                 of_observer.send_replace(());
             }

@@ -24,7 +24,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 pub fn follow_disks(control: &Rc<Control>, methods: &Rc<Methods<Control>>) {
     let (sender, changes) = unbounded_channel();
     control.disks.registry.observe(move |change, bdev| {
-        if change != Change::Resized {
+        if matches!(change, Change::Added | Change::Removed) {
             // The receiver has ended with the daemon.
             let _ = sender.send((change, bdev.name().to_owned()));
         }
@@ -114,7 +114,7 @@ async fn follow(
                 keep_disks_above(&control);
             }
             // The disk has disappeared or come back in between: that is the next change.
-            Change::Added | Change::Removed | Change::Resized => {}
+            Change::Added | Change::Removed | Change::Resized | Change::Stalled | Change::Resumed => {}
         }
     }
 }

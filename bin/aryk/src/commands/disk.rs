@@ -226,14 +226,18 @@ fn kind(disk: &Value) -> &str {
     KINDS.iter().find(|(name, ..)| *name == product).map_or(product, |(_, kind, _)| kind)
 }
 
+/// What an operator must know of a disk whose store is away for a time.
+const STALLED: &str = "stalled: its requests wait";
+
 /// The disks, with details that only this host knows.
 /// The path of a disk, and what an operator must know of it.
 fn notes(disk: &Value) -> String {
     let deleted = (disk["deleted"] == true).then(|| "(deleted)".to_owned());
     let removal = disk["removal"].as_str().map(|removal| format!("(removal: {removal})"));
+    let stalled = (disk["stalled"] == true).then(|| format!("({STALLED})"));
     let drive = || disk["driver_specific"]["nvme"][0]["trid"]["traddr"].as_str().map(str::to_owned);
     let path = Some(text(disk, "path").to_owned()).filter(|path| !path.is_empty()).or_else(drive);
-    path.into_iter().chain(deleted).chain(removal).collect::<Vec<_>>().join(" ")
+    path.into_iter().chain(deleted).chain(stalled).chain(removal).collect::<Vec<_>>().join(" ")
 }
 
 fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
@@ -348,7 +352,8 @@ fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
             ("operations", operations.collect::<Vec<_>>().join(" ")),
             ("details", specific.collect::<Vec<_>>().join(" ")),
         ];
-        out.list(known.into_iter().chain(deleted.map(|deleted| ("file", deleted))))
+        let stalled = (disk["stalled"] == true).then(|| ("state", STALLED.to_owned()));
+        out.list(known.into_iter().chain(stalled).chain(deleted.map(|deleted| ("file", deleted))))
     })
 }
 

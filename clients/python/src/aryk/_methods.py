@@ -896,7 +896,7 @@ class Methods(ABC):
             disk: Aryk only: name of the disk of the namespace `nsid`. Default: `NAMEnNSID`.
             dma: Aryk only: which memory of VMs the controller accesses by itself.
             fabrics_connect_timeout_us: Saved, without effect.
-            fast_io_fail_timeout_sec: Saved, without effect: requests wait as long as `ctrlr_loss_timeout_sec` says.
+            fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default, and for 0: they wait as long as that says.
             hdgst: Saved, without effect.
             hostaddr: Saved, without effect.
             hostnqn: Saved, without effect.
@@ -911,7 +911,7 @@ class Methods(ABC):
             prchk_reftag: Saved, without effect: namespaces with protection information are not served.
             priority: Saved, without effect.
             psk: Saved, without effect.
-            reconnect_delay_sec: Saved, without effect: an absent drive is tried every quarter of a second.
+            reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished. Default, and for 0: a quarter of a second.
             serial: Aryk only: the drive's serial number; another drive is refused. The daemon stores that of the drive, so that a restart does not take another drive for it.
             subnqn: Saved, without effect.
             trsvcid: Saved, without effect.
@@ -1275,7 +1275,7 @@ class Methods(ABC):
             dhchap_digests: Saved, without effect.
             disable_auto_failback: Saved, without effect.
             enable_flush: Saved, without effect: flushes always reach a drive with a volatile write cache.
-            fast_io_fail_timeout_sec: Saved, without effect.
+            fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default: they wait as long as that says.
             generate_uuids: Saved, without effect: namespaces without a UUID always get one.
             high_priority_weight: As `low_priority_weight`, of high priority.
             io_path_stat: Saved, without effect.
@@ -1291,7 +1291,7 @@ class Methods(ABC):
             rdma_max_cq_size: Saved, without effect.
             rdma_srq_size: Saved, without effect.
             rdma_umr_per_io: Saved, without effect.
-            reconnect_delay_sec: Saved, without effect.
+            reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished. Default: a quarter of a second.
             tcp_connect_timeout_ms: Saved, without effect.
             timeout_admin_us: As `timeout_us`, for admin commands. Default: 120 s.
             timeout_us: Microseconds after which an I/O command is late: the driver aborts it, and resets the controller if that does not help. Default: 30 s.
@@ -3746,7 +3746,7 @@ class AsyncMethods(ABC):
             disk: Aryk only: name of the disk of the namespace `nsid`. Default: `NAMEnNSID`.
             dma: Aryk only: which memory of VMs the controller accesses by itself.
             fabrics_connect_timeout_us: Saved, without effect.
-            fast_io_fail_timeout_sec: Saved, without effect: requests wait as long as `ctrlr_loss_timeout_sec` says.
+            fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default, and for 0: they wait as long as that says.
             hdgst: Saved, without effect.
             hostaddr: Saved, without effect.
             hostnqn: Saved, without effect.
@@ -3761,7 +3761,7 @@ class AsyncMethods(ABC):
             prchk_reftag: Saved, without effect: namespaces with protection information are not served.
             priority: Saved, without effect.
             psk: Saved, without effect.
-            reconnect_delay_sec: Saved, without effect: an absent drive is tried every quarter of a second.
+            reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished. Default, and for 0: a quarter of a second.
             serial: Aryk only: the drive's serial number; another drive is refused. The daemon stores that of the drive, so that a restart does not take another drive for it.
             subnqn: Saved, without effect.
             trsvcid: Saved, without effect.
@@ -4125,7 +4125,7 @@ class AsyncMethods(ABC):
             dhchap_digests: Saved, without effect.
             disable_auto_failback: Saved, without effect.
             enable_flush: Saved, without effect: flushes always reach a drive with a volatile write cache.
-            fast_io_fail_timeout_sec: Saved, without effect.
+            fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default: they wait as long as that says.
             generate_uuids: Saved, without effect: namespaces without a UUID always get one.
             high_priority_weight: As `low_priority_weight`, of high priority.
             io_path_stat: Saved, without effect.
@@ -4141,7 +4141,7 @@ class AsyncMethods(ABC):
             rdma_max_cq_size: Saved, without effect.
             rdma_srq_size: Saved, without effect.
             rdma_umr_per_io: Saved, without effect.
-            reconnect_delay_sec: Saved, without effect.
+            reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished. Default: a quarter of a second.
             tcp_connect_timeout_ms: Saved, without effect.
             timeout_admin_us: As `timeout_us`, for admin commands. Default: 120 s.
             timeout_us: Microseconds after which an I/O command is late: the driver aborts it, and resets the controller if that does not help. Default: 30 s.

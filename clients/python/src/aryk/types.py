@@ -142,6 +142,8 @@ class Bdev(TypedDict):
     physical_block_size: int
     #: Aryk only: whether writes are refused.
     readonly: bool
+    #: Aryk only: whether the disk's store is away for a time, as a drive that has vanished or is being reset: requests wait.
+    stalled: bool
     #: Rate limits; 0 means no limit.
     assigned_rate_limits: RateLimits
     #: Whether an opener has claimed the disk for exclusive write access.

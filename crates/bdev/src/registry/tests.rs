@@ -473,3 +473,36 @@ fn observers_are_told_of_all_disks_in_order() {
     let of_a = |change| (change, "a".to_owned());
     assert_eq!(*lock(&told), [Change::Added, Change::Resized, Change::Removed].map(of_a));
 }
+
+#[test]
+fn observers_are_told_when_the_store_of_a_disk_is_away_and_back() {
+    let (registry, told) = (Registry::new(), Arc::new(Mutex::new(Vec::new())));
+    let seen = Arc::clone(&told);
+    let (base, other) = (add(&registry, "base"), add(&registry, "other"));
+    let above = add_on(&registry, "above", &["base"]).unwrap();
+    let both = add_on(&registry, "both", &["above", "other"]).unwrap();
+    registry.observe(move |change, bdev| lock(&seen).push((change, bdev.name().to_owned())));
+    let of =
+        |change, names: &[&str]| names.iter().map(|name| (change, (*name).to_owned())).collect::<Vec<_>>();
+
+    (0..2).for_each(|_| registry.stalled("base", true).unwrap());
+    assert_eq!(std::mem::take(&mut *lock(&told)), of(Change::Stalled, &["base", "above"]), "each once");
+    assert_eq!([&base, &above, &both, &other].map(|bdev| bdev.is_stalled()), [true, true, false, false]);
+    // The module of a disk with several bases decides for it.
+    registry.stalled("both", true).unwrap();
+    // A disk that is made later is stalled from the beginning.
+    now(registry.remove("both")).unwrap();
+    now(registry.remove("above")).unwrap();
+    let later = add_on(&registry, "later", &["base"]).unwrap();
+    let expected = [
+        of(Change::Stalled, &["both"]),
+        of(Change::Removed, &["both", "above"]),
+        of(Change::Added, &["later"]),
+        of(Change::Stalled, &["later"]),
+    ];
+    assert_eq!(std::mem::take(&mut *lock(&told)), expected.concat());
+    registry.stalled("base", false).unwrap();
+    assert_eq!(*lock(&told), of(Change::Resumed, &["base", "later"]));
+    assert!(!base.is_stalled() && !later.is_stalled());
+    assert_eq!(registry.stalled("none", true), Err(Error::NotFound("none".into())));
+}

@@ -5,6 +5,7 @@
 //! reactors; the thread sends them the steps of a reset as messages, which each reactor executes in order, and they answer by
 //! [`Command`]s.
 
+mod away;
 mod disks;
 mod events;
 mod function;
@@ -29,6 +30,7 @@ use aryk_nvme::spec::status;
 use aryk_pci::Function;
 use aryk_pci::vfio::Vfio;
 use aryk_reactor::{Clock, Handle, Nanos};
+use away::Stall;
 use disks::Disks;
 use function::{Call, Opened, Opener, Running};
 use lost_blocks::LostBlocks;
@@ -58,7 +60,7 @@ const ENABLE_TIME: Duration = Duration::from_secs(5);
 /// Lines about single commands and events: a burst, then one per period.
 const LINES: u32 = 20;
 const LINE_PERIOD: Duration = Duration::from_secs(2);
-/// Time between two attempts to open a controller that is away.
+/// The longest time between two looks at a controller that is away, and the time between two attempts to create a queue pair.
 const RETURN_INTERVAL: Duration = Duration::from_millis(250);
 /// For so long the end of a controller waits until its function is closed.
 const CLOSE_TIME: Duration = Duration::from_secs(2);
@@ -185,6 +187,7 @@ pub(crate) fn start(
         stops: Vec::new(),
         is_stopping: false,
         away_until: None,
+        stall: Stall::default(),
         next_open: Nanos(0),
         identity: None,
         awaited_by: None,
@@ -264,6 +267,7 @@ struct Thread {
     is_stopping: bool,
     /// When the disks of a controller that is away are removed.
     away_until: Option<Nanos>,
+    stall: Stall,
     /// When the function is opened next.
     next_open: Nanos,
     /// Serial and model number, once the controller was ready.
@@ -381,11 +385,10 @@ impl Thread {
         // What could not be created before.
         self.create_pairs();
         self.end_without_pairs();
-        let Life::Driven(driven) = &self.life else { return Some(RETURN_INTERVAL) };
-        let (now, most) = match self.pairs.failing_for(now()) {
-            Some(_) => (now().0, RETURN_INTERVAL),
-            None => (now().0, Duration::from_nanos(WATCH_IDLE)),
-        };
+        let due = self.follow_stall().unwrap_or(RETURN_INTERVAL).min(RETURN_INTERVAL);
+        let Life::Driven(driven) = &self.life else { return Some(due) };
+        let most = if self.stall.is_over() { Duration::from_nanos(WATCH_IDLE) } else { due };
+        let now = now().0;
         Some(Duration::from_nanos(driven.controller.next_poll(now).saturating_sub(now)).min(most))
     }
 
@@ -399,7 +402,7 @@ impl Thread {
             return Next::Run;
         }
         self.closing = None;
-        self.next_open = now().after(RETURN_INTERVAL);
+        self.next_open = now().after(self.config.return_interval);
         self.life_number += 1;
         let opener = Opener {
             name: self.shared.name.clone(),

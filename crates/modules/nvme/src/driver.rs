@@ -16,7 +16,8 @@ pub(crate) use injected::set_injections;
 pub(crate) use located::{LostBlock, located};
 
 pub(crate) use reset::{
-    Cause, install, leave_if_unused, open, quiesce, reap_last, remove, restart_clock, resume, retire, rewind,
+    Cause, fail_while_away, install, leave_if_unused, open, quiesce, reap_last, remove, restart_clock,
+    resume, retire, rewind,
 };
 
 use crate::WITHOUT_LIMIT;
@@ -147,6 +148,8 @@ enum Life {
     Live(Box<Live>),
     /// Requests wait.
     Away,
+    /// Requests fail until the controller is back.
+    Failing,
     /// Requests fail.
     Closed,
 }
@@ -227,7 +230,7 @@ impl PairDriver {
     pub(crate) fn open(&mut self, namespace: &Arc<Namespace>, commands: Commands, root: RootId) -> Key {
         let lookup = match &self.life {
             Life::Live(live) => live.memory.as_ref().map(|memory| memory.lookup()),
-            Life::Away | Life::Closed => None,
+            Life::Away | Life::Failing | Life::Closed => None,
         };
         let (namespace, last_change) = (Arc::clone(namespace), namespace.durability().add_channel());
         self.channels.add(Opened { root, namespace, commands, lookup, last_change, completions: Vec::new() })
@@ -319,6 +322,7 @@ impl PairDriver {
         let live = match &mut self.life {
             Life::Live(live) if live.pair.is_running() => live,
             Life::Live(_) | Life::Away => return Start::Blocked,
+            Life::Failing => return self.fail_away(key),
             Life::Closed => return Start::Ended(Status::Removed),
         };
         let request = self.requests.get_mut(key).expect("the caller has a request");
@@ -661,7 +665,7 @@ impl Driver for PairDriver {
     fn in_flight(&self) -> u32 {
         match &self.life {
             Life::Live(live) => live.pair.in_flight().into(),
-            Life::Away | Life::Closed => 0,
+            Life::Away | Life::Failing | Life::Closed => 0,
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! | file | contents |
 //! | --- | --- |
-//! | `control` | the thread of a controller: its life, resets, namespaces, the pairs of all reactors, its devices for tools |
+//! | `control` | the thread of a controller: its life, resets, namespaces, queue pairs, devices for tools, times without it |
 //! | `driver` | the queue pair of a reactor, and its requests; `attempt`: a command and its data; `reset`: the pair's life |
 //! | `channel` | one opener's use of that pair |
 //! | `namespace` | the disk of a namespace |
@@ -135,6 +135,10 @@ pub struct Config {
     pub bounce_bytes: u64,
     /// How long requests wait for a controller that has vanished. None: the disks are removed at once.
     pub grace: Duration,
+    /// How long requests wait for such a controller before they fail, until it is back. `None`: for the whole grace time.
+    pub fast_fail: Option<Duration>,
+    /// Time between two attempts to open such a controller.
+    pub return_interval: Duration,
     /// Attempts after a status that allows another; [`WITHOUT_LIMIT`]: any number.
     pub retries: u16,
     /// What is done about a late command.
@@ -144,6 +148,9 @@ pub struct Config {
 }
 
 impl Config {
+    /// The default of [`Config::return_interval`].
+    pub const RETURN_INTERVAL: Duration = Duration::from_millis(250);
+
     /// A controller with the defaults.
     pub fn new(name: impl Into<String>, location: Location) -> Self {
         Self {
@@ -155,6 +162,8 @@ impl Config {
             depth: 255,
             bounce_bytes: 4 << 20,
             grace: Duration::from_secs(15),
+            fast_fail: None,
+            return_interval: Self::RETURN_INTERVAL,
             retries: 4,
             on_timeout: OnTimeout::default(),
             options: Options { pieces: PIECES_MAX, ..Options::default() },

@@ -1,5 +1,6 @@
 //! The module on a model controller.
 
+mod away;
 mod conformance;
 mod counters;
 mod injection;

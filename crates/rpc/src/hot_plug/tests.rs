@@ -155,3 +155,26 @@ fn a_disk_that_waited_and_could_not_be_created_is_retried() {
         daemon.control.close().await;
     });
 }
+
+#[test]
+fn a_disk_whose_store_is_away_is_described_as_stalled() {
+    in_local_set(async |dir| {
+        let daemon = Daemon::start(dir).await;
+        daemon.plug_in();
+        let params = json!({"base_bdev_name": "plugged", "name": "above"});
+        daemon.call("bdev_passthru_create", params).await.unwrap();
+        let stalled = async || {
+            let disks = daemon.call("bdev_get_bdevs", json!({})).await.unwrap();
+            [disks[0]["stalled"].clone(), disks[1]["stalled"].clone()]
+        };
+        assert_eq!(stalled().await, [false, false]);
+        for is_stalled in [true, false] {
+            daemon.control.disks.registry.stalled("plugged", is_stalled).unwrap();
+            assert_eq!(stalled().await, [is_stalled, is_stalled]);
+        }
+        // SPDK has no such events.
+        let seen = ["plugged", "above"].map(|disk| format!(r#""bdev_register" "{disk}""#));
+        assert_eq!(daemon.notifications().await, seen);
+        daemon.control.close().await;
+    });
+}

@@ -78,6 +78,8 @@ struct Description {
     physical_block_size: u32,
     /// Aryk only: whether writes are refused.
     readonly: bool,
+    /// Aryk only: whether the disk's store is away for a time, as a drive that has vanished or is being reset: requests wait.
+    stalled: bool,
     /// Rate limits; 0 means no limit.
     assigned_rate_limits: super::qos::Limits,
     /// Aryk only: the QoS group of the disk.
@@ -188,6 +190,7 @@ fn describe(control: &Control, bdev: &Bdev) -> Description {
         optimal_io_boundary: u32::try_from(geometry.optimal_io_blocks.0).ok().filter(|&blocks| blocks > 0),
         physical_block_size: geometry.physical_block_size,
         readonly: bdev.device().is_read_only(),
+        stalled: bdev.is_stalled(),
         assigned_rate_limits: bdev.qos_limits().into(),
         qos_group: bdev.qos_group().map(|group| group.name().to_owned()),
         io_timeout_ms: deadline.map(|d| d.after.as_millis() as u64),

@@ -25,12 +25,14 @@ pub(crate) enum Kind {
     Resize,
 }
 
-impl From<Change> for Kind {
-    fn from(change: Change) -> Self {
+impl Kind {
+    /// The type of SPDK's event for a change of a disk, if there is one.
+    pub(crate) const fn of(change: Change) -> Option<Self> {
         match change {
-            Change::Added => Self::Register,
-            Change::Removed => Self::Unregister,
-            Change::Resized => Self::Resize,
+            Change::Added => Some(Self::Register),
+            Change::Removed => Some(Self::Unregister),
+            Change::Resized => Some(Self::Resize),
+            Change::Stalled | Change::Resumed => None,
         }
     }
 }

@@ -49,3 +49,12 @@ fn an_overcommitted_file_system_gives_a_warning() {
         "{fs}"
     );
 }
+
+#[test]
+fn a_disk_whose_store_is_away_is_marked() {
+    let mut disk =
+        json!({"driver_specific": {"nvme": [{"trid": {"traddr": "0000:3d:00.0"}}]}, "stalled": false});
+    assert_eq!(notes(&disk), "0000:3d:00.0");
+    disk["stalled"] = json!(true);
+    assert_eq!(notes(&disk), "0000:3d:00.0 (stalled: its requests wait)");
+}

@@ -329,6 +329,14 @@ impl Pairs {
         self.pairs.iter().filter_map(|pair| Some(now.since(pair.failing?.since))).max()
     }
 
+    /// Makes the requests of all reactors fail, until they have pairs again.
+    pub(super) fn fail_requests(&self, shared: &Shared) {
+        let key = shared.key;
+        for pair in self.pairs.iter().filter(|pair| pair.has_driver) {
+            pair.send(move |cx| driver::fail_while_away(key, cx));
+        }
+    }
+
     /// Removes the pairs of all reactors, which have been retired.
     pub(super) fn remove_all(&mut self, shared: &Shared) {
         std::mem::take(&mut self.pairs).into_iter().for_each(|pair| self.remove(shared, pair));

@@ -48,7 +48,7 @@ impl PairDriver {
         let (op, opcode) = (request.io.op, opcode_of(request.io.op));
         let would_submit = match &self.life {
             Life::Live(live) => live.pair.is_running() && (live.has_write_cache || op != Op::Flush),
-            Life::Away | Life::Closed => false,
+            Life::Away | Life::Failing | Life::Closed => false,
         };
         if would_submit && let Some((status, after)) = injections.withhold(opcode) {
             request.state = State::Withheld(status);
@@ -93,7 +93,7 @@ impl PairDriver {
                 live.stats.count_error(status);
                 live.retry_delays
             }
-            Life::Away | Life::Closed => [0; 3],
+            Life::Away | Life::Failing | Life::Closed => [0; 3],
         };
         let outcome = decide(status, delays, self.shared.retry_delay_max);
         self.complete_otherwise(key, status, outcome, cx);

@@ -1,7 +1,7 @@
 //! The life of a reactor's queue pair: its installation, the steps of a reset, its end. The control thread sends each as a
 //! message. Reactor context.
 
-use super::{Gate, Life, Live, PairDriver, Pairs, State, with_driver};
+use super::{Gate, Life, Live, PairDriver, Pairs, Start, State, with_driver};
 use crate::control::Command;
 use crate::shared::Shared;
 use crate::status::errno;
@@ -189,6 +189,24 @@ impl PairDriver {
         self.finish(key, Status::Medium, cx);
     }
 
+    /// Ends a request because the controller is away.
+    #[cold]
+    pub(super) fn fail_away(&mut self, key: Key) -> Start {
+        let request = self.requests.get(key).expect("the caller has a request");
+        let Io { op, lba, blocks, .. } = request.io;
+        let namespace = &self.channels.get(request.channel).expect("it has requests").namespace;
+        namespace.failed(Failure::now(op, lba, blocks, errno(Status::Removed)));
+        Start::Ended(Status::Medium)
+    }
+
+    /// Moves all requests to the FIFO; none is at the controller.
+    fn collect_waiting(&mut self) {
+        let delayed = std::mem::take(&mut self.delayed);
+        self.waiting.extend(delayed.into_iter().map(|(_, key)| key));
+        let starved = std::mem::take(&mut self.starved);
+        self.waiting.extend(starved);
+    }
+
     /// Starts the requests that resets kept; new ones wait until all reactors have done so.
     fn begin_replay(&mut self, cx: &mut Cx) {
         let kept = self.requests.iter().filter(|(_, request)| request.is_kept).count();
@@ -239,15 +257,30 @@ pub(crate) fn restart_clock(key: DriverKey, cx: &mut Cx) {
     });
 }
 
+/// The controller has been away for too long: requests fail until [`install`] gives the reactor a pair again.
+pub(crate) fn fail_while_away(key: DriverKey, cx: &mut Cx) {
+    with_driver(key, cx, |driver, cx| {
+        // Another message may have come between.
+        if !matches!(driver.life, Life::Away) {
+            return;
+        }
+        driver.life = Life::Failing;
+        driver.collect_waiting();
+        while let Some(key) = driver.waiting.pop_front() {
+            if let Start::Ended(status) = driver.fail_away(key) {
+                driver.finish(key, status, cx);
+            }
+        }
+        driver.gate = Gate::Open;
+    });
+}
+
 /// The controller does not come back: requests fail from now on, and the reactor keeps no pair.
 pub(crate) fn remove(key: DriverKey, cx: &mut Cx) {
     with_driver(key, cx, |driver, cx| {
         assert!(!matches!(driver.life, Life::Live(_)), "a pair is retired before it is removed");
         driver.life = Life::Closed;
-        let delayed = std::mem::take(&mut driver.delayed);
-        driver.waiting.extend(delayed.into_iter().map(|(_, key)| key));
-        let starved = std::mem::take(&mut driver.starved);
-        driver.waiting.extend(starved);
+        driver.collect_waiting();
         while let Some(key) = driver.waiting.pop_front() {
             driver.finish(key, Status::Removed, cx);
         }

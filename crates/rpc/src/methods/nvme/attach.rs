@@ -1,6 +1,6 @@
 //! `bdev_nvme_attach_controller`, `_detach_controller`, `_reset_controller`. Control context.
 
-use super::options::MultipathOptions;
+use super::options::{self, MultipathOptions};
 use super::{Control, Error, Phase, Table, address, exposed, find};
 use crate::config::Subsystem;
 use crate::methods::{NAME_LEN_MAX, is_default};
@@ -88,10 +88,11 @@ struct Attach {
     /// refused, so that the controller stays absent until a client attaches it without.
     #[serde(default, skip_serializing_if = "is_default")]
     may_have_lost_writes: bool,
-    /// Saved, without effect: an absent drive is tried every quarter of a second.
+    /// Seconds between two attempts to open a drive that has vanished. Default, and for 0: a quarter of a second.
     #[serde(skip_serializing_if = "Option::is_none")]
     reconnect_delay_sec: Option<u32>,
-    /// Saved, without effect: requests wait as long as `ctrlr_loss_timeout_sec` says.
+    /// Seconds for which requests wait for a drive that has vanished before they fail, until it is back; at most
+    /// `ctrlr_loss_timeout_sec`. Default, and for 0: they wait as long as that says.
     #[serde(skip_serializing_if = "Option::is_none")]
     fast_io_fail_timeout_sec: Option<u32>,
     /// Saved, without effect.
@@ -206,6 +207,8 @@ impl Attach {
                 config.grace = Duration::from_secs(seconds);
             }
         }
+        options::apply_times(self.fast_io_fail_timeout_sec, self.reconnect_delay_sec, &mut config);
+        options::check_times(&config)?;
         if let Some(bytes) = self.bounce_bytes {
             const MOST: u64 = 1 << 30;
             if bytes.0 > MOST {

@@ -5,11 +5,12 @@
 
 use super::{Control, Error, Phase, Table};
 use crate::config::Subsystem;
-use aryk_bdev_nvme::{Config, OnTimeout, WITHOUT_LIMIT};
+use aryk_bdev_nvme::{Config, Location, OnTimeout, WITHOUT_LIMIT};
 use aryk_nvme::queue::Timeouts;
 use aryk_nvme::spec::feature::Arbitration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 use std::time::Duration;
 
 const SET_OPTIONS: &str = "bdev_nvme_set_options";
@@ -91,10 +92,11 @@ pub(crate) struct Options {
     /// Saved, without effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     transport_ack_timeout: Option<u8>,
-    /// Saved, without effect.
+    /// Seconds between two attempts to open a drive that has vanished. Default: a quarter of a second.
     #[serde(skip_serializing_if = "Option::is_none")]
     reconnect_delay_sec: Option<u32>,
-    /// Saved, without effect.
+    /// Seconds for which requests wait for a drive that has vanished before they fail, until it is back; at most
+    /// `ctrlr_loss_timeout_sec`. Default: they wait as long as that says.
     #[serde(skip_serializing_if = "Option::is_none")]
     fast_io_fail_timeout_sec: Option<u32>,
     /// Saved, without effect.
@@ -217,7 +219,9 @@ impl Options {
         if weights.into_iter().flatten().any(|weight| weight > 255) {
             return Err(Error::invalid("the weight of a priority must be 0 to 255"));
         }
-        Ok(())
+        let mut config = Config::new("", Location::Socket(PathBuf::new()));
+        self.apply(&mut config);
+        check_times(&config)
     }
 
     /// Sets what the options say about a controller that is to be attached.
@@ -263,7 +267,36 @@ impl Options {
             Some(Ok(seconds)) => config.grace = Duration::from_secs(seconds),
             Some(Err(_)) => config.grace = super::attach::FOR_EVER,
         }
+        apply_times(self.fast_io_fail_timeout_sec, self.reconnect_delay_sec, config);
     }
+}
+
+/// Sets the times of a drive that has vanished, in seconds, as far as they are given. 0 stands for the default.
+pub(super) fn apply_times(fast_fail: Option<u32>, reconnect: Option<u32>, config: &mut Config) {
+    let seconds = |seconds: u32| Duration::from_secs(seconds.into());
+    if let Some(after) = fast_fail {
+        config.fast_fail = (after > 0).then(|| seconds(after));
+    }
+    match reconnect {
+        None => {}
+        Some(0) => config.return_interval = Config::RETURN_INTERVAL,
+        Some(interval) => config.return_interval = seconds(interval),
+    }
+}
+
+/// Checks the times of a drive that has vanished, by SPDK's rules.
+pub(super) fn check_times(config: &Config) -> Result<(), Error> {
+    let (is_given, interval) = (config.return_interval != Config::RETURN_INTERVAL, config.return_interval);
+    let refusal = if config.fast_fail.is_some_and(|after| after > config.grace) {
+        "`fast_io_fail_timeout_sec` must not be more than `ctrlr_loss_timeout_sec`"
+    } else if is_given && interval > config.grace {
+        "`reconnect_delay_sec` must not be more than `ctrlr_loss_timeout_sec`"
+    } else if is_given && config.fast_fail.is_some_and(|after| interval > after) {
+        "`reconnect_delay_sec` must not be more than `fast_io_fail_timeout_sec`"
+    } else {
+        return Ok(());
+    };
+    Err(Error::invalid(refusal))
 }
 
 async fn set_options(control: &Control, p: Options) -> Result<bool, Error> {
@@ -301,7 +334,6 @@ async fn set_hotplug(control: &Control, p: SetHotplug) -> Result<bool, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use aryk_bdev_nvme::Location;
     use aryk_nvme::controller::SECOND;
     use serde_json::{Value, json};
 
@@ -358,5 +390,35 @@ mod tests {
         let ours = config(json!({}));
         assert_eq!(format!("{spdk:?}"), format!("{ours:?}"));
         assert_eq!(config(json!({"ctrlr_loss_timeout_sec": -1})).grace, super::super::attach::FOR_EVER);
+    }
+
+    #[test]
+    fn the_times_of_a_drive_that_has_vanished_follow_spdks_rules() {
+        let set = config(
+            json!({"ctrlr_loss_timeout_sec": 30, "fast_io_fail_timeout_sec": 5, "reconnect_delay_sec": 2}),
+        );
+        let seconds = Duration::from_secs;
+        assert_eq!((set.fast_fail, set.return_interval), (Some(seconds(5)), seconds(2)));
+        let unset = config(json!({"fast_io_fail_timeout_sec": 0, "reconnect_delay_sec": 0}));
+        assert_eq!((unset.fast_fail, unset.return_interval), (None, Config::RETURN_INTERVAL));
+        assert_eq!(
+            config(json!({"fast_io_fail_timeout_sec": 15})).fast_fail,
+            Some(seconds(15)),
+            "the default"
+        );
+        assert!(
+            config(json!({"ctrlr_loss_timeout_sec": -1, "fast_io_fail_timeout_sec": 99999}))
+                .fast_fail
+                .is_some()
+        );
+        for refused in [
+            json!({"fast_io_fail_timeout_sec": 16}),
+            json!({"ctrlr_loss_timeout_sec": 3, "fast_io_fail_timeout_sec": 4}),
+            json!({"ctrlr_loss_timeout_sec": 3, "reconnect_delay_sec": 4}),
+            json!({"fast_io_fail_timeout_sec": 3, "reconnect_delay_sec": 4}),
+        ] {
+            let options: Options = serde_json::from_value(refused.clone()).unwrap();
+            assert_eq!(options.check().unwrap_err().code(), -22, "{refused}");
+        }
     }
 }
