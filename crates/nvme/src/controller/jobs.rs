@@ -380,12 +380,8 @@ impl Controller {
                 }
             }
             Step::Descriptors(index) => {
-                let found = if is_success {
-                    Descriptors::decode(data).unwrap_or_default()
-                } else {
-                    Descriptors::default()
-                };
-                self.add_namespace(index, Ok(found));
+                let found = if is_success { Descriptors::decode(data).ok() } else { None };
+                self.add_namespace(index, Ok(found.unwrap_or_default()));
                 return Ok(Some(Step::Namespace(index + 1)));
             }
             Step::ReadLog(log::SMART) if is_success => {
