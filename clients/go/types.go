@@ -724,6 +724,8 @@ type NvmeAbilities struct {
 	DoorbellBuffer bool `json:"doorbell_buffer"`
 	// Bytes of host memory that it would like (HMPRE), and works without; missing if it asks for none.
 	HostMemoryWanted *uint64 `json:"host_memory_wanted,omitempty"`
+	// Whether a self-encrypting drive (TCG Opal) had locked blocks when the controller was started; missing for other drives.
+	Locked *bool `json:"locked,omitempty"`
 }
 
 // NvmeCommandType: Kind of an NVMe command.

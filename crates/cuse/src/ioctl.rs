@@ -14,7 +14,7 @@
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::policy::{self, Access};
+use crate::policy::{self, Access, Direction};
 use crate::request::{AdminCommand, DATA_MAX, Data, PAGE, Request};
 use crate::session::Node;
 use crate::wire::{Ioctl, Iovec};
@@ -144,16 +144,7 @@ fn admin(ioctl: &Ioctl<'_>, form: Form, access: Access) -> Result<Round, Errno> 
     if given == (form.len, 0) { Ok(Round::Again { input, output }) } else { Err(Errno::INVAL) }
 }
 
-/// The direction of a command's data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
-    None,
-    ToController,
-    FromController,
-}
-
-/// Checks the fields of a command, and returns the direction of its data, which is part of the opcode. NVMe 2.0 §5, figure of
-/// admin opcodes.
+/// Checks the fields of a command, and returns the direction of its data.
 fn check(fields: &Passthru, access: Access) -> Result<Direction, Errno> {
     if !policy::verdict(fields.opcode, fields.cdw10_15[0]).is_allowed(access) {
         return Err(Errno::PERM);
@@ -167,12 +158,7 @@ fn check(fields: &Passthru, access: Access) -> Result<Direction, Errno> {
     if !is_plain {
         return Err(Errno::INVAL);
     }
-    let direction = match fields.opcode & 3 {
-        0 => Direction::None,
-        1 => Direction::ToController,
-        2 => Direction::FromController,
-        _ => return Err(Errno::INVAL),
-    };
+    let direction = policy::direction(fields.opcode).ok_or(Errno::INVAL)?;
     let transfer = policy::transfer(fields.opcode, &fields.cdw10_15);
     if fields.data_len as usize > DATA_MAX || transfer > DATA_MAX as u64 {
         return Err(Errno::MSGSIZE);

@@ -72,9 +72,35 @@ pub fn verdict(opcode: u8, cdw10: u32) -> Verdict {
     }
 }
 
+/// Whether a command that changes the drive may destroy data. Features and firmware do not.
+pub const fn may_destroy(opcode: u8) -> bool {
+    !matches!(opcode, SET_FEATURES | FIRMWARE_COMMIT | FIRMWARE_DOWNLOAD)
+}
+
+/// The direction of a command's data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// The command has no data.
+    None,
+    /// The controller reads the data.
+    ToController,
+    /// The controller writes the data.
+    FromController,
+}
+
+/// The direction of the data of commands with this opcode, which bits 1:0 say; `None` for both directions. NVMe 2.0 §5, figure of admin opcodes.
+pub const fn direction(opcode: u8) -> Option<Direction> {
+    match opcode & 3 {
+        0 => Some(Direction::None),
+        1 => Some(Direction::ToController),
+        2 => Some(Direction::FromController),
+        _ => None,
+    }
+}
+
 /// The bytes that the controller transfers, by the fields of the command; 0 if the command has no such field. Such a command
 /// transfers at most a page, unless it is a vendor's, whose length only the caller knows.
-pub(crate) fn transfer(opcode: u8, cdw: &[u32; 6]) -> u64 {
+pub fn transfer(opcode: u8, cdw: &[u32; 6]) -> u64 {
     let dwords = |count: u64| (count + 1) * 4;
     match opcode {
         GET_LOG_PAGE => dwords(u64::from(cdw[0] >> 16) | u64::from(cdw[1] & 0xffff) << 16),

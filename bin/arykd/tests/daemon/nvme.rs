@@ -212,7 +212,7 @@ fn commands_that_would_break_the_driver_or_destroy_data_in_use_are_refused() {
     for (opcode, nsid) in [(0x80, 1), (0x80, u32::MAX), (0x84, 0)] {
         let refused = send(&daemon, opcode, nsid, 1).unwrap_err();
         assert!(
-            refused["code"] == -16 && refused["data"].as_str().unwrap().contains("'Nvme0n1'"),
+            refused["code"] == -16 && refused["data"].as_str().unwrap().contains("in use: Nvme0n1"),
             "{refused}"
         );
     }

@@ -757,6 +757,8 @@ class NvmeAbilities(TypedDict):
     doorbell_buffer: bool
     #: Bytes of host memory that it would like (HMPRE), and works without; missing if it asks for none.
     host_memory_wanted: NotRequired[int]
+    #: Whether a self-encrypting drive (TCG Opal) had locked blocks when the controller was started; missing for other drives.
+    locked: NotRequired[bool]
 
 
 class NvmeCompletion(TypedDict):

@@ -5,6 +5,7 @@
 //! reactors; the thread sends them the steps of a reset as messages, which each reactor executes in order, and they answer by
 //! [`Command`]s.
 
+mod admission;
 mod away;
 mod disks;
 mod events;
@@ -18,8 +19,9 @@ use crate::driver::{Live, LostBlock};
 use crate::injection::{Change, Commands};
 use crate::shared::{Counters, Shared};
 use crate::{Config, Controllers, Error, Info, Location, OnTimeout, Phase};
+use admission::Caller;
 use aryk_bdev::{Attachment, Bdev, Env, OpenError};
-use aryk_cuse::{Access, Answer, Caller, Request};
+use aryk_cuse::{Access, Answer, Request};
 use aryk_log_limit::{LogLimit, limited};
 use aryk_nvme::admin;
 use aryk_nvme::controller::{AdminAnswer, Controller, End, Failure, ResetReason};
@@ -106,7 +108,7 @@ pub(crate) enum Command {
     /// Removes them; the reply says whether there were any.
     UnregisterTools(oneshot::Sender<bool>),
     /// A request of a tool.
-    Tool { request: Box<Request>, caller: Caller, answer: Answer },
+    Tool { request: Box<Request>, caller: aryk_cuse::Caller, answer: Answer },
     /// Shuts the controller down, and opens it again only after [`Command::Enable`].
     Disable(oneshot::Sender<()>),
     /// Opens a disabled controller again; the reply comes when it is ready.
@@ -259,7 +261,7 @@ struct Thread {
     /// Requests that the medium has failed.
     lost_blocks: LostBlocks,
     /// Callers of admin commands, by number.
-    answers: HashMap<u64, oneshot::Sender<Result<AdminAnswer, Error>>>,
+    answers: HashMap<u64, Caller>,
     resets: Vec<oneshot::Sender<()>>,
     /// Tools that wait until the namespaces were read again.
     rescans: Vec<oneshot::Sender<()>>,
@@ -294,22 +296,6 @@ struct Thread {
 enum Next {
     Run,
     End,
-}
-
-/// What an admin command does that changes namespaces under their disks; `None` for other commands.
-fn exclusive(command: &admin::Command) -> Option<String> {
-    use aryk_nvme::spec::opcode::admin;
-    let of = match command.entry.nsid() {
-        u32::MAX => "all namespaces".to_owned(),
-        nsid => format!("namespace {nsid}"),
-    };
-    match command.entry.opcode() {
-        admin::FORMAT_NVM => Some(format!("a format of {of}")),
-        admin::SANITIZE => Some("a sanitize command".to_owned()),
-        admin::NAMESPACE_MANAGEMENT => Some("a creation or deletion of a namespace".to_owned()),
-        admin::NAMESPACE_ATTACHMENT => Some(format!("an attachment or detachment of {of}")),
-        _ => None,
-    }
 }
 
 fn now() -> Nanos {
@@ -603,46 +589,6 @@ impl Thread {
                 );
                 self.reset(ResetReason::CommandTimeout);
             }
-        }
-    }
-
-    fn admin(&mut self, command: &admin::Command, reply: oneshot::Sender<Result<AdminAnswer, Error>>) {
-        let name = self.shared.name.clone();
-        let exclusive = exclusive(command);
-        let refusal = exclusive.as_ref().and_then(|_| match (&self.exclusive, self.disks.user()) {
-            // Its end resets the controller, which would interrupt the other.
-            (Some((_, running)), _) => {
-                Some(format!("{running} is running: repeat the command after its end"))
-            }
-            (None, Some(user)) => Some(format!("the command changes disks that are in use: {user}")),
-            (None, None) => None,
-        });
-        if let Some(refusal) = refusal {
-            // The caller may be gone.
-            let _ = reply.send(Err(Error::Refused(refusal)));
-            return;
-        }
-        let sent = match &mut self.life {
-            Life::Driven(driven) => driven.controller.admin(command, now().0),
-            Life::Away | Life::Opening(_) => Err(aryk_nvme::controller::Refused::NotReady),
-        };
-        match sent {
-            Ok(id) => {
-                self.answers.insert(id, reply);
-                if let Some(what) = exclusive {
-                    self.exclusive = Some((id, what));
-                }
-            }
-            Err(aryk_nvme::controller::Refused::NotReady) => drop(reply.send(Err(Error::NotReady(name)))),
-            Err(refused) => drop(reply.send(Err(Error::Refused(refused.to_string())))),
-        }
-    }
-
-    /// A command that changes namespaces is over: what they are now is read by a reset.
-    fn end_exclusive(&mut self, id: u64) {
-        if self.exclusive.as_ref().is_some_and(|(running, _)| *running == id) {
-            self.exclusive = None;
-            self.reset(ResetReason::Request);
         }
     }
 

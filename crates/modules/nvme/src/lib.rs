@@ -242,6 +242,27 @@ pub enum Error {
     /// The controller refused a command, or cannot take one now.
     #[error("{0}")]
     Refused(String),
+    /// The command would break the driver.
+    #[error(
+        "the admin command {0:#04x} is not sent: it would break the driver (queues, doorbells, events, its features), or change namespaces below their disks"
+    )]
+    Forbidden(u8),
+    /// The command may destroy data in use.
+    #[error("the admin command {opcode:#04x} may destroy data of a disk that is in use: {user}")]
+    InUse {
+        /// Its opcode.
+        opcode: u8,
+        /// A disk that is open, and by whom.
+        user: String,
+    },
+    /// The data has not the length or the direction of the command.
+    #[error("the data of the admin command {opcode:#04x}: {reason}")]
+    WrongData {
+        /// Its opcode.
+        opcode: u8,
+        /// What is wrong.
+        reason: String,
+    },
     /// The controller is away, resets, or has ended.
     #[error("the controller {0} is not ready")]
     NotReady(String),

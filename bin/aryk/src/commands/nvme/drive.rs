@@ -214,6 +214,10 @@ fn abilities(abilities: &Value) -> Vec<(&'static str, String)> {
         ("SGLs", sgl.to_owned()),
         ("doorbells", if has("doorbell_buffer") { "registers, or memory" } else { "registers" }.into()),
     ];
+    if let Some(is_locked) = abilities["locked"].as_bool() {
+        let state = if is_locked { "locked: unlock the drive, or requests fail" } else { "not locked" };
+        lines.push(("TCG Opal", state.to_owned()));
+    }
     if let Some(wanted) = abilities["host_memory_wanted"].as_u64() {
         lines.push(("host memory", format!("asks for {}: not given", Size(wanted))));
     }

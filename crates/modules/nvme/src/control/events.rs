@@ -140,9 +140,8 @@ impl Thread {
             Event::Smart(smart) => self.shared.info().smart = Some((smart, date())),
             Event::Admin { id, answer } => {
                 self.end_exclusive(id);
-                if let Some(reply) = self.answers.remove(&id) {
-                    // The caller may be gone.
-                    let _ = reply.send(answer.ok_or(crate::Error::NotReady(controller)));
+                if let Some(caller) = self.answers.remove(&id) {
+                    caller.answer(answer.ok_or(crate::Error::NotReady(controller)));
                 }
             }
             Event::RemovalRequested => {
@@ -437,9 +436,8 @@ impl Thread {
             self.refuse(failure);
             return Next::End;
         }
-        for (_, reply) in self.answers.drain() {
-            // The caller may be gone.
-            let _ = reply.send(Err(crate::Error::NotReady(controller.clone())));
+        for (_, caller) in self.answers.drain() {
+            caller.answer(Err(crate::Error::NotReady(controller.clone())));
         }
         self.resets.clear();
         self.rescans.clear();

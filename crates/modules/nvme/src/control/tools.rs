@@ -168,8 +168,10 @@ fn outcome(
         }
         // The controller resets, or is away: the tool may try again.
         Ok(Err(Error::NotReady(_))) => Err(Errno::AGAIN),
-        // Too many commands are in flight.
-        Ok(Err(Error::Refused(_))) => Err(Errno::BUSY),
+        // Too many commands are in flight, or a disk is in use.
+        Ok(Err(Error::Refused(_) | Error::InUse { .. })) => Err(Errno::BUSY),
+        Ok(Err(Error::Forbidden(_))) => Err(Errno::PERM),
+        Ok(Err(Error::WrongData { .. })) => Err(Errno::INVAL),
         Ok(Err(_)) | Err(_) => Err(Errno::IO),
     }
 }

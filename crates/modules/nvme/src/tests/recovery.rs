@@ -482,7 +482,10 @@ fn commands_that_change_namespaces_need_disks_that_nobody_uses() {
     let controller = on.controllers.find("nv").unwrap();
     let format = || aryk_nvme::admin::format(1, 0, aryk_nvme::admin::Erase::None);
     let error = block_on(controller.admin(format())).unwrap_err();
-    assert_eq!(error.to_string(), "the command changes disks that are in use: nvn1 by the bench");
+    assert_eq!(
+        error.to_string(),
+        "the admin command 0x80 may destroy data of a disk that is in use: nvn1 by the bench"
+    );
     disk.close(&mut bench);
     bench.until("the disk to be closed", || on.disks[0].openers().is_empty());
     assert!(bench.wait("the format", controller.admin(format())).unwrap().status.is_success());

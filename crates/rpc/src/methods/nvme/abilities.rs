@@ -21,6 +21,9 @@ pub(super) struct Abilities {
     sgl: &'static str,
     /// Whether it reads doorbells from memory (DBBUF).
     doorbell_buffer: bool,
+    /// Whether a self-encrypting drive (TCG Opal) had locked blocks when the controller was started; missing for other drives.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    locked: Option<bool>,
     /// Bytes of host memory that it would like (HMPRE), and works without; missing if it asks for none.
     #[serde(skip_serializing_if = "Option::is_none")]
     host_memory_wanted: Option<u64>,
@@ -57,6 +60,7 @@ pub(super) fn of(info: &ControllerInfo) -> Abilities {
             SglSupport::Dwords => "dwords",
         },
         doorbell_buffer: supported.doorbell_buffer,
+        locked: info.locking.map(|locking| locking.is_locked),
         host_memory_wanted: info.host_memory_buffer.map(|buffer| buffer.preferred),
     }
 }

@@ -8,7 +8,6 @@ use aryk_nvme::admin::{self, Activation, Commit, Data, FirmwareDownload, Patienc
 use aryk_nvme::controller::AdminAnswer;
 use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::log::{self, SmartLog};
-use aryk_nvme::spec::opcode::admin as opcode;
 use base64::Engine as _;
 use base64::alphabet::URL_SAFE;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
@@ -283,7 +282,10 @@ async fn send_cmd(control: &Control, p: SendCmd) -> Result<Sent, Error> {
         return Err(Error::errno(Errno::NOTSUP, "metadata is not supported"));
     }
     let command = command(&p.cmdbuf, p.data_direction, p.data.as_deref(), p.data_len)?;
-    allow(control, &controller, &command.entry)?;
+    if command.patience == Patience::Long {
+        let opcode = command.entry.opcode();
+        tracing::warn!(controller = p.name, opcode, "a client sends a command that changes the NVMe drive");
+    }
     let answer = controller.admin(command);
     let answer = match p.timeout_ms {
         0 => answer.await?,
@@ -351,41 +353,6 @@ fn command(
         return Err(Error::invalid(detail));
     }
     Ok(admin::Command { entry, data, patience })
-}
-
-/// Refuses a command that would break the driver, and one that may destroy data while a disk of the controller is open. For
-/// commands that change namespaces, the driver keeps the disks closed until the command is over.
-fn allow(control: &Control, controller: &AttachedController, entry: &SubmissionEntry) -> Result<(), Error> {
-    let code = entry.opcode();
-    match policy::verdict(code, entry.cdw(10)) {
-        Verdict::Read => return Ok(()),
-        Verdict::Change => {}
-        Verdict::Never => {
-            let detail = format!(
-                "the admin command {code:#04x} is not sent: it would break the driver (queues, doorbells, events, its features), or change namespaces below their disks"
-            );
-            return Err(Error::errno(Errno::PERM, detail));
-        }
-    }
-    tracing::warn!(
-        controller = controller.name(),
-        opcode = code,
-        "a client sends a command that changes the NVMe drive"
-    );
-    // Features, and firmware, which does not change data.
-    if matches!(code, opcode::SET_FEATURES | opcode::FIRMWARE_COMMIT | opcode::FIRMWARE_DOWNLOAD) {
-        return Ok(());
-    }
-    for disk in super::disks_of(control, controller.name()) {
-        let users = control.disks.find(&disk).map(|bdev| bdev.openers()).unwrap_or_default();
-        if let [(user, _), ..] = &*users {
-            let detail = format!(
-                "the admin command {code:#04x} may destroy data of '{disk}', which is in use: {user}"
-            );
-            return Err(Error::errno(Errno::BUSY, detail));
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
