@@ -72,6 +72,18 @@ pub(super) enum Step {
 }
 
 impl Step {
+    /// Whether the job cannot go on without the command.
+    const fn is_needed(self) -> bool {
+        matches!(
+            self,
+            Self::IdentifyController
+                | Self::Queues
+                | Self::List { .. }
+                | Self::DeleteSq(_)
+                | Self::DeleteCq(_)
+        )
+    }
+
     const fn name(self) -> &'static str {
         match self {
             Self::IdentifyController => "Identify Controller",
@@ -330,15 +342,7 @@ impl Controller {
     /// What the answer to a step means; returns the step that follows.
     fn absorb(&mut self, step: Step, job: Job, answer: &AdminAnswer) -> Result<Option<Step>, Failure> {
         let is_success = answer.status.is_success();
-        let is_needed = matches!(
-            step,
-            Step::IdentifyController
-                | Step::Queues
-                | Step::List { .. }
-                | Step::DeleteSq(_)
-                | Step::DeleteCq(_)
-        );
-        if is_needed && !is_success {
+        if step.is_needed() && !is_success {
             return Err(Failure::Step { step: step.name(), status: answer.status });
         }
         let data = answer.data.as_slice();

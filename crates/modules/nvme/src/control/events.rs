@@ -113,16 +113,7 @@ impl Thread {
                 );
             }
             Event::Async(event) => self.log_async(event),
-            Event::Paused { limit } => {
-                let limit_ms = limit / 1_000_000;
-                limited!(
-                    self.lines,
-                    info,
-                    controller,
-                    limit_ms,
-                    "the NVMe controller processes no commands for a while"
-                );
-            }
+            Event::Paused { limit } => self.log_pause(limit),
             Event::Resumed { took } => {
                 let took_ms = took / 1_000_000;
                 limited!(
@@ -387,6 +378,17 @@ impl Thread {
             }
             step => tracing::info!(controller, ?step, took_ms, "a step of a reset is over"),
         }
+    }
+
+    fn log_pause(&self, limit: u64) {
+        let (controller, limit_ms) = (&self.shared.name, limit / 1_000_000);
+        limited!(
+            self.lines,
+            info,
+            controller,
+            limit_ms,
+            "the NVMe controller processes no commands for a while"
+        );
     }
 
     fn log_async(&self, event: AsyncEvent) {
