@@ -174,7 +174,8 @@ impl AttachedController {
     /// Sends an admin command.
     ///
     /// # Errors
-    /// [`Error::Forbidden`], [`Error::InUse`], [`Error::WrongData`]: the command did not reach the controller. [`Error::NotReady`], also if a reset ends the command; [`Error::Refused`] if too many are in flight.
+    /// [`Error::Forbidden`], [`Error::InUse`], [`Error::WrongData`]: the command did not reach the controller.
+    /// [`Error::NotReady`], also if a reset ends the command; [`Error::Refused`] if too many are in flight.
     pub async fn admin(&self, command: admin::Command) -> Result<AdminAnswer, Error> {
         let (reply, answer) = oneshot::channel();
         self.shared.send(Command::Admin { command: Box::new(command), reply });

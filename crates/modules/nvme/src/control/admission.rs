@@ -39,8 +39,8 @@ fn exclusive(command: &Command) -> Option<String> {
     }
 }
 
-/// The command with as much memory as the controller may access. The opcode and the fields say how much it transfers, so that data
-/// of another length or direction is refused. A command without a length of its own transfers at most a page.
+/// The command with as much memory as the controller may access. The opcode and the fields say how much it transfers: shorter
+/// data, or data of another direction, is refused. A command without a length of its own transfers at most a page.
 fn with_memory(command: &Command) -> Result<Command, Error> {
     let code = command.entry.opcode();
     let cdw = [10, 11, 12, 13, 14, 15].map(|n| command.entry.cdw(n));
