@@ -88,7 +88,8 @@ pub enum Direction {
     FromController,
 }
 
-/// The direction of the data of commands with this opcode, which bits 1:0 say; `None` for both directions. NVMe 2.0 §5, figure of admin opcodes.
+/// The direction of the data of commands with this opcode, which bits 1:0 say; `None` for both directions. NVMe 2.0 §5, figure
+/// of admin opcodes.
 pub const fn direction(opcode: u8) -> Option<Direction> {
     match opcode & 3 {
         0 => Some(Direction::None),
