@@ -4,15 +4,45 @@ package aryk
 
 import "context"
 
+// AccelCryptoKeyCreateParams are the parameters of accel_crypto_key_create.
+type AccelCryptoKeyCreateParams struct {
+	// The cipher: `AES_XTS`.
+	Cipher CryptoCipher `json:"cipher"`
+	// Key of the data: 32 or 64 hexadecimal digits, for AES with 128 or 256 bits.
+	Key string `json:"key"`
+	// Name of the new key.
+	Name string `json:"name"`
+	// Key of the tweaks, of the same length. Required, and not equal to `key`.
+	Key2 string `json:"key2,omitempty"`
+	// Default: `SIMPLE_LBA`.
+	TweakMode CryptoTweakMode `json:"tweak_mode,omitempty"`
+}
+
+// AccelCryptoKeyCreate calls accel_crypto_key_create. Creates a key for encrypted disks.
+func (c *Client) AccelCryptoKeyCreate(ctx context.Context, params AccelCryptoKeyCreateParams) (bool, error) {
+	return call[bool](ctx, c, "accel_crypto_key_create", params)
+}
+
+// AccelCryptoKeyDestroyParams are the parameters of accel_crypto_key_destroy.
+type AccelCryptoKeyDestroyParams struct {
+	// Name of the key.
+	KeyName string `json:"key_name"`
+}
+
+// AccelCryptoKeyDestroy calls accel_crypto_key_destroy. Removes a key that no disk uses, also from the daemon's state.
+func (c *Client) AccelCryptoKeyDestroy(ctx context.Context, params AccelCryptoKeyDestroyParams) (bool, error) {
+	return call[bool](ctx, c, "accel_crypto_key_destroy", params)
+}
+
 // AccelCryptoKeysGetParams are the parameters of accel_crypto_keys_get.
 type AccelCryptoKeysGetParams struct {
 	// Name of the key. Default: all keys.
 	KeyName string `json:"key_name,omitempty"`
 }
 
-// AccelCryptoKeysGet calls accel_crypto_keys_get. Lists the encryption keys: always empty.
-func (c *Client) AccelCryptoKeysGet(ctx context.Context, params AccelCryptoKeysGetParams) ([]map[string]any, error) {
-	return call[[]map[string]any](ctx, c, "accel_crypto_keys_get", params)
+// AccelCryptoKeysGet calls accel_crypto_keys_get. Lists the keys for encrypted disks, without the key material.
+func (c *Client) AccelCryptoKeysGet(ctx context.Context, params AccelCryptoKeysGetParams) ([]CryptoKey, error) {
+	return call[[]CryptoKey](ctx, c, "accel_crypto_keys_get", params)
 }
 
 // AccelGetModuleInfo calls accel_get_module_info. Lists the acceleration modules: always empty.
@@ -181,6 +211,32 @@ type BdevAioRescanParams struct {
 // BdevAioRescan calls bdev_aio_rescan. Adjusts the size of a disk of `bdev_aio_create` to the present size of its file.
 func (c *Client) BdevAioRescan(ctx context.Context, params BdevAioRescanParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_aio_rescan", params)
+}
+
+// BdevCryptoCreateParams are the parameters of bdev_crypto_create.
+type BdevCryptoCreateParams struct {
+	// Name of the base disk.
+	BaseBdevName string `json:"base_bdev_name"`
+	// Name of the new disk.
+	Name string `json:"name"`
+	// Name of a key of `accel_crypto_key_create`. Required.
+	KeyName string `json:"key_name,omitempty"`
+}
+
+// BdevCryptoCreate calls bdev_crypto_create. Creates a disk that encrypts another disk.
+func (c *Client) BdevCryptoCreate(ctx context.Context, params BdevCryptoCreateParams) (string, error) {
+	return call[string](ctx, c, "bdev_crypto_create", params)
+}
+
+// BdevCryptoDeleteParams are the parameters of bdev_crypto_delete.
+type BdevCryptoDeleteParams struct {
+	// Name, alias or uuid.
+	Name string `json:"name"`
+}
+
+// BdevCryptoDelete calls bdev_crypto_delete. Removes a disk of `bdev_crypto_create`.
+func (c *Client) BdevCryptoDelete(ctx context.Context, params BdevCryptoDeleteParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_crypto_delete", params)
 }
 
 // BdevDelayCreateParams are the parameters of bdev_delay_create.

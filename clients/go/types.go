@@ -273,6 +273,46 @@ type Counts struct {
 	Drives []DriveCounts `json:"drives"`
 }
 
+// CryptoCipher: A cipher. Only `AES_XTS` is supported.
+type CryptoCipher string
+
+// The values of CryptoCipher.
+const (
+	CryptoCipherAesCbc CryptoCipher = "AES_CBC"
+	CryptoCipherAesXts CryptoCipher = "AES_XTS"
+)
+
+// CryptoDetails: A disk of `bdev_crypto_create`.
+type CryptoDetails struct {
+	// Name of the base disk.
+	BaseBdevName string `json:"base_bdev_name"`
+	// Name of the disk.
+	Name string `json:"name"`
+	// Name of the key.
+	KeyName string `json:"key_name"`
+}
+
+// CryptoKey: One of the results of `accel_crypto_keys_get`.
+type CryptoKey struct {
+	// Name of the key.
+	Name string `json:"name"`
+	// The cipher: `AES_XTS`.
+	Cipher CryptoCipher `json:"cipher"`
+	// How the position of data on a disk becomes its tweak.
+	TweakMode CryptoTweakMode `json:"tweak_mode"`
+}
+
+// CryptoTweakMode: How the position of data on a disk becomes its tweak. In the modes with 512 in their names, each 512 bytes have a tweak of their own; in the others, each block has one.
+type CryptoTweakMode string
+
+// The values of CryptoTweakMode.
+const (
+	CryptoTweakModeSimpleLba         CryptoTweakMode = "SIMPLE_LBA"
+	CryptoTweakModeJoinNegLbaWithLba CryptoTweakMode = "JOIN_NEG_LBA_WITH_LBA"
+	CryptoTweakModeIncr512FullLba    CryptoTweakMode = "INCR_512_FULL_LBA"
+	CryptoTweakModeIncr512UpperLba   CryptoTweakMode = "INCR_512_UPPER_LBA"
+)
+
 // DelayDetails: A disk of `bdev_delay_create`. Latencies in microseconds.
 type DelayDetails struct {
 	// Additional latency of most reads.
@@ -369,6 +409,7 @@ type DriveCounts struct {
 // DriverSpecific: A module's description of a disk: one member at most, with the module's name.
 type DriverSpecific struct {
 	Aio       *AioDetails    `json:"aio,omitempty"`
+	Crypto    *CryptoDetails `json:"crypto,omitempty"`
 	Delay     *DelayDetails  `json:"delay,omitempty"`
 	ErrorDisk *ErrorDetails  `json:"error_disk,omitempty"`
 	Malloc    *MallocDetails `json:"malloc,omitempty"`

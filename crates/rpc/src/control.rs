@@ -41,6 +41,8 @@ pub struct Control {
     pub config: Config,
     /// The NVMe controllers.
     pub(crate) nvme: crate::methods::nvme::State,
+    /// The keys of encrypted disks.
+    pub(crate) keys: crate::methods::crypto::Keys,
     /// Collects statistics.
     pub collector: Collector,
     /// Whether methods of run time may be called.
@@ -87,6 +89,7 @@ impl Control {
             disks,
             config: Config::default(),
             nvme: crate::methods::nvme::State::default(),
+            keys: crate::methods::crypto::Keys::default(),
             collector: Collector::default(),
             started: watch::Sender::new(false),
             start_up: Rc::default(),

@@ -6,6 +6,7 @@
 mod bdev;
 mod codes;
 mod cores;
+pub(crate) mod crypto;
 mod defaults;
 mod delay;
 pub(crate) mod details;
@@ -70,6 +71,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
     let mut table = Table::default();
     bdev::register(&mut table);
     defaults::register(&mut table);
+    crypto::register(&mut table);
     delay::register(&mut table);
     error::register(&mut table);
     framework::register(&mut table);

@@ -64,12 +64,13 @@ const fn controller(method: &'static str) -> Maker {
     Maker { kind: Kind::Controller, name: "ctrlr", ..disk(method, "vhost_delete_controller") }
 }
 
-const MAKERS: [Maker; 11] = [
+const MAKERS: [Maker; 12] = [
     disk("bdev_uring_create", "bdev_uring_delete"),
     disk("bdev_aio_create", "bdev_aio_delete"),
     disk("bdev_malloc_create", "bdev_malloc_delete"),
     disk("bdev_null_create", "bdev_null_delete"),
     Maker { base: Some("base_bdev_name"), ..disk("bdev_passthru_create", "bdev_passthru_delete") },
+    Maker { base: Some("base_bdev_name"), ..disk("bdev_crypto_create", "bdev_crypto_delete") },
     Maker { base: Some("base_bdev_name"), ..disk("bdev_delay_create", "bdev_delay_delete") },
     Maker {
         name: "base_name",

@@ -20,17 +20,65 @@ class Methods(ABC):
     def call(self, method: str, params: Mapping[str, Any] | None = None) -> Any:
         """Calls any method by its name."""
 
+    def accel_crypto_key_create(
+        self,
+        *,
+        cipher: types.CryptoCipher,
+        key: str,
+        name: str,
+        key2: str | None = None,
+        tweak_mode: types.CryptoTweakMode | None = None,
+    ) -> bool:
+        """Creates a key for encrypted disks.
+
+        Parameters:
+            cipher: The cipher: `AES_XTS`.
+            key: Key of the data: 32 or 64 hexadecimal digits, for AES with 128 or 256 bits.
+            name: Name of the new key.
+            key2: Key of the tweaks, of the same length. Required, and not equal to `key`.
+            tweak_mode: Default: `SIMPLE_LBA`.
+        """
+        result: bool = self.call(
+            "accel_crypto_key_create",
+            _given(
+                cipher=cipher,
+                key=key,
+                name=name,
+                key2=key2,
+                tweak_mode=tweak_mode,
+            ),
+        )
+        return result
+
+    def accel_crypto_key_destroy(
+        self,
+        *,
+        key_name: str,
+    ) -> bool:
+        """Removes a key that no disk uses, also from the daemon's state.
+
+        Parameters:
+            key_name: Name of the key.
+        """
+        result: bool = self.call(
+            "accel_crypto_key_destroy",
+            _given(
+                key_name=key_name,
+            ),
+        )
+        return result
+
     def accel_crypto_keys_get(
         self,
         *,
         key_name: str | None = None,
-    ) -> list[dict[str, Any]]:
-        """Lists the encryption keys: always empty.
+    ) -> list[types.CryptoKey]:
+        """Lists the keys for encrypted disks, without the key material.
 
         Parameters:
             key_name: Name of the key. Default: all keys.
         """
-        result: list[dict[str, Any]] = self.call(
+        result: list[types.CryptoKey] = self.call(
             "accel_crypto_keys_get",
             _given(
                 key_name=key_name,
@@ -284,6 +332,48 @@ class Methods(ABC):
         """
         result: bool = self.call(
             "bdev_aio_rescan",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_crypto_create(
+        self,
+        *,
+        base_bdev_name: str,
+        name: str,
+        key_name: str | None = None,
+    ) -> str:
+        """Creates a disk that encrypts another disk.
+
+        Parameters:
+            base_bdev_name: Name of the base disk.
+            name: Name of the new disk.
+            key_name: Name of a key of `accel_crypto_key_create`. Required.
+        """
+        result: str = self.call(
+            "bdev_crypto_create",
+            _given(
+                base_bdev_name=base_bdev_name,
+                name=name,
+                key_name=key_name,
+            ),
+        )
+        return result
+
+    def bdev_crypto_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes a disk of `bdev_crypto_create`.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = self.call(
+            "bdev_crypto_delete",
             _given(
                 name=name,
             ),
@@ -2870,17 +2960,65 @@ class AsyncMethods(ABC):
     async def call(self, method: str, params: Mapping[str, Any] | None = None) -> Any:
         """Calls any method by its name."""
 
+    async def accel_crypto_key_create(
+        self,
+        *,
+        cipher: types.CryptoCipher,
+        key: str,
+        name: str,
+        key2: str | None = None,
+        tweak_mode: types.CryptoTweakMode | None = None,
+    ) -> bool:
+        """Creates a key for encrypted disks.
+
+        Parameters:
+            cipher: The cipher: `AES_XTS`.
+            key: Key of the data: 32 or 64 hexadecimal digits, for AES with 128 or 256 bits.
+            name: Name of the new key.
+            key2: Key of the tweaks, of the same length. Required, and not equal to `key`.
+            tweak_mode: Default: `SIMPLE_LBA`.
+        """
+        result: bool = await self.call(
+            "accel_crypto_key_create",
+            _given(
+                cipher=cipher,
+                key=key,
+                name=name,
+                key2=key2,
+                tweak_mode=tweak_mode,
+            ),
+        )
+        return result
+
+    async def accel_crypto_key_destroy(
+        self,
+        *,
+        key_name: str,
+    ) -> bool:
+        """Removes a key that no disk uses, also from the daemon's state.
+
+        Parameters:
+            key_name: Name of the key.
+        """
+        result: bool = await self.call(
+            "accel_crypto_key_destroy",
+            _given(
+                key_name=key_name,
+            ),
+        )
+        return result
+
     async def accel_crypto_keys_get(
         self,
         *,
         key_name: str | None = None,
-    ) -> list[dict[str, Any]]:
-        """Lists the encryption keys: always empty.
+    ) -> list[types.CryptoKey]:
+        """Lists the keys for encrypted disks, without the key material.
 
         Parameters:
             key_name: Name of the key. Default: all keys.
         """
-        result: list[dict[str, Any]] = await self.call(
+        result: list[types.CryptoKey] = await self.call(
             "accel_crypto_keys_get",
             _given(
                 key_name=key_name,
@@ -3134,6 +3272,48 @@ class AsyncMethods(ABC):
         """
         result: bool = await self.call(
             "bdev_aio_rescan",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_crypto_create(
+        self,
+        *,
+        base_bdev_name: str,
+        name: str,
+        key_name: str | None = None,
+    ) -> str:
+        """Creates a disk that encrypts another disk.
+
+        Parameters:
+            base_bdev_name: Name of the base disk.
+            name: Name of the new disk.
+            key_name: Name of a key of `accel_crypto_key_create`. Required.
+        """
+        result: str = await self.call(
+            "bdev_crypto_create",
+            _given(
+                base_bdev_name=base_bdev_name,
+                name=name,
+                key_name=key_name,
+            ),
+        )
+        return result
+
+    async def bdev_crypto_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes a disk of `bdev_crypto_create`.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = await self.call(
+            "bdev_crypto_delete",
             _given(
                 name=name,
             ),

@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 if TYPE_CHECKING:
     from typing import NotRequired
 
+#: A cipher. Only `AES_XTS` is supported.
+CryptoCipher = Literal["AES_CBC", "AES_XTS"]
+
+#: How the position of data on a disk becomes its tweak. In the modes with 512 in their names, each 512 bytes have a tweak of their own; in the others, each block has one.
+CryptoTweakMode = Literal["SIMPLE_LBA", "JOIN_NEG_LBA_WITH_LBA", "INCR_512_FULL_LBA", "INCR_512_UPPER_LBA"]
+
 #: Action for writes when the store is full.
 Enospc = Literal["error", "hold"]
 
@@ -341,6 +347,28 @@ class Counts(TypedDict):
     drives: list[DriveCounts]
 
 
+class CryptoDetails(TypedDict):
+    """A disk of `bdev_crypto_create`."""
+
+    #: Name of the base disk.
+    base_bdev_name: str
+    #: Name of the disk.
+    name: str
+    #: Name of the key.
+    key_name: str
+
+
+class CryptoKey(TypedDict):
+    """One of the results of `accel_crypto_keys_get`."""
+
+    #: Name of the key.
+    name: str
+    #: The cipher: `AES_XTS`.
+    cipher: CryptoCipher
+    #: How the position of data on a disk becomes its tweak.
+    tweak_mode: CryptoTweakMode
+
+
 class DelayDetails(TypedDict):
     """A disk of `bdev_delay_create`. Latencies in microseconds."""
 
@@ -442,6 +470,7 @@ class DriverSpecific(TypedDict):
     """A module's description of a disk: one member at most, with the module's name."""
 
     aio: NotRequired[AioDetails]
+    crypto: NotRequired[CryptoDetails]
     delay: NotRequired[DelayDetails]
     error_disk: NotRequired[ErrorDetails]
     malloc: NotRequired[MallocDetails]

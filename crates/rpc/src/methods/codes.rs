@@ -16,10 +16,12 @@ pub(super) fn set(table: &mut Table<Control>) {
 }
 
 /// Methods that report parameters which cannot be decoded as an internal error, and other errors with their own numbers.
-const UNDECODED_IS_INTERNAL: [&str; 42] = [
+const UNDECODED_IS_INTERNAL: [&str; 44] = [
     "bdev_aio_create",
     "bdev_aio_delete",
     "bdev_aio_rescan",
+    "bdev_crypto_create",
+    "bdev_crypto_delete",
     "bdev_delay_create",
     "bdev_delay_delete",
     "bdev_enable_histogram",

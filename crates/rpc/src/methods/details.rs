@@ -12,6 +12,8 @@ pub(crate) struct Details {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub aio: Option<Aio>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub crypto: Option<Crypto>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub delay: Option<Delay>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_disk: Option<ErrorDisk>,
@@ -56,6 +58,18 @@ pub(crate) struct Aio {
     pub filename: PathBuf,
     /// Whether writes are refused.
     pub readonly: bool,
+}
+
+/// A disk of `bdev_crypto_create`.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "CryptoDetails")]
+pub(crate) struct Crypto {
+    /// Name of the base disk.
+    pub base_bdev_name: String,
+    /// Name of the disk.
+    pub name: String,
+    /// Name of the key.
+    pub key_name: String,
 }
 
 /// A disk of `bdev_delay_create`. Latencies in microseconds.

@@ -5,7 +5,6 @@
 //! that the family is supported.
 
 use super::{Control, Error, Members, NoParams, Phase, Table};
-use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -29,12 +28,6 @@ pub(super) fn register(table: &mut Table<Control>) {
         Phase::RunTime,
         "Reports acceleration statistics: all counts are 0.",
         get_accel_stats,
-    );
-    table.add(
-        "accel_crypto_keys_get",
-        Phase::RunTime,
-        "Lists the encryption keys: always empty.",
-        get_crypto_keys,
     );
     table.add(
         "framework_disable_cpumask_locks",
@@ -77,21 +70,6 @@ struct AccelStats {
 
 async fn get_accel_stats(_: &Control, _: NoParams) -> Result<AccelStats, Error> {
     Ok(AccelStats { sequence_executed: 0, sequence_failed: 0, operations: Vec::new() })
-}
-
-/// Parameters of `accel_crypto_keys_get`.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct GetCryptoKeys {
-    /// Name of the key. Default: all keys.
-    key_name: Option<String>,
-}
-
-async fn get_crypto_keys(_: &Control, p: GetCryptoKeys) -> Result<Vec<Members>, Error> {
-    match p.key_name {
-        None => Ok(Vec::new()),
-        Some(name) => Err(Error::errno(Errno::NOENT, format!("there is no key '{name}'"))),
-    }
 }
 
 /// SPDK's name for the kernel's sockets.

@@ -1,7 +1,7 @@
 //! Disks that are created before their base disk exists, as in SPDK's files: they wait for the base; and `aryk_absent_get`, which
 //! lists absent objects. Control context.
 
-use super::{Control, Error, NoParams, Phase, Table, delay, error, passthru, split};
+use super::{Control, Error, NoParams, Phase, Table, crypto, delay, error, passthru, split};
 use crate::config::{Call, Subsystem};
 use crate::journal::{self, Caller};
 use rustix::io::Errno;
@@ -46,6 +46,7 @@ async fn get_absent(control: &Control, _: NoParams) -> Result<Vec<Absent>, Error
         let since = config.tried_since(key);
         let tried_since = since.map(|at| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs());
         let (object, why) = (config.describe(key), config.why_absent(key));
+        let call = crypto::without_key(call);
         Some(Absent { object, kind, name, why, tried_since, call })
     };
     Ok(config.absent().into_iter().filter_map(describe).collect())
@@ -112,6 +113,7 @@ pub(crate) async fn make_waiting(control: &Control, name: &str) {
 
 async fn make(control: &Control, call: Call) -> Result<(), Error> {
     match &*call.method {
+        crypto::CREATE => crypto::create(control, params(call.params)?).await.map(drop),
         delay::CREATE => delay::create(control, params(call.params)?).await.map(drop),
         error::CREATE => error::create(control, params(call.params)?).await.map(drop),
         passthru::CREATE => passthru::create(control, params(call.params)?).await.map(drop),

@@ -7,6 +7,7 @@
 
 mod codes;
 mod configs;
+mod crypto;
 mod disks;
 mod document;
 mod facts;
@@ -285,6 +286,9 @@ fn values_without_meaning_for_aryk_are_refused() {
             ("log_set_flag", json!({"flag": "nvmf"}), -32602),
             ("sock_set_default_impl", json!({"impl_name": "uring"}), -22),
             ("accel_crypto_keys_get", json!({"key_name": "k"}), -2),
+            ("accel_crypto_key_destroy", json!({"key_name": "k"}), -2),
+            ("bdev_crypto_create", json!({"name": "x", "base_bdev_name": "b", "key_name": "k"}), -2),
+            ("bdev_crypto_create", json!({"name": "x", "base_bdev_name": "b"}), -22),
             ("bdev_nvme_get_controllers", json!({"name": "n"}), -19),
             ("virtio_blk_get_transports", json!({"name": "vfio"}), -19),
             ("bdev_malloc_create", json!({"block_size": 512, "num_blocks": 1_u64 << 40}), -12),

@@ -86,7 +86,6 @@ fn start(call: &mut impl FnMut(&'static str, Value)) {
         "accel_get_module_info",
         "accel_get_opc_assignments",
         "accel_get_stats",
-        "accel_crypto_keys_get",
     ] {
         call(method, json!({}));
     }
@@ -124,6 +123,11 @@ fn make_disks(dir: &Path, call: &mut impl FnMut(&'static str, Value)) {
     call("bdev_uring_create", json!({"name": "u", "filename": dir.join("u.img")}));
     call("bdev_uring_rescan", disk("u"));
     call("bdev_passthru_create", json!({"name": "p", "base_bdev_name": "m"}));
+    let halves = ["0123456789abcdef".repeat(4), "fedcba9876543210".repeat(4)];
+    let key = json!({"cipher": "AES_XTS", "key": halves[0], "key2": halves[1], "name": "k"});
+    call("accel_crypto_key_create", key);
+    call("accel_crypto_keys_get", json!({}));
+    call("bdev_crypto_create", json!({"name": "x", "base_bdev_name": "p", "key_name": "k"}));
     call("bdev_error_create", json!({"base_name": "a"}));
     call("bdev_error_inject_error", json!({"name": "EE_a", "io_type": "clear", "error_type": "failure"}));
     call("bdev_error_resume_pending", disk("EE_a"));
@@ -221,6 +225,7 @@ fn end(call: &mut impl FnMut(&'static str, Value)) {
     for (method, name) in [
         ("bdev_delay_delete", "d"),
         ("bdev_error_delete", "EE_a"),
+        ("bdev_crypto_delete", "x"),
         ("bdev_passthru_delete", "p"),
         ("bdev_uring_delete", "u"),
         ("bdev_aio_delete", "a"),
@@ -229,6 +234,7 @@ fn end(call: &mut impl FnMut(&'static str, Value)) {
     ] {
         call(method, disk(name));
     }
+    call("accel_crypto_key_destroy", json!({"key_name": "k"}));
     call("notify_get_types", json!({}));
     call("notify_get_notifications", json!({}));
     call("spdk_kill_instance", json!({"sig_name": "SIGUSR1"}));

@@ -1,0 +1,285 @@
+//! `accel_crypto_key*` and `bdev_crypto_*`: keys, and disks that encrypt another disk by them. Control context.
+//!
+//! Key material arrives in the call that creates a key, and is kept in the state store, whose files only the daemon's user may
+//! read, so that a restarted daemon has its keys. No log line, reply or saved configuration contains it.
+
+use super::details::{Crypto, Details};
+use super::waiting::waits;
+use super::{Control, Error, Name, Phase, Table};
+use crate::config::{Call, Subsystem};
+use aryk_bdev_crypto as module;
+use rustix::io::Errno;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use uuid::Uuid;
+use zeroize::Zeroizing;
+
+/// Namespace of the disks' uuids.
+const NAMESPACE: Uuid = uuid::uuid!("078e3cf7-f4b4-4545-b2c3-d40045a64ae2");
+const MODULE: &str = "crypto";
+pub(super) const CREATE: &str = "bdev_crypto_create";
+const CREATE_KEY: &str = "accel_crypto_key_create";
+
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add(CREATE_KEY, Phase::RunTime, "Creates a key for encrypted disks.", create_key);
+    table.add(
+        "accel_crypto_key_destroy",
+        Phase::RunTime,
+        "Removes a key that no disk uses, also from the daemon's state.",
+        destroy_key,
+    );
+    table.add(
+        "accel_crypto_keys_get",
+        Phase::RunTime,
+        "Lists the keys for encrypted disks, without the key material.",
+        get_keys,
+    );
+    table.add(CREATE, Phase::RunTime, "Creates a disk that encrypts another disk.", create);
+    table.add("bdev_crypto_delete", Phase::RunTime, "Removes a disk of `bdev_crypto_create`.", delete);
+}
+
+/// The keys, by name.
+#[derive(Debug, Default)]
+pub(crate) struct Keys(RefCell<BTreeMap<String, NamedKey>>);
+
+#[derive(Debug, Clone)]
+struct NamedKey {
+    key: Arc<module::Key>,
+    tweak_mode: TweakMode,
+}
+
+impl Keys {
+    fn find(&self, name: &str) -> Result<NamedKey, Error> {
+        self.0.borrow().get(name).cloned().ok_or_else(|| no_key(name))
+    }
+}
+
+fn no_key(name: &str) -> Error {
+    Error::errno(Errno::NOENT, format!("there is no key '{name}'"))
+}
+
+/// The name of a key's note.
+fn object(name: &str) -> String {
+    format!("crypto key {name}")
+}
+
+/// The call without key material.
+pub(super) fn without_key(mut call: Call) -> Call {
+    if call.method == CREATE_KEY
+        && let Some(params) = call.params.as_object_mut()
+    {
+        params.retain(|name, _| name != "key" && name != "key2");
+    }
+    call
+}
+
+/// A cipher. Only `AES_XTS` is supported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "CryptoCipher")]
+enum Cipher {
+    #[serde(rename = "AES_CBC")]
+    AesCbc,
+    #[serde(rename = "AES_XTS")]
+    AesXts,
+}
+
+/// How the position of data on a disk becomes its tweak. In the modes with 512 in their names, each 512 bytes have a tweak of
+/// their own; in the others, each block has one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "CryptoTweakMode")]
+enum TweakMode {
+    #[default]
+    #[serde(rename = "SIMPLE_LBA")]
+    Simple,
+    #[serde(rename = "JOIN_NEG_LBA_WITH_LBA")]
+    JoinNegLba,
+    #[serde(rename = "INCR_512_FULL_LBA")]
+    Incr512Full,
+    #[serde(rename = "INCR_512_UPPER_LBA")]
+    Incr512Upper,
+}
+
+impl From<TweakMode> for module::TweakMode {
+    fn from(mode: TweakMode) -> Self {
+        match mode {
+            TweakMode::Simple => Self::SimpleLba,
+            TweakMode::JoinNegLba => Self::JoinNegLbaWithLba,
+            TweakMode::Incr512Full => Self::Incr512FullLba,
+            TweakMode::Incr512Upper => Self::Incr512UpperLba,
+        }
+    }
+}
+
+/// Key material in hexadecimal digits.
+#[derive(Serialize, Deserialize)]
+#[serde(transparent)]
+struct Secret(Zeroizing<String>);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(secret)")
+    }
+}
+
+/// Parameters of `accel_crypto_key_create`.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct CreateKey {
+    /// The cipher: `AES_XTS`.
+    cipher: Cipher,
+    /// Key of the data: 32 or 64 hexadecimal digits, for AES with 128 or 256 bits.
+    #[schemars(with = "String")]
+    key: Secret,
+    /// Key of the tweaks, of the same length. Required, and not equal to `key`.
+    #[schemars(with = "Option<String>")]
+    key2: Option<Secret>,
+    /// Default: `SIMPLE_LBA`.
+    #[serde(default)]
+    tweak_mode: TweakMode,
+    /// Name of the new key.
+    name: String,
+}
+
+/// Appends the bytes of hexadecimal digits. The error does not contain them.
+fn decode(param: &str, Secret(digits): &Secret, bytes: &mut Vec<u8>) -> Result<(), Error> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
+    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
+    for &[high, low] in pairs {
+        let byte = digit(high).zip(digit(low)).map(|(high, low)| high << 4 | low);
+        bytes.push(
+            byte.ok_or_else(|| Error::invalid(format!("`{param}` must have hexadecimal digits only")))?,
+        );
+    }
+    match (rest, pairs.len()) {
+        ([], 16 | 32) => Ok(()),
+        _ => Err(Error::invalid(format!("`{param}` must have 32 or 64 hexadecimal digits"))),
+    }
+}
+
+async fn create_key(control: &Control, p: CreateKey) -> Result<bool, Error> {
+    if p.name.is_empty() || p.name.len() > super::NAME_LEN_MAX {
+        return Err(Error::invalid(format!("a key's name has 1 to {} bytes", super::NAME_LEN_MAX)));
+    }
+    if p.cipher == Cipher::AesCbc {
+        return Err(Error::invalid("AES_CBC is not supported, only AES_XTS"));
+    }
+    if control.keys.find(&p.name).is_ok() {
+        return Err(Error::errno(Errno::EXIST, format!("a key '{}' exists", p.name)));
+    }
+    let Some(key2) = &p.key2 else { return Err(Error::invalid("AES_XTS needs `key2`")) };
+    // Enough room for both keys, so that no copy is left behind by a reallocation.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(p.key.0.len() + key2.0.len()));
+    decode("key", &p.key, &mut bytes)?;
+    let half = bytes.len();
+    decode("key2", key2, &mut bytes)?;
+    if bytes.len() != 2 * half {
+        return Err(Error::invalid("`key` and `key2` must have the same length"));
+    }
+    let key = module::Key::new(&bytes).map_err(|error| Error::invalid(error.to_string()))?;
+    let named = NamedKey { key: Arc::new(key), tweak_mode: p.tweak_mode };
+    control.keys.0.borrow_mut().insert(p.name.clone(), named);
+    control.config.made(Subsystem::Daemon, &object(&p.name), CREATE_KEY, &p);
+    Ok(true)
+}
+
+/// Parameters of `accel_crypto_key_destroy`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct DestroyKey {
+    /// Name of the key.
+    key_name: String,
+}
+
+async fn destroy_key(control: &Control, p: DestroyKey) -> Result<bool, Error> {
+    let uses = |call: &Call| {
+        call.method == CREATE && call.params.get("key_name").is_some_and(|name| *name == p.key_name)
+    };
+    let config = &control.config;
+    if config.place_that(Subsystem::Bdev, uses).is_some() || !config.absent_objects_that(uses).is_empty() {
+        return Err(Error::errno(Errno::BUSY, format!("a disk uses the key '{}'", p.key_name)));
+    }
+    let was_there = control.keys.0.borrow_mut().remove(&p.key_name).is_some();
+    // A key that could not be created again after a restart has a note only.
+    match config.forget(Subsystem::Daemon, &object(&p.key_name)) || was_there {
+        true => Ok(true),
+        false => Err(no_key(&p.key_name)),
+    }
+}
+
+/// Parameters of `accel_crypto_keys_get`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetKeys {
+    /// Name of the key. Default: all keys.
+    key_name: Option<String>,
+}
+
+/// One of the results of `accel_crypto_keys_get`.
+#[derive(Debug, Serialize, JsonSchema)]
+struct CryptoKey {
+    /// Name of the key.
+    name: String,
+    /// The cipher: `AES_XTS`.
+    cipher: Cipher,
+    /// How the position of data on a disk becomes its tweak.
+    tweak_mode: TweakMode,
+}
+
+async fn get_keys(control: &Control, p: GetKeys) -> Result<Vec<CryptoKey>, Error> {
+    let describe = |(name, key): (&String, &NamedKey)| CryptoKey {
+        name: name.clone(),
+        cipher: Cipher::AesXts,
+        tweak_mode: key.tweak_mode,
+    };
+    if let Some(name) = p.key_name {
+        return control.keys.find(&name).map(|key| vec![describe((&name, &key))]);
+    }
+    Ok(control.keys.0.borrow().iter().map(describe).collect())
+}
+
+/// Parameters of `bdev_crypto_create`.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Create {
+    /// Name of the base disk.
+    base_bdev_name: String,
+    /// Name of the new disk.
+    name: String,
+    /// Name of a key of `accel_crypto_key_create`. Required.
+    key_name: Option<String>,
+}
+
+pub(super) async fn create(control: &Control, p: Create) -> Result<String, Error> {
+    let Some(key_name) = &p.key_name else {
+        return Err(Error::invalid("`key_name` must name a key of accel_crypto_key_create"));
+    };
+    let NamedKey { key, tweak_mode } = control.keys.find(key_name)?;
+    if waits(control, &p.base_bdev_name, &p.name, (CREATE, &p))? {
+        return Ok(p.name);
+    }
+    let base = control.disks.find(&p.base_bdev_name)?;
+    let identity = super::identity_over(&p.name, None, &base, NAMESPACE)?;
+    let config = module::Config {
+        identity,
+        base: p.base_bdev_name.clone(),
+        key,
+        tweak_mode: tweak_mode.into(),
+        passes_discards: false,
+    };
+    let bdev = module::create(&control.env, config).map_err(|error| match error {
+        module::Error::Registry(error) => error.into(),
+        module::Error::Tweak(error) => Error::invalid(error.to_string()),
+    })?;
+    let crypto =
+        Crypto { base_bdev_name: p.base_bdev_name.clone(), name: p.name.clone(), key_name: key_name.clone() };
+    let details = Details { crypto: Some(crypto), ..Details::default() };
+    Ok(control.made_disk(&bdev, MODULE, details, (CREATE, &p)))
+}
+
+async fn delete(control: &Control, p: Name) -> Result<bool, Error> {
+    control.remove_disk(MODULE, &p.name).await
+}

@@ -1,0 +1,124 @@
+//! Keys, and the disks that they encrypt.
+
+use super::*;
+use aryk_state::Store;
+
+const KEY: &str = "00112233445566778899aabbccddeeff";
+const KEY2: &str = "ffeeddccbbaa99887766554433221100";
+
+fn key(name: &str, key: &str, key2: &str) -> Value {
+    json!({"cipher": "AES_XTS", "key": key, "key2": key2, "tweak_mode": "JOIN_NEG_LBA_WITH_LBA", "name": name})
+}
+
+fn has_key(value: &Value) -> bool {
+    let text = value.to_string();
+    text.contains(KEY) || text.contains(KEY2)
+}
+
+async fn make_disks(daemon: &Daemon) {
+    daemon.call("framework_start_init", &json!({})).await.unwrap();
+    daemon.call("accel_crypto_key_create", &key("k", KEY, KEY2)).await.unwrap();
+    daemon
+        .call("bdev_malloc_create", &json!({"name": "m", "block_size": 512, "num_blocks": 64}))
+        .await
+        .unwrap();
+    let disk = json!({"name": "x", "base_bdev_name": "m", "key_name": "k"});
+    assert_eq!(daemon.call("bdev_crypto_create", &disk).await.unwrap(), "x");
+}
+
+#[test]
+fn no_reply_has_the_key() {
+    in_daemon(async |daemon| {
+        make_disks(daemon).await;
+        let waits = json!({"name": "later", "base_bdev_name": "nothing", "key_name": "k"});
+        daemon.call("bdev_crypto_create", &waits).await.unwrap();
+        let keys = daemon.call("accel_crypto_keys_get", &json!({"key_name": "k"})).await.unwrap();
+        let expected = json!([{"name": "k", "cipher": "AES_XTS", "tweak_mode": "JOIN_NEG_LBA_WITH_LBA"}]);
+        assert_eq!(keys, expected);
+        let disk = daemon.call("bdev_get_bdevs", &json!({"name": "x"})).await.unwrap();
+        let details = json!({"crypto": {"base_bdev_name": "m", "name": "x", "key_name": "k"}});
+        assert_eq!(disk[0]["driver_specific"], details);
+        assert_eq!(disk[0]["product_name"], "crypto");
+        assert_eq!(disk[0]["supported_io_types"]["unmap"], false);
+        for method in ["save_config", "aryk_absent_get"] {
+            let reply = daemon.call(method, &json!({})).await.unwrap();
+            assert!(
+                reply.to_string().contains("bdev_crypto_create") && !has_key(&reply),
+                "{method}: {reply}"
+            );
+        }
+    });
+}
+
+#[test]
+fn keys_that_are_none_are_refused_without_being_repeated() {
+    in_daemon(async |daemon| {
+        daemon.call("framework_start_init", &json!({})).await.unwrap();
+        let short = &KEY[2..];
+        let long = KEY.repeat(2);
+        let strange = KEY.replace('8', "x");
+        for (first, second) in
+            [(KEY, KEY), (short, short), (KEY, &*long), (&*strange, KEY2), (KEY, &*strange)]
+        {
+            let error = daemon.call("accel_crypto_key_create", &key("k", first, second)).await.unwrap_err();
+            assert_eq!(error.code(), -22, "{error}");
+            assert!(
+                !error.to_string().contains(&KEY[..8]) && !error.to_string().contains(&KEY2[..8]),
+                "{error}"
+            );
+        }
+        let mut alone = key("k", KEY, KEY2);
+        alone.as_object_mut().unwrap().remove("key2");
+        assert_eq!(daemon.call("accel_crypto_key_create", &alone).await.unwrap_err().code(), -22);
+        let mut cbc = key("k", KEY, KEY2);
+        cbc["cipher"] = "AES_CBC".into();
+        let error = daemon.call("accel_crypto_key_create", &cbc).await.unwrap_err();
+        assert!(error.to_string().contains("AES_CBC") && !error.to_string().contains(KEY), "{error}");
+        assert_eq!(daemon.call("accel_crypto_keys_get", &json!({})).await.unwrap(), json!([]));
+        daemon.call("accel_crypto_key_create", &key("k", &long, &KEY2.repeat(2))).await.unwrap();
+        let again = daemon.call("accel_crypto_key_create", &key("k", KEY, KEY2)).await.unwrap_err();
+        assert_eq!(again.code(), -17);
+    });
+}
+
+#[test]
+fn a_key_is_kept_while_a_disk_uses_it() {
+    in_daemon(async |daemon| {
+        make_disks(daemon).await;
+        let destroy = async || daemon.call("accel_crypto_key_destroy", &json!({"key_name": "k"})).await;
+        assert_eq!(destroy().await.unwrap_err().code(), -16);
+        daemon.call("bdev_crypto_delete", &json!({"name": "x"})).await.unwrap();
+        let waits = json!({"name": "x", "base_bdev_name": "nothing", "key_name": "k"});
+        daemon.call("bdev_crypto_create", &waits).await.unwrap();
+        assert_eq!(destroy().await.unwrap_err().code(), -16, "the disk waits for its base");
+        daemon.call("bdev_crypto_delete", &json!({"name": "x"})).await.unwrap();
+        destroy().await.unwrap();
+        assert_eq!(destroy().await.unwrap_err().code(), -2);
+    });
+}
+
+/// A state store with the call of a key, which the daemon has not made yet: as after a restart.
+#[test]
+fn a_key_that_is_not_there_yet_is_listed_without_its_material() {
+    in_daemon(async |daemon| {
+        let state = daemon.dir.path().join("state");
+        {
+            let before = Daemon::new();
+            let (store, records) = Store::open(&state).unwrap();
+            before.control.config.keep_in(store, records).unwrap();
+            make_disks(&before).await;
+        }
+        let (store, records) = Store::open(&state).unwrap();
+        daemon.control.config.keep_in(store, records).unwrap();
+        daemon.call("framework_start_init", &json!({})).await.unwrap();
+        let absent = daemon.call("aryk_absent_get", &json!({})).await.unwrap();
+        assert_eq!(
+            (absent[0]["name"].as_str(), absent[0]["method"].as_str()),
+            (Some("crypto key k"), Some("accel_crypto_key_create"))
+        );
+        assert!(!has_key(&absent), "{absent}");
+        aryk_rpc::restore::restore(&daemon.control, &daemon.methods).await;
+        assert_eq!(daemon.call("aryk_absent_get", &json!({})).await.unwrap(), json!([]));
+        assert_eq!(daemon.call("bdev_get_bdevs", &json!({"name": "x"})).await.unwrap()[0]["name"], "x");
+    });
+}
