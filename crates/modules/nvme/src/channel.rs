@@ -1,4 +1,4 @@
-//! A channel of a namespace's disk: one opener's use of the reactor's queue pair. Reactor context.
+//! A channel of a namespace's disk: one opener's use of the reactor's queue pair, or of both its pairs. Reactor context.
 
 use crate::driver::PairDriver;
 use crate::namespace::Namespace;
@@ -43,5 +43,51 @@ impl Channel for NamespaceChannel {
 impl Drop for NamespaceChannel {
     fn drop(&mut self) {
         self.driver.borrow_mut().close(self.key);
+    }
+}
+
+/// A channel on a reactor that has a second queue pair, for requests in flight while the reactor sleeps. Each request belongs to
+/// one of the two; the driver of the second may hand it to the first.
+pub(crate) struct PairedChannel {
+    first: NamespaceChannel,
+    waking: NamespaceChannel,
+}
+
+impl PairedChannel {
+    pub(crate) fn new(
+        first: NamespaceChannel,
+        waking: DriverRef<PairDriver>,
+        namespace: &Arc<Namespace>,
+        root: RootId,
+    ) -> Self {
+        let waking = NamespaceChannel::new(waking, namespace, root);
+        waking.driver.borrow_mut().set_twin(waking.key, first.key);
+        Self { first, waking }
+    }
+
+    fn yields(&self) -> bool {
+        self.first.driver.borrow_mut().yields_to(&mut self.waking.driver.borrow_mut())
+    }
+}
+
+impl Channel for PairedChannel {
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
+        let channel = if self.yields() { &mut self.waking } else { &mut self.first };
+        channel.submit(io, cx);
+    }
+
+    fn abort(&mut self, tag: Tag, cx: &mut Cx) {
+        self.first.abort(tag, cx);
+        self.waking.abort(tag, cx);
+    }
+
+    fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
+        self.first.poll(cx, out);
+        self.waking.poll(cx, out);
+    }
+
+    fn credits(&self) -> Option<CreditPool> {
+        // Those of the first pair: the second has the same depth.
+        self.first.credits()
     }
 }

@@ -178,6 +178,7 @@ pub(crate) fn start(
         attached: Some(attached),
         interrupts: Vec::new(),
         vectors: 0,
+        can_mask: false,
         life_number: 0,
         ready_at: Nanos(0),
         exclusive: None,
@@ -248,8 +249,10 @@ struct Thread {
     attached: Option<oneshot::Sender<Attached>>,
     /// Eventfds of the interrupt vectors; they stay as long as reactors may watch them.
     interrupts: Vec<OwnedFd>,
-    /// Vectors in use: the admin queue's, and those of queue pairs if they can be masked.
+    /// Vectors in use: the admin queue's, and those of queue pairs.
     vectors: u16,
+    /// Those of queue pairs can be masked, so that each pair has one; otherwise only second pairs of reactors have one.
+    can_mask: bool,
     /// Tells the times that the function was opened apart.
     life_number: u64,
     /// When the controller was ready last.
@@ -309,7 +312,7 @@ impl Thread {
             let Some(wait) = wait else { break };
             self.wait(wait, &mut commands).await;
         }
-        self.pairs.remove_all(&self.shared);
+        self.pairs.remove_all();
         self.pairs.drain().await;
         self.set_phase(Phase::Ended);
         self.shared.forget_routes();
@@ -657,8 +660,8 @@ impl Thread {
         self.set_phase(Phase::Stopping);
         // A controller that is away does not answer any more: what waits for it fails.
         match self.life {
-            Life::Away | Life::Opening(_) => self.pairs.remove_all(&self.shared),
-            Life::Driven(_) => self.pairs.remove_wanted(&self.shared),
+            Life::Away | Life::Opening(_) => self.pairs.remove_all(),
+            Life::Driven(_) => self.pairs.remove_wanted(),
         }
         let (registry, names) = (Arc::clone(self.env.registry()), self.disks.names());
         let sender = self.sender.clone();

@@ -1,4 +1,5 @@
-//! The queue pair of a controller on one reactor, which the channels of all its namespaces there share. Reactor context.
+//! The queue pair of a controller on one reactor, which the channels of all its namespaces there share. Reactor context. If the
+//! controller's interrupts cannot be masked, a reactor has a second pair, with a driver of its own ([`waking`]).
 //!
 //! A request is at the controller, waits in a FIFO, or waits for a retry ([`State`]). Requests wait while the pair is being
 //! reset, while the controller is away, while there are no bounce buffers, and while a fused request has no second place; nothing
@@ -11,6 +12,7 @@ mod attempt;
 mod injected;
 mod located;
 mod reset;
+mod waking;
 
 pub(crate) use injected::set_injections;
 pub(crate) use located::{LostBlock, located};
@@ -19,6 +21,7 @@ pub(crate) use reset::{
     Cause, fail_while_away, install, leave_if_unused, open, quiesce, reap_last, remove, restart_clock,
     resume, retire, rewind,
 };
+pub(crate) use waking::prepare_waking;
 
 use crate::WITHOUT_LIMIT;
 use crate::control::Command;
@@ -105,6 +108,8 @@ struct Request {
 /// A channel of a namespace.
 struct Opened {
     root: RootId,
+    /// In the driver of a waking pair: the key of the same channel in the reactor's other driver.
+    twin: Option<Key>,
     namespace: Arc<Namespace>,
     /// The commands of the namespace, as it was when the channel last had to look.
     commands: Commands,
@@ -129,12 +134,30 @@ impl Opened {
     }
 }
 
+/// Whether completions wake a sleeping reactor.
+pub(crate) enum Wake {
+    /// They do not: the reactor polls while commands are in flight.
+    Never,
+    /// By the pair's interrupt, which is masked while the reactor polls.
+    Masked(VectorMask),
+    /// By the pair's interrupt, which cannot be masked.
+    Always,
+}
+
+impl Wake {
+    /// Masks the interrupt, if it can be masked.
+    fn mask(&self) {
+        if let Self::Masked(mask) = self {
+            mask.mask();
+        }
+    }
+}
+
 /// What a pair has while its controller is there.
 pub(crate) struct Live {
     pub(crate) pair: QueuePair,
     pub(crate) pool: Pool,
-    /// Masks the pair's interrupt; `None` if the pair has none, or it cannot be masked.
-    pub(crate) mask: Option<VectorMask>,
+    pub(crate) wake: Wake,
     /// The registration of guests' memory, if the controller accesses that.
     pub(crate) memory: Option<Arc<Attachment>>,
     /// CRDT1 to CRDT3.
@@ -166,6 +189,8 @@ enum Start {
 
 pub(crate) struct PairDriver {
     shared: Arc<Shared>,
+    /// That of the reactor's pair, or of its waking pair.
+    key: DriverKey,
     id: DriverId,
     life: Life,
     gate: Gate,
@@ -193,14 +218,19 @@ pub(crate) struct PairDriver {
     /// Lists that are empty between two calls.
     pieces: [Vec<Piece>; 2],
     completed: Vec<Completed>,
+    /// The reactor could not sleep because of commands in flight here.
+    keeps_awake: bool,
+    /// Completions at the reactor's last attempt to sleep.
+    completed_at_arm: u64,
 }
 
 impl PairDriver {
-    fn new(shared: Arc<Shared>, id: DriverId, live: Box<Live>) -> Self {
-        let depth = u32::from(live.pair.depth());
+    fn new(shared: Arc<Shared>, key: DriverKey, id: DriverId, depth: u16, life: Life) -> Self {
+        let depth = u32::from(depth);
         Self {
             injections: injected::of(&shared),
             shared,
+            key,
             id,
             gate: Gate::Open,
             is_leaving: false,
@@ -218,7 +248,9 @@ impl PairDriver {
             has_late_timer: false,
             pieces: [Vec::with_capacity(512), Vec::with_capacity(512)],
             completed: Vec::with_capacity(usize::from(BATCH)),
-            life: Life::Live(live),
+            life,
+            keeps_awake: false,
+            completed_at_arm: 0,
         }
     }
 
@@ -233,7 +265,8 @@ impl PairDriver {
             Life::Away | Life::Failing | Life::Closed => None,
         };
         let (namespace, last_change) = (Arc::clone(namespace), namespace.durability().add_channel());
-        self.channels.add(Opened { root, namespace, commands, lookup, last_change, completions: Vec::new() })
+        let completions = Vec::new();
+        self.channels.add(Opened { root, twin: None, namespace, commands, lookup, last_change, completions })
     }
 
     pub(crate) fn close(&mut self, channel: Key) {
@@ -555,7 +588,7 @@ impl PairDriver {
         self.has_late_timer = true;
         // More commands may be late than one look reports.
         let at = Nanos(at).max(cx.now().after(LATE_INTERVAL_MIN));
-        let key = self.shared.key;
+        let key = self.key;
         cx.call_at(at, move |cx| {
             with_driver(key, cx, |driver, cx| {
                 driver.has_late_timer = false;
@@ -597,7 +630,7 @@ impl Driver for PairDriver {
             let Life::Live(live) = &mut self.life else { break };
             if self.is_armed {
                 self.is_armed = false;
-                live.mask.iter().for_each(VectorMask::mask);
+                live.wake.mask();
             }
             let limit = (budget - count).min(BATCH.into()) as u16;
             let mut completed = std::mem::take(&mut self.completed);
@@ -648,14 +681,21 @@ impl Driver for PairDriver {
         // The idle polls since the last completion.
         self.publish();
         let Life::Live(live) = &mut self.life else { return Armed::Yes };
+        self.completed_at_arm = live.pair.counters().completed;
         if live.pair.in_flight() == 0 {
             return Armed::Yes;
         }
-        let Some(mask) = &live.mask else { return Armed::Busy };
-        mask.unmask();
+        match &live.wake {
+            Wake::Never => {
+                self.keeps_awake = true;
+                return Armed::Busy;
+            }
+            Wake::Masked(mask) => mask.unmask(),
+            Wake::Always => {}
+        }
         fence(Ordering::SeqCst);
         if live.pair.has_completion() {
-            mask.mask();
+            live.wake.mask();
             return Armed::Busy;
         }
         self.is_armed = true;
@@ -674,7 +714,7 @@ impl Driver for PairDriver {
     }
 }
 
-/// The queue pairs of a reactor. They stay also while no channel uses them.
+/// The drivers of a reactor's queue pairs. They stay also while no channel uses them.
 #[derive(Default)]
 struct Pairs(RefCell<HashMap<DriverKey, DriverRef<PairDriver>>>);
 
@@ -682,12 +722,12 @@ fn find(key: DriverKey, cx: &mut Cx) -> Option<DriverRef<PairDriver>> {
     cx.local_state::<Pairs>().0.borrow().get(&key).cloned()
 }
 
-/// The pair of a controller on this reactor, for a new channel; `None` if the reactor is not prepared, or is being removed.
+/// The driver with this key on this reactor, for a new channel; `None` if the reactor is not prepared, or is being removed.
 pub(crate) fn find_for_channel(key: DriverKey, cx: &mut Cx) -> Option<DriverRef<PairDriver>> {
     find(key, cx).filter(|driver| !driver.borrow().is_leaving)
 }
 
-/// Calls `f` with the pair of a controller; `None` if the reactor has none.
+/// Calls `f` with the driver of a pair; `None` if the reactor has none.
 fn with_driver<T>(key: DriverKey, cx: &mut Cx, f: impl FnOnce(&mut PairDriver, &mut Cx) -> T) -> Option<T> {
     let driver = find(key, cx)?;
     let mut driver = driver.activate(cx);

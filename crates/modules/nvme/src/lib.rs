@@ -3,15 +3,16 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `control` | the thread of a controller: its life, resets, namespaces, queue pairs, devices for tools, times without it |
-//! | `driver` | the queue pair of a reactor, and its requests; `attempt`: a command and its data; `reset`: the pair's life |
-//! | `channel` | one opener's use of that pair |
+//! | `driver` | the queue pair of a reactor; `attempt`: a command, its data; `reset`: the pair's life; `waking`: a second pair |
+//! | `channel` | one opener's use of that pair, or of both |
 //! | `namespace` | the disk of a namespace |
 //! | `injection` | errors that an operator injects into commands |
 //! | `memory` | registration of guests' memory |
 //! | `pool` | bounce buffers |
 //! | `status` | what a controller's status means for a request |
 //!
-//! A controller has one **control thread**, which may block in the kernel, and at most one queue pair on each reactor. The device
+//! A controller has one **control thread**, which may block in the kernel, and at most one queue pair on each reactor; two if
+//! interrupts cannot be masked, of which the second has an interrupt for requests in flight while the reactor sleeps. The device
 //! moves data to and from guests' memory where that is registered ([`Dma`]), and otherwise through bounce buffers.
 //!
 //! **Reset.** The control thread makes every reactor stop submitting, disables the controller, collects what each pair has
@@ -325,7 +326,7 @@ pub struct Info {
     pub pairs_allowed: u16,
     /// MSI-X vectors.
     pub vectors: u16,
-    /// Whether reactors sleep while requests are in flight: the interrupts can be masked.
+    /// Whether reactors sleep while requests are in flight: queue pairs have interrupts.
     pub has_interrupts: bool,
     /// Which memory of guests is pinned.
     pub dma: Dma,

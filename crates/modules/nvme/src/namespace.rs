@@ -1,6 +1,6 @@
 //! The disk of a namespace. Control context; channels are opened in reactor context.
 
-use crate::channel::NamespaceChannel;
+use crate::channel::{NamespaceChannel, PairedChannel};
 use crate::control::Command;
 use crate::driver;
 use crate::shared::{Shared, lock};
@@ -133,11 +133,15 @@ impl Namespace {
         *lock(&self.state) = NamespaceState::of(namespace, controller);
     }
 
-    /// Opens a channel of this reactor's own queue pair.
+    /// Opens a channel of this reactor's own queue pair, or of both.
     fn open_own(self: &Arc<Self>, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
         let unprepared = || OpenError::Unavailable(format!("{} has no queue pair here", self.shared.name));
         let driver = driver::find_for_channel(self.shared.key, cx).ok_or_else(unprepared)?;
-        Ok(Box::new(NamespaceChannel::new(driver, self, root)))
+        let channel = NamespaceChannel::new(driver, self, root);
+        Ok(match driver::find_for_channel(self.shared.waking_key, cx) {
+            Some(waking) => Box::new(PairedChannel::new(channel, waking, self, root)),
+            None => Box::new(channel),
+        })
     }
 
     /// Records and logs a failed request.

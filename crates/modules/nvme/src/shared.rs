@@ -52,6 +52,8 @@ pub(crate) struct Polls {
 #[derive(Debug, Default)]
 pub(crate) struct PairStats {
     pub(crate) core: u16,
+    /// The pair is the second of its core, with interrupts that cannot be masked.
+    pub(crate) is_waking: bool,
     /// Those of the pairs before.
     base: PairCounters,
     base_polls: Polls,
@@ -73,7 +75,10 @@ pub(crate) struct PairStats {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) name: String,
+    /// The drivers of the reactors' queue pairs.
     pub(crate) key: DriverKey,
+    /// The drivers of their second pairs, with interrupts, if these cannot be masked.
+    pub(crate) waking_key: DriverKey,
     pub(crate) retries: u16,
     /// The longest time between two attempts, in nanoseconds: the time limit of a command.
     pub(crate) retry_delay_max: u64,
@@ -100,6 +105,7 @@ impl Shared {
         Self {
             name: config.name.clone(),
             key: DriverKey::unique(),
+            waking_key: DriverKey::unique(),
             retries: config.retries,
             retry_delay_max: config.options.io.command,
             commands,
@@ -150,16 +156,19 @@ impl Shared {
     }
 
     /// Adds the statistics of a new queue pair, which go on from those of the core's pair before.
-    pub(crate) fn add_pair(&self, qid: u16, core: u16) -> Arc<PairStats> {
+    pub(crate) fn add_pair(&self, qid: u16, core: u16, is_waking: bool) -> Arc<PairStats> {
         let mut pairs = lock(&self.pairs);
-        let before = pairs.iter().position(|pair| pair.qid.is_none() && pair.stats.core == core);
-        let before = before.map(|index| pairs.remove(index).stats);
-        let stats =
-            Arc::new(before.map_or_else(
-                || PairStats { core, ..PairStats::default() },
-                |before| PairStats::after(&before),
-            ));
-        pairs.push(OfCore { qid: Some(qid), stats: Arc::clone(&stats) });
+        let of_pair = |stats: &PairStats| (stats.core, stats.is_waking) == (core, is_waking);
+        let before = pairs.iter().position(|pair| pair.qid.is_none() && of_pair(&pair.stats));
+        let stats = Arc::new(match before {
+            Some(index) => PairStats::after(&pairs[index].stats),
+            None => PairStats { core, is_waking, ..PairStats::default() },
+        });
+        let pair = OfCore { qid: Some(qid), stats: Arc::clone(&stats) };
+        match before {
+            Some(index) => pairs[index] = pair,
+            None => pairs.push(pair),
+        }
         stats
     }
 
@@ -210,6 +219,7 @@ impl PairStats {
         let (all, idle, queued) = (get(&before.polls), get(&before.idle_polls), get(&before.queued));
         Self {
             core: before.core,
+            is_waking: before.is_waking,
             base: PairCounters {
                 submitted,
                 completed,

@@ -17,6 +17,7 @@ mod shrink;
 mod sleep;
 mod sleep_policies;
 mod tools;
+mod waking;
 
 use crate::{Config, Controllers, Dma, Location};
 use aryk_bdev::{Bdev, Env};
@@ -39,11 +40,20 @@ impl OnModel {
     }
 
     fn with(env: Env, model: aryk_nvme_model::Config, change: impl FnOnce(&mut Config)) -> Self {
+        Self::behind(env, model, Arc::<Model>::clone, change)
+    }
+
+    /// A controller behind a function of the test.
+    fn behind<F: aryk_pci::Function>(
+        env: Env,
+        model: aryk_nvme_model::Config,
+        function: impl FnOnce(&Arc<Model>) -> Arc<F>,
+        change: impl FnOnce(&mut Config),
+    ) -> Self {
         let model = Model::new("model", model).unwrap();
         let running = model.run().unwrap();
         let controllers = Controllers::default();
-        let function: Arc<dyn aryk_pci::Function> = Arc::<Model>::clone(&model);
-        let mut config = Config::new("nv", Location::Model(function));
+        let mut config = Config::new("nv", Location::Model(function(&model)));
         change(&mut config);
         let disks = block_on(controllers.attach(&env, config)).unwrap();
         Self { env, controllers, model, disks, _running: running }

@@ -123,7 +123,7 @@ impl Thread {
                     took_ms,
                     "the NVMe controller processes commands again"
                 );
-                self.pairs.restart_clocks(&self.shared);
+                self.pairs.restart_clocks();
             }
             Event::Sanitize(status) => {
                 limited!(self.lines, info, controller, ?status, "a sanitize operation is over");
@@ -217,6 +217,8 @@ impl Thread {
         if allowed < needed {
             let controller = &self.shared.name;
             tracing::error!(controller, allowed, needed, "the drive has fewer queue pairs than before");
+            let failure = format!("the drive has {allowed} queue pairs; {needed} cores need one each");
+            self.shared.info().last_failure = Some(failure);
             return false;
         }
         if self.shared.info().may_have_lost_writes {
@@ -299,23 +301,26 @@ impl Thread {
         info.has_interrupts = self.vectors > 1;
     }
 
-    /// Gives the admin queue an interrupt, and each queue pair too if it can be masked.
+    /// Gives the admin queue an interrupt, and each queue pair too if that can be masked, otherwise each second pair.
     fn set_interrupts(&mut self) {
         let Life::Driven(driven) = &mut self.life else { return };
-        let vectors = driven.function.vectors().min(driven.controller.pairs_allowed().saturating_add(1));
-        let can_mask = vectors > 1 && driven.function.vector_mask(1).is_some();
-        // Without masks, only the admin queue has an interrupt: a reactor that polls would get one for each completion.
-        let wanted = usize::from(if can_mask { vectors } else { vectors.min(1) });
+        let allowed = driven.controller.pairs_allowed();
+        let vectors = driven.function.vectors().min(allowed.saturating_add(1));
+        self.can_mask = vectors > 1 && driven.function.vector_mask(1).is_some();
+        // A reactor that polls a pair with an interrupt which cannot be masked would get one for each completion.
+        let wanted = usize::from(if self.can_mask { vectors } else { vectors.min(allowed / 2 + 1) });
         while self.interrupts.len() < wanted {
             let Ok(fd) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) else { break };
             self.interrupts.push(fd);
         }
         let fds: Vec<_> = self.interrupts.iter().take(wanted).map(OwnedFd::as_fd).collect();
+        let controller = &self.shared.name;
         self.vectors = fds.len() as u16;
         if let Err(error) = driven.function.set_interrupts(&fds) {
-            let controller = &self.shared.name;
             tracing::warn!(controller, %error, "no interrupts: reactors do not sleep while requests are in flight");
-            self.vectors = 0;
+            // Perhaps there are only fewer.
+            let has_one = fds.len() > 1 && driven.function.set_interrupts(&fds[..1]).is_ok();
+            self.vectors = has_one.into();
         }
         let admin = self.interrupts.first().filter(|_| self.vectors > 0);
         let admin = admin.map(|fd| watch(fd.as_fd())).transpose();
@@ -446,7 +451,7 @@ impl Thread {
         self.exclusive = None;
         let disables = std::mem::take(&mut self.disables);
         if self.is_stopping {
-            self.pairs.remove_all(&self.shared);
+            self.pairs.remove_all();
             return if self.disks.are_removed() { Next::End } else { Next::Run };
         }
         if self.is_disabled {

@@ -50,8 +50,7 @@ impl Thread {
         for lost in std::mem::take(&mut self.lost_blocks.asked) {
             let LostBlock { qid, cid, code, first, blocks, .. } = lost;
             let lba = entries.iter().find_map(|entry| entry.block_of(qid, cid, code, first, blocks));
-            let key = self.shared.key;
-            self.pairs.send(qid, move |cx| driver::located(key, &lost, lba, cx));
+            self.pairs.send(qid, move |key, cx| driver::located(key, &lost, lba, cx));
         }
         self.read_error_log();
     }

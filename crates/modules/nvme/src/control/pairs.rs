@@ -1,7 +1,9 @@
 //! The queue pairs of all reactors, as the control thread knows them.
 
+mod waking;
+
 use super::{Command, Life, RETURN_INTERVAL, Thread, now};
-use crate::driver::{self, Cause, Live};
+use crate::driver::{self, Cause, Live, Wake};
 use crate::pool::Pool;
 use crate::shared::Shared;
 use aryk_bdev::OpenError;
@@ -10,7 +12,7 @@ use aryk_nvme::controller::{PairRequest, Refused};
 use aryk_nvme::queue::{DmaEnded, QueuePair, Restart};
 use aryk_nvme::replay::History;
 use aryk_pci::VectorMask;
-use aryk_reactor::{Cx, Handle, Nanos};
+use aryk_reactor::{Cx, DriverKey, Handle, Nanos};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -39,13 +41,21 @@ enum Stage {
     Deleting(u16),
 }
 
-/// A reactor, and its pair.
+/// A reactor, and its pair, or its second pair.
 struct Pair {
     handle: Handle,
+    /// That of the pair's driver.
+    key: DriverKey,
+    /// The pair is the reactor's second, with interrupts that cannot be masked. The reactor can do without it.
+    is_waking: bool,
+    /// The vector of such a pair, once it had one.
+    vector: Option<u16>,
+    /// Such a pair is not created while this controller lives.
+    is_refused: bool,
     messages: UnboundedSender<Message>,
     sending: JoinHandle<()>,
     stage: Stage,
-    /// The queue whose interrupt the reactor watches.
+    /// The vector that the reactor watches.
     watched: Option<u16>,
     /// The reactor has a driver, perhaps with requests that wait.
     has_driver: bool,
@@ -54,6 +64,8 @@ struct Pair {
     /// Requests that the last reset kept have not ended.
     is_replaying: bool,
     failing: Option<Failing>,
+    /// What a second pair had changed up to the last reset.
+    history: Option<Box<History>>,
 }
 
 /// A reactor that may have requests gets no pair, although the controller is ready.
@@ -77,10 +89,14 @@ enum Rewind {
 }
 
 impl Pair {
-    fn wanted_by(handle: Handle) -> Self {
+    fn wanted_by(handle: Handle, shared: &Shared, is_waking: bool) -> Self {
         let (messages, sending) = send_in_order(handle.clone());
         Self {
             handle,
+            key: if is_waking { shared.waking_key } else { shared.key },
+            is_waking,
+            vector: None,
+            is_refused: false,
             messages,
             sending,
             stage: Stage::Wanted,
@@ -90,6 +106,7 @@ impl Pair {
             rewind: Rewind::None,
             is_replaying: false,
             failing: None,
+            history: None,
         }
     }
 
@@ -112,6 +129,16 @@ impl Pair {
         match self.stage {
             Stage::Wanted | Stage::Creating(_) => None,
             Stage::Installing(qid) | Stage::Installed(qid) | Stage::Deleting(qid) => Some(qid),
+        }
+    }
+
+    /// How completions of the pair wake the reactor. `mask` is the mask of its interrupt, if that can be masked.
+    fn wake(&self, mask: Option<VectorMask>) -> Wake {
+        match (self.watched, mask) {
+            (None, _) => Wake::Never,
+            (Some(_), _) if self.is_waking => Wake::Always,
+            (Some(_), Some(mask)) => Wake::Masked(mask),
+            (Some(_), None) => Wake::Never,
         }
     }
 
@@ -172,7 +199,8 @@ impl Pairs {
         if !is_watched {
             pair.watched = None;
         }
-        (pair.has_driver, pair.failing) = (true, None);
+        // The requests of a second pair never wait for it.
+        (pair.has_driver, pair.failing) = (!pair.is_waking, None);
         pair.answer(&Ok(()));
     }
 
@@ -180,8 +208,8 @@ impl Pairs {
     pub(super) fn quiesce(&self, shared: &Arc<Shared>) {
         for pair in &self.pairs {
             if let Some(qid) = pair.given_out() {
-                let shared = Arc::clone(shared);
-                pair.send(move |cx| driver::quiesce(&shared, qid, cx));
+                let (shared, key) = (Arc::clone(shared), pair.key);
+                pair.send(move |cx| driver::quiesce(&shared, key, qid, cx));
             }
         }
     }
@@ -196,8 +224,8 @@ impl Pairs {
             return;
         }
         pair.rewind = Rewind::Reaping(proof);
-        let shared = Arc::clone(shared);
-        pair.send(move |cx| driver::reap_last(&shared, qid, cx));
+        let (shared, key) = (Arc::clone(shared), pair.key);
+        pair.send(move |cx| driver::reap_last(&shared, key, qid, cx));
     }
 
     fn reaped(&mut self, qid: u16, history: Box<History>) {
@@ -216,7 +244,7 @@ impl Pairs {
         }
         let histories = self.pairs.iter().filter_map(|pair| match &pair.rewind {
             Rewind::Reaped(_, history) => Some(history.clone()),
-            _ => None,
+            _ => pair.history.clone(),
         });
         let histories: Arc<[Box<History>]> = histories.chain(self.departed.histories()).collect();
         for pair in &mut self.pairs {
@@ -229,11 +257,13 @@ impl Pairs {
             let is_deleted = matches!(pair.stage, Stage::Deleting(_));
             if is_deleted {
                 self.departed.add(history);
+            } else if pair.is_waking {
+                pair.history = Some(history);
             }
             let cause = if is_deleted { Cause::End } else { cause };
             pair.is_replaying = !is_deleted;
-            let (histories, shared) = (Arc::clone(&histories), Arc::clone(shared));
-            pair.send(move |cx| driver::rewind(&shared, proof, &histories, cause, cx));
+            let (histories, shared, key) = (Arc::clone(&histories), Arc::clone(shared), pair.key);
+            pair.send(move |cx| driver::rewind(&shared, key, proof, &histories, cause, cx));
         }
     }
 
@@ -244,8 +274,8 @@ impl Pairs {
                 && matches!(pair.rewind, Rewind::None)
             {
                 pair.rewind = Rewind::Deciding;
-                let shared = Arc::clone(shared);
-                pair.send(move |cx| driver::retire(&shared, qid, cx));
+                let (shared, key) = (Arc::clone(shared), pair.key);
+                pair.send(move |cx| driver::retire(&shared, key, qid, cx));
             }
         }
     }
@@ -260,13 +290,17 @@ impl Pairs {
             shared.remove_pair(qid);
             if matches!(self.pairs[index].stage, Stage::Deleting(_)) {
                 let pair = self.pairs.swap_remove(index);
-                self.remove(shared, pair);
+                self.remove_waking_of(&pair);
+                self.remove(pair);
             } else {
-                self.pairs[index].stage = Stage::Wanted;
+                let pair = &mut self.pairs[index];
+                pair.stage = Stage::Wanted;
+                // The requests of a second pair are the first pair's now.
+                pair.is_replaying &= !pair.is_waking;
             }
         }
         // The others do not wait for a pair that has left.
-        self.open_if_replayed(shared);
+        self.open_if_replayed();
         true
     }
 
@@ -278,7 +312,7 @@ impl Pairs {
     /// Pairs that were being created when the controller ended are wanted again.
     pub(super) fn forget_creations(&mut self) {
         for pair in &mut self.pairs {
-            pair.failing = None;
+            (pair.failing, pair.is_refused) = (None, false);
             if matches!(pair.stage, Stage::Creating(_)) {
                 pair.stage = Stage::Wanted;
             }
@@ -291,25 +325,25 @@ impl Pairs {
     }
 
     /// A pair has submitted what the reset kept, and that has ended. When all have, new requests begin.
-    fn replayed(&mut self, shared: &Shared, qid: u16) {
+    fn replayed(&mut self, qid: u16) {
         if let Some(pair) = self.find(qid) {
             pair.is_replaying = false;
         }
-        self.open_if_replayed(shared);
+        self.open_if_replayed();
     }
 
-    fn open_if_replayed(&self, shared: &Shared) {
+    fn open_if_replayed(&self) {
         if self.pairs.iter().any(|pair| pair.is_replaying) {
             return;
         }
-        let key = shared.key;
         for pair in self.pairs.iter().filter(|pair| pair.given_out().is_some()) {
+            let key = pair.key;
             pair.send(move |cx| driver::open(key, cx));
         }
     }
 
-    fn remove(&mut self, shared: &Shared, mut pair: Pair) {
-        let key = shared.key;
+    fn remove(&mut self, mut pair: Pair) {
+        let key = pair.key;
         pair.send(move |cx| driver::remove(key, cx));
         pair.answer(&Err(OpenError::Removed));
         self.leaving.push(pair.sending);
@@ -317,11 +351,11 @@ impl Pairs {
     }
 
     /// Removes the reactors that have no pair: their requests fail.
-    pub(super) fn remove_wanted(&mut self, shared: &Shared) {
+    pub(super) fn remove_wanted(&mut self) {
         let wanted = self.pairs.extract_if(.., |pair| matches!(pair.stage, Stage::Wanted));
         let wanted: Vec<Pair> = wanted.collect();
-        wanted.into_iter().for_each(|pair| self.remove(shared, pair));
-        self.open_if_replayed(shared);
+        wanted.into_iter().for_each(|pair| self.remove(pair));
+        self.open_if_replayed();
     }
 
     /// How long a reactor that may have requests has got no pair, although the controller is ready.
@@ -338,8 +372,8 @@ impl Pairs {
     }
 
     /// Removes the pairs of all reactors, which have been retired.
-    pub(super) fn remove_all(&mut self, shared: &Shared) {
-        std::mem::take(&mut self.pairs).into_iter().for_each(|pair| self.remove(shared, pair));
+    pub(super) fn remove_all(&mut self) {
+        std::mem::take(&mut self.pairs).into_iter().for_each(|pair| self.remove(pair));
     }
 
     /// Waits until the last messages are sent.
@@ -363,28 +397,29 @@ impl Pairs {
         ended
     }
 
-    /// Sends a message to the reactor of a pair, if there is one.
-    pub(super) fn send(&self, qid: u16, message: impl FnOnce(&mut Cx) + Send + 'static) {
+    /// Sends a message to the reactor of a pair, if there is one. It gets the key of the pair's driver.
+    pub(super) fn send(&self, qid: u16, message: impl FnOnce(DriverKey, &mut Cx) + Send + 'static) {
         if let Some(pair) = self.pairs.iter().find(|pair| pair.qid() == Some(qid)) {
-            pair.send(message);
+            let key = pair.key;
+            pair.send(move |cx| message(key, cx));
         }
     }
 
     /// Makes the pairs take over the errors that are injected; each drops its sender then.
     pub(super) fn set_injections(&self, shared: &Arc<Shared>, applied: &mpsc::Sender<Infallible>) {
         for pair in &self.pairs {
-            let (shared, applied) = (Arc::clone(shared), applied.clone());
+            let (shared, applied, key) = (Arc::clone(shared), applied.clone(), pair.key);
             pair.send(move |cx| {
-                driver::set_injections(&shared, shared.key, cx);
+                driver::set_injections(&shared, key, cx);
                 drop(applied);
             });
         }
     }
 
     /// The controller has paused.
-    pub(super) fn restart_clocks(&self, shared: &Shared) {
-        let key = shared.key;
+    pub(super) fn restart_clocks(&self) {
         for pair in self.pairs.iter().filter(|pair| pair.given_out().is_some()) {
+            let key = pair.key;
             pair.send(move |cx| driver::restart_clock(key, cx));
         }
     }
@@ -424,8 +459,9 @@ impl Thread {
             return;
         }
         let pairs = &mut self.pairs.pairs;
-        let index = pairs.iter().position(|pair| pair.handle == handle).unwrap_or_else(|| {
-            pairs.push(Pair::wanted_by(handle));
+        let is_its = |pair: &Pair| pair.handle == handle && !pair.is_waking;
+        let index = pairs.iter().position(is_its).unwrap_or_else(|| {
+            pairs.push(Pair::wanted_by(handle, &self.shared, false));
             pairs.len() - 1
         });
         let pair = &mut pairs[index];
@@ -447,12 +483,12 @@ impl Thread {
         }
         let (now, mut refusals) = (now(), Vec::new());
         for (index, pair) in self.pairs.pairs.iter_mut().enumerate() {
-            if !matches!(pair.stage, Stage::Wanted) || pair.failing.is_some_and(|failing| failing.again > now)
-            {
+            let is_wanted = matches!(pair.stage, Stage::Wanted) && !pair.is_waking;
+            if !is_wanted || pair.failing.is_some_and(|failing| failing.again > now) {
                 continue;
             }
-            // Vector 0 is the admin queue's; queue N has vector N.
-            let vector = driven.controller.next_qid().filter(|qid| *qid < self.vectors);
+            // Vector 0 is the admin queue's; queue N has vector N, if that can be masked.
+            let vector = driven.controller.next_qid().filter(|qid| self.can_mask && *qid < self.vectors);
             match driven.controller.create_pair(PairRequest { depth: self.config.depth, vector }) {
                 Ok(qid) => pair.stage = Stage::Creating(qid),
                 Err(refused) => refusals.push((index, refused)),
@@ -461,13 +497,15 @@ impl Thread {
         for (index, refused) in refusals.into_iter().rev() {
             self.use_other_pair(index, &refused);
         }
+        self.create_waking_pairs();
     }
 
     /// A reactor gets no pair: it uses that of another, if the controller just has too few.
     fn use_other_pair(&mut self, index: usize, refused: &Refused) {
         let staying = self.env.reactors().staying();
         let pairs = &mut self.pairs.pairs;
-        let is_coming = |pair: &Pair| matches!(pair.stage, Stage::Creating(_) | Stage::Installing(_));
+        let is_coming =
+            |pair: &Pair| matches!(pair.stage, Stage::Creating(_) | Stage::Installing(_)) && !pair.is_waking;
         let has_none = matches!(refused, Refused::NoPair(_));
         // A reactor with a driver may have requests, which wait for its own pair.
         if pairs[index].has_driver {
@@ -477,7 +515,8 @@ impl Thread {
             return;
         }
         let is_owner = |pair: &&Pair| {
-            has_none && matches!(pair.stage, Stage::Installed(_)) && staying.contains(&pair.handle)
+            let is_there = matches!(pair.stage, Stage::Installed(_)) && !pair.is_waking;
+            has_none && is_there && staying.contains(&pair.handle)
         };
         let owner = pairs.iter().find(is_owner);
         let owner = owner.and_then(|owner| self.env.reactors().hold(&owner.handle));
@@ -509,31 +548,33 @@ impl Thread {
     fn give_out(&mut self, queue: QueuePair) -> Result<(), String> {
         let qid = queue.qid();
         let mask = self.mask_of(qid);
+        self.want_waking_pair(&queue);
         let is_gated = self.pairs.pairs.iter().any(|pair| pair.is_replaying);
         let Life::Driven(driven) = &mut self.life else { return Ok(()) };
         let Some(pair) = self.pairs.find(qid) else { return Ok(()) };
         let transfers = 2 * crate::DATA_MAX;
         let bytes = self.config.bounce_bytes.max(transfers);
         let pool = Pool::new(&driven.function, bytes, driven.controller.page()).map_err(|e| e.to_string())?;
-        let watches = mask.is_some() && pair.watched != Some(qid);
-        let interrupt = watches.then(|| self.interrupts[usize::from(qid)].try_clone());
+        let vector = if pair.is_waking { pair.vector } else { mask.as_ref().map(|_| qid) };
+        let watches = vector.filter(|_| pair.watched != vector);
+        let interrupt = watches.map(|vector| self.interrupts[usize::from(vector)].try_clone());
         let interrupt = interrupt.transpose().map_err(|error| error.to_string())?;
         mask.iter().for_each(VectorMask::mask);
-        pair.watched = mask.as_ref().map(|_| qid);
+        pair.watched = vector;
         let info = driven.controller.info();
         let live = Box::new(Live {
             pair: queue,
             pool,
-            mask,
+            wake: pair.wake(mask),
             memory: driven.memory.clone(),
             retry_delays: info.map_or([0; 3], |info| info.retry_delays),
             has_write_cache: info.is_none_or(|info| info.has_volatile_cache),
-            stats: self.shared.add_pair(qid, pair.handle.core()),
+            stats: self.shared.add_pair(qid, pair.handle.core(), pair.is_waking),
         });
         pair.stage = Stage::Installing(qid);
-        let shared = Arc::clone(&self.shared);
+        let (shared, key) = (Arc::clone(&self.shared), pair.key);
         pair.send(move |cx| {
-            let watched = driver::install(&shared, live, interrupt, is_gated, cx);
+            let watched = driver::install(&shared, key, live, interrupt, is_gated, cx);
             shared.send(Command::Installed { qid, watched });
         });
         Ok(())
@@ -550,20 +591,20 @@ impl Thread {
 
     /// A pair can run again.
     pub(super) fn queue_ready(&mut self, restart: Restart) {
-        let (key, qid) = (self.shared.key, restart.qid());
+        let qid = restart.qid();
         let mask = self.mask_of(qid);
         let Life::Driven(driven) = &self.life else { return };
         let delays = driven.controller.info().map_or([0; 3], |info| info.retry_delays);
         if let Some(pair) = self.pairs.find(qid) {
-            let mask = mask.filter(|_| pair.watched == Some(qid));
-            pair.send(move |cx| driver::resume(key, restart, mask, delays, cx));
+            let (key, wake) = (pair.key, pair.wake(mask));
+            pair.send(move |cx| driver::resume(key, restart, wake, delays, cx));
         }
     }
 
     /// The mask of a queue's interrupt, if it has one.
     fn mask_of(&self, qid: u16) -> Option<VectorMask> {
         let Life::Driven(driven) = &self.life else { return None };
-        (qid < self.vectors).then(|| driven.function.vector_mask(qid)).flatten()
+        (self.can_mask && qid < self.vectors).then(|| driven.function.vector_mask(qid)).flatten()
     }
 
     /// A pair could not be created. A reactor that may have requests tries again.
@@ -572,6 +613,9 @@ impl Thread {
         let pair = &mut self.pairs.pairs[index];
         pair.stage = Stage::Wanted;
         let reason = format!("the controller creates no queue pair: {reason}");
+        if pair.is_waking {
+            return self.refuse_waking_pair(index, &reason);
+        }
         if pair.has_driver {
             self.retry_later(index, &reason);
         }
@@ -616,22 +660,20 @@ impl Thread {
     }
 
     pub(super) fn replayed(&mut self, qid: u16) {
-        self.pairs.replayed(&self.shared, qid);
+        self.pairs.replayed(qid);
     }
 
     /// Asks reactors that are being removed whether they still use their pairs.
     pub(super) fn leave_reactors(&self) {
-        let (all, staying) = (self.env.reactors().handles(), self.env.reactors().staying());
         for pair in &self.pairs.pairs {
-            let is_leaving = all.contains(&pair.handle) && !staying.contains(&pair.handle);
             let Stage::Installed(qid) = pair.stage else { continue };
-            if !is_leaving {
+            if !self.is_leaving(&pair.handle) {
                 continue;
             }
             self.shared.forget_owner(&pair.handle);
-            let shared = Arc::clone(&self.shared);
+            let (shared, key) = (Arc::clone(&self.shared), pair.key);
             pair.send(move |cx| {
-                if driver::leave_if_unused(shared.key, cx) {
+                if driver::leave_if_unused(key, cx) {
                     shared.send(Command::Unused(qid));
                 }
             });
@@ -648,7 +690,7 @@ impl Thread {
         if !ended.is_empty() {
             // The others do not wait for it.
             self.pairs.rewind_if_complete(&self.shared, self.cause());
-            self.pairs.open_if_replayed(&self.shared);
+            self.pairs.open_if_replayed();
         }
     }
 

@@ -1,14 +1,13 @@
 //! The life of a reactor's queue pair: its installation, the steps of a reset, its end. The control thread sends each as a
 //! message. Reactor context.
 
-use super::{Gate, Life, Live, PairDriver, Pairs, Start, State, with_driver};
+use super::{Gate, Life, Live, PairDriver, Pairs, Start, State, Wake, with_driver};
 use crate::control::Command;
 use crate::shared::Shared;
 use crate::status::errno;
 use aryk_bdev::{Failure, Io, Status};
 use aryk_nvme::queue::{DmaEnded, Fate, Restart, Unfinished};
 use aryk_nvme::replay::{self, History};
-use aryk_pci::VectorMask;
 use aryk_reactor::{Cx, Driver, DriverKey, DriverRef};
 use aryk_slots::Key;
 use std::convert::Infallible;
@@ -35,18 +34,20 @@ pub(crate) enum Cause {
 /// when [`open`] is called. `interrupt` is watched from now on.
 ///
 /// # Errors
-/// The interrupt cannot be watched: it stays masked, and the reactor polls while requests are in flight.
+/// The interrupt cannot be watched: the reactor polls while requests are in flight.
 pub(crate) fn install(
     shared: &Arc<Shared>,
+    key: DriverKey,
     live: Box<Live>,
     interrupt: Option<OwnedFd>,
     is_gated: bool,
     cx: &mut Cx,
 ) -> std::io::Result<()> {
-    let key = shared.key;
+    let depth = live.pair.depth();
     let mut live = Some(live);
     let Ok(driver) = cx.driver(key, |id, _| {
-        let mut driver = PairDriver::new(Arc::clone(shared), id, live.take().expect("taken once"));
+        let life = Life::Live(live.take().expect("taken once"));
+        let mut driver = PairDriver::new(Arc::clone(shared), key, id, depth, life);
         driver.gate = if is_gated { Gate::Closed } else { Gate::Open };
         Ok::<_, Infallible>(driver)
     });
@@ -54,7 +55,7 @@ pub(crate) fn install(
     let mut pair = driver.activate(cx);
     if watched.is_err() {
         let of_driver = if let Life::Live(live) = &mut pair.life { Some(live) } else { None };
-        live.as_mut().or(of_driver).iter_mut().for_each(|live| live.mask = None);
+        live.as_mut().or(of_driver).iter_mut().for_each(|live| live.wake = Wake::Never);
     }
     if let Some(live) = live {
         for (_, channel) in pair.channels.iter_mut() {
@@ -62,6 +63,7 @@ pub(crate) fn install(
             channel.commands = channel.namespace.commands();
         }
         pair.life = Life::Live(live);
+        (pair.keeps_awake, pair.completed_at_arm) = (false, 0);
         pair.begin_replay(cx);
     }
     drop(pair);
@@ -70,8 +72,8 @@ pub(crate) fn install(
 }
 
 /// Step 1 of a reset: no more submissions.
-pub(crate) fn quiesce(shared: &Shared, qid: u16, cx: &mut Cx) {
-    with_driver(shared.key, cx, |driver, _| {
+pub(crate) fn quiesce(shared: &Shared, key: DriverKey, qid: u16, cx: &mut Cx) {
+    with_driver(key, cx, |driver, _| {
         if let Life::Live(live) = &mut driver.life {
             live.pair.quiesce();
         }
@@ -80,8 +82,8 @@ pub(crate) fn quiesce(shared: &Shared, qid: u16, cx: &mut Cx) {
 }
 
 /// Step 2, after the end of DMA: takes the completions that came in time. Returns what the pair has changed.
-pub(crate) fn reap_last(shared: &Shared, qid: u16, cx: &mut Cx) {
-    let history = with_driver(shared.key, cx, |driver, cx| {
+pub(crate) fn reap_last(shared: &Shared, key: DriverKey, qid: u16, cx: &mut Cx) {
+    let history = with_driver(key, cx, |driver, cx| {
         while driver.reap(u32::from(u16::MAX), cx) > 0 {}
         Box::new(driver.history.clone())
     });
@@ -93,24 +95,25 @@ pub(crate) fn reap_last(shared: &Shared, qid: u16, cx: &mut Cx) {
 /// that does not come back is returned to the control thread, which unmaps its memory.
 pub(crate) fn rewind(
     shared: &Shared,
+    key: DriverKey,
     proof: DmaEnded,
     histories: &[Box<History>],
     cause: Cause,
     cx: &mut Cx,
 ) {
     let (qid, is_end) = (proof.qid(), cause == Cause::End);
-    let rewound = with_driver(shared.key, cx, |driver, cx| {
+    let rewound = with_driver(key, cx, |driver, cx| {
         driver.rewind(proof, histories, cause, cx);
         if is_end {
-            driver.retire();
+            driver.retire(cx);
         }
     });
     shared.send(Command::Rewound { qid, is_end: is_end || rewound.is_none() });
 }
 
 /// The controller has ended after a pair was rewound: the pair is returned to the control thread.
-pub(crate) fn retire(shared: &Shared, qid: u16, cx: &mut Cx) {
-    with_driver(shared.key, cx, |driver, _| driver.retire());
+pub(crate) fn retire(shared: &Shared, key: DriverKey, qid: u16, cx: &mut Cx) {
+    with_driver(key, cx, |driver, cx| driver.retire(cx));
     shared.send(Command::Rewound { qid, is_end: true });
 }
 
@@ -125,13 +128,14 @@ impl PairDriver {
         }
     }
 
-    fn retire(&mut self) {
+    fn retire(&mut self, cx: &mut Cx) {
         self.is_armed = false;
         self.channels.iter_mut().for_each(|(_, channel)| channel.lookup = None);
         if let Some(live) = self.take_live() {
             assert_eq!(live.pair.in_flight(), 0, "a pair is rewound before it is retired");
             self.shared.send(Command::Retired(live));
         }
+        self.hand_over(cx);
     }
 
     fn rewind(&mut self, proof: DmaEnded, histories: &[Box<History>], cause: Cause, cx: &mut Cx) {
@@ -215,20 +219,14 @@ impl PairDriver {
     }
 }
 
-/// Step 4: the pair runs again. `mask` is its interrupt's, which a reset unmasks.
-pub(crate) fn resume(
-    key: DriverKey,
-    restart: Restart,
-    mask: Option<VectorMask>,
-    retry_delays: [u16; 3],
-    cx: &mut Cx,
-) {
+/// Step 4: the pair runs again. A reset has unmasked its interrupt.
+pub(crate) fn resume(key: DriverKey, restart: Restart, wake: Wake, retry_delays: [u16; 3], cx: &mut Cx) {
     with_driver(key, cx, |driver, cx| {
         let now = cx.now().0;
         let Life::Live(live) = &mut driver.life else { return };
         live.pair.resume(restart, now);
-        mask.iter().for_each(VectorMask::mask);
-        (live.mask, live.retry_delays) = (mask, retry_delays);
+        wake.mask();
+        (live.wake, live.retry_delays) = (wake, retry_delays);
         for (_, channel) in driver.channels.iter_mut() {
             channel.commands = channel.namespace.commands();
         }

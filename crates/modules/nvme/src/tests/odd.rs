@@ -22,6 +22,8 @@ pub(super) struct Odd {
     pub(super) refused: Mutex<Range<u64>>,
     /// Reads of the configuration space wait for this lock, as the kernel waits for a drive that was pulled out.
     pub(super) config_space: Mutex<()>,
+    /// More interrupts than this are refused.
+    interrupts_max: usize,
 }
 
 impl Odd {
@@ -33,7 +35,13 @@ impl Odd {
             pieces: Mutex::default(),
             refused: Mutex::default(),
             config_space: Mutex::default(),
+            interrupts_max: usize::MAX,
         }
+    }
+
+    /// A function whose MSI-X table cannot be mapped, and that accepts so many interrupts.
+    pub(super) fn without_masks(model: &Arc<Model>, interrupts_max: usize) -> Self {
+        Self { has_no_masks: true, interrupts_max, ..Self::slow(model) }
     }
 }
 
@@ -95,6 +103,9 @@ impl Function for Odd {
     }
 
     fn set_interrupts(&self, eventfds: &[BorrowedFd<'_>]) -> Result<(), PciError> {
+        if eventfds.len() > self.interrupts_max {
+            return Err(PciError::Unsupported("this number of interrupts"));
+        }
         self.model.set_interrupts(eventfds)
     }
 

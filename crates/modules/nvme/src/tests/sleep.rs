@@ -45,16 +45,24 @@ pub(super) fn exercise(on: &OnModel, handle: &Handle, first: u64) -> oneshot::Re
 fn run(policy: SleepPolicy, latency: u64) -> (u64, u64) {
     let reactors = Reactors::start(&Options { policy, ..Options::default() }).unwrap();
     let env = Env::new(Arc::new(Registry::new()), &reactors);
-    let timing = Timing { io: latency..=latency, ..Timing::IMMEDIATE };
-    let on = OnModel::with(env, Config { timing, ..Config::default() }, |attach| attach.dma = Dma::Pin);
+    let on = OnModel::with(env, of_latency(latency), |attach| attach.dma = Dma::Pin);
+    run_on(&on, &reactors)
+}
+
+/// A drive that takes this time for each request.
+pub(super) fn of_latency(latency: u64) -> Config {
+    Config { timing: Timing { io: latency..=latency, ..Timing::IMMEDIATE }, ..Config::default() }
+}
+
+/// As [`run`], on a drive and a reactor that are there.
+pub(super) fn run_on(on: &OnModel, reactors: &Reactors) -> (u64, u64) {
     let handle = reactors.handles().remove(0);
-    block_on(exercise(&on, &handle, 0)).unwrap();
+    block_on(exercise(on, &handle, 0)).unwrap();
     let stats = handle.stats();
     let awake = stats.busy + stats.idle;
     let awake = awake.as_nanos() * 1000 / (awake + stats.sleeping).as_nanos().max(1);
     // Vector 0 is the admin queue's.
     let interrupts = (1..17).map(|vector| on.model.with(|model| model.interrupts(vector))).sum();
-    drop(on);
     (interrupts, awake as u64)
 }
 
@@ -74,12 +82,17 @@ fn a_reactor_that_sleeps_is_woken_by_each_completion() {
 
 /// Two reactors that run, and a controller for them.
 fn on_two_reactors(config: Config) -> (Reactors, OnModel) {
+    let (reactors, env) = two_reactors();
+    (reactors, OnModel::with(env, config, |attach| attach.dma = Dma::Pin))
+}
+
+pub(super) fn two_reactors() -> (Reactors, Env) {
     let cores = CoreSet::allowed();
     assert!(cores.iter().count() > 1, "a test of two reactors");
     let options = Options { cores: cores.iter().take(2).collect(), ..Options::default() };
     let reactors = Reactors::start(&options).unwrap();
     let env = Env::new(Arc::new(Registry::new()), &reactors);
-    (reactors, OnModel::with(env, config, |attach| attach.dma = Dma::Pin))
+    (reactors, env)
 }
 
 #[test]
