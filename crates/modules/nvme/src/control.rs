@@ -24,13 +24,13 @@ use aryk_bdev::{Attachment, Bdev, Env, OpenError};
 use aryk_cuse::{Access, Answer, Request};
 use aryk_log_limit::{LogLimit, limited};
 use aryk_nvme::admin;
-use aryk_nvme::controller::{AdminAnswer, Controller, End, Failure, ResetReason};
+use aryk_nvme::controller::{AdminAnswer, Controller, End, ResetReason};
 use aryk_nvme::queue::{Late, LateStep, QueueError};
 use aryk_nvme::replay::History;
 use aryk_nvme::spec::register::Shutdown;
 use aryk_nvme::spec::status;
-use aryk_pci::Function;
 use aryk_pci::vfio::Vfio;
+use aryk_pci::{Function, PciError};
 use aryk_reactor::{Clock, Handle, Nanos};
 use away::Stall;
 use disks::Disks;
@@ -359,11 +359,14 @@ impl Thread {
         self.forget_ended_reactors();
         let next = match &mut self.life {
             Life::Away if self.is_disabled && !self.is_stopping => Next::Run,
-            Life::Away if now() < self.next_open => Next::Run,
+            Life::Away if now() < self.next_open => self.give_up_in_time(),
             Life::Away => self.open(),
             Life::Opening(call) => match call.take() {
                 Ok(opened) => self.opened(opened),
-                Err(Running) => self.give_up_in_time(),
+                Err(Running) => {
+                    self.fail_enables_in_time("the kernel is still opening it");
+                    self.give_up_in_time()
+                }
             },
             Life::Driven(_) => self.drive(),
         };
@@ -386,6 +389,9 @@ impl Thread {
         let is_closing = self.closing.as_mut().is_some_and(|closing| closing.take().is_err());
         if self.give_up_in_time() == Next::End {
             return Next::End;
+        }
+        if is_closing {
+            self.fail_enables_in_time("the kernel is still closing it");
         }
         if self.is_stopping || is_closing {
             return Next::Run;
@@ -448,17 +454,19 @@ impl Thread {
             let _ = attached.send(Err(error));
             return Next::End;
         }
-        if now() >= self.enables_until {
-            self.fail_enables(&error.to_string());
+        self.fail_enables_in_time(&error.to_string());
+        if matches!(error, Error::Pci(PciError::InUse { .. })) {
+            // Most likely this process: its last mappings are about to end.
+            self.next_open = self.next_open.min(now().after(RETURN_INTERVAL));
         }
         tracing::debug!(controller = self.shared.name, %error, "the NVMe controller is not back");
         Next::Run
     }
 
-    /// Does not wait for a function that is being opened.
+    /// Closes a function that is being opened as soon as it is open.
     fn stop_opening(&mut self) {
         if let Life::Opening(call) = std::mem::replace(&mut self.life, Life::Away) {
-            self.closing = function::close(call, self.sender.clone());
+            self.closing = call.discard(self.sender.clone());
         }
     }
 
@@ -610,6 +618,10 @@ impl Thread {
         self.fail_enables("it was disabled");
         if !self.has_controller() {
             self.stop_opening();
+            if self.attached.is_some() {
+                let (name, reason) = (self.shared.name.clone(), "it was disabled".to_owned());
+                self.refuse(Error::NotEnabled { name, reason });
+            }
             self.away_until = None;
             self.set_phase(Phase::Disabled);
             // The caller may be gone.
@@ -640,6 +652,13 @@ impl Thread {
         self.next_open = now();
         self.enables_until = now().after(ENABLE_TIME.min(self.config.grace / 2));
         self.away_until = Some(now().after(self.config.grace));
+    }
+
+    /// The callers that have enabled the controller get the failure if their time is over.
+    fn fail_enables_in_time(&mut self, reason: &str) {
+        if now() >= self.enables_until {
+            self.fail_enables(reason);
+        }
     }
 
     /// The controller that callers have enabled does not start.
@@ -682,10 +701,10 @@ impl Thread {
     }
 
     /// Takes over a failure of a controller that was never ready.
-    fn refuse(&mut self, failure: Failure) {
+    fn refuse(&mut self, error: Error) {
         if let Some(attached) = self.attached.take() {
             // The caller may be gone.
-            let _ = attached.send(Err(failure.into()));
+            let _ = attached.send(Err(error));
         }
         self.is_stopping = true;
         self.disks.removed();

@@ -15,6 +15,8 @@ const RESET_PATIENCE: Duration = Duration::from_secs(1);
 pub(super) struct Stall {
     /// When they began to wait; `None` if none has to.
     since: Option<Nanos>,
+    /// When the controller was away; `None` if it is not.
+    away_since: Option<Nanos>,
     /// Observers of the disks were told.
     is_told: bool,
     /// Requests fail until the controller is back.
@@ -45,14 +47,17 @@ impl Thread {
             Phase::Stopping | Phase::Ended => return None,
         };
         let now = now();
+        let away_since = if phase == Phase::Away { self.stall.away_since.or(Some(now)) } else { None };
+        self.stall.away_since = away_since;
         let waited = now.since(*self.stall.since.get_or_insert(now));
         if waited >= patience {
             self.stall.is_told = true;
             // A disk may have been created since the last time.
             self.tell_observers(true);
         }
-        let fail_after = self.config.fast_fail.filter(|_| phase == Phase::Away && !self.stall.are_failing);
-        if fail_after.is_some_and(|after| waited >= after) {
+        let away = away_since.map(|since| now.since(since)).filter(|_| !self.stall.are_failing);
+        let fail_after = self.config.fast_fail.zip(away);
+        if fail_after.is_some_and(|(after, away)| away >= after) {
             self.stall.are_failing = true;
             let controller = &self.shared.name;
             limited!(
@@ -64,8 +69,9 @@ impl Thread {
             );
             self.pairs.fail_requests(&self.shared);
         }
-        let until = |after: Duration| after.checked_sub(waited).filter(|left| !left.is_zero());
-        [until(patience), fail_after.and_then(until)].into_iter().flatten().min()
+        let until =
+            |(after, since): (Duration, Duration)| after.checked_sub(since).filter(|left| !left.is_zero());
+        [until((patience, waited)), fail_after.and_then(until)].into_iter().flatten().min()
     }
 
     fn end_stall(&mut self) {

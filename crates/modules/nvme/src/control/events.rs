@@ -440,7 +440,7 @@ impl Thread {
         drop(driven.memory);
         self.close(driven.controller, driven.function);
         if self.attached.is_some() {
-            self.refuse(failure);
+            self.refuse(failure.into());
             return Next::End;
         }
         for (_, caller) in self.answers.drain() {

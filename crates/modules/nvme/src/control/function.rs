@@ -77,6 +77,12 @@ impl<T: Send + 'static> Call<T> {
         }
     }
 
+    /// Drops the result on another thread, once the call is over.
+    pub(super) fn discard(self, wake: UnboundedSender<Command>) -> Option<Call<()>> {
+        // Without a thread, the thread of the call drops the result.
+        Call::start("aryk-nvme-close", wake, move || drop(self.0.blocking_recv())).ok()
+    }
+
     /// Waits for the end; at once, if the result was taken.
     pub(super) async fn ended(mut self) {
         // The channel must not be awaited after its result was taken. The result is dropped here.

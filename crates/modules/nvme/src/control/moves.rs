@@ -49,7 +49,8 @@ impl Thread {
         if self.has_controller() || self.is_stopping || self.shared.info().phase != Phase::Away {
             return;
         }
-        self.stop_opening();
+        // The old place does not delay the new one.
+        self.life = Life::Away;
         self.shared.info().location = location.to_string();
         self.config.location = location;
         self.next_open = now();

@@ -296,7 +296,15 @@ impl Pairs {
                 let pair = &mut self.pairs[index];
                 pair.stage = Stage::Wanted;
                 // The requests of a second pair are the first pair's now.
-                pair.is_replaying &= !pair.is_waking;
+                if pair.is_waking && std::mem::take(&mut pair.is_replaying) {
+                    let handle = pair.handle.clone();
+                    let is_first = |pair: &&mut Pair| pair.handle == handle && !pair.is_waking;
+                    self.pairs
+                        .iter_mut()
+                        .find(is_first)
+                        .into_iter()
+                        .for_each(|first| first.is_replaying = true);
+                }
             }
         }
         // The others do not wait for a pair that has left.

@@ -2,10 +2,11 @@
 
 use super::OnModel;
 use super::recovery::{open, read_all, slow, with, write_all};
-use crate::Phase;
+use crate::{Config as Attach, Location, Phase};
 use aryk_bdev::{Change, Status};
-use aryk_bdev_conformance::{Bench, Shape};
-use aryk_nvme_model::{Action, Config, Queue, Rule};
+use aryk_bdev_conformance::{Bench, Shape, block_on};
+use aryk_nvme_model::{Action, Config, Model, Queue, Rule};
+use aryk_pci::Function;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -48,6 +49,27 @@ fn observers_are_told_that_requests_wait_and_go_on() {
     bench.until("the disk to go on", || !on.disks[0].is_stalled());
     read_all(&mut disk, 2, &mut bench);
     disk.close(&mut bench);
+}
+
+#[test]
+fn the_time_between_attempts_delays_neither_the_end_of_the_grace_time_nor_a_detach() {
+    for grace in [Duration::from_millis(300), Duration::from_secs(3600)] {
+        let on = with(durable(), |attach| {
+            (attach.grace, attach.return_interval) = (grace, Duration::from_secs(3600));
+        });
+        let mut bench = Bench::new();
+        let controller = on.controllers.find("nv").unwrap();
+        on.model.with(|model| model.pull_out());
+        bench.until("the loss to be noticed", || controller.info().phase == Phase::Away);
+        if grace > Duration::from_secs(1) {
+            bench.wait("the detach", on.controllers.detach("nv")).unwrap();
+        }
+        bench.until("the end of the controller", || on.controllers.list().is_empty());
+        assert!(on.env.registry().list().is_empty());
+        on.model.with(|model| model.plug_in());
+        let location = Location::Model(Arc::<Model>::clone(&on.model) as Arc<dyn Function>);
+        block_on(on.controllers.attach(&on.env, Attach::new("nv", location))).unwrap();
+    }
 }
 
 #[test]

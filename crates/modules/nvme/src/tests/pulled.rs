@@ -59,6 +59,25 @@ fn the_grace_time_ends_although_the_kernel_waits_for_the_drive() {
 }
 
 #[test]
+fn an_attach_is_answered_that_a_disable_ends() {
+    let drive = Drive::new(Duration::from_secs(600));
+    let mut bench = Bench::new();
+    bench.wait("the detach", drive.controllers.detach("nv")).unwrap();
+    let stuck = drive.function.config_space.lock().unwrap();
+    let location = Location::Model(Arc::<Odd>::clone(&drive.function) as Arc<dyn Function>);
+    let (env, controllers) = (drive.env.clone(), drive.controllers.clone());
+    let attach =
+        std::thread::spawn(move || block_on(controllers.attach(&env, Attach::new("again", location))));
+    OnModel::until("the controller to be listed", || drive.controllers.find("again").is_ok());
+    let controller = drive.controllers.find("again").unwrap();
+    bench.wait("the answer to a disable", controller.disable()).unwrap();
+    let error = attach.join().unwrap().unwrap_err();
+    assert!(error.to_string().contains("disabled"), "{error}");
+    drop(stuck);
+    OnModel::until("the end of the controller", || drive.controllers.list().is_empty());
+}
+
+#[test]
 fn callers_do_not_wait_for_a_drive_that_the_kernel_waits_for() {
     let drive = Drive::new(Duration::from_secs(600));
     let mut bench = Bench::new();
