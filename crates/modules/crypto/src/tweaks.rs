@@ -1,7 +1,9 @@
 //! How the position of data on a disk becomes its tweak. Pure; any context.
 //!
 //! A tweak is a number of 128 bits, and in each mode the tweaks of consecutive sectors are an arithmetic sequence. Four modes are
-//! SPDK's, by the description of its accelerator framework; [`TweakMode::Plain64`] is that of dm-crypt's `aes-xts-plain64`.
+//! SPDK's; [`TweakMode::Plain64`] is that of dm-crypt's `aes-xts-plain64`. SPDK's engines disagree about
+//! [`TweakMode::SimpleLba`]: its software, the default, puts the LBA into the high half, and so does this module; its drivers of
+//! cryptographic hardware put the LBA into the low half.
 
 use aryk_aes_xts::{SectorSize, Tweaks};
 use aryk_bdev::Lba;
@@ -15,7 +17,7 @@ const UNITS_MAX: u64 = 1 << 55;
 /// How the position of data on a disk becomes its tweak.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TweakMode {
-    /// The tweak of a block is its LBA.
+    /// The high half of a block's tweak is its LBA.
     SimpleLba,
     /// The low half of a block's tweak is its LBA; the high half is the complement of the LBA's low 63 bits.
     JoinNegLbaWithLba,
@@ -94,7 +96,7 @@ impl Layout {
         // Exact: the block is on the disk, whose bytes are a `u64`.
         let units = lba.0 * u64::from(self.block_size / UNIT);
         match self.mode {
-            TweakMode::SimpleLba => Tweaks { start: lba.0.into(), step: 1 },
+            TweakMode::SimpleLba => Tweaks { start: u128::from(lba.0) << 64, step: 1 << 64 },
             TweakMode::JoinNegLbaWithLba => {
                 let high = !lba.0 & (u64::MAX >> 1);
                 // The low half grows by one, the high half shrinks by one.

@@ -13,8 +13,8 @@ fn cases() -> Vec<Case> {
         iv_large_sectors,
     };
     vec![
-        (TweakMode::SimpleLba, 512, 512, |at| (at / 512, 0)),
-        (TweakMode::SimpleLba, 4096, 4096, |at| (at / 4096, 0)),
+        (TweakMode::SimpleLba, 512, 512, |at| (0, at / 512)),
+        (TweakMode::SimpleLba, 4096, 4096, |at| (0, at / 4096)),
         (TweakMode::JoinNegLbaWithLba, 512, 512, |at| (at / 512, 0x7fff_ffff_ffff_ffff - at / 512)),
         (TweakMode::JoinNegLbaWithLba, 4096, 4096, |at| (at / 4096, 0x7fff_ffff_ffff_ffff - at / 4096)),
         (TweakMode::Incr512FullLba, 512, 512, |at| (at / 512, 0)),
