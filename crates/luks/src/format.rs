@@ -4,7 +4,7 @@ use uuid::Uuid;
 
 use crate::error::Error;
 use crate::hash::Hash;
-use crate::header::{Digest, Disk, Header, Layout, Version};
+use crate::header::{Digest, Disk, Header, Layout, SALT_LEN, Version};
 use crate::kdf::{ITERATIONS_MIN, Kdf};
 use crate::key::{VolumeKey, random};
 use crate::segment::Cipher;
@@ -43,6 +43,8 @@ pub fn format(store: &mut dyn Store, options: &Options, secret: &[u8]) -> Result
         Version::V1 => empty_v1(options, &key, uuid)?,
         Version::V2 => empty_v2(options, &key, uuid)?,
     };
+    // Nothing is overwritten for options that cannot be.
+    options.kdf.check(&[0; SALT_LEN])?;
     clear(store, layout.segment.offset)?;
     let mut header = Header::new(layout, disk);
     header.add_key_slot(store, &key, secret, options.kdf, Some(0))?;

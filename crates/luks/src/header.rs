@@ -149,9 +149,13 @@ impl Header {
                 };
                 continue;
             }
-            let key = candidate.open(store, secret)?;
-            if self.layout.digest.matches(&key) {
-                return Ok(Unlocked { key, slot: candidate.number });
+            match candidate.open(store, secret) {
+                Ok(key) if self.layout.digest.matches(&key) => {
+                    return Ok(Unlocked { key, slot: candidate.number });
+                }
+                Ok(_) => {}
+                // Another slot may be readable.
+                Err(error) => outcome = error,
             }
         }
         Err(outcome)
