@@ -93,7 +93,7 @@ fn format_says_what_is_lost_and_refuses_disks_in_use() {
     let socket = daemon.dir().join("vhost/vm");
     let mut vm = FrontEnd::connect(&socket);
     vm.write(0, &[7; 512]).unwrap();
-    refused(&["Nvme0n2", "--force"], "'Nvme0n2'");
+    refused(&["Nvme0n2", "--force"], "a disk that is in use: Nvme0n2 by vhost controller vm");
     assert_eq!(vm.read(0, 512).unwrap(), [7; 512]);
     drop(vm);
     daemon.call("vhost_delete_controller", json!({"ctrlr": "vm"})).unwrap();
