@@ -29,7 +29,7 @@ type AccelCryptoKeyDestroyParams struct {
 	KeyName string `json:"key_name"`
 }
 
-// AccelCryptoKeyDestroy calls accel_crypto_key_destroy. Removes a key that no disk uses, also from the daemon's state.
+// AccelCryptoKeyDestroy calls accel_crypto_key_destroy. Forgets a key that no disk uses, also in the daemon's state. The medium of the state directory may keep it.
 func (c *Client) AccelCryptoKeyDestroy(ctx context.Context, params AccelCryptoKeyDestroyParams) (bool, error) {
 	return call[bool](ctx, c, "accel_crypto_key_destroy", params)
 }

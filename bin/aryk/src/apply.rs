@@ -16,7 +16,7 @@ use crate::error::{BUSY, Error, NOT_ALLOWED};
 use crate::output::Output;
 use crate::reference;
 use crate::users::{Place, Users, front_end, places_of};
-use call::{Call, Kind, TARGET_NUMBER};
+use call::{Call, KEY, Kind, TARGET_NUMBER};
 use plan::{Action, Existing, Plan, Step, plan};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -53,7 +53,10 @@ pub fn apply(args: &ApplyArgs, client: &mut Client, out: &Output) -> Result<Exit
     }
     let (no_effect, wanted): (Vec<_>, Vec<_>) = wanted.into_iter().partition(has_no_effect);
     let users = Users::read(client)?;
-    let DaemonState { existing, settings, absent } = read_state(&users, client)?;
+    let DaemonState { existing, mut settings, absent } = read_state(&users, client)?;
+    if wanted.iter().any(|call| call.method == KEY) {
+        settings.extend(read_keys(client)?);
+    }
     let mut plan = plan(&wanted, &existing, &settings, args.prune);
     if args.prune {
         plan.prune_absent(&absent, &wanted);
@@ -193,6 +196,12 @@ struct DaemonState {
     settings: Vec<Call>,
     /// The calls that would create the absent objects.
     absent: Vec<Call>,
+}
+
+/// The calls that would create the daemon's keys, without key material.
+fn read_keys(client: &mut Client) -> Result<Vec<Call>, Error> {
+    let keys = client.call("accel_crypto_keys_get", json!({}))?;
+    Ok(keys.as_array().into_iter().flatten().map(|key| Call::new(KEY, key.clone())).collect())
 }
 
 fn read_state(users: &Users, client: &mut Client) -> Result<DaemonState, Error> {

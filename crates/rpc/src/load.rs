@@ -6,6 +6,7 @@
 //! intended.
 
 use crate::config::{Call, Subsystem};
+use crate::methods::crypto;
 use crate::{Control, Error, Methods, restore};
 use aryk_reactor::CoreSet;
 use rustix::io::Errno;
@@ -226,7 +227,7 @@ fn is_known(control: &Control, call: &LoadCall) -> Result<bool, Error> {
     if noted.method != call.method {
         return Err(exists(format!("the call is {}", call.method)));
     }
-    let differences = differences(control, &params, &noted.params);
+    let differences = differences(control, &call.method, &params, &noted.params);
     if differences.is_empty() { Ok(true) } else { Err(exists(differences.join(", "))) }
 }
 
@@ -241,6 +242,7 @@ fn noted(control: &Control, method: &str, params: &Value) -> Option<(String, Cal
         "bdev_error_create" => find(Subsystem::Bdev, format!("EE_{}", text("base_name")?)),
         "bdev_split_create" => find(Subsystem::Bdev, format!("{}p0", text("base_bdev")?)),
         crate::methods::nvme::ATTACH => find(Subsystem::Nvme, text("name")?.to_owned()),
+        crypto::CREATE_KEY => find(Subsystem::Daemon, crypto::object(text("name")?)),
         "bdev_qos_group_create" => find(Subsystem::Qos, crate::methods::group_object(text("name")?)),
         "vhost_create_blk_controller" => find(Subsystem::VhostBlk, text("ctrlr")?.to_owned()),
         "vhost_create_scsi_controller" => find(Subsystem::VhostScsi, text("ctrlr")?.to_owned()),
@@ -263,7 +265,7 @@ fn noted(control: &Control, method: &str, params: &Value) -> Option<(String, Cal
 
 /// The differences between a call's parameters and noted ones, each as text. A parameter at its default is treated as if it were
 /// omitted.
-fn differences(control: &Control, given: &Value, noted: &Value) -> Vec<String> {
+fn differences(control: &Control, method: &str, given: &Value, noted: &Value) -> Vec<String> {
     let empty = Map::new();
     let (given, noted) = (given.as_object().unwrap_or(&empty), noted.as_object().unwrap_or(&empty));
     let value = |of: &Map<String, Value>, param: &str| of.get(param).cloned().unwrap_or(Value::Null);
@@ -276,10 +278,17 @@ fn differences(control: &Control, given: &Value, noted: &Value) -> Vec<String> {
             to.is_null() && ["uuid", "block_size", "physical_block_size", "serial"].contains(&param.as_str());
         let is_implied = **param == "physical_block_size" && is.is_null() && to == value(given, "block_size");
         let any_target = **param == "scsi_target_num" && to == -1;
-        let is_fine = IGNORED.contains(&param.as_str()) || is_chosen || is_implied || any_target;
+        // Digits of a key may be written in both cases.
+        let is_same_key = crypto::is_secret(method, param)
+            && is.as_str().zip(to.as_str()).is_some_and(|(is, to)| is.eq_ignore_ascii_case(to));
+        let is_fine =
+            IGNORED.contains(&param.as_str()) || is_chosen || is_implied || any_target || is_same_key;
         !(is_fine || is_same(control, param, &to, &is))
     });
     let line = |param: &String| {
+        if crypto::is_secret(method, param) {
+            return format!("{param} is another one");
+        }
         format!("{param} is {}, but {} in the file", shown(&value(noted, param)), shown(&value(given, param)))
     };
     params.into_iter().map(line).collect()
@@ -321,7 +330,8 @@ fn is_default(param: &str, value: &Value) -> bool {
         Value::Null | Value::Bool(false) => true,
         Value::Number(number) => number.as_f64() == Some(0.0),
         Value::String(text) => {
-            text.is_empty() || [("enospc", "error"), ("lock", "always")].contains(&(param, text))
+            let defaults = [("enospc", "error"), ("lock", "always"), ("tweak_mode", "SIMPLE_LBA")];
+            text.is_empty() || defaults.contains(&(param, text))
         }
         Value::Bool(true) | Value::Array(_) | Value::Object(_) => false,
     }

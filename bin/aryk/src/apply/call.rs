@@ -104,6 +104,8 @@ pub const TARGET: &str = "vhost_scsi_controller_add_target";
 /// The call that creates the socket of a SCSI controller whose start was delayed until its targets exist.
 pub const START: &str = "vhost_start_scsi_controller";
 const SPLIT: &str = "bdev_split_create";
+/// The call that creates a key of encrypted disks.
+pub const KEY: &str = "accel_crypto_key_create";
 /// The parameter with a target's number, and the number of targets.
 pub const TARGET_NUMBER: &str = "scsi_target_num";
 const TARGETS: i64 = 8;
@@ -138,7 +140,7 @@ pub(super) const IGNORED: [&str; 10] = [
 ];
 
 /// Values that equal an absent parameter.
-const DEFAULTS: [(&str, &str); 2] = [("enospc", "error"), ("lock", "always")];
+const DEFAULTS: [(&str, &str); 3] = [("enospc", "error"), ("lock", "always"), ("tweak_mode", "SIMPLE_LBA")];
 
 impl Call {
     pub fn new(method: &str, params: Value) -> Self {
@@ -233,6 +235,8 @@ impl Call {
             CONTROLLER | TARGET => format!("of disk {}", self.base().unwrap_or_default()),
             SCSI_CONTROLLER => "SCSI".into(),
             START => self.owner().unwrap_or_default().to_owned(),
+            // The key itself is in no output.
+            KEY => format!("key {}", self.text("name").unwrap_or_default()),
             _ => match self.base() {
                 Some(base) => format!("{} on {base}", self.method),
                 None => Value::Object(self.params.clone()).to_string(),
@@ -324,6 +328,13 @@ impl Call {
     /// Whether both calls create the same object.
     pub fn is_same(&self, other: &Self) -> bool {
         self.differences(other).is_empty() && other.differences(self).is_empty()
+    }
+
+    /// The call without key material.
+    pub fn without_key(&self) -> Self {
+        let mut call = self.clone();
+        call.params.retain(|name, _| name != "key" && name != "key2");
+        call
     }
 
     /// The call without null parameters, because TOML has no null.

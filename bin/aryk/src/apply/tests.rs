@@ -134,6 +134,19 @@ fn values_are_compared_as_the_daemon_does() {
 }
 
 #[test]
+fn a_key_is_created_once_and_shown_nowhere() {
+    let secret = "00112233445566778899aabbccddeeff";
+    let wanted = Call::new(call::KEY, json!({"name": "k", "cipher": "AES_XTS", "key": secret, "key2": "0f"}));
+    let first = plan(std::slice::from_ref(&wanted), &[], &[], false);
+    assert_eq!(first.steps[0].why, "key k");
+    assert!(!serde_json::to_string(&first.steps).unwrap().contains(secret));
+    let there =
+        |mode: &str| Call::new(call::KEY, json!({"name": "k", "cipher": "AES_XTS", "tweak_mode": mode}));
+    assert!(plan(std::slice::from_ref(&wanted), &[], &[there("SIMPLE_LBA")], false).steps.is_empty());
+    assert_eq!(plan(&[wanted], &[], &[there("INCR_512_FULL_LBA")], false).steps.len(), 1);
+}
+
+#[test]
 fn sizes_grow_in_place_and_never_shrink() {
     let calls = parse(FILE).unwrap();
     let mut existing = all(&calls);

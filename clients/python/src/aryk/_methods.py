@@ -55,7 +55,7 @@ class Methods(ABC):
         *,
         key_name: str,
     ) -> bool:
-        """Removes a key that no disk uses, also from the daemon's state.
+        """Forgets a key that no disk uses, also in the daemon's state. The medium of the state directory may keep it.
 
         Parameters:
             key_name: Name of the key.
@@ -2995,7 +2995,7 @@ class AsyncMethods(ABC):
         *,
         key_name: str,
     ) -> bool:
-        """Removes a key that no disk uses, also from the daemon's state.
+        """Forgets a key that no disk uses, also in the daemon's state. The medium of the state directory may keep it.
 
         Parameters:
             key_name: Name of the key.

@@ -10,6 +10,7 @@ use crate::config::{Call, Subsystem};
 use aryk_bdev_crypto as module;
 use rustix::io::Errno;
 use schemars::JsonSchema;
+use serde::de::{self, Visitor};
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -22,14 +23,14 @@ use zeroize::Zeroizing;
 const NAMESPACE: Uuid = uuid::uuid!("078e3cf7-f4b4-4545-b2c3-d40045a64ae2");
 const MODULE: &str = "crypto";
 pub(super) const CREATE: &str = "bdev_crypto_create";
-const CREATE_KEY: &str = "accel_crypto_key_create";
+pub(crate) const CREATE_KEY: &str = "accel_crypto_key_create";
 
 pub(super) fn register(table: &mut Table<Control>) {
     table.add(CREATE_KEY, Phase::RunTime, "Creates a key for encrypted disks.", create_key);
     table.add(
         "accel_crypto_key_destroy",
         Phase::RunTime,
-        "Removes a key that no disk uses, also from the daemon's state.",
+        "Forgets a key that no disk uses, also in the daemon's state. The medium of the state directory may keep it.",
         destroy_key,
     );
     table.add(
@@ -63,16 +64,20 @@ fn no_key(name: &str) -> Error {
 }
 
 /// The name of a key's note.
-fn object(name: &str) -> String {
+pub(crate) fn object(name: &str) -> String {
     format!("crypto key {name}")
+}
+
+/// Whether a parameter of a call is key material.
+pub(crate) fn is_secret(method: &str, param: &str) -> bool {
+    method == CREATE_KEY && matches!(param, "key" | "key2")
 }
 
 /// The call without key material.
 pub(super) fn without_key(mut call: Call) -> Call {
-    if call.method == CREATE_KEY
-        && let Some(params) = call.params.as_object_mut()
-    {
-        params.retain(|name, _| name != "key" && name != "key2");
+    let method = &call.method;
+    if let Some(params) = call.params.as_object_mut() {
+        params.retain(|name, _| !is_secret(method, name));
     }
     call
 }
@@ -115,9 +120,52 @@ impl From<TweakMode> for module::TweakMode {
 }
 
 /// Key material in hexadecimal digits.
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize)]
 #[serde(transparent)]
 struct Secret(Zeroizing<String>);
+
+impl<'de> Deserialize<'de> for Secret {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(Digits)
+    }
+}
+
+/// Takes a string. Digits without quotes are not repeated in the error, as they would be by default.
+struct Digits;
+
+impl Digits {
+    fn refuse<E: de::Error>() -> Result<Secret, E> {
+        Err(E::custom("a key is a string of hexadecimal digits"))
+    }
+}
+
+impl Visitor<'_> for Digits {
+    type Value = Secret;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string of hexadecimal digits")
+    }
+
+    fn visit_str<E: de::Error>(self, digits: &str) -> Result<Secret, E> {
+        Ok(Secret(Zeroizing::new(digits.to_owned())))
+    }
+
+    fn visit_string<E: de::Error>(self, digits: String) -> Result<Secret, E> {
+        Ok(Secret(Zeroizing::new(digits)))
+    }
+
+    fn visit_u64<E: de::Error>(self, _: u64) -> Result<Secret, E> {
+        Self::refuse()
+    }
+
+    fn visit_i64<E: de::Error>(self, _: i64) -> Result<Secret, E> {
+        Self::refuse()
+    }
+
+    fn visit_f64<E: de::Error>(self, _: f64) -> Result<Secret, E> {
+        Self::refuse()
+    }
+}
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

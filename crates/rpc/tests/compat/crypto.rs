@@ -1,6 +1,7 @@
 //! Keys, and the disks that they encrypt.
 
 use super::*;
+use aryk_rpc::load::File;
 use aryk_state::Store;
 
 const KEY: &str = "00112233445566778899aabbccddeeff";
@@ -70,6 +71,10 @@ fn keys_that_are_none_are_refused_without_being_repeated() {
         let mut alone = key("k", KEY, KEY2);
         alone.as_object_mut().unwrap().remove("key2");
         assert_eq!(daemon.call("accel_crypto_key_create", &alone).await.unwrap_err().code(), -22);
+        let mut unquoted = key("k", KEY, KEY2);
+        unquoted["key"] = 1_122_334_455_667_788_u64.into();
+        let error = daemon.call("accel_crypto_key_create", &unquoted).await.unwrap_err();
+        assert!(error.code() == -32602 && !error.to_string().contains("1122"), "{error}");
         let mut cbc = key("k", KEY, KEY2);
         cbc["cipher"] = "AES_CBC".into();
         let error = daemon.call("accel_crypto_key_create", &cbc).await.unwrap_err();
@@ -120,5 +125,23 @@ fn a_key_that_is_not_there_yet_is_listed_without_its_material() {
         aryk_rpc::restore::restore(&daemon.control, &daemon.methods).await;
         assert_eq!(daemon.call("aryk_absent_get", &json!({})).await.unwrap(), json!([]));
         assert_eq!(daemon.call("bdev_get_bdevs", &json!({"name": "x"})).await.unwrap()[0]["name"], "x");
+    });
+}
+
+#[test]
+fn a_file_with_a_key_may_be_loaded_again() {
+    in_daemon(async |daemon| {
+        daemon.call("framework_start_init", &json!({})).await.unwrap();
+        let path = daemon.dir.path().join("spdk.json");
+        let load = async |key: &Value| {
+            let call = json!({"method": "accel_crypto_key_create", "params": key});
+            let config = json!({"subsystems": [{"subsystem": "accel", "config": [call]}]});
+            std::fs::write(&path, config.to_string()).unwrap();
+            File::read(&path).unwrap().load(&daemon.control, &daemon.methods, false).await
+        };
+        assert_eq!(load(&key("k", KEY, KEY2)).await.unwrap().made, 1);
+        assert_eq!(load(&key("k", &KEY.to_uppercase(), KEY2)).await.unwrap().there, 1);
+        let error = load(&key("k", KEY2, KEY)).await.unwrap_err().to_string();
+        assert!(error.contains("key is another one") && !error.contains(&KEY[..8]), "{error}");
     });
 }
