@@ -603,7 +603,6 @@ fn pulled(site: &Site<'_>) -> Result<()> {
         "pulled out, command register ffff",
         "noticed, its requests wait",
         "the other drive is verified, resets 0",
-        "its disk is removed",
     ] {
         guest.wait_line(line, TIMEOUT)?;
     }
