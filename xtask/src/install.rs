@@ -1,8 +1,11 @@
 //! Debian packages that the commands need: installed by apt as root; otherwise the missing ones are named.
 
+use std::fs::File;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::progress::run_logged;
 use crate::workspace;
@@ -38,6 +41,10 @@ const SETPRIV: Requirement = requirement("setpriv", "util-linux");
 /// Reads and writes encrypted disks, as the peers of our headers.
 const CRYPTSETUP: Requirement = requirement("cryptsetup", "cryptsetup-bin");
 const QEMU_IMG: Requirement = requirement("qemu-img", "qemu-utils");
+/// A Ceph cluster for tests.
+const CEPH_MON: Requirement = requirement("ceph-mon", "ceph-mon");
+const CEPH_OSD: Requirement = requirement("ceph-osd", "ceph-osd");
+const CEPH_COMMON: Requirement = requirement("rbd", "ceph-common");
 /// Links libFuzzer.
 pub(crate) const CXX: Requirement = requirement("c++", "g++");
 /// Counts instructions.
@@ -64,6 +71,8 @@ const CHROMIUM: Requirement = requirement("chromium", "chromium");
 pub(crate) const DEB: &[Requirement] = &[DPKG_SHLIBDEPS, SYSTEMD];
 /// For guests.
 pub(crate) const GUEST: &[Requirement] = &[QEMU, FIO, MKFS, SG3, NVME_CLI, SMARTMONTOOLS, LZ4, SETPRIV];
+/// For a Ceph cluster.
+pub(crate) const CEPH: &[Requirement] = &[CEPH_MON, CEPH_OSD, CEPH_COMMON, SETPRIV];
 /// For all commands.
 pub(crate) const ALL: &[Requirement] = &[
     QEMU,
@@ -77,6 +86,9 @@ pub(crate) const ALL: &[Requirement] = &[
     SETPRIV,
     CRYPTSETUP,
     QEMU_IMG,
+    CEPH_MON,
+    CEPH_OSD,
+    CEPH_COMMON,
     CXX,
     VALGRIND,
     PYTHON,
@@ -105,7 +117,40 @@ pub(crate) fn ensure(needs: &[Requirement]) -> Result<()> {
     let log = target.join("install.log");
     run_logged("Updating apt's package lists", &log, apt().arg("update"))?;
     let what = format!("Installing {}", packages.join(", "));
+    let _policy = NoServices::begin()?;
     run_logged(&what, &log, apt().args(["-y", "--no-install-recommends", "install"]).args(packages))
+}
+
+/// While this exists, apt starts no service that it installs (`invoke-rc.d`, `deb-systemd-invoke`): the tests start the programs
+/// themselves.
+struct NoServices {
+    /// Whether the policy is ours.
+    is_written: bool,
+}
+
+/// The program that Debian's packages ask before they start a service.
+const POLICY: &str = "/usr/sbin/policy-rc.d";
+
+impl NoServices {
+    /// Writes the policy, unless the host has one.
+    fn begin() -> Result<Self> {
+        let file = File::options().write(true).create_new(true).mode(0o755).open(POLICY);
+        match file.and_then(|mut file| file.write_all(b"#!/bin/sh\nexit 101\n")) {
+            Ok(()) => Ok(Self { is_written: true }),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(Self { is_written: false }),
+            Err(error) => Err(error).with_context(|| format!("writing {POLICY}")),
+        }
+    }
+}
+
+impl Drop for NoServices {
+    fn drop(&mut self) {
+        if self.is_written
+            && let Err(error) = std::fs::remove_file(POLICY)
+        {
+            eprintln!("{POLICY} stays, and no package can start its service: {error}");
+        }
+    }
 }
 
 fn apt() -> Command {

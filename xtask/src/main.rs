@@ -7,6 +7,7 @@
 mod adversary;
 mod bench;
 mod budget;
+mod ceph;
 mod check;
 mod churn;
 mod crash;
@@ -54,6 +55,8 @@ enum Command {
     Churn(churn::Args),
     /// Attack arykd as hostile VMs do, beside a VM that is measured
     Adversary(adversary::Args),
+    /// Start a Ceph cluster on this host for trying out, until Ctrl-C
+    Ceph(ceph::Args),
     /// Regenerate the RPC reference and the clients from the types of the methods
     Generate,
     /// Build the Debian package
@@ -77,6 +80,7 @@ fn run(command: Command) -> Result<()> {
     match command {
         Command::Demo => demo::run(),
         Command::Test(args) => test::run(&args),
+        Command::Ceph(args) => ceph::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Bench(args) => bench::run(&args),

@@ -4,6 +4,7 @@
 //! build) counts as one failure. At the end the failures are printed again, and the duration of each stage.
 
 pub(crate) mod binaries;
+mod ceph;
 mod clients;
 mod docs;
 pub(crate) mod guests;
@@ -31,6 +32,9 @@ pub(crate) struct Args {
     /// Only guest tests whose name contains this
     #[arg(long, value_name = "PART")]
     guest: Option<String>,
+    /// Only Ceph tests whose name contains this
+    #[arg(long, value_name = "PART")]
+    ceph: Option<String>,
     /// Seconds for each fuzzer
     #[arg(long, default_value_t = FUZZ_SECONDS)]
     fuzz_seconds: u32,
@@ -50,6 +54,8 @@ enum Stage {
     Fuzz,
     /// `arykd` killed under load
     Crash,
+    /// Disks on a Ceph cluster
+    Ceph,
     /// Linux guests on arykd's disks
     Guest,
     /// The Python and Go clients, against arykd
@@ -60,13 +66,14 @@ enum Stage {
     Docs,
 }
 
-const STAGES: [Stage; 10] = [
+const STAGES: [Stage; 11] = [
     Stage::Unit,
     Stage::Loom,
     Stage::Instructions,
     Stage::Adversary,
     Stage::Fuzz,
     Stage::Crash,
+    Stage::Ceph,
     Stage::Guest,
     Stage::Clients,
     Stage::Package,
@@ -139,7 +146,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     println!("\n{}\n\n{} in {} s", table(&costs), tally.counts(), clock.seconds());
     // Running only a part of a stage takes less than the stage.
-    if args.guest.is_none() {
+    if args.guest.is_none() && args.ceph.is_none() {
         budget::keep(costs.iter().map(|cost| (name(cost.stage), cost.cpu)))?;
     }
     if tally.failed > 0 {
@@ -200,6 +207,7 @@ fn run_stage(stage: Stage, args: &Args) -> Tally {
         Stage::Adversary => binaries::run_adversary("", &[]),
         Stage::Fuzz => fuzz::run_all(args.fuzz_seconds),
         Stage::Crash => crashes(args.all),
+        Stage::Ceph => ceph::run(args.ceph.as_deref().unwrap_or_default()),
         Stage::Guest => guests::run(args.all, args.guest.as_deref().unwrap_or_default()),
         Stage::Clients => clients::run(),
         Stage::Package => package::run(),

@@ -1,0 +1,18 @@
+//! A real Ceph cluster on one host, and the tests that need one.
+//!
+//! | module      | owns                                                              |
+//! | ----------- | ----------------------------------------------------------------- |
+//! | [`cluster`] | the cluster: its daemons, pools and images, and their disturbances |
+//! | `settings`  | the cluster's configuration file                                  |
+//! | [`cases`]   | the tests themselves                                              |
+//!
+//! Runs in ordinary processes on ordinary threads, and waits in wall time. No process outlives the thread that started the
+//! cluster.
+#![forbid(unsafe_code)]
+#![expect(clippy::disallowed_methods, reason = "it waits for other processes, in wall time")]
+
+pub mod cases;
+pub mod cluster;
+mod settings;
+
+pub use cluster::{Cluster, Kind, Store};

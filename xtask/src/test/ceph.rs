@@ -1,0 +1,25 @@
+//! Stage of disks on a real Ceph cluster.
+
+use anyhow::Result;
+use aryk_ceph_tests::{Cluster, Kind, cases};
+
+use super::{Tally, binaries};
+use crate::install;
+use crate::progress::Clock;
+
+/// Starts one cluster, and runs all cases whose name contains `part` on it, one at a time: some stop its daemons.
+pub(crate) fn run(part: &str) -> Result<Tally> {
+    install::ensure(install::ALL)?;
+    let bin = binaries::build_for_guests()?;
+    let clock = Clock::start();
+    let mut lab = cases::Lab { cluster: Cluster::start(&Kind::SMALL)?, bin };
+    println!("a Ceph cluster runs after {} s", clock.seconds());
+    let mut tally = Tally::default();
+    for case in cases::list().into_iter().filter(|case| case.name.contains(part)) {
+        let clock = Clock::start();
+        let result = case.run(&mut lab);
+        tally.count(&format!("ceph {} ({} s)", case.name, clock.seconds()), result);
+        aryk_guest_tests::process::check_interrupt()?;
+    }
+    Ok(tally)
+}
