@@ -221,6 +221,10 @@ type BdevCryptoCreateParams struct {
 	Name string `json:"name"`
 	// Name of a key of `accel_crypto_key_create`. Required.
 	KeyName string `json:"key_name,omitempty"`
+	// Aryk only: whether discards go to the base disk, where they show which blocks are in use. Otherwise the disk does not support them.
+	PassDiscards bool `json:"pass_discards,omitempty"`
+	// Aryk only: encrypts as dm-crypt's `aes-xts-plain64`, instead of by the key's `tweak_mode`.
+	Plain64 *CryptoPlain64 `json:"plain64,omitempty"`
 }
 
 // BdevCryptoCreate calls bdev_crypto_create. Creates a disk that encrypts another disk.

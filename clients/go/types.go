@@ -290,6 +290,8 @@ type CryptoDetails struct {
 	Name string `json:"name"`
 	// Name of the key.
 	KeyName string `json:"key_name"`
+	// The options of dm-crypt's `aes-xts-plain64`, if the disk is encrypted so.
+	Plain64 *CryptoPlain64Details `json:"plain64,omitempty"`
 }
 
 // CryptoKey: One of the results of `accel_crypto_keys_get`.
@@ -300,6 +302,26 @@ type CryptoKey struct {
 	Cipher CryptoCipher `json:"cipher"`
 	// How the position of data on a disk becomes its tweak.
 	TweakMode CryptoTweakMode `json:"tweak_mode"`
+}
+
+// CryptoPlain64: The options of dm-crypt's `aes-xts-plain64`, with dm-crypt's names.
+type CryptoPlain64 struct {
+	// Whether sectors are counted in units of their own size instead of 512 bytes.
+	IvLargeSectors *bool `json:"iv_large_sectors,omitempty"`
+	// Added to the number of a sector, in units of 512 bytes: a multiple of the sector size. Default: 0.
+	IvOffset *uint64 `json:"iv_offset,omitempty"`
+	// Bytes that are encrypted together: 512, 1024, 2048 or 4096. The disk's blocks have at least as many. Default: 512.
+	SectorSize *uint32 `json:"sector_size,omitempty"`
+}
+
+// CryptoPlain64Details: The options of dm-crypt's `aes-xts-plain64`, as in `bdev_crypto_create`.
+type CryptoPlain64Details struct {
+	// Bytes that are encrypted together.
+	SectorSize uint32 `json:"sector_size"`
+	// Added to the number of a sector, in units of 512 bytes.
+	IvOffset uint64 `json:"iv_offset"`
+	// Whether sectors are counted in units of their own size instead of 512 bytes.
+	IvLargeSectors bool `json:"iv_large_sectors"`
 }
 
 // CryptoTweakMode: How the position of data on a disk becomes its tweak. In the modes with 512 in their names, each 512 bytes have a tweak of their own; in the others, each block has one.

@@ -248,6 +248,11 @@ pub trait Decorator: Send + Sync + 'static {
         self.base().bdev().device().is_read_only()
     }
 
+    /// As [`Device::failed_block`]: by default that of the base, whose blocks are those of this disk.
+    fn failed_block(&self, lba: Lba, blocks: Blocks) -> Option<Lba> {
+        self.base().bdev().device().failed_block(lba, blocks)
+    }
+
     /// Prepares a reactor, as [`Device::prepare`]. By default, the base prepares it.
     ///
     /// # Errors
@@ -299,7 +304,7 @@ impl<D: Decorator> Device for D {
     }
 
     fn failed_block(&self, lba: Lba, blocks: Blocks) -> Option<Lba> {
-        self.base().bdev().device().failed_block(lba, blocks)
+        Decorator::failed_block(self, lba, blocks)
     }
 
     fn base_resized(&self) -> Option<Blocks> {

@@ -344,6 +344,8 @@ class Methods(ABC):
         base_bdev_name: str,
         name: str,
         key_name: str | None = None,
+        pass_discards: bool | None = None,
+        plain64: types.CryptoPlain64 | None = None,
     ) -> str:
         """Creates a disk that encrypts another disk.
 
@@ -351,6 +353,8 @@ class Methods(ABC):
             base_bdev_name: Name of the base disk.
             name: Name of the new disk.
             key_name: Name of a key of `accel_crypto_key_create`. Required.
+            pass_discards: Aryk only: whether discards go to the base disk, where they show which blocks are in use. Otherwise the disk does not support them.
+            plain64: Aryk only: encrypts as dm-crypt's `aes-xts-plain64`, instead of by the key's `tweak_mode`.
         """
         result: str = self.call(
             "bdev_crypto_create",
@@ -358,6 +362,8 @@ class Methods(ABC):
                 base_bdev_name=base_bdev_name,
                 name=name,
                 key_name=key_name,
+                pass_discards=pass_discards,
+                plain64=plain64,
             ),
         )
         return result
@@ -3284,6 +3290,8 @@ class AsyncMethods(ABC):
         base_bdev_name: str,
         name: str,
         key_name: str | None = None,
+        pass_discards: bool | None = None,
+        plain64: types.CryptoPlain64 | None = None,
     ) -> str:
         """Creates a disk that encrypts another disk.
 
@@ -3291,6 +3299,8 @@ class AsyncMethods(ABC):
             base_bdev_name: Name of the base disk.
             name: Name of the new disk.
             key_name: Name of a key of `accel_crypto_key_create`. Required.
+            pass_discards: Aryk only: whether discards go to the base disk, where they show which blocks are in use. Otherwise the disk does not support them.
+            plain64: Aryk only: encrypts as dm-crypt's `aes-xts-plain64`, instead of by the key's `tweak_mode`.
         """
         result: str = await self.call(
             "bdev_crypto_create",
@@ -3298,6 +3308,8 @@ class AsyncMethods(ABC):
                 base_bdev_name=base_bdev_name,
                 name=name,
                 key_name=key_name,
+                pass_discards=pass_discards,
+                plain64=plain64,
             ),
         )
         return result

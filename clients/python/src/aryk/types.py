@@ -356,6 +356,8 @@ class CryptoDetails(TypedDict):
     name: str
     #: Name of the key.
     key_name: str
+    #: The options of dm-crypt's `aes-xts-plain64`, if the disk is encrypted so.
+    plain64: NotRequired[CryptoPlain64Details]
 
 
 class CryptoKey(TypedDict):
@@ -367,6 +369,28 @@ class CryptoKey(TypedDict):
     cipher: CryptoCipher
     #: How the position of data on a disk becomes its tweak.
     tweak_mode: CryptoTweakMode
+
+
+class CryptoPlain64(TypedDict):
+    """The options of dm-crypt's `aes-xts-plain64`, with dm-crypt's names."""
+
+    #: Whether sectors are counted in units of their own size instead of 512 bytes.
+    iv_large_sectors: NotRequired[bool]
+    #: Added to the number of a sector, in units of 512 bytes: a multiple of the sector size. Default: 0.
+    iv_offset: NotRequired[int]
+    #: Bytes that are encrypted together: 512, 1024, 2048 or 4096. The disk's blocks have at least as many. Default: 512.
+    sector_size: NotRequired[int]
+
+
+class CryptoPlain64Details(TypedDict):
+    """The options of dm-crypt's `aes-xts-plain64`, as in `bdev_crypto_create`."""
+
+    #: Bytes that are encrypted together.
+    sector_size: int
+    #: Added to the number of a sector, in units of 512 bytes.
+    iv_offset: int
+    #: Whether sectors are counted in units of their own size instead of 512 bytes.
+    iv_large_sectors: bool
 
 
 class DelayDetails(TypedDict):

@@ -4,6 +4,7 @@
 //! base has completed it. A request without a buffer waits in the channel's one FIFO, only while the channel's own buffer is in
 //! use: the completion of the request that uses it brings the next poll.
 
+use crate::part::Part;
 use crate::pool::{BUFFER_MAX, Pool};
 use crate::tweaks::Layout;
 use aryk_aes_xts::Key;
@@ -36,12 +37,21 @@ enum Own {
     InUse,
 }
 
+/// What the channels of a disk have in common.
+pub(crate) struct Setup {
+    pub key: Arc<Key>,
+    pub layout: Layout,
+    pub part: Part,
+    /// Bytes of buffers that the channels of one reactor share.
+    pub pool_bytes: usize,
+    /// Requests in flight.
+    pub depth: u32,
+}
+
 pub(crate) struct CryptoChannel {
     base: BdevChannel,
-    key: Arc<Key>,
-    layout: Layout,
+    setup: Setup,
     pool: Rc<Pool>,
-    pool_bytes: usize,
     /// Bytes of the pool's buffers that this channel has.
     used: usize,
     own: Own,
@@ -61,7 +71,7 @@ impl Channel for CryptoChannel {
     fn submit(&mut self, io: &Io, cx: &mut Cx) {
         if !io.op.has_data() {
             let key = self.requests.add(Request { tag: io.tag, target: None, buffer: None, is_own: false });
-            self.base.submit(Io { tag: Tag(key.raw()), ..*io }, cx);
+            self.submit_to_base(Io { tag: Tag(key.raw()), ..*io }, cx);
         } else if !self.waiting.is_empty() || !self.try_start(io, cx) {
             self.waiting.push_back(*io);
         }
@@ -103,26 +113,17 @@ impl Channel for CryptoChannel {
 }
 
 impl CryptoChannel {
-    pub fn new(
-        base: BdevChannel,
-        key: Arc<Key>,
-        layout: Layout,
-        pool_bytes: usize,
-        depth: u32,
-        root: RootId,
-        cx: &mut Cx,
-    ) -> Self {
+    pub fn new(base: BdevChannel, setup: Setup, root: RootId, cx: &mut Cx) -> Self {
         let pool = cx.local_state::<Pool>();
         pool.open();
+        let requests = Slots::new(setup.depth.min(64));
         Self {
             base,
-            key,
-            layout,
+            setup,
             pool,
-            pool_bytes,
             used: 0,
             own: Own::Unallocated,
-            requests: Slots::new(depth.min(64)),
+            requests,
             waiting: VecDeque::new(),
             completed: VecDeque::new(),
             from_base: Vec::new(),
@@ -137,8 +138,9 @@ impl CryptoChannel {
         let len = io.data.len() as usize;
         let Some((mut buffer, is_own)) = self.take_buffer(len) else { return false };
         let target = if io.op == Op::Write {
-            let (tweaks, to) = (self.layout.tweaks(io.lba), &mut buffer.bytes_mut()[..len]);
-            let encrypted = self.key.encrypt_from(self.layout.sector, tweaks, &io.data, to);
+            let Setup { key, layout, .. } = &self.setup;
+            let (tweaks, to) = (layout.tweaks(io.lba), &mut buffer.bytes_mut()[..len]);
+            let encrypted = key.encrypt_from(layout.sector, tweaks, &io.data, to);
             encrypted.expect("the block layer has checked the length");
             None
         } else {
@@ -146,14 +148,22 @@ impl CryptoChannel {
         };
         let data = buffer.lend().first(io.data.len());
         let key = self.requests.add(Request { tag: io.tag, target, buffer: Some(buffer), is_own });
-        self.base.submit(Io { tag: Tag(key.raw()), data, ..*io }, cx);
+        self.submit_to_base(Io { tag: Tag(key.raw()), data, ..*io }, cx);
         true
+    }
+
+    /// Sends a request to the blocks of the base that it concerns.
+    #[inline]
+    fn submit_to_base(&mut self, io: Io, cx: &mut Cx) {
+        let (lba, blocks) =
+            if io.op == Op::Flush { (io.lba, io.blocks) } else { self.setup.part.to_base(io.lba, io.blocks) };
+        self.base.submit(Io { lba, blocks, ..io }, cx);
     }
 
     /// Takes a buffer of the pool, or the channel's own. The buffer may be longer than `len`.
     #[inline]
     fn take_buffer(&mut self, len: usize) -> Option<(Buffer, bool)> {
-        if let Some(buffer) = self.pool.take(len, self.used, self.pool_bytes) {
+        if let Some(buffer) = self.pool.take(len, self.used, self.setup.pool_bytes) {
             self.used += buffer.len();
             return Some((buffer, false));
         }
@@ -161,7 +171,7 @@ impl CryptoChannel {
             Own::Free(buffer) => Some((buffer, true)),
             Own::Unallocated => {
                 // Every request fits: its bytes are at most the larger one of these.
-                let size = BUFFER_MAX.max(self.layout.block_size as usize);
+                let size = BUFFER_MAX.max(self.setup.part.block_size as usize);
                 Some((Buffer::new(size, PAGE as usize), true))
             }
             Own::InUse => None,
@@ -177,8 +187,9 @@ impl CryptoChannel {
             buffer.reclaim();
             if let Some((lba, data)) = request.target.filter(|_| status.is_ok()) {
                 bytes = data.len() as usize;
-                let (tweaks, from) = (self.layout.tweaks(lba), &mut buffer.bytes_mut()[..bytes]);
-                let decrypted = self.key.decrypt_to(self.layout.sector, tweaks, from, &data);
+                let Setup { key, layout, .. } = &self.setup;
+                let (tweaks, from) = (layout.tweaks(lba), &mut buffer.bytes_mut()[..bytes]);
+                let decrypted = key.decrypt_to(layout.sector, tweaks, from, &data);
                 decrypted.expect("the block layer has checked the length");
             }
             self.give_back(buffer, request.is_own);

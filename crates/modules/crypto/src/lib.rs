@@ -9,15 +9,20 @@
 #![forbid(unsafe_code)]
 
 mod channel;
+mod part;
 mod pool;
 mod tweaks;
 
 pub use aryk_aes_xts::{Key, KeyError};
+pub use part::{Area, AreaError};
 pub use tweaks::{TweakError, TweakMode};
 
-use aryk_bdev::{Base, Bdev, Blocks, Bytes, Channel, Decorator, Env, Identity, Limits, Op, OpSet, OpenError};
+use aryk_bdev::{
+    Base, Bdev, Blocks, Bytes, Channel, Decorator, Env, Geometry, Identity, Lba, Limits, Op, OpSet, OpenError,
+};
 use aryk_reactor::{Cx, RootId};
-use channel::CryptoChannel;
+use channel::{CryptoChannel, Setup};
+use part::Part;
 use std::sync::Arc;
 use tweaks::Layout;
 
@@ -32,8 +37,12 @@ const POOL_BYTES: usize = 64 << 20;
 pub struct Config {
     /// Names and UUID of the disk.
     pub identity: Identity,
+    /// The kind of disk, for people.
+    pub product: &'static str,
     /// The name of the base disk.
     pub base: String,
+    /// The part of the base that the disk encrypts.
+    pub area: Area,
     /// The key, which several disks may share.
     pub key: Arc<Key>,
     /// How the position of data on the disk becomes its tweak.
@@ -51,6 +60,9 @@ pub enum Error {
     /// The tweak mode does not fit the disk.
     #[error(transparent)]
     Tweak(#[from] TweakError),
+    /// The part of the base does not fit it.
+    #[error(transparent)]
+    Area(#[from] AreaError),
 }
 
 /// Creates a crypto disk on top of another disk.
@@ -63,15 +75,19 @@ pub fn create(env: &Env, config: Config) -> Result<Arc<Bdev>, Error> {
 
 /// As [`create`], with another size of the reactors' pools.
 fn create_with_pool(env: &Env, config: Config, pool_bytes: usize) -> Result<Arc<Bdev>, Error> {
-    let Config { identity, base, key, tweak_mode, passes_discards } = config;
+    let Config { identity, product, base, area, key, tweak_mode, passes_discards } = config;
     let base = Base::open(env.registry(), &base, &identity.name)?;
-    let layout = Layout::new(tweak_mode, base.bdev().geometry().block_size)?;
-    let crypto = Crypto { base, key, layout, passes_discards, pool_bytes };
+    let geometry = base.bdev().geometry();
+    let layout = Layout::new(tweak_mode, geometry.block_size)?;
+    let part = Part::new(area, layout.block_size, geometry)?;
+    let crypto = Crypto { base, product, part, key, layout, passes_discards, pool_bytes };
     Ok(env.registry().register(identity, Arc::new(crypto))?)
 }
 
 struct Crypto {
     base: Base,
+    product: &'static str,
+    part: Part,
     key: Arc<Key>,
     layout: Layout,
     passes_discards: bool,
@@ -80,17 +96,25 @@ struct Crypto {
 
 impl Decorator for Crypto {
     fn product(&self) -> &'static str {
-        "crypto"
+        self.product
     }
 
     fn base(&self) -> &Base {
         &self.base
     }
 
+    fn geometry(&self) -> Geometry {
+        self.part.geometry(self.base.bdev().geometry())
+    }
+
+    fn failed_block(&self, lba: Lba, blocks: Blocks) -> Option<Lba> {
+        let (lba, blocks) = self.part.to_base(lba, blocks);
+        self.part.from_base(self.base.bdev().device().failed_block(lba, blocks)?)
+    }
+
     fn limits(&self) -> Limits {
-        let base = self.base.bdev();
-        let limits = base.device().limits();
-        let transfer = TRANSFER_MAX.whole_blocks(base.geometry().block_size).max(Blocks(1));
+        let limits = self.part.limits(self.base.bdev().device().limits());
+        let transfer = TRANSFER_MAX.whole_blocks(self.part.block_size).max(Blocks(1));
         // The base gets one buffer for each request, however many pieces the request's memory has.
         Limits { transfer_blocks: limits.transfer_blocks.min(transfer), segments: u32::MAX, ..limits }
     }
@@ -105,9 +129,14 @@ impl Decorator for Crypto {
 
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
         let base = self.base.open_channel(root, cx)?;
-        let depth = Decorator::limits(self).depth;
-        let key = Arc::clone(&self.key);
-        Ok(Box::new(CryptoChannel::new(base, key, self.layout, self.pool_bytes, depth, root, cx)))
+        let setup = Setup {
+            key: Arc::clone(&self.key),
+            layout: self.layout,
+            part: self.part,
+            pool_bytes: self.pool_bytes,
+            depth: Decorator::limits(self).depth,
+        };
+        Ok(Box::new(CryptoChannel::new(base, setup, root, cx)))
     }
 }
 

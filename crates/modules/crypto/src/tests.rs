@@ -3,6 +3,7 @@
 mod stored;
 
 use super::*;
+use aryk_aes_xts::{SectorSize, Tweaks};
 use aryk_bdev::{Access, Registry, Status};
 use aryk_bdev_conformance::{Bench, Features, Fixture, Shape, conformance};
 
@@ -24,7 +25,9 @@ fn key(seed: u64) -> Arc<Key> {
 fn config(name: &str, base: &str, tweak_mode: TweakMode) -> Config {
     Config {
         identity: Identity::named(name),
+        product: "crypto",
         base: base.to_owned(),
+        area: Area::default(),
         key: key(1),
         tweak_mode,
         passes_discards: false,
@@ -32,11 +35,15 @@ fn config(name: &str, base: &str, tweak_mode: TweakMode) -> Config {
 }
 
 fn malloc(env: &Env, name: &str, block_size: u32) {
+    malloc_of(env, name, block_size, BLOCKS);
+}
+
+fn malloc_of(env: &Env, name: &str, block_size: u32, blocks: Blocks) {
     let config = aryk_bdev_malloc::Config {
         identity: Identity::named(name),
         block_size,
         physical_block_size: block_size,
-        blocks: BLOCKS,
+        blocks,
         optimal_io_blocks: Blocks::ZERO,
     };
     aryk_bdev_malloc::create(env, config).expect("it can be made");
@@ -87,6 +94,22 @@ mod blocks_of_4096 {
     use super::*;
     const MODE: TweakMode = TweakMode::Plain64 { iv_offset: 8, sector_size: 4096, iv_large_sectors: false };
     conformance!(|| Stack::new(4096).crypto("disk", "base", MODE, POOL_BYTES).zeroed());
+}
+
+/// A block of the disk is eight of its base, from the eleventh on.
+mod sectors_larger_than_blocks {
+    use super::*;
+    const MODE: TweakMode = TweakMode::Plain64 { iv_offset: 0, sector_size: 4096, iv_large_sectors: true };
+
+    fn stack() -> Stack {
+        let stack = Stack(Env::default());
+        malloc_of(&stack.0, "base", 512, BLOCKS * 8 + Blocks(11));
+        let area = Area { offset: Bytes(11 * 512), size: None };
+        create(&stack.0, Config { area, ..config("disk", "base", MODE) }).unwrap();
+        stack.zeroed()
+    }
+
+    conformance!(stack);
 }
 
 /// Requests are carried out one after the other in the channel's own buffer.
@@ -170,11 +193,51 @@ fn tweak_modes_that_do_not_fit_the_disk_are_refused() {
     };
     assert_eq!(create(0, 520), Err(TweakError::SectorSize(520).into()));
     assert_eq!(create(0, 8192), Err(TweakError::SectorSize(8192).into()));
-    let larger = TweakError::LargerThanBlock { sector_size: 4096, block_size: 512 };
-    assert_eq!(create(0, 4096), Err(larger.into()));
+    assert_eq!(create(7, 4096), Err(TweakError::Offset(7).into()));
     let wraps = u64::MAX - (1 << 55) + 2;
     assert_eq!(create(wraps, 512), Err(TweakError::Offset(wraps).into()));
     assert_eq!(Layout::new(TweakMode::SimpleLba, 1 << 25).err(), Some(TweakError::BlockSize(1 << 25)));
     // A refused disk leaves its base free.
     assert_eq!(create(wraps - 1, 512), Ok(()));
+}
+
+#[test]
+fn a_disk_has_the_part_of_its_base_that_it_encrypts() {
+    let stack = Stack::new(512);
+    let mode = |sector_size| TweakMode::Plain64 { iv_offset: 0, sector_size, iv_large_sectors: false };
+    let create = |offset, size: Option<u64>, sector_size| {
+        let area = Area { offset: Bytes(offset), size: size.map(Bytes) };
+        create(&stack.0, Config { area, ..config("disk", "base", mode(sector_size)) })
+    };
+    let end = BLOCKS.0 * 512;
+    let too_small = |offset, needed| AreaError::TooSmall {
+        offset: Bytes(offset),
+        needed: Bytes(needed),
+        base: Bytes(end),
+    };
+    for (offset, size, sector_size, error) in [
+        (100, None, 512, AreaError::Unaligned(Bytes(100), 512)),
+        (512, Some(4096 + 512), 4096, AreaError::Unaligned(Bytes(4608), 4096)),
+        (end, None, 512, too_small(end, 512)),
+        (end - 2048, None, 4096, too_small(end - 2048, 4096)),
+        (512, Some(end), 512, too_small(512, end)),
+        (u64::MAX - 511, Some(512), 512, too_small(u64::MAX - 511, 512)),
+    ] {
+        assert_eq!(create(offset, size, sector_size).err(), Some(Error::Area(error)));
+    }
+    let geometry = create(1536, Some(8192), 4096).unwrap().geometry();
+    assert_eq!((geometry.block_size, geometry.physical_block_size, geometry.blocks), (4096, 4096, Blocks(2)));
+    let (mut bench, plain) = (Bench::new(), noise(9, 8192));
+    let mut disk = bench.open(stack.registry(), "disk", Access::Exclusive, 1, 8192);
+    let mut base = bench.open(stack.registry(), "base", Access::Read, 1, 10_240);
+    disk.write(0, &plain, Shape::Single, &mut bench);
+    assert_eq!(disk.finish(&mut bench).status, Status::Ok);
+    base.read(2, 20, Shape::Single, &mut bench);
+    let mut stored = base.finish(&mut bench).data;
+    assert!(stored[..512] == [0; 512] && stored[8704..] == [0; 1536], "nothing is written beside the part");
+    let (sector, tweaks) = (SectorSize::new(4096).unwrap(), Tweaks { start: 0, step: 8 });
+    key(1).decrypt_in_place(sector, tweaks, &mut stored[512..8704]).unwrap();
+    assert!(stored[512..8704] == plain);
+    base.close(&mut bench);
+    disk.close(&mut bench);
 }

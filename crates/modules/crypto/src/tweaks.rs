@@ -29,7 +29,7 @@ pub enum TweakMode {
     Plain64 {
         /// Added to each number, in units of 512 bytes: a multiple of the sector size. dm-crypt calls it `iv_offset`.
         iv_offset: u64,
-        /// Bytes that are encrypted together: a power of two from 512 to 4096, and no more than a block of the disk.
+        /// Bytes that are encrypted together: a power of two from 512 to 4096. A block of the disk has at least as many.
         sector_size: u32,
         /// Whether the tweak counts sectors instead of 512 bytes. dm-crypt calls it `iv_large_sectors`.
         iv_large_sectors: bool,
@@ -42,14 +42,6 @@ pub enum TweakError {
     /// The sector size is none that dm-crypt has.
     #[error("a sector size of {0} is not 512, 1024, 2048 or 4096")]
     SectorSize(u32),
-    /// A block of the disk is shorter than a sector.
-    #[error("sectors of {sector_size} bytes do not fit into the disk's blocks of {block_size} bytes")]
-    LargerThanBlock {
-        /// Bytes in a sector.
-        sector_size: u32,
-        /// Bytes in a block of the disk.
-        block_size: u32,
-    },
     /// The offset is within a sector, or so large that numbers would wrap.
     #[error("an IV offset of {0} is not a multiple of the sector size, or is above 2^64 - 2^55")]
     Offset(u64),
@@ -63,11 +55,13 @@ pub enum TweakError {
 pub(crate) struct Layout {
     /// Bytes that have one tweak.
     pub sector: SectorSize,
+    /// Bytes in a block of the disk.
     pub block_size: u32,
     mode: TweakMode,
 }
 
 impl Layout {
+    /// The layout of a disk on a base with blocks of `block_size` bytes. A block of the disk is at least a sector.
     pub fn new(mode: TweakMode, block_size: u32) -> Result<Self, TweakError> {
         let bytes = match mode {
             TweakMode::SimpleLba | TweakMode::JoinNegLbaWithLba => block_size,
@@ -75,9 +69,6 @@ impl Layout {
             TweakMode::Plain64 { iv_offset, sector_size, .. } => {
                 if !matches!(sector_size, 512 | 1024 | 2048 | 4096) {
                     return Err(TweakError::SectorSize(sector_size));
-                }
-                if sector_size > block_size {
-                    return Err(TweakError::LargerThanBlock { sector_size, block_size });
                 }
                 let is_within = iv_offset.is_multiple_of(u64::from(sector_size / UNIT));
                 if !is_within || iv_offset > u64::MAX - UNITS_MAX + 1 {
@@ -87,7 +78,7 @@ impl Layout {
             }
         };
         let sector = SectorSize::new(bytes as usize).map_err(|_| TweakError::BlockSize(block_size))?;
-        Ok(Self { sector, block_size, mode })
+        Ok(Self { sector, block_size: block_size.max(bytes), mode })
     }
 
     /// The tweaks from a block on.

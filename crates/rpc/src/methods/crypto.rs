@@ -3,9 +3,9 @@
 //! Key material arrives in the call that creates a key, and is kept in the state store, whose files only the daemon's user may
 //! read, so that a restarted daemon has its keys. No log line, reply or saved configuration contains it.
 
-use super::details::{Crypto, Details};
+use super::details::{self, Crypto, Details};
 use super::waiting::waits;
-use super::{Control, Error, Name, Phase, Table};
+use super::{Control, Count, Error, Name, Phase, Table, is_default};
 use crate::config::{Call, Subsystem};
 use aryk_bdev_crypto as module;
 use rustix::io::Errno;
@@ -299,6 +299,54 @@ pub(super) struct Create {
     name: String,
     /// Name of a key of `accel_crypto_key_create`. Required.
     key_name: Option<String>,
+    /// Aryk only: encrypts as dm-crypt's `aes-xts-plain64`, instead of by the key's `tweak_mode`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plain64: Option<Plain64>,
+    /// Aryk only: whether discards go to the base disk, where they show which blocks are in use. Otherwise the disk does not
+    /// support them.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pass_discards: bool,
+}
+
+/// The options of dm-crypt's `aes-xts-plain64`, with dm-crypt's names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "CryptoPlain64")]
+struct Plain64 {
+    /// Bytes that are encrypted together: 512, 1024, 2048 or 4096. The disk's blocks have at least as many. Default: 512.
+    #[serde(default = "sector")]
+    sector_size: u32,
+    /// Added to the number of a sector, in units of 512 bytes: a multiple of the sector size. Default: 0.
+    #[serde(default)]
+    iv_offset: Count,
+    /// Whether sectors are counted in units of their own size instead of 512 bytes.
+    #[serde(default)]
+    iv_large_sectors: bool,
+}
+
+const fn sector() -> u32 {
+    512
+}
+
+impl From<Plain64> for module::TweakMode {
+    fn from(Plain64 { sector_size, iv_offset, iv_large_sectors }: Plain64) -> Self {
+        Self::Plain64 { iv_offset: iv_offset.0, sector_size, iv_large_sectors }
+    }
+}
+
+impl From<Plain64> for details::Plain64 {
+    fn from(Plain64 { sector_size, iv_offset, iv_large_sectors }: Plain64) -> Self {
+        Self { sector_size, iv_offset, iv_large_sectors }
+    }
+}
+
+impl From<module::Error> for Error {
+    fn from(error: module::Error) -> Self {
+        match error {
+            module::Error::Registry(error) => error.into(),
+            module::Error::Tweak(_) | module::Error::Area(_) => Self::invalid(error.to_string()),
+        }
+    }
 }
 
 pub(super) async fn create(control: &Control, p: Create) -> Result<String, Error> {
@@ -313,17 +361,20 @@ pub(super) async fn create(control: &Control, p: Create) -> Result<String, Error
     let identity = super::identity_over(&p.name, None, &base, NAMESPACE)?;
     let config = module::Config {
         identity,
+        product: MODULE,
         base: p.base_bdev_name.clone(),
+        area: module::Area::default(),
         key,
-        tweak_mode: tweak_mode.into(),
-        passes_discards: false,
+        tweak_mode: p.plain64.map_or_else(|| tweak_mode.into(), Into::into),
+        passes_discards: p.pass_discards,
     };
-    let bdev = module::create(&control.env, config).map_err(|error| match error {
-        module::Error::Registry(error) => error.into(),
-        module::Error::Tweak(error) => Error::invalid(error.to_string()),
-    })?;
-    let crypto =
-        Crypto { base_bdev_name: p.base_bdev_name.clone(), name: p.name.clone(), key_name: key_name.clone() };
+    let bdev = module::create(&control.env, config)?;
+    let crypto = Crypto {
+        base_bdev_name: p.base_bdev_name.clone(),
+        name: p.name.clone(),
+        key_name: key_name.clone(),
+        plain64: p.plain64.map(Into::into),
+    };
     let details = Details { crypto: Some(crypto), ..Details::default() };
     Ok(control.made_disk(&bdev, MODULE, details, (CREATE, &p)))
 }

@@ -70,6 +70,21 @@ pub(crate) struct Crypto {
     pub name: String,
     /// Name of the key.
     pub key_name: String,
+    /// The options of dm-crypt's `aes-xts-plain64`, if the disk is encrypted so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plain64: Option<Plain64>,
+}
+
+/// The options of dm-crypt's `aes-xts-plain64`, as in `bdev_crypto_create`.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "CryptoPlain64Details")]
+pub(crate) struct Plain64 {
+    /// Bytes that are encrypted together.
+    pub sector_size: u32,
+    /// Added to the number of a sector, in units of 512 bytes.
+    pub iv_offset: Count,
+    /// Whether sectors are counted in units of their own size instead of 512 bytes.
+    pub iv_large_sectors: bool,
 }
 
 /// A disk of `bdev_delay_create`. Latencies in microseconds.

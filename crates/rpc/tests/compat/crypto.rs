@@ -145,3 +145,27 @@ fn a_file_with_a_key_may_be_loaded_again() {
         assert!(error.contains("key is another one") && !error.contains(&KEY[..8]), "{error}");
     });
 }
+
+#[test]
+fn disks_of_dm_crypt_have_its_options() {
+    in_daemon(async |daemon| {
+        make_disks(daemon).await;
+        let disk = |plain64: Value| json!({"name": "plain", "base_bdev_name": "x", "key_name": "k", "plain64": plain64, "pass_discards": true});
+        for (plain64, complaint) in [
+            (json!({"sector_size": 520}), "520 is not 512"),
+            (json!({"sector_size": 0}), "0 is not 512"),
+            (json!({"sector_size": 4096, "iv_offset": 4}), "not a multiple of the sector size"),
+            (json!({"iv_offset": u64::MAX}), "above 2^64 - 2^55"),
+        ] {
+            let error = daemon.call("bdev_crypto_create", &disk(plain64)).await.unwrap_err();
+            assert!(error.code() == -22 && error.to_string().contains(complaint), "{error}");
+        }
+        let plain64 = json!({"sector_size": 4096, "iv_offset": 8, "iv_large_sectors": true});
+        daemon.call("bdev_crypto_create", &disk(plain64.clone())).await.unwrap();
+        let plain = &daemon.call("bdev_get_bdevs", &json!({"name": "plain"})).await.unwrap()[0];
+        assert_eq!((&plain["block_size"], &plain["num_blocks"]), (&json!(4096), &json!(8)));
+        assert_eq!(plain["driver_specific"]["crypto"]["plain64"], plain64);
+        let saved = daemon.call("save_config", &json!({})).await.unwrap();
+        assert!(saved.to_string().contains("\"iv_large_sectors\":true"), "{saved}");
+    });
+}

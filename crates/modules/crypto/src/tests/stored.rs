@@ -1,7 +1,7 @@
 //! What a crypto disk stores, in each tweak mode, against AWS-LC and tweaks that are computed for one sector at a time.
 
 use super::*;
-use aryk_aes_xts::{Implementation, SectorSize, Tweaks};
+use aryk_aes_xts::Implementation;
 
 /// A mode, the block size of a disk, the bytes with one tweak, and the tweak of the sector that starts at a byte of the disk.
 type Case = (TweakMode, u32, usize, fn(u64) -> (u64, u64));
