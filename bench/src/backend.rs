@@ -7,6 +7,9 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// The passphrase of the peer's encrypted disks, as an object of QEMU.
+pub const LUKS_SECRET: &str = "id=luks,data=bench";
+
 /// The store of a disk.
 #[derive(Clone, Debug)]
 pub enum Store {
@@ -17,6 +20,13 @@ pub enum Store {
     },
     /// Memory: `arykd`'s own; for its peer, a file in /dev/shm.
     Memory {
+        /// Bytes.
+        size: u64,
+        /// The peer's file.
+        peer: PathBuf,
+    },
+    /// Encrypted memory: `arykd`'s own; for its peer, a LUKS file in /dev/shm.
+    Encrypted {
         /// Bytes.
         size: u64,
         /// The peer's file.
@@ -122,6 +132,14 @@ pub fn aryk(program: &Path, policy: Policy, store: &Store, dir: &Path) -> Result
         Store::Memory { size, .. } => {
             rpc.call("bdev_malloc_create", json!({"name": "d0", "num_blocks": size / 512, "block_size": 512}))
         }
+        Store::Encrypted { size, .. } => {
+            let base = json!({"name": "base", "num_blocks": size / 512, "block_size": 512});
+            rpc.call("bdev_malloc_create", base)?;
+            let [data, tweak] = ["01", "02"].map(|byte| byte.repeat(32));
+            let key = json!({"name": "k", "cipher": "AES_XTS", "key": data, "key2": tweak});
+            rpc.call("accel_crypto_key_create", key)?;
+            rpc.call("bdev_crypto_create", json!({"name": "d0", "base_bdev_name": "base", "key_name": "k"}))
+        }
         Store::File { path } => {
             rpc.call("bdev_uring_create", json!({"name": "d0", "filename": path, "block_size": 512}))
         }
@@ -143,6 +161,12 @@ pub fn peer(store: &Store, aio: &str, dir: &Path) -> Result<BackEnd> {
         Store::Memory { peer, .. } => {
             format!("driver=file,node-name=d0,filename={},aio={aio}", peer.display())
         }
+        Store::Encrypted { peer, .. } => {
+            let name = peer.display();
+            format!(
+                "driver=luks,node-name=d0,key-secret=luks,file.driver=file,file.filename={name},file.aio={aio}"
+            )
+        }
         // The bench process holds the file's lock.
         Store::File { path } => {
             let name = path.display();
@@ -154,12 +178,15 @@ pub fn peer(store: &Store, aio: &str, dir: &Path) -> Result<BackEnd> {
         socket.display()
     );
     let core = BACK_END_CORE.to_string();
+    let secret = format!("secret,{LUKS_SECRET}");
     let args = [
         "-c",
         &core,
         "qemu-storage-daemon",
         "--object",
         "iothread,id=t0",
+        "--object",
+        &secret,
         "--blockdev",
         &blockdev,
         "--export",

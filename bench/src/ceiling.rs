@@ -24,12 +24,12 @@ pub struct Ceilings {
 }
 
 impl Ceilings {
-    /// Measures the ceilings of all workloads that the run includes.
-    pub fn measure(settings: &Settings, report: &mut Report) -> Result<Self> {
+    /// Measures the ceilings of all workloads of `cases` that the run includes.
+    pub fn measure(settings: &Settings, cases: &[&str], report: &mut Report) -> Result<Self> {
         let wanted = |workload: &Workload| {
             settings.wants(&format!("ceiling/{}", workload.name()))
                 || frontends::wanted(settings).contains(workload)
-                || closed::CASES.iter().any(|case| closed::wanted(settings, case).contains(workload))
+                || cases.iter().any(|case| closed::wanted(settings, case).contains(workload))
         };
         let workloads: Vec<_> = workload::all().into_iter().filter(wanted).collect();
         if workloads.is_empty() {

@@ -15,6 +15,9 @@ use std::path::PathBuf;
 /// The stores, in order.
 pub const CASES: [&str; 3] = ["null", "memory", "file"];
 
+/// The store of `cargo xtask bench crypto`.
+pub const CRYPTO: &str = "crypto";
+
 /// The peers of `arykd`.
 #[derive(Debug)]
 enum Peer {
@@ -84,7 +87,7 @@ pub fn measure(settings: &Settings, case: &str, ceilings: &Ceilings, report: &mu
     let dir = settings.sockets.path();
     let mut aryk =
         backend::aryk(&settings.arykd, settings.policy, &store, &dir.join(format!("aryk-{case}")))?;
-    if matches!(store, Store::Memory { .. }) {
+    if matches!(store, Store::Memory { .. } | Store::Encrypted { .. }) {
         FrontEnd::fill(&aryk.socket)?;
     }
     let mut peers = peers(settings, case, &store)?;
@@ -126,7 +129,7 @@ fn peers(settings: &Settings, case: &str, store: &Store) -> Result<Vec<Peer>> {
     Ok(match store {
         Store::Null { .. } => vec![daemon("qemu-storage-daemon", "threads")?],
         // `qemu-storage-daemon`'s default engine, and the faster one.
-        Store::Memory { .. } => {
+        Store::Memory { .. } | Store::Encrypted { .. } => {
             vec![
                 daemon("qemu-storage-daemon", "threads")?,
                 daemon("qemu-storage-daemon, io_uring", "io_uring")?,

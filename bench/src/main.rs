@@ -11,7 +11,8 @@
 //! - [`qos`]: accuracy and fairness of limits.
 //! - [`nvme`], [`driver`]: the NVMe driver compared with a bare loop, and the path from a VM's queue to it.
 //! - [`nvme_guest`]: the NVMe driver compared with the kernel's, in a guest whose clock counts instructions.
-//! - [`instructions`], [`stack`]: the path within one process, counted instead of timed.
+//! - [`crypto`]: the cipher alone, and what it adds to a request.
+//! - [`instructions`], [`stack`], [`turns`]: the path within one process, counted instead of timed.
 //! - [`report`], [`machine`]: medians, records, tables, and the environment of the results.
 //!
 //! A tool: it runs on its main thread, waits, and reads the wall clock. It never measures two back-ends at a time: the
@@ -24,6 +25,7 @@ mod calls;
 mod ceiling;
 mod closed;
 mod crowd;
+mod crypto;
 mod driver;
 mod fio;
 mod fleet;
@@ -48,6 +50,7 @@ mod scsi;
 mod settings;
 mod stack;
 mod target;
+mod turns;
 mod workload;
 
 use anyhow::{Context, Result};
@@ -72,6 +75,8 @@ const QOS_RESULTS: &str = "docs/bench/qos.md";
 const SCALE_RESULTS: &str = "docs/bench/scale.md";
 /// The page of `open`.
 const OPEN_RESULTS: &str = "docs/bench/open.md";
+/// The page of `crypto`.
+const CRYPTO_RESULTS: &str = "docs/bench/crypto.md";
 /// The page of `nvme`.
 const NVME_RESULTS: &str = "docs/bench/nvme.md";
 
@@ -140,6 +145,8 @@ enum Subcommand {
     Open,
     /// Compares disks of a SCSI host with block devices.
     Scsi,
+    /// Measures encryption: the cipher, what it adds to a request, and encrypted disks in memory.
+    Crypto,
     /// Measures the NVMe driver, and the path from a VM's queue to it, on a model controller.
     Nvme,
     /// Counts the instructions of a request of the NVMe driver and of Linux's, in a guest.
@@ -189,6 +196,7 @@ impl Args {
         let page = match self.command {
             Some(Subcommand::Rpc) => RPC_RESULTS,
             Some(Subcommand::Open) => OPEN_RESULTS,
+            Some(Subcommand::Crypto) => CRYPTO_RESULTS,
             Some(Subcommand::Nvme) => NVME_RESULTS,
             Some(Subcommand::NvmeGuest) => NVME_GUEST_RESULTS,
             Some(Subcommand::Scsi) => SCSI_RESULTS,
@@ -204,7 +212,7 @@ fn main() -> Result<()> {
     let args = Args::parse();
     match &args.command {
         None => measure(&args, |settings, report| {
-            let ceilings = Ceilings::measure(settings, report)?;
+            let ceilings = Ceilings::measure(settings, &closed::CASES, report)?;
             for case in closed::CASES {
                 closed::measure(settings, case, &ceilings, report)?;
             }
@@ -213,6 +221,7 @@ fn main() -> Result<()> {
         }),
         Some(Subcommand::Rpc) => measure(&args, calls::measure),
         Some(Subcommand::Open) => measure(&args, open::measure),
+        Some(Subcommand::Crypto) => measure(&args, crypto::measure),
         Some(Subcommand::Nvme) => measure(&args, nvme::measure),
         Some(Subcommand::NvmeGuest) => count_in_guest(&args),
         Some(Subcommand::Scsi) => measure(&args, scsi::measure),
@@ -278,6 +287,7 @@ fn preface(args: &Args, settings: &Settings, report: &Report, machine: &str) -> 
         Some(Subcommand::Qos) => ("bench qos", "the project's own", settings.runs),
         Some(Subcommand::Rpc) => ("bench rpc", "crate `blkio`", settings.runs),
         Some(Subcommand::Open) => ("bench open", "crate `blkio`", settings.runs),
+        Some(Subcommand::Crypto) => ("bench crypto", "crate `blkio`", settings.runs),
         Some(Subcommand::Scsi) => ("bench scsi", "`aryk bench`", settings.runs),
         _ => ("bench", "crate `blkio`", settings.runs),
     };

@@ -20,7 +20,6 @@ use crate::settings::Settings;
 use anyhow::Result;
 use aryk_nvme_model::{Model, Running};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// Seconds of each run, unless the command line says otherwise: with these, everything takes about two minutes.
 pub const SECONDS: f64 = 0.3;
@@ -87,71 +86,4 @@ fn run_beside(model: &Arc<Model>) -> Result<Running> {
     let running = model.run();
     pin(FRONT_END_CORE)?;
     Ok(running?)
-}
-
-/// A call that takes longer was interrupted: by the kernel, another program, or the hypervisor.
-const INTERRUPTED: Duration = Duration::from_micros(100);
-
-/// Adds up the time of calls.
-struct Stopwatch {
-    /// Nanoseconds that an empty call seems to take.
-    of_clock: f64,
-    /// Of the calls that were not interrupted.
-    spent: Duration,
-    calls: u64,
-    interrupted: u64,
-}
-
-impl Stopwatch {
-    fn new() -> Self {
-        const READINGS: u32 = 10_000;
-        let start = |of_clock| Self { of_clock, spent: Duration::ZERO, calls: 0, interrupted: 0 };
-        let mut empty = start(0.0);
-        (0..READINGS).for_each(|_| empty.call(|| true));
-        start(empty.nanos() / f64::from(READINGS))
-    }
-
-    /// Makes a call, whose time counts if it returns true.
-    #[inline]
-    fn call(&mut self, call: impl FnOnce() -> bool) {
-        let before = Instant::now();
-        if call() {
-            let took = before.elapsed();
-            if took < INTERRUPTED {
-                self.spent += took;
-                self.calls += 1;
-            } else {
-                self.interrupted += 1;
-            }
-        }
-    }
-
-    /// Nanoseconds of all calls. Those that were interrupted count as the mean of the others.
-    fn nanos(&self) -> f64 {
-        let calls = self.calls as f64;
-        let counted = self.spent.as_secs_f64() * 1e9 - self.of_clock * calls;
-        counted * (calls + self.interrupted as f64) / calls.max(1.0)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{INTERRUPTED, Stopwatch};
-
-    #[test]
-    fn a_stopwatch_subtracts_its_own_cost() {
-        let mut watch = Stopwatch::new();
-        (0..10_000).for_each(|_| watch.call(|| true));
-        let each = watch.nanos() / 10_000.0;
-        assert!(each.abs() < watch.of_clock.max(1.0), "{each} ns, of {} ns", watch.of_clock);
-        (0..100).for_each(|_| watch.call(|| false));
-        assert!((9_000..=10_000).contains(&watch.calls), "calls without a result do not count");
-        let before = watch.nanos();
-        watch.call(|| {
-            std::thread::sleep(INTERRUPTED);
-            true
-        });
-        let call = watch.nanos() - before;
-        assert!(call.abs() < watch.of_clock.max(1.0), "an interrupted call counts as {call} ns");
-    }
 }

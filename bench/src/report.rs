@@ -40,6 +40,12 @@ impl Runs {
         Self(self.0.iter().zip(&other.0).map(|(ours, theirs)| ours - theirs).collect())
     }
 
+    /// The greater one of each run and the run of `other` in the same turn.
+    #[must_use]
+    pub fn greatest(&self, other: &Self) -> Self {
+        Self(self.0.iter().zip(&other.0).map(|(one, other)| one.max(*other)).collect())
+    }
+
     /// Number of runs.
     pub const fn len(&self) -> usize {
         self.0.len()

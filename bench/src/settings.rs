@@ -1,10 +1,12 @@
 //! The settings of a run, derived from the command line.
 
-use crate::backend::{Policy, Store};
-use anyhow::{Context, Result};
+use crate::backend::{LUKS_SECRET, Policy, Store};
+use crate::closed;
+use anyhow::{Context, Result, ensure};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -62,6 +64,7 @@ impl Settings {
         Ok(match case {
             "null" => null(),
             "memory" => Store::Memory { size, peer: filled(self.memory.path(), "peer", size)? },
+            closed::CRYPTO => Store::Encrypted { size, peer: luks(self.memory.path(), size)? },
             _ => Store::File { path: filled(self.files.path(), "disk", size)? },
         })
     }
@@ -70,6 +73,20 @@ impl Settings {
 /// A null disk of a terabyte.
 pub const fn null() -> Store {
     Store::Null { size: 1 << 40 }
+}
+
+/// Creates a file of `size` bytes that `qemu-img` has made a disk in the format LUKS.
+fn luks(dir: &Path, size: u64) -> Result<PathBuf> {
+    let path = dir.join("luks");
+    let secret = format!("secret,{LUKS_SECRET}");
+    let options = "key-secret=luks,iter-time=10,preallocation=full";
+    let status = Command::new("qemu-img")
+        .args(["create", "-q", "-f", "luks", "--object", &secret, "-o", options])
+        .arg(&path)
+        .arg(size.to_string())
+        .status();
+    ensure!(status.context("running qemu-img")?.success(), "qemu-img cannot create {}", path.display());
+    Ok(path)
 }
 
 /// Creates a file of `size` bytes without holes.

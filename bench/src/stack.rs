@@ -10,6 +10,7 @@ mod guest;
 use crate::workload::Workload;
 use anyhow::{Context, Result, ensure};
 use aryk_bdev::{Access, Bdev, Blocks, Bytes, Env, Identity, QosGroups, Registry};
+use aryk_bdev_crypto::{Area, Key, TweakMode};
 use aryk_bdev_nvme::{Controllers, Dma, Location};
 use aryk_nvme_model::{Data, Model, NamespaceConfig};
 use aryk_qos::{IOS_MAX, Limits};
@@ -29,6 +30,14 @@ use std::time::Duration;
 const BLOCK: u64 = 4096;
 /// Bytes of the disk.
 pub const DISK: u64 = 64 << 20;
+/// Bytes in a block of disks in memory.
+pub const SECTOR: u32 = 512;
+/// The key of encrypted disks.
+pub const KEY: [u8; 64] = {
+    let mut key = [1; 64];
+    key[63] = 2;
+    key
+};
 /// The virtual time of a turn.
 const TURN: Duration = Duration::from_micros(1);
 /// The function whose instructions count where a model of a device runs between the turns.
@@ -43,6 +52,8 @@ pub enum Module {
     Null,
     /// Memory of this process.
     Memory,
+    /// Memory of this process, encrypted by [`KEY`].
+    Crypto,
     /// A model NVMe controller, which moves no data.
     Nvme,
 }
@@ -130,7 +141,7 @@ impl Stack {
         let mut reactor = Reactor::new(0, SleepPolicy::Poll, Engine::Auto, clock)?;
         let drive = match case.module {
             Module::Nvme => Some(Drive::new()?),
-            Module::Null | Module::Memory => None,
+            Module::Null | Module::Memory | Module::Crypto => None,
         };
         let env = Env::default();
         let started = start_queue(&mut reactor, case, &guest, &env, drive.as_ref());
@@ -241,10 +252,24 @@ fn wait<T>(reactor: &mut Reactor, future: impl Future<Output = T>) -> T {
     }
 }
 
-fn disk(env: &Env, has_memory: bool) -> Result<Arc<Bdev>> {
+fn disk(env: &Env, module: Module) -> Result<Arc<Bdev>> {
     let identity = Identity::named("d0");
-    let (block_size, physical_block_size, blocks) = (512, 512, Bytes(DISK).whole_blocks(512));
-    Ok(if has_memory {
+    let (block_size, physical_block_size, blocks) = (SECTOR, SECTOR, Bytes(DISK).whole_blocks(SECTOR));
+    if module == Module::Crypto {
+        let base = disk(env, Module::Memory)?.name().to_owned();
+        let (identity, key) = (Identity::named("encrypted"), Arc::new(Key::new(&KEY)?));
+        let config = aryk_bdev_crypto::Config {
+            identity,
+            product: "crypto",
+            base,
+            area: Area::default(),
+            key,
+            tweak_mode: TweakMode::SimpleLba,
+            passes_discards: false,
+        };
+        return Ok(aryk_bdev_crypto::create(env, config)?);
+    }
+    Ok(if module == Module::Memory {
         let optimal_io_blocks = Blocks::ZERO;
         let config =
             aryk_bdev_malloc::Config { identity, block_size, physical_block_size, blocks, optimal_io_blocks };
@@ -273,7 +298,7 @@ fn start_queue(
 ) -> Result<()> {
     let bdev = match drive {
         Some(drive) => drive.attach(env, guest, reactor)?,
-        None => disk(env, case.module == Module::Memory)?,
+        None => disk(env, case.module)?,
     };
     if case.limited {
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;

@@ -1,11 +1,12 @@
 //! The NVMe driver alone, compared with a bare loop, each on a model controller of its own, in turns.
 
 use super::bare::Bare;
-use super::{Stopwatch, run_beside};
+use super::run_beside;
 use crate::driver::{BLOCK, BLOCKS, Driven, Request};
 use crate::report::{Record, Report, Runs, Section, cell, number};
 use crate::rounds::{Rounds, run_comparable};
 use crate::settings::Settings;
+use crate::turns::Stopwatch;
 use crate::workload::Workload;
 use anyhow::{Result, ensure};
 use aryk_nvme_model::Model;

@@ -1,18 +1,16 @@
 //! The path of a VM's request to an NVMe controller: a guest's ring, vhost-blk, the block layer, the NVMe module and its
 //! driver, in one reactor. The guest is in the reactor's thread, and works between the turns.
 
-use super::{Stopwatch, run_beside};
+use super::run_beside;
 use crate::report::{Record, Report, Runs, Section, cell, number};
 use crate::rounds::run_comparable;
 use crate::settings::Settings;
-use crate::stack::{Case, DISK, Module, Request, Stack};
+use crate::stack::{Case, Module, Stack};
+use crate::turns;
 use crate::workload::Workload;
 use anyhow::Result;
 use aryk_reactor::Clock;
-use std::time::{Duration, Instant};
-
-/// Requests of a measurement at least, on a computer whose other load leaves the controller no time.
-const REQUESTS_MIN: usize = 1000;
+use std::time::Duration;
 
 /// Nanoseconds of a request in the turns of one round.
 struct Round {
@@ -115,33 +113,12 @@ fn busy(stack: &mut Stack, workload: &Workload, how: Controller, span: Duration)
         Controller::Beside => (model, None),
         Controller::Stepped => (None, model),
     };
-    let running = beside.as_ref().map(run_beside).transpose()?;
-    let mut random = fastrand::Rng::with_seed(1);
-    let blocks = DISK / u64::from(workload.block);
-    let mut next = || Request {
-        sector: random.u64(..blocks) * u64::from(workload.block / 512),
-        is_write: random.u32(..100) < workload.write_percent,
-    };
-    let (mut watch, mut done, start) = (Stopwatch::new(), 0, Instant::now());
-    stack.guest.offer();
-    while start.elapsed() < span || done < REQUESTS_MIN {
-        // The clock is read rarely for this.
-        for _ in 0..64 {
-            watch.call(|| stack.turn());
-            if let Some(model) = &stepped {
-                model.step(0);
-            }
-            done += stack.guest.exchange(&mut next)?;
-        }
-    }
-    while !stack.guest.is_answered() {
-        stack.turn();
+    let _running = beside.as_ref().map(run_beside).transpose()?;
+    turns::busy(stack, workload, span, || {
         if let Some(model) = &stepped {
             model.step(0);
         }
-    }
-    drop(running);
-    Ok(watch.nanos() / done as f64)
+    })
 }
 
 #[cfg(test)]
