@@ -77,6 +77,12 @@ pub struct Cli {
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
 
+    /// The key that encrypts keys of encrypted disks in the state directory: a FILE of 32 bytes or 64 hexadecimal digits, which
+    /// only the daemon's user may read, or 'keyring:NAME' for a key of the kernel [default: systemd's credential
+    /// aryk-wrapping-key if there is one, else wrapping.key in the state directory, created when it is needed]
+    #[arg(long, value_name = "FILE")]
+    pub wrapping_key: Option<PathBuf>,
+
     /// Make the calls of this file of 'save_config', SPDK's or Aryk's, at the start; with --state-dir, at the first start only
     #[arg(
         short = 'c',

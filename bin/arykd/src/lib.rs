@@ -99,6 +99,7 @@ fn run_daemon(
         _ => None,
     };
     let config = start::config(cli)?;
+    let wrapping = start::wrapping(cli);
     let socket = start::rpc_socket(cli).context("cannot serve RPC; give another socket with -r")?;
     // Before the first thread starts, and after all files that are read or created only once.
     sandbox::confine(cli, &vhost_dir)?;
@@ -114,7 +115,8 @@ fn run_daemon(
     // From here on, so that the store's thread stays off the reactors' cores too.
     start::leave_cores(&reactors);
     let state = cli.state_dir.as_deref().map(Store::open).transpose()?;
-    let control = Rc::new(Control::new(reactors, &vhost_dir, cli.queue_size_max, cli.log, set_log));
+    let control = Control::new(reactors, &vhost_dir, cli.queue_size_max, cli.log, set_log);
+    let control = Rc::new(control.with_wrapping(wrapping));
     control.set_memory_patience(Duration::from_secs(cli.memory_patience.into()));
     if let Some((store, records)) = state {
         control.config.keep_in(store, records)?;

@@ -11,6 +11,7 @@ use aryk_rpc::load::{File, LoadError, Loaded};
 use aryk_rpc::restore::Restored;
 use aryk_rpc::rights::Rules;
 use aryk_rpc::server::{BindError, Server, Socket, SocketOptions};
+use aryk_rpc::wrapping::{Source, Wrapping};
 use aryk_rpc::{Control, Methods};
 use aryk_state::Store;
 use rustix::io::Errno;
@@ -134,6 +135,34 @@ pub fn vhost_dir(asked: Option<&Path>) -> anyhow::Result<PathBuf> {
             Ok(dir)
         }
         made => made.map(|()| dir.clone()).with_context(|| format!("cannot create {}", dir.display())),
+    }
+}
+
+/// Reads the key that wraps other keys. A key that cannot be used is reported, and the daemon starts: disks that need none are
+/// served. Must run before the daemon gives up the right to read the file.
+pub fn wrapping(cli: &Cli) -> Wrapping {
+    let credentials = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
+    let wrapping = Wrapping::read(wrapping_source(cli, credentials.as_deref()));
+    if let Some(why) = wrapping.why_not() {
+        tracing::error!(
+            "{why}: keys of encrypted disks can neither be read from the state directory nor created"
+        );
+    }
+    wrapping
+}
+
+fn wrapping_source(cli: &Cli, credentials: Option<&Path>) -> Source {
+    const CREDENTIAL: &str = "aryk-wrapping-key";
+    let credential = credentials.map(|dir| dir.join(CREDENTIAL)).filter(|path| path.exists());
+    match (&cli.wrapping_key, credential, &cli.state_dir) {
+        (Some(key), ..) => match key.to_str().and_then(|key| key.strip_prefix("keyring:")) {
+            Some(name) => Source::Keyring(name.to_owned()),
+            None if credentials.is_some_and(|dir| key.starts_with(dir)) => Source::Credential(key.clone()),
+            None => Source::File(key.clone()),
+        },
+        (None, Some(credential), _) => Source::Credential(credential),
+        (None, None, Some(dir)) => Source::Own(dir.join("wrapping.key")),
+        (None, None, None) => Source::Process,
     }
 }
 
@@ -289,7 +318,28 @@ fn state(cli: &Cli, Restored { made, absent }: Restored) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
     use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn the_wrapping_key_is_found() {
+        let temp = tempfile::TempDir::new().unwrap();
+        let source = |line: &str, credentials: Option<&Path>| {
+            let words = ["arykd"].into_iter().chain(line.split_whitespace());
+            wrapping_source(&Cli::try_parse_from(words).unwrap(), credentials)
+        };
+        let (state, dir) = ("--state-dir /s", Some(temp.path()));
+        assert_eq!(source("", None), Source::Process);
+        assert_eq!(source(state, dir), Source::Own("/s/wrapping.key".into()));
+        let credential = temp.path().join("aryk-wrapping-key");
+        std::fs::write(&credential, "").unwrap();
+        assert_eq!(source(state, dir), Source::Credential(credential));
+        assert_eq!(source("--wrapping-key keyring:a:b", dir), Source::Keyring("a:b".into()));
+        assert_eq!(source("--wrapping-key /f", dir), Source::File("/f".into()));
+        let other = temp.path().join("other");
+        let line = format!("--wrapping-key {}", other.display());
+        assert_eq!(source(&line, dir), Source::Credential(other));
+    }
 
     #[test]
     fn the_directory_is_created_once() {

@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::time::SystemTime;
 
 /// The part of the daemon to which an object belongs, with SPDK's name.
@@ -72,13 +73,20 @@ impl Subsystem {
 }
 
 /// A call that creates an object.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Call {
     /// The method.
     pub method: Cow<'static, str>,
     /// Parameters of the method.
     #[schemars(with = "Map<String, Value>")]
     pub params: Value,
+}
+
+/// Without the parameters, which may be secret.
+impl fmt::Debug for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Call").field("method", &self.method).finish_non_exhaustive()
+    }
 }
 
 impl Call {
@@ -389,6 +397,12 @@ impl Config {
             Some(Absence { base: Some(base), .. }) => format!("it waits for disk '{base}'"),
             Some(_) | None => "it has not been tried yet".into(),
         }
+    }
+
+    /// As [`Config::why_absent`], of the absent object with that name, if there is one.
+    pub(crate) fn why_absent_object(&self, subsystem: Subsystem, object: &str) -> Option<String> {
+        let key = self.absent.borrow().key(subsystem, object)?;
+        Some(self.why_absent(key))
     }
 
     /// Time since which the daemon retries to create the absent object with that key; `None` if the object waits for its base

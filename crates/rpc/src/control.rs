@@ -7,6 +7,7 @@ use crate::methods::log::{LogSettings, PrintLevel};
 use crate::methods::nvme::is_disk_of;
 use crate::restore::{StartUp, Unfinished};
 use crate::scheduler::Scheduler;
+use crate::wrapping::Wrapping;
 use crate::{Disks, Error, Outcome};
 use aryk_bdev::{Bdev, Env, Memory, QosGroup};
 use aryk_metrics::{Collector, Controller, Inventory};
@@ -41,6 +42,8 @@ pub struct Control {
     pub config: Config,
     /// The NVMe controllers.
     pub(crate) nvme: crate::methods::nvme::State,
+    /// Wraps key material before it enters the configuration.
+    pub(crate) wrapping: Wrapping,
     /// The keys of encrypted disks.
     pub(crate) keys: crate::methods::crypto::Keys,
     /// Collects statistics.
@@ -89,6 +92,7 @@ impl Control {
             disks,
             config: Config::default(),
             nvme: crate::methods::nvme::State::default(),
+            wrapping: Wrapping::default(),
             keys: crate::methods::crypto::Keys::default(),
             collector: Collector::default(),
             started: watch::Sender::new(false),
@@ -99,6 +103,12 @@ impl Control {
             apply_log: Box::new(apply_log),
             trace_cleared: Cell::new(None),
         }
+    }
+
+    /// The same daemon, with another wrapping key than one of this process.
+    #[must_use]
+    pub fn with_wrapping(self, wrapping: Wrapping) -> Self {
+        Self { wrapping, ..self }
     }
 
     /// Sets how long a VM's new memory waits for devices to register it: as [`Memory::set_patience`].

@@ -28,6 +28,7 @@ pub mod server;
 mod table;
 pub mod units;
 pub mod wire;
+pub mod wrapping;
 
 pub use control::Control;
 pub use disks::Disks;

@@ -15,6 +15,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -49,11 +50,18 @@ impl<'de> Deserialize<'de> for LoadElement {
     }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LoadCall {
     method: String,
     params: Option<Box<RawValue>>,
+}
+
+/// Without the parameters, which may be secret.
+impl fmt::Debug for LoadCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoadCall").field("method", &self.method).finish_non_exhaustive()
+    }
 }
 
 impl LoadConfig {
@@ -278,9 +286,9 @@ fn differences(control: &Control, method: &str, given: &Value, noted: &Value) ->
             to.is_null() && ["uuid", "block_size", "physical_block_size", "serial"].contains(&param.as_str());
         let is_implied = **param == "physical_block_size" && is.is_null() && to == value(given, "block_size");
         let any_target = **param == "scsi_target_num" && to == -1;
-        // Digits of a key may be written in both cases.
-        let is_same_key = crypto::is_secret(method, param)
-            && is.as_str().zip(to.as_str()).is_some_and(|(is, to)| is.eq_ignore_ascii_case(to));
+        // The configuration has both keys in one parameter, wrapped.
+        let is_same_key =
+            crypto::is_secret(method, param) && crypto::has_same_material(control, given, noted);
         let is_fine =
             IGNORED.contains(&param.as_str()) || is_chosen || is_implied || any_target || is_same_key;
         !(is_fine || is_same(control, param, &to, &is))

@@ -10,8 +10,8 @@ use crate::workspace;
 /// The layer of a crate in the design.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layer {
-    /// Memory, ciphers, tables, stores, rates, sockets and character devices: `aes-xts`, `cuse`, `dma`, `log-limit`, `slots`,
-    /// `state`, `qos`, `unix-listener`.
+    /// Memory, ciphers, tables, stores, rates, sockets and character devices: `aes-xts`, `cuse`, `dma`, `log-limit`, `secrets`,
+    /// `slots`, `state`, `qos`, `unix-listener`.
     Ground,
     /// Formats of disks' metadata: `luks`.
     Format,
@@ -58,6 +58,7 @@ impl Layer {
             | "crates/dma"
             | "crates/log-limit"
             | "crates/qos"
+            | "crates/secrets"
             | "crates/slots"
             | "crates/state"
             | "crates/unix-listener" => Ground,

@@ -37,6 +37,17 @@ impl Daemon {
         daemon
     }
 
+    /// Starts a daemon that writes its log to the file `log` in its directory.
+    pub fn start_logging(flags: &[&str]) -> Self {
+        let dir = TempDir::new().unwrap();
+        let flags: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
+        let log = std::fs::File::create(dir.path().join("log")).unwrap();
+        let process = command(dir.path(), &flags).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        let daemon = Self { dir, flags, process };
+        daemon.wait_until_ready();
+        daemon
+    }
+
     /// Waits until the daemon replies and has restored its configuration; one that waits for an RPC needs only reply.
     pub fn wait_until_ready(&self) {
         wait_for("arykd is up", || self.try_connect().is_some());

@@ -11,6 +11,7 @@ mod cores;
 mod dashboard;
 mod front_end;
 mod harness;
+mod keys;
 mod log;
 mod metrics;
 mod moving;

@@ -1,20 +1,25 @@
 //! `accel_crypto_key*` and `bdev_crypto_*`: keys, and disks that encrypt another disk by them. Control context.
 //!
-//! Key material arrives in the call that creates a key, and is kept in the state store, whose files only the daemon's user may
-//! read, so that a restarted daemon has its keys. No log line, reply or saved configuration contains it.
+//! Key material arrives in the call that creates a key. The configuration has it wrapped only ([`crate::wrapping`]), in memory
+//! and in the state store, from which a restarted daemon has its keys. No log line, reply or saved configuration contains it.
 
 use super::details::{self, Crypto, Details};
 use super::waiting::waits;
 use super::{Control, Count, Error, Name, Phase, Table, is_default};
 use crate::config::{Call, Subsystem};
+use crate::journal;
+use crate::wrapping::{UnwrapError, WrappingKey, id_of};
 use aryk_bdev_crypto as module;
+use aryk_secrets::SecretBytes;
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::rc::Rc;
 use std::sync::Arc;
 use uuid::Uuid;
 use zeroize::Zeroizing;
@@ -56,6 +61,10 @@ struct NamedKey {
 impl Keys {
     fn find(&self, name: &str) -> Result<NamedKey, Error> {
         self.0.borrow().get(name).cloned().ok_or_else(|| no_key(name))
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.0.borrow().contains_key(name)
     }
 }
 
@@ -184,6 +193,7 @@ struct CreateKey {
     key: Secret,
     /// Key of the tweaks, of the same length. Required, and not equal to `key`.
     #[schemars(with = "Option<String>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     key2: Option<Secret>,
     /// Default: `SIMPLE_LBA`.
     #[serde(default)]
@@ -192,20 +202,86 @@ struct CreateKey {
     name: String,
 }
 
-/// Appends the bytes of hexadecimal digits. The error does not contain them.
-fn decode(param: &str, Secret(digits): &Secret, bytes: &mut Vec<u8>) -> Result<(), Error> {
+/// Writes the bytes of hexadecimal digits to `bytes`. The error does not contain them.
+fn decode(param: &str, Secret(digits): &Secret, bytes: &mut [u8]) -> Result<(), Error> {
     let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
-    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
-    for &[high, low] in pairs {
-        let byte = digit(high).zip(digit(low)).map(|(high, low)| high << 4 | low);
-        bytes.push(
-            byte.ok_or_else(|| Error::invalid(format!("`{param}` must have hexadecimal digits only")))?,
+    for (byte, &[high, low]) in bytes.iter_mut().zip(digits.as_bytes().as_chunks::<2>().0) {
+        let pair = digit(high).zip(digit(low)).map(|(high, low)| high << 4 | low);
+        *byte = pair.ok_or_else(|| Error::invalid(format!("`{param}` must have hexadecimal digits only")))?;
+    }
+    Ok(())
+}
+
+/// The bytes of both keys.
+fn material(key: &Secret, key2: Option<&Secret>) -> Result<SecretBytes, Error> {
+    let key2 = key2.ok_or_else(|| Error::invalid("AES_XTS needs `key2`"))?;
+    for (param, Secret(digits)) in [("key", key), ("key2", key2)] {
+        if !matches!(digits.len(), 32 | 64) {
+            return Err(Error::invalid(format!("`{param}` must have 32 or 64 hexadecimal digits")));
+        }
+    }
+    if key.0.len() != key2.0.len() {
+        return Err(Error::invalid("`key` and `key2` must have the same length"));
+    }
+    let mut bytes = SecretBytes::zeroed(key.0.len());
+    let (first, second) = bytes.split_at_mut(key.0.len() / 2);
+    decode("key", key, first)?;
+    decode("key2", key2, second)?;
+    Ok(bytes)
+}
+
+/// What is authenticated with the material of a key, so that it cannot be used by another name or in another way.
+fn about(name: &str, tweak_mode: TweakMode) -> [&str; 4] {
+    let mode = match tweak_mode {
+        TweakMode::Simple => "SIMPLE_LBA",
+        TweakMode::JoinNegLba => "JOIN_NEG_LBA_WITH_LBA",
+        TweakMode::Incr512Full => "INCR_512_FULL_LBA",
+        TweakMode::Incr512Upper => "INCR_512_UPPER_LBA",
+    };
+    ["crypto key", "AES_XTS", mode, name]
+}
+
+/// The material of a key in the configuration.
+fn unwrap(control: &Control, name: &str, mode: TweakMode, wrapped: &str) -> Result<SecretBytes, UnwrapError> {
+    control.wrapping.unwrap(&format!("key '{name}'"), &about(name, mode), wrapped)
+}
+
+/// Whether both calls create a key of the same material: the first as a client makes it, the second from the configuration.
+pub(crate) fn has_same_material(
+    control: &Control,
+    given: &Map<String, Value>,
+    noted: &Map<String, Value>,
+) -> bool {
+    let parse =
+        |call: &Map<String, Value>| serde_json::from_value::<CreateKey>(Value::Object(call.clone())).ok();
+    let Some((given, noted)) = parse(given).zip(parse(noted)) else { return false };
+    let (Ok(given), Ok(noted)) = (
+        material(&given.key, given.key2.as_ref()),
+        unwrap(control, &noted.name, noted.tweak_mode, &noted.key.0),
+    ) else {
+        return false;
+    };
+    given.len() == noted.len() && given.iter().zip(&*noted).fold(0, |all, (a, b)| all | (a ^ b)) == 0
+}
+
+/// The key that wraps new keys.
+///
+/// # Errors
+/// The state store has a key that another wrapping key has wrapped: the store would need both.
+async fn wrapping_key(control: &Control) -> Result<Rc<WrappingKey>, Error> {
+    let ours = control.wrapping.id();
+    let id = |call: &Call| call.params.get("key").and_then(Value::as_str).and_then(id_of).map(str::to_owned);
+    let is_foreign =
+        |call: &Call| call.method == CREATE_KEY && (ours.is_none() || id(call).as_deref() != ours);
+    if let Some(other) = control.config.absent_objects_that(is_foreign).first() {
+        let detail = format!(
+            "the state store has '{}', which {} cannot unwrap: give the daemon the right wrapping key, or destroy that key, before you create others",
+            other.name,
+            control.wrapping.source(),
         );
+        return Err(Error::errno(Errno::KEYREJECTED, detail));
     }
-    match (rest, pairs.len()) {
-        ([], 16 | 32) => Ok(()),
-        _ => Err(Error::invalid(format!("`{param}` must have 32 or 64 hexadecimal digits"))),
-    }
+    control.wrapping.key().await
 }
 
 async fn create_key(control: &Control, p: CreateKey) -> Result<bool, Error> {
@@ -215,22 +291,28 @@ async fn create_key(control: &Control, p: CreateKey) -> Result<bool, Error> {
     if p.cipher == Cipher::AesCbc {
         return Err(Error::invalid("AES_CBC is not supported, only AES_XTS"));
     }
-    if control.keys.find(&p.name).is_ok() {
-        return Err(Error::errno(Errno::EXIST, format!("a key '{}' exists", p.name)));
+    let exists = || Error::errno(Errno::EXIST, format!("a key '{}' exists", p.name));
+    if control.keys.has(&p.name) {
+        return Err(exists());
     }
-    let Some(key2) = &p.key2 else { return Err(Error::invalid("AES_XTS needs `key2`")) };
-    // Enough room for both keys, so that no copy is left behind by a reallocation.
-    let mut bytes = Zeroizing::new(Vec::with_capacity(p.key.0.len() + key2.0.len()));
-    decode("key", &p.key, &mut bytes)?;
-    let half = bytes.len();
-    decode("key2", key2, &mut bytes)?;
-    if bytes.len() != 2 * half {
-        return Err(Error::invalid("`key` and `key2` must have the same length"));
-    }
+    let is_restore = journal::is_restore();
+    let bytes = match is_restore {
+        true => unwrap(control, &p.name, p.tweak_mode, &p.key.0)?,
+        false => material(&p.key, p.key2.as_ref())?,
+    };
     let key = module::Key::new(&bytes).map_err(|error| Error::invalid(error.to_string()))?;
+    let wrapped = match is_restore {
+        true => p.key.0.to_string(),
+        false => wrapping_key(control).await?.wrap(&about(&p.name, p.tweak_mode), &bytes)?,
+    };
+    // Another call may have created it while this one waited for the wrapping key.
+    if control.keys.has(&p.name) {
+        return Err(exists());
+    }
     let named = NamedKey { key: Arc::new(key), tweak_mode: p.tweak_mode };
     control.keys.0.borrow_mut().insert(p.name.clone(), named);
-    control.config.made(Subsystem::Daemon, &object(&p.name), CREATE_KEY, &p);
+    let noted = CreateKey { key: Secret(Zeroizing::new(wrapped)), key2: None, ..p };
+    control.config.made(Subsystem::Daemon, &object(&noted.name), CREATE_KEY, &noted);
     Ok(true)
 }
 
@@ -349,11 +431,21 @@ impl From<module::Error> for Error {
     }
 }
 
+/// The key of a disk. The error says why a key of the configuration does not exist.
+fn find_key(control: &Control, name: &str) -> Result<NamedKey, Error> {
+    let config = &control.config;
+    let unusable = || config.why_absent_object(Subsystem::Daemon, &object(name));
+    control.keys.find(name).map_err(|error| match unusable() {
+        Some(why) => Error::errno(Errno::NOKEY, format!("key '{name}' cannot be used: {why}")),
+        None => error,
+    })
+}
+
 pub(super) async fn create(control: &Control, p: Create) -> Result<String, Error> {
     let Some(key_name) = &p.key_name else {
         return Err(Error::invalid("`key_name` must name a key of accel_crypto_key_create"));
     };
-    let NamedKey { key, tweak_mode } = control.keys.find(key_name)?;
+    let NamedKey { key, tweak_mode } = find_key(control, key_name)?;
     if waits(control, &p.base_bdev_name, &p.name, (CREATE, &p))? {
         return Ok(p.name);
     }

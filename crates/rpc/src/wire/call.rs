@@ -5,6 +5,7 @@ use crate::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
+use std::fmt;
 
 /// A request's `id`, as it was written: it is only copied into the reply.
 #[derive(Debug, Clone)]
@@ -18,7 +19,6 @@ impl Id {
 }
 
 /// A method call.
-#[derive(Debug)]
 pub struct Call {
     /// `None` for a notification, which gets no reply.
     pub id: Option<Id>,
@@ -26,6 +26,13 @@ pub struct Call {
     pub method: String,
     /// The text of `params` if it has members: a missing, `null` or empty one is `None`.
     pub params: Option<Box<RawValue>>,
+}
+
+/// Without the parameters, which may be secret.
+impl fmt::Debug for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Call").field("id", &self.id).field("method", &self.method).finish_non_exhaustive()
+    }
 }
 
 /// A JSON value that is not a call, and the `id` for its error, if it had one.

@@ -2,7 +2,9 @@
 
 use super::*;
 use aryk_rpc::load::File;
+use aryk_rpc::wrapping::Source;
 use aryk_state::Store;
+use std::path::Path;
 
 const KEY: &str = "00112233445566778899aabbccddeeff";
 const KEY2: &str = "ffeeddccbbaa99887766554433221100";
@@ -102,29 +104,62 @@ fn a_key_is_kept_while_a_disk_uses_it() {
     });
 }
 
-/// A state store with the call of a key, which the daemon has not made yet: as after a restart.
+/// A daemon before its start-up, and the state directory that a killed daemon with a key and a disk has left.
+async fn successor(dir: &Path) -> Daemon {
+    let open = || {
+        let daemon = Daemon::with(Wrapping::read(Source::Own(dir.join("wrapping.key"))));
+        let (store, records) = Store::open(dir).unwrap();
+        daemon.control.config.keep_in(store, records).unwrap();
+        daemon
+    };
+    {
+        let before = open();
+        make_disks(&before).await;
+        let notes = format!("{:?}", before.control.config);
+        assert!(notes.contains("accel_crypto_key_create") && !notes.contains(KEY), "{notes}");
+    }
+    open()
+}
+
 #[test]
 fn a_key_that_is_not_there_yet_is_listed_without_its_material() {
-    in_daemon(async |daemon| {
-        let state = daemon.dir.path().join("state");
-        {
-            let before = Daemon::new();
-            let (store, records) = Store::open(&state).unwrap();
-            before.control.config.keep_in(store, records).unwrap();
-            make_disks(&before).await;
-        }
-        let (store, records) = Store::open(&state).unwrap();
-        daemon.control.config.keep_in(store, records).unwrap();
+    in_daemon(async |other| {
+        let daemon = successor(other.dir.path()).await;
         daemon.call("framework_start_init", &json!({})).await.unwrap();
         let absent = daemon.call("aryk_absent_get", &json!({})).await.unwrap();
         assert_eq!(
             (absent[0]["name"].as_str(), absent[0]["method"].as_str()),
             (Some("crypto key k"), Some("accel_crypto_key_create"))
         );
-        assert!(!has_key(&absent), "{absent}");
+        assert!(!has_key(&absent) && !absent.to_string().contains("wrapped"), "{absent}");
         aryk_rpc::restore::restore(&daemon.control, &daemon.methods).await;
         assert_eq!(daemon.call("aryk_absent_get", &json!({})).await.unwrap(), json!([]));
         assert_eq!(daemon.call("bdev_get_bdevs", &json!({"name": "x"})).await.unwrap()[0]["name"], "x");
+    });
+}
+
+#[test]
+fn a_key_without_its_wrapping_key_is_destroyed_before_others_are_created() {
+    in_daemon(async |other| {
+        let dir = other.dir.path();
+        drop(successor(dir).await);
+        std::fs::remove_file(dir.join("wrapping.key")).unwrap();
+        let daemon = Daemon::with(Wrapping::read(Source::Own(dir.join("wrapping.key"))));
+        let (store, records) = Store::open(dir).unwrap();
+        daemon.control.config.keep_in(store, records).unwrap();
+        daemon.call("framework_start_init", &json!({})).await.unwrap();
+        aryk_rpc::restore::restore(&daemon.control, &daemon.methods).await;
+        let disk = json!({"name": "z", "base_bdev_name": "m", "key_name": "k"});
+        let error = daemon.call("bdev_crypto_create", &disk).await.unwrap_err();
+        assert!(error.code() == -126 && error.to_string().contains("does not exist"), "{error}");
+        let create = async || daemon.call("accel_crypto_key_create", &key("k2", KEY, KEY2)).await;
+        let error = create().await.unwrap_err();
+        assert!(error.code() == -129 && error.to_string().contains("crypto key k"), "{error}");
+        assert!(!dir.join("wrapping.key").exists());
+        daemon.call("bdev_crypto_delete", &json!({"name": "x"})).await.unwrap();
+        daemon.call("accel_crypto_key_destroy", &json!({"key_name": "k"})).await.unwrap();
+        create().await.unwrap();
+        assert!(dir.join("wrapping.key").exists());
     });
 }
 

@@ -20,6 +20,7 @@ use aryk_nvme_model::{Config, Model};
 use aryk_pci::vfio_user;
 use aryk_reactor::{Cx, Handle, Options, Reactors, Root, ThreadId};
 use aryk_rpc::methods::log::PrintLevel;
+use aryk_rpc::wrapping::Wrapping;
 use aryk_rpc::{Control, Error, Methods, methods};
 use document::Document;
 use facts::{Facts, Param, Seen};
@@ -46,10 +47,14 @@ struct Daemon {
 
 impl Daemon {
     fn new() -> Self {
+        Self::with(Wrapping::default())
+    }
+
+    fn with(wrapping: Wrapping) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let reactors = Rc::new(Reactors::start(&Options::default()).unwrap());
-        let control =
-            Rc::new(Control::new(Rc::clone(&reactors), dir.path(), 1024, PrintLevel::Notice, |_| {}));
+        let control = Control::new(Rc::clone(&reactors), dir.path(), 1024, PrintLevel::Notice, |_| {});
+        let control = Rc::new(control.with_wrapping(wrapping));
         Self { dir, reactors, methods: methods::table(Rc::clone(&control)), control }
     }
 
