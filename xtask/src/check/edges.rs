@@ -17,7 +17,7 @@ enum Layer {
     Format,
     /// Access to PCI functions: `pci`.
     Bus,
-    /// Device drivers: `uring`, `nvme`; models of devices: `nvme-model`.
+    /// Device drivers: `uring`, `nvme`; models of devices: `nvme-model`; clients of stores: `librbd`.
     Device,
     Reactor,
     Bdev,
@@ -64,7 +64,7 @@ impl Layer {
             | "crates/unix-listener" => Ground,
             "crates/luks" => Format,
             "crates/pci" => Bus,
-            "crates/nvme" | "crates/nvme-model" | "crates/uring" => Device,
+            "crates/librbd" | "crates/nvme" | "crates/nvme-model" | "crates/uring" => Device,
             "crates/reactor" => Reactor,
             "crates/bdev" => Bdev,
             "crates/bdev-conformance" => Conformance,

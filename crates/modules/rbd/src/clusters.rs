@@ -1,0 +1,266 @@
+//! All clients of clusters: registered ones, and those that disks with the same configuration share. Control context.
+//!
+//! A client is connected for its first disk, or when it is registered, and ends after its last disk, or when it is unregistered.
+//! A client that its cluster has excluded gets no more disks: the next disk gets a new client of the same configuration.
+
+use crate::connection::{Connection, Counts};
+use crate::workers::{Workers, lock};
+use crate::{Cluster, Error};
+use aryk_librbd::Library;
+use aryk_reactor::CoreSet;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use tokio::sync::OnceCell;
+
+/// What a client is made of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClusterConfig {
+    /// Ceph's user: `admin`, not `client.admin`.
+    pub user: Option<String>,
+    /// The configuration file. `None`: `$CEPH_CONF`, or Ceph's usual file, unless there are options.
+    pub file: Option<PathBuf>,
+    /// The file with the user's key.
+    pub key_file: Option<PathBuf>,
+    /// Options of Ceph's configuration.
+    pub options: BTreeMap<String, String>,
+    /// The cores of the client's threads. `None`: those of [`Clusters::new`].
+    pub cores: Option<CoreSet>,
+}
+
+impl ClusterConfig {
+    /// Whether a configuration file is read.
+    pub(crate) fn reads_file(&self) -> bool {
+        self.file.is_some() || self.options.is_empty()
+    }
+}
+
+/// A client that is connected, or that somebody is connecting.
+#[derive(Debug)]
+struct Entry {
+    /// The name of a registered client.
+    name: Option<String>,
+    config: ClusterConfig,
+    connection: OnceCell<Arc<Connection>>,
+    /// Number of [`Lease`]s.
+    users: AtomicUsize,
+}
+
+impl Entry {
+    fn is_usable(&self) -> bool {
+        !self.connection.get().is_some_and(|connection| connection.is_blocklisted())
+    }
+}
+
+/// The use of a client by one disk, or by the list of registered clients.
+#[derive(Debug)]
+pub(crate) struct Lease(Arc<Entry>);
+
+impl Lease {
+    fn new(entry: &Arc<Entry>) -> Self {
+        entry.users.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(entry))
+    }
+
+    pub fn connection(&self) -> &Arc<Connection> {
+        self.0.connection.get().expect("a lease is given out when the client is connected")
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.0.users.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    entries: Vec<Arc<Entry>>,
+    registered: BTreeMap<String, Lease>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    path: Option<PathBuf>,
+    cores: Option<CoreSet>,
+    library: OnceCell<Library>,
+    state: Mutex<State>,
+    /// Number of clients that were ever connected.
+    connected: AtomicU64,
+}
+
+/// What is known of a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterInfo {
+    /// The name under which it is registered.
+    pub name: Option<String>,
+    /// Its configuration.
+    pub config: ClusterConfig,
+    /// Its addresses.
+    pub addresses: String,
+    /// Disks that use it.
+    pub disks: usize,
+    /// Whether the cluster has excluded it.
+    pub is_blocklisted: bool,
+    /// Its counters.
+    pub counts: Counts,
+}
+
+/// The clients of all clusters. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Clusters(Arc<Inner>);
+
+impl Clusters {
+    /// No clients. librbd is loaded from `path` when the first is needed, by the dynamic linker's rules if `None`. The threads of
+    /// clients run on `cores`, or on those of the thread that first needs a client.
+    pub fn new(path: Option<PathBuf>, cores: Option<CoreSet>) -> Self {
+        Self(Arc::new(Inner {
+            path,
+            cores,
+            library: OnceCell::new(),
+            state: Mutex::default(),
+            connected: AtomicU64::new(0),
+        }))
+    }
+
+    /// As [`Clusters::new`], with a library that is loaded already.
+    pub fn with_library(library: Library) -> Self {
+        let clusters = Self::new(None, None);
+        clusters.0.library.set(library).expect("just created");
+        clusters
+    }
+
+    async fn library(&self) -> Result<&Library, Error> {
+        let load = async || {
+            let path = self.0.path.clone();
+            let loader = Workers::new("librbd", self.0.cores.clone());
+            Ok::<_, Error>(loader.run(move || Library::load(path.as_deref())).await??)
+        };
+        self.0.library.get_or_try_init(load).await
+    }
+
+    /// The client of a disk, connected.
+    pub(crate) async fn connect(&self, cluster: &Cluster) -> Result<Lease, Error> {
+        match cluster {
+            Cluster::Registered(name) => {
+                let config = {
+                    let state = lock(&self.0.state);
+                    let lease = state.registered.get(name).ok_or_else(|| Error::NoCluster(name.clone()))?;
+                    lease.0.config.clone()
+                };
+                self.connect_to(Some(name.clone()), config).await
+            }
+            Cluster::Shared(config) => self.connect_to(None, config.clone()).await,
+        }
+    }
+
+    async fn connect_to(&self, name: Option<String>, config: ClusterConfig) -> Result<Lease, Error> {
+        let lease = {
+            let mut state = lock(&self.0.state);
+            let is_same =
+                |entry: &&Arc<Entry>| entry.name == name && entry.config == config && entry.is_usable();
+            if let Some(entry) = state.entries.iter().find(is_same) {
+                Lease::new(entry)
+            } else {
+                let entry = Entry { name, config, connection: OnceCell::new(), users: AtomicUsize::new(0) };
+                let entry = Arc::new(entry);
+                state.entries.push(Arc::clone(&entry));
+                Lease::new(&entry)
+            }
+        };
+        let library = self.library().await?;
+        let connect = async || {
+            let Entry { name, config, .. } = &*lease.0;
+            let number = self.0.connected.fetch_add(1, Ordering::Relaxed);
+            let name = name.clone().unwrap_or_else(|| format!("client {number}"));
+            let cores = config.cores.clone().or_else(|| self.0.cores.clone());
+            Connection::new(library, name, ClusterConfig { cores, ..config.clone() }).await.map(Arc::new)
+        };
+        lease.0.connection.get_or_try_init(connect).await?;
+        Ok(lease)
+    }
+
+    /// Connects a client that disks can name.
+    ///
+    /// # Errors
+    /// [`Error::ClusterExists`], [`Error::Connect`].
+    pub async fn register(&self, name: &str, config: ClusterConfig) -> Result<(), Error> {
+        let is_known = |state: &State| state.registered.contains_key(name);
+        if is_known(&lock(&self.0.state)) {
+            return Err(Error::ClusterExists(name.to_owned()));
+        }
+        let connected = self.connect_to(Some(name.to_owned()), config).await;
+        let registered = connected.and_then(|lease| {
+            let mut state = lock(&self.0.state);
+            // Another call may have been faster.
+            if is_known(&state) {
+                return Err(Error::ClusterExists(name.to_owned()));
+            }
+            state.registered.insert(name.to_owned(), lease);
+            Ok(())
+        });
+        if registered.is_err() {
+            self.end_unused().await;
+        }
+        registered
+    }
+
+    /// Ends a registered client.
+    ///
+    /// # Errors
+    /// [`Error::NoCluster`], [`Error::ClusterInUse`].
+    pub async fn unregister(&self, name: &str) -> Result<(), Error> {
+        {
+            let mut state = lock(&self.0.state);
+            if !state.registered.contains_key(name) {
+                return Err(Error::NoCluster(name.to_owned()));
+            }
+            let of_name = state.entries.iter().filter(|entry| entry.name.as_deref() == Some(name));
+            let users: usize = of_name.map(|entry| entry.users.load(Ordering::Relaxed)).sum();
+            if users > 1 {
+                return Err(Error::ClusterInUse { name: name.to_owned(), disks: users - 1 });
+            }
+            state.registered.remove(name);
+        }
+        self.end_unused().await;
+        Ok(())
+    }
+
+    /// Ends the clients that no disk uses and that are not registered.
+    pub async fn end_unused(&self) {
+        let unused: Vec<Arc<Entry>> = {
+            let mut state = lock(&self.0.state);
+            state.entries.extract_if(.., |entry| entry.users.load(Ordering::Relaxed) == 0).collect()
+        };
+        for entry in unused {
+            // No lease refers to it any more.
+            let connection = Arc::into_inner(entry).and_then(|entry| entry.connection.into_inner());
+            if let Some(connection) = connection.and_then(Arc::into_inner) {
+                connection.end().await;
+            }
+        }
+    }
+
+    /// The clients that are connected; those that are registered come first.
+    pub fn list(&self) -> Vec<ClusterInfo> {
+        let state = lock(&self.0.state);
+        let info = |entry: &Arc<Entry>| {
+            let connection = entry.connection.get()?;
+            let is_registered = entry.name.as_ref().is_some_and(|name| {
+                state.registered.get(name).is_some_and(|lease| Arc::ptr_eq(&lease.0, entry))
+            });
+            Some(ClusterInfo {
+                name: entry.name.clone(),
+                config: entry.config.clone(),
+                addresses: connection.addresses().to_owned(),
+                disks: entry.users.load(Ordering::Relaxed) - usize::from(is_registered),
+                is_blocklisted: connection.is_blocklisted(),
+                counts: connection.counts(),
+            })
+        };
+        let mut list: Vec<ClusterInfo> = state.entries.iter().filter_map(info).collect();
+        list.sort_by_key(|info| (info.name.is_none(), info.name.clone()));
+        list
+    }
+}

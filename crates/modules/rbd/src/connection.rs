@@ -1,0 +1,279 @@
+//! One client of a cluster: its threads, its limits, its links to reactors. Control context; nothing here blocks.
+
+use crate::clusters::ClusterConfig;
+use crate::driver::{self, COMMANDS};
+use crate::link::Link;
+use crate::timer::within;
+use crate::workers::{Workers, lock};
+use crate::{Error, Spec};
+use aryk_bdev::OpenError;
+use aryk_librbd::{CallError, Cluster, Image, Library, Pool};
+use aryk_log_limit::{LogLimit, limited};
+use aryk_reactor::{DriverKey, Handle};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::{OnceCell, Semaphore, oneshot};
+
+/// Images that a client opens at the same time.
+const OPENS_MAX: usize = 32;
+/// How long a client, or a handle of an image, may take to close. After that it is left to librbd, and counted.
+pub(crate) const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
+/// For how long a predecessor is excluded: an hour, which is Ceph's own default.
+const EXCLUDED_SECONDS: u32 = 3600;
+
+/// Counters of a client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Images that were opened.
+    pub opens: u64,
+    /// Images that could not be opened.
+    pub failed_opens: u64,
+    /// Handles that librbd did not close in time: they are left to it.
+    pub quarantined: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    opens: AtomicU64,
+    failed_opens: AtomicU64,
+    quarantined: AtomicU64,
+}
+
+/// A link of a reactor.
+#[derive(Debug)]
+struct Linked {
+    reactor: Handle,
+    /// Ready when the link's thread has ended.
+    ended: oneshot::Receiver<()>,
+}
+
+/// A client that is connected.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    name: String,
+    cluster: Arc<Cluster>,
+    addresses: String,
+    pub workers: Workers,
+    opens: Semaphore,
+    /// The key of the links' drivers.
+    pub key: DriverKey,
+    links: Mutex<Vec<Linked>>,
+    /// Clients of ended processes, and whether they are excluded.
+    fences: Mutex<HashMap<String, Arc<OnceCell<()>>>>,
+    counters: Counters,
+    is_blocklisted: AtomicBool,
+    lines: LogLimit,
+}
+
+/// An image that is closed when this is dropped, unless it is taken.
+#[derive(Debug)]
+pub(crate) struct Opened(Option<Arc<Image>>);
+
+impl Opened {
+    pub fn image(&self) -> &Arc<Image> {
+        self.0.as_ref().expect("it is there until it is taken")
+    }
+
+    pub fn take(mut self) -> Arc<Image> {
+        self.0.take().expect("it is taken once")
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        // Nobody has used the image, and nobody waits for its end.
+        let _ = self.0.take().map(|image| image.close(|_| ()));
+    }
+}
+
+impl Connection {
+    /// Creates a client and connects it.
+    pub async fn new(library: &Library, name: String, config: ClusterConfig) -> Result<Self, Error> {
+        let workers = Workers::new(&name, config.cores.clone());
+        let library = library.clone();
+        let (cluster, addresses) = workers.run(move || connect(&library, &config)).await??;
+        tracing::info!(cluster = name, addresses, "connected to a Ceph cluster");
+        Ok(Self {
+            name,
+            cluster,
+            addresses,
+            workers,
+            opens: Semaphore::new(OPENS_MAX),
+            key: DriverKey::unique(),
+            links: Mutex::default(),
+            fences: Mutex::default(),
+            counters: Counters::default(),
+            is_blocklisted: AtomicBool::new(false),
+            lines: LogLimit::new(5, Duration::from_secs(10)),
+        })
+    }
+
+    pub fn addresses(&self) -> &str {
+        &self.addresses
+    }
+
+    pub fn counts(&self) -> Counts {
+        let Counters { opens, failed_opens, quarantined } = &self.counters;
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Counts { opens: read(opens), failed_opens: read(failed_opens), quarantined: read(quarantined) }
+    }
+
+    /// Whether the cluster has excluded this client.
+    pub fn is_blocklisted(&self) -> bool {
+        self.is_blocklisted.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the cluster has excluded this client. Any context.
+    pub fn set_blocklisted(&self) {
+        if !self.is_blocklisted.swap(true, Ordering::Relaxed) {
+            limited!(
+                self.lines,
+                error,
+                cluster = self.name,
+                addresses = self.addresses,
+                "the Ceph cluster has excluded this client (blocklisted): its disks fail, and new disks get a new client"
+            );
+        }
+    }
+
+    /// Excludes the client of an ended process from the cluster, once.
+    pub async fn fence(&self, addresses: &str) -> Result<(), Error> {
+        if addresses == self.addresses {
+            return Ok(());
+        }
+        let cell = Arc::clone(lock(&self.fences).entry(addresses.to_owned()).or_default());
+        let fence = async || {
+            let (cluster, of_call) = (Arc::clone(&self.cluster), addresses.to_owned());
+            let job = move || {
+                cluster.blocklist(&of_call, EXCLUDED_SECONDS)?;
+                // From then on, each request of this client brings the map that excludes the other to the OSD.
+                cluster.wait_for_latest_osdmap()
+            };
+            let fenced: Result<(), CallError> = self.workers.run(job).await?;
+            fenced.map_err(|error| Error::Fence { addresses: addresses.to_owned(), error })?;
+            tracing::info!(
+                cluster = self.name,
+                addresses,
+                "the previous client is excluded from the Ceph cluster"
+            );
+            Ok(())
+        };
+        cell.get_or_try_init(fence).await.map(drop)
+    }
+
+    /// Opens a pool.
+    pub async fn pool(&self, spec: &Spec) -> Result<Arc<Pool>, Error> {
+        let (cluster, pool, namespace) =
+            (Arc::clone(&self.cluster), spec.pool.clone(), spec.namespace.clone());
+        let opened = self.workers.run(move || Pool::open(&cluster, &pool, namespace.as_deref())).await?;
+        opened.map(Arc::new).map_err(|error| Error::Pool { pool: spec.pool.clone(), error })
+    }
+
+    /// Opens an image, when fewer than [`OPENS_MAX`] others are being opened.
+    pub async fn open(&self, pool: &Arc<Pool>, spec: &Spec, read_only: bool) -> Result<Opened, Error> {
+        let permit = self.opens.acquire().await.map_err(|_| Error::Ending)?;
+        let (sender, opened) = oneshot::channel::<Result<Opened, CallError>>();
+        let done = move |image: Result<Image, CallError>| {
+            // If nobody waits any more, the image is closed again.
+            let _ = sender.send(image.map(|image| Opened(Some(Arc::new(image)))));
+        };
+        Image::open(pool, &spec.image, spec.snapshot.as_deref(), read_only, done);
+        let opened = opened.await.map_err(|_| Error::Ending)?;
+        drop(permit);
+        let counter = if opened.is_ok() { &self.counters.opens } else { &self.counters.failed_opens };
+        counter.fetch_add(1, Ordering::Relaxed);
+        opened.map_err(|error| {
+            if error.errno == rustix::io::Errno::SHUTDOWN.raw_os_error() {
+                self.set_blocklisted();
+            }
+            Error::Image { action: "open", image: spec.to_string(), error }
+        })
+    }
+
+    /// Closes an image without requests. An image that librbd does not close in time is left to it.
+    pub async fn close(&self, image: &Arc<Image>, disk: &str) {
+        let (sender, closed) = oneshot::channel();
+        // The receiver may have stopped waiting.
+        if image.close(|result| drop(sender.send(result))).is_err() {
+            // An earlier removal has begun to close it, and was given up.
+            return;
+        }
+        match within(CLOSE_PATIENCE, closed).await {
+            Some(Ok(Err(error))) => {
+                tracing::warn!(disk, %error, "librbd reports an error of an image that it has closed");
+            }
+            Some(_) => {}
+            None => self.quarantine(disk),
+        }
+    }
+
+    /// Counts a handle that is left to librbd.
+    pub fn quarantine(&self, disk: &str) {
+        self.counters.quarantined.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(
+            disk,
+            "librbd does not close the image: its handle is left to librbd until the daemon ends"
+        );
+    }
+
+    /// Gives a reactor a link, unless it has one.
+    pub async fn prepare(&self, reactor: &Handle) -> Result<(), OpenError> {
+        let key = self.key;
+        let gone = |_| OpenError::Removed;
+        if reactor.call(move |cx| driver::is_installed(key, cx)).await.map_err(gone)? {
+            return Ok(());
+        }
+        let unavailable =
+            |error: std::io::Error| OpenError::Unavailable(format!("no link to librbd: {error}"));
+        let (link, ended) = Link::start(COMMANDS, self.workers.cores().cloned()).map_err(unavailable)?;
+        lock(&self.links).push(Linked { reactor: reactor.clone(), ended });
+        let name = self.name.clone();
+        let installed = reactor.call(move |cx| driver::install(key, link, name, cx)).await.map_err(gone)?;
+        installed.map_err(unavailable)
+    }
+
+    /// Ends a client that no disk uses.
+    pub async fn end(self) {
+        let key = self.key;
+        let links = std::mem::take(&mut *lock(&self.links));
+        for Linked { reactor, ended } in links {
+            // A reactor that has ended has dropped its link.
+            let _ = reactor.cast(move |cx| driver::remove(key, cx)).await;
+            let _ = within(CLOSE_PATIENCE, ended).await;
+        }
+        let Self { name, cluster, workers, .. } = self;
+        let ended = within(CLOSE_PATIENCE, workers.run(move || Cluster::shut_down(cluster))).await;
+        match ended {
+            Some(Ok(true)) => tracing::info!(cluster = name, "the client of the Ceph cluster has ended"),
+            _ => tracing::error!(
+                cluster = name,
+                "the client of the Ceph cluster does not end, and is left to librados"
+            ),
+        }
+    }
+}
+
+/// Connects a client. Blocks.
+fn connect(library: &Library, config: &ClusterConfig) -> Result<(Arc<Cluster>, String), Error> {
+    let cluster = Arc::new(Cluster::new(library, config.user.as_deref()).map_err(Error::Connect)?);
+    let connected = || {
+        if config.reads_file() {
+            cluster.read_config(config.file.as_deref())?;
+        }
+        if let Some(keyring) = &config.key_file {
+            cluster.set("keyring", &keyring.to_string_lossy())?;
+        }
+        config.options.iter().try_for_each(|(option, value)| cluster.set(option, value))?;
+        cluster.connect()?;
+        cluster.addresses()
+    };
+    match connected() {
+        Ok(addresses) => Ok((cluster, addresses)),
+        Err(error) => {
+            Cluster::shut_down(cluster);
+            Err(Error::Connect(error))
+        }
+    }
+}

@@ -1,0 +1,428 @@
+//! The disk of an image: its creation, its size, its end. Control context; channels are opened in reactor context.
+
+use crate::clusters::Lease;
+use crate::connection::{CLOSE_PATIENCE, Connection, Opened};
+use crate::driver::RbdChannel;
+use crate::errors::{Class, Counters};
+use crate::timer::within;
+use crate::workers::lock;
+use crate::{Clusters, Config, DiskInfo, Error, Spec, disk_of};
+use aryk_bdev::{
+    Bdev, Blocks, BoxFuture, Bytes, Channel, Device, Env, Failure, Failures, Geometry, Lba, Limits, Op,
+    OpSet, OpenError, Registry,
+};
+use aryk_librbd::{CallError, Image, Info, Operation, Request, Sink, Watch};
+use aryk_reactor::{Cx, Handle, RootId};
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use tokio::sync::oneshot;
+
+/// Requests in flight on one channel.
+const DEPTH: u32 = 256;
+/// Bytes of one read or write: one object, by Ceph's default.
+const DATA_MAX: u64 = 4 << 20;
+/// Pieces of memory of one read or write.
+const PIECES_MAX: u32 = 1024;
+/// Bytes of one unmap, and of one write-zeroes: librbd makes a request of each object.
+const UNMAP_MAX: u64 = 1 << 30;
+const ZEROES_MAX: u64 = 64 << 20;
+/// `RBD_FEATURE_EXCLUSIVE_LOCK`.
+const EXCLUSIVE_LOCK: u64 = 1 << 2;
+/// The beginning of a clone that librbd has encrypted. Other encrypted images look like a disk that a guest has encrypted.
+const ENCRYPTED: &[u8; 6] = b"RBDL\xba\xbe";
+
+/// A disk, with what its channels share.
+#[derive(Debug)]
+pub(crate) struct Disk {
+    name: String,
+    spec: Spec,
+    pub(crate) block_size: u32,
+    object_size: u64,
+    is_read_only: bool,
+    is_shared: bool,
+    blocks: AtomicU64,
+    image: Arc<Image>,
+    /// `None` after the disk was closed.
+    lease: Mutex<Option<Lease>>,
+    connection: Arc<Connection>,
+    clusters: Clusters,
+    watch: Mutex<Option<Watch>>,
+    registry: Arc<Registry>,
+    bdev: OnceLock<Weak<Bdev>>,
+    is_resizing: AtomicBool,
+    failures: Failures,
+    errors: Counters,
+}
+
+/// Creates the disk of `config`.
+pub(crate) async fn create(clusters: &Clusters, env: &Env, config: Config) -> Result<Arc<Bdev>, Error> {
+    let lease = clusters.connect(&config.cluster).await?;
+    let connection = Arc::clone(lease.connection());
+    if let Some(predecessor) = &config.predecessor {
+        connection.fence(predecessor).await?;
+    }
+    let spec = &config.spec;
+    let is_read_only = config.read_only || spec.snapshot.is_some();
+    let pool = connection.pool(spec).await?;
+    if let Some(Bytes(size)) = config.size.filter(|_| !is_read_only) {
+        let (pool, image) = (Arc::clone(&pool), spec.image.clone());
+        match connection.workers.run(move || pool.create_image(&image, size)).await? {
+            Ok(()) => {}
+            Err(CallError { errno, .. }) if errno == Errno::EXIST.raw_os_error() => {}
+            Err(error) => return Err(Error::Image { action: "create", image: spec.to_string(), error }),
+        }
+    }
+    let opened = connection.open(&pool, spec, is_read_only).await?;
+    let info = inspect(&connection, &opened, &config).await?;
+    let bdev = register(clusters, env, config, lease, opened, &info)?;
+    let disk = Arc::clone(disk_of(&bdev).expect("just registered"));
+    if !is_read_only {
+        // Without a watch, another client's resize goes unnoticed until the next opening; librbd keeps one for itself.
+        disk.start_watch().await;
+    }
+    Ok(bdev)
+}
+
+/// Checks that a disk can be made of an image.
+async fn inspect(connection: &Connection, opened: &Opened, config: &Config) -> Result<Info, Error> {
+    let (name, image) = (config.spec.to_string(), Arc::clone(opened.image()));
+    let info = connection.workers.run(move || image.info()).await?;
+    let info = info.map_err(|error| Error::Image { action: "inspect", image: name.clone(), error })?;
+    let block_size = config.block_size;
+    let is_valid = block_size.is_power_of_two() && block_size >= 512;
+    if !is_valid || info.stripe_unit % u64::from(block_size) != 0 {
+        return Err(Error::BlockSize(block_size));
+    }
+    let size = Bytes(info.size);
+    if let Some(requested) = config.size.filter(|requested| *requested != size) {
+        return Err(Error::OtherSize { image: name, size, requested });
+    }
+    if size.whole_blocks(block_size) == Blocks::ZERO {
+        return Err(Error::Empty(name));
+    }
+    let beginning = read_beginning(opened.image()).await;
+    let beginning = beginning.map_err(|error| Error::Image { action: "read", image: name.clone(), error })?;
+    if beginning.starts_with(ENCRYPTED) {
+        return Err(Error::Encrypted(name));
+    }
+    Ok(info)
+}
+
+/// Waits for one request.
+struct OneResult(Mutex<Option<oneshot::Sender<i64>>>);
+
+impl Sink for OneResult {
+    fn completed(&self, _: u64, result: i64) {
+        let sender = lock(&self.0).take().expect("a request ends once");
+        // The receiver may have stopped waiting.
+        let _ = sender.send(result);
+    }
+}
+
+/// The first 512 bytes of an image.
+async fn read_beginning(image: &Arc<Image>) -> Result<Vec<u8>, CallError> {
+    let mut buffer = aryk_dma::Buffer::new(512, 512);
+    let (sender, result) = oneshot::channel();
+    let sink: Arc<dyn Sink> = Arc::new(OneResult(Mutex::new(Some(sender))));
+    let request = Request { operation: Operation::Read, offset: 0, data: buffer.lend(), token: 0 };
+    image.submit(&request, &sink);
+    // The buffer is leaked if this future is dropped before librbd has given it back.
+    let result = result.await.unwrap_or(-i64::from(Errno::CANCELED.raw_os_error()));
+    buffer.reclaim();
+    if result < 0 {
+        return Err(CallError { call: "rbd_aio_readv", errno: crate::errors::errno(result).raw_os_error() });
+    }
+    Ok(buffer.bytes().to_vec())
+}
+
+fn register(
+    clusters: &Clusters,
+    env: &Env,
+    config: Config,
+    lease: Lease,
+    opened: Opened,
+    info: &Info,
+) -> Result<Arc<Bdev>, Error> {
+    let Config { identity, spec, block_size, read_only, .. } = config;
+    let disk = Disk {
+        name: identity.name.clone(),
+        block_size,
+        object_size: info.object_size,
+        is_read_only: read_only || spec.snapshot.is_some(),
+        // Several hosts write to an image without that feature, if they write at all; with it, they would wait for each other.
+        is_shared: info.features & EXCLUSIVE_LOCK == 0,
+        blocks: AtomicU64::new(Bytes(info.size).whole_blocks(block_size).0),
+        image: Arc::clone(opened.image()),
+        connection: Arc::clone(lease.connection()),
+        lease: Mutex::new(Some(lease)),
+        clusters: clusters.clone(),
+        watch: Mutex::default(),
+        registry: Arc::clone(env.registry()),
+        bdev: OnceLock::new(),
+        is_resizing: AtomicBool::new(false),
+        failures: Failures::default(),
+        errors: Counters::default(),
+        spec,
+    };
+    let disk = Arc::new(disk);
+    let bdev = env.registry().register(identity, Arc::new(RbdDevice(Arc::clone(&disk))))?;
+    disk.bdev.set(Arc::downgrade(&bdev)).expect("set once, here");
+    // From here on, the disk closes it.
+    drop(opened.take());
+    Ok(bdev)
+}
+
+impl Disk {
+    pub fn image(&self) -> Arc<Image> {
+        Arc::clone(&self.image)
+    }
+
+    pub fn info(&self) -> DiskInfo {
+        let addresses = self.connection.addresses().to_owned();
+        DiskInfo { spec: self.spec.clone(), addresses, errors: self.errors.read() }
+    }
+
+    /// Records and logs a failed request. Any context.
+    pub fn failed(&self, class: Class, failure: Failure) {
+        self.errors.count(class);
+        if class == Class::Blocklisted {
+            self.connection.set_blocklisted();
+        }
+        self.failures.add(&self.name, failure);
+    }
+
+    async fn start_watch(self: &Arc<Self>) {
+        let (disk, image) = (Arc::downgrade(self), self.image());
+        let notice = move || {
+            let Some(disk) = disk.upgrade() else { return };
+            let workers = Arc::clone(&disk.connection);
+            // If there is no thread, the next notice follows the size.
+            let _ = workers.workers.start(move || disk.follow_size());
+        };
+        let watch = self.connection.workers.run(move || Watch::new(&image, notice)).await;
+        match watch {
+            Ok(Ok(watch)) => *lock(&self.watch) = Some(watch),
+            Ok(Err(error)) => {
+                tracing::warn!(disk = self.name, %error, "changes of the image's size will not be noticed");
+            }
+            Err(error) => {
+                tracing::warn!(disk = self.name, %error, "changes of the image's size will not be noticed");
+            }
+        }
+    }
+
+    /// Takes over the present size of the image. Waits for a lock of librbd.
+    fn follow_size(&self) {
+        // A resize of this process sets the size itself.
+        if self.is_resizing.load(Ordering::Acquire) {
+            return;
+        }
+        let Ok(size) = self.image.size() else { return };
+        let blocks = Bytes(size).whole_blocks(self.block_size);
+        if self.blocks.load(Ordering::Relaxed) != blocks.0 {
+            // The disk may be on its way out.
+            let _ = self.publish(blocks);
+        }
+    }
+
+    fn publish(&self, blocks: Blocks) -> Result<(), Error> {
+        self.blocks.store(blocks.0, Ordering::Relaxed);
+        Ok(self.registry.resized(&self.name, blocks)?)
+    }
+
+    async fn end(&self) {
+        let watch = lock(&self.watch).take();
+        if let Some(watch) = watch {
+            let ended = within(CLOSE_PATIENCE, self.connection.workers.run(|| watch.end())).await;
+            if ended.is_none() {
+                // The image stays open with its watch.
+                self.connection.quarantine(&self.name);
+                return;
+            }
+        }
+        self.connection.close(&self.image, &self.name).await;
+    }
+}
+
+/// The device of a disk.
+#[derive(Debug)]
+pub(crate) struct RbdDevice(pub(crate) Arc<Disk>);
+
+impl Device for RbdDevice {
+    fn product(&self) -> &'static str {
+        "Ceph Rbd Disk"
+    }
+
+    fn geometry(&self) -> Geometry {
+        let Disk { block_size, object_size, blocks, .. } = &*self.0;
+        Geometry {
+            optimal_io_blocks: Bytes(*object_size).whole_blocks(*block_size),
+            ..Geometry::plain(*block_size, Blocks(blocks.load(Ordering::Relaxed)))
+        }
+    }
+
+    fn limits(&self) -> Limits {
+        let blocks = |bytes: u64| Bytes(bytes).whole_blocks(self.0.block_size);
+        Limits {
+            depth: DEPTH,
+            transfer_blocks: blocks(DATA_MAX),
+            segments: PIECES_MAX,
+            unmap_blocks: blocks(UNMAP_MAX),
+            write_zeroes_blocks: blocks(ZEROES_MAX),
+            // A block lies within one object, where the cluster does it as one operation.
+            compare_and_write_blocks: Blocks(1),
+            is_shared: self.0.is_shared,
+            ..Limits::default()
+        }
+    }
+
+    fn ops(&self) -> OpSet {
+        let ops = OpSet::PLAIN.with(Op::CompareAndWrite);
+        if self.0.is_read_only { ops.without_changes() } else { ops }
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.0.is_read_only
+    }
+
+    fn last_failure(&self) -> Option<Failure> {
+        self.0.failures.last()
+    }
+
+    fn failed_block(&self, lba: Lba, blocks: Blocks) -> Option<Lba> {
+        self.0.failures.failed_block(lba, blocks)
+    }
+
+    fn tell_left_out(&self) {
+        self.0.failures.tell_left_out(&self.0.name);
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            self.0.end().await;
+            drop(lock(&self.0.lease).take());
+            self.0.clusters.end_unused().await;
+        })
+    }
+
+    fn prepare(&self, reactor: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
+        let reactor = reactor.clone();
+        Box::pin(async move { self.0.connection.prepare(&reactor).await })
+    }
+
+    fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
+        let unprepared = || OpenError::Unavailable(format!("{} has no link to librbd here", self.0.name));
+        let channel = RbdChannel::open(self.0.connection.key, &self.0, root, cx).ok_or_else(unprepared)?;
+        Ok(Box::new(channel))
+    }
+}
+
+/// The new size of a disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Size {
+    /// This number of bytes, at least the present size.
+    GrowTo(Bytes),
+    /// This number of bytes, even if the present size is larger: the data behind the new end is destroyed.
+    Exactly(Bytes),
+}
+
+/// The state of a resize.
+#[derive(Debug)]
+pub enum Resized {
+    /// The disk has this number of bytes.
+    Done(Bytes),
+    /// The disk has shrunk, and its image has not.
+    Shrinking(Shrinking),
+}
+
+/// Excludes other resizes of the disk until this is dropped.
+#[derive(Debug)]
+struct Resizing(Arc<Disk>);
+
+impl Drop for Resizing {
+    fn drop(&mut self) {
+        self.0.is_resizing.store(false, Ordering::Release);
+    }
+}
+
+impl Resizing {
+    async fn set_size(&self, size: Bytes, may_shrink: bool) -> Result<(), Error> {
+        let image = self.0.image();
+        let resized = self.0.connection.workers.run(move || image.resize(size.0, may_shrink)).await?;
+        resized.map_err(|error| Error::Image { action: "resize", image: self.0.spec.to_string(), error })
+    }
+}
+
+/// Resizes a disk and its image.
+///
+/// # Errors
+/// [`Error`].
+pub async fn resize(bdev: &Arc<Bdev>, size: Size) -> Result<Resized, Error> {
+    let disk = disk_of(bdev).ok_or_else(|| Error::NotOurs(bdev.name().to_owned()))?;
+    let name = || disk.name.clone();
+    if disk.is_read_only {
+        return Err(Error::ReadOnly(name()));
+    }
+    if disk.is_resizing.swap(true, Ordering::Acquire) {
+        return Err(Error::Resizing(name()));
+    }
+    let resizing = Resizing(Arc::clone(disk));
+    let (Size::GrowTo(to) | Size::Exactly(to)) = size;
+    let block_size = disk.block_size;
+    let blocks = to.to_blocks(block_size).ok_or(Error::NotAMultiple { size: to, block_size })?;
+    if blocks == Blocks::ZERO {
+        return Err(Error::Empty(disk.spec.to_string()));
+    }
+    let before = bdev.blocks();
+    let from = before.to_bytes(block_size);
+    if to < from {
+        if matches!(size, Size::GrowTo(_)) {
+            return Err(Error::Shrinks { name: name(), from, to });
+        }
+        disk.publish(blocks)?;
+        return Ok(Resized::Shrinking(Shrinking { resizing, bdev: Arc::clone(bdev), before, to: blocks }));
+    }
+    resizing.set_size(to, false).await?;
+    disk.publish(blocks)?;
+    Ok(Resized::Done(to))
+}
+
+/// A disk that has shrunk, and whose image has not.
+#[derive(Debug)]
+pub struct Shrinking {
+    resizing: Resizing,
+    bdev: Arc<Bdev>,
+    before: Blocks,
+    to: Blocks,
+}
+
+impl Shrinking {
+    /// Waits until no request changes the range behind the new end any more. Any context.
+    pub async fn settle(self) -> Settled {
+        self.bdev.settle(Lba::ZERO + self.to..Lba::ZERO + self.before).await;
+        Settled(self)
+    }
+}
+
+/// A disk that has shrunk, and whose image may shrink now.
+#[derive(Debug)]
+pub struct Settled(Shrinking);
+
+impl Settled {
+    /// Shrinks the image, and returns its size. If that fails, the disk gets its former size back.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn cut(self) -> Result<Bytes, Error> {
+        let Shrinking { resizing, before, to, .. } = self.0;
+        let size = to.to_bytes(resizing.0.block_size);
+        match resizing.set_size(size, true).await {
+            Ok(()) => Ok(size),
+            Err(error) => {
+                resizing.0.publish(before)?;
+                Err(error)
+            }
+        }
+    }
+}

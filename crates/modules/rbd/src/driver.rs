@@ -1,0 +1,283 @@
+//! A reactor's end of a client's link, which the channels of all disks of the client share there. Reactor context.
+//!
+//! A request needs no allocation, no lock and no system call here: it is an entry of a table and of the ring. Its memory belongs
+//! to librbd until the result comes, also when its submitter no longer needs it.
+
+use crate::disk::Disk;
+use crate::errors::{Class, errno};
+use crate::link::{Command, Link};
+use aryk_bdev::{Channel, Completion, CreditPool, Failure, Io, Op, Status, Tag};
+use aryk_dma::Sgl;
+use aryk_librbd::{Operation, Request as Call};
+use aryk_reactor::{Armed, Cx, Driver, DriverKey, DriverRef, RootId};
+use aryk_slots::{Key, Slots};
+use rustix::io::Errno;
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+
+/// Requests of one link, of all its channels together.
+pub(crate) const CREDITS: u32 = 2048;
+/// Room for commands: each request has one at a time, and channels have some when they are opened and closed.
+pub(crate) const COMMANDS: u32 = 2 * CREDITS;
+
+#[derive(Debug)]
+struct Request {
+    io: Io,
+    channel: Key,
+    /// The write of a durable write has ended, and librbd has the flush.
+    is_flushing: bool,
+}
+
+struct Opened {
+    root: RootId,
+    disk: Arc<Disk>,
+    block_size: u32,
+    completions: Vec<Completion>,
+}
+
+pub(crate) struct LinkDriver {
+    link: Link,
+    name: String,
+    requests: Slots<Request>,
+    channels: Slots<Opened>,
+    /// Commands for which the ring had no room.
+    overflow: VecDeque<Command>,
+    credits: CreditPool,
+    /// Results that were taken; those before `next` are processed.
+    results: Vec<(u64, i64)>,
+    next: usize,
+    has_new: bool,
+    is_armed: bool,
+}
+
+impl LinkDriver {
+    fn new(link: Link, name: String) -> Self {
+        Self {
+            link,
+            name,
+            requests: Slots::new(CREDITS),
+            channels: Slots::new(8),
+            overflow: VecDeque::new(),
+            credits: CreditPool::new(CREDITS),
+            results: Vec::with_capacity(CREDITS as usize),
+            next: 0,
+            has_new: false,
+            is_armed: false,
+        }
+    }
+
+    fn send(&mut self, command: Command) {
+        self.has_new = true;
+        if !self.overflow.is_empty() {
+            return self.overflow.push_back(command);
+        }
+        if let Err(command) = self.link.push(command) {
+            self.overflow.push_back(command);
+        }
+    }
+
+    fn open(&mut self, disk: &Arc<Disk>, root: RootId) -> Key {
+        let (block_size, completions) = (disk.block_size, Vec::new());
+        let key = self.channels.add(Opened { root, disk: Arc::clone(disk), block_size, completions });
+        self.send(Command::Attach(key.index(), disk.image()));
+        key
+    }
+
+    fn close(&mut self, channel: Key) {
+        let is_idle = self.requests.iter().all(|(_, request)| request.channel != channel);
+        assert!(is_idle, "a channel is closed when nothing is in flight");
+        self.channels.remove(channel);
+        self.send(Command::Detach(channel.index()));
+    }
+
+    #[inline]
+    fn submit(&mut self, channel: Key, io: &Io) {
+        let block_size = self.channels.get(channel).expect("an open channel").block_size;
+        let key = self.requests.insert(Request { io: *io, channel, is_flushing: false });
+        let token = key.expect("the caller holds a credit").raw();
+        let len = || io.blocks.to_bytes(block_size).0;
+        let operation = match io.op {
+            Op::Read => Operation::Read,
+            Op::Write => Operation::Write,
+            Op::Flush => Operation::Flush,
+            Op::Unmap => Operation::Discard(len()),
+            Op::WriteZeroes => Operation::WriteZeroes { len: len(), allocate: !io.may_unmap },
+            Op::CompareAndWrite => Operation::CompareAndWrite,
+            Op::Compare | Op::Copy => unreachable!("the block layer builds it from others"),
+        };
+        let offset = io.lba.to_bytes(block_size).0;
+        self.send(Command::Submit(channel.index(), Call { operation, offset, data: io.data, token }));
+    }
+
+    #[inline]
+    fn complete(&mut self, token: u64, result: i64, cx: &mut Cx) {
+        let key = Key::from_raw(token);
+        let request = self.requests.get_mut(key).expect("librbd ends each request once");
+        let status = if result >= 0 && (request.io.op != Op::Read || result == request.io.data.len().into()) {
+            Status::Ok
+        } else {
+            self.fail(key, result)
+        };
+        let request = self.requests.get_mut(key).expect("just found");
+        if request.io.fua && status.is_ok() && !request.is_flushing && request.io.op != Op::Flush {
+            request.is_flushing = true;
+            let flush = Call { operation: Operation::Flush, offset: 0, data: Sgl::EMPTY, token };
+            let number = request.channel.index();
+            return self.send(Command::Submit(number, flush));
+        }
+        let Request { io, channel, .. } = self.requests.remove(key).expect("just found");
+        let channel = self.channels.get_mut(channel).expect("a channel outlives its requests");
+        if channel.completions.is_empty() {
+            cx.wake(channel.root);
+        }
+        channel.completions.push(Completion { tag: io.tag, status });
+    }
+
+    /// Records a failure, and returns what it means for the request.
+    #[cold]
+    fn fail(&self, key: Key, result: i64) -> Status {
+        let Request { io, channel, .. } = self.requests.get(key).expect("the caller has found it");
+        // A read that librbd has cut off at the end of an image that has shrunk.
+        let errno = if result >= 0 { Errno::INVAL } else { errno(result) };
+        if errno == Errno::ILSEQ && io.op == Op::CompareAndWrite {
+            return Status::Miscompare;
+        }
+        let class = Class::of(errno);
+        let disk = &self.channels.get(*channel).expect("a channel outlives its requests").disk;
+        disk.failed(class, Failure::now(io.op, io.lba, io.blocks, errno.raw_os_error()));
+        class.status()
+    }
+}
+
+impl Driver for LinkDriver {
+    fn reap(&mut self, budget: u32, cx: &mut Cx) -> u32 {
+        if std::mem::take(&mut self.is_armed) {
+            self.link.results.disarm();
+        }
+        if self.next == self.results.len() {
+            self.results.clear();
+            self.next = 0;
+            self.link.results.try_take(&mut self.results);
+        }
+        let mut count = 0;
+        while count < budget
+            && let Some(&(token, result)) = self.results.get(self.next)
+        {
+            self.next += 1;
+            count += 1;
+            self.complete(token, result, cx);
+        }
+        count
+    }
+
+    fn flush(&mut self, cx: &mut Cx) {
+        while let Some(command) = self.overflow.pop_front() {
+            self.has_new = true;
+            if let Err(command) = self.link.push(command) {
+                self.overflow.push_front(command);
+                break;
+            }
+        }
+        if std::mem::take(&mut self.has_new) {
+            self.link.doorbell.ring(cx);
+        }
+    }
+
+    fn arm(&mut self, _: &mut Cx) -> Armed {
+        if self.next < self.results.len() || !self.overflow.is_empty() || !self.link.results.arm() {
+            return Armed::Busy;
+        }
+        self.is_armed = true;
+        Armed::Yes
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.requests.len()
+    }
+
+    fn name(&self) -> String {
+        format!("rbd {}", self.name)
+    }
+}
+
+/// The drivers of a reactor's links. They stay also while no channel uses them.
+#[derive(Default)]
+struct Links(RefCell<HashMap<DriverKey, DriverRef<LinkDriver>>>);
+
+/// Whether this reactor has the link with that key.
+pub(crate) fn is_installed(key: DriverKey, cx: &mut Cx) -> bool {
+    cx.local_state::<Links>().0.borrow().contains_key(&key)
+}
+
+/// Gives this reactor its end of a link, unless it has one.
+///
+/// # Errors
+/// The link's descriptor cannot be watched.
+pub(crate) fn install(key: DriverKey, link: Link, name: String, cx: &mut Cx) -> io::Result<()> {
+    let links = cx.local_state::<Links>();
+    if links.0.borrow().contains_key(&key) {
+        return Ok(());
+    }
+    let driver = cx.driver(key, |id, cx| {
+        cx.watch_driver(link.results.descriptor()?, id)?;
+        Ok::<_, io::Error>(LinkDriver::new(link, name))
+    })?;
+    links.0.borrow_mut().insert(key, driver);
+    Ok(())
+}
+
+/// Takes a link away from this reactor, after its last channel.
+pub(crate) fn remove(key: DriverKey, cx: &mut Cx) {
+    let removed = cx.local_state::<Links>().0.borrow_mut().remove(&key);
+    drop(removed);
+}
+
+/// One opener's use of a link.
+pub(crate) struct RbdChannel {
+    driver: DriverRef<LinkDriver>,
+    /// The channel's key in the driver.
+    key: Key,
+}
+
+impl RbdChannel {
+    /// Opens a channel; `None` if the reactor has no link with that key.
+    pub fn open(key: DriverKey, disk: &Arc<Disk>, root: RootId, cx: &mut Cx) -> Option<Self> {
+        let driver = cx.local_state::<Links>().0.borrow().get(&key).cloned()?;
+        let key = driver.activate(cx).open(disk, root);
+        Some(Self { driver, key })
+    }
+}
+
+impl Channel for RbdChannel {
+    #[inline]
+    fn submit(&mut self, io: &Io, cx: &mut Cx) {
+        self.driver.activate(cx).submit(self.key, io);
+    }
+
+    fn abort(&mut self, _: Tag, _: &mut Cx) {
+        // librbd has the request and its memory, and gives neither back before its end.
+    }
+
+    #[inline]
+    fn poll(&mut self, _: &mut Cx, out: &mut Vec<Completion>) {
+        let mut driver = self.driver.borrow_mut();
+        let completions = &mut driver.channels.get_mut(self.key).expect("an open channel").completions;
+        if out.is_empty() {
+            std::mem::swap(out, completions);
+        } else {
+            out.append(completions);
+        }
+    }
+
+    fn credits(&self) -> Option<CreditPool> {
+        Some(self.driver.borrow().credits.clone())
+    }
+}
+
+impl Drop for RbdChannel {
+    fn drop(&mut self) {
+        self.driver.borrow_mut().close(self.key);
+    }
+}

@@ -1,0 +1,73 @@
+//! The module on a substitute for librbd, in memory.
+
+mod conformance;
+mod failures;
+mod life;
+mod real;
+
+use crate::{Cluster, ClusterConfig, Clusters, Config, Spec, create};
+use aryk_bdev::{Bdev, Env, Identity};
+use aryk_bdev_conformance::block_on;
+use aryk_librbd_stub::{StubImage, add_image, library};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const BLOCK: u32 = 4096;
+
+/// A disk in an image of its own.
+struct OnStub {
+    env: Env,
+    clusters: Clusters,
+    image: Arc<StubImage>,
+    disk: Arc<Bdev>,
+}
+
+/// A pool that no other test uses.
+fn pool() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    format!("pool{}", NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// The disk `disk` in the image `image` of a pool, with a client of its own.
+fn config(pool: &str, block_size: u32) -> Config {
+    let spec = Spec { pool: pool.into(), namespace: None, image: "image".into(), snapshot: None };
+    Config {
+        identity: Identity::named("disk"),
+        spec,
+        cluster: Cluster::Shared(ClusterConfig::default()),
+        block_size,
+        read_only: false,
+        size: None,
+        predecessor: None,
+    }
+}
+
+impl OnStub {
+    fn new(block_size: u32, blocks: u64) -> Self {
+        let pool = pool();
+        let image = add_image(&pool, "image", blocks * u64::from(block_size));
+        let (env, clusters) = (Env::default(), Clusters::with_library(library()));
+        let disk = block_on(create(&clusters, &env, config(&pool, block_size))).unwrap();
+        Self { env, clusters, image, disk }
+    }
+
+    fn remove(&self) {
+        block_on(self.env.registry().remove("disk")).unwrap();
+    }
+}
+
+/// Waits, in real time, until something happened in another thread.
+fn until(what: &str, mut is_done: impl FnMut() -> bool) {
+    for _ in 0..20_000 {
+        if is_done() {
+            return;
+        }
+        pause();
+    }
+    panic!("{what}: not within 20 s");
+}
+
+#[expect(clippy::disallowed_methods, reason = "a test waits for another thread")]
+fn pause() {
+    std::thread::sleep(std::time::Duration::from_millis(1));
+}

@@ -1,0 +1,168 @@
+//! Clients and disks: creation, removal, sizes, calls that never end.
+
+use super::{BLOCK, OnStub, config, pool, until};
+use crate::{Cluster, ClusterConfig, Clusters, Error, Resized, Size, create, resize};
+use aryk_bdev::{Blocks, Bytes, Env, Identity};
+use aryk_bdev_conformance::block_on;
+use aryk_librbd_stub::{add_image, library};
+use rustix::io::Errno;
+
+#[test]
+fn a_removed_disk_closes_its_image_and_the_last_one_ends_the_client() {
+    let stub = OnStub::new(BLOCK, 1024);
+    assert_eq!((stub.image.handles(), stub.clusters.list().len()), (1, 1));
+    stub.remove();
+    assert_eq!((stub.image.handles(), stub.clusters.list().len()), (0, 0));
+}
+
+#[test]
+fn disks_of_one_configuration_share_a_client() {
+    let (env, clusters, pool) = (Env::default(), Clusters::with_library(library()), pool());
+    for name in ["a", "b"] {
+        add_image(&pool, name, 1 << 20);
+        let mut config = config(&pool, BLOCK);
+        config.spec.image = name.into();
+        config.identity = Identity::named(name);
+        block_on(create(&clusters, &env, config)).unwrap();
+    }
+    let list = clusters.list();
+    assert_eq!((list.len(), list[0].disks, list[0].counts.opens), (1, 2, 2));
+    block_on(env.registry().remove("a")).unwrap();
+    assert_eq!(clusters.list()[0].disks, 1);
+}
+
+#[test]
+fn what_cannot_be_a_disk_is_refused_and_leaves_nothing_open() {
+    let (env, clusters, pool) = (Env::default(), Clusters::with_library(library()), pool());
+    let image = add_image(&pool, "image", 1 << 20);
+    let refused = |change: &dyn Fn(&mut crate::Config)| {
+        let mut config = config(&pool, BLOCK);
+        change(&mut config);
+        let error = block_on(create(&clusters, &env, config)).unwrap_err();
+        until("the handle is closed", || image.handles() == 0);
+        assert!(clusters.list().is_empty(), "{error}");
+        error
+    };
+    assert!(matches!(refused(&|c| c.spec.image = "none".into()), Error::Image { action: "open", .. }));
+    assert!(matches!(refused(&|c| c.spec.pool = "missing".into()), Error::Pool { .. }));
+    assert!(matches!(refused(&|c| c.block_size = 1000), Error::BlockSize(1000)));
+    assert!(matches!(refused(&|c| c.block_size = 8 << 20), Error::BlockSize(_)));
+    assert!(matches!(refused(&|c| c.size = Some(Bytes(2 << 20))), Error::OtherSize { .. }));
+    assert!(matches!(refused(&|c| c.spec.image = "+size=100".into()), Error::Empty(_)));
+    assert!(matches!(refused(&|c| c.cluster = Cluster::Registered("x".into())), Error::NoCluster(_)));
+    let nobody = ClusterConfig { user: Some("nobody".into()), ..ClusterConfig::default() };
+    assert!(matches!(refused(&|c| c.cluster = Cluster::Shared(nobody.clone())), Error::Connect(_)));
+    let mut odd = ClusterConfig::default();
+    odd.options.insert("no_such_option".into(), "1".into());
+    assert!(matches!(refused(&|c| c.cluster = Cluster::Shared(odd.clone())), Error::Connect(_)));
+    image.write(0, b"RBDL\xba\xbe");
+    assert!(matches!(refused(&|_| ()), Error::Encrypted(_)));
+}
+
+#[test]
+fn an_image_is_created_if_there_is_none() {
+    let (env, clusters, pool) = (Env::default(), Clusters::with_library(library()), pool());
+    let mut config = config(&pool, BLOCK);
+    config.size = Some(Bytes(1 << 20));
+    let disk = block_on(create(&clusters, &env, config.clone())).unwrap();
+    assert_eq!(disk.blocks(), Blocks(256));
+    let error = block_on(create(&clusters, &env, config)).unwrap_err();
+    assert!(matches!(error, Error::Bdev(aryk_bdev::Error::Exists(_))));
+}
+
+#[test]
+fn snapshots_are_read_only() {
+    let (env, clusters, pool) = (Env::default(), Clusters::with_library(library()), pool());
+    add_image(&pool, "image", 1 << 20);
+    let mut config = config(&pool, BLOCK);
+    config.spec.snapshot = Some("before".into());
+    let disk = block_on(create(&clusters, &env, config)).unwrap();
+    assert!(disk.device().is_read_only());
+    assert!(matches!(block_on(resize(&disk, Size::GrowTo(Bytes(2 << 20)))), Err(Error::ReadOnly(_))));
+}
+
+#[test]
+fn disks_grow_and_shrink_with_their_images() {
+    let stub = OnStub::new(BLOCK, 256);
+    let grown = block_on(resize(&stub.disk, Size::GrowTo(Bytes(2 << 20)))).unwrap();
+    assert!(matches!(grown, Resized::Done(Bytes(size)) if size == 2 << 20));
+    assert_eq!((stub.disk.blocks(), stub.image.size()), (Blocks(512), 2 << 20));
+    let refused = block_on(resize(&stub.disk, Size::GrowTo(Bytes(1 << 20))));
+    assert!(matches!(refused, Err(Error::Shrinks { .. })));
+    let odd = block_on(resize(&stub.disk, Size::Exactly(Bytes(1000))));
+    assert!(matches!(odd, Err(Error::NotAMultiple { .. })));
+    match block_on(resize(&stub.disk, Size::Exactly(Bytes(1 << 20)))).unwrap() {
+        Resized::Shrinking(shrinking) => {
+            assert_eq!((stub.disk.blocks(), stub.image.size()), (Blocks(256), 2 << 20));
+            let settled = block_on(shrinking.settle());
+            assert_eq!(block_on(settled.cut()).unwrap(), Bytes(1 << 20));
+        }
+        Resized::Done(size) => panic!("not shrunk, {size}"),
+    }
+    assert_eq!(stub.image.size(), 1 << 20);
+    // Another client's resize.
+    stub.image.resize(3 << 20);
+    until("the disk follows", || stub.disk.blocks() == Blocks(768));
+}
+
+#[test]
+fn an_image_that_never_opens_delays_no_other_disk() {
+    let (env, clusters, pool) = (Env::default(), Clusters::with_library(library()), pool());
+    add_image(&pool, "image", 1 << 20);
+    let mut stuck = config(&pool, BLOCK);
+    stuck.spec.image = "x+size=65536+open=never".into();
+    stuck.identity = Identity::named("stuck");
+    let (of_stuck, env_of_stuck) = (clusters.clone(), env.clone());
+    std::thread::spawn(move || block_on(create(&of_stuck, &env_of_stuck, stuck)));
+    until("the client is connected", || clusters.list().len() == 1);
+    block_on(create(&clusters, &env, config(&pool, BLOCK))).unwrap();
+    assert!(env.registry().find("stuck").is_err());
+}
+
+#[test]
+fn a_handle_that_never_closes_is_counted_and_the_disk_goes() {
+    let stub = OnStub::new(BLOCK, 256);
+    // Another disk keeps the client.
+    block_on(stub.clusters.register("other", ClusterConfig::default())).unwrap();
+    let mut kept = config(&pool(), BLOCK);
+    kept.spec.image = "+size=65536".into();
+    kept.identity = Identity::named("kept");
+    block_on(create(&stub.clusters, &stub.env, kept)).unwrap();
+    stub.image.script(|script| script.never_closes = true);
+    stub.remove();
+    assert!(stub.env.registry().find("disk").is_err());
+    let quarantined: u64 = stub.clusters.list().iter().map(|cluster| cluster.counts.quarantined).sum();
+    assert_eq!(quarantined, 1);
+}
+
+#[test]
+fn registered_clusters_stay_without_disks_and_not_longer_than_their_disks_allow() {
+    let (env, clusters, pool) = (Env::default(), Clusters::with_library(library()), pool());
+    block_on(clusters.register("c", ClusterConfig::default())).unwrap();
+    let again = block_on(clusters.register("c", ClusterConfig::default()));
+    assert!(matches!(again, Err(Error::ClusterExists(_))));
+    assert_eq!((clusters.list()[0].name.as_deref(), clusters.list()[0].disks), (Some("c"), 0));
+    add_image(&pool, "image", 1 << 20);
+    let mut config = config(&pool, BLOCK);
+    config.cluster = Cluster::Registered("c".into());
+    block_on(create(&clusters, &env, config)).unwrap();
+    assert!(matches!(block_on(clusters.unregister("c")), Err(Error::ClusterInUse { disks: 1, .. })));
+    block_on(env.registry().remove("disk")).unwrap();
+    assert_eq!(clusters.list().len(), 1);
+    block_on(clusters.unregister("c")).unwrap();
+    assert!(clusters.list().is_empty());
+    assert!(matches!(block_on(clusters.unregister("c")), Err(Error::NoCluster(_))));
+}
+
+#[test]
+fn a_predecessor_is_excluded_before_its_image_is_opened() {
+    let (env, clusters, pool) = (Env::default(), Clusters::with_library(library()), pool());
+    let image = add_image(&pool, "image", 1 << 20);
+    image.script(|script| script.open = Errno::IO.raw_os_error());
+    let mut config = config(&pool, BLOCK);
+    config.predecessor = Some("10.0.0.1:0/4711".into());
+    assert!(block_on(create(&clusters, &env, config.clone())).is_err());
+    assert!(aryk_librbd_stub::is_blocklisted("10.0.0.1:0/4711"));
+    image.script(|script| script.open = 0);
+    block_on(create(&clusters, &env, config)).unwrap();
+}

@@ -1,0 +1,219 @@
+//! An image: its data, and what a test has scripted about it.
+
+use crate::{later, lock};
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// The unit in which the data is kept.
+const CHUNK: u64 = 4096;
+
+/// What an image does.
+#[derive(Clone, Debug, Default)]
+pub struct Script {
+    /// Each request takes this time, and up to twice that.
+    pub delay: Duration,
+    /// The errno of each request; 0: none.
+    pub fail: i32,
+    /// Requests wait until [`StubImage::release`].
+    pub holds: bool,
+    /// The errno of opening.
+    pub open: i32,
+    /// Opening never ends.
+    pub never_opens: bool,
+    /// Closing never ends.
+    pub never_closes: bool,
+}
+
+/// A request that waits for [`StubImage::release`].
+pub type Held = Box<dyn FnOnce() + Send>;
+
+/// A function to call when the image changes, as librbd takes it.
+#[derive(Clone, Copy)]
+pub(crate) struct Notice(pub unsafe extern "C" fn(*mut c_void), pub usize);
+
+#[derive(Default)]
+struct State {
+    size: u64,
+    chunks: BTreeMap<u64, Box<[u8; CHUNK as usize]>>,
+    script: Script,
+    held: Vec<Held>,
+    notices: BTreeMap<u64, Notice>,
+}
+
+/// An image.
+#[derive(Default)]
+pub struct StubImage {
+    state: Mutex<State>,
+    /// Number of opens that have ended with success, less the closes.
+    opened: AtomicU64,
+    requests: AtomicU64,
+}
+
+impl std::fmt::Debug for StubImage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "an image of {} bytes", self.size())
+    }
+}
+
+/// Size and script of an image that is named after them.
+pub(crate) fn options(name: &str) -> Option<(u64, Script)> {
+    let (mut size, mut script) = (None, Script::default());
+    for option in name.split('+').skip(1) {
+        let (key, value) = option.split_once('=')?;
+        match (key, value) {
+            ("size", bytes) => size = bytes.parse().ok(),
+            ("delay", us) => script.delay = Duration::from_micros(us.parse().ok()?),
+            ("fail", errno) => script.fail = errno.parse().ok()?,
+            ("open", "never") => script.never_opens = true,
+            ("open", errno) => script.open = errno.parse().ok()?,
+            ("close", "never") => script.never_closes = true,
+            _ => return None,
+        }
+    }
+    Some((size?, script))
+}
+
+impl StubImage {
+    pub(crate) fn new(size: u64, script: Script) -> Self {
+        Self { state: Mutex::new(State { size, script, ..State::default() }), ..Self::default() }
+    }
+
+    /// Changes what the image does.
+    pub fn script(&self, change: impl FnOnce(&mut Script)) {
+        change(&mut lock(&self.state).script);
+    }
+
+    pub(crate) fn scripted(&self) -> Script {
+        lock(&self.state).script.clone()
+    }
+
+    /// Bytes.
+    pub fn size(&self) -> u64 {
+        lock(&self.state).size
+    }
+
+    /// Number of handles that are open.
+    pub fn handles(&self) -> u64 {
+        self.opened.load(Ordering::SeqCst)
+    }
+
+    /// Number of requests that have come.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::SeqCst)
+    }
+
+    /// Number of requests that wait for [`StubImage::release`].
+    pub fn held(&self) -> usize {
+        lock(&self.state).held.len()
+    }
+
+    /// Lets requests run, those that wait and those that come.
+    pub fn release(&self) {
+        let held = {
+            let mut state = lock(&self.state);
+            state.script.holds = false;
+            std::mem::take(&mut state.held)
+        };
+        held.into_iter().for_each(|job| job());
+    }
+
+    pub(crate) fn has_opened(&self) {
+        self.opened.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn has_closed(&self) {
+        self.opened.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Changes the size as another client does, and tells all that watch.
+    pub fn resize(&self, size: u64) {
+        let notices: Vec<Notice> = {
+            let mut state = lock(&self.state);
+            state.size = size;
+            state.chunks.retain(|chunk, _| chunk * CHUNK < size);
+            state.notices.values().copied().collect()
+        };
+        later::run_after(Duration::ZERO, move || {
+            for Notice(call, context) in notices {
+                // SAFETY: the watch that gave both has not ended: tests resize no image while it is being closed.
+                unsafe { call(context as *mut c_void) };
+            }
+        });
+    }
+
+    pub(crate) fn watch(&self, notice: Notice) -> u64 {
+        let notices = &mut lock(&self.state).notices;
+        let handle = notices.last_key_value().map_or(1, |(last, _)| last + 1);
+        notices.insert(handle, notice);
+        handle
+    }
+
+    pub(crate) fn unwatch(&self, handle: u64) {
+        lock(&self.state).notices.remove(&handle);
+    }
+
+    /// Runs a request as the script says; `job` gets its errno or 0.
+    pub(crate) fn run(&self, job: impl FnOnce(i32) + Send + 'static) {
+        self.requests.fetch_add(1, Ordering::SeqCst);
+        let mut state = lock(&self.state);
+        let Script { delay, fail, holds, .. } = state.script;
+        if holds {
+            return state.held.push(Box::new(move || job(fail)));
+        }
+        let delay = delay.mul_f64(1.0 + fastrand::f64());
+        later::run_after(delay, move || job(fail));
+    }
+
+    /// The part of these bytes that the image has.
+    pub(crate) fn clip(&self, offset: u64, len: u64) -> u64 {
+        self.size().saturating_sub(offset).min(len)
+    }
+
+    /// Reads bytes.
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) {
+        let state = lock(&self.state);
+        for (at, byte) in (offset..).zip(bytes) {
+            *byte = state.chunks.get(&(at / CHUNK)).map_or(0, |chunk| chunk[(at % CHUNK) as usize]);
+        }
+    }
+
+    /// Writes bytes.
+    pub fn write(&self, offset: u64, bytes: &[u8]) {
+        let mut state = lock(&self.state);
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = offset + done as u64;
+            let within = (at % CHUNK) as usize;
+            let len = (CHUNK as usize - within).min(bytes.len() - done);
+            let chunk = state.chunks.entry(at / CHUNK).or_insert_with(|| Box::new([0; CHUNK as usize]));
+            chunk[within..within + len].copy_from_slice(&bytes[done..done + len]);
+            done += len;
+        }
+    }
+
+    /// Writes `new` if the bytes are those of `old`.
+    pub(crate) fn compare_and_write(&self, offset: u64, old: &[u8], new: &[u8]) -> bool {
+        let mut now = vec![0; old.len()];
+        self.read(offset, &mut now);
+        let is_equal = now == old;
+        if is_equal {
+            self.write(offset, new);
+        }
+        is_equal
+    }
+
+    pub(crate) fn zero(&self, offset: u64, len: u64) {
+        let mut state = lock(&self.state);
+        let (first, end) = (offset / CHUNK, (offset + len).div_ceil(CHUNK));
+        let chunks: Vec<u64> = state.chunks.range(first..end).map(|(chunk, _)| *chunk).collect();
+        for index in chunks {
+            let start = offset.max(index * CHUNK) - index * CHUNK;
+            let stop = (offset + len).min((index + 1) * CHUNK) - index * CHUNK;
+            let chunk = state.chunks.get_mut(&index).expect("just found");
+            chunk[start as usize..stop as usize].fill(0);
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! A substitute for Ceph's librados and librbd, in memory, for tests. As a shared library, it stands in for librbd.so.1; linked
+//! into a test, [`library`] returns its functions, and the test scripts it by [`StubImage`].
+//!
+//! Images are those of the process. [`add_image`] creates one, and so does the first use of a name with options, which is how a
+//! test scripts a daemon: `NAME+size=BYTES`, with `+delay=US` (microseconds, up to twice that), `+fail=ERRNO` (each request),
+//! `+open=never`, `+open=ERRNO`, `+close=never`. A pool whose name begins with `missing` does not exist. A client of the user
+//! `nobody` cannot connect, and the connection of the user `stuck` takes until [`let_stuck_connect`].
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod exports;
+mod image;
+mod later;
+
+pub use image::{Held, Script, StubImage};
+
+use aryk_librbd::{Library, Symbols};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{CStr, c_void};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+/// Pool, namespace, image.
+type Place = (String, String, String);
+
+#[derive(Default)]
+struct World {
+    images: BTreeMap<Place, Arc<StubImage>>,
+    blocklist: BTreeSet<String>,
+    clients: u64,
+    stuck_may_connect: bool,
+}
+
+static WORLD: Mutex<World> = Mutex::new(World {
+    images: BTreeMap::new(),
+    blocklist: BTreeSet::new(),
+    clients: 0,
+    stuck_may_connect: false,
+});
+static CHANGED: Condvar = Condvar::new();
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// A client.
+#[derive(Debug)]
+struct Client {
+    user: String,
+    addresses: String,
+}
+
+impl Client {
+    fn new(user: String) -> Self {
+        let mut world = lock(&WORLD);
+        world.clients += 1;
+        let addresses = format!("127.0.0.1:0/{}", u64::from(std::process::id()) << 20 | world.clients);
+        Self { user, addresses }
+    }
+
+    fn is_blocklisted(&self) -> bool {
+        lock(&WORLD).blocklist.contains(&self.addresses)
+    }
+
+    fn connect(&self) -> i32 {
+        match &*self.user {
+            "nobody" => -libc::EACCES,
+            "stuck" => {
+                let may_connect = |world: &mut World| !world.stuck_may_connect;
+                let connected = CHANGED.wait_while(lock(&WORLD), may_connect);
+                drop(connected);
+                0
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// Lets clients of the user `stuck` connect.
+pub fn let_stuck_connect() {
+    lock(&WORLD).stuck_may_connect = true;
+    CHANGED.notify_all();
+}
+
+/// Excludes a client, as another client would.
+pub fn blocklist(addresses: &str) {
+    lock(&WORLD).blocklist.insert(addresses.to_owned());
+}
+
+/// Whether the client with these addresses is excluded.
+pub fn is_blocklisted(addresses: &str) -> bool {
+    lock(&WORLD).blocklist.contains(addresses)
+}
+
+/// Creates an image, empty, in the default namespace.
+pub fn add_image(pool: &str, name: &str, size: u64) -> Arc<StubImage> {
+    let image = Arc::new(StubImage::new(size, Script::default()));
+    let place = (pool.to_owned(), String::new(), name.to_owned());
+    lock(&WORLD).images.insert(place, Arc::clone(&image));
+    image
+}
+
+/// The image of that name, if there is one or the name has options.
+fn find_image(place: &Place) -> Option<Arc<StubImage>> {
+    let mut world = lock(&WORLD);
+    if let Some(image) = world.images.get(place) {
+        return Some(Arc::clone(image));
+    }
+    let (size, script) = image::options(&place.2)?;
+    let image = Arc::new(StubImage::new(size, script));
+    world.images.insert(place.clone(), Arc::clone(&image));
+    Some(image)
+}
+
+struct Linked;
+
+impl Symbols for Linked {
+    fn find(&self, name: &CStr) -> *const c_void {
+        exports::find(name.to_str().unwrap_or_default())
+    }
+}
+
+/// The functions of this crate.
+///
+/// # Panics
+/// If one is missing.
+pub fn library() -> Library {
+    // SAFETY: the functions have the signatures and the behaviour of Ceph's, and are linked into the process.
+    unsafe { Library::of(&Linked) }.expect("the stub has all functions")
+}
