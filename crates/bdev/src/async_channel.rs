@@ -6,6 +6,7 @@ use aryk_reactor::{Cx, Local, Root, RootId, ThreadId};
 use aryk_slots::{Key, Slots};
 use futures_channel::oneshot;
 use std::cell::RefCell;
+use std::convert::Infallible;
 use std::fmt;
 use std::rc::Rc;
 
@@ -21,6 +22,8 @@ struct Queue {
     completions: Vec<Completion>,
     closing: bool,
     id: RootId,
+    /// Dropped after the channel.
+    closed: Option<oneshot::Sender<Infallible>>,
 }
 
 /// The initial room for requests in flight; the table grows for more.
@@ -70,7 +73,7 @@ impl AsyncChannel {
         let root = cx.add_root(thread, &name, |id, cx| {
             let channel = descriptor.open_channel(id, cx)?;
             let waiting = Slots::new(WAITING);
-            Ok(Queue { channel, waiting, completions: Vec::new(), closing: false, id })
+            Ok(Queue { channel, waiting, completions: Vec::new(), closing: false, id, closed: None })
         })?;
         let queue = cx.root(root.id()).expect("just added");
         Ok(Self { local: cx.local().clone(), queue })
@@ -132,6 +135,15 @@ impl AsyncChannel {
     /// Any status but [`Status::Ok`].
     pub async fn command(&self, op: Op, lba: Lba, blocks: Blocks) -> Result<(), Status> {
         self.request(op, (lba, Lba::ZERO), blocks, None).await.map(drop)
+    }
+
+    /// Closes the channel when the requests in flight have completed, and waits for that.
+    pub async fn close(self) {
+        let (closed, wait) = oneshot::channel();
+        self.queue.borrow_mut().closed = Some(closed);
+        drop(self);
+        // The sender is dropped, not sent.
+        let _ = wait.await;
     }
 
     async fn request(

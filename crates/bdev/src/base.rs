@@ -1,8 +1,8 @@
 //! The bases of a disk: the disks that it is made of. Control context; channels are opened in reactor context.
 
 use crate::bdev::lock;
-use crate::{Access, Bdev, BdevChannel, Descriptor, Error, OpenError, Registry};
-use aryk_reactor::{Cx, Handle, RootId};
+use crate::{Access, AsyncChannel, Bdev, BdevChannel, Descriptor, Error, OpenError, Registry};
+use aryk_reactor::{Cx, Handle, RootId, ThreadId};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
@@ -50,6 +50,14 @@ impl Base {
     /// [`OpenError`].
     pub fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<BdevChannel, OpenError> {
         self.descriptor()?.open_channel(root, cx)
+    }
+
+    /// Opens a channel of the base on the calling reactor, in `thread`, for tasks.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open_async_channel(&self, thread: ThreadId, cx: &mut Cx) -> Result<AsyncChannel, OpenError> {
+        AsyncChannel::open(&self.descriptor()?, thread, cx)
     }
 
     fn descriptor(&self) -> Result<Descriptor, OpenError> {

@@ -615,7 +615,9 @@ impl BdevChannel {
                 Command::Thaw => self.thaw(),
                 Command::Reopen(done) => self.begin_to_reopen(done, cx),
                 Command::Abort => self.abort_all(cx),
-                Command::Fence { id, extent, quiet } => self.put_up_fence(id, extent, quiet),
+                Command::Fence { id, extent, held_off, quiet } => {
+                    self.put_up_fence(id, (extent, held_off), quiet);
+                }
                 Command::Unfence(id) => self.take_down_fence(id, cx),
                 Command::Granted { key, lock } => self.granted(key, lock, cx),
                 Command::SetDeadline(deadline) => self.set_deadline(deadline, cx),

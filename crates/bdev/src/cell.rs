@@ -4,7 +4,7 @@
 //! ([`crate::Bdev::for_each_channel`]), finds their cells there, and adds a command to each. The channel carries the command out
 //! at its next poll.
 
-use crate::ranges::{Extent, RangeLock};
+use crate::ranges::{Extent, HeldOff, RangeLock};
 use crate::{BaseEvent, Bdev, Deadline, OpenError, Stats};
 use aryk_reactor::{Commands, Cx, Handle, LocalGroups, RootId};
 use aryk_slots::Key;
@@ -24,8 +24,8 @@ pub(crate) enum Command {
     Reopen(oneshot::Sender<Result<(), OpenError>>),
     /// Abort all requests.
     Abort,
-    /// Hold off changes of some blocks, and report when the changes before have completed.
-    Fence { id: u64, extent: Extent, quiet: oneshot::Sender<()> },
+    /// Hold off some requests for some blocks, and report when such requests before have completed.
+    Fence { id: u64, extent: Extent, held_off: HeldOff, quiet: oneshot::Sender<()> },
     /// End a fence.
     Unfence(u64),
     /// A compound request holds its blocks exclusively.

@@ -68,6 +68,7 @@ pub use memory::{
 pub use observers::Change;
 pub use outbox::Outbox;
 pub use qos::{GROUP_DEPTH, QosGroup, QosGroups};
+pub use ranges::Exclusion;
 pub use registry::{Access, Error, Registry, RemovalStep};
 pub use sampling::QueueDepth;
 pub use stats::{Clear, OpStats, Stats};

@@ -1,4 +1,5 @@
 //! Blocks of a disk that one emulated compound request has to itself: no channel, on any reactor, changes them while it runs.
+//! And blocks that a module has to itself: no channel reads them either ([`Bdev::exclude`]).
 //!
 //! A request claims its blocks in the disk's table, in the order of arrival. A short lock protects the table. When no
 //! earlier claim has any of its blocks, a message goes to every channel of the disk: the channel puts up a *fence*, which
@@ -18,7 +19,7 @@
 use crate::bdev::lock;
 use crate::cell::{ChannelCell, Command};
 use crate::{Bdev, Lba};
-use aryk_reactor::Cx;
+use aryk_reactor::{Cx, Local};
 use futures_channel::oneshot;
 use std::convert::Infallible;
 use std::ops::Range;
@@ -43,6 +44,15 @@ impl Extent {
     }
 }
 
+/// The requests that a fence holds off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum HeldOff {
+    /// Changes of its blocks.
+    Changes,
+    /// Changes and reads of its blocks.
+    All,
+}
+
 /// Blocks that are someone's, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct RangeLock {
@@ -57,6 +67,7 @@ const GRANTED_MAX: usize = 16;
 struct Claim {
     id: u64,
     extent: Extent,
+    held_off: HeldOff,
     /// Fences of it stand, or are being put up.
     is_fenced: bool,
     /// Claims before it that want some of its blocks.
@@ -87,7 +98,7 @@ pub(crate) struct Ranges(Mutex<Claims>);
 
 impl Ranges {
     /// Puts a claim into the table. If the claim has to wait, the receiver resolves when its turn has come.
-    fn claim(&self, extent: &Extent) -> (u64, Option<oneshot::Receiver<()>>) {
+    fn claim(&self, extent: &Extent, held_off: HeldOff) -> (u64, Option<oneshot::Receiver<()>>) {
         let mut claims = lock(&self.0);
         let id = claims.next;
         claims.next += 1;
@@ -95,7 +106,7 @@ impl Ranges {
         let must_wait = before > 0 || claims.granted == GRANTED_MAX;
         claims.granted += usize::from(!must_wait);
         let (turn, wait) = must_wait.then(oneshot::channel).unzip();
-        claims.list.push(Claim { id, extent: extent.clone(), is_fenced: false, before, turn });
+        claims.list.push(Claim { id, extent: extent.clone(), held_off, is_fenced: false, before, turn });
         (id, wait)
     }
 
@@ -140,9 +151,10 @@ impl Ranges {
     }
 
     /// The fences that stand.
-    pub fn fences(&self) -> Vec<(u64, Extent)> {
+    pub fn fences(&self) -> Vec<(u64, Extent, HeldOff)> {
         let claims = lock(&self.0);
-        claims.list.iter().filter(|c| c.is_fenced).map(|c| (c.id, c.extent.clone())).collect()
+        let standing = claims.list.iter().filter(|c| c.is_fenced);
+        standing.map(|c| (c.id, c.extent.clone(), c.held_off)).collect()
     }
 }
 
@@ -188,11 +200,11 @@ async fn comes(mut event: oneshot::Receiver<()>, unwanted: &mut Unwanted) -> boo
 /// dropped. A claim that becomes unwanted before the grant ends at once.
 pub(crate) async fn hold(
     bdev: Arc<Bdev>,
-    extent: Extent,
+    (extent, held_off): (Extent, HeldOff),
     mut unwanted: Unwanted,
     grant: impl FnOnce(RangeLock),
 ) {
-    let (id, turn) = bdev.ranges().claim(&extent);
+    let (id, turn) = bdev.ranges().claim(&extent, held_off);
     let standing = Standing { bdev, id };
     let bdev = &standing.bdev;
     if let Some(turn) = turn
@@ -203,7 +215,7 @@ pub(crate) async fn hold(
     bdev.ranges().set_fenced(id, true);
     let put_up = move |cell: &Rc<ChannelCell>, cx: &mut Cx| {
         let (quiet, is_quiet) = oneshot::channel();
-        cell.command(Command::Fence { id, extent: extent.clone(), quiet }, cx);
+        cell.command(Command::Fence { id, extent: extent.clone(), held_off, quiet }, cx);
         is_quiet
     };
     let mut is_wanted = true;
@@ -233,7 +245,7 @@ impl Bdev {
             let (done, wait) = oneshot::channel::<()>();
             let task = async move {
                 let (_wanted, unwanted) = want();
-                hold(bdev, Extent::of(blocks), unwanted, drop).await;
+                hold(bdev, (Extent::of(blocks), HeldOff::Changes), unwanted, drop).await;
                 drop(done);
             };
             cx.local().spawn(task).detach();
@@ -244,11 +256,32 @@ impl Bdev {
             let _ = wait.await;
         }
     }
+
+    /// Waits until no request reads or changes `blocks`, except for flushes, and makes later requests wait until the returned
+    /// value is dropped. A task of a reactor. Dropping the future ends the wait.
+    pub async fn exclude(self: &Arc<Self>, blocks: Range<Lba>, local: &Local) -> Exclusion {
+        let (wanted, unwanted) = want();
+        let (granted, grant) = oneshot::channel();
+        // If nothing waits any more, the lock is dropped.
+        let keep = move |lock| drop(granted.send(lock));
+        local.spawn(hold(Arc::clone(self), (Extent::of(blocks), HeldOff::All), unwanted, keep)).detach();
+        let lock = grant.await.expect("the claim is wanted");
+        Exclusion { _lock: lock, _wanted: wanted }
+    }
+}
+
+/// Blocks that no request reads or changes, until this is dropped ([`Bdev::exclude`]).
+#[derive(Debug)]
+pub struct Exclusion {
+    _lock: RangeLock,
+    _wanted: Wanted,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const CHANGES: HeldOff = HeldOff::Changes;
 
     fn lbas(range: Range<u64>) -> Range<Lba> {
         Lba(range.start)..Lba(range.end)
@@ -261,27 +294,27 @@ mod tests {
     #[test]
     fn claims_have_their_turns_in_order() {
         let ranges = Ranges::default();
-        let (a, turn) = ranges.claim(&extent(0..10));
+        let (a, turn) = ranges.claim(&extent(0..10), CHANGES);
         assert!(turn.is_none());
-        assert!(ranges.claim(&extent(10..20)).1.is_none(), "they do not overlap");
-        let (b, Some(mut b_turn)) = ranges.claim(&Extent([lbas(5..6), lbas(30..40)])) else {
+        assert!(ranges.claim(&extent(10..20), CHANGES).1.is_none(), "they do not overlap");
+        let (b, Some(mut b_turn)) = ranges.claim(&Extent([lbas(5..6), lbas(30..40)]), CHANGES) else {
             panic!("a is in the way")
         };
-        let (c, Some(mut c_turn)) = ranges.claim(&extent(39..41)) else { panic!("b is in the way") };
+        let (c, Some(mut c_turn)) = ranges.claim(&extent(39..41), CHANGES) else { panic!("b is in the way") };
         ranges.release(a);
         assert_eq!((b_turn.try_recv(), c_turn.try_recv()), (Ok(Some(())), Ok(None)));
         ranges.release(b);
         assert_eq!(c_turn.try_recv(), Ok(Some(())));
         assert_eq!(ranges.fences(), []);
         ranges.set_fenced(c, true);
-        assert_eq!(ranges.fences(), [(c, extent(39..41))]);
+        assert_eq!(ranges.fences(), [(c, extent(39..41), CHANGES)]);
     }
 
     #[test]
     fn so_many_have_their_turn_at_one_time_and_the_others_in_order() {
         let ranges = Ranges::default();
         let mut claims: Vec<_> =
-            (0..3 * GRANTED_MAX as u64).map(|i| ranges.claim(&extent(i..i + 1))).collect();
+            (0..3 * GRANTED_MAX as u64).map(|i| ranges.claim(&extent(i..i + 1), CHANGES)).collect();
         let waits = claims.iter().filter(|(_, turn)| turn.is_some()).count();
         assert_eq!(waits, 2 * GRANTED_MAX, "though none is in another's way");
         // One of those that wait leaves: it had no turn to give.
@@ -297,7 +330,7 @@ mod tests {
     fn releasing_looks_at_each_claim_once() {
         // None is in another's way: with a look at all pairs for each release this takes minutes.
         let ranges = Ranges::default();
-        let claims: Vec<_> = (0..8192).map(|i| ranges.claim(&extent(i..i + 1))).collect();
+        let claims: Vec<_> = (0..8192).map(|i| ranges.claim(&extent(i..i + 1), CHANGES)).collect();
         for (id, mut turn) in claims {
             let has_turn = turn.as_mut().is_none_or(|turn| turn.try_recv() == Ok(Some(())));
             assert!(has_turn, "claim {id} has its turn after those before it");

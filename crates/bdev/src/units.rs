@@ -28,6 +28,8 @@ pub struct Bytes(pub u64);
 impl Lba {
     /// The first block of a disk.
     pub const ZERO: Self = Self(0);
+    /// A block beyond the end of any disk.
+    pub const MAX: Self = Self(u64::MAX);
 
     /// The address that is so many blocks further; `None` if no address is.
     #[inline]

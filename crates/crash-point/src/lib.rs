@@ -33,11 +33,17 @@ pub enum Step {
     Started,
     /// A queue has left its reactor and has not arrived at another.
     Moving,
+    /// The journal of a key rotation has a zone; nothing of the zone is overwritten on the disk.
+    RekeyRecorded,
+    /// The zone is overwritten, and not flushed.
+    RekeyWritten,
+    /// The journal of a key rotation has the position behind the zone; requests for the zone still wait.
+    RekeyAdvanced,
 }
 
 impl Step {
     /// All steps, in order.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 15] = [
         Self::Found,
         Self::Marked,
         Self::Submitted,
@@ -50,6 +56,9 @@ impl Step {
         Self::Recovered,
         Self::Started,
         Self::Moving,
+        Self::RekeyRecorded,
+        Self::RekeyWritten,
+        Self::RekeyAdvanced,
     ];
 
     /// The step's name in `ARYK_CRASH_STEP`.
@@ -67,6 +76,9 @@ impl Step {
             Self::Recovered => "recovered",
             Self::Started => "started",
             Self::Moving => "moving",
+            Self::RekeyRecorded => "rekey-recorded",
+            Self::RekeyWritten => "rekey-written",
+            Self::RekeyAdvanced => "rekey-advanced",
         }
     }
 }

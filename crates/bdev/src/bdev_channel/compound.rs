@@ -16,7 +16,7 @@ use super::request::{Place, Progress, Request};
 use super::shape::Shape;
 use super::{BdevChannel, make_room};
 use crate::cell::Command;
-use crate::ranges::{self, Extent, RangeLock, Wanted};
+use crate::ranges::{self, Extent, HeldOff, RangeLock, Wanted};
 use crate::{Blocks, Bytes, Completion, Lba, Op, Status};
 use aryk_dma::{Buffer, PAGE, Sgl};
 use aryk_reactor::Cx;
@@ -162,6 +162,11 @@ impl BdevChannel {
     fn run_compound(&mut self, key: Key, cx: &mut Cx) {
         let request = self.requests.get(key).expect("the caller looked");
         let &Request { op, fua, lba, source, blocks, data, .. } = request;
+        // A compare claims no blocks, so a fence that holds off reads holds it off as it does other reads.
+        if op == Op::Compare && self.fences.hold_off(op, lba, blocks) {
+            self.requests.get_mut(key).expect("just found").set_place(Place::Held);
+            return self.add_held(key);
+        }
         let (step, done, chunk) = (Step::Waiting, Blocks::ZERO, Blocks::ZERO);
         let bytes = BUFFER.max(Bytes(self.shape.block_size.into())).0 as usize;
         let buffer = self.compounds.free.pop().unwrap_or_else(|| Buffer::new(bytes, PAGE as usize));
@@ -197,7 +202,9 @@ impl BdevChannel {
                 }
             });
         };
-        cx.local().spawn(ranges::hold(Arc::clone(self.bdev()), extent, unwanted, grant)).detach();
+        cx.local()
+            .spawn(ranges::hold(Arc::clone(self.bdev()), (extent, HeldOff::Changes), unwanted, grant))
+            .detach();
     }
 
     /// A request has got its blocks. If the request has ended in the meantime, the lock is dropped and its place is free:

@@ -7,7 +7,7 @@ use aryk_reactor::Nanos;
 use std::ops::Range;
 
 /// Where a request is. It leaves `Limited`, `Held` and `Compound` for `Queued`, and `Queued` for `AtDevice`; a compound
-/// request goes back from `AtDevice` to `Queued` with each of its steps.
+/// request goes back from `AtDevice` to `Queued` with each of its steps, and a compare may be `Held` before its first step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
     /// The disk's rate limits hold the request: it stands in a line of the channel's throttle, and has not begun.
@@ -115,6 +115,8 @@ impl Request {
         use Place::{AtDevice, Compound, Held, Limited, Queued};
         let is_allowed = match (self.place, to) {
             (Limited | Held | Compound, Queued) | (Queued, Held | Compound | Queued | AtDevice) => true,
+            // A compare, which is held off as reads are.
+            (Compound, Held) | (Held, Compound) => true,
             (AtDevice, AtDevice) => true,
             // A compound request begins its next step.
             (AtDevice, Queued) => self.asked.is_compound() && self.pieces == 0,

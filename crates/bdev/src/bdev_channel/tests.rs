@@ -287,3 +287,39 @@ fn fences_end_with_their_channel() {
     buffer.reclaim();
     rig.reactor.cx().remove_root(writer.id());
 }
+
+/// Reads and compares of excluded blocks wait as changes do, on every channel; flushes and requests for other blocks do not.
+#[test]
+fn excluded_blocks_are_neither_read_nor_changed() {
+    let mut rig = Rig::new(Limits::default());
+    let (owner, other) = (rig.open(), rig.open());
+    let mut buffers: Vec<_> = (0..5).map(|_| Buffer::new(2 * BLOCK, 512)).collect();
+    let data: Vec<Sgl> = buffers.iter_mut().map(Buffer::lend).collect();
+    // Under way before the exclusion, which waits for both.
+    rig.submit(&owner, 1, Op::Read, 2, data[0]);
+    rig.submit(&other, 1, Op::Compare, 2, data[1]);
+    let (local, bdev) = (rig.reactor.cx().local().clone(), Arc::clone(&rig.bdev));
+    let (granted, mut grant) = oneshot::channel();
+    let exclude = async move { drop(granted.send(bdev.exclude(Lba(1)..Lba(4), &local).await)) };
+    rig.reactor.cx().local().spawn(exclude).detach();
+    rig.turns();
+    assert_eq!(rig.let_go(&owner, 1), [(1, Status::Ok)]);
+    assert!(grant.try_recv().unwrap().is_none(), "a compare is under way");
+    assert_eq!(rig.let_go(&other, 1), [(1, Status::Ok)]);
+    let exclusion = grant.try_recv().unwrap().expect("nothing is under way");
+    rig.submit(&other, 2, Op::Read, 2, data[2]);
+    rig.submit(&other, 3, Op::Compare, 2, data[3]);
+    rig.submit(&other, 5, Op::Write, 1, data[4].first(BLOCK as u32));
+    rig.abort(&other, 3);
+    rig.submit(&other, 6, Op::Compare, 2, data[3]);
+    let aborted = (3, Status::Aborted);
+    assert_eq!(rig.let_go(&other, 100), [aborted, (5, Status::Ok)]);
+    drop(exclusion);
+    let mut ended = rig.let_go(&other, 100);
+    ended.sort_unstable_by_key(|(tag, _)| *tag);
+    assert_eq!(ended, [(2, Status::Ok), (6, Status::Ok)]);
+    assert_eq!((rig.bdev.ranges().len(), rig.bdev.ranges().fences()), (0, vec![]));
+    buffers.iter_mut().for_each(Buffer::reclaim);
+    rig.reactor.cx().remove_root(owner.id());
+    rig.reactor.cx().remove_root(other.id());
+}

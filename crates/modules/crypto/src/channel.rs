@@ -4,10 +4,9 @@
 //! base has completed it. A request without a buffer waits in the channel's one FIFO, only while the channel's own buffer is in
 //! use: the completion of the request that uses it brings the next poll.
 
+use crate::epoch::{Cipher, Epoch};
 use crate::part::Part;
 use crate::pool::{BUFFER_MAX, Pool};
-use crate::tweaks::Layout;
-use aryk_aes_xts::Key;
 use aryk_bdev::{BdevChannel, Channel, Completion, Io, Lba, Op, Status, Tag};
 use aryk_dma::{Buffer, PAGE, Sgl};
 use aryk_reactor::{Cx, RootId};
@@ -39,8 +38,10 @@ enum Own {
 
 /// What the channels of a disk have in common.
 pub(crate) struct Setup {
-    pub key: Arc<Key>,
-    pub layout: Layout,
+    /// The keys of the disk, as far as the channel has seen.
+    pub epoch: Arc<Epoch>,
+    /// That of the epoch.
+    pub cipher: Cipher,
     pub part: Part,
     /// Bytes of buffers that the channels of one reactor share.
     pub pool_bytes: usize,
@@ -61,8 +62,8 @@ pub(crate) struct CryptoChannel {
     /// Requests that the base has completed, and whose data is not decrypted yet.
     completed: VecDeque<Completion>,
     from_base: Vec<Completion>,
-    /// Completions of requests that were aborted while they waited.
-    aborted: Vec<Completion>,
+    /// Completions of requests that the base never had.
+    ended: Vec<Completion>,
     root: RootId,
 }
 
@@ -81,7 +82,7 @@ impl Channel for CryptoChannel {
         let before = self.waiting.len();
         self.waiting.retain(|io| io.tag != tag);
         for _ in self.waiting.len()..before {
-            self.aborted.push(Completion { tag, status: Status::Aborted });
+            self.ended.push(Completion { tag, status: Status::Aborted });
             cx.wake(self.root);
         }
         for (key, _) in self.requests.iter().filter(|(_, request)| request.tag == tag) {
@@ -90,6 +91,10 @@ impl Channel for CryptoChannel {
     }
 
     fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
+        if !self.setup.epoch.is_settled() {
+            // Also while no request comes: the old key is freed with the last reference to it.
+            self.see_last_epoch();
+        }
         self.base.poll(cx, &mut self.from_base);
         self.completed.extend(self.from_base.drain(..));
         let mut bytes = 0;
@@ -108,7 +113,7 @@ impl Channel for CryptoChannel {
         if bytes >= POLL_BYTES {
             cx.wake(self.root);
         }
-        out.append(&mut self.aborted);
+        out.append(&mut self.ended);
     }
 }
 
@@ -127,21 +132,26 @@ impl CryptoChannel {
             waiting: VecDeque::new(),
             completed: VecDeque::new(),
             from_base: Vec::new(),
-            aborted: Vec::new(),
+            ended: Vec::new(),
             root,
         }
     }
 
-    /// Sends a read or write to the base, if there is a buffer for it.
+    /// Sends a read or write to the base, if there is a buffer for it. Returns false if it must wait for one.
     #[inline]
     fn try_start(&mut self, io: &Io, cx: &mut Cx) -> bool {
+        let is_settled = self.setup.epoch.is_settled();
+        if !is_settled && self.refuses(io, cx) {
+            return true;
+        }
         let len = io.data.len() as usize;
         let Some((mut buffer, is_own)) = self.take_buffer(len) else { return false };
         let target = if io.op == Op::Write {
-            let Setup { key, layout, .. } = &self.setup;
-            let (tweaks, to) = (layout.tweaks(io.lba), &mut buffer.bytes_mut()[..len]);
-            let encrypted = key.encrypt_from(layout.sector, tweaks, &io.data, to);
-            encrypted.expect("the block layer has checked the length");
+            let to = &mut buffer.bytes_mut()[..len];
+            match is_settled {
+                true => self.setup.cipher.encrypt(io.lba, &io.data, to),
+                false => self.setup.epoch.encrypt(io.lba, &io.data, to),
+            }
             None
         } else {
             Some((io.lba, io.data))
@@ -158,6 +168,26 @@ impl CryptoChannel {
         let (lba, blocks) =
             if io.op == Op::Flush { (io.lba, io.blocks) } else { self.setup.part.to_base(io.lba, io.blocks) };
         self.base.submit(Io { lba, blocks, ..io }, cx);
+    }
+
+    /// Moves on to the last epoch, and fails a request for blocks in an unknown state.
+    #[cold]
+    fn refuses(&mut self, io: &Io, cx: &mut Cx) -> bool {
+        self.see_last_epoch();
+        let is_broken = self.setup.epoch.is_broken(io.lba, io.blocks);
+        if is_broken {
+            self.ended.push(Completion { tag: io.tag, status: Status::Medium });
+            cx.wake(self.root);
+        }
+        is_broken
+    }
+
+    #[cold]
+    fn see_last_epoch(&mut self) {
+        while let Some(epoch) = self.setup.epoch.successor().cloned() {
+            self.setup.cipher = epoch.cipher.clone();
+            self.setup.epoch = epoch;
+        }
     }
 
     /// Takes a buffer of the pool, or the channel's own. The buffer may be longer than `len`.
@@ -187,10 +217,11 @@ impl CryptoChannel {
             buffer.reclaim();
             if let Some((lba, data)) = request.target.filter(|_| status.is_ok()) {
                 bytes = data.len() as usize;
-                let Setup { key, layout, .. } = &self.setup;
-                let (tweaks, from) = (layout.tweaks(lba), &mut buffer.bytes_mut()[..bytes]);
-                let decrypted = key.decrypt_to(layout.sector, tweaks, from, &data);
-                decrypted.expect("the block layer has checked the length");
+                let from = &mut buffer.bytes_mut()[..bytes];
+                match self.setup.epoch.is_settled() {
+                    true => self.setup.cipher.decrypt(lba, from, &data),
+                    false => self.setup.epoch.decrypt(lba, from, &data),
+                }
             }
             self.give_back(buffer, request.is_own);
         }

@@ -9,8 +9,10 @@
 #![forbid(unsafe_code)]
 
 mod channel;
+mod epoch;
 mod part;
 mod pool;
+pub mod rekey;
 mod tweaks;
 
 pub use aryk_aes_xts::{Key, KeyError};
@@ -18,12 +20,15 @@ pub use part::{Area, AreaError};
 pub use tweaks::{TweakError, TweakMode};
 
 use aryk_bdev::{
-    Base, Bdev, Blocks, Bytes, Channel, Decorator, Env, Geometry, Identity, Lba, Limits, Op, OpSet, OpenError,
+    Base, Bdev, Blocks, BoxFuture, Bytes, Channel, Decorator, Env, Geometry, Identity, Lba, Limits, Op,
+    OpSet, OpenError,
 };
-use aryk_reactor::{Cx, RootId};
+use aryk_reactor::{Cx, Handle, RootId};
 use channel::{CryptoChannel, Setup};
+use epoch::{Cipher, Epoch, Epochs};
 use part::Part;
-use std::sync::Arc;
+use rekey::Rotation;
+use std::sync::{Arc, Mutex, MutexGuard};
 use tweaks::Layout;
 
 /// Bytes of a read or write of the base, at most, unless one block has more.
@@ -73,25 +78,68 @@ pub fn create(env: &Env, config: Config) -> Result<Arc<Bdev>, Error> {
     create_with_pool(env, config, POOL_BYTES)
 }
 
+/// Creates a crypto disk whose key rotation is not complete. `config` has the old key. The rotation goes on, unless `is_stopped`:
+/// then only the zone is written that the journal holds.
+///
+/// # Errors
+/// [`rekey::Error`].
+pub fn create_rotating(
+    env: &Env,
+    config: Config,
+    rekey: rekey::Config,
+    is_stopped: bool,
+) -> Result<Arc<Bdev>, rekey::Error> {
+    let limit = rekey.bytes_per_second;
+    let (identity, crypto) = open(env, config, POOL_BYTES)?;
+    let crypto = crypto.with_rotation(rekey)?;
+    let rotation = crypto.rotation().expect("just set");
+    let bdev = env.registry().register(identity, Arc::new(crypto)).map_err(Error::from)?;
+    rotation.attach(&bdev);
+    if is_stopped {
+        rotation.recover(env)?
+    } else {
+        rotation.run(env, limit)?
+    }
+    Ok(bdev)
+}
+
 /// As [`create`], with another size of the reactors' pools.
 fn create_with_pool(env: &Env, config: Config, pool_bytes: usize) -> Result<Arc<Bdev>, Error> {
-    let Config { identity, product, base, area, key, tweak_mode, passes_discards } = config;
-    let base = Base::open(env.registry(), &base, &identity.name)?;
-    let geometry = base.bdev().geometry();
-    let layout = Layout::new(tweak_mode, geometry.block_size)?;
-    let part = Part::new(area, layout.block_size, geometry)?;
-    let crypto = Crypto { base, product, part, key, layout, passes_discards, pool_bytes };
+    let (identity, crypto) = open(env, config, pool_bytes)?;
     Ok(env.registry().register(identity, Arc::new(crypto))?)
 }
 
+/// Opens the base of a disk that is being created.
+fn open(env: &Env, config: Config, pool_bytes: usize) -> Result<(Identity, Crypto), Error> {
+    let Config { identity, product, base, area, key, tweak_mode, passes_discards } = config;
+    let base = Arc::new(Base::open(env.registry(), &base, &identity.name)?);
+    let geometry = base.bdev().geometry();
+    let layout = Layout::new(tweak_mode, geometry.block_size)?;
+    let part = Part::new(area, layout.block_size, geometry)?;
+    let epochs = Epochs::new(Epoch::settled(Cipher { key, layout }));
+    let rotation = Mutex::default();
+    Ok((identity, Crypto { base, product, part, epochs, rotation, passes_discards, pool_bytes }))
+}
+
 struct Crypto {
-    base: Base,
+    base: Arc<Base>,
     product: &'static str,
     part: Part,
-    key: Arc<Key>,
-    layout: Layout,
+    epochs: Epochs,
+    /// The rotation of the key, from its beginning until the disk has one key again.
+    rotation: Mutex<Option<Arc<Rotation>>>,
     passes_discards: bool,
     pool_bytes: usize,
+}
+
+impl Crypto {
+    fn lock_rotation(&self) -> MutexGuard<'_, Option<Arc<Rotation>>> {
+        self.rotation.lock().expect("no one panics holding it")
+    }
+
+    fn rotation(&self) -> Option<Arc<Rotation>> {
+        self.lock_rotation().clone()
+    }
 }
 
 impl Decorator for Crypto {
@@ -127,11 +175,30 @@ impl Decorator for Crypto {
         passed.filter(|&op| of_base.contains(op)).fold(OpSet::of(&[]), OpSet::with)
     }
 
+    fn prepare(&self, reactor: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
+        let reactor = reactor.clone();
+        Box::pin(async move {
+            if let Some(rotation) = self.rotation() {
+                rotation.recovered().await;
+            }
+            self.base.prepare(&reactor).await
+        })
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            if let Some(rotation) = self.rotation() {
+                rotation.stop().await;
+            }
+        })
+    }
+
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
         let base = self.base.open_channel(root, cx)?;
+        let epoch = self.epochs.last();
         let setup = Setup {
-            key: Arc::clone(&self.key),
-            layout: self.layout,
+            cipher: epoch.cipher.clone(),
+            epoch,
             part: self.part,
             pool_bytes: self.pool_bytes,
             depth: Decorator::limits(self).depth,

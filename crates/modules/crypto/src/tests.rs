@@ -1,5 +1,6 @@
 //! The suite of all modules on crypto disks, and what crypto disks store.
 
+mod rotation;
 mod stored;
 
 use super::*;
@@ -9,7 +10,7 @@ use aryk_bdev_conformance::{Bench, Features, Fixture, Shape, conformance};
 
 const BLOCKS: Blocks = Blocks(8192);
 
-fn noise(seed: u64, len: usize) -> Vec<u8> {
+pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut word = seed | 1;
     let next = || {
         word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -18,7 +19,7 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(len).collect()
 }
 
-fn key(seed: u64) -> Arc<Key> {
+pub(crate) fn key(seed: u64) -> Arc<Key> {
     Arc::new(Key::new(&noise(seed, 64)).expect("it is a key"))
 }
 

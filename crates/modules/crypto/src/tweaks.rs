@@ -81,6 +81,25 @@ impl Layout {
         Ok(Self { sector, block_size: block_size.max(bytes), mode })
     }
 
+    /// The block that is `bytes` bytes, a whole number of blocks, after `lba`.
+    pub const fn block_after(&self, lba: Lba, bytes: usize) -> Lba {
+        Lba(lba.0 + bytes as u64 / self.block_size as u64)
+    }
+
+    /// Bytes that are equal for equal layouts only.
+    pub fn fingerprint(&self) -> [u8; 16] {
+        let (mode, offset) = match self.mode {
+            TweakMode::SimpleLba => (0, 0),
+            TweakMode::JoinNegLbaWithLba => (1, 0),
+            TweakMode::Incr512FullLba => (2, 0),
+            TweakMode::Incr512UpperLba => (3, 0),
+            TweakMode::Plain64 { iv_offset, iv_large_sectors: false, .. } => (4, iv_offset),
+            TweakMode::Plain64 { iv_offset, iv_large_sectors: true, .. } => (5, iv_offset),
+        };
+        let sector = self.sector.bytes() as u64;
+        (u128::from(offset) << 64 | u128::from(sector << 8 | mode)).to_le_bytes()
+    }
+
     /// The tweaks from a block on.
     #[inline]
     pub fn tweaks(&self, lba: Lba) -> Tweaks {
