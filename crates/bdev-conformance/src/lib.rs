@@ -55,12 +55,25 @@ pub trait Fixture {
 }
 
 /// Generates a module's tests: one per function of [`checks`], with the disks of `$make`, a function or closure that
-/// returns a [`Fixture`].
+/// returns a [`Fixture`]. An attribute in brackets before it, such as `[ignore]`, is that of each test.
 #[macro_export]
 macro_rules! conformance {
-    ($make:expr) => {
+    (@one [$($attribute:meta)?] $make:expr, $check:ident) => {
+        #[test]
+        $(#[$attribute])?
+        fn $check() {
+            $crate::checks::$check(&$make);
+        }
+    };
+    ([$($attribute:meta)?] $make:expr, $($check:ident)*) => {
+        $crate::conformance!(@each [$($attribute)?] $make, $($check)*);
+    };
+    (@each $attributes:tt $make:expr, $($check:ident)*) => {
+        $($crate::conformance!(@one $attributes $make, $check);)*
+    };
+    ([$($attribute:meta)?] $make:expr) => {
         $crate::conformance!(
-            $make,
+            [$($attribute)?] $make,
             every_operation_at_every_alignment
             bounds_and_bad_requests
             more_in_flight_than_the_depth
@@ -86,12 +99,7 @@ macro_rules! conformance {
             deadlines
         );
     };
-    ($make:expr, $($check:ident)*) => {
-        $(
-            #[test]
-            fn $check() {
-                $crate::checks::$check(&$make);
-            }
-        )*
+    ($make:expr $(, $($check:ident)*)?) => {
+        $crate::conformance!([] $make $(, $($check)*)?);
     };
 }

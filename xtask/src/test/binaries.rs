@@ -19,6 +19,8 @@ use crate::workspace;
 const LANES: usize = 2;
 /// The package directory and the target of the test that measures an attacked daemon: it has a stage of its own.
 const ADVERSARY: [(&str, &str); 1] = [("bin/arykd", "adversary")];
+/// The test that needs a Ceph cluster: it belongs to the stage that starts one.
+const CEPH: [(&str, &str); 1] = [("crates/modules/rbd", "cluster")];
 /// The longest programs are started first, so that no lane waits for one at the end.
 const FIRST: [(&str, &str); 1] = [("bin/arykd", "daemon")];
 
@@ -91,7 +93,7 @@ pub(super) fn run_without_guests(settings: &[(&'static str, &str)]) -> Result<Ta
     let mut environment = built.environment()?;
     environment.extend(settings.iter().map(|&(name, value)| (name, value.into())));
     let mut tests = built.tests;
-    tests.retain(|test| !test.directory.ends_with(GUESTS) && !test.is_in(&ADVERSARY));
+    tests.retain(|test| !test.directory.ends_with(GUESTS) && !test.is_in(&ADVERSARY) && !test.is_in(&CEPH));
     tests.sort_by_key(|test| !test.is_in(&FIRST));
     lanes::run(tests, LANES, |test: Binary| test.run(&environment, &[]))
 }
@@ -107,6 +109,15 @@ pub(crate) fn run_adversary(scene: &str, settings: &[(&'static str, String)]) ->
     ensure!(!tests.is_empty(), "cargo built no test of hostile front-ends");
     let arguments: &[&str] = if scene.is_empty() { &[] } else { &[scene] };
     lanes::run(tests, 1, |test: Binary| test.run(&environment, arguments))
+}
+
+/// Runs the tests that need a Ceph cluster, on the cluster with the configuration file `conf`.
+pub(super) fn run_on_ceph(conf: &Path) -> Result<Tally> {
+    let mut tests = build()?.tests;
+    tests.retain(|test| test.is_in(&CEPH));
+    ensure!(!tests.is_empty(), "cargo built no test of Ceph");
+    let environment = [("CEPH_CONF", conf.into())];
+    lanes::run(tests, 1, |test: Binary| test.run(&environment, &["--include-ignored"]))
 }
 
 /// Builds all tests, with the programs that they start and the examples; returns the directory of the programs.

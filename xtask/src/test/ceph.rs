@@ -7,14 +7,16 @@ use super::{Tally, binaries};
 use crate::install;
 use crate::progress::Clock;
 
-/// Starts one cluster, and runs all cases whose name contains `part` on it, one at a time: some stop its daemons.
+/// Starts one cluster, and runs the conformance suite on it, then all cases whose name contains `part`, one at a time: some stop
+/// its daemons.
 pub(crate) fn run(part: &str) -> Result<Tally> {
     install::ensure(install::ALL)?;
     let bin = binaries::build_for_guests()?;
     let clock = Clock::start();
     let mut lab = cases::Lab { cluster: Cluster::start(&Kind::SMALL)?, bin };
     println!("a Ceph cluster runs after {} s", clock.seconds());
-    let mut tally = Tally::default();
+    let mut tally =
+        if part.is_empty() { binaries::run_on_ceph(&lab.cluster.conf())? } else { Tally::default() };
     for case in cases::list().into_iter().filter(|case| case.name.contains(part)) {
         let clock = Clock::start();
         let result = case.run(&mut lab);
