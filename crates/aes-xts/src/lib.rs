@@ -5,8 +5,9 @@
 //! gets AWS-LC. Each call computes the tweaks of up to 16 sectors together, so sectors of 512 bytes cost little more than sectors
 //! of 4 KiB.
 //!
-//! **Keys.** A key's schedules are in one allocation that is zeroed when the key is dropped, and no text contains key material.
-//! Values in registers, and the few words of the stack to which the compiler spills them, are not zeroed.
+//! **Keys.** A key's schedules are in one part of the memory for secrets ([`SecretBox`]), which is locked and left out of
+//! core dumps, and zeroed when the key is dropped. No text contains key material. Values in registers, and the few words of
+//! the stack to which the compiler spills them, are not zeroed.
 //!
 //! **Unsafe code** is in `x86` (vector instructions, their loads and stores), in `portable` (calls of AWS-LC), and in the calls
 //! of both here and in `guest`. All accesses are within `len` bytes from two pointers, and [`Key::crypt`] checks that `len` is a
@@ -17,8 +18,8 @@ mod guest;
 mod portable;
 mod x86;
 
+use aryk_secrets::SecretBox;
 use std::fmt;
-use zeroize::Zeroize;
 
 /// Bytes in a block of AES.
 const BLOCK: usize = 16;
@@ -180,8 +181,8 @@ struct Job {
 
 /// The expanded keys, in the form that the implementation needs.
 enum Schedule {
-    X86(Box<x86::Schedule>),
-    AwsLc(Box<portable::Schedule>),
+    X86(SecretBox<x86::Schedule>),
+    AwsLc(SecretBox<portable::Schedule>),
 }
 
 /// A key of AES-128-XTS or AES-256-XTS.
@@ -194,15 +195,6 @@ pub struct Key {
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Key(AES-{}-XTS by {})", self.bits, self.implementation)
-    }
-}
-
-impl Drop for Key {
-    fn drop(&mut self) {
-        match &mut self.schedule {
-            Schedule::X86(schedule) => schedule.zeroize(),
-            Schedule::AwsLc(schedule) => schedule.zeroize(),
-        }
     }
 }
 

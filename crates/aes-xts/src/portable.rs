@@ -3,8 +3,8 @@
 //! AWS-LC has no AES-128-XTS, and its AES-256-XTS needs a context of its own for each call; its block cipher needs neither.
 
 use crate::{BLOCK, Direction, Job};
+use aryk_secrets::SecretBox;
 use aws_lc_sys::{AES_KEY, AES_decrypt, AES_encrypt, AES_set_decrypt_key, AES_set_encrypt_key};
-use zeroize::Zeroize;
 
 /// The expanded keys.
 pub(crate) struct Schedule {
@@ -15,9 +15,9 @@ pub(crate) struct Schedule {
 
 impl Schedule {
     /// Expands keys of 16 or 32 bytes.
-    pub(crate) fn new(data: &[u8], tweak: &[u8]) -> Box<Self> {
+    pub(crate) fn new(data: &[u8], tweak: &[u8]) -> SecretBox<Self> {
         let empty = AES_KEY { rd_key: [0; 60], rounds: 0 };
-        let mut schedule = Box::new(Self { encrypt: empty, decrypt: empty, tweak: empty });
+        let mut schedule = SecretBox::new(Self { encrypt: empty, decrypt: empty, tweak: empty });
         let bits = |key: &[u8]| key.len() as u32 * 8;
         let Self { encrypt, decrypt, tweak: of_tweak } = &mut *schedule;
         // SAFETY: the key has as many bits, and the schedule is writable.
@@ -72,13 +72,5 @@ impl Schedule {
 impl Schedule {
     pub(crate) fn words(&self) -> Vec<u32> {
         [self.encrypt.rd_key, self.decrypt.rd_key, self.tweak.rd_key].concat()
-    }
-}
-
-impl Zeroize for Schedule {
-    fn zeroize(&mut self) {
-        for key in [&mut self.encrypt, &mut self.decrypt, &mut self.tweak] {
-            key.rd_key.zeroize();
-        }
     }
 }

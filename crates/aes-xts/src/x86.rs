@@ -13,13 +13,13 @@ mod kernel;
 pub(crate) mod vaes256;
 pub(crate) mod vaes512;
 
+use aryk_secrets::SecretBox;
 use std::arch::is_x86_feature_detected;
 use std::arch::x86_64::{
     __m128i, _mm_aesdec_si128, _mm_aesdeclast_si128, _mm_aesenc_si128, _mm_aesenclast_si128,
     _mm_aesimc_si128, _mm_aeskeygenassist_si128, _mm_cvtsi128_si32, _mm_loadu_si128, _mm_set1_epi32,
     _mm_storeu_si128, _mm_xor_si128,
 };
-use zeroize::Zeroize;
 
 use crate::BLOCK;
 
@@ -74,10 +74,10 @@ impl Schedule {
     ///
     /// # Safety
     /// The processor has AES-NI ([`has_aes_ni`]).
-    pub(crate) unsafe fn new(data: &[u8], tweak: &[u8]) -> Box<Self> {
+    pub(crate) unsafe fn new(data: &[u8], tweak: &[u8]) -> SecretBox<Self> {
         let empty = RoundKeys::default();
         // Each element is written in its place, so that no copy of a key stays on the stack.
-        let mut schedule = Box::new(Self { encrypt: empty, decrypt: empty, tweak: empty, rounds: 0 });
+        let mut schedule = SecretBox::new(Self { encrypt: empty, decrypt: empty, tweak: empty, rounds: 0 });
         let Self { encrypt, decrypt, tweak: of_tweak, rounds } = &mut *schedule;
         *rounds = data.len() / 4 + 6;
         // SAFETY: the caller's promise.
@@ -94,14 +94,6 @@ impl Schedule {
 impl Schedule {
     pub(crate) fn words(&self) -> Vec<u32> {
         [self.encrypt, self.decrypt, self.tweak].as_flattened().as_flattened().to_vec()
-    }
-}
-
-impl Zeroize for Schedule {
-    fn zeroize(&mut self) {
-        self.encrypt.zeroize();
-        self.decrypt.zeroize();
-        self.tweak.zeroize();
     }
 }
 
