@@ -5,7 +5,7 @@ pub mod examples;
 use crate::bench::BenchArgs;
 use crate::commands::nvme::NvmeCommand;
 use crate::commands::nvme::drive::{DriveCommand, NamespaceAddress};
-use crate::completion::{controllers, disks, disks_and_controllers, groups, methods};
+use crate::completion::{controllers, disks, disks_and_controllers, groups, keys, methods};
 use crate::doctor::Subject;
 use crate::limits::Limits;
 use crate::size::Size;
@@ -82,6 +82,9 @@ pub enum Command {
         #[arg(long)]
         force: bool,
     },
+    /// Create, list and delete the keys of encrypted disks
+    #[command(subcommand)]
+    Key(KeyCommand),
     /// List the controllers, through which VMs use disks
     #[command(subcommand)]
     Controller(ControllerCommand),
@@ -246,6 +249,10 @@ pub struct CreateArgs {
     /// The disk's uuid, instead of a random one
     #[arg(long)]
     pub uuid: Option<String>,
+    /// Encrypt the data by this key of 'aryk key create'. A second disk, NAME.store, has the encrypted data, and is removed
+    /// together with this one. Data that the file has already reads as random bytes
+    #[arg(long, value_name = "KEY", conflicts_with_all = ["from", "uuid"], add = ArgValueCandidates::new(keys))]
+    pub encrypt: Option<String>,
     /// Which memory of VMs the NVMe drive accesses by itself [default: auto]
     #[arg(long, value_enum, requires = "nvme")]
     pub dma: Option<Dma>,
@@ -268,6 +275,82 @@ pub struct KindArgs {
     /// namespace 2. The drive must be bound to vfio-pci: 'aryk nvme bind'
     #[arg(long, value_name = "PCI[:NSID]", conflicts_with_all = ["block_size", "from", "readonly", "enospc", "lock", "size", "uuid"])]
     pub nvme: Option<NamespaceAddress>,
+}
+
+/// Commands for keys.
+#[derive(Debug, Subcommand)]
+pub enum KeyCommand {
+    /// Create a key for AES-XTS: random, unless a file has it
+    #[command(after_help = examples::KEY)]
+    Create(KeyCreateArgs),
+    /// List the keys, and the disks that use them
+    List,
+    /// Delete keys that no disk uses: data that was encrypted by them cannot be read any more
+    Delete {
+        /// The keys
+        #[arg(required = true, value_name = "NAME", add = ArgValueCandidates::new(keys))]
+        names: Vec<String>,
+    },
+}
+
+/// Arguments of `key create`.
+#[derive(Debug, Args)]
+pub struct KeyCreateArgs {
+    /// Name of the new key
+    pub name: String,
+    /// Bits of AES [default: 256]
+    #[arg(long, value_enum, conflicts_with = "from_file")]
+    pub bits: Option<KeyBits>,
+    /// Take the key from this file: 32 or 64 bytes, or 64 or 128 hexadecimal digits, the key of the data before the key of the
+    /// tweaks; '-' is the standard input
+    #[arg(long, value_name = "FILE")]
+    pub from_file: Option<PathBuf>,
+    /// How the position of data on a disk becomes its tweak, as in SPDK [default: simple-lba]
+    #[arg(long, value_enum, value_name = "MODE")]
+    pub tweak_mode: Option<TweakMode>,
+}
+
+/// Bits of a key of AES; AES-XTS has two keys.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum KeyBits {
+    #[value(name = "128")]
+    Bits128,
+    #[value(name = "256")]
+    Bits256,
+}
+
+impl KeyBits {
+    pub const fn number(self) -> u64 {
+        match self {
+            Self::Bits128 => 128,
+            Self::Bits256 => 256,
+        }
+    }
+}
+
+/// How the position of data becomes its tweak.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum TweakMode {
+    #[value(name = "simple-lba")]
+    Simple,
+    #[value(name = "join-neg-lba-with-lba")]
+    JoinNeg,
+    #[value(name = "incr-512-full-lba")]
+    Incr512Full,
+    #[value(name = "incr-512-upper-lba")]
+    Incr512Upper,
+}
+
+impl TweakMode {
+    /// The RPC's name of the value.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Simple => "SIMPLE_LBA",
+            Self::JoinNeg => "JOIN_NEG_LBA_WITH_LBA",
+            Self::Incr512Full => "INCR_512_FULL_LBA",
+            Self::Incr512Upper => "INCR_512_UPPER_LBA",
+        }
+    }
 }
 
 /// Which memory of VMs an NVMe drive accesses by itself; the kernel pins that memory.

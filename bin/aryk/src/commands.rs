@@ -3,6 +3,7 @@
 pub mod controller;
 pub mod daemon;
 pub mod disk;
+pub mod key;
 pub mod memory;
 pub mod nvme;
 pub mod qos;

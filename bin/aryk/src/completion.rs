@@ -94,6 +94,11 @@ pub fn groups() -> Vec<CompletionCandidate> {
     names("bdev_qos_groups_get", "name")
 }
 
+/// The names of the keys of encrypted disks.
+pub fn keys() -> Vec<CompletionCandidate> {
+    names("accel_crypto_keys_get", "name")
+}
+
 /// The names of the RPC methods.
 pub fn methods() -> Vec<CompletionCandidate> {
     crate::reference::methods().map(CompletionCandidate::new).collect()

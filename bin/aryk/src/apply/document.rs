@@ -245,6 +245,7 @@ impl Disk {
             enospc: self.enospc,
             lock: self.lock,
             uuid: self.uuid,
+            encrypt: None,
             dma: None,
         };
         let (method, params) = create_call(&args).map_err(|e: Error| e.to_string())?;

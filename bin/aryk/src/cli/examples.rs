@@ -20,7 +20,16 @@ Examples:
   aryk disk create vm2 --file vm2.img --from debian.qcow2 --size 40G
   aryk disk create data --file /dev/vg0/data
   aryk disk create scratch --memory --size 1.5G
-  aryk disk create fast --nvme 0000:3d:00.0";
+  aryk disk create fast --nvme 0000:3d:00.0
+  aryk disk create secret --file secret.img --size 20G --encrypt k1";
+
+pub const KEY: &str = "\
+The daemon keeps keys in its state directory, encrypted by its wrapping key. A
+copy of a random key is nowhere else: for a copy, create the key in a file.
+
+Examples:
+  aryk key create k1
+  (umask 077; head -c 64 /dev/urandom > k2.key); aryk key create k2 --from-file k2.key";
 
 pub const ATTACH: &str = "\
 Examples:

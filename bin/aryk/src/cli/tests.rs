@@ -88,6 +88,20 @@ fn commands_of_the_guide_parse() {
 }
 
 #[test]
+fn commands_for_keys_parse() {
+    for line in [
+        "aryk key create k",
+        "aryk key create k --bits 128 --tweak-mode incr-512-full-lba",
+        "aryk key create k --from-file -",
+        "aryk key list --json",
+        "aryk key delete a b",
+        "aryk disk create d --memory --size 1M --encrypt k",
+    ] {
+        parse(line).unwrap_or_else(|e| panic!("{line}: {e}"));
+    }
+}
+
+#[test]
 fn wrong_command_lines() {
     let wrong = [
         ("aryk disk create vm1", ErrorKind::MissingRequiredArgument),
@@ -97,6 +111,12 @@ fn wrong_command_lines() {
         ("aryk disk create vm1 --memory --size 1G --readonly", ErrorKind::ArgumentConflict),
         ("aryk disk create vm1 --file x --size 1.3G", ErrorKind::ValueValidation),
         ("aryk disk remove", ErrorKind::MissingRequiredArgument),
+        ("aryk key create", ErrorKind::MissingRequiredArgument),
+        ("aryk key delete", ErrorKind::MissingRequiredArgument),
+        ("aryk key create k --bits 192", ErrorKind::InvalidValue),
+        ("aryk key create k --bits 128 --from-file f", ErrorKind::ArgumentConflict),
+        ("aryk key create k --tweak-mode lba", ErrorKind::InvalidValue),
+        ("aryk disk create d --file f --from i --encrypt k", ErrorKind::ArgumentConflict),
         ("aryk detach --force", ErrorKind::MissingRequiredArgument),
         ("aryk rpc", ErrorKind::MissingRequiredArgument),
         ("aryk logs -n many", ErrorKind::ValueValidation),

@@ -1,5 +1,7 @@
 //! `aryk disk …`
 
+mod encrypted;
+
 use super::{elements, number, object, text};
 use crate::absent;
 use crate::apply::call::Call;
@@ -73,6 +75,9 @@ pub fn run(command: &DiskCommand, client: &mut Client, out: &Output) -> Result<(
 }
 
 fn create(args: &CreateArgs, client: &mut Client, out: &Output) -> Result<(), Error> {
+    if let Some(key) = &args.encrypt {
+        return encrypted::create(key, args, client, out);
+    }
     let (method, mut params) = create_call(args)?;
     absent::refuse_replacing(std::iter::once(&Call::new(method, params.clone())), client)?;
     if let (Some(source), Some(file)) = (&args.from, &args.kind.file) {
@@ -402,6 +407,7 @@ fn remove(names: &[String], force: bool, client: &mut Client, out: &Output) -> R
         } else {
             remove_one(disk, &users, client)?
         };
+        let store = encrypted::remove_store(disk, names, &users, client)?;
         if !out.json {
             let with = |what: &str, names: &[&str]| match names {
                 [] => String::new(),
@@ -412,9 +418,10 @@ fn remove(names: &[String], force: bool, client: &mut Client, out: &Output) -> R
             let file =
                 absent::file(disk).map(|file| format!(" Its file stays as it is: {}", printable(file)));
             let gone = if is_absent { "was absent, and is forgotten" } else { "is removed" };
-            out.print_line(&format!("Disk '{name}' {gone}{with}.{}", file.unwrap_or_default()))?;
+            let store = store.map(|store| format!(" and so is its store '{store}'")).unwrap_or_default();
+            out.print_line(&format!("Disk '{name}' {gone}{with}{store}.{}", file.unwrap_or_default()))?;
         }
-        report.push(json!({"disk": name, "controllers": controllers, "was_absent": is_absent, "forgotten": forgotten}));
+        report.push(json!({"disk": name, "controllers": controllers, "was_absent": is_absent, "forgotten": forgotten, "store": store}));
     }
     if out.json { out.print(&Value::Array(report), String::new) } else { Ok(()) }
 }

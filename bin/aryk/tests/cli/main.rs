@@ -9,5 +9,6 @@ mod doctor;
 mod guard;
 mod harness;
 mod import;
+mod keys;
 mod person;
 mod watch;
