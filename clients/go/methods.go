@@ -29,7 +29,7 @@ type AccelCryptoKeyDestroyParams struct {
 	KeyName string `json:"key_name"`
 }
 
-// AccelCryptoKeyDestroy calls accel_crypto_key_destroy. Forgets a key that no disk uses, also in the daemon's state. The medium of the state directory may keep it.
+// AccelCryptoKeyDestroy calls accel_crypto_key_destroy. Forgets a key that no disk uses, also in the daemon's state. The medium of the state directory may keep it, encrypted by the wrapping key.
 func (c *Client) AccelCryptoKeyDestroy(ctx context.Context, params AccelCryptoKeyDestroyParams) (bool, error) {
 	return call[bool](ctx, c, "accel_crypto_key_destroy", params)
 }
@@ -1420,18 +1420,42 @@ func (c *Client) IscsiSetOptions(ctx context.Context, params IscsiSetOptionsPara
 	return call[bool](ctx, c, "iscsi_set_options", params)
 }
 
-// KeyringGetKeys calls keyring_get_keys. Lists the keys of the keyring: always empty.
-func (c *Client) KeyringGetKeys(ctx context.Context) ([]map[string]any, error) {
-	return call[[]map[string]any](ctx, c, "keyring_get_keys", nil)
+// KeyringFileAddKeyParams are the parameters of keyring_file_add_key.
+type KeyringFileAddKeyParams struct {
+	// Name of the secret.
+	Name string `json:"name"`
+	// Absolute path of the file, to which no other user has rights (mode 600).
+	Path string `json:"path"`
+}
+
+// KeyringFileAddKey calls keyring_file_add_key. Names a file that contains a secret: the secret is read when it is used.
+func (c *Client) KeyringFileAddKey(ctx context.Context, params KeyringFileAddKeyParams) (bool, error) {
+	return call[bool](ctx, c, "keyring_file_add_key", params)
+}
+
+// KeyringFileRemoveKeyParams are the parameters of keyring_file_remove_key.
+type KeyringFileRemoveKeyParams struct {
+	// Name of the secret.
+	Name string `json:"name"`
+}
+
+// KeyringFileRemoveKey calls keyring_file_remove_key. Forgets the name of a file with a secret. The file stays.
+func (c *Client) KeyringFileRemoveKey(ctx context.Context, params KeyringFileRemoveKeyParams) (bool, error) {
+	return call[bool](ctx, c, "keyring_file_remove_key", params)
+}
+
+// KeyringGetKeys calls keyring_get_keys. Lists the named secrets, without their content.
+func (c *Client) KeyringGetKeys(ctx context.Context) ([]NamedSecret, error) {
+	return call[[]NamedSecret](ctx, c, "keyring_get_keys", nil)
 }
 
 // KeyringLinuxSetOptionsParams are the parameters of keyring_linux_set_options.
 type KeyringLinuxSetOptionsParams struct {
-	// Without effect. Accepted values: `[false]`.
+	// Whether to look in the kernel's keyring. Default: unchanged, which is false at first.
 	Enable *bool `json:"enable,omitempty"`
 }
 
-// KeyringLinuxSetOptions calls keyring_linux_set_options. Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
+// KeyringLinuxSetOptions calls keyring_linux_set_options. Chooses whether secrets without a file are looked for in the kernel's keyring, among its keys of the type `user`.
 func (c *Client) KeyringLinuxSetOptions(ctx context.Context, params KeyringLinuxSetOptionsParams) (bool, error) {
 	return call[bool](ctx, c, "keyring_linux_set_options", params)
 }

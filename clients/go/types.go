@@ -757,6 +757,22 @@ type MultipathOptions struct {
 	Selector *NvmePathSelector `json:"selector,omitempty"`
 }
 
+// NamedSecret: One of the results of `keyring_get_keys`.
+type NamedSecret struct {
+	// Name of the secret.
+	Name string `json:"name"`
+	// `keyring_file`.
+	Module string `json:"module"`
+	// Always false: a removed name is forgotten at once.
+	Removed bool `json:"removed"`
+	// Always false: only names that a client has added are listed.
+	Probed bool `json:"probed"`
+	// Always 1: a secret that is in use is a copy.
+	Refcnt uint32 `json:"refcnt"`
+	// The file.
+	Path string `json:"path"`
+}
+
 // NotRegistered: A region that a client has not registered.
 type NotRegistered struct {
 	// Name of the client.

@@ -23,6 +23,8 @@ use std::time::SystemTime;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Subsystem {
+    /// Names of secrets: files and options, never secrets.
+    Keyring,
     /// Disks.
     Bdev,
     /// NVMe controllers, with their disks. On the wire a part of the disks.
@@ -49,11 +51,12 @@ pub enum Subsystem {
 
 impl Subsystem {
     /// All subsystems that SPDK lists, each after those that it depends on.
-    pub const ALL: [Self; 4] = [Self::Bdev, Self::VhostBlk, Self::VhostScsi, Self::Scheduler];
+    pub const ALL: [Self; 5] = [Self::Keyring, Self::Bdev, Self::VhostBlk, Self::VhostScsi, Self::Scheduler];
 
     /// The subsystem's name on the wire.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Keyring => "keyring",
             Self::Bdev | Self::Nvme | Self::Watch | Self::Qos => "bdev",
             Self::VhostBlk => "vhost_blk",
             Self::VhostScsi | Self::Signals | Self::Sleep => "vhost_scsi",
@@ -66,7 +69,13 @@ impl Subsystem {
     /// The subsystems that must come before this one.
     pub const fn depends_on(self) -> &'static [&'static str] {
         match self {
-            Self::Bdev | Self::Nvme | Self::Watch | Self::Qos | Self::Scheduler | Self::Daemon => &[],
+            Self::Keyring
+            | Self::Bdev
+            | Self::Nvme
+            | Self::Watch
+            | Self::Qos
+            | Self::Scheduler
+            | Self::Daemon => &[],
             Self::VhostBlk | Self::VhostScsi | Self::Signals | Self::Sleep | Self::Unit => &["bdev"],
         }
     }
@@ -434,6 +443,7 @@ impl Config {
             Some(Subsystem::Qos) => "QoS of",
             Some(Subsystem::Signals) => "signals of",
             Some(Subsystem::Sleep) => "sleep policy of",
+            Some(Subsystem::Keyring) => "keyring's",
             Some(Subsystem::Unit) => "SCSI reservations and modes of",
             _ => kind,
         };
@@ -449,6 +459,7 @@ impl Config {
                 Subsystem::VhostScsi if note.object.contains('/') => "target",
                 Subsystem::VhostBlk | Subsystem::VhostScsi => "controller",
                 Subsystem::Daemon
+                | Subsystem::Keyring
                 | Subsystem::Qos
                 | Subsystem::Scheduler
                 | Subsystem::Signals

@@ -3,6 +3,7 @@
 use crate::config::{Config, Subsystem, first_part};
 use crate::journal::Done;
 use crate::methods::details::Details;
+use crate::methods::keyring::Keyring;
 use crate::methods::log::{LogSettings, PrintLevel};
 use crate::methods::nvme::is_disk_of;
 use crate::restore::{StartUp, Unfinished};
@@ -42,6 +43,8 @@ pub struct Control {
     pub config: Config,
     /// The NVMe controllers.
     pub(crate) nvme: crate::methods::nvme::State,
+    /// Secrets by name, for methods that need one.
+    pub keyring: Keyring,
     /// Wraps key material before it enters the configuration.
     pub(crate) wrapping: Wrapping,
     /// The keys of encrypted disks.
@@ -92,6 +95,7 @@ impl Control {
             disks,
             config: Config::default(),
             nvme: crate::methods::nvme::State::default(),
+            keyring: Keyring::default(),
             wrapping: Wrapping::default(),
             keys: crate::methods::crypto::Keys::default(),
             collector: Collector::default(),
@@ -293,6 +297,7 @@ impl Control {
             | Subsystem::Sleep
             | Subsystem::Unit
             | Subsystem::Scheduler
+            | Subsystem::Keyring
             | Subsystem::Daemon => Ok(()),
         }
     }

@@ -6,7 +6,7 @@
 //! intended.
 
 use crate::config::{Call, Subsystem};
-use crate::methods::crypto;
+use crate::methods::{crypto, keyring};
 use crate::{Control, Error, Methods, restore};
 use aryk_reactor::CoreSet;
 use rustix::io::Errno;
@@ -251,6 +251,7 @@ fn noted(control: &Control, method: &str, params: &Value) -> Option<(String, Cal
         "bdev_split_create" => find(Subsystem::Bdev, format!("{}p0", text("base_bdev")?)),
         crate::methods::nvme::ATTACH => find(Subsystem::Nvme, text("name")?.to_owned()),
         crypto::CREATE_KEY => find(Subsystem::Daemon, crypto::object(text("name")?)),
+        keyring::ADD_FILE => find(Subsystem::Keyring, keyring::object(text("name")?)),
         "bdev_qos_group_create" => find(Subsystem::Qos, crate::methods::group_object(text("name")?)),
         "vhost_create_blk_controller" => find(Subsystem::VhostBlk, text("ctrlr")?.to_owned()),
         "vhost_create_scsi_controller" => find(Subsystem::VhostScsi, text("ctrlr")?.to_owned()),

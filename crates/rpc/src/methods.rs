@@ -13,6 +13,7 @@ pub(crate) mod details;
 mod error;
 pub mod framework;
 mod host;
+pub mod keyring;
 pub mod log;
 mod malloc;
 mod memory;
@@ -75,6 +76,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
     delay::register(&mut table);
     error::register(&mut table);
     framework::register(&mut table);
+    keyring::register(&mut table);
     log::register(&mut table);
     malloc::register(&mut table);
     memory::register(&mut table);

@@ -140,6 +140,16 @@ fn the_wrapping_key_decides() {
 }
 
 #[test]
+fn a_sandboxed_daemon_creates_its_wrapping_key() {
+    let dir = tempfile::TempDir::new().unwrap();
+    std::fs::create_dir(dir.path().join("disks")).unwrap();
+    let mut daemon = Daemon::start_in(dir, &[KEPT, &["--allow-dir", "DIR/disks"]].concat());
+    make_disk(&daemon);
+    daemon.kill_and_restart();
+    assert_eq!(absent(&daemon), []);
+}
+
+#[test]
 fn the_wrapping_key_is_a_file_of_the_operator() {
     let dir = tempfile::TempDir::new().unwrap();
     let file = dir.path().join("operator.key");

@@ -55,7 +55,7 @@ class Methods(ABC):
         *,
         key_name: str,
     ) -> bool:
-        """Forgets a key that no disk uses, also in the daemon's state. The medium of the state directory may keep it.
+        """Forgets a key that no disk uses, also in the daemon's state. The medium of the state directory may keep it, encrypted by the wrapping key.
 
         Parameters:
             key_name: Name of the key.
@@ -2217,9 +2217,48 @@ class Methods(ABC):
         )
         return result
 
-    def keyring_get_keys(self) -> list[dict[str, Any]]:
-        """Lists the keys of the keyring: always empty."""
-        result: list[dict[str, Any]] = self.call("keyring_get_keys")
+    def keyring_file_add_key(
+        self,
+        *,
+        name: str,
+        path: str,
+    ) -> bool:
+        """Names a file that contains a secret: the secret is read when it is used.
+
+        Parameters:
+            name: Name of the secret.
+            path: Absolute path of the file, to which no other user has rights (mode 600).
+        """
+        result: bool = self.call(
+            "keyring_file_add_key",
+            _given(
+                name=name,
+                path=path,
+            ),
+        )
+        return result
+
+    def keyring_file_remove_key(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Forgets the name of a file with a secret. The file stays.
+
+        Parameters:
+            name: Name of the secret.
+        """
+        result: bool = self.call(
+            "keyring_file_remove_key",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def keyring_get_keys(self) -> list[types.NamedSecret]:
+        """Lists the named secrets, without their content."""
+        result: list[types.NamedSecret] = self.call("keyring_get_keys")
         return result
 
     def keyring_linux_set_options(
@@ -2227,10 +2266,10 @@ class Methods(ABC):
         *,
         enable: bool | None = None,
     ) -> bool:
-        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
+        """Chooses whether secrets without a file are looked for in the kernel's keyring, among its keys of the type `user`.
 
         Parameters:
-            enable: Without effect. Accepted values: `[false]`.
+            enable: Whether to look in the kernel's keyring. Default: unchanged, which is false at first.
         """
         result: bool = self.call(
             "keyring_linux_set_options",
@@ -3001,7 +3040,7 @@ class AsyncMethods(ABC):
         *,
         key_name: str,
     ) -> bool:
-        """Forgets a key that no disk uses, also in the daemon's state. The medium of the state directory may keep it.
+        """Forgets a key that no disk uses, also in the daemon's state. The medium of the state directory may keep it, encrypted by the wrapping key.
 
         Parameters:
             key_name: Name of the key.
@@ -5163,9 +5202,48 @@ class AsyncMethods(ABC):
         )
         return result
 
-    async def keyring_get_keys(self) -> list[dict[str, Any]]:
-        """Lists the keys of the keyring: always empty."""
-        result: list[dict[str, Any]] = await self.call("keyring_get_keys")
+    async def keyring_file_add_key(
+        self,
+        *,
+        name: str,
+        path: str,
+    ) -> bool:
+        """Names a file that contains a secret: the secret is read when it is used.
+
+        Parameters:
+            name: Name of the secret.
+            path: Absolute path of the file, to which no other user has rights (mode 600).
+        """
+        result: bool = await self.call(
+            "keyring_file_add_key",
+            _given(
+                name=name,
+                path=path,
+            ),
+        )
+        return result
+
+    async def keyring_file_remove_key(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Forgets the name of a file with a secret. The file stays.
+
+        Parameters:
+            name: Name of the secret.
+        """
+        result: bool = await self.call(
+            "keyring_file_remove_key",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def keyring_get_keys(self) -> list[types.NamedSecret]:
+        """Lists the named secrets, without their content."""
+        result: list[types.NamedSecret] = await self.call("keyring_get_keys")
         return result
 
     async def keyring_linux_set_options(
@@ -5173,10 +5251,10 @@ class AsyncMethods(ABC):
         *,
         enable: bool | None = None,
     ) -> bool:
-        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
+        """Chooses whether secrets without a file are looked for in the kernel's keyring, among its keys of the type `user`.
 
         Parameters:
-            enable: Without effect. Accepted values: `[false]`.
+            enable: Whether to look in the kernel's keyring. Default: unchanged, which is false at first.
         """
         result: bool = await self.call(
             "keyring_linux_set_options",

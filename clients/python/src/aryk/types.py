@@ -778,6 +778,23 @@ class MultipathOptions(TypedDict):
     selector: NotRequired[NvmePathSelector]
 
 
+class NamedSecret(TypedDict):
+    """One of the results of `keyring_get_keys`."""
+
+    #: Name of the secret.
+    name: str
+    #: `keyring_file`.
+    module: str
+    #: Always false: a removed name is forgotten at once.
+    removed: bool
+    #: Always false: only names that a client has added are listed.
+    probed: bool
+    #: Always 1: a secret that is in use is a copy.
+    refcnt: int
+    #: The file.
+    path: str
+
+
 class NotRegistered(TypedDict):
     """A region that a client has not registered."""
 

@@ -35,7 +35,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "accel_crypto_key_destroy",
         Phase::RunTime,
-        "Forgets a key that no disk uses, also in the daemon's state. The medium of the state directory may keep it.",
+        "Forgets a key that no disk uses, also in the daemon's state. The medium of the state directory may keep it, encrypted by the wrapping key.",
         destroy_key,
     );
     table.add(

@@ -20,7 +20,6 @@ pub(super) fn register(table: &mut Table<Control>) {
     NvmfCrdt::register(table, "There is no NVMe-oF target");
     IscsiOptions::register(table, "There is no iSCSI target");
     IscsiClientOptions::register(table, "There is no iSCSI client");
-    KeyringLinuxOptions::register(table, "There is no keyring");
     VirtioHotplug::register(table, "There is no virtio client");
 }
 
@@ -173,10 +172,6 @@ defaults!(IscsiOptions, "iscsi_set_options" {
 
 defaults!(IscsiClientOptions, "bdev_iscsi_set_options" {
     ? timeout_sec: Number = [30];
-});
-
-defaults!(KeyringLinuxOptions, "keyring_linux_set_options" {
-    ? enable: bool = [false];
 });
 
 defaults!(VirtioHotplug, "bdev_virtio_blk_set_hotplug" {

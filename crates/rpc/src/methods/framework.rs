@@ -371,5 +371,8 @@ pub(crate) struct SavedSubsystem {
 
 async fn save_config(control: &Control, _: NoParams) -> Result<SavedConfig, Error> {
     let save = |s: Subsystem| SavedSubsystem { subsystem: s.name(), config: control.config.calls(s) };
-    Ok(SavedConfig { subsystems: Subsystem::ALL.map(save).into() })
+    let mut subsystems: Vec<SavedSubsystem> = Subsystem::ALL.map(save).into();
+    // Older versions do not know this subsystem.
+    subsystems.retain(|saved| saved.subsystem != Subsystem::Keyring.name() || !saved.config.is_empty());
+    Ok(SavedConfig { subsystems })
 }

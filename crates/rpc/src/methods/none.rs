@@ -1,4 +1,4 @@
-//! Queries about features that every SPDK application has, and Aryk lacks: keys, accelerators, a governor. Control
+//! Queries about features that every SPDK application has, and Aryk lacks: accelerators, a governor. Control context.
 //!
 //! Tools that monitor a whole daemon call these methods, and receive empty results. Methods of families that Aryk lacks as a
 //! whole, such as NVMe controllers or logical volumes, do not exist here: clients take the presence of such a method as a sign
@@ -15,7 +15,6 @@ pub(super) fn register(table: &mut Table<Control>) {
         "Reports the CPU frequency governor: always empty, since Aryk does not set frequencies.",
         nothing,
     );
-    table.add("keyring_get_keys", Phase::Any, "Lists the keys of the keyring: always empty.", none);
     table.add("accel_get_module_info", Phase::Any, "Lists the acceleration modules: always empty.", none);
     table.add(
         "accel_get_opc_assignments",

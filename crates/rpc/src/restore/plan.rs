@@ -206,7 +206,11 @@ impl<'a> Index<'a> {
             disk(param).into_iter().chain(settings).collect()
         };
         match object.subsystem {
-            Subsystem::Daemon | Subsystem::Nvme | Subsystem::Scheduler | Subsystem::Unit => Vec::new(),
+            Subsystem::Daemon
+            | Subsystem::Keyring
+            | Subsystem::Nvme
+            | Subsystem::Scheduler
+            | Subsystem::Unit => Vec::new(),
             Subsystem::Bdev => object.call.base().and_then(|base| self.disk(base)).into_iter().collect(),
             Subsystem::Watch => disk("name").into_iter().collect(),
             Subsystem::Qos => match &*object.call.method {
@@ -235,7 +239,7 @@ impl<'a> Index<'a> {
 }
 
 const fn is_of_daemon(subsystem: Subsystem) -> bool {
-    matches!(subsystem, Subsystem::Daemon | Subsystem::Scheduler)
+    matches!(subsystem, Subsystem::Daemon | Subsystem::Keyring | Subsystem::Scheduler)
 }
 
 /// The disk of which an object is a setting.

@@ -89,6 +89,25 @@ fn keys_that_are_none_are_refused_without_being_repeated() {
 }
 
 #[test]
+fn names_of_keys_have_limits() {
+    in_daemon(async |daemon| {
+        daemon.call("framework_start_init", &json!({})).await.unwrap();
+        for name in ["", &"n".repeat(4097)] {
+            let error = daemon.call("accel_crypto_key_create", &key(name, KEY, KEY2)).await.unwrap_err();
+            assert!(error.code() == -22 && error.to_string().ends_with("a key's name has 1 to 4096 bytes"));
+        }
+        let strange = "a:b\"'\\\u{1b}[31m\n\0é";
+        for name in [strange, &"n".repeat(4096)] {
+            daemon.call("accel_crypto_key_create", &key(name, KEY, KEY2)).await.unwrap();
+            let keys = daemon.call("accel_crypto_keys_get", &json!({"key_name": name})).await.unwrap();
+            assert_eq!(keys[0]["name"], name);
+            daemon.call("accel_crypto_key_destroy", &json!({"key_name": name})).await.unwrap();
+        }
+        assert_eq!(daemon.call("accel_crypto_keys_get", &json!({})).await.unwrap(), json!([]));
+    });
+}
+
+#[test]
 fn a_key_is_kept_while_a_disk_uses_it() {
     in_daemon(async |daemon| {
         make_disks(daemon).await;

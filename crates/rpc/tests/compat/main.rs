@@ -11,6 +11,7 @@ mod crypto;
 mod disks;
 mod document;
 mod facts;
+mod keyring;
 mod scenario;
 mod schema;
 mod wire;

@@ -4,6 +4,8 @@ use aryk_reactor::CoreSet;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE;
 use serde_json::{Value, json};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 pub struct Step {
@@ -19,6 +21,7 @@ pub fn steps(dir: &Path, (thread, core): (u64, u16)) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut call = |method, params| steps.push(Step { method, params });
     start(&mut call);
+    name_secrets(dir, &mut call);
     make_disks(dir, &mut call);
     call("bdev_nvme_set_hotplug", json!({"enable": false, "period_us": 100_000}));
     call(
@@ -80,13 +83,9 @@ fn start(call: &mut impl FnMut(&'static str, Value)) {
     call("sock_set_default_impl", json!({"impl_name": "posix"}));
     call("framework_disable_cpumask_locks", json!({}));
     set_defaults(&mut *call);
-    for method in [
-        "framework_get_governor",
-        "keyring_get_keys",
-        "accel_get_module_info",
-        "accel_get_opc_assignments",
-        "accel_get_stats",
-    ] {
+    for method in
+        ["framework_get_governor", "accel_get_module_info", "accel_get_opc_assignments", "accel_get_stats"]
+    {
         call(method, json!({}));
     }
 }
@@ -103,11 +102,21 @@ fn set_defaults(call: &mut impl FnMut(&'static str, Value)) {
         "nvmf_set_crdt",
         "iscsi_set_options",
         "bdev_iscsi_set_options",
-        "keyring_linux_set_options",
         "aryk_absent_get",
     ] {
         call(method, json!({}));
     }
+}
+
+/// Names of secrets in files.
+fn name_secrets(dir: &Path, call: &mut impl FnMut(&'static str, Value)) {
+    let path = dir.join("secret");
+    std::fs::write(&path, "secret").unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    call("keyring_file_add_key", json!({"name": "secret", "path": path}));
+    call("keyring_get_keys", json!({}));
+    call("keyring_file_remove_key", json!({"name": "secret"}));
+    call("keyring_linux_set_options", json!({"enable": true}));
 }
 
 fn make_disks(dir: &Path, call: &mut impl FnMut(&'static str, Value)) {
