@@ -137,6 +137,16 @@ impl AsyncChannel {
         self.request(op, (lba, Lba::ZERO), blocks, None).await.map(drop)
     }
 
+    /// Aborts the requests in flight. They complete nevertheless, and may succeed.
+    pub fn abort_all(&self) {
+        let queue = Rc::clone(&self.queue);
+        self.local.defer(move |cx| {
+            let mut queue = queue.borrow_mut();
+            queue.channel.abort_all(cx);
+            cx.wake(queue.id);
+        });
+    }
+
     /// Closes the channel when the requests in flight have completed, and waits for that.
     pub async fn close(self) {
         let (closed, wait) = oneshot::channel();
