@@ -89,6 +89,9 @@ pub fn create_rotating(
     rekey: rekey::Config,
     is_stopped: bool,
 ) -> Result<Arc<Bdev>, rekey::Error> {
+    if env.reactors().find_least_loaded(None).is_none() {
+        return Err(rekey::Error::NoReactor);
+    }
     let limit = rekey.bytes_per_second;
     let (identity, crypto) = open(env, config, POOL_BYTES)?;
     let crypto = crypto.with_rotation(rekey)?;
@@ -188,7 +191,7 @@ impl Decorator for Crypto {
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
             if let Some(rotation) = self.rotation() {
-                rotation.stop().await;
+                rotation.close().await;
             }
         })
     }

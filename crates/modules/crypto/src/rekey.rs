@@ -68,7 +68,7 @@ pub enum Error {
     /// The journal is that of a rotation between other keys.
     #[error("the journal {} belongs to a rotation between other keys", .0.display())]
     OtherKeys(std::path::PathBuf),
-    /// The disk cannot be created.
+    /// The disk cannot be created, or is being removed.
     #[error(transparent)]
     Create(#[from] crate::Error),
     /// The tweak mode of the new key does not fit the disk.
@@ -135,6 +135,10 @@ impl Rekey {
         if slot.is_some() {
             return Err(Error::UnderWay);
         }
+        // A removal that begins later finds the rotation.
+        if bdev.is_removing() {
+            return Err(removed(bdev.name()));
+        }
         let current = crypto.epochs.last().cipher.clone();
         let (epoch, rotation) = prepare(crypto, current, config)?;
         rotation.attach(bdev);
@@ -146,7 +150,7 @@ impl Rekey {
     /// Makes the rotation go on, from where it was stopped or has failed, with at most so many bytes in a second; 0 for no limit.
     ///
     /// # Errors
-    /// [`Error::NoReactor`].
+    /// [`Error::NoReactor`]; [`Error::Create`] while the disk is being removed.
     pub fn run(&self, env: &Env, bytes_per_second: u64) -> Result<(), Error> {
         self.0.run(env, bytes_per_second)
     }
@@ -185,6 +189,11 @@ impl Rekey {
     }
 }
 
+/// The error for a disk that is being removed.
+fn removed(disk: &str) -> Error {
+    Error::Create(aryk_bdev::Error::Busy(disk.to_owned()).into())
+}
+
 /// Checks that a journal fits a disk and its keys, and returns the disk's keys and the rotation.
 pub(crate) fn prepare(
     crypto: &Crypto,
@@ -193,9 +202,10 @@ pub(crate) fn prepare(
 ) -> Result<(Arc<Epoch>, Arc<Rotation>), Error> {
     let Config { key, tweak_mode, journal, bytes_per_second } = config;
     let block_size = current.layout.block_size;
-    let layout = Layout::new(tweak_mode, block_size)?;
+    // As when the disk is created with the new key only.
+    let layout = Layout::new(tweak_mode, crypto.base.bdev().geometry().block_size)?;
     if layout.block_size != block_size {
-        return Err(TweakError::SectorSize(layout.block_size).into());
+        return Err(TweakError::OtherBlocks(layout.block_size, block_size).into());
     }
     let next = Cipher { key, layout };
     let is_ours = journal.block_size() == block_size

@@ -48,6 +48,9 @@ pub enum TweakError {
     /// A block of the disk is larger than a sector of AES-XTS.
     #[error("AES-XTS cannot encrypt blocks of {0} bytes")]
     BlockSize(u32),
+    /// With the tweak mode, the blocks of the disk would have the first size. They have the second one.
+    #[error("with this tweak mode, the disk would have blocks of {0} bytes, and it has blocks of {1} bytes")]
+    OtherBlocks(u32, u32),
 }
 
 /// The sectors of a disk, and their tweaks.

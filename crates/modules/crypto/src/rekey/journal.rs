@@ -13,6 +13,10 @@
 //! A header is one sector, which a device writes entirely or not at all. So the newer of two valid headers is the last one that
 //! was written. If one of them is not valid, the file was damaged, and it is unknown which blocks have which key: the file is
 //! refused.
+//!
+//! The headers that a process finds may be in the memory of the kernel only: the process before ended between a write and its
+//! sync, or the sync failed. So the newer one is written and synced again before its content counts: a power failure would
+//! otherwise bring back an older state than the one that was acted upon.
 
 use super::CheckValue;
 use crate::epoch::Cipher;
@@ -139,7 +143,8 @@ pub struct Journal {
     file: File,
     /// The last header that was written.
     header: Header,
-    /// The write of a zone's header failed, so the file may have the header or not. The disk has no block of that zone yet.
+    /// The write of a header failed while the last one had no zone, so the file may have that header or not. If it is the header
+    /// of a zone, the disk has no block of that zone yet.
     is_uncertain: bool,
 }
 
@@ -195,7 +200,8 @@ impl Journal {
         }
     }
 
-    /// Opens the journal of a rotation that has begun.
+    /// Opens the journal of a rotation that has begun. When this returns, a power failure does not take back what the journal
+    /// says. No other [`Journal`] of the file may be in use.
     ///
     /// # Errors
     /// [`JournalError`].
@@ -208,7 +214,15 @@ impl Journal {
         let header = Self::read_header(path, &file)?;
         let journal = Self { path: path.to_owned(), file, header, is_uncertain: false };
         journal.read_zone()?;
+        journal.store_again().map_err(|error| journal.failed(error))?;
         Ok(journal)
+    }
+
+    /// Writes the last header to its place again, which it may have in the memory of the kernel only, and syncs all of the file.
+    fn store_again(&self) -> io::Result<()> {
+        // A sync alone would not do: after one that failed, the kernel may regard as stored what is not.
+        self.file.write_all_at(&self.header.encode(), self.header.sequence % 2 * STRIDE)?;
+        self.file.sync_all()
     }
 
     fn read_header(path: &Path, file: &File) -> Result<Header, JournalError> {
@@ -312,10 +326,7 @@ impl Journal {
         self.file.sync_data().map_err(certain)?;
         let zone = Blocks(data.len() as u64 / u64::from(self.header.block_size));
         let crc = crc32fast::hash(data);
-        let Err(error) = self.write_header(Header { zone, crc, ..self.header }) else { return Ok(()) };
-        self.is_uncertain = true;
-        let still_uncertain = self.settle().is_err();
-        Err((error, still_uncertain))
+        self.change_header(Header { zone, crc, ..self.header })
     }
 
     /// Writes a header without a zone, if the last write of a header failed.
@@ -327,12 +338,26 @@ impl Journal {
         Ok(())
     }
 
-    /// Stores that all blocks below `position` are on the disk, encrypted with the new key.
+    /// Stores that all blocks below `position` are on the disk, encrypted with the new key. It may be repeated if it fails.
     ///
     /// # Errors
-    /// [`JournalError::Io`]. It may be repeated.
-    pub(super) fn advance(&mut self, position: Lba) -> Result<(), JournalError> {
-        self.write_header(Header { position, zone: Blocks::ZERO, crc: 0, ..self.header })
+    /// [`JournalError::Io`], and whether it is unknown what the file holds.
+    pub(super) fn advance(&mut self, position: Lba) -> Result<(), (JournalError, bool)> {
+        let header = Header { position, zone: Blocks::ZERO, crc: 0, ..self.header };
+        if self.zone_end().is_none() {
+            return self.change_header(header);
+        }
+        // The zone can be written again, whichever header the file has.
+        self.write_header(header).map_err(|error| (error, true))
+    }
+
+    /// Writes a header after one without a zone. If that fails, restores the state before; if that fails too, it is unknown
+    /// which of the two headers the file has, and the error's flag says so.
+    fn change_header(&mut self, header: Header) -> Result<(), (JournalError, bool)> {
+        let Err(error) = self.write_header(header) else { return Ok(()) };
+        self.is_uncertain = true;
+        let still_uncertain = self.settle().is_err();
+        Err((error, still_uncertain))
     }
 
     /// The zone that must be written again before the rotation goes on, if there is one.

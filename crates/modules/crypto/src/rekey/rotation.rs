@@ -14,15 +14,29 @@ use aryk_crash_point::{Step, step};
 use aryk_dma::{Buffer, PAGE};
 use aryk_reactor::{BackgroundTask, Budget, Cx, Local, Nanos, Turns};
 use futures_channel::oneshot;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
 /// Processor time of a turn: the task itself only sends requests, to the base and to the thread of the rotation.
 const BUDGET: Budget = Budget { turn: Duration::from_micros(100) };
 
-/// The interval in which a task that keeps to its limit looks whether it is to stop.
+/// The interval in which a task that keeps to its limit looks whether it is to stop, and a step whether the disk is removed.
 const NAP: Duration = Duration::from_millis(100);
+
+/// The pauses after writes of a zone that fail, each before the next attempt. Requests for the zone wait in the meantime.
+const PAUSES: [Duration; 5] = [pause(100), pause(200), pause(400), pause(800), pause(1600)];
+
+/// The time that requests in flight have when the disk is removed, before they are aborted: as that of the disk's channels.
+const REMOVAL_GRACE: Duration = pause(10_000);
+
+/// Shorter in tests, which do not wait for a base to recover.
+const fn pause(ms: u64) -> Duration {
+    Duration::from_millis(if cfg!(test) { ms / 100 } else { ms })
+}
 
 /// A rotation: see the file's head.
 pub(crate) struct Rotation {
@@ -33,17 +47,20 @@ pub(crate) struct Rotation {
     /// The encrypted disk.
     bdev: OnceLock<Weak<Bdev>>,
     current: Mutex<Current>,
+    /// The task that runs, or the last one.
+    task: Mutex<Option<BackgroundTask>>,
 }
 
 struct Current {
     state: State,
     wants_stop: bool,
+    /// The disk is being removed: the rotation never runs again.
+    is_closed: bool,
     bytes_per_second: u64,
     /// The journal may hold a zone that must be written before the rotation goes on.
     is_pending: bool,
     /// An attempt was made to write the zone that the journal held when the disk was created.
     is_recovered: bool,
-    task: Option<BackgroundTask>,
     /// Callers that wait for the end.
     waiting: Vec<oneshot::Sender<State>>,
     /// Openers of the disk that wait for `is_recovered`.
@@ -68,10 +85,10 @@ impl Rotation {
         let current = Current {
             state: if journal.is_complete() { State::Complete } else { State::Stopped },
             wants_stop: false,
+            is_closed: false,
             bytes_per_second,
             is_pending,
             is_recovered: !is_pending,
-            task: None,
             waiting: Vec::new(),
             preparing: Vec::new(),
         };
@@ -82,6 +99,7 @@ impl Rotation {
             worker: Worker::start(journal)?,
             bdev: OnceLock::new(),
             current: Mutex::new(current),
+            task: Mutex::default(),
         }))
     }
 
@@ -101,6 +119,10 @@ impl Rotation {
     /// Makes the rotation go on.
     pub fn run(self: &Arc<Self>, env: &Env, bytes_per_second: u64) -> Result<(), Error> {
         let mut current = self.lock();
+        if current.is_closed {
+            let bdev = self.bdev.get().and_then(Weak::upgrade);
+            return Err(super::removed(bdev.as_ref().map_or("the disk", |bdev| bdev.name())));
+        }
         current.bytes_per_second = bytes_per_second;
         current.wants_stop = false;
         self.start(current, env)
@@ -121,6 +143,8 @@ impl Rotation {
             return Err(Error::NoReactor);
         }
         current.state = State::Running;
+        // The start waits for room in the reactor's mailbox, and the reactor may wait for this lock.
+        drop(current);
         let rotation = Arc::downgrade(self);
         let start = move |turns| {
             let rotation = rotation.upgrade();
@@ -131,8 +155,16 @@ impl Rotation {
             }
         };
         let name = format!("rekey {}", self.base.bdev().name());
-        current.task = Some(env.background().spawn(&name, BUDGET, start));
+        // No other task is started before this one has ended, and so before it is stored here.
+        let mut task = self.task.lock().expect("no one panics holding it");
+        *task = Some(env.background().spawn(&name, BUDGET, start));
         Ok(())
+    }
+
+    /// Stops the rotation for ever: the disk is being removed. Requests to the base are aborted after [`REMOVAL_GRACE`].
+    pub async fn close(&self) {
+        self.lock().is_closed = true;
+        self.stop().await;
     }
 
     /// Stops the rotation after the zone in work, and waits for that.
@@ -149,6 +181,7 @@ impl Rotation {
                 return current.state.clone();
             }
             let (sender, wait) = oneshot::channel();
+            current.waiting.retain(|waiting| !waiting.is_canceled());
             current.waiting.push(sender);
             wait
         };
@@ -163,6 +196,7 @@ impl Rotation {
                 return;
             }
             let (sender, wait) = oneshot::channel();
+            current.preparing.retain(|waiting| !waiting.is_canceled());
             current.preparing.push(sender);
             wait
         };
@@ -181,15 +215,27 @@ impl Rotation {
 
     /// The background task.
     async fn work(self: Arc<Self>, mut turns: Turns) {
-        let state = self.rotate(&mut turns).await;
+        loop {
+            let state = self.rotate(&mut turns).await;
+            if self.ends_in(&state) {
+                break;
+            }
+        }
+        self.attempted();
+    }
+
+    /// Ends the run in a state, and returns true, unless the rotation has stopped and was to go on before it said so.
+    fn ends_in(&self, state: &State) -> bool {
         let mut current = self.lock();
+        if *state == State::Stopped && !current.wants_stop {
+            return false;
+        }
         current.state = state.clone();
         for waiting in current.waiting.drain(..) {
             // The caller may have stopped waiting.
             let _ = waiting.send(state.clone());
         }
-        drop(current);
-        self.attempted();
+        true
     }
 
     /// An attempt to write the zone in the journal was made: openers of the disk go on.
@@ -229,7 +275,7 @@ impl Rotation {
             let (done, wait) = oneshot::channel();
             let (this, channel, local) = (Arc::clone(self), Rc::clone(channel), turns.local().clone());
             let steps = async move {
-                let outcome = this.step(&channel, &local).await;
+                let outcome = this.watched_step(&channel, &local).await;
                 // Before the report: while the channel is open, no other reactor continues the rotation.
                 drop(channel);
                 let _ = done.send(outcome);
@@ -273,6 +319,29 @@ impl Rotation {
         }
     }
 
+    /// A step, whose requests are aborted if the base holds them when the disk is being removed.
+    async fn watched_step(&self, channel: &AsyncChannel, local: &Local) -> Result<Option<u64>, String> {
+        let mut step = pin!(self.step(channel, local));
+        let mut closed: Option<Nanos> = None;
+        loop {
+            let mut nap = pin!(local.sleep(NAP));
+            let outcome = poll_fn(|cx| match step.as_mut().poll(cx) {
+                Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
+                Poll::Pending => nap.as_mut().poll(cx).map(|()| None),
+            });
+            if let Some(outcome) = outcome.await {
+                return outcome;
+            }
+            if self.lock().is_closed {
+                let now = now(local).await;
+                // Each time: a request after one that was aborted may be held as well.
+                if now.since(*closed.get_or_insert(now)) >= REMOVAL_GRACE {
+                    channel.abort_all();
+                }
+            }
+        }
+    }
+
     /// Encrypts the next zone again, or writes the zone that the journal holds. Returns its bytes; `None` if all zones are done.
     async fn step(&self, channel: &AsyncChannel, local: &Local) -> Result<Option<u64>, String> {
         let Some(bdev) = self.bdev.get().and_then(Weak::upgrade) else {
@@ -286,7 +355,7 @@ impl Rotation {
         let zone = journal::zone_blocks(block_size);
         if self.lock().is_pending {
             let _exclusion = bdev.exclude(position..position + zone, local).await;
-            return self.write_pending(channel).await.map(Some);
+            return self.write_pending(channel, &bdev, local).await.map(Some);
         }
         let end = (position + zone).min(Lba::ZERO + bdev.blocks());
         if end <= position {
@@ -295,11 +364,20 @@ impl Rotation {
             if position < Lba::ZERO + bdev.blocks() {
                 return Ok(Some(0));
             }
-            self.worker.run(|journal| journal.advance(Lba::MAX)).await.map_err(|error| error.to_string())?;
+            let advanced = self.worker.run(|journal| journal.advance(Lba::MAX)).await;
+            self.certain(advanced, Lba::MAX)?;
             self.next().advance(Lba::MAX);
             return Ok(None);
         }
         let _exclusion = bdev.exclude(position..end, local).await;
+        if end > Lba::ZERO + bdev.blocks() {
+            // The disk has become smaller.
+            return Ok(Some(0));
+        }
+        let base = self.base.bdev();
+        if base.device().is_read_only() || !base.device().ops().contains(Op::Write) {
+            return Err(format!("'{}' is read-only", base.name()));
+        }
         let blocks = end - position;
         let bytes = blocks.to_bytes(block_size).0;
         let buffer = Buffer::new(bytes as usize, PAGE as usize);
@@ -308,7 +386,7 @@ impl Rotation {
         let buffer = read.map_err(|status| self.failed("read", lba, count, status))?;
         let buffer = self.record(position, buffer, end).await?;
         step(Step::RekeyRecorded);
-        self.write(channel, position, blocks, buffer).await?;
+        self.write(channel, &bdev, local, (position, blocks, buffer)).await?;
         Ok(Some(bytes))
     }
 
@@ -320,7 +398,13 @@ impl Rotation {
             let recorded = journal.record(position, buffer.bytes_mut(), &epoch.cipher, &next.cipher);
             recorded.map(|()| buffer)
         };
-        self.worker.run(job).await.map_err(|(error, is_uncertain)| {
+        let recorded = self.worker.run(job).await;
+        self.certain(recorded, end)
+    }
+
+    /// If a change of the journal failed so that its state is unknown, requests for the blocks from the position to `end` fail.
+    fn certain<R>(&self, changed: Result<R, (JournalError, bool)>, end: Lba) -> Result<R, String> {
+        changed.map_err(|(error, is_uncertain)| {
             if is_uncertain {
                 self.broke(end);
             }
@@ -329,16 +413,16 @@ impl Rotation {
     }
 
     /// Writes the zone that the journal holds, if it holds one. Returns its bytes.
-    async fn write_pending(&self, channel: &AsyncChannel) -> Result<u64, String> {
+    async fn write_pending(&self, channel: &AsyncChannel, bdev: &Bdev, local: &Local) -> Result<u64, String> {
         let pending = self.worker.run(Journal::pending).await;
-        let Some((lba, blocks, buffer)) = pending.map_err(|error: JournalError| error.to_string())? else {
+        let Some(zone) = pending.map_err(|error: JournalError| error.to_string())? else {
             // No block of the zone was overwritten.
             self.next().advance(self.next().position());
             self.lock().is_pending = false;
             return Ok(0);
         };
-        let bytes = buffer.len() as u64;
-        self.write(channel, lba, blocks, buffer).await?;
+        let bytes = zone.2.len() as u64;
+        self.write(channel, bdev, local, zone).await?;
         Ok(bytes)
     }
 
@@ -346,29 +430,59 @@ impl Rotation {
     async fn write(
         &self,
         channel: &AsyncChannel,
-        lba: Lba,
-        blocks: Blocks,
-        buffer: Buffer,
+        bdev: &Bdev,
+        local: &Local,
+        (lba, blocks, mut buffer): (Lba, Blocks, Buffer),
     ) -> Result<(), String> {
         let end = lba + blocks;
-        let (lba, blocks) = self.part.to_base(lba, blocks);
+        let mut pauses = PAUSES.iter();
+        while let Err(why) = self.write_once(channel, bdev, lba, blocks, buffer).await {
+            let is_over = bdev.is_removing() || self.lock().is_closed;
+            let Some(&pause) = pauses.next().filter(|_| !is_over) else {
+                self.broke(end);
+                return Err(why);
+            };
+            local.sleep(pause).await;
+            // The failed write has dropped its buffer.
+            let pending = self.worker.run(Journal::pending).await.map_err(|error| (error, true));
+            let pending = self.certain(pending, end)?;
+            (.., buffer) = pending.expect("the journal holds the zone until it advances");
+        }
+        let advanced = self.worker.run(move |journal| journal.advance(end)).await;
+        self.certain(advanced, end)?;
+        step(Step::RekeyAdvanced);
+        self.next().advance(end);
+        self.lock().is_pending = false;
+        Ok(())
+    }
+
+    /// Writes the blocks of a zone that the disk still has to the base, and flushes it.
+    async fn write_once(
+        &self,
+        channel: &AsyncChannel,
+        bdev: &Bdev,
+        lba: Lba,
+        blocks: Blocks,
+        mut buffer: Buffer,
+    ) -> Result<(), String> {
+        // The disk may have become smaller since the journal has the zone.
+        let left = blocks.min(bdev.blocks().saturating_sub(lba - Lba::ZERO));
+        if left == Blocks::ZERO {
+            return Ok(());
+        }
+        if left < blocks {
+            let bytes = left.to_bytes(self.epoch.cipher.layout.block_size).0 as usize;
+            let mut shorter = Buffer::new(bytes, PAGE as usize);
+            shorter.bytes_mut().copy_from_slice(&buffer.bytes()[..bytes]);
+            buffer = shorter;
+        }
+        let (lba, blocks) = self.part.to_base(lba, left);
         let mut written = channel.write(lba, blocks, buffer).await.map(drop);
         step(Step::RekeyWritten);
         if written.is_ok() && self.base.bdev().device().ops().contains(Op::Flush) {
             written = channel.command(Op::Flush, Lba::ZERO, Blocks::ZERO).await;
         }
-        if let Err(status) = written {
-            self.broke(end);
-            return Err(self.failed("write", lba, blocks, status));
-        }
-        if let Err(error) = self.worker.run(move |journal| journal.advance(end)).await {
-            self.broke(end);
-            return Err(error.to_string());
-        }
-        step(Step::RekeyAdvanced);
-        self.next().advance(end);
-        self.lock().is_pending = false;
-        Ok(())
+        written.map_err(|status| self.failed("write", lba, blocks, status))
     }
 
     /// It is unknown what the blocks from the position to `end` have, or what a crash would make of them.

@@ -71,13 +71,22 @@ impl Rig {
         create_rotating(&self.env, Self::config(1), Self::rekey(journal, 2), is_stopped)
     }
 
-    fn inject(&self, op: Op) {
-        let injection = aryk_bdev_error::Injection {
-            fault: aryk_bdev_error::Fault::Failure,
-            ops: OpSet::of(&[op]),
-            count: 1,
-            queue_depth: 0,
-        };
+    /// Makes so many requests of the base fail. The base may get several for a zone.
+    fn inject(&self, op: Op, count: u32) {
+        self.inject_fault(aryk_bdev_error::Fault::Failure, op, count);
+    }
+
+    /// Waits until the rotation has failed because no attempt to write a zone has succeeded, and mends the base.
+    fn fail_writes(&self, rekey: &Rekey) -> String {
+        self.inject(Op::Write, u32::MAX);
+        rekey.run(&self.env, 0).unwrap();
+        let State::Failed(why) = block_on(rekey.ended()) else { panic!("a write has failed") };
+        self.inject(Op::Write, 0);
+        why
+    }
+
+    fn inject_fault(&self, fault: aryk_bdev_error::Fault, op: Op, count: u32) {
+        let injection = aryk_bdev_error::Injection { fault, ops: OpSet::of(&[op]), count, queue_depth: 0 };
         aryk_bdev_error::inject(self.env.registry(), "error", injection).unwrap();
     }
 
@@ -284,16 +293,14 @@ fn an_error_of_the_base_stops_the_rotation_and_the_disk_goes_on() {
     }
     block_on(rekey.stop());
     // A read fails: the zone still has the old key.
-    rig.inject(Op::Read);
+    rig.inject(Op::Read, 1);
     rekey.run(&rig.env, 0).unwrap();
     let State::Failed(why) = block_on(rekey.ended()) else { panic!("a read has failed") };
     assert_eq!(why, "cannot read 2048 blocks from LBA 2048 on of 'error': Medium");
     assert_eq!(rekey.progress().unavailable, None);
     rig.expect_filled();
     // A write fails: nothing is known about the zone, and only requests for it fail.
-    rig.inject(Op::Write);
-    rekey.run(&rig.env, 0).unwrap();
-    let State::Failed(why) = block_on(rekey.ended()) else { panic!("a write has failed") };
+    let why = rig.fail_writes(&rekey);
     assert_eq!(why, "cannot write 2048 blocks from LBA 2048 on of 'error': Medium");
     let progress = rekey.progress();
     assert_eq!((progress.done, progress.unavailable), (Blocks(2048), Some(Lba(2048)..Lba(4096))));
@@ -315,10 +322,8 @@ fn a_zone_that_is_partly_written_is_written_again_before_the_disk_is_served() {
         let rig = Rig::new();
         let bdev = rig.create(1);
         rig.fill();
-        rig.inject(Op::Write);
         let rekey = rig.begin(&bdev, 1, 2);
-        rekey.run(&rig.env, 0).unwrap();
-        assert!(matches!(block_on(rekey.ended()), State::Failed(_)));
+        rig.fail_writes(&rekey);
         drop((rekey, bdev));
         rig.remove_disk();
         // A part of the zone is neither old nor new.
@@ -343,18 +348,17 @@ fn a_zone_that_cannot_be_written_again_is_unavailable_and_the_rest_is_served() {
     let rig = Rig::new();
     let bdev = rig.create(1);
     rig.fill();
-    rig.inject(Op::Write);
     let rekey = rig.begin(&bdev, 1, 2);
-    rekey.run(&rig.env, 0).unwrap();
-    assert!(matches!(block_on(rekey.ended()), State::Failed(_)));
+    rig.fail_writes(&rekey);
     drop((rekey, bdev));
     rig.remove_disk();
-    rig.inject(Op::Write);
+    rig.inject(Op::Write, u32::MAX);
     let bdev = rig.create_rotating(false).unwrap();
     assert_eq!(rig.read("disk", 0, 8), Err(Status::Medium));
     assert!(rig.read("disk", 2048, 8).unwrap() == contents(5, 2048, 8, SIZE));
     let rekey = Rekey::of(&bdev).unwrap();
     assert!(matches!(block_on(rekey.ended()), State::Failed(_)));
+    rig.inject(Op::Write, 0);
     rekey.run(&rig.env, 0).unwrap();
     assert_eq!(block_on(rekey.ended()), State::Complete);
     rig.expect_filled();
@@ -407,6 +411,18 @@ fn a_part_of_the_base_in_larger_blocks_gets_another_key() {
     let before = around();
     let check = |seed| check_value(&key(seed), mode, BLOCK).unwrap();
     let journal = Journal::create(&rig.path(), BLOCK, check(1), check(2)).unwrap();
+    // A mode in which the disk would have smaller blocks is refused, whatever the journal says.
+    for tweak_mode in [TweakMode::SimpleLba, TweakMode::Incr512FullLba] {
+        let path = rig.dir.path().join("of other blocks");
+        let new = check_value(&key(2), tweak_mode, BLOCK).unwrap();
+        let journal = Journal::create(&path, BLOCK, check(1), new).unwrap();
+        let refused = Rekey::begin(&bdev, rekey::Config { tweak_mode, ..Rig::rekey(journal, 2) });
+        assert!(
+            matches!(refused, Err(RekeyError::Tweak(TweakError::OtherBlocks(SIZE, BLOCK)))),
+            "{refused:?}"
+        );
+        rekey::remove_journal(&path).unwrap();
+    }
     let other_blocks = TweakMode::Plain64 { iv_offset: 0, sector_size: 512, iv_large_sectors: true };
     for (tweak_mode, is_done) in [(other_blocks, false), (mode, true)] {
         let journal = Journal::open(journal.path()).unwrap();
@@ -424,4 +440,82 @@ fn a_part_of_the_base_in_larger_blocks_gets_another_key() {
     let layout = Layout::new(mode, SIZE).unwrap();
     key(2).decrypt_in_place(layout.sector, layout.tweaks(Lba::ZERO), &mut stored).unwrap();
     assert!(stored == whole && around() == before);
+}
+
+#[test]
+fn a_zone_is_written_again_while_the_base_recovers() {
+    let rig = Rig::new();
+    let bdev = rig.create(1);
+    rig.fill();
+    rig.inject(Op::Write, 3);
+    rig.inject(Op::Flush, 2);
+    let rekey = rig.begin(&bdev, 1, 2);
+    rekey.run(&rig.env, 0).unwrap();
+    assert_eq!(block_on(rekey.ended()), State::Complete);
+    rig.expect_filled();
+    rig.expect_key(2, 0, DISK.0, &contents(5, 0, DISK.0, SIZE));
+}
+
+#[test]
+fn a_zone_of_which_the_disk_has_lost_a_part_is_written_as_far_as_it_goes() {
+    // The second zone is in the journal; the disk keeps a part of it, or nothing.
+    for left in [2048 + 1000, 1000] {
+        let rig = Rig::new();
+        let bdev = rig.create(1);
+        rig.fill();
+        let rekey = rig.begin(&bdev, 1, 2);
+        rekey.run(&rig.env, (1 << 20) / 3600).unwrap();
+        while rekey.progress().done == Blocks::ZERO {
+            std::thread::yield_now();
+        }
+        block_on(rekey.stop());
+        rig.fail_writes(&rekey);
+        rig.env.registry().resized("base", Blocks(left)).unwrap();
+        assert_eq!(bdev.blocks(), Blocks(left));
+        rekey.run(&rig.env, 0).unwrap();
+        assert_eq!(block_on(rekey.ended()), State::Complete);
+        rig.expect_key(2, 0, left, &contents(5, 0, left, SIZE));
+    }
+}
+
+#[test]
+fn a_removal_aborts_the_write_that_the_base_holds_and_nothing_starts_after_it() {
+    let rig = Rig::new();
+    let bdev = rig.create(1);
+    rig.fill();
+    rig.inject_fault(aryk_bdev_error::Fault::Pending, Op::Write, 1);
+    let rekey = rig.begin(&bdev, 1, 2);
+    rekey.run(&rig.env, 0).unwrap();
+    // The journal gets the zone: a header of 512 bytes, whose length of the zone is at 32.
+    while std::fs::read(rig.path()).unwrap()[32..40] == [0; 8] {
+        std::thread::yield_now();
+    }
+    let registry = rig.env.registry().clone();
+    let (removed, wait) = std::sync::mpsc::channel();
+    std::thread::spawn(move || removed.send(block_on(registry.remove("disk"))));
+    wait.recv_timeout(std::time::Duration::from_secs(20)).expect("the removal ends").unwrap();
+    assert!(matches!(block_on(rekey.ended()), State::Failed(_)));
+    let is_removed = |error| matches!(error, RekeyError::Create(Error::Registry(aryk_bdev::Error::Busy(_))));
+    assert!(is_removed(rekey.run(&rig.env, 0).unwrap_err()));
+    let bdev = rig.create_rotating(false).unwrap();
+    assert_eq!(block_on(Rekey::of(&bdev).unwrap().ended()), State::Complete);
+    rig.expect_filled();
+    block_on(Rekey::of(&bdev).unwrap().conclude(&bdev));
+    // A rotation cannot begin on a disk that was removed either.
+    rig.remove_disk();
+    rekey::remove_journal(&rig.path()).unwrap();
+    let journal = Journal::create(&rig.path(), SIZE, check(2), check(3)).unwrap();
+    assert!(is_removed(Rekey::begin(&bdev, Rig::rekey(journal, 3)).unwrap_err()));
+}
+
+#[test]
+fn a_disk_that_cannot_be_rotated_for_want_of_reactors_is_not_created() {
+    let rig = Rig::new();
+    let journal = Journal::create(&rig.path(), SIZE, check(1), check(2)).unwrap();
+    let Rig { env, dir, reactors } = rig;
+    drop(reactors);
+    let refused = create_rotating(&env, Rig::config(1), Rig::rekey(journal, 2), false);
+    assert!(matches!(refused, Err(RekeyError::NoReactor)), "{refused:?}");
+    assert!(env.registry().find("disk").is_err());
+    drop(dir);
 }

@@ -97,6 +97,44 @@ fn a_failed_header_is_written_again_to_its_place() {
 }
 
 #[test]
+fn a_rotation_whose_end_was_perhaps_stored_is_not_complete() {
+    let dir = TempDir::new().unwrap();
+    let (path, mut journal) = create(&dir);
+    journal.advance(Lba(256)).unwrap();
+    let before = journal.header;
+    let writable = std::mem::replace(&mut journal.file, File::open(&path).unwrap());
+    let failed = journal.advance(Lba::MAX);
+    assert!(matches!(failed, Err((JournalError::Io(..), true))), "{failed:?}");
+    // The header arrived nevertheless.
+    let end = Header { position: Lba::MAX, sequence: before.sequence + 1, ..before };
+    writable.write_all_at(&end.encode(), end.sequence % 2 * STRIDE).unwrap();
+    journal.file = writable;
+    assert!(journal.pending().unwrap().is_none());
+    assert_eq!(state(&path), (256, None));
+    // With a zone in the journal, both headers lead to the same data.
+    journal.record(Lba(256), &mut noise(1, 4096), &cipher(1), &cipher(2)).unwrap();
+    let writable = std::mem::replace(&mut journal.file, File::open(&path).unwrap());
+    assert!(matches!(journal.advance(Lba(257)), Err((JournalError::Io(..), true))));
+    journal.file = writable;
+    assert!(journal.pending().unwrap().is_some());
+    journal.advance(Lba(257)).unwrap();
+    assert_eq!(state(&path), (257, None));
+}
+
+#[test]
+fn the_header_that_is_found_is_stored_again() {
+    let dir = TempDir::new().unwrap();
+    let (path, mut journal) = create(&dir);
+    journal.record(Lba::ZERO, &mut noise(1, 8192), &cipher(1), &cipher(2)).unwrap();
+    let whole = fs::read(&path).unwrap();
+    let long_ago = std::time::SystemTime::UNIX_EPOCH;
+    journal.file.set_modified(long_ago).unwrap();
+    Journal::open(&path).unwrap();
+    assert!(fs::metadata(&path).unwrap().modified().unwrap() > long_ago, "the file was written");
+    assert!(fs::read(&path).unwrap() == whole, "with the same content");
+}
+
+#[test]
 fn each_damaged_byte_of_what_counts_is_found() {
     let dir = TempDir::new().unwrap();
     let (path, mut journal) = create(&dir);
