@@ -225,6 +225,8 @@ type BdevCryptoCreateParams struct {
 	PassDiscards bool `json:"pass_discards,omitempty"`
 	// Aryk only: encrypts as dm-crypt's `aes-xts-plain64`, instead of by the key's `tweak_mode`.
 	Plain64 *CryptoPlain64 `json:"plain64,omitempty"`
+	// Aryk only: the new key of a disk whose rotation by `bdev_crypto_rekey` is not complete. The rotation continues; its journal is in the state directory.
+	Rekey *CryptoRekey `json:"rekey,omitempty"`
 }
 
 // BdevCryptoCreate calls bdev_crypto_create. Creates a disk that encrypts another disk.
@@ -241,6 +243,32 @@ type BdevCryptoDeleteParams struct {
 // BdevCryptoDelete calls bdev_crypto_delete. Removes a disk of `bdev_crypto_create`.
 func (c *Client) BdevCryptoDelete(ctx context.Context, params BdevCryptoDeleteParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_crypto_delete", params)
+}
+
+// BdevCryptoRekeyParams are the parameters of bdev_crypto_rekey.
+type BdevCryptoRekeyParams struct {
+	// Name, alias or uuid of the disk.
+	Name string `json:"name"`
+	// Name of the new key. To continue: of the same new key.
+	KeyName string `json:"key_name"`
+	// MiB of the disk that are encrypted again in a second, at most. Default: 0, no limit.
+	MbytesPerSec uint64 `json:"mbytes_per_sec,omitempty"`
+}
+
+// BdevCryptoRekey calls bdev_crypto_rekey. Starts to encrypt a disk of `bdev_crypto_create` with another key, while it is in use; or continues that.
+func (c *Client) BdevCryptoRekey(ctx context.Context, params BdevCryptoRekeyParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_crypto_rekey", params)
+}
+
+// BdevCryptoRekeyStopParams are the parameters of bdev_crypto_rekey_stop.
+type BdevCryptoRekeyStopParams struct {
+	// Name, alias or uuid.
+	Name string `json:"name"`
+}
+
+// BdevCryptoRekeyStop calls bdev_crypto_rekey_stop. Stops encrypting a disk with another key. The disk then has both keys; `bdev_crypto_rekey` continues.
+func (c *Client) BdevCryptoRekeyStop(ctx context.Context, params BdevCryptoRekeyStopParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_crypto_rekey_stop", params)
 }
 
 // BdevDelayCreateParams are the parameters of bdev_delay_create.

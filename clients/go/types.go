@@ -292,6 +292,8 @@ type CryptoDetails struct {
 	KeyName string `json:"key_name"`
 	// The options of dm-crypt's `aes-xts-plain64`, if the disk is encrypted so.
 	Plain64 *CryptoPlain64Details `json:"plain64,omitempty"`
+	// The rotation of the key, while it is not complete.
+	Rekey *CryptoRekeyDetails `json:"rekey,omitempty"`
 }
 
 // CryptoKey: One of the results of `accel_crypto_keys_get`.
@@ -324,6 +326,32 @@ type CryptoPlain64Details struct {
 	IvLargeSectors bool `json:"iv_large_sectors"`
 }
 
+// CryptoRekey: The second key of a disk, as in its note.
+type CryptoRekey struct {
+	// Name of the new key.
+	KeyName string `json:"key_name"`
+	// MiB of the disk that are encrypted again in a second, at most; 0 for no limit.
+	MbytesPerSec *uint64 `json:"mbytes_per_sec,omitempty"`
+	// Whether the rotation was stopped.
+	Stopped *bool `json:"stopped,omitempty"`
+}
+
+// CryptoRekeyDetails: The rotation of a disk's key.
+type CryptoRekeyDetails struct {
+	// Name of the new key.
+	KeyName string `json:"key_name"`
+	// `running`, `stopped`, `failed`, or for a moment `complete`.
+	State string `json:"state"`
+	// Blocks that have the new key.
+	DoneBlocks uint64 `json:"done_blocks"`
+	// Blocks of the disk.
+	NumBlocks uint64 `json:"num_blocks"`
+	// Why the rotation has failed.
+	Error *string `json:"error,omitempty"`
+	// Blocks of which it is unknown what is stored, after an error: requests for them fail until the rotation continues.
+	Unavailable *CryptoUnavailable `json:"unavailable,omitempty"`
+}
+
 // CryptoTweakMode: How the position of data on a disk becomes its tweak. In the modes with 512 in their names, each 512 bytes have a tweak of their own; in the others, each block has one.
 type CryptoTweakMode string
 
@@ -334,6 +362,14 @@ const (
 	CryptoTweakModeIncr512FullLba    CryptoTweakMode = "INCR_512_FULL_LBA"
 	CryptoTweakModeIncr512UpperLba   CryptoTweakMode = "INCR_512_UPPER_LBA"
 )
+
+// CryptoUnavailable: Blocks of a disk.
+type CryptoUnavailable struct {
+	// The first block.
+	Lba uint64 `json:"lba"`
+	// Number of blocks.
+	NumBlocks uint64 `json:"num_blocks"`
+}
 
 // DelayDetails: A disk of `bdev_delay_create`. Latencies in microseconds.
 type DelayDetails struct {

@@ -17,6 +17,7 @@ use std::borrow::Cow;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::path::Path;
 use std::time::SystemTime;
 
 /// The part of the daemon to which an object belongs, with SPDK's name.
@@ -550,6 +551,27 @@ impl Config {
         self.write(key, Some(note));
     }
 
+    /// As [`Config::changed`], for several parameters. The result resolves when the changes survive a power failure; `None` if
+    /// there is no note or no store.
+    pub(crate) fn changed_durably<const N: usize>(
+        &self,
+        subsystem: Subsystem,
+        object: &str,
+        params: [(&str, Value); N],
+    ) -> Option<Written> {
+        let mut notes = self.notes.borrow_mut();
+        let key = notes.key(subsystem, object)?;
+        let note = notes.notes.get_mut(&key).expect("each key has its note");
+        for (param, value) in params {
+            match value {
+                Value::Null => drop(note.call.params.as_object_mut().and_then(|all| all.remove(param))),
+                value => note.call.params[param] = value,
+            }
+        }
+        let content = serde_json::to_vec(note).expect("a note is valid JSON");
+        Some(self.store.get()?.write_durably(key, Some(content)))
+    }
+
     /// Removes the note of `object`.
     pub fn removed(&self, subsystem: Subsystem, object: &str) {
         if let Some((key, _)) = self.notes.borrow_mut().take(subsystem, object) {
@@ -605,6 +627,11 @@ impl Config {
         calls
     }
 
+    /// The directory of the store.
+    pub(crate) fn state_dir(&self) -> Option<&Path> {
+        self.store.get().map(Store::dir)
+    }
+
     /// Whether there is a store.
     pub fn has_store(&self) -> bool {
         self.store.get().is_some()
@@ -654,7 +681,6 @@ impl Config {
 mod tests {
     use super::*;
     use serde_json::json;
-    use std::path::Path;
 
     /// The configuration that the store in a directory has.
     fn stored_in(dir: &Path) -> Config {

@@ -49,6 +49,8 @@ pub struct Control {
     pub(crate) wrapping: Wrapping,
     /// The keys of encrypted disks.
     pub(crate) keys: crate::methods::crypto::Keys,
+    /// Rotations of these keys.
+    pub(crate) rekeys: crate::methods::rekey::State,
     /// Collects statistics.
     pub collector: Collector,
     /// Whether methods of run time may be called.
@@ -98,6 +100,7 @@ impl Control {
             keyring: Keyring::default(),
             wrapping: Wrapping::default(),
             keys: crate::methods::crypto::Keys::default(),
+            rekeys: crate::methods::rekey::State::default(),
             collector: Collector::default(),
             started: watch::Sender::new(false),
             start_up: Rc::default(),

@@ -12,7 +12,7 @@
 use crate::config::{Call, Subsystem};
 use crate::methods::nvme::follow_plugged;
 use crate::methods::waiting::make_waiting;
-use crate::methods::{qos, vhost_blk, vhost_scsi};
+use crate::methods::{qos, rekey, vhost_blk, vhost_scsi};
 use crate::{Control, Methods, restore};
 use aryk_bdev::Change;
 use aryk_bdev_nvme::AttachedController;
@@ -32,6 +32,7 @@ pub fn follow_disks(control: &Rc<Control>, methods: &Rc<Methods<Control>>) {
     tokio::task::spawn_local(follow(Rc::downgrade(control), Rc::downgrade(methods), changes));
     tokio::task::spawn_local(follow_failures(Rc::downgrade(control), Rc::downgrade(methods)));
     tokio::task::spawn_local(follow_plugged(Rc::downgrade(control), Rc::downgrade(methods)));
+    rekey::follow_all(control);
     let (sender, attached) = unbounded_channel();
     control.nvme.attached.replace(Some(sender));
     tokio::task::spawn_local(follow_controllers(Rc::downgrade(control), Rc::downgrade(methods), attached));

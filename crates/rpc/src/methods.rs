@@ -26,6 +26,7 @@ mod options;
 mod passthru;
 mod pollers;
 pub(crate) mod qos;
+pub(crate) mod rekey;
 mod scheduler;
 mod split;
 mod stats;
@@ -89,6 +90,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
     passthru::register(&mut table);
     pollers::register(&mut table);
     qos::register(&mut table);
+    rekey::register(&mut table);
     scheduler::register(&mut table);
     cores::register(&mut table);
     split::register(&mut table);

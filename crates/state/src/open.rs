@@ -22,6 +22,7 @@ const PATIENCE_STEP: Duration = Duration::from_millis(5);
 /// An open store. No other process can open it while this value exists.
 #[derive(Debug)]
 pub struct Store {
+    dir: PathBuf,
     changes: Option<Sender<Change>>,
     writer: Option<JoinHandle<()>>,
     _lock: File,
@@ -58,7 +59,12 @@ impl Store {
         let writer = Writer::new(file, database, last, (path, copy));
         let thread = std::thread::Builder::new().name("state".into());
         let writer = thread.spawn(move || writer.run(&received)).map_err(os("start a thread for", dir))?;
-        Ok((Self { changes: Some(changes), writer: Some(writer), _lock: lock }, records))
+        Ok((Self { dir: dir.to_owned(), changes: Some(changes), writer: Some(writer), _lock: lock }, records))
+    }
+
+    /// The directory. Other code may keep files of its own there.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Sets the content of record `key`, or deletes the record. Changes are applied in the order of these calls. The returned

@@ -346,6 +346,7 @@ class Methods(ABC):
         key_name: str | None = None,
         pass_discards: bool | None = None,
         plain64: types.CryptoPlain64 | None = None,
+        rekey: types.CryptoRekey | None = None,
     ) -> str:
         """Creates a disk that encrypts another disk.
 
@@ -355,6 +356,7 @@ class Methods(ABC):
             key_name: Name of a key of `accel_crypto_key_create`. Required.
             pass_discards: Aryk only: whether discards go to the base disk, where they show which blocks are in use. Otherwise the disk does not support them.
             plain64: Aryk only: encrypts as dm-crypt's `aes-xts-plain64`, instead of by the key's `tweak_mode`.
+            rekey: Aryk only: the new key of a disk whose rotation by `bdev_crypto_rekey` is not complete. The rotation continues; its journal is in the state directory.
         """
         result: str = self.call(
             "bdev_crypto_create",
@@ -364,6 +366,7 @@ class Methods(ABC):
                 key_name=key_name,
                 pass_discards=pass_discards,
                 plain64=plain64,
+                rekey=rekey,
             ),
         )
         return result
@@ -380,6 +383,48 @@ class Methods(ABC):
         """
         result: bool = self.call(
             "bdev_crypto_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_crypto_rekey(
+        self,
+        *,
+        name: str,
+        key_name: str,
+        mbytes_per_sec: int | None = None,
+    ) -> bool:
+        """Starts to encrypt a disk of `bdev_crypto_create` with another key, while it is in use; or continues that.
+
+        Parameters:
+            name: Name, alias or uuid of the disk.
+            key_name: Name of the new key. To continue: of the same new key.
+            mbytes_per_sec: MiB of the disk that are encrypted again in a second, at most. Default: 0, no limit.
+        """
+        result: bool = self.call(
+            "bdev_crypto_rekey",
+            _given(
+                name=name,
+                key_name=key_name,
+                mbytes_per_sec=mbytes_per_sec,
+            ),
+        )
+        return result
+
+    def bdev_crypto_rekey_stop(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Stops encrypting a disk with another key. The disk then has both keys; `bdev_crypto_rekey` continues.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = self.call(
+            "bdev_crypto_rekey_stop",
             _given(
                 name=name,
             ),
@@ -3331,6 +3376,7 @@ class AsyncMethods(ABC):
         key_name: str | None = None,
         pass_discards: bool | None = None,
         plain64: types.CryptoPlain64 | None = None,
+        rekey: types.CryptoRekey | None = None,
     ) -> str:
         """Creates a disk that encrypts another disk.
 
@@ -3340,6 +3386,7 @@ class AsyncMethods(ABC):
             key_name: Name of a key of `accel_crypto_key_create`. Required.
             pass_discards: Aryk only: whether discards go to the base disk, where they show which blocks are in use. Otherwise the disk does not support them.
             plain64: Aryk only: encrypts as dm-crypt's `aes-xts-plain64`, instead of by the key's `tweak_mode`.
+            rekey: Aryk only: the new key of a disk whose rotation by `bdev_crypto_rekey` is not complete. The rotation continues; its journal is in the state directory.
         """
         result: str = await self.call(
             "bdev_crypto_create",
@@ -3349,6 +3396,7 @@ class AsyncMethods(ABC):
                 key_name=key_name,
                 pass_discards=pass_discards,
                 plain64=plain64,
+                rekey=rekey,
             ),
         )
         return result
@@ -3365,6 +3413,48 @@ class AsyncMethods(ABC):
         """
         result: bool = await self.call(
             "bdev_crypto_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_crypto_rekey(
+        self,
+        *,
+        name: str,
+        key_name: str,
+        mbytes_per_sec: int | None = None,
+    ) -> bool:
+        """Starts to encrypt a disk of `bdev_crypto_create` with another key, while it is in use; or continues that.
+
+        Parameters:
+            name: Name, alias or uuid of the disk.
+            key_name: Name of the new key. To continue: of the same new key.
+            mbytes_per_sec: MiB of the disk that are encrypted again in a second, at most. Default: 0, no limit.
+        """
+        result: bool = await self.call(
+            "bdev_crypto_rekey",
+            _given(
+                name=name,
+                key_name=key_name,
+                mbytes_per_sec=mbytes_per_sec,
+            ),
+        )
+        return result
+
+    async def bdev_crypto_rekey_stop(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Stops encrypting a disk with another key. The disk then has both keys; `bdev_crypto_rekey` continues.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = await self.call(
+            "bdev_crypto_rekey_stop",
             _given(
                 name=name,
             ),

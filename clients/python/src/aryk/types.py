@@ -358,6 +358,8 @@ class CryptoDetails(TypedDict):
     key_name: str
     #: The options of dm-crypt's `aes-xts-plain64`, if the disk is encrypted so.
     plain64: NotRequired[CryptoPlain64Details]
+    #: The rotation of the key, while it is not complete.
+    rekey: NotRequired[CryptoRekeyDetails]
 
 
 class CryptoKey(TypedDict):
@@ -391,6 +393,43 @@ class CryptoPlain64Details(TypedDict):
     iv_offset: int
     #: Whether sectors are counted in units of their own size instead of 512 bytes.
     iv_large_sectors: bool
+
+
+class CryptoRekey(TypedDict):
+    """The second key of a disk, as in its note."""
+
+    #: Name of the new key.
+    key_name: str
+    #: MiB of the disk that are encrypted again in a second, at most; 0 for no limit.
+    mbytes_per_sec: NotRequired[int]
+    #: Whether the rotation was stopped.
+    stopped: NotRequired[bool]
+
+
+class CryptoRekeyDetails(TypedDict):
+    """The rotation of a disk's key."""
+
+    #: Name of the new key.
+    key_name: str
+    #: `running`, `stopped`, `failed`, or for a moment `complete`.
+    state: str
+    #: Blocks that have the new key.
+    done_blocks: int
+    #: Blocks of the disk.
+    num_blocks: int
+    #: Why the rotation has failed.
+    error: NotRequired[str]
+    #: Blocks of which it is unknown what is stored, after an error: requests for them fail until the rotation continues.
+    unavailable: NotRequired[CryptoUnavailable]
+
+
+class CryptoUnavailable(TypedDict):
+    """Blocks of a disk."""
+
+    #: The first block.
+    lba: int
+    #: Number of blocks.
+    num_blocks: int
 
 
 class DelayDetails(TypedDict):

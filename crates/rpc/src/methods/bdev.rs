@@ -177,6 +177,9 @@ fn describe(control: &Control, bdev: &Bdev) -> Description {
         details.nvme = Some([nvme]);
         details.mp_policy = Some("active_passive");
     }
+    if let Some(crypto) = &mut details.crypto {
+        crypto.rekey = super::rekey::describe(control, bdev);
+    }
     let (claimed_by, deadline) = (bdev.claimed_by(), bdev.deadline());
     Description {
         name: identity.name.clone(),

@@ -26,7 +26,7 @@ use zeroize::Zeroizing;
 
 /// Namespace of the disks' uuids.
 const NAMESPACE: Uuid = uuid::uuid!("078e3cf7-f4b4-4545-b2c3-d40045a64ae2");
-const MODULE: &str = "crypto";
+pub(super) const MODULE: &str = "crypto";
 pub(super) const CREATE: &str = "bdev_crypto_create";
 pub(crate) const CREATE_KEY: &str = "accel_crypto_key_create";
 
@@ -53,9 +53,9 @@ pub(super) fn register(table: &mut Table<Control>) {
 pub(crate) struct Keys(RefCell<BTreeMap<String, NamedKey>>);
 
 #[derive(Debug, Clone)]
-struct NamedKey {
-    key: Arc<module::Key>,
-    tweak_mode: TweakMode,
+pub(super) struct NamedKey {
+    pub(super) key: Arc<module::Key>,
+    pub(super) tweak_mode: TweakMode,
 }
 
 impl Keys {
@@ -105,7 +105,7 @@ enum Cipher {
 /// their own; in the others, each block has one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "CryptoTweakMode")]
-enum TweakMode {
+pub(super) enum TweakMode {
     #[default]
     #[serde(rename = "SIMPLE_LBA")]
     Simple,
@@ -326,7 +326,10 @@ struct DestroyKey {
 
 async fn destroy_key(control: &Control, p: DestroyKey) -> Result<bool, Error> {
     let uses = |call: &Call| {
-        call.method == CREATE && call.params.get("key_name").is_some_and(|name| *name == p.key_name)
+        let has_key = |name: &Value| *name == p.key_name;
+        call.method == CREATE
+            && (call.params.get("key_name").is_some_and(has_key)
+                || super::rekey::names_key(call, &p.key_name))
     };
     let config = &control.config;
     if config.place_that(Subsystem::Bdev, uses).is_some() || !config.absent_objects_that(uses).is_empty() {
@@ -380,21 +383,25 @@ pub(super) struct Create {
     /// Name of the new disk.
     name: String,
     /// Name of a key of `accel_crypto_key_create`. Required.
-    key_name: Option<String>,
+    pub(super) key_name: Option<String>,
     /// Aryk only: encrypts as dm-crypt's `aes-xts-plain64`, instead of by the key's `tweak_mode`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    plain64: Option<Plain64>,
+    pub(super) plain64: Option<Plain64>,
     /// Aryk only: whether discards go to the base disk, where they show which blocks are in use. Otherwise the disk does not
     /// support them.
     #[serde(default, skip_serializing_if = "is_default")]
     pass_discards: bool,
+    /// Aryk only: the new key of a disk whose rotation by `bdev_crypto_rekey` is not complete. The rotation continues; its
+    /// journal is in the state directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rekey: Option<super::rekey::Rekey>,
 }
 
 /// The options of dm-crypt's `aes-xts-plain64`, with dm-crypt's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "CryptoPlain64")]
-struct Plain64 {
+pub(super) struct Plain64 {
     /// Bytes that are encrypted together: 512, 1024, 2048 or 4096. The disk's blocks have at least as many. Default: 512.
     #[serde(default = "sector")]
     sector_size: u32,
@@ -432,7 +439,7 @@ impl From<module::Error> for Error {
 }
 
 /// The key of a disk. The error says why a key of the configuration does not exist.
-fn find_key(control: &Control, name: &str) -> Result<NamedKey, Error> {
+pub(super) fn find_key(control: &Control, name: &str) -> Result<NamedKey, Error> {
     let config = &control.config;
     let unusable = || config.why_absent_object(Subsystem::Daemon, &object(name));
     control.keys.find(name).map_err(|error| match unusable() {
@@ -460,17 +467,19 @@ pub(super) async fn create(control: &Control, p: Create) -> Result<String, Error
         tweak_mode: p.plain64.map_or_else(|| tweak_mode.into(), Into::into),
         passes_discards: p.pass_discards,
     };
-    let bdev = module::create(&control.env, config)?;
+    let bdev = super::rekey::create(control, config, p.plain64.map(Into::into), p.rekey.as_ref()).await?;
     let crypto = Crypto {
         base_bdev_name: p.base_bdev_name.clone(),
         name: p.name.clone(),
         key_name: key_name.clone(),
         plain64: p.plain64.map(Into::into),
+        rekey: None,
     };
     let details = Details { crypto: Some(crypto), ..Details::default() };
     Ok(control.made_disk(&bdev, MODULE, details, (CREATE, &p)))
 }
 
 async fn delete(control: &Control, p: Name) -> Result<bool, Error> {
+    super::rekey::tell_removal(control, &p.name);
     control.remove_disk(MODULE, &p.name).await
 }

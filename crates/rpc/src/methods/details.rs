@@ -73,6 +73,39 @@ pub(crate) struct Crypto {
     /// The options of dm-crypt's `aes-xts-plain64`, if the disk is encrypted so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plain64: Option<Plain64>,
+    /// The rotation of the key, while it is not complete.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rekey: Option<Rekey>,
+}
+
+/// The rotation of a disk's key.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "CryptoRekeyDetails")]
+pub(crate) struct Rekey {
+    /// Name of the new key.
+    pub key_name: String,
+    /// `running`, `stopped`, `failed`, or for a moment `complete`.
+    pub state: &'static str,
+    /// Why the rotation has failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// Blocks that have the new key.
+    pub done_blocks: u64,
+    /// Blocks of the disk.
+    pub num_blocks: u64,
+    /// Blocks of which it is unknown what is stored, after an error: requests for them fail until the rotation continues.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unavailable: Option<Unavailable>,
+}
+
+/// Blocks of a disk.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "CryptoUnavailable")]
+pub(crate) struct Unavailable {
+    /// The first block.
+    pub lba: u64,
+    /// Number of blocks.
+    pub num_blocks: u64,
 }
 
 /// The options of dm-crypt's `aes-xts-plain64`, as in `bdev_crypto_create`.

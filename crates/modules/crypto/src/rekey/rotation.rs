@@ -131,6 +131,9 @@ impl Rotation {
     /// Writes the zone again that the journal holds, if it holds one, and stops.
     pub fn recover(self: &Arc<Self>, env: &Env) -> Result<(), Error> {
         let mut current = self.lock();
+        if !current.is_pending {
+            return Ok(());
+        }
         current.wants_stop = true;
         self.start(current, env)
     }
