@@ -120,6 +120,7 @@ impl Bench {
             memory,
             block_size,
             next: 0,
+            fua: false,
             sent: HashMap::new(),
         }
     }
@@ -239,6 +240,8 @@ pub struct Opener {
     memory: GuestMemory,
     block_size: u32,
     next: u64,
+    /// Whether the next requests are durable when they complete.
+    fua: bool,
     sent: HashMap<u64, Sent>,
 }
 
@@ -249,6 +252,11 @@ impl std::fmt::Debug for Opener {
 }
 
 impl Opener {
+    /// Lets the next requests carry `fua`, as all reads and writes of a guest without a write cache do.
+    pub const fn set_fua(&mut self, fua: bool) {
+        self.fua = fua;
+    }
+
     /// Submits a read.
     pub fn read(&mut self, lba: u64, blocks: u64, shape: Shape, bench: &mut Bench) -> u64 {
         let bytes = blocks as u32 * self.block_size;
@@ -345,7 +353,7 @@ impl Opener {
         let id = self.next;
         self.next += 1;
         self.sent.insert(id, sent);
-        self.root.borrow_mut().channel.submit(Io { tag: Tag(id), ..io }, bench.cx());
+        self.root.borrow_mut().channel.submit(Io { tag: Tag(id), fua: self.fua, ..io }, bench.cx());
         id
     }
 

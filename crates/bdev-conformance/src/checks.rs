@@ -15,6 +15,6 @@ pub use lifecycle::{
     removal_waits_for_channels, reset_under_load, resizing, resizing_under_load, statistics_add_up,
 };
 pub use limits::{more_in_flight_than_the_depth, tight_limits};
-pub use requests::{bounds_and_bad_requests, every_operation_at_every_alignment};
+pub use requests::{bounds_and_bad_requests, durable_requests, every_operation_at_every_alignment};
 pub use sequences::any_sequence;
 pub use threads::several_threads;

@@ -75,6 +75,7 @@ macro_rules! conformance {
         $crate::conformance!(
             [$($attribute)?] $make,
             every_operation_at_every_alignment
+            durable_requests
             bounds_and_bad_requests
             more_in_flight_than_the_depth
             tight_limits

@@ -39,6 +39,27 @@ pub fn every_operation_at_every_alignment<F: Fixture>(make: &impl Fn() -> F) {
     disk.close(&mut bench);
 }
 
+/// Reads, writes and write-zeroes that are durable when they complete. A front-end whose guest has no flush sends reads so, too.
+///
+/// # Panics
+/// If the disk fails the check.
+pub fn durable_requests<F: Fixture>(make: &impl Fn() -> F) {
+    let fixture = make();
+    let mut bench = Bench::new();
+    let mut disk = bench.open(fixture.registry(), fixture.name(), Access::Exclusive, 2, BYTES_MAX);
+    let block_size = fixture.registry().find(fixture.name()).expect("it is registered").geometry().block_size;
+    disk.set_fua(true);
+    for (seed, (lba, blocks)) in (1..).zip([(0, 1), (5, 2), (8, 8), (3, u64::from(BYTES_MAX / block_size))]) {
+        let data = contents(seed, lba, blocks, block_size);
+        let mut at = At { disk: &mut disk, bench: &mut bench, lba, blocks, block_size };
+        at.disk.write(lba, &data, Shape::Odd, at.bench);
+        assert_eq!(at.disk.finish(at.bench).status, Status::Ok, "durable write of {blocks} blocks at {lba}");
+        at.reads(Shape::Single, &data, fixture.features());
+        at.cleared(Op::WriteZeroes, seed, Features { unmap_zeroes: true, ..fixture.features() });
+    }
+    disk.close(&mut bench);
+}
+
 /// Some blocks of a disk.
 struct At<'a> {
     disk: &'a mut Opener,

@@ -115,13 +115,11 @@ impl LinkDriver {
     fn complete(&mut self, token: u64, result: i64, cx: &mut Cx) {
         let key = Key::from_raw(token);
         let request = self.requests.get_mut(key).expect("librbd ends each request once");
-        let status = if result >= 0 && (request.io.op != Op::Read || result == request.io.data.len().into()) {
-            Status::Ok
-        } else {
-            self.fail(key, result)
-        };
+        let is_whole = request.io.op != Op::Read || result == request.io.data.len().into();
+        let status = if result >= 0 && is_whole { Status::Ok } else { self.fail(key, result) };
         let request = self.requests.get_mut(key).expect("just found");
-        if request.io.fua && status.is_ok() && !request.is_flushing && request.io.op != Op::Flush {
+        // A front-end whose guest has no flush asks for durability of reads, too.
+        if request.io.fua && request.io.op.is_change() && status.is_ok() && !request.is_flushing {
             request.is_flushing = true;
             let flush = Call { operation: Operation::Flush, offset: 0, data: Sgl::EMPTY, token };
             let number = request.channel.index();
