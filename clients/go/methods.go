@@ -475,6 +475,114 @@ func (c *Client) BdevIscsiSetOptions(ctx context.Context, params BdevIscsiSetOpt
 	return call[bool](ctx, c, "bdev_iscsi_set_options", params)
 }
 
+// BdevLuksAddKeySlotParams are the parameters of bdev_luks_add_key_slot.
+type BdevLuksAddKeySlotParams struct {
+	// Name, alias or uuid of a disk of `bdev_luks_create`, or of a disk that has a header and is not in use.
+	Name string `json:"name"`
+	// Path of a key file that opens a key slot.
+	KeyFile string `json:"key_file"`
+	// Path of the key file that will open the new key slot.
+	NewKeyFile string `json:"new_key_file"`
+	// Time that the key derivation takes on this host, in milliseconds. Default: 2000.
+	IterTimeMs *uint32 `json:"iter_time_ms,omitempty"`
+	// Number of the new key slot. Default: the first free one.
+	KeySlot *uint32 `json:"key_slot,omitempty"`
+	// Key derivation of the new key slot. Default: `argon2id`, for `luks1` `pbkdf2`.
+	Pbkdf LuksKdf `json:"pbkdf,omitempty"`
+	// Memory that `argon2id` uses, at most. Default: 262144.
+	PbkdfMemoryKib *uint32 `json:"pbkdf_memory_kib,omitempty"`
+}
+
+// BdevLuksAddKeySlot calls bdev_luks_add_key_slot. Adds a key slot to the LUKS header of a disk, which may be in use. Returns its number.
+func (c *Client) BdevLuksAddKeySlot(ctx context.Context, params BdevLuksAddKeySlotParams) (uint32, error) {
+	return call[uint32](ctx, c, "bdev_luks_add_key_slot", params)
+}
+
+// BdevLuksCreateParams are the parameters of bdev_luks_create.
+type BdevLuksCreateParams struct {
+	// Name of the new disk.
+	Name string `json:"name"`
+	// Name of the disk that has the header.
+	BaseBdevName string `json:"base_bdev_name"`
+	// Path of a file that only the daemon's user or root may read. All of its bytes are the passphrase, also a final line break. The daemon reads it again at each start.
+	KeyFile string `json:"key_file"`
+	// The key slot that the key file opens. Default: all are tried, except those that have the priority `ignore`.
+	KeySlot *uint32 `json:"key_slot,omitempty"`
+	// Whether discards go to the base disk, where they show which blocks are in use. Otherwise the disk does not support them.
+	PassDiscards bool `json:"pass_discards,omitempty"`
+}
+
+// BdevLuksCreate calls bdev_luks_create. Unlocks a disk that has a LUKS header, and creates a disk of its data.
+func (c *Client) BdevLuksCreate(ctx context.Context, params BdevLuksCreateParams) (string, error) {
+	return call[string](ctx, c, "bdev_luks_create", params)
+}
+
+// BdevLuksDeleteParams are the parameters of bdev_luks_delete.
+type BdevLuksDeleteParams struct {
+	// Name, alias or uuid.
+	Name string `json:"name"`
+}
+
+// BdevLuksDelete calls bdev_luks_delete. Removes a disk of `bdev_luks_create`.
+func (c *Client) BdevLuksDelete(ctx context.Context, params BdevLuksDeleteParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_luks_delete", params)
+}
+
+// BdevLuksFormatParams are the parameters of bdev_luks_format.
+type BdevLuksFormatParams struct {
+	// Name, alias or uuid of the disk, which must not be in use.
+	Name string `json:"name"`
+	// Path of a file that only the daemon's user or root may read: its bytes open the first key slot.
+	KeyFile string `json:"key_file"`
+	// Bits of the AES key: 128 or 256. Default: 256.
+	AesBits *uint32 `json:"aes_bits,omitempty"`
+	// Time that the key derivation takes on this host, in milliseconds. Default: 2000.
+	IterTimeMs *uint32 `json:"iter_time_ms,omitempty"`
+	// A name in the header, at most 47 bytes; `luks2` only.
+	Label string `json:"label,omitempty"`
+	// Format the disk even if it holds data, which is lost.
+	Overwrite bool `json:"overwrite,omitempty"`
+	// Key derivation of the key slot. Default: `argon2id`, for `luks1` `pbkdf2`.
+	Pbkdf LuksKdf `json:"pbkdf,omitempty"`
+	// Memory that `argon2id` uses, at most. Default: 262144.
+	PbkdfMemoryKib *uint32 `json:"pbkdf_memory_kib,omitempty"`
+	// Bytes that are encrypted together: 512, or for `luks2` also 1024, 2048 and 4096. The disk's blocks have at least as many. Default: a block of the disk, at most 4096; 512 for `luks1`.
+	SectorSize *uint32 `json:"sector_size,omitempty"`
+	// Default: `luks2`.
+	Version LuksVersion `json:"version,omitempty"`
+}
+
+// BdevLuksFormat calls bdev_luks_format. Writes a LUKS header with a new volume key to a disk, whose data is lost.
+func (c *Client) BdevLuksFormat(ctx context.Context, params BdevLuksFormatParams) (LuksHeader, error) {
+	return call[LuksHeader](ctx, c, "bdev_luks_format", params)
+}
+
+// BdevLuksGetHeaderParams are the parameters of bdev_luks_get_header.
+type BdevLuksGetHeaderParams struct {
+	// Name, alias or uuid of a disk of `bdev_luks_create`, or of a disk that has a header.
+	Name string `json:"name"`
+}
+
+// BdevLuksGetHeader calls bdev_luks_get_header. Describes the LUKS header of a disk.
+func (c *Client) BdevLuksGetHeader(ctx context.Context, params BdevLuksGetHeaderParams) (LuksHeader, error) {
+	return call[LuksHeader](ctx, c, "bdev_luks_get_header", params)
+}
+
+// BdevLuksRemoveKeySlotParams are the parameters of bdev_luks_remove_key_slot.
+type BdevLuksRemoveKeySlotParams struct {
+	// Name, alias or uuid of a disk of `bdev_luks_create`, or of a disk that has a header and is not in use.
+	Name string `json:"name"`
+	// Number of the key slot.
+	KeySlot uint32 `json:"key_slot"`
+	// Path of a key file that opens another key slot: the data stays accessible.
+	KeyFile string `json:"key_file"`
+}
+
+// BdevLuksRemoveKeySlot calls bdev_luks_remove_key_slot. Destroys a key slot in the LUKS header of a disk, which may be in use.
+func (c *Client) BdevLuksRemoveKeySlot(ctx context.Context, params BdevLuksRemoveKeySlotParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_luks_remove_key_slot", params)
+}
+
 // BdevMallocCreateParams are the parameters of bdev_malloc_create.
 type BdevMallocCreateParams struct {
 	// Block size in bytes.

@@ -470,6 +470,7 @@ type DriverSpecific struct {
 	Crypto    *CryptoDetails `json:"crypto,omitempty"`
 	Delay     *DelayDetails  `json:"delay,omitempty"`
 	ErrorDisk *ErrorDetails  `json:"error_disk,omitempty"`
+	Luks      *LuksDetails   `json:"luks,omitempty"`
 	Malloc    *MallocDetails `json:"malloc,omitempty"`
 	// Path selection of a disk of an NVMe controller: always `active_passive`, since it has one path.
 	MpPolicy *string `json:"mp_policy,omitempty"`
@@ -741,6 +742,74 @@ type LayerLatencies struct {
 	// Buckets that are not empty. Those of `total` count the time from the submission by the front-end to the completion.
 	Buckets []LatencyBucket `json:"buckets"`
 }
+
+// LuksDetails: A disk of `bdev_luks_create`.
+type LuksDetails struct {
+	// Name of the disk that has the header.
+	BaseBdevName string `json:"base_bdev_name"`
+	// Name of the disk.
+	Name string `json:"name"`
+	// `luks1` or `luks2`.
+	Version string `json:"version"`
+	// The key slot that the key file has opened.
+	KeySlot uint32 `json:"key_slot"`
+	// The identifier in the header; missing if the header has an invalid one.
+	UUID *string `json:"uuid,omitempty"`
+}
+
+// LuksHeader: The LUKS header of a disk.
+type LuksHeader struct {
+	// `luks1` or `luks2`.
+	Version string `json:"version"`
+	// The cipher of the data: `aes-xts-plain64`.
+	Cipher string `json:"cipher"`
+	// Bits of the AES key.
+	AesBits uint32 `json:"aes_bits"`
+	// Bytes that are encrypted together.
+	SectorSize uint32 `json:"sector_size"`
+	// Start of the data on the disk, in bytes.
+	DataOffset uint64 `json:"data_offset"`
+	// Whether one copy of a `luks2` header is damaged. `bdev_luks_create` repairs it.
+	Degraded bool `json:"degraded"`
+	// The key slots in use, by number.
+	KeySlots []LuksKeySlot `json:"key_slots"`
+	// Length of the data in bytes; missing if it extends to the end of the disk.
+	DataSize *uint64 `json:"data_size,omitempty"`
+	// The volume's identifier; missing if the header has an invalid one.
+	UUID *string `json:"uuid,omitempty"`
+}
+
+// LuksKdf: How a key slot derives its key.
+type LuksKdf string
+
+// The values of LuksKdf.
+const (
+	LuksKdfArgon2id LuksKdf = "argon2id"
+	LuksKdfPbkdf2   LuksKdf = "pbkdf2"
+)
+
+// LuksKeySlot: A key slot in use.
+type LuksKeySlot struct {
+	// Its number.
+	KeySlot uint32 `json:"key_slot"`
+	// When it is tried: `prefer` before all others, `normal`, or `ignore` only if it is named.
+	Priority string `json:"priority"`
+	// Key derivation: `pbkdf2`, `argon2i` or `argon2id`.
+	Pbkdf string `json:"pbkdf"`
+	// Iterations of PBKDF2, or passes of Argon2.
+	Iterations uint32 `json:"iterations"`
+	// Memory of Argon2; missing for PBKDF2.
+	MemoryKib *uint32 `json:"memory_kib,omitempty"`
+}
+
+// LuksVersion: A version of LUKS.
+type LuksVersion string
+
+// The values of LuksVersion.
+const (
+	LuksVersionLuks1 LuksVersion = "luks1"
+	LuksVersionLuks2 LuksVersion = "luks2"
+)
 
 // LwThread: A thread of a reactor: the work of one queue or service.
 type LwThread struct {

@@ -70,7 +70,8 @@ const CHROMIUM: Requirement = requirement("chromium", "chromium");
 /// For the Debian package.
 pub(crate) const DEB: &[Requirement] = &[DPKG_SHLIBDEPS, SYSTEMD];
 /// For guests.
-pub(crate) const GUEST: &[Requirement] = &[QEMU, FIO, MKFS, SG3, NVME_CLI, SMARTMONTOOLS, LZ4, SETPRIV];
+pub(crate) const GUEST: &[Requirement] =
+    &[QEMU, FIO, MKFS, SG3, NVME_CLI, SMARTMONTOOLS, LZ4, SETPRIV, CRYPTSETUP];
 /// For a Ceph cluster.
 pub(crate) const CEPH: &[Requirement] = &[CEPH_MON, CEPH_OSD, CEPH_COMMON, SETPRIV];
 /// For all commands.

@@ -3,6 +3,7 @@
 pub mod examples;
 
 use crate::bench::BenchArgs;
+use crate::commands::luks::LuksCommand;
 use crate::commands::nvme::NvmeCommand;
 use crate::commands::nvme::drive::{DriveCommand, NamespaceAddress};
 use crate::completion::{controllers, disks, disks_and_controllers, groups, keys, methods};
@@ -70,6 +71,9 @@ pub enum Command {
     /// Create, list and remove disks
     #[command(subcommand)]
     Disk(DiskCommand),
+    /// Encrypt disks behind LUKS headers, and unlock them
+    #[command(subcommand)]
+    Luks(LuksCommand),
     /// Attach a disk to a virtual machine: create a controller
     #[command(after_help = examples::ATTACH)]
     Attach(AttachArgs),

@@ -4,6 +4,7 @@ pub mod controller;
 pub mod daemon;
 pub mod disk;
 pub mod key;
+pub mod luks;
 pub mod memory;
 pub mod nvme;
 pub mod qos;

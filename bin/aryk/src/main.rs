@@ -103,6 +103,7 @@ fn run_with_daemon(cli: &Cli, out: &Output) -> Result<ExitCode, Error> {
         }
         Command::Disk(command) => commands::disk::run(command, client, out),
         Command::Key(command) => commands::key::run(command, client, out),
+        Command::Luks(command) => commands::luks::run(command, client, out),
         Command::Attach(args) => commands::controller::attach(args, client, out),
         Command::Detach { names, force } => commands::controller::detach(names, *force, client, out),
         Command::Controller(ControllerCommand::List(watch)) => {

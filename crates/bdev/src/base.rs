@@ -60,7 +60,11 @@ impl Base {
         AsyncChannel::open(&self.descriptor()?, thread, cx)
     }
 
-    fn descriptor(&self) -> Result<Descriptor, OpenError> {
+    /// The opening of the base, for a caller that opens channels beside those of the disk above: it keeps the base open.
+    ///
+    /// # Errors
+    /// [`OpenError::Removed`] after [`Base::close`].
+    pub fn descriptor(&self) -> Result<Descriptor, OpenError> {
         lock(&self.descriptor).clone().ok_or(OpenError::Removed)
     }
 

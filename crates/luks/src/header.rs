@@ -10,7 +10,7 @@ use crate::limits::{Budget, Limits};
 use crate::segment::Segment;
 use crate::slot::{KeySlot, Priority};
 use crate::store::Store;
-use crate::{v1, v2};
+use crate::{metadata, v1, v2};
 
 /// Bytes of a salt that this crate writes.
 pub(crate) const SALT_LEN: usize = 32;
@@ -22,6 +22,16 @@ pub enum Version {
     V1,
     /// LUKS2: JSON text in two copies, also Argon2.
     V2,
+}
+
+impl Version {
+    /// Start of the data behind a header that [`crate::format()`] writes, in bytes.
+    pub const fn data_offset(self) -> u64 {
+        match self {
+            Self::V1 => v1::DATA_OFFSET as u64,
+            Self::V2 => metadata::DATA_OFFSET,
+        }
+    }
 }
 
 /// A header that was read and checked. It has no secrets.
@@ -71,16 +81,11 @@ impl Header {
         let result = store.read_at(0, &mut start);
         let (magic, version) = start.split_at(v1::MAGIC.len());
         let has_magic = magic == v1::MAGIC;
-        match version {
-            _ if !has_magic => {}
-            [0, 1] => {
-                let phdr = v1::Phdr::read(store)?;
-                return Ok(Self { layout: phdr.layout()?, disk: Disk::V1(phdr) });
-            }
-            [0, 2] => {}
-            _ => return Err(Error::Version(u16::from_be_bytes([version[0], version[1]]))),
+        if has_magic && version == [0, 1] {
+            let phdr = v1::Phdr::read(store)?;
+            return Ok(Self { layout: phdr.layout()?, disk: Disk::V1(phdr) });
         }
-        // Without the magic there may still be a second copy.
+        // Without the magic or with another version there may still be a second copy.
         let meta = v2::Meta::read(store, limits).map_err(|error| match error {
             Error::Io(_) if result.is_ok() && !has_magic => Error::NotLuks,
             error => error,
@@ -120,7 +125,8 @@ impl Header {
         &self.layout.slots
     }
 
-    /// Whether one copy of a LUKS2 header is damaged or older than the other. Adding or removing a key slot repairs it.
+    /// Whether one copy of a LUKS2 header is damaged or older than the other. [`Header::repair`] repairs it, and so do added and
+    /// removed key slots.
     pub const fn is_degraded(&self) -> bool {
         match &self.disk {
             Disk::V1(_) => false,
@@ -219,6 +225,15 @@ impl Header {
         self.replace(store, disk)?;
         self.layout.slots.retain(|slot| slot.number != number);
         Ok(())
+    }
+
+    /// Writes both copies of a LUKS2 header if one is damaged or older. Returns whether that was so.
+    pub fn repair(&mut self, store: &mut dyn Store) -> Result<bool, Error> {
+        let is_degraded = self.is_degraded();
+        if is_degraded {
+            self.replace(store, self.disk.clone())?;
+        }
+        Ok(is_degraded)
     }
 
     fn replace(&mut self, store: &mut dyn Store, mut disk: Disk) -> Result<(), Error> {

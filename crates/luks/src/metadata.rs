@@ -29,7 +29,7 @@ const BYTES_MAX: usize = 64;
 /// Areas of key slots begin at multiples of this.
 const ALIGNMENT: u64 = 4096;
 /// Start of the data in a new header.
-const DATA_OFFSET: u64 = 16 << 20;
+pub(crate) const DATA_OFFSET: u64 = 16 << 20;
 /// The field with key slots: in the header it has the key slots, in a digest or a token their numbers.
 const SLOTS: &str = "keyslots";
 

@@ -28,7 +28,7 @@ const DISABLED: u32 = 0x0000_DEAD;
 /// Areas of key slots begin at multiples of this, in headers that this crate writes.
 const ALIGNMENT: usize = 4096;
 /// Start of the data in headers that this crate writes, in bytes: behind all eight areas.
-const DATA_OFFSET: u32 = 2 << 20;
+pub(crate) const DATA_OFFSET: u32 = 2 << 20;
 
 /// The header, as on the disk.
 #[derive(Clone, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]

@@ -207,12 +207,16 @@ fn the_text_is_bounded_before_it_is_parsed() {
 #[test]
 fn the_newer_whole_copy_is_used() {
     let original = new(Version::V2);
-    for damage in [0, 8, 100, 300, CHECKSUM.start, BINARY + 10, COPY - 1] {
+    for damage in [0, 6, 7, 8, 100, 300, CHECKSUM.start, BINARY + 10, COPY - 1] {
         for start in [0, COPY] {
             let mut store = original.clone();
             store[start + damage] ^= 1;
-            let header = read(&mut store).unwrap();
+            let mut header = read(&mut store).unwrap();
             assert!(header.is_degraded(), "byte {damage} of the copy at {start}");
+            assert_eq!(unlock(&mut store, &Limits::default()), Ok(0));
+            assert!(header.repair(&mut store).unwrap());
+            let mut repaired = read(&mut store).unwrap();
+            assert!(!repaired.is_degraded() && !repaired.repair(&mut store).unwrap());
             assert_eq!(unlock(&mut store, &Limits::default()), Ok(0));
         }
         let mut store = original.clone();

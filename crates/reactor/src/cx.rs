@@ -280,8 +280,8 @@ impl Cx {
         self.threads.get_mut(id.0).expect("a thread of this reactor").cores = cores;
     }
 
-    /// The number of roots and pollers of a thread.
-    pub(crate) fn thread_members(&self, id: ThreadId) -> u32 {
+    /// The number of roots and pollers of a thread; 0 if there is no such thread.
+    pub fn thread_members(&self, id: ThreadId) -> u32 {
         self.threads.get(id.0).map_or(0, |thread| thread.members)
     }
 

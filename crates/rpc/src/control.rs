@@ -51,6 +51,8 @@ pub struct Control {
     pub(crate) keys: crate::methods::crypto::Keys,
     /// Rotations of these keys.
     pub(crate) rekeys: crate::methods::rekey::State,
+    /// The disks with LUKS headers.
+    pub(crate) luks: crate::methods::luks::State,
     /// Collects statistics.
     pub collector: Collector,
     /// Whether methods of run time may be called.
@@ -101,6 +103,7 @@ impl Control {
             wrapping: Wrapping::default(),
             keys: crate::methods::crypto::Keys::default(),
             rekeys: crate::methods::rekey::State::default(),
+            luks: crate::methods::luks::State::default(),
             collector: Collector::default(),
             started: watch::Sender::new(false),
             start_up: Rc::default(),

@@ -15,6 +15,7 @@ pub mod framework;
 mod host;
 pub mod keyring;
 pub mod log;
+pub(crate) mod luks;
 mod malloc;
 mod memory;
 mod none;
@@ -79,6 +80,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
     framework::register(&mut table);
     keyring::register(&mut table);
     log::register(&mut table);
+    luks::register(&mut table);
     malloc::register(&mut table);
     memory::register(&mut table);
     none::register(&mut table);
@@ -108,7 +110,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
 }
 
 /// The methods that read-only clients may call.
-const CHANGE_NOTHING: [&str; 46] = [
+const CHANGE_NOTHING: [&str; 47] = [
     "accel_crypto_keys_get",
     "accel_get_module_info",
     "accel_get_opc_assignments",
@@ -124,6 +126,7 @@ const CHANGE_NOTHING: [&str; 46] = [
     "bdev_get_histogram_borders",
     // Its reset of statistics is a change, for which the method itself checks the rights.
     "bdev_get_iostat",
+    "bdev_luks_get_header",
     "bdev_nvme_get_controller_health_info",
     "bdev_nvme_get_controllers",
     "bdev_nvme_get_transport_statistics",

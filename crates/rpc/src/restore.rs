@@ -224,7 +224,13 @@ async fn make(
         Ok(ended) => ended.expect("a panic ends the daemon"),
         Err(_) => {
             tokio::task::spawn_local(follow(Rc::clone(control), key, attempt));
-            match !had_failed && config.failed(key, "it is still being created: its store does not respond") {
+            let why = match &*object.call.method {
+                crate::methods::luks::CREATE => {
+                    "it is still being created: its key is being derived from its key file"
+                }
+                _ => "it is still being created: its store does not respond",
+            };
+            match !had_failed && config.failed(key, why) {
                 true => Outcome::NewlyFailed,
                 false => Outcome::Failed,
             }

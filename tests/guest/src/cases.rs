@@ -2,6 +2,7 @@
 
 mod contrib;
 mod disks;
+mod encrypted;
 mod fence;
 mod life;
 mod matrix;
@@ -77,6 +78,7 @@ pub fn list(long: bool) -> Vec<Case> {
     let mut cases = matrix::cases(long);
     cases.extend(contrib::cases());
     cases.extend(disks::cases());
+    cases.extend(encrypted::cases());
     cases.extend(life::cases());
     cases.extend(nvme::cases());
     cases.extend(recovery::cases(long));

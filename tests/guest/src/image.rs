@@ -18,10 +18,14 @@ const KERNEL_META_PACKAGE: &str = "linux-image-cloud-amd64";
 /// Modules that the initrd loads, in order; their dependencies are found automatically.
 const MODULES: &[&str] = &["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "crc32c_intel"];
 /// Modules that a script loads with `load_modules`, with their dependencies.
-const MODULES_OF_SCRIPTS: &[(&str, &[&str])] =
-    &[("vfio", &["vfio_iommu_type1", "vfio-pci"]), ("cuse", &["cuse"])];
+const MODULES_OF_SCRIPTS: &[(&str, &[&str])] = &[
+    ("vfio", &["vfio_iommu_type1", "vfio-pci"]),
+    ("cuse", &["cuse"]),
+    ("dm-crypt", &["dm-crypt", "xts", "aes_generic", "algif_skcipher"]),
+];
 /// This host's programs that the guest has in addition to busybox, with the libraries that they load.
 const TOOLS: &[&str] = &[
+    "cryptsetup",
     "fio",
     "mkfs.ext4",
     "e2fsck",

@@ -64,13 +64,14 @@ const fn controller(method: &'static str) -> Maker {
     Maker { kind: Kind::Controller, name: "ctrlr", ..disk(method, "vhost_delete_controller") }
 }
 
-const MAKERS: [Maker; 12] = [
+const MAKERS: [Maker; 13] = [
     disk("bdev_uring_create", "bdev_uring_delete"),
     disk("bdev_aio_create", "bdev_aio_delete"),
     disk("bdev_malloc_create", "bdev_malloc_delete"),
     disk("bdev_null_create", "bdev_null_delete"),
     Maker { base: Some("base_bdev_name"), ..disk("bdev_passthru_create", "bdev_passthru_delete") },
     Maker { base: Some("base_bdev_name"), ..disk("bdev_crypto_create", "bdev_crypto_delete") },
+    Maker { base: Some("base_bdev_name"), ..disk("bdev_luks_create", "bdev_luks_delete") },
     Maker { base: Some("base_bdev_name"), ..disk("bdev_delay_create", "bdev_delay_delete") },
     Maker {
         name: "base_name",
@@ -111,7 +112,10 @@ pub const TARGET_NUMBER: &str = "scsi_target_num";
 const TARGETS: i64 = 8;
 
 /// Parameters that a saved call has only if they were given: absence means not given.
-const UNSET_BY_ABSENCE: [&str; 10] = [
+const UNSET_BY_ABSENCE: [&str; 13] = [
+    "plain64",
+    "pass_discards",
+    "key_slot",
     "readonly",
     "enospc",
     "lock",

@@ -31,6 +31,16 @@ Examples:
   aryk key create k1
   (umask 077; head -c 64 /dev/urandom > k2.key); aryk key create k2 --from-file k2.key";
 
+pub const LUKS: &str = "\
+A disk that holds data is refused. Blocks that were never written read as random
+data. Without a key file of the header, the data is lost.
+
+Examples:
+  (umask 077; head -c 32 /dev/urandom > /etc/aryk/vm1.key)
+  aryk disk create vm1-base --file /srv/disks/vm1.img --size 20G
+  aryk luks format vm1-base --key-file /etc/aryk/vm1.key
+  aryk luks open vm1-base vm1 --key-file /etc/aryk/vm1.key";
+
 pub const ATTACH: &str = "\
 Examples:
   aryk attach vm1

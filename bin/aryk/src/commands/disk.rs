@@ -51,13 +51,14 @@ pub const IN_MEMORY: &str = "Malloc disk";
 const NVME: &str = "NVMe disk";
 
 /// Product names, the kinds of disks that they stand for, and the methods that remove these.
-const KINDS: [(&str, &str, &str); 9] = [
+const KINDS: [(&str, &str, &str); 10] = [
     ("URING bdev", "file", "bdev_uring_delete"),
     ("AIO disk", "file", "bdev_aio_delete"),
     (IN_MEMORY, "memory", "bdev_malloc_delete"),
     ("Null disk", "null", "bdev_null_delete"),
     ("passthru", "passthru", "bdev_passthru_delete"),
     ("crypto", "crypto", "bdev_crypto_delete"),
+    ("luks", "luks", "bdev_luks_delete"),
     ("delay", "delay", "bdev_delay_delete"),
     ("Error Injection Disk", "error", "bdev_error_delete"),
     (NVME, "nvme", "bdev_nvme_detach_controller"),

@@ -13,6 +13,7 @@ mod front_end;
 mod harness;
 mod keys;
 mod log;
+mod luks;
 mod metrics;
 mod moving;
 mod notify;

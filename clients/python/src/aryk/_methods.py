@@ -758,6 +758,177 @@ class Methods(ABC):
         )
         return result
 
+    def bdev_luks_add_key_slot(
+        self,
+        *,
+        name: str,
+        key_file: str,
+        new_key_file: str,
+        iter_time_ms: int | None = None,
+        key_slot: int | None = None,
+        pbkdf: types.LuksKdf | None = None,
+        pbkdf_memory_kib: int | None = None,
+    ) -> int:
+        """Adds a key slot to the LUKS header of a disk, which may be in use. Returns its number.
+
+        Parameters:
+            name: Name, alias or uuid of a disk of `bdev_luks_create`, or of a disk that has a header and is not in use.
+            key_file: Path of a key file that opens a key slot.
+            new_key_file: Path of the key file that will open the new key slot.
+            iter_time_ms: Time that the key derivation takes on this host, in milliseconds. Default: 2000.
+            key_slot: Number of the new key slot. Default: the first free one.
+            pbkdf: Key derivation of the new key slot. Default: `argon2id`, for `luks1` `pbkdf2`.
+            pbkdf_memory_kib: Memory that `argon2id` uses, at most. Default: 262144.
+        """
+        result: int = self.call(
+            "bdev_luks_add_key_slot",
+            _given(
+                name=name,
+                key_file=key_file,
+                new_key_file=new_key_file,
+                iter_time_ms=iter_time_ms,
+                key_slot=key_slot,
+                pbkdf=pbkdf,
+                pbkdf_memory_kib=pbkdf_memory_kib,
+            ),
+        )
+        return result
+
+    def bdev_luks_create(
+        self,
+        *,
+        name: str,
+        base_bdev_name: str,
+        key_file: str,
+        key_slot: int | None = None,
+        pass_discards: bool | None = None,
+    ) -> str:
+        """Unlocks a disk that has a LUKS header, and creates a disk of its data.
+
+        Parameters:
+            name: Name of the new disk.
+            base_bdev_name: Name of the disk that has the header.
+            key_file: Path of a file that only the daemon's user or root may read. All of its bytes are the passphrase, also a final line break. The daemon reads it again at each start.
+            key_slot: The key slot that the key file opens. Default: all are tried, except those that have the priority `ignore`.
+            pass_discards: Whether discards go to the base disk, where they show which blocks are in use. Otherwise the disk does not support them.
+        """
+        result: str = self.call(
+            "bdev_luks_create",
+            _given(
+                name=name,
+                base_bdev_name=base_bdev_name,
+                key_file=key_file,
+                key_slot=key_slot,
+                pass_discards=pass_discards,
+            ),
+        )
+        return result
+
+    def bdev_luks_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes a disk of `bdev_luks_create`.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = self.call(
+            "bdev_luks_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_luks_format(
+        self,
+        *,
+        name: str,
+        key_file: str,
+        aes_bits: int | None = None,
+        iter_time_ms: int | None = None,
+        label: str | None = None,
+        overwrite: bool | None = None,
+        pbkdf: types.LuksKdf | None = None,
+        pbkdf_memory_kib: int | None = None,
+        sector_size: int | None = None,
+        version: types.LuksVersion | None = None,
+    ) -> types.LuksHeader:
+        """Writes a LUKS header with a new volume key to a disk, whose data is lost.
+
+        Parameters:
+            name: Name, alias or uuid of the disk, which must not be in use.
+            key_file: Path of a file that only the daemon's user or root may read: its bytes open the first key slot.
+            aes_bits: Bits of the AES key: 128 or 256. Default: 256.
+            iter_time_ms: Time that the key derivation takes on this host, in milliseconds. Default: 2000.
+            label: A name in the header, at most 47 bytes; `luks2` only.
+            overwrite: Format the disk even if it holds data, which is lost.
+            pbkdf: Key derivation of the key slot. Default: `argon2id`, for `luks1` `pbkdf2`.
+            pbkdf_memory_kib: Memory that `argon2id` uses, at most. Default: 262144.
+            sector_size: Bytes that are encrypted together: 512, or for `luks2` also 1024, 2048 and 4096. The disk's blocks have at least as many. Default: a block of the disk, at most 4096; 512 for `luks1`.
+            version: Default: `luks2`.
+        """
+        result: types.LuksHeader = self.call(
+            "bdev_luks_format",
+            _given(
+                name=name,
+                key_file=key_file,
+                aes_bits=aes_bits,
+                iter_time_ms=iter_time_ms,
+                label=label,
+                overwrite=overwrite,
+                pbkdf=pbkdf,
+                pbkdf_memory_kib=pbkdf_memory_kib,
+                sector_size=sector_size,
+                version=version,
+            ),
+        )
+        return result
+
+    def bdev_luks_get_header(
+        self,
+        *,
+        name: str,
+    ) -> types.LuksHeader:
+        """Describes the LUKS header of a disk.
+
+        Parameters:
+            name: Name, alias or uuid of a disk of `bdev_luks_create`, or of a disk that has a header.
+        """
+        result: types.LuksHeader = self.call(
+            "bdev_luks_get_header",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_luks_remove_key_slot(
+        self,
+        *,
+        name: str,
+        key_slot: int,
+        key_file: str,
+    ) -> bool:
+        """Destroys a key slot in the LUKS header of a disk, which may be in use.
+
+        Parameters:
+            name: Name, alias or uuid of a disk of `bdev_luks_create`, or of a disk that has a header and is not in use.
+            key_slot: Number of the key slot.
+            key_file: Path of a key file that opens another key slot: the data stays accessible.
+        """
+        result: bool = self.call(
+            "bdev_luks_remove_key_slot",
+            _given(
+                name=name,
+                key_slot=key_slot,
+                key_file=key_file,
+            ),
+        )
+        return result
+
     def bdev_malloc_create(
         self,
         *,
@@ -3784,6 +3955,177 @@ class AsyncMethods(ABC):
             "bdev_iscsi_set_options",
             _given(
                 timeout_sec=timeout_sec,
+            ),
+        )
+        return result
+
+    async def bdev_luks_add_key_slot(
+        self,
+        *,
+        name: str,
+        key_file: str,
+        new_key_file: str,
+        iter_time_ms: int | None = None,
+        key_slot: int | None = None,
+        pbkdf: types.LuksKdf | None = None,
+        pbkdf_memory_kib: int | None = None,
+    ) -> int:
+        """Adds a key slot to the LUKS header of a disk, which may be in use. Returns its number.
+
+        Parameters:
+            name: Name, alias or uuid of a disk of `bdev_luks_create`, or of a disk that has a header and is not in use.
+            key_file: Path of a key file that opens a key slot.
+            new_key_file: Path of the key file that will open the new key slot.
+            iter_time_ms: Time that the key derivation takes on this host, in milliseconds. Default: 2000.
+            key_slot: Number of the new key slot. Default: the first free one.
+            pbkdf: Key derivation of the new key slot. Default: `argon2id`, for `luks1` `pbkdf2`.
+            pbkdf_memory_kib: Memory that `argon2id` uses, at most. Default: 262144.
+        """
+        result: int = await self.call(
+            "bdev_luks_add_key_slot",
+            _given(
+                name=name,
+                key_file=key_file,
+                new_key_file=new_key_file,
+                iter_time_ms=iter_time_ms,
+                key_slot=key_slot,
+                pbkdf=pbkdf,
+                pbkdf_memory_kib=pbkdf_memory_kib,
+            ),
+        )
+        return result
+
+    async def bdev_luks_create(
+        self,
+        *,
+        name: str,
+        base_bdev_name: str,
+        key_file: str,
+        key_slot: int | None = None,
+        pass_discards: bool | None = None,
+    ) -> str:
+        """Unlocks a disk that has a LUKS header, and creates a disk of its data.
+
+        Parameters:
+            name: Name of the new disk.
+            base_bdev_name: Name of the disk that has the header.
+            key_file: Path of a file that only the daemon's user or root may read. All of its bytes are the passphrase, also a final line break. The daemon reads it again at each start.
+            key_slot: The key slot that the key file opens. Default: all are tried, except those that have the priority `ignore`.
+            pass_discards: Whether discards go to the base disk, where they show which blocks are in use. Otherwise the disk does not support them.
+        """
+        result: str = await self.call(
+            "bdev_luks_create",
+            _given(
+                name=name,
+                base_bdev_name=base_bdev_name,
+                key_file=key_file,
+                key_slot=key_slot,
+                pass_discards=pass_discards,
+            ),
+        )
+        return result
+
+    async def bdev_luks_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes a disk of `bdev_luks_create`.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = await self.call(
+            "bdev_luks_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_luks_format(
+        self,
+        *,
+        name: str,
+        key_file: str,
+        aes_bits: int | None = None,
+        iter_time_ms: int | None = None,
+        label: str | None = None,
+        overwrite: bool | None = None,
+        pbkdf: types.LuksKdf | None = None,
+        pbkdf_memory_kib: int | None = None,
+        sector_size: int | None = None,
+        version: types.LuksVersion | None = None,
+    ) -> types.LuksHeader:
+        """Writes a LUKS header with a new volume key to a disk, whose data is lost.
+
+        Parameters:
+            name: Name, alias or uuid of the disk, which must not be in use.
+            key_file: Path of a file that only the daemon's user or root may read: its bytes open the first key slot.
+            aes_bits: Bits of the AES key: 128 or 256. Default: 256.
+            iter_time_ms: Time that the key derivation takes on this host, in milliseconds. Default: 2000.
+            label: A name in the header, at most 47 bytes; `luks2` only.
+            overwrite: Format the disk even if it holds data, which is lost.
+            pbkdf: Key derivation of the key slot. Default: `argon2id`, for `luks1` `pbkdf2`.
+            pbkdf_memory_kib: Memory that `argon2id` uses, at most. Default: 262144.
+            sector_size: Bytes that are encrypted together: 512, or for `luks2` also 1024, 2048 and 4096. The disk's blocks have at least as many. Default: a block of the disk, at most 4096; 512 for `luks1`.
+            version: Default: `luks2`.
+        """
+        result: types.LuksHeader = await self.call(
+            "bdev_luks_format",
+            _given(
+                name=name,
+                key_file=key_file,
+                aes_bits=aes_bits,
+                iter_time_ms=iter_time_ms,
+                label=label,
+                overwrite=overwrite,
+                pbkdf=pbkdf,
+                pbkdf_memory_kib=pbkdf_memory_kib,
+                sector_size=sector_size,
+                version=version,
+            ),
+        )
+        return result
+
+    async def bdev_luks_get_header(
+        self,
+        *,
+        name: str,
+    ) -> types.LuksHeader:
+        """Describes the LUKS header of a disk.
+
+        Parameters:
+            name: Name, alias or uuid of a disk of `bdev_luks_create`, or of a disk that has a header.
+        """
+        result: types.LuksHeader = await self.call(
+            "bdev_luks_get_header",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_luks_remove_key_slot(
+        self,
+        *,
+        name: str,
+        key_slot: int,
+        key_file: str,
+    ) -> bool:
+        """Destroys a key slot in the LUKS header of a disk, which may be in use.
+
+        Parameters:
+            name: Name, alias or uuid of a disk of `bdev_luks_create`, or of a disk that has a header and is not in use.
+            key_slot: Number of the key slot.
+            key_file: Path of a key file that opens another key slot: the data stays accessible.
+        """
+        result: bool = await self.call(
+            "bdev_luks_remove_key_slot",
+            _given(
+                name=name,
+                key_slot=key_slot,
+                key_file=key_file,
             ),
         )
         return result

@@ -31,6 +31,12 @@ IoType = Literal["clear", "read", "write", "unmap", "flush", "all"]
 #: One of the latencies of a delay disk.
 LatencyType = Literal["avg_read", "p99_read", "avg_write", "p99_write"]
 
+#: How a key slot derives its key.
+LuksKdf = Literal["argon2id", "pbkdf2"]
+
+#: A version of LUKS.
+LuksVersion = Literal["luks1", "luks2"]
+
 #: Kind of an NVMe command.
 NvmeCommandType = Literal["admin", "io"]
 
@@ -536,6 +542,7 @@ class DriverSpecific(TypedDict):
     crypto: NotRequired[CryptoDetails]
     delay: NotRequired[DelayDetails]
     error_disk: NotRequired[ErrorDetails]
+    luks: NotRequired[LuksDetails]
     malloc: NotRequired[MallocDetails]
     #: Path selection of a disk of an NVMe controller: always `active_passive`, since it has one path.
     mp_policy: NotRequired[str]
@@ -759,6 +766,59 @@ class LayerLatencies(TypedDict):
     latency_ticks: int
     #: Buckets that are not empty. Those of `total` count the time from the submission by the front-end to the completion.
     buckets: list[LatencyBucket]
+
+
+class LuksDetails(TypedDict):
+    """A disk of `bdev_luks_create`."""
+
+    #: Name of the disk that has the header.
+    base_bdev_name: str
+    #: Name of the disk.
+    name: str
+    #: `luks1` or `luks2`.
+    version: str
+    #: The key slot that the key file has opened.
+    key_slot: int
+    #: The identifier in the header; missing if the header has an invalid one.
+    uuid: NotRequired[str]
+
+
+class LuksHeader(TypedDict):
+    """The LUKS header of a disk."""
+
+    #: `luks1` or `luks2`.
+    version: str
+    #: The cipher of the data: `aes-xts-plain64`.
+    cipher: str
+    #: Bits of the AES key.
+    aes_bits: int
+    #: Bytes that are encrypted together.
+    sector_size: int
+    #: Start of the data on the disk, in bytes.
+    data_offset: int
+    #: Whether one copy of a `luks2` header is damaged. `bdev_luks_create` repairs it.
+    degraded: bool
+    #: The key slots in use, by number.
+    key_slots: list[LuksKeySlot]
+    #: Length of the data in bytes; missing if it extends to the end of the disk.
+    data_size: NotRequired[int]
+    #: The volume's identifier; missing if the header has an invalid one.
+    uuid: NotRequired[str]
+
+
+class LuksKeySlot(TypedDict):
+    """A key slot in use."""
+
+    #: Its number.
+    key_slot: int
+    #: When it is tried: `prefer` before all others, `normal`, or `ignore` only if it is named.
+    priority: str
+    #: Key derivation: `pbkdf2`, `argon2i` or `argon2id`.
+    pbkdf: str
+    #: Iterations of PBKDF2, or passes of Argon2.
+    iterations: int
+    #: Memory of Argon2; missing for PBKDF2.
+    memory_kib: NotRequired[int]
 
 
 class LwThread(TypedDict):

@@ -166,7 +166,7 @@ impl CryptoChannel {
     #[inline]
     fn submit_to_base(&mut self, io: Io, cx: &mut Cx) {
         let (lba, blocks) =
-            if io.op == Op::Flush { (io.lba, io.blocks) } else { self.setup.part.to_base(io.lba, io.blocks) };
+            if io.op == Op::Flush { (io.lba, io.blocks) } else { self.setup.part.on_base(io.lba, io.blocks) };
         self.base.submit(Io { lba, blocks, ..io }, cx);
     }
 

@@ -5,17 +5,21 @@
 //! this process ([`pool`]). A guest could otherwise change ciphertext that is about to be decrypted, or read what is about to be
 //! stored.
 //!
+//! A header before the data, as that of LUKS, is read and written by [`on_header`]; its format is the caller's.
+//!
 //! Blocks that were never written read as random data, and so do discarded blocks. A write of zeroes stores encrypted zeroes.
 #![forbid(unsafe_code)]
 
 mod channel;
 mod epoch;
+mod header;
 mod part;
 mod pool;
 pub mod rekey;
 mod tweaks;
 
 pub use aryk_aes_xts::{Key, KeyError};
+pub use header::{HeaderError, Opener, on_header, on_header_below};
 pub use part::{Area, AreaError};
 pub use tweaks::{TweakError, TweakMode};
 
@@ -159,8 +163,8 @@ impl Decorator for Crypto {
     }
 
     fn failed_block(&self, lba: Lba, blocks: Blocks) -> Option<Lba> {
-        let (lba, blocks) = self.part.to_base(lba, blocks);
-        self.part.from_base(self.base.bdev().device().failed_block(lba, blocks)?)
+        let (lba, blocks) = self.part.on_base(lba, blocks);
+        self.part.of_base(self.base.bdev().device().failed_block(lba, blocks)?)
     }
 
     fn limits(&self) -> Limits {

@@ -103,12 +103,12 @@ impl Part {
 
     /// The place on the base of blocks of the disk.
     #[inline]
-    pub fn to_base(&self, lba: Lba, blocks: Blocks) -> (Lba, Blocks) {
+    pub fn on_base(&self, lba: Lba, blocks: Blocks) -> (Lba, Blocks) {
         (Lba(lba.0 * self.ratio) + self.offset, blocks * self.ratio)
     }
 
     /// The block of the disk that has this block of the base.
-    pub fn from_base(&self, lba: Lba) -> Option<Lba> {
+    pub fn of_base(&self, lba: Lba) -> Option<Lba> {
         Some(Lba(lba.0.checked_sub(self.offset.0)? / self.ratio))
     }
 }

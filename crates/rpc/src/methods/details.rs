@@ -4,6 +4,7 @@ use crate::params::Count;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::path::PathBuf;
+use uuid::Uuid;
 
 /// A module's description of a disk: one member at most, with the module's name.
 #[derive(Debug, Clone, Default, Serialize, JsonSchema)]
@@ -17,6 +18,8 @@ pub(crate) struct Details {
     pub delay: Option<Delay>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_disk: Option<ErrorDisk>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub luks: Option<Luks>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub malloc: Option<Malloc>,
     /// Path selection of a disk of an NVMe controller: always `active_passive`, since it has one path.
@@ -144,6 +147,23 @@ pub(crate) struct Delay {
 pub(crate) struct ErrorDisk {
     /// Name of the base disk.
     pub base_bdev: String,
+}
+
+/// A disk of `bdev_luks_create`.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "LuksDetails")]
+pub(crate) struct Luks {
+    /// Name of the disk that has the header.
+    pub base_bdev_name: String,
+    /// Name of the disk.
+    pub name: String,
+    /// `luks1` or `luks2`.
+    pub version: &'static str,
+    /// The identifier in the header; missing if the header has an invalid one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<Uuid>,
+    /// The key slot that the key file has opened.
+    pub key_slot: u32,
 }
 
 /// A disk of `bdev_malloc_create` that was created again when the daemon started.

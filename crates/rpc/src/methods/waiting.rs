@@ -1,7 +1,7 @@
 //! Disks that are created before their base disk exists, as in SPDK's files: they wait for the base; and `aryk_absent_get`, which
 //! lists absent objects. Control context.
 
-use super::{Control, Error, NoParams, Phase, Table, crypto, delay, error, passthru, split};
+use super::{Control, Error, NoParams, Phase, Table, crypto, delay, error, luks, passthru, split};
 use crate::config::{Call, Subsystem};
 use crate::journal::{self, Caller};
 use rustix::io::Errno;
@@ -116,6 +116,7 @@ async fn make(control: &Control, call: Call) -> Result<(), Error> {
         crypto::CREATE => crypto::create(control, params(call.params)?).await.map(drop),
         delay::CREATE => delay::create(control, params(call.params)?).await.map(drop),
         error::CREATE => error::create(control, params(call.params)?).await.map(drop),
+        luks::CREATE => luks::create(control, params(call.params)?).await.map(drop),
         passthru::CREATE => passthru::create(control, params(call.params)?).await.map(drop),
         split::CREATE => split::create(control, params(call.params)?).await.map(drop),
         other => Err(Error::Internal(format!("{other} has no base disk to wait for"))),

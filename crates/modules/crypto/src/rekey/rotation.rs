@@ -384,7 +384,7 @@ impl Rotation {
         let blocks = end - position;
         let bytes = blocks.to_bytes(block_size).0;
         let buffer = Buffer::new(bytes as usize, PAGE as usize);
-        let (lba, count) = self.part.to_base(position, blocks);
+        let (lba, count) = self.part.on_base(position, blocks);
         let read = channel.read(lba, count, buffer).await;
         let buffer = read.map_err(|status| self.failed("read", lba, count, status))?;
         let buffer = self.record(position, buffer, end).await?;
@@ -479,7 +479,7 @@ impl Rotation {
             shorter.bytes_mut().copy_from_slice(&buffer.bytes()[..bytes]);
             buffer = shorter;
         }
-        let (lba, blocks) = self.part.to_base(lba, left);
+        let (lba, blocks) = self.part.on_base(lba, left);
         let mut written = channel.write(lba, blocks, buffer).await.map(drop);
         step(Step::RekeyWritten);
         if written.is_ok() && self.base.bdev().device().ops().contains(Op::Flush) {
