@@ -125,7 +125,7 @@ impl Rekey {
         bdev.device_as::<Crypto>()?.rotation().map(Self)
     }
 
-    /// Begins a rotation of a disk in use. It does not run before [`Rekey::run`].
+    /// Begins a rotation of a disk in use, with a new journal. It does not run before [`Rekey::run`].
     ///
     /// # Errors
     /// [`Error`].
@@ -138,6 +138,14 @@ impl Rekey {
         // A removal that begins later finds the rotation.
         if bdev.is_removing() {
             return Err(removed(bdev.name()));
+        }
+        // The other hosts would not know which blocks have the new key.
+        if crypto.base.bdev().device().limits().is_shared {
+            let (name, owner) = (crypto.base.bdev().name().to_owned(), "other hosts".to_owned());
+            return Err(Error::Create(aryk_bdev::Error::Claimed { name, owner }.into()));
+        }
+        if !config.journal.is_untouched() {
+            return Err(JournalError::Exists(config.journal.path().to_owned()).into());
         }
         let current = crypto.epochs.last().cipher.clone();
         let (epoch, rotation) = prepare(crypto, current, config)?;
@@ -206,6 +214,9 @@ pub(crate) fn prepare(
     let layout = Layout::new(tweak_mode, crypto.base.bdev().geometry().block_size)?;
     if layout.block_size != block_size {
         return Err(TweakError::OtherBlocks(layout.block_size, block_size).into());
+    }
+    if check_value_of(&key, &current.layout) == check_value_of(&current.key, &current.layout) {
+        return Err(TweakError::SameKey.into());
     }
     let next = Cipher { key, layout };
     let is_ours = journal.block_size() == block_size

@@ -51,6 +51,9 @@ pub enum TweakError {
     /// With the tweak mode, the blocks of the disk would have the first size. They have the second one.
     #[error("with this tweak mode, the disk would have blocks of {0} bytes, and it has blocks of {1} bytes")]
     OtherBlocks(u32, u32),
+    /// The new key of a rotation is the old one: another tweak mode alone does not make it a new key.
+    #[error("the disk is encrypted with this key")]
+    SameKey,
 }
 
 /// The sectors of a disk, and their tweaks.

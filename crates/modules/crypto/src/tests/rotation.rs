@@ -382,6 +382,13 @@ fn a_journal_of_other_keys_or_disks_is_refused() {
     let journal = Journal::create(&rig.path(), SIZE, check(1), check(2)).unwrap();
     let refused = Rekey::begin(base.bdev(), Rig::rekey(journal, 2));
     assert!(matches!(refused, Err(RekeyError::OtherModule)));
+    // The same key in another mode is not a new one.
+    let path = rig.dir.path().join("of the same key");
+    let new = check_value(&key(1), MODES[2], SIZE).unwrap();
+    let journal = Journal::create(&path, SIZE, check(1), new).unwrap();
+    let same = rekey::Config { key: key(1), ..Rig::rekey(journal, 2) };
+    let refused = Rekey::begin(&bdev, same);
+    assert!(matches!(refused, Err(RekeyError::Tweak(TweakError::SameKey))), "{refused:?}");
     drop((base, bdev));
     rig.remove_disk();
     let journal = Journal::open(&rig.path()).unwrap();
@@ -518,4 +525,56 @@ fn a_disk_that_cannot_be_rotated_for_want_of_reactors_is_not_created() {
     assert!(matches!(refused, Err(RekeyError::NoReactor)), "{refused:?}");
     assert!(env.registry().find("disk").is_err());
     drop(dir);
+}
+
+#[test]
+fn a_journal_with_a_zone_begins_no_rotation() {
+    let rig = Rig::new();
+    let bdev = rig.create(1);
+    rig.fill();
+    let rekey = rig.begin(&bdev, 1, 2);
+    rig.fail_writes(&rekey);
+    drop((rekey, bdev));
+    rig.remove_disk();
+    // The keys are right, but the zone would be written over blocks that changed since.
+    let bdev = rig.create(1);
+    let refused = Rekey::begin(&bdev, Rig::rekey(Journal::open(&rig.path()).unwrap(), 2));
+    assert!(matches!(refused, Err(RekeyError::Journal(rekey::JournalError::Exists(_)))), "{refused:?}");
+    drop(bdev);
+    rig.remove_disk();
+    let bdev = rig.create_rotating(false).unwrap();
+    assert_eq!(block_on(Rekey::of(&bdev).unwrap().ended()), State::Complete);
+    rig.expect_filled();
+}
+
+/// A disk that other hosts may change too.
+struct SharedDisk(Base);
+
+impl Decorator for SharedDisk {
+    fn product(&self) -> &'static str {
+        "shared"
+    }
+
+    fn base(&self) -> &Base {
+        &self.0
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { is_shared: true, ..self.0.bdev().device().limits() }
+    }
+
+    fn open_channel(&self, _: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
+        Err(OpenError::Removed)
+    }
+}
+
+#[test]
+fn a_disk_on_a_base_of_several_hosts_keeps_its_key() {
+    let rig = Rig::new();
+    let base = Base::open(rig.env.registry(), "error", "shared").unwrap();
+    rig.env.registry().register(Identity::named("shared"), Arc::new(SharedDisk(base))).unwrap();
+    let bdev = create(&rig.env, Config { base: "shared".to_owned(), ..Rig::config(1) }).unwrap();
+    let journal = Journal::create(&rig.path(), SIZE, check(1), check(2)).unwrap();
+    let refused = Rekey::begin(&bdev, Rig::rekey(journal, 2)).unwrap_err();
+    assert_eq!(refused.to_string(), "`shared` is in use by other hosts");
 }
