@@ -121,12 +121,10 @@ impl Cluster {
         CallError::check("rados_wait_for_latest_osdmap", result).map(drop)
     }
 
-    /// Ends a client that has no pools, and returns whether this was the last reference to it. Blocks.
-    pub fn shut_down(this: Arc<Self>) -> bool {
-        let Some(cluster) = Arc::into_inner(this) else { return false };
+    /// Ends a client, which has no pools: each would have a reference to it. Blocks.
+    pub fn shut_down(self) {
         // SAFETY: each pool has a reference to its client, so there is none, and nobody uses the client after this.
-        unsafe { (cluster.table().rados_shutdown)(cluster.raw) };
-        true
+        unsafe { (self.table().rados_shutdown)(self.raw) };
     }
 }
 

@@ -5,16 +5,16 @@ use crate::{CallError, Pool, c_string};
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::mem::{MaybeUninit, size_of};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Set in [`Image::users`] once the image is being closed.
 const CLOSED: u64 = 1 << 63;
 
-/// The image has requests in flight, or is closed already.
+/// The image was closed before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the image is in use, or closed already")]
-pub struct Busy;
+#[error("the image was closed before")]
+pub struct Closed;
 
 /// What is known of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +33,10 @@ pub struct Info {
 pub struct Image {
     pool: Arc<Pool>,
     raw: *mut c_void,
-    /// Number of calls that use the handle now, and [`CLOSED`].
+    /// Number of calls that use the handle now, and of watches, and [`CLOSED`].
     users: AtomicU64,
+    /// What [`Image::close`] was given, until the last use has ended.
+    closing: Mutex<Option<Box<Closing>>>,
 }
 
 // SAFETY: librbd allows calls for one image from any threads at the same time.
@@ -105,8 +107,9 @@ unsafe extern "C" fn opened(completion: *mut c_void, context: *mut c_void) {
     let Opening { pool, raw, done } = *unsafe { Box::from_raw(context.cast::<Opening>()) };
     // SAFETY: librbd has just called back with it.
     let result = unsafe { result_of(pool.table(), completion) };
-    let opened = CallError::check("rbd_aio_open", result as c_int);
-    done(opened.map(|_| Image { pool, raw, users: AtomicU64::new(0) }));
+    // After an error, the pool ends before `done` is called.
+    let opened = CallError::check("rbd_aio_open", result as c_int).map(|_| pool);
+    done(opened.map(|pool| Image { pool, raw, users: AtomicU64::new(0), closing: Mutex::default() }));
 }
 
 unsafe extern "C" fn closed(completion: *mut c_void, context: *mut c_void) {
@@ -114,6 +117,8 @@ unsafe extern "C" fn closed(completion: *mut c_void, context: *mut c_void) {
     let Closing { pool, done } = *unsafe { Box::from_raw(context.cast::<Closing>()) };
     // SAFETY: librbd has just called back with it.
     let result = unsafe { result_of(pool.table(), completion) };
+    // The receiver of the result may end the client, so nothing of this call uses it any more.
+    drop(pool);
     done(CallError::check("rbd_aio_close", result as c_int).map(drop));
 }
 
@@ -156,8 +161,9 @@ impl Image {
         });
         if let Err(error) = started {
             // SAFETY: librbd has not started the call, and will not call back.
-            let context = unsafe { Box::from_raw(context) };
-            (context.done)(Err(error));
+            let Opening { pool, done, .. } = *unsafe { Box::from_raw(context) };
+            drop(pool);
+            done(Err(error));
         }
     }
 
@@ -178,8 +184,11 @@ impl Image {
         true
     }
 
+    /// Ends a use of the handle. The last one starts the end of a closed image.
     pub(crate) fn end_use(&self) {
-        self.users.fetch_sub(1, Ordering::AcqRel);
+        if self.users.fetch_sub(1, Ordering::AcqRel) == CLOSED + 1 {
+            self.start_close();
+        }
     }
 
     pub(crate) fn used(&self, call: &'static str) -> Result<Use<'_>, CallError> {
@@ -235,16 +244,34 @@ impl Image {
         CallError::check("rbd_resize2", result).map(drop)
     }
 
-    /// Closes an image that has no requests in flight. `done` gets the result, on a thread of librbd; it must not block. From
-    /// then on, all calls fail with `ESHUTDOWN`.
+    /// Closes the image, as soon as no request, call or watch uses it. `done` gets the result, on a thread of librbd or on
+    /// that of the last use; it must not block. From now on, all calls fail with `ESHUTDOWN`.
     ///
     /// # Errors
-    /// [`Busy`]; then `done` is not called.
-    pub fn close(&self, done: impl FnOnce(Result<(), CallError>) + Send + 'static) -> Result<(), Busy> {
-        self.users.compare_exchange(0, CLOSED, Ordering::AcqRel, Ordering::Acquire).map_err(|_| Busy)?;
-        let table = self.table();
-        let context = Closing { pool: Arc::clone(&self.pool), done: Box::new(done) };
-        let context = Box::into_raw(Box::new(context));
+    /// [`Closed`]; then `done` is not called.
+    pub fn close(&self, done: impl FnOnce(Result<(), CallError>) + Send + 'static) -> Result<(), Closed> {
+        let mut closing = self.closing();
+        let users = self.users.fetch_or(CLOSED, Ordering::AcqRel);
+        if users & CLOSED != 0 {
+            return Err(Closed);
+        }
+        // The end of the last use waits for the lock.
+        *closing = Some(Box::new(Closing { pool: Arc::clone(&self.pool), done: Box::new(done) }));
+        drop(closing);
+        if users == 0 {
+            self.start_close();
+        }
+        Ok(())
+    }
+
+    fn closing(&self) -> std::sync::MutexGuard<'_, Option<Box<Closing>>> {
+        self.closing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells librbd to close the image, unless that was done. Called without uses, after the image was closed.
+    fn start_close(&self) {
+        let Some(context) = self.closing().take() else { return };
+        let (table, context) = (self.table(), Box::into_raw(context));
         // SAFETY: `closed` takes the context, which it gets once.
         let started = unsafe { completion(table, context, closed) }.and_then(|completion| {
             // SAFETY: nobody uses the handle, and nobody will: `users` says so.
@@ -256,10 +283,11 @@ impl Image {
         });
         if let Err(error) = started {
             // SAFETY: librbd has not started the call, and will not call back.
-            let context = unsafe { Box::from_raw(context) };
-            (context.done)(Err(error));
+            let Closing { pool, done } = *unsafe { Box::from_raw(context) };
+            // librbd still has the handle, so its pool must stay.
+            std::mem::forget(pool);
+            done(Err(error));
         }
-        Ok(())
     }
 }
 

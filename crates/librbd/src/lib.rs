@@ -8,9 +8,9 @@
 //! No function runs in reactor context: the asynchronous ones take locks of librbd, and copy the data of writes. This crate
 //! contains the `unsafe` code for Ceph. Its threads run on the cores of the threads that create and connect a client.
 //!
-//! **Invariants.** A handle is used only between its creation and its end. [`Image`] counts its requests, and refuses new ones
-//! when it is closed; what is dropped without being closed is leaked, since its end would block. A request's memory stays in
-//! place until its completion, by the invariant of [`aryk_dma::Sgl`].
+//! **Invariants.** A handle is used only between its creation and its end. [`Image`] counts its uses, refuses new ones when it
+//! is closed, and ends with the last; what is dropped without being closed is leaked, since its end would block. A request's
+//! memory stays in place until its completion, by the invariant of [`aryk_dma::Sgl`].
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod cluster;
@@ -20,7 +20,7 @@ mod table;
 mod watch;
 
 pub use cluster::{Cluster, Pool};
-pub use image::{Busy, Image, Info};
+pub use image::{Closed, Image, Info};
 pub use request::{Operation, Request, Sink};
 pub use table::{DEFAULT_PATH, Library, LoadError, Symbols};
 pub use watch::Watch;

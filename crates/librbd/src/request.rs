@@ -69,6 +69,8 @@ impl Context {
     fn end(self, result: i64) {
         let Self { image, sink, token, .. } = self;
         image.end_use();
+        // The receiver of the result may end the client, so nothing of this request uses it any more.
+        drop(image);
         sink.completed(token, result);
     }
 }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 type Notice = Box<dyn Fn() + Send + Sync>;
 
-/// Calls a function after each change of an image. Without [`Watch::end`], it is leaked, and with it the function.
+/// Calls a function after each change of an image, which does not close before. Without [`Watch::end`], it is leaked, and with it
+/// the function and the image.
 pub struct Watch {
     image: Arc<Image>,
     handle: u64,
@@ -38,7 +39,7 @@ impl Watch {
     /// librbd's.
     pub fn new(image: &Arc<Image>, notice: impl Fn() + Send + Sync + 'static) -> Result<Self, CallError> {
         const CALL: &str = "rbd_update_watch";
-        let _use = image.used(CALL)?;
+        let used = image.used(CALL)?;
         let notice: *mut Notice = Box::into_raw(Box::new(Box::new(notice)));
         let mut handle = 0;
         // SAFETY: the image is in use, `handle` is written, and the function stays until the watch ends.
@@ -48,6 +49,8 @@ impl Watch {
             // SAFETY: librbd has not taken it.
             drop(unsafe { Box::from_raw(notice) });
         })?;
+        // Ends with the watch: librbd does not allow watches of an image that it closes.
+        std::mem::forget(used);
         Ok(Self { image: Arc::clone(image), handle, notice })
     }
 
@@ -57,12 +60,12 @@ impl Watch {
     /// librbd's.
     pub fn end(self) -> Result<(), CallError> {
         const CALL: &str = "rbd_update_unwatch";
-        let _use = self.image.used(CALL)?;
-        // SAFETY: the image is in use, and the handle is that of this watch, which ends once.
+        // SAFETY: the watch uses the image, and the handle is that of this watch, which ends once.
         let result = unsafe { (self.image.table().rbd_update_unwatch)(self.image.raw(), self.handle) };
         CallError::check(CALL, result)?;
         // SAFETY: librbd no longer calls the function.
         drop(unsafe { Box::from_raw(self.notice) });
+        self.image.end_use();
         Ok(())
     }
 }

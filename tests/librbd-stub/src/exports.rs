@@ -159,7 +159,8 @@ exports! {
 
     fn rados_shutdown(cluster: *mut c_void) {
         // SAFETY: as Ceph's.
-        drop(unsafe { Box::from_raw(cluster.cast::<Arc<Client>>()) });
+        let client = unsafe { Box::from_raw(cluster.cast::<Arc<Client>>()) };
+        lock(&WORLD).addresses.remove(&client.addresses);
     }
 
     fn rados_getaddrs(cluster: *mut c_void, addresses: *mut *mut c_char) -> c_int {
@@ -288,7 +289,7 @@ exports! {
         if size < handle.image.size() && !may_shrink {
             return -libc::EINVAL;
         }
-        handle.image.resize(size);
+        handle.image.resize_by_handle(size);
         0
     }
 

@@ -3,8 +3,8 @@
 use crate::{later, lock};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 /// The unit in which the data is kept.
@@ -19,6 +19,8 @@ pub struct Script {
     pub fail: i32,
     /// Requests wait until [`StubImage::release`].
     pub holds: bool,
+    /// Resizes by handles wait until [`StubImage::release`].
+    pub holds_resizes: bool,
     /// The errno of opening.
     pub open: i32,
     /// Opening never ends.
@@ -50,6 +52,9 @@ pub struct StubImage {
     /// Number of opens that have ended with success, less the closes.
     opened: AtomicU64,
     requests: AtomicU64,
+    /// Number of resizes by handles that have not ended.
+    resizing: AtomicU64,
+    released: Condvar,
 }
 
 impl std::fmt::Debug for StubImage {
@@ -115,8 +120,10 @@ impl StubImage {
         let held = {
             let mut state = lock(&self.state);
             state.script.holds = false;
+            state.script.holds_resizes = false;
             std::mem::take(&mut state.held)
         };
+        self.released.notify_all();
         held.into_iter().for_each(|job| job());
     }
 
@@ -126,6 +133,21 @@ impl StubImage {
 
     pub(crate) fn has_closed(&self) {
         self.opened.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Number of resizes by handles that have not ended.
+    pub fn resizing(&self) -> u64 {
+        self.resizing.load(Ordering::SeqCst)
+    }
+
+    /// Changes the size as a call of librbd does, which blocks as long as the script says.
+    pub(crate) fn resize_by_handle(&self, size: u64) {
+        self.resizing.fetch_add(1, Ordering::SeqCst);
+        let must_wait = |state: &mut State| state.script.holds_resizes;
+        let waited = self.released.wait_while(lock(&self.state), must_wait);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        self.resize(size);
+        self.resizing.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Changes the size as another client does, and tells all that watch.

@@ -26,6 +26,8 @@ struct World {
     images: BTreeMap<Place, Arc<StubImage>>,
     blocklist: BTreeSet<String>,
     clients: u64,
+    /// The addresses of clients that were created and not shut down.
+    addresses: BTreeSet<String>,
     stuck_may_connect: bool,
 }
 
@@ -33,6 +35,7 @@ static WORLD: Mutex<World> = Mutex::new(World {
     images: BTreeMap::new(),
     blocklist: BTreeSet::new(),
     clients: 0,
+    addresses: BTreeSet::new(),
     stuck_may_connect: false,
 });
 static CHANGED: Condvar = Condvar::new();
@@ -53,6 +56,7 @@ impl Client {
         let mut world = lock(&WORLD);
         world.clients += 1;
         let addresses = format!("127.0.0.1:0/{}", u64::from(std::process::id()) << 20 | world.clients);
+        world.addresses.insert(addresses.clone());
         Self { user, addresses }
     }
 
@@ -88,6 +92,11 @@ pub fn blocklist(addresses: &str) {
 /// Whether the client with these addresses is excluded.
 pub fn is_blocklisted(addresses: &str) -> bool {
     lock(&WORLD).blocklist.contains(addresses)
+}
+
+/// Whether the client with these addresses was created and not shut down.
+pub fn has_client(addresses: &str) -> bool {
+    lock(&WORLD).addresses.contains(addresses)
 }
 
 /// Creates an image, empty, in the default namespace.

@@ -4,6 +4,7 @@
 //! A client that its cluster has excluded gets no more disks: the next disk gets a new client of the same configuration.
 
 use crate::connection::{Connection, Counts};
+use crate::timer::sole;
 use crate::workers::{Workers, lock};
 use crate::{Cluster, Error};
 use aryk_librbd::Library;
@@ -234,10 +235,15 @@ impl Clusters {
             state.entries.extract_if(.., |entry| entry.users.load(Ordering::Relaxed) == 0).collect()
         };
         for entry in unused {
-            // No lease refers to it any more.
-            let connection = Arc::into_inner(entry).and_then(|entry| entry.connection.into_inner());
-            if let Some(connection) = connection.and_then(Arc::into_inner) {
-                connection.end().await;
+            // No lease refers to it any more, but calls that were given up may still use the connection.
+            let Some(Entry { connection, .. }) = sole(entry).await else { continue };
+            // `None`: it was never connected.
+            let Some(connection) = connection.into_inner() else { continue };
+            match sole(connection).await {
+                Some(connection) => connection.end().await,
+                None => {
+                    tracing::error!("a client of a Ceph cluster is still in use, and is left to librados")
+                }
             }
         }
     }

@@ -1,19 +1,21 @@
-//! One client of a cluster: its threads, its limits, its links to reactors. Control context; nothing here blocks.
+//! One client of a cluster: its threads, its limits, its links to reactors. Control context, but for [`Connection::take_link`];
+//! nothing here blocks.
 
 use crate::clusters::ClusterConfig;
-use crate::driver::{self, COMMANDS};
+use crate::driver::COMMANDS;
 use crate::link::Link;
-use crate::timer::within;
-use crate::workers::{Workers, lock};
+use crate::timer::{sole, within};
+use crate::workers::{Workers, lock, own_cores};
 use crate::{Error, Spec};
-use aryk_bdev::OpenError;
 use aryk_librbd::{CallError, Cluster, Image, Library, Pool};
 use aryk_log_limit::{LogLimit, limited};
 use aryk_reactor::{DriverKey, Handle};
 use std::collections::HashMap;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
+use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{OnceCell, Semaphore, oneshot};
 
 /// Images that a client opens at the same time.
@@ -45,6 +47,8 @@ struct Counters {
 #[derive(Debug)]
 struct Linked {
     reactor: Handle,
+    /// The link, until the reactor's first channel takes it.
+    spare: Option<Link>,
     /// Ready when the link's thread has ended.
     ended: oneshot::Receiver<()>,
 }
@@ -91,7 +95,8 @@ impl Drop for Opened {
 impl Connection {
     /// Creates a client and connects it.
     pub async fn new(library: &Library, name: String, config: ClusterConfig) -> Result<Self, Error> {
-        let workers = Workers::new(&name, config.cores.clone());
+        // A link may be started by a reactor, whose core its thread must not get.
+        let workers = Workers::new(&name, config.cores.clone().or_else(own_cores));
         let library = library.clone();
         let (cluster, addresses) = workers.run(move || connect(&library, &config)).await??;
         tracing::info!(cluster = name, addresses, "connected to a Ceph cluster");
@@ -108,6 +113,10 @@ impl Connection {
             is_blocklisted: AtomicBool::new(false),
             lines: LogLimit::new(5, Duration::from_secs(10)),
         })
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     pub fn addresses(&self) -> &str {
@@ -210,44 +219,70 @@ impl Connection {
     }
 
     /// Counts a handle that is left to librbd.
-    pub fn quarantine(&self, disk: &str) {
+    fn quarantine(&self, disk: &str) {
         self.counters.quarantined.fetch_add(1, Ordering::Relaxed);
-        tracing::error!(
-            disk,
-            "librbd does not close the image: its handle is left to librbd until the daemon ends"
-        );
+        tracing::error!(disk, "librbd does not close the image in time: its handle is left to librbd");
     }
 
-    /// Gives a reactor a link, unless it has one.
-    pub async fn prepare(&self, reactor: &Handle) -> Result<(), OpenError> {
-        let key = self.key;
-        let gone = |_| OpenError::Removed;
-        if reactor.call(move |cx| driver::is_installed(key, cx)).await.map_err(gone)? {
+    /// The links whose threads have not ended.
+    fn links(&self) -> MutexGuard<'_, Vec<Linked>> {
+        let mut links = lock(&self.links);
+        links.retain_mut(|linked| linked.ended.try_recv() == Err(TryRecvError::Empty));
+        links
+    }
+
+    fn start_link(&self) -> io::Result<(Link, oneshot::Receiver<()>)> {
+        Link::start(COMMANDS, self.workers.cores().cloned())
+    }
+
+    /// Starts a link for a reactor, unless it has one.
+    pub fn prepare(&self, reactor: &Handle) -> io::Result<()> {
+        let has_link = |links: &[Linked]| links.iter().any(|linked| linked.reactor == *reactor);
+        if has_link(&self.links()) {
             return Ok(());
         }
-        let unavailable =
-            |error: std::io::Error| OpenError::Unavailable(format!("no link to librbd: {error}"));
-        let (link, ended) = Link::start(COMMANDS, self.workers.cores().cloned()).map_err(unavailable)?;
-        lock(&self.links).push(Linked { reactor: reactor.clone(), ended });
-        let name = self.name.clone();
-        let installed = reactor.call(move |cx| driver::install(key, link, name, cx)).await.map_err(gone)?;
-        installed.map_err(unavailable)
+        let (link, ended) = self.start_link()?;
+        let mut links = self.links();
+        // Another call may have been faster.
+        if !has_link(&links) {
+            links.push(Linked { reactor: reactor.clone(), spare: Some(link), ended });
+        }
+        Ok(())
+    }
+
+    /// Takes the link that was started for a reactor. The reactor starts one if its last channel has just ended the one that
+    /// [`Connection::prepare`] found. Reactor context.
+    pub fn take_link(&self, reactor: &Handle) -> io::Result<Link> {
+        let take = |linked: &mut Linked| linked.spare.take_if(|_| linked.reactor == *reactor);
+        let spare = self.links().iter_mut().find_map(take);
+        if let Some(link) = spare {
+            return Ok(link);
+        }
+        let (link, ended) = self.start_link()?;
+        self.links().push(Linked { reactor: reactor.clone(), spare: None, ended });
+        Ok(link)
     }
 
     /// Ends a client that no disk uses.
     pub async fn end(self) {
-        let key = self.key;
-        let links = std::mem::take(&mut *lock(&self.links));
-        for Linked { reactor, ended } in links {
-            // A reactor that has ended has dropped its link.
-            let _ = reactor.cast(move |cx| driver::remove(key, cx)).await;
-            let _ = within(CLOSE_PATIENCE, ended).await;
-        }
-        let Self { name, cluster, workers, .. } = self;
-        let ended = within(CLOSE_PATIENCE, workers.run(move || Cluster::shut_down(cluster))).await;
-        match ended {
-            Some(Ok(true)) => tracing::info!(cluster = name, "the client of the Ceph cluster has ended"),
-            _ => tracing::error!(
+        let Self { name, cluster, workers, links, .. } = self;
+        let links = std::mem::take(&mut *lock(&links));
+        let threads: Vec<_> = links.into_iter().map(|Linked { ended, .. }| ended).collect();
+        let all_ended = async {
+            for ended in threads {
+                // An error says the same: the thread has ended.
+                let _ = ended.await;
+            }
+        };
+        let _ = within(CLOSE_PATIENCE, all_ended).await;
+        let end = async {
+            // Pools of images that are being opened or closed refer to it.
+            let cluster = sole(cluster).await?;
+            workers.run(move || cluster.shut_down()).await.ok()
+        };
+        match within(CLOSE_PATIENCE, end).await.flatten() {
+            Some(()) => tracing::info!(cluster = name, "the client of the Ceph cluster has ended"),
+            None => tracing::error!(
                 cluster = name,
                 "the client of the Ceph cluster does not end, and is left to librados"
             ),
@@ -257,7 +292,7 @@ impl Connection {
 
 /// Connects a client. Blocks.
 fn connect(library: &Library, config: &ClusterConfig) -> Result<(Arc<Cluster>, String), Error> {
-    let cluster = Arc::new(Cluster::new(library, config.user.as_deref()).map_err(Error::Connect)?);
+    let cluster = Cluster::new(library, config.user.as_deref()).map_err(Error::Connect)?;
     let connected = || {
         if config.reads_file() {
             cluster.read_config(config.file.as_deref())?;
@@ -270,9 +305,9 @@ fn connect(library: &Library, config: &ClusterConfig) -> Result<(Arc<Cluster>, S
         cluster.addresses()
     };
     match connected() {
-        Ok(addresses) => Ok((cluster, addresses)),
+        Ok(addresses) => Ok((Arc::new(cluster), addresses)),
         Err(error) => {
-            Cluster::shut_down(cluster);
+            cluster.shut_down();
             Err(Error::Connect(error))
         }
     }

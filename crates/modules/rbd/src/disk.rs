@@ -1,10 +1,9 @@
 //! The disk of an image: its creation, its size, its end. Control context; channels are opened in reactor context.
 
 use crate::clusters::Lease;
-use crate::connection::{CLOSE_PATIENCE, Connection, Opened};
+use crate::connection::{Connection, Opened};
 use crate::driver::RbdChannel;
 use crate::errors::{Class, Counters};
-use crate::timer::within;
 use crate::workers::lock;
 use crate::{Clusters, Config, DiskInfo, Error, Spec, disk_of};
 use aryk_bdev::{
@@ -14,6 +13,7 @@ use aryk_bdev::{
 use aryk_librbd::{CallError, Image, Info, Operation, Request, Sink, Watch};
 use aryk_reactor::{Cx, Handle, RootId};
 use rustix::io::Errno;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use tokio::sync::oneshot;
@@ -44,17 +44,24 @@ pub(crate) struct Disk {
     is_read_only: bool,
     is_shared: bool,
     blocks: AtomicU64,
-    image: Arc<Image>,
-    /// `None` after the disk was closed.
-    lease: Mutex<Option<Lease>>,
-    connection: Arc<Connection>,
+    /// The addresses of the client.
+    addresses: String,
+    /// `None` after the disk was closed: a disk that is kept by others keeps neither the image nor the client.
+    open: Mutex<Option<Open>>,
     clusters: Clusters,
-    watch: Mutex<Option<Watch>>,
     registry: Arc<Registry>,
     bdev: OnceLock<Weak<Bdev>>,
     is_resizing: AtomicBool,
     failures: Failures,
     errors: Counters,
+}
+
+/// What a disk has until it is closed.
+#[derive(Debug)]
+struct Open {
+    image: Arc<Image>,
+    lease: Lease,
+    watch: Option<Watch>,
 }
 
 /// Creates the disk of `config`.
@@ -155,11 +162,9 @@ fn register(
         // Several hosts write to an image without that feature, if they write at all; with it, they would wait for each other.
         is_shared: info.features & EXCLUSIVE_LOCK == 0,
         blocks: AtomicU64::new(Bytes(info.size).whole_blocks(block_size).0),
-        image: Arc::clone(opened.image()),
-        connection: Arc::clone(lease.connection()),
-        lease: Mutex::new(Some(lease)),
+        addresses: lease.connection().addresses().to_owned(),
+        open: Mutex::new(Some(Open { image: Arc::clone(opened.image()), lease, watch: None })),
         clusters: clusters.clone(),
-        watch: Mutex::default(),
         registry: Arc::clone(env.registry()),
         bdev: OnceLock::new(),
         is_resizing: AtomicBool::new(false),
@@ -176,42 +181,55 @@ fn register(
 }
 
 impl Disk {
-    pub fn image(&self) -> Arc<Image> {
-        Arc::clone(&self.image)
+    /// The image and the client; `None` after the disk was closed.
+    pub fn parts(&self) -> Option<(Arc<Image>, Arc<Connection>)> {
+        let open = lock(&self.open);
+        open.as_ref().map(|open| (Arc::clone(&open.image), Arc::clone(open.lease.connection())))
     }
 
     pub fn info(&self) -> DiskInfo {
-        let addresses = self.connection.addresses().to_owned();
-        DiskInfo { spec: self.spec.clone(), addresses, errors: self.errors.read() }
+        DiskInfo { spec: self.spec.clone(), addresses: self.addresses.clone(), errors: self.errors.read() }
     }
 
     /// Records and logs a failed request. Any context.
     pub fn failed(&self, class: Class, failure: Failure) {
         self.errors.count(class);
-        if class == Class::Blocklisted {
-            self.connection.set_blocklisted();
+        if class == Class::Blocklisted
+            && let Some(open) = &*lock(&self.open)
+        {
+            open.lease.connection().set_blocklisted();
         }
         self.failures.add(&self.name, failure);
     }
 
     async fn start_watch(self: &Arc<Self>) {
-        let (disk, image) = (Arc::downgrade(self), self.image());
+        let Some((image, connection)) = self.parts() else { return };
+        let disk = Arc::downgrade(self);
         let notice = move || {
             let Some(disk) = disk.upgrade() else { return };
-            let workers = Arc::clone(&disk.connection);
+            let Some((_, connection)) = disk.parts() else { return };
             // If there is no thread, the next notice follows the size.
-            let _ = workers.workers.start(move || disk.follow_size());
+            let _ = connection.workers.start(move || disk.follow_size());
         };
-        let watch = self.connection.workers.run(move || Watch::new(&image, notice)).await;
-        match watch {
-            Ok(Ok(watch)) => *lock(&self.watch) = Some(watch),
-            Ok(Err(error)) => {
-                tracing::warn!(disk = self.name, %error, "changes of the image's size will not be noticed");
-            }
-            Err(error) => {
-                tracing::warn!(disk = self.name, %error, "changes of the image's size will not be noticed");
-            }
+        let disk = Arc::clone(self);
+        let job = move || Watch::new(&image, notice).map(|watch| disk.keep_watch(watch));
+        let warn = |error: &dyn std::fmt::Display| {
+            tracing::warn!(disk = self.name, %error, "changes of the image's size will not be noticed");
+        };
+        match connection.workers.run(job).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => warn(&error),
+            Err(error) => warn(&error),
         }
+    }
+
+    /// Keeps a watch until the disk is closed, which it may be already. May wait for a lock of librbd.
+    fn keep_watch(&self, watch: Watch) {
+        if let Some(open) = &mut *lock(&self.open) {
+            open.watch = Some(watch);
+            return;
+        }
+        end_watch(watch, &self.name);
     }
 
     /// Takes over the present size of the image. Waits for a lock of librbd.
@@ -220,7 +238,8 @@ impl Disk {
         if self.is_resizing.load(Ordering::Acquire) {
             return;
         }
-        let Ok(size) = self.image.size() else { return };
+        let Some((image, _)) = self.parts() else { return };
+        let Ok(size) = image.size() else { return };
         let blocks = Bytes(size).whole_blocks(self.block_size);
         if self.blocks.load(Ordering::Relaxed) != blocks.0 {
             // The disk may be on its way out.
@@ -233,17 +252,24 @@ impl Disk {
         Ok(self.registry.resized(&self.name, blocks)?)
     }
 
+    /// Closes the image and gives up the client.
     async fn end(&self) {
-        let watch = lock(&self.watch).take();
+        let Some(Open { image, lease, watch }) = lock(&self.open).take() else { return };
+        let connection = Arc::clone(lease.connection());
         if let Some(watch) = watch {
-            let ended = within(CLOSE_PATIENCE, self.connection.workers.run(|| watch.end())).await;
-            if ended.is_none() {
-                // The image stays open with its watch.
-                self.connection.quarantine(&self.name);
-                return;
-            }
+            let disk = self.name.clone();
+            // Without a thread, the image stays open with its watch, and is counted below.
+            let _ = connection.workers.start(move || end_watch(watch, &disk));
         }
-        self.connection.close(&self.image, &self.name).await;
+        // The image closes after its watch, and after the calls that still use it.
+        connection.close(&image, &self.name).await;
+    }
+}
+
+/// Ends a watch. May wait for a lock of librbd.
+fn end_watch(watch: Watch, disk: &str) {
+    if let Err(error) = watch.end() {
+        tracing::warn!(disk, %error, "librbd does not end the watch of the image, which stays open");
     }
 }
 
@@ -304,21 +330,25 @@ impl Device for RbdDevice {
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
             self.0.end().await;
-            drop(lock(&self.0.lease).take());
             self.0.clusters.end_unused().await;
         })
     }
 
     fn prepare(&self, reactor: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
-        let reactor = reactor.clone();
-        Box::pin(async move { self.0.connection.prepare(&reactor).await })
+        let prepared = self.0.parts().ok_or(OpenError::Removed);
+        let prepared = prepared.and_then(|(_, connection)| connection.prepare(reactor).map_err(no_link));
+        Box::pin(std::future::ready(prepared))
     }
 
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
-        let unprepared = || OpenError::Unavailable(format!("{} has no link to librbd here", self.0.name));
-        let channel = RbdChannel::open(self.0.connection.key, &self.0, root, cx).ok_or_else(unprepared)?;
+        let (image, connection) = self.0.parts().ok_or(OpenError::Removed)?;
+        let channel = RbdChannel::open(&connection, &self.0, image, root, cx).map_err(no_link)?;
         Ok(Box::new(channel))
     }
+}
+
+fn no_link(error: io::Error) -> OpenError {
+    OpenError::Unavailable(format!("no link to librbd: {error}"))
 }
 
 /// The new size of a disk.
@@ -351,8 +381,8 @@ impl Drop for Resizing {
 
 impl Resizing {
     async fn set_size(&self, size: Bytes, may_shrink: bool) -> Result<(), Error> {
-        let image = self.0.image();
-        let resized = self.0.connection.workers.run(move || image.resize(size.0, may_shrink)).await?;
+        let (image, connection) = self.0.parts().ok_or(Error::Ending)?;
+        let resized = connection.workers.run(move || image.resize(size.0, may_shrink)).await?;
         resized.map_err(|error| Error::Image { action: "resize", image: self.0.spec.to_string(), error })
     }
 }

@@ -3,17 +3,17 @@
 //! A request needs no allocation, no lock and no system call here: it is an entry of a table and of the ring. Its memory belongs
 //! to librbd until the result comes, also when its submitter no longer needs it.
 
+use crate::connection::Connection;
 use crate::disk::Disk;
 use crate::errors::{Class, errno};
 use crate::link::{Command, Link};
 use aryk_bdev::{Channel, Completion, CreditPool, Failure, Io, Op, Status, Tag};
 use aryk_dma::Sgl;
-use aryk_librbd::{Operation, Request as Call};
-use aryk_reactor::{Armed, Cx, Driver, DriverKey, DriverRef, RootId};
+use aryk_librbd::{Image, Operation, Request as Call};
+use aryk_reactor::{Armed, Cx, Driver, DriverRef, RootId};
 use aryk_slots::{Key, Slots};
 use rustix::io::Errno;
-use std::cell::RefCell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
@@ -78,10 +78,10 @@ impl LinkDriver {
         }
     }
 
-    fn open(&mut self, disk: &Arc<Disk>, root: RootId) -> Key {
+    fn open(&mut self, disk: &Arc<Disk>, image: Arc<Image>, root: RootId) -> Key {
         let (block_size, completions) = (disk.block_size, Vec::new());
         let key = self.channels.add(Opened { root, disk: Arc::clone(disk), block_size, completions });
-        self.send(Command::Attach(key.index(), disk.image()));
+        self.send(Command::Attach(key.index(), image));
         key
     }
 
@@ -200,39 +200,7 @@ impl Driver for LinkDriver {
     }
 }
 
-/// The drivers of a reactor's links. They stay also while no channel uses them.
-#[derive(Default)]
-struct Links(RefCell<HashMap<DriverKey, DriverRef<LinkDriver>>>);
-
-/// Whether this reactor has the link with that key.
-pub(crate) fn is_installed(key: DriverKey, cx: &mut Cx) -> bool {
-    cx.local_state::<Links>().0.borrow().contains_key(&key)
-}
-
-/// Gives this reactor its end of a link, unless it has one.
-///
-/// # Errors
-/// The link's descriptor cannot be watched.
-pub(crate) fn install(key: DriverKey, link: Link, name: String, cx: &mut Cx) -> io::Result<()> {
-    let links = cx.local_state::<Links>();
-    if links.0.borrow().contains_key(&key) {
-        return Ok(());
-    }
-    let driver = cx.driver(key, |id, cx| {
-        cx.watch_driver(link.results.descriptor()?, id)?;
-        Ok::<_, io::Error>(LinkDriver::new(link, name))
-    })?;
-    links.0.borrow_mut().insert(key, driver);
-    Ok(())
-}
-
-/// Takes a link away from this reactor, after its last channel.
-pub(crate) fn remove(key: DriverKey, cx: &mut Cx) {
-    let removed = cx.local_state::<Links>().0.borrow_mut().remove(&key);
-    drop(removed);
-}
-
-/// One opener's use of a link.
+/// One opener's use of a link. The reactor keeps the link as long as it has channels.
 pub(crate) struct RbdChannel {
     driver: DriverRef<LinkDriver>,
     /// The channel's key in the driver.
@@ -240,11 +208,24 @@ pub(crate) struct RbdChannel {
 }
 
 impl RbdChannel {
-    /// Opens a channel; `None` if the reactor has no link with that key.
-    pub fn open(key: DriverKey, disk: &Arc<Disk>, root: RootId, cx: &mut Cx) -> Option<Self> {
-        let driver = cx.local_state::<Links>().0.borrow().get(&key).cloned()?;
-        let key = driver.activate(cx).open(disk, root);
-        Some(Self { driver, key })
+    /// Opens a channel of a disk in `image`.
+    ///
+    /// # Errors
+    /// The reactor has no link, and cannot get one.
+    pub fn open(
+        connection: &Connection,
+        disk: &Arc<Disk>,
+        image: Arc<Image>,
+        root: RootId,
+        cx: &mut Cx,
+    ) -> io::Result<Self> {
+        let driver = cx.driver(connection.key, |id, cx| {
+            let link = connection.take_link(cx.handle())?;
+            cx.watch_driver(link.results.descriptor()?, id)?;
+            Ok::<_, io::Error>(LinkDriver::new(link, connection.name().to_owned()))
+        })?;
+        let key = driver.activate(cx).open(disk, image, root);
+        Ok(Self { driver, key })
     }
 }
 

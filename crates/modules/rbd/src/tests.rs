@@ -1,6 +1,7 @@
 //! The module on a substitute for librbd, in memory.
 
 mod conformance;
+mod ends;
 mod failures;
 mod life;
 mod real;

@@ -3,8 +3,8 @@
 //! One thread of the process wakes the futures whose time is over. It starts with the first wait.
 
 use aryk_reactor::{Clock, Nanos};
-use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
@@ -29,6 +29,22 @@ pub(crate) async fn within<T>(limit: Duration, future: impl Future<Output = T>) 
         value = future => Some(value),
         _ = over => None,
     }
+}
+
+/// How often [`sole`] looks, and how many times.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+const LOOKS: u32 = 500;
+
+/// Waits, for some seconds, until `shared` is the only reference to its value; `None` if there are others then.
+pub(crate) async fn sole<T>(mut shared: Arc<T>) -> Option<T> {
+    for _ in 0..LOOKS {
+        match Arc::try_unwrap(shared) {
+            Ok(value) => return Some(value),
+            Err(again) => shared = again,
+        }
+        let _ = within(LOOK_EVERY, std::future::pending::<()>()).await;
+    }
+    None
 }
 
 fn run(new: &Receiver<Wait>) {

@@ -53,6 +53,13 @@ pub(crate) fn run_on(cores: Option<&CoreSet>) {
     }
 }
 
+/// The cores of the calling thread.
+pub(crate) fn own_cores() -> Option<CoreSet> {
+    let set = rustix::thread::sched_getaffinity(None).ok()?;
+    let cores = 0..u16::try_from(rustix::thread::CpuSet::MAX_CPU).unwrap_or(u16::MAX);
+    Some(cores.filter(|&core| set.is_set(core.into())).collect())
+}
+
 impl Workers {
     /// Threads of the client `name`, on `cores`, or on those of the threads that need a job done.
     pub fn new(name: &str, cores: Option<CoreSet>) -> Self {

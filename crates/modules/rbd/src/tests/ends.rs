@@ -1,0 +1,65 @@
+//! What disks leave behind: nothing.
+
+use super::{BLOCK, OnStub, until};
+use crate::{Size, disk_of, info, resize};
+use aryk_bdev::{Access, Bytes, Status};
+use aryk_bdev_conformance::{Bench, Shape};
+use aryk_librbd_stub::has_client;
+use std::sync::Arc;
+
+#[test]
+fn the_client_of_the_last_disk_is_shut_down() {
+    let stub = OnStub::new(BLOCK, 256);
+    let addresses = info(&stub.disk).unwrap().addresses;
+    assert!(has_client(&addresses));
+    let mut bench = Bench::new();
+    let mut disk = bench.open(stub.env.registry(), "disk", Access::Exclusive, 16, BLOCK);
+    disk.read(1, 1, Shape::Single, &mut bench);
+    assert_eq!(disk.finish(&mut bench).status, Status::Ok);
+    disk.close(&mut bench);
+    bench.turn();
+    stub.remove();
+    assert_eq!(stub.image.handles(), 0);
+    assert!(!has_client(&addresses), "the client stays after its last disk");
+}
+
+#[test]
+fn a_reactor_without_channels_has_no_driver_and_gets_one_again() {
+    let stub = OnStub::new(BLOCK, 256);
+    let mut bench = Bench::new();
+    let drivers = |bench: &mut Bench| bench.cx().driver_stats().len();
+    let before = drivers(&mut bench);
+    for _ in 0..3 {
+        let mut disk = bench.open(stub.env.registry(), "disk", Access::Exclusive, 16, BLOCK);
+        assert_eq!(drivers(&mut bench), before + 1);
+        disk.write(1, &[7; BLOCK as usize], Shape::Single, &mut bench);
+        assert_eq!(disk.finish(&mut bench).status, Status::Ok);
+        disk.close(&mut bench);
+        bench.turn();
+        assert_eq!(drivers(&mut bench), before, "a core that has served the disk cannot be removed");
+    }
+    stub.remove();
+}
+
+#[test]
+fn a_disk_that_is_removed_during_a_resize_closes_its_image_afterwards() {
+    let stub = OnStub::new(BLOCK, 256);
+    let addresses = info(&stub.disk).unwrap().addresses;
+    stub.image.script(|script| script.holds_resizes = true);
+    let resized = Arc::clone(&stub.disk);
+    let resizer = std::thread::spawn(move || {
+        let resized = aryk_bdev_conformance::block_on(resize(&resized, Size::GrowTo(Bytes(2 << 20))));
+        drop(resized);
+    });
+    until("librbd resizes", || stub.image.resizing() == 1);
+    std::thread::scope(|scope| {
+        let removal = scope.spawn(|| stub.remove());
+        until("the disk is being closed", || disk_of(&stub.disk).unwrap().parts().is_none());
+        assert_eq!(stub.image.handles(), 1, "a handle that is in use is not closed");
+        stub.image.release();
+        removal.join().unwrap();
+    });
+    resizer.join().unwrap();
+    until("the handle is closed", || stub.image.handles() == 0);
+    assert!(!has_client(&addresses));
+}
