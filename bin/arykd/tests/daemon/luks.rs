@@ -451,9 +451,9 @@ fn disks_are_encrypted_by_the_command_line() {
     let (code, error) = aryk(&format!("luks format base {cheap}")).unwrap_err();
     assert!(code == 1 && error.contains("a LUKS header") && error.contains("--overwrite"), "{error}");
     let said = aryk("luks open base vm --key-file key").unwrap();
-    assert!(said.contains("8 MiB") && said.contains("aryk attach vm"), "{said}");
+    assert!(said.contains("8M") && said.contains("aryk attach vm"), "{said}");
     let shown = aryk("luks show vm").unwrap();
-    for expected in ["AES-256", "4096 bytes", "16 MiB", "argon2id"] {
+    for expected in ["AES-256", "4096 bytes", "16M", "argon2id"] {
         assert!(shown.contains(expected), "{expected}: {shown}");
     }
     let said =
