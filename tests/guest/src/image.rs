@@ -21,7 +21,7 @@ const MODULES: &[&str] = &["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", 
 const MODULES_OF_SCRIPTS: &[(&str, &[&str])] = &[
     ("vfio", &["vfio_iommu_type1", "vfio-pci"]),
     ("cuse", &["cuse"]),
-    ("dm-crypt", &["dm-crypt", "xts", "aes_generic", "algif_skcipher"]),
+    ("dm-crypt", &["dm-crypt", "ecb", "xts", "aes_generic"]),
 ];
 /// This host's programs that the guest has in addition to busybox, with the libraries that they load.
 const TOOLS: &[&str] = &[
