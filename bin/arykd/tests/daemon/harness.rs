@@ -110,6 +110,12 @@ impl Daemon {
         self.wait_until_ready();
     }
 
+    /// Starts a daemon with the state of the one that was killed. It kills itself at a step, such as `rekey-written:2`.
+    pub fn restart_to_die_at(&mut self, step: &str) {
+        let mut command = command(self.dir.path(), &self.flags);
+        self.process = command.env("ARYK_CRASH_STEP", step).stdout(Stdio::null()).spawn().unwrap();
+    }
+
     /// Starts a successor of a killed daemon. It replies, and may still restore its configuration.
     pub fn begin_restart(&mut self) {
         self.process = spawn(self.dir.path(), &self.flags);

@@ -1,0 +1,72 @@
+//! Rotations of keys of a daemon that is killed at each of their steps.
+
+use crate::harness::{Daemon, wait_for};
+use aryk_aes_xts::{Key, SectorSize, Tweaks};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const BLOCK: usize = 4096;
+/// Eight zones of a rotation, and a part of one.
+const BLOCKS: usize = 8 * 256 + 3;
+
+fn digits(seed: u8) -> (String, String) {
+    (format!("{seed:02x}").repeat(16), format!("{:02x}", seed + 100).repeat(16))
+}
+
+/// What a disk with this key stores, as the disk's VM sees it.
+fn decrypt(stored: &[u8], seed: u8) -> Vec<u8> {
+    let key = Key::new(&[[seed; 16], [seed + 100; 16]].concat()).unwrap();
+    let mut plain = stored.to_vec();
+    key.decrypt_in_place(SectorSize::new(BLOCK).unwrap(), Tweaks { start: 0, step: 1 << 64 }, &mut plain)
+        .unwrap();
+    plain
+}
+
+fn details(daemon: &Daemon) -> Value {
+    daemon.call("bdev_get_bdevs", json!({"name": "x"})).unwrap()[0]["driver_specific"]["crypto"].clone()
+}
+
+#[test]
+fn a_daemon_that_is_killed_at_each_step_loses_no_block() {
+    let mut daemon = Daemon::start(&["--state-dir", "DIR/state"]);
+    let file = daemon.dir().join("base");
+    let mut random = fastrand::Rng::with_seed(7);
+    let before: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(BLOCKS * BLOCK).collect();
+    std::fs::write(&file, &before).unwrap();
+    for seed in [1, 2] {
+        let (key, key2) = digits(seed);
+        let key = json!({"cipher": "AES_XTS", "key": key, "key2": key2, "name": format!("k{seed}")});
+        daemon.call("accel_crypto_key_create", key).unwrap();
+    }
+    let base = json!({"name": "b", "filename": file, "block_size": BLOCK});
+    daemon.call("bdev_uring_create", base).unwrap();
+    daemon.call("bdev_crypto_create", json!({"name": "x", "base_bdev_name": "b", "key_name": "k1"})).unwrap();
+    // A second for each zone: the daemon is killed before the end.
+    daemon.call("bdev_crypto_rekey", json!({"name": "x", "key_name": "k2", "mbytes_per_sec": 1})).unwrap();
+    daemon.kill();
+    let steps = [
+        "rekey-recorded:1",
+        // These two while the zone in the journal is written again.
+        "rekey-written:1",
+        "rekey-advanced:1",
+        "rekey-recorded:2",
+        "rekey-written:2",
+        "rekey-advanced:2",
+    ];
+    for step in steps {
+        daemon.restart_to_die_at(step);
+        assert_eq!(daemon.wait(Duration::from_secs(20)), None, "killed by a signal at {step}");
+    }
+    daemon.restart();
+    let rekey = &details(&daemon)["rekey"];
+    assert!(rekey["key_name"] == "k2" && rekey["done_blocks"].as_u64().unwrap() >= 256, "{rekey}");
+    daemon.call("bdev_crypto_rekey", json!({"name": "x", "key_name": "k2"})).unwrap();
+    wait_for("the rotation is complete", || details(&daemon)["key_name"] == "k2");
+    daemon.kill();
+    let after = std::fs::read(&file).unwrap();
+    for (lba, (new, old)) in
+        decrypt(&after, 2).chunks(BLOCK).zip(decrypt(&before, 1).chunks(BLOCK)).enumerate()
+    {
+        assert!(new == old, "block {lba}");
+    }
+}
