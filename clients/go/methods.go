@@ -1173,6 +1173,112 @@ func (c *Client) BdevRaidSetOptions(ctx context.Context, params BdevRaidSetOptio
 	return call[bool](ctx, c, "bdev_raid_set_options", params)
 }
 
+// BdevRbdCreateParams are the parameters of bdev_rbd_create.
+type BdevRbdCreateParams struct {
+	// Name of the pool.
+	PoolName string `json:"pool_name"`
+	// Name of the image, or `IMAGE@SNAPSHOT`, which is read-only.
+	RbdName string `json:"rbd_name"`
+	// Block size in bytes.
+	BlockSize uint32 `json:"block_size"`
+	// Aryk only: addresses of clients that may still write to the image, which the daemon stores: they are excluded from the cluster first.
+	Clients []string `json:"clients,omitempty"`
+	// Name of a client of `bdev_rbd_register_cluster`. Default: a client that all disks with the same `user_id`, `config`, `config_file` and `key_file` share.
+	ClusterName string `json:"cluster_name,omitempty"`
+	// Options of Ceph's configuration, such as `mon_host`. Without `config_file`, no file is read then.
+	Config map[string]any `json:"config,omitempty"`
+	// Aryk only: path of Ceph's configuration file. Default: Ceph's.
+	ConfigFile string `json:"config_file,omitempty"`
+	// Aryk only: path of the file with the user's key. Default: Ceph's.
+	KeyFile string `json:"key_file,omitempty"`
+	// Name of the new disk. Default: the first free name of `Ceph0`, `Ceph1`, …
+	Name string `json:"name,omitempty"`
+	// Aryk only: namespace in the pool.
+	NamespaceName string `json:"namespace_name,omitempty"`
+	// Whether writes are refused.
+	ReadOnly bool `json:"read_only,omitempty"`
+	// Aryk only: size in bytes of the image that is created if there is none. An image of another size is refused.
+	Size *uint64 `json:"size,omitempty"`
+	// Ceph's user, such as `admin` for `client.admin`, which is the default.
+	UserID string `json:"user_id,omitempty"`
+	// Default: a random uuid.
+	UUID string `json:"uuid,omitempty"`
+}
+
+// BdevRbdCreate calls bdev_rbd_create. Creates a disk in an image of a Ceph cluster.
+func (c *Client) BdevRbdCreate(ctx context.Context, params BdevRbdCreateParams) (string, error) {
+	return call[string](ctx, c, "bdev_rbd_create", params)
+}
+
+// BdevRbdDeleteParams are the parameters of bdev_rbd_delete.
+type BdevRbdDeleteParams struct {
+	// Name, alias or uuid.
+	Name string `json:"name"`
+}
+
+// BdevRbdDelete calls bdev_rbd_delete. Removes a disk of `bdev_rbd_create`; its image stays.
+func (c *Client) BdevRbdDelete(ctx context.Context, params BdevRbdDeleteParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_rbd_delete", params)
+}
+
+// BdevRbdGetClustersInfoParams are the parameters of bdev_rbd_get_clusters_info.
+type BdevRbdGetClustersInfoParams struct {
+	// Name of a registered client. Default: all clients.
+	Name string `json:"name,omitempty"`
+}
+
+// BdevRbdGetClustersInfo calls bdev_rbd_get_clusters_info. Describes the client of that name, or lists all clients of Ceph clusters: those that are registered, and those that disks share.
+func (c *Client) BdevRbdGetClustersInfo(ctx context.Context, params BdevRbdGetClustersInfoParams) (RbdCluster, error) {
+	return call[RbdCluster](ctx, c, "bdev_rbd_get_clusters_info", params)
+}
+
+// BdevRbdRegisterClusterParams are the parameters of bdev_rbd_register_cluster.
+type BdevRbdRegisterClusterParams struct {
+	// Name for the client.
+	Name string `json:"name"`
+	// Path of the configuration file. Default: Ceph's.
+	ConfigFile string `json:"config_file,omitempty"`
+	// Options of Ceph's configuration, such as `mon_host`. Without `config_file`, no file is read then.
+	ConfigParam map[string]any `json:"config_param,omitempty"`
+	// Cores for the client's threads. Default: those of `arykd --client-cpus`.
+	CoreMask string `json:"core_mask,omitempty"`
+	// Path of the file with the user's key. Default: Ceph's.
+	KeyFile string `json:"key_file,omitempty"`
+	// Ceph's user, such as `admin` for `client.admin`, which is the default.
+	UserID string `json:"user_id,omitempty"`
+}
+
+// BdevRbdRegisterCluster calls bdev_rbd_register_cluster. Connects a client to a Ceph cluster, for disks that name it.
+func (c *Client) BdevRbdRegisterCluster(ctx context.Context, params BdevRbdRegisterClusterParams) (string, error) {
+	return call[string](ctx, c, "bdev_rbd_register_cluster", params)
+}
+
+// BdevRbdResizeParams are the parameters of bdev_rbd_resize.
+type BdevRbdResizeParams struct {
+	// Name, alias or uuid.
+	Name string `json:"name"`
+	// New size in MiB.
+	NewSize uint64 `json:"new_size"`
+	// Aryk only: allow a smaller size, and discard the data beyond it.
+	Shrink bool `json:"shrink,omitempty"`
+}
+
+// BdevRbdResize calls bdev_rbd_resize. Changes the size of a disk and its image.
+func (c *Client) BdevRbdResize(ctx context.Context, params BdevRbdResizeParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_rbd_resize", params)
+}
+
+// BdevRbdUnregisterClusterParams are the parameters of bdev_rbd_unregister_cluster.
+type BdevRbdUnregisterClusterParams struct {
+	// Name of the client.
+	Name string `json:"name"`
+}
+
+// BdevRbdUnregisterCluster calls bdev_rbd_unregister_cluster. Ends a client of `bdev_rbd_register_cluster` that no disk uses.
+func (c *Client) BdevRbdUnregisterCluster(ctx context.Context, params BdevRbdUnregisterClusterParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_rbd_unregister_cluster", params)
+}
+
 // BdevResetParams are the parameters of bdev_reset.
 type BdevResetParams struct {
 	// Name, alias or uuid.

@@ -477,6 +477,7 @@ type DriverSpecific struct {
 	// A disk of an NVMe controller: its paths, of which there is one.
 	Nvme     []NvmeDetails    `json:"nvme,omitempty"`
 	Passthru *PassthruDetails `json:"passthru,omitempty"`
+	Rbd      *RbdDetails      `json:"rbd,omitempty"`
 	Split    *SplitDetails    `json:"split,omitempty"`
 	Uring    *UringDetails    `json:"uring,omitempty"`
 }
@@ -1332,6 +1333,48 @@ type RateLimits struct {
 	WIosPerSec   uint64 `json:"w_ios_per_sec"`
 	BurstSeconds uint64 `json:"burst_seconds"`
 	Combined     bool   `json:"combined"`
+}
+
+// RbdCluster: A client of a Ceph cluster. Without a name, `bdev_rbd_get_clusters_info` gives a list of these.
+type RbdCluster struct {
+	// The client's addresses, as in the cluster's list of excluded clients.
+	Addresses string `json:"addresses"`
+	// Number of disks that use the client.
+	Disks uint64 `json:"disks"`
+	// Whether the cluster has excluded the client (blocklisted): its disks fail.
+	Blocklisted bool `json:"blocklisted"`
+	// Number of images that were opened.
+	Opens uint64 `json:"opens"`
+	// Number of images that could not be opened.
+	FailedOpens uint64 `json:"failed_opens"`
+	// Number of images that librbd did not close in time, and that are left to it.
+	Quarantined uint64 `json:"quarantined"`
+	// The name under which it is registered; missing for one that disks share.
+	ClusterName *string `json:"cluster_name,omitempty"`
+	// Path of the configuration file.
+	ConfigFile *string `json:"config_file,omitempty"`
+	// Options of Ceph's configuration, without keys.
+	ConfigParam map[string]any `json:"config_param,omitempty"`
+	// Cores of the client's threads.
+	CoreMask *string `json:"core_mask,omitempty"`
+	// Path of the file with the user's key.
+	KeyFile *string `json:"key_file,omitempty"`
+	// Ceph's user.
+	UserID *string `json:"user_id,omitempty"`
+}
+
+// RbdDetails: A disk of `bdev_rbd_create`.
+type RbdDetails struct {
+	// Name of the pool.
+	PoolName string `json:"pool_name"`
+	// Name of the image, or `IMAGE@SNAPSHOT`.
+	RbdName string `json:"rbd_name"`
+	// Name of the registered client.
+	ClusterName *string `json:"cluster_name,omitempty"`
+	// Namespace in the pool.
+	NamespaceName *string `json:"namespace_name,omitempty"`
+	// Ceph's user.
+	UserID *string `json:"user_id,omitempty"`
 }
 
 // Reactor: A reactor: a thread that polls on one core.

@@ -8,6 +8,7 @@ use crate::commands::nvme::NvmeCommand;
 use crate::commands::nvme::drive::{DriveCommand, NamespaceAddress};
 use crate::completion::{controllers, disks, disks_and_controllers, groups, keys, methods};
 use crate::doctor::Subject;
+use crate::image::ImageSpec;
 use crate::limits::Limits;
 use crate::size::Size;
 use crate::top::TopArgs;
@@ -257,6 +258,15 @@ pub struct CreateArgs {
     /// together with this one. Data that the file has already reads as random bytes
     #[arg(long, value_name = "KEY", conflicts_with_all = ["from", "uuid"], add = ArgValueCandidates::new(keys))]
     pub encrypt: Option<String>,
+    /// Create the Ceph image with this size, such as 20G, if there is none
+    #[arg(long, value_name = "SIZE", requires = "rbd", conflicts_with = "readonly")]
+    pub create: Option<Size>,
+    /// Ceph's configuration file [default: that of Ceph's own programs]
+    #[arg(long, value_name = "FILE", requires = "rbd")]
+    pub conf: Option<PathBuf>,
+    /// Ceph's user, without 'client.' [default: admin]
+    #[arg(long, value_name = "NAME", requires = "rbd")]
+    pub user: Option<String>,
     /// Which memory of VMs the NVMe drive accesses by itself [default: auto]
     #[arg(long, value_enum, requires = "nvme")]
     pub dma: Option<Dma>,
@@ -279,6 +289,9 @@ pub struct KindArgs {
     /// namespace 2. The drive must be bound to vfio-pci: 'aryk nvme bind'
     #[arg(long, value_name = "PCI[:NSID]", conflicts_with_all = ["block_size", "from", "readonly", "enospc", "lock", "size", "uuid"])]
     pub nvme: Option<NamespaceAddress>,
+    /// Store the data in an image of a Ceph cluster: POOL/IMAGE, POOL/NAMESPACE/IMAGE, or a snapshot, POOL/IMAGE@SNAPSHOT
+    #[arg(long, value_name = "POOL/IMAGE", conflicts_with_all = ["from", "enospc", "lock", "size"])]
+    pub rbd: Option<ImageSpec>,
 }
 
 /// Commands for keys.

@@ -15,6 +15,7 @@ mod completion;
 mod deleted;
 mod doctor;
 mod error;
+mod image;
 mod import;
 mod latency;
 mod limits;

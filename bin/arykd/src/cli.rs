@@ -114,6 +114,14 @@ pub struct Cli {
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=3600))]
     pub memory_patience: u16,
 
+    /// Ceph's library for disks in Ceph images [default: librbd.so.1, where the dynamic linker finds it]
+    #[arg(long, value_name = "PATH")]
+    pub librbd: Option<PathBuf>,
+
+    /// Cores for the threads of Ceph's clients: 0x3 or [0,2-3] [default: all but those of the reactors, if there are others]
+    #[arg(long, value_name = "CORES")]
+    pub client_cpus: Option<CoreSet>,
+
     /// Run the daemon as a child process, and restart it at once when it dies
     #[arg(long, requires = "state_dir")]
     pub supervise: bool,

@@ -12,6 +12,7 @@ mod start;
 mod supervise;
 
 use anyhow::Context;
+use aryk_bdev_rbd::Clusters;
 use aryk_reactor::{Options, Reactors};
 use aryk_rpc::http::{HttpServer, Passwords, Tls};
 use aryk_rpc::load::File;
@@ -116,6 +117,7 @@ fn run_daemon(
     start::leave_cores(&reactors);
     let state = cli.state_dir.as_deref().map(Store::open).transpose()?;
     let control = Control::new(reactors, &vhost_dir, cli.queue_size_max, cli.log, set_log);
+    let control = control.with_rbd(Clusters::new(cli.librbd.clone(), cli.client_cpus.clone()));
     let control = Rc::new(control.with_wrapping(wrapping));
     control.set_memory_patience(Duration::from_secs(cli.memory_patience.into()));
     if let Some((store, records)) = state {

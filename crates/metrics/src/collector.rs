@@ -4,7 +4,7 @@
 //! raise how often the reactors are read.
 
 use crate::aggregates::{Aggregate, Part, Sums};
-use crate::inventory::Nvme;
+use crate::inventory::{Nvme, RbdClient};
 use crate::{Controller, Inventory};
 use aryk_bdev::{Bdev, Bytes, Failure, MemoryClientInfo, QosGroup, RateLimits, Summary, gather};
 use aryk_dma::Reclaiming;
@@ -30,6 +30,8 @@ pub struct Snapshot {
     pub controllers: Vec<ControllerCounts>,
     /// The NVMe controllers that the daemon drives, by name.
     pub nvme: Vec<Nvme>,
+    /// The clients of Ceph clusters.
+    pub rbd: Vec<RbdClient>,
     /// The reactors, by core.
     pub reactors: Vec<Reactor>,
     /// Guest memory that is mapped, in bytes and mappings.
@@ -187,6 +189,7 @@ impl Collected {
             groups,
             controllers,
             nvme: inventory.nvme(),
+            rbd: inventory.rbd(),
             reactors,
             mapped,
             reclaiming,

@@ -7,6 +7,7 @@ use std::time::UNIX_EPOCH;
 
 mod aggregates;
 mod nvme;
+mod rbd;
 
 /// A family, and how to read its samples from a snapshot: the number of objects, and the samples of one object.
 pub struct FamilySource {
@@ -331,6 +332,11 @@ pub const ALL: &[FamilySource] = &[
     nvme::DOORBELLS,
     nvme::IN_FLIGHT,
     nvme::POOL,
+    rbd::BLOCKLISTED,
+    rbd::DISKS,
+    rbd::OPENS,
+    rbd::QUARANTINED,
+    rbd::ERRORS,
     FamilySource {
         family: of(Kind::Counter, "seconds", "aryk_reactor_seconds", "The reactor's time, by state."),
         objects: reactors,

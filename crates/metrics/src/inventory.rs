@@ -18,6 +18,8 @@ pub trait Inventory {
     fn controllers(&self) -> Vec<Controller>;
     /// The NVMe controllers that the daemon drives, by name.
     fn nvme(&self) -> Vec<Nvme>;
+    /// The clients of Ceph clusters.
+    fn rbd(&self) -> Vec<RbdClient>;
     /// The memory of all guests.
     fn memory(&self) -> &Memory;
     /// The file or block device below a disk, if there is one.
@@ -57,6 +59,25 @@ pub struct Nvme {
     pub pool_pages: u64,
     /// The fewest pages that were free.
     pub pool_free_min: u64,
+}
+
+/// A client of a Ceph cluster. Counts since it was connected.
+#[derive(Clone, Debug, Default)]
+pub struct RbdClient {
+    /// Its name, which no other client has.
+    pub name: String,
+    /// Disks that use it.
+    pub disks: u64,
+    /// Whether the cluster has excluded it.
+    pub is_blocklisted: bool,
+    /// Images that were opened.
+    pub opens: u64,
+    /// Images that could not be opened.
+    pub failed_opens: u64,
+    /// Images that librbd did not close in time.
+    pub quarantined: u64,
+    /// Requests that librbd has failed: the meanings of the errno, each with its number.
+    pub errors: Vec<(&'static str, u64)>,
 }
 
 /// A controller, through which a VM uses disks.

@@ -9,6 +9,7 @@
 
 use crate::journal;
 use crate::methods::nvme::{ATTACH, is_saved};
+use crate::methods::rbd::for_output;
 use aryk_state::{Record, Store, Written};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -30,6 +31,8 @@ pub enum Subsystem {
     Bdev,
     /// NVMe controllers, with their disks. On the wire a part of the disks.
     Nvme,
+    /// Clients of Ceph clusters. On the wire a part of the disks.
+    Rbd,
     /// Settings that monitor disks, such as `bdev_set_io_timeout DISK`. On the wire a part of the disks.
     Watch,
     /// Rate limits of disks, and groups of disks. On the wire a part of the disks.
@@ -58,7 +61,7 @@ impl Subsystem {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Keyring => "keyring",
-            Self::Bdev | Self::Nvme | Self::Watch | Self::Qos => "bdev",
+            Self::Bdev | Self::Nvme | Self::Rbd | Self::Watch | Self::Qos => "bdev",
             Self::VhostBlk => "vhost_blk",
             Self::VhostScsi | Self::Signals | Self::Sleep => "vhost_scsi",
             Self::Unit => "scsi",
@@ -73,6 +76,7 @@ impl Subsystem {
             Self::Keyring
             | Self::Bdev
             | Self::Nvme
+            | Self::Rbd
             | Self::Watch
             | Self::Qos
             | Self::Scheduler
@@ -440,6 +444,7 @@ impl Config {
         let Some((kind, name)) = self.kind_and_name(key) else { return String::new() };
         let what = match self.absent.borrow().notes.get(&key).map(|note| note.subsystem) {
             Some(Subsystem::Nvme) => "NVMe controller",
+            Some(Subsystem::Rbd) => "Ceph cluster",
             Some(Subsystem::Watch) => "call",
             Some(Subsystem::Qos) => "QoS of",
             Some(Subsystem::Signals) => "signals of",
@@ -457,6 +462,7 @@ impl Config {
             let kind = match note.subsystem {
                 Subsystem::Bdev => "disk",
                 Subsystem::Nvme => "nvme controller",
+                Subsystem::Rbd => "ceph cluster",
                 Subsystem::VhostScsi if note.object.contains('/') => "target",
                 Subsystem::VhostBlk | Subsystem::VhostScsi => "controller",
                 Subsystem::Daemon
@@ -521,7 +527,8 @@ impl Config {
 
     /// Stores the call that created `object`. The note replaces that of an earlier object with the same name.
     pub fn made(&self, subsystem: Subsystem, object: &str, method: &'static str, params: &impl Serialize) {
-        let is_controller = matches!(subsystem, Subsystem::Nvme | Subsystem::VhostBlk | Subsystem::VhostScsi);
+        use Subsystem::{Nvme, Rbd, VhostBlk, VhostScsi};
+        let is_controller = matches!(subsystem, Nvme | Rbd | VhostBlk | VhostScsi);
         if is_controller {
             journal::made(subsystem, object);
         }
@@ -572,6 +579,23 @@ impl Config {
         Some(self.store.get()?.write_durably(key, Some(content)))
     }
 
+    /// Changes a parameter of the call that creates the absent `object`. The result is ready when the change is stored; `None` if
+    /// there is no such object, or no store.
+    pub fn change_absent(
+        &self,
+        subsystem: Subsystem,
+        object: &str,
+        param: &str,
+        value: impl Into<Value>,
+    ) -> Option<Written> {
+        let (mut absent, store) = (self.absent.borrow_mut(), self.store.get()?);
+        let key = absent.key(subsystem, object)?;
+        let note = absent.notes.get_mut(&key).expect("each key has its note");
+        note.call.params[param] = value.into();
+        let content = serde_json::to_vec(note).expect("a note is valid JSON");
+        Some(store.write_durably(key, Some(content)))
+    }
+
     /// Removes the note of `object`.
     pub fn removed(&self, subsystem: Subsystem, object: &str) {
         if let Some((key, _)) = self.notes.borrow_mut().take(subsystem, object) {
@@ -598,7 +622,8 @@ impl Config {
     /// The calls that create all objects of `subsystem`, existing or absent; after the disks, their monitoring settings and
     /// limits.
     ///
-    /// The serial number of an NVMe drive is left out: SPDK does not know this parameter.
+    /// The serial number of an NVMe drive is left out: SPDK does not know this parameter. So are addresses and keys of Ceph's
+    /// clients.
     ///
     /// As in SPDK's output, a disk comes before its base: SPDK's clients delete the objects in this order.
     pub fn calls(&self, subsystem: Subsystem) -> Vec<Call> {
@@ -614,7 +639,10 @@ impl Config {
         // Options come before the controllers for which they hold.
         let is_option = |note: &&Note| subsystem == Subsystem::Bdev && is_saved(&note.call.method);
         let options = all.values().copied().filter(is_option);
-        let mut calls: Vec<Call> = options.chain(above).chain(others).map(|note| note.call.clone()).collect();
+        let is_client = |note: &&Note| (subsystem, note.subsystem) == (Subsystem::Bdev, Subsystem::Rbd);
+        let clients = all.values().copied().filter(is_client);
+        let mut calls: Vec<Call> =
+            options.chain(clients).chain(above).chain(others).map(|note| note.call.clone()).collect();
         let of = |s: Subsystem| all.values().filter(move |n| n.subsystem == s).map(|n| n.call.clone());
         match subsystem {
             Subsystem::Bdev => calls.extend(of(Subsystem::Watch).chain(of(Subsystem::Qos))),
@@ -624,7 +652,7 @@ impl Config {
         for call in calls.iter_mut().filter(|call| call.method == ATTACH) {
             call.params.as_object_mut().and_then(|params| params.remove("serial"));
         }
-        calls
+        calls.into_iter().map(for_output).collect()
     }
 
     /// The directory of the store.

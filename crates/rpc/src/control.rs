@@ -11,6 +11,7 @@ use crate::scheduler::Scheduler;
 use crate::wrapping::Wrapping;
 use crate::{Disks, Error, Outcome};
 use aryk_bdev::{Bdev, Env, Memory, QosGroup};
+use aryk_bdev_rbd::Clusters;
 use aryk_metrics::{Collector, Controller, Inventory};
 use aryk_reactor::{Clock, Handle, Nanos, Reactors};
 use aryk_state::WriteError;
@@ -47,6 +48,8 @@ pub struct Control {
     pub keyring: Keyring,
     /// Wraps key material before it enters the configuration.
     pub(crate) wrapping: Wrapping,
+    /// The clients of Ceph clusters.
+    pub(crate) rbd: crate::methods::rbd::State,
     /// The keys of encrypted disks.
     pub(crate) keys: crate::methods::crypto::Keys,
     /// Rotations of these keys.
@@ -100,6 +103,7 @@ impl Control {
             config: Config::default(),
             nvme: crate::methods::nvme::State::default(),
             keyring: Keyring::default(),
+            rbd: crate::methods::rbd::State::default(),
             wrapping: Wrapping::default(),
             keys: crate::methods::crypto::Keys::default(),
             rekeys: crate::methods::rekey::State::default(),
@@ -119,6 +123,13 @@ impl Control {
     #[must_use]
     pub fn with_wrapping(self, wrapping: Wrapping) -> Self {
         Self { wrapping, ..self }
+    }
+
+    /// Sets the clients of Ceph clusters, which by default use the dynamic linker's librbd and the cores of this thread.
+    #[must_use]
+    pub fn with_rbd(mut self, clusters: Clusters) -> Self {
+        self.rbd = crate::methods::rbd::State(clusters);
+        self
     }
 
     /// Sets how long a VM's new memory waits for devices to register it: as [`Memory::set_patience`].
@@ -297,6 +308,7 @@ impl Control {
                 crate::methods::vhost::unmake(self, subsystem, name).await
             }
             Subsystem::Nvme => crate::methods::nvme::unmake(self, name).await,
+            Subsystem::Rbd => crate::methods::rbd::unmake(self, name).await,
             Subsystem::Watch
             | Subsystem::Qos
             | Subsystem::Signals
@@ -315,6 +327,7 @@ impl Control {
         self.controllers.delete_all().await;
         self.disks.close().await;
         crate::methods::nvme::close(self).await;
+        self.rbd.0.close().await;
     }
 
     /// Whether the daemon is ending: nothing may be created any more.
@@ -379,6 +392,10 @@ impl Inventory for Control {
 
     fn nvme(&self) -> Vec<aryk_metrics::Nvme> {
         crate::methods::nvme::metrics(self)
+    }
+
+    fn rbd(&self) -> Vec<aryk_metrics::RbdClient> {
+        crate::methods::rbd::metrics(self)
     }
 
     fn memory(&self) -> &Memory {

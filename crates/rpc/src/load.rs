@@ -6,7 +6,7 @@
 //! intended.
 
 use crate::config::{Call, Subsystem};
-use crate::methods::{crypto, keyring};
+use crate::methods::{crypto, keyring, rbd};
 use crate::{Control, Error, Methods, restore};
 use aryk_reactor::CoreSet;
 use rustix::io::Errno;
@@ -276,6 +276,10 @@ fn noted(control: &Control, method: &str, params: &Value) -> Option<(String, Cal
 /// omitted.
 fn differences(control: &Control, method: &str, given: &Value, noted: &Value) -> Vec<String> {
     let empty = Map::new();
+    let [given, noted] = &[given, noted].map(|params| {
+        let call = Call { method: method.to_owned().into(), params: params.clone() };
+        rbd::for_output(call).params
+    });
     let (given, noted) = (given.as_object().unwrap_or(&empty), noted.as_object().unwrap_or(&empty));
     let value = |of: &Map<String, Value>, param: &str| of.get(param).cloned().unwrap_or(Value::Null);
     let mut params: Vec<&String> =

@@ -27,6 +27,7 @@ mod options;
 mod passthru;
 mod pollers;
 pub(crate) mod qos;
+pub(crate) mod rbd;
 pub(crate) mod rekey;
 mod scheduler;
 mod split;
@@ -92,6 +93,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
     passthru::register(&mut table);
     pollers::register(&mut table);
     qos::register(&mut table);
+    rbd::register(&mut table);
     rekey::register(&mut table);
     scheduler::register(&mut table);
     cores::register(&mut table);
@@ -110,7 +112,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
 }
 
 /// The methods that read-only clients may call.
-const CHANGE_NOTHING: [&str; 47] = [
+const CHANGE_NOTHING: [&str; 48] = [
     "accel_crypto_keys_get",
     "accel_get_module_info",
     "accel_get_opc_assignments",
@@ -131,6 +133,7 @@ const CHANGE_NOTHING: [&str; 47] = [
     "bdev_nvme_get_controllers",
     "bdev_nvme_get_transport_statistics",
     "bdev_qos_groups_get",
+    "bdev_rbd_get_clusters_info",
     "bdev_wait_for_examine",
     "framework_get_config",
     "framework_get_governor",

@@ -69,6 +69,7 @@ const MAKERS: [Maker; 13] = [
     disk("bdev_aio_create", "bdev_aio_delete"),
     disk("bdev_malloc_create", "bdev_malloc_delete"),
     disk("bdev_null_create", "bdev_null_delete"),
+    disk("bdev_rbd_create", "bdev_rbd_delete"),
     Maker { base: Some("base_bdev_name"), ..disk("bdev_passthru_create", "bdev_passthru_delete") },
     Maker { base: Some("base_bdev_name"), ..disk("bdev_crypto_create", "bdev_crypto_delete") },
     Maker { base: Some("base_bdev_name"), ..disk("bdev_luks_create", "bdev_luks_delete") },

@@ -236,6 +236,7 @@ impl Disk {
                 memory: self.memory,
                 null: self.null,
                 nvme: None,
+                rbd: None,
             },
             from: None,
             from_format: None,
@@ -246,6 +247,9 @@ impl Disk {
             lock: self.lock,
             uuid: self.uuid,
             encrypt: None,
+            create: None,
+            conf: None,
+            user: None,
             dma: None,
         };
         let (method, params) = create_call(&args).map_err(|e: Error| e.to_string())?;

@@ -5,10 +5,11 @@ mod encrypted;
 use super::{elements, number, object, text};
 use crate::absent;
 use crate::apply::call::Call;
-use crate::cli::{CreateArgs, DiskCommand};
+use crate::cli::{CreateArgs, DiskCommand, KindArgs};
 use crate::client::Client;
 use crate::deleted::Deleted;
 use crate::error::{BUSY, EXISTS, Error, NO_DEVICE, NO_FILE, NO_SPACE, NOT_ALLOWED};
+use crate::image::ImageSpec;
 use crate::import::Import;
 use crate::output::{Output, printable};
 use crate::size::Size;
@@ -41,6 +42,16 @@ const NVME_HINTS: [(i64, &str); 3] = [
     (NOT_ALLOWED, "'aryk doctor nvme' shows what the daemon's user may not open."),
 ];
 
+/// Hints for a disk in a Ceph image that cannot be created.
+const RBD_HINTS: [(i64, &str); 3] = [
+    (EXISTS, "Choose another name, or remove that one first."),
+    (NO_FILE, "'rbd ls POOL' shows the images. To create one: --create 20G."),
+    (
+        NOT_ALLOWED,
+        "'ceph auth get client.USER' shows the user's rights; it needs 'profile rbd' for monitors and the pool.",
+    ),
+];
+
 /// The text for an empty list.
 pub const NONE: &str = "There are no disks. Create one: aryk disk create NAME --file PATH --size 20G";
 
@@ -49,6 +60,9 @@ pub const IN_MEMORY: &str = "Malloc disk";
 
 /// The product name of disks in NVMe drives.
 const NVME: &str = "NVMe disk";
+
+/// The product name of disks in Ceph images.
+const RBD: &str = "Ceph Rbd Disk";
 
 /// Product names, the kinds of disks that they stand for, and the methods that remove these.
 const KINDS: [(&str, &str, &str); 10] = [
@@ -62,6 +76,7 @@ const KINDS: [(&str, &str, &str); 10] = [
     ("delay", "delay", "bdev_delay_delete"),
     ("Error Injection Disk", "error", "bdev_error_delete"),
     (NVME, "nvme", "bdev_nvme_detach_controller"),
+    (RBD, "rbd", "bdev_rbd_delete"),
 ];
 
 pub fn run(command: &DiskCommand, client: &mut Client, out: &Output) -> Result<(), Error> {
@@ -89,7 +104,11 @@ fn create(args: &CreateArgs, client: &mut Client, out: &Output) -> Result<(), Er
         let step = format!("{} is imported, but the disk is not created", file.display());
         client.call(method, params).map_err(|source| Error::Imported { step, source: Box::new(source) })?;
     } else {
-        let hints: &[_] = if args.kind.nvme.is_some() { &NVME_HINTS } else { &HINTS };
+        let hints: &[_] = match &args.kind {
+            KindArgs { nvme: Some(_), .. } => &NVME_HINTS,
+            KindArgs { rbd: Some(_), .. } => &RBD_HINTS,
+            _ => &HINTS,
+        };
         client.call(method, params).map_err(|error| error.hinted(hints))?;
     }
     let disk = find(client, &args.name)?;
@@ -178,6 +197,26 @@ pub fn create_call(args: &CreateArgs) -> Result<(&'static str, Value), Error> {
         ]);
         return Ok(("bdev_uring_create", params));
     }
+    if let Some(image) = &args.kind.rbd {
+        if let Some(size) = args.create {
+            check_size(size, block_size)?;
+        }
+        // The daemon has another working directory.
+        let conf = args.conf.as_ref().map(std::path::absolute).transpose()?;
+        let params = object([
+            ("name", name),
+            ("pool_name", Some(json!(image.pool))),
+            ("namespace_name", image.namespace.as_ref().map(|namespace| json!(namespace))),
+            ("rbd_name", Some(json!(image.image))),
+            ("block_size", Some(json!(block_size))),
+            ("size", args.create.map(|size| json!(size.0))),
+            ("config_file", conf.map(|path| json!(path))),
+            ("user_id", args.user.as_ref().map(|user| json!(user))),
+            ("read_only", args.readonly.then_some(json!(true))),
+            ("uuid", uuid),
+        ]);
+        return Ok(("bdev_rbd_create", params));
+    }
     if let Some(namespace) = args.kind.nvme {
         let params = object([
             ("name", name.clone()),
@@ -243,7 +282,9 @@ fn notes(disk: &Value) -> String {
     let removal = disk["removal"].as_str().map(|removal| format!("(removal: {removal})"));
     let stalled = (disk["stalled"] == true).then(|| format!("({STALLED})"));
     let drive = || disk["driver_specific"]["nvme"][0]["trid"]["traddr"].as_str().map(str::to_owned);
-    let path = Some(text(disk, "path").to_owned()).filter(|path| !path.is_empty()).or_else(drive);
+    let image = || ImageSpec::of(disk).map(|image| image.to_string());
+    let path = Some(text(disk, "path").to_owned()).filter(|path| !path.is_empty());
+    let path = path.or_else(drive).or_else(image);
     path.into_iter().chain(deleted).chain(stalled).chain(removal).collect::<Vec<_>>().join(" ")
 }
 
@@ -510,7 +551,16 @@ fn resize(name: &str, size: Size, client: &mut Client, out: &Output) -> Result<(
     let disk = find(client, name)?;
     check_size(size, u32::try_from(number(&disk, "block_size")).unwrap_or(BLOCK_SIZE))?;
     let name = text(&disk, "name");
-    let result = client.call("bdev_uring_resize", json!({"name": name, "size": size.0}));
+    let result = match kind(&disk) {
+        "rbd" => {
+            const MIB: u64 = 1 << 20;
+            if !size.0.is_multiple_of(MIB) {
+                return Err(Error::Usage("the size of a Ceph image is set in whole MiB".into()));
+            }
+            client.call("bdev_rbd_resize", json!({"name": name, "new_size": size.0 / MIB}))
+        }
+        _ => client.call("bdev_uring_resize", json!({"name": name, "size": size.0})),
+    };
     let result = result.map_err(|error| error.hinted(&HINTS))?;
     out.print(&result, || format!("Disk '{name}' has {size} now."))?;
     warn_of_missing_room(Some(name), client);

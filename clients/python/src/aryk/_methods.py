@@ -1855,6 +1855,174 @@ class Methods(ABC):
         )
         return result
 
+    def bdev_rbd_create(
+        self,
+        *,
+        pool_name: str,
+        rbd_name: str,
+        block_size: int,
+        clients: Sequence[str] | None = None,
+        cluster_name: str | None = None,
+        config: dict[str, Any] | None = None,
+        config_file: str | None = None,
+        key_file: str | None = None,
+        name: str | None = None,
+        namespace_name: str | None = None,
+        read_only: bool | None = None,
+        size: int | None = None,
+        user_id: str | None = None,
+        uuid: str | None = None,
+    ) -> str:
+        """Creates a disk in an image of a Ceph cluster.
+
+        Parameters:
+            pool_name: Name of the pool.
+            rbd_name: Name of the image, or `IMAGE@SNAPSHOT`, which is read-only.
+            block_size: Block size in bytes.
+            clients: Aryk only: addresses of clients that may still write to the image, which the daemon stores: they are excluded from the cluster first.
+            cluster_name: Name of a client of `bdev_rbd_register_cluster`. Default: a client that all disks with the same `user_id`, `config`, `config_file` and `key_file` share.
+            config: Options of Ceph's configuration, such as `mon_host`. Without `config_file`, no file is read then.
+            config_file: Aryk only: path of Ceph's configuration file. Default: Ceph's.
+            key_file: Aryk only: path of the file with the user's key. Default: Ceph's.
+            name: Name of the new disk. Default: the first free name of `Ceph0`, `Ceph1`, …
+            namespace_name: Aryk only: namespace in the pool.
+            read_only: Whether writes are refused.
+            size: Aryk only: size in bytes of the image that is created if there is none. An image of another size is refused.
+            user_id: Ceph's user, such as `admin` for `client.admin`, which is the default.
+            uuid: Default: a random uuid.
+        """
+        result: str = self.call(
+            "bdev_rbd_create",
+            _given(
+                pool_name=pool_name,
+                rbd_name=rbd_name,
+                block_size=block_size,
+                clients=clients,
+                cluster_name=cluster_name,
+                config=config,
+                config_file=config_file,
+                key_file=key_file,
+                name=name,
+                namespace_name=namespace_name,
+                read_only=read_only,
+                size=size,
+                user_id=user_id,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    def bdev_rbd_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes a disk of `bdev_rbd_create`; its image stays.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = self.call(
+            "bdev_rbd_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_rbd_get_clusters_info(
+        self,
+        *,
+        name: str | None = None,
+    ) -> types.RbdCluster:
+        """Describes the client of that name, or lists all clients of Ceph clusters: those that are registered, and those that disks share.
+
+        Parameters:
+            name: Name of a registered client. Default: all clients.
+        """
+        result: types.RbdCluster = self.call(
+            "bdev_rbd_get_clusters_info",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_rbd_register_cluster(
+        self,
+        *,
+        name: str,
+        config_file: str | None = None,
+        config_param: dict[str, Any] | None = None,
+        core_mask: str | None = None,
+        key_file: str | None = None,
+        user_id: str | None = None,
+    ) -> str:
+        """Connects a client to a Ceph cluster, for disks that name it.
+
+        Parameters:
+            name: Name for the client.
+            config_file: Path of the configuration file. Default: Ceph's.
+            config_param: Options of Ceph's configuration, such as `mon_host`. Without `config_file`, no file is read then.
+            core_mask: Cores for the client's threads. Default: those of `arykd --client-cpus`.
+            key_file: Path of the file with the user's key. Default: Ceph's.
+            user_id: Ceph's user, such as `admin` for `client.admin`, which is the default.
+        """
+        result: str = self.call(
+            "bdev_rbd_register_cluster",
+            _given(
+                name=name,
+                config_file=config_file,
+                config_param=config_param,
+                core_mask=core_mask,
+                key_file=key_file,
+                user_id=user_id,
+            ),
+        )
+        return result
+
+    def bdev_rbd_resize(
+        self,
+        *,
+        name: str,
+        new_size: int,
+        shrink: bool | None = None,
+    ) -> bool:
+        """Changes the size of a disk and its image.
+
+        Parameters:
+            name: Name, alias or uuid.
+            new_size: New size in MiB.
+            shrink: Aryk only: allow a smaller size, and discard the data beyond it.
+        """
+        result: bool = self.call(
+            "bdev_rbd_resize",
+            _given(
+                name=name,
+                new_size=new_size,
+                shrink=shrink,
+            ),
+        )
+        return result
+
+    def bdev_rbd_unregister_cluster(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Ends a client of `bdev_rbd_register_cluster` that no disk uses.
+
+        Parameters:
+            name: Name of the client.
+        """
+        result: bool = self.call(
+            "bdev_rbd_unregister_cluster",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
     def bdev_reset(
         self,
         *,
@@ -5052,6 +5220,174 @@ class AsyncMethods(ABC):
             _given(
                 process_max_bandwidth_mb_sec=process_max_bandwidth_mb_sec,
                 process_window_size_kb=process_window_size_kb,
+            ),
+        )
+        return result
+
+    async def bdev_rbd_create(
+        self,
+        *,
+        pool_name: str,
+        rbd_name: str,
+        block_size: int,
+        clients: Sequence[str] | None = None,
+        cluster_name: str | None = None,
+        config: dict[str, Any] | None = None,
+        config_file: str | None = None,
+        key_file: str | None = None,
+        name: str | None = None,
+        namespace_name: str | None = None,
+        read_only: bool | None = None,
+        size: int | None = None,
+        user_id: str | None = None,
+        uuid: str | None = None,
+    ) -> str:
+        """Creates a disk in an image of a Ceph cluster.
+
+        Parameters:
+            pool_name: Name of the pool.
+            rbd_name: Name of the image, or `IMAGE@SNAPSHOT`, which is read-only.
+            block_size: Block size in bytes.
+            clients: Aryk only: addresses of clients that may still write to the image, which the daemon stores: they are excluded from the cluster first.
+            cluster_name: Name of a client of `bdev_rbd_register_cluster`. Default: a client that all disks with the same `user_id`, `config`, `config_file` and `key_file` share.
+            config: Options of Ceph's configuration, such as `mon_host`. Without `config_file`, no file is read then.
+            config_file: Aryk only: path of Ceph's configuration file. Default: Ceph's.
+            key_file: Aryk only: path of the file with the user's key. Default: Ceph's.
+            name: Name of the new disk. Default: the first free name of `Ceph0`, `Ceph1`, …
+            namespace_name: Aryk only: namespace in the pool.
+            read_only: Whether writes are refused.
+            size: Aryk only: size in bytes of the image that is created if there is none. An image of another size is refused.
+            user_id: Ceph's user, such as `admin` for `client.admin`, which is the default.
+            uuid: Default: a random uuid.
+        """
+        result: str = await self.call(
+            "bdev_rbd_create",
+            _given(
+                pool_name=pool_name,
+                rbd_name=rbd_name,
+                block_size=block_size,
+                clients=clients,
+                cluster_name=cluster_name,
+                config=config,
+                config_file=config_file,
+                key_file=key_file,
+                name=name,
+                namespace_name=namespace_name,
+                read_only=read_only,
+                size=size,
+                user_id=user_id,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    async def bdev_rbd_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Removes a disk of `bdev_rbd_create`; its image stays.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = await self.call(
+            "bdev_rbd_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_rbd_get_clusters_info(
+        self,
+        *,
+        name: str | None = None,
+    ) -> types.RbdCluster:
+        """Describes the client of that name, or lists all clients of Ceph clusters: those that are registered, and those that disks share.
+
+        Parameters:
+            name: Name of a registered client. Default: all clients.
+        """
+        result: types.RbdCluster = await self.call(
+            "bdev_rbd_get_clusters_info",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_rbd_register_cluster(
+        self,
+        *,
+        name: str,
+        config_file: str | None = None,
+        config_param: dict[str, Any] | None = None,
+        core_mask: str | None = None,
+        key_file: str | None = None,
+        user_id: str | None = None,
+    ) -> str:
+        """Connects a client to a Ceph cluster, for disks that name it.
+
+        Parameters:
+            name: Name for the client.
+            config_file: Path of the configuration file. Default: Ceph's.
+            config_param: Options of Ceph's configuration, such as `mon_host`. Without `config_file`, no file is read then.
+            core_mask: Cores for the client's threads. Default: those of `arykd --client-cpus`.
+            key_file: Path of the file with the user's key. Default: Ceph's.
+            user_id: Ceph's user, such as `admin` for `client.admin`, which is the default.
+        """
+        result: str = await self.call(
+            "bdev_rbd_register_cluster",
+            _given(
+                name=name,
+                config_file=config_file,
+                config_param=config_param,
+                core_mask=core_mask,
+                key_file=key_file,
+                user_id=user_id,
+            ),
+        )
+        return result
+
+    async def bdev_rbd_resize(
+        self,
+        *,
+        name: str,
+        new_size: int,
+        shrink: bool | None = None,
+    ) -> bool:
+        """Changes the size of a disk and its image.
+
+        Parameters:
+            name: Name, alias or uuid.
+            new_size: New size in MiB.
+            shrink: Aryk only: allow a smaller size, and discard the data beyond it.
+        """
+        result: bool = await self.call(
+            "bdev_rbd_resize",
+            _given(
+                name=name,
+                new_size=new_size,
+                shrink=shrink,
+            ),
+        )
+        return result
+
+    async def bdev_rbd_unregister_cluster(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Ends a client of `bdev_rbd_register_cluster` that no disk uses.
+
+        Parameters:
+            name: Name of the client.
+        """
+        result: bool = await self.call(
+            "bdev_rbd_unregister_cluster",
+            _given(
+                name=name,
             ),
         )
         return result

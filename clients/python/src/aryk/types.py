@@ -549,6 +549,7 @@ class DriverSpecific(TypedDict):
     #: A disk of an NVMe controller: its paths, of which there is one.
     nvme: NotRequired[list[NvmeDetails]]
     passthru: NotRequired[PassthruDetails]
+    rbd: NotRequired[RbdDetails]
     split: NotRequired[SplitDetails]
     uring: NotRequired[UringDetails]
 
@@ -1298,6 +1299,50 @@ class RateLimits(TypedDict):
     w_ios_per_sec: int
     burst_seconds: int
     combined: bool
+
+
+class RbdCluster(TypedDict):
+    """A client of a Ceph cluster. Without a name, `bdev_rbd_get_clusters_info` gives a list of these."""
+
+    #: The client's addresses, as in the cluster's list of excluded clients.
+    addresses: str
+    #: Number of disks that use the client.
+    disks: int
+    #: Whether the cluster has excluded the client (blocklisted): its disks fail.
+    blocklisted: bool
+    #: Number of images that were opened.
+    opens: int
+    #: Number of images that could not be opened.
+    failed_opens: int
+    #: Number of images that librbd did not close in time, and that are left to it.
+    quarantined: int
+    #: The name under which it is registered; missing for one that disks share.
+    cluster_name: NotRequired[str]
+    #: Path of the configuration file.
+    config_file: NotRequired[str]
+    #: Options of Ceph's configuration, without keys.
+    config_param: NotRequired[dict[str, Any]]
+    #: Cores of the client's threads.
+    core_mask: NotRequired[str]
+    #: Path of the file with the user's key.
+    key_file: NotRequired[str]
+    #: Ceph's user.
+    user_id: NotRequired[str]
+
+
+class RbdDetails(TypedDict):
+    """A disk of `bdev_rbd_create`."""
+
+    #: Name of the pool.
+    pool_name: str
+    #: Name of the image, or `IMAGE@SNAPSHOT`.
+    rbd_name: str
+    #: Name of the registered client.
+    cluster_name: NotRequired[str]
+    #: Namespace in the pool.
+    namespace_name: NotRequired[str]
+    #: Ceph's user.
+    user_id: NotRequired[str]
 
 
 class Reactor(TypedDict):

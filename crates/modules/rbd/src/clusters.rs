@@ -96,6 +96,8 @@ struct Inner {
 pub struct ClusterInfo {
     /// The name under which it is registered.
     pub name: Option<String>,
+    /// Its name in the log, which no other client has.
+    pub label: String,
     /// Its configuration.
     pub config: ClusterConfig,
     /// Its addresses.
@@ -174,7 +176,16 @@ impl Clusters {
         let connect = async || {
             let Entry { name, config, .. } = &*lease.0;
             let number = self.0.connected.fetch_add(1, Ordering::Relaxed);
-            let name = name.clone().unwrap_or_else(|| format!("client {number}"));
+            // An excluded client may still have the name.
+            let is_taken = |name: &String| {
+                let state = lock(&self.0.state);
+                state.entries.iter().filter(|entry| entry.name.as_ref() == Some(name)).count() > 1
+            };
+            let name = match name {
+                Some(name) if is_taken(name) => format!("{name} {number}"),
+                Some(name) => name.clone(),
+                None => format!("client {number}"),
+            };
             let cores = config.cores.clone().or_else(|| self.0.cores.clone());
             Connection::new(library, name, ClusterConfig { cores, ..config.clone() }).await.map(Arc::new)
         };
@@ -248,6 +259,12 @@ impl Clusters {
         }
     }
 
+    /// Ends all clients that no disk uses, also registered ones.
+    pub async fn close(&self) {
+        lock(&self.0.state).registered.clear();
+        self.end_unused().await;
+    }
+
     /// The clients that are connected; those that are registered come first.
     pub fn list(&self) -> Vec<ClusterInfo> {
         let state = lock(&self.0.state);
@@ -258,6 +275,7 @@ impl Clusters {
             });
             Some(ClusterInfo {
                 name: entry.name.clone(),
+                label: connection.name().to_owned(),
                 config: entry.config.clone(),
                 addresses: connection.addresses().to_owned(),
                 disks: entry.users.load(Ordering::Relaxed) - usize::from(is_registered),

@@ -3,6 +3,7 @@
 
 use crate::clusters::ClusterConfig;
 use crate::driver::COMMANDS;
+use crate::errors::{self, Class, ErrorCounts};
 use crate::link::Link;
 use crate::timer::{sole, within};
 use crate::workers::{Workers, lock, own_cores};
@@ -34,6 +35,8 @@ pub struct Counts {
     pub failed_opens: u64,
     /// Handles that librbd did not close in time: they are left to it.
     pub quarantined: u64,
+    /// Failed requests, by kind.
+    pub errors: ErrorCounts,
 }
 
 #[derive(Debug, Default)]
@@ -41,6 +44,7 @@ struct Counters {
     opens: AtomicU64,
     failed_opens: AtomicU64,
     quarantined: AtomicU64,
+    errors: errors::Counters,
 }
 
 /// A link of a reactor.
@@ -115,18 +119,31 @@ impl Connection {
         })
     }
 
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     pub fn addresses(&self) -> &str {
         &self.addresses
     }
 
     pub fn counts(&self) -> Counts {
-        let Counters { opens, failed_opens, quarantined } = &self.counters;
+        let Counters { opens, failed_opens, quarantined, errors } = &self.counters;
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        Counts { opens: read(opens), failed_opens: read(failed_opens), quarantined: read(quarantined) }
+        Counts {
+            opens: read(opens),
+            failed_opens: read(failed_opens),
+            quarantined: read(quarantined),
+            errors: errors.read(),
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Counts a failed request. Any context.
+    pub fn count(&self, class: Class) {
+        self.counters.errors.count(class);
+        if class == Class::Blocklisted {
+            self.set_blocklisted();
+        }
     }
 
     /// Whether the cluster has excluded this client.
@@ -135,7 +152,7 @@ impl Connection {
     }
 
     /// Notes that the cluster has excluded this client. Any context.
-    pub fn set_blocklisted(&self) {
+    fn set_blocklisted(&self) {
         if !self.is_blocklisted.swap(true, Ordering::Relaxed) {
             limited!(
                 self.lines,

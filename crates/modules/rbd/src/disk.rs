@@ -65,10 +65,18 @@ struct Open {
 }
 
 /// Creates the disk of `config`.
-pub(crate) async fn create(clusters: &Clusters, env: &Env, config: Config) -> Result<Arc<Bdev>, Error> {
-    let lease = clusters.connect(&config.cluster).await?;
+pub(crate) async fn create(
+    clusters: &Clusters,
+    env: &Env,
+    lease: Lease,
+    config: Config,
+) -> Result<Arc<Bdev>, Error> {
+    // Checked before an image is created.
+    if env.registry().find(&config.identity.name).is_ok() {
+        return Err(aryk_bdev::Error::Exists(config.identity.name).into());
+    }
     let connection = Arc::clone(lease.connection());
-    if let Some(predecessor) = &config.predecessor {
+    for predecessor in &config.predecessors {
         connection.fence(predecessor).await?;
     }
     let spec = &config.spec;
@@ -194,10 +202,11 @@ impl Disk {
     /// Records and logs a failed request. Any context.
     pub fn failed(&self, class: Class, failure: Failure) {
         self.errors.count(class);
-        if class == Class::Blocklisted
-            && let Some(open) = &*lock(&self.open)
+        // If another thread has the lock, the client is told by the next failed request.
+        if let Ok(open) = self.open.try_lock()
+            && let Some(open) = &*open
         {
-            open.lease.connection().set_blocklisted();
+            open.lease.connection().count(class);
         }
         self.failures.add(&self.name, failure);
     }

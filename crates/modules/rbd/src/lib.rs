@@ -66,16 +66,14 @@ pub struct Config {
     pub identity: Identity,
     /// The image.
     pub spec: Spec,
-    /// The client: the name of a registered one, or what a shared one is made of.
-    pub cluster: Cluster,
     /// Bytes in a block.
     pub block_size: u32,
     /// Whether the disk is never written.
     pub read_only: bool,
     /// The size of the image to be created if there is none. An image of another size is refused.
     pub size: Option<Bytes>,
-    /// Addresses of a client of an ended process, which must not write any more: it is excluded from the cluster first.
-    pub predecessor: Option<String>,
+    /// Addresses of clients of ended processes, which must not write any more: they are excluded from the cluster first.
+    pub predecessors: Vec<String>,
 }
 
 /// The client of a disk.
@@ -113,9 +111,6 @@ pub enum Error {
     /// The client cannot connect.
     #[error("cannot connect to the Ceph cluster: {0}")]
     Connect(CallError),
-    /// The client was excluded from the cluster.
-    #[error("the Ceph cluster has excluded this client (blocklisted)")]
-    Blocklisted,
     /// The predecessor's client cannot be excluded, so its last writes may still come.
     #[error(
         "cannot exclude the previous client {addresses} from the cluster: {error}; the Ceph user needs the monitor capability `profile rbd`"
@@ -202,16 +197,41 @@ pub enum Error {
     Bdev(#[from] aryk_bdev::Error),
 }
 
+/// A client that is connected, for one new disk.
+#[derive(Debug)]
+pub struct Client {
+    clusters: Clusters,
+    lease: clusters::Lease,
+}
+
+impl Client {
+    /// Its addresses, by which a successor excludes it: to be stored durably before the disk is created.
+    pub fn addresses(&self) -> &str {
+        self.lease.connection().addresses()
+    }
+}
+
+/// Connects the client of a new disk, unless another disk has connected it. Control context; does not block.
+///
+/// # Errors
+/// [`Error`].
+pub async fn connect(clusters: &Clusters, cluster: &Cluster) -> Result<Client, Error> {
+    match clusters.connect(cluster).await {
+        Ok(lease) => Ok(Client { clusters: clusters.clone(), lease }),
+        Err(error) => {
+            clusters.end_unused().await;
+            Err(error)
+        }
+    }
+}
+
 /// Creates a disk of an image, as soon as the image is open. Control context; does not block.
 ///
 /// # Errors
 /// [`Error`].
-pub async fn create(clusters: &Clusters, env: &Env, config: Config) -> Result<Arc<Bdev>, Error> {
-    // Checked before an image is created.
-    if env.registry().find(&config.identity.name).is_ok() {
-        return Err(aryk_bdev::Error::Exists(config.identity.name).into());
-    }
-    let created = disk::create(clusters, env, config).await;
+pub async fn create(client: Client, env: &Env, config: Config) -> Result<Arc<Bdev>, Error> {
+    let Client { clusters, lease } = client;
+    let created = disk::create(&clusters, env, lease, config).await;
     if created.is_err() {
         clusters.end_unused().await;
     }

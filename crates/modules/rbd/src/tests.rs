@@ -6,7 +6,7 @@ mod failures;
 mod life;
 mod real;
 
-use crate::{Cluster, ClusterConfig, Clusters, Config, Spec, create};
+use crate::{Cluster, ClusterConfig, Clusters, Config, Error, Spec};
 use aryk_bdev::{Bdev, Env, Identity};
 use aryk_bdev_conformance::block_on;
 use aryk_librbd_stub::{StubImage, add_image, library};
@@ -35,12 +35,21 @@ fn config(pool: &str, block_size: u32) -> Config {
     Config {
         identity: Identity::named("disk"),
         spec,
-        cluster: Cluster::Shared(ClusterConfig::default()),
         block_size,
         read_only: false,
         size: None,
-        predecessor: None,
+        predecessors: Vec::new(),
     }
+}
+
+/// Connects to `cluster`, and creates a disk.
+fn create_on(cluster: &Cluster, clusters: &Clusters, env: &Env, config: Config) -> Result<Arc<Bdev>, Error> {
+    block_on(async { crate::create(crate::connect(clusters, cluster).await?, env, config).await })
+}
+
+/// Creates a disk over a client of the default configuration.
+fn create(clusters: &Clusters, env: &Env, config: Config) -> Result<Arc<Bdev>, Error> {
+    create_on(&Cluster::Shared(ClusterConfig::default()), clusters, env, config)
 }
 
 impl OnStub {
@@ -48,7 +57,7 @@ impl OnStub {
         let pool = pool();
         let image = add_image(&pool, "image", blocks * u64::from(block_size));
         let (env, clusters) = (Env::default(), Clusters::with_library(library()));
-        let disk = block_on(create(&clusters, &env, config(&pool, block_size))).unwrap();
+        let disk = create(&clusters, &env, config(&pool, block_size)).unwrap();
         Self { env, clusters, image, disk }
     }
 

@@ -7,7 +7,7 @@
 
 use aryk_bdev::{Bdev, Blocks, Env, Identity, Registry};
 use aryk_bdev_conformance::{Features, Fixture, block_on, conformance};
-use aryk_bdev_rbd::{Cluster, ClusterConfig, Clusters, Config, Spec, create};
+use aryk_bdev_rbd::{Cluster, ClusterConfig, Clusters, Config, Spec, connect, create};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,13 +36,14 @@ impl OnCluster {
         let config = Config {
             identity: Identity::named("disk"),
             spec,
-            cluster: Cluster::Shared(ClusterConfig::default()),
             block_size,
             read_only: false,
             size: None,
-            predecessor: None,
+            predecessors: Vec::new(),
         };
-        let disk = block_on(create(&clusters, &env, config)).unwrap();
+        let cluster = Cluster::Shared(ClusterConfig::default());
+        let client = block_on(connect(&clusters, &cluster)).unwrap();
+        let disk = block_on(create(client, &env, config)).unwrap();
         Self { env, _clusters: clusters, image, disk }
     }
 }

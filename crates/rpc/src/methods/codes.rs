@@ -16,7 +16,7 @@ pub(super) fn set(table: &mut Table<Control>) {
 }
 
 /// Methods that report parameters which cannot be decoded as an internal error, and other errors with their own numbers.
-const UNDECODED_IS_INTERNAL: [&str; 44] = [
+const UNDECODED_IS_INTERNAL: [&str; 50] = [
     "bdev_aio_create",
     "bdev_aio_delete",
     "bdev_aio_rescan",
@@ -54,6 +54,12 @@ const UNDECODED_IS_INTERNAL: [&str; 44] = [
     "bdev_nvme_send_cmd",
     "bdev_passthru_create",
     "bdev_passthru_delete",
+    "bdev_rbd_create",
+    "bdev_rbd_delete",
+    "bdev_rbd_get_clusters_info",
+    "bdev_rbd_register_cluster",
+    "bdev_rbd_resize",
+    "bdev_rbd_unregister_cluster",
     "bdev_reset_iostat",
     "bdev_set_qd_sampling_period",
     "bdev_set_qos_limit",

@@ -31,6 +31,8 @@ pub(crate) struct Details {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub passthru: Option<Passthru>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub rbd: Option<Rbd>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub split: Option<Split>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uring: Option<Uring>,
@@ -182,6 +184,25 @@ pub(crate) struct Passthru {
     pub base_bdev_name: String,
     /// Name of the disk.
     pub name: String,
+}
+
+/// A disk of `bdev_rbd_create`.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "RbdDetails")]
+pub(crate) struct Rbd {
+    /// Name of the pool.
+    pub pool_name: String,
+    /// Name of the image, or `IMAGE@SNAPSHOT`.
+    pub rbd_name: String,
+    /// Namespace in the pool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace_name: Option<String>,
+    /// Name of the registered client.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster_name: Option<String>,
+    /// Ceph's user.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user_id: Option<String>,
 }
 
 /// A disk of `bdev_split_create`.

@@ -11,15 +11,17 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The flags, each with the target of its part's events: the name of the crate.
-const FLAGS: [(&str, &str); 14] = [
+const FLAGS: [(&str, &str); 16] = [
     ("arykd", "arykd"),
     ("bdev", "aryk_bdev"),
     ("bdev_nvme", "aryk_bdev_nvme"),
+    ("bdev_rbd", "aryk_bdev_rbd"),
     ("bdev_uring", "aryk_bdev_uring"),
     ("cuse", "aryk_cuse"),
     ("metrics", "aryk_metrics"),
     ("reactor", "aryk_reactor"),
     ("rpc", "aryk_rpc"),
+    ("secrets", "aryk_secrets"),
     ("state", "aryk_state"),
     ("unix_listener", "aryk_unix_listener"),
     ("vhost_blk", "aryk_vhost_blk"),

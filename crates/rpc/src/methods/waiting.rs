@@ -1,7 +1,7 @@
 //! Disks that are created before their base disk exists, as in SPDK's files: they wait for the base; and `aryk_absent_get`, which
 //! lists absent objects. Control context.
 
-use super::{Control, Error, NoParams, Phase, Table, crypto, delay, error, luks, passthru, split};
+use super::{Control, Error, NoParams, Phase, Table, crypto, delay, error, luks, passthru, rbd, split};
 use crate::config::{Call, Subsystem};
 use crate::journal::{self, Caller};
 use rustix::io::Errno;
@@ -46,7 +46,7 @@ async fn get_absent(control: &Control, _: NoParams) -> Result<Vec<Absent>, Error
         let since = config.tried_since(key);
         let tried_since = since.map(|at| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs());
         let (object, why) = (config.describe(key), config.why_absent(key));
-        let call = crypto::without_key(call);
+        let call = rbd::for_output(crypto::without_key(call));
         Some(Absent { object, kind, name, why, tried_since, call })
     };
     Ok(config.absent().into_iter().filter_map(describe).collect())

@@ -2,7 +2,7 @@
 //! Pure.
 
 use crate::config::{AbsentObject, Subsystem, first_part};
-use crate::methods::qos;
+use crate::methods::{qos, rbd};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Absent objects to create, each once.
@@ -209,9 +209,14 @@ impl<'a> Index<'a> {
             Subsystem::Daemon
             | Subsystem::Keyring
             | Subsystem::Nvme
+            | Subsystem::Rbd
             | Subsystem::Scheduler
             | Subsystem::Unit => Vec::new(),
-            Subsystem::Bdev => object.call.base().and_then(|base| self.disk(base)).into_iter().collect(),
+            Subsystem::Bdev => {
+                let base = object.call.base().and_then(|base| self.disk(base));
+                let cluster = rbd::cluster_of(&object.call).and_then(|name| self.find(Subsystem::Rbd, name));
+                base.into_iter().chain(cluster).collect()
+            }
             Subsystem::Watch => disk("name").into_iter().collect(),
             Subsystem::Qos => match &*object.call.method {
                 qos::CREATE => group("parent").into_iter().collect(),

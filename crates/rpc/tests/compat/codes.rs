@@ -11,7 +11,7 @@ const INVALID: i64 = -32602;
 const INTERNAL: i64 = -32603;
 
 /// The families whose methods report parameters that cannot be decoded as an internal error, and the exceptions.
-const INTERNAL_FAMILIES: [&str; 11] = [
+const INTERNAL_FAMILIES: [&str; 12] = [
     "bdev_aio_",
     "bdev_crypto_",
     "bdev_delay_",
@@ -21,6 +21,7 @@ const INTERNAL_FAMILIES: [&str; 11] = [
     "bdev_null_",
     "bdev_nvme_",
     "bdev_passthru_",
+    "bdev_rbd_",
     "bdev_set_q",
     "bdev_uring_",
 ];

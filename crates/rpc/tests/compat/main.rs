@@ -18,6 +18,7 @@ mod schema;
 mod wire;
 
 use aryk_bdev::{Access, AsyncChannel};
+use aryk_bdev_rbd::Clusters;
 use aryk_nvme_model::{Config, Model};
 use aryk_pci::vfio_user;
 use aryk_reactor::{Cx, Handle, Options, Reactors, Root, ThreadId};
@@ -56,6 +57,7 @@ impl Daemon {
         let dir = tempfile::tempdir().unwrap();
         let reactors = Rc::new(Reactors::start(&Options::default()).unwrap());
         let control = Control::new(Rc::clone(&reactors), dir.path(), 1024, PrintLevel::Notice, |_| {});
+        let control = control.with_rbd(Clusters::with_library(aryk_librbd_stub::library()));
         let control = Rc::new(control.with_wrapping(wrapping));
         Self { dir, reactors, methods: methods::table(Rc::clone(&control)), control }
     }

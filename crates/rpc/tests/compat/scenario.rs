@@ -145,6 +145,12 @@ fn make_disks(dir: &Path, call: &mut impl FnMut(&'static str, Value)) {
     call("bdev_delay_create", delay);
     let latency = json!({"delay_bdev_name": "d", "latency_type": "avg_read", "latency_us": 2});
     call("bdev_delay_update_latency", latency);
+    call("bdev_rbd_register_cluster", json!({"name": "c", "config_param": {"mon_host": "127.0.0.1"}}));
+    call("bdev_rbd_get_clusters_info", json!({"name": "c"}));
+    let image = json!({"name": "r", "pool_name": "rbd", "rbd_name": "+size=1048576", "block_size": 512,
+        "cluster_name": "c"});
+    call("bdev_rbd_create", image);
+    call("bdev_rbd_resize", json!({"name": "r", "new_size": "4"}));
     call("bdev_malloc_create", json!({"name": "whole", "block_size": 512, "num_blocks": 64}));
     call("bdev_split_create", json!({"base_bdev": "whole", "split_count": 2}));
 }
@@ -235,6 +241,8 @@ fn end(call: &mut impl FnMut(&'static str, Value)) {
         ("bdev_delay_delete", "d"),
         ("bdev_error_delete", "EE_a"),
         ("bdev_crypto_delete", "x"),
+        ("bdev_rbd_delete", "r"),
+        ("bdev_rbd_unregister_cluster", "c"),
         ("bdev_passthru_delete", "p"),
         ("bdev_uring_delete", "u"),
         ("bdev_aio_delete", "a"),

@@ -1,9 +1,9 @@
 //! Requests that fail, and clients that are excluded.
 
-use super::{BLOCK, OnStub, config, pool};
-use crate::{Class, create, info};
+use super::{BLOCK, OnStub, config, create, pool};
+use crate::{Class, info};
 use aryk_bdev::{Access, Identity, Op, Status};
-use aryk_bdev_conformance::{Bench, Shape, block_on};
+use aryk_bdev_conformance::{Bench, Shape};
 use aryk_librbd_stub::{add_image, blocklist};
 use rustix::io::Errno;
 
@@ -51,7 +51,7 @@ fn an_excluded_client_fails_requests_and_new_disks_get_another() {
     add_image(&pool, "image", 1 << 20);
     let mut other = config(&pool, BLOCK);
     other.identity = Identity::named("other");
-    let other = block_on(create(&stub.clusters, &stub.env, other)).unwrap();
+    let other = create(&stub.clusters, &stub.env, other).unwrap();
     assert_ne!(info(&other).unwrap().addresses, addresses);
     let list = stub.clusters.list();
     assert_eq!(list.iter().filter(|cluster| cluster.is_blocklisted).count(), 1);

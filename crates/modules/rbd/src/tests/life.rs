@@ -1,7 +1,7 @@
 //! Clients and disks: creation, removal, sizes, calls that never end.
 
-use super::{BLOCK, OnStub, config, pool, until};
-use crate::{Cluster, ClusterConfig, Clusters, Error, Resized, Size, create, resize};
+use super::{BLOCK, OnStub, config, create, create_on, pool, until};
+use crate::{Cluster, ClusterConfig, Clusters, Error, Resized, Size, resize};
 use aryk_bdev::{Blocks, Bytes, Env, Identity};
 use aryk_bdev_conformance::block_on;
 use aryk_librbd_stub::{add_image, library};
@@ -23,7 +23,7 @@ fn disks_of_one_configuration_share_a_client() {
         let mut config = config(&pool, BLOCK);
         config.spec.image = name.into();
         config.identity = Identity::named(name);
-        block_on(create(&clusters, &env, config)).unwrap();
+        create(&clusters, &env, config).unwrap();
     }
     let list = clusters.list();
     assert_eq!((list.len(), list[0].disks, list[0].counts.opens), (1, 2, 2));
@@ -35,26 +35,28 @@ fn disks_of_one_configuration_share_a_client() {
 fn what_cannot_be_a_disk_is_refused_and_leaves_nothing_open() {
     let (env, clusters, pool) = (Env::default(), Clusters::with_library(library()), pool());
     let image = add_image(&pool, "image", 1 << 20);
-    let refused = |change: &dyn Fn(&mut crate::Config)| {
+    let refused_on = |cluster: &Cluster, change: &dyn Fn(&mut crate::Config)| {
         let mut config = config(&pool, BLOCK);
         change(&mut config);
-        let error = block_on(create(&clusters, &env, config)).unwrap_err();
+        let error = create_on(cluster, &clusters, &env, config).unwrap_err();
         until("the handle is closed", || image.handles() == 0);
         assert!(clusters.list().is_empty(), "{error}");
         error
     };
+    let refused =
+        |change: &dyn Fn(&mut crate::Config)| refused_on(&Cluster::Shared(ClusterConfig::default()), change);
     assert!(matches!(refused(&|c| c.spec.image = "none".into()), Error::Image { action: "open", .. }));
     assert!(matches!(refused(&|c| c.spec.pool = "missing".into()), Error::Pool { .. }));
     assert!(matches!(refused(&|c| c.block_size = 1000), Error::BlockSize(1000)));
     assert!(matches!(refused(&|c| c.block_size = 8 << 20), Error::BlockSize(_)));
     assert!(matches!(refused(&|c| c.size = Some(Bytes(2 << 20))), Error::OtherSize { .. }));
     assert!(matches!(refused(&|c| c.spec.image = "+size=100".into()), Error::Empty(_)));
-    assert!(matches!(refused(&|c| c.cluster = Cluster::Registered("x".into())), Error::NoCluster(_)));
+    assert!(matches!(refused_on(&Cluster::Registered("x".into()), &|_| ()), Error::NoCluster(_)));
     let nobody = ClusterConfig { user: Some("nobody".into()), ..ClusterConfig::default() };
-    assert!(matches!(refused(&|c| c.cluster = Cluster::Shared(nobody.clone())), Error::Connect(_)));
+    assert!(matches!(refused_on(&Cluster::Shared(nobody), &|_| ()), Error::Connect(_)));
     let mut odd = ClusterConfig::default();
     odd.options.insert("no_such_option".into(), "1".into());
-    assert!(matches!(refused(&|c| c.cluster = Cluster::Shared(odd.clone())), Error::Connect(_)));
+    assert!(matches!(refused_on(&Cluster::Shared(odd), &|_| ()), Error::Connect(_)));
     image.write(0, b"RBDL\xba\xbe");
     assert!(matches!(refused(&|_| ()), Error::Encrypted(_)));
 }
@@ -64,9 +66,9 @@ fn an_image_is_created_if_there_is_none() {
     let (env, clusters, pool) = (Env::default(), Clusters::with_library(library()), pool());
     let mut config = config(&pool, BLOCK);
     config.size = Some(Bytes(1 << 20));
-    let disk = block_on(create(&clusters, &env, config.clone())).unwrap();
+    let disk = create(&clusters, &env, config.clone()).unwrap();
     assert_eq!(disk.blocks(), Blocks(256));
-    let error = block_on(create(&clusters, &env, config)).unwrap_err();
+    let error = create(&clusters, &env, config).unwrap_err();
     assert!(matches!(error, Error::Bdev(aryk_bdev::Error::Exists(_))));
 }
 
@@ -76,7 +78,7 @@ fn snapshots_are_read_only() {
     add_image(&pool, "image", 1 << 20);
     let mut config = config(&pool, BLOCK);
     config.spec.snapshot = Some("before".into());
-    let disk = block_on(create(&clusters, &env, config)).unwrap();
+    let disk = create(&clusters, &env, config).unwrap();
     assert!(disk.device().is_read_only());
     assert!(matches!(block_on(resize(&disk, Size::GrowTo(Bytes(2 << 20)))), Err(Error::ReadOnly(_))));
 }
@@ -113,9 +115,9 @@ fn an_image_that_never_opens_delays_no_other_disk() {
     stuck.spec.image = "x+size=65536+open=never".into();
     stuck.identity = Identity::named("stuck");
     let (of_stuck, env_of_stuck) = (clusters.clone(), env.clone());
-    std::thread::spawn(move || block_on(create(&of_stuck, &env_of_stuck, stuck)));
+    std::thread::spawn(move || create(&of_stuck, &env_of_stuck, stuck));
     until("the client is connected", || clusters.list().len() == 1);
-    block_on(create(&clusters, &env, config(&pool, BLOCK))).unwrap();
+    create(&clusters, &env, config(&pool, BLOCK)).unwrap();
     assert!(env.registry().find("stuck").is_err());
 }
 
@@ -127,7 +129,7 @@ fn a_handle_that_never_closes_is_counted_and_the_disk_goes() {
     let mut kept = config(&pool(), BLOCK);
     kept.spec.image = "+size=65536".into();
     kept.identity = Identity::named("kept");
-    block_on(create(&stub.clusters, &stub.env, kept)).unwrap();
+    create(&stub.clusters, &stub.env, kept).unwrap();
     stub.image.script(|script| script.never_closes = true);
     stub.remove();
     assert!(stub.env.registry().find("disk").is_err());
@@ -143,9 +145,7 @@ fn registered_clusters_stay_without_disks_and_not_longer_than_their_disks_allow(
     assert!(matches!(again, Err(Error::ClusterExists(_))));
     assert_eq!((clusters.list()[0].name.as_deref(), clusters.list()[0].disks), (Some("c"), 0));
     add_image(&pool, "image", 1 << 20);
-    let mut config = config(&pool, BLOCK);
-    config.cluster = Cluster::Registered("c".into());
-    block_on(create(&clusters, &env, config)).unwrap();
+    create_on(&Cluster::Registered("c".into()), &clusters, &env, config(&pool, BLOCK)).unwrap();
     assert!(matches!(block_on(clusters.unregister("c")), Err(Error::ClusterInUse { disks: 1, .. })));
     block_on(env.registry().remove("disk")).unwrap();
     assert_eq!(clusters.list().len(), 1);
@@ -160,9 +160,9 @@ fn a_predecessor_is_excluded_before_its_image_is_opened() {
     let image = add_image(&pool, "image", 1 << 20);
     image.script(|script| script.open = Errno::IO.raw_os_error());
     let mut config = config(&pool, BLOCK);
-    config.predecessor = Some("10.0.0.1:0/4711".into());
-    assert!(block_on(create(&clusters, &env, config.clone())).is_err());
+    config.predecessors.push("10.0.0.1:0/4711".into());
+    assert!(create(&clusters, &env, config.clone()).is_err());
     assert!(aryk_librbd_stub::is_blocklisted("10.0.0.1:0/4711"));
     image.script(|script| script.open = 0);
-    block_on(create(&clusters, &env, config)).unwrap();
+    create(&clusters, &env, config).unwrap();
 }

@@ -1,0 +1,491 @@
+//! `bdev_rbd_*`: clients of Ceph clusters, and disks in their images. Control context.
+//!
+//! The note of a disk has the addresses of the clients that may write to its image: a restarted daemon excludes them from the
+//! cluster before it opens the image. It adds those of its own client to the note, durably, before it opens the image.
+
+use super::details::{Details, Rbd};
+use super::{Control, Error, Name, Phase, Table, is_default};
+use crate::config::{Call, Subsystem};
+use crate::journal;
+use crate::params::{Count, CpuMask};
+use aryk_bdev::{Bytes, Identity};
+use aryk_bdev_rbd as module;
+use aryk_bdev_rbd::{Cluster, ClusterConfig, Clusters, Spec};
+use rustix::io::Errno;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+use uuid::Uuid;
+
+const MODULE: &str = "rbd";
+pub(crate) const CREATE: &str = "bdev_rbd_create";
+pub(crate) const REGISTER: &str = "bdev_rbd_register_cluster";
+/// The parameter with the addresses of clients, which only the state store has.
+const CLIENTS: &str = "clients";
+/// Options of Ceph that are secrets.
+const SECRETS: [&str; 1] = ["key"];
+/// How long the store may take to write the addresses of a new client.
+const WRITE_PATIENCE: Duration = Duration::from_secs(10);
+
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add(
+        REGISTER,
+        Phase::RunTime,
+        "Connects a client to a Ceph cluster, for disks that name it.",
+        register_cluster,
+    );
+    table.add(
+        "bdev_rbd_unregister_cluster",
+        Phase::RunTime,
+        "Ends a client of `bdev_rbd_register_cluster` that no disk uses.",
+        unregister_cluster,
+    );
+    table.add(
+        "bdev_rbd_get_clusters_info",
+        Phase::RunTime,
+        "Describes the client of that name, or lists all clients of Ceph clusters: those that are registered, and those that disks share.",
+        get_clusters,
+    );
+    table.add(CREATE, Phase::RunTime, "Creates a disk in an image of a Ceph cluster.", create);
+    table.add(
+        "bdev_rbd_delete",
+        Phase::RunTime,
+        "Removes a disk of `bdev_rbd_create`; its image stays.",
+        async |control: &Control, p: Name| control.remove_disk(MODULE, &p.name).await,
+    );
+    table.add("bdev_rbd_resize", Phase::RunTime, "Changes the size of a disk and its image.", resize);
+}
+
+/// The clients, and where librbd is.
+#[derive(Debug)]
+pub(crate) struct State(pub Clusters);
+
+impl Default for State {
+    fn default() -> Self {
+        Self(Clusters::new(None, None))
+    }
+}
+
+/// The call without secrets, and without what only the state store has.
+pub(crate) fn for_output(mut call: Call) -> Call {
+    let is_ours = matches!(&*call.method, CREATE | REGISTER);
+    if let Some(params) = call.params.as_object_mut().filter(|_| is_ours) {
+        params.remove(CLIENTS);
+        for options in ["config", "config_param"] {
+            if let Some(options) = params.get_mut(options).and_then(Value::as_object_mut) {
+                options.retain(|option, _| !SECRETS.contains(&option.as_str()));
+            }
+        }
+    }
+    call
+}
+
+/// The cluster that a disk's call names.
+pub(crate) fn cluster_of(call: &Call) -> Option<&str> {
+    if call.method == CREATE { call.params.get("cluster_name")?.as_str() } else { None }
+}
+
+/// Options of Ceph's configuration, by name; or the same as JSON text.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Options {
+    Members(BTreeMap<String, String>),
+    Text(String),
+}
+
+impl Options {
+    fn read(this: Option<&Self>) -> Result<BTreeMap<String, String>, Error> {
+        match this {
+            None => Ok(BTreeMap::new()),
+            Some(Self::Members(members)) => Ok(members.clone()),
+            Some(Self::Text(text)) => serde_json::from_str(text).map_err(|_| {
+                // The text may contain a key, and is not repeated.
+                Error::invalid("options of Ceph must be a JSON object whose members are strings")
+            }),
+        }
+    }
+}
+
+/// Parameters of `bdev_rbd_register_cluster`.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Register {
+    /// Name for the client.
+    name: String,
+    /// Ceph's user, such as `admin` for `client.admin`, which is the default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user_id: Option<String>,
+    /// Options of Ceph's configuration, such as `mon_host`. Without `config_file`, no file is read then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Map<String, Value>>")]
+    config_param: Option<Options>,
+    /// Path of the configuration file. Default: Ceph's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    config_file: Option<PathBuf>,
+    /// Path of the file with the user's key. Default: Ceph's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key_file: Option<PathBuf>,
+    /// Cores for the client's threads. Default: those of `arykd --client-cpus`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    core_mask: Option<CpuMask>,
+}
+
+async fn register_cluster(control: &Control, p: Register) -> Result<String, Error> {
+    if p.name.is_empty() || p.name.len() > super::NAME_LEN_MAX {
+        return Err(Error::invalid(format!("a cluster's name has 1 to {} bytes", super::NAME_LEN_MAX)));
+    }
+    let config = ClusterConfig {
+        user: p.user_id.clone(),
+        file: p.config_file.clone(),
+        key_file: p.key_file.clone(),
+        options: Options::read(p.config_param.as_ref())?,
+        cores: p.core_mask.clone().map(|mask| mask.0),
+    };
+    control.check_open()?;
+    control.rbd.0.register(&p.name, config).await?;
+    control.config.made(Subsystem::Rbd, &p.name, REGISTER, &p);
+    Ok(p.name)
+}
+
+/// Parameters of `bdev_rbd_unregister_cluster`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Unregister {
+    /// Name of the client.
+    name: String,
+}
+
+async fn unregister_cluster(control: &Control, p: Unregister) -> Result<bool, Error> {
+    // The call that registers it may have failed after a restart.
+    let is_noted = control.config.forget_absent(Subsystem::Rbd, &p.name);
+    match control.rbd.0.unregister(&p.name).await {
+        Err(module::Error::NoCluster(_)) if is_noted => {}
+        other => other?,
+    }
+    control.config.removed(Subsystem::Rbd, &p.name);
+    Ok(true)
+}
+
+/// Ends a client whose call could not be stored, or was revoked.
+pub(crate) async fn unmake(control: &Control, name: &str) -> Result<(), Error> {
+    control.config.removed(Subsystem::Rbd, name);
+    Ok(control.rbd.0.unregister(name).await?)
+}
+
+/// Parameters of `bdev_rbd_get_clusters_info`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetClusters {
+    /// Name of a registered client. Default: all clients.
+    name: Option<String>,
+}
+
+/// A client of a Ceph cluster. Without a name, `bdev_rbd_get_clusters_info` gives a list of these.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "RbdCluster")]
+struct ClusterInfo {
+    /// The name under which it is registered; missing for one that disks share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cluster_name: Option<String>,
+    /// Ceph's user.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user_id: Option<String>,
+    /// Path of the configuration file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    config_file: Option<PathBuf>,
+    /// Path of the file with the user's key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key_file: Option<PathBuf>,
+    /// Options of Ceph's configuration, without keys.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    config_param: BTreeMap<String, String>,
+    /// Cores of the client's threads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    core_mask: Option<String>,
+    /// The client's addresses, as in the cluster's list of excluded clients.
+    addresses: String,
+    /// Number of disks that use the client.
+    disks: u64,
+    /// Whether the cluster has excluded the client (blocklisted): its disks fail.
+    blocklisted: bool,
+    /// Number of images that were opened.
+    opens: u64,
+    /// Number of images that could not be opened.
+    failed_opens: u64,
+    /// Number of images that librbd did not close in time, and that are left to it.
+    quarantined: u64,
+}
+
+impl From<module::ClusterInfo> for ClusterInfo {
+    fn from(info: module::ClusterInfo) -> Self {
+        let module::ClusterInfo { name, mut config, addresses, disks, is_blocklisted, counts, .. } = info;
+        config.options.retain(|option, _| !SECRETS.contains(&option.as_str()));
+        Self {
+            cluster_name: name,
+            user_id: config.user,
+            config_file: config.file,
+            key_file: config.key_file,
+            config_param: config.options,
+            core_mask: config.cores.map(|cores| cores.to_string()),
+            addresses,
+            disks: disks as u64,
+            blocklisted: is_blocklisted,
+            opens: counts.opens,
+            failed_opens: counts.failed_opens,
+            quarantined: counts.quarantined,
+        }
+    }
+}
+
+/// One client, if a name was given; otherwise all.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum ClustersInfo {
+    One(Box<ClusterInfo>),
+    All(Vec<ClusterInfo>),
+}
+
+/// The schema of one client: the clients that are generated from it know no choices.
+impl JsonSchema for ClustersInfo {
+    fn schema_name() -> Cow<'static, str> {
+        ClusterInfo::schema_name()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        ClusterInfo::json_schema(generator)
+    }
+}
+
+async fn get_clusters(control: &Control, p: GetClusters) -> Result<ClustersInfo, Error> {
+    let mut all = control.rbd.0.list();
+    let Some(name) = p.name else {
+        return Ok(ClustersInfo::All(all.into_iter().map(ClusterInfo::from).collect()));
+    };
+    match all.iter().position(|info| info.name.as_deref() == Some(&name)) {
+        Some(at) => Ok(ClustersInfo::One(Box::new(all.swap_remove(at).into()))),
+        None => Err(module::Error::NoCluster(name).into()),
+    }
+}
+
+/// Parameters of `bdev_rbd_create`.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Create {
+    /// Name of the new disk. Default: the first free name of `Ceph0`, `Ceph1`, …
+    name: Option<String>,
+    /// Ceph's user, such as `admin` for `client.admin`, which is the default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    user_id: Option<String>,
+    /// Name of the pool.
+    pool_name: String,
+    /// Name of the image, or `IMAGE@SNAPSHOT`, which is read-only.
+    rbd_name: String,
+    /// Block size in bytes.
+    block_size: u32,
+    /// Options of Ceph's configuration, such as `mon_host`. Without `config_file`, no file is read then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Map<String, Value>>")]
+    config: Option<Options>,
+    /// Name of a client of `bdev_rbd_register_cluster`. Default: a client that all disks with the same `user_id`, `config`,
+    /// `config_file` and `key_file` share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cluster_name: Option<String>,
+    /// Default: a random uuid.
+    uuid: Option<Uuid>,
+    /// Whether writes are refused.
+    #[serde(default, skip_serializing_if = "is_default")]
+    read_only: bool,
+    /// Aryk only: namespace in the pool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespace_name: Option<String>,
+    /// Aryk only: path of Ceph's configuration file. Default: Ceph's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    config_file: Option<PathBuf>,
+    /// Aryk only: path of the file with the user's key. Default: Ceph's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key_file: Option<PathBuf>,
+    /// Aryk only: size in bytes of the image that is created if there is none. An image of another size is refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size: Option<Count>,
+    /// Aryk only: addresses of clients that may still write to the image, which the daemon stores: they are excluded from the
+    /// cluster first.
+    #[serde(default, skip_serializing_if = "is_default")]
+    clients: Vec<String>,
+}
+
+impl Create {
+    fn cluster(&self) -> Result<Cluster, Error> {
+        let Some(name) = &self.cluster_name else {
+            return Ok(Cluster::Shared(ClusterConfig {
+                user: self.user_id.clone(),
+                file: self.config_file.clone(),
+                key_file: self.key_file.clone(),
+                options: Options::read(self.config.as_ref())?,
+                cores: None,
+            }));
+        };
+        if self.user_id.is_some()
+            || self.config.is_some()
+            || self.config_file.is_some()
+            || self.key_file.is_some()
+        {
+            return Err(Error::invalid(
+                "a disk of a registered cluster has that cluster's user and configuration",
+            ));
+        }
+        Ok(Cluster::Registered(name.clone()))
+    }
+
+    fn spec(&self) -> Result<Spec, Error> {
+        let (image, snapshot) = match self.rbd_name.split_once('@') {
+            Some((image, snapshot)) => (image, Some(snapshot.to_owned())),
+            None => (&*self.rbd_name, None),
+        };
+        if self.pool_name.is_empty() || image.is_empty() || snapshot.as_ref().is_some_and(String::is_empty) {
+            return Err(Error::invalid("the names of a pool, an image and a snapshot must not be empty"));
+        }
+        let (pool, namespace) = (self.pool_name.clone(), self.namespace_name.clone());
+        Ok(Spec { pool, namespace, image: image.to_owned(), snapshot })
+    }
+
+    fn config(&self, identity: Identity, spec: Spec, addresses: &str) -> module::Config {
+        let mut predecessors = self.clients.clone();
+        predecessors.retain(|client| client != addresses);
+        module::Config {
+            identity,
+            spec,
+            block_size: self.block_size,
+            read_only: self.read_only,
+            // An image that existed before the restart is missing, not new: a new one would hold zeroes instead of its data.
+            size: self.size.map(|bytes| Bytes(bytes.0)).filter(|_| !journal::is_restore()),
+            predecessors,
+        }
+    }
+}
+
+async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
+    let name = p.name.take().unwrap_or_else(|| free_name(control));
+    let identity = super::identity(&name, p.uuid)?;
+    (p.name, p.uuid) = (Some(name.clone()), Some(identity.uuid));
+    let (cluster, spec) = (p.cluster()?, p.spec()?);
+    if control.disks.find(&name).is_ok() {
+        return Err(aryk_bdev::Error::Exists(name).into());
+    }
+    control.check_open()?;
+    let client = module::connect(&control.rbd.0, &cluster).await?;
+    let addresses = client.addresses().to_owned();
+    if journal::is_restore() {
+        note_client(control, &name, &p.clients, &addresses).await?;
+    }
+    let config = p.config(identity, spec, &addresses);
+    let bdev = module::create(client, &control.env, config).await?;
+    p.clients = vec![addresses];
+    let rbd = Rbd {
+        pool_name: p.pool_name.clone(),
+        rbd_name: p.rbd_name.clone(),
+        namespace_name: p.namespace_name.clone(),
+        cluster_name: p.cluster_name.clone(),
+        user_id: p.user_id.clone(),
+    };
+    let details = Details { rbd: Some(rbd), ..Details::default() };
+    Ok(control.made_disk(&bdev, MODULE, details, (CREATE, &p)))
+}
+
+/// Adds the addresses of this daemon's client to the note of a disk that was created before, and waits until they are stored.
+async fn note_client(control: &Control, disk: &str, noted: &[String], addresses: &str) -> Result<(), Error> {
+    if noted.iter().any(|client| client == addresses) {
+        return Ok(());
+    }
+    let all: Vec<&str> = noted.iter().map(String::as_str).chain([addresses]).collect();
+    let Some(written) = control.config.change_absent(Subsystem::Bdev, disk, CLIENTS, all) else {
+        return Ok(());
+    };
+    let written = tokio::time::timeout(WRITE_PATIENCE, written).await;
+    match written {
+        Ok(Ok(Ok(()))) => Ok(()),
+        _ => Err(Error::errno(Errno::IO, "the address of the Ceph client cannot be stored")),
+    }
+}
+
+/// The clients, for the metrics.
+pub(crate) fn metrics(control: &Control) -> Vec<aryk_metrics::RbdClient> {
+    let describe = |info: module::ClusterInfo| aryk_metrics::RbdClient {
+        name: info.label,
+        disks: info.disks as u64,
+        is_blocklisted: info.is_blocklisted,
+        opens: info.counts.opens,
+        failed_opens: info.counts.failed_opens,
+        quarantined: info.counts.quarantined,
+        errors: module::Class::ALL.map(|of| (of.name(), info.counts.errors[of as usize])).into(),
+    };
+    control.rbd.0.list().into_iter().map(describe).collect()
+}
+
+fn free_name(control: &Control) -> String {
+    let mut names = (0_u32..).map(|n| format!("Ceph{n}"));
+    names.find(|name| control.disks.find(name).is_err()).expect("a free number exists")
+}
+
+/// Parameters of `bdev_rbd_resize`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Resize {
+    /// Name, alias or uuid.
+    name: String,
+    /// New size in MiB.
+    new_size: Count,
+    /// Aryk only: allow a smaller size, and discard the data beyond it.
+    #[serde(default)]
+    shrink: bool,
+}
+
+async fn resize(control: &Control, p: Resize) -> Result<bool, Error> {
+    let bdev = control.disks.find_made_by(&[MODULE], &p.name)?;
+    let size = p.new_size.0.checked_mul(1 << 20).map(Bytes);
+    let size = size.ok_or_else(|| Error::invalid("the size is more than a disk can have"))?;
+    let size = if p.shrink { module::Size::Exactly(size) } else { module::Size::GrowTo(size) };
+    let Bytes(bytes) = match module::resize(&bdev, size).await? {
+        module::Resized::Done(bytes) => bytes,
+        module::Resized::Shrinking(shrinking) => shrinking.settle().await.cut().await?,
+    };
+    if control.config.params(Subsystem::Bdev, bdev.name()).is_some_and(|params| params.get("size").is_some())
+    {
+        control.config.changed(Subsystem::Bdev, bdev.name(), "size", bytes);
+    }
+    Ok(true)
+}
+
+impl From<module::Error> for Error {
+    fn from(error: module::Error) -> Self {
+        use module::Error as Rbd;
+        let errno = match &error {
+            Rbd::Bdev(error) => return error.clone().into(),
+            Rbd::Load(_) => Errno::NOSYS,
+            Rbd::Thread(error) => Errno::from_io_error(error).unwrap_or(Errno::AGAIN),
+            Rbd::NoCluster(_) => Errno::NOENT,
+            Rbd::ClusterExists(_) => Errno::EXIST,
+            Rbd::ClusterInUse { .. } | Rbd::Resizing(_) => Errno::BUSY,
+            Rbd::Connect(error)
+            | Rbd::Fence { error, .. }
+            | Rbd::Pool { error, .. }
+            | Rbd::Image { error, .. } => Errno::from_raw_os_error(error.errno),
+            Rbd::NotOurs(_) => Errno::NODEV,
+            Rbd::ReadOnly(_) => Errno::ROFS,
+            Rbd::Ending => Errno::CANCELED,
+            Rbd::Encrypted(_) => Errno::NOTSUP,
+            Rbd::OtherSize { .. }
+            | Rbd::Empty(_)
+            | Rbd::BlockSize(_)
+            | Rbd::NotAMultiple { .. }
+            | Rbd::Shrinks { .. } => Errno::INVAL,
+        };
+        Self::errno(errno, error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+//! Disks in images of a substitute for librbd, over restarts of the daemon.
+
+use super::*;
+use crate::Methods;
+use crate::methods::log::PrintLevel;
+use crate::restore::{Restored, restore};
+use aryk_librbd_stub::{add_image, is_blocklisted, library};
+use aryk_reactor::{Options, Reactors};
+use aryk_state::Store;
+use serde_json::json;
+use serde_json::value::to_raw_value;
+use std::path::Path;
+use std::rc::Rc;
+
+/// A daemon with its state in `dir`.
+fn daemon(dir: &Path) -> (Rc<Control>, Rc<Methods<Control>>) {
+    let reactors = Rc::new(Reactors::start(&Options::default()).unwrap());
+    let control = Control::new(reactors, dir, 1024, PrintLevel::Error, |_| {});
+    let control = Rc::new(control.with_rbd(Clusters::with_library(library())));
+    let (store, records) = Store::open(dir).unwrap();
+    control.config.keep_in(store, records).unwrap();
+    control.start();
+    let methods = crate::methods::table(Rc::clone(&control));
+    (control, methods)
+}
+
+async fn call(methods: &Methods<Control>, method: &str, params: Value) -> Result<Value, Error> {
+    let reply = methods.call(method, Some(to_raw_value(&params).unwrap())).await?;
+    Ok(serde_json::from_str(reply.get()).unwrap())
+}
+
+fn in_local_set(test: impl AsyncFnOnce(&Path)) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let dir = tempfile::TempDir::new().unwrap();
+    tokio::task::LocalSet::new().block_on(&runtime, test(dir.path()));
+}
+
+fn clients(control: &Control, disk: &str) -> Vec<String> {
+    let params = control.config.noted(Subsystem::Bdev, disk).unwrap().params;
+    serde_json::from_value(params[CLIENTS].clone()).unwrap()
+}
+
+#[test]
+fn a_restarted_daemon_excludes_its_predecessor_and_opens_the_images_again() {
+    in_local_set(async |dir| {
+        let image = add_image("restart", "image", 1 << 20);
+        let (before, methods) = daemon(dir);
+        call(&methods, REGISTER, json!({"name": "c", "config_param": {"key": "secret"}})).await.unwrap();
+        let disk = json!({"name": "d", "pool_name": "restart", "rbd_name": "image", "block_size": 512,
+            "cluster_name": "c"});
+        assert_eq!(call(&methods, CREATE, disk).await.unwrap(), "d");
+        let first = clients(&before, "d");
+        assert_eq!(first, [before.rbd.0.list()[0].addresses.clone()]);
+        assert!(!is_blocklisted(&first[0]));
+        let saved = call(&methods, "save_config", json!({})).await.unwrap().to_string();
+        assert!(
+            saved.contains("restart") && !saved.contains("secret") && !saved.contains(&first[0]),
+            "{saved}"
+        );
+        // A killed daemon closes nothing.
+        std::mem::forget(before.rbd.0.clone());
+        drop((before, methods));
+        let (after, methods) = daemon(dir);
+        assert_eq!(restore(&after, &methods).await, Restored { made: 2, absent: 0 });
+        assert!(is_blocklisted(&first[0]));
+        let second = clients(&after, "d");
+        assert_ne!(first, second);
+        assert!(!is_blocklisted(&second[0]));
+        assert_eq!(image.handles(), 2, "that of the killed daemon is still there");
+        call(&methods, "bdev_rbd_delete", json!({"name": "d"})).await.unwrap();
+        assert_eq!(image.handles(), 1);
+        call(&methods, "bdev_rbd_unregister_cluster", json!({"name": "c"})).await.unwrap();
+        assert_eq!(call(&methods, "bdev_rbd_get_clusters_info", json!({})).await.unwrap(), json!([]));
+    });
+}
+
+#[test]
+fn an_image_that_cannot_be_opened_keeps_both_clients_in_its_note() {
+    in_local_set(async |dir| {
+        let image = add_image("unopened", "image", 1 << 20);
+        let (before, methods) = daemon(dir);
+        let disk = json!({"name": "d", "pool_name": "unopened", "rbd_name": "image", "block_size": 512});
+        call(&methods, CREATE, disk).await.unwrap();
+        let first = clients(&before, "d");
+        std::mem::forget(before.rbd.0.clone());
+        drop((before, methods));
+        image.script(|script| script.open = Errno::IO.raw_os_error());
+        let (after, methods) = daemon(dir);
+        assert_eq!(restore(&after, &methods).await, Restored { made: 0, absent: 1 });
+        let noted = clients(&after, "d");
+        assert_eq!((noted.len(), &noted[0]), (2, &first[0]));
+    });
+}
+
+#[test]
+fn hundreds_of_disks_are_created_at_once_and_calls_are_answered_meanwhile() {
+    const DISKS: usize = 300;
+    in_local_set(async |dir| {
+        let (control, methods) = daemon(dir);
+        let one = |n: usize| {
+            let methods = Rc::clone(&methods);
+            async move {
+                let image = format!("{n}+size=65536+delay=2000");
+                let disk = json!({"name": format!("d{n}"), "pool_name": "many", "rbd_name": image, "block_size": 512});
+                call(&methods, CREATE, disk).await.unwrap();
+            }
+        };
+        let mut stuck = tokio::task::JoinSet::new();
+        let of_stuck = Rc::clone(&methods);
+        stuck.spawn_local(async move {
+            let disk = json!({"name": "s", "pool_name": "many", "rbd_name": "s+size=65536+open=never",
+                "block_size": 512});
+            call(&of_stuck, CREATE, disk).await
+        });
+        let mut creating = tokio::task::JoinSet::new();
+        (0..DISKS).for_each(|n| drop(creating.spawn_local(one(n))));
+        assert!(call(&methods, "spdk_get_version", json!({})).await.is_ok());
+        while let Some(created) = creating.join_next().await {
+            created.unwrap();
+        }
+        let list = control.rbd.0.list();
+        assert_eq!((list.len(), list[0].counts.opens), (1, DISKS as u64));
+        assert!(stuck.try_join_next().is_none(), "an open that never ends delays only its own disk");
+    });
+}
+
+#[test]
+fn bad_parameters_are_refused_without_a_client() {
+    in_local_set(async |dir| {
+        let (control, methods) = daemon(dir);
+        let with = |more: Value| {
+            let mut disk = json!({"name": "d", "pool_name": "p", "rbd_name": "i", "block_size": 512});
+            disk.as_object_mut().unwrap().append(&mut more.as_object().unwrap().clone());
+            disk
+        };
+        for (more, code) in [
+            (json!({"rbd_name": "@s"}), -22),
+            (json!({"rbd_name": "i@"}), -22),
+            (json!({"pool_name": ""}), -22),
+            (json!({"config": "no JSON"}), -22),
+            (json!({"cluster_name": "c"}), -2),
+            (json!({"cluster_name": "c", "user_id": "u"}), -22),
+            (json!({"user_id": "nobody"}), -13),
+            (json!({"config_file": "/nowhere/ceph.conf"}), -2),
+        ] {
+            let error = call(&methods, CREATE, with(more.clone())).await.unwrap_err();
+            assert_eq!(error.code(), code, "{more}: {error}");
+        }
+        assert!(control.rbd.0.list().is_empty());
+    });
+}
