@@ -2,6 +2,7 @@
 //! starts a cluster of its own, disturbs no other case.
 
 mod cluster;
+mod disks;
 
 use std::path::PathBuf;
 
@@ -40,5 +41,5 @@ impl Case {
 /// All cases.
 #[must_use]
 pub fn list() -> Vec<Case> {
-    cluster::CASES.to_vec()
+    [&cluster::CASES[..], &disks::CASES].concat()
 }
