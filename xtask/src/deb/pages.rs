@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use crate::workspace;
 
 /// Directories whose pages are shipped, relative to the root; of the root itself, the pages of the second list.
-const DIRECTORIES: [&str; 2] = ["docs", "docs/rpc"];
+const DIRECTORIES: [&str; 3] = ["docs", "docs/examples", "docs/rpc"];
 const AT_THE_ROOT: [&str; 2] = ["README.md", "CHANGELOG.md"];
 
 /// Writes the pages below `directory`. `repository` is the repository's URL.

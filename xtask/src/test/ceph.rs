@@ -3,9 +3,12 @@
 use anyhow::Result;
 use aryk_ceph_tests::{Cluster, Kind, cases};
 
-use super::{Tally, binaries};
+use super::{Tally, binaries, docs};
 use crate::install;
 use crate::progress::Clock;
+
+/// The pages whose commands need a cluster.
+const PAGES: [&str; 1] = ["docs/examples/ceph-stack.md"];
 
 /// Starts one cluster, and runs the conformance suite on it, then all cases whose name contains `part`, one at a time: some stop
 /// its daemons.
@@ -17,6 +20,11 @@ pub(crate) fn run(part: &str) -> Result<Tally> {
     println!("a Ceph cluster runs after {} s", clock.seconds());
     let mut tally =
         if part.is_empty() { binaries::run_on_ceph(&lab.cluster.conf())? } else { Tally::default() };
+    for page in PAGES.into_iter().filter(|page| page.contains(part)) {
+        let clock = Clock::start();
+        let result = docs::run_page(page, &lab.bin, &[("CEPH_CONF", &lab.cluster.conf())]);
+        tally.count(&format!("ceph {page} ({} s)", clock.seconds()), result);
+    }
     for case in cases::list().into_iter().filter(|case| case.name.contains(part)) {
         let clock = Clock::start();
         let result = case.run(&mut lab);

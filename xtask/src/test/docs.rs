@@ -3,11 +3,13 @@
 //! A line that starts with `$ ` is a command. A page's commands run in order, in an empty directory, with the built
 //! programs in `PATH`. The session has its own process and mount namespaces: its daemons die with it, and the directories
 //! of the default sockets are its own. Commands of cargo and git are skipped: they are already running this stage.
+//!
+//! Pages that need more, such as a cluster, are in `docs/examples/`; the stage that has it runs them ([`run_page`]).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::Tally;
 use crate::workspace;
@@ -30,10 +32,17 @@ pub(crate) fn run() -> Result<Tally> {
         let commands = commands(&std::fs::read_to_string(&page)?);
         if !commands.is_empty() {
             let name = page.strip_prefix(workspace::root())?.display().to_string();
-            tally.count(&format!("{name}: {} commands", commands.len()), session(&commands, &bin));
+            tally.count(&format!("{name}: {} commands", commands.len()), session(&commands, &bin, &[]));
         }
     }
     Ok(tally)
+}
+
+/// Runs the commands of `page`, whose path is relative to the root, with further variables.
+pub(super) fn run_page(page: &str, bin: &Path, environment: &[(&str, &Path)]) -> Result<()> {
+    let commands = commands(&std::fs::read_to_string(workspace::root().join(page))?);
+    ensure!(!commands.is_empty(), "no commands in {page}");
+    session(&commands, bin, environment)
 }
 
 /// The markdown pages at the root, in `docs/` and in `docs/rpc/`.
@@ -67,7 +76,7 @@ fn commands(page: &str) -> Vec<String> {
     commands
 }
 
-fn session(commands: &[String], bin: &Path) -> Result<()> {
+fn session(commands: &[String], bin: &Path, environment: &[(&str, &Path)]) -> Result<()> {
     let home = tempfile::tempdir()?;
     for directory in ["home", "run", "var-tmp"] {
         std::fs::create_dir(home.path().join(directory))?;
@@ -81,6 +90,7 @@ fn session(commands: &[String], bin: &Path) -> Result<()> {
         .args([home.path(), &script])
         .env("PATH", format!("{}:{path}", bin.display()))
         .env_remove("XDG_RUNTIME_DIR")
+        .envs(environment.iter().copied())
         .stdin(Stdio::null())
         .output()
         .context("running unshare")?;

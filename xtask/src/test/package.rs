@@ -92,7 +92,7 @@ fn pages(doc: &Path) -> Result<()> {
     {
         ensure!(doc.join(page).is_file(), "{page} is not in the package");
     }
-    for directory in ["", "docs", "docs/rpc"] {
+    for directory in ["", "docs", "docs/examples", "docs/rpc"] {
         for entry in std::fs::read_dir(doc.join(directory))? {
             let page = entry?.path();
             if page.extension().is_none_or(|end| end != "md") {
