@@ -3,6 +3,7 @@
 
 mod cluster;
 mod disks;
+mod stack;
 
 use std::path::PathBuf;
 
@@ -41,5 +42,5 @@ impl Case {
 /// All cases.
 #[must_use]
 pub fn list() -> Vec<Case> {
-    [&cluster::CASES[..], &disks::CASES].concat()
+    [&cluster::CASES[..], &disks::CASES, &stack::CASES].concat()
 }

@@ -3,6 +3,7 @@
 //! | module      | owns                                                              |
 //! | ----------- | ----------------------------------------------------------------- |
 //! | [`cluster`] | the cluster: its daemons, pools and images, and their disturbances |
+//! | [`scsi`]    | a VM with a SCSI controller, and its verified load                |
 //! | `settings`  | the cluster's configuration file                                  |
 //! | [`cases`]   | the tests themselves                                              |
 //!
@@ -13,6 +14,7 @@
 
 pub mod cases;
 pub mod cluster;
+pub mod scsi;
 mod settings;
 
 pub use cluster::{Cluster, Kind, Store};

@@ -7,7 +7,6 @@ use crate::cluster::{Kind, Store};
 /// Settings of every cluster: one host, little memory, and no wait that is there to save work on a large cluster.
 ///
 /// - A monitor accepts pools with one copy, and does not warn about the file system of its data.
-/// - Objects of an OSD that is gone are read from the others after 2 s instead of 16 s.
 /// - One OSD's report that another one is gone is enough.
 /// - Copies of an object may be on OSDs of the same host.
 /// - A change of the monitor's maps is proposed at once, instead of after a second.
@@ -25,7 +24,6 @@ auth allow insecure global id reclaim = false
 paxos propose interval = 0.05
 osd pool default min size = 1
 osd pool default pg num = 8
-osd pool default read lease ratio = 0.1
 osd pool default pg autoscale mode = off
 osd crush chooseleaf type = 0
 osd crush initial weight = 1
@@ -54,6 +52,9 @@ pub(crate) fn text(directory: &Path, fsid: &str, port: u16, kind: &Kind) -> Stri
         ),
     };
     let copies = kind.copies;
+    // Objects of an OSD that is gone are read from the others after 2 s instead of 16 s. An OSD without others that was stopped
+    // for longer than its lease does not get a new one, and would read no more: its lease is a minute.
+    let lease = if copies > 1 { "0.1" } else { "3" };
     format!(
         "[global]\n\
          fsid = {fsid}\n\
@@ -63,6 +64,7 @@ pub(crate) fn text(directory: &Path, fsid: &str, port: u16, kind: &Kind) -> Stri
          auth client required = {method}\n\
          {GENERAL}\
          osd pool default size = {copies}\n\
+         osd pool default read lease ratio = {lease}\n\
          keyring = {directory}/keyring\n\
          run dir = {directory}\n\
          admin socket = {directory}/$name.asok\n\
