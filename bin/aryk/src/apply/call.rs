@@ -64,7 +64,7 @@ const fn controller(method: &'static str) -> Maker {
     Maker { kind: Kind::Controller, name: "ctrlr", ..disk(method, "vhost_delete_controller") }
 }
 
-const MAKERS: [Maker; 13] = [
+const MAKERS: [Maker; 14] = [
     disk("bdev_uring_create", "bdev_uring_delete"),
     disk("bdev_aio_create", "bdev_aio_delete"),
     disk("bdev_malloc_create", "bdev_malloc_delete"),

@@ -65,7 +65,7 @@ const NVME: &str = "NVMe disk";
 const RBD: &str = "Ceph Rbd Disk";
 
 /// Product names, the kinds of disks that they stand for, and the methods that remove these.
-const KINDS: [(&str, &str, &str); 10] = [
+const KINDS: [(&str, &str, &str); 11] = [
     ("URING bdev", "file", "bdev_uring_delete"),
     ("AIO disk", "file", "bdev_aio_delete"),
     (IN_MEMORY, "memory", "bdev_malloc_delete"),
