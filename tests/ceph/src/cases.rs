@@ -2,22 +2,33 @@
 //! starts a cluster of its own, disturbs no other case.
 
 mod cluster;
+mod disk;
 mod disks;
+mod disturbed;
+mod guest;
+mod killed;
 mod stack;
+mod users;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use aryk_guest_tests::{Daemon, Image};
+use aryk_rpc_client::Client;
+use serde_json::{Value, json};
 
 use crate::Cluster;
+use crate::cluster::POOL;
 
 /// What all cases share: the cluster and the programs.
 #[derive(Debug)]
 pub struct Lab {
     /// A cluster of [`crate::Kind::SMALL`].
     pub cluster: Cluster,
-    /// The directory of `arykd` and `aryk`.
+    /// The directory of the tests' build of `arykd`, `aryk` and `aryk-crash-tests`.
     pub bin: PathBuf,
+    /// The image of guests.
+    pub image: Image,
 }
 
 /// A test case.
@@ -25,16 +36,18 @@ pub struct Lab {
 pub struct Case {
     /// Its name, with a `/` between group and variant.
     pub name: &'static str,
-    body: fn(&Lab) -> Result<()>,
+    body: fn(&Site<'_>) -> Result<()>,
 }
 
 impl Case {
-    /// Runs the case.
+    /// Runs the case in an empty directory.
     ///
     /// # Errors
-    /// The case's failure, or a daemon of the cluster has ended.
+    /// The case's failure, with the end of the daemon's log; or a daemon of the cluster has ended.
     pub fn run(&self, lab: &mut Lab) -> Result<()> {
-        (self.body)(lab)?;
+        let directory = tempfile::tempdir()?;
+        let site = Site { lab, directory: directory.path() };
+        (self.body)(&site).with_context(|| site.log())?;
         lab.cluster.check_alive().context("after the case")
     }
 }
@@ -42,5 +55,75 @@ impl Case {
 /// All cases.
 #[must_use]
 pub fn list() -> Vec<Case> {
-    [&cluster::CASES[..], &disks::CASES, &stack::CASES].concat()
+    let groups: [&[Case]; 8] = [
+        &cluster::CASES,
+        &disk::CASES,
+        &disks::CASES,
+        &users::CASES,
+        &disturbed::CASES,
+        &killed::CASES,
+        &guest::CASES,
+        &stack::CASES,
+    ];
+    groups.concat()
+}
+
+/// The name under which the cluster is registered with `arykd`.
+const CLIENT: &str = "ceph";
+
+/// The place where one case runs.
+struct Site<'a> {
+    lab: &'a Lab,
+    directory: &'a Path,
+}
+
+impl Site<'_> {
+    const fn cluster(&self) -> &Cluster {
+        &self.lab.cluster
+    }
+
+    /// Starts a daemon with `options`.
+    fn daemon(&self, options: &[&str]) -> Result<Daemon> {
+        Daemon::start(&self.lab.bin, self.directory, options)
+    }
+
+    /// Starts a daemon that is a client of the shared cluster.
+    fn client(&self, options: &[&str]) -> Result<Daemon> {
+        let daemon = self.daemon(options)?;
+        let cluster = json!({"name": CLIENT, "config_file": self.cluster().conf()});
+        daemon.rpc("bdev_rbd_register_cluster", &cluster)?;
+        Ok(daemon)
+    }
+
+    /// Creates an image of the shared cluster, and a disk of the same name in it; returns the disk's socket.
+    fn disk(&self, daemon: &Daemon, name: &str, size: &str) -> Result<PathBuf> {
+        self.cluster().create_image(name, size)?;
+        daemon.rpc("bdev_rbd_create", &image(name))?;
+        daemon.attach(name, &[])
+    }
+
+    /// Calls a method that must be refused; returns the code and the whole error.
+    fn refused(&self, method: &str, params: &Value) -> Result<(i64, String)> {
+        let mut client = Client::connect(&self.directory.join("rpc.sock")).context("the RPC socket")?;
+        match client.call(method, params)? {
+            Ok(result) => bail!("{method} {params} was not refused: {result}"),
+            Err(error) => {
+                let code = error["code"].as_i64().context("an error without a code")?;
+                Ok((code, error.to_string()))
+            }
+        }
+    }
+
+    /// The end of the daemon's log.
+    fn log(&self) -> String {
+        const LINES: usize = 20;
+        let log = std::fs::read_to_string(self.directory.join("arykd.log")).unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
+        format!("arykd said:\n{}", lines[lines.len().saturating_sub(LINES)..].join("\n"))
+    }
+}
+
+/// The parameters of `bdev_rbd_create` for the image `name`, with a disk of the same name.
+fn image(name: &str) -> Value {
+    json!({"name": name, "cluster_name": CLIENT, "pool_name": POOL, "rbd_name": name, "block_size": 512})
 }

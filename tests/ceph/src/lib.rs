@@ -5,6 +5,7 @@
 //! | [`cluster`] | the cluster: its daemons, pools and images, and their disturbances |
 //! | [`scsi`]    | a VM with a SCSI controller, and its verified load                |
 //! | `settings`  | the cluster's configuration file                                  |
+//! | [`vm`]      | a VM's disk, driven by a test                                     |
 //! | [`cases`]   | the tests themselves                                              |
 //!
 //! Runs in ordinary processes on ordinary threads, and waits in wall time. No process outlives the thread that started the
@@ -16,5 +17,6 @@ pub mod cases;
 pub mod cluster;
 pub mod scsi;
 mod settings;
+pub mod vm;
 
 pub use cluster::{Cluster, Kind, Store};

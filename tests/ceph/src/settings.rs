@@ -52,8 +52,8 @@ pub(crate) fn text(directory: &Path, fsid: &str, port: u16, kind: &Kind) -> Stri
         ),
     };
     let copies = kind.copies;
-    // Objects of an OSD that is gone are read from the others after 2 s instead of 16 s. An OSD without others that was stopped
-    // for longer than its lease does not get a new one, and would read no more: its lease is a minute.
+    // Objects of an OSD that is gone are read from the others after 2 s instead of 16 s. An OSD without others that was
+    // stopped for longer than its lease does not get a new one, and would read no more: its lease is a minute.
     let lease = if copies > 1 { "0.1" } else { "3" };
     format!(
         "[global]\n\

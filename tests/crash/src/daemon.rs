@@ -11,6 +11,7 @@ use aryk_rpc_client::Client;
 use rustix::process::{Pid, kill_process};
 use serde_json::{Value, json};
 
+use crate::ceph::{self, Image};
 use crate::content::{self, SECTOR};
 use crate::drive;
 use crate::load::SECTORS;
@@ -29,6 +30,8 @@ pub enum Medium {
     File(PathBuf),
     /// In the namespace of a drive that `arykd` drives by VFIO.
     Drive(Address),
+    /// In an image on a Ceph cluster.
+    Ceph(Image),
 }
 
 /// The paths of one life.
@@ -54,6 +57,7 @@ impl Place {
                 std::fs::write(image, sectors).with_context(|| image.display().to_string())?;
             }
             Medium::Drive(address) => drive::fill(*address, &sectors)?,
+            Medium::Ceph(image) => image.fill(&sectors)?,
         }
         std::fs::create_dir_all(directory.join("vhost"))?;
         Ok(Self { directory: directory.to_owned(), medium, arykd: arykd.to_owned() })
@@ -80,6 +84,7 @@ impl Place {
         let bytes = match &self.medium {
             Medium::File(image) => std::fs::read(image)?,
             Medium::Drive(address) => drive::content(*address)?,
+            Medium::Ceph(image) => image.content()?,
         };
         ensure!(bytes.len() as u64 == SECTORS * SECTOR as u64, "the disk has {} bytes", bytes.len());
         Ok(bytes)
@@ -110,6 +115,13 @@ impl Daemon {
                 let drive = json!({"name": "drive", "trtype": "PCIe", "traddr": address.to_string(), "nsid": 1,
                     "disk": "disk", "dma": "pin"});
                 call(&place.rpc(), "bdev_nvme_attach_controller", &drive)?;
+            }
+            Medium::Ceph(image) => {
+                let cluster = json!({"name": "ceph", "config_file": image.conf()});
+                call(&place.rpc(), "bdev_rbd_register_cluster", &cluster)?;
+                let disk = json!({"name": "disk", "cluster_name": "ceph", "pool_name": ceph::POOL,
+                    "rbd_name": image.name(), "block_size": shape.block_size});
+                call(&place.rpc(), "bdev_rbd_create", &disk)?;
             }
         }
         let mut controller = json!({"ctrlr": CONTROLLER, "num_queues": shape.queues});

@@ -9,6 +9,7 @@ use aryk_crash_point::Step;
 use aryk_pci::Address;
 use serde::Serialize;
 
+use crate::ceph::Image;
 use crate::daemon::{Daemon, Medium, Place};
 use crate::front_end::{Counts, FrontEnd, Kind, Violation, violation};
 use crate::random::stream;
@@ -126,6 +127,8 @@ pub struct Settings<'a> {
     pub disks: &'a Path,
     /// The drive that is the disk, instead of a file.
     pub drive: Option<Address>,
+    /// The configuration file of the Ceph cluster whose images are the disks, instead of files.
+    pub ceph: Option<&'a Path>,
     /// The seed of all random decisions.
     pub seed: u64,
     /// How long the load runs without crashes.
@@ -144,8 +147,12 @@ pub fn run_life(
 ) -> Result<Record> {
     let sockets = tempfile::tempdir()?;
     let disks = tempfile::tempdir_in(settings.disks)?;
-    let file = || Medium::File(disks.path().join("crash.img"));
-    let place = Place::new(sockets.path(), settings.drive.map_or_else(file, Medium::Drive), settings.arykd)?;
+    let medium = match (settings.drive, settings.ceph) {
+        (Some(drive), _) => Medium::Drive(drive),
+        (None, Some(conf)) => Medium::Ceph(Image::new(conf, &format!("crash{life}"))),
+        (None, None) => Medium::File(disks.path().join("crash.img")),
+    };
+    let place = Place::new(sockets.path(), medium, settings.arykd)?;
     let random = |number| stream(settings.seed, life << 8 | number);
     let front_end = FrontEnd::new(shape, random(1), &place.vhost_socket(shape.mode))?;
     let mut plans: Vec<_> = crashes.map(|crash| Plan::draw(&mut random(2 + crash), crash, shape)).collect();

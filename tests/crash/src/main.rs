@@ -51,6 +51,9 @@ struct Cli {
     /// Instead of files: the NVMe drive at this PCI address, with one namespace of 2 MiB, whose data is lost
     #[arg(long, value_name = "ADDRESS")]
     nvme: Option<Address>,
+    /// Instead of files: new images in the pool `rbd` of the Ceph cluster with this configuration file
+    #[arg(long, value_name = "CONF", conflicts_with = "nvme")]
+    ceph: Option<PathBuf>,
     /// Write all results to this JSON file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -70,8 +73,14 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<()> {
-    let settings =
-        Settings { arykd: &cli.arykd, disks: &cli.disks, drive: cli.nvme, seed: cli.seed, control: CONTROL };
+    let settings = Settings {
+        arykd: &cli.arykd,
+        disks: &cli.disks,
+        drive: cli.nvme,
+        ceph: cli.ceph.as_deref(),
+        seed: cli.seed,
+        control: CONTROL,
+    };
     let or_all =
         |some: &[Mode]| if some.is_empty() { vec![Mode::Server, Mode::Client] } else { some.to_vec() };
     let modes = or_all(&cli.mode);
@@ -92,11 +101,12 @@ fn run(cli: &Cli) -> Result<()> {
         let record = life::run_life(settings, life, &shape, crashes)?;
         if let Some(violation) = &record.violation {
             println!("VIOLATION: {violation}\n{}", record.log.as_deref().unwrap_or_default());
+            let nvme = cli.nvme.map_or_else(String::new, |drive| format!(" --nvme {drive}"));
+            let ceph =
+                cli.ceph.as_ref().map_or_else(String::new, |conf| format!(" --ceph {}", conf.display()));
             println!(
-                "to repeat: cargo xtask crash{} --seed {} --rounds {} --life {life}",
-                cli.nvme.map_or_else(String::new, |drive| format!(" --nvme {drive}")),
-                cli.seed,
-                cli.rounds
+                "to repeat: cargo xtask crash{nvme}{ceph} --seed {} --rounds {} --life {life}",
+                cli.seed, cli.rounds
             );
         }
         records.push(record);

@@ -2,10 +2,11 @@
 
 use anyhow::Result;
 use aryk_ceph_tests::{Cluster, Kind, cases};
+use aryk_guest_tests::Image;
 
 use super::{Tally, binaries, docs};
-use crate::install;
 use crate::progress::Clock;
+use crate::{install, workspace};
 
 /// The pages whose commands need a cluster.
 const PAGES: [&str; 1] = ["docs/examples/ceph-stack.md"];
@@ -15,8 +16,9 @@ const PAGES: [&str; 1] = ["docs/examples/ceph-stack.md"];
 pub(crate) fn run(part: &str) -> Result<Tally> {
     install::ensure(install::ALL)?;
     let bin = binaries::build_for_guests()?;
+    let image = Image::prepare(&workspace::target()?.join("guest"))?;
     let clock = Clock::start();
-    let mut lab = cases::Lab { cluster: Cluster::start(&Kind::SMALL)?, bin };
+    let mut lab = cases::Lab { cluster: Cluster::start(&Kind::SMALL)?, bin, image };
     println!("a Ceph cluster runs after {} s", clock.seconds());
     let mut tally =
         if part.is_empty() { binaries::run_on_ceph(&lab.cluster.conf())? } else { Tally::default() };

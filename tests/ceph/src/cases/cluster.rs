@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use aryk_guest_tests::process::wait_until;
 
-use super::{Case, Lab};
+use super::{Case, Site};
 use crate::cluster::POOL;
 use crate::{Cluster, Kind, Store};
 
@@ -36,14 +36,14 @@ fn check(cluster: &Cluster, image: &str, byte: u8) -> Result<()> {
 }
 
 /// A client waits while the OSDs are stopped, and goes on afterwards.
-fn stopped(lab: &Lab) -> Result<()> {
-    let cluster = &lab.cluster;
-    import(cluster, "stopped", 7)?;
+fn stopped(site: &Site<'_>) -> Result<()> {
+    let cluster = site.cluster();
+    import(cluster, "imported", 7)?;
     let stopped = cluster.stop_osds()?;
     let has_ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
-            let read = check(cluster, "stopped", 7);
+            let read = check(cluster, "imported", 7);
             has_ended.store(true, Ordering::Relaxed);
             read
         });
@@ -57,7 +57,7 @@ fn stopped(lab: &Lab) -> Result<()> {
 }
 
 /// With two copies, an OSD may be killed; all OSDs may be killed, and come back with their objects. Users have keys.
-fn killed(_: &Lab) -> Result<()> {
+fn killed(_: &Site<'_>) -> Result<()> {
     let kind = Kind { osds: 2, copies: 2, store: Store::File, authenticated: true };
     let mut cluster = Cluster::start(&kind)?;
     cluster.create_user("vms", POOL)?;
@@ -74,7 +74,7 @@ fn killed(_: &Lab) -> Result<()> {
 }
 
 /// No daemon outlives the thread that started its cluster, even if the cluster is not dropped.
-fn abandoned(_: &Lab) -> Result<()> {
+fn abandoned(_: &Site<'_>) -> Result<()> {
     let started = std::thread::spawn(|| -> Result<_> {
         let cluster = Cluster::start(&Kind::SMALL)?;
         let (directory, pids) = (cluster.directory().to_owned(), cluster.pids());

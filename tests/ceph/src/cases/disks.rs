@@ -1,4 +1,4 @@
-//! Disks of `arykd` in images of the cluster.
+//! Disks of `arykd` in images of the cluster, as operators use them: by `aryk`.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use aryk_guest_tests::daemon::Daemon;
 use aryk_guest_tests::process::wait_until;
 use serde_json::{Value, json};
 
-use super::{Case, Lab};
+use super::{Case, Lab, Site};
 use crate::cluster::POOL;
 
 /// How long the daemon may take to follow a change of the cluster.
@@ -42,16 +42,16 @@ fn addresses(daemon: &Daemon) -> Result<String> {
 
 /// Data that was written before the daemon is killed is there afterwards; the killed daemon's client is excluded. Other clients'
 /// resizes are followed.
-fn killed(lab: &Lab) -> Result<()> {
-    let directory = tempfile::tempdir()?;
-    let daemon = start(lab, directory.path())?;
+fn killed(site: &Site<'_>) -> Result<()> {
+    let (lab, directory) = (site.lab, site.directory);
+    let daemon = start(lab, directory)?;
     create(lab, &daemon, "killed")?;
     let socket = daemon.attach("killed", &[])?;
     let socket = socket.to_str().context("a path")?;
     daemon.aryk(&["bench", socket, "--rw", "write", "--verify", "--destroy", "--time", "2s"])?;
     let first = addresses(&daemon)?;
     daemon.kill();
-    let daemon = start(lab, directory.path())?;
+    let daemon = start(lab, directory)?;
     ensure!(addresses(&daemon)? != first, "the new daemon has the client of the killed one");
     let excluded = lab.cluster.ceph(&["osd", "blocklist", "ls"])?;
     ensure!(excluded.contains(&first), "{first} is not excluded: {excluded}");
@@ -70,9 +70,9 @@ fn killed(lab: &Lab) -> Result<()> {
 }
 
 /// While the OSDs are stopped, requests wait, and calls are answered; then the requests go on.
-fn stopped(lab: &Lab) -> Result<()> {
-    let directory = tempfile::tempdir()?;
-    let daemon = start(lab, directory.path())?;
+fn stopped(site: &Site<'_>) -> Result<()> {
+    let (lab, directory) = (site.lab, site.directory);
+    let daemon = start(lab, directory)?;
     create(lab, &daemon, "waiting")?;
     let socket = daemon.attach("waiting", &[])?;
     let socket = socket.to_str().context("a path")?;

@@ -12,7 +12,7 @@ use aryk_guest_tests::Daemon;
 use aryk_guest_tests::process::wait_until;
 use serde_json::{Value, json};
 
-use super::{Case, Lab};
+use super::{Case, Site};
 use crate::Cluster;
 use crate::cluster::POOL;
 use crate::scsi::{self, PATIENCE, Progress, SLOTS, Vm};
@@ -56,23 +56,19 @@ fn number(variable: &str, default: usize) -> Result<usize> {
     }
 }
 
-fn faults(lab: &Lab) -> Result<()> {
+fn faults(site: &Site<'_>) -> Result<()> {
     let (vms, disks) = (number("ARYK_STACK_VMS", 2)?, number("ARYK_STACK_DISKS", 4)?);
     ensure!((2..=8).contains(&disks) && vms > 0, "{vms} VMs with {disks} disks");
-    let directory = tempfile::tempdir()?;
+    let cluster = site.cluster();
     let progress: Vec<_> = (0..vms).map(|_| Progress::new(disks)).collect();
-    let stack =
-        Stack { cluster: &lab.cluster, bin: &lab.bin, directory: directory.path(), progress: &progress };
+    let stack = Stack { cluster, bin: &site.lab.bin, directory: site.directory, progress: &progress };
     let daemon = stack.start()?;
-    daemon.rpc("bdev_rbd_register_cluster", &json!({"name": CLIENT, "config_file": lab.cluster.conf()}))?;
+    daemon.rpc("bdev_rbd_register_cluster", &json!({"name": CLIENT, "config_file": cluster.conf()}))?;
     let mut guests = Vec::new();
     for vm in 0..vms {
         guests.push(Vm::connect(vm, disks, &stack.build(&daemon, vm, disks)?)?);
     }
-    let log = directory.path().join("arykd.log");
-    let daemon = stack
-        .under_load(&mut guests, daemon)
-        .with_context(|| std::fs::read_to_string(&log).unwrap_or_else(|error| error.to_string()))?;
+    let daemon = stack.under_load(&mut guests, daemon)?;
     for (number, vm) in guests.iter_mut().enumerate() {
         vm.verify().with_context(|| format!("VM {number} after the load"))?;
     }
