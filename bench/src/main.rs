@@ -13,6 +13,7 @@
 //! - [`nvme_guest`]: the NVMe driver compared with the kernel's, in a guest whose clock counts instructions.
 //! - [`crypto`]: the cipher alone, and what it adds to a request.
 //! - [`instructions`], [`stack`], [`turns`]: the path within one process, counted instead of timed.
+//! - [`rbd`]: images of a Ceph cluster, beside `qemu-storage-daemon` and fio.
 //! - [`report`], [`machine`]: medians, records, tables, and the environment of the results.
 //!
 //! A tool: it runs on its main thread, waits, and reads the wall clock. It never measures two back-ends at a time: the
@@ -41,6 +42,7 @@ mod open;
 mod plot;
 mod process;
 mod qos;
+mod rbd;
 mod report;
 mod rounds;
 mod rpc;
@@ -77,6 +79,8 @@ const SCALE_RESULTS: &str = "docs/bench/scale.md";
 const OPEN_RESULTS: &str = "docs/bench/open.md";
 /// The page of `crypto`.
 const CRYPTO_RESULTS: &str = "docs/bench/crypto.md";
+/// The page of `rbd`.
+const RBD_RESULTS: &str = "docs/bench/rbd.md";
 /// The page of `nvme`.
 const NVME_RESULTS: &str = "docs/bench/nvme.md";
 
@@ -151,6 +155,8 @@ enum Subcommand {
     Nvme,
     /// Counts the instructions of a request of the NVMe driver and of Linux's, in a guest.
     NvmeGuest,
+    /// Measures images of a Ceph cluster, and compares their cost with that of other users of librbd.
+    Rbd,
     /// Measures how exact and how fair limits are.
     Qos,
     /// Measures thousands of attached disks, a few of which are used.
@@ -200,6 +206,7 @@ impl Args {
             Some(Subcommand::Nvme) => NVME_RESULTS,
             Some(Subcommand::NvmeGuest) => NVME_GUEST_RESULTS,
             Some(Subcommand::Scsi) => SCSI_RESULTS,
+            Some(Subcommand::Rbd) => RBD_RESULTS,
             Some(Subcommand::Qos) => QOS_RESULTS,
             Some(Subcommand::Scale) => SCALE_RESULTS,
             _ => RESULTS,
@@ -225,6 +232,7 @@ fn main() -> Result<()> {
         Some(Subcommand::Nvme) => measure(&args, nvme::measure),
         Some(Subcommand::NvmeGuest) => count_in_guest(&args),
         Some(Subcommand::Scsi) => measure(&args, scsi::measure),
+        Some(Subcommand::Rbd) => measure(&args, rbd::measure),
         Some(Subcommand::Qos) => measure(&args, qos::measure),
         Some(Subcommand::Scale) => measure(&args, scale::measure),
         Some(Subcommand::Instructions { layers: true, .. }) => instructions::layers::print(),
@@ -288,6 +296,7 @@ fn preface(args: &Args, settings: &Settings, report: &Report, machine: &str) -> 
         Some(Subcommand::Rpc) => ("bench rpc", "crate `blkio`", settings.runs),
         Some(Subcommand::Open) => ("bench open", "crate `blkio`", settings.runs),
         Some(Subcommand::Crypto) => ("bench crypto", "crate `blkio`", settings.runs),
+        Some(Subcommand::Rbd) => ("bench rbd", "crate `blkio`", settings.runs),
         Some(Subcommand::Scsi) => ("bench scsi", "`aryk bench`", settings.runs),
         _ => ("bench", "crate `blkio`", settings.runs),
     };

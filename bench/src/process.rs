@@ -114,6 +114,26 @@ impl Process {
         Ok(times)
     }
 
+    /// Waits until the process ends by itself, successfully; returns the processor time of all its threads, which is read so
+    /// often that little is missed.
+    pub fn cpu_until_end(&mut self, timeout: Duration) -> Result<Duration> {
+        const INTERVAL: Duration = Duration::from_millis(2);
+        let start = Instant::now();
+        let mut threads = BTreeMap::new();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                ensure!(status.success(), "{} ended with {status}: {}", self.name, self.command);
+                return Ok(threads.into_values().sum());
+            }
+            for (thread, time) in self.cpu_by_thread().unwrap_or_default() {
+                let known: &mut Duration = threads.entry(thread).or_default();
+                *known = time.max(*known);
+            }
+            ensure!(start.elapsed() < timeout, "{} does not end: {}", self.name, self.command);
+            std::thread::sleep(INTERVAL);
+        }
+    }
+
     /// Bytes of anonymous memory of the process.
     pub fn memory(&self) -> Result<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()));

@@ -19,6 +19,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if args.arguments.iter().any(|word| word == "nvme-guest") {
         install::ensure(install::GUEST)?;
     }
+    if args.arguments.iter().any(|word| word == "rbd") {
+        install::ensure(install::CEPH)?;
+        install::ensure(&[install::QEMU_RBD])?;
+    }
     let bench = workspace::build_programs()?.join("aryk-bench");
     workspace::run(workspace::at_root(Command::new(bench)).args(&args.arguments))
 }

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use crate::progress::run_logged;
 use crate::workspace;
 
-/// A program and the Debian package that contains it.
+/// A program, or a file by its path, and the Debian package that contains it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Requirement {
     program: &'static str,
@@ -45,6 +45,9 @@ const QEMU_IMG: Requirement = requirement("qemu-img", "qemu-utils");
 const CEPH_MON: Requirement = requirement("ceph-mon", "ceph-mon");
 const CEPH_OSD: Requirement = requirement("ceph-osd", "ceph-osd");
 const CEPH_COMMON: Requirement = requirement("rbd", "ceph-common");
+/// QEMU's client of Ceph, the peer for measurements.
+pub(crate) const QEMU_RBD: Requirement =
+    requirement("/usr/lib/x86_64-linux-gnu/qemu/block-rbd.so", "qemu-block-extra");
 /// Links libFuzzer.
 pub(crate) const CXX: Requirement = requirement("c++", "g++");
 /// Counts instructions.

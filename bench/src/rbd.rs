@@ -1,0 +1,238 @@
+//! `cargo xtask bench rbd`: images of a Ceph cluster, served by `arykd` and by `qemu-storage-daemon` to the same front-end, and
+//! used by fio's `rbd` engine without any front-end. All three use librbd. The cluster has one OSD, which keeps its objects in
+//! memory and runs on the same cores, so throughput says how much of them the client leaves to the cluster. The measure is the
+//! client's processor time per request. Each side has an image of its own, and a new process in each round.
+
+use crate::backend::{self, Policy};
+use crate::frontend::FrontEnd;
+use crate::process::{self, BACK_END_CORE, Process};
+use crate::report::{Record, Report, Runs, Section, cell, number};
+use crate::rounds;
+use crate::settings::Settings;
+use crate::workload::Workload;
+use anyhow::{Context, Result, ensure};
+use aryk_ceph_tests::{Cluster, Kind, cluster::POOL};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The sides, in the order of all arrays here.
+const SIDES: [&str; 4] = ["arykd", "arykd, interrupt", "qemu-storage-daemon", "fio rbd"];
+/// Timeout of a run of fio beyond its time: it connects to the cluster first.
+const FIO_START: Duration = Duration::from_secs(30);
+
+const INTRO: &str = "Requests per second, and microseconds of processor time per request of the whole client process (its polling included), as median \
+    (least–greatest). Each side has an image of its own on one cluster: one monitor and one OSD with its objects in memory, on the same two cores as \
+    everything else, without cephx and with `rbd cache = false`. fio has no front-end: its process makes the requests itself.";
+
+/// The results of one side in one round.
+#[derive(Clone, Copy, Debug, Default)]
+struct Run {
+    /// Requests per second.
+    rate: f64,
+    /// Processor time of the client per request, in ns.
+    cpu: f64,
+}
+
+/// Measures the selected workloads.
+pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
+    let wants = |workload: &Workload| settings.wants(&format!("rbd/{}", workload.name()));
+    let workloads: Vec<_> = workloads().into_iter().filter(wants).collect();
+    let cluster = process::unpinned(|| Cluster::start(&Kind::SMALL))??;
+    for side in 0..SIDES.len() {
+        fill(&cluster, &image(side), settings.size())?;
+    }
+    let mut columns = vec!["workload".to_owned()];
+    columns.extend(SIDES.map(str::to_owned));
+    columns.extend(SIDES.map(|side| format!("{side}: µs per request")));
+    columns.push("core to core, ns".to_owned());
+    let mut section = Section::new("Images of a Ceph cluster", INTRO, columns);
+    for workload in workloads {
+        section.row(compare(settings, &cluster, &workload, report)?);
+    }
+    report.section(section);
+    Ok(())
+}
+
+fn workloads() -> Vec<Workload> {
+    let both = |percent| [1, 32].map(|depth| Workload::random(percent, 4 << 10, depth));
+    [both(0), both(100)].concat()
+}
+
+fn image(side: usize) -> String {
+    format!("side{side}")
+}
+
+/// Creates an image and writes all of it.
+fn fill(cluster: &Cluster, image: &str, bytes: u64) -> Result<()> {
+    cluster.create_image(image, &format!("{}M", bytes >> 20))?;
+    let (spec, total) = (format!("{POOL}/{image}"), bytes.to_string());
+    let fill =
+        ["bench", "--io-type", "write", "--io-size", "4M", "--io-threads", "4", "--io-total", &total, &spec];
+    process::unpinned(|| cluster.rbd(&fill))?.map(drop)
+}
+
+/// Measures one workload on all sides in turn, and adds the table's row.
+fn compare(
+    settings: &Settings,
+    cluster: &Cluster,
+    workload: &Workload,
+    report: &mut Report,
+) -> Result<Vec<String>> {
+    let rounds = rounds::run_comparable(settings.runs, || {
+        let mut round = [Run::default(); SIDES.len()];
+        for (side, run) in round.iter_mut().enumerate() {
+            *run = match side {
+                0 => aryk(settings, settings.policy, cluster, workload, side, report)?,
+                1 => aryk(settings, Policy::Interrupt, cluster, workload, side, report)?,
+                2 => peer(settings, cluster, workload, side, report)?,
+                _ => fio(settings, cluster, workload, side, report)?,
+            };
+        }
+        Ok(round)
+    })?;
+    let runs =
+        |side: usize, of: fn(&Run) -> f64| rounds.each.iter().map(|round| of(&round[side])).collect::<Runs>();
+    let case = format!("rbd/{}", workload.name());
+    for (side, name) in SIDES.into_iter().enumerate().skip(1) {
+        for (metric, unit, of) in [
+            ("throughput", "IOPS", (|run| run.rate) as fn(&Run) -> f64),
+            ("processor time per request", "ns", |run| run.cpu),
+        ] {
+            let metric = format!("{metric}, peer {name}");
+            report.records.push(Record::new(&case, &metric, unit, &runs(0, of), &runs(side, of)));
+        }
+    }
+    let mut row = vec![workload.name()];
+    row.extend((0..SIDES.len()).map(|side| cell(&runs(side, |run| run.rate), number)));
+    row.extend((0..SIDES.len()).map(|side| cell(&runs(side, |run| run.cpu / 1e3), number)));
+    row.push(rounds.round_trip.as_nanos().to_string());
+    Ok(row)
+}
+
+/// An empty directory for the sockets of one side's process.
+fn directory(settings: &Settings, side: usize) -> Result<PathBuf> {
+    let dir = settings.sockets.path().join(format!("rbd-{side}"));
+    if dir.exists() {
+        // The previous process's sockets would be mistaken for this one's.
+        std::fs::remove_dir_all(&dir)?;
+    }
+    std::fs::create_dir(&dir)?;
+    Ok(dir)
+}
+
+fn aryk(
+    settings: &Settings,
+    policy: Policy,
+    cluster: &Cluster,
+    workload: &Workload,
+    side: usize,
+    report: &mut Report,
+) -> Result<Run> {
+    let dir = directory(settings, side)?;
+    let (mut process, mut rpc) = backend::arykd(&settings.arykd, policy, &dir, None)?;
+    report.command(&process.command);
+    rpc.call("bdev_rbd_register_cluster", json!({"name": "ceph", "config_file": cluster.conf()}))?;
+    let disk = json!({"name": "d0", "cluster_name": "ceph", "pool_name": POOL, "rbd_name": image(side), "block_size": 512});
+    rpc.call("bdev_rbd_create", disk)?;
+    rpc.call("vhost_create_blk_controller", json!({"ctrlr": "d0", "dev_name": "d0"}))?;
+    let socket = dir.join("d0");
+    process.wait_for(&socket)?;
+    run(settings, workload, &process, &socket)
+}
+
+fn peer(
+    settings: &Settings,
+    cluster: &Cluster,
+    workload: &Workload,
+    side: usize,
+    report: &mut Report,
+) -> Result<Run> {
+    let socket = directory(settings, side)?.join("d0");
+    let conf = cluster.conf();
+    let blockdev = format!(
+        "driver=rbd,node-name=d0,pool={POOL},image={},conf={},cache.direct=on",
+        image(side),
+        conf.display()
+    );
+    let export = format!(
+        "type=vhost-user-blk,id=e0,node-name=d0,addr.type=unix,addr.path={},writable=on,iothread=t0",
+        socket.display()
+    );
+    let core = BACK_END_CORE.to_string();
+    let args = [
+        "-c",
+        &core,
+        "qemu-storage-daemon",
+        "--object",
+        "iothread,id=t0",
+        "--blockdev",
+        &blockdev,
+        "--export",
+        &export,
+    ];
+    let mut process = Process::start("qemu-storage-daemon", Path::new("taskset"), &args)?;
+    report.command(&process.command);
+    process.wait_for(&socket)?;
+    run(settings, workload, &process, &socket)
+}
+
+/// Runs the workload of the front-end on a back-end.
+fn run(settings: &Settings, workload: &Workload, process: &Process, socket: &Path) -> Result<Run> {
+    let mut front_end = FrontEnd::connect(socket, 1, *workload)?;
+    front_end.closed(settings.warm_up)?;
+    let before = process.cpu()?;
+    let closed = front_end.closed(settings.span)?;
+    let used = process.cpu()?.saturating_sub(before);
+    Ok(Run { rate: closed.rate(), cpu: used.as_nanos() as f64 / closed.requests as f64 })
+}
+
+/// Runs fio, once for the time of a measurement and once for a single request, whose processor time is that of its start.
+fn fio(
+    settings: &Settings,
+    cluster: &Cluster,
+    workload: &Workload,
+    side: usize,
+    report: &mut Report,
+) -> Result<Run> {
+    let time = settings.warm_up + settings.span;
+    let timed = ["--time_based".to_owned(), format!("--runtime={}ms", time.as_millis())];
+    let output = directory(settings, side)?.join("fio.json");
+    let (_, start) = run_fio(cluster, workload, side, &output, &["--number_ios=1".to_owned()], time)?;
+    let (process, used) = run_fio(cluster, workload, side, &output, &timed, time)?;
+    report.command(&process.command);
+    let results: Value = serde_json::from_slice(&std::fs::read(&output)?).context("fio's results")?;
+    let job = &results["jobs"][0];
+    let sum = |what: &str| {
+        let sides = job["read"][what].as_f64().zip(job["write"][what].as_f64());
+        sides.map(|(reads, writes)| reads + writes).with_context(|| format!("fio reports no {what}"))
+    };
+    let (rate, requests) = (sum("iops")?, sum("total_ios")?);
+    ensure!(requests > 0.0, "fio made no requests");
+    Ok(Run { rate, cpu: used.saturating_sub(start).as_nanos() as f64 / requests })
+}
+
+/// Runs fio to its end; returns it and its processor time.
+fn run_fio(
+    cluster: &Cluster,
+    workload: &Workload,
+    side: usize,
+    output: &Path,
+    more: &[String],
+    time: Duration,
+) -> Result<(Process, Duration)> {
+    let mut words = vec![format!("CEPH_CONF={}", cluster.conf().display()), "taskset".into(), "-c".into()];
+    words.extend([BACK_END_CORE.to_string(), "fio".into(), "--name=b".into(), "--ioengine=rbd".into()]);
+    words.extend([
+        format!("--pool={POOL}"),
+        format!("--rbdname={}", image(side)),
+        "--clientname=admin".into(),
+    ]);
+    words.extend([format!("--rw={}", workload.rw()), format!("--bs={}", workload.block)]);
+    words.extend([format!("--iodepth={}", workload.depth), "--output-format=json".into()]);
+    words.push(format!("--output={}", output.display()));
+    words.extend_from_slice(more);
+    let mut process = Process::start("fio", Path::new("env"), &words)?;
+    let used = process.cpu_until_end(FIO_START + time)?;
+    Ok((process, used))
+}
