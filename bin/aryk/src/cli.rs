@@ -185,7 +185,7 @@ pub enum DiskCommand {
         after_help = examples::CREATE,
         override_usage = "aryk disk create [OPTIONS] <--file|--memory|--null|--nvme> <NAME>"
     )]
-    Create(CreateArgs),
+    Create(Box<CreateArgs>),
     /// List all disks
     List(Watch),
     /// Show all details of a disk
