@@ -224,7 +224,7 @@ type BdevCryptoCreateParams struct {
 	// Aryk only: whether discards go to the base disk, where they show which blocks are in use. Otherwise the disk does not support them.
 	PassDiscards bool `json:"pass_discards,omitempty"`
 	// Aryk only: encrypts as dm-crypt's `aes-xts-plain64`, instead of by the key's `tweak_mode`.
-	Plain64 *CryptoPlain64 `json:"plain64,omitempty"`
+	Plain64 *CryptoPlain64Mode `json:"plain64,omitempty"`
 	// Aryk only: the new key of a disk whose rotation by `bdev_crypto_rekey` is not complete. The rotation continues; its journal is in the state directory.
 	Rekey *CryptoRekey `json:"rekey,omitempty"`
 }

@@ -306,16 +306,6 @@ type CryptoKey struct {
 	TweakMode CryptoTweakMode `json:"tweak_mode"`
 }
 
-// CryptoPlain64: The options of dm-crypt's `aes-xts-plain64`, with dm-crypt's names.
-type CryptoPlain64 struct {
-	// Whether sectors are counted in units of their own size instead of 512 bytes.
-	IvLargeSectors *bool `json:"iv_large_sectors,omitempty"`
-	// Added to the number of a sector, in units of 512 bytes: a multiple of the sector size. Default: 0.
-	IvOffset *uint64 `json:"iv_offset,omitempty"`
-	// Bytes that are encrypted together: 512, 1024, 2048 or 4096. The disk's blocks have at least as many. Default: 512.
-	SectorSize *uint32 `json:"sector_size,omitempty"`
-}
-
 // CryptoPlain64Details: The options of dm-crypt's `aes-xts-plain64`, as in `bdev_crypto_create`.
 type CryptoPlain64Details struct {
 	// Bytes that are encrypted together.
@@ -324,6 +314,16 @@ type CryptoPlain64Details struct {
 	IvOffset uint64 `json:"iv_offset"`
 	// Whether sectors are counted in units of their own size instead of 512 bytes.
 	IvLargeSectors bool `json:"iv_large_sectors"`
+}
+
+// CryptoPlain64Mode: The options of dm-crypt's `aes-xts-plain64`, with dm-crypt's names.
+type CryptoPlain64Mode struct {
+	// Whether sectors are counted in units of their own size instead of 512 bytes.
+	IvLargeSectors *bool `json:"iv_large_sectors,omitempty"`
+	// Added to the number of a sector, in units of 512 bytes: a multiple of the sector size. Default: 0.
+	IvOffset *uint64 `json:"iv_offset,omitempty"`
+	// Bytes that are encrypted together: 512, 1024, 2048 or 4096. The disk's blocks have at least as many. Default: 512.
+	SectorSize *uint32 `json:"sector_size,omitempty"`
 }
 
 // CryptoRekey: The second key of a disk, as in its note.

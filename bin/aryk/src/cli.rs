@@ -183,7 +183,7 @@ pub enum DiskCommand {
     /// Create a disk
     #[command(
         after_help = examples::CREATE,
-        override_usage = "aryk disk create [OPTIONS] <--file|--memory|--null|--nvme> <NAME>"
+        override_usage = "aryk disk create [OPTIONS] <--file|--memory|--null|--nvme|--rbd> <NAME>"
     )]
     Create(Box<CreateArgs>),
     /// List all disks

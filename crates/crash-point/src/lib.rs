@@ -42,8 +42,8 @@ pub enum Step {
 }
 
 impl Step {
-    /// All steps, in order.
-    pub const ALL: [Self; 15] = [
+    /// The steps of queues, in order.
+    pub const OF_QUEUES: [Self; 12] = [
         Self::Found,
         Self::Marked,
         Self::Submitted,
@@ -56,10 +56,9 @@ impl Step {
         Self::Recovered,
         Self::Started,
         Self::Moving,
-        Self::RekeyRecorded,
-        Self::RekeyWritten,
-        Self::RekeyAdvanced,
     ];
+    /// The steps of a key rotation, in order.
+    pub const OF_REKEY: [Self; 3] = [Self::RekeyRecorded, Self::RekeyWritten, Self::RekeyAdvanced];
 
     /// The step's name in `ARYK_CRASH_STEP`.
     pub const fn name(self) -> &'static str {
@@ -110,7 +109,7 @@ mod armed {
     fn plan() -> Option<Plan> {
         let text = std::env::var("ARYK_CRASH_STEP").ok()?;
         let parsed = text.split_once(':').and_then(|(name, times)| {
-            let step = Step::ALL.into_iter().find(|step| step.name() == name)?;
+            let step = Step::OF_QUEUES.into_iter().chain(Step::OF_REKEY).find(|step| step.name() == name)?;
             let (times, panics) = times.strip_suffix(":panic").map_or((times, false), |times| (times, true));
             Some(Plan { step, left: AtomicI64::new(times.parse().ok()?), panics })
         });

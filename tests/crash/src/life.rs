@@ -58,7 +58,7 @@ impl Plan {
             return Self::Later { us: (LIVED.as_micros() as u64) + random.u64(..100_000) };
         }
         if crash % 2 == 1 {
-            let step = Step::ALL[(crash / 2) as usize % Step::ALL.len()];
+            let step = Step::OF_QUEUES[(crash / 2) as usize % Step::OF_QUEUES.len()];
             let most = match step {
                 Step::Recovered | Step::Started => shape.queues.into(),
                 Step::Moving => 50,

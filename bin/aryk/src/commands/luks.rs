@@ -64,7 +64,7 @@ pub enum LuksCommand {
         #[command(flatten)]
         key: KeyArgs,
         /// The file that opens the new key slot
-        #[arg(long, value_name = "FILE")]
+        #[arg(long, value_name = "NEW")]
         new_key_file: PathBuf,
         /// Number of the new key slot [default: the first free one]
         #[arg(long, value_name = "N")]

@@ -345,7 +345,7 @@ class Methods(ABC):
         name: str,
         key_name: str | None = None,
         pass_discards: bool | None = None,
-        plain64: types.CryptoPlain64 | None = None,
+        plain64: types.CryptoPlain64Mode | None = None,
         rekey: types.CryptoRekey | None = None,
     ) -> str:
         """Creates a disk that encrypts another disk.
@@ -3714,7 +3714,7 @@ class AsyncMethods(ABC):
         name: str,
         key_name: str | None = None,
         pass_discards: bool | None = None,
-        plain64: types.CryptoPlain64 | None = None,
+        plain64: types.CryptoPlain64Mode | None = None,
         rekey: types.CryptoRekey | None = None,
     ) -> str:
         """Creates a disk that encrypts another disk.

@@ -379,17 +379,6 @@ class CryptoKey(TypedDict):
     tweak_mode: CryptoTweakMode
 
 
-class CryptoPlain64(TypedDict):
-    """The options of dm-crypt's `aes-xts-plain64`, with dm-crypt's names."""
-
-    #: Whether sectors are counted in units of their own size instead of 512 bytes.
-    iv_large_sectors: NotRequired[bool]
-    #: Added to the number of a sector, in units of 512 bytes: a multiple of the sector size. Default: 0.
-    iv_offset: NotRequired[int]
-    #: Bytes that are encrypted together: 512, 1024, 2048 or 4096. The disk's blocks have at least as many. Default: 512.
-    sector_size: NotRequired[int]
-
-
 class CryptoPlain64Details(TypedDict):
     """The options of dm-crypt's `aes-xts-plain64`, as in `bdev_crypto_create`."""
 
@@ -399,6 +388,17 @@ class CryptoPlain64Details(TypedDict):
     iv_offset: int
     #: Whether sectors are counted in units of their own size instead of 512 bytes.
     iv_large_sectors: bool
+
+
+class CryptoPlain64Mode(TypedDict):
+    """The options of dm-crypt's `aes-xts-plain64`, with dm-crypt's names."""
+
+    #: Whether sectors are counted in units of their own size instead of 512 bytes.
+    iv_large_sectors: NotRequired[bool]
+    #: Added to the number of a sector, in units of 512 bytes: a multiple of the sector size. Default: 0.
+    iv_offset: NotRequired[int]
+    #: Bytes that are encrypted together: 512, 1024, 2048 or 4096. The disk's blocks have at least as many. Default: 512.
+    sector_size: NotRequired[int]
 
 
 class CryptoRekey(TypedDict):

@@ -400,7 +400,7 @@ pub(super) struct Create {
 /// The options of dm-crypt's `aes-xts-plain64`, with dm-crypt's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(rename = "CryptoPlain64")]
+#[schemars(rename = "CryptoPlain64Mode")]
 pub(super) struct Plain64 {
     /// Bytes that are encrypted together: 512, 1024, 2048 or 4096. The disk's blocks have at least as many. Default: 512.
     #[serde(default = "sector")]

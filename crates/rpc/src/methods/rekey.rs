@@ -220,7 +220,12 @@ pub(super) async fn create(
     plain64: Option<module::TweakMode>,
     rekey: Option<&Rekey>,
 ) -> Result<Arc<Bdev>, Error> {
-    let path = control.config.state_dir().map(|dir| journal_in(dir, &config.identity.name));
+    let name = &config.identity.name;
+    if control.env.registry().find(name).is_ok() {
+        // Its rotation may be using the journal.
+        return Err(module::Error::from(aryk_bdev::Error::Exists(name.clone())).into());
+    }
+    let path = control.config.state_dir().map(|dir| journal_in(dir, name));
     let Some(rekey) = rekey else {
         if let Some(path) = path {
             let base = control.disks.find(&config.base)?;
