@@ -36,8 +36,11 @@ const SLOTS: &str = "keyslots";
 /// Parses the text of a header. Its depth and its number of values are bounded before memory is allocated for them.
 pub(crate) fn parse(text: &[u8], limits: &Limits) -> Result<Map<String, Value>, Error> {
     check_shape(text, limits)?;
-    // The error's text has the position, and no part of the header.
-    serde_json::from_slice(text).map_err(|error| Error::invalid(format!("its JSON text: {error}")))
+    // The text of serde_json's error may have a part of the header.
+    serde_json::from_slice(text).map_err(|error| {
+        let (line, column) = (error.line(), error.column());
+        Error::invalid(format!("its text is no JSON object: line {line}, column {column}"))
+    })
 }
 
 fn check_shape(text: &[u8], limits: &Limits) -> Result<(), Error> {

@@ -184,16 +184,17 @@ fn the_text_is_bounded_before_it_is_parsed() {
     let escaped = format!("{{\"a\":\"{}\\\"{}\"}}", "[".repeat(500), "{,".repeat(500));
     for (text, expected) in [
         (nested.as_bytes(), "too deep"),
-        (b"[]".as_slice(), "JSON text: invalid type"),
-        (b"{\"a\":", "JSON text: EOF"),
-        (b"", "JSON text: EOF"),
-        (b"{\"a\":\"\xff\"}", "JSON text"),
+        (b"[]".as_slice(), "no JSON object: line 1"),
+        (b"\"private\"", "no JSON object: line 1"),
+        (b"{\"a\":", "no JSON object: line 1"),
+        (b"", "no JSON object: line 1"),
+        (b"{\"a\":\"\xff\"}", "no JSON object: line 1"),
         (many.as_bytes(), "has no config"),
         (escaped.as_bytes(), "has no config"),
     ] {
         set_json(&mut store, text);
         let error = read(&mut store).unwrap_err().to_string();
-        assert!(error.contains(expected), "{error}");
+        assert!(error.contains(expected) && !error.contains("private"), "{error}");
     }
     set_json(&mut store, many.as_bytes());
     let limits = Limits { json_values_max: 5000, ..Limits::default() };

@@ -485,7 +485,9 @@ fn in_use(disks: &[&Value], users: &Users) -> Option<Error> {
     };
     let lines = used.into_iter().flat_map(|(_, lines)| lines).collect();
     let hint = "Detach it first, with 'aryk detach'; or remove it with all its users: --force";
-    Error::in_use(what, lines, hint, disks.iter().filter_map(|disk| users.last_data(disk)).collect())
+    let stores = disks.iter().filter_map(|disk| encrypted::store_of(disk, users));
+    let last_data = disks.iter().copied().chain(stores).filter_map(|disk| users.last_data(disk)).collect();
+    Error::in_use(what, lines, hint, last_data)
 }
 
 /// Forgets the absent objects that need a disk, except those that are gone already. Returns their names.

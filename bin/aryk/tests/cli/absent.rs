@@ -221,6 +221,21 @@ fn the_data_of_a_deleted_file_is_lost_only_with_force() {
 }
 
 #[test]
+fn the_data_of_a_deleted_file_below_an_encrypted_disk_is_lost_only_with_force() {
+    let daemon = Daemon::start_keeping();
+    daemon.ok(&["key", "create", "k"]);
+    daemon.ok(&["disk", "create", "d", "--file", "d", "--size", "1M", "--encrypt", "k"]);
+    std::fs::remove_file(daemon.dir().join("d")).unwrap();
+    let (code, stderr) = daemon.fails(&["disk", "remove", "d"]);
+    assert!(
+        code == 1 && stderr.contains("disk 'd.store': its file ") && stderr.contains("--force"),
+        "{stderr}"
+    );
+    daemon.ok(&["disk", "remove", "d", "--force"]);
+    assert_eq!(daemon.json(&["disk", "list"]).as_array().unwrap().len(), 0);
+}
+
+#[test]
 fn an_absent_disk_in_a_group_can_be_removed() {
     let mut daemon = Daemon::start_keeping();
     daemon.ok(&["disk", "create", "a", "--file", "a.img", "--size", "1M"]);

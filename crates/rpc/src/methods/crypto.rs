@@ -312,7 +312,20 @@ async fn create_key(control: &Control, p: CreateKey) -> Result<bool, Error> {
     let named = NamedKey { key: Arc::new(key), tweak_mode: p.tweak_mode };
     control.keys.0.borrow_mut().insert(p.name.clone(), named);
     let noted = CreateKey { key: Secret(Zeroizing::new(wrapped)), key2: None, ..p };
-    control.config.made(Subsystem::Daemon, &object(&noted.name), CREATE_KEY, &noted);
+    let object = object(&noted.name);
+    control.config.made(Subsystem::Daemon, &object, CREATE_KEY, &noted);
+    // Data that a disk has encrypted would outlive a key that a power failure takes.
+    if !is_restore
+        && let Some(written) = control.config.changed_durably(Subsystem::Daemon, &object, [])
+        && !matches!(written.await, Ok(Ok(())))
+    {
+        control.keys.0.borrow_mut().remove(&noted.name);
+        control.config.forget(Subsystem::Daemon, &object);
+        return Err(Error::errno(
+            Errno::IO,
+            format!("the key '{}' cannot be stored: see the log", noted.name),
+        ));
+    }
     Ok(true)
 }
 
@@ -448,6 +461,14 @@ pub(super) fn find_key(control: &Control, name: &str) -> Result<NamedKey, Error>
     })
 }
 
+/// Refuses a key that was destroyed while its disk was being created.
+pub(super) fn check_is_there(control: &Control, name: &str, key: &Arc<module::Key>) -> Result<(), Error> {
+    match Arc::ptr_eq(&find_key(control, name)?.key, key) {
+        true => Ok(()),
+        false => Err(Error::errno(Errno::BUSY, format!("the key '{name}' was replaced meanwhile"))),
+    }
+}
+
 pub(super) async fn create(control: &Control, p: Create) -> Result<String, Error> {
     let Some(key_name) = &p.key_name else {
         return Err(Error::invalid("`key_name` must name a key of accel_crypto_key_create"));
@@ -467,7 +488,8 @@ pub(super) async fn create(control: &Control, p: Create) -> Result<String, Error
         tweak_mode: p.plain64.map_or_else(|| tweak_mode.into(), Into::into),
         passes_discards: p.pass_discards,
     };
-    let bdev = super::rekey::create(control, config, p.plain64.map(Into::into), p.rekey.as_ref()).await?;
+    let bdev =
+        super::rekey::create(control, config, key_name, p.plain64.map(Into::into), p.rekey.as_ref()).await?;
     let crypto = Crypto {
         base_bdev_name: p.base_bdev_name.clone(),
         name: p.name.clone(),

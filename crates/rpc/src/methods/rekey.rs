@@ -209,7 +209,7 @@ impl From<rekey::Error> for Error {
     }
 }
 
-/// Creates the disk of `config`. If its key is being rotated, `rekey` has the new key, whose tweak mode is `plain64` if given.
+/// Creates the disk of `config`, whose key has the name `key_name`. If its key is being rotated, `rekey` has the new key, whose tweak mode is `plain64` if given.
 ///
 /// # Errors
 /// Among others: a rotation of the disk's key is not complete, and `rekey` does not name the new key; its journal is missing or
@@ -217,6 +217,7 @@ impl From<rekey::Error> for Error {
 pub(super) async fn create(
     control: &Control,
     config: module::Config,
+    key_name: &str,
     plain64: Option<module::TweakMode>,
     rekey: Option<&Rekey>,
 ) -> Result<Arc<Bdev>, Error> {
@@ -230,12 +231,15 @@ pub(super) async fn create(
         if let Some(path) = path {
             let base = control.disks.find(&config.base)?;
             settle_journal(path, check_value(&config.key, config.tweak_mode, &base)?).await?;
+            crypto::check_is_there(control, key_name, &config.key)?;
         }
         return Ok(module::create(&control.env, config)?);
     };
     let path = path.ok_or_else(no_state_dir)?;
     let new = crypto::find_key(control, &rekey.key_name)?;
     let journal = blocking(move || Journal::open(&path)).await??;
+    crypto::check_is_there(control, key_name, &config.key)?;
+    crypto::check_is_there(control, &rekey.key_name, &new.key)?;
     let rotation = rekey::Config {
         key: Arc::clone(&new.key),
         tweak_mode: plain64.unwrap_or_else(|| new.tweak_mode.into()),

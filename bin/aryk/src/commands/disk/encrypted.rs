@@ -54,7 +54,7 @@ pub(super) fn create(key: &str, args: &CreateArgs, client: &mut Client, out: &Ou
 }
 
 /// The store of an encrypted disk that [`create`] has created with it, present or absent.
-fn store_of<'a>(disk: &Value, users: &'a Users) -> Option<&'a Value> {
+pub(super) fn store_of<'a>(disk: &Value, users: &'a Users) -> Option<&'a Value> {
     let base = match absent::is_absent(disk) {
         true if text(disk, "method") == CREATE => &disk["params"]["base_bdev_name"],
         true => return None,
