@@ -6,7 +6,7 @@
 #![no_main]
 
 use aryk_bdev::{Bdev, Memory, QosGroup};
-use aryk_metrics::{Address, Collector, Controller, Inventory, Nvme, Scrapes, Server, Web};
+use aryk_metrics::{Address, Collector, Controller, Inventory, Nvme, RbdClient, Scrapes, Server, Web};
 use aryk_reactor::Handle;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
@@ -47,6 +47,10 @@ impl Inventory for Nothing {
     }
 
     fn nvme(&self) -> Vec<Nvme> {
+        Vec::new()
+    }
+
+    fn rbd(&self) -> Vec<RbdClient> {
         Vec::new()
     }
 

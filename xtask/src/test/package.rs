@@ -93,7 +93,9 @@ fn pages(doc: &Path) -> Result<()> {
         ensure!(doc.join(page).is_file(), "{page} is not in the package");
     }
     for directory in ["", "docs", "docs/examples", "docs/rpc"] {
-        for entry in std::fs::read_dir(doc.join(directory))? {
+        let directory = doc.join(directory);
+        let entries = std::fs::read_dir(&directory).with_context(|| directory.display().to_string())?;
+        for entry in entries {
             let page = entry?.path();
             if page.extension().is_none_or(|end| end != "md") {
                 continue;
