@@ -209,7 +209,8 @@ impl From<rekey::Error> for Error {
     }
 }
 
-/// Creates the disk of `config`, whose key has the name `key_name`. If its key is being rotated, `rekey` has the new key, whose tweak mode is `plain64` if given.
+/// Creates the disk of `config`, whose key has the name `key_name`. If its key is being rotated, `rekey` has the new key, whose
+/// tweak mode is `plain64` if given.
 ///
 /// # Errors
 /// Among others: a rotation of the disk's key is not complete, and `rekey` does not name the new key; its journal is missing or
