@@ -973,7 +973,7 @@ func (c *Client) BdevNvmeSetHotplug(ctx context.Context, params BdevNvmeSetHotpl
 
 // BdevNvmeSetOptionsParams are the parameters of bdev_nvme_set_options.
 type BdevNvmeSetOptionsParams struct {
-	// What happens to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither. Default: `abort`.
+	// The reaction to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither. Default: `abort`.
 	ActionOnTimeout NvmeTimeoutAction `json:"action_on_timeout,omitempty"`
 	// Saved, without effect.
 	AllowAccelSequence *bool `json:"allow_accel_sequence,omitempty"`

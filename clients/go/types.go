@@ -1200,7 +1200,7 @@ type NvmeQueuePair struct {
 	PoolFreeMin uint64 `json:"pool_free_min"`
 }
 
-// NvmeTimeoutAction: What happens to a late command. `none`: the log gets a line, and the request waits on. `reset`: the controller is reset. `abort`: the command is aborted; if that does not help, the controller is reset.
+// NvmeTimeoutAction: The reaction to a late command. `none`: the log gets a line, and the request waits on. `reset`: the controller is reset. `abort`: the command is aborted; if that does not help, the controller is reset.
 type NvmeTimeoutAction string
 
 // The values of NvmeTimeoutAction.

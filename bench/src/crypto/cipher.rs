@@ -42,7 +42,7 @@ const INTRO: &str = "GB/s of AES-256-XTS on one core, from one buffer to another
     last column compares with the faster library of the same round. ISA-L_crypto, which SPDK uses, is not packaged by Debian and \
     was not measured.";
 
-/// What encrypts and decrypts sectors. Consecutive sectors have consecutive tweaks.
+/// An implementation that encrypts and decrypts sectors. Consecutive sectors have consecutive tweaks.
 trait Cipher {
     fn name(&self) -> &'static str;
     fn run(&mut self, encrypt: bool, sector: usize, tweak: u64, src: &[u8], dst: &mut [u8]) -> Result<()>;

@@ -98,7 +98,7 @@ fn judge(sender: Option<SocketAddrAny>, text: Option<&[u8]>) -> Uevent {
     }
 }
 
-/// Whether a message of the form `ACTION@PATH`, followed by variables, tells of a PCI function that has appeared, gone or got
+/// Whether a message of the form `ACTION@PATH`, followed by variables, reports a PCI function that has appeared, gone or got
 /// another driver. A zero byte ends each part.
 fn tells_of_functions(message: &[u8]) -> bool {
     let mut parts = message.split(|byte| *byte == 0);

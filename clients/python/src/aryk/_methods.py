@@ -1577,7 +1577,7 @@ class Methods(ABC):
         """Sets time limits and retries of NVMe controllers that are attached later.
 
         Parameters:
-            action_on_timeout: What happens to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither. Default: `abort`.
+            action_on_timeout: The reaction to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither. Default: `abort`.
             allow_accel_sequence: Saved, without effect.
             arbitration_burst: Commands that the controller fetches from a queue in its turn, as a power of two, 1 to 6; 7: any number. It is set at each start of a controller. Default, and for 0: what the controller has by itself.
             bdev_retry_count: Attempts after a status that allows another, if they are more than `transport_retry_count`; -1: without limit.
@@ -4946,7 +4946,7 @@ class AsyncMethods(ABC):
         """Sets time limits and retries of NVMe controllers that are attached later.
 
         Parameters:
-            action_on_timeout: What happens to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither. Default: `abort`.
+            action_on_timeout: The reaction to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither. Default: `abort`.
             allow_accel_sequence: Saved, without effect.
             arbitration_burst: Commands that the controller fetches from a queue in its turn, as a power of two, 1 to 6; 7: any number. It is set at each start of a controller. Default, and for 0: what the controller has by itself.
             bdev_retry_count: Attempts after a status that allows another, if they are more than `transport_retry_count`; -1: without limit.

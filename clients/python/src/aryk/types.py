@@ -55,7 +55,7 @@ NvmePathPolicy = Literal["active_passive", "active_active"]
 #: Which path the next request takes.
 NvmePathSelector = Literal["round_robin", "queue_depth"]
 
-#: What happens to a late command. `none`: the log gets a line, and the request waits on. `reset`: the controller is reset. `abort`: the command is aborted; if that does not help, the controller is reset.
+#: The reaction to a late command. `none`: the log gets a line, and the request waits on. `reset`: the controller is reset. `abort`: the command is aborted; if that does not help, the controller is reset.
 NvmeTimeoutAction = Literal["none", "reset", "abort"]
 
 #: SPDK's log levels. `NOTICE` is the default of a daemon.

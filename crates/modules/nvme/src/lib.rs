@@ -142,7 +142,7 @@ pub struct Config {
     pub return_interval: Duration,
     /// Attempts after a status that allows another; [`WITHOUT_LIMIT`]: any number.
     pub retries: u16,
-    /// What is done about a late command.
+    /// The reaction to a late command.
     pub on_timeout: OnTimeout,
     /// Times and limits of the driver.
     pub options: Options,
@@ -251,7 +251,7 @@ pub enum Error {
     /// The command may destroy data in use.
     #[error("the admin command {opcode:#04x} may destroy data of a disk that is in use: {user}")]
     InUse {
-        /// Its opcode.
+        /// The opcode of the command.
         opcode: u8,
         /// A disk that is open, and by whom.
         user: String,
@@ -259,7 +259,7 @@ pub enum Error {
     /// The data has not the length or the direction of the command.
     #[error("the data of the admin command {opcode:#04x}: {reason}")]
     WrongData {
-        /// Its opcode.
+        /// The opcode of the command.
         opcode: u8,
         /// What is wrong.
         reason: String,

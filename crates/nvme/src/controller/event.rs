@@ -29,7 +29,7 @@ pub struct Options {
     pub watch: u64,
     /// Keep-alive timer; 0 for none. NVMe 2.0 §3.9.
     pub keep_alive: u64,
-    /// What is set at each start; `None`: what the controller has by itself.
+    /// The arbitration that is set at each start; `None`: the default of the controller.
     pub arbitration: Option<Arbitration>,
     /// Most pieces of data of a command, which size the lists for SGLs.
     pub pieces: u32,
@@ -252,7 +252,7 @@ pub enum Event {
     NotSet {
         /// The command.
         step: &'static str,
-        /// Its status.
+        /// The status of the command.
         status: Status,
     },
     /// Namespaces appeared, changed or went.

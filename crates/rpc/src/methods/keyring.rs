@@ -47,7 +47,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     );
 }
 
-/// Where secrets are, by name.
+/// The sources of secrets, by name.
 #[derive(Debug, Default)]
 pub struct Keyring {
     files: RefCell<BTreeMap<String, PathBuf>>,

@@ -10,7 +10,7 @@ use aryk_nvme::controller::{AdminAnswer, Refused, ResetReason};
 use aryk_nvme::spec::opcode::admin as opcode;
 use tokio::sync::oneshot;
 
-/// Who waits for the answer to a command, and for how many bytes of data.
+/// The caller of a command, and the bytes of data that it expects.
 pub(super) struct Caller {
     reply: oneshot::Sender<Result<AdminAnswer, Error>>,
     len: usize,

@@ -1,5 +1,5 @@
-//! Requests of a controller that does not serve them now: observers of its disks are told, and requests fail after a while where
-//! the configuration says so. Control context.
+//! Requests of a controller that does not serve them now: its disks report it to their observers, and requests fail after a while
+//! where the configuration says so. Control context.
 
 use super::{Thread, now};
 use crate::Phase;
@@ -7,7 +7,7 @@ use aryk_log_limit::limited;
 use aryk_reactor::Nanos;
 use std::time::Duration;
 
-/// Observers are told of a reset that takes longer. Most resets take less, and their requests are only slow.
+/// Disks report a reset that takes longer. Most resets take less, and their requests are only slow.
 const RESET_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How far the requests that wait for the controller are.
@@ -17,7 +17,7 @@ pub(super) struct Stall {
     since: Option<Nanos>,
     /// When the controller was away; `None` if it is not.
     away_since: Option<Nanos>,
-    /// Observers of the disks were told.
+    /// The disks have reported that they are away.
     is_told: bool,
     /// Requests fail until the controller is back.
     are_failing: bool,

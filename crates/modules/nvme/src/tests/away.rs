@@ -1,4 +1,4 @@
-//! A drive that is away: observers are told, and requests fail where the configuration says so.
+//! A drive that is away: its disks report it, and requests fail where the configuration says so.
 
 use super::OnModel;
 use super::recovery::{open, read_all, slow, with, write_all};
@@ -15,7 +15,7 @@ fn durable() -> Config {
     Config { volatile_write_cache: false, ..slow() }
 }
 
-/// What observers of the disks are told from now on.
+/// The changes that the disks report to an observer from now on.
 fn observed(on: &OnModel) -> Arc<Mutex<Vec<Change>>> {
     let told = Arc::new(Mutex::new(Vec::new()));
     let observer = Arc::clone(&told);
@@ -100,7 +100,7 @@ fn requests_fail_where_the_time_for_that_is_over_until_the_drive_is_back() {
             outcomes.iter().all(|outcome| matches!(outcome.status, Status::Ok | Status::Medium)),
             "{outcomes:?}"
         );
-        // It is still awaited.
+        // The daemon still waits for the drive.
         assert_eq!((controller.info().phase, on.disks[0].is_stalled()), (Phase::Away, true));
         disk.read(0, 4, Shape::Single, &mut bench);
         assert_eq!(disk.finish(&mut bench).status, Status::Medium, "at once");

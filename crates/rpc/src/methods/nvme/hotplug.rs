@@ -23,7 +23,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// The shortest time between two looks without an event, where the kernel tells of events: a message may be lost.
+/// The shortest time between two scans without an event, where the kernel reports events: a message may be lost.
 const FALLBACK: Duration = Duration::from_secs(5);
 /// Time between an event and the look for it. More events follow the first, and `aryk nvme bind` sets the owner of the drive's
 /// file after it has bound the drive.
@@ -90,7 +90,7 @@ async fn look(control: &Rc<Control>, methods: &Rc<Methods<Control>>, attempts: &
     }
 }
 
-/// What the kernel tells of PCI functions; `None` if it tells nothing here.
+/// The kernel's messages about PCI functions; `None` if it sends none here.
 struct Events(Option<AsyncFd<Uevents>>);
 
 impl Events {

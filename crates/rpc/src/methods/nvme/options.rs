@@ -59,7 +59,7 @@ pub(crate) struct Options {
     /// Seconds for which requests wait for a drive that has vanished; -1: for ever. Default: 15.
     #[serde(skip_serializing_if = "Option::is_none")]
     ctrlr_loss_timeout_sec: Option<i32>,
-    /// What happens to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither.
+    /// The reaction to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither.
     /// Default: `abort`.
     #[serde(skip_serializing_if = "Option::is_none")]
     action_on_timeout: Option<Action>,
@@ -179,7 +179,7 @@ enum PathSelector {
     QueueDepth,
 }
 
-/// What happens to a late command. `none`: the log gets a line, and the request waits on. `reset`: the controller is reset.
+/// The reaction to a late command. `none`: the log gets a line, and the request waits on. `reset`: the controller is reset.
 /// `abort`: the command is aborted; if that does not help, the controller is reset.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]

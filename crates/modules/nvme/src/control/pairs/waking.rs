@@ -100,7 +100,7 @@ impl Thread {
             reason,
             "a core gets no queue pair with interrupts: it polls while requests are in flight"
         );
-        // It had one before.
+        // The pair had a vector before.
         if pair.vector.is_some() {
             let failure = format!("core {core} gets no queue pair with interrupts: {reason}");
             self.shared.info().last_failure = Some(failure);
