@@ -1,7 +1,8 @@
 //! The functions of librados and librbd, with the signatures of Ceph's headers.
 
 use crate::image::Notice;
-use crate::{CHANGED, Client, Place, StubImage, WORLD, add_image, find_image, later, lock};
+use crate::{CHANGED, Client, Place, Script, StubImage, WORLD, find_image, later, lock};
+use std::collections::btree_map::Entry;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -147,9 +148,16 @@ exports! {
         if path.is_empty() || std::path::Path::new(&path).exists() { 0 } else { -libc::ENOENT }
     }
 
-    fn rados_conf_set(_cluster: *mut c_void, option: *const c_char, _value: *const c_char) -> c_int {
+    fn rados_conf_set(cluster: *mut c_void, option: *const c_char, value: *const c_char) -> c_int {
         // SAFETY: as Ceph's.
-        if unsafe { text(option) }.starts_with("no_such") { -libc::ENOENT } else { 0 }
+        let (client, option, value) = unsafe { (object::<Arc<Client>>(cluster), text(option), text(value)) };
+        if option.starts_with("no_such") {
+            return -libc::ENOENT;
+        }
+        let mut world = lock(&WORLD);
+        let options = world.options.get_mut(&client.addresses).expect("a client has options until it is shut down");
+        options.insert(option, value);
+        0
     }
 
     fn rados_connect(cluster: *mut c_void) -> c_int {
@@ -160,7 +168,7 @@ exports! {
     fn rados_shutdown(cluster: *mut c_void) {
         // SAFETY: as Ceph's.
         let client = unsafe { Box::from_raw(cluster.cast::<Arc<Client>>()) };
-        lock(&WORLD).addresses.remove(&client.addresses);
+        lock(&WORLD).options.remove(&client.addresses);
     }
 
     fn rados_getaddrs(cluster: *mut c_void, addresses: *mut *mut c_char) -> c_int {
@@ -223,12 +231,13 @@ exports! {
     fn rbd_create4(pool: *mut c_void, name: *const c_char, size: u64, _options: *mut c_void) -> c_int {
         // SAFETY: as Ceph's.
         let place = unsafe { place_of(pool, name) };
-        if lock(&WORLD).images.contains_key(&place) {
-            return -libc::EEXIST;
+        match lock(&WORLD).images.entry(place) {
+            Entry::Occupied(_) => -libc::EEXIST,
+            Entry::Vacant(vacant) => {
+                vacant.insert(Arc::new(StubImage::new(size, Script::default())));
+                0
+            }
         }
-        let image = add_image(&place.0, &place.2, size);
-        lock(&WORLD).images.insert(place, image);
-        0
     }
 
     fn rbd_aio_open(

@@ -26,8 +26,8 @@ struct World {
     images: BTreeMap<Place, Arc<StubImage>>,
     blocklist: BTreeSet<String>,
     clients: u64,
-    /// The addresses of clients that were created and not shut down.
-    addresses: BTreeSet<String>,
+    /// The options of clients that were created and not shut down, by their addresses.
+    options: BTreeMap<String, BTreeMap<String, String>>,
     stuck_may_connect: bool,
 }
 
@@ -35,7 +35,7 @@ static WORLD: Mutex<World> = Mutex::new(World {
     images: BTreeMap::new(),
     blocklist: BTreeSet::new(),
     clients: 0,
-    addresses: BTreeSet::new(),
+    options: BTreeMap::new(),
     stuck_may_connect: false,
 });
 static CHANGED: Condvar = Condvar::new();
@@ -56,7 +56,7 @@ impl Client {
         let mut world = lock(&WORLD);
         world.clients += 1;
         let addresses = format!("127.0.0.1:0/{}", u64::from(std::process::id()) << 20 | world.clients);
-        world.addresses.insert(addresses.clone());
+        world.options.insert(addresses.clone(), BTreeMap::new());
         Self { user, addresses }
     }
 
@@ -96,7 +96,12 @@ pub fn is_blocklisted(addresses: &str) -> bool {
 
 /// Whether the client with these addresses was created and not shut down.
 pub fn has_client(addresses: &str) -> bool {
-    lock(&WORLD).addresses.contains(addresses)
+    lock(&WORLD).options.contains_key(addresses)
+}
+
+/// The value of an option that was set for the client with these addresses.
+pub fn option(addresses: &str, name: &str) -> Option<String> {
+    lock(&WORLD).options.get(addresses)?.get(name).cloned()
 }
 
 /// Creates an image, empty, in the default namespace.

@@ -23,6 +23,10 @@ use tokio::sync::{OnceCell, Semaphore, oneshot};
 const OPENS_MAX: usize = 32;
 /// How long a client, or a handle of an image, may take to close. After that it is left to librbd, and counted.
 pub(crate) const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
+/// Options of each client, which its configuration can change. librados limits the requests that wait for OSDs, those of all
+/// pools of a client together, and a thread that submits one more blocks: a pool that does not answer would stop the disks of
+/// the others. The budgets of links limit the requests instead.
+const OPTIONS: [(&str, &str); 2] = [("objecter_inflight_ops", "0"), ("objecter_inflight_op_bytes", "0")];
 /// For how long a predecessor is excluded: an hour, which is Ceph's own default.
 const EXCLUDED_SECONDS: u32 = 3600;
 
@@ -317,6 +321,7 @@ fn connect(library: &Library, config: &ClusterConfig) -> Result<(Arc<Cluster>, S
         if let Some(keyring) = &config.key_file {
             cluster.set("keyring", &keyring.to_string_lossy())?;
         }
+        OPTIONS.iter().try_for_each(|(option, value)| cluster.set(option, value))?;
         config.options.iter().try_for_each(|(option, value)| cluster.set(option, value))?;
         cluster.connect()?;
         cluster.addresses()

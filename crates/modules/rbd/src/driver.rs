@@ -1,13 +1,15 @@
 //! A reactor's end of a client's link, which the channels of all disks of the client share there. Reactor context.
 //!
 //! A request needs no allocation, no lock and no system call here: it is an entry of a table and of the ring. Its memory belongs
-//! to librbd until the result comes, also when its submitter no longer needs it.
+//! to librbd until the result comes, also when its submitter no longer needs it. Requests for which the budget has no room wait
+//! here, those of each channel in their order; the end of a request lets others go, so nothing polls.
 
+use crate::budget::{Budget, Share, Wait, cost_of};
 use crate::connection::Connection;
 use crate::disk::Disk;
 use crate::errors::{Class, errno};
 use crate::link::{Command, Link};
-use aryk_bdev::{Channel, Completion, CreditPool, Failure, Io, Op, Status, Tag};
+use aryk_bdev::{Channel, Completion, Failure, Io, Op, Status, Tag};
 use aryk_dma::Sgl;
 use aryk_librbd::{Image, Operation, Request as Call};
 use aryk_reactor::{Armed, Cx, Driver, DriverRef, RootId};
@@ -17,10 +19,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-/// Requests of one link, of all its channels together.
-pub(crate) const CREDITS: u32 = 2048;
-/// Room for commands: each request has one at a time, and channels have some when they are opened and closed.
-pub(crate) const COMMANDS: u32 = 2 * CREDITS;
+/// Room for commands in the ring. More of them wait here.
+pub(crate) const COMMANDS: u32 = 4096;
+/// Requests for which a link has room without an allocation.
+const REQUESTS: u32 = 256;
 
 #[derive(Debug)]
 struct Request {
@@ -35,6 +37,11 @@ struct Opened {
     disk: Arc<Disk>,
     block_size: u32,
     completions: Vec<Completion>,
+    share: Share,
+    /// Requests for which the budget has no room.
+    waiting: VecDeque<Key>,
+    /// The channel stands in the line for the common part of the budget.
+    is_in_line: bool,
 }
 
 pub(crate) struct LinkDriver {
@@ -44,7 +51,9 @@ pub(crate) struct LinkDriver {
     channels: Slots<Opened>,
     /// Commands for which the ring had no room.
     overflow: VecDeque<Command>,
-    credits: CreditPool,
+    budget: Budget,
+    /// Channels whose first waiting request needs the common part of the budget.
+    line: VecDeque<Key>,
     /// Results that were taken; those before `next` are processed.
     results: Vec<(u64, i64)>,
     next: usize,
@@ -57,11 +66,12 @@ impl LinkDriver {
         Self {
             link,
             name,
-            requests: Slots::new(CREDITS),
+            requests: Slots::new(REQUESTS),
             channels: Slots::new(8),
             overflow: VecDeque::new(),
-            credits: CreditPool::new(CREDITS),
-            results: Vec::with_capacity(CREDITS as usize),
+            budget: Budget::default(),
+            line: VecDeque::new(),
+            results: Vec::with_capacity(REQUESTS as usize),
             next: 0,
             has_new: false,
             is_armed: false,
@@ -79,8 +89,15 @@ impl LinkDriver {
     }
 
     fn open(&mut self, disk: &Arc<Disk>, image: Arc<Image>, root: RootId) -> Key {
-        let (block_size, completions) = (disk.block_size, Vec::new());
-        let key = self.channels.add(Opened { root, disk: Arc::clone(disk), block_size, completions });
+        let key = self.channels.add(Opened {
+            root,
+            disk: Arc::clone(disk),
+            block_size: disk.block_size,
+            completions: Vec::new(),
+            share: Share::default(),
+            waiting: VecDeque::new(),
+            is_in_line: false,
+        });
         self.send(Command::Attach(key.index(), image));
         key
     }
@@ -89,14 +106,30 @@ impl LinkDriver {
         let is_idle = self.requests.iter().all(|(_, request)| request.channel != channel);
         assert!(is_idle, "a channel is closed when nothing is in flight");
         self.channels.remove(channel);
+        self.line.retain(|of| *of != channel);
         self.send(Command::Detach(channel.index()));
     }
 
     #[inline]
     fn submit(&mut self, channel: Key, io: &Io) {
-        let block_size = self.channels.get(channel).expect("an open channel").block_size;
-        let key = self.requests.insert(Request { io: *io, channel, is_flushing: false });
-        let token = key.expect("the caller holds a credit").raw();
+        let opened = self.channels.get_mut(channel).expect("an open channel");
+        let key = self.requests.add(Request { io: *io, channel, is_flushing: false });
+        let may_share = self.line.is_empty();
+        if opened.waiting.is_empty()
+            && self.budget.try_take(&mut opened.share, cost_of(io.data.len()), may_share).is_ok()
+        {
+            return self.start(key);
+        }
+        opened.waiting.push_back(key);
+        self.start_waiting_of(channel);
+    }
+
+    /// Gives a request to librbd.
+    #[inline]
+    fn start(&mut self, key: Key) {
+        let Request { io, channel, .. } =
+            self.requests.get(key).expect("the caller has just added or found it");
+        let block_size = self.channels.get(*channel).expect("a channel outlives its requests").block_size;
         let len = || io.blocks.to_bytes(block_size).0;
         let operation = match io.op {
             Op::Read => Operation::Read,
@@ -108,7 +141,75 @@ impl LinkDriver {
             Op::Compare | Op::Copy => unreachable!("the block layer builds it from others"),
         };
         let offset = io.lba.to_bytes(block_size).0;
-        self.send(Command::Submit(channel.index(), Call { operation, offset, data: io.data, token }));
+        let call = Call { operation, offset, data: io.data, token: key.raw() };
+        self.send(Command::Submit(channel.index(), call));
+    }
+
+    /// Starts the first waiting request of a channel, if the budget has room.
+    fn start_first(&mut self, channel: Key, may_share: bool) -> Option<Result<(), Wait>> {
+        let opened = self.channels.get_mut(channel).expect("the caller names an open channel");
+        let key = *opened.waiting.front()?;
+        let cost = cost_of(self.requests.get(key).expect("it waits").io.data.len());
+        let taken = self.budget.try_take(&mut opened.share, cost, may_share);
+        if taken.is_ok() {
+            opened.waiting.pop_front();
+            self.start(key);
+        }
+        Some(taken)
+    }
+
+    /// Starts the waiting requests of a channel for which there is room now. If others need the common part, the channel stands
+    /// in line.
+    fn start_waiting_of(&mut self, channel: Key) {
+        loop {
+            match self.start_first(channel, self.line.is_empty()) {
+                Some(Ok(())) => {}
+                None | Some(Err(Wait::Own)) => return,
+                Some(Err(Wait::Common)) => break,
+            }
+        }
+        let opened = self.channels.get_mut(channel).expect("just used");
+        if !std::mem::replace(&mut opened.is_in_line, true) {
+            self.line.push_back(channel);
+        }
+    }
+
+    /// Starts waiting requests in the order of the line, one of each channel, as long as the common part has room.
+    fn start_line(&mut self) {
+        while let Some(&channel) = self.line.front() {
+            let started = self.start_first(channel, true);
+            if started == Some(Err(Wait::Common)) {
+                return;
+            }
+            self.line.pop_front();
+            let opened = self.channels.get_mut(channel).expect("a channel leaves the line when it is closed");
+            opened.is_in_line = started == Some(Ok(())) && !opened.waiting.is_empty();
+            if opened.is_in_line {
+                self.line.push_back(channel);
+            }
+        }
+    }
+
+    /// Completes the waiting requests of a channel with this tag.
+    fn abort(&mut self, channel: Key, tag: Tag, cx: &mut Cx) {
+        let requests = &mut self.requests;
+        let opened = self.channels.get_mut(channel).expect("an open channel");
+        let before = opened.waiting.len();
+        opened.waiting.retain(|key| {
+            let is_kept = requests.get(*key).expect("it waits").io.tag != tag;
+            if !is_kept {
+                requests.remove(*key);
+            }
+            is_kept
+        });
+        let aborted = before - opened.waiting.len();
+        if aborted > 0 {
+            let completion = Completion { tag, status: Status::Aborted };
+            opened.completions.extend(std::iter::repeat_n(completion, aborted));
+            cx.wake(opened.root);
+            // The request that is the first now may have room.
+            self.start_waiting_of(channel);
+        }
     }
 
     #[inline]
@@ -126,11 +227,18 @@ impl LinkDriver {
             return self.send(Command::Submit(number, flush));
         }
         let Request { io, channel, .. } = self.requests.remove(key).expect("just found");
-        let channel = self.channels.get_mut(channel).expect("a channel outlives its requests");
-        if channel.completions.is_empty() {
-            cx.wake(channel.root);
+        let opened = self.channels.get_mut(channel).expect("a channel outlives its requests");
+        if opened.completions.is_empty() {
+            cx.wake(opened.root);
         }
-        channel.completions.push(Completion { tag: io.tag, status });
+        opened.completions.push(Completion { tag: io.tag, status });
+        self.budget.give_back(&mut opened.share, cost_of(io.data.len()));
+        if !opened.waiting.is_empty() {
+            self.start_waiting_of(channel);
+        }
+        if !self.line.is_empty() {
+            self.start_line();
+        }
     }
 
     /// Records a failure, and returns what it means for the request.
@@ -235,8 +343,9 @@ impl Channel for RbdChannel {
         self.driver.activate(cx).submit(self.key, io);
     }
 
-    fn abort(&mut self, _: Tag, _: &mut Cx) {
-        // librbd has the request and its memory, and gives neither back before its end.
+    fn abort(&mut self, tag: Tag, cx: &mut Cx) {
+        // librbd gives a request that it has, and its memory, not back before its end.
+        self.driver.activate(cx).abort(self.key, tag, cx);
     }
 
     #[inline]
@@ -248,10 +357,6 @@ impl Channel for RbdChannel {
         } else {
             out.append(completions);
         }
-    }
-
-    fn credits(&self) -> Option<CreditPool> {
-        Some(self.driver.borrow().credits.clone())
     }
 }
 

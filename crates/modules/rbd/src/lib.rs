@@ -6,6 +6,7 @@
 //! | `connection` | one client: its threads, its limits, its links to reactors |
 //! | `workers` | threads for the calls of Ceph that block; `timer`: limits of waits |
 //! | `link` | the way of requests and results between a reactor and librbd |
+//! | `budget` | how much memory the requests of a link may take |
 //! | `driver` | the reactor's end of a link, and the channels of all disks of a client there |
 //! | `disk` | the disk of an image |
 //! | `errors` | what an errno of librbd means for a request |
@@ -15,6 +16,7 @@
 //! the reactor takes as a whole. The data is in the guest's memory: librbd gets that memory as it is.
 #![forbid(unsafe_code)]
 
+mod budget;
 mod clusters;
 mod connection;
 mod disk;

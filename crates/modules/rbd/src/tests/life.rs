@@ -4,7 +4,7 @@ use super::{BLOCK, OnStub, config, create, create_on, pool, until};
 use crate::{Cluster, ClusterConfig, Clusters, Error, Resized, Size, resize};
 use aryk_bdev::{Blocks, Bytes, Env, Identity};
 use aryk_bdev_conformance::block_on;
-use aryk_librbd_stub::{add_image, library};
+use aryk_librbd_stub::{add_image, library, option};
 use rustix::io::Errno;
 
 #[test]
@@ -29,6 +29,22 @@ fn disks_of_one_configuration_share_a_client() {
     assert_eq!((list.len(), list[0].disks, list[0].counts.opens), (1, 2, 2));
     block_on(env.registry().remove("a")).unwrap();
     assert_eq!(clusters.list()[0].disks, 1);
+}
+
+#[test]
+fn librados_does_not_limit_the_requests_of_all_pools_together_unless_the_operator_sets_it() {
+    let clusters = Clusters::with_library(library());
+    let mut limited = ClusterConfig::default();
+    limited.options.insert("objecter_inflight_ops".into(), "7".into());
+    block_on(clusters.register("limited", limited)).unwrap();
+    block_on(clusters.register("plain", ClusterConfig::default())).unwrap();
+    let list = clusters.list();
+    let options = |number: usize| {
+        let addresses = &list[number].addresses;
+        ["objecter_inflight_ops", "objecter_inflight_op_bytes"].map(|name| option(addresses, name).unwrap())
+    };
+    assert_eq!((options(0), options(1)), (["7".into(), "0".into()], ["0".into(), "0".into()]));
+    block_on(clusters.close());
 }
 
 #[test]
