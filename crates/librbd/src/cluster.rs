@@ -4,12 +4,14 @@ use crate::table::Table;
 use crate::{CallError, Library, c_string};
 use std::ffi::{CStr, c_void};
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A client of a cluster. Without [`Cluster::shut_down`], it is leaked.
+/// A client of a cluster. Without [`Cluster::shut_down`], a thread of its own ends it when this is dropped.
 pub struct Cluster {
     library: Library,
+    /// Null once the client has ended.
     raw: *mut c_void,
 }
 
@@ -122,9 +124,24 @@ impl Cluster {
     }
 
     /// Ends a client, which has no pools: each would have a reference to it. Blocks.
-    pub fn shut_down(self) {
+    pub fn shut_down(mut self) {
+        let raw = std::mem::replace(&mut self.raw, std::ptr::null_mut());
         // SAFETY: each pool has a reference to its client, so there is none, and nobody uses the client after this.
-        unsafe { (self.table().rados_shutdown)(self.raw) };
+        unsafe { (self.table().rados_shutdown)(raw) };
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let raw = std::mem::replace(&mut self.raw, std::ptr::null_mut());
+        if raw.is_null() {
+            return;
+        }
+        // The last reference may be that of a handle which librbd has closed late, on a thread of this client.
+        let cluster = ManuallyDrop::new(Self { library: self.library.clone(), raw });
+        let end = move || ManuallyDrop::into_inner(cluster).shut_down();
+        // Without a thread, the client is leaked.
+        let _ = std::thread::Builder::new().name("rados_end".into()).spawn(end);
     }
 }
 

@@ -155,8 +155,8 @@ exports! {
             return -libc::ENOENT;
         }
         let mut world = lock(&WORLD);
-        let options = world.options.get_mut(&client.addresses).expect("a client has options until it is shut down");
-        options.insert(option, value);
+        let present = world.present.get_mut(&client.addresses).expect("a client is present until it is shut down");
+        present.options.insert(option, value);
         0
     }
 
@@ -168,7 +168,7 @@ exports! {
     fn rados_shutdown(cluster: *mut c_void) {
         // SAFETY: as Ceph's.
         let client = unsafe { Box::from_raw(cluster.cast::<Arc<Client>>()) };
-        lock(&WORLD).options.remove(&client.addresses);
+        lock(&WORLD).present.remove(&client.addresses);
     }
 
     fn rados_getaddrs(cluster: *mut c_void, addresses: *mut *mut c_char) -> c_int {

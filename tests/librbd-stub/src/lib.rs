@@ -26,16 +26,23 @@ struct World {
     images: BTreeMap<Place, Arc<StubImage>>,
     blocklist: BTreeSet<String>,
     clients: u64,
-    /// The options of clients that were created and not shut down, by their addresses.
-    options: BTreeMap<String, BTreeMap<String, String>>,
+    /// Clients that were created and not shut down, by their addresses.
+    present: BTreeMap<String, Present>,
     stuck_may_connect: bool,
+}
+
+/// What is known of a client.
+#[derive(Default)]
+struct Present {
+    user: String,
+    options: BTreeMap<String, String>,
 }
 
 static WORLD: Mutex<World> = Mutex::new(World {
     images: BTreeMap::new(),
     blocklist: BTreeSet::new(),
     clients: 0,
-    options: BTreeMap::new(),
+    present: BTreeMap::new(),
     stuck_may_connect: false,
 });
 static CHANGED: Condvar = Condvar::new();
@@ -56,7 +63,8 @@ impl Client {
         let mut world = lock(&WORLD);
         world.clients += 1;
         let addresses = format!("127.0.0.1:0/{}", u64::from(std::process::id()) << 20 | world.clients);
-        world.options.insert(addresses.clone(), BTreeMap::new());
+        let present = Present { user: user.clone(), ..Present::default() };
+        world.present.insert(addresses.clone(), present);
         Self { user, addresses }
     }
 
@@ -96,12 +104,17 @@ pub fn is_blocklisted(addresses: &str) -> bool {
 
 /// Whether the client with these addresses was created and not shut down.
 pub fn has_client(addresses: &str) -> bool {
-    lock(&WORLD).options.contains_key(addresses)
+    lock(&WORLD).present.contains_key(addresses)
+}
+
+/// Number of clients of a user that were created and not shut down.
+pub fn clients_of(user: &str) -> usize {
+    lock(&WORLD).present.values().filter(|present| present.user == user).count()
 }
 
 /// The value of an option that was set for the client with these addresses.
 pub fn option(addresses: &str, name: &str) -> Option<String> {
-    lock(&WORLD).options.get(addresses)?.get(name).cloned()
+    lock(&WORLD).present.get(addresses)?.options.get(name).cloned()
 }
 
 /// Creates an image, empty, in the default namespace.

@@ -5,7 +5,7 @@
 
 use crate::connection::{Connection, Counts};
 use crate::timer::sole;
-use crate::workers::{Workers, lock};
+use crate::workers::{Lane, Workers, lock};
 use crate::{Cluster, Error};
 use aryk_librbd::Library;
 use aryk_reactor::CoreSet;
@@ -138,7 +138,7 @@ impl Clusters {
         let load = async || {
             let path = self.0.path.clone();
             let loader = Workers::new("librbd", self.0.cores.clone());
-            Ok::<_, Error>(loader.run(move || Library::load(path.as_deref())).await??)
+            Ok::<_, Error>(loader.run(Lane::Client, move || Library::load(path.as_deref())).await??)
         };
         self.0.library.get_or_try_init(load).await
     }

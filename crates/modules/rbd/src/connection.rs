@@ -6,7 +6,7 @@ use crate::driver::COMMANDS;
 use crate::errors::{self, Class, ErrorCounts};
 use crate::link::Link;
 use crate::timer::{sole, within};
-use crate::workers::{Workers, lock, own_cores};
+use crate::workers::{Lane, Workers, lock, own_cores};
 use crate::{Error, Spec};
 use aryk_librbd::{CallError, Cluster, Image, Library, Pool};
 use aryk_log_limit::{LogLimit, limited};
@@ -106,7 +106,7 @@ impl Connection {
         // A link may be started by a reactor, whose core its thread must not get.
         let workers = Workers::new(&name, config.cores.clone().or_else(own_cores));
         let library = library.clone();
-        let (cluster, addresses) = workers.run(move || connect(&library, &config)).await??;
+        let (cluster, addresses) = workers.run(Lane::Client, move || connect(&library, &config)).await??;
         tracing::info!(cluster = name, addresses, "connected to a Ceph cluster");
         Ok(Self {
             name,
@@ -181,7 +181,7 @@ impl Connection {
                 // From then on, each request of this client brings the map that excludes the other to the OSD.
                 cluster.wait_for_latest_osdmap()
             };
-            let fenced: Result<(), CallError> = self.workers.run(job).await?;
+            let fenced: Result<(), CallError> = self.workers.run(Lane::Client, job).await?;
             fenced.map_err(|error| Error::Fence { addresses: addresses.to_owned(), error })?;
             tracing::info!(
                 cluster = self.name,
@@ -197,7 +197,8 @@ impl Connection {
     pub async fn pool(&self, spec: &Spec) -> Result<Arc<Pool>, Error> {
         let (cluster, pool, namespace) =
             (Arc::clone(&self.cluster), spec.pool.clone(), spec.namespace.clone());
-        let opened = self.workers.run(move || Pool::open(&cluster, &pool, namespace.as_deref())).await?;
+        let open = move || Pool::open(&cluster, &pool, namespace.as_deref());
+        let opened = self.workers.run(spec.lane(), open).await?;
         opened.map(Arc::new).map_err(|error| Error::Pool { pool: spec.pool.clone(), error })
     }
 
@@ -299,7 +300,7 @@ impl Connection {
         let end = async {
             // Pools of images that are being opened or closed refer to it.
             let cluster = sole(cluster).await?;
-            workers.run(move || cluster.shut_down()).await.ok()
+            workers.run(Lane::End, move || cluster.shut_down()).await.ok()
         };
         match within(CLOSE_PATIENCE, end).await.flatten() {
             Some(()) => tracing::info!(cluster = name, "the client of the Ceph cluster has ended"),

@@ -4,7 +4,7 @@ use crate::clusters::Lease;
 use crate::connection::{Connection, Opened};
 use crate::driver::RbdChannel;
 use crate::errors::{Class, Counters};
-use crate::workers::lock;
+use crate::workers::{Lane, lock};
 use crate::{Clusters, Config, DiskInfo, Error, Spec, disk_of};
 use aryk_bdev::{
     Bdev, Blocks, BoxFuture, Bytes, Channel, Device, Env, Failure, Failures, Geometry, Lba, Limits, Op,
@@ -84,7 +84,7 @@ pub(crate) async fn create(
     let pool = connection.pool(spec).await?;
     if let Some(Bytes(size)) = config.size.filter(|_| !is_read_only) {
         let (pool, image) = (Arc::clone(&pool), spec.image.clone());
-        match connection.workers.run(move || pool.create_image(&image, size)).await? {
+        match connection.workers.run(spec.lane(), move || pool.create_image(&image, size)).await? {
             Ok(()) => {}
             Err(CallError { errno, .. }) if errno == Errno::EXIST.raw_os_error() => {}
             Err(error) => return Err(Error::Image { action: "create", image: spec.to_string(), error }),
@@ -104,7 +104,7 @@ pub(crate) async fn create(
 /// Checks that a disk can be made of an image.
 async fn inspect(connection: &Connection, opened: &Opened, config: &Config) -> Result<Info, Error> {
     let (name, image) = (config.spec.to_string(), Arc::clone(opened.image()));
-    let info = connection.workers.run(move || image.info()).await?;
+    let info = connection.workers.run(config.spec.lane(), move || image.info()).await?;
     let info = info.map_err(|error| Error::Image { action: "inspect", image: name.clone(), error })?;
     let block_size = config.block_size;
     let is_valid = block_size.is_power_of_two() && block_size >= 512;
@@ -218,14 +218,14 @@ impl Disk {
             let Some(disk) = disk.upgrade() else { return };
             let Some((_, connection)) = disk.parts() else { return };
             // If there is no thread, the next notice follows the size.
-            let _ = connection.workers.start(move || disk.follow_size());
+            let _ = connection.workers.start(disk.spec.lane(), move || disk.follow_size());
         };
         let disk = Arc::clone(self);
         let job = move || Watch::new(&image, notice).map(|watch| disk.keep_watch(watch));
         let warn = |error: &dyn std::fmt::Display| {
             tracing::warn!(disk = self.name, %error, "changes of the image's size will not be noticed");
         };
-        match connection.workers.run(job).await {
+        match connection.workers.run(self.spec.lane(), job).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => warn(&error),
             Err(error) => warn(&error),
@@ -268,7 +268,7 @@ impl Disk {
         if let Some(watch) = watch {
             let disk = self.name.clone();
             // Without a thread, the image stays open with its watch, and is counted below.
-            let _ = connection.workers.start(move || end_watch(watch, &disk));
+            let _ = connection.workers.start(Lane::End, move || end_watch(watch, &disk));
         }
         // The image closes after its watch, and after the calls that still use it.
         connection.close(&image, &self.name).await;
@@ -391,7 +391,8 @@ impl Drop for Resizing {
 impl Resizing {
     async fn set_size(&self, size: Bytes, may_shrink: bool) -> Result<(), Error> {
         let (image, connection) = self.0.parts().ok_or(Error::Ending)?;
-        let resized = connection.workers.run(move || image.resize(size.0, may_shrink)).await?;
+        let resized =
+            connection.workers.run(self.0.spec.lane(), move || image.resize(size.0, may_shrink)).await?;
         resized.map_err(|error| Error::Image { action: "resize", image: self.0.spec.to_string(), error })
     }
 }

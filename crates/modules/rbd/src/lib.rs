@@ -52,6 +52,13 @@ pub struct Spec {
     pub snapshot: Option<String>,
 }
 
+impl Spec {
+    /// The lane of blocking calls for the image.
+    fn lane(&self) -> workers::Lane {
+        workers::Lane::Pool(self.pool.clone())
+    }
+}
+
 impl std::fmt::Display for Spec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/", self.pool)?;

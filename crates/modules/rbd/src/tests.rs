@@ -68,7 +68,7 @@ impl OnStub {
 }
 
 /// Waits, in real time, until something happened in another thread.
-fn until(what: &str, mut is_done: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut is_done: impl FnMut() -> bool) {
     for _ in 0..20_000 {
         if is_done() {
             return;

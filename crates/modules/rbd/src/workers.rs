@@ -1,5 +1,7 @@
 //! Threads for the calls of Ceph that block: a bounded number for each client, so that a cluster that does not answer delays no
-//! other. Any context but a reactor's.
+//! other. Calls for one pool, those for the whole client, and those that end something have a lane each, with a bounded number of
+//! threads: a pool that does not answer delays neither the disks of other pools nor the end of disks. Any context but a
+//! reactor's.
 
 use crate::Error;
 use aryk_reactor::CoreSet;
@@ -8,18 +10,55 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 
-/// The most threads of a client.
-const THREADS_MAX: usize = 4;
+/// The most threads of a client that do not end something.
+const THREADS_MAX: usize = 8;
+/// The most threads of one lane.
+const LANE_MAX: usize = 2;
+
+/// What a job waits for, if it waits.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Lane {
+    /// The cluster's monitors.
+    Client,
+    /// The OSDs of this pool.
+    Pool(String),
+    /// The end of something: there are always threads for that.
+    End,
+}
 
 type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct Queue {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<(Lane, Job)>,
+    /// The lanes of the jobs that run.
+    running: Vec<Lane>,
     /// Threads, and those of them that wait for a job.
     threads: usize,
     idle: usize,
     has_ended: bool,
+}
+
+impl Queue {
+    /// Whether a thread may take a job of this lane now.
+    fn may_run(&self, lane: &Lane) -> bool {
+        let of_lane = self.running.iter().filter(|running| *running == lane).count();
+        let others = self.running.iter().filter(|running| **running != Lane::End).count();
+        of_lane < LANE_MAX && (*lane == Lane::End || others < THREADS_MAX)
+    }
+
+    /// Takes the first job that may run.
+    fn take(&mut self) -> Option<(Lane, Job)> {
+        let at = self.jobs.iter().position(|(lane, _)| self.may_run(lane))?;
+        let (lane, job) = self.jobs.remove(at)?;
+        self.running.push(lane.clone());
+        Some((lane, job))
+    }
+
+    fn has_run(&mut self, lane: &Lane) {
+        let at = self.running.iter().position(|running| running == lane).expect("a job that runs");
+        self.running.swap_remove(at);
+    }
 }
 
 struct Shared {
@@ -76,10 +115,14 @@ impl Workers {
     ///
     /// # Errors
     /// [`Error::Thread`].
-    pub async fn run<R: Send + 'static>(&self, job: impl FnOnce() -> R + Send + 'static) -> Result<R, Error> {
+    pub async fn run<R: Send + 'static>(
+        &self,
+        lane: Lane,
+        job: impl FnOnce() -> R + Send + 'static,
+    ) -> Result<R, Error> {
         let (sender, result) = oneshot::channel();
         // The caller may have stopped waiting.
-        self.start(move || drop(sender.send(job())))?;
+        self.start(lane, move || drop(sender.send(job())))?;
         result.await.map_err(|_| Error::Ending)
     }
 
@@ -87,9 +130,11 @@ impl Workers {
     ///
     /// # Errors
     /// [`Error::Thread`] if there is no thread.
-    pub fn start(&self, job: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    pub fn start(&self, lane: Lane, job: impl FnOnce() + Send + 'static) -> Result<(), Error> {
         let mut queue = lock(&self.0.queue);
-        if queue.idle <= queue.jobs.len() && queue.threads < THREADS_MAX {
+        // Each idle thread takes one of the jobs that may run.
+        let ready = queue.jobs.iter().filter(|(lane, _)| queue.may_run(lane)).count();
+        if queue.may_run(&lane) && queue.idle <= ready && queue.threads < THREADS_MAX + LANE_MAX {
             let shared = Arc::clone(&self.0);
             let body = move || {
                 run_on(shared.cores.as_ref());
@@ -102,7 +147,7 @@ impl Workers {
                 Err(_) => {}
             }
         }
-        queue.jobs.push_back(Box::new(job));
+        queue.jobs.push_back((lane, Box::new(job)));
         drop(queue);
         self.0.changed.notify_one();
         Ok(())
@@ -113,11 +158,14 @@ impl Shared {
     fn work(&self) {
         let mut queue = lock(&self.queue);
         loop {
-            if let Some(job) = queue.jobs.pop_front() {
+            if let Some((lane, job)) = queue.take() {
                 drop(queue);
                 job();
                 queue = lock(&self.queue);
-            } else if queue.has_ended {
+                queue.has_run(&lane);
+                // There is room for another job of the lane, and the last job ends the threads that wait.
+                self.changed.notify_all();
+            } else if queue.has_ended && queue.jobs.is_empty() {
                 return;
             } else {
                 queue.idle += 1;
@@ -132,5 +180,40 @@ impl Drop for Workers {
     fn drop(&mut self) {
         lock(&self.0.queue).has_ended = true;
         self.0.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::until;
+    use aryk_bdev_conformance::block_on;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn jobs_that_hang_leave_threads_to_other_pools_and_to_ends() {
+        let workers = Workers::new("test", None);
+        let hanging = Arc::new(AtomicUsize::new(0));
+        let hang = |lane: Lane| {
+            let (release, released) = channel::<()>();
+            let hanging = Arc::clone(&hanging);
+            let job = move || {
+                hanging.fetch_add(1, Ordering::SeqCst);
+                // Ends when the sender is dropped.
+                let _ = released.recv();
+            };
+            workers.start(lane, job).unwrap();
+            release
+        };
+        let releases: Vec<_> = (0..20).map(|_| hang(Lane::Pool("stuck".into()))).collect();
+        until("some hang", || hanging.load(Ordering::SeqCst) == LANE_MAX);
+        assert_eq!(block_on(workers.run(Lane::Pool("other".into()), || 1)).unwrap(), 1);
+        let more: Vec<_> = (0..20).map(|pool| hang(Lane::Pool(format!("pool{pool}")))).collect();
+        until("all threads but those of ends hang", || hanging.load(Ordering::SeqCst) == THREADS_MAX);
+        assert_eq!(block_on(workers.run(Lane::End, || 2)).unwrap(), 2);
+        assert!(lock(&workers.0.queue).threads <= THREADS_MAX + LANE_MAX);
+        drop((releases, more));
+        until("all have run", || hanging.load(Ordering::SeqCst) == 40);
     }
 }

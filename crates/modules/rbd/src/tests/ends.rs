@@ -1,11 +1,12 @@
 //! What disks leave behind: nothing.
 
 use super::{BLOCK, OnStub, until};
-use crate::{Size, disk_of, info, resize};
+use crate::{ClusterConfig, Clusters, Size, disk_of, info, resize};
 use aryk_bdev::{Access, Bytes, Status};
-use aryk_bdev_conformance::{Bench, Shape};
-use aryk_librbd_stub::has_client;
+use aryk_bdev_conformance::{Bench, Shape, block_on};
+use aryk_librbd_stub::{clients_of, has_client, let_stuck_connect, library};
 use std::sync::Arc;
+use std::task::{Context, Waker};
 
 #[test]
 fn the_client_of_the_last_disk_is_shut_down() {
@@ -62,4 +63,20 @@ fn a_disk_that_is_removed_during_a_resize_closes_its_image_afterwards() {
     resizer.join().unwrap();
     until("the handle is closed", || stub.image.handles() == 0);
     assert!(!has_client(&addresses));
+}
+
+#[test]
+fn a_client_whose_connecting_was_given_up_is_shut_down() {
+    let clusters = Clusters::with_library(library());
+    let stuck = ClusterConfig { user: Some("stuck".into()), ..ClusterConfig::default() };
+    let mut connecting = Box::pin(clusters.register("stuck", stuck));
+    until("the client is connecting", || {
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(connecting.as_mut().poll(&mut cx).is_pending(), "it is stuck");
+        clients_of("stuck") == 1
+    });
+    drop(connecting);
+    block_on(clusters.close());
+    let_stuck_connect();
+    until("the client is shut down", || clients_of("stuck") == 0);
 }
