@@ -1,8 +1,9 @@
 //! A disk that puts another device behind tighter limits, and records the requests that the block layer sends to it.
 
+use crate::Fixture;
 use aryk_bdev::{
-    BaseEvent, Bdev, Blocks, BoxFuture, Channel, Completion, CreditPool, Device, Geometry, Io, Lba, Limits,
-    Op, OpSet, OpenError, Stay, Tag,
+    BaseEvent, Bdev, Blocks, BoxFuture, Channel, Completion, CreditPool, Device, Geometry, Identity, Io, Lba,
+    Limits, Op, OpSet, OpenError, Registry, Stay, Tag,
 };
 use aryk_reactor::{Cx, Handle, RootId};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -63,6 +64,19 @@ impl Probe {
     pub fn log(&self) -> Arc<Mutex<Log>> {
         Arc::clone(&self.log)
     }
+}
+
+/// The disk of a fixture behind a probe named `probe` by which no other host changes its store, so that the block layer makes all
+/// compound requests of it; `None` if no other host does.
+pub(crate) fn unshared(fixture: &impl Fixture) -> Option<Registry> {
+    let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
+    let device = bdev.device();
+    let limits = Limits { is_shared: false, ..device.limits() };
+    device.limits().is_shared.then(|| {
+        let (registry, probe) = (Registry::new(), Probe::new(Arc::clone(device), limits, device.ops()));
+        registry.register(Identity::named("probe"), Arc::new(probe)).expect("it is the only one");
+        registry
+    })
 }
 
 impl std::fmt::Debug for Probe {

@@ -56,6 +56,9 @@ pub struct Limits {
     /// Whether other hosts may change the store too. Then a compare-and-write or a copy that the device does not do, or not in
     /// this size, is refused: made of reads and writes, they would be apart from this host's changes only.
     pub is_shared: bool,
+    /// Whether other hosts are meant to use the store at the same time. Then no host changes alone what all must know, such as
+    /// the key of an encrypted disk.
+    pub has_other_hosts: bool,
 }
 
 impl Limits {
@@ -84,6 +87,7 @@ impl Default for Limits {
             copy_blocks: Blocks::MAX,
             atomic_blocks: Blocks(1),
             is_shared: false,
+            has_other_hosts: false,
         }
     }
 }

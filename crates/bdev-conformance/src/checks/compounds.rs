@@ -1,5 +1,6 @@
 //! Compare, compare-and-write and copy, on one channel.
 
+use crate::probe::unshared;
 use crate::{Bench, Fixture, Opener, Probe, Shape, contents};
 use aryk_bdev::{Access, Blocks, Identity, Limits, Op, Registry, Status};
 use std::sync::Arc;
@@ -20,7 +21,7 @@ impl Rig {
     fn each<F: Fixture>(make: &impl Fn() -> F, mut check: impl FnMut(&mut Self)) {
         let fixture = make();
         let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
-        let own = bdev.device().limits();
+        let own = Limits { is_shared: false, ..bdev.device().limits() };
         let narrow =
             Limits { depth: 2, transfer_blocks: Blocks(5), segments: 4, boundary_blocks: Blocks(8), ..own };
         // If the device implements them, it gets small compound requests, and the others are split into reads and writes.
@@ -99,7 +100,8 @@ pub fn compares<F: Fixture>(make: &impl Fn() -> F) {
     });
 }
 
-/// Compare-and-writes write if and only if all data was equal, also several at one time; invalid ones are refused.
+/// Compare-and-writes write if and only if all data was equal, also several at one time; invalid ones are refused. Disks that
+/// other hosts may change refuse those that they do not do themselves.
 ///
 /// # Panics
 /// If the disk fails the check.
@@ -138,6 +140,27 @@ pub fn compare_and_write<F: Fixture>(make: &impl Fn() -> F) {
         assert_eq!(rig.with_data(Op::Compare, 0, 2, Shape::Single, &block), Status::Invalid);
         assert_eq!(rig.with_data(Op::Compare, u64::MAX, 1, Shape::Single, &block), Status::OutOfRange);
     });
+    refused_if_shared(&make());
+}
+
+fn refused_if_shared(fixture: &impl Fixture) {
+    let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
+    let (limits, ops) = (bdev.device().limits(), bdev.device().ops());
+    let most = limits.compare_and_write_max(ops).0;
+    if !limits.is_shared || most >= 8 {
+        return;
+    }
+    let block_size = bdev.geometry().block_size;
+    let mut bench = Bench::new();
+    let mut disk = bench.open(fixture.registry(), fixture.name(), Access::Exclusive, 8, 16 * block_size);
+    let data = vec![0; 2 * (most as usize + 1) * block_size as usize];
+    disk.with_data(Op::CompareAndWrite, 0, most + 1, Shape::Single, &data, &mut bench);
+    assert_eq!(disk.finish(&mut bench).status, Status::Unsupported);
+    if !ops.contains(Op::Copy) {
+        disk.copy(0, 8, 1, &mut bench);
+        assert_eq!(disk.finish(&mut bench).status, Status::Unsupported);
+    }
+    disk.close(&mut bench);
 }
 
 /// Copies of few blocks and many, to places before, after and overlapping their source.
@@ -176,11 +199,15 @@ pub fn copies<F: Fixture>(make: &impl Fn() -> F) {
 /// If the disk fails the check.
 pub fn compounds_under_aborts_and_resets<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
-    let bdev = fixture.registry().find(fixture.name()).expect("it is registered");
+    let unshared = unshared(&fixture);
+    let (registry, name) = unshared
+        .as_ref()
+        .map_or_else(|| (fixture.registry(), fixture.name()), |registry| (registry, "probe"));
+    let bdev = registry.find(name).expect("it is registered");
     let block_size = bdev.geometry().block_size;
     for round in 0..6 {
         let mut bench = Bench::new();
-        let mut disk = bench.open(fixture.registry(), fixture.name(), Access::Exclusive, 64, 16 * block_size);
+        let mut disk = bench.open(registry, name, Access::Exclusive, 64, 16 * block_size);
         for i in 0..16 {
             let data = contents(i, i, 8, block_size);
             disk.with_data(Op::CompareAndWrite, i, 4, Shape::Odd, &data, &mut bench);

@@ -1,5 +1,6 @@
 //! Compare-and-write concurrent with other changes, on several reactors.
 
+use crate::probe::unshared;
 use crate::{Fixture, block_on, contents};
 use aryk_bdev::{Access, AsyncChannel, Blocks, Descriptor, Lba, Op, Status};
 use aryk_dma::Buffer;
@@ -50,7 +51,11 @@ pub fn compare_and_write_is_atomic<F: Fixture>(make: &impl Fn() -> F) {
         return;
     }
     let reactors = reactors();
-    let descriptor = fixture.registry().open(fixture.name(), Access::Exclusive, "jobs", |_| ());
+    let unshared = unshared(&fixture);
+    let (registry, name) = unshared
+        .as_ref()
+        .map_or_else(|| (fixture.registry(), fixture.name()), |registry| (registry, "probe"));
+    let descriptor = registry.open(name, Access::Exclusive, "jobs", |_| ());
     let descriptor = descriptor.expect("the disk has no other opener");
     let size = descriptor.bdev().geometry().block_size;
     let block = move |seed: u64| contents(seed, 0, BLOCKS.0, size);
@@ -129,7 +134,11 @@ fn count_up(reactors: &Reactors, descriptor: &Descriptor, size: u32) {
 pub fn no_request_is_held_off_forever<F: Fixture>(make: &impl Fn() -> F) {
     let fixture = make();
     let reactors = reactors();
-    let descriptor = fixture.registry().open(fixture.name(), Access::Exclusive, "jobs", |_| ());
+    let unshared = unshared(&fixture);
+    let (registry, name) = unshared
+        .as_ref()
+        .map_or_else(|| (fixture.registry(), fixture.name()), |registry| (registry, "probe"));
+    let descriptor = registry.open(name, Access::Exclusive, "jobs", |_| ());
     let descriptor = descriptor.expect("the disk has no other opener");
     let size = descriptor.bdev().geometry().block_size;
     let mut ends = Vec::new();

@@ -311,7 +311,11 @@ pub fn resizing_under_load<F: Fixture>(make: &impl Fn() -> F) {
         assert!(outcomes.iter().all(|o| o.status.is_ok()));
         assert!(outcomes.iter().any(|o| o.id == new));
         load(&mut disk, block_size, &mut bench);
-        disk.copy(old.0 + 63, 2 * LOAD, 1, &mut bench);
+        if bdev.device().limits().is_shared {
+            disk.write(2 * LOAD, &data, Shape::Odd, &mut bench);
+        } else {
+            disk.copy(old.0 + 63, 2 * LOAD, 1, &mut bench);
+        }
         assert!(disk.drain(&mut bench).iter().all(|o| o.status.is_ok()));
         load(&mut disk, block_size, &mut bench);
         assert!(fixture.resize(old));

@@ -140,7 +140,7 @@ impl Rekey {
             return Err(removed(bdev.name()));
         }
         // The other hosts would not know which blocks have the new key.
-        if crypto.base.bdev().device().limits().is_shared {
+        if crypto.base.bdev().device().limits().has_other_hosts {
             let (name, owner) = (crypto.base.bdev().name().to_owned(), "other hosts".to_owned());
             return Err(Error::Create(aryk_bdev::Error::Claimed { name, owner }.into()));
         }

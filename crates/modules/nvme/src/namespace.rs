@@ -192,6 +192,7 @@ impl Device for NamespaceDevice {
                 None => Blocks(claims.atomic_power_fail.into()),
             },
             is_shared: claims.is_shared,
+            has_other_hosts: claims.is_shared,
         }
     }
 

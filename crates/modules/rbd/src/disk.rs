@@ -42,7 +42,7 @@ pub(crate) struct Disk {
     pub(crate) block_size: u32,
     object_size: u64,
     is_read_only: bool,
-    is_shared: bool,
+    has_other_hosts: bool,
     blocks: AtomicU64,
     /// The addresses of the client.
     addresses: String,
@@ -168,7 +168,7 @@ fn register(
         object_size: info.object_size,
         is_read_only: read_only || spec.snapshot.is_some(),
         // Several hosts write to an image without that feature, if they write at all; with it, they would wait for each other.
-        is_shared: info.features & EXCLUSIVE_LOCK == 0,
+        has_other_hosts: info.features & EXCLUSIVE_LOCK == 0,
         blocks: AtomicU64::new(Bytes(info.size).whole_blocks(block_size).0),
         addresses: lease.connection().addresses().to_owned(),
         open: Mutex::new(Some(Open { image: Arc::clone(opened.image()), lease, watch: None })),
@@ -309,7 +309,9 @@ impl Device for RbdDevice {
             write_zeroes_blocks: blocks(ZEROES_MAX),
             // A block lies within one object, where the cluster does it as one operation.
             compare_and_write_blocks: Blocks(1),
-            is_shared: self.0.is_shared,
+            // A host that writes takes the lock of the image away from the others, at any time.
+            is_shared: !self.0.is_read_only,
+            has_other_hosts: self.0.has_other_hosts,
             ..Limits::default()
         }
     }

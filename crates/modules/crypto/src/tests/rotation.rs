@@ -547,7 +547,7 @@ fn a_journal_with_a_zone_begins_no_rotation() {
     rig.expect_filled();
 }
 
-/// A disk that other hosts may change too.
+/// A disk that other hosts use too.
 struct SharedDisk(Base);
 
 impl Decorator for SharedDisk {
@@ -560,7 +560,7 @@ impl Decorator for SharedDisk {
     }
 
     fn limits(&self) -> Limits {
-        Limits { is_shared: true, ..self.0.bdev().device().limits() }
+        Limits { has_other_hosts: true, ..self.0.bdev().device().limits() }
     }
 
     fn open_channel(&self, _: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
