@@ -212,6 +212,9 @@ pub enum DiskCommand {
         /// The new size: 40G
         size: Size,
     },
+    /// Encrypt a disk with another key, while VMs use it
+    #[command(after_help = examples::REKEY, override_usage = "aryk disk rekey [OPTIONS] <NAME> <KEY|--stop>")]
+    Rekey(RekeyArgs),
     /// Show counts of disks; with --watch, rates per second
     Stat {
         /// Only this disk
@@ -270,6 +273,26 @@ pub struct CreateArgs {
     /// Which memory of VMs the NVMe drive accesses by itself [default: auto]
     #[arg(long, value_enum, requires = "nvme")]
     pub dma: Option<Dma>,
+}
+
+/// Arguments of `disk rekey`.
+#[derive(Debug, Args)]
+pub struct RekeyArgs {
+    /// The disk's name, alias or uuid
+    #[arg(add = ArgValueCandidates::new(disks))]
+    pub name: String,
+    /// The new key, of 'aryk key create'; to continue a rotation, the same key
+    #[arg(required_unless_present = "stop", add = ArgValueCandidates::new(keys))]
+    pub key: Option<String>,
+    /// Bytes of the disk that are encrypted again in a second, at most: 200M [default: no limit]
+    #[arg(long, value_name = "BYTES")]
+    pub bandwidth: Option<Size>,
+    /// Wait until the disk has the new key only
+    #[arg(long)]
+    pub wait: bool,
+    /// Stop the rotation. The disk then needs both keys
+    #[arg(long, conflicts_with_all = ["key", "bandwidth", "wait"])]
+    pub stop: bool,
 }
 
 /// The store of a disk.

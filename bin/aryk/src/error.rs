@@ -63,6 +63,14 @@ pub enum Error {
     /// `aryk doctor` found this many necessary things missing.
     #[error("{} correction", if *.0 == 1 { "one check needs".into() } else { format!("{} checks need", .0) })]
     Unhealthy(usize),
+    /// The rotation of a disk's key has ended before all blocks had the new key.
+    #[error("the rotation of the key of disk '{disk}' is not complete: {why}")]
+    Rotation {
+        /// The disk.
+        disk: String,
+        /// Why.
+        why: String,
+    },
     /// An error in one of our files.
     #[error("{0}")]
     File(String),
@@ -225,6 +233,9 @@ impl Error {
                 Some("To load it at each boot: echo vfio-pci | sudo tee /etc/modules-load.d/vfio-pci.conf")
             }
             Self::Pci(PciError::Permission { .. }) => Some("Run this as root, with sudo."),
+            Self::Rotation { .. } => {
+                Some("The disk needs both keys. The same command continues, once the cause is corrected.")
+            }
             Self::Unanswered { .. } => Some("--timeout sets how many seconds to wait."),
             Self::Step { source, .. } => source
                 .hint()
@@ -253,6 +264,7 @@ impl Error {
             | Self::Absent(_)
             | Self::Protocol(_)
             | Self::Unhealthy(_)
+            | Self::Rotation { .. }
             | Self::File(_)
             | Self::Replaces(_)
             | Self::BackEnd(_)

@@ -31,6 +31,16 @@ Examples:
   aryk key create k1
   (umask 077; head -c 64 /dev/urandom > k2.key); aryk key create k2 --from-file k2.key";
 
+pub const REKEY: &str = "\
+The daemon does the work: it continues when this command ends, and after a
+restart. The daemon needs a state directory, where a journal makes it safe.
+
+Examples:
+  aryk key create k2
+  aryk disk rekey vm1 k2 --wait
+  aryk disk rekey vm1 k2 --bandwidth 200M
+  aryk disk rekey vm1 --stop";
+
 pub const LUKS: &str = "\
 A disk that holds data is refused. Blocks that were never written read as random
 data. Without a key file of the header, the data is lost.

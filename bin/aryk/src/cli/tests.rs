@@ -24,6 +24,8 @@ fn commands_of_the_guide_parse() {
         "aryk --json disk show vm1",
         "aryk disk remove vm1",
         "aryk disk resize vm1 40G",
+        "aryk disk rekey vm1 k2 --bandwidth 200M --wait",
+        "aryk disk rekey vm1 --stop --json",
         "aryk disk stat",
         "aryk disk stat vm1",
         "aryk attach vm1",

@@ -1,6 +1,7 @@
 //! `aryk disk …`
 
 mod encrypted;
+mod rekey;
 
 use super::{elements, number, object, text};
 use crate::absent;
@@ -86,6 +87,7 @@ pub fn run(command: &DiskCommand, client: &mut Client, out: &Output) -> Result<(
         DiskCommand::Show { name } => show(name, client, out),
         DiskCommand::Remove { names, force } => remove(names, *force, client, out),
         DiskCommand::Resize { name, size } => resize(name, *size, client, out),
+        DiskCommand::Rekey(args) => rekey::run(args, client, out),
         DiskCommand::Stat { name, watch } => super::stat::stat(name.as_deref(), watch.every, client, out),
     }
 }
@@ -275,7 +277,6 @@ fn kind(disk: &Value) -> &str {
 /// What an operator must know of a disk whose store is away for a time.
 const STALLED: &str = "stalled: its requests wait";
 
-/// The disks, with details that only this host knows.
 /// The path of a disk, and what an operator must know of it.
 fn notes(disk: &Value) -> String {
     let deleted = (disk["deleted"] == true).then(|| "(deleted)".to_owned());
@@ -285,9 +286,16 @@ fn notes(disk: &Value) -> String {
     let image = || ImageSpec::of(disk).map(|image| image.to_string());
     let path = Some(text(disk, "path").to_owned()).filter(|path| !path.is_empty());
     let path = path.or_else(drive).or_else(image);
-    path.into_iter().chain(deleted).chain(stalled).chain(removal).collect::<Vec<_>>().join(" ")
+    path.into_iter()
+        .chain(deleted)
+        .chain(stalled)
+        .chain(rekey::note(disk))
+        .chain(removal)
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
+/// The disks, with details that only this host knows.
 fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
     let mut users = Users::read(client)?;
     let paths: Vec<_> = elements(&users.disks).iter().map(|disk| path(disk).map(str::to_owned)).collect();
@@ -401,7 +409,10 @@ fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
             ("details", specific.collect::<Vec<_>>().join(" ")),
         ];
         let stalled = (disk["stalled"] == true).then(|| ("state", STALLED.to_owned()));
-        out.list(known.into_iter().chain(stalled).chain(deleted.map(|deleted| ("file", deleted))))
+        let rotation = rekey::line(&disk).map(|line| ("new key", line));
+        out.list(
+            known.into_iter().chain(rotation).chain(stalled).chain(deleted.map(|deleted| ("file", deleted))),
+        )
     })
 }
 

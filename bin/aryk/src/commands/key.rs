@@ -122,12 +122,11 @@ fn read_all(users: &Users, client: &mut Client) -> Result<Vec<Value>, Error> {
     Ok(all)
 }
 
-/// The disks that use a key, present or absent.
+/// The disks that use a key, present or absent; a disk whose key is being replaced uses both keys.
 fn disks_with<'a>(key: &str, users: &'a Users) -> Vec<&'a str> {
-    let present =
-        elements(&users.disks).iter().filter(|disk| disk["driver_specific"]["crypto"]["key_name"] == key);
-    let absent =
-        users.absent.iter().filter(|disk| absent::is_disk(disk) && disk["params"]["key_name"] == key);
+    let has = |of: &Value| of["key_name"] == key || of["rekey"]["key_name"] == key;
+    let present = elements(&users.disks).iter().filter(|disk| has(&disk["driver_specific"]["crypto"]));
+    let absent = users.absent.iter().filter(|disk| absent::is_disk(disk) && has(&disk["params"]));
     present.chain(absent).map(|disk| text(disk, "name")).collect()
 }
 

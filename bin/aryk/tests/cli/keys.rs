@@ -57,6 +57,43 @@ fn a_disk_is_encrypted_from_its_creation_to_its_removal() {
 }
 
 #[test]
+fn a_disk_gets_another_key() {
+    let mut daemon = Daemon::start_keeping();
+    for key in ["k1", "k2", "k3"] {
+        daemon.ok(&["key", "create", key]);
+    }
+    daemon.ok(&["disk", "create", "d", "--file", "d.img", "--size", "3M", "--encrypt", "k1"]);
+    let (_, stderr) = daemon.fails(&["disk", "rekey", "d.store", "k2"]);
+    assert!(stderr.contains("disk 'd.store' is not encrypted"), "{stderr}");
+    let (_, stderr) = daemon.fails(&["disk", "rekey", "d", "none"]);
+    assert!(stderr.contains("'none'") && stderr.contains("aryk key create"), "{stderr}");
+    let (_, stderr) = daemon.fails(&["disk", "rekey", "d", "k1"]);
+    assert!(stderr.contains("encrypted with this key"), "{stderr}");
+    let (_, stderr) = daemon.fails(&["disk", "rekey", "d", "--stop"]);
+    assert!(stderr.contains("is not being rotated") && stderr.contains("aryk disk show"), "{stderr}");
+    let begun = daemon.json(&["disk", "rekey", "d", "k2", "--bandwidth", "1M"]);
+    assert_eq!((&begun["key_name"], &begun["rekey"]["key_name"]), (&json!("k1"), &json!("k2")));
+    let said = daemon.ok(&["disk", "rekey", "d", "--stop"]);
+    assert!(said.contains("needs both keys. To continue: aryk disk rekey d k2"), "{said}");
+    let (_, stderr) = daemon.fails(&["disk", "rekey", "d", "k3"]);
+    assert!(stderr.contains("the rotation to the key 'k2' is not complete"), "{stderr}");
+    daemon.restart(|_| {});
+    let shown = daemon.ok(&["disk", "show", "d"]);
+    assert!(shown.contains("new key") && shown.contains("of 3M have key 'k2'; stopped"), "{shown}");
+    assert!(daemon.ok(&["disk", "list"]).contains("%, stopped)"));
+    for key in ["k1", "k2"] {
+        let (_, stderr) = daemon.fails(&["key", "delete", key]);
+        assert!(stderr.contains(&format!("disk 'd' uses key '{key}'")), "{stderr}");
+    }
+    let said = daemon.ok(&["disk", "rekey", "d", "k2", "--wait"]);
+    assert_eq!(said, "All of disk 'd' is encrypted by key 'k2'.\n");
+    assert!(!daemon.ok(&["disk", "show", "d"]).contains("new key"));
+    daemon.ok(&["key", "delete", "k1"]);
+    let ended = daemon.json(&["disk", "rekey", "d", "k3", "--wait"]);
+    assert_eq!((&ended["key_name"], &ended["rekey"]), (&json!("k3"), &Value::Null));
+}
+
+#[test]
 fn a_store_with_other_users_stays() {
     let daemon = Daemon::start();
     daemon.ok(&["key", "create", "k"]);
