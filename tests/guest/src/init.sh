@@ -9,6 +9,14 @@ mount -t devtmpfs dev /dev
 mount -t tmpfs tmp /tmp
 : >/etc/mtab
 while read -r module; do insmod "/modules/$module.ko"; done </modules/order
+# With `root=DEVICE` as a parameter of the kernel, the root file system is on that disk, and its /sbin/init does all that follows.
+for word in $(cat /proc/cmdline); do
+    root=${word#root=}
+    [ "$root" != "$word" ] || continue
+    while ! [ -b "$root" ]; do sleep 0.05; done
+    mount -r -t ext4 "$root" /mnt
+    exec switch_root /mnt /sbin/init
+done
 for block in /sys/block/vd*; do
     [ "$(cat "$block/serial")" = aryk-tools ] && mount -r -t ext4 "/dev/${block##*/}" /usr
 done
