@@ -738,7 +738,7 @@ type BdevNvmeAttachControllerParams struct {
 	Adrfam string `json:"adrfam,omitempty"`
 	// Saved, without effect: namespaces of other command sets are not served.
 	AllowUnrecognizedCsi *bool `json:"allow_unrecognized_csi,omitempty"`
-	// Aryk only: bytes of bounce buffers on each reactor.
+	// Aryk only: bytes of bounce buffers on each reactor. Default: 4 MiB.
 	BounceBytes *uint64 `json:"bounce_bytes,omitempty"`
 	// Seconds for which requests wait for a drive that has vanished, before its disks are removed; -1: for ever. Default: 15.
 	CtrlrLossTimeoutSec *int32 `json:"ctrlr_loss_timeout_sec,omitempty"`
@@ -776,7 +776,7 @@ type BdevNvmeAttachControllerParams struct {
 	MultipathOpts *MultipathOptions `json:"multipath_opts,omitempty"`
 	// Aryk only: the only namespace that becomes a disk. Default: all.
 	Nsid *uint32 `json:"nsid,omitempty"`
-	// Queue pairs at most, which is also the number of reactors that may use the controller.
+	// Queue pairs at most, for as many reactors; other reactors send their requests through these. Default: 128.
 	NumIoQueues *uint32 `json:"num_io_queues,omitempty"`
 	// Saved, without effect: namespaces with protection information are not served.
 	PrchkGuard *bool `json:"prchk_guard,omitempty"`

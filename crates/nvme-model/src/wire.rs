@@ -182,6 +182,7 @@ impl Status {
     pub(crate) const FEATURE_NOT_CHANGEABLE: Self = Self::new(1, 0x0e);
     pub(crate) const FEATURE_NOT_NAMESPACE_SPECIFIC: Self = Self::new(1, 0x0f);
     pub(crate) const OVERLAPPING_RANGE: Self = Self::new(1, 0x14);
+    pub(crate) const INVALID_COMMAND_SET: Self = Self::new(1, 0x2c);
     pub(crate) const INSUFFICIENT_CAPACITY: Self = Self::new(1, 0x15);
     pub(crate) const NSID_UNAVAILABLE: Self = Self::new(1, 0x16);
     pub(crate) const ALREADY_ATTACHED: Self = Self::new(1, 0x18);

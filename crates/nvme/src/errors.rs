@@ -67,12 +67,30 @@ pub struct Verdict {
 pub fn classify(status: Status, delays: [u16; 3]) -> Verdict {
     let class = class_of(status.code());
     let may_retry = matches!(class, Class::Retry | Class::Path) && !status.is_final();
-    let delay = match status.crd() {
+    Verdict { class, retry_after: may_retry.then(|| delay(status, delays)) }
+}
+
+/// For how long to wait before a command that changes nothing is tried again, in nanoseconds; `None` if it must not be tried again.
+///
+/// Such a command does no harm twice: it is tried again also where whether it had an effect is not known, and where the controller
+/// names a delay (CRD) for a command that failed. A failure of the media without a delay goes up at once: the drive has tried often.
+pub fn retry_harmless_after(status: Status, delays: [u16; 3]) -> Option<u64> {
+    let Verdict { class, retry_after } = classify(status, delays);
+    let may_retry = match class {
+        Class::Internal | Class::Unknown => !status.is_final(),
+        Class::Media | Class::Integrity => !status.is_final() && status.crd() != 0,
+        _ => return retry_after,
+    };
+    may_retry.then(|| delay(status, delays))
+}
+
+/// The delay that a status names, in nanoseconds.
+fn delay(status: Status, delays: [u16; 3]) -> u64 {
+    match status.crd() {
         0 if is_lengthy(status.code()) => LENGTHY,
         0 => 0,
         n => u64::from(delays[usize::from(n) - 1]) * CRDT_UNIT,
-    };
-    Verdict { class, retry_after: may_retry.then_some(delay) }
+    }
 }
 
 /// Whether the reason of a refusal lasts for seconds to hours.
@@ -108,6 +126,7 @@ const fn class_of(code: Code) -> Class {
         | Code::INVALID_LOG_PAGE
         | Code::COMMAND_SET_NOT_SUPPORTED
         | Code::COMMAND_SET_NOT_ENABLED
+        | Code::COMMAND_SET_INVALID
         | Code::THIN_PROVISIONING
         | Code::FEATURE_NOT_SAVEABLE
         | Code::FEATURE_NOT_CHANGEABLE
@@ -223,5 +242,13 @@ mod tests {
         for code in [Code::UNRECOVERED_READ_ERROR, Code::INTERNAL_ERROR, Code::ABORT_REQUESTED, Code(0x0ff)] {
             assert_eq!(retry(status(1, 0, code)), None, "{code:?}");
         }
+        let harmless = |status| retry_harmless_after(status, delays);
+        assert_eq!(harmless(status(0, 0, Code::INTERNAL_ERROR)), Some(0));
+        assert_eq!(harmless(status(1, 0, Code(0x0ff))), Some(100_000_000));
+        assert_eq!(harmless(status(0, 1, Code::INTERNAL_ERROR)), None, "DNR");
+        assert_eq!(harmless(status(0, 0, Code::UNRECOVERED_READ_ERROR)), None);
+        assert_eq!(harmless(status(2, 0, Code::UNRECOVERED_READ_ERROR)), Some(2_000_000_000));
+        assert_eq!(harmless(status(1, 0, Code::COMPARE_FAILURE)), None);
+        assert_eq!(harmless(status(1, 0, Code::NAMESPACE_NOT_READY)), Some(100_000_000));
     }
 }

@@ -31,9 +31,9 @@ pub enum Replay {
     Never,
 }
 
-/// Classifies an I/O command. The blocks of Dataset Management and the sources of Copy are in the command's data, so these are
-/// never submitted again here; their owner may build them again. A fused command is never submitted again: its compare may have
-/// seen its own write.
+/// Classifies an I/O command. The blocks of Dataset Management are in the command's data, so its owner says [`Replay::IfUnseen`] with
+/// the blocks, if it knows them. Copy is never submitted again: its sources may have changed. Nor is a fused command: its compare may
+/// have seen its own write.
 pub const fn of(entry: &SubmissionEntry) -> Replay {
     if entry.fuse().is_some() {
         return Replay::Never;
@@ -112,9 +112,10 @@ impl History {
     }
 }
 
-/// Decides about a command, with the histories of all pairs that serve its namespace: for [`crate::queue::QueuePair::rewind`].
-pub fn decide(unfinished: &Unfinished, histories: &[&History]) -> Fate {
-    let is_safe = match of(&unfinished.entry) {
+/// Decides about a command of this class, with the histories of all pairs that serve its namespace: for
+/// [`crate::queue::QueuePair::rewind`].
+pub fn decide(replay: Replay, unfinished: &Unfinished, histories: &[&History]) -> Fate {
+    let is_safe = match replay {
         Replay::Harmless => true,
         Replay::IfUnseen { slba, blocks } => histories
             .iter()
@@ -134,6 +135,10 @@ mod tests {
         Unfinished { entry, token: 0, submitted }
     }
 
+    fn of_write(unfinished: &Unfinished, histories: &[&History]) -> Fate {
+        decide(of(&unfinished.entry), unfinished, histories)
+    }
+
     fn change(slba: u64, blocks: u64, completed: u64) -> Change {
         Change { nsid: 1, slba, blocks, completed }
     }
@@ -144,7 +149,7 @@ mod tests {
         for change in [change(10, 4, 100), change(20, 1, 200), change(40, u64::MAX, 300)] {
             history.add(change);
         }
-        let fate = |slba, blocks, at| decide(&write(slba, blocks, at), &[&history]);
+        let fate = |slba, blocks, at| of_write(&write(slba, blocks, at), &[&history]);
         assert_eq!(fate(10, 4, 101), Fate::Resubmit, "completed before the submission");
         assert_eq!(fate(10, 4, 100), Fate::Fail);
         assert_eq!((fate(6, 4, 0), fate(6, 5, 0), fate(13, 1, 0), fate(14, 6, 0)), {
@@ -152,7 +157,7 @@ mod tests {
         });
         assert_eq!((fate(39, 1, 0), fate(39, 2, 0)), (Fate::Resubmit, Fate::Fail));
         let other = Unfinished { entry: SubmissionEntry::new(io::WRITE, 2), token: 0, submitted: 0 };
-        assert_eq!(decide(&other, &[&history]), Fate::Resubmit, "another namespace");
+        assert_eq!(of_write(&other, &[&history]), Fate::Resubmit, "another namespace");
     }
 
     #[test]
@@ -160,21 +165,21 @@ mod tests {
         let mut history = History::new(2);
         (0..3).for_each(|i| history.add(change(1000, 1, 100 + i)));
         assert_eq!(
-            decide(&write(0, 1, 101), &[&history]),
+            of_write(&write(0, 1, 101), &[&history]),
             Fate::Fail,
             "a change at 101 may have been forgotten"
         );
-        assert_eq!(decide(&write(0, 1, 102), &[&history]), Fate::Resubmit);
+        assert_eq!(of_write(&write(0, 1, 102), &[&history]), Fate::Resubmit);
         let empty = History::new(2);
-        assert_eq!(decide(&write(0, 1, 102), &[&empty, &history]), Fate::Resubmit);
-        assert_eq!(decide(&write(0, 1, 100), &[&empty, &history]), Fate::Fail);
+        assert_eq!(of_write(&write(0, 1, 102), &[&empty, &history]), Fate::Resubmit);
+        assert_eq!(of_write(&write(0, 1, 100), &[&empty, &history]), Fate::Fail);
     }
 
     #[test]
     fn what_is_unknown_forbids_the_replay() {
         let unknown = History::unknown_until(100);
-        assert_eq!(decide(&write(0, 1, 100), &[&unknown]), Fate::Fail);
-        assert_eq!(decide(&write(0, 1, 101), &[&unknown]), Fate::Resubmit);
+        assert_eq!(of_write(&write(0, 1, 100), &[&unknown]), Fate::Fail);
+        assert_eq!(of_write(&write(0, 1, 101), &[&unknown]), Fate::Resubmit);
     }
 
     #[test]

@@ -1199,7 +1199,7 @@ class Methods(ABC):
             traddr: PCI address, such as `0000:3d:00.0`; for `VFIOUSER` the path of the socket, or of its directory, if its name is `cntrl`.
             adrfam: Saved, without effect.
             allow_unrecognized_csi: Saved, without effect: namespaces of other command sets are not served.
-            bounce_bytes: Aryk only: bytes of bounce buffers on each reactor.
+            bounce_bytes: Aryk only: bytes of bounce buffers on each reactor. Default: 4 MiB.
             ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished, before its disks are removed; -1: for ever. Default: 15.
             ddgst: Saved, without effect.
             dhchap_ctrlr_key: Saved, without effect.
@@ -1218,7 +1218,7 @@ class Methods(ABC):
             multipath: Saved, without effect: a controller has one path.
             multipath_opts: Saved, without effect: a controller has one path.
             nsid: Aryk only: the only namespace that becomes a disk. Default: all.
-            num_io_queues: Queue pairs at most, which is also the number of reactors that may use the controller.
+            num_io_queues: Queue pairs at most, for as many reactors; other reactors send their requests through these. Default: 128.
             prchk_guard: Saved, without effect: namespaces with protection information are not served.
             prchk_reftag: Saved, without effect: namespaces with protection information are not served.
             priority: Saved, without effect.
@@ -4568,7 +4568,7 @@ class AsyncMethods(ABC):
             traddr: PCI address, such as `0000:3d:00.0`; for `VFIOUSER` the path of the socket, or of its directory, if its name is `cntrl`.
             adrfam: Saved, without effect.
             allow_unrecognized_csi: Saved, without effect: namespaces of other command sets are not served.
-            bounce_bytes: Aryk only: bytes of bounce buffers on each reactor.
+            bounce_bytes: Aryk only: bytes of bounce buffers on each reactor. Default: 4 MiB.
             ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished, before its disks are removed; -1: for ever. Default: 15.
             ddgst: Saved, without effect.
             dhchap_ctrlr_key: Saved, without effect.
@@ -4587,7 +4587,7 @@ class AsyncMethods(ABC):
             multipath: Saved, without effect: a controller has one path.
             multipath_opts: Saved, without effect: a controller has one path.
             nsid: Aryk only: the only namespace that becomes a disk. Default: all.
-            num_io_queues: Queue pairs at most, which is also the number of reactors that may use the controller.
+            num_io_queues: Queue pairs at most, for as many reactors; other reactors send their requests through these. Default: 128.
             prchk_guard: Saved, without effect: namespaces with protection information are not served.
             prchk_reftag: Saved, without effect: namespaces with protection information are not served.
             priority: Saved, without effect.

@@ -535,8 +535,12 @@ impl PairDriver {
             unreachable!("the caller has checked")
         };
         let channel = self.channels.get(request.channel).expect("it has requests");
-        let is_harmless = !request.io.op.is_change();
-        let outcome = if is_harmless { decide_harmless(answer, outcome) } else { outcome };
+        let outcome = match &self.life {
+            Life::Live(live) if !request.io.op.is_change() => {
+                decide_harmless(answer, live.retry_delays, self.shared.retry_delay_max, outcome)
+            }
+            _ => outcome,
+        };
         let status = match outcome {
             Outcome::Done(status) => status,
             Outcome::Retry(delay, _)

@@ -1,7 +1,7 @@
 //! What a controller's status means for a request. Pure; reactor context.
 
 use aryk_bdev::Status;
-use aryk_nvme::errors::{Class, classify};
+use aryk_nvme::errors::{Class, classify, retry_harmless_after};
 use aryk_nvme::spec::status;
 
 /// What to do with a command that ended.
@@ -48,17 +48,30 @@ pub(crate) fn decide(status: status::Status, delays: [u16; 3], delay_max: u64) -
         | Class::Unknown => Status::Medium,
     };
     match verdict.retry_after {
-        Some(delay) => Outcome::Retry(delay.min(delay_max).max(RETRY_DELAY_MIN), end),
+        Some(delay) => Outcome::Retry(bounded(delay, delay_max), end),
         None => Outcome::Done(end),
     }
 }
 
-/// Decides about a command that changes nothing: what the driver aborted, because it was late, does no harm twice.
-pub(crate) fn decide_harmless(status: status::Status, outcome: Outcome) -> Outcome {
-    match (status.code(), outcome) {
-        (status::Code::ABORT_REQUESTED, Outcome::Done(end)) => Outcome::Retry(RETRY_DELAY_MIN, end),
-        (_, outcome) => outcome,
-    }
+/// Decides about a command that changes nothing, after [`decide`]: it does no harm twice, also if the driver aborted it because it
+/// was late.
+pub(crate) fn decide_harmless(
+    status: status::Status,
+    delays: [u16; 3],
+    delay_max: u64,
+    outcome: Outcome,
+) -> Outcome {
+    let Outcome::Done(end) = outcome else { return outcome };
+    let retry_after = match status.code() {
+        status::Code::ABORT_REQUESTED => Some(RETRY_DELAY_MIN),
+        _ => retry_harmless_after(status, delays),
+    };
+    retry_after.map_or(outcome, |delay| Outcome::Retry(bounded(delay, delay_max), end))
+}
+
+/// The time until a command is tried again.
+fn bounded(delay: u64, delay_max: u64) -> u64 {
+    delay.min(delay_max).max(RETRY_DELAY_MIN)
 }
 
 /// The errno by which operators know a failure of this kind.

@@ -14,6 +14,9 @@ const LIST_LEN: usize = 1024;
 /// Ranges of a Copy command, 0's based.
 pub(super) const MSRC: u8 = 15;
 
+/// The command set whose namespaces have no identify data of blocks.
+const KEY_VALUE: u8 = 1;
+
 /// The command sets of a request: of any, or of one.
 type Csi = Option<u8>;
 
@@ -122,6 +125,9 @@ impl Controller {
         let found = self.namespaces.get(&nsid).filter(|n| is_allocated_enough || n.config.attached);
         let Some(namespace) = found else { return Ok(page) };
         let config = &namespace.config;
+        if config.csi == KEY_VALUE {
+            return Err(Status::INVALID_COMMAND_SET);
+        }
         page.u64(0, config.blocks);
         page.u64(8, config.blocks);
         page.u64(16, config.blocks);

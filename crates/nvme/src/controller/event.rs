@@ -40,7 +40,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            pairs: 16,
+            pairs: 128,
             io: Timeouts { command: 30 * SECOND, grace: 10 * SECOND },
             admin: 120 * SECOND,
             admin_long: 3600 * SECOND,

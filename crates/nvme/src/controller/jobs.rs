@@ -15,7 +15,9 @@ use crate::memory::DmaMemory;
 use crate::queue::{DmaEnded, QueuePair, Restart, Shadow};
 use crate::quirks;
 use crate::spec::feature::{self, AsyncEvent, Select};
-use crate::spec::identify::{Descriptors, IdentifyController, IdentifyNamespace, IdentifyNvmController};
+use crate::spec::identify::{
+    CommandSet, Descriptors, IdentifyController, IdentifyNamespace, IdentifyNvmController,
+};
 use crate::spec::log::{self, SanitizeStatus, SmartLog};
 use crate::spec::security;
 use crate::spec::status::Status;
@@ -116,8 +118,9 @@ pub(super) struct Running {
     step: Step,
     /// The namespaces that the lists have named.
     listed: Vec<u32>,
-    /// The identify data of the namespace whose descriptors are being read.
-    raw: Option<Box<IdentifyNamespace>>,
+    /// The identify data of the namespace whose descriptors are being read. The error is [`Unserved::NotIdentified`] if the descriptors
+    /// do not name a better reason: controllers do not identify namespaces of some other command sets.
+    raw: Result<Box<IdentifyNamespace>, Unserved>,
     found: Vec<ListedNamespace>,
     /// Why the controller refused to create the job's queue pair.
     refused: Option<Status>,
@@ -165,8 +168,14 @@ impl Controller {
                 pair.stage = Stage::Creating { is_wanted: true };
                 self.clear_shadow(qid);
             }
-            let running =
-                Running { job, step, listed: Vec::new(), raw: None, found: Vec::new(), refused: None };
+            let running = Running {
+                job,
+                step,
+                listed: Vec::new(),
+                raw: Err(Unserved::Inactive),
+                found: Vec::new(),
+                refused: None,
+            };
             self.running = Some(running);
             self.begin_step(Some(step), now)?;
         }
@@ -231,9 +240,12 @@ impl Controller {
             Step::List { after } => Some(admin::active_namespaces(after)),
             Step::Namespace(index) => running.listed.get(index).map(|&nsid| admin::identify_namespace(nsid)),
             Step::Descriptors(index) => {
-                let nsid = running.listed.get(index).filter(|_| running.raw.is_some());
                 let has_descriptors = version >= V1_3 && !self.quirks.no_descriptors;
-                nsid.filter(|_| has_descriptors).map(|&nsid| admin::namespace_descriptors(nsid))
+                running
+                    .listed
+                    .get(index)
+                    .filter(|_| has_descriptors)
+                    .map(|&nsid| admin::namespace_descriptors(nsid))
             }
             Step::ReadLog(page) => Some(admin::get_log(page, u32::MAX, 0, 512, false)),
             Step::CreateCq(qid) => self
@@ -306,7 +318,7 @@ impl Controller {
                 (index < running.listed.len()).then_some(Step::Descriptors(index))?
             }
             Step::Descriptors(index) => {
-                self.add_namespace(index, Ok(Descriptors::default()));
+                self.add_namespace(index, Descriptors::default());
                 Step::Namespace(index + 1)
             }
             Step::CreateCq(qid) => Step::CreateSq(qid),
@@ -374,18 +386,17 @@ impl Controller {
                 }
             }
             Step::List { after } => return self.take_list(after, data).map(Some),
-            Step::Namespace(index) => {
-                if is_success {
-                    let raw = IdentifyNamespace::read_from_bytes(data).ok().map(Box::new);
-                    self.running.as_mut().expect("a step is of a job").raw = raw;
-                } else {
-                    self.add_namespace(index, Err(Unserved::NotIdentified(answer.status)));
-                    return Ok(Some(Step::Namespace(index + 1)));
-                }
+            Step::Namespace(_) => {
+                self.running.as_mut().expect("a step is of a job").raw = match is_success {
+                    true => {
+                        IdentifyNamespace::read_from_bytes(data).map(Box::new).map_err(|_| Unserved::Inactive)
+                    }
+                    false => Err(Unserved::NotIdentified(answer.status)),
+                };
             }
             Step::Descriptors(index) => {
                 let found = if is_success { Descriptors::decode(data).ok() } else { None };
-                self.add_namespace(index, Ok(found.unwrap_or_default()));
+                self.add_namespace(index, found.unwrap_or_default());
                 return Ok(Some(Step::Namespace(index + 1)));
             }
             Step::ReadLog(log::SMART) if is_success => {
@@ -450,14 +461,16 @@ impl Controller {
     }
 
     /// Adds a namespace of the list, unless it is not active.
-    fn add_namespace(&mut self, index: usize, descriptors: Result<Descriptors, Unserved>) {
+    fn add_namespace(&mut self, index: usize, descriptors: Descriptors) {
         let (Some(running), Some(info)) = (&mut self.running, &self.info) else { return };
         let Some(&nsid) = running.listed.get(index) else { return };
-        let raw = running.raw.take();
-        let namespace = descriptors.and_then(|descriptors| {
-            let raw = raw.ok_or(Unserved::Inactive)?;
-            Namespace::check(nsid, &raw, descriptors, info, self.quirks)
-        });
+        let raw = std::mem::replace(&mut running.raw, Err(Unserved::Inactive));
+        let namespace = match (raw, descriptors.command_set) {
+            (Err(Unserved::NotIdentified(_)), Some(other)) if other != CommandSet::Nvm => {
+                Err(Unserved::CommandSet(other))
+            }
+            (raw, _) => raw.and_then(|raw| Namespace::check(nsid, &raw, descriptors, info, self.quirks)),
+        };
         if namespace != Err(Unserved::Inactive) {
             running.found.push(ListedNamespace { nsid, namespace });
         }

@@ -226,6 +226,7 @@ codes! {
     NAMESPACE_ATTACHMENT_LIMIT = 0x127 "Namespace Attachment Limit Exceeded";
     COMMAND_SET_NOT_SUPPORTED = 0x129 "I/O Command Set Not Supported";
     COMMAND_SET_NOT_ENABLED = 0x12a "I/O Command Set Not Enabled";
+    COMMAND_SET_INVALID = 0x12c "Invalid I/O Command Set";
     CONFLICTING_ATTRIBUTES = 0x180 "Conflicting Attributes";
     INVALID_PROTECTION_INFORMATION = 0x181 "Invalid Protection Information";
     READ_ONLY_RANGE = 0x182 "Attempted Write to Read Only Range";

@@ -373,7 +373,8 @@ impl Owner for Keeper {
     }
     fn unfinished(&mut self, _: u16, unfinished: &Unfinished, is_removed: bool) -> Fate {
         let histories: Vec<_> = self.history.iter().collect();
-        let fate = aryk_nvme::replay::decide(unfinished, &histories);
+        let fate =
+            aryk_nvme::replay::decide(aryk_nvme::replay::of(&unfinished.entry), unfinished, &histories);
         if is_removed || fate == Fate::Fail {
             self.failed.push(unfinished.token);
             return Fate::Fail;

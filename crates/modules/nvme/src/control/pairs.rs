@@ -530,6 +530,13 @@ impl Thread {
         let owner = owner.and_then(|owner| self.env.reactors().hold(&owner.handle));
         let result = match owner {
             Some(owner) => {
+                tracing::warn!(
+                    controller = self.shared.name,
+                    core = pairs[index].handle.core(),
+                    through = owner.core(),
+                    reason = %refused,
+                    "a core sends its requests through the queue pair of another"
+                );
                 self.shared.route(pairs[index].handle.clone(), owner);
                 Ok(())
             }

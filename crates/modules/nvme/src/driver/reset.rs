@@ -5,9 +5,9 @@ use super::{Gate, Life, Live, PairDriver, Pairs, Start, State, Wake, with_driver
 use crate::control::Command;
 use crate::shared::Shared;
 use crate::status::errno;
-use aryk_bdev::{Failure, Io, Status};
+use aryk_bdev::{Failure, Io, Op, Status};
 use aryk_nvme::queue::{DmaEnded, Fate, Restart, Unfinished};
-use aryk_nvme::replay::{self, History};
+use aryk_nvme::replay::{self, History, Replay};
 use aryk_reactor::{Cx, Driver, DriverKey, DriverRef};
 use aryk_slots::Key;
 use std::convert::Infallible;
@@ -148,7 +148,13 @@ impl PairDriver {
             let request = requests.get_mut(key).expect("a command in flight is of a request");
             // The first attempt may have taken effect as well as the last.
             let unfinished = Unfinished { submitted: request.first_attempt, ..*unfinished };
-            let fate = replay::decide(&unfinished, &histories);
+            let Io { op, lba, blocks, .. } = request.io;
+            let replay = match op {
+                // The blocks are in the data of the command. A repeated discard can be seen in the same cases as a repeated write.
+                Op::Unmap => Replay::IfUnseen { slba: lba.0, blocks: blocks.0 },
+                _ => replay::of(&unfinished.entry),
+            };
+            let fate = replay::decide(replay, &unfinished, &histories);
             request.replays += u8::from(cause == Cause::Failure);
             if fate == Fate::Resubmit && request.replays <= REPLAYS_MAX {
                 kept.push(key)

@@ -49,7 +49,7 @@ fn requests_get_the_injected_status_as_often_as_wanted() {
         for (opcode, code) in [
             (io::WRITE, Code::WRITE_FAULT),
             (io::READ, Code::UNRECOVERED_READ_ERROR),
-            (io::FLUSH, Code::INTERNAL_ERROR),
+            (io::FLUSH, Code::WRITE_FAULT),
         ] {
             let injection = into(opcode, code, withheld, 2);
             bench.wait("the injection", controller.inject(Commands::Io, injection)).unwrap();

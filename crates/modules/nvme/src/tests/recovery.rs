@@ -14,6 +14,8 @@ pub(super) const BLOCK: u32 = 4096;
 /// Opcodes of the NVM command set.
 pub(super) const WRITE: u8 = 1;
 pub(super) const READ: u8 = 2;
+/// Dataset Management.
+const DISCARD: u8 = 9;
 
 /// A drive that takes some time for each request, in any order, and loses nothing.
 pub(super) fn slow() -> Config {
@@ -182,6 +184,57 @@ fn a_write_that_another_has_overtaken_is_not_repeated() {
     disk.read(2, 1, Shape::Single, &mut bench);
     assert!(disk.finish(&mut bench).data == contents(2, 2, 1, BLOCK), "the acknowledged data stays");
     assert_eq!(on.controllers.find("nv").unwrap().counts().failed_by_reset, 1);
+    disk.close(&mut bench);
+}
+
+#[test]
+fn a_discard_is_repeated_unless_a_write_of_its_blocks_completed() {
+    let on = with(slow(), impatient);
+    let mut bench = Bench::new();
+    let mut disk = open(&on, &mut bench);
+    let counts = || on.controllers.find("nv").unwrap().counts();
+    let lose = || {
+        on.model.with(|model| model.faults().add(Rule::once(Queue::Io, DISCARD, Action::Lose { after: 0 })))
+    };
+    write_all(&mut disk, 7, &mut bench);
+    disk.drain(&mut bench);
+    // A submission has the time of its turn.
+    bench.turn();
+    lose();
+    disk.command(Op::Unmap, 0, 4, &mut bench);
+    assert_eq!(disk.finish(&mut bench).status, Status::Ok, "nothing else has changed the blocks");
+    assert_eq!((counts().resubmitted, counts().failed_by_reset), (1, 0));
+
+    lose();
+    let discard = disk.command(Op::Unmap, 8, 4, &mut bench);
+    OnModel::until("the discard to happen, without its completion", || {
+        bench.turn();
+        on.model.with(|model| model.data(1, 10, 1).is_some_and(|data| data.iter().all(|&byte| byte == 0)))
+    });
+    let write = disk.write(10, &contents(2, 10, 1, BLOCK), Shape::Single, &mut bench);
+    let outcomes = disk.drain(&mut bench);
+    let status = |id| outcomes.iter().find(|outcome| outcome.id == id).unwrap().status;
+    assert_eq!((status(write), status(discard)), (Status::Ok, Status::Medium));
+    disk.read(10, 1, Shape::Single, &mut bench);
+    assert!(disk.finish(&mut bench).data == contents(2, 10, 1, BLOCK), "the acknowledged data stays");
+    assert_eq!((counts().resubmitted, counts().failed_by_reset), (1, 1));
+    disk.close(&mut bench);
+}
+
+#[test]
+fn a_read_that_fails_inside_the_drive_is_tried_again_and_a_write_is_not() {
+    let on = with(slow(), |_| ());
+    let mut bench = Bench::new();
+    let mut disk = open(&on, &mut bench);
+    for opcode in [READ, WRITE] {
+        let fail = Rule::once(Queue::Io, opcode, Action::Fail(model::Status::new(0, 6).retryable(0)));
+        on.model.with(|model| model.faults().add(fail));
+    }
+    disk.read(0, 4, Shape::Single, &mut bench);
+    assert_eq!(disk.finish(&mut bench).status, Status::Ok);
+    disk.write(0, &contents(1, 0, 4, BLOCK), Shape::Single, &mut bench);
+    assert_eq!(disk.finish(&mut bench).status, Status::Medium, "whether it had an effect is not known");
+    assert_eq!(on.controllers.find("nv").unwrap().counts().retried, 1);
     disk.close(&mut bench);
 }
 

@@ -65,13 +65,13 @@ struct Attach {
     /// Seconds for which requests wait for a drive that has vanished, before its disks are removed; -1: for ever. Default: 15.
     #[serde(skip_serializing_if = "Option::is_none")]
     ctrlr_loss_timeout_sec: Option<i32>,
-    /// Queue pairs at most, which is also the number of reactors that may use the controller.
+    /// Queue pairs at most, for as many reactors; other reactors send their requests through these. Default: 128.
     #[serde(skip_serializing_if = "Option::is_none")]
     num_io_queues: Option<u32>,
     /// Aryk only: which memory of VMs the controller accesses by itself.
     #[serde(default, skip_serializing_if = "is_default")]
     dma: Dma,
-    /// Aryk only: bytes of bounce buffers on each reactor.
+    /// Aryk only: bytes of bounce buffers on each reactor. Default: 4 MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     bounce_bytes: Option<Count>,
     /// Aryk only: the only namespace that becomes a disk. Default: all.
