@@ -192,6 +192,10 @@ impl Channel for ProbeChannel {
         self.inner.abort(tag, cx);
     }
 
+    fn is_revocable(&self, tag: Tag) -> bool {
+        self.inner.is_revocable(tag)
+    }
+
     fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
         let before = out.len();
         self.inner.poll(cx, out);

@@ -325,6 +325,17 @@ impl BdevChannel {
         }
     }
 
+    /// Whether the memory of those requests may be replaced, as [`Channel::is_revocable`]: each was aborted, so that only its
+    /// device has it, and the device allows that. Visits all requests.
+    pub fn are_revocable(&self, is_meant: impl Fn(Tag) -> bool) -> bool {
+        let is_revocable = |(key, request): (Key, &Request)| {
+            request.progress == Progress::Aborted
+                && !request.has_begun_to_swap(&self.shape)
+                && self.device.is_revocable(Tag(key.raw()))
+        };
+        self.requests.iter().filter(|(_, r)| is_meant(r.tag)).all(is_revocable)
+    }
+
     /// Adds what has completed to `out`, and sends on what has waited.
     #[inline]
     pub fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {

@@ -15,6 +15,14 @@ pub trait Channel {
     /// [`crate::Status::Aborted`] or as without the abort. A device that holds requests for an unbounded time must complete them.
     fn abort(&mut self, tag: Tag, cx: &mut Cx);
 
+    /// Whether the memory of the requests with this tag, which were aborted, may be replaced by other memory at the same
+    /// addresses ([`aryk_dma::Mapping::revoke`]) before they complete: the device, or the library that has them, accesses it by
+    /// its addresses in this process only, and takes no more data from it.
+    fn is_revocable(&self, tag: Tag) -> bool {
+        let _ = tag;
+        false
+    }
+
     /// Adds the completions to `out`. Called after the channel's root was woken.
     fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>);
 

@@ -172,11 +172,12 @@ fn replace(entry: &Entry, span: Span, address: usize) -> bool {
     replaced
 }
 
-fn map_over(base: usize, len: usize) -> bool {
+/// Maps anonymous memory over whole pages of a live mapping of a file, which the caller keeps. Returns whether that succeeded.
+pub(crate) fn map_over(base: usize, len: usize) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
     let prot = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: the range is of a live mapping of this process (the module's invariant) which only copies and
-    // atomics reach, so other contents under it break nothing.
+    // SAFETY: the range is of a live mapping of this process (the module's invariant, or the caller's) which only copies and
+    // atomics reach, and libraries that copy, so other contents under it break nothing.
     let mapped = unsafe { libc::mmap(base as *mut c_void, len, prot, flags, -1, 0) };
     mapped != libc::MAP_FAILED
 }

@@ -45,7 +45,7 @@ pub use dirty::DirtyLog;
 pub use fault::{faults, install as install_fault_handler};
 pub use mapping::{MapError, Mapping};
 pub use range::{DmaPin, DmaRange};
-pub use reclaim::{HeldPages, Keeper, Reclaiming, close_memory, reclaiming};
+pub use reclaim::{HeldPages, Keeper, Reclaiming, close_memory, reclaiming, revoked};
 pub use sgl::{Seg, Sgl};
 pub use table::{BadAddress, List, MemTable, Region, SgTable, TableError};
 

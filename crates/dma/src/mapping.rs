@@ -243,6 +243,16 @@ impl Mapping {
         }
     }
 
+    /// Takes the memory of a peer's file away from the users of this mapping: they read and write private anonymous memory from
+    /// now on, at the same addresses, which stay in use until the mapping is dropped. Only for users that access the memory by
+    /// these addresses: the kernel and devices may have the file's pages themselves. Takes long for much memory.
+    ///
+    /// # Errors
+    /// The kernel has no more mappings; then a part of the memory may be replaced, and the caller may try again.
+    pub fn revoke(&self) -> Result<(), MapError> {
+        self.pages.as_ref().map_or(Ok(()), |pages| Ok(pages.revoke()?))
+    }
+
     /// Whether the file was truncated and an access has hit the hole. The memory is still readable and writable, but the
     /// content of the hole is lost, and no longer shared: end the session of this mapping.
     pub fn is_poisoned(&self) -> bool {

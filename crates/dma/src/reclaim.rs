@@ -43,6 +43,8 @@ pub(crate) struct Pages {
     /// Decides when the pages of a dropped mapping are unmapped; see [`crate::Mapping::set_keeper`].
     pub keeper: OnceLock<Arc<dyn Keeper>>,
     waiting: Option<budget::Waiting>,
+    /// Set once the pages are anonymous memory in place of the file's; see [`crate::Mapping::revoke`].
+    pub revoked: OnceLock<Revoked>,
     /// The last field, so that the charge ends after the unmapping.
     _charge: Option<budget::Charge>,
 }
@@ -77,7 +79,16 @@ struct StillMapped(Pages);
 impl Pages {
     /// The pages from `base` on: anonymous memory that the caller owns.
     pub const fn of_ours(base: *mut c_void, len: usize) -> Self {
-        Self { base, len, fault: None, peer: None, keeper: OnceLock::new(), waiting: None, _charge: None }
+        Self {
+            base,
+            len,
+            fault: None,
+            peer: None,
+            keeper: OnceLock::new(),
+            waiting: None,
+            revoked: OnceLock::new(),
+            _charge: None,
+        }
     }
 
     /// As [`Pages::of_ours`], for a shared file.
@@ -89,6 +100,7 @@ impl Pages {
             peer: None,
             keeper: OnceLock::new(),
             waiting: None,
+            revoked: OnceLock::new(),
             _charge: Some(charge),
         }
     }
@@ -96,6 +108,25 @@ impl Pages {
     /// Length in bytes.
     pub const fn len(&self) -> usize {
         self.len
+    }
+
+    /// Replaces the file's pages by anonymous memory, which keeps the addresses in use until the unmapping. The pages count as
+    /// the peer's from now on, as if they waited to be unmapped.
+    ///
+    /// # Errors
+    /// The kernel has no more mappings; then the caller may try again.
+    pub fn revoke(&self) -> Result<(), Errno> {
+        if self.fault.is_none() || self.revoked.get().is_some() {
+            return Ok(());
+        }
+        for at in (0..self.len).step_by(PIECE) {
+            let len = PIECE.min(self.len - at);
+            if !fault::map_over(self.base as usize + at, len) {
+                return Err(Errno::NOMEM);
+            }
+        }
+        self.revoked.get_or_init(|| Revoked::new(self.len as u64, self.peer.as_ref()));
+        Ok(())
     }
 
     fn unmap(mut self) -> Result<(), StillMapped> {
@@ -119,6 +150,37 @@ impl Pages {
         }
         Ok(())
     }
+}
+
+/// Bytes and number of the mappings whose memory was revoked and that are not unmapped yet.
+static REVOKED_BYTES: AtomicU64 = AtomicU64::new(0);
+static REVOKED: AtomicU64 = AtomicU64::new(0);
+
+/// A mapping whose memory was revoked: it counts until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Revoked {
+    len: u64,
+    _waiting: Option<budget::Waiting>,
+}
+
+impl Revoked {
+    fn new(len: u64, peer: Option<&budget::Peer>) -> Self {
+        REVOKED_BYTES.fetch_add(len, Relaxed);
+        REVOKED.fetch_add(1, Relaxed);
+        Self { len, _waiting: peer.map(|peer| peer.add_awaiting_unmap(len)) }
+    }
+}
+
+impl Drop for Revoked {
+    fn drop(&mut self) {
+        REVOKED_BYTES.fetch_sub(self.len, Relaxed);
+        REVOKED.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Bytes and number of the mappings whose memory was revoked ([`crate::Mapping::revoke`]), and whose addresses are still in use.
+pub fn revoked() -> (u64, u64) {
+    (REVOKED_BYTES.load(Relaxed), REVOKED.load(Relaxed))
 }
 
 enum Job {
@@ -157,7 +219,9 @@ pub fn close_memory(file: OwnedFd, ticket: Arc<()>) {
 }
 
 pub(crate) fn unmap(mut pages: Pages) {
-    pages.waiting = pages.peer.as_ref().map(|peer| peer.add_awaiting_unmap(pages.len as u64));
+    if pages.revoked.get().is_none() {
+        pages.waiting = pages.peer.as_ref().map(|peer| peer.add_awaiting_unmap(pages.len as u64));
+    }
     request(Job::Unmap(pages));
 }
 

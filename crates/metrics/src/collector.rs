@@ -36,6 +36,8 @@ pub struct Snapshot {
     pub reactors: Vec<Reactor>,
     /// Guest memory that is mapped, in bytes and mappings.
     pub mapped: (u64, u64),
+    /// Guest memory that was released although requests use its addresses, in bytes and mappings.
+    pub revoked: (u64, u64),
     /// The backlog of mappings to be unmapped.
     pub reclaiming: Reclaiming,
     /// The devices, or groups of devices, that register guest memory.
@@ -180,7 +182,7 @@ impl Collected {
         };
         let controllers = controllers.into_iter().map(of_controller).collect();
         let at = Clock::Monotonic.now();
-        let (mapped, reclaiming) = (aryk_dma::mapped(), aryk_dma::reclaiming());
+        let (mapped, revoked, reclaiming) = (aryk_dma::mapped(), aryk_dma::revoked(), aryk_dma::reclaiming());
         let memory_clients = inventory.memory().clients();
         Snapshot {
             at,
@@ -192,6 +194,7 @@ impl Collected {
             rbd: inventory.rbd(),
             reactors,
             mapped,
+            revoked,
             reclaiming,
             memory_clients,
         }

@@ -385,6 +385,16 @@ pub const ALL: &[FamilySource] = &[
         write: |f, snapshot, _, t| t.count(f, &[], snapshot.mapped.1),
     },
     FamilySource {
+        family: of(
+            Kind::Gauge,
+            "bytes",
+            "aryk_guest_memory_revoked_bytes",
+            "Addresses of guest memory that was released before the last requests that use it.",
+        ),
+        objects: one,
+        write: |f, snapshot, _, t| t.count(f, &[], snapshot.revoked.0),
+    },
+    FamilySource {
         family: gauge(
             "aryk_reclaim_pending",
             "Mappings and memory files that wait to be unmapped and closed.",

@@ -420,6 +420,15 @@ impl UnitChannel {
         self.abort_those(|_| true, cx);
     }
 
+    /// Whether the memory of the commands with those tags may be replaced, as [`BdevChannel::are_revocable`]. They were aborted.
+    pub fn are_revocable(&self, is_selected: impl Fn(u16) -> bool) -> bool {
+        let starts_no_more = |(tag, task): (u16, &Task)| {
+            let is_external = task.job.as_deref().is_some_and(Job::is_external);
+            !is_selected(tag) || task.abort_cause != AbortCause::None && !is_external
+        };
+        self.tasks.running().all(starts_no_more) && self.disk.are_revocable(|tag| is_selected(tag.0 as u16))
+    }
+
     /// Makes commands end soon, in one pass over all. Returns the tags of those that have not ended, by bit; their number; and
     /// the number of those that have ended at once, because they waited for external work. External work that has begun
     /// continues without its command.

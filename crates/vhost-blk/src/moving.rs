@@ -52,8 +52,12 @@ impl DeviceQueue for Queue {
         Self::give_up(self, cx);
     }
 
-    fn leave_removed_memory(&mut self, cx: &mut Cx) {
-        Self::leave_removed_memory(self, cx);
+    fn leave_removed_memory(&mut self, cx: &mut Cx) -> bool {
+        Self::leave_removed_memory(self, cx)
+    }
+
+    fn is_revocable(&self) -> bool {
+        Self::is_revocable(self)
     }
 
     fn take_left(&mut self) {}

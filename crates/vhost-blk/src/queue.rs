@@ -4,7 +4,7 @@
 //! tag of the [`aryk_bdev::Io`], and the id of the used element. The ring makes sure that no head is in flight twice.
 
 use crate::request::{Answer, Disk, Layout, Other, Parsed, Unanswerable};
-use aryk_bdev::{BdevChannel, Completion, Io, Status};
+use aryk_bdev::{BdevChannel, Completion, Io, Status, Tag};
 use aryk_crash_point::{Step, step};
 use aryk_reactor::{Armed, Cx, Root, RootId};
 use aryk_vhost_device::{GuestQueue, Move, Parts};
@@ -63,11 +63,19 @@ impl Queue {
     }
 
     /// As [`GuestQueue::leave_removed_memory`].
-    pub(crate) fn leave_removed_memory(&mut self, cx: &mut Cx) {
+    pub(crate) fn leave_removed_memory(&mut self, cx: &mut Cx) -> bool {
         let Self { guest, requests, .. } = self;
-        if let Some(channel) = &mut requests.channel {
-            guest.leave_removed_memory(|uses_it| channel.abort_those(|tag| uses_it(tag.0 as u16), cx));
-        }
+        let Some(channel) = &mut requests.channel else { return true };
+        guest.leave_removed_memory(|uses_it| {
+            let is_meant = |tag: Tag| uses_it(tag.0 as u16);
+            channel.abort_those(is_meant, cx);
+            channel.are_revocable(is_meant)
+        })
+    }
+
+    /// As [`DeviceQueue::is_revocable`](aryk_vhost_device::DeviceQueue::is_revocable).
+    pub(crate) fn is_revocable(&self) -> bool {
+        self.requests.channel.as_ref().is_none_or(|channel| channel.are_revocable(|_| true))
     }
 
     /// The disk is being removed: requests in flight complete, later requests fail.

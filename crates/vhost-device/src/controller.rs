@@ -8,13 +8,14 @@ use crate::ring::virtqueue;
 use crate::{Alarm, DeviceQueue, Errors, Parts, Queues, Trouble};
 use aryk_bdev::{Descriptor, Memory, OpenError, OpeningId};
 use aryk_dma::MemTable;
-use aryk_reactor::{CoreSet, Cx, Gone, Handle, Reactors};
+use aryk_reactor::{CoreSet, Cx, Gone, Handle, Reactors, RootRef};
 use aryk_vhost_user::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, SessionHandle};
 use aryk_virtqueue::Virtqueue;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{MutexGuard, oneshot};
 
 /// What a kind of controllers has of its own. One value for each controller.
@@ -91,9 +92,14 @@ pub struct Controller<K: Kind> {
     queues: Queues<K::Queue>,
     /// Starts of queues whose disks are not ready, by index. A start is cancelled when its sender is dropped.
     preparing: RefCell<BTreeMap<u16, oneshot::Sender<()>>>,
+    /// Queues of earlier sessions that have left their front-ends, and whose requests have not ended.
+    left_behind: RefCell<Vec<Stopping>>,
     session: RefCell<Option<SessionHandle>>,
     errors: Arc<Errors>,
 }
+
+/// A queue that stops; ready at its end.
+type Stopping = futures_channel::oneshot::Receiver<u32>;
 
 /// Why the disks of a queue are not ready for its start on a reactor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -139,6 +145,7 @@ impl<K: Kind> Controller<K> {
             reactors,
             queues: Queues::new(),
             preparing: RefCell::default(),
+            left_behind: RefCell::default(),
             session: RefCell::default(),
             errors: Arc::default(),
         }
@@ -227,10 +234,52 @@ impl<K: Kind> Controller<K> {
             biased;
             () = ending => Err(NotReady::Ending),
             _ = cancelled => Err(NotReady::Cancelled),
-            held = self.hold_prepared(index, reactor) => held.map_err(NotReady::Disk),
+            held = async {
+                self.await_left_behind().await;
+                self.hold_prepared(index, reactor).await
+            } => held.map_err(NotReady::Disk),
         };
         self.preparing.borrow_mut().remove(&index);
         held
+    }
+
+    /// Waits until the session must end and the queue, which stops, has left its front-end: its disks do not answer, but the
+    /// memory of their requests may be replaced.
+    async fn leave_front_end(&self, index: u16, queue: &RootRef<K::Queue>) {
+        const RETRY: Duration = Duration::from_millis(50);
+        match self.session() {
+            Some(session) => session.ending().await,
+            None => std::future::pending().await,
+        }
+        loop {
+            match queue.call(DeviceQueue::leave_front_end).await {
+                Ok(None) => tokio::time::sleep(RETRY).await,
+                Ok(Some(requests)) => {
+                    let name = &self.settings.name;
+                    tracing::warn!(
+                        "controller {name}: queue {index} has ended before {requests} of its requests, which its disk has: \
+                         the queue starts again when they have ended"
+                    );
+                    return;
+                }
+                // It has stopped.
+                Err(Gone) => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Waits until no queue of an earlier session has requests: a request of that session must not be carried out after one
+    /// of the next.
+    async fn await_left_behind(&self) {
+        const POLL_INTERVAL: Duration = Duration::from_millis(20);
+        let has_ended = |queue: &mut Stopping| queue.try_recv() != Ok(None);
+        loop {
+            self.left_behind.borrow_mut().retain_mut(|queue| !has_ended(queue));
+            if self.left_behind.borrow().is_empty() {
+                return;
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
     }
 
     /// Starts a queue when its disks have prepared a reactor. The queues are held still while it opens its channels: a call to
@@ -339,9 +388,17 @@ impl<K: Kind> Device for Controller<K> {
         let stopping = queue.call(|queue, cx| (queue.take_left(), queue.stop(cx))).await;
         drop(still);
         let base = match stopping {
-            Ok((left, stopped)) => {
+            Ok((left, mut stopped)) => {
                 self.kind.keep(left);
-                stopped.await.unwrap_or(0)
+                tokio::select! {
+                    biased;
+                    base = &mut stopped => base.unwrap_or(0),
+                    () = self.leave_front_end(index, &queue) => {
+                        self.left_behind.borrow_mut().push(stopped);
+                        // There is no front-end to use it.
+                        0
+                    }
+                }
             }
             // The daemon is ending, and no successor uses that base.
             Err(Gone) => 0,
@@ -372,12 +429,14 @@ impl<K: Kind> Device for Controller<K> {
         self.memory.add(memory.regions(), &self.settings.name).await;
     }
 
-    async fn revoke_memory(&self) {
+    async fn revoke_memory(&self) -> bool {
         let _still = self.queues.hold_still().await;
+        let mut are_revocable = true;
         for (_, queue) in self.queues.all() {
             // A queue that has ended uses no memory.
-            let _ = queue.call(DeviceQueue::leave_removed_memory).await;
+            are_revocable &= queue.call(DeviceQueue::leave_removed_memory).await.unwrap_or(true);
         }
+        are_revocable
     }
 
     async fn set_memory(&self, change: MemoryChange) {

@@ -6,7 +6,7 @@
 
 use crate::{Alarm, Errors, Pace, Trouble};
 use aryk_crash_point::{Step, step};
-use aryk_dma::{MemTable, SgTable};
+use aryk_dma::{Mapping, MemTable, SgTable};
 use aryk_reactor::{Armed, Cx, Layer, Moving, RootId, ThreadId, Traced, WatchId};
 use aryk_vhost_user::{EventFd, QueueLog, Rings};
 use aryk_virtqueue::{Chain, ConfigError, Popped, Virtqueue};
@@ -435,13 +435,31 @@ impl GuestQueue {
 
     /// Calls `abort` if requests in flight use memory that was removed from the guest, and for which the front-end waits. `abort`
     /// receives a function that returns whether the request of a head uses such memory, and aborts these requests. They fail,
-    /// because the guest removed their memory.
-    pub fn leave_removed_memory(&mut self, abort: impl FnOnce(&dyn Fn(u16) -> bool)) {
+    /// because the guest removed their memory. Returns whether the memory may be replaced before that, which `abort` returns.
+    pub fn leave_removed_memory(&mut self, abort: impl FnOnce(&dyn Fn(u16) -> bool) -> bool) -> bool {
         let requests = self.sgs.old_users().count();
-        if requests > 0 {
-            tracing::warn!(queue = self.index, requests, "requests that use removed memory are aborted");
-            abort(&|head| self.sgs.is_old_user(head));
+        if requests == 0 {
+            return true;
         }
+        tracing::debug!(queue = self.index, requests, "requests that use removed memory are aborted");
+        abort(&|head| self.sgs.is_old_user(head))
+    }
+
+    /// Leaves the front-end, which has gone, although requests are in flight: from now on, the queue touches neither the
+    /// in-flight region, which keeps these requests for a successor, nor the ring, nor the descriptors of the front-end. The
+    /// queue ends with its last request. `private` replaces the ring ([`aryk_virtqueue::private_len`]).
+    ///
+    /// # Errors
+    /// `private` is too short; then nothing has changed.
+    ///
+    /// # Panics
+    /// If the queue is not stopping.
+    pub fn leave_front_end(&mut self, private: &Arc<Mapping>, cx: &mut Cx) -> Result<(), ConfigError> {
+        assert!(self.is_stopping(), "queue {} leaves its front-end, but is not to stop", self.index);
+        self.ring.leave(private)?;
+        self.unregister(cx);
+        (self.call, self.log) = (None, None);
+        Ok(())
     }
 
     /// Marks the ring in the dirty log.

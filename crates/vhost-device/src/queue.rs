@@ -5,8 +5,11 @@ use crate::guest_queue::STOP_GRACE;
 use crate::moving::Moved;
 use crate::{GuestQueue, Move, Parts, StartError};
 use aryk_bdev::OpenError;
+use aryk_dma::Mapping;
 use aryk_reactor::{Cx, Handle, Root, RootId, RootRef};
+use aryk_virtqueue::private_len;
 use futures_channel::oneshot;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A queue of a device: the guest's side, and a role.
@@ -52,7 +55,24 @@ pub trait DeviceQueue: Root + Sized {
     fn give_up(&mut self, cx: &mut Cx);
 
     /// As [`GuestQueue::leave_removed_memory`].
-    fn leave_removed_memory(&mut self, cx: &mut Cx);
+    fn leave_removed_memory(&mut self, cx: &mut Cx) -> bool;
+
+    /// Whether the memory of all requests in flight may be replaced: each was aborted, and its disk allows that.
+    fn is_revocable(&self) -> bool;
+
+    /// Leaves a front-end that has gone, as [`GuestQueue::leave_front_end`], if the memory of the requests in flight may be
+    /// replaced. Returns the number of these requests; `None` if nothing has changed. The queue is stopping.
+    fn leave_front_end(&mut self, cx: &mut Cx) -> Option<u32> {
+        if !self.is_revocable() {
+            return None;
+        }
+        let guest = self.guest();
+        let requests = guest.sgs.in_use();
+        // The kernel allocates the pages when the last requests are returned.
+        let private = Mapping::anonymous(private_len(guest.ring.size())).ok()?;
+        guest.leave_front_end(&Arc::new(private), cx).ok()?;
+        Some(requests)
+    }
 
     /// Takes what the queue leaves to its successor.
     fn take_left(&mut self) -> Self::Left;

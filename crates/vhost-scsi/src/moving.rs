@@ -72,10 +72,20 @@ impl DeviceQueue for Queue {
 
     /// Only request queues hold guest memory for long: task management is answered soon, and the event queue takes a buffer
     /// only to fill it at once.
-    fn leave_removed_memory(&mut self, cx: &mut Cx) {
+    fn leave_removed_memory(&mut self, cx: &mut Cx) -> bool {
         let Self { guest, role, .. } = self;
-        if let Role::Request(requests) = role {
-            guest.leave_removed_memory(|uses_it| requests.abort_those(uses_it, cx));
+        let Role::Request(requests) = role else { return true };
+        guest.leave_removed_memory(|uses_it| {
+            requests.abort_those(uses_it, cx);
+            requests.are_revocable(uses_it)
+        })
+    }
+
+    fn is_revocable(&self) -> bool {
+        match &self.role {
+            Role::Control(_) => false,
+            Role::Event(_) => true,
+            Role::Request(requests) => requests.are_revocable(&|_| true),
         }
     }
 

@@ -124,6 +124,11 @@ impl Requests {
         all.for_each(|channel| channel.abort_those(matches, cx));
     }
 
+    /// As [`UnitChannel::are_revocable`], for the commands whose heads match.
+    pub fn are_revocable(&self, matches: &dyn Fn(u16) -> bool) -> bool {
+        self.targets.iter().flatten().chain(&self.detached).all(|channel| channel.are_revocable(matches))
+    }
+
     /// Aborts all commands in flight.
     pub fn give_up(&mut self, guest: &GuestQueue, cx: &mut Cx) {
         let commands = guest.sgs.in_use();

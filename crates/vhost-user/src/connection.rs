@@ -111,10 +111,11 @@ impl Connection {
         timeout(PATIENCE, all).await.map_err(|_| Error::NotReading)?
     }
 
-    /// Waits for `work`, however long it takes. Logs if the front-end hangs up before `work` ends.
+    /// Waits for `work`, however long it takes. Logs and calls `left` if the front-end hangs up before `work` ends.
     pub(crate) async fn wait_watching<T>(
         &self,
         (what, lines): (&str, &LogLimit),
+        left: impl FnOnce(),
         work: impl Future<Output = T>,
     ) -> T {
         tokio::pin!(work);
@@ -123,6 +124,7 @@ impl Connection {
             done = &mut work => return done,
             () = self.hung_up() => limited!(lines, warn, "the front-end hung up while {what}; still waiting"),
         }
+        left();
         work.await
     }
 

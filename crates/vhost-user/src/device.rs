@@ -168,6 +168,9 @@ pub trait Device: 'static {
 
     /// Stops a running queue: takes no more requests from it, and waits until all taken requests have been returned as used.
     /// Returns the position at which another back-end or a later start resumes, in the format of [`QueueSetup::base`].
+    ///
+    /// After [`SessionHandle::ending`], the device may return before these requests have completed, if the queue no longer
+    /// touches the ring, and if [`Device::revoke_memory`] is true. At the end of a session, all its queues stop at the same time.
     async fn stop_queue(&self, index: u16) -> u32;
 
     /// Registers the guest's new memory with the devices that access it by themselves. The session awaits this before any queue
@@ -188,8 +191,11 @@ pub trait Device: 'static {
     async fn set_err(&self, index: u16, err: Option<EventFd>);
 
     /// Requests have used removed memory for a second, and the front-end waits for its release: the device must abort the
-    /// requests that hold it, as far as possible. Called once for each removal.
-    async fn revoke_memory(&self) {}
+    /// requests that hold it, as far as possible. Returns whether the session may replace the memory under those that remain
+    /// ([`aryk_dma::Mapping::revoke`]). Called again until then, or until no request uses the memory.
+    async fn revoke_memory(&self) -> bool {
+        false
+    }
 
     /// Makes a running queue mark its writes in another log, or in none. When the future completes, the queue no longer writes to
     /// the old log, and marks all later completions in the new one. Called only if [`Device::logs_writes`].

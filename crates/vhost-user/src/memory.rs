@@ -188,26 +188,57 @@ fn page_size(fd: BorrowedFd<'_>) -> rustix::io::Result<u64> {
     Ok(if stat.f_type == HUGETLBFS_MAGIC { stat.f_bsize.cast_unsigned() } else { PAGE })
 }
 
+/// How long requests may use removed memory: short requests end before.
+pub(crate) const GRACE: Duration = Duration::from_secs(1);
+
 impl Removed {
-    /// Waits until no queue and no request uses any of the mappings; another thread unmaps them soon after. If requests use the
-    /// mappings for long, calls `revoke`.
-    pub(crate) async fn retire(self, revoke: impl AsyncFnOnce()) {
+    /// Waits until no queue and no request uses any of the mappings; another thread unmaps them soon after. After `grace`, calls
+    /// `revoke`, and again until it returns that the memory may be replaced under its users, which ends the wait: the mappings
+    /// then keep their addresses until the last user has gone.
+    pub(crate) async fn retire(self, grace: Duration, revoke: impl AsyncFn() -> bool) {
         /// About the duration of a short request, so that most waits are short; a check costs next to nothing.
         const POLL_INTERVAL: Duration = Duration::from_millis(1);
-        const GRACE: Duration = Duration::from_secs(1);
-        if self.0.is_empty() {
-            return;
-        }
+        const RETRY: Duration = Duration::from_millis(50);
         let began = Instant::now();
-        let mut revoke = Some(revoke);
-        while self.0.iter().any(|mapping| Arc::strong_count(mapping) > 1) {
-            if began.elapsed() >= GRACE
-                && let Some(revoke) = revoke.take()
-            {
-                tracing::warn!("requests have used removed guest memory for a second: the disk is slow");
-                revoke().await;
+        let mut next_try = grace;
+        while self.used().next().is_some() {
+            if began.elapsed() >= next_try {
+                if next_try == GRACE {
+                    tracing::warn!("requests have used removed guest memory for a second: the disk is slow");
+                }
+                if revoke().await && self.replace().await {
+                    return;
+                }
+                next_try = began.elapsed() + RETRY;
             }
             tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// The mappings that have other users.
+    fn used(&self) -> impl Iterator<Item = &Arc<Mapping>> {
+        self.0.iter().filter(|mapping| Arc::strong_count(mapping) > 1)
+    }
+
+    /// Replaces the memory under its users. Returns whether that succeeded.
+    async fn replace(&self) -> bool {
+        let used: Vec<_> = self.used().cloned().collect();
+        let bytes: u64 = used.iter().map(|mapping| mapping.len()).sum();
+        // The kernel takes long for much memory.
+        let replacing =
+            tokio::task::spawn_blocking(move || used.iter().try_for_each(|mapping| mapping.revoke()));
+        match replacing.await.expect("replacing does not panic") {
+            Ok(()) => {
+                tracing::warn!(
+                    "{bytes} bytes of the guest's memory were released before the last requests have ended: their addresses \
+                     stay in use until then"
+                );
+                true
+            }
+            Err(error) => {
+                tracing::warn!("removed guest memory cannot be released yet: {error}");
+                false
+            }
         }
     }
 }

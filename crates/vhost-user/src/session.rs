@@ -23,6 +23,7 @@ use rustix::net::SendFlags;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::UnixStream;
 
 mod queues;
@@ -63,6 +64,10 @@ pub(crate) mod protocol {
     pub(crate) const ALWAYS: u64 =
         MQ | REPLY_ACK | BACKEND_REQ | CONFIG | CONFIGURE_MEM_SLOTS | RESET_DEVICE | STATUS;
 }
+
+/// How long the memory of a session may be in use after its queues have stopped: requests that their disks still have then use
+/// other memory.
+const ENDED_GRACE: Duration = Duration::from_millis(200);
 
 /// The protocol feature that a request requires.
 fn needed_feature(request: &Request) -> u64 {
@@ -230,7 +235,8 @@ impl<D: Device> Session<'_, D> {
         if self.left {
             return work.await;
         }
-        self.connection.wait_watching((what, &self.stats.lines.sessions), work).await
+        let left = || self.handle.front_end_left();
+        self.connection.wait_watching((what, &self.stats.lines.sessions), left, work).await
     }
 
     /// Waits until memory that the front-end has released is unmapped, if its limit requires that. A device may keep the memory
@@ -259,10 +265,10 @@ impl<D: Device> Session<'_, D> {
     /// Stops all queues, releases the memory, and hangs up.
     async fn finish(mut self) {
         self.left = true;
-        for index in 0..self.vrings.len() {
-            self.halt(index).await;
-        }
-        self.memory.clear().retire(async || self.device.revoke_memory().await).await;
+        self.handle.front_end_left();
+        self.halt_all().await;
+        let revoke = async || self.device.revoke_memory().await;
+        self.memory.clear().retire(ENDED_GRACE, revoke).await;
         self.connection.close(self.backend_channel).await;
     }
 

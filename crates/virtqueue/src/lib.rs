@@ -22,5 +22,5 @@ mod split;
 pub use chain::{CHAIN_MAX, Chain, Ends, Piece};
 pub use error::{ChainError, ConfigError, InflightError, PopError, QueueError};
 pub use packed::{EVENT_LEN, PackedConfig, PackedQueue};
-pub use queue::{Config, Format, Popped, Virtqueue, inflight_len};
+pub use queue::{Config, Format, Popped, Virtqueue, inflight_len, private_len};
 pub use split::{SIZE_MAX, SplitConfig, SplitQueue, avail_len, desc_len, used_idx, used_len};

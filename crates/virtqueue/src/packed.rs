@@ -246,6 +246,11 @@ impl PackedQueue {
             || self.kept.as_ref().is_some_and(Inflight::is_poisoned)
     }
 
+    /// As [`crate::SplitQueue::leave_inflight`].
+    pub(crate) fn leave_inflight(&mut self) {
+        self.kept = None;
+    }
+
     /// Sets the ring's areas after a change of the guest's memory.
     ///
     /// # Errors

@@ -2,10 +2,11 @@
 //! owner.
 
 use crate::{
-    Chain, ConfigError, PackedConfig, PackedQueue, PopError, QueueError, SplitConfig, SplitQueue, packed,
-    split, used_idx, used_len,
+    Chain, ConfigError, PackedConfig, PackedQueue, PopError, QueueError, SplitConfig, SplitQueue, avail_len,
+    desc_len, packed, split, used_idx, used_len,
 };
-use aryk_dma::{GuestArea, MemTable};
+use aryk_dma::{GuestArea, Mapping, MemTable};
+use std::sync::Arc;
 
 /// The format of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +115,21 @@ macro_rules! each {
     };
 }
 
+/// Offsets and lengths of the parts of a ring of either format in private memory.
+const fn private_parts(size: u16) -> [(u64, u64); 3] {
+    const ALIGN: u64 = 64;
+    let (desc, driver, device) = (desc_len(size), avail_len(size, true), used_len(size, true));
+    let driver_at = desc.next_multiple_of(ALIGN);
+    let device_at = (driver_at + driver).next_multiple_of(ALIGN);
+    [(0, desc), (driver_at, driver), (device_at, device)]
+}
+
+/// Bytes that [`Virtqueue::leave`] needs for a queue of `size` descriptors.
+pub const fn private_len(size: u16) -> u64 {
+    let [_, _, (at, len)] = private_parts(size);
+    at + len
+}
+
 impl Virtqueue {
     /// Creates a queue over areas of a guest's memory.
     ///
@@ -191,6 +207,23 @@ impl Virtqueue {
         device: GuestArea,
     ) -> Result<(), ConfigError> {
         each!(self, queue => queue.set_areas(desc, driver, device))
+    }
+
+    /// Writes completions to `memory` instead of the driver's from now on, and no longer to the in-flight region, which records
+    /// the chains in flight for a successor. The queue must take no more chains.
+    ///
+    /// # Errors
+    /// [`ConfigError`]: `memory` is shorter than [`private_len`]; then nothing has changed.
+    pub fn leave(&mut self, memory: &Arc<Mapping>) -> Result<(), ConfigError> {
+        let [desc, driver, device] = private_parts(self.size());
+        let area = |(at, len)| {
+            let too_short =
+                ConfigError::TooShort { part: "private memory", len: memory.len(), needed: at + len };
+            GuestArea::new(memory, at, len).ok_or(too_short)
+        };
+        self.set_areas(area(desc)?, area(driver)?, area(device)?)?;
+        each!(self, queue => queue.leave_inflight());
+        Ok(())
     }
 
     /// As [`SplitQueue::available`].

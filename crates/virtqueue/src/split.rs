@@ -276,6 +276,12 @@ impl SplitQueue {
             || self.kept.as_ref().is_some_and(Inflight::is_poisoned)
     }
 
+    /// No longer records chains in the in-flight region, which stays as it is.
+    pub(crate) fn leave_inflight(&mut self) {
+        self.kept = None;
+        self.replay.clear();
+    }
+
     /// Sets the rings' areas after a change of the guest's memory.
     ///
     /// # Errors

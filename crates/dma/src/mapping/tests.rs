@@ -255,3 +255,27 @@ fn pages_that_a_keeper_drops_stay_mapped_and_counted() {
     assert!(is_mapped(base));
     assert_eq!(peer.awaiting_unmap(), (4096, 1));
 }
+
+#[test]
+fn revoked_memory_is_private_and_keeps_its_addresses() {
+    let mut file = memfd(8192);
+    file.write_all(b"theirs").unwrap();
+    let peer = crate::Peer::default();
+    let mapping = Mapping::shared(file.as_fd(), 0, 8192).unwrap().given_by(&peer);
+    assert_eq!((bytes(&mapping, 0, 6), is_file_mapped(&file)), (b"theirs".to_vec(), true));
+    mapping.revoke().unwrap();
+    mapping.revoke().unwrap();
+    assert!(!is_file_mapped(&file), "the file's memory is freed with its owner's mappings");
+    assert_eq!((bytes(&mapping, 0, 6), peer.awaiting_unmap()), (vec![0; 6], (8192, 1)));
+    assert!(crate::revoked() >= (8192, 1));
+    // SAFETY: the first bytes of the mapping.
+    unsafe { mapping.base().as_ptr().cast::<[u8; 4]>().write(*b"late") };
+    let mut start = [0; 6];
+    file.rewind().unwrap();
+    file.read_exact(&mut start).unwrap();
+    assert_eq!((&start, bytes(&mapping, 0, 4)), (b"theirs", b"late".to_vec()));
+    drop(mapping);
+    while peer.awaiting_unmap() != (0, 0) {
+        std::thread::yield_now();
+    }
+}

@@ -90,6 +90,14 @@ impl Channel for CryptoChannel {
         }
     }
 
+    fn is_revocable(&self, tag: Tag) -> bool {
+        let ours = |base_tag: Tag| {
+            let request = self.requests.get(Slot::from_raw(base_tag.0));
+            request.is_some_and(|request| request.tag == tag)
+        };
+        self.waiting.iter().all(|io| io.tag != tag) && self.base.are_revocable(ours)
+    }
+
     fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
         if !self.setup.epoch.is_settled() {
             // Also while no request comes: the old key is freed with the last reference to it.

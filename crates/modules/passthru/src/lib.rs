@@ -54,6 +54,10 @@ impl Channel for PassthruChannel {
         self.0.abort(tag, cx);
     }
 
+    fn is_revocable(&self, tag: Tag) -> bool {
+        self.0.are_revocable(|t| t == tag)
+    }
+
     #[inline]
     fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
         self.0.poll(cx, out);

@@ -324,6 +324,8 @@ fn connect(library: &Library, config: &ClusterConfig) -> Result<(Arc<Cluster>, S
         }
         OPTIONS.iter().try_for_each(|(option, value)| cluster.set(option, value))?;
         config.options.iter().try_for_each(|(option, value)| cluster.set(option, value))?;
+        // Otherwise librbd could read the data of a write when its VM has gone. Clusters before version 15 have no such option.
+        let _ = cluster.set("rbd_disable_zero_copy_writes", "true");
         cluster.connect()?;
         cluster.addresses()
     };

@@ -36,6 +36,8 @@ struct Opened {
     root: RootId,
     disk: Arc<Disk>,
     block_size: u32,
+    /// The number of the channel's last request among the link's commands.
+    last: u64,
     completions: Vec<Completion>,
     share: Share,
     /// Requests for which the budget has no room.
@@ -51,6 +53,8 @@ pub(crate) struct LinkDriver {
     channels: Slots<Opened>,
     /// Commands for which the ring had no room.
     overflow: VecDeque<Command>,
+    /// Number of commands that were sent, with those in `overflow`.
+    sent: u64,
     budget: Budget,
     /// Channels whose first waiting request needs the common part of the budget.
     line: VecDeque<Key>,
@@ -69,6 +73,7 @@ impl LinkDriver {
             requests: Slots::new(REQUESTS),
             channels: Slots::new(8),
             overflow: VecDeque::new(),
+            sent: 0,
             budget: Budget::default(),
             line: VecDeque::new(),
             results: Vec::with_capacity(REQUESTS as usize),
@@ -80,6 +85,7 @@ impl LinkDriver {
 
     fn send(&mut self, command: Command) {
         self.has_new = true;
+        self.sent += 1;
         if !self.overflow.is_empty() {
             return self.overflow.push_back(command);
         }
@@ -93,6 +99,7 @@ impl LinkDriver {
             root,
             disk: Arc::clone(disk),
             block_size: disk.block_size,
+            last: 0,
             completions: Vec::new(),
             share: Share::default(),
             waiting: VecDeque::new(),
@@ -129,7 +136,9 @@ impl LinkDriver {
     fn start(&mut self, key: Key) {
         let Request { io, channel, .. } =
             self.requests.get(key).expect("the caller has just added or found it");
-        let block_size = self.channels.get(*channel).expect("a channel outlives its requests").block_size;
+        let opened = self.channels.get_mut(*channel).expect("a channel outlives its requests");
+        opened.last = self.sent + 1;
+        let block_size = opened.block_size;
         let len = || io.blocks.to_bytes(block_size).0;
         let operation = match io.op {
             Op::Read => Operation::Read,
@@ -210,6 +219,14 @@ impl LinkDriver {
             // The request that is the first now may have room.
             self.start_waiting_of(channel);
         }
+    }
+
+    /// Whether librbd has all requests of a channel that have this tag. It has copied the data of writes when its call returns,
+    /// and writes the data of reads to addresses.
+    fn has_passed_on(&self, channel: Key, tag: Tag) -> bool {
+        let opened = self.channels.get(channel).expect("an open channel");
+        let waits = |key: &Key| self.requests.get(*key).is_some_and(|request| request.io.tag == tag);
+        self.link.doorbell.has_done(opened.last) && !opened.waiting.iter().any(waits)
     }
 
     #[inline]
@@ -346,6 +363,10 @@ impl Channel for RbdChannel {
     fn abort(&mut self, tag: Tag, cx: &mut Cx) {
         // librbd gives a request that it has, and its memory, not back before its end.
         self.driver.activate(cx).abort(self.key, tag, cx);
+    }
+
+    fn is_revocable(&self, tag: Tag) -> bool {
+        self.driver.borrow().has_passed_on(self.key, tag)
     }
 
     #[inline]

@@ -18,7 +18,7 @@ use rtrb::{Consumer, Producer, RingBuffer};
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use tokio::sync::oneshot;
 
@@ -41,9 +41,16 @@ pub(crate) enum Command {
 pub(crate) struct Doorbell {
     fd: OwnedFd,
     sleeps: AtomicBool,
+    /// Number of commands that the thread has carried out.
+    done: AtomicU64,
 }
 
 impl Doorbell {
+    /// Whether the thread has carried out so many commands: librbd has their requests.
+    pub fn has_done(&self, commands: u64) -> bool {
+        self.done.load(Ordering::Acquire) >= commands
+    }
+
     /// Wakes the thread, at the end of the reactor's turn, if it sleeps. Called after commands were added.
     pub fn ring(&self, cx: &mut Cx) {
         if self.must_wake() {
@@ -132,7 +139,11 @@ impl Link {
     /// Starts the thread of a link, for up to `depth` commands at a time, on `cores`. The receiver is ready at the thread's end.
     pub fn start(depth: u32, cores: Option<CoreSet>) -> io::Result<(Self, oneshot::Receiver<()>)> {
         let (commands, theirs) = RingBuffer::new(depth as usize);
-        let doorbell = Doorbell { fd: eventfd(0, EventfdFlags::CLOEXEC)?, sleeps: AtomicBool::new(false) };
+        let doorbell = Doorbell {
+            fd: eventfd(0, EventfdFlags::CLOEXEC)?,
+            sleeps: AtomicBool::new(false),
+            done: AtomicU64::new(0),
+        };
         let results = Results {
             list: Mutex::new(Vec::with_capacity(RESULTS)),
             is_armed: AtomicBool::new(false),
@@ -171,6 +182,7 @@ impl Drop for Link {
 
 fn work(mut commands: Consumer<Command>, doorbell: &Doorbell, sink: &Arc<dyn Sink>) {
     let mut images: Vec<Option<Arc<Image>>> = Vec::new();
+    let mut done = 0;
     loop {
         // Read before the ring: all commands that were added before the end are then in the ring.
         let is_over = commands.is_abandoned();
@@ -187,6 +199,8 @@ fn work(mut commands: Consumer<Command>, doorbell: &Doorbell, sink: &Arc<dyn Sin
                     image.submit(&request, sink);
                 }
             }
+            done += 1;
+            doorbell.done.store(done, Ordering::Release);
         }
         if is_over {
             return;

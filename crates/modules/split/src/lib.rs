@@ -200,6 +200,10 @@ impl Channel for PartChannel {
         self.base.abort(tag, cx);
     }
 
+    fn is_revocable(&self, tag: Tag) -> bool {
+        self.base.are_revocable(|t| t == tag)
+    }
+
     #[inline]
     fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
         self.base.poll(cx, out);

@@ -104,4 +104,9 @@ impl Tasks {
     pub fn iter(&mut self) -> impl Iterator<Item = (u16, &mut Task)> {
         (0..).zip(&mut self.all).filter(|(_, task)| task.runs)
     }
+
+    /// As [`Tasks::iter`], to read.
+    pub fn running(&self) -> impl Iterator<Item = (u16, &Task)> {
+        (0..).zip(&self.all).filter(|(_, task)| task.runs)
+    }
 }

@@ -5,7 +5,7 @@ use crate::Error;
 use crate::device::{Device, DeviceError, EventFd, MemoryChange, QueueLog, QueueSetup, Rings};
 use crate::error::SHARE;
 use crate::inflight::Inflight;
-use crate::memory::Removed;
+use crate::memory::{GRACE, Removed};
 use crate::message::{self, Code, LogDesc, Request, VringFd, VringState};
 use crate::vring::{Kick, RunState, Vring, is_packed};
 use aryk_dma::{DirtyLog, GuestArea, MemTable};
@@ -218,6 +218,24 @@ impl<D: Device> Session<'_, D> {
         }
     }
 
+    /// Stops all queues at the same time, at the end of the session.
+    pub(super) async fn halt_all(&mut self) {
+        for index in 0..self.vrings.len() {
+            if matches!(self.vrings[index].run_state, RunState::Starting(_)) {
+                self.halt(index).await;
+            }
+        }
+        let running = (0..self.vrings.len()).filter(|&index| self.vrings[index].run_state.is_running());
+        let device = self.device;
+        let mut stops: Vec<_> = running.map(|index| Box::pin(device.stop_queue(index as u16))).collect();
+        std::future::poll_fn(|cx| {
+            stops.retain_mut(|stop| stop.as_mut().poll(cx).is_pending());
+            if stops.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        self.vrings.clear();
+    }
+
     /// Starts a queue if the front-end has enabled it, its setup is complete, and it does not run yet.
     pub(super) async fn settle(&mut self, code: Code, index: usize) -> Result<(), Error> {
         let Some(features) = self.features else { return Ok(()) };
@@ -325,7 +343,7 @@ impl<D: Device> Session<'_, D> {
             self.device.set_memory(MemoryChange { memory, rings }).await;
         }
         self.sharing.check(self.memory.files());
-        let retired = removed.retire(async || self.device.revoke_memory().await);
+        let retired = removed.retire(GRACE, async || self.device.revoke_memory().await);
         self.wait("removed memory is in use", retired).await;
         let end = self.memory_end();
         if features & F_LOG_ALL != 0 && self.log.as_ref().is_some_and(|log| !log.covers(end)) {

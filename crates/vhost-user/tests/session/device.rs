@@ -35,6 +35,8 @@ pub struct Mock {
     pub cancelled: Notify,
     /// How often the session asked the device to release removed memory.
     pub revoked: Cell<u32>,
+    /// Whether memory may be replaced under its users.
+    pub lets_memory_go: Cell<bool>,
     pub packed: Cell<bool>,
     pub tracks_inflight: Cell<bool>,
     pub logs_writes: Cell<bool>,
@@ -192,8 +194,9 @@ impl Device for Mock {
         self.running.borrow_mut().get_mut(&index).expect("a running queue").err = err;
     }
 
-    async fn revoke_memory(&self) {
+    async fn revoke_memory(&self) -> bool {
         self.revoked.set(self.revoked.get() + 1);
+        self.lets_memory_go.get()
     }
 
     async fn set_log(&self, index: u16, log: Option<QueueLog>) {
