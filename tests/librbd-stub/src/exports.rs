@@ -1,5 +1,6 @@
 //! The functions of librados and librbd, with the signatures of Ceph's headers.
 
+use crate::counts::count;
 use crate::image::Notice;
 use crate::{CHANGED, Client, Place, Script, StubImage, WORLD, find_image, later, lock};
 use std::collections::btree_map::Entry;
@@ -169,6 +170,7 @@ exports! {
         // SAFETY: as Ceph's.
         let client = unsafe { Box::from_raw(cluster.cast::<Arc<Client>>()) };
         lock(&WORLD).present.remove(&client.addresses);
+        count(|counts| counts.clients -= 1);
     }
 
     fn rados_getaddrs(cluster: *mut c_void, addresses: *mut *mut c_char) -> c_int {
@@ -448,6 +450,7 @@ unsafe fn open(
     if script.never_opens {
         return 0;
     }
+    count(|counts| counts.opening += 1);
     let delay = script.delay.max(Duration::from_micros(1));
     later::run_after(delay, move || {
         let errno = match &found {
@@ -461,6 +464,10 @@ unsafe fn open(
             // SAFETY: as Ceph's: the place of the handle stays until the completion.
             unsafe { *image.get::<*mut c_void>() = Box::into_raw(Box::new(handle)).cast() };
         }
+        count(|counts| {
+            counts.opening -= 1;
+            counts.opened += u64::from(errno == 0);
+        });
         complete(completion, -i64::from(errno));
     });
     0

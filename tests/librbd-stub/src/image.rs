@@ -1,6 +1,6 @@
 //! An image: its data, and what a test has scripted about it.
 
-use crate::{later, lock};
+use crate::{gate, later, lock};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,6 +19,8 @@ pub struct Script {
     pub fail: i32,
     /// Requests wait until [`StubImage::release`].
     pub holds: bool,
+    /// Requests wait while the file of this name exists.
+    pub gate: Option<String>,
     /// Resizes by handles wait until [`StubImage::release`].
     pub holds_resizes: bool,
     /// The errno of opening.
@@ -75,6 +77,7 @@ pub(crate) fn options(name: &str) -> Option<(u64, Script)> {
             ("open", "never") => script.never_opens = true,
             ("open", errno) => script.open = errno.parse().ok()?,
             ("close", "never") => script.never_closes = true,
+            ("gate", name) => script.gate = Some(name.to_owned()),
             _ => return None,
         }
     }
@@ -181,7 +184,11 @@ impl StubImage {
     pub(crate) fn run(&self, job: impl FnOnce(i32) + Send + 'static) {
         self.requests.fetch_add(1, Ordering::SeqCst);
         let mut state = lock(&self.state);
-        let Script { delay, fail, holds, .. } = state.script;
+        let Script { delay, fail, holds, ref gate, .. } = state.script;
+        if let Some(gate) = gate.clone() {
+            drop(state);
+            return gate::pass(&gate, move || later::run_after(delay, move || job(fail)));
+        }
         if holds {
             return state.held.push(Box::new(move || job(fail)));
         }

@@ -242,6 +242,8 @@ fn command(dir: &Path, flags: &[String]) -> Command {
     // The gate measures under attack the daemon of the release build.
     let mut command = Command::new(std::env::var_os("ARYKD").unwrap_or_else(|| ARYKD.into()));
     command.arg("-r").arg(dir.join("rpc.sock")).arg("-S").arg(dir.join("vhost")).args(flags);
+    // The substitute for librbd, if the daemon loads it, looks there for its gates.
+    command.env("LIBRBD_STUB_DIR", dir);
     command
 }
 
@@ -272,4 +274,10 @@ fn aryk() -> &'static Path {
         assert!(cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap().success());
         dir.join("aryk")
     })
+}
+
+/// The substitute for librbd, a library beside the test.
+pub fn librbd_stub() -> String {
+    let path = Path::new(ARYKD).parent().unwrap().join("deps/libaryk_librbd_stub.so");
+    path.to_str().unwrap().to_owned()
 }

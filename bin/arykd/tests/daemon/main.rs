@@ -21,6 +21,7 @@ mod nvme;
 mod nvme_commands;
 mod open_metrics;
 mod qos;
+mod rbd;
 mod rekey;
 mod sandbox;
 mod scheduling;

@@ -19,12 +19,12 @@ use std::time::{Duration, Instant};
 /// A call that does not wait takes less than this on a busy test machine; a call that waits takes more.
 const SOON: Duration = Duration::from_millis(700);
 /// A removal asks the disk after one second to abort its requests, a stop after two.
-const REVOKED: Duration = Duration::from_secs(4);
+pub const REVOKED: Duration = Duration::from_secs(4);
 const PATIENCE: Duration = Duration::from_secs(20);
 
 const LEN: u64 = 64 << 10;
 /// Guest addresses of more memory, and of memory that no request uses.
-const MORE: u64 = 0x2000_0000;
+pub const MORE: u64 = 0x2000_0000;
 const UNUSED: u64 = 0x3000_0000;
 const SECTOR: u32 = 4096;
 /// Offsets of a request's header, and 8 bytes later of its status, by slot.
@@ -32,17 +32,17 @@ const HEADS: u64 = 32 << 10;
 const HEAD: u64 = 64;
 
 /// A VM with one queue and three regions of memory.
-struct Vm {
-    session: Session,
-    memory: Memory,
-    more: Memory,
+pub struct Vm {
+    pub session: Session,
+    pub memory: Memory,
+    pub more: Memory,
     ring: Ring,
     kick: OwnedFd,
     call: OwnedFd,
 }
 
 impl Vm {
-    fn connect(socket: &Path) -> Self {
+    pub fn connect(socket: &Path) -> Self {
         let wanted = Wanted {
             features: feature::VERSION_1,
             optional: 0,
@@ -73,13 +73,23 @@ impl Vm {
     }
 
     /// Reads a block of the disk to a guest address.
-    fn read(&mut self, slot: u16, block: u64, to: u64) {
+    pub fn read(&mut self, slot: u16, block: u64, to: u64) {
+        self.request(slot, 0, block, to);
+    }
+
+    /// Writes a block of the disk from a guest address.
+    pub fn write(&mut self, slot: u16, block: u64, from: u64) {
+        self.request(slot, 1, block, from);
+    }
+
+    /// Starts a request of a type of virtio-blk: 0 reads, 1 writes.
+    fn request(&mut self, slot: u16, kind: u64, block: u64, at: u64) {
         let head = HEADS + u64::from(slot) * HEAD;
-        self.memory.whole().write(head as usize, &[0_u64, block * u64::from(SECTOR / 512)]);
+        self.memory.whole().write(head as usize, &[kind, block * u64::from(SECTOR / 512)]);
         self.memory.whole().write(head as usize + 16, &0xff_u8);
         let pieces = [
             Piece { at: head, len: 16, write: false },
-            Piece { at: to - Memory::guest_addr(0), len: SECTOR, write: true },
+            Piece { at: at - Memory::guest_addr(0), len: SECTOR, write: kind == 0 },
             Piece { at: head + 16, len: 1, write: true },
         ];
         self.ring.add(slot, &pieces, None);
@@ -88,13 +98,18 @@ impl Vm {
         }
     }
 
+    /// The slot of a request that has ended, whose slot may be used again.
+    pub fn take(&mut self) -> Option<u16> {
+        self.ring.take().unwrap().map(|(slot, _)| slot)
+    }
+
     /// The status of a request.
-    fn status(&self, slot: u16) -> u8 {
+    pub fn status(&self, slot: u16) -> u8 {
         self.memory.whole().read((HEADS + u64::from(slot) * HEAD + 16) as usize)
     }
 
     /// Removes memory. Returns how long that took.
-    fn remove(&self, at: u64) -> Duration {
+    pub fn remove(&self, at: u64) -> Duration {
         let began = Instant::now();
         self.session.wire().send(Request::REM_MEM_REG, &region(at), &[]).unwrap();
         began.elapsed()
