@@ -22,6 +22,7 @@ mod nvme_commands;
 mod open_metrics;
 mod qos;
 mod rbd;
+mod rbd_scale;
 mod rekey;
 mod sandbox;
 mod scheduling;

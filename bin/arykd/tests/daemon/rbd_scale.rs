@@ -1,0 +1,217 @@
+//! Many Ceph disks on the substitute for librbd, and a stuck cluster beside a disk that is not stuck.
+
+#![expect(clippy::disallowed_methods, reason = "the test measures time")]
+
+use super::harness::{Daemon, librbd_stub, wait_for};
+use super::stuck::Vm;
+use aryk_front_end::Memory;
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// A call that waits for nothing takes less than this on a busy test machine.
+const ANSWERED: Duration = Duration::from_secs(2);
+
+/// The call that creates a disk in an image of the substitute.
+fn create(name: &str, image: &str) -> Value {
+    let params = json!({"name": name, "pool_name": "vms", "rbd_name": image, "block_size": 4096});
+    json!({"jsonrpc": "2.0", "id": 1, "method": "bdev_rbd_create", "params": params})
+}
+
+/// The reply to the one call of a connection.
+fn reply(mut connection: UnixStream) -> Value {
+    let mut text = String::new();
+    connection.shutdown(std::net::Shutdown::Write).unwrap();
+    connection.read_to_string(&mut text).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+/// Calls a method that waits for nothing. Returns how long the reply took.
+fn ask(daemon: &Daemon) -> Duration {
+    let began = Instant::now();
+    daemon.call("spdk_get_version", json!({})).unwrap();
+    began.elapsed()
+}
+
+/// The processor time of the reactor's thread so far.
+fn reactor_time(daemon: &Daemon) -> Duration {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
+    let is_reactor = |path: &std::path::Path| {
+        std::fs::read_to_string(path.join("comm")).is_ok_and(|name| name.starts_with("reactor"))
+    };
+    let path = tasks.map(|task| task.unwrap().path()).find(|path| is_reactor(path)).expect("a reactor");
+    let times = std::fs::read_to_string(path.join("schedstat")).unwrap();
+    Duration::from_nanos(times.split(' ').next().unwrap().parse().unwrap())
+}
+
+/// The substitute's counts: clients, the most clients, openings, the most openings, images that were opened.
+fn counts(daemon: &Daemon) -> [u64; 5] {
+    let text = std::fs::read_to_string(daemon.dir().join("counts")).unwrap_or_default();
+    let numbers: Vec<u64> = text.split(' ').filter_map(|number| number.parse().ok()).collect();
+    numbers.try_into().unwrap_or_default()
+}
+
+fn number_of_disks(daemon: &Daemon) -> usize {
+    daemon.call("bdev_get_bdevs", json!({})).unwrap().as_array().unwrap().len()
+}
+
+#[test]
+fn three_hundred_images_open_at_once() {
+    const IMAGES: usize = 300;
+    let daemon = Daemon::start(&["--librbd", &librbd_stub()]);
+    let options = |i: usize| match i % 15 {
+        0 => "+open=never",
+        1 | 2 => "+open=5",
+        3 | 4 => "+delay=50000",
+        5 => "+open=1",
+        _ => "+delay=100",
+    };
+    let begin = |i| {
+        let mut connection = daemon.connect();
+        let call = create(&format!("d{i}"), &format!("i{i}+size=1048576{}", options(i)));
+        connection.write_all(call.to_string().as_bytes()).unwrap();
+        connection
+    };
+    // The reactor has no part in this. What its thread uses between two looks is at least what one of its turns there used,
+    // whatever else runs on this computer.
+    let mut reactor = vec![reactor_time(&daemon)];
+    let connections: Vec<_> = (0..IMAGES).map(begin).collect();
+    let mut answered = Duration::ZERO;
+    let never = (0..IMAGES).filter(|i| options(*i) == "+open=never").count();
+    let failing = (0..IMAGES).filter(|i| options(*i).starts_with("+open=") && i % 15 != 0).count();
+    wait_for("the images are open", || {
+        answered = answered.max(ask(&daemon));
+        reactor.push(reactor_time(&daemon));
+        number_of_disks(&daemon) == IMAGES - never - failing
+    });
+    let turn_max = reactor.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap();
+    println!("the slowest reply took {answered:?}; the reactor used at most {turn_max:?} at a time");
+    assert!(answered < ANSWERED, "a call waited for images: {answered:?}");
+    for (i, connection) in connections.into_iter().enumerate() {
+        let expected = match options(i) {
+            "+open=never" => continue,
+            "+open=5" => Some("Input/output error"),
+            "+open=1" => Some("Operation not permitted"),
+            _ => None,
+        };
+        let reply = reply(connection);
+        match expected {
+            Some(text) => assert!(reply["error"].to_string().contains(text), "{i}: {reply}"),
+            None => assert_eq!(reply["result"], format!("d{i}"), "{reply}"),
+        }
+    }
+    assert!(turn_max < Duration::from_millis(1), "a turn of the reactor used {turn_max:?}");
+    assert!(counts(&daemon)[3] <= 32, "{:?}", counts(&daemon));
+}
+
+#[test]
+fn a_daemon_restores_thousands_of_disks_beside_its_work() {
+    const DISKS: usize = 3000;
+    let dir = TempDir::new().unwrap();
+    let mut daemon = Daemon::start_in(dir, &["--librbd", &librbd_stub(), "--state-dir", "DIR/state"]);
+    let calls: Vec<Value> =
+        (0..DISKS).map(|i| create(&format!("d{i}"), &format!("i{i}+size=65536+delay=300"))).collect();
+    let config: Vec<_> =
+        calls.iter().map(|call| json!({"method": call["method"], "params": call["params"]})).collect();
+    let began = Instant::now();
+    daemon.call("load_config", json!({"subsystems": [{"subsystem": "bdev", "config": config}]})).unwrap();
+    println!("created {DISKS} disks in {:?}", began.elapsed());
+    daemon.kill();
+    let began = Instant::now();
+    daemon.begin_restart();
+    let first = ask(&daemon);
+    println!("the successor answered {:?} after its start, the first call took {first:?}", began.elapsed());
+    assert!(first < ANSWERED);
+    let mut answered = Duration::ZERO;
+    wait_for("the disks are restored", || {
+        answered = answered.max(ask(&daemon));
+        number_of_disks(&daemon) == DISKS
+    });
+    let [clients, clients_max, _, opening_max, opened] = counts(&daemon);
+    println!(
+        "restored after {:?}; the slowest reply took {answered:?}; {opening_max} openings at a time, {clients_max} clients",
+        began.elapsed()
+    );
+    assert!(answered < ANSWERED, "a call waited for the restoration: {answered:?}");
+    assert_eq!((clients, opened), (1, DISKS as u64));
+    assert!(
+        (2..=32).contains(&opening_max) && clients_max <= 2,
+        "{opening_max} openings, {clients_max} clients"
+    );
+}
+
+/// Reads one block after the other for a while. Returns the latency that one in a hundred exceeds.
+fn p99(vm: &mut Vm) -> Duration {
+    const WINDOW: Duration = Duration::from_millis(150);
+    let (began, mut latencies) = (Instant::now(), Vec::new());
+    while began.elapsed() < WINDOW {
+        let sent = Instant::now();
+        vm.read(0, 0, Memory::guest_addr(48 << 10));
+        while vm.take().is_none() {
+            assert!(sent.elapsed() < Duration::from_secs(20), "the neighbour does not answer");
+            std::hint::spin_loop();
+        }
+        latencies.push(sent.elapsed());
+    }
+    latencies.sort_unstable();
+    latencies[latencies.len() * 99 / 100]
+}
+
+fn median(mut values: Vec<Duration>) -> Duration {
+    values.sort_unstable();
+    values[values.len() / 2]
+}
+
+/// The requests of the VM whose cluster is stuck.
+const LOAD: u16 = 5;
+
+/// Measures the neighbour while the cluster of another VM is stuck with requests, and while that VM is idle, in turn. Returns the
+/// medians of both.
+fn compare(daemon: &Daemon, vm: &mut Vm, neighbour: &mut Vm, round: u8) -> (Duration, Duration) {
+    const WINDOWS: usize = 7;
+    let gate = daemon.dir().join("stuck");
+    let (mut stuck, mut quiet) = (Vec::new(), Vec::new());
+    for window in 0..WINDOWS {
+        std::fs::write(&gate, "").unwrap();
+        let byte = round * 16 + window as u8 + 1;
+        vm.memory.whole().write(48 << 10, &[byte; 4096]);
+        (0..LOAD).for_each(|slot| vm.write(slot, slot.into(), Memory::guest_addr(48 << 10)));
+        daemon.wait_until_busy("d");
+        stuck.push(p99(neighbour));
+        assert!(vm.take().is_none(), "the cluster is stuck");
+        assert!(ask(daemon) < ANSWERED);
+        std::fs::remove_file(&gate).unwrap();
+        let mut ended = 0;
+        wait_for("the requests go on", || {
+            ended += usize::from(vm.take().is_some());
+            ended == usize::from(LOAD)
+        });
+        assert!((0..LOAD).all(|slot| vm.status(slot) == 0), "a request was lost");
+        vm.read(LOAD, u64::from(LOAD) - 1, Memory::guest_addr(52 << 10));
+        wait_for("the data is read", || vm.take().is_some());
+        assert_eq!(vm.memory.whole().read::<u8>(52 << 10), byte, "a write was lost");
+        quiet.push(p99(neighbour));
+    }
+    (median(stuck), median(quiet))
+}
+
+#[test]
+fn a_stuck_cluster_does_not_slow_a_neighbour_on_its_reactor() {
+    let daemon = Daemon::start(&["--librbd", &librbd_stub()]);
+    daemon.aryk(&["disk", "create", "d", "--rbd", "vms/d+size=1048576+gate=stuck"]).unwrap();
+    daemon.aryk(&["disk", "create", "m", "--memory", "--size", "1M"]).unwrap();
+    let connect = |name: &str| {
+        daemon.aryk(&["attach", name]).unwrap();
+        Vm::connect(&daemon.dir().join("vhost").join(name))
+    };
+    let (mut vm, mut neighbour) = (connect("d"), connect("m"));
+    // Other programs of the computer disturb a measurement now and then, but not each.
+    let is_undisturbed = (0..6).any(|round| {
+        let (stuck, quiet) = compare(&daemon, &mut vm, &mut neighbour, round);
+        println!("p99 of the neighbour: {stuck:?} while the cluster is stuck, {quiet:?} while it is not");
+        stuck.as_nanos() * 2 <= quiet.as_nanos() * 3
+    });
+    assert!(is_undisturbed, "a stuck cluster slows the other disks of the reactor");
+}
