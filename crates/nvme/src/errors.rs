@@ -70,10 +70,12 @@ pub fn classify(status: Status, delays: [u16; 3]) -> Verdict {
     Verdict { class, retry_after: may_retry.then(|| delay(status, delays)) }
 }
 
-/// For how long to wait before a command that changes nothing is tried again, in nanoseconds; `None` if it must not be tried again.
+/// For how long to wait before a command that changes nothing is tried again, in nanoseconds; `None` if it must not be tried
+/// again.
 ///
-/// Such a command does no harm twice: it is tried again also where whether it had an effect is not known, and where the controller
-/// names a delay (CRD) for a command that failed. A failure of the media without a delay goes up at once: the drive has tried often.
+/// Such a command does no harm twice: it is tried again also where whether it had an effect is not known, and where the
+/// controller names a delay (CRD) for a command that failed. A failure of the media without a delay goes up at once: the drive
+/// has tried often.
 pub fn retry_harmless_after(status: Status, delays: [u16; 3]) -> Option<u64> {
     let Verdict { class, retry_after } = classify(status, delays);
     let may_retry = match class {

@@ -31,9 +31,9 @@ pub enum Replay {
     Never,
 }
 
-/// Classifies an I/O command. The blocks of Dataset Management are in the command's data, so its owner says [`Replay::IfUnseen`] with
-/// the blocks, if it knows them. Copy is never submitted again: its sources may have changed. Nor is a fused command: its compare may
-/// have seen its own write.
+/// Classifies an I/O command. The blocks of Dataset Management are in the command's data, so its owner says [`Replay::IfUnseen`]
+/// with the blocks, if it knows them. Copy is never submitted again: its sources may have changed. Nor is a fused command: its
+/// compare may have seen its own write.
 pub const fn of(entry: &SubmissionEntry) -> Replay {
     if entry.fuse().is_some() {
         return Replay::Never;

@@ -53,8 +53,8 @@ pub(crate) fn decide(status: status::Status, delays: [u16; 3], delay_max: u64) -
     }
 }
 
-/// Decides about a command that changes nothing, after [`decide`]: it does no harm twice, also if the driver aborted it because it
-/// was late.
+/// Decides about a command that changes nothing, after [`decide`]: it does no harm twice, also if the driver aborted it because
+/// it was late.
 pub(crate) fn decide_harmless(
     status: status::Status,
     delays: [u16; 3],

@@ -118,8 +118,8 @@ pub(super) struct Running {
     step: Step,
     /// The namespaces that the lists have named.
     listed: Vec<u32>,
-    /// The identify data of the namespace whose descriptors are being read. The error is [`Unserved::NotIdentified`] if the descriptors
-    /// do not name a better reason: controllers do not identify namespaces of some other command sets.
+    /// The identify data of the namespace whose descriptors are being read. The error is [`Unserved::NotIdentified`] if the
+    /// descriptors do not name a better reason: controllers do not identify namespaces of some other command sets.
     raw: Result<Box<IdentifyNamespace>, Unserved>,
     found: Vec<ListedNamespace>,
     /// Why the controller refused to create the job's queue pair.

@@ -150,7 +150,8 @@ impl PairDriver {
             let unfinished = Unfinished { submitted: request.first_attempt, ..*unfinished };
             let Io { op, lba, blocks, .. } = request.io;
             let replay = match op {
-                // The blocks are in the data of the command. A repeated discard can be seen in the same cases as a repeated write.
+                // The blocks are in the data of the command. A repeated discard can be seen in the same cases as a repeated
+                // write.
                 Op::Unmap => Replay::IfUnseen { slba: lba.0, blocks: blocks.0 },
                 _ => replay::of(&unfinished.entry),
             };
