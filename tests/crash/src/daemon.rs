@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::ceph::{self, Image};
 use crate::content::{self, SECTOR};
 use crate::drive;
+use crate::encryption;
 use crate::load::SECTORS;
 use crate::shape::{Device, Mode, Shape};
 
@@ -43,6 +44,8 @@ pub struct Place {
     medium: Medium,
     /// The daemon's program.
     arykd: PathBuf,
+    /// The block size of the disk, if it is encrypted.
+    encrypted: Option<u32>,
 }
 
 impl Place {
@@ -50,8 +53,12 @@ impl Place {
     ///
     /// # Errors
     /// The disk or the directory cannot be written.
-    pub fn new(directory: &Path, medium: Medium, arykd: &Path) -> Result<Self> {
-        let sectors: Vec<u8> = (0..SECTORS).flat_map(|sector| content::fill(sector, 0)).collect();
+    pub fn new(directory: &Path, medium: Medium, arykd: &Path, shape: &Shape) -> Result<Self> {
+        let mut sectors: Vec<u8> = (0..SECTORS).flat_map(|sector| content::fill(sector, 0)).collect();
+        let encrypted = shape.encrypted.then_some(shape.block_size);
+        if let Some(block_size) = encrypted {
+            encryption::encrypt(&mut sectors, block_size);
+        }
         match &medium {
             Medium::File(image) => {
                 std::fs::write(image, sectors).with_context(|| image.display().to_string())?;
@@ -60,7 +67,7 @@ impl Place {
             Medium::Ceph(image) => image.fill(&sectors)?,
         }
         std::fs::create_dir_all(directory.join("vhost"))?;
-        Ok(Self { directory: directory.to_owned(), medium, arykd: arykd.to_owned() })
+        Ok(Self { directory: directory.to_owned(), medium, arykd: arykd.to_owned(), encrypted })
     }
 
     /// The vhost-user socket.
@@ -72,21 +79,26 @@ impl Place {
         }
     }
 
-    fn rpc(&self) -> PathBuf {
+    /// The RPC socket.
+    #[must_use]
+    pub fn rpc(&self) -> PathBuf {
         self.directory.join("rpc")
     }
 
-    /// Reads the disk's content past the daemon.
+    /// Reads the disk's content past the daemon; that of an encrypted disk with the key of this name.
     ///
     /// # Errors
     /// The disk cannot be read, or has another length than at its creation.
-    pub fn content(&self) -> Result<Vec<u8>> {
-        let bytes = match &self.medium {
+    pub fn content(&self, key: Option<&str>) -> Result<Vec<u8>> {
+        let mut bytes = match &self.medium {
             Medium::File(image) => std::fs::read(image)?,
             Medium::Drive(address) => drive::content(*address)?,
             Medium::Ceph(image) => image.content()?,
         };
         ensure!(bytes.len() as u64 == SECTORS * SECTOR as u64, "the disk has {} bytes", bytes.len());
+        if let (Some(block_size), Some(key)) = (self.encrypted, key) {
+            encryption::decrypt(&mut bytes, block_size, key);
+        }
         Ok(bytes)
     }
 }
@@ -105,24 +117,28 @@ impl Daemon {
     /// The daemon cannot be started, or refuses a call.
     pub fn first(place: &Place, shape: &Shape) -> Result<Self> {
         let daemon = Self::spawn(place, None, shape.supervised)?;
+        let disk = if shape.encrypted { encryption::STORE } else { "disk" };
         match &place.medium {
             Medium::File(image) => {
-                let disk = json!({"name": "disk", "filename": image, "block_size": shape.block_size});
+                let disk = json!({"name": disk, "filename": image, "block_size": shape.block_size});
                 call(&place.rpc(), "bdev_uring_create", &disk)?;
             }
             // The drive accesses the front-end's memory by itself, where a request allows that.
             Medium::Drive(address) => {
                 let drive = json!({"name": "drive", "trtype": "PCIe", "traddr": address.to_string(), "nsid": 1,
-                    "disk": "disk", "dma": "pin"});
+                    "disk": disk, "dma": "pin"});
                 call(&place.rpc(), "bdev_nvme_attach_controller", &drive)?;
             }
             Medium::Ceph(image) => {
                 let cluster = json!({"name": "ceph", "config_file": image.conf()});
                 call(&place.rpc(), "bdev_rbd_register_cluster", &cluster)?;
-                let disk = json!({"name": "disk", "cluster_name": "ceph", "pool_name": ceph::POOL,
+                let disk = json!({"name": disk, "cluster_name": "ceph", "pool_name": ceph::POOL,
                     "rbd_name": image.name(), "block_size": shape.block_size});
                 call(&place.rpc(), "bdev_rbd_create", &disk)?;
             }
+        }
+        if shape.encrypted {
+            encryption::create(&place.rpc())?;
         }
         let mut controller = json!({"ctrlr": CONTROLLER, "num_queues": shape.queues});
         if shape.mode == Mode::Client {
@@ -242,6 +258,6 @@ fn is_passing(error: &str) -> bool {
 }
 
 /// Waits for the daemon's socket, and calls a method that must succeed.
-fn call(socket: &Path, method: &str, params: &Value) -> Result<Value> {
+pub(crate) fn call(socket: &Path, method: &str, params: &Value) -> Result<Value> {
     Ok(Client::connect_within(socket, START).context("the RPC socket")?.result(method, params)?)
 }

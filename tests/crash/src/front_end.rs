@@ -59,6 +59,8 @@ pub enum Kind {
     NotCalled,
     /// The back-end ended by itself, or could not be connected.
     Session,
+    /// The key of the encrypted disk was not rotated to the end.
+    Rotation,
     /// The file has a content that it must not have.
     File,
 }

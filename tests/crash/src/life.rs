@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use crate::ceph::Image;
 use crate::daemon::{Daemon, Medium, Place};
+use crate::encryption::Rotations;
 use crate::front_end::{Counts, FrontEnd, Kind, Violation, violation};
 use crate::random::stream;
 use crate::shape::Shape;
@@ -52,10 +53,15 @@ pub enum Plan {
 }
 
 impl Plan {
-    /// Draws the plan of crash number `crash` of a run: every other crash is at a step, and the steps take turns.
+    /// Draws the plan of crash number `crash` of a run: every other crash is at a step, and the steps take turns: those
+    /// of key rotations if the disk is encrypted, otherwise those of queues.
     fn draw(random: &mut Rng, crash: u64, shape: &Shape) -> Self {
         if shape.supervised {
             return Self::Later { us: (LIVED.as_micros() as u64) + random.u64(..100_000) };
+        }
+        if crash % 2 == 1 && shape.encrypted {
+            let step = Step::OF_REKEY[(crash / 2) as usize % Step::OF_REKEY.len()];
+            return Self::Step { step: step.name(), time: 1 + random.u64(..4), panics: false };
         }
         if crash % 2 == 1 {
             let step = Step::OF_QUEUES[(crash / 2) as usize % Step::OF_QUEUES.len()];
@@ -152,14 +158,21 @@ pub fn run_life(
         (None, Some(conf)) => Medium::Ceph(Image::new(conf, &format!("crash{life}"))),
         (None, None) => Medium::File(disks.path().join("crash.img")),
     };
-    let place = Place::new(sockets.path(), medium, settings.arykd)?;
+    let place = Place::new(sockets.path(), medium, settings.arykd, shape)?;
     let random = |number| stream(settings.seed, life << 8 | number);
     let front_end = FrontEnd::new(shape, random(1), &place.vhost_socket(shape.mode))?;
     let mut plans: Vec<_> = crashes.map(|crash| Plan::draw(&mut random(2 + crash), crash, shape)).collect();
     plans.reverse();
     let daemon = Daemon::first(&place, shape)?;
-    let mut running =
-        Life { place: &place, front_end, daemon, started: Instant::now(), last: None, crashes: Vec::new() };
+    let mut running = Life {
+        place: &place,
+        front_end,
+        daemon,
+        rotations: shape.encrypted.then(|| Rotations::start(place.rpc())),
+        started: Instant::now(),
+        last: None,
+        crashes: Vec::new(),
+    };
     let mut control = Duration::ZERO;
     let outcome = running.run_crashes(settings.control, &mut control, plans);
     let mut record = Record {
@@ -190,6 +203,8 @@ struct Life<'a> {
     place: &'a Place,
     front_end: FrontEnd,
     daemon: Daemon,
+    /// Those of an encrypted disk.
+    rotations: Option<Rotations>,
     /// When the daemon was started.
     started: Instant,
     /// When the previous daemon died, and the number of sessions before.
@@ -286,8 +301,10 @@ impl Life<'_> {
 
     /// Ends the load and the daemon, and checks the disk's content.
     fn end(mut self) -> Result<(), Violation> {
+        let key = self.rotations.take().map(Rotations::finish).transpose();
+        let key = key.map_err(|error| violation(Kind::Rotation, format!("{error:#}")))?;
         self.daemon.stop().map_err(broken)?;
-        let bytes = self.place.content().map_err(|error| violation(Kind::File, format!("{error:#}")))?;
+        let bytes = self.place.content(key).map_err(|error| violation(Kind::File, format!("{error:#}")))?;
         self.front_end.check_file(&bytes)
     }
 }

@@ -34,9 +34,12 @@ pub fn draw(random: &mut Rng, shape: &Shape) -> IoRequest {
         47..=92 => IoRequest::Write(range(random, shape)),
         93..=95 => IoRequest::Flush,
         96..=97 => {
-            let unmap = random.bool();
+            // A SCSI disk without discards refuses a WRITE SAME that permits them.
+            let unmap = random.bool() && !shape.encrypted;
             IoRequest::WriteZeroes(range(random, shape), unmap)
         }
+        // A discarded block of an encrypted disk reads as random data; the daemon offers no discards of it.
+        _ if shape.encrypted => IoRequest::Flush,
         _ => IoRequest::Discard(range(random, shape)),
     }
 }

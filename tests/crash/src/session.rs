@@ -59,7 +59,10 @@ fn wanted(shape: &Shape) -> Wanted {
     let mut features = feature::PROTOCOL | feature::VERSION_1;
     if shape.device == Device::Blk {
         features |= blk::feature::BLK_SIZE | blk::feature::FLUSH | blk::feature::MQ;
-        features |= blk::feature::DISCARD | blk::feature::WRITE_ZEROES;
+        features |= blk::feature::WRITE_ZEROES;
+        if !shape.encrypted {
+            features |= blk::feature::DISCARD;
+        }
     }
     if shape.indirect {
         features |= feature::INDIRECT;

@@ -42,6 +42,9 @@ const DEVICES: [Device; 5] = [Device::Blk, Device::Scsi, Device::Scsi, Device::B
 /// One life in this number has a supervisor: such a life takes longer, because the supervisor delays early restarts.
 const SUPERVISED: u64 = 5;
 
+/// One life in this number has an encrypted disk: all device types and supervision come together with it, in turn.
+const ENCRYPTED: u64 = 7;
+
 /// The front-end and the disk of one life.
 #[derive(Clone, Debug, Serialize)]
 pub struct Shape {
@@ -51,6 +54,8 @@ pub struct Shape {
     pub mode: Mode,
     /// Whether `arykd --supervise` restarts the daemon; otherwise the test does.
     pub supervised: bool,
+    /// Whether the disk is encrypted, and its key is rotated all the time.
+    pub encrypted: bool,
     /// The format of all its rings.
     pub format: Format,
     /// Number of queues that carry requests.
@@ -89,6 +94,7 @@ impl Shape {
             device: device.unwrap_or(DEVICES[turn(DEVICES.len())]),
             mode: modes[turn(modes.len())],
             supervised: life % SUPERVISED == SUPERVISED - 1,
+            encrypted: life % ENCRYPTED == 3,
             format: formats[turn(modes.len() * formats.len()) / modes.len()],
             queues: 1 + random.u64(..4) as u16,
             size,
@@ -123,10 +129,11 @@ impl Shape {
     #[must_use]
     pub fn summary(&self) -> String {
         format!(
-            "{:?} {:?} supervised={} {:?} queues={} size={} depth={} indirect={} event_idx={} block={}",
+            "{:?} {:?} supervised={} encrypted={} {:?} queues={} size={} depth={} indirect={} event_idx={} block={}",
             self.device,
             self.mode,
             self.supervised,
+            self.encrypted,
             self.format,
             self.queues,
             self.size,

@@ -21,6 +21,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::rc::Weak;
 use std::sync::Arc;
+use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use uuid::Uuid;
 
@@ -51,8 +52,10 @@ type Followed = (std::sync::Weak<Bdev>, rekey::Rekey);
 /// The rotations of a daemon.
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// Disks for which a call is under way.
+    /// Disks for which a call is under way, or the end of a rotation is being recorded.
     busy: RefCell<BTreeSet<String>>,
+    /// Notified when a disk is not busy any more.
+    freed: Notify,
     followed: OnceCell<UnboundedSender<Followed>>,
 }
 
@@ -62,6 +65,7 @@ struct Busy<'a>(&'a State, String);
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
         self.0.busy.borrow_mut().remove(&self.1);
+        self.0.freed.notify_waiters();
     }
 }
 
@@ -70,6 +74,16 @@ impl State {
         match self.busy.borrow_mut().insert(name.to_owned()) {
             true => Ok(Busy(self, name.to_owned())),
             false => Err(Error::errno(Errno::BUSY, "another such call for this disk is under way")),
+        }
+    }
+
+    /// Waits until no call for the disk is under way.
+    async fn wait_and_begin(&self, name: &str) -> Busy<'_> {
+        loop {
+            match self.begin(name) {
+                Ok(busy) => return busy,
+                Err(_) => self.freed.notified().await,
+            }
         }
     }
 
@@ -396,6 +410,8 @@ async fn written(change: Option<Written>) -> Result<(), Error> {
 /// Records that a disk has the new key only.
 async fn complete(control: &Control, bdev: &Arc<Bdev>, rotation: &rekey::Rekey) -> Result<(), Error> {
     let name = bdev.name();
+    // No other rotation begins before this one's journal is removed: theirs would be the one that is removed.
+    let _busy = control.rekeys.wait_and_begin(name).await;
     // An earlier call has done it.
     let Some(Rekey { key_name, .. }) = noted(control, name) else { return Ok(()) };
     let params = [("key_name", json!(key_name)), (REKEY, Value::Null)];
