@@ -338,16 +338,26 @@ impl Registry {
     /// [`Error::NotFound`], [`Error::TooLarge`]: the disk keeps its size. [`Error::TooLarge`] also if a disk above keeps its size
     /// for this reason; the other disks follow.
     pub fn resized(&self, name: &str, blocks: Blocks) -> Result<(), Error> {
-        let bdev = self.find(name)?;
+        self.set_size(&self.find(name)?, blocks)
+    }
+
+    /// As [`Registry::resized`], for a module that does not know whether another disk has the name of its disk by now.
+    ///
+    /// # Errors
+    /// As [`Registry::resized`].
+    pub fn set_size(&self, bdev: &Arc<Bdev>, blocks: Blocks) -> Result<(), Error> {
+        if !lock(&self.inner).disks.iter().any(|known| Arc::ptr_eq(known, bdev)) {
+            return Err(Error::NotFound(bdev.name().to_owned()));
+        }
         check_size(blocks, bdev.device().geometry().block_size)?;
         let before = bdev.blocks();
         bdev.set_blocks(blocks);
         let above = {
             let inner = lock(&self.inner);
             if before != blocks {
-                inner.observers.report(Change::Resized, &bdev);
+                inner.observers.report(Change::Resized, bdev);
             }
-            inner.made_of(&bdev)
+            inner.made_of(bdev)
         };
         let mut result = Ok(());
         for above in above {

@@ -300,8 +300,7 @@ exports! {
         if size < handle.image.size() && !may_shrink {
             return -libc::EINVAL;
         }
-        handle.image.resize_by_handle(size);
-        0
+        -handle.image.resize_by_handle(size)
     }
 
     fn rbd_update_watch(

@@ -23,6 +23,8 @@ pub struct Script {
     pub gate: Option<String>,
     /// Resizes by handles wait until [`StubImage::release`].
     pub holds_resizes: bool,
+    /// The errno of resizes by handles.
+    pub fail_resizes: i32,
     /// The errno of opening.
     pub open: i32,
     /// Opening never ends.
@@ -143,14 +145,17 @@ impl StubImage {
         self.resizing.load(Ordering::SeqCst)
     }
 
-    /// Changes the size as a call of librbd does, which blocks as long as the script says.
-    pub(crate) fn resize_by_handle(&self, size: u64) {
+    /// Changes the size as a call of librbd does, which blocks as long as the script says, and returns its errno or 0.
+    pub(crate) fn resize_by_handle(&self, size: u64) -> i32 {
         self.resizing.fetch_add(1, Ordering::SeqCst);
         let must_wait = |state: &mut State| state.script.holds_resizes;
         let waited = self.released.wait_while(lock(&self.state), must_wait);
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
-        self.resize(size);
+        let errno = waited.unwrap_or_else(PoisonError::into_inner).script.fail_resizes;
+        if errno == 0 {
+            self.resize(size);
+        }
         self.resizing.fetch_sub(1, Ordering::SeqCst);
+        errno
     }
 
     /// Changes the size as another client does, and tells all that watch.

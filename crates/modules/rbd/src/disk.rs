@@ -14,7 +14,7 @@ use aryk_librbd::{CallError, Image, Info, Operation, Request, Sink, Watch};
 use aryk_reactor::{Cx, Handle, RootId};
 use rustix::io::Errno;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use tokio::sync::oneshot;
 
@@ -51,9 +51,19 @@ pub(crate) struct Disk {
     clusters: Clusters,
     registry: Arc<Registry>,
     bdev: OnceLock<Weak<Bdev>>,
-    is_resizing: AtomicBool,
+    /// Held while the present size is read and published, by one thread for calls that block.
+    following: Mutex<()>,
+    resizing: Mutex<ResizeState>,
     failures: Failures,
     errors: Counters,
+}
+
+/// Resizes of a disk by this process. The size is published under its lock.
+#[derive(Debug, Default)]
+struct ResizeState {
+    is_resizing: bool,
+    /// Number of resizes that have ended.
+    ended: u64,
 }
 
 /// What a disk has until it is closed.
@@ -175,7 +185,8 @@ fn register(
         clusters: clusters.clone(),
         registry: Arc::clone(env.registry()),
         bdev: OnceLock::new(),
-        is_resizing: AtomicBool::new(false),
+        following: Mutex::default(),
+        resizing: Mutex::default(),
         failures: Failures::default(),
         errors: Counters::default(),
         spec,
@@ -215,10 +226,9 @@ impl Disk {
         let Some((image, connection)) = self.parts() else { return };
         let disk = Arc::downgrade(self);
         let notice = move || {
-            let Some(disk) = disk.upgrade() else { return };
-            let Some((_, connection)) = disk.parts() else { return };
-            // If there is no thread, the next notice follows the size.
-            let _ = connection.workers.start(disk.spec.lane(), move || disk.follow_size());
+            if let Some(disk) = disk.upgrade() {
+                disk.start_following();
+            }
         };
         let disk = Arc::clone(self);
         let job = move || Watch::new(&image, notice).map(|watch| disk.keep_watch(watch));
@@ -243,22 +253,43 @@ impl Disk {
 
     /// Takes over the present size of the image. Waits for a lock of librbd.
     fn follow_size(&self) {
-        // A resize of this process sets the size itself.
-        if self.is_resizing.load(Ordering::Acquire) {
-            return;
-        }
+        // The last size that was read is published last.
+        let _following = lock(&self.following);
+        let ended = lock(&self.resizing).ended;
         let Some((image, _)) = self.parts() else { return };
         let Ok(size) = image.size() else { return };
         let blocks = Bytes(size).whole_blocks(self.block_size);
-        if self.blocks.load(Ordering::Relaxed) != blocks.0 {
+        let state = lock(&self.resizing);
+        // A resize of this process sets the size itself, and lets the disk follow when it ends.
+        if !state.is_resizing && state.ended == ended && self.blocks.load(Ordering::Relaxed) != blocks.0 {
             // The disk may be on its way out.
-            let _ = self.publish(blocks);
+            let _ = self.publish(blocks, &state);
         }
     }
 
-    fn publish(&self, blocks: Blocks) -> Result<(), Error> {
-        self.blocks.store(blocks.0, Ordering::Relaxed);
-        Ok(self.registry.resized(&self.name, blocks)?)
+    /// Reports a new size. The caller has the lock of the resizes.
+    fn publish(&self, blocks: Blocks, _: &ResizeState) -> Result<(), Error> {
+        let gone = || aryk_bdev::Error::NotFound(self.name.clone());
+        let bdev = self.bdev.get().and_then(Weak::upgrade).ok_or_else(gone)?;
+        let before = self.blocks.swap(blocks.0, Ordering::Relaxed);
+        // Another disk may have the name by now.
+        self.registry
+            .set_size(&bdev, blocks)
+            .inspect_err(|_| self.blocks.store(before, Ordering::Relaxed))?;
+        Ok(())
+    }
+
+    /// Reports the size that a resize has set.
+    pub(crate) fn set_blocks(&self, blocks: Blocks) -> Result<(), Error> {
+        self.publish(blocks, &lock(&self.resizing))
+    }
+
+    /// Takes over the present size of the image, on a thread for that.
+    fn start_following(self: &Arc<Self>) {
+        let Some((_, connection)) = self.parts() else { return };
+        let disk = Arc::clone(self);
+        // If there is no thread, the next notice follows the size.
+        let _ = connection.workers.start(self.spec.lane(), move || disk.follow_size());
     }
 
     /// Closes the image and gives up the client.
@@ -386,11 +417,23 @@ struct Resizing(Arc<Disk>);
 
 impl Drop for Resizing {
     fn drop(&mut self) {
-        self.0.is_resizing.store(false, Ordering::Release);
+        let mut state = lock(&self.0.resizing);
+        state.is_resizing = false;
+        state.ended += 1;
+        drop(state);
+        // Another client may have resized the image meanwhile.
+        self.0.start_following();
     }
 }
 
 impl Resizing {
+    /// The number of blocks that the image has.
+    async fn size(&self) -> Option<Blocks> {
+        let (image, connection) = self.0.parts()?;
+        let size = connection.workers.run(self.0.spec.lane(), move || image.size()).await.ok()?.ok()?;
+        Some(Bytes(size).whole_blocks(self.0.block_size))
+    }
+
     async fn set_size(&self, size: Bytes, may_shrink: bool) -> Result<(), Error> {
         let (image, connection) = self.0.parts().ok_or(Error::Ending)?;
         let resized =
@@ -409,7 +452,7 @@ pub async fn resize(bdev: &Arc<Bdev>, size: Size) -> Result<Resized, Error> {
     if disk.is_read_only {
         return Err(Error::ReadOnly(name()));
     }
-    if disk.is_resizing.swap(true, Ordering::Acquire) {
+    if std::mem::replace(&mut lock(&disk.resizing).is_resizing, true) {
         return Err(Error::Resizing(name()));
     }
     let resizing = Resizing(Arc::clone(disk));
@@ -425,11 +468,11 @@ pub async fn resize(bdev: &Arc<Bdev>, size: Size) -> Result<Resized, Error> {
         if matches!(size, Size::GrowTo(_)) {
             return Err(Error::Shrinks { name: name(), from, to });
         }
-        disk.publish(blocks)?;
+        disk.set_blocks(blocks)?;
         return Ok(Resized::Shrinking(Shrinking { resizing, bdev: Arc::clone(bdev), before, to: blocks }));
     }
     resizing.set_size(to, false).await?;
-    disk.publish(blocks)?;
+    disk.set_blocks(blocks)?;
     Ok(Resized::Done(to))
 }
 
@@ -455,7 +498,7 @@ impl Shrinking {
 pub struct Settled(Shrinking);
 
 impl Settled {
-    /// Shrinks the image, and returns its size. If that fails, the disk gets its former size back.
+    /// Shrinks the image, and returns its size. If that fails, the disk gets the size back that its image has.
     ///
     /// # Errors
     /// [`Error`].
@@ -465,7 +508,9 @@ impl Settled {
         match resizing.set_size(size, true).await {
             Ok(()) => Ok(size),
             Err(error) => {
-                resizing.0.publish(before)?;
+                // librbd may have begun to shrink it.
+                let present = resizing.size().await.unwrap_or(before);
+                resizing.0.set_blocks(present)?;
                 Err(error)
             }
         }

@@ -5,6 +5,7 @@ mod ends;
 mod failures;
 mod life;
 mod real;
+mod sizes;
 mod stuck;
 
 use crate::{Cluster, ClusterConfig, Clusters, Config, Error, Spec};
