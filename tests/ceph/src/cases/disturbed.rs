@@ -21,9 +21,10 @@ const SOON: Duration = Duration::from_secs(1);
 const CALM: Duration = Duration::from_millis(500);
 const MIB: u64 = 1 << 20;
 
-pub(super) const CASES: [Case; 6] = [
+pub(super) const CASES: [Case; 7] = [
     Case { name: "disturbed/stopped", body: stopped },
     Case { name: "disturbed/deleted-while-stopped", body: deleted_while_stopped },
+    Case { name: "disturbed/left-while-stopped", body: left_while_stopped },
     Case { name: "disturbed/monitor", body: monitor },
     Case { name: "disturbed/shrunk", body: shrunk },
     Case { name: "disturbed/pool-deleted", body: pool_deleted },
@@ -78,8 +79,34 @@ fn stopped(site: &Site<'_>) -> Result<()> {
     daemon.stop()
 }
 
-/// A disk whose requests are in flight is detached and deleted while no OSD answers: only these calls wait for the requests,
-/// which use the VM's memory. Afterwards it can be created again.
+/// A VM goes while no OSD answers: its session ends, which releases its memory. The next VM connects, and its requests follow
+/// those of the first.
+fn left_while_stopped(site: &Site<'_>) -> Result<()> {
+    let daemon = site.client(&[])?;
+    let socket = site.disk(&daemon, "left", "4M")?;
+    let mut vm = Vm::connect(&socket)?;
+    let stopped = site.cluster().stop_osds()?;
+    vm.submit(0, Request::Write { at: 0, data: &[9; 4096] });
+    vm.submit(1, Request::Read { at: MIB, len: 4096 });
+    std::thread::sleep(CALM);
+    ensure!(vm.take()?.is_none(), "a request completed while all OSDs were stopped");
+    drop(vm);
+    wait_until("the session's end", PATIENCE, || {
+        let controllers = daemon.rpc("vhost_get_controllers", &json!({"name": "left"}))?;
+        Ok((controllers[0]["sessions"] == json!([])).then_some(()))
+    })?;
+    let mut next = Vm::connect(&socket)?;
+    next.submit(0, Request::Read { at: 0, len: 4096 });
+    std::thread::sleep(CALM);
+    ensure!(next.take()?.is_none(), "a request completed while all OSDs were stopped");
+    drop(stopped);
+    ensure!(next.wait()? == (0, 0), "the next VM's read failed");
+    ensure!(next.data(0, 4096) == [9; 4096], "the write of the first VM came after the read of the next");
+    daemon.stop()
+}
+
+/// A disk whose requests are in flight is detached and deleted while no OSD answers: only the deletion waits for the requests.
+/// Afterwards it can be created again.
 fn deleted_while_stopped(site: &Site<'_>) -> Result<()> {
     let daemon = site.client(&[])?;
     let mut vm = Vm::connect(&site.disk(&daemon, "deleted", "4M")?)?;
