@@ -8,6 +8,7 @@ use zeroize::{Zeroize, Zeroizing};
 
 use crate::error::Error;
 use crate::hash::Hash;
+use crate::limits::Limits;
 
 /// Least number of PBKDF2 iterations that is written; cryptsetup refuses less.
 pub(crate) const ITERATIONS_MIN: NonZeroU32 = NonZeroU32::new(1000).expect("not zero");
@@ -17,6 +18,9 @@ const PASSES_MIN: u32 = 4;
 const MEMORY_MIN_KIB: u32 = 64 * 1024;
 /// A measurement shorter than this is repeated with more work.
 const MEASUREMENT_MIN: Duration = Duration::from_millis(50);
+
+/// The longest key that a derivation makes: two keys of AES-256.
+const KEY_LEN: usize = 64;
 
 /// How a key slot derives its key from a secret, with the cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +55,8 @@ pub enum Argon2Variant {
 }
 
 impl Kdf {
-    /// PBKDF2 that takes about `target` on this host for a key of 64 bytes. Takes some tenths of a second to measure.
+    /// PBKDF2 that takes about `target` on this host for a key of 64 bytes, or less if the slot could not be unlocked within the
+    /// default [`Limits`]. Takes some tenths of a second to measure.
     pub fn pbkdf2_for(hash: Hash, target: Duration) -> Self {
         let mut iterations = ITERATIONS_MIN;
         let mut derived = Zeroizing::new([0; 64]);
@@ -63,14 +68,16 @@ impl Kdf {
             iterations = iterations.saturating_mul(FOUR);
         };
         let scaled = scale(u64::from(iterations.get()), target, taken);
-        let iterations = u32::try_from(scaled).unwrap_or(u32::MAX);
+        let per_iteration = hash.pbkdf2_steps(NonZeroU32::MIN, KEY_LEN);
+        let iterations = u32::try_from(scaled.min(steps_max() / per_iteration)).unwrap_or(u32::MAX);
         Self::Pbkdf2 {
             hash,
             iterations: NonZeroU32::new(iterations).map_or(ITERATIONS_MIN, |n| n.max(ITERATIONS_MIN)),
         }
     }
 
-    /// Argon2id that takes about `target` on this host, with as much memory as fits in that time, at most `memory_max_kib`.
+    /// Argon2id that takes about `target` on this host, with as much memory as fits in that time, at most `memory_max_kib`; less
+    /// if the slot could not be unlocked within the default [`Limits`].
     pub fn argon2id_for(target: Duration, memory_max_kib: u32) -> Result<Self, Error> {
         let variant = Argon2Variant::Id;
         let memory_kib = MEMORY_MIN_KIB.min(memory_max_kib);
@@ -80,7 +87,7 @@ impl Kdf {
         let taken = measure(|| result = trial.derive(b"measurement", &[0; 32], &mut derived[..]));
         result?;
         // Kibibytes that are filled in the target time, in all passes.
-        let filled = scale(u64::from(memory_kib), target, taken);
+        let filled = scale(u64::from(memory_kib), target, taken).min(steps_max());
         let fits = u32::try_from(filled / u64::from(PASSES_MIN)).unwrap_or(u32::MAX);
         let memory_kib = fits.clamp(memory_kib, memory_max_kib);
         let passes = u32::try_from(filled / u64::from(memory_kib.max(1))).unwrap_or(u32::MAX).max(PASSES_MIN);
@@ -145,6 +152,12 @@ impl Kdf {
 
 const FOUR: NonZeroU32 = NonZeroU32::new(4).expect("not zero");
 
+/// Steps of a derivation that a measurement chooses, at most. The other half of the limit is for the digest of the volume
+/// key, and for other slots that are tried first.
+fn steps_max() -> u64 {
+    Limits::default().steps_max / 2
+}
+
 /// `work` that took `taken`, scaled to `target`.
 fn scale(work: u64, target: Duration, taken: Duration) -> u64 {
     let scaled = u128::from(work) * target.as_nanos() / taken.as_nanos().max(1);
@@ -159,4 +172,21 @@ fn measure(work: impl FnOnce()) -> Duration {
     let started = Instant::now();
     work();
     started.elapsed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_measurement_chooses_what_cannot_be_unlocked() {
+        let year = Duration::from_secs(365 * 24 * 3600);
+        let most = Limits::default().steps_max / 2;
+        for hash in [Hash::Sha1, Hash::Sha256, Hash::Sha512] {
+            let steps = Kdf::pbkdf2_for(hash, year).steps(KEY_LEN);
+            assert!((most / 2..=most).contains(&steps), "{hash:?}: {steps} steps");
+        }
+        let steps = Kdf::argon2id_for(year, 64 << 10).unwrap().steps(KEY_LEN);
+        assert!((most / 2..=most).contains(&steps), "{steps} steps");
+    }
 }
