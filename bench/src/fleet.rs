@@ -200,7 +200,8 @@ fn name(controller: usize) -> String {
     format!("c{controller}")
 }
 
-fn disk(controller: usize, target: usize) -> String {
+/// The name of a controller's disk.
+pub fn disk(controller: usize, target: usize) -> String {
     format!("d{controller}.{target}")
 }
 
@@ -260,6 +261,7 @@ struct Attached<B> {
 pub struct Fleet<T: Topology> {
     attached: Vec<Attached<T::Requests>>,
     random: u64,
+    operation: Operation,
 }
 
 impl<T: Topology> Fleet<T> {
@@ -288,10 +290,15 @@ impl<T: Topology> Fleet<T> {
             let session = session.with_context(|| format!("attaching to {name}"))?;
             attached.push(Attached { queue, _fixed: fixed, session, _memory: memory, looked: false });
         }
-        Ok(Self { attached, random: 1 })
+        Ok(Self { attached, random: 1, operation: Operation::Read })
     }
 
-    /// Reads for `span` from one disk of each of the controllers `chosen`; returns the completed requests of each, and
+    /// Sets what requests do, which is reading at first.
+    pub const fn set_operation(&mut self, operation: Operation) {
+        self.operation = operation;
+    }
+
+    /// Keeps requests in flight for `span` on one disk of each of the controllers `chosen`; returns the completed requests of each, and
     /// the elapsed time.
     pub fn load(
         &mut self,
@@ -305,25 +312,25 @@ impl<T: Topology> Fleet<T> {
             T::probe(&mut disk.queue)?;
             disk.looked = true;
         }
-        let mut random = self.random;
+        let (mut random, operation) = (self.random, self.operation);
         let mut place = move || {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (random >> 33) % (BLOCKS * 512 / u64::from(LEN)) * u64::from(LEN)
         };
         let start = Instant::now();
         for disk in &mut loaded {
-            (0..DEPTH).for_each(|slot| disk.queue.submit(slot, Operation::Read, place()));
+            (0..DEPTH).for_each(|slot| disk.queue.submit(slot, operation, place()));
             disk.queue.publish();
         }
         let mut done = vec![0_u64; loaded.len()];
         while start.elapsed() < span {
-            turns(&mut loaded, &mut place, &mut done, true)?;
+            turns(&mut loaded, &mut place, &mut done, Some(operation))?;
         }
         let elapsed = start.elapsed();
         let all = u64::from(DEPTH) * loaded.len() as u64;
         let mut drained = vec![0_u64; loaded.len()];
         while drained.iter().sum::<u64>() < all {
-            turns(&mut loaded, &mut place, &mut drained, false)?;
+            turns(&mut loaded, &mut place, &mut drained, None)?;
             ensure!(start.elapsed() < span + TIMEOUT, "requests were not completed in time");
         }
         self.random = self.random.wrapping_add(1);
@@ -336,23 +343,23 @@ impl<T: Topology> Fleet<T> {
     }
 }
 
-/// Takes completions, counts them by disk, and submits as many new requests if `goes_on`.
+/// Takes completions, counts them by disk, and submits as many new requests that do `next`.
 fn turns<B: Builder>(
     loaded: &mut [&mut Attached<B>],
     place: &mut impl FnMut() -> u64,
     done: &mut [u64],
-    goes_on: bool,
+    next: Option<Operation>,
 ) -> Result<()> {
     for _ in 0..TURNS_PER_CLOCK_READ {
         for (disk, done) in loaded.iter_mut().zip(&mut *done) {
             let before = *done;
             while let Some(request) = disk.queue.take()? {
                 *done += 1;
-                if goes_on {
-                    disk.queue.submit(request.slot, Operation::Read, place());
+                if let Some(operation) = next {
+                    disk.queue.submit(request.slot, operation, place());
                 }
             }
-            if goes_on && *done != before {
+            if next.is_some() && *done != before {
                 disk.queue.publish();
             }
         }

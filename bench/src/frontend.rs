@@ -128,8 +128,8 @@ impl FrontEnd {
                 }
             }
             turns += 1;
+            PROGRESS.store(requests, Ordering::Relaxed);
             if turns % TURNS_PER_CLOCK_READ == 0 {
-                PROGRESS.store(requests, Ordering::Relaxed);
                 going = going && go_on(requests, start.elapsed());
             }
         }

@@ -2,6 +2,12 @@
 //! used by fio's `rbd` engine without any front-end. All three use librbd. The cluster has one OSD, which keeps its objects in
 //! memory and runs on the same cores, so throughput says how much of them the client leaves to the cluster. The measure is the
 //! client's processor time per request. Each side has an image of its own, and a new process in each round.
+//!
+//! - [`clients`]: which disks should share a client.
+//! - [`layers`]: what the layers above the store cost.
+
+mod clients;
+mod layers;
 
 use crate::backend::{self, Policy};
 use crate::frontend::FrontEnd;
@@ -18,6 +24,11 @@ use std::time::Duration;
 
 /// The sides, in the order of all arrays here.
 const SIDES: [&str; 4] = ["arykd", "arykd, interrupt", "qemu-storage-daemon", "fio rbd"];
+/// Bytes of a side's image: the cluster keeps all of them in memory.
+const IMAGE_BYTES: u64 = 128 << 20;
+/// What is compared: its name, its unit, and the value of a run.
+const METRICS: [(&str, &str, fn(&Run) -> f64); 2] =
+    [("throughput", "IOPS", |run| run.rate), ("processor time per request", "ns", |run| run.cpu)];
 /// Timeout of a run of fio beyond its time: it connects to the cluster first.
 const FIO_START: Duration = Duration::from_secs(30);
 
@@ -39,8 +50,25 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     let wants = |workload: &Workload| settings.wants(&format!("rbd/{}", workload.name()));
     let workloads: Vec<_> = workloads().into_iter().filter(wants).collect();
     let cluster = process::unpinned(|| Cluster::start(&Kind::SMALL))??;
+    compare_all(settings, &cluster, workloads, report)?;
+    clients::measure(settings, &cluster, report)?;
+    // Its daemons would take time from the layers.
+    drop(cluster);
+    layers::measure(settings, report)
+}
+
+/// Compares all sides.
+fn compare_all(
+    settings: &Settings,
+    cluster: &Cluster,
+    workloads: Vec<Workload>,
+    report: &mut Report,
+) -> Result<()> {
+    if workloads.is_empty() {
+        return Ok(());
+    }
     for side in 0..SIDES.len() {
-        fill(&cluster, &image(side), settings.size())?;
+        fill(settings, cluster, &image(side), IMAGE_BYTES)?;
     }
     let mut columns = vec!["workload".to_owned()];
     columns.extend(SIDES.map(str::to_owned));
@@ -48,7 +76,7 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     columns.push("core to core, ns".to_owned());
     let mut section = Section::new("Images of a Ceph cluster", INTRO, columns);
     for workload in workloads {
-        section.row(compare(settings, &cluster, &workload, report)?);
+        section.row(compare(settings, cluster, &workload, report)?);
     }
     report.section(section);
     Ok(())
@@ -63,13 +91,15 @@ fn image(side: usize) -> String {
     format!("side{side}")
 }
 
-/// Creates an image and writes all of it.
-fn fill(cluster: &Cluster, image: &str, bytes: u64) -> Result<()> {
-    cluster.create_image(image, &format!("{}M", bytes >> 20))?;
-    let (spec, total) = (format!("{POOL}/{image}"), bytes.to_string());
-    let fill =
-        ["bench", "--io-type", "write", "--io-size", "4M", "--io-threads", "4", "--io-total", &total, &spec];
-    process::unpinned(|| cluster.rbd(&fill))?.map(drop)
+/// Creates an image of so many bytes, without holes.
+fn fill(settings: &Settings, cluster: &Cluster, image: &str, bytes: u64) -> Result<()> {
+    let file = settings.memory.path().join("image");
+    let chunk: Vec<u8> = (0..1_u32 << 18).flat_map(|i| i.wrapping_mul(0x9E37_79B9).to_le_bytes()).collect();
+    std::fs::write(&file, chunk.repeat((bytes / chunk.len() as u64) as usize))?;
+    let (from, to) = (file.display().to_string(), format!("{POOL}/{image}"));
+    let imported = process::unpinned(|| cluster.rbd(&["import", "--no-progress", &from, &to]))?;
+    std::fs::remove_file(&file)?;
+    imported.map(drop)
 }
 
 /// Measures one workload on all sides in turn, and adds the table's row.
@@ -95,10 +125,7 @@ fn compare(
         |side: usize, of: fn(&Run) -> f64| rounds.each.iter().map(|round| of(&round[side])).collect::<Runs>();
     let case = format!("rbd/{}", workload.name());
     for (side, name) in SIDES.into_iter().enumerate().skip(1) {
-        for (metric, unit, of) in [
-            ("throughput", "IOPS", (|run| run.rate) as fn(&Run) -> f64),
-            ("processor time per request", "ns", |run| run.cpu),
-        ] {
+        for (metric, unit, of) in METRICS {
             let metric = format!("{metric}, peer {name}");
             report.records.push(Record::new(&case, &metric, unit, &runs(0, of), &runs(side, of)));
         }
@@ -110,9 +137,9 @@ fn compare(
     Ok(row)
 }
 
-/// An empty directory for the sockets of one side's process.
-fn directory(settings: &Settings, side: usize) -> Result<PathBuf> {
-    let dir = settings.sockets.path().join(format!("rbd-{side}"));
+/// An empty directory for the sockets of a process.
+fn directory(settings: &Settings, name: &str) -> Result<PathBuf> {
+    let dir = settings.sockets.path().join(format!("rbd-{name}"));
     if dir.exists() {
         // The previous process's sockets would be mistaken for this one's.
         std::fs::remove_dir_all(&dir)?;
@@ -129,7 +156,7 @@ fn aryk(
     side: usize,
     report: &mut Report,
 ) -> Result<Run> {
-    let dir = directory(settings, side)?;
+    let dir = directory(settings, &image(side))?;
     let (mut process, mut rpc) = backend::arykd(&settings.arykd, policy, &dir, None)?;
     report.command(&process.command);
     rpc.call("bdev_rbd_register_cluster", json!({"name": "ceph", "config_file": cluster.conf()}))?;
@@ -148,7 +175,7 @@ fn peer(
     side: usize,
     report: &mut Report,
 ) -> Result<Run> {
-    let socket = directory(settings, side)?.join("d0");
+    let socket = directory(settings, &image(side))?.join("d0");
     let conf = cluster.conf();
     let blockdev = format!(
         "driver=rbd,node-name=d0,pool={POOL},image={},conf={},cache.direct=on",
@@ -197,7 +224,7 @@ fn fio(
 ) -> Result<Run> {
     let time = settings.warm_up + settings.span;
     let timed = ["--time_based".to_owned(), format!("--runtime={}ms", time.as_millis())];
-    let output = directory(settings, side)?.join("fio.json");
+    let output = directory(settings, &image(side))?.join("fio.json");
     let (_, start) = run_fio(cluster, workload, side, &output, &["--number_ios=1".to_owned()], time)?;
     let (process, used) = run_fio(cluster, workload, side, &output, &timed, time)?;
     report.command(&process.command);

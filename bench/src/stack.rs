@@ -54,6 +54,8 @@ pub enum Module {
     Memory,
     /// Memory of this process, encrypted by [`KEY`].
     Crypto,
+    /// No data, encrypted by [`KEY`].
+    CryptoOverNull,
     /// A model NVMe controller, which moves no data.
     Nvme,
 }
@@ -87,6 +89,16 @@ impl Case {
     /// A block device of a module, for a workload. [`Guest::exchange`] chooses the direction of each request.
     pub const fn of(module: Module, workload: &Workload) -> Self {
         Self { module, depth: workload.depth as u16, len: workload.block as u64, ..NULL_READ }
+    }
+
+    /// The case with a SCSI controller's queue in place of a block device's.
+    pub const fn behind_scsi(self) -> Self {
+        Self { scsi: true, ..self }
+    }
+
+    /// The case with limits of the disk and its group that the load does not reach.
+    pub const fn with_limits(self) -> Self {
+        Self { limited: true, ..self }
     }
 }
 
@@ -141,7 +153,7 @@ impl Stack {
         let mut reactor = Reactor::new(0, SleepPolicy::Poll, Engine::Auto, clock)?;
         let drive = match case.module {
             Module::Nvme => Some(Drive::new()?),
-            Module::Null | Module::Memory | Module::Crypto => None,
+            Module::Null | Module::Memory | Module::Crypto | Module::CryptoOverNull => None,
         };
         let env = Env::default();
         let started = start_queue(&mut reactor, case, &guest, &env, drive.as_ref());
@@ -255,8 +267,9 @@ fn wait<T>(reactor: &mut Reactor, future: impl Future<Output = T>) -> T {
 fn disk(env: &Env, module: Module) -> Result<Arc<Bdev>> {
     let identity = Identity::named("d0");
     let (block_size, physical_block_size, blocks) = (SECTOR, SECTOR, Bytes(DISK).whole_blocks(SECTOR));
-    if module == Module::Crypto {
-        let base = disk(env, Module::Memory)?.name().to_owned();
+    if let Module::Crypto | Module::CryptoOverNull = module {
+        let below = if module == Module::Crypto { Module::Memory } else { Module::Null };
+        let base = disk(env, below)?.name().to_owned();
         let (identity, key) = (Identity::named("encrypted"), Arc::new(Key::new(&KEY)?));
         let config = aryk_bdev_crypto::Config {
             identity,

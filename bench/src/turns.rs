@@ -73,6 +73,10 @@ pub fn busy(
         sector: random.u64(..blocks) * u64::from(workload.block / 512),
         is_write: random.u32(..100) < workload.write_percent,
     };
+    // A SCSI unit answers its first command with a unit attention, which is an error.
+    stack.guest.offer();
+    answer(stack, &mut between);
+    stack.guest.skip_answers();
     let (mut watch, mut done, start) = (Stopwatch::new(), 0, Instant::now());
     stack.guest.offer();
     while start.elapsed() < span || done < REQUESTS_MIN {
@@ -83,11 +87,16 @@ pub fn busy(
             done += stack.guest.exchange(&mut next)?;
         }
     }
+    answer(stack, &mut between);
+    Ok(watch.nanos() / done as f64)
+}
+
+/// Turns until no request is in flight.
+fn answer(stack: &mut Stack, between: &mut impl FnMut()) {
     while !stack.guest.is_answered() {
         stack.turn();
         between();
     }
-    Ok(watch.nanos() / done as f64)
 }
 
 #[cfg(test)]
