@@ -298,8 +298,8 @@ impl<T: Topology> Fleet<T> {
         self.operation = operation;
     }
 
-    /// Keeps requests in flight for `span` on one disk of each of the controllers `chosen`; returns the completed requests of each, and
-    /// the elapsed time.
+    /// Keeps requests in flight for `span` on one disk of each of the controllers `chosen`; returns the completed requests of
+    /// each, and the elapsed time.
     pub fn load(
         &mut self,
         chosen: impl Iterator<Item = usize>,

@@ -1232,6 +1232,17 @@ func (c *Client) BdevRbdGetClustersInfo(ctx context.Context, params BdevRbdGetCl
 	return call[RbdCluster](ctx, c, "bdev_rbd_get_clusters_info", params)
 }
 
+// BdevRbdGetImageInfoParams are the parameters of bdev_rbd_get_image_info.
+type BdevRbdGetImageInfoParams struct {
+	// Name, alias or uuid of the disk.
+	Name string `json:"name"`
+}
+
+// BdevRbdGetImageInfo calls bdev_rbd_get_image_info. Asks the cluster for the snapshots, locks and features of a disk's image. Fails if the cluster does not answer in ten seconds.
+func (c *Client) BdevRbdGetImageInfo(ctx context.Context, params BdevRbdGetImageInfoParams) (RbdImage, error) {
+	return call[RbdImage](ctx, c, "bdev_rbd_get_image_info", params)
+}
+
 // BdevRbdRegisterClusterParams are the parameters of bdev_rbd_register_cluster.
 type BdevRbdRegisterClusterParams struct {
 	// Name for the client.

@@ -1377,6 +1377,52 @@ type RbdDetails struct {
 	UserID *string `json:"user_id,omitempty"`
 }
 
+// RbdImage: An image of a Ceph cluster.
+type RbdImage struct {
+	// Name of the pool.
+	PoolName string `json:"pool_name"`
+	// Name of the image.
+	ImageName string `json:"image_name"`
+	// Size in bytes; that of the snapshot, if the disk is one.
+	Size uint64 `json:"size"`
+	// The image's features, by Ceph's names.
+	Features []string `json:"features"`
+	// Whether the image has the feature `exclusive-lock`.
+	ExclusiveLock bool `json:"exclusive_lock"`
+	// Whether this disk holds the exclusive lock. librbd takes it for the first write.
+	LockOwner bool `json:"lock_owner"`
+	// All locks: the exclusive lock, and those of `rbd lock add`.
+	Locks []RbdLock `json:"locks"`
+	// The snapshots, the oldest first.
+	Snapshots []RbdSnapshot `json:"snapshots"`
+	// Version of the LUKS header at the image's beginning: the image has been encrypted by `rbd encryption format`, by `aryk luks format`, or by a VM.
+	LuksVersion *uint16 `json:"luks_version,omitempty"`
+	// Namespace in the pool.
+	NamespaceName *string `json:"namespace_name,omitempty"`
+	// The snapshot that the disk is.
+	SnapshotName *string `json:"snapshot_name,omitempty"`
+}
+
+// RbdLock: A lock of an image.
+type RbdLock struct {
+	// Ceph's name of the client, such as `client.4123`.
+	Client string `json:"client"`
+	// Text of the lock; `auto NUMBER` for the exclusive lock.
+	ID string `json:"id"`
+	// Address of the client.
+	Address string `json:"address"`
+}
+
+// RbdSnapshot: A snapshot of an image.
+type RbdSnapshot struct {
+	// Ceph's number of the snapshot.
+	ID uint64 `json:"id"`
+	// Name of the snapshot.
+	Name string `json:"name"`
+	// Size of the image in bytes, at the time of the snapshot.
+	Size uint64 `json:"size"`
+}
+
 // Reactor: A reactor: a thread that polls on one core.
 type Reactor struct {
 	// Core of the reactor.

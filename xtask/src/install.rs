@@ -45,7 +45,7 @@ const QEMU_IMG: Requirement = requirement("qemu-img", "qemu-utils");
 const CEPH_MON: Requirement = requirement("ceph-mon", "ceph-mon");
 const CEPH_OSD: Requirement = requirement("ceph-osd", "ceph-osd");
 const CEPH_COMMON: Requirement = requirement("rbd", "ceph-common");
-/// QEMU's client of Ceph, the peer for measurements.
+/// QEMU's client of Ceph, the peer for measurements, and of images that librbd has encrypted.
 pub(crate) const QEMU_RBD: Requirement =
     requirement("/usr/lib/x86_64-linux-gnu/qemu/block-rbd.so", "qemu-block-extra");
 /// Links libFuzzer.
@@ -93,6 +93,7 @@ pub(crate) const ALL: &[Requirement] = &[
     CEPH_MON,
     CEPH_OSD,
     CEPH_COMMON,
+    QEMU_RBD,
     CXX,
     VALGRIND,
     PYTHON,

@@ -1,5 +1,5 @@
-//! Which disks should share a client of the cluster: eight disks of one `arykd`, with one client for all, one for each four, and one
-//! for each disk. The front-end keeps requests in flight on all disks.
+//! Which disks should share a client of the cluster: eight disks of one `arykd`, with one client for all, one for each four, and
+//! one for each disk. The front-end keeps requests in flight on all disks.
 
 use super::Run;
 use crate::backend;

@@ -208,11 +208,7 @@ impl Image {
         CallError::check("rbd_stat", result)?;
         // SAFETY: all of it is initialised with zeroes, which are valid, and librbd has written valid values.
         let ImageInfo { size, obj_size: object_size, .. } = unsafe { info.assume_init() };
-        let (mut features, mut stripe_unit) = (0, 0);
-        // SAFETY: the handle is in use, and `features` is written.
-        CallError::check("rbd_get_features", unsafe {
-            (table.rbd_get_features)(self.raw, &raw mut features)
-        })?;
+        let (features, mut stripe_unit) = (self.features()?, 0);
         // SAFETY: the handle is in use, and `stripe_unit` is written.
         let result = unsafe { (table.rbd_get_stripe_unit)(self.raw, &raw mut stripe_unit) };
         CallError::check("rbd_get_stripe_unit", result)?;

@@ -16,12 +16,14 @@
 mod cluster;
 mod image;
 mod request;
+mod state;
 mod table;
 mod watch;
 
 pub use cluster::{Cluster, Pool};
 pub use image::{Closed, Image, Info};
 pub use request::{Operation, Request, Sink};
+pub use state::{Lock, Snapshot};
 pub use table::{DEFAULT_PATH, Library, LoadError, Symbols};
 pub use watch::Watch;
 

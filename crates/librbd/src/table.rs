@@ -28,6 +28,15 @@ pub(crate) struct ImageInfo {
     pub parent_name: [c_char; 96],
 }
 
+/// `rbd_snap_info_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct SnapInfo {
+    pub id: u64,
+    pub size: u64,
+    pub name: *const c_char,
+}
+
 /// Why the library cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
@@ -113,6 +122,13 @@ table! {
     rbd_get_features: fn(*mut c_void, *mut u64) -> c_int;
     rbd_get_stripe_unit: fn(*mut c_void, *mut u64) -> c_int;
     rbd_resize2: fn(*mut c_void, u64, bool, Progress, *mut c_void) -> c_int;
+    rbd_snap_list: fn(*mut c_void, *mut SnapInfo, *mut c_int) -> c_int;
+    rbd_snap_list_end: fn(*mut SnapInfo);
+    rbd_is_exclusive_lock_owner: fn(*mut c_void, *mut c_int) -> c_int;
+    rbd_list_lockers: fn(
+        *mut c_void, *mut c_int, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char,
+        *mut usize,
+    ) -> isize;
     rbd_update_watch: fn(*mut c_void, *mut u64, UpdateCallback, *mut c_void) -> c_int;
     rbd_update_unwatch: fn(*mut c_void, u64) -> c_int;
     rbd_aio_create_completion: fn(*mut c_void, Callback, *mut *mut c_void) -> c_int;

@@ -112,7 +112,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
 }
 
 /// The methods that read-only clients may call.
-const CHANGE_NOTHING: [&str; 48] = [
+const CHANGE_NOTHING: [&str; 49] = [
     "accel_crypto_keys_get",
     "accel_get_module_info",
     "accel_get_opc_assignments",
@@ -134,6 +134,7 @@ const CHANGE_NOTHING: [&str; 48] = [
     "bdev_nvme_get_transport_statistics",
     "bdev_qos_groups_get",
     "bdev_rbd_get_clusters_info",
+    "bdev_rbd_get_image_info",
     "bdev_wait_for_examine",
     "framework_get_config",
     "framework_get_governor",

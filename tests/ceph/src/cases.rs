@@ -6,6 +6,7 @@ mod disk;
 mod disks;
 mod disturbed;
 mod guest;
+mod image;
 mod killed;
 mod stack;
 mod users;
@@ -55,7 +56,7 @@ impl Case {
 /// All cases.
 #[must_use]
 pub fn list() -> Vec<Case> {
-    let groups: [&[Case]; 8] = [
+    let groups: [&[Case]; 9] = [
         &cluster::CASES,
         &disk::CASES,
         &disks::CASES,
@@ -63,6 +64,7 @@ pub fn list() -> Vec<Case> {
         &disturbed::CASES,
         &killed::CASES,
         &guest::CASES,
+        &image::CASES,
         &stack::CASES,
     ];
     groups.concat()

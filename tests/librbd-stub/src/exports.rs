@@ -31,6 +31,15 @@ struct Completion {
     result: AtomicI64,
 }
 
+/// `rbd_snap_info_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct SnapInfo {
+    id: u64,
+    size: u64,
+    name: *mut c_char,
+}
+
 /// A pointer that a test's thread passes on, as librbd does.
 #[derive(Clone, Copy)]
 struct Raw(usize);
@@ -301,6 +310,69 @@ exports! {
             return -libc::EINVAL;
         }
         -handle.image.resize_by_handle(size)
+    }
+
+    fn rbd_snap_list(image: *mut c_void, list: *mut SnapInfo, count: *mut c_int) -> c_int {
+        // SAFETY: as Ceph's.
+        let snapshots = unsafe { object::<Handle>(image) }.image.snapshots();
+        // SAFETY: as Ceph's.
+        if (unsafe { *count } as usize) < snapshots.len() + 1 {
+            // SAFETY: as Ceph's.
+            unsafe { *count = snapshots.len() as c_int + 1 };
+            return -libc::ERANGE;
+        }
+        let names = snapshots.iter().map(|(name, _)| CString::new(&**name).expect("it has no zero").into_raw());
+        let all = (1..).zip(&snapshots).zip(names).map(|((id, (_, size)), name)| SnapInfo { id, size: *size, name });
+        let end = SnapInfo { id: 0, size: 0, name: std::ptr::null_mut() };
+        for (at, info) in all.chain([end]).enumerate() {
+            // SAFETY: as Ceph's: the list has room for all and the end.
+            unsafe { list.add(at).write(info) };
+        }
+        snapshots.len() as c_int
+    }
+
+    fn rbd_snap_list_end(list: *mut SnapInfo) {
+        let mut at = list;
+        // SAFETY: as Ceph's: the last element has no name.
+        while let name = unsafe { (*at).name } && !name.is_null() {
+            // SAFETY: it comes from `rbd_snap_list`.
+            drop(unsafe { CString::from_raw(name) });
+            // SAFETY: as above.
+            at = unsafe { at.add(1) };
+        }
+    }
+
+    fn rbd_is_exclusive_lock_owner(image: *mut c_void, is_owner: *mut c_int) -> c_int {
+        // SAFETY: as Ceph's.
+        let handle = unsafe { object::<Handle>(image) };
+        let is_ours = |lock: &[String; 3]| lock[2] == handle.client.addresses;
+        // SAFETY: as Ceph's.
+        unsafe { *is_owner = handle.image.locks().iter().any(is_ours).into() };
+        0
+    }
+
+    fn rbd_list_lockers(
+        image: *mut c_void, _exclusive: *mut c_int, tag: *mut c_char, tag_len: *mut usize, clients: *mut c_char,
+        clients_len: *mut usize, ids: *mut c_char, ids_len: *mut usize, addresses: *mut c_char, addresses_len: *mut usize,
+    ) -> isize {
+        // SAFETY: as Ceph's.
+        let locks = unsafe { object::<Handle>(image) }.image.locks();
+        let text = |part: usize| locks.iter().flat_map(|lock| lock[part].bytes().chain([0])).collect::<Vec<u8>>();
+        let texts = [(vec![0], tag, tag_len), (text(0), clients, clients_len), (text(1), ids, ids_len),
+            (text(2), addresses, addresses_len)];
+        let mut fits = true;
+        for (text, _, len) in &texts {
+            // SAFETY: as Ceph's.
+            fits &= unsafe { len.replace(text.len()) } >= text.len();
+        }
+        if !fits {
+            return -(libc::ERANGE as isize);
+        }
+        for (text, to, _) in &texts {
+            // SAFETY: as Ceph's: the text fits.
+            unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), to.cast(), text.len()) };
+        }
+        locks.len() as isize
     }
 
     fn rbd_update_watch(

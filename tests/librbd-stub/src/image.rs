@@ -25,6 +25,8 @@ pub struct Script {
     pub holds_resizes: bool,
     /// The errno of resizes by handles.
     pub fail_resizes: i32,
+    /// Lists of locks wait until [`StubImage::release`].
+    pub holds_lists: bool,
     /// The errno of opening.
     pub open: i32,
     /// Opening never ends.
@@ -47,6 +49,10 @@ struct State {
     script: Script,
     held: Vec<Held>,
     notices: BTreeMap<u64, Notice>,
+    /// Names and sizes.
+    snapshots: Vec<(String, u64)>,
+    /// The client, the text, and the client's address of each.
+    locks: Vec<[String; 3]>,
 }
 
 /// An image.
@@ -58,6 +64,8 @@ pub struct StubImage {
     requests: AtomicU64,
     /// Number of resizes by handles that have not ended.
     resizing: AtomicU64,
+    /// Number of lists of locks that have not ended.
+    listing: AtomicU64,
     released: Condvar,
 }
 
@@ -126,6 +134,7 @@ impl StubImage {
             let mut state = lock(&self.state);
             state.script.holds = false;
             state.script.holds_resizes = false;
+            state.script.holds_lists = false;
             std::mem::take(&mut state.held)
         };
         self.released.notify_all();
@@ -156,6 +165,37 @@ impl StubImage {
         }
         self.resizing.fetch_sub(1, Ordering::SeqCst);
         errno
+    }
+
+    /// Adds a snapshot, as another client does.
+    pub fn take_snapshot(&self, name: &str) {
+        let mut state = lock(&self.state);
+        let size = state.size;
+        state.snapshots.push((name.to_owned(), size));
+    }
+
+    pub(crate) fn snapshots(&self) -> Vec<(String, u64)> {
+        lock(&self.state).snapshots.clone()
+    }
+
+    /// Adds a lock of a client with an address.
+    pub fn take_lock(&self, client: &str, id: &str, address: &str) {
+        lock(&self.state).locks.push([client, id, address].map(str::to_owned));
+    }
+
+    /// The locks, when the script allows to list them.
+    pub(crate) fn locks(&self) -> Vec<[String; 3]> {
+        self.listing.fetch_add(1, Ordering::SeqCst);
+        let must_wait = |state: &mut State| state.script.holds_lists;
+        let waited = self.released.wait_while(lock(&self.state), must_wait);
+        let locks = waited.unwrap_or_else(PoisonError::into_inner).locks.clone();
+        self.listing.fetch_sub(1, Ordering::SeqCst);
+        locks
+    }
+
+    /// Number of lists of locks that have not ended.
+    pub fn listing(&self) -> u64 {
+        self.listing.load(Ordering::SeqCst)
     }
 
     /// Changes the size as another client does, and tells all that watch.

@@ -1948,6 +1948,24 @@ class Methods(ABC):
         )
         return result
 
+    def bdev_rbd_get_image_info(
+        self,
+        *,
+        name: str,
+    ) -> types.RbdImage:
+        """Asks the cluster for the snapshots, locks and features of a disk's image. Fails if the cluster does not answer in ten seconds.
+
+        Parameters:
+            name: Name, alias or uuid of the disk.
+        """
+        result: types.RbdImage = self.call(
+            "bdev_rbd_get_image_info",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
     def bdev_rbd_register_cluster(
         self,
         *,
@@ -5311,6 +5329,24 @@ class AsyncMethods(ABC):
         """
         result: types.RbdCluster = await self.call(
             "bdev_rbd_get_clusters_info",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_rbd_get_image_info(
+        self,
+        *,
+        name: str,
+    ) -> types.RbdImage:
+        """Asks the cluster for the snapshots, locks and features of a disk's image. Fails if the cluster does not answer in ten seconds.
+
+        Parameters:
+            name: Name, alias or uuid of the disk.
+        """
+        result: types.RbdImage = await self.call(
+            "bdev_rbd_get_image_info",
             _given(
                 name=name,
             ),

@@ -1345,6 +1345,55 @@ class RbdDetails(TypedDict):
     user_id: NotRequired[str]
 
 
+class RbdImage(TypedDict):
+    """An image of a Ceph cluster."""
+
+    #: Name of the pool.
+    pool_name: str
+    #: Name of the image.
+    image_name: str
+    #: Size in bytes; that of the snapshot, if the disk is one.
+    size: int
+    #: The image's features, by Ceph's names.
+    features: list[str]
+    #: Whether the image has the feature `exclusive-lock`.
+    exclusive_lock: bool
+    #: Whether this disk holds the exclusive lock. librbd takes it for the first write.
+    lock_owner: bool
+    #: All locks: the exclusive lock, and those of `rbd lock add`.
+    locks: list[RbdLock]
+    #: The snapshots, the oldest first.
+    snapshots: list[RbdSnapshot]
+    #: Version of the LUKS header at the image's beginning: the image has been encrypted by `rbd encryption format`, by `aryk luks format`, or by a VM.
+    luks_version: NotRequired[int]
+    #: Namespace in the pool.
+    namespace_name: NotRequired[str]
+    #: The snapshot that the disk is.
+    snapshot_name: NotRequired[str]
+
+
+class RbdLock(TypedDict):
+    """A lock of an image."""
+
+    #: Ceph's name of the client, such as `client.4123`.
+    client: str
+    #: Text of the lock; `auto NUMBER` for the exclusive lock.
+    id: str
+    #: Address of the client.
+    address: str
+
+
+class RbdSnapshot(TypedDict):
+    """A snapshot of an image."""
+
+    #: Ceph's number of the snapshot.
+    id: int
+    #: Name of the snapshot.
+    name: str
+    #: Size of the image in bytes, at the time of the snapshot.
+    size: int
+
+
 class Reactor(TypedDict):
     """A reactor: a thread that polls on one core."""
 

@@ -69,6 +69,8 @@ pub(crate) struct Connection {
     addresses: String,
     pub workers: Workers,
     opens: Semaphore,
+    /// By pool: a permit for one call of [`crate::state`].
+    state_calls: Mutex<HashMap<String, Arc<Semaphore>>>,
     /// The key of the links' drivers.
     pub key: DriverKey,
     links: Mutex<Vec<Linked>>,
@@ -114,6 +116,7 @@ impl Connection {
             addresses,
             workers,
             opens: Semaphore::new(OPENS_MAX),
+            state_calls: Mutex::default(),
             key: DriverKey::unique(),
             links: Mutex::default(),
             fences: Mutex::default(),
@@ -191,6 +194,12 @@ impl Connection {
             Ok(())
         };
         cell.get_or_try_init(fence).await.map(drop)
+    }
+
+    /// The permit for a call of [`crate::state`] about an image of this pool.
+    pub fn state_calls(&self, pool: &str) -> Arc<Semaphore> {
+        let mut calls = lock(&self.state_calls);
+        Arc::clone(calls.entry(pool.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(1))))
     }
 
     /// Opens a pool.

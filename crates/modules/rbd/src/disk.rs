@@ -4,6 +4,7 @@ use crate::clusters::Lease;
 use crate::connection::{Connection, Opened};
 use crate::driver::RbdChannel;
 use crate::errors::{Class, Counters};
+use crate::state::luks_version;
 use crate::workers::{Lane, lock};
 use crate::{Clusters, Config, DiskInfo, Error, Spec, disk_of};
 use aryk_bdev::{
@@ -133,6 +134,13 @@ async fn inspect(connection: &Connection, opened: &Opened, config: &Config) -> R
     if beginning.starts_with(ENCRYPTED) {
         return Err(Error::Encrypted(name));
     }
+    if let Some(version) = luks_version(&beginning) {
+        tracing::info!(
+            image = name,
+            version,
+            "the image has a LUKS header: `aryk luks open` decrypts it, a VM with the image itself sees encrypted data"
+        );
+    }
     Ok(info)
 }
 
@@ -147,13 +155,19 @@ impl Sink for OneResult {
     }
 }
 
-/// The first 512 bytes of an image.
-async fn read_beginning(image: &Arc<Image>) -> Result<Vec<u8>, CallError> {
+/// Begins to read the first 512 bytes of an image. librbd has the buffer until the result comes.
+pub(crate) fn begin_read(image: &Arc<Image>) -> (aryk_dma::Buffer, oneshot::Receiver<i64>) {
     let mut buffer = aryk_dma::Buffer::new(512, 512);
     let (sender, result) = oneshot::channel();
     let sink: Arc<dyn Sink> = Arc::new(OneResult(Mutex::new(Some(sender))));
     let request = Request { operation: Operation::Read, offset: 0, data: buffer.lend(), token: 0 };
     image.submit(&request, &sink);
+    (buffer, result)
+}
+
+/// The first 512 bytes of an image.
+async fn read_beginning(image: &Arc<Image>) -> Result<Vec<u8>, CallError> {
+    let (mut buffer, result) = begin_read(image);
     // The buffer is leaked if this future is dropped before librbd has given it back.
     let result = result.await.unwrap_or(-i64::from(Errno::CANCELED.raw_os_error()));
     buffer.reclaim();

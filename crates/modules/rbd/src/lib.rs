@@ -9,6 +9,7 @@
 //! | `budget` | how much memory the requests of a link may take |
 //! | `driver` | the reactor's end of a link, and the channels of all disks of a client there |
 //! | `disk` | the disk of an image |
+//! | `state` | what the cluster says about a disk's image: features, snapshots, locks |
 //! | `errors` | what an errno of librbd means for a request |
 //!
 //! **No reactor calls librbd**, whose calls take locks and copy data. A reactor puts requests into a ring; a thread of the link
@@ -23,6 +24,7 @@ mod disk;
 mod driver;
 mod errors;
 mod link;
+mod state;
 #[cfg(test)]
 mod tests;
 mod timer;
@@ -32,9 +34,11 @@ pub use clusters::{ClusterConfig, ClusterInfo, Clusters};
 pub use connection::Counts;
 pub use disk::{Resized, Settled, Shrinking, Size, resize};
 pub use errors::{Class, ErrorCounts};
+pub use state::{ImageState, state};
 
 use aryk_bdev::{Bdev, Bytes, Env, Identity};
 use aryk_librbd::{CallError, LoadError};
+pub use aryk_librbd::{Lock, Snapshot};
 use std::any::Any;
 use std::io;
 use std::sync::Arc;
@@ -166,9 +170,15 @@ pub enum Error {
     /// The block size is not one that a disk of this image can have.
     #[error("a block size of {0} is not a power of two from 512 to the image's stripe unit")]
     BlockSize(u32),
-    /// The image has an encryption format of librbd's.
-    #[error("the image `{0}` is encrypted by librbd (`rbd encryption format`), which is not supported")]
+    /// The image is a clone with an encryption format of librbd's.
+    #[error(
+        "the image `{0}` is a clone that librbd has encrypted (`rbd encryption format`), which only librbd can read; once \
+         `rbd flatten --encryption-passphrase-file FILE` of Ceph 18 has separated it from its parent, open it by `aryk luks open`"
+    )]
     Encrypted(String),
+    /// The cluster does not answer.
+    #[error("the cluster does not answer about the image `{0}`: `ceph -s` shows its state")]
+    NoAnswer(String),
     /// The size is not a whole number of blocks.
     #[error("{size} bytes are not a multiple of the block size, {block_size}")]
     NotAMultiple {

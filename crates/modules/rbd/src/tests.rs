@@ -6,6 +6,7 @@ mod failures;
 mod life;
 mod real;
 mod sizes;
+mod state;
 mod stuck;
 
 use crate::{Cluster, ClusterConfig, Clusters, Config, Error, Spec};

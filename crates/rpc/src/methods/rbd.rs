@@ -3,6 +3,8 @@
 //! The note of a disk has the addresses of the clients that may write to its image: a restarted daemon excludes them from the
 //! cluster before it opens the image. It adds those of its own client to the note, durably, before it opens the image.
 
+mod image;
+
 use super::details::{Details, Rbd};
 use super::{Control, Error, Name, Phase, Table, is_default};
 use crate::config::{Call, Subsystem};
@@ -58,6 +60,7 @@ pub(super) fn register(table: &mut Table<Control>) {
         async |control: &Control, p: Name| control.remove_disk(MODULE, &p.name).await,
     );
     table.add("bdev_rbd_resize", Phase::RunTime, "Changes the size of a disk and its image.", resize);
+    image::register(table);
 }
 
 /// The clients, and where librbd is.
@@ -477,6 +480,7 @@ impl From<module::Error> for Error {
             Rbd::ReadOnly(_) => Errno::ROFS,
             Rbd::Ending => Errno::CANCELED,
             Rbd::Encrypted(_) => Errno::NOTSUP,
+            Rbd::NoAnswer(_) => Errno::TIMEDOUT,
             Rbd::OtherSize { .. }
             | Rbd::Empty(_)
             | Rbd::BlockSize(_)

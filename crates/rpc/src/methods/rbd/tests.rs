@@ -149,3 +149,25 @@ fn bad_parameters_are_refused_without_a_client() {
         assert!(control.rbd.0.list().is_empty());
     });
 }
+
+#[test]
+fn an_image_shows_its_snapshots_and_locks() {
+    in_local_set(async |dir| {
+        let (control, methods) = daemon(dir);
+        let image = add_image("info", "image", 1 << 20);
+        let disk = json!({"name": "d", "pool_name": "info", "rbd_name": "image", "block_size": 512});
+        call(&methods, CREATE, disk).await.unwrap();
+        image.take_snapshot("before");
+        let address = control.rbd.0.list()[0].addresses.clone();
+        image.take_lock("client.1", "auto 7", &address);
+        let info = call(&methods, "bdev_rbd_get_image_info", json!({"name": "d"})).await.unwrap();
+        assert_eq!(info["snapshots"], json!([{"id": 1, "name": "before", "size": 1 << 20}]));
+        assert_eq!(info["locks"], json!([{"client": "client.1", "id": "auto 7", "address": address}]));
+        assert_eq!((&info["exclusive_lock"], &info["lock_owner"]), (&json!(true), &json!(true)));
+        assert_eq!((&info["image_name"], &info["luks_version"]), (&json!("image"), &Value::Null));
+        let other = json!({"name": "m", "num_blocks": 8, "block_size": 512});
+        call(&methods, "bdev_malloc_create", other).await.unwrap();
+        let refused = call(&methods, "bdev_rbd_get_image_info", json!({"name": "m"})).await;
+        assert!(refused.is_err(), "{refused:?}");
+    });
+}
