@@ -565,19 +565,29 @@ fn resize(name: &str, size: Size, client: &mut Client, out: &Output) -> Result<(
     let disk = find(client, name)?;
     check_size(size, u32::try_from(number(&disk, "block_size")).unwrap_or(BLOCK_SIZE))?;
     let name = text(&disk, "name");
-    let result = match kind(&disk) {
+    let details = &disk["driver_specific"];
+    if let Some(base) = details["luks"]["base_bdev_name"].as_str() {
+        return Err(Error::Usage(format!(
+            "disk '{name}' is a LUKS disk: resize its base '{base}', which has the header too"
+        )));
+    }
+    // An encrypted disk has the size of its base, and grows with it.
+    let base = details["crypto"]["base_bdev_name"].as_str().map(|base| find(client, base)).transpose()?;
+    let resized = base.as_ref().unwrap_or(&disk);
+    let store = text(resized, "name");
+    let result = match kind(resized) {
         "rbd" => {
             const MIB: u64 = 1 << 20;
             if !size.0.is_multiple_of(MIB) {
                 return Err(Error::Usage("the size of a Ceph image is set in whole MiB".into()));
             }
-            client.call("bdev_rbd_resize", json!({"name": name, "new_size": size.0 / MIB}))
+            client.call("bdev_rbd_resize", json!({"name": store, "new_size": size.0 / MIB}))
         }
-        _ => client.call("bdev_uring_resize", json!({"name": name, "size": size.0})),
+        _ => client.call("bdev_uring_resize", json!({"name": store, "size": size.0})),
     };
     let result = result.map_err(|error| error.hinted(&HINTS))?;
     out.print(&result, || format!("Disk '{name}' has {size} now."))?;
-    warn_of_missing_room(Some(name), client);
+    warn_of_missing_room(Some(store), client);
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 use crate::harness::{Daemon, outcome};
 use serde_json::{Value, json};
 use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 fn keys(daemon: &Daemon) -> Value {
@@ -47,6 +48,9 @@ fn a_disk_is_encrypted_from_its_creation_to_its_removal() {
     let (_, stderr) = daemon.fails(&["disk", "remove", "d.store"]);
     assert!(stderr.contains("disk 'd' is on top of it"), "{stderr}");
     assert_eq!(keys(&daemon), expected);
+    daemon.ok(&["disk", "resize", "d", "2M"]);
+    let sizes = ["d", "d.store"].map(|disk| daemon.json(&["disk", "show", disk])["num_blocks"].clone());
+    assert_eq!(sizes, [4096, 4096]);
     let said = daemon.ok(&["disk", "remove", "d"]);
     assert!(said.contains("Disk 'd' is removed and so is its store 'd.store'."), "{said}");
     assert!(disks(&daemon).is_empty() && daemon.dir().join("d.img").exists());
@@ -91,6 +95,20 @@ fn a_disk_gets_another_key() {
     daemon.ok(&["key", "delete", "k1"]);
     let ended = daemon.json(&["disk", "rekey", "d", "k3", "--wait"]);
     assert_eq!((&ended["key_name"], &ended["rekey"]), (&json!("k3"), &Value::Null));
+}
+
+#[test]
+fn a_luks_disk_is_resized_by_its_base() {
+    let daemon = Daemon::start();
+    let key = daemon.dir().join("key");
+    std::fs::write(&key, "secret").unwrap();
+    std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).unwrap();
+    daemon.ok(&["disk", "create", "base", "--memory", "--size", "18M"]);
+    let cheap = ["--key-file", "key", "--pbkdf", "pbkdf2", "--iter-time", "1"];
+    daemon.ok(&[&["luks", "format", "base"], &cheap[..]].concat());
+    daemon.ok(&["luks", "open", "base", "l", "--key-file", "key"]);
+    let (code, stderr) = daemon.fails(&["disk", "resize", "l", "4M"]);
+    assert!(code == 2 && stderr.contains("'l' is a LUKS disk: resize its base 'base'"), "{stderr}");
 }
 
 #[test]
