@@ -14,6 +14,16 @@ fn the_arguments_are_consistent() {
 }
 
 #[test]
+fn rotations_of_keys_parse() {
+    for line in ["aryk disk rekey vm1 k2 --bandwidth 200M --wait", "aryk disk rekey vm1 --stop --json"] {
+        parse(line).unwrap();
+    }
+    for line in ["aryk disk rekey vm1", "aryk disk rekey vm1 k2 --stop"] {
+        parse(line).unwrap_err();
+    }
+}
+
+#[test]
 fn commands_of_the_guide_parse() {
     for line in [
         "aryk disk create vm1 --file vm1.img --size 20G",
@@ -24,8 +34,6 @@ fn commands_of_the_guide_parse() {
         "aryk --json disk show vm1",
         "aryk disk remove vm1",
         "aryk disk resize vm1 40G",
-        "aryk disk rekey vm1 k2 --bandwidth 200M --wait",
-        "aryk disk rekey vm1 --stop --json",
         "aryk disk stat",
         "aryk disk stat vm1",
         "aryk attach vm1",
