@@ -300,7 +300,7 @@ impl Bdev {
     }
 
     /// Whether a removal of it or of one of its bases is under way.
-    pub(crate) fn is_doomed(&self) -> bool {
+    pub fn is_doomed(&self) -> bool {
         self.doomed.load(Ordering::Relaxed)
     }
 

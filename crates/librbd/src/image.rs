@@ -192,7 +192,7 @@ impl Image {
     }
 
     pub(crate) fn used(&self, call: &'static str) -> Result<Use<'_>, CallError> {
-        let error = CallError { call, errno: libc::ESHUTDOWN };
+        let error = CallError { call, errno: libc::ECANCELED };
         if self.begin_use() { Ok(Use(self)) } else { Err(error) }
     }
 
@@ -241,7 +241,7 @@ impl Image {
     }
 
     /// Closes the image, as soon as no request, call or watch uses it. `done` gets the result, on a thread of librbd or on
-    /// that of the last use; it must not block. From now on, all calls fail with `ESHUTDOWN`.
+    /// that of the last use; it must not block. From now on, all calls fail with `ECANCELED`.
     ///
     /// # Errors
     /// [`Closed`]; then `done` is not called.

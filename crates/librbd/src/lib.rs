@@ -14,6 +14,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod cluster;
+mod gate;
 mod image;
 mod request;
 mod state;
@@ -21,8 +22,9 @@ mod table;
 mod watch;
 
 pub use cluster::{Cluster, Pool};
+pub use gate::Gate;
 pub use image::{Closed, Image, Info};
-pub use request::{Operation, Request, Sink};
+pub use request::{NOTHING, Operation, Request, Sink};
 pub use state::{Lock, Snapshot};
 pub use table::{DEFAULT_PATH, Library, LoadError, Symbols};
 pub use watch::Watch;
@@ -41,6 +43,11 @@ pub struct CallError {
 }
 
 impl CallError {
+    /// Whether the cluster has excluded the client.
+    pub const fn is_blocklisted(&self) -> bool {
+        self.errno == libc::ESHUTDOWN
+    }
+
     /// The result of the function `call`: a negative value is a negated errno.
     fn check(call: &'static str, result: i32) -> Result<i32, Self> {
         if result < 0 { Err(Self { call, errno: result.wrapping_neg() }) } else { Ok(result) }

@@ -2,7 +2,7 @@
 
 use crate::image::{completion, result_of};
 use crate::table::Table;
-use crate::{CallError, Image};
+use crate::{CallError, Gate, Image};
 use aryk_dma::Sgl;
 use smallvec::SmallVec;
 use std::ffi::{c_int, c_void};
@@ -10,6 +10,9 @@ use std::sync::Arc;
 
 /// `RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`.
 const THICK_PROVISION: c_int = 1;
+
+/// A token of no request: its result says that memory which was taken back has become quiet ([`Gate`]).
+pub const NOTHING: u64 = u64::MAX;
 
 /// An operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +60,10 @@ pub trait Sink: Send + Sync + 'static {
 struct Context {
     image: Arc<Image>,
     sink: Arc<dyn Sink>,
+    gate: Arc<Gate>,
     token: u64,
+    /// Where the result of a read goes.
+    target: Sgl,
     /// librbd reads the list until the request has ended.
     pieces: SmallVec<[libc::iovec; 16]>,
     /// The data of a compare-and-write, which librbd takes in two parts.
@@ -66,6 +72,24 @@ struct Context {
 }
 
 impl Context {
+    /// Copies what a read has read to its target; returns the result of the request.
+    fn deliver(&mut self, result: i64) -> i64 {
+        let Ok(len @ 1..) = u32::try_from(result) else { return result };
+        if self.target.is_empty() {
+            return result;
+        }
+        assert!(len <= self.target.len(), "librbd has read more than its buffer holds");
+        if !self.gate.enter() {
+            return i64::from(-libc::ECANCELED);
+        }
+        // SAFETY: librbd has written these bytes, for which `submit` has made room.
+        unsafe { self.copy.set_len(len as usize) };
+        self.target.write(0, &self.copy);
+        // The result that follows tells the owner of the memory that this has ended.
+        self.gate.leave();
+        result
+    }
+
     fn end(self, result: i64) {
         let Self { image, sink, token, .. } = self;
         image.end_use();
@@ -77,30 +101,57 @@ impl Context {
 
 unsafe extern "C" fn completed(completion: *mut c_void, context: *mut c_void) {
     // SAFETY: `submit` made the context from a box, and librbd calls back once.
-    let context = *unsafe { Box::from_raw(context.cast::<Context>()) };
+    let mut context = *unsafe { Box::from_raw(context.cast::<Context>()) };
     // SAFETY: librbd has just called back with it.
     let result = unsafe { result_of(context.image.table(), completion) };
+    let result = context.deliver(result);
     context.end(result);
 }
 
 impl Image {
-    /// Starts a request; its result goes to `sink`. librbd has the request's memory until then.
-    pub fn submit(self: &Arc<Self>, request: &Request, sink: &Arc<dyn Sink>) {
-        if !self.begin_use() {
-            return sink.completed(request.token, i64::from(-libc::ESHUTDOWN));
+    /// Starts a request; its result goes to `sink`. The memory of the request is used only while `gate` is open. If it is being
+    /// closed meanwhile, there is a further result, that of [`NOTHING`].
+    pub fn submit(self: &Arc<Self>, request: &Request, sink: &Arc<dyn Sink>, gate: &Arc<Gate>) {
+        if !gate.enter() {
+            return sink.completed(request.token, i64::from(-libc::ECANCELED));
         }
-        let mut copy = Vec::new();
-        let mut pieces = SmallVec::new();
-        if request.operation == Operation::CompareAndWrite {
-            copy = vec![0; request.data.len() as usize];
-            request.data.read(0, &mut copy);
+        if self.begin_use() {
+            self.start(request, sink, gate);
         } else {
-            let iovec =
-                |piece: aryk_dma::Seg| libc::iovec { iov_base: piece.base().cast(), iov_len: piece.len() };
-            pieces.extend(request.data.pieces().map(iovec));
+            sink.completed(request.token, i64::from(-libc::ECANCELED));
         }
-        let (image, sink, token) = (Arc::clone(self), Arc::clone(sink), request.token);
-        let context = Box::into_raw(Box::new(Context { image, sink, token, pieces, copy, mismatch: 0 }));
+        if gate.leave() {
+            sink.completed(NOTHING, 0);
+        }
+    }
+
+    /// Starts a request whose memory and handle are in use.
+    fn start(self: &Arc<Self>, request: &Request, sink: &Arc<dyn Sink>, gate: &Arc<Gate>) {
+        let (mut copy, mut pieces, mut target) = (Vec::new(), SmallVec::new(), Sgl::EMPTY);
+        let len = request.data.len() as usize;
+        match request.operation {
+            Operation::CompareAndWrite => {
+                copy.resize(len, 0);
+                request.data.read(0, &mut copy);
+            }
+            // librbd keeps its buffer as long as it likes, also when the guest's memory is gone.
+            Operation::Read => {
+                copy.reserve_exact(len);
+                pieces.push(libc::iovec { iov_base: copy.as_mut_ptr().cast(), iov_len: len });
+                target = request.data;
+            }
+            _ => {
+                let iovec = |piece: aryk_dma::Seg| libc::iovec {
+                    iov_base: piece.base().cast(),
+                    iov_len: piece.len(),
+                };
+                pieces.extend(request.data.pieces().map(iovec));
+            }
+        }
+        let (image, sink, gate, token) =
+            (Arc::clone(self), Arc::clone(sink), Arc::clone(gate), request.token);
+        let context = Context { image, sink, gate, token, target, pieces, copy, mismatch: 0 };
+        let context = Box::into_raw(Box::new(context));
         let table = self.table();
         // SAFETY: `completed` takes the context, which it gets once.
         let started = unsafe { completion(table, context, completed) }.and_then(|completion| {
@@ -135,9 +186,9 @@ unsafe fn start(
     let Context { pieces, copy, mismatch, .. } = unsafe { &mut *context };
     let (list, count) = (pieces.as_ptr(), pieces.len() as c_int);
     match request.operation {
-        // SAFETY: the list and the memory that it names stay in place until the completion.
+        // SAFETY: the list and the buffer that it names stay in place until the completion.
         Operation::Read => unsafe { (table.rbd_aio_readv)(raw, list, count, offset, completion) },
-        // SAFETY: as above.
+        // SAFETY: the list stays in place until the completion; the memory that it names is in use, and librbd copies it.
         Operation::Write => unsafe { (table.rbd_aio_writev)(raw, list, count, offset, completion) },
         // SAFETY: the handle is in use.
         Operation::Flush => unsafe { (table.rbd_aio_flush)(raw, completion) },

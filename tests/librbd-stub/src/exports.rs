@@ -242,6 +242,10 @@ exports! {
     fn rbd_create4(pool: *mut c_void, name: *const c_char, size: u64, _options: *mut c_void) -> c_int {
         // SAFETY: as Ceph's.
         let place = unsafe { place_of(pool, name) };
+        // SAFETY: as Ceph's.
+        if unsafe { object::<Pool>(pool) }.client.is_blocklisted() {
+            return -libc::ESHUTDOWN;
+        }
         match lock(&WORLD).images.entry(place) {
             Entry::Occupied(_) => -libc::EEXIST,
             Entry::Vacant(vacant) => {
@@ -278,6 +282,10 @@ exports! {
     }
 
     fn rbd_stat(image: *mut c_void, info: *mut u64, _size: usize) -> c_int {
+        // SAFETY: as Ceph's.
+        if unsafe { object::<Handle>(image) }.client.is_blocklisted() {
+            return -libc::ESHUTDOWN;
+        }
         // SAFETY: as Ceph's: `info` begins with the sizes of the image and of an object.
         unsafe { (*info, *info.add(1)) = (object::<Handle>(image).image.size(), 4 << 20) };
         0
@@ -306,6 +314,9 @@ exports! {
     ) -> c_int {
         // SAFETY: as Ceph's.
         let handle = unsafe { object::<Handle>(image) };
+        if handle.client.is_blocklisted() {
+            return -libc::ESHUTDOWN;
+        }
         if size < handle.image.size() && !may_shrink {
             return -libc::EINVAL;
         }

@@ -6,13 +6,13 @@
 use crate::connection::{Connection, Counts};
 use crate::timer::sole;
 use crate::workers::{Lane, Workers, lock};
-use crate::{Cluster, Error};
-use aryk_librbd::Library;
+use crate::{Cluster, Error, Spec};
+use aryk_librbd::{Image, Library};
 use aryk_reactor::CoreSet;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use tokio::sync::OnceCell;
 
 /// What a client is made of.
@@ -89,6 +89,8 @@ struct Inner {
     state: Mutex<State>,
     /// Number of clients that were ever connected.
     connected: AtomicU64,
+    /// Images of removed disks, as long as librbd has requests to them.
+    left: Mutex<Vec<(Spec, Weak<Image>)>>,
 }
 
 /// What is known of a client.
@@ -124,7 +126,21 @@ impl Clusters {
             library: OnceCell::new(),
             state: Mutex::default(),
             connected: AtomicU64::new(0),
+            left: Mutex::default(),
         }))
+    }
+
+    /// Notes the image of a removed disk, to which librbd may have requests.
+    pub(crate) fn leave(&self, spec: &Spec, image: &Arc<Image>) {
+        lock(&self.0.left).push((spec.clone(), Arc::downgrade(image)));
+    }
+
+    /// Whether librbd has requests of a removed disk to an image.
+    pub(crate) fn has_left(&self, spec: &Spec) -> bool {
+        let mut left = lock(&self.0.left);
+        // Each request has a reference to its image.
+        left.retain(|(_, image)| image.strong_count() > 0);
+        left.iter().any(|(of, _)| of == spec)
     }
 
     /// As [`Clusters::new`], with a library that is loaded already.

@@ -171,6 +171,13 @@ impl Connection {
         }
     }
 
+    /// Looks at the failure of a call: the cluster may have excluded this client.
+    pub fn look_at(&self, error: &CallError) {
+        if error.is_blocklisted() {
+            self.set_blocklisted();
+        }
+    }
+
     /// Excludes the client of an ended process from the cluster, once.
     pub async fn fence(&self, addresses: &str) -> Result<(), Error> {
         if addresses == self.addresses {
@@ -185,7 +192,10 @@ impl Connection {
                 cluster.wait_for_latest_osdmap()
             };
             let fenced: Result<(), CallError> = self.workers.run(Lane::Client, job).await?;
-            fenced.map_err(|error| Error::Fence { addresses: addresses.to_owned(), error })?;
+            fenced.map_err(|error| {
+                self.look_at(&error);
+                Error::Fence { addresses: addresses.to_owned(), error }
+            })?;
             tracing::info!(
                 cluster = self.name,
                 addresses,
@@ -208,7 +218,10 @@ impl Connection {
             (Arc::clone(&self.cluster), spec.pool.clone(), spec.namespace.clone());
         let open = move || Pool::open(&cluster, &pool, namespace.as_deref());
         let opened = self.workers.run(spec.lane(), open).await?;
-        opened.map(Arc::new).map_err(|error| Error::Pool { pool: spec.pool.clone(), error })
+        opened.map(Arc::new).map_err(|error| {
+            self.look_at(&error);
+            Error::Pool { pool: spec.pool.clone(), error }
+        })
     }
 
     /// Opens an image, when fewer than [`OPENS_MAX`] others are being opened.
@@ -224,29 +237,32 @@ impl Connection {
         drop(permit);
         let counter = if opened.is_ok() { &self.counters.opens } else { &self.counters.failed_opens };
         counter.fetch_add(1, Ordering::Relaxed);
-        opened.map_err(|error| {
-            if error.errno == rustix::io::Errno::SHUTDOWN.raw_os_error() {
-                self.set_blocklisted();
-            }
-            Error::Image { action: "open", image: spec.to_string(), error }
-        })
+        opened.map_err(|error| self.failed("open", spec, error))
     }
 
-    /// Closes an image without requests. An image that librbd does not close in time is left to it.
-    pub async fn close(&self, image: &Arc<Image>, disk: &str) {
+    /// The error of a call for an image.
+    pub fn failed(&self, action: &'static str, spec: &Spec, error: CallError) -> Error {
+        self.look_at(&error);
+        Error::Image { action, image: spec.to_string(), error }
+    }
+
+    /// Closes an image. An image that librbd does not close in time is left to it; returns false then.
+    pub async fn close(&self, image: &Arc<Image>, disk: &str) -> bool {
         let (sender, closed) = oneshot::channel();
         // The receiver may have stopped waiting.
         if image.close(|result| drop(sender.send(result))).is_err() {
             // An earlier removal has begun to close it, and was given up.
-            return;
+            return true;
         }
-        match within(CLOSE_PATIENCE, closed).await {
+        let closed = within(CLOSE_PATIENCE, closed).await;
+        match &closed {
             Some(Ok(Err(error))) => {
                 tracing::warn!(disk, %error, "librbd reports an error of an image that it has closed");
             }
             Some(_) => {}
             None => self.quarantine(disk),
         }
+        closed.is_some()
     }
 
     /// Counts a handle that is left to librbd.
@@ -296,7 +312,7 @@ impl Connection {
 
     /// Ends a client that no disk uses.
     pub async fn end(self) {
-        let Self { name, cluster, workers, links, .. } = self;
+        let Self { name, cluster, workers, links, counters, .. } = self;
         let links = std::mem::take(&mut *lock(&links));
         let threads: Vec<_> = links.into_iter().map(|Linked { ended, .. }| ended).collect();
         let all_ended = async {
@@ -306,9 +322,10 @@ impl Connection {
             }
         };
         let _ = within(CLOSE_PATIENCE, all_ended).await;
+        let has_left = counters.quarantined.load(Ordering::Relaxed) > 0;
         let end = async {
-            // Pools of images that are being opened or closed refer to it.
-            let cluster = sole(cluster).await?;
+            // Pools of images that are being opened or closed refer to it. The last image that is left to librbd ends it.
+            let cluster = if has_left { Arc::into_inner(cluster)? } else { sole(cluster).await? };
             workers.run(Lane::End, move || cluster.shut_down()).await.ok()
         };
         match within(CLOSE_PATIENCE, end).await.flatten() {

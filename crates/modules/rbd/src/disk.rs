@@ -86,19 +86,22 @@ pub(crate) async fn create(
     if env.registry().find(&config.identity.name).is_ok() {
         return Err(aryk_bdev::Error::Exists(config.identity.name).into());
     }
+    let is_read_only = config.read_only || config.spec.snapshot.is_some();
+    if !is_read_only && clusters.has_left(&config.spec) {
+        return Err(Error::Left(config.spec.to_string()));
+    }
     let connection = Arc::clone(lease.connection());
     for predecessor in &config.predecessors {
         connection.fence(predecessor).await?;
     }
     let spec = &config.spec;
-    let is_read_only = config.read_only || spec.snapshot.is_some();
     let pool = connection.pool(spec).await?;
     if let Some(Bytes(size)) = config.size.filter(|_| !is_read_only) {
         let (pool, image) = (Arc::clone(&pool), spec.image.clone());
         match connection.workers.run(spec.lane(), move || pool.create_image(&image, size)).await? {
             Ok(()) => {}
             Err(CallError { errno, .. }) if errno == Errno::EXIST.raw_os_error() => {}
-            Err(error) => return Err(Error::Image { action: "create", image: spec.to_string(), error }),
+            Err(error) => return Err(connection.failed("create", spec, error)),
         }
     }
     let opened = connection.open(&pool, spec, is_read_only).await?;
@@ -116,7 +119,7 @@ pub(crate) async fn create(
 async fn inspect(connection: &Connection, opened: &Opened, config: &Config) -> Result<Info, Error> {
     let (name, image) = (config.spec.to_string(), Arc::clone(opened.image()));
     let info = connection.workers.run(config.spec.lane(), move || image.info()).await?;
-    let info = info.map_err(|error| Error::Image { action: "inspect", image: name.clone(), error })?;
+    let info = info.map_err(|error| connection.failed("inspect", &config.spec, error))?;
     let block_size = config.block_size;
     let is_valid = block_size.is_power_of_two() && block_size >= 512;
     if !is_valid || info.stripe_unit % u64::from(block_size) != 0 {
@@ -130,7 +133,7 @@ async fn inspect(connection: &Connection, opened: &Opened, config: &Config) -> R
         return Err(Error::Empty(name));
     }
     let beginning = read_beginning(opened.image()).await;
-    let beginning = beginning.map_err(|error| Error::Image { action: "read", image: name.clone(), error })?;
+    let beginning = beginning.map_err(|error| connection.failed("read", &config.spec, error))?;
     if beginning.starts_with(ENCRYPTED) {
         return Err(Error::Encrypted(name));
     }
@@ -161,7 +164,7 @@ pub(crate) fn begin_read(image: &Arc<Image>) -> (aryk_dma::Buffer, oneshot::Rece
     let (sender, result) = oneshot::channel();
     let sink: Arc<dyn Sink> = Arc::new(OneResult(Mutex::new(Some(sender))));
     let request = Request { operation: Operation::Read, offset: 0, data: buffer.lend(), token: 0 };
-    image.submit(&request, &sink);
+    image.submit(&request, &sink, &Arc::default());
     (buffer, result)
 }
 
@@ -224,6 +227,11 @@ impl Disk {
         DiskInfo { spec: self.spec.clone(), addresses: self.addresses.clone(), errors: self.errors.read() }
     }
 
+    /// Whether a removal is under way. Any context.
+    pub fn is_being_removed(&self) -> bool {
+        self.bdev.get().and_then(Weak::upgrade).is_some_and(|bdev| bdev.is_doomed())
+    }
+
     /// Records and logs a failed request. Any context.
     pub fn failed(&self, class: Class, failure: Failure) {
         self.errors.count(class);
@@ -251,7 +259,10 @@ impl Disk {
         };
         match connection.workers.run(self.spec.lane(), job).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => warn(&error),
+            Ok(Err(error)) => {
+                connection.look_at(&error);
+                warn(&error);
+            }
             Err(error) => warn(&error),
         }
     }
@@ -316,7 +327,9 @@ impl Disk {
             let _ = connection.workers.start(Lane::End, move || end_watch(watch, &disk));
         }
         // The image closes after its watch, and after the calls that still use it.
-        connection.close(&image, &self.name).await;
+        if !connection.close(&image, &self.name).await {
+            self.clusters.leave(&self.spec, &image);
+        }
     }
 }
 
@@ -452,7 +465,7 @@ impl Resizing {
         let (image, connection) = self.0.parts().ok_or(Error::Ending)?;
         let resized =
             connection.workers.run(self.0.spec.lane(), move || image.resize(size.0, may_shrink)).await?;
-        resized.map_err(|error| Error::Image { action: "resize", image: self.0.spec.to_string(), error })
+        resized.map_err(|error| connection.failed("resize", &self.0.spec, error))
     }
 }
 

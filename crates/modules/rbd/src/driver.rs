@@ -1,7 +1,9 @@
 //! A reactor's end of a client's link, which the channels of all disks of the client share there. Reactor context.
 //!
-//! A request needs no allocation, no lock and no system call here: it is an entry of a table and of the ring. Its memory belongs
-//! to librbd until the result comes, also when its submitter no longer needs it. Requests for which the budget has no room wait
+//! A request needs no allocation, no lock and no system call here: it is an entry of a table and of the ring. It ends when its
+//! result comes, also when its submitter no longer needs it. Only when the disk is removed, a channel leaves its requests to
+//! librbd, whose gate then keeps librbd from their memory: they are aborted, and their results say
+//! nothing. Requests for which the budget has no room wait
 //! here, those of each channel in their order; the end of a request lets others go, so nothing polls.
 
 use crate::budget::{Budget, Share, Wait, cost_of};
@@ -11,7 +13,7 @@ use crate::errors::{Class, errno};
 use crate::link::{Command, Link};
 use aryk_bdev::{Channel, Completion, Failure, Io, Op, Status, Tag};
 use aryk_dma::Sgl;
-use aryk_librbd::{Image, Operation, Request as Call};
+use aryk_librbd::{Gate, Image, NOTHING, Operation, Request as Call};
 use aryk_reactor::{Armed, Cx, Driver, DriverRef, RootId};
 use aryk_slots::{Key, Slots};
 use rustix::io::Errno;
@@ -30,6 +32,8 @@ struct Request {
     channel: Key,
     /// The write of a durable write has ended, and librbd has the flush.
     is_flushing: bool,
+    /// The request was aborted, and its channel may be closed.
+    is_left: bool,
 }
 
 struct Opened {
@@ -44,12 +48,17 @@ struct Opened {
     waiting: VecDeque<Key>,
     /// The channel stands in the line for the common part of the budget.
     is_in_line: bool,
+    gate: Arc<Gate>,
+    /// The gate is closed: requests are aborted as soon as it is quiet, and new ones at once.
+    leaves: bool,
 }
 
 pub(crate) struct LinkDriver {
     link: Link,
     name: String,
     requests: Slots<Request>,
+    /// Number of requests that are left to librbd.
+    left: u32,
     channels: Slots<Opened>,
     /// Commands for which the ring had no room.
     overflow: VecDeque<Command>,
@@ -62,6 +71,8 @@ pub(crate) struct LinkDriver {
     results: Vec<(u64, i64)>,
     next: usize,
     has_new: bool,
+    /// Channels that leave their requests have some to abort.
+    has_leavers: bool,
     is_armed: bool,
 }
 
@@ -71,6 +82,7 @@ impl LinkDriver {
             link,
             name,
             requests: Slots::new(REQUESTS),
+            left: 0,
             channels: Slots::new(8),
             overflow: VecDeque::new(),
             sent: 0,
@@ -79,6 +91,7 @@ impl LinkDriver {
             results: Vec::with_capacity(REQUESTS as usize),
             next: 0,
             has_new: false,
+            has_leavers: false,
             is_armed: false,
         }
     }
@@ -95,6 +108,7 @@ impl LinkDriver {
     }
 
     fn open(&mut self, disk: &Arc<Disk>, image: Arc<Image>, root: RootId) -> Key {
+        let gate = Arc::<Gate>::default();
         let key = self.channels.add(Opened {
             root,
             disk: Arc::clone(disk),
@@ -104,13 +118,15 @@ impl LinkDriver {
             share: Share::default(),
             waiting: VecDeque::new(),
             is_in_line: false,
+            gate: Arc::clone(&gate),
+            leaves: false,
         });
-        self.send(Command::Attach(key.index(), image));
+        self.send(Command::Attach(key.index(), image, gate));
         key
     }
 
     fn close(&mut self, channel: Key) {
-        let is_idle = self.requests.iter().all(|(_, request)| request.channel != channel);
+        let is_idle = self.requests.iter().all(|(_, request)| request.channel != channel || request.is_left);
         assert!(is_idle, "a channel is closed when nothing is in flight");
         self.channels.remove(channel);
         self.line.retain(|of| *of != channel);
@@ -120,7 +136,12 @@ impl LinkDriver {
     #[inline]
     fn submit(&mut self, channel: Key, io: &Io) {
         let opened = self.channels.get_mut(channel).expect("an open channel");
-        let key = self.requests.add(Request { io: *io, channel, is_flushing: false });
+        let key = self.requests.add(Request { io: *io, channel, is_flushing: false, is_left: false });
+        if opened.leaves {
+            opened.waiting.push_back(key);
+            self.has_leavers = true;
+            return;
+        }
         let may_share = self.line.is_empty();
         if opened.waiting.is_empty()
             && self.budget.try_take(&mut opened.share, cost_of(io.data.len()), may_share).is_ok()
@@ -229,10 +250,52 @@ impl LinkDriver {
         self.link.doorbell.has_done(opened.last) && !opened.waiting.iter().any(waits)
     }
 
+    /// Leaves the requests of a channel to librbd.
+    fn leave(&mut self, channel: Key) {
+        let opened = self.channels.get_mut(channel).expect("an open channel");
+        opened.gate.close();
+        opened.leaves = true;
+        self.has_leavers = true;
+    }
+
+    /// Aborts the requests of channels that leave theirs, where no thread uses their memory any more.
+    #[cold]
+    fn abort_left(&mut self, cx: &mut Cx) {
+        let mut is_waiting = false;
+        for (key, opened) in self.channels.iter_mut().filter(|(_, opened)| opened.leaves) {
+            if !opened.gate.is_quiet() {
+                is_waiting = true;
+                continue;
+            }
+            let (share, budget) = (&mut opened.share, &mut self.budget);
+            for waiting in opened.waiting.drain(..) {
+                let Request { io, .. } = self.requests.remove(waiting).expect("it waits");
+                opened.completions.push(Completion { tag: io.tag, status: Status::Aborted });
+            }
+            for (_, request) in self.requests.iter_mut().filter(|(_, r)| r.channel == key && !r.is_left) {
+                request.is_left = true;
+                self.left += 1;
+                budget.give_back(share, cost_of(request.io.data.len()));
+                opened.completions.push(Completion { tag: request.io.tag, status: Status::Aborted });
+            }
+            cx.wake(opened.root);
+        }
+        self.has_leavers = is_waiting;
+        self.start_line();
+    }
+
     #[inline]
     fn complete(&mut self, token: u64, result: i64, cx: &mut Cx) {
         let key = Key::from_raw(token);
+        if token == NOTHING {
+            return;
+        }
         let request = self.requests.get_mut(key).expect("librbd ends each request once");
+        if request.is_left {
+            self.requests.remove(key);
+            self.left -= 1;
+            return;
+        }
         let is_whole = request.io.op != Op::Read || result == request.io.data.len().into();
         let status = if result >= 0 && is_whole { Status::Ok } else { self.fail(key, result) };
         let request = self.requests.get_mut(key).expect("just found");
@@ -292,6 +355,9 @@ impl Driver for LinkDriver {
             count += 1;
             self.complete(token, result, cx);
         }
+        if self.has_leavers {
+            self.abort_left(cx);
+        }
         count
     }
 
@@ -317,7 +383,7 @@ impl Driver for LinkDriver {
     }
 
     fn in_flight(&self) -> u32 {
-        self.requests.len()
+        self.requests.len() - self.left
     }
 
     fn name(&self) -> String {
@@ -361,8 +427,15 @@ impl Channel for RbdChannel {
     }
 
     fn abort(&mut self, tag: Tag, cx: &mut Cx) {
-        // librbd gives a request that it has, and its memory, not back before its end.
-        self.driver.activate(cx).abort(self.key, tag, cx);
+        let mut driver = self.driver.activate(cx);
+        driver.abort(self.key, tag, cx);
+        // A request that librbd has may take effect as long as librbd has it, so the disk's later requests must wait for its end.
+        // A disk that is being removed has no later requests.
+        let opened = driver.channels.get(self.key).expect("an open channel");
+        if !opened.leaves && opened.disk.is_being_removed() {
+            driver.leave(self.key);
+            driver.abort_left(cx);
+        }
     }
 
     fn is_revocable(&self, tag: Tag) -> bool {

@@ -14,7 +14,7 @@
 //!
 //! **No reactor calls librbd**, whose calls take locks and copy data. A reactor puts requests into a ring; a thread of the link
 //! takes them out and calls librbd, which calls back on threads of its own; these add the results to a list of the link, which
-//! the reactor takes as a whole. The data is in the guest's memory: librbd gets that memory as it is.
+//! the reactor takes as a whole. librbd copies writes from the guest's memory, and what it has read is copied there at the end.
 #![forbid(unsafe_code)]
 
 mod budget;
@@ -179,6 +179,11 @@ pub enum Error {
     /// The cluster does not answer.
     #[error("the cluster does not answer about the image `{0}`: `ceph -s` shows its state")]
     NoAnswer(String),
+    /// librbd has requests of a removed disk to the image.
+    #[error(
+        "the cluster has not ended the last requests of a removed disk to the image `{0}`, which may still change it: try again when the cluster answers"
+    )]
+    Left(String),
     /// The size is not a whole number of blocks.
     #[error("{size} bytes are not a multiple of the block size, {block_size}")]
     NotAMultiple {
@@ -214,6 +219,18 @@ pub enum Error {
     /// The block layer returned an error.
     #[error(transparent)]
     Bdev(#[from] aryk_bdev::Error),
+}
+
+impl Error {
+    /// Whether the cluster has excluded the client of the call. A new client may succeed.
+    pub const fn is_blocklisted(&self) -> bool {
+        match self {
+            Self::Fence { error, .. } | Self::Pool { error, .. } | Self::Image { error, .. } => {
+                error.is_blocklisted()
+            }
+            _ => false,
+        }
+    }
 }
 
 /// A client that is connected, for one new disk.

@@ -12,7 +12,7 @@
 //! and then wakes the driver if that is armed.
 
 use crate::workers::{lock, run_on};
-use aryk_librbd::{Image, Request, Sink};
+use aryk_librbd::{Gate, Image, Request, Sink};
 use aryk_reactor::{CoreSet, Cx};
 use rtrb::{Consumer, Producer, RingBuffer};
 use rustix::event::{EventfdFlags, eventfd};
@@ -28,8 +28,8 @@ const RESULTS: usize = 1024;
 /// What a reactor tells the thread of its link.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Requests with this number are for this image.
-    Attach(u32, Arc<Image>),
+    /// Requests with this number are for this image, and use memory behind this gate.
+    Attach(u32, Arc<Image>, Arc<Gate>),
     /// There are no more requests with this number.
     Detach(u32),
     /// A request.
@@ -181,22 +181,22 @@ impl Drop for Link {
 }
 
 fn work(mut commands: Consumer<Command>, doorbell: &Doorbell, sink: &Arc<dyn Sink>) {
-    let mut images: Vec<Option<Arc<Image>>> = Vec::new();
+    let mut images: Vec<Option<(Arc<Image>, Arc<Gate>)>> = Vec::new();
     let mut done = 0;
     loop {
         // Read before the ring: all commands that were added before the end are then in the ring.
         let is_over = commands.is_abandoned();
         while let Ok(command) = commands.pop() {
             match command {
-                Command::Attach(number, image) => {
+                Command::Attach(number, image, gate) => {
                     let number = number as usize;
                     images.resize_with(images.len().max(number + 1), || None);
-                    images[number] = Some(image);
+                    images[number] = Some((image, gate));
                 }
                 Command::Detach(number) => images[number as usize] = None,
                 Command::Submit(number, request) => {
-                    let image = images[number as usize].as_ref().expect("an image is attached first");
-                    image.submit(&request, sink);
+                    let (image, gate) = images[number as usize].as_ref().expect("an image is attached first");
+                    image.submit(&request, sink, gate);
                 }
             }
             done += 1;

@@ -22,6 +22,7 @@ const BLOCK: u32 = 4096;
 struct OnStub {
     env: Env,
     clusters: Clusters,
+    pool: String,
     image: Arc<StubImage>,
     disk: Arc<Bdev>,
 }
@@ -61,7 +62,7 @@ impl OnStub {
         let image = add_image(&pool, "image", blocks * u64::from(block_size));
         let (env, clusters) = (Env::default(), Clusters::with_library(library()));
         let disk = create(&clusters, &env, config(&pool, block_size)).unwrap();
-        Self { env, clusters, image, disk }
+        Self { env, clusters, pool, image, disk }
     }
 
     fn remove(&self) {

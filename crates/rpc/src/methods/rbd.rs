@@ -10,7 +10,7 @@ use super::{Control, Error, Name, Phase, Table, is_default};
 use crate::config::{Call, Subsystem};
 use crate::journal;
 use crate::params::{Count, CpuMask};
-use aryk_bdev::{Bytes, Identity};
+use aryk_bdev::{Bdev, Bytes, Identity};
 use aryk_bdev_rbd as module;
 use aryk_bdev_rbd::{Cluster, ClusterConfig, Clusters, Spec};
 use rustix::io::Errno;
@@ -20,6 +20,7 @@ use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -379,13 +380,14 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
         return Err(aryk_bdev::Error::Exists(name).into());
     }
     control.check_open()?;
-    let client = module::connect(&control.rbd.0, &cluster).await?;
-    let addresses = client.addresses().to_owned();
-    if journal::is_restore() {
-        note_client(control, &name, &p.clients, &addresses).await?;
-    }
-    let config = p.config(identity, spec, &addresses);
-    let bdev = module::create(client, &control.env, config).await?;
+    let first = open(control, &p, &cluster, (&identity, &spec)).await;
+    let (bdev, addresses) = match first {
+        // The cluster had excluded the client before, which shows only now: a new client takes its place.
+        Err(Opening::Module(error)) if error.is_blocklisted() => {
+            open(control, &p, &cluster, (&identity, &spec)).await?
+        }
+        other => other?,
+    };
     p.clients = vec![addresses];
     let rbd = Rbd {
         pool_name: p.pool_name.clone(),
@@ -396,6 +398,45 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
     };
     let details = Details { rbd: Some(rbd), ..Details::default() };
     Ok(control.made_disk(&bdev, MODULE, details, (CREATE, &p)))
+}
+
+/// Why an image was not opened.
+enum Opening {
+    Module(module::Error),
+    Other(Error),
+}
+
+impl From<module::Error> for Opening {
+    fn from(error: module::Error) -> Self {
+        Self::Module(error)
+    }
+}
+
+impl From<Opening> for Error {
+    fn from(opening: Opening) -> Self {
+        match opening {
+            Opening::Module(error) => error.into(),
+            Opening::Other(error) => error,
+        }
+    }
+}
+
+/// Creates the disk of a call by the present client of its cluster, and returns it with the client's addresses.
+async fn open(
+    control: &Control,
+    p: &Create,
+    cluster: &Cluster,
+    (identity, spec): (&Identity, &Spec),
+) -> Result<(Arc<Bdev>, String), Opening> {
+    let client = module::connect(&control.rbd.0, cluster).await?;
+    let addresses = client.addresses().to_owned();
+    if journal::is_restore() {
+        let name = &identity.name;
+        note_client(control, name, &p.clients, &addresses).await.map_err(Opening::Other)?;
+    }
+    let config = p.config(identity.clone(), spec.clone(), &addresses);
+    let bdev = module::create(client, &control.env, config).await?;
+    Ok((bdev, addresses))
 }
 
 /// Adds the addresses of this daemon's client to the note of a disk that was created before, and waits until they are stored.
@@ -471,7 +512,7 @@ impl From<module::Error> for Error {
             Rbd::Thread(error) => Errno::from_io_error(error).unwrap_or(Errno::AGAIN),
             Rbd::NoCluster(_) => Errno::NOENT,
             Rbd::ClusterExists(_) => Errno::EXIST,
-            Rbd::ClusterInUse { .. } | Rbd::Resizing(_) => Errno::BUSY,
+            Rbd::ClusterInUse { .. } | Rbd::Resizing(_) | Rbd::Left(_) => Errno::BUSY,
             Rbd::Connect(error)
             | Rbd::Fence { error, .. }
             | Rbd::Pool { error, .. }

@@ -1,8 +1,8 @@
 //! What disks leave behind: nothing.
 
 use super::{BLOCK, OnStub, until};
-use crate::{ClusterConfig, Clusters, Size, disk_of, info, resize};
-use aryk_bdev::{Access, Bytes, Status};
+use crate::{ClusterConfig, Clusters, Error, Size, disk_of, info, resize};
+use aryk_bdev::{Access, Bytes, Op, Status};
 use aryk_bdev_conformance::{Bench, Shape, block_on};
 use aryk_librbd_stub::{clients_of, has_client, let_stuck_connect, library};
 use std::sync::Arc;
@@ -79,4 +79,52 @@ fn a_client_whose_connecting_was_given_up_is_shut_down() {
     block_on(clusters.close());
     let_stuck_connect();
     until("the client is shut down", || clients_of("stuck") == 0);
+}
+
+#[test]
+fn a_disk_is_removed_though_librbd_never_ends_its_requests_and_its_memory_is_left_alone() {
+    let stub = OnStub::new(BLOCK, 256);
+    let addresses = info(&stub.disk).unwrap().addresses;
+    stub.image.write(BLOCK.into(), &[5; BLOCK as usize]);
+    stub.image.script(|script| script.holds = true);
+    let mut bench = Bench::new();
+    let mut disk = bench.open(stub.env.registry(), "disk", Access::Exclusive, 16, BLOCK);
+    let data = vec![9; BLOCK as usize];
+    disk.read(1, 1, Shape::Odd, &mut bench);
+    disk.write(2, &data, Shape::Odd, &mut bench);
+    disk.command(Op::Flush, 0, 0, &mut bench);
+    until("librbd has them", || {
+        bench.turn();
+        stub.image.held() == 3
+    });
+    std::thread::scope(|scope| {
+        let removal = scope.spawn(|| stub.remove());
+        let mut aborted = Vec::new();
+        until("the requests are aborted", || {
+            bench.turn();
+            aborted.extend(disk.completed());
+            aborted.len() == 3
+        });
+        assert!(aborted.iter().all(|outcome| outcome.status == Status::Aborted), "{aborted:?}");
+        let read = aborted.iter().find(|outcome| outcome.id == 0).unwrap();
+        assert_eq!(read.data, [0xdd; BLOCK as usize]);
+        disk.close(&mut bench);
+        until("the disk is removed", || {
+            bench.turn();
+            removal.is_finished()
+        });
+        removal.join().unwrap();
+    });
+    assert!(stub.env.registry().find("disk").is_err() && has_client(&addresses));
+    let again = super::config(&stub.pool, BLOCK);
+    let refused = super::create(&stub.clusters, &stub.env, again.clone()).unwrap_err();
+    assert!(matches!(refused, Error::Left(_)), "{refused}");
+    // The cluster answers again: the write takes effect, and the client ends.
+    stub.image.release();
+    until("the client is shut down", || stub.image.handles() == 0 && !has_client(&addresses));
+    let mut written = vec![0; BLOCK as usize];
+    stub.image.read(2 * u64::from(BLOCK), &mut written);
+    assert_eq!(written, data);
+    super::create(&stub.clusters, &stub.env, again).unwrap();
+    stub.remove();
 }

@@ -1,10 +1,10 @@
 //! Requests that fail, and clients that are excluded.
 
-use super::{BLOCK, OnStub, config, create, pool};
-use crate::{Class, info};
-use aryk_bdev::{Access, Identity, Op, Status};
-use aryk_bdev_conformance::{Bench, Shape};
-use aryk_librbd_stub::{add_image, blocklist};
+use super::{BLOCK, OnStub, config, create, create_on, pool};
+use crate::{Class, Cluster, ClusterConfig, Clusters, Size, info, resize};
+use aryk_bdev::{Access, Bytes, Env, Identity, Op, Status};
+use aryk_bdev_conformance::{Bench, Shape, block_on};
+use aryk_librbd_stub::{add_image, blocklist, library};
 use rustix::io::Errno;
 
 #[test]
@@ -56,6 +56,27 @@ fn an_excluded_client_fails_requests_and_new_disks_get_another() {
     let list = stub.clusters.list();
     assert_eq!(list.iter().filter(|cluster| cluster.is_blocklisted).count(), 1);
     disk.close(&mut bench);
+}
+
+#[test]
+fn an_excluded_client_without_requests_is_noticed_by_calls_for_an_image() {
+    let (env, clusters, pool) = (Env::default(), Clusters::with_library(library()), pool());
+    block_on(clusters.register("c", ClusterConfig::default())).unwrap();
+    let cluster = Cluster::Registered("c".into());
+    blocklist(&clusters.list()[0].addresses);
+    let mut missing = config(&pool, BLOCK);
+    missing.size = Some(Bytes(1 << 20));
+    let error = create_on(&cluster, &clusters, &env, missing.clone()).unwrap_err();
+    assert!(error.is_blocklisted() && clusters.list()[0].is_blocklisted, "{error}");
+    let disk = create_on(&cluster, &clusters, &env, missing).unwrap();
+    let second = info(&disk).unwrap().addresses;
+    blocklist(&second);
+    let resized = block_on(resize(&disk, Size::GrowTo(Bytes(2 << 20))));
+    assert!(resized.is_err_and(|error| error.is_blocklisted()));
+    let of_second = clusters.list().into_iter().find(|cluster| cluster.addresses == second).unwrap();
+    assert!(of_second.is_blocklisted);
+    block_on(env.registry().remove("disk")).unwrap();
+    block_on(clusters.close());
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::*;
 use crate::Methods;
 use crate::methods::log::PrintLevel;
 use crate::restore::{Restored, restore};
-use aryk_librbd_stub::{add_image, is_blocklisted, library};
+use aryk_librbd_stub::{add_image, blocklist, is_blocklisted, library};
 use aryk_reactor::{Options, Reactors};
 use aryk_state::Store;
 use serde_json::json;
@@ -71,6 +71,23 @@ fn a_restarted_daemon_excludes_its_predecessor_and_opens_the_images_again() {
         assert_eq!(image.handles(), 1);
         call(&methods, "bdev_rbd_unregister_cluster", json!({"name": "c"})).await.unwrap();
         assert_eq!(call(&methods, "bdev_rbd_get_clusters_info", json!({})).await.unwrap(), json!([]));
+    });
+}
+
+#[test]
+fn a_new_disk_gets_a_new_client_at_once_if_the_cluster_had_excluded_the_old_one() {
+    in_local_set(async |dir| {
+        add_image("excluded", "image", 1 << 20);
+        let (control, methods) = daemon(dir);
+        call(&methods, REGISTER, json!({"name": "c"})).await.unwrap();
+        let first = control.rbd.0.list()[0].addresses.clone();
+        blocklist(&first);
+        let disk = json!({"name": "d", "pool_name": "excluded", "rbd_name": "image", "block_size": 512,
+            "cluster_name": "c"});
+        assert_eq!(call(&methods, CREATE, disk).await.unwrap(), "d");
+        assert_ne!(clients(&control, "d"), [first]);
+        call(&methods, "bdev_rbd_delete", json!({"name": "d"})).await.unwrap();
+        call(&methods, "bdev_rbd_unregister_cluster", json!({"name": "c"})).await.unwrap();
     });
 }
 
