@@ -80,12 +80,25 @@ pub(crate) fn for_output(mut call: Call) -> Call {
     if let Some(params) = call.params.as_object_mut().filter(|_| is_ours) {
         params.remove(CLIENTS);
         for options in ["config", "config_param"] {
-            if let Some(options) = params.get_mut(options).and_then(Value::as_object_mut) {
-                options.retain(|option, _| !SECRETS.contains(&option.as_str()));
+            match params.get_mut(options) {
+                Some(Value::Object(options)) => remove_secrets(options),
+                Some(Value::String(text)) => *text = without_secrets(text),
+                _ => {}
             }
         }
     }
     call
+}
+
+fn remove_secrets(options: &mut Map<String, Value>) {
+    options.retain(|option, _| !SECRETS.contains(&option.as_str()));
+}
+
+/// Options as JSON text, without secrets.
+fn without_secrets(text: &str) -> String {
+    let mut options = serde_json::from_str(text).unwrap_or_default();
+    remove_secrets(&mut options);
+    Value::Object(options).to_string()
 }
 
 /// The cluster that a disk's call names.
@@ -356,6 +369,19 @@ impl Create {
         Ok(Spec { pool, namespace, image: image.to_owned(), snapshot })
     }
 
+    /// Adds the clients in the note of an absent disk with this name, which may still write to the image: an orchestrator may create
+    /// a disk again before the daemon has restored it.
+    fn add_predecessors(&mut self, control: &Control, name: &str) {
+        let noted = control.config.noted(Subsystem::Bdev, name).filter(|call| call.method == CREATE);
+        let noted = noted
+            .and_then(|call| serde_json::from_value::<Vec<String>>(call.params.get(CLIENTS)?.clone()).ok());
+        for client in noted.unwrap_or_default() {
+            if !self.clients.contains(&client) {
+                self.clients.push(client);
+            }
+        }
+    }
+
     fn config(&self, identity: Identity, spec: Spec, addresses: &str) -> module::Config {
         let mut predecessors = self.clients.clone();
         predecessors.retain(|client| client != addresses);
@@ -380,6 +406,7 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
         return Err(aryk_bdev::Error::Exists(name).into());
     }
     control.check_open()?;
+    p.add_predecessors(control, &name);
     let first = open(control, &p, &cluster, (&identity, &spec)).await;
     let (bdev, addresses) = match first {
         // The cluster had excluded the client before, which shows only now: a new client takes its place.
@@ -430,10 +457,7 @@ async fn open(
 ) -> Result<(Arc<Bdev>, String), Opening> {
     let client = module::connect(&control.rbd.0, cluster).await?;
     let addresses = client.addresses().to_owned();
-    if journal::is_restore() {
-        let name = &identity.name;
-        note_client(control, name, &p.clients, &addresses).await.map_err(Opening::Other)?;
-    }
+    note_client(control, &identity.name, &p.clients, &addresses).await.map_err(Opening::Other)?;
     let config = p.config(identity.clone(), spec.clone(), &addresses);
     let bdev = module::create(client, &control.env, config).await?;
     Ok((bdev, addresses))

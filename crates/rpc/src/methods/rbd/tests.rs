@@ -110,6 +110,37 @@ fn an_image_that_cannot_be_opened_keeps_both_clients_in_its_note() {
 }
 
 #[test]
+fn a_client_that_creates_an_absent_disk_again_excludes_the_predecessor_too() {
+    in_local_set(async |dir| {
+        let image = add_image("again", "image", 1 << 20);
+        let (before, methods) = daemon(dir);
+        let disk = json!({"name": "d", "pool_name": "again", "rbd_name": "image", "block_size": 512});
+        call(&methods, CREATE, disk.clone()).await.unwrap();
+        let first = clients(&before, "d");
+        std::mem::forget(before.rbd.0.clone());
+        drop((before, methods));
+        image.script(|script| script.open = Errno::IO.raw_os_error());
+        let (after, methods) = daemon(dir);
+        assert_eq!(restore(&after, &methods).await, Restored { made: 0, absent: 1 });
+        image.script(|script| script.open = 0);
+        call(&methods, CREATE, disk).await.unwrap();
+        assert!(is_blocklisted(&first[0]));
+        assert_eq!(clients(&after, "d").len(), 1, "the predecessor is excluded for good");
+    });
+}
+
+#[test]
+fn keys_in_options_that_are_text_are_in_no_reply() {
+    let options = r#"{"mon_host": "10.0.0.1", "key": "secret"}"#;
+    for (method, param) in [(CREATE, "config"), (REGISTER, "config_param")] {
+        let output = for_output(Call { method: method.into(), params: json!({param: options}) });
+        assert_eq!(output.params, json!({param: r#"{"mon_host":"10.0.0.1"}"#}));
+    }
+    let output = for_output(Call { method: CREATE.into(), params: json!({"config": "key=secret"}) });
+    assert_eq!(output.params, json!({"config": "{}"}));
+}
+
+#[test]
 fn hundreds_of_disks_are_created_at_once_and_calls_are_answered_meanwhile() {
     const DISKS: usize = 300;
     in_local_set(async |dir| {
