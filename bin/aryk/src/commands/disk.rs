@@ -44,15 +44,19 @@ const NVME_HINTS: [(i64, &str); 3] = [
     (NOT_ALLOWED, "'aryk doctor nvme' shows what the daemon's user may not open."),
 ];
 
-/// Hints for a disk in a Ceph image that cannot be created.
-const RBD_HINTS: [(i64, &str); 3] = [
-    (EXISTS, "Choose another name, or remove that one first."),
-    (NO_FILE, "'rbd ls POOL' shows the images. To create one: --create 20G."),
-    (
-        NOT_ALLOWED,
-        "'ceph auth get client.USER' shows the user's rights; it needs 'profile rbd' for monitors and the pool.",
-    ),
-];
+/// Hints for a disk in a Ceph image that cannot be created. The daemon's errors say more.
+const RBD_HINTS: [(i64, &str); 1] = [(EXISTS, "Choose another name, or remove that one first.")];
+
+impl KindArgs {
+    /// Hints for a disk of this kind that cannot be created.
+    const fn hints(&self) -> &'static [(i64, &'static str)] {
+        match self {
+            Self { nvme: Some(_), .. } => &NVME_HINTS,
+            Self { rbd: Some(_), .. } => &RBD_HINTS,
+            _ => &HINTS,
+        }
+    }
+}
 
 /// The text for an empty list.
 pub const NONE: &str = "There are no disks. Create one: aryk disk create NAME --file PATH --size 20G";
@@ -107,12 +111,7 @@ fn create(args: &CreateArgs, client: &mut Client, out: &Output) -> Result<(), Er
         let step = format!("{} is imported, but the disk is not created", file.display());
         client.call(method, params).map_err(|source| Error::Imported { step, source: Box::new(source) })?;
     } else {
-        let hints: &[_] = match &args.kind {
-            KindArgs { nvme: Some(_), .. } => &NVME_HINTS,
-            KindArgs { rbd: Some(_), .. } => &RBD_HINTS,
-            _ => &HINTS,
-        };
-        client.call(method, params).map_err(|error| error.hinted(hints))?;
+        client.call(method, params).map_err(|error| error.hinted(args.kind.hints()))?;
     }
     let disk = find(client, &args.name)?;
     let size = size(&disk);

@@ -24,6 +24,7 @@ mod disk;
 mod driver;
 mod errors;
 mod link;
+mod remedy;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -122,7 +123,7 @@ pub enum Error {
         disks: usize,
     },
     /// The client cannot connect.
-    #[error("cannot connect to the Ceph cluster: {0}")]
+    #[error("cannot connect to the Ceph cluster: {0}{remedy}", remedy = remedy::of_connect(.0.errno))]
     Connect(CallError),
     /// The predecessor's client cannot be excluded, so its last writes may still come.
     #[error(
@@ -135,7 +136,7 @@ pub enum Error {
         error: CallError,
     },
     /// The pool cannot be opened.
-    #[error("cannot open the pool `{pool}`: {error}")]
+    #[error("cannot open the pool `{pool}`: {error}{remedy}", remedy = remedy::of_pool(error.errno))]
     Pool {
         /// Its name.
         pool: String,
@@ -143,7 +144,7 @@ pub enum Error {
         error: CallError,
     },
     /// The image cannot be created, opened or resized.
-    #[error("cannot {action} the image `{image}`: {error}")]
+    #[error("cannot {action} the image `{image}`: {error}{remedy}", remedy = remedy::of_image(error.errno))]
     Image {
         /// What failed.
         action: &'static str,

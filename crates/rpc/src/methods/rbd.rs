@@ -369,8 +369,8 @@ impl Create {
         Ok(Spec { pool, namespace, image: image.to_owned(), snapshot })
     }
 
-    /// Adds the clients in the note of an absent disk with this name, which may still write to the image: an orchestrator may create
-    /// a disk again before the daemon has restored it.
+    /// Adds the clients in the note of an absent disk with this name, which may still write to the image: an orchestrator may
+    /// create a disk again before the daemon has restored it.
     fn add_predecessors(&mut self, control: &Control, name: &str) {
         let noted = control.config.noted(Subsystem::Bdev, name).filter(|call| call.method == CREATE);
         let noted = noted

@@ -34,7 +34,7 @@ pub(super) fn create(key: &str, args: &CreateArgs, client: &mut Client, out: &Ou
     client
         .call("accel_crypto_keys_get", json!({"key_name": key}))
         .map_err(|error| error.hinted(&key::HINTS))?;
-    client.call(method, params).map_err(|error| error.hinted(&HINTS))?;
+    client.call(method, params).map_err(|error| error.hinted(args.kind.hints()))?;
     if let Err(error) = client.call(CREATE, crypto) {
         // The file stays, as it does when a disk is removed.
         if let Some((method, params)) = calls[0].undo() {
