@@ -27,7 +27,8 @@ const SIDES: [&str; 4] = ["arykd", "arykd, interrupt", "qemu-storage-daemon", "f
 /// Bytes of a side's image: the cluster keeps all of them in memory.
 const IMAGE_BYTES: u64 = 128 << 20;
 /// What is compared: its name, its unit, and the value of a run.
-const METRICS: [(&str, &str, fn(&Run) -> f64); 2] =
+type Metric = (&'static str, &'static str, fn(&Run) -> f64);
+const METRICS: [Metric; 2] =
     [("throughput", "IOPS", |run| run.rate), ("processor time per request", "ns", |run| run.cpu)];
 /// Timeout of a run of fio beyond its time: it connects to the cluster first.
 const FIO_START: Duration = Duration::from_secs(30);
