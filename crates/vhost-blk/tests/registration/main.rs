@@ -2,6 +2,7 @@
 //! messages and an IOMMU that is slow, fails, or does not answer.
 
 mod guest;
+mod nvme;
 
 use aryk_bdev::{Blocks, Env, MemoryClientInfo};
 use aryk_bdev_conformance::{Behaviour, Container, Iommu, create_dma_disk};
