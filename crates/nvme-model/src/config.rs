@@ -187,12 +187,22 @@ pub struct Timing {
     pub format: Nanos,
     /// A sanitize operation.
     pub sanitize: Nanos,
+    /// For each MiB that a command deallocates or zeroes, beyond the time of an I/O command: one command after the other.
+    pub empty_mib: Nanos,
 }
 
 impl Timing {
     /// Every action ends in the step that starts it.
-    pub const IMMEDIATE: Self =
-        Self { enable: 0, disable: 0, shutdown: 0, admin: 0..=0, io: 0..=0, format: 0, sanitize: 0 };
+    pub const IMMEDIATE: Self = Self {
+        enable: 0,
+        disable: 0,
+        shutdown: 0,
+        admin: 0..=0,
+        io: 0..=0,
+        format: 0,
+        sanitize: 0,
+        empty_mib: 0,
+    };
 }
 
 impl Default for Config {

@@ -122,6 +122,8 @@ pub struct Controller {
     counts: Counts,
     /// When the keep-alive timer expires.
     keep_alive_at: Nanos,
+    /// When the blocks of all commands so far are deallocated and zeroed.
+    emptied_at: Nanos,
     /// What the turn may still do, in commands of up to 64 blocks; 0 means that work may be left over.
     budget: u64,
 }
@@ -166,6 +168,7 @@ impl Controller {
             faults: Faults::new(config.seed),
             counts: Counts::default(),
             keep_alive_at: NEVER,
+            emptied_at: 0,
             budget: 1,
             config,
         };

@@ -91,6 +91,7 @@ const _: () = assert!(size_of::<CopyRange>() == 32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Commands {
     nsid: u32,
+    block_shift: u8,
     blocks: u64,
     /// Blocks of a command with data.
     transfer: u64,
@@ -117,6 +118,7 @@ impl Commands {
         };
         Self {
             nsid: namespace.nsid,
+            block_shift: namespace.block_shift,
             blocks: namespace.blocks,
             transfer,
             write_zeroes: limit(controller.write_zeroes_max),
@@ -132,6 +134,11 @@ impl Commands {
     /// Blocks of the namespace.
     pub const fn blocks(&self) -> u64 {
         self.blocks
+    }
+
+    /// The bytes of blocks.
+    pub const fn bytes(&self, blocks: u64) -> u64 {
+        blocks << self.block_shift
     }
 
     /// Most blocks of a command with data.

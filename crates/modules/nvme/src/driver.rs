@@ -2,13 +2,15 @@
 //! controller's interrupts cannot be masked, a reactor has a second pair, with a driver of its own ([`waking`]).
 //!
 //! A request is at the controller, waits in a FIFO, or waits for a retry ([`State`]). Requests wait while the pair is being
-//! reset, while the controller is away, while there are no bounce buffers, and while a fused request has no second place; nothing
-//! else makes them wait, since the block layer gives a reactor no more requests than the pair takes. On the usual path a request
+//! reset, while the controller is away, while there are no bounce buffers, while a fused request has no second place, and, if they
+//! empty blocks, while those before them empty many ([`emptying`]); nothing else makes them wait, since the block layer gives a
+//! reactor no more requests than the pair takes. On the usual path a request
 //! needs no allocation and no lock.
 //!
 //! The functions at the end of this file are the steps of a reset, which the control thread sends to each reactor.
 
 mod attempt;
+mod emptying;
 mod injected;
 mod located;
 mod reset;
@@ -42,6 +44,7 @@ use aryk_pci::VectorMask;
 use aryk_reactor::{Armed, Cx, Driver, DriverId, DriverKey, DriverRef, Nanos, RootId};
 use aryk_slots::{Key, Slots};
 use attempt::{Attempt, refused};
+use emptying::{Emptying, is_emptying};
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -103,6 +106,8 @@ struct Request {
     first_attempt: u64,
     /// Its bounce buffer.
     pages: Pages,
+    /// Its bytes, if it discards or zeroes them, and that is in progress.
+    emptying: u64,
 }
 
 /// A channel of a namespace.
@@ -184,6 +189,8 @@ enum Start {
     Blocked,
     /// It must wait for a bounce buffer.
     NoPages,
+    /// It must wait for the end of other discards and zeroes.
+    NoRoom,
     Ended(Status),
 }
 
@@ -203,6 +210,7 @@ pub(crate) struct PairDriver {
     waiting: VecDeque<Key>,
     /// Requests in the state [`State::Waiting`] that need bounce buffers, in order. They do not hold up the others.
     starved: VecDeque<Key>,
+    emptying: Emptying,
     /// Bytes copied to and from bounce buffers since the last reap.
     copied: u64,
     /// Commands at the last publication.
@@ -239,6 +247,7 @@ impl PairDriver {
             channels: Slots::new(8),
             waiting: VecDeque::with_capacity(depth as usize),
             starved: VecDeque::with_capacity(depth as usize),
+            emptying: Emptying::default(),
             copied: 0,
             published: 0,
             polls: Polls::default(),
@@ -288,6 +297,7 @@ impl PairDriver {
             replays: 0,
             first_attempt: 0,
             pages: Pages::NONE,
+            emptying: 0,
         };
         assert!(!self.requests.is_full(), "the caller holds a credit");
         // Its parts are stored in their place, where `insert` would copy the request.
@@ -305,6 +315,10 @@ impl PairDriver {
             Start::NoPages => {
                 self.polls.queued += 1;
                 self.starved.push_back(key);
+            }
+            Start::NoRoom => {
+                self.polls.queued += 1;
+                self.emptying.waiting.push_back(key);
             }
             Start::Ended(status) => self.finish(key, status, cx),
         }
@@ -325,6 +339,7 @@ impl PairDriver {
                 State::Waiting => {
                     self.waiting.retain(|&waiting| waiting != key);
                     self.starved.retain(|&starved| starved != key);
+                    self.emptying.waiting.retain(|&emptying| emptying != key);
                 }
                 State::Delayed | State::Withheld(_) | State::Locating(_) => {
                     self.delayed.retain(|&(_, delayed)| delayed != key)
@@ -364,6 +379,13 @@ impl PairDriver {
         if live.pair.in_flight() + commands > live.pair.depth() {
             return Start::Blocked;
         }
+        if is_emptying(request.io.op) && request.emptying == 0 {
+            let bytes = channel.commands.bytes(request.io.blocks.0);
+            if !self.emptying.try_begin(key, bytes) {
+                return Start::NoRoom;
+            }
+            request.emptying = bytes;
+        }
         // A request that needs pages does not overtake those that wait for them.
         let may_take_pages = self.starved.front().is_none_or(|&first| first == key);
         let (now, pieces, copied) = (cx.now().0, &mut self.pieces, &mut self.copied);
@@ -389,6 +411,7 @@ impl PairDriver {
     #[inline]
     fn finish(&mut self, key: Key, status: Status, cx: &mut Cx) {
         let request = self.requests.remove(key).expect("a request ends once");
+        self.emptying.end(request.emptying);
         self.end(request, status, cx);
     }
 
@@ -446,7 +469,7 @@ impl PairDriver {
             && self.copied < COPY_MAX
         {
             match self.start(key, cx) {
-                Start::Blocked | Start::NoPages => break,
+                Start::Blocked | Start::NoPages | Start::NoRoom => break,
                 Start::AtController => drop(self.starved.pop_front()),
                 Start::Ended(status) => {
                     self.starved.pop_front();
@@ -465,10 +488,12 @@ impl PairDriver {
             self.waiting.pop_front();
             match start {
                 Start::NoPages => self.starved.push_back(key),
+                Start::NoRoom => self.emptying.waiting.push_back(key),
                 Start::Ended(status) => self.finish(key, status, cx),
                 Start::AtController | Start::Blocked => {}
             }
         }
+        self.start_emptying(cx);
     }
 
     /// Whether the gate lets a request pass.
@@ -515,6 +540,7 @@ impl PairDriver {
                     let channel = self.channels.get(request.channel).expect("it has requests");
                     channel.namespace.durability().flushed(completed.submitted);
                 }
+                op if is_emptying(op) => self.emptying.end(request.emptying),
                 _ => {}
             }
             let request = entry.remove();
@@ -659,7 +685,8 @@ impl Driver for PairDriver {
                 break;
             }
         }
-        if !self.waiting.is_empty() || !self.delayed.is_empty() || !self.starved.is_empty() {
+        let are_waiting = !self.waiting.is_empty() || !self.starved.is_empty();
+        if are_waiting || !self.delayed.is_empty() || !self.emptying.waiting.is_empty() {
             self.start_waiting(cx);
         }
         self.polls.all += 1;

@@ -19,8 +19,8 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::oneshot;
 
 /// Bytes of one deallocation, and of one Write Zeroes command. Drives take a time for them that grows with the bytes, some of
-/// them that of writes: a full queue of larger commands would be late, and the reset would delay all VMs of the drive.
-const UNMAP_MAX: u64 = 128 << 20;
+/// them that of writes. The driver limits the bytes of all that are in progress.
+pub(crate) const UNMAP_MAX: u64 = 128 << 20;
 const ZEROES_MAX: u64 = 8 << 20;
 
 /// A namespace that is a disk, with what its channels share.

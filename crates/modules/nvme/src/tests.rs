@@ -3,6 +3,7 @@
 mod away;
 mod conformance;
 mod counters;
+mod emptying;
 mod injection;
 mod locked;
 mod lost_blocks;

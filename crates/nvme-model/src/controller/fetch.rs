@@ -311,6 +311,9 @@ impl Controller {
         if sqid == 0 && entry.opcode == admin::FORMAT_NVM {
             delay += self.start_format(&entry);
         }
+        if sqid != 0 && self.config.timing.empty_mib > 0 {
+            delay += self.start_emptying(&entry);
+        }
         if delay == 0 && second.is_none() && !self.faults.is_active() {
             // The ordinary case, without copies of the entry.
             let result = if sqid == 0 { self.run_admin(&entry) } else { Some(self.run_io(&entry)) };

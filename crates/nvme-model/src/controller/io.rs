@@ -5,11 +5,15 @@
 
 use super::identify::MSRC;
 use super::{Controller, Status};
+use crate::config::Nanos;
 use crate::namespace::Namespace;
 use crate::wire::{SubmissionEntry, first, nvm};
 
 /// Bit 30 of CDW12: Force Unit Access.
 const FUA: u32 = 1 << 30;
+/// Bytes of a range of Dataset Management, and of the most ranges.
+const RANGE_LEN: usize = 16;
+const RANGES_LEN: usize = 256 * RANGE_LEN;
 
 impl Controller {
     /// Executes a command of an I/O queue.
@@ -190,26 +194,17 @@ impl Controller {
     /// namespace in total are ignored, as a hint may be.
     fn dataset_management(&mut self, entry: &SubmissionEntry) -> Result<u32, Status> {
         let is_durable = !self.features.has_write_cache();
-        let count = (entry.cdw10.get() as usize & 0xff) + 1;
         let deallocates = entry.cdw11.get() & 1 << 2 != 0;
         self.namespace(entry.nsid.get(), true)?;
-        let mut data = [0; 256 * 16];
-        let data = &mut data[..16 * count];
-        let rules = self.pointer_rules(false, false);
-        self.transfer.load(&mut self.bus, rules, entry, data.len() as u64)?;
-        self.transfer.read(&mut self.bus, data)?;
+        let mut data = [0; RANGES_LEN];
+        let ranges = self.load_ranges(entry, &mut data)?;
         let namespace = self.namespace(entry.nsid.get(), true)?;
-        let range = |bytes: &[u8]| {
-            let blocks = u64::from(u32::from_le_bytes(first(&bytes[4..])));
-            (u64::from_le_bytes(first(&bytes[8..])), blocks)
-        };
-        let is_outside = |bytes: &[u8]| !namespace.contains(range(bytes).0, range(bytes).1);
-        if data.chunks_exact(16).any(is_outside) {
+        if ranges.clone().any(|(lba, blocks)| !namespace.contains(lba, blocks)) {
             return Err(Status::LBA_OUT_OF_RANGE);
         }
         let size = namespace.config.blocks;
         let mut left = size;
-        for (lba, blocks) in data.chunks_exact(16).map(range).filter(|_| deallocates) {
+        for (lba, blocks) in ranges.filter(|_| deallocates) {
             if blocks <= left {
                 left -= blocks;
                 namespace.write(lba, blocks, is_durable, false).fill(0);
@@ -217,6 +212,42 @@ impl Controller {
         }
         self.charge(size - left);
         Ok(0)
+    }
+
+    /// The ranges of a Dataset Management command: first block and number of blocks.
+    fn load_ranges<'a>(
+        &mut self,
+        entry: &SubmissionEntry,
+        data: &'a mut [u8; RANGES_LEN],
+    ) -> Result<impl Iterator<Item = (u64, u64)> + Clone + use<'a>, Status> {
+        let data = &mut data[..RANGE_LEN * ((entry.cdw10.get() as usize & 0xff) + 1)];
+        let rules = self.pointer_rules(false, false);
+        self.transfer.load(&mut self.bus, rules, entry, data.len() as u64)?;
+        self.transfer.read(&mut self.bus, data)?;
+        Ok(data.chunks_exact(RANGE_LEN).map(|bytes| {
+            let blocks = u64::from(u32::from_le_bytes(first(&bytes[4..])));
+            (u64::from_le_bytes(first(&bytes[8..])), blocks)
+        }))
+    }
+
+    /// The time of a command that deallocates or zeroes blocks, which begins when those before have ended.
+    pub(super) fn start_emptying(&mut self, entry: &SubmissionEntry) -> Nanos {
+        let blocks = match entry.opcode {
+            nvm::WRITE_ZEROES => entry.blocks(),
+            nvm::DATASET_MANAGEMENT if entry.cdw11.get() & 1 << 2 != 0 => {
+                let mut data = [0; RANGES_LEN];
+                let ranges = self.load_ranges(entry, &mut data);
+                // An error is reported when the command is executed.
+                ranges.map_or(0, |ranges| ranges.map(|(_, blocks)| blocks).sum())
+            }
+            _ => 0,
+        };
+        let Some(namespace) = self.namespaces.get(&entry.nsid.get()).filter(|_| blocks > 0) else { return 0 };
+        let bytes = blocks.saturating_mul(namespace.block_len());
+        let time = (u128::from(bytes) * u128::from(self.config.timing.empty_mib)) >> 20;
+        let time = Nanos::try_from(time).unwrap_or(Nanos::MAX);
+        self.emptied_at = self.emptied_at.max(self.now).saturating_add(time);
+        self.emptied_at - self.now
     }
 
     /// Copy with descriptors of format 0 (NVM Command Set 1.0 §3.2.2). All sources are read before the destination is

@@ -216,6 +216,7 @@ impl PairDriver {
         self.waiting.extend(delayed.into_iter().map(|(_, key)| key));
         let starved = std::mem::take(&mut self.starved);
         self.waiting.extend(starved);
+        self.waiting.append(&mut self.emptying.waiting);
     }
 
     /// Starts the requests that resets kept; new ones wait until all reactors have done so.

@@ -58,7 +58,9 @@ impl PairDriver {
         // Without it, the requests fail with the controller's disks.
         let Some(first) = find(self.shared.key, cx) else { return };
         let first = &mut *first.activate(cx);
-        let waiting: Vec<Key> = self.waiting.drain(..).chain(self.starved.drain(..)).collect();
+        let emptying = self.emptying.waiting.drain(..);
+        let waiting = self.waiting.drain(..).chain(self.starved.drain(..)).chain(emptying);
+        let waiting: Vec<Key> = waiting.collect();
         let is_kept = |key: &Key| self.requests.get(*key).is_some_and(|request| request.is_kept);
         // The requests that a reset kept come before the new ones.
         let (kept, new): (Vec<Key>, Vec<Key>) = waiting.into_iter().partition(is_kept);
@@ -86,6 +88,8 @@ impl PairDriver {
         if let Gate::Replaying(left) = &mut first.gate {
             *left += u32::from(request.is_kept);
         }
+        self.emptying.end(request.emptying);
+        first.emptying.take_over(request.emptying);
         first.requests.add(request)
     }
 }
