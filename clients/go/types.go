@@ -948,6 +948,8 @@ type NvmeController struct {
 	QueuePairsMax uint16 `json:"queue_pairs_max"`
 	// Aryk only: resets since the controller was attached.
 	Resets uint64 `json:"resets"`
+	// Aryk only: resets of single queue pairs, after completions that no correct controller posts.
+	QueueResets uint64 `json:"queue_resets"`
 	// Aryk only: commands that were aborted because they were late.
 	Aborts uint64 `json:"aborts"`
 	// Aryk only: commands that were tried again, as the controller asked.

@@ -107,6 +107,18 @@ pub enum QueueError {
     },
 }
 
+impl QueueError {
+    /// The queue.
+    pub const fn qid(self) -> u16 {
+        match self {
+            Self::UnknownCid { qid, .. }
+            | Self::WrongQueue { qid, .. }
+            | Self::SqHead { qid, .. }
+            | Self::Changed { qid } => qid,
+        }
+    }
+}
+
 /// A command that is late.
 #[derive(Clone, Debug)]
 pub struct Late {

@@ -959,6 +959,8 @@ class NvmeController(TypedDict):
     queue_pairs_max: int
     #: Aryk only: resets since the controller was attached.
     resets: int
+    #: Aryk only: resets of single queue pairs, after completions that no correct controller posts.
+    queue_resets: int
     #: Aryk only: commands that were aborted because they were late.
     aborts: int
     #: Aryk only: commands that were tried again, as the controller asked.

@@ -77,6 +77,8 @@ pub(crate) enum Command {
     Quiesced(u16),
     /// A pair has taken the completions that came before the end of DMA. What it has changed lately.
     Reaped { qid: u16, history: Box<History> },
+    /// A pair has ended its commands in flight, for the reset of another. What it has changed lately.
+    Held { qid: u16, history: Box<History> },
     /// A pair has decided about its commands in flight. With `is_end`, it has been returned ([`Command::Retired`]).
     Rewound { qid: u16, is_end: bool },
     /// What a reset kept of a pair has ended.
@@ -480,17 +482,14 @@ impl Thread {
             Command::Installed { qid, watched } => self.installed(qid, &watched),
             Command::Quiesced(qid) => self.with_controller(|controller| controller.queue_quiesced(qid)),
             Command::Reaped { qid, history } => self.reaped(qid, history),
+            Command::Held { qid, history } => self.held(qid, history),
             Command::Rewound { qid, is_end } => self.rewound(qid, is_end),
             Command::Replayed(qid) => self.replayed(qid),
             // The next look at the controller, or at the call, is soon.
             Command::Busy | Command::CallEnded => {}
             Command::Retired(live) => drop(live),
             Command::Late { qid, late } => self.late(qid, late),
-            Command::QueueError(error) => {
-                tracing::error!(controller = self.shared.name, %error, "the NVMe controller breaks the protocol");
-                self.shared.info().last_failure = Some(error.to_string());
-                self.reset(ResetReason::QueueError);
-            }
+            Command::QueueError(error) => self.queue_error(error),
             Command::LostState { status } => {
                 let controller = &self.shared.name;
                 limited!(self.lines, error, controller, %status, "the NVMe controller has lost its state");

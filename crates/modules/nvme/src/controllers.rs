@@ -160,6 +160,7 @@ impl AttachedController {
             submitted: sum(|pair| pair.submitted),
             doorbells: sum(|pair| pair.sq_doorbells + pair.cq_doorbells),
             resets: get(&counters.resets),
+            queue_resets: get(&counters.queue_resets),
             aborts: get(&counters.aborts),
             retried: get(&counters.retried),
             resubmitted: get(&counters.resubmitted),

@@ -20,7 +20,7 @@ pub(crate) use injected::set_injections;
 pub(crate) use located::{LostBlock, located};
 
 pub(crate) use reset::{
-    Cause, fail_while_away, install, leave_if_unused, open, quiesce, reap_last, remove, restart_clock,
+    Cause, fail_while_away, hold, install, leave_if_unused, open, quiesce, reap_last, remove, restart_clock,
     resume, retire, rewind,
 };
 pub(crate) use waking::prepare_waking;
@@ -230,6 +230,8 @@ pub(crate) struct PairDriver {
     keeps_awake: bool,
     /// Completions at the reactor's last attempt to sleep.
     completed_at_arm: u64,
+    /// The pair's queue, if the control thread waits for the end of its commands ([`hold`]).
+    held: Option<u16>,
 }
 
 impl PairDriver {
@@ -260,6 +262,7 @@ impl PairDriver {
             life,
             keeps_awake: false,
             completed_at_arm: 0,
+            held: None,
         }
     }
 
@@ -467,6 +470,7 @@ impl PairDriver {
         }
         while let Some(&key) = self.starved.front()
             && self.copied < COPY_MAX
+            && self.may_start(key)
         {
             match self.start(key, cx) {
                 Start::Blocked | Start::NoPages | Start::NoRoom => break,
@@ -692,6 +696,7 @@ impl Driver for PairDriver {
         self.polls.all += 1;
         if count > 0 {
             self.publish();
+            self.report_if_held();
         } else {
             self.polls.idle += 1;
         }

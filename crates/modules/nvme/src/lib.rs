@@ -367,6 +367,8 @@ pub struct NamespaceInfo {
 pub struct Counts {
     /// Resets.
     pub resets: u64,
+    /// Resets of single queue pairs.
+    pub queue_resets: u64,
     /// Commands that were aborted because they were late.
     pub aborts: u64,
     /// Attempts after a status that allows another.

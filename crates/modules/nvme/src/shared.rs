@@ -15,6 +15,8 @@ use tokio::sync::mpsc::UnboundedSender;
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) resets: AtomicU64,
+    /// Resets of single queue pairs.
+    pub(crate) queue_resets: AtomicU64,
     pub(crate) aborts: AtomicU64,
     /// Attempts after a status that allows one.
     pub(crate) retried: AtomicU64,

@@ -1,6 +1,7 @@
 //! The module on a model controller.
 
 mod away;
+mod broken_pair;
 mod conformance;
 mod counters;
 mod emptying;

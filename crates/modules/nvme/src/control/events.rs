@@ -69,6 +69,8 @@ impl Thread {
         let is_request = |reset: &LastReset| reset.reason == ResetReason::Request;
         if self.is_over() {
             Cause::End
+        } else if self.pairs.is_one_reset() {
+            Cause::Failure
         } else if self.shared.info().last_reset.as_ref().is_some_and(is_request) {
             Cause::Request
         } else {
@@ -148,6 +150,7 @@ impl Thread {
         if let Life::Driven(driven) = &mut self.life {
             driven.end = Some(end);
         }
+        self.pairs.forget_alone();
     }
 
     /// Decides at the end of a controller, after its last completions, whether its drive may lose writes. It may, unless the

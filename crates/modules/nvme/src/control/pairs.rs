@@ -1,14 +1,16 @@
 //! The queue pairs of all reactors, as the control thread knows them.
 
+mod alone;
 mod waking;
 
 use super::{Command, Life, RETURN_INTERVAL, Thread, now};
 use crate::driver::{self, Cause, Live, Wake};
 use crate::pool::Pool;
 use crate::shared::Shared;
+use alone::Alone;
 use aryk_bdev::OpenError;
 use aryk_log_limit::limited;
-use aryk_nvme::controller::{PairRequest, Refused};
+use aryk_nvme::controller::{PairRequest, Refused, ResetReason};
 use aryk_nvme::queue::{DmaEnded, QueuePair, Restart};
 use aryk_nvme::replay::History;
 use aryk_pci::VectorMask;
@@ -64,8 +66,10 @@ struct Pair {
     /// Requests that the last reset kept have not ended.
     is_replaying: bool,
     failing: Option<Failing>,
-    /// What a second pair had changed up to the last reset.
+    /// What a second pair had changed up to the last reset, or any pair when its commands had ended for the reset of another.
     history: Option<Box<History>>,
+    /// When the pair was last reset without the controller.
+    last_alone: Option<Nanos>,
 }
 
 /// A reactor that may have requests gets no pair, although the controller is ready.
@@ -107,6 +111,7 @@ impl Pair {
             is_replaying: false,
             failing: None,
             history: None,
+            last_alone: None,
         }
     }
 
@@ -180,6 +185,8 @@ impl Departed {
 pub(super) struct Pairs {
     pairs: Vec<Pair>,
     departed: Departed,
+    /// The pair that is being reset without the controller.
+    alone: Option<Alone>,
     /// Queues of reactors that have ended, until the controller has deleted them.
     orphans: Vec<u16>,
     /// Messages on their way to reactors without a pair.
@@ -607,6 +614,7 @@ impl Thread {
     /// A pair can run again.
     pub(super) fn queue_ready(&mut self, restart: Restart) {
         let qid = restart.qid();
+        self.end_alone(qid);
         let mask = self.mask_of(qid);
         let Life::Driven(driven) = &self.life else { return };
         let delays = driven.controller.info().map_or([0; 3], |info| info.retry_delays);
@@ -625,6 +633,7 @@ impl Thread {
     /// A pair could not be created. A reactor that may have requests tries again.
     pub(super) fn queue_failed(&mut self, qid: u16, reason: &str) {
         let Some(index) = self.pairs.pairs.iter().position(|pair| pair.qid() == Some(qid)) else { return };
+        self.end_alone(qid);
         let pair = &mut self.pairs.pairs[index];
         pair.stage = Stage::Wanted;
         let reason = format!("the controller creates no queue pair: {reason}");
@@ -702,6 +711,10 @@ impl Thread {
             // The controller may have ended already.
             self.with_controller(|controller| drop(controller.delete_pair(qid)));
         }
+        if !ended.is_empty() && self.pairs.is_one_reset() {
+            // It may be that pair, or one whose commands are awaited.
+            self.reset(ResetReason::QueueError);
+        }
         if !ended.is_empty() {
             // The others do not wait for it.
             self.pairs.rewind_if_complete(&self.shared, self.cause());
@@ -711,6 +724,7 @@ impl Thread {
 
     /// Makes every reactor stop submitting: the first step of a reset, and of a shutdown.
     pub(super) fn quiesce(&mut self) {
+        self.pairs.forget_alone();
         self.pairs.quiesce(&self.shared);
         for qid in self.pairs.orphans.clone() {
             self.with_controller(|controller| controller.queue_quiesced(qid));

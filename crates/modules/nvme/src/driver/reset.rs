@@ -81,6 +81,18 @@ pub(crate) fn quiesce(shared: &Shared, key: DriverKey, qid: u16, cx: &mut Cx) {
     shared.send(Command::Quiesced(qid));
 }
 
+/// The first step of the reset of another pair: no new commands until [`open`]. When those in flight have ended, the control thread
+/// gets what the pair has changed.
+pub(crate) fn hold(shared: &Shared, key: DriverKey, qid: u16, cx: &mut Cx) {
+    let is_there = with_driver(key, cx, |driver, _| {
+        (driver.gate, driver.held) = (Gate::Closed, Some(qid));
+        driver.report_if_held();
+    });
+    if is_there.is_none() {
+        shared.send(Command::Held { qid, history: Box::new(History::new(1)) });
+    }
+}
+
 /// Step 2, after the end of DMA: takes the completions that came in time. Returns what the pair has changed.
 pub(crate) fn reap_last(shared: &Shared, key: DriverKey, qid: u16, cx: &mut Cx) {
     let history = with_driver(key, cx, |driver, cx| {
@@ -118,6 +130,17 @@ pub(crate) fn retire(shared: &Shared, key: DriverKey, qid: u16, cx: &mut Cx) {
 }
 
 impl PairDriver {
+    /// Reports to the control thread, if that waits, that no command is in flight.
+    #[inline]
+    pub(super) fn report_if_held(&mut self) {
+        if let Some(qid) = self.held
+            && self.in_flight() == 0
+        {
+            self.held = None;
+            self.shared.send(Command::Held { qid, history: Box::new(self.history.clone()) });
+        }
+    }
+
     fn take_live(&mut self) -> Option<Box<Live>> {
         match std::mem::replace(&mut self.life, Life::Away) {
             Life::Live(live) => Some(live),
@@ -129,7 +152,7 @@ impl PairDriver {
     }
 
     fn retire(&mut self, cx: &mut Cx) {
-        self.is_armed = false;
+        (self.is_armed, self.held) = (false, None);
         self.channels.iter_mut().for_each(|(_, channel)| channel.lookup = None);
         if let Some(live) = self.take_live() {
             assert_eq!(live.pair.in_flight(), 0, "a pair is rewound before it is retired");
@@ -165,7 +188,7 @@ impl PairDriver {
             // A command that is submitted again is made anew: its bounce buffer and its list may be elsewhere.
             Fate::Fail
         });
-        self.is_armed = false;
+        (self.is_armed, self.held) = (false, None);
         self.gate = Gate::Closed;
         // The requests that an earlier reset kept come first: while they have not ended, no other is started.
         let is_kept = |key: &Key| self.requests.get(*key).is_some_and(|request| request.is_kept);

@@ -7,7 +7,7 @@ use aryk_bdev_conformance::{Bench, Opener, Shape, block_on, contents};
 use aryk_nvme::controller::{ResetReason, SECOND};
 use aryk_nvme::queue::Timeouts;
 use aryk_nvme_model as model;
-use aryk_nvme_model::{Action, Config, Data, Distortion, NamespaceConfig, Queue, Rule, Timing};
+use aryk_nvme_model::{Action, Config, Data, NamespaceConfig, Queue, Rule, Timing};
 use std::time::Duration;
 
 pub(super) const BLOCK: u32 = 4096;
@@ -91,27 +91,6 @@ fn a_reset_under_load_fails_no_request() {
         info.last_reset.is_some_and(|reset| reset.reason == ResetReason::Request && reset.took.is_some())
     );
     disk.close(&mut bench);
-}
-
-#[test]
-fn wrong_completions_reset_the_controller() {
-    for (i, distortion) in
-        [Distortion::Cid, Distortion::SqHead, Distortion::Sqid, Distortion::Doubled].into_iter().enumerate()
-    {
-        let on = with(slow(), |_| ());
-        let mut bench = Bench::new();
-        let mut disk = open(&on, &mut bench);
-        let rule = Rule { skip: 20, ..Rule::once(Queue::Io, WRITE, Action::Distort(distortion)) };
-        on.model.with(|model| model.faults().add(rule));
-        write_all(&mut disk, 1, &mut bench);
-        let outcomes = disk.drain(&mut bench);
-        assert!(outcomes.iter().all(|outcome| outcome.status.is_ok()), "{distortion:?}: {outcomes:?}");
-        read_all(&mut disk, 1, &mut bench);
-        let controller = on.controllers.find("nv").unwrap();
-        OnModel::until("the end of the reset", || controller.info().phase == Phase::Ready);
-        assert_eq!(controller.counts().resets, 1, "{i}");
-        disk.close(&mut bench);
-    }
 }
 
 #[test]

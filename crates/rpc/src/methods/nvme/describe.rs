@@ -202,6 +202,8 @@ struct Description {
     queue_pairs_max: u16,
     /// Aryk only: resets since the controller was attached.
     resets: u64,
+    /// Aryk only: resets of single queue pairs, after completions that no correct controller posts.
+    queue_resets: u64,
     /// Aryk only: commands that were aborted because they were late.
     aborts: u64,
     /// Aryk only: commands that were tried again, as the controller asked.
@@ -394,6 +396,7 @@ fn describe(control: &Control, controller: &AttachedController) -> Description {
         interrupts: info.has_interrupts,
         queue_pairs_max: info.pairs_allowed,
         resets: counts.resets,
+        queue_resets: counts.queue_resets,
         aborts: counts.aborts,
         retries: counts.retried,
         resubmitted: counts.resubmitted,
