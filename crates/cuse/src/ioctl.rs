@@ -282,12 +282,14 @@ mod tests {
             (Passthru { metadata: 1, ..plain }, Errno::INVAL),
             (Passthru { flags: 0x40, ..plain }, Errno::INVAL),
             (Passthru { cdw3: 1, ..plain }, Errno::INVAL),
-            (Passthru { opcode: 0x14, data_len: 1, ..plain }, Errno::INVAL),
+            (Passthru { opcode: 0x14, ..plain }, Errno::PERM),
             (Passthru { opcode: 0x01, ..plain }, Errno::PERM),
             (Passthru { opcode: 0x80, ..plain }, Errno::PERM),
         ] {
             assert_eq!(second(&fields, READER), Round::Failed(errno), "{fields:?}");
         }
+        let test = Passthru { opcode: 0x14, data_len: 1, ..plain };
+        assert_eq!(second(&test, CHANGER), Round::Failed(Errno::INVAL), "a command without data");
         // All four bytes of the result lie beyond the address space.
         let far =
             Ioctl { command: number::ADMIN_CMD, argument: u64::MAX - 8, input: &bytes(&plain, 72), room: 0 };

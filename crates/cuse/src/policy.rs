@@ -18,7 +18,7 @@ pub enum Access {
 pub enum Verdict {
     /// The command reads; every caller may send it.
     Read,
-    /// The command changes the drive, and needs [`Access::Change`].
+    /// The command changes the drive, or its speed, and needs [`Access::Change`].
     Change,
     /// No caller may send the command.
     Never,
@@ -61,20 +61,23 @@ const RETAIN_EVENT: u32 = 1 << 15;
 pub fn verdict(opcode: u8, cdw10: u32) -> Verdict {
     let feature = cdw10 as u8;
     match opcode {
-        GET_LOG_PAGE | IDENTIFY | GET_FEATURES | DEVICE_SELF_TEST | SECURITY_RECEIVE | GET_LBA_STATUS => {
-            Verdict::Read
-        }
-        FIRMWARE_COMMIT | FIRMWARE_DOWNLOAD | FORMAT_NVM | SECURITY_SEND | SANITIZE | VENDOR.. => {
-            Verdict::Change
-        }
+        GET_LOG_PAGE | IDENTIFY | GET_FEATURES | SECURITY_RECEIVE | GET_LBA_STATUS => Verdict::Read,
+        // A self-test changes no data, but takes up to hours, in which it may slow the drive down for all VMs.
+        DEVICE_SELF_TEST
+        | FIRMWARE_COMMIT
+        | FIRMWARE_DOWNLOAD
+        | FORMAT_NVM
+        | SECURITY_SEND
+        | SANITIZE
+        | VENDOR.. => Verdict::Change,
         SET_FEATURES if feature >= VENDOR || FEATURES.contains(&feature) => Verdict::Change,
         _ => Verdict::Never,
     }
 }
 
-/// Whether a command that changes the drive may destroy data. Features and firmware do not.
+/// Whether a command that changes the drive may destroy data. Features, firmware and self-tests do not.
 pub const fn may_destroy(opcode: u8) -> bool {
-    !matches!(opcode, SET_FEATURES | FIRMWARE_COMMIT | FIRMWARE_DOWNLOAD)
+    !matches!(opcode, SET_FEATURES | FIRMWARE_COMMIT | FIRMWARE_DOWNLOAD | DEVICE_SELF_TEST)
 }
 
 /// The direction of a command's data.
@@ -139,14 +142,15 @@ mod tests {
     #[test]
     fn commands_that_change_need_the_creators_flag() {
         for (opcode, cdw10) in
-            [(0x80, 0), (0x84, 2), (0x10, 0), (0x11, 0), (0x81, 0), (0xc1, 0), (0x09, 0x04)]
+            [(0x80, 0), (0x84, 2), (0x10, 0), (0x11, 0), (0x14, 2), (0x81, 0), (0xc1, 0), (0x09, 0x04)]
         {
             let verdict = verdict(opcode, cdw10);
             assert!(!verdict.is_allowed(Access::Read) && verdict.is_allowed(Access::Change), "{opcode:#x}");
         }
-        for opcode in [0x02, 0x06, 0x0a, 0x14, 0x82, 0x86] {
+        for opcode in [0x02, 0x06, 0x0a, 0x82, 0x86] {
             assert!(verdict(opcode, 0).is_allowed(Access::Read));
         }
+        assert!(!may_destroy(0x14) && may_destroy(0x80));
     }
 
     #[test]
