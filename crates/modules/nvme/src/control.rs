@@ -77,7 +77,7 @@ pub(crate) enum Command {
     Quiesced(u16),
     /// A pair has taken the completions that came before the end of DMA. What it has changed lately.
     Reaped { qid: u16, history: Box<History> },
-    /// A pair has ended its commands in flight, for the reset of another. What it has changed lately.
+    /// A pair has ended its commands in flight, for the reset of another, and has changed this lately.
     Held { qid: u16, history: Box<History> },
     /// A pair has decided about its commands in flight. With `is_end`, it has been returned ([`Command::Retired`]).
     Rewound { qid: u16, is_end: bool },
