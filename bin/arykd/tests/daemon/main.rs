@@ -19,6 +19,7 @@ mod moving;
 mod notify;
 mod nvme;
 mod nvme_commands;
+mod nvme_observed;
 mod open_metrics;
 mod qos;
 mod rbd;

@@ -17,7 +17,7 @@ const KEPT: &[&str] = &["--state-dir", "DIR/state"];
 
 /// A drive with its data, which clients of a socket can attach one after another, until it is pulled out.
 pub struct Drive {
-    model: Arc<Model>,
+    pub model: Arc<Model>,
     socket: PathBuf,
     is_pulled: Arc<AtomicBool>,
     serving: Option<JoinHandle<()>>,
@@ -78,7 +78,7 @@ pub fn attach(daemon: &Daemon, socket: &Path) -> Value {
     daemon.call("bdev_nvme_attach_controller", params).unwrap()
 }
 
-fn connect(daemon: &Daemon, controller: &str) -> FrontEnd {
+pub fn connect(daemon: &Daemon, controller: &str) -> FrontEnd {
     let socket = daemon.dir().join("vhost").join(controller);
     wait_for("the controller listens", || socket.exists());
     FrontEnd::connect(&socket)
