@@ -1,5 +1,5 @@
-//! Attaches an NVMe controller, by its PCI address or the socket of a vfio-user server, prints what it is, and reads block 0 of each
-//! namespace: `cargo run -p aryk-nvme --example identify -- 0000:3d:00.0`
+//! Attaches an NVMe controller, by its PCI address or the socket of a vfio-user server, prints what it is, and reads block 0 of
+//! each namespace: `cargo run -p aryk-nvme --example identify -- 0000:3d:00.0`
 
 use aryk_dma::{GuestArea, Mapping};
 use aryk_nvme::controller::{Controller, End, Event, Options, PairRequest};

@@ -2,10 +2,9 @@
 //! controller's interrupts cannot be masked, a reactor has a second pair, with a driver of its own ([`waking`]).
 //!
 //! A request is at the controller, waits in a FIFO, or waits for a retry ([`State`]). Requests wait while the pair is being
-//! reset, while the controller is away, while there are no bounce buffers, while a fused request has no second place, and, if they
-//! empty blocks, while those before them empty many ([`emptying`]); nothing else makes them wait, since the block layer gives a
-//! reactor no more requests than the pair takes. On the usual path a request
-//! needs no allocation and no lock.
+//! reset, while the controller is away, while there are no bounce buffers, while a fused request has no second place, and, if
+//! they empty blocks, while those before them empty many ([`emptying`]); nothing else makes them wait, since the block layer
+//! gives a reactor no more requests than the pair takes. On the usual path a request needs no allocation and no lock.
 //!
 //! The functions at the end of this file are the steps of a reset, which the control thread sends to each reactor.
 

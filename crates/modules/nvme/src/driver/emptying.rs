@@ -1,8 +1,8 @@
 //! Requests that empty blocks: discards and zeroes. Reactor context.
 //!
-//! Drives take a time for them that grows with the bytes, some of them that of writes. With a full queue of them, the last would be
-//! late, and the reset would delay all VMs of the drive. So a pair has a limited number of bytes of them in progress, and the
-//! others wait here, behind one another, without holding up reads and writes.
+//! Drives take a time for them that grows with the bytes, some of them that of writes. With a full queue of them, the last
+//! would be late, and the reset would delay all VMs of the drive. So a pair has a limited number of bytes of them in progress,
+//! and the others wait here, behind one another, without holding up reads and writes.
 
 use super::{COPY_MAX, Gate, PairDriver, Start};
 use aryk_bdev::Op;

@@ -81,8 +81,8 @@ pub(crate) fn quiesce(shared: &Shared, key: DriverKey, qid: u16, cx: &mut Cx) {
     shared.send(Command::Quiesced(qid));
 }
 
-/// The first step of the reset of another pair: no new commands until [`open`]. When those in flight have ended, the control thread
-/// gets what the pair has changed.
+/// The first step of the reset of another pair: no new commands until [`open`]. When those in flight have ended, the control
+/// thread gets what the pair has changed.
 pub(crate) fn hold(shared: &Shared, key: DriverKey, qid: u16, cx: &mut Cx) {
     let is_there = with_driver(key, cx, |driver, _| {
         (driver.gate, driver.held) = (Gate::Closed, Some(qid));

@@ -1,11 +1,10 @@
 //! The reset of one queue pair, after a completion that no correct controller posts: the controller and the other pairs go on.
 //!
-//! A write of the broken pair may be submitted again only if no other pair completes a change of its blocks after the decision. So
-//! the other pairs first end the commands that they have in flight, begin no new ones, and report what they have changed. Then the
-//! queues are deleted and created again, and the pair replays its commands as after any reset; after that, all pairs begin new
-//! commands. A pair that breaks again soon, or while another is being reset, is a broken controller, which is reset as a whole; so
-//! is one whose other pairs do not end their commands in time.
-
+//! A write of the broken pair may be submitted again only if no other pair completes a change of its blocks after the decision.
+//! So the other pairs first end the commands that they have in flight, begin no new ones, and report what they have changed.
+//! Then the queues are deleted and created again, and the pair replays its commands as after any reset; after that, all pairs
+//! begin new commands. A pair that breaks again soon, or while another is being reset, is a broken controller, which is reset
+//! as a whole; so is one whose other pairs do not end their commands in time.
 use super::super::{STABLE, Thread, now};
 use super::{Pair, Pairs, Rewind, Stage};
 use crate::driver;
