@@ -2,28 +2,34 @@
 //!
 //! [`SecretBytes`] and [`SecretBox`] hold keys, passphrases and expanded key schedules. Their memory is locked, so that it is
 //! never written to swap; it is left out of core dumps; a child process finds zeroes in it; and it is zeroed when it is freed.
-//! Neither type prints its content.
+//! Neither type prints its content. [`SecretSlice`] is for working memory that is too large to be locked.
+//!
+//! [`Wiping`] is an allocator for the other memory through which secrets pass: threads that ask for it zero what they free.
+//! [`with_wiped_stack`] zeroes the stack after a computation.
 //!
 //! **Limits.** The kernel allows each process to lock a limited amount of memory (`RLIMIT_MEMLOCK`). Memory beyond that is used
-//! unlocked: the first time is logged, and [`unlocked_bytes`] has the amount. Copies in registers, and those that the compiler
-//! spills to the stack, are not under this crate's control.
+//! unlocked: the first time is logged, and [`unlocked_bytes`] has the amount. Copies in registers, and words that the compiler
+//! spills to the stack elsewhere, are not under this crate's control.
 //!
 //! **Context.** Creating and dropping a secret takes a lock and may call the kernel, so no request does either. Reading one costs
 //! what reading a `Box` costs.
 //!
-//! **Unsafe code** maps the memory and gives out parts of it (`memory`), and makes two system calls for which no library is in
-//! use (`kernel`). A part belongs to one owner until the owner frees it, and has the size and alignment that the owner asked for.
+//! **Unsafe code** maps the memory and gives out parts of it (`memory`), makes two system calls for which no library is in use
+//! (`kernel`), and passes on to an allocator (`wiping`). A part belongs to one owner until the owner frees it, and has the size
+//! and alignment that the owner asked for.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod kernel;
 mod memory;
 #[cfg(test)]
 mod tests;
+mod wiping;
 
 pub use kernel::read_kernel_key;
 pub use memory::unlocked_bytes;
+pub use wiping::{Wiping, wipe_freed_memory, with_wiped_stack};
 
-use memory::{ALIGNMENT, Part};
+use memory::{ALIGNMENT, Mapping, Part};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
@@ -121,5 +127,54 @@ impl<T> DerefMut for SecretBox<T> {
 impl<T> fmt::Debug for SecretBox<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("SecretBox")
+    }
+}
+
+/// Values in memory that is left out of core dumps, but not locked. Its pages go back to the kernel with the slice.
+pub struct SecretSlice<T> {
+    mapping: Mapping,
+    len: usize,
+    values: std::marker::PhantomData<T>,
+}
+
+// SAFETY: the slice owns its values, as a `Vec` does; any thread may free the mapping.
+unsafe impl<T: Send> Send for SecretSlice<T> {}
+// SAFETY: a shared slice gives out shared references to its values only.
+unsafe impl<T: Sync> Sync for SecretSlice<T> {}
+
+impl<T: Copy> SecretSlice<T> {
+    /// `len` times `value`; `None` if the system has no memory for them.
+    #[must_use]
+    pub fn filled(len: usize, value: T) -> Option<Self> {
+        const { assert!(align_of::<T>() <= 4096, "mappings are whole pages") };
+        let mapping = Mapping::unlocked(len.checked_mul(size_of::<T>())?.max(1))?;
+        let first = mapping.base().cast::<T>();
+        for index in 0..len {
+            // SAFETY: the mapping has room for `len` values, and nothing else uses it.
+            unsafe { first.add(index).write(value) };
+        }
+        Some(Self { mapping, len, values: std::marker::PhantomData })
+    }
+}
+
+impl<T> Deref for SecretSlice<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: `filled` has written as many values, and the mapping belongs to this slice.
+        unsafe { std::slice::from_raw_parts(self.mapping.base().cast::<T>(), self.len) }
+    }
+}
+
+impl<T> DerefMut for SecretSlice<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: as in `deref`; the slice is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.mapping.base().cast::<T>(), self.len) }
+    }
+}
+
+impl<T> fmt::Debug for SecretSlice<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SecretSlice({})", self.len)
     }
 }

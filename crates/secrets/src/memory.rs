@@ -34,47 +34,75 @@ fn arenas() -> MutexGuard<'static, Vec<Arena>> {
     ARENAS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Mapped pages.
-struct Mapping {
+/// Mapped pages, which are left out of core dumps.
+pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
-    is_locked: bool,
+    lock: Lock,
+}
+
+/// Whether the kernel keeps pages in memory.
+#[derive(PartialEq, Eq)]
+enum Lock {
+    Held,
+    /// `RLIMIT_MEMLOCK` allows no more.
+    Refused,
+    /// The pages are too many for that limit.
+    Unwanted,
 }
 
 // SAFETY: the mapping belongs to this value, whichever thread has it.
 unsafe impl Send for Mapping {}
 
+// SAFETY: a shared mapping gives out its address only.
+unsafe impl Sync for Mapping {}
+
 impl Mapping {
-    fn new(len: usize) -> Self {
-        let (access, kind) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-        // SAFETY: a new mapping, at an address that the kernel chooses, replaces none.
-        let base = unsafe { mmap_anonymous(null_mut(), len, access, kind) };
-        let base = base.ok().and_then(|base| NonNull::new(base.cast::<u8>()));
-        let Some(base) = base else {
+    /// Locked pages, if the limit allows it.
+    fn locked(len: usize) -> Self {
+        let Some(mut mapping) = Self::unlocked(len) else {
             let layout = Layout::from_size_align(len, ALIGNMENT).expect("a size within the address space");
             handle_alloc_error(layout)
         };
+        // SAFETY: locking does not change the content of the mapping.
+        let locked = unsafe { mlock(mapping.base().cast(), len) };
+        mapping.lock = match locked {
+            Ok(()) => Lock::Held,
+            Err(errno) => {
+                UNLOCKED.fetch_add(len as u64, Ordering::Relaxed);
+                warn_unlocked(errno);
+                Lock::Refused
+            }
+        };
+        mapping
+    }
+
+    /// Zeroes; `None` if the system has no memory.
+    pub fn unlocked(len: usize) -> Option<Self> {
+        let (access, kind) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: a new mapping, at an address that the kernel chooses, replaces none.
+        let base = unsafe { mmap_anonymous(null_mut(), len, access, kind) };
+        let base = NonNull::new(base.ok()?.cast::<u8>())?;
         for advice in [Advice::LinuxDontDump, Advice::LinuxWipeOnFork] {
             // Fails only on kernels before 4.14, which do not know the second advice.
             // SAFETY: the advice concerns core dumps and children; this process sees no change in the new mapping.
             let _ = unsafe { madvise(base.as_ptr().cast(), len, advice) };
         }
-        // SAFETY: locking does not change the content of the mapping.
-        let locked = unsafe { mlock(base.as_ptr().cast(), len) };
-        if let Err(errno) = locked {
-            UNLOCKED.fetch_add(len as u64, Ordering::Relaxed);
-            warn_unlocked(errno);
-        }
-        Self { base, len, is_locked: locked.is_ok() }
+        Some(Self { base, len, lock: Lock::Unwanted })
+    }
+
+    pub const fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if !self.is_locked {
+        if self.lock == Lock::Refused {
             UNLOCKED.fetch_sub(self.len as u64, Ordering::Relaxed);
         }
-        // SAFETY: the mapping has these bytes, and no part of it is in use: its arena or its part is being dropped.
+        // The kernel zeroes pages before another process gets them.
+        // SAFETY: the mapping has these bytes, and no part of it is in use: its owner is being dropped.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
@@ -95,7 +123,7 @@ struct Arena {
 
 impl Arena {
     fn new() -> Self {
-        Self { mapping: Mapping::new(ARENA), is_used: [false; UNITS] }
+        Self { mapping: Mapping::locked(ARENA), is_used: [false; UNITS] }
     }
 
     fn take(&mut self, units: usize) -> Option<NonNull<u8>> {
@@ -133,7 +161,7 @@ impl Part {
     pub fn new(len: usize) -> Self {
         let units = len.div_ceil(ALIGNMENT).max(1);
         if units > UNITS {
-            let own = Mapping::new(len.next_multiple_of(PAGE));
+            let own = Mapping::locked(len.next_multiple_of(PAGE));
             return Self { base: own.base, units, own: Some(own) };
         }
         let mut arenas = arenas();
