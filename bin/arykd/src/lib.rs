@@ -18,6 +18,7 @@ use aryk_rpc::http::{HttpServer, Passwords, Tls};
 use aryk_rpc::load::File;
 use aryk_rpc::server::Socket;
 use aryk_rpc::{Control, Methods, Table, left_out, methods, restore};
+use aryk_secrets::{Wiping, wipe_freed_memory};
 use aryk_state::Store;
 use clap::Parser;
 use cli::Cli;
@@ -35,9 +36,9 @@ use tokio::task::LocalSet;
 
 /// Messages carry memory from the control thread to reactors and back. glibc's `free` takes the lock of the arena that allocated
 /// the memory; its holder may be preempted then: a reactor was seen to wait for a second. mimalloc returns memory to another
-/// thread with an atomic operation instead.
+/// thread with an atomic operation instead. Threads that handle secrets have what they free zeroed.
 #[global_allocator]
-static ALLOCATOR: MiMalloc = MiMalloc;
+static ALLOCATOR: Wiping<MiMalloc> = Wiping(MiMalloc);
 
 /// The exit code of a daemon that did not wait for the requests in flight.
 const EXIT_UNFINISHED: i32 = 3;
@@ -99,6 +100,7 @@ fn run_daemon(
         (Some(certificate), Some(key)) => Some(Tls::read(certificate, key)?),
         _ => None,
     };
+    wipe_freed_memory();
     let config = start::config(cli)?;
     let wrapping = start::wrapping(cli);
     let socket = start::rpc_socket(cli).context("cannot serve RPC; give another socket with -r")?;
@@ -124,7 +126,8 @@ fn run_daemon(
         control.config.keep_in(store, records)?;
     }
     let methods = methods::table_with(Rc::clone(&control), extend);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().on_thread_start(wipe_freed_memory).build()?;
     let serving = async {
         tokio::select! {
             ended = serve(cli, &options, &vhost_dir, socket, (passwords, tls), (control, methods, config), &manager) => ended,

@@ -7,7 +7,7 @@
 //!
 //! **Keys.** A key's schedules are in one part of the memory for secrets ([`SecretBox`]), which is locked and left out of
 //! core dumps, and zeroed when the key is dropped. No text contains key material. Values in registers, and the few words of
-//! the stack to which the compiler spills them, are not zeroed.
+//! the stack to which the compiler spills them while it encrypts, are not zeroed.
 //!
 //! **Unsafe code** is in `x86` (vector instructions, their loads and stores), in `portable` (calls of AWS-LC), and in the calls
 //! of both here and in `guest`. All accesses are within `len` bytes from two pointers, and [`Key::crypt`] checks that `len` is a
@@ -18,7 +18,7 @@ mod guest;
 mod portable;
 mod x86;
 
-use aryk_secrets::SecretBox;
+use aryk_secrets::{SecretBox, with_wiped_stack};
 use std::fmt;
 
 /// Bytes in a block of AES.
@@ -223,11 +223,11 @@ impl Key {
         if !implementation.is_available() {
             return Err(KeyError::Unavailable(implementation));
         }
-        let schedule = match implementation {
+        let schedule = with_wiped_stack(|| match implementation {
             Implementation::AwsLc => Schedule::AwsLc(portable::Schedule::new(data, tweak)),
             // SAFETY: the processor has the instructions of the implementation, as checked above, so it has AES-NI.
             _ => Schedule::X86(unsafe { x86::Schedule::new(data, tweak) }),
-        };
+        });
         Ok(Self { implementation, bits: data.len() as u16 * 8, schedule })
     }
 

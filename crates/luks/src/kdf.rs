@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use argon2::{Algorithm, Argon2, Block, Params};
-use zeroize::{Zeroize, Zeroizing};
+use aryk_secrets::SecretSlice;
 
 use crate::error::Error;
 use crate::hash::Hash;
@@ -59,7 +59,7 @@ impl Kdf {
     /// default [`Limits`]. Takes some tenths of a second to measure.
     pub fn pbkdf2_for(hash: Hash, target: Duration) -> Self {
         let mut iterations = ITERATIONS_MIN;
-        let mut derived = Zeroizing::new([0; 64]);
+        let mut derived = [0; 64];
         let taken = loop {
             let taken = measure(|| hash.pbkdf2(iterations, &[0; 32], b"measurement", &mut derived[..]));
             if taken >= MEASUREMENT_MIN || iterations.get() > u32::MAX / 4 {
@@ -83,7 +83,7 @@ impl Kdf {
         let memory_kib = MEMORY_MIN_KIB.min(memory_max_kib);
         let trial = Self::Argon2 { variant, passes: 1, memory_kib, lanes: 1 };
         let mut result = Ok(());
-        let mut derived = Zeroizing::new([0; 64]);
+        let mut derived = [0; 64];
         let taken = measure(|| result = trial.derive(b"measurement", &[0; 32], &mut derived[..]));
         result?;
         // Kibibytes that are filled in the target time, in all passes.
@@ -135,18 +135,15 @@ impl Kdf {
         self.check(salt)?;
         let refused = |error: argon2::Error| Error::invalid(format!("Argon2: {error}"));
         let params = Params::new(memory_kib, passes, lanes, None).map_err(refused)?;
-        let mut memory: Vec<Block> = Vec::new();
-        let blocks = params.block_count();
-        memory.try_reserve_exact(blocks).map_err(|_| Error::NoMemory(self.memory()))?;
-        memory.resize(blocks, Block::new());
+        // The last blocks are as secret as the key that they become.
+        let memory = SecretSlice::filled(params.block_count(), Block::new());
+        let mut memory = memory.ok_or_else(|| Error::NoMemory(self.memory()))?;
         let algorithm = match variant {
             Argon2Variant::I => Algorithm::Argon2i,
             Argon2Variant::Id => Algorithm::Argon2id,
         };
         let argon2 = Argon2::new(algorithm, argon2::Version::V0x13, params);
-        let result = argon2.hash_password_into_with_memory(secret, salt, derived, &mut memory[..]);
-        memory.iter_mut().for_each(Zeroize::zeroize);
-        result.map_err(refused)
+        argon2.hash_password_into_with_memory(secret, salt, derived, &mut memory[..]).map_err(refused)
     }
 }
 

@@ -1,26 +1,25 @@
 //! Volume keys and random bytes. Control context.
 
+use aryk_secrets::SecretBytes;
 use ring::rand::{SecureRandom, SystemRandom};
-use zeroize::Zeroizing;
 
 use crate::error::Error;
 
-/// The key that encrypts a volume's data: the two keys of AES-XTS, one after the other. Cleared when it is dropped.
-pub struct VolumeKey(Zeroizing<Vec<u8>>);
+/// The key that encrypts a volume's data: the two keys of AES-XTS, one after the other, in memory for secrets.
+pub struct VolumeKey(SecretBytes);
 
 impl VolumeKey {
-    /// `bytes` are never moved to a larger allocation, which would leave a copy behind.
-    pub(crate) const fn new(bytes: Zeroizing<Vec<u8>>) -> Self {
+    pub(crate) const fn new(bytes: SecretBytes) -> Self {
         Self(bytes)
     }
 
     pub(crate) fn random(len: usize) -> Result<Self, Error> {
-        let mut bytes = Zeroizing::new(vec![0; len]);
+        let mut bytes = SecretBytes::zeroed(len);
         random(&mut bytes)?;
         Ok(Self(bytes))
     }
 
-    /// The key: 32 bytes for AES-128, 64 bytes for AES-256. The caller clears its own copies.
+    /// The key: 32 bytes for AES-128, 64 bytes for AES-256.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }

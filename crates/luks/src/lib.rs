@@ -16,8 +16,8 @@
 //! **Hostile headers.** All fields of a header are checked once, when it is read. [`Limits`] bound the time and the memory that a
 //! header can cost. A name from a header is escaped and shortened before it enters an error text.
 //!
-//! **Secrets.** Volume keys, derived keys and stripes are cleared when they are dropped. [`VolumeKey`] has neither `Debug` nor
-//! `Clone`.
+//! **Secrets.** Volume keys, derived keys, stripes and the memory of Argon2 are in memory for secrets (`aryk_secrets`).
+//! [`VolumeKey`] has neither `Debug` nor `Clone`.
 //!
 //! Written from the LUKS1 on-disk format specification, version 1.2.3, and the LUKS2 specification, version 1.1.
 #![forbid(unsafe_code)]

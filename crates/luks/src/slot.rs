@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use aryk_aes_xts::{Key, SectorSize, Tweaks};
-use zeroize::Zeroizing;
+use aryk_secrets::SecretBytes;
 
 use crate::error::Error;
 use crate::hash::Hash;
@@ -87,7 +87,7 @@ impl KeySlot {
     /// The volume key, if `secret` is that of this key slot; otherwise some other key of its length.
     pub(crate) fn open(&self, store: &mut dyn Store, secret: &[u8]) -> Result<VolumeKey, Error> {
         let area_key = self.derive(secret)?;
-        let mut material = Zeroizing::new(vec![0; self.material_len()]);
+        let mut material = SecretBytes::zeroed(self.material_len());
         store.read_at(self.area.start, &mut material)?;
         area_key.decrypt_in_place(SECTOR_SIZE, TWEAKS, &mut material).expect("whole sectors");
         let stripes = &material[..self.key_len * self.stripes as usize];
@@ -98,7 +98,7 @@ impl KeySlot {
     pub(crate) fn seal(&self, store: &mut dyn Store, secret: &[u8], key: &VolumeKey) -> Result<(), Error> {
         let area_key = self.derive(secret)?;
         let stripes = stripes::split(self.stripes_hash, key.as_bytes(), self.stripes)?;
-        let mut material = Zeroizing::new(vec![0; self.material_len()]);
+        let mut material = SecretBytes::zeroed(self.material_len());
         material[..stripes.len()].copy_from_slice(&stripes);
         area_key.encrypt_in_place(SECTOR_SIZE, TWEAKS, &mut material).expect("whole sectors");
         store.write_at(self.area.start, &material)?;
@@ -115,7 +115,7 @@ impl KeySlot {
 
     /// The key of the area.
     fn derive(&self, secret: &[u8]) -> Result<Key, Error> {
-        let mut key = Zeroizing::new(vec![0; self.area_key_len]);
+        let mut key = SecretBytes::zeroed(self.area_key_len);
         self.kdf.derive(secret, &self.salt, &mut key)?;
         Ok(Key::new(&key)?)
     }

@@ -5,7 +5,7 @@
 //! XOR, then hashed. The last stripe is the key combined with the final block. The hash of a block is that of its parts: each
 //! part of a digest's length is replaced by the digest of its number and itself, and a shorter last part by the digest's start.
 
-use zeroize::Zeroizing;
+use aryk_secrets::SecretBytes;
 
 use crate::error::Error;
 use crate::hash::Hash;
@@ -17,7 +17,7 @@ pub(crate) const STRIPES: u32 = 4000;
 pub(crate) const STRIPES_MAX: u32 = 16_384;
 
 /// The key of `key_len` bytes that `stripes` hold. Their length is a multiple of it.
-pub(crate) fn merge(hash: Hash, stripes: &[u8], key_len: usize) -> Zeroizing<Vec<u8>> {
+pub(crate) fn merge(hash: Hash, stripes: &[u8], key_len: usize) -> SecretBytes {
     let (spread, last) = stripes.split_at(stripes.len() - key_len);
     let mut key = combined(hash, spread, key_len);
     xor(&mut key, last);
@@ -25,8 +25,8 @@ pub(crate) fn merge(hash: Hash, stripes: &[u8], key_len: usize) -> Zeroizing<Vec
 }
 
 /// `count` stripes that hold `key`.
-pub(crate) fn split(hash: Hash, key: &[u8], count: u32) -> Result<Zeroizing<Vec<u8>>, Error> {
-    let mut stripes = Zeroizing::new(vec![0; key.len() * count as usize]);
+pub(crate) fn split(hash: Hash, key: &[u8], count: u32) -> Result<SecretBytes, Error> {
+    let mut stripes = SecretBytes::zeroed(key.len() * count as usize);
     let spread_len = stripes.len() - key.len();
     let (spread, last) = stripes.split_at_mut(spread_len);
     random(spread)?;
@@ -35,8 +35,8 @@ pub(crate) fn split(hash: Hash, key: &[u8], count: u32) -> Result<Zeroizing<Vec<
     Ok(stripes)
 }
 
-fn combined(hash: Hash, spread: &[u8], key_len: usize) -> Zeroizing<Vec<u8>> {
-    let mut block = Zeroizing::new(vec![0; key_len]);
+fn combined(hash: Hash, spread: &[u8], key_len: usize) -> SecretBytes {
+    let mut block = SecretBytes::zeroed(key_len);
     for stripe in spread.chunks_exact(key_len) {
         xor(&mut block, stripe);
         for (number, part) in (0_u32..).zip(block.chunks_mut(hash.len())) {
@@ -63,10 +63,10 @@ mod tests {
         {
             let key: Vec<u8> = (0..key_len).collect();
             let mut stripes = split(hash, &key, 20).unwrap();
-            assert_eq!(*merge(hash, &stripes, key.len()), key);
+            assert_eq!(*merge(hash, &stripes, key.len()), *key);
             for at in (0..stripes.len()).step_by(7) {
                 stripes[at] ^= 1;
-                assert_ne!(*merge(hash, &stripes, key.len()), key, "{hash:?}, byte {at}");
+                assert_ne!(*merge(hash, &stripes, key.len()), *key, "{hash:?}, byte {at}");
                 stripes[at] ^= 1;
             }
         }
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn a_single_stripe_is_the_key() {
-        assert_eq!(**split(Hash::Sha256, &[7; 32], 1).unwrap(), [7; 32]);
+        assert_eq!(*split(Hash::Sha256, &[7; 32], 1).unwrap(), [7; 32]);
         assert_eq!(*merge(Hash::Sha256, &[7; 32], 32), [7; 32]);
     }
 }

@@ -17,6 +17,7 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
+use zeroize::Zeroize;
 
 /// Requests of one connection that run at the same time, at most. A batch counts as one.
 const IN_FLIGHT_MAX: usize = 32;
@@ -201,7 +202,11 @@ impl<C: 'static> Connection<C> {
     fn receive(&mut self, piece: &mut [u8]) -> io::Result<()> {
         match self.stream.try_read(piece) {
             Ok(0) => self.input = Input::Ended,
-            Ok(len) => self.decoder.push(&piece[..len]),
+            Ok(len) => {
+                self.decoder.push(&piece[..len]);
+                // They may be a secret, and the connection may last.
+                piece[..len].zeroize();
+            }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Err(e) => return Err(e),
         }

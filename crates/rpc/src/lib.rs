@@ -24,6 +24,7 @@ pub mod params;
 pub mod restore;
 pub mod rights;
 mod scheduler;
+mod secret;
 pub mod server;
 mod table;
 pub mod units;

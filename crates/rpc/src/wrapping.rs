@@ -8,7 +8,7 @@
 //! A wrapping key that cannot be used, or is missing, does not stop the daemon: what it wrapped cannot be used until it is back.
 
 use crate::Error;
-use aryk_secrets::{SecretBytes, read_kernel_key};
+use aryk_secrets::{SecretBytes, read_kernel_key, with_wiped_stack};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD as BASE64;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, MAX_TAG_LEN, NONCE_LEN, Nonce, UnboundKey};
@@ -124,7 +124,8 @@ impl WrappingKey {
     /// If there are not [`LEN`] bytes.
     fn new(bytes: SecretBytes) -> Self {
         assert_eq!(bytes.len(), LEN, "a wrapping key has this length");
-        let hash = ring::hmac::sign(&ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &bytes), ID_OF);
+        let sign = || ring::hmac::sign(&ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &bytes), ID_OF);
+        let hash = with_wiped_stack(sign);
         Self { id: hex(&hash.as_ref()[..ID_LEN]), bytes }
     }
 
@@ -177,7 +178,8 @@ impl WrappingKey {
         start.copy_from_slice(&nonce);
         text.copy_from_slice(material);
         let nonce = Nonce::assume_unique_for_key(nonce);
-        let tag = self.cipher().seal_in_place_separate_tag(nonce, Aad::from(authenticated(about)), text);
+        let about = Aad::from(authenticated(about));
+        let tag = with_wiped_stack(|| self.cipher().seal_in_place_separate_tag(nonce, about, text));
         end.copy_from_slice(tag.expect("key material is short").as_ref());
         Ok(format!("{MARK}:{}:{}", self.id, BASE64.encode(&*sealed)))
     }
@@ -205,8 +207,9 @@ impl WrappingKey {
         let (nonce, sealed) = sealed.split_first_chunk().ok_or_else(damaged)?;
         let mut material = SecretBytes::copy_of(sealed);
         let nonce = Nonce::assume_unique_for_key(*nonce);
-        let opened = self.cipher().open_in_place(nonce, Aad::from(authenticated(about)), &mut material);
-        let len = opened.map_err(|_| damaged())?.len();
+        let about = Aad::from(authenticated(about));
+        let open = || self.cipher().open_in_place(nonce, about, &mut material).map(|text| text.len());
+        let len = with_wiped_stack(open).map_err(|_| damaged())?;
         material.truncate(len);
         Ok(material)
     }

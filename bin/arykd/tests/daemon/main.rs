@@ -27,6 +27,7 @@ mod rbd_scale;
 mod rekey;
 mod sandbox;
 mod scheduling;
+mod secrets;
 mod sleep;
 mod spdk;
 mod state;

@@ -123,8 +123,9 @@ async fn run<R: Send + 'static>(
         let thread = std::thread::Builder::new().name("header".into());
         thread
             .spawn(move || {
+                aryk_secrets::wipe_freed_memory();
                 // The receiver is gone if nothing waits for the result any more.
-                let _ = ended.send(work(&mut store));
+                let _ = ended.send(aryk_secrets::with_wiped_stack(|| work(&mut store)));
             })
             .map_err(HeaderError::Thread)?;
         let result = result.await.map_err(|_| HeaderError::Removed)?;

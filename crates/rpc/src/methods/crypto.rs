@@ -8,21 +8,19 @@ use super::waiting::waits;
 use super::{Control, Count, Error, Name, Phase, Table, is_default};
 use crate::config::{Call, Subsystem};
 use crate::journal;
+use crate::secret::SecretText;
 use crate::wrapping::{UnwrapError, WrappingKey, id_of};
 use aryk_bdev_crypto as module;
 use aryk_secrets::SecretBytes;
 use rustix::io::Errno;
 use schemars::JsonSchema;
-use serde::de::{self, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 use uuid::Uuid;
-use zeroize::Zeroizing;
 
 /// Namespace of the disks' uuids.
 const NAMESPACE: Uuid = uuid::uuid!("078e3cf7-f4b4-4545-b2c3-d40045a64ae2");
@@ -128,60 +126,6 @@ impl From<TweakMode> for module::TweakMode {
     }
 }
 
-/// Key material in hexadecimal digits.
-#[derive(Serialize)]
-#[serde(transparent)]
-struct Secret(Zeroizing<String>);
-
-impl<'de> Deserialize<'de> for Secret {
-    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        from.deserialize_any(Digits)
-    }
-}
-
-/// Takes a string. Digits without quotes are not repeated in the error, as they would be by default.
-struct Digits;
-
-impl Digits {
-    fn refuse<E: de::Error>() -> Result<Secret, E> {
-        Err(E::custom("a key is a string of hexadecimal digits"))
-    }
-}
-
-impl Visitor<'_> for Digits {
-    type Value = Secret;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string of hexadecimal digits")
-    }
-
-    fn visit_str<E: de::Error>(self, digits: &str) -> Result<Secret, E> {
-        Ok(Secret(Zeroizing::new(digits.to_owned())))
-    }
-
-    fn visit_string<E: de::Error>(self, digits: String) -> Result<Secret, E> {
-        Ok(Secret(Zeroizing::new(digits)))
-    }
-
-    fn visit_u64<E: de::Error>(self, _: u64) -> Result<Secret, E> {
-        Self::refuse()
-    }
-
-    fn visit_i64<E: de::Error>(self, _: i64) -> Result<Secret, E> {
-        Self::refuse()
-    }
-
-    fn visit_f64<E: de::Error>(self, _: f64) -> Result<Secret, E> {
-        Self::refuse()
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("(secret)")
-    }
-}
-
 /// Parameters of `accel_crypto_key_create`.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -190,11 +134,11 @@ struct CreateKey {
     cipher: Cipher,
     /// Key of the data: 32 or 64 hexadecimal digits, for AES with 128 or 256 bits.
     #[schemars(with = "String")]
-    key: Secret,
+    key: SecretText,
     /// Key of the tweaks, of the same length. Required, and not equal to `key`.
     #[schemars(with = "Option<String>")]
     #[serde(skip_serializing_if = "Option::is_none")]
-    key2: Option<Secret>,
+    key2: Option<SecretText>,
     /// Default: `SIMPLE_LBA`.
     #[serde(default)]
     tweak_mode: TweakMode,
@@ -203,7 +147,7 @@ struct CreateKey {
 }
 
 /// Writes the bytes of hexadecimal digits to `bytes`. The error does not contain them.
-fn decode(param: &str, Secret(digits): &Secret, bytes: &mut [u8]) -> Result<(), Error> {
+fn decode(param: &str, digits: &str, bytes: &mut [u8]) -> Result<(), Error> {
     let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
     for (byte, &[high, low]) in bytes.iter_mut().zip(digits.as_bytes().as_chunks::<2>().0) {
         let pair = digit(high).zip(digit(low)).map(|(high, low)| high << 4 | low);
@@ -213,18 +157,19 @@ fn decode(param: &str, Secret(digits): &Secret, bytes: &mut [u8]) -> Result<(), 
 }
 
 /// The bytes of both keys.
-fn material(key: &Secret, key2: Option<&Secret>) -> Result<SecretBytes, Error> {
+fn material(key: &SecretText, key2: Option<&SecretText>) -> Result<SecretBytes, Error> {
     let key2 = key2.ok_or_else(|| Error::invalid("AES_XTS needs `key2`"))?;
-    for (param, Secret(digits)) in [("key", key), ("key2", key2)] {
+    let (key, key2) = (key.as_str(), key2.as_str());
+    for (param, digits) in [("key", key), ("key2", key2)] {
         if !matches!(digits.len(), 32 | 64) {
             return Err(Error::invalid(format!("`{param}` must have 32 or 64 hexadecimal digits")));
         }
     }
-    if key.0.len() != key2.0.len() {
+    if key.len() != key2.len() {
         return Err(Error::invalid("`key` and `key2` must have the same length"));
     }
-    let mut bytes = SecretBytes::zeroed(key.0.len());
-    let (first, second) = bytes.split_at_mut(key.0.len() / 2);
+    let mut bytes = SecretBytes::zeroed(key.len());
+    let (first, second) = bytes.split_at_mut(key.len() / 2);
     decode("key", key, first)?;
     decode("key2", key2, second)?;
     Ok(bytes)
@@ -257,7 +202,7 @@ pub(crate) fn has_same_material(
     let Some((given, noted)) = parse(given).zip(parse(noted)) else { return false };
     let (Ok(given), Ok(noted)) = (
         material(&given.key, given.key2.as_ref()),
-        unwrap(control, &noted.name, noted.tweak_mode, &noted.key.0),
+        unwrap(control, &noted.name, noted.tweak_mode, noted.key.as_str()),
     ) else {
         return false;
     };
@@ -297,12 +242,12 @@ async fn create_key(control: &Control, p: CreateKey) -> Result<bool, Error> {
     }
     let is_restore = journal::is_restore();
     let bytes = match is_restore {
-        true => unwrap(control, &p.name, p.tweak_mode, &p.key.0)?,
+        true => unwrap(control, &p.name, p.tweak_mode, p.key.as_str())?,
         false => material(&p.key, p.key2.as_ref())?,
     };
     let key = module::Key::new(&bytes).map_err(|error| Error::invalid(error.to_string()))?;
     let wrapped = match is_restore {
-        true => p.key.0.to_string(),
+        true => p.key.as_str().to_owned(),
         false => wrapping_key(control).await?.wrap(&about(&p.name, p.tweak_mode), &bytes)?,
     };
     // Another call may have created it while this one waited for the wrapping key.
@@ -311,7 +256,7 @@ async fn create_key(control: &Control, p: CreateKey) -> Result<bool, Error> {
     }
     let named = NamedKey { key: Arc::new(key), tweak_mode: p.tweak_mode };
     control.keys.0.borrow_mut().insert(p.name.clone(), named);
-    let noted = CreateKey { key: Secret(Zeroizing::new(wrapped)), key2: None, ..p };
+    let noted = CreateKey { key: SecretText::copy_of(&wrapped), key2: None, ..p };
     let object = object(&noted.name);
     control.config.made(Subsystem::Daemon, &object, CREATE_KEY, &noted);
     // Data that a disk has encrypted would outlive a key that a power failure takes.

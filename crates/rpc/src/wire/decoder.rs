@@ -3,10 +3,12 @@
 use super::{DEPTH_MAX, Message, REQUEST_LEN_MAX};
 use crate::Error;
 use serde::de::IgnoredAny;
+use zeroize::Zeroize;
 
 /// Splits a stream into [`Message`]s.
 ///
-/// Every byte is examined a bounded number of times, however the stream is split.
+/// Every byte is examined a bounded number of times, however the stream is split. A request may have secrets, so the decoder
+/// zeroes the bytes of requests that it has returned.
 #[derive(Debug)]
 pub struct Decoder {
     buf: Vec<u8>,
@@ -40,7 +42,10 @@ impl Decoder {
     /// Appends the stream's next bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         if self.start > 0 {
-            self.buf.drain(..self.start);
+            self.buf.copy_within(self.start.., 0);
+            let len = self.buf.len() - self.start;
+            self.buf[len..].zeroize();
+            self.buf.truncate(len);
             self.next -= self.start;
             self.start = 0;
         }
@@ -61,6 +66,7 @@ impl Decoder {
             return self.probe().map(|()| None);
         }
         let message = Message::parse(request)?;
+        self.buf[self.start..self.next].zeroize();
         self.start = self.next;
         self.probe_len = 1;
         if self.start == self.buf.len() {

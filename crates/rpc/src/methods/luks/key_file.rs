@@ -1,19 +1,19 @@
 //! Key files: secrets of LUKS key slots, in files that only their owner may read. Control context, on threads that may block.
 
 use crate::Error;
+use aryk_secrets::SecretBytes;
 use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, open};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use zeroize::Zeroizing;
 
 /// Bytes of a key file, at most, as in cryptsetup.
 const LEN_MAX: usize = 8 << 20;
 
 /// The content of a key file.
 pub(super) struct KeyFile {
-    pub secret: Zeroizing<Vec<u8>>,
+    pub secret: SecretBytes,
     pub version: FileVersion,
 }
 
@@ -53,17 +53,15 @@ fn read_now(path: &PathBuf) -> Result<KeyFile, Error> {
     let file = File::from(open(path, flags, Mode::empty()).map_err(failed)?);
     let stat = fstat(&file).map_err(failed)?;
     check(&stat).map_err(|why| Error::errno(Errno::ACCESS, format!("key file {shown} {why}")))?;
-    // Enough room for the file, so that no copy is left behind by a reallocation.
-    let mut secret = Zeroizing::new(Vec::with_capacity((stat.st_size as usize).min(LEN_MAX) + 2));
-    let taken = (&file).take(LEN_MAX as u64 + 1).read_to_end(&mut secret);
+    let len = match usize::try_from(stat.st_size) {
+        Ok(0) => return Err(Error::invalid(format!("key file {shown} is empty"))),
+        Ok(len @ ..=LEN_MAX) => len,
+        _ => return Err(Error::invalid(format!("key file {shown} has more than {LEN_MAX} bytes"))),
+    };
+    let mut secret = SecretBytes::zeroed(len);
+    let taken = (&file).read_exact(&mut secret);
     taken.map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
-    match secret.len() {
-        0 => Err(Error::invalid(format!("key file {shown} is empty"))),
-        len if len > LEN_MAX => {
-            Err(Error::invalid(format!("key file {shown} has more than {LEN_MAX} bytes")))
-        }
-        _ => Ok(KeyFile { secret, version: FileVersion::of(&stat) }),
-    }
+    Ok(KeyFile { secret, version: FileVersion::of(&stat) })
 }
 
 /// Refuses a file that other users may read or replace.
