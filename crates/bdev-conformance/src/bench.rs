@@ -193,13 +193,12 @@ impl GuestMemory {
     }
 
     fn read(&self, slot: u16, segments: &[(u32, u32)]) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        for &(offset, len) in segments {
-            let start = bytes.len();
-            bytes.resize(start + len as usize, 0);
-            self.table.read_bytes(self.addr(slot, offset), &mut bytes[start..]).expect("in the slot's room");
-        }
-        bytes
+        self.view(slot, segments).bytes()
+    }
+
+    fn view(&self, slot: u16, segments: &[(u32, u32)]) -> View {
+        let segments = segments.iter().map(|&(offset, len)| (self.addr(slot, offset), len)).collect();
+        View { table: Arc::clone(&self.table), segments }
     }
 
     /// The bytes around each segment, one before and one after.
@@ -221,6 +220,30 @@ pub struct Outcome {
     pub status: Status,
     /// The content of its memory: of a read, the data read.
     pub data: Vec<u8>,
+}
+
+/// The memory of a request in flight, as the guest sees it. Any thread may look.
+#[derive(Clone, Debug)]
+pub struct View {
+    table: Arc<MemTable>,
+    /// Addresses and lengths of the segments.
+    segments: Vec<(u64, u32)>,
+}
+
+impl View {
+    /// The bytes that the memory has now.
+    ///
+    /// # Panics
+    /// Never: the memory lives as long as its table.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for &(addr, len) in &self.segments {
+            let start = bytes.len();
+            bytes.resize(start + len as usize, 0);
+            self.table.read_bytes(addr, &mut bytes[start..]).expect("in the slot's room");
+        }
+        bytes
+    }
 }
 
 /// A submitted request.
@@ -415,6 +438,16 @@ impl Opener {
         let mut outcomes = self.drain(bench);
         assert_eq!(outcomes.len(), 1, "{outcomes:?}");
         outcomes.remove(0)
+    }
+
+    /// The memory of a request in flight.
+    ///
+    /// # Panics
+    /// If the request is not in flight, or has no data.
+    pub fn view(&self, id: u64) -> View {
+        let sent = &self.sent[&id];
+        let slot = sent.slot.expect("the request has data");
+        self.memory.view(slot, &sent.segments)
     }
 
     /// Requests in flight.

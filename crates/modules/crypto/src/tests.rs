@@ -1,5 +1,6 @@
 //! The suite of all modules on crypto disks, and what crypto disks store.
 
+mod guest;
 mod rotation;
 mod stored;
 
