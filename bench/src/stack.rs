@@ -107,7 +107,9 @@ const NULL_READ: Case =
     Case { name: "", scsi: false, module: Module::Null, write: false, limited: false, depth: 32, len: BLOCK };
 
 /// All cases.
-pub const CASES: [Case; 13] = [
+pub const CASES: [Case; 15] = [
+    Case { name: "crypto/memory/read-4k/qd32", module: Module::Crypto, ..NULL_READ },
+    Case { name: "crypto/memory/write-4k/qd32", module: Module::Crypto, write: true, ..NULL_READ },
     Case { name: "limited/null/read-4k/qd32", limited: true, ..NULL_READ },
     Case { name: "null/read-4k/qd1", depth: 1, ..NULL_READ },
     Case { name: "null/read-4k/qd32", ..NULL_READ },
@@ -366,11 +368,20 @@ mod tests {
     }
 
     #[test]
-    fn a_request_of_a_guest_to_an_nvme_drive_allocates_nothing() {
+    fn a_request_of_a_guest_allocates_nothing() {
         let counted = measure(|| drop(std::hint::black_box(Vec::<u8>::with_capacity(1))));
         assert_eq!(counted.count_total, 1, "it counts");
-        for (depth, write) in [(1, false), (1, true), (32, false), (32, true)] {
-            let case = Case { module: Module::Nvme, depth, write, ..NULL_READ };
+        let modules = [
+            (Module::Nvme, BLOCK),
+            (Module::Memory, BLOCK),
+            (Module::Crypto, BLOCK),
+            (Module::Crypto, 128 << 10),
+        ];
+        let shapes = [(1, false), (1, true), (32, false), (32, true)];
+        for ((module, len), (depth, write)) in
+            modules.into_iter().flat_map(|of| shapes.map(|shape| (of, shape)))
+        {
+            let case = Case { module, len, depth, write, ..NULL_READ };
             let now = Arc::new(AtomicU64::new(0));
             let mut stack = Stack::start(case, Clock::Virtual(Arc::clone(&now))).unwrap();
             stack.run_batches(1_000, &now, turn).unwrap();
@@ -382,7 +393,7 @@ mod tests {
                 did_work
             });
             ran.and(stack.end()).unwrap();
-            assert_eq!(allocations, 0, "{depth} in flight, writes: {write}");
+            assert_eq!(allocations, 0, "{module:?}, {len} bytes, {depth} in flight, writes: {write}");
         }
     }
 }
