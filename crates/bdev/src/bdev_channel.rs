@@ -616,6 +616,19 @@ impl BdevChannel {
         }
     }
 
+    /// Aborts all requests, since the disk is being removed. A device that has kept requests in spite of an abort, because its
+    /// later requests must not overtake them, is asked once more.
+    #[cold]
+    fn abort_for_removal(&mut self, cx: &mut Cx) {
+        let is_kept = |request: &Request| request.progress == Progress::Aborted && request.pieces > 0;
+        let kept = self.requests.iter().filter(|(_, request)| is_kept(request));
+        let kept: Vec<_> = kept.map(|(key, _)| key).collect();
+        self.abort_all(cx);
+        for key in kept {
+            self.device.abort(Tag(key.raw()), cx);
+        }
+    }
+
     fn obey(&mut self, cx: &mut Cx) {
         self.is_clear = false;
         while let Some(command) = self.registration.take_command() {
@@ -625,7 +638,7 @@ impl BdevChannel {
                 Command::Thaw if matches!(self.state, State::Reopening(_)) => {}
                 Command::Thaw => self.thaw(),
                 Command::Reopen(done) => self.begin_to_reopen(done, cx),
-                Command::Abort => self.abort_all(cx),
+                Command::Abort => self.abort_for_removal(cx),
                 Command::Fence { id, extent, held_off, quiet } => {
                     self.put_up_fence(id, (extent, held_off), quiet);
                 }

@@ -13,6 +13,7 @@ pub trait Channel {
 
     /// A hint that the submitter no longer needs the requests with this tag. They still complete, with
     /// [`crate::Status::Aborted`] or as without the abort. A device that holds requests for an unbounded time must complete them.
+    /// The removal of the disk repeats the abort of requests that have not completed.
     fn abort(&mut self, tag: Tag, cx: &mut Cx);
 
     /// Whether the memory of the requests with this tag, which were aborted, may be replaced by other memory at the same

@@ -83,6 +83,16 @@ fn a_client_whose_connecting_was_given_up_is_shut_down() {
 
 #[test]
 fn a_disk_is_removed_though_librbd_never_ends_its_requests_and_its_memory_is_left_alone() {
+    remove_with_requests(false);
+}
+
+/// As those of a VM that has gone.
+#[test]
+fn a_disk_is_removed_though_its_requests_were_aborted_before() {
+    remove_with_requests(true);
+}
+
+fn remove_with_requests(were_aborted: bool) {
     let stub = OnStub::new(BLOCK, 256);
     let addresses = info(&stub.disk).unwrap().addresses;
     stub.image.write(BLOCK.into(), &[5; BLOCK as usize]);
@@ -97,6 +107,11 @@ fn a_disk_is_removed_though_librbd_never_ends_its_requests_and_its_memory_is_lef
         bench.turn();
         stub.image.held() == 3
     });
+    if were_aborted {
+        disk.abort_all(&mut bench);
+        bench.turn();
+        assert!(disk.completed().is_empty(), "librbd has the requests");
+    }
     std::thread::scope(|scope| {
         let removal = scope.spawn(|| stub.remove());
         let mut aborted = Vec::new();
