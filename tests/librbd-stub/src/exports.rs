@@ -2,7 +2,7 @@
 
 use crate::counts::count;
 use crate::image::Notice;
-use crate::{CHANGED, Client, Place, Script, StubImage, WORLD, find_image, later, lock};
+use crate::{CHANGED, Client, Place, Script, StubImage, WORLD, find_image, gate, later, lock};
 use std::collections::btree_map::Entry;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Arc;
@@ -528,7 +528,10 @@ unsafe fn open(
     // SAFETY: the caller upholds it.
     let (client, completion) = unsafe { (Arc::clone(&object::<Pool>(pool).client), hold(completion)) };
     let (found, image, has_snapshot) = (find_image(&place), Raw::of(image), !snapshot.is_null());
-    let script = found.as_ref().map(|image| image.scripted()).unwrap_or_default();
+    let mut script = found.as_ref().map(|image| image.scripted()).unwrap_or_default();
+    if script.only_while.as_deref().is_some_and(|file| !gate::is_closed(file)) {
+        (script.open, script.never_opens) = (0, false);
+    }
     if script.never_opens {
         return 0;
     }

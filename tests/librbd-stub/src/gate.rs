@@ -20,7 +20,8 @@ pub fn directory() -> Option<&'static PathBuf> {
     DIRECTORY.get_or_init(|| std::env::var_os("LIBRBD_STUB_DIR").map(PathBuf::from)).as_ref()
 }
 
-fn is_closed(gate: &str) -> bool {
+/// Whether the file of a gate exists.
+pub fn is_closed(gate: &str) -> bool {
     directory().is_some_and(|directory| directory.join(gate).exists())
 }
 

@@ -31,8 +31,12 @@ pub struct Script {
     pub open: i32,
     /// Opening never ends.
     pub never_opens: bool,
+    /// These two apply only while the file of this name exists.
+    pub only_while: Option<String>,
     /// Closing never ends.
     pub never_closes: bool,
+    /// The most bytes that a read returns, although it succeeds.
+    pub read_max: Option<u64>,
 }
 
 /// A request that waits for [`StubImage::release`].
@@ -85,6 +89,7 @@ pub(crate) fn options(name: &str) -> Option<(u64, Script)> {
             ("delay", us) => script.delay = Duration::from_micros(us.parse().ok()?),
             ("fail", errno) => script.fail = errno.parse().ok()?,
             ("open", "never") => script.never_opens = true,
+            ("if", name) => script.only_while = Some(name.to_owned()),
             ("open", errno) => script.open = errno.parse().ok()?,
             ("close", "never") => script.never_closes = true,
             ("gate", name) => script.gate = Some(name.to_owned()),
@@ -241,9 +246,10 @@ impl StubImage {
         later::run_after(delay, move || job(fail));
     }
 
-    /// The part of these bytes that the image has.
+    /// The part of these bytes that a read returns: those that the image has, and that the script allows.
     pub(crate) fn clip(&self, offset: u64, len: u64) -> u64 {
-        self.size().saturating_sub(offset).min(len)
+        let allowed = self.scripted().read_max.unwrap_or(len);
+        self.size().saturating_sub(offset).min(len).min(allowed)
     }
 
     /// Reads bytes.

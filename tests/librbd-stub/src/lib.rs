@@ -3,10 +3,10 @@
 //!
 //! Images are those of the process. [`add_image`] creates one, and so does the first use of a name with options, which is how a
 //! test scripts a daemon: `NAME+size=BYTES`, with `+delay=US` (microseconds, up to twice that), `+fail=ERRNO` (each request),
-//! `+open=never`, `+open=ERRNO`, `+close=never`, `+gate=NAME`: while the file NAME is in the directory `$LIBRBD_STUB_DIR`, the
-//! image's requests wait. The file `counts` there has what [`Counts`] says. A pool whose name begins with `missing` does not
-//! exist. A client of the user `nobody` cannot connect, and the connection of the user `stuck` takes until
-//! [`let_stuck_connect`].
+//! `+open=never`, `+open=ERRNO` (with `+if=NAME`: while that file exists), `+close=never`, `+gate=NAME`: while the file NAME is
+//! in the directory `$LIBRBD_STUB_DIR`, the image's requests wait. The file `counts` there has what [`Counts`] says. A pool whose
+//! name begins with `missing` does not exist. A client of the user `nobody` cannot connect, and the connection of the user
+//! `stuck` takes until [`let_stuck_connect`].
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod counts;

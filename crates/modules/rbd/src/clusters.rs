@@ -1,7 +1,8 @@
 //! All clients of clusters: registered ones, and those that disks with the same configuration share. Control context.
 //!
 //! A client is connected for its first disk, or when it is registered, and ends after its last disk, or when it is unregistered.
-//! A client that its cluster has excluded gets no more disks: the next disk gets a new client of the same configuration.
+//! A client that its cluster has excluded gets no more disks, nor does one whose handles librbd does not close: the next disk
+//! gets a new client of the same configuration.
 
 use crate::connection::{Connection, Counts};
 use crate::timer::sole;
@@ -50,7 +51,7 @@ struct Entry {
 
 impl Entry {
     fn is_usable(&self) -> bool {
-        !self.connection.get().is_some_and(|connection| connection.is_blocklisted())
+        self.connection.get().is_none_or(|connection| connection.is_usable())
     }
 }
 

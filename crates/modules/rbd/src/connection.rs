@@ -13,14 +13,16 @@ use aryk_log_limit::{LogLimit, limited};
 use aryk_reactor::{DriverKey, Handle};
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{OnceCell, Semaphore, oneshot};
 
-/// Images that a client opens at the same time.
+/// Images of one pool that a client opens at the same time. An opening that takes longer than [`OPEN_PATIENCE`] does not count
+/// any more: images that never open must not keep others from it.
 const OPENS_MAX: usize = 32;
+const OPEN_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a client, or a handle of an image, may take to close. After that it is left to librbd, and counted.
 pub(crate) const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 /// Options of each client, which its configuration can change. librados limits the requests that wait for OSDs, those of all
@@ -61,6 +63,40 @@ struct Linked {
     ended: oneshot::Receiver<()>,
 }
 
+/// The bounds of calls for images of one pool.
+#[derive(Clone, Debug)]
+struct PoolLimits {
+    /// Permits to open an image.
+    opens: Arc<Semaphore>,
+    /// A permit for one call of [`crate::state`].
+    state_calls: Arc<Semaphore>,
+}
+
+impl Default for PoolLimits {
+    fn default() -> Self {
+        Self { opens: Arc::new(Semaphore::new(OPENS_MAX)), state_calls: Arc::new(Semaphore::new(1)) }
+    }
+}
+
+/// A handle that is being closed: whether it has closed, or was given up before.
+#[derive(Debug, Default)]
+struct Closing(AtomicU8);
+
+impl Closing {
+    const GIVEN_UP: u8 = 1;
+    const CLOSED: u8 = 2;
+
+    /// Whether it has not closed before.
+    fn give_up(&self) -> bool {
+        self.0.compare_exchange(0, Self::GIVEN_UP, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Whether it was given up before.
+    fn has_closed(&self) -> bool {
+        self.0.swap(Self::CLOSED, Ordering::AcqRel) == Self::GIVEN_UP
+    }
+}
+
 /// A client that is connected.
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -68,9 +104,9 @@ pub(crate) struct Connection {
     cluster: Arc<Cluster>,
     addresses: String,
     pub workers: Workers,
-    opens: Semaphore,
-    /// By pool: a permit for one call of [`crate::state`].
-    state_calls: Mutex<HashMap<String, Arc<Semaphore>>>,
+    pools: Mutex<HashMap<String, PoolLimits>>,
+    /// Handles that were given up and have not closed.
+    unclosed: Arc<AtomicU64>,
     /// The key of the links' drivers.
     pub key: DriverKey,
     links: Mutex<Vec<Linked>>,
@@ -115,8 +151,8 @@ impl Connection {
             cluster,
             addresses,
             workers,
-            opens: Semaphore::new(OPENS_MAX),
-            state_calls: Mutex::default(),
+            pools: Mutex::default(),
+            unclosed: Arc::default(),
             key: DriverKey::unique(),
             links: Mutex::default(),
             fences: Mutex::default(),
@@ -151,6 +187,12 @@ impl Connection {
         if class == Class::Blocklisted {
             self.set_blocklisted();
         }
+    }
+
+    /// Whether images may be opened by this client: the cluster has not excluded it, and librbd closes its handles. A handle that
+    /// does not close may still have the lock of its image.
+    pub fn is_usable(&self) -> bool {
+        !self.is_blocklisted() && self.unclosed.load(Ordering::Acquire) == 0
     }
 
     /// Whether the cluster has excluded this client.
@@ -208,8 +250,11 @@ impl Connection {
 
     /// The permit for a call of [`crate::state`] about an image of this pool.
     pub fn state_calls(&self, pool: &str) -> Arc<Semaphore> {
-        let mut calls = lock(&self.state_calls);
-        Arc::clone(calls.entry(pool.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(1))))
+        self.limits(pool).state_calls
+    }
+
+    fn limits(&self, pool: &str) -> PoolLimits {
+        lock(&self.pools).entry(pool.to_owned()).or_default().clone()
     }
 
     /// Opens a pool.
@@ -224,17 +269,26 @@ impl Connection {
         })
     }
 
-    /// Opens an image, when fewer than [`OPENS_MAX`] others are being opened.
+    /// Opens an image, when fewer than [`OPENS_MAX`] others of its pool are being opened.
     pub async fn open(&self, pool: &Arc<Pool>, spec: &Spec, read_only: bool) -> Result<Opened, Error> {
-        let permit = self.opens.acquire().await.map_err(|_| Error::Ending)?;
-        let (sender, opened) = oneshot::channel::<Result<Opened, CallError>>();
+        let opens = self.limits(&spec.pool).opens;
+        let permit = opens.acquire().await.map_err(|_| Error::Ending)?;
+        let (sender, mut opened) = oneshot::channel::<Result<Opened, CallError>>();
         let done = move |image: Result<Image, CallError>| {
             // If nobody waits any more, the image is closed again.
             let _ = sender.send(image.map(|image| Opened(Some(Arc::new(image)))));
         };
-        Image::open(pool, &spec.image, spec.snapshot.as_deref(), read_only, done);
-        let opened = opened.await.map_err(|_| Error::Ending)?;
+        // librbd starts threads of its own in this call: they get the cores of the calling thread.
+        let (pool, image, snapshot) = (Arc::clone(pool), spec.image.clone(), spec.snapshot.clone());
+        let open = move || Image::open(&pool, &image, snapshot.as_deref(), read_only, done);
+        self.workers.run(spec.lane(), open).await?;
+        let in_time = within(OPEN_PATIENCE, &mut opened).await;
         drop(permit);
+        let opened = match in_time {
+            Some(opened) => opened,
+            None => opened.await,
+        };
+        let opened = opened.map_err(|_| Error::Ending)?;
         let counter = if opened.is_ok() { &self.counters.opens } else { &self.counters.failed_opens };
         counter.fetch_add(1, Ordering::Relaxed);
         opened.map_err(|error| self.failed("open", spec, error))
@@ -249,8 +303,16 @@ impl Connection {
     /// Closes an image. An image that librbd does not close in time is left to it; returns false then.
     pub async fn close(&self, image: &Arc<Image>, disk: &str) -> bool {
         let (sender, closed) = oneshot::channel();
-        // The receiver may have stopped waiting.
-        if image.close(|result| drop(sender.send(result))).is_err() {
+        let (closing, unclosed) = (Arc::<Closing>::default(), Arc::clone(&self.unclosed));
+        let of_call = Arc::clone(&closing);
+        let done = move |result| {
+            if of_call.has_closed() {
+                unclosed.fetch_sub(1, Ordering::AcqRel);
+            }
+            // The receiver may have stopped waiting.
+            drop(sender.send(result));
+        };
+        if image.close(done).is_err() {
             // An earlier removal has begun to close it, and was given up.
             return true;
         }
@@ -260,13 +322,18 @@ impl Connection {
                 tracing::warn!(disk, %error, "librbd reports an error of an image that it has closed");
             }
             Some(_) => {}
-            None => self.quarantine(disk),
+            None => self.quarantine(disk, &closing),
         }
         closed.is_some()
     }
 
     /// Counts a handle that is left to librbd.
-    fn quarantine(&self, disk: &str) {
+    fn quarantine(&self, disk: &str, closing: &Closing) {
+        // Added first, because its end may come at once.
+        self.unclosed.fetch_add(1, Ordering::AcqRel);
+        if !closing.give_up() {
+            self.unclosed.fetch_sub(1, Ordering::AcqRel);
+        }
         self.counters.quarantined.fetch_add(1, Ordering::Relaxed);
         tracing::error!(disk, "librbd does not close the image in time: its handle is left to librbd");
     }

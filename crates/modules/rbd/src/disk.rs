@@ -12,11 +12,13 @@ use aryk_bdev::{
     OpSet, OpenError, Registry,
 };
 use aryk_librbd::{CallError, Image, Info, Operation, Request, Sink, Watch};
+use aryk_log_limit::{LogLimit, limited};
 use aryk_reactor::{Cx, Handle, RootId};
 use rustix::io::Errno;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// Requests in flight on one channel.
@@ -57,6 +59,7 @@ pub(crate) struct Disk {
     resizing: Mutex<ResizeState>,
     failures: Failures,
     errors: Counters,
+    lines: LogLimit,
 }
 
 /// Resizes of a disk by this process. The size is published under its lock.
@@ -206,6 +209,7 @@ fn register(
         resizing: Mutex::default(),
         failures: Failures::default(),
         errors: Counters::default(),
+        lines: LogLimit::new(2, Duration::from_secs(10)),
         spec,
     };
     let disk = Arc::new(disk);
@@ -225,6 +229,20 @@ impl Disk {
 
     pub fn info(&self) -> DiskInfo {
         DiskInfo { spec: self.spec.clone(), addresses: self.addresses.clone(), errors: self.errors.read() }
+    }
+
+    pub(crate) const fn is_read_only(&self) -> bool {
+        self.is_read_only
+    }
+
+    /// Logs that another client has the lock of the image, and does not give it up. Any context.
+    pub(crate) fn waits_for_lock(&self) {
+        limited!(
+            self.lines,
+            warn,
+            disk = self.name,
+            "another client keeps the lock of the image: writes are tried again for some seconds"
+        );
     }
 
     /// Whether a removal is under way. Any context.

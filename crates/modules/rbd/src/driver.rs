@@ -6,6 +6,8 @@
 //! nothing. Requests for which the budget has no room wait
 //! here, those of each channel in their order; the end of a request lets others go, so nothing polls.
 
+mod refused;
+
 use crate::budget::{Budget, Share, Wait, cost_of};
 use crate::connection::Connection;
 use crate::disk::Disk;
@@ -14,7 +16,7 @@ use crate::link::{Command, Link};
 use aryk_bdev::{Channel, Completion, Failure, Io, Op, Status, Tag};
 use aryk_dma::Sgl;
 use aryk_librbd::{Gate, Image, NOTHING, Operation, Request as Call};
-use aryk_reactor::{Armed, Cx, Driver, DriverRef, RootId};
+use aryk_reactor::{Armed, Cx, Driver, DriverRef, Nanos, RootId};
 use aryk_slots::{Key, Slots};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -23,6 +25,8 @@ use std::sync::Arc;
 
 /// Room for commands in the ring. More of them wait here.
 pub(crate) const COMMANDS: u32 = 4096;
+/// The result of a change to an image that is read-only, or whose lock another client keeps.
+const REFUSED: i64 = -(Errno::ROFS.raw_os_error() as i64);
 /// Requests for which a link has room without an allocation.
 const REQUESTS: u32 = 256;
 
@@ -34,6 +38,10 @@ struct Request {
     is_flushing: bool,
     /// The request was aborted, and its channel may be closed.
     is_left: bool,
+    /// Its number among the link's commands.
+    number: u64,
+    /// When librbd refused it for the first time.
+    refused: Option<Nanos>,
 }
 
 struct Opened {
@@ -48,6 +56,10 @@ struct Opened {
     waiting: VecDeque<Key>,
     /// The channel stands in the line for the common part of the budget.
     is_in_line: bool,
+    /// Requests that librbd has refused, and when to try them again.
+    refused: VecDeque<(Nanos, Key)>,
+    /// Requests up to this number may have been aborted: they do not get their data from memory again.
+    aborted: u64,
     gate: Arc<Gate>,
     /// The gate is closed: requests are aborted as soon as it is quiet, and new ones at once.
     leaves: bool,
@@ -118,6 +130,8 @@ impl LinkDriver {
             share: Share::default(),
             waiting: VecDeque::new(),
             is_in_line: false,
+            refused: VecDeque::new(),
+            aborted: 0,
             gate: Arc::clone(&gate),
             leaves: false,
         });
@@ -136,7 +150,14 @@ impl LinkDriver {
     #[inline]
     fn submit(&mut self, channel: Key, io: &Io) {
         let opened = self.channels.get_mut(channel).expect("an open channel");
-        let key = self.requests.add(Request { io: *io, channel, is_flushing: false, is_left: false });
+        let key = self.requests.add(Request {
+            io: *io,
+            channel,
+            is_flushing: false,
+            is_left: false,
+            number: 0,
+            refused: None,
+        });
         if opened.leaves {
             opened.waiting.push_back(key);
             self.has_leavers = true;
@@ -155,10 +176,11 @@ impl LinkDriver {
     /// Gives a request to librbd.
     #[inline]
     fn start(&mut self, key: Key) {
-        let Request { io, channel, .. } =
-            self.requests.get(key).expect("the caller has just added or found it");
-        let opened = self.channels.get_mut(*channel).expect("a channel outlives its requests");
-        opened.last = self.sent + 1;
+        let request = self.requests.get_mut(key).expect("the caller has just added or found it");
+        request.number = self.sent + 1;
+        let (io, channel) = (&request.io, request.channel);
+        let opened = self.channels.get_mut(channel).expect("a channel outlives its requests");
+        opened.last = request.number;
         let block_size = opened.block_size;
         let len = || io.blocks.to_bytes(block_size).0;
         let operation = match io.op {
@@ -222,6 +244,7 @@ impl LinkDriver {
 
     /// Completes the waiting requests of a channel with this tag.
     fn abort(&mut self, channel: Key, tag: Tag, cx: &mut Cx) {
+        self.abort_refused(channel, tag, cx);
         let requests = &mut self.requests;
         let opened = self.channels.get_mut(channel).expect("an open channel");
         let before = opened.waiting.len();
@@ -272,6 +295,11 @@ impl LinkDriver {
                 let Request { io, .. } = self.requests.remove(waiting).expect("it waits");
                 opened.completions.push(Completion { tag: io.tag, status: Status::Aborted });
             }
+            for (_, refused) in opened.refused.drain(..) {
+                let Request { io, .. } = self.requests.remove(refused).expect("it waits");
+                budget.give_back(share, cost_of(io.data.len()));
+                opened.completions.push(Completion { tag: io.tag, status: Status::Aborted });
+            }
             for (_, request) in self.requests.iter_mut().filter(|(_, r)| r.channel == key && !r.is_left) {
                 request.is_left = true;
                 self.left += 1;
@@ -296,6 +324,10 @@ impl LinkDriver {
             self.left -= 1;
             return;
         }
+        if result == REFUSED && self.try_later(key, cx) {
+            return;
+        }
+        let request = self.requests.get_mut(key).expect("just found");
         let is_whole = request.io.op != Op::Read || result == request.io.data.len().into();
         let status = if result >= 0 && is_whole { Status::Ok } else { self.fail(key, result) };
         let request = self.requests.get_mut(key).expect("just found");
@@ -443,13 +475,18 @@ impl Channel for RbdChannel {
     }
 
     #[inline]
-    fn poll(&mut self, _: &mut Cx, out: &mut Vec<Completion>) {
+    fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
         let mut driver = self.driver.borrow_mut();
-        let completions = &mut driver.channels.get_mut(self.key).expect("an open channel").completions;
+        let opened = driver.channels.get_mut(self.key).expect("an open channel");
         if out.is_empty() {
-            std::mem::swap(out, completions);
+            std::mem::swap(out, &mut opened.completions);
         } else {
-            out.append(completions);
+            out.append(&mut opened.completions);
+        }
+        if !opened.refused.is_empty() {
+            drop(driver);
+            let now = cx.now();
+            self.driver.activate(cx).retry(self.key, now);
         }
     }
 }

@@ -5,7 +5,9 @@ use rustix::io::Errno;
 /// After a client could not connect.
 pub(crate) fn of_connect(errno: i32) -> &'static str {
     match Errno::from_raw_os_error(errno) {
-        Errno::NOENT => "; is there a configuration file (/etc/ceph/ceph.conf), and a key file of the user?",
+        Errno::NOENT => {
+            "; is there a configuration file (/etc/ceph/ceph.conf) with `mon_host`, and a key file of the user?"
+        }
         Errno::ACCESS | Errno::PERM => "; `ceph auth get client.USER` shows the user's key and rights",
         Errno::TIMEDOUT => {
             "; no monitor answers: check `mon_host` and the network, and `ceph status` on another host"

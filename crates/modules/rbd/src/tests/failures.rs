@@ -16,7 +16,6 @@ fn failed_requests_have_a_status_by_their_errno_and_are_counted() {
         (Errno::IO, Class::Failed, Status::Medium),
         (Errno::TIMEDOUT, Class::TimedOut, Status::Medium),
         (Errno::NOSPC, Class::NoSpace, Status::NoSpace),
-        (Errno::ROFS, Class::ReadOnly, Status::ReadOnly),
         (Errno::PERM, Class::Denied, Status::AccessDenied),
         (Errno::NOENT, Class::Gone, Status::Removed),
         (Errno::ILSEQ, Class::Unknown, Status::Medium),
@@ -35,6 +34,114 @@ fn failed_requests_have_a_status_by_their_errno_and_are_counted() {
     assert_eq!((outcome.status, &*outcome.data), (Status::Ok, &[0; BLOCK as usize][..]));
     disk.close(&mut bench);
     stub.remove();
+}
+
+/// librbd says the same of an image that is read-only for good.
+#[test]
+fn writes_are_tried_again_while_another_client_keeps_the_lock_of_the_image() {
+    let stub = OnStub::new(BLOCK, 256);
+    let mut bench = Bench::new();
+    let mut disk = bench.open(stub.env.registry(), "disk", Access::Exclusive, 16, BLOCK);
+    let refuse = |is_refused: bool| {
+        stub.image.script(|script| script.fail = if is_refused { Errno::ROFS.raw_os_error() } else { 0 });
+    };
+    let tries = |more: u64, bench: &mut Bench| {
+        let before = stub.image.requests();
+        super::until("librbd has the requests", || {
+            bench.turn();
+            stub.image.requests() >= before + more
+        });
+    };
+    refuse(true);
+    disk.write(1, &[7; BLOCK as usize], Shape::Single, &mut bench);
+    let aborted = disk.write(2, &[8; BLOCK as usize], Shape::Single, &mut bench);
+    tries(6, &mut bench);
+    assert!(disk.completed().is_empty(), "a refused write has ended");
+    disk.abort(aborted, &mut bench);
+    let mut ended = Vec::new();
+    super::until("the aborted write has ended", || {
+        bench.turn();
+        ended.extend(disk.completed());
+        !ended.is_empty()
+    });
+    assert!(ended.len() == 1 && ended[0].id == aborted, "{ended:?}");
+    refuse(false);
+    super::until("the other write has ended", || {
+        bench.turn();
+        ended.extend(disk.completed());
+        ended.len() == 2
+    });
+    assert_eq!(ended[1].status, Status::Ok);
+    disk.read(1, 1, Shape::Single, &mut bench);
+    assert_eq!(disk.finish(&mut bench).data, [7; BLOCK as usize]);
+    assert_eq!(info(&stub.disk).unwrap().errors[Class::ReadOnly as usize], 0);
+
+    // A write that was aborted while librbd had it is not tried again: its memory may be another then.
+    refuse(true);
+    stub.image.script(|script| script.holds = true);
+    let before = stub.image.requests();
+    let aborted = disk.write(1, &[5; BLOCK as usize], Shape::Single, &mut bench);
+    super::until("librbd has the request", || {
+        bench.turn();
+        stub.image.held() == 1
+    });
+    disk.abort(aborted, &mut bench);
+    stub.image.release();
+    assert_eq!((disk.finish(&mut bench).status, stub.image.requests()), (Status::ReadOnly, before + 1));
+
+    disk.write(1, &[9; BLOCK as usize], Shape::Single, &mut bench);
+    disk.read(3, 1, Shape::Single, &mut bench);
+    super::until("both have ended", || {
+        bench.turn();
+        ended.extend(disk.completed());
+        ended.len() == 4
+    });
+    assert!(ended[2..].iter().all(|outcome| outcome.status == Status::ReadOnly), "{ended:?}");
+    assert_eq!(info(&stub.disk).unwrap().errors[Class::ReadOnly as usize], 3);
+    disk.close(&mut bench);
+    stub.remove();
+}
+
+#[test]
+fn a_read_that_returns_too_little_fails_and_leaves_the_rest_of_its_memory_alone() {
+    let stub = OnStub::new(BLOCK, 256);
+    stub.image.write(0, &[6; 2 * BLOCK as usize]);
+    let mut bench = Bench::new();
+    let mut disk = bench.open(stub.env.registry(), "disk", Access::Exclusive, 16, 2 * BLOCK);
+    for bytes in [0, 1, u64::from(BLOCK), 2 * u64::from(BLOCK) - 1] {
+        stub.image.script(|script| script.read_max = Some(bytes));
+        disk.read(0, 2, Shape::Odd, &mut bench);
+        let outcome = disk.finish(&mut bench);
+        assert_eq!(outcome.status, Status::OutOfRange, "{bytes} bytes");
+        let (read, rest) = outcome.data.split_at(bytes as usize);
+        assert!(read.iter().all(|byte| *byte == 6) && rest.iter().all(|byte| *byte == 0xdd), "{bytes} bytes");
+    }
+    stub.image.script(|script| script.read_max = None);
+    disk.read(0, 2, Shape::Odd, &mut bench);
+    assert_eq!(disk.finish(&mut bench).data, [6; 2 * BLOCK as usize]);
+    disk.close(&mut bench);
+    stub.remove();
+}
+
+#[test]
+fn an_image_that_cannot_be_opened_is_refused_with_what_to_do() {
+    let stub = OnStub::new(BLOCK, 256);
+    for (errno, remedy) in [
+        (Errno::NOSYS, "`rbd info IMAGE` shows its features"),
+        (Errno::OPNOTSUPP, "install a newer librbd"),
+        (Errno::NOENT, "`rbd ls POOL` lists the images"),
+        (Errno::PERM, "`profile rbd`"),
+        (Errno::ACCESS, "`ceph auth get client.USER`"),
+        (Errno::ROFS, "`rbd mirror image status IMAGE`"),
+        (Errno::SHUTDOWN, "`ceph osd blocklist ls`"),
+    ] {
+        let pool = pool();
+        add_image(&pool, "image", 1 << 20).script(|script| script.open = errno.raw_os_error());
+        let mut config = config(&pool, BLOCK);
+        config.identity = Identity::named("refused");
+        let text = create(&stub.clusters, &stub.env, config).unwrap_err().to_string();
+        assert!(text.contains(remedy) && text.contains("/image"), "{errno:?}: {text}");
+    }
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! Clients and disks: creation, removal, sizes, calls that never end.
 
 use super::{BLOCK, OnStub, config, create, create_on, pool, until};
-use crate::{Cluster, ClusterConfig, Clusters, Error, Resized, Size, resize};
-use aryk_bdev::{Blocks, Bytes, Env, Identity};
-use aryk_bdev_conformance::block_on;
-use aryk_librbd_stub::{add_image, library, option};
+use crate::{Cluster, ClusterConfig, Clusters, Error, Resized, Size, info, resize};
+use aryk_bdev::{Access, Blocks, Bytes, Env, Identity, Status};
+use aryk_bdev_conformance::{Bench, Shape, block_on};
+use aryk_librbd_stub::{add_image, has_client, library, option};
 use rustix::io::Errno;
+use std::time::{Duration, Instant};
 
 #[test]
 fn a_removed_disk_closes_its_image_and_the_last_one_ends_the_client() {
@@ -138,19 +139,67 @@ fn an_image_that_never_opens_delays_no_other_disk() {
 }
 
 #[test]
-fn a_handle_that_never_closes_is_counted_and_the_disk_goes() {
+fn a_handle_that_does_not_close_is_counted_and_its_image_is_opened_by_a_new_client() {
     let stub = OnStub::new(BLOCK, 256);
+    let first = info(&stub.disk).unwrap().addresses;
     // Another disk keeps the client.
-    block_on(stub.clusters.register("other", ClusterConfig::default())).unwrap();
     let mut kept = config(&pool(), BLOCK);
     kept.spec.image = "+size=65536".into();
     kept.identity = Identity::named("kept");
     create(&stub.clusters, &stub.env, kept).unwrap();
-    stub.image.script(|script| script.never_closes = true);
+    stub.image.script(|script| script.delay = Duration::from_secs(7));
     stub.remove();
     assert!(stub.env.registry().find("disk").is_err());
-    let quarantined: u64 = stub.clusters.list().iter().map(|cluster| cluster.counts.quarantined).sum();
-    assert_eq!(quarantined, 1);
+    let quarantined = || stub.clusters.list().iter().map(|cluster| cluster.counts.quarantined).sum::<u64>();
+    assert_eq!(quarantined(), 1);
+    stub.image.script(|script| script.delay = Duration::ZERO);
+    let again = || {
+        let disk = create(&stub.clusters, &stub.env, config(&stub.pool, BLOCK)).unwrap();
+        let addresses = info(&disk).unwrap().addresses;
+        let mut bench = Bench::new();
+        let mut disk = bench.open(stub.env.registry(), "disk", Access::Exclusive, 4, BLOCK);
+        disk.write(1, &[7; BLOCK as usize], Shape::Single, &mut bench);
+        assert_eq!(disk.finish(&mut bench).status, Status::Ok);
+        disk.close(&mut bench);
+        stub.remove();
+        addresses
+    };
+    assert_ne!(again(), first, "the image was opened by the client whose handle does not close");
+    assert!(has_client(&first), "the other disk has lost its client");
+    until("the handle is closed", || stub.image.handles() == 0);
+    assert_eq!(again(), first, "a client whose handles have closed is used again");
+    assert_eq!(quarantined(), 1);
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "the test measures time")]
+fn images_that_never_open_delay_others_for_some_seconds_and_those_of_other_pools_not_at_all() {
+    let (env, clusters) = (Env::default(), Clusters::with_library(library()));
+    let (pool, other) = (pool(), pool());
+    block_on(clusters.register("c", ClusterConfig::default())).unwrap();
+    for number in 0..40 {
+        let mut stuck = config(&pool, BLOCK);
+        stuck.spec.image = format!("x{number}+size=65536+open=never");
+        stuck.identity = Identity::named(format!("stuck{number}"));
+        let (clusters, env) = (clusters.clone(), env.clone());
+        let cluster = Cluster::Registered("c".into());
+        std::thread::spawn(move || create_on(&cluster, &clusters, &env, stuck));
+    }
+    let cluster = Cluster::Registered("c".into());
+    let create = |pool: &str, name: &str| {
+        add_image(pool, "image", 1 << 20);
+        let mut config = config(pool, BLOCK);
+        config.identity = Identity::named(name);
+        let began = Instant::now();
+        create_on(&cluster, &clusters, &env, config).unwrap();
+        began.elapsed()
+    };
+    // All openings have begun, or wait.
+    std::thread::sleep(Duration::from_millis(500));
+    let took = create(&other, "other");
+    assert!(took < Duration::from_secs(2), "an image of another pool opened after {took:?}");
+    let took = create(&pool, "same");
+    assert!(took < Duration::from_secs(15), "an image of the same pool opened after {took:?}");
 }
 
 #[test]
