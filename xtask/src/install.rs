@@ -38,6 +38,8 @@ const SMARTMONTOOLS: Requirement = requirement("smartctl", "smartmontools");
 const LZ4: Requirement = requirement("lz4", "lz4");
 /// `setpriv` starts children that end with the parent; `unshare` and `blkdiscard` are from the same package.
 const SETPRIV: Requirement = requirement("setpriv", "util-linux");
+/// `ip` and `tc` make a network that tests can cut.
+const TC: Requirement = requirement("tc", "iproute2");
 /// Reads and writes encrypted disks, as the peers of our headers.
 const CRYPTSETUP: Requirement = requirement("cryptsetup", "cryptsetup-bin");
 const QEMU_IMG: Requirement = requirement("qemu-img", "qemu-utils");
@@ -88,6 +90,7 @@ pub(crate) const ALL: &[Requirement] = &[
     SMARTMONTOOLS,
     LZ4,
     SETPRIV,
+    TC,
     CRYPTSETUP,
     QEMU_IMG,
     CEPH_MON,

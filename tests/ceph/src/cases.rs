@@ -5,10 +5,13 @@ mod cluster;
 mod disk;
 mod disks;
 mod disturbed;
+mod failing;
 mod guest;
 mod image;
 mod killed;
 mod stack;
+mod stuck;
+mod threads;
 mod users;
 
 use std::path::{Path, PathBuf};
@@ -53,16 +56,25 @@ impl Case {
     }
 }
 
-/// All cases.
+/// The cases whose name contains `part`: those of the group `long` only if `part` names the group.
 #[must_use]
-pub fn list() -> Vec<Case> {
-    let groups: [&[Case]; 9] = [
+pub fn named(part: &str) -> Vec<Case> {
+    let is_long = |case: &Case| case.name.starts_with("long/");
+    let is_meant = |case: &Case| case.name.contains(part) && (!is_long(case) || part.starts_with("long"));
+    list().into_iter().filter(is_meant).collect()
+}
+
+fn list() -> Vec<Case> {
+    let groups: [&[Case]; 12] = [
         &cluster::CASES,
         &disk::CASES,
         &disks::CASES,
         &users::CASES,
         &disturbed::CASES,
+        &stuck::CASES,
+        &failing::CASES,
         &killed::CASES,
+        &threads::CASES,
         &guest::CASES,
         &image::CASES,
         &stack::CASES,
@@ -122,6 +134,14 @@ impl Site<'_> {
         let log = std::fs::read_to_string(self.directory.join("arykd.log")).unwrap_or_default();
         let lines: Vec<_> = log.lines().collect();
         format!("arykd said:\n{}", lines[lines.len().saturating_sub(LINES)..].join("\n"))
+    }
+}
+
+/// The number in an environment variable.
+fn number(variable: &str, default: usize) -> Result<usize> {
+    match std::env::var(variable) {
+        Ok(text) => text.parse().with_context(|| format!("{variable}={text}")),
+        Err(_) => Ok(default),
     }
 }
 

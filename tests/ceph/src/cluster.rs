@@ -1,4 +1,5 @@
-//! A Ceph cluster in one directory: a monitor and OSDs on 127.0.0.1. Test tool, the thread that starts the cluster.
+//! A Ceph cluster in one directory: a monitor and OSDs on one address of this host. Test tool, the thread that starts the
+//! cluster.
 //!
 //! The daemons are children that the kernel kills when that thread ends, for any reason. A stopped daemon (SIGSTOP) keeps
 //! its connections and answers nothing, as behind a broken network; a killed one closes its connections.
@@ -54,6 +55,7 @@ impl Kind {
 #[derive(Debug)]
 pub struct Cluster {
     kind: Kind,
+    address: String,
     monitor: Process,
     osds: Vec<Process>,
     /// Deleted after the daemons have ended.
@@ -81,15 +83,23 @@ impl Cluster {
     /// # Errors
     /// A program of Ceph is missing or fails; the end of the logs is in the error.
     pub fn start(kind: &Kind) -> Result<Self> {
+        Self::start_at(kind, "127.0.0.1")
+    }
+
+    /// As [`Cluster::start`], with daemons that listen at this IPv4 address.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_at(kind: &Kind, address: &str) -> Result<Self> {
         // Short, because paths of sockets have at most 107 bytes.
         let directory = tempfile::Builder::new().prefix("ceph-").tempdir()?;
-        let site = Site { directory: directory.path(), kind };
+        let site = Site { directory: directory.path(), kind, address };
         site.configure()?;
         let mut monitor = site.monitor()?;
         let osds = site.osds(&mut monitor).with_context(|| site.logs())?;
-        let mut cluster = Self { kind: kind.clone(), monitor, osds, directory };
+        let mut cluster = Self { kind: kind.clone(), address: address.to_owned(), monitor, osds, directory };
         let ready = cluster.rbd(&["pool", "init", POOL]);
-        ready.with_context(|| Site { directory: cluster.directory.path(), kind }.logs())?;
+        ready.with_context(|| cluster.site().logs())?;
         cluster.check_alive()?;
         Ok(cluster)
     }
@@ -120,6 +130,14 @@ impl Cluster {
     /// It fails, or does not end in time.
     pub fn rbd(&self, arguments: &[&str]) -> Result<String> {
         self.site().run("rbd", arguments, "")
+    }
+
+    /// Runs `rados` with `arguments`; returns its standard output.
+    ///
+    /// # Errors
+    /// It fails, or does not end in time.
+    pub fn rados(&self, arguments: &[&str]) -> Result<String> {
+        self.site().run("rados", arguments, "")
     }
 
     /// Creates a pool, and returns when it takes images.
@@ -170,6 +188,14 @@ impl Cluster {
     /// It has ended.
     pub fn stop_monitor(&self) -> Result<Stopped> {
         stop(&[&self.monitor])
+    }
+
+    /// Stops one OSD: requests to its objects do not complete, others do.
+    ///
+    /// # Errors
+    /// There is no such OSD, or it has ended.
+    pub fn stop_osd(&self, number: usize) -> Result<Stopped> {
+        stop(&[self.osds.get(number).context("no such OSD")?])
     }
 
     /// Stops all OSDs: no request to an image completes. The monitor runs on.
@@ -233,7 +259,7 @@ impl Cluster {
     }
 
     fn site(&self) -> Site<'_> {
-        Site { directory: self.directory.path(), kind: &self.kind }
+        Site { directory: self.directory.path(), kind: &self.kind, address: &self.address }
     }
 }
 
@@ -268,6 +294,7 @@ fn is_stopped(pid: u32) -> Result<bool> {
 struct Site<'a> {
     directory: &'a Path,
     kind: &'a Kind,
+    address: &'a str,
 }
 
 impl Site<'_> {
@@ -279,8 +306,9 @@ impl Site<'_> {
     fn configure(&self) -> Result<()> {
         let fsid = std::fs::read_to_string("/proc/sys/kernel/random/uuid")?;
         // The port is free now; another process may take it before the monitor does, which then fails.
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        std::fs::write(self.conf(), settings::text(self.directory, fsid.trim(), port, self.kind))?;
+        let port = TcpListener::bind((self.address, 0))?.local_addr()?.port();
+        let monitor = format!("{}:{port}", self.address);
+        std::fs::write(self.conf(), settings::text(self.directory, fsid.trim(), &monitor, self.kind))?;
         if self.kind.authenticated {
             self.key("mon.", &["mon", "allow *"])?;
             self.key("client.admin", &["mon", "allow *", "osd", "allow *"])?;

@@ -3,6 +3,7 @@
 //! | module      | owns                                                              |
 //! | ----------- | ----------------------------------------------------------------- |
 //! | [`cluster`] | the cluster: its daemons, pools and images, and their disturbances |
+//! | [`network`] | a network that can be cut                                         |
 //! | [`scsi`]    | a VM with a SCSI controller, and its verified load                |
 //! | `settings`  | the cluster's configuration file                                  |
 //! | [`vm`]      | a VM's disk, driven by a test                                     |
@@ -15,6 +16,7 @@
 
 pub mod cases;
 pub mod cluster;
+pub mod network;
 pub mod scsi;
 mod settings;
 pub mod vm;

@@ -41,8 +41,9 @@ const OSD_BYTES: u64 = 4 << 30;
 /// Memory that an OSD on a file keeps as its cache.
 const OSD_MEMORY: u64 = 1 << 30;
 
-/// The text of the file.
-pub(crate) fn text(directory: &Path, fsid: &str, port: u16, kind: &Kind) -> String {
+/// The text of the file. `monitor` is an IPv4 address with a port; OSDs listen at the same address.
+pub(crate) fn text(directory: &Path, fsid: &str, monitor: &str, kind: &Kind) -> String {
+    let address = monitor.split(':').next().unwrap_or_default();
     let directory = directory.display();
     let method = if kind.authenticated { "cephx" } else { "none" };
     let store = match kind.store {
@@ -58,7 +59,7 @@ pub(crate) fn text(directory: &Path, fsid: &str, port: u16, kind: &Kind) -> Stri
     format!(
         "[global]\n\
          fsid = {fsid}\n\
-         mon host = [v2:127.0.0.1:{port}]\n\
+         mon host = [v2:{monitor}]\n\
          auth cluster required = {method}\n\
          auth service required = {method}\n\
          auth client required = {method}\n\
@@ -75,8 +76,8 @@ pub(crate) fn text(directory: &Path, fsid: &str, port: u16, kind: &Kind) -> Stri
          mon data = {directory}/mon.$id\n\
          \n[osd]\n\
          osd data = {directory}/osd.$id\n\
-         public addr = 127.0.0.1\n\
-         cluster addr = 127.0.0.1\n\
+         public addr = {address}\n\
+         cluster addr = {address}\n\
          {store}\
          \n[client]\n\
          log file =\n\

@@ -15,8 +15,12 @@ use rustix::event::{EventfdFlags, eventfd};
 
 /// Upper bound of a request's duration while the cluster runs.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// Pause between two polls without a completion.
+/// Pause between two polls without a completion; and the longer one of a load whose requests wait, which leaves the cores to
+/// others.
 const PAUSE: Duration = Duration::from_micros(100);
+const LONG_PAUSE: Duration = Duration::from_millis(5);
+/// A load whose last completion is so long ago waits.
+const WAITS: Duration = Duration::from_millis(50);
 /// Requests in flight, at most.
 pub const SLOTS: u16 = 8;
 /// Bytes of the longest request.
@@ -237,11 +241,11 @@ impl Vm {
     }
 
     /// Writes blocks at the start of the disk, reads each, and checks it, until `stop`; then waits for the requests in flight.
-    /// There is always a request of each slot in flight.
+    /// There is always a request of each slot in flight. A request may take as long as `patience`.
     ///
     /// # Errors
     /// A request fails, does not complete, or a read returns other data than was written last.
-    pub fn load(&mut self, stop: &AtomicBool) -> Result<Seen> {
+    pub fn load(&mut self, patience: Duration, stop: &AtomicBool) -> Result<Seen> {
         let mut seen = Seen::default();
         let mut blocks: Vec<_> = (0..u64::from(SLOTS)).collect();
         let mut reads = vec![false; blocks.len()];
@@ -252,8 +256,9 @@ impl Vm {
         let mut moved = Instant::now();
         while running > 0 {
             let Some((slot, status)) = self.take()? else {
-                ensure!(moved.elapsed() < PATIENCE, "{running} requests did not complete in {PATIENCE:?}");
-                std::thread::sleep(PAUSE);
+                let waited = moved.elapsed();
+                ensure!(waited < patience, "{running} requests did not complete in {patience:?}");
+                std::thread::sleep(if waited > WAITS { LONG_PAUSE } else { PAUSE });
                 continue;
             };
             seen.requests += 1;
@@ -278,6 +283,30 @@ impl Vm {
             }
         }
         Ok(seen)
+    }
+
+    /// Reads one block after the other, without pauses, for the time `window`. Returns the latency that one read in a hundred
+    /// exceeds.
+    ///
+    /// # Errors
+    /// A read fails.
+    pub fn p99(&mut self, window: Duration) -> Result<Duration> {
+        let (began, mut latencies) = (Instant::now(), Vec::new());
+        while began.elapsed() < window || latencies.is_empty() {
+            let sent = Instant::now();
+            self.submit(0, Request::Read { at: 0, len: BLOCK });
+            let (_, status) = loop {
+                if let Some(done) = self.take()? {
+                    break done;
+                }
+                ensure!(sent.elapsed() < PATIENCE, "a read did not complete in {PATIENCE:?}");
+                std::hint::spin_loop();
+            };
+            ensure!(status == 0, "a read ended with status {status}");
+            latencies.push(sent.elapsed());
+        }
+        latencies.sort_unstable();
+        Ok(latencies[latencies.len() * 99 / 100])
     }
 
     fn write_block(&mut self, slot: u16, block: u64) {

@@ -15,13 +15,14 @@ pub const POOL: &str = "rbd";
 pub struct Image {
     conf: PathBuf,
     name: String,
+    features: Option<String>,
 }
 
 impl Image {
-    /// The image `name` of the cluster with the configuration file `conf`.
+    /// The image `name` of the cluster with the configuration file `conf`. It will have the cluster's default features, or these.
     #[must_use]
-    pub fn new(conf: &Path, name: &str) -> Self {
-        Self { conf: conf.to_owned(), name: name.to_owned() }
+    pub fn new(conf: &Path, name: &str, features: Option<&str>) -> Self {
+        Self { conf: conf.to_owned(), name: name.to_owned(), features: features.map(str::to_owned) }
     }
 
     /// The cluster's configuration file.
@@ -41,7 +42,12 @@ impl Image {
     /// # Errors
     /// It exists, or the cluster refuses.
     pub fn fill(&self, bytes: &[u8]) -> Result<()> {
-        self.rbd(&["import", "--no-progress", "-", &self.spec()], bytes).map(drop)
+        let spec = self.spec();
+        let mut arguments = vec!["import", "--no-progress", "-", &spec];
+        if let Some(features) = &self.features {
+            arguments.extend(["--image-feature", features]);
+        }
+        self.rbd(&arguments, bytes).map(drop)
     }
 
     /// Reads the image's content.

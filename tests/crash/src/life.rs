@@ -135,6 +135,8 @@ pub struct Settings<'a> {
     pub drive: Option<Address>,
     /// The configuration file of the Ceph cluster whose images are the disks, instead of files.
     pub ceph: Option<&'a Path>,
+    /// The features of these images, if not the cluster's default.
+    pub ceph_features: Option<&'a str>,
     /// The seed of all random decisions.
     pub seed: u64,
     /// How long the load runs without crashes.
@@ -155,7 +157,11 @@ pub fn run_life(
     let disks = tempfile::tempdir_in(settings.disks)?;
     let medium = match (settings.drive, settings.ceph) {
         (Some(drive), _) => Medium::Drive(drive),
-        (None, Some(conf)) => Medium::Ceph(Image::new(conf, &format!("crash{life}"))),
+        (None, Some(conf)) => {
+            // Runs with other features have other images.
+            let name = format!("crash{life}-{}", settings.ceph_features.unwrap_or("default"));
+            Medium::Ceph(Image::new(conf, &name, settings.ceph_features))
+        }
         (None, None) => Medium::File(disks.path().join("crash.img")),
     };
     let place = Place::new(sockets.path(), medium, settings.arykd, shape)?;

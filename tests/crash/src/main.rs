@@ -54,6 +54,9 @@ struct Cli {
     /// Instead of files: new images in the pool `rbd` of the Ceph cluster with this configuration file
     #[arg(long, value_name = "CONF", conflicts_with = "nvme")]
     ceph: Option<PathBuf>,
+    /// Features of these images, such as `layering`, which has no exclusive lock [default: the cluster's]
+    #[arg(long, value_name = "FEATURES", requires = "ceph")]
+    ceph_features: Option<String>,
     /// Write all results to this JSON file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -78,6 +81,7 @@ fn run(cli: &Cli) -> Result<()> {
         disks: &cli.disks,
         drive: cli.nvme,
         ceph: cli.ceph.as_deref(),
+        ceph_features: cli.ceph_features.as_deref(),
         seed: cli.seed,
         control: CONTROL,
     };
@@ -102,8 +106,11 @@ fn run(cli: &Cli) -> Result<()> {
         if let Some(violation) = &record.violation {
             println!("VIOLATION: {violation}\n{}", record.log.as_deref().unwrap_or_default());
             let nvme = cli.nvme.map_or_else(String::new, |drive| format!(" --nvme {drive}"));
-            let ceph =
+            let mut ceph =
                 cli.ceph.as_ref().map_or_else(String::new, |conf| format!(" --ceph {}", conf.display()));
+            if let Some(features) = &cli.ceph_features {
+                ceph += &format!(" --ceph-features {features}");
+            }
             println!(
                 "to repeat: cargo xtask crash{nvme}{ceph} --seed {} --rounds {} --life {life}",
                 cli.seed, cli.rounds

@@ -94,6 +94,12 @@ impl Daemon {
         Ok(PathBuf::from(socket))
     }
 
+    /// The process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
     /// Kills the daemon like a crash, and waits until it has ended.
     pub fn kill(mut self) {
         self.process.kill();

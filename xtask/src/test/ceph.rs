@@ -11,8 +11,8 @@ use crate::{install, workspace};
 /// The pages whose commands need a cluster.
 const PAGES: [&str; 1] = ["docs/examples/ceph-stack.md"];
 
-/// Starts one cluster, and runs the conformance suite on it, then all cases whose name contains `part`, one at a time: some stop
-/// its daemons.
+/// Starts one cluster, and runs the conformance suite on it, then the cases that `part` names ([`cases::named`]), one at a time:
+/// some stop its daemons.
 pub(crate) fn run(part: &str) -> Result<Tally> {
     install::ensure(install::ALL)?;
     let bin = binaries::build_for_guests()?;
@@ -27,7 +27,7 @@ pub(crate) fn run(part: &str) -> Result<Tally> {
         let result = docs::run_page(page, &lab.bin, &[("CEPH_CONF", &lab.cluster.conf())]);
         tally.count(&format!("ceph {page} ({} s)", clock.seconds()), result);
     }
-    for case in cases::list().into_iter().filter(|case| case.name.contains(part)) {
+    for case in cases::named(part) {
         let clock = Clock::start();
         let result = case.run(&mut lab);
         tally.count(&format!("ceph {} ({} s)", case.name, clock.seconds()), result);

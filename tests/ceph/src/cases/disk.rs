@@ -11,10 +11,11 @@ use crate::vm::{LEN_MAX, PATIENCE, Request, Vm};
 const MIB: u64 = 1 << 20;
 const ENOENT: i64 = -2;
 
-pub(super) const CASES: [Case; 4] = [
+pub(super) const CASES: [Case; 5] = [
     Case { name: "disk/data", body: data },
     Case { name: "disk/resized", body: resized },
     Case { name: "disk/snapshot", body: snapshot },
+    Case { name: "disk/namespace", body: namespace },
     Case { name: "disk/refused", body: refused },
 ];
 
@@ -96,6 +97,47 @@ fn snapshot(site: &Site<'_>) -> Result<()> {
     let written = old.execute(Request::Write { at: 0, data: &[3; 4096] })?;
     ensure!(written.is_err(), "a snapshot was written");
     ensure!(vm.read(0, 4096)? == [2; 4096], "the image has other data");
+    daemon.stop()
+}
+
+/// Images of the same name in a namespace and outside are different disks, which a restart opens again.
+fn namespace(site: &Site<'_>) -> Result<()> {
+    const INNER: &str = "tenant/shared";
+    let state = site.directory.join("state").display().to_string();
+    let options = ["--state-dir", state.as_str()];
+    let (cluster, daemon) = (site.cluster(), site.client(&options)?);
+    cluster.rbd(&["namespace", "create", &format!("{POOL}/tenant")])?;
+    cluster.create_image(INNER, "4M")?;
+    let mut outer = Vm::connect(&site.disk(&daemon, "shared", "8M")?)?;
+    let mut params = image("shared");
+    (params["name"], params["namespace_name"]) = (json!("inner"), json!("tenant"));
+    daemon.rpc("bdev_rbd_create", &params)?;
+    let inner_socket = daemon.attach("inner", &[])?;
+    let mut inner = Vm::connect(&inner_socket)?;
+    ensure!((outer.size()?, inner.size()?) == (8 * MIB, 4 * MIB), "the disks have the same image");
+    outer.succeed(Request::Write { at: 0, data: &[1; 4096] })?;
+    inner.succeed(Request::Write { at: 0, data: &[2; 4096] })?;
+    ensure!(cluster.content("shared")?[..4096] == [1; 4096], "the image outside has other data");
+    ensure!(cluster.content(INNER)?[..4096] == [2; 4096], "the image in the namespace has other data");
+
+    // By an operator: an image that is created in the namespace, and a snapshot there.
+    let (spec, conf) = (format!("{POOL}/tenant/made"), cluster.conf().display().to_string());
+    daemon.aryk(&["disk", "create", "made", "--rbd", &spec, "--create", "8M", "--conf", &conf])?;
+    cluster.rbd(&["snap", "create", "--no-progress", &format!("{spec}@old")])?;
+    daemon.aryk(&["disk", "create", "old", "--rbd", &format!("{spec}@old"), "--conf", &conf])?;
+    let listed = cluster.rbd(&["ls", &format!("{POOL}/tenant")])?;
+    ensure!(listed.split_whitespace().eq(["made", "shared"]), "{listed}");
+    let shown = daemon.aryk(&["disk", "list"])?;
+    ensure!(shown.contains(&spec), "the namespace is not shown: {shown}");
+    params["namespace_name"] = json!("nowhere");
+    params["name"] = json!("missing");
+    let (code, text) = site.refused("bdev_rbd_create", &params)?;
+    ensure!(code == ENOENT && text.contains("nowhere"), "{code}, {text}");
+
+    daemon.kill();
+    let daemon = site.daemon(&options)?;
+    let mut inner = Vm::connect(&inner_socket)?;
+    ensure!(inner.read(0, 4096)? == [2; 4096], "the successor has opened another image");
     daemon.stop()
 }
 

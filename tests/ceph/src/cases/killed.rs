@@ -7,13 +7,17 @@ use anyhow::{Context, Result, ensure};
 
 use super::{Case, Site};
 
-/// Crashes in all, in lives of ten each.
+/// Crashes of a case in all, in lives of ten each.
 const ROUNDS: &str = "20";
 
-pub(super) const CASES: [Case; 1] = [Case { name: "killed/crashes", body: crashes }];
+pub(super) const CASES: [Case; 2] = [
+    Case { name: "killed/crashes", body: |site| crashes(site, &[]) },
+    // The killed daemon's writes are held back by its exclusion from the cluster only, and not by a lock of the image.
+    Case { name: "killed/without-lock", body: |site| crashes(site, &["--ceph-features", "layering"]) },
+];
 
 /// Runs the crash test on images of the cluster.
-fn crashes(site: &Site<'_>) -> Result<()> {
+fn crashes(site: &Site<'_>, options: &[&str]) -> Result<()> {
     let bin = &site.lab.bin;
     let output = Command::new(bin.join("aryk-crash-tests"))
         .arg("--arykd")
@@ -22,6 +26,7 @@ fn crashes(site: &Site<'_>) -> Result<()> {
         .arg(site.directory)
         .arg("--ceph")
         .arg(site.cluster().conf())
+        .args(options)
         .args(["--rounds", ROUNDS])
         .output()
         .context("running the crash test")?;

@@ -1,6 +1,7 @@
 //! Clients that authenticate by keys.
 
 use anyhow::{Context, Result, ensure};
+use aryk_guest_tests::Daemon;
 use serde_json::{Value, json};
 
 use super::{Case, Site};
@@ -22,19 +23,26 @@ fn keys(site: &Site<'_>) -> Result<()> {
     let options = ["--state-dir", state.as_str()];
     let daemon = site.daemon(&options)?;
     let register = |name: &str, user: &str, key: Value| json!({"name": name, "user_id": user, "config_file": cluster.conf(), "key_file": key});
+    // The file of the other user has no key of this one.
+    let wrong = site.directory.join("wrong.keyring");
+    std::fs::write(&wrong, std::fs::read_to_string(&other)?.replace("strangers", "vms"))?;
     for (what, user, key) in [
-        ("the key of another user", "vms", json!(other)),
+        ("the key of another user", "vms", json!(wrong)),
+        ("a file without the user's key", "vms", json!(other)),
         ("a key file that does not exist", "vms", json!("/nonexistent.keyring")),
         ("a user that does not exist", "nobody", json!(key)),
     ] {
-        let (_, text) = site.refused("bdev_rbd_register_cluster", &register("refused", user, key))?;
-        ensure!(!text.is_empty(), "{what} is refused without a text");
+        let (code, text) = site.refused("bdev_rbd_register_cluster", &register("refused", user, key))?;
+        let says_what_to_do =
+            text.contains("ceph auth get client.USER") || text.contains("key file of the user");
+        ensure!(text.contains("rados_connect") && says_what_to_do, "{what}: {code}, {text}");
     }
     daemon.rpc("bdev_rbd_register_cluster", &register("own", "vms", json!(key)))?;
     daemon.rpc("bdev_rbd_register_cluster", &register("strange", "strangers", json!(other)))?;
     let disk = |name: &str, client: &str| json!({"name": name, "cluster_name": client, "pool_name": POOL, "rbd_name": "keys", "block_size": 512});
     let (code, text) = site.refused("bdev_rbd_create", &disk("strange", "strange"))?;
-    ensure!(code == -1 || code == -13, "{code}, {text}");
+    ensure!((code == -1 || code == -13) && text.contains("profile rbd"), "{code}, {text}");
+    in_namespace(site, &cluster, &daemon)?;
     daemon.rpc("bdev_rbd_create", &disk("own", "own"))?;
     let socket = daemon.attach("own", &[])?;
     let mut vm = Vm::connect(&socket)?;
@@ -51,4 +59,23 @@ fn keys(site: &Site<'_>) -> Result<()> {
     ensure!(vm.read(4096, 4096)? == [5; 4096], "the write is lost");
     vm.succeed(Request::Write { at: 0, data: &[6; 4096] })?;
     daemon.stop()
+}
+
+/// A user with rights to one namespace has no rights to the images outside.
+fn in_namespace(site: &Site<'_>, cluster: &Cluster, daemon: &Daemon) -> Result<()> {
+    cluster.rbd(&["namespace", "create", &format!("{POOL}/tenant")])?;
+    cluster.create_image("tenant/keys", "4M")?;
+    let key = cluster.create_user("tenant", &format!("{POOL} namespace=tenant"))?;
+    let client =
+        json!({"name": "tenant", "user_id": "tenant", "config_file": cluster.conf(), "key_file": key});
+    daemon.rpc("bdev_rbd_register_cluster", &client)?;
+    let mut disk = json!({"name": "tenant", "cluster_name": "tenant", "pool_name": POOL, "rbd_name": "keys", "block_size": 512});
+    let (code, text) = site.refused("bdev_rbd_create", &disk)?;
+    ensure!(text.contains("profile rbd"), "{code}, {text}");
+    disk["namespace_name"] = json!("tenant");
+    daemon.rpc("bdev_rbd_create", &disk)?;
+    let mut vm = Vm::connect(&daemon.attach("tenant", &[])?)?;
+    vm.succeed(Request::Write { at: 0, data: &[9; 4096] })?;
+    ensure!(cluster.content("tenant/keys")?[..4096] == [9; 4096], "the write is not in the namespace");
+    daemon.aryk(&["disk", "remove", "--force", "tenant"]).map(drop)
 }
