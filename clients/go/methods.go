@@ -1183,7 +1183,7 @@ type BdevRbdCreateParams struct {
 	BlockSize uint32 `json:"block_size"`
 	// Aryk only: addresses of clients that may still write to the image, which the daemon stores: they are excluded from the cluster first.
 	Clients []string `json:"clients,omitempty"`
-	// Name of a client of `bdev_rbd_register_cluster`. Default: a client that all disks with the same `user_id`, `config`, `config_file` and `key_file` share.
+	// Name of a client of `bdev_rbd_register_cluster`. Default: a client that all disks with the same `user_id`, `config`, `config_file` and key share.
 	ClusterName string `json:"cluster_name,omitempty"`
 	// Options of Ceph's configuration, such as `mon_host`. Without `config_file`, no file is read then.
 	Config map[string]any `json:"config,omitempty"`
@@ -1191,6 +1191,8 @@ type BdevRbdCreateParams struct {
 	ConfigFile string `json:"config_file,omitempty"`
 	// Aryk only: path of the file with the user's key. Default: Ceph's.
 	KeyFile string `json:"key_file,omitempty"`
+	// Aryk only: name of the user's key in the keyring, which has it as `ceph auth print-key` prints it.
+	KeyName string `json:"key_name,omitempty"`
 	// Name of the new disk. Default: the first free name of `Ceph0`, `Ceph1`, …
 	Name string `json:"name,omitempty"`
 	// Aryk only: namespace in the pool.
@@ -1255,6 +1257,8 @@ type BdevRbdRegisterClusterParams struct {
 	CoreMask string `json:"core_mask,omitempty"`
 	// Path of the file with the user's key. Default: Ceph's.
 	KeyFile string `json:"key_file,omitempty"`
+	// Aryk only: name of the user's key in the keyring, which has it as `ceph auth print-key` prints it.
+	KeyName string `json:"key_name,omitempty"`
 	// Ceph's user, such as `admin` for `client.admin`, which is the default.
 	UserID string `json:"user_id,omitempty"`
 }

@@ -270,6 +270,12 @@ pub struct CreateArgs {
     /// Ceph's user, without 'client.' [default: admin]
     #[arg(long, value_name = "NAME", requires = "rbd")]
     pub user: Option<String>,
+    /// Name of the user's key in the daemon's keyring ('keyring_file_add_key') [default: Ceph's own key file of the user]
+    #[arg(long, value_name = "NAME", requires = "rbd")]
+    pub key: Option<String>,
+    /// A client of 'bdev_rbd_register_cluster', instead of the one that all disks of the same user and configuration share
+    #[arg(long, value_name = "NAME", requires = "rbd", conflicts_with_all = ["conf", "user", "key"])]
+    pub cluster: Option<String>,
     /// Which memory of VMs the NVMe drive accesses by itself [default: auto]
     #[arg(long, value_enum, requires = "nvme")]
     pub dma: Option<Dma>,

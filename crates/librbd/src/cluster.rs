@@ -65,7 +65,15 @@ impl Cluster {
     /// librados's: `ENOENT` if there is no such option.
     pub fn set(&self, option: &str, value: &str) -> Result<(), CallError> {
         const CALL: &str = "rados_conf_set";
-        let (option, value) = (c_string(CALL, option)?, c_string(CALL, value)?);
+        self.set_secret(&c_string(CALL, option)?, &c_string(CALL, value)?)
+    }
+
+    /// Sets an option without a copy of the value, except that of librados.
+    ///
+    /// # Errors
+    /// As [`Cluster::set`].
+    pub fn set_secret(&self, option: &CStr, value: &CStr) -> Result<(), CallError> {
+        const CALL: &str = "rados_conf_set";
         // SAFETY: the client exists, and librados copies the strings.
         let result = unsafe { (self.table().rados_conf_set)(self.raw, option.as_ptr(), value.as_ptr()) };
         CallError::check(CALL, result).map(drop)

@@ -250,6 +250,8 @@ impl Disk {
             create: None,
             conf: None,
             user: None,
+            key: None,
+            cluster: None,
             dma: None,
         };
         let (method, params) = create_call(&args).map_err(|e: Error| e.to_string())?;

@@ -24,6 +24,23 @@ fn rotations_of_keys_parse() {
 }
 
 #[test]
+fn a_disk_in_a_ceph_image_has_one_client() {
+    for line in [
+        "aryk disk create vm1 --rbd vms/vm1 --user vms --key ceph-vms --conf /etc/ceph/ceph.conf",
+        "aryk disk create vm1 --rbd vms/vm1 --cluster ceph --create 20G",
+    ] {
+        parse(line).unwrap();
+    }
+    for line in [
+        "aryk disk create vm1 --rbd vms/vm1 --cluster ceph --user vms",
+        "aryk disk create vm1 --rbd vms/vm1 --cluster ceph --key k",
+        "aryk disk create vm1 --file f --size 1G --cluster ceph",
+    ] {
+        parse(line).unwrap_err();
+    }
+}
+
+#[test]
 fn commands_of_the_guide_parse() {
     for line in [
         "aryk disk create vm1 --file vm1.img --size 20G",

@@ -214,6 +214,8 @@ pub fn create_call(args: &CreateArgs) -> Result<(&'static str, Value), Error> {
             ("size", args.create.map(|size| json!(size.0))),
             ("config_file", conf.map(|path| json!(path))),
             ("user_id", args.user.as_ref().map(|user| json!(user))),
+            ("key_name", args.key.as_ref().map(|key| json!(key))),
+            ("cluster_name", args.cluster.as_ref().map(|cluster| json!(cluster))),
             ("read_only", args.readonly.then_some(json!(true))),
             ("uuid", uuid),
         ]);

@@ -1866,6 +1866,7 @@ class Methods(ABC):
         config: dict[str, Any] | None = None,
         config_file: str | None = None,
         key_file: str | None = None,
+        key_name: str | None = None,
         name: str | None = None,
         namespace_name: str | None = None,
         read_only: bool | None = None,
@@ -1880,10 +1881,11 @@ class Methods(ABC):
             rbd_name: Name of the image, or `IMAGE@SNAPSHOT`, which is read-only.
             block_size: Block size in bytes.
             clients: Aryk only: addresses of clients that may still write to the image, which the daemon stores: they are excluded from the cluster first.
-            cluster_name: Name of a client of `bdev_rbd_register_cluster`. Default: a client that all disks with the same `user_id`, `config`, `config_file` and `key_file` share.
+            cluster_name: Name of a client of `bdev_rbd_register_cluster`. Default: a client that all disks with the same `user_id`, `config`, `config_file` and key share.
             config: Options of Ceph's configuration, such as `mon_host`. Without `config_file`, no file is read then.
             config_file: Aryk only: path of Ceph's configuration file. Default: Ceph's.
             key_file: Aryk only: path of the file with the user's key. Default: Ceph's.
+            key_name: Aryk only: name of the user's key in the keyring, which has it as `ceph auth print-key` prints it.
             name: Name of the new disk. Default: the first free name of `Ceph0`, `Ceph1`, …
             namespace_name: Aryk only: namespace in the pool.
             read_only: Whether writes are refused.
@@ -1902,6 +1904,7 @@ class Methods(ABC):
                 config=config,
                 config_file=config_file,
                 key_file=key_file,
+                key_name=key_name,
                 name=name,
                 namespace_name=namespace_name,
                 read_only=read_only,
@@ -1974,6 +1977,7 @@ class Methods(ABC):
         config_param: dict[str, Any] | None = None,
         core_mask: str | None = None,
         key_file: str | None = None,
+        key_name: str | None = None,
         user_id: str | None = None,
     ) -> str:
         """Connects a client to a Ceph cluster, for disks that name it.
@@ -1984,6 +1988,7 @@ class Methods(ABC):
             config_param: Options of Ceph's configuration, such as `mon_host`. Without `config_file`, no file is read then.
             core_mask: Cores for the client's threads. Default: those of `arykd --client-cpus`.
             key_file: Path of the file with the user's key. Default: Ceph's.
+            key_name: Aryk only: name of the user's key in the keyring, which has it as `ceph auth print-key` prints it.
             user_id: Ceph's user, such as `admin` for `client.admin`, which is the default.
         """
         result: str = self.call(
@@ -1994,6 +1999,7 @@ class Methods(ABC):
                 config_param=config_param,
                 core_mask=core_mask,
                 key_file=key_file,
+                key_name=key_name,
                 user_id=user_id,
             ),
         )
@@ -5253,6 +5259,7 @@ class AsyncMethods(ABC):
         config: dict[str, Any] | None = None,
         config_file: str | None = None,
         key_file: str | None = None,
+        key_name: str | None = None,
         name: str | None = None,
         namespace_name: str | None = None,
         read_only: bool | None = None,
@@ -5267,10 +5274,11 @@ class AsyncMethods(ABC):
             rbd_name: Name of the image, or `IMAGE@SNAPSHOT`, which is read-only.
             block_size: Block size in bytes.
             clients: Aryk only: addresses of clients that may still write to the image, which the daemon stores: they are excluded from the cluster first.
-            cluster_name: Name of a client of `bdev_rbd_register_cluster`. Default: a client that all disks with the same `user_id`, `config`, `config_file` and `key_file` share.
+            cluster_name: Name of a client of `bdev_rbd_register_cluster`. Default: a client that all disks with the same `user_id`, `config`, `config_file` and key share.
             config: Options of Ceph's configuration, such as `mon_host`. Without `config_file`, no file is read then.
             config_file: Aryk only: path of Ceph's configuration file. Default: Ceph's.
             key_file: Aryk only: path of the file with the user's key. Default: Ceph's.
+            key_name: Aryk only: name of the user's key in the keyring, which has it as `ceph auth print-key` prints it.
             name: Name of the new disk. Default: the first free name of `Ceph0`, `Ceph1`, …
             namespace_name: Aryk only: namespace in the pool.
             read_only: Whether writes are refused.
@@ -5289,6 +5297,7 @@ class AsyncMethods(ABC):
                 config=config,
                 config_file=config_file,
                 key_file=key_file,
+                key_name=key_name,
                 name=name,
                 namespace_name=namespace_name,
                 read_only=read_only,
@@ -5361,6 +5370,7 @@ class AsyncMethods(ABC):
         config_param: dict[str, Any] | None = None,
         core_mask: str | None = None,
         key_file: str | None = None,
+        key_name: str | None = None,
         user_id: str | None = None,
     ) -> str:
         """Connects a client to a Ceph cluster, for disks that name it.
@@ -5371,6 +5381,7 @@ class AsyncMethods(ABC):
             config_param: Options of Ceph's configuration, such as `mon_host`. Without `config_file`, no file is read then.
             core_mask: Cores for the client's threads. Default: those of `arykd --client-cpus`.
             key_file: Path of the file with the user's key. Default: Ceph's.
+            key_name: Aryk only: name of the user's key in the keyring, which has it as `ceph auth print-key` prints it.
             user_id: Ceph's user, such as `admin` for `client.admin`, which is the default.
         """
         result: str = await self.call(
@@ -5381,6 +5392,7 @@ class AsyncMethods(ABC):
                 config_param=config_param,
                 core_mask=core_mask,
                 key_file=key_file,
+                key_name=key_name,
                 user_id=user_id,
             ),
         )

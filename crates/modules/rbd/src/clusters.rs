@@ -7,7 +7,7 @@
 use crate::connection::{Connection, Counts};
 use crate::timer::sole;
 use crate::workers::{Lane, Workers, lock};
-use crate::{Cluster, Error, Spec};
+use crate::{Cluster, Error, Spec, UserKey};
 use aryk_librbd::{Image, Library};
 use aryk_reactor::CoreSet;
 use std::collections::BTreeMap;
@@ -15,6 +15,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use tokio::sync::OnceCell;
+
+/// Clients of one cluster, at most. Each has some 40 descriptors, one more for each OSD, and a dozen threads, and a process has a
+/// limited number of both: a client for each of thousands of disks would take them from all others.
+pub(crate) const CLIENTS_MAX: usize = 64;
 
 /// What a client is made of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,6 +29,8 @@ pub struct ClusterConfig {
     pub file: Option<PathBuf>,
     /// The file with the user's key.
     pub key_file: Option<PathBuf>,
+    /// The user's key, instead of one in a file.
+    pub key: Option<UserKey>,
     /// Options of Ceph's configuration.
     pub options: BTreeMap<String, String>,
     /// The cores of the client's threads. `None`: those of [`Clusters::new`].
@@ -35,6 +41,16 @@ impl ClusterConfig {
     /// Whether a configuration file is read.
     pub(crate) fn reads_file(&self) -> bool {
         self.file.is_some() || self.options.is_empty()
+    }
+
+    /// Whether both are of one cluster, as far as the configuration tells: they find its monitors in the same way.
+    fn is_of_cluster(&self, other: &Self) -> bool {
+        let monitors = |config: &Self| {
+            // Ceph takes all of these as one name.
+            let is_it = |name: &&String| matches!(name.replace([' ', '-'], "_").as_str(), "mon_host");
+            config.options.keys().find(is_it).map(|name| config.options[name].clone())
+        };
+        (&self.file, self.reads_file(), monitors(self)) == (&other.file, other.reads_file(), monitors(other))
     }
 }
 
@@ -183,6 +199,10 @@ impl Clusters {
             if let Some(entry) = state.entries.iter().find(is_same) {
                 Lease::new(entry)
             } else {
+                let of_cluster = state.entries.iter().filter(|entry| entry.config.is_of_cluster(&config));
+                if of_cluster.count() >= CLIENTS_MAX {
+                    return Err(Error::TooManyClients);
+                }
                 let entry = Entry { name, config, connection: OnceCell::new(), users: AtomicUsize::new(0) };
                 let entry = Arc::new(entry);
                 state.entries.push(Arc::clone(&entry));
@@ -213,7 +233,7 @@ impl Clusters {
     /// Connects a client that disks can name.
     ///
     /// # Errors
-    /// [`Error::ClusterExists`], [`Error::Connect`].
+    /// [`Error::ClusterExists`], [`Error::TooManyClients`], [`Error::Connect`].
     pub async fn register(&self, name: &str, config: ClusterConfig) -> Result<(), Error> {
         let is_known = |state: &State| state.registered.contains_key(name);
         if is_known(&lock(&self.0.state)) {

@@ -415,6 +415,9 @@ fn connect(library: &Library, config: &ClusterConfig) -> Result<(Arc<Cluster>, S
         if let Some(keyring) = &config.key_file {
             cluster.set("keyring", &keyring.to_string_lossy())?;
         }
+        if let Some(key) = &config.key {
+            cluster.set_secret(c"key", key.as_c_str())?;
+        }
         OPTIONS.iter().try_for_each(|(option, value)| cluster.set(option, value))?;
         config.options.iter().try_for_each(|(option, value)| cluster.set(option, value))?;
         // Otherwise librbd could read the data of a write when its VM has gone. Clusters before version 15 have no such option.

@@ -10,6 +10,7 @@
 //! | `driver` | the reactor's end of a link, and the channels of all disks of a client there |
 //! | `disk` | the disk of an image |
 //! | `state` | what the cluster says about a disk's image: features, snapshots, locks |
+//! | `key` | the key of a Ceph user |
 //! | `errors` | what an errno of librbd means for a request |
 //!
 //! **No reactor calls librbd**, whose calls take locks and copy data. A reactor puts requests into a ring; a thread of the link
@@ -23,6 +24,7 @@ mod connection;
 mod disk;
 mod driver;
 mod errors;
+mod key;
 mod link;
 mod remedy;
 mod state;
@@ -35,6 +37,7 @@ pub use clusters::{ClusterConfig, ClusterInfo, Clusters};
 pub use connection::Counts;
 pub use disk::{Resized, Settled, Shrinking, Size, resize};
 pub use errors::{Class, ErrorCounts};
+pub use key::{NotAKey, UserKey};
 pub use state::{ImageState, state};
 
 use aryk_bdev::{Bdev, Bytes, Env, Identity};
@@ -114,6 +117,13 @@ pub enum Error {
     /// There is one already.
     #[error("a Ceph cluster named `{0}` exists already")]
     ClusterExists(String),
+    /// The cluster has as many clients of this daemon as it may have.
+    #[error(
+        "this daemon has {} clients of the Ceph cluster already, which is the most: disks with the same user and configuration share \
+         one, and so do disks that name a registered one (`cluster_name`)",
+        clusters::CLIENTS_MAX
+    )]
+    TooManyClients,
     /// Disks use the cluster.
     #[error("the Ceph cluster `{name}` is used by {disks} disks")]
     ClusterInUse {

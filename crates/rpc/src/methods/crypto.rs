@@ -213,14 +213,18 @@ pub(crate) fn has_same_material(
 ///
 /// # Errors
 /// The state store has a key that another wrapping key has wrapped: the store would need both.
-async fn wrapping_key(control: &Control) -> Result<Rc<WrappingKey>, Error> {
+pub(super) async fn wrapping_key(control: &Control) -> Result<Rc<WrappingKey>, Error> {
     let ours = control.wrapping.id();
-    let id = |call: &Call| call.params.get("key").and_then(Value::as_str).and_then(id_of).map(str::to_owned);
-    let is_foreign =
-        |call: &Call| call.method == CREATE_KEY && (ours.is_none() || id(call).as_deref() != ours);
+    let is_foreign = |call: &Call| {
+        let (has_key, id) = match &*call.method {
+            CREATE_KEY => (true, call.params.get("key").and_then(Value::as_str).and_then(id_of)),
+            _ => (super::rbd::wrapped_by(call).is_some(), super::rbd::wrapped_by(call)),
+        };
+        has_key && (ours.is_none() || id != ours)
+    };
     if let Some(other) = control.config.absent_objects_that(is_foreign).first() {
         let detail = format!(
-            "the state store has '{}', which {} cannot unwrap: give the daemon the right wrapping key, or destroy that key, before you create others",
+            "the state store has '{}', which {} cannot unwrap: give the daemon the right wrapping key, or remove that object, before you store other keys",
             other.name,
             control.wrapping.source(),
         );

@@ -4,6 +4,7 @@
 //! cluster before it opens the image. It adds those of its own client to the note, durably, before it opens the image.
 
 mod image;
+mod options;
 
 use super::details::{Details, Rbd};
 use super::{Control, Error, Name, Phase, Table, is_default};
@@ -13,6 +14,8 @@ use crate::params::{Count, CpuMask};
 use aryk_bdev::{Bdev, Bytes, Identity};
 use aryk_bdev_rbd as module;
 use aryk_bdev_rbd::{Cluster, ClusterConfig, Clusters, Spec};
+use options::Options;
+pub(crate) use options::{for_output, wrapped_by};
 use rustix::io::Errno;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
@@ -29,8 +32,6 @@ pub(crate) const CREATE: &str = "bdev_rbd_create";
 pub(crate) const REGISTER: &str = "bdev_rbd_register_cluster";
 /// The parameter with the addresses of clients, which only the state store has.
 const CLIENTS: &str = "clients";
-/// Options of Ceph that are secrets.
-const SECRETS: [&str; 1] = ["key"];
 /// How long the store may take to write the addresses of a new client.
 const WRITE_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -74,57 +75,9 @@ impl Default for State {
     }
 }
 
-/// The call without secrets, and without what only the state store has.
-pub(crate) fn for_output(mut call: Call) -> Call {
-    let is_ours = matches!(&*call.method, CREATE | REGISTER);
-    if let Some(params) = call.params.as_object_mut().filter(|_| is_ours) {
-        params.remove(CLIENTS);
-        for options in ["config", "config_param"] {
-            match params.get_mut(options) {
-                Some(Value::Object(options)) => remove_secrets(options),
-                Some(Value::String(text)) => *text = without_secrets(text),
-                _ => {}
-            }
-        }
-    }
-    call
-}
-
-fn remove_secrets(options: &mut Map<String, Value>) {
-    options.retain(|option, _| !SECRETS.contains(&option.as_str()));
-}
-
-/// Options as JSON text, without secrets.
-fn without_secrets(text: &str) -> String {
-    let mut options = serde_json::from_str(text).unwrap_or_default();
-    remove_secrets(&mut options);
-    Value::Object(options).to_string()
-}
-
 /// The cluster that a disk's call names.
 pub(crate) fn cluster_of(call: &Call) -> Option<&str> {
     if call.method == CREATE { call.params.get("cluster_name")?.as_str() } else { None }
-}
-
-/// Options of Ceph's configuration, by name; or the same as JSON text.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(untagged)]
-enum Options {
-    Members(BTreeMap<String, String>),
-    Text(String),
-}
-
-impl Options {
-    fn read(this: Option<&Self>) -> Result<BTreeMap<String, String>, Error> {
-        match this {
-            None => Ok(BTreeMap::new()),
-            Some(Self::Members(members)) => Ok(members.clone()),
-            Some(Self::Text(text)) => serde_json::from_str(text).map_err(|_| {
-                // The text may contain a key, and is not repeated.
-                Error::invalid("options of Ceph must be a JSON object whose members are strings")
-            }),
-        }
-    }
 }
 
 /// Parameters of `bdev_rbd_register_cluster`.
@@ -146,20 +99,30 @@ struct Register {
     /// Path of the file with the user's key. Default: Ceph's.
     #[serde(skip_serializing_if = "Option::is_none")]
     key_file: Option<PathBuf>,
+    /// Aryk only: name of the user's key in the keyring, which has it as `ceph auth print-key` prints it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key_name: Option<String>,
     /// Cores for the client's threads. Default: those of `arykd --client-cpus`.
     #[serde(skip_serializing_if = "Option::is_none")]
     core_mask: Option<CpuMask>,
 }
 
-async fn register_cluster(control: &Control, p: Register) -> Result<String, Error> {
+async fn register_cluster(control: &Control, mut p: Register) -> Result<String, Error> {
     if p.name.is_empty() || p.name.len() > super::NAME_LEN_MAX {
         return Err(Error::invalid(format!("a cluster's name has 1 to {} bytes", super::NAME_LEN_MAX)));
     }
+    let source = options::Source {
+        about: [REGISTER, &p.name],
+        key_name: p.key_name.as_deref(),
+        key_file: p.key_file.as_ref(),
+    };
+    let (options, key) = options::open(control, source, &mut p.config_param).await?;
     let config = ClusterConfig {
         user: p.user_id.clone(),
         file: p.config_file.clone(),
         key_file: p.key_file.clone(),
-        options: Options::read(p.config_param.as_ref())?,
+        key,
+        options,
         cores: p.core_mask.clone().map(|mask| mask.0),
     };
     control.check_open()?;
@@ -239,8 +202,7 @@ struct ClusterInfo {
 
 impl From<module::ClusterInfo> for ClusterInfo {
     fn from(info: module::ClusterInfo) -> Self {
-        let module::ClusterInfo { name, mut config, addresses, disks, is_blocklisted, counts, .. } = info;
-        config.options.retain(|option, _| !SECRETS.contains(&option.as_str()));
+        let module::ClusterInfo { name, config, addresses, disks, is_blocklisted, counts, .. } = info;
         Self {
             cluster_name: name,
             user_id: config.user,
@@ -308,7 +270,7 @@ struct Create {
     #[schemars(with = "Option<Map<String, Value>>")]
     config: Option<Options>,
     /// Name of a client of `bdev_rbd_register_cluster`. Default: a client that all disks with the same `user_id`, `config`,
-    /// `config_file` and `key_file` share.
+    /// `config_file` and key share.
     #[serde(skip_serializing_if = "Option::is_none")]
     cluster_name: Option<String>,
     /// Default: a random uuid.
@@ -325,6 +287,9 @@ struct Create {
     /// Aryk only: path of the file with the user's key. Default: Ceph's.
     #[serde(skip_serializing_if = "Option::is_none")]
     key_file: Option<PathBuf>,
+    /// Aryk only: name of the user's key in the keyring, which has it as `ceph auth print-key` prints it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key_name: Option<String>,
     /// Aryk only: size in bytes of the image that is created if there is none. An image of another size is refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     size: Option<Count>,
@@ -335,20 +300,24 @@ struct Create {
 }
 
 impl Create {
-    fn cluster(&self) -> Result<Cluster, Error> {
+    /// The cluster of the disk `disk`. A key among the options is wrapped from then on.
+    async fn cluster(&mut self, control: &Control, disk: &str) -> Result<Cluster, Error> {
         let Some(name) = &self.cluster_name else {
-            return Ok(Cluster::Shared(ClusterConfig {
-                user: self.user_id.clone(),
-                file: self.config_file.clone(),
-                key_file: self.key_file.clone(),
-                options: Options::read(self.config.as_ref())?,
-                cores: None,
-            }));
+            let source = options::Source {
+                about: [CREATE, disk],
+                key_name: self.key_name.as_deref(),
+                key_file: self.key_file.as_ref(),
+            };
+            let (options, key) = options::open(control, source, &mut self.config).await?;
+            let (user, file, key_file) =
+                (self.user_id.clone(), self.config_file.clone(), self.key_file.clone());
+            return Ok(Cluster::Shared(ClusterConfig { user, file, key_file, key, options, cores: None }));
         };
         if self.user_id.is_some()
             || self.config.is_some()
             || self.config_file.is_some()
             || self.key_file.is_some()
+            || self.key_name.is_some()
         {
             return Err(Error::invalid(
                 "a disk of a registered cluster has that cluster's user and configuration",
@@ -401,7 +370,8 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
     let name = p.name.take().unwrap_or_else(|| free_name(control));
     let identity = super::identity(&name, p.uuid)?;
     (p.name, p.uuid) = (Some(name.clone()), Some(identity.uuid));
-    let (cluster, spec) = (p.cluster()?, p.spec()?);
+    let spec = p.spec()?;
+    let cluster = p.cluster(control, &name).await?;
     if control.disks.find(&name).is_ok() {
         return Err(aryk_bdev::Error::Exists(name).into());
     }
@@ -536,6 +506,7 @@ impl From<module::Error> for Error {
             Rbd::Thread(error) => Errno::from_io_error(error).unwrap_or(Errno::AGAIN),
             Rbd::NoCluster(_) => Errno::NOENT,
             Rbd::ClusterExists(_) => Errno::EXIST,
+            Rbd::TooManyClients => Errno::USERS,
             Rbd::ClusterInUse { .. } | Rbd::Resizing(_) | Rbd::Left(_) => Errno::BUSY,
             Rbd::Connect(error)
             | Rbd::Fence { error, .. }

@@ -1,6 +1,7 @@
 //! Clients and disks: creation, removal, sizes, calls that never end.
 
 use super::{BLOCK, OnStub, config, create, create_on, pool, until};
+use crate::clusters::CLIENTS_MAX;
 use crate::{Cluster, ClusterConfig, Clusters, Error, Resized, Size, info, resize};
 use aryk_bdev::{Access, Blocks, Bytes, Env, Identity, Status};
 use aryk_bdev_conformance::{Bench, Shape, block_on};
@@ -30,6 +31,25 @@ fn disks_of_one_configuration_share_a_client() {
     assert_eq!((list.len(), list[0].disks, list[0].counts.opens), (1, 2, 2));
     block_on(env.registry().remove("a")).unwrap();
     assert_eq!(clusters.list()[0].disks, 1);
+}
+
+#[test]
+fn a_cluster_has_a_limited_number_of_clients_and_others_have_theirs() {
+    let clusters = Clusters::with_library(library());
+    let of_user = |number: usize, monitor: &str| {
+        let options = [("mon_host".to_owned(), monitor.to_owned())].into();
+        ClusterConfig { user: Some(format!("u{number}")), options, ..ClusterConfig::default() }
+    };
+    let register = |number: usize, monitor: &str| {
+        block_on(clusters.register(&format!("{monitor} {number}"), of_user(number, monitor)))
+    };
+    (0..CLIENTS_MAX).for_each(|number| register(number, "10.0.0.1").unwrap());
+    assert!(matches!(register(CLIENTS_MAX, "10.0.0.1"), Err(Error::TooManyClients)));
+    assert_eq!(clusters.list().len(), CLIENTS_MAX);
+    register(0, "10.0.0.2").unwrap();
+    block_on(clusters.unregister("10.0.0.1 7")).unwrap();
+    register(CLIENTS_MAX, "10.0.0.1").unwrap();
+    block_on(clusters.close());
 }
 
 #[test]

@@ -4,19 +4,26 @@ use super::*;
 use crate::Methods;
 use crate::methods::log::PrintLevel;
 use crate::restore::{Restored, restore};
-use aryk_librbd_stub::{add_image, blocklist, is_blocklisted, library};
+use crate::wrapping::{Source, Wrapping};
+use aryk_librbd_stub::{add_image, blocklist, is_blocklisted, library, option};
 use aryk_reactor::{Options, Reactors};
 use aryk_state::Store;
 use serde_json::json;
 use serde_json::value::to_raw_value;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::rc::Rc;
 
-/// A daemon with its state in `dir`.
+/// A daemon with its state and its wrapping key in `dir`.
 fn daemon(dir: &Path) -> (Rc<Control>, Rc<Methods<Control>>) {
+    daemon_with(dir, Wrapping::read(Source::Own(dir.join("wrapping.key"))))
+}
+
+fn daemon_with(dir: &Path, wrapping: Wrapping) -> (Rc<Control>, Rc<Methods<Control>>) {
     let reactors = Rc::new(Reactors::start(&Options::default()).unwrap());
     let control = Control::new(reactors, dir, 1024, PrintLevel::Error, |_| {});
-    let control = Rc::new(control.with_rbd(Clusters::with_library(library())));
+    let control = control.with_rbd(Clusters::with_library(library())).with_wrapping(wrapping);
+    let control = Rc::new(control);
     let (store, records) = Store::open(dir).unwrap();
     control.config.keep_in(store, records).unwrap();
     control.start();
@@ -138,6 +145,85 @@ fn keys_in_options_that_are_text_are_in_no_reply() {
     }
     let output = for_output(Call { method: CREATE.into(), params: json!({"config": "key=secret"}) });
     assert_eq!(output.params, json!({"config": "{}"}));
+}
+
+/// All bytes of the files in a directory.
+fn bytes_of(dir: &Path) -> Vec<u8> {
+    let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    files.filter(|path| path.is_file()).flat_map(|path| std::fs::read(path).unwrap()).collect()
+}
+
+fn contains(bytes: &[u8], text: &str) -> bool {
+    bytes.windows(text.len()).any(|window| window == text.as_bytes())
+}
+
+/// The key that the only client with this name, or without one, gave to librados.
+fn key_of(control: &Control, name: Option<&str>) -> Option<String> {
+    let list = control.rbd.0.list();
+    let client = list.iter().find(|client| client.name.as_deref() == name).unwrap();
+    option(&client.addresses, "key")
+}
+
+#[test]
+fn the_state_store_has_keys_of_users_wrapped_only() {
+    in_local_set(async |dir| {
+        const KEYS: [&str; 2] = ["AQAregistered12345678==", "AQAshared1234567890123=="];
+        add_image("keys", "image", 1 << 20);
+        let (before, methods) = daemon(dir);
+        let cluster = json!({"name": "c", "config_param": {"mon_host": "10.0.0.1", "key": KEYS[0]}});
+        call(&methods, REGISTER, cluster).await.unwrap();
+        let text = json!({"mon_host": "10.0.0.1", "key": KEYS[1]}).to_string();
+        let disk =
+            json!({"name": "d", "pool_name": "keys", "rbd_name": "image", "block_size": 512, "config": text});
+        call(&methods, CREATE, disk).await.unwrap();
+        let keys = |control: &Control| [Some("c"), None].map(|name| key_of(control, name).unwrap());
+        assert_eq!(keys(&before), KEYS);
+        for call in before.config.calls(Subsystem::Bdev) {
+            assert!(!KEYS.iter().any(|key| call.params.to_string().contains(key)), "{}", call.params);
+        }
+        std::mem::forget(before.rbd.0.clone());
+        drop((before, methods));
+        let stored = bytes_of(dir);
+        assert!(contains(&stored, "wrapped:1:") && !KEYS.iter().any(|key| contains(&stored, key)));
+        let (after, methods) = daemon_with(dir, Wrapping::default());
+        assert_eq!(restore(&after, &methods).await, Restored { made: 0, absent: 2 });
+        let why = after.config.why_absent_object(Subsystem::Rbd, "c").unwrap();
+        assert!(why.contains("the key of 'c' is wrapped by the wrapping key with id"), "{why}");
+        let other = json!({"name": "o", "config_param": {"key": KEYS[0]}});
+        let refused = call(&methods, REGISTER, other).await.unwrap_err();
+        assert!(refused.to_string().contains("cannot unwrap"), "{refused}");
+    });
+}
+
+#[test]
+fn a_restarted_daemon_has_the_keys_of_users_again() {
+    in_local_set(async |dir| {
+        const KEYS: [&str; 2] = ["AQAagain1234567890123==", "AQAnamed1234567890123=="];
+        let file = dir.join("named.secret");
+        std::fs::write(&file, format!("{}\n", KEYS[1])).unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let (before, methods) = daemon(dir);
+        let named = json!({"name": "vms", "path": file});
+        call(&methods, "keyring_file_add_key", named).await.unwrap();
+        call(&methods, REGISTER, json!({"name": "a", "config_param": {"key": KEYS[0]}})).await.unwrap();
+        call(&methods, REGISTER, json!({"name": "b", "key_name": "vms"})).await.unwrap();
+        std::mem::forget(before.rbd.0.clone());
+        drop((before, methods));
+        let (after, methods) = daemon(dir);
+        assert_eq!(restore(&after, &methods).await, Restored { made: 3, absent: 0 });
+        assert_eq!([Some("a"), Some("b")].map(|name| key_of(&after, name).unwrap()), KEYS);
+        for (more, code) in [
+            (json!({"key_name": "none"}), -2),
+            (json!({"key_name": "vms", "key_file": "/k"}), -22),
+            (json!({"key_name": "vms", "config_param": {"key": "AQ=="}}), -22),
+            (json!({"config_param": {"key": "[client.vms]"}}), -22),
+        ] {
+            let mut params = json!({"name": "x"});
+            params.as_object_mut().unwrap().append(&mut more.as_object().unwrap().clone());
+            let refused = call(&methods, REGISTER, params).await.unwrap_err();
+            assert_eq!(refused.code(), code, "{more}: {refused}");
+        }
+    });
 }
 
 #[test]
