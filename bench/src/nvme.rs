@@ -40,7 +40,10 @@ A number is the median of the runs, and in parentheses the least and the greates
   work of the computer, and counts as the mean of the others.
 
 The driver allocates nothing for a request, and writes each doorbell once for a batch: the test \
-`a_batch_allocates_nothing_and_rings_each_doorbell_once` (`crates/nvme/tests/model/hot_path.rs`) counts both.\n";
+`a_batch_allocates_nothing_and_rings_each_doorbell_once` (`crates/nvme/tests/model/hot_path.rs`) counts both.
+
+SPDK's driver is not compared here: no package registry that this project uses has SPDK. It could drive the same model, which \
+serves vfio-user (`crates/nvme-model/examples/serve.rs`).\n";
 
 /// Measures the selected workloads.
 pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {

@@ -19,7 +19,8 @@ const PUBLISHED_LATENCY: f64 = 6_800.0;
 const DRIVES: f64 = 8.0;
 
 const AIMS: &str = "Medians of 4 KiB random reads, writes, and 70% reads, with the controller on the other core. An aim is reached if all three \
-    are within it. The last column is of the reads.";
+    are within it. The last column is of the reads. A request that is alone in flight takes two turns of the reactor, one that submits it \
+    and one that finds its answer; several in flight share these turns.";
 
 /// The aims, and what was measured.
 pub fn aims(alone: &[alone::Figures], path: &[path::Figures]) -> Section {
