@@ -353,7 +353,7 @@ fn start_queue(
 
 #[cfg(test)]
 mod tests {
-    use super::{CASES, Case, Module, NULL_READ, Stack, run, turn};
+    use super::{BLOCK, CASES, Case, Module, NULL_READ, Stack, run, turn};
     use allocation_counter::measure;
     use aryk_reactor::Clock;
     use std::sync::Arc;
