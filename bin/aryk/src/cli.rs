@@ -262,22 +262,22 @@ pub struct CreateArgs {
     #[arg(long, value_name = "KEY", conflicts_with_all = ["from", "uuid"], add = ArgValueCandidates::new(keys))]
     pub encrypt: Option<String>,
     /// Create the Ceph image with this size, such as 20G, if there is none
-    #[arg(long, value_name = "SIZE", requires = "rbd", conflicts_with = "readonly")]
+    #[arg(long, value_name = "SIZE", conflicts_with_all = ["file", "memory", "null", "nvme", "readonly"])]
     pub create: Option<Size>,
     /// Ceph's configuration file [default: that of Ceph's own programs]
-    #[arg(long, value_name = "FILE", requires = "rbd")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "memory", "null", "nvme"])]
     pub conf: Option<PathBuf>,
     /// Ceph's user, without 'client.' [default: admin]
-    #[arg(long, value_name = "NAME", requires = "rbd")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["file", "memory", "null", "nvme"])]
     pub user: Option<String>,
     /// Name of the user's key in the daemon's keyring ('keyring_file_add_key') [default: Ceph's own key file of the user]
-    #[arg(long, value_name = "NAME", requires = "rbd")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["file", "memory", "null", "nvme"])]
     pub key: Option<String>,
     /// A client of 'bdev_rbd_register_cluster', instead of the one that all disks of the same user and configuration share
-    #[arg(long, value_name = "NAME", requires = "rbd", conflicts_with_all = ["conf", "user", "key"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["file", "memory", "null", "nvme", "conf", "user", "key"])]
     pub cluster: Option<String>,
     /// Which memory of VMs the NVMe drive accesses by itself [default: auto]
-    #[arg(long, value_enum, requires = "nvme")]
+    #[arg(long, value_enum, conflicts_with_all = ["file", "memory", "null", "rbd"])]
     pub dma: Option<Dma>,
 }
 

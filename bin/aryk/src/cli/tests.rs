@@ -35,6 +35,11 @@ fn a_disk_in_a_ceph_image_has_one_client() {
         "aryk disk create vm1 --rbd vms/vm1 --cluster ceph --user vms",
         "aryk disk create vm1 --rbd vms/vm1 --cluster ceph --key k",
         "aryk disk create vm1 --file f --size 1G --cluster ceph",
+        "aryk disk create vm1 --file f --size 1G --create 1G",
+        "aryk disk create vm1 --file f --size 1G --conf c",
+        "aryk disk create vm1 --memory --size 1G --user u",
+        "aryk disk create vm1 --nvme 0000:3d:00.0 --key k",
+        "aryk disk create vm1 --rbd vms/vm1 --dma pin",
     ] {
         parse(line).unwrap_err();
     }
