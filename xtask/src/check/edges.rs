@@ -15,6 +15,8 @@ enum Layer {
     Ground,
     /// Formats of disks' metadata: `luks`.
     Format,
+    /// The engine of volumes, without I/O: `volume-index`, `volume`, `volume-store`.
+    Store,
     /// Access to PCI functions: `pci`.
     Bus,
     /// Device drivers: `uring`, `nvme`; models of devices: `nvme-model`; clients of stores: `librbd`.
@@ -45,7 +47,7 @@ enum Layer {
 
 use Layer::{
     Bdev, Bus, Commands, Conformance, Device, Example, Format, FrontEnd, Ground, Metrics, Module, Program,
-    Queues, Reactor, Rpc, Tool, Transport,
+    Queues, Reactor, Rpc, Store, Tool, Transport,
 };
 
 impl Layer {
@@ -63,6 +65,7 @@ impl Layer {
             | "crates/state"
             | "crates/unix-listener" => Ground,
             "crates/luks" => Format,
+            "crates/volume" | "crates/volume-index" | "crates/volume-store" => Store,
             "crates/pci" => Bus,
             "crates/librbd" | "crates/nvme" | "crates/nvme-model" | "crates/uring" => Device,
             "crates/reactor" => Reactor,
@@ -89,27 +92,29 @@ impl Layer {
         match self {
             Ground => &[Ground],
             Format | Bus => &[Ground],
+            Store => &[Ground, Store],
             Device => &[Ground, Bus],
             Reactor => &[Ground, Device],
             Bdev => &[Ground, Reactor],
             Conformance => &[Ground, Reactor, Bdev],
-            Module => &[Ground, Format, Bus, Device, Reactor, Bdev],
+            Module => &[Ground, Format, Store, Bus, Device, Reactor, Bdev],
             Transport => &[Ground, Reactor, Transport],
             Commands => &[Ground, Reactor, Bdev],
             Queues => &[Ground, Reactor, Bdev, Transport],
             FrontEnd => &[Ground, Reactor, Bdev, Transport, Commands, Queues],
             Metrics => &[Ground, Reactor, Bdev],
             Rpc => &[
-                Ground, Format, Bus, Device, Reactor, Bdev, Module, Transport, Commands, Queues, FrontEnd,
-                Metrics,
+                Ground, Format, Store, Bus, Device, Reactor, Bdev, Module, Transport, Commands, Queues,
+                FrontEnd, Metrics,
             ],
-            Program => {
-                &[Ground, Format, Bus, Device, Reactor, Bdev, Module, Transport, FrontEnd, Metrics, Rpc]
-            }
+            Program => &[
+                Ground, Format, Store, Bus, Device, Reactor, Bdev, Module, Transport, FrontEnd, Metrics, Rpc,
+            ],
             Example => &[Ground, Reactor, Bdev, Rpc, Program],
             Tool => &[
                 Ground,
                 Format,
+                Store,
                 Bus,
                 Device,
                 Reactor,

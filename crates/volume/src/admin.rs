@@ -1,0 +1,396 @@
+//! Commands: volumes, snapshots and clones begin, change and end. Any context.
+//!
+//! A command that changes what a volume shows holds the volume: its requests under way end first, and new ones wait. Snapshots
+//! hold nothing: their cut is the commits that are taken at this instant, and their edit waits until all writes up to the cut are
+//! done.
+
+use crate::active::{Op, Origin, Runtime};
+use crate::check::Check;
+use crate::ids::VOLUME_UNITS_MAX;
+use crate::keeper::Then;
+use crate::manifest::{Base, Edit, Timeline};
+use crate::pool::Pool;
+use crate::tasks::Work;
+use crate::{
+    Answer, Command, CommandError, CommandReply, Cut, Label, Origin as Content, PARTITIONS, State, Status,
+    Tag, TimelineId, Volume, VolumeId, WhenFull,
+};
+use aryk_dma::Sgl;
+use std::collections::{BTreeMap, VecDeque};
+
+/// The most bytes of a name.
+const NAME_MAX: usize = 255;
+
+/// The most bytes of a note.
+const NOTE_MAX: usize = 4096;
+
+/// A larger base would appear where the volume grows, but no longer once the volume is inflated.
+const SMALLER_THAN_BASE: CommandError =
+    CommandError::Invalid("a volume is at least as large as the snapshot or disk below it");
+
+/// Commands under way.
+#[derive(Debug, Default)]
+pub(crate) struct Admin {
+    /// Commands that hold a volume.
+    running: BTreeMap<VolumeId, (Tag, Command)>,
+    /// Snapshots whose edit waits for writes, in the order of their cuts.
+    cuts: VecDeque<Cutting>,
+}
+
+#[derive(Debug)]
+struct Cutting {
+    tag: Tag,
+    cut: Cut,
+    of: Vec<(VolumeId, TimelineId, Label)>,
+}
+
+type Outcome = Result<(), CommandError>;
+
+impl Pool {
+    /// Starts a command, or answers why it is refused.
+    pub(crate) fn start_command(&mut self, tag: Tag, command: Command) {
+        let outcome = match self.state {
+            State::Ready => self.try_command(tag, command),
+            State::ReadOnly(_) => Err(CommandError::ReadOnly),
+            State::Failed(_) | State::Opening => Err(CommandError::Medium),
+        };
+        if let Err(error) = outcome {
+            self.out.command_replies.push_back(CommandReply { tag, result: Err(error) });
+        }
+    }
+
+    fn try_command(&mut self, tag: Tag, command: Command) -> Outcome {
+        match command {
+            Command::Create { label, units, block_size, origin, when_full } => {
+                self.create_volume(tag, label, (units, block_size), origin, when_full)
+            }
+            Command::Delete(id) => self.hold(id, tag, Command::Delete(id)),
+            Command::Resize { volume, units } => self.resize(tag, volume, units),
+            Command::Rename { volume, name } => {
+                self.find(volume)?;
+                self.check_name(&name, Some(volume))?;
+                self.change_volume(volume, tag, |volume| volume.label.name = name);
+                Ok(())
+            }
+            Command::SetWhenFull { volume, when_full } => {
+                self.find(volume)?;
+                self.change_volume(volume, tag, |volume| volume.when_full = when_full);
+                Ok(())
+            }
+            Command::SetNote(note) if note.len() > NOTE_MAX => {
+                Err(CommandError::Invalid("a note has up to 4,096 bytes"))
+            }
+            Command::SetNote(note) => {
+                self.keeper.edit(Edit::Note(note));
+                self.keeper.commit(Then::Answer(tag, Answer::Done));
+                Ok(())
+            }
+            Command::Snapshot(of) => self.cut(tag, of),
+            Command::Revert { volume, snapshot } => {
+                let (target, source) = (self.find(volume)?, self.find(snapshot)?);
+                if target.cut.is_some() || source.cut.is_none() {
+                    return Err(CommandError::WrongKind("a volume is reverted to a snapshot"));
+                }
+                self.hold(volume, tag, Command::Revert { volume, snapshot })
+            }
+            Command::Inflate(id) => self.start_inflate(tag, id),
+            Command::Changed { since, until } => self.start_changed(tag, since, until),
+            Command::Check { data, repair } => {
+                self.tasks.push(tag, Work::Check(Check::new(data, repair)));
+                Ok(())
+            }
+        }
+    }
+
+    pub(crate) fn find(&self, id: VolumeId) -> Result<&Volume, CommandError> {
+        self.keeper.manifest.volumes.get(&id).ok_or(CommandError::NotFound)
+    }
+
+    fn check_name(&self, name: &str, of: Option<VolumeId>) -> Outcome {
+        if name.is_empty() || name.len() > NAME_MAX {
+            return Err(CommandError::Invalid("a name has 1 to 255 bytes"));
+        }
+        let cutting =
+            self.admin.cuts.iter().flat_map(|cutting| &cutting.of).any(|(.., label)| label.name == name);
+        let mut volumes = self.keeper.manifest.volumes.iter();
+        if cutting || volumes.any(|(id, volume)| volume.label.name == name && Some(*id) != of) {
+            return Err(CommandError::Exists);
+        }
+        Ok(())
+    }
+
+    fn check_label(&self, label: &Label) -> Outcome {
+        self.check_name(&label.name, None)?;
+        let cutting = self
+            .admin
+            .cuts
+            .iter()
+            .flat_map(|cutting| &cutting.of)
+            .any(|(.., other)| other.uuid == label.uuid);
+        if cutting || self.keeper.manifest.volumes.values().any(|volume| volume.label.uuid == label.uuid) {
+            return Err(CommandError::Exists);
+        }
+        Ok(())
+    }
+
+    fn check_size(units: u64, block_size: u32) -> Outcome {
+        if !matches!(block_size, 512 | 4096) {
+            return Err(CommandError::Invalid("a block has 512 or 4,096 bytes"));
+        }
+        if units == 0
+            || units > VOLUME_UNITS_MAX
+            || !units.is_multiple_of(u64::from(block_size / crate::UNIT))
+        {
+            return Err(CommandError::Invalid(
+                "a volume has at least one block, whole blocks, and at most 1 EiB",
+            ));
+        }
+        Ok(())
+    }
+
+    fn create_volume(
+        &mut self,
+        tag: Tag,
+        label: Label,
+        (units, block_size): (u64, u32),
+        origin: Content,
+        when_full: WhenFull,
+    ) -> Outcome {
+        self.check_label(&label)?;
+        Self::check_size(units, block_size)?;
+        let timeline = TimelineId(self.keeper.manifest.next_timeline);
+        let (shift, base) = match origin {
+            Content::Empty => (timeline.0 as u8 % PARTITIONS as u8, None),
+            Content::Foreign(foreign) if foreign.units > units => return Err(SMALLER_THAN_BASE),
+            Content::Foreign(foreign) => (timeline.0 as u8 % PARTITIONS as u8, Some(Base::Foreign(foreign))),
+            Content::Snapshot(id) => {
+                let snapshot = self.find(id)?;
+                if snapshot.units > units {
+                    return Err(SMALLER_THAN_BASE);
+                }
+                let cut =
+                    snapshot.cut.ok_or(CommandError::WrongKind("the base of a volume is a snapshot"))?;
+                let of = snapshot.timeline;
+                (self.keeper.manifest.timelines[&of].shift, Some(Base::View { timeline: of, cut }))
+            }
+        };
+        if timeline.0 == u32::MAX || self.keeper.manifest.next_volume == u32::MAX {
+            return Err(CommandError::Invalid("the pool has had four billion volumes"));
+        }
+        self.begin_timeline(timeline, Timeline { shift, base });
+        let id = self.add_volume(Volume { label, units, block_size, when_full, timeline, cut: None });
+        self.keeper.commit(Then::Answer(tag, Answer::Volume(id)));
+        Ok(())
+    }
+
+    fn begin_timeline(&mut self, id: TimelineId, timeline: Timeline) {
+        let base = timeline.base.clone();
+        self.keeper.edit(Edit::Timeline { id, timeline });
+        self.histories.update(id, &self.keeper.manifest);
+        if let Some(Base::View { timeline, .. }) = base {
+            self.histories.update(timeline, &self.keeper.manifest);
+        }
+    }
+
+    fn add_volume(&mut self, volume: Volume) -> VolumeId {
+        let id = VolumeId(self.keeper.manifest.next_volume);
+        let timeline = volume.timeline;
+        self.keeper.edit(Edit::Volume { id, volume });
+        self.histories.update(timeline, &self.keeper.manifest);
+        self.runtimes.insert(id, Runtime::default());
+        id
+    }
+
+    fn change_volume(&mut self, id: VolumeId, tag: Tag, change: impl FnOnce(&mut Volume)) {
+        let mut volume = self.keeper.manifest.volumes[&id].clone();
+        change(&mut volume);
+        self.keeper.edit(Edit::Volume { id, volume });
+        self.keeper.commit(Then::Answer(tag, Answer::Done));
+    }
+
+    pub(crate) fn check_free(&self, id: VolumeId) -> Outcome {
+        let is_cut = self.admin.cuts.iter().flat_map(|cutting| &cutting.of).any(|(of, ..)| *of == id);
+        if is_cut || self.admin.running.contains_key(&id) || self.tasks.has(id) {
+            Err(CommandError::Busy)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Runs a command when the requests of its volume have ended; new ones wait.
+    fn hold(&mut self, id: VolumeId, tag: Tag, command: Command) -> Outcome {
+        self.find(id)?;
+        self.check_free(id)?;
+        self.admin.running.insert(id, (tag, command));
+        let runtime = self.runtimes.get_mut(&id).expect("the volume exists");
+        runtime.is_held = true;
+        if runtime.in_flight == 0 {
+            self.drained(id);
+        }
+        Ok(())
+    }
+
+    /// The requests of a held volume have ended.
+    pub(crate) fn drained(&mut self, id: VolumeId) {
+        let (tag, command) = self.admin.running.get(&id).cloned().expect("a command holds the volume");
+        match command {
+            Command::Delete(_) => {
+                let volume = self.keeper.manifest.volumes[&id].timeline;
+                self.keeper.edit(Edit::VolumeGone { id });
+                self.collect_timelines(volume);
+                self.keeper.commit(Then::Answer(tag, Answer::Done));
+                self.release(id);
+                self.runtimes.remove(&id);
+            }
+            Command::Resize { units, .. } => {
+                let old = self.keeper.manifest.volumes[&id].units;
+                self.begin(Origin::Command, id, Op::Zero, (units, old - units), Sgl::EMPTY, false);
+            }
+            Command::Revert { snapshot, .. } => match self.revert(tag, id, snapshot) {
+                Ok(()) => self.release(id),
+                Err(error) => {
+                    self.out.command_replies.push_back(CommandReply { tag, result: Err(error) });
+                    self.release(id);
+                }
+            },
+            _ => unreachable!("no other command holds a volume"),
+        }
+    }
+
+    /// The request of a command that holds its volume has ended.
+    pub(crate) fn command_request_ended(&mut self, id: VolumeId, status: Status) {
+        let (tag, command) = self.admin.running.get(&id).cloned().expect("a command holds the volume");
+        let Command::Resize { units, .. } = command else { unreachable!("only a resize has requests") };
+        if status == Status::Ok {
+            self.change_volume(id, tag, |volume| volume.units = units);
+        } else {
+            let error = if status == Status::NoSpace { CommandError::NoSpace } else { CommandError::Medium };
+            self.out.command_replies.push_back(CommandReply { tag, result: Err(error) });
+        }
+        self.release(id);
+    }
+
+    /// A command no longer holds its volume: the requests that waited go on.
+    fn release(&mut self, id: VolumeId) {
+        self.admin.running.remove(&id);
+        let runtime = self.runtimes.get_mut(&id).expect("the volume was held");
+        runtime.is_held = false;
+        for request in std::mem::take(&mut runtime.held) {
+            self.start(request);
+        }
+    }
+
+    fn resize(&mut self, tag: Tag, id: VolumeId, units: u64) -> Outcome {
+        let volume = self.find(id)?;
+        if volume.cut.is_some() {
+            return Err(CommandError::WrongKind("a snapshot keeps its size"));
+        }
+        Self::check_size(units, volume.block_size)?;
+        let old = volume.units;
+        if units < old {
+            return self.hold(id, tag, Command::Resize { volume: id, units });
+        }
+        self.check_free(id)?;
+        self.change_volume(id, tag, |volume| volume.units = units);
+        Ok(())
+    }
+
+    fn revert(&mut self, tag: Tag, id: VolumeId, snapshot: VolumeId) -> Outcome {
+        let source = self.find(snapshot)?.clone();
+        let mut volume = self.find(id)?.clone();
+        let cut = source.cut.ok_or(CommandError::NotFound)?;
+        let old = std::mem::replace(&mut volume.timeline, TimelineId(self.keeper.manifest.next_timeline));
+        volume.units = source.units;
+        let shift = self.keeper.manifest.timelines[&source.timeline].shift;
+        let base = Some(Base::View { timeline: source.timeline, cut });
+        let timeline = volume.timeline;
+        self.begin_timeline(timeline, Timeline { shift, base });
+        self.keeper.edit(Edit::Volume { id, volume });
+        self.histories.update(timeline, &self.keeper.manifest);
+        self.collect_timelines(old);
+        self.keeper.commit(Then::Answer(tag, Answer::Done));
+        Ok(())
+    }
+
+    /// Views of a timeline have gone. Ends it if it has none, and then what only it was based on.
+    pub(crate) fn collect_timelines(&mut self, first: TimelineId) {
+        let mut next = Some(first);
+        while let Some(id) = next.take() {
+            let manifest = &self.keeper.manifest;
+            if !manifest.is_live(id) && manifest.cuts_of(id).next().is_none() {
+                if let Some(Base::View { timeline, .. }) = &manifest.timelines[&id].base {
+                    next = Some(*timeline);
+                }
+                self.keeper.edit(Edit::TimelineGone { id });
+            }
+            self.histories.update(id, &self.keeper.manifest);
+        }
+        self.jobs.stale = [true; PARTITIONS];
+    }
+
+    /// Takes snapshots at this instant.
+    fn cut(&mut self, tag: Tag, of: Vec<(VolumeId, Label)>) -> Outcome {
+        for (at, (id, label)) in of.iter().enumerate() {
+            if self.find(*id)?.cut.is_some() {
+                return Err(CommandError::WrongKind("a snapshot is taken of a volume"));
+            }
+            if self.admin.running.contains_key(id) {
+                return Err(CommandError::Busy);
+            }
+            self.check_label(label)?;
+            if of[..at].iter().any(|(_, other)| other.name == label.name || other.uuid == label.uuid) {
+                return Err(CommandError::Exists);
+            }
+        }
+        if of.is_empty() {
+            return Err(CommandError::Invalid("no volume was named"));
+        }
+        let cut: Cut = std::array::from_fn(|number| self.partitions[number].now());
+        let timeline = |id| self.keeper.manifest.volumes[&id].timeline;
+        let of: Vec<_> = of.into_iter().map(|(id, label)| (id, timeline(id), label)).collect();
+        for (_, timeline, _) in &of {
+            self.histories.begin_cut(*timeline, cut, &self.keeper.manifest);
+        }
+        self.admin.cuts.push_back(Cutting { tag, cut, of });
+        self.cut_written();
+        Ok(())
+    }
+
+    /// More writes are done: makes the edits of snapshots that waited for them.
+    pub(crate) fn cut_written(&mut self) {
+        while let Some(cutting) = self.admin.cuts.front() {
+            let is_written = |(partition, cut): (&crate::partition::Partition, &crate::Commit)| {
+                partition.readable >= cut.get()
+            };
+            if !self.partitions.iter().zip(&cutting.cut).all(is_written) {
+                return;
+            }
+            let Cutting { tag, cut, of } = self.admin.cuts.pop_front().expect("not empty");
+            let mut ids = Vec::new();
+            for (id, timeline, label) in of {
+                let volume =
+                    Volume { label, cut: Some(cut), timeline, ..self.keeper.manifest.volumes[&id].clone() };
+                ids.push(self.add_volume(volume));
+                self.histories.end_cut(timeline, &cut, &self.keeper.manifest);
+            }
+            self.keeper.commit(Then::Answer(tag, Answer::Volumes(ids)));
+        }
+    }
+
+    /// Ends all commands under way: nothing can be written any more.
+    pub(crate) fn fail_commands(&mut self) {
+        for Cutting { tag, cut, of } in std::mem::take(&mut self.admin.cuts) {
+            for (_, timeline, _) in of {
+                self.histories.end_cut(timeline, &cut, &self.keeper.manifest);
+            }
+            self.out.command_replies.push_back(CommandReply { tag, result: Err(CommandError::Medium) });
+        }
+        for tag in self.tasks.drain() {
+            self.out.command_replies.push_back(CommandReply { tag, result: Err(CommandError::Medium) });
+        }
+        while let Some((id, (tag, _))) = self.admin.running.pop_first() {
+            self.out.command_replies.push_back(CommandReply { tag, result: Err(CommandError::Medium) });
+            self.release(id);
+        }
+    }
+}

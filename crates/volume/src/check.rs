@@ -1,0 +1,317 @@
+//! The check of a pool: every reference and, if wanted, every checksum of data. Any context.
+//!
+//! Flushes and merges come first, so that levels have no entries that nothing sees. Then the entries of each partition are
+//! visited in the order of their keys, which verifies all index pages with entries. Units that the manifest counts as alive and
+//! to which no entry refers are leaked; this is told only if nothing was written meanwhile.
+
+use crate::frame::Frame;
+use crate::manifest::{Base, BlobKind, Edit};
+use crate::outbox::Owner;
+use crate::pool::Pool;
+use crate::read::{Waiter, dense_header_len};
+use crate::tasks::{Progress, Work};
+use crate::{
+    Answer, BLOCK, BLOCK_UNITS, BlobId, CheckReport, Damage, PARTITIONS, RANGE_BLOCKS, StoreError, StoreOp,
+    TimelineId, VolumeId,
+};
+use aryk_dma::Buffer;
+use aryk_volume_index::{Entry, Key as IndexKey, ScanOptions, Value};
+use std::collections::BTreeMap;
+
+/// Entries that are visited in one turn, and blocks that are read for them.
+const ENTRIES_PER_TURN: usize = 256;
+
+/// Blocks of one read.
+const READ_BLOCKS: usize = 64;
+
+/// Pieces of damage that are told one by one.
+const DAMAGE_MAX: usize = 10_000;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    Begin,
+    /// The flush with this number comes first.
+    Flush(u64),
+    /// Then all levels are merged: neighbouring levels may have the same entry, after its data was moved.
+    Merge,
+    Scan,
+}
+
+/// A check under way.
+#[derive(Debug)]
+pub(crate) struct Check {
+    with_data: bool,
+    repair: bool,
+    step: Step,
+    partition: usize,
+    from: IndexKey,
+    entries: Vec<Entry>,
+    /// Units of each blob to which entries refer.
+    found: BTreeMap<BlobId, i64>,
+    /// The log's sequence when the scan began.
+    sequence: u64,
+    /// The number of the latest flush when the merges began.
+    flush: u64,
+    reads: u32,
+    report: CheckReport,
+}
+
+/// What a read of a check is compared with.
+#[derive(Debug)]
+pub(crate) enum Expected {
+    /// Blocks in a row, with the timeline and block of each, and its checksum.
+    Blocks(Vec<(TimelineId, u64, u32)>),
+    /// A dense frame.
+    Dense { timeline: TimelineId, block: u64, life: u64, unit: u32 },
+}
+
+impl Check {
+    pub(crate) const fn new(with_data: bool, repair: bool) -> Self {
+        Self {
+            with_data,
+            repair,
+            step: Step::Begin,
+            partition: 0,
+            from: IndexKey::MIN,
+            entries: Vec::new(),
+            found: BTreeMap::new(),
+            sequence: 0,
+            flush: 0,
+            reads: 0,
+            report: CheckReport { references: 0, blocks_read: 0, leaked_units: 0, damage: Vec::new() },
+        }
+    }
+
+    fn add(&mut self, volume: Option<VolumeId>, block: u64, blocks: u64, what: &str) {
+        if let Some(last) = self.report.damage.last_mut()
+            && (last.volume, last.block + last.blocks) == (volume, block)
+            && last.what == what
+        {
+            last.blocks += blocks;
+        } else if self.report.damage.len() < DAMAGE_MAX {
+            self.report.damage.push(Damage { volume, block, blocks, what: what.to_owned() });
+        }
+    }
+
+    fn next_partition(&mut self) {
+        self.partition += 1;
+        self.from = IndexKey::MIN;
+    }
+
+    /// An index page of the partition cannot be read.
+    pub(crate) fn page_failed(&mut self) {
+        let what = format!(
+            "an index page of partition {} is damaged; its entries were not verified",
+            self.partition
+        );
+        self.report.damage.push(Damage { volume: None, block: 0, blocks: 0, what });
+        self.next_partition();
+    }
+}
+
+impl Pool {
+    pub(crate) fn step_check(&mut self, check: &mut Check) -> Progress {
+        match check.step {
+            Step::Begin => {
+                check.step = Step::Flush(self.jobs.freezes + 1);
+                self.jobs.is_flush_wanted = true;
+                Progress::More
+            }
+            Step::Flush(number) if self.keeper.flushed < number => Progress::Wait,
+            Step::Flush(_) => {
+                check.step = Step::Merge;
+                check.flush = self.jobs.freezes;
+                self.jobs.stale = [true; PARTITIONS];
+                Progress::More
+            }
+            Step::Merge if !self.jobs.is_idle() => Progress::Wait,
+            Step::Merge => {
+                check.step = Step::Scan;
+                check.sequence = self.log.next_sequence;
+                Progress::More
+            }
+            Step::Scan if check.reads > 0 => Progress::Wait,
+            Step::Scan if check.partition == PARTITIONS => Progress::Done(Ok(Some(self.checked(check)))),
+            Step::Scan => self.scan(check),
+        }
+    }
+
+    fn scan(&mut self, check: &mut Check) -> Progress {
+        let options = ScanOptions { from: check.from, end: None, since: None, limit: ENTRIES_PER_TURN };
+        check.entries.clear();
+        let index = &self.partitions[check.partition].index;
+        match index.scan(&self.cache, &options, &mut check.entries) {
+            Ok(Some(next)) => check.from = next,
+            Ok(None) => check.next_partition(),
+            Err(need) => {
+                self.tasks.waits = self.want_pages(&need, Waiter::Task);
+                return Progress::Wait;
+            }
+        }
+        let entries = std::mem::take(&mut check.entries);
+        let mut blocks = Vec::new();
+        for Entry { key, value } in entries.iter().copied() {
+            check.report.references += 1;
+            let Some((blob, units)) = value.reference() else { continue };
+            *check.found.entry(blob).or_default() += i64::from(units);
+            let place = match value {
+                Value::Block { place, .. } | Value::Dense { place } => place,
+                Value::Zero => continue,
+            };
+            let first = u64::from(key.range()) * u64::from(RANGE_BLOCKS)
+                + u64::from(key.slot().get().saturating_sub(1));
+            let is_known =
+                self.keeper.manifest.blobs.get(&blob).is_some_and(|blob| blob.kind != BlobKind::Index);
+            if !is_known || u32::from(place.unit) + units > self.facts.blob_units {
+                let count = u64::from(units / BLOCK_UNITS);
+                check.add(
+                    self.shown_by(key.timeline()),
+                    first,
+                    count,
+                    "an entry refers to a place that holds no data",
+                );
+            } else if check.with_data {
+                blocks.push((blob, u32::from(place.unit), key.timeline(), first, value));
+            }
+        }
+        check.entries = entries;
+        blocks.sort_unstable_by_key(|(blob, unit, ..)| (*blob, *unit));
+        self.read_blocks(check, &blocks);
+        Progress::More
+    }
+
+    fn read_blocks(&mut self, check: &mut Check, blocks: &[(BlobId, u32, TimelineId, u64, Value)]) {
+        let mut at = 0;
+        while at < blocks.len() {
+            let (blob, unit, timeline, block, value) = blocks[at];
+            let (len, count, expected) = if let Value::Block { .. } = value {
+                let follows = |(index, next): (usize, &&(BlobId, u32, TimelineId, u64, Value))| {
+                    let is_block = matches!(next.4, Value::Block { .. });
+                    is_block
+                        && next.0 == blob
+                        && next.1 == unit + index as u32 * BLOCK_UNITS
+                        && index < READ_BLOCKS
+                };
+                let rest = blocks[at..].iter();
+                let count = rest.enumerate().take_while(|(index, next)| follows((*index, next))).count();
+                let crc = |value| if let Value::Block { crc, .. } = value { crc } else { 0 };
+                let all = blocks[at..at + count]
+                    .iter()
+                    .map(|(.., timeline, block, value)| (*timeline, *block, crc(*value)));
+                (count as u32 * BLOCK, count, Expected::Blocks(all.collect()))
+            } else {
+                let life = self.keeper.life(blob).expect("a blob in use");
+                let len = dense_header_len(self.facts.alignment) + RANGE_BLOCKS * BLOCK;
+                (len, 1, Expected::Dense { timeline, block, life, unit })
+            };
+            let data = self.buffers.take(len);
+            self.keeper.pin(blob);
+            check.reads += 1;
+            self.stats.background_read_bytes += u64::from(len);
+            self.out.op(Owner::Check { blob, expected }, StoreOp::Read { blob, unit, data, len });
+            at += count;
+        }
+    }
+
+    pub(crate) fn check_answered(
+        &mut self,
+        blob: BlobId,
+        expected: &Expected,
+        data: Buffer,
+        result: Result<(), StoreError>,
+    ) {
+        self.unpin(blob);
+        let mut found = Vec::new();
+        let mut read = 0;
+        let what = if result.is_ok() { "data does not match its checksum" } else { "data cannot be read" };
+        let is_ok = result.is_ok();
+        match expected {
+            Expected::Blocks(blocks) => {
+                for ((timeline, block, crc), bytes) in
+                    blocks.iter().zip(data.bytes().chunks_exact(BLOCK as usize))
+                {
+                    read += 1;
+                    if !is_ok || crate::checksum::of_block(*block, bytes) != *crc {
+                        found.push((*timeline, *block, 1));
+                    }
+                }
+            }
+            Expected::Dense { timeline, block, life, unit } => {
+                let header = dense_header_len(self.facts.alignment) as usize;
+                let head = |frame: &Frame<'_>| (frame.head().life, frame.head().unit, frame.data_blocks());
+                let frame = Frame::parse(&data.bytes()[..header]).ok();
+                let frame = frame.filter(|frame| is_ok && head(frame) == (*life, *unit, RANGE_BLOCKS));
+                let Some(frame) = frame else {
+                    found.push((*timeline, *block, u64::from(RANGE_BLOCKS)));
+                    return self.checked_blocks(0, &found, what, data);
+                };
+                let blocks = data.bytes()[header..].chunks_exact(BLOCK as usize);
+                for (at, bytes) in (0..RANGE_BLOCKS).zip(blocks) {
+                    read += 1;
+                    let number = block + u64::from(at);
+                    if crate::checksum::of_block(number, bytes) != frame.checksum(at) {
+                        found.push((*timeline, number, 1));
+                    }
+                }
+            }
+        }
+        self.checked_blocks(read, &found, what, data);
+    }
+
+    fn checked_blocks(&mut self, read: u64, found: &[(TimelineId, u64, u64)], what: &str, data: Buffer) {
+        self.buffers.give(data);
+        let volumes: Vec<_> = found.iter().map(|(timeline, ..)| self.shown_by(*timeline)).collect();
+        let Some(Work::Check(check)) = self.tasks.running() else { return };
+        check.reads -= 1;
+        check.report.blocks_read += read;
+        for (volume, (_, block, blocks)) in volumes.into_iter().zip(found) {
+            check.add(volume, *block, *blocks, what);
+        }
+    }
+
+    /// A volume or snapshot that shows a timeline, by itself or by its bases.
+    fn shown_by(&self, timeline: TimelineId) -> Option<VolumeId> {
+        let manifest = &self.keeper.manifest;
+        let shows = |of: TimelineId| {
+            let mut next = Some(of);
+            while let Some(id) = next {
+                if id == timeline {
+                    return true;
+                }
+                next = match manifest.timelines.get(&id).and_then(|timeline| timeline.base.as_ref()) {
+                    Some(Base::View { timeline, .. }) => Some(*timeline),
+                    _ => None,
+                };
+            }
+            false
+        };
+        let direct = manifest.volumes.iter().find(|(_, volume)| volume.timeline == timeline);
+        direct
+            .or_else(|| manifest.volumes.iter().find(|(_, volume)| shows(volume.timeline)))
+            .map(|(&id, _)| id)
+    }
+
+    fn checked(&mut self, check: &mut Check) -> Answer {
+        let is_quiet = self.jobs.fresh_entries == 0
+            && self.log.next_sequence == check.sequence
+            && self.jobs.freezes == check.flush
+            && self.jobs.is_idle();
+        let data = self.keeper.manifest.blobs.iter().filter(|(_, blob)| blob.kind != BlobKind::Index);
+        let live: Vec<_> = data.map(|(&id, blob)| (id, blob.live)).collect();
+        let is_exact = is_quiet && check.report.damage.is_empty();
+        for (id, live) in live.into_iter().filter(|_| is_exact) {
+            let change = check.found.get(&id).copied().unwrap_or(0) - live;
+            if change > 0 {
+                let what = format!("blob {} has {change} more units in use than are counted", id.0);
+                check.report.damage.push(Damage { volume: None, block: 0, blocks: 0, what });
+            } else {
+                check.report.leaked_units += change.unsigned_abs();
+            }
+            if change != 0 && check.repair {
+                self.keeper.edit(Edit::Live { id, change });
+                self.keeper.commit(crate::keeper::Then::Nothing);
+            }
+        }
+        Answer::Check(std::mem::take(&mut check.report))
+    }
+}

@@ -1,0 +1,550 @@
+//! The cleaner: blobs of which little is alive are emptied, so that they can be freed. Any context.
+//!
+//! It reads a victim from its start, frame after frame. Of each record, it looks up which blocks a view still sees at their place
+//! in the victim. These are written to a data blob, sorted by volume and block, with their checksums unchanged. Then each is
+//! looked up again, and gets an entry with its key and its new place if it is still seen at the old one. The victim is freed when
+//! flushes and merges have left out all entries that refer to it.
+
+use crate::frame::{self, Frame, FrameError, Head, Kind, NO_STREAM, Record};
+use crate::manifest::BlobKind;
+use crate::outbox::Owner;
+use crate::pool::Pool;
+use crate::read::Waiter;
+use crate::{BLOCK, BLOCK_UNITS, BlobId, RANGE_BLOCKS, StoreError, StoreOp, UNIT};
+use aryk_dma::Buffer;
+use aryk_volume_index::{Commit, Key as IndexKey, Place, Query, Slot, TimelineId, Value};
+use std::collections::BTreeSet;
+
+/// Bytes of one read of a victim.
+const READ_BYTES: u32 = 1 << 20;
+
+/// Blocks that are written at once.
+const MOVED_MAX: u32 = 256;
+
+/// Lookups in one turn.
+const LOOKUPS_PER_TURN: u32 = 64;
+
+/// A victim has at most this share of its units alive, in percent.
+const LIVE_MAX_PERCENT: i64 = 90;
+
+/// A block that is moved, or a dense range.
+#[derive(Clone, Copy, Debug)]
+struct Moved {
+    record: Record,
+    crc: u32,
+    /// Where it was: the block, or the dense frame.
+    old: Place,
+    /// Which block of the gathered data it is.
+    at: u32,
+}
+
+/// What the cleaner does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    /// It looks at the blocks of the victim from this record on, and this block of the record.
+    Examine { record: usize, block: u32 },
+    /// It writes what it has gathered.
+    Write,
+    /// It makes entries, from this block on.
+    Insert { at: usize },
+}
+
+/// A victim that is being emptied.
+#[derive(Debug)]
+struct Victim {
+    blob: BlobId,
+    life: u64,
+    /// The unit of the first of `bytes`, where a frame begins.
+    unit: u32,
+    bytes: Vec<u8>,
+    is_reading: bool,
+    has_ended: bool,
+    waits: u32,
+    phase: Phase,
+    /// The record and block at which to go on when what was gathered has moved.
+    resume: (usize, u32),
+    moved: Vec<Moved>,
+    /// Room for a header, then blocks.
+    data: Option<Buffer>,
+    /// Where the gathered blocks are being written: unit of the first block.
+    target: Option<(BlobId, u32)>,
+}
+
+/// The cleaner of a pool.
+#[derive(Debug, Default)]
+pub(crate) struct Cleaner {
+    victim: Option<Victim>,
+    /// The blob that gets what is moved: life and next unit.
+    writer: Option<(BlobId, u64, u32)>,
+    /// Victims that were emptied: they become free when no level refers to them any more.
+    pub(crate) done: BTreeSet<BlobId>,
+    /// Victims that cannot be emptied.
+    stuck: BTreeSet<BlobId>,
+    /// Whether the cleaner waits for a free blob.
+    is_blocked: bool,
+    /// Whether more may be dead than at the latest look for a victim.
+    pub(crate) is_due: bool,
+}
+
+impl Cleaner {
+    /// Whether the cleaner has nothing to do, or cannot do it before blobs are free.
+    pub(crate) const fn is_idle(&self) -> bool {
+        (self.victim.is_none() && !self.is_due) || self.is_blocked
+    }
+
+    /// A blob has begun another life.
+    pub(crate) fn forget(&mut self, blob: BlobId) {
+        self.done.remove(&blob);
+        self.stuck.remove(&blob);
+    }
+}
+
+/// What a look at the victim's blocks needs next.
+enum Look {
+    /// A lookup was done.
+    Done,
+    /// Something is to be waited for, or another phase has begun.
+    Pause,
+}
+
+impl Pool {
+    /// Free blobs from which on the cleaner works.
+    fn free_wanted(&self) -> usize {
+        (self.settings.reserve_blobs + (self.facts.blobs / 16).max(4)) as usize
+    }
+
+    /// Does a bounded piece of cleaning. Returns whether there is more to do without input.
+    pub(crate) fn step_cleaner(&mut self) -> bool {
+        let Some(mut victim) = self.cleaner.victim.take().or_else(|| self.choose_victim()) else {
+            return false;
+        };
+        let mut has_more = true;
+        for _ in 0..LOOKUPS_PER_TURN {
+            if victim.waits > 0 || victim.is_reading || victim.phase == Phase::Write {
+                has_more = false;
+                break;
+            }
+            let look = match victim.phase {
+                Phase::Examine { record, block } => self.examine(&mut victim, record, block),
+                Phase::Insert { at } => self.insert_moved(&mut victim, at),
+                Phase::Write => Look::Pause,
+            };
+            if victim.has_ended && victim.moved.is_empty() {
+                self.cleaner.done.insert(victim.blob);
+                self.buffers_of(victim);
+                return true;
+            }
+            if matches!(look, Look::Pause) {
+                has_more = false;
+                break;
+            }
+        }
+        self.cleaner.victim = Some(victim);
+        has_more
+    }
+
+    fn buffers_of(&mut self, victim: Victim) {
+        if let Some(data) = victim.data {
+            self.buffers.give(data);
+        }
+    }
+
+    /// The closed blob with the least alive, if blobs are short or too much of the used space is dead.
+    fn choose_victim(&mut self) -> Option<Victim> {
+        if !std::mem::take(&mut self.cleaner.is_due) {
+            return None;
+        }
+        let manifest = &self.keeper.manifest;
+        let is_data = |blob: &&crate::manifest::Blob| blob.kind != BlobKind::Index;
+        let (mut used, mut live) = (0, 0);
+        let done = self.cleaner.done.len();
+        if self.keeper.free() + done > self.free_wanted() {
+            for blob in manifest.blobs.values().filter(is_data) {
+                used += i64::from(self.facts.blob_units);
+                live += blob.live;
+            }
+            used -= done as i64 * i64::from(self.facts.blob_units);
+            let spare = 8 * i64::from(self.facts.blob_units);
+            if used <= spare + live * i64::from(self.settings.space_amplification_max) / 100 {
+                return None;
+            }
+        }
+        let limit = i64::from(self.facts.blob_units) * LIVE_MAX_PERCENT / 100;
+        let candidates = manifest.blobs.iter().filter(|(id, blob)| {
+            blob.kind != BlobKind::Index
+                && (1..=limit).contains(&blob.live)
+                && !self.keeper.is_open(**id)
+                && !self.cleaner.done.contains(*id)
+                && !self.cleaner.stuck.contains(*id)
+                && !self.keeper.log_blobs.contains(*id)
+        });
+        let (mut count, mut moved, mut least) = (0, 0, None::<(BlobId, u64, i64)>);
+        for (&id, blob) in candidates {
+            count += 1;
+            moved += blob.live + blob.live / 16;
+            if least.is_none_or(|(.., live)| blob.live < live) {
+                least = Some((id, blob.life, blob.live));
+            }
+        }
+        let (blob, life, _) = least?;
+        // Nothing is gained if what is moved needs as many blobs as it leaves.
+        let room = self.cleaner.writer.map_or(0, |(.., unit)| i64::from(self.facts.blob_units - unit));
+        let needed = (moved - room).max(0) as u64;
+        if needed.div_ceil(u64::from(self.facts.blob_units)) >= count {
+            return None;
+        }
+        self.cleaner.is_due = true;
+        Some(Victim {
+            blob,
+            life,
+            unit: 0,
+            bytes: Vec::new(),
+            is_reading: false,
+            has_ended: false,
+            waits: 0,
+            phase: Phase::Examine { record: 0, block: 0 },
+            resume: (0, 0),
+            moved: Vec::new(),
+            data: None,
+            target: None,
+        })
+    }
+
+    /// Looks at the next blocks of the victim.
+    fn examine(&mut self, victim: &mut Victim, record: usize, block: u32) -> Look {
+        if self.keeper.life(victim.blob) != Some(victim.life) {
+            // It was freed meanwhile.
+            victim.has_ended = true;
+            return self.write_moved(victim);
+        }
+        let left = (self.facts.blob_units - victim.unit) as usize * UNIT as usize;
+        let frame = match Frame::header_len(&victim.bytes) {
+            Ok(len) if len <= victim.bytes.len() => Frame::parse(&victim.bytes[..len]).ok(),
+            Ok(len) if len <= left => return self.read_victim(victim),
+            Err(FrameError::Short) if left >= UNIT as usize => return self.read_victim(victim),
+            Ok(_) | Err(_) => None,
+        };
+        let is_right = |frame: &Frame<'_>| {
+            let head = frame.head();
+            (head.uuid, head.life, head.unit) == (self.keeper.manifest.uuid, victim.life, victim.unit)
+                && frame.units() as usize * UNIT as usize <= left
+        };
+        let Some(frame) = frame.filter(is_right) else {
+            victim.has_ended = true;
+            return self.write_moved(victim);
+        };
+        let total = frame.units() as usize * UNIT as usize;
+        if victim.bytes.len() < total {
+            return self.read_victim(victim);
+        }
+        let Some(next) = frame.records().nth(record) else {
+            victim.bytes.drain(..total);
+            victim.unit += total as u32 / UNIT;
+            victim.phase = Phase::Examine { record: 0, block: 0 };
+            return Look::Done;
+        };
+        match next.kind {
+            Kind::Dense => self.examine_dense(victim, record, &next),
+            Kind::Data if block < next.blocks => self.examine_blocks(victim, record, block, &next),
+            Kind::Data | Kind::Zero | Kind::ZeroRanges => {
+                victim.phase = Phase::Examine { record: record + 1, block: 0 };
+                Look::Done
+            }
+        }
+    }
+
+    fn read_victim(&mut self, victim: &mut Victim) -> Look {
+        let unit = victim.unit + victim.bytes.len() as u32 / UNIT;
+        let len = ((self.facts.blob_units - unit) * UNIT).min(READ_BYTES);
+        let data = self.buffers.take(len);
+        victim.is_reading = true;
+        self.keeper.pin(victim.blob);
+        self.stats.background_read_bytes += u64::from(len);
+        let blob = victim.blob;
+        self.out.op(Owner::CleanRead { blob, len }, StoreOp::Read { blob, unit, data, len });
+        Look::Pause
+    }
+
+    pub(crate) fn clean_read_answered(
+        &mut self,
+        blob: BlobId,
+        len: u32,
+        data: Buffer,
+        result: Result<(), StoreError>,
+    ) {
+        self.unpin(blob);
+        if let Some(victim) = &mut self.cleaner.victim {
+            victim.is_reading = false;
+            if result.is_ok() {
+                victim.bytes.extend_from_slice(&data.bytes()[..len as usize]);
+            } else {
+                self.give_up();
+            }
+        }
+        self.buffers.give(data);
+    }
+
+    /// The victim cannot be emptied.
+    fn give_up(&mut self) {
+        if let Some(victim) = self.cleaner.victim.take() {
+            self.cleaner.stuck.insert(victim.blob);
+            self.cleaner.is_due = true;
+            if let Some((blob, _)) = victim.target {
+                self.keeper.end_move(blob);
+            }
+            self.buffers_of(victim);
+        }
+    }
+
+    /// The oldest view that sees a commit, if any does and no newer version hides it.
+    fn first_view(&self, timeline: TimelineId, partition: usize, commit: Commit) -> Option<Commit> {
+        self.histories.get(timeline)?.first_from(partition, commit)
+    }
+
+    /// Looks up slots for the cleaner. An error says that it waits.
+    fn look_up(&mut self, record: &Record, first: Slot, count: u32, view: Commit) -> Result<(), u32> {
+        let range = (record.block / u64::from(RANGE_BLOCKS)) as u32;
+        let query = Query { timeline: record.timeline, range, first, count: count as u16, view };
+        let index = &self.partitions[usize::from(record.partition)].index;
+        index
+            .lookup(&self.cache, &query, &mut self.slots)
+            .map_err(|need| self.want_pages(&need, Waiter::Cleaner))
+    }
+
+    fn examine_blocks(&mut self, victim: &mut Victim, number: usize, first: u32, record: &Record) -> Look {
+        let count = (record.blocks - first).min(MOVED_MAX);
+        if victim.moved.len() as u32 + count > MOVED_MAX {
+            return self.write_moved(victim);
+        }
+        let next = Phase::Examine { record: number, block: first + count };
+        let Some(view) = self.first_view(record.timeline, usize::from(record.partition), record.commit)
+        else {
+            victim.phase = next;
+            return Look::Done;
+        };
+        let slot = |at: u32| Slot::block(((record.block + u64::from(at)) % u64::from(RANGE_BLOCKS)) as u16);
+        if let Err(waits) = self.look_up(record, slot(first), count, view) {
+            victim.waits = waits;
+            return Look::Pause;
+        }
+        let frame = Frame::parse(&victim.bytes).expect("verified");
+        let data = victim.unit + frame.header_units();
+        for at in first..first + count {
+            let unit = data + (record.data + at) * BLOCK_UNITS;
+            let old = Place { blob: victim.blob, unit: unit as u16 };
+            let Some(version) = self.slots.get(slot(at)) else { continue };
+            let Value::Block { place, crc } = version.value else { continue };
+            if version.commit != record.commit || place != old {
+                continue;
+            }
+            let block = record.block + u64::from(at);
+            let bytes = &victim.bytes[((unit - victim.unit) * UNIT) as usize..][..BLOCK as usize];
+            if crate::checksum::of_block(block, bytes) != crc {
+                // The entry stays, so the damage is reported by reads and checks; the blob stays for it.
+                self.stats.damaged_blocks += 1;
+                continue;
+            }
+            let header = moved_header_len(self.facts.alignment);
+            let buffers = &mut self.buffers;
+            let buffer = victim.data.get_or_insert_with(|| buffers.take(header + MOVED_MAX * BLOCK));
+            let slot = victim.moved.len() as u32;
+            buffer.write((header + slot * BLOCK) as usize, bytes);
+            let moved = Record { block, blocks: 1, kind: Kind::Data, data: 0, ..*record };
+            victim.moved.push(Moved { record: moved, crc, old, at: slot });
+        }
+        victim.phase = next;
+        Look::Done
+    }
+
+    fn examine_dense(&mut self, victim: &mut Victim, number: usize, record: &Record) -> Look {
+        let next = Phase::Examine { record: number + 1, block: 0 };
+        let Some(view) = self.first_view(record.timeline, usize::from(record.partition), record.commit)
+        else {
+            victim.phase = next;
+            return Look::Done;
+        };
+        if let Err(waits) = self.look_up(record, Slot::RANGE, 1, view) {
+            victim.waits = waits;
+            return Look::Pause;
+        }
+        let old = Place { blob: victim.blob, unit: victim.unit as u16 };
+        let is_seen = self.slots.get(Slot::RANGE).is_some_and(|version| {
+            version.commit == record.commit && version.value == Value::Dense { place: old }
+        });
+        if !is_seen {
+            victim.phase = next;
+            return Look::Done;
+        }
+        if !victim.moved.is_empty() {
+            return self.write_moved(victim);
+        }
+        let frame = Frame::parse(&victim.bytes).expect("verified");
+        let (header, len) = (frame.header_units() * UNIT, frame.units() * UNIT);
+        let mut data = self.buffers.take(len);
+        data.write(0, &victim.bytes[..len as usize]);
+        let Some((blob, life, unit)) = self.take_place(len) else {
+            self.buffers.give(data);
+            return Look::Pause;
+        };
+        let head = Head { uuid: self.keeper.manifest.uuid, life, sequence: 0, stream: NO_STREAM, unit };
+        frame::encode(&mut data.bytes_mut()[..header as usize], &head, &[*record], RANGE_BLOCKS);
+        victim.moved.push(Moved { record: *record, crc: 0, old, at: 0 });
+        victim.target = Some((blob, unit));
+        victim.resume = (number + 1, 0);
+        victim.phase = Phase::Write;
+        self.stats.moved_write_bytes += u64::from(len);
+        self.out.op(Owner::CleanWrite, StoreOp::Write { blob, unit, data, len });
+        Look::Pause
+    }
+
+    /// The place for `len` bytes of moved data, which is taken: blob, its life, unit.
+    pub(crate) fn take_place(&mut self, len: u32) -> Option<(BlobId, u64, u32)> {
+        let units = len / UNIT;
+        if self.cleaner.writer.is_none_or(|(.., unit)| unit + units > self.facts.blob_units) {
+            // One blob stays for the runs without which nothing is freed.
+            let allocated = self.keeper.allocate(BlobKind::Data, 1);
+            self.cleaner.is_blocked = allocated.is_none();
+            let (blob, life) = allocated?;
+            if let Some((old, ..)) = self.cleaner.writer.replace((blob, life, 0)) {
+                self.keeper.close(old, self.jobs.freezes + 1);
+            }
+        }
+        let writer = self.cleaner.writer.as_mut()?;
+        let place = *writer;
+        writer.2 += units;
+        self.keeper.begin_move(place.0);
+        Some(place)
+    }
+
+    /// Writes what was gathered, sorted by volume and block.
+    fn write_moved(&mut self, victim: &mut Victim) -> Look {
+        if victim.moved.is_empty() {
+            return Look::Done;
+        }
+        let header = moved_header_len(self.facts.alignment);
+        let count = victim.moved.len() as u32;
+        let len = header + count * BLOCK;
+        let Some((blob, life, unit)) = self.take_place(len) else { return Look::Pause };
+        victim
+            .moved
+            .sort_unstable_by_key(|moved| (moved.record.timeline, moved.record.block, moved.record.commit));
+        let gathered = victim.data.take().expect("blocks were gathered");
+        let mut data = self.buffers.take(len);
+        let mut records: Vec<Record> = Vec::new();
+        for (at, moved) in victim.moved.iter_mut().enumerate() {
+            let from = (header + moved.at * BLOCK) as usize;
+            data.write(
+                (header as usize) + at * BLOCK as usize,
+                &gathered.bytes()[from..from + BLOCK as usize],
+            );
+            moved.at = at as u32;
+            match records.last_mut() {
+                Some(last) if is_next(last, &moved.record) => last.blocks += 1,
+                _ => records.push(Record { data: at as u32, ..moved.record }),
+            }
+        }
+        self.buffers.give(gathered);
+        let out = &mut data.bytes_mut()[..header as usize];
+        let checksums = frame::checksums_mut(out, records.len(), count as usize);
+        for (bytes, moved) in checksums.chunks_exact_mut(4).zip(&victim.moved) {
+            bytes.copy_from_slice(&moved.crc.to_le_bytes());
+        }
+        let head = Head { uuid: self.keeper.manifest.uuid, life, sequence: 0, stream: NO_STREAM, unit };
+        frame::encode(out, &head, &records, count);
+        victim.target = Some((blob, unit));
+        if let Phase::Examine { record, block } = victim.phase {
+            victim.resume = (record, block);
+        }
+        victim.phase = Phase::Write;
+        self.stats.moved_write_bytes += u64::from(len);
+        self.out.op(Owner::CleanWrite, StoreOp::Write { blob, unit, data, len });
+        Look::Pause
+    }
+
+    pub(crate) fn clean_write_answered(&mut self, data: Buffer, result: Result<(), StoreError>) {
+        self.buffers.give(data);
+        let victim = self.cleaner.victim.as_mut().expect("a victim stays while it is written");
+        if result.is_ok() {
+            victim.phase = Phase::Insert { at: 0 };
+            return;
+        }
+        // Nothing refers to what was written. The next victim goes to another blob.
+        let (blob, _) = victim.target.take().expect("a write has a target");
+        self.keeper.end_move(blob);
+        if let Some((blob, ..)) = self.cleaner.writer.take() {
+            self.keeper.close(blob, self.jobs.freezes + 1);
+        }
+        self.give_up();
+    }
+
+    /// Makes the entry of the next block that was moved.
+    fn insert_moved(&mut self, victim: &mut Victim, at: usize) -> Look {
+        let Some(moved) = victim.moved.get(at).copied() else {
+            victim.moved.clear();
+            let (blob, _) = victim.target.take().expect("written");
+            self.keeper.end_move(blob);
+            victim.phase = Phase::Examine { record: victim.resume.0, block: victim.resume.1 };
+            return Look::Done;
+        };
+        let record = moved.record;
+        let partition = usize::from(record.partition);
+        let slot = match record.kind {
+            Kind::Dense => Slot::RANGE,
+            _ => Slot::block((record.block % u64::from(RANGE_BLOCKS)) as u16),
+        };
+        victim.phase = Phase::Insert { at: at + 1 };
+        let Some(view) = self.first_view(record.timeline, partition, record.commit) else {
+            return Look::Done;
+        };
+        if let Err(waits) = self.look_up(&record, slot, 1, view) {
+            victim.waits = waits;
+            victim.phase = Phase::Insert { at };
+            return Look::Pause;
+        }
+        let (blob, unit) = victim.target.expect("written");
+        let (old, new) = match record.kind {
+            Kind::Dense => {
+                let place = Place { blob, unit: unit as u16 };
+                (Value::Dense { place: moved.old }, Value::Dense { place })
+            }
+            _ => {
+                let unit = unit + moved_header_len(self.facts.alignment) / UNIT + moved.at * BLOCK_UNITS;
+                let (crc, place) = (moved.crc, Place { blob, unit: unit as u16 });
+                (Value::Block { place: moved.old, crc }, Value::Block { place, crc })
+            }
+        };
+        if self.slots.get(slot).is_some_and(|version| version.commit == record.commit && version.value == old)
+        {
+            let kept = self.histories.get(record.timeline).expect("it has a view").kept[partition];
+            let range = (record.block / u64::from(RANGE_BLOCKS)) as u32;
+            let key = IndexKey::new(record.timeline, range, slot, record.commit);
+            self.partitions[partition].index.insert(key, new, kept);
+            self.jobs.fresh_entries += 1;
+            self.keeper.hold(blob, self.jobs.freezes + 1);
+        }
+        Look::Done
+    }
+
+    pub(crate) fn cleaner_waited(&mut self, is_ok: bool) {
+        let Some(victim) = &mut self.cleaner.victim else { return };
+        victim.waits -= 1;
+        if !is_ok {
+            victim.has_ended = true;
+            if victim.waits == 0 {
+                self.give_up();
+            }
+        }
+    }
+}
+
+/// Bytes of the header of frames with moved blocks: room for as many records as blocks.
+fn moved_header_len(alignment: u32) -> u32 {
+    frame::header_bytes(MOVED_MAX as usize, MOVED_MAX as usize, alignment)
+}
+
+/// Whether a moved block belongs to the same record: the next block of the same commit, in the same range.
+fn is_next(last: &Record, next: &Record) -> bool {
+    (last.timeline, last.commit, last.block + u64::from(last.blocks))
+        == (next.timeline, next.commit, next.block)
+        && !next.block.is_multiple_of(u64::from(RANGE_BLOCKS))
+}

@@ -1,0 +1,224 @@
+//! Commands to a pool: volumes, snapshots and clones are created, changed and deleted. Any context.
+
+use crate::{Cut, ForeignId, Tag, TimelineId, VolumeId};
+
+/// What a volume's writes do while the pool has no space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WhenFull {
+    /// They wait for space.
+    Wait,
+    /// They fail with [`crate::Status::NoSpace`].
+    Fail,
+}
+
+/// A disk of the caller that is the base of volumes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Foreign {
+    /// How the caller finds the disk again; the engine stores it only.
+    pub name: String,
+    /// The size of the disk. A volume reads zeroes beyond it.
+    pub units: u64,
+}
+
+/// What a new volume starts with.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Origin {
+    /// Zeroes.
+    Empty,
+    /// The content of a snapshot.
+    Snapshot(VolumeId),
+    /// The content of a foreign disk, which nothing changes while a volume depends on it.
+    Foreign(Foreign),
+}
+
+/// A name for a new volume or snapshot.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Label {
+    /// The name, unique in the pool: 1 to 255 bytes.
+    pub name: String,
+    /// The identifier that the caller has chosen, unique in the pool.
+    pub uuid: [u8; 16],
+}
+
+/// A change of a pool's volumes. Durable when answered.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Command {
+    /// Creates a volume: [`Answer::Volume`].
+    Create {
+        /// Its name.
+        label: Label,
+        /// Its size.
+        units: u64,
+        /// Bytes of a block as its users see it: 512 or 4,096.
+        block_size: u32,
+        /// Its content.
+        origin: Origin,
+        /// What its writes do while the pool is full.
+        when_full: WhenFull,
+    },
+    /// Deletes a volume or a snapshot, in constant time. Its space becomes free afterwards.
+    Delete(VolumeId),
+    /// Gives a volume another size. The part that a shrunk volume loses reads zeroes if the volume grows again.
+    Resize {
+        /// The volume.
+        volume: VolumeId,
+        /// The new size.
+        units: u64,
+    },
+    /// Gives a volume or a snapshot another name.
+    Rename {
+        /// The volume.
+        volume: VolumeId,
+        /// The new name.
+        name: String,
+    },
+    /// Changes what a volume's writes do while the pool is full.
+    SetWhenFull {
+        /// The volume.
+        volume: VolumeId,
+        /// What they do.
+        when_full: WhenFull,
+    },
+    /// Stores up to 4,096 bytes about the pool for the caller ([`crate::Pool::note`]).
+    SetNote(Vec<u8>),
+    /// Takes snapshots of volumes at one instant: [`Answer::Volumes`]. A request that was answered before the command is in; one
+    /// that is submitted after the answer is not; each request is wholly in or out, and if a request is in, so are all that were
+    /// answered before it was submitted.
+    Snapshot(Vec<(VolumeId, Label)>),
+    /// Gives a volume the content of a snapshot of it.
+    Revert {
+        /// The volume.
+        volume: VolumeId,
+        /// The snapshot.
+        snapshot: VolumeId,
+    },
+    /// Makes a volume independent of its base: what it inherits is copied. Answered when the copies are durable; reads and writes
+    /// go on meanwhile. If the pool is closed before, the command has to be given again.
+    Inflate(VolumeId),
+    /// Which blocks may differ between two views of one history: [`Answer::Changed`].
+    Changed {
+        /// The older snapshot.
+        since: VolumeId,
+        /// The newer snapshot, the volume, or a clone.
+        until: VolumeId,
+    },
+    /// Verifies every reference: [`Answer::Check`].
+    Check {
+        /// Whether data is read and compared with its checksums, too.
+        data: bool,
+        /// Whether leaked space becomes free.
+        repair: bool,
+    },
+}
+
+/// Why a command was refused.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum CommandError {
+    /// No volume or snapshot has this identifier.
+    #[error("the volume does not exist")]
+    NotFound,
+    /// Another volume or snapshot has this name or UUID.
+    #[error("a volume or snapshot with this name or UUID exists")]
+    Exists,
+    /// A name, size or block size is not allowed.
+    #[error("{0}")]
+    Invalid(&'static str),
+    /// The operation is for volumes, not for snapshots, or the reverse.
+    #[error("{0}")]
+    WrongKind(&'static str),
+    /// Another command runs on the volume.
+    #[error("another operation on the volume is running")]
+    Busy,
+    /// The pool has no space.
+    #[error("the pool is full")]
+    NoSpace,
+    /// The pool is read-only after a failure of its store.
+    #[error("the pool is read-only after a failure of its disk")]
+    ReadOnly,
+    /// The store failed.
+    #[error("the disk of the pool failed")]
+    Medium,
+}
+
+/// The result of a command that succeeded.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// Done.
+    Done,
+    /// The new volume.
+    Volume(VolumeId),
+    /// The new snapshots, in the order of the command.
+    Volumes(Vec<VolumeId>),
+    /// The changed blocks as (first block, blocks), in ascending order.
+    Changed(Vec<(u64, u64)>),
+    /// What a check found.
+    Check(CheckReport),
+}
+
+/// The end of a command.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CommandReply {
+    /// The command's tag.
+    pub tag: Tag,
+    /// The command's result.
+    pub result: Result<Answer, CommandError>,
+}
+
+/// A volume or a snapshot, as callers see it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Volume {
+    /// Its name and UUID.
+    pub label: Label,
+    /// Its size.
+    pub units: u64,
+    /// Bytes of a block as its users see it.
+    pub block_size: u32,
+    /// What its writes do while the pool is full.
+    pub when_full: WhenFull,
+    /// The history that it shows.
+    pub timeline: TimelineId,
+    /// For a snapshot, where in the history it was taken; `None` for a volume.
+    pub cut: Option<Cut>,
+}
+
+/// Damage that a check found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Damage {
+    /// A volume or snapshot that shows the damage; `None` if the place belongs to no volume, or to a part of the index.
+    pub volume: Option<VolumeId>,
+    /// The first damaged block of the volume.
+    pub block: u64,
+    /// The number of damaged blocks.
+    pub blocks: u64,
+    /// What is wrong.
+    pub what: String,
+}
+
+/// What a check found.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct CheckReport {
+    /// References that were verified.
+    pub references: u64,
+    /// Blocks whose data was compared with its checksum.
+    pub blocks_read: u64,
+    /// Units that the manifest counts as used, and nothing refers to.
+    pub leaked_units: u64,
+    /// What is damaged.
+    pub damage: Vec<Damage>,
+}
+
+impl CheckReport {
+    /// Whether nothing is wrong.
+    pub const fn is_clean(&self) -> bool {
+        self.leaked_units == 0 && self.damage.is_empty()
+    }
+}
+
+/// A foreign disk on which a volume depends.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ForeignUse {
+    /// The identifier in pieces and operations.
+    pub id: ForeignId,
+    /// The disk.
+    pub foreign: Foreign,
+}

@@ -1,0 +1,304 @@
+//! The keeper: the manifest, and the blobs that are free. Any context.
+//!
+//! Edits take effect in memory at once, and are handed to the store in groups, in their order. What may not happen before an edit
+//! is durable is a [`Then`]: it comes back when the store has answered.
+
+use crate::manifest::{Blob, BlobKind, Edit, Manifest, edit};
+use crate::{Answer, BlobId, StoreFacts, Tag};
+use std::collections::{BTreeSet, VecDeque};
+
+/// What happens when an edit is durable.
+#[derive(Debug)]
+pub(crate) enum Then {
+    /// The command has succeeded.
+    Answer(Tag, Answer),
+    /// The blobs are listed as the log's.
+    LogBlobs(Vec<(BlobId, u64)>),
+    /// The blobs are in no manifest any more.
+    Gone(Vec<BlobId>),
+    /// The flush with this number is complete, which has flushed these bytes of the log.
+    Flushed { number: u64, bytes: u64 },
+    /// The pool is open.
+    Opened,
+    /// Nothing: the edits only replace what stays valid.
+    Nothing,
+}
+
+/// Why a blob that has nothing alive is kept, and who reads it.
+#[derive(Clone, Copy, Default, Debug)]
+struct Use {
+    /// Reads in flight.
+    pins: u32,
+    /// Writes of moved data in flight, or without entries yet.
+    moves: u32,
+    /// The blob may have entries in memtables until the flush of this number is complete.
+    held_until: u64,
+    /// A writer appends to the blob.
+    is_open: bool,
+    /// The blob is in no manifest any more, and waits for its last read.
+    is_gone: bool,
+    /// The blob is in the list of candidates.
+    is_candidate: bool,
+}
+
+/// The manifest, and the blobs that are free.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    pub(crate) manifest: Manifest,
+    free: BTreeSet<BlobId>,
+    uses: Vec<Use>,
+    next_life: u64,
+    next_run: u64,
+    /// Edits that took effect and were not handed out.
+    pending: Vec<Edit>,
+    then: Vec<Then>,
+    /// Whether pending edits are handed out at the end of the turn.
+    is_wanted: bool,
+    in_flight: VecDeque<Vec<Then>>,
+    edit_bytes: usize,
+    checkpoint_bytes: usize,
+    is_checkpointing: bool,
+    is_checkpoint_wanted: bool,
+    /// Blobs in which nothing is alive.
+    candidates: Vec<BlobId>,
+    /// The number of the last complete flush.
+    pub(crate) flushed: u64,
+    /// Blobs of the log's tail.
+    pub(crate) log_blobs: VecDeque<BlobId>,
+}
+
+/// Bytes of edits after which a checkpoint is written, even if the manifest is small.
+const CHECKPOINT_BYTES_MIN: usize = 256 << 10;
+
+impl Keeper {
+    pub(crate) fn new(manifest: Manifest, facts: &StoreFacts) -> Self {
+        let free = (0..facts.blobs).map(BlobId).filter(|id| !manifest.blobs.contains_key(id)).collect();
+        let first = u64::from(manifest.opening + 1) << 32;
+        let mut keeper = Self {
+            free,
+            uses: vec![Use::default(); facts.blobs as usize],
+            next_life: first,
+            next_run: first.max(manifest.newest_run().map_or(0, |run| run.0 + 1)),
+            pending: Vec::new(),
+            then: Vec::new(),
+            is_wanted: false,
+            in_flight: VecDeque::new(),
+            edit_bytes: 0,
+            checkpoint_bytes: 0,
+            is_checkpointing: false,
+            is_checkpoint_wanted: false,
+            candidates: Vec::new(),
+            flushed: 0,
+            log_blobs: manifest.log.blobs.iter().copied().collect(),
+            manifest,
+        };
+        let dead: Vec<_> =
+            keeper.manifest.blobs.iter().filter(|(_, blob)| blob.live == 0).map(|(&id, _)| id).collect();
+        dead.into_iter().for_each(|id| keeper.add_candidate(id));
+        keeper
+    }
+
+    /// Makes a change of the manifest.
+    ///
+    /// # Panics
+    /// If the edit does not fit: the engine makes only edits that do.
+    pub(crate) fn edit(&mut self, edit: Edit) {
+        let touched: Vec<BlobId> = match &edit {
+            Edit::Live { id, .. } => vec![*id],
+            Edit::Merged { partition, first, count, .. } => {
+                let levels = &self.manifest.partitions[usize::from(*partition)].levels;
+                let old = levels[*first as usize..][..*count as usize].iter().flatten();
+                old.map(|run| run.place.blob).collect()
+            }
+            _ => Vec::new(),
+        };
+        self.manifest.apply(edit.clone()).expect("an edit of the engine fits its manifest");
+        touched.into_iter().for_each(|id| self.add_candidate(id));
+        self.pending.push(edit);
+    }
+
+    /// Hands out the pending edits at the end of this turn; `then` happens when they are durable.
+    pub(crate) fn commit(&mut self, then: Then) {
+        self.then.push(then);
+        self.is_wanted = true;
+    }
+
+    /// The bytes of the edits that are to be handed out now.
+    pub(crate) fn take_commit(&mut self) -> Option<Vec<u8>> {
+        if !self.is_wanted {
+            return None;
+        }
+        self.is_wanted = false;
+        let bytes = edit::encode(&self.manifest, false, &self.pending);
+        self.pending.clear();
+        self.edit_bytes += bytes.len();
+        self.in_flight.push_back(std::mem::take(&mut self.then));
+        Some(bytes)
+    }
+
+    /// The bytes of a checkpoint, if one is due.
+    pub(crate) fn take_checkpoint(&mut self, is_first: bool) -> Option<Vec<u8>> {
+        let is_due =
+            self.is_checkpoint_wanted || self.edit_bytes > self.checkpoint_bytes.max(CHECKPOINT_BYTES_MIN);
+        if self.is_checkpointing || !self.pending.is_empty() || !(is_due || is_first) {
+            return None;
+        }
+        self.is_checkpointing = true;
+        self.is_checkpoint_wanted = false;
+        self.edit_bytes = 0;
+        let bytes = edit::encode(&self.manifest, true, &self.manifest.edits());
+        self.checkpoint_bytes = bytes.len();
+        Some(bytes)
+    }
+
+    /// Has a checkpoint written soon.
+    pub(crate) const fn request_checkpoint(&mut self) {
+        self.is_checkpoint_wanted = !self.is_checkpointing;
+    }
+
+    pub(crate) const fn checkpoint_done(&mut self) {
+        self.is_checkpointing = false;
+    }
+
+    /// What happens now that the oldest edits in flight are durable. The store answers commits in their order.
+    pub(crate) fn commit_done(&mut self) -> Vec<Then> {
+        self.in_flight.pop_front().expect("a commit is in flight")
+    }
+
+    /// Whether nothing waits for the store.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.in_flight.is_empty() && !self.is_wanted && !self.is_checkpointing
+    }
+
+    /// The number of free blobs.
+    pub(crate) fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Begins a life of a free blob, if more than `reserve` are free.
+    pub(crate) fn allocate(&mut self, kind: BlobKind, reserve: u32) -> Option<(BlobId, u64)> {
+        if self.free.len() <= reserve as usize {
+            return None;
+        }
+        let id = self.free.pop_first()?;
+        let life = self.next_life;
+        self.next_life += 1;
+        self.edit(Edit::Blob { id, blob: Blob { kind, life, live: 0 } });
+        self.uses[id.0 as usize] = Use { is_open: true, ..Use::default() };
+        Some((id, life))
+    }
+
+    /// The name of the next run.
+    pub(crate) const fn next_run(&mut self) -> u64 {
+        let run = self.next_run;
+        self.next_run += 1;
+        run
+    }
+
+    /// A writer appends nothing more to the blob; memtables may refer to it until the flush of this number is complete.
+    pub(crate) fn close(&mut self, id: BlobId, held_until: u64) {
+        let blob = &mut self.uses[id.0 as usize];
+        blob.is_open = false;
+        blob.held_until = blob.held_until.max(held_until);
+        self.add_candidate(id);
+    }
+
+    /// Memtables refer to the blob until the flush of this number is complete.
+    pub(crate) fn hold(&mut self, id: BlobId, until: u64) {
+        let blob = &mut self.uses[id.0 as usize];
+        blob.held_until = blob.held_until.max(until);
+    }
+
+    /// A write of moved data begins; its entries follow.
+    pub(crate) fn begin_move(&mut self, id: BlobId) {
+        self.uses[id.0 as usize].moves += 1;
+    }
+
+    /// The entries of moved data were made, or will not be.
+    pub(crate) fn end_move(&mut self, id: BlobId) {
+        self.uses[id.0 as usize].moves -= 1;
+        self.add_candidate(id);
+    }
+
+    /// Whether a writer appends to the blob.
+    pub(crate) fn is_open(&self, id: BlobId) -> bool {
+        self.uses[id.0 as usize].is_open
+    }
+
+    /// Considers whether the blob can be freed, now or later.
+    pub(crate) fn add_candidate(&mut self, id: BlobId) {
+        let is_dead = self.manifest.blobs.get(&id).is_some_and(|blob| blob.live == 0);
+        let blob = &mut self.uses[id.0 as usize];
+        if is_dead && !blob.is_candidate {
+            blob.is_candidate = true;
+            self.candidates.push(id);
+        }
+    }
+
+    /// Ends blobs that nothing refers to. They are free when the edit is durable and their space was discarded.
+    pub(crate) fn collect(&mut self) {
+        let mut gone = Vec::new();
+        let mut at = 0;
+        while at < self.candidates.len() {
+            let id = self.candidates[at];
+            let blob = self.uses[id.0 as usize];
+            let is_dead = self.manifest.blobs.get(&id).is_some_and(|blob| blob.live == 0);
+            let is_used = blob.is_open
+                || blob.moves > 0
+                || blob.held_until > self.flushed
+                || self.log_blobs.contains(&id);
+            if is_dead && is_used {
+                at += 1;
+                continue;
+            }
+            self.candidates.swap_remove(at);
+            self.uses[id.0 as usize].is_candidate = false;
+            if is_dead {
+                self.edit(Edit::BlobGone { id });
+                gone.push(id);
+            }
+        }
+        if !gone.is_empty() {
+            self.commit(Then::Gone(gone));
+        }
+    }
+
+    /// A blob is in no manifest any more. Returns whether its space can be discarded now; otherwise [`Keeper::unpin`] tells when.
+    pub(crate) fn gone(&mut self, id: BlobId) -> bool {
+        let blob = &mut self.uses[id.0 as usize];
+        blob.is_gone = true;
+        blob.pins == 0
+    }
+
+    /// A read of the blob starts.
+    pub(crate) fn pin(&mut self, id: BlobId) {
+        self.uses[id.0 as usize].pins += 1;
+    }
+
+    /// A read of the blob has ended. Returns whether the blob's space is to be discarded now.
+    pub(crate) fn unpin(&mut self, id: BlobId) -> bool {
+        let blob = &mut self.uses[id.0 as usize];
+        blob.pins -= 1;
+        blob.pins == 0 && blob.is_gone
+    }
+
+    /// The blob's space was discarded: it is free.
+    pub(crate) fn discarded(&mut self, id: BlobId) {
+        self.uses[id.0 as usize] = Use::default();
+        self.free.insert(id);
+    }
+
+    /// The store has this many blobs.
+    pub(crate) fn grow(&mut self, blobs: u32) {
+        let old = self.uses.len() as u32;
+        if blobs > old {
+            self.uses.resize(blobs as usize, Use::default());
+            self.free.extend((old..blobs).map(BlobId));
+        }
+    }
+
+    /// The life of a blob in use.
+    pub(crate) fn life(&self, id: BlobId) -> Option<u64> {
+        self.manifest.blobs.get(&id).map(|blob| blob.life)
+    }
+}

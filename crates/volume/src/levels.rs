@@ -1,0 +1,554 @@
+//! Flushes of memtables and merges of levels: the index on its way to blobs. Any context.
+//!
+//! A flush freezes the memtables of all partitions at one place of the log, and merges those of each partition into a run.
+//! Nothing is copied: entries refer to the frames of the log. When all runs are written, one edit adds them, moves the tail of
+//! the log to that place, and counts the units to which they refer; from then on the frames before the tail are ordinary data. A
+//! merge replaces neighbouring levels of one partition by one.
+
+use crate::keeper::Then;
+use crate::manifest::{BlobKind, Edit, LogTail};
+use crate::outbox::Owner;
+use crate::pool::Pool;
+use crate::{BLOCK, BLOCK_UNITS, BlobId, PARTITIONS, StoreError, StoreOp, UNIT};
+use aryk_dma::Buffer;
+use aryk_volume_index::{
+    Input, LevelId, Memtable, Merge, PAGE_UNITS, PageBytes, PageRead, Place, Run, RunId, Step, policy,
+};
+
+/// Entries that a job merges in one turn.
+const ENTRIES_PER_TURN: usize = 4096;
+
+/// Pages that a merge reads ahead of each input.
+const READ_AHEAD: u32 = 32;
+
+/// Pages of one write.
+const WRITE_PAGES: u32 = 64;
+
+/// Pages that must be left in a blob for another run to begin there.
+const RUN_PAGES_MIN: u32 = 16;
+
+/// Writes of a job in flight.
+const WRITES_MAX: u32 = 8;
+
+/// The number of the job that flushes, and of the job that merges.
+const FLUSH: usize = 0;
+const MERGE: usize = 1;
+
+/// Appends pages to an index blob.
+#[derive(Debug, Default)]
+struct Writer {
+    blob: Option<BlobId>,
+    /// The unit behind all pages.
+    unit: u32,
+    /// Pages that wait for more, and their bytes.
+    buffer: Option<Buffer>,
+    filled: u32,
+    /// Full buffers: unit, bytes.
+    full: Vec<(u32, Buffer, u32)>,
+    in_flight: u32,
+    has_failed: bool,
+}
+
+impl Writer {
+    fn push(&mut self, page: &PageBytes, take: impl FnOnce(u32) -> Buffer) {
+        let buffer = self.buffer.get_or_insert_with(|| take(WRITE_PAGES * BLOCK));
+        buffer.write(self.filled as usize, page);
+        self.filled += BLOCK;
+        self.unit += PAGE_UNITS;
+        if self.filled == WRITE_PAGES * BLOCK {
+            self.cut();
+        }
+    }
+
+    /// Makes a write of what waits.
+    fn cut(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            let bytes = std::mem::take(&mut self.filled);
+            self.full.push((self.unit - bytes / UNIT, buffer, bytes));
+        }
+    }
+}
+
+/// What a job does.
+#[derive(Debug)]
+enum Purpose {
+    Flush(Box<Flush>),
+    Merge { partition: usize, levels: Vec<LevelId> },
+}
+
+/// Memtables that are flushed.
+#[derive(Debug)]
+struct Flush {
+    number: u64,
+    tail: LogTail,
+    /// The part of the log's bytes that is flushed then.
+    bytes: u64,
+    flushed: [u64; PARTITIONS],
+    tables: [usize; PARTITIONS],
+    /// The partition that is being merged.
+    partition: usize,
+    entries: usize,
+    /// Partitions that are merged.
+    done: Vec<(usize, Vec<Run>)>,
+}
+
+/// A merge under way, with its output.
+#[derive(Debug)]
+struct Job {
+    purpose: Purpose,
+    merge: Option<Merge>,
+    reads: u32,
+    run: Option<(RunId, Place)>,
+    runs: Vec<Run>,
+    changes: Vec<(BlobId, i64)>,
+    /// Blobs to which the job appends nothing more.
+    closed: Vec<BlobId>,
+    /// A page of an input is damaged, or could not be read.
+    is_damaged: bool,
+}
+
+/// The jobs of a pool.
+#[derive(Debug, Default)]
+pub(crate) struct Jobs {
+    jobs: [Option<Job>; 2],
+    writers: [Writer; 2],
+    /// The number of the latest freeze.
+    pub(crate) freezes: u64,
+    /// The log's bytes at the latest freeze.
+    frozen_bytes: u64,
+    /// Entries in memtables, frozen ones included.
+    pub(crate) fresh_entries: usize,
+    frozen_entries: usize,
+    /// Partitions whose levels have entries of deleted timelines or snapshots.
+    pub(crate) stale: [bool; PARTITIONS],
+    /// Partitions whose levels cannot be merged because a page is damaged.
+    damaged: [bool; PARTITIONS],
+    /// Memtables that are used again.
+    tables: Vec<Memtable>,
+    /// Whether entries were flushed or moved since merges were forced.
+    can_force: bool,
+    /// Whether index blobs have changed since the latest look for sparse ones.
+    is_index_due: bool,
+    /// Flush as soon as possible.
+    pub(crate) is_flush_wanted: bool,
+}
+
+impl Jobs {
+    /// Whether no job runs.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.jobs.iter().all(Option::is_none) && !self.is_flush_wanted && !self.is_stale()
+    }
+
+    fn is_stale(&self) -> bool {
+        self.stale.contains(&true)
+    }
+}
+
+impl Pool {
+    /// Does a bounded piece of the jobs. Returns whether there is more to do without input.
+    pub(crate) fn step_jobs(&mut self) -> bool {
+        if self.jobs.jobs[FLUSH].is_none() {
+            self.begin_flush();
+        }
+        if self.jobs.jobs[MERGE].is_none() {
+            self.begin_merge();
+        }
+        let mut has_work = false;
+        for number in [FLUSH, MERGE] {
+            if self.jobs.jobs[number].is_some() {
+                has_work |= self.step_job(number);
+            }
+        }
+        has_work || (self.jobs.jobs[MERGE].is_none() && self.jobs.is_stale())
+    }
+
+    /// Freezes the memtables, if there is enough in them.
+    fn begin_flush(&mut self) {
+        let jobs = &self.jobs;
+        let is_due = self.log.written_bytes - jobs.frozen_bytes >= self.settings.flush_bytes
+            || jobs.fresh_entries - jobs.frozen_entries >= self.settings.flush_entries
+            || jobs.is_flush_wanted
+            || self.is_short() && self.can_flush_free();
+        let (sequence, blob, unit) = self.log.tail();
+        let Some(blob) = blob.filter(|_| is_due) else { return };
+        self.jobs.is_flush_wanted = false;
+        let mut tables = [0; PARTITIONS];
+        let mut flushed = [0; PARTITIONS];
+        for (number, partition) in self.partitions.iter_mut().enumerate() {
+            flushed[number] = partition.readable;
+            if !partition.index.memtable().is_empty() {
+                let next = self.jobs.tables.pop().unwrap_or_else(|| Memtable::with_capacity(1024));
+                partition.index.freeze(next);
+            }
+            tables[number] = partition.index.frozen().len();
+        }
+        self.jobs.freezes += 1;
+        let flush = Flush {
+            number: self.jobs.freezes,
+            tail: LogTail { sequence, unit, blobs: vec![blob] },
+            bytes: self.log.written_bytes - self.log.in_flight_bytes(),
+            flushed,
+            tables,
+            partition: 0,
+            entries: self.jobs.fresh_entries,
+            done: Vec::new(),
+        };
+        self.jobs.frozen_bytes = flush.bytes;
+        self.jobs.frozen_entries = flush.entries;
+        self.jobs.jobs[FLUSH] = Some(Job::new(Purpose::Flush(Box::new(flush))));
+    }
+
+    /// Whether a flush may lead to free blobs: emptied ones wait for it, or the log's tail is long.
+    fn can_flush_free(&self) -> bool {
+        self.jobs.fresh_entries > 0
+            && self.cleaner.is_idle()
+            && (!self.cleaner.done.is_empty() || self.keeper.log_blobs.len() > 2)
+    }
+
+    /// Whether free blobs are short, so that all that can free blobs is done.
+    pub(crate) fn is_short(&self) -> bool {
+        self.keeper.free() <= self.settings.reserve_blobs as usize + 1
+    }
+
+    /// Starts a merge of levels, if one is due.
+    fn begin_merge(&mut self) {
+        let share = if self.is_short() || self.cleaner.done.len() > 8 { 10 } else { 50 };
+        let due = (0..PARTITIONS).filter(|&number| !self.jobs.damaged[number]).find_map(|number| {
+            let levels = self.partitions[number].index.levels();
+            let entries: Vec<_> = levels.iter().map(aryk_volume_index::Level::entries).collect();
+            let all = (self.jobs.stale[number] && !entries.is_empty()).then_some(0..entries.len());
+            all.or_else(|| policy::choose(&entries, share)).map(|range| (number, range))
+        });
+        let Some((number, range)) = due else {
+            self.jobs.stale = [false; PARTITIONS];
+            self.force_merges();
+            return;
+        };
+        let index = &self.partitions[number].index;
+        if range == (0..index.levels().len()) {
+            self.jobs.stale[number] = false;
+        }
+        let is_bottom = range.end == index.levels().len();
+        let levels: Vec<_> = index.levels()[range].iter().collect();
+        let ids: Vec<_> = levels.iter().map(|level| level.id()).collect();
+        let inputs = levels.iter().map(|level| Input::Level(level.runs().copied().collect())).collect();
+        let bottom = is_bottom.then(|| index.oldest_besides(&ids));
+        let merge = Merge::new(inputs, self.histories.views(number), bottom, READ_AHEAD);
+        let mut job = Job::new(Purpose::Merge { partition: number, levels: ids });
+        job.merge = Some(merge);
+        self.jobs.jobs[MERGE] = Some(job);
+    }
+
+    /// Has levels merged although their sizes do not ask for it: where emptied blobs wait for that, or blobs with runs are
+    /// sparse.
+    fn force_merges(&mut self) {
+        let is_waiting = self.is_short() && self.cleaner.is_idle() && !self.cleaner.done.is_empty();
+        if is_waiting && self.jobs.jobs[FLUSH].is_none() && std::mem::take(&mut self.jobs.can_force) {
+            self.jobs.stale = [true; PARTITIONS];
+            return;
+        }
+        if !std::mem::take(&mut self.jobs.is_index_due) {
+            return;
+        }
+        let units = i64::from(self.facts.blob_units);
+        let (mut used, mut live) = (0, 0);
+        let mut sparsest: Option<(BlobId, i64)> = None;
+        for (&id, blob) in self.keeper.manifest.blobs.iter().filter(|(_, blob)| blob.kind == BlobKind::Index)
+        {
+            used += units;
+            live += blob.live;
+            if blob.live > 0
+                && !self.keeper.is_open(id)
+                && sparsest.is_none_or(|(_, least)| blob.live < least)
+            {
+                sparsest = Some((id, blob.live));
+            }
+        }
+        let Some((sparsest, _)) = sparsest.filter(|_| used > 2 * live + 3 * units) else { return };
+        for (number, partition) in self.keeper.manifest.partitions.iter().enumerate() {
+            self.jobs.stale[number] |=
+                partition.levels.iter().flatten().any(|run| run.place.blob == sparsest);
+        }
+    }
+
+    /// Does a bounded piece of a job. Returns whether there is more to do without input.
+    fn step_job(&mut self, number: usize) -> bool {
+        let mut job = self.jobs.jobs[number].take().expect("the job runs");
+        let has_more = self.step_taken(number, &mut job);
+        self.write_pages(number);
+        if self.jobs.writers[number].has_failed || job.is_damaged {
+            return self.end_failed(number, job);
+        }
+        let writer = &mut self.jobs.writers[number];
+        if job.merge.is_none() && job.is_over() {
+            writer.cut();
+            self.write_pages(number);
+            if self.jobs.writers[number].in_flight == 0 {
+                self.end_job(job);
+                return true;
+            }
+        }
+        self.jobs.jobs[number] = Some(job);
+        has_more
+    }
+
+    fn step_taken(&mut self, number: usize, job: &mut Job) -> bool {
+        if self.jobs.writers[number].in_flight >= WRITES_MAX || job.is_damaged {
+            return false;
+        }
+        if job.merge.is_none() && !self.next_partition(job) {
+            return false;
+        }
+        let merge = job.merge.as_mut().expect("set");
+        while let Some(read) = merge.wanted() {
+            let len = read.pages * BLOCK;
+            let data = self.buffers.take(len);
+            let (blob, unit) = (read.place.blob, u32::from(read.place.unit));
+            self.keeper.pin(blob);
+            self.stats.background_read_bytes += u64::from(len);
+            job.reads += 1;
+            self.out.op(Owner::MergeRead { job: number, read }, StoreOp::Read { blob, unit, data, len });
+        }
+        let (writer, buffers) = (&mut self.jobs.writers[number], &mut self.buffers);
+        match merge.step(ENTRIES_PER_TURN, &mut |page| writer.push(page, |len| buffers.take(len))) {
+            Step::Budget => true,
+            Step::Pages => false,
+            Step::NewRun => self.begin_run(number, job),
+            Step::RunEnd(id, shape) => {
+                let (begun, place) = job.run.take().expect("the run has begun");
+                assert_eq!(begun, id, "runs end in their order");
+                job.runs.push(Run { id, place, shape });
+                true
+            }
+            Step::Done => {
+                self.merged(job);
+                true
+            }
+        }
+    }
+
+    /// Begins a run in the writer's blob, or in a new one. Returns whether there is room.
+    fn begin_run(&mut self, number: usize, job: &mut Job) -> bool {
+        let writer = &mut self.jobs.writers[number];
+        let blob_units = self.facts.blob_units;
+        let room = |writer: &Writer| (blob_units - writer.unit) / PAGE_UNITS;
+        if writer.blob.is_none() || room(writer) < RUN_PAGES_MIN {
+            writer.cut();
+            let Some((blob, _)) = self.keeper.allocate(BlobKind::Index, 0) else { return false };
+            if let Some(old) = self.jobs.writers[number].blob.replace(blob) {
+                self.write_pages_to(number, old);
+                job.closed.push(old);
+            }
+            self.jobs.writers[number].unit = 0;
+        }
+        let writer = &self.jobs.writers[number];
+        let id = RunId(self.keeper.next_run());
+        let place = Place { blob: writer.blob.expect("set"), unit: writer.unit as u16 };
+        let pages = room(writer);
+        job.run = Some((id, place));
+        job.merge.as_mut().expect("under way").begin_run(id, pages);
+        true
+    }
+
+    fn write_pages(&mut self, number: usize) {
+        if let Some(blob) = self.jobs.writers[number].blob {
+            self.write_pages_to(number, blob);
+        }
+    }
+
+    fn write_pages_to(&mut self, number: usize, blob: BlobId) {
+        let writer = &mut self.jobs.writers[number];
+        for (unit, data, len) in writer.full.drain(..) {
+            writer.in_flight += 1;
+            self.stats.index_write_bytes += u64::from(len);
+            self.out.op(Owner::IndexWrite { job: number }, StoreOp::Write { blob, unit, data, len });
+        }
+    }
+
+    pub(crate) fn index_write_answered(
+        &mut self,
+        number: usize,
+        data: Buffer,
+        result: Result<(), StoreError>,
+    ) {
+        self.buffers.give(data);
+        let writer = &mut self.jobs.writers[number];
+        writer.in_flight -= 1;
+        writer.has_failed |= result.is_err();
+        if result == Err(StoreError::Gone) {
+            self.fail(StoreError::Gone);
+        }
+    }
+
+    pub(crate) fn merge_read_answered(
+        &mut self,
+        number: usize,
+        read: &PageRead,
+        data: Buffer,
+        result: Result<(), StoreError>,
+    ) {
+        self.unpin(read.place.blob);
+        let job = self.jobs.jobs[number].as_mut().expect("a job ends after its reads");
+        job.reads -= 1;
+        let bytes = &data.bytes()[..(read.pages * BLOCK) as usize];
+        let merge = job.merge.as_mut().filter(|_| !job.is_damaged);
+        let is_ok = result.is_ok() && merge.is_none_or(|merge| merge.feed(read, bytes).is_ok());
+        if result.is_ok() && !is_ok {
+            self.stats.damaged_blocks += 1;
+        }
+        job.is_damaged |= !is_ok;
+        self.buffers.give(data);
+    }
+
+    /// Takes the next partition of a flush.
+    fn next_partition(&self, job: &mut Job) -> bool {
+        let Purpose::Flush(flush) = &mut job.purpose else { return false };
+        while flush.partition < PARTITIONS && flush.tables[flush.partition] == 0 {
+            flush.partition += 1;
+        }
+        if flush.partition == PARTITIONS {
+            return false;
+        }
+        let frozen = self.partitions[flush.partition].index.frozen();
+        let first = frozen.len() - flush.tables[flush.partition];
+        let inputs = frozen[first..].iter().cloned().map(Input::Memtable).collect();
+        let views = self.histories.views(flush.partition);
+        job.merge = Some(Merge::new(inputs, views, None, READ_AHEAD));
+        true
+    }
+
+    /// All of a merge was handed out.
+    fn merged(&self, job: &mut Job) {
+        let merge = job.merge.take().expect("under way");
+        job.changes.extend(merge.into_changes());
+        if let Purpose::Flush(flush) = &mut job.purpose {
+            flush.done.push((flush.partition, std::mem::take(&mut job.runs)));
+            flush.partition += 1;
+        }
+    }
+
+    /// All is written: the edits of a job.
+    fn end_job(&mut self, job: Job) {
+        self.cleaner.is_due = true;
+        self.jobs.is_index_due = true;
+        self.jobs.can_force |= matches!(job.purpose, Purpose::Flush(_));
+        for (id, change) in sum_up(job.changes) {
+            self.keeper.edit(Edit::Live { id, change });
+        }
+        match job.purpose {
+            Purpose::Flush(flush) => self.end_flush(*flush),
+            Purpose::Merge { partition, levels } => self.end_merge(partition, &levels, job.runs),
+        }
+        for blob in job.closed {
+            self.keeper.close(blob, 0);
+        }
+    }
+
+    fn end_flush(&mut self, flush: Flush) {
+        for number in 0..PARTITIONS {
+            let at = flush.done.iter().position(|(done, _)| *done == number);
+            let runs = at.map_or_else(Vec::new, |at| flush.done[at].1.clone());
+            let flushed = flush.flushed[number];
+            if at.is_none() && flushed == self.keeper.manifest.partitions[number].flushed {
+                continue;
+            }
+            self.keeper.edit(Edit::Flushed { partition: number as u8, flushed, runs: runs.clone() });
+            if at.is_some() {
+                let index = &mut self.partitions[number].index;
+                let old = index.flushed(flush.tables[number], runs, &mut self.cache);
+                for mut table in old.into_iter().filter_map(std::sync::Arc::into_inner) {
+                    table.clear();
+                    self.jobs.tables.push(table);
+                }
+            }
+        }
+        let first = flush.tail.blobs[0];
+        let mut left = Vec::new();
+        while self.keeper.log_blobs.front().is_some_and(|blob| *blob != first) {
+            left.extend(self.keeper.log_blobs.pop_front());
+        }
+        let blobs = self.keeper.log_blobs.iter().copied().collect();
+        self.keeper.edit(Edit::Log(LogTail { blobs, ..flush.tail }));
+        left.into_iter().for_each(|blob| self.keeper.add_candidate(blob));
+        self.jobs.fresh_entries -= flush.entries;
+        self.jobs.frozen_entries -= flush.entries;
+        self.keeper.commit(Then::Flushed { number: flush.number, bytes: flush.bytes });
+    }
+
+    fn end_merge(&mut self, partition: usize, levels: &[LevelId], runs: Vec<Run>) {
+        let index = &mut self.partitions[partition].index;
+        let first = index
+            .levels()
+            .iter()
+            .position(|level| level.id() == levels[0])
+            .expect("levels stay until merged");
+        let (first, count) = (first as u32, levels.len() as u32);
+        self.keeper.edit(Edit::Merged { partition: partition as u8, first, count, runs: runs.clone() });
+        index.merged(levels, runs, &mut self.cache);
+        self.keeper.commit(Then::Nothing);
+    }
+
+    /// A job that cannot go on: a flush starts again in another blob, a merge is given up.
+    fn end_failed(&mut self, number: usize, mut job: Job) -> bool {
+        let writer = &mut self.jobs.writers[number];
+        writer.buffer = None;
+        writer.filled = 0;
+        writer.full.clear();
+        if writer.in_flight > 0 || job.reads > 0 {
+            self.jobs.jobs[number] = Some(job);
+            return false;
+        }
+        writer.has_failed = false;
+        job.closed.extend(writer.blob.take());
+        for blob in std::mem::take(&mut job.closed) {
+            self.keeper.close(blob, 0);
+        }
+        match job.purpose {
+            Purpose::Flush(flush) => {
+                let flush = Flush { partition: 0, done: Vec::new(), ..*flush };
+                self.jobs.jobs[number] = Some(Job::new(Purpose::Flush(Box::new(flush))));
+            }
+            Purpose::Merge { partition, .. } => self.jobs.damaged[partition] |= job.is_damaged,
+        }
+        true
+    }
+}
+
+impl Job {
+    const fn new(purpose: Purpose) -> Self {
+        Self {
+            purpose,
+            merge: None,
+            reads: 0,
+            run: None,
+            runs: Vec::new(),
+            changes: Vec::new(),
+            closed: Vec::new(),
+            is_damaged: false,
+        }
+    }
+
+    /// Whether nothing is left to merge.
+    const fn is_over(&self) -> bool {
+        match &self.purpose {
+            Purpose::Flush(flush) => flush.partition >= PARTITIONS,
+            Purpose::Merge { .. } => true,
+        }
+    }
+}
+
+/// The sum of changes of each blob.
+fn sum_up(mut changes: Vec<(BlobId, i64)>) -> Vec<(BlobId, i64)> {
+    changes.sort_unstable_by_key(|(blob, _)| *blob);
+    changes.dedup_by(|next, sum| {
+        let is_same = next.0 == sum.0;
+        if is_same {
+            sum.1 += next.1;
+        }
+        is_same
+    });
+    changes.retain(|(_, change)| *change != 0);
+    changes
+}
+
+const _: () = assert!(PAGE_UNITS == BLOCK_UNITS);

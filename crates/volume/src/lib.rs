@@ -1,0 +1,45 @@
+//! Volumes with snapshots and clones: the engine, without I/O and clock. Any context.
+#![forbid(unsafe_code)]
+
+mod active;
+mod admin;
+mod buffers;
+mod check;
+mod checksum;
+mod clean;
+mod codec;
+mod command;
+mod dense;
+pub mod frame;
+mod ids;
+mod keeper;
+mod levels;
+mod log;
+mod manifest;
+mod outbox;
+mod partition;
+mod pool;
+mod read;
+mod recover;
+mod request;
+mod settings;
+mod store;
+mod tasks;
+mod write;
+
+pub use aryk_volume_index::{BlobId, Commit, TimelineId};
+pub use command::{
+    Answer, CheckReport, Command, CommandError, CommandReply, Damage, Foreign, ForeignUse, Label, Origin,
+    Volume, WhenFull,
+};
+pub use ids::{
+    BLOCK, BLOCK_UNITS, Cut, ForeignId, PARTITIONS, RANGE_BLOCKS, STRIPE_RANGES, UNIT, VOLUME_UNITS_MAX,
+    VolumeId,
+};
+pub use pool::{Pool, Recovered};
+pub use request::{Action, ForeignPiece, Reply, Request, Status, Tag};
+pub use settings::{OpenError, Settings, State, Stats};
+pub use store::{Done, OpId, StoreError, StoreFacts, StoreOp};
+
+#[cfg(test)]
+mod tests;

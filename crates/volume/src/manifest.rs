@@ -1,0 +1,249 @@
+//! The manifest: all that a pool knows besides its data, its index and the tail of its log. Any context.
+//!
+//! A manifest is the result of its edits in order. A checkpoint is a list of edits, too: those that make the manifest from an
+//! empty one (`edit.rs`). In memory the manifest is always that of all edits handed to the store, whether or not they are durable
+//! yet.
+
+use crate::{Cut, Foreign, OpenError, StoreFacts, Volume, VolumeId};
+use aryk_volume_index::{BlobId, Commit, Run, RunId, TimelineId};
+use std::collections::BTreeMap;
+
+pub(crate) mod edit;
+
+pub(crate) use edit::Edit;
+
+/// What an absent block of a timeline reads as.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Base {
+    /// A view of another timeline.
+    View { timeline: TimelineId, cut: Cut },
+    /// A disk of the caller.
+    Foreign(Foreign),
+}
+
+/// One history of writes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Timeline {
+    /// By how many partitions its stripes are shifted. That of its base, so that both are in the same partitions.
+    pub(crate) shift: u8,
+    pub(crate) base: Option<Base>,
+}
+
+/// What a blob holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum BlobKind {
+    /// Frames of the log.
+    Log,
+    /// Frames of the cleaner and of compaction.
+    Data,
+    /// Runs.
+    Index,
+}
+
+/// A blob in use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Blob {
+    pub(crate) kind: BlobKind,
+    /// Which of the blob's lives: never used again.
+    pub(crate) life: u64,
+    /// Units to which the levels refer; for an index blob, units of their runs.
+    pub(crate) live: i64,
+}
+
+/// The index of a partition, as far as it is durable.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub(crate) struct PartitionLevels {
+    /// Writes up to this commit are in the levels.
+    pub(crate) flushed: u64,
+    /// Newest first; the runs of each by key.
+    pub(crate) levels: Vec<Vec<Run>>,
+}
+
+/// Where the tail of the log begins.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub(crate) struct LogTail {
+    /// The sequence of the first frame that is not flushed.
+    pub(crate) sequence: u64,
+    /// The unit at which that frame begins, in the first blob.
+    pub(crate) unit: u32,
+    /// The blobs of the log, in the order of their use.
+    pub(crate) blobs: Vec<BlobId>,
+}
+
+/// All that a pool knows besides its data, its index and the tail of its log.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Manifest {
+    pub(crate) uuid: [u8; 16],
+    pub(crate) alignment: u32,
+    pub(crate) blob_units: u32,
+    /// How often the pool was opened: the high half of lives and of names of runs, so that none is used twice.
+    pub(crate) opening: u32,
+    pub(crate) next_timeline: u32,
+    pub(crate) next_volume: u32,
+    pub(crate) timelines: BTreeMap<TimelineId, Timeline>,
+    pub(crate) volumes: BTreeMap<VolumeId, Volume>,
+    pub(crate) partitions: Vec<PartitionLevels>,
+    pub(crate) blobs: BTreeMap<BlobId, Blob>,
+    pub(crate) log: LogTail,
+    /// What the caller has stored about the pool.
+    pub(crate) note: Vec<u8>,
+}
+
+impl Manifest {
+    /// The manifest of a pool that has nothing.
+    pub(crate) fn new(uuid: [u8; 16], facts: &StoreFacts) -> Self {
+        Self {
+            uuid,
+            alignment: facts.alignment,
+            blob_units: facts.blob_units,
+            opening: 0,
+            next_timeline: 0,
+            next_volume: 0,
+            timelines: BTreeMap::new(),
+            volumes: BTreeMap::new(),
+            partitions: vec![PartitionLevels::default(); crate::PARTITIONS],
+            blobs: BTreeMap::new(),
+            log: LogTail::default(),
+            note: Vec::new(),
+        }
+    }
+
+    /// Makes the change of an edit. An error says why the edit does not fit; the manifest may then have a part of it.
+    pub(crate) fn apply(&mut self, edit: Edit) -> Result<(), OpenError> {
+        match edit {
+            Edit::Opened { opening } => self.opening = opening,
+            Edit::Timeline { id, timeline } => {
+                self.next_timeline = self.next_timeline.max(following(id.0)?);
+                self.timelines.insert(id, timeline);
+            }
+            Edit::TimelineGone { id } => {
+                self.timelines
+                    .remove(&id)
+                    .ok_or(OpenError::Damaged("a timeline ends that does not exist"))?;
+            }
+            Edit::Volume { id, volume } => {
+                self.next_volume = self.next_volume.max(following(id.0)?);
+                self.volumes.insert(id, volume);
+            }
+            Edit::VolumeGone { id } => {
+                self.volumes.remove(&id).ok_or(OpenError::Damaged("a volume ends that does not exist"))?;
+            }
+            Edit::Counters { next_timeline, next_volume } => {
+                self.next_timeline = self.next_timeline.max(next_timeline);
+                self.next_volume = self.next_volume.max(next_volume);
+            }
+            Edit::Flushed { partition, flushed, runs } => {
+                self.count_runs(&runs, 1)?;
+                let levels = &mut self.partitions[usize::from(partition)];
+                levels.flushed = levels.flushed.max(flushed);
+                if !runs.is_empty() {
+                    levels.levels.insert(0, runs);
+                }
+            }
+            Edit::Merged { partition, first, count, runs } => self.merge(partition, first, count, runs)?,
+            Edit::Blob { id, blob } => {
+                if self.blobs.insert(id, blob).is_some() {
+                    return Err(OpenError::Damaged("a blob begins twice"));
+                }
+            }
+            Edit::Live { id, change } => self.change_live(id, change)?,
+            Edit::BlobGone { id } => {
+                self.blobs.remove(&id).ok_or(OpenError::Damaged("a blob ends that does not exist"))?;
+            }
+            Edit::Log(log) => self.log = log,
+            Edit::Note(note) => self.note = note,
+        }
+        Ok(())
+    }
+
+    fn merge(&mut self, partition: u8, first: u32, count: u32, runs: Vec<Run>) -> Result<(), OpenError> {
+        self.count_runs(&runs, 1)?;
+        let levels = &mut self.partitions[usize::from(partition)].levels;
+        let (first, count) = (first as usize, count as usize);
+        let end = first.checked_add(count).filter(|&end| count > 0 && end <= levels.len());
+        let end = end.ok_or(OpenError::Damaged("levels are merged that do not exist"))?;
+        let old: Vec<_> = levels.drain(first..end).collect();
+        if !runs.is_empty() {
+            levels.insert(first, runs);
+        }
+        old.iter().try_for_each(|runs| self.count_runs(runs, -1))
+    }
+
+    /// Counts the pages of runs that are added (1) or removed (−1) as live units of their blobs.
+    fn count_runs(&mut self, runs: &[Run], sign: i64) -> Result<(), OpenError> {
+        for run in runs {
+            self.change_live(run.place.blob, sign * run_units(run))?;
+        }
+        Ok(())
+    }
+
+    fn change_live(&mut self, id: BlobId, change: i64) -> Result<(), OpenError> {
+        let blob = self.blobs.get_mut(&id).ok_or(OpenError::Damaged("a blob is used that does not exist"))?;
+        blob.live = blob.live.checked_add(change).ok_or(OpenError::Damaged("a count is too large"))?;
+        Ok(())
+    }
+
+    /// The edits that make this manifest from an empty one.
+    pub(crate) fn edits(&self) -> Vec<Edit> {
+        let mut edits = vec![
+            Edit::Opened { opening: self.opening },
+            Edit::Counters { next_timeline: self.next_timeline, next_volume: self.next_volume },
+        ];
+        edits.extend(
+            self.timelines.iter().map(|(&id, timeline)| Edit::Timeline { id, timeline: timeline.clone() }),
+        );
+        edits.extend(self.volumes.iter().map(|(&id, volume)| Edit::Volume { id, volume: volume.clone() }));
+        let mut blobs = self.blobs.clone();
+        for run in self.partitions.iter().flat_map(|partition| partition.levels.iter().flatten()) {
+            if let Some(blob) = blobs.get_mut(&run.place.blob) {
+                blob.live -= run_units(run);
+            }
+        }
+        edits.extend(blobs.into_iter().map(|(id, blob)| Edit::Blob { id, blob }));
+        for (number, partition) in self.partitions.iter().enumerate() {
+            let flushed = |runs| Edit::Flushed { partition: number as u8, flushed: partition.flushed, runs };
+            edits.push(flushed(Vec::new()));
+            edits.extend(partition.levels.iter().rev().cloned().map(flushed));
+        }
+        edits.push(Edit::Log(self.log.clone()));
+        edits.push(Edit::Note(self.note.clone()));
+        edits
+    }
+
+    /// The cuts of all frozen views of a timeline: snapshots, and bases of clones.
+    pub(crate) fn cuts_of(&self, id: TimelineId) -> impl Iterator<Item = &Cut> {
+        let snapshots = self.volumes.values().filter(move |volume| volume.timeline == id);
+        let bases = self.timelines.values().filter_map(move |timeline| match &timeline.base {
+            Some(Base::View { timeline, cut }) if *timeline == id => Some(cut),
+            _ => None,
+        });
+        snapshots.filter_map(|volume| volume.cut.as_ref()).chain(bases)
+    }
+
+    /// Whether a volume shows the newest state of a timeline.
+    pub(crate) fn is_live(&self, id: TimelineId) -> bool {
+        self.volumes.values().any(|volume| volume.timeline == id && volume.cut.is_none())
+    }
+
+    /// The largest name of a run, if there are runs.
+    pub(crate) fn newest_run(&self) -> Option<RunId> {
+        self.partitions.iter().flat_map(|partition| partition.levels.iter().flatten()).map(|run| run.id).max()
+    }
+}
+
+/// The units of a run in its blob.
+pub(crate) const fn run_units(run: &Run) -> i64 {
+    run.shape.pages as i64 * aryk_volume_index::PAGE_UNITS as i64
+}
+
+fn following(id: u32) -> Result<u32, OpenError> {
+    id.checked_add(1).ok_or(OpenError::Damaged("an identifier is too large"))
+}
+
+/// A commit that was read from a disk.
+pub(crate) fn commit(number: u64) -> Result<Commit, OpenError> {
+    Commit::new(number).ok_or(OpenError::Damaged("a commit is too large"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,122 @@
+//! Tests of the manifest.
+
+use super::*;
+use crate::{Label, Recovered, WhenFull};
+use aryk_volume_index::{Key, Place, RunShape, Slot};
+
+const FACTS: StoreFacts = StoreFacts { alignment: 512, blob_units: 65_536, blobs: 100 };
+
+fn run(id: u64, blob: u32) -> Run {
+    let key = |range| Key::new(TimelineId(1), range, Slot::FIRST, Commit::new(9).unwrap());
+    let shape = RunShape {
+        pages: 5,
+        leaves: 4,
+        entries: 300,
+        range_entries: 2,
+        first: key(0),
+        last: key(7),
+        oldest: Commit::ZERO,
+        newest: Commit::new(9).unwrap(),
+    };
+    Run { id: RunId(id), place: Place { blob: BlobId(blob), unit: 8 }, shape }
+}
+
+fn edits() -> Vec<Edit> {
+    let cut = std::array::from_fn(|at| Commit::new(at as u64 * 1000).unwrap());
+    let volume = |name: &str, cut| Volume {
+        label: Label { name: name.to_owned(), uuid: [4; 16] },
+        units: 1 << 30,
+        block_size: 512,
+        when_full: WhenFull::Fail,
+        timeline: TimelineId(1),
+        cut,
+    };
+    let blob = |kind| Blob { kind, life: 1 << 40, live: 0 };
+    let foreign = Foreign { name: "image".to_owned(), units: 77 };
+    vec![
+        Edit::Opened { opening: 3 },
+        Edit::Timeline {
+            id: TimelineId(1),
+            timeline: Timeline { shift: 15, base: Some(Base::Foreign(foreign)) },
+        },
+        Edit::Timeline {
+            id: TimelineId(2),
+            timeline: Timeline { shift: 15, base: Some(Base::View { timeline: TimelineId(1), cut }) },
+        },
+        Edit::Volume { id: VolumeId(0), volume: volume("a", None) },
+        Edit::Volume { id: VolumeId(5), volume: volume("b", Some(cut)) },
+        Edit::Volume { id: VolumeId(6), volume: volume("c", Some(cut)) },
+        Edit::VolumeGone { id: VolumeId(6) },
+        Edit::Blob { id: BlobId(7), blob: blob(BlobKind::Index) },
+        Edit::Blob { id: BlobId(8), blob: blob(BlobKind::Log) },
+        Edit::Blob { id: BlobId(9), blob: blob(BlobKind::Data) },
+        Edit::BlobGone { id: BlobId(9) },
+        Edit::Live { id: BlobId(8), change: 800 },
+        Edit::Live { id: BlobId(8), change: -80 },
+        Edit::Flushed { partition: 2, flushed: 50, runs: vec![run(1, 7)] },
+        Edit::Flushed { partition: 2, flushed: 60, runs: vec![run(2, 7)] },
+        Edit::Flushed { partition: 2, flushed: 70, runs: vec![run(3, 7)] },
+        Edit::Merged { partition: 2, first: 0, count: 2, runs: vec![run(4, 7), run(5, 7)] },
+        Edit::Note(vec![1, 2, 3]),
+        Edit::Log(LogTail { sequence: 44, unit: 16, blobs: vec![BlobId(8)] }),
+    ]
+}
+
+fn recovered() -> (Manifest, Recovered) {
+    let mut manifest = Manifest::new([1; 16], &FACTS);
+    let checkpoint = edit::encode(&manifest, true, &manifest.edits());
+    let bytes = edits().iter().map(|edit| edit::encode(&manifest, false, [edit])).collect();
+    edits().into_iter().for_each(|edit| manifest.apply(edit).unwrap());
+    (manifest, Recovered { checkpoint, edits: bytes })
+}
+
+#[test]
+fn edits_and_checkpoints_make_the_same_manifest() {
+    let (manifest, from) = recovered();
+    assert_eq!(edit::recover(&from, [1; 16], &FACTS).as_ref(), Ok(&manifest));
+    assert_eq!(manifest.blobs[&BlobId(7)].live, 3 * 40);
+    assert_eq!(manifest.blobs[&BlobId(8)].live, 720);
+    assert_eq!(
+        manifest.partitions[2].levels.iter().flatten().map(|run| run.id.0).collect::<Vec<_>>(),
+        [4, 5, 1]
+    );
+    assert_eq!((manifest.next_timeline, manifest.next_volume), (3, 7));
+    let checkpoint = edit::encode(&manifest, true, &manifest.edits());
+    let from = Recovered { checkpoint, edits: Vec::new() };
+    assert_eq!(edit::recover(&from, [1; 16], &FACTS), Ok(manifest));
+}
+
+#[test]
+fn damage_is_found() {
+    let (_, from) = recovered();
+    for at in 0..from.edits[2].len() {
+        let mut changed = from.clone();
+        changed.edits[2][at] ^= 1;
+        assert!(edit::recover(&changed, [1; 16], &FACTS).is_err(), "byte {at}");
+    }
+    let mut missing = from.clone();
+    missing.edits.remove(1);
+    assert!(edit::recover(&missing, [1; 16], &FACTS).is_err());
+    assert_eq!(edit::recover(&from, [2; 16], &FACTS), Err(OpenError::Foreign));
+    assert_eq!(edit::recover(&from, [1; 16], &StoreFacts { blobs: 8, ..FACTS }), Err(OpenError::Shorter(8)));
+    assert_eq!(
+        edit::recover(&from, [1; 16], &StoreFacts { alignment: 4096, ..FACTS }),
+        Err(OpenError::Geometry)
+    );
+}
+
+#[test]
+fn views_of_a_timeline_are_its_snapshots_and_the_bases_of_clones() {
+    let (manifest, _) = recovered();
+    assert_eq!(manifest.cuts_of(TimelineId(1)).count(), 2);
+    assert!(manifest.is_live(TimelineId(1)) && !manifest.is_live(TimelineId(2)));
+}
+
+/// What version 1 of the format wrote.
+#[test]
+fn edits_of_version_1_are_read_and_written_as_then() {
+    let fixture = include_bytes!("../../fixtures/edits-v1");
+    let empty = Manifest::new([1; 16], &FACTS);
+    assert_eq!(edit::encode(&empty, false, &edits()), fixture);
+    assert_eq!(edit::decode(fixture, false, [1; 16], &FACTS).unwrap(), edits());
+}

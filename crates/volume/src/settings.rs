@@ -1,0 +1,126 @@
+//! Settings, statistics and errors of a pool. Any context.
+
+use crate::StoreError;
+
+/// Limits of a pool's use of memory and of the store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// Bytes of log after which the memtables are flushed.
+    pub flush_bytes: u64,
+    /// Index entries in memory after which the memtables are flushed.
+    pub flush_entries: usize,
+    /// Bytes of log that are not flushed, at which writes wait.
+    pub unflushed_bytes_max: u64,
+    /// Bytes of data of one log frame.
+    pub frame_bytes_max: u32,
+    /// Log frames in flight.
+    pub frames_in_flight_max: u32,
+    /// Bytes of index pages and checksums in memory.
+    pub cache_bytes: usize,
+    /// Blobs that only the cleaner, compaction and deletions use.
+    pub reserve_blobs: u32,
+    /// Bytes that background work has in flight.
+    pub background_bytes_max: u64,
+    /// Used space ÷ live space, in hundredths, from which on the cleaner works although there are free blobs.
+    pub space_amplification_max: u32,
+    /// Whether a write of a whole range of 4 MiB gets one entry of the index instead of 1,024. The index is smaller then, but the
+    /// space of such a range becomes free only when all of it is written again.
+    pub dense_writes: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            flush_bytes: 64 << 20,
+            flush_entries: 64 << 10,
+            unflushed_bytes_max: 256 << 20,
+            frame_bytes_max: 1 << 20,
+            frames_in_flight_max: 8,
+            cache_bytes: 64 << 20,
+            reserve_blobs: 4,
+            background_bytes_max: 8 << 20,
+            space_amplification_max: 200,
+            dense_writes: false,
+        }
+    }
+}
+
+/// Why a pool cannot be opened.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The manifest has a newer format.
+    #[error("the pool has format version {0}, which this version does not know")]
+    Version(u16),
+    /// The manifest is damaged.
+    #[error("the pool's manifest is damaged: {0}")]
+    Damaged(&'static str),
+    /// The manifest belongs to another pool.
+    #[error("the pool's manifest belongs to another pool")]
+    Foreign,
+    /// The store has fewer blobs than the manifest uses.
+    #[error("the pool's disk has become shorter: blob {0} is beyond its end")]
+    Shorter(u32),
+    /// The store has another alignment, or blobs of another size, than at the pool's creation.
+    #[error("the pool was created on a disk of another geometry")]
+    Geometry,
+}
+
+/// The state of a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// The log is being read; requests and commands wait.
+    Opening,
+    /// Requests and commands are served.
+    Ready,
+    /// The store failed in a way after which nothing can be written; reads are served.
+    ReadOnly(StoreError),
+    /// The log could not be read. Nothing is served; another attempt to open the pool may succeed.
+    Failed(StoreError),
+}
+
+/// Counters and sizes of a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stats {
+    /// Bytes that users have written.
+    pub user_write_bytes: u64,
+    /// Bytes that users have read.
+    pub user_read_bytes: u64,
+    /// Bytes written to the store: log frames.
+    pub log_write_bytes: u64,
+    /// Bytes written to the store: data that the cleaner and compaction have moved.
+    pub moved_write_bytes: u64,
+    /// Bytes written to the store: the index.
+    pub index_write_bytes: u64,
+    /// Bytes written to the store: the manifest.
+    pub manifest_write_bytes: u64,
+    /// Bytes read from the store, for users.
+    pub data_read_bytes: u64,
+    /// Bytes read from the store: index pages and checksums of dense ranges.
+    pub index_read_bytes: u64,
+    /// Bytes read from the store, for background work.
+    pub background_read_bytes: u64,
+    /// Lookups in the cache of index pages that found their page.
+    pub cache_hits: u64,
+    /// Lookups in the cache of index pages that did not.
+    pub cache_misses: u64,
+    /// Blocks whose data did not match its checksum.
+    pub damaged_blocks: u64,
+    /// Bytes of log that are not flushed: the backlog.
+    pub unflushed_bytes: u64,
+    /// Bytes of runs that are to be merged: the debt.
+    pub debt_bytes: u64,
+    /// Requests that wait for space, for the backlog or for a frame.
+    pub waiting_requests: u64,
+    /// Blobs of the store.
+    pub blobs: u64,
+    /// Blobs that hold nothing.
+    pub free_blobs: u64,
+    /// Bytes in blobs that are in use, dead data included.
+    pub used_bytes: u64,
+    /// Bytes of data to which the index refers.
+    pub live_bytes: u64,
+    /// Bytes of index runs.
+    pub index_bytes: u64,
+    /// Entries of index runs.
+    pub index_entries: u64,
+}
