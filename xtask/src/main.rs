@@ -18,6 +18,7 @@ mod generate;
 mod hotplug;
 mod install;
 mod progress;
+mod simulate;
 mod test;
 mod workspace;
 
@@ -53,6 +54,9 @@ enum Command {
     Hotplug(hotplug::Args),
     /// Create, use and delete disks at random, thousands of times, beside VMs that verify theirs
     Churn(churn::Args),
+    /// Simulate a part of Aryk by seed, on stores that fail
+    #[command(subcommand)]
+    Simulate(simulate::What),
     /// Attack arykd as hostile VMs do, beside a VM that is measured
     Adversary(adversary::Args),
     /// Start a Ceph cluster on this host for trying out, until Ctrl-C
@@ -88,6 +92,7 @@ fn run(command: Command) -> Result<()> {
         Command::Hotplug(args) => hotplug::run(&args),
         Command::Adversary(args) => adversary::run(&args),
         Command::Churn(args) => churn::run(&args),
+        Command::Simulate(what) => simulate::run(&what),
         Command::Generate => generate::run(),
         Command::Deb(args) => deb::run(&args),
         Command::Install => {

@@ -1,0 +1,121 @@
+//! The command line of the simulations; `cargo xtask simulate volume` builds and runs it. One thread for each seed that runs.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use aryk_volume_simulation::{Counts, journal, run};
+use clap::Parser;
+
+/// Simulates volumes on a disk that crashes, and checks everything that is read
+#[derive(Debug, Parser)]
+#[command(name = "simulate", bin_name = "cargo xtask simulate volume", max_term_width = 80)]
+struct Cli {
+    /// Number of seeds
+    #[arg(long, default_value_t = 100)]
+    seeds: u64,
+    /// The first seed
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Steps of each simulation
+    #[arg(long, default_value_t = 400)]
+    steps: u32,
+    /// Stop after this time, in seconds, even before all seeds have run
+    #[arg(long, value_name = "SECONDS")]
+    time: Option<u64>,
+    /// Simulate the store without the engine
+    #[arg(long)]
+    store: bool,
+    /// Simulations at the same time
+    #[arg(long, default_value_t = 2)]
+    threads: u32,
+    /// Runs that make a failing simulation shorter
+    #[arg(long, default_value_t = 300)]
+    shrink: u32,
+    /// Print the steps of a failing simulation
+    #[arg(long)]
+    verbose: bool,
+    /// Go on after a failure
+    #[arg(long)]
+    keep_going: bool,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match simulate(&cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the report contains the duration")]
+fn simulate(cli: &Cli) -> Result<()> {
+    run::catch_panics();
+    let start = Instant::now();
+    let end = cli.time.map(|seconds| start + Duration::from_secs(seconds));
+    let next = AtomicU64::new(cli.seed);
+    let has_failed = AtomicBool::new(false);
+    let total = Mutex::new((0_u64, 0_u64, Counts::default()));
+    std::thread::scope(|scope| {
+        for _ in 0..cli.threads.max(1) {
+            scope.spawn(|| {
+                while !has_failed.load(Ordering::Relaxed) || cli.keep_going {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= cli.seed + cli.seeds || end.is_some_and(|end| Instant::now() > end) {
+                        break;
+                    }
+                    let result = one(cli, seed);
+                    let Ok(mut total) = total.lock() else { break };
+                    total.0 += 1;
+                    match result {
+                        Ok(counts) => total.2.add(counts),
+                        Err(text) => {
+                            total.1 += 1;
+                            has_failed.store(true, Ordering::Relaxed);
+                            println!("{text}\n");
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let Ok((seeds, failed, counts)) = total.into_inner() else { bail!("a thread ended early") };
+    let Counts { requests, commands, operations, crashes, values, .. } = counts;
+    println!(
+        "{seeds} simulations in {} s: {requests} requests, {commands} commands, {operations} operations of the disk, \
+         {crashes} crashes, {values} values compared",
+        start.elapsed().as_secs()
+    );
+    if failed > 0 {
+        bail!("{failed} of {seeds} simulations failed");
+    }
+    Ok(())
+}
+
+/// Runs a seed; a failure is told with the shortest list of steps that was found.
+fn one(cli: &Cli, seed: u64) -> Result<Counts, String> {
+    if cli.store {
+        let counts = journal::run(seed, cli.steps)?;
+        return Ok(Counts { operations: counts.operations, crashes: counts.crashes, ..Counts::default() });
+    }
+    run::seed(seed, cli.steps).map_err(|failure| {
+        let shorter = run::shrink(&failure, cli.shrink);
+        let steps: Vec<_> = shorter.steps.iter().map(|step| format!("  {step:?}")).collect();
+        let shown = if cli.verbose { steps.join("\n") } else { String::new() };
+        format!(
+            "seed {seed}, {} steps: {}\n{:?}\nwith {} of these steps: {}\n{}",
+            cli.steps,
+            failure.what,
+            failure.shape,
+            steps.len(),
+            shorter.what,
+            shown
+        )
+    })
+}

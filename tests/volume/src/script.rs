@@ -1,0 +1,228 @@
+//! What a simulation does: a list of steps, made from a seed. A part of the list is a simulation too, so a failing list is made
+//! shorter by leaving out steps.
+
+use fastrand::Rng;
+
+use crate::disk::{Crash, Faults};
+
+/// A kind of request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Reads.
+    Read,
+    /// Writes; whether durably.
+    Write(bool),
+    /// Writes zeroes, or discards.
+    Zero {
+        /// Whether it may leave parts of blocks as they are.
+        whole_blocks: bool,
+        /// Whether durably.
+        fua: bool,
+    },
+    /// Flushes.
+    Flush,
+}
+
+/// One step. Numbers choose among what there is when the step runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A request to a volume, or to a snapshot.
+    Request {
+        /// Which volume.
+        volume: u32,
+        /// Which part of the volume.
+        spot: u32,
+        /// Where in the part.
+        at: u32,
+        /// How long.
+        units: u32,
+        /// The operation.
+        kind: Kind,
+    },
+    /// Discards a whole volume.
+    DiscardAll {
+        /// Which volume.
+        volume: u32,
+    },
+    /// Creates a volume.
+    Create {
+        /// Its size.
+        mib: u32,
+        /// Whether its blocks have 512 bytes.
+        has_small_blocks: bool,
+        /// Whether it begins with the content of a foreign disk.
+        is_overlay: bool,
+        /// Whether its writes wait while the pool is full.
+        waits: bool,
+    },
+    /// Takes snapshots of some volumes at once.
+    Snapshot {
+        /// The first volume.
+        volume: u32,
+        /// How many.
+        count: u32,
+    },
+    /// Creates a volume from a snapshot.
+    Clone {
+        /// Which snapshot.
+        snapshot: u32,
+    },
+    /// Deletes a volume or a snapshot.
+    Delete {
+        /// Which.
+        volume: u32,
+    },
+    /// Changes the size of a volume.
+    Resize {
+        /// Which.
+        volume: u32,
+        /// The new size.
+        mib: u32,
+    },
+    /// Gives a volume or snapshot another name.
+    Rename {
+        /// Which.
+        volume: u32,
+    },
+    /// Gives a volume the content of one of its snapshots.
+    Revert {
+        /// Which snapshot.
+        snapshot: u32,
+    },
+    /// Makes a volume independent of its base.
+    Inflate {
+        /// Which volume.
+        volume: u32,
+    },
+    /// Compares a snapshot with its volume.
+    Changed {
+        /// Which snapshot.
+        snapshot: u32,
+    },
+    /// Checks the pool.
+    Check,
+    /// Waits until everything has ended.
+    Settle,
+    /// Waits, and reads everything.
+    Verify,
+    /// A crash; then the pool is opened again.
+    Crash(Crash),
+    /// Makes the base disk larger.
+    Grow,
+    /// Changes what goes wrong from now on.
+    Faults(Faults),
+}
+
+/// A step, and how many events of the disk follow before the next step.
+pub type Paced = (Step, u32);
+
+/// The settings of a simulation, apart from its steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Number of segments.
+    pub segments: u32,
+    /// Bytes of the disk's block.
+    pub block: u32,
+    /// Requests in flight.
+    pub depth: usize,
+    /// Whether the disk's medium fails.
+    pub has_faults: bool,
+}
+
+/// The shape of a seed.
+pub fn shape(seed: u64) -> Shape {
+    let mut rng = Rng::with_seed(seed ^ 0x5a5a);
+    Shape {
+        segments: rng.u32(14..40),
+        block: if rng.u32(..4) == 0 { 4096 } else { 512 },
+        depth: [1, 4, 16, 64][rng.usize(..4)],
+        has_faults: rng.u32(..5) == 0,
+    }
+}
+
+/// The steps of a seed.
+pub fn steps(seed: u64, count: u32) -> Vec<Paced> {
+    let mut rng = Rng::with_seed(seed);
+    let has_faults = shape(seed).has_faults;
+    let crashes = rng.u32(1..12);
+    let commands = rng.u32(5..80);
+    let mut steps = vec![(create(&mut rng), 0), (create(&mut rng), 0)];
+    for _ in 0..count {
+        let step = match rng.u32(..1000) {
+            n if n < crashes => Step::Crash(crash(&mut rng)),
+            n if n < 12 + commands => command(&mut rng),
+            990..993 => Step::Verify,
+            993..996 => Step::Settle,
+            996 if has_faults => Step::Faults(faults(&mut rng)),
+            _ => request(&mut rng),
+        };
+        let pace = match rng.u32(..20) {
+            0..12 => 0,
+            12..18 => rng.u32(..4),
+            _ => rng.u32(..60),
+        };
+        steps.push((step, pace));
+    }
+    steps
+}
+
+fn crash(rng: &mut Rng) -> Crash {
+    match rng.u32(..8) {
+        0..2 => Crash::Process,
+        2 => Crash::PowerLosesAll,
+        3 => Crash::PowerLosesNothing,
+        _ => Crash::Power,
+    }
+}
+
+fn create(rng: &mut Rng) -> Step {
+    Step::Create {
+        mib: rng.u32(1..70),
+        has_small_blocks: rng.bool(),
+        is_overlay: rng.u32(..6) == 0,
+        waits: rng.bool(),
+    }
+}
+
+fn faults(rng: &mut Rng) -> Faults {
+    Faults {
+        slow_ppm: rng.u32(..100_000),
+        stuck_ppm: if rng.bool() { rng.u32(..1000) } else { 0 },
+        read_error_ppm: if rng.bool() { rng.u32(..20_000) } else { 0 },
+        write_error_ppm: 0,
+        is_full: false,
+    }
+}
+
+fn request(rng: &mut Rng) -> Step {
+    let kind = match rng.u32(..100) {
+        0..25 => Kind::Read,
+        25..80 => Kind::Write(rng.u32(..10) == 0),
+        80..92 => Kind::Zero { whole_blocks: rng.bool(), fua: rng.u32(..10) == 0 },
+        _ => Kind::Flush,
+    };
+    let units = match rng.u32(..10) {
+        0..4 => rng.u32(1..9),
+        4..8 => 8 * rng.u32(1..17),
+        8 => 8 * rng.u32(1..65),
+        _ => 8 * rng.u32(1..257),
+    };
+    Step::Request { volume: rng.u32(..), spot: rng.u32(..), at: rng.u32(..), units, kind }
+}
+
+fn command(rng: &mut Rng) -> Step {
+    match rng.u32(..100) {
+        0..8 => create(rng),
+        8..38 => Step::Snapshot { volume: rng.u32(..), count: rng.u32(1..4) },
+        38..46 => Step::Clone { snapshot: rng.u32(..) },
+        46..66 => Step::Delete { volume: rng.u32(..) },
+        66..72 => Step::Resize { volume: rng.u32(..), mib: rng.u32(1..70) },
+        72..75 => Step::Rename { volume: rng.u32(..) },
+        75..79 => Step::Revert { snapshot: rng.u32(..) },
+        79..85 => Step::Inflate { volume: rng.u32(..) },
+        85..92 => Step::Changed { snapshot: rng.u32(..) },
+        92..94 => Step::Grow,
+        94..98 => Step::DiscardAll { volume: rng.u32(..) },
+        _ => Step::Check,
+    }
+}

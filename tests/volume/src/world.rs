@@ -1,0 +1,378 @@
+//! One simulation: the engine, its store and the disk, and a model of what they may answer.
+//!
+//! Time passes with the events of the disk. Between two of them, the engine takes turns, as often as chance wants. `act` begins
+//! requests and commands, `reply` checks their ends, `crash` opens the pool again and reads everything.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use aryk_dma::Buffer;
+use aryk_volume::{
+    Command, Done, ForeignId, ForeignUse, OpId, Pool, Recovered, Settings, State, StoreOp, TimelineId,
+    VolumeId,
+};
+use aryk_volume_store::{Base, Formatting, Options, Store};
+use fastrand::Rng;
+use uuid::Uuid;
+
+use crate::disk::{Disk, SECTOR};
+use crate::model::{Model, Time};
+use crate::pattern::{self, UNIT};
+use crate::script::{Kind, Paced, Shape};
+
+mod act;
+mod crash;
+mod reply;
+
+/// Bytes of a segment: the smallest that the engine allows.
+const SEGMENT: u32 = 8 << 20;
+const AREA: u64 = 256 << 10;
+pub(crate) const POOL: Uuid = Uuid::from_u128(0x5eed);
+/// Events without an end of what is waited for.
+const EVENTS_MAX: u32 = 400_000;
+/// Units of the foreign disks.
+const FOREIGN_UNITS: u64 = 50_000;
+
+/// A request in flight.
+#[derive(Debug)]
+struct InFlight {
+    volume: VolumeId,
+    units: (u64, u64),
+    kind: Kind,
+    began: Time,
+    buffer: Option<Buffer>,
+    /// Whether the values are kept for a comparison of everything.
+    is_verification: bool,
+}
+
+/// A command in flight, with what its end will change.
+#[derive(Debug)]
+enum Pending {
+    Create(Box<Model>),
+    Delete(VolumeId),
+    Snapshot {
+        of: Vec<VolumeId>,
+        names: Vec<String>,
+        began: Time,
+    },
+    Resize(VolumeId, u64),
+    Rename(VolumeId, String),
+    /// With the history that the volume shows before.
+    Revert {
+        volume: VolumeId,
+        snapshot: VolumeId,
+        timeline: TimelineId,
+    },
+    Inflate(VolumeId),
+    Changed {
+        since: VolumeId,
+        until: VolumeId,
+    },
+    Check,
+}
+
+/// What a simulation did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Requests that were answered.
+    pub requests: u64,
+    /// Commands that were answered.
+    pub commands: u64,
+    /// Operations of the disk.
+    pub operations: u64,
+    /// Crashes.
+    pub crashes: u64,
+    /// Values that were compared.
+    pub values: u64,
+    /// Differs between two runs if they did different things.
+    pub digest: u64,
+}
+
+impl Counts {
+    /// Adds those of another simulation.
+    pub fn add(&mut self, other: Self) {
+        self.requests += other.requests;
+        self.commands += other.commands;
+        self.operations += other.operations;
+        self.crashes += other.crashes;
+        self.values += other.values;
+        self.digest = self.digest.rotate_left(7) ^ other.digest;
+    }
+}
+
+pub(crate) struct World {
+    rng: Rng,
+    shape: Shape,
+    settings: Settings,
+    disk: Disk,
+    /// `None` only while the pool is opened again.
+    open: Option<Open>,
+    volumes: Vec<Model>,
+    requests: BTreeMap<u64, InFlight>,
+    commands: BTreeMap<u64, Pending>,
+    now: Time,
+    names: u64,
+    /// The foreign disks that the pool has named. A disk may go while replies that name it are on their way.
+    images: BTreeMap<ForeignId, u64>,
+    /// Values that a comparison of everything has read.
+    observed: Vec<(VolumeId, u64, u64)>,
+    counts: Counts,
+}
+
+struct Open {
+    pool: Pool,
+    store: Box<Store>,
+    /// Reads of foreign disks that have not been answered.
+    foreign: VecDeque<(OpId, StoreOp)>,
+}
+
+/// Settings with which little work reaches every part of the engine.
+fn settings(rng: &mut Rng) -> Settings {
+    Settings {
+        flush_bytes: rng.u64(64..2048) << 10,
+        flush_entries: rng.usize(50..2000),
+        unflushed_bytes_max: rng.u64(2..8) << 20,
+        frame_bytes_max: 1 << rng.u32(16..20),
+        frames_in_flight_max: rng.u32(1..9),
+        cache_bytes: rng.usize(16..512) << 10,
+        background_bytes_max: rng.u64(1..8) << 20,
+        ..Settings::default()
+    }
+}
+
+/// Runs these steps.
+pub(crate) fn run(seed: u64, shape: Shape, steps: &[Paced]) -> Result<Counts, String> {
+    let mut world = World::new(seed, shape)?;
+    for (number, (step, pace)) in steps.iter().enumerate() {
+        world.step(*step, *pace).map_err(|what| format!("step {number} {step:?}: {what}"))?;
+    }
+    world.finish().map_err(|what| format!("at the end: {what}"))?;
+    let World { mut counts, disk, .. } = world;
+    (counts.operations, counts.crashes, counts.digest) =
+        (disk.counts.operations, disk.counts.crashes, disk.digest());
+    Ok(counts)
+}
+
+impl World {
+    fn new(seed: u64, shape: Shape) -> Result<Self, String> {
+        let mut rng = Rng::with_seed(seed ^ 0x77);
+        let bytes = (2 << 20) + 4 * AREA + u64::from(shape.segments) * u64::from(SEGMENT);
+        let mut disk = Disk::new(Base { bytes, block: shape.block }, rng.u64(..));
+        let options = Options {
+            segment_bytes: SEGMENT,
+            area_bytes: Some(AREA),
+            ..Options::new(POOL, Uuid::from_u128(1), "simulated", shape.block)
+        };
+        let mut formatting =
+            Formatting::new(disk.base(), &options, false).map_err(|error| error.to_string())?;
+        let store = loop {
+            while let Some(op) = formatting.next_op() {
+                disk.submit(op);
+            }
+            let done = disk.end_next().ok_or("the creation stalls")?;
+            if let Some(result) = formatting.completed(done) {
+                break result.map_err(|error| error.to_string())?;
+            }
+        };
+        let settings = settings(&mut rng);
+        let pool = Pool::create(settings, store.facts(), POOL.into_bytes());
+        let mut world = Self {
+            rng,
+            shape,
+            settings,
+            disk,
+            open: Some(Open { pool, store, foreign: VecDeque::new() }),
+            volumes: Vec::new(),
+            requests: BTreeMap::new(),
+            commands: BTreeMap::new(),
+            now: 1,
+            names: 0,
+            images: BTreeMap::new(),
+            observed: Vec::new(),
+            counts: Counts::default(),
+        };
+        world.await_ready()?;
+        Ok(world)
+    }
+
+    fn opened(&mut self) -> &mut Open {
+        self.open.as_mut().expect("the pool is open")
+    }
+
+    fn tick(&mut self) -> Time {
+        self.now += 1;
+        self.now
+    }
+
+    /// When the oldest reader began that is in flight.
+    fn oldest(&self) -> Time {
+        let requests = self.requests.values().map(|request| request.began);
+        let snapshots = self.commands.values().filter_map(|pending| match pending {
+            Pending::Snapshot { began, .. } => Some(*began),
+            _ => None,
+        });
+        requests.chain(snapshots).min().unwrap_or(Time::MAX)
+    }
+
+    fn model(&mut self, id: VolumeId) -> Option<&mut Model> {
+        self.volumes.iter_mut().find(|model| model.id == id)
+    }
+
+    /// One event of the disk, and perhaps a turn of the engine. Returns whether anything happened, or may happen.
+    fn pump(&mut self) -> Result<bool, String> {
+        self.tick();
+        let done = self.disk.end_next();
+        let mut has_work = done.is_some();
+        let skips_turn = has_work && self.rng.u32(..10) < 3;
+        let Open { pool, store, foreign } = self.open.as_mut().expect("the pool is open");
+        if let Some(done) = done {
+            store.completed(done);
+        }
+        if let Some((id, op)) = foreign.pop_front() {
+            has_work = true;
+            let done = read_foreign(&self.images, id, op);
+            pool.completed(done);
+        }
+        has_work |= self.exchange()?;
+        if !skips_turn {
+            has_work |= self.opened().pool.turn();
+            has_work |= self.exchange()?;
+        }
+        Ok(has_work)
+    }
+
+    /// Passes on what the parts have for each other, until there is nothing. Returns whether there was anything.
+    fn exchange(&mut self) -> Result<bool, String> {
+        let mut has_any = false;
+        loop {
+            let Open { pool, store, foreign } = self.open.as_mut().expect("the pool is open");
+            let mut is_busy = false;
+            self.images.extend(pool.foreign_disks().iter().map(|disk| (disk.id, image(disk))));
+            if store.is_checkpoint_due() {
+                pool.request_checkpoint();
+            }
+            while let Some((id, op)) = pool.next_op() {
+                is_busy = true;
+                match op {
+                    StoreOp::ReadForeign { .. } => foreign.push_back((id, op)),
+                    op => store.submit(id, op),
+                }
+            }
+            while let Some(op) = store.next_op() {
+                is_busy = true;
+                self.disk.submit(op);
+            }
+            while let Some(answer) = store.next_answer() {
+                is_busy = true;
+                pool.completed(answer);
+            }
+            is_busy |= self.take_replies()?;
+            if !is_busy {
+                return Ok(has_any);
+            }
+            has_any = true;
+        }
+    }
+
+    /// Goes on until all requests and commands have ended.
+    fn settle(&mut self) -> Result<(), String> {
+        let mut events = 0;
+        while !self.requests.is_empty() || !self.commands.is_empty() {
+            let has_work = self.pump()?;
+            events += 1;
+            if !has_work || events > EVENTS_MAX {
+                self.relieve()?;
+                events = 0;
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing goes on: the pool may be full, and writes wait for space. Deleting something must help.
+    fn relieve(&mut self) -> Result<(), String> {
+        let is_deleting = self.commands.values().any(|pending| matches!(pending, Pending::Delete(_)));
+        let stats = self.opened().pool.stats();
+        let state = self.opened().pool.state();
+        let victim = self
+            .volumes
+            .iter()
+            .position(|model| model.of.is_some())
+            .or_else(|| self.volumes.len().checked_sub(1));
+        match victim {
+            Some(n)
+                if !is_deleting
+                    && state == State::Ready
+                    && stats.free_blobs <= u64::from(self.settings.reserve_blobs) + 2 =>
+            {
+                let id = self.volumes[n].id;
+                self.command(Command::Delete(id), Pending::Delete(id));
+                Ok(())
+            }
+            _ => Err(format!(
+                "stalled in {state:?}, with {} requests {:?} and commands {:?}; {stats:?}",
+                self.requests.len(),
+                self.requests.values().next(),
+                self.commands
+            )),
+        }
+    }
+
+    fn await_ready(&mut self) -> Result<(), String> {
+        for _ in 0..EVENTS_MAX {
+            match self.opened().pool.state() {
+                State::Opening => {}
+                State::Ready => return Ok(()),
+                state => return Err(format!("the pool is {state:?}")),
+            }
+            if !self.pump()? && self.opened().pool.state() == State::Opening {
+                return Err("the opening stalls".into());
+            }
+        }
+        Err("the opening does not end".into())
+    }
+
+    /// Waits for everything, background work too, and checks all.
+    fn finish(&mut self) -> Result<(), String> {
+        self.disk.faults = crate::disk::Faults::default();
+        self.verify(false)?;
+        for _ in 0..EVENTS_MAX {
+            if self.opened().pool.is_idle() {
+                break;
+            }
+            if !self.pump()? && !self.opened().pool.is_idle() {
+                return Err(format!("stalled before it is idle; {:?}", self.opened().pool.stats()));
+            }
+        }
+        if !self.opened().pool.is_idle() {
+            return Err(format!("background work does not end; {:?}", self.opened().pool.stats()));
+        }
+        self.verify(false)?;
+        self.check_pool()
+    }
+}
+
+/// The number in the name of a foreign disk.
+fn image(disk: &ForeignUse) -> u64 {
+    let number = disk.foreign.name.strip_prefix("image-").and_then(|number| number.parse().ok());
+    number.map_or(u64::MAX, pattern::foreign)
+}
+
+fn read_foreign(images: &BTreeMap<ForeignId, u64>, id: OpId, op: StoreOp) -> Done {
+    let StoreOp::ReadForeign { disk, unit, mut data, len } = op else {
+        panic!("not a read of a foreign disk")
+    };
+    let value = images.get(&disk).copied().unwrap_or(u64::MAX);
+    for (n, bytes) in data.bytes_mut()[..len as usize].chunks_mut(UNIT).enumerate() {
+        pattern::fill(bytes, value, unit + n as u64);
+    }
+    Done { id, data: Some(data), result: Ok(()) }
+}
+
+/// Bytes of these units.
+const fn bytes(units: (u64, u64)) -> usize {
+    ((units.1 - units.0) * SECTOR) as usize
+}
+
+/// What the engine opens a pool from.
+fn recovered(from: Option<Recovered>) -> Result<Recovered, String> {
+    from.ok_or_else(|| "the checkpoint is lost".to_owned())
+}

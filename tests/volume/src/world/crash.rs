@@ -1,0 +1,242 @@
+//! Crashes, and comparisons of everything.
+
+use aryk_volume::{Command, Pool, VolumeId};
+use aryk_volume_store::{Error, Expected};
+use std::collections::VecDeque;
+
+use super::{Open, POOL, Pending, World, recovered};
+use crate::disk::{Crash, Faults};
+use crate::journal;
+use crate::model::{Model, Time};
+use crate::script::Kind;
+
+/// Units of a read of a comparison.
+const READ: u64 = 512;
+
+impl World {
+    pub(super) fn crash(&mut self, crash: Crash) -> Result<(), String> {
+        let now = self.tick();
+        drop(self.open.take());
+        for request in std::mem::take(&mut self.requests).values_mut() {
+            if let Some(buffer) = &mut request.buffer {
+                buffer.reclaim();
+            }
+        }
+        let pending: Vec<_> = std::mem::take(&mut self.commands).into_values().collect();
+        let maybe = self.maybe_snapshots(&pending);
+        for model in &mut self.volumes {
+            model.crash(crash != Crash::Process, now);
+        }
+        self.disk.crash(crash);
+        self.disk.faults = Faults { slow_ppm: self.disk.faults.slow_ppm, ..Faults::default() };
+        loop {
+            self.reopen()?;
+            // Another crash, before the pool is ready.
+            if self.rng.u32(..4) > 0 {
+                break;
+            }
+            for _ in 0..self.rng.u32(..20) {
+                self.pump()?;
+            }
+            drop(self.open.take());
+            self.disk.crash(if self.rng.bool() { Crash::Power } else { Crash::Process });
+        }
+        self.await_ready().map_err(|what| format!("after {crash:?}: {what}"))?;
+        self.resolve(pending, maybe).map_err(|what| format!("after {crash:?}: {what}"))?;
+        self.verify(true).map_err(|what| format!("after {crash:?}: {what}"))?;
+        self.check_pool().map_err(|what| format!("after {crash:?}: {what}"))
+    }
+
+    fn reopen(&mut self) -> Result<(), String> {
+        let expected = Expected { pool: Some(POOL), ..Expected::default() };
+        let opened = journal::open(&mut self.disk, expected).map_err(|error: Error| error.to_string())?;
+        let recovered = recovered(opened.recovered)?;
+        let store = Box::new(opened.store);
+        let pool = Pool::open(self.settings, store.facts(), POOL.into_bytes(), &recovered);
+        let pool = pool.map_err(|error| error.to_string())?;
+        self.open = Some(Open { pool, store, foreign: VecDeque::new() });
+        Ok(())
+    }
+
+    /// The snapshots that may exist although their commands were not answered, as they are then.
+    fn maybe_snapshots(&self, pending: &[Pending]) -> Vec<Model> {
+        let mut maybe = Vec::new();
+        for pending in pending {
+            let Pending::Snapshot { of, names, began } = pending else { continue };
+            for (volume, name) in of.iter().zip(names) {
+                let Some(model) = self.volumes.iter().find(|model| model.id == *volume) else { continue };
+                let mut copy = model.copy_since(name.clone(), *began);
+                (copy.of, copy.group) = (Some(*volume), Some(*began));
+                copy.crash(false, self.now);
+                maybe.push(copy);
+            }
+        }
+        maybe
+    }
+
+    /// Which of the commands have taken effect that were in progress.
+    fn resolve(&mut self, pending: Vec<Pending>, mut maybe: Vec<Model>) -> Result<(), String> {
+        let found: Vec<_> = self.opened().pool.volumes().map(|(id, volume)| (id, volume.clone())).collect();
+        let id_of =
+            |name: &str| found.iter().find(|(_, volume)| volume.label.name == name).map(|(id, _)| *id);
+        for pending in pending {
+            match pending {
+                Pending::Create(mut model) => {
+                    if let Some(id) = id_of(&model.name) {
+                        model.id = id;
+                        model.crash(false, self.now);
+                        self.volumes.push(*model);
+                    }
+                }
+                Pending::Delete(id) => {
+                    if found.iter().all(|(other, _)| *other != id) {
+                        self.volumes.retain(|model| model.id != id);
+                    }
+                }
+                Pending::Snapshot { names, .. } => {
+                    let ids: Vec<_> = names.iter().filter_map(|name| id_of(name)).collect();
+                    if !ids.is_empty() && ids.len() < names.len() {
+                        return Err(format!("only some of the snapshots {names:?} exist"));
+                    }
+                    for (name, id) in names.iter().zip(ids) {
+                        if let Some(n) = maybe.iter().position(|model| model.name == *name) {
+                            let mut model = maybe.swap_remove(n);
+                            model.id = id;
+                            self.volumes.push(model);
+                        }
+                    }
+                }
+                Pending::Resize(id, units) => {
+                    let is_done = found.iter().any(|(other, volume)| *other == id && volume.units == units);
+                    let Some(model) = self.model(id) else { continue };
+                    if is_done {
+                        model.resize(units);
+                    } else {
+                        // What a shrunk volume loses is emptied before the size changes.
+                        model.zeroed_from = model.zeroed_from.min(units);
+                    }
+                }
+                Pending::Rename(id, name) => {
+                    let is_done = id_of(&name) == Some(id);
+                    if let Some(model) = self.model(id).filter(|_| is_done) {
+                        model.name = name;
+                    }
+                }
+                Pending::Revert { volume, snapshot, timeline } => {
+                    // A volume that is reverted begins another history.
+                    if found.iter().any(|(id, found)| *id == volume && found.timeline != timeline) {
+                        self.reverted(volume, snapshot);
+                    }
+                }
+                Pending::Inflate(_) | Pending::Changed { .. } | Pending::Check => {}
+            }
+        }
+        self.compare_volumes(&found)
+    }
+
+    fn compare_volumes(&mut self, found: &[(VolumeId, aryk_volume::Volume)]) -> Result<(), String> {
+        for (id, volume) in found {
+            let Some(model) = self.volumes.iter().find(|model| model.id == *id) else {
+                return Err(format!("{id:?} {:?} exists, and should not", volume.label.name));
+            };
+            let is_snapshot = volume.cut.is_some();
+            if (&model.name, model.units, model.of.is_some())
+                != (&volume.label.name, volume.units, is_snapshot)
+            {
+                return Err(format!("expected {} with {} units, found {volume:?}", model.name, model.units));
+            }
+        }
+        match self.volumes.iter().find(|model| found.iter().all(|(id, _)| *id != model.id)) {
+            Some(model) => Err(format!("{} ({:?}) is lost", model.name, model.id)),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads everything that was ever written, and compares. With `is_opened`, nothing was written since the pool was opened: all
+    /// that is found is durable, because an opening ends with a flush.
+    pub(super) fn verify(&mut self, is_opened: bool) -> Result<(), String> {
+        self.settle()?;
+        self.observed.clear();
+        let reads: Vec<_> = self
+            .volumes
+            .iter()
+            .flat_map(|model| reads(model).into_iter().map(|units| (model.id, units)).collect::<Vec<_>>())
+            .collect();
+        for (id, units) in reads {
+            while self.requests.len() >= 32 {
+                if !self.pump()? {
+                    self.relieve()?;
+                }
+            }
+            self.submit(id, units, Kind::Read, true);
+        }
+        self.settle()?;
+        let observed = std::mem::take(&mut self.observed);
+        self.check_groups(&observed)?;
+        if !is_opened {
+            return Ok(());
+        }
+        let now = self.tick();
+        for (id, unit, value) in observed {
+            if let Some(model) = self.model(id) {
+                model.settle(unit, value, now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Snapshots that were taken together show one moment: if one has a write, all have what ended before that write began.
+    fn check_groups(&mut self, observed: &[(VolumeId, u64, u64)]) -> Result<(), String> {
+        let mut latest = std::collections::BTreeMap::<Time, (Time, VolumeId, u64)>::new();
+        let group_of =
+            |id: VolumeId| self.volumes.iter().find(|model| model.id == id).and_then(|m| Some((m.group?, m)));
+        for &(id, unit, value) in observed {
+            let Some((group, model)) = group_of(id) else { continue };
+            let began = model.began(unit, value);
+            let entry = latest.entry(group).or_insert((began, id, unit));
+            if began > entry.0 {
+                *entry = (began, id, unit);
+            }
+        }
+        for &(id, unit, value) in observed {
+            let Some((group, model)) = group_of(id) else { continue };
+            let (time, of, at) = latest[&group];
+            if model.was_replaced_before(unit, value, time) {
+                return Err(format!(
+                    "snapshot {} has {value:#x} at unit {unit}, which was replaced before the write of {time} began, \
+                     which is at unit {at} of {of:?}: {:?}",
+                    model.name,
+                    model.history(unit)
+                ));
+            }
+        }
+        for model in &mut self.volumes {
+            model.group = None;
+        }
+        Ok(())
+    }
+
+    /// The engine's own check finds nothing.
+    pub(super) fn check_pool(&mut self) -> Result<(), String> {
+        if self.is_read_only() {
+            return Ok(());
+        }
+        self.command(Command::Check { data: true, repair: false }, Pending::Check);
+        self.settle()
+    }
+}
+
+/// The parts of a volume that have a history, and some beside.
+fn reads(model: &Model) -> Vec<(u64, u64)> {
+    let mut reads: Vec<(u64, u64)> = Vec::new();
+    for unit in model.units_with_history() {
+        let end = (unit + model.grain).min(model.units);
+        match reads.last_mut() {
+            Some(last) if last.1 == unit && end - last.0 <= READ => last.1 = end,
+            _ => reads.push((unit, end)),
+        }
+    }
+    let middle = model.units / 3 / 8 * 8;
+    reads.push((middle, (middle + 64).min(model.units)));
+    reads
+}
