@@ -6,7 +6,7 @@
 
 use crate::{Cut, Foreign, OpenError, StoreFacts, Volume, VolumeId};
 use aryk_volume_index::{BlobId, Commit, Run, RunId, TimelineId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 pub(crate) mod edit;
 
@@ -90,6 +90,19 @@ pub(crate) struct Manifest {
 }
 
 impl Manifest {
+    /// The size of the largest volume or snapshot that shows a timeline, itself or as a base at any depth.
+    pub(crate) fn units_that_show(&self, timeline: TimelineId) -> u64 {
+        let mut shows = HashSet::from([timeline]);
+        // A base is older than what depends on it.
+        for (&id, above) in self.timelines.range(timeline..) {
+            if matches!(&above.base, Some(Base::View { timeline, .. }) if shows.contains(timeline)) {
+                shows.insert(id);
+            }
+        }
+        let volumes = self.volumes.values().filter(|volume| shows.contains(&volume.timeline));
+        volumes.map(|volume| volume.units).max().unwrap_or(0)
+    }
+
     /// The manifest of a pool that has nothing.
     pub(crate) fn new(uuid: [u8; 16], facts: &StoreFacts) -> Self {
         Self {

@@ -293,14 +293,12 @@ impl Pool {
             return Err(CommandError::WrongKind("a volume is inflated, not a snapshot"));
         }
         self.check_free(id)?;
-        let (timeline, end) = (volume.timeline, volume.units.div_ceil(u64::from(BLOCK_UNITS)));
+        let timeline = volume.timeline;
         if self.keeper.manifest.timelines[&timeline].base.is_none() {
             self.out.command_replies.push_back(CommandReply { tag, result: Ok(Answer::Done) });
             return Ok(());
         }
-        // Snapshots of the volume may be larger than it is now.
-        let of = self.keeper.manifest.volumes.values().filter(|volume| volume.timeline == timeline);
-        let end = of.map(|volume| volume.units.div_ceil(u64::from(BLOCK_UNITS))).max().unwrap_or(end);
+        let end = self.keeper.manifest.units_that_show(timeline).div_ceil(u64::from(BLOCK_UNITS));
         self.tasks
             .push(tag, Work::Inflate(Inflate { volume: id, timeline, block: 0, end, step: Step::Next }));
         Ok(())

@@ -183,6 +183,25 @@ fn an_inflated_volume_needs_its_base_no_longer() {
 }
 
 #[test]
+fn an_inflated_volume_keeps_what_clones_of_it_show() {
+    let mut rig = Rig::new(7);
+    let foreign = Foreign { name: "image".to_owned(), units: 2 * RANGE };
+    let volume = rig.create("a", 2 * RANGE, Origin::Foreign(foreign));
+    let snapshot = rig.snapshot(volume, "s");
+    let clone = rig.create("c", 2 * RANGE, Origin::Snapshot(snapshot));
+    let above = rig.snapshot(clone, "t");
+    let before = rig.read(above, RANGE, 100);
+    assert!(before.iter().any(|byte| *byte != 0));
+    // What is left is smaller than what the snapshot of the clone shows.
+    for id in [volume, clone] {
+        rig.command(Command::Resize { volume: id, units: 8 }).unwrap();
+    }
+    rig.command(Command::Delete(snapshot)).unwrap();
+    assert_eq!(rig.command(Command::Inflate(volume)), Ok(Answer::Done));
+    assert_eq!(rig.read(above, RANGE, 100), before);
+}
+
+#[test]
 fn a_check_names_damage_by_volume_and_block_and_frees_leaks() {
     let mut rig = Rig::new(6);
     let volume = rig.create("a", 4 * RANGE, Origin::Empty);
