@@ -3,8 +3,9 @@
 use crate::BLOCK;
 use aryk_dma::{Buffer, PAGE};
 
-/// Buffers from this size on are in one list, and their sizes are multiples of `LARGE_GRAIN`.
-const LARGE: usize = 2 << 20;
+/// The sizes of buffers up to this one are powers of two. Larger buffers are in one list; their sizes are multiples of
+/// `LARGE_GRAIN`.
+const SMALL_MAX: usize = 1 << 20;
 const LARGE_GRAIN: usize = 64 << 10;
 
 /// Bytes of unused buffers of one class that are kept.
@@ -14,7 +15,7 @@ const KEPT_BYTES: usize = 16 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct Buffers {
     /// By the logarithm of their size in blocks.
-    small: [Vec<Buffer>; 10],
+    small: [Vec<Buffer>; 9],
     large: Vec<Buffer>,
 }
 
@@ -26,7 +27,7 @@ impl Buffers {
     /// A buffer of at least `len` bytes, with any content.
     pub(crate) fn take(&mut self, len: u32) -> Buffer {
         let len = (len as usize).max(BLOCK as usize);
-        if len <= LARGE / 2 {
+        if len <= SMALL_MAX {
             let len = len.next_power_of_two();
             return self
                 .small
@@ -44,13 +45,7 @@ impl Buffers {
     /// Keeps a buffer that is no longer used.
     pub(crate) fn give(&mut self, buffer: Buffer) {
         let len = buffer.len();
-        let list = if len >= LARGE {
-            &mut self.large
-        } else if len.is_power_of_two() && len >= BLOCK as usize {
-            &mut self.small[class(len)]
-        } else {
-            return;
-        };
+        let list = if len > SMALL_MAX { &mut self.large } else { &mut self.small[class(len)] };
         if list.len() * len < KEPT_BYTES {
             list.push(buffer);
         }
@@ -64,7 +59,7 @@ mod tests {
     #[test]
     fn a_buffer_is_used_again_for_requests_of_its_class() {
         let mut buffers = Buffers::default();
-        for len in [1, 4096, 4097, 100_000, (2 << 20) - 1, 2 << 20, 5 << 20] {
+        for len in [1, 4096, 4097, 100_000, 1 << 20, (1 << 20) + 4096, (2 << 20) - 1, 2 << 20, 5 << 20] {
             let buffer = buffers.take(len);
             assert!(buffer.len() >= len as usize);
             let at = buffer.bytes().as_ptr();

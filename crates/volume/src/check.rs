@@ -161,7 +161,7 @@ impl Pool {
             let first = u64::from(key.range()) * u64::from(RANGE_BLOCKS)
                 + u64::from(key.slot().get().saturating_sub(1));
             let is_known =
-                self.keeper.manifest.blobs.get(&blob).is_some_and(|blob| blob.kind != BlobKind::Index);
+                self.keeper.manifest.blobs.get(blob).is_some_and(|blob| blob.kind != BlobKind::Index);
             if !is_known || u32::from(place.unit) + units > self.facts.blob_units {
                 let count = u64::from(units / BLOCK_UNITS);
                 check.add(
@@ -297,7 +297,7 @@ impl Pool {
             && self.jobs.freezes == check.flush
             && self.jobs.is_idle();
         let data = self.keeper.manifest.blobs.iter().filter(|(_, blob)| blob.kind != BlobKind::Index);
-        let live: Vec<_> = data.map(|(&id, blob)| (id, blob.live)).collect();
+        let live: Vec<_> = data.map(|(id, blob)| (id, blob.live)).collect();
         let is_exact = is_quiet && check.report.damage.is_empty();
         for (id, live) in live.into_iter().filter(|_| is_exact) {
             let change = check.found.get(&id).copied().unwrap_or(0) - live;

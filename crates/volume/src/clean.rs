@@ -24,8 +24,8 @@ const MOVED_MAX: u32 = 256;
 /// Lookups in one turn.
 const LOOKUPS_PER_TURN: u32 = 64;
 
-/// A victim has at most this share of its units alive, in percent.
-const LIVE_MAX_PERCENT: i64 = 90;
+/// A victim has at least one dead unit in so many.
+const DEAD_SHARE_MIN: u32 = 10;
 
 /// A block that is moved, or a dense range.
 #[derive(Clone, Copy, Debug)]
@@ -54,9 +54,13 @@ enum Phase {
 struct Victim {
     blob: BlobId,
     life: u64,
-    /// The unit of the first of `bytes`, where a frame begins.
+    /// What was read of the blob: from this unit on, these bytes.
     unit: u32,
     bytes: Vec<u8>,
+    /// Where in `bytes` the frame begins that is examined.
+    start: usize,
+    /// That frame, when all of it is in `bytes`.
+    frame: Option<OpenFrame>,
     is_reading: bool,
     has_ended: bool,
     waits: u32,
@@ -68,6 +72,21 @@ struct Victim {
     data: Option<Buffer>,
     /// Where the gathered blocks are being written: unit of the first block.
     target: Option<(BlobId, u32)>,
+}
+
+/// A frame whose blocks are examined.
+#[derive(Debug)]
+struct OpenFrame {
+    records: Vec<Record>,
+    header_units: u32,
+    units: u32,
+}
+
+impl Victim {
+    /// The unit of the blob at which the frame begins that is examined.
+    const fn frame_unit(&self) -> u32 {
+        self.unit + self.start as u32 / UNIT
+    }
 }
 
 /// The cleaner of a pool.
@@ -149,56 +168,39 @@ impl Pool {
         }
     }
 
-    /// The closed blob with the least alive, if blobs are short or too much of the used space is dead.
+    /// The closed blob of which most is dead, if blobs are short or too much of the used space is dead.
     fn choose_victim(&mut self) -> Option<Victim> {
         if !std::mem::take(&mut self.cleaner.is_due) {
             return None;
         }
-        let manifest = &self.keeper.manifest;
-        let is_data = |blob: &&crate::manifest::Blob| blob.kind != BlobKind::Index;
-        let (mut used, mut live) = (0, 0);
+        let (blobs, blob_units) = (&self.keeper.manifest.blobs, i64::from(self.facts.blob_units));
         let done = self.cleaner.done.len();
         if self.keeper.free() + done > self.free_wanted() {
-            for blob in manifest.blobs.values().filter(is_data) {
-                used += i64::from(self.facts.blob_units);
-                live += blob.live;
-            }
-            used -= done as i64 * i64::from(self.facts.blob_units);
-            let spare = 8 * i64::from(self.facts.blob_units);
-            if used <= spare + live * i64::from(self.settings.space_amplification_max) / 100 {
+            let used = (blobs.data_len() as i64 - done as i64) * blob_units;
+            let spare = 8 * blob_units;
+            if used <= spare + blobs.data_live() * i64::from(self.settings.space_amplification_max) / 100 {
                 return None;
             }
         }
-        let limit = i64::from(self.facts.blob_units) * LIVE_MAX_PERCENT / 100;
-        let candidates = manifest.blobs.iter().filter(|(id, blob)| {
-            blob.kind != BlobKind::Index
-                && (1..=limit).contains(&blob.live)
-                && !self.keeper.is_open(**id)
-                && !self.cleaner.done.contains(*id)
-                && !self.cleaner.stuck.contains(*id)
-                && !self.keeper.log_blobs.contains(*id)
-        });
-        let (mut count, mut moved, mut least) = (0, 0, None::<(BlobId, u64, i64)>);
-        for (&id, blob) in candidates {
-            count += 1;
-            moved += blob.live + blob.live / 16;
-            if least.is_none_or(|(.., live)| blob.live < live) {
-                least = Some((id, blob.life, blob.live));
-            }
-        }
-        let (blob, life, _) = least?;
-        // Nothing is gained if what is moved needs as many blobs as it leaves.
-        let room = self.cleaner.writer.map_or(0, |(.., unit)| i64::from(self.facts.blob_units - unit));
-        let needed = (moved - room).max(0) as u64;
-        if needed.div_ceil(u64::from(self.facts.blob_units)) >= count {
-            return None;
-        }
+        let is_free_to_move = |id: BlobId| {
+            !self.keeper.is_open(id)
+                && !self.cleaner.done.contains(&id)
+                && !self.cleaner.stuck.contains(&id)
+                && !self.keeper.log_blobs.contains(&id)
+        };
+        let mut deadest = blobs.deadest(i64::from(self.facts.blob_units / DEAD_SHARE_MIN));
+        let (blob, life) = deadest.find_map(|(id, _)| {
+            let blob = blobs.get(id)?;
+            (blob.live > 0 && is_free_to_move(id)).then_some((id, blob.life))
+        })?;
         self.cleaner.is_due = true;
         Some(Victim {
             blob,
             life,
             unit: 0,
             bytes: Vec::new(),
+            start: 0,
+            frame: None,
             is_reading: false,
             has_ended: false,
             waits: 0,
@@ -217,29 +219,10 @@ impl Pool {
             victim.has_ended = true;
             return self.write_moved(victim);
         }
-        let left = (self.facts.blob_units - victim.unit) as usize * UNIT as usize;
-        let frame = match Frame::header_len(&victim.bytes) {
-            Ok(len) if len <= victim.bytes.len() => Frame::parse(&victim.bytes[..len]).ok(),
-            Ok(len) if len <= left => return self.read_victim(victim),
-            Err(FrameError::Short) if left >= UNIT as usize => return self.read_victim(victim),
-            Ok(_) | Err(_) => None,
-        };
-        let is_right = |frame: &Frame<'_>| {
-            let head = frame.head();
-            (head.uuid, head.life, head.unit) == (self.keeper.manifest.uuid, victim.life, victim.unit)
-                && frame.units() as usize * UNIT as usize <= left
-        };
-        let Some(frame) = frame.filter(is_right) else {
-            victim.has_ended = true;
-            return self.write_moved(victim);
-        };
-        let total = frame.units() as usize * UNIT as usize;
-        if victim.bytes.len() < total {
-            return self.read_victim(victim);
-        }
-        let Some(next) = frame.records().nth(record) else {
-            victim.bytes.drain(..total);
-            victim.unit += total as u32 / UNIT;
+        let Some(frame) = &victim.frame else { return self.open_frame(victim) };
+        let Some(next) = frame.records.get(record).copied() else {
+            victim.start += (frame.units * UNIT) as usize;
+            victim.frame = None;
             victim.phase = Phase::Examine { record: 0, block: 0 };
             return Look::Done;
         };
@@ -253,7 +236,38 @@ impl Pool {
         }
     }
 
+    /// Verifies the next frame of the victim; the victim ends where there is none.
+    fn open_frame(&mut self, victim: &mut Victim) -> Look {
+        let unit = victim.frame_unit();
+        let left = (self.facts.blob_units - unit) as usize * UNIT as usize;
+        let bytes = &victim.bytes[victim.start..];
+        let frame = match Frame::header_len(bytes) {
+            Ok(len) if len <= bytes.len() => Frame::parse(&bytes[..len]).ok(),
+            Ok(len) if len <= left => return self.read_victim(victim),
+            Err(FrameError::Short) if left >= UNIT as usize => return self.read_victim(victim),
+            Ok(_) | Err(_) => None,
+        };
+        let is_right = |frame: &Frame<'_>| {
+            let head = frame.head();
+            (head.uuid, head.life, head.unit) == (self.keeper.manifest.uuid, victim.life, unit)
+                && frame.units() as usize * UNIT as usize <= left
+        };
+        let Some(frame) = frame.filter(is_right) else {
+            victim.has_ended = true;
+            return self.write_moved(victim);
+        };
+        if bytes.len() < (frame.units() * UNIT) as usize {
+            return self.read_victim(victim);
+        }
+        let (header_units, units) = (frame.header_units(), frame.units());
+        victim.frame = Some(OpenFrame { records: frame.records().collect(), header_units, units });
+        Look::Done
+    }
+
+    /// Reads more of the victim, behind what was read and not examined yet.
     fn read_victim(&mut self, victim: &mut Victim) -> Look {
+        victim.unit = victim.frame_unit();
+        victim.bytes.drain(..std::mem::take(&mut victim.start));
         let unit = victim.unit + victim.bytes.len() as u32 / UNIT;
         let len = ((self.facts.blob_units - unit) * UNIT).min(READ_BYTES);
         let data = self.buffers.take(len);
@@ -327,8 +341,8 @@ impl Pool {
             victim.waits = waits;
             return Look::Pause;
         }
-        let frame = Frame::parse(&victim.bytes).expect("verified");
-        let data = victim.unit + frame.header_units();
+        let header_units = victim.frame.as_ref().expect("a frame is examined").header_units;
+        let data = victim.frame_unit() + header_units;
         for at in first..first + count {
             let unit = data + (record.data + at) * BLOCK_UNITS;
             let old = Place { blob: victim.blob, unit: unit as u16 };
@@ -367,7 +381,7 @@ impl Pool {
             victim.waits = waits;
             return Look::Pause;
         }
-        let old = Place { blob: victim.blob, unit: victim.unit as u16 };
+        let old = Place { blob: victim.blob, unit: victim.frame_unit() as u16 };
         let is_seen = self.slots.get(Slot::RANGE).is_some_and(|version| {
             version.commit == record.commit && version.value == Value::Dense { place: old }
         });
@@ -378,10 +392,10 @@ impl Pool {
         if !victim.moved.is_empty() {
             return self.write_moved(victim);
         }
-        let frame = Frame::parse(&victim.bytes).expect("verified");
-        let (header, len) = (frame.header_units() * UNIT, frame.units() * UNIT);
+        let frame = victim.frame.as_ref().expect("a frame is examined");
+        let (header, len) = (frame.header_units * UNIT, frame.units * UNIT);
         let mut data = self.buffers.take(len);
-        data.write(0, &victim.bytes[..len as usize]);
+        data.write(0, &victim.bytes[victim.start..][..len as usize]);
         let Some((blob, life, unit)) = self.take_place(len) else {
             self.buffers.give(data);
             return Look::Pause;
@@ -405,15 +419,22 @@ impl Pool {
             let allocated = self.keeper.allocate(BlobKind::Data, 1);
             self.cleaner.is_blocked = allocated.is_none();
             let (blob, life) = allocated?;
-            if let Some((old, ..)) = self.cleaner.writer.replace((blob, life, 0)) {
-                self.keeper.close(old, self.jobs.freezes + 1);
-            }
+            self.close_writer();
+            self.cleaner.writer = Some((blob, life, 0));
         }
         let writer = self.cleaner.writer.as_mut()?;
         let place = *writer;
         writer.2 += units;
         self.keeper.begin_move(place.0);
         Some(place)
+    }
+
+    /// The cleaner's blob gets nothing more.
+    fn close_writer(&mut self) {
+        if let Some((blob, _, unit)) = self.cleaner.writer.take() {
+            self.keeper.manifest.blobs.set_written(blob, unit);
+            self.keeper.close(blob, self.jobs.freezes + 1);
+        }
     }
 
     /// Writes what was gathered, sorted by volume and block.
@@ -471,9 +492,7 @@ impl Pool {
         // Nothing refers to what was written. The next victim goes to another blob.
         let (blob, _) = victim.target.take().expect("a write has a target");
         self.keeper.end_move(blob);
-        if let Some((blob, ..)) = self.cleaner.writer.take() {
-            self.keeper.close(blob, self.jobs.freezes + 1);
-        }
+        self.close_writer();
         self.give_up();
     }
 

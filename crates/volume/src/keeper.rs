@@ -72,7 +72,7 @@ const CHECKPOINT_BYTES_MIN: usize = 256 << 10;
 
 impl Keeper {
     pub(crate) fn new(manifest: Manifest, facts: &StoreFacts) -> Self {
-        let free = (0..facts.blobs).map(BlobId).filter(|id| !manifest.blobs.contains_key(id)).collect();
+        let free = (0..facts.blobs).map(BlobId).filter(|id| !manifest.blobs.contains(*id)).collect();
         let first = u64::from(manifest.opening + 1) << 32;
         let mut keeper = Self {
             free,
@@ -93,7 +93,7 @@ impl Keeper {
             manifest,
         };
         let dead: Vec<_> =
-            keeper.manifest.blobs.iter().filter(|(_, blob)| blob.live == 0).map(|(&id, _)| id).collect();
+            keeper.manifest.blobs.iter().filter(|(_, blob)| blob.live == 0).map(|(id, _)| id).collect();
         dead.into_iter().for_each(|id| keeper.add_candidate(id));
         keeper
     }
@@ -227,7 +227,7 @@ impl Keeper {
 
     /// Considers whether the blob can be freed, now or later.
     pub(crate) fn add_candidate(&mut self, id: BlobId) {
-        let is_dead = self.manifest.blobs.get(&id).is_some_and(|blob| blob.live == 0);
+        let is_dead = self.manifest.blobs.get(id).is_some_and(|blob| blob.live == 0);
         let blob = &mut self.uses[id.0 as usize];
         if is_dead && !blob.is_candidate {
             blob.is_candidate = true;
@@ -242,7 +242,7 @@ impl Keeper {
         while at < self.candidates.len() {
             let id = self.candidates[at];
             let blob = self.uses[id.0 as usize];
-            let is_dead = self.manifest.blobs.get(&id).is_some_and(|blob| blob.live == 0);
+            let is_dead = self.manifest.blobs.get(id).is_some_and(|blob| blob.live == 0);
             let is_used = blob.is_open
                 || blob.moves > 0
                 || blob.held_until > self.flushed
@@ -299,6 +299,6 @@ impl Keeper {
 
     /// The life of a blob in use.
     pub(crate) fn life(&self, id: BlobId) -> Option<u64> {
-        self.manifest.blobs.get(&id).map(|blob| blob.life)
+        self.manifest.blobs.get(id).map(|blob| blob.life)
     }
 }

@@ -253,8 +253,7 @@ impl Pool {
         let units = i64::from(self.facts.blob_units);
         let (mut used, mut live) = (0, 0);
         let mut sparsest: Option<(BlobId, i64)> = None;
-        for (&id, blob) in self.keeper.manifest.blobs.iter().filter(|(_, blob)| blob.kind == BlobKind::Index)
-        {
+        for (id, blob) in self.keeper.manifest.blobs.of_index() {
             used += units;
             live += blob.live;
             if blob.live > 0

@@ -8,8 +8,10 @@ use crate::{Cut, Foreign, OpenError, StoreFacts, Volume, VolumeId};
 use aryk_volume_index::{BlobId, Commit, Run, RunId, TimelineId};
 use std::collections::{BTreeMap, HashSet};
 
+mod blobs;
 pub(crate) mod edit;
 
+pub(crate) use blobs::Blobs;
 pub(crate) use edit::Edit;
 
 /// What an absent block of a timeline reads as.
@@ -83,7 +85,7 @@ pub(crate) struct Manifest {
     pub(crate) timelines: BTreeMap<TimelineId, Timeline>,
     pub(crate) volumes: BTreeMap<VolumeId, Volume>,
     pub(crate) partitions: Vec<PartitionLevels>,
-    pub(crate) blobs: BTreeMap<BlobId, Blob>,
+    pub(crate) blobs: Blobs,
     pub(crate) log: LogTail,
     /// What the caller has stored about the pool.
     pub(crate) note: Vec<u8>,
@@ -115,7 +117,7 @@ impl Manifest {
             timelines: BTreeMap::new(),
             volumes: BTreeMap::new(),
             partitions: vec![PartitionLevels::default(); crate::PARTITIONS],
-            blobs: BTreeMap::new(),
+            blobs: Blobs::new(facts.blob_units),
             log: LogTail::default(),
             note: Vec::new(),
         }
@@ -155,13 +157,13 @@ impl Manifest {
             }
             Edit::Merged { partition, first, count, runs } => self.merge(partition, first, count, runs)?,
             Edit::Blob { id, blob } => {
-                if self.blobs.insert(id, blob).is_some() {
+                if !self.blobs.insert(id, blob) {
                     return Err(OpenError::Damaged("a blob begins twice"));
                 }
             }
             Edit::Live { id, change } => self.change_live(id, change)?,
             Edit::BlobGone { id } => {
-                self.blobs.remove(&id).ok_or(OpenError::Damaged("a blob ends that does not exist"))?;
+                self.blobs.remove(id).ok_or(OpenError::Damaged("a blob ends that does not exist"))?;
             }
             Edit::Log(log) => self.log = log,
             Edit::Note(note) => self.note = note,
@@ -191,9 +193,10 @@ impl Manifest {
     }
 
     fn change_live(&mut self, id: BlobId, change: i64) -> Result<(), OpenError> {
-        let blob = self.blobs.get_mut(&id).ok_or(OpenError::Damaged("a blob is used that does not exist"))?;
-        blob.live = blob.live.checked_add(change).ok_or(OpenError::Damaged("a count is too large"))?;
-        Ok(())
+        let is_possible = self.blobs.change_live(id, change);
+        is_possible
+            .then_some(())
+            .ok_or(OpenError::Damaged("a blob is used that does not exist, or a count is too large"))
     }
 
     /// The edits that make this manifest from an empty one.
@@ -206,7 +209,7 @@ impl Manifest {
             self.timelines.iter().map(|(&id, timeline)| Edit::Timeline { id, timeline: timeline.clone() }),
         );
         edits.extend(self.volumes.iter().map(|(&id, volume)| Edit::Volume { id, volume: volume.clone() }));
-        let mut blobs = self.blobs.clone();
+        let mut blobs: BTreeMap<_, _> = self.blobs.iter().map(|(id, blob)| (id, *blob)).collect();
         for run in self.partitions.iter().flat_map(|partition| partition.levels.iter().flatten()) {
             if let Some(blob) = blobs.get_mut(&run.place.blob) {
                 blob.live -= run_units(run);

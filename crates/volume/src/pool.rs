@@ -405,16 +405,7 @@ impl Pool {
     pub fn stats(&self) -> Stats {
         let cache = self.cache.statistics();
         let manifest = &self.keeper.manifest;
-        let kind = |index: bool| {
-            let is_index = |blob: &&crate::manifest::Blob| blob.kind == crate::manifest::BlobKind::Index;
-            let live = manifest
-                .blobs
-                .values()
-                .filter(|blob| is_index(blob) == index)
-                .map(|blob| blob.live)
-                .sum::<i64>();
-            live.max(0) as u64 * u64::from(crate::UNIT)
-        };
+        let bytes = |units: i64| units.max(0) as u64 * u64::from(crate::UNIT);
         let levels = manifest.partitions.iter().flat_map(|partition| partition.levels.iter().flatten());
         Stats {
             log_write_bytes: self.log.written_bytes,
@@ -425,8 +416,8 @@ impl Pool {
             blobs: u64::from(self.facts.blobs),
             free_blobs: self.keeper.free() as u64,
             used_bytes: manifest.blobs.len() as u64 * self.facts.blob_bytes(),
-            live_bytes: kind(false),
-            index_bytes: kind(true),
+            live_bytes: bytes(manifest.blobs.data_live()),
+            index_bytes: bytes(manifest.blobs.of_index().map(|(_, blob)| blob.live).sum()),
             index_entries: levels.map(|run| run.shape.entries).sum(),
             ..self.stats
         }

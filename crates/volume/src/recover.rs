@@ -73,7 +73,7 @@ impl Recovery {
             Err(_) => return Next::End,
         };
         let Ok(frame) = Frame::parse(&self.bytes[..len]) else { return Next::End };
-        let (head, life) = (frame.head(), manifest.blobs.get(&blob).map(|blob| blob.life));
+        let (head, life) = (frame.head(), manifest.blobs.get(blob).map(|blob| blob.life));
         let is_next =
             if self.has_frames { head.sequence == self.sequence } else { head.sequence <= self.sequence };
         if head.uuid != manifest.uuid

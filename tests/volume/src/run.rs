@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn volumes_survive_everything() {
-        for n in 1..40 {
+        for n in 1..20 {
             seed(n, 300).unwrap_or_else(|failure| panic!("seed {n}: {}", failure.what));
         }
     }

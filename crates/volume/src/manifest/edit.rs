@@ -120,7 +120,7 @@ pub(crate) fn recover(from: &Recovered, uuid: [u8; 16], facts: &StoreFacts) -> R
 impl Manifest {
     /// Whether all references of the manifest have a target.
     fn verify(&self, facts: &StoreFacts) -> Result<(), OpenError> {
-        if let Some(id) = self.blobs.keys().find(|id| id.0 >= facts.blobs) {
+        if let Some(id) = self.blobs.iter().map(|(id, _)| id).find(|id| id.0 >= facts.blobs) {
             return Err(OpenError::Shorter(id.0));
         }
         let exists = |id| self.timelines.contains_key(id);
@@ -135,11 +135,11 @@ impl Manifest {
                 return Err(OpenError::Damaged("a timeline has no base"));
             }
         }
-        let is_log = |id| self.blobs.get(id).is_some_and(|blob| blob.kind == BlobKind::Log);
+        let is_log = |id: &BlobId| self.blobs.get(*id).is_some_and(|blob| blob.kind == BlobKind::Log);
         if !self.log.blobs.iter().all(is_log) || self.log.unit > facts.blob_units {
             return Err(OpenError::Damaged("the log has no blob"));
         }
-        if self.blobs.values().any(|blob| blob.live < 0) {
+        if self.blobs.iter().any(|(_, blob)| blob.live < 0) {
             return Err(OpenError::Damaged("a count is negative"));
         }
         for run in self.partitions.iter().flat_map(|partition| partition.levels.iter().flatten()) {

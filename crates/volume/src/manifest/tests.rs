@@ -74,8 +74,8 @@ fn recovered() -> (Manifest, Recovered) {
 fn edits_and_checkpoints_make_the_same_manifest() {
     let (manifest, from) = recovered();
     assert_eq!(edit::recover(&from, [1; 16], &FACTS).as_ref(), Ok(&manifest));
-    assert_eq!(manifest.blobs[&BlobId(7)].live, 3 * 40);
-    assert_eq!(manifest.blobs[&BlobId(8)].live, 720);
+    assert_eq!(manifest.blobs.get(BlobId(7)).unwrap().live, 3 * 40);
+    assert_eq!(manifest.blobs.get(BlobId(8)).unwrap().live, 720);
     assert_eq!(
         manifest.partitions[2].levels.iter().flatten().map(|run| run.id.0).collect::<Vec<_>>(),
         [4, 5, 1]

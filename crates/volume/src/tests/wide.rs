@@ -224,7 +224,7 @@ fn a_check_names_damage_by_volume_and_block_and_frees_leaks() {
     let what = "data does not match its checksum".to_owned();
     assert_eq!(report.damage, [Damage { volume: Some(volume), block: 12, blocks: 1, what }]);
     // A count that is too large.
-    let (&id, _) = rig.pool.keeper.manifest.blobs.iter().find(|(_, blob)| blob.live == 800).unwrap();
+    let (id, _) = rig.pool.keeper.manifest.blobs.iter().find(|(_, blob)| blob.live == 800).unwrap();
     rig.pool.keeper.edit(crate::manifest::Edit::Live { id, change: 80 });
     let Ok(Answer::Check(report)) = rig.command(Command::Check { data: false, repair: true }) else {
         panic!()
