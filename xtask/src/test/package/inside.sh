@@ -107,6 +107,21 @@ systemctl daemon-reload
 systemctl restart arykd.service
 page 9477 /metrics | grep -q '^aryk_disk_ops_total{disk="vm1"'
 
+# systemd knows every line of the service with all drop-ins, and of the unit that binds drives, which runs its command.
+cp -r /etc/systemd/system/arykd.service.d /run/kept.d
+install -D -m 644 -t /etc/systemd/system/arykd.service.d /usr/share/aryk/drop-ins/*.conf
+drive=aryk-nvme-bind@0000:ff:1f.7.service
+said systemd-analyze verify --man=no /lib/systemd/system/arykd.service /lib/systemd/system/aryk-nvme-bind@.service >/run/verified
+[ ! -s /run/verified ] || { cat /run/verified; false; }
+rm -r /etc/systemd/system/arykd.service.d
+mv /run/kept.d /etc/systemd/system/arykd.service.d
+mkdir -p /run/systemd/system/$drive.d
+printf '[Service]\nStandardError=append:/run/bound\n' >/run/systemd/system/$drive.d/said.conf
+systemctl daemon-reload
+said systemctl start $drive
+grep -q '0000:ff:1f.7: no such PCI function\|vfio-pci is not loaded' /run/bound || { cat /run/bound; false; }
+systemctl stop $drive
+
 # An upgrade leaves the running daemon and the administrator's options alone.
 pid=$(systemctl show -P MainPID arykd.service)
 dpkg -i /run/package.deb
