@@ -36,6 +36,11 @@ const NVME_CLI: Requirement = requirement("nvme", "nvme-cli");
 const SMARTMONTOOLS: Requirement = requirement("smartctl", "smartmontools");
 /// Unpacks Debian's cloud kernels.
 const LZ4: Requirement = requirement("lz4", "lz4");
+const ZSTD: Requirement = requirement("zstd", "zstd");
+/// Builds modules of a kernel.
+const MAKE: Requirement = requirement("make", "make");
+const GCC: Requirement = requirement("x86_64-linux-gnu-gcc-12", "gcc-12");
+const XZ: Requirement = requirement("xz", "xz-utils");
 /// `setpriv` starts children that end with the parent; `unshare` and `blkdiscard` are from the same package.
 const SETPRIV: Requirement = requirement("setpriv", "util-linux");
 /// `ip` and `tc` make a network that tests can cut.
@@ -89,6 +94,10 @@ pub(crate) const ALL: &[Requirement] = &[
     NVME_CLI,
     SMARTMONTOOLS,
     LZ4,
+    ZSTD,
+    MAKE,
+    GCC,
+    XZ,
     SETPRIV,
     TC,
     CRYPTSETUP,

@@ -2,19 +2,22 @@
 //!
 //! It is assembled once, without root, from Debian's packages and this host's programs, and kept under `target/guest`,
 //! named after the kernel's version and a hash of the recipe. The image is independent of the disks under test.
+//! A second image has a later kernel with iommufd, whose modules of VFIO are built from Debian's source package.
 //! Assembling needs the network, a cached image does not.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::{cpio, kernel};
+use crate::cpio;
+use crate::kernel::{self, iommufd};
 
 /// The package whose dependency names the current kernel.
-const KERNEL_META_PACKAGE: &str = "linux-image-cloud-amd64";
+const META_PACKAGE: &str = "linux-image-cloud-amd64";
 /// Modules that the initrd loads, in order; their dependencies are found automatically.
 const MODULES: &[&str] = &["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "crc32c_intel"];
 /// Modules that a script loads with `load_modules`, with their dependencies.
@@ -57,6 +60,30 @@ const RECIPE: u32 = 1;
 const INIT: &str = include_str!("init.sh");
 const HELPERS: &str = include_str!("helpers.sh");
 
+/// The kernels that an image can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// Debian's cloud kernel.
+    Current,
+    /// A later one, with iommufd and VFIO's character devices.
+    Iommufd,
+}
+
+impl Kernel {
+    /// The name of the newest package.
+    fn newest(self) -> Result<String> {
+        let meta = match self {
+            Self::Current => META_PACKAGE,
+            Self::Iommufd => iommufd::META_PACKAGE,
+        };
+        let listing = output(Command::new("apt-cache").args(["depends", meta]))?;
+        let depends = listing.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
+        depends.map(str::to_owned).with_context(|| {
+            format!("apt does not know {meta}: is this Debian, and has `apt-get update` run?")
+        })
+    }
+}
+
 /// The paths of the three parts of an assembled image.
 #[derive(Clone, Debug)]
 pub struct Image {
@@ -71,13 +98,29 @@ pub struct Image {
 }
 
 impl Image {
-    /// Finds the image under `cache`, or assembles it there.
+    /// Finds the image with Debian's current kernel under `cache`, or assembles it there.
     ///
     /// # Errors
     /// A required program is missing, or a package can be neither found nor fetched.
     pub fn prepare(cache: &Path) -> Result<Self> {
-        let recipe = recipe_hash()?;
-        let kernel = match newest_kernel() {
+        Self::with_kernel(Kernel::Current, cache)
+    }
+
+    /// Finds or assembles the image with another kernel beside this one.
+    ///
+    /// # Errors
+    /// As [`Image::prepare`].
+    pub fn beside(&self, kind: Kernel) -> Result<Self> {
+        let cache = self.vmlinux.ancestors().nth(2).context("an image in no cache")?;
+        Self::with_kernel(kind, cache)
+    }
+
+    fn with_kernel(kind: Kernel, cache: &Path) -> Result<Self> {
+        // The cases of one process do not assemble it twice.
+        static TURN: Mutex<()> = Mutex::new(());
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let recipe = recipe_hash(kind)?;
+        let kernel = match kind.newest() {
             Ok(kernel) => kernel,
             Err(error) => return cached(cache, recipe).ok_or(error),
         };
@@ -85,7 +128,7 @@ impl Image {
         if !home.exists() {
             std::fs::create_dir_all(cache)?;
             let work = tempfile::tempdir_in(cache)?;
-            assemble(&kernel, work.path())
+            assemble(kind, &kernel, work.path())
                 .with_context(|| format!("assembling the guest's image from {kernel}"))?;
             // Another process may have been faster; its image is equivalent.
             if let Err(error) = std::fs::rename(work.path(), &home) {
@@ -102,8 +145,11 @@ impl Image {
 }
 
 /// A hash of everything but the kernel that determines the image's content.
-fn recipe_hash() -> Result<u64> {
+fn recipe_hash(kind: Kernel) -> Result<u64> {
     let mut hasher = DefaultHasher::new();
+    if kind == Kernel::Iommufd {
+        iommufd::MAKEFILE.hash(&mut hasher);
+    }
     (RECIPE, INIT, HELPERS, MODULES, MODULES_OF_SCRIPTS, TOOLS).hash(&mut hasher);
     for tool in TOOLS {
         let metadata = std::fs::metadata(program(tool)?)?;
@@ -121,22 +167,23 @@ fn cached(cache: &Path, recipe: u64) -> Option<Image> {
     })
 }
 
-fn newest_kernel() -> Result<String> {
-    let listing = output(Command::new("apt-cache").args(["depends", KERNEL_META_PACKAGE]))?;
-    let depends = listing.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
-    depends.map(str::to_owned).with_context(|| {
-        format!("apt does not know {KERNEL_META_PACKAGE}: is this Debian, and has `apt-get update` run?")
-    })
-}
-
-fn assemble(kernel: &str, home: &Path) -> Result<()> {
+fn assemble(kind: Kernel, kernel: &str, home: &Path) -> Result<()> {
     let packages = home.join("packages");
     let root = home.join("root");
-    fetch(&[kernel, "busybox-static"], &packages, &root)?;
     let version = kernel.trim_start_matches("linux-image-");
+    let mut names = vec![kernel.to_owned(), "busybox-static".to_owned()];
+    if kind == Kernel::Iommufd {
+        names.extend(iommufd::packages(version)?);
+    }
+    fetch(&names, &packages, &root)?;
     let image = Image::at(home, kernel.to_owned());
     kernel::extract(&root.join(format!("boot/vmlinuz-{version}")), &image.vmlinux)?;
-    std::fs::write(&image.initrd, initrd(&root, &root.join("lib/modules").join(version))?)?;
+    let modules = root.join("lib/modules").join(version);
+    if kind == Kernel::Iommufd {
+        run(Command::new("find").arg(&modules).args(["-name", "*.ko.xz", "-exec", "xz", "-d", "{}", "+"]))?;
+        iommufd::build(version, &root, &modules, run).context("building VFIO with iommufd")?;
+    }
+    std::fs::write(&image.initrd, initrd(&root, &modules)?)?;
     tools_disk(&home.join("tools"), &image.tools)?;
     for scratch in [packages, root, home.join("tools")] {
         std::fs::remove_dir_all(scratch)?;
@@ -145,7 +192,7 @@ fn assemble(kernel: &str, home: &Path) -> Result<()> {
 }
 
 /// Downloads Debian packages and unpacks them side by side.
-fn fetch(names: &[&str], packages: &Path, root: &Path) -> Result<()> {
+fn fetch(names: &[String], packages: &Path, root: &Path) -> Result<()> {
     std::fs::create_dir_all(packages)?;
     run(Command::new("apt-get").args(["-qq", "download"]).args(names).current_dir(packages))
         .context("fetching packages (stale lists? `apt-get update` as root)")?;

@@ -5,6 +5,8 @@
 //! Module dependencies are read from the modules themselves (`.modinfo`), because `modules.dep` exists only where a
 //! package was installed.
 
+pub(crate) mod iommufd;
+
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -4,10 +4,24 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 
-use super::{Case, Site, TIMEOUT};
+use super::{Case, Lab, Site, TIMEOUT};
+use crate::image::Kernel;
 use crate::process::wait_until;
 use crate::vm::Report;
 use crate::{Nvme, Port, Vm};
+
+/// Prints the files of VFIO and of iommufd that a process has open.
+const PRINT_FILES: &str = r#"
+    print_files() {
+        echo "files:" $(for fd in /proc/$1/fd/*; do readlink "$fd" | grep -E '^/dev/(vfio|iommu)' || true; done | sort -u)
+    }
+"#;
+
+/// How the line begins that [`PRINT_FILES`] prints of a process that drives a drive, with iommufd and without it.
+const WITH_IOMMUFD: &str = "files: /dev/iommu /dev/vfio/devices/vfio";
+const WITH_GROUPS: &str = "files: /dev/vfio/";
+/// Stands for that line in a list of lines.
+const FILES: &str = "files";
 
 /// Binds a drive to VFIO and opens it, after the refusals that protect it. The second drive is a function of the same device, and
 /// so in the same IOMMU group as the third.
@@ -16,14 +30,15 @@ const FUNCTIONS: &str = r#"
     ulimit -l unlimited
     one=0000:00:18.0; two=0000:00:19.0; three=0000:00:19.1
     run() { program function "$@" 2>&1; }
-    refused() { if said=$(run "$@"); then echo "not refused: $*"; exit 1; fi; echo "refused $said"; }
+    refused() { if said=$(run "$@"); then echo "not refused: $*"; exit 1; fi; echo "refused $said" | sed "s/${disk##*/} is/the disk is/"; }
+    # The kernel numbers drives in the order in which they answer.
+    disk=$(ls -d /sys/bus/pci/devices/$one/nvme/nvme*/nvme*n1); disk=/dev/${disk##*/}
     run list
     refused 0000:00:00.9
     refused 0000:05:00.0
     refused bind 0000:00:00.0
     refused $one
 
-    disk=$(ls -d /sys/bus/pci/devices/$one/nvme/nvme*/nvme*n1); disk=/dev/${disk##*/}
     mkfs.ext4 -q $disk && mount $disk /mnt
     refused bind $one
     umount /mnt
@@ -52,6 +67,7 @@ const FUNCTIONS: &str = r#"
 
     run hold $two >/tmp/hold & holder=$!
     while ! grep -q open /tmp/hold; do sleep 0.1; done
+    print_files $(pidof function)
     refused unbind $two
     echo 1 >/sys/bus/pci/devices/$two/remove
     wait $holder
@@ -70,8 +86,8 @@ const EXPECTED: &[&str] = &[
     "refused 0000:05:00.0: no such PCI function",
     "refused 0000:00:00.0 is a bridge (PCI class 060000), not an NVMe controller",
     "refused 0000:00:18.0 is bound to nvme, not to vfio-pci",
-    "refused 0000:00:18.0 is in use: nvme0n1 is mounted at /mnt",
-    "refused 0000:00:18.0 is in use: nvme0n1 is open in process",
+    "refused 0000:00:18.0 is in use: the disk is mounted at /mnt",
+    "refused 0000:00:18.0 is in use: the disk is open in process",
     "name 0000:00:18.0",
     "cap 0x004",
     "vs 0x00010400",
@@ -97,6 +113,7 @@ const EXPECTED: &[&str] = &[
     "returned",
     "refused 0000:00:19.0 shares IOMMU group 3 with 0000:00:19.1, which is bound to nvme",
     "vs 0x00010400",
+    FILES,
     "refused 0000:00:19.0 is in use: vfio/",
     "open",
     "the kernel asks for 0000:00:19.0 back: true",
@@ -322,17 +339,27 @@ const SEVERAL: &str = include_str!("nvme/several.sh");
 /// Each line that the guest must print, in order.
 const SERVED_BY_ALL: &[&str] = &[
     "attached nv0n1 nv0n2 nv0n3",
-    "aryk: Device or resource busy: 0000:00:18.0 is in use: another process drives it; `fuser -v /dev/vfio/2` names the",
+    FILES,
+    "aryk: Device or resource busy: 0000:00:18.0 is in use: another process drives it; `fuser -v /dev/vfio/",
     "verified nv0n1",
     "verified nv0n2",
     "verified nv0n3",
     "reset 3 times, failed 0",
     "pairs 2",
+    "the pair of core 0 has completed the commands",
+    "the pair of core 1 has completed the commands",
+    "polled: no interrupts",
+    "with interrupts",
     "again nv0n1 nv0n2 nv0n3",
     "unchanged nv0n1",
     "unchanged nv0n2",
     "unchanged nv0n3",
     "detached",
+    "Disk 'second' of 16M is ready.",
+    "second is namespace 2",
+    "second has blocks of 4096 bytes",
+    "verified second",
+    "returned",
 ];
 
 /// `arykd` in the guest, whose drive goes and comes back.
@@ -408,6 +435,7 @@ const FENCE: &str = r#"
     while read -r operation byte; do
         LD_LIBRARY_PATH=/programs/lib /programs/fence flood $drive $operation & flood=$!
         await kill
+        print_files $flood
         if program fence flood $drive read 2>/tmp/second; then exit 1; fi
         cat /tmp/second
         (sleep 0.2; kill -9 $flood) &
@@ -426,21 +454,35 @@ const FLOODED: usize = 128 * 4096;
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        Case::new("nvme/functions", functions),
+        Case::new("nvme/functions", |site| functions(site, WITH_GROUPS)),
         Case::new("nvme/driver", driver),
         Case::new("nvme/commands", commands),
         Case::new("nvme/cuse", cuse),
         Case::new("nvme/tools", tools),
-        Case::new("nvme/several", several),
+        Case::new("nvme/several", |site| several(site, WITH_GROUPS)),
         Case::new("nvme/plug", plug),
         Case::new("nvme/hotplug", hotplug),
         Case::new("nvme/moved", moved),
         Case::new("nvme/pulled", pulled),
         Case::new("nvme/events", events),
         Case::new("nvme/balloon", balloon),
-        Case::new("nvme/fence", fence),
+        Case::new("nvme/fence", |site| fence(site, WITH_GROUPS)),
         Case::new("nvme/killed", killed),
+        Case::new("nvme/iommufd-functions", |site| with_iommufd(site, functions)),
+        Case::new("nvme/iommufd-several", |site| with_iommufd(site, several)),
+        Case::new("nvme/iommufd-fence", |site| with_iommufd(site, fence)),
     ]
+}
+
+/// Runs a case with a kernel that has iommufd and VFIO's character devices.
+fn with_iommufd(site: &Site<'_>, case: fn(&Site<'_>, &str) -> Result<()>) -> Result<()> {
+    let lab = Lab { image: site.lab.image.beside(Kernel::Iommufd)?, ..site.lab.clone() };
+    case(&Site { lab: &lab, directory: site.directory }, WITH_IOMMUFD)
+}
+
+/// These lines, with the one of the files.
+fn with_files<'a>(lines: &[&'a str], files: &'a str) -> Vec<&'a str> {
+    lines.iter().map(|line| if *line == FILES { files } else { line }).collect()
 }
 
 /// The drives of which two are functions of one device.
@@ -458,9 +500,15 @@ fn vm(site: &Site<'_>, drives: &[(&'static str, &str)]) -> Result<Vm> {
     Ok(vm)
 }
 
-fn functions(site: &Site<'_>) -> Result<()> {
+fn functions(site: &Site<'_>, files: &str) -> Result<()> {
     let vm = vm(site, &THREE)?;
-    expect(site, vm, vec![site.example("function")], FUNCTIONS, EXPECTED)
+    expect(
+        site,
+        vm,
+        vec![site.example("function")],
+        &format!("{PRINT_FILES}{FUNCTIONS}"),
+        &with_files(EXPECTED, files),
+    )
 }
 
 fn commands(site: &Site<'_>) -> Result<()> {
@@ -504,7 +552,7 @@ fn cuse(site: &Site<'_>) -> Result<()> {
 }
 
 /// `arykd` in the guest: one drive with three namespaces on two cores, for three front-ends.
-fn several(site: &Site<'_>) -> Result<()> {
+fn several(site: &Site<'_>, files: &str) -> Result<()> {
     let mut vm = Vm::with_disks(Vec::new());
     vm.memory_mib = 512;
     let mut images = Vec::new();
@@ -515,7 +563,7 @@ fn several(site: &Site<'_>) -> Result<()> {
     }
     vm.nvme.push(Nvme { images, slot: "18.0", is_pluggable: false, properties: "max_ioqpairs=4".to_owned() });
     let programs = ["aryk", "arykd"].map(|name| site.program(name));
-    expect(site, vm, programs.to_vec(), SEVERAL, SERVED_BY_ALL)
+    expect(site, vm, programs.to_vec(), &format!("{PRINT_FILES}{SEVERAL}"), &with_files(SERVED_BY_ALL, files))
 }
 
 fn balloon(site: &Site<'_>) -> Result<()> {
@@ -525,12 +573,12 @@ fn balloon(site: &Site<'_>) -> Result<()> {
 }
 
 /// After `kill -9` with commands in flight, nothing of the dead driver reaches the medium or the successor's memory.
-fn fence(site: &Site<'_>) -> Result<()> {
+fn fence(site: &Site<'_>, files: &str) -> Result<()> {
     let mut vm = vm(site, &[("18.0", "")])?;
     vm.programs.extend(["function", "fence"].map(|name| site.example(name)));
     let image = vm.nvme[0].images[0].clone();
     let medium = || -> Result<Vec<u8>> { Ok(std::fs::read(&image)?[..FLOODED].to_vec()) };
-    let mut guest = site.boot(&vm, FENCE)?;
+    let mut guest = site.boot(&vm, &format!("{PRINT_FILES}{FENCE}"))?;
     guest.wait_line("ready", TIMEOUT)?;
     for round in 1..=4_u8 {
         let is_write = round % 2 == 1;
@@ -545,6 +593,7 @@ fn fence(site: &Site<'_>) -> Result<()> {
             wait_until("a write of the flood", TIMEOUT, || Ok((medium()? != before).then_some(())))?;
         }
         guest.send("kill")?;
+        guest.wait_line(files, TIMEOUT)?;
         guest.wait_line("0000:00:18.0 is in use: ", TIMEOUT)?;
         let opened = guest.wait_line("opened ", TIMEOUT)?;
         ensure!(opened.ends_with(words[2]), "the memory should have the same address: {line}, {opened}");
@@ -599,11 +648,9 @@ fn pulled(site: &Site<'_>) -> Result<()> {
     let mut both = pluggable(site)?;
     both.nvme.extend(vm(site, &[("1a.0", "")])?.nvme);
     let mut guest = site.boot(&both, PULLED)?;
-    for line in [
-        "pulled out, command register ffff",
-        "noticed, its requests wait",
-        "the other drive is verified, resets 0",
-    ] {
+    for line in
+        ["pulled out, command register ffff", "noticed after ", "the other drive is verified, resets 0"]
+    {
         guest.wait_line(line, TIMEOUT)?;
     }
     // The guest's kernel waits a minute for the drive, also if it is to power off.
