@@ -38,8 +38,8 @@ struct Request {
     is_flushing: bool,
     /// The request was aborted, and its channel may be closed.
     is_left: bool,
-    /// Its number among the link's commands.
-    number: u64,
+    /// The submitter no longer needs it, and its memory may be replaced: it does not get its data from there again.
+    is_aborted: bool,
     /// When librbd refused it for the first time.
     refused: Option<Nanos>,
 }
@@ -58,8 +58,6 @@ struct Opened {
     is_in_line: bool,
     /// Requests that librbd has refused, and when to try them again.
     refused: VecDeque<(Nanos, Key)>,
-    /// Requests up to this number may have been aborted: they do not get their data from memory again.
-    aborted: u64,
     gate: Arc<Gate>,
     /// The gate is closed: requests are aborted as soon as it is quiet, and new ones at once.
     leaves: bool,
@@ -131,7 +129,6 @@ impl LinkDriver {
             waiting: VecDeque::new(),
             is_in_line: false,
             refused: VecDeque::new(),
-            aborted: 0,
             gate: Arc::clone(&gate),
             leaves: false,
         });
@@ -155,7 +152,7 @@ impl LinkDriver {
             channel,
             is_flushing: false,
             is_left: false,
-            number: 0,
+            is_aborted: false,
             refused: None,
         });
         if opened.leaves {
@@ -176,11 +173,10 @@ impl LinkDriver {
     /// Gives a request to librbd.
     #[inline]
     fn start(&mut self, key: Key) {
-        let request = self.requests.get_mut(key).expect("the caller has just added or found it");
-        request.number = self.sent + 1;
-        let (io, channel) = (&request.io, request.channel);
+        let Request { io, channel, .. } =
+            *self.requests.get(key).expect("the caller has just added or found it");
         let opened = self.channels.get_mut(channel).expect("a channel outlives its requests");
-        opened.last = request.number;
+        opened.last = self.sent + 1;
         let block_size = opened.block_size;
         let len = || io.blocks.to_bytes(block_size).0;
         let operation = match io.op {
@@ -356,7 +352,12 @@ impl LinkDriver {
     /// Records a failure, and returns what it means for the request.
     #[cold]
     fn fail(&self, key: Key, result: i64) -> Status {
-        let Request { io, channel, .. } = self.requests.get(key).expect("the caller has found it");
+        let Request { io, channel, is_aborted, .. } =
+            self.requests.get(key).expect("the caller has found it");
+        // It would have been tried again: the disk has not failed.
+        if *is_aborted && result == REFUSED {
+            return Status::Aborted;
+        }
         // A read that librbd has cut off at the end of an image that has shrunk.
         let errno = if result >= 0 { Errno::INVAL } else { errno(result) };
         if errno == Errno::ILSEQ && io.op == Op::CompareAndWrite {

@@ -1,7 +1,7 @@
 //! Changes that librbd refuses as read-only although the disk is not: another client has the lock of the image, and does not give
 //! it up, such as `rbd rm` while it finds out that the image is in use. They are tried again for some seconds. Reactor context.
 
-use super::LinkDriver;
+use super::{LinkDriver, Request};
 use aryk_bdev::{Completion, Status, Tag};
 use aryk_reactor::{Cx, Nanos};
 use aryk_slots::Key;
@@ -18,7 +18,7 @@ impl LinkDriver {
     pub(super) fn try_later(&mut self, key: Key, cx: &mut Cx) -> bool {
         let request = self.requests.get_mut(key).expect("the caller has found it");
         let opened = self.channels.get_mut(request.channel).expect("a channel outlives its requests");
-        let is_wanted = request.number > opened.aborted && !opened.leaves;
+        let is_wanted = !request.is_aborted && !opened.leaves;
         let may_succeed = request.io.op.is_change() && !opened.disk.is_read_only() && is_wanted;
         let (now, since) = (cx.now(), request.refused.unwrap_or(cx.now()));
         if !may_succeed || now.since(since) >= PATIENCE {
@@ -45,8 +45,9 @@ impl LinkDriver {
     /// Completes the refused requests of a channel with this tag. Those that librbd has are not tried again: after an abort, the
     /// memory of a request may be replaced.
     pub(super) fn abort_refused(&mut self, channel: Key, tag: Tag, cx: &mut Cx) {
+        let is_meant = |request: &Request| request.channel == channel && request.io.tag == tag;
+        self.requests.iter_mut().filter(|(_, r)| is_meant(r)).for_each(|(_, r)| r.is_aborted = true);
         let opened = self.channels.get_mut(channel).expect("an open channel");
-        opened.aborted = self.sent;
         let (requests, share, completions) = (&mut self.requests, &mut opened.share, &mut opened.completions);
         let before = opened.refused.len();
         opened.refused.retain(|(_, key)| {
