@@ -129,8 +129,11 @@ fn the_socket_of_a_disk_in_a_stuck_cluster_can_be_removed() {
     println!("detached after {:?}", began.elapsed());
     assert!(!daemon.dir().join("vhost/d").exists());
     wait_for("the memory is released", || !is_mapped(&daemon, vm.memory.fd()));
+    // The removed controller keeps the disk until the cluster has ended its requests.
+    let (_, error) = daemon.aryk(&["attach", "d"]).unwrap_err();
+    assert!(error.contains("`d` is in use by vhost controller d"), "{error}");
     set_stuck(&daemon, false);
-    daemon.aryk(&["attach", "d"]).unwrap();
+    wait_for("the requests end", || daemon.aryk(&["attach", "d"]).is_ok());
     let mut vm = connect(&daemon);
     vm.read(0, 1, data());
     wait_for("the disk goes on", || vm.status(0) == 0);
