@@ -1,5 +1,5 @@
-//! `cargo xtask bench nvme-guest`: the instructions of a read, of the NVMe driver in user space and of Linux's, on one emulated
-//! drive in one guest.
+//! `cargo xtask bench nvme-guest`: the instructions of a read, of the NVMe driver in user space, of `arykd` and of Linux's
+//! driver, on one emulated drive in one guest.
 //!
 //! QEMU's clock counts instructions (`-icount`): while the guest's only processor is busy, an instruction takes a nanosecond.
 //! So busy time is a count, of user space, kernel and interrupts together. Other load of the host does not change what a sequence
@@ -38,6 +38,8 @@ struct Plan {
     window: u32,
     /// Requests of the driver.
     requests: u64,
+    /// Requests of the daemon's shorter run.
+    daemon_requests: u64,
 }
 
 /// Counts, adds the tables to `report`, and returns the head of their page. A quick run counts less, once.
@@ -48,21 +50,22 @@ pub fn measure(
     report: &mut Report,
 ) -> Result<String> {
     let plan = if is_quick {
-        Plan { rounds: 1, depths: &[1, 32], window: 1, requests: 5_000 }
+        Plan { rounds: 1, depths: &[1, 32], window: 1, requests: 5_000, daemon_requests: 1_000 }
     } else {
-        Plan { rounds: 3, depths: &[1, 32, 128], window: 4, requests: 50_000 }
+        Plan { rounds: 3, depths: &[1, 32, 128], window: 4, requests: 50_000, daemon_requests: 5_000 }
     };
     let plan = Plan { rounds: rounds.unwrap_or(plan.rounds).max(1), ..plan };
-    let (load, target) = build()?;
+    let (programs, target) = build()?;
     let image = Image::prepare(&target.join("guest"))?;
     let directory = tempfile::tempdir()?;
-    let Plan { rounds, depths, window, requests } = &plan;
+    let Plan { rounds, depths, window, requests, daemon_requests } = &plan;
     let depths: Vec<String> = depths.iter().map(u16::to_string).collect();
     let script = format!(
-        "rounds={rounds} depths='{}' long={window} requests={requests} drive={ADDRESS}\n{SCRIPT}",
+        "rounds={rounds} depths='{}' long={window} requests={requests} daemon_requests={daemon_requests} \
+         drive={ADDRESS}\n{SCRIPT}",
         depths.join(" ")
     );
-    let output = Guest::boot(&image, &vm(load), &script, directory.path())?.finish(TIMEOUT)?;
+    let output = Guest::boot(&image, &vm(programs), &script, directory.path())?.finish(TIMEOUT)?;
     let counts = Counts::read(&output)?;
     ensure!(
         (counts.check - 1.0).abs() < LOOP_ERROR,
@@ -73,8 +76,8 @@ pub fn measure(
     Ok(preface(&plan, &counts, &image, date))
 }
 
-/// Builds the program for the guest. Returns its path, and cargo's target directory.
-fn build() -> Result<(PathBuf, PathBuf)> {
+/// Builds the program for the guest. Returns its path and those of the daemon and its command line, and cargo's target directory.
+fn build() -> Result<(Vec<PathBuf>, PathBuf)> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
         .args(["build", "--quiet", "--release", "--package", "aryk-nvme", "--example", "load"])
@@ -83,17 +86,18 @@ fn build() -> Result<(PathBuf, PathBuf)> {
     ensure!(status.success(), "the program `load` cannot be built");
     let own = std::env::current_exe()?;
     let target = own.parent().and_then(Path::parent).context("this program is not in a target directory")?;
-    Ok((target.join("release/examples/load"), target.to_owned()))
+    let programs = ["examples/load", "arykd", "aryk"].map(|name| target.join("release").join(name));
+    Ok((programs.into(), target.to_owned()))
 }
 
-fn vm(load: PathBuf) -> Vm {
+fn vm(programs: Vec<PathBuf>) -> Vm {
     let drive =
         Nvme { images: Vec::new(), slot: SLOT, is_pluggable: false, properties: "drive=zeroes".to_owned() };
     Vm {
         cpus: 1,
-        memory_mib: 512,
+        memory_mib: 1024,
         nvme: vec![drive],
-        programs: vec![load],
+        programs,
         counts_instructions: true,
         // The IOMMU would cost the kernel's driver two calls for each request. The driver in user space maps once.
         kernel: "iommu=pt".to_owned(),
@@ -135,6 +139,8 @@ struct Counts {
     kernel: BTreeMap<(u16, String), Kernel>,
     /// By depth.
     driver: BTreeMap<u16, Driver>,
+    /// Of the daemon's threads, by sleep policy and depth, by run.
+    daemon: BTreeMap<(String, u16), Vec<f64>>,
 }
 
 impl Counts {
@@ -179,6 +185,18 @@ impl Counts {
                 driver.empty_polls.push(empty_polls / requests);
                 driver.empty_poll.push(empty_poll);
                 driver.doorbells.push(doorbells / requests);
+            }
+            ["daemon", policy, depth, ..] => {
+                let [_, requests, before, between, after] = numbers()[..] else {
+                    anyhow::bail!("five numbers are expected");
+                };
+                ensure!(requests > 0.0, "no reads");
+                // The second run is longer by so many requests twice. What a run costs at its start and its end cancels out.
+                let more = (after - between) - (between - before);
+                self.daemon
+                    .entry((policy.to_owned(), depth.parse()?))
+                    .or_default()
+                    .push(more / requests / 2.0);
             }
             _ => {}
         }
@@ -249,9 +267,42 @@ impl Counts {
             report.records.extend([record, record_with]);
         }
         report.section(ours);
+        self.daemon_table(&best, report)
+    }
+
+    fn daemon_table(&self, best: &BTreeMap<u16, (String, Runs)>, report: &mut Report) -> Result<()> {
+        let columns = ["sleep policy", "in flight", "instructions", "best path of Linux", "ratio"];
+        let columns = columns.map(str::to_owned).to_vec();
+        let mut section = Section::new("arykd", DAEMON, columns);
+        for ((policy, depth), counted) in &self.daemon {
+            let (path, peer) = best.get(depth).context("Linux's counts are missing")?;
+            let all = runs(counted);
+            let name = format!("nvme-guest/arykd/{policy}/randread-4k/qd{depth}");
+            let metric = format!("a read, peer Linux's {path} without fio's own part");
+            let record = Record::new(&name, &metric, "instructions", &all, peer);
+            section.row(vec![
+                policy.clone(),
+                depth.to_string(),
+                cell(&all, number),
+                format!("{path}: {}", cell(peer, number)),
+                record.ratio.map_or(String::new(), |ratio| format!("{ratio:.2} (aim {AIM})")),
+            ]);
+            report.records.push(record);
+        }
+        report.section(section);
         Ok(())
     }
 }
+
+const DAEMON: &str = "Instructions of a read of 4 KiB in all threads of `arykd`, user space and kernel: from a front-end's ring over \
+    vhost-user-blk to the drive and back, with the wake-ups of a sleeping reactor and the signals to the front-end. The front-end is \
+    `aryk bench` in the same guest, on the same processor, and its instructions do not count: it polls its ring while the kernel lets \
+    it run, which the reactor preempts when it wakes. Counted is what the kernel says that the threads have run \
+    (`/proc/PID/task/TID/schedstat`); the difference of two runs leaves out what a run costs at its start and its end. An interrupt \
+    counts for the thread that it interrupts, so most of the drive's interrupts, up to one a read, are missing. A reactor with the \
+    policy `interrupt` sleeps at once. With `adaptive`, it polls while a request is in flight, and these polls count: with one \
+    request in flight, they are nearly all of its instructions, and the aim is missed, because QEMU takes tens of microseconds for a \
+    read. The policy `poll` is not here: the reactor and the front-end would wait for each other's time slices on the only processor.";
 
 fn runs(values: &[f64]) -> Runs {
     values.iter().copied().collect()
@@ -309,8 +360,8 @@ const HOW: &str = "One guest has one processor, and one emulated NVMe drive that
     chooses random blocks, submits, checks for late commands and rings the doorbell. Polls that find no completion are counted \
     by number, and their cost is measured before, by a million polls while a command is in flight whose doorbell was not rung.";
 
-const LIMITS: &str = "**What this does not measure**: `arykd`. The program is the driver alone, without reactor, block layer, module \
-    and vhost-user; [the NVMe page](nvme.md) has the path from a VM's queue. And a ratio without the polls in vain is what the \
+const LIMITS: &str = "**What this does not measure**: a VM on `arykd`, whose exits cost more than a front-end's system calls; [the NVMe \
+    page](nvme.md) has the path from a VM's queue of a reactor that polls. And a ratio of the driver without the polls in vain is what the \
     driver adds to a processor that polls anyway: with one command in flight, and all polls counted, the driver spends nearly as \
     many instructions as Linux, which sleeps meanwhile (the column *ratio with them*).";
 
@@ -320,6 +371,16 @@ const COMMANDS: &str = "fio --name=load --filename=/dev/nvme0n1 --direct=1 --rw=
 #[cfg(test)]
 mod tests {
     use super::{Counts, Driver, Kernel, Output, Report};
+
+    #[test]
+    fn runs_of_the_daemon_are_compared() {
+        let lines = format!("{LINES}\ndaemon adaptive 32 100 5000 105000 405000");
+        let counts = Counts::read(&output(&lines)).unwrap();
+        assert_eq!(counts.daemon[&("adaptive".to_owned(), 32)], [1000.0]);
+        let mut report = Report::default();
+        counts.tables(&mut report).unwrap();
+        assert_eq!((report.sections.len(), report.records[2].ratio), (3, Some(0.125)));
+    }
 
     const LINES: &str = "loop once 1000 0 0 200001500 0 0
 loop twice 5000 0 0 400006000 0 0
@@ -366,6 +427,8 @@ driver 32 requests 100 ns 90000 empty_polls 1000 empty_poll_ns 50.0 doorbells 20
             "kernel io_uring many 1 2 3 4 5 6",
             "driver 32 requests 100",
             "loop once 1",
+            "daemon adaptive 32 0 1 2 3",
+            "daemon adaptive 32 100 1 2",
         ] {
             assert!(Counts::read(&output(line)).is_err(), "{line}");
         }

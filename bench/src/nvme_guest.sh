@@ -1,5 +1,5 @@
-# Counts the instructions of reads of 4 KiB at random: of fio on the kernel's driver, then of the driver in user space. The clock
-# counts instructions while the processor is busy. $rounds, $depths, $long, $requests and $drive are set.
+# Counts the instructions of reads of 4 KiB at random: of fio on the kernel's driver, of the driver in user space, and of the daemon. The
+# clock counts instructions while the processor is busy. $rounds, $depths, $long, $requests, $daemon_requests and $drive are set.
 
 # Busy nanoseconds so far, reads that completed, interrupts of the drive's I/O queues.
 counters() {
@@ -74,4 +74,28 @@ for round in $(seq "$rounds"); do
     for depth in $depths; do
         echo "driver $depth $(program load "$drive" "$depth" "$requests")"
     done
+done
+
+# The daemon: nanoseconds that its threads have run, before, between and after two runs, the second of which is three times as long.
+aryk() { program aryk -s /tmp/rpc.sock "$@"; }
+ran() { cat /proc/$daemon/task/*/schedstat | awk '{ sum += $1 } END { printf "%.0f", sum }'; }
+load() { aryk bench nv0n1 --rw randread --bs 4k --qd "$1" --requests "$2" >/tmp/bench || { cat /tmp/bench >&2; exit 1; }; }
+for policy in adaptive interrupt; do
+    LD_LIBRARY_PATH=/programs/lib /programs/arykd -r /tmp/rpc.sock -S /tmp -m 0x1 --sleep-policy $policy >/tmp/arykd.log 2>&1 &
+    daemon=$!
+    until aryk status >/dev/null 2>&1; do sleep 0.1; done
+    params="{\"name\": \"nv0\", \"trtype\": \"PCIe\", \"traddr\": \"$drive\", \"dma\": \"pin\"}"
+    aryk rpc bdev_nvme_attach_controller "$params" >/dev/null || { cat /tmp/arykd.log >&2; exit 1; }
+    aryk attach nv0n1 >/dev/null
+    for round in $(seq "$rounds"); do
+        for depth in $depths; do
+            before=$(ran)
+            load "$depth" "$daemon_requests"
+            between=$(ran)
+            load "$depth" $((3 * daemon_requests))
+            echo "daemon $policy $depth $daemon_requests $before $between $(ran)"
+        done
+    done
+    kill $daemon
+    wait $daemon
 done
