@@ -2,13 +2,18 @@
 
 use crate::process::{BACK_END_CORE, Process};
 use crate::rpc::Rpc;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde_json::json;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The passphrase of the peer's encrypted disks, as an object of QEMU.
+/// The passphrase of encrypted files, as an object of QEMU.
 pub const LUKS_SECRET: &str = "id=luks,data=bench";
+/// The same as the content of a key file.
+const LUKS_PASSPHRASE: &str = "bench";
 
 /// The store of a disk.
 #[derive(Clone, Debug)]
@@ -25,12 +30,15 @@ pub enum Store {
         /// The peer's file.
         peer: PathBuf,
     },
-    /// Encrypted memory: `arykd`'s own; for its peer, a LUKS file in /dev/shm.
+    /// A LUKS1 file in /dev/shm, which all back-ends use in turn.
+    Luks {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Memory of `arykd`, encrypted.
     Encrypted {
         /// Bytes.
         size: u64,
-        /// The peer's file.
-        peer: PathBuf,
     },
     /// A regular file on a disk, used without the page cache. All back-ends use the same file in turn: two files on the
     /// same disk differed by half in write throughput.
@@ -132,7 +140,15 @@ pub fn aryk(program: &Path, policy: Policy, store: &Store, dir: &Path) -> Result
         Store::Memory { size, .. } => {
             rpc.call("bdev_malloc_create", json!({"name": "d0", "num_blocks": size / 512, "block_size": 512}))
         }
-        Store::Encrypted { size, .. } => {
+        Store::Luks { path } => {
+            let key_file = dir.join("key");
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&key_file)?;
+            file.write_all(LUKS_PASSPHRASE.as_bytes())?;
+            rpc.call("bdev_uring_create", json!({"name": "base", "filename": path, "block_size": 512}))?;
+            let luks = json!({"name": "d0", "base_bdev_name": "base", "key_file": key_file});
+            rpc.call("bdev_luks_create", luks)
+        }
+        Store::Encrypted { size } => {
             let base = json!({"name": "base", "num_blocks": size / 512, "block_size": 512});
             rpc.call("bdev_malloc_create", base)?;
             let [data, tweak] = ["01", "02"].map(|byte| byte.repeat(32));
@@ -161,12 +177,14 @@ pub fn peer(store: &Store, aio: &str, dir: &Path) -> Result<BackEnd> {
         Store::Memory { peer, .. } => {
             format!("driver=file,node-name=d0,filename={},aio={aio}", peer.display())
         }
-        Store::Encrypted { peer, .. } => {
-            let name = peer.display();
+        // `arykd` holds the file's lock.
+        Store::Luks { path } => {
+            let name = path.display();
             format!(
-                "driver=luks,node-name=d0,key-secret=luks,file.driver=file,file.filename={name},file.aio={aio}"
+                "driver=luks,node-name=d0,key-secret=luks,file.driver=file,file.filename={name},file.aio={aio},file.locking=off"
             )
         }
+        Store::Encrypted { .. } => bail!("only `arykd` encrypts its memory"),
         // The bench process holds the file's lock.
         Store::File { path } => {
             let name = path.display();

@@ -87,7 +87,7 @@ pub fn measure(settings: &Settings, case: &str, ceilings: &Ceilings, report: &mu
     let dir = settings.sockets.path();
     let mut aryk =
         backend::aryk(&settings.arykd, settings.policy, &store, &dir.join(format!("aryk-{case}")))?;
-    if matches!(store, Store::Memory { .. } | Store::Encrypted { .. }) {
+    if matches!(store, Store::Memory { .. } | Store::Luks { .. }) {
         FrontEnd::fill(&aryk.socket)?;
     }
     let mut peers = peers(settings, case, &store)?;
@@ -107,7 +107,8 @@ pub fn measure(settings: &Settings, case: &str, ceilings: &Ceilings, report: &mu
         }
     }
     columns.extend(["busy ns per request", "front-end's ceiling", "core to core, ns"].map(str::to_owned));
-    let mut section = Section::new(&format!("Closed loop: {case}"), INTRO, columns);
+    let intro = if case == CRYPTO { format!("{CRYPTO_INTRO} {INTRO}") } else { INTRO.to_owned() };
+    let mut section = Section::new(&format!("Closed loop: {case}"), &intro, columns);
     for workload in &workloads {
         let row = compare(settings, case, workload, &mut aryk, &mut peers, ceilings, report)?;
         section.row(row);
@@ -121,6 +122,9 @@ const INTRO: &str = "Thousand requests per second (128 KiB: GB/s), as median (le
     In all rounds of a row, a cache line took about as long from core to core and back as the last column \
     says.";
 
+const CRYPTO_INTRO: &str = "All sides but the last use one LUKS1 file in /dev/shm in turn (AES-256-XTS, sectors of 512 bytes), which \
+    `qemu-img` has created. The last one is `arykd` with a crypto disk over memory of its own: the ratio shows the cost of the file.";
+
 fn peers(settings: &Settings, case: &str, store: &Store) -> Result<Vec<Peer>> {
     let daemon = |name, aio| {
         let dir = settings.sockets.path().join(format!("peer-{case}-{aio}"));
@@ -129,11 +133,19 @@ fn peers(settings: &Settings, case: &str, store: &Store) -> Result<Vec<Peer>> {
     Ok(match store {
         Store::Null { .. } => vec![daemon("qemu-storage-daemon", "threads")?],
         // `qemu-storage-daemon`'s default engine, and the faster one.
-        Store::Memory { .. } | Store::Encrypted { .. } => {
-            vec![
+        Store::Memory { .. } | Store::Encrypted { .. } | Store::Luks { .. } => {
+            let mut peers = vec![
                 daemon("qemu-storage-daemon", "threads")?,
                 daemon("qemu-storage-daemon, io_uring", "io_uring")?,
-            ]
+            ];
+            if matches!(store, Store::Luks { .. }) {
+                let (memory, dir) = (Store::Encrypted { size: settings.size() }, settings.sockets.path());
+                let aryk =
+                    backend::aryk(&settings.arykd, settings.policy, &memory, &dir.join("aryk-encrypted"))?;
+                FrontEnd::fill(&aryk.socket)?;
+                peers.push(Peer::Daemon("arykd, encrypted memory", aryk));
+            }
+            peers
         }
         Store::File { path } => vec![daemon("qemu-storage-daemon", "io_uring")?, Peer::Fio(path.clone())],
     })

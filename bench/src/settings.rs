@@ -64,7 +64,7 @@ impl Settings {
         Ok(match case {
             "null" => null(),
             "memory" => Store::Memory { size, peer: filled(self.memory.path(), "peer", size)? },
-            closed::CRYPTO => Store::Encrypted { size, peer: luks(self.memory.path(), size)? },
+            closed::CRYPTO => Store::Luks { path: luks(self.memory.path(), size)? },
             _ => Store::File { path: filled(self.files.path(), "disk", size)? },
         })
     }

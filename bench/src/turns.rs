@@ -91,6 +91,32 @@ pub fn busy(
     Ok(watch.nanos() / done as f64)
 }
 
+/// Writes and then reads each block of the disk once: a measurement shall not touch a page of the disk, or of the guest's data,
+/// for the first time.
+///
+/// # Errors
+/// A request failed.
+pub fn touch(stack: &mut Stack, workload: &Workload) -> Result<()> {
+    let (sectors, step) = (DISK / 512, u64::from(workload.block / 512));
+    let mut at = 0;
+    let mut next = || {
+        let request = Request { sector: at % sectors, is_write: at < sectors };
+        at += step;
+        request
+    };
+    stack.guest.offer();
+    answer(stack, &mut || {});
+    stack.guest.skip_answers();
+    stack.guest.offer();
+    let mut left = 2 * (sectors / step) as usize + workload.depth;
+    while left > 0 {
+        stack.turn();
+        left = left.saturating_sub(stack.guest.exchange(&mut next)?);
+    }
+    answer(stack, &mut || {});
+    Ok(())
+}
+
 /// Turns until no request is in flight.
 fn answer(stack: &mut Stack, between: &mut impl FnMut()) {
     while !stack.guest.is_answered() {

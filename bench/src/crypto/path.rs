@@ -5,7 +5,7 @@ use crate::report::{Record, Report, Runs, Section, cell, number};
 use crate::rounds::run_comparable;
 use crate::settings::Settings;
 use crate::stack::{Case, Module, SECTOR, Stack};
-use crate::turns;
+use crate::turns::{self, Stopwatch};
 use crate::workload::Workload;
 use anyhow::Result;
 use aryk_aes_xts::{Key, SectorSize, Tweaks};
@@ -69,7 +69,8 @@ fn workloads() -> Vec<Workload> {
 fn round(span: Duration, workload: &Workload) -> Result<Round> {
     let measured = |module| {
         let mut stack = Stack::start(Case::of(module, workload), Clock::Monotonic)?;
-        let nanos = turns::busy(&mut stack, workload, span, || {});
+        let touched = turns::touch(&mut stack, workload);
+        let nanos = touched.and_then(|()| turns::busy(&mut stack, workload, span, || {}));
         stack.end().and(nanos)
     };
     Ok(Round {
@@ -84,10 +85,10 @@ fn cipher(span: Duration, workload: &Workload) -> Result<f64> {
     let (key, sector) = (Key::new(&crate::stack::KEY)?, SectorSize::new(SECTOR as usize)?);
     let (len, writes) = (workload.block as usize, workload.write_percent == 100);
     let (mut pooled, mut guest) = (vec![1; len], vec![2; len * workload.depth]);
-    let (start, mut requests) = (Instant::now(), 0);
-    while start.elapsed() < span {
+    let (mut watch, mut requests, start) = (Stopwatch::new(), 0_u32, Instant::now());
+    let mut pass = || {
         for buffer in guest.chunks_exact_mut(len) {
-            let tweaks = Tweaks { start: requests << 10, step: 1 };
+            let tweaks = Tweaks { start: u128::from(requests) << 10, step: 1 };
             if writes {
                 key.encrypt(sector, tweaks, buffer, &mut pooled)?;
             } else {
@@ -95,8 +96,17 @@ fn cipher(span: Duration, workload: &Workload) -> Result<f64> {
             }
             requests += 1;
         }
+        anyhow::Ok(())
+    };
+    let mut done = Ok(());
+    while done.is_ok() && start.elapsed() < span {
+        watch.call(|| {
+            done = pass();
+            true
+        });
     }
-    Ok(start.elapsed().as_secs_f64() * 1e9 / requests as f64)
+    done?;
+    Ok(watch.nanos() / f64::from(requests))
 }
 
 #[cfg(test)]
