@@ -462,7 +462,7 @@ exports! {
 
     fn rbd_aio_flush(image: *mut c_void, completion: *mut c_void) -> c_int {
         // SAFETY: as Ceph's.
-        unsafe { submit(image, completion, false, |_| 0) }
+        unsafe { submit(image, completion, false, |image| -i64::from(image.scripted().fail_flushes)) }
     }
 
     fn rbd_aio_discard(image: *mut c_void, offset: u64, len: u64, completion: *mut c_void) -> c_int {

@@ -17,6 +17,8 @@ pub struct Script {
     pub delay: Duration,
     /// The errno of each request; 0: none.
     pub fail: i32,
+    /// The errno of flushes.
+    pub fail_flushes: i32,
     /// Requests wait until [`StubImage::release`].
     pub holds: bool,
     /// Requests wait while the file of this name exists.

@@ -173,13 +173,14 @@ impl LinkDriver {
     /// Gives a request to librbd.
     #[inline]
     fn start(&mut self, key: Key) {
-        let Request { io, channel, .. } =
+        let Request { io, channel, is_flushing, .. } =
             *self.requests.get(key).expect("the caller has just added or found it");
         let opened = self.channels.get_mut(channel).expect("a channel outlives its requests");
         opened.last = self.sent + 1;
         let block_size = opened.block_size;
         let len = || io.blocks.to_bytes(block_size).0;
         let operation = match io.op {
+            _ if is_flushing => Operation::Flush,
             Op::Read => Operation::Read,
             Op::Write => Operation::Write,
             Op::Flush => Operation::Flush,
@@ -188,8 +189,11 @@ impl LinkDriver {
             Op::CompareAndWrite => Operation::CompareAndWrite,
             Op::Compare | Op::Copy => unreachable!("the block layer builds it from others"),
         };
-        let offset = io.lba.to_bytes(block_size).0;
-        let call = Call { operation, offset, data: io.data, token: key.raw() };
+        let (offset, data) = match is_flushing {
+            true => (0, Sgl::EMPTY),
+            false => (io.lba.to_bytes(block_size).0, io.data),
+        };
+        let call = Call { operation, offset, data, token: key.raw() };
         self.send(Command::Submit(channel.index(), call));
     }
 
@@ -330,9 +334,7 @@ impl LinkDriver {
         // A front-end whose guest has no flush asks for durability of reads, too.
         if request.io.fua && request.io.op.is_change() && status.is_ok() && !request.is_flushing {
             request.is_flushing = true;
-            let flush = Call { operation: Operation::Flush, offset: 0, data: Sgl::EMPTY, token };
-            let number = request.channel.index();
-            return self.send(Command::Submit(number, flush));
+            return self.start(key);
         }
         let Request { io, channel, .. } = self.requests.remove(key).expect("just found");
         let opened = self.channels.get_mut(channel).expect("a channel outlives its requests");

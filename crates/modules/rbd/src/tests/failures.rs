@@ -109,6 +109,29 @@ fn writes_are_tried_again_while_another_client_keeps_the_lock_of_the_image() {
 }
 
 #[test]
+fn a_flush_that_is_refused_is_tried_again_without_the_write_before_it() {
+    let stub = OnStub::new(BLOCK, 256);
+    let mut bench = Bench::new();
+    let mut disk = bench.open(stub.env.registry(), "disk", Access::Exclusive, 16, BLOCK);
+    stub.image.script(|script| script.fail_flushes = Errno::ROFS.raw_os_error());
+    disk.set_fua(true);
+    disk.write(1, &[7; BLOCK as usize], Shape::Single, &mut bench);
+    super::until("the flush was tried twice", || {
+        bench.turn();
+        stub.image.requests() >= 3
+    });
+    assert!(disk.completed().is_empty(), "the write has ended without its flush");
+    // The client that has the lock now writes.
+    stub.image.write(u64::from(BLOCK), &[8; BLOCK as usize]);
+    stub.image.script(|script| script.fail_flushes = 0);
+    assert_eq!(disk.finish(&mut bench).status, Status::Ok);
+    disk.read(1, 1, Shape::Single, &mut bench);
+    assert_eq!(disk.finish(&mut bench).data, [8; BLOCK as usize], "the write was repeated");
+    disk.close(&mut bench);
+    stub.remove();
+}
+
+#[test]
 fn a_read_that_returns_too_little_fails_and_leaves_the_rest_of_its_memory_alone() {
     let stub = OnStub::new(BLOCK, 256);
     stub.image.write(0, &[6; 2 * BLOCK as usize]);

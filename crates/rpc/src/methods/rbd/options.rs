@@ -43,11 +43,19 @@ impl Options {
             })?;
             *self = Self::Members(members);
         }
-        match self {
-            Self::Members(members) => Ok(members),
-            Self::Text(_) => unreachable!("just parsed"),
+        let Self::Members(members) = self else { unreachable!("just parsed") };
+        let count = members.len();
+        *members = std::mem::take(members).into_iter().map(|(name, value)| (normal(&name), value)).collect();
+        if members.len() < count {
+            return Err(Error::invalid("an option of Ceph is there twice"));
         }
+        Ok(members)
     }
+}
+
+/// The name of an option of Ceph as Ceph itself reads it: without white space around it, and with underscores.
+fn normal(name: &str) -> String {
+    name.split([' ', '\t', '-', '_']).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("_")
 }
 
 /// The call without secrets, and without what only the state store has.
@@ -57,7 +65,7 @@ pub(crate) fn for_output(mut call: Call) -> Call {
         params.remove(CLIENTS);
         for options in ["config", "config_param"] {
             match params.get_mut(options) {
-                Some(Value::Object(options)) => drop(options.remove(KEY)),
+                Some(Value::Object(options)) => options.retain(|name, _| normal(name) != KEY),
                 Some(Value::String(text)) => *text = without_key(text),
                 _ => {}
             }
@@ -69,7 +77,7 @@ pub(crate) fn for_output(mut call: Call) -> Call {
 /// Options as JSON text, without a key.
 fn without_key(text: &str) -> String {
     let mut options: Map<String, Value> = serde_json::from_str(text).unwrap_or_default();
-    options.remove(KEY);
+    options.retain(|name, _| normal(name) != KEY);
     Value::Object(options).to_string()
 }
 

@@ -138,7 +138,7 @@ fn a_client_that_creates_an_absent_disk_again_excludes_the_predecessor_too() {
 
 #[test]
 fn keys_in_options_that_are_text_are_in_no_reply() {
-    let options = r#"{"mon_host": "10.0.0.1", "key": "secret"}"#;
+    let options = r#"{"mon_host": "10.0.0.1", "key ": "secret"}"#;
     for (method, param) in [(CREATE, "config"), (REGISTER, "config_param")] {
         let output = for_output(Call { method: method.into(), params: json!({param: options}) });
         assert_eq!(output.params, json!({param: r#"{"mon_host":"10.0.0.1"}"#}));
@@ -172,7 +172,8 @@ fn the_state_store_has_keys_of_users_wrapped_only() {
         let (before, methods) = daemon(dir);
         let cluster = json!({"name": "c", "config_param": {"mon_host": "10.0.0.1", "key": KEYS[0]}});
         call(&methods, REGISTER, cluster).await.unwrap();
-        let text = json!({"mon_host": "10.0.0.1", "key": KEYS[1]}).to_string();
+        // Ceph takes this name as `key`.
+        let text = json!({"mon_host": "10.0.0.1", " key": KEYS[1]}).to_string();
         let disk =
             json!({"name": "d", "pool_name": "keys", "rbd_name": "image", "block_size": 512, "config": text});
         call(&methods, CREATE, disk).await.unwrap();
