@@ -128,7 +128,7 @@ impl Nvme {
         let namespaces = if images.len() == 1 { 0 } else { images.len() };
         for nsid in 1..=namespaces {
             let (drive, bus) = (name(nsid), format!("nvme{index}"));
-            arguments.push(("-device", format!("nvme-ns,drive={drive},bus={bus},nsid={nsid}")));
+            arguments.push(("-device", format!("nvme-ns,id={drive},drive={drive},bus={bus},nsid={nsid}")));
         }
         arguments
     }
@@ -478,7 +478,19 @@ impl Guest {
     /// # Errors
     /// QEMU has ended, or there is no such drive.
     pub fn limit_nvme(&self, index: usize, per_second: u64) -> Result<()> {
-        let limits = json!({"id": format!("nvme{index}"), "iops": per_second, "iops_rd": 0, "iops_wr": 0,
+        self.limit(&format!("nvme{index}"), per_second)
+    }
+
+    /// As [`Guest::limit_nvme`], for one namespace of a drive with several.
+    ///
+    /// # Errors
+    /// QEMU has ended, or there is no such namespace.
+    pub fn limit_namespace(&self, index: usize, nsid: u32, per_second: u64) -> Result<()> {
+        self.limit(&format!("nvme{index}-{nsid}"), per_second)
+    }
+
+    fn limit(&self, device: &str, per_second: u64) -> Result<()> {
+        let limits = json!({"id": device, "iops": per_second, "iops_rd": 0, "iops_wr": 0,
             "bps": 0, "bps_rd": 0, "bps_wr": 0});
         Qmp::connect(&self.monitor)?.call("block_set_io_throttle", &limits).map(drop)
     }

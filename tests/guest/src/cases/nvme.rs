@@ -362,6 +362,9 @@ const SERVED_BY_ALL: &[&str] = &[
     "returned",
 ];
 
+/// `arykd` in the guest, one of whose VMs is killed.
+const LEFT: &str = include_str!("nvme/left.sh");
+
 /// `arykd` in the guest, whose drive goes and comes back.
 const PLUG: &str = include_str!("nvme/plug.sh");
 
@@ -460,6 +463,7 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("nvme/cuse", cuse),
         Case::new("nvme/tools", tools),
         Case::new("nvme/several", |site| several(site, WITH_GROUPS)),
+        Case::new("nvme/left", left),
         Case::new("nvme/plug", plug),
         Case::new("nvme/hotplug", hotplug),
         Case::new("nvme/moved", moved),
@@ -551,19 +555,35 @@ fn cuse(site: &Site<'_>) -> Result<()> {
     expect(site, vm(site, &[("18.0", ""), ("19.0", "")])?, programs.to_vec(), CUSE, TOOLS)
 }
 
-/// `arykd` in the guest: one drive with three namespaces on two cores, for three front-ends.
-fn several(site: &Site<'_>, files: &str) -> Result<()> {
+/// A VM with one drive of several namespaces, for `arykd` in it.
+fn with_namespaces(site: &Site<'_>, count: usize) -> Result<Vm> {
     let mut vm = Vm::with_disks(Vec::new());
     vm.memory_mib = 512;
     let mut images = Vec::new();
-    for nsid in 1..=3 {
+    for nsid in 1..=count {
         let image = site.path(&format!("nvme-{nsid}.img"));
         std::fs::File::create(&image)?.set_len(16 << 20)?;
         images.push(image);
     }
     vm.nvme.push(Nvme { images, slot: "18.0", is_pluggable: false, properties: "max_ioqpairs=4".to_owned() });
-    let programs = ["aryk", "arykd"].map(|name| site.program(name));
-    expect(site, vm, programs.to_vec(), &format!("{PRINT_FILES}{SEVERAL}"), &with_files(SERVED_BY_ALL, files))
+    vm.programs.extend(["aryk", "arykd"].map(|name| site.program(name)));
+    Ok(vm)
+}
+
+/// `arykd` in the guest: one drive with three namespaces on two cores, for three front-ends.
+fn several(site: &Site<'_>, files: &str) -> Result<()> {
+    let script = format!("{PRINT_FILES}{SEVERAL}");
+    expect(site, with_namespaces(site, 3)?, Vec::new(), &script, &with_files(SERVED_BY_ALL, files))
+}
+
+/// A VM that is killed while the drive has its commands keeps its memory mapped until they end, and disturbs no other VM.
+fn left(site: &Site<'_>) -> Result<()> {
+    let mut guest = site.boot(&with_namespaces(site, 2)?, LEFT)?;
+    guest.wait_line("slow", TIMEOUT)?;
+    guest.limit_namespace(0, 1, 16)?;
+    guest.send("kill")?;
+    let lines = ["all memory is mapped after a second", "unmapped after ", "the other VM goes on"];
+    in_order(&guest.finish(TIMEOUT)?, &lines)
 }
 
 fn balloon(site: &Site<'_>) -> Result<()> {
