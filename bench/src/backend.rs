@@ -4,6 +4,7 @@ use crate::process::{BACK_END_CORE, Process};
 use crate::rpc::Rpc;
 use anyhow::{Context, Result, bail};
 use serde_json::json;
+use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -105,6 +106,18 @@ pub fn arykd_on(
     dir: &Path,
     state: Option<&Path>,
 ) -> Result<(Process, Rpc)> {
+    arykd_with(program, cores, policy, dir, state, &[])
+}
+
+/// As [`arykd_on`], with more options.
+pub fn arykd_with(
+    program: &Path,
+    cores: usize,
+    policy: Policy,
+    dir: &Path,
+    state: Option<&Path>,
+    more: &[&str],
+) -> Result<(Process, Rpc)> {
     std::fs::create_dir_all(dir)?;
     let (rpc, metrics) = (dir.join("rpc.sock"), dir.join(METRICS));
     let mask = format!("{cores:#x}");
@@ -125,6 +138,7 @@ pub fn arykd_on(
     if let Some(state) = state {
         args.extend(["--state-dir".as_ref(), state.as_os_str()]);
     }
+    args.extend(more.iter().map(OsStr::new));
     let mut process = Process::start("arykd", program, &args)?;
     process.wait_for(&rpc)?;
     Ok((process, Rpc::connect(&rpc)?))

@@ -103,7 +103,7 @@ struct Args {
     /// Runs of each measurement, on each side in turn [default: 5, or 1 with --quick].
     #[arg(long, value_name = "N", global = true)]
     runs: Option<usize>,
-    /// Seconds of each run [default: 2, or 0.5 for crypto and rbd, 0.3 for nvme, 0.1 with --quick].
+    /// Seconds of each run [default: 2, or 0.5 for crypto, 0.8 for rbd, 0.3 for nvme, 0.1 with --quick].
     #[arg(long, value_name = "S", global = true)]
     seconds: Option<f64>,
     /// Sleep policy of arykd in closed loops.
@@ -171,7 +171,8 @@ impl Args {
         let (runs, seconds, idle) = match self.command {
             _ if self.quick => (1, 0.1, 2.0),
             Some(Subcommand::Nvme) => (5, nvme::SECONDS, 10.0),
-            Some(Subcommand::Crypto | Subcommand::Rbd) => (5, 0.5, 10.0),
+            Some(Subcommand::Crypto) => (5, 0.5, 10.0),
+            Some(Subcommand::Rbd) => (5, 0.8, 10.0),
             _ => (5, 2.0, 10.0),
         };
         let span = Duration::from_secs_f64(self.seconds.unwrap_or(seconds));

@@ -23,7 +23,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The sides, in the order of all arrays here.
-const SIDES: [&str; 4] = ["arykd", "arykd, interrupt", "qemu-storage-daemon", "fio rbd"];
+const SIDES: [&str; 4] = ["arykd", "arykd, one core", "qemu-storage-daemon", "fio rbd"];
+/// The side of `arykd` that has what fio has: one core, on which its threads sleep as soon as they have no work.
+const LIKE_FIO: usize = 1;
+/// fio's side.
+const FIO: usize = 3;
 /// Bytes of a side's image: the cluster keeps all of them in memory.
 const IMAGE_BYTES: u64 = 128 << 20;
 /// What is compared: its name, its unit, and the value of a run.
@@ -35,7 +39,12 @@ const FIO_START: Duration = Duration::from_secs(30);
 
 const INTRO: &str = "Requests per second, and microseconds of processor time per request of the whole client process (its polling included), as median \
     (least–greatest). Each side has an image of its own on one cluster: one monitor and one OSD with its objects in memory, on the same two cores as \
-    everything else, without cephx and with `rbd cache = false`. fio has no front-end: its process makes the requests itself.";
+    everything else, without cephx and with `rbd cache = false`. `arykd` has its reactor on core 0, which polls before it sleeps, and \
+    librbd's threads on core 1, beside the front-end and the OSD: the defaults of a host with two cores. `arykd, one core` has core 0 \
+    only, as `qemu-storage-daemon` and fio have, for the reactor and librbd's threads (`--client-cpus 0x1`), and does not poll \
+    (`--sleep-policy interrupt`). fio has no front-end: its process makes the requests itself, and a thread that polls keeps core 1 as busy as the front-end does. The \
+    ratios are those of `arykd, one core` \
+    to fio in the same round; the aim is at most 1 for processor time. How far apart they are in one row is the noise.";
 
 /// The results of one side in one round.
 #[derive(Clone, Copy, Debug, Default)]
@@ -74,7 +83,7 @@ fn compare_all(
     let mut columns = vec!["workload".to_owned()];
     columns.extend(SIDES.map(str::to_owned));
     columns.extend(SIDES.map(|side| format!("{side}: µs per request")));
-    columns.push("core to core, ns".to_owned());
+    columns.extend(["µs per request, of fio's", "IOPS, of fio's", "core to core, ns"].map(str::to_owned));
     let mut section = Section::new("Images of a Ceph cluster", INTRO, columns);
     for workload in workloads {
         section.row(compare(settings, cluster, &workload, report)?);
@@ -114,8 +123,7 @@ fn compare(
         let mut round = [Run::default(); SIDES.len()];
         for (side, run) in round.iter_mut().enumerate() {
             *run = match side {
-                0 => aryk(settings, settings.policy, cluster, workload, side, report)?,
-                1 => aryk(settings, Policy::Interrupt, cluster, workload, side, report)?,
+                0 | LIKE_FIO => aryk(settings, cluster, workload, side, report)?,
                 2 => peer(settings, cluster, workload, side, report)?,
                 _ => fio(settings, cluster, workload, side, report)?,
             };
@@ -125,15 +133,18 @@ fn compare(
     let runs =
         |side: usize, of: fn(&Run) -> f64| rounds.each.iter().map(|round| of(&round[side])).collect::<Runs>();
     let case = format!("rbd/{}", workload.name());
-    for (side, name) in SIDES.into_iter().enumerate().skip(1) {
+    for (ours, theirs) in [(0, LIKE_FIO), (LIKE_FIO, 2), (LIKE_FIO, FIO)] {
         for (metric, unit, of) in METRICS {
-            let metric = format!("{metric}, peer {name}");
-            report.records.push(Record::new(&case, &metric, unit, &runs(0, of), &runs(side, of)));
+            let metric = format!("{metric}, {}, peer {}", SIDES[ours], SIDES[theirs]);
+            report.records.push(Record::new(&case, &metric, unit, &runs(ours, of), &runs(theirs, of)));
         }
     }
     let mut row = vec![workload.name()];
     row.extend((0..SIDES.len()).map(|side| cell(&runs(side, |run| run.rate), number)));
     row.extend((0..SIDES.len()).map(|side| cell(&runs(side, |run| run.cpu / 1e3), number)));
+    for of in [|run: &Run| run.cpu, |run: &Run| run.rate] {
+        row.push(cell(&runs(LIKE_FIO, of).over(&runs(FIO, of)), number));
+    }
     row.push(rounds.round_trip.as_nanos().to_string());
     Ok(row)
 }
@@ -151,14 +162,19 @@ fn directory(settings: &Settings, name: &str) -> Result<PathBuf> {
 
 fn aryk(
     settings: &Settings,
-    policy: Policy,
     cluster: &Cluster,
     workload: &Workload,
     side: usize,
     report: &mut Report,
 ) -> Result<Run> {
     let dir = directory(settings, &image(side))?;
-    let (mut process, mut rpc) = backend::arykd(&settings.arykd, policy, &dir, None)?;
+    let one_core = format!("{:#x}", 1 << BACK_END_CORE);
+    let (policy, more) = match side {
+        LIKE_FIO => (Policy::Interrupt, &["--client-cpus", one_core.as_str()][..]),
+        _ => (settings.policy, &[][..]),
+    };
+    let (mut process, mut rpc) =
+        backend::arykd_with(&settings.arykd, 1 << BACK_END_CORE, policy, &dir, None, more)?;
     report.command(&process.command);
     rpc.call("bdev_rbd_register_cluster", json!({"name": "ceph", "config_file": cluster.conf()}))?;
     let disk = json!({"name": "d0", "cluster_name": "ceph", "pool_name": POOL, "rbd_name": image(side), "block_size": 512});
@@ -166,7 +182,10 @@ fn aryk(
     rpc.call("vhost_create_blk_controller", json!({"ctrlr": "d0", "dev_name": "d0"}))?;
     let socket = dir.join("d0");
     process.wait_for(&socket)?;
-    run(settings, workload, &process, &socket)
+    let run = run(settings, workload, &process, &socket)?;
+    // The exclusive lock of a killed client's image would keep the next one waiting for 30 s.
+    process.end()?;
+    Ok(run)
 }
 
 fn peer(
@@ -202,7 +221,10 @@ fn peer(
     let mut process = Process::start("qemu-storage-daemon", Path::new("taskset"), &args)?;
     report.command(&process.command);
     process.wait_for(&socket)?;
-    run(settings, workload, &process, &socket)
+    let run = run(settings, workload, &process, &socket)?;
+    // The exclusive lock of a killed client's image would keep the next one waiting for 30 s.
+    process.end()?;
+    Ok(run)
 }
 
 /// Runs the workload of the front-end on a back-end.

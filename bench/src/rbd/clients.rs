@@ -111,5 +111,7 @@ fn run_with(
     let run = Run { rate: requests / elapsed.as_secs_f64(), cpu: used.as_nanos() as f64 / requests };
     anyhow::ensure!(fleet.are_connected(), "the daemon has disconnected a front-end");
     drop(fleet);
+    // The exclusive locks of a killed client's images would keep the next one waiting for 30 s.
+    process.end()?;
     Ok(run)
 }
