@@ -19,7 +19,7 @@ pub use counts::{Counts, counts};
 pub use image::{Held, Script, StubImage};
 
 use aryk_librbd::{Library, Symbols};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_void};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
@@ -29,7 +29,8 @@ type Place = (String, String, String);
 #[derive(Default)]
 struct World {
     images: BTreeMap<Place, Arc<StubImage>>,
-    blocklist: BTreeSet<String>,
+    /// Clients that are excluded, and how often that was done.
+    blocklist: BTreeMap<String, u64>,
     clients: u64,
     /// Clients that were created and not shut down, by their addresses.
     present: BTreeMap<String, Present>,
@@ -45,7 +46,7 @@ struct Present {
 
 static WORLD: Mutex<World> = Mutex::new(World {
     images: BTreeMap::new(),
-    blocklist: BTreeSet::new(),
+    blocklist: BTreeMap::new(),
     clients: 0,
     present: BTreeMap::new(),
     stuck_may_connect: false,
@@ -76,7 +77,7 @@ impl Client {
     }
 
     fn is_blocklisted(&self) -> bool {
-        lock(&WORLD).blocklist.contains(&self.addresses)
+        lock(&WORLD).blocklist.contains_key(&self.addresses)
     }
 
     fn connect(&self) -> i32 {
@@ -101,12 +102,17 @@ pub fn let_stuck_connect() {
 
 /// Excludes a client, as another client would.
 pub fn blocklist(addresses: &str) {
-    lock(&WORLD).blocklist.insert(addresses.to_owned());
+    *lock(&WORLD).blocklist.entry(addresses.to_owned()).or_default() += 1;
 }
 
 /// Whether the client with these addresses is excluded.
 pub fn is_blocklisted(addresses: &str) -> bool {
-    lock(&WORLD).blocklist.contains(addresses)
+    exclusions_of(addresses) > 0
+}
+
+/// How often the client with these addresses was excluded.
+pub fn exclusions_of(addresses: &str) -> u64 {
+    lock(&WORLD).blocklist.get(addresses).copied().unwrap_or_default()
 }
 
 /// Whether the client with these addresses was created and not shut down.

@@ -4,7 +4,7 @@
 //! A client that its cluster has excluded gets no more disks, nor does one whose handles librbd does not close: the next disk
 //! gets a new client of the same configuration.
 
-use crate::connection::{Connection, Counts};
+use crate::connection::{Connection, Counts, Excluded};
 use crate::timer::sole;
 use crate::workers::{Lane, Workers, lock};
 use crate::{Cluster, Error, Spec, UserKey};
@@ -108,6 +108,7 @@ struct Inner {
     connected: AtomicU64,
     /// Images of removed disks, as long as librbd has requests to them.
     left: Mutex<Vec<(Spec, Weak<Image>)>>,
+    excluded: Excluded,
 }
 
 /// What is known of a client.
@@ -144,6 +145,7 @@ impl Clusters {
             state: Mutex::default(),
             connected: AtomicU64::new(0),
             left: Mutex::default(),
+            excluded: Excluded::default(),
         }))
     }
 
@@ -224,7 +226,8 @@ impl Clusters {
                 None => format!("client {number}"),
             };
             let cores = config.cores.clone().or_else(|| self.0.cores.clone());
-            Connection::new(library, name, ClusterConfig { cores, ..config.clone() }).await.map(Arc::new)
+            let config = ClusterConfig { cores, ..config.clone() };
+            Connection::new(library, name, config, self.0.excluded.clone()).await.map(Arc::new)
         };
         lease.0.connection.get_or_try_init(connect).await?;
         Ok(lease)

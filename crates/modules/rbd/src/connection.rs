@@ -10,7 +10,7 @@ use crate::workers::{Lane, Workers, lock, own_cores};
 use crate::{Error, Spec};
 use aryk_librbd::{CallError, Cluster, Image, Library, Pool};
 use aryk_log_limit::{LogLimit, limited};
-use aryk_reactor::{DriverKey, Handle};
+use aryk_reactor::{Clock, DriverKey, Handle, Nanos};
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -30,7 +30,7 @@ pub(crate) const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 /// the others. The budgets of links limit the requests instead.
 const OPTIONS: [(&str, &str); 2] = [("objecter_inflight_ops", "0"), ("objecter_inflight_op_bytes", "0")];
 /// For how long a predecessor is excluded: an hour, which is Ceph's own default.
-const EXCLUDED_SECONDS: u32 = 3600;
+const EXCLUDED: Duration = Duration::from_secs(3600);
 
 /// Counters of a client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,6 +51,26 @@ struct Counters {
     failed_opens: AtomicU64,
     quarantined: AtomicU64,
     errors: errors::Counters,
+}
+
+/// Clients of ended processes that this process has excluded, and when. Any client of this process may have done it: an image
+/// that cannot be opened gets a new client at each try.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Excluded(Arc<Mutex<HashMap<String, Nanos>>>);
+
+impl Excluded {
+    /// Whether a client is excluded for long enough.
+    fn has(&self, addresses: &str) -> bool {
+        let is_recent = |at: &Nanos| Clock::Monotonic.now().since(*at) < EXCLUDED / 2;
+        lock(&self.0).get(addresses).is_some_and(is_recent)
+    }
+
+    fn add(&self, addresses: &str) {
+        let now = Clock::Monotonic.now();
+        let mut excluded = lock(&self.0);
+        excluded.retain(|_, at| now.since(*at) < EXCLUDED);
+        excluded.insert(addresses.to_owned(), now);
+    }
 }
 
 /// A link of a reactor.
@@ -110,8 +130,9 @@ pub(crate) struct Connection {
     /// The key of the links' drivers.
     pub key: DriverKey,
     links: Mutex<Vec<Linked>>,
-    /// Clients of ended processes, and whether they are excluded.
+    /// Clients of ended processes, and whether they are excluded, for this client.
     fences: Mutex<HashMap<String, Arc<OnceCell<()>>>>,
+    excluded: Excluded,
     counters: Counters,
     is_blocklisted: AtomicBool,
     lines: LogLimit,
@@ -140,7 +161,12 @@ impl Drop for Opened {
 
 impl Connection {
     /// Creates a client and connects it.
-    pub async fn new(library: &Library, name: String, config: ClusterConfig) -> Result<Self, Error> {
+    pub async fn new(
+        library: &Library,
+        name: String,
+        config: ClusterConfig,
+        excluded: Excluded,
+    ) -> Result<Self, Error> {
         // A link may be started by a reactor, whose core its thread must not get.
         let workers = Workers::new(&name, config.cores.clone().or_else(own_cores));
         let library = library.clone();
@@ -156,6 +182,7 @@ impl Connection {
             key: DriverKey::unique(),
             links: Mutex::default(),
             fences: Mutex::default(),
+            excluded,
             counters: Counters::default(),
             is_blocklisted: AtomicBool::new(false),
             lines: LogLimit::new(5, Duration::from_secs(10)),
@@ -228,8 +255,12 @@ impl Connection {
         let cell = Arc::clone(lock(&self.fences).entry(addresses.to_owned()).or_default());
         let fence = async || {
             let (cluster, of_call) = (Arc::clone(&self.cluster), addresses.to_owned());
+            let is_excluded = self.excluded.has(addresses);
             let job = move || {
-                cluster.blocklist(&of_call, EXCLUDED_SECONDS)?;
+                // Each exclusion is a new map for the whole cluster.
+                if !is_excluded {
+                    cluster.blocklist(&of_call, EXCLUDED.as_secs() as u32)?;
+                }
                 // From then on, each request of this client brings the map that excludes the other to the OSD.
                 cluster.wait_for_latest_osdmap()
             };
@@ -238,11 +269,14 @@ impl Connection {
                 self.look_at(&error);
                 Error::Fence { addresses: addresses.to_owned(), error }
             })?;
-            tracing::info!(
-                cluster = self.name,
-                addresses,
-                "the previous client is excluded from the Ceph cluster"
-            );
+            if !is_excluded {
+                self.excluded.add(addresses);
+                tracing::info!(
+                    cluster = self.name,
+                    addresses,
+                    "the previous client is excluded from the Ceph cluster"
+                );
+            }
             Ok(())
         };
         cell.get_or_try_init(fence).await.map(drop)

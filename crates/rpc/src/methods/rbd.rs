@@ -334,7 +334,9 @@ impl Create {
         if self.pool_name.is_empty() || image.is_empty() || snapshot.as_ref().is_some_and(String::is_empty) {
             return Err(Error::invalid("the names of a pool, an image and a snapshot must not be empty"));
         }
-        let (pool, namespace) = (self.pool_name.clone(), self.namespace_name.clone());
+        // Ceph's name of the namespace that each pool has is empty.
+        let namespace = self.namespace_name.clone().filter(|name| !name.is_empty());
+        let pool = self.pool_name.clone();
         Ok(Spec { pool, namespace, image: image.to_owned(), snapshot })
     }
 
@@ -429,8 +431,12 @@ async fn open(
     let addresses = client.addresses().to_owned();
     note_client(control, &identity.name, &p.clients, &addresses).await.map_err(Opening::Other)?;
     let config = p.config(identity.clone(), spec.clone(), &addresses);
-    let bdev = module::create(client, &control.env, config).await?;
-    Ok((bdev, addresses))
+    let opened = module::create(client, &control.env, config).await;
+    if opened.is_err() && !p.clients.contains(&addresses) {
+        // Nobody has written by this client to the image. The daemon tries again, with a new client each time.
+        drop(control.config.change_absent(Subsystem::Bdev, &identity.name, CLIENTS, p.clients.clone()));
+    }
+    Ok((opened?, addresses))
 }
 
 /// Adds the addresses of this daemon's client to the note of a disk that was created before, and waits until they are stored.

@@ -5,7 +5,7 @@ use crate::Methods;
 use crate::methods::log::PrintLevel;
 use crate::restore::{Restored, restore};
 use crate::wrapping::{Source, Wrapping};
-use aryk_librbd_stub::{add_image, blocklist, is_blocklisted, library, option};
+use aryk_librbd_stub::{add_image, blocklist, exclusions_of, is_blocklisted, library, option};
 use aryk_reactor::{Options, Reactors};
 use aryk_state::Store;
 use serde_json::json;
@@ -99,20 +99,26 @@ fn a_new_disk_gets_a_new_client_at_once_if_the_cluster_had_excluded_the_old_one(
 }
 
 #[test]
-fn an_image_that_cannot_be_opened_keeps_both_clients_in_its_note() {
+fn an_image_that_cannot_be_opened_keeps_its_predecessor_in_its_note() {
     in_local_set(async |dir| {
         let image = add_image("unopened", "image", 1 << 20);
         let (before, methods) = daemon(dir);
         let disk = json!({"name": "d", "pool_name": "unopened", "rbd_name": "image", "block_size": 512});
-        call(&methods, CREATE, disk).await.unwrap();
+        call(&methods, CREATE, disk.clone()).await.unwrap();
         let first = clients(&before, "d");
         std::mem::forget(before.rbd.0.clone());
         drop((before, methods));
         image.script(|script| script.open = Errno::IO.raw_os_error());
         let (after, methods) = daemon(dir);
         assert_eq!(restore(&after, &methods).await, Restored { made: 0, absent: 1 });
-        let noted = clients(&after, "d");
-        assert_eq!((noted.len(), &noted[0]), (2, &first[0]));
+        // Each further try has a new client, and changes neither the note nor the cluster.
+        for _ in 0..3 {
+            assert_eq!((clients(&after, "d"), exclusions_of(&first[0])), (first.clone(), 1));
+            call(&methods, CREATE, disk.clone()).await.unwrap_err();
+        }
+        image.script(|script| script.open = 0);
+        call(&methods, CREATE, disk).await.unwrap();
+        assert_ne!(clients(&after, "d"), first);
     });
 }
 
