@@ -4,7 +4,7 @@ use crate::{gate, later, lock};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 /// The unit in which the data is kept.
@@ -73,6 +73,8 @@ pub struct StubImage {
     /// Number of lists of locks that have not ended.
     listing: AtomicU64,
     released: Condvar,
+    /// Held during the call of a notice.
+    notifying: Mutex<()>,
 }
 
 impl std::fmt::Debug for StubImage {
@@ -162,7 +164,7 @@ impl StubImage {
     }
 
     /// Changes the size as a call of librbd does, which blocks as long as the script says, and returns its errno or 0.
-    pub(crate) fn resize_by_handle(&self, size: u64) -> i32 {
+    pub(crate) fn resize_by_handle(self: &Arc<Self>, size: u64) -> i32 {
         self.resizing.fetch_add(1, Ordering::SeqCst);
         let must_wait = |state: &mut State| state.script.holds_resizes;
         let waited = self.released.wait_while(lock(&self.state), must_wait);
@@ -206,17 +208,23 @@ impl StubImage {
     }
 
     /// Changes the size as another client does, and tells all that watch.
-    pub fn resize(&self, size: u64) {
-        let notices: Vec<Notice> = {
+    pub fn resize(self: &Arc<Self>, size: u64) {
+        let watches: Vec<u64> = {
             let mut state = lock(&self.state);
             state.size = size;
             state.chunks.retain(|chunk, _| chunk * CHUNK < size);
-            state.notices.values().copied().collect()
+            state.notices.keys().copied().collect()
         };
+        let image = Arc::clone(self);
         later::run_after(Duration::ZERO, move || {
-            for Notice(call, context) in notices {
-                // SAFETY: the watch that gave both has not ended: tests resize no image while it is being closed.
-                unsafe { call(context as *mut c_void) };
+            for watch in watches {
+                // The end of a watch waits for its notice.
+                let _notifying = lock(&image.notifying);
+                let notice = lock(&image.state).notices.get(&watch).copied();
+                if let Some(Notice(call, context)) = notice {
+                    // SAFETY: the watch that gave both has not ended, and does not end before this call.
+                    unsafe { call(context as *mut c_void) };
+                }
             }
         });
     }
@@ -229,6 +237,7 @@ impl StubImage {
     }
 
     pub(crate) fn unwatch(&self, handle: u64) {
+        let _notifying = lock(&self.notifying);
         lock(&self.state).notices.remove(&handle);
     }
 
