@@ -226,7 +226,7 @@ async fn make(
             tokio::task::spawn_local(follow(Rc::clone(control), key, attempt));
             let why = match &*object.call.method {
                 crate::methods::luks::CREATE => {
-                    "it is still being created: its key is being derived from its key file"
+                    "it is still being created: its header is being read, or its key derived from its key file"
                 }
                 _ => "it is still being created: its store does not respond",
             };

@@ -441,6 +441,42 @@ fn a_key_derivation_delays_neither_a_removal_nor_the_end() {
 }
 
 #[test]
+fn disks_that_do_not_respond_keep_no_other_disk_locked() {
+    let host = Host::new();
+    host.base(FILE_LEN);
+    host.format(json!({"pbkdf": "pbkdf2"}));
+    let hour = 3_600_000_000_u64;
+    let stuck = ["stuck0", "stuck1", "stuck2"];
+    let mut calls = Vec::new();
+    for (i, name) in stuck.into_iter().enumerate() {
+        let malloc = json!({"name": format!("{name}-base"), "num_blocks": 65536, "block_size": 512});
+        host.call("bdev_malloc_create", malloc).unwrap();
+        let delay = json!({
+            "name": name, "base_bdev_name": format!("{name}-base"), "avg_read_latency": hour, "p99_read_latency": hour,
+            "avg_write_latency": hour, "p99_write_latency": hour,
+        });
+        host.call("bdev_delay_create", delay).unwrap();
+        let (client, key) = (Client::connect(&host.0.socket()), host.path("key"));
+        calls.push(std::thread::spawn(move || {
+            let key_slot = json!({"name": name, "key_file": key, "new_key_file": key});
+            let open = json!({"name": format!("{name}-luks"), "base_bdev_name": name, "key_file": key});
+            let (method, params) =
+                [("bdev_luks_create", open), ("bdev_luks_add_key_slot", key_slot)][i % 2].clone();
+            drop(client.unwrap().call(method, &params));
+        }));
+        wait_for("the call has the disk open", || {
+            host.call("bdev_get_bdevs", json!({"name": name})).unwrap()[0]["claimed"] == true
+        });
+    }
+    let slots = host.path("other");
+    let add = json!({"name": "base", "key_file": host.path("key"), "new_key_file": slots, "iter_time_ms": 1});
+    assert_eq!(host.call("bdev_luks_add_key_slot", add).unwrap(), 1);
+    host.open();
+    drop(host);
+    calls.into_iter().for_each(|call| call.join().unwrap());
+}
+
+#[test]
 fn disks_are_encrypted_by_the_command_line() {
     let host = Host::new();
     let aryk = |line: &str| host.0.aryk(&line.split(' ').collect::<Vec<_>>());

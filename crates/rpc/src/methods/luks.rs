@@ -7,16 +7,18 @@
 mod content;
 mod header;
 mod key_file;
+mod permit;
 
 use super::details::{self, Details};
 use super::waiting::waits;
 use super::{Control, Error, Name, Phase, Table, is_default};
 use crate::journal;
-use aryk_bdev::Access;
+use aryk_bdev::{Access, Bdev};
 use aryk_bdev_crypto as module;
 use aryk_luks::{Header, Limits, Segment, Version};
 use key_file::{FileVersion, KeyFile};
 use module::{HeaderError, Opener};
+use permit::Permit;
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -24,7 +26,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Mutex, OwnedMutexGuard, Semaphore};
 use uuid::Uuid;
 
 /// Namespace of the disks' uuids.
@@ -50,8 +52,8 @@ pub(super) fn register(table: &mut Table<Control>) {
 #[derive(Debug)]
 pub(crate) struct State {
     derivations: Arc<Semaphore>,
-    /// Held while key slots of a disk in use are changed.
-    changes: Mutex<()>,
+    /// By the serial of a disk in use: held while its key slots are changed.
+    changes: RefCell<HashMap<u64, Arc<Mutex<()>>>>,
     /// The disks that could not be unlocked again after a restart, by name.
     refused: RefCell<HashMap<String, Refusal>>,
 }
@@ -60,7 +62,7 @@ impl Default for State {
     fn default() -> Self {
         Self {
             derivations: Arc::new(Semaphore::new(DERIVATIONS)),
-            changes: Mutex::default(),
+            changes: RefCell::default(),
             refused: RefCell::default(),
         }
     }
@@ -76,9 +78,19 @@ struct Refusal {
 
 impl State {
     /// Waits until a key may be derived. The permit goes to the thread that derives the key.
-    async fn derivation(&self) -> Result<OwnedSemaphorePermit, Error> {
+    async fn derivation(&self) -> Result<Permit, Error> {
         let permit = Arc::clone(&self.derivations).acquire_owned().await;
-        permit.map_err(|_| Error::State("the daemon is ending".into()))
+        permit.map(Permit::new).map_err(|_| Error::State("the daemon is ending".into()))
+    }
+
+    /// Waits until no other call changes the key slots of a disk.
+    async fn change(&self, disk: &Bdev) -> OwnedMutexGuard<()> {
+        let lock = {
+            let mut changes = self.changes.borrow_mut();
+            changes.retain(|_, lock| Arc::strong_count(lock) > 1);
+            Arc::clone(changes.entry(disk.serial()).or_default())
+        };
+        lock.lock_owned().await
     }
 
     fn refusal(&self, disk: &str, file: FileVersion, base: u64) -> Option<Error> {
@@ -178,7 +190,7 @@ async fn unlock(control: &Control, p: &Create, file: KeyFile) -> Result<Unlocked
     control.check_open()?;
     let slot = p.key_slot;
     let work = move |store: &mut dyn aryk_luks::Store| {
-        let _permit = permit;
+        let store = &mut permit.around(store);
         let limits = Limits::default();
         let mut header = Header::read(store, &limits)?;
         let segment = header.segment();

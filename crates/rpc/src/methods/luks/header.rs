@@ -166,7 +166,7 @@ async fn format(control: &Control, p: FormatDisk) -> Result<LuksHeader, Error> {
     control.check_open()?;
     let (name, overwrite, label) = (bdev.name().to_owned(), p.overwrite, p.label);
     let work = move |store: &mut dyn Store| {
-        let _permit = permit;
+        let store = &mut permit.around(store);
         let found = if overwrite { None } else { content::find(store, version.data_offset(), len)? };
         if let Some(found) = found {
             return Ok(Err(found));
@@ -339,12 +339,12 @@ async fn add_key_slot(control: &Control, p: AddKeySlot) -> Result<u32, Error> {
     let v1 = v1.unwrap_or(v2);
     let secret = key_file::read(&p.key_file).await?.secret;
     let new_secret = key_file::read(&p.new_key_file).await?.secret;
+    let _change = control.luks.change(&*control.disks.find(&p.name)?).await;
     let permit = control.luks.derivation().await?;
-    let _changes = control.luks.changes.lock().await;
     control.check_open()?;
     let number = p.key_slot;
     let work = move |store: &mut dyn Store| {
-        let _permit = permit;
+        let store = &mut permit.around(store);
         let limits = Limits::default();
         let mut header = Header::read(store, &limits)?;
         let cost = if header.version() == Version::V1 { v1 } else { v2 };
@@ -378,12 +378,12 @@ struct RemoveKeySlot {
 
 async fn remove_key_slot(control: &Control, p: RemoveKeySlot) -> Result<bool, Error> {
     let secret = key_file::read(&p.key_file).await?.secret;
+    let _change = control.luks.change(&*control.disks.find(&p.name)?).await;
     let permit = control.luks.derivation().await?;
-    let _changes = control.luks.changes.lock().await;
     control.check_open()?;
     let number = p.key_slot;
     let work = move |store: &mut dyn Store| {
-        let _permit = permit;
+        let store = &mut permit.around(store);
         let limits = Limits::default();
         let mut header = Header::read(store, &limits)?;
         let slots: Vec<u32> = header.key_slots().iter().map(KeySlot::number).collect();
