@@ -70,3 +70,31 @@ fn a_daemon_that_is_killed_at_each_step_loses_no_block() {
         assert!(new == old, "block {lba}");
     }
 }
+
+#[test]
+fn a_key_that_only_a_journal_needs_is_not_destroyed() {
+    let daemon = Daemon::start(&["--state-dir", "DIR/state"]);
+    for seed in [1, 2, 3] {
+        let (key, key2) = digits(seed);
+        let key = json!({"cipher": "AES_XTS", "key": key, "key2": key2, "name": format!("k{seed}")});
+        daemon.call("accel_crypto_key_create", key).unwrap();
+    }
+    daemon
+        .call("bdev_malloc_create", json!({"name": "b", "num_blocks": BLOCKS, "block_size": BLOCK}))
+        .unwrap();
+    daemon.call("bdev_crypto_create", json!({"name": "x", "base_bdev_name": "b", "key_name": "k1"})).unwrap();
+    daemon.call("bdev_crypto_rekey", json!({"name": "x", "key_name": "k2", "mbytes_per_sec": 1})).unwrap();
+    wait_for("a zone has the new key", || details(&daemon)["rekey"]["done_blocks"].as_u64().unwrap() > 0);
+    daemon.call("bdev_crypto_delete", json!({"name": "x"})).unwrap();
+    let destroy = |name| daemon.call("accel_crypto_key_destroy", json!({"key_name": name}));
+    for name in ["k1", "k2"] {
+        let refused = destroy(name).unwrap_err().to_string();
+        assert!(refused.contains(".journal, which loses the disk's data"), "{refused}");
+    }
+    assert_eq!(destroy("k3").unwrap(), true);
+    // The disk can still be read.
+    let again = json!({"name": "x", "base_bdev_name": "b", "key_name": "k1", "rekey": {"key_name": "k2"}});
+    daemon.call("bdev_crypto_create", again).unwrap();
+    wait_for("the rotation is complete", || details(&daemon)["key_name"] == "k2");
+    assert_eq!(destroy("k1").unwrap(), true);
+}

@@ -287,6 +287,11 @@ struct DestroyKey {
 }
 
 async fn destroy_key(control: &Control, p: DestroyKey) -> Result<bool, Error> {
+    let key = control.keys.0.borrow().get(&p.key_name).cloned();
+    let journal = match key {
+        Some(key) => super::rekey::journal_with(control, &key).await?,
+        None => None,
+    };
     let uses = |call: &Call| {
         let has_key = |name: &Value| *name == p.key_name;
         call.method == CREATE
@@ -296,6 +301,15 @@ async fn destroy_key(control: &Control, p: DestroyKey) -> Result<bool, Error> {
     let config = &control.config;
     if config.place_that(Subsystem::Bdev, uses).is_some() || !config.absent_objects_that(uses).is_empty() {
         return Err(Error::errno(Errno::BUSY, format!("a disk uses the key '{}'", p.key_name)));
+    }
+    if let Some(journal) = journal {
+        let why = format!(
+            "a disk was removed during a rotation, and needs the key '{}': create the disk again, with `rekey`; or remove its journal \
+             {}, which loses the disk's data",
+            p.key_name,
+            journal.display()
+        );
+        return Err(Error::errno(Errno::BUSY, why));
     }
     let was_there = control.keys.0.borrow_mut().remove(&p.key_name).is_some();
     // A key that could not be created again after a restart has a note only.

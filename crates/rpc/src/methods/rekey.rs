@@ -193,6 +193,45 @@ fn journal_in(dir: &Path, disk: &str) -> PathBuf {
     dir.join(format!("rekey-{}.journal", Uuid::new_v5(&NAMESPACE, disk.as_bytes())))
 }
 
+/// A journal of a rotation from or to a key that is not complete. Its disk may have been removed: only with the key can the disk
+/// be created again.
+///
+/// # Errors
+/// The state directory cannot be read.
+pub(super) async fn journal_with(
+    control: &Control,
+    key: &crypto::NamedKey,
+) -> Result<Option<PathBuf>, Error> {
+    let Some(dir) = control.config.state_dir().map(Path::to_owned) else { return Ok(None) };
+    let (key, of_key) = (Arc::clone(&key.key), key.tweak_mode.into());
+    let plain64 = |sector_size, iv_large_sectors| module::TweakMode::Plain64 {
+        iv_offset: 0,
+        sector_size,
+        iv_large_sectors,
+    };
+    let modes = [512, 1024, 2048, 4096].map(|size| [plain64(size, false), plain64(size, true)]);
+    let values = move |block_size| {
+        let modes = std::iter::once(&of_key).chain(modes.as_flattened());
+        modes.filter_map(|mode| rekey::check_value(&key, *mode, block_size).ok()).collect()
+    };
+    let find = move || -> std::io::Result<_> {
+        for entry in std::fs::read_dir(dir)? {
+            let path = entry?.path();
+            // One that is damaged, or removed meanwhile, needs no key. The header of one in use may seem damaged for a moment;
+            // its disk has a note.
+            if path.extension().is_some_and(|end| end == "journal")
+                && Journal::needs(&path, &values).unwrap_or(false)
+            {
+                return Ok(Some(path));
+            }
+        }
+        Ok(None)
+    };
+    blocking(find).await?.map_err(|error| {
+        Error::errno(Errno::IO, format!("the state directory cannot be searched for journals: {error}"))
+    })
+}
+
 /// Runs a function that may block on a file system on another thread.
 async fn blocking<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> Result<R, Error> {
     tokio::task::spawn_blocking(f).await.map_err(|error| Error::Internal(error.to_string()))

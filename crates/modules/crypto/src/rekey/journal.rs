@@ -218,6 +218,21 @@ impl Journal {
         Ok(journal)
     }
 
+    /// Whether the rotation of the journal at `path`, which may be in use, has begun and is not complete, and one of its two keys
+    /// has one of the check values. `values` calculates them for blocks of so many bytes.
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    pub fn needs(path: &Path, values: impl FnOnce(u32) -> Vec<CheckValue>) -> Result<bool, JournalError> {
+        let file = File::open(path).map_err(|error| JournalError::Io(path.to_owned(), error))?;
+        let header = Self::read_header(path, &file)?;
+        let journal = Self { path: path.to_owned(), file, header, is_uncertain: false };
+        if journal.is_untouched() || journal.is_complete() {
+            return Ok(false);
+        }
+        Ok(values(header.block_size).into_iter().any(|value| journal.is_from(value) || journal.is_to(value)))
+    }
+
     /// Writes the last header to its place again, which it may have in the memory of the kernel only, and syncs all of the file.
     fn store_again(&self) -> io::Result<()> {
         // A sync alone would not do: after one that failed, the kernel may regard as stored what is not.
