@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Set once the memory is taken back.
 const CLOSED: u64 = 1 << 63;
 
-/// Counts the threads that read or write the memory of some requests now: what librbd writes is copied at the beginning of a
-/// request, and what it reads is copied at the end. Between these two, nothing uses the memory.
+/// Counts the threads that read or write the memory of some requests now: librbd copies what it writes, and what it reads is
+/// copied at the end of a request. Between these two, nothing uses the memory.
 #[derive(Debug, Default)]
 pub struct Gate(AtomicU64);
 

@@ -1,13 +1,10 @@
-//! Requests to an image. Any context but a reactor's: librbd takes locks, and data is copied here.
-//!
-//! librbd gets buffers of its request only, never the request's memory: it keeps them as long as it likes, also when the guest's
-//! memory is gone or has other data. Whether it copies the data of a write itself depends on options that an image's or a pool's
-//! metadata overrides.
+//! Requests to an image. Any context but a reactor's: librbd takes locks, and copies the data of writes.
 
 use crate::image::{completion, result_of};
 use crate::table::Table;
 use crate::{CallError, Gate, Image};
 use aryk_dma::Sgl;
+use smallvec::SmallVec;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
@@ -67,10 +64,10 @@ struct Context {
     token: u64,
     /// Where the result of a read goes.
     target: Sgl,
-    /// The bytes of librbd: what a read has read, or the data of a change.
+    /// librbd reads the list until the request has ended.
+    pieces: SmallVec<[libc::iovec; 16]>,
+    /// The data of a compare-and-write, which librbd takes in two parts.
     copy: Vec<u8>,
-    /// The same bytes, as librbd takes them until the request has ended.
-    piece: libc::iovec,
     mismatch: u64,
 }
 
@@ -130,22 +127,30 @@ impl Image {
 
     /// Starts a request whose memory and handle are in use.
     fn start(self: &Arc<Self>, request: &Request, sink: &Arc<dyn Sink>, gate: &Arc<Gate>) {
-        let (mut copy, mut target, len) = (Vec::new(), Sgl::EMPTY, request.data.len() as usize);
+        let (mut copy, mut pieces, mut target) = (Vec::new(), SmallVec::new(), Sgl::EMPTY);
+        let len = request.data.len() as usize;
         match request.operation {
-            Operation::Write | Operation::CompareAndWrite => {
+            Operation::CompareAndWrite => {
                 copy.resize(len, 0);
                 request.data.read(0, &mut copy);
             }
+            // librbd keeps its buffer as long as it likes, also when the guest's memory is gone.
             Operation::Read => {
                 copy.reserve_exact(len);
+                pieces.push(libc::iovec { iov_base: copy.as_mut_ptr().cast(), iov_len: len });
                 target = request.data;
             }
-            Operation::Flush | Operation::Discard(_) | Operation::WriteZeroes { .. } => {}
+            _ => {
+                let iovec = |piece: aryk_dma::Seg| libc::iovec {
+                    iov_base: piece.base().cast(),
+                    iov_len: piece.len(),
+                };
+                pieces.extend(request.data.pieces().map(iovec));
+            }
         }
-        let piece = libc::iovec { iov_base: copy.as_mut_ptr().cast(), iov_len: len };
         let (image, sink, gate, token) =
             (Arc::clone(self), Arc::clone(sink), Arc::clone(gate), request.token);
-        let context = Context { image, sink, gate, token, target, copy, piece, mismatch: 0 };
+        let context = Context { image, sink, gate, token, target, pieces, copy, mismatch: 0 };
         let context = Box::into_raw(Box::new(context));
         let table = self.table();
         // SAFETY: `completed` takes the context, which it gets once.
@@ -178,13 +183,13 @@ unsafe fn start(
 ) -> c_int {
     let offset = request.offset;
     // SAFETY: nobody else has the context before librbd gets the request.
-    let Context { copy, piece, mismatch, .. } = unsafe { &mut *context };
-    let piece: *const libc::iovec = piece;
+    let Context { pieces, copy, mismatch, .. } = unsafe { &mut *context };
+    let (list, count) = (pieces.as_ptr(), pieces.len() as c_int);
     match request.operation {
-        // SAFETY: the piece and the buffer that it names stay in place until the completion.
-        Operation::Read => unsafe { (table.rbd_aio_readv)(raw, piece, 1, offset, completion) },
-        // SAFETY: as above, and nobody changes the buffer.
-        Operation::Write => unsafe { (table.rbd_aio_writev)(raw, piece, 1, offset, completion) },
+        // SAFETY: the list and the buffer that it names stay in place until the completion.
+        Operation::Read => unsafe { (table.rbd_aio_readv)(raw, list, count, offset, completion) },
+        // SAFETY: the list stays in place until the completion; the memory that it names is in use, and librbd copies it.
+        Operation::Write => unsafe { (table.rbd_aio_writev)(raw, list, count, offset, completion) },
         // SAFETY: the handle is in use.
         Operation::Flush => unsafe { (table.rbd_aio_flush)(raw, completion) },
         // SAFETY: the handle is in use.

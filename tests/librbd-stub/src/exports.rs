@@ -443,14 +443,13 @@ exports! {
     fn rbd_aio_writev(
         image: *mut c_void, list: *const libc::iovec, count: c_int, offset: u64, completion: *mut c_void,
     ) -> c_int {
-        let (list, count) = (Raw::of(list.cast_mut()), count as usize);
+        let mut bytes = Vec::new();
+        // SAFETY: as Ceph's.
+        for piece in unsafe { std::slice::from_raw_parts(list, count as usize) } {
+            // SAFETY: as Ceph's: a guest may change the bytes, which are copied.
+            bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), piece.iov_len) });
+        }
         let work = move |image: &StubImage| {
-            let mut bytes = Vec::new();
-            // SAFETY: as Ceph's: the list stays until the completion.
-            for piece in unsafe { std::slice::from_raw_parts(list.get::<libc::iovec>(), count) } {
-                // SAFETY: as Ceph's, which may read the bytes until the completion, unless its options say that it copies them.
-                bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), piece.iov_len) });
-            }
             if image.clip(offset, bytes.len() as u64) < bytes.len() as u64 {
                 return -i64::from(libc::EINVAL);
             }

@@ -454,9 +454,8 @@ fn connect(library: &Library, config: &ClusterConfig) -> Result<(Arc<Cluster>, S
         }
         OPTIONS.iter().try_for_each(|(option, value)| cluster.set(option, value))?;
         config.options.iter().try_for_each(|(option, value)| cluster.set(option, value))?;
-        // librbd gets a copy of what it writes, which is its own until the end of the request: it need not copy that again.
-        // Versions without this option do not.
-        let _ = cluster.set("rbd_disable_zero_copy_writes", "false");
+        // Otherwise librbd could read the data of a write when its VM has gone. Clusters before version 15 have no such option.
+        let _ = cluster.set("rbd_disable_zero_copy_writes", "true");
         cluster.connect()?;
         cluster.addresses()
     };

@@ -265,8 +265,8 @@ impl LinkDriver {
         }
     }
 
-    /// Whether librbd has all requests of a channel that have this tag. The data of writes is copied then, and that of
-    /// reads is written to addresses.
+    /// Whether librbd has all requests of a channel that have this tag. It has copied the data of writes when its call returns,
+    /// and writes the data of reads to addresses.
     fn has_passed_on(&self, channel: Key, tag: Tag) -> bool {
         let opened = self.channels.get(channel).expect("an open channel");
         let waits = |key: &Key| self.requests.get(*key).is_some_and(|request| request.io.tag == tag);

@@ -15,8 +15,7 @@
 //!
 //! **No reactor calls librbd**, whose calls take locks and copy data. A reactor puts requests into a ring; a thread of the link
 //! takes them out and calls librbd, which calls back on threads of its own; these add the results to a list of the link, which
-//! the reactor takes as a whole. librbd gets copies of what it writes, and what it has read is copied to the guest's memory at
-//! the end.
+//! the reactor takes as a whole. librbd copies writes from the guest's memory, and what it has read is copied there at the end.
 #![forbid(unsafe_code)]
 
 mod budget;

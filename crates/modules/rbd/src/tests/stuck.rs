@@ -92,24 +92,3 @@ fn the_bytes_of_a_channel_that_librbd_has_are_bounded_and_those_that_wait_can_be
     disk.close(&mut bench);
     stub.remove();
 }
-
-#[test]
-fn a_write_has_the_data_of_its_beginning_however_long_librbd_keeps_it() {
-    let stub = OnStub::new(BLOCK, 256);
-    let mut bench = Bench::new();
-    let mut disk = bench.open(stub.env.registry(), "disk", Access::Exclusive, 16, BLOCK);
-    stub.image.script(|script| script.holds = true);
-    let write = disk.write(1, &[7; BLOCK as usize], Shape::Halves, &mut bench);
-    until("librbd has the request", || {
-        bench.turn();
-        stub.image.held() == 1
-    });
-    disk.view(write).fill(9);
-    stub.image.release();
-    assert_eq!(disk.finish(&mut bench).status, Status::Ok);
-    let mut data = [0; BLOCK as usize];
-    stub.image.read(BLOCK.into(), &mut data);
-    assert_eq!(data, [7; BLOCK as usize]);
-    disk.close(&mut bench);
-    stub.remove();
-}
