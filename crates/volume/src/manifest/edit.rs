@@ -139,8 +139,8 @@ impl Manifest {
         if !self.log.blobs.iter().all(is_log) || self.log.unit > facts.blob_units {
             return Err(OpenError::Damaged("the log has no blob"));
         }
-        if self.blobs.iter().any(|(_, blob)| blob.live < 0) {
-            return Err(OpenError::Damaged("a count is negative"));
+        if self.blobs.iter().any(|(_, blob)| blob.live < 0 || blob.live > i64::from(facts.blob_units)) {
+            return Err(OpenError::Damaged("levels refer to more of a blob than there is"));
         }
         for run in self.partitions.iter().flat_map(|partition| partition.levels.iter().flatten()) {
             if i64::from(run.place.unit) + super::run_units(run) > i64::from(facts.blob_units) {
@@ -349,6 +349,10 @@ fn read_runs(from: &mut Reader<'_>) -> Result<Vec<Run>, OpenError> {
                 (from.small()?, from.small()?, from.int()?, from.int()?);
             if pages == 0 || leaves == 0 || leaves > pages {
                 return Err(OpenError::Damaged("a run has no pages"));
+            }
+            // An entry takes at least a byte.
+            if entries > u64::from(leaves) * aryk_volume_index::PAGE_BYTES as u64 || range_entries > entries {
+                return Err(OpenError::Damaged("a run has more entries than fit"));
             }
             let (first, last) = (key(from)?, key(from)?);
             let (oldest, newest) = (commit(from.int()?)?, commit(from.int()?)?);

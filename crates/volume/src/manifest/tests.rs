@@ -106,6 +106,30 @@ fn damage_is_found() {
 }
 
 #[test]
+fn numbers_that_no_pool_has_are_damage() {
+    let (manifest, recovered) = recovered();
+    let with = |edit: Edit| {
+        let mut from = recovered.clone();
+        from.edits.push(edit::encode(&manifest, false, [&edit]));
+        edit::recover(&from, manifest.uuid, &FACTS).map(|_| ())
+    };
+    let of_blob =
+        |live| with(Edit::Blob { id: BlobId(60), blob: Blob { kind: BlobKind::Data, life: 1, live } });
+    assert_eq!(of_blob(i64::from(FACTS.blob_units)), Ok(()));
+    assert!(matches!(of_blob(i64::from(FACTS.blob_units) + 1), Err(OpenError::Damaged(_))));
+    assert!(matches!(of_blob(-1), Err(OpenError::Damaged(_))));
+
+    let of_run = |entries, range_entries| {
+        let mut run = run(99, 8);
+        (run.shape.entries, run.shape.range_entries) = (entries, range_entries);
+        with(Edit::Flushed { partition: 3, flushed: 1 << 30, runs: vec![run] })
+    };
+    assert_eq!(of_run(4 * 4096, 0), Ok(()));
+    assert!(matches!(of_run(4 * 4096 + 1, 0), Err(OpenError::Damaged(_))));
+    assert!(matches!(of_run(3, 4), Err(OpenError::Damaged(_))));
+}
+
+#[test]
 fn views_of_a_timeline_are_its_snapshots_and_the_bases_of_clones() {
     let (manifest, _) = recovered();
     assert_eq!(manifest.cuts_of(TimelineId(1)).count(), 2);
