@@ -244,6 +244,16 @@ impl View {
         }
         bytes
     }
+
+    /// Fills the memory, as a guest may that does not wait for its request.
+    ///
+    /// # Panics
+    /// Never: the memory lives as long as its table.
+    pub fn fill(&self, byte: u8) {
+        for &(addr, len) in &self.segments {
+            self.table.write_bytes(addr, &vec![byte; len as usize]).expect("in the slot's room");
+        }
+    }
 }
 
 /// A submitted request.

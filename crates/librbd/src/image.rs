@@ -37,6 +37,10 @@ pub struct Image {
     users: AtomicU64,
     /// What [`Image::close`] was given, until the last use has ended.
     closing: Mutex<Option<Box<Closing>>>,
+    /// Number of changes of the image's options, as far as is known, and the number of them after which librbd has been seen to
+    /// copy writes: [`Image::copies_writes`].
+    pub(crate) changes: AtomicU64,
+    pub(crate) checked: AtomicU64,
 }
 
 // SAFETY: librbd allows calls for one image from any threads at the same time.
@@ -109,7 +113,14 @@ unsafe extern "C" fn opened(completion: *mut c_void, context: *mut c_void) {
     let result = unsafe { result_of(pool.table(), completion) };
     // After an error, the pool ends before `done` is called.
     let opened = CallError::check("rbd_aio_open", result as c_int).map(|_| pool);
-    done(opened.map(|pool| Image { pool, raw, users: AtomicU64::new(0), closing: Mutex::default() }));
+    done(opened.map(|pool| Image {
+        pool,
+        raw,
+        users: AtomicU64::new(0),
+        closing: Mutex::default(),
+        changes: AtomicU64::new(1),
+        checked: AtomicU64::new(0),
+    }));
 }
 
 unsafe extern "C" fn closed(completion: *mut c_void, context: *mut c_void) {

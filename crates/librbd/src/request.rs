@@ -66,7 +66,7 @@ struct Context {
     target: Sgl,
     /// librbd reads the list until the request has ended.
     pieces: SmallVec<[libc::iovec; 16]>,
-    /// The data of a compare-and-write, which librbd takes in two parts.
+    /// The data of a compare-and-write, which librbd takes in two parts, or of a write that librbd may not copy itself.
     copy: Vec<u8>,
     mismatch: u64,
 }
@@ -134,6 +134,11 @@ impl Image {
                 copy.resize(len, 0);
                 request.data.read(0, &mut copy);
             }
+            Operation::Write if self.must_copy() => {
+                copy.resize(len, 0);
+                request.data.read(0, &mut copy);
+                pieces.push(libc::iovec { iov_base: copy.as_mut_ptr().cast(), iov_len: len });
+            }
             // librbd keeps its buffer as long as it likes, also when the guest's memory is gone.
             Operation::Read => {
                 copy.reserve_exact(len);
@@ -188,7 +193,7 @@ unsafe fn start(
     match request.operation {
         // SAFETY: the list and the buffer that it names stay in place until the completion.
         Operation::Read => unsafe { (table.rbd_aio_readv)(raw, list, count, offset, completion) },
-        // SAFETY: the list stays in place until the completion; the memory that it names is in use, and librbd copies it.
+        // SAFETY: the list stays in place until the completion; what it names is in use, and librbd copies it, or is the copy.
         Operation::Write => unsafe { (table.rbd_aio_writev)(raw, list, count, offset, completion) },
         // SAFETY: the handle is in use.
         Operation::Flush => unsafe { (table.rbd_aio_flush)(raw, completion) },

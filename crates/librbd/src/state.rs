@@ -1,14 +1,17 @@
-//! The state of an open image that other clients change: its features, snapshots and locks. Any context but a reactor's; all
-//! of it blocks.
+//! The state of an open image that other clients change: its features, snapshots, locks and options. Any context but a reactor's;
+//! what does not block says so.
 
-use crate::table::SnapInfo;
+use crate::table::{ConfigOption, SnapInfo};
 use crate::{CallError, Image};
 use std::ffi::{CStr, c_char, c_int};
+use std::sync::atomic::Ordering;
 
 /// The most snapshots that are read: librbd keeps all of them in memory, too.
 const SNAPSHOTS_MAX: usize = 1 << 16;
 /// The most bytes of the texts about locks.
 const TEXT_MAX: usize = 1 << 20;
+/// The option of librbd with which it copies the data of writes at once.
+pub(crate) const COPIES_WRITES: &CStr = c"rbd_disable_zero_copy_writes";
 /// How often a list is read again that has grown meanwhile.
 const TRIES: u32 = 4;
 
@@ -157,5 +160,66 @@ impl Image {
         // SAFETY: the handle is in use, and `is_owner` is written.
         let result = unsafe { (self.table().rbd_is_exclusive_lock_owner)(self.raw(), &raw mut is_owner) };
         CallError::check(CALL, result).map(|_| is_owner != 0)
+    }
+
+    /// An option of librbd for this image, as the client, the pool's metadata and the image's metadata set it: the last one that is
+    /// there counts. `None` if librbd has no such option.
+    ///
+    /// # Errors
+    /// librbd's.
+    fn option(&self, name: &CStr) -> Result<Option<String>, CallError> {
+        const CALL: &str = "rbd_config_image_list";
+        let _use = self.used(CALL)?;
+        let mut capacity = 256;
+        for _ in 0..TRIES {
+            let empty = ConfigOption { name: std::ptr::null(), value: std::ptr::null(), source: 0 };
+            let mut list = vec![empty; capacity];
+            let mut count = c_int::try_from(capacity).expect("it is bounded");
+            // SAFETY: the handle is in use, and the list has as many elements as `count` says.
+            let result = unsafe {
+                (self.table().rbd_config_image_list)(self.raw(), list.as_mut_ptr(), &raw mut count)
+            };
+            if result != -libc::ERANGE {
+                CallError::check(CALL, result)?;
+                let listed = list.iter().take(count.max(0) as usize);
+                // SAFETY: librbd has written strings, which last until the list ends.
+                let mut listed =
+                    listed.map(|of| unsafe { (CStr::from_ptr(of.name), CStr::from_ptr(of.value)) });
+                let found = listed.find(|(listed, _)| *listed == name);
+                let value = found.map(|(_, value)| value.to_string_lossy().into_owned());
+                // SAFETY: librbd has filled so many elements; the list is ended once.
+                unsafe { (self.table().rbd_config_image_list_cleanup)(list.as_mut_ptr(), count) };
+                return Ok(value);
+            }
+            capacity = count.clamp(0, 1 << 16) as usize + 16;
+        }
+        Err(CallError { call: CALL, errno: libc::EAGAIN })
+    }
+
+    /// Whether librbd copies the data of writes at once, and keeps no memory of requests. The metadata of the image or of its pool
+    /// may switch that off, although the client has switched it on. Writes are copied here from the next
+    /// [`Image::options_may_have_changed`] on until this has returned true.
+    ///
+    /// # Errors
+    /// librbd's.
+    pub fn copies_writes(&self) -> Result<bool, CallError> {
+        let changes = self.changes.load(Ordering::Acquire);
+        let value = self.option(COPIES_WRITES)?.unwrap_or_default();
+        // As Ceph reads a truth value.
+        let copies = value.eq_ignore_ascii_case("true") || value.parse().is_ok_and(|number: i64| number != 0);
+        if copies {
+            self.checked.fetch_max(changes, Ordering::AcqRel);
+        }
+        Ok(copies)
+    }
+
+    /// Notes that another client may have changed the image's options. Does not block.
+    pub fn options_may_have_changed(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Whether the data of a write must be copied before librbd gets it. Does not block.
+    pub fn must_copy(&self) -> bool {
+        self.changes.load(Ordering::Acquire) != self.checked.load(Ordering::Acquire)
     }
 }

@@ -37,6 +37,15 @@ pub(crate) struct SnapInfo {
     pub name: *const c_char,
 }
 
+/// `rbd_config_option_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct ConfigOption {
+    pub name: *const c_char,
+    pub value: *const c_char,
+    pub source: c_int,
+}
+
 /// Why the library cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
@@ -129,6 +138,8 @@ table! {
         *mut c_void, *mut c_int, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char,
         *mut usize,
     ) -> isize;
+    rbd_config_image_list: fn(*mut c_void, *mut ConfigOption, *mut c_int) -> c_int;
+    rbd_config_image_list_cleanup: fn(*mut ConfigOption, c_int);
     rbd_update_watch: fn(*mut c_void, *mut u64, UpdateCallback, *mut c_void) -> c_int;
     rbd_update_unwatch: fn(*mut c_void, u64) -> c_int;
     rbd_aio_create_completion: fn(*mut c_void, Callback, *mut *mut c_void) -> c_int;

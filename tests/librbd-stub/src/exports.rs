@@ -40,6 +40,15 @@ pub struct SnapInfo {
     name: *mut c_char,
 }
 
+/// `rbd_config_option_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ConfigOption {
+    name: *const c_char,
+    value: *const c_char,
+    source: c_int,
+}
+
 /// A pointer that a test's thread passes on, as librbd does.
 #[derive(Clone, Copy)]
 struct Raw(usize);
@@ -353,6 +362,25 @@ exports! {
         }
     }
 
+    fn rbd_config_image_list(image: *mut c_void, list: *mut ConfigOption, count: *mut c_int) -> c_int {
+        // SAFETY: as Ceph's.
+        let copies = !unsafe { object::<Handle>(image) }.image.scripted().zero_copy;
+        let options = [(c"rbd_cache", c"false"), (c"rbd_disable_zero_copy_writes", if copies { c"true" } else { c"false" })];
+        // SAFETY: as Ceph's.
+        let capacity = unsafe { std::mem::replace(&mut *count, options.len() as c_int) };
+        if (capacity as usize) < options.len() {
+            return -libc::ERANGE;
+        }
+        for (at, (name, value)) in options.into_iter().enumerate() {
+            let option = ConfigOption { name: name.as_ptr(), value: value.as_ptr(), source: 0 };
+            // SAFETY: as Ceph's: the list has room for all.
+            unsafe { list.add(at).write(option) };
+        }
+        0
+    }
+
+    fn rbd_config_image_list_cleanup(_list: *mut ConfigOption, _count: c_int) {}
+
     fn rbd_is_exclusive_lock_owner(image: *mut c_void, is_owner: *mut c_int) -> c_int {
         // SAFETY: as Ceph's.
         let handle = unsafe { object::<Handle>(image) };
@@ -443,13 +471,21 @@ exports! {
     fn rbd_aio_writev(
         image: *mut c_void, list: *const libc::iovec, count: c_int, offset: u64, completion: *mut c_void,
     ) -> c_int {
-        let mut bytes = Vec::new();
+        let (list, count) = (Raw::of(list.cast_mut()), count as usize);
+        let copy = move || {
+            let mut bytes = Vec::new();
+            // SAFETY: as Ceph's: the list stays until the completion.
+            for piece in unsafe { std::slice::from_raw_parts(list.get::<libc::iovec>(), count) } {
+                // SAFETY: as Ceph's: a guest may change the bytes.
+                bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), piece.iov_len) });
+            }
+            bytes
+        };
         // SAFETY: as Ceph's.
-        for piece in unsafe { std::slice::from_raw_parts(list, count as usize) } {
-            // SAFETY: as Ceph's: a guest may change the bytes, which are copied.
-            bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(piece.iov_base.cast::<u8>(), piece.iov_len) });
-        }
+        let is_late = unsafe { object::<Handle>(image) }.image.scripted().zero_copy;
+        let copied = (!is_late).then(copy);
         let work = move |image: &StubImage| {
+            let bytes = copied.unwrap_or_else(copy);
             if image.clip(offset, bytes.len() as u64) < bytes.len() as u64 {
                 return -i64::from(libc::EINVAL);
             }

@@ -35,6 +35,8 @@ pub struct Script {
     pub never_opens: bool,
     /// These two apply only while the file of this name exists.
     pub only_while: Option<String>,
+    /// The metadata of the image makes librbd read the data of writes when it likes, until their end.
+    pub zero_copy: bool,
     /// Closing never ends.
     pub never_closes: bool,
     /// The most bytes that a read returns, although it succeeds.

@@ -29,6 +29,9 @@ pub(crate) const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 /// pools of a client together, and a thread that submits one more blocks: a pool that does not answer would stop the disks of
 /// the others. The budgets of links limit the requests instead.
 const OPTIONS: [(&str, &str); 2] = [("objecter_inflight_ops", "0"), ("objecter_inflight_op_bytes", "0")];
+/// The option of librbd with which it copies the data of writes at once. An image's or a pool's metadata may switch it off, which
+/// [`Image::copies_writes`] tells.
+const COPIES_WRITES: &str = "rbd_disable_zero_copy_writes";
 /// For how long a predecessor is excluded: an hour, which is Ceph's own default.
 const EXCLUDED: Duration = Duration::from_secs(3600);
 
@@ -454,8 +457,8 @@ fn connect(library: &Library, config: &ClusterConfig) -> Result<(Arc<Cluster>, S
         }
         OPTIONS.iter().try_for_each(|(option, value)| cluster.set(option, value))?;
         config.options.iter().try_for_each(|(option, value)| cluster.set(option, value))?;
-        // Otherwise librbd could read the data of a write when its VM has gone. Clusters before version 15 have no such option.
-        let _ = cluster.set("rbd_disable_zero_copy_writes", "true");
+        // Otherwise librbd could read the data of a write when its VM has gone.
+        cluster.set(COPIES_WRITES, "true")?;
         cluster.connect()?;
         cluster.addresses()
     };

@@ -121,8 +121,13 @@ pub(crate) async fn create(
 /// Checks that a disk can be made of an image.
 async fn inspect(connection: &Connection, opened: &Opened, config: &Config) -> Result<Info, Error> {
     let (name, image) = (config.spec.to_string(), Arc::clone(opened.image()));
-    let info = connection.workers.run(config.spec.lane(), move || image.info()).await?;
-    let info = info.map_err(|error| connection.failed("inspect", &config.spec, error))?;
+    let is_written = !config.read_only && config.spec.snapshot.is_none();
+    let read = move || Ok((image.info()?, !is_written || image.copies_writes()?));
+    let read = connection.workers.run(config.spec.lane(), read).await?;
+    let (info, copies_writes) = read.map_err(|error| connection.failed("inspect", &config.spec, error))?;
+    if !copies_writes {
+        return Err(Error::ZeroCopy(name));
+    }
     let block_size = config.block_size;
     let is_valid = block_size.is_power_of_two() && block_size >= 512;
     if !is_valid || info.stripe_unit % u64::from(block_size) != 0 {
@@ -271,7 +276,14 @@ impl Disk {
             }
         };
         let disk = Arc::clone(self);
-        let job = move || Watch::new(&image, notice).map(|watch| disk.keep_watch(watch));
+        let job = move || {
+            // From here on, until it is known that librbd copies writes: without a watch for ever.
+            image.options_may_have_changed();
+            let watch = Watch::new(&image, notice)?;
+            disk.keep_watch(watch);
+            disk.follow();
+            Ok(())
+        };
         let warn = |error: &dyn std::fmt::Display| {
             tracing::warn!(disk = self.name, %error, "changes of the image's size will not be noticed");
         };
@@ -294,12 +306,25 @@ impl Disk {
         end_watch(watch, &self.name);
     }
 
-    /// Takes over the present size of the image. Waits for a lock of librbd.
-    fn follow_size(&self) {
+    /// Takes over the present size and options of the image. Waits for a lock of librbd, and for the cluster.
+    fn follow(&self) {
         // The last size that was read is published last.
         let _following = lock(&self.following);
-        let ended = lock(&self.resizing).ended;
         let Some((image, _)) = self.parts() else { return };
+        self.follow_size(&image);
+        if matches!(image.copies_writes(), Ok(false)) {
+            limited!(
+                self.lines,
+                error,
+                disk = self.name,
+                "metadata of the image or of its pool switches rbd_disable_zero_copy_writes off: writes are copied twice, and those \
+                 that fail may not end; `rbd config image remove IMAGE rbd_disable_zero_copy_writes`"
+            );
+        }
+    }
+
+    fn follow_size(&self, image: &Image) {
+        let ended = lock(&self.resizing).ended;
         let Ok(size) = image.size() else { return };
         let blocks = Bytes(size).whole_blocks(self.block_size);
         let state = lock(&self.resizing);
@@ -327,12 +352,13 @@ impl Disk {
         self.publish(blocks, &lock(&self.resizing))
     }
 
-    /// Takes over the present size of the image, on a thread for that.
+    /// Takes over the present size and options of the image, on a thread for that.
     fn start_following(self: &Arc<Self>) {
-        let Some((_, connection)) = self.parts() else { return };
+        let Some((image, connection)) = self.parts() else { return };
+        image.options_may_have_changed();
         let disk = Arc::clone(self);
-        // If there is no thread, the next notice follows the size.
-        let _ = connection.workers.start(self.spec.lane(), move || disk.follow_size());
+        // If there is no thread, the next notice follows them.
+        let _ = connection.workers.start(self.spec.lane(), move || disk.follow());
     }
 
     /// Closes the image and gives up the client.

@@ -187,6 +187,12 @@ pub enum Error {
          `rbd flatten --encryption-passphrase-file FILE` of Ceph 18 has separated it from its parent, open it by `aryk luks open`"
     )]
     Encrypted(String),
+    /// librbd would keep memory of requests after their end.
+    #[error(
+        "metadata of the image `{0}` or of its pool switches rbd_disable_zero_copy_writes off, with which librbd would read memory of \
+         VMs that have gone: `rbd config image remove IMAGE rbd_disable_zero_copy_writes`, or the same with `pool` and the pool"
+    )]
+    ZeroCopy(String),
     /// The cluster does not answer.
     #[error("the cluster does not answer about the image `{0}`: `ceph -s` shows its state")]
     NoAnswer(String),

@@ -1,6 +1,7 @@
 //! The module on a substitute for librbd, in memory.
 
 mod conformance;
+mod copies;
 mod ends;
 mod failures;
 mod life;
@@ -68,6 +69,11 @@ impl OnStub {
     fn remove(&self) {
         block_on(self.env.registry().remove("disk")).unwrap();
     }
+}
+
+/// The image of a disk.
+fn image_of(disk: &Arc<Bdev>) -> Arc<aryk_librbd::Image> {
+    crate::disk_of(disk).unwrap().parts().unwrap().0
 }
 
 /// Waits, in real time, until something happened in another thread.

@@ -525,6 +525,7 @@ impl From<module::Error> for Error {
             Rbd::NoAnswer(_) => Errno::TIMEDOUT,
             Rbd::OtherSize { .. }
             | Rbd::Empty(_)
+            | Rbd::ZeroCopy(_)
             | Rbd::BlockSize(_)
             | Rbd::NotAMultiple { .. }
             | Rbd::Shrinks { .. } => Errno::INVAL,

@@ -5,15 +5,17 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use aryk_guest_tests::process::wait_until;
 use serde_json::{Value, json};
 
 use super::{Case, Site, image};
 use crate::Cluster;
 use crate::cluster::POOL;
-use crate::vm::{Request, Vm};
+use crate::vm::{PATIENCE, Request, Vm};
 
-pub(super) const CASES: [Case; 3] = [
+pub(super) const CASES: [Case; 4] = [
     Case { name: "image/state", body: state },
+    Case { name: "image/zero-copy", body: zero_copy },
     Case { name: "image/luks1", body: |site| encrypted(site, "luks1", 1) },
     Case { name: "image/luks2", body: |site| encrypted(site, "luks2", 2) },
 ];
@@ -73,6 +75,39 @@ fn state(site: &Site<'_>) -> Result<()> {
     daemon.stop()
 }
 
+/// librbd may keep memory of requests if the metadata of an image or a pool says so: such an image is refused, and a disk that
+/// has been open before copies the data itself.
+fn zero_copy(site: &Site<'_>) -> Result<()> {
+    const OPTION: &str = "rbd_disable_zero_copy_writes";
+    let (cluster, daemon) = (site.cluster(), site.client(&[])?);
+    let spec = format!("{POOL}/zero-copy");
+    let mut vm = Vm::connect(&site.disk(&daemon, "zero-copy", "4M")?)?;
+    let mut write = |byte| vm.succeed(Request::Write { at: 0, data: &[byte; 4096] });
+    write(1)?;
+    cluster.rbd(&["config", "image", "set", &spec, OPTION, "false"])?;
+    wait_until("a line of the log about the metadata", PATIENCE, || {
+        write(2)?;
+        Ok(site.log().contains(&format!("rbd config image remove IMAGE {OPTION}")).then_some(()))
+    })?;
+    ensure!(vm.read(0, 4096)? == [2; 4096], "the write has other data");
+    drop(vm);
+    daemon.aryk(&["detach", "zero-copy"])?;
+    daemon.aryk(&["disk", "remove", "zero-copy"])?;
+    let refused = || -> Result<()> {
+        let (_, error) = site.refused("bdev_rbd_create", &image("zero-copy"))?;
+        ensure!(error.contains(OPTION), "{error}");
+        Ok(())
+    };
+    refused()?;
+    cluster.rbd(&["config", "image", "remove", &spec, OPTION])?;
+    cluster.rbd(&["config", "pool", "set", POOL, OPTION, "false"])?;
+    let of_pool = refused();
+    cluster.rbd(&["config", "pool", "remove", POOL, OPTION])?;
+    of_pool?;
+    daemon.rpc("bdev_rbd_create", &image("zero-copy"))?;
+    daemon.stop()
+}
+
 /// An image of `rbd encryption format` is a base for a LUKS disk. QEMU's driver of Ceph, in which librbd encrypts, reads what a
 /// VM has written, and the other way round.
 fn encrypted(site: &Site<'_>, format: &str, version: u16) -> Result<()> {
@@ -90,7 +125,9 @@ fn encrypted(site: &Site<'_>, format: &str, version: u16) -> Result<()> {
     daemon.rpc("bdev_rbd_create", &image(format))?;
     let info = daemon.rpc("bdev_rbd_get_image_info", &json!({"name": format}))?;
     ensure!(info["luks_version"] == version, "{info}");
-    daemon.rpc("bdev_luks_create", &json!({"name": "plain", "base_bdev_name": format, "key_file": key}))?;
+    // librbd chooses an expensive key derivation, and the daemon of the tests has few optimisations.
+    let key_file = key.display().to_string();
+    daemon.aryk(&["--timeout", "120", "luks", "open", format, "plain", "--key-file", &key_file])?;
     let mut vm = Vm::connect(&daemon.attach("plain", &[])?)?;
     ensure!(vm.read(0, LEN)? == [0x5a; LEN], "librbd's data reads differently");
     let last = vm.size()? - LEN as u64;
