@@ -162,8 +162,8 @@ impl Image {
         CallError::check(CALL, result).map(|_| is_owner != 0)
     }
 
-    /// An option of librbd for this image, as the client, the pool's metadata and the image's metadata set it: the last one that is
-    /// there counts. `None` if librbd has no such option.
+    /// An option of librbd for this image, as the client, the pool's metadata and the image's metadata set it: the last one that
+    /// is there counts. `None` if librbd has no such option.
     ///
     /// # Errors
     /// librbd's.
@@ -196,8 +196,8 @@ impl Image {
         Err(CallError { call: CALL, errno: libc::EAGAIN })
     }
 
-    /// Whether librbd copies the data of writes at once, and keeps no memory of requests. The metadata of the image or of its pool
-    /// may switch that off, although the client has switched it on. Writes are copied here from the next
+    /// Whether librbd copies the data of writes at once, and keeps no memory of requests. The metadata of the image or of its
+    /// pool may switch that off, although the client has switched it on. Writes are copied here from the next
     /// [`Image::options_may_have_changed`] on until this has returned true.
     ///
     /// # Errors
