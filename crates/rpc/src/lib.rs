@@ -25,6 +25,7 @@ pub mod restore;
 pub mod rights;
 mod scheduler;
 mod secret;
+mod secret_file;
 pub mod server;
 mod table;
 pub mod units;

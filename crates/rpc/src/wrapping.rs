@@ -8,6 +8,7 @@
 //! A wrapping key that cannot be used, or is missing, does not stop the daemon: what it wrapped cannot be used until it is back.
 
 use crate::Error;
+use crate::secret_file::{Rights, SecretFile, SecretFileError};
 use aryk_secrets::{SecretBytes, read_kernel_key, with_wiped_stack};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD as BASE64;
@@ -17,8 +18,8 @@ use rustix::io::Errno;
 use std::cell::{OnceCell, RefCell};
 use std::fmt::{self, Write as _};
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -145,7 +146,7 @@ impl WrappingKey {
             });
         match decoded {
             true => Ok(Self::new(key)),
-            false => Err(format!("has neither {LEN} bytes nor {} hexadecimal digits", 2 * LEN)),
+            false => Err(not_a_key()),
         }
     }
 
@@ -267,8 +268,8 @@ impl Wrapping {
     pub fn read(source: Source) -> Self {
         let read = match &source {
             Source::Process => Ok(None),
-            Source::Own(path) | Source::File(path) => read_file(path, true),
-            Source::Credential(path) => read_file(path, false),
+            Source::Own(path) | Source::File(path) => read_file(path, Rights::OwnerOnly),
+            Source::Credential(path) => read_file(path, Rights::Any),
             Source::Keyring(name) => read_kernel_key(name)
                 .map_err(|error| format!("cannot be read: {error}"))
                 .and_then(|bytes| WrappingKey::parse(&bytes).map(Some)),
@@ -346,32 +347,19 @@ impl Wrapping {
     }
 }
 
-/// Reads a wrapping key from a file; `None` if there is no such file. `is_private`: other users must not have rights to it.
-fn read_file(path: &Path, is_private: bool) -> Result<Option<WrappingKey>, String> {
-    let unreadable = |error: io::Error| format!("cannot be read: {error}");
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(unreadable(error)),
-    };
-    let mode = file.metadata().map_err(unreadable)?.mode() & 0o777;
-    if is_private && mode & 0o077 != 0 {
-        return Err(format!(
-            "is not used, because other users have rights to it (mode {mode:o}): 'chmod 600' it"
-        ));
+/// Reads a wrapping key from a file; `None` if there is no such file.
+fn read_file(path: &Path, rights: Rights) -> Result<Option<WrappingKey>, String> {
+    let read = SecretFile::open(path, rights, FILE_MAX).and_then(|file| file.read());
+    match read {
+        Ok(bytes) => WrappingKey::parse(&bytes).map(Some),
+        Err(SecretFileError::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(SecretFileError::TooLarge(_)) => Err(not_a_key()),
+        Err(error) => Err(error.to_string()),
     }
-    let mut bytes = SecretBytes::zeroed(FILE_MAX + 1);
-    let mut len = 0;
-    loop {
-        match (&file).read(&mut bytes[len..]) {
-            Ok(0) => break,
-            Ok(count) => len += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(unreadable(error)),
-        }
-    }
-    bytes.truncate(len);
-    WrappingKey::parse(&bytes).map(Some)
+}
+
+fn not_a_key() -> String {
+    format!("has neither {LEN} bytes nor {} hexadecimal digits", 2 * LEN)
 }
 
 /// Creates a file with a new wrapping key, so that it appears complete or not at all, and replaces no file.

@@ -6,16 +6,14 @@
 
 use super::{Control, Error, NoParams, Phase, Table};
 use crate::config::Subsystem;
+use crate::secret_file::{Rights, SecretFile, SecretFileError};
 use aryk_secrets::{SecretBytes, read_kernel_key};
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::io;
 use std::path::{Path, PathBuf};
 
 pub(crate) const ADD_FILE: &str = "keyring_file_add_key";
@@ -23,7 +21,7 @@ const SET_LINUX: &str = "keyring_linux_set_options";
 /// The name of the note of the kernel keyring's options; a key's note has the key's name after a slash.
 const LINUX: &str = "linux";
 /// Bytes of a secret, at most.
-const LEN_MAX: u64 = 1 << 20;
+const LEN_MAX: usize = 1 << 20;
 
 pub(super) fn register(table: &mut Table<Control>) {
     table.add(
@@ -65,7 +63,10 @@ impl Keyring {
         let path = self.files.borrow().get(name).cloned();
         let (has_kernel_keys, name) = (self.has_kernel_keys.get(), name.to_owned());
         block(move || match path {
-            Some(path) => read(&path).map_err(|error| error.of(&name, &path)),
+            Some(path) => {
+                let secret = open(&path).and_then(|file| file.read());
+                secret.map_err(|error| of_file(&error, &name, &path))
+            }
             None if has_kernel_keys => read_kernel_key(&name).map_err(|error| {
                 Error::errno(errno(&error), format!("the kernel's keyring: key '{name}': {error}"))
             }),
@@ -88,55 +89,19 @@ async fn block<R: Send + 'static>(f: impl FnOnce() -> Result<R, Error> + Send + 
     tokio::task::spawn_blocking(f).await.map_err(|panic| Error::Internal(panic.to_string()))?
 }
 
-/// Why a file is not a secret.
-#[derive(Debug)]
-enum FileError {
-    Io(io::Error),
-    /// Other users have rights to the file, whose mode this is.
-    Mode(u32),
-    NotAFile,
-    TooLarge,
+/// The error of the secret `name`, which is in the file at `path`.
+fn of_file(error: &SecretFileError, name: &str, path: &Path) -> Error {
+    let errno = match error {
+        SecretFileError::Io(error) => errno(error),
+        SecretFileError::Mode(_) | SecretFileError::Owner { .. } => Errno::PERM,
+        SecretFileError::NotAFile => Errno::INVAL,
+        SecretFileError::TooLarge(_) => Errno::NOBUFS,
+    };
+    Error::errno(errno, format!("key '{name}': {} {error}", path.display()))
 }
 
-impl FileError {
-    fn of(&self, name: &str, path: &Path) -> Error {
-        let path = path.display();
-        let (errno, why) = match self {
-            Self::Io(error) => (errno(error), format!("{path}: {error}")),
-            Self::Mode(mode) => {
-                (Errno::PERM, format!("other users have rights to {path} (mode {mode:o}): 'chmod 600' it"))
-            }
-            Self::NotAFile => (Errno::INVAL, format!("{path} is not a file")),
-            Self::TooLarge => (Errno::NOBUFS, format!("{path} has more than {LEN_MAX} bytes")),
-        };
-        Error::errno(errno, format!("key '{name}': {why}"))
-    }
-}
-
-impl From<io::Error> for FileError {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
-    }
-}
-
-/// Opens the file of a secret, and returns its size.
-fn open(path: &Path) -> Result<(File, u64), FileError> {
-    // A pipe would wait for a writer.
-    let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
-    let metadata = file.metadata()?;
-    match metadata.mode() & 0o777 {
-        _ if !metadata.is_file() => Err(FileError::NotAFile),
-        mode if mode & 0o077 != 0 => Err(FileError::Mode(mode)),
-        _ if metadata.len() > LEN_MAX => Err(FileError::TooLarge),
-        _ => Ok((file, metadata.len())),
-    }
-}
-
-fn read(path: &Path) -> Result<SecretBytes, FileError> {
-    let (mut file, len) = open(path)?;
-    let mut secret = SecretBytes::zeroed(usize::try_from(len).map_err(|_| FileError::TooLarge)?);
-    file.read_exact(&mut secret)?;
-    Ok(secret)
+fn open(path: &Path) -> Result<SecretFile, SecretFileError> {
+    SecretFile::open(path, Rights::OwnerOnly, LEN_MAX)
 }
 
 /// Parameters of `keyring_file_add_key`.
@@ -163,7 +128,7 @@ async fn add_file(control: &Control, p: AddFile) -> Result<bool, Error> {
         return Err(Error::errno(Errno::PERM, detail));
     }
     let (name, path) = (p.name.clone(), p.path.clone());
-    block(move || open(&path).map(drop).map_err(|error| error.of(&name, &path))).await?;
+    block(move || open(&path).map(drop).map_err(|error| of_file(&error, &name, &path))).await?;
     let mut files = control.keyring.files.borrow_mut();
     if files.contains_key(&p.name) {
         return Err(Error::errno(Errno::EXIST, format!("a key '{}' exists in the keyring", p.name)));

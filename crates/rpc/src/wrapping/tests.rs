@@ -1,7 +1,7 @@
 //! Wrapping keys in files, and what they wrap.
 
 use super::*;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use tempfile::TempDir;
 
 const MATERIAL: &[u8] = b"0123456789abcdef0123456789ABCDEF";

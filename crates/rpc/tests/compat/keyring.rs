@@ -60,9 +60,9 @@ fn what_is_no_secret_is_refused() {
         add(daemon, "good", &path("good")).await.unwrap();
         for (name, path, code, why) in [
             ("k", PathBuf::from("good"), -1, "must be absolute"),
-            ("k", path("none"), -2, "/none: No such file"),
+            ("k", path("none"), -2, "/none cannot be read: No such file"),
             ("k", path("open"), -1, "mode 660"),
-            ("k", path("dir"), -22, "not a file"),
+            ("k", path("dir"), -22, "not a regular file"),
             ("k", path("large"), -105, "more than 1048576 bytes"),
             ("good", path("good"), -17, "a key 'good' exists"),
             ("", path("good"), -22, "1 to 4096 bytes"),

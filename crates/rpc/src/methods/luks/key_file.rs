@@ -1,12 +1,11 @@
 //! Key files: secrets of LUKS key slots, in files that only their owner may read. Control context, on threads that may block.
 
 use crate::Error;
+use crate::secret_file::{Rights, SecretFile, SecretFileError};
 use aryk_secrets::SecretBytes;
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, open};
+use rustix::fs::Stat;
 use rustix::io::Errno;
-use std::fs::File;
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Bytes of a key file, at most, as in cryptsetup.
 const LEN_MAX: usize = 8 << 20;
@@ -33,51 +32,40 @@ pub(super) async fn read(path: &Path) -> Result<KeyFile, Error> {
     read.map_err(|error| Error::Internal(error.to_string()))?
 }
 
-fn read_now(path: &PathBuf) -> Result<KeyFile, Error> {
+fn read_now(path: &Path) -> Result<KeyFile, Error> {
     let shown = path.display();
-    let failed = |errno: Errno| {
-        let hint = match errno {
-            Errno::NOENT => "; the daemon tries again when the disk is created again",
-            Errno::ACCESS | Errno::PERM => {
-                ": the daemon's user must be allowed to read it; with --allow-dir, it must be below an allowed directory"
-            }
-            _ => "",
-        };
-        Error::errno(errno, format!("key file {shown}: {}{hint}", std::io::Error::from(errno)))
-    };
     if !path.is_absolute() {
         return Err(Error::invalid(format!("key file {shown}: give the whole path, from / on")));
     }
-    // A FIFO must not block the thread for ever.
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = File::from(open(path, flags, Mode::empty()).map_err(failed)?);
-    let stat = fstat(&file).map_err(failed)?;
-    check(&stat).map_err(|why| Error::errno(Errno::ACCESS, format!("key file {shown} {why}")))?;
-    let len = match usize::try_from(stat.st_size) {
-        Ok(0) => return Err(Error::invalid(format!("key file {shown} is empty"))),
-        Ok(len @ ..=LEN_MAX) => len,
-        _ => return Err(Error::invalid(format!("key file {shown} has more than {LEN_MAX} bytes"))),
+    let failed = |error: SecretFileError| {
+        let (errno, hint) = match &error {
+            SecretFileError::Io(error) => {
+                let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
+                (errno, hint_of(errno))
+            }
+            SecretFileError::TooLarge(_) => (Errno::INVAL, ""),
+            SecretFileError::NotAFile | SecretFileError::Mode(_) | SecretFileError::Owner { .. } => {
+                (Errno::ACCESS, "")
+            }
+        };
+        Error::errno(errno, format!("key file {shown} {error}{hint}"))
     };
-    let mut secret = SecretBytes::zeroed(len);
-    let taken = (&file).read_exact(&mut secret);
-    taken.map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
-    Ok(KeyFile { secret, version: FileVersion::of(&stat) })
+    let file = SecretFile::open(path, Rights::OwnerOnly, LEN_MAX).map_err(failed)?;
+    let secret = file.read().map_err(failed)?;
+    if secret.is_empty() {
+        return Err(Error::invalid(format!("key file {shown} is empty")));
+    }
+    Ok(KeyFile { secret, version: FileVersion::of(&file.stat) })
 }
 
-/// Refuses a file that other users may read or replace.
-fn check(stat: &Stat) -> Result<(), String> {
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err("is not a regular file".into());
+const fn hint_of(errno: Errno) -> &'static str {
+    match errno {
+        Errno::NOENT => "; the daemon tries again when the disk is created again",
+        Errno::ACCESS | Errno::PERM => {
+            ": the daemon's user must be allowed to read it; with --allow-dir, it must be below an allowed directory"
+        }
+        _ => "",
     }
-    let mode = stat.st_mode & 0o777;
-    if mode & 0o077 != 0 {
-        return Err(format!("may be read or changed by other users (its mode is {mode:o}): use 'chmod 600'"));
-    }
-    let (owner, us) = (stat.st_uid, rustix::process::geteuid().as_raw());
-    if owner != 0 && owner != us {
-        return Err(format!("belongs to user {owner}: it must belong to root or to the daemon's user, {us}"));
-    }
-    Ok(())
 }
 
 impl FileVersion {
