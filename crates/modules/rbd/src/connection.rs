@@ -299,7 +299,7 @@ impl Connection {
         let (cluster, pool, namespace) =
             (Arc::clone(&self.cluster), spec.pool.clone(), spec.namespace.clone());
         let open = move || Pool::open(&cluster, &pool, namespace.as_deref());
-        let opened = self.workers.run(spec.lane(), open).await?;
+        let opened = self.workers.run(spec.opening_lane(), open).await?;
         opened.map(Arc::new).map_err(|error| {
             self.look_at(&error);
             Error::Pool { pool: spec.pool.clone(), error }
@@ -318,7 +318,7 @@ impl Connection {
         // librbd starts threads of its own in this call: they get the cores of the calling thread.
         let (pool, image, snapshot) = (Arc::clone(pool), spec.image.clone(), spec.snapshot.clone());
         let open = move || Image::open(&pool, &image, snapshot.as_deref(), read_only, done);
-        self.workers.run(spec.lane(), open).await?;
+        self.workers.run(spec.opening_lane(), open).await?;
         let in_time = within(OPEN_PATIENCE, &mut opened).await;
         drop(permit);
         let opened = match in_time {

@@ -101,7 +101,7 @@ pub(crate) async fn create(
     let pool = connection.pool(spec).await?;
     if let Some(Bytes(size)) = config.size.filter(|_| !is_read_only) {
         let (pool, image) = (Arc::clone(&pool), spec.image.clone());
-        match connection.workers.run(spec.lane(), move || pool.create_image(&image, size)).await? {
+        match connection.workers.run(spec.opening_lane(), move || pool.create_image(&image, size)).await? {
             Ok(()) => {}
             Err(CallError { errno, .. }) if errno == Errno::EXIST.raw_os_error() => {}
             Err(error) => return Err(connection.failed("create", spec, error)),
@@ -112,8 +112,8 @@ pub(crate) async fn create(
     let bdev = register(clusters, env, config, lease, opened, &info)?;
     let disk = Arc::clone(disk_of(&bdev).expect("just registered"));
     if !is_read_only {
-        // Without a watch, another client's resize goes unnoticed until the next opening; librbd keeps one for itself.
-        disk.start_watch().await;
+        // Nothing waits for it: the caller notes the disk, which is there.
+        disk.start_watch();
     }
     Ok(bdev)
 }
@@ -123,7 +123,7 @@ async fn inspect(connection: &Connection, opened: &Opened, config: &Config) -> R
     let (name, image) = (config.spec.to_string(), Arc::clone(opened.image()));
     let is_written = !config.read_only && config.spec.snapshot.is_none();
     let read = move || Ok((image.info()?, !is_written || image.copies_writes()?));
-    let read = connection.workers.run(config.spec.lane(), read).await?;
+    let read = connection.workers.run(config.spec.opening_lane(), read).await?;
     let (info, copies_writes) = read.map_err(|error| connection.failed("inspect", &config.spec, error))?;
     if !copies_writes {
         return Err(Error::ZeroCopy(name));
@@ -267,8 +267,12 @@ impl Disk {
         self.failures.add(&self.name, failure);
     }
 
-    async fn start_watch(self: &Arc<Self>) {
+    /// Starts to watch the image, on a thread for that. Without a watch, another client's resize goes unnoticed until the next
+    /// opening; librbd keeps one for itself.
+    fn start_watch(self: &Arc<Self>) {
         let Some((image, connection)) = self.parts() else { return };
+        // From here on, until it is known that librbd copies writes: without a watch for ever.
+        image.options_may_have_changed();
         let disk = Arc::downgrade(self);
         let notice = move || {
             if let Some(disk) = disk.upgrade() {
@@ -276,25 +280,26 @@ impl Disk {
             }
         };
         let disk = Arc::clone(self);
-        let job = move || {
-            // From here on, until it is known that librbd copies writes: without a watch for ever.
-            image.options_may_have_changed();
-            let watch = Watch::new(&image, notice)?;
-            disk.keep_watch(watch);
-            disk.follow();
-            Ok(())
-        };
-        let warn = |error: &dyn std::fmt::Display| {
-            tracing::warn!(disk = self.name, %error, "changes of the image's size will not be noticed");
-        };
-        match connection.workers.run(self.spec.lane(), job).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => {
-                connection.look_at(&error);
-                warn(&error);
+        let job = move || match Watch::new(&image, notice) {
+            Ok(watch) => {
+                disk.keep_watch(watch);
+                // What has changed since the image was opened.
+                disk.follow();
             }
-            Err(error) => warn(&error),
+            Err(error) => {
+                if let Some((_, connection)) = disk.parts() {
+                    connection.look_at(&error);
+                }
+                disk.has_no_watch(&error);
+            }
+        };
+        if let Err(error) = connection.workers.start(self.spec.lane(), job) {
+            self.has_no_watch(&error);
         }
+    }
+
+    fn has_no_watch(&self, error: &dyn std::fmt::Display) {
+        tracing::warn!(disk = self.name, %error, "changes of the image's size will not be noticed");
     }
 
     /// Keeps a watch until the disk is closed, which it may be already. May wait for a lock of librbd.

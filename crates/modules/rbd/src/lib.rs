@@ -61,9 +61,14 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// The lane of blocking calls for the image.
+    /// The lane of blocking calls for the image, when it is open.
     fn lane(&self) -> workers::Lane {
         workers::Lane::Pool(self.pool.clone())
+    }
+
+    /// The lane of blocking calls that open the image.
+    fn opening_lane(&self) -> workers::Lane {
+        workers::Lane::Opening(self.pool.clone())
     }
 }
 

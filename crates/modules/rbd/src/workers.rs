@@ -1,6 +1,7 @@
 //! Threads for the calls of Ceph that block: a bounded number for each client, so that a cluster that does not answer delays no
-//! other. Calls for one pool, those for the whole client, and those that end something have a lane each, with a bounded number of
-//! threads: a pool that does not answer delays neither the disks of other pools nor the end of disks. Any context but a
+//! other. Calls for open images of one pool, those that open images of one pool, those for the whole client, and those that end
+//! something have a lane each, with a bounded number of threads: a pool that does not answer delays neither the disks of other
+//! pools nor the end of disks, and calls for images that do not answer delay the opening of no other. Any context but a
 //! reactor's.
 
 use crate::Error;
@@ -22,6 +23,8 @@ pub(crate) enum Lane {
     Client,
     /// The OSDs of this pool.
     Pool(String),
+    /// As [`Lane::Pool`], to open an image.
+    Opening(String),
     /// The end of something: there are always threads for that.
     End,
 }

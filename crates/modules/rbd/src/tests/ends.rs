@@ -2,9 +2,9 @@
 
 use super::{BLOCK, OnStub, until};
 use crate::{ClusterConfig, Clusters, Error, Size, disk_of, info, resize};
-use aryk_bdev::{Access, Bytes, Op, Status};
+use aryk_bdev::{Access, Bytes, Identity, Op, Status};
 use aryk_bdev_conformance::{Bench, Shape, block_on};
-use aryk_librbd_stub::{clients_of, has_client, let_stuck_connect, library};
+use aryk_librbd_stub::{add_image, clients_of, has_client, let_stuck_connect, library};
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
@@ -142,4 +142,37 @@ fn remove_with_requests(were_aborted: bool) {
     assert_eq!(written, data);
     super::create(&stub.clusters, &stub.env, again).unwrap();
     stub.remove();
+}
+
+#[test]
+fn calls_that_hang_keep_no_other_image_of_their_pool_from_being_opened() {
+    let stub = OnStub::new(BLOCK, 256);
+    let disk = |name: &str| {
+        let image = add_image(&stub.pool, name, 1 << 20);
+        let mut config = super::config(&stub.pool, BLOCK);
+        config.spec.image = name.into();
+        config.identity = Identity::named(name);
+        (image, super::create(&stub.clusters, &stub.env, config).unwrap())
+    };
+    let hanging = ["a", "b"].map(|name| {
+        let (image, disk) = disk(name);
+        image.script(|script| script.holds_resizes = true);
+        let resizer =
+            std::thread::spawn(move || block_on(resize(&disk, Size::GrowTo(Bytes(2 << 20)))).is_ok());
+        until("librbd resizes", || image.resizing() == 1);
+        (image, resizer)
+    });
+    let is_open = std::thread::scope(|scope| {
+        let opening = scope.spawn(|| drop(disk("c")));
+        let is_open = (0..5000).any(|_| {
+            super::pause();
+            opening.is_finished()
+        });
+        hanging.iter().for_each(|(image, _)| image.release());
+        is_open
+    });
+    assert!(is_open, "the image waits for calls about others");
+    for (_, resizer) in hanging {
+        assert!(resizer.join().unwrap(), "the image was not resized");
+    }
 }
