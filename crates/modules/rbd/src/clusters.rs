@@ -20,6 +20,11 @@ use tokio::sync::OnceCell;
 /// limited number of both: a client for each of thousands of disks would take them from all others.
 pub(crate) const CLIENTS_MAX: usize = 64;
 
+/// The name of an option of Ceph as Ceph itself reads it: without white space around it, and with underscores.
+pub fn option_name(name: &str) -> String {
+    name.split([' ', '\t', '-', '_']).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("_")
+}
+
 /// What a client is made of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterConfig {
@@ -46,9 +51,8 @@ impl ClusterConfig {
     /// Whether both are of one cluster, as far as the configuration tells: they find its monitors in the same way.
     fn is_of_cluster(&self, other: &Self) -> bool {
         let monitors = |config: &Self| {
-            // Ceph takes all of these as one name.
-            let is_it = |name: &&String| matches!(name.replace([' ', '-'], "_").as_str(), "mon_host");
-            config.options.keys().find(is_it).map(|name| config.options[name].clone())
+            let (_, hosts) = config.options.iter().find(|(name, _)| option_name(name) == "mon_host")?;
+            Some(hosts.clone())
         };
         (&self.file, self.reads_file(), monitors(self)) == (&other.file, other.reads_file(), monitors(other))
     }
@@ -98,6 +102,14 @@ struct State {
     registered: BTreeMap<String, Lease>,
 }
 
+/// The image of a removed disk. Each request has a reference to the image.
+#[derive(Debug)]
+struct Left {
+    config: ClusterConfig,
+    spec: Spec,
+    image: Weak<Image>,
+}
+
 #[derive(Debug)]
 struct Inner {
     path: Option<PathBuf>,
@@ -107,7 +119,7 @@ struct Inner {
     /// Number of clients that were ever connected.
     connected: AtomicU64,
     /// Images of removed disks, as long as librbd has requests to them.
-    left: Mutex<Vec<(Spec, Weak<Image>)>>,
+    left: Mutex<Vec<Left>>,
     excluded: Excluded,
 }
 
@@ -150,16 +162,16 @@ impl Clusters {
     }
 
     /// Notes the image of a removed disk, to which librbd may have requests.
-    pub(crate) fn leave(&self, spec: &Spec, image: &Arc<Image>) {
-        lock(&self.0.left).push((spec.clone(), Arc::downgrade(image)));
+    pub(crate) fn leave(&self, lease: &Lease, spec: &Spec, image: &Arc<Image>) {
+        let (config, spec, image) = (lease.0.config.clone(), spec.clone(), Arc::downgrade(image));
+        lock(&self.0.left).push(Left { config, spec, image });
     }
 
-    /// Whether librbd has requests of a removed disk to an image.
-    pub(crate) fn has_left(&self, spec: &Spec) -> bool {
+    /// Whether librbd has requests of a removed disk to an image of the cluster of `lease`.
+    pub(crate) fn has_left(&self, lease: &Lease, spec: &Spec) -> bool {
         let mut left = lock(&self.0.left);
-        // Each request has a reference to its image.
-        left.retain(|(_, image)| image.strong_count() > 0);
-        left.iter().any(|(of, _)| of == spec)
+        left.retain(|left| left.image.strong_count() > 0);
+        left.iter().any(|left| left.spec == *spec && left.config.is_of_cluster(&lease.0.config))
     }
 
     /// As [`Clusters::new`], with a library that is loaded already.

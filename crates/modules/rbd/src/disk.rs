@@ -90,7 +90,7 @@ pub(crate) async fn create(
         return Err(aryk_bdev::Error::Exists(config.identity.name).into());
     }
     let is_read_only = config.read_only || config.spec.snapshot.is_some();
-    if !is_read_only && clusters.has_left(&config.spec) {
+    if !is_read_only && clusters.has_left(&lease, &config.spec) {
         return Err(Error::Left(config.spec.to_string()));
     }
     let connection = Arc::clone(lease.connection());
@@ -377,7 +377,7 @@ impl Disk {
         }
         // The image closes after its watch, and after the calls that still use it.
         if !connection.close(&image, &self.name).await {
-            self.clusters.leave(&self.spec, &image);
+            self.clusters.leave(&lease, &self.spec, &image);
         }
     }
 }

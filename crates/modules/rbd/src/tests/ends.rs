@@ -1,7 +1,7 @@
 //! What disks leave behind: nothing.
 
 use super::{BLOCK, OnStub, until};
-use crate::{ClusterConfig, Clusters, Error, Size, disk_of, info, resize};
+use crate::{Cluster, ClusterConfig, Clusters, Error, Size, disk_of, info, resize};
 use aryk_bdev::{Access, Bytes, Identity, Op, Status};
 use aryk_bdev_conformance::{Bench, Shape, block_on};
 use aryk_librbd_stub::{add_image, clients_of, has_client, let_stuck_connect, library};
@@ -134,6 +134,12 @@ fn remove_with_requests(were_aborted: bool) {
     let again = super::config(&stub.pool, BLOCK);
     let refused = super::create(&stub.clusters, &stub.env, again.clone()).unwrap_err();
     assert!(matches!(refused, Error::Left(_)), "{refused}");
+    // That of another cluster is another image, which this one's requests do not hold up.
+    stub.image.script(|script| script.holds = false);
+    let options = [("mon-host".to_owned(), "10.0.0.1".to_owned())].into();
+    let other = Cluster::Shared(ClusterConfig { options, ..ClusterConfig::default() });
+    super::create_on(&other, &stub.clusters, &stub.env, again.clone()).unwrap();
+    stub.remove();
     // The cluster answers again: the write takes effect, and the client ends.
     stub.image.release();
     until("the client is shut down", || stub.image.handles() == 0 && !has_client(&addresses));

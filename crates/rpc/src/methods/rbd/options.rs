@@ -8,7 +8,7 @@ use crate::config::Call;
 use crate::methods::crypto::wrapping_key;
 use crate::wrapping::id_of;
 use crate::{Control, Error, journal};
-use aryk_bdev_rbd::UserKey;
+use aryk_bdev_rbd::{UserKey, option_name};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -45,17 +45,13 @@ impl Options {
         }
         let Self::Members(members) = self else { unreachable!("just parsed") };
         let count = members.len();
-        *members = std::mem::take(members).into_iter().map(|(name, value)| (normal(&name), value)).collect();
+        *members =
+            std::mem::take(members).into_iter().map(|(name, value)| (option_name(&name), value)).collect();
         if members.len() < count {
             return Err(Error::invalid("an option of Ceph is there twice"));
         }
         Ok(members)
     }
-}
-
-/// The name of an option of Ceph as Ceph itself reads it: without white space around it, and with underscores.
-fn normal(name: &str) -> String {
-    name.split([' ', '\t', '-', '_']).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("_")
 }
 
 /// The call without secrets, and without what only the state store has.
@@ -65,7 +61,7 @@ pub(crate) fn for_output(mut call: Call) -> Call {
         params.remove(CLIENTS);
         for options in ["config", "config_param"] {
             match params.get_mut(options) {
-                Some(Value::Object(options)) => options.retain(|name, _| normal(name) != KEY),
+                Some(Value::Object(options)) => options.retain(|name, _| option_name(name) != KEY),
                 Some(Value::String(text)) => *text = without_key(text),
                 _ => {}
             }
@@ -77,7 +73,7 @@ pub(crate) fn for_output(mut call: Call) -> Call {
 /// Options as JSON text, without a key.
 fn without_key(text: &str) -> String {
     let mut options: Map<String, Value> = serde_json::from_str(text).unwrap_or_default();
-    options.retain(|name, _| normal(name) != KEY);
+    options.retain(|name, _| option_name(name) != KEY);
     Value::Object(options).to_string()
 }
 
