@@ -128,7 +128,7 @@ impl Control {
     /// Sets the clients of Ceph clusters, which by default use the dynamic linker's librbd and the cores of this thread.
     #[must_use]
     pub fn with_rbd(mut self, clusters: Clusters) -> Self {
-        self.rbd = crate::methods::rbd::State(clusters);
+        self.rbd = crate::methods::rbd::State::new(clusters);
         self
     }
 
@@ -327,7 +327,7 @@ impl Control {
         self.controllers.delete_all().await;
         self.disks.close().await;
         crate::methods::nvme::close(self).await;
-        self.rbd.0.close().await;
+        self.rbd.clusters.close().await;
     }
 
     /// Whether the daemon is ending: nothing may be created any more.

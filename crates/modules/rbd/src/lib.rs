@@ -253,6 +253,36 @@ impl Error {
             _ => false,
         }
     }
+
+    /// Whether a client was connected for the call, or tried to connect, and a try for the same object soon will need another.
+    pub const fn has_used_cluster(&self) -> bool {
+        match self {
+            Self::Connect(_)
+            | Self::Fence { .. }
+            | Self::Pool { .. }
+            | Self::Image { .. }
+            | Self::OtherSize { .. }
+            | Self::Empty(_)
+            | Self::BlockSize(_)
+            | Self::Encrypted(_)
+            | Self::ZeroCopy(_)
+            | Self::Left(_)
+            | Self::NoAnswer(_) => true,
+            Self::Load(_)
+            | Self::Thread(_)
+            | Self::NoCluster(_)
+            | Self::ClusterExists(_)
+            | Self::TooManyClients
+            | Self::ClusterInUse { .. }
+            | Self::NotAMultiple { .. }
+            | Self::Shrinks { .. }
+            | Self::ReadOnly(_)
+            | Self::Resizing(_)
+            | Self::NotOurs(_)
+            | Self::Ending
+            | Self::Bdev(_) => false,
+        }
+    }
 }
 
 /// A client that is connected, for one new disk.

@@ -5,6 +5,7 @@
 
 mod image;
 mod options;
+mod waits;
 
 use super::details::{Details, Rbd};
 use super::{Control, Error, Name, Phase, Table, is_default};
@@ -26,6 +27,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
+use waits::Waits;
 
 const MODULE: &str = "rbd";
 pub(crate) const CREATE: &str = "bdev_rbd_create";
@@ -65,13 +67,21 @@ pub(super) fn register(table: &mut Table<Control>) {
     image::register(table);
 }
 
-/// The clients, and where librbd is.
 #[derive(Debug)]
-pub(crate) struct State(pub Clusters);
+pub(crate) struct State {
+    pub clusters: Clusters,
+    waits: Waits,
+}
+
+impl State {
+    pub(crate) fn new(clusters: Clusters) -> Self {
+        Self { clusters, waits: Waits::default() }
+    }
+}
 
 impl Default for State {
     fn default() -> Self {
-        Self(Clusters::new(None, None))
+        Self::new(Clusters::new(None, None))
     }
 }
 
@@ -108,6 +118,7 @@ struct Register {
 }
 
 async fn register_cluster(control: &Control, mut p: Register) -> Result<String, Error> {
+    control.rbd.waits.check(REGISTER, &p.name)?;
     if p.name.is_empty() || p.name.len() > super::NAME_LEN_MAX {
         return Err(Error::invalid(format!("a cluster's name has 1 to {} bytes", super::NAME_LEN_MAX)));
     }
@@ -126,7 +137,10 @@ async fn register_cluster(control: &Control, mut p: Register) -> Result<String, 
         cores: p.core_mask.clone().map(|mask| mask.0),
     };
     control.check_open()?;
-    control.rbd.0.register(&p.name, config).await?;
+    let registered = control.rbd.clusters.register(&p.name, config).await;
+    let failed = registered.as_ref().err().filter(|error| error.has_used_cluster());
+    control.rbd.waits.note(REGISTER, &p.name, failed.map(Error::from));
+    registered?;
     control.config.made(Subsystem::Rbd, &p.name, REGISTER, &p);
     Ok(p.name)
 }
@@ -142,7 +156,7 @@ struct Unregister {
 async fn unregister_cluster(control: &Control, p: Unregister) -> Result<bool, Error> {
     // The call that registers it may have failed after a restart.
     let is_noted = control.config.forget_absent(Subsystem::Rbd, &p.name);
-    match control.rbd.0.unregister(&p.name).await {
+    match control.rbd.clusters.unregister(&p.name).await {
         Err(module::Error::NoCluster(_)) if is_noted => {}
         other => other?,
     }
@@ -153,7 +167,7 @@ async fn unregister_cluster(control: &Control, p: Unregister) -> Result<bool, Er
 /// Ends a client whose call could not be stored, or was revoked.
 pub(crate) async fn unmake(control: &Control, name: &str) -> Result<(), Error> {
     control.config.removed(Subsystem::Rbd, name);
-    Ok(control.rbd.0.unregister(name).await?)
+    Ok(control.rbd.clusters.unregister(name).await?)
 }
 
 /// Parameters of `bdev_rbd_get_clusters_info`.
@@ -240,7 +254,7 @@ impl JsonSchema for ClustersInfo {
 }
 
 async fn get_clusters(control: &Control, p: GetClusters) -> Result<ClustersInfo, Error> {
-    let mut all = control.rbd.0.list();
+    let mut all = control.rbd.clusters.list();
     let Some(name) = p.name else {
         return Ok(ClustersInfo::All(all.into_iter().map(ClusterInfo::from).collect()));
     };
@@ -372,6 +386,7 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
     let name = p.name.take().unwrap_or_else(|| free_name(control));
     let identity = super::identity(&name, p.uuid)?;
     (p.name, p.uuid) = (Some(name.clone()), Some(identity.uuid));
+    control.rbd.waits.check(CREATE, &name)?;
     let spec = p.spec()?;
     let cluster = p.cluster(control, &name).await?;
     if control.disks.find(&name).is_ok() {
@@ -380,13 +395,16 @@ async fn create(control: &Control, mut p: Create) -> Result<String, Error> {
     control.check_open()?;
     p.add_predecessors(control, &name);
     let first = open(control, &p, &cluster, (&identity, &spec)).await;
-    let (bdev, addresses) = match first {
+    let opened = match first {
         // The cluster had excluded the client before, which shows only now: a new client takes its place.
         Err(Opening::Module(error)) if error.is_blocklisted() => {
-            open(control, &p, &cluster, (&identity, &spec)).await?
+            open(control, &p, &cluster, (&identity, &spec)).await
         }
-        other => other?,
+        other => other,
     };
+    let failed = opened.as_ref().err().filter(|opening| opening.has_used_cluster());
+    control.rbd.waits.note(CREATE, &name, failed.map(Error::from));
+    let (bdev, addresses) = opened?;
     p.clients = vec![addresses];
     let rbd = Rbd {
         pool_name: p.pool_name.clone(),
@@ -405,6 +423,16 @@ enum Opening {
     Other(Error),
 }
 
+impl Opening {
+    const fn has_used_cluster(&self) -> bool {
+        match self {
+            Self::Module(error) => error.has_used_cluster(),
+            // The client was connected, and could not be noted.
+            Self::Other(_) => true,
+        }
+    }
+}
+
 impl From<module::Error> for Opening {
     fn from(error: module::Error) -> Self {
         Self::Module(error)
@@ -413,9 +441,15 @@ impl From<module::Error> for Opening {
 
 impl From<Opening> for Error {
     fn from(opening: Opening) -> Self {
+        Self::from(&opening)
+    }
+}
+
+impl From<&Opening> for Error {
+    fn from(opening: &Opening) -> Self {
         match opening {
             Opening::Module(error) => error.into(),
-            Opening::Other(error) => error,
+            Opening::Other(error) => error.clone(),
         }
     }
 }
@@ -427,7 +461,7 @@ async fn open(
     cluster: &Cluster,
     (identity, spec): (&Identity, &Spec),
 ) -> Result<(Arc<Bdev>, String), Opening> {
-    let client = module::connect(&control.rbd.0, cluster).await?;
+    let client = module::connect(&control.rbd.clusters, cluster).await?;
     let addresses = client.addresses().to_owned();
     note_client(control, &identity.name, &p.clients, &addresses).await.map_err(Opening::Other)?;
     let config = p.config(identity.clone(), spec.clone(), &addresses);
@@ -466,7 +500,7 @@ pub(crate) fn metrics(control: &Control) -> Vec<aryk_metrics::RbdClient> {
         quarantined: info.counts.quarantined,
         errors: module::Class::ALL.map(|of| (of.name(), info.counts.errors[of as usize])).into(),
     };
-    control.rbd.0.list().into_iter().map(describe).collect()
+    control.rbd.clusters.list().into_iter().map(describe).collect()
 }
 
 fn free_name(control: &Control) -> String {
@@ -505,8 +539,14 @@ async fn resize(control: &Control, p: Resize) -> Result<bool, Error> {
 
 impl From<module::Error> for Error {
     fn from(error: module::Error) -> Self {
+        Self::from(&error)
+    }
+}
+
+impl From<&module::Error> for Error {
+    fn from(error: &module::Error) -> Self {
         use module::Error as Rbd;
-        let errno = match &error {
+        let errno = match error {
             Rbd::Bdev(error) => return error.clone().into(),
             Rbd::Load(_) => Errno::NOSYS,
             Rbd::Thread(error) => Errno::from_io_error(error).unwrap_or(Errno::AGAIN),

@@ -57,7 +57,7 @@ fn a_restarted_daemon_excludes_its_predecessor_and_opens_the_images_again() {
             "cluster_name": "c"});
         assert_eq!(call(&methods, CREATE, disk).await.unwrap(), "d");
         let first = clients(&before, "d");
-        assert_eq!(first, [before.rbd.0.list()[0].addresses.clone()]);
+        assert_eq!(first, [before.rbd.clusters.list()[0].addresses.clone()]);
         assert!(!is_blocklisted(&first[0]));
         let saved = call(&methods, "save_config", json!({})).await.unwrap().to_string();
         assert!(
@@ -65,7 +65,7 @@ fn a_restarted_daemon_excludes_its_predecessor_and_opens_the_images_again() {
             "{saved}"
         );
         // A killed daemon closes nothing.
-        std::mem::forget(before.rbd.0.clone());
+        std::mem::forget(before.rbd.clusters.clone());
         drop((before, methods));
         let (after, methods) = daemon(dir);
         assert_eq!(restore(&after, &methods).await, Restored { made: 2, absent: 0 });
@@ -87,7 +87,7 @@ fn a_new_disk_gets_a_new_client_at_once_if_the_cluster_had_excluded_the_old_one(
         add_image("excluded", "image", 1 << 20);
         let (control, methods) = daemon(dir);
         call(&methods, REGISTER, json!({"name": "c"})).await.unwrap();
-        let first = control.rbd.0.list()[0].addresses.clone();
+        let first = control.rbd.clusters.list()[0].addresses.clone();
         blocklist(&first);
         let disk = json!({"name": "d", "pool_name": "excluded", "rbd_name": "image", "block_size": 512,
             "cluster_name": "c"});
@@ -106,7 +106,7 @@ fn an_image_that_cannot_be_opened_keeps_its_predecessor_in_its_note() {
         let disk = json!({"name": "d", "pool_name": "unopened", "rbd_name": "image", "block_size": 512});
         call(&methods, CREATE, disk.clone()).await.unwrap();
         let first = clients(&before, "d");
-        std::mem::forget(before.rbd.0.clone());
+        std::mem::forget(before.rbd.clusters.clone());
         drop((before, methods));
         image.script(|script| script.open = Errno::IO.raw_os_error());
         let (after, methods) = daemon(dir);
@@ -123,6 +123,28 @@ fn an_image_that_cannot_be_opened_keeps_its_predecessor_in_its_note() {
 }
 
 #[test]
+fn an_image_that_cannot_be_opened_is_not_tried_again_at_once() {
+    in_local_set(async |dir| {
+        let image = add_image("waiting", "image", 1 << 20);
+        let (before, methods) = daemon(dir);
+        let disk = json!({"name": "d", "pool_name": "waiting", "rbd_name": "image", "block_size": 512});
+        call(&methods, CREATE, disk).await.unwrap();
+        std::mem::forget(before.rbd.clusters.clone());
+        drop((before, methods));
+        image.script(|script| script.open = Errno::IO.raw_os_error());
+        let (after, methods) = daemon(dir);
+        let began = tokio::time::Instant::now();
+        assert_eq!(restore(&after, &methods).await, Restored { made: 0, absent: 1 });
+        image.script(|script| script.open = 0);
+        while after.disks.find("d").is_err() {
+            assert!(began.elapsed() < Duration::from_secs(20), "the disk is not tried again");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(began.elapsed() > Duration::from_millis(900), "{:?}", began.elapsed());
+    });
+}
+
+#[test]
 fn a_client_that_creates_an_absent_disk_again_excludes_the_predecessor_too() {
     in_local_set(async |dir| {
         let image = add_image("again", "image", 1 << 20);
@@ -130,7 +152,7 @@ fn a_client_that_creates_an_absent_disk_again_excludes_the_predecessor_too() {
         let disk = json!({"name": "d", "pool_name": "again", "rbd_name": "image", "block_size": 512});
         call(&methods, CREATE, disk.clone()).await.unwrap();
         let first = clients(&before, "d");
-        std::mem::forget(before.rbd.0.clone());
+        std::mem::forget(before.rbd.clusters.clone());
         drop((before, methods));
         image.script(|script| script.open = Errno::IO.raw_os_error());
         let (after, methods) = daemon(dir);
@@ -165,7 +187,7 @@ fn contains(bytes: &[u8], text: &str) -> bool {
 
 /// The key that the only client with this name, or without one, gave to librados.
 fn key_of(control: &Control, name: Option<&str>) -> Option<String> {
-    let list = control.rbd.0.list();
+    let list = control.rbd.clusters.list();
     let client = list.iter().find(|client| client.name.as_deref() == name).unwrap();
     option(&client.addresses, "key")
 }
@@ -188,7 +210,7 @@ fn the_state_store_has_keys_of_users_wrapped_only() {
         for call in before.config.calls(Subsystem::Bdev) {
             assert!(!KEYS.iter().any(|key| call.params.to_string().contains(key)), "{}", call.params);
         }
-        std::mem::forget(before.rbd.0.clone());
+        std::mem::forget(before.rbd.clusters.clone());
         drop((before, methods));
         let stored = bytes_of(dir);
         assert!(contains(&stored, "wrapped:1:") && !KEYS.iter().any(|key| contains(&stored, key)));
@@ -214,7 +236,7 @@ fn a_restarted_daemon_has_the_keys_of_users_again() {
         call(&methods, "keyring_file_add_key", named).await.unwrap();
         call(&methods, REGISTER, json!({"name": "a", "config_param": {"key": KEYS[0]}})).await.unwrap();
         call(&methods, REGISTER, json!({"name": "b", "key_name": "vms"})).await.unwrap();
-        std::mem::forget(before.rbd.0.clone());
+        std::mem::forget(before.rbd.clusters.clone());
         drop((before, methods));
         let (after, methods) = daemon(dir);
         assert_eq!(restore(&after, &methods).await, Restored { made: 3, absent: 0 });
@@ -259,7 +281,7 @@ fn hundreds_of_disks_are_created_at_once_and_calls_are_answered_meanwhile() {
         while let Some(created) = creating.join_next().await {
             created.unwrap();
         }
-        let list = control.rbd.0.list();
+        let list = control.rbd.clusters.list();
         assert_eq!((list.len(), list[0].counts.opens), (1, DISKS as u64));
         assert!(stuck.try_join_next().is_none(), "an open that never ends delays only its own disk");
     });
@@ -287,7 +309,7 @@ fn bad_parameters_are_refused_without_a_client() {
             let error = call(&methods, CREATE, with(more.clone())).await.unwrap_err();
             assert_eq!(error.code(), code, "{more}: {error}");
         }
-        assert!(control.rbd.0.list().is_empty());
+        assert!(control.rbd.clusters.list().is_empty());
     });
 }
 
@@ -299,7 +321,7 @@ fn an_image_shows_its_snapshots_and_locks() {
         let disk = json!({"name": "d", "pool_name": "info", "rbd_name": "image", "block_size": 512});
         call(&methods, CREATE, disk).await.unwrap();
         image.take_snapshot("before");
-        let address = control.rbd.0.list()[0].addresses.clone();
+        let address = control.rbd.clusters.list()[0].addresses.clone();
         image.take_lock("client.1", "auto 7", &address);
         let info = call(&methods, "bdev_rbd_get_image_info", json!({"name": "d"})).await.unwrap();
         assert_eq!(info["snapshots"], json!([{"id": 1, "name": "before", "size": 1 << 20}]));
