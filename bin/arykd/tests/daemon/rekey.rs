@@ -22,6 +22,15 @@ fn decrypt(stored: &[u8], seed: u8) -> Vec<u8> {
     plain
 }
 
+/// Creates the keys `k1`, `k2`, … of these seeds.
+fn create_keys(daemon: &Daemon, seeds: &[u8]) {
+    for seed in seeds {
+        let (key, key2) = digits(*seed);
+        let key = json!({"cipher": "AES_XTS", "key": key, "key2": key2, "name": format!("k{seed}")});
+        daemon.call("accel_crypto_key_create", key).unwrap();
+    }
+}
+
 fn details(daemon: &Daemon) -> Value {
     daemon.call("bdev_get_bdevs", json!({"name": "x"})).unwrap()[0]["driver_specific"]["crypto"].clone()
 }
@@ -33,11 +42,7 @@ fn a_daemon_that_is_killed_at_each_step_loses_no_block() {
     let mut random = fastrand::Rng::with_seed(7);
     let before: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(BLOCKS * BLOCK).collect();
     std::fs::write(&file, &before).unwrap();
-    for seed in [1, 2] {
-        let (key, key2) = digits(seed);
-        let key = json!({"cipher": "AES_XTS", "key": key, "key2": key2, "name": format!("k{seed}")});
-        daemon.call("accel_crypto_key_create", key).unwrap();
-    }
+    create_keys(&daemon, &[1, 2]);
     let base = json!({"name": "b", "filename": file, "block_size": BLOCK});
     daemon.call("bdev_uring_create", base).unwrap();
     daemon.call("bdev_crypto_create", json!({"name": "x", "base_bdev_name": "b", "key_name": "k1"})).unwrap();
@@ -74,11 +79,7 @@ fn a_daemon_that_is_killed_at_each_step_loses_no_block() {
 #[test]
 fn a_key_that_only_a_journal_needs_is_not_destroyed() {
     let daemon = Daemon::start(&["--state-dir", "DIR/state"]);
-    for seed in [1, 2, 3] {
-        let (key, key2) = digits(seed);
-        let key = json!({"cipher": "AES_XTS", "key": key, "key2": key2, "name": format!("k{seed}")});
-        daemon.call("accel_crypto_key_create", key).unwrap();
-    }
+    create_keys(&daemon, &[1, 2, 3]);
     daemon
         .call("bdev_malloc_create", json!({"name": "b", "num_blocks": BLOCKS, "block_size": BLOCK}))
         .unwrap();
@@ -97,4 +98,34 @@ fn a_key_that_only_a_journal_needs_is_not_destroyed() {
     daemon.call("bdev_crypto_create", again).unwrap();
     wait_for("the rotation is complete", || details(&daemon)["key_name"] == "k2");
     assert_eq!(destroy("k1").unwrap(), true);
+}
+
+#[test]
+fn a_journal_is_that_of_one_disk_and_can_be_moved_away() {
+    let daemon = Daemon::start(&["--state-dir", "DIR/state"]);
+    create_keys(&daemon, &[1, 2]);
+    for base in ["b", "other"] {
+        let base = json!({"name": base, "num_blocks": BLOCKS, "block_size": BLOCK});
+        daemon.call("bdev_malloc_create", base).unwrap();
+    }
+    let disk = |base: &str| json!({"name": "x", "base_bdev_name": base, "key_name": "k1"});
+    daemon.call("bdev_crypto_create", disk("b")).unwrap();
+    daemon.call("bdev_crypto_rekey", json!({"name": "x", "key_name": "k2", "mbytes_per_sec": 1})).unwrap();
+    wait_for("a zone has the new key", || details(&daemon)["rekey"]["done_blocks"].as_u64().unwrap() > 0);
+    daemon.call("bdev_crypto_delete", json!({"name": "x"})).unwrap();
+    let mut rotating = disk("other");
+    rotating["rekey"] = json!({"key_name": "k2"});
+    for params in [disk("other"), rotating] {
+        let refused = daemon.call("bdev_crypto_create", params).unwrap_err().to_string();
+        assert!(
+            refused.contains("base disk with the uuid") && refused.contains("move the journal away"),
+            "{refused}"
+        );
+    }
+    let mut state = std::fs::read_dir(daemon.dir().join("state")).unwrap().map(|entry| entry.unwrap().path());
+    let journal = state.find(|path| path.extension().is_some_and(|end| end == "journal")).unwrap();
+    std::fs::rename(&journal, daemon.dir().join("moved")).unwrap();
+    daemon.call("bdev_crypto_create", disk("other")).unwrap();
+    daemon.call("bdev_crypto_rekey", json!({"name": "x", "key_name": "k2"})).unwrap();
+    wait_for("the rotation is complete", || details(&daemon)["key_name"] == "k2");
 }

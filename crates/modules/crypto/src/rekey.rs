@@ -68,6 +68,9 @@ pub enum Error {
     /// The journal is that of a rotation between other keys.
     #[error("the journal {} belongs to a rotation between other keys", .0.display())]
     OtherKeys(std::path::PathBuf),
+    /// The journal is that of a rotation of a disk on another base.
+    #[error("the journal {} belongs to a rotation of another disk", .0.display())]
+    OtherDisk(std::path::PathBuf),
     /// The disk cannot be created, or is being removed.
     #[error(transparent)]
     Create(#[from] crate::Error),
@@ -224,6 +227,9 @@ pub(crate) fn prepare(
         && journal.is_to(check_value_of(&next.key, &next.layout));
     if !is_ours {
         return Err(Error::OtherKeys(journal.path().to_owned()));
+    }
+    if journal.base() != crypto.base.bdev().identity().uuid.into_bytes() {
+        return Err(Error::OtherDisk(journal.path().to_owned()));
     }
     let epoch = Epoch::of_two(current, next, journal.position());
     if let Some(end) = journal.zone_end() {

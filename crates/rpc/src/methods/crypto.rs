@@ -355,7 +355,7 @@ async fn get_keys(control: &Control, p: GetKeys) -> Result<Vec<CryptoKey>, Error
 #[serde(deny_unknown_fields)]
 pub(super) struct Create {
     /// Name of the base disk.
-    base_bdev_name: String,
+    pub(super) base_bdev_name: String,
     /// Name of the new disk.
     name: String,
     /// Name of a key of `accel_crypto_key_create`. Required.

@@ -254,7 +254,9 @@ impl From<rekey::Error> for Error {
         match error {
             rekey::Error::Journal(error) => error.into(),
             rekey::Error::Create(error) => error.into(),
-            rekey::Error::OtherKeys(_) => Self::errno(Errno::UCLEAN, error.to_string()),
+            rekey::Error::OtherKeys(_) | rekey::Error::OtherDisk(_) => {
+                Self::errno(Errno::UCLEAN, error.to_string())
+            }
             rekey::Error::UnderWay => Self::errno(Errno::BUSY, error.to_string()),
             rekey::Error::Tweak(_) | rekey::Error::OtherModule => Self::invalid(error.to_string()),
             rekey::Error::Thread(_) | rekey::Error::NoReactor => Self::Internal(error.to_string()),
@@ -284,7 +286,7 @@ pub(super) async fn create(
     let Some(rekey) = rekey else {
         if let Some(path) = path {
             let base = control.disks.find(&config.base)?;
-            settle_journal(path, check_value(&config.key, config.tweak_mode, &base)?).await?;
+            settle_journal(path, check_value(&config.key, config.tweak_mode, &base)?, &base).await?;
             crypto::check_is_there(control, key_name, &config.key)?;
         }
         return Ok(module::create(&control.env, config)?);
@@ -292,6 +294,7 @@ pub(super) async fn create(
     let path = path.ok_or_else(no_state_dir)?;
     let new = crypto::find_key(control, &rekey.key_name)?;
     let journal = blocking(move || Journal::open(&path)).await??;
+    check_base(&journal, &*control.disks.find(&config.base)?)?;
     crypto::check_is_there(control, key_name, &config.key)?;
     crypto::check_is_there(control, &rekey.key_name, &new.key)?;
     let rotation = rekey::Config {
@@ -307,13 +310,28 @@ pub(super) async fn create(
     Ok(bdev)
 }
 
+/// Refuses the journal of a rotation of a disk on another base.
+fn check_base(journal: &Journal, base: &Bdev) -> Result<(), Error> {
+    let (noted, present) = (Uuid::from_bytes(journal.base()), base.identity().uuid);
+    if noted == present {
+        return Ok(());
+    }
+    let why = format!(
+        "the journal {} belongs to a rotation of a disk on a base disk with the uuid {noted}, and '{base}' has {present}: if '{base}' \
+         has the data of that disk, create it with that `uuid`; if not, move the journal away, without which that data cannot be read",
+        journal.path().display(),
+        base = base.name(),
+    );
+    Err(Error::errno(Errno::UCLEAN, why))
+}
+
 fn no_state_dir() -> Error {
     Error::errno(Errno::NOTSUP, "the key of a disk is rotated only with --state-dir, which keeps the journal")
 }
 
 /// Refuses a disk that has only `key` if a journal says that it has two, or another one; removes a journal that is not needed any
 /// more.
-async fn settle_journal(path: PathBuf, key: CheckValue) -> Result<(), Error> {
+async fn settle_journal(path: PathBuf, key: CheckValue, base: &Bdev) -> Result<(), Error> {
     let opened = {
         let path = path.clone();
         blocking(move || Journal::open(&path)).await?
@@ -329,6 +347,7 @@ async fn settle_journal(path: PathBuf, key: CheckValue) -> Result<(), Error> {
         (false, false) => return Ok(()),
     };
     if !is_settled {
+        check_base(&journal, base)?;
         let why = format!(
             "the journal {} says that blocks of the disk have another key: `rekey` must name the new key",
             path.display()
@@ -396,10 +415,11 @@ async fn prepare(control: &Control, bdev: &Arc<Bdev>, rekey: &Rekey) -> Result<r
         return Err(Error::invalid("the disk is encrypted with this key"));
     }
     let (path, block_size) = (journal_in(dir, bdev.name()), bdev.geometry().block_size);
-    settle_journal(path.clone(), old_check).await?;
+    let base = control.disks.find(&create.base_bdev_name)?;
+    settle_journal(path.clone(), old_check, &base).await?;
     let journal = {
-        let path = path.clone();
-        blocking(move || Journal::create(&path, block_size, old_check, new_check)).await??
+        let (path, base) = (path.clone(), base.identity().uuid.into_bytes());
+        blocking(move || Journal::create(&path, block_size, base, [old_check, new_check])).await??
     };
     // From here to the note nothing waits: the key cannot be destroyed, or the disk removed, in between.
     let begun =

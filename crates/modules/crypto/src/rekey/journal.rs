@@ -28,10 +28,10 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 const MAGIC: [u8; 8] = *b"ARYKREKY";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEADER: usize = 512;
 /// Bytes of a header that its checksum covers.
-const CHECKED: usize = 108;
+const CHECKED: usize = 124;
 /// The distance of the headers: they are in different sectors, also of disks that report smaller ones.
 const STRIDE: u64 = 4096;
 /// Where the zone's data is.
@@ -55,7 +55,10 @@ pub enum JournalError {
     #[error("the journal {} does not exist", .0.display())]
     Missing(PathBuf),
     /// The file exists, and a new one was to be created.
-    #[error("the journal {} exists: it is that of another rotation", .0.display())]
+    #[error(
+        "the journal {} exists: it is that of another rotation; if the disk of that rotation is not needed any more, move the file away",
+        .0.display()
+    )]
     Exists(PathBuf),
     /// The file cannot be read or written.
     #[error("the journal {}: {}", .0.display(), .1)]
@@ -78,6 +81,8 @@ struct Header {
     crc: u32,
     old: CheckValue,
     new: CheckValue,
+    /// The uuid of the base disk.
+    base: [u8; 16],
 }
 
 impl Header {
@@ -92,6 +97,7 @@ impl Header {
         bytes.extend(self.crc.to_le_bytes());
         bytes.extend(self.old.0);
         bytes.extend(self.new.0);
+        bytes.extend(self.base);
         assert_eq!(bytes.len(), CHECKED, "the checksum covers all members");
         bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
         bytes.resize(HEADER, 0);
@@ -119,6 +125,7 @@ impl Header {
             crc: number(take(4)) as u32,
             old: CheckValue(take(32).try_into().expect("so many were taken")),
             new: CheckValue(take(32).try_into().expect("so many were taken")),
+            base: take(16).try_into().expect("so many were taken"),
         };
         let is_size = header.block_size.is_power_of_two() && (512..=BLOCK_MAX).contains(&header.block_size);
         if !is_size
@@ -149,16 +156,16 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Creates the journal of a rotation that has not begun, of a disk with blocks of `block_size` bytes, from the key `old` to
-    /// the key `new`. When this returns, a power failure does not remove the file.
+    /// Creates the journal of a rotation that has not begun, of a disk with blocks of `block_size` bytes on the base disk with
+    /// the uuid `base`, from the key `old` to the key `new`. When this returns, a power failure does not remove the file.
     ///
     /// # Errors
     /// [`JournalError::Exists`], [`JournalError::Io`].
     pub fn create(
         path: &Path,
         block_size: u32,
-        old: CheckValue,
-        new: CheckValue,
+        base: [u8; 16],
+        [old, new]: [CheckValue; 2],
     ) -> Result<Self, JournalError> {
         let zone = zone_blocks(block_size).to_bytes(block_size).0;
         let of = |sequence| Header {
@@ -169,6 +176,7 @@ impl Journal {
             crc: 0,
             old,
             new,
+            base,
         };
         let header = of(1);
         let create = || -> io::Result<File> {
@@ -256,8 +264,8 @@ impl Journal {
         };
         let (a, b) = (read(0)?, read(1)?);
         let (older, newer) = if a.sequence < b.sequence { (a, b) } else { (b, a) };
-        let is_same_rotation =
-            (older.block_size, older.old, older.new) == (newer.block_size, newer.old, newer.new);
+        let rotation = |header: &Header| (header.block_size, header.base, header.old, header.new);
+        let is_same_rotation = rotation(&older) == rotation(&newer);
         if older.sequence + 1 != newer.sequence || !is_same_rotation {
             return Err(damaged("its headers do not belong together"));
         }
@@ -305,6 +313,11 @@ impl Journal {
     /// Whether the rotation is one to the key `new`.
     pub fn is_to(&self, new: CheckValue) -> bool {
         self.header.new == new
+    }
+
+    /// The uuid of the base disk of the rotation's disk.
+    pub fn base(&self) -> [u8; 16] {
+        self.header.base
     }
 
     /// Bytes of a block of the disk.

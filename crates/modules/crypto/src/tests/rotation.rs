@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tempfile::TempDir;
 
 const SIZE: u32 = 512;
+/// The uuid of "error".
+const BASE: [u8; 16] = [7; 16];
 /// Some zones of 2048 blocks, and a part of one.
 const DISK: Blocks = Blocks(8 * 2048 + 100);
 const MODES: [TweakMode; 3] = [TweakMode::SimpleLba, TweakMode::Incr512FullLba, TweakMode::JoinNegLbaWithLba];
@@ -39,7 +41,9 @@ impl Rig {
             optimal_io_blocks: Blocks::ZERO,
         };
         aryk_bdev_malloc::create(&env, base).unwrap();
-        let error = aryk_bdev_error::Config { identity: Identity::named("error"), base: "base".to_owned() };
+        let uuid = "07070707-0707-0707-0707-070707070707".parse().unwrap();
+        let identity = Identity { uuid, ..Identity::named("error") };
+        let error = aryk_bdev_error::Config { identity, base: "base".to_owned() };
         aryk_bdev_error::create(&env, error).unwrap();
         Self { env, dir: TempDir::new().unwrap(), reactors }
     }
@@ -61,7 +65,7 @@ impl Rig {
     }
 
     fn begin(&self, bdev: &Arc<Bdev>, from: u64, to: u64) -> Rekey {
-        let journal = Journal::create(&self.path(), SIZE, check(from), check(to)).unwrap();
+        let journal = Journal::create(&self.path(), SIZE, BASE, [check(from), check(to)]).unwrap();
         Rekey::begin(bdev, Self::rekey(journal, to)).unwrap()
     }
 
@@ -369,7 +373,7 @@ fn a_journal_of_other_keys_or_disks_is_refused() {
     let rig = Rig::new();
     let bdev = rig.create(1);
     let refuse = |block_size, from, to| {
-        let journal = Journal::create(&rig.path(), block_size, from, to).unwrap();
+        let journal = Journal::create(&rig.path(), block_size, BASE, [from, to]).unwrap();
         let refused = Rekey::begin(&bdev, Rig::rekey(journal, 2));
         rekey::remove_journal(&rig.path()).unwrap();
         assert!(matches!(refused, Err(RekeyError::OtherKeys(_))), "{refused:?}");
@@ -377,15 +381,19 @@ fn a_journal_of_other_keys_or_disks_is_refused() {
     refuse(SIZE, check(3), check(2));
     refuse(SIZE, check(1), check(3));
     refuse(4096, check(1), check(2));
+    let journal = Journal::create(&rig.path(), SIZE, [8; 16], [check(1), check(2)]).unwrap();
+    let refused = Rekey::begin(&bdev, Rig::rekey(journal, 2));
+    rekey::remove_journal(&rig.path()).unwrap();
+    assert!(matches!(refused, Err(RekeyError::OtherDisk(_))), "{refused:?}");
     assert!(Rekey::of(&bdev).is_none());
     let base = rig.env.registry().open("base", Access::Read, "test", |_| ()).unwrap();
-    let journal = Journal::create(&rig.path(), SIZE, check(1), check(2)).unwrap();
+    let journal = Journal::create(&rig.path(), SIZE, BASE, [check(1), check(2)]).unwrap();
     let refused = Rekey::begin(base.bdev(), Rig::rekey(journal, 2));
     assert!(matches!(refused, Err(RekeyError::OtherModule)));
     // The same key in another mode is not a new one.
     let path = rig.dir.path().join("of the same key");
     let new = check_value(&key(1), MODES[2], SIZE).unwrap();
-    let journal = Journal::create(&path, SIZE, check(1), new).unwrap();
+    let journal = Journal::create(&path, SIZE, BASE, [check(1), new]).unwrap();
     let same = rekey::Config { key: key(1), ..Rig::rekey(journal, 2) };
     let refused = Rekey::begin(&bdev, same);
     assert!(matches!(refused, Err(RekeyError::Tweak(TweakError::SameKey))), "{refused:?}");
@@ -417,12 +425,12 @@ fn a_part_of_the_base_in_larger_blocks_gets_another_key() {
     let around = || [rig.read("base", 0, offset).unwrap(), rig.read("base", end, DISK.0 - end).unwrap()];
     let before = around();
     let check = |seed| check_value(&key(seed), mode, BLOCK).unwrap();
-    let journal = Journal::create(&rig.path(), BLOCK, check(1), check(2)).unwrap();
+    let journal = Journal::create(&rig.path(), BLOCK, BASE, [check(1), check(2)]).unwrap();
     // A mode in which the disk would have smaller blocks is refused, whatever the journal says.
     for tweak_mode in [TweakMode::SimpleLba, TweakMode::Incr512FullLba] {
         let path = rig.dir.path().join("of other blocks");
         let new = check_value(&key(2), tweak_mode, BLOCK).unwrap();
-        let journal = Journal::create(&path, BLOCK, check(1), new).unwrap();
+        let journal = Journal::create(&path, BLOCK, BASE, [check(1), new]).unwrap();
         let refused = Rekey::begin(&bdev, rekey::Config { tweak_mode, ..Rig::rekey(journal, 2) });
         assert!(
             matches!(refused, Err(RekeyError::Tweak(TweakError::OtherBlocks(SIZE, BLOCK)))),
@@ -511,14 +519,14 @@ fn a_removal_aborts_the_write_that_the_base_holds_and_nothing_starts_after_it() 
     // A rotation cannot begin on a disk that was removed either.
     rig.remove_disk();
     rekey::remove_journal(&rig.path()).unwrap();
-    let journal = Journal::create(&rig.path(), SIZE, check(2), check(3)).unwrap();
+    let journal = Journal::create(&rig.path(), SIZE, BASE, [check(2), check(3)]).unwrap();
     assert!(is_removed(Rekey::begin(&bdev, Rig::rekey(journal, 3)).unwrap_err()));
 }
 
 #[test]
 fn a_disk_that_cannot_be_rotated_for_want_of_reactors_is_not_created() {
     let rig = Rig::new();
-    let journal = Journal::create(&rig.path(), SIZE, check(1), check(2)).unwrap();
+    let journal = Journal::create(&rig.path(), SIZE, BASE, [check(1), check(2)]).unwrap();
     let Rig { env, dir, reactors } = rig;
     drop(reactors);
     let refused = create_rotating(&env, Rig::config(1), Rig::rekey(journal, 2), false);
@@ -574,7 +582,7 @@ fn a_disk_on_a_base_of_several_hosts_keeps_its_key() {
     let base = Base::open(rig.env.registry(), "error", "shared").unwrap();
     rig.env.registry().register(Identity::named("shared"), Arc::new(SharedDisk(base))).unwrap();
     let bdev = create(&rig.env, Config { base: "shared".to_owned(), ..Rig::config(1) }).unwrap();
-    let journal = Journal::create(&rig.path(), SIZE, check(1), check(2)).unwrap();
+    let journal = Journal::create(&rig.path(), SIZE, BASE, [check(1), check(2)]).unwrap();
     let refused = Rekey::begin(&bdev, Rig::rekey(journal, 2)).unwrap_err();
     assert_eq!(refused.to_string(), "`shared` is in use by other hosts");
 }

@@ -22,7 +22,7 @@ fn check(seed: u64) -> CheckValue {
 
 fn create(dir: &TempDir) -> (PathBuf, Journal) {
     let path = dir.path().join("journal");
-    let journal = Journal::create(&path, BLOCK, check(1), check(2)).unwrap();
+    let journal = Journal::create(&path, BLOCK, [7; 16], [check(1), check(2)]).unwrap();
     (path, journal)
 }
 
@@ -167,7 +167,7 @@ fn each_damaged_byte_of_what_counts_is_found() {
 fn a_journal_replaces_no_other_and_is_removed_once() {
     let dir = TempDir::new().unwrap();
     let (path, _) = create(&dir);
-    let again = Journal::create(&path, BLOCK, check(3), check(4));
+    let again = Journal::create(&path, BLOCK, [7; 16], [check(3), check(4)]);
     assert!(matches!(again, Err(JournalError::Exists(_))), "{again:?}");
     assert!(Journal::open(&path).unwrap().is_from(check(1)));
     remove_journal(&path).unwrap();
