@@ -407,7 +407,7 @@ fn names_are_returned_unchanged() {
 #[test]
 fn a_full_state_directory_leaks_nothing() {
     let dir = TempDir::new().unwrap();
-    let Some(small) = Small::mount(&dir.path().join("state")) else { return };
+    let Some(small) = Small::mount(&dir.path().join("state"), 2) else { return };
     let daemon = with_disk(Daemon::start_in(dir, &["--state-dir", "DIR/state"]));
     let fill = small.fill();
     beside_io(&daemon, || {
@@ -432,7 +432,7 @@ fn a_full_state_directory_leaks_nothing() {
 fn a_read_only_state_directory_is_reported() {
     let dir = TempDir::new().unwrap();
     let state = dir.path().join("state");
-    let Some(_small) = Small::mount(&state) else { return };
+    let Some(_small) = Small::mount(&state, 2) else { return };
     assert!(Command::new("mount").args(["-o", "remount,ro"]).arg(&state).status().unwrap().success());
     let output = run_in(dir.path(), &["--state-dir", state.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));

@@ -29,8 +29,7 @@ impl Daemon {
 
     /// Starts a daemon in a directory; `DIR` in a flag stands for that directory.
     pub fn start_in(dir: TempDir, flags: &[&str]) -> Self {
-        let path = dir.path().to_str().unwrap();
-        let flags: Vec<String> = flags.iter().map(|flag| flag.replace("DIR", path)).collect();
+        let flags = in_dir(flags, dir.path());
         let process = spawn(dir.path(), &flags);
         let daemon = Self { dir, flags, process };
         daemon.wait_until_ready();
@@ -39,8 +38,12 @@ impl Daemon {
 
     /// Starts a daemon that writes its log to the file `log` in its directory.
     pub fn start_logging(flags: &[&str]) -> Self {
-        let dir = TempDir::new().unwrap();
-        let flags: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
+        Self::start_logging_in(TempDir::new().unwrap(), flags)
+    }
+
+    /// As [`Daemon::start_logging`], in a directory; `DIR` in a flag stands for that directory.
+    pub fn start_logging_in(dir: TempDir, flags: &[&str]) -> Self {
+        let flags = in_dir(flags, dir.path());
         let log = std::fs::File::create(dir.path().join("log")).unwrap();
         let process = command(dir.path(), &flags).stdout(Stdio::null()).stderr(log).spawn().unwrap();
         let daemon = Self { dir, flags, process };
@@ -218,6 +221,11 @@ impl Drop for Daemon {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+fn in_dir(flags: &[&str], dir: &Path) -> Vec<String> {
+    let dir = dir.to_str().unwrap();
+    flags.iter().map(|flag| flag.replace("DIR", dir)).collect()
 }
 
 /// Waits until `is_so` returns true.

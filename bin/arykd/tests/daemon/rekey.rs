@@ -1,9 +1,11 @@
 //! Rotations of keys of a daemon that is killed at each of their steps.
 
 use crate::harness::{Daemon, wait_for};
+use crate::state::Small;
 use aryk_aes_xts::{Key, SectorSize, Tweaks};
 use serde_json::{Value, json};
 use std::time::Duration;
+use tempfile::TempDir;
 
 const BLOCK: usize = 4096;
 /// Eight zones of a rotation, and a part of one.
@@ -128,4 +130,41 @@ fn a_journal_is_that_of_one_disk_and_can_be_moved_away() {
     daemon.call("bdev_crypto_create", disk("other")).unwrap();
     daemon.call("bdev_crypto_rekey", json!({"name": "x", "key_name": "k2"})).unwrap();
     wait_for("the rotation is complete", || details(&daemon)["key_name"] == "k2");
+}
+
+#[test]
+fn a_rotation_whose_end_cannot_be_stored_can_be_ended_later() {
+    let dir = TempDir::new().unwrap();
+    let Some(small) = Small::mount(&dir.path().join("state"), 4) else { return };
+    let daemon = Daemon::start_logging_in(dir, &["--state-dir", "DIR/state"]);
+    create_keys(&daemon, &[1, 2]);
+    // A note that needs more room than others leave.
+    let base = "b".repeat(4000);
+    daemon
+        .call("bdev_malloc_create", json!({"name": base, "num_blocks": 3 * 256, "block_size": BLOCK}))
+        .unwrap();
+    daemon
+        .call("bdev_crypto_create", json!({"name": "x", "base_bdev_name": base, "key_name": "k1"}))
+        .unwrap();
+    daemon.call("bdev_crypto_rekey", json!({"name": "x", "key_name": "k2", "mbytes_per_sec": 1})).unwrap();
+    let fill = small.fill();
+    let create = |number: usize| {
+        let name = format!("{number:0>9}{}", "n".repeat(2000));
+        daemon.call("bdev_null_create", json!({"name": name, "num_blocks": 8, "block_size": 512}))
+    };
+    assert!((0..1000).any(|number| create(number).is_err()), "the store is never full");
+    wait_for("all blocks have the new key", || details(&daemon)["rekey"]["state"] == "complete");
+    let log = daemon.dir().join("log");
+    let tells = || std::fs::read_to_string(&log).unwrap().contains("that cannot be recorded");
+    wait_for("the log tells it", tells);
+    let noted = || {
+        let config = daemon.call("framework_get_config", json!({"name": "bdev"})).unwrap();
+        let mut calls = config.as_array().unwrap().iter();
+        calls.find(|call| call["method"] == "bdev_crypto_create").unwrap()["params"].clone()
+    };
+    assert_eq!((&noted()["key_name"], &noted()["rekey"]["key_name"]), (&json!("k1"), &json!("k2")));
+    std::fs::remove_file(fill).unwrap();
+    daemon.call("bdev_crypto_rekey", json!({"name": "x", "key_name": "k2"})).unwrap();
+    wait_for("the rotation is complete", || details(&daemon)["key_name"] == "k2");
+    assert_eq!((&noted()["key_name"], &noted()["rekey"]), (&json!("k2"), &Value::Null));
 }

@@ -322,10 +322,11 @@ pub struct Small(PathBuf);
 
 impl Small {
     /// `None`, with a message, if mounting is not possible.
-    pub fn mount(at: &Path) -> Option<Self> {
+    pub fn mount(at: &Path, mebibytes: usize) -> Option<Self> {
         std::fs::create_dir(at).unwrap();
         let mut mount = Command::new("mount");
-        let mounted = mount.args(["-t", "tmpfs", "-o", "size=2m", "tmpfs"]).arg(at).output();
+        let options = format!("size={mebibytes}m");
+        let mounted = mount.args(["-t", "tmpfs", "-o", &*options, "tmpfs"]).arg(at).output();
         match mounted {
             Ok(output) if output.status.success() => Some(Self(at.to_owned())),
             _ => {
@@ -356,7 +357,7 @@ impl Drop for Small {
 #[test]
 fn a_disk_that_cannot_be_stored_is_not_created() {
     let dir = TempDir::new().unwrap();
-    let Some(small) = Small::mount(&dir.path().join("state")) else { return };
+    let Some(small) = Small::mount(&dir.path().join("state"), 2) else { return };
     let mut daemon = Daemon::start_in(dir, KEPT);
     daemon.call("bdev_null_create", null("before")).unwrap();
     daemon.call("bdev_null_create", null("goes")).unwrap();

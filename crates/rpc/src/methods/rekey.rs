@@ -473,8 +473,14 @@ async fn complete(control: &Control, bdev: &Arc<Bdev>, rotation: &rekey::Rekey) 
     let _busy = control.rekeys.wait_and_begin(name).await;
     // An earlier call has done it.
     let Some(Rekey { key_name, .. }) = noted(control, name) else { return Ok(()) };
+    let before = control.config.params(Subsystem::Bdev, name).unwrap_or_default();
     let params = [("key_name", json!(key_name)), (REKEY, Value::Null)];
-    written(change(control, name, params)).await?;
+    if let Err(error) = written(change(control, name, params)).await {
+        // The store may have either note, and is left with the old one; bdev_crypto_rekey tries again.
+        let before = ["key_name", REKEY].map(|param| (param, before[param].clone()));
+        drop(change(control, name, before));
+        return Err(error);
+    }
     control.disks.change_details(bdev, |details| {
         if let Some(crypto) = &mut details.crypto {
             crypto.key_name = key_name;
