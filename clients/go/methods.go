@@ -510,6 +510,8 @@ type BdevLuksCreateParams struct {
 	KeySlot *uint32 `json:"key_slot,omitempty"`
 	// Whether discards go to the base disk, where they show which blocks are in use. Otherwise the disk does not support them.
 	PassDiscards bool `json:"pass_discards,omitempty"`
+	// Whether a damaged copy of the header is repaired also if something else has overwritten the copy, such as a partition table, which is lost. Applies to this call only.
+	Repair bool `json:"repair,omitempty"`
 }
 
 // BdevLuksCreate calls bdev_luks_create. Unlocks a disk that has a LUKS header, and creates a disk of its data.

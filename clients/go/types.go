@@ -770,7 +770,7 @@ type LuksHeader struct {
 	SectorSize uint32 `json:"sector_size"`
 	// Start of the data on the disk, in bytes.
 	DataOffset uint64 `json:"data_offset"`
-	// Whether one copy of a `luks2` header is damaged. `bdev_luks_create` repairs it.
+	// Whether one copy of a `luks2` header is damaged. `bdev_luks_create` repairs it, unless something else has overwritten it.
 	Degraded bool `json:"degraded"`
 	// The key slots in use, by number.
 	KeySlots []LuksKeySlot `json:"key_slots"`

@@ -17,6 +17,9 @@ pub enum Error {
     /// A newer version of LUKS.
     #[error("LUKS version {0} is not supported")]
     Version(u16),
+    /// One copy of the header is whole, and the caller has found something else in the place of the other.
+    #[error("a copy of the LUKS header was overwritten by {0}")]
+    Overwritten(&'static str),
     /// The header contradicts its format.
     #[error("the LUKS header is invalid: {0}")]
     Invalid(String),

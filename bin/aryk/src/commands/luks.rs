@@ -49,6 +49,9 @@ pub enum LuksCommand {
         /// Pass discards to the encrypted disk, which then shows which blocks are in use
         #[arg(long)]
         pass_discards: bool,
+        /// Repair a damaged copy of the header also if something else has overwritten it, which is lost
+        #[arg(long)]
+        repair: bool,
     },
     /// Show the header of an encrypted disk, and its key slots
     Show {
@@ -147,13 +150,14 @@ pub enum Pbkdf {
 pub fn run(command: &LuksCommand, client: &mut Client, out: &Output) -> Result<(), Error> {
     match command {
         LuksCommand::Format(args) => format(args, client, out),
-        LuksCommand::Open { disk, name, key, slot, pass_discards } => {
+        LuksCommand::Open { disk, name, key, slot, pass_discards, repair } => {
             let params = object([
                 ("name", Some(json!(name))),
                 ("base_bdev_name", Some(json!(disk))),
                 ("key_file", Some(on_host(&key.key_file)?)),
                 ("key_slot", slot.map(|slot| json!(slot))),
                 ("pass_discards", pass_discards.then_some(json!(true))),
+                ("repair", repair.then_some(json!(true))),
             ]);
             open(name, params, client, out)
         }

@@ -379,6 +379,35 @@ fn damaged_headers_are_repaired_or_refused() {
 }
 
 #[test]
+fn a_header_that_something_else_has_overwritten_is_repaired_only_on_request() {
+    let host = Host::new();
+    host.base(FILE_LEN);
+    host.format(json!({"pbkdf": "pbkdf2"}));
+    // Another system has taken the disk for an empty one.
+    let mut foreign = vec![0; 4096];
+    foreign[..4].copy_from_slice(b"XFSB");
+    host.file().write_all_at(&foreign, 0).unwrap();
+    let start = || {
+        let mut start = [0; 4];
+        host.file().read_exact_at(&mut start, 0).unwrap();
+        start
+    };
+    host.open();
+    let add = json!({"name": "luks", "key_file": host.path("key"), "new_key_file": host.path("other")});
+    let refused = host.complaint("bdev_luks_add_key_slot", add);
+    assert!(
+        refused.contains("overwritten by an XFS file system") && refused.contains("--repair"),
+        "{refused}"
+    );
+    host.call("bdev_luks_delete", json!({"name": "luks"})).unwrap();
+    assert_eq!(&start(), b"XFSB");
+    let mut params = host.open_params("key");
+    params["repair"] = true.into();
+    host.call("bdev_luks_create", params).unwrap();
+    assert_eq!(&start(), b"LUKS");
+}
+
+#[test]
 fn a_restarted_daemon_unlocks_its_disks_again() {
     let mut host = Host::with(&["--state-dir", "DIR/state"]);
     host.base(FILE_LEN);

@@ -802,6 +802,7 @@ class Methods(ABC):
         key_file: str,
         key_slot: int | None = None,
         pass_discards: bool | None = None,
+        repair: bool | None = None,
     ) -> str:
         """Unlocks a disk that has a LUKS header, and creates a disk of its data.
 
@@ -811,6 +812,7 @@ class Methods(ABC):
             key_file: Path of a file that only the daemon's user or root may read. All of its bytes are the passphrase, also a final line break. The daemon reads it again at each start.
             key_slot: The key slot that the key file opens. Default: all are tried, except those that have the priority `ignore`.
             pass_discards: Whether discards go to the base disk, where they show which blocks are in use. Otherwise the disk does not support them.
+            repair: Whether a damaged copy of the header is repaired also if something else has overwritten the copy, such as a partition table, which is lost. Applies to this call only.
         """
         result: str = self.call(
             "bdev_luks_create",
@@ -820,6 +822,7 @@ class Methods(ABC):
                 key_file=key_file,
                 key_slot=key_slot,
                 pass_discards=pass_discards,
+                repair=repair,
             ),
         )
         return result
@@ -4195,6 +4198,7 @@ class AsyncMethods(ABC):
         key_file: str,
         key_slot: int | None = None,
         pass_discards: bool | None = None,
+        repair: bool | None = None,
     ) -> str:
         """Unlocks a disk that has a LUKS header, and creates a disk of its data.
 
@@ -4204,6 +4208,7 @@ class AsyncMethods(ABC):
             key_file: Path of a file that only the daemon's user or root may read. All of its bytes are the passphrase, also a final line break. The daemon reads it again at each start.
             key_slot: The key slot that the key file opens. Default: all are tried, except those that have the priority `ignore`.
             pass_discards: Whether discards go to the base disk, where they show which blocks are in use. Otherwise the disk does not support them.
+            repair: Whether a damaged copy of the header is repaired also if something else has overwritten the copy, such as a partition table, which is lost. Applies to this call only.
         """
         result: str = await self.call(
             "bdev_luks_create",
@@ -4213,6 +4218,7 @@ class AsyncMethods(ABC):
                 key_file=key_file,
                 key_slot=key_slot,
                 pass_discards=pass_discards,
+                repair=repair,
             ),
         )
         return result

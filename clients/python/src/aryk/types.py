@@ -797,7 +797,7 @@ class LuksHeader(TypedDict):
     sector_size: int
     #: Start of the data on the disk, in bytes.
     data_offset: int
-    #: Whether one copy of a `luks2` header is damaged. `bdev_luks_create` repairs it.
+    #: Whether one copy of a `luks2` header is damaged. `bdev_luks_create` repairs it, unless something else has overwritten it.
     degraded: bool
     #: The key slots in use, by number.
     key_slots: list[LuksKeySlot]

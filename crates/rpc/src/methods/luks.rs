@@ -4,7 +4,7 @@
 //! their own, a few at a time. No volume key, passphrase or content of a key file is stored, logged or replied: the state store
 //! has the path of the key file, and a restarted daemon unlocks the disk again. Until it can, the disk is absent.
 
-mod content;
+pub(super) mod content;
 mod header;
 mod key_file;
 mod permit;
@@ -117,6 +117,10 @@ pub(super) struct Create {
     /// Whether discards go to the base disk, where they show which blocks are in use. Otherwise the disk does not support them.
     #[serde(default, skip_serializing_if = "is_default")]
     pass_discards: bool,
+    /// Whether a damaged copy of the header is repaired also if something else has overwritten the copy, such as a partition
+    /// table, which is lost. Applies to this call only.
+    #[serde(default, skip_serializing)]
+    repair: bool,
 }
 
 /// An unlocked header.
@@ -160,7 +164,8 @@ pub(super) async fn create(control: &Control, p: Create) -> Result<String, Error
             );
         }
         Err(error) => {
-            tracing::error!(disk = p.name, base = base.name(), %error, "one copy of the LUKS header is damaged, and cannot be repaired");
+            let error = explained(base.name(), error);
+            tracing::error!(disk = p.name, %error, "one copy of the LUKS header is damaged, and is not repaired");
         }
     }
     let Segment { offset, size, sector_size, iv_tweak, .. } = unlocked.segment;
@@ -188,7 +193,7 @@ pub(super) async fn create(control: &Control, p: Create) -> Result<String, Error
 async fn unlock(control: &Control, p: &Create, file: KeyFile) -> Result<Unlocked, Error> {
     let permit = control.luks.derivation().await?;
     control.check_open()?;
-    let slot = p.key_slot;
+    let (slot, may_overwrite) = (p.key_slot, p.repair);
     let work = move |store: &mut dyn aryk_luks::Store| {
         let store = &mut permit.around(store);
         let limits = Limits::default();
@@ -199,7 +204,10 @@ async fn unlock(control: &Control, p: &Create, file: KeyFile) -> Result<Unlocked
         }
         let unlocked = header.unlock(store, &file.secret, slot, &limits)?;
         let key = module::Key::new(unlocked.key.as_bytes())?;
-        let repaired = header.repair(store);
+        let repaired = match content::check(store, &header) {
+            Err(error) if !may_overwrite => Err(error),
+            _ => header.repair(store),
+        };
         let (version, uuid, slot) = (header.version(), header.uuid(), unlocked.slot);
         Ok(Unlocked { key, segment, version, uuid, slot, repaired })
     };
@@ -246,6 +254,10 @@ fn explained(disk: &str, error: &aryk_luks::Error) -> Error {
         Luks::Version(_) | Luks::Unsupported { .. } => (
             Errno::OPNOTSUPP,
             "LUKS1 and LUKS2 with aes-xts-plain64 are supported, with the header on the disk itself",
+        ),
+        Luks::Overwritten(_) => (
+            Errno::EXIST,
+            "is it the right disk? 'aryk luks open --repair' writes that copy again, and what is there is lost",
         ),
         Luks::Invalid(_) => {
             (Errno::INVAL, "the header is damaged: restore a backup of it ('cryptsetup luksHeaderRestore')")

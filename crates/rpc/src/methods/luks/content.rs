@@ -1,7 +1,10 @@
-//! What a disk holds before it is formatted: any byte but zero where the header will be, or at the disk's end. Control context,
-//! on a thread that may block.
+//! What a disk holds before it is formatted or encrypted, or where a copy of its header should be. Control context, on a thread
+//! that may block.
+//!
+//! Before a format, any byte but zero counts where the header will be, or at the disk's end. Where encrypted data may be, only
+//! known formats count.
 
-use aryk_luks::Store;
+use aryk_luks::{Header, Store};
 use std::io;
 
 /// Bytes that are read at a time.
@@ -9,9 +12,11 @@ const CHUNK: u64 = 1 << 20;
 /// Bytes at the end of a disk that are read: copies of partition tables and headers of RAID are there.
 const TAIL: u64 = 1 << 20;
 
+const LUKS: &str = "a LUKS header";
+
 /// Formats by the bytes that each of their headers has at an offset.
 const KNOWN: [(&str, usize, &[u8]); 12] = [
-    ("a LUKS header", 0, b"LUKS\xba\xbe"),
+    (LUKS, 0, b"LUKS\xba\xbe"),
     ("a partition table (GPT)", 512, b"EFI PART"),
     ("a partition table (GPT)", 4096, b"EFI PART"),
     ("an XFS file system", 0, b"XFSB"),
@@ -44,6 +49,24 @@ pub(super) fn find(store: &mut dyn Store, header_len: u64, len: u64) -> io::Resu
         }
     }
     Ok(None)
+}
+
+/// Names the known format of a disk of `len` bytes, if it has one.
+pub(crate) fn known(store: &mut dyn Store, len: u64) -> io::Result<Option<&'static str>> {
+    let mut start = vec![0; CHUNK.min(len) as usize];
+    store.read_at(0, &mut start)?;
+    Ok(recognize(&start))
+}
+
+/// Refuses to write a header of which something else has overwritten the first copy.
+pub(super) fn check(store: &mut dyn Store, header: &Header) -> Result<(), aryk_luks::Error> {
+    if !header.is_degraded() {
+        return Ok(());
+    }
+    match known(store, header.segment().offset)? {
+        Some(format) if format != LUKS => Err(aryk_luks::Error::Overwritten(format)),
+        _ => Ok(()),
+    }
 }
 
 fn recognize(start: &[u8]) -> Option<&'static str> {

@@ -221,7 +221,7 @@ struct LuksHeader {
     /// Length of the data in bytes; missing if it extends to the end of the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     data_size: Option<u64>,
-    /// Whether one copy of a `luks2` header is damaged. `bdev_luks_create` repairs it.
+    /// Whether one copy of a `luks2` header is damaged. `bdev_luks_create` repairs it, unless something else has overwritten it.
     degraded: bool,
     /// The key slots in use, by number.
     key_slots: Vec<LuksKeySlot>,
@@ -347,6 +347,7 @@ async fn add_key_slot(control: &Control, p: AddKeySlot) -> Result<u32, Error> {
         let store = &mut permit.around(store);
         let limits = Limits::default();
         let mut header = Header::read(store, &limits)?;
+        content::check(store, &header)?;
         let cost = if header.version() == Version::V1 { v1 } else { v2 };
         let kdf = cost.measured(hash_of(&header))?;
         let key = header.unlock(store, &secret, None, &limits)?.key;
@@ -386,6 +387,7 @@ async fn remove_key_slot(control: &Control, p: RemoveKeySlot) -> Result<bool, Er
         let store = &mut permit.around(store);
         let limits = Limits::default();
         let mut header = Header::read(store, &limits)?;
+        content::check(store, &header)?;
         let slots: Vec<u32> = header.key_slots().iter().map(KeySlot::number).collect();
         if !slots.contains(&number) {
             return Err(aryk_luks::Error::NoSuchSlot(number));
