@@ -225,6 +225,8 @@ type BdevCryptoCreateParams struct {
 	PassDiscards bool `json:"pass_discards,omitempty"`
 	// Aryk only: encrypts as dm-crypt's `aes-xts-plain64`, instead of by the key's `tweak_mode`.
 	Plain64 *CryptoPlain64Mode `json:"plain64,omitempty"`
+	// Aryk only: fail if the base disk has a file system, a partition table or another known format, which would read as random bytes. Applies to this call only.
+	RefuseContent bool `json:"refuse_content,omitempty"`
 	// Aryk only: the new key of a disk whose rotation by `bdev_crypto_rekey` is not complete. The rotation continues; its journal is in the state directory.
 	Rekey *CryptoRekey `json:"rekey,omitempty"`
 }

@@ -261,6 +261,9 @@ pub struct CreateArgs {
     /// together with this one. Data that the file has already reads as random bytes
     #[arg(long, value_name = "KEY", conflicts_with_all = ["from", "uuid"], add = ArgValueCandidates::new(keys))]
     pub encrypt: Option<String>,
+    /// Encrypt also a disk that has a file system, a partition table or another known format, which is lost
+    #[arg(long, requires = "encrypt")]
+    pub overwrite: bool,
     /// Create the Ceph image with this size, such as 20G, if there is none
     #[arg(long, value_name = "SIZE", conflicts_with_all = ["file", "memory", "null", "nvme", "readonly"])]
     pub create: Option<Size>,

@@ -247,6 +247,7 @@ impl Disk {
             lock: self.lock,
             uuid: self.uuid,
             encrypt: None,
+            overwrite: false,
             create: None,
             conf: None,
             user: None,

@@ -61,6 +61,25 @@ fn a_disk_is_encrypted_from_its_creation_to_its_removal() {
 }
 
 #[test]
+fn a_file_with_a_known_format_is_encrypted_only_on_request() {
+    let daemon = Daemon::start();
+    daemon.ok(&["key", "create", "k"]);
+    let file = daemon.dir().join("d.img");
+    let mut data = vec![0; 1 << 20];
+    data[..4].copy_from_slice(b"XFSB");
+    std::fs::write(&file, &data).unwrap();
+    let create = ["disk", "create", "d", "--file", "d.img", "--encrypt", "k"];
+    let (_, stderr) = daemon.fails(&create);
+    assert!(stderr.contains("holds an XFS file system") && stderr.contains("--overwrite"), "{stderr}");
+    assert!(disks(&daemon).is_empty() && std::fs::read(&file).unwrap() == data);
+    daemon.ok(&[&create[..], &["--overwrite"]].concat());
+    daemon.ok(&["disk", "remove", "d"]);
+    // What the disk itself has written is no known format.
+    std::fs::write(&file, vec![0xa5; 1 << 20]).unwrap();
+    daemon.ok(&create);
+}
+
+#[test]
 fn a_disk_gets_another_key() {
     let mut daemon = Daemon::start_keeping();
     for key in ["k1", "k2", "k3"] {

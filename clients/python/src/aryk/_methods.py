@@ -346,6 +346,7 @@ class Methods(ABC):
         key_name: str | None = None,
         pass_discards: bool | None = None,
         plain64: types.CryptoPlain64Mode | None = None,
+        refuse_content: bool | None = None,
         rekey: types.CryptoRekey | None = None,
     ) -> str:
         """Creates a disk that encrypts another disk.
@@ -356,6 +357,7 @@ class Methods(ABC):
             key_name: Name of a key of `accel_crypto_key_create`. Required.
             pass_discards: Aryk only: whether discards go to the base disk, where they show which blocks are in use. Otherwise the disk does not support them.
             plain64: Aryk only: encrypts as dm-crypt's `aes-xts-plain64`, instead of by the key's `tweak_mode`.
+            refuse_content: Aryk only: fail if the base disk has a file system, a partition table or another known format, which would read as random bytes. Applies to this call only.
             rekey: Aryk only: the new key of a disk whose rotation by `bdev_crypto_rekey` is not complete. The rotation continues; its journal is in the state directory.
         """
         result: str = self.call(
@@ -366,6 +368,7 @@ class Methods(ABC):
                 key_name=key_name,
                 pass_discards=pass_discards,
                 plain64=plain64,
+                refuse_content=refuse_content,
                 rekey=rekey,
             ),
         )
@@ -3742,6 +3745,7 @@ class AsyncMethods(ABC):
         key_name: str | None = None,
         pass_discards: bool | None = None,
         plain64: types.CryptoPlain64Mode | None = None,
+        refuse_content: bool | None = None,
         rekey: types.CryptoRekey | None = None,
     ) -> str:
         """Creates a disk that encrypts another disk.
@@ -3752,6 +3756,7 @@ class AsyncMethods(ABC):
             key_name: Name of a key of `accel_crypto_key_create`. Required.
             pass_discards: Aryk only: whether discards go to the base disk, where they show which blocks are in use. Otherwise the disk does not support them.
             plain64: Aryk only: encrypts as dm-crypt's `aes-xts-plain64`, instead of by the key's `tweak_mode`.
+            refuse_content: Aryk only: fail if the base disk has a file system, a partition table or another known format, which would read as random bytes. Applies to this call only.
             rekey: Aryk only: the new key of a disk whose rotation by `bdev_crypto_rekey` is not complete. The rotation continues; its journal is in the state directory.
         """
         result: str = await self.call(
@@ -3762,6 +3767,7 @@ class AsyncMethods(ABC):
                 key_name=key_name,
                 pass_discards=pass_discards,
                 plain64=plain64,
+                refuse_content=refuse_content,
                 rekey=rekey,
             ),
         )

@@ -371,6 +371,10 @@ pub(super) struct Create {
     /// journal is in the state directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rekey: Option<super::rekey::Rekey>,
+    /// Aryk only: fail if the base disk has a file system, a partition table or another known format, which would read as random
+    /// bytes. Applies to this call only.
+    #[serde(default, skip_serializing)]
+    refuse_content: bool,
 }
 
 /// The options of dm-crypt's `aes-xts-plain64`, with dm-crypt's names.
@@ -432,6 +436,23 @@ pub(super) fn check_is_there(control: &Control, name: &str, key: &Arc<module::Ke
     }
 }
 
+/// Refuses a disk that has a known format.
+async fn check_content(control: &Control, base: &aryk_bdev::Bdev) -> Result<(), Error> {
+    let (name, len) = (base.name(), base.blocks().to_bytes(base.geometry().block_size).0);
+    let opener = module::Opener { name: CREATE, access: aryk_bdev::Access::Read };
+    let work = move |store: &mut dyn aryk_luks::Store| super::luks::content::known(store, len);
+    let found = module::on_header(&control.env, name, opener, work).await?;
+    match found.map_err(|error| Error::errno(Errno::IO, format!("disk '{name}' cannot be read: {error}")))? {
+        None => Ok(()),
+        Some(format) => Err(Error::errno(
+            Errno::EXIST,
+            format!(
+                "disk '{name}' holds {format}, which would be lost: to encrypt the disk, do not set `refuse_content`"
+            ),
+        )),
+    }
+}
+
 pub(super) async fn create(control: &Control, p: Create) -> Result<String, Error> {
     let Some(key_name) = &p.key_name else {
         return Err(Error::invalid("`key_name` must name a key of accel_crypto_key_create"));
@@ -442,6 +463,9 @@ pub(super) async fn create(control: &Control, p: Create) -> Result<String, Error
     }
     let base = control.disks.find(&p.base_bdev_name)?;
     let identity = super::identity_over(&p.name, None, &base, NAMESPACE)?;
+    if p.refuse_content {
+        check_content(control, &base).await?;
+    }
     let config = module::Config {
         identity,
         product: MODULE,

@@ -7,12 +7,14 @@ use crate::apply::call::Call;
 use crate::cli::CreateArgs;
 use crate::client::Client;
 use crate::commands::{elements, key, text};
-use crate::error::Error;
+use crate::error::{EXISTS, Error};
 use crate::output::Output;
 use crate::users::Users;
 use serde_json::{Value, json};
 
 const CREATE: &str = "bdev_crypto_create";
+/// Hint for a store that holds data.
+const CONTENT_HINTS: [(i64, &str); 1] = [(EXISTS, "To encrypt the disk nevertheless: --overwrite")];
 
 /// The name of the disk with the ciphertext of the disk `name`.
 fn store_name(name: &str) -> String {
@@ -27,7 +29,10 @@ pub(super) fn create(key: &str, args: &CreateArgs, client: &mut Client, out: &Ou
             params[param] = json!(store);
         }
     }
-    let crypto = json!({"name": name, "base_bdev_name": store, "key_name": key});
+    let mut crypto = json!({"name": name, "base_bdev_name": store, "key_name": key});
+    if !args.overwrite {
+        crypto["refuse_content"] = json!(true);
+    }
     let calls = [Call::new(method, params.clone()), Call::new(CREATE, crypto.clone())];
     absent::refuse_replacing(calls.iter(), client)?;
     refuse_existing(name, client)?;
@@ -40,7 +45,7 @@ pub(super) fn create(key: &str, args: &CreateArgs, client: &mut Client, out: &Ou
         if let Some((method, params)) = calls[0].undo() {
             client.call(method, params)?;
         }
-        return Err(error.hinted(&HINTS));
+        return Err(error.hinted(&CONTENT_HINTS).hinted(&HINTS));
     }
     let disk = find(client, name)?;
     let size = size(&disk);
