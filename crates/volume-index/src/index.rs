@@ -34,12 +34,17 @@ pub struct Level {
     pub(crate) runs: Vec<LevelRun>,
     oldest: Commit,
     newest: Commit,
+    /// Entries and pages of all runs.
+    entries: u64,
+    pages: u64,
 }
 
 impl Level {
     fn new(id: LevelId, runs: Vec<Run>, cache: &mut PageCache) -> Option<Self> {
         let oldest = runs.iter().map(|run| run.shape.oldest).min()?;
         let newest = runs.iter().map(|run| run.shape.newest).max()?;
+        let entries = runs.iter().fold(0_u64, |sum, run| sum.wrapping_add(run.shape.entries));
+        let pages = runs.iter().map(|run| u64::from(run.shape.pages)).sum();
         let mut before: Option<Key> = None;
         let open = |run: Run| {
             let first = run.shape.first;
@@ -52,7 +57,7 @@ impl Level {
                 separator: if is_same_slot { first } else { first.newest() },
             }
         };
-        Some(Self { id, runs: runs.into_iter().map(open).collect(), oldest, newest })
+        Some(Self { id, runs: runs.into_iter().map(open).collect(), oldest, newest, entries, pages })
     }
 
     /// Its name.
@@ -67,7 +72,12 @@ impl Level {
 
     /// Entries of all runs.
     pub fn entries(&self) -> u64 {
-        self.runs().map(|run| run.shape.entries).sum()
+        self.entries
+    }
+
+    /// Pages of all runs.
+    pub fn pages(&self) -> u64 {
+        self.pages
     }
 
     /// Whether `view` includes any entry.

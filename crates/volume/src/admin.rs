@@ -112,8 +112,7 @@ impl Pool {
         }
         let cutting =
             self.admin.cuts.iter().flat_map(|cutting| &cutting.of).any(|(.., label)| label.name == name);
-        let mut volumes = self.keeper.manifest.volumes.iter();
-        if cutting || volumes.any(|(id, volume)| volume.label.name == name && Some(*id) != of) {
+        if cutting || self.keeper.manifest.named(name).is_some_and(|id| Some(id) != of) {
             return Err(CommandError::Exists);
         }
         Ok(())
@@ -127,7 +126,7 @@ impl Pool {
             .iter()
             .flat_map(|cutting| &cutting.of)
             .any(|(.., other)| other.uuid == label.uuid);
-        if cutting || self.keeper.manifest.volumes.values().any(|volume| volume.label.uuid == label.uuid) {
+        if cutting || self.keeper.manifest.has_uuid(&label.uuid) {
             return Err(CommandError::Exists);
         }
         Ok(())

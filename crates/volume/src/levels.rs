@@ -210,9 +210,26 @@ impl Pool {
         self.keeper.free() <= self.settings.reserve_blobs as usize + 1
     }
 
+    /// The share of an oldest level that newer ones must have for a merge.
+    fn oldest_share(&self) -> u32 {
+        if self.is_short() || self.cleaner.done.len() > 8 { 10 } else { 50 }
+    }
+
+    /// Bytes of runs that the next merge of each partition reads.
+    pub(crate) fn debt_bytes(&self) -> u64 {
+        let share = self.oldest_share();
+        let of = |partition: &crate::partition::Partition| -> u64 {
+            let levels = partition.index.levels();
+            let entries: Vec<_> = levels.iter().map(aryk_volume_index::Level::entries).collect();
+            let due = policy::choose(&entries, share).unwrap_or(0..0);
+            levels[due].iter().map(aryk_volume_index::Level::pages).sum()
+        };
+        self.partitions.iter().map(of).sum::<u64>() * u64::from(BLOCK)
+    }
+
     /// Starts a merge of levels, if one is due.
     fn begin_merge(&mut self) {
-        let share = if self.is_short() || self.cleaner.done.len() > 8 { 10 } else { 50 };
+        let share = self.oldest_share();
         let due = (0..PARTITIONS).filter(|&number| !self.jobs.damaged[number]).find_map(|number| {
             let levels = self.partitions[number].index.levels();
             let entries: Vec<_> = levels.iter().map(aryk_volume_index::Level::entries).collect();
@@ -250,12 +267,12 @@ impl Pool {
         if !std::mem::take(&mut self.jobs.is_index_due) {
             return;
         }
-        let units = i64::from(self.facts.blob_units);
-        let (mut used, mut live) = (0, 0);
+        let (units, blobs) = (i64::from(self.facts.blob_units), &self.keeper.manifest.blobs);
+        if blobs.index_len() as i64 * units <= 2 * blobs.index_live() + 3 * units {
+            return;
+        }
         let mut sparsest: Option<(BlobId, i64)> = None;
-        for (id, blob) in self.keeper.manifest.blobs.of_index() {
-            used += units;
-            live += blob.live;
+        for (id, blob) in blobs.of_index() {
             if blob.live > 0
                 && !self.keeper.is_open(id)
                 && sparsest.is_none_or(|(_, least)| blob.live < least)
@@ -263,7 +280,7 @@ impl Pool {
                 sparsest = Some((id, blob.live));
             }
         }
-        let Some((sparsest, _)) = sparsest.filter(|_| used > 2 * live + 3 * units) else { return };
+        let Some((sparsest, _)) = sparsest else { return };
         for (number, partition) in self.keeper.manifest.partitions.iter().enumerate() {
             self.jobs.stale[number] |=
                 partition.levels.iter().flatten().any(|run| run.place.blob == sparsest);

@@ -6,7 +6,7 @@
 
 use crate::{Cut, Foreign, OpenError, StoreFacts, Volume, VolumeId};
 use aryk_volume_index::{BlobId, Commit, Run, RunId, TimelineId};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 mod blobs;
 pub(crate) mod edit;
@@ -72,6 +72,15 @@ pub(crate) struct LogTail {
     pub(crate) blobs: Vec<BlobId>,
 }
 
+/// Who shows a timeline: volumes and snapshots, and timelines whose base is a view of it.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+struct Users {
+    volumes: BTreeSet<VolumeId>,
+    clones: BTreeSet<TimelineId>,
+    /// How many of the volumes show its newest state.
+    live: u32,
+}
+
 /// All that a pool knows besides its data, its index and the tail of its log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Manifest {
@@ -89,6 +98,11 @@ pub(crate) struct Manifest {
     pub(crate) log: LogTail,
     /// What the caller has stored about the pool.
     pub(crate) note: Vec<u8>,
+    /// Entries of all runs. It wraps around on numbers that no pool has, which a damaged manifest may have.
+    pub(crate) entries: u64,
+    users: BTreeMap<TimelineId, Users>,
+    names: BTreeMap<String, VolumeId>,
+    uuids: BTreeSet<([u8; 16], VolumeId)>,
 }
 
 impl Manifest {
@@ -120,6 +134,10 @@ impl Manifest {
             blobs: Blobs::new(facts.blob_units),
             log: LogTail::default(),
             note: Vec::new(),
+            entries: 0,
+            users: BTreeMap::new(),
+            names: BTreeMap::new(),
+            uuids: BTreeSet::new(),
         }
     }
 
@@ -129,19 +147,19 @@ impl Manifest {
             Edit::Opened { opening } => self.opening = opening,
             Edit::Timeline { id, timeline } => {
                 self.next_timeline = self.next_timeline.max(following(id.0)?);
-                self.timelines.insert(id, timeline);
+                self.set_timeline(id, Some(timeline));
             }
             Edit::TimelineGone { id } => {
-                self.timelines
-                    .remove(&id)
-                    .ok_or(OpenError::Damaged("a timeline ends that does not exist"))?;
+                let old = self.set_timeline(id, None);
+                old.ok_or(OpenError::Damaged("a timeline ends that does not exist"))?;
             }
             Edit::Volume { id, volume } => {
                 self.next_volume = self.next_volume.max(following(id.0)?);
-                self.volumes.insert(id, volume);
+                self.set_volume(id, Some(volume));
             }
             Edit::VolumeGone { id } => {
-                self.volumes.remove(&id).ok_or(OpenError::Damaged("a volume ends that does not exist"))?;
+                let old = self.set_volume(id, None);
+                old.ok_or(OpenError::Damaged("a volume ends that does not exist"))?;
             }
             Edit::Counters { next_timeline, next_volume } => {
                 self.next_timeline = self.next_timeline.max(next_timeline);
@@ -171,6 +189,72 @@ impl Manifest {
         Ok(())
     }
 
+    /// Changes a timeline, or ends it. Returns the old one.
+    fn set_timeline(&mut self, id: TimelineId, new: Option<Timeline>) -> Option<Timeline> {
+        if let Some(Base::View { timeline, .. }) = new.as_ref().and_then(|new| new.base.as_ref()) {
+            self.users.entry(*timeline).or_default().clones.insert(id);
+        }
+        let base_of = |timeline: &Timeline| match timeline.base {
+            Some(Base::View { timeline, .. }) => Some(timeline),
+            _ => None,
+        };
+        let base = new.as_ref().and_then(base_of);
+        let old = match new {
+            Some(new) => self.timelines.insert(id, new),
+            None => self.timelines.remove(&id),
+        };
+        if let Some(before) = old.as_ref().and_then(base_of).filter(|before| base != Some(*before)) {
+            self.change_users(before, |users| {
+                users.clones.remove(&id);
+            });
+        }
+        old
+    }
+
+    /// Changes a volume, or ends it. Returns the old one.
+    fn set_volume(&mut self, id: VolumeId, new: Option<Volume>) -> Option<Volume> {
+        let old = self.volumes.remove(&id);
+        if let Some(old) = &old {
+            self.change_users(old.timeline, |users| {
+                users.volumes.remove(&id);
+                users.live -= u32::from(old.cut.is_none());
+            });
+            if self.names.get(&old.label.name) == Some(&id) {
+                self.names.remove(&old.label.name);
+            }
+            self.uuids.remove(&(old.label.uuid, id));
+        }
+        if let Some(new) = new {
+            let users = self.users.entry(new.timeline).or_default();
+            users.volumes.insert(id);
+            users.live += u32::from(new.cut.is_none());
+            self.names.insert(new.label.name.clone(), id);
+            self.uuids.insert((new.label.uuid, id));
+            self.volumes.insert(id, new);
+        }
+        old
+    }
+
+    fn change_users(&mut self, id: TimelineId, change: impl FnOnce(&mut Users)) {
+        if let Some(users) = self.users.get_mut(&id) {
+            change(users);
+            if users.volumes.is_empty() && users.clones.is_empty() {
+                self.users.remove(&id);
+            }
+        }
+    }
+
+    /// The volume or snapshot of this name.
+    pub(crate) fn named(&self, name: &str) -> Option<VolumeId> {
+        self.names.get(name).copied()
+    }
+
+    /// Whether a volume or snapshot has this UUID.
+    pub(crate) fn has_uuid(&self, uuid: &[u8; 16]) -> bool {
+        let next = self.uuids.range((*uuid, VolumeId(0))..).next();
+        next.is_some_and(|(found, _)| found == uuid)
+    }
+
     fn merge(&mut self, partition: u8, first: u32, count: u32, runs: Vec<Run>) -> Result<(), OpenError> {
         self.count_runs(&runs, 1)?;
         let levels = &mut self.partitions[usize::from(partition)].levels;
@@ -188,6 +272,12 @@ impl Manifest {
     fn count_runs(&mut self, runs: &[Run], sign: i64) -> Result<(), OpenError> {
         for run in runs {
             self.change_live(run.place.blob, sign * run_units(run))?;
+            let entries = run.shape.entries;
+            self.entries = if sign > 0 {
+                self.entries.wrapping_add(entries)
+            } else {
+                self.entries.wrapping_sub(entries)
+            };
         }
         Ok(())
     }
@@ -228,9 +318,11 @@ impl Manifest {
 
     /// The cuts of all frozen views of a timeline: snapshots, and bases of clones.
     pub(crate) fn cuts_of(&self, id: TimelineId) -> impl Iterator<Item = &Cut> {
-        let snapshots = self.volumes.values().filter(move |volume| volume.timeline == id);
-        let bases = self.timelines.values().filter_map(move |timeline| match &timeline.base {
-            Some(Base::View { timeline, cut }) if *timeline == id => Some(cut),
+        let users = self.users.get(&id);
+        let snapshots = users.into_iter().flat_map(|users| &users.volumes).map(|id| &self.volumes[id]);
+        let clones = users.into_iter().flat_map(|users| &users.clones).map(|id| &self.timelines[id]);
+        let bases = clones.filter_map(|timeline| match &timeline.base {
+            Some(Base::View { cut, .. }) => Some(cut),
             _ => None,
         });
         snapshots.filter_map(|volume| volume.cut.as_ref()).chain(bases)
@@ -238,7 +330,7 @@ impl Manifest {
 
     /// Whether a volume shows the newest state of a timeline.
     pub(crate) fn is_live(&self, id: TimelineId) -> bool {
-        self.volumes.values().any(|volume| volume.timeline == id && volume.cut.is_none())
+        self.users.get(&id).is_some_and(|users| users.live > 0)
     }
 
     /// The largest name of a run, if there are runs.

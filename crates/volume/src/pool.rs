@@ -58,6 +58,8 @@ pub struct Pool {
     pub(crate) runtimes: HashMap<VolumeId, Runtime>,
     /// Volumes whose requests wait for their turn.
     pub(crate) ring: VecDeque<VolumeId>,
+    /// Requests that wait for their turn.
+    pub(crate) waiting: u64,
     /// Blocks that a request changes in part, with the requests that wait for it.
     pub(crate) locks: HashMap<(TimelineId, u64), VecDeque<Key>>,
     /// Index pages that are being read, with those who wait for them.
@@ -142,6 +144,7 @@ impl Pool {
             found: Vec::new(),
             requests: Slots::new(256),
             ring: VecDeque::new(),
+            waiting: 0,
             locks: HashMap::new(),
             pages: HashMap::new(),
             headers: HashMap::new(),
@@ -401,24 +404,24 @@ impl Pool {
         &self.keeper.manifest.note
     }
 
-    /// Counters and sizes.
+    /// Counters and sizes, in a time that does not grow with the pool.
     pub fn stats(&self) -> Stats {
         let cache = self.cache.statistics();
         let manifest = &self.keeper.manifest;
         let bytes = |units: i64| units.max(0) as u64 * u64::from(crate::UNIT);
-        let levels = manifest.partitions.iter().flat_map(|partition| partition.levels.iter().flatten());
         Stats {
             log_write_bytes: self.log.written_bytes,
             cache_hits: cache.hits,
             cache_misses: cache.misses,
             unflushed_bytes: self.unflushed_bytes(),
-            waiting_requests: self.runtimes.values().map(|volume| volume.queue.len() as u64).sum(),
+            waiting_requests: self.waiting,
+            debt_bytes: self.debt_bytes(),
             blobs: u64::from(self.facts.blobs),
             free_blobs: self.keeper.free() as u64,
             used_bytes: manifest.blobs.len() as u64 * self.facts.blob_bytes(),
             live_bytes: bytes(manifest.blobs.data_live()),
-            index_bytes: bytes(manifest.blobs.of_index().map(|(_, blob)| blob.live).sum()),
-            index_entries: levels.map(|run| run.shape.entries).sum(),
+            index_bytes: bytes(manifest.blobs.index_live()),
+            index_entries: manifest.entries,
             ..self.stats
         }
     }

@@ -280,6 +280,7 @@ impl Pool {
         let volume = request.volume;
         let runtime = self.runtimes.get_mut(&volume).expect("the volume exists");
         runtime.queue.push_back(key);
+        self.waiting += 1;
         if !std::mem::replace(&mut runtime.is_in_ring, true) {
             self.ring.push_back(volume);
         }
@@ -319,6 +320,7 @@ impl Pool {
             self.ring.pop_front();
             let runtime = self.runtimes.get_mut(&volume).expect("the volume exists while it has requests");
             let key = runtime.queue.pop_front().expect("looked at before");
+            self.waiting -= 1;
             if runtime.queue.is_empty() {
                 runtime.is_in_ring = false;
             } else {
@@ -355,6 +357,7 @@ impl Pool {
         let runtime = self.runtimes.get_mut(&id).expect("the volume exists while it has requests");
         runtime.is_in_ring = false;
         let keys = std::mem::take(&mut runtime.queue);
+        self.waiting -= keys.len() as u64;
         self.ring.retain(|volume| *volume != id);
         for key in keys {
             self.requests.get_mut(key).expect("the change is under way").status = status;

@@ -20,6 +20,8 @@ pub(crate) struct Blobs {
     /// Units to which levels refer in all of these. It wraps around on numbers that no pool has, which a damaged manifest may
     /// have.
     data_live: i64,
+    /// The same for blobs of the index: units of runs.
+    index_live: i64,
     /// Units that were written to blobs of the cleaner. What frames that did not fit have left behind them is not dead: another
     /// move would leave it, too.
     written: BTreeMap<BlobId, i64>,
@@ -33,6 +35,7 @@ impl Blobs {
             index: BTreeSet::new(),
             by_dead: vec![BTreeSet::new(); CLASSES as usize + 1],
             data_live: 0,
+            index_live: 0,
             written: BTreeMap::new(),
         }
     }
@@ -59,6 +62,16 @@ impl Blobs {
         self.index.iter().map(|id| (*id, &self.all[id]))
     }
 
+    /// The number of blobs of the index.
+    pub(crate) fn index_len(&self) -> usize {
+        self.index.len()
+    }
+
+    /// Units of runs in blobs of the index.
+    pub(crate) const fn index_live(&self) -> i64 {
+        self.index_live
+    }
+
     /// The number of blobs of the log and of data.
     pub(crate) fn data_len(&self) -> usize {
         self.all.len() - self.index.len()
@@ -81,6 +94,7 @@ impl Blobs {
         self.all.insert(id, blob);
         if blob.kind == BlobKind::Index {
             self.index.insert(id);
+            self.index_live = self.index_live.wrapping_add(blob.live);
         } else {
             self.data_live = self.data_live.wrapping_add(blob.live);
             let class = self.class(self.dead(id));
@@ -92,7 +106,9 @@ impl Blobs {
     pub(super) fn remove(&mut self, id: BlobId) -> Option<Blob> {
         let class = self.class(self.dead(id));
         let blob = self.all.remove(&id)?;
-        if !self.index.remove(&id) {
+        if self.index.remove(&id) {
+            self.index_live = self.index_live.wrapping_sub(blob.live);
+        } else {
             self.data_live = self.data_live.wrapping_sub(blob.live);
             self.by_dead[class].remove(&id);
             self.written.remove(&id);
@@ -107,9 +123,8 @@ impl Blobs {
         };
         self.reclass(id, |blobs| {
             let blob = blobs.all.get_mut(&id).expect("found above");
-            if blob.kind != BlobKind::Index {
-                blobs.data_live = blobs.data_live.wrapping_add(change);
-            }
+            let sum = if blob.kind == BlobKind::Index { &mut blobs.index_live } else { &mut blobs.data_live };
+            *sum = sum.wrapping_add(change);
             blob.live = live;
         });
         true
@@ -171,6 +186,8 @@ mod tests {
             let data = |(_, blob): &(BlobId, &Blob)| blob.kind != BlobKind::Index;
             assert_eq!(blobs.data_len(), blobs.iter().filter(data).count());
             assert_eq!(blobs.data_live(), blobs.iter().filter(data).map(|(_, blob)| blob.live).sum::<i64>());
+            assert_eq!(blobs.index_live(), blobs.of_index().map(|(_, blob)| blob.live).sum::<i64>());
+            assert_eq!(blobs.index_len(), blobs.of_index().count());
             let found: Vec<_> = blobs.deadest(1000).collect();
             let expected = blobs.iter().filter(data).filter(|(id, _)| blobs.dead(*id) >= 1000).count();
             assert_eq!(found.len(), expected);

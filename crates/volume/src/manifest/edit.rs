@@ -123,6 +123,9 @@ impl Manifest {
         if let Some(id) = self.blobs.iter().map(|(id, _)| id).find(|id| id.0 >= facts.blobs) {
             return Err(OpenError::Shorter(id.0));
         }
+        if self.names.len() != self.volumes.len() {
+            return Err(OpenError::Damaged("two volumes have one name"));
+        }
         let exists = |id| self.timelines.contains_key(id);
         if !self.volumes.values().all(|volume| exists(&volume.timeline)) {
             return Err(OpenError::Damaged("a volume has no timeline"));

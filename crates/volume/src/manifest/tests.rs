@@ -136,6 +136,52 @@ fn views_of_a_timeline_are_its_snapshots_and_the_bases_of_clones() {
     assert!(manifest.is_live(TimelineId(1)) && !manifest.is_live(TimelineId(2)));
 }
 
+#[test]
+fn who_shows_a_timeline_is_known_whatever_changes() {
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut manifest = Manifest::new([1; 16], &FACTS);
+    let cut = |rng: &mut fastrand::Rng| [Commit::new(rng.u64(0..5)).unwrap(); crate::PARTITIONS];
+    for number in 0..5000_u32 {
+        let (timeline, volume) = (TimelineId(rng.u32(0..8)), VolumeId(rng.u32(0..12)));
+        let edit = match rng.u8(0..6) {
+            0..2 => {
+                let base = (timeline.0 > 0 && rng.bool())
+                    .then(|| Base::View { timeline: TimelineId(rng.u32(0..timeline.0)), cut: cut(&mut rng) });
+                Edit::Timeline { id: timeline, timeline: Timeline { shift: 0, base } }
+            }
+            2 => Edit::TimelineGone { id: timeline },
+            3..5 => {
+                let cut = rng.bool().then(|| cut(&mut rng));
+                let name = number.to_string();
+                let (label, when_full) = (Label { name, uuid: [number as u8; 16] }, WhenFull::Fail);
+                let volume_of = Volume { label, units: 8, block_size: 512, when_full, timeline, cut };
+                Edit::Volume { id: volume, volume: volume_of }
+            }
+            _ => Edit::VolumeGone { id: volume },
+        };
+        let _ = manifest.apply(edit);
+        for id in (0..8).map(TimelineId) {
+            let volumes = manifest.volumes.values().filter(|volume| volume.timeline == id);
+            let live = volumes.clone().any(|volume| volume.cut.is_none());
+            let bases = manifest.timelines.values().filter_map(|timeline| match &timeline.base {
+                Some(Base::View { timeline, cut }) if *timeline == id => Some(cut),
+                _ => None,
+            });
+            let mut expected: Vec<_> =
+                volumes.filter_map(|volume| volume.cut.as_ref()).chain(bases).collect();
+            let mut found: Vec<_> = manifest.cuts_of(id).collect();
+            expected.sort_unstable();
+            found.sort_unstable();
+            assert_eq!((found, manifest.is_live(id)), (expected, live));
+        }
+        if let Some((id, volume)) = manifest.volumes.last_key_value() {
+            let named = manifest.named(&volume.label.name).unwrap();
+            assert_eq!(manifest.volumes[&named].label.name, volume.label.name, "{id:?}");
+            assert!(manifest.has_uuid(&volume.label.uuid));
+        }
+    }
+}
+
 /// What version 1 of the format wrote.
 #[test]
 fn edits_of_version_1_are_read_and_written_as_then() {

@@ -226,6 +226,18 @@ impl Rig {
             turns += 1;
             assert!(turns < 1_000_000, "the pool does not come to rest: {:?}", self.pool.stats());
         }
+        self.check_counters();
+    }
+
+    /// The counters are what a look at everything finds.
+    fn check_counters(&self) {
+        let (stats, manifest) = (self.pool.stats(), &self.pool.keeper.manifest);
+        let runs = || manifest.partitions.iter().flat_map(|partition| partition.levels.iter().flatten());
+        let pages = runs().map(|run| u64::from(run.shape.pages)).sum::<u64>();
+        let queued = self.pool.runtimes.values().map(|runtime| runtime.queue.len() as u64).sum::<u64>();
+        let found = (runs().map(|run| run.shape.entries).sum::<u64>(), pages * u64::from(BLOCK), queued);
+        assert_eq!((stats.index_entries, stats.index_bytes, stats.waiting_requests), found);
+        assert!(stats.debt_bytes <= stats.index_bytes);
     }
 
     /// The pool ends without notice and is opened again.
