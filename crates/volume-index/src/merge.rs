@@ -13,7 +13,7 @@
 //! snapshot may keep a version alive that moves to a newer source; once the snapshot is deleted, only the zero hides that version
 //! from the live view.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use crate::key::{BlobId, Commit, Entry, Key, Place, Value};
@@ -444,7 +444,7 @@ impl Merge {
 
     /// How the merge changes the units that entries of runs refer to, by blob: entries of memtables that are now in a run count,
     /// and entries of runs that were left out count negatively.
-    pub fn into_changes(self) -> Vec<(BlobId, i64)> {
+    pub fn into_changes(self) -> BTreeMap<BlobId, i64> {
         self.tally.into_changes()
     }
 }

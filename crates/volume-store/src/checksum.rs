@@ -11,6 +11,27 @@ pub(crate) fn of(parts: &[&[u8]]) -> u32 {
     digest.finalize() as u32
 }
 
+/// CRC32C of bytes that come in pieces.
+#[derive(Debug)]
+pub(crate) struct Running(Digest);
+
+impl Default for Running {
+    fn default() -> Self {
+        Self(Digest::new(CrcAlgorithm::Crc32Iscsi))
+    }
+}
+
+impl Running {
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The checksum of all bytes so far.
+    pub(crate) fn finish(&self) -> u32 {
+        self.0.finalize() as u32
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #[test]

@@ -22,13 +22,16 @@ use std::mem;
 use aryk_dma::{Buffer, PAGE};
 use aryk_volume::{OpId, StoreError};
 
+use crate::checksum;
 use crate::layout;
 use crate::record::{self, HEADER_BYTES, Header, Kind, RECORD_ALIGN};
 use crate::superblock::{PLACES, Superblock};
 
-/// Bytes of one write of a long record.
-const WRITE_BYTES: usize = 1 << 20;
-/// Writes of a long record in flight, both mirrors together.
+/// Bytes of one write of a checkpoint. Not more, because a turn copies and verifies them.
+const WRITE_BYTES: usize = 16 << 10;
+/// Bytes of a checkpoint's payload that are in its first page, behind the header.
+const FIRST_BYTES: usize = RECORD_ALIGN as usize - HEADER_BYTES;
+/// Writes of a checkpoint in flight, both mirrors together.
 const WRITES_MAX: usize = 8;
 /// Bytes of edits, beyond those of their checkpoint, after which a new checkpoint is due.
 const EDITS_DUE: u64 = 4 << 20;
@@ -84,11 +87,14 @@ enum Task {
 enum Step {
     Flush,
     Write(Vec<Patch>),
-    /// A record at these byte offsets of the disk, in pieces.
-    Record {
+    /// A checkpoint at these byte offsets of the disk, in pieces. Its first page is the last to be written, because the header
+    /// has the checksum of the payload.
+    Checkpoint {
         at: [u64; 2],
-        bytes: Vec<u8>,
+        payload: Vec<u8>,
+        /// The part of the payload that was handed out; at first, nothing.
         sent: usize,
+        digest: Box<checksum::Running>,
     },
 }
 
@@ -224,22 +230,31 @@ impl Journal {
                     writes.extend(patches.into_iter().map(Write::new));
                     running.steps.pop_front();
                 }
-                Some(Step::Record { at, bytes, sent }) => {
+                Some(Step::Checkpoint { at, payload, sent, digest }) => {
                     if running.in_flight + 2 > WRITES_MAX {
                         return Want::Nothing;
                     }
-                    let piece = &bytes[*sent..bytes.len().min(*sent + WRITE_BYTES)];
-                    let skip = *sent as u64;
-                    writes.extend([0, 1].map(|copy| Write {
-                        copy,
-                        offset: at[copy] + skip,
-                        buffer: Buffer::from_slice(piece),
-                    }));
-                    running.in_flight += 2;
-                    *sent += piece.len();
-                    if *sent == bytes.len() {
-                        running.steps.pop_front();
+                    let first = payload.len().min(FIRST_BYTES);
+                    if *sent == 0 {
+                        digest.update(&payload[..first]);
+                        *sent = first;
                     }
+                    running.in_flight += 2;
+                    let piece = &payload[*sent..payload.len().min(*sent + WRITE_BYTES)];
+                    if !piece.is_empty() {
+                        let skip = (HEADER_BYTES + *sent) as u64;
+                        writes.extend(pair(*at, skip, &[piece]));
+                        digest.update(piece);
+                        *sent += piece.len();
+                        continue;
+                    }
+                    let Outcome::Checkpoint { end, .. } = &mut running.outcome else {
+                        unreachable!("the steps of a checkpoint");
+                    };
+                    end.checkpoint.payload = digest.finish();
+                    end.link = end.checkpoint.link();
+                    writes.extend(pair(*at, 0, &[&end.checkpoint.encode(), &payload[..first]]));
+                    running.steps.pop_front();
                 }
                 Some(Step::Write(_)) => return Want::Nothing,
                 None if running.in_flight > 0 => return Want::Nothing,
@@ -276,7 +291,7 @@ impl Journal {
         while let Some(task) = self.queue.pop_front() {
             let started = match task {
                 Task::Commit(id, edit) => self.start_edits(id, &edit, is_dirty),
-                Task::Checkpoint(id, bytes) => self.start_checkpoint(id, &bytes, is_dirty),
+                Task::Checkpoint(id, bytes) => self.start_checkpoint(id, bytes, is_dirty),
                 Task::Grow(bytes) => match layout::grow(&self.superblock, bytes) {
                     Some(new) => Ok(self.start_superblock(new)),
                     None => Err(vec![Ended::Superblock(Ok(()))]),
@@ -351,19 +366,26 @@ impl Journal {
     }
 
     /// A checkpoint in the largest of the areas that have not the current one.
-    fn start_checkpoint(&mut self, id: OpId, bytes: &[u8], is_dirty: bool) -> Result<Running, Vec<Ended>> {
+    fn start_checkpoint(
+        &mut self,
+        id: OpId,
+        payload: Vec<u8>,
+        is_dirty: bool,
+    ) -> Result<Running, Vec<Ended>> {
         let current = self.end.map(|end| end.area);
         let others = (0..self.superblock.areas.len()).filter(|&n| Some(n) != current);
         let n = others.max_by_key(|&n| (self.superblock.areas[n].bytes, usize::MAX - n)).expect("two areas");
         let area = self.superblock.areas[n];
         self.generation += 1;
-        let header = Header::new(Kind::Checkpoint, self.superblock.pool, self.generation, bytes);
+        // Its checksum follows when all of the payload was handed out.
+        let header = Header::checkpoint(self.superblock.pool, self.generation, payload.len());
         // Edits must have room behind it.
         if 2 * header.bytes() > area.bytes {
             return Err(vec![Ended::Op(id, Err(StoreError::NoSpace))]);
         }
         let at = area.mirrors.map(|place| place.offset);
-        let mut steps = vec![Step::Record { at, bytes: record(&header, bytes), sent: 0 }, Step::Flush];
+        let digest = Box::default();
+        let mut steps = vec![Step::Checkpoint { at, payload, sent: 0, digest }, Step::Flush];
         let is_inside = |patch: &Patch| {
             area.mirrors.iter().any(|m| (m.offset..m.offset + area.bytes).contains(&patch.offset))
         };
@@ -431,10 +453,25 @@ pub(crate) struct Write {
 impl Write {
     /// Pads a patch to whole pages: what follows a header, or a superblock, in its page is not used.
     fn new(patch: Patch) -> Self {
-        let mut buffer = Buffer::new(patch.bytes.len().next_multiple_of(PAGE as usize), PAGE as usize);
-        buffer.write(0, &patch.bytes);
-        Self { copy: patch.copy, offset: patch.offset, buffer }
+        Self { copy: patch.copy, offset: patch.offset, buffer: padded(&[&patch.bytes]) }
     }
+}
+
+/// The same bytes for both mirrors, at a byte offset of each.
+fn pair(at: [u64; 2], skip: u64, parts: &[&[u8]]) -> [Write; 2] {
+    [0, 1].map(|copy| Write { copy, offset: at[copy] + skip, buffer: padded(parts) })
+}
+
+/// These bytes in whole pages.
+fn padded(parts: &[&[u8]]) -> Buffer {
+    let len: usize = parts.iter().map(|part| part.len()).sum();
+    let mut buffer = Buffer::new(len.next_multiple_of(PAGE as usize), PAGE as usize);
+    let mut at = 0;
+    for part in parts {
+        buffer.write(at, part);
+        at += part.len();
+    }
+    buffer
 }
 
 impl Running {

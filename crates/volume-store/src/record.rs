@@ -88,6 +88,12 @@ impl Header {
         }
     }
 
+    /// The header of a checkpoint whose payload's checksum is not known yet.
+    pub(crate) fn checkpoint(pool: Uuid, generation: u64, bytes: usize) -> Self {
+        let len = u32::try_from(bytes).expect("a payload below 4 GiB");
+        Self { len, payload: 0, ..Self::new(Kind::Checkpoint, pool, generation, &[]) }
+    }
+
     /// The header's bytes.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut raw = Raw {

@@ -45,6 +45,11 @@ impl<'a> Reader<'a> {
         Self { bytes }
     }
 
+    /// The bytes that are left.
+    pub(crate) const fn rest(&self) -> &'a [u8] {
+        self.bytes
+    }
+
     pub(crate) const fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }

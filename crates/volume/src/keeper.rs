@@ -1,8 +1,10 @@
 //! The keeper: the manifest, and the blobs that are free. Any context.
 //!
 //! Edits take effect in memory at once, and are handed to the store in groups, in their order. What may not happen before an edit
-//! is durable is a [`Then`]: it comes back when the store has answered.
+//! is durable is a [`Then`]: it comes back when the store has answered. A large group is handed out in pieces, one a turn, which
+//! take effect together. A checkpoint is encoded in pieces too, and handed out when no edit of its state waits.
 
+use crate::manifest::checkpoint::Encoding;
 use crate::manifest::{Blob, BlobKind, Edit, Manifest, edit};
 use crate::{Answer, BlobId, StoreFacts, Tag};
 use std::collections::{BTreeSet, VecDeque};
@@ -54,11 +56,17 @@ pub(crate) struct Keeper {
     then: Vec<Then>,
     /// Whether pending edits are handed out at the end of the turn.
     is_wanted: bool,
+    /// Pending edits are not complete: they wait for more that take effect together with them.
+    is_gathering: bool,
+    /// Edits of which a part was handed out.
+    group: Option<Group>,
     in_flight: VecDeque<Vec<Then>>,
     edit_bytes: usize,
     checkpoint_bytes: usize,
     is_checkpointing: bool,
     is_checkpoint_wanted: bool,
+    encoding: Option<Encoding>,
+    bytes_per_turn: usize,
     /// Blobs in which nothing is alive.
     candidates: Vec<BlobId>,
     /// The number of the last complete flush.
@@ -67,11 +75,19 @@ pub(crate) struct Keeper {
     pub(crate) log_blobs: VecDeque<BlobId>,
 }
 
+/// Edits that take effect together.
+#[derive(Debug)]
+struct Group {
+    edits: VecDeque<Edit>,
+    then: Vec<Then>,
+}
+
 /// Bytes of edits after which a checkpoint is written, even if the manifest is small.
 const CHECKPOINT_BYTES_MIN: usize = 256 << 10;
 
 impl Keeper {
-    pub(crate) fn new(manifest: Manifest, facts: &StoreFacts) -> Self {
+    /// `bytes_per_turn`: the bytes of edits and checkpoints that a turn encodes.
+    pub(crate) fn new(manifest: Manifest, facts: &StoreFacts, bytes_per_turn: usize) -> Self {
         let free = (0..facts.blobs).map(BlobId).filter(|id| !manifest.blobs.contains(*id)).collect();
         let first = u64::from(manifest.opening + 1) << 32;
         let mut keeper = Self {
@@ -82,11 +98,15 @@ impl Keeper {
             pending: Vec::new(),
             then: Vec::new(),
             is_wanted: false,
+            is_gathering: false,
+            group: None,
             in_flight: VecDeque::new(),
             edit_bytes: 0,
             checkpoint_bytes: 0,
             is_checkpointing: false,
             is_checkpoint_wanted: false,
+            encoding: None,
+            bytes_per_turn,
             candidates: Vec::new(),
             flushed: 0,
             log_blobs: manifest.log.blobs.iter().copied().collect(),
@@ -114,6 +134,9 @@ impl Keeper {
         };
         self.manifest.apply(edit.clone()).expect("an edit of the engine fits its manifest");
         touched.into_iter().for_each(|id| self.add_candidate(id));
+        if let Some(encoding) = &mut self.encoding {
+            encoding.note(&edit);
+        }
         self.pending.push(edit);
     }
 
@@ -123,37 +146,66 @@ impl Keeper {
         self.is_wanted = true;
     }
 
+    /// Has all edits from now on wait for more that take effect together with them, or no longer.
+    pub(crate) const fn gather(&mut self, is_gathering: bool) {
+        self.is_gathering = is_gathering;
+    }
+
     /// The bytes of the edits that are to be handed out now.
     pub(crate) fn take_commit(&mut self) -> Option<Vec<u8>> {
-        if !self.is_wanted {
-            return None;
+        if self.group.is_none() && self.is_wanted && !self.is_gathering {
+            self.is_wanted = false;
+            let edits = std::mem::take(&mut self.pending).into();
+            self.group = Some(Group { edits, then: std::mem::take(&mut self.then) });
         }
-        self.is_wanted = false;
-        let bytes = edit::encode(&self.manifest, false, &self.pending);
-        self.pending.clear();
+        let mut group = self.group.take()?;
+        let (bytes, count) = edit::encode(&self.manifest, self.bytes_per_turn, &group.edits);
+        group.edits.drain(..count);
         self.edit_bytes += bytes.len();
-        self.in_flight.push_back(std::mem::take(&mut self.then));
+        if group.edits.is_empty() {
+            self.in_flight.push_back(group.then);
+        } else {
+            self.in_flight.push_back(Vec::new());
+            self.group = Some(group);
+        }
         Some(bytes)
     }
 
-    /// The bytes of a checkpoint, if one is due.
+    /// Encodes a piece of a checkpoint, if one is due. Returns its bytes when it is complete.
     pub(crate) fn take_checkpoint(&mut self, is_first: bool) -> Option<Vec<u8>> {
         let is_due =
             self.is_checkpoint_wanted || self.edit_bytes > self.checkpoint_bytes.max(CHECKPOINT_BYTES_MIN);
-        if self.is_checkpointing || !self.pending.is_empty() || !(is_due || is_first) {
+        if self.encoding.is_none() {
+            if self.is_checkpointing || !(is_due || is_first) {
+                return None;
+            }
+            self.is_checkpoint_wanted = false;
+            self.encoding = Some(Encoding::new(&self.manifest, self.checkpoint_bytes));
+        }
+        let is_complete = self.encoding.as_mut()?.step(&self.manifest, self.bytes_per_turn);
+        if !is_complete {
+            return None;
+        }
+        if !self.pending.is_empty() || self.group.is_some() {
+            // The checkpoint has their changes: it replaces them, so they come before it.
+            self.is_wanted |= !self.pending.is_empty();
             return None;
         }
         self.is_checkpointing = true;
-        self.is_checkpoint_wanted = false;
         self.edit_bytes = 0;
-        let bytes = edit::encode(&self.manifest, true, &self.manifest.edits());
+        let bytes = self.encoding.take()?.finish(&self.manifest);
         self.checkpoint_bytes = bytes.len();
         Some(bytes)
     }
 
+    /// Whether the next turn hands out more.
+    pub(crate) const fn has_more(&self) -> bool {
+        self.group.is_some() || self.encoding.is_some()
+    }
+
     /// Has a checkpoint written soon.
     pub(crate) const fn request_checkpoint(&mut self) {
-        self.is_checkpoint_wanted = !self.is_checkpointing;
+        self.is_checkpoint_wanted = !self.is_checkpointing && self.encoding.is_none();
     }
 
     pub(crate) const fn checkpoint_done(&mut self) {
@@ -167,7 +219,7 @@ impl Keeper {
 
     /// Whether nothing waits for the store.
     pub(crate) fn is_idle(&self) -> bool {
-        self.in_flight.is_empty() && !self.is_wanted && !self.is_checkpointing
+        self.in_flight.is_empty() && !self.is_wanted && !self.is_checkpointing && !self.has_more()
     }
 
     /// The number of free blobs.

@@ -14,9 +14,13 @@ use aryk_dma::Buffer;
 use aryk_volume_index::{
     Input, LevelId, Memtable, Merge, PAGE_UNITS, PageBytes, PageRead, Place, Run, RunId, Step, policy,
 };
+use std::collections::BTreeMap;
 
 /// Entries that a job merges in one turn.
 const ENTRIES_PER_TURN: usize = 4096;
+
+/// Bytes of a change of a blob's live units, generously: so many of the bytes that a turn may encode.
+const CHANGE_BYTES: usize = 64;
 
 /// Pages that a merge reads ahead of each input.
 const READ_AHEAD: u32 = 32;
@@ -100,7 +104,10 @@ struct Job {
     reads: u32,
     run: Option<(RunId, Place)>,
     runs: Vec<Run>,
-    changes: Vec<(BlobId, i64)>,
+    /// By how much the levels refer to more or fewer units of each blob.
+    changes: BTreeMap<BlobId, i64>,
+    /// Whether the edit of a merge was made, and the changes are being made in pieces.
+    is_ending: bool,
     /// Blobs to which the job appends nothing more.
     closed: Vec<BlobId>,
     /// A page of an input is damaged, or could not be read.
@@ -290,6 +297,9 @@ impl Pool {
     /// Does a bounded piece of a job. Returns whether there is more to do without input.
     fn step_job(&mut self, number: usize) -> bool {
         let mut job = self.jobs.jobs[number].take().expect("the job runs");
+        if job.is_ending {
+            return self.end_changes(job);
+        }
         let has_more = self.step_taken(number, &mut job);
         self.write_pages(number);
         if self.jobs.writers[number].has_failed || job.is_damaged {
@@ -436,7 +446,13 @@ impl Pool {
     /// All of a merge was handed out.
     fn merged(&self, job: &mut Job) {
         let merge = job.merge.take().expect("under way");
-        job.changes.extend(merge.into_changes());
+        if job.changes.is_empty() {
+            job.changes = merge.into_changes();
+        } else {
+            for (id, change) in merge.into_changes() {
+                *job.changes.entry(id).or_default() += change;
+            }
+        }
         if let Purpose::Flush(flush) = &mut job.purpose {
             flush.done.push((flush.partition, std::mem::take(&mut job.runs)));
             flush.partition += 1;
@@ -444,20 +460,44 @@ impl Pool {
     }
 
     /// All is written: the edits of a job.
-    fn end_job(&mut self, job: Job) {
+    fn end_job(&mut self, mut job: Job) {
         self.cleaner.is_due = true;
         self.jobs.is_index_due = true;
         self.jobs.can_force |= matches!(job.purpose, Purpose::Flush(_));
-        for (id, change) in sum_up(job.changes) {
-            self.keeper.edit(Edit::Live { id, change });
-        }
-        match job.purpose {
-            Purpose::Flush(flush) => self.end_flush(*flush),
-            Purpose::Merge { partition, levels } => self.end_merge(partition, &levels, job.runs),
-        }
-        for blob in job.closed {
+        for blob in std::mem::take(&mut job.closed) {
             self.keeper.close(blob, 0);
         }
+        match job.purpose {
+            Purpose::Flush(flush) => {
+                // Memtables refer to few blobs: those of the log and of the cleaner.
+                for (id, change) in job.changes.into_iter().filter(|(_, change)| *change != 0) {
+                    self.keeper.edit(Edit::Live { id, change });
+                }
+                self.end_flush(*flush);
+            }
+            Purpose::Merge { partition, levels } => {
+                self.end_merge(partition, &levels, std::mem::take(&mut job.runs));
+                let purpose = Purpose::Merge { partition, levels };
+                self.end_changes(Job { purpose, is_ending: true, ..job });
+            }
+        }
+    }
+
+    /// Makes some of the changes of a merge, which may be about all blobs of the pool. They take effect together with the edit of
+    /// the merge. Returns whether there is more to do without input.
+    fn end_changes(&mut self, mut job: Job) -> bool {
+        for _ in 0..(self.settings.manifest_bytes_per_turn / CHANGE_BYTES).max(1) {
+            let Some((id, change)) = job.changes.pop_first() else {
+                self.keeper.gather(false);
+                self.keeper.commit(Then::Nothing);
+                return true;
+            };
+            if change != 0 {
+                self.keeper.edit(Edit::Live { id, change });
+            }
+        }
+        self.jobs.jobs[MERGE] = Some(job);
+        true
     }
 
     fn end_flush(&mut self, flush: Flush) {
@@ -499,9 +539,9 @@ impl Pool {
             .position(|level| level.id() == levels[0])
             .expect("levels stay until merged");
         let (first, count) = (first as u32, levels.len() as u32);
+        self.keeper.gather(true);
         self.keeper.edit(Edit::Merged { partition: partition as u8, first, count, runs: runs.clone() });
         index.merged(levels, runs, &mut self.cache);
-        self.keeper.commit(Then::Nothing);
     }
 
     /// A job that cannot go on: a flush starts again in another blob, a merge is given up.
@@ -538,7 +578,8 @@ impl Job {
             reads: 0,
             run: None,
             runs: Vec::new(),
-            changes: Vec::new(),
+            changes: BTreeMap::new(),
+            is_ending: false,
             closed: Vec::new(),
             is_damaged: false,
         }
@@ -551,20 +592,6 @@ impl Job {
             Purpose::Merge { .. } => true,
         }
     }
-}
-
-/// The sum of changes of each blob.
-fn sum_up(mut changes: Vec<(BlobId, i64)>) -> Vec<(BlobId, i64)> {
-    changes.sort_unstable_by_key(|(blob, _)| *blob);
-    changes.dedup_by(|next, sum| {
-        let is_same = next.0 == sum.0;
-        if is_same {
-            sum.1 += next.1;
-        }
-        is_same
-    });
-    changes.retain(|(_, change)| *change != 0);
-    changes
 }
 
 const _: () = assert!(PAGE_UNITS == BLOCK_UNITS);

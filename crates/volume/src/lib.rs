@@ -14,6 +14,7 @@ pub mod frame;
 mod ids;
 mod keeper;
 mod levels;
+mod loading;
 mod log;
 mod manifest;
 mod outbox;
@@ -36,6 +37,7 @@ pub use ids::{
     BLOCK, BLOCK_UNITS, Cut, ForeignId, PARTITIONS, RANGE_BLOCKS, STRIPE_RANGES, UNIT, VOLUME_UNITS_MAX,
     VolumeId,
 };
+pub use loading::Loading;
 pub use pool::{Pool, Recovered};
 pub use request::{Action, ForeignPiece, Reply, Request, Status, Tag};
 pub use settings::{OpenError, Settings, State, Stats};

@@ -9,6 +9,7 @@ use aryk_volume_index::{BlobId, Commit, Run, RunId, TimelineId};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 mod blobs;
+pub(crate) mod checkpoint;
 pub(crate) mod edit;
 
 pub(crate) use blobs::Blobs;
@@ -72,7 +73,7 @@ pub(crate) struct LogTail {
     pub(crate) blobs: Vec<BlobId>,
 }
 
-/// Who shows a timeline: volumes and snapshots, and timelines whose base is a view of it.
+/// The volumes, snapshots and clones that show a timeline.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 struct Users {
     volumes: BTreeSet<VolumeId>,
@@ -185,6 +186,7 @@ impl Manifest {
             }
             Edit::Log(log) => self.log = log,
             Edit::Note(note) => self.note = note,
+            Edit::Continued => {}
         }
         Ok(())
     }
@@ -287,33 +289,6 @@ impl Manifest {
         is_possible
             .then_some(())
             .ok_or(OpenError::Damaged("a blob is used that does not exist, or a count is too large"))
-    }
-
-    /// The edits that make this manifest from an empty one.
-    pub(crate) fn edits(&self) -> Vec<Edit> {
-        let mut edits = vec![
-            Edit::Opened { opening: self.opening },
-            Edit::Counters { next_timeline: self.next_timeline, next_volume: self.next_volume },
-        ];
-        edits.extend(
-            self.timelines.iter().map(|(&id, timeline)| Edit::Timeline { id, timeline: timeline.clone() }),
-        );
-        edits.extend(self.volumes.iter().map(|(&id, volume)| Edit::Volume { id, volume: volume.clone() }));
-        let mut blobs: BTreeMap<_, _> = self.blobs.iter().map(|(id, blob)| (id, *blob)).collect();
-        for run in self.partitions.iter().flat_map(|partition| partition.levels.iter().flatten()) {
-            if let Some(blob) = blobs.get_mut(&run.place.blob) {
-                blob.live -= run_units(run);
-            }
-        }
-        edits.extend(blobs.into_iter().map(|(id, blob)| Edit::Blob { id, blob }));
-        for (number, partition) in self.partitions.iter().enumerate() {
-            let flushed = |runs| Edit::Flushed { partition: number as u8, flushed: partition.flushed, runs };
-            edits.push(flushed(Vec::new()));
-            edits.extend(partition.levels.iter().rev().cloned().map(flushed));
-        }
-        edits.push(Edit::Log(self.log.clone()));
-        edits.push(Edit::Note(self.note.clone()));
-        edits
     }
 
     /// The cuts of all frozen views of a timeline: snapshots, and bases of clones.

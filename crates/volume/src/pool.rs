@@ -13,8 +13,9 @@ use crate::clean::Cleaner;
 use crate::dense::{DenseCache, DenseKey};
 use crate::keeper::{Keeper, Then};
 use crate::levels::Jobs;
+use crate::loading::Loading;
 use crate::log::Log;
-use crate::manifest::{Manifest, edit};
+use crate::manifest::Manifest;
 use crate::outbox::{Outbox, Owner};
 use crate::partition::{FIRST_COMMIT, Histories, Partition};
 use crate::read::{Found, Waiter};
@@ -102,18 +103,26 @@ impl Pool {
         pool
     }
 
-    /// Opens a pool. Its first operations read the log's tail.
+    /// Opens a pool at once, in a time that grows with the pool: [`Loading`] does the same in pieces. The pool's first operations
+    /// read the log's tail.
     pub fn open(
         settings: Settings,
         facts: StoreFacts,
         uuid: [u8; 16],
         from: &Recovered,
     ) -> Result<Self, OpenError> {
-        let manifest = edit::recover(from, uuid, &facts)?;
+        let mut loading = Loading::new(settings, facts, uuid, from.clone());
+        loop {
+            if let Some(result) = loading.step() {
+                return result;
+            }
+        }
+    }
+
+    /// The pool of this manifest, whose log is to be read.
+    pub(crate) fn recovering(settings: Settings, facts: StoreFacts, manifest: Manifest) -> Self {
         let recovery = Recovery::new(&manifest);
-        let mut pool = Self::new(settings, facts, manifest);
-        pool.recovery = Some(recovery);
-        Ok(pool)
+        Self { recovery: Some(recovery), ..Self::new(settings, facts, manifest) }
     }
 
     fn new(settings: Settings, facts: StoreFacts, manifest: Manifest) -> Self {
@@ -135,7 +144,7 @@ impl Pool {
             facts,
             state: State::Opening,
             runtimes: manifest.volumes.keys().map(|&id| (id, Runtime::default())).collect(),
-            keeper: Keeper::new(manifest, &facts),
+            keeper: Keeper::new(manifest, &facts, settings.manifest_bytes_per_turn),
             histories,
             partitions,
             cache,
@@ -322,13 +331,13 @@ impl Pool {
                 self.refuse_waiting();
             }
         }
-        self.hand_out_edits();
-        has_work
+        self.hand_out_edits() | has_work
     }
 
-    fn hand_out_edits(&mut self) {
+    /// Returns whether there are more for the next turn.
+    fn hand_out_edits(&mut self) -> bool {
         if matches!(self.state, State::ReadOnly(_) | State::Failed(_)) {
-            return;
+            return false;
         }
         if let Some(edit) = self.keeper.take_commit() {
             self.stats.manifest_write_bytes += edit.len() as u64;
@@ -338,6 +347,7 @@ impl Pool {
             self.stats.manifest_write_bytes += bytes.len() as u64;
             self.out.op(Owner::Checkpoint, StoreOp::Checkpoint { bytes });
         }
+        self.keeper.has_more()
     }
 
     /// The next operation for the store.

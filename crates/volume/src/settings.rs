@@ -17,6 +17,8 @@ pub struct Settings {
     pub frames_in_flight_max: u32,
     /// Bytes of index pages and checksums in memory.
     pub cache_bytes: usize,
+    /// Bytes of the manifest that one turn encodes: of a checkpoint, and of edits.
+    pub manifest_bytes_per_turn: usize,
     /// Blobs that only the cleaner, compaction and deletions use.
     pub reserve_blobs: u32,
     /// Bytes that background work has in flight.
@@ -37,6 +39,7 @@ impl Default for Settings {
             frame_bytes_max: 1 << 20,
             frames_in_flight_max: 8,
             cache_bytes: 64 << 20,
+            manifest_bytes_per_turn: 64 << 10,
             reserve_blobs: 4,
             background_bytes_max: 8 << 20,
             space_amplification_max: 200,

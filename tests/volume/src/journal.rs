@@ -152,7 +152,11 @@ impl World {
 
     fn hand_out_entry(&mut self, entry: Entry) {
         // Long ones reach over several pages.
-        let len = if self.rng.u32(..8) == 0 { self.rng.usize(1000..9000) } else { self.rng.usize(16..200) };
+        let len = match entry {
+            Entry::Checkpoint(_) => self.rng.usize(16..12_000),
+            Entry::Edit(_) if self.rng.u32(..8) == 0 => self.rng.usize(1000..9000),
+            Entry::Edit(_) => self.rng.usize(16..200),
+        };
         let bytes = content(entry, len);
         let id = self.id();
         self.entries.push(entry);

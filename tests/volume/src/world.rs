@@ -135,6 +135,7 @@ fn settings(rng: &mut Rng) -> Settings {
         frames_in_flight_max: rng.u32(1..9),
         cache_bytes: rng.usize(16..512) << 10,
         background_bytes_max: rng.u64(1..8) << 20,
+        manifest_bytes_per_turn: 1 << rng.u32(9..14),
         ..Settings::default()
     }
 }

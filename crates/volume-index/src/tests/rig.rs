@@ -263,8 +263,7 @@ impl Rig {
         }
     }
 
-    fn settle(&mut self, changes: Vec<(BlobId, i64)>) {
-        assert!(changes.is_sorted_by(|a, b| a.0 < b.0));
+    fn settle(&mut self, changes: BTreeMap<BlobId, i64>) {
         for (blob, units) in changes {
             *self.live.entry(blob).or_default() += units;
         }
@@ -366,7 +365,7 @@ impl Rig {
             assert_eq!((Some(shape.oldest), Some(shape.newest)), (commits().min(), commits().max()));
             entries.iter().for_each(|entry| tally.add(&entry.value));
         }
-        assert_eq!(tally.into_changes(), self.live.clone().into_iter().collect::<Vec<_>>());
+        assert_eq!(tally.into_changes(), self.live);
     }
 
     /// A scan finds each key of all sources once, in small steps or large ones, and by commit.

@@ -32,6 +32,33 @@ fn edits_and_checkpoints_are_found_again() {
 }
 
 #[test]
+fn a_checkpoint_is_written_in_pieces_and_its_header_is_the_last() {
+    for bytes in [0, 1, 4031, 4032, 4033, 20_000, 20_416, 20_417, 30_000] {
+        let (mut ram, mut store) = Ram::pool();
+        let old = ram.log.len();
+        let payload = "p".repeat(bytes);
+        store.submit(OpId(1), StoreOp::Checkpoint { bytes: payload.clone().into() });
+        let mut pieces = Vec::new();
+        while let Some(op) = store.next_op() {
+            if let crate::DiskRequest::Write { offset, buffer, .. } = &op.request {
+                assert!(buffer.len() <= 20 << 10, "{} bytes in one write", buffer.len());
+                pieces.push(*offset);
+            }
+            // Until the header is written, the checkpoint before counts.
+            if pieces.len() < 2 * (1 + bytes.saturating_sub(4032).div_ceil(16 << 10)) - 1 {
+                assert_eq!(ram.read().unwrap(), read(("first", "", 0)));
+            }
+            let done = ram.run(op);
+            store.completed(done);
+        }
+        assert!(store.next_answer().is_some() && ram.log.len() > old && pieces.len() >= 4);
+        assert_eq!(ram.read().unwrap(), (payload, String::new(), 0), "{bytes} bytes");
+        ram.commit(&mut store, b"edit").unwrap();
+        assert_eq!(ram.read().unwrap().1, "edit");
+    }
+}
+
+#[test]
 fn edits_that_come_together_are_one_record() {
     let (mut ram, mut store) = Ram::pool();
     ram.log.clear();

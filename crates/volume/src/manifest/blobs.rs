@@ -57,6 +57,11 @@ impl Blobs {
         self.all.iter().map(|(&id, blob)| (id, blob))
     }
 
+    /// Blobs by number, from this one on.
+    pub(crate) fn from(&self, first: BlobId) -> impl Iterator<Item = (BlobId, &Blob)> {
+        self.all.range(first..).map(|(&id, blob)| (id, blob))
+    }
+
     /// The blobs of the index.
     pub(crate) fn of_index(&self) -> impl Iterator<Item = (BlobId, &Blob)> {
         self.index.iter().map(|id| (*id, &self.all[id]))

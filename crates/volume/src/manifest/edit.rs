@@ -2,17 +2,20 @@
 //!
 //! The bytes of a checkpoint and of an edit have the same form: magic `AVM1`, version (2), kind (1: checkpoint or edit), UUID of
 //! the pool (16), alignment and units of a blob (4 each), then edits: each a byte that says which, and its fields; at the end
-//! CRC32C (4) of all before. Numbers have variable length (`codec.rs`).
+//! CRC32C (4) of all before. Numbers have variable length (`codec.rs`). `checkpoint.rs` encodes checkpoints, `recover.rs` makes
+//! the manifest again.
 
 use super::{Base, Blob, BlobKind, LogTail, Manifest, Timeline, commit};
 use crate::codec::{Reader, Writer};
-use crate::{
-    Cut, Foreign, Label, OpenError, PARTITIONS, Recovered, StoreFacts, Volume, VolumeId, WhenFull, checksum,
-};
+use crate::{Cut, Foreign, Label, OpenError, PARTITIONS, StoreFacts, Volume, VolumeId, WhenFull, checksum};
 use aryk_volume_index::{BlobId, Commit, Key, Place, Run, RunId, RunShape, TimelineId};
+use std::collections::BTreeMap;
 
 const MAGIC: [u8; 4] = *b"AVM1";
 const VERSION: u16 = 1;
+/// The version of edits that are continued.
+const VERSION_CONTINUED: u16 = 2;
+const VERSION_AT: usize = 4;
 const HEAD: usize = 4 + 2 + 1 + 16 + 4 + 4;
 
 /// A change of the manifest.
@@ -44,41 +47,56 @@ pub(crate) enum Edit {
     Log(LogTail),
     /// What the caller stores about the pool.
     Note(Vec<u8>),
+    /// The last of its record: the edits take effect together with those of the next record.
+    Continued,
 }
 
-/// The bytes of a checkpoint or of an edit.
-pub(crate) fn encode<'a>(
-    manifest: &Manifest,
-    is_checkpoint: bool,
-    edits: impl IntoIterator<Item = &'a Edit>,
-) -> Vec<u8> {
-    let mut writer = Writer::default();
+/// Writes what is before the edits of a checkpoint or of a part of the journal. Only what is continued needs version 2.
+pub(super) fn seal_head(writer: &mut Writer, manifest: &Manifest, is_checkpoint: bool, is_continued: bool) {
     writer.raw(&MAGIC);
-    writer.raw(&VERSION.to_le_bytes());
+    writer.raw(&(if is_continued { VERSION_CONTINUED } else { VERSION }).to_le_bytes());
     writer.raw(&[u8::from(is_checkpoint)]);
     writer.raw(&manifest.uuid);
     writer.raw(&manifest.alignment.to_le_bytes());
     writer.raw(&manifest.blob_units.to_le_bytes());
-    for edit in edits {
+}
+
+/// The bytes of some edits, at least one and at most about `budget` bytes, and how many these are. If there are more edits, the
+/// bytes say that they follow.
+pub(crate) fn encode<'a>(
+    manifest: &Manifest,
+    budget: usize,
+    edits: impl IntoIterator<Item = &'a Edit>,
+) -> (Vec<u8>, usize) {
+    let mut writer = Writer::default();
+    seal_head(&mut writer, manifest, false, false);
+    let mut edits = edits.into_iter().peekable();
+    let mut count = 0;
+    while let Some(edit) = edits.next_if(|_| count == 0 || writer.bytes.len() < budget) {
         edit.write(&mut writer);
+        count += 1;
+    }
+    if edits.peek().is_some() {
+        writer.bytes[VERSION_AT..][..2].copy_from_slice(&VERSION_CONTINUED.to_le_bytes());
+        Edit::Continued.write(&mut writer);
     }
     let crc = checksum::of(&writer.bytes);
     writer.raw(&crc.to_le_bytes());
-    writer.bytes
+    (writer.bytes, count)
 }
 
-/// The edits in these bytes, after all checks that need no manifest.
-pub(crate) fn decode(
-    bytes: &[u8],
+/// The bytes of the edits, after the checks that need no manifest, and whether they may be continued.
+pub(crate) fn open<'a>(
+    bytes: &'a [u8],
     is_checkpoint: bool,
     uuid: [u8; 16],
     facts: &StoreFacts,
-) -> Result<Vec<Edit>, OpenError> {
+) -> Result<(&'a [u8], bool), OpenError> {
     if bytes.len() < HEAD + 4 || bytes[..4] != MAGIC {
         return Err(OpenError::Damaged("there is no manifest"));
     }
     let version = u16::from_le_bytes([bytes[4], bytes[5]]);
-    if version != VERSION {
+    if !matches!(version, VERSION | VERSION_CONTINUED) {
         return Err(OpenError::Version(version));
     }
     let (body, crc) = bytes.split_at(bytes.len() - 4);
@@ -94,32 +112,28 @@ pub(crate) fn decode(
     if body[23..27] != facts.alignment.to_le_bytes() || body[27..31] != facts.blob_units.to_le_bytes() {
         return Err(OpenError::Geometry);
     }
-    let mut reader = Reader::new(&body[HEAD..]);
-    let mut edits = Vec::new();
-    while !reader.is_empty() {
-        edits.push(Edit::read(&mut reader)?);
-    }
-    Ok(edits)
+    Ok((&body[HEAD..], version == VERSION_CONTINUED && !is_checkpoint))
 }
 
-/// The manifest of a checkpoint and the edits after it.
-pub(crate) fn recover(from: &Recovered, uuid: [u8; 16], facts: &StoreFacts) -> Result<Manifest, OpenError> {
-    let mut manifest = Manifest::new(uuid, facts);
-    for edit in decode(&from.checkpoint, true, uuid, facts)? {
-        manifest.apply(edit)?;
+/// Takes up to `count` edits from the front of bytes that [`open`] returned.
+pub(crate) fn take(body: &mut &[u8], count: usize, is_continued: bool) -> Result<Vec<Edit>, OpenError> {
+    let mut reader = Reader::new(body);
+    let mut edits = Vec::new();
+    while !reader.is_empty() && edits.len() < count {
+        edits.push(Edit::read(&mut reader)?);
     }
-    for bytes in &from.edits {
-        for edit in decode(bytes, false, uuid, facts)? {
-            manifest.apply(edit)?;
+    *body = reader.rest();
+    match edits.iter().position(|edit| *edit == Edit::Continued) {
+        Some(at) if !is_continued || at + 1 < edits.len() || !body.is_empty() => {
+            Err(OpenError::Damaged("an edit is continued within a record"))
         }
+        _ => Ok(edits),
     }
-    manifest.verify(facts)?;
-    Ok(manifest)
 }
 
 impl Manifest {
     /// Whether all references of the manifest have a target.
-    fn verify(&self, facts: &StoreFacts) -> Result<(), OpenError> {
+    pub(crate) fn verify(&self, facts: &StoreFacts) -> Result<(), OpenError> {
         if let Some(id) = self.blobs.iter().map(|(id, _)| id).find(|id| id.0 >= facts.blobs) {
             return Err(OpenError::Shorter(id.0));
         }
@@ -145,17 +159,27 @@ impl Manifest {
         if self.blobs.iter().any(|(_, blob)| blob.live < 0 || blob.live > i64::from(facts.blob_units)) {
             return Err(OpenError::Damaged("levels refer to more of a blob than there is"));
         }
+        let mut of_runs = BTreeMap::<BlobId, i64>::new();
         for run in self.partitions.iter().flat_map(|partition| partition.levels.iter().flatten()) {
+            *of_runs.entry(run.place.blob).or_default() += super::run_units(run);
             if i64::from(run.place.unit) + super::run_units(run) > i64::from(facts.blob_units) {
                 return Err(OpenError::Damaged("a run reaches beyond its blob"));
             }
+        }
+        if !self.blobs.of_index().all(|(id, blob)| of_runs.remove(&id).unwrap_or(0) == blob.live) {
+            return Err(OpenError::Damaged(
+                "levels refer to more or less of an index blob than its runs have",
+            ));
+        }
+        if !of_runs.is_empty() {
+            return Err(OpenError::Damaged("a run is in a blob of another kind"));
         }
         Ok(())
     }
 }
 
 impl Edit {
-    fn write(&self, to: &mut Writer) {
+    pub(super) fn write(&self, to: &mut Writer) {
         match self {
             Self::Opened { opening } => to.ints(1, &[u64::from(*opening)]),
             Self::Counters { next_timeline, next_volume } => {
@@ -196,7 +220,13 @@ impl Edit {
                 to.ints(13, &[note.len() as u64]);
                 to.raw(note);
             }
+            Self::Continued => to.int(14),
         }
+    }
+
+    /// Begins [`Edit::Flushed`], whose runs follow.
+    pub(super) fn begin_flushed(to: &mut Writer, partition: u8, flushed: u64, runs: usize) {
+        to.ints(7, &[u64::from(partition), flushed, runs as u64]);
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, OpenError> {
@@ -240,6 +270,7 @@ impl Edit {
                 let len = from.small()?;
                 Self::Note(from.raw(len)?.to_vec())
             }
+            14 => Self::Continued,
             _ => return Err(OpenError::Damaged("an edit is of no kind")),
         })
     }
@@ -324,19 +355,21 @@ fn read_volume(from: &mut Reader<'_>) -> Result<Volume, OpenError> {
 
 fn write_runs(to: &mut Writer, runs: &[Run]) {
     to.int(runs.len() as u64);
-    for Run { id, place, shape } in runs {
-        to.int(id.0);
-        to.int(u64::from(place.blob.0));
-        to.int(u64::from(place.unit));
-        to.int(u64::from(shape.pages));
-        to.int(u64::from(shape.leaves));
-        to.int(shape.entries);
-        to.int(shape.range_entries);
-        to.raw(&shape.first.packed().to_le_bytes());
-        to.raw(&shape.last.packed().to_le_bytes());
-        to.int(shape.oldest.get());
-        to.int(shape.newest.get());
-    }
+    runs.iter().for_each(|run| write_run(to, run));
+}
+
+pub(super) fn write_run(to: &mut Writer, Run { id, place, shape }: &Run) {
+    to.int(id.0);
+    to.int(u64::from(place.blob.0));
+    to.int(u64::from(place.unit));
+    to.int(u64::from(shape.pages));
+    to.int(u64::from(shape.leaves));
+    to.int(shape.entries);
+    to.int(shape.range_entries);
+    to.raw(&shape.first.packed().to_le_bytes());
+    to.raw(&shape.last.packed().to_le_bytes());
+    to.int(shape.oldest.get());
+    to.int(shape.newest.get());
 }
 
 fn read_runs(from: &mut Reader<'_>) -> Result<Vec<Run>, OpenError> {

@@ -62,10 +62,23 @@ fn edits() -> Vec<Edit> {
     ]
 }
 
+fn record<'a>(manifest: &Manifest, edits: impl IntoIterator<Item = &'a Edit>) -> Vec<u8> {
+    let edits: Vec<_> = edits.into_iter().collect();
+    let (bytes, count) = edit::encode(manifest, usize::MAX, edits.iter().copied());
+    assert_eq!(count, edits.len());
+    bytes
+}
+
+fn load(from: &Recovered, uuid: [u8; 16], facts: &StoreFacts) -> Result<Manifest, OpenError> {
+    let mut loading = crate::Loading::new(crate::Settings::default(), *facts, uuid, from.clone());
+    while loading.try_step()? {}
+    loading.take_manifest()
+}
+
 fn recovered() -> (Manifest, Recovered) {
     let mut manifest = Manifest::new([1; 16], &FACTS);
-    let checkpoint = edit::encode(&manifest, true, &manifest.edits());
-    let bytes = edits().iter().map(|edit| edit::encode(&manifest, false, [edit])).collect();
+    let checkpoint = checkpoint::encode(&manifest);
+    let bytes = edits().iter().map(|edit| record(&manifest, [edit])).collect();
     edits().into_iter().for_each(|edit| manifest.apply(edit).unwrap());
     (manifest, Recovered { checkpoint, edits: bytes })
 }
@@ -73,7 +86,7 @@ fn recovered() -> (Manifest, Recovered) {
 #[test]
 fn edits_and_checkpoints_make_the_same_manifest() {
     let (manifest, from) = recovered();
-    assert_eq!(edit::recover(&from, [1; 16], &FACTS).as_ref(), Ok(&manifest));
+    assert_eq!(load(&from, [1; 16], &FACTS).as_ref(), Ok(&manifest));
     assert_eq!(manifest.blobs.get(BlobId(7)).unwrap().live, 3 * 40);
     assert_eq!(manifest.blobs.get(BlobId(8)).unwrap().live, 720);
     assert_eq!(
@@ -81,9 +94,9 @@ fn edits_and_checkpoints_make_the_same_manifest() {
         [4, 5, 1]
     );
     assert_eq!((manifest.next_timeline, manifest.next_volume), (3, 7));
-    let checkpoint = edit::encode(&manifest, true, &manifest.edits());
+    let checkpoint = checkpoint::encode(&manifest);
     let from = Recovered { checkpoint, edits: Vec::new() };
-    assert_eq!(edit::recover(&from, [1; 16], &FACTS), Ok(manifest));
+    assert_eq!(load(&from, [1; 16], &FACTS), Ok(manifest));
 }
 
 #[test]
@@ -92,17 +105,14 @@ fn damage_is_found() {
     for at in 0..from.edits[2].len() {
         let mut changed = from.clone();
         changed.edits[2][at] ^= 1;
-        assert!(edit::recover(&changed, [1; 16], &FACTS).is_err(), "byte {at}");
+        assert!(load(&changed, [1; 16], &FACTS).is_err(), "byte {at}");
     }
     let mut missing = from.clone();
     missing.edits.remove(1);
-    assert!(edit::recover(&missing, [1; 16], &FACTS).is_err());
-    assert_eq!(edit::recover(&from, [2; 16], &FACTS), Err(OpenError::Foreign));
-    assert_eq!(edit::recover(&from, [1; 16], &StoreFacts { blobs: 8, ..FACTS }), Err(OpenError::Shorter(8)));
-    assert_eq!(
-        edit::recover(&from, [1; 16], &StoreFacts { alignment: 4096, ..FACTS }),
-        Err(OpenError::Geometry)
-    );
+    assert!(load(&missing, [1; 16], &FACTS).is_err());
+    assert_eq!(load(&from, [2; 16], &FACTS), Err(OpenError::Foreign));
+    assert_eq!(load(&from, [1; 16], &StoreFacts { blobs: 8, ..FACTS }), Err(OpenError::Shorter(8)));
+    assert_eq!(load(&from, [1; 16], &StoreFacts { alignment: 4096, ..FACTS }), Err(OpenError::Geometry));
 }
 
 #[test]
@@ -110,8 +120,8 @@ fn numbers_that_no_pool_has_are_damage() {
     let (manifest, recovered) = recovered();
     let with = |edit: Edit| {
         let mut from = recovered.clone();
-        from.edits.push(edit::encode(&manifest, false, [&edit]));
-        edit::recover(&from, manifest.uuid, &FACTS).map(|_| ())
+        from.edits.push(record(&manifest, [&edit]));
+        load(&from, manifest.uuid, &FACTS).map(|_| ())
     };
     let of_blob =
         |live| with(Edit::Blob { id: BlobId(60), blob: Blob { kind: BlobKind::Data, life: 1, live } });
@@ -120,7 +130,7 @@ fn numbers_that_no_pool_has_are_damage() {
     assert!(matches!(of_blob(-1), Err(OpenError::Damaged(_))));
 
     let of_run = |entries, range_entries| {
-        let mut run = run(99, 8);
+        let mut run = run(99, 7);
         (run.shape.entries, run.shape.range_entries) = (entries, range_entries);
         with(Edit::Flushed { partition: 3, flushed: 1 << 30, runs: vec![run] })
     };
@@ -187,6 +197,117 @@ fn who_shows_a_timeline_is_known_whatever_changes() {
 fn edits_of_version_1_are_read_and_written_as_then() {
     let fixture = include_bytes!("../../fixtures/edits-v1");
     let empty = Manifest::new([1; 16], &FACTS);
-    assert_eq!(edit::encode(&empty, false, &edits()), fixture);
-    assert_eq!(edit::decode(fixture, false, [1; 16], &FACTS).unwrap(), edits());
+    assert_eq!(record(&empty, &edits()), fixture);
+    let (mut body, is_continued) = edit::open(fixture, false, [1; 16], &FACTS).unwrap();
+    assert_eq!(edit::take(&mut body, usize::MAX, is_continued).unwrap(), edits());
+}
+
+/// An edit that fits the manifest.
+fn any_edit(manifest: &Manifest, rng: &mut fastrand::Rng, next: &mut u64) -> Edit {
+    *next += 1;
+    let any = |rng: &mut fastrand::Rng, kind: BlobKind| {
+        let of_kind: Vec<_> =
+            manifest.blobs.iter().filter(|(_, blob)| blob.kind == kind).map(|(id, _)| id).collect();
+        rng.choice(&of_kind).copied()
+    };
+    let partition = rng.u8(0..16);
+    let id = BlobId(rng.u32(0..FACTS.blobs));
+    match rng.u8(0..12) {
+        0..3 if !manifest.blobs.contains(id) => {
+            let kind = *rng.choice(&[BlobKind::Log, BlobKind::Data, BlobKind::Index]).unwrap();
+            Edit::Blob { id, blob: Blob { kind, life: *next, live: 0 } }
+        }
+        3 if manifest.blobs.get(id).is_some_and(|blob| blob.live == 0) => Edit::BlobGone { id },
+        4 | 5 => match any(rng, BlobKind::Data) {
+            Some(id) => {
+                let live = manifest.blobs.get(id).unwrap().live;
+                Edit::Live { id, change: rng.i64(0..500) - live }
+            }
+            None => Edit::Note(next.to_le_bytes().to_vec()),
+        },
+        6 | 7 => match any(rng, BlobKind::Index) {
+            Some(BlobId(blob)) => {
+                let runs = vec![run(*next * 2, blob), run(*next * 2 + 1, blob)];
+                Edit::Flushed { partition, flushed: *next, runs }
+            }
+            None => Edit::Opened { opening: *next as u32 },
+        },
+        8 if !manifest.partitions[usize::from(partition)].levels.is_empty() => {
+            let levels = manifest.partitions[usize::from(partition)].levels.len() as u32;
+            let first = rng.u32(0..levels);
+            Edit::Merged { partition, first, count: rng.u32(1..=levels - first), runs: Vec::new() }
+        }
+        9 => {
+            let timeline = Timeline { shift: rng.u8(0..16), base: None };
+            Edit::Timeline { id: TimelineId(rng.u32(0..50)), timeline }
+        }
+        10 if !manifest.timelines.is_empty() => {
+            let of: Vec<_> = manifest.timelines.keys().copied().collect();
+            let (timeline, label) = (*rng.choice(&of).unwrap(), next.to_string());
+            let label = Label { name: label, uuid: [0; 16] };
+            let (when_full, cut) = (WhenFull::Wait, None);
+            let volume = Volume { label, units: 8, block_size: 512, when_full, timeline, cut };
+            Edit::Volume { id: VolumeId(rng.u32(0..50)), volume }
+        }
+        11 if !manifest.volumes.is_empty() => {
+            let of: Vec<_> = manifest.volumes.keys().copied().collect();
+            Edit::VolumeGone { id: *rng.choice(&of).unwrap() }
+        }
+        _ => Edit::Log(LogTail { sequence: *next, unit: 0, blobs: Vec::new() }),
+    }
+}
+
+#[test]
+fn a_checkpoint_has_the_changes_that_are_made_while_it_is_encoded() {
+    let mut steps_max = 0;
+    for seed in 0..200 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let (mut manifest, mut next) = (Manifest::new([1; 16], &FACTS), 0);
+        for _ in 0..rng.u32(0..400) {
+            manifest.apply(any_edit(&manifest, &mut rng, &mut next)).unwrap();
+        }
+        let mut encoding = checkpoint::Encoding::new(&manifest, 0);
+        let mut steps = 1;
+        while !encoding.step(&manifest, rng.usize(1..400)) || rng.u8(0..4) > 0 {
+            steps += 1;
+            for _ in 0..rng.u32(0..6) {
+                let edit = any_edit(&manifest, &mut rng, &mut next);
+                manifest.apply(edit.clone()).unwrap();
+                encoding.note(&edit);
+            }
+        }
+        steps_max = steps_max.max(steps);
+        let from = Recovered { checkpoint: encoding.finish(&manifest), edits: Vec::new() };
+        assert_eq!(load(&from, [1; 16], &FACTS).as_ref(), Ok(&manifest), "seed {seed}");
+    }
+    assert!(steps_max > 20, "{steps_max} steps at most");
+}
+
+#[test]
+fn edits_that_are_continued_take_effect_together_or_not_at_all() {
+    let (before, from) = recovered();
+    let blob = Blob { kind: BlobKind::Data, life: 1, live: 0 };
+    let edits: Vec<_> = (0..40).map(|id| Edit::Blob { id: BlobId(50 + id), blob }).collect();
+    let mut after = before.clone();
+    edits.iter().for_each(|edit| after.apply(edit.clone()).unwrap());
+    let mut parts = Vec::new();
+    let mut left = &edits[..];
+    while !left.is_empty() {
+        let (bytes, count) = edit::encode(&before, 60, left);
+        assert_eq!(u16::from_le_bytes([bytes[4], bytes[5]]), if count == left.len() { 1 } else { 2 });
+        parts.push(bytes);
+        left = &left[count..];
+    }
+    assert!(parts.len() > 3);
+    let opened = record(&before, [&Edit::Opened { opening: 9 }]);
+    for count in 0..=parts.len() {
+        let mut from = from.clone();
+        from.edits.extend_from_slice(&parts[..count]);
+        let mut expected = if count == parts.len() { after.clone() } else { before.clone() };
+        assert_eq!(load(&from, [1; 16], &FACTS).as_ref(), Ok(&expected), "{count} parts");
+        // The next life of the pool does not take up what is incomplete.
+        from.edits.push(opened.clone());
+        expected.opening = 9;
+        assert_eq!(load(&from, [1; 16], &FACTS).as_ref(), Ok(&expected), "{count} parts");
+    }
 }

@@ -104,6 +104,7 @@ pub(super) fn settings() -> Settings {
         unflushed_bytes_max: 12 << 20,
         frame_bytes_max: 128 << 10,
         cache_bytes: 8 << 20,
+        manifest_bytes_per_turn: 300,
         ..Settings::default()
     }
 }
