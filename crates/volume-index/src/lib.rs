@@ -33,6 +33,7 @@ mod page;
 pub mod policy;
 mod run;
 mod scan;
+mod survey;
 mod tally;
 #[cfg(test)]
 mod tests;
@@ -47,5 +48,6 @@ pub use merge::{Input, Merge, PageRead, Step};
 pub use page::{PAGE_BYTES, PAGE_UNITS, PageBytes, PageError};
 pub use run::{Run, RunId, RunShape};
 pub use scan::ScanOptions;
+pub use survey::Pieces;
 pub use tally::Tally;
 pub use views::{TimelineViews, Views};

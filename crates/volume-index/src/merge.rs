@@ -16,10 +16,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use crate::key::{BlobId, Commit, Entry, Key, Place, Value};
+use crate::key::{BlobId, Commit, Entry, Key, Place, TimelineId, Value};
 use crate::memtable::Memtable;
 use crate::page::{Leaf, PAGE_BYTES, PageBytes, PageError, check};
 use crate::run::{Run, RunBuilder, RunId, RunShape};
+use crate::survey::{Pieces, Survey};
 use crate::tally::Tally;
 use crate::views::Views;
 
@@ -88,6 +89,7 @@ pub struct Merge {
     /// The last key of the runs before, and whether there are entries about the whole of its range.
     before: Option<(Key, bool)>,
     tally: Tally,
+    survey: Option<Survey>,
     entries_merged: u64,
     entries_total: u64,
 }
@@ -297,6 +299,7 @@ impl Merge {
             builder: None,
             before: None,
             tally: Tally::default(),
+            survey: None,
             entries_merged: 0,
             entries_total: inputs.iter().map(entries).sum(),
             sources: inputs.into_iter().map(source).collect(),
@@ -357,6 +360,9 @@ impl Merge {
             }
             if !is_counted {
                 self.tally.add(&entry.value);
+            }
+            if let Some(survey) = &mut self.survey {
+                survey.look(&entry);
             }
             if let Some(step) = self.write(entry, out) {
                 return step;
@@ -435,6 +441,16 @@ impl Merge {
         let (shape, last) = builder.finish(next, out);
         self.before = Some(last);
         Some(Step::RunEnd(run, shape))
+    }
+
+    /// Has the merge look for ranges in many pieces; for one that has the oldest levels.
+    pub fn survey(&mut self, pieces: Pieces) {
+        self.survey = Some(Survey::new(pieces));
+    }
+
+    /// The ranges that a survey has found so far, and whether there were more than it keeps.
+    pub fn take_ranges(&mut self) -> (Vec<(TimelineId, u32)>, bool) {
+        self.survey.take().map_or((Vec::new(), false), Survey::finish)
     }
 
     /// Entries of the inputs that were merged, and all of them.

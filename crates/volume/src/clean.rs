@@ -128,7 +128,7 @@ enum Look {
 
 impl Pool {
     /// Free blobs from which on the cleaner works.
-    fn free_wanted(&self) -> usize {
+    pub(crate) fn free_wanted(&self) -> usize {
         (self.settings.reserve_blobs + (self.facts.blobs / 16).max(4)) as usize
     }
 
@@ -430,7 +430,7 @@ impl Pool {
     }
 
     /// The cleaner's blob gets nothing more.
-    fn close_writer(&mut self) {
+    pub(crate) fn close_writer(&mut self) {
         if let Some((blob, _, unit)) = self.cleaner.writer.take() {
             self.keeper.manifest.blobs.set_written(blob, unit);
             self.keeper.close(blob, self.jobs.freezes + 1);

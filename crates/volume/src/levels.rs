@@ -257,7 +257,10 @@ impl Pool {
         let ids: Vec<_> = levels.iter().map(|level| level.id()).collect();
         let inputs = levels.iter().map(|level| Input::Level(level.runs().copied().collect())).collect();
         let bottom = is_bottom.then(|| index.oldest_besides(&ids));
-        let merge = Merge::new(inputs, self.histories.views(number), bottom, READ_AHEAD);
+        let mut merge = Merge::new(inputs, self.histories.views(number), bottom, READ_AHEAD);
+        if is_bottom {
+            merge.survey(self.settings.pieces);
+        }
         let mut job = Job::new(Purpose::Merge { partition: number, levels: ids });
         job.merge = Some(merge);
         self.jobs.jobs[MERGE] = Some(job);
@@ -444,8 +447,10 @@ impl Pool {
     }
 
     /// All of a merge was handed out.
-    fn merged(&self, job: &mut Job) {
-        let merge = job.merge.take().expect("under way");
+    fn merged(&mut self, job: &mut Job) {
+        let mut merge = job.merge.take().expect("under way");
+        let (ranges, has_more) = merge.take_ranges();
+        self.compactor.want(ranges, has_more);
         if job.changes.is_empty() {
             job.changes = merge.into_changes();
         } else {

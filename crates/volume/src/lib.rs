@@ -9,6 +9,7 @@ mod checksum;
 mod clean;
 mod codec;
 mod command;
+mod compact;
 mod dense;
 pub mod frame;
 mod ids;
@@ -28,7 +29,7 @@ mod store;
 mod tasks;
 mod write;
 
-pub use aryk_volume_index::{BlobId, Commit, TimelineId};
+pub use aryk_volume_index::{BlobId, Commit, Pieces, TimelineId};
 pub use command::{
     Answer, CheckReport, Command, CommandError, CommandReply, Damage, Foreign, ForeignUse, Label, Origin,
     Volume, WhenFull,

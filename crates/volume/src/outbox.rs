@@ -65,6 +65,14 @@ pub(crate) enum Owner {
     },
     /// The cleaner: what it has moved.
     CleanWrite,
+    /// Compaction: blocks of its range, from this block of the range on.
+    CompactRead {
+        blob: BlobId,
+        block: usize,
+        blocks: usize,
+    },
+    /// Compaction: the dense frame.
+    CompactWrite,
     /// A volume that is inflated: what was copied.
     CopyWrite,
     /// A check: data.

@@ -5,11 +5,13 @@
 //! until there is nothing. Writes of one turn are committed as a group.
 //!
 //! The parts of a pool are in files of their own, each with an `impl Pool`: reads (`read.rs`), writes (`write.rs`), commands
-//! (`admin.rs`), recovery (`recover.rs`), flushes and merges of the index (`levels.rs`), the cleaner (`clean.rs`).
+//! (`admin.rs`), recovery (`recover.rs`), flushes and merges of the index (`levels.rs`), the cleaner (`clean.rs`), compaction
+//! (`compact.rs`).
 
 use crate::active::{Active, Runtime};
 use crate::buffers::Buffers;
 use crate::clean::Cleaner;
+use crate::compact::Compactor;
 use crate::dense::{DenseCache, DenseKey};
 use crate::keeper::{Keeper, Then};
 use crate::levels::Jobs;
@@ -74,6 +76,7 @@ pub struct Pool {
     pub(crate) admin: crate::admin::Admin,
     pub(crate) jobs: Jobs,
     pub(crate) cleaner: Cleaner,
+    pub(crate) compactor: Compactor,
     pub(crate) tasks: Tasks,
     /// A read of inherited blocks that starts when its task is in its place.
     pub(crate) inflating: Option<Key>,
@@ -163,6 +166,7 @@ impl Pool {
             admin: crate::admin::Admin::default(),
             jobs: Jobs::default(),
             cleaner: Cleaner::default(),
+            compactor: Compactor::default(),
             tasks: Tasks::default(),
             inflating: None,
             recovery: None,
@@ -236,6 +240,10 @@ impl Pool {
             Owner::Recovery { len } => self.recovery_answered(len, with(data), result),
             Owner::CleanRead { blob, len } => self.clean_read_answered(blob, len, with(data), result),
             Owner::CleanWrite => self.clean_write_answered(with(data), result),
+            Owner::CompactRead { blob, block, blocks } => {
+                self.compact_read_answered(blob, block, blocks, with(data), result);
+            }
+            Owner::CompactWrite => self.compact_write_answered(with(data), result),
             Owner::CopyWrite => self.copy_write_answered(with(data), result),
             Owner::Check { blob, expected } => self.check_answered(blob, &expected, with(data), result),
         }
@@ -323,7 +331,7 @@ impl Pool {
         } else if self.state == State::Ready {
             self.admit_waiting();
             self.pump();
-            has_work = self.step_jobs() | self.step_cleaner() | self.step_tasks();
+            has_work = self.step_jobs() | self.step_cleaner() | self.step_compactor() | self.step_tasks();
             self.keeper.collect();
             self.ask_for_log_blobs();
             self.open_gate();
@@ -445,7 +453,13 @@ impl Pool {
             && self.log.is_idle()
             && self.jobs.is_idle()
             && self.cleaner.is_idle()
+            && self.compactor.is_idle()
             && self.tasks.is_idle()
+    }
+
+    /// Has compaction begin with no further range, before the pool is closed; or lets it go on.
+    pub const fn pause(&mut self, is_paused: bool) {
+        self.compactor.pause(is_paused);
     }
 
     pub(crate) fn take_foreign_list(&mut self) -> Vec<ForeignPiece> {

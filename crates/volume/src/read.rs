@@ -43,6 +43,7 @@ pub(crate) enum Found {
 pub(crate) enum Waiter {
     Request(Key),
     Cleaner,
+    Compactor,
     Task,
 }
 
@@ -179,7 +180,7 @@ impl Pool {
         if waits == 0 { Ok(()) } else { Err(waits) }
     }
 
-    fn want_header(&mut self, key: DenseKey, waiter: Waiter) {
+    pub(crate) fn want_header(&mut self, key: DenseKey, waiter: Waiter) {
         let waiters = self.headers.entry(key).or_default();
         waiters.push(waiter);
         if waiters.len() > 1 {
@@ -254,6 +255,7 @@ impl Pool {
         let key = match waiter {
             Waiter::Request(key) => key,
             Waiter::Cleaner => return self.cleaner_waited(is_ok),
+            Waiter::Compactor => return self.compactor_waited(is_ok),
             Waiter::Task => return self.task_waited(is_ok),
         };
         let request = self.requests.get_mut(key).expect("a request waits until all its pages are answered");

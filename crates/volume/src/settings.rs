@@ -1,6 +1,7 @@
 //! Settings, statistics and errors of a pool. Any context.
 
 use crate::StoreError;
+use aryk_volume_index::Pieces;
 
 /// Limits of a pool's use of memory and of the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,6 +26,8 @@ pub struct Settings {
     pub background_bytes_max: u64,
     /// Used space ÷ live space, in hundredths, from which on the cleaner works although there are free blobs.
     pub space_amplification_max: u32,
+    /// Which ranges compaction gathers.
+    pub pieces: Pieces,
     /// Whether a write of a whole range of 4 MiB gets one entry of the index instead of 1,024. The index is smaller then, but the
     /// space of such a range becomes free only when all of it is written again.
     pub dense_writes: bool,
@@ -43,6 +46,7 @@ impl Default for Settings {
             reserve_blobs: 4,
             background_bytes_max: 8 << 20,
             space_amplification_max: 200,
+            pieces: Pieces { blocks_min: 896, pieces_min: 64, worn_min: 256 },
             dense_writes: false,
         }
     }
@@ -92,6 +96,8 @@ pub struct Stats {
     pub log_write_bytes: u64,
     /// Bytes written to the store: data that the cleaner and compaction have moved.
     pub moved_write_bytes: u64,
+    /// Ranges that compaction has gathered.
+    pub compacted_ranges: u64,
     /// Bytes written to the store: the index.
     pub index_write_bytes: u64,
     /// Bytes written to the store: the manifest.

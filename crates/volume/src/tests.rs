@@ -1,5 +1,6 @@
 //! Tests of whole pools, on a store in memory, against a model of volumes.
 
+mod compact;
 mod model;
 mod random;
 mod rig;

@@ -39,6 +39,13 @@ pub enum Step {
         /// The operation.
         kind: Kind,
     },
+    /// Writes most of a range, in pieces all over it.
+    Scatter {
+        /// Which volume.
+        volume: u32,
+        /// The places of the pieces.
+        seed: u64,
+    },
     /// Discards a whole volume.
     DiscardAll {
         /// Which volume.
@@ -151,6 +158,7 @@ pub fn steps(seed: u64, count: u32) -> Vec<Paced> {
         let step = match rng.u32(..1000) {
             n if n < crashes => Step::Crash(crash(&mut rng)),
             n if n < 12 + commands => command(&mut rng),
+            975..985 => Step::Scatter { volume: rng.u32(..), seed: rng.u64(..) },
             990..993 => Step::Verify,
             993..996 => Step::Settle,
             996 if has_faults => Step::Faults(faults(&mut rng)),

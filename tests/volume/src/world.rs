@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use aryk_dma::Buffer;
 use aryk_volume::{
-    Command, Done, ForeignId, ForeignUse, OpId, Pool, Recovered, Settings, State, StoreOp, TimelineId,
-    VolumeId,
+    Command, Done, ForeignId, ForeignUse, OpId, Pieces, Pool, Recovered, Settings, State, StoreOp,
+    TimelineId, VolumeId,
 };
 use aryk_volume_store::{Base, Formatting, Options, Store};
 use fastrand::Rng;
@@ -83,6 +83,8 @@ pub struct Counts {
     pub crashes: u64,
     /// Values that were compared.
     pub values: u64,
+    /// Ranges that were compacted.
+    pub compacted: u64,
     /// Differs between two runs if they did different things.
     pub digest: u64,
 }
@@ -95,6 +97,7 @@ impl Counts {
         self.operations += other.operations;
         self.crashes += other.crashes;
         self.values += other.values;
+        self.compacted += other.compacted;
         self.digest = self.digest.rotate_left(7) ^ other.digest;
     }
 }
@@ -136,6 +139,11 @@ fn settings(rng: &mut Rng) -> Settings {
         cache_bytes: rng.usize(16..512) << 10,
         background_bytes_max: rng.u64(1..8) << 20,
         manifest_bytes_per_turn: 1 << rng.u32(9..14),
+        pieces: Pieces {
+            blocks_min: rng.u32(20..1025),
+            pieces_min: rng.u32(2..40),
+            worn_min: rng.u32(5..300),
+        },
         ..Settings::default()
     }
 }
@@ -343,6 +351,7 @@ impl World {
                 return Err(format!("stalled before it is idle; {:?}", self.opened().pool.stats()));
             }
         }
+        self.counts.compacted += self.opened().pool.stats().compacted_ranges;
         if !self.opened().pool.is_idle() {
             return Err(format!("background work does not end; {:?}", self.opened().pool.stats()));
         }

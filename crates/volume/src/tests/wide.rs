@@ -6,14 +6,14 @@ use crate::*;
 /// Units of 4 MiB.
 const RANGE: u64 = 8192;
 
-fn pattern(seed: u64, units: u64) -> Vec<u8> {
+pub(super) fn pattern(seed: u64, units: u64) -> Vec<u8> {
     let mut bytes = vec![0; (units * 512) as usize];
     fastrand::Rng::with_seed(seed).fill(&mut bytes);
     bytes
 }
 
 /// Reads a volume and compares it, without printing megabytes.
-fn compare(rig: &mut Rig, volume: VolumeId, content: &[u8]) {
+pub(super) fn compare(rig: &mut Rig, volume: VolumeId, content: &[u8]) {
     let found = rig.read(volume, 0, content.len() as u64 / 512);
     let wrong: Vec<_> = (0..content.len() / 4096)
         .filter(|at| found[at * 4096..][..4096] != content[at * 4096..][..4096])
@@ -27,7 +27,7 @@ fn compare(rig: &mut Rig, volume: VolumeId, content: &[u8]) {
     );
 }
 
-fn flush_levels(rig: &mut Rig) {
+pub(super) fn flush_levels(rig: &mut Rig) {
     rig.pool.jobs.is_flush_wanted = true;
     rig.settle();
 }

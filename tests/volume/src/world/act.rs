@@ -2,6 +2,7 @@
 
 use aryk_dma::{Buffer, PAGE};
 use aryk_volume::{Action, Command, Foreign, Label, Origin, Request, Tag, VolumeId, WhenFull};
+use fastrand::Rng;
 
 use super::{FOREIGN_UNITS, InFlight, Pending, SEGMENT, World, bytes};
 use crate::model::{self, Below, Model};
@@ -14,6 +15,8 @@ const MIB: u64 = 2048;
 const VOLUMES_MAX: usize = 12;
 /// Units of a usual part of a volume that is written.
 const SPOT: u64 = 512;
+/// Units of a piece of a range that is written all over.
+const PIECE: u64 = 128;
 
 /// The parts of a volume that are written: where ranges and partitions meet, at its end, and one whole range.
 fn spots(units: u64) -> Vec<(u64, u64)> {
@@ -46,6 +49,7 @@ impl World {
     fn begin(&mut self, step: Step) -> Result<(), String> {
         match step {
             Step::Request { volume, spot, at, units, kind } => self.request(volume, spot, at, units, kind),
+            Step::Scatter { volume, seed } => return self.scatter(volume, seed),
             Step::DiscardAll { volume } => {
                 if let Some(model) = self.pick(volume, |model| model.of.is_none()) {
                     let (id, units) = (model.id, model.units);
@@ -134,6 +138,38 @@ impl World {
         let id = model.id;
         let range = if kind == Kind::Flush { (0, 0) } else { (first, last) };
         self.submit(id, range, kind, false);
+    }
+
+    /// Writes of up to 16 blocks, to all parts of one range in any order; and then perhaps none for a while.
+    fn scatter(&mut self, volume: u32, seed: u64) -> Result<(), String> {
+        let Some(id) = self.pick(volume, |model| model.of.is_none()).map(|model| model.id) else {
+            return Ok(());
+        };
+        let mut rng = Rng::with_seed(seed);
+        let mut parts: Vec<u64> = (0..4 * MIB / PIECE).collect();
+        rng.shuffle(&mut parts);
+        parts.truncate(rng.usize(1..=parts.len()));
+        for part in parts {
+            while self.requests.len() >= self.shape.depth {
+                if !self.pump()? {
+                    self.relieve()?;
+                }
+            }
+            let Some(model) = self.model(id).filter(|model| model.units >= 8 * MIB) else { return Ok(()) };
+            let (grain, is_whole) = (model.grain, rng.u32(..8) > 0);
+            let first = 4 * MIB + part * PIECE;
+            let end = first + if is_whole { PIECE } else { rng.u64(1..=PIECE).next_multiple_of(grain) };
+            if !self.is_busy(id) {
+                self.submit(id, (first, end), Kind::Write(false), false);
+            }
+        }
+        if rng.bool() {
+            self.settle()?;
+            for _ in 0..rng.u32(..400) {
+                self.pump()?;
+            }
+        }
+        Ok(())
     }
 
     /// Submits a request; the model knows of it from now on.

@@ -16,6 +16,7 @@ const READ: u64 = 512;
 impl World {
     pub(super) fn crash(&mut self, crash: Crash) -> Result<(), String> {
         let now = self.tick();
+        self.counts.compacted += self.opened().pool.stats().compacted_ranges;
         drop(self.open.take());
         for request in std::mem::take(&mut self.requests).values_mut() {
             if let Some(buffer) = &mut request.buffer {
