@@ -95,6 +95,7 @@ impl Pool {
             }
             Command::Inflate(id) => self.start_inflate(tag, id),
             Command::Changed { since, until } => self.start_changed(tag, since, until),
+            Command::Space(of) => self.start_space(tag, of),
             Command::Check { data, repair } => {
                 self.tasks.push(tag, Work::Check(Check::new(data, repair)));
                 Ok(())

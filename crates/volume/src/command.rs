@@ -102,6 +102,9 @@ pub enum Command {
         /// The newer snapshot, the volume, or a clone.
         until: VolumeId,
     },
+    /// How much space these volumes and snapshots keep in use, or all if none is named: [`Answer::Space`]. That takes a read of all
+    /// index entries of the volumes and of what is below them.
+    Space(Vec<VolumeId>),
     /// Verifies every reference: [`Answer::Check`].
     Check {
         /// Whether data is read and compared with its checksums, too.
@@ -151,6 +154,8 @@ pub enum Answer {
     Volumes(Vec<VolumeId>),
     /// The changed blocks as (first block, blocks), in ascending order.
     Changed(Vec<(u64, u64)>),
+    /// The space of each volume and snapshot, by identifier. One that was created or deleted meanwhile is missing.
+    Space(Vec<Space>),
     /// What a check found.
     Check(CheckReport),
 }
@@ -179,6 +184,18 @@ pub struct Volume {
     pub timeline: TimelineId,
     /// For a snapshot, where in the history it was taken; `None` for a volume.
     pub cut: Option<Cut>,
+}
+
+/// The data that a volume or snapshot keeps in use, headers of frames and the index aside.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Space {
+    /// The volume or snapshot.
+    pub volume: VolumeId,
+    /// What becomes free if it is deleted.
+    pub own_bytes: u64,
+    /// What other volumes or snapshots keep in use, too. Own and shared bytes together stay in use if all others are deleted. Data of
+    /// a snapshot that a clone of it has written again is among the clone's, because it stays in use while the clone exists.
+    pub shared_bytes: u64,
 }
 
 /// Damage that a check found.

@@ -25,6 +25,7 @@ mod read;
 mod recover;
 mod request;
 mod settings;
+mod space;
 mod store;
 mod tasks;
 mod write;
@@ -32,7 +33,7 @@ mod write;
 pub use aryk_volume_index::{BlobId, Commit, Pieces, TimelineId};
 pub use command::{
     Answer, CheckReport, Command, CommandError, CommandReply, Damage, Foreign, ForeignUse, Label, Origin,
-    Volume, WhenFull,
+    Space, Volume, WhenFull,
 };
 pub use ids::{
     BLOCK, BLOCK_UNITS, Cut, ForeignId, PARTITIONS, RANGE_BLOCKS, STRIPE_RANGES, UNIT, VOLUME_UNITS_MAX,

@@ -73,6 +73,13 @@ pub(crate) struct LogTail {
     pub(crate) blobs: Vec<BlobId>,
 }
 
+/// Who shows a timeline: a volume or snapshot, or a timeline of which it is the base.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum User {
+    Volume(VolumeId),
+    Clone(TimelineId),
+}
+
 /// The volumes, snapshots and clones that show a timeline.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 struct Users {
@@ -293,14 +300,19 @@ impl Manifest {
 
     /// The cuts of all frozen views of a timeline: snapshots, and bases of clones.
     pub(crate) fn cuts_of(&self, id: TimelineId) -> impl Iterator<Item = &Cut> {
+        self.views_of(id).filter_map(|(_, cut)| cut)
+    }
+
+    /// All views of a timeline; without a cut, it is the newest state.
+    pub(crate) fn views_of(&self, id: TimelineId) -> impl Iterator<Item = (User, Option<&Cut>)> {
         let users = self.users.get(&id);
-        let snapshots = users.into_iter().flat_map(|users| &users.volumes).map(|id| &self.volumes[id]);
-        let clones = users.into_iter().flat_map(|users| &users.clones).map(|id| &self.timelines[id]);
-        let bases = clones.filter_map(|timeline| match &timeline.base {
-            Some(Base::View { cut, .. }) => Some(cut),
+        let volumes = users.into_iter().flat_map(|users| &users.volumes);
+        let volumes = volumes.map(|id| (User::Volume(*id), self.volumes[id].cut.as_ref()));
+        let clones = users.into_iter().flat_map(|users| &users.clones);
+        volumes.chain(clones.filter_map(|id| match &self.timelines[id].base {
+            Some(Base::View { cut, .. }) => Some((User::Clone(*id), Some(cut))),
             _ => None,
-        });
-        snapshots.filter_map(|volume| volume.cut.as_ref()).chain(bases)
+        }))
     }
 
     /// Whether a volume shows the newest state of a timeline.

@@ -1,4 +1,5 @@
 //! Long commands, one at a time: which blocks have changed, and volumes that become independent of their base. Any context.
+//! Checks (`check.rs`) and counts of space (`space.rs`) are run here, too.
 //!
 //! **Changed.** Levels skip pages without newer commits, so the time is proportional to what changed.
 //!
@@ -95,6 +96,7 @@ pub(crate) enum Work {
     Changed(Changed),
     Inflate(Inflate),
     Check(crate::check::Check),
+    Space(crate::space::Count),
 }
 
 /// The long commands of a pool.
@@ -163,6 +165,7 @@ impl Pool {
             }
             _ if has_failed => Progress::Done(Err(CommandError::Medium)),
             Work::Changed(changed) => self.step_changed(changed),
+            Work::Space(count) => self.step_space(count),
             Work::Inflate(inflate) => self.step_inflate(tag, inflate),
         };
         match progress {

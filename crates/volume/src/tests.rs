@@ -5,4 +5,5 @@ mod model;
 mod random;
 mod rig;
 mod scenes;
+mod space;
 mod wide;

@@ -1,0 +1,111 @@
+//! The space of volumes and snapshots, compared with what really becomes free.
+
+use super::compact::merge_all;
+use super::rig::{Rig, facts, settings};
+use super::wide::pattern;
+use crate::*;
+
+/// Units of 4 MiB.
+const RANGE: u64 = 8192;
+
+fn space(rig: &mut Rig, of: &[VolumeId]) -> Vec<Space> {
+    match rig.command(Command::Space(of.to_vec())) {
+        Ok(Answer::Space(all)) => all,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A random history of volumes, snapshots and clones. Returns all of them.
+fn history(rig: &mut Rig) -> Vec<VolumeId> {
+    let first = rig.create("v0", 5 * RANGE, Origin::Empty);
+    let (mut volumes, mut snapshots) = (vec![first], Vec::new());
+    for step in 0..120 {
+        let volume = volumes[rig.rng.usize(0..volumes.len())];
+        match rig.rng.u32(0..12) {
+            0 | 1 => snapshots.push((rig.snapshot(volume, &format!("s{step}")), volume)),
+            2 if !snapshots.is_empty() && volumes.len() < 6 => {
+                let (snapshot, _) = snapshots[rig.rng.usize(0..snapshots.len())];
+                volumes.push(rig.create(&format!("v{step}"), 5 * RANGE, Origin::Snapshot(snapshot)));
+            }
+            3 => {
+                let unit = rig.rng.u64(0..4 * RANGE);
+                rig.zero(volume, unit, RANGE + 100, true);
+            }
+            4 => {
+                let range = rig.rng.u64(0..5);
+                rig.write(volume, range * RANGE, &pattern(step, RANGE));
+            }
+            5 if !snapshots.is_empty() => {
+                let (snapshot, volume) = snapshots[rig.rng.usize(0..snapshots.len())];
+                assert_eq!(rig.command(Command::Revert { volume, snapshot }), Ok(Answer::Done));
+            }
+            _ => {
+                let unit = rig.rng.u64(0..5 * RANGE - 512) / 8 * 8;
+                rig.write(volume, unit, &pattern(step, 512));
+            }
+        }
+    }
+    volumes.into_iter().chain(snapshots.into_iter().map(|(snapshot, _)| snapshot)).collect()
+}
+
+#[test]
+fn own_space_is_what_a_deletion_frees_and_the_rest_is_what_stays_without_the_others() {
+    for seed in 0..8 {
+        let small = Settings { cache_bytes: 96 << 10, dense_writes: seed % 2 == 0, ..settings() };
+        let mut rig = Rig::with(seed, small, facts());
+        rig.pool.pause(true);
+        let mut left = history(&mut rig);
+        // It is the same with fresh entries, and with entries that were moved.
+        let fresh = space(&mut rig, &[]);
+        merge_all(&mut rig);
+        let before = space(&mut rig, &[]);
+        assert_eq!(before, fresh);
+        assert_eq!(before.len(), left.len());
+        rig.rng.shuffle(&mut left);
+        while let Some(id) = left.pop() {
+            let live = rig.pool.stats().live_bytes;
+            let [found] = space(&mut rig, &[id])[..] else { panic!("one was asked for") };
+            assert_eq!(space(&mut rig, &[]).iter().find(|found| found.volume == id), Some(&found));
+            if left.is_empty() {
+                let first = before.iter().find(|found| found.volume == id).unwrap();
+                assert_eq!(
+                    found,
+                    Space { own_bytes: first.own_bytes + first.shared_bytes, shared_bytes: 0, ..*first }
+                );
+                assert_eq!(found.own_bytes, live);
+            }
+            assert_eq!(rig.command(Command::Delete(id)), Ok(Answer::Done));
+            merge_all(&mut rig);
+            assert_eq!(
+                live - rig.pool.stats().live_bytes,
+                found.own_bytes,
+                "seed {seed}, {} are left",
+                left.len()
+            );
+        }
+        assert_eq!(rig.pool.stats().live_bytes, 0);
+    }
+}
+
+#[test]
+fn a_snapshot_a_clone_and_their_volume_share_what_was_not_written_again() {
+    let mut rig = Rig::new(1);
+    let volume = rig.create("a", 2 * RANGE, Origin::Empty);
+    assert_eq!(rig.command(Command::Space(vec![VolumeId(77)])), Err(CommandError::NotFound));
+    rig.write(volume, 0, &pattern(1, 512));
+    let snapshot = rig.snapshot(volume, "s");
+    rig.write(volume, 0, &pattern(2, 128));
+    let clone = rig.create("b", 2 * RANGE, Origin::Snapshot(snapshot));
+    rig.write(clone, 256, &pattern(3, 64));
+    let of =
+        |volume, own: u64, shared: u64| Space { volume, own_bytes: own * 512, shared_bytes: shared * 512 };
+    assert_eq!(
+        space(&mut rig, &[]),
+        [of(volume, 128, 384), of(snapshot, 0, 512), of(clone, 64, 512)],
+        "the clone keeps what the snapshot has"
+    );
+    assert_eq!(rig.command(Command::Delete(snapshot)), Ok(Answer::Done));
+    assert_eq!(space(&mut rig, &[]), [of(volume, 128, 384), of(clone, 64 + 128, 384)]);
+    assert_eq!(rig.command(Command::Delete(volume)), Ok(Answer::Done));
+    assert_eq!(space(&mut rig, &[clone]), [of(clone, 64 + 512, 0)]);
+}
