@@ -87,9 +87,29 @@ pub(crate) type Listener = Arc<dyn Fn(Event) + Send + Sync>;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Claim {
+    /// Not a user of the disk.
+    Probe,
     None,
+    /// Nobody writes.
+    Frozen,
     Shared,
     Exclusive,
+}
+
+impl Claim {
+    const fn is_writer(self) -> bool {
+        matches!(self, Self::Shared | Self::Exclusive)
+    }
+
+    /// Whether an opening with this claim may not be beside an opening with that one.
+    const fn excludes(self, other: Self) -> bool {
+        match self {
+            Self::Probe | Self::None => false,
+            Self::Frozen => other.is_writer(),
+            Self::Shared => matches!(other, Self::Frozen | Self::Exclusive),
+            Self::Exclusive => matches!(other, Self::Frozen | Self::Shared | Self::Exclusive),
+        }
+    }
 }
 
 struct Opener {
@@ -114,6 +134,8 @@ struct Openers {
 pub struct Bdev {
     serial: u64,
     identity: Identity,
+    /// Its other names.
+    aliases: Mutex<Vec<String>>,
     device: Arc<dyn Device>,
     /// The size in [`Blocks`].
     blocks: AtomicU64,
@@ -163,6 +185,7 @@ impl Bdev {
     pub(crate) fn new(serial: u64, identity: Identity, device: Arc<dyn Device>) -> Self {
         Self {
             serial,
+            aliases: Mutex::new(identity.aliases.clone()),
             identity,
             blocks: AtomicU64::new(device.geometry().blocks.0),
             device,
@@ -182,9 +205,19 @@ impl Bdev {
         }
     }
 
-    /// The names of the disk.
+    /// The names with which the disk was registered. Its aliases may have changed since ([`Bdev::aliases`]).
     pub fn identity(&self) -> &Identity {
         &self.identity
+    }
+
+    /// Its other names.
+    pub fn aliases(&self) -> Vec<String> {
+        lock(&self.aliases).clone()
+    }
+
+    /// Sets its other names. The caller holds the registry's lock, and has changed the registry's names.
+    pub(crate) fn set_aliases(&self, aliases: Vec<String>) {
+        *lock(&self.aliases) = aliases;
     }
 
     /// The name of the disk.
@@ -256,19 +289,24 @@ impl Bdev {
 
     /// The number of openers that may write.
     pub fn writers(&self) -> usize {
-        lock(&self.openers).list.iter().filter(|o| o.claim != Claim::None).count()
+        lock(&self.openers).list.iter().filter(|o| o.claim.is_writer()).count()
     }
 
-    /// The owner of a claim for one writer or for several, if there is one.
+    /// The owner of a claim for one writer, for several or for none, if there is one.
     pub fn claimed_by(&self) -> Option<String> {
         let openers = lock(&self.openers);
-        openers.list.iter().find(|o| o.claim != Claim::None).map(|o| o.owner.clone())
+        openers
+            .list
+            .iter()
+            .find(|o| matches!(o.claim, Claim::Frozen | Claim::Shared | Claim::Exclusive))
+            .map(|o| o.owner.clone())
     }
 
-    /// The owners of all openings, and whether each may write.
+    /// The owners of all openings but probes, and whether each may write.
     pub fn openers(&self) -> Vec<(String, bool)> {
         let openers = lock(&self.openers);
-        openers.list.iter().map(|o| (o.owner.clone(), o.claim != Claim::None)).collect()
+        let users = openers.list.iter().filter(|o| o.claim != Claim::Probe);
+        users.map(|o| (o.owner.clone(), o.claim.is_writer())).collect()
     }
 
     /// The state of its removal, if it is being removed.
@@ -416,24 +454,13 @@ impl Bdev {
         listener: Listener,
     ) -> Result<Descriptor, String> {
         let mut openers = lock(&self.openers);
-        let clashes = |o: &&Opener| match claim {
-            Claim::None => false,
-            Claim::Shared => o.claim == Claim::Exclusive,
-            Claim::Exclusive => o.claim != Claim::None,
-        };
-        if let Some(other) = openers.list.iter().find(clashes) {
+        if let Some(other) = openers.list.iter().find(|o| claim.excludes(o.claim)) {
             return Err(other.owner.clone());
         }
         let id = openers.next;
         openers.next += 1;
         openers.list.push(Opener { id, claim, owner: owner.to_owned(), listener });
-        let mut writers = openers.list.iter().map(|o| o.claim).filter(|claim| *claim != Claim::None);
-        let is_alone = writers.clone().count() == 1;
-        assert!(
-            is_alone || writers.all(|claim| claim == Claim::Shared),
-            "an exclusive opener is the only writer"
-        );
-        Ok(Descriptor(Arc::new(Opening { bdev: Arc::clone(self), id, writable: claim != Claim::None })))
+        Ok(Descriptor(Arc::new(Opening { bdev: Arc::clone(self), id, writable: claim.is_writer() })))
     }
 
     fn close(&self, id: u64) {

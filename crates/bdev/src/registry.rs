@@ -73,8 +73,12 @@ pub enum Error {
 /// How a disk is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
+    /// For a few reads of the daemon's own, which end soon. It is no user of the disk ([`Bdev::openers`]).
+    Probe,
     /// For reads only.
     Read,
+    /// For reads, while nobody writes: other openers may read.
+    Frozen,
     /// For reads and writes; other openers may write too.
     Shared,
     /// For reads and writes, as the only writer.
@@ -260,7 +264,9 @@ impl Registry {
             return Err(Error::Busy(bdev.name().to_owned()));
         }
         let claim = match access {
+            Access::Probe => Claim::Probe,
             Access::Read => Claim::None,
+            Access::Frozen => Claim::Frozen,
             Access::Shared => Claim::Shared,
             Access::Exclusive => Claim::Exclusive,
         };
@@ -324,12 +330,36 @@ impl Registry {
         let before = inner.disks.len();
         inner.disks.retain(|b| !Arc::ptr_eq(b, bdev));
         assert!(inner.disks.len() + 1 == before, "a disk is removed once");
-        for name in names(bdev.identity()) {
+        let aliases = bdev.aliases();
+        for name in names(&Identity { aliases, ..bdev.identity().clone() }) {
             // An alias may repeat another name of the disk.
             let removed = inner.names.remove(&name);
             assert!(removed.is_none_or(|named| Arc::ptr_eq(&named, bdev)), "`{name}` leads to one disk");
         }
         inner.observers.report(Change::Removed, bdev);
+    }
+
+    /// A module gives its disk other aliases.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]: the disk is not registered. [`Error::Exists`]: another disk has one of the names.
+    pub fn set_aliases(&self, bdev: &Arc<Bdev>, aliases: Vec<String>) -> Result<(), Error> {
+        let mut inner = lock(&self.inner);
+        if !inner.disks.iter().any(|known| Arc::ptr_eq(known, bdev)) {
+            return Err(Error::NotFound(bdev.name().to_owned()));
+        }
+        let is_others =
+            |name: &&String| inner.names.get(*name).is_some_and(|named| !Arc::ptr_eq(named, bdev));
+        if let Some(taken) = aliases.iter().find(is_others) {
+            return Err(Error::Exists(taken.clone()));
+        }
+        let (own, uuid) = (bdev.name(), bdev.identity().uuid.to_string());
+        for old in bdev.aliases().iter().filter(|old| **old != own && **old != uuid) {
+            inner.names.remove(old);
+        }
+        inner.names.extend(aliases.iter().map(|alias| (alias.clone(), Arc::clone(bdev))));
+        bdev.set_aliases(aliases);
+        Ok(())
     }
 
     /// A module reports that its disk has another size. Openers get [`Event::Resized`], and disks that are made of it follow.

@@ -112,6 +112,25 @@ fn found_by_name_alias_and_uuid_and_by_nothing_else() {
 }
 
 #[test]
+fn aliases_change_and_free_their_names() {
+    let registry = Registry::new();
+    let identity = Identity { aliases: vec!["lvs/a".into(), "a".into()], ..Identity::named("a") };
+    let bdev = registry.register(identity, Disk::plain()).unwrap();
+    let other = registry.register(Identity::named("other"), Disk::plain()).unwrap();
+    assert_eq!(registry.set_aliases(&bdev, vec!["other".into()]), Err(Error::Exists("other".into())));
+    assert!(registry.find("lvs/a").is_ok(), "a refused change leaves the names");
+    registry.set_aliases(&bdev, vec!["lvs/b".into()]).unwrap();
+    assert!(Arc::ptr_eq(&registry.find("lvs/b").unwrap(), &bdev));
+    assert!(Arc::ptr_eq(&registry.find("a").unwrap(), &bdev), "its name stays");
+    assert_eq!(registry.find("lvs/a").unwrap_err(), Error::NotFound("lvs/a".into()));
+    registry.set_aliases(&other, vec!["lvs/a".into()]).unwrap();
+    now(registry.remove("lvs/b")).unwrap();
+    assert_eq!(names_in(&registry), ["other"]);
+    assert_eq!(registry.set_aliases(&bdev, Vec::new()), Err(Error::NotFound("a".into())));
+    assert!(registry.find("lvs/b").is_err());
+}
+
+#[test]
 fn no_name_is_given_twice() {
     let registry = Registry::new();
     let identity = Identity { name: "a".into(), aliases: vec!["x".into()], uuid: Uuid::from_u128(1) };
@@ -330,6 +349,26 @@ fn bases_prepare_reactors_until_their_removal_begins() {
     }
     drop(opener);
     assert_eq!(poll(removal), Poll::Ready(Ok(())));
+}
+
+#[test]
+fn nobody_writes_to_a_frozen_disk() {
+    let registry = Registry::new();
+    add(&registry, "a");
+    let open = |access, owner: &str| registry.open("a", access, owner, |_| ());
+    let claimed = |owner: &str| Error::Claimed { name: "a".to_owned(), owner: owner.to_owned() };
+    let first = open(Access::Frozen, "first").unwrap();
+    let second = open(Access::Frozen, "second").unwrap();
+    let _reader = open(Access::Read, "reader").unwrap();
+    let _probe = open(Access::Probe, "probe").unwrap();
+    assert_eq!(registry.find("a").unwrap().openers().len(), 3, "a probe is no user");
+    assert_eq!(open(Access::Shared, "writer").unwrap_err(), claimed("first"));
+    drop(first);
+    assert_eq!(open(Access::Exclusive, "writer").unwrap_err(), claimed("second"));
+    assert_eq!(registry.find("a").unwrap().writers(), 0);
+    drop(second);
+    let _writer = open(Access::Shared, "writer").unwrap();
+    assert_eq!(open(Access::Frozen, "third").unwrap_err(), claimed("writer"));
 }
 
 #[test]
