@@ -146,6 +146,54 @@ func (c *Client) ArykMemoryClientsGet(ctx context.Context) (MemoryClients, error
 	return call[MemoryClients](ctx, c, "aryk_memory_clients_get", nil)
 }
 
+// ArykPoolCheckParams are the parameters of aryk_pool_check.
+type ArykPoolCheckParams struct {
+	// Name or UUID of the pool.
+	Pool string `json:"pool"`
+	// Whether all data is read and compared with its checksums. Default: true.
+	Data *bool `json:"data,omitempty"`
+	// Whether space that nothing refers to becomes free. Default: false.
+	Repair bool `json:"repair,omitempty"`
+}
+
+// ArykPoolCheck calls aryk_pool_check. Verifies the references of a pool, and the checksums of its data, while it is in use.
+func (c *Client) ArykPoolCheck(ctx context.Context, params ArykPoolCheckParams) (PoolCheck, error) {
+	return call[PoolCheck](ctx, c, "aryk_pool_check", params)
+}
+
+// ArykPoolCreateParams are the parameters of aryk_pool_create.
+type ArykPoolCreateParams struct {
+	// Name of the new pool.
+	Name string `json:"name"`
+	// Name of its disk, which the pool then has for itself.
+	BaseBdevName string `json:"base_bdev_name"`
+	// Bytes of memory for the index and for checksums. Default: 64 MiB.
+	CacheBytes *uint64 `json:"cache_bytes,omitempty"`
+	// Whether to destroy what the disk holds. Default: a disk that holds data is refused.
+	Force bool `json:"force,omitempty"`
+}
+
+// ArykPoolCreate calls aryk_pool_create. Creates a pool for volumes on a disk.
+func (c *Client) ArykPoolCreate(ctx context.Context, params ArykPoolCreateParams) (string, error) {
+	return call[string](ctx, c, "aryk_pool_create", params)
+}
+
+// ArykPoolSnapshotParams are the parameters of aryk_pool_snapshot.
+type ArykPoolSnapshotParams struct {
+	// The volumes, all of one pool, and the names of their snapshots.
+	Snapshots []SnapshotOf `json:"snapshots"`
+}
+
+// ArykPoolSnapshot calls aryk_pool_snapshot. Takes snapshots of several volumes of a pool at one instant.
+func (c *Client) ArykPoolSnapshot(ctx context.Context, params ArykPoolSnapshotParams) ([]string, error) {
+	return call[[]string](ctx, c, "aryk_pool_snapshot", params)
+}
+
+// ArykPoolsGet calls aryk_pools_get. Lists the pools, with their space and their counters.
+func (c *Client) ArykPoolsGet(ctx context.Context) ([]PoolInfo, error) {
+	return call[[]PoolInfo](ctx, c, "aryk_pools_get", nil)
+}
+
 // ArykStatsGet calls aryk_stats_get. Reports the counters of all disks, groups, controllers, reactors, background tasks and NVMe drives, in brief.
 func (c *Client) ArykStatsGet(ctx context.Context) (Counts, error) {
 	return call[Counts](ctx, c, "aryk_stats_get", nil)
@@ -160,6 +208,77 @@ type ArykTraceGetParams struct {
 // ArykTraceGet calls aryk_trace_get. Reports the latest trace records of requests on all reactors, oldest first.
 func (c *Client) ArykTraceGet(ctx context.Context, params ArykTraceGetParams) (Trace, error) {
 	return call[Trace](ctx, c, "aryk_trace_get", params)
+}
+
+// ArykVolumeCreateParams are the parameters of aryk_volume_create.
+type ArykVolumeCreateParams struct {
+	// Name or UUID of the pool.
+	Pool string `json:"pool"`
+	// Name of the new volume.
+	Name string `json:"name"`
+	// Bytes of a block: 512 or 4096. Default: 512, or that of its snapshot or image.
+	BlockSize *uint32 `json:"block_size,omitempty"`
+	// UUID, name or alias of a disk of another module or another pool, whose content the volume has. Nobody may write to it while the volume depends on it.
+	Image string `json:"image,omitempty"`
+	// Its size in bytes. Default: that of its snapshot or image.
+	Size *uint64 `json:"size,omitempty"`
+	// UUID or alias of a snapshot of the pool, whose content the volume has.
+	Snapshot string `json:"snapshot,omitempty"`
+	// UUID of the new volume. Default: a random one.
+	UUID string `json:"uuid,omitempty"`
+	// What its writes do while the pool is full. Default: `wait`.
+	WhenFull WhenFull `json:"when_full,omitempty"`
+}
+
+// ArykVolumeCreate calls aryk_volume_create. Creates a volume in a pool.
+func (c *Client) ArykVolumeCreate(ctx context.Context, params ArykVolumeCreateParams) (string, error) {
+	return call[string](ctx, c, "aryk_volume_create", params)
+}
+
+// ArykVolumeGetChangedParams are the parameters of aryk_volume_get_changed.
+type ArykVolumeGetChangedParams struct {
+	// UUID or alias of the volume, of a later snapshot, or of a clone.
+	Volume string `json:"volume"`
+	// UUID or alias of the snapshot.
+	Since string `json:"since"`
+}
+
+// ArykVolumeGetChanged calls aryk_volume_get_changed. Lists the parts of a volume that may have changed since a snapshot of it.
+func (c *Client) ArykVolumeGetChanged(ctx context.Context, params ArykVolumeGetChangedParams) ([]VolumePart, error) {
+	return call[[]VolumePart](ctx, c, "aryk_volume_get_changed", params)
+}
+
+// ArykVolumeRevertParams are the parameters of aryk_volume_revert.
+type ArykVolumeRevertParams struct {
+	// UUID or alias of the volume.
+	Volume string `json:"volume"`
+	// UUID or alias of the snapshot.
+	Snapshot string `json:"snapshot"`
+	// Whether to revert a volume that is in use: its user sees other data without notice.
+	Force bool `json:"force,omitempty"`
+}
+
+// ArykVolumeRevert calls aryk_volume_revert. Gives a volume the content of one of its snapshots. What was written since is lost, unless another snapshot has it.
+func (c *Client) ArykVolumeRevert(ctx context.Context, params ArykVolumeRevertParams) (bool, error) {
+	return call[bool](ctx, c, "aryk_volume_revert", params)
+}
+
+// ArykVolumeSetWhenFullParams are the parameters of aryk_volume_set_when_full.
+type ArykVolumeSetWhenFullParams struct {
+	// UUID or alias of the volume.
+	Volume string `json:"volume"`
+	// What its writes do while the pool is full.
+	WhenFull WhenFull `json:"when_full"`
+}
+
+// ArykVolumeSetWhenFull calls aryk_volume_set_when_full. Sets what a volume's writes do while the pool is full.
+func (c *Client) ArykVolumeSetWhenFull(ctx context.Context, params ArykVolumeSetWhenFullParams) (bool, error) {
+	return call[bool](ctx, c, "aryk_volume_set_when_full", params)
+}
+
+// ArykVolumesGet calls aryk_volumes_get. Lists the volumes and snapshots.
+func (c *Client) ArykVolumesGet(ctx context.Context) ([]VolumeInfo, error) {
+	return call[[]VolumeInfo](ctx, c, "aryk_volumes_get", nil)
 }
 
 // BdevAioCreateParams are the parameters of bdev_aio_create.
@@ -585,6 +704,215 @@ type BdevLuksRemoveKeySlotParams struct {
 // BdevLuksRemoveKeySlot calls bdev_luks_remove_key_slot. Destroys a key slot in the LUKS header of a disk, which may be in use.
 func (c *Client) BdevLuksRemoveKeySlot(ctx context.Context, params BdevLuksRemoveKeySlotParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_luks_remove_key_slot", params)
+}
+
+// BdevLvolCloneParams are the parameters of bdev_lvol_clone.
+type BdevLvolCloneParams struct {
+	// UUID or alias of the snapshot.
+	SnapshotName string `json:"snapshot_name"`
+	// Name of the new volume.
+	CloneName string `json:"clone_name"`
+}
+
+// BdevLvolClone calls bdev_lvol_clone. Creates a volume with the content of a snapshot, without copying.
+func (c *Client) BdevLvolClone(ctx context.Context, params BdevLvolCloneParams) (string, error) {
+	return call[string](ctx, c, "bdev_lvol_clone", params)
+}
+
+// BdevLvolCloneBdevParams are the parameters of bdev_lvol_clone_bdev.
+type BdevLvolCloneBdevParams struct {
+	// Name or UUID of the disk, to which nobody may write while the volume depends on it. The pool finds it again by its UUID.
+	Bdev string `json:"bdev"`
+	// Name of the pool.
+	LvsName string `json:"lvs_name"`
+	// Name of the new volume.
+	CloneName string `json:"clone_name"`
+}
+
+// BdevLvolCloneBdev calls bdev_lvol_clone_bdev. Creates a volume with the content of a disk of another module or another pool, without copying.
+func (c *Client) BdevLvolCloneBdev(ctx context.Context, params BdevLvolCloneBdevParams) (string, error) {
+	return call[string](ctx, c, "bdev_lvol_clone_bdev", params)
+}
+
+// BdevLvolCreateParams are the parameters of bdev_lvol_create.
+type BdevLvolCreateParams struct {
+	// Name of the new volume.
+	LvolName string `json:"lvol_name"`
+	// Its size in MiB, which is rounded up to whole clusters.
+	SizeInMib uint64 `json:"size_in_mib"`
+	// Has no effect: blocks that were never written read as zeroes.
+	ClearMethod LvolClearMethod `json:"clear_method,omitempty"`
+	// Name of the pool.
+	LvsName string `json:"lvs_name,omitempty"`
+	// Has no effect: a volume takes space when it is written only.
+	ThinProvision bool `json:"thin_provision,omitempty"`
+	// UUID of the pool.
+	UUID string `json:"uuid,omitempty"`
+}
+
+// BdevLvolCreate calls bdev_lvol_create. Creates a volume in a pool.
+func (c *Client) BdevLvolCreate(ctx context.Context, params BdevLvolCreateParams) (string, error) {
+	return call[string](ctx, c, "bdev_lvol_create", params)
+}
+
+// BdevLvolCreateLvstoreParams are the parameters of bdev_lvol_create_lvstore.
+type BdevLvolCreateLvstoreParams struct {
+	// Name of the disk.
+	BdevName string `json:"bdev_name"`
+	// Name of the new pool.
+	LvsName string `json:"lvs_name"`
+	// Has no effect: nothing has to be cleared.
+	ClearMethod LvsClearMethod `json:"clear_method,omitempty"`
+	// Has no effect: sizes and space are reported in units of 4 MiB.
+	ClusterSz uint64 `json:"cluster_sz,omitempty"`
+	// Aryk only: destroys what the disk holds.
+	Force bool `json:"force,omitempty"`
+	// Has no effect.
+	MdPageSize uint64 `json:"md_page_size,omitempty"`
+	// Has no effect.
+	NumMdPagesPerClusterRatio uint64 `json:"num_md_pages_per_cluster_ratio,omitempty"`
+}
+
+// BdevLvolCreateLvstore calls bdev_lvol_create_lvstore. Creates a pool for volumes, an lvolstore, on a disk. A disk that holds data is refused.
+func (c *Client) BdevLvolCreateLvstore(ctx context.Context, params BdevLvolCreateLvstoreParams) (string, error) {
+	return call[string](ctx, c, "bdev_lvol_create_lvstore", params)
+}
+
+// BdevLvolDecoupleParentParams are the parameters of bdev_lvol_decouple_parent.
+type BdevLvolDecoupleParentParams struct {
+	// Name, alias or uuid.
+	Name string `json:"name"`
+}
+
+// BdevLvolDecoupleParent calls bdev_lvol_decouple_parent. The same as `bdev_lvol_inflate`.
+func (c *Client) BdevLvolDecoupleParent(ctx context.Context, params BdevLvolDecoupleParentParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_lvol_decouple_parent", params)
+}
+
+// BdevLvolDeleteParams are the parameters of bdev_lvol_delete.
+type BdevLvolDeleteParams struct {
+	// Name, alias or uuid.
+	Name string `json:"name"`
+}
+
+// BdevLvolDelete calls bdev_lvol_delete. Deletes a volume or a snapshot.
+func (c *Client) BdevLvolDelete(ctx context.Context, params BdevLvolDeleteParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_lvol_delete", params)
+}
+
+// BdevLvolDeleteLvstoreParams are the parameters of bdev_lvol_delete_lvstore.
+type BdevLvolDeleteLvstoreParams struct {
+	// Name of the pool.
+	LvsName string `json:"lvs_name,omitempty"`
+	// UUID of the pool.
+	UUID string `json:"uuid,omitempty"`
+}
+
+// BdevLvolDeleteLvstore calls bdev_lvol_delete_lvstore. Deletes a pool with its volumes and snapshots.
+func (c *Client) BdevLvolDeleteLvstore(ctx context.Context, params BdevLvolDeleteLvstoreParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_lvol_delete_lvstore", params)
+}
+
+// BdevLvolGetLvolsParams are the parameters of bdev_lvol_get_lvols.
+type BdevLvolGetLvolsParams struct {
+	// Name of the pool whose volumes are listed.
+	LvsName string `json:"lvs_name,omitempty"`
+	// UUID of the pool whose volumes are listed.
+	LvsUUID string `json:"lvs_uuid,omitempty"`
+}
+
+// BdevLvolGetLvols calls bdev_lvol_get_lvols. Lists the volumes and snapshots.
+func (c *Client) BdevLvolGetLvols(ctx context.Context, params BdevLvolGetLvolsParams) ([]LvolInfo, error) {
+	return call[[]LvolInfo](ctx, c, "bdev_lvol_get_lvols", params)
+}
+
+// BdevLvolGetLvstoresParams are the parameters of bdev_lvol_get_lvstores.
+type BdevLvolGetLvstoresParams struct {
+	// Name of the pool.
+	LvsName string `json:"lvs_name,omitempty"`
+	// UUID of the pool.
+	UUID string `json:"uuid,omitempty"`
+}
+
+// BdevLvolGetLvstores calls bdev_lvol_get_lvstores. Lists the pools, or describes one of them.
+func (c *Client) BdevLvolGetLvstores(ctx context.Context, params BdevLvolGetLvstoresParams) ([]LvstoreInfo, error) {
+	return call[[]LvstoreInfo](ctx, c, "bdev_lvol_get_lvstores", params)
+}
+
+// BdevLvolGrowLvstoreParams are the parameters of bdev_lvol_grow_lvstore.
+type BdevLvolGrowLvstoreParams struct {
+	// Name of the pool.
+	LvsName string `json:"lvs_name,omitempty"`
+	// UUID of the pool.
+	UUID string `json:"uuid,omitempty"`
+}
+
+// BdevLvolGrowLvstore calls bdev_lvol_grow_lvstore. Lets a pool use the space that its disk has gained.
+func (c *Client) BdevLvolGrowLvstore(ctx context.Context, params BdevLvolGrowLvstoreParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_lvol_grow_lvstore", params)
+}
+
+// BdevLvolInflateParams are the parameters of bdev_lvol_inflate.
+type BdevLvolInflateParams struct {
+	// Name, alias or uuid.
+	Name string `json:"name"`
+}
+
+// BdevLvolInflate calls bdev_lvol_inflate. Copies what a clone has of its snapshot, after which it is independent. Returns when that is done.
+func (c *Client) BdevLvolInflate(ctx context.Context, params BdevLvolInflateParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_lvol_inflate", params)
+}
+
+// BdevLvolRenameParams are the parameters of bdev_lvol_rename.
+type BdevLvolRenameParams struct {
+	// UUID or alias of the volume or snapshot.
+	OldName string `json:"old_name"`
+	// Its new name.
+	NewName string `json:"new_name"`
+}
+
+// BdevLvolRename calls bdev_lvol_rename. Gives a volume or a snapshot another name.
+func (c *Client) BdevLvolRename(ctx context.Context, params BdevLvolRenameParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_lvol_rename", params)
+}
+
+// BdevLvolRenameLvstoreParams are the parameters of bdev_lvol_rename_lvstore.
+type BdevLvolRenameLvstoreParams struct {
+	// Name of the pool.
+	OldName string `json:"old_name"`
+	// Its new name.
+	NewName string `json:"new_name"`
+}
+
+// BdevLvolRenameLvstore calls bdev_lvol_rename_lvstore. Gives a pool another name.
+func (c *Client) BdevLvolRenameLvstore(ctx context.Context, params BdevLvolRenameLvstoreParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_lvol_rename_lvstore", params)
+}
+
+// BdevLvolResizeParams are the parameters of bdev_lvol_resize.
+type BdevLvolResizeParams struct {
+	// UUID or alias of the volume.
+	Name string `json:"name"`
+	// Its new size in MiB, which is rounded up to whole clusters.
+	SizeInMib uint64 `json:"size_in_mib"`
+}
+
+// BdevLvolResize calls bdev_lvol_resize. Gives a volume another size.
+func (c *Client) BdevLvolResize(ctx context.Context, params BdevLvolResizeParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_lvol_resize", params)
+}
+
+// BdevLvolSnapshotParams are the parameters of bdev_lvol_snapshot.
+type BdevLvolSnapshotParams struct {
+	// UUID or alias of the volume.
+	LvolName string `json:"lvol_name"`
+	// Name of the new snapshot.
+	SnapshotName string `json:"snapshot_name"`
+}
+
+// BdevLvolSnapshot calls bdev_lvol_snapshot. Takes a snapshot of a volume.
+func (c *Client) BdevLvolSnapshot(ctx context.Context, params BdevLvolSnapshotParams) (string, error) {
+	return call[string](ctx, c, "bdev_lvol_snapshot", params)
 }
 
 // BdevMallocCreateParams are the parameters of bdev_malloc_create.
@@ -1501,7 +1829,7 @@ func (c *Client) BdevVirtioBlkSetHotplug(ctx context.Context, params BdevVirtioB
 	return call[bool](ctx, c, "bdev_virtio_blk_set_hotplug", params)
 }
 
-// BdevWaitForExamine calls bdev_wait_for_examine. Waits until new disks are examined: returns at once, since Aryk has no examination.
+// BdevWaitForExamine calls bdev_wait_for_examine. Waits until new disks are searched for pools of volumes, for 5 s at most.
 func (c *Client) BdevWaitForExamine(ctx context.Context) (bool, error) {
 	return call[bool](ctx, c, "bdev_wait_for_examine", nil)
 }

@@ -471,7 +471,9 @@ type DriverSpecific struct {
 	Delay     *DelayDetails  `json:"delay,omitempty"`
 	ErrorDisk *ErrorDetails  `json:"error_disk,omitempty"`
 	Luks      *LuksDetails   `json:"luks,omitempty"`
-	Malloc    *MallocDetails `json:"malloc,omitempty"`
+	// A volume or a snapshot of a pool.
+	Lvol   *LvolDetails   `json:"lvol,omitempty"`
+	Malloc *MallocDetails `json:"malloc,omitempty"`
 	// Path selection of a disk of an NVMe controller: always `active_passive`, since it has one path.
 	MpPolicy *string `json:"mp_policy,omitempty"`
 	// A disk of an NVMe controller: its paths, of which there is one.
@@ -811,6 +813,101 @@ const (
 	LuksVersionLuks1 LuksVersion = "luks1"
 	LuksVersionLuks2 LuksVersion = "luks2"
 )
+
+// LvolClearMethod: A method of clearing blocks. It has no effect: blocks that were never written read as zeroes.
+type LvolClearMethod string
+
+// The values of LvolClearMethod.
+const (
+	LvolClearMethodDefault     LvolClearMethod = "default"
+	LvolClearMethodNone        LvolClearMethod = "none"
+	LvolClearMethodUnmap       LvolClearMethod = "unmap"
+	LvolClearMethodWriteZeroes LvolClearMethod = "write_zeroes"
+)
+
+// LvolDetails: A volume or a snapshot of a pool.
+type LvolDetails struct {
+	// UUID of the pool.
+	LvolStoreUUID string `json:"lvol_store_uuid"`
+	// Name of the pool's disk.
+	BaseBdev string `json:"base_bdev"`
+	// Always true: the volume takes space when it is written only.
+	ThinProvision bool `json:"thin_provision"`
+	// Its size in clusters: the space that it has for itself is not known.
+	NumAllocatedClusters uint64 `json:"num_allocated_clusters"`
+	// Whether it is a snapshot.
+	Snapshot bool `json:"snapshot"`
+	// Whether it has the blocks of a snapshot, as far as it was not written since.
+	Clone bool `json:"clone"`
+	// Whether it has the blocks of a disk of another module, as far as it was not written since.
+	EsnapClone bool `json:"esnap_clone"`
+	// Name of the snapshot whose blocks it has.
+	BaseSnapshot *string `json:"base_snapshot,omitempty"`
+	// Names of the volumes and snapshots that have the blocks of this snapshot.
+	Clones []string `json:"clones,omitempty"`
+	// UUID of that disk.
+	ExternalSnapshotName *string `json:"external_snapshot_name,omitempty"`
+}
+
+// LvolInfo: Result of `bdev_lvol_get_lvols`.
+type LvolInfo struct {
+	// The pool's name and the volume's, as `POOL/VOLUME`.
+	Alias string `json:"alias"`
+	// UUID of the volume, which is also the name of its disk.
+	UUID string `json:"uuid"`
+	// Name of the volume.
+	Name string `json:"name"`
+	// Always true: it takes space when it is written only.
+	IsThinProvisioned bool `json:"is_thin_provisioned"`
+	// Whether it is a snapshot.
+	IsSnapshot bool `json:"is_snapshot"`
+	// Whether it has the blocks of a snapshot, as far as it was not written since.
+	IsClone bool `json:"is_clone"`
+	// Whether it has the blocks of a disk of another module, as far as it was not written since.
+	IsEsnapClone bool `json:"is_esnap_clone"`
+	// Whether the volume has no disk, since the disk on which it depends is absent, or another disk has its UUID or its alias.
+	IsDegraded bool `json:"is_degraded"`
+	// The pool.
+	Lvs LvolLvstore `json:"lvs"`
+}
+
+// LvolLvstore: The pool of a volume.
+type LvolLvstore struct {
+	// Name of the pool.
+	Name string `json:"name"`
+	// UUID of the pool.
+	UUID string `json:"uuid"`
+}
+
+// LvsClearMethod: As [`ClearMethod`], of a whole pool.
+type LvsClearMethod string
+
+// The values of LvsClearMethod.
+const (
+	LvsClearMethodNone        LvsClearMethod = "none"
+	LvsClearMethodUnmap       LvsClearMethod = "unmap"
+	LvsClearMethodWriteZeroes LvsClearMethod = "write_zeroes"
+)
+
+// LvstoreInfo: Result of `bdev_lvol_get_lvstores`.
+type LvstoreInfo struct {
+	// UUID of the pool.
+	UUID string `json:"uuid"`
+	// Name of the pool.
+	Name string `json:"name"`
+	// Name of its disk.
+	BaseBdev string `json:"base_bdev"`
+	// Space for data, in clusters: without what the pool keeps for itself.
+	TotalDataClusters uint64 `json:"total_data_clusters"`
+	// Space that is free, in clusters. Space of deleted data counts as free, also before the pool has cleaned it.
+	FreeClusters uint64 `json:"free_clusters"`
+	// Block size of the disk in bytes.
+	BlockSize uint32 `json:"block_size"`
+	// Bytes of a cluster.
+	ClusterSize uint64 `json:"cluster_size"`
+	// Bytes to which the pool can grow.
+	MaxGrowableSize uint64 `json:"max_growable_size"`
+}
 
 // LwThread: A thread of a reactor: the work of one queue or service.
 type LwThread struct {
@@ -1291,6 +1388,101 @@ type Pollers struct {
 	Threads []ThreadPollers `json:"threads"`
 }
 
+// PoolCheck: Result of `aryk_pool_check`.
+type PoolCheck struct {
+	// References that were verified.
+	References uint64 `json:"references"`
+	// Blocks of 4 KiB whose data was compared with its checksum.
+	BlocksRead uint64 `json:"blocks_read"`
+	// Bytes that count as used, and that nothing refers to.
+	LeakedBytes uint64 `json:"leaked_bytes"`
+	// What is damaged.
+	Damage []PoolDamage `json:"damage"`
+}
+
+// PoolCounters: Counters of a pool since it was opened, in bytes unless the name says otherwise.
+type PoolCounters struct {
+	// Written by users.
+	UserWriteBytes uint64 `json:"user_write_bytes"`
+	// Read by users.
+	UserReadBytes uint64 `json:"user_read_bytes"`
+	// Written to the disk as log: the first write of all data.
+	LogWriteBytes uint64 `json:"log_write_bytes"`
+	// Written to the disk by the cleaner and by compaction.
+	MovedWriteBytes uint64 `json:"moved_write_bytes"`
+	// Written to the disk as index.
+	IndexWriteBytes uint64 `json:"index_write_bytes"`
+	// Written to the disk as manifest.
+	ManifestWriteBytes uint64 `json:"manifest_write_bytes"`
+	// Read from the disk for users.
+	DataReadBytes uint64 `json:"data_read_bytes"`
+	// Read from the disk of the index, and of checksums.
+	IndexReadBytes uint64 `json:"index_read_bytes"`
+	// Read from the disk by background work.
+	BackgroundReadBytes uint64 `json:"background_read_bytes"`
+	// Pages of the index that were in memory.
+	CacheHits uint64 `json:"cache_hits"`
+	// Pages of the index that were not.
+	CacheMisses uint64 `json:"cache_misses"`
+	// Blocks whose data did not match its checksum.
+	DamagedBlocks uint64 `json:"damaged_blocks"`
+	// Log that is not flushed into the index: the backlog.
+	UnflushedBytes uint64 `json:"unflushed_bytes"`
+	// Index that is to be merged: the debt.
+	DebtBytes uint64 `json:"debt_bytes"`
+	// Requests that wait for space, for the backlog or for a log frame.
+	WaitingRequests uint64 `json:"waiting_requests"`
+	// Segments of the disk.
+	Segments uint64 `json:"segments"`
+	// Segments that hold nothing.
+	FreeSegments uint64 `json:"free_segments"`
+	// Space in segments that are in use, deleted data included.
+	UsedBytes uint64 `json:"used_bytes"`
+	// Data to which the index refers.
+	LiveBytes uint64 `json:"live_bytes"`
+	// The index.
+	IndexBytes uint64 `json:"index_bytes"`
+	// Entries of the index.
+	IndexEntries uint64 `json:"index_entries"`
+}
+
+// PoolDamage: A damaged part of a pool.
+type PoolDamage struct {
+	// First damaged byte of the volume.
+	Offset uint64 `json:"offset"`
+	// Damaged bytes.
+	Bytes uint64 `json:"bytes"`
+	// What is wrong.
+	What string `json:"what"`
+	// Alias of a volume or snapshot that shows the damage. Not there if it belongs to none, or to a part of the index.
+	Volume *string `json:"volume,omitempty"`
+}
+
+// PoolInfo: Result of `aryk_pools_get`.
+type PoolInfo struct {
+	// Name of the pool.
+	Name string `json:"name"`
+	// UUID of the pool.
+	UUID string `json:"uuid"`
+	// Name of its disk.
+	BaseBdevName string `json:"base_bdev_name"`
+	// Core of its reactor.
+	Core uint16 `json:"core"`
+	// `ready`, or `read-only` after a failure of its disk.
+	State string `json:"state"`
+	// Number of volumes.
+	Volumes uint64 `json:"volumes"`
+	// Number of snapshots.
+	Snapshots uint64 `json:"snapshots"`
+	// Space for data, in bytes: without what the pool keeps for itself.
+	TotalBytes uint64 `json:"total_bytes"`
+	// Space that is free, in bytes, or will be when deleted data has been cleaned.
+	FreeBytes uint64 `json:"free_bytes"`
+	// Sizes of all volumes, in bytes.
+	ProvisionedBytes uint64       `json:"provisioned_bytes"`
+	Counters         PoolCounters `json:"counters"`
+}
+
 // PoolStats: Number of buffers, by source.
 type PoolStats struct {
 	// Buffers from a thread's own cache.
@@ -1551,6 +1743,14 @@ const (
 	SleepPolicyAdaptive  SleepPolicy = "adaptive"
 	SleepPolicyPoll      SleepPolicy = "poll"
 )
+
+// SnapshotOf: A snapshot to take.
+type SnapshotOf struct {
+	// UUID or alias of the volume.
+	Volume string `json:"volume"`
+	// Name of the new snapshot.
+	SnapshotName string `json:"snapshot_name"`
+}
 
 // SockImpl: Result of `sock_get_default_impl`.
 type SockImpl struct {
@@ -1854,3 +2054,58 @@ type VhostTarget struct {
 type VirtioBlkTransport struct {
 	Name string `json:"name"`
 }
+
+// VolumeImage: A disk on which a volume depends.
+type VolumeImage struct {
+	// UUID of the disk, by which it is found.
+	UUID string `json:"uuid"`
+	// Name of the disk when the volume was created.
+	Name string `json:"name"`
+	// Whether the disk is there.
+	IsThere bool `json:"is_there"`
+}
+
+// VolumeInfo: Result of `aryk_volumes_get`.
+type VolumeInfo struct {
+	// The name of the pool and of the volume, as `POOL/VOLUME`.
+	Alias string `json:"alias"`
+	// UUID of the volume, which is also the name of its disk.
+	UUID string `json:"uuid"`
+	// Its size in bytes.
+	Size uint64 `json:"size"`
+	// Bytes of a block.
+	BlockSize uint32 `json:"block_size"`
+	// Always true: it takes space when it is written only.
+	IsThinProvisioned bool `json:"is_thin_provisioned"`
+	// Whether it is a snapshot.
+	IsSnapshot bool `json:"is_snapshot"`
+	// Whether it has the blocks of a snapshot, as far as it was not written since.
+	IsClone bool `json:"is_clone"`
+	// Whether it has the blocks of a disk of another module, as far as it was not written since.
+	IsEsnapClone bool `json:"is_esnap_clone"`
+	// What its writes do while the pool is full.
+	WhenFull WhenFull `json:"when_full"`
+	// Whether it has a disk. It has none while its image is absent, or while another disk has its UUID or its alias.
+	HasDisk bool `json:"has_disk"`
+	// Name of the snapshot whose blocks it has.
+	BaseSnapshot *string `json:"base_snapshot,omitempty"`
+	// The disk of another module or another pool on which it depends, directly or by snapshots.
+	Image *VolumeImage `json:"image,omitempty"`
+}
+
+// VolumePart: A part of a volume. `aryk_volume_get_changed` returns a list of them, in ascending order.
+type VolumePart struct {
+	// First byte.
+	Offset uint64 `json:"offset"`
+	// Bytes.
+	Bytes uint64 `json:"bytes"`
+}
+
+// WhenFull: What the writes of a volume do while its pool is full: they wait for space, or fail.
+type WhenFull string
+
+// The values of WhenFull.
+const (
+	WhenFullWait WhenFull = "wait"
+	WhenFullFail WhenFull = "fail"
+)

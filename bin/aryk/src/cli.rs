@@ -6,6 +6,9 @@ use crate::bench::BenchArgs;
 use crate::commands::luks::LuksCommand;
 use crate::commands::nvme::NvmeCommand;
 use crate::commands::nvme::drive::{DriveCommand, NamespaceAddress};
+use crate::commands::pool::PoolCommand;
+use crate::commands::snapshot::SnapshotCommand;
+use crate::commands::volume::VolumeCommand;
 use crate::completion::{controllers, disks, disks_and_controllers, groups, keys, methods};
 use crate::doctor::Subject;
 use crate::image::ImageSpec;
@@ -50,6 +53,9 @@ impl Cli {
                 NvmeCommand::List(watch) | NvmeCommand::Drive(DriveCommand::Smart { watch, .. }),
             )
             | Command::Reactor(ReactorCommand::List(watch))
+            | Command::Pool(PoolCommand::List(watch))
+            | Command::Volume(VolumeCommand::List(watch))
+            | Command::Snapshot(SnapshotCommand::List(watch))
             | Command::Scheduler(SchedulerCommand::Show(watch))
             | Command::Trace { watch, .. }
             | Command::Latency { watch, .. }
@@ -72,6 +78,15 @@ pub enum Command {
     /// Create, list and remove disks
     #[command(subcommand)]
     Disk(DiskCommand),
+    /// Create and delete pools, which have volumes
+    #[command(subcommand)]
+    Pool(PoolCommand),
+    /// Create, clone and delete volumes: thin disks in a pool, with snapshots
+    #[command(subcommand)]
+    Volume(VolumeCommand),
+    /// Take, revert to and delete snapshots of volumes
+    #[command(subcommand)]
+    Snapshot(SnapshotCommand),
     /// Encrypt disks behind LUKS headers, and unlock them
     #[command(subcommand)]
     Luks(LuksCommand),

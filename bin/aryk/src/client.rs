@@ -33,6 +33,11 @@ impl Client {
         Ok(())
     }
 
+    /// Waits for the reply of the next call without limit: what it does may take hours.
+    pub fn wait_without_limit(&self) -> Result<(), Error> {
+        Ok(self.stream.get_ref().set_read_timeout(None)?)
+    }
+
     /// The daemon's `/proc` directory, by the process id in our pid namespace: a container has its own ids.
     pub fn process(&self) -> Option<PathBuf> {
         let peer = rustix::net::sockopt::socket_peercred(self.stream.get_ref()).ok()?;

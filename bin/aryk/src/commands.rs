@@ -7,11 +7,14 @@ pub mod key;
 pub mod luks;
 pub mod memory;
 pub mod nvme;
+pub mod pool;
 pub mod qos;
 pub mod scheduler;
 pub mod service;
+pub mod snapshot;
 pub mod stat;
 pub mod trace;
+pub mod volume;
 
 use serde_json::{Map, Value};
 

@@ -99,6 +99,21 @@ pub fn keys() -> Vec<CompletionCandidate> {
     names("accel_crypto_keys_get", "name")
 }
 
+/// The names of the pools.
+pub fn pools() -> Vec<CompletionCandidate> {
+    names("aryk_pools_get", "name")
+}
+
+/// The volumes and snapshots, as POOL/VOLUME.
+pub fn volumes() -> Vec<CompletionCandidate> {
+    names("aryk_volumes_get", "alias")
+}
+
+/// The snapshots, and the volumes, as POOL/VOLUME.
+pub fn snapshots() -> Vec<CompletionCandidate> {
+    volumes()
+}
+
 /// The names of the RPC methods.
 pub fn methods() -> Vec<CompletionCandidate> {
     crate::reference::methods().map(CompletionCandidate::new).collect()

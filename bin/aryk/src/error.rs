@@ -71,6 +71,9 @@ pub enum Error {
         /// Why.
         why: String,
     },
+    /// A pool has damaged parts.
+    #[error("the pool '{0}' is damaged")]
+    Damaged(String),
     /// An error in one of our files.
     #[error("{0}")]
     File(String),
@@ -236,6 +239,9 @@ impl Error {
             Self::Rotation { .. } => {
                 Some("The disk needs both keys. The same command continues, once the cause is corrected.")
             }
+            Self::Damaged(_) => {
+                Some("Reads of the damaged parts fail. Write them again, or restore the volumes from copies.")
+            }
             Self::Unanswered { .. } => Some("--timeout sets how many seconds to wait."),
             Self::Step { source, .. } => source
                 .hint()
@@ -265,6 +271,7 @@ impl Error {
             | Self::Protocol(_)
             | Self::Unhealthy(_)
             | Self::Rotation { .. }
+            | Self::Damaged(_)
             | Self::File(_)
             | Self::Replaces(_)
             | Self::BackEnd(_)

@@ -1,4 +1,5 @@
-//! `aryk disk create --from`: creates a disk's file from an image.
+//! Images: `aryk disk create --from` creates a disk's file from one, `aryk volume create --from` a volume, and
+//! `aryk volume export` creates one.
 //!
 //! The file is written under another name in the same directory, and gets its own name when it is complete and synced: an
 //! interruption leaves no partial disk, and the next import starts again. Raw images are copied here; all others are read by
@@ -9,6 +10,7 @@ mod qemu_img;
 
 use crate::error::Error;
 use crate::size::Size;
+use crate::transfer::Attached;
 use indicatif::{ProgressBar, ProgressStyle};
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use rustix::io::Errno;
@@ -59,11 +61,11 @@ impl Import<'_> {
         };
         let size = self.size_for(bytes)?;
         let draft = Draft::new(self.target)?;
-        let bar = self.progress(bytes);
+        let bar = progress(bytes, self.quiet);
         match format {
             "raw" => copy::sparse(&source, &draft.file, bytes, &mut |done| bar.set_position(done))
                 .map_err(|e| at("copy", self.source, &e))?,
-            _ => qemu_img::convert(self.source, format, &draft.path, &mut |share| {
+            _ => qemu_img::convert((self.source, format), (&draft.path, "raw"), &mut |share| {
                 bar.set_position((bytes as f64 * share) as u64);
             })?,
         }
@@ -84,16 +86,91 @@ impl Import<'_> {
             None => Ok(bytes.next_multiple_of(block)),
         }
     }
+}
 
-    fn progress(&self, bytes: u64) -> ProgressBar {
-        if self.quiet {
-            return ProgressBar::hidden();
-        }
-        let style = "{bar:40} {percent:>3}%  {binary_bytes} of {binary_total_bytes}, {eta} left";
-        let style = ProgressStyle::with_template(style).expect("the template is valid");
-        // The progress bar is drawn only on a terminal.
-        ProgressBar::new(bytes).with_style(style)
+/// A progress bar for a copy of `bytes` bytes.
+fn progress(bytes: u64, quiet: bool) -> ProgressBar {
+    if quiet {
+        return ProgressBar::hidden();
     }
+    let style = "{bar:40} {percent:>3}%  {binary_bytes} of {binary_total_bytes}, {eta} left";
+    let style = ProgressStyle::with_template(style).expect("the template is valid");
+    // The progress bar is drawn only on a terminal.
+    ProgressBar::new(bytes).with_style(style)
+}
+
+/// An image whose data can be read as that of a raw file.
+pub struct RawImage {
+    file: File,
+    /// Bytes of the disk in the image.
+    pub bytes: u64,
+    /// Removes the file of an image that was converted.
+    _converted: Option<Removed>,
+}
+
+/// A file that is removed with this.
+struct Removed(PathBuf);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        // It is in the directory of temporary files.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+impl RawImage {
+    /// Opens an image. One that is not raw is converted to a temporary file.
+    pub fn open(source: &Path, format: Option<&str>, quiet: bool) -> Result<Self, Error> {
+        let mut file = open_source(source)?;
+        let detected = detect(&mut file).map_err(|e| at("read", source, &e))?;
+        let format = format.unwrap_or(detected);
+        if format == "raw" {
+            let bytes = file.seek(SeekFrom::End(0)).map_err(|e| at("read", source, &e))?;
+            return Ok(Self { file, bytes, _converted: None });
+        }
+        let bytes = qemu_img::virtual_size(source, format)?;
+        let path = std::env::temp_dir().join(format!("aryk-{}.raw", std::process::id()));
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create_new(true).mode(0o600).open(&path);
+        let file = file.map_err(|e| at("create", &path, &e))?;
+        let converted = Removed(path);
+        let bar = progress(bytes, quiet);
+        qemu_img::convert((source, format), (&converted.0, "raw"), &mut |share| {
+            bar.set_position((bytes as f64 * share) as u64);
+        })?;
+        bar.finish_and_clear();
+        Ok(Self { file, bytes, _converted: Some(converted) })
+    }
+
+    /// Writes the image to a disk that reads zeroes.
+    pub fn write_to(&self, disk: &mut Attached, quiet: bool) -> Result<(), Error> {
+        let bar = progress(self.bytes, quiet);
+        disk.write_from(&self.file, self.bytes, &mut |done| bar.set_position(done))?;
+        bar.finish_and_clear();
+        Ok(())
+    }
+}
+
+/// Creates a file with an image of a disk, in the format `raw` or another one that `qemu-img` writes.
+pub fn export(disk: &mut Attached, format: &str, target: &Path, quiet: bool) -> Result<(), Error> {
+    if target.symlink_metadata().is_ok() {
+        return Err(failed(format!("{} exists already. Name a new file.", target.display())));
+    }
+    let raw = Draft::new(target)?;
+    let bar = progress(disk.bytes(), quiet);
+    disk.read_into(&raw.file, &mut |done| bar.set_position(done))?;
+    bar.finish_and_clear();
+    if format == "raw" {
+        return raw.finish(target, disk.bytes());
+    }
+    let converted = Draft::new(&target.with_extension("converting"))?;
+    let bar = progress(disk.bytes(), quiet);
+    qemu_img::convert((&raw.path, "raw"), (&converted.path, format), &mut |share| {
+        bar.set_position((disk.bytes() as f64 * share) as u64);
+    })?;
+    bar.finish_and_clear();
+    let bytes = converted.file.metadata()?.len();
+    converted.finish(target, bytes)
 }
 
 /// The file until it is complete. Dropping it removes an incomplete file.

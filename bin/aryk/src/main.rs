@@ -23,6 +23,7 @@ mod output;
 mod reference;
 mod size;
 mod top;
+mod transfer;
 mod users;
 mod watch;
 
@@ -104,6 +105,13 @@ fn run_with_daemon(cli: &Cli, out: &Output) -> Result<ExitCode, Error> {
         }
         Command::Disk(command) => commands::disk::run(command, client, out),
         Command::Key(command) => commands::key::run(command, client, out),
+        Command::Pool(command) => watch::repeat(cli.watch(), || commands::pool::run(command, client, out)),
+        Command::Volume(command) => {
+            watch::repeat(cli.watch(), || commands::volume::run(command, client, out))
+        }
+        Command::Snapshot(command) => {
+            watch::repeat(cli.watch(), || commands::snapshot::run(command, client, out))
+        }
         Command::Luks(command) => commands::luks::run(command, client, out),
         Command::Attach(args) => commands::controller::attach(args, client, out),
         Command::Detach { names, force } => commands::controller::detach(names, *force, client, out),

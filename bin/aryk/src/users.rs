@@ -112,9 +112,15 @@ impl Users {
 
     /// The disks on top of this one, directly or indirectly, each before its base.
     pub fn disks_on_top<'a>(&'a self, disk: &str) -> Vec<&'a str> {
+        let uuid = self.disk(disk).map_or("", |disk| text(disk, "uuid"));
         let is_on = |other: &&'a Value| {
             let mut details = other["driver_specific"].as_object().into_iter().flatten();
-            details.any(|(_, of)| of["base_bdev_name"] == disk || of["base_bdev"] == disk)
+            details.any(|(_, of)| {
+                let image = of["external_snapshot_name"].as_str();
+                of["base_bdev_name"] == disk
+                    || of["base_bdev"] == disk
+                    || image.is_some_and(|image| image == uuid)
+            })
         };
         let mut all = Vec::new();
         for other in elements(&self.disks).iter().filter(is_on) {

@@ -151,9 +151,17 @@ impl<B: Builder> Queue<B> {
         }
         set_up(&self.area, place);
         self.ring.offer(0);
-        self.ring.arm();
         self.publish();
+        self.sleep(patience)?;
+        self.ring.take().map_err(|source| Error::Ring { queue, source })?;
+        Ok(place)
+    }
+
+    /// Sleeps until a request has completed.
+    fn sleep(&mut self, patience: Duration) -> Result<(), Error> {
+        let queue = self.index;
         let patience = Timespec::try_from(patience).map_err(|_| Error::Unanswered(queue))?;
+        self.ring.arm();
         while !self.ring.is_ready() {
             let mut fds = [PollFd::new(&self.call, PollFlags::IN)];
             let ready = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&patience)));
@@ -164,8 +172,20 @@ impl<B: Builder> Queue<B> {
             let _ = rustix::io::read(&self.call, &mut [0; 8]);
         }
         self.ring.disarm();
-        self.ring.take().map_err(|source| Error::Ring { queue, source })?;
-        Ok(place)
+        Ok(())
+    }
+
+    /// Takes the next completion, for which it sleeps.
+    ///
+    /// # Errors
+    /// [`Error::Unanswered`] after `patience`; the errors of [`Queue::take`].
+    pub fn wait(&mut self, patience: Duration) -> Result<Done, Error> {
+        loop {
+            if let Some(done) = self.take()? {
+                return Ok(done);
+            }
+            self.sleep(patience)?;
+        }
     }
 
     /// The place of a slot's request.

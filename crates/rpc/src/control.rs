@@ -56,6 +56,8 @@ pub struct Control {
     pub(crate) rekeys: crate::methods::rekey::State,
     /// The disks with LUKS headers.
     pub(crate) luks: crate::methods::luks::State,
+    /// The pools of volumes.
+    pub(crate) volumes: crate::methods::volumes::State,
     /// Collects statistics.
     pub collector: Collector,
     /// Whether methods of run time may be called.
@@ -108,6 +110,7 @@ impl Control {
             keys: crate::methods::crypto::Keys::default(),
             rekeys: crate::methods::rekey::State::default(),
             luks: crate::methods::luks::State::default(),
+            volumes: crate::methods::volumes::State::default(),
             collector: Collector::default(),
             started: watch::Sender::new(false),
             start_up: Rc::default(),
@@ -243,6 +246,7 @@ impl Control {
         crate::methods::observe::forget_gone(self);
         // A removed disk has been removed from its targets.
         crate::methods::vhost_scsi::forget_gone(self);
+        crate::methods::volumes::forget_gone(self);
     }
 
     /// Waits until the changes of a call are in the state store, then creates the objects that waited for them. If the changes
@@ -266,7 +270,7 @@ impl Control {
         outcome.and(Err(Error::errno(errno, format!("nothing was made: {why}"))))
     }
 
-    /// Creates the disks that waited for the disks which a call has created.
+    /// Opens the pools on the disks that a call has created, and creates the disks that waited for them.
     pub(crate) async fn make_waiting_for(&self, done: &Done) {
         for (subsystem, name) in &done.made {
             let disks = match subsystem {
@@ -275,7 +279,11 @@ impl Control {
                 _ => Vec::new(),
             };
             for disk in disks {
-                crate::methods::waiting::make_waiting(self, &disk).await;
+                crate::methods::volumes::examine(self, &disk).await;
+                let aliases = self.disks.find(&disk).map(|bdev| bdev.aliases()).unwrap_or_default();
+                for name in [disk].into_iter().chain(aliases) {
+                    crate::methods::waiting::make_waiting(self, &name).await;
+                }
             }
         }
     }

@@ -12,7 +12,7 @@
 use crate::config::{Call, Subsystem};
 use crate::methods::nvme::follow_plugged;
 use crate::methods::waiting::make_waiting;
-use crate::methods::{qos, rekey, vhost_blk, vhost_scsi};
+use crate::methods::{qos, rekey, vhost_blk, vhost_scsi, volumes};
 use crate::{Control, Methods, restore};
 use aryk_bdev::Change;
 use aryk_bdev_nvme::AttachedController;
@@ -33,6 +33,7 @@ pub fn follow_disks(control: &Rc<Control>, methods: &Rc<Methods<Control>>) {
     tokio::task::spawn_local(follow_failures(Rc::downgrade(control), Rc::downgrade(methods)));
     tokio::task::spawn_local(follow_plugged(Rc::downgrade(control), Rc::downgrade(methods)));
     rekey::follow_all(control);
+    volumes::follow(control);
     let (sender, attached) = unbounded_channel();
     control.nvme.attached.replace(Some(sender));
     tokio::task::spawn_local(follow_controllers(Rc::downgrade(control), Rc::downgrade(methods), attached));
@@ -103,6 +104,7 @@ async fn follow(
         let is_there = control.disks.find(&disk).is_ok();
         match change {
             Change::Added if is_there => {
+                drop(volumes::begin_search(&control, &disk));
                 make_waiting(&control, &disk).await;
                 // A controller ends when the requests of its VM have completed. Other disks do not wait for that.
                 tokio::task::spawn_local(async move {

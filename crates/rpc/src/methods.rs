@@ -16,6 +16,7 @@ mod host;
 pub mod keyring;
 pub mod log;
 pub(crate) mod luks;
+mod lvol;
 mod malloc;
 mod memory;
 mod none;
@@ -26,6 +27,7 @@ pub(crate) mod observe;
 mod options;
 mod passthru;
 mod pollers;
+mod pool;
 pub(crate) mod qos;
 pub(crate) mod rbd;
 pub(crate) mod rekey;
@@ -38,6 +40,7 @@ mod uring;
 pub(crate) mod vhost;
 pub(crate) mod vhost_blk;
 pub(crate) mod vhost_scsi;
+pub(crate) mod volumes;
 pub(crate) mod waiting;
 
 pub(crate) use framework::SavedSubsystem;
@@ -82,6 +85,8 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
     keyring::register(&mut table);
     log::register(&mut table);
     luks::register(&mut table);
+    lvol::register(&mut table);
+    pool::register(&mut table);
     malloc::register(&mut table);
     memory::register(&mut table);
     none::register(&mut table);
@@ -112,7 +117,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
 }
 
 /// The methods that read-only clients may call.
-const CHANGE_NOTHING: [&str; 49] = [
+const CHANGE_NOTHING: [&str; 54] = [
     "accel_crypto_keys_get",
     "accel_get_module_info",
     "accel_get_opc_assignments",
@@ -121,6 +126,9 @@ const CHANGE_NOTHING: [&str; 49] = [
     "aryk_file_systems_get",
     "aryk_latency_get",
     "aryk_memory_clients_get",
+    "aryk_pools_get",
+    "aryk_volume_get_changed",
+    "aryk_volumes_get",
     "aryk_stats_get",
     "aryk_trace_get",
     "bdev_get_bdevs",
@@ -129,6 +137,8 @@ const CHANGE_NOTHING: [&str; 49] = [
     // Its reset of statistics is a change, for which the method itself checks the rights.
     "bdev_get_iostat",
     "bdev_luks_get_header",
+    "bdev_lvol_get_lvols",
+    "bdev_lvol_get_lvstores",
     "bdev_nvme_get_controller_health_info",
     "bdev_nvme_get_controllers",
     "bdev_nvme_get_transport_statistics",

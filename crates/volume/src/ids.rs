@@ -36,7 +36,7 @@ pub struct ForeignId(pub u32);
 
 impl ForeignId {
     /// The foreign disk that is the base of this timeline.
-    pub(crate) const fn of(timeline: TimelineId) -> Self {
+    pub const fn of(timeline: TimelineId) -> Self {
         Self(timeline.0)
     }
 }

@@ -20,7 +20,7 @@ struct Area {
 }
 
 /// In the order of the first page. A method belongs to the first area with a matching prefix.
-const AREAS: [Area; 4] = [
+const AREAS: [Area; 5] = [
     Area {
         page: "vhost.md",
         path: "docs/rpc/vhost.md",
@@ -43,6 +43,12 @@ const AREAS: [Area; 4] = [
             "thread_",
             "trace_",
         ],
+    },
+    Area {
+        page: "volumes.md",
+        path: "docs/rpc/volumes.md",
+        title: "Pools and volumes",
+        prefixes: &["bdev_lvol_", "aryk_pool", "aryk_volume"],
     },
     Area { page: "disks.md", path: "docs/rpc/disks.md", title: "Disks", prefixes: &["bdev_"] },
     Area { page: "daemon.md", path: "docs/rpc/daemon.md", title: "The daemon", prefixes: &[""] },

@@ -51,6 +51,34 @@ Examples:
   aryk luks format vm1-base --key-file /etc/aryk/vm1.key
   aryk luks open vm1-base vm1 --key-file /etc/aryk/vm1.key";
 
+pub const POOL: &str = "\
+A disk that holds data is refused. A pool is found again on its disk after a
+restart, also by another daemon.
+
+Examples:
+  aryk disk create store --file /srv/store.img --size 100G
+  aryk pool create p1 --disk store
+  aryk volume create p1/vm1 --size 20G
+  aryk volume create p1/vm3 --image debian.raw --size 20G
+  aryk volume create p1/vm4 --from debian.qcow2 --size 20G
+  aryk attach p1/vm1";
+
+pub const VOLUME: &str = "\
+A volume takes space when it is written.
+
+Examples:
+  aryk volume create p1/vm1 --size 20G
+  aryk volume create p1/vm3 --image debian.raw --size 20G
+  aryk volume create p1/vm4 --from debian.qcow2 --size 20G
+  aryk volume create p1/vm2 --size 1T --block-size 4096 --when-full fail";
+
+pub const SNAPSHOT: &str = "\
+Examples:
+  aryk snapshot create p1/vm1@monday
+  aryk snapshot create p1/root@monday p1/data@monday
+  aryk volume clone p1/vm1@monday vm2
+  aryk snapshot revert p1/vm1 p1/vm1@monday --discard-changes";
+
 pub const ATTACH: &str = "\
 Examples:
   aryk attach vm1

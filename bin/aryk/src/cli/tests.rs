@@ -120,6 +120,34 @@ fn commands_of_the_guide_parse() {
 }
 
 #[test]
+fn commands_for_volumes_parse() {
+    for line in [
+        "aryk pool create p1 --disk store --cache 128M --overwrite",
+        "aryk pool list --watch",
+        "aryk pool show p1",
+        "aryk pool grow p1",
+        "aryk pool check p1 --quick --repair",
+        "aryk pool rename p1 p2",
+        "aryk pool delete p1 --force",
+        "aryk volume create p1/vm1 --size 20G --block-size 4096 --when-full fail",
+        "aryk volume list --watch",
+        "aryk volume resize p1/vm1 30G --shrink",
+        "aryk volume rename p1/vm1 vm2",
+        "aryk volume clone p1/vm1@a vm2",
+        "aryk volume set p1/vm1 --when-full wait",
+        "aryk volume inflate p1/vm2",
+        "aryk volume changed p1/vm1 --since p1/vm1@a",
+        "aryk volume delete p1/vm1 p1/vm2 --force",
+        "aryk snapshot create p1/vm1@a p1/vm2@a",
+        "aryk snapshot list --json",
+        "aryk snapshot delete p1/vm1@a",
+        "aryk snapshot revert p1/vm1 p1/vm1@a --discard-changes",
+    ] {
+        parse(line).unwrap_or_else(|e| panic!("{line}: {e}"));
+    }
+}
+
+#[test]
 fn commands_for_keys_parse() {
     for line in [
         "aryk key create k",

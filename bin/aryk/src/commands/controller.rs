@@ -24,7 +24,8 @@ const HINTS: [(i64, &str); 5] = [
 ];
 
 pub fn attach(args: &AttachArgs, client: &mut Client, out: &Output) -> Result<(), Error> {
-    let name = args.controller.as_ref().unwrap_or(&args.disk);
+    // A volume's name has its pool's, and the name of a socket has no slash.
+    let name = &args.controller.clone().unwrap_or_else(|| args.disk.replace('/', "-"));
     if args.scsi {
         return attach_scsi(name, args, client, out);
     }

@@ -70,8 +70,11 @@ const NVME: &str = "NVMe disk";
 /// The product name of disks in Ceph images.
 const RBD: &str = "Ceph Rbd Disk";
 
+/// The product name of volumes.
+const VOLUME: &str = "Logical Volume";
+
 /// Product names, the kinds of disks that they stand for, and the methods that remove these.
-const KINDS: [(&str, &str, &str); 11] = [
+const KINDS: [(&str, &str, &str); 12] = [
     ("URING bdev", "file", "bdev_uring_delete"),
     ("AIO disk", "file", "bdev_aio_delete"),
     (IN_MEMORY, "memory", "bdev_malloc_delete"),
@@ -83,6 +86,7 @@ const KINDS: [(&str, &str, &str); 11] = [
     ("Error Injection Disk", "error", "bdev_error_delete"),
     (NVME, "nvme", "bdev_nvme_detach_controller"),
     (RBD, "rbd", "bdev_rbd_delete"),
+    (VOLUME, "volume", "bdev_lvol_delete"),
 ];
 
 pub fn run(command: &DiskCommand, client: &mut Client, out: &Output) -> Result<(), Error> {
@@ -528,8 +532,25 @@ fn remove_one<'a>(disk: &'a Value, users: &'a Users, client: &mut Client) -> Res
     // Two families of methods create disks in files.
     let is_aio = disk["driver_specific"]["aio"].is_object();
     let delete = if is_aio { Some("bdev_aio_delete") } else { delete };
+    if product == VOLUME {
+        return Err(Error::Usage(format!(
+            "'{name}' is a volume: 'aryk volume delete' deletes it with its data"
+        )));
+    }
     let delete = delete.ok_or_else(|| Error::Usage(format!("a {product} is removed with its base")))?;
     let nvme = nvme_controller(disk, client)?;
+    let controllers = remove_controllers(name, users, client)?;
+    let removed = nvme.as_deref().unwrap_or(name);
+    client.call(delete, json!({"name": removed})).map_err(|error| error.hinted(&HINTS))?;
+    Ok(controllers)
+}
+
+/// Removes the controllers that offer only a disk, or disks on top of it. Returns the controllers' names.
+pub fn remove_controllers<'a>(
+    name: &'a str,
+    users: &'a Users,
+    client: &mut Client,
+) -> Result<Vec<&'a str>, Error> {
     let mut controllers = Vec::new();
     for offered in users.disks_on_top(name).into_iter().chain([name]) {
         for place in users.places(offered).filter(|place| place.target.is_none()) {
@@ -542,8 +563,6 @@ fn remove_one<'a>(disk: &'a Value, users: &'a Users, client: &mut Client) -> Res
             }
         }
     }
-    let removed = nvme.as_deref().unwrap_or(name);
-    client.call(delete, json!({"name": removed})).map_err(|error| error.hinted(&HINTS))?;
     Ok(controllers)
 }
 

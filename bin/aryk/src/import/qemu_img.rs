@@ -20,14 +20,13 @@ pub fn virtual_size(source: &Path, format: &str) -> Result<u64, Error> {
     size.ok_or_else(|| error_of("does not report the size of the image"))
 }
 
-/// Writes the image's data, without holes, over `target`. Reports the share done to `progress`.
+/// Writes the data of an image, without holes, to another image, each of its format. Reports the share done to `progress`.
 pub fn convert(
-    source: &Path,
-    format: &str,
-    target: &Path,
+    (source, format): (&Path, &str),
+    (target, target_format): (&Path, &str),
     progress: &mut dyn FnMut(f64),
 ) -> Result<(), Error> {
-    let mut command = command(&["convert", "-p", "-f", format, "-O", "raw"], &[source, target])?;
+    let mut command = command(&["convert", "-p", "-f", format, "-O", target_format], &[source, target])?;
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|e| not_run(format, &e))?;
     // Progress lines end with a carriage return: `    (12.50/100%)`.

@@ -95,6 +95,12 @@ impl Daemon {
         self.restart();
     }
 
+    /// Ends the daemon with SIGTERM, and starts its successor.
+    pub fn end_and_restart(&mut self) {
+        assert_eq!(self.signal_and_wait("TERM", PATIENCE), Some(0));
+        self.restart();
+    }
+
     /// Kills the daemon.
     pub fn kill(&mut self) {
         self.process.kill().unwrap();

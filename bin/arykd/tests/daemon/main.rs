@@ -35,6 +35,7 @@ mod stuck;
 mod supervise;
 mod unit;
 mod vm;
+mod volumes;
 mod web;
 
 use front_end::FrontEnd;
@@ -387,6 +388,8 @@ fn data_outlives_sessions_controllers_and_daemons() {
     let data: Vec<u8> = (0..65_536_u32).map(|i| (i / 7) as u8).collect();
     daemon.aryk(&["disk", "create", "d", "--file", "d.img", "--size", "4M"]).unwrap();
     daemon.aryk(&["attach", "d"]).unwrap();
+    // The disk was searched for a pool.
+    daemon.call("bdev_reset_iostat", json!({"name": "d"})).unwrap();
     let mut vm = FrontEnd::connect(&socket);
     assert_eq!(vm.capacity(), 4 << 20);
     vm.write(512 * 3, &data).unwrap();

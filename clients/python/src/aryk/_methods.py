@@ -234,6 +234,80 @@ class Methods(ABC):
         result: types.MemoryClients = self.call("aryk_memory_clients_get")
         return result
 
+    def aryk_pool_check(
+        self,
+        *,
+        pool: str,
+        data: bool | None = None,
+        repair: bool | None = None,
+    ) -> types.PoolCheck:
+        """Verifies the references of a pool, and the checksums of its data, while it is in use.
+
+        Parameters:
+            pool: Name or UUID of the pool.
+            data: Whether all data is read and compared with its checksums. Default: true.
+            repair: Whether space that nothing refers to becomes free. Default: false.
+        """
+        result: types.PoolCheck = self.call(
+            "aryk_pool_check",
+            _given(
+                pool=pool,
+                data=data,
+                repair=repair,
+            ),
+        )
+        return result
+
+    def aryk_pool_create(
+        self,
+        *,
+        name: str,
+        base_bdev_name: str,
+        cache_bytes: int | None = None,
+        force: bool | None = None,
+    ) -> str:
+        """Creates a pool for volumes on a disk.
+
+        Parameters:
+            name: Name of the new pool.
+            base_bdev_name: Name of its disk, which the pool then has for itself.
+            cache_bytes: Bytes of memory for the index and for checksums. Default: 64 MiB.
+            force: Whether to destroy what the disk holds. Default: a disk that holds data is refused.
+        """
+        result: str = self.call(
+            "aryk_pool_create",
+            _given(
+                name=name,
+                base_bdev_name=base_bdev_name,
+                cache_bytes=cache_bytes,
+                force=force,
+            ),
+        )
+        return result
+
+    def aryk_pool_snapshot(
+        self,
+        *,
+        snapshots: Sequence[types.SnapshotOf],
+    ) -> list[str]:
+        """Takes snapshots of several volumes of a pool at one instant.
+
+        Parameters:
+            snapshots: The volumes, all of one pool, and the names of their snapshots.
+        """
+        result: list[str] = self.call(
+            "aryk_pool_snapshot",
+            _given(
+                snapshots=snapshots,
+            ),
+        )
+        return result
+
+    def aryk_pools_get(self) -> list[types.PoolInfo]:
+        """Lists the pools, with their space and their counters."""
+        result: list[types.PoolInfo] = self.call("aryk_pools_get")
+        return result
+
     def aryk_stats_get(self) -> types.Counts:
         """Reports the counters of all disks, groups, controllers, reactors, background tasks and NVMe drives, in brief."""
         result: types.Counts = self.call("aryk_stats_get")
@@ -255,6 +329,116 @@ class Methods(ABC):
                 count=count,
             ),
         )
+        return result
+
+    def aryk_volume_create(
+        self,
+        *,
+        pool: str,
+        name: str,
+        block_size: int | None = None,
+        image: str | None = None,
+        size: int | None = None,
+        snapshot: str | None = None,
+        uuid: str | None = None,
+        when_full: types.WhenFull | None = None,
+    ) -> str:
+        """Creates a volume in a pool.
+
+        Parameters:
+            pool: Name or UUID of the pool.
+            name: Name of the new volume.
+            block_size: Bytes of a block: 512 or 4096. Default: 512, or that of its snapshot or image.
+            image: UUID, name or alias of a disk of another module or another pool, whose content the volume has. Nobody may write to it while the volume depends on it.
+            size: Its size in bytes. Default: that of its snapshot or image.
+            snapshot: UUID or alias of a snapshot of the pool, whose content the volume has.
+            uuid: UUID of the new volume. Default: a random one.
+            when_full: What its writes do while the pool is full. Default: `wait`.
+        """
+        result: str = self.call(
+            "aryk_volume_create",
+            _given(
+                pool=pool,
+                name=name,
+                block_size=block_size,
+                image=image,
+                size=size,
+                snapshot=snapshot,
+                uuid=uuid,
+                when_full=when_full,
+            ),
+        )
+        return result
+
+    def aryk_volume_get_changed(
+        self,
+        *,
+        volume: str,
+        since: str,
+    ) -> list[types.VolumePart]:
+        """Lists the parts of a volume that may have changed since a snapshot of it.
+
+        Parameters:
+            volume: UUID or alias of the volume, of a later snapshot, or of a clone.
+            since: UUID or alias of the snapshot.
+        """
+        result: list[types.VolumePart] = self.call(
+            "aryk_volume_get_changed",
+            _given(
+                volume=volume,
+                since=since,
+            ),
+        )
+        return result
+
+    def aryk_volume_revert(
+        self,
+        *,
+        volume: str,
+        snapshot: str,
+        force: bool | None = None,
+    ) -> bool:
+        """Gives a volume the content of one of its snapshots. What was written since is lost, unless another snapshot has it.
+
+        Parameters:
+            volume: UUID or alias of the volume.
+            snapshot: UUID or alias of the snapshot.
+            force: Whether to revert a volume that is in use: its user sees other data without notice.
+        """
+        result: bool = self.call(
+            "aryk_volume_revert",
+            _given(
+                volume=volume,
+                snapshot=snapshot,
+                force=force,
+            ),
+        )
+        return result
+
+    def aryk_volume_set_when_full(
+        self,
+        *,
+        volume: str,
+        when_full: types.WhenFull,
+    ) -> bool:
+        """Sets what a volume's writes do while the pool is full.
+
+        Parameters:
+            volume: UUID or alias of the volume.
+            when_full: What its writes do while the pool is full.
+        """
+        result: bool = self.call(
+            "aryk_volume_set_when_full",
+            _given(
+                volume=volume,
+                when_full=when_full,
+            ),
+        )
+        return result
+
+    def aryk_volumes_get(self) -> list[types.VolumeInfo]:
+        """Lists the volumes and snapshots."""
+        result: list[types.VolumeInfo] = self.call("aryk_volumes_get")
         return result
 
     def bdev_aio_create(
@@ -931,6 +1115,342 @@ class Methods(ABC):
                 name=name,
                 key_slot=key_slot,
                 key_file=key_file,
+            ),
+        )
+        return result
+
+    def bdev_lvol_clone(
+        self,
+        *,
+        snapshot_name: str,
+        clone_name: str,
+    ) -> str:
+        """Creates a volume with the content of a snapshot, without copying.
+
+        Parameters:
+            snapshot_name: UUID or alias of the snapshot.
+            clone_name: Name of the new volume.
+        """
+        result: str = self.call(
+            "bdev_lvol_clone",
+            _given(
+                snapshot_name=snapshot_name,
+                clone_name=clone_name,
+            ),
+        )
+        return result
+
+    def bdev_lvol_clone_bdev(
+        self,
+        *,
+        bdev: str,
+        lvs_name: str,
+        clone_name: str,
+    ) -> str:
+        """Creates a volume with the content of a disk of another module or another pool, without copying.
+
+        Parameters:
+            bdev: Name or UUID of the disk, to which nobody may write while the volume depends on it. The pool finds it again by its UUID.
+            lvs_name: Name of the pool.
+            clone_name: Name of the new volume.
+        """
+        result: str = self.call(
+            "bdev_lvol_clone_bdev",
+            _given(
+                bdev=bdev,
+                lvs_name=lvs_name,
+                clone_name=clone_name,
+            ),
+        )
+        return result
+
+    def bdev_lvol_create(
+        self,
+        *,
+        lvol_name: str,
+        size_in_mib: int,
+        clear_method: types.LvolClearMethod | None = None,
+        lvs_name: str | None = None,
+        thin_provision: bool | None = None,
+        uuid: str | None = None,
+    ) -> str:
+        """Creates a volume in a pool.
+
+        Parameters:
+            lvol_name: Name of the new volume.
+            size_in_mib: Its size in MiB, which is rounded up to whole clusters.
+            clear_method: Has no effect: blocks that were never written read as zeroes.
+            lvs_name: Name of the pool.
+            thin_provision: Has no effect: a volume takes space when it is written only.
+            uuid: UUID of the pool.
+        """
+        result: str = self.call(
+            "bdev_lvol_create",
+            _given(
+                lvol_name=lvol_name,
+                size_in_mib=size_in_mib,
+                clear_method=clear_method,
+                lvs_name=lvs_name,
+                thin_provision=thin_provision,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    def bdev_lvol_create_lvstore(
+        self,
+        *,
+        bdev_name: str,
+        lvs_name: str,
+        clear_method: types.LvsClearMethod | None = None,
+        cluster_sz: int | None = None,
+        force: bool | None = None,
+        md_page_size: int | None = None,
+        num_md_pages_per_cluster_ratio: int | None = None,
+    ) -> str:
+        """Creates a pool for volumes, an lvolstore, on a disk. A disk that holds data is refused.
+
+        Parameters:
+            bdev_name: Name of the disk.
+            lvs_name: Name of the new pool.
+            clear_method: Has no effect: nothing has to be cleared.
+            cluster_sz: Has no effect: sizes and space are reported in units of 4 MiB.
+            force: Aryk only: destroys what the disk holds.
+            md_page_size: Has no effect.
+            num_md_pages_per_cluster_ratio: Has no effect.
+        """
+        result: str = self.call(
+            "bdev_lvol_create_lvstore",
+            _given(
+                bdev_name=bdev_name,
+                lvs_name=lvs_name,
+                clear_method=clear_method,
+                cluster_sz=cluster_sz,
+                force=force,
+                md_page_size=md_page_size,
+                num_md_pages_per_cluster_ratio=num_md_pages_per_cluster_ratio,
+            ),
+        )
+        return result
+
+    def bdev_lvol_decouple_parent(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """The same as `bdev_lvol_inflate`.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = self.call(
+            "bdev_lvol_decouple_parent",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_lvol_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Deletes a volume or a snapshot.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = self.call(
+            "bdev_lvol_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_lvol_delete_lvstore(
+        self,
+        *,
+        lvs_name: str | None = None,
+        uuid: str | None = None,
+    ) -> bool:
+        """Deletes a pool with its volumes and snapshots.
+
+        Parameters:
+            lvs_name: Name of the pool.
+            uuid: UUID of the pool.
+        """
+        result: bool = self.call(
+            "bdev_lvol_delete_lvstore",
+            _given(
+                lvs_name=lvs_name,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    def bdev_lvol_get_lvols(
+        self,
+        *,
+        lvs_name: str | None = None,
+        lvs_uuid: str | None = None,
+    ) -> list[types.LvolInfo]:
+        """Lists the volumes and snapshots.
+
+        Parameters:
+            lvs_name: Name of the pool whose volumes are listed.
+            lvs_uuid: UUID of the pool whose volumes are listed.
+        """
+        result: list[types.LvolInfo] = self.call(
+            "bdev_lvol_get_lvols",
+            _given(
+                lvs_name=lvs_name,
+                lvs_uuid=lvs_uuid,
+            ),
+        )
+        return result
+
+    def bdev_lvol_get_lvstores(
+        self,
+        *,
+        lvs_name: str | None = None,
+        uuid: str | None = None,
+    ) -> list[types.LvstoreInfo]:
+        """Lists the pools, or describes one of them.
+
+        Parameters:
+            lvs_name: Name of the pool.
+            uuid: UUID of the pool.
+        """
+        result: list[types.LvstoreInfo] = self.call(
+            "bdev_lvol_get_lvstores",
+            _given(
+                lvs_name=lvs_name,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    def bdev_lvol_grow_lvstore(
+        self,
+        *,
+        lvs_name: str | None = None,
+        uuid: str | None = None,
+    ) -> bool:
+        """Lets a pool use the space that its disk has gained.
+
+        Parameters:
+            lvs_name: Name of the pool.
+            uuid: UUID of the pool.
+        """
+        result: bool = self.call(
+            "bdev_lvol_grow_lvstore",
+            _given(
+                lvs_name=lvs_name,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    def bdev_lvol_inflate(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Copies what a clone has of its snapshot, after which it is independent. Returns when that is done.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = self.call(
+            "bdev_lvol_inflate",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_lvol_rename(
+        self,
+        *,
+        old_name: str,
+        new_name: str,
+    ) -> bool:
+        """Gives a volume or a snapshot another name.
+
+        Parameters:
+            old_name: UUID or alias of the volume or snapshot.
+            new_name: Its new name.
+        """
+        result: bool = self.call(
+            "bdev_lvol_rename",
+            _given(
+                old_name=old_name,
+                new_name=new_name,
+            ),
+        )
+        return result
+
+    def bdev_lvol_rename_lvstore(
+        self,
+        *,
+        old_name: str,
+        new_name: str,
+    ) -> bool:
+        """Gives a pool another name.
+
+        Parameters:
+            old_name: Name of the pool.
+            new_name: Its new name.
+        """
+        result: bool = self.call(
+            "bdev_lvol_rename_lvstore",
+            _given(
+                old_name=old_name,
+                new_name=new_name,
+            ),
+        )
+        return result
+
+    def bdev_lvol_resize(
+        self,
+        *,
+        name: str,
+        size_in_mib: int,
+    ) -> bool:
+        """Gives a volume another size.
+
+        Parameters:
+            name: UUID or alias of the volume.
+            size_in_mib: Its new size in MiB, which is rounded up to whole clusters.
+        """
+        result: bool = self.call(
+            "bdev_lvol_resize",
+            _given(
+                name=name,
+                size_in_mib=size_in_mib,
+            ),
+        )
+        return result
+
+    def bdev_lvol_snapshot(
+        self,
+        *,
+        lvol_name: str,
+        snapshot_name: str,
+    ) -> str:
+        """Takes a snapshot of a volume.
+
+        Parameters:
+            lvol_name: UUID or alias of the volume.
+            snapshot_name: Name of the new snapshot.
+        """
+        result: str = self.call(
+            "bdev_lvol_snapshot",
+            _given(
+                lvol_name=lvol_name,
+                snapshot_name=snapshot_name,
             ),
         )
         return result
@@ -2378,7 +2898,7 @@ class Methods(ABC):
         return result
 
     def bdev_wait_for_examine(self) -> bool:
-        """Waits until new disks are examined: returns at once, since Aryk has no examination."""
+        """Waits until new disks are searched for pools of volumes, for 5 s at most."""
         result: bool = self.call("bdev_wait_for_examine")
         return result
 
@@ -3633,6 +4153,80 @@ class AsyncMethods(ABC):
         result: types.MemoryClients = await self.call("aryk_memory_clients_get")
         return result
 
+    async def aryk_pool_check(
+        self,
+        *,
+        pool: str,
+        data: bool | None = None,
+        repair: bool | None = None,
+    ) -> types.PoolCheck:
+        """Verifies the references of a pool, and the checksums of its data, while it is in use.
+
+        Parameters:
+            pool: Name or UUID of the pool.
+            data: Whether all data is read and compared with its checksums. Default: true.
+            repair: Whether space that nothing refers to becomes free. Default: false.
+        """
+        result: types.PoolCheck = await self.call(
+            "aryk_pool_check",
+            _given(
+                pool=pool,
+                data=data,
+                repair=repair,
+            ),
+        )
+        return result
+
+    async def aryk_pool_create(
+        self,
+        *,
+        name: str,
+        base_bdev_name: str,
+        cache_bytes: int | None = None,
+        force: bool | None = None,
+    ) -> str:
+        """Creates a pool for volumes on a disk.
+
+        Parameters:
+            name: Name of the new pool.
+            base_bdev_name: Name of its disk, which the pool then has for itself.
+            cache_bytes: Bytes of memory for the index and for checksums. Default: 64 MiB.
+            force: Whether to destroy what the disk holds. Default: a disk that holds data is refused.
+        """
+        result: str = await self.call(
+            "aryk_pool_create",
+            _given(
+                name=name,
+                base_bdev_name=base_bdev_name,
+                cache_bytes=cache_bytes,
+                force=force,
+            ),
+        )
+        return result
+
+    async def aryk_pool_snapshot(
+        self,
+        *,
+        snapshots: Sequence[types.SnapshotOf],
+    ) -> list[str]:
+        """Takes snapshots of several volumes of a pool at one instant.
+
+        Parameters:
+            snapshots: The volumes, all of one pool, and the names of their snapshots.
+        """
+        result: list[str] = await self.call(
+            "aryk_pool_snapshot",
+            _given(
+                snapshots=snapshots,
+            ),
+        )
+        return result
+
+    async def aryk_pools_get(self) -> list[types.PoolInfo]:
+        """Lists the pools, with their space and their counters."""
+        result: list[types.PoolInfo] = await self.call("aryk_pools_get")
+        return result
+
     async def aryk_stats_get(self) -> types.Counts:
         """Reports the counters of all disks, groups, controllers, reactors, background tasks and NVMe drives, in brief."""
         result: types.Counts = await self.call("aryk_stats_get")
@@ -3654,6 +4248,116 @@ class AsyncMethods(ABC):
                 count=count,
             ),
         )
+        return result
+
+    async def aryk_volume_create(
+        self,
+        *,
+        pool: str,
+        name: str,
+        block_size: int | None = None,
+        image: str | None = None,
+        size: int | None = None,
+        snapshot: str | None = None,
+        uuid: str | None = None,
+        when_full: types.WhenFull | None = None,
+    ) -> str:
+        """Creates a volume in a pool.
+
+        Parameters:
+            pool: Name or UUID of the pool.
+            name: Name of the new volume.
+            block_size: Bytes of a block: 512 or 4096. Default: 512, or that of its snapshot or image.
+            image: UUID, name or alias of a disk of another module or another pool, whose content the volume has. Nobody may write to it while the volume depends on it.
+            size: Its size in bytes. Default: that of its snapshot or image.
+            snapshot: UUID or alias of a snapshot of the pool, whose content the volume has.
+            uuid: UUID of the new volume. Default: a random one.
+            when_full: What its writes do while the pool is full. Default: `wait`.
+        """
+        result: str = await self.call(
+            "aryk_volume_create",
+            _given(
+                pool=pool,
+                name=name,
+                block_size=block_size,
+                image=image,
+                size=size,
+                snapshot=snapshot,
+                uuid=uuid,
+                when_full=when_full,
+            ),
+        )
+        return result
+
+    async def aryk_volume_get_changed(
+        self,
+        *,
+        volume: str,
+        since: str,
+    ) -> list[types.VolumePart]:
+        """Lists the parts of a volume that may have changed since a snapshot of it.
+
+        Parameters:
+            volume: UUID or alias of the volume, of a later snapshot, or of a clone.
+            since: UUID or alias of the snapshot.
+        """
+        result: list[types.VolumePart] = await self.call(
+            "aryk_volume_get_changed",
+            _given(
+                volume=volume,
+                since=since,
+            ),
+        )
+        return result
+
+    async def aryk_volume_revert(
+        self,
+        *,
+        volume: str,
+        snapshot: str,
+        force: bool | None = None,
+    ) -> bool:
+        """Gives a volume the content of one of its snapshots. What was written since is lost, unless another snapshot has it.
+
+        Parameters:
+            volume: UUID or alias of the volume.
+            snapshot: UUID or alias of the snapshot.
+            force: Whether to revert a volume that is in use: its user sees other data without notice.
+        """
+        result: bool = await self.call(
+            "aryk_volume_revert",
+            _given(
+                volume=volume,
+                snapshot=snapshot,
+                force=force,
+            ),
+        )
+        return result
+
+    async def aryk_volume_set_when_full(
+        self,
+        *,
+        volume: str,
+        when_full: types.WhenFull,
+    ) -> bool:
+        """Sets what a volume's writes do while the pool is full.
+
+        Parameters:
+            volume: UUID or alias of the volume.
+            when_full: What its writes do while the pool is full.
+        """
+        result: bool = await self.call(
+            "aryk_volume_set_when_full",
+            _given(
+                volume=volume,
+                when_full=when_full,
+            ),
+        )
+        return result
+
+    async def aryk_volumes_get(self) -> list[types.VolumeInfo]:
+        """Lists the volumes and snapshots."""
+        result: list[types.VolumeInfo] = await self.call("aryk_volumes_get")
         return result
 
     async def bdev_aio_create(
@@ -4330,6 +5034,342 @@ class AsyncMethods(ABC):
                 name=name,
                 key_slot=key_slot,
                 key_file=key_file,
+            ),
+        )
+        return result
+
+    async def bdev_lvol_clone(
+        self,
+        *,
+        snapshot_name: str,
+        clone_name: str,
+    ) -> str:
+        """Creates a volume with the content of a snapshot, without copying.
+
+        Parameters:
+            snapshot_name: UUID or alias of the snapshot.
+            clone_name: Name of the new volume.
+        """
+        result: str = await self.call(
+            "bdev_lvol_clone",
+            _given(
+                snapshot_name=snapshot_name,
+                clone_name=clone_name,
+            ),
+        )
+        return result
+
+    async def bdev_lvol_clone_bdev(
+        self,
+        *,
+        bdev: str,
+        lvs_name: str,
+        clone_name: str,
+    ) -> str:
+        """Creates a volume with the content of a disk of another module or another pool, without copying.
+
+        Parameters:
+            bdev: Name or UUID of the disk, to which nobody may write while the volume depends on it. The pool finds it again by its UUID.
+            lvs_name: Name of the pool.
+            clone_name: Name of the new volume.
+        """
+        result: str = await self.call(
+            "bdev_lvol_clone_bdev",
+            _given(
+                bdev=bdev,
+                lvs_name=lvs_name,
+                clone_name=clone_name,
+            ),
+        )
+        return result
+
+    async def bdev_lvol_create(
+        self,
+        *,
+        lvol_name: str,
+        size_in_mib: int,
+        clear_method: types.LvolClearMethod | None = None,
+        lvs_name: str | None = None,
+        thin_provision: bool | None = None,
+        uuid: str | None = None,
+    ) -> str:
+        """Creates a volume in a pool.
+
+        Parameters:
+            lvol_name: Name of the new volume.
+            size_in_mib: Its size in MiB, which is rounded up to whole clusters.
+            clear_method: Has no effect: blocks that were never written read as zeroes.
+            lvs_name: Name of the pool.
+            thin_provision: Has no effect: a volume takes space when it is written only.
+            uuid: UUID of the pool.
+        """
+        result: str = await self.call(
+            "bdev_lvol_create",
+            _given(
+                lvol_name=lvol_name,
+                size_in_mib=size_in_mib,
+                clear_method=clear_method,
+                lvs_name=lvs_name,
+                thin_provision=thin_provision,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    async def bdev_lvol_create_lvstore(
+        self,
+        *,
+        bdev_name: str,
+        lvs_name: str,
+        clear_method: types.LvsClearMethod | None = None,
+        cluster_sz: int | None = None,
+        force: bool | None = None,
+        md_page_size: int | None = None,
+        num_md_pages_per_cluster_ratio: int | None = None,
+    ) -> str:
+        """Creates a pool for volumes, an lvolstore, on a disk. A disk that holds data is refused.
+
+        Parameters:
+            bdev_name: Name of the disk.
+            lvs_name: Name of the new pool.
+            clear_method: Has no effect: nothing has to be cleared.
+            cluster_sz: Has no effect: sizes and space are reported in units of 4 MiB.
+            force: Aryk only: destroys what the disk holds.
+            md_page_size: Has no effect.
+            num_md_pages_per_cluster_ratio: Has no effect.
+        """
+        result: str = await self.call(
+            "bdev_lvol_create_lvstore",
+            _given(
+                bdev_name=bdev_name,
+                lvs_name=lvs_name,
+                clear_method=clear_method,
+                cluster_sz=cluster_sz,
+                force=force,
+                md_page_size=md_page_size,
+                num_md_pages_per_cluster_ratio=num_md_pages_per_cluster_ratio,
+            ),
+        )
+        return result
+
+    async def bdev_lvol_decouple_parent(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """The same as `bdev_lvol_inflate`.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = await self.call(
+            "bdev_lvol_decouple_parent",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_lvol_delete(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Deletes a volume or a snapshot.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = await self.call(
+            "bdev_lvol_delete",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_lvol_delete_lvstore(
+        self,
+        *,
+        lvs_name: str | None = None,
+        uuid: str | None = None,
+    ) -> bool:
+        """Deletes a pool with its volumes and snapshots.
+
+        Parameters:
+            lvs_name: Name of the pool.
+            uuid: UUID of the pool.
+        """
+        result: bool = await self.call(
+            "bdev_lvol_delete_lvstore",
+            _given(
+                lvs_name=lvs_name,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    async def bdev_lvol_get_lvols(
+        self,
+        *,
+        lvs_name: str | None = None,
+        lvs_uuid: str | None = None,
+    ) -> list[types.LvolInfo]:
+        """Lists the volumes and snapshots.
+
+        Parameters:
+            lvs_name: Name of the pool whose volumes are listed.
+            lvs_uuid: UUID of the pool whose volumes are listed.
+        """
+        result: list[types.LvolInfo] = await self.call(
+            "bdev_lvol_get_lvols",
+            _given(
+                lvs_name=lvs_name,
+                lvs_uuid=lvs_uuid,
+            ),
+        )
+        return result
+
+    async def bdev_lvol_get_lvstores(
+        self,
+        *,
+        lvs_name: str | None = None,
+        uuid: str | None = None,
+    ) -> list[types.LvstoreInfo]:
+        """Lists the pools, or describes one of them.
+
+        Parameters:
+            lvs_name: Name of the pool.
+            uuid: UUID of the pool.
+        """
+        result: list[types.LvstoreInfo] = await self.call(
+            "bdev_lvol_get_lvstores",
+            _given(
+                lvs_name=lvs_name,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    async def bdev_lvol_grow_lvstore(
+        self,
+        *,
+        lvs_name: str | None = None,
+        uuid: str | None = None,
+    ) -> bool:
+        """Lets a pool use the space that its disk has gained.
+
+        Parameters:
+            lvs_name: Name of the pool.
+            uuid: UUID of the pool.
+        """
+        result: bool = await self.call(
+            "bdev_lvol_grow_lvstore",
+            _given(
+                lvs_name=lvs_name,
+                uuid=uuid,
+            ),
+        )
+        return result
+
+    async def bdev_lvol_inflate(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Copies what a clone has of its snapshot, after which it is independent. Returns when that is done.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = await self.call(
+            "bdev_lvol_inflate",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_lvol_rename(
+        self,
+        *,
+        old_name: str,
+        new_name: str,
+    ) -> bool:
+        """Gives a volume or a snapshot another name.
+
+        Parameters:
+            old_name: UUID or alias of the volume or snapshot.
+            new_name: Its new name.
+        """
+        result: bool = await self.call(
+            "bdev_lvol_rename",
+            _given(
+                old_name=old_name,
+                new_name=new_name,
+            ),
+        )
+        return result
+
+    async def bdev_lvol_rename_lvstore(
+        self,
+        *,
+        old_name: str,
+        new_name: str,
+    ) -> bool:
+        """Gives a pool another name.
+
+        Parameters:
+            old_name: Name of the pool.
+            new_name: Its new name.
+        """
+        result: bool = await self.call(
+            "bdev_lvol_rename_lvstore",
+            _given(
+                old_name=old_name,
+                new_name=new_name,
+            ),
+        )
+        return result
+
+    async def bdev_lvol_resize(
+        self,
+        *,
+        name: str,
+        size_in_mib: int,
+    ) -> bool:
+        """Gives a volume another size.
+
+        Parameters:
+            name: UUID or alias of the volume.
+            size_in_mib: Its new size in MiB, which is rounded up to whole clusters.
+        """
+        result: bool = await self.call(
+            "bdev_lvol_resize",
+            _given(
+                name=name,
+                size_in_mib=size_in_mib,
+            ),
+        )
+        return result
+
+    async def bdev_lvol_snapshot(
+        self,
+        *,
+        lvol_name: str,
+        snapshot_name: str,
+    ) -> str:
+        """Takes a snapshot of a volume.
+
+        Parameters:
+            lvol_name: UUID or alias of the volume.
+            snapshot_name: Name of the new snapshot.
+        """
+        result: str = await self.call(
+            "bdev_lvol_snapshot",
+            _given(
+                lvol_name=lvol_name,
+                snapshot_name=snapshot_name,
             ),
         )
         return result
@@ -5777,7 +6817,7 @@ class AsyncMethods(ABC):
         return result
 
     async def bdev_wait_for_examine(self) -> bool:
-        """Waits until new disks are examined: returns at once, since Aryk has no examination."""
+        """Waits until new disks are searched for pools of volumes, for 5 s at most."""
         result: bool = await self.call("bdev_wait_for_examine")
         return result
 

@@ -37,6 +37,12 @@ LuksKdf = Literal["argon2id", "pbkdf2"]
 #: A version of LUKS.
 LuksVersion = Literal["luks1", "luks2"]
 
+#: A method of clearing blocks. It has no effect: blocks that were never written read as zeroes.
+LvolClearMethod = Literal["default", "none", "unmap", "write_zeroes"]
+
+#: As [`ClearMethod`], of a whole pool.
+LvsClearMethod = Literal["none", "unmap", "write_zeroes"]
+
 #: Kind of an NVMe command.
 NvmeCommandType = Literal["admin", "io"]
 
@@ -72,6 +78,9 @@ SleepPolicy = Literal["default", "interrupt", "adaptive", "poll"]
 
 #: Action for a request that exceeds the deadline.
 TimeoutAction = Literal["report", "abort", "reset"]
+
+#: What the writes of a volume do while its pool is full: they wait for space, or fail.
+WhenFull = Literal["wait", "fail"]
 
 
 class Absent(TypedDict):
@@ -543,6 +552,8 @@ class DriverSpecific(TypedDict):
     delay: NotRequired[DelayDetails]
     error_disk: NotRequired[ErrorDetails]
     luks: NotRequired[LuksDetails]
+    #: A volume or a snapshot of a pool.
+    lvol: NotRequired[LvolDetails]
     malloc: NotRequired[MallocDetails]
     #: Path selection of a disk of an NVMe controller: always `active_passive`, since it has one path.
     mp_policy: NotRequired[str]
@@ -820,6 +831,84 @@ class LuksKeySlot(TypedDict):
     iterations: int
     #: Memory of Argon2; missing for PBKDF2.
     memory_kib: NotRequired[int]
+
+
+class LvolDetails(TypedDict):
+    """A volume or a snapshot of a pool."""
+
+    #: UUID of the pool.
+    lvol_store_uuid: str
+    #: Name of the pool's disk.
+    base_bdev: str
+    #: Always true: the volume takes space when it is written only.
+    thin_provision: bool
+    #: Its size in clusters: the space that it has for itself is not known.
+    num_allocated_clusters: int
+    #: Whether it is a snapshot.
+    snapshot: bool
+    #: Whether it has the blocks of a snapshot, as far as it was not written since.
+    clone: bool
+    #: Whether it has the blocks of a disk of another module, as far as it was not written since.
+    esnap_clone: bool
+    #: Name of the snapshot whose blocks it has.
+    base_snapshot: NotRequired[str]
+    #: Names of the volumes and snapshots that have the blocks of this snapshot.
+    clones: NotRequired[list[str]]
+    #: UUID of that disk.
+    external_snapshot_name: NotRequired[str]
+
+
+class LvolInfo(TypedDict):
+    """Result of `bdev_lvol_get_lvols`."""
+
+    #: The pool's name and the volume's, as `POOL/VOLUME`.
+    alias: str
+    #: UUID of the volume, which is also the name of its disk.
+    uuid: str
+    #: Name of the volume.
+    name: str
+    #: Always true: it takes space when it is written only.
+    is_thin_provisioned: bool
+    #: Whether it is a snapshot.
+    is_snapshot: bool
+    #: Whether it has the blocks of a snapshot, as far as it was not written since.
+    is_clone: bool
+    #: Whether it has the blocks of a disk of another module, as far as it was not written since.
+    is_esnap_clone: bool
+    #: Whether the volume has no disk, since the disk on which it depends is absent, or another disk has its UUID or its alias.
+    is_degraded: bool
+    #: The pool.
+    lvs: LvolLvstore
+
+
+class LvolLvstore(TypedDict):
+    """The pool of a volume."""
+
+    #: Name of the pool.
+    name: str
+    #: UUID of the pool.
+    uuid: str
+
+
+class LvstoreInfo(TypedDict):
+    """Result of `bdev_lvol_get_lvstores`."""
+
+    #: UUID of the pool.
+    uuid: str
+    #: Name of the pool.
+    name: str
+    #: Name of its disk.
+    base_bdev: str
+    #: Space for data, in clusters: without what the pool keeps for itself.
+    total_data_clusters: int
+    #: Space that is free, in clusters. Space of deleted data counts as free, also before the pool has cleaned it.
+    free_clusters: int
+    #: Block size of the disk in bytes.
+    block_size: int
+    #: Bytes of a cluster.
+    cluster_size: int
+    #: Bytes to which the pool can grow.
+    max_growable_size: int
 
 
 class LwThread(TypedDict):
@@ -1266,6 +1355,105 @@ class Pollers(TypedDict):
     threads: list[ThreadPollers]
 
 
+class PoolCheck(TypedDict):
+    """Result of `aryk_pool_check`."""
+
+    #: References that were verified.
+    references: int
+    #: Blocks of 4 KiB whose data was compared with its checksum.
+    blocks_read: int
+    #: Bytes that count as used, and that nothing refers to.
+    leaked_bytes: int
+    #: What is damaged.
+    damage: list[PoolDamage]
+
+
+class PoolCounters(TypedDict):
+    """Counters of a pool since it was opened, in bytes unless the name says otherwise."""
+
+    #: Written by users.
+    user_write_bytes: int
+    #: Read by users.
+    user_read_bytes: int
+    #: Written to the disk as log: the first write of all data.
+    log_write_bytes: int
+    #: Written to the disk by the cleaner and by compaction.
+    moved_write_bytes: int
+    #: Written to the disk as index.
+    index_write_bytes: int
+    #: Written to the disk as manifest.
+    manifest_write_bytes: int
+    #: Read from the disk for users.
+    data_read_bytes: int
+    #: Read from the disk of the index, and of checksums.
+    index_read_bytes: int
+    #: Read from the disk by background work.
+    background_read_bytes: int
+    #: Pages of the index that were in memory.
+    cache_hits: int
+    #: Pages of the index that were not.
+    cache_misses: int
+    #: Blocks whose data did not match its checksum.
+    damaged_blocks: int
+    #: Log that is not flushed into the index: the backlog.
+    unflushed_bytes: int
+    #: Index that is to be merged: the debt.
+    debt_bytes: int
+    #: Requests that wait for space, for the backlog or for a log frame.
+    waiting_requests: int
+    #: Segments of the disk.
+    segments: int
+    #: Segments that hold nothing.
+    free_segments: int
+    #: Space in segments that are in use, deleted data included.
+    used_bytes: int
+    #: Data to which the index refers.
+    live_bytes: int
+    #: The index.
+    index_bytes: int
+    #: Entries of the index.
+    index_entries: int
+
+
+class PoolDamage(TypedDict):
+    """A damaged part of a pool."""
+
+    #: First damaged byte of the volume.
+    offset: int
+    #: Damaged bytes.
+    bytes: int
+    #: What is wrong.
+    what: str
+    #: Alias of a volume or snapshot that shows the damage. Not there if it belongs to none, or to a part of the index.
+    volume: NotRequired[str]
+
+
+class PoolInfo(TypedDict):
+    """Result of `aryk_pools_get`."""
+
+    #: Name of the pool.
+    name: str
+    #: UUID of the pool.
+    uuid: str
+    #: Name of its disk.
+    base_bdev_name: str
+    #: Core of its reactor.
+    core: int
+    #: `ready`, or `read-only` after a failure of its disk.
+    state: str
+    #: Number of volumes.
+    volumes: int
+    #: Number of snapshots.
+    snapshots: int
+    #: Space for data, in bytes: without what the pool keeps for itself.
+    total_bytes: int
+    #: Space that is free, in bytes, or will be when deleted data has been cleaned.
+    free_bytes: int
+    #: Sizes of all volumes, in bytes.
+    provisioned_bytes: int
+    counters: PoolCounters
+
+
 class PoolStats(TypedDict):
     """Number of buffers, by source."""
 
@@ -1493,6 +1681,15 @@ class ScsiDevice(TypedDict):
     #: Number of the target within its controller.
     id: int
     device_name: str
+
+
+class SnapshotOf(TypedDict):
+    """A snapshot to take."""
+
+    #: UUID or alias of the volume.
+    volume: str
+    #: Name of the new snapshot.
+    snapshot_name: str
 
 
 class SockImpl(TypedDict):
@@ -1799,3 +1996,52 @@ class VirtioBlkTransport(TypedDict):
     """One of the results of `virtio_blk_get_transports`."""
 
     name: str
+
+
+class VolumeImage(TypedDict):
+    """A disk on which a volume depends."""
+
+    #: UUID of the disk, by which it is found.
+    uuid: str
+    #: Name of the disk when the volume was created.
+    name: str
+    #: Whether the disk is there.
+    is_there: bool
+
+
+class VolumeInfo(TypedDict):
+    """Result of `aryk_volumes_get`."""
+
+    #: The name of the pool and of the volume, as `POOL/VOLUME`.
+    alias: str
+    #: UUID of the volume, which is also the name of its disk.
+    uuid: str
+    #: Its size in bytes.
+    size: int
+    #: Bytes of a block.
+    block_size: int
+    #: Always true: it takes space when it is written only.
+    is_thin_provisioned: bool
+    #: Whether it is a snapshot.
+    is_snapshot: bool
+    #: Whether it has the blocks of a snapshot, as far as it was not written since.
+    is_clone: bool
+    #: Whether it has the blocks of a disk of another module, as far as it was not written since.
+    is_esnap_clone: bool
+    #: What its writes do while the pool is full.
+    when_full: WhenFull
+    #: Whether it has a disk. It has none while its image is absent, or while another disk has its UUID or its alias.
+    has_disk: bool
+    #: Name of the snapshot whose blocks it has.
+    base_snapshot: NotRequired[str]
+    #: The disk of another module or another pool on which it depends, directly or by snapshots.
+    image: NotRequired[VolumeImage]
+
+
+class VolumePart(TypedDict):
+    """A part of a volume. `aryk_volume_get_changed` returns a list of them, in ascending order."""
+
+    #: First byte.
+    offset: int
+    #: Bytes.
+    bytes: int

@@ -38,8 +38,11 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "bdev_wait_for_examine",
         Phase::RunTime,
-        "Waits until new disks are examined: returns at once, since Aryk has no examination.",
-        async |_: &Control, _: super::NoParams| Ok(true),
+        "Waits until new disks are searched for pools of volumes, for 5 s at most.",
+        async |control: &Control, _: super::NoParams| {
+            super::volumes::examined(control).await;
+            Ok(true)
+        },
     );
 }
 
@@ -177,6 +180,7 @@ fn describe(control: &Control, bdev: &Bdev) -> Description {
         details.nvme = Some([nvme]);
         details.mp_policy = Some("active_passive");
     }
+    details.lvol = details.lvol.or_else(|| super::volumes::details(control, bdev));
     if let Some(crypto) = &mut details.crypto {
         crypto.rekey = super::rekey::describe(control, bdev);
     }
@@ -184,7 +188,7 @@ fn describe(control: &Control, bdev: &Bdev) -> Description {
     Description {
         name: identity.name.clone(),
         // The uuid identifies the disk too, and SPDK's clients expect it among the aliases.
-        aliases: [identity.uuid.to_string()].into_iter().chain(identity.aliases.clone()).collect(),
+        aliases: [identity.uuid.to_string()].into_iter().chain(bdev.aliases()).collect(),
         product_name: bdev.device().product(),
         block_size: geometry.block_size,
         num_blocks: geometry.blocks.0,

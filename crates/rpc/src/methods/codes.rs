@@ -16,7 +16,7 @@ pub(super) fn set(table: &mut Table<Control>) {
 }
 
 /// Methods that report parameters which cannot be decoded as an internal error, and other errors with their own numbers.
-const UNDECODED_IS_INTERNAL: [&str; 50] = [
+const UNDECODED_IS_INTERNAL: [&str; 64] = [
     "bdev_aio_create",
     "bdev_aio_delete",
     "bdev_aio_rescan",
@@ -33,6 +33,20 @@ const UNDECODED_IS_INTERNAL: [&str; 50] = [
     "bdev_get_histogram",
     "bdev_get_histogram_borders",
     "bdev_get_iostat",
+    "bdev_lvol_clone",
+    "bdev_lvol_create",
+    "bdev_lvol_create_lvstore",
+    "bdev_lvol_decouple_parent",
+    "bdev_lvol_delete",
+    "bdev_lvol_delete_lvstore",
+    "bdev_lvol_get_lvols",
+    "bdev_lvol_get_lvstores",
+    "bdev_lvol_grow_lvstore",
+    "bdev_lvol_inflate",
+    "bdev_lvol_rename",
+    "bdev_lvol_rename_lvstore",
+    "bdev_lvol_resize",
+    "bdev_lvol_snapshot",
     "bdev_malloc_create",
     "bdev_malloc_delete",
     "bdev_null_create",

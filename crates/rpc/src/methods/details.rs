@@ -20,6 +20,9 @@ pub(crate) struct Details {
     pub error_disk: Option<ErrorDisk>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub luks: Option<Luks>,
+    /// A volume or a snapshot of a pool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lvol: Option<Lvol>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub malloc: Option<Malloc>,
     /// Path selection of a disk of an NVMe controller: always `active_passive`, since it has one path.
@@ -213,6 +216,35 @@ pub(crate) struct Split {
     pub base_bdev: String,
     /// The first block of the part in the base disk.
     pub offset_blocks: u64,
+}
+
+/// A volume or a snapshot of a pool.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "LvolDetails")]
+pub(crate) struct Lvol {
+    /// UUID of the pool.
+    pub lvol_store_uuid: Uuid,
+    /// Name of the pool's disk.
+    pub base_bdev: String,
+    /// Always true: the volume takes space when it is written only.
+    pub thin_provision: bool,
+    /// Its size in clusters: the space that it has for itself is not known.
+    pub num_allocated_clusters: u64,
+    /// Whether it is a snapshot.
+    pub snapshot: bool,
+    /// Whether it has the blocks of a snapshot, as far as it was not written since.
+    pub clone: bool,
+    /// Whether it has the blocks of a disk of another module, as far as it was not written since.
+    pub esnap_clone: bool,
+    /// UUID of the disk of another module on which it depends, directly or by snapshots.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub external_snapshot_name: Option<String>,
+    /// Name of the snapshot whose blocks it has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base_snapshot: Option<String>,
+    /// Names of the volumes and snapshots that have the blocks of this snapshot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clones: Option<Vec<String>>,
 }
 
 /// A disk of `bdev_uring_create`.

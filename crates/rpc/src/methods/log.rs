@@ -11,13 +11,14 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The flags, each with the target of its part's events: the name of the crate.
-const FLAGS: [(&str, &str); 17] = [
+const FLAGS: [(&str, &str); 18] = [
     ("arykd", "arykd"),
     ("bdev", "aryk_bdev"),
     ("bdev_crypto", "aryk_bdev_crypto"),
     ("bdev_nvme", "aryk_bdev_nvme"),
     ("bdev_rbd", "aryk_bdev_rbd"),
     ("bdev_uring", "aryk_bdev_uring"),
+    ("bdev_volume", "aryk_bdev_volume"),
     ("cuse", "aryk_cuse"),
     ("metrics", "aryk_metrics"),
     ("reactor", "aryk_reactor"),

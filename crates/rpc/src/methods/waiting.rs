@@ -106,7 +106,11 @@ pub(crate) async fn make_waiting(control: &Control, name: &str) {
                 }
             }
             let disks = done.made.into_iter().filter(|(subsystem, _)| *subsystem == Subsystem::Bdev);
-            made.extend(disks.map(|(_, name)| name));
+            for (_, name) in disks {
+                // The disk may have a pool, on whose volumes others wait.
+                Box::pin(super::volumes::examine(control, &name)).await;
+                made.push(name);
+            }
         }
     }
 }

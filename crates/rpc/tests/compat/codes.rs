@@ -11,12 +11,13 @@ const INVALID: i64 = -32602;
 const INTERNAL: i64 = -32603;
 
 /// The families whose methods report parameters that cannot be decoded as an internal error, and the exceptions.
-const INTERNAL_FAMILIES: [&str; 12] = [
+const INTERNAL_FAMILIES: [&str; 13] = [
     "bdev_aio_",
     "bdev_crypto_",
     "bdev_delay_",
     "bdev_error_",
     "bdev_get_",
+    "bdev_lvol_",
     "bdev_malloc_",
     "bdev_null_",
     "bdev_nvme_",

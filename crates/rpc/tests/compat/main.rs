@@ -12,6 +12,7 @@ mod disks;
 mod document;
 mod facts;
 mod keyring;
+mod lvol;
 mod rekey;
 mod scenario;
 mod schema;

@@ -23,6 +23,7 @@ pub fn steps(dir: &Path, (thread, core): (u64, u16)) -> Vec<Step> {
     start(&mut call);
     name_secrets(dir, &mut call);
     make_disks(dir, &mut call);
+    use_volumes(&mut call);
     call("bdev_nvme_set_hotplug", json!({"enable": false, "period_us": 100_000}));
     call(
         "bdev_nvme_set_options",
@@ -153,6 +154,50 @@ fn make_disks(dir: &Path, call: &mut impl FnMut(&'static str, Value)) {
     call("bdev_rbd_resize", json!({"name": "r", "new_size": "4"}));
     call("bdev_malloc_create", json!({"name": "whole", "block_size": 512, "num_blocks": 64}));
     call("bdev_split_create", json!({"base_bdev": "whole", "split_count": 2}));
+}
+
+/// Pools and volumes.
+fn use_volumes(call: &mut impl FnMut(&'static str, Value)) {
+    call("bdev_malloc_create", json!({"name": "store", "block_size": 512, "num_blocks": 1 << 20}));
+    let store =
+        json!({"bdev_name": "store", "lvs_name": "lvs", "clear_method": "none", "md_page_size": "4096"});
+    call("bdev_lvol_create_lvstore", store);
+    call("bdev_lvol_get_lvstores", json!({}));
+    call("bdev_lvol_get_lvstores", json!({"lvs_name": "lvs"}));
+    call("bdev_lvol_create", json!({"lvs_name": "lvs", "lvol_name": "a", "size_in_mib": "8"}));
+    call("bdev_lvol_snapshot", json!({"lvol_name": "lvs/a", "snapshot_name": "s"}));
+    call("bdev_lvol_clone", json!({"snapshot_name": "lvs/s", "clone_name": "c"}));
+    call("bdev_malloc_create", json!({"name": "image", "block_size": 512, "num_blocks": 64}));
+    call("bdev_lvol_clone_bdev", json!({"bdev": "image", "lvs_name": "lvs", "clone_name": "i"}));
+    call("bdev_get_bdevs", disk("lvs/i"));
+    call("bdev_malloc_delete", disk("image"));
+    call("bdev_lvol_rename", json!({"old_name": "lvs/c", "new_name": "d"}));
+    call("bdev_lvol_inflate", disk("lvs/d"));
+    call("bdev_lvol_decouple_parent", disk("lvs/d"));
+    call("bdev_lvol_rename_lvstore", json!({"old_name": "lvs", "new_name": "lvs2"}));
+    call("bdev_lvol_rename_lvstore", json!({"old_name": "lvs2", "new_name": "lvs"}));
+    call("bdev_lvol_resize", json!({"name": "lvs/a", "size_in_mib": 16}));
+    call("bdev_lvol_get_lvols", json!({"lvs_name": "lvs"}));
+    call("bdev_get_bdevs", disk("lvs/s"));
+    call("bdev_get_bdevs", disk("lvs/d"));
+    call("bdev_lvol_grow_lvstore", json!({"lvs_name": "lvs"}));
+    call("aryk_pools_get", json!({}));
+    call("aryk_volume_create", json!({"pool": "lvs", "name": "e", "size": 1 << 30, "block_size": 4096}));
+    let snapshots = [
+        json!({"volume": "lvs/a", "snapshot_name": "a2"}),
+        json!({"volume": "lvs/e", "snapshot_name": "e2"}),
+    ];
+    call("aryk_pool_snapshot", json!({"snapshots": snapshots}));
+    call("aryk_volume_revert", json!({"volume": "lvs/a", "snapshot": "lvs/a2"}));
+    call("aryk_volume_set_when_full", json!({"volume": "lvs/a", "when_full": "wait"}));
+    call("aryk_volumes_get", json!({}));
+    call("aryk_volume_get_changed", json!({"volume": "lvs/a", "since": "lvs/s"}));
+    call("aryk_pool_check", json!({"pool": "lvs", "repair": true}));
+    call("bdev_lvol_delete", disk("lvs/s"));
+    call("bdev_lvol_delete_lvstore", json!({"lvs_name": "lvs"}));
+    call("aryk_pool_create", json!({"name": "pool", "base_bdev_name": "store", "force": true}));
+    call("bdev_lvol_delete_lvstore", json!({"lvs_name": "pool"}));
+    call("bdev_malloc_delete", disk("store"));
 }
 
 /// Calls on the NVMe controller `Nvme0`.

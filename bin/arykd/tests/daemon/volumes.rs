@@ -1,0 +1,210 @@
+//! Pools and volumes of the real daemon: by its command line, over restarts and `kill -9`, with data checked by a front-end.
+
+use crate::front_end::FrontEnd;
+use crate::harness::{Daemon, code, wait_for};
+use aryk_reactor::CoreSet;
+use serde_json::json;
+use std::time::Duration;
+
+const PIECE: usize = 64 << 10;
+
+/// A daemon with the pool `p` on the disk `store`, and the volume `p/vm`, which is attached.
+fn start() -> Daemon {
+    let daemon = Daemon::start(&["--state-dir", "DIR/state"]);
+    let file = daemon.dir().join("store.img").display().to_string();
+    daemon.aryk(&["disk", "create", "store", "--file", &file, "--size", "1G"]).unwrap();
+    daemon.aryk(&["pool", "create", "p", "--disk", "store"]).unwrap();
+    daemon.aryk(&["volume", "create", "p/vm", "--size", "64M"]).unwrap();
+    daemon.aryk(&["attach", "p/vm"]).unwrap();
+    daemon
+}
+
+fn connect(daemon: &Daemon, controller: &str) -> FrontEnd {
+    FrontEnd::connect(&daemon.dir().join("vhost").join(controller))
+}
+
+fn write(vm: &mut FrontEnd, piece: u64, byte: u8) {
+    vm.write(piece * PIECE as u64, &[byte; PIECE]).unwrap();
+}
+
+fn read(vm: &mut FrontEnd, piece: u64) -> Vec<u8> {
+    vm.read(piece * PIECE as u64, PIECE).unwrap()
+}
+
+#[test]
+fn volumes_snapshots_and_controllers_are_there_again_after_kill_9() {
+    let mut daemon = start();
+    let mut vm = connect(&daemon, "p-vm");
+    for piece in 0..64 {
+        write(&mut vm, piece, piece as u8 + 1);
+    }
+    vm.flush().unwrap();
+    daemon.aryk(&["snapshot", "create", "p/vm@a"]).unwrap();
+    for piece in 0..32 {
+        write(&mut vm, piece, 200);
+    }
+    vm.flush().unwrap();
+    daemon.aryk(&["volume", "clone", "p/vm@a", "clone"]).unwrap();
+    drop(vm);
+    for round in 0..3 {
+        if round == 1 {
+            daemon.end_and_restart();
+        } else {
+            daemon.kill_and_restart();
+        }
+        daemon.wait_until_ready();
+        wait_for("the controller", || daemon.dir().join("vhost/p-vm").exists());
+        let mut vm = connect(&daemon, "p-vm");
+        for piece in 0..64 {
+            let byte = if piece < 32 { 200 } else { piece as u8 + 1 };
+            assert_eq!(read(&mut vm, piece), [byte; PIECE], "piece {piece} in round {round}");
+        }
+        drop(vm);
+        daemon.aryk(&["attach", "p/clone", "--controller", "c"]).unwrap();
+        let mut vm = connect(&daemon, "c");
+        for piece in 0..64 {
+            assert_eq!(read(&mut vm, piece), [piece as u8 + 1; PIECE], "piece {piece} of the clone");
+        }
+        drop(vm);
+        daemon.aryk(&["detach", "c"]).unwrap();
+    }
+    let checked = daemon.aryk(&["pool", "check", "p"]).unwrap();
+    assert!(checked.contains("No damage"), "{checked}");
+    let changed =
+        daemon.call("aryk_volume_get_changed", json!({"volume": "p/vm", "since": "p/vm@a"})).unwrap();
+    assert_eq!(changed, json!([{"offset": 0, "bytes": 32 * PIECE}]));
+    daemon.aryk(&["volume", "inflate", "p/clone"]).unwrap();
+    let volumes = daemon.aryk(&["volume", "list"]).unwrap();
+    let clone = volumes.lines().find(|line| line.starts_with("p/clone")).unwrap();
+    assert!(!clone.contains("vm@a"), "{clone}");
+    daemon.aryk(&["detach", "p-vm"]).unwrap();
+    daemon.aryk(&["snapshot", "revert", "p/vm", "p/vm@a"]).unwrap_err();
+    daemon.aryk(&["snapshot", "revert", "p/vm", "p/vm@a", "--discard-changes"]).unwrap();
+    daemon.aryk(&["attach", "p/vm"]).unwrap();
+    let mut vm = connect(&daemon, "p-vm");
+    assert_eq!(read(&mut vm, 3), [4; PIECE]);
+}
+
+#[test]
+fn volumes_on_an_image_are_there_again_after_kill_9() {
+    let mut daemon = start();
+    let file = daemon.dir().join("golden.raw");
+    let image: Vec<u8> = (0..16).flat_map(|piece| [piece + 100; PIECE]).collect();
+    std::fs::write(&file, &image).unwrap();
+    let file = file.to_str().unwrap();
+    let create = |name| daemon.aryk(&["volume", "create", name, "--image", file, "--size", "8M"]);
+    let made = create("p/one").unwrap();
+    assert!(made.contains("read-only disk 'golden'"), "{made}");
+    // The file has a disk now.
+    assert!(!create("p/two").unwrap().contains("read-only"));
+    for name in ["p/one", "p/two"] {
+        daemon.aryk(&["attach", name]).unwrap();
+    }
+    write(&mut connect(&daemon, "p-one"), 3, 1);
+    let list = daemon.aryk(&["volume", "list"]).unwrap();
+    assert!(list.lines().any(|line| line.starts_with("p/one") && line.contains("golden")), "{list}");
+    let (_, error) = daemon.aryk(&["disk", "remove", "golden"]).unwrap_err();
+    assert!(error.contains("in use") && error.contains("p-one"), "{error}");
+    daemon.kill_and_restart();
+    daemon.wait_until_ready();
+    for (name, own) in [("p-one", 1), ("p-two", 103)] {
+        wait_for("the controller", || daemon.dir().join("vhost").join(name).exists());
+        let mut vm = connect(&daemon, name);
+        assert_eq!((read(&mut vm, 3), read(&mut vm, 15)), (vec![own; PIECE], vec![115; PIECE]));
+        assert_eq!(read(&mut vm, 16), [0; PIECE], "behind the end of the image");
+    }
+    assert_eq!(std::fs::read(file).unwrap(), image);
+}
+
+#[test]
+fn images_are_imported_and_exported() {
+    let daemon = start();
+    let path = |name: &str| daemon.dir().join(name).to_str().unwrap().to_owned();
+    // A hole, data, and an end within a block.
+    let mut image = vec![0; 3 * PIECE + 1000];
+    image[PIECE..2 * PIECE].fill(7);
+    image[3 * PIECE..].fill(9);
+    std::fs::write(path("image.raw"), &image).unwrap();
+    daemon.aryk(&["volume", "create", "p/i", "--from", &path("image.raw")]).unwrap();
+    image.resize(1 << 20, 0);
+    let list = daemon.aryk(&["volume", "list"]).unwrap();
+    assert!(list.lines().any(|line| line.starts_with("p/i ") && line.contains(" 1M")), "{list}");
+    daemon.aryk(&["volume", "export", "p/i", &path("exported.qcow2"), "--format", "qcow2"]).unwrap();
+    assert!(std::fs::read(path("exported.qcow2")).unwrap().starts_with(b"QFI\xfb"));
+    let from = path("exported.qcow2");
+    daemon.aryk(&["volume", "create", "p/j", "--from", &from, "--size", "2M"]).unwrap();
+    daemon.aryk(&["snapshot", "create", "p/j@s"]).unwrap();
+    daemon.aryk(&["volume", "export", "p/j@s", &path("exported.raw")]).unwrap();
+    image.resize(2 << 20, 0);
+    assert_eq!(std::fs::read(path("exported.raw")).unwrap(), image);
+    // Nothing is left of the copies.
+    assert_eq!(daemon.call("vhost_get_controllers", json!({})).unwrap().as_array().unwrap().len(), 1);
+
+    let (_, error) = daemon.aryk(&["volume", "export", "p/vm", &path("x")]).unwrap_err();
+    assert!(error.contains("in use") && error.contains("snapshot"), "{error}");
+    let (_, error) = daemon.aryk(&["volume", "export", "p/j", &path("exported.raw")]).unwrap_err();
+    assert!(error.contains("exists already"), "{error}");
+    let small = ["volume", "create", "p/k", "--from", &from, "--size", "512K"];
+    let (_, error) = daemon.aryk(&small).unwrap_err();
+    assert!(error.contains("less than the image's 1M"), "{error}");
+}
+
+#[test]
+fn what_destroys_data_is_guarded() {
+    let daemon = start();
+    let _vm = connect(&daemon, "p-vm");
+    let (_, error) = daemon.aryk(&["volume", "delete", "p/vm"]).unwrap_err();
+    assert!(error.contains("in use") && error.contains("p-vm"), "{error}");
+    let (_, error) = daemon.aryk(&["pool", "delete", "p"]).unwrap_err();
+    assert!(error.contains("p/vm") && error.contains("--force"), "{error}");
+    let (_, error) = daemon.aryk(&["volume", "resize", "p/vm", "32M"]).unwrap_err();
+    assert!(error.contains("--shrink"), "{error}");
+    let (_, error) = daemon.aryk(&["disk", "remove", "p/vm"]).unwrap_err();
+    assert!(error.contains("aryk volume delete") || error.contains("in use"), "{error}");
+    let (_, error) = daemon.aryk(&["disk", "remove", "store"]).unwrap_err();
+    assert!(error.contains("in use"), "{error}");
+    let (_, error) = daemon.aryk(&["pool", "create", "q", "--disk", "store"]).unwrap_err();
+    assert!(error.contains("in use"), "{error}");
+    daemon.aryk(&["volume", "resize", "p/vm", "128M"]).unwrap();
+    daemon.aryk(&["volume", "rename", "p/vm", "root"]).unwrap();
+    let list = daemon.aryk(&["volume", "list"]).unwrap();
+    assert!(list.contains("p/root") && list.contains("128M") && list.contains("p-vm (VM)"), "{list}");
+    daemon.aryk(&["volume", "delete", "p/root", "--force"]).unwrap();
+    daemon.aryk(&["pool", "rename", "p", "other"]).unwrap();
+    daemon.aryk(&["pool", "delete", "other"]).unwrap();
+    assert!(daemon.aryk(&["pool", "list"]).unwrap().contains("There are no pools"));
+    daemon.aryk(&["disk", "remove", "store"]).unwrap();
+}
+
+#[test]
+fn an_idle_pool_costs_nothing() {
+    let daemon = start();
+    let mut vm = connect(&daemon, "p-vm");
+    write(&mut vm, 0, 1);
+    vm.flush().unwrap();
+    drop(vm);
+    // Background work after the writes ends.
+    std::thread::park_timeout(Duration::from_secs(1));
+    let busy = |daemon: &Daemon| {
+        let stats = daemon.call("thread_get_stats", json!({})).unwrap();
+        let mut threads = stats["threads"].as_array().unwrap().iter();
+        let of_pool = threads.find(|thread| thread["name"] == "volumes on store").unwrap();
+        of_pool["busy"].as_u64().unwrap()
+    };
+    let before = busy(&daemon);
+    std::thread::park_timeout(Duration::from_millis(300));
+    assert_eq!(busy(&daemon), before, "an idle pool is not polled");
+}
+
+#[test]
+fn the_reactor_of_a_pool_stays() {
+    let daemon = start();
+    let pools = daemon.call("aryk_pools_get", json!({})).unwrap();
+    let core = pools[0]["core"].as_u64().unwrap();
+    let other = CoreSet::allowed().iter().map(u64::from).find(|other| *other != core).unwrap();
+    daemon.call("aryk_core_add", json!({"core": other})).unwrap();
+    let removed = daemon.call("aryk_core_remove", json!({"core": core}));
+    assert!(removed.as_ref().unwrap_err().to_string().contains("the pool 'p'"), "{removed:?}");
+    assert_eq!(code(removed), -16);
+    daemon.call("aryk_core_remove", json!({"core": other})).unwrap();
+}

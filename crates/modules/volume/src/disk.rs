@@ -1,0 +1,171 @@
+//! A disk that a pool uses: its base, as the pool's store uses it, or a disk that is the base of volumes. Reactor context.
+//!
+//! A request that a reset of the disk has aborted is submitted again: the user never sees a reset.
+
+use aryk_bdev::{BdevChannel, Blocks, Completion, Io, Lba, Op, Status, Tag};
+use aryk_dma::{Buffer, Sgl};
+use aryk_reactor::Cx;
+use aryk_slots::{Key, Slots};
+use aryk_volume::StoreError;
+use aryk_volume_store::{DiskDone, DiskOp, DiskRequest, DiskTag};
+use std::collections::VecDeque;
+
+/// The initial room for requests in flight; the table grows for more.
+const IN_FLIGHT: u32 = 64;
+
+/// A request that the disk has.
+struct Request<T> {
+    tag: T,
+    io: Io,
+    buffer: Option<Buffer>,
+}
+
+/// A request that has ended.
+pub(crate) struct Ended<T> {
+    pub tag: T,
+    pub buffer: Option<Buffer>,
+    pub result: Result<(), StoreError>,
+}
+
+/// A disk, for a user who knows its requests by `T`.
+pub(crate) struct Disk<T> {
+    channel: BdevChannel,
+    requests: Slots<Request<T>>,
+    completions: Vec<Completion>,
+    ended: VecDeque<Ended<T>>,
+}
+
+/// What a status of a disk means for the store.
+const fn result(status: Status) -> Result<(), StoreError> {
+    match status {
+        Status::Ok => Ok(()),
+        Status::NoSpace => Err(StoreError::NoSpace),
+        Status::Removed => Err(StoreError::Gone),
+        _ => Err(StoreError::Medium),
+    }
+}
+
+impl<T> Disk<T> {
+    pub fn new(channel: BdevChannel) -> Self {
+        Self { channel, requests: Slots::new(IN_FLIGHT), completions: Vec::new(), ended: VecDeque::new() }
+    }
+
+    /// Requests that have not completed.
+    pub const fn in_flight(&self) -> u32 {
+        self.requests.len()
+    }
+
+    /// Whether nothing is in flight, and what has ended was taken.
+    pub fn is_idle(&self) -> bool {
+        self.requests.is_empty() && self.ended.is_empty()
+    }
+
+    /// Whether the disk is being removed.
+    pub fn is_being_removed(&self) -> bool {
+        self.channel.bdev().removal_state().is_some()
+    }
+
+    /// Reads `len` bytes into the first bytes of a buffer.
+    ///
+    /// # Panics
+    /// If the place is not of whole blocks of the disk.
+    pub fn read(&mut self, tag: T, offset: u64, mut buffer: Buffer, len: u32, cx: &mut Cx) {
+        let data = buffer.lend().first(len);
+        self.submit(tag, Op::Read, offset, len.into(), data, Some(buffer), cx);
+    }
+
+    /// Reads into memory of the caller, who keeps it in place.
+    ///
+    /// # Panics
+    /// If the place is not of whole blocks of the disk.
+    pub fn read_into(&mut self, tag: T, offset: u64, data: Sgl, cx: &mut Cx) {
+        self.submit(tag, Op::Read, offset, data.len().into(), data, None, cx);
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the parts of a request")]
+    fn submit(
+        &mut self,
+        tag: T,
+        op: Op,
+        offset: u64,
+        bytes: u64,
+        data: Sgl,
+        buffer: Option<Buffer>,
+        cx: &mut Cx,
+    ) {
+        if !op.has_data() && !self.channel.bdev().device().ops().contains(op) {
+            // The writes of a disk without flushes are durable when they complete.
+            self.ended.push_back(Ended { tag, buffer: None, result: Ok(()) });
+            return;
+        }
+        let block = u64::from(self.channel.bdev().geometry().block_size);
+        assert!(
+            offset.is_multiple_of(block) && bytes.is_multiple_of(block),
+            "{bytes} bytes at {offset} are not blocks of {block} bytes"
+        );
+        let io = Io {
+            tag: Tag(0),
+            op,
+            fua: false,
+            may_unmap: false,
+            lba: Lba(offset / block),
+            blocks: Blocks(bytes / block),
+            source: Lba::ZERO,
+            data,
+        };
+        let key = self.requests.add(Request { tag, io, buffer });
+        self.channel.submit(Io { tag: Tag(key.raw()), ..io }, cx);
+    }
+
+    /// Takes the completions of the disk.
+    pub fn poll(&mut self, cx: &mut Cx) {
+        self.channel.poll(cx, &mut self.completions);
+        for Completion { tag, status } in self.completions.drain(..) {
+            let key = Key::from_raw(tag.0);
+            if status == Status::Aborted {
+                let io = self.requests.get(key).expect("completed once").io;
+                self.channel.submit(Io { tag, ..io }, cx);
+                continue;
+            }
+            let Request { tag, mut buffer, .. } = self.requests.remove(key).expect("completed once");
+            if let Some(buffer) = &mut buffer {
+                buffer.reclaim();
+            }
+            self.ended.push_back(Ended { tag, buffer, result: result(status) });
+        }
+    }
+
+    /// The next request that has ended.
+    pub fn next_ended(&mut self) -> Option<Ended<T>> {
+        self.ended.pop_front()
+    }
+}
+
+/// The base of a pool.
+pub(crate) type BaseDisk = Disk<DiskTag>;
+
+impl BaseDisk {
+    /// Starts an operation of the store.
+    ///
+    /// # Panics
+    /// If its place is not of whole blocks of the base: the pool's alignment is at least a block.
+    pub fn start(&mut self, op: DiskOp, cx: &mut Cx) {
+        let DiskOp { tag, request } = op;
+        match request {
+            DiskRequest::Read { offset, buffer, len } => self.read(tag, offset, buffer, len, cx),
+            DiskRequest::Write { offset, mut buffer, len } => {
+                let data = buffer.lend().first(len);
+                self.submit(tag, Op::Write, offset, len.into(), data, Some(buffer), cx);
+            }
+            DiskRequest::Flush => self.submit(tag, Op::Flush, 0, 0, Sgl::EMPTY, None, cx),
+            DiskRequest::Discard { offset, bytes } => {
+                self.submit(tag, Op::Unmap, offset, bytes, Sgl::EMPTY, None, cx);
+            }
+        }
+    }
+
+    /// The next operation of the store that has ended.
+    pub fn next_done(&mut self) -> Option<DiskDone> {
+        self.next_ended().map(|Ended { tag, buffer, result }| DiskDone { tag, buffer, result })
+    }
+}

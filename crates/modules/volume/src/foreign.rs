@@ -1,0 +1,98 @@
+//! The disks of other modules that are the bases of volumes of a pool, on the pool's reactor. Reactor context.
+
+use crate::disk::{Disk, Ended};
+use aryk_bdev::BdevChannel;
+use aryk_reactor::Cx;
+use aryk_slots::Key;
+use aryk_volume::{ForeignId, ForeignUse, OpId};
+use std::collections::{BTreeMap, HashMap};
+
+/// Who reads.
+pub(crate) enum Reader {
+    /// A request of a channel, by its key.
+    User(Key),
+    /// The engine.
+    Engine(OpId),
+}
+
+struct ForeignDisk {
+    name: String,
+    disk: Disk<Reader>,
+    /// It is closed when it has completed what it has.
+    is_leaving: bool,
+}
+
+/// The disks. There are few, and many volumes may have the same.
+#[derive(Default)]
+pub(crate) struct ForeignDisks {
+    disks: Vec<ForeignDisk>,
+    /// The names of the disks by their identifiers in the engine.
+    names: BTreeMap<ForeignId, String>,
+    /// Indices in `disks`.
+    places: HashMap<ForeignId, usize>,
+}
+
+impl ForeignDisks {
+    /// Sets which disk the engine means by which identifier.
+    pub fn set_names(&mut self, used: &[ForeignUse]) {
+        self.names = used.iter().map(|used| (used.id, used.foreign.name.clone())).collect();
+        self.find_places();
+    }
+
+    fn find_places(&mut self) {
+        let place = |name: &String| self.disks.iter().position(|d| d.name == *name && !d.is_leaving);
+        self.places = self.names.iter().filter_map(|(id, name)| Some((*id, place(name)?))).collect();
+    }
+
+    pub fn add(&mut self, name: String, channel: BdevChannel) {
+        self.disks.push(ForeignDisk { name, disk: Disk::new(channel), is_leaving: false });
+        self.find_places();
+    }
+
+    /// The disk with this identifier, if it is open.
+    pub fn find(&mut self, id: ForeignId) -> Option<&mut Disk<Reader>> {
+        let place = *self.places.get(&id)?;
+        Some(&mut self.disks[place].disk)
+    }
+
+    /// Closes the disks that are not among these when they have completed what they have.
+    pub fn keep(&mut self, names: &[String]) {
+        for disk in &mut self.disks {
+            disk.is_leaving |= !names.contains(&disk.name);
+        }
+        self.close_idle();
+    }
+
+    /// Closes the disks that are being removed when they have completed what they have.
+    pub fn note_removed(&mut self) {
+        for disk in &mut self.disks {
+            disk.is_leaving |= disk.disk.is_being_removed();
+        }
+        self.close_idle();
+    }
+
+    fn close_idle(&mut self) {
+        let before = self.disks.len();
+        self.disks.retain(|d| !d.is_leaving || !d.disk.is_idle());
+        if self.disks.len() < before {
+            self.find_places();
+        }
+    }
+
+    /// Takes the completions of all disks.
+    pub fn poll(&mut self, cx: &mut Cx) {
+        self.disks.iter_mut().for_each(|disk| disk.disk.poll(cx));
+        if self.disks.iter().any(|disk| disk.is_leaving) {
+            self.close_idle();
+        }
+    }
+
+    /// The next read that has ended.
+    pub fn next_ended(&mut self) -> Option<Ended<Reader>> {
+        self.disks.iter_mut().find_map(|disk| disk.disk.next_ended())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.disks.is_empty()
+    }
+}

@@ -1,0 +1,131 @@
+//! Pools of volumes: a pool on a base disk has volumes, snapshots and clones, which are disks. Control context; channels run in
+//! reactor context.
+//!
+//! | module | what it owns |
+//! | --- | --- |
+//! | `pool` | [`Pool`]: a pool, its volumes and their disks; commands |
+//! | `pools` | [`Pools`]: all pools; creating, finding, deleting them |
+//! | `owner` | the root on one reactor that runs the engine and the store |
+//! | `inbox` | requests and completions between the channels of volumes and the root |
+//! | `note` | the settings that a pool stores |
+//! | `disk` | a disk that the root uses: the base, or the base of volumes |
+//! | `foreign` | the disks of other modules that are the bases of volumes |
+//! | `device` | the disk of a volume |
+//!
+//! The engine (`aryk_volume`) and the store (`aryk_volume_store`) are without I/O: this crate gives them a disk and a reactor. A
+//! pool has one reactor, and the channels of its volumes on other reactors forward their requests to it.
+#![forbid(unsafe_code)]
+
+mod device;
+mod disk;
+mod foreign;
+mod inbox;
+mod note;
+mod owner;
+mod pool;
+mod pools;
+
+pub use aryk_volume::{
+    BLOCK, CheckReport, CommandError, Settings, Stats, StoreError, UNIT, VolumeId, WhenFull,
+};
+pub use aryk_volume_store::{Error as FormatError, Finding};
+pub use pool::{Health, Image, Member, Parent, Pool, Space};
+pub use pools::{NewPool, Pools};
+
+use aryk_bdev::Bytes;
+use uuid::Uuid;
+
+/// The result of a change of the superblock: the number of segments.
+pub(crate) type Growing = Result<u32, Error>;
+
+/// What a new volume starts with.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Origin {
+    /// Zeroes.
+    Empty,
+    /// The content of a snapshot of the pool.
+    Snapshot(VolumeId),
+    /// The content of a disk of another module or of another pool, by its name. Nobody may write to it while a volume depends on
+    /// it.
+    Disk(String),
+}
+
+/// A volume to create.
+#[derive(Clone, Debug)]
+pub struct NewVolume {
+    /// Its name, unique in the pool: 1 to 255 bytes, without `/`.
+    pub name: String,
+    /// Its UUID.
+    pub uuid: Uuid,
+    /// Its size: a multiple of its blocks.
+    pub bytes: Bytes,
+    /// Bytes of a block: 512 or 4,096.
+    pub block_size: u32,
+    /// Its content.
+    pub origin: Origin,
+    /// What its writes do while the pool is full.
+    pub when_full: WhenFull,
+}
+
+/// Why an operation on a pool failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// A disk cannot be opened or registered.
+    #[error(transparent)]
+    Registry(#[from] aryk_bdev::Error),
+    /// A channel of a disk cannot be opened.
+    #[error(transparent)]
+    Open(#[from] aryk_bdev::OpenError),
+    /// The disk has no pool, or cannot get one.
+    #[error(transparent)]
+    Format(#[from] aryk_volume_store::Error),
+    /// The manifest of the pool cannot be used.
+    #[error(transparent)]
+    Manifest(#[from] aryk_volume::OpenError),
+    /// The disk failed.
+    #[error("the base disk of the pool failed: {0}")]
+    Store(StoreError),
+    /// The manifest is lost.
+    #[error("the manifest of the pool is lost")]
+    NoManifest,
+    /// The pool has refused a command.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// The pool has ended: its base was removed, or it was closed.
+    #[error("the pool has ended")]
+    Ended,
+    /// The base is read-only.
+    #[error("`{0}` is read-only: a pool must write to its base disk")]
+    ReadOnlyBase(String),
+    /// The base is a volume of a pool.
+    #[error("`{0}` is a volume: a pool cannot be on a volume, since pools are not looked for there")]
+    Nested(String),
+    /// No pool has this name or UUID.
+    #[error("there is no pool `{0}`")]
+    NoPool(String),
+    /// Another pool has this name.
+    #[error("a pool named `{0}` exists already")]
+    PoolExists(String),
+    /// No volume has this name or UUID.
+    #[error("there is no volume or snapshot `{0}`")]
+    NoVolume(String),
+    /// A disk cannot be the base of a volume.
+    #[error("`{disk}` cannot be the base of the volume: {why}")]
+    Image {
+        /// The disk.
+        disk: String,
+        /// The reason.
+        why: &'static str,
+    },
+    /// A name is not allowed.
+    #[error(
+        "{0:?} cannot be the name of a volume: a name has 1 to 255 bytes, no `/` and no control characters"
+    )]
+    Name(String),
+    /// A size is not allowed.
+    #[error("{0} bytes are not a multiple of 512")]
+    Size(Bytes),
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,610 @@
+//! The root of a pool: the engine and its store, on one reactor, over a channel of the base. Reactor context.
+//!
+//! A poll takes what has completed and what channels have submitted, ends the engine's turn, and passes on what the engine and
+//! the store hand out, until there is nothing. So the writes that a turn of the reactor has brought are one group. Each takes
+//! a bounded number of bytes from the channels, and the engine bounds its background work; the root is polled again while there
+//! is more, and an idle pool is not polled.
+
+use crate::device::VolumeKey;
+use crate::disk::{BaseDisk, Ended};
+use crate::foreign::{ForeignDisks, Reader};
+use crate::inbox::{Inbox, Inboxes, Submitted};
+use crate::pool::{Listed, Signals};
+use crate::{Error, FormatError, Growing, note};
+use aryk_bdev::{BdevChannel, Descriptor, Io, Op, OpenError, Status, Tag};
+use aryk_dma::Sgl;
+use aryk_reactor::{Cx, Root, RootId, ThreadId};
+use aryk_slots::{Key, Slots};
+use aryk_volume::{
+    Action, Answer, Command, CommandError, Done, Foreign, ForeignId, Pool as Engine, Reply, Request,
+    Settings, State, Stats, StoreError, StoreOp, TimelineId, UNIT,
+};
+use aryk_volume_store::{DiskDone, Erasing, Finding, Formatting, Growth, Opened, Opening, Store};
+use futures_channel::oneshot;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Bytes of writes that one poll takes from the channels: the engine copies them, and computes their checksums.
+const POLL_BYTES: u64 = 1 << 20;
+/// Requests that one poll takes from the channels.
+const POLL_REQUESTS: u32 = 256;
+/// The initial room for requests in flight; the table grows for more.
+const REQUESTS: u32 = 256;
+
+/// Where the result of a command goes.
+pub(crate) type Answering = oneshot::Sender<Result<Answer, CommandError>>;
+
+/// What the root does first.
+pub(crate) enum Start {
+    /// Creates a pool.
+    Format(Box<Formatting>),
+    /// Ends the existence of a pool.
+    Erase(Box<Erasing>),
+    /// Opens a pool.
+    Open(Box<Opening>),
+}
+
+/// A pool that has been opened.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    pub findings: Vec<Finding>,
+}
+
+/// The engine and the store of a pool.
+struct Running {
+    engine: Engine,
+    store: Box<Store>,
+}
+
+enum Phase {
+    Starting(Start),
+    /// The engine reads the tail of its log, or writes its first checkpoint.
+    Loading(Running, Vec<Finding>),
+    Running(Running),
+    /// Nothing is handed to the base any more.
+    Ending,
+}
+
+/// A request of a channel.
+struct InFlight {
+    client: Key,
+    tag: Tag,
+    data: Sgl,
+    stage: Stage,
+}
+
+/// Who has a request.
+#[derive(Clone, Copy)]
+enum Stage {
+    Engine,
+    /// Foreign disks, from which pieces are read into the request's memory.
+    Foreign {
+        left: u32,
+        status: Status,
+    },
+}
+
+/// The root.
+pub(crate) struct Owner {
+    root: RootId,
+    thread: ThreadId,
+    number: u64,
+    /// `None` once the base was given back.
+    disk: Option<BaseDisk>,
+    foreign: ForeignDisks,
+    phase: Phase,
+    settings: Settings,
+    inbox: Rc<Inbox>,
+    requests: Slots<InFlight>,
+    commands: HashMap<u64, Answering>,
+    next_command: u64,
+    opened: Option<oneshot::Sender<Result<Ready, Error>>>,
+    growing: Option<oneshot::Sender<Growing>>,
+    ended: Vec<oneshot::Sender<()>>,
+    signals: Arc<Signals>,
+}
+
+/// What a root is made of.
+pub(crate) struct Setup {
+    pub number: u64,
+    pub start: Start,
+    pub settings: Settings,
+    pub signals: Arc<Signals>,
+    pub opened: oneshot::Sender<Result<Ready, Error>>,
+}
+
+impl Root for Owner {
+    fn poll(&mut self, cx: &mut Cx) -> bool {
+        if self.signals.is_base_removed.load(Ordering::Acquire) && !matches!(self.phase, Phase::Ending) {
+            self.end(None, cx);
+        }
+        let Some(disk) = &mut self.disk else { return false };
+        disk.poll(cx);
+        self.poll_foreign(cx);
+        match self.phase {
+            Phase::Starting(_) => self.start_on(cx),
+            Phase::Loading(..) | Phase::Running(_) => self.run(cx),
+            Phase::Ending => self.finish_end(cx),
+        }
+        true
+    }
+}
+
+impl Owner {
+    pub fn new(channel: BdevChannel, setup: Setup, thread: ThreadId, root: RootId, cx: &mut Cx) -> Self {
+        let inbox = Rc::new(Inbox::new(root));
+        cx.local_state::<Inboxes>().add(setup.number, Rc::clone(&inbox));
+        cx.answer_bell(&setup.signals.bell, root);
+        Self {
+            root,
+            thread,
+            number: setup.number,
+            disk: Some(BaseDisk::new(channel)),
+            foreign: ForeignDisks::default(),
+            phase: Phase::Starting(setup.start),
+            settings: setup.settings,
+            inbox,
+            requests: Slots::new(REQUESTS),
+            commands: HashMap::new(),
+            next_command: 0,
+            opened: Some(setup.opened),
+            growing: None,
+            ended: Vec::new(),
+            signals: setup.signals,
+        }
+    }
+
+    /// Goes on with the creation, the destruction or the search of a pool.
+    fn start_on(&mut self, cx: &mut Cx) {
+        let disk = self.disk.as_mut().expect("it is there while the pool is started");
+        let Phase::Starting(start) = &mut self.phase else { return };
+        let mut result = None;
+        while let Some(done) = disk.next_done() {
+            result = result.or(match start {
+                Start::Erase(erasing) => erasing.completed(done).map(|erased| erased.map(|()| None)),
+                Start::Format(formatting) => {
+                    formatting.completed(done).map(|store| store.map(|store| Some((store, None))))
+                }
+                Start::Open(opening) => opening.completed(done).map(|opened| {
+                    let Opened { store, recovered, findings } = *opened?;
+                    Ok(Some((Box::new(store), Some((recovered, findings)))))
+                }),
+            });
+        }
+        match result {
+            None => loop {
+                let op = match start {
+                    Start::Erase(erasing) => erasing.next_op(),
+                    Start::Format(formatting) => formatting.next_op(),
+                    Start::Open(opening) => opening.next_op(),
+                };
+                let Some(op) = op else { break };
+                disk.start(op, cx);
+            },
+            Some(Err(error)) => self.fail_opening(error.into(), cx),
+            Some(Ok(None)) => {
+                self.tell_opened(Ok(Ready { findings: Vec::new() }));
+                self.end(None, cx);
+            }
+            Some(Ok(Some((store, found)))) => self.load(store, found, cx),
+        }
+    }
+
+    /// Starts the engine over a store.
+    fn load(
+        &mut self,
+        store: Box<Store>,
+        found: Option<(Option<aryk_volume::Recovered>, Vec<Finding>)>,
+        cx: &mut Cx,
+    ) {
+        let (facts, uuid) = (store.facts(), store.pool().into_bytes());
+        let (engine, findings) = match found {
+            None => (Ok(Engine::create(self.settings, facts, uuid)), Vec::new()),
+            Some((Some(recovered), findings)) => {
+                let open = |settings| Engine::open(settings, facts, uuid, &recovered);
+                let opened = open(self.settings).and_then(|engine| {
+                    let stored = note::settings(engine.note(), self.settings);
+                    if stored == self.settings { Ok(engine) } else { open(stored) }
+                });
+                (opened, findings)
+            }
+            Some((None, _)) => return self.fail_opening(Error::NoManifest, cx),
+        };
+        match engine {
+            Err(error) => self.fail_opening(error.into(), cx),
+            Ok(engine) => {
+                self.phase = Phase::Loading(Running { engine, store }, findings);
+                cx.wake(self.root);
+            }
+        }
+    }
+
+    fn fail_opening(&mut self, error: Error, cx: &mut Cx) {
+        self.tell_opened(Err(error));
+        self.end(None, cx);
+    }
+
+    fn tell_opened(&mut self, result: Result<Ready, Error>) {
+        if let Some(opened) = self.opened.take() {
+            // The caller may have been dropped: it closes the pool.
+            let _ = opened.send(result);
+        }
+    }
+
+    /// A turn of an open pool.
+    fn run(&mut self, cx: &mut Cx) {
+        let disk = self.disk.as_mut().expect("it is there while the pool is open");
+        let (Phase::Loading(running, _) | Phase::Running(running)) = &mut self.phase else { return };
+        while let Some(done) = disk.next_done() {
+            running.store.completed(done);
+        }
+        while let Some(done) = running.store.next_answer() {
+            running.engine.completed(done);
+        }
+        self.take_requests();
+        let (Phase::Loading(running, _) | Phase::Running(running)) = &mut self.phase else { return };
+        if running.store.is_checkpoint_due() {
+            running.engine.request_checkpoint();
+        }
+        let has_more = running.engine.turn();
+        let is_answered = self.pass_on(cx);
+        self.take_replies(cx);
+        self.look_at_state(cx);
+        self.look_at_growth();
+        if has_more || is_answered || !self.inbox.is_empty() {
+            cx.wake(self.root);
+        }
+    }
+
+    /// Passes what the engine and the store hand out to the base, and what ends at once back to the engine. Returns whether the
+    /// engine has got an answer, after which its next turn may have work.
+    fn pass_on(&mut self, cx: &mut Cx) -> bool {
+        let disk = self.disk.as_mut().expect("it is there while the pool is open");
+        let (Phase::Loading(running, _) | Phase::Running(running)) = &mut self.phase else { return false };
+        let Running { engine, store } = running;
+        let mut is_answered = false;
+        loop {
+            while let Some((id, op)) = engine.next_op() {
+                match op {
+                    StoreOp::ReadForeign { disk, unit, data, len } => match self.foreign.find(disk) {
+                        Some(disk) => {
+                            disk.read(Reader::Engine(id), unit * u64::from(UNIT), data, len, cx);
+                        }
+                        None => {
+                            engine.completed(Done { id, data: Some(data), result: Err(StoreError::Gone) });
+                        }
+                    },
+                    op => store.submit(id, op),
+                }
+            }
+            while let Some(op) = store.next_op() {
+                disk.start(op, cx);
+            }
+            let mut is_quiet = true;
+            while let Some(done) = disk.next_done() {
+                store.completed(done);
+                is_quiet = false;
+            }
+            while let Some(done) = store.next_answer() {
+                engine.completed(done);
+                (is_quiet, is_answered) = (false, true);
+            }
+            if is_quiet {
+                return is_answered;
+            }
+        }
+    }
+
+    /// Takes what foreign disks have read.
+    fn poll_foreign(&mut self, cx: &mut Cx) {
+        if self.signals.is_foreign_removed.swap(false, Ordering::AcqRel) {
+            self.foreign.note_removed();
+        }
+        self.foreign.poll(cx);
+        while let Some(Ended { tag, buffer, result }) = self.foreign.next_ended() {
+            match tag {
+                Reader::Engine(id) => {
+                    if let Phase::Loading(running, _) | Phase::Running(running) = &mut self.phase {
+                        running.engine.completed(Done { id, data: buffer, result });
+                    }
+                }
+                Reader::User(key) => self.read_foreign_piece(key, result, cx),
+            }
+        }
+    }
+
+    /// A piece of a request was read from a foreign disk.
+    fn read_foreign_piece(&mut self, key: Key, result: Result<(), StoreError>, cx: &mut Cx) {
+        let request = self.requests.get_mut(key).expect("it waits for its pieces");
+        let Stage::Foreign { left, status } = &mut request.stage else {
+            unreachable!("the engine has answered the request")
+        };
+        *left -= 1;
+        if result.is_err() {
+            *status = Status::Medium;
+        }
+        if *left == 0 {
+            let status = *status;
+            let InFlight { client, tag, .. } = self.requests.remove(key).expect("found above");
+            self.inbox.complete(client, tag, status, cx);
+        }
+    }
+
+    /// Takes requests from the channels, up to the budget of a poll.
+    fn take_requests(&mut self) {
+        let Phase::Running(running) = &mut self.phase else { return };
+        let mut bytes = 0;
+        for _ in 0..POLL_REQUESTS {
+            if bytes >= POLL_BYTES {
+                break;
+            }
+            let Some(Submitted { client, volume, io }) = self.inbox.take() else { break };
+            if io.op == Op::Write {
+                bytes += u64::from(io.data.len());
+            }
+            let key =
+                self.requests.add(InFlight { client, tag: io.tag, data: io.data, stage: Stage::Engine });
+            running.engine.submit(to_engine(key, volume, &io));
+        }
+    }
+
+    /// Takes the replies of the engine.
+    fn take_replies(&mut self, cx: &mut Cx) {
+        let (Phase::Loading(running, _) | Phase::Running(running)) = &mut self.phase else { return };
+        while let Some(Reply { tag, status, foreign }) = running.engine.next_reply() {
+            let key = Key::from_raw(tag.0);
+            if foreign.is_empty() {
+                let InFlight { client, tag, .. } =
+                    self.requests.remove(key).expect("the engine replies once");
+                self.inbox.complete(client, tag, to_bdev(status), cx);
+            } else {
+                let request = self.requests.get_mut(key).expect("the engine replies once");
+                let mut left = 0;
+                let mut status = Status::Ok;
+                for piece in &foreign {
+                    let Some(disk) = self.foreign.find(piece.disk) else {
+                        status = Status::Medium;
+                        continue;
+                    };
+                    let data = request.data.slice(piece.at as u32 * UNIT, piece.units as u32 * UNIT);
+                    disk.read_into(Reader::User(key), piece.disk_unit * u64::from(UNIT), data, cx);
+                    left += 1;
+                }
+                request.stage = Stage::Foreign { left, status };
+                if left == 0 {
+                    let InFlight { client, tag, .. } = self.requests.remove(key).expect("found above");
+                    self.inbox.complete(client, tag, status, cx);
+                }
+            }
+            running.engine.recycle(foreign);
+        }
+        while let Some(reply) = running.engine.next_command_reply() {
+            if let Some(sender) = self.commands.remove(&reply.tag.0) {
+                // The caller may have been dropped.
+                let _ = sender.send(reply.result);
+            }
+        }
+    }
+
+    /// Reports the end of the opening, and a failure of the pool.
+    fn look_at_state(&mut self, cx: &mut Cx) {
+        let (Phase::Loading(running, _) | Phase::Running(running)) = &mut self.phase else { return };
+        let state = running.engine.state();
+        if self.signals.note_state(state)
+            && let State::ReadOnly(error) = state
+        {
+            tracing::error!(pool = self.number, %error, "the pool is read-only: its disk has failed");
+        }
+        if !matches!(self.phase, Phase::Loading(..)) {
+            return;
+        }
+        match state {
+            State::Opening => {}
+            State::Failed(error) => self.fail_opening(Error::Store(error), cx),
+            State::Ready | State::ReadOnly(_) => {
+                if let Phase::Loading(running, findings) = std::mem::replace(&mut self.phase, Phase::Ending) {
+                    self.phase = Phase::Running(running);
+                    self.tell_opened(Ok(Ready { findings }));
+                }
+            }
+        }
+    }
+
+    fn look_at_growth(&mut self) {
+        let Phase::Running(running) = &mut self.phase else { return };
+        let Some(growing) = self.growing.take() else { return };
+        match running.store.growth() {
+            Growth::None | Growth::Running => self.growing = Some(growing),
+            Growth::Grown(blobs) => {
+                running.engine.grow(blobs);
+                let _ = growing.send(Ok(blobs));
+            }
+            Growth::Failed(error) => drop(growing.send(Err(Error::Store(error)))),
+        }
+    }
+
+    /// Starts a command; `sender` gets its result, and is dropped if the pool is not open.
+    pub fn command(&mut self, command: Command, sender: Answering, cx: &mut Cx) {
+        if let Phase::Running(running) = &mut self.phase {
+            let tag = self.next_command;
+            self.next_command += 1;
+            self.commands.insert(tag, sender);
+            running.engine.command(aryk_volume::Tag(tag), command);
+            cx.wake(self.root);
+        }
+    }
+
+    /// Changes the superblock: the pool grows to the size of its base, or gets another name. `sender` is dropped if the pool is
+    /// not open, or another change is running.
+    pub fn change_store(
+        &mut self,
+        change: impl FnOnce(&mut Store) -> Result<(), FormatError>,
+        sender: oneshot::Sender<Growing>,
+        cx: &mut Cx,
+    ) {
+        if let Phase::Running(running) = &mut self.phase
+            && self.growing.is_none()
+        {
+            match change(&mut running.store) {
+                Ok(()) => self.growing = Some(sender),
+                Err(error) => drop(sender.send(Err(error.into()))),
+            }
+            cx.wake(self.root);
+        }
+    }
+
+    /// The volumes and snapshots. From now on, [`Owner::add_foreign`] knows the disks on which they depend.
+    pub fn volumes(&mut self) -> Vec<Listed> {
+        let (Phase::Loading(running, _) | Phase::Running(running)) = &self.phase else { return Vec::new() };
+        let engine = &running.engine;
+        let foreign = engine.foreign_disks();
+        self.foreign.set_names(&foreign);
+        let mut roots: HashMap<TimelineId, Option<Foreign>> = HashMap::new();
+        let listed = engine.volumes().map(|(id, volume)| {
+            // The base of a history is looked for once, also if it is the base of many.
+            let mut path = Vec::new();
+            let mut timeline = volume.timeline;
+            let root = loop {
+                if let Some(root) = roots.get(&timeline) {
+                    break root.clone();
+                }
+                path.push(timeline);
+                match engine.base(timeline) {
+                    Some((base, _)) => timeline = base,
+                    None => {
+                        let id = ForeignId::of(timeline);
+                        break foreign.iter().find(|used| used.id == id).map(|used| used.foreign.clone());
+                    }
+                }
+            };
+            roots.extend(path.into_iter().map(|timeline| (timeline, root.clone())));
+            Listed { id, volume: volume.clone(), base: engine.base(volume.timeline), foreign: root }
+        });
+        listed.collect()
+    }
+
+    /// The foreign disks on which volumes, or deleted volumes whose space is not free yet, depend.
+    pub fn foreign_names(&self) -> Vec<String> {
+        let used = self.engine().map(Engine::foreign_disks).unwrap_or_default();
+        used.into_iter().map(|used| used.foreign.name).collect()
+    }
+
+    /// Opens a channel of a foreign disk.
+    pub fn add_foreign(&mut self, name: String, disk: &Descriptor, cx: &mut Cx) -> Result<(), OpenError> {
+        if !matches!(self.phase, Phase::Running(_)) {
+            return Err(OpenError::Removed);
+        }
+        self.foreign.add(name, disk.open_channel(self.root, cx)?);
+        Ok(())
+    }
+
+    /// Closes the foreign disks that are not among these when they have completed what they have.
+    pub fn keep_foreign(&mut self, names: &[String], cx: &mut Cx) {
+        self.foreign.keep(names);
+        cx.wake(self.root);
+    }
+
+    /// The engine, if the pool is open.
+    pub const fn engine(&self) -> Option<&Engine> {
+        match &self.phase {
+            Phase::Loading(running, _) | Phase::Running(running) => Some(&running.engine),
+            Phase::Starting(_) | Phase::Ending => None,
+        }
+    }
+
+    /// The store, if the pool is open.
+    pub fn store(&self) -> Option<&Store> {
+        match &self.phase {
+            Phase::Loading(running, _) | Phase::Running(running) => Some(&running.store),
+            Phase::Starting(_) | Phase::Ending => None,
+        }
+    }
+
+    /// The pool's UUID and name, if it is open.
+    pub fn identity(&self) -> Option<(uuid::Uuid, String)> {
+        self.store().map(|store| (store.pool(), store.superblock().name.clone()))
+    }
+
+    /// Counters and sizes.
+    pub fn stats(&self) -> Stats {
+        self.engine().map(Engine::stats).unwrap_or_default()
+    }
+
+    /// Ends the pool: requests fail from now on. The base is given back when it has completed what it has; then `ended` is sent.
+    pub fn end(&mut self, ended: Option<oneshot::Sender<()>>, cx: &mut Cx) {
+        self.ended.extend(ended);
+        if !matches!(self.phase, Phase::Ending) {
+            self.phase = Phase::Ending;
+            self.signals.has_ended.store(true, Ordering::Release);
+            cx.local_state::<Inboxes>().remove(self.number);
+            self.inbox.end(cx);
+            let keys: Vec<Key> = self.requests.iter().map(|(key, _)| key).collect();
+            for key in keys {
+                // Foreign disks write to the memory of a request until they complete it.
+                if matches!(self.requests.get(key), Some(InFlight { stage: Stage::Engine, .. })) {
+                    let InFlight { client, tag, .. } = self.requests.remove(key).expect("just listed");
+                    self.inbox.complete(client, tag, Status::Removed, cx);
+                }
+            }
+            self.commands.clear();
+            self.tell_opened(Err(Error::Ended));
+        }
+        cx.wake(self.root);
+    }
+
+    /// Gives the base back when nothing is in flight, and removes the root.
+    fn finish_end(&mut self, cx: &mut Cx) {
+        let disk = self.disk.as_mut().expect("the root ends once");
+        while let Some(DiskDone { .. }) = disk.next_done() {}
+        self.foreign.keep(&[]);
+        if disk.in_flight() > 0 || !self.foreign.is_empty() {
+            return;
+        }
+        self.disk = None;
+        for ended in self.ended.drain(..) {
+            let _ = ended.send(());
+        }
+        let (root, thread) = (self.root, self.thread);
+        cx.local().defer(move |cx| {
+            cx.remove_root(root);
+            cx.remove_thread(thread);
+        });
+    }
+}
+
+/// The engine's request for a request of a channel.
+fn to_engine(key: Key, volume: VolumeKey, io: &Io) -> Request {
+    let action = match io.op {
+        Op::Read => Action::Read { data: io.data },
+        Op::Write => Action::Write { data: io.data, fua: io.fua },
+        Op::Flush => Action::Flush,
+        Op::Unmap => Action::Zero { whole_blocks: true, fua: io.fua },
+        Op::WriteZeroes => Action::Zero { whole_blocks: false, fua: io.fua },
+        Op::Compare | Op::CompareAndWrite | Op::Copy => {
+            unreachable!("the block layer builds it from other operations")
+        }
+    };
+    let block_units = u64::from(volume.block_units);
+    Request {
+        tag: aryk_volume::Tag(key.raw()),
+        volume: volume.id,
+        unit: io.lba.0 * block_units,
+        units: io.blocks.0 * block_units,
+        action,
+    }
+}
+
+const fn to_bdev(status: aryk_volume::Status) -> Status {
+    use aryk_volume::Status as Engine;
+    match status {
+        Engine::Ok => Status::Ok,
+        Engine::Invalid => Status::Invalid,
+        Engine::OutOfRange => Status::OutOfRange,
+        Engine::ReadOnly => Status::ReadOnly,
+        Engine::NoSpace => Status::NoSpace,
+        Engine::Medium => Status::Medium,
+        Engine::Removed => Status::Removed,
+    }
+}

@@ -1,0 +1,666 @@
+//! A pool, as the control plane sees it: its volumes, their disks, and commands. Control context.
+
+mod images;
+mod upkeep;
+
+use crate::device::VolumeDisk;
+use crate::owner::{Owner, Ready, Setup, Start};
+use crate::{Error, FormatError, Growing, NewVolume, Origin, note};
+use aryk_bdev::{Access, Bdev, Bytes, Env, Event, Identity, OpenError};
+use aryk_reactor::{Bell, CoreSet, Hold, RootRef};
+use aryk_volume::{
+    Answer, Command, Cut, Foreign, Label, Settings, State, Stats, StoreError, TimelineId, UNIT, Volume,
+    VolumeId, WhenFull,
+};
+use aryk_volume_store::{Finding, Store};
+use futures_channel::oneshot;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use uuid::Uuid;
+
+/// The number of the next pool. Reactors may have pools of several registries, so the numbers are the process's.
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
+
+/// Locks a mutex that is held for a few instructions only, and whose holder does not panic.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no one panics holding it")
+}
+
+/// Where the root of a pool is.
+pub(crate) struct Place {
+    /// The pool's number.
+    pub number: u64,
+    /// `None` once the pool has ended.
+    owner: Mutex<Option<Hold>>,
+}
+
+impl Place {
+    /// The reactor of the pool.
+    pub fn owner(&self) -> Result<Hold, OpenError> {
+        lock(&self.owner).clone().ok_or(OpenError::Removed)
+    }
+}
+
+/// What a root and the control plane tell each other without messages.
+pub(crate) struct Signals {
+    pub bell: Bell,
+    pub is_base_removed: AtomicBool,
+    /// A disk that is the base of volumes is being removed.
+    pub is_foreign_removed: AtomicBool,
+    pub has_ended: AtomicBool,
+    /// The engine's state, as a number.
+    state: Mutex<Option<State>>,
+}
+
+impl Signals {
+    /// Notes the state of the engine. Returns whether it is new.
+    pub fn note_state(&self, state: State) -> bool {
+        let mut known = lock(&self.state);
+        let is_new = *known != Some(state);
+        *known = Some(state);
+        is_new
+    }
+}
+
+/// A state of a history.
+pub(crate) type View = (TimelineId, Cut);
+
+/// A volume or a snapshot, as the engine lists it.
+pub(crate) struct Listed {
+    pub id: VolumeId,
+    pub volume: Volume,
+    /// The view whose blocks its history has, where it has none of its own.
+    pub base: Option<View>,
+    /// The disk whose blocks its history and those before it have, where they have none of their own.
+    pub foreign: Option<Foreign>,
+}
+
+/// A disk of another module that is the base of volumes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Image {
+    /// Its UUID, by which it is found again.
+    pub uuid: Uuid,
+    /// Its name when the volume was created.
+    pub name: String,
+}
+
+impl Image {
+    /// As the pool stores it.
+    fn to_stored(&self) -> String {
+        format!("{} {}", self.uuid, self.name)
+    }
+
+    fn from_stored(stored: &str) -> Option<Self> {
+        let (uuid, name) = stored.split_once(' ')?;
+        Some(Self { uuid: Uuid::parse_str(uuid).ok()?, name: name.to_owned() })
+    }
+}
+
+/// A volume or a snapshot, with its disk.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// How the pool identifies it.
+    pub id: VolumeId,
+    /// Its properties.
+    pub volume: Volume,
+    /// The view whose blocks its history has, where it has none of its own.
+    base: Option<View>,
+    foreign: Option<Foreign>,
+    /// Its disk; `None` if it cannot be registered, as while the disk on which it depends is absent.
+    pub disk: Option<Arc<Bdev>>,
+}
+
+impl Member {
+    /// Its UUID.
+    pub const fn uuid(&self) -> Uuid {
+        Uuid::from_bytes(self.volume.label.uuid)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.volume.label.name
+    }
+
+    /// Whether it is a snapshot.
+    pub const fn is_snapshot(&self) -> bool {
+        self.volume.cut.is_some()
+    }
+
+    /// Its size in bytes.
+    pub const fn bytes(&self) -> u64 {
+        self.volume.units * UNIT as u64
+    }
+
+    /// The disk of another module on which it depends, directly or by snapshots.
+    pub fn image(&self) -> Option<Image> {
+        Image::from_stored(&self.foreign.as_ref()?.name)
+    }
+}
+
+/// What a volume or a snapshot has its blocks from, as far as it was not written since.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Parent {
+    /// It has no blocks from elsewhere.
+    None,
+    /// The snapshot with this name.
+    Snapshot(String),
+    /// A disk of another module.
+    Image(Image),
+}
+
+/// The space of a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Space {
+    /// For data: without what the pool keeps for itself.
+    pub total: Bytes,
+    /// That is free, or will be when deleted data has been cleaned.
+    pub free: Bytes,
+}
+
+/// The state of a pool, for people.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Health {
+    /// All is well.
+    Ready,
+    /// Its disk has failed: reads are served.
+    ReadOnly(StoreError),
+}
+
+/// A pool of volumes on a base disk.
+pub struct Pool {
+    env: Env,
+    name: Mutex<String>,
+    uuid: Uuid,
+    base: Arc<Bdev>,
+    place: Arc<Place>,
+    root: RootRef<Owner>,
+    signals: Arc<Signals>,
+    findings: Vec<Finding>,
+    members: Mutex<BTreeMap<VolumeId, Member>>,
+    /// The disks on which volumes depend and that are open, as the pool stores them.
+    images: Mutex<BTreeMap<String, Arc<Bdev>>>,
+    settings: Settings,
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("name", &self.name()).field("base", &self.base).finish_non_exhaustive()
+    }
+}
+
+/// A root that was started on a base, until it is a pool.
+pub(crate) struct Started {
+    base: Arc<Bdev>,
+    place: Arc<Place>,
+    root: RootRef<Owner>,
+    signals: Arc<Signals>,
+    settings: Settings,
+    opened: oneshot::Receiver<Result<Ready, Error>>,
+}
+
+impl Started {
+    /// Opens a disk, and starts a root on it.
+    pub async fn new(
+        env: &Env,
+        disk: &str,
+        owner: &str,
+        start: impl FnOnce(&Bdev) -> Result<Start, Error>,
+        settings: Settings,
+    ) -> Result<Self, Error> {
+        let hold = env.reactors().find_least_loaded(None).ok_or(Error::Ended)?;
+        let signals = Arc::new(Signals {
+            bell: Bell::new(&hold),
+            is_base_removed: AtomicBool::new(false),
+            is_foreign_removed: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
+            state: Mutex::new(None),
+        });
+        let of_listener = Arc::clone(&signals);
+        let descriptor = env.registry().open(disk, Access::Exclusive, owner, move |event| {
+            if event == Event::Removed {
+                of_listener.is_base_removed.store(true, Ordering::Release);
+                of_listener.bell.ring();
+            }
+        })?;
+        let base = Arc::clone(descriptor.bdev());
+        if base.device().is_read_only() {
+            return Err(Error::ReadOnlyBase(base.name().to_owned()));
+        }
+        let start = start(&base)?;
+        descriptor.prepare(&hold).await?;
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let (sender, opened) = oneshot::channel();
+        let setup = Setup { number, start, settings, signals: Arc::clone(&signals), opened: sender };
+        let name = format!("volumes on {}", base.name());
+        let root = hold
+            .call(move |cx| {
+                let thread = cx.add_thread(name.clone(), CoreSet::from_iter([cx.handle().core()]));
+                let made = cx.add_root(thread, &name, |root, cx| {
+                    let channel = descriptor.open_channel(root, cx)?;
+                    Ok::<_, OpenError>(Owner::new(channel, setup, thread, root, cx))
+                });
+                made.inspect_err(|_| cx.remove_thread(thread))
+            })
+            .await
+            .map_err(|_| Error::Ended)??;
+        let place = Arc::new(Place { number, owner: Mutex::new(Some(hold)) });
+        Ok(Self { base, place, root, signals, settings, opened })
+    }
+
+    /// Waits until the root has done what it was started for.
+    pub async fn done(&mut self) -> Result<Ready, Error> {
+        (&mut self.opened).await.unwrap_or(Err(Error::Ended))
+    }
+
+    /// Waits until the base was given back.
+    pub async fn ended(&self) {
+        end(&self.root).await;
+    }
+
+    /// The pool that was opened.
+    pub async fn into_pool(mut self, env: &Env) -> Result<Arc<Pool>, Error> {
+        let ready = match self.done().await {
+            Ok(ready) => ready,
+            Err(error) => {
+                self.ended().await;
+                return Err(error);
+            }
+        };
+        let identity = self.root.call(|owner, _| owner.identity()).await.ok().flatten();
+        let (uuid, name) = identity.ok_or(Error::Ended)?;
+        let pool = Pool {
+            env: env.clone(),
+            name: Mutex::new(name),
+            uuid,
+            base: self.base,
+            place: self.place,
+            root: self.root,
+            signals: self.signals,
+            findings: ready.findings,
+            members: Mutex::default(),
+            images: Mutex::default(),
+            settings: self.settings,
+        };
+        Ok(Arc::new(pool))
+    }
+}
+
+/// Ends a root, and waits until it has given back the base.
+async fn end(root: &RootRef<Owner>) {
+    let (sender, ended) = oneshot::channel();
+    if root.call(move |owner, cx| owner.end(Some(sender), cx)).await.is_ok() {
+        // The sender is dropped if the root has ended already.
+        let _ = ended.await;
+    }
+}
+
+impl Pool {
+    /// Its name.
+    pub fn name(&self) -> String {
+        lock(&self.name).clone()
+    }
+
+    /// Its UUID.
+    pub const fn uuid(&self) -> Uuid {
+        self.uuid
+    }
+
+    /// Its base disk.
+    pub const fn base(&self) -> &Arc<Bdev> {
+        &self.base
+    }
+
+    /// The core of its reactor.
+    pub fn core(&self) -> u16 {
+        self.root.handle().core()
+    }
+
+    /// Structures of which one copy was damaged when the pool was opened.
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
+    }
+
+    /// Whether it has ended, since its base was removed or it was closed.
+    pub fn has_ended(&self) -> bool {
+        self.signals.has_ended.load(Ordering::Acquire)
+    }
+
+    /// Whether its disk has failed.
+    pub fn health(&self) -> Health {
+        match *lock(&self.signals.state) {
+            Some(State::ReadOnly(error)) => Health::ReadOnly(error),
+            _ => Health::Ready,
+        }
+    }
+
+    /// Its volumes and snapshots, in the order of their creation.
+    pub fn members(&self) -> Vec<Member> {
+        lock(&self.members).values().cloned().collect()
+    }
+
+    /// The volume or snapshot with this name or UUID.
+    ///
+    /// # Errors
+    /// [`Error::NoVolume`].
+    pub fn find(&self, name: &str) -> Result<Member, Error> {
+        let uuid = Uuid::parse_str(name).ok();
+        let is_it = |member: &&Member| member.name() == name || uuid == Some(member.uuid());
+        let members = lock(&self.members);
+        members.values().find(is_it).cloned().ok_or_else(|| Error::NoVolume(name.to_owned()))
+    }
+
+    /// Counters and sizes.
+    ///
+    /// # Errors
+    /// [`Error::Ended`].
+    pub async fn stats(&self) -> Result<Stats, Error> {
+        self.root.call(|owner, _| owner.stats()).await.map_err(|_| Error::Ended)
+    }
+
+    /// Its space.
+    ///
+    /// # Errors
+    /// [`Error::Ended`].
+    pub async fn space(&self) -> Result<Space, Error> {
+        let (stats, facts) = self
+            .root
+            .call(|owner, _| (owner.stats(), owner.store().map(Store::facts)))
+            .await
+            .map_err(|_| Error::Ended)?;
+        let blob = facts.ok_or(Error::Ended)?.blob_bytes();
+        let total = stats.blobs.saturating_sub(self.settings.reserve_blobs.into()) * blob;
+        let free = total.saturating_sub(stats.live_bytes + stats.index_bytes);
+        Ok(Space { total: Bytes(total), free: Bytes(free) })
+    }
+
+    /// What a volume or a snapshot has its blocks from.
+    pub fn parent(&self, member: &Member) -> Parent {
+        // Snapshots of one history have growing identifiers and cuts.
+        let is_before = |other: &&Member| {
+            other.is_snapshot()
+                && other.volume.timeline == member.volume.timeline
+                && (!member.is_snapshot() || other.id < member.id)
+        };
+        let is_base = |other: &&Member| {
+            member.base.is_some_and(|(timeline, cut)| {
+                other.volume.timeline == timeline && other.volume.cut == Some(cut)
+            })
+        };
+        let members = lock(&self.members);
+        let snapshot = members.values().rfind(is_before).or_else(|| members.values().find(is_base));
+        match (snapshot, member.image()) {
+            (Some(snapshot), _) => Parent::Snapshot(snapshot.name().to_owned()),
+            // The snapshot between them was deleted.
+            (None, Some(image)) => Parent::Image(image),
+            (None, None) => Parent::None,
+        }
+    }
+
+    /// Runs a command of the engine.
+    async fn command(&self, command: Command) -> Result<Answer, Error> {
+        let (sender, answer) = oneshot::channel();
+        let start = move |owner: &mut Owner, cx: &mut aryk_reactor::Cx| owner.command(command, sender, cx);
+        self.root.call(start).await.map_err(|_| Error::Ended)?;
+        Ok(answer.await.map_err(|_| Error::Ended)??)
+    }
+
+    /// Stores the settings with which the pool is opened from now on.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub(crate) async fn store_settings(&self, settings: &Settings) -> Result<(), Error> {
+        self.command(Command::SetNote(note::of(settings))).await.map(drop)
+    }
+
+    /// Reads which volumes and snapshots there are, and creates the disks of new ones.
+    ///
+    /// # Errors
+    /// [`Error::Ended`]; [`Error::Registry`] if another disk has the UUID or the name of one of them.
+    pub async fn refresh(&self) -> Result<(), Error> {
+        let there = self.root.call(|owner, _| owner.volumes()).await.map_err(|_| Error::Ended)?;
+        let needed: BTreeSet<String> =
+            there.iter().filter_map(|listed| Some(listed.foreign.as_ref()?.name.clone())).collect();
+        self.open_images(needed).await?;
+        let mut result = Ok(());
+        {
+            let mut members = lock(&self.members);
+            let ids: BTreeSet<VolumeId> = there.iter().map(|listed| listed.id).collect();
+            members.retain(|id, _| ids.contains(id));
+            for Listed { id, volume, base, foreign } in there {
+                let disk = members.get_mut(&id).and_then(|member| member.disk.take());
+                members.insert(id, Member { id, volume, base, foreign, disk });
+            }
+        }
+        let is_due = |member: &Member| member.disk.is_none() && !self.is_degraded(member);
+        for member in self.members().into_iter().filter(is_due) {
+            match self.register(&member) {
+                Ok(disk) => {
+                    if let Some(member) = lock(&self.members).get_mut(&member.id) {
+                        member.disk = Some(disk);
+                    }
+                }
+                Err(error) => {
+                    tracing::error!(pool = self.name(), volume = member.name(), %error, "the volume has no disk");
+                    result = Err(error);
+                }
+            }
+        }
+        result
+    }
+
+    /// The alias of a volume's disk.
+    pub fn alias(&self, volume: &str) -> String {
+        format!("{}/{volume}", lock(&self.name))
+    }
+
+    /// Whether it cannot be used, because the disk on which it depends is absent.
+    pub fn is_degraded(&self, member: &Member) -> bool {
+        member.foreign.as_ref().is_some_and(|foreign| !lock(&self.images).contains_key(&foreign.name))
+    }
+
+    fn register(&self, member: &Member) -> Result<Arc<Bdev>, Error> {
+        let uuid = member.uuid();
+        let aliases = vec![self.alias(member.name())];
+        let identity = Identity { name: uuid.to_string(), aliases, uuid };
+        let Volume { units, block_size, .. } = member.volume;
+        let image =
+            member.foreign.as_ref().and_then(|foreign| lock(&self.images).get(&foreign.name).cloned());
+        let device = VolumeDisk {
+            id: member.id,
+            block_size,
+            blocks: AtomicU64::new(VolumeDisk::blocks_of(units, block_size).0),
+            place: Arc::clone(&self.place),
+            bases: [Some(Arc::clone(&self.base)), image].into_iter().flatten().collect(),
+            is_snapshot: member.is_snapshot(),
+        };
+        Ok(self.env.registry().register(identity, Arc::new(device))?)
+    }
+
+    /// Creates a volume, with its disk.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn create_volume(&self, new: NewVolume) -> Result<Member, Error> {
+        let NewVolume { name, uuid, bytes, block_size, origin, when_full } = new;
+        let units = bytes.to_blocks(UNIT).ok_or(Error::Size(bytes))?.0;
+        let label = Label { name: check_name(name)?, uuid: uuid.into_bytes() };
+        let origin = match origin {
+            Origin::Empty => aryk_volume::Origin::Empty,
+            Origin::Snapshot(id) => aryk_volume::Origin::Snapshot(id),
+            Origin::Disk(disk) => aryk_volume::Origin::Foreign(self.open_new_image(&disk, block_size).await?),
+        };
+        match self.command(Command::Create { label, units, block_size, origin, when_full }).await {
+            Ok(Answer::Volume(id)) => self.made(id).await,
+            Ok(other) => unreachable!("the answer to a creation is {other:?}"),
+            Err(error) => {
+                // The image is closed if no other volume depends on it.
+                self.refresh().await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// The new volume `id`, with its disk.
+    async fn made(&self, id: VolumeId) -> Result<Member, Error> {
+        self.refresh().await?;
+        lock(&self.members).get(&id).cloned().ok_or(Error::Ended)
+    }
+
+    /// Takes snapshots of volumes at one instant, by their new names and UUIDs.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn snapshot(&self, volumes: Vec<(VolumeId, String, Uuid)>) -> Result<Vec<Member>, Error> {
+        let mut labels = Vec::new();
+        for (id, name, uuid) in volumes {
+            labels.push((id, Label { name: check_name(name)?, uuid: uuid.into_bytes() }));
+        }
+        let Answer::Volumes(made) = self.command(Command::Snapshot(labels)).await? else {
+            unreachable!("the answer to a snapshot is a list");
+        };
+        self.refresh().await?;
+        let members = lock(&self.members);
+        Ok(made.iter().filter_map(|id| members.get(id).cloned()).collect())
+    }
+
+    /// Deletes a volume or a snapshot, whose disk was removed before.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn delete(&self, id: VolumeId) -> Result<(), Error> {
+        self.command(Command::Delete(id)).await?;
+        lock(&self.members).remove(&id);
+        Ok(())
+    }
+
+    /// Gives a volume another size, and tells its users.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn resize(&self, id: VolumeId, bytes: Bytes) -> Result<(), Error> {
+        let units = bytes.to_blocks(UNIT).ok_or(Error::Size(bytes))?.0;
+        let member = lock(&self.members).get(&id).cloned().ok_or(Error::Ended)?;
+        let shrinks = units < member.volume.units;
+        // No request reaches beyond the end of the volume, which the engine would refuse.
+        if shrinks {
+            self.tell_size(&member, units)?;
+        }
+        let resized = self.command(Command::Resize { volume: id, units }).await;
+        let units = if resized.is_ok() { units } else { member.volume.units };
+        self.tell_size(&member, units)?;
+        self.refresh().await?;
+        resized.map(drop)
+    }
+
+    fn tell_size(&self, member: &Member, units: u64) -> Result<(), Error> {
+        let Some(disk) = &member.disk else { return Ok(()) };
+        let blocks = VolumeDisk::blocks_of(units, member.volume.block_size);
+        if let Some(device) = disk.device_as::<VolumeDisk>() {
+            device.blocks.store(blocks.0, Ordering::Relaxed);
+        }
+        Ok(self.env.registry().set_size(disk, blocks)?)
+    }
+
+    /// Gives a volume or a snapshot another name.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn rename(&self, id: VolumeId, name: String) -> Result<(), Error> {
+        let name = check_name(name)?;
+        let member = lock(&self.members).get(&id).cloned().ok_or(Error::Ended)?;
+        let old = member.disk.as_ref().map(|disk| (disk, disk.aliases()));
+        if let Some((disk, _)) = &old {
+            self.env.registry().set_aliases(disk, vec![self.alias(&name)])?;
+        }
+        let renamed = self.command(Command::Rename { volume: id, name }).await;
+        if let (Err(_), Some((disk, aliases))) = (&renamed, old) {
+            self.env.registry().set_aliases(disk, aliases)?;
+        }
+        renamed?;
+        self.refresh().await
+    }
+
+    /// Changes what a volume's writes do while the pool is full.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn set_when_full(&self, id: VolumeId, when_full: WhenFull) -> Result<(), Error> {
+        self.command(Command::SetWhenFull { volume: id, when_full }).await?;
+        self.refresh().await
+    }
+
+    /// Gives a volume the content of a snapshot of it.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn revert(&self, volume: VolumeId, snapshot: VolumeId) -> Result<(), Error> {
+        self.command(Command::Revert { volume, snapshot }).await?;
+        let member = lock(&self.members).get(&volume).cloned().ok_or(Error::Ended)?;
+        self.refresh().await?;
+        let now = lock(&self.members).get(&volume).cloned().ok_or(Error::Ended)?;
+        self.tell_size(&member, now.volume.units)
+    }
+
+    /// Lets the pool grow to the size of its base. Returns the number of its segments.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn grow(&self) -> Result<u32, Error> {
+        let geometry = self.base.geometry();
+        let bytes = geometry.blocks.to_bytes(geometry.block_size).0;
+        let grow = move |store: &mut Store| {
+            store.grow(bytes);
+            Ok(())
+        };
+        self.change_store(grow).await
+    }
+
+    /// Gives the pool another name, and its volumes' disks other aliases.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn rename_pool(&self, name: String) -> Result<(), Error> {
+        let new = name.clone();
+        self.change_store(move |store| store.rename(&new)).await?;
+        *lock(&self.name) = name;
+        for member in self.members() {
+            if let Some(disk) = &member.disk {
+                self.env.registry().set_aliases(disk, vec![self.alias(member.name())])?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn change_store(
+        &self,
+        change: impl FnOnce(&mut Store) -> Result<(), FormatError> + Send + 'static,
+    ) -> Result<u32, Error> {
+        let (sender, changed) = oneshot::channel::<Growing>();
+        let start =
+            move |owner: &mut Owner, cx: &mut aryk_reactor::Cx| owner.change_store(change, sender, cx);
+        self.root.call(start).await.map_err(|_| Error::Ended)?;
+        changed.await.map_err(|_| Error::Ended)?
+    }
+
+    /// Forgets the disk of a volume, which was removed: [`Pool::refresh`] creates another one.
+    pub fn forget_disk(&self, id: VolumeId) {
+        if let Some(member) = lock(&self.members).get_mut(&id) {
+            member.disk = None;
+        }
+    }
+
+    /// Ends the pool: its base is free when this returns. The disks of its volumes were removed before.
+    pub async fn close(&self) {
+        end(&self.root).await;
+        lock(&self.place.owner).take();
+    }
+}
+
+/// Checks the name of a volume or a snapshot.
+fn check_name(name: String) -> Result<String, Error> {
+    let is_valid =
+        (1..=255).contains(&name.len()) && !name.contains('/') && !name.chars().any(char::is_control);
+    if is_valid { Ok(name) } else { Err(Error::Name(name)) }
+}

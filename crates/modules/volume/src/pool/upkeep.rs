@@ -1,0 +1,45 @@
+//! Commands that read much of a pool: checks, comparisons, copies. Control context.
+
+use super::Pool;
+use crate::Error;
+use aryk_volume::{Answer, BLOCK, CheckReport, Command, VolumeId};
+
+/// Bytes of a block of the index.
+const BLOCK_BYTES: u64 = BLOCK as u64;
+
+impl Pool {
+    /// Verifies every reference, and with `data` every checksum. With `repair`, leaked space becomes free.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn check(&self, data: bool, repair: bool) -> Result<CheckReport, Error> {
+        match self.command(Command::Check { data, repair }).await? {
+            Answer::Check(report) => Ok(report),
+            other => unreachable!("the answer to a check is {other:?}"),
+        }
+    }
+
+    /// Which parts may differ between a snapshot and a later snapshot or the volume itself, as (first byte, bytes) in ascending
+    /// order.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn changed(&self, since: VolumeId, until: VolumeId) -> Result<Vec<(u64, u64)>, Error> {
+        match self.command(Command::Changed { since, until }).await? {
+            Answer::Changed(parts) => {
+                let bytes = |(first, blocks)| (first * BLOCK_BYTES, blocks * BLOCK_BYTES);
+                Ok(parts.into_iter().map(bytes).collect())
+            }
+            other => unreachable!("the answer to a comparison is {other:?}"),
+        }
+    }
+
+    /// Copies what a clone has of its snapshot, after which it is independent.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn inflate(&self, id: VolumeId) -> Result<(), Error> {
+        self.command(Command::Inflate(id)).await?;
+        self.refresh().await
+    }
+}

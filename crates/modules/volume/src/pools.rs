@@ -1,0 +1,248 @@
+//! All pools of a process. Control context.
+
+use crate::device::VolumeDisk;
+use crate::owner::Start;
+use crate::pool::{Started, lock};
+use crate::{Error, Pool};
+use aryk_bdev::{Access, AsyncChannel, Bdev, Env, Event, Lba, OpenError};
+use aryk_dma::{Buffer, PAGE};
+use aryk_reactor::{CoreSet, Cx};
+use aryk_volume::Settings;
+use aryk_volume_store::{
+    Base, Erasing, Expected, Formatting, Invalid, Opening, Options, SEGMENT_BYTES, SUPERBLOCK_BYTES,
+    Superblock,
+};
+use futures_channel::oneshot;
+use std::future::{Future as _, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// Byte offsets of a superblock's copies.
+const SUPERBLOCKS: [u64; 2] = [0, 1 << 20];
+
+/// The interval of checks whether a channel is closed.
+const CLOSING: Duration = Duration::from_micros(100);
+
+/// A pool to create.
+#[derive(Clone, Debug)]
+pub struct NewPool {
+    /// Its name, unique among the pools.
+    pub name: String,
+    /// Its UUID.
+    pub uuid: Uuid,
+    /// The name of the base disk.
+    pub base: String,
+    /// Whether to destroy what the base disk has.
+    pub force: bool,
+    /// Limits of its use of memory and of the base.
+    pub settings: Settings,
+    /// Bytes of a segment: a power of two, at most 32 MiB.
+    pub segment_bytes: u32,
+}
+
+impl NewPool {
+    /// A pool with the usual settings.
+    pub fn named(name: &str, base: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            uuid: Uuid::new_v4(),
+            base: base.to_owned(),
+            force: false,
+            settings: Settings::default(),
+            segment_bytes: SEGMENT_BYTES,
+        }
+    }
+}
+
+/// The pools.
+#[derive(Debug, Default)]
+pub struct Pools(Mutex<Vec<Arc<Pool>>>);
+
+/// The disk as the store sees it.
+fn base_of(bdev: &Bdev) -> Base {
+    let geometry = bdev.geometry();
+    Base { bytes: geometry.blocks.to_bytes(geometry.block_size).0, block: geometry.block_size }
+}
+
+/// The smallest multiple of bytes that a pool on the disk reads and writes.
+fn alignment_of(bdev: &Bdev) -> u32 {
+    let geometry = bdev.geometry();
+    if geometry.physical_block_size.max(geometry.block_size) > 512 { 4096 } else { 512 }
+}
+
+impl Pools {
+    /// The pools that are open, in the order in which they were opened.
+    pub fn list(&self) -> Vec<Arc<Pool>> {
+        self.forget_ended();
+        lock(&self.0).clone()
+    }
+
+    /// Forgets the pools that have ended, and with them their bases.
+    pub fn forget_ended(&self) {
+        lock(&self.0).retain(|pool| !pool.has_ended());
+    }
+
+    /// Forgets the disks of volumes that were removed with the disk on which they depended.
+    pub fn forget_removed_disks(&self) {
+        self.list().iter().for_each(|pool| pool.forget_removed_disks());
+    }
+
+    /// The pool with this name or UUID.
+    ///
+    /// # Errors
+    /// [`Error::NoPool`].
+    pub fn find(&self, name: &str) -> Result<Arc<Pool>, Error> {
+        let uuid = Uuid::parse_str(name).ok();
+        let is_it = |pool: &Arc<Pool>| uuid == Some(pool.uuid()) || pool.name() == name;
+        self.list().into_iter().find(is_it).ok_or_else(|| Error::NoPool(name.to_owned()))
+    }
+
+    /// The pool on a disk.
+    pub fn on(&self, base: &Bdev) -> Option<Arc<Pool>> {
+        self.list().into_iter().find(|pool| std::ptr::eq(Arc::as_ptr(pool.base()), base))
+    }
+
+    /// Creates a pool.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn create(&self, env: &Env, new: NewPool) -> Result<Arc<Pool>, Error> {
+        let NewPool { name, uuid, base, force, settings, segment_bytes } = new;
+        if self.find(&name).is_ok() {
+            return Err(Error::PoolExists(name));
+        }
+        let bdev = env.registry().find(&base)?;
+        if bdev.device_as::<VolumeDisk>().is_some() {
+            return Err(Error::Nested(base));
+        }
+        let owner = format!("the pool {name}");
+        let start = move |bdev: &Bdev| {
+            let options =
+                Options { segment_bytes, ..Options::new(uuid, Uuid::new_v4(), &name, alignment_of(bdev)) };
+            Ok(Start::Format(Box::new(Formatting::new(base_of(bdev), &options, force)?)))
+        };
+        let pool = Started::new(env, &base, &owner, start, settings).await?.into_pool(env).await?;
+        lock(&self.0).push(Arc::clone(&pool));
+        if settings != Settings::default() {
+            pool.store_settings(&settings).await?;
+        }
+        Ok(pool)
+    }
+
+    /// Opens the pool on a disk, if there is one and nobody uses the disk, and creates the disks of its volumes.
+    ///
+    /// # Errors
+    /// [`Error`]: the disk has a pool that cannot be opened.
+    pub async fn examine(
+        &self,
+        env: &Env,
+        disk: &str,
+        settings: Settings,
+    ) -> Result<Option<Arc<Pool>>, Error> {
+        let bdev = env.registry().find(disk)?;
+        let is_of_volume = bdev.device_as::<VolumeDisk>().is_some();
+        let is_too_small = base_of(&bdev).bytes < SUPERBLOCKS[1] + SUPERBLOCK_BYTES as u64;
+        if is_of_volume || is_too_small || bdev.writers() > 0 || bdev.device().is_read_only() {
+            return Ok(None);
+        }
+        if !probe(env, disk).await? {
+            return Ok(None);
+        }
+        let start = |bdev: &Bdev| Ok(Start::Open(Box::new(Opening::new(base_of(bdev), Expected::default()))));
+        let pool = Started::new(env, disk, "a pool", start, settings).await?.into_pool(env).await?;
+        if self.find(&pool.name()).is_ok() || self.find(&pool.uuid().to_string()).is_ok() {
+            pool.close().await;
+            return Err(Error::PoolExists(pool.name()));
+        }
+        lock(&self.0).push(Arc::clone(&pool));
+        // A volume without a disk is reported, and the others are there.
+        let _ = pool.refresh().await;
+        Ok(Some(pool))
+    }
+
+    /// Closes a pool whose volumes' disks were removed before.
+    pub async fn close(&self, pool: &Arc<Pool>) {
+        pool.close().await;
+        lock(&self.0).retain(|known| !Arc::ptr_eq(known, pool));
+    }
+
+    /// Destroys a pool whose volumes' disks were removed before.
+    ///
+    /// # Errors
+    /// [`Error`]: the pool is closed, and may be found again.
+    pub async fn delete(&self, env: &Env, pool: &Arc<Pool>) -> Result<(), Error> {
+        let base = pool.base().name().to_owned();
+        self.close(pool).await;
+        let start = |_: &Bdev| Ok(Start::Erase(Box::new(Erasing::new())));
+        let mut erasing =
+            Started::new(env, &base, "the deletion of a pool", start, Settings::default()).await?;
+        let erased = erasing.done().await;
+        erasing.ended().await;
+        erased.map(drop)
+    }
+}
+
+/// Whether a disk has a pool, or something that says so. A disk that is removed meanwhile has none.
+async fn probe(env: &Env, disk: &str) -> Result<bool, Error> {
+    let hold = env.reactors().find_least_loaded(None).ok_or(Error::Ended)?;
+    let (removed, mut removal) = oneshot::channel::<()>();
+    let removed = Mutex::new(Some(removed));
+    let descriptor = env.registry().open(disk, Access::Probe, "the search for pools", move |event| {
+        if event == Event::Removed {
+            lock(&removed).take();
+        }
+    })?;
+    let base = base_of(descriptor.bdev());
+    descriptor.prepare(&hold).await?;
+    let (sender, found) = oneshot::channel();
+    let start = move |cx: &mut Cx| {
+        let thread = cx.add_thread("search for pools", CoreSet::from_iter([cx.handle().core()]));
+        let channel =
+            AsyncChannel::open(&descriptor, thread, cx).inspect_err(|_| cx.remove_thread(thread))?;
+        let local = cx.local().clone();
+        let task = async move {
+            let found = {
+                let mut reads = pin!(async {
+                    has_superblock(&channel, base, SUPERBLOCKS[0]).await
+                        || has_superblock(&channel, base, SUPERBLOCKS[1]).await
+                });
+                // A disk that does not respond can be removed during the search.
+                poll_fn(|cx| match Pin::new(&mut removal).poll(cx) {
+                    Poll::Ready(_) => Poll::Ready(false),
+                    Poll::Pending => reads.as_mut().poll(cx),
+                })
+                .await
+            };
+            drop((channel, descriptor));
+            while local.with(move |cx| cx.thread_members(thread)).await > 0 {
+                local.sleep(CLOSING).await;
+            }
+            local.with(move |cx| cx.remove_thread(thread)).await;
+            // The caller may have been dropped.
+            let _ = sender.send(found);
+        };
+        cx.local().spawn(task).detach();
+        Ok::<_, OpenError>(())
+    };
+    hold.call(start).await.map_err(|_| Error::Ended)??;
+    found.await.map_err(|_| Error::Ended)
+}
+
+/// Whether there is a superblock of a pool at this byte offset, of whatever version and state.
+async fn has_superblock(channel: &AsyncChannel, base: Base, offset: u64) -> bool {
+    let block = u64::from(base.block);
+    let bytes = (SUPERBLOCK_BYTES as u64).next_multiple_of(block);
+    if offset + bytes > base.bytes {
+        return false;
+    }
+    let buffer = Buffer::new(bytes as usize, PAGE as usize);
+    match channel.read(Lba(offset / block), aryk_bdev::Blocks(bytes / block), buffer).await {
+        Ok(buffer) => {
+            !matches!(Superblock::parse(&buffer.bytes()[..SUPERBLOCK_BYTES]), Err(Invalid::Signature))
+        }
+        Err(_) => false,
+    }
+}

@@ -1,0 +1,173 @@
+//! What a pool keeps: over closing and opening, and when its base goes.
+
+use super::*;
+
+/// The pool on the disk `base`, found again.
+fn open(stack: &Stack) -> Arc<Pool> {
+    let found = block_on(stack.pools.examine(&stack.env, "base", Settings::default()));
+    found.expect("it can be opened").expect("there is a pool")
+}
+
+/// Removes the disks of all volumes, and closes the pool.
+fn close(stack: &Stack, pool: &Arc<Pool>) {
+    for disk in pool.members().into_iter().filter_map(|member| member.disk) {
+        block_on(stack.env.registry().remove(disk.name())).expect("it can be removed");
+    }
+    block_on(stack.pools.close(pool));
+}
+
+fn stack() -> Stack {
+    Stack::new(512).malloc("base", 512, BASE).pool().with_volume()
+}
+
+#[test]
+fn everything_is_there_again_after_a_restart() {
+    let stack = stack();
+    let pool = stack.the_pool();
+    let volume = pool.find("v").expect("it was made");
+    let disk = volume.disk.clone().expect("it has a disk");
+    stack.write(&disk, 8192, &[1; 4096]);
+    stack.write(&disk, 12288 + 512, &[2; 512]);
+    let wanted = vec![(volume.id, "s".to_owned(), Uuid::new_v4())];
+    let snapshot = block_on(pool.snapshot(wanted)).expect("it can be taken").remove(0);
+    stack.write(&disk, 8192, &[3; 4096]);
+    let clone = stack.volume("c", Origin::Snapshot(snapshot.id));
+    stack.write(clone.disk.as_ref().expect("it has a disk"), 0, &[4; 4096]);
+    drop(disk);
+    for round in 0..3 {
+        let pool = stack.the_pool();
+        close(&stack, &pool);
+        assert!(pool.has_ended());
+        assert!(stack.pools.list().is_empty());
+        drop(pool);
+        let pool = open(&stack);
+        assert_eq!(pool.name(), "p");
+        assert_eq!(pool.health(), Health::Ready);
+        let names: Vec<String> = pool.members().iter().map(|member| member.name().to_owned()).collect();
+        assert_eq!(names, ["v", "s", "c"], "round {round}");
+        let read = |name: &str, offset, len| {
+            let disk = stack.env.registry().find(&format!("p/{name}")).expect("it has a disk");
+            stack.read(&disk, offset, len)
+        };
+        assert_eq!(read("v", 8192, 4096), [3; 4096]);
+        assert_eq!(read("s", 8192, 4096), [1; 4096]);
+        assert_eq!(read("c", 8192, 4096), [1; 4096]);
+        assert_eq!(read("c", 0, 4096), [4; 4096]);
+        assert_eq!(read("v", 0, 4096), [0; 4096]);
+        let partly = [[0; 512], [2; 512], [0; 512]].concat();
+        assert_eq!(read("v", 12288, 1536), partly);
+        assert_eq!(read("c", 12288, 1536), partly);
+    }
+}
+
+#[test]
+fn a_removed_base_takes_its_volumes_and_gives_back_everything() {
+    let stack = stack();
+    let pool = stack.the_pool();
+    block_on(stack.env.registry().remove("base")).expect("it can be removed");
+    assert!(pool.has_ended());
+    assert!(stack.env.registry().list().is_empty(), "the volume went with its base");
+    assert!(stack.pools.find("p").is_err());
+    assert_eq!(block_on(pool.stats()).map(drop), Err(Error::Ended));
+    let made = block_on(pool.create_volume(stack.new_volume("late", Origin::Empty)));
+    assert_eq!(made.map(drop), Err(Error::Ended));
+}
+
+#[test]
+fn a_deleted_pool_is_not_found_again() {
+    let stack = stack();
+    let pool = stack.the_pool();
+    let again = NewPool { segment_bytes: 8 << 20, ..NewPool::named("q", "base") };
+    let claimed = block_on(stack.pools.create(&stack.env, again.clone()));
+    assert!(matches!(claimed, Err(Error::Registry(aryk_bdev::Error::Claimed { .. }))));
+    close(&stack, &pool);
+    let refused = block_on(stack.pools.create(&stack.env, again.clone()));
+    assert!(matches!(refused, Err(Error::Format(FormatError::Pool { .. }))), "{refused:?}");
+    let pool = open(&stack);
+    for disk in pool.members().into_iter().filter_map(|member| member.disk) {
+        block_on(stack.env.registry().remove(disk.name())).expect("it can be removed");
+    }
+    block_on(stack.pools.delete(&stack.env, &pool)).expect("it can be deleted");
+    let found = block_on(stack.pools.examine(&stack.env, "base", Settings::default()));
+    assert!(matches!(found, Ok(None)), "{found:?}");
+    block_on(stack.pools.create(&stack.env, NewPool { force: true, ..again })).expect("the disk is free");
+}
+
+#[test]
+fn a_pool_is_not_on_a_volume_and_names_are_checked() {
+    let stack = stack();
+    let nested = NewPool::named("q", &stack.name);
+    assert!(matches!(block_on(stack.pools.create(&stack.env, nested)), Err(Error::Nested(_))));
+    let twice = NewPool::named("p", "base");
+    assert!(matches!(block_on(stack.pools.create(&stack.env, twice)), Err(Error::PoolExists(_))));
+    let pool = stack.the_pool();
+    for name in ["", "a/b", "a\n", &"x".repeat(256)] {
+        let made = block_on(pool.create_volume(stack.new_volume(name, Origin::Empty)));
+        assert_eq!(made.map(drop), Err(Error::Name(name.to_owned())));
+    }
+    let made = block_on(pool.create_volume(stack.new_volume("v", Origin::Empty)));
+    assert_eq!(made.map(drop), Err(Error::Command(CommandError::Exists)));
+}
+
+#[test]
+fn a_renamed_volume_has_another_alias() {
+    let stack = stack();
+    let pool = stack.the_pool();
+    let volume = pool.find("v").expect("it was made");
+    block_on(pool.rename(volume.id, "w".to_owned())).expect("it can be renamed");
+    let registry = stack.env.registry();
+    assert!(registry.find("p/v").is_err());
+    assert_eq!(registry.find("p/w").expect("it has the alias").name(), stack.name);
+    block_on(pool.rename_pool("q".to_owned())).expect("it can be renamed");
+    assert_eq!(registry.find("q/w").expect("it has the alias").name(), stack.name);
+    assert!(registry.find("p/w").is_err());
+    let too_long = block_on(pool.rename_pool("x".repeat(65)));
+    assert_eq!(too_long, Err(Error::Format(FormatError::Name)));
+    close(&stack, &pool);
+    drop(pool);
+    assert_eq!(open(&stack).name(), "q");
+    assert!(registry.find("q/w").is_ok());
+}
+
+#[test]
+fn changes_since_a_snapshot_are_listed_and_an_inflated_clone_is_independent() {
+    let stack = stack();
+    let pool = stack.the_pool();
+    let volume = pool.find("v").expect("it was made");
+    let disk = volume.disk.clone().expect("it has a disk");
+    stack.write(&disk, 0, &[5; 65536]);
+    let wanted = vec![(volume.id, "s".to_owned(), Uuid::new_v4())];
+    let snapshot = block_on(pool.snapshot(wanted)).expect("it can be taken").remove(0);
+    assert_eq!(block_on(pool.changed(snapshot.id, volume.id)), Ok(vec![]));
+    stack.write(&disk, 8192, &[6; 4096]);
+    stack.write(&disk, 1 << 20, &[6; 8192]);
+    assert_eq!(block_on(pool.changed(snapshot.id, volume.id)), Ok(vec![(8192, 4096), (1 << 20, 8192)]));
+    let clone = stack.volume("c", Origin::Snapshot(snapshot.id));
+    assert_eq!(pool.parent(&clone), Parent::Snapshot("s".to_owned()));
+    block_on(pool.inflate(clone.id)).expect("it can be inflated");
+    let clone = pool.find("c").expect("it is there");
+    assert_eq!(pool.parent(&clone), Parent::None);
+    assert_eq!(stack.read(&clone.disk.expect("it has a disk"), 0, 65536), [5; 65536]);
+    let report = block_on(pool.check(true, false)).expect("it can be checked");
+    assert!(report.is_clean() && report.blocks_read > 0, "{report:?}");
+}
+
+#[test]
+fn a_deleted_volume_is_gone_and_a_snapshot_keeps_its_data() {
+    let stack = stack();
+    let pool = stack.the_pool();
+    let volume = pool.find("v").expect("it was made");
+    let disk = volume.disk.clone().expect("it has a disk");
+    stack.write(&disk, 0, &[5; 4096]);
+    drop(disk);
+    let wanted = vec![(volume.id, "s".to_owned(), Uuid::new_v4())];
+    let snapshot = block_on(pool.snapshot(wanted)).expect("it can be taken").remove(0);
+    assert_eq!(pool.parent(&volume), Parent::Snapshot("s".to_owned()));
+    assert_eq!(pool.parent(&snapshot), Parent::None);
+    let disk = snapshot.disk.expect("it has a disk");
+    assert!(disk.device().is_read_only());
+    block_on(stack.env.registry().remove(&stack.name)).expect("it can be removed");
+    block_on(pool.delete(volume.id)).expect("it can be deleted");
+    assert_eq!(pool.find("v").map(drop), Err(Error::NoVolume("v".to_owned())));
+    assert_eq!(stack.read(&disk, 0, 4096), [5; 4096]);
+}

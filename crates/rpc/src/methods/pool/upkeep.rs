@@ -1,0 +1,121 @@
+//! `aryk_pool_check`, `aryk_volume_get_changed`: methods that read much of a pool. Control context.
+
+use crate::methods::volumes::find;
+use crate::methods::{Control, Error, Phase, Table};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add(
+        "aryk_pool_check",
+        Phase::RunTime,
+        "Verifies the references of a pool, and the checksums of its data, while it is in use.",
+        check,
+    );
+    table.add(
+        "aryk_volume_get_changed",
+        Phase::RunTime,
+        "Lists the parts of a volume that may have changed since a snapshot of it.",
+        changed,
+    );
+}
+
+/// Parameters of `aryk_pool_check`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct CheckPool {
+    /// Name or UUID of the pool.
+    pool: String,
+    /// Whether all data is read and compared with its checksums. Default: true.
+    #[serde(default = "yes")]
+    data: bool,
+    /// Whether space that nothing refers to becomes free. Default: false.
+    #[serde(default)]
+    repair: bool,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+/// Result of `aryk_pool_check`.
+#[derive(Debug, Serialize, JsonSchema)]
+struct PoolCheck {
+    /// References that were verified.
+    references: u64,
+    /// Blocks of 4 KiB whose data was compared with its checksum.
+    blocks_read: u64,
+    /// Bytes that count as used, and that nothing refers to.
+    leaked_bytes: u64,
+    /// What is damaged.
+    damage: Vec<PoolDamage>,
+}
+
+/// A damaged part of a pool.
+#[derive(Debug, Serialize, JsonSchema)]
+struct PoolDamage {
+    /// Alias of a volume or snapshot that shows the damage. Not there if it belongs to none, or to a part of the index.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    volume: Option<String>,
+    /// First damaged byte of the volume.
+    offset: u64,
+    /// Damaged bytes.
+    bytes: u64,
+    /// What is wrong.
+    what: String,
+}
+
+/// Bytes of a block of the index.
+const BLOCK: u64 = aryk_bdev_volume::BLOCK as u64;
+
+async fn check(control: &Control, p: CheckPool) -> Result<PoolCheck, Error> {
+    let pool = control.volumes.pools.find(&p.pool)?;
+    let report = pool.check(p.data, p.repair).await?;
+    let members = pool.members();
+    let damage = report.damage.into_iter().map(|damage| PoolDamage {
+        volume: damage.volume.and_then(|id| {
+            let member = members.iter().find(|member| member.id == id)?;
+            Some(pool.alias(member.name()))
+        }),
+        offset: damage.block * BLOCK,
+        bytes: damage.blocks * BLOCK,
+        what: damage.what,
+    });
+    Ok(PoolCheck {
+        references: report.references,
+        blocks_read: report.blocks_read,
+        leaked_bytes: report.leaked_units * u64::from(aryk_bdev_volume::UNIT),
+        damage: damage.collect(),
+    })
+}
+
+/// Parameters of `aryk_volume_get_changed`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Compare {
+    /// UUID or alias of the volume, of a later snapshot, or of a clone.
+    volume: String,
+    /// UUID or alias of the snapshot.
+    since: String,
+}
+
+/// A part of a volume. `aryk_volume_get_changed` returns a list of them, in ascending order.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "VolumePart")]
+struct Part {
+    /// First byte.
+    offset: u64,
+    /// Bytes.
+    bytes: u64,
+}
+
+async fn changed(control: &Control, p: Compare) -> Result<Vec<Part>, Error> {
+    let (pool, volume) = find(control, &p.volume)?;
+    let (of, snapshot) = find(control, &p.since)?;
+    if !Arc::ptr_eq(&pool, &of) {
+        return Err(Error::invalid("the snapshot is in another pool"));
+    }
+    let parts = pool.changed(snapshot.id, volume.id).await?;
+    Ok(parts.into_iter().map(|(offset, bytes)| Part { offset, bytes }).collect())
+}

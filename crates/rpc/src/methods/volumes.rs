@@ -1,0 +1,375 @@
+//! Pools and volumes, for the methods of both families: SPDK's `bdev_lvol_*` and `aryk_pool_*`, `aryk_volume_*`. Control context.
+//!
+//! A pool has no note in the configuration: it is found on its disk when the disk appears, and its volumes are what
+//! the pool says.
+
+use super::details::{Details, Lvol};
+use super::lvol::CLUSTER;
+use super::waiting::make_waiting;
+use super::{Control, Error};
+use aryk_bdev::Bdev;
+use aryk_bdev_volume as module;
+use aryk_bdev_volume::{CommandError, Member, NewPool, NewVolume, Parent, Pool, Pools};
+use rustix::io::Errno;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{Notify, oneshot, watch};
+use tokio::time::timeout;
+use uuid::Uuid;
+
+/// The module of the disks of volumes.
+pub(super) const MODULE: &str = "lvol";
+
+/// The time that the creation of a disk waits for the search for a pool on it. A disk that does not respond is searched as long as
+/// it takes, and its creation ends before.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// The time that `bdev_wait_for_examine` waits for all searches.
+const PATIENCE_FOR_ALL: Duration = Duration::from_secs(5);
+
+/// The pools.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub pools: Pools,
+    /// Where searches begin, once [`follow`] was called.
+    wanted: RefCell<Option<UnboundedSender<Search>>>,
+    /// The number of searches that have not ended.
+    pending: watch::Sender<usize>,
+    /// Names of the disks that are searched at the moment.
+    searched: RefCell<BTreeSet<String>>,
+    /// Notifies those who wait for the end of a search of their disk.
+    search_ended: Notify,
+}
+
+/// The search for a pool on a disk.
+struct Search {
+    disk: String,
+    /// Dropped at the end.
+    ended: oneshot::Sender<Infallible>,
+}
+
+/// What is said of a volume.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "LvolAttributes")]
+pub(super) struct Attributes {
+    /// Always true: it takes space when it is written only.
+    is_thin_provisioned: bool,
+    /// Whether it is a snapshot.
+    is_snapshot: bool,
+    /// Whether it has the blocks of a snapshot, as far as it was not written since.
+    is_clone: bool,
+    /// Whether it has the blocks of a disk of another module, as far as it was not written since.
+    is_esnap_clone: bool,
+}
+
+impl Attributes {
+    pub fn of(pool: &Pool, member: &Member) -> Self {
+        let parent = pool.parent(member);
+        Self {
+            is_thin_provisioned: true,
+            is_snapshot: member.is_snapshot(),
+            is_clone: matches!(parent, Parent::Snapshot(_)),
+            is_esnap_clone: matches!(parent, Parent::Image(_)),
+        }
+    }
+}
+
+/// The volume or snapshot that is named by its UUID, or as `POOL/VOLUME`.
+pub(crate) fn find(control: &Control, name: &str) -> Result<(Arc<Pool>, Member), Error> {
+    let pools = &control.volumes.pools;
+    if let Ok(uuid) = Uuid::parse_str(name) {
+        let in_pool = |pool: Arc<Pool>| {
+            let member = pool.members().into_iter().find(|member| member.uuid() == uuid)?;
+            Some((pool, member))
+        };
+        let found = pools.list().into_iter().find_map(in_pool);
+        return found.ok_or_else(|| Error::no_device("volume or snapshot", name));
+    }
+    let Some((pool, volume)) = name.split_once('/') else {
+        return Err(Error::no_device("volume or snapshot", name));
+    };
+    let pool = pools.find(pool)?;
+    let member = pool.find(volume)?;
+    Ok((pool, member))
+}
+
+/// The bytes of a volume on an image, and of its blocks if the caller has not chosen them.
+pub(super) fn size_on(image: &Bdev, block_size: Option<u32>) -> (u64, u32) {
+    let geometry = image.geometry();
+    let block_size = block_size.unwrap_or(geometry.block_size);
+    let bytes = geometry.blocks.to_bytes(geometry.block_size).0;
+    (bytes.next_multiple_of(block_size.max(1).into()), block_size)
+}
+
+/// `driver_specific` of a disk, if it is that of a volume.
+pub(super) fn details(control: &Control, bdev: &Bdev) -> Option<Lvol> {
+    let base = bdev.device().bases().into_iter().next()?;
+    let pool = control.volumes.pools.on(&base)?;
+    let member = pool.members().into_iter().find(|member| member.uuid() == bdev.identity().uuid)?;
+    let parent = pool.parent(&member);
+    let of_snapshot = |other: &Member| match pool.parent(other) {
+        Parent::Snapshot(name) if name == member.name() => Some(other.name().to_owned()),
+        _ => None,
+    };
+    let clones = member.is_snapshot().then(|| pool.members().iter().filter_map(of_snapshot).collect());
+    Some(Lvol {
+        lvol_store_uuid: pool.uuid(),
+        base_bdev: base.name().to_owned(),
+        thin_provision: true,
+        num_allocated_clusters: member.bytes().div_ceil(CLUSTER),
+        snapshot: member.is_snapshot(),
+        clone: matches!(parent, Parent::Snapshot(_)),
+        esnap_clone: matches!(parent, Parent::Image(_)),
+        external_snapshot_name: member.image().map(|image| image.uuid.to_string()),
+        base_snapshot: match parent {
+            Parent::Snapshot(name) => Some(name),
+            Parent::Image(_) | Parent::None => None,
+        },
+        clones,
+    })
+}
+
+/// Forgets the pools whose disks were removed, so that these disks close.
+pub(crate) fn forget_gone(control: &Control) {
+    control.volumes.pools.forget_ended();
+    control.volumes.pools.forget_removed_disks();
+}
+
+/// Notes the disks of a pool that are new.
+fn note_disks(control: &Control, pool: &Pool) {
+    for disk in pool.members().into_iter().filter_map(|member| member.disk) {
+        if !control.disks.is_made(disk.name()) {
+            control.disks.made(&disk, MODULE, Details::default());
+        }
+    }
+}
+
+fn check_pool_name(name: &str) -> Result<(), Error> {
+    match name.is_empty() || name.contains('/') {
+        true => Err(Error::invalid("a pool's name must not be empty, and has no `/`")),
+        false => Ok(()),
+    }
+}
+
+/// Gives a pool another name, and its volumes other aliases.
+pub(super) async fn rename_pool(control: &Control, pool: &Pool, name: String) -> Result<(), Error> {
+    check_pool_name(&name)?;
+    if pool.name() == name {
+        return Ok(());
+    }
+    if control.volumes.pools.list().iter().any(|pool| pool.name() == name) {
+        return Err(Error::errno(Errno::EXIST, format!("a pool named '{name}' exists already")));
+    }
+    Ok(pool.rename_pool(name).await?)
+}
+
+/// Creates a pool.
+pub(super) async fn create_pool(control: &Control, new: NewPool) -> Result<Arc<Pool>, Error> {
+    control.check_open()?;
+    check_pool_name(&new.name)?;
+    let pool = control.volumes.pools.create(&control.env, new).await?;
+    tracing::info!(pool = pool.name(), disk = pool.base().name(), "pool created");
+    Ok(pool)
+}
+
+/// Deletes a pool, with its volumes.
+pub(super) async fn delete_pool(control: &Control, pool: &Arc<Pool>) -> Result<(), Error> {
+    remove_disks(control, pool).await?;
+    control.volumes.pools.delete(&control.env, pool).await?;
+    tracing::info!(pool = pool.name(), disk = pool.base().name(), "pool deleted");
+    Ok(())
+}
+
+/// Removes the disks of all volumes of a pool.
+async fn remove_disks(control: &Control, pool: &Arc<Pool>) -> Result<(), Error> {
+    for disk in pool.members().into_iter().rev().filter_map(|member| member.disk) {
+        control.remove_disk(MODULE, disk.name()).await?;
+    }
+    Ok(())
+}
+
+/// Creates a volume.
+pub(super) async fn create_volume(control: &Control, pool: &Pool, new: NewVolume) -> Result<Member, Error> {
+    control.check_open()?;
+    let made = pool.create_volume(new).await;
+    note_disks(control, pool);
+    Ok(made?)
+}
+
+/// Takes snapshots of volumes of a pool at one instant.
+pub(super) async fn snapshot(
+    control: &Control,
+    pool: &Pool,
+    wanted: Vec<(module::VolumeId, String, Uuid)>,
+) -> Result<Vec<Member>, Error> {
+    control.check_open()?;
+    let made = pool.snapshot(wanted).await;
+    note_disks(control, pool);
+    Ok(made?)
+}
+
+/// Deletes a volume or a snapshot, after its users have closed its disk.
+pub(super) async fn delete(control: &Control, pool: &Pool, member: &Member) -> Result<(), Error> {
+    if let Some(disk) = &member.disk {
+        control.remove_disk(MODULE, disk.name()).await?;
+    }
+    let deleted = pool.delete(member.id).await;
+    if deleted.is_err() && !pool.has_ended() {
+        // The volume is still there: so is its disk.
+        pool.forget_disk(member.id);
+        let _ = pool.refresh().await;
+        note_disks(control, pool);
+    }
+    Ok(deleted?)
+}
+
+/// Searches disks for pools as long as the daemon lives. Needs a tokio `LocalSet`.
+pub(crate) fn follow(control: &Rc<Control>) {
+    let (sender, wanted) = unbounded_channel();
+    control.volumes.wanted.replace(Some(sender));
+    tokio::task::spawn_local(search_all(Rc::downgrade(control), wanted));
+}
+
+async fn search_all(control: Weak<Control>, mut wanted: UnboundedReceiver<Search>) {
+    while let Some(Search { disk, ended }) = wanted.recv().await {
+        let Some(control) = control.upgrade() else { return };
+        tokio::task::spawn_local(async move {
+            search(&control, &disk).await;
+            drop(ended);
+            control.volumes.pending.send_modify(|pending| *pending -= 1);
+        });
+    }
+}
+
+/// Begins to look for a pool on a disk that has appeared. A pool that is found is opened, and what has waited for its volumes is
+/// created.
+pub(crate) fn begin_search(control: &Control, disk: &str) -> Option<oneshot::Receiver<Infallible>> {
+    let state = &control.volumes;
+    let (ended, end) = oneshot::channel();
+    state.wanted.borrow().as_ref()?.send(Search { disk: disk.to_owned(), ended }).ok()?;
+    state.pending.send_modify(|pending| *pending += 1);
+    Some(end)
+}
+
+/// Looks for a pool on a disk that has appeared ([`begin_search`]). Returns at its end, or while a slow disk is still searched.
+pub(crate) async fn examine(control: &Control, disk: &str) {
+    if let Some(end) = begin_search(control, disk)
+        && timeout(PATIENCE, end).await.is_err()
+    {
+        tracing::warn!(disk, "the disk is slow: it is still searched for a pool of volumes");
+    }
+}
+
+/// Waits until all disks are searched, or for [`PATIENCE_FOR_ALL`].
+pub(super) async fn examined(control: &Control) {
+    let mut pending = control.volumes.pending.subscribe();
+    let none_pending = pending.wait_for(|pending| *pending == 0);
+    if timeout(PATIENCE_FOR_ALL, none_pending).await.is_err() {
+        tracing::warn!("some disks are slow: they are still searched for pools of volumes");
+    }
+}
+
+async fn search(control: &Control, disk: &str) {
+    if control.is_closing() {
+        return;
+    }
+    // The call that has created a disk and the one that follows the changes of the registry may both want a search: the second
+    // waits for the first, and finds the disk in use.
+    let state = &control.volumes;
+    while !state.searched.borrow_mut().insert(disk.to_owned()) {
+        state.search_ended.notified().await;
+    }
+    make_dependents(control, disk).await;
+    let found = state.pools.examine(&control.env, disk, module::Settings::default()).await;
+    state.searched.borrow_mut().remove(disk);
+    state.search_ended.notify_waiters();
+    match found {
+        Ok(None) => {}
+        Ok(Some(pool)) => {
+            let volumes = pool.members().len();
+            tracing::info!(pool = pool.name(), disk, volumes, "pool found");
+            for finding in pool.findings() {
+                tracing::warn!(
+                    pool = pool.name(),
+                    disk,
+                    offset = finding.offset,
+                    "one copy of {} is damaged, and the other is used",
+                    finding.what
+                );
+            }
+            announce(control, &pool).await;
+        }
+        // The disk was removed meanwhile.
+        Err(module::Error::Registry(aryk_bdev::Error::NotFound(_))) => {}
+        Err(error) => tracing::error!(disk, %error, "the disk has a pool that cannot be opened"),
+    }
+}
+
+/// Creates the disks of the volumes that depend on a disk which has appeared.
+async fn make_dependents(control: &Control, disk: &str) {
+    let Ok(disk) = control.disks.find(disk) else { return };
+    let uuid = disk.identity().uuid;
+    for pool in control.volumes.pools.list().into_iter().filter(|pool| pool.waits_for(uuid)) {
+        if let Err(error) = pool.refresh().await {
+            tracing::error!(pool = pool.name(), %error, "volumes that depend on a disk have no disks");
+        }
+        announce(control, &pool).await;
+    }
+}
+
+/// Creates what has waited for the volumes of a pool.
+async fn announce(control: &Control, pool: &Pool) {
+    let disks: Vec<_> = pool.members().into_iter().filter_map(|member| member.disk).collect();
+    let is_new = |disk: &&Arc<Bdev>| !control.disks.is_made(disk.name());
+    let new: Vec<_> = disks.iter().filter(is_new).cloned().collect();
+    note_disks(control, pool);
+    for disk in new {
+        // An object waits for its disk by any of the disk's names.
+        for name in [disk.name().to_owned()].into_iter().chain(disk.aliases()) {
+            make_waiting(control, &name).await;
+        }
+    }
+}
+
+impl From<module::Error> for Error {
+    fn from(error: module::Error) -> Self {
+        use module::Error as Of;
+        let errno = match &error {
+            Of::Registry(error) => return error.clone().into(),
+            Of::Open(_) | Of::Ended | Of::NoPool(_) | Of::NoVolume(_) => Errno::NODEV,
+            Of::Format(error) => match error {
+                module::FormatError::Foreign(_) | module::FormatError::Pool { .. } => Errno::EXIST,
+                module::FormatError::TooSmall { .. } => Errno::NOSPC,
+                module::FormatError::Medium(_) => Errno::IO,
+                module::FormatError::NotAPool { .. } => Errno::ILSEQ,
+                _ => Errno::INVAL,
+            },
+            Of::Manifest(_) | Of::NoManifest => Errno::ILSEQ,
+            Of::Store(error) => match error {
+                module::StoreError::Medium => Errno::IO,
+                module::StoreError::NoSpace => Errno::NOSPC,
+                module::StoreError::Gone => Errno::NODEV,
+            },
+            Of::Command(error) => match error {
+                CommandError::NotFound => Errno::NODEV,
+                CommandError::Exists => Errno::EXIST,
+                CommandError::Invalid(_) | CommandError::WrongKind(_) => Errno::INVAL,
+                CommandError::Busy => Errno::BUSY,
+                CommandError::NoSpace => Errno::NOSPC,
+                CommandError::ReadOnly => Errno::ROFS,
+                CommandError::Medium => Errno::IO,
+            },
+            Of::PoolExists(_) => Errno::EXIST,
+            Of::ReadOnlyBase(_) => Errno::ROFS,
+            Of::Nested(_) | Of::Image { .. } | Of::Name(_) | Of::Size(_) => Errno::INVAL,
+        };
+        Self::errno(errno, error.to_string())
+    }
+}

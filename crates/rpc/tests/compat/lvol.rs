@@ -1,0 +1,243 @@
+//! Pools and volumes by the calls of SPDK's clients: what they call in which order, and what they do with the answers.
+
+use super::{Daemon, in_daemon};
+use serde_json::{Value, json};
+
+const MIB: u64 = 1 << 20;
+
+/// A daemon with the disk `nvme` in a file of 1 GiB.
+async fn start(daemon: &Daemon) {
+    aryk_rpc::follow_disks(&daemon.control, &daemon.methods);
+    daemon.call("framework_start_init", &json!({})).await.unwrap();
+    let path = daemon.dir.path().join("nvme.img");
+    std::fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
+    create_base(daemon).await;
+}
+
+async fn create_base(daemon: &Daemon) {
+    let path = daemon.dir.path().join("nvme.img");
+    let params = json!({"name": "nvme", "filename": path, "block_size": 512});
+    ok(daemon, "bdev_aio_create", params).await;
+}
+
+async fn ok(daemon: &Daemon, method: &str, params: Value) -> Value {
+    match daemon.call(method, &params).await {
+        Ok(result) => result,
+        Err(error) => panic!("{method} {params}: {error}"),
+    }
+}
+
+/// The code and the text of the error.
+async fn refused(daemon: &Daemon, method: &str, params: Value) -> (i32, String) {
+    let error = daemon.call(method, &params).await.expect_err(method);
+    (error.code(), error.message())
+}
+
+async fn create_store(daemon: &Daemon) -> Value {
+    ok(daemon, "bdev_lvol_create_lvstore", json!({"bdev_name": "nvme", "lvs_name": "lvs"})).await
+}
+
+async fn lvols(daemon: &Daemon) -> Vec<String> {
+    let lvols = ok(daemon, "bdev_lvol_get_lvols", json!({})).await;
+    lvols.as_array().unwrap().iter().map(|lvol| lvol["alias"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_csi_driver_creates_grows_snapshots_clones_and_deletes() {
+    in_daemon(async |daemon| {
+        start(daemon).await;
+        create_store(daemon).await;
+        // The driver chooses a store by its free space, then creates the volume, and looks it up by the returned name.
+        let stores = ok(daemon, "bdev_lvol_get_lvstores", json!({})).await;
+        let store = &stores[0];
+        let free = store["free_clusters"].as_u64().unwrap() * store["cluster_size"].as_u64().unwrap();
+        assert!(free > 512 * MIB && free < 1 << 30, "{free}");
+        assert_eq!((&store["name"], &store["base_bdev"]), (&json!("lvs"), &json!("nvme")));
+        let create = json!({"lvol_name": "pvc-1", "size_in_mib": 256, "lvs_name": "lvs", "clear_method": "unmap",
+            "thin_provision": true});
+        let uuid = ok(daemon, "bdev_lvol_create", create.clone()).await;
+        let disk = ok(daemon, "bdev_get_bdevs", json!({"name": uuid})).await;
+        let disk = &disk[0];
+        assert_eq!((&disk["name"], &disk["uuid"]), (&uuid, &uuid));
+        assert_eq!(disk["aliases"], json!([uuid, "lvs/pvc-1"]));
+        assert_eq!(disk["product_name"], "Logical Volume");
+        let size = disk["num_blocks"].as_u64().unwrap() * disk["block_size"].as_u64().unwrap();
+        assert_eq!(size, 256 * MIB);
+        let lvol = &disk["driver_specific"]["lvol"];
+        assert_eq!(lvol["lvol_store_uuid"], store["uuid"]);
+        assert_eq!(
+            (&lvol["snapshot"], &lvol["clone"], &lvol["thin_provision"]),
+            (&json!(false), &json!(false), &json!(true))
+        );
+        // The driver is called again for a volume that exists.
+        assert_eq!(refused(daemon, "bdev_lvol_create", create).await, (-17, "File exists".to_owned()));
+        ok(daemon, "bdev_lvol_resize", json!({"name": uuid, "size_in_mib": 300})).await;
+        let disk = ok(daemon, "bdev_get_bdevs", json!({"name": "lvs/pvc-1"})).await;
+        assert_eq!(disk[0]["num_blocks"], json!(300 * MIB / 512));
+        let snapshot = json!({"lvol_name": "lvs/pvc-1", "snapshot_name": "snap-1"});
+        let snapshot_uuid = ok(daemon, "bdev_lvol_snapshot", snapshot.clone()).await;
+        assert_eq!(refused(daemon, "bdev_lvol_snapshot", snapshot).await, (-32602, "File exists".to_owned()));
+        let clone = json!({"snapshot_name": snapshot_uuid, "clone_name": "pvc-2"});
+        ok(daemon, "bdev_lvol_clone", clone).await;
+        let disk = ok(daemon, "bdev_get_bdevs", json!({"name": "lvs/pvc-2"})).await;
+        let lvol = &disk[0]["driver_specific"]["lvol"];
+        assert_eq!((&lvol["clone"], &lvol["base_snapshot"]), (&json!(true), &json!("snap-1")));
+        let disk = ok(daemon, "bdev_get_bdevs", json!({"name": "lvs/snap-1"})).await;
+        let lvol = &disk[0]["driver_specific"]["lvol"];
+        assert_eq!((&lvol["snapshot"], &lvol["clones"]), (&json!(true), &json!(["pvc-1", "pvc-2"])));
+        assert_eq!(disk[0]["supported_io_types"]["write"], false);
+        // In any order, and twice.
+        for name in ["lvs/snap-1", "lvs/pvc-1", "lvs/pvc-2"] {
+            ok(daemon, "bdev_lvol_delete", json!({"name": name})).await;
+            let again = refused(daemon, "bdev_lvol_delete", json!({"name": name})).await;
+            assert_eq!(again, (-19, "No such device".to_owned()));
+        }
+        assert_eq!(refused(daemon, "bdev_get_bdevs", json!({"name": uuid})).await.0, -19);
+        ok(daemon, "bdev_lvol_delete_lvstore", json!({"lvs_name": "lvs"})).await;
+        assert_eq!(ok(daemon, "bdev_lvol_get_lvstores", json!({})).await, json!([]));
+    });
+}
+
+#[test]
+fn a_store_is_found_again_when_its_disk_appears() {
+    in_daemon(async |daemon| {
+        start(daemon).await;
+        let store = create_store(daemon).await;
+        let create = json!({"lvol_name": "a", "size_in_mib": 5, "uuid": store});
+        let uuid = ok(daemon, "bdev_lvol_create", create).await;
+        ok(daemon, "bdev_lvol_snapshot", json!({"lvol_name": uuid, "snapshot_name": "s"})).await;
+        ok(daemon, "bdev_lvol_rename", json!({"old_name": "lvs/a", "new_name": "b"})).await;
+        assert_eq!(lvols(daemon).await, ["lvs/b", "lvs/s"]);
+        ok(daemon, "bdev_aio_delete", json!({"name": "nvme"})).await;
+        assert_eq!(lvols(daemon).await, [""; 0]);
+        assert_eq!(refused(daemon, "bdev_get_bdevs", json!({"name": uuid})).await.0, -19);
+        create_base(daemon).await;
+        ok(daemon, "bdev_wait_for_examine", json!({})).await;
+        assert_eq!(lvols(daemon).await, ["lvs/b", "lvs/s"]);
+        let stores = ok(daemon, "bdev_lvol_get_lvstores", json!({"uuid": store})).await;
+        assert_eq!(stores[0]["name"], "lvs");
+        let disk = ok(daemon, "bdev_get_bdevs", json!({"name": uuid})).await;
+        assert_eq!(disk[0]["aliases"], json!([uuid, "lvs/b"]));
+        // Sizes are whole clusters.
+        assert_eq!(disk[0]["num_blocks"], json!(8 * MIB / 512));
+    });
+}
+
+#[test]
+fn a_disk_that_waited_for_a_volume_is_created_with_it() {
+    in_daemon(async |daemon| {
+        start(daemon).await;
+        create_store(daemon).await;
+        let create = json!({"lvol_name": "a", "size_in_mib": 4, "lvs_name": "lvs"});
+        ok(daemon, "bdev_lvol_create", create).await;
+        ok(daemon, "bdev_aio_delete", json!({"name": "nvme"})).await;
+        ok(daemon, "bdev_passthru_create", json!({"name": "top", "base_bdev_name": "lvs/a"})).await;
+        assert_eq!(refused(daemon, "bdev_get_bdevs", json!({"name": "top"})).await.0, -19);
+        create_base(daemon).await;
+        ok(daemon, "bdev_get_bdevs", json!({"name": "top"})).await;
+    });
+}
+
+#[test]
+fn a_clone_of_another_disk_waits_for_it() {
+    in_daemon(async |daemon| {
+        start(daemon).await;
+        create_store(daemon).await;
+        let uuid = "5c1f0f9e-0a2d-4d6c-9d0a-6a3f4b3f2a11";
+        let image = json!({"name": "golden", "uuid": uuid, "block_size": 512, "num_blocks": 16_386});
+        ok(daemon, "bdev_malloc_create", image.clone()).await;
+        let clone = json!({"bdev": "golden", "lvs_name": "lvs", "clone_name": "vm"});
+        let lvol = ok(daemon, "bdev_lvol_clone_bdev", clone.clone()).await;
+        assert_eq!(refused(daemon, "bdev_lvol_clone_bdev", clone).await.0, -17);
+        let disk = ok(daemon, "bdev_get_bdevs", json!({"name": "lvs/vm"})).await;
+        // Its size is whole clusters.
+        assert_eq!(disk[0]["num_blocks"], json!(12 * MIB / 512));
+        let details = &disk[0]["driver_specific"]["lvol"];
+        assert_eq!(
+            (&details["esnap_clone"], &details["external_snapshot_name"]),
+            (&json!(true), &json!(uuid))
+        );
+        let lvols = ok(daemon, "bdev_lvol_get_lvols", json!({})).await;
+        assert_eq!((&lvols[0]["is_esnap_clone"], &lvols[0]["is_degraded"]), (&json!(true), &json!(false)));
+        // Its clones need the disk, too.
+        ok(daemon, "bdev_lvol_snapshot", json!({"lvol_name": "lvs/vm", "snapshot_name": "s"})).await;
+
+        ok(daemon, "bdev_malloc_delete", json!({"name": "golden"})).await;
+        assert_eq!(refused(daemon, "bdev_get_bdevs", json!({"name": lvol})).await.0, -19);
+        let lvols = ok(daemon, "bdev_lvol_get_lvols", json!({})).await;
+        assert!(lvols.as_array().unwrap().iter().all(|lvol| lvol["is_degraded"] == true), "{lvols}");
+        assert_eq!(lvols.as_array().unwrap().len(), 2);
+        // It waits also after a restart of the store.
+        ok(daemon, "bdev_aio_delete", json!({"name": "nvme"})).await;
+        create_base(daemon).await;
+        ok(daemon, "bdev_passthru_create", json!({"name": "top", "base_bdev_name": "lvs/vm"})).await;
+        assert_eq!(refused(daemon, "bdev_get_bdevs", json!({"name": "top"})).await.0, -19);
+        ok(daemon, "bdev_malloc_create", image).await;
+        ok(daemon, "bdev_get_bdevs", json!({"name": "top"})).await;
+        // One that waits can be deleted.
+        ok(daemon, "bdev_malloc_delete", json!({"name": "golden"})).await;
+        ok(daemon, "bdev_lvol_delete", json!({"name": "lvs/vm"})).await;
+    });
+}
+
+#[test]
+fn errors_have_spdks_codes() {
+    in_daemon(async |daemon| {
+        start(daemon).await;
+        create_store(daemon).await;
+        ok(daemon, "bdev_malloc_create", json!({"name": "small", "block_size": 512, "num_blocks": 8192}))
+            .await;
+        let no_device = (-19, "No such device".to_owned());
+        let invalid = (-22, "Invalid argument".to_owned());
+        for (method, params, expected) in [
+            ("bdev_lvol_create_lvstore", json!({"bdev_name": "none", "lvs_name": "x"}), &no_device),
+            ("bdev_lvol_get_lvstores", json!({"lvs_name": "x"}), &no_device),
+            ("bdev_lvol_get_lvols", json!({"lvs_uuid": "x"}), &no_device),
+            ("bdev_lvol_delete_lvstore", json!({"lvs_name": "x"}), &no_device),
+            ("bdev_lvol_delete_lvstore", json!({}), &invalid),
+            ("bdev_lvol_get_lvstores", json!({"lvs_name": "lvs", "uuid": "x"}), &invalid),
+            ("bdev_lvol_create", json!({"lvol_name": "a", "size_in_mib": 1}), &invalid),
+            ("bdev_lvol_create", json!({"lvol_name": "a", "size_in_mib": 1, "lvs_name": "x"}), &no_device),
+            ("bdev_lvol_snapshot", json!({"lvol_name": "lvs/x", "snapshot_name": "s"}), &no_device),
+            ("bdev_lvol_snapshot", json!({"lvol_name": "small", "snapshot_name": "s"}), &no_device),
+            ("bdev_lvol_clone", json!({"snapshot_name": "lvs/x", "clone_name": "s"}), &no_device),
+            ("bdev_lvol_clone_bdev", json!({"bdev": "x", "lvs_name": "lvs", "clone_name": "c"}), &no_device),
+            ("bdev_lvol_resize", json!({"name": "lvs/x", "size_in_mib": 1}), &no_device),
+            ("bdev_lvol_rename", json!({"old_name": "lvs/x", "new_name": "y"}), &no_device),
+        ] {
+            assert_eq!(refused(daemon, method, params.clone()).await, *expected, "{method} {params}");
+        }
+        let busy =
+            refused(daemon, "bdev_lvol_create_lvstore", json!({"bdev_name": "nvme", "lvs_name": "x"})).await;
+        assert_eq!(busy.0, -16);
+        let exists =
+            refused(daemon, "bdev_lvol_create_lvstore", json!({"bdev_name": "small", "lvs_name": "lvs"}))
+                .await;
+        assert_eq!(exists, (-17, "File exists".to_owned()));
+        let small =
+            refused(daemon, "bdev_lvol_create_lvstore", json!({"bdev_name": "small", "lvs_name": "x"})).await;
+        assert_eq!(small.0, -28);
+        let create = json!({"lvol_name": "a", "size_in_mib": 4, "lvs_name": "lvs"});
+        ok(daemon, "bdev_lvol_create", create).await;
+        let clone = json!({"snapshot_name": "lvs/a", "clone_name": "c"});
+        assert_eq!(refused(daemon, "bdev_lvol_clone", clone).await, (-32602, "Invalid argument".to_owned()));
+    });
+}
+
+#[test]
+fn a_disk_with_other_data_is_refused_without_force() {
+    in_daemon(async |daemon| {
+        start(daemon).await;
+        let path = daemon.dir.path().join("spdk.img");
+        let mut blobstore = vec![0; 4096];
+        blobstore[..8].copy_from_slice(b"SPDKBLOB");
+        std::fs::write(&path, &blobstore).unwrap();
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1 << 30).unwrap();
+        ok(daemon, "bdev_aio_create", json!({"name": "spdk", "filename": path, "block_size": 512})).await;
+        let mut create = json!({"bdev_name": "spdk", "lvs_name": "lvs"});
+        assert_eq!(refused(daemon, "bdev_lvol_create_lvstore", create.clone()).await.0, -17);
+        assert_eq!(std::fs::read(&path).unwrap()[..4096], blobstore[..]);
+        create["force"] = json!(true);
+        ok(daemon, "bdev_lvol_create_lvstore", create).await;
+    });
+}
