@@ -17,6 +17,7 @@ use crate::drive;
 use crate::encryption;
 use crate::load::SECTORS;
 use crate::shape::{Device, Mode, Shape};
+use crate::volume;
 
 /// Timeout of an orderly shutdown, which waits for requests in flight.
 const DRAIN: Duration = Duration::from_secs(20);
@@ -33,6 +34,8 @@ pub enum Medium {
     Drive(Address),
     /// In an image on a Ceph cluster.
     Ceph(Image),
+    /// In a volume of a pool in a file.
+    Volume(volume::Image),
 }
 
 /// The paths of one life.
@@ -65,6 +68,7 @@ impl Place {
             }
             Medium::Drive(address) => drive::fill(*address, &sectors)?,
             Medium::Ceph(image) => image.fill(&sectors)?,
+            Medium::Volume(image) => image.fill(&sectors)?,
         }
         std::fs::create_dir_all(directory.join("vhost"))?;
         Ok(Self { directory: directory.to_owned(), medium, arykd: arykd.to_owned(), encrypted })
@@ -94,6 +98,7 @@ impl Place {
             Medium::File(image) => std::fs::read(image)?,
             Medium::Drive(address) => drive::content(*address)?,
             Medium::Ceph(image) => image.content()?,
+            Medium::Volume(image) => image.content()?,
         };
         ensure!(bytes.len() as u64 == SECTORS * SECTOR as u64, "the disk has {} bytes", bytes.len());
         if let (Some(block_size), Some(key)) = (self.encrypted, key) {
@@ -136,23 +141,30 @@ impl Daemon {
                     "rbd_name": image.name(), "block_size": shape.block_size});
                 call(&place.rpc(), "bdev_rbd_create", &disk)?;
             }
+            // The daemon finds the pool on it.
+            Medium::Volume(image) => {
+                let store =
+                    json!({"name": volume::STORE, "filename": image.file(), "block_size": shape.block_size});
+                call(&place.rpc(), "bdev_uring_create", &store)?;
+            }
         }
         if shape.encrypted {
             encryption::create(&place.rpc())?;
         }
+        let disk = if shape.volume { volume::VOLUME } else { "disk" };
         let mut controller = json!({"ctrlr": CONTROLLER, "num_queues": shape.queues});
         if shape.mode == Mode::Client {
             controller["connect"] = json!(place.vhost_socket(Mode::Client));
         }
         match shape.device {
             Device::Blk => {
-                controller["dev_name"] = json!("disk");
+                controller["dev_name"] = json!(disk);
                 call(&place.rpc(), "vhost_create_blk_controller", &controller)?;
             }
             Device::Scsi => {
                 controller["delay"] = json!(true);
                 call(&place.rpc(), "vhost_create_scsi_controller", &controller)?;
-                let target = json!({"ctrlr": CONTROLLER, "scsi_target_num": 0, "bdev_name": "disk"});
+                let target = json!({"ctrlr": CONTROLLER, "scsi_target_num": 0, "bdev_name": disk});
                 call(&place.rpc(), "vhost_scsi_controller_add_target", &target)?;
                 let start = json!({"ctrlr": CONTROLLER});
                 call(&place.rpc(), "vhost_start_scsi_controller", &start)?;

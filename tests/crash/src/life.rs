@@ -15,6 +15,7 @@ use crate::encryption::Rotations;
 use crate::front_end::{Counts, FrontEnd, Kind, Violation, violation};
 use crate::random::stream;
 use crate::shape::Shape;
+use crate::volume;
 use fastrand::Rng;
 
 /// Time until a daemon that does not reach its step is killed anyway.
@@ -161,6 +162,9 @@ pub fn run_life(
             // Runs with other features have other images.
             let name = format!("crash{life}-{}", settings.ceph_features.unwrap_or("default"));
             Medium::Ceph(Image::new(conf, &name, settings.ceph_features))
+        }
+        (None, None) if shape.volume => {
+            Medium::Volume(volume::Image::new(disks.path().join("pool.img"), shape.block_size))
         }
         (None, None) => Medium::File(disks.path().join("crash.img")),
     };

@@ -57,6 +57,9 @@ struct Cli {
     /// Features of these images, such as `layering`, which has no exclusive lock [default: the cluster's]
     #[arg(long, value_name = "FEATURES", requires = "ceph")]
     ceph_features: Option<String>,
+    /// Only volumes of pools in files
+    #[arg(long, conflicts_with_all = ["nvme", "ceph"])]
+    volume: bool,
     /// Write all results to this JSON file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -98,6 +101,11 @@ fn run(cli: &Cli) -> Result<()> {
             continue;
         }
         let mut shape = Shape::draw(&mut stream(cli.seed, life << 8), life, cli.device, &modes, &formats);
+        if cli.volume {
+            (shape.volume, shape.encrypted) = (true, false);
+        } else if cli.nvme.is_some() || cli.ceph.is_some() {
+            shape.volume = false;
+        }
         if let Some(drive) = cli.nvme {
             shape.block_size = drive::block_size(drive)?;
         }
@@ -108,11 +116,12 @@ fn run(cli: &Cli) -> Result<()> {
             let nvme = cli.nvme.map_or_else(String::new, |drive| format!(" --nvme {drive}"));
             let mut ceph =
                 cli.ceph.as_ref().map_or_else(String::new, |conf| format!(" --ceph {}", conf.display()));
+            let volume = if cli.volume { " --volume" } else { "" };
             if let Some(features) = &cli.ceph_features {
                 ceph += &format!(" --ceph-features {features}");
             }
             println!(
-                "to repeat: cargo xtask crash{nvme}{ceph} --seed {} --rounds {} --life {life}",
+                "to repeat: cargo xtask crash{nvme}{ceph}{volume} --seed {} --rounds {} --life {life}",
                 cli.seed, cli.rounds
             );
         }

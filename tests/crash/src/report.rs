@@ -71,7 +71,8 @@ const INTRODUCTION: &str = "\
 Written by `cargo xtask crash --markdown FILE`. A front-end keeps its queues full of reads and overlapping writes of a small area, and
 checks all that it reads, while `arykd` is killed under it: by the test, some time after its first completion or during its recovery, and by
 itself at every labelled step of a request. In one life of seven the disk is encrypted, its key is rotated all the time, and the steps are
-those of the rotation. Under a supervisor it runs for a second first, because the supervisor delays the restart of a
+those of the rotation; in one of six it is a volume, whose pool is checked at the end. Under a supervisor it runs for a second first, because
+the supervisor delays the restart of a
 daemon that dies earlier.
 ";
 

@@ -45,6 +45,9 @@ const SUPERVISED: u64 = 5;
 /// One life in this number has an encrypted disk: all device types and supervision come together with it, in turn.
 const ENCRYPTED: u64 = 7;
 
+/// One life in this number has a volume as its disk, unless that is encrypted.
+const VOLUME: u64 = 6;
+
 /// The front-end and the disk of one life.
 #[derive(Clone, Debug, Serialize)]
 pub struct Shape {
@@ -56,6 +59,8 @@ pub struct Shape {
     pub supervised: bool,
     /// Whether the disk is encrypted, and its key is rotated all the time.
     pub encrypted: bool,
+    /// Whether the disk is a volume of a pool.
+    pub volume: bool,
     /// The format of all its rings.
     pub format: Format,
     /// Number of queues that carry requests.
@@ -90,11 +95,13 @@ impl Shape {
     ) -> Self {
         let turn = |n: usize| life as usize % n;
         let size = random.choice([64, 128, 256]).expect("some");
+        let is_encrypted = life % ENCRYPTED == 3;
         Self {
             device: device.unwrap_or(DEVICES[turn(DEVICES.len())]),
             mode: modes[turn(modes.len())],
             supervised: life % SUPERVISED == SUPERVISED - 1,
-            encrypted: life % ENCRYPTED == 3,
+            encrypted: is_encrypted,
+            volume: life % VOLUME == 2 && !is_encrypted,
             format: formats[turn(modes.len() * formats.len()) / modes.len()],
             queues: 1 + random.u64(..4) as u16,
             size,
@@ -129,11 +136,12 @@ impl Shape {
     #[must_use]
     pub fn summary(&self) -> String {
         format!(
-            "{:?} {:?} supervised={} encrypted={} {:?} queues={} size={} depth={} indirect={} event_idx={} block={}",
+            "{:?} {:?} supervised={} encrypted={} volume={} {:?} queues={} size={} depth={} indirect={} event_idx={} block={}",
             self.device,
             self.mode,
             self.supervised,
             self.encrypted,
+            self.volume,
             self.format,
             self.queues,
             self.size,
