@@ -147,19 +147,29 @@ pub fn arykd_with(
 /// Starts `arykd` with one disk over `store`.
 pub fn aryk(program: &Path, policy: Policy, store: &Store, dir: &Path) -> Result<BackEnd> {
     let (mut process, mut rpc) = arykd(program, policy, dir, None)?;
+    create_disk(&mut rpc, "d0", store, dir)?;
+    let controller = json!({"ctrlr": "d0", "dev_name": "d0"});
+    rpc.call("vhost_create_blk_controller", controller)?;
+    let socket = dir.join("d0");
+    process.wait_for(&socket)?;
+    Ok(BackEnd { process, socket, rpc: Some(rpc) })
+}
+
+/// Creates a disk over `store`; the file of a key is created in `dir`.
+pub fn create_disk(rpc: &mut Rpc, name: &str, store: &Store, dir: &Path) -> Result<()> {
     match store {
         Store::Null { size } => {
-            rpc.call("bdev_null_create", json!({"name": "d0", "num_blocks": size / 512, "block_size": 512}))
+            rpc.call("bdev_null_create", json!({"name": name, "num_blocks": size / 512, "block_size": 512}))
         }
         Store::Memory { size, .. } => {
-            rpc.call("bdev_malloc_create", json!({"name": "d0", "num_blocks": size / 512, "block_size": 512}))
+            rpc.call("bdev_malloc_create", json!({"name": name, "num_blocks": size / 512, "block_size": 512}))
         }
         Store::Luks { path } => {
             let key_file = dir.join("key");
             let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&key_file)?;
             file.write_all(LUKS_PASSPHRASE.as_bytes())?;
             rpc.call("bdev_uring_create", json!({"name": "base", "filename": path, "block_size": 512}))?;
-            let luks = json!({"name": "d0", "base_bdev_name": "base", "key_file": key_file});
+            let luks = json!({"name": name, "base_bdev_name": "base", "key_file": key_file});
             rpc.call("bdev_luks_create", luks)
         }
         Store::Encrypted { size } => {
@@ -168,17 +178,13 @@ pub fn aryk(program: &Path, policy: Policy, store: &Store, dir: &Path) -> Result
             let [data, tweak] = ["01", "02"].map(|byte| byte.repeat(32));
             let key = json!({"name": "k", "cipher": "AES_XTS", "key": data, "key2": tweak});
             rpc.call("accel_crypto_key_create", key)?;
-            rpc.call("bdev_crypto_create", json!({"name": "d0", "base_bdev_name": "base", "key_name": "k"}))
+            rpc.call("bdev_crypto_create", json!({"name": name, "base_bdev_name": "base", "key_name": "k"}))
         }
         Store::File { path } => {
-            rpc.call("bdev_uring_create", json!({"name": "d0", "filename": path, "block_size": 512}))
+            rpc.call("bdev_uring_create", json!({"name": name, "filename": path, "block_size": 512}))
         }
-    }?;
-    let controller = json!({"ctrlr": "d0", "dev_name": "d0"});
-    rpc.call("vhost_create_blk_controller", controller)?;
-    let socket = dir.join("d0");
-    process.wait_for(&socket)?;
-    Ok(BackEnd { process, socket, rpc: Some(rpc) })
+    }
+    .map(drop)
 }
 
 /// Starts `qemu-storage-daemon` with one disk over `store`, with the file engine `aio` (its default is `threads`) and

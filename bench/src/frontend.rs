@@ -90,7 +90,12 @@ impl FrontEnd {
     pub fn fill(socket: &Path) -> Result<()> {
         let mut front_end = Self::connect(socket, 1, Workload::sequential(100, FILL_LEN, 8))?;
         let blocks = front_end.capacity / u64::from(FILL_LEN);
-        front_end.run(|done, _| done < blocks).map(drop)
+        front_end.count(blocks).map(drop)
+    }
+
+    /// Keeps the workload's number of requests in flight until so many have completed, or a few more.
+    pub fn count(&mut self, requests: u64) -> Result<Closed> {
+        self.run(|done, _| done < requests)
     }
 
     /// Keeps the workload's number of requests in flight for `span`.

@@ -14,6 +14,7 @@
 //! - [`crypto`]: the cipher alone, and what it adds to a request.
 //! - [`instructions`], [`stack`], [`turns`]: the path within one process, counted instead of timed.
 //! - [`rbd`]: images of a Ceph cluster, beside `qemu-storage-daemon` and fio.
+//! - [`volume`]: volumes beside the disk of their pool, and beside qcow2 images.
 //! - [`report`], [`machine`]: medians, records, tables, and the environment of the results.
 //!
 //! A tool: it runs on its main thread, waits, and reads the wall clock. It never measures two back-ends at a time: the
@@ -53,6 +54,7 @@ mod settings;
 mod stack;
 mod target;
 mod turns;
+mod volume;
 mod workload;
 
 use anyhow::{Context, Result};
@@ -79,6 +81,8 @@ const SCALE_RESULTS: &str = "docs/bench/scale.md";
 const OPEN_RESULTS: &str = "docs/bench/open.md";
 /// The page of `crypto`.
 const CRYPTO_RESULTS: &str = "docs/bench/crypto.md";
+/// The page of `volume`.
+const VOLUME_RESULTS: &str = "docs/bench/volume.md";
 /// The page of `rbd`.
 const RBD_RESULTS: &str = "docs/bench/rbd.md";
 /// The page of `nvme`.
@@ -157,6 +161,8 @@ enum Subcommand {
     NvmeGuest,
     /// Measures images of a Ceph cluster, and compares their cost with that of other users of librbd.
     Rbd,
+    /// Measures volumes, beside the disk of their pool and beside qcow2 images.
+    Volume,
     /// Measures how exact and how fair limits are.
     Qos,
     /// Measures thousands of attached disks, a few of which are used.
@@ -209,6 +215,7 @@ impl Args {
             Some(Subcommand::NvmeGuest) => NVME_GUEST_RESULTS,
             Some(Subcommand::Scsi) => SCSI_RESULTS,
             Some(Subcommand::Rbd) => RBD_RESULTS,
+            Some(Subcommand::Volume) => VOLUME_RESULTS,
             Some(Subcommand::Qos) => QOS_RESULTS,
             Some(Subcommand::Scale) => SCALE_RESULTS,
             _ => RESULTS,
@@ -235,6 +242,7 @@ fn main() -> Result<()> {
         Some(Subcommand::NvmeGuest) => count_in_guest(&args),
         Some(Subcommand::Scsi) => measure(&args, scsi::measure),
         Some(Subcommand::Rbd) => measure(&args, rbd::measure),
+        Some(Subcommand::Volume) => measure(&args, volume::measure),
         Some(Subcommand::Qos) => measure(&args, qos::measure),
         Some(Subcommand::Scale) => measure(&args, scale::measure),
         Some(Subcommand::Instructions { layers: true, .. }) => instructions::layers::print(),
@@ -294,6 +302,7 @@ fn preface(args: &Args, settings: &Settings, report: &Report, machine: &str) -> 
         report.commands.iter().map(|command| settings.without_paths(command)).collect();
     let (command, front_end, runs) = match args.command {
         Some(Subcommand::Scale) => ("bench scale", "the project's own", scale::PAIRS),
+        Some(Subcommand::Volume) => ("bench volume", "crate `blkio`", settings.runs),
         Some(Subcommand::Qos) => ("bench qos", "the project's own", settings.runs),
         Some(Subcommand::Rpc) => ("bench rpc", "crate `blkio`", settings.runs),
         Some(Subcommand::Open) => ("bench open", "crate `blkio`", settings.runs),

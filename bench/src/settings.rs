@@ -58,6 +58,11 @@ impl Settings {
         if self.quick { 128 << 20 } else { 1 << 30 }
     }
 
+    /// A file on a disk, of `size` bytes without holes.
+    pub fn filled(&self, name: &str, size: u64) -> Result<PathBuf> {
+        filled(self.files.path(), name, size)
+    }
+
     /// The store of a case of closed loops; a file is created and filled.
     pub fn store(&self, case: &str) -> Result<Store> {
         let size = self.size();

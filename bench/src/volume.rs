@@ -1,0 +1,315 @@
+//! Volumes: a pool over a disk, beside that disk without a pool, and beside `qemu-storage-daemon` with a qcow2 image.
+
+mod snapshots;
+mod sustained;
+
+use crate::backend::{self, BackEnd, Store};
+use crate::frontend::FrontEnd;
+use crate::process::{BACK_END_CORE, Process};
+use crate::report::{Record, Report, Runs, Section, cell, number};
+use crate::rounds;
+use crate::rpc::Rpc;
+use crate::settings::Settings;
+use crate::workload::Workload;
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// What a pool is on.
+const BASES: [&str; 2] = ["memory", "file"];
+
+const INTRO: &str = "Thousand requests per second (4 MiB: GB/s), as median (least–greatest), each side in turn. *Raw* is the disk \
+    without a pool, in an arykd of its own; the pool is twice as large as its volume, which was filled first. *Amplification* is what \
+    the pool wrote to its disk for each byte of the front-end's, in all runs of the row. Busy time is that of arykd's reactor, with \
+    the pool's background work and the disk below. A fresh image is made for each run.";
+
+/// Measures the selected cases.
+pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
+    for base in BASES {
+        closed(settings, base, report)?;
+    }
+    sustained::measure(settings, report)?;
+    snapshots::measure(settings, report)
+}
+
+/// An arykd with a pool over one disk, and one volume in it, which a vhost-user-blk controller serves.
+#[derive(Debug)]
+struct Pool {
+    back_end: BackEnd,
+}
+
+/// Counters of a pool.
+#[derive(Clone, Copy, Debug)]
+struct Counters {
+    user_written: f64,
+    /// All that was written to the pool's disk.
+    written: f64,
+    used: f64,
+    live: f64,
+    /// Bytes of the disk read for users, and of the index.
+    data_read: f64,
+    index_read: f64,
+    /// Pages of the index that were looked at.
+    lookups: f64,
+}
+
+impl Counters {
+    /// What the pool has written since then, for each byte of its users.
+    fn amplification(&self, since: &Self) -> f64 {
+        (self.written - since.written) / (self.user_written - since.user_written).max(1.0)
+    }
+}
+
+impl Pool {
+    /// Starts arykd with a pool over `base`, and a filled volume of this share of the pool.
+    fn start(settings: &Settings, base: &Store, dir: &Path, share: f64) -> Result<Self> {
+        let (mut process, mut rpc) = backend::arykd(&settings.arykd, settings.policy, dir, None)?;
+        backend::create_disk(&mut rpc, "base", base, dir)?;
+        rpc.call("aryk_pool_create", json!({"name": "p", "base_bdev_name": "base", "force": true}))?;
+        let total = pool(&mut rpc)?["total_bytes"].as_f64().context("a pool has a size")?;
+        let size = (total * share) as u64 / FILLED * FILLED;
+        rpc.call("aryk_volume_create", json!({"pool": "p", "name": "v", "size": size}))?;
+        rpc.call("vhost_create_blk_controller", json!({"ctrlr": "v", "dev_name": "p/v"}))?;
+        let socket = dir.join("v");
+        process.wait_for(&socket)?;
+        FrontEnd::fill(&socket)?;
+        Ok(Self { back_end: BackEnd { process, socket, rpc: Some(rpc) } })
+    }
+
+    fn rpc(&mut self) -> &mut Rpc {
+        self.back_end.rpc.as_mut().expect("arykd has an RPC")
+    }
+
+    fn counters(&mut self) -> Result<Counters> {
+        let pool = pool(self.rpc())?;
+        let get =
+            |name: &str| pool["counters"][name].as_f64().with_context(|| format!("a pool counts {name}"));
+        Ok(Counters {
+            user_written: get("user_write_bytes")?,
+            written: get("log_write_bytes")?
+                + get("moved_write_bytes")?
+                + get("index_write_bytes")?
+                + get("manifest_write_bytes")?,
+            used: get("used_bytes")?,
+            live: get("live_bytes")?,
+            data_read: get("data_read_bytes")?,
+            index_read: get("index_read_bytes")?,
+            lookups: get("cache_hits")? + get("cache_misses")?,
+        })
+    }
+}
+
+/// A volume has a multiple of this many bytes, so that it is filled wholly.
+const FILLED: u64 = 4 << 20;
+
+fn pool(rpc: &mut Rpc) -> Result<Value> {
+    let mut pools = rpc.call("aryk_pools_get", json!({}))?;
+    ensure!(pools[0].is_object(), "the daemon has no pool");
+    Ok(pools[0].take())
+}
+
+/// The disk under a pool of twice the size of a volume.
+fn base(settings: &Settings, name: &str, kind: &str) -> Result<Store> {
+    let size = 2 * settings.size();
+    Ok(match kind {
+        "memory" => Store::Memory { size, peer: PathBuf::new() },
+        _ => Store::File { path: settings.filled(name, size)? },
+    })
+}
+
+/// The sides of a row, which take turns.
+struct Sides {
+    volume: Pool,
+    raw: BackEnd,
+    /// A qcow2 image whose clusters were allocated when it was created.
+    preallocated: BackEnd,
+    images: Images,
+}
+
+/// Where images are made.
+struct Images {
+    dir: PathBuf,
+    sockets: PathBuf,
+    size: u64,
+    is_direct: bool,
+}
+
+impl Images {
+    fn start(&self, name: &str, preallocation: &str) -> Result<BackEnd> {
+        let (image, dir) = (self.dir.join(format!("{name}.qcow2")), self.sockets.join(name));
+        std::fs::create_dir_all(&dir)?;
+        let created = Command::new("qemu-img")
+            .args(["create", "-q", "-f", "qcow2", "-o", &format!("preallocation={preallocation}")])
+            .arg(&image)
+            .arg(self.size.to_string())
+            .status();
+        ensure!(created.context("running qemu-img")?.success(), "qemu-img cannot create {}", image.display());
+        let socket = dir.join("d0");
+        let direct = if self.is_direct { "on" } else { "off" };
+        let aio = if self.is_direct { "io_uring" } else { "threads" };
+        let blockdev = format!(
+            "driver=qcow2,node-name=d0,file.driver=file,file.filename={},file.aio={aio},file.cache.direct={direct}",
+            image.display()
+        );
+        let export = format!(
+            "type=vhost-user-blk,id=e0,node-name=d0,addr.type=unix,addr.path={},writable=on,iothread=t0",
+            socket.display()
+        );
+        let core = BACK_END_CORE.to_string();
+        let program = ["-c", &core, "qemu-storage-daemon", "--object", "iothread,id=t0"];
+        let args = [&program[..], &["--blockdev", &blockdev, "--export", &export]].concat();
+        let mut process = Process::start("qemu-storage-daemon", Path::new("taskset"), &args)?;
+        process.wait_for(&socket)?;
+        Ok(BackEnd { process, socket, rpc: None })
+    }
+}
+
+fn workloads() -> Vec<Workload> {
+    vec![
+        Workload::random(100, 4 << 10, 32),
+        Workload::random(100, 4 << 10, 128),
+        Workload::random(0, 4 << 10, 32),
+        Workload::sequential(100, 4 << 10, 32),
+        Workload::sequential(100, 4 << 20, 4),
+        Workload::sequential(0, 4 << 20, 4),
+    ]
+}
+
+/// The least ratio to the raw disk, to a fresh image and to a preallocated one.
+fn aims(workload: &Workload) -> [Option<f64>; 3] {
+    match (workload.write_percent, workload.sequential, workload.block) {
+        (100, false, _) => [Some(1.5), Some(3.0), Some(1.2)],
+        (0, false, _) => [Some(0.8), None, None],
+        (_, true, 4096) => [Some(1.0), None, None],
+        _ => [Some(0.9), None, None],
+    }
+}
+
+fn closed(settings: &Settings, kind: &str, report: &mut Report) -> Result<()> {
+    let wants = |workload: &Workload| settings.wants(&format!("volume/{kind}/{}", workload.name()));
+    let workloads: Vec<_> = workloads().into_iter().filter(wants).collect();
+    if workloads.is_empty() {
+        return Ok(());
+    }
+    let mut sides = start(settings, kind)?;
+    for process in [&sides.volume.back_end.process, &sides.raw.process, &sides.preallocated.process] {
+        report.command(&process.command);
+    }
+    let columns =
+        ["workload", "volume", "raw", "ratio", "fresh qcow2", "ratio", "preallocated qcow2", "ratio"];
+    let columns = columns.into_iter().chain(["busy ns per request", "amplification"]);
+    let columns = columns.map(str::to_owned).collect();
+    let mut section = Section::new(&format!("Volume over {kind}"), INTRO, columns);
+    for workload in &workloads {
+        section.row(compare(settings, kind, workload, &mut sides, report)?);
+    }
+    report.section(section);
+    Ok(())
+}
+
+fn start(settings: &Settings, kind: &str) -> Result<Sides> {
+    let is_direct = kind == "file";
+    let dir = if is_direct { settings.files.path() } else { settings.memory.path() };
+    let sockets = settings.sockets.path().join(format!("volume-{kind}"));
+    std::fs::create_dir_all(&sockets)?;
+    let images = Images { dir: dir.to_owned(), sockets: sockets.clone(), size: settings.size(), is_direct };
+    let volume = Pool::start(settings, &base(settings, "pool", kind)?, &sockets.join("volume"), 0.5)?;
+    volume.back_end.process.pause()?;
+    let store = if is_direct {
+        Store::File { path: settings.filled("raw", settings.size())? }
+    } else {
+        Store::Memory { size: settings.size(), peer: PathBuf::new() }
+    };
+    let raw = backend::aryk(&settings.arykd, settings.policy, &store, &sockets.join("raw"))?;
+    FrontEnd::fill(&raw.socket)?;
+    raw.process.pause()?;
+    let preallocated = images.start("preallocated", "full")?;
+    FrontEnd::fill(&preallocated.socket)?;
+    preallocated.process.pause()?;
+    Ok(Sides { volume, raw, preallocated, images })
+}
+
+struct Round {
+    volume: f64,
+    busy: f64,
+    /// Raw, fresh, preallocated.
+    others: [Option<f64>; 3],
+}
+
+fn compare(
+    settings: &Settings,
+    kind: &str,
+    workload: &Workload,
+    sides: &mut Sides,
+    report: &mut Report,
+) -> Result<Vec<String>> {
+    sides.volume.back_end.process.resume()?;
+    let before = sides.volume.counters()?;
+    sides.volume.back_end.process.pause()?;
+    let rounds = rounds::run_comparable(settings.runs, || round(settings, workload, sides))?;
+    sides.volume.back_end.process.resume()?;
+    let after = sides.volume.counters()?;
+    sides.volume.back_end.process.pause()?;
+    let runs = |of: &dyn Fn(&Round) -> Option<f64>| rounds.each.iter().filter_map(of).collect::<Runs>();
+    let (ours, busy) = (runs(&|round| Some(round.volume)), runs(&|round| Some(round.busy)));
+    let shown = if workload.block > 1 << 20 { f64::from(workload.block) / 1e9 } else { 1e-3 };
+    let name = format!("volume/{kind}/{}", workload.name());
+    let mut row = vec![workload.name(), cell(&ours, |rate| number(rate * shown))];
+    for (at, (peer, aim)) in
+        ["raw", "fresh qcow2", "preallocated qcow2"].into_iter().zip(aims(workload)).enumerate()
+    {
+        let theirs = runs(&|round| round.others[at]);
+        let record = Record::new(&name, &format!("throughput, peer {peer}"), "IOPS", &ours, &theirs);
+        let aim = aim.map_or(String::new(), |aim| format!(" (aim {aim})"));
+        row.push(cell(&theirs, |rate| number(rate * shown)));
+        row.push(record.ratio.map_or("—".to_owned(), |ratio| number(ratio) + &aim));
+        report.records.push(record);
+    }
+    report.records.push(Record::new(&name, "busy time per request", "ns", &busy, &Runs::default()));
+    let amplification =
+        if workload.write_percent == 0 { "—".to_owned() } else { number(after.amplification(&before)) };
+    row.extend([cell(&busy, number), amplification]);
+    Ok(row)
+}
+
+fn round(settings: &Settings, workload: &Workload, sides: &mut Sides) -> Result<Round> {
+    let raw = run(settings, &mut sides.raw, workload)?;
+    let (volume, busy) = run_busy(settings, &mut sides.volume.back_end, workload)?;
+    let fresh = if workload.write_percent == 100 {
+        let mut fresh = sides.images.start("fresh", "off")?;
+        Some(run(settings, &mut fresh, workload)?)
+    } else {
+        None
+    };
+    let preallocated = run(settings, &mut sides.preallocated, workload)?;
+    Ok(Round { volume, busy, others: [Some(raw), fresh, Some(preallocated)] })
+}
+
+/// Requests per second of a back-end, which is stopped before and after.
+fn run(settings: &Settings, back_end: &mut BackEnd, workload: &Workload) -> Result<f64> {
+    run_for(settings.warm_up, settings.span, back_end, workload).map(|(rate, _)| rate)
+}
+
+fn run_busy(settings: &Settings, back_end: &mut BackEnd, workload: &Workload) -> Result<(f64, f64)> {
+    let (rate, busy) = run_for(settings.warm_up, settings.span, back_end, workload)?;
+    Ok((rate, busy.context("arykd reports its busy time")?))
+}
+
+fn run_for(
+    warm_up: Duration,
+    span: Duration,
+    back_end: &mut BackEnd,
+    workload: &Workload,
+) -> Result<(f64, Option<f64>)> {
+    back_end.process.resume()?;
+    let mut front_end = FrontEnd::connect(&back_end.socket, 1, *workload)?;
+    front_end.closed(warm_up)?;
+    let before = back_end.busy()?;
+    let closed = front_end.closed(span)?;
+    let after = back_end.busy()?;
+    drop(front_end);
+    back_end.process.pause()?;
+    Ok((closed.rate(), before.zip(after).map(|(before, after)| (after - before) / closed.requests as f64)))
+}

@@ -1,0 +1,113 @@
+//! Random writes for as long as it takes to write a pool several times over, in pools that are half and nearly full.
+
+use super::{Counters, Pool, base};
+use crate::frontend::FrontEnd;
+use crate::plot::{Data, Plot};
+use crate::report::{Record, Report, Runs, Section, cell, number};
+use crate::settings::Settings;
+use crate::workload::Workload;
+use anyhow::Result;
+use std::time::Duration;
+
+/// Shares of the pool that the volume has, and their names.
+const SHARES: [(f64, &str); 2] = [(0.5, "50"), (0.9, "90")];
+
+/// How often the pool is written over.
+const TURNS: f64 = 5.0;
+
+/// The least sustained throughput, as a share of the first.
+const AIM: f64 = 0.69;
+/// The most bytes written for one of the user, and the most used space for one byte of data.
+const AMPLIFICATION_AIM: f64 = 3.5;
+const SPACE_AIM: f64 = 2.0;
+
+const INTRO: &str = "4 KiB random writes, QD32, on a filled volume that has this share of its pool: thousand requests per second at first, \
+    and after the pool was written over five times (once with --quick). Amplification is of the last fifth of that time: bytes \
+    that the pool wrote for each byte of the front-end's, and bytes in use for each byte of data.";
+
+/// Measures the selected cases.
+pub(super) fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
+    let columns = ["pool", "at first", "sustained", "share", "write amplification", "space amplification"];
+    let columns = columns.map(str::to_owned).to_vec();
+    let mut section = Section::new("Sustained random writes", INTRO, columns);
+    let mut curves = Vec::new();
+    for kind in super::BASES {
+        for (share, percent) in SHARES {
+            let name = format!("volume/sustained/{kind}-{percent}");
+            if !settings.wants(&name) {
+                continue;
+            }
+            let dir = settings.sockets.path().join(format!("sustained-{kind}-{percent}"));
+            let mut pool = Pool::start(settings, &base(settings, "sustained", kind)?, &dir, share)?;
+            let measured = sustain(settings, &mut pool)?;
+            let (first, last) = (measured.part(0), measured.part(4));
+            let record = Record::new(&name, "throughput, peer the first fifth", "IOPS", &last, &first);
+            let ratio =
+                record.ratio.map_or_else(String::new, |ratio| format!("{} (aim {AIM})", number(ratio)));
+            let rate = |runs: &Runs| cell(runs, |rate| number(rate / 1e3));
+            section.row(vec![
+                format!("{kind}, {percent}%"),
+                rate(&first),
+                rate(&last),
+                ratio,
+                format!("{} (aim {AMPLIFICATION_AIM})", number(measured.write_amplification)),
+                format!("{} (aim {SPACE_AIM})", number(measured.space_amplification)),
+            ]);
+            report.records.push(record);
+            let label =
+                if kind == "file" { ["file, 50%", "file, 90%"] } else { ["memory, 50%", "memory, 90%"] };
+            curves.push((label[usize::from(percent == "90")], measured.points));
+        }
+    }
+    if !curves.is_empty() {
+        section.plot(Plot {
+            name: "sustained",
+            title: "Random writes while the pool is written over".to_owned(),
+            axis: "bytes written ÷ bytes of the pool".to_owned(),
+            data: Data::Lines { axis: "thousand requests per second", curves },
+        });
+        report.section(section);
+    }
+    Ok(())
+}
+
+struct Measured {
+    /// How often the pool was written over, and the thousand requests per second then.
+    points: Vec<(f64, f64)>,
+    write_amplification: f64,
+    space_amplification: f64,
+}
+
+impl Measured {
+    /// The rates in a fifth of the time.
+    fn part(&self, fifth: usize) -> Runs {
+        let len = self.points.len().div_ceil(5);
+        self.points.iter().skip(fifth * len).take(len).map(|(_, rate)| rate * 1e3).collect()
+    }
+}
+
+fn sustain(settings: &Settings, pool: &mut Pool) -> Result<Measured> {
+    let turns = if settings.quick { 1.0 } else { TURNS };
+    let bytes = 2.0 * settings.size() as f64;
+    let mut front_end = FrontEnd::connect(&pool.back_end.socket, 1, Workload::random(100, 4 << 10, 32))?;
+    let start = pool.counters()?;
+    let mut before_last: Option<Counters> = None;
+    let mut points = Vec::new();
+    loop {
+        let closed = front_end.closed(Duration::from_millis(500))?;
+        let now = pool.counters()?;
+        let turned = (now.user_written - start.user_written) / bytes;
+        points.push((turned, closed.rate() / 1e3));
+        if turned >= turns * 0.8 && before_last.is_none() {
+            before_last = Some(now);
+        }
+        if turned >= turns {
+            let since = before_last.unwrap_or(start);
+            return Ok(Measured {
+                points,
+                write_amplification: now.amplification(&since),
+                space_amplification: now.used / now.live,
+            });
+        }
+    }
+}
