@@ -845,7 +845,7 @@ type LvolDetails struct {
 	BaseSnapshot *string `json:"base_snapshot,omitempty"`
 	// Names of the volumes and snapshots that have the blocks of this snapshot.
 	Clones []string `json:"clones,omitempty"`
-	// UUID of that disk.
+	// UUID of the disk of another module on which it depends, directly or by snapshots.
 	ExternalSnapshotName *string `json:"external_snapshot_name,omitempty"`
 }
 

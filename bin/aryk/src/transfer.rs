@@ -122,8 +122,8 @@ impl Attached {
         Ok(())
     }
 
-    /// Writes the disk's data to `to`, which is empty and becomes as large as the disk. Zeroes become holes. Reports the bytes done
-    /// to `progress`.
+    /// Writes the disk's data to `to`, which is empty and becomes as large as the disk. Zeroes become holes. Reports the bytes
+    /// done to `progress`.
     pub fn read_into(&mut self, to: &File, progress: &mut dyn FnMut(u64)) -> Result<(), Error> {
         to.set_len(self.bytes)?;
         let mut buffer = vec![0; self.chunk as usize];

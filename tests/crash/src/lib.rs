@@ -4,9 +4,9 @@
 //! [`front_end`] is the guest and its front-end, with [`session`]s and [`memory`], made of `aryk-front-end`'s parts;
 //! [`checker`] decides which values a read may return, [`content`] defines the content of sectors, [`load`] draws the
 //! next request, [`requests`] builds it. The disk is a file, an NVMe [`drive`], or an image on [`ceph`], with
-//! [`encryption`] in some lives, and a [`volume`] in others. [`life`] is one front-end from start to end, with the [`daemon`]s that it connects to;
-//! [`report`] adds them up. A test tool: it measures time, sleeps and starts processes. One thread, beside that of key
-//! rotations; `unsafe` is left to `aryk-dma`.
+//! [`encryption`] in some lives, and a [`volume`] in others. [`life`] is one front-end from start to end, with the [`daemon`]s
+//! that it connects to; [`report`] adds them up. A test tool: it measures time, sleeps and starts processes. One thread, beside
+//! that of key rotations; `unsafe` is left to `aryk-dma`.
 #![forbid(unsafe_code)]
 #![expect(clippy::disallowed_methods, reason = "it waits for other processes, in wall time")]
 

@@ -156,8 +156,8 @@ pub struct CreateArgs {
     /// The format of the image, as qemu-img names it [default: detected]
     #[arg(long, value_name = "FORMAT", requires = "from")]
     pub from_format: Option<String>,
-    /// A disk, or a file with a raw image, whose content the volume has at first, without copying. Nobody may write to it while the
-    /// volume depends on it
+    /// A disk, or a file with a raw image, whose content the volume has at first, without copying. Nobody may write to it while
+    /// the volume depends on it
     #[arg(long, value_name = "FILE|DISK", add = ArgValueCandidates::new(disks))]
     pub image: Option<String>,
     /// Block size in bytes: 512 or 4096 [default: 512, or that of the image]

@@ -854,7 +854,7 @@ class LvolDetails(TypedDict):
     base_snapshot: NotRequired[str]
     #: Names of the volumes and snapshots that have the blocks of this snapshot.
     clones: NotRequired[list[str]]
-    #: UUID of that disk.
+    #: UUID of the disk of another module on which it depends, directly or by snapshots.
     external_snapshot_name: NotRequired[str]
 
 

@@ -272,8 +272,8 @@ struct CreateVolume {
     block_size: Option<u32>,
     /// UUID or alias of a snapshot of the pool, whose content the volume has.
     snapshot: Option<String>,
-    /// UUID, name or alias of a disk of another module or another pool, whose content the volume has. Nobody may write to it while
-    /// the volume depends on it.
+    /// UUID, name or alias of a disk of another module or another pool, whose content the volume has. Nobody may write to it
+    /// while the volume depends on it.
     image: Option<String>,
     /// What its writes do while the pool is full. Default: `wait`.
     #[serde(default = "wait")]

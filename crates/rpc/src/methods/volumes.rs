@@ -27,8 +27,8 @@ use uuid::Uuid;
 /// The module of the disks of volumes.
 pub(super) const MODULE: &str = "lvol";
 
-/// The time that the creation of a disk waits for the search for a pool on it. A disk that does not respond is searched as long as
-/// it takes, and its creation ends before.
+/// The time that the creation of a disk waits for the search for a pool on it. A disk that does not respond is searched as long
+/// as it takes, and its creation ends before.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The time that `bdev_wait_for_examine` waits for all searches.
