@@ -93,6 +93,11 @@ impl Pool {
                 }
                 self.hold(volume, tag, Command::Revert { volume, snapshot })
             }
+            Command::Freeze(id) if self.find(id)?.cut.is_some() => {
+                Err(CommandError::WrongKind("it is a snapshot already"))
+            }
+            Command::Freeze(id) => self.hold(id, tag, Command::Freeze(id)),
+            Command::Own(id) => self.start_own(tag, id),
             Command::Inflate(id) => self.start_inflate(tag, id),
             Command::Changed { since, until } => self.start_changed(tag, since, until),
             Command::Space(of) => self.start_space(tag, of),
@@ -241,6 +246,14 @@ impl Pool {
                 self.keeper.commit(Then::Answer(tag, Answer::Done));
                 self.release(id);
                 self.runtimes.remove(&id);
+            }
+            Command::Freeze(_) => {
+                // All writes of the volume have been answered, so they can be read.
+                let cut = std::array::from_fn(|number| self.partitions[number].readable());
+                self.change_volume(id, tag, |volume| volume.cut = Some(cut));
+                let timeline = self.keeper.manifest.volumes[&id].timeline;
+                self.histories.update(timeline, &self.keeper.manifest);
+                self.release(id);
             }
             Command::Resize { units, .. } => {
                 let old = self.keeper.manifest.volumes[&id].units;

@@ -92,6 +92,11 @@ pub enum Command {
         /// The snapshot.
         snapshot: VolumeId,
     },
+    /// Makes a volume a snapshot of itself, which nothing changes any more, under its own name and identifier.
+    Freeze(VolumeId),
+    /// Which blocks a volume or a snapshot has for itself: those that were written since the snapshot before it, or since its
+    /// history began: [`Answer::Changed`].
+    Own(VolumeId),
     /// Makes a volume independent of its base: what it inherits is copied. Answered when the copies are durable; reads and writes
     /// go on meanwhile. If the pool is closed before, the command has to be given again.
     Inflate(VolumeId),
@@ -102,8 +107,8 @@ pub enum Command {
         /// The newer snapshot, the volume, or a clone.
         until: VolumeId,
     },
-    /// How much space these volumes and snapshots keep in use, or all if none is named: [`Answer::Space`]. That takes a read of all
-    /// index entries of the volumes and of what is below them.
+    /// How much space these volumes and snapshots keep in use, or all if none is named: [`Answer::Space`]. That takes a read of
+    /// all index entries of the volumes and of what is below them.
     Space(Vec<VolumeId>),
     /// Verifies every reference: [`Answer::Check`].
     Check {
@@ -193,8 +198,9 @@ pub struct Space {
     pub volume: VolumeId,
     /// What becomes free if it is deleted.
     pub own_bytes: u64,
-    /// What other volumes or snapshots keep in use, too. Own and shared bytes together stay in use if all others are deleted. Data of
-    /// a snapshot that a clone of it has written again is among the clone's, because it stays in use while the clone exists.
+    /// What other volumes or snapshots keep in use, too. Own and shared bytes together stay in use if all others are deleted.
+    /// Data of a snapshot that a clone of it has written again is among the clone's, because it stays in use while the clone
+    /// exists.
     pub shared_bytes: u64,
 }
 

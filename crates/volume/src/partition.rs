@@ -29,6 +29,11 @@ impl Partition {
         commit
     }
 
+    /// The state after all writes that can be read.
+    pub(crate) fn readable(&self) -> Commit {
+        Commit::new(self.readable).expect("a commit that was taken")
+    }
+
     /// The state after all writes so far.
     pub(crate) fn now(&self) -> Commit {
         Commit::new(self.next - 1).expect("a commit that was taken")

@@ -1,9 +1,9 @@
 //! The space of volumes and snapshots: what each keeps in use, alone or together with others. Any context.
 //!
 //! A version of a block is in use while a view of its timeline sees it. Views are volumes, snapshots, and the places where the
-//! timelines of clones begin. Those that see a version are neighbours in age: they begin with the oldest that includes its commit,
-//! and end before the first that includes what hides it. So one scan of the index, in the order of its keys, counts all views at
-//! once: it adds the bytes of a version where these views begin, and subtracts them where they end.
+//! timelines of clones begin. Those that see a version are neighbours in age: they begin with the oldest that includes its
+//! commit, and end before the first that includes what hides it. So one scan of the index, in the order of its keys, counts all
+//! views at once: it adds the bytes of a version where these views begin, and subtracts them where they end.
 //!
 //! What exactly one view sees becomes free with it. If that view is the beginning of a clone, this happens when the clone's
 //! timeline ends, which is with its last view.

@@ -38,10 +38,18 @@ const INHERITED: Commit = match Commit::new(1) {
 /// Commits of one timeline that a comparison is about: newer than the first, up to the second.
 type Segment = (TimelineId, [(Commit, Commit); PARTITIONS]);
 
+/// What a view is compared with.
+#[derive(Clone, Copy, Debug)]
+enum Since {
+    Snapshot(VolumeId),
+    /// The snapshot before it in its history, or the beginning of its history.
+    Predecessor,
+}
+
 /// A comparison of two views.
 #[derive(Debug)]
 pub(crate) struct Changed {
-    since: VolumeId,
+    since: Since,
     until: VolumeId,
     /// The commits of all writes before the comparison began. It begins when the commands before it have ended.
     now: Option<Cut>,
@@ -198,6 +206,15 @@ impl Pool {
         since: VolumeId,
         until: VolumeId,
     ) -> Result<(), CommandError> {
+        self.start_comparison(tag, Since::Snapshot(since), until)
+    }
+
+    /// Starts a search for the blocks that a view has for itself.
+    pub(crate) fn start_own(&mut self, tag: Tag, id: VolumeId) -> Result<(), CommandError> {
+        self.start_comparison(tag, Since::Predecessor, id)
+    }
+
+    fn start_comparison(&mut self, tag: Tag, since: Since, until: VolumeId) -> Result<(), CommandError> {
         self.segments(since, until, &self.now())?;
         let (segments, found, entries) = (Vec::new(), Vec::new(), Vec::new());
         let changed =
@@ -212,8 +229,18 @@ impl Pool {
     }
 
     /// The commits by which a view differs from an older snapshot of its history.
-    fn segments(&self, since: VolumeId, until: VolumeId, now: &Cut) -> Result<Vec<Segment>, CommandError> {
-        let (old, new) = (self.find(since)?, self.find(until)?);
+    fn segments(&self, since: Since, until: VolumeId, now: &Cut) -> Result<Vec<Segment>, CommandError> {
+        let new = self.find(until)?;
+        let since = match since {
+            Since::Snapshot(since) => since,
+            Since::Predecessor => {
+                let (timeline, high) = (new.timeline, new.cut.unwrap_or(*now));
+                let cuts = self.keeper.manifest.cuts_of(timeline).copied();
+                let low = cuts.filter(|cut| *cut < high).max().unwrap_or([Commit::ZERO; PARTITIONS]);
+                return Ok(vec![(timeline, std::array::from_fn(|number| (low[number], high[number])))]);
+            }
+        };
+        let old = self.find(since)?;
         let Some(old_cut) = old.cut else {
             return Err(CommandError::WrongKind("changes are told since a snapshot"));
         };

@@ -109,7 +109,8 @@ fn nothing_is_gathered_while_writes_come() {
 fn compaction_costs() {
     const RANGES: u64 = 64;
     let facts = StoreFacts { alignment: 512, blob_units: 65_536, blobs: 80 };
-    let mut rig = Rig::with(1, Settings { cache_bytes: 64 << 20, ..Settings::default() }, facts);
+    let mut rig =
+        Rig::with(1, Settings { cache_bytes: 64 << 20, pieces: pieces(), ..Settings::default() }, facts);
     rig.pool.pause(true);
     let volume = rig.create("a", RANGES * RANGE, Origin::Empty);
     for range in 0..RANGES {
@@ -201,7 +202,8 @@ fn sustained_random_writes_after_compaction() {
         let facts = StoreFacts { alignment: 512, blob_units: 65_536, blobs: 40 };
         let ranges = 40 * 8 * percent / 100;
         let settings = Settings { dense_writes: has_dense, cache_bytes: 64 << 20, ..Settings::default() };
-        let settings = Settings { flush_bytes: 16 << 20, unflushed_bytes_max: 64 << 20, ..settings };
+        let settings =
+            Settings { flush_bytes: 16 << 20, unflushed_bytes_max: 64 << 20, pieces: pieces(), ..settings };
         let mut rig = Rig::with(1, settings, facts);
         let volume = rig.create("a", ranges * RANGE, Origin::Empty);
         for range in 0..ranges {

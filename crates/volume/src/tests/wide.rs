@@ -154,6 +154,58 @@ fn changes_between_two_snapshots_are_told() {
 }
 
 #[test]
+fn what_a_volume_and_its_snapshots_have_for_themselves_is_told() {
+    let mut rig = Rig::new(4);
+    let foreign = Foreign { name: "image".to_owned(), units: RANGE };
+    let volume = rig.create("a", 40 * RANGE, Origin::Foreign(foreign));
+    let data = pattern(1, 64);
+    let own = |rig: &mut Rig, id| rig.command(Command::Own(id));
+    assert_eq!(own(&mut rig, volume), Ok(Answer::Changed(Vec::new())));
+    rig.write(volume, 16, &data[..16 * 512]);
+    let first = rig.snapshot(volume, "s");
+    flush_levels(&mut rig);
+    rig.write(volume, 5 * RANGE, &data);
+    let second = rig.snapshot(volume, "t");
+    let clone = rig.create("c", 40 * RANGE, Origin::Snapshot(second));
+    rig.zero(clone, 8 * RANGE, 2 * RANGE, false);
+    assert_eq!(own(&mut rig, first), Ok(Answer::Changed(vec![(2, 2)])));
+    assert_eq!(own(&mut rig, second), Ok(Answer::Changed(vec![(5 * 1024, 8)])));
+    assert_eq!(own(&mut rig, volume), Ok(Answer::Changed(Vec::new())));
+    assert_eq!(own(&mut rig, clone), Ok(Answer::Changed(vec![(8 * 1024, 2048)])));
+    // What a snapshot between two had is the next one's.
+    rig.command(Command::Delete(first)).unwrap();
+    assert_eq!(own(&mut rig, second), Ok(Answer::Changed(vec![(2, 2), (5 * 1024, 8)])));
+}
+
+#[test]
+fn a_frozen_volume_is_a_snapshot_of_itself() {
+    let mut rig = Rig::new(6);
+    let volume = rig.create("a", 4 * RANGE, Origin::Empty);
+    let data = pattern(1, 64);
+    rig.write(volume, 5, &data);
+    let before = rig.snapshot(volume, "s");
+    rig.write(volume, 2 * RANGE, &data);
+    let content = rig.read(volume, 0, 4 * RANGE);
+    assert_eq!(rig.command(Command::Freeze(volume)), Ok(Answer::Done));
+    assert!(matches!(rig.command(Command::Freeze(volume)), Err(CommandError::WrongKind(_))));
+    assert!(matches!(rig.command(Command::Resize { volume, units: RANGE }), Err(CommandError::WrongKind(_))));
+    let clone = rig.create("c", 4 * RANGE, Origin::Snapshot(volume));
+    rig.write(clone, 0, &data);
+    flush_levels(&mut rig);
+    rig.reopen(true);
+    assert_eq!(rig.read(volume, 0, 4 * RANGE), content);
+    assert_ne!(rig.read(clone, 0, 4 * RANGE), content);
+    // It is deleted as a snapshot, in any order.
+    rig.command(Command::Delete(volume)).unwrap();
+    rig.command(Command::Delete(before)).unwrap();
+    assert_eq!(rig.read(clone, 2 * RANGE, 64), content[2 * RANGE as usize * 512..][..64 * 512]);
+    let Ok(Answer::Check(report)) = rig.command(Command::Check { data: true, repair: false }) else {
+        panic!()
+    };
+    assert!(report.is_clean(), "{report:?}");
+}
+
+#[test]
 fn an_inflated_volume_needs_its_base_no_longer() {
     let mut rig = Rig::new(5);
     let foreign = Foreign { name: "image".to_owned(), units: 3000 };
