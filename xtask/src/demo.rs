@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use aryk_guest_tests::fio::{self, Measured};
+use aryk_guest_tests::vm::Front;
 use aryk_guest_tests::{Daemon, Disk, Guest, Image, Vm};
 use aryk_nvme_model::{Config, Model};
 use aryk_pci::vfio_user;
@@ -49,6 +50,36 @@ const JOBS: &[(&str, &str, &str)] = &[
 /// The controller of the NVMe drive, and the disk of its namespace.
 const DRIVE: &str = "drive";
 const NAMESPACE: &str = "driven1";
+
+/// The pool, the SCSI controller of its volume, and the line with which the guest asks for a snapshot and a clone of it.
+const POOL: &str = "pool";
+const SCSI: &str = "scsi";
+const SNAPSHOT: &str = "-- snapshot";
+
+/// What the guest does with the volume: its snapshot is taken while files are copied, and the clone is mounted beside it.
+const ON_VOLUME: &str = r"
+    until [ -b /dev/sda ]; do sleep 0.1; done
+    mkfs.ext4 -q /dev/sda
+    mount -t ext4 /dev/sda /mnt
+    cp -r /usr/bin /mnt/
+    (cd /usr && find bin -type f | xargs sha256sum) >/tmp/sums
+    sync
+    (while [ ! -e /tmp/enough ]; do cp -r /usr/sbin /mnt/more; rm -r /mnt/more; done) &
+    load=$!
+    echo - on the volume: copied $(wc -l </tmp/sums) files, and goes on with copies
+    echo -- snapshot
+    until [ -b /dev/sdb ]; do sleep 0.1; done
+    mkdir /clone
+    mount -t ext4 /dev/sdb /clone
+    (cd /clone && sha256sum -c /tmp/sums) >/tmp/checked
+    echo - mounted the clone beside the volume: $(wc -l </tmp/checked) files, all checksums are right
+    umount /clone
+    e2fsck -fn /dev/sdb >/dev/null 2>&1
+    touch /tmp/enough
+    wait $load
+    umount /mnt
+    echo - the file system of the clone is clean
+";
 
 /// What the guest does with the disk on the NVMe drive, before the other disk's turn.
 const ON_DRIVE: &str = r"
@@ -99,7 +130,7 @@ pub(crate) fn run() -> Result<()> {
     let socket = directory.path().join("drive.sock");
     let model = serve_model(&socket)?;
     let _running = model.run()?;
-    clock.say("Starting arykd, and creating two disks:");
+    clock.say("Starting arykd, and creating two disks, and a volume in a pool:");
     let daemon = serve(&bin, directory.path(), &socket)?;
     let result = boot(&daemon, &image, directory.path(), &clock)
         .with_context(|| format!("arykd said:\n{}", daemon.log_tail()));
@@ -138,7 +169,32 @@ fn serve(bin: &Path, directory: &Path, drive: &Path) -> Result<Daemon> {
     println!("$ aryk rpc bdev_nvme_attach_controller '{call}'");
     daemon.aryk(&["rpc", "bdev_nvme_attach_controller", &call])?;
     println!("$ aryk attach {NAMESPACE}");
+    let store = directory.join("store.img").display().to_string();
+    let volume = format!("{POOL}/vm");
+    for arguments in [
+        &["disk", "create", "store", "--file", &store, "--size", "1G"][..],
+        &["pool", "create", POOL, "--disk", "store"],
+        &["volume", "create", &volume, "--size", "512M"],
+        &["attach", &volume, "--scsi", "--controller", SCSI],
+    ] {
+        say_and_run(&daemon, arguments)?;
+    }
     Ok(daemon)
+}
+
+/// Prints a command, and runs it.
+fn say_and_run(daemon: &Daemon, arguments: &[&str]) -> Result<()> {
+    println!("$ aryk {}", arguments.join(" "));
+    daemon.aryk(arguments).map(drop)
+}
+
+/// Takes a snapshot of the volume, and plugs a clone of it into the running guest.
+fn clone_volume(daemon: &Daemon) -> Result<()> {
+    let [volume, snapshot, clone] = ["vm", "vm@now", "clone"].map(|name| format!("{POOL}/{name}"));
+    say_and_run(daemon, &["snapshot", "create", &snapshot])?;
+    say_and_run(daemon, &["volume", "clone", &snapshot, "clone"])?;
+    say_and_run(daemon, &["attach", &clone, "--scsi", "--controller", SCSI, "--target", "1"])?;
+    say_and_run(daemon, &["volume", "changed", &volume, "--since", &snapshot])
 }
 
 /// Boots the guest, prints its progress lines, and returns the table.
@@ -146,12 +202,18 @@ fn boot(daemon: &Daemon, image: &Image, directory: &Path, clock: &Clock) -> Resu
     let socket = daemon.attach("demo", &[])?;
     let drive = daemon.attach(NAMESPACE, &[])?;
     clock.say(&format!("A guest boots from {} with its disk at {}:", image.kernel, socket.display()));
-    let vm = Vm::with_disks(vec![Disk::new(&socket, QUEUES), Disk::new(&drive, 1)]);
+    let scsi = socket.with_file_name(SCSI);
+    let scsi = Disk { front: Front::Scsi, ..Disk::new(&scsi, QUEUES) };
+    let vm = Vm::with_disks(vec![Disk::new(&socket, QUEUES), Disk::new(&drive, 1), scsi]);
     let mut guest = Guest::boot(image, &vm, &script(), directory)?;
     loop {
         let line = guest.wait_line("-", TIMEOUT)?;
         if line == "-- done" {
             break;
+        }
+        if line == SNAPSHOT {
+            clone_volume(daemon)?;
+            continue;
         }
         clock.say(&format!("  {line}"));
     }
@@ -173,7 +235,7 @@ fn boot(daemon: &Daemon, image: &Image, directory: &Path, clock: &Clock) -> Resu
 }
 
 fn script() -> String {
-    let mut script = ON_DRIVE.to_owned() + FILES;
+    let mut script = ON_VOLUME.to_owned() + ON_DRIVE + FILES;
     for (name, title, options) in JOBS {
         let options = options.replace("@VERIFY@", "--verify=crc32c --verify_fatal=1");
         script.push_str(&format!(
