@@ -194,7 +194,7 @@ func (c *Client) ArykPoolsGet(ctx context.Context) ([]PoolInfo, error) {
 	return call[[]PoolInfo](ctx, c, "aryk_pools_get", nil)
 }
 
-// ArykStatsGet calls aryk_stats_get. Reports the counters of all disks, groups, controllers, reactors, background tasks and NVMe drives, in brief.
+// ArykStatsGet calls aryk_stats_get. Reports the counters of all disks, groups, controllers, reactors, background tasks, NVMe drives and pools, in brief.
 func (c *Client) ArykStatsGet(ctx context.Context) (Counts, error) {
 	return call[Counts](ctx, c, "aryk_stats_get", nil)
 }
@@ -706,6 +706,17 @@ func (c *Client) BdevLuksRemoveKeySlot(ctx context.Context, params BdevLuksRemov
 	return call[bool](ctx, c, "bdev_luks_remove_key_slot", params)
 }
 
+// BdevLvolCheckShallowCopyParams are the parameters of bdev_lvol_check_shallow_copy.
+type BdevLvolCheckShallowCopyParams struct {
+	// The copy, as `bdev_lvol_start_shallow_copy` returned it.
+	OperationID uint32 `json:"operation_id"`
+}
+
+// BdevLvolCheckShallowCopy calls bdev_lvol_check_shallow_copy. Reports the progress of a shallow copy.
+func (c *Client) BdevLvolCheckShallowCopy(ctx context.Context, params BdevLvolCheckShallowCopyParams) (LvolShallowCopyState, error) {
+	return call[LvolShallowCopyState](ctx, c, "bdev_lvol_check_shallow_copy", params)
+}
+
 // BdevLvolCloneParams are the parameters of bdev_lvol_clone.
 type BdevLvolCloneParams struct {
 	// UUID or alias of the snapshot.
@@ -902,6 +913,17 @@ func (c *Client) BdevLvolResize(ctx context.Context, params BdevLvolResizeParams
 	return call[bool](ctx, c, "bdev_lvol_resize", params)
 }
 
+// BdevLvolSetReadOnlyParams are the parameters of bdev_lvol_set_read_only.
+type BdevLvolSetReadOnlyParams struct {
+	// Name, alias or uuid.
+	Name string `json:"name"`
+}
+
+// BdevLvolSetReadOnly calls bdev_lvol_set_read_only. Makes a volume read-only for ever: a snapshot of itself, under its name.
+func (c *Client) BdevLvolSetReadOnly(ctx context.Context, params BdevLvolSetReadOnlyParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_lvol_set_read_only", params)
+}
+
 // BdevLvolSnapshotParams are the parameters of bdev_lvol_snapshot.
 type BdevLvolSnapshotParams struct {
 	// UUID or alias of the volume.
@@ -913,6 +935,19 @@ type BdevLvolSnapshotParams struct {
 // BdevLvolSnapshot calls bdev_lvol_snapshot. Takes a snapshot of a volume.
 func (c *Client) BdevLvolSnapshot(ctx context.Context, params BdevLvolSnapshotParams) (string, error) {
 	return call[string](ctx, c, "bdev_lvol_snapshot", params)
+}
+
+// BdevLvolStartShallowCopyParams are the parameters of bdev_lvol_start_shallow_copy.
+type BdevLvolStartShallowCopyParams struct {
+	// UUID or alias of a snapshot, or of a volume that was made read-only.
+	SrcLvolName string `json:"src_lvol_name"`
+	// Name of the disk to which it is copied: at least as large, with blocks that are not larger, and not in use.
+	DstBdevName string `json:"dst_bdev_name"`
+}
+
+// BdevLvolStartShallowCopy calls bdev_lvol_start_shallow_copy. Starts to copy the clusters that a snapshot has for itself to another disk.
+func (c *Client) BdevLvolStartShallowCopy(ctx context.Context, params BdevLvolStartShallowCopyParams) (LvolShallowCopy, error) {
+	return call[LvolShallowCopy](ctx, c, "bdev_lvol_start_shallow_copy", params)
 }
 
 // BdevMallocCreateParams are the parameters of bdev_malloc_create.

@@ -271,6 +271,8 @@ type Counts struct {
 	Tasks []TaskCounts `json:"tasks"`
 	// The NVMe drives that the daemon drives itself, in the order of their controllers' names.
 	Drives []DriveCounts `json:"drives"`
+	// The pools of volumes, in the order in which they were opened.
+	Pools []PoolActivity `json:"pools"`
 }
 
 // CryptoCipher: A cipher. Only `AES_XTS` is supported.
@@ -879,6 +881,24 @@ type LvolLvstore struct {
 	UUID string `json:"uuid"`
 }
 
+// LvolShallowCopy: Result of `bdev_lvol_start_shallow_copy`.
+type LvolShallowCopy struct {
+	// The copy, for `bdev_lvol_check_shallow_copy`.
+	OperationID uint32 `json:"operation_id"`
+}
+
+// LvolShallowCopyState: Result of `bdev_lvol_check_shallow_copy`.
+type LvolShallowCopyState struct {
+	// `in progress`, `complete` or `error`.
+	State string `json:"state"`
+	// Clusters that were copied.
+	CopiedClusters uint64 `json:"copied_clusters"`
+	// Clusters to copy.
+	TotalClusters uint64 `json:"total_clusters"`
+	// What failed.
+	Error *string `json:"error,omitempty"`
+}
+
 // LvsClearMethod: As [`ClearMethod`], of a whole pool.
 type LvsClearMethod string
 
@@ -1386,6 +1406,37 @@ type Pollers struct {
 	TickRate uint64 `json:"tick_rate"`
 	// The threads of all reactors. The thread `reactor_N` is the reactor on core N, with its drivers: io_uring, and one per device whose channels share a connection. The reactor's other threads use them.
 	Threads []ThreadPollers `json:"threads"`
+}
+
+// PoolActivity: Counters of a pool since it was opened, and its state. `aryk_pools_get` has more.
+type PoolActivity struct {
+	Name string `json:"name"`
+	// Whether its disk can be written.
+	Writable bool `json:"writable"`
+	// Space for data.
+	TotalBytes uint64 `json:"total_bytes"`
+	// Space that is free, or will be when deleted data has been cleaned.
+	FreeBytes uint64 `json:"free_bytes"`
+	// Bytes that users have written.
+	UserWriteBytes uint64 `json:"user_write_bytes"`
+	// Bytes that users have read.
+	UserReadBytes uint64 `json:"user_read_bytes"`
+	// Bytes that the pool has written to its disk.
+	WrittenBytes uint64 `json:"written_bytes"`
+	// Bytes that the pool has read from its disk.
+	ReadBytes uint64 `json:"read_bytes"`
+	// Index pages that were in memory.
+	CacheHits uint64 `json:"cache_hits"`
+	// Index pages that were not.
+	CacheMisses uint64 `json:"cache_misses"`
+	// Log that is not in the index yet.
+	BacklogBytes uint64 `json:"backlog_bytes"`
+	// Index that is to be merged.
+	DebtBytes uint64 `json:"debt_bytes"`
+	// Requests that wait for space or for the backlog.
+	WaitingRequests uint64 `json:"waiting_requests"`
+	// Blocks whose data did not match its checksum.
+	DamagedBlocks uint64 `json:"damaged_blocks"`
 }
 
 // PoolCheck: Result of `aryk_pool_check`.

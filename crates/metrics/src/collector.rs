@@ -4,7 +4,7 @@
 //! raise how often the reactors are read.
 
 use crate::aggregates::{Aggregate, Part, Sums};
-use crate::inventory::{Nvme, RbdClient};
+use crate::inventory::{Nvme, Pool, RbdClient};
 use crate::{Controller, Inventory};
 use aryk_bdev::{Bdev, Bytes, Failure, MemoryClientInfo, QosGroup, RateLimits, Summary, gather};
 use aryk_dma::Reclaiming;
@@ -32,6 +32,8 @@ pub struct Snapshot {
     pub nvme: Vec<Nvme>,
     /// The clients of Ceph clusters.
     pub rbd: Vec<RbdClient>,
+    /// The pools of volumes, by age.
+    pub pools: Vec<Pool>,
     /// The reactors, by core.
     pub reactors: Vec<Reactor>,
     /// Guest memory that is mapped, in bytes and mappings.
@@ -147,6 +149,7 @@ impl Collected {
         let (bdevs, handles) = (inventory.disks(), inventory.reactors());
         let (groups, controllers) = (inventory.groups(), inventory.controllers());
         let parts = gather(&bdevs, &handles).await;
+        let pools = inventory.pools().await;
         let aggregates = aggregates(&bdevs, &controllers);
         let mut counts = vec![Summary::default(); bdevs.len()];
         let parts = parts.into_iter().map(|part| {
@@ -192,6 +195,7 @@ impl Collected {
             controllers,
             nvme: inventory.nvme(),
             rbd: inventory.rbd(),
+            pools,
             reactors,
             mapped,
             revoked,

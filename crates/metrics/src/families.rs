@@ -7,6 +7,7 @@ use std::time::UNIX_EPOCH;
 
 mod aggregates;
 mod nvme;
+mod pools;
 mod rbd;
 
 /// A family, and how to read its samples from a snapshot: the number of objects, and the samples of one object.
@@ -337,6 +338,20 @@ pub const ALL: &[FamilySource] = &[
     rbd::OPENS,
     rbd::QUARANTINED,
     rbd::ERRORS,
+    pools::WRITABLE,
+    pools::MEMBERS,
+    pools::SIZE,
+    pools::FREE,
+    pools::PROVISIONED,
+    pools::SPACE,
+    pools::USER,
+    pools::WRITTEN,
+    pools::READ,
+    pools::LOOKUPS,
+    pools::BACKLOG,
+    pools::DEBT,
+    pools::WAITING,
+    pools::DAMAGED,
     FamilySource {
         family: of(Kind::Counter, "seconds", "aryk_reactor_seconds", "The reactor's time, by state."),
         objects: reactors,

@@ -3,8 +3,13 @@
 use crate::Collector;
 use aryk_bdev::{Bdev, Memory, QosGroup};
 use aryk_reactor::Handle;
+use std::future::Future;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
+
+/// A future of the control context.
+pub type LocalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// The daemon's reactors, disks, groups and controllers.
 pub trait Inventory {
@@ -20,6 +25,8 @@ pub trait Inventory {
     fn nvme(&self) -> Vec<Nvme>;
     /// The clients of Ceph clusters.
     fn rbd(&self) -> Vec<RbdClient>;
+    /// The pools of volumes, by age.
+    fn pools(&self) -> LocalFuture<'_, Vec<Pool>>;
     /// The memory of all guests.
     fn memory(&self) -> &Memory;
     /// The file or block device below a disk, if there is one.
@@ -78,6 +85,47 @@ pub struct RbdClient {
     pub quarantined: u64,
     /// Requests that librbd has failed: the meanings of the errno, each with its number.
     pub errors: Vec<(&'static str, u64)>,
+}
+
+/// A pool of volumes. Counts since it was opened.
+#[derive(Clone, Debug, Default)]
+pub struct Pool {
+    /// Its name.
+    pub name: String,
+    /// Whether its disk can be written.
+    pub is_writable: bool,
+    /// Volumes.
+    pub volumes: u64,
+    /// Snapshots.
+    pub snapshots: u64,
+    /// Space for data, in bytes.
+    pub total_bytes: u64,
+    /// Space that is free, in bytes, or will be when deleted data has been cleaned.
+    pub free_bytes: u64,
+    /// Sizes of all volumes, in bytes.
+    pub provisioned_bytes: u64,
+    /// Bytes that users have written.
+    pub user_write_bytes: u64,
+    /// Bytes that users have read.
+    pub user_read_bytes: u64,
+    /// Bytes that were written to the disk: for what, and how many.
+    pub written: [(&'static str, u64); 4],
+    /// Bytes that were read from the disk: for what, and how many.
+    pub read: [(&'static str, u64); 3],
+    /// Space in bytes: for what, and how much.
+    pub space: [(&'static str, u64); 3],
+    /// Lookups of index pages that found them in memory.
+    pub cache_hits: u64,
+    /// Lookups of index pages that did not.
+    pub cache_misses: u64,
+    /// Bytes of log that are not in the index yet.
+    pub backlog_bytes: u64,
+    /// Bytes of index that are to be merged.
+    pub debt_bytes: u64,
+    /// Requests that wait for space or for the backlog.
+    pub waiting_requests: u64,
+    /// Blocks whose data did not match its checksum.
+    pub damaged_blocks: u64,
 }
 
 /// A controller, through which a VM uses disks.

@@ -406,6 +406,10 @@ impl Inventory for Control {
         crate::methods::rbd::metrics(self)
     }
 
+    fn pools(&self) -> aryk_metrics::LocalFuture<'_, Vec<aryk_metrics::Pool>> {
+        Box::pin(crate::methods::volumes::metrics(self))
+    }
+
     fn memory(&self) -> &Memory {
         self.disks.registry.memory()
     }

@@ -16,6 +16,7 @@ pub struct Reading {
     pub reactors: Vec<Reactor>,
     pub tasks: Vec<Task>,
     pub drives: Vec<Drive>,
+    pub pools: Vec<Pool>,
 }
 
 /// The counts of a disk.
@@ -121,6 +122,26 @@ pub struct Drive {
     pub errors: BTreeMap<String, u64>,
 }
 
+/// The counts of a pool of volumes.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Pool {
+    pub name: String,
+    pub writable: bool,
+    pub total_bytes: u64,
+    pub free_bytes: u64,
+    pub user_write_bytes: u64,
+    pub user_read_bytes: u64,
+    pub written_bytes: u64,
+    pub read_bytes: u64,
+    pub cache_hits: u64,
+    pub cache_misses: u64,
+    pub backlog_bytes: u64,
+    pub debt_bytes: u64,
+    pub waiting_requests: u64,
+    pub damaged_blocks: u64,
+}
+
 /// Rates of one or more disks per second.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rate {
@@ -222,6 +243,40 @@ impl DriveRate {
     }
 }
 
+/// A pool's bytes per second, and what the interval says of its work; its other counts are as they are.
+#[derive(Debug, Clone, Default)]
+pub struct PoolRate {
+    pub user_writes: u64,
+    pub user_reads: u64,
+    /// Bytes to the pool's disk.
+    pub written: u64,
+    /// Bytes from the pool's disk.
+    pub read: u64,
+    /// Percentage of index pages that were in memory.
+    pub cached: Option<u64>,
+    pub pool: Pool,
+}
+
+impl PoolRate {
+    fn between(old: Option<&Pool>, now: &Pool, interval: Interval) -> Self {
+        let of = |count: fn(&Pool) -> u64| interval.per_second(count(now), old.map_or(0, count));
+        let (hits, misses) = (of(|pool| pool.cache_hits), of(|pool| pool.cache_misses));
+        Self {
+            user_writes: of(|pool| pool.user_write_bytes),
+            user_reads: of(|pool| pool.user_read_bytes),
+            written: of(|pool| pool.written_bytes),
+            read: of(|pool| pool.read_bytes),
+            cached: (hits * 100).checked_div(hits + misses),
+            pool: now.clone(),
+        }
+    }
+
+    /// Bytes to the pool's disk for each byte that users have written, in hundredths; `None` if they have written nothing.
+    pub fn write_amplification(&self) -> Option<u64> {
+        (self.written * 100).checked_div(self.user_writes)
+    }
+}
+
 /// The time between two readings.
 #[derive(Debug, Clone, Copy)]
 struct Interval {
@@ -292,6 +347,7 @@ pub struct Rates {
     pub reactors: Vec<Share>,
     pub tasks: Vec<Effort>,
     pub drives: Vec<DriveRate>,
+    pub pools: Vec<PoolRate>,
     pub total: Rate,
 }
 
@@ -357,7 +413,12 @@ impl Rates {
             DriveRate::between(old, drive, interval)
         };
         let drives = now.drives.iter().map(of_drive).collect();
-        Self { seconds, disks, places, groups, controllers, reactors, tasks, drives, total }
+        let of_pool = |pool: &Pool| {
+            let old = before.pools.iter().find(|old| old.name == pool.name);
+            PoolRate::between(old, pool, interval)
+        };
+        let pools = now.pools.iter().map(of_pool).collect();
+        Self { seconds, disks, places, groups, controllers, reactors, tasks, drives, pools, total }
     }
 }
 
@@ -389,6 +450,24 @@ pub mod tests {
     use super::*;
 
     /// A reading at this second, of disks with these numbers of reads.
+    fn pool(second: u64) -> Pool {
+        Pool {
+            name: "p1".into(),
+            writable: true,
+            total_bytes: 100 << 30,
+            free_bytes: 25 << 30,
+            user_write_bytes: second << 20,
+            user_read_bytes: second << 21,
+            written_bytes: (second * 3) << 19,
+            read_bytes: second << 21,
+            cache_hits: second * 90,
+            cache_misses: second * 10,
+            backlog_bytes: 4 << 20,
+            debt_bytes: 8 << 20,
+            ..Pool::default()
+        }
+    }
+
     pub fn reading(second: u64, disks: &[(&str, u64)]) -> Reading {
         let disk = |&(name, reads): &(&str, u64)| Disk {
             name: name.into(),
@@ -454,6 +533,7 @@ pub mod tests {
                 errors: [("media".to_owned(), 2), ("generic".to_owned(), 1)].into(),
                 ..Drive::default()
             }],
+            pools: vec![pool(second)],
         }
     }
 

@@ -1,7 +1,7 @@
 //! The state of the screen, and the handling of keys. Uses no terminal.
 
 use super::Sort;
-use super::reading::{DriveRate, Rate, Rates};
+use super::reading::{DriveRate, PoolRate, Rate, Rates};
 use crate::commands::stat::latency;
 use crate::output::{Column, Output};
 use crate::size::Size;
@@ -18,11 +18,19 @@ pub enum View {
     Reactors,
     Tasks,
     Drives,
+    Pools,
 }
 
 impl View {
-    pub const ALL: [Self; 6] =
-        [Self::Disks, Self::Groups, Self::Controllers, Self::Reactors, Self::Tasks, Self::Drives];
+    pub const ALL: [Self; 7] = [
+        Self::Disks,
+        Self::Groups,
+        Self::Controllers,
+        Self::Reactors,
+        Self::Tasks,
+        Self::Drives,
+        Self::Pools,
+    ];
 
     pub const fn title(self) -> &'static str {
         match self {
@@ -32,6 +40,7 @@ impl View {
             Self::Reactors => "reactors",
             Self::Tasks => "tasks",
             Self::Drives => "drives",
+            Self::Pools => "pools",
         }
     }
 }
@@ -146,6 +155,19 @@ pub const DRIVES: [Column; 10] = [
     ("ERROR", true),
 ];
 
+pub const POOLS: [Column; 10] = [
+    ("POOL", false),
+    ("STATE", false),
+    ("FREE", true),
+    ("WR B/s", true),
+    ("AMPL", true),
+    ("RD B/s", true),
+    ("CACHE", true),
+    ("BACKLOG", true),
+    ("DEBT", true),
+    ("WAIT", true),
+];
+
 fn mean(rate: &Rate) -> String {
     rate.mean_ns().map_or_else(|| "-".into(), |ns| latency(ns.into()))
 }
@@ -164,6 +186,35 @@ impl DriveRate {
             drive.aborts.to_string(),
             drive.resets.to_string(),
             drive.errors.values().sum::<u64>().to_string(),
+        ]
+    }
+}
+
+impl PoolRate {
+    fn cells(&self) -> Vec<String> {
+        let Self { user_writes, user_reads, cached, pool, .. } = self;
+        let amplification = self.write_amplification();
+        let state = match (pool.writable, pool.damaged_blocks) {
+            (false, _) => "read-only",
+            (true, 0) => "ready",
+            (true, _) => "damaged",
+        };
+        vec![
+            pool.name.clone(),
+            state.into(),
+            (pool.free_bytes * 100)
+                .checked_div(pool.total_bytes)
+                .map_or_else(|| "-".into(), |free| format!("{free}%")),
+            Size(*user_writes).to_string(),
+            amplification.map_or_else(
+                || "-".into(),
+                |hundredths| format!("{}.{}", hundredths / 100, hundredths / 10 % 10),
+            ),
+            Size(*user_reads).to_string(),
+            cached.map_or_else(|| "-".into(), |percent| format!("{percent}%")),
+            Size(pool.backlog_bytes).to_string(),
+            Size(pool.debt_bytes).to_string(),
+            pool.waiting_requests.to_string(),
         ]
     }
 }
@@ -213,7 +264,7 @@ impl State {
             View::Disks => rates.disks.get(i),
             View::Groups => rates.groups.get(i).map(|(_, rate)| rate),
             View::Controllers => rates.controllers.get(i).map(|(_, rate)| rate),
-            View::Reactors | View::Tasks | View::Drives => None,
+            View::Reactors | View::Tasks | View::Drives | View::Pools => None,
         };
         let count = match self.view {
             View::Disks => rates.disks.len(),
@@ -227,6 +278,10 @@ impl State {
             View::Drives => {
                 let fits = |&i: &usize| rates.drives[i].drive.name.contains(&self.filter);
                 return (0..rates.drives.len()).filter(fits).collect();
+            }
+            View::Pools => {
+                let fits = |&i: &usize| rates.pools[i].pool.name.contains(&self.filter);
+                return (0..rates.pools.len()).filter(fits).collect();
             }
         };
         let within = self.within.as_ref().filter(|_| self.view == View::Disks);
@@ -256,6 +311,7 @@ impl State {
             View::Reactors => &REACTORS,
             View::Tasks => &TASKS,
             View::Drives => &DRIVES,
+            View::Pools => &POOLS,
         }
     }
 
@@ -327,6 +383,7 @@ impl State {
                 ]
             }
             View::Drives => rates.drives[row].cells(),
+            View::Pools => rates.pools[row].cells(),
         }
     }
 
@@ -373,6 +430,17 @@ impl State {
                     "errors": drive.errors,
                 })
             }
+            View::Pools => {
+                let rate = &rates.pools[row];
+                let pool = &rate.pool;
+                json!({
+                    "name": pool.name, "writable": pool.writable, "total_bytes": pool.total_bytes,
+                    "free_bytes": pool.free_bytes, "user_write_bytes": rate.user_writes, "user_read_bytes": rate.user_reads,
+                    "written_bytes": rate.written, "read_bytes": rate.read, "cached_percent": rate.cached,
+                    "backlog_bytes": pool.backlog_bytes, "debt_bytes": pool.debt_bytes,
+                    "waiting_requests": pool.waiting_requests, "damaged_blocks": pool.damaged_blocks,
+                })
+            }
         };
         rows.iter().map(row).collect()
     }
@@ -394,7 +462,7 @@ impl State {
             KeyCode::Esc => self.back(),
             KeyCode::Enter => self.drill_down(rates),
             KeyCode::Tab => self.show(View::ALL[(self.view as usize + 1) % View::ALL.len()]),
-            KeyCode::Char(c @ '1'..='6') => self.show(View::ALL[c as usize - '1' as usize]),
+            KeyCode::Char(c @ '1'..='7') => self.show(View::ALL[c as usize - '1' as usize]),
             KeyCode::Char('s') => self.sort = Sort::ALL[(self.sort as usize + 1) % Sort::ALL.len()],
             KeyCode::Char('r') => self.reversed = !self.reversed,
             KeyCode::Char('/') => self.typing = true,
@@ -447,7 +515,7 @@ impl State {
             View::Groups => self.show_within(rates.groups[row].0.name.clone()),
             View::Controllers => self.show_within(rates.controllers[row].0.name.clone()),
             View::Drives => self.show_within(rates.drives[row].drive.name.clone()),
-            View::Reactors | View::Tasks => {}
+            View::Reactors | View::Tasks | View::Pools => {}
         }
     }
 
@@ -530,6 +598,8 @@ mod tests {
         assert_eq!((state.view, shown(&state, &rates)), (View::Disks, vec!["vm1".to_owned()]));
         press(&mut state, &rates, "\u{1b}");
         assert_eq!(state.view, View::Drives);
+        press(&mut state, &rates, "7");
+        assert_eq!(state.cells(&rates, 0), ["p1", "ready", "25%", "1M", "1.5", "2M", "90%", "4M", "8M", "0"]);
         assert!(state.press(KeyEvent::from(KeyCode::Char('q')), &rates));
     }
 

@@ -14,7 +14,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Paragraph, Row, Table};
 
 const HELP: &str = "\
-  Tab, 1 to 6  disks, groups, controllers, reactors, background tasks, drives
+  Tab, 1 to 7  disks, groups, controllers, reactors, background tasks, drives, pools
   up, down     choose a row (also j, k, PgUp, PgDn, Home, End)
   Enter        a disk's latency by layer; the disks of a group, controller or drive
   Esc          back
@@ -30,7 +30,10 @@ const HELP: &str = "\
   processor time; USED is the part of the granted time that the task used.
   Drives are the NVMe drives that the daemon drives itself: commands and
   writes to doorbell registers a second, and all retries, aborts, resets and
-  commands that ended with an error; with --json, errors by status code type.";
+  commands that ended with an error; with --json, errors by status code type.
+  Pools: AMPL is what a pool writes for each byte of its users, CACHE the share
+  of index pages in memory, BACKLOG the log that is not in the index yet, DEBT
+  the index to be merged, WAIT the requests that wait for space or for these.";
 
 const QUIET: Style = Style::new().fg(Color::DarkGray);
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
@@ -117,8 +120,10 @@ fn width(column: usize, view: View) -> Constraint {
         (View::Disks, 6..=8) | (View::Groups, 1 | 7) => Constraint::Length(6),
         (View::Disks | View::Groups, _) => Constraint::Length(8),
         (View::Controllers, 1 | 3) => Constraint::Length(5),
-        (View::Drives, 2..=9) => Constraint::Length(7),
-        (View::Drives | View::Controllers | View::Reactors | View::Tasks, _) => Constraint::Length(9),
+        (View::Drives | View::Pools, 2..=9) => Constraint::Length(7),
+        (View::Drives | View::Pools | View::Controllers | View::Reactors | View::Tasks, _) => {
+            Constraint::Length(9)
+        }
     }
 }
 
@@ -213,7 +218,8 @@ mod tests {
             lines[5].starts_with("vm1") && lines[5].contains("10us") && lines[5].contains("25%"),
             "{text}"
         );
-        for view in [View::Groups, View::Controllers, View::Reactors, View::Tasks, View::Drives] {
+        for view in [View::Groups, View::Controllers, View::Reactors, View::Tasks, View::Drives, View::Pools]
+        {
             state.view = view;
             let text = screen(&mut state, &rates(), (80, 24));
             let all = state.columns().iter().all(|(name, _)| text.contains(name));

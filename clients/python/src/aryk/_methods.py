@@ -309,7 +309,7 @@ class Methods(ABC):
         return result
 
     def aryk_stats_get(self) -> types.Counts:
-        """Reports the counters of all disks, groups, controllers, reactors, background tasks and NVMe drives, in brief."""
+        """Reports the counters of all disks, groups, controllers, reactors, background tasks, NVMe drives and pools, in brief."""
         result: types.Counts = self.call("aryk_stats_get")
         return result
 
@@ -1119,6 +1119,24 @@ class Methods(ABC):
         )
         return result
 
+    def bdev_lvol_check_shallow_copy(
+        self,
+        *,
+        operation_id: int,
+    ) -> types.LvolShallowCopyState:
+        """Reports the progress of a shallow copy.
+
+        Parameters:
+            operation_id: The copy, as `bdev_lvol_start_shallow_copy` returned it.
+        """
+        result: types.LvolShallowCopyState = self.call(
+            "bdev_lvol_check_shallow_copy",
+            _given(
+                operation_id=operation_id,
+            ),
+        )
+        return result
+
     def bdev_lvol_clone(
         self,
         *,
@@ -1434,6 +1452,24 @@ class Methods(ABC):
         )
         return result
 
+    def bdev_lvol_set_read_only(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Makes a volume read-only for ever: a snapshot of itself, under its name.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = self.call(
+            "bdev_lvol_set_read_only",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
     def bdev_lvol_snapshot(
         self,
         *,
@@ -1451,6 +1487,27 @@ class Methods(ABC):
             _given(
                 lvol_name=lvol_name,
                 snapshot_name=snapshot_name,
+            ),
+        )
+        return result
+
+    def bdev_lvol_start_shallow_copy(
+        self,
+        *,
+        src_lvol_name: str,
+        dst_bdev_name: str,
+    ) -> types.LvolShallowCopy:
+        """Starts to copy the clusters that a snapshot has for itself to another disk.
+
+        Parameters:
+            src_lvol_name: UUID or alias of a snapshot, or of a volume that was made read-only.
+            dst_bdev_name: Name of the disk to which it is copied: at least as large, with blocks that are not larger, and not in use.
+        """
+        result: types.LvolShallowCopy = self.call(
+            "bdev_lvol_start_shallow_copy",
+            _given(
+                src_lvol_name=src_lvol_name,
+                dst_bdev_name=dst_bdev_name,
             ),
         )
         return result
@@ -4228,7 +4285,7 @@ class AsyncMethods(ABC):
         return result
 
     async def aryk_stats_get(self) -> types.Counts:
-        """Reports the counters of all disks, groups, controllers, reactors, background tasks and NVMe drives, in brief."""
+        """Reports the counters of all disks, groups, controllers, reactors, background tasks, NVMe drives and pools, in brief."""
         result: types.Counts = await self.call("aryk_stats_get")
         return result
 
@@ -5038,6 +5095,24 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def bdev_lvol_check_shallow_copy(
+        self,
+        *,
+        operation_id: int,
+    ) -> types.LvolShallowCopyState:
+        """Reports the progress of a shallow copy.
+
+        Parameters:
+            operation_id: The copy, as `bdev_lvol_start_shallow_copy` returned it.
+        """
+        result: types.LvolShallowCopyState = await self.call(
+            "bdev_lvol_check_shallow_copy",
+            _given(
+                operation_id=operation_id,
+            ),
+        )
+        return result
+
     async def bdev_lvol_clone(
         self,
         *,
@@ -5353,6 +5428,24 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def bdev_lvol_set_read_only(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Makes a volume read-only for ever: a snapshot of itself, under its name.
+
+        Parameters:
+            name: Name, alias or uuid.
+        """
+        result: bool = await self.call(
+            "bdev_lvol_set_read_only",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
     async def bdev_lvol_snapshot(
         self,
         *,
@@ -5370,6 +5463,27 @@ class AsyncMethods(ABC):
             _given(
                 lvol_name=lvol_name,
                 snapshot_name=snapshot_name,
+            ),
+        )
+        return result
+
+    async def bdev_lvol_start_shallow_copy(
+        self,
+        *,
+        src_lvol_name: str,
+        dst_bdev_name: str,
+    ) -> types.LvolShallowCopy:
+        """Starts to copy the clusters that a snapshot has for itself to another disk.
+
+        Parameters:
+            src_lvol_name: UUID or alias of a snapshot, or of a volume that was made read-only.
+            dst_bdev_name: Name of the disk to which it is copied: at least as large, with blocks that are not larger, and not in use.
+        """
+        result: types.LvolShallowCopy = await self.call(
+            "bdev_lvol_start_shallow_copy",
+            _given(
+                src_lvol_name=src_lvol_name,
+                dst_bdev_name=dst_bdev_name,
             ),
         )
         return result

@@ -360,6 +360,8 @@ class Counts(TypedDict):
     tasks: list[TaskCounts]
     #: The NVMe drives that the daemon drives itself, in the order of their controllers' names.
     drives: list[DriveCounts]
+    #: The pools of volumes, in the order in which they were opened.
+    pools: list[PoolActivity]
 
 
 class CryptoDetails(TypedDict):
@@ -890,6 +892,26 @@ class LvolLvstore(TypedDict):
     uuid: str
 
 
+class LvolShallowCopy(TypedDict):
+    """Result of `bdev_lvol_start_shallow_copy`."""
+
+    #: The copy, for `bdev_lvol_check_shallow_copy`.
+    operation_id: int
+
+
+class LvolShallowCopyState(TypedDict):
+    """Result of `bdev_lvol_check_shallow_copy`."""
+
+    #: `in progress`, `complete` or `error`.
+    state: str
+    #: Clusters that were copied.
+    copied_clusters: int
+    #: Clusters to copy.
+    total_clusters: int
+    #: What failed.
+    error: NotRequired[str]
+
+
 class LvstoreInfo(TypedDict):
     """Result of `bdev_lvol_get_lvstores`."""
 
@@ -1353,6 +1375,38 @@ class Pollers(TypedDict):
     tick_rate: int
     #: The threads of all reactors. The thread `reactor_N` is the reactor on core N, with its drivers: io_uring, and one per device whose channels share a connection. The reactor's other threads use them.
     threads: list[ThreadPollers]
+
+
+class PoolActivity(TypedDict):
+    """Counters of a pool since it was opened, and its state. `aryk_pools_get` has more."""
+
+    name: str
+    #: Whether its disk can be written.
+    writable: bool
+    #: Space for data.
+    total_bytes: int
+    #: Space that is free, or will be when deleted data has been cleaned.
+    free_bytes: int
+    #: Bytes that users have written.
+    user_write_bytes: int
+    #: Bytes that users have read.
+    user_read_bytes: int
+    #: Bytes that the pool has written to its disk.
+    written_bytes: int
+    #: Bytes that the pool has read from its disk.
+    read_bytes: int
+    #: Index pages that were in memory.
+    cache_hits: int
+    #: Index pages that were not.
+    cache_misses: int
+    #: Log that is not in the index yet.
+    backlog_bytes: int
+    #: Index that is to be merged.
+    debt_bytes: int
+    #: Requests that wait for space or for the backlog.
+    waiting_requests: int
+    #: Blocks whose data did not match its checksum.
+    damaged_blocks: int
 
 
 class PoolCheck(TypedDict):

@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `pool` | [`Pool`]: a pool, its volumes and their disks; commands |
 //! | `pools` | [`Pools`]: all pools; creating, finding, deleting them |
+//! | `copy` | copies of parts of a disk to another |
 //! | `owner` | the root on one reactor that runs the engine and the store |
 //! | `inbox` | requests and completions between the channels of volumes and the root |
 //! | `note` | the settings that a pool stores |
@@ -16,6 +17,7 @@
 //! pool has one reactor, and the channels of its volumes on other reactors forward their requests to it.
 #![forbid(unsafe_code)]
 
+mod copy;
 mod device;
 mod disk;
 mod foreign;
@@ -29,6 +31,7 @@ pub use aryk_volume::{
     BLOCK, CheckReport, CommandError, Settings, Stats, StoreError, UNIT, VolumeId, WhenFull,
 };
 pub use aryk_volume_store::{Error as FormatError, Finding};
+pub use copy::{Copy, whole_clusters};
 pub use pool::{Health, Image, Member, Parent, Pool, Space};
 pub use pools::{NewPool, Pools};
 
@@ -116,6 +119,17 @@ pub enum Error {
         disk: String,
         /// The reason.
         why: &'static str,
+    },
+    /// A disk cannot be the target of a copy.
+    #[error("the disk cannot be the target of the copy: {0}")]
+    CopyTarget(&'static str),
+    /// A copy failed.
+    #[error("the copy failed: cannot {what}: {status:?}")]
+    Copy {
+        /// What failed.
+        what: &'static str,
+        /// The status of the request.
+        status: aryk_bdev::Status,
     },
     /// A name is not allowed.
     #[error(

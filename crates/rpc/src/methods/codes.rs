@@ -16,7 +16,7 @@ pub(super) fn set(table: &mut Table<Control>) {
 }
 
 /// Methods that report parameters which cannot be decoded as an internal error, and other errors with their own numbers.
-const UNDECODED_IS_INTERNAL: [&str; 64] = [
+const UNDECODED_IS_INTERNAL: [&str; 68] = [
     "bdev_aio_create",
     "bdev_aio_delete",
     "bdev_aio_rescan",
@@ -33,7 +33,9 @@ const UNDECODED_IS_INTERNAL: [&str; 64] = [
     "bdev_get_histogram",
     "bdev_get_histogram_borders",
     "bdev_get_iostat",
+    "bdev_lvol_check_shallow_copy",
     "bdev_lvol_clone",
+    "bdev_lvol_clone_bdev",
     "bdev_lvol_create",
     "bdev_lvol_create_lvstore",
     "bdev_lvol_decouple_parent",
@@ -46,7 +48,9 @@ const UNDECODED_IS_INTERNAL: [&str; 64] = [
     "bdev_lvol_rename",
     "bdev_lvol_rename_lvstore",
     "bdev_lvol_resize",
+    "bdev_lvol_set_read_only",
     "bdev_lvol_snapshot",
+    "bdev_lvol_start_shallow_copy",
     "bdev_malloc_create",
     "bdev_malloc_delete",
     "bdev_null_create",

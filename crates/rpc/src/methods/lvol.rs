@@ -5,6 +5,7 @@
 //!
 //! As in SPDK, errors of the lookup of an object have their own number, and errors of the operation on it have -32602.
 
+pub(crate) mod copies;
 mod member;
 mod store;
 
@@ -20,6 +21,7 @@ use std::sync::Arc;
 pub(super) fn register(table: &mut Table<Control>) {
     store::register(table);
     member::register(table);
+    copies::register(table);
 }
 
 /// Error of an operation, for which SPDK has one code.

@@ -18,7 +18,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "aryk_stats_get",
         Phase::Any,
-        "Reports the counters of all disks, groups, controllers, reactors, background tasks and NVMe drives, in brief.",
+        "Reports the counters of all disks, groups, controllers, reactors, background tasks, NVMe drives and pools, in brief.",
         get_stats,
     );
     table.add(
@@ -48,6 +48,8 @@ struct Counts {
     tasks: Vec<TaskCounts>,
     /// The NVMe drives that the daemon drives itself, in the order of their controllers' names.
     drives: Vec<DriveCounts>,
+    /// The pools of volumes, in the order in which they were opened.
+    pools: Vec<PoolActivity>,
 }
 
 /// Counters of a disk.
@@ -276,6 +278,60 @@ impl DriveCounts {
     }
 }
 
+/// Counters of a pool since it was opened, and its state. `aryk_pools_get` has more.
+#[derive(Debug, Serialize, JsonSchema)]
+struct PoolActivity {
+    name: String,
+    /// Whether its disk can be written.
+    writable: bool,
+    /// Space for data.
+    total_bytes: u64,
+    /// Space that is free, or will be when deleted data has been cleaned.
+    free_bytes: u64,
+    /// Bytes that users have written.
+    user_write_bytes: u64,
+    /// Bytes that users have read.
+    user_read_bytes: u64,
+    /// Bytes that the pool has written to its disk.
+    written_bytes: u64,
+    /// Bytes that the pool has read from its disk.
+    read_bytes: u64,
+    /// Index pages that were in memory.
+    cache_hits: u64,
+    /// Index pages that were not.
+    cache_misses: u64,
+    /// Log that is not in the index yet.
+    backlog_bytes: u64,
+    /// Index that is to be merged.
+    debt_bytes: u64,
+    /// Requests that wait for space or for the backlog.
+    waiting_requests: u64,
+    /// Blocks whose data did not match its checksum.
+    damaged_blocks: u64,
+}
+
+impl PoolActivity {
+    fn new(pool: &aryk_metrics::Pool) -> Self {
+        let sum = |parts: &[(&str, u64)]| parts.iter().map(|(_, bytes)| bytes).sum();
+        Self {
+            name: pool.name.clone(),
+            writable: pool.is_writable,
+            total_bytes: pool.total_bytes,
+            free_bytes: pool.free_bytes,
+            user_write_bytes: pool.user_write_bytes,
+            user_read_bytes: pool.user_read_bytes,
+            written_bytes: sum(&pool.written),
+            read_bytes: sum(&pool.read),
+            cache_hits: pool.cache_hits,
+            cache_misses: pool.cache_misses,
+            backlog_bytes: pool.backlog_bytes,
+            debt_bytes: pool.debt_bytes,
+            waiting_requests: pool.waiting_requests,
+            damaged_blocks: pool.damaged_blocks,
+        }
+    }
+}
+
 async fn get_stats(control: &Control, _: NoParams) -> Result<Counts, Error> {
     let snapshot = control.collector.snapshot(control, AGE).await;
     Ok(Counts::new(&snapshot, control.env.background().stats()))
@@ -331,6 +387,7 @@ impl Counts {
             reactors: snapshot.reactors.iter().map(reactor).collect(),
             tasks: tasks.into_iter().map(TaskCounts::new).collect(),
             drives: snapshot.nvme.iter().map(DriveCounts::new).collect(),
+            pools: snapshot.pools.iter().map(PoolActivity::new).collect(),
         }
     }
 }

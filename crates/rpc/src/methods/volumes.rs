@@ -46,6 +46,8 @@ pub(crate) struct State {
     searched: RefCell<BTreeSet<String>>,
     /// Notifies those who wait for the end of a search of their disk.
     search_ended: Notify,
+    /// Copies of volumes to other disks.
+    pub copies: Rc<super::lvol::copies::Copies>,
 }
 
 /// The search for a pool on a disk.
@@ -151,6 +153,52 @@ fn note_disks(control: &Control, pool: &Pool) {
     }
 }
 
+/// What the metrics report on pools.
+pub(crate) async fn metrics(control: &Control) -> Vec<aryk_metrics::Pool> {
+    let mut pools = Vec::new();
+    for pool in control.volumes.pools.list() {
+        // A pool may end meanwhile.
+        if let (Ok(space), Ok(stats)) = (pool.space().await, pool.stats().await) {
+            let members = pool.members();
+            let (snapshots, volumes): (Vec<_>, Vec<_>) = members.iter().partition(|m| m.is_snapshot());
+            pools.push(aryk_metrics::Pool {
+                name: pool.name(),
+                is_writable: pool.health() == module::Health::Ready,
+                volumes: volumes.len() as u64,
+                snapshots: snapshots.len() as u64,
+                total_bytes: space.total.0,
+                free_bytes: space.free.0,
+                provisioned_bytes: volumes.iter().map(|volume| volume.bytes()).sum(),
+                user_write_bytes: stats.user_write_bytes,
+                user_read_bytes: stats.user_read_bytes,
+                written: [
+                    ("log", stats.log_write_bytes),
+                    ("moved", stats.moved_write_bytes),
+                    ("index", stats.index_write_bytes),
+                    ("manifest", stats.manifest_write_bytes),
+                ],
+                read: [
+                    ("data", stats.data_read_bytes),
+                    ("index", stats.index_read_bytes),
+                    ("background", stats.background_read_bytes),
+                ],
+                space: [
+                    ("segments", stats.used_bytes),
+                    ("data", stats.live_bytes),
+                    ("index", stats.index_bytes),
+                ],
+                cache_hits: stats.cache_hits,
+                cache_misses: stats.cache_misses,
+                backlog_bytes: stats.unflushed_bytes,
+                debt_bytes: stats.debt_bytes,
+                waiting_requests: stats.waiting_requests,
+                damaged_blocks: stats.damaged_blocks,
+            });
+        }
+    }
+    pools
+}
+
 fn check_pool_name(name: &str) -> Result<(), Error> {
     match name.is_empty() || name.contains('/') {
         true => Err(Error::invalid("a pool's name must not be empty, and has no `/`")),
@@ -228,6 +276,24 @@ pub(super) async fn delete(control: &Control, pool: &Pool, member: &Member) -> R
         note_disks(control, pool);
     }
     Ok(deleted?)
+}
+
+/// Makes a volume read-only for ever: a snapshot of itself. It must not be in use.
+pub(super) async fn set_read_only(control: &Control, pool: &Pool, member: &Member) -> Result<(), Error> {
+    control.check_open()?;
+    let user = member.disk.as_ref().and_then(|disk| disk.openers().into_iter().next());
+    if let Some((user, _)) = user {
+        let why = format!("'{}' is in use by {user}, which may write to it", pool.alias(member.name()));
+        return Err(Error::errno(Errno::BUSY, why));
+    }
+    if let Some(disk) = &member.disk {
+        control.remove_disk(MODULE, disk.name()).await?;
+    }
+    let frozen = pool.freeze(member.id).await;
+    pool.forget_disk(member.id);
+    pool.refresh().await?;
+    announce(control, pool).await;
+    Ok(frozen?)
 }
 
 /// Searches disks for pools as long as the daemon lives. Needs a tokio `LocalSet`.
@@ -368,7 +434,8 @@ impl From<module::Error> for Error {
             },
             Of::PoolExists(_) => Errno::EXIST,
             Of::ReadOnlyBase(_) => Errno::ROFS,
-            Of::Nested(_) | Of::Image { .. } | Of::Name(_) | Of::Size(_) => Errno::INVAL,
+            Of::Nested(_) | Of::Image { .. } | Of::CopyTarget(_) | Of::Name(_) | Of::Size(_) => Errno::INVAL,
+            Of::Copy { .. } => Errno::IO,
         };
         Self::errno(errno, error.to_string())
     }

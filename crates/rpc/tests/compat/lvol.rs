@@ -1,7 +1,11 @@
 //! Pools and volumes by the calls of SPDK's clients: what they call in which order, and what they do with the answers.
 
 use super::{Daemon, in_daemon};
+use aryk_bdev::{Access, AsyncChannel, Blocks, Lba};
+use aryk_dma::Buffer;
+use aryk_reactor::{CoreSet, Cx};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
@@ -35,6 +39,53 @@ async fn refused(daemon: &Daemon, method: &str, params: Value) -> (i32, String) 
 
 async fn create_store(daemon: &Daemon) -> Value {
     ok(daemon, "bdev_lvol_create_lvstore", json!({"bdev_name": "nvme", "lvs_name": "lvs"})).await
+}
+
+/// Runs `f` with a channel of a disk.
+async fn on_disk<R: Send + 'static>(
+    daemon: &Daemon,
+    name: &str,
+    f: impl AsyncFnOnce(AsyncChannel) -> R + Send + 'static,
+) -> R {
+    let registry = &daemon.control.disks.registry;
+    let disk = registry.open(name, Access::Shared, "the test", |_| ()).unwrap();
+    let reactor = daemon.reactors.handles().remove(0);
+    disk.prepare(&reactor).await.unwrap();
+    let (sender, result) = tokio::sync::oneshot::channel();
+    let start = move |cx: &mut Cx| {
+        let thread = cx.add_thread("test", CoreSet::allowed());
+        let channel = AsyncChannel::open(&disk, thread, cx).unwrap();
+        let local = cx.local().clone();
+        let task = async move {
+            let result = f(channel).await;
+            drop(disk);
+            while local.with(move |cx| cx.thread_members(thread)).await > 0 {
+                local.sleep(Duration::from_micros(100)).await;
+            }
+            local.with(move |cx| cx.remove_thread(thread)).await;
+            drop(sender.send(result));
+        };
+        cx.local().spawn(task).detach();
+    };
+    reactor.call(start).await.unwrap();
+    result.await.unwrap()
+}
+
+/// Writes bytes to a disk with blocks of 512 bytes.
+async fn write(daemon: &Daemon, name: &str, at: u64, bytes: &[u8]) {
+    let (buffer, blocks) = (Buffer::from_slice(bytes), Blocks(bytes.len() as u64 / 512));
+    let write =
+        async move |channel: AsyncChannel| channel.write(Lba(at / 512), blocks, buffer).await.map(drop);
+    assert_eq!(on_disk(daemon, name, write).await, Ok(()));
+}
+
+/// Reads bytes of a disk with blocks of 512 bytes.
+async fn read(daemon: &Daemon, name: &str, at: u64, bytes: usize) -> Vec<u8> {
+    let read = async move |channel: AsyncChannel| {
+        let buffer = Buffer::new(bytes, 4096);
+        channel.read(Lba(at / 512), Blocks(bytes as u64 / 512), buffer).await
+    };
+    on_disk(daemon, name, read).await.unwrap().bytes().to_vec()
 }
 
 async fn lvols(daemon: &Daemon) -> Vec<String> {
@@ -177,6 +228,47 @@ fn a_clone_of_another_disk_waits_for_it() {
         // One that waits can be deleted.
         ok(daemon, "bdev_malloc_delete", json!({"name": "golden"})).await;
         ok(daemon, "bdev_lvol_delete", json!({"name": "lvs/vm"})).await;
+    });
+}
+
+#[test]
+fn what_a_snapshot_has_for_itself_is_copied() {
+    in_daemon(async |daemon| {
+        start(daemon).await;
+        create_store(daemon).await;
+        ok(daemon, "bdev_lvol_create", json!({"lvol_name": "a", "size_in_mib": 16, "lvs_name": "lvs"})).await;
+        let copy_to = |source: &'static str, target: &'static str| json!({"src_lvol_name": source, "dst_bdev_name": target});
+        let malloc = json!({"name": "copy", "block_size": 512, "num_blocks": 16 * MIB / 512});
+        ok(daemon, "bdev_malloc_create", malloc).await;
+        ok(daemon, "bdev_malloc_create", json!({"name": "small", "block_size": 512, "num_blocks": 64})).await;
+        let refused_copy = refused(daemon, "bdev_lvol_start_shallow_copy", copy_to("lvs/a", "copy")).await;
+        assert_eq!(refused_copy, (-32602, "Operation not permitted".to_owned()));
+
+        write(daemon, "lvs/a", 5 * MIB, &[1; 8192]).await;
+        ok(daemon, "bdev_lvol_snapshot", json!({"lvol_name": "lvs/a", "snapshot_name": "s"})).await;
+        write(daemon, "lvs/a", 13 * MIB, &[2; 4096]).await;
+        ok(daemon, "bdev_lvol_set_read_only", json!({"name": "lvs/a"})).await;
+        ok(daemon, "bdev_lvol_set_read_only", json!({"name": "lvs/a"})).await;
+        let disk = ok(daemon, "bdev_get_bdevs", json!({"name": "lvs/a"})).await;
+        assert_eq!(disk[0]["driver_specific"]["lvol"]["snapshot"], true, "{disk}");
+        let small = refused(daemon, "bdev_lvol_start_shallow_copy", copy_to("lvs/a", "small")).await;
+        assert_eq!(small, (-32602, "Invalid argument".to_owned()));
+        assert_eq!(refused(daemon, "bdev_lvol_start_shallow_copy", copy_to("lvs/a", "none")).await.0, -19);
+
+        let started = ok(daemon, "bdev_lvol_start_shallow_copy", copy_to("lvs/a", "copy")).await;
+        let state = loop {
+            let state = ok(daemon, "bdev_lvol_check_shallow_copy", started.clone()).await;
+            if state["state"] != "in progress" {
+                break state;
+            }
+            tokio::task::yield_now().await;
+        };
+        assert_eq!(state, json!({"state": "complete", "copied_clusters": 1, "total_clusters": 1}));
+        // The cluster is whole, and no other is copied.
+        assert_eq!(read(daemon, "copy", 13 * MIB, 8192).await, [[2; 4096], [0; 4096]].concat());
+        assert_eq!(read(daemon, "copy", 5 * MIB, 8192).await, [0; 8192]);
+        let none = refused(daemon, "bdev_lvol_check_shallow_copy", json!({"operation_id": 77})).await;
+        assert_eq!(none.0, -2);
     });
 }
 

@@ -180,6 +180,12 @@ fn use_volumes(call: &mut impl FnMut(&'static str, Value)) {
     call("bdev_lvol_get_lvols", json!({"lvs_name": "lvs"}));
     call("bdev_get_bdevs", disk("lvs/s"));
     call("bdev_get_bdevs", disk("lvs/d"));
+    call("bdev_lvol_create", json!({"lvs_name": "lvs", "lvol_name": "r", "size_in_mib": 8}));
+    call("bdev_lvol_set_read_only", disk("lvs/r"));
+    call("bdev_malloc_create", json!({"name": "copy", "block_size": 512, "num_blocks": 16_384}));
+    call("bdev_lvol_start_shallow_copy", json!({"src_lvol_name": "lvs/r", "dst_bdev_name": "copy"}));
+    call("bdev_lvol_check_shallow_copy", json!({"operation_id": 0}));
+    call("bdev_malloc_delete", disk("copy"));
     call("bdev_lvol_grow_lvstore", json!({"lvs_name": "lvs"}));
     call("aryk_pools_get", json!({}));
     call("aryk_volume_create", json!({"pool": "lvs", "name": "e", "size": 1 << 30, "block_size": 4096}));

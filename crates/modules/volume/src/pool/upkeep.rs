@@ -34,6 +34,29 @@ impl Pool {
         }
     }
 
+    /// Which parts a volume or a snapshot has for itself, as (first byte, bytes) in ascending order: those that were written
+    /// since the snapshot before it, or since its creation.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn own(&self, id: VolumeId) -> Result<Vec<(u64, u64)>, Error> {
+        match self.command(Command::Own(id)).await? {
+            Answer::Changed(parts) => {
+                let bytes = |(first, blocks)| (first * BLOCK_BYTES, blocks * BLOCK_BYTES);
+                Ok(parts.into_iter().map(bytes).collect())
+            }
+            other => unreachable!("the answer to a comparison is {other:?}"),
+        }
+    }
+
+    /// Makes a volume, whose disk was removed before, a snapshot of itself. [`Pool::refresh`] creates its disk again.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn freeze(&self, id: VolumeId) -> Result<(), Error> {
+        self.command(Command::Freeze(id)).await.map(drop)
+    }
+
     /// Copies what a clone has of its snapshot, after which it is independent.
     ///
     /// # Errors

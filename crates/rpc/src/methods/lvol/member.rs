@@ -28,6 +28,12 @@ pub(super) fn register(table: &mut Table<Control>) {
     );
     table.add("bdev_lvol_rename", Phase::RunTime, "Gives a volume or a snapshot another name.", rename);
     table.add("bdev_lvol_resize", Phase::RunTime, "Gives a volume another size.", resize);
+    table.add(
+        "bdev_lvol_set_read_only",
+        Phase::RunTime,
+        "Makes a volume read-only for ever: a snapshot of itself, under its name.",
+        set_read_only,
+    );
     table.add("bdev_lvol_delete", Phase::RunTime, "Deletes a volume or a snapshot.", delete);
     table.add(
         "bdev_lvol_inflate",
@@ -200,6 +206,14 @@ async fn resize(control: &Control, p: Resize) -> Result<bool, Error> {
     let (pool, member) = find(control, &p.name)?;
     let bytes = whole_clusters(p.size_in_mib.0).map_err(failed)?;
     pool.resize(member.id, bytes).await.map_err(failed)?;
+    Ok(true)
+}
+
+async fn set_read_only(control: &Control, p: Name) -> Result<bool, Error> {
+    let (pool, member) = find(control, &p.name)?;
+    if !member.is_snapshot() {
+        volumes::set_read_only(control, &pool, &member).await.map_err(failed)?;
+    }
     Ok(true)
 }
 
