@@ -117,7 +117,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
 }
 
 /// The methods that read-only clients may call.
-const CHANGE_NOTHING: [&str; 54] = [
+const CHANGE_NOTHING: [&str; 55] = [
     "accel_crypto_keys_get",
     "accel_get_module_info",
     "accel_get_opc_assignments",
@@ -128,6 +128,7 @@ const CHANGE_NOTHING: [&str; 54] = [
     "aryk_memory_clients_get",
     "aryk_pools_get",
     "aryk_volume_get_changed",
+    "aryk_volume_get_space",
     "aryk_volumes_get",
     "aryk_stats_get",
     "aryk_trace_get",

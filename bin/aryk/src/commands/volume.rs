@@ -3,7 +3,7 @@
 use super::{elements, number, object, text};
 use crate::cli::examples;
 use crate::client::Client;
-use crate::completion::{disks, snapshots, volumes};
+use crate::completion::{disks, pools, snapshots, volumes};
 use crate::error::{BUSY, EXISTS, Error, NO_DEVICE, NO_SPACE};
 use crate::import::{self, RawImage};
 use crate::output::Output;
@@ -91,6 +91,12 @@ pub enum VolumeCommand {
         /// The snapshot, as POOL/SNAPSHOT
         #[arg(long, value_name = "SNAPSHOT", add = ArgValueCandidates::new(snapshots))]
         since: String,
+    },
+    /// List the space that the volumes and snapshots of a pool keep in use
+    Space {
+        /// The pool
+        #[arg(add = ArgValueCandidates::new(pools))]
+        pool: String,
     },
     /// Copy a volume or a snapshot to a file
     Export {
@@ -191,6 +197,7 @@ pub fn run(command: &VolumeCommand, client: &mut Client, out: &Output) -> Result
             out.print(&found, || format!("Volume '{volume}' has all of its data for itself now."))
         }
         VolumeCommand::Changed { volume, since } => changed(volume, since, client, out),
+        VolumeCommand::Space { pool } => space(pool, client, out),
         VolumeCommand::Export { volume, file, format } => export(volume, file, *format, client, out),
         VolumeCommand::Delete { volumes, force } => delete("volume", volumes, *force, client, out),
     }
@@ -389,6 +396,22 @@ fn clone(snapshot: &str, name: &str, client: &mut Client, out: &Output) -> Resul
     let (pool, _) = split(snapshot)?;
     call("aryk_volume_create", json!({"pool": pool, "name": name, "snapshot": snapshot}), client)?;
     made(&format!("{pool}/{name}"), client, out)
+}
+
+fn space(pool: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
+    client.wait_without_limit()?;
+    let spaces = call("aryk_volume_get_space", json!({"pool": pool}), client)?;
+    let row = |space: &Value| {
+        let size = |name: &str| Size(number(space, name)).to_string();
+        vec![text(space, "alias").to_owned(), size("size"), size("own_bytes"), size("shared_bytes")]
+    };
+    out.print(&spaces, || match elements(&spaces) {
+        [] => format!("The pool '{pool}' has no volumes."),
+        spaces => {
+            let columns = [("VOLUME", false), ("SIZE", true), ("OWN", true), ("SHARED", true)];
+            out.table(&columns, spaces.iter().map(row))
+        }
+    })
 }
 
 fn changed(volume: &str, since: &str, client: &mut Client, out: &Output) -> Result<(), Error> {

@@ -73,6 +73,13 @@ fn volumes_snapshots_and_controllers_are_there_again_after_kill_9() {
     let changed =
         daemon.call("aryk_volume_get_changed", json!({"volume": "p/vm", "since": "p/vm@a"})).unwrap();
     assert_eq!(changed, json!([{"offset": 0, "bytes": 32 * PIECE}]));
+    // The snapshot has 32 pieces that only the clone shows, too, and 32 that the volume shows as well.
+    let space = daemon.call("aryk_volume_get_space", json!({"pool": "p"})).unwrap();
+    let of = |alias: &str| space.as_array().unwrap().iter().find(|of| of["alias"] == alias).unwrap().clone();
+    let (volume, snapshot) = (of("p/vm"), of("p/vm@a"));
+    assert_eq!((&volume["own_bytes"], &volume["shared_bytes"]), (&json!(32 * PIECE), &json!(32 * PIECE)));
+    assert_eq!((&snapshot["own_bytes"], &snapshot["shared_bytes"]), (&json!(0), &json!(64 * PIECE)));
+    assert!(daemon.aryk(&["volume", "space", "p"]).unwrap().contains("p/vm@a"));
     daemon.aryk(&["volume", "inflate", "p/clone"]).unwrap();
     let volumes = daemon.aryk(&["volume", "list"]).unwrap();
     let clone = volumes.lines().find(|line| line.starts_with("p/clone")).unwrap();

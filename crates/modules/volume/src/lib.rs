@@ -28,7 +28,8 @@ mod pool;
 mod pools;
 
 pub use aryk_volume::{
-    BLOCK, CheckReport, CommandError, Settings, Stats, StoreError, UNIT, VolumeId, WhenFull,
+    BLOCK, CheckReport, CommandError, Settings, Space as VolumeSpace, Stats, StoreError, UNIT, VolumeId,
+    WhenFull,
 };
 pub use aryk_volume_store::{Error as FormatError, Finding};
 pub use copy::{Copy, whole_clusters};

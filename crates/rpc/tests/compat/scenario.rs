@@ -197,6 +197,7 @@ fn use_volumes(call: &mut impl FnMut(&'static str, Value)) {
     call("aryk_volume_revert", json!({"volume": "lvs/a", "snapshot": "lvs/a2"}));
     call("aryk_volume_set_when_full", json!({"volume": "lvs/a", "when_full": "wait"}));
     call("aryk_volumes_get", json!({}));
+    call("aryk_volume_get_space", json!({"pool": "lvs"}));
     call("aryk_volume_get_changed", json!({"volume": "lvs/a", "since": "lvs/s"}));
     call("aryk_pool_check", json!({"pool": "lvs", "repair": true}));
     call("bdev_lvol_delete", disk("lvs/s"));

@@ -2,7 +2,7 @@
 
 use super::Pool;
 use crate::Error;
-use aryk_volume::{Answer, BLOCK, CheckReport, Command, VolumeId};
+use aryk_volume::{Answer, BLOCK, CheckReport, Command, Space as VolumeSpace, VolumeId};
 
 /// Bytes of a block of the index.
 const BLOCK_BYTES: u64 = BLOCK as u64;
@@ -46,6 +46,17 @@ impl Pool {
                 Ok(parts.into_iter().map(bytes).collect())
             }
             other => unreachable!("the answer to a comparison is {other:?}"),
+        }
+    }
+
+    /// How much space these volumes and snapshots keep in use, or all if none is named.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn space_of(&self, volumes: Vec<VolumeId>) -> Result<Vec<VolumeSpace>, Error> {
+        match self.command(Command::Space(volumes)).await? {
+            Answer::Space(spaces) => Ok(spaces),
+            other => unreachable!("the answer to a question for space is {other:?}"),
         }
     }
 

@@ -1,10 +1,12 @@
-//! `aryk_pool_check`, `aryk_volume_get_changed`: methods that read much of a pool. Control context.
+//! `aryk_pool_check`, `aryk_volume_get_space`, `aryk_volume_get_changed`: methods that read much of a pool. Control context.
 
 use crate::methods::volumes::find;
 use crate::methods::{Control, Error, Phase, Table};
+use aryk_bdev_volume as module;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+use uuid::Uuid;
 
 pub(super) fn register(table: &mut Table<Control>) {
     table.add(
@@ -12,6 +14,12 @@ pub(super) fn register(table: &mut Table<Control>) {
         Phase::RunTime,
         "Verifies the references of a pool, and the checksums of its data, while it is in use.",
         check,
+    );
+    table.add(
+        "aryk_volume_get_space",
+        Phase::RunTime,
+        "Counts the space that the volumes and snapshots of a pool keep in use, alone and together with others.",
+        space,
     );
     table.add(
         "aryk_volume_get_changed",
@@ -118,4 +126,49 @@ async fn changed(control: &Control, p: Compare) -> Result<Vec<Part>, Error> {
     }
     let parts = pool.changed(snapshot.id, volume.id).await?;
     Ok(parts.into_iter().map(|(offset, bytes)| Part { offset, bytes }).collect())
+}
+
+/// Parameters of `aryk_volume_get_space`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "VolumesOfPool")]
+struct OfPool {
+    /// Name or UUID of the pool.
+    pool: String,
+}
+
+/// The space of a volume or a snapshot. `aryk_volume_get_space` returns a list of them, in the order of creation.
+#[derive(Debug, Serialize, JsonSchema)]
+struct VolumeSpace {
+    /// The name of the pool and of the volume, as `POOL/VOLUME`.
+    alias: String,
+    /// UUID of the volume.
+    uuid: Uuid,
+    /// Whether it is a snapshot.
+    is_snapshot: bool,
+    /// Its size in bytes.
+    size: u64,
+    /// Bytes of data that become free if it is deleted.
+    own_bytes: u64,
+    /// Bytes of data that it shows and others keep in use, too.
+    shared_bytes: u64,
+}
+
+async fn space(control: &Control, p: OfPool) -> Result<Vec<VolumeSpace>, Error> {
+    let pool = control.volumes.pools.find(&p.pool)?;
+    let spaces = pool.space_of(Vec::new()).await?;
+    let members = pool.members();
+    let describe = |space: module::VolumeSpace| {
+        // It may have been deleted since.
+        let member = members.iter().find(|member| member.id == space.volume)?;
+        Some(VolumeSpace {
+            alias: pool.alias(member.name()),
+            uuid: member.uuid(),
+            is_snapshot: member.is_snapshot(),
+            size: member.bytes(),
+            own_bytes: space.own_bytes,
+            shared_bytes: space.shared_bytes,
+        })
+    };
+    Ok(spaces.into_iter().filter_map(describe).collect())
 }
