@@ -226,7 +226,7 @@ type ArykVolumeCreateParams struct {
 	Snapshot string `json:"snapshot,omitempty"`
 	// UUID of the new volume. Default: a random one.
 	UUID string `json:"uuid,omitempty"`
-	// What its writes do while the pool is full. Default: `wait`.
+	// What its writes do while the pool is full. Default: `fail`.
 	WhenFull WhenFull `json:"when_full,omitempty"`
 }
 
@@ -248,6 +248,17 @@ func (c *Client) ArykVolumeGetChanged(ctx context.Context, params ArykVolumeGetC
 	return call[[]VolumePart](ctx, c, "aryk_volume_get_changed", params)
 }
 
+// ArykVolumeGetSpaceParams are the parameters of aryk_volume_get_space.
+type ArykVolumeGetSpaceParams struct {
+	// Name or UUID of the pool.
+	Pool string `json:"pool"`
+}
+
+// ArykVolumeGetSpace calls aryk_volume_get_space. Counts the space that the volumes and snapshots of a pool keep in use, alone and together with others.
+func (c *Client) ArykVolumeGetSpace(ctx context.Context, params ArykVolumeGetSpaceParams) ([]VolumeSpace, error) {
+	return call[[]VolumeSpace](ctx, c, "aryk_volume_get_space", params)
+}
+
 // ArykVolumeRevertParams are the parameters of aryk_volume_revert.
 type ArykVolumeRevertParams struct {
 	// UUID or alias of the volume.
@@ -258,7 +269,7 @@ type ArykVolumeRevertParams struct {
 	Force bool `json:"force,omitempty"`
 }
 
-// ArykVolumeRevert calls aryk_volume_revert. Gives a volume the content of one of its snapshots. What was written since is lost, unless another snapshot has it.
+// ArykVolumeRevert calls aryk_volume_revert. Gives a volume the content of a snapshot of its pool. What was written since is lost, unless another snapshot has it.
 func (c *Client) ArykVolumeRevert(ctx context.Context, params ArykVolumeRevertParams) (bool, error) {
 	return call[bool](ctx, c, "aryk_volume_revert", params)
 }
@@ -522,11 +533,11 @@ func (c *Client) BdevErrorResumePending(ctx context.Context, params BdevErrorRes
 
 // BdevExamineParams are the parameters of bdev_examine.
 type BdevExamineParams struct {
-	// Name of a disk, which may not exist yet: SPDK saves these calls before those that create disks. Ignored.
+	// Name of a disk, which may not exist yet: SPDK saves these calls before those that create disks.
 	Name string `json:"name"`
 }
 
-// BdevExamine calls bdev_examine. Checks its parameters and does nothing else: no module examines the disks of others.
+// BdevExamine calls bdev_examine. Searches a disk for a pool of volumes, if it exists and nobody uses it.
 func (c *Client) BdevExamine(ctx context.Context, params BdevExamineParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_examine", params)
 }
@@ -1702,7 +1713,7 @@ func (c *Client) BdevSetIoTimeout(ctx context.Context, params BdevSetIoTimeoutPa
 
 // BdevSetOptionsParams are the parameters of bdev_set_options.
 type BdevSetOptionsParams struct {
-	// Ignored.
+	// Whether disks are searched for pools of volumes when they appear. At first they are.
 	BdevAutoExamine *bool `json:"bdev_auto_examine,omitempty"`
 	// Ignored.
 	BdevIoCacheSize *uint32 `json:"bdev_io_cache_size,omitempty"`
@@ -1714,7 +1725,7 @@ type BdevSetOptionsParams struct {
 	IobufSmallCacheSize *uint32 `json:"iobuf_small_cache_size,omitempty"`
 }
 
-// BdevSetOptions calls bdev_set_options. Checks its parameters and does nothing else: Aryk has no pools to size.
+// BdevSetOptions calls bdev_set_options. Sets whether new disks are searched for pools of volumes, until the daemon ends.
 func (c *Client) BdevSetOptions(ctx context.Context, params BdevSetOptionsParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_set_options", params)
 }

@@ -2152,6 +2152,22 @@ type VolumePart struct {
 	Bytes uint64 `json:"bytes"`
 }
 
+// VolumeSpace: The space of a volume or a snapshot. `aryk_volume_get_space` returns a list of them, in the order of creation.
+type VolumeSpace struct {
+	// The name of the pool and of the volume, as `POOL/VOLUME`.
+	Alias string `json:"alias"`
+	// UUID of the volume.
+	UUID string `json:"uuid"`
+	// Whether it is a snapshot.
+	IsSnapshot bool `json:"is_snapshot"`
+	// Its size in bytes.
+	Size uint64 `json:"size"`
+	// Bytes of data that become free if it is deleted.
+	OwnBytes uint64 `json:"own_bytes"`
+	// Bytes of data that it shows and others keep in use, too.
+	SharedBytes uint64 `json:"shared_bytes"`
+}
+
 // WhenFull: What the writes of a volume do while its pool is full: they wait for space, or fail.
 type WhenFull string
 

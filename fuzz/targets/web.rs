@@ -6,7 +6,9 @@
 #![no_main]
 
 use aryk_bdev::{Bdev, Memory, QosGroup};
-use aryk_metrics::{Address, Collector, Controller, Inventory, Nvme, RbdClient, Scrapes, Server, Web};
+use aryk_metrics::{
+    Address, Collector, Controller, Inventory, LocalFuture, Nvme, Pool, RbdClient, Scrapes, Server, Web,
+};
 use aryk_reactor::Handle;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
@@ -52,6 +54,10 @@ impl Inventory for Nothing {
 
     fn rbd(&self) -> Vec<RbdClient> {
         Vec::new()
+    }
+
+    fn pools(&self) -> LocalFuture<'_, Vec<Pool>> {
+        Box::pin(std::future::ready(Vec::new()))
     }
 
     fn controllers(&self) -> Vec<Controller> {

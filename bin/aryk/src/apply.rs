@@ -36,6 +36,8 @@ fn has_no_effect(call: &Call) -> bool {
     match call.method.as_str() {
         // The daemon has no alternative to choose.
         "sock_set_default_impl" => true,
+        // They concern the search of disks at the start of a daemon, and this one runs.
+        "bdev_examine" | "bdev_set_options" => true,
         // A setting that the daemon stores, reports and saves.
         "vhost_controller_set_coalescing" => false,
         method => reference::without_effect(method).is_some(),

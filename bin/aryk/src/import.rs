@@ -151,6 +151,11 @@ impl RawImage {
     }
 }
 
+/// The format of an image, by its first bytes.
+pub fn format_of(source: &Path) -> Result<&'static str, Error> {
+    detect(&mut open_source(source)?).map_err(|e| at("read", source, &e))
+}
+
 /// Creates a file with an image of a disk, in the format `raw` or another one that `qemu-img` writes.
 pub fn export(disk: &mut Attached, format: &str, target: &Path, quiet: bool) -> Result<(), Error> {
     if target.symlink_metadata().is_ok() {

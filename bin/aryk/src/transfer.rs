@@ -37,12 +37,7 @@ pub struct Attached {
 impl Attached {
     /// Attaches a disk. [`Attached::detach`] ends that.
     pub fn new(disk: &str, readonly: bool, client: &mut Client) -> Result<Self, Error> {
-        let controller = format!("aryk-copy-{disk}");
-        // An interrupted copy may have left it.
-        let all = client.call("vhost_get_controllers", json!({}))?;
-        if elements(&all).iter().any(|known| text(known, "ctrlr") == controller) {
-            client.call("vhost_delete_controller", json!({"ctrlr": controller}))?;
-        }
+        let controller = format!("aryk-copy-{}-{disk}", std::process::id());
         let params =
             json!({"ctrlr": controller, "dev_name": disk, "readonly": readonly, "exclusive": !readonly});
         client.call("vhost_create_blk_controller", params)?;
@@ -90,9 +85,10 @@ impl Attached {
     /// Detaches the disk.
     pub fn detach(self, client: &mut Client) -> Result<(), Error> {
         let Self { controller, session, .. } = self;
-        session.stop(0)?;
+        let stopped = session.stop(0);
         drop(session);
-        client.call("vhost_delete_controller", json!({"ctrlr": controller})).map(drop)
+        client.call("vhost_delete_controller", json!({"ctrlr": controller}))?;
+        Ok(stopped.map(drop)?)
     }
 
     /// Writes the first `len` bytes of `from` to the disk, which reads zeroes before. Reports the bytes done to `progress`.

@@ -302,6 +302,12 @@ impl Bdev {
             .map(|o| o.owner.clone())
     }
 
+    /// The owner of a claim for no writer, if there is one.
+    pub fn frozen_by(&self) -> Option<String> {
+        let openers = lock(&self.openers);
+        openers.list.iter().find(|o| o.claim == Claim::Frozen).map(|o| o.owner.clone())
+    }
+
     /// The owners of all openings but probes, and whether each may write.
     pub fn openers(&self) -> Vec<(String, bool)> {
         let openers = lock(&self.openers);

@@ -94,6 +94,9 @@ async fn follow(
         let (Some(control), Some(methods)) = (control.upgrade(), methods.upgrade()) else { return };
         // The call that created the disk handles its notes; during the restoration, the objects that need the disk are tried
         // anyway.
+        if change == Change::Removed {
+            volumes::forget_gone(&control);
+        }
         let is_leaving = control.nvme.leaving.borrow().contains(&disk);
         let is_of_call = || {
             control.disks.is_made(&disk) && !(change == Change::Added && control.disks.has_come_back(&disk))

@@ -28,6 +28,10 @@ const NOTE_MAX: usize = 4096;
 const SMALLER_THAN_BASE: CommandError =
     CommandError::Invalid("a volume is at least as large as the snapshot or disk below it");
 
+/// A foreign disk below it may have blocks of that size.
+const SMALLER_BLOCKS: CommandError =
+    CommandError::Invalid("the blocks of a volume are at least as large as those of the snapshot");
+
 /// Commands under way.
 #[derive(Debug, Default)]
 pub(crate) struct Admin {
@@ -90,6 +94,9 @@ impl Pool {
                 let (target, source) = (self.find(volume)?, self.find(snapshot)?);
                 if target.cut.is_some() || source.cut.is_none() {
                     return Err(CommandError::WrongKind("a volume is reverted to a snapshot"));
+                }
+                if source.block_size > target.block_size {
+                    return Err(SMALLER_BLOCKS);
                 }
                 self.hold(volume, tag, Command::Revert { volume, snapshot })
             }
@@ -172,6 +179,9 @@ impl Pool {
                 let snapshot = self.find(id)?;
                 if snapshot.units > units {
                     return Err(SMALLER_THAN_BASE);
+                }
+                if snapshot.block_size > block_size {
+                    return Err(SMALLER_BLOCKS);
                 }
                 let cut =
                     snapshot.cut.ok_or(CommandError::WrongKind("the base of a volume is a snapshot"))?;

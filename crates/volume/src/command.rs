@@ -85,7 +85,7 @@ pub enum Command {
     /// that is submitted after the answer is not; each request is wholly in or out, and if a request is in, so are all that were
     /// answered before it was submitted.
     Snapshot(Vec<(VolumeId, Label)>),
-    /// Gives a volume the content of a snapshot of it.
+    /// Gives a volume the content of a snapshot.
     Revert {
         /// The volume.
         volume: VolumeId,

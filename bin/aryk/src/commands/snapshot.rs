@@ -40,7 +40,7 @@ pub enum SnapshotCommand {
         #[arg(long)]
         force: bool,
     },
-    /// Give a volume the content of one of its snapshots: what was written since is lost
+    /// Give a volume the content of a snapshot of its pool: what was written since is lost
     Revert {
         /// The volume, as POOL/VOLUME
         #[arg(add = ArgValueCandidates::new(volumes))]

@@ -170,7 +170,7 @@ pub struct CreateArgs {
     #[arg(long, value_name = "BYTES")]
     pub block_size: Option<u32>,
     /// What its writes do while the pool is full
-    #[arg(long, value_enum, default_value = "wait")]
+    #[arg(long, value_enum, default_value = "fail")]
     pub when_full: WhenFull,
 }
 
@@ -245,18 +245,26 @@ fn create(args: &CreateArgs, client: &mut Client, out: &Output) -> Result<(), Er
         (Some(source), None) => Some(source.bytes.next_multiple_of(IMPORTED)),
         (_, size) => size.map(|size| size.0),
     };
+    // Until it is complete, an imported volume has another name: an interrupted import leaves no volume that looks whole.
+    let new_name = if source.is_some() { format!("{name}.importing") } else { name.to_owned() };
     let params = object([
         ("pool", Some(json!(pool))),
-        ("name", Some(json!(name))),
+        ("name", Some(json!(new_name))),
         ("size", size.map(|size| json!(size))),
         ("image", image.map(|disk| json!(disk))),
         ("block_size", args.block_size.map(|bytes| json!(bytes))),
-        ("when_full", Some(json!(args.when_full.name()))),
+        // An import that does not fit must not hold up the writes of others.
+        ("when_full", Some(json!(if source.is_some() { "fail" } else { args.when_full.name() }))),
     ]);
     let uuid = call("aryk_volume_create", params, client)?;
     if let Some(source) = source {
         let disk = uuid.as_str().unwrap_or_default();
-        fill(disk, &source, client, out).inspect_err(|_| {
+        let filled = fill(disk, &source, client, out).and_then(|()| {
+            let when_full = args.when_full.name();
+            client.call("aryk_volume_set_when_full", json!({"volume": disk, "when_full": when_full}))?;
+            client.call("bdev_lvol_rename", json!({"old_name": disk, "new_name": name}))
+        });
+        filled.inspect_err(|_| {
             // A volume with a part of the image is of no use. The first error is reported.
             let _ = client.call("bdev_lvol_delete", json!({"name": disk}));
         })?;
@@ -268,8 +276,8 @@ fn create(args: &CreateArgs, client: &mut Client, out: &Output) -> Result<(), Er
 fn fill(disk: &str, source: &RawImage, client: &mut Client, out: &Output) -> Result<(), Error> {
     let mut attached = Attached::new(disk, false, client)?;
     let copied = source.write_to(&mut attached, out.json);
-    attached.detach(client)?;
-    copied
+    // The first error is reported.
+    copied.and(attached.detach(client))
 }
 
 fn export(
@@ -291,8 +299,8 @@ fn export(
         FileFormat::Qcow2 => "qcow2",
     };
     let exported = import::export(&mut attached, format, file, out.json);
-    attached.detach(client)?;
-    exported?;
+    // The first error is reported.
+    exported.and(attached.detach(client))?;
     out.print(&found, || format!("'{volume}' is copied to {}.", file.display()))
 }
 
@@ -315,6 +323,12 @@ fn image_disk(image: &str, client: &mut Client, out: &Output) -> Result<String, 
     if !file.exists() {
         return Err(Error::Usage(format!(
             "'{image}' is neither a disk nor a file: 'aryk disk list' shows the disks"
+        )));
+    }
+    let format = import::format_of(file)?;
+    if format != "raw" {
+        return Err(Error::Usage(format!(
+            "'{image}' is a {format} image, which must be copied: --from instead of --image"
         )));
     }
     let stem = file.file_stem().and_then(|stem| stem.to_str()).unwrap_or(image);

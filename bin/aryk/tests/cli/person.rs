@@ -244,7 +244,7 @@ fn calls_without_effect_give_a_note() {
     let reported = daemon.run(&["rpc", "vhost_controller_set_coalescing", signals]);
     assert_eq!((reported.code, reported.stdout.trim()), (0, "true"));
     assert!(reported.stderr.contains("They are not delayed"), "{reported:?}");
-    let reported = daemon.run(&["rpc", "bdev_set_options", r#"{"bdev_io_pool_size": 8}"#]);
+    let reported = daemon.run(&["rpc", "accel_set_options", r#"{"task_count": 8}"#]);
     assert!(reported.stderr.contains("does nothing"), "{reported:?}");
     assert_eq!(daemon.run(&["rpc", "bdev_get_bdevs"]).stderr, "");
 }

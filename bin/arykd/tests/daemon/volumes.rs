@@ -124,6 +124,56 @@ fn volumes_on_an_image_are_there_again_after_kill_9() {
 }
 
 #[test]
+fn a_renamed_volume_stays_its_vms() {
+    let mut daemon = start();
+    write(&mut connect(&daemon, "p-vm"), 0, 1);
+    daemon.aryk(&["snapshot", "create", "p/vm@s"]).unwrap();
+    write(&mut connect(&daemon, "p-vm"), 0, 2);
+    daemon.aryk(&["volume", "rename", "p/vm", "old"]).unwrap();
+    daemon.aryk(&["volume", "clone", "p/vm@s", "vm"]).unwrap();
+    daemon.kill_and_restart();
+    daemon.wait_until_ready();
+    wait_for("the controller", || daemon.dir().join("vhost/p-vm").exists());
+    assert_eq!(read(&mut connect(&daemon, "p-vm"), 0), [2; PIECE]);
+}
+
+#[test]
+fn a_vm_cannot_write_a_pool_that_is_opened() {
+    let mut daemon = start();
+    let (store, given) = (daemon.dir().join("store.img"), daemon.dir().join("given.img"));
+    daemon.aryk(&["disk", "create", "given", "--file", given.to_str().unwrap(), "--size", "1G"]).unwrap();
+    daemon.aryk(&["attach", "given"]).unwrap();
+    daemon.aryk(&["pool", "rename", "p", "forged"]).unwrap();
+    daemon.kill();
+    // As its VM could have written it.
+    std::fs::copy(&store, &given).unwrap();
+    std::fs::remove_file(&store).unwrap();
+    daemon.restart();
+    daemon.wait_until_ready();
+    wait_for("the controller", || daemon.dir().join("vhost/given").exists());
+    daemon.call("bdev_wait_for_examine", json!({})).unwrap();
+    assert!(daemon.aryk(&["pool", "list"]).unwrap().contains("There are no pools"));
+    // Nor when it is asked for.
+    daemon.call("bdev_examine", json!({"name": "given"})).unwrap();
+    daemon.call("bdev_wait_for_examine", json!({})).unwrap();
+    assert!(daemon.aryk(&["pool", "list"]).unwrap().contains("There are no pools"));
+}
+
+#[test]
+fn disks_are_searched_when_that_is_asked_for() {
+    let daemon = start();
+    let file = daemon.dir().join("store.img").display().to_string();
+    daemon.aryk(&["detach", "p-vm"]).unwrap();
+    daemon.aryk(&["disk", "remove", "store", "--force"]).unwrap();
+    daemon.call("bdev_set_options", json!({"bdev_auto_examine": false})).unwrap();
+    daemon.aryk(&["disk", "create", "store", "--file", &file]).unwrap();
+    assert!(daemon.aryk(&["pool", "list"]).unwrap().contains("There are no pools"));
+    daemon.call("bdev_examine", json!({"name": "store"})).unwrap();
+    daemon.call("bdev_wait_for_examine", json!({})).unwrap();
+    assert!(daemon.aryk(&["volume", "list"]).unwrap().contains("p/vm"));
+}
+
+#[test]
 fn images_are_imported_and_exported() {
     let daemon = start();
     let path = |name: &str| daemon.dir().join(name).to_str().unwrap().to_owned();

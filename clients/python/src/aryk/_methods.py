@@ -353,7 +353,7 @@ class Methods(ABC):
             size: Its size in bytes. Default: that of its snapshot or image.
             snapshot: UUID or alias of a snapshot of the pool, whose content the volume has.
             uuid: UUID of the new volume. Default: a random one.
-            when_full: What its writes do while the pool is full. Default: `wait`.
+            when_full: What its writes do while the pool is full. Default: `fail`.
         """
         result: str = self.call(
             "aryk_volume_create",
@@ -391,6 +391,24 @@ class Methods(ABC):
         )
         return result
 
+    def aryk_volume_get_space(
+        self,
+        *,
+        pool: str,
+    ) -> list[types.VolumeSpace]:
+        """Counts the space that the volumes and snapshots of a pool keep in use, alone and together with others.
+
+        Parameters:
+            pool: Name or UUID of the pool.
+        """
+        result: list[types.VolumeSpace] = self.call(
+            "aryk_volume_get_space",
+            _given(
+                pool=pool,
+            ),
+        )
+        return result
+
     def aryk_volume_revert(
         self,
         *,
@@ -398,7 +416,7 @@ class Methods(ABC):
         snapshot: str,
         force: bool | None = None,
     ) -> bool:
-        """Gives a volume the content of one of its snapshots. What was written since is lost, unless another snapshot has it.
+        """Gives a volume the content of a snapshot of its pool. What was written since is lost, unless another snapshot has it.
 
         Parameters:
             volume: UUID or alias of the volume.
@@ -827,10 +845,10 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Checks its parameters and does nothing else: no module examines the disks of others.
+        """Searches a disk for a pool of volumes, if it exists and nobody uses it.
 
         Parameters:
-            name: Name of a disk, which may not exist yet: SPDK saves these calls before those that create disks. Ignored.
+            name: Name of a disk, which may not exist yet: SPDK saves these calls before those that create disks.
         """
         result: bool = self.call(
             "bdev_examine",
@@ -2702,10 +2720,10 @@ class Methods(ABC):
         iobuf_large_cache_size: int | None = None,
         iobuf_small_cache_size: int | None = None,
     ) -> bool:
-        """Checks its parameters and does nothing else: Aryk has no pools to size.
+        """Sets whether new disks are searched for pools of volumes, until the daemon ends.
 
         Parameters:
-            bdev_auto_examine: Ignored.
+            bdev_auto_examine: Whether disks are searched for pools of volumes when they appear. At first they are.
             bdev_io_cache_size: Ignored.
             bdev_io_pool_size: Ignored.
             iobuf_large_cache_size: Ignored.
@@ -4329,7 +4347,7 @@ class AsyncMethods(ABC):
             size: Its size in bytes. Default: that of its snapshot or image.
             snapshot: UUID or alias of a snapshot of the pool, whose content the volume has.
             uuid: UUID of the new volume. Default: a random one.
-            when_full: What its writes do while the pool is full. Default: `wait`.
+            when_full: What its writes do while the pool is full. Default: `fail`.
         """
         result: str = await self.call(
             "aryk_volume_create",
@@ -4367,6 +4385,24 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def aryk_volume_get_space(
+        self,
+        *,
+        pool: str,
+    ) -> list[types.VolumeSpace]:
+        """Counts the space that the volumes and snapshots of a pool keep in use, alone and together with others.
+
+        Parameters:
+            pool: Name or UUID of the pool.
+        """
+        result: list[types.VolumeSpace] = await self.call(
+            "aryk_volume_get_space",
+            _given(
+                pool=pool,
+            ),
+        )
+        return result
+
     async def aryk_volume_revert(
         self,
         *,
@@ -4374,7 +4410,7 @@ class AsyncMethods(ABC):
         snapshot: str,
         force: bool | None = None,
     ) -> bool:
-        """Gives a volume the content of one of its snapshots. What was written since is lost, unless another snapshot has it.
+        """Gives a volume the content of a snapshot of its pool. What was written since is lost, unless another snapshot has it.
 
         Parameters:
             volume: UUID or alias of the volume.
@@ -4803,10 +4839,10 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Checks its parameters and does nothing else: no module examines the disks of others.
+        """Searches a disk for a pool of volumes, if it exists and nobody uses it.
 
         Parameters:
-            name: Name of a disk, which may not exist yet: SPDK saves these calls before those that create disks. Ignored.
+            name: Name of a disk, which may not exist yet: SPDK saves these calls before those that create disks.
         """
         result: bool = await self.call(
             "bdev_examine",
@@ -6678,10 +6714,10 @@ class AsyncMethods(ABC):
         iobuf_large_cache_size: int | None = None,
         iobuf_small_cache_size: int | None = None,
     ) -> bool:
-        """Checks its parameters and does nothing else: Aryk has no pools to size.
+        """Sets whether new disks are searched for pools of volumes, until the daemon ends.
 
         Parameters:
-            bdev_auto_examine: Ignored.
+            bdev_auto_examine: Whether disks are searched for pools of volumes when they appear. At first they are.
             bdev_io_cache_size: Ignored.
             bdev_io_pool_size: Ignored.
             iobuf_large_cache_size: Ignored.

@@ -2099,3 +2099,20 @@ class VolumePart(TypedDict):
     offset: int
     #: Bytes.
     bytes: int
+
+
+class VolumeSpace(TypedDict):
+    """The space of a volume or a snapshot. `aryk_volume_get_space` returns a list of them, in the order of creation."""
+
+    #: The name of the pool and of the volume, as `POOL/VOLUME`.
+    alias: str
+    #: UUID of the volume.
+    uuid: str
+    #: Whether it is a snapshot.
+    is_snapshot: bool
+    #: Its size in bytes.
+    size: int
+    #: Bytes of data that become free if it is deleted.
+    own_bytes: int
+    #: Bytes of data that it shows and others keep in use, too.
+    shared_bytes: int

@@ -77,11 +77,13 @@ impl Copy {
                 Ok::<_, OpenError>(End { channel: AsyncChannel::open(descriptor, thread, cx)?, block })
             };
             let ends = open(&from, cx).and_then(|source| Ok((source, open(&to, cx)?)));
-            let (source, target) = ends.inspect_err(|_| cx.remove_thread(thread))?;
             let local = cx.local().clone();
             let task = async move {
-                let done = copy(&source, &target, &parts, &copied).await;
-                drop((source, target, from, to));
+                let done = match ends {
+                    Ok((source, target)) => copy(&source, &target, &parts, &copied).await,
+                    Err(error) => Err(error.into()),
+                };
+                drop((from, to));
                 while local.with(move |cx| cx.thread_members(thread)).await > 0 {
                     local.sleep(CLOSING).await;
                 }
@@ -91,9 +93,8 @@ impl Copy {
                 let _ = sender.send(done);
             };
             cx.local().spawn(task).detach();
-            Ok::<_, OpenError>(())
         };
-        hold.call(start).await.map_err(|_| Error::Ended)??;
+        hold.call(start).await.map_err(|_| Error::Ended)?;
         result.await.map_err(|_| Error::Ended)?
     }
 }

@@ -66,18 +66,12 @@ impl<T> Disk<T> {
     }
 
     /// Reads `len` bytes into the first bytes of a buffer.
-    ///
-    /// # Panics
-    /// If the place is not of whole blocks of the disk.
     pub fn read(&mut self, tag: T, offset: u64, mut buffer: Buffer, len: u32, cx: &mut Cx) {
         let data = buffer.lend().first(len);
         self.submit(tag, Op::Read, offset, len.into(), data, Some(buffer), cx);
     }
 
     /// Reads into memory of the caller, who keeps it in place.
-    ///
-    /// # Panics
-    /// If the place is not of whole blocks of the disk.
     pub fn read_into(&mut self, tag: T, offset: u64, data: Sgl, cx: &mut Cx) {
         self.submit(tag, Op::Read, offset, data.len().into(), data, None, cx);
     }
@@ -90,7 +84,7 @@ impl<T> Disk<T> {
         offset: u64,
         bytes: u64,
         data: Sgl,
-        buffer: Option<Buffer>,
+        mut buffer: Option<Buffer>,
         cx: &mut Cx,
     ) {
         if !op.has_data() && !self.channel.bdev().device().ops().contains(op) {
@@ -99,10 +93,14 @@ impl<T> Disk<T> {
             return;
         }
         let block = u64::from(self.channel.bdev().geometry().block_size);
-        assert!(
-            offset.is_multiple_of(block) && bytes.is_multiple_of(block),
-            "{bytes} bytes at {offset} are not blocks of {block} bytes"
-        );
+        if !offset.is_multiple_of(block) || !bytes.is_multiple_of(block) {
+            // A disk may get larger blocks while it is open.
+            if let Some(buffer) = &mut buffer {
+                buffer.reclaim();
+            }
+            self.ended.push_back(Ended { tag, buffer, result: Err(StoreError::Medium) });
+            return;
+        }
         let io = Io {
             tag: Tag(0),
             op,
@@ -146,9 +144,6 @@ pub(crate) type BaseDisk = Disk<DiskTag>;
 
 impl BaseDisk {
     /// Starts an operation of the store.
-    ///
-    /// # Panics
-    /// If its place is not of whole blocks of the base: the pool's alignment is at least a block.
     pub fn start(&mut self, op: DiskOp, cx: &mut Cx) {
         let DiskOp { tag, request } = op;
         match request {

@@ -98,6 +98,9 @@ pub enum Error {
     /// The pool has ended: its base was removed, or it was closed.
     #[error("the pool has ended")]
     Ended,
+    /// Another change is running.
+    #[error("{0}")]
+    Busy(&'static str),
     /// The base is read-only.
     #[error("`{0}` is read-only: a pool must write to its base disk")]
     ReadOnlyBase(String),

@@ -4,6 +4,10 @@ use aryk_volume::Settings;
 
 const CACHE_BYTES: &str = "cache_bytes";
 
+/// Bytes of a cache. A pool that somebody else has made must not exhaust the memory.
+const CACHE_MIN: usize = 1 << 20;
+const CACHE_MAX: usize = 1 << 40;
+
 /// The note that stores these settings.
 pub(crate) fn of(settings: &Settings) -> Vec<u8> {
     format!("{CACHE_BYTES}={}\n", settings.cache_bytes).into_bytes()
@@ -14,9 +18,9 @@ pub(crate) fn settings(note: &[u8], usual: Settings) -> Settings {
     let mut settings = usual;
     for line in String::from_utf8_lossy(note).lines() {
         if let Some((CACHE_BYTES, value)) = line.split_once('=')
-            && let Ok(bytes) = value.parse()
+            && let Ok(bytes) = value.parse::<usize>()
         {
-            settings.cache_bytes = bytes;
+            settings.cache_bytes = bytes.clamp(CACHE_MIN, CACHE_MAX);
         }
     }
     settings

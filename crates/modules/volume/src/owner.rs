@@ -26,8 +26,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Bytes of writes that one poll takes from the channels: the engine copies them, and computes their checksums.
+/// Bytes of requests that one poll takes from the channels: the engine copies them, and computes their checksums.
 const POLL_BYTES: u64 = 1 << 20;
+/// Bytes of reads in flight, for which the engine has buffers. Requests behind them wait in the inbox.
+const READ_BYTES: u64 = 64 << 20;
 /// Requests that one poll takes from the channels.
 const POLL_REQUESTS: u32 = 256;
 /// The initial room for requests in flight; the table grows for more.
@@ -71,6 +73,7 @@ enum Phase {
 struct InFlight {
     client: Key,
     tag: Tag,
+    is_read: bool,
     data: Sgl,
     stage: Stage,
 }
@@ -104,6 +107,10 @@ pub(crate) struct Owner {
     growing: Option<oneshot::Sender<Growing>>,
     ended: Vec<oneshot::Sender<()>>,
     signals: Arc<Signals>,
+    /// The engine's state, as it was noted.
+    state: Option<State>,
+    /// Bytes of reads that the engine and foreign disks have.
+    read_bytes: u64,
 }
 
 /// What a root is made of.
@@ -153,6 +160,8 @@ impl Owner {
             growing: None,
             ended: Vec::new(),
             signals: setup.signals,
+            state: None,
+            read_bytes: 0,
         }
     }
 
@@ -253,7 +262,8 @@ impl Owner {
         self.take_replies(cx);
         self.look_at_state(cx);
         self.look_at_growth();
-        if has_more || is_answered || !self.inbox.is_empty() {
+        let has_requests = !self.inbox.is_empty() && self.read_bytes < READ_BYTES;
+        if has_more || is_answered || has_requests {
             cx.wake(self.root);
         }
     }
@@ -327,8 +337,9 @@ impl Owner {
         }
         if *left == 0 {
             let status = *status;
-            let InFlight { client, tag, .. } = self.requests.remove(key).expect("found above");
-            self.inbox.complete(client, tag, status, cx);
+            Self::complete(&mut self.requests, &mut self.read_bytes, &self.inbox, (key, status), cx);
+            // Others may have waited for its bytes.
+            cx.wake(self.root);
         }
     }
 
@@ -337,15 +348,21 @@ impl Owner {
         let Phase::Running(running) = &mut self.phase else { return };
         let mut bytes = 0;
         for _ in 0..POLL_REQUESTS {
-            if bytes >= POLL_BYTES {
+            if bytes >= POLL_BYTES || self.read_bytes >= READ_BYTES {
                 break;
             }
             let Some(Submitted { client, volume, io }) = self.inbox.take() else { break };
-            if io.op == Op::Write {
-                bytes += u64::from(io.data.len());
+            bytes += u64::from(io.data.len());
+            if io.op == Op::Read {
+                self.read_bytes += u64::from(io.data.len());
             }
-            let key =
-                self.requests.add(InFlight { client, tag: io.tag, data: io.data, stage: Stage::Engine });
+            let key = self.requests.add(InFlight {
+                client,
+                tag: io.tag,
+                is_read: io.op == Op::Read,
+                data: io.data,
+                stage: Stage::Engine,
+            });
             running.engine.submit(to_engine(key, volume, &io));
         }
     }
@@ -374,8 +391,7 @@ impl Owner {
                 }
                 request.stage = Stage::Foreign { left, status };
                 if left == 0 {
-                    let InFlight { client, tag, .. } = self.requests.remove(key).expect("found above");
-                    self.inbox.complete(client, tag, status, cx);
+                    Self::complete(&mut self.requests, &mut self.read_bytes, &self.inbox, (key, status), cx);
                 }
             }
             running.engine.recycle(foreign);
@@ -388,14 +404,31 @@ impl Owner {
         }
     }
 
+    /// Ends a request with a status.
+    fn complete(
+        requests: &mut Slots<InFlight>,
+        read_bytes: &mut u64,
+        inbox: &Inbox,
+        (key, status): (Key, Status),
+        cx: &mut Cx,
+    ) {
+        let InFlight { client, tag, is_read, data, .. } = requests.remove(key).expect("a request ends once");
+        if is_read {
+            *read_bytes -= u64::from(data.len());
+        }
+        inbox.complete(client, tag, status, cx);
+    }
+
     /// Reports the end of the opening, and a failure of the pool.
     fn look_at_state(&mut self, cx: &mut Cx) {
         let (Phase::Loading(running, _) | Phase::Running(running)) = &mut self.phase else { return };
         let state = running.engine.state();
-        if self.signals.note_state(state)
-            && let State::ReadOnly(error) = state
-        {
-            tracing::error!(pool = self.number, %error, "the pool is read-only: its disk has failed");
+        if self.state != Some(state) {
+            self.state = Some(state);
+            self.signals.note_state(state);
+            if let State::ReadOnly(error) = state {
+                tracing::error!(pool = self.number, %error, "the pool is read-only: its disk has failed");
+            }
         }
         if !matches!(self.phase, Phase::Loading(..)) {
             return;
@@ -437,30 +470,33 @@ impl Owner {
     }
 
     /// Changes the superblock: the pool grows to the size of its base, or gets another name. `sender` is dropped if the pool is
-    /// not open, or another change is running.
+    /// not open.
     pub fn change_store(
         &mut self,
         change: impl FnOnce(&mut Store) -> Result<(), FormatError>,
         sender: oneshot::Sender<Growing>,
         cx: &mut Cx,
     ) {
-        if let Phase::Running(running) = &mut self.phase
-            && self.growing.is_none()
-        {
-            match change(&mut running.store) {
-                Ok(()) => self.growing = Some(sender),
-                Err(error) => drop(sender.send(Err(error.into()))),
-            }
-            cx.wake(self.root);
+        let Phase::Running(running) = &mut self.phase else { return };
+        if self.growing.is_some() {
+            drop(sender.send(Err(Error::Busy("the pool's superblock is being changed already"))));
+            return;
         }
+        match change(&mut running.store) {
+            Ok(()) => self.growing = Some(sender),
+            Err(error) => drop(sender.send(Err(error.into()))),
+        }
+        cx.wake(self.root);
     }
 
     /// The volumes and snapshots. From now on, [`Owner::add_foreign`] knows the disks on which they depend.
     pub fn volumes(&mut self) -> Vec<Listed> {
         let (Phase::Loading(running, _) | Phase::Running(running)) = &self.phase else { return Vec::new() };
         let engine = &running.engine;
-        let foreign = engine.foreign_disks();
-        self.foreign.set_names(&foreign);
+        let used = engine.foreign_disks();
+        self.foreign.set_names(&used);
+        let foreign: HashMap<ForeignId, &Foreign> =
+            used.iter().map(|used| (used.id, &used.foreign)).collect();
         let mut roots: HashMap<TimelineId, Option<Foreign>> = HashMap::new();
         let listed = engine.volumes().map(|(id, volume)| {
             // The base of a history is looked for once, also if it is the base of many.
@@ -475,7 +511,7 @@ impl Owner {
                     Some((base, _)) => timeline = base,
                     None => {
                         let id = ForeignId::of(timeline);
-                        break foreign.iter().find(|used| used.id == id).map(|used| used.foreign.clone());
+                        break foreign.get(&id).copied().cloned();
                     }
                 }
             };
@@ -544,8 +580,8 @@ impl Owner {
             for key in keys {
                 // Foreign disks write to the memory of a request until they complete it.
                 if matches!(self.requests.get(key), Some(InFlight { stage: Stage::Engine, .. })) {
-                    let InFlight { client, tag, .. } = self.requests.remove(key).expect("just listed");
-                    self.inbox.complete(client, tag, Status::Removed, cx);
+                    let ended = (key, Status::Removed);
+                    Self::complete(&mut self.requests, &mut self.read_bytes, &self.inbox, ended, cx);
                 }
             }
             self.commands.clear();

@@ -9,12 +9,12 @@ use crate::{Error, FormatError, Growing, NewVolume, Origin, note};
 use aryk_bdev::{Access, Bdev, Bytes, Env, Event, Identity, OpenError};
 use aryk_reactor::{Bell, CoreSet, Hold, RootRef};
 use aryk_volume::{
-    Answer, Command, Cut, Foreign, Label, Settings, State, Stats, StoreError, TimelineId, UNIT, Volume,
-    VolumeId, WhenFull,
+    Answer, Command, Commit, Cut, Foreign, Label, PARTITIONS, Settings, State, Stats, StoreError, TimelineId,
+    UNIT, Volume, VolumeId, WhenFull,
 };
 use aryk_volume_store::{Finding, Store};
 use futures_channel::oneshot;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -55,12 +55,9 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Notes the state of the engine. Returns whether it is new.
-    pub fn note_state(&self, state: State) -> bool {
-        let mut known = lock(&self.state);
-        let is_new = *known != Some(state);
-        *known = Some(state);
-        is_new
+    /// Notes a new state of the engine.
+    pub fn note_state(&self, state: State) {
+        *lock(&self.state) = Some(state);
     }
 }
 
@@ -82,6 +79,8 @@ pub(crate) struct Listed {
 pub struct Image {
     /// Its UUID, by which it is found again.
     pub uuid: Uuid,
+    /// Bytes of its blocks, at most.
+    pub block_size: u32,
     /// Its name when the volume was created.
     pub name: String,
 }
@@ -89,12 +88,14 @@ pub struct Image {
 impl Image {
     /// As the pool stores it.
     fn to_stored(&self) -> String {
-        format!("{} {}", self.uuid, self.name)
+        format!("{} {} {}", self.uuid, self.block_size, self.name)
     }
 
     fn from_stored(stored: &str) -> Option<Self> {
-        let (uuid, name) = stored.split_once(' ')?;
-        Some(Self { uuid: Uuid::parse_str(uuid).ok()?, name: name.to_owned() })
+        let (uuid, rest) = stored.split_once(' ')?;
+        let (block_size, name) = rest.split_once(' ')?;
+        let (uuid, block_size) = (Uuid::parse_str(uuid).ok()?, block_size.parse().ok()?);
+        Some(Self { uuid, block_size, name: name.to_owned() })
     }
 }
 
@@ -110,6 +111,8 @@ pub struct Member {
     foreign: Option<Foreign>,
     /// Its disk; `None` if it cannot be registered, as while the disk on which it depends is absent.
     pub disk: Option<Arc<Bdev>>,
+    /// Whether it is being deleted: it gets no disk.
+    is_leaving: bool,
 }
 
 impl Member {
@@ -182,6 +185,10 @@ pub struct Pool {
     /// The disks on which volumes depend and that are open, as the pool stores them.
     images: Mutex<BTreeMap<String, Arc<Bdev>>>,
     settings: Settings,
+    /// Held by each change of the volumes, from its first check until the list of volumes has it.
+    changing: tokio::sync::Mutex<()>,
+    /// Whether the pool is being deleted.
+    is_ending: AtomicBool,
 }
 
 impl fmt::Debug for Pool {
@@ -282,6 +289,8 @@ impl Started {
             members: Mutex::default(),
             images: Mutex::default(),
             settings: self.settings,
+            changing: tokio::sync::Mutex::default(),
+            is_ending: AtomicBool::new(false),
         };
         Ok(Arc::new(pool))
     }
@@ -377,25 +386,39 @@ impl Pool {
 
     /// What a volume or a snapshot has its blocks from.
     pub fn parent(&self, member: &Member) -> Parent {
-        // Snapshots of one history have growing identifiers and cuts.
-        let is_before = |other: &&Member| {
-            other.is_snapshot()
-                && other.volume.timeline == member.volume.timeline
-                && (!member.is_snapshot() || other.id < member.id)
-        };
-        let is_base = |other: &&Member| {
-            member.base.is_some_and(|(timeline, cut)| {
-                other.volume.timeline == timeline && other.volume.cut == Some(cut)
-            })
-        };
+        self.parents().remove(&member.id).unwrap_or(Parent::None)
+    }
+
+    /// What each volume and snapshot has its blocks from.
+    pub fn parents(&self) -> BTreeMap<VolumeId, Parent> {
         let members = lock(&self.members);
-        let snapshot = members.values().rfind(is_before).or_else(|| members.values().find(is_base));
-        match (snapshot, member.image()) {
-            (Some(snapshot), _) => Parent::Snapshot(snapshot.name().to_owned()),
-            // The snapshot between them was deleted.
-            (None, Some(image)) => Parent::Image(image),
-            (None, None) => Parent::None,
+        // The snapshots of a history, by age.
+        let mut snapshots: BTreeMap<(TimelineId, Cut), &Member> = BTreeMap::new();
+        for member in members.values() {
+            if let Some(cut) = member.volume.cut {
+                snapshots.insert((member.volume.timeline, cut), member);
+            }
         }
+        let parent = |member: &Member| {
+            let timeline = member.volume.timeline;
+            let before = match member.volume.cut {
+                Some(cut) => {
+                    snapshots.range((timeline, [Commit::ZERO; PARTITIONS])..(timeline, cut)).next_back()
+                }
+                None => snapshots
+                    .range((timeline, [Commit::ZERO; PARTITIONS])..=(timeline, [Commit::MAX; PARTITIONS]))
+                    .next_back(),
+            };
+            let snapshot = before.map(|(_, snapshot)| *snapshot);
+            let base = || member.base.and_then(|view| snapshots.get(&view).copied());
+            match (snapshot.or_else(base), member.image()) {
+                (Some(snapshot), _) => Parent::Snapshot(snapshot.name().to_owned()),
+                // The snapshot between them was deleted.
+                (None, Some(image)) => Parent::Image(image),
+                (None, None) => Parent::None,
+            }
+        };
+        members.values().map(|member| (member.id, parent(member))).collect()
     }
 
     /// Runs a command of the engine.
@@ -414,26 +437,35 @@ impl Pool {
         self.command(Command::SetNote(note::of(settings))).await.map(drop)
     }
 
-    /// Reads which volumes and snapshots there are, and creates the disks of new ones.
+    /// Reads which volumes and snapshots there are, and creates the disks of those that have none. One that cannot get a disk is
+    /// logged.
     ///
     /// # Errors
-    /// [`Error::Ended`]; [`Error::Registry`] if another disk has the UUID or the name of one of them.
+    /// [`Error::Ended`].
     pub async fn refresh(&self) -> Result<(), Error> {
+        let _changing = self.changing.lock().await;
+        self.list_again().await
+    }
+
+    /// As [`Pool::refresh`], for a caller who holds `changing`.
+    async fn list_again(&self) -> Result<(), Error> {
         let there = self.root.call(|owner, _| owner.volumes()).await.map_err(|_| Error::Ended)?;
-        let needed: BTreeSet<String> =
-            there.iter().filter_map(|listed| Some(listed.foreign.as_ref()?.name.clone())).collect();
+        let foreign = there.iter().filter_map(|listed| listed.foreign.as_ref());
+        let needed: BTreeMap<String, u64> =
+            foreign.map(|foreign| (foreign.name.clone(), foreign.units)).collect();
         self.open_images(needed).await?;
-        let mut result = Ok(());
         {
             let mut members = lock(&self.members);
-            let ids: BTreeSet<VolumeId> = there.iter().map(|listed| listed.id).collect();
-            members.retain(|id, _| ids.contains(id));
+            let mut known = std::mem::take(&mut *members);
             for Listed { id, volume, base, foreign } in there {
-                let disk = members.get_mut(&id).and_then(|member| member.disk.take());
-                members.insert(id, Member { id, volume, base, foreign, disk });
+                let (disk, is_leaving) =
+                    known.remove(&id).map_or((None, false), |member| (member.disk, member.is_leaving));
+                let disk = disk.filter(|disk| self.is_registered(disk));
+                members.insert(id, Member { id, volume, base, foreign, disk, is_leaving });
             }
         }
-        let is_due = |member: &Member| member.disk.is_none() && !self.is_degraded(member);
+        let is_due =
+            |member: &Member| member.disk.is_none() && !member.is_leaving && !self.is_degraded(member);
         for member in self.members().into_iter().filter(is_due) {
             match self.register(&member) {
                 Ok(disk) => {
@@ -443,11 +475,68 @@ impl Pool {
                 }
                 Err(error) => {
                     tracing::error!(pool = self.name(), volume = member.name(), %error, "the volume has no disk");
-                    result = Err(error);
                 }
             }
         }
-        result
+        Ok(())
+    }
+
+    fn is_registered(&self, disk: &Arc<Bdev>) -> bool {
+        let found = self.env.registry().find(disk.name());
+        found.is_ok_and(|found| Arc::ptr_eq(&found, disk))
+    }
+
+    /// Begins to delete a volume or a snapshot: it gets no disk again. [`Pool::delete`] ends that, or [`Pool::keep`].
+    ///
+    /// # Errors
+    /// [`Error::Busy`]: it is being deleted already. [`Error::Ended`]: it does not exist any more.
+    pub fn begin_to_delete(&self, id: VolumeId) -> Result<(), Error> {
+        match lock(&self.members).get_mut(&id) {
+            None => Err(Error::Ended),
+            Some(member) if member.is_leaving => Err(Error::Busy("the volume is being deleted")),
+            Some(member) => {
+                member.is_leaving = true;
+                Ok(())
+            }
+        }
+    }
+
+    /// A volume or a snapshot is not deleted: [`Pool::refresh`] gives it a disk again.
+    pub fn keep(&self, id: VolumeId) {
+        if let Some(member) = lock(&self.members).get_mut(&id) {
+            (member.disk, member.is_leaving) = (None, false);
+        }
+    }
+
+    /// Begins or gives up the deletion of the pool, during which it has no new volumes.
+    ///
+    /// # Errors
+    /// [`Error::Busy`]: it is being deleted already.
+    pub async fn set_ending(&self, is_ending: bool) -> Result<(), Error> {
+        let _changing = self.changing.lock().await;
+        match self.is_ending.swap(is_ending, Ordering::Relaxed) && is_ending {
+            true => Err(Error::Busy("the pool is being deleted")),
+            false => Ok(()),
+        }
+    }
+
+    /// Waits until no other change is running. The guard is held until the change is in the list of volumes.
+    async fn begin_change(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
+        let changing = self.changing.lock().await;
+        match self.is_ending.load(Ordering::Relaxed) {
+            true => Err(Error::Busy("the pool is being deleted")),
+            false => Ok(changing),
+        }
+    }
+
+    /// Whether no disk has the name of a new volume.
+    fn check_names(&self, uuid: Uuid, name: &str) -> Result<(), Error> {
+        for name in [uuid.to_string(), self.alias(name)] {
+            if self.env.registry().find(&name).is_ok() {
+                return Err(aryk_bdev::Error::Exists(name).into());
+            }
+        }
+        Ok(())
     }
 
     /// The alias of a volume's disk.
@@ -485,7 +574,10 @@ impl Pool {
     pub async fn create_volume(&self, new: NewVolume) -> Result<Member, Error> {
         let NewVolume { name, uuid, bytes, block_size, origin, when_full } = new;
         let units = bytes.to_blocks(UNIT).ok_or(Error::Size(bytes))?.0;
-        let label = Label { name: check_name(name)?, uuid: uuid.into_bytes() };
+        let new_name = check_name(name)?;
+        let label = Label { name: new_name.clone(), uuid: uuid.into_bytes() };
+        let _changing = self.begin_change().await?;
+        self.check_names(uuid, &new_name)?;
         let origin = match origin {
             Origin::Empty => aryk_volume::Origin::Empty,
             Origin::Snapshot(id) => aryk_volume::Origin::Snapshot(id),
@@ -496,7 +588,7 @@ impl Pool {
             Ok(other) => unreachable!("the answer to a creation is {other:?}"),
             Err(error) => {
                 // The image is closed if no other volume depends on it.
-                self.refresh().await?;
+                self.list_again().await?;
                 Err(error)
             }
         }
@@ -504,7 +596,7 @@ impl Pool {
 
     /// The new volume `id`, with its disk.
     async fn made(&self, id: VolumeId) -> Result<Member, Error> {
-        self.refresh().await?;
+        self.list_again().await?;
         lock(&self.members).get(&id).cloned().ok_or(Error::Ended)
     }
 
@@ -513,26 +605,30 @@ impl Pool {
     /// # Errors
     /// [`Error`].
     pub async fn snapshot(&self, volumes: Vec<(VolumeId, String, Uuid)>) -> Result<Vec<Member>, Error> {
+        let _changing = self.begin_change().await?;
         let mut labels = Vec::new();
         for (id, name, uuid) in volumes {
+            self.check_names(uuid, &name)?;
             labels.push((id, Label { name: check_name(name)?, uuid: uuid.into_bytes() }));
         }
         let Answer::Volumes(made) = self.command(Command::Snapshot(labels)).await? else {
             unreachable!("the answer to a snapshot is a list");
         };
-        self.refresh().await?;
+        self.list_again().await?;
         let members = lock(&self.members);
         Ok(made.iter().filter_map(|id| members.get(id).cloned()).collect())
     }
 
-    /// Deletes a volume or a snapshot, whose disk was removed before.
+    /// Deletes a volume or a snapshot, whose disk was removed before ([`Pool::begin_to_delete`]).
     ///
     /// # Errors
     /// [`Error`].
     pub async fn delete(&self, id: VolumeId) -> Result<(), Error> {
+        let _changing = self.changing.lock().await;
         self.command(Command::Delete(id)).await?;
         lock(&self.members).remove(&id);
-        Ok(())
+        // Its image is closed if no other volume depends on it.
+        self.list_again().await
     }
 
     /// Gives a volume another size, and tells its users.
@@ -541,8 +637,12 @@ impl Pool {
     /// [`Error`].
     pub async fn resize(&self, id: VolumeId, bytes: Bytes) -> Result<(), Error> {
         let units = bytes.to_blocks(UNIT).ok_or(Error::Size(bytes))?.0;
+        let _changing = self.begin_change().await?;
         let member = lock(&self.members).get(&id).cloned().ok_or(Error::Ended)?;
         let shrinks = units < member.volume.units;
+        if shrinks {
+            Self::check_not_frozen(&member)?;
+        }
         // No request reaches beyond the end of the volume, which the engine would refuse.
         if shrinks {
             self.tell_size(&member, units)?;
@@ -550,8 +650,18 @@ impl Pool {
         let resized = self.command(Command::Resize { volume: id, units }).await;
         let units = if resized.is_ok() { units } else { member.volume.units };
         self.tell_size(&member, units)?;
-        self.refresh().await?;
+        self.list_again().await?;
         resized.map(drop)
+    }
+
+    /// Refuses a change of data on which volumes of another pool depend.
+    fn check_not_frozen(member: &Member) -> Result<(), Error> {
+        match member.disk.as_ref().and_then(|disk| disk.frozen_by().map(|owner| (disk, owner))) {
+            None => Ok(()),
+            Some((disk, owner)) => {
+                Err(aryk_bdev::Error::Claimed { name: disk.name().to_owned(), owner }.into())
+            }
+        }
     }
 
     fn tell_size(&self, member: &Member, units: u64) -> Result<(), Error> {
@@ -569,6 +679,7 @@ impl Pool {
     /// [`Error`].
     pub async fn rename(&self, id: VolumeId, name: String) -> Result<(), Error> {
         let name = check_name(name)?;
+        let _changing = self.begin_change().await?;
         let member = lock(&self.members).get(&id).cloned().ok_or(Error::Ended)?;
         let old = member.disk.as_ref().map(|disk| (disk, disk.aliases()));
         if let Some((disk, _)) = &old {
@@ -579,7 +690,7 @@ impl Pool {
             self.env.registry().set_aliases(disk, aliases)?;
         }
         renamed?;
-        self.refresh().await
+        self.list_again().await
     }
 
     /// Changes what a volume's writes do while the pool is full.
@@ -587,18 +698,21 @@ impl Pool {
     /// # Errors
     /// [`Error`].
     pub async fn set_when_full(&self, id: VolumeId, when_full: WhenFull) -> Result<(), Error> {
+        let _changing = self.begin_change().await?;
         self.command(Command::SetWhenFull { volume: id, when_full }).await?;
-        self.refresh().await
+        self.list_again().await
     }
 
-    /// Gives a volume the content of a snapshot of it.
+    /// Gives a volume the content of a snapshot.
     ///
     /// # Errors
     /// [`Error`].
     pub async fn revert(&self, volume: VolumeId, snapshot: VolumeId) -> Result<(), Error> {
-        self.command(Command::Revert { volume, snapshot }).await?;
+        let _changing = self.begin_change().await?;
         let member = lock(&self.members).get(&volume).cloned().ok_or(Error::Ended)?;
-        self.refresh().await?;
+        Self::check_not_frozen(&member)?;
+        self.command(Command::Revert { volume, snapshot }).await?;
+        self.list_again().await?;
         let now = lock(&self.members).get(&volume).cloned().ok_or(Error::Ended)?;
         self.tell_size(&member, now.volume.units)
     }
@@ -642,13 +756,6 @@ impl Pool {
             move |owner: &mut Owner, cx: &mut aryk_reactor::Cx| owner.change_store(change, sender, cx);
         self.root.call(start).await.map_err(|_| Error::Ended)?;
         changed.await.map_err(|_| Error::Ended)?
-    }
-
-    /// Forgets the disk of a volume, which was removed: [`Pool::refresh`] creates another one.
-    pub fn forget_disk(&self, id: VolumeId) {
-        if let Some(member) = lock(&self.members).get_mut(&id) {
-            member.disk = None;
-        }
     }
 
     /// Ends the pool: its base is free when this returns. The disks of its volumes were removed before.

@@ -13,6 +13,7 @@ use aryk_volume_store::{
     Superblock,
 };
 use futures_channel::oneshot;
+use std::collections::BTreeSet;
 use std::future::{Future as _, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
@@ -59,7 +60,23 @@ impl NewPool {
 
 /// The pools.
 #[derive(Debug, Default)]
-pub struct Pools(Mutex<Vec<Arc<Pool>>>);
+pub struct Pools {
+    open: Mutex<Vec<Arc<Pool>>>,
+    /// Names that pools are about to get.
+    reserved: Mutex<BTreeSet<String>>,
+}
+
+/// A name that a pool is about to get.
+struct Reserved<'a> {
+    names: &'a Mutex<BTreeSet<String>>,
+    name: String,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        lock(self.names).remove(&self.name);
+    }
+}
 
 /// The disk as the store sees it.
 fn base_of(bdev: &Bdev) -> Base {
@@ -77,12 +94,12 @@ impl Pools {
     /// The pools that are open, in the order in which they were opened.
     pub fn list(&self) -> Vec<Arc<Pool>> {
         self.forget_ended();
-        lock(&self.0).clone()
+        lock(&self.open).clone()
     }
 
     /// Forgets the pools that have ended, and with them their bases.
     pub fn forget_ended(&self) {
-        lock(&self.0).retain(|pool| !pool.has_ended());
+        lock(&self.open).retain(|pool| !pool.has_ended());
     }
 
     /// Forgets the disks of volumes that were removed with the disk on which they depended.
@@ -111,9 +128,7 @@ impl Pools {
     /// [`Error`].
     pub async fn create(&self, env: &Env, new: NewPool) -> Result<Arc<Pool>, Error> {
         let NewPool { name, uuid, base, force, settings, segment_bytes } = new;
-        if self.find(&name).is_ok() {
-            return Err(Error::PoolExists(name));
-        }
+        let _reserved = self.reserve(&name)?;
         let bdev = env.registry().find(&base)?;
         if bdev.device_as::<VolumeDisk>().is_some() {
             return Err(Error::Nested(base));
@@ -125,11 +140,28 @@ impl Pools {
             Ok(Start::Format(Box::new(Formatting::new(base_of(bdev), &options, force)?)))
         };
         let pool = Started::new(env, &base, &owner, start, settings).await?.into_pool(env).await?;
-        lock(&self.0).push(Arc::clone(&pool));
+        lock(&self.open).push(Arc::clone(&pool));
         if settings != Settings::default() {
             pool.store_settings(&settings).await?;
         }
         Ok(pool)
+    }
+
+    /// Gives a pool another name.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn rename(&self, pool: &Pool, name: String) -> Result<(), Error> {
+        let _reserved = self.reserve(&name)?;
+        pool.rename_pool(name).await
+    }
+
+    /// Keeps a name for a pool that is about to get it.
+    fn reserve(&self, name: &str) -> Result<Reserved<'_>, Error> {
+        if self.find(name).is_ok() || !lock(&self.reserved).insert(name.to_owned()) {
+            return Err(Error::PoolExists(name.to_owned()));
+        }
+        Ok(Reserved { names: &self.reserved, name: name.to_owned() })
     }
 
     /// Opens the pool on a disk, if there is one and nobody uses the disk, and creates the disks of its volumes.
@@ -153,11 +185,13 @@ impl Pools {
         }
         let start = |bdev: &Bdev| Ok(Start::Open(Box::new(Opening::new(base_of(bdev), Expected::default()))));
         let pool = Started::new(env, disk, "a pool", start, settings).await?.into_pool(env).await?;
-        if self.find(&pool.name()).is_ok() || self.find(&pool.uuid().to_string()).is_ok() {
+        // A pool that is created meanwhile has its name reserved.
+        let is_reserved = lock(&self.reserved).contains(&pool.name());
+        if is_reserved || self.find(&pool.name()).is_ok() || self.find(&pool.uuid().to_string()).is_ok() {
             pool.close().await;
             return Err(Error::PoolExists(pool.name()));
         }
-        lock(&self.0).push(Arc::clone(&pool));
+        lock(&self.open).push(Arc::clone(&pool));
         // A volume without a disk is reported, and the others are there.
         let _ = pool.refresh().await;
         Ok(Some(pool))
@@ -166,7 +200,7 @@ impl Pools {
     /// Closes a pool whose volumes' disks were removed before.
     pub async fn close(&self, pool: &Arc<Pool>) {
         pool.close().await;
-        lock(&self.0).retain(|known| !Arc::ptr_eq(known, pool));
+        lock(&self.open).retain(|known| !Arc::ptr_eq(known, pool));
     }
 
     /// Destroys a pool whose volumes' disks were removed before.
@@ -243,6 +277,13 @@ async fn has_superblock(channel: &AsyncChannel, base: Base, offset: u64) -> bool
         Ok(buffer) => {
             !matches!(Superblock::parse(&buffer.bytes()[..SUPERBLOCK_BYTES]), Err(Invalid::Signature))
         }
-        Err(_) => false,
+        Err(status) => {
+            tracing::warn!(
+                offset,
+                ?status,
+                "a disk cannot be searched for a pool: `bdev_examine` tries it again"
+            );
+            false
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! `*_set_options` and `iobuf_*`: sizes of pools, which SPDK has and Aryk lacks. Control context.
+//! `*_set_options` and `iobuf_*`: sizes of pools of memory, which SPDK has and Aryk lacks; `bdev_examine`. Control context.
 //!
 //! Clients and saved configurations call these methods first, and continue only if they succeed. The parameters are checked and
 //! have no effect: memory is allocated from the system when it is needed.
@@ -11,8 +11,13 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "bdev_set_options",
         Phase::Any,
-        "Checks its parameters and does nothing else: Aryk has no pools to size.",
-        async |_: &Control, _: BdevOptions| Ok(true),
+        "Sets whether new disks are searched for pools of volumes, until the daemon ends.",
+        async |control: &Control, p: BdevOptions| {
+            if let Some(searches) = p.bdev_auto_examine {
+                control.volumes.set_auto_examine(searches);
+            }
+            Ok(true)
+        },
     );
     table.add(
         "accel_set_options",
@@ -35,21 +40,21 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "bdev_examine",
         Phase::RunTime,
-        "Checks its parameters and does nothing else: no module examines the disks of others.",
-        async |_: &Control, _: Examine| Ok(true),
+        "Searches a disk for a pool of volumes, if it exists and nobody uses it.",
+        examine,
     );
 }
 
 /// Parameters of `bdev_set_options`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "the parameters are checked and have no effect")]
+#[expect(dead_code, reason = "most parameters are checked and have no effect")]
 struct BdevOptions {
     /// Ignored.
     bdev_io_pool_size: Option<u32>,
     /// Ignored.
     bdev_io_cache_size: Option<u32>,
-    /// Ignored.
+    /// Whether disks are searched for pools of volumes when they appear. At first they are.
     bdev_auto_examine: Option<bool>,
     /// Ignored.
     iobuf_small_cache_size: Option<u32>,
@@ -119,8 +124,15 @@ async fn get_iobuf_stats(_: &Control, _: NoParams) -> Result<Vec<IobufStats>, Er
 /// Parameters of `bdev_examine`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "the parameter is checked and has no effect")]
 struct Examine {
-    /// Name of a disk, which may not exist yet: SPDK saves these calls before those that create disks. Ignored.
+    /// Name of a disk, which may not exist yet: SPDK saves these calls before those that create disks.
     name: String,
+}
+
+async fn examine(control: &Control, p: Examine) -> Result<bool, Error> {
+    if let Ok(disk) = control.disks.find(&p.name) {
+        // `bdev_wait_for_examine` waits for the end.
+        drop(control.volumes.search(disk.name()));
+    }
+    Ok(true)
 }

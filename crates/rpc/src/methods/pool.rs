@@ -31,7 +31,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "aryk_volume_revert",
         Phase::RunTime,
-        "Gives a volume the content of one of its snapshots. What was written since is lost, unless another snapshot has it.",
+        "Gives a volume the content of a snapshot of its pool. What was written since is lost, unless another snapshot has it.",
         revert,
     );
     table.add(
@@ -275,13 +275,13 @@ struct CreateVolume {
     /// UUID, name or alias of a disk of another module or another pool, whose content the volume has. Nobody may write to it
     /// while the volume depends on it.
     image: Option<String>,
-    /// What its writes do while the pool is full. Default: `wait`.
-    #[serde(default = "wait")]
+    /// What its writes do while the pool is full. Default: `fail`.
+    #[serde(default = "fail")]
     when_full: WhenFull,
 }
 
-const fn wait() -> WhenFull {
-    WhenFull::Wait
+const fn fail() -> WhenFull {
+    WhenFull::Fail
 }
 
 async fn create_volume(control: &Control, p: CreateVolume) -> Result<Uuid, Error> {

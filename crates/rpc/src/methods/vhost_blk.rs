@@ -156,7 +156,9 @@ async fn create_blk_controller(control: &Control, p: CreateBlkController) -> Res
         let todo = "attach the disk with --scsi, or unregister the initiators";
         return Err(Error::errno(Errno::BUSY, format!("'{}': {why}: {todo}", p.dev_name)));
     }
-    control.config.made(Subsystem::VhostBlk, &p.ctrlr, "vhost_create_blk_controller", &p);
+    // An alias may be another disk's by the next start.
+    let note = CreateBlkController { dev_name: disk.name().to_owned(), ..p };
+    control.config.made(Subsystem::VhostBlk, &note.ctrlr, "vhost_create_blk_controller", &note);
     Ok(true)
 }
 

@@ -147,8 +147,10 @@ async fn add_target(control: &Control, p: AddTarget) -> Result<u8, Error> {
         refuse_shared(control, &p.bdev_name, false)?;
     }
     control.check_open()?;
-    let target = control.scsi.add_target(&p.ctrlr, wanted, &p.bdev_name).await?;
-    let note = AddTarget { scsi_target_num: target.into(), ..p };
+    // An alias may be another disk's by the next start.
+    let bdev_name = control.disks.find(&p.bdev_name)?.name().to_owned();
+    let target = control.scsi.add_target(&p.ctrlr, wanted, &bdev_name).await?;
+    let note = AddTarget { scsi_target_num: target.into(), bdev_name, ..p };
     control.config.made(Subsystem::VhostScsi, &target_object(&note.ctrlr, target), ADD, &note);
     start_if_whole(control, &note.ctrlr);
     Ok(target)

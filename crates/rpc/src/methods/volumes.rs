@@ -7,13 +7,14 @@ use super::details::{Details, Lvol};
 use super::lvol::CLUSTER;
 use super::waiting::make_waiting;
 use super::{Control, Error};
+use crate::config::{AbsentObject, Subsystem};
 use aryk_bdev::Bdev;
 use aryk_bdev_volume as module;
 use aryk_bdev_volume::{CommandError, Member, NewPool, NewVolume, Parent, Pool, Pools};
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::rc::{Rc, Weak};
@@ -35,9 +36,11 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const PATIENCE_FOR_ALL: Duration = Duration::from_secs(5);
 
 /// The pools.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct State {
     pub pools: Pools,
+    /// Whether new disks are searched by themselves.
+    auto_examine: Cell<bool>,
     /// Where searches begin, once [`follow`] was called.
     wanted: RefCell<Option<UnboundedSender<Search>>>,
     /// The number of searches that have not ended.
@@ -48,6 +51,20 @@ pub(crate) struct State {
     search_ended: Notify,
     /// Copies of volumes to other disks.
     pub copies: Rc<super::lvol::copies::Copies>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            pools: Pools::default(),
+            auto_examine: Cell::new(true),
+            wanted: RefCell::default(),
+            pending: watch::Sender::default(),
+            searched: RefCell::default(),
+            search_ended: Notify::new(),
+            copies: Rc::default(),
+        }
+    }
 }
 
 /// The search for a pool on a disk.
@@ -114,13 +131,15 @@ pub(super) fn size_on(image: &Bdev, block_size: Option<u32>) -> (u64, u32) {
 pub(super) fn details(control: &Control, bdev: &Bdev) -> Option<Lvol> {
     let base = bdev.device().bases().into_iter().next()?;
     let pool = control.volumes.pools.on(&base)?;
-    let member = pool.members().into_iter().find(|member| member.uuid() == bdev.identity().uuid)?;
-    let parent = pool.parent(&member);
-    let of_snapshot = |other: &Member| match pool.parent(other) {
-        Parent::Snapshot(name) if name == member.name() => Some(other.name().to_owned()),
+    let members = pool.members();
+    let member = members.iter().find(|member| member.uuid() == bdev.identity().uuid)?;
+    let mut parents = pool.parents();
+    let of_snapshot = |other: &Member| match parents.get(&other.id) {
+        Some(Parent::Snapshot(name)) if name == member.name() => Some(other.name().to_owned()),
         _ => None,
     };
-    let clones = member.is_snapshot().then(|| pool.members().iter().filter_map(of_snapshot).collect());
+    let clones = member.is_snapshot().then(|| members.iter().filter_map(of_snapshot).collect());
+    let parent = parents.remove(&member.id).unwrap_or(Parent::None);
     Some(Lvol {
         lvol_store_uuid: pool.uuid(),
         base_bdev: base.name().to_owned(),
@@ -212,10 +231,7 @@ pub(super) async fn rename_pool(control: &Control, pool: &Pool, name: String) ->
     if pool.name() == name {
         return Ok(());
     }
-    if control.volumes.pools.list().iter().any(|pool| pool.name() == name) {
-        return Err(Error::errno(Errno::EXIST, format!("a pool named '{name}' exists already")));
-    }
-    Ok(pool.rename_pool(name).await?)
+    Ok(control.volumes.pools.rename(pool, name).await?)
 }
 
 /// Creates a pool.
@@ -229,7 +245,13 @@ pub(super) async fn create_pool(control: &Control, new: NewPool) -> Result<Arc<P
 
 /// Deletes a pool, with its volumes.
 pub(super) async fn delete_pool(control: &Control, pool: &Arc<Pool>) -> Result<(), Error> {
-    remove_disks(control, pool).await?;
+    pool.set_ending(true).await?;
+    if let Err(error) = remove_disks(control, pool).await {
+        pool.set_ending(false).await?;
+        pool.refresh().await?;
+        announce(control, pool).await;
+        return Err(error);
+    }
     control.volumes.pools.delete(&control.env, pool).await?;
     tracing::info!(pool = pool.name(), disk = pool.base().name(), "pool deleted");
     Ok(())
@@ -237,8 +259,8 @@ pub(super) async fn delete_pool(control: &Control, pool: &Arc<Pool>) -> Result<(
 
 /// Removes the disks of all volumes of a pool.
 async fn remove_disks(control: &Control, pool: &Arc<Pool>) -> Result<(), Error> {
-    for disk in pool.members().into_iter().rev().filter_map(|member| member.disk) {
-        control.remove_disk(MODULE, disk.name()).await?;
+    for member in pool.members().iter().rev() {
+        remove_disk_of(control, member).await?;
     }
     Ok(())
 }
@@ -265,17 +287,36 @@ pub(super) async fn snapshot(
 
 /// Deletes a volume or a snapshot, after its users have closed its disk.
 pub(super) async fn delete(control: &Control, pool: &Pool, member: &Member) -> Result<(), Error> {
-    if let Some(disk) = &member.disk {
-        control.remove_disk(MODULE, disk.name()).await?;
-    }
-    let deleted = pool.delete(member.id).await;
+    pool.begin_to_delete(member.id)?;
+    let removed = remove_disk_of(control, member).await;
+    let deleted = match removed {
+        Ok(()) => pool.delete(member.id).await.map_err(Error::from),
+        Err(error) => Err(error),
+    };
     if deleted.is_err() && !pool.has_ended() {
         // The volume is still there: so is its disk.
-        pool.forget_disk(member.id);
-        let _ = pool.refresh().await;
-        note_disks(control, pool);
+        give_disk_back(control, pool, member).await;
     }
-    Ok(deleted?)
+    deleted
+}
+
+async fn remove_disk_of(control: &Control, member: &Member) -> Result<(), Error> {
+    match &member.disk {
+        // It may have gone with the disk on which the volume depends.
+        Some(disk) if control.disks.find(disk.name()).is_ok() => {
+            control.remove_disk(MODULE, disk.name()).await.map(drop)
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Gives a volume its disk again, after it was removed.
+async fn give_disk_back(control: &Control, pool: &Pool, member: &Member) {
+    pool.keep(member.id);
+    match pool.refresh().await {
+        Ok(()) => announce(control, pool).await,
+        Err(error) => tracing::warn!(pool = pool.name(), %error, "a volume has no disk"),
+    }
 }
 
 /// Makes a volume read-only for ever: a snapshot of itself. It must not be in use.
@@ -286,14 +327,13 @@ pub(super) async fn set_read_only(control: &Control, pool: &Pool, member: &Membe
         let why = format!("'{}' is in use by {user}, which may write to it", pool.alias(member.name()));
         return Err(Error::errno(Errno::BUSY, why));
     }
-    if let Some(disk) = &member.disk {
-        control.remove_disk(MODULE, disk.name()).await?;
-    }
-    let frozen = pool.freeze(member.id).await;
-    pool.forget_disk(member.id);
-    pool.refresh().await?;
-    announce(control, pool).await;
-    Ok(frozen?)
+    pool.begin_to_delete(member.id)?;
+    let frozen = match remove_disk_of(control, member).await {
+        Ok(()) => pool.freeze(member.id).await.map_err(Error::from),
+        Err(error) => Err(error),
+    };
+    give_disk_back(control, pool, member).await;
+    frozen
 }
 
 /// Searches disks for pools as long as the daemon lives. Needs a tokio `LocalSet`.
@@ -318,10 +358,25 @@ async fn search_all(control: Weak<Control>, mut wanted: UnboundedReceiver<Search
 /// created.
 pub(crate) fn begin_search(control: &Control, disk: &str) -> Option<oneshot::Receiver<Infallible>> {
     let state = &control.volumes;
-    let (ended, end) = oneshot::channel();
-    state.wanted.borrow().as_ref()?.send(Search { disk: disk.to_owned(), ended }).ok()?;
-    state.pending.send_modify(|pending| *pending += 1);
-    Some(end)
+    if !state.auto_examine.get() {
+        return None;
+    }
+    state.search(disk)
+}
+
+impl State {
+    /// Sets whether new disks are searched.
+    pub fn set_auto_examine(&self, searches: bool) {
+        self.auto_examine.set(searches);
+    }
+
+    /// Begins a search that was asked for.
+    pub fn search(&self, disk: &str) -> Option<oneshot::Receiver<Infallible>> {
+        let (ended, end) = oneshot::channel();
+        self.wanted.borrow().as_ref()?.send(Search { disk: disk.to_owned(), ended }).ok()?;
+        self.pending.send_modify(|pending| *pending += 1);
+        Some(end)
+    }
 }
 
 /// Looks for a pool on a disk that has appeared ([`begin_search`]). Returns at its end, or while a slow disk is still searched.
@@ -342,8 +397,19 @@ pub(super) async fn examined(control: &Control) {
     }
 }
 
+/// Whether the configuration gives a disk to guests, or to another disk. What it holds is theirs: they could write a pool of
+/// their own making to it.
+fn is_given_away(control: &Control, disk: &str) -> bool {
+    let is_user = |object: &AbsentObject| match object.subsystem {
+        Subsystem::VhostBlk | Subsystem::VhostScsi => object.call.names(disk),
+        Subsystem::Bdev => object.call.base() == Some(disk),
+        _ => false,
+    };
+    control.config.absent_objects().iter().any(is_user)
+}
+
 async fn search(control: &Control, disk: &str) {
-    if control.is_closing() {
+    if control.is_closing() || is_given_away(control, disk) {
         return;
     }
     // The call that has created a disk and the one that follows the changes of the registry may both want a search: the second
@@ -397,6 +463,8 @@ async fn announce(control: &Control, pool: &Pool) {
     let new: Vec<_> = disks.iter().filter(is_new).cloned().collect();
     note_disks(control, pool);
     for disk in new {
+        // Volumes of other pools may depend on a snapshot.
+        Box::pin(make_dependents(control, disk.name())).await;
         // An object waits for its disk by any of the disk's names.
         for name in [disk.name().to_owned()].into_iter().chain(disk.aliases()) {
             make_waiting(control, &name).await;
@@ -409,6 +477,7 @@ impl From<module::Error> for Error {
         use module::Error as Of;
         let errno = match &error {
             Of::Registry(error) => return error.clone().into(),
+            Of::Busy(_) => Errno::BUSY,
             Of::Open(_) | Of::Ended | Of::NoPool(_) | Of::NoVolume(_) => Errno::NODEV,
             Of::Format(error) => match error {
                 module::FormatError::Foreign(_) | module::FormatError::Pool { .. } => Errno::EXIST,

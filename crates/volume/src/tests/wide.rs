@@ -178,6 +178,32 @@ fn what_a_volume_and_its_snapshots_have_for_themselves_is_told() {
 }
 
 #[test]
+fn blocks_of_clones_and_reverted_volumes_are_not_smaller() {
+    let mut rig = Rig::new(4);
+    let create = |name: &str, block_size, origin| Command::Create {
+        label: rig_label(name),
+        units: RANGE,
+        block_size,
+        origin,
+        when_full: WhenFull::Wait,
+    };
+    let Ok(Answer::Volume(large)) = rig.command(create("large", 4096, Origin::Empty)) else { panic!() };
+    let Ok(Answer::Volume(small)) = rig.command(create("small", 512, Origin::Empty)) else { panic!() };
+    let snapshot = rig.snapshot(large, "s");
+    let clone = rig.command(create("c", 512, Origin::Snapshot(snapshot)));
+    assert!(matches!(clone, Err(CommandError::Invalid(_))), "{clone:?}");
+    assert!(rig.command(create("c", 4096, Origin::Snapshot(snapshot))).is_ok());
+    assert!(rig.command(Command::Revert { volume: small, snapshot }).is_err());
+    assert_eq!(rig.command(Command::Revert { volume: large, snapshot }), Ok(Answer::Done));
+}
+
+fn rig_label(name: &str) -> Label {
+    let mut uuid = [0; 16];
+    uuid[..name.len()].copy_from_slice(name.as_bytes());
+    Label { name: name.to_owned(), uuid }
+}
+
+#[test]
 fn a_frozen_volume_is_a_snapshot_of_itself() {
     let mut rig = Rig::new(6);
     let volume = rig.create("a", 4 * RANGE, Origin::Empty);

@@ -8,7 +8,7 @@ use crate::Error;
 use crate::device::VolumeDisk;
 use aryk_bdev::{Access, Bdev, Event};
 use aryk_volume::{Foreign, UNIT};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use uuid::Uuid;
@@ -26,30 +26,33 @@ impl Pool {
         if found.device_as::<VolumeDisk>().is_some_and(|volume| volume.place.number == self.place.number) {
             return refuse("it is a volume of the same pool; clone a snapshot of it");
         }
-        if found.geometry().block_size > block_size {
+        let image_blocks = found.geometry().block_size;
+        if image_blocks > block_size {
             return refuse(
                 "its blocks are larger than the volume's; create the volume with blocks of 4,096 bytes",
             );
         }
-        let image = Image { uuid: found.identity().uuid, name: found.name().to_owned() };
-        let stored = image.to_stored();
-        self.open_image(&stored, &image.uuid.to_string()).await?;
-        Ok(Foreign { name: stored, units: units(&found) })
+        let image =
+            Image { uuid: found.identity().uuid, block_size: image_blocks, name: found.name().to_owned() };
+        let foreign = Foreign { name: image.to_stored(), units: units(&found) };
+        self.open_image(&foreign, &image).await?;
+        Ok(foreign)
     }
 
     /// Opens those of these disks that exist, and closes others.
-    pub(super) async fn open_images(&self, needed: BTreeSet<String>) -> Result<(), Error> {
-        for stored in &needed {
+    pub(super) async fn open_images(&self, needed: BTreeMap<String, u64>) -> Result<(), Error> {
+        for (stored, &units) in &needed {
             let is_open = lock(&self.images).contains_key(stored);
             let Some(image) = Image::from_stored(stored).filter(|_| !is_open) else { continue };
-            if let Err(error) = self.open_image(stored, &image.uuid.to_string()).await {
+            let foreign = Foreign { name: stored.clone(), units };
+            if let Err(error) = self.open_image(&foreign, &image).await {
                 tracing::warn!(
                     pool = self.name(), disk = image.name, uuid = %image.uuid, %error,
                     "volumes wait for the disk on which they depend"
                 );
             }
         }
-        lock(&self.images).retain(|stored, _| needed.contains(stored));
+        lock(&self.images).retain(|stored, _| needed.contains_key(stored));
         let keep = |owner: &mut crate::owner::Owner, cx: &mut aryk_reactor::Cx| {
             let names = owner.foreign_names();
             owner.keep_foreign(&names, cx);
@@ -57,25 +60,38 @@ impl Pool {
         self.root.call(keep).await.map_err(|_| Error::Ended)
     }
 
-    async fn open_image(&self, stored: &str, name: &str) -> Result<(), Error> {
+    /// Opens a disk, if it is the one that the volumes were created on: it has the UUID, and is as large as then.
+    async fn open_image(&self, foreign: &Foreign, image: &Image) -> Result<(), Error> {
+        let stored = &foreign.name;
         if lock(&self.images).contains_key(stored) {
             return Ok(());
         }
-        let signals = Arc::clone(&self.signals);
+        let (signals, name) = (Arc::clone(&self.signals), image.uuid.to_string());
         let owner = format!("volumes of the pool {}", self.name());
-        let disk = self.env.registry().open(name, Access::Frozen, &owner, move |event| {
+        let disk = self.env.registry().open(&name, Access::Frozen, &owner, move |event| {
             if event == Event::Removed {
                 signals.is_foreign_removed.store(true, Ordering::Release);
                 signals.bell.ring();
             }
         })?;
+        let refuse = |why| Err(Error::Image { disk: image.name.clone(), why });
+        // A disk may have the text of the UUID as its name.
+        if disk.bdev().identity().uuid != image.uuid {
+            return refuse("it has another UUID");
+        }
+        if disk.bdev().geometry().block_size > image.block_size {
+            return refuse("its blocks are larger than they were");
+        }
+        if units(disk.bdev()) < foreign.units {
+            return refuse("it is smaller than it was");
+        }
         let reactor = self.place.owner()?;
         disk.prepare(&reactor).await?;
         let bdev = Arc::clone(disk.bdev());
-        let key = stored.to_owned();
+        let key = stored.clone();
         let added = self.root.call(move |owner, cx| owner.add_foreign(key, &disk, cx)).await;
         added.map_err(|_| Error::Ended)??;
-        lock(&self.images).insert(stored.to_owned(), bdev);
+        lock(&self.images).insert(stored.clone(), bdev);
         Ok(())
     }
 
@@ -85,13 +101,10 @@ impl Pool {
         if images.is_empty() {
             return;
         }
-        let registry = self.env.registry();
-        let is_there = |disk: &Arc<Bdev>| {
-            registry.find(&disk.identity().uuid.to_string()).is_ok_and(|found| Arc::ptr_eq(&found, disk))
-        };
-        images.retain(|_, disk| is_there(disk));
+        images.retain(|_, disk| self.is_registered(disk));
         for member in lock(&self.members).values_mut() {
-            if member.foreign.is_some() && member.disk.as_ref().is_some_and(|disk| !is_there(disk)) {
+            if member.foreign.is_some() && member.disk.as_ref().is_some_and(|disk| !self.is_registered(disk))
+            {
                 member.disk = None;
             }
         }

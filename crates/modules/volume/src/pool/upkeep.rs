@@ -65,6 +65,7 @@ impl Pool {
     /// # Errors
     /// [`Error`].
     pub async fn freeze(&self, id: VolumeId) -> Result<(), Error> {
+        let _changing = self.begin_change().await?;
         self.command(Command::Freeze(id)).await.map(drop)
     }
 

@@ -106,7 +106,7 @@ fn a_pool_is_not_on_a_volume_and_names_are_checked() {
         assert_eq!(made.map(drop), Err(Error::Name(name.to_owned())));
     }
     let made = block_on(pool.create_volume(stack.new_volume("v", Origin::Empty)));
-    assert_eq!(made.map(drop), Err(Error::Command(CommandError::Exists)));
+    assert_eq!(made.map(drop), Err(Error::Registry(aryk_bdev::Error::Exists("p/v".to_owned()))));
 }
 
 #[test]

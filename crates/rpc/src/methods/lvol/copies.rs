@@ -102,8 +102,8 @@ async fn start(control: &Control, p: Start) -> Result<Started, Error> {
         return Err(failed(Error::errno(Errno::PERM, why)));
     }
     control.disks.find(&p.dst_bdev_name)?;
-    let copy = Copy::new(&control.env, disk.name(), &p.dst_bdev_name).map_err(failed)?;
     let own = pool.own(member.id).await.map_err(failed)?;
+    let copy = Copy::new(&control.env, disk.name(), &p.dst_bdev_name).map_err(failed)?;
     let (parts, total) = whole_clusters(&own, Bytes(CLUSTER), Bytes(member.bytes()));
     let copied = Arc::new(AtomicU64::new(0));
     let id = control.volumes.copies.add(Arc::clone(&copied), total);
