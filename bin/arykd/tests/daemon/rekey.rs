@@ -146,13 +146,17 @@ fn a_rotation_whose_end_cannot_be_stored_can_be_ended_later() {
     daemon
         .call("bdev_crypto_create", json!({"name": "x", "base_bdev_name": base, "key_name": "k1"}))
         .unwrap();
-    daemon.call("bdev_crypto_rekey", json!({"name": "x", "key_name": "k2", "mbytes_per_sec": 1})).unwrap();
+    let continues = json!({"name": "x", "key_name": "k2", "mbytes_per_sec": 1});
+    daemon.call("bdev_crypto_rekey", continues.clone()).unwrap();
+    // The rotation waits until the store is full.
+    daemon.call("bdev_crypto_rekey_stop", json!({"name": "x"})).unwrap();
     let fill = small.fill();
     let create = |number: usize| {
         let name = format!("{number:0>9}{}", "n".repeat(2000));
         daemon.call("bdev_null_create", json!({"name": name, "num_blocks": 8, "block_size": 512}))
     };
     assert!((0..1000).any(|number| create(number).is_err()), "the store is never full");
+    daemon.call("bdev_crypto_rekey", continues).unwrap();
     wait_for("all blocks have the new key", || details(&daemon)["rekey"]["state"] == "complete");
     let log = daemon.dir().join("log");
     let tells = || std::fs::read_to_string(&log).unwrap().contains("that cannot be recorded");
