@@ -373,9 +373,8 @@ impl Owner {
         while let Some(Reply { tag, status, foreign }) = running.engine.next_reply() {
             let key = Key::from_raw(tag.0);
             if foreign.is_empty() {
-                let InFlight { client, tag, .. } =
-                    self.requests.remove(key).expect("the engine replies once");
-                self.inbox.complete(client, tag, to_bdev(status), cx);
+                let ended = (key, to_bdev(status));
+                Self::complete(&mut self.requests, &mut self.read_bytes, &self.inbox, ended, cx);
             } else {
                 let request = self.requests.get_mut(key).expect("the engine replies once");
                 let mut left = 0;

@@ -171,3 +171,14 @@ fn a_deleted_volume_is_gone_and_a_snapshot_keeps_its_data() {
     assert_eq!(pool.find("v").map(drop), Err(Error::NoVolume("v".to_owned())));
     assert_eq!(stack.read(&disk, 0, 4096), [5; 4096]);
 }
+
+#[test]
+fn a_volume_is_read_more_often_than_reads_have_buffers() {
+    let stack = stack();
+    let disk = stack.the_pool().find("v").expect("it was made").disk.expect("it has a disk");
+    stack.write(&disk, 0, &[5; 4096]);
+    for _ in 0..=64 * MIB / VOLUME.0 {
+        let read = stack.read(&disk, 0, VOLUME.0);
+        assert!(read[..4096].iter().all(|&byte| byte == 5) && read[4096..].iter().all(|&byte| byte == 0));
+    }
+}
