@@ -167,7 +167,7 @@ fn a_rotation_whose_end_cannot_be_stored_can_be_ended_later() {
         calls.find(|call| call["method"] == "bdev_crypto_create").unwrap()["params"].clone()
     };
     assert_eq!((&noted()["key_name"], &noted()["rekey"]["key_name"]), (&json!("k1"), &json!("k2")));
-    std::fs::remove_file(fill).unwrap();
+    drop(fill);
     daemon.call("bdev_crypto_rekey", json!({"name": "x", "key_name": "k2"})).unwrap();
     wait_for("the rotation is complete", || details(&daemon)["key_name"] == "k2");
     assert_eq!((&noted()["key_name"], &noted()["rekey"]), (&json!("k2"), &Value::Null));

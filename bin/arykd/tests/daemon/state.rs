@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -338,12 +340,35 @@ impl Small {
 }
 
 impl Small {
-    /// Fills the file system. Returns the file that occupies it.
-    pub fn fill(&self) -> PathBuf {
+    /// Fills the file system, and keeps it full: the daemon frees space now and then, as when it has copied its store.
+    pub fn fill(&self) -> Full {
         let path = self.0.join("fill");
         let mut file = std::fs::File::create(&path).unwrap();
-        while file.write(&[1; 4096]).is_ok_and(|len| len > 0) {}
-        path
+        let mut fill = move || while file.write(&[1; 4096]).is_ok_and(|len| len > 0) {};
+        fill();
+        let (enough, is_enough) = channel::<()>();
+        let filler = std::thread::spawn(move || {
+            while is_enough.recv_timeout(Duration::from_millis(1)) == Err(RecvTimeoutError::Timeout) {
+                fill();
+            }
+        });
+        Full { path, filler: Some((enough, filler)) }
+    }
+}
+
+/// A full file system, which has space again when this is dropped.
+pub struct Full {
+    path: PathBuf,
+    filler: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+impl Drop for Full {
+    fn drop(&mut self) {
+        if let Some((enough, filler)) = self.filler.take() {
+            drop(enough);
+            filler.join().unwrap();
+        }
+        std::fs::remove_file(&self.path).unwrap();
     }
 }
 
@@ -376,7 +401,7 @@ fn a_disk_that_cannot_be_stored_is_not_created() {
     let before = seen(&daemon);
     assert_eq!(before[0].as_array().unwrap().len(), 2 + made);
     let error = daemon.call("bdev_null_delete", json!({"name": "goes"}));
-    std::fs::remove_file(fill).unwrap();
+    drop(fill);
     // The next change writes the missed change too.
     daemon.call("bdev_null_create", null("after")).unwrap();
     let before = seen(&daemon);
