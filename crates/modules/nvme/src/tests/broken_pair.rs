@@ -5,6 +5,7 @@ use crate::Phase;
 use aryk_bdev::{Access, Status};
 use aryk_bdev_conformance::{Bench, Outcome, Shape, contents};
 use aryk_nvme_model::{Action, Distortion, Queue, Rule};
+use std::time::Duration;
 
 const MS: u64 = 1_000_000;
 
@@ -53,7 +54,11 @@ fn a_write_of_a_broken_pair_is_not_repeated_after_a_later_write_of_another_pair(
     other.until("the other pair's commands", || on.model.with(|model| model.held_commands()) == 3);
     let distorted = broken.write(8, &contents(3, 8, 1, BLOCK), Shape::Single, &mut bench);
     bench.until("the wrong completion", || controller.info().last_failure.is_some());
-    other.turn();
+    // The other pair gets to know it by a message.
+    for _ in 0..20 {
+        other.turn();
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
     // Begins when the broken pair has replayed its commands.
     let new = whole.write(0, &contents(4, 0, 1, BLOCK), Shape::Single, &mut other);
 
