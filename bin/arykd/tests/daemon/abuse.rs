@@ -423,7 +423,7 @@ fn a_full_state_directory_leaks_nothing() {
         assert!(refused > 250, "{refused} of 300 are refused");
         // The store's own descriptors, which it opens again after a failure.
         Resources { fds: before.fds + 1, ..before }.check_since(&daemon);
-        drop(fill);
+        std::fs::remove_file(&fill).unwrap();
         daemon.call("bdev_null_create", json!({"name": "n", "block_size": 512, "num_blocks": 8})).unwrap();
     });
 }

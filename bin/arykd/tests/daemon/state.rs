@@ -340,20 +340,30 @@ impl Small {
 }
 
 impl Small {
-    /// Fills the file system, and keeps it full: the daemon frees space now and then, as when it has copied its store.
-    pub fn fill(&self) -> Full {
+    /// Fills the file system. Returns the file that occupies it.
+    pub fn fill(&self) -> PathBuf {
         let path = self.0.join("fill");
-        let mut file = std::fs::File::create(&path).unwrap();
-        let mut fill = move || while file.write(&[1; 4096]).is_ok_and(|len| len > 0) {};
-        fill();
+        occupy(&mut std::fs::File::create(&path).unwrap());
+        path
+    }
+
+    /// Fills the file system, and keeps it full: the daemon frees space now and then, as when it has copied its store.
+    pub fn keep_full(&self) -> Full {
+        let path = self.fill();
+        let mut file = std::fs::File::options().append(true).open(&path).unwrap();
         let (enough, is_enough) = channel::<()>();
         let filler = std::thread::spawn(move || {
             while is_enough.recv_timeout(Duration::from_millis(1)) == Err(RecvTimeoutError::Timeout) {
-                fill();
+                occupy(&mut file);
             }
         });
         Full { path, filler: Some((enough, filler)) }
     }
+}
+
+/// Writes to the file until there is no room.
+fn occupy(file: &mut std::fs::File) {
+    while file.write(&[1; 4096]).is_ok_and(|len| len > 0) {}
 }
 
 /// A full file system, which has space again when this is dropped.
@@ -401,7 +411,7 @@ fn a_disk_that_cannot_be_stored_is_not_created() {
     let before = seen(&daemon);
     assert_eq!(before[0].as_array().unwrap().len(), 2 + made);
     let error = daemon.call("bdev_null_delete", json!({"name": "goes"}));
-    drop(fill);
+    std::fs::remove_file(fill).unwrap();
     // The next change writes the missed change too.
     daemon.call("bdev_null_create", null("after")).unwrap();
     let before = seen(&daemon);
