@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Each ring has one producer and one consumer. Once a turn, each side adds the entries of that turn to its ring, and then
-//! rings the other side's [`Bell`]. A pool of credits bounds a link's requests ([`CreditPool`]), so that completions always
-//! have room. Other commands (open, abort, close) may exceed the room; commands then wait at the client, in order.
+//! rings the other side's [`Bell`]. A pool of credits bounds a link's requests ([`CreditPool`]), but for a few of each channel.
+//! What exceeds the room of a ring waits at its sender, in order.
 //!
 //! Events of bases ([`Channel::base_event`]) are not sent over a link: a device that stays when one of its bases is removed
 //! handles them at its owner.
@@ -32,8 +32,11 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// The most requests in flight of a link, of all its channels together.
+/// The most requests in flight of a link that its channels share.
 const CREDITS: u32 = 1024;
+
+/// Requests that each channel may have beside the shared ones: a disk that does not respond must not stop the others of a link.
+const OWN: u32 = 4;
 
 /// Capacity of the ring of commands: each request, its abort, and some commands to open and close channels.
 const COMMANDS: usize = 4 * CREDITS as usize;
@@ -124,7 +127,7 @@ impl Link {
                 bell: bell.clone(),
                 root,
                 thread,
-                credits: CreditPool::new(CREDITS),
+                credits: CreditPool::own(CREDITS, OWN),
                 commands: RefCell::new(Sender::new(commands)),
                 outboxes: RefCell::new(Slots::new(8)),
             });
@@ -456,12 +459,13 @@ impl Root for Service {
         self.batch = batch;
         let mut answers = self.answers.borrow_mut();
         let has_sent = answers.send();
-        assert!(answers.staged.is_empty(), "each answer has a place in the ring");
+        // The client takes some in its next turn.
+        let has_no_room = !answers.staged.is_empty();
         // Wakes the client for completions, or because its commands had no room.
         if has_sent || has_made_room {
             self.bell.ring();
         }
-        if count == BATCH {
+        if count == BATCH || (has_no_room && !is_over) {
             cx.wake(self.root);
         } else if is_over {
             let (root, thread) = (self.root, self.thread);

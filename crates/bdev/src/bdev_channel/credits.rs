@@ -5,6 +5,9 @@
 //! credit of the pool. While the pool is short, channels that want a credit stand in a
 //! line, and each credit that comes back goes to the first of them: one credit a turn of the line for each channel, however
 //! many requests it has.
+//!
+//! A driver that has room for them lets each channel have some pieces without a credit of the pool ([`CreditPool::own`]): requests
+//! that a disk does not complete then hold up other disks in part only.
 
 use crate::Bytes;
 use aryk_reactor::{Cx, Local, RootId};
@@ -24,6 +27,8 @@ pub struct CreditPool(Rc<Pool>);
 
 struct Pool {
     depth: u32,
+    /// Pieces that each channel may have beside the pool.
+    own: u32,
     free: Cell<u32>,
     /// Channels that want a credit. While there are some, no credit is free.
     line: RefCell<VecDeque<Rc<Place>>>,
@@ -51,7 +56,7 @@ enum Standing {
 
 impl fmt::Debug for CreditPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Pool { depth, free, line } = &*self.0;
+        let Pool { depth, free, line, .. } = &*self.0;
         let waiting = line.borrow().len();
         write!(f, "{} of {depth} credits free, {waiting} channels waiting", free.get())
     }
@@ -63,8 +68,16 @@ impl CreditPool {
     /// # Panics
     /// If that is none.
     pub fn new(depth: u32) -> Self {
+        Self::own(depth, 0)
+    }
+
+    /// A pool of `depth` credits, beside which each channel may have `own` pieces.
+    ///
+    /// # Panics
+    /// If there are no credits.
+    pub fn own(depth: u32, own: u32) -> Self {
         assert!(depth > 0, "a pool without credits");
-        Self(Rc::new(Pool { depth, free: Cell::new(depth), line: RefCell::default() }))
+        Self(Rc::new(Pool { depth, own, free: Cell::new(depth), line: RefCell::default() }))
     }
 
     /// Credits that no channel has.
@@ -183,6 +196,7 @@ impl Credits {
             return false;
         }
         if let Some(lease) = &self.lease
+            && self.at_device >= lease.pool.own
             && !lease.try_take()
         {
             return false;
@@ -203,7 +217,10 @@ impl Credits {
     pub fn give_back(&mut self, cx: &mut Cx) {
         assert!(self.at_device > 0, "a device completes a piece once");
         self.at_device -= 1;
-        if let Some(lease) = &self.lease {
+        // The own pieces are the first that were sent, and count as the last that complete.
+        if let Some(lease) = &self.lease
+            && self.at_device >= lease.pool.own
+        {
             lease.pool.give_back(|root| cx.wake(root));
         }
     }

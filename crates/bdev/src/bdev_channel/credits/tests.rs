@@ -111,3 +111,24 @@ fn a_credit_does_not_come_back_twice() {
     a.give_back(reactor.cx());
     a.give_back(reactor.cx());
 }
+
+#[test]
+fn a_channel_has_its_own_pieces_beside_a_pool_that_others_have_taken() {
+    let (mut reactor, pool) = (reactor(), CreditPool::own(2, 1));
+    let [mut a, mut b] = channels(&mut reactor, 8, &pool);
+    assert!(a.try_take() && a.try_take() && a.try_take());
+    assert!(b.try_take() && !b.try_take(), "its own one");
+    b.give_back(reactor.cx());
+    assert_eq!((pool.free(), b.at_device()), (0, 0), "nothing of the pool came back");
+    assert!(b.try_take() && !b.try_take());
+    a.give_back(reactor.cx());
+    assert!(b.try_take() && !b.try_take(), "the credit of a");
+    for _ in 0..2 {
+        a.give_back(reactor.cx());
+        b.give_back(reactor.cx());
+    }
+    assert_eq!((a.at_device(), b.at_device()), (0, 0));
+    a.decline(reactor.cx());
+    b.decline(reactor.cx());
+    assert_eq!(pool.free(), 2);
+}
