@@ -10,7 +10,6 @@ const EDITS_PER_STEP: usize = 4096;
 /// the pool has in memory for each blob, timeline and run.
 #[derive(Debug)]
 pub struct Loading {
-    settings: Settings,
     facts: StoreFacts,
     from: Recovered,
     maker: Maker,
@@ -47,16 +46,20 @@ impl Maker {
 
 impl Loading {
     /// Begins to open a pool.
-    pub fn new(settings: Settings, facts: StoreFacts, uuid: [u8; 16], from: Recovered) -> Self {
+    pub fn new(facts: StoreFacts, uuid: [u8; 16], from: Recovered) -> Self {
         let maker = Maker { manifest: Manifest::new(uuid, &facts), held: Vec::new() };
-        Self { settings, facts, from, maker, record: 0, left: None }
+        Self { facts, from, maker, record: 0, left: None }
     }
 
-    /// Does a piece of the work. Returns the pool, or why it cannot be opened, when there is no more.
-    pub fn step(&mut self) -> Option<Result<Pool, OpenError>> {
+    /// Does a piece of the work. Returns the pool, or why it cannot be opened, when there is no more. The pool has the settings that
+    /// `settings` makes of its note.
+    pub fn step(&mut self, settings: impl FnOnce(&[u8]) -> Settings) -> Option<Result<Pool, OpenError>> {
         match self.try_step() {
             Ok(true) => None,
-            Ok(false) => Some(self.finish()),
+            Ok(false) => Some(self.take_manifest().map(|manifest| {
+                let settings = settings(&manifest.note);
+                Pool::recovering(settings, self.facts, manifest)
+            })),
             Err(error) => Some(Err(error)),
         }
     }
@@ -94,10 +97,6 @@ impl Loading {
             }
         }
         Ok(true)
-    }
-
-    fn finish(&mut self) -> Result<Pool, OpenError> {
-        self.take_manifest().map(|manifest| Pool::recovering(self.settings, self.facts, manifest))
     }
 
     /// The manifest of all records, when all are applied.

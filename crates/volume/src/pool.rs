@@ -114,9 +114,9 @@ impl Pool {
         uuid: [u8; 16],
         from: &Recovered,
     ) -> Result<Self, OpenError> {
-        let mut loading = Loading::new(settings, facts, uuid, from.clone());
+        let mut loading = Loading::new(facts, uuid, from.clone());
         loop {
-            if let Some(result) = loading.step() {
+            if let Some(result) = loading.step(|_| settings) {
                 return result;
             }
         }

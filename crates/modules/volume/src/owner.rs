@@ -16,7 +16,7 @@ use aryk_dma::Sgl;
 use aryk_reactor::{Cx, Root, RootId, ThreadId};
 use aryk_slots::{Key, Slots};
 use aryk_volume::{
-    Action, Answer, Command, CommandError, Done, Foreign, ForeignId, Pool as Engine, Reply, Request,
+    Action, Answer, Command, CommandError, Done, Foreign, ForeignId, Loading, Pool as Engine, Reply, Request,
     Settings, State, Stats, StoreError, StoreOp, TimelineId, UNIT,
 };
 use aryk_volume_store::{DiskDone, Erasing, Finding, Formatting, Growth, Opened, Opening, Store};
@@ -28,7 +28,8 @@ use std::sync::atomic::Ordering;
 
 /// Bytes of requests that one poll takes from the channels: the engine copies them, and computes their checksums.
 const POLL_BYTES: u64 = 1 << 20;
-/// Bytes of reads in flight, for which the engine has buffers. Requests behind them wait in the inbox.
+/// Bytes of reads that the engine has, for which it has buffers. Requests behind them wait in the inbox. What is read from foreign
+/// disks does not count: one that hangs would stop all volumes.
 const READ_BYTES: u64 = 64 << 20;
 /// Requests that one poll takes from the channels.
 const POLL_REQUESTS: u32 = 256;
@@ -46,6 +47,15 @@ pub(crate) enum Start {
     Erase(Box<Erasing>),
     /// Opens a pool.
     Open(Box<Opening>),
+    /// Makes the engine of a pool whose store is open.
+    Load { loading: Box<Loading>, store: Box<Store>, findings: Vec<Finding> },
+}
+
+/// What the first requests to the base have led to.
+enum Started {
+    Erased,
+    Formatted(Box<Store>),
+    Opened(Box<Opened>),
 }
 
 /// A pool that has been opened.
@@ -109,7 +119,7 @@ pub(crate) struct Owner {
     signals: Arc<Signals>,
     /// The engine's state, as it was noted.
     state: Option<State>,
-    /// Bytes of reads that the engine and foreign disks have.
+    /// Bytes of reads that the engine has.
     read_bytes: u64,
 }
 
@@ -165,21 +175,21 @@ impl Owner {
         }
     }
 
-    /// Goes on with the creation, the destruction or the search of a pool.
+    /// Goes on with the creation, the destruction or the opening of a pool.
     fn start_on(&mut self, cx: &mut Cx) {
         let disk = self.disk.as_mut().expect("it is there while the pool is started");
         let Phase::Starting(start) = &mut self.phase else { return };
         let mut result = None;
         while let Some(done) = disk.next_done() {
             result = result.or(match start {
-                Start::Erase(erasing) => erasing.completed(done).map(|erased| erased.map(|()| None)),
-                Start::Format(formatting) => {
-                    formatting.completed(done).map(|store| store.map(|store| Some((store, None))))
+                Start::Erase(erasing) => {
+                    erasing.completed(done).map(|erased| erased.map(|()| Started::Erased))
                 }
-                Start::Open(opening) => opening.completed(done).map(|opened| {
-                    let Opened { store, recovered, findings } = *opened?;
-                    Ok(Some((Box::new(store), Some((recovered, findings)))))
-                }),
+                Start::Format(formatting) => {
+                    formatting.completed(done).map(|store| store.map(Started::Formatted))
+                }
+                Start::Open(opening) => opening.completed(done).map(|opened| opened.map(Started::Opened)),
+                Start::Load { .. } => unreachable!("a store that is open does nothing by itself"),
             });
         }
         match result {
@@ -188,46 +198,52 @@ impl Owner {
                     Start::Erase(erasing) => erasing.next_op(),
                     Start::Format(formatting) => formatting.next_op(),
                     Start::Open(opening) => opening.next_op(),
+                    Start::Load { .. } => return self.load_on(cx),
                 };
                 let Some(op) = op else { break };
                 disk.start(op, cx);
             },
             Some(Err(error)) => self.fail_opening(error.into(), cx),
-            Some(Ok(None)) => {
+            Some(Ok(Started::Erased)) => {
                 self.tell_opened(Ok(Ready { findings: Vec::new() }));
                 self.end(None, cx);
             }
-            Some(Ok(Some((store, found)))) => self.load(store, found, cx),
+            Some(Ok(Started::Formatted(store))) => {
+                let engine = Engine::create(self.settings, store.facts(), store.pool().into_bytes());
+                self.start_engine(engine, store, Vec::new(), cx);
+            }
+            Some(Ok(Started::Opened(opened))) => {
+                let Opened { store, recovered, findings } = *opened;
+                let Some(recovered) = recovered else { return self.fail_opening(Error::NoManifest, cx) };
+                let loading = Loading::new(store.facts(), store.pool().into_bytes(), recovered);
+                let (loading, store) = (Box::new(loading), Box::new(store));
+                self.phase = Phase::Starting(Start::Load { loading, store, findings });
+                cx.wake(self.root);
+            }
+        }
+    }
+
+    /// Makes a piece of the engine.
+    fn load_on(&mut self, cx: &mut Cx) {
+        let Phase::Starting(Start::Load { loading, .. }) = &mut self.phase else { return };
+        let usual = self.settings;
+        match loading.step(|note| note::settings(note, usual)) {
+            None => cx.wake(self.root),
+            Some(Err(error)) => self.fail_opening(error.into(), cx),
+            Some(Ok(engine)) => {
+                let loaded = std::mem::replace(&mut self.phase, Phase::Ending);
+                let Phase::Starting(Start::Load { store, findings, .. }) = loaded else {
+                    unreachable!("the engine was being made")
+                };
+                self.start_engine(engine, store, findings, cx);
+            }
         }
     }
 
     /// Starts the engine over a store.
-    fn load(
-        &mut self,
-        store: Box<Store>,
-        found: Option<(Option<aryk_volume::Recovered>, Vec<Finding>)>,
-        cx: &mut Cx,
-    ) {
-        let (facts, uuid) = (store.facts(), store.pool().into_bytes());
-        let (engine, findings) = match found {
-            None => (Ok(Engine::create(self.settings, facts, uuid)), Vec::new()),
-            Some((Some(recovered), findings)) => {
-                let open = |settings| Engine::open(settings, facts, uuid, &recovered);
-                let opened = open(self.settings).and_then(|engine| {
-                    let stored = note::settings(engine.note(), self.settings);
-                    if stored == self.settings { Ok(engine) } else { open(stored) }
-                });
-                (opened, findings)
-            }
-            Some((None, _)) => return self.fail_opening(Error::NoManifest, cx),
-        };
-        match engine {
-            Err(error) => self.fail_opening(error.into(), cx),
-            Ok(engine) => {
-                self.phase = Phase::Loading(Running { engine, store }, findings);
-                cx.wake(self.root);
-            }
-        }
+    fn start_engine(&mut self, engine: Engine, store: Box<Store>, findings: Vec<Finding>, cx: &mut Cx) {
+        self.phase = Phase::Loading(Running { engine, store }, findings);
+        cx.wake(self.root);
     }
 
     fn fail_opening(&mut self, error: Error, cx: &mut Cx) {
@@ -337,9 +353,7 @@ impl Owner {
         }
         if *left == 0 {
             let status = *status;
-            Self::complete(&mut self.requests, &mut self.read_bytes, &self.inbox, (key, status), cx);
-            // Others may have waited for its bytes.
-            cx.wake(self.root);
+            Self::complete(&mut self.requests, &self.inbox, key, status, cx);
         }
     }
 
@@ -372,11 +386,13 @@ impl Owner {
         let (Phase::Loading(running, _) | Phase::Running(running)) = &mut self.phase else { return };
         while let Some(Reply { tag, status, foreign }) = running.engine.next_reply() {
             let key = Key::from_raw(tag.0);
+            let request = self.requests.get_mut(key).expect("the engine replies once");
+            if request.is_read {
+                self.read_bytes -= u64::from(request.data.len());
+            }
             if foreign.is_empty() {
-                let ended = (key, to_bdev(status));
-                Self::complete(&mut self.requests, &mut self.read_bytes, &self.inbox, ended, cx);
+                Self::complete(&mut self.requests, &self.inbox, key, to_bdev(status), cx);
             } else {
-                let request = self.requests.get_mut(key).expect("the engine replies once");
                 let mut left = 0;
                 let mut status = Status::Ok;
                 for piece in &foreign {
@@ -390,7 +406,7 @@ impl Owner {
                 }
                 request.stage = Stage::Foreign { left, status };
                 if left == 0 {
-                    Self::complete(&mut self.requests, &mut self.read_bytes, &self.inbox, (key, status), cx);
+                    Self::complete(&mut self.requests, &self.inbox, key, status, cx);
                 }
             }
             running.engine.recycle(foreign);
@@ -404,17 +420,8 @@ impl Owner {
     }
 
     /// Ends a request with a status.
-    fn complete(
-        requests: &mut Slots<InFlight>,
-        read_bytes: &mut u64,
-        inbox: &Inbox,
-        (key, status): (Key, Status),
-        cx: &mut Cx,
-    ) {
-        let InFlight { client, tag, is_read, data, .. } = requests.remove(key).expect("a request ends once");
-        if is_read {
-            *read_bytes -= u64::from(data.len());
-        }
+    fn complete(requests: &mut Slots<InFlight>, inbox: &Inbox, key: Key, status: Status, cx: &mut Cx) {
+        let InFlight { client, tag, .. } = requests.remove(key).expect("a request ends once");
         inbox.complete(client, tag, status, cx);
     }
 
@@ -579,8 +586,7 @@ impl Owner {
             for key in keys {
                 // Foreign disks write to the memory of a request until they complete it.
                 if matches!(self.requests.get(key), Some(InFlight { stage: Stage::Engine, .. })) {
-                    let ended = (key, Status::Removed);
-                    Self::complete(&mut self.requests, &mut self.read_bytes, &self.inbox, ended, cx);
+                    Self::complete(&mut self.requests, &self.inbox, key, Status::Removed, cx);
                 }
             }
             self.commands.clear();

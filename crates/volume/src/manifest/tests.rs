@@ -70,7 +70,7 @@ fn record<'a>(manifest: &Manifest, edits: impl IntoIterator<Item = &'a Edit>) ->
 }
 
 fn load(from: &Recovered, uuid: [u8; 16], facts: &StoreFacts) -> Result<Manifest, OpenError> {
-    let mut loading = crate::Loading::new(crate::Settings::default(), *facts, uuid, from.clone());
+    let mut loading = crate::Loading::new(*facts, uuid, from.clone());
     while loading.try_step()? {}
     loading.take_manifest()
 }
