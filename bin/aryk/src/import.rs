@@ -2,16 +2,17 @@
 //! `aryk volume export` creates one.
 //!
 //! The file is written under another name in the same directory, and gets its own name when it is complete and synced: an
-//! interruption leaves no partial disk, and the next import starts again. Raw images are copied here; all others are read by
+//! interruption leaves no partial disk. Raw images are copied here; all others are read by
 //! `qemu-img`.
 
-mod copy;
+mod bar;
+pub mod copy;
 mod qemu_img;
 
 use crate::error::Error;
 use crate::size::Size;
 use crate::transfer::Attached;
-use indicatif::{ProgressBar, ProgressStyle};
+use bar::Bar;
 use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use rustix::io::Errno;
 use std::ffi::OsString;
@@ -61,15 +62,15 @@ impl Import<'_> {
         };
         let size = self.size_for(bytes)?;
         let draft = Draft::new(self.target)?;
-        let bar = progress(bytes, self.quiet);
+        let bar = Bar::new(bytes, self.quiet)?;
         match format {
-            "raw" => copy::sparse(&source, &draft.file, bytes, &mut |done| bar.set_position(done))
+            "raw" => copy::sparse(&source, &draft.file, bytes, &mut |done| bar.advance(done))
                 .map_err(|e| at("copy", self.source, &e))?,
             _ => qemu_img::convert((self.source, format), (&draft.path, "raw"), &mut |share| {
-                bar.set_position((bytes as f64 * share) as u64);
+                bar.advance((bytes as f64 * share) as u64)
             })?,
         }
-        bar.finish_and_clear();
+        bar.finish();
         draft.finish(self.target, size)?;
         Ok(size)
     }
@@ -86,17 +87,6 @@ impl Import<'_> {
             None => Ok(bytes.next_multiple_of(block)),
         }
     }
-}
-
-/// A progress bar for a copy of `bytes` bytes.
-fn progress(bytes: u64, quiet: bool) -> ProgressBar {
-    if quiet {
-        return ProgressBar::hidden();
-    }
-    let style = "{bar:40} {percent:>3}%  {binary_bytes} of {binary_total_bytes}, {eta} left";
-    let style = ProgressStyle::with_template(style).expect("the template is valid");
-    // The progress bar is drawn only on a terminal.
-    ProgressBar::new(bytes).with_style(style)
 }
 
 /// An image whose data can be read as that of a raw file.
@@ -134,19 +124,19 @@ impl RawImage {
         let file = options.read(true).write(true).create_new(true).mode(0o600).open(&path);
         let file = file.map_err(|e| at("create", &path, &e))?;
         let converted = Removed(path);
-        let bar = progress(bytes, quiet);
+        let bar = Bar::new(bytes, quiet)?;
         qemu_img::convert((source, format), (&converted.0, "raw"), &mut |share| {
-            bar.set_position((bytes as f64 * share) as u64);
+            bar.advance((bytes as f64 * share) as u64)
         })?;
-        bar.finish_and_clear();
+        bar.finish();
         Ok(Self { file, bytes, _converted: Some(converted) })
     }
 
     /// Writes the image to a disk that reads zeroes.
     pub fn write_to(&self, disk: &mut Attached, quiet: bool) -> Result<(), Error> {
-        let bar = progress(self.bytes, quiet);
-        disk.write_from(&self.file, self.bytes, &mut |done| bar.set_position(done))?;
-        bar.finish_and_clear();
+        let bar = Bar::new(self.bytes, quiet)?;
+        disk.write_from(&self.file, self.bytes, &mut |done| bar.advance(done))?;
+        bar.finish();
         Ok(())
     }
 }
@@ -162,18 +152,18 @@ pub fn export(disk: &mut Attached, format: &str, target: &Path, quiet: bool) -> 
         return Err(failed(format!("{} exists already. Name a new file.", target.display())));
     }
     let raw = Draft::new(target)?;
-    let bar = progress(disk.bytes(), quiet);
-    disk.read_into(&raw.file, &mut |done| bar.set_position(done))?;
-    bar.finish_and_clear();
+    let bar = Bar::new(disk.bytes(), quiet)?;
+    disk.read_into(&raw.file, &mut |done| bar.advance(done))?;
+    bar.finish();
     if format == "raw" {
         return raw.finish(target, disk.bytes());
     }
     let converted = Draft::new(&target.with_extension("converting"))?;
-    let bar = progress(disk.bytes(), quiet);
+    let bar = Bar::new(disk.bytes(), quiet)?;
     qemu_img::convert((&raw.path, "raw"), (&converted.path, format), &mut |share| {
-        bar.set_position((disk.bytes() as f64 * share) as u64);
+        bar.advance((disk.bytes() as f64 * share) as u64)
     })?;
-    bar.finish_and_clear();
+    bar.finish();
     let bytes = converted.file.metadata()?.len();
     converted.finish(target, bytes)
 }

@@ -5,6 +5,7 @@
 use crate::client::Client;
 use crate::commands::{elements, text};
 use crate::error::Error;
+use crate::import::copy::Progress;
 use aryk_front_end::blk::{self, Config};
 use aryk_front_end::{Format, Layout, Memory, Operation, Queue, Session, Shape, Wanted, feature, protocol};
 use serde_json::json;
@@ -92,7 +93,7 @@ impl Attached {
     }
 
     /// Writes the first `len` bytes of `from` to the disk, which reads zeroes before. Reports the bytes done to `progress`.
-    pub fn write_from(&mut self, from: &File, len: u64, progress: &mut dyn FnMut(u64)) -> Result<(), Error> {
+    pub fn write_from(&mut self, from: &File, len: u64, progress: &mut Progress<'_>) -> Result<(), Error> {
         let mut buffer = vec![0; self.chunk as usize];
         let mut free: Vec<u16> = (0..SLOTS).collect();
         let mut at = 0;
@@ -110,7 +111,7 @@ impl Attached {
                 self.queue.publish();
             }
             at += there as u64;
-            progress(at);
+            progress(at)?;
         }
         while free.len() < usize::from(SLOTS) {
             free.push(self.queue.wait(PATIENCE)?.slot);
@@ -120,7 +121,7 @@ impl Attached {
 
     /// Writes the disk's data to `to`, which is empty and becomes as large as the disk. Zeroes become holes. Reports the bytes
     /// done to `progress`.
-    pub fn read_into(&mut self, to: &File, progress: &mut dyn FnMut(u64)) -> Result<(), Error> {
+    pub fn read_into(&mut self, to: &File, progress: &mut Progress<'_>) -> Result<(), Error> {
         to.set_len(self.bytes)?;
         let mut buffer = vec![0; self.chunk as usize];
         let mut places = [0; SLOTS as usize];
@@ -145,7 +146,7 @@ impl Attached {
             }
             free.push(slot);
             done += u64::from(self.chunk);
-            progress(done);
+            progress(done)?;
         }
         Ok(())
     }

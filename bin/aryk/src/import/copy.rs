@@ -6,14 +6,18 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+/// Takes the bytes done, and may end the copy.
+pub type Progress<'a> = dyn FnMut(u64) -> io::Result<()> + 'a;
+
 /// Bytes of a read.
 const CHUNK: u64 = 1 << 20;
 
 /// Bytes of a piece that becomes a hole if it is zero.
 const PIECE: usize = 64 << 10;
 
-/// Copies the first `bytes` of `from` to `to`, which is empty; zeros become holes. Reports the bytes done to `progress`.
-pub fn sparse(from: &File, to: &File, bytes: u64, progress: &mut dyn FnMut(u64)) -> io::Result<()> {
+/// Copies the first `bytes` of `from` to `to`, which is empty; zeros become holes. Reports the bytes done
+/// to `progress`, which may end the copy.
+pub fn sparse(from: &File, to: &File, bytes: u64, progress: &mut Progress<'_>) -> io::Result<()> {
     let mut buffer = vec![0; CHUNK as usize];
     let mut at = 0;
     while at < bytes {
@@ -30,11 +34,10 @@ pub fn sparse(from: &File, to: &File, bytes: u64, progress: &mut dyn FnMut(u64))
                 }
             }
             at += len;
-            progress(at);
+            progress(at)?;
         }
     }
-    progress(bytes);
-    Ok(())
+    progress(bytes)
 }
 
 /// The next range of data. A file that does not support holes, such as a block device, is data everywhere.

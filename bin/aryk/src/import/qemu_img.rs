@@ -20,11 +20,12 @@ pub fn virtual_size(source: &Path, format: &str) -> Result<u64, Error> {
     size.ok_or_else(|| error_of("does not report the size of the image"))
 }
 
-/// Writes the data of an image, without holes, to another image, each of its format. Reports the share done to `progress`.
+/// Writes the data of an image, without holes, to another image, each of its format. Reports the share done to `progress`,
+/// which may end the program.
 pub fn convert(
     (source, format): (&Path, &str),
     (target, target_format): (&Path, &str),
-    progress: &mut dyn FnMut(f64),
+    progress: &mut dyn FnMut(f64) -> io::Result<()>,
 ) -> Result<(), Error> {
     let mut command = command(&["convert", "-p", "-f", format, "-O", target_format], &[source, target])?;
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -32,7 +33,12 @@ pub fn convert(
     // Progress lines end with a carriage return: `    (12.50/100%)`.
     for word in BufReader::new(child.stdout.take().expect("the stream is piped")).split(b'\r') {
         let share = word.ok().and_then(|word| share(&String::from_utf8_lossy(&word)));
-        share.into_iter().for_each(&mut *progress);
+        if let Some(Err(error)) = share.map(&mut *progress) {
+            // It may have ended already.
+            let _ = child.kill();
+            child.wait()?;
+            return Err(error.into());
+        }
     }
     let mut stderr = String::new();
     // The text only explains the exit code.

@@ -40,7 +40,11 @@ fn progress_reaches_the_end() {
     image(&path);
     let (source, target) = (File::open(&path).unwrap(), tempfile::tempfile().unwrap());
     let mut all = Vec::new();
-    copy::sparse(&source, &target, 64 << 20, &mut |done| all.push(done)).unwrap();
+    copy::sparse(&source, &target, 64 << 20, &mut |done| {
+        all.push(done);
+        Ok(())
+    })
+    .unwrap();
     assert!(all.is_sorted() && all.last() == Some(&(64 << 20)), "{all:?}");
     assert_eq!(qemu_img::share("    (12.50/100%)"), Some(0.125));
     assert_eq!(qemu_img::share("nonsense"), None);

@@ -207,17 +207,23 @@ impl Daemon {
 
     /// Runs `aryk`. Returns its output, or its exit code and error text.
     pub fn aryk(&self, args: &[&str]) -> Result<String, (i32, String)> {
-        let output = Command::new(aryk())
-            .args(args)
-            .env("ARYK_SOCKET", self.socket())
-            .current_dir(self.dir())
-            .output();
-        let output = output.unwrap();
+        let output = self.aryk_command(args).output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         match output.status.code().unwrap() {
             0 => Ok(text(output.stdout)),
             code => Err((code, text(output.stderr))),
         }
+    }
+
+    /// Starts `aryk`.
+    pub fn start_aryk(&self, args: &[&str]) -> Child {
+        self.aryk_command(args).spawn().unwrap()
+    }
+
+    fn aryk_command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(aryk());
+        command.args(args).env("ARYK_SOCKET", self.socket()).current_dir(self.dir());
+        command
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::front_end::FrontEnd;
 use crate::harness::{Daemon, code, wait_for};
 use aryk_reactor::CoreSet;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::time::Duration;
 
@@ -207,6 +208,24 @@ fn images_are_imported_and_exported() {
 }
 
 #[test]
+fn an_interrupted_copy_leaves_nothing() {
+    let daemon = start();
+    let path = |name: &str| daemon.dir().join(name);
+    std::fs::write(path("image.raw"), vec![5; 48 << 20]).unwrap();
+    daemon.aryk(&["volume", "create", "p/i", "--from", "image.raw"]).unwrap();
+    let disk = daemon.call("bdev_get_bdevs", json!({"name": "p/i"})).unwrap()[0]["name"].clone();
+    let limit = json!({"name": disk, "rw_mbytes_per_sec": 4, "rw_ios_per_sec": 0, "r_mbytes_per_sec": 0, "w_mbytes_per_sec": 0});
+    daemon.call("bdev_set_qos_limit", limit).unwrap();
+    let mut export = daemon.start_aryk(&["volume", "export", "p/i", "exported.raw"]);
+    let is_begun = || std::fs::metadata(path(".exported.raw.importing")).is_ok_and(|file| file.len() > 0);
+    wait_for("the copy has begun", is_begun);
+    kill_process(Pid::from_child(&export), Signal::INT).unwrap();
+    assert_eq!(export.wait().unwrap().code(), Some(1));
+    assert!(!path(".exported.raw.importing").exists() && !path("exported.raw").exists());
+    assert_eq!(daemon.call("vhost_get_controllers", json!({})).unwrap().as_array().unwrap().len(), 1);
+}
+
+#[test]
 fn what_destroys_data_is_guarded() {
     let daemon = start();
     let _vm = connect(&daemon, "p-vm");
@@ -222,6 +241,9 @@ fn what_destroys_data_is_guarded() {
     assert!(error.contains("in use"), "{error}");
     let (_, error) = daemon.aryk(&["pool", "create", "q", "--disk", "store"]).unwrap_err();
     assert!(error.contains("in use"), "{error}");
+    let (_, error) = daemon.aryk(&["disk", "resize", "store", "512M", "--shrink"]).unwrap_err();
+    assert!(error.contains("the pool 'p' is on the disk"), "{error}");
+    daemon.aryk(&["disk", "resize", "store", "2G"]).unwrap();
     daemon.aryk(&["volume", "resize", "p/vm", "128M"]).unwrap();
     daemon.aryk(&["volume", "rename", "p/vm", "root"]).unwrap();
     let list = daemon.aryk(&["volume", "list"]).unwrap();

@@ -8,7 +8,7 @@ mod options;
 mod waits;
 
 use super::details::{Details, Rbd};
-use super::{Control, Error, Name, Phase, Table, is_default};
+use super::{Control, Error, Name, Phase, Table, is_default, volumes};
 use crate::config::{Call, Subsystem};
 use crate::journal;
 use crate::params::{Count, CpuMask};
@@ -525,6 +525,9 @@ async fn resize(control: &Control, p: Resize) -> Result<bool, Error> {
     let bdev = control.disks.find_made_by(&[MODULE], &p.name)?;
     let size = p.new_size.0.checked_mul(1 << 20).map(Bytes);
     let size = size.ok_or_else(|| Error::invalid("the size is more than a disk can have"))?;
+    if p.shrink && size < bdev.blocks().to_bytes(bdev.geometry().block_size) {
+        volumes::check_shrinking(control, &bdev)?;
+    }
     let size = if p.shrink { module::Size::Exactly(size) } else { module::Size::GrowTo(size) };
     let Bytes(bytes) = match module::resize(&bdev, size).await? {
         module::Resized::Done(bytes) => bytes,

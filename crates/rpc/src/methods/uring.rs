@@ -2,7 +2,7 @@
 //! handles its own disks, as clients expect. Control context.
 
 use super::details::{Aio, Details, Uring};
-use super::{Control, Count, Error, Name, Phase, Table, is_default};
+use super::{Control, Count, Error, Name, Phase, Table, is_default, volumes};
 use crate::config::Subsystem;
 use crate::journal;
 use aryk_bdev::{Bdev, Bytes, Env, Registry};
@@ -272,6 +272,9 @@ async fn resize(control: &Control, p: Resize) -> Result<bool, Error> {
     let bdev = control.disks.find_made_by(&[URING, AIO], &p.name)?;
     if p.size.0 == 0 {
         return Err(Error::invalid("a disk must have at least one block"));
+    }
+    if p.shrink && Bytes(p.size.0) < bdev.blocks().to_bytes(bdev.geometry().block_size) {
+        volumes::check_shrinking(control, &bdev)?;
     }
     let size =
         if p.shrink { module::Size::Exactly(Bytes(p.size.0)) } else { module::Size::GrowTo(Bytes(p.size.0)) };

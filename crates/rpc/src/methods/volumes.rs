@@ -67,6 +67,16 @@ impl Default for State {
     }
 }
 
+/// Refuses to shrink a disk whose end a pool, or a volume on this image, would miss.
+pub(super) fn check_shrinking(control: &Control, bdev: &Bdev) -> Result<(), Error> {
+    let why = match (control.volumes.pools.on(bdev), bdev.frozen_by()) {
+        (Some(pool), _) => format!("the pool '{}' is on the disk: a pool does not shrink", pool.name()),
+        (None, Some(owner)) => format!("{owner} needs the disk as it is"),
+        (None, None) => return Ok(()),
+    };
+    Err(Error::errno(Errno::BUSY, why))
+}
+
 /// The search for a pool on a disk.
 struct Search {
     disk: String,
