@@ -30,6 +30,7 @@ mod watch;
 use clap::{CommandFactory, Parser};
 use cli::{Cli, Command, ControllerCommand, DiskCommand, ReactorCommand};
 use client::Client;
+use commands::pool::PoolCommand;
 use error::Error;
 use output::Output;
 use serde_json::json;
@@ -75,6 +76,9 @@ fn run(cli: &Cli) -> Result<ExitCode, Error> {
         Command::Man { dir } => out.man_pages(dir),
         Command::Doctor { subject } => doctor::run(cli, *subject, &out),
         Command::Nvme(command) => watch::repeat(cli.watch(), || commands::nvme::run(command, cli, &out)),
+        Command::Pool(PoolCommand::Check { offline: Some(file), quick, .. }) => {
+            commands::pool::check_offline(file, *quick, &out)
+        }
         Command::Logs(args) => commands::service::logs(args, cli),
         Command::Rpc { method, help: true, .. } => rpc_help(method.as_deref(), &out),
         Command::Bench(args) => bench::run(args, &cli.socket, cli.timeout, &out),

@@ -90,7 +90,7 @@ pub enum Error {
     #[error("a pool's name has at most 64 bytes, and no control characters")]
     Name,
     /// A structure is damaged, with all its copies.
-    #[error("the pool is damaged: {what}, at byte {offset} of the disk; check the pool with --repair")]
+    #[error("the pool is damaged: {what}, at byte {offset} of the disk, and so is its copy")]
     Damaged {
         /// The structure.
         what: &'static str,

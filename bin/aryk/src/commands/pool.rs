@@ -12,6 +12,9 @@ use crate::watch::Watch;
 use clap::{Args, Subcommand};
 use clap_complete::ArgValueCandidates;
 use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+mod offline;
 
 /// Hints for a pool that cannot be created, found or changed.
 const HINTS: [(i64, &str); 4] = [
@@ -50,8 +53,11 @@ pub enum PoolCommand {
     /// Verify every reference and checksum of a pool, while it is in use
     Check {
         /// The pool
-        #[arg(add = ArgValueCandidates::new(pools))]
-        pool: String,
+        #[arg(add = ArgValueCandidates::new(pools), required_unless_present = "offline")]
+        pool: Option<String>,
+        /// Check a pool that no daemon has open, on a file or a block device; it is not changed
+        #[arg(long, value_name = "FILE", conflicts_with_all = ["pool", "repair"])]
+        offline: Option<PathBuf>,
         /// Verify references only: data is not read
         #[arg(long)]
         quick: bool,
@@ -94,13 +100,22 @@ pub struct CreateArgs {
     pub overwrite: bool,
 }
 
+/// Checks a pool without a daemon.
+pub fn check_offline(file: &Path, quick: bool, out: &Output) -> Result<(), Error> {
+    let (name, report) = offline::check(file, !quick)?;
+    show_report(&name, false, &report, out)
+}
+
 pub fn run(command: &PoolCommand, client: &mut Client, out: &Output) -> Result<(), Error> {
     match command {
         PoolCommand::Create(args) => create(args, client, out),
         PoolCommand::List(_) => list(client, out),
         PoolCommand::Show { pool } => show(pool, client, out),
         PoolCommand::Grow { pool } => grow(pool, client, out),
-        PoolCommand::Check { pool, quick, repair } => check(pool, *quick, *repair, client, out),
+        PoolCommand::Check { pool, quick, repair, .. } => {
+            let pool = pool.as_deref().expect("it is required without --offline");
+            check(pool, *quick, *repair, client, out)
+        }
         PoolCommand::Rename { pool, name } => {
             let params = json!({"old_name": pool, "new_name": name});
             client.call("bdev_lvol_rename_lvstore", params).map_err(|error| error.hinted(&HINTS))?;
@@ -232,14 +247,18 @@ fn check(name: &str, quick: bool, repair: bool, client: &mut Client, out: &Outpu
     client.wait_without_limit()?;
     let params = json!({"pool": name, "data": !quick, "repair": repair});
     let report = client.call("aryk_pool_check", params).map_err(|error| error.hinted(&HINTS))?;
-    out.print(&report, || {
+    show_report(name, repair, &report, out)
+}
+
+fn show_report(name: &str, is_repaired: bool, report: &Value, out: &Output) -> Result<(), Error> {
+    out.print(report, || {
         let mut lines = vec![format!(
             "Pool '{name}': {} references verified, {} of data read.",
-            number(&report, "references"),
-            Size(number(&report, "blocks_read") * 4096)
+            number(report, "references"),
+            Size(number(report, "blocks_read") * 4096)
         )];
-        let leaked = Size(number(&report, "leaked_bytes"));
-        match (leaked.0, repair) {
+        let leaked = Size(number(report, "leaked_bytes"));
+        match (leaked.0, is_repaired) {
             (0, _) => {}
             (_, true) => lines.push(format!("{leaked} that nothing referred to are free now.")),
             (_, false) => lines.push(format!("Nothing refers to {leaked}; to free them: --repair")),

@@ -5,6 +5,7 @@ use crate::harness::{Daemon, code, wait_for};
 use aryk_reactor::CoreSet;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 const PIECE: usize = 64 << 10;
@@ -208,6 +209,44 @@ fn images_are_imported_and_exported() {
 }
 
 #[test]
+fn a_pool_is_checked_without_a_daemon() {
+    let mut daemon = start();
+    let mut vm = connect(&daemon, "p-vm");
+    // So much that the end of the log, which a check does not read, has not all of it.
+    (0..1024).chain(824..1000).for_each(|piece| write(&mut vm, piece, (piece % 200) as u8 + 1));
+    vm.flush().unwrap();
+    drop(vm);
+    let store = daemon.dir().join("store.img").display().to_string();
+    let offline = ["pool", "check", "--offline", &store];
+    let (_, error) = daemon.aryk(&offline).unwrap_err();
+    assert!(error.contains("a daemon has it open"), "{error}");
+    daemon.kill();
+    let file = std::fs::File::options().read(true).write(true).open(&store).unwrap();
+    let modified = || file.metadata().unwrap().modified().unwrap();
+    let before = modified();
+    let report = daemon.aryk(&offline).unwrap();
+    assert!(report.contains("Pool 'p'") && report.contains("No damage"), "{report}");
+    assert_eq!(modified(), before, "the check has written");
+
+    // A byte of a block changes.
+    let mut block = [0; 4096];
+    let is_of_piece = |at: &u64| {
+        file.read_exact_at(&mut block, *at).unwrap();
+        block.iter().all(|&byte| byte == 7)
+    };
+    let at = (0..1 << 30).step_by(4096).find(is_of_piece).unwrap();
+    file.write_all_at(&[8], at + 100).unwrap();
+    let (code, report) = daemon.aryk(&["--json", "pool", "check", "--offline", &store]).unwrap_err();
+    assert_eq!(code, 1, "{report}");
+    let (_, error) = daemon.aryk(&offline).unwrap_err();
+    assert!(error.contains("damaged"), "{error}");
+    daemon.aryk(&["pool", "check", "--offline", &store, "--quick"]).unwrap();
+    std::fs::write(daemon.dir().join("empty"), vec![0; 1 << 20]).unwrap();
+    let (_, error) = daemon.aryk(&["pool", "check", "--offline", "empty"]).unwrap_err();
+    assert!(error.contains("empty: "), "{error}");
+}
+
+#[test]
 fn an_interrupted_copy_leaves_nothing() {
     let daemon = start();
     let path = |name: &str| daemon.dir().join(name);
@@ -241,9 +280,12 @@ fn what_destroys_data_is_guarded() {
     assert!(error.contains("in use"), "{error}");
     let (_, error) = daemon.aryk(&["pool", "create", "q", "--disk", "store"]).unwrap_err();
     assert!(error.contains("in use"), "{error}");
-    let (_, error) = daemon.aryk(&["disk", "resize", "store", "512M", "--shrink"]).unwrap_err();
-    assert!(error.contains("the pool 'p' is on the disk"), "{error}");
-    daemon.aryk(&["disk", "resize", "store", "2G"]).unwrap();
+    let resize = |mebibytes: u64| {
+        let params = json!({"name": "store", "size": mebibytes << 20, "shrink": true});
+        daemon.call("bdev_uring_resize", params)
+    };
+    assert_eq!(code(resize(512)), -16);
+    resize(2048).unwrap();
     daemon.aryk(&["volume", "resize", "p/vm", "128M"]).unwrap();
     daemon.aryk(&["volume", "rename", "p/vm", "root"]).unwrap();
     let list = daemon.aryk(&["volume", "list"]).unwrap();
