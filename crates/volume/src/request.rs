@@ -66,6 +66,8 @@ pub enum Status {
     NoSpace,
     /// The store failed, or returned data that does not match its checksum.
     Medium,
+    /// The caller has aborted the request ([`crate::Pool::abort_waiting`]): it has no effect.
+    Aborted,
     /// The volume does not exist.
     Removed,
 }

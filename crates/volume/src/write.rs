@@ -12,7 +12,7 @@ use crate::outbox::Owner;
 use crate::pool::Pool;
 use crate::{
     Action, BLOCK, BLOCK_UNITS, PARTITIONS, RANGE_BLOCKS, Reply, Request, State, Status, StoreError, StoreOp,
-    UNIT, VolumeId, WhenFull, keeper::Then,
+    Tag, UNIT, VolumeId, WhenFull, keeper::Then,
 };
 use aryk_dma::{Buffer, Sgl};
 use aryk_slots::Key;
@@ -348,17 +348,35 @@ impl Pool {
         let volumes: Vec<_> = self.ring.iter().copied().collect();
         for id in volumes {
             if self.keeper.manifest.volumes[&id].when_full == WhenFull::Fail {
-                self.end_waiting(id, Status::NoSpace);
+                self.end_waiting(id, Status::NoSpace, |_| true);
             }
         }
     }
 
-    fn end_waiting(&mut self, id: VolumeId, status: Status) {
-        let runtime = self.runtimes.get_mut(&id).expect("the volume exists while it has requests");
-        runtime.is_in_ring = false;
-        let keys = std::mem::take(&mut runtime.queue);
+    /// Ends changes of a volume that wait for space, or for the backlog, with [`Status::Aborted`]: those for whose tags `is_wanted`
+    /// returns true. All others go on. A change may begin to wait later, as when it waits for another one of the same block: the
+    /// caller tries again after the next turn, until it has the reply.
+    pub fn abort_waiting(&mut self, volume: VolumeId, mut is_wanted: impl FnMut(Tag) -> bool) {
+        if self.runtimes.contains_key(&volume) {
+            let is_it = |origin| matches!(origin, Origin::User(tag) if is_wanted(tag));
+            self.end_waiting(volume, Status::Aborted, is_it);
+        }
+    }
+
+    /// Ends changes of a volume that wait for their turn: those of whose origins `is_wanted` returns true.
+    fn end_waiting(&mut self, id: VolumeId, status: Status, mut is_wanted: impl FnMut(Origin) -> bool) {
+        let Self { runtimes, requests, .. } = self;
+        let runtime = runtimes.get_mut(&id).expect("the volume exists while it has requests");
+        let mut keys = Vec::new();
+        runtime.queue.retain(|&key| {
+            let ends = is_wanted(requests.get(key).expect("the change is under way").origin);
+            keys.extend(ends.then_some(key));
+            !ends
+        });
+        if runtime.queue.is_empty() && std::mem::take(&mut runtime.is_in_ring) {
+            self.ring.retain(|volume| *volume != id);
+        }
         self.waiting -= keys.len() as u64;
-        self.ring.retain(|volume| *volume != id);
         for key in keys {
             self.requests.get_mut(key).expect("the change is under way").status = status;
             self.finish(key);
@@ -672,7 +690,7 @@ impl Pool {
             }
         }
         let volumes: Vec<_> = self.runtimes.keys().copied().collect();
-        volumes.into_iter().for_each(|id| self.end_waiting(id, Status::Medium));
+        volumes.into_iter().for_each(|id| self.end_waiting(id, Status::Medium, |_| true));
         for number in 0..PARTITIONS {
             while let Some((_, key, which)) = self.partitions[number].waiting.pop_front() {
                 self.read_edge(key, which);

@@ -232,9 +232,14 @@ impl World {
         let done = self.disk.end_next();
         let mut has_work = done.is_some();
         let skips_turn = has_work && self.rng.u32(..10) < 3;
+        let aborts = self.rng.u32(..100) == 0;
         let Open { pool, store, foreign } = self.open.as_mut().expect("the pool is open");
         if let Some(done) = done {
             store.completed(done);
+        }
+        if aborts && let Some(request) = self.requests.values().next() {
+            let odd = self.rng.u64(..2);
+            pool.abort_waiting(request.volume, |tag| tag.0 % 2 == odd);
         }
         if let Some((id, op)) = foreign.pop_front() {
             has_work = true;

@@ -8,7 +8,8 @@ use crate::device::VolumeKey;
 use aryk_bdev::{Channel, Completion, Io, Outbox, Status, Tag};
 use aryk_reactor::{Cx, Local, RootId};
 use aryk_slots::{Key, Slots};
-use std::cell::{Cell, RefCell};
+use aryk_volume::VolumeId;
+use std::cell::{Cell, RefCell, RefMut};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
@@ -43,6 +44,8 @@ pub(crate) struct Inbox {
     root: RootId,
     submitted: RefCell<VecDeque<Submitted>>,
     clients: RefCell<Slots<Outbox>>,
+    /// The requests that the pool has, and that channels have aborted; and their volumes.
+    aborted: RefCell<HashMap<(Key, Tag), VolumeId>>,
     /// The pool has ended: requests fail.
     has_ended: Cell<bool>,
 }
@@ -53,6 +56,7 @@ impl Inbox {
             root,
             submitted: RefCell::default(),
             clients: RefCell::new(Slots::new(8)),
+            aborted: RefCell::default(),
             has_ended: Cell::new(false),
         }
     }
@@ -71,6 +75,11 @@ impl Inbox {
         if let Some(outbox) = self.clients.borrow_mut().get_mut(client) {
             outbox.push(tag, status, cx);
         }
+    }
+
+    /// The requests that channels have aborted, and their volumes. The pool removes those that have ended.
+    pub fn aborted(&self) -> RefMut<'_, HashMap<(Key, Tag), VolumeId>> {
+        self.aborted.borrow_mut()
     }
 
     /// Fails the requests that wait, and all later ones.
@@ -118,6 +127,10 @@ impl Channel for VolumeChannel {
         drop(submitted);
         for _ in 0..taken {
             self.inbox.complete(self.client, tag, Status::Aborted, cx);
+        }
+        if taken == 0 && !self.inbox.has_ended.get() {
+            self.inbox.aborted.borrow_mut().insert((self.client, tag), self.volume.id);
+            cx.wake(self.inbox.root);
         }
     }
 

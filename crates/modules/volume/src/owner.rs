@@ -17,11 +17,11 @@ use aryk_reactor::{Cx, Root, RootId, ThreadId};
 use aryk_slots::{Key, Slots};
 use aryk_volume::{
     Action, Answer, Command, CommandError, Done, Foreign, ForeignId, Loading, Pool as Engine, Reply, Request,
-    Settings, State, Stats, StoreError, StoreOp, TimelineId, UNIT,
+    Settings, State, Stats, StoreError, StoreOp, TimelineId, UNIT, VolumeId,
 };
 use aryk_volume_store::{DiskDone, Erasing, Finding, Formatting, Growth, Opened, Opening, Store};
 use futures_channel::oneshot;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -269,6 +269,7 @@ impl Owner {
             running.engine.completed(done);
         }
         self.take_requests();
+        self.abort_requests();
         let (Phase::Loading(running, _) | Phase::Running(running)) = &mut self.phase else { return };
         if running.store.is_checkpoint_due() {
             running.engine.request_checkpoint();
@@ -378,6 +379,30 @@ impl Owner {
                 stage: Stage::Engine,
             });
             running.engine.submit(to_engine(key, volume, &io));
+        }
+    }
+
+    /// Has the engine end requests that channels have aborted, if they wait for space. Those that it does not end yet are tried
+    /// again in the next turn: each such turn looks at all requests in flight once.
+    fn abort_requests(&mut self) {
+        let Phase::Running(running) = &mut self.phase else { return };
+        let mut aborted = self.inbox.aborted();
+        if aborted.is_empty() {
+            return;
+        }
+        let mut wanted: BTreeMap<VolumeId, HashSet<aryk_volume::Tag>> = BTreeMap::new();
+        let mut in_flight = HashMap::new();
+        for (key, request) in self.requests.iter() {
+            let id = (request.client, request.tag);
+            if let Some(&volume) = aborted.get(&id) {
+                wanted.entry(volume).or_default().insert(aryk_volume::Tag(key.raw()));
+                in_flight.insert(id, volume);
+            }
+        }
+        *aborted = in_flight;
+        drop(aborted);
+        for (volume, tags) in wanted {
+            running.engine.abort_waiting(volume, |tag| tags.contains(&tag));
         }
     }
 
@@ -646,6 +671,7 @@ const fn to_bdev(status: aryk_volume::Status) -> Status {
         Engine::ReadOnly => Status::ReadOnly,
         Engine::NoSpace => Status::NoSpace,
         Engine::Medium => Status::Medium,
+        Engine::Aborted => Status::Aborted,
         Engine::Removed => Status::Removed,
     }
 }

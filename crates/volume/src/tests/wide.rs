@@ -104,6 +104,30 @@ fn a_full_pool_refuses_or_waits_and_goes_on_when_a_snapshot_is_deleted() {
 }
 
 #[test]
+fn writes_that_wait_for_the_backlog_are_aborted_and_have_no_effect() {
+    let mut rig = Rig::with(
+        4,
+        Settings { flush_bytes: 512 << 10, unflushed_bytes_max: 1 << 20, ..settings() },
+        facts(),
+    );
+    let volume = rig.create("a", 10 * RANGE, Origin::Empty);
+    let data = pattern(1, 1024);
+    let tags: Vec<Tag> = (0..8).map(|at| rig.submit_write(volume, at * 1024, &data, false)).collect();
+    let waiting = rig.pool.stats().waiting_requests;
+    assert!((3..8).contains(&waiting), "{waiting} writes wait");
+    rig.pool.abort_waiting(volume, |tag| tag != tags[7]);
+    for (at, &tag) in tags.iter().enumerate() {
+        let is_aborted = (8 - waiting..7).contains(&(at as u64));
+        let wanted = if is_aborted { Status::Aborted } else { Status::Ok };
+        assert_eq!(rig.wait(tag).status, wanted, "write {at}");
+        rig.forget(tag);
+        let read = rig.read(volume, at as u64 * 1024, 1024);
+        assert!(read == if is_aborted { vec![0; data.len()] } else { data.clone() }, "write {at}");
+    }
+    assert_eq!(rig.pool.stats().waiting_requests, 0);
+}
+
+#[test]
 fn deleting_a_volume_makes_room_in_a_full_pool() {
     let small = StoreFacts { blobs: 20, ..facts() };
     let mut rig = Rig::with(3, settings(), small);

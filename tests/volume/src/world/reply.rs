@@ -62,7 +62,7 @@ impl World {
         let is_allowed = match status {
             Status::Ok => true,
             Status::Removed => is_deleted,
-            Status::NoSpace => matches!(request.kind, Kind::Write(_) | Kind::Zero { .. }),
+            Status::NoSpace | Status::Aborted => matches!(request.kind, Kind::Write(_) | Kind::Zero { .. }),
             Status::Medium | Status::ReadOnly => self.shape.has_faults,
             Status::Invalid | Status::OutOfRange => false,
         };
