@@ -34,6 +34,9 @@ const IMAGE_BYTES: u64 = 128 << 20;
 type Metric = (&'static str, &'static str, fn(&Run) -> f64);
 const METRICS: [Metric; 2] =
     [("throughput", "IOPS", |run| run.rate), ("processor time per request", "ns", |run| run.cpu)];
+/// The aims of the ratios to fio: at most this part of its processor time per request, and this part of its throughput.
+const CPU_AIM: f64 = 1.0;
+const RATE_AIM: f64 = 1.0;
 /// Timeout of a run of fio beyond its time: it connects to the cluster first.
 const FIO_START: Duration = Duration::from_secs(30);
 
@@ -43,8 +46,9 @@ const INTRO: &str = "Requests per second, and microseconds of processor time per
     librbd's threads on core 1, beside the front-end and the OSD: the defaults of a host with two cores. `arykd, one core` has core 0 \
     only, as `qemu-storage-daemon` and fio have, for the reactor and librbd's threads (`--client-cpus 0x1`), and does not poll \
     (`--sleep-policy interrupt`). fio has no front-end: its process makes the requests itself, and a thread that polls keeps core 1 as busy as the front-end does. The \
-    ratios are those of `arykd, one core` \
-    to fio in the same round; the aim is at most 1 for processor time. How far apart they are in one row is the noise.";
+    ratios are those of `arykd, one core` to fio in the same round. The aims: at most 1 for processor time; 1 for requests per second, \
+    less the noise. The noise is how far the two sides' own rounds are from their medians: half of the distance between the least and \
+    the greatest, as a part of the median, of the noisier side.";
 
 /// The results of one side in one round.
 #[derive(Clone, Copy, Debug, Default)]
@@ -83,7 +87,10 @@ fn compare_all(
     let mut columns = vec!["workload".to_owned()];
     columns.extend(SIDES.map(str::to_owned));
     columns.extend(SIDES.map(|side| format!("{side}: µs per request")));
-    columns.extend(["µs per request, of fio's", "IOPS, of fio's", "core to core, ns"].map(str::to_owned));
+    columns.extend(
+        ["µs per request, of fio's", "IOPS, of fio's", "noise of IOPS", "core to core, ns"]
+            .map(str::to_owned),
+    );
     let mut section = Section::new("Images of a Ceph cluster", INTRO, columns);
     for workload in workloads {
         section.row(compare(settings, cluster, &workload, report)?);
@@ -142,11 +149,27 @@ fn compare(
     let mut row = vec![workload.name()];
     row.extend((0..SIDES.len()).map(|side| cell(&runs(side, |run| run.rate), number)));
     row.extend((0..SIDES.len()).map(|side| cell(&runs(side, |run| run.cpu / 1e3), number)));
-    for of in [|run: &Run| run.cpu, |run: &Run| run.rate] {
-        row.push(cell(&runs(LIKE_FIO, of).over(&runs(FIO, of)), number));
-    }
+    row.extend(aims(
+        [LIKE_FIO, FIO].map(|side| runs(side, |run| run.cpu)),
+        [LIKE_FIO, FIO].map(|side| runs(side, |run| run.rate)),
+    ));
     row.push(rounds.round_trip.as_nanos().to_string());
     Ok(row)
+}
+
+/// The ratios of our processor time and of our rate to fio's, each with its aim, and the noise of the rates.
+fn aims([cpu, cpu_of_fio]: [Runs; 2], [rate, rate_of_fio]: [Runs; 2]) -> [String; 3] {
+    let (cpu, ratio) = (cpu.over(&cpu_of_fio), rate.over(&rate_of_fio));
+    let noise = rate.noise().zip(rate_of_fio.noise()).map(|(ours, theirs)| ours.max(theirs));
+    let reached = |is_reached| if is_reached { "reached" } else { "**missed**" };
+    let of_cpu = cpu.median().map_or("–", |median| reached(median <= CPU_AIM));
+    let of_rate =
+        ratio.median().map_or("–", |median| reached(median >= RATE_AIM - noise.unwrap_or_default()));
+    [
+        format!("{} (aim: at most {CPU_AIM}, {of_cpu})", cell(&cpu, number)),
+        format!("{} (aim: {RATE_AIM} less the noise, {of_rate})", cell(&ratio, number)),
+        noise.map_or("–".to_owned(), number),
+    ]
 }
 
 /// An empty directory for the sockets of a process.
@@ -285,4 +308,33 @@ fn run_fio(
     let mut process = Process::start("fio", Path::new("env"), &words)?;
     let used = process.cpu_until_end(FIO_START + time)?;
     Ok((process, used))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::aims;
+    use crate::report::Runs;
+
+    #[test]
+    fn a_rate_counts_as_level_within_the_noise_of_the_noisier_side() {
+        let runs = |values: [f64; 3]| Runs::from_iter(values);
+        let (quiet, fio) = (runs([100.0, 100.0, 100.0]), runs([100.0, 110.0, 90.0]));
+        let of =
+            |cpu: f64, rate: f64| aims([quiet.scaled(cpu), quiet.clone()], [quiet.scaled(rate), fio.clone()]);
+        assert_eq!(
+            of(0.9, 0.95),
+            [
+                "0.900 (0.900–0.900) (aim: at most 1, reached)",
+                "0.950 (0.864–1.06) (aim: 1 less the noise, reached)",
+                "0.100"
+            ]
+        );
+        let [cpu, rate, _] = of(1.1, 0.85);
+        assert!(cpu.contains("**missed**") && rate.contains("**missed**"), "{cpu}, {rate}");
+        // One round has no noise.
+        let one = || Runs::from_iter([99.0]);
+        let [cpu, rate, noise] = aims([one(), one()], [one(), one()]);
+        assert!(cpu.ends_with("reached)") && rate.ends_with("reached)"), "{cpu}, {rate}");
+        assert_eq!(noise, "–");
+    }
 }

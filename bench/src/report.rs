@@ -66,6 +66,13 @@ impl Runs {
         let greatest = self.0.iter().copied().max_by(f64::total_cmp)?;
         Some([least, greatest])
     }
+
+    /// Half of the distance between the least and the greatest run, as a part of the median: how far a run may be from the median
+    /// by chance. `None` with fewer than two runs.
+    pub fn noise(&self) -> Option<f64> {
+        let ([least, greatest], median) = self.spread().zip(self.median()).filter(|_| self.len() > 1)?;
+        Some((greatest - least) / 2.0 / median)
+    }
 }
 
 /// The least and greatest run of each side.
@@ -264,6 +271,8 @@ mod tests {
         assert_eq!(runs(&[4.0, 1.0, 2.0]).spread(), Some([1.0, 4.0]));
         assert_eq!(runs(&[]).median(), None);
         assert_eq!(runs(&[]).spread(), None);
+        assert_eq!(runs(&[90.0, 100.0, 120.0]).noise(), Some(0.15));
+        assert_eq!(runs(&[100.0]).noise(), None);
     }
 
     #[test]

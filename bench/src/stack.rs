@@ -4,14 +4,19 @@
 //!
 //! The NVMe module drives a model controller, which executes its commands between two turns of the reactor. Only the turns count
 //! there ([`TURNS`]).
+//!
+//! The rbd module has a substitute for librbd, which completes requests on threads of its own, on the other core. So its cases
+//! have no number of instructions, only the time of the turns.
 
 mod guest;
 
+use crate::process;
 use crate::workload::Workload;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use aryk_bdev::{Access, Bdev, Blocks, Bytes, Env, Identity, QosGroups, Registry};
 use aryk_bdev_crypto::{Area, Key, TweakMode};
 use aryk_bdev_nvme::{Controllers, Dma, Location};
+use aryk_bdev_rbd::{Cluster, ClusterConfig, Clusters, Spec};
 use aryk_nvme_model::{Data, Model, NamespaceConfig};
 use aryk_qos::{IOS_MAX, Limits};
 use aryk_reactor::{Clock, CoreSet, Cx, Engine, Nanos, Reactor, SleepPolicy};
@@ -42,6 +47,9 @@ pub const KEY: [u8; 64] = {
 const TURN: Duration = Duration::from_micros(1);
 /// The function whose instructions count where a model of a device runs between the turns.
 const TURNS: [&str; 1] = ["*stack::turn*"];
+/// The disk of an image, and its pool.
+const IMAGE: &str = "image";
+const POOL: &str = "bench";
 /// Turns without an answer before the run fails.
 const TURNS_MAX: u32 = 1_000;
 
@@ -58,6 +66,10 @@ pub enum Module {
     CryptoOverNull,
     /// A model NVMe controller, which moves no data.
     Nvme,
+    /// An image of a substitute for librbd.
+    Rbd,
+    /// An image of a substitute for librbd, encrypted by [`KEY`].
+    CryptoOverRbd,
 }
 
 /// A counted case: a front-end type, a module, a direction, a depth.
@@ -142,7 +154,7 @@ pub struct Stack {
     reactor: Reactor,
     drive: Option<Drive>,
     // Has the disk.
-    _env: Env,
+    env: Env,
 }
 
 impl Stack {
@@ -153,13 +165,10 @@ impl Stack {
     pub fn start(case: Case, clock: Clock) -> Result<Self> {
         let guest = Guest::new(case)?;
         let mut reactor = Reactor::new(0, SleepPolicy::Poll, Engine::Auto, clock)?;
-        let drive = match case.module {
-            Module::Nvme => Some(Drive::new()?),
-            Module::Null | Module::Memory | Module::Crypto | Module::CryptoOverNull => None,
-        };
+        let drive = matches!(case.module, Module::Nvme).then(Drive::new).transpose()?;
         let env = Env::default();
         let started = start_queue(&mut reactor, case, &guest, &env, drive.as_ref());
-        let stack = Self { guest, reactor, drive, _env: env };
+        let stack = Self { guest, reactor, drive, env };
         match started {
             Ok(()) => Ok(stack),
             Err(error) => stack.end().and(Err(error)),
@@ -177,13 +186,17 @@ impl Stack {
         self.drive.as_ref().map(|drive| &drive.model)
     }
 
-    /// Ends the queue and the controller.
+    /// Ends the queue, and the image or the controller.
     ///
     /// # Errors
-    /// The controller cannot be detached.
+    /// The image cannot be removed, or the controller cannot be detached.
     pub fn end(self) -> Result<()> {
-        // The queue's channel first, then the controller.
+        // The queue's channel first, then the image or the controller.
         drop(self.reactor);
+        if self.env.registry().find(IMAGE).is_ok() {
+            let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+            runtime.block_on(self.env.registry().remove(IMAGE))?;
+        }
         self.drive.map_or(Ok(()), Drive::end)
     }
 
@@ -266,11 +279,45 @@ fn wait<T>(reactor: &mut Reactor, future: impl Future<Output = T>) -> T {
     }
 }
 
+/// A disk of an empty image, with the threads of its client and of the substitute for librbd on the other core.
+fn image(env: &Env) -> Result<Arc<Bdev>> {
+    aryk_librbd_stub::add_image(POOL, IMAGE, DISK);
+    let clusters = Clusters::with_library(aryk_librbd_stub::library());
+    let cores = Some(CoreSet::from_iter([process::BACK_END_CORE as u16]));
+    let cluster = Cluster::Shared(ClusterConfig { cores, ..ClusterConfig::default() });
+    let spec = Spec { pool: POOL.to_owned(), namespace: None, image: IMAGE.to_owned(), snapshot: None };
+    let config = aryk_bdev_rbd::Config {
+        identity: Identity::named(IMAGE),
+        spec,
+        block_size: SECTOR,
+        read_only: false,
+        size: None,
+        predecessors: Vec::new(),
+    };
+    let create = async {
+        Ok(aryk_bdev_rbd::create(aryk_bdev_rbd::connect(&clusters, &cluster).await?, env, config).await?)
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+    // The substitute's thread starts with the first request, and inherits the core of the thread that submits it.
+    let on_core = || {
+        process::pin(process::BACK_END_CORE)?;
+        runtime.block_on(create)
+    };
+    std::thread::scope(|scope| scope.spawn(on_core).join())
+        .map_err(|_| anyhow!("the image cannot be opened"))?
+}
+
 fn disk(env: &Env, module: Module) -> Result<Arc<Bdev>> {
     let identity = Identity::named("d0");
     let (block_size, physical_block_size, blocks) = (SECTOR, SECTOR, Bytes(DISK).whole_blocks(SECTOR));
-    if let Module::Crypto | Module::CryptoOverNull = module {
-        let below = if module == Module::Crypto { Module::Memory } else { Module::Null };
+    let below = match module {
+        Module::Rbd => return image(env),
+        Module::Crypto => Some(Module::Memory),
+        Module::CryptoOverNull => Some(Module::Null),
+        Module::CryptoOverRbd => Some(Module::Rbd),
+        Module::Null | Module::Memory | Module::Nvme => None,
+    };
+    if let Some(below) = below {
         let base = disk(env, below)?.name().to_owned();
         let (identity, key) = (Identity::named("encrypted"), Arc::new(Key::new(&KEY)?));
         let config = aryk_bdev_crypto::Config {
@@ -320,6 +367,8 @@ fn start_queue(
         runtime.block_on(limit(env.registry(), &bdev))?;
     }
     let disk = env.registry().open(bdev.name(), Access::Exclusive, "bench", |_| {})?;
+    let handle = reactor.handle().clone();
+    wait(reactor, disk.prepare(&handle))?;
     let cx = reactor.cx();
     let thread = cx.add_thread("bench", CoreSet::from_iter([0]));
     let parts = Parts {
