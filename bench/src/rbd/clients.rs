@@ -32,8 +32,13 @@ pub(super) fn measure(settings: &Settings, cluster: &Cluster, report: &mut Repor
     columns.push("core to core, ns".to_owned());
     let intro = format!(
         "Requests per second of {DISKS} disks together, 4 KiB at random places, {DEPTH} in flight on each, and microseconds of \
-         processor time per request of the whole daemon, as median (least–greatest). By default, disks of one user and \
-         configuration share a client; `cluster_name` gives a disk another one. Each round has a new daemon for each arrangement."
+         processor time per request of the whole daemon, as median (least–greatest). Each round has a new daemon for each \
+         arrangement. By default, disks of one user and configuration share a client, also where others are faster here: a client has \
+         some 40 descriptors, one more for each OSD, and a dozen threads. A client for each of 3,000 disks would be 120,000 descriptors and \
+         36,000 threads, more than most hosts permit to a process. So a cluster has up to {} clients of a daemon, and \
+         another one is refused, with an error that says so. `cluster_name` gives a disk a client of its own, or one that it shares with \
+         some: the way to use what this table shows.",
+        aryk_bdev_rbd::CLIENTS_MAX
     );
     let mut section = Section::new("Disks that share a client", &intro, columns);
     let case = |name: &str| format!("rbd/clients/{name}-4k");

@@ -18,7 +18,7 @@ use tokio::sync::OnceCell;
 
 /// Clients of one cluster, at most. Each has some 40 descriptors, one more for each OSD, and a dozen threads, and a process has a
 /// limited number of both: a client for each of thousands of disks would take them from all others.
-pub(crate) const CLIENTS_MAX: usize = 64;
+pub const CLIENTS_MAX: usize = 64;
 
 /// The name of an option of Ceph as Ceph itself reads it: without white space around it, and with underscores.
 pub fn option_name(name: &str) -> String {
