@@ -28,6 +28,7 @@ fn a_disk_in_a_ceph_image_has_one_client() {
     for line in [
         "aryk disk create vm1 --rbd vms/vm1 --user vms --key ceph-vms --conf /etc/ceph/ceph.conf",
         "aryk disk create vm1 --rbd vms/vm1 --cluster ceph --create 20G",
+        "aryk disk create vm1 --rbd vms/vm1 --cluster ceph --block-size 4096 --encrypt k",
     ] {
         parse(line).unwrap();
     }
