@@ -32,8 +32,8 @@ const INTRO: &str = "Nanoseconds of a request in a reactor's turns, in one proce
     not reach; AES-256-XTS with sectors of 512 bytes; at last the module `rbd`, whose image takes the place of the null disk, or of the \
     disk in memory. Its store is taken as given: a substitute for librbd, in memory, on the other core. So that row has what the \
     reactor does for a Ceph image (the ring of requests, the doorbell of the link's thread, the list of results), and nothing of the \
-    link's thread and of librbd, which have cores of their own. It has smaller turns, too: the results come one by one, as from a \
-    cluster, where a null disk and memory complete all requests of a turn at once. Between two turns the same thread is the guest. With \
+    link's thread and of librbd, which have cores of their own. Results can come one by one there, as from a cluster, \
+    where a null disk and memory complete all requests of a turn at once. Between two turns the same thread is the guest. With \
     one request in flight, each request pays for whole turns of the reactor: for one, or with the image for two.";
 
 /// Measures each layer.
