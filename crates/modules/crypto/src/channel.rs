@@ -6,7 +6,7 @@
 
 use crate::epoch::{Cipher, Epoch};
 use crate::part::Part;
-use crate::pool::{BUFFER_MAX, Pool};
+use crate::pool::{BUFFER_MAX, Pool, PoolBytes, Share};
 use aryk_bdev::{BdevChannel, Channel, Completion, Io, Lba, Op, Status, Tag};
 use aryk_dma::{Buffer, PAGE, Sgl};
 use aryk_reactor::{Cx, RootId};
@@ -43,8 +43,7 @@ pub(crate) struct Setup {
     /// That of the epoch.
     pub cipher: Cipher,
     pub part: Part,
-    /// Bytes of buffers that the channels of one reactor share.
-    pub pool_bytes: usize,
+    pub pool_bytes: PoolBytes,
     /// Requests in flight.
     pub depth: u32,
 }
@@ -53,8 +52,8 @@ pub(crate) struct CryptoChannel {
     base: BdevChannel,
     setup: Setup,
     pool: Rc<Pool>,
-    /// Bytes of the pool's buffers that this channel has.
-    used: usize,
+    /// The pool's buffers that this channel has.
+    share: Share,
     own: Own,
     requests: Slots<Request>,
     /// Requests that have no buffer yet, in the order of their submission.
@@ -129,12 +128,12 @@ impl CryptoChannel {
     pub fn new(base: BdevChannel, setup: Setup, root: RootId, cx: &mut Cx) -> Self {
         let pool = cx.local_state::<Pool>();
         pool.open();
-        let requests = Slots::new(setup.depth.min(64));
+        let (requests, share) = (Slots::new(setup.depth.min(64)), Share::new(setup.pool_bytes));
         Self {
             base,
             setup,
             pool,
-            used: 0,
+            share,
             own: Own::Unallocated,
             requests,
             waiting: VecDeque::new(),
@@ -201,8 +200,7 @@ impl CryptoChannel {
     /// Takes a buffer of the pool, or the channel's own. The buffer may be longer than `len`.
     #[inline]
     fn take_buffer(&mut self, len: usize) -> Option<(Buffer, bool)> {
-        if let Some(buffer) = self.pool.take(len, self.used, self.setup.pool_bytes) {
-            self.used += buffer.len();
+        if let Some(buffer) = self.pool.take(&mut self.share, len) {
             return Some((buffer, false));
         }
         match std::mem::replace(&mut self.own, Own::InUse) {
@@ -242,14 +240,13 @@ impl CryptoChannel {
         if is_own {
             self.own = Own::Free(buffer);
         } else {
-            self.used -= buffer.len();
-            self.pool.give_back(buffer);
+            self.pool.give_back(&mut self.share, buffer);
         }
     }
 }
 
 impl Drop for CryptoChannel {
     fn drop(&mut self) {
-        self.pool.close();
+        self.pool.close(&self.share);
     }
 }

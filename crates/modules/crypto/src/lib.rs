@@ -31,6 +31,7 @@ use aryk_reactor::{Cx, Handle, RootId};
 use channel::{CryptoChannel, Setup};
 use epoch::{Cipher, Epoch, Epochs};
 use part::Part;
+use pool::PoolBytes;
 use rekey::Rotation;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tweaks::Layout;
@@ -38,8 +39,8 @@ use tweaks::Layout;
 /// Bytes of a read or write of the base, at most, unless one block has more.
 const TRANSFER_MAX: Bytes = Bytes(pool::BUFFER_MAX as u64);
 
-/// Bytes of buffers that the channels of one reactor share.
-const POOL_BYTES: usize = 64 << 20;
+/// Bytes of buffers of one reactor's channels.
+const POOL_BYTES: PoolBytes = PoolBytes { common: 64 << 20, reserve: 1 << 20 };
 
 /// Configuration of a crypto disk.
 #[derive(Clone, Debug)]
@@ -111,13 +112,13 @@ pub fn create_rotating(
 }
 
 /// As [`create`], with another size of the reactors' pools.
-fn create_with_pool(env: &Env, config: Config, pool_bytes: usize) -> Result<Arc<Bdev>, Error> {
+fn create_with_pool(env: &Env, config: Config, pool_bytes: PoolBytes) -> Result<Arc<Bdev>, Error> {
     let (identity, crypto) = open(env, config, pool_bytes)?;
     Ok(env.registry().register(identity, Arc::new(crypto))?)
 }
 
 /// Opens the base of a disk that is being created.
-fn open(env: &Env, config: Config, pool_bytes: usize) -> Result<(Identity, Crypto), Error> {
+fn open(env: &Env, config: Config, pool_bytes: PoolBytes) -> Result<(Identity, Crypto), Error> {
     let Config { identity, product, base, area, key, tweak_mode, passes_discards } = config;
     let base = Arc::new(Base::open(env.registry(), &base, &identity.name)?);
     let geometry = base.bdev().geometry();
@@ -136,7 +137,7 @@ struct Crypto {
     /// The rotation of the key, from its beginning until the disk has one key again.
     rotation: Mutex<Option<Arc<Rotation>>>,
     passes_discards: bool,
-    pool_bytes: usize,
+    pool_bytes: PoolBytes,
 }
 
 impl Crypto {

@@ -1,8 +1,10 @@
 //! The suite of all modules on crypto disks, and what crypto disks store.
 
 mod guest;
+mod held;
 mod rotation;
 mod stored;
+mod stuck;
 
 use super::*;
 use aryk_aes_xts::{SectorSize, Tweaks};
@@ -71,8 +73,8 @@ impl Stack {
         Self(env)
     }
 
-    /// Adds a crypto disk, on reactors whose pools have `pool_bytes` bytes.
-    fn crypto(self, name: &str, base: &str, mode: TweakMode, pool_bytes: usize) -> Self {
+    /// Adds a crypto disk, on reactors whose pools have `pool_bytes`.
+    fn crypto(self, name: &str, base: &str, mode: TweakMode, pool_bytes: PoolBytes) -> Self {
         create_with_pool(&self.0, config(name, base, mode), pool_bytes).expect("it can be made");
         self
     }
@@ -118,15 +120,18 @@ mod sectors_larger_than_blocks {
 /// Requests are carried out one after the other in the channel's own buffer.
 mod without_a_pool {
     use super::*;
-    conformance!(|| Stack::new(512).crypto("disk", "base", TweakMode::JoinNegLbaWithLba, 0).zeroed());
+    conformance!(|| Stack::new(512)
+        .crypto("disk", "base", TweakMode::JoinNegLbaWithLba, PoolBytes::default())
+        .zeroed());
 }
 
 /// The disks share a pool that has room for a few requests of either.
 mod crypto_on_crypto {
     use super::*;
+    const POOL: PoolBytes = PoolBytes { common: 48 << 10, reserve: 0 };
     conformance!(|| {
-        let lower = Stack::new(512).crypto("lower", "base", TweakMode::Incr512UpperLba, 48 << 10);
-        lower.crypto("disk", "lower", TweakMode::SimpleLba, 48 << 10).zeroed()
+        let lower = Stack::new(512).crypto("lower", "base", TweakMode::Incr512UpperLba, POOL);
+        lower.crypto("disk", "lower", TweakMode::SimpleLba, POOL).zeroed()
     });
 }
 
