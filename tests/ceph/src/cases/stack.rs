@@ -5,6 +5,8 @@
 //! per controller (2 to 8). A VM has one QoS group for all its disks. In this file, a *guest* is one controller with its load:
 //! those of a VM follow each other.
 
+mod leaving;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -171,6 +173,7 @@ impl Stack<'_> {
         self.hot_plug(&daemon).context("hot plug")?;
         let daemon = self.kill_in_plug(daemon).context("kill -9 in a hot plug")?;
         self.stop_cluster(&daemon).context("a cluster that does not answer")?;
+        self.leave_stuck(&daemon).context("what goes while the cluster does not answer")?;
         let daemon = self.kill_in_stop(daemon).context("kill -9 while the cluster does not answer")?;
         self.grow(&daemon, GROWN_MIB).context("a larger image")?;
         let daemon = self.kill_in_growth(daemon).context("kill -9 in a growth")?;
