@@ -43,16 +43,37 @@ pub struct Case {
     body: fn(&Site<'_>) -> Result<()>,
 }
 
+/// How a case has ended that did not fail.
+#[derive(Clone, Copy, Debug)]
+pub enum Ended {
+    /// All of it was tested.
+    Passed,
+    /// At least a part was not tested, for this reason.
+    Skipped(&'static str),
+}
+
+/// Why a case does not go on: its error, which is no failure.
+#[derive(Debug, thiserror::Error)]
+#[error("skipped: {0}")]
+struct Skipped(&'static str);
+
 impl Case {
     /// Runs the case in an empty directory.
     ///
     /// # Errors
     /// The case's failure, with the end of the daemon's log; or a daemon of the cluster has ended.
-    pub fn run(&self, lab: &mut Lab) -> Result<()> {
+    pub fn run(&self, lab: &mut Lab) -> Result<Ended> {
         let directory = tempfile::tempdir()?;
         let site = Site { lab, directory: directory.path() };
-        (self.body)(&site).with_context(|| site.log())?;
-        lab.cluster.check_alive().context("after the case")
+        let ended = match (self.body)(&site) {
+            Ok(()) => Ended::Passed,
+            Err(error) => match error.downcast_ref() {
+                Some(Skipped(why)) => Ended::Skipped(why),
+                None => return Err(error.context(site.log())),
+            },
+        };
+        lab.cluster.check_alive().context("after the case")?;
+        Ok(ended)
     }
 }
 
