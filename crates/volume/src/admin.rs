@@ -170,7 +170,7 @@ impl Pool {
     ) -> Outcome {
         self.check_label(&label)?;
         Self::check_size(units, block_size)?;
-        let timeline = TimelineId(self.keeper.manifest.next_timeline);
+        let timeline = self.next_timeline()?;
         let (shift, base) = match origin {
             Content::Empty => (timeline.0 as u8 % PARTITIONS as u8, None),
             Content::Foreign(foreign) if foreign.units > units => return Err(SMALLER_THAN_BASE),
@@ -189,7 +189,7 @@ impl Pool {
                 (self.keeper.manifest.timelines[&of].shift, Some(Base::View { timeline: of, cut }))
             }
         };
-        if timeline.0 == u32::MAX || self.keeper.manifest.next_volume == u32::MAX {
+        if self.keeper.manifest.next_volume == u32::MAX {
             return Err(CommandError::Invalid("the pool has had four billion volumes"));
         }
         self.begin_timeline(timeline, Timeline { shift, base });
@@ -318,11 +318,18 @@ impl Pool {
         Ok(())
     }
 
+    fn next_timeline(&self) -> Result<TimelineId, CommandError> {
+        match self.keeper.manifest.next_timeline {
+            u32::MAX => Err(CommandError::Invalid("the pool has had four billion volumes")),
+            next => Ok(TimelineId(next)),
+        }
+    }
+
     fn revert(&mut self, tag: Tag, id: VolumeId, snapshot: VolumeId) -> Outcome {
         let source = self.find(snapshot)?.clone();
         let mut volume = self.find(id)?.clone();
         let cut = source.cut.ok_or(CommandError::NotFound)?;
-        let old = std::mem::replace(&mut volume.timeline, TimelineId(self.keeper.manifest.next_timeline));
+        let old = std::mem::replace(&mut volume.timeline, self.next_timeline()?);
         volume.units = source.units;
         let shift = self.keeper.manifest.timelines[&source.timeline].shift;
         let base = Some(Base::View { timeline: source.timeline, cut });

@@ -540,7 +540,10 @@ impl Guest {
                 Err(RecvTimeoutError::Timeout) if Instant::now() < deadline => {}
                 Err(RecvTimeoutError::Timeout) => return Ok(None),
                 Err(RecvTimeoutError::Disconnected) => {
-                    bail!("QEMU ended before the script\n{}", self.log_tail())
+                    // Its output ended, so it is about to.
+                    let status = self.qemu.wait(Duration::from_secs(10));
+                    let status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+                    bail!("QEMU ended before the script: {status}\n{}", self.log_tail())
                 }
             }
         }

@@ -5,7 +5,7 @@
 //! CRC32C (4) of all before. Numbers have variable length (`codec.rs`). `checkpoint.rs` encodes checkpoints, `recover.rs` makes
 //! the manifest again.
 
-use super::{Base, Blob, BlobKind, LogTail, Manifest, Timeline, commit};
+use super::{Base, Blob, BlobKind, LogTail, Manifest, Timeline, commit, following};
 use crate::codec::{Reader, Writer};
 use crate::{Cut, Foreign, Label, OpenError, PARTITIONS, StoreFacts, Volume, VolumeId, WhenFull, checksum};
 use aryk_volume_index::{BlobId, Commit, Key, Place, Run, RunId, RunShape, TimelineId};
@@ -231,7 +231,11 @@ impl Edit {
 
     fn read(from: &mut Reader<'_>) -> Result<Self, OpenError> {
         Ok(match from.int()? {
-            1 => Self::Opened { opening: from.small()? },
+            1 => {
+                let opening = from.small()?;
+                following(opening)?;
+                Self::Opened { opening }
+            }
             2 => Self::Counters { next_timeline: from.small()?, next_volume: from.small()? },
             3 => {
                 let id = TimelineId(from.small()?);
@@ -262,7 +266,7 @@ impl Edit {
             10 => Self::Live { id: BlobId(from.small()?), change: from.signed()? },
             11 => Self::BlobGone { id: BlobId(from.small()?) },
             12 => {
-                let (sequence, unit, count) = (from.int()?, from.small()?, from.count()?);
+                let (sequence, unit, count) = (commit(from.int()?)?.get(), from.small()?, from.count()?);
                 let blobs = (0..count).map(|_| from.small().map(BlobId)).collect::<Result<_, _>>()?;
                 Self::Log(LogTail { sequence, unit, blobs })
             }
@@ -380,6 +384,9 @@ fn read_runs(from: &mut Reader<'_>) -> Result<Vec<Run>, OpenError> {
     (0..from.count()?)
         .map(|_| {
             let id = RunId(from.int()?);
+            if id.0 == u64::MAX {
+                return Err(OpenError::Damaged("an identifier is too large"));
+            }
             let place = Place { blob: BlobId(from.small()?), unit: from.small()? };
             let (pages, leaves, entries, range_entries) =
                 (from.small()?, from.small()?, from.int()?, from.int()?);

@@ -137,6 +137,13 @@ fn numbers_that_no_pool_has_are_damage() {
     assert_eq!(of_run(4 * 4096, 0), Ok(()));
     assert!(matches!(of_run(4 * 4096 + 1, 0), Err(OpenError::Damaged(_))));
     assert!(matches!(of_run(3, 4), Err(OpenError::Damaged(_))));
+
+    // Numbers that have a successor.
+    let is_damage = |edit| matches!(with(edit), Err(OpenError::Damaged(_)));
+    assert!(is_damage(Edit::Opened { opening: u32::MAX }));
+    assert!(is_damage(Edit::Log(LogTail { sequence: u64::MAX, ..LogTail::default() })));
+    let runs = vec![run(u64::MAX, 7)];
+    assert!(is_damage(Edit::Flushed { partition: 3, flushed: 1 << 30, runs }));
 }
 
 #[test]
