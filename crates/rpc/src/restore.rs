@@ -28,7 +28,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, timeout};
 
 /// Objects that are created at the same time, at most. Each may use a thread, and wait for its store.
-const AT_ONCE: usize = 64;
+const AT_ONCE: usize = 4 * plan::OF_A_STORE;
 /// How long the other objects wait for a try. A store that does not respond keeps a try for ever: it then counts as failed, and
 /// goes on in the background.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -160,6 +160,9 @@ fn a_daemon_restores_thousands_of_disks_beside_its_work() {
     let (mut answered, mut longest_read) = (Duration::ZERO, Duration::ZERO);
     let socket = daemon.dir().join("vhost").join("memory");
     wait_for("the controller is restored", || UnixStream::connect(&socket).is_ok());
+    println!("the controller of another disk was there after {:?}", began.elapsed());
+    let absent = daemon.call("aryk_absent_get", json!({})).unwrap();
+    assert!(absent.as_array().unwrap().len() > DISKS / 2, "a disk in memory waited for the images");
     let mut vm = Vm::connect(&socket);
     wait_for("the disks are restored that open", || {
         answered = answered.max(ask(&daemon));

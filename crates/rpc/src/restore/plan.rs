@@ -1,18 +1,29 @@
-//! The order in which absent objects are created: each after those that it needs, as many at the same time as the caller wants.
-//! Pure.
+//! The order in which absent objects are created: each after those that it needs, as many at the same time as the caller wants,
+//! but at most [`OF_A_STORE`] of one store. Pure.
 
 use crate::config::{AbsentObject, Subsystem, first_part};
 use crate::methods::{qos, rbd};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Objects of one store that are created at the same time, at most. A store that does not respond thus leaves places to others.
+pub(super) const OF_A_STORE: usize = 64;
+
 /// Absent objects to create, each once.
 #[derive(Debug)]
 pub(super) struct Plan {
     objects: Vec<Planned>,
-    /// Indices of the objects that can be created now.
-    ready: BTreeSet<usize>,
+    stores: Vec<Store>,
     /// Indices of the objects that were not handed out yet.
     left: BTreeSet<usize>,
+    /// Number of objects that were handed out and are not done.
+    running: usize,
+}
+
+/// Objects that may wait for the same thing: those of one method, for images of Ceph also of one pool.
+#[derive(Debug, Default)]
+struct Store {
+    /// Indices of the objects that can be created now.
+    ready: BTreeSet<usize>,
     /// Number of objects that were handed out and are not done.
     running: usize,
 }
@@ -20,6 +31,8 @@ pub(super) struct Plan {
 #[derive(Debug)]
 struct Planned {
     object: AbsentObject,
+    /// Index of the object's store.
+    store: usize,
     /// Number of objects that must be done before this one.
     needs: usize,
     /// Indices of the objects that need this one.
@@ -32,9 +45,17 @@ impl Plan {
     /// A plan for `objects`, which are in the order of their first creation.
     pub fn new(objects: Vec<AbsentObject>) -> Self {
         let needs = Index::new(&objects).needs(&objects);
+        let store_of = |object: &AbsentObject| {
+            (object.call.method.to_string(), object.text("pool_name").map(str::to_owned))
+        };
+        let mut stores = BTreeMap::new();
         let planned = objects.into_iter().zip(&needs);
         let mut objects: Vec<Planned> = planned
             .map(|(object, needs)| Planned {
+                store: {
+                    let next = stores.len();
+                    *stores.entry(store_of(&object)).or_insert(next)
+                },
                 object,
                 needs: needs.len(),
                 needed_by: Vec::new(),
@@ -44,9 +65,11 @@ impl Plan {
         for (place, needs) in needs.iter().enumerate() {
             needs.iter().for_each(|&needed| objects[needed].needed_by.push(place));
         }
-        let is_ready = |place: &usize| objects[*place].needs == 0;
-        let ready = (0..objects.len()).filter(is_ready).collect();
-        Self { ready, left: (0..objects.len()).collect(), running: 0, objects }
+        let mut stores: Vec<Store> = stores.iter().map(|_| Store::default()).collect();
+        for (place, planned) in objects.iter().enumerate().filter(|(_, planned)| planned.needs == 0) {
+            stores[planned.store].ready.insert(place);
+        }
+        Self { stores, left: (0..objects.len()).collect(), running: 0, objects }
     }
 
     /// All objects of the plan.
@@ -54,13 +77,17 @@ impl Plan {
         self.objects.iter().map(|planned| &planned.object)
     }
 
-    /// The next object that can be created now, and its index. `None` while all remaining objects need one that is not done, and
-    /// when none remains.
+    /// The next object that can be created now, and its index: the first of the store that has the fewest in progress. `None`
+    /// while all remaining objects need one that is not done, or are of stores that have enough in progress, and when none remains.
     pub fn next(&mut self) -> Option<(usize, AbsentObject)> {
+        let may_begin = self.stores.iter().filter(|store| store.running < OF_A_STORE);
+        let ready = may_begin.filter_map(|store| Some((store.running, *store.ready.first()?))).min();
         // If no object is in progress or ready, the remaining ones need each other, and no order satisfies them.
-        let stuck = || if self.running == 0 { self.left.first() } else { None };
-        let place = *self.ready.first().or_else(stuck)?;
-        self.ready.remove(&place);
+        let stuck = || if self.running == 0 { self.left.first().copied() } else { None };
+        let place = ready.map(|(_, place)| place).or_else(stuck)?;
+        let store = &mut self.stores[self.objects[place].store];
+        store.ready.remove(&place);
+        store.running += 1;
         self.left.remove(&place);
         self.running += 1;
         Some((place, self.objects[place].object.clone()))
@@ -75,12 +102,13 @@ impl Plan {
     pub fn done(&mut self, place: usize, exists: bool) {
         let key = self.objects[place].object.key;
         self.running = self.running.checked_sub(1).expect("the object was handed out");
+        self.stores[self.objects[place].store].running -= 1;
         for needed_by in std::mem::take(&mut self.objects[place].needed_by) {
             let planned = &mut self.objects[needed_by];
             planned.needs -= 1;
             planned.failed_needs.extend((!exists).then_some(key));
             if planned.needs == 0 && self.left.contains(&needed_by) {
-                self.ready.insert(needed_by);
+                self.stores[planned.store].ready.insert(needed_by);
             }
         }
     }
@@ -350,6 +378,31 @@ mod tests {
         assert_eq!(waves.last().unwrap(), &["c"]);
         let place = |name: &str| waves.iter().position(|wave| wave.iter().any(|n| n == name));
         assert!(place("group-limits/all") < place("place/a"), "{waves:?}");
+    }
+
+    #[test]
+    fn a_store_that_does_not_respond_leaves_places_to_others() {
+        let image = |key: u64, pool: &str| {
+            let name = format!("{pool}{key}");
+            let params = json!({"name": name, "pool_name": pool, "rbd_name": name});
+            object(key, Subsystem::Bdev, &name, "bdev_rbd_create", params)
+        };
+        let mut objects: Vec<_> = (0..500).map(|key| image(key, "stuck")).collect();
+        objects.extend((500..600).map(|key| image(key, "other")));
+        objects.push(object(600, Subsystem::Bdev, "m", "bdev_malloc_create", json!({"name": "m"})));
+        let controller = json!({"ctrlr": "c", "dev_name": "m"});
+        objects.push(object(601, Subsystem::VhostBlk, "c", "vhost_create_blk_controller", controller));
+        let mut plan = Plan::new(objects);
+        let running: Vec<_> = std::iter::from_fn(|| plan.next()).map(|(place, _)| place).collect();
+        let of_pool =
+            |range: std::ops::Range<usize>| running.iter().filter(|place| range.contains(place)).count();
+        assert_eq!((of_pool(0..500), of_pool(500..600)), (OF_A_STORE, OF_A_STORE));
+        assert!(running[..3].contains(&600), "the disk waits for images: {running:?}");
+        plan.done(600, true);
+        assert_eq!(plan.next().unwrap().1.name, "c");
+        plan.done(running[0], false);
+        assert_eq!(plan.next().unwrap().0, 64, "one more of the stuck store");
+        assert!(plan.next().is_none());
     }
 
     #[test]

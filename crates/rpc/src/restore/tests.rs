@@ -1,5 +1,6 @@
 //! Many objects that take long to create, and clients during that time.
 
+use super::plan::OF_A_STORE;
 use super::*;
 use crate::config::Subsystem;
 use crate::methods::log::PrintLevel;
@@ -119,7 +120,7 @@ fn slow_disks_are_created_in_parallel_while_calls_are_answered() {
         assert_eq!(restoring.await.unwrap(), Restored { made: DISKS, absent: 0 });
         assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
         waiting.await.unwrap().unwrap();
-        assert_eq!((seen.most.get(), seen.made.borrow().len()), (AT_ONCE, DISKS));
+        assert_eq!((seen.most.get(), seen.made.borrow().len()), (OF_A_STORE, DISKS));
     });
 }
 
@@ -194,7 +195,7 @@ fn stores_that_do_not_respond_delay_no_other_disk() {
     const HOUR: u64 = 3_600_000;
     in_local_set(async || {
         let dir = tempfile::TempDir::new().unwrap();
-        let hung = (0..AT_ONCE).map(|n| json!({"name": format!("hung{n}"), "takes": HOUR}));
+        let hung = (0..OF_A_STORE).map(|n| json!({"name": format!("hung{n}"), "takes": HOUR}));
         let orphan = json!({"name": "orphan", "base_name": "lost", "takes": 0});
         let last = json!({"name": "last", "takes": 0});
         note(dir.path(), &[orphan].into_iter().chain(hung).chain([last]).collect::<Vec<_>>()).await;
@@ -207,7 +208,7 @@ fn stores_that_do_not_respond_delay_no_other_disk() {
         until("the orphan", Duration::from_secs(3), || control.disks.find("orphan").is_ok()).await;
         assert!(!restoring.is_finished());
         // The stuck tries free their places.
-        assert_eq!(restoring.await.unwrap().absent, AT_ONCE);
+        assert_eq!(restoring.await.unwrap().absent, OF_A_STORE);
         assert!(began.elapsed() < PATIENCE * 2, "{:?}", began.elapsed());
         assert!(control.disks.find("last").is_ok());
         assert!(
@@ -217,7 +218,7 @@ fn stores_that_do_not_respond_delay_no_other_disk() {
         );
         // No disk is tried twice, and calls that name a disk no longer wait.
         tokio::time::sleep(Duration::from_millis(300)).await;
-        assert_eq!(seen.running.get(), AT_ONCE);
+        assert_eq!(seen.running.get(), OF_A_STORE);
         let names = to_raw_value(&json!({"name": "hung0"})).unwrap();
         assert!(control.start_up.wait_for_call(true, Some(&names)).is_none());
         assert!(control.remove_disk(MODULE, "hung0").await.unwrap());
