@@ -51,7 +51,8 @@ impl Loading {
         Self { facts, from, maker, record: 0, left: None }
     }
 
-    /// Does a piece of the work. Returns the pool, or why it cannot be opened, when there is no more. The pool has the settings that
+    /// Does a piece of the work. Returns the pool, or why it cannot be opened, when there is no more. The pool has the settings
+    /// that
     /// `settings` makes of its note.
     pub fn step(&mut self, settings: impl FnOnce(&[u8]) -> Settings) -> Option<Result<Pool, OpenError>> {
         match self.try_step() {

@@ -353,9 +353,9 @@ impl Pool {
         }
     }
 
-    /// Ends changes of a volume that wait for space, or for the backlog, with [`Status::Aborted`]: those for whose tags `is_wanted`
-    /// returns true. All others go on. A change may begin to wait later, as when it waits for another one of the same block: the
-    /// caller tries again after the next turn, until it has the reply.
+    /// Ends changes of a volume that wait for space, or for the backlog, with [`Status::Aborted`]: those for whose tags
+    /// `is_wanted` returns true. All others go on. A change may begin to wait later, as when it waits for another one of the same
+    /// block: the caller tries again after the next turn, until it has the reply.
     pub fn abort_waiting(&mut self, volume: VolumeId, mut is_wanted: impl FnMut(Tag) -> bool) {
         if self.runtimes.contains_key(&volume) {
             let is_it = |origin| matches!(origin, Origin::User(tag) if is_wanted(tag));

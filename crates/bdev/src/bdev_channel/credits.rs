@@ -6,8 +6,8 @@
 //! line, and each credit that comes back goes to the first of them: one credit a turn of the line for each channel, however
 //! many requests it has.
 //!
-//! A driver that has room for them lets each channel have some pieces without a credit of the pool ([`CreditPool::own`]): requests
-//! that a disk does not complete then hold up other disks in part only.
+//! A driver that has room for them lets each channel have some pieces without a credit of the pool ([`CreditPool::own`]):
+//! requests that a disk does not complete then hold up other disks in part only.
 
 use crate::Bytes;
 use aryk_reactor::{Cx, Local, RootId};

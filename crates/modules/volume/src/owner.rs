@@ -28,8 +28,8 @@ use std::sync::atomic::Ordering;
 
 /// Bytes of requests that one poll takes from the channels: the engine copies them, and computes their checksums.
 const POLL_BYTES: u64 = 1 << 20;
-/// Bytes of reads that the engine has, for which it has buffers. Requests behind them wait in the inbox. What is read from foreign
-/// disks does not count: one that hangs would stop all volumes.
+/// Bytes of reads that the engine has, for which it has buffers. Requests behind them wait in the inbox. What is read from
+/// foreign disks does not count: one that hangs would stop all volumes.
 const READ_BYTES: u64 = 64 << 20;
 /// Requests that one poll takes from the channels.
 const POLL_REQUESTS: u32 = 256;

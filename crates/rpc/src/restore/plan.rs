@@ -78,7 +78,8 @@ impl Plan {
     }
 
     /// The next object that can be created now, and its index: the first of the store that has the fewest in progress. `None`
-    /// while all remaining objects need one that is not done, or are of stores that have enough in progress, and when none remains.
+    /// while all remaining objects need one that is not done, or are of stores that have enough in progress, and when none
+    /// remains.
     pub fn next(&mut self) -> Option<(usize, AbsentObject)> {
         let may_begin = self.stores.iter().filter(|store| store.running < OF_A_STORE);
         let ready = may_begin.filter_map(|store| Some((store.running, *store.ready.first()?))).min();
