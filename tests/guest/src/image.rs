@@ -95,6 +95,8 @@ pub struct Image {
     pub tools: PathBuf,
     /// The kernel package, e.g. `linux-image-6.1.0-56-cloud-amd64`.
     pub kernel: String,
+    /// Which kernel that is.
+    pub kind: Kernel,
 }
 
 impl Image {
@@ -122,7 +124,7 @@ impl Image {
         let recipe = recipe_hash(kind)?;
         let kernel = match kind.newest() {
             Ok(kernel) => kernel,
-            Err(error) => return cached(cache, recipe).ok_or(error),
+            Err(error) => return cached(kind, cache, recipe).ok_or(error),
         };
         let home = cache.join(format!("{kernel}-{recipe:016x}"));
         if !home.exists() {
@@ -135,12 +137,12 @@ impl Image {
                 ensure!(home.exists(), "keeping the guest's image: {error}");
             }
         }
-        Ok(Self::at(&home, kernel))
+        Ok(Self::at(&home, kind, kernel))
     }
 
-    fn at(home: &Path, kernel: String) -> Self {
+    fn at(home: &Path, kind: Kernel, kernel: String) -> Self {
         let part = |name| home.join(name);
-        Self { vmlinux: part("vmlinux"), initrd: part("initrd.cpio"), tools: part("tools.img"), kernel }
+        Self { vmlinux: part("vmlinux"), initrd: part("initrd.cpio"), tools: part("tools.img"), kernel, kind }
     }
 }
 
@@ -159,11 +161,11 @@ fn recipe_hash(kind: Kernel) -> Result<u64> {
 }
 
 /// A cached image of this recipe with any kernel, for when apt cannot name the current one.
-fn cached(cache: &Path, recipe: u64) -> Option<Image> {
+fn cached(kind: Kernel, cache: &Path, recipe: u64) -> Option<Image> {
     let suffix = format!("-{recipe:016x}");
     std::fs::read_dir(cache).ok()?.filter_map(Result::ok).find_map(|entry| {
         let kernel = entry.file_name().to_str()?.strip_suffix(&suffix)?.to_owned();
-        Some(Image::at(&entry.path(), kernel))
+        Some(Image::at(&entry.path(), kind, kernel))
     })
 }
 
@@ -176,7 +178,7 @@ fn assemble(kind: Kernel, kernel: &str, home: &Path) -> Result<()> {
         names.extend(iommufd::packages(version)?);
     }
     fetch(&names, &packages, &root)?;
-    let image = Image::at(home, kernel.to_owned());
+    let image = Image::at(home, kind, kernel.to_owned());
     kernel::extract(&root.join(format!("boot/vmlinuz-{version}")), &image.vmlinux)?;
     let modules = root.join("lib/modules").join(version);
     if kind == Kernel::Iommufd {
