@@ -268,8 +268,17 @@ impl StubImage {
     /// Reads bytes.
     pub fn read(&self, offset: u64, bytes: &mut [u8]) {
         let state = lock(&self.state);
-        for (at, byte) in (offset..).zip(bytes) {
-            *byte = state.chunks.get(&(at / CHUNK)).map_or(0, |chunk| chunk[(at % CHUNK) as usize]);
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = offset + done as u64;
+            let within = (at % CHUNK) as usize;
+            let len = (CHUNK as usize - within).min(bytes.len() - done);
+            let bytes = &mut bytes[done..done + len];
+            match state.chunks.get(&(at / CHUNK)) {
+                Some(chunk) => bytes.copy_from_slice(&chunk[within..within + len]),
+                None => bytes.fill(0),
+            }
+            done += len;
         }
     }
 
