@@ -88,13 +88,25 @@ impl Process {
 
     /// Lets the process end by SIGTERM, and waits for that: unlike a killed one, it gives back what others wait for.
     pub fn end(mut self) -> Result<()> {
+        ensure!(self.ends()?, "{} does not end: {}", self.name, self.command);
+        Ok(())
+    }
+
+    /// As [`end`](Self::end), but a process that does not end is killed. Returns whether it has ended by itself.
+    pub fn end_or_kill(mut self) -> Result<bool> {
+        self.ends()
+    }
+
+    fn ends(&mut self) -> Result<bool> {
         self.signal(Signal::TERM)?;
         let start = Instant::now();
         while self.child.try_wait()?.is_none() {
-            ensure!(start.elapsed() < START_TIMEOUT, "{} does not end: {}", self.name, self.command);
+            if start.elapsed() > START_TIMEOUT {
+                return Ok(false);
+            }
             std::thread::sleep(Duration::from_millis(2));
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Processor time of all its threads so far.

@@ -17,14 +17,14 @@ const DISKS: usize = 8;
 /// Bytes of each image, of which the front-end uses a part.
 const IMAGE_BYTES: u64 = 4 << 20;
 /// Disks for each client, in the order of the columns.
-const ARRANGEMENTS: [usize; 3] = [DISKS, 4, 1];
+const ARRANGEMENTS: [usize; 3] = [DISKS, aryk_bdev_rbd::DISKS_EACH, 1];
 
 /// Measures all arrangements, in turns.
 pub(super) fn measure(settings: &Settings, cluster: &Cluster, report: &mut Report) -> Result<()> {
     let names = ARRANGEMENTS.map(|disks| match disks {
         DISKS => "one for all".to_owned(),
         1 => "one for each disk".to_owned(),
-        disks => format!("one for each {disks} disks"),
+        disks => format!("one for each {disks} disks, as by default"),
     });
     let mut columns = vec!["workload".to_owned()];
     columns.extend(names.clone());
@@ -33,12 +33,13 @@ pub(super) fn measure(settings: &Settings, cluster: &Cluster, report: &mut Repor
     let intro = format!(
         "Requests per second of {DISKS} disks together, 4 KiB at random places, {DEPTH} in flight on each, and microseconds of \
          processor time per request of the whole daemon, as median (least–greatest). Each round has a new daemon for each \
-         arrangement. By default, disks of one user and configuration share a client, also where others are faster here: a client has \
-         some 40 descriptors, one more for each OSD, and a dozen threads. A client for each of 3,000 disks would be 120,000 descriptors and \
-         36,000 threads, more than most hosts permit to a process. So a cluster has up to {} clients of a daemon, and \
-         another one is refused, with an error that says so. `cluster_name` gives a disk a client of its own, or one that it shares with \
-         some: the way to use what this table shows.",
-        aryk_bdev_rbd::CLIENTS_MAX
+         arrangement. By default, disks of one user and configuration have one client for each {each}, up to {shared} clients, among which \
+         more disks are divided. A client has some 40 descriptors, one more for each OSD, and a dozen threads: one for each of 3,000 disks \
+         would be 120,000 descriptors and 36,000 threads, more than most hosts permit to a process. `cluster_name` gives a disk a client of \
+         its own, or one that it shares with some, and a cluster has up to {most} clients of a daemon.",
+        each = aryk_bdev_rbd::DISKS_EACH,
+        shared = aryk_bdev_rbd::SHARED_MAX,
+        most = aryk_bdev_rbd::CLIENTS_MAX
     );
     let mut section = Section::new("Disks that share a client", &intro, columns);
     let case = |name: &str| format!("rbd/clients/{name}-4k");

@@ -1,6 +1,7 @@
 //! All clients of clusters: registered ones, and those that disks with the same configuration share. Control context.
 //!
 //! A client is connected for its first disk, or when it is registered, and ends after its last disk, or when it is unregistered.
+//! Disks that name no client share [`SHARED_MAX`] of each configuration, of which a new disk gets the one with the fewest disks.
 //! A client that its cluster has excluded gets no more disks, nor does one whose handles librbd does not close: the next disk
 //! gets a new client of the same configuration.
 
@@ -19,6 +20,12 @@ use tokio::sync::OnceCell;
 /// Clients of one cluster, at most. Each has some 40 descriptors, one more for each OSD, and a dozen threads, and a process has a
 /// limited number of both: a client for each of thousands of disks would take them from all others.
 pub const CLIENTS_MAX: usize = 64;
+
+/// Disks that share a client before another one is made. `cargo xtask bench rbd` compares arrangements.
+pub const DISKS_EACH: usize = 4;
+
+/// Clients that are made by themselves for disks of one user and configuration, at most.
+pub const SHARED_MAX: usize = 4;
 
 /// The name of an option of Ceph as Ceph itself reads it: without white space around it, and with underscores.
 pub fn option_name(name: &str) -> String {
@@ -208,13 +215,20 @@ impl Clusters {
     async fn connect_to(&self, name: Option<String>, config: ClusterConfig) -> Result<Lease, Error> {
         let lease = {
             let mut state = lock(&self.0.state);
+            let of_cluster = state.entries.iter().filter(|entry| entry.config.is_of_cluster(&config));
+            let has_room = of_cluster.count() < CLIENTS_MAX;
             let is_same =
                 |entry: &&Arc<Entry>| entry.name == name && entry.config == config && entry.is_usable();
-            if let Some(entry) = state.entries.iter().find(is_same) {
+            let users = |entry: &&Arc<Entry>| entry.users.load(Ordering::Relaxed);
+            let clients = state.entries.iter().filter(is_same).count();
+            let least = state.entries.iter().filter(is_same).min_by_key(users);
+            let is_enough = |entry: &&Arc<Entry>| {
+                name.is_some() || users(entry) < DISKS_EACH || clients >= SHARED_MAX || !has_room
+            };
+            if let Some(entry) = least.filter(is_enough) {
                 Lease::new(entry)
             } else {
-                let of_cluster = state.entries.iter().filter(|entry| entry.config.is_of_cluster(&config));
-                if of_cluster.count() >= CLIENTS_MAX {
+                if !has_room {
                     return Err(Error::TooManyClients);
                 }
                 let entry = Entry { name, config, connection: OnceCell::new(), users: AtomicUsize::new(0) };

@@ -33,7 +33,7 @@ mod tests;
 mod timer;
 mod workers;
 
-pub use clusters::{CLIENTS_MAX, ClusterConfig, ClusterInfo, Clusters, option_name};
+pub use clusters::{CLIENTS_MAX, ClusterConfig, ClusterInfo, Clusters, DISKS_EACH, SHARED_MAX, option_name};
 pub use connection::Counts;
 pub use disk::{Resized, Settled, Shrinking, Size, resize};
 pub use errors::{Class, ErrorCounts};

@@ -1,7 +1,7 @@
 //! Clients and disks: creation, removal, sizes, calls that never end.
 
 use super::{BLOCK, OnStub, config, create, create_on, pool, until};
-use crate::clusters::CLIENTS_MAX;
+use crate::clusters::{CLIENTS_MAX, DISKS_EACH, SHARED_MAX};
 use crate::{Cluster, ClusterConfig, Clusters, Error, Resized, Size, info, resize};
 use aryk_bdev::{Access, Blocks, Bytes, Env, Identity, Status};
 use aryk_bdev_conformance::{Bench, Shape, block_on};
@@ -31,6 +31,35 @@ fn disks_of_one_configuration_share_a_client() {
     assert_eq!((list.len(), list[0].disks, list[0].counts.opens), (1, 2, 2));
     block_on(env.registry().remove("a")).unwrap();
     assert_eq!(clusters.list()[0].disks, 1);
+}
+
+#[test]
+fn disks_are_divided_among_some_clients() {
+    let (env, clusters, pool) = (Env::default(), Clusters::with_library(library()), pool());
+    let make = |number: usize| {
+        let mut config = config(&pool, BLOCK);
+        config.spec.image = format!("i{number}");
+        config.identity = Identity::named(format!("d{number}"));
+        add_image(&pool, &config.spec.image, 1 << 20);
+        create(&clusters, &env, config).unwrap();
+    };
+    let disks = || {
+        let mut disks: Vec<usize> = clusters.list().iter().map(|client| client.disks).collect();
+        disks.sort_unstable();
+        disks
+    };
+    (0..DISKS_EACH).for_each(make);
+    assert_eq!(disks(), [DISKS_EACH]);
+    make(DISKS_EACH);
+    assert_eq!(disks(), [1, DISKS_EACH]);
+    (DISKS_EACH + 1..DISKS_EACH * SHARED_MAX + 2).for_each(make);
+    assert_eq!(disks(), [DISKS_EACH, DISKS_EACH, DISKS_EACH + 1, DISKS_EACH + 1]);
+    // The disks of one client go, and with it the client.
+    for number in 0..DISKS_EACH * SHARED_MAX + 2 {
+        block_on(env.registry().remove(&format!("d{number}"))).unwrap();
+    }
+    block_on(clusters.end_unused());
+    assert!(clusters.list().is_empty());
 }
 
 #[test]
