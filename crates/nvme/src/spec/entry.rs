@@ -145,9 +145,26 @@ impl CompletionEntry {
     /// Offset of the 16 bits with the phase tag.
     pub const STATUS_OFFSET: usize = 14;
 
+    /// The completion of command `cid`. SQHD, SQID and the phase tag are 0; `result` is DW0 and DW1.
+    pub const fn new(cid: u16, status: Status, result: u64) -> Self {
+        Self([result.to_le(), ((cid as u64) << 32 | (status.bits() as u64) << 49).to_le()])
+    }
+
+    /// Sets SQHD.
+    #[must_use]
+    pub const fn with_sqhd(mut self, sqhd: u16) -> Self {
+        self.0[1] = (u64::from_le(self.0[1]) & !0xffff | sqhd as u64).to_le();
+        self
+    }
+
     /// DW0: the command's result.
     pub const fn result(&self) -> u32 {
         u64::from_le(self.0[0]) as u32
+    }
+
+    /// DW0 and DW1: the result of a command whose result has 64 bits.
+    pub const fn result_64(&self) -> u64 {
+        u64::from_le(self.0[0])
     }
 
     /// SQHD: the controller's head of the submission queue.
@@ -213,5 +230,15 @@ mod tests {
         let status = entry.status();
         assert!(entry.phase() && status.is_final() && !status.has_more());
         assert_eq!((status.code(), status.crd()), (Code::UNRECOVERED_READ_ERROR, 1));
+    }
+
+    #[test]
+    fn a_completion_is_built_as_it_is_read() {
+        let status = Code::LBA_OUT_OF_RANGE.status().as_final();
+        let entry =
+            CompletionEntry::new(0xabcd, status, 0x8877_6655_4433_2211).with_sqhd(9).with_sqhd(0x1234);
+        assert_eq!((entry.cid(), entry.sqhd(), entry.sqid(), entry.phase()), (0xabcd, 0x1234, 0, false));
+        assert_eq!((entry.status(), entry.result_64()), (status, 0x8877_6655_4433_2211));
+        assert!(entry.status().is_final() && entry.result() == 0x4433_2211);
     }
 }

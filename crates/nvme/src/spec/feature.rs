@@ -2,18 +2,26 @@
 
 /// Arbitration.
 pub const ARBITRATION: u8 = 0x01;
+/// Power Management.
+pub const POWER_MANAGEMENT: u8 = 0x02;
 /// Temperature Threshold.
 pub const TEMPERATURE_THRESHOLD: u8 = 0x04;
+/// Error Recovery.
+pub const ERROR_RECOVERY: u8 = 0x05;
 /// Volatile Write Cache.
 pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
 /// Number of Queues.
 pub const NUMBER_OF_QUEUES: u8 = 0x07;
+/// Write Atomicity Normal.
+pub const WRITE_ATOMICITY: u8 = 0x0a;
 /// Asynchronous Event Configuration.
 pub const ASYNC_EVENT_CONFIGURATION: u8 = 0x0b;
 /// Keep Alive Timer.
 pub const KEEP_ALIVE_TIMER: u8 = 0x0f;
 /// Host Behavior Support, with 512 bytes of data.
 pub const HOST_BEHAVIOR_SUPPORT: u8 = 0x16;
+/// Host Identifier, with 8 or 16 bytes of data.
+pub const HOST_IDENTIFIER: u8 = 0x81;
 
 /// Bytes of data of [`HOST_BEHAVIOR_SUPPORT`].
 pub const HOST_BEHAVIOR_LEN: usize = 512;
@@ -22,6 +30,10 @@ pub const HOST_BEHAVIOR_LEN: usize = 512;
 pub const EVENT_NAMESPACE: u32 = 1 << 8;
 /// As [`EVENT_NAMESPACE`]: firmware activation starts.
 pub const EVENT_FIRMWARE: u32 = 1 << 9;
+/// As [`EVENT_NAMESPACE`]: asymmetric namespace access changes.
+pub const EVENT_ANA: u32 = 1 << 11;
+/// As [`EVENT_NAMESPACE`]: the discovery log page changes.
+pub const EVENT_DISCOVERY: u32 = 1 << 31;
 /// Asynchronous Event Configuration: all critical warnings of the SMART log (bits 0 to 5).
 pub const EVENT_HEALTH: u32 = 0x3f;
 

@@ -114,7 +114,14 @@ pub struct IdentifyController {
     pub maxcna: U32,
     reserved_564: [u8; 204],
     pub subnqn: [u8; 256],
-    reserved_1024: [u8; 1024],
+    reserved_1024: [u8; 768],
+    pub ioccsz: U32,
+    pub iorcsz: U32,
+    pub icdoff: U16,
+    pub fcatt: u8,
+    pub msdbd: u8,
+    pub ofcs: U16,
+    reserved_1806: [u8; 242],
     pub psd: [[u8; 32]; 32],
     pub vendor: [u8; 1024],
 }
@@ -129,6 +136,7 @@ const _: () = {
     assert!(std::mem::offset_of!(IdentifyController, sqes) == 512);
     assert!(std::mem::offset_of!(IdentifyController, sgls) == 536);
     assert!(std::mem::offset_of!(IdentifyController, subnqn) == 768);
+    assert!(std::mem::offset_of!(IdentifyController, ioccsz) == 1792);
     assert!(std::mem::offset_of!(IdentifyController, psd) == 2048);
 };
 
@@ -235,6 +243,15 @@ impl CommandSet {
             other => Self::Unknown(other),
         }
     }
+
+    const fn encode(self) -> u8 {
+        match self {
+            Self::Nvm => 0,
+            Self::KeyValue => 1,
+            Self::Zoned => 2,
+            Self::Unknown(csi) => csi,
+        }
+    }
 }
 
 /// Identification descriptors of a namespace; all that the list does not contain is absent. NVMe 2.0 §5.17.2.3.
@@ -293,6 +310,23 @@ impl Descriptors {
         }
         Ok(found)
     }
+
+    /// Writes the list: EUI-64, NGUID, UUID, command set, as far as they are present. Leaves the rest of `list` as it is.
+    pub fn encode(&self, list: &mut [u8; LEN]) {
+        let command_set = self.command_set.map(|set| [set.encode()]);
+        let ids: [(u8, Option<&[u8]>); 4] = [
+            (1, self.eui64.as_ref().map(|id| &id[..])),
+            (2, self.nguid.as_ref().map(|id| &id[..])),
+            (3, self.uuid.as_ref().map(|id| &id[..])),
+            (4, command_set.as_ref().map(|id| &id[..])),
+        ];
+        let mut offset = 0;
+        for (nidt, nid) in ids.iter().filter_map(|(nidt, nid)| Some((*nidt, (*nid)?))) {
+            list[offset..offset + 4].copy_from_slice(&[nidt, nid.len() as u8, 0, 0]);
+            list[offset + 4..offset + 4 + nid.len()].copy_from_slice(nid);
+            offset += 4 + nid.len();
+        }
+    }
 }
 
 /// `id`, unless it is all zeroes, which stands for "none".
@@ -329,6 +363,21 @@ mod tests {
         assert_eq!(Descriptors::decode(&[9, 1, 0, 0, 0, 2, 16, 0, 0, 1]), bad(2, 16, 5));
         assert_eq!(Descriptors::decode(&[0xff; 4096]), bad(0xff, 0xff, 3885));
         assert_eq!(Descriptors::decode(&[1, 8, 0]), Ok(Descriptors::default()), "cut in its header");
+    }
+
+    #[test]
+    fn descriptors_are_read_as_they_were_written() {
+        let full = Descriptors {
+            eui64: Some([1; 8]),
+            nguid: Some([2; 16]),
+            uuid: Some([3; 16]),
+            command_set: Some(CommandSet::Zoned),
+        };
+        for descriptors in [full, Descriptors { eui64: None, uuid: None, ..full }, Descriptors::default()] {
+            let mut list = [0; LEN];
+            descriptors.encode(&mut list);
+            assert_eq!(Descriptors::decode(&list), Ok(descriptors));
+        }
     }
 
     #[test]

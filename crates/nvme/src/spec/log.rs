@@ -14,6 +14,10 @@ pub const SMART: u8 = 0x02;
 pub const FIRMWARE_SLOT: u8 = 0x03;
 /// Changed Namespace List.
 pub const CHANGED_NAMESPACES: u8 = 0x04;
+/// Asymmetric Namespace Access.
+pub const ANA: u8 = 0x0c;
+/// Discovery.
+pub const DISCOVERY: u8 = 0x70;
 /// Sanitize Status.
 pub const SANITIZE_STATUS: u8 = 0x81;
 

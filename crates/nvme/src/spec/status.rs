@@ -37,6 +37,12 @@ impl Status {
         self.0 & 0x2000 != 0
     }
 
+    /// Sets DNR.
+    #[must_use]
+    pub const fn as_final(self) -> Self {
+        Self(self.0 | 0x4000)
+    }
+
     /// DNR: the same command would fail again.
     pub const fn is_final(self) -> bool {
         self.0 & 0x4000 != 0
@@ -73,6 +79,11 @@ impl Code {
     /// SC.
     pub const fn sc(self) -> u8 {
         self.0 as u8
+    }
+
+    /// The status field with this code, and all other bits 0.
+    pub const fn status(self) -> Status {
+        Status::new(self.0)
     }
 
     /// The kind that SCT names.
