@@ -21,6 +21,8 @@ enum Layer {
     Bus,
     /// Device drivers: `uring`, `nvme`; models of devices: `nvme-model`; clients of stores: `librbd`.
     Device,
+    /// NVMe over Fabrics, without I/O: `nvme-fabrics`, over the definitions of `nvme`.
+    Fabrics,
     Reactor,
     Bdev,
     /// The suite that every module passes.
@@ -46,8 +48,8 @@ enum Layer {
 }
 
 use Layer::{
-    Bdev, Bus, Commands, Conformance, Device, Example, Format, FrontEnd, Ground, Metrics, Module, Program,
-    Queues, Reactor, Rpc, Store, Tool, Transport,
+    Bdev, Bus, Commands, Conformance, Device, Example, Fabrics, Format, FrontEnd, Ground, Metrics, Module,
+    Program, Queues, Reactor, Rpc, Store, Tool, Transport,
 };
 
 impl Layer {
@@ -68,6 +70,7 @@ impl Layer {
             "crates/volume" | "crates/volume-index" | "crates/volume-store" => Store,
             "crates/pci" => Bus,
             "crates/librbd" | "crates/nvme" | "crates/nvme-model" | "crates/uring" => Device,
+            "crates/nvme-fabrics" => Fabrics,
             "crates/reactor" => Reactor,
             "crates/bdev" => Bdev,
             "crates/bdev-conformance" => Conformance,
@@ -94,6 +97,7 @@ impl Layer {
             Format | Bus => &[Ground],
             Store => &[Ground, Store],
             Device => &[Ground, Bus],
+            Fabrics => &[Ground, Device],
             Reactor => &[Ground, Device],
             Bdev => &[Ground, Reactor],
             Conformance => &[Ground, Reactor, Bdev],
@@ -117,6 +121,7 @@ impl Layer {
                 Store,
                 Bus,
                 Device,
+                Fabrics,
                 Reactor,
                 Bdev,
                 Conformance,
