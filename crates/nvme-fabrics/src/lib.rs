@@ -4,8 +4,29 @@
 //! Cited sections are those of the NVMe Base Specification 2.0 ("NVMe 2.0") and of the NVMe TCP Transport Specification 1.0.
 //! Commands, identify data and status codes that all transports share are in `aryk_nvme::spec`.
 //!
+//! # Order of reading
+//! 1. [`tcp`]: PDUs, their parser, and the errors that end a connection.
+//! 2. [`sgl`], [`command`], [`connect`], [`property`], [`status`], [`nqn`]: what capsules contain.
+//! 3. [`discovery`], [`keep_alive`], [`subsystem`]: what a target shows to a host, and for how long.
+//! 4. [`controller`]: the admin commands of a target.
+//!
+//! | context | functions and types |
+//! | --- | --- |
+//! | reactor | [`tcp`], [`sgl`]: they allocate nothing |
+//! | the owner of the admin queue | [`controller::Controller`] |
+//!
 //! **Invariants.** Bytes of a peer cause errors, never panics. [`tcp`] knows nothing of what is above it, so that another
 //! transport takes its place.
 #![forbid(unsafe_code)]
 
+pub mod command;
+pub mod connect;
+pub mod controller;
+pub mod discovery;
+pub mod keep_alive;
+pub mod nqn;
+pub mod property;
+pub mod sgl;
+pub mod status;
+pub mod subsystem;
 pub mod tcp;
