@@ -1,5 +1,5 @@
-//! The TCP transport: PDUs, read by [`Parser`] and written by [`Header::encode`]. NVMe TCP Transport 1.0. Any context; the
-//! parser and the encoder allocate nothing.
+//! The TCP transport: PDUs, read by [`Parser`] and written by [`Header::encode`], and a controller's side of a connection
+//! ([`Queue`]). NVMe TCP Transport 1.0. Any context; the parser and the encoder allocate nothing.
 //!
 //! A PDU consists of a header, an optional header digest, padding up to the data (PDO), the data, and an optional data digest.
 //! Either side opens with an ICReq or ICResp, which settles the [`Format`] of what it will receive.
@@ -8,6 +8,7 @@ mod digest;
 mod fatal;
 mod parser;
 mod pdu;
+mod queue;
 mod span;
 
 pub use digest::{DIGEST_LEN, DataDigest};
@@ -17,4 +18,5 @@ pub use pdu::{
     C2hData, Format, H2cData, HEADER_MAX, Header, IcReq, IcResp, Kind, MAXH2CDATA_MIN, R2t, Side,
     TERM_DATA_MAX,
 };
+pub use queue::{Piece, Queue, Received, SlotId};
 pub use span::Span;

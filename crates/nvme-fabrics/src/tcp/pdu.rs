@@ -24,7 +24,9 @@ pub(super) mod field {
     pub(crate) const PDO: u32 = 3;
     pub(crate) const PLEN: u32 = 4;
     pub(crate) const PFV: u32 = 8;
+    pub(crate) const CCCID: u32 = 8;
     pub(crate) const PDA: u32 = 10;
+    pub(crate) const TTAG: u32 = 10;
     pub(crate) const DGST: u32 = 11;
     pub(crate) const MAXH2CDATA: u32 = 12;
     pub(crate) const DATAO: u32 = 12;
