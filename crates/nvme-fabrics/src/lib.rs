@@ -8,11 +8,11 @@
 //! 1. [`tcp`]: PDUs, their parser, and the errors that end a connection.
 //! 2. [`sgl`], [`command`], [`connect`], [`property`], [`status`], [`nqn`]: what capsules contain.
 //! 3. [`discovery`], [`keep_alive`], [`subsystem`]: what a target shows to a host, and for how long.
-//! 4. [`controller`]: the admin commands of a target.
+//! 4. [`controller`]: the admin commands of a target; [`io`]: its I/O commands.
 //!
 //! | context | functions and types |
 //! | --- | --- |
-//! | reactor | [`tcp`], [`sgl`]: they allocate nothing |
+//! | reactor | [`tcp`], [`sgl`], [`io`] |
 //! | the owner of the admin queue | [`controller::Controller`] |
 //!
 //! **Invariants.** Bytes of a peer cause errors, never panics. [`tcp`] knows nothing of what is above it, so that another
@@ -23,6 +23,7 @@ pub mod command;
 pub mod connect;
 pub mod controller;
 pub mod discovery;
+pub mod io;
 pub mod keep_alive;
 pub mod nqn;
 pub mod property;

@@ -1,0 +1,350 @@
+//! I/O commands of a target: fields of a submission queue entry, checked against the namespace. NVM Command Set 1.0 §3. Context: the
+//! owner of an I/O queue, usually a reactor; nothing here allocates.
+
+use aryk_nvme::spec::entry::{Fuse, SubmissionEntry};
+use aryk_nvme::spec::opcode::io;
+use aryk_nvme::spec::status::Code;
+
+use crate::subsystem::{AnaState, Commands, Io};
+
+/// Bytes of a range of Dataset Management.
+const RANGE_LEN: usize = 16;
+/// CDW12: Force Unit Access, and of Write Zeroes: deallocate.
+const FUA: u32 = 1 << 30;
+const DEALLOCATE: u32 = 1 << 25;
+/// CDW11 of Dataset Management: the host wants the ranges deallocated.
+const ATTRIBUTE_DEALLOCATE: u32 = 1 << 2;
+
+/// Blocks of a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// The first block.
+    pub lba: u64,
+    /// Their number, at least 1.
+    pub blocks: u32,
+}
+
+/// What a command asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Read.
+    Read(Range),
+    /// Write; `fua`: the data is durable before the completion.
+    Write {
+        /// The blocks.
+        range: Range,
+        /// FUA.
+        fua: bool,
+    },
+    /// Compare, and the first half of a fused compare and write.
+    Compare(Range),
+    /// Write Zeroes.
+    WriteZeroes {
+        /// The blocks.
+        range: Range,
+        /// FUA.
+        fua: bool,
+        /// DEAC: the blocks need no space afterwards.
+        may_deallocate: bool,
+    },
+    /// Flush.
+    Flush,
+    /// Dataset Management that deallocates so many ranges; [`Rules::ranges`] reads them from the data.
+    Deallocate {
+        /// The number of ranges, at least 1.
+        ranges: u16,
+    },
+    /// Dataset Management that asks for nothing but gives hints.
+    Hint,
+}
+
+impl Request {
+    /// Whether the host sends the data.
+    pub const fn takes_data(&self) -> bool {
+        matches!(self, Self::Write { .. } | Self::Compare(_) | Self::Deallocate { .. } | Self::Hint)
+    }
+}
+
+/// A command that may be executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checked {
+    /// What it asks for.
+    pub request: Request,
+    /// Its place in a fused compare and write.
+    pub fuse: Option<Fuse>,
+}
+
+/// What an I/O queue checks for the commands of one namespace.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    blocks: u64,
+    block_shift: u8,
+    is_read_only: bool,
+    commands: Commands,
+    transfer_max: u32,
+    /// The failure of all commands in this ANA state.
+    inaccessible: Option<Code>,
+}
+
+impl Rules {
+    /// The rules for a namespace; `None` if there is no such namespace.
+    pub fn new(io: &Io, nsid: u32) -> Option<Self> {
+        let namespace = io.namespaces.get(&nsid)?;
+        let group = io.ana.as_ref().and_then(|ana| ana.groups.get(&namespace.ana_group));
+        Some(Self {
+            blocks: namespace.blocks,
+            block_shift: namespace.block_shift,
+            is_read_only: namespace.is_read_only,
+            commands: io.commands,
+            transfer_max: io.transfer_max,
+            inaccessible: group.and_then(|group| match group.state {
+                AnaState::Optimized | AnaState::NonOptimized => None,
+                AnaState::Inaccessible => Some(Code::ANA_INACCESSIBLE),
+                AnaState::PersistentLoss => Some(Code::ANA_PERSISTENT_LOSS),
+                AnaState::Change => Some(Code::ANA_TRANSITION),
+            }),
+        })
+    }
+
+    /// Checks a command whose descriptor names `data_len` bytes of data.
+    ///
+    /// # Errors
+    /// The status with which the command fails.
+    #[inline]
+    pub fn check(&self, entry: &SubmissionEntry, data_len: u32) -> Result<Checked, Code> {
+        if let Some(code) = self.inaccessible {
+            return Err(code);
+        }
+        let request = self.request(entry, data_len)?;
+        let fuse = entry.fuse();
+        let may_fuse = match (fuse, request) {
+            (None, _) => true,
+            (Some(Fuse::First), Request::Compare(_)) | (Some(Fuse::Second), Request::Write { .. }) => {
+                self.commands.compare_and_write
+            }
+            _ => false,
+        };
+        if may_fuse { Ok(Checked { request, fuse }) } else { Err(Code::INVALID_FIELD) }
+    }
+
+    #[inline]
+    fn request(&self, entry: &SubmissionEntry, data_len: u32) -> Result<Request, Code> {
+        let cdw12 = entry.cdw(12);
+        let fua = cdw12 & FUA != 0;
+        let is_fused = entry.fuse().is_some();
+        Ok(match entry.opcode() {
+            io::READ => Request::Read(self.transfer(entry, data_len)?),
+            io::WRITE => {
+                let range = self.transfer(entry, data_len)?;
+                self.check_writable()?;
+                Request::Write { range, fua }
+            }
+            io::FLUSH => Request::Flush,
+            io::COMPARE if self.commands.compare || is_fused => {
+                Request::Compare(self.transfer(entry, data_len)?)
+            }
+            io::WRITE_ZEROES if self.commands.write_zeroes => {
+                let range = self.range(entry)?;
+                self.check_writable()?;
+                Request::WriteZeroes { range, fua, may_deallocate: cdw12 & DEALLOCATE != 0 }
+            }
+            io::DATASET_MANAGEMENT if self.commands.deallocate => {
+                // NR: the number of ranges, less one.
+                let ranges = (entry.cdw(10) & 0xff) as u16 + 1;
+                if data_len as usize != usize::from(ranges) * RANGE_LEN {
+                    return Err(Code::SGL_DATA_LENGTH_INVALID);
+                }
+                if entry.cdw(11) & ATTRIBUTE_DEALLOCATE == 0 {
+                    return Ok(Request::Hint);
+                }
+                self.check_writable()?;
+                Request::Deallocate { ranges }
+            }
+            _ => return Err(Code::INVALID_OPCODE),
+        })
+    }
+
+    /// The blocks of a command without data.
+    fn range(&self, entry: &SubmissionEntry) -> Result<Range, Code> {
+        let range = Range { lba: entry.cdw10_11(), blocks: (entry.cdw(12) & 0xffff) + 1 };
+        self.check_range(range)?;
+        Ok(range)
+    }
+
+    /// The blocks of a command with data.
+    fn transfer(&self, entry: &SubmissionEntry, data_len: u32) -> Result<Range, Code> {
+        let range = self.range(entry)?;
+        let bytes = u64::from(range.blocks) << self.block_shift;
+        if bytes > self.transfer_max.into() {
+            return Err(Code::INVALID_FIELD);
+        }
+        if bytes == u64::from(data_len) { Ok(range) } else { Err(Code::SGL_DATA_LENGTH_INVALID) }
+    }
+
+    fn check_range(&self, range: Range) -> Result<(), Code> {
+        let is_inside = range.lba.checked_add(range.blocks.into()).is_some_and(|end| end <= self.blocks);
+        if is_inside { Ok(()) } else { Err(Code::LBA_OUT_OF_RANGE) }
+    }
+
+    const fn check_writable(&self) -> Result<(), Code> {
+        if self.is_read_only { Err(Code::NAMESPACE_WRITE_PROTECTED) } else { Ok(()) }
+    }
+
+    /// The ranges of a [`Request::Deallocate`], from its data. Those without blocks are left out.
+    pub fn ranges(&self, data: &[u8]) -> impl Iterator<Item = Result<Range, Code>> {
+        let ranges = data.as_chunks::<RANGE_LEN>().0.iter().map(|bytes| {
+            let [_, length, low, high] =
+                std::array::from_fn(|i| u32::from_le_bytes(std::array::from_fn(|byte| bytes[4 * i + byte])));
+            Range { lba: u64::from(low) | u64::from(high) << 32, blocks: length }
+        });
+        ranges.filter(|range| range.blocks != 0).map(|range| self.check_range(range).map(|()| range))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::subsystem::{Ana, AnaGroup, Namespace};
+    use aryk_nvme::spec::identify::Descriptors;
+    use std::collections::BTreeMap;
+
+    const ALL: Commands =
+        Commands { compare: true, compare_and_write: true, deallocate: true, write_zeroes: true };
+
+    /// Namespace 1 has 1,000 blocks of 4 KiB, and group 1.
+    fn subsystem(commands: Commands, is_read_only: bool, state: Option<AnaState>) -> Io {
+        let namespace = Namespace {
+            blocks: 1000,
+            block_shift: 12,
+            ids: Descriptors::default(),
+            ana_group: 1,
+            is_read_only,
+            optimal_write_blocks: 1,
+        };
+        let ana = |state| {
+            let groups = BTreeMap::from([(1, AnaGroup { state, changes: 0 })]);
+            Ana { group_max: 1, groups, changes: 0 }
+        };
+        Io {
+            nsid_max: 4,
+            namespaces: BTreeMap::from([(1, namespace)]),
+            ana: state.map(ana),
+            transfer_max: 128 << 10,
+            in_capsule_max: 4096,
+            queues: 1,
+            commands,
+            retry_delays: [0; 3],
+        }
+    }
+
+    fn rules() -> Rules {
+        Rules::new(&subsystem(ALL, false, None), 1).unwrap()
+    }
+
+    fn command(opcode: u8, lba: u64, blocks: u32, flags: u32) -> SubmissionEntry {
+        SubmissionEntry::new(opcode, 1)
+            .with_cdw10_11(lba as u32, (lba >> 32) as u32)
+            .with_cdw12_13((blocks - 1) | flags, 0)
+    }
+
+    fn request(entry: SubmissionEntry, data_len: u32) -> Result<Request, Code> {
+        rules().check(&entry, data_len).map(|checked| checked.request)
+    }
+
+    #[test]
+    fn commands_are_decoded() {
+        let range = Range { lba: 990, blocks: 10 };
+        let bytes = 10 << 12;
+        assert_eq!(request(command(io::READ, 990, 10, 0), bytes), Ok(Request::Read(range)));
+        let write = |fua| Ok(Request::Write { range, fua });
+        assert_eq!(request(command(io::WRITE, 990, 10, 0), bytes), write(false));
+        assert_eq!(request(command(io::WRITE, 990, 10, FUA), bytes), write(true));
+        assert_eq!(request(command(io::COMPARE, 990, 10, 0), bytes), Ok(Request::Compare(range)));
+        let zeroes = |fua, may_deallocate| Ok(Request::WriteZeroes { range, fua, may_deallocate });
+        assert_eq!(request(command(io::WRITE_ZEROES, 990, 10, 0), 0), zeroes(false, false));
+        assert_eq!(request(command(io::WRITE_ZEROES, 990, 10, FUA | DEALLOCATE), 0), zeroes(true, true));
+        assert_eq!(request(SubmissionEntry::new(io::FLUSH, 1), 0), Ok(Request::Flush));
+        let management = |ranges: u32, attributes| {
+            SubmissionEntry::new(io::DATASET_MANAGEMENT, 1).with_cdw10_11(ranges - 1, attributes)
+        };
+        assert_eq!(request(management(256, 4), 4096), Ok(Request::Deallocate { ranges: 256 }));
+        assert_eq!(request(management(2, 3), 32), Ok(Request::Hint));
+        assert_eq!(request(management(2, 4), 16), Err(Code::SGL_DATA_LENGTH_INVALID));
+        assert!(Request::Hint.takes_data() && !Request::Read(range).takes_data());
+    }
+
+    #[test]
+    fn ranges_and_lengths_are_checked() {
+        let read = |lba, blocks, len| request(command(io::READ, lba, blocks, 0), len);
+        for (lba, blocks) in [(991, 10), (1000, 1), (u64::MAX, 1), (u64::MAX - 9, 10)] {
+            assert_eq!(read(lba, blocks, blocks << 12), Err(Code::LBA_OUT_OF_RANGE), "{lba}");
+        }
+        assert_eq!(request(command(io::WRITE_ZEROES, 0, 65536, 0), 0), Err(Code::LBA_OUT_OF_RANGE));
+        assert_eq!((read(0, 32, 32 << 12).is_ok(), read(0, 33, 33 << 12)), (true, Err(Code::INVALID_FIELD)));
+        for len in [0, 4092, 8192] {
+            assert_eq!(read(0, 1, len), Err(Code::SGL_DATA_LENGTH_INVALID));
+        }
+    }
+
+    #[test]
+    fn a_namespace_that_is_read_only_inaccessible_or_absent_fails_commands() {
+        let with = |is_read_only, state| Rules::new(&subsystem(ALL, is_read_only, state), 1).unwrap();
+        let read_only = with(true, None);
+        let management = SubmissionEntry::new(io::DATASET_MANAGEMENT, 1).with_cdw10_11(0, 4);
+        for (entry, len) in
+            [(command(io::WRITE, 0, 1, 0), 4096), (command(io::WRITE_ZEROES, 0, 1, 0), 0), (management, 16)]
+        {
+            assert_eq!(read_only.check(&entry, len), Err(Code::NAMESPACE_WRITE_PROTECTED));
+        }
+        let read = command(io::READ, 0, 1, 0);
+        assert!(read_only.check(&read, 4096).is_ok());
+        for (state, expected) in [
+            (AnaState::Optimized, None),
+            (AnaState::NonOptimized, None),
+            (AnaState::Inaccessible, Some(Code::ANA_INACCESSIBLE)),
+            (AnaState::PersistentLoss, Some(Code::ANA_PERSISTENT_LOSS)),
+            (AnaState::Change, Some(Code::ANA_TRANSITION)),
+        ] {
+            assert_eq!(with(false, Some(state)).check(&read, 4096).err(), expected);
+        }
+        assert!(Rules::new(&subsystem(ALL, false, None), 2).is_none());
+    }
+
+    #[test]
+    fn commands_that_the_target_lacks_are_refused() {
+        let few = Rules::new(&subsystem(Commands::default(), false, None), 1).unwrap();
+        let management = SubmissionEntry::new(io::DATASET_MANAGEMENT, 1).with_cdw10_11(0, 4);
+        for (entry, len) in
+            [(command(io::COMPARE, 0, 1, 0), 4096), (command(io::WRITE_ZEROES, 0, 1, 0), 0), (management, 16)]
+        {
+            assert_eq!(few.check(&entry, len), Err(Code::INVALID_OPCODE));
+        }
+        assert_eq!(request(SubmissionEntry::new(0x7e, 1), 0), Err(Code::INVALID_OPCODE));
+
+        let (first, second) = (
+            command(io::COMPARE, 0, 1, 0).with_fuse(Fuse::First),
+            command(io::WRITE, 0, 1, 0).with_fuse(Fuse::Second),
+        );
+        for (entry, fuse) in [(first, Fuse::First), (second, Fuse::Second)] {
+            assert_eq!(rules().check(&entry, 4096).unwrap().fuse, Some(fuse));
+            assert_eq!(few.check(&entry, 4096), Err(Code::INVALID_FIELD));
+        }
+        assert_eq!(rules().check(&second.with_fuse(Fuse::First), 4096), Err(Code::INVALID_FIELD));
+        let read = command(io::READ, 0, 1, 0).with_fuse(Fuse::First);
+        assert_eq!(rules().check(&read, 4096), Err(Code::INVALID_FIELD));
+    }
+
+    #[test]
+    fn ranges_to_deallocate_are_read_from_the_data() {
+        let mut data = Vec::new();
+        for (lba, blocks) in [(5_u64, 10_u32), (7, 0), (1 << 32, 1), (999, 1), (999, 2)] {
+            data.extend([0; 4]);
+            data.extend(blocks.to_le_bytes());
+            data.extend(lba.to_le_bytes());
+        }
+        let outside = Err(Code::LBA_OUT_OF_RANGE);
+        let expected =
+            [Ok(Range { lba: 5, blocks: 10 }), outside, Ok(Range { lba: 999, blocks: 1 }), outside];
+        assert!(rules().ranges(&data).eq(expected));
+    }
+}
