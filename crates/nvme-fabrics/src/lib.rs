@@ -9,16 +9,19 @@
 //! 2. [`sgl`], [`command`], [`connect`], [`property`], [`status`], [`nqn`]: what capsules contain.
 //! 3. [`discovery`], [`keep_alive`], [`subsystem`]: what a target shows to a host, and for how long.
 //! 4. [`controller`]: the admin commands of a target; [`io`]: its I/O commands.
+//! 5. [`association`]: which hosts have which controllers.
 //!
 //! | context | functions and types |
 //! | --- | --- |
 //! | reactor | [`tcp`], [`sgl`], [`io`] |
 //! | the owner of the admin queue | [`controller::Controller`] |
+//! | control | [`association::Associations`] |
 //!
 //! **Invariants.** Bytes of a peer cause errors, never panics. [`tcp`] knows nothing of what is above it, so that another
 //! transport takes its place.
 #![forbid(unsafe_code)]
 
+pub mod association;
 pub mod command;
 pub mod connect;
 pub mod controller;
