@@ -1,5 +1,5 @@
-//! The associations of one subsystem: which hosts have which controllers, and which queues of them are connected. NVMe 2.0 §3.3 and
-//! §6.3. Context: the owner of the subsystem, in control.
+//! The associations of one subsystem: which hosts have which controllers, and which queues of them are connected. NVMe 2.0 §3.3
+//! and §6.3. Context: the owner of the subsystem, in control.
 //!
 //! The owner passes each Connect, and says when a queue or a controller has ended. Whether a host may connect at all, its owner
 //! decides before.

@@ -1,5 +1,5 @@
-//! I/O commands of a target: fields of a submission queue entry, checked against the namespace. NVM Command Set 1.0 §3. Context: the
-//! owner of an I/O queue, usually a reactor; nothing here allocates.
+//! I/O commands of a target: fields of a submission queue entry, checked against the namespace. NVM Command Set 1.0 §3. Context:
+//! the owner of an I/O queue, usually a reactor; nothing here allocates.
 
 use aryk_nvme::spec::entry::{Fuse, SubmissionEntry};
 use aryk_nvme::spec::opcode::io;
