@@ -17,7 +17,7 @@ use crate::connect::{ANY_CONTROLLER, CONTROLLER_ID_MAX, ConnectData, InvalidPara
 use crate::controller::{Association, Controller};
 use crate::status;
 
-/// What happens if a host connects again through a listener through which it has a controller.
+/// The effect of a further admin queue of a host that has a controller through the same listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Duplicates {
     /// It gets one more controller.

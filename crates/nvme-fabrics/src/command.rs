@@ -30,7 +30,7 @@ pub enum Command {
     PropertySet {
         /// The property.
         access: Access,
-        /// Its new value.
+        /// The property's new value.
         value: u64,
     },
     /// Connect.

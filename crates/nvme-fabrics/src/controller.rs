@@ -31,7 +31,7 @@ use log::Changed;
 /// ACL: Abort commands that may be outstanding, less one.
 const ACL: u8 = 3;
 
-/// Who uses the controller, as the Connect command of the admin queue said.
+/// The host that uses a controller, as the Connect command of the admin queue named it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Association {
     /// CNTLID.
@@ -58,9 +58,9 @@ pub enum Outcome {
     Held,
     /// Try to abort this command, and complete the Abort with result 0 if that worked, otherwise with 1.
     Abort {
-        /// Its queue.
+        /// The queue of the command.
         sqid: u16,
-        /// Its identifier.
+        /// The identifier of the command.
         cid: u16,
     },
 }
@@ -103,7 +103,7 @@ impl Controller {
         })
     }
 
-    /// Who uses the controller.
+    /// The host that uses the controller.
     pub const fn association(&self) -> &Association {
         &self.association
     }
@@ -128,7 +128,8 @@ impl Controller {
         self.keep_alive.deadline()
     }
 
-    /// Whether the association has ended for want of a Keep Alive. A fatal error then, until the connections are closed.
+    /// Whether the keep-alive timer has expired. If so, the controller has a fatal error (CSTS.CFS) until its connections are
+    /// closed.
     pub const fn expire(&mut self, now: u64) -> bool {
         let is_expired = self.keep_alive.is_expired(now);
         if is_expired {

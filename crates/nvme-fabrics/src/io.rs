@@ -68,7 +68,7 @@ impl Request {
 /// A command that may be executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checked {
-    /// What it asks for.
+    /// The operation.
     pub request: Request,
     /// Its place in a fused compare and write.
     pub fuse: Option<Fuse>,

@@ -9,7 +9,7 @@ pub const FIELD_LEN: usize = 256;
 const LEN_MAX: usize = 223;
 /// The name of every discovery subsystem.
 pub const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
-/// What precedes a UUID in a name that has no domain.
+/// The start of a name that has a UUID instead of a domain.
 const UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
 /// A valid name.
@@ -34,7 +34,7 @@ pub enum NqnError {
     /// The text after the domain's colon is empty.
     #[error("the NQN has nothing after its colon")]
     Empty,
-    /// What follows `uuid:` is not a UUID.
+    /// The text after `uuid:` is not a UUID.
     #[error("the NQN's UUID is malformed")]
     Uuid,
 }

@@ -71,11 +71,11 @@ pub struct Commands {
 /// A namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Namespace {
-    /// Its size.
+    /// The namespace's size.
     pub blocks: u64,
     /// The size of a block as a power of two, at least 9.
     pub block_shift: u8,
-    /// EUI-64, NGUID and UUID. The command set is always NVM, whatever this says.
+    /// EUI-64, NGUID and UUID. The controller ignores the command set, which is always NVM.
     pub ids: Descriptors,
     /// ANAGRPID, 0 without ANA.
     pub ana_group: u32,
@@ -115,7 +115,7 @@ pub struct Ana {
 /// An ANA group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnaGroup {
-    /// Its state.
+    /// The state of the group.
     pub state: AnaState,
     /// [`Ana::changes`] at its last change.
     pub changes: u64,

@@ -303,7 +303,7 @@ impl Queue {
         self.output.is_empty()
     }
 
-    /// What is to be sent, in order. No piece is empty.
+    /// The bytes to send, in order. No piece is empty.
     pub fn output(&self) -> impl Iterator<Item = Piece<'_>> {
         self.output.pieces()
     }

@@ -123,11 +123,16 @@ impl Connection {
     /// An admin queue of a controller, which is enabled; and the controller's identifier.
     pub fn admin(address: SocketAddr, options: Options, subsystem: &str, host: u8) -> (Self, u16) {
         let (mut queue, id) = Self::try_admin(address, options, subsystem, host).unwrap();
-        let value = Cc::enabled(4096, false).0.into();
-        queue.run(Command::PropertySet { access: Access::four(CC), value }.encode(), &[], 0).unwrap();
-        let (csts, _) = queue.run(Command::PropertyGet(Access::four(CSTS)).encode(), &[], 0).unwrap();
-        assert!(Csts(csts as u32).is_ready());
+        assert!(queue.configure(Cc::enabled(4096, false)).is_ready());
         (queue, id)
+    }
+
+    /// Sets CC, and returns CSTS.
+    pub fn configure(&mut self, cc: Cc) -> Csts {
+        let value = cc.0.into();
+        self.run(Command::PropertySet { access: Access::four(CC), value }.encode(), &[], 0).unwrap();
+        let (csts, _) = self.run(Command::PropertyGet(Access::four(CSTS)).encode(), &[], 0).unwrap();
+        Csts(csts as u32)
     }
 
     /// An I/O queue.

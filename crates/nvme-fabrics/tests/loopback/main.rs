@@ -7,6 +7,7 @@ mod target;
 
 use aryk_nvme::spec::identify::{IdentifyController, cns, text};
 use aryk_nvme::spec::opcode::{admin, io};
+use aryk_nvme::spec::register::{Cc, Shutdown};
 use aryk_nvme::spec::status::Code;
 use aryk_nvme_fabrics::connect::ANY_CONTROLLER;
 use aryk_nvme_fabrics::discovery::{Entry, Header, RECORD_LEN};
@@ -58,6 +59,10 @@ fn a_host_writes_and_reads_through_two_queues() {
         assert_eq!(queues[0].command(0x7e, 0, 1, &[], 0), Err(Code::INVALID_OPCODE));
         assert_eq!(queues[1].write(target::BLOCKS as u64, &pattern(1, 0)), Err(Code::LBA_OUT_OF_RANGE));
         assert!(queues[1].read(0, 1).unwrap() == pattern(1, 0), "the queue goes on");
+
+        let down = Cc::enabled(4096, false).with_shutdown(Shutdown::Normal);
+        assert!(admin_queue.configure(down).is_shut_down());
+        assert!(!admin_queue.configure(down.disabled()).is_ready());
     }
 }
 
@@ -98,7 +103,7 @@ fn a_wrong_pdu_ends_the_connection_with_its_reason() {
     let target = Target::start();
     let options = Options { header_digest: true, ..Options::default() };
     let (mut queue, _) = Connection::admin(target.address, options, SUBSYSTEM, 1);
-    // An R2T is never answered with data that nobody requested.
+    // Data arrives for a slot without an R2T.
     let fatal = queue.send_unrequested_data();
     assert_eq!(fatal, Fatal { status: FatalStatus::INVALID_FIELD, information: 10 });
 }

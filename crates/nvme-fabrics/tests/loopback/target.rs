@@ -15,6 +15,7 @@ use aryk_nvme_fabrics::connect::{ConnectData, InvalidParameter, Refusal};
 use aryk_nvme_fabrics::controller::{Controller, Outcome};
 use aryk_nvme_fabrics::discovery::{Entry, Family, Page, Security, Subtype, Transport};
 use aryk_nvme_fabrics::io::{Request, Rules};
+use aryk_nvme_fabrics::property::Change;
 use aryk_nvme_fabrics::sgl::Sgl;
 use aryk_nvme_fabrics::subsystem::{Commands, Io, Namespace, Service, View};
 use aryk_nvme_fabrics::tcp::{IcResp, Piece, Queue, Received, SlotId};
@@ -205,7 +206,13 @@ impl Connection {
                 match controller.execute(entry, sgl.len(), 0, data) {
                     Outcome::Complete { status, result } if status.is_success() => Some(Ok(result)),
                     Outcome::Complete { status, result } => Some(Err((status, result))),
-                    Outcome::Changed(_) => Some(Ok(0)),
+                    Outcome::Changed(change) => {
+                        // Every command of another queue is executed at once, so none is left.
+                        if change == Change::ShutDown {
+                            controller.finish_shutdown();
+                        }
+                        Some(Ok(0))
+                    }
                     Outcome::Held => None,
                     Outcome::Abort { .. } => Some(Ok(1)),
                 }

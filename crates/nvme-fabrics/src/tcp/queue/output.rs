@@ -14,7 +14,7 @@ const SENT_MAX: usize = 4096;
 /// A piece of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece<'a> {
-    /// These bytes.
+    /// Bytes of headers and digests.
     Bytes(&'a [u8]),
     /// Bytes of the data of a slot.
     Data {
@@ -22,7 +22,7 @@ pub enum Piece<'a> {
         slot: SlotId,
         /// The first byte.
         offset: u32,
-        /// Their number.
+        /// The number of bytes.
         len: u32,
     },
 }
