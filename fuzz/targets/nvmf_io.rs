@@ -1,6 +1,7 @@
 //! I/O commands of a host: entries and ranges of any content, against a namespace.
 //!
-//! For any input, no code panics; what is accepted stays inside of the namespace, and its data has exactly the bytes of its blocks.
+//! For any input, no code panics; what is accepted stays inside of the namespace, and its data has exactly the bytes of its
+//! blocks.
 #![no_main]
 
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! A host's side of an NVMe/TCP connection: valid and damaged PDUs in any order, to a queue whose owner executes commands late, in
-//! any order, and whose socket takes what it likes.
+//! A host's side of an NVMe/TCP connection: valid and damaged PDUs in any order, to a queue whose owner executes commands late,
+//! in any order, and whose socket takes what it likes.
 //!
 //! For any input, no code panics, data stays within what was announced or requested, every command completes once, and no more
 //! commands are in use than the queue has entries.
