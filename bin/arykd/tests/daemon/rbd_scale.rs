@@ -194,6 +194,34 @@ fn a_daemon_restores_thousands_of_disks_beside_its_work() {
     );
 }
 
+/// A disk whose restoration hangs has a client that other disks use. A call that creates it again gets another client, and does not
+/// exclude the first one.
+#[test]
+fn a_disk_that_is_created_beside_its_restoration_excludes_no_client_of_the_daemon() {
+    let dir = TempDir::new().unwrap();
+    let mut daemon = Daemon::start_in(dir, &["--librbd", &librbd_stub(), "--state-dir", "DIR/state"]);
+    let flag = daemon.dir().join("hangs");
+    let image = |i: usize| match i {
+        0 => "i0+size=65536+open=never+if=hangs".to_owned(),
+        i => format!("i{i}+size=65536"),
+    };
+    let calls: Vec<Value> = (0..5).map(|i| create(&format!("d{i}"), &image(i))).collect();
+    for call in &calls[..4] {
+        daemon.call("bdev_rbd_create", call["params"].clone()).unwrap();
+    }
+    daemon.kill();
+    std::fs::write(&flag, "").unwrap();
+    daemon.restart();
+    wait_for("the other disks are restored", || number_of_disks(&daemon) == 3);
+    daemon.call("bdev_rbd_create", calls[4]["params"].clone()).unwrap();
+    std::fs::remove_file(&flag).unwrap();
+    daemon.call("bdev_rbd_create", calls[0]["params"].clone()).unwrap();
+    let clients = daemon.call("bdev_rbd_get_clusters_info", json!({})).unwrap();
+    let clients = clients.as_array().unwrap();
+    assert_eq!(clients.len(), 2, "{clients:?}");
+    assert!(clients.iter().all(|client| client["blocklisted"] == false), "{clients:?}");
+}
+
 /// Reads a block. Returns how long that took.
 fn read(vm: &mut Vm) -> Duration {
     let sent = Instant::now();

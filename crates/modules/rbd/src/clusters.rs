@@ -331,6 +331,15 @@ impl Clusters {
         self.end_unused().await;
     }
 
+    /// Whether a client of this process has these addresses, and the cluster has not excluded it: then it must not be excluded for
+    /// the sake of one disk, because others may use it.
+    pub fn has_live(&self, addresses: &str) -> bool {
+        let is_it = |connection: &Arc<Connection>| {
+            connection.addresses() == addresses && !connection.is_blocklisted()
+        };
+        lock(&self.0.state).entries.iter().any(|entry| entry.connection.get().is_some_and(is_it))
+    }
+
     /// The clients that are connected; those that are registered come first.
     pub fn list(&self) -> Vec<ClusterInfo> {
         let state = lock(&self.0.state);

@@ -367,9 +367,10 @@ impl Create {
         }
     }
 
-    fn config(&self, identity: Identity, spec: Spec, addresses: &str) -> module::Config {
+    fn config(&self, clusters: &Clusters, identity: Identity, spec: Spec) -> module::Config {
         let mut predecessors = self.clients.clone();
-        predecessors.retain(|client| client != addresses);
+        // An earlier try of this disk, which goes on, may have noted a client of this daemon.
+        predecessors.retain(|client| !clusters.has_live(client));
         module::Config {
             identity,
             spec,
@@ -464,7 +465,7 @@ async fn open(
     let client = module::connect(&control.rbd.clusters, cluster).await?;
     let addresses = client.addresses().to_owned();
     note_client(control, &identity.name, &p.clients, &addresses).await.map_err(Opening::Other)?;
-    let config = p.config(identity.clone(), spec.clone(), &addresses);
+    let config = p.config(&control.rbd.clusters, identity.clone(), spec.clone());
     let opened = module::create(client, &control.env, config).await;
     if opened.is_err() && !p.clients.contains(&addresses) {
         // Nobody has written by this client to the image. The daemon tries again, with a new client each time.
