@@ -33,8 +33,8 @@ use victim::Victim;
 const TURN_MAX: Duration = Duration::from_millis(5);
 /// The highest permitted p99 of the victim during an attack, in percent of its p99 alone.
 const P99_PERCENT_MAX: u32 = 200;
-/// Where memory of gibibytes is freed, the kernel takes the reactor's core for a time slice of 4 ms now and then: on a machine with two
-/// cores, one attempt in three to eight was seen without that.
+/// Where memory of gibibytes is freed, the kernel takes the reactor's core for a time slice of 4 ms now and then: on a machine
+/// with two cores, one attempt in three to eight was seen without that.
 const ATTEMPTS: usize = 24;
 /// Duration of the measurement of the victim alone.
 const QUIET: Duration = Duration::from_millis(500);

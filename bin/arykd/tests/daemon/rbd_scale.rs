@@ -194,8 +194,8 @@ fn a_daemon_restores_thousands_of_disks_beside_its_work() {
     );
 }
 
-/// A disk whose restoration hangs has a client that other disks use. A call that creates it again gets another client, and does not
-/// exclude the first one.
+/// A disk whose restoration hangs has a client that other disks use. A call that creates it again gets another client, and does
+/// not exclude the first one.
 #[test]
 fn a_disk_that_is_created_beside_its_restoration_excludes_no_client_of_the_daemon() {
     let dir = TempDir::new().unwrap();

@@ -331,8 +331,8 @@ impl Clusters {
         self.end_unused().await;
     }
 
-    /// Whether a client of this process has these addresses, and the cluster has not excluded it: then it must not be excluded for
-    /// the sake of one disk, because others may use it.
+    /// Whether a client of this process has these addresses, and the cluster has not excluded it: then it must not be excluded
+    /// for the sake of one disk, because others may use it.
     pub fn has_live(&self, addresses: &str) -> bool {
         let is_it = |connection: &Arc<Connection>| {
             connection.addresses() == addresses && !connection.is_blocklisted()
