@@ -1,24 +1,37 @@
 //! Pools that do not answer, beside disks of the same client that do.
 
-use super::{BLOCK, OnStub, config, create, pool, until};
-use aryk_bdev::{Access, Bdev, Identity, Status};
-use aryk_bdev_conformance::{Bench, Opener, Shape};
-use aryk_librbd_stub::{StubImage, add_image};
+use super::{BLOCK, OnStub, config, create_on, pool, until};
+use crate::{Cluster, ClusterConfig, Clusters, Config};
+use aryk_bdev::{Access, Env, Identity, Status};
+use aryk_bdev_conformance::{Bench, Opener, Shape, block_on};
+use aryk_librbd_stub::{StubImage, add_image, library};
 use std::sync::Arc;
 
 /// Requests in flight on one channel.
 const DEPTH: u16 = 256;
 const MIB: u32 = 1 << 20;
 
-/// Another disk of the client of `stub`, whose requests wait until they are released.
-fn stuck_disk(stub: &OnStub, name: &str) -> (Arc<StubImage>, Arc<Bdev>) {
-    let pool = pool();
-    let image = add_image(&pool, "image", 16 << 20);
-    let mut config = config(&pool, BLOCK);
-    config.identity = Identity::named(name);
-    let disk = create(&stub.clusters, &stub.env, config).unwrap();
-    image.script(|script| script.holds = true);
-    (image, disk)
+/// Disks of one client.
+struct OfOneClient {
+    env: Env,
+    clusters: Clusters,
+}
+
+impl OfOneClient {
+    fn new() -> Self {
+        let clusters = Clusters::with_library(library());
+        block_on(clusters.register("client", ClusterConfig::default())).unwrap();
+        Self { env: Env::default(), clusters }
+    }
+
+    /// Creates a disk in an image of its own, and opens it.
+    fn open(&self, name: &str, depth: u16, largest: u32, bench: &mut Bench) -> (Arc<StubImage>, Opener) {
+        let pool = pool();
+        let image = add_image(&pool, "image", 16 << 20);
+        let config = Config { identity: Identity::named(name), ..config(&pool, BLOCK) };
+        create_on(&Cluster::Registered("client".into()), &self.clusters, &self.env, config).unwrap();
+        (image, bench.open(self.env.registry(), name, Access::Exclusive, depth, largest))
+    }
 }
 
 fn write_and_read(disk: &mut Opener, bench: &mut Bench) {
@@ -32,13 +45,12 @@ fn write_and_read(disk: &mut Opener, bench: &mut Bench) {
 
 #[test]
 fn queues_full_of_stuck_requests_stop_no_other_disk_of_the_client() {
-    let stub = OnStub::new(BLOCK, 4096);
+    let client = OfOneClient::new();
     let mut bench = Bench::new();
     let mut stuck = Vec::new();
     for number in 0..10 {
-        let (image, _) = stuck_disk(&stub, &format!("stuck{number}"));
-        let mut disk =
-            bench.open(stub.env.registry(), &format!("stuck{number}"), Access::Exclusive, DEPTH, 128 << 10);
+        let (image, mut disk) = client.open(&format!("stuck{number}"), DEPTH, 128 << 10, &mut bench);
+        image.script(|script| script.holds = true);
         for _ in 0..DEPTH {
             disk.read(0, 32, Shape::Single, &mut bench);
         }
@@ -50,7 +62,7 @@ fn queues_full_of_stuck_requests_stop_no_other_disk_of_the_client() {
         bench.turn();
         held(&stuck) > 1800
     });
-    let mut disk = bench.open(stub.env.registry(), "disk", Access::Exclusive, 4, 2 * MIB);
+    let (_, mut disk) = client.open("beside", 4, 2 * MIB, &mut bench);
     write_and_read(&mut disk, &mut bench);
     assert!(held(&stuck) < 2100, "all channels together have {} requests of 128 KiB", held(&stuck));
     for (image, mut disk) in stuck {
