@@ -219,22 +219,20 @@ impl Clusters {
             let has_room = of_cluster.count() < CLIENTS_MAX;
             let is_same =
                 |entry: &&Arc<Entry>| entry.name == name && entry.config == config && entry.is_usable();
-            let users = |entry: &&Arc<Entry>| entry.users.load(Ordering::Relaxed);
-            let clients = state.entries.iter().filter(is_same).count();
-            let least = state.entries.iter().filter(is_same).min_by_key(users);
-            let is_enough = |entry: &&Arc<Entry>| {
-                name.is_some() || users(entry) < DISKS_EACH || clients >= SHARED_MAX || !has_room
-            };
-            if let Some(entry) = least.filter(is_enough) {
-                Lease::new(entry)
-            } else {
-                if !has_room {
-                    return Err(Error::TooManyClients);
+            let users = |entry: &Arc<Entry>| entry.users.load(Ordering::Relaxed);
+            let same = || state.entries.iter().filter(is_same);
+            let takes_more =
+                |least: &Arc<Entry>| users(least) < DISKS_EACH || same().count() >= SHARED_MAX || !has_room;
+            let least = same().min_by_key(|entry| users(entry));
+            match least.filter(|least| name.is_some() || takes_more(least)) {
+                Some(entry) => Lease::new(entry),
+                None if !has_room => return Err(Error::TooManyClients),
+                None => {
+                    let (connection, users) = (OnceCell::new(), AtomicUsize::new(0));
+                    let entry = Arc::new(Entry { name, config, connection, users });
+                    state.entries.push(Arc::clone(&entry));
+                    Lease::new(&entry)
                 }
-                let entry = Entry { name, config, connection: OnceCell::new(), users: AtomicUsize::new(0) };
-                let entry = Arc::new(entry);
-                state.entries.push(Arc::clone(&entry));
-                Lease::new(&entry)
             }
         };
         let library = self.library().await?;
