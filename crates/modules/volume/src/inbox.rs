@@ -9,7 +9,7 @@ use aryk_bdev::{Channel, Completion, Io, Outbox, Status, Tag};
 use aryk_reactor::{Cx, Local, RootId};
 use aryk_slots::{Key, Slots};
 use aryk_volume::VolumeId;
-use std::cell::{Cell, RefCell, RefMut};
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
@@ -44,7 +44,7 @@ pub(crate) struct Inbox {
     root: RootId,
     submitted: RefCell<VecDeque<Submitted>>,
     clients: RefCell<Slots<Outbox>>,
-    /// The requests that the pool has, and that channels have aborted; and their volumes.
+    /// The requests that the pool has and that channels have aborted since it last looked, and their volumes.
     aborted: RefCell<HashMap<(Key, Tag), VolumeId>>,
     /// The pool has ended: requests fail.
     has_ended: Cell<bool>,
@@ -77,9 +77,9 @@ impl Inbox {
         }
     }
 
-    /// The requests that channels have aborted, and their volumes. The pool removes those that have ended.
-    pub fn aborted(&self) -> RefMut<'_, HashMap<(Key, Tag), VolumeId>> {
-        self.aborted.borrow_mut()
+    /// Takes the requests that channels have aborted since the last call, and their volumes.
+    pub fn take_aborted(&self) -> HashMap<(Key, Tag), VolumeId> {
+        self.aborted.take()
     }
 
     /// Fails the requests that wait, and all later ones.

@@ -111,6 +111,8 @@ pub(crate) struct Owner {
     settings: Settings,
     inbox: Rc<Inbox>,
     requests: Slots<InFlight>,
+    /// The changes that channels have aborted and that the engine still has.
+    aborting: BTreeMap<VolumeId, HashSet<aryk_volume::Tag>>,
     commands: HashMap<u64, Answering>,
     next_command: u64,
     opened: Option<oneshot::Sender<Result<Ready, Error>>>,
@@ -164,6 +166,7 @@ impl Owner {
             settings: setup.settings,
             inbox,
             requests: Slots::new(REQUESTS),
+            aborting: BTreeMap::new(),
             commands: HashMap::new(),
             next_command: 0,
             opened: Some(setup.opened),
@@ -382,26 +385,19 @@ impl Owner {
         }
     }
 
-    /// Has the engine end requests that channels have aborted, if they wait for space. Those that it does not end yet are tried
-    /// again in the next turn: each such turn looks at all requests in flight once.
+    /// Has the engine end the changes that channels have aborted, if they wait for space. Those that do not wait yet are tried
+    /// again in each turn, until the engine has replied.
     fn abort_requests(&mut self) {
         let Phase::Running(running) = &mut self.phase else { return };
-        let mut aborted = self.inbox.aborted();
-        if aborted.is_empty() {
-            return;
-        }
-        let mut wanted: BTreeMap<VolumeId, HashSet<aryk_volume::Tag>> = BTreeMap::new();
-        let mut in_flight = HashMap::new();
-        for (key, request) in self.requests.iter() {
-            let id = (request.client, request.tag);
-            if let Some(&volume) = aborted.get(&id) {
-                wanted.entry(volume).or_default().insert(aryk_volume::Tag(key.raw()));
-                in_flight.insert(id, volume);
+        let aborted = self.inbox.take_aborted();
+        if !aborted.is_empty() {
+            for (key, request) in self.requests.iter().filter(|(_, request)| !request.is_read) {
+                if let Some(&volume) = aborted.get(&(request.client, request.tag)) {
+                    self.aborting.entry(volume).or_default().insert(aryk_volume::Tag(key.raw()));
+                }
             }
         }
-        *aborted = in_flight;
-        drop(aborted);
-        for (volume, tags) in wanted {
+        for (&volume, tags) in &self.aborting {
             running.engine.abort_waiting(volume, |tag| tags.contains(&tag));
         }
     }
@@ -411,6 +407,10 @@ impl Owner {
         let (Phase::Loading(running, _) | Phase::Running(running)) = &mut self.phase else { return };
         while let Some(Reply { tag, status, foreign }) = running.engine.next_reply() {
             let key = Key::from_raw(tag.0);
+            self.aborting.retain(|_, tags| {
+                tags.remove(&tag);
+                !tags.is_empty()
+            });
             let request = self.requests.get_mut(key).expect("the engine replies once");
             if request.is_read {
                 self.read_bytes -= u64::from(request.data.len());

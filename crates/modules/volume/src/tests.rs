@@ -1,8 +1,8 @@
 //! The suite of all modules on volumes, and pools over their lives: creation, restart, removal.
 
 use super::*;
-use aryk_bdev::{Access, AsyncChannel, Bdev, Blocks, Env, Identity, Lba, Op, Registry};
-use aryk_bdev_conformance::{Features, Fixture, block_on, conformance};
+use aryk_bdev::{Access, AsyncChannel, Bdev, Blocks, Env, Identity, Lba, Op, Registry, Status};
+use aryk_bdev_conformance::{Bench, Features, Fixture, Shape, block_on, conformance};
 use aryk_dma::Buffer;
 use aryk_reactor::{CoreSet, Options, Reactors, SleepPolicy};
 use std::path::Path;

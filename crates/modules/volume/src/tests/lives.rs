@@ -182,3 +182,48 @@ fn a_volume_is_read_more_often_than_reads_have_buffers() {
         assert!(read[..4096].iter().all(|&byte| byte == 5) && read[4096..].iter().all(|&byte| byte == 0));
     }
 }
+
+#[test]
+fn aborted_writes_do_not_wait_for_space_any_longer() {
+    const WRITES: u64 = 8;
+    let stack = Stack::new(4096).malloc("base", 4096, 96 * MIB).pool();
+    let volume = NewVolume { bytes: Bytes(1 << 30), ..stack.new_volume("v", Origin::Empty) };
+    let name = volume.uuid.to_string();
+    let pool = stack.the_pool();
+    block_on(pool.create_volume(volume)).expect("it can be made");
+    let mut bench = Bench::new();
+    let mut disk = bench.open(stack.registry(), &name, Access::Exclusive, WRITES as u16, MIB as u32);
+    let data = vec![7; MIB as usize];
+    let mut next = 0;
+    let mut waiting = Vec::new();
+    let mut quiet = 0;
+    while quiet < 100 {
+        while (waiting.len() as u64) < WRITES {
+            waiting.push(disk.write(next * 256, &data, Shape::Single, &mut bench));
+            next += 1;
+        }
+        bench.turn();
+        let ended = disk.completed();
+        assert!(ended.iter().all(|outcome| outcome.status == Status::Ok), "{ended:?}");
+        waiting.retain(|id| !ended.iter().any(|outcome| outcome.id == *id));
+        let stats = block_on(pool.stats()).expect("it is open");
+        let all_wait = ended.is_empty() && stats.waiting_requests == WRITES;
+        quiet = if all_wait { quiet + 1 } else { 0 };
+    }
+    disk.abort(waiting[1], &mut bench);
+    disk.abort(waiting[6], &mut bench);
+    let mut aborted = Vec::new();
+    while aborted.len() < 2 {
+        bench.turn();
+        aborted.extend(disk.completed());
+    }
+    let mut ids: Vec<u64> = aborted.iter().map(|outcome| outcome.id).collect();
+    ids.sort_unstable();
+    assert_eq!(ids, [waiting[1], waiting[6]]);
+    assert!(aborted.iter().all(|outcome| outcome.status == Status::Aborted));
+    assert_eq!(block_on(pool.stats()).expect("it is open").waiting_requests, WRITES - 2);
+    disk.abort_all(&mut bench);
+    let rest = disk.drain(&mut bench);
+    assert!(rest.len() == 6 && rest.iter().all(|outcome| outcome.status == Status::Aborted));
+    disk.close(&mut bench);
+}
