@@ -99,11 +99,12 @@ impl Running {
     /// Lets the pool work until `look` finds something.
     fn go_on<T>(&mut self, mut look: impl FnMut(&mut Pool) -> Option<T>) -> Result<T, Error> {
         loop {
+            let has_more = self.pool.turn();
+            let has_done = self.exchange();
             if let Some(found) = look(&mut self.pool) {
                 return Ok(found);
             }
-            let has_more = self.pool.turn();
-            if !self.exchange() && !has_more && look(&mut self.pool).is_none() {
+            if !has_more && !has_done {
                 return Err(Error::File("the pool waits for space, and cannot be checked".to_owned()));
             }
         }
