@@ -106,7 +106,6 @@ fn run_daemon(
     let socket = start::rpc_socket(cli).context("cannot serve RPC; give another socket with -r")?;
     // Before the first thread starts, and after all files that are read or created only once.
     sandbox::confine(cli, &vhost_dir)?;
-    log::write_behind();
     let defaults = Options::default();
     let options = Options {
         cores: cli.cores.clone().unwrap_or(defaults.cores.clone()),
@@ -115,8 +114,9 @@ fn run_daemon(
         ..defaults
     };
     let reactors = Rc::new(Reactors::start(&options)?);
-    // From here on, so that the store's thread stays off the reactors' cores too.
+    // From here on, so that the threads of the log and of the store stay off the reactors' cores too.
     start::leave_cores(&reactors);
+    log::write_behind();
     let state = cli.state_dir.as_deref().map(Store::open).transpose()?;
     let control = Control::new(reactors, &vhost_dir, cli.queue_size_max, cli.log, set_log);
     let control = control.with_rbd(Clusters::new(cli.librbd.clone(), cli.client_cpus.clone()));
