@@ -15,8 +15,6 @@ pub(super) struct Plan {
     stores: Vec<Store>,
     /// Indices of the objects that were not handed out yet.
     left: BTreeSet<usize>,
-    /// Number of objects that were handed out and are not done.
-    running: usize,
 }
 
 /// Objects that may wait for the same thing: those of one method, for images of Ceph also of one pool.
@@ -49,19 +47,12 @@ impl Plan {
             (object.call.method.to_string(), object.text("pool_name").map(str::to_owned))
         };
         let mut stores = BTreeMap::new();
-        let planned = objects.into_iter().zip(&needs);
-        let mut objects: Vec<Planned> = planned
-            .map(|(object, needs)| Planned {
-                store: {
-                    let next = stores.len();
-                    *stores.entry(store_of(&object)).or_insert(next)
-                },
-                object,
-                needs: needs.len(),
-                needed_by: Vec::new(),
-                failed_needs: Vec::new(),
-            })
-            .collect();
+        let planned = objects.into_iter().zip(&needs).map(|(object, needs)| {
+            let next = stores.len();
+            let store = *stores.entry(store_of(&object)).or_insert(next);
+            Planned { object, store, needs: needs.len(), needed_by: Vec::new(), failed_needs: Vec::new() }
+        });
+        let mut objects: Vec<Planned> = planned.collect();
         for (place, needs) in needs.iter().enumerate() {
             needs.iter().for_each(|&needed| objects[needed].needed_by.push(place));
         }
@@ -69,7 +60,7 @@ impl Plan {
         for (place, planned) in objects.iter().enumerate().filter(|(_, planned)| planned.needs == 0) {
             stores[planned.store].ready.insert(place);
         }
-        Self { stores, left: (0..objects.len()).collect(), running: 0, objects }
+        Self { stores, left: (0..objects.len()).collect(), objects }
     }
 
     /// All objects of the plan.
@@ -84,13 +75,13 @@ impl Plan {
         let may_begin = self.stores.iter().filter(|store| store.running < OF_A_STORE);
         let ready = may_begin.filter_map(|store| Some((store.running, *store.ready.first()?))).min();
         // If no object is in progress or ready, the remaining ones need each other, and no order satisfies them.
-        let stuck = || if self.running == 0 { self.left.first().copied() } else { None };
+        let is_quiet = self.stores.iter().all(|store| store.running == 0);
+        let stuck = || self.left.first().copied().filter(|_| is_quiet);
         let place = ready.map(|(_, place)| place).or_else(stuck)?;
         let store = &mut self.stores[self.objects[place].store];
         store.ready.remove(&place);
         store.running += 1;
         self.left.remove(&place);
-        self.running += 1;
         Some((place, self.objects[place].object.clone()))
     }
 
@@ -102,8 +93,8 @@ impl Plan {
     /// Records that the object at `place` was tried: the objects that need it no longer wait for it, even if it does not exist.
     pub fn done(&mut self, place: usize, exists: bool) {
         let key = self.objects[place].object.key;
-        self.running = self.running.checked_sub(1).expect("the object was handed out");
-        self.stores[self.objects[place].store].running -= 1;
+        let store = &mut self.stores[self.objects[place].store];
+        store.running = store.running.checked_sub(1).expect("the object was handed out");
         for needed_by in std::mem::take(&mut self.objects[place].needed_by) {
             let planned = &mut self.objects[needed_by];
             planned.needs -= 1;
