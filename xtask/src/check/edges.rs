@@ -77,7 +77,7 @@ impl Layer {
             "crates/front-end" | "crates/virtqueue" | "crates/vhost-user" => Transport,
             "crates/vhost-device" => Queues,
             "crates/scsi" => Commands,
-            "crates/vhost-blk" | "crates/vhost-scsi" => FrontEnd,
+            "crates/nvmf" | "crates/vhost-blk" | "crates/vhost-scsi" => FrontEnd,
             "crates/metrics" => Metrics,
             "crates/rpc" => Rpc,
             "xtask" | "bench" => Tool,
@@ -105,7 +105,7 @@ impl Layer {
             Transport => &[Ground, Reactor, Transport],
             Commands => &[Ground, Reactor, Bdev],
             Queues => &[Ground, Reactor, Bdev, Transport],
-            FrontEnd => &[Ground, Reactor, Bdev, Transport, Commands, Queues],
+            FrontEnd => &[Ground, Device, Fabrics, Reactor, Bdev, Transport, Commands, Queues],
             Metrics => &[Ground, Reactor, Bdev],
             Rpc => &[
                 Ground, Format, Store, Bus, Device, Reactor, Bdev, Module, Transport, Commands, Queues,

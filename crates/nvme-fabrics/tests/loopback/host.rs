@@ -175,9 +175,13 @@ impl Connection {
         self.run(entry(opcode, lba, blocks), data, expects).map(|(_, data)| data)
     }
 
-    /// Starts a read, and returns its identifier.
-    pub fn start_read(&mut self, lba: u64, blocks: usize) -> u16 {
-        self.start(entry(io::READ, lba, blocks), &[], blocks * BLOCK)
+    /// Starts a read, or a write of zeroes, and returns its identifier.
+    pub fn start(&mut self, opcode: u8, lba: u64, blocks: usize) -> u16 {
+        let len = blocks * BLOCK;
+        match opcode {
+            io::WRITE => self.submit(entry(opcode, lba, blocks), &vec![0; len], 0),
+            _ => self.submit(entry(opcode, lba, blocks), &[], len),
+        }
     }
 
     /// Waits for this many commands, all of which succeed.
@@ -193,7 +197,7 @@ impl Connection {
     }
 
     fn run(&mut self, entry: SubmissionEntry, data: &[u8], expects: usize) -> Result<(u64, Vec<u8>), Code> {
-        let cid = self.start(entry, data, expects);
+        let cid = self.submit(entry, data, expects);
         loop {
             let place = self.pending.iter().position(|pending| pending.cid == cid).unwrap();
             match self.pending[place].status {
@@ -210,7 +214,7 @@ impl Connection {
         }
     }
 
-    fn start(&mut self, entry: SubmissionEntry, data: &[u8], expects: usize) -> u16 {
+    fn submit(&mut self, entry: SubmissionEntry, data: &[u8], expects: usize) -> u16 {
         let cid = self.next_cid;
         self.next_cid += 1;
         let is_in_capsule = !data.is_empty() && data.len() <= IN_CAPSULE_MAX as usize;

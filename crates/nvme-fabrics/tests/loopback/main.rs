@@ -48,7 +48,7 @@ fn a_host_writes_and_reads_through_two_queues() {
         queues[0].command(io::FLUSH, 0, 1, &[], 0).unwrap();
 
         // More commands at once than the queue's PDUs have room for in one turn.
-        let reads: Vec<u16> = (0..15).map(|i| queues[0].start_read(i, 1)).collect();
+        let reads: Vec<u16> = (0..15).map(|i| queues[0].start(io::READ, i, 1)).collect();
         let mut done = queues[0].finish(reads.len());
         done.sort();
         assert!(done.iter().map(|(cid, _)| *cid).eq(reads));

@@ -1,0 +1,183 @@
+//! The controllers of hosts: how they begin, and how they end after their I/O queues. Control context.
+
+use crate::queue::IoQueue;
+use crate::target::{ENTRIES_MAX, Inner, State};
+use aryk_nvme_fabrics::association::Admission;
+use aryk_nvme_fabrics::command::Connect;
+use aryk_nvme_fabrics::connect::{ConnectData, InvalidParameter, Refusal};
+use aryk_nvme_fabrics::controller::Controller;
+use aryk_nvme_fabrics::nqn::Nqn;
+use aryk_nvme_fabrics::status;
+use aryk_reactor::RootRef;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use tokio::sync::Notify;
+
+pub(crate) type QueueRef = RootRef<IoQueue>;
+
+/// The controller of a host.
+pub(crate) struct Live {
+    pub controller: Controller,
+    /// The address at which the host reaches the target.
+    pub local: SocketAddr,
+    /// I/O queues on reactors.
+    pub queues: BTreeMap<u16, QueueRef>,
+    /// Told when the controller has something for the admin queue, or is to end.
+    pub news: Rc<Notify>,
+    pub is_ending: bool,
+}
+
+impl Live {
+    /// Has the admin queue end the controller.
+    pub fn end(&mut self) {
+        self.is_ending = true;
+        self.news.notify_one();
+    }
+}
+
+/// Which controller a queue belongs to.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub subsystem: Nqn,
+    pub controller: u16,
+}
+
+/// The ways into the target.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Way {
+    pub listener: SocketAddr,
+    pub local: SocketAddr,
+}
+
+/// What a host sees in a subsystem that it may not use.
+fn check(state: &State, data: &ConnectData, way: Way) -> Result<(), Refusal> {
+    match state.may_connect(&data.subsystem, &data.host, way.listener) {
+        Some(true) => Ok(()),
+        Some(false) => Err(Refusal::Code(status::INVALID_HOST)),
+        None => Err(Refusal::Parameter(InvalidParameter::SUBNQN)),
+    }
+}
+
+impl Inner {
+    /// Admits an admin queue. Earlier controllers of the same host end first.
+    pub async fn admit_admin(
+        &self,
+        connect: &Connect,
+        data: &ConnectData,
+        way: Way,
+    ) -> Result<(Place, Rc<Notify>), Refusal> {
+        loop {
+            let changed = {
+                let mut state = self.state.borrow_mut();
+                check(&state, data, way)?;
+                let listener = state.listener(way.listener);
+                let view = Arc::new(state.view(&data.subsystem, &data.host, way.local));
+                let subsystem = state.subsystem(&data.subsystem).expect("just checked");
+                let admission = subsystem.associations.connect_admin(connect, data, ENTRIES_MAX, listener)?;
+                match admission {
+                    Admission::Admitted(association) => {
+                        let id = association.controller_id;
+                        let made = Controller::new(
+                            association,
+                            view,
+                            ENTRIES_MAX,
+                            connect.keep_alive_ms,
+                            self.now(),
+                        );
+                        let controller = made.map_err(|code| {
+                            subsystem.associations.ended(id);
+                            Refusal::Code(code)
+                        })?;
+                        let news = Rc::<Notify>::default();
+                        let live = Live {
+                            controller,
+                            local: way.local,
+                            queues: BTreeMap::new(),
+                            news: Rc::clone(&news),
+                            is_ending: false,
+                        };
+                        subsystem.controllers.insert(id, live);
+                        return Ok((Place { subsystem: data.subsystem.clone(), controller: id }, news));
+                    }
+                    Admission::After(earlier) => {
+                        for id in earlier {
+                            if let Some(live) = subsystem.controllers.get_mut(&id) {
+                                live.end();
+                            }
+                        }
+                        Rc::clone(&subsystem.changed)
+                    }
+                }
+            };
+            changed.notified().await;
+        }
+    }
+
+    /// Admits an I/O queue to its controller. [`Inner::queue_ended`] follows.
+    pub fn admit_io(&self, connect: &Connect, data: &ConnectData, way: Way) -> Result<Place, Refusal> {
+        let mut state = self.state.borrow_mut();
+        check(&state, data, way)?;
+        let listener = state.listener(way.listener);
+        let subsystem = state.subsystem(&data.subsystem).expect("just checked");
+        let controllers = &subsystem.controllers;
+        let find = |id| controllers.get(&id).filter(|live| !live.is_ending).map(|live| &live.controller);
+        subsystem.associations.connect_io(connect, data, listener, find)?;
+        Ok(Place { subsystem: data.subsystem.clone(), controller: data.controller_id })
+    }
+
+    /// Calls `f` with a controller, unless it has ended.
+    pub fn with_live<R>(&self, place: &Place, f: impl FnOnce(&mut Live) -> R) -> Option<R> {
+        let mut state = self.state.borrow_mut();
+        let live = state.subsystem(&place.subsystem)?.controllers.get_mut(&place.controller)?;
+        Some(f(live))
+    }
+
+    /// An I/O queue has ended, or has not begun.
+    pub fn queue_ended(&self, place: &Place, qid: u16) {
+        let mut state = self.state.borrow_mut();
+        let Some(subsystem) = state.subsystem(&place.subsystem) else { return };
+        subsystem.associations.disconnected(place.controller, qid);
+        if let Some(live) = subsystem.controllers.get_mut(&place.controller) {
+            live.queues.remove(&qid);
+        }
+        subsystem.changed.notify_waiters();
+    }
+
+    /// Ends the I/O queues of a controller. Returns when all have ended, with those that are being admitted.
+    pub async fn end_queues(&self, place: &Place) {
+        loop {
+            let (queues, changed) = {
+                let mut state = self.state.borrow_mut();
+                let Some(subsystem) = state.subsystem(&place.subsystem) else { return };
+                if subsystem.associations.queues(place.controller).next().is_none() {
+                    return;
+                }
+                let live = subsystem.controllers.get(&place.controller);
+                let queues: Vec<QueueRef> =
+                    live.into_iter().flat_map(|live| live.queues.values().cloned()).collect();
+                (queues, Rc::clone(&subsystem.changed))
+            };
+            // What ends from here on is not missed.
+            let ended = changed.notified();
+            for queue in queues {
+                // One that has ended meanwhile needs no end.
+                let _ = queue.call(|queue, cx| queue.close(cx)).await;
+            }
+            ended.await;
+        }
+    }
+
+    /// Ends a controller after its I/O queues.
+    pub async fn end_controller(&self, place: &Place) {
+        // No I/O queue is admitted from here on.
+        self.with_live(place, |live| live.is_ending = true);
+        self.end_queues(place).await;
+        let mut state = self.state.borrow_mut();
+        let Some(subsystem) = state.subsystem(&place.subsystem) else { return };
+        subsystem.controllers.remove(&place.controller);
+        subsystem.associations.ended(place.controller);
+        subsystem.changed.notify_waiters();
+    }
+}

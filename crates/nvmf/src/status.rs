@@ -1,0 +1,24 @@
+//! How a request of the block layer ends, as a host sees it.
+
+use aryk_bdev::{Op, Status};
+use aryk_nvme::spec::status::{Code, Status as NvmeStatus};
+
+/// The status of a command whose request has ended. A host may try again what has failed for want of an answer.
+pub(crate) const fn of(status: Status, op: Op) -> NvmeStatus {
+    let code = match (status, op) {
+        (Status::Ok, _) => return NvmeStatus::new(0),
+        (Status::Aborted, _) => return Code::ABORT_REQUESTED.status(),
+        (Status::Removed, _) => Code::INVALID_NAMESPACE_OR_FORMAT,
+        (Status::Invalid, _) => Code::INVALID_FIELD,
+        (Status::OutOfRange, _) => Code::LBA_OUT_OF_RANGE,
+        (Status::Unsupported, _) => Code::INVALID_OPCODE,
+        (Status::ReadOnly, _) => Code::NAMESPACE_WRITE_PROTECTED,
+        (Status::NoSpace, _) => Code::CAPACITY_EXCEEDED,
+        (Status::ReservationConflict, _) => Code::RESERVATION_CONFLICT,
+        (Status::AccessDenied, _) => Code::ACCESS_DENIED,
+        (Status::Miscompare, _) => Code::COMPARE_FAILURE,
+        (Status::Medium, Op::Read | Op::Compare) => Code::UNRECOVERED_READ_ERROR,
+        (Status::Medium, _) => Code::WRITE_FAULT,
+    };
+    code.status().as_final()
+}

@@ -1,0 +1,194 @@
+//! The target on real reactors, over TCP on the loopback interface, with a host that is written apart from it.
+#![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
+
+#[path = "../../../nvme-fabrics/tests/loopback/host.rs"]
+mod host;
+mod target;
+
+use aryk_nvme::spec::identify::{IdentifyController, cns, text};
+use aryk_nvme::spec::opcode::{admin, io};
+use aryk_nvme::spec::register::{Cc, Shutdown};
+use aryk_nvme::spec::status::Code;
+use aryk_nvme_fabrics::connect::ANY_CONTROLLER;
+use aryk_nvme_fabrics::discovery::{Entry, Header, RECORD_LEN};
+use aryk_nvme_fabrics::tcp::{Fatal, FatalStatus};
+use aryk_nvme_fabrics::{nqn, status};
+use host::{Connection, Options};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+use target::{BLOCK, BLOCKS, Running, SUBSYSTEM, until};
+use zerocopy::FromBytes;
+
+/// Digests of headers and of data, and whether the host disables flow control of its submission queues.
+const VARIANTS: [(bool, bool, bool); 4] =
+    [(false, false, false), (true, false, true), (false, true, false), (true, true, true)];
+
+fn pattern(blocks: usize, seed: usize) -> Vec<u8> {
+    (0..blocks * BLOCK).map(|i| (i * 31 + i / BLOCK + seed) as u8).collect()
+}
+
+#[test]
+fn a_host_writes_and_reads_through_two_queues() {
+    let target = Running::start();
+    for (header_digest, data_digest, disables_flow_control) in VARIANTS {
+        let options = Options { header_digest, data_digest, disables_flow_control, alignment: 3 };
+        let (mut admin_queue, id) = Connection::admin(target.address, options, SUBSYSTEM, 1);
+        let page = admin_queue.identify(cns::CONTROLLER, 0);
+        let page = IdentifyController::read_from_bytes(&page).unwrap();
+        assert_eq!((page.cntlid.get(), text(&page.mn)), (id, "Aryk".to_owned()));
+        assert_eq!(admin_queue.identify(cns::ACTIVE_NAMESPACES, 0)[..8], [1, 0, 0, 0, 0, 0, 0, 0]);
+
+        let mut queues = [1, 2].map(|qid| Connection::io(target.address, options, id, qid, 1).unwrap());
+        // In the capsule, and by R2T in one and in several PDUs.
+        for (lba, blocks) in [(0, 1), (1, 2), (3, 8), (11, 32)] {
+            let data = pattern(blocks, lba);
+            queues[lba % 2].write(lba as u64, &data).unwrap();
+            assert!(queues[(lba + 1) % 2].read(lba as u64, blocks).unwrap() == data, "{lba}");
+        }
+        queues[0].command(io::FLUSH, 0, 1, &[], 0).unwrap();
+
+        // More commands at once than one write has pieces for.
+        let reads: Vec<u16> = (0..15).map(|i| queues[0].start(io::READ, i, 1)).collect();
+        let mut done = queues[0].finish(reads.len());
+        done.sort();
+        assert!(done.iter().map(|(cid, _)| *cid).eq(reads));
+        assert!(done[11].1 == pattern(32, 11)[..BLOCK]);
+
+        queues[0].command(io::WRITE_ZEROES, 0, 1, &[], 0).unwrap();
+        assert!(queues[1].read(0, 1).unwrap() == [0; BLOCK]);
+        assert_eq!(queues[0].command(io::COMPARE, 1, 2, &pattern(2, 1), 0), Ok(Vec::new()));
+        assert_eq!(queues[0].command(io::COMPARE, 1, 2, &pattern(2, 9), 0), Err(Code::COMPARE_FAILURE));
+        let outside = queues[0].read(BLOCKS as u64, 1);
+        assert_eq!(outside, Err(Code::LBA_OUT_OF_RANGE));
+        assert_eq!(queues[0].command(0x7e, 0, 1, &[], 0), Err(Code::INVALID_OPCODE));
+        assert_eq!(queues[1].write(BLOCKS as u64, &pattern(1, 0)), Err(Code::LBA_OUT_OF_RANGE));
+        assert!(queues[1].read(1, 1).unwrap() == pattern(2, 1)[..BLOCK], "the queue goes on");
+
+        let down = Cc::enabled(4096, false).with_shutdown(Shutdown::Normal);
+        assert!(admin_queue.configure(down).is_shut_down());
+        assert!(!admin_queue.configure(down.disabled()).is_ready());
+    }
+    target.stop();
+}
+
+#[test]
+fn a_host_finds_the_subsystem_by_discovery() {
+    let target = Running::start();
+    let (mut queue, _) = Connection::admin(target.address, Options::default(), nqn::DISCOVERY, 1);
+    let page = queue.log(0x70, 0, 2 * RECORD_LEN);
+    assert_eq!(Header::decode(&page).unwrap().entries, 1);
+    let entry = Entry::decode(page[RECORD_LEN..].try_into().unwrap()).unwrap();
+    assert_eq!((entry.subsystem.as_str(), entry.address.as_str()), (SUBSYSTEM, "127.0.0.1"));
+    assert_eq!(entry.service, target.address.port().to_string());
+    target.stop();
+}
+
+#[test]
+fn wrong_hosts_and_queues_are_refused() {
+    let target = Running::start();
+    let refused = Connection::try_admin(target.address, Options::default(), "nqn.2016-06.io.spdk:other", 1);
+    assert_eq!(refused.err(), Some(status::INVALID_PARAMETERS));
+    let refused = Connection::try_admin(target.address, Options::default(), SUBSYSTEM, 3);
+    assert_eq!(refused.err(), Some(status::INVALID_HOST));
+    let (mut queue, id) = Connection::admin(target.address, Options::default(), SUBSYSTEM, 1);
+    assert_eq!(queue.command(admin::CREATE_SQ, 0, 1, &[], 0), Err(Code::INVALID_OPCODE));
+    for (id, qid, host, code) in [
+        (id, 65, 1, status::INVALID_PARAMETERS),
+        (id, 1, 2, status::INVALID_PARAMETERS),
+        (id + 1, 1, 1, status::INVALID_PARAMETERS),
+        (ANY_CONTROLLER, 1, 1, status::INVALID_PARAMETERS),
+    ] {
+        let refused = Connection::io(target.address, Options::default(), id, qid, host);
+        assert_eq!(refused.err(), Some(code), "{id} {qid} {host}");
+    }
+    let _first = Connection::io(target.address, Options::default(), id, 1, 1).unwrap();
+    let second = Connection::io(target.address, Options::default(), id, 1, 1);
+    assert_eq!(second.err(), Some(Code::COMMAND_SEQUENCE_ERROR));
+    target.stop();
+}
+
+#[test]
+fn data_that_nobody_requested_ends_an_io_queue_and_no_other() {
+    let target = Running::start();
+    let (mut admin_queue, id) = Connection::admin(target.address, Options::default(), SUBSYSTEM, 1);
+    let mut queues =
+        [1, 2].map(|qid| Connection::io(target.address, Options::default(), id, qid, 1).unwrap());
+    let fatal = queues[0].send_unrequested_data();
+    assert_eq!(fatal, Fatal { status: FatalStatus::INVALID_FIELD, information: 10 });
+    queues[1].write(0, &pattern(1, 0)).unwrap();
+    assert_eq!(admin_queue.identify(cns::ACTIVE_NAMESPACES, 0)[..4], [1, 0, 0, 0]);
+    target.stop();
+}
+
+#[test]
+fn the_next_association_of_a_host_begins_when_the_earlier_one_has_ended() {
+    let target = Running::start();
+    let (_admin_queue, id) = Connection::admin(target.address, Options::default(), SUBSYSTEM, 1);
+    let _queue = Connection::io(target.address, Options::default(), id, 1, 1).unwrap();
+    until(|| target.queues() == 1);
+    let (_second, other) = Connection::admin(target.address, Options::default(), SUBSYSTEM, 1);
+    assert!(other != id && target.queues() == 0, "the earlier queue has ended");
+    let (_third, _) = Connection::admin(target.address, Options::default(), SUBSYSTEM, 2);
+    assert_eq!(target.list()[0].controllers.len(), 2, "another host has another controller");
+    target.stop();
+}
+
+#[test]
+fn a_namespace_goes_and_comes_while_a_host_uses_it() {
+    let target = Running::start();
+    let (mut admin_queue, id) = Connection::admin(target.address, Options::default(), SUBSYSTEM, 1);
+    let mut queue = Connection::io(target.address, Options::default(), id, 1, 1).unwrap();
+    queue.write(0, &pattern(1, 5)).unwrap();
+    target.run(async |target| target.remove_namespace(SUBSYSTEM, 1).await.unwrap());
+    assert_eq!(queue.read(0, 1), Err(Code::INVALID_NAMESPACE_OR_FORMAT));
+    assert_eq!(admin_queue.identify(cns::ACTIVE_NAMESPACES, 0)[..4], [0; 4]);
+    target.run(async |target| {
+        assert_eq!(target.add_namespace(SUBSYSTEM, None, "disk").await.unwrap(), 1);
+    });
+    assert!(queue.read(0, 1).unwrap() == pattern(1, 5));
+    target.remove_disk();
+    assert_eq!(queue.read(0, 1), Err(Code::INVALID_NAMESPACE_OR_FORMAT));
+    target.stop();
+}
+
+#[test]
+fn a_silent_connection_and_one_that_does_not_read_hold_up_nobody() {
+    let target = Running::start();
+    let _silent: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(target.address).unwrap()).collect();
+    let mut garbage = TcpStream::connect(target.address).unwrap();
+    garbage.write_all(&[0xff; 200]).unwrap();
+    let mut answer = Vec::new();
+    garbage.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer.first(), Some(&3), "a C2HTermReq");
+
+    let (_admin_queue, id) = Connection::admin(target.address, Options::default(), SUBSYSTEM, 1);
+    let mut lazy = Connection::io(target.address, Options::default(), id, 1, 1).unwrap();
+    let mut busy = Connection::io(target.address, Options::default(), id, 2, 1).unwrap();
+    // More data than the buffers of both sockets have: the host reads none of it.
+    let reads: Vec<u16> = (0..15).map(|_| lazy.start(io::READ, 0, 32)).collect();
+    for round in 0..200 {
+        busy.write(40, &pattern(8, round)).unwrap();
+        assert!(busy.read(40, 8).unwrap() == pattern(8, round));
+    }
+    // The lazy host goes on.
+    assert_eq!(lazy.finish(reads.len()).len(), 15);
+    target.stop();
+}
+
+#[test]
+fn a_host_that_vanishes_leaves_nothing() {
+    let target = Running::start();
+    let (admin_queue, id) = Connection::admin(target.address, Options::default(), SUBSYSTEM, 1);
+    let mut queue = Connection::io(target.address, Options::default(), id, 1, 1).unwrap();
+    // Data of a write is requested, and does not come.
+    queue.start(io::WRITE, 0, 32);
+    drop(queue);
+    until(|| target.queues() == 0);
+    drop(admin_queue);
+    until(|| target.list()[0].controllers.is_empty());
+    target.run(async |target| target.remove_subsystem(SUBSYSTEM).await.unwrap());
+    assert!(TcpStream::connect_timeout(&target.address, Duration::from_secs(1)).is_err());
+    target.remove_disk();
+    target.stop();
+}

@@ -1,0 +1,126 @@
+//! A target with one subsystem, one disk in memory, and two hosts that may connect.
+
+use aryk_bdev::{Blocks, Env, Identity, Registry};
+use aryk_nvmf::{Hosts, NewSubsystem, SubsystemInfo, Target};
+use aryk_reactor::{CoreSet, Options, Reactors, SleepPolicy};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::task::LocalSet;
+
+pub const SUBSYSTEM: &str = "nqn.2016-06.io.spdk:cnode1";
+pub const BLOCK: usize = 4096;
+pub const BLOCKS: usize = 64;
+pub const IN_CAPSULE_MAX: u32 = 8192;
+
+type Call = Box<dyn AsyncCall + Send>;
+
+/// A call of the target, on its thread.
+trait AsyncCall {
+    fn call(self: Box<Self>, target: Target) -> std::pin::Pin<Box<dyn Future<Output = ()>>>;
+}
+
+impl<F: AsyncFnOnce(Target) + 'static> AsyncCall for F {
+    fn call(self: Box<Self>, target: Target) -> std::pin::Pin<Box<dyn Future<Output = ()>>> {
+        Box::pin(async move { self(target).await })
+    }
+}
+
+/// A running target.
+pub struct Running {
+    pub address: SocketAddr,
+    env: Env,
+    calls: UnboundedSender<Call>,
+    thread: JoinHandle<()>,
+    _reactors: Reactors,
+}
+
+impl Running {
+    pub fn start() -> Self {
+        let core = CoreSet::allowed().iter().next().unwrap();
+        let cores = CoreSet::from_iter([core]);
+        let options = Options { cores, policy: SleepPolicy::Interrupt, ..Options::default() };
+        let reactors = Reactors::start(&options).unwrap();
+        let env = Env::new(Arc::new(Registry::new()), &reactors);
+        let config = aryk_bdev_malloc::Config {
+            identity: Identity::named("disk"),
+            block_size: BLOCK as u32,
+            physical_block_size: BLOCK as u32,
+            blocks: Blocks(BLOCKS as u64),
+            optimal_io_blocks: Blocks::ZERO,
+        };
+        aryk_bdev_malloc::create(&env, config).unwrap();
+        let (calls, mut asked) = unbounded_channel::<Call>();
+        let (sender, started) = std::sync::mpsc::channel();
+        let of_target = env.clone();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            LocalSet::new().block_on(&runtime, async move {
+                let target = Target::new(of_target);
+                let hosts = [1, 2].map(|host| format!("nqn.2016-06.io.spdk:host{host}").parse().unwrap());
+                let new = NewSubsystem {
+                    nqn: SUBSYSTEM.parse().unwrap(),
+                    serial: "1".to_owned(),
+                    model: "Aryk".to_owned(),
+                    hosts: Hosts::Named(hosts.into()),
+                };
+                target.add_subsystem(new).unwrap();
+                target.add_namespace(SUBSYSTEM, None, "disk").await.unwrap();
+                let address = target.listen(SUBSYSTEM, "127.0.0.1:0".parse().unwrap()).await.unwrap();
+                sender.send(address).unwrap();
+                while let Some(call) = asked.recv().await {
+                    call.call(target.clone()).await;
+                }
+            });
+        });
+        let address = started.recv().unwrap();
+        Self { address, env, calls, thread, _reactors: reactors }
+    }
+
+    /// Runs a call of the target, and waits for its end.
+    pub fn run<R: Send + 'static>(&self, f: impl AsyncFnOnce(Target) -> R + Send + 'static) -> R {
+        let (sender, result) = std::sync::mpsc::channel();
+        let call = async move |target| sender.send(f(target).await).unwrap();
+        assert!(self.calls.send(Box::new(call)).is_ok());
+        result.recv().unwrap()
+    }
+
+    pub fn list(&self) -> Vec<SubsystemInfo> {
+        self.run(async |target| target.list())
+    }
+
+    /// The number of I/O queues.
+    pub fn queues(&self) -> usize {
+        self.list().iter().flat_map(|of| &of.controllers).map(|(_, _, queues)| queues).sum()
+    }
+
+    /// Removes the disk, once no namespace uses it.
+    pub fn remove_disk(&self) {
+        let env = self.env.clone();
+        self.run(async move |_| env.registry().remove("disk").await.unwrap());
+    }
+
+    /// Disconnects all hosts, and ends.
+    pub fn stop(self) {
+        self.run(async |target| {
+            // A test may have removed it.
+            let _ = target.remove_subsystem(SUBSYSTEM).await;
+        });
+        drop(self.calls);
+        self.thread.join().unwrap();
+    }
+}
+
+/// Waits until something happens on another thread.
+#[expect(clippy::disallowed_methods, reason = "a test waits for another thread")]
+pub fn until(mut is_done: impl FnMut() -> bool) {
+    for _ in 0..10_000 {
+        if is_done() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("not within 10 s");
+}
