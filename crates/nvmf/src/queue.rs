@@ -2,9 +2,9 @@
 //!
 //! A poll takes what has completed, starts what has waited for a buffer, reads the socket once, and writes the output: the
 //! replies of a turn leave together. What a host makes a queue hold is bounded by the queue's entries, and the data of commands
-//! by the reactor's [`Pool`]. A host that does not read its replies is not read from either.
+//! by its share of the reactor's [`Pool`]. A host that does not read its replies is not read from either.
 
-use crate::pool::{Pool, TRANSFER_MAX, Taken};
+use crate::pool::{Pool, Share, TRANSFER_MAX, Taken};
 use crate::status;
 use aryk_bdev::{BdevChannel, Blocks, Completion, Descriptor, Io, Lba, Op, OpenError, Status, Tag};
 use aryk_dma::Sgl as Memory;
@@ -103,6 +103,7 @@ pub(crate) struct IoQueue {
     waiting: VecDeque<SlotId>,
     disks: BTreeMap<u32, Disk>,
     pool: Rc<Pool>,
+    share: Share,
     input: Rc<Input>,
     completions: Vec<Completion>,
     /// No more input is read: the queue ends when its disks have completed what they have.
@@ -145,6 +146,7 @@ impl IoQueue {
             waiting: VecDeque::new(),
             disks: BTreeMap::new(),
             pool: cx.local_state(),
+            share: Share::default(),
             input: cx.local_state(),
             completions: Vec::new(),
             is_closing: false,
@@ -252,7 +254,7 @@ impl IoQueue {
         while let Some(&id) = self.waiting.front() {
             let slot = &mut self.slots[usize::from(id.0)];
             let Stage::Waiting(checked, len) = slot.stage else { unreachable!("it waits") };
-            let Some(data) = self.pool.take(len as usize, self.root) else { break };
+            let Some(data) = self.pool.take(&mut self.share, len as usize, self.root) else { break };
             slot.data = Some(data);
             self.waiting.pop_front();
             self.go_on(id, checked, len, cx);
@@ -351,7 +353,7 @@ impl IoQueue {
                 }
                 // Those that wait come first.
                 let data = match self.waiting.is_empty() {
-                    true => self.pool.take(len as usize, self.root),
+                    true => self.pool.take(&mut self.share, len as usize, self.root),
                     false => None,
                 };
                 if let Some(data) = data {
@@ -501,7 +503,7 @@ impl IoQueue {
     }
 
     fn write_some(&mut self, cx: &mut Cx) -> io::Result<()> {
-        let Self { queue, slots, socket, pool, .. } = self;
+        let Self { queue, slots, socket, pool, share, waiting, root, .. } = self;
         let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
         let mut count = 0;
         for (place, piece) in pieces.iter_mut().zip(queue.output()) {
@@ -516,10 +518,9 @@ impl IoQueue {
         }
         let len = socket.write_vectored(&pieces[..count])?;
         queue.sent(len, |id| {
-            if let Some(data) = slots[usize::from(id.0)].data.take()
-                && let Some(root) = pool.give_back(data)
-            {
-                cx.wake(root);
+            if let Some(data) = slots[usize::from(id.0)].data.take() {
+                let own = (!waiting.is_empty()).then_some(*root);
+                pool.give_back(share, data).into_iter().chain(own).for_each(|root| cx.wake(root));
             }
         });
         Ok(())
@@ -546,7 +547,7 @@ impl IoQueue {
             cx.unwatch(watch);
         }
         for data in self.slots.iter_mut().filter_map(|slot| slot.data.take()) {
-            if let Some(root) = self.pool.give_back(data) {
+            if let Some(root) = self.pool.give_back(&mut self.share, data) {
                 cx.wake(root);
             }
         }
