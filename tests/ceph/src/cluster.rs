@@ -100,6 +100,10 @@ impl Cluster {
         let mut cluster = Self { kind: kind.clone(), address: address.to_owned(), monitor, osds, directory };
         let ready = cluster.rbd(&["pool", "init", POOL]);
         ready.with_context(|| cluster.site().logs())?;
+        if kind.osds > 1 {
+            // Until an OSD is up, its objects are with the others.
+            cluster.await_up(kind.osds)?;
+        }
         cluster.check_alive()?;
         Ok(cluster)
     }
