@@ -56,7 +56,7 @@ impl Pool {
         let outcome = match self.state {
             State::Ready => self.try_command(tag, command),
             State::ReadOnly(_) => Err(CommandError::ReadOnly),
-            State::Failed(_) | State::Opening => Err(CommandError::Medium),
+            State::Failed(_) | State::Damaged(_) | State::Opening => Err(CommandError::Medium),
         };
         if let Err(error) = outcome {
             self.out.command_replies.push_back(CommandReply { tag, result: Err(error) });

@@ -400,7 +400,8 @@ impl Pool {
             self.buffers.give(data);
             return Look::Pause;
         };
-        let head = Head { uuid: self.keeper.manifest.uuid, life, sequence: 0, stream: NO_STREAM, unit };
+        let head =
+            Head { uuid: self.keeper.manifest.uuid, life, sequence: 0, stream: NO_STREAM, unit, durable: 0 };
         frame::encode(&mut data.bytes_mut()[..header as usize], &head, &[*record], RANGE_BLOCKS);
         victim.moved.push(Moved { record: *record, crc: 0, old, at: 0 });
         victim.target = Some((blob, unit));
@@ -470,7 +471,8 @@ impl Pool {
         for (bytes, moved) in checksums.chunks_exact_mut(4).zip(&victim.moved) {
             bytes.copy_from_slice(&moved.crc.to_le_bytes());
         }
-        let head = Head { uuid: self.keeper.manifest.uuid, life, sequence: 0, stream: NO_STREAM, unit };
+        let head =
+            Head { uuid: self.keeper.manifest.uuid, life, sequence: 0, stream: NO_STREAM, unit, durable: 0 };
         frame::encode(out, &head, &records, count);
         victim.target = Some((blob, unit));
         if let Phase::Examine { record, block } = victim.phase {

@@ -385,7 +385,8 @@ impl Pool {
             blocks: RANGE_BLOCKS,
             data: 0,
         };
-        let head = Head { uuid: self.keeper.manifest.uuid, life, sequence: 0, stream: NO_STREAM, unit };
+        let head =
+            Head { uuid: self.keeper.manifest.uuid, life, sequence: 0, stream: NO_STREAM, unit, durable: 0 };
         frame::encode(out, &head, &[record], RANGE_BLOCKS);
         gather.step = Step::Write;
         self.stats.moved_write_bytes += u64::from(len);

@@ -15,7 +15,8 @@
 //! | 44 | 4 | data blocks |
 //! | 48 | 4 | unit of the blob at which the frame begins |
 //! | 52 | 2 | records |
-//! | 54 | 10 | zero |
+//! | 54 | 2 | zero |
+//! | 56 | 8 | sequence of the log's first frame that may not have been durable when this one was written; 0 in a data blob |
 //! | 64 | 32 each | records |
 //! | | 4 each | checksums of the data blocks (CRC32C, mixed with the number of the block in its volume) |
 //! | | | zero |
@@ -90,6 +91,8 @@ pub struct Head {
     pub stream: u32,
     /// The unit of the blob at which the frame begins.
     pub unit: u32,
+    /// All frames of the log below this sequence were durable when the frame was written.
+    pub durable: u64,
 }
 
 /// Why bytes are not a frame.
@@ -140,7 +143,8 @@ pub fn encode(out: &mut [u8], head: &Head, records: &[Record], data_blocks: u32)
     out[44..48].copy_from_slice(&data_blocks.to_le_bytes());
     out[48..52].copy_from_slice(&head.unit.to_le_bytes());
     out[52..54].copy_from_slice(&(records.len() as u16).to_le_bytes());
-    out[54..64].fill(0);
+    out[54..56].fill(0);
+    out[56..64].copy_from_slice(&head.durable.to_le_bytes());
     for (record, bytes) in records.iter().zip(out[FIXED..].chunks_exact_mut(RECORD)) {
         bytes[0..4].copy_from_slice(&record.timeline.0.to_le_bytes());
         bytes[4..8].copy_from_slice(&[record.partition, record.kind as u8, 0, 0]);
@@ -216,6 +220,12 @@ impl<'a> Frame<'a> {
         }
     }
 
+    /// Whether `bytes`, of which one unit is there, name this pool, life and unit as a header does. A VM does not know the UUID
+    /// of its pool.
+    pub(crate) fn is_named(bytes: &[u8], uuid: &[u8; 16], life: u64, unit: u32) -> bool {
+        bytes[8..24] == *uuid && u64_at(bytes, 24) == life && u32_at(bytes, 48) == unit
+    }
+
     /// Verifies the header at the start of `bytes`.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, FrameError> {
         let header = bytes.get(..Self::header_len(bytes)?).ok_or(FrameError::Short)?;
@@ -251,6 +261,7 @@ impl<'a> Frame<'a> {
             sequence: u64_at(self.header, 32),
             stream: u32_at(self.header, 40),
             unit: u32_at(self.header, 48),
+            durable: u64_at(self.header, 56),
         }
     }
 

@@ -42,7 +42,7 @@ pub use ids::{
 pub use loading::Loading;
 pub use pool::{Pool, Recovered};
 pub use request::{Action, ForeignPiece, Reply, Request, Status, Tag};
-pub use settings::{OpenError, Settings, State, Stats};
+pub use settings::{LogPlace, OpenError, Settings, State, Stats};
 pub use store::{Done, OpId, StoreError, StoreFacts, StoreOp};
 
 #[cfg(test)]

@@ -75,6 +75,8 @@ pub(crate) struct Log {
     pub(crate) queued_bytes: u64,
     frames: VecDeque<LogFrame>,
     pub(crate) next_sequence: u64,
+    /// All frames below this sequence are durable. Each frame says so, which tells damage from the end of the log.
+    pub(crate) durable: u64,
     writer: Option<Place>,
     /// Blobs that the manifest lists as the log's and that are not begun.
     spares: VecDeque<(BlobId, u64)>,
@@ -106,6 +108,7 @@ impl Log {
             queued_bytes: 0,
             frames: VecDeque::new(),
             next_sequence,
+            durable: next_sequence,
             writer: None,
             spares: VecDeque::new(),
             has_asked: false,
@@ -236,7 +239,8 @@ impl Log {
         }
         self.queued_bytes -= u64::from(shape.blocks) * u64::from(BLOCK);
         let sequence = self.next_sequence;
-        let head = Head { uuid: self.uuid, life: place.life, sequence, stream: STREAM, unit: place.unit };
+        let Place { life, unit, .. } = place;
+        let head = Head { uuid: self.uuid, life, sequence, stream: STREAM, unit, durable: self.durable };
         frame::encode(header, &head, &records, shape.blocks);
         self.next_sequence += 1;
         self.written_bytes += u64::from(shape.len);

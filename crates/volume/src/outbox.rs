@@ -46,14 +46,18 @@ pub(crate) enum Owner {
     IndexWrite {
         job: usize,
     },
-    /// The keeper.
-    Commit,
+    /// The keeper. Then frames of the log below this sequence are durable.
+    Commit {
+        durable: u64,
+    },
     Checkpoint,
     Discard {
         blob: BlobId,
     },
-    /// The flush gate.
-    Flush,
+    /// The flush gate, and what is durable then.
+    Flush {
+        durable: u64,
+    },
     /// Recovery: the log.
     Recovery {
         len: u32,

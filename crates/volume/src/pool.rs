@@ -25,7 +25,7 @@ use crate::recover::Recovery;
 use crate::tasks::Tasks;
 use crate::write::Gate;
 use crate::{
-    BlobId, Command, CommandReply, Cut, Done, ForeignId, ForeignPiece, ForeignUse, OpId, OpenError,
+    BlobId, Command, CommandReply, Cut, Done, ForeignId, ForeignPiece, ForeignUse, LogPlace, OpId, OpenError,
     PARTITIONS, Reply, Request, Settings, State, Stats, StoreError, StoreFacts, StoreOp, Tag, Volume,
     VolumeId,
 };
@@ -90,6 +90,7 @@ pub struct Pool {
     foreign_lists: Vec<Vec<ForeignPiece>>,
     pub(crate) stats: Stats,
     is_first_checkpoint: bool,
+    pub(crate) log_damage: Option<LogPlace>,
 }
 
 #[derive(Debug)]
@@ -177,6 +178,7 @@ impl Pool {
             foreign_lists: Vec::new(),
             stats: Stats::default(),
             is_first_checkpoint: false,
+            log_damage: None,
         }
     }
 
@@ -233,10 +235,10 @@ impl Pool {
             Owner::DenseHeader { key } => self.header_answered(key, with(data), result),
             Owner::MergeRead { job, read } => self.merge_read_answered(job, &read, with(data), result),
             Owner::IndexWrite { job } => self.index_write_answered(job, with(data), result),
-            Owner::Commit => self.commit_answered(result),
+            Owner::Commit { durable } => self.commit_answered(durable, result),
             Owner::Checkpoint => self.checkpoint_answered(result),
             Owner::Discard { blob } => self.discard_answered(blob, result),
-            Owner::Flush => self.flush_answered(result),
+            Owner::Flush { durable } => self.flush_answered(durable, result),
             Owner::Recovery { len } => self.recovery_answered(len, with(data), result),
             Owner::CleanRead { blob, len } => self.clean_read_answered(blob, len, with(data), result),
             Owner::CleanWrite => self.clean_write_answered(with(data), result),
@@ -249,10 +251,11 @@ impl Pool {
         }
     }
 
-    fn commit_answered(&mut self, result: Result<(), StoreError>) {
+    fn commit_answered(&mut self, durable: u64, result: Result<(), StoreError>) {
         let all = self.keeper.commit_done();
-        if let Err(error) = result {
-            self.fail(error);
+        match result {
+            Ok(()) => self.log.durable = self.log.durable.max(durable),
+            Err(error) => self.fail(error),
         }
         for then in all {
             self.happen(then, result);
@@ -312,7 +315,7 @@ impl Pool {
 
     /// Nothing can be written any more: changes under way fail, reads go on.
     pub(crate) fn fail(&mut self, error: StoreError) {
-        if matches!(self.state, State::ReadOnly(_) | State::Failed(_)) {
+        if matches!(self.state, State::ReadOnly(_) | State::Damaged(_) | State::Failed(_)) {
             return;
         }
         let is_opening = self.state == State::Opening;
@@ -344,12 +347,13 @@ impl Pool {
 
     /// Returns whether there are more for the next turn.
     fn hand_out_edits(&mut self) -> bool {
-        if matches!(self.state, State::ReadOnly(_) | State::Failed(_)) {
+        if matches!(self.state, State::ReadOnly(_) | State::Damaged(_) | State::Failed(_)) {
             return false;
         }
         if let Some(edit) = self.keeper.take_commit() {
             self.stats.manifest_write_bytes += edit.len() as u64;
-            self.out.op(Owner::Commit, StoreOp::Commit { edit });
+            let durable = self.log.tail().0;
+            self.out.op(Owner::Commit { durable }, StoreOp::Commit { edit });
         }
         if let Some(bytes) = self.keeper.take_checkpoint(self.is_first_checkpoint) {
             self.stats.manifest_write_bytes += bytes.len() as u64;
@@ -415,6 +419,16 @@ impl Pool {
     /// Has a checkpoint written soon, because the journal of the store is nearly full. Repeated calls are one.
     pub const fn request_checkpoint(&mut self) {
         self.keeper.request_checkpoint();
+    }
+
+    /// Where the log is damaged, if its end was found to be damage when the pool was opened.
+    pub const fn log_damage(&self) -> Option<LogPlace> {
+        self.log_damage
+    }
+
+    /// The sequence of the first frame of the log that the next opening reads.
+    pub const fn log_start(&self) -> u64 {
+        self.keeper.manifest.log.sequence
     }
 
     /// What the caller has stored about the pool ([`Command::SetNote`]).

@@ -4,6 +4,10 @@
 //! blob of the list (which may begin with frames again that the blob before has, too). It ends where there is no such frame. Data
 //! is verified, because a frame may be torn. The pool then begins a new life: fresh blobs for the log, so that nothing is written
 //! where the old life may have written.
+//!
+//! A loss of power leaves any part of what was not durable, so intact frames behind the end prove nothing by themselves. But each
+//! frame says which frames were durable when it was written. If that includes the one that is missing at the end of the chain,
+//! the log is damaged: the pool is not opened ([`State::Damaged`]), because it would lose durable writes.
 
 use crate::frame::{Frame, Kind, Record};
 use crate::keeper::Then;
@@ -11,12 +15,14 @@ use crate::log::STREAM;
 use crate::manifest::{BlobKind, Edit, LogTail, Manifest};
 use crate::outbox::Owner;
 use crate::pool::Pool;
-use crate::{BLOCK, BLOCK_UNITS, BlobId, StoreError, StoreOp, UNIT};
+use crate::{BLOCK, BLOCK_UNITS, BlobId, LogPlace, State, StoreError, StoreOp, UNIT};
 use aryk_dma::Buffer;
 use aryk_volume_index::Place;
 
 /// Bytes of one read.
 const READ_BYTES: u32 = 1 << 20;
+/// Units without a frame after which the search behind the chain's end leaves a blob: more than the largest frame has.
+const SEARCH_UNITS: u32 = (8 << 20) / UNIT;
 
 /// The state of recovery.
 #[derive(Debug)]
@@ -34,8 +40,35 @@ pub(crate) struct Recovery {
     has_frames: bool,
     /// The blobs with frames of the chain.
     used: Vec<BlobId>,
+    /// Where the chain ended in each blob that was read, and the life of the blob.
+    ends: Vec<(LogPlace, u64)>,
+    search: Option<Search>,
+    /// The blob that is being searched.
+    searched: Option<BlobId>,
     is_reading: bool,
     replayed_bytes: u64,
+}
+
+/// The search for frames behind the end of the chain.
+#[derive(Debug)]
+struct Search {
+    /// Where the missing frame should be.
+    end: LogPlace,
+    /// Places to search from.
+    places: Vec<(LogPlace, u64)>,
+    life: u64,
+    /// The unit behind the last frame that was found.
+    last: u32,
+}
+
+/// What a search has found.
+enum Found {
+    /// A frame that was written when the missing one was durable.
+    Proof,
+    /// More bytes are needed to tell.
+    More,
+    /// Nothing in this blob.
+    Nothing,
 }
 
 /// What the bytes at the next frame's place are.
@@ -58,6 +91,9 @@ impl Recovery {
             sequence: manifest.log.sequence,
             has_frames: false,
             used: Vec::new(),
+            ends: Vec::new(),
+            search: None,
+            searched: None,
             is_reading: false,
             replayed_bytes: 0,
         }
@@ -95,19 +131,76 @@ impl Recovery {
         };
         if frame.records().all(is_right) { Next::Frame(total) } else { Next::End }
     }
+
+    /// The search behind the end of the chain. Blobs of earlier openings are left out: the opening that followed has decided what
+    /// is in the chain.
+    fn search(&self) -> Option<Search> {
+        let place_of = |blob: &BlobId| self.ends.iter().position(|(end, _)| end.blob == *blob);
+        let last = self.used.last().and_then(place_of).unwrap_or(0);
+        let (end, life) = *self.ends.get(last)?;
+        let is_later = |place: &&(LogPlace, u64)| place.1 >> 32 >= life >> 32;
+        let places = self.ends[last..].iter().filter(is_later).rev().copied().collect();
+        Some(Search { end, places, life, last: 0 })
+    }
+
+    /// Looks at the bytes of a blob behind the chain's end.
+    fn look(&mut self, uuid: &[u8; 16], life: u64, last: &mut u32, facts: &crate::StoreFacts) -> Found {
+        let mut at = 0;
+        let found = loop {
+            let unit = self.unit + (at / UNIT as usize) as u32;
+            let bytes = &self.bytes[at..];
+            if unit >= facts.blob_units || unit - *last > SEARCH_UNITS {
+                break Found::Nothing;
+            }
+            if bytes.len() < UNIT as usize {
+                break Found::More;
+            }
+            let mut next = at + facts.alignment as usize;
+            if let Ok(len) = Frame::header_len(bytes)
+                && Frame::is_named(bytes, uuid, life, unit)
+                && len <= (facts.blob_units - unit) as usize * UNIT as usize
+            {
+                if bytes.len() < len {
+                    break Found::More;
+                }
+                if let Ok(frame) = Frame::parse(bytes) {
+                    if frame.head().stream == STREAM && frame.head().durable > self.sequence {
+                        break Found::Proof;
+                    }
+                    *last = unit + frame.units();
+                    next = at + frame.units() as usize * UNIT as usize;
+                }
+            }
+            if next > self.bytes.len() {
+                // Nothing of what follows up to there is of interest.
+                self.unit += (next / UNIT as usize) as u32;
+                self.bytes.clear();
+                return if self.unit < facts.blob_units { Found::More } else { Found::Nothing };
+            }
+            at = next;
+        };
+        self.unit += (at / UNIT as usize) as u32;
+        self.bytes.drain(..at);
+        found
+    }
 }
 
 impl Pool {
     /// Goes on with recovery.
     pub(crate) fn recover(&mut self) {
         let Some(mut recovery) = self.recovery.take() else { return };
-        if recovery.is_reading || self.state != crate::State::Opening {
+        if recovery.is_reading || self.state != State::Opening {
             self.recovery = Some(recovery);
             return;
         }
         loop {
             let Some(blob) = recovery.blob else {
-                let Some(next) = recovery.blobs.pop() else { return self.recovered(&recovery) };
+                let Some(next) = recovery.blobs.pop() else {
+                    if self.search(&mut recovery) {
+                        break;
+                    }
+                    return self.recovered(&recovery);
+                };
                 recovery.blob = Some(next);
                 recovery.has_frames = false;
                 continue;
@@ -120,6 +213,9 @@ impl Pool {
                 }
                 Next::More => break self.read_more(&mut recovery, blob),
                 Next::End => {
+                    if let Some(life) = self.keeper.life(blob) {
+                        recovery.ends.push((LogPlace { blob, unit: recovery.unit }, life));
+                    }
                     if recovery.has_frames {
                         recovery.used.push(blob);
                     }
@@ -129,7 +225,42 @@ impl Pool {
                 }
             }
         }
-        self.recovery = Some(recovery);
+        if self.state == State::Opening {
+            self.recovery = Some(recovery);
+        }
+    }
+
+    /// Goes on with the search behind the end of the chain. Returns whether it waits for bytes, or has found damage.
+    fn search(&mut self, recovery: &mut Recovery) -> bool {
+        let Some(mut search) = recovery.search.take().or_else(|| recovery.search()) else { return false };
+        loop {
+            let Some(blob) = recovery.searched else {
+                let Some((place, life)) = search.places.pop() else { return false };
+                (recovery.searched, recovery.unit, search.life) = (Some(place.blob), place.unit, life);
+                search.last = place.unit;
+                continue;
+            };
+            let uuid = self.keeper.manifest.uuid;
+            match recovery.look(&uuid, search.life, &mut search.last, &self.facts) {
+                Found::Nothing => {
+                    recovery.searched = None;
+                    recovery.bytes.clear();
+                }
+                Found::More => {
+                    self.read_more(recovery, blob);
+                    recovery.search = Some(search);
+                    return true;
+                }
+                Found::Proof => {
+                    self.log_damage = Some(search.end);
+                    if self.settings.accepts_damaged_log {
+                        return false;
+                    }
+                    self.opened(State::Damaged(search.end));
+                    return true;
+                }
+            }
+        }
     }
 
     fn read_more(&mut self, recovery: &mut Recovery, blob: BlobId) {
@@ -147,8 +278,14 @@ impl Pool {
             recovery.bytes.extend_from_slice(&data.bytes()[..len as usize]);
         }
         self.buffers.give(data);
-        if let Err(error) = result {
-            self.fail(error);
+        match (&mut self.recovery, result) {
+            // Nothing that is needed is lost behind the end of the chain.
+            (Some(Recovery { search: Some(_), searched, bytes, .. }), Err(StoreError::Medium)) => {
+                bytes.clear();
+                *searched = None;
+            }
+            (_, Err(error)) => self.fail(error),
+            (_, Ok(())) => {}
         }
         self.recover();
     }

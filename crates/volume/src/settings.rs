@@ -1,7 +1,7 @@
 //! Settings, statistics and errors of a pool. Any context.
 
 use crate::StoreError;
-use aryk_volume_index::Pieces;
+use aryk_volume_index::{BlobId, Pieces};
 
 /// Limits of a pool's use of memory and of the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,6 +32,8 @@ pub struct Settings {
     /// Whether a write of a whole range of 4 MiB gets one entry of the index instead of 1,024. The index is smaller then, but the
     /// space of such a range becomes free only when all of it is written again.
     pub dense_writes: bool,
+    /// Whether a pool is opened although its log is damaged, without what was written after the damage.
+    pub accepts_damaged_log: bool,
 }
 
 impl Default for Settings {
@@ -49,6 +51,7 @@ impl Default for Settings {
             space_amplification_max: 200,
             pieces: Pieces { blocks_min: u32::MAX, pieces_min: u32::MAX, worn_min: u32::MAX },
             dense_writes: false,
+            accepts_damaged_log: false,
         }
     }
 }
@@ -73,6 +76,15 @@ pub enum OpenError {
     Geometry,
 }
 
+/// A place in the log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LogPlace {
+    /// The blob.
+    pub blob: BlobId,
+    /// The unit of the blob.
+    pub unit: u32,
+}
+
 /// The state of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
@@ -82,6 +94,9 @@ pub enum State {
     Ready,
     /// The store failed in a way after which nothing can be written; reads are served.
     ReadOnly(StoreError),
+    /// A part of the log is missing that was durable. Nothing is served: what the pool would show is older than what it has
+    /// acknowledged.
+    Damaged(LogPlace),
     /// The log could not be read. Nothing is served; another attempt to open the pool may succeed.
     Failed(StoreError),
 }

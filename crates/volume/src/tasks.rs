@@ -458,7 +458,8 @@ impl Pool {
             .collect();
         let places = frame::checksums_mut(out, records.len(), blocks as usize).chunks_exact_mut(4);
         places.zip(&checksums).for_each(|(place, crc)| place.copy_from_slice(&crc.to_le_bytes()));
-        let head = Head { uuid: self.keeper.manifest.uuid, life, sequence: 0, stream: NO_STREAM, unit };
+        let head =
+            Head { uuid: self.keeper.manifest.uuid, life, sequence: 0, stream: NO_STREAM, unit, durable: 0 };
         frame::encode(out, &head, &records, blocks);
         inflate.step = Step::Write { blob, unit: unit + header / UNIT, records, checksums };
         self.stats.moved_write_bytes += u64::from(len);

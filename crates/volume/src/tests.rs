@@ -1,7 +1,9 @@
 //! Tests of whole pools, on a store in memory, against a model of volumes.
 
 mod compact;
+mod damage;
 mod model;
+mod opening;
 mod random;
 mod rig;
 mod scenes;

@@ -81,7 +81,7 @@ impl Pool {
         let Some(volume) = self.keeper.manifest.volumes.get(&request.volume) else { return Status::Removed };
         let is_change = matches!(request.action, Action::Write { .. } | Action::Zero { .. });
         match self.state {
-            State::Failed(_) => return Status::Medium,
+            State::Failed(_) | State::Damaged(_) => return Status::Medium,
             State::ReadOnly(_) if is_change => return Status::ReadOnly,
             State::ReadOnly(_) if matches!(request.action, Action::Flush) => return Status::Medium,
             _ => {}
@@ -635,10 +635,11 @@ impl Pool {
         std::mem::swap(&mut self.gate.waiting, &mut self.gate.running);
         self.gate.is_running = true;
         self.gate.is_dirty = false;
-        self.out.op(Owner::Flush, StoreOp::Flush);
+        let durable = self.log.tail().0;
+        self.out.op(Owner::Flush { durable }, StoreOp::Flush);
     }
 
-    pub(crate) fn flush_answered(&mut self, result: Result<(), StoreError>) {
+    pub(crate) fn flush_answered(&mut self, durable: u64, result: Result<(), StoreError>) {
         self.gate.is_running = false;
         let keys = std::mem::take(&mut self.gate.running);
         for &key in &keys {
@@ -647,9 +648,10 @@ impl Pool {
             }
             self.finish(key);
         }
-        if let Err(error) = result {
+        match result {
+            Ok(()) => self.log.durable = self.log.durable.max(durable),
             // What was answered before may be lost, and no later flush could tell.
-            self.fail(error);
+            Err(error) => self.fail(error),
         }
     }
 

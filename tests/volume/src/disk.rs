@@ -363,6 +363,20 @@ impl Disk {
         bytes
     }
 
+    /// Byte offsets of the sectors that begin with these bytes.
+    pub fn sectors_with(&self, magic: &[u8]) -> Vec<u64> {
+        let mut found: Vec<_> = self
+            .visible
+            .iter()
+            .flat_map(|(page, bytes)| {
+                let sectors = bytes.chunks(SECTOR as usize).zip((page * PAGE..).step_by(SECTOR as usize));
+                sectors.filter(|(sector, _)| sector.starts_with(magic)).map(|(_, offset)| offset)
+            })
+            .collect();
+        found.sort_unstable();
+        found
+    }
+
     /// A copy of the disk as it is after a clean shutdown.
     pub fn fork(&self, seed: u64) -> Self {
         let mut copy = Self::new(self.base, seed);

@@ -85,6 +85,8 @@ pub struct Counts {
     pub values: u64,
     /// Ranges that were compacted.
     pub compacted: u64,
+    /// Damaged logs that were found.
+    pub damaged: u64,
     /// Differs between two runs if they did different things.
     pub digest: u64,
 }
@@ -98,6 +100,7 @@ impl Counts {
         self.crashes += other.crashes;
         self.values += other.values;
         self.compacted += other.compacted;
+        self.damaged += other.damaged;
         self.digest = self.digest.rotate_left(7) ^ other.digest;
     }
 }

@@ -89,6 +89,17 @@ pub enum Error {
     /// The disk failed.
     #[error("the base disk of the pool failed: {0}")]
     Store(StoreError),
+    /// The log has lost a part that was durable.
+    #[error(
+        "the log of the pool is damaged in segment {segment}, at byte {offset} of it or behind: \
+         durable writes after this place would be lost"
+    )]
+    DamagedLog {
+        /// The number of the segment.
+        segment: u32,
+        /// The byte offset in the segment.
+        offset: u64,
+    },
     /// The manifest is lost.
     #[error("the manifest of the pool is lost")]
     NoManifest,
@@ -113,6 +124,18 @@ pub enum Error {
     /// Another pool has this name.
     #[error("a pool named `{0}` exists already")]
     PoolExists(String),
+    /// Two disks have the same pool.
+    #[error(
+        "the disks `{first}` and `{second}` have the same pool, `{pool}`: it is open from `{first}`, so `{second}` is left alone"
+    )]
+    Twin {
+        /// The name of the pool.
+        pool: String,
+        /// The disk from which it is open.
+        first: String,
+        /// The other disk.
+        second: String,
+    },
     /// No volume has this name or UUID.
     #[error("there is no volume or snapshot `{0}`")]
     NoVolume(String),

@@ -467,6 +467,10 @@ impl Owner {
         match state {
             State::Opening => {}
             State::Failed(error) => self.fail_opening(Error::Store(error), cx),
+            State::Damaged(place) => {
+                let offset = u64::from(place.unit) * u64::from(UNIT);
+                self.fail_opening(Error::DamagedLog { segment: place.blob.0, offset }, cx);
+            }
             State::Ready | State::ReadOnly(_) => {
                 if let Phase::Loading(running, findings) = std::mem::replace(&mut self.phase, Phase::Ending) {
                     self.phase = Phase::Running(running);

@@ -180,14 +180,20 @@ impl Pools {
         if is_of_volume || is_too_small || bdev.writers() > 0 || bdev.device().is_read_only() {
             return Ok(None);
         }
-        if !probe(env, disk).await? {
-            return Ok(None);
+        let Some(superblock) = probe(env, disk).await? else { return Ok(None) };
+        // Before the opening, which changes what the disk has.
+        if let Ok(superblock) = superblock {
+            self.check_is_only(superblock.pool, disk)?;
         }
         let start = |bdev: &Bdev| Ok(Start::Open(Box::new(Opening::new(base_of(bdev), Expected::default()))));
         let pool = Started::new(env, disk, "a pool", start, settings).await?.into_pool(env).await?;
+        if let Err(error) = self.check_is_only(pool.uuid(), disk) {
+            pool.close().await;
+            return Err(error);
+        }
         // A pool that is created meanwhile has its name reserved.
         let is_reserved = lock(&self.reserved).contains(&pool.name());
-        if is_reserved || self.find(&pool.name()).is_ok() || self.find(&pool.uuid().to_string()).is_ok() {
+        if is_reserved || self.find(&pool.name()).is_ok() {
             pool.close().await;
             return Err(Error::PoolExists(pool.name()));
         }
@@ -195,6 +201,17 @@ impl Pools {
         // A volume without a disk is reported, and the others are there.
         let _ = pool.refresh().await;
         Ok(Some(pool))
+    }
+
+    /// Refuses a pool that is open from another disk.
+    fn check_is_only(&self, uuid: Uuid, disk: &str) -> Result<(), Error> {
+        match self.list().iter().find(|pool| pool.uuid() == uuid) {
+            Some(pool) => {
+                let (first, second) = (pool.base().name().to_owned(), disk.to_owned());
+                Err(Error::Twin { pool: pool.name(), first, second })
+            }
+            None => Ok(()),
+        }
     }
 
     /// Closes a pool whose volumes' disks were removed before.
@@ -219,8 +236,8 @@ impl Pools {
     }
 }
 
-/// Whether a disk has a pool, or something that says so. A disk that is removed meanwhile has none.
-async fn probe(env: &Env, disk: &str) -> Result<bool, Error> {
+/// The superblock of the pool on a disk, or why it is invalid. A disk that is removed meanwhile has none.
+async fn probe(env: &Env, disk: &str) -> Result<Option<Result<Superblock, Invalid>>, Error> {
     let hold = env.reactors().find_least_loaded(None).ok_or(Error::Ended)?;
     let (removed, mut removal) = oneshot::channel::<()>();
     let removed = Mutex::new(Some(removed));
@@ -240,12 +257,14 @@ async fn probe(env: &Env, disk: &str) -> Result<bool, Error> {
         let task = async move {
             let found = {
                 let mut reads = pin!(async {
-                    has_superblock(&channel, base, SUPERBLOCKS[0]).await
-                        || has_superblock(&channel, base, SUPERBLOCKS[1]).await
+                    match superblock(&channel, base, SUPERBLOCKS[0]).await {
+                        Some(Ok(first)) => Some(Ok(first)),
+                        first => superblock(&channel, base, SUPERBLOCKS[1]).await.or(first),
+                    }
                 });
                 // A disk that does not respond can be removed during the search.
                 poll_fn(|cx| match Pin::new(&mut removal).poll(cx) {
-                    Poll::Ready(_) => Poll::Ready(false),
+                    Poll::Ready(_) => Poll::Ready(None),
                     Poll::Pending => reads.as_mut().poll(cx),
                 })
                 .await
@@ -265,25 +284,26 @@ async fn probe(env: &Env, disk: &str) -> Result<bool, Error> {
     found.await.map_err(|_| Error::Ended)
 }
 
-/// Whether there is a superblock of a pool at this byte offset, of whatever version and state.
-async fn has_superblock(channel: &AsyncChannel, base: Base, offset: u64) -> bool {
+/// The superblock at this byte offset, of whatever version and state.
+async fn superblock(channel: &AsyncChannel, base: Base, offset: u64) -> Option<Result<Superblock, Invalid>> {
     let block = u64::from(base.block);
     let bytes = (SUPERBLOCK_BYTES as u64).next_multiple_of(block);
     if offset + bytes > base.bytes {
-        return false;
+        return None;
     }
     let buffer = Buffer::new(bytes as usize, PAGE as usize);
     match channel.read(Lba(offset / block), aryk_bdev::Blocks(bytes / block), buffer).await {
-        Ok(buffer) => {
-            !matches!(Superblock::parse(&buffer.bytes()[..SUPERBLOCK_BYTES]), Err(Invalid::Signature))
-        }
+        Ok(buffer) => match Superblock::parse(&buffer.bytes()[..SUPERBLOCK_BYTES]) {
+            Err(Invalid::Signature) => None,
+            found => Some(found),
+        },
         Err(status) => {
             tracing::warn!(
                 offset,
                 ?status,
                 "a disk cannot be searched for a pool: `bdev_examine` tries it again"
             );
-            false
+            None
         }
     }
 }

@@ -15,12 +15,14 @@ pub(super) struct Disk {
     pub(super) manifest: Recovered,
     /// Discarded blobs read as this.
     pub(super) discards: u64,
+    /// Units of this blob from this one on cannot be read.
+    pub(super) unreadable: Option<(BlobId, u32)>,
 }
 
 impl Disk {
     pub(super) fn new(facts: StoreFacts) -> Self {
         let manifest = Recovered { checkpoint: Vec::new(), edits: Vec::new() };
-        Self { facts, blobs: BTreeMap::new(), fresh: Vec::new(), manifest, discards: 0 }
+        Self { facts, blobs: BTreeMap::new(), fresh: Vec::new(), manifest, discards: 0, unreadable: None }
     }
 
     fn put(&mut self, blob: BlobId, unit: u32, bytes: &[u8]) {
@@ -189,6 +191,9 @@ impl Rig {
             }
             StoreOp::Read { blob, unit, mut data, len } => {
                 assert!(u64::from(unit) * u64::from(UNIT) % u64::from(self.disk.facts.alignment) == 0);
+                if self.disk.unreadable.is_some_and(|(of, from)| of == blob && unit + len / UNIT > from) {
+                    return (Some(data), Err(StoreError::Medium));
+                }
                 self.disk.read(blob, unit, &mut data.bytes_mut()[..len as usize]);
                 (Some(data), Ok(()))
             }
@@ -243,24 +248,28 @@ impl Rig {
 
     /// The pool ends without notice and is opened again.
     pub(super) fn reopen(&mut self, is_power_loss: bool) {
-        self.pending.clear();
-        self.ordered.clear();
-        self.replies.clear();
-        self.command_replies.clear();
-        self.memory.clear();
         if is_power_loss {
             self.disk.crash(&mut self.rng);
         } else {
             self.disk.flush();
         }
-        let settings = self.pool.settings;
+        assert_eq!(self.try_reopen(self.pool.settings), State::Ready);
+    }
+
+    /// Opens the pool that is on the disk now. Returns its state.
+    pub(super) fn try_reopen(&mut self, settings: Settings) -> State {
+        self.pending.clear();
+        self.ordered.clear();
+        self.replies.clear();
+        self.command_replies.clear();
+        self.memory.clear();
         self.pool =
             Pool::open(settings, self.disk.facts, UUID, &self.disk.manifest).expect("the manifest is right");
         while self.pool.state() == State::Opening {
             self.turn();
             self.step();
         }
-        assert_eq!(self.pool.state(), State::Ready);
+        self.pool.state()
     }
 
     pub(super) fn command(&mut self, command: Command) -> Result<Answer, CommandError> {

@@ -1,11 +1,12 @@
 //! Crashes, and comparisons of everything.
 
-use aryk_volume::{Command, Pool, VolumeId};
+use aryk_volume::frame::{Frame, NO_STREAM};
+use aryk_volume::{Command, Pool, State, VolumeId};
 use aryk_volume_store::{Error, Expected};
 use std::collections::VecDeque;
 
 use super::{Open, POOL, Pending, World, recovered};
-use crate::disk::{Crash, Faults};
+use crate::disk::{Crash, Disk, Faults, SECTOR};
 use crate::journal;
 use crate::model::{Model, Time};
 use crate::script::Kind;
@@ -42,10 +43,53 @@ impl World {
             drop(self.open.take());
             self.disk.crash(if self.rng.bool() { Crash::Power } else { Crash::Process });
         }
+        if self.rng.u32(..4) == 0 {
+            self.rot().map_err(|what| format!("after {crash:?}: {what}"))?;
+        }
         self.await_ready().map_err(|what| format!("after {crash:?}: {what}"))?;
         self.resolve(pending, maybe).map_err(|what| format!("after {crash:?}: {what}"))?;
         self.verify(true).map_err(|what| format!("after {crash:?}: {what}"))?;
         self.check_pool().map_err(|what| format!("after {crash:?}: {what}"))
+    }
+
+    /// Damages a frame of the log on a copy of the disk, and opens the pool there: either the damage is named, or nothing proves
+    /// that the frame was durable, or no opening needs it.
+    fn rot(&mut self) -> Result<(), String> {
+        let mut disk = self.disk.fork(self.rng.u64(..));
+        let frames = log_frames(&disk);
+        let Some(&frame) = self.rng.choice(&frames) else { return Ok(()) };
+        let is_proven = frames.iter().any(|other| other.head.durable > frame.head.sequence);
+        let bit = self.rng.u64(..frame.bytes * 8);
+        disk.flip(frame.offset + bit / 8, (bit % 8) as u8);
+        let expected = Expected { pool: Some(POOL), ..Expected::default() };
+        let opened = journal::open(&mut disk, expected).map_err(|error: Error| error.to_string())?;
+        let (store, recovered) = (Box::new(opened.store), recovered(opened.recovered)?);
+        let pool = Pool::open(self.settings, store.facts(), POOL.into_bytes(), &recovered);
+        let pool = pool.map_err(|error| error.to_string())?;
+        let start = pool.log_start();
+        // An opening with another frame of this sequence does not need this one.
+        let has_other = frames.iter().filter(|other| other.head.sequence == frame.head.sequence).count() > 1;
+        let mut copy = Some(Open { pool, store, foreign: VecDeque::new() });
+        std::mem::swap(&mut self.disk, &mut disk);
+        std::mem::swap(&mut self.open, &mut copy);
+        let state = loop {
+            let has_work = self.pump()?;
+            match self.opened().pool.state() {
+                State::Opening if has_work => {}
+                state => break state,
+            }
+        };
+        std::mem::swap(&mut self.disk, &mut disk);
+        std::mem::swap(&mut self.open, &mut copy);
+        let is_needed = is_proven && !has_other && frame.head.sequence >= start;
+        match state {
+            State::Damaged(_) if is_proven => {
+                self.counts.damaged += 1;
+                Ok(())
+            }
+            State::Ready if !is_needed => Ok(()),
+            state => Err(format!("{frame:?} was damaged (needed: {is_needed}), and the pool is {state:?}")),
+        }
     }
 
     fn reopen(&mut self) -> Result<(), String> {
@@ -225,6 +269,29 @@ impl World {
         self.command(Command::Check { data: true, repair: false }, Pending::Check);
         self.settle()
     }
+}
+
+/// A frame of the log on the disk.
+#[derive(Clone, Copy, Debug)]
+struct LogFrame {
+    offset: u64,
+    bytes: u64,
+    head: aryk_volume::frame::Head,
+}
+
+/// What the disk has of frames of the log, of any life.
+fn log_frames(disk: &Disk) -> Vec<LogFrame> {
+    let mut frames = Vec::new();
+    for offset in disk.sectors_with(b"AVF1") {
+        let Ok(len) = Frame::header_len(&disk.peek(offset, SECTOR as usize)) else { continue };
+        let header = disk.peek(offset, len.min(1 << 20));
+        let Ok(frame) = Frame::parse(&header) else { continue };
+        if frame.head().stream != NO_STREAM {
+            let bytes = u64::from(frame.units()) * SECTOR;
+            frames.push(LogFrame { offset, bytes, head: frame.head() });
+        }
+    }
+    frames
 }
 
 /// The parts of a volume that have a history, and some beside.

@@ -33,7 +33,8 @@ pub fn check(path: &Path, reads_data: bool) -> Result<(String, Value), Error> {
     let recovered = recovered.ok_or_else(|| failed(&"the pool has no manifest"))?;
     let mut loading = Loading::new(store.facts(), store.pool().into_bytes(), recovered);
     // The cleaner would move data in memory only.
-    let settings = Settings { space_amplification_max: u32::MAX, ..Settings::default() };
+    let settings =
+        Settings { space_amplification_max: u32::MAX, accepts_damaged_log: true, ..Settings::default() };
     let pool = loop {
         if let Some(loaded) = loading.step(|_| settings) {
             break loaded.map_err(|error| failed(&error))?;
@@ -43,6 +44,7 @@ pub fn check(path: &Path, reads_data: bool) -> Result<(String, Value), Error> {
     running.go_on(|pool| match pool.state() {
         State::Opening => None,
         State::Failed(error) => Some(Err(failed(&error))),
+        State::Damaged(_) => unreachable!("a damaged log is accepted"),
         State::Ready | State::ReadOnly(_) => Some(Ok(())),
     })??;
     running.pool.command(Tag(0), Command::Check { data: reads_data, repair: false });
@@ -67,11 +69,17 @@ fn described(name: &str, pool: &Pool, report: CheckReport, findings: &[Finding])
     let copies = findings.iter().map(|Finding { what, offset }| {
         json!({"offset": offset, "bytes": 0, "what": format!("{what} at this byte of the disk; its copy is intact")})
     });
+    let log = pool.log_damage().into_iter().map(|place| {
+        let offset = u64::from(place.unit) * u64::from(UNIT);
+        let what =
+            format!("the log, at this byte of segment {} or behind: later writes are lost", place.blob.0);
+        json!({"offset": offset, "bytes": 0, "what": what})
+    });
     json!({
         "references": report.references,
         "blocks_read": report.blocks_read,
         "leaked_bytes": report.leaked_units * u64::from(UNIT),
-        "damage": copies.chain(damage).collect::<Vec<_>>(),
+        "damage": copies.chain(log).chain(damage).collect::<Vec<_>>(),
     })
 }
 

@@ -227,3 +227,22 @@ fn aborted_writes_do_not_wait_for_space_any_longer() {
     assert!(rest.len() == 6 && rest.iter().all(|outcome| outcome.status == Status::Aborted));
     disk.close(&mut bench);
 }
+
+#[test]
+fn a_copy_of_the_base_of_an_open_pool_is_left_alone() {
+    let dir = TempDir::new().expect("there is a directory for temporary files");
+    let [base, twin] = ["base", "twin"].map(|name| dir.path().join(name));
+    std::fs::File::create(&base).and_then(|file| file.set_len(BASE)).expect("it can be created");
+    let stack = Stack::new(512);
+    stack.file("base", &base, None);
+    let stack = stack.pool();
+    close(&stack, &stack.the_pool());
+    std::fs::copy(&base, &twin).expect("it can be copied");
+    let before = std::fs::read(&twin).expect("it can be read");
+    assert_eq!(open(&stack).name(), "p");
+    stack.file("twin", &twin, None);
+    let found = block_on(stack.pools.examine(&stack.env, "twin", Settings::default()));
+    let (first, second) = ("base".to_owned(), "twin".to_owned());
+    assert_eq!(found.map(drop), Err(Error::Twin { pool: "p".to_owned(), first, second }));
+    assert!(std::fs::read(&twin).expect("it can be read") == before, "nothing was written");
+}
