@@ -101,7 +101,9 @@ pub(crate) struct Cleaner {
     stuck: BTreeSet<BlobId>,
     /// Whether the cleaner waits for a free blob.
     is_blocked: bool,
-    /// Whether more may be dead than at the latest look for a victim.
+    /// Whether free blobs were short at the end of the latest turn.
+    pub(crate) was_short: bool,
+    /// Whether more may be dead, or blobs are shorter, than at the latest look for a victim.
     pub(crate) is_due: bool,
 }
 

@@ -71,6 +71,8 @@ pub(crate) struct Keeper {
     candidates: Vec<BlobId>,
     /// The number of the last complete flush.
     pub(crate) flushed: u64,
+    /// Blobs that are in no manifest any more, and are not free yet: they wait for their last read, or for the discard.
+    going: usize,
     /// Blobs of the log's tail.
     pub(crate) log_blobs: VecDeque<BlobId>,
 }
@@ -109,6 +111,7 @@ impl Keeper {
             bytes_per_turn,
             candidates: Vec::new(),
             flushed: 0,
+            going: 0,
             log_blobs: manifest.log.blobs.iter().copied().collect(),
             manifest,
         };
@@ -222,6 +225,11 @@ impl Keeper {
         self.in_flight.is_empty() && !self.is_wanted && !self.is_checkpointing && !self.has_more()
     }
 
+    /// Whether blobs will be free without anything else being done.
+    pub(crate) const fn has_going(&self) -> bool {
+        self.going > 0
+    }
+
     /// The number of free blobs.
     pub(crate) fn free(&self) -> usize {
         self.free.len()
@@ -311,6 +319,7 @@ impl Keeper {
             }
         }
         if !gone.is_empty() {
+            self.going += gone.len();
             self.commit(Then::Gone(gone));
         }
     }
@@ -338,6 +347,7 @@ impl Keeper {
     pub(crate) fn discarded(&mut self, id: BlobId) {
         self.uses[id.0 as usize] = Use::default();
         self.free.insert(id);
+        self.going -= 1;
     }
 
     /// The store has this many blobs.

@@ -205,11 +205,12 @@ impl Pool {
         self.jobs.jobs[FLUSH] = Some(Job::new(Purpose::Flush(Box::new(flush))));
     }
 
-    /// Whether a flush may lead to free blobs: emptied ones wait for it, or the log's tail is long.
+    /// Whether a flush may lead to free blobs: emptied ones wait for it, the log's tail is long, or changes wait for space: which
+    /// blocks the latest ones have replaced is known after a flush.
     fn can_flush_free(&self) -> bool {
         self.jobs.fresh_entries > 0
             && self.cleaner.is_idle()
-            && (!self.cleaner.done.is_empty() || self.keeper.log_blobs.len() > 2)
+            && (!self.cleaner.done.is_empty() || self.keeper.log_blobs.len() > 2 || !self.ring.is_empty())
     }
 
     /// Whether free blobs are short, so that all that can free blobs is done.
@@ -495,6 +496,8 @@ impl Pool {
             let Some((id, change)) = job.changes.pop_first() else {
                 self.keeper.gather(false);
                 self.keeper.commit(Then::Nothing);
+                // The cleaner may have looked before the last of them.
+                self.cleaner.is_due = true;
                 return true;
             };
             if change != 0 {

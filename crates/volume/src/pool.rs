@@ -334,7 +334,13 @@ impl Pool {
         } else if self.state == State::Ready {
             self.admit_waiting();
             self.pump();
+            let is_short = self.is_short();
+            self.cleaner.is_due |= is_short && !self.cleaner.was_short;
+            self.cleaner.was_short = is_short;
+            let was_cleaning = !self.cleaner.is_idle();
             has_work = self.step_jobs() | self.step_cleaner() | self.step_compactor() | self.step_tasks();
+            // Jobs that free blobs begin when the cleaner has come to rest: a turn of its own, which nothing else brings.
+            has_work |= was_cleaning && self.cleaner.is_idle();
             self.keeper.collect();
             self.ask_for_log_blobs();
             self.open_gate();

@@ -336,6 +336,7 @@ impl Pool {
             && !self.log.has_asked
             && self.keeper.free() <= self.settings.reserve_blobs as usize
             && self.keeper.is_idle()
+            && !self.keeper.has_going()
             && self.jobs.is_idle()
             && self.cleaner.is_idle()
     }

@@ -109,3 +109,41 @@ fn a_snapshot_a_clone_and_their_volume_share_what_was_not_written_again() {
     assert_eq!(rig.command(Command::Delete(volume)), Ok(Answer::Done));
     assert_eq!(space(&mut rig, &[clone]), [of(clone, 64 + 512, 0)]);
 }
+
+/// Overwrites a volume that is half of its pool, at random, some times over.
+fn overwrite(seed: u64, settings: Settings, facts: StoreFacts, times: u64) {
+    let mut rig = Rig::with(seed, settings, facts);
+    let blocks = u64::from(facts.blobs) * facts.blob_bytes() / u64::from(BLOCK) / 2;
+    let volume = rig.create("a", blocks * 8, Origin::Empty);
+    assert_eq!(rig.command(Command::SetWhenFull { volume, when_full: WhenFull::Fail }), Ok(Answer::Done));
+    let data = [7; 1 << 16];
+    for at in 0..blocks / 16 {
+        rig.write(volume, at * 128, &data);
+        rig.disk.flush();
+    }
+    for round in 0..times * blocks / 32 {
+        let tags: Vec<_> = (0..32)
+            .map(|_| {
+                let unit = rig.rng.u64(0..blocks) * 8;
+                rig.submit_write(volume, unit, &data[..4096], false)
+            })
+            .collect();
+        // As on a fast disk: all that a turn hands out has ended before the next one, and no turn comes without a reason.
+        while rig.turn() {
+            while rig.step() {}
+            rig.disk.flush();
+        }
+        for tag in tags {
+            let reply =
+                rig.replies.iter().position(|reply| reply.tag == tag).map(|at| rig.replies.swap_remove(at));
+            let status = reply.map(|reply| reply.status);
+            assert_eq!(status, Some(Status::Ok), "seed {seed}, round {round}: {:?}", rig.pool.stats());
+            rig.forget(tag);
+        }
+    }
+}
+
+#[test]
+fn a_half_full_pool_never_refuses_writes() {
+    overwrite(1, Settings::default(), StoreFacts { blob_units: 65_536, blobs: 63, ..facts() }, 3);
+}

@@ -69,19 +69,21 @@ fn writes_go_on_for_many_times_the_size_of_the_pool() {
 
 #[test]
 fn a_full_pool_refuses_or_waits_and_goes_on_when_a_snapshot_is_deleted() {
+    // With its snapshot, more than the pool has.
+    const SIZE: u64 = 12 * RANGE;
     let small = StoreFacts { blobs: 24, ..facts() };
     let mut rig = Rig::with(2, settings(), small);
-    let volume = rig.create("a", 10 * RANGE, Origin::Empty);
+    let volume = rig.create("a", SIZE, Origin::Empty);
     rig.command(Command::SetWhenFull { volume, when_full: WhenFull::Fail }).unwrap();
     let data = pattern(1, 1024);
     let mut written = 0;
     let mut snapshot = None;
     let status = loop {
-        let tag = rig.submit_write(volume, written % (10 * RANGE), &data, false);
+        let tag = rig.submit_write(volume, written % SIZE, &data, false);
         let status = rig.wait(tag).status;
         rig.forget(tag);
         written += 1024;
-        if written == 10 * RANGE {
+        if written == SIZE {
             snapshot = Some(rig.snapshot(volume, "s"));
         }
         if status != Status::Ok || written > 40 * RANGE {
