@@ -59,6 +59,14 @@ struct Slot {
     capsule_len: u32,
     data: Option<Taken>,
     stage: Stage,
+    /// Its namespace was removed after it was checked: another one may have the identifier.
+    is_orphan: bool,
+}
+
+impl Slot {
+    const fn new(entry: SubmissionEntry, capsule_len: u32, data: Option<Taken>) -> Self {
+        Self { entry, capsule_len, data, stage: Stage::Idle, is_orphan: false }
+    }
 }
 
 /// A namespace.
@@ -69,6 +77,15 @@ struct Disk {
     channel: BdevChannel,
     /// Told when the channel is closed.
     closed: Option<oneshot::Sender<()>>,
+}
+
+impl Disk {
+    /// Closes the channel, then tells that: the disk may have another opener at once.
+    fn end(self) {
+        let Self { channel, closed, .. } = self;
+        drop(channel);
+        closed.map(|closed| closed.send(()));
+    }
 }
 
 /// A connection that becomes an I/O queue.
@@ -132,8 +149,7 @@ impl IoQueue {
     ) -> io::Result<Self> {
         let Connected { socket, queue, entries, rest } = connected;
         let watch = cx.watch(socket.as_fd().try_clone_to_owned()?, root)?;
-        let free =
-            || Slot { entry: SubmissionEntry::new(0, 0), capsule_len: 0, data: None, stage: Stage::Idle };
+        let free = || Slot::new(SubmissionEntry::new(0, 0), 0, None);
         let mut made = Self {
             root,
             thread,
@@ -186,6 +202,9 @@ impl IoQueue {
             disk.rules = None;
             disk.closed = Some(closed);
             disk.channel.abort_all(cx);
+            for slot in self.slots.iter_mut().filter(|slot| slot.entry.nsid() == nsid) {
+                slot.is_orphan = matches!(slot.stage, Stage::Waiting(..) | Stage::Requested(..));
+            }
             cx.wake(self.root);
         }
     }
@@ -214,13 +233,10 @@ impl IoQueue {
             self.complete_one(completion);
         }
         self.completions = completions;
-        self.disks.retain(|_, disk| {
-            let is_left = disk.rules.is_none() && disk.channel.in_flight() == 0;
-            if is_left && let Some(closed) = disk.closed.take() {
-                let _ = closed.send(());
-            }
-            !is_left
-        });
+        let is_left = |_: &u32, disk: &mut Disk| disk.rules.is_none() && disk.channel.in_flight() == 0;
+        for (_, disk) in self.disks.extract_if(.., is_left) {
+            disk.end();
+        }
         has_any
     }
 
@@ -305,8 +321,7 @@ impl IoQueue {
                 Ok(None) => return,
                 Ok(Some(Received::Command { slot, entry, data_len })) => {
                     let data = (data_len > 0).then(|| self.pool.take_for_capsule(data_len as usize));
-                    self.slots[usize::from(slot.0)] =
-                        Slot { entry, capsule_len: data_len, data, stage: Stage::Idle };
+                    self.slots[usize::from(slot.0)] = Slot::new(entry, data_len, data);
                 }
                 Ok(Some(Received::Data { slot, offset, bytes })) => {
                     let data = self.slots[usize::from(slot.0)].data.as_mut().expect("data was expected");
@@ -400,7 +415,8 @@ impl IoQueue {
     /// Gives a command to its disk. The namespace may have gone or shrunk meanwhile; then the block layer refuses it.
     fn start(&mut self, id: SlotId, checked: Checked, len: u32, cx: &mut Cx) {
         let slot = &mut self.slots[usize::from(id.0)];
-        let Some(disk) = self.disks.get_mut(&slot.entry.nsid()).filter(|disk| disk.rules.is_some()) else {
+        let disk = self.disks.get_mut(&slot.entry.nsid());
+        let Some(disk) = disk.filter(|disk| disk.rules.is_some() && !slot.is_orphan) else {
             return self.fail(id, Code::INVALID_NAMESPACE_OR_FORMAT);
         };
         let io = |op, lba, blocks: u32| Io {
@@ -551,11 +567,7 @@ impl IoQueue {
                 cx.wake(root);
             }
         }
-        for (_, mut disk) in std::mem::take(&mut self.disks) {
-            let closed = disk.closed.take();
-            drop(disk);
-            closed.map(|closed| closed.send(()));
-        }
+        std::mem::take(&mut self.disks).into_values().for_each(Disk::end);
         let _ = ended.send(());
         let (root, thread) = (self.root, self.thread);
         cx.local().defer(move |cx| {

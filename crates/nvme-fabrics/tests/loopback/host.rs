@@ -52,6 +52,8 @@ pub struct Connection {
     target: Option<(u16, u32)>,
     /// The command that succeeds at the end of the PDU that arrives.
     succeeded: Option<u16>,
+    /// Bytes that are sent beyond those that an R2T requests.
+    excess: usize,
     terminated: Option<Fatal>,
 }
 
@@ -93,6 +95,7 @@ impl Connection {
             next_cid: 0,
             target: None,
             succeeded: None,
+            excess: 0,
             terminated: None,
         }
     }
@@ -271,7 +274,7 @@ impl Connection {
             }
         }
         for (cid, tag, offset, len) in requested {
-            self.send_requested(cid, tag, offset, len);
+            self.send_requested(cid, tag, offset, len + self.excess);
         }
     }
 
@@ -321,6 +324,20 @@ impl Connection {
     pub fn send_unrequested_data(&mut self) -> Fatal {
         let header = H2cData { cid: 1, tag: 3, offset: 0, len: 512, is_last: true };
         self.send(&Header::H2cData(header), &[0; 512]);
+        self.receive_fatal()
+    }
+
+    /// Answers the R2T of a write of 3 blocks at block 0 with a block more than it requests, and returns why the controller ends
+    /// the connection.
+    pub fn send_excessive_data(&mut self) -> Fatal {
+        let data = vec![0xee; 4 * BLOCK];
+        let cid = self.submit(entry(io::WRITE, 0, 3), &data[..3 * BLOCK], 0);
+        self.find(cid).outgoing = data;
+        self.excess = BLOCK;
+        self.receive_fatal()
+    }
+
+    fn receive_fatal(&mut self) -> Fatal {
         while self.terminated.is_none() {
             self.receive();
         }

@@ -107,3 +107,12 @@ fn a_wrong_pdu_ends_the_connection_with_its_reason() {
     let fatal = queue.send_unrequested_data();
     assert_eq!(fatal, Fatal { status: FatalStatus::INVALID_FIELD, information: 10 });
 }
+
+#[test]
+fn data_beyond_what_was_requested_ends_the_connection() {
+    let target = Target::start();
+    let (_admin_queue, id) = Connection::admin(target.address, Options::default(), SUBSYSTEM, 1);
+    let mut queue = Connection::io(target.address, Options::default(), id, 1, 1).unwrap();
+    let fatal = queue.send_excessive_data();
+    assert_eq!(fatal, Fatal { status: FatalStatus::DATA_OUT_OF_RANGE, information: 0 });
+}

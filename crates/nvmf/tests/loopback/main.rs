@@ -122,6 +122,36 @@ fn data_that_nobody_requested_ends_an_io_queue_and_no_other() {
 }
 
 #[test]
+fn data_beyond_what_was_requested_is_not_written() {
+    let target = Running::start();
+    let (_admin_queue, id) = Connection::admin(target.address, Options::default(), SUBSYSTEM, 1);
+    let mut queues =
+        [1, 2].map(|qid| Connection::io(target.address, Options::default(), id, qid, 1).unwrap());
+    queues[1].write(0, &pattern(5, 3)).unwrap();
+    let fatal = queues[0].send_excessive_data();
+    assert_eq!(fatal, Fatal { status: FatalStatus::DATA_OUT_OF_RANGE, information: 0 });
+    until(|| target.queues() == 1);
+    assert!(queues[1].read(0, 5).unwrap() == pattern(5, 3));
+    target.stop();
+}
+
+#[test]
+fn writes_whose_data_does_not_come_hold_up_nobody() {
+    let target = Running::start();
+    let (_admin_queue, id) = Connection::admin(target.address, Options::default(), SUBSYSTEM, 1);
+    let mut lazy = Connection::io(target.address, Options::default(), id, 1, 1).unwrap();
+    let mut busy = Connection::io(target.address, Options::default(), id, 2, 1).unwrap();
+    // The host leaves the R2Ts unanswered until `finish`.
+    let writes: Vec<u16> = (0..15).map(|_| lazy.start(io::WRITE, 0, 32)).collect();
+    for round in 0..200 {
+        busy.write(40, &pattern(8, round)).unwrap();
+        assert!(busy.read(40, 8).unwrap() == pattern(8, round));
+    }
+    assert_eq!(lazy.finish(writes.len()).len(), 15);
+    target.stop();
+}
+
+#[test]
 fn the_next_association_of_a_host_begins_when_the_earlier_one_has_ended() {
     let target = Running::start();
     let (_admin_queue, id) = Connection::admin(target.address, Options::default(), SUBSYSTEM, 1);
@@ -149,6 +179,28 @@ fn a_namespace_goes_and_comes_while_a_host_uses_it() {
     assert!(queue.read(0, 1).unwrap() == pattern(1, 5));
     target.remove_disk();
     assert_eq!(queue.read(0, 1), Err(Code::INVALID_NAMESPACE_OR_FORMAT));
+    target.stop();
+}
+
+#[test]
+fn a_write_to_a_removed_namespace_does_not_reach_the_next_one() {
+    let target = Running::start();
+    let (_admin_queue, id) = Connection::admin(target.address, Options::default(), SUBSYSTEM, 1);
+    let mut slow = Connection::io(target.address, Options::default(), id, 1, 1).unwrap();
+    let mut other = Connection::io(target.address, Options::default(), id, 2, 1).unwrap();
+    other.write(0, &pattern(1, 5)).unwrap();
+    // The target requests the data of this write while other commands run. It comes when the namespace is another one.
+    slow.start(io::WRITE, 0, 32);
+    for _ in 0..20 {
+        other.read(0, 1).unwrap();
+    }
+    target.run(async |target| {
+        target.remove_namespace(SUBSYSTEM, 1).await.unwrap();
+        assert_eq!(target.add_namespace(SUBSYSTEM, None, "disk").await.unwrap(), 1);
+    });
+    for _ in 0..2 {
+        assert!(slow.read(0, 1).unwrap() == pattern(1, 5));
+    }
     target.stop();
 }
 
