@@ -134,6 +134,17 @@ impl Inner {
         Some(f(live))
     }
 
+    /// An I/O queue is on a reactor. Returns whether its controller goes on.
+    pub fn queue_began(&self, place: &Place, qid: u16, root: &QueueRef) -> bool {
+        let mut state = self.state.borrow_mut();
+        let Some(subsystem) = state.subsystem(&place.subsystem) else { return false };
+        // Who ends the queues of the controller has not seen this one.
+        subsystem.changed.notify_waiters();
+        let Some(live) = subsystem.controllers.get_mut(&place.controller) else { return false };
+        live.queues.insert(qid, root.clone());
+        !live.is_ending
+    }
+
     /// An I/O queue has ended, or has not begun.
     pub fn queue_ended(&self, place: &Place, qid: u16) {
         let mut state = self.state.borrow_mut();

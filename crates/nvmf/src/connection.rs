@@ -256,8 +256,10 @@ async fn hand_over(
             return connection.refuse(id, status, result).await;
         }
     };
-    connection.admitted(id, connect, &place);
-    let ended = run_io(inner, connection, connect, &place, data).await;
+    if let Some(slot) = connection.slots.get_mut(&id) {
+        slot.data.clear();
+    }
+    let ended = run_io(inner, connection, id, connect, &place, data).await;
     inner.queue_ended(&place, connect.qid);
     ended
 }
@@ -265,6 +267,7 @@ async fn hand_over(
 async fn run_io(
     inner: &Rc<Inner>,
     connection: Connection,
+    id: SlotId,
     connect: &Connect,
     place: &Place,
     data: &ConnectData,
@@ -298,12 +301,15 @@ async fn run_io(
         made.inspect_err(|_| cx.remove_thread(thread))
     };
     let root = hold.call(start).await.map_err(|_| End::Refused)??;
-    let is_ending = inner.with_live(place, |live| {
-        live.queues.insert(connect.qid, root.clone());
-        live.is_ending
-    });
-    if is_ending == Some(false) {
+    // The host has no reply to Connect yet: what ends its controller or removes a namespace finds the queue before its first
+    // command.
+    if inner.queue_began(place, connect.qid, &root) {
         reconcile(&root, &first, namespaces()).await;
+        let (disables_flow_control, controller) = (connect.disables_flow_control, place.controller);
+        let begin = move |queue: &mut IoQueue, cx: &mut Cx| {
+            queue.begin(id, disables_flow_control, controller, cx);
+        };
+        let _ = root.call(begin).await;
     } else {
         let _ = root.call(|queue, cx| queue.close(cx)).await;
     }

@@ -123,6 +123,8 @@ pub(crate) struct IoQueue {
     share: Share,
     input: Rc<Input>,
     completions: Vec<Completion>,
+    /// Connect has been answered; before that, nothing is read.
+    has_begun: bool,
     /// No more input is read: the queue ends when its disks have completed what they have.
     is_closing: bool,
     ended: Option<oneshot::Sender<()>>,
@@ -165,6 +167,7 @@ impl IoQueue {
             share: Share::default(),
             input: cx.local_state(),
             completions: Vec::new(),
+            has_begun: false,
             is_closing: false,
             ended: Some(ended),
         };
@@ -175,8 +178,15 @@ impl IoQueue {
                 tracing::warn!(nsid, %error, "a queue of a host cannot open a namespace");
             }
         }
-        cx.kick(root);
         Ok(made)
+    }
+
+    /// Answers Connect, whose slot is `id`.
+    pub fn begin(&mut self, id: SlotId, disables_flow_control: bool, controller: u16, cx: &mut Cx) {
+        self.queue.connect(self.slots.len() as u16, disables_flow_control);
+        self.queue.complete(id, NvmeStatus::new(0), controller.into());
+        self.has_begun = true;
+        cx.kick(self.root);
     }
 
     /// Adds a namespace.
@@ -281,7 +291,7 @@ impl IoQueue {
 
     /// Reads the socket once.
     fn receive(&mut self, cx: &mut Cx) -> bool {
-        if self.is_closing || self.is_blocked() {
+        if !self.has_begun || self.is_closing || self.is_blocked() {
             return false;
         }
         let rest = std::mem::take(&mut self.rest);
