@@ -152,6 +152,7 @@ impl Pool {
             };
             if victim.has_ended && victim.moved.is_empty() {
                 self.cleaner.done.insert(victim.blob);
+                self.jobs.can_force = true;
                 self.buffers_of(victim);
                 return true;
             }
@@ -418,8 +419,8 @@ impl Pool {
     pub(crate) fn take_place(&mut self, len: u32) -> Option<(BlobId, u64, u32)> {
         let units = len / UNIT;
         if self.cleaner.writer.is_none_or(|(.., unit)| unit + units > self.facts.blob_units) {
-            // One blob stays for the runs without which nothing is freed.
-            let allocated = self.keeper.allocate(BlobKind::Data, 1);
+            // Two blobs stay for the runs of a flush and of a merge, without which nothing is freed.
+            let allocated = self.keeper.allocate(BlobKind::Data, 2);
             self.cleaner.is_blocked = allocated.is_none();
             let (blob, life) = allocated?;
             self.close_writer();

@@ -133,7 +133,7 @@ pub(crate) struct Jobs {
     /// Memtables that are used again.
     tables: Vec<Memtable>,
     /// Whether entries were flushed or moved since merges were forced.
-    can_force: bool,
+    pub(crate) can_force: bool,
     /// Whether index blobs have changed since the latest look for sparse ones.
     is_index_due: bool,
     /// Flush as soon as possible.
@@ -267,10 +267,11 @@ impl Pool {
         self.jobs.jobs[MERGE] = Some(job);
     }
 
-    /// Has levels merged although their sizes do not ask for it: where emptied blobs wait for that, or blobs with runs are
-    /// sparse.
+    /// Has levels merged although their sizes do not ask for it: where emptied blobs or changes wait for that, or blobs with runs
+    /// are sparse. What newer levels have replaced counts as alive until it is merged with them.
     fn force_merges(&mut self) {
-        let is_waiting = self.is_short() && self.cleaner.is_idle() && !self.cleaner.done.is_empty();
+        let has_waiting = !self.cleaner.done.is_empty() || !self.ring.is_empty();
+        let is_waiting = self.is_short() && self.cleaner.is_idle() && has_waiting;
         if is_waiting && self.jobs.jobs[FLUSH].is_none() && std::mem::take(&mut self.jobs.can_force) {
             self.jobs.stale = [true; PARTITIONS];
             return;

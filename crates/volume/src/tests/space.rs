@@ -110,10 +110,10 @@ fn a_snapshot_a_clone_and_their_volume_share_what_was_not_written_again() {
     assert_eq!(space(&mut rig, &[clone]), [of(clone, 64 + 512, 0)]);
 }
 
-/// Overwrites a volume that is half of its pool, at random, some times over.
-fn overwrite(seed: u64, settings: Settings, facts: StoreFacts, times: u64) {
+/// Overwrites a volume that is so many percent of its pool, at random, some times over.
+fn overwrite(seed: u64, settings: Settings, facts: StoreFacts, percent: u64, times: u64) {
     let mut rig = Rig::with(seed, settings, facts);
-    let blocks = u64::from(facts.blobs) * facts.blob_bytes() / u64::from(BLOCK) / 2;
+    let blocks = u64::from(facts.blobs) * facts.blob_bytes() / u64::from(BLOCK) * percent / 100;
     let volume = rig.create("a", blocks * 8, Origin::Empty);
     assert_eq!(rig.command(Command::SetWhenFull { volume, when_full: WhenFull::Fail }), Ok(Answer::Done));
     let data = [7; 1 << 16];
@@ -145,5 +145,10 @@ fn overwrite(seed: u64, settings: Settings, facts: StoreFacts, times: u64) {
 
 #[test]
 fn a_half_full_pool_never_refuses_writes() {
-    overwrite(1, Settings::default(), StoreFacts { blob_units: 65_536, blobs: 63, ..facts() }, 3);
+    overwrite(1, Settings::default(), StoreFacts { blob_units: 65_536, blobs: 63, ..facts() }, 50, 3);
+}
+
+#[test]
+fn a_pool_of_which_seven_tenths_are_live_never_refuses_writes() {
+    overwrite(1, Settings::default(), StoreFacts { blob_units: 65_536, blobs: 63, ..facts() }, 70, 2);
 }
