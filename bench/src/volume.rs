@@ -70,7 +70,8 @@ impl Pool {
         rpc.call("aryk_pool_create", json!({"name": "p", "base_bdev_name": "base", "force": true}))?;
         let total = pool(&mut rpc)?["total_bytes"].as_f64().context("a pool has a size")?;
         let size = (total * share) as u64 / FILLED * FILLED;
-        rpc.call("aryk_volume_create", json!({"pool": "p", "name": "v", "size": size}))?;
+        let volume = json!({"pool": "p", "name": "v", "size": size, "when_full": "wait"});
+        rpc.call("aryk_volume_create", volume)?;
         rpc.call("vhost_create_blk_controller", json!({"ctrlr": "v", "dev_name": "p/v"}))?;
         let socket = dir.join("v");
         process.wait_for(&socket)?;
@@ -110,9 +111,14 @@ fn pool(rpc: &mut Rpc) -> Result<Value> {
     Ok(pools[0].take())
 }
 
-/// The disk under a pool of twice the size of a volume.
+/// Bytes of the disk under a pool: twice those of the disk beside it, and segments enough for a cleaner to choose from.
+const fn pool_bytes(settings: &Settings) -> u64 {
+    if settings.quick { 1 << 30 } else { 2 * settings.size() }
+}
+
+/// The disk under a pool.
 fn base(settings: &Settings, name: &str, kind: &str) -> Result<Store> {
-    let size = 2 * settings.size();
+    let size = pool_bytes(settings);
     Ok(match kind {
         "memory" => Store::Memory { size, peer: PathBuf::new() },
         _ => Store::File { path: settings.filled(name, size)? },
@@ -147,6 +153,10 @@ impl Images {
             .status();
         ensure!(created.context("running qemu-img")?.success(), "qemu-img cannot create {}", image.display());
         let socket = dir.join("d0");
+        // That of the run before says nothing about this one.
+        if socket.exists() {
+            std::fs::remove_file(&socket)?;
+        }
         let direct = if self.is_direct { "on" } else { "off" };
         let aio = if self.is_direct { "io_uring" } else { "threads" };
         let blockdev = format!(

@@ -88,7 +88,7 @@ impl Measured {
 
 fn sustain(settings: &Settings, pool: &mut Pool) -> Result<Measured> {
     let turns = if settings.quick { 1.0 } else { TURNS };
-    let bytes = 2.0 * settings.size() as f64;
+    let bytes = super::pool_bytes(settings) as f64;
     let mut front_end = FrontEnd::connect(&pool.back_end.socket, 1, Workload::random(100, 4 << 10, 32))?;
     let start = pool.counters()?;
     let mut before_last: Option<Counters> = None;
