@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The flags, each with the target of its part's events: the name of the crate.
-const FLAGS: [(&str, &str); 18] = [
+const FLAGS: [(&str, &str); 19] = [
     ("arykd", "arykd"),
     ("bdev", "aryk_bdev"),
     ("bdev_crypto", "aryk_bdev_crypto"),
@@ -21,6 +21,7 @@ const FLAGS: [(&str, &str); 18] = [
     ("bdev_volume", "aryk_bdev_volume"),
     ("cuse", "aryk_cuse"),
     ("metrics", "aryk_metrics"),
+    ("nvmf", "aryk_nvmf"),
     ("reactor", "aryk_reactor"),
     ("rpc", "aryk_rpc"),
     ("secrets", "aryk_secrets"),
