@@ -293,7 +293,7 @@ fn values_without_meaning_for_aryk_are_refused() {
             ("framework_set_scheduler", json!({"name": "dynamic", "core_busy": 101}), -32603),
             ("trace_enable_tpoint_group", json!({"name": "nvmf_tcp"}), -32602),
             ("trace_set_tpoint_mask", json!({"name": "bdev", "tpoint_mask": 4}), -32602),
-            ("log_set_flag", json!({"flag": "nvmf"}), -32602),
+            ("log_set_flag", json!({"flag": "iscsi"}), -32602),
             ("sock_set_default_impl", json!({"impl_name": "uring"}), -22),
             ("accel_crypto_keys_get", json!({"key_name": "k"}), -2),
             ("accel_crypto_key_destroy", json!({"key_name": "k"}), -2),
