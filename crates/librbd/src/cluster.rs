@@ -1,7 +1,7 @@
 //! A client of a cluster, and its pools. Any context but a reactor's; what blocks says so.
 
 use crate::table::Table;
-use crate::{CallError, Library, c_string};
+use crate::{CallError, Library, c_string, exit};
 use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -37,8 +37,10 @@ impl Cluster {
         let user = user.map(|user| c_string(CALL, user)).transpose()?;
         let mut raw = std::ptr::null_mut();
         let user = user.as_ref().map_or(std::ptr::null(), |user| user.as_ptr());
+        exit::begins();
         // SAFETY: `raw` is written, and `user` is null or a string, which librados copies.
-        CallError::check(CALL, unsafe { (library.0.rados_create)(&raw mut raw, user) })?;
+        let result = unsafe { (library.0.rados_create)(&raw mut raw, user) };
+        CallError::check(CALL, result).inspect_err(|_| exit::has_ended())?;
         Ok(Self { library: library.clone(), raw })
     }
 
@@ -136,6 +138,7 @@ impl Cluster {
         let raw = std::mem::replace(&mut self.raw, std::ptr::null_mut());
         // SAFETY: each pool has a reference to its client, so there is none, and nobody uses the client after this.
         unsafe { (self.table().rados_shutdown)(raw) };
+        exit::has_ended();
     }
 }
 

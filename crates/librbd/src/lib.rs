@@ -14,6 +14,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod cluster;
+mod exit;
 mod gate;
 mod image;
 mod request;

@@ -1,5 +1,6 @@
 //! The functions of librados and librbd that are used here, found at run time. Any context but a reactor's.
 
+use crate::exit;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -185,6 +186,7 @@ impl Library {
         // SAFETY: the operator names Ceph's library, or a substitute for tests: its initialisers run in any process.
         let loaded = unsafe { libloading::Library::new(path) };
         let loaded = loaded.map_err(|error| LoadError::Missing { reason: error.to_string() })?;
+        exit::guard();
         // Functions of librados are found too, since the search includes the libraries that this one needs.
         let symbols = Loaded(ManuallyDrop::new(loaded));
         // SAFETY: functions with these names have the signatures of Ceph's headers, and the library is never unloaded.

@@ -86,3 +86,24 @@ mod small_blocks {
         every_operation_at_every_alignment any_sequence compare_and_write_is_atomic
     );
 }
+
+/// Ceph's libraries abort a process that destroys their objects while a client has threads.
+#[test]
+#[ignore = "needs a Ceph cluster"]
+fn a_process_may_exit_with_a_client() {
+    const STATUS: i32 = 7;
+    const EXITS: &str = "ARYK_TEST_EXITS";
+    if std::env::var_os(EXITS).is_some() {
+        let clusters = Clusters::new(None, None);
+        let client = block_on(connect(&clusters, &Cluster::Shared(ClusterConfig::default()))).unwrap();
+        std::mem::forget(client);
+        std::process::exit(STATUS);
+    }
+    let itself = std::env::current_exe().unwrap();
+    for _ in 0..20 {
+        let mut exiting = Command::new(&itself);
+        let exiting = exiting.args(["--ignored", "--exact", "a_process_may_exit_with_a_client"]);
+        let output = exiting.env(EXITS, "1").output().unwrap();
+        assert_eq!(output.status.code(), Some(STATUS), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
