@@ -28,7 +28,9 @@ extern "C" fn end_at_once(status: c_int, _: *mut c_void) {
 pub(crate) fn guard() {
     static GUARD: Once = Once::new();
     // Without memory for it, `exit` may abort.
-    GUARD.call_once(|| drop(on_exit(end_at_once, std::ptr::null_mut())));
+    GUARD.call_once(|| {
+        on_exit(end_at_once, std::ptr::null_mut());
+    });
 }
 
 /// Counts a client. It has threads until its end has returned.
