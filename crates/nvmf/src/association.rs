@@ -1,7 +1,8 @@
 //! The controllers of hosts: how they begin, and how they end after their I/O queues. Control context.
 
 use crate::queue::IoQueue;
-use crate::target::{ENTRIES_MAX, Inner, State};
+use crate::subsystem::State;
+use crate::target::Inner;
 use aryk_nvme_fabrics::association::Admission;
 use aryk_nvme_fabrics::command::Connect;
 use aryk_nvme_fabrics::connect::{ConnectData, InvalidParameter, Refusal};
@@ -20,8 +21,8 @@ pub(crate) type QueueRef = RootRef<IoQueue>;
 /// The controller of a host.
 pub(crate) struct Live {
     pub controller: Controller,
-    /// The address at which the host reaches the target.
-    pub local: SocketAddr,
+    /// How the host reaches the target.
+    pub way: Way,
     /// I/O queues on reactors.
     pub queues: BTreeMap<u16, QueueRef>,
     /// Told when the controller has something for the admin queue, or is to end.
@@ -44,10 +45,13 @@ pub(crate) struct Place {
     pub controller: u16,
 }
 
-/// The ways into the target.
+/// How a host reaches the target.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Way {
     pub listener: SocketAddr,
+    /// The host's address.
+    pub peer: SocketAddr,
+    /// The address at which the host was accepted.
     pub local: SocketAddr,
 }
 
@@ -72,20 +76,15 @@ impl Inner {
             let changed = {
                 let mut state = self.state.borrow_mut();
                 check(&state, data, way)?;
-                let listener = state.listener(way.listener);
-                let view = Arc::new(state.view(&data.subsystem, &data.host, way.local));
+                let (listener, entries) = (state.listener(way.listener), state.limits.entries);
+                let view = Arc::new(state.view(&data.subsystem, &data.host, way));
                 let subsystem = state.subsystem(&data.subsystem).expect("just checked");
-                let admission = subsystem.associations.connect_admin(connect, data, ENTRIES_MAX, listener)?;
+                let admission = subsystem.associations.connect_admin(connect, data, entries, listener)?;
                 match admission {
                     Admission::Admitted(association) => {
                         let id = association.controller_id;
-                        let made = Controller::new(
-                            association,
-                            view,
-                            ENTRIES_MAX,
-                            connect.keep_alive_ms,
-                            self.now(),
-                        );
+                        let made =
+                            Controller::new(association, view, entries, connect.keep_alive_ms, self.now());
                         let controller = made.map_err(|code| {
                             subsystem.associations.ended(id);
                             Refusal::Code(code)
@@ -93,7 +92,7 @@ impl Inner {
                         let news = Rc::<Notify>::default();
                         let live = Live {
                             controller,
-                            local: way.local,
+                            way,
                             queues: BTreeMap::new(),
                             news: Rc::clone(&news),
                             is_ending: false,

@@ -89,7 +89,7 @@ async fn serve(inner: Rc<Inner>, stream: TcpStream, listener: SocketAddr, peer: 
     let ended = async {
         // Replies are small, and hosts wait for them.
         stream.set_nodelay(true)?;
-        let way = Way { listener, local: stream.local_addr()? };
+        let way = Way { listener, peer, local: stream.local_addr()? };
         let mut connection = Connection::new(stream);
         let unconnected = Unconnected::new(&inner);
         let (slot, connect, data) =
@@ -259,7 +259,7 @@ async fn hand_over(
     if let Some(slot) = connection.slots.get_mut(&id) {
         slot.data.clear();
     }
-    let ended = run_io(inner, connection, id, connect, &place, data).await;
+    let ended = run_io(inner, connection, way, id, connect, (&place, data)).await;
     inner.queue_ended(&place, connect.qid);
     ended
 }
@@ -267,14 +267,17 @@ async fn hand_over(
 async fn run_io(
     inner: &Rc<Inner>,
     connection: Connection,
+    way: Way,
     id: SlotId,
     connect: &Connect,
-    place: &Place,
-    data: &ConnectData,
+    (place, data): (&Place, &ConnectData),
 ) -> Result<(), End> {
     let namespaces = || {
-        let mut state = inner.state.borrow_mut();
-        state.subsystem(&place.subsystem).map(|subsystem| subsystem.opened()).unwrap_or_default()
+        let state = inner.state.borrow();
+        let subsystem = state.subsystems.get(&place.subsystem);
+        subsystem
+            .map(|subsystem| subsystem.opened(&data.host, way.listener, &state.limits))
+            .unwrap_or_default()
     };
     let hold = inner.env.reactors().find_least_loaded(None).ok_or(End::Refused)?;
     let mut prepared = namespaces();

@@ -5,7 +5,8 @@
 //!
 //! | file | context | content |
 //! | --- | --- | --- |
-//! | `target` | control | subsystems, their namespaces, hosts and listeners |
+//! | `target` | control | how subsystems, namespaces, hosts and listeners come and go |
+//! | `subsystem` | control | what they are, and what each host sees of them |
 //! | `connection` | control | connections until Connect, and admin queues |
 //! | `association` | control | the controllers of hosts, and how they end |
 //! | `queue`, `pool` | reactor | I/O queues, and the buffers of a reactor |
@@ -19,6 +20,11 @@ mod connection;
 mod pool;
 mod queue;
 mod status;
+mod subsystem;
 mod target;
 
-pub use target::{Error, Hosts, NewSubsystem, SubsystemInfo, Target};
+pub use subsystem::Hosts;
+pub use target::{
+    ControllerInfo, ENTRIES_MAX, Error, IN_CAPSULE_MAX, Limits, NAMESPACES_MAX, NamespaceInfo, NewNamespace,
+    NewSubsystem, QUEUES_MAX, SubsystemInfo, Target,
+};

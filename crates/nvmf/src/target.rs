@@ -1,39 +1,36 @@
-//! Subsystems, their namespaces, hosts and listeners. Control context.
+//! A target: how its subsystems, namespaces, hosts and listeners come and go. Control context.
 
 use crate::association::{Live, QueueRef};
 use crate::connection;
-use crate::pool::TRANSFER_MAX;
 use crate::queue::Opened;
-use aryk_bdev::{Access, Bdev, Descriptor, Env, Event};
+use crate::subsystem::{Hosts, Listener, Path, Shared, State, Subsystem, namespace_of};
+use aryk_bdev::{Access, Env, Event};
 use aryk_nvme::spec::identify::Descriptors;
-use aryk_nvme_fabrics::association::{Associations, Duplicates};
+use aryk_nvme_fabrics::association::Duplicates;
 use aryk_nvme_fabrics::connect::CONTROLLER_ID_MAX;
-use aryk_nvme_fabrics::discovery::{Entry, Family, Page, Security, Subtype, Transport};
-use aryk_nvme_fabrics::io::Rules;
+use aryk_nvme_fabrics::discovery::Entry;
 use aryk_nvme_fabrics::nqn::{self, Nqn};
-use aryk_nvme_fabrics::subsystem::{Commands, Io, Namespace, Service, View};
+use aryk_nvme_fabrics::subsystem::AnaState;
 use futures_channel::oneshot;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::rc::Rc;
-use std::sync::Arc;
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, mpsc};
-use tokio::task::{JoinHandle, spawn_local};
+use tokio::sync::mpsc;
+use tokio::task::spawn_local;
 use tokio::time::Instant;
 
 /// Bytes of data that a command may have in its capsule.
-pub(crate) const IN_CAPSULE_MAX: u32 = 8192;
+pub const IN_CAPSULE_MAX: u32 = 8192;
 /// Entries of a queue, at most.
-pub(crate) const ENTRIES_MAX: u16 = 128;
+pub const ENTRIES_MAX: u16 = 1024;
 /// I/O queues of a controller, at most.
-const QUEUES_MAX: u16 = 64;
+pub const QUEUES_MAX: u16 = 128;
 /// Namespaces of a subsystem, at most.
-const NAMESPACES_MAX: u32 = 256;
-/// Physical blocks that an optimal write has, at most.
-const OPTIMAL_WRITE_BLOCKS_MAX: u32 = 1 << 10;
+pub const NAMESPACES_MAX: u32 = 256;
 
 /// Why a call fails.
 #[derive(Debug, thiserror::Error)]
@@ -51,8 +48,20 @@ pub enum Error {
     #[error("the subsystem has no namespace {0}")]
     NoNamespace(u32),
     /// The identifier is 0 or too large, or the subsystem has as many namespaces as it can.
-    #[error("namespaces have the identifiers 1 to {NAMESPACES_MAX}")]
-    NamespaceId,
+    #[error("namespaces of the subsystem have the identifiers 1 to {0}")]
+    NamespaceId(u32),
+    /// The group is 0 or too large, or the subsystem has no groups.
+    #[error("the subsystem has the ANA groups 1 to {0}")]
+    Group(u32),
+    /// The subsystem does not report ANA states.
+    #[error("the subsystem does not report ANA states")]
+    NoAna,
+    /// All hosts see the namespace.
+    #[error("all hosts see namespace {0}: it was not added as a hidden one")]
+    SeenByAll(u32),
+    /// The subsystem does not listen at the address.
+    #[error("the subsystem does not listen at {0}")]
+    NotListening(SocketAddr),
     /// The disk cannot be opened.
     #[error(transparent)]
     Disk(#[from] aryk_bdev::Error),
@@ -66,21 +75,20 @@ pub enum Error {
     },
 }
 
-/// The hosts that a subsystem allows.
+/// What holds for all controllers that begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Hosts {
-    /// Any.
-    Any,
-    /// Those with these names.
-    Named(BTreeSet<Nqn>),
+pub struct Limits {
+    /// Entries of a queue, 2 to [`ENTRIES_MAX`].
+    pub entries: u16,
+    /// I/O queues of a controller, 1 to [`QUEUES_MAX`].
+    pub queues: u16,
+    /// CRDT1 to CRDT3: delays before a retry, in units of 100 ms.
+    pub retry_delays: [u16; 3],
 }
 
-impl Hosts {
-    fn allow(&self, host: &Nqn) -> bool {
-        match self {
-            Self::Any => true,
-            Self::Named(names) => names.contains(host),
-        }
+impl Default for Limits {
+    fn default() -> Self {
+        Self { entries: 128, queues: QUEUES_MAX, retry_delays: [0; 3] }
     }
 }
 
@@ -93,199 +101,87 @@ pub struct NewSubsystem {
     pub serial: String,
     /// Its model, at most 40 characters of ASCII.
     pub model: String,
-    /// The hosts that it allows.
-    pub hosts: Hosts,
+    /// Whether any host may connect.
+    pub allow_any_host: bool,
+    /// Namespaces that it can have, 1 to [`NAMESPACES_MAX`].
+    pub namespaces_max: u32,
+    /// The identifiers of its controllers, 1 to [`CONTROLLER_ID_MAX`].
+    pub controller_ids: RangeInclusive<u16>,
+    /// Whether it reports the states of paths (ANA).
+    pub has_ana: bool,
+}
+
+impl NewSubsystem {
+    /// A subsystem that no host may connect to yet.
+    pub fn named(nqn: Nqn) -> Self {
+        Self {
+            nqn,
+            serial: "00000000000000000000".to_owned(),
+            model: "Aryk".to_owned(),
+            allow_any_host: false,
+            namespaces_max: NAMESPACES_MAX,
+            controller_ids: 1..=CONTROLLER_ID_MAX,
+            has_ana: false,
+        }
+    }
+}
+
+/// What a namespace is made of.
+#[derive(Clone, Debug, Default)]
+pub struct NewNamespace {
+    /// Its identifier. `None`: the lowest that is free.
+    pub nsid: Option<u32>,
+    /// Its names. Without a UUID, that of the disk, which is also the NGUID if none is given.
+    pub ids: Descriptors,
+    /// Its ANA group, if the subsystem has groups. `None`: that with the number of the namespace.
+    pub ana_group: Option<u32>,
+    /// No host sees it until [`Target::show_to`].
+    pub is_hidden: bool,
 }
 
 /// What is known of a subsystem.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct SubsystemInfo {
-    /// Its name.
-    pub nqn: Nqn,
-    /// Its serial number.
-    pub serial: String,
-    /// Its model.
-    pub model: String,
+    /// What it was made of.
+    pub made_of: NewSubsystem,
     /// The hosts that it allows.
     pub hosts: Hosts,
-    /// Where hosts reach it.
-    pub listeners: Vec<SocketAddr>,
-    /// The names of its disks, by their namespaces' identifiers.
-    pub namespaces: BTreeMap<u32, String>,
-    /// The hosts that are connected: each one's controller, name, and number of I/O queues.
-    pub controllers: Vec<(u16, Nqn, usize)>,
+    /// Where hosts reach it, with the state of the ANA groups of its namespaces.
+    pub listeners: BTreeMap<SocketAddr, BTreeMap<u32, AnaState>>,
+    /// The namespaces, by identifier.
+    pub namespaces: BTreeMap<u32, NamespaceInfo>,
+    /// The hosts that are connected.
+    pub controllers: Vec<ControllerInfo>,
 }
 
-/// A namespace.
-struct Shared {
-    /// Its number among all that the target has had.
-    number: u64,
-    descriptor: Descriptor,
-    namespace: Namespace,
+/// What is known of a namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespaceInfo {
+    /// The disk's name.
+    pub disk: String,
+    /// Its names.
+    pub ids: Descriptors,
+    /// Its ANA group; 0: none.
+    pub ana_group: u32,
+    /// The hosts that see it; `None`: all that may connect.
+    pub visible_to: Option<BTreeSet<Nqn>>,
 }
 
-fn namespace_of(bdev: &Bdev) -> Namespace {
-    let uuid = bdev.identity().uuid.into_bytes();
-    let geometry = bdev.geometry();
-    let physical = geometry.physical_block_size / geometry.block_size;
-    Namespace {
-        blocks: geometry.blocks.0,
-        block_shift: geometry.block_size.trailing_zeros() as u8,
-        ids: Descriptors { uuid: Some(uuid), nguid: Some(uuid), ..Descriptors::default() },
-        ana_group: 0,
-        is_read_only: bdev.device().is_read_only(),
-        optimal_write_blocks: physical.clamp(1, OPTIMAL_WRITE_BLOCKS_MAX) as u16,
-    }
-}
-
-/// A subsystem, or the discovery service.
-pub(crate) struct Subsystem {
-    serial: String,
-    model: String,
-    hosts: Hosts,
-    listeners: BTreeSet<SocketAddr>,
-    namespaces: BTreeMap<u32, Shared>,
-    pub associations: Associations,
-    pub controllers: BTreeMap<u16, Live>,
-    /// Told when a queue or a controller has ended.
-    pub changed: Rc<Notify>,
-}
-
-impl Subsystem {
-    fn new(serial: String, model: String, hosts: Hosts, duplicates: Duplicates) -> Self {
-        Self {
-            serial,
-            model,
-            hosts,
-            listeners: BTreeSet::new(),
-            namespaces: BTreeMap::new(),
-            associations: Associations::new(1..=CONTROLLER_ID_MAX, duplicates),
-            controllers: BTreeMap::new(),
-            changed: Rc::default(),
-        }
-    }
-
-    fn io(&self) -> Io {
-        Io {
-            nsid_max: NAMESPACES_MAX,
-            namespaces: self.namespaces.iter().map(|(&id, shared)| (id, shared.namespace.clone())).collect(),
-            ana: None,
-            transfer_max: TRANSFER_MAX as u32,
-            in_capsule_max: IN_CAPSULE_MAX,
-            queues: QUEUES_MAX,
-            commands: Commands {
-                compare: true,
-                compare_and_write: false,
-                deallocate: true,
-                write_zeroes: true,
-            },
-            retry_delays: [0; 3],
-        }
-    }
-
-    /// What a queue opens.
-    pub fn opened(&self) -> Vec<Opened> {
-        let io = self.io();
-        let opened = |(&nsid, shared): (&u32, &Shared)| Opened {
-            nsid,
-            rules: Rules::new(&io, nsid).expect("it is among them"),
-            descriptor: shared.descriptor.clone(),
-        };
-        self.namespaces.iter().map(opened).collect()
-    }
-}
-
-struct Listener {
-    /// Its number among the listeners, for [`Associations`].
-    number: u32,
-    task: JoinHandle<()>,
-}
-
-#[derive(Default)]
-pub(crate) struct State {
-    subsystems: BTreeMap<Nqn, Subsystem>,
-    listeners: BTreeMap<SocketAddr, Listener>,
-    /// Counts the changes of what discovery shows.
-    generation: u64,
-}
-
-impl State {
-    pub fn subsystem(&mut self, name: &Nqn) -> Option<&mut Subsystem> {
-        self.subsystems.get_mut(name)
-    }
-
-    fn named(&mut self, name: &str) -> Result<&mut Subsystem, Error> {
-        let found = self.subsystems.iter_mut().find(|(nqn, _)| nqn.as_str() == name);
-        found.map(|(_, subsystem)| subsystem).ok_or_else(|| Error::NotFound(name.to_owned()))
-    }
-
-    /// The number of a listener.
-    pub fn listener(&self, address: SocketAddr) -> u32 {
-        self.listeners.get(&address).map_or(0, |listener| listener.number)
-    }
-
-    /// Whether a host may connect to a subsystem through a listener. `None`: hosts find no such subsystem there.
-    pub fn may_connect(&self, name: &Nqn, host: &Nqn, listener: SocketAddr) -> Option<bool> {
-        let subsystem = self.subsystems.get(name)?;
-        let is_there = name.is_discovery() || subsystem.listeners.contains(&listener);
-        is_there.then(|| subsystem.hosts.allow(host))
-    }
-
-    /// What a host sees of a subsystem. It reaches the target at `local`.
-    pub fn view(&self, name: &Nqn, host: &Nqn, local: SocketAddr) -> View {
-        let subsystem = &self.subsystems[name];
-        let service = match name.is_discovery() {
-            true => Service::Discovery(self.page(host, local)),
-            false => Service::Io(subsystem.io()),
-        };
-        View {
-            nqn: name.clone(),
-            serial: subsystem.serial.clone(),
-            model: subsystem.model.clone(),
-            firmware: env!("CARGO_PKG_VERSION").to_owned(),
-            service,
-        }
-    }
-
-    /// The subsystems that a host may connect to. A listener at all addresses is shown with the host's own way to it.
-    fn page(&self, host: &Nqn, local: SocketAddr) -> Page {
-        let shown =
-            |(name, subsystem): &(&Nqn, &Subsystem)| !name.is_discovery() && subsystem.hosts.allow(host);
-        let entries = self.subsystems.iter().filter(shown).flat_map(|(name, subsystem)| {
-            subsystem.listeners.iter().map(move |listener| {
-                let ip = if listener.ip().is_unspecified() { local.ip() } else { listener.ip() };
-                Entry {
-                    transport: Transport::Tcp,
-                    family: if ip.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 },
-                    subtype: Subtype::Subsystem,
-                    security: Security::Plain,
-                    port_id: self.listener(*listener) as u16,
-                    address: ip.to_string(),
-                    service: listener.port().to_string(),
-                    subsystem: name.clone(),
-                }
-            })
-        });
-        Page { generation: self.generation, entries: entries.collect() }
-    }
-
-    /// Shows a change to the controllers of all hosts.
-    fn show(&mut self) {
-        let mut views = Vec::new();
-        for (name, subsystem) in &self.subsystems {
-            for (&id, live) in &subsystem.controllers {
-                let host = &live.controller.association().host;
-                views.push((name.clone(), id, Arc::new(self.view(name, host, live.local))));
-            }
-        }
-        for (name, id, view) in views {
-            let live = self.subsystems.get_mut(&name).and_then(|found| found.controllers.get_mut(&id));
-            if let Some(live) = live {
-                live.controller.update(view);
-                live.news.notify_one();
-            }
-        }
-    }
+/// What is known of a connected host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControllerInfo {
+    /// The controller's identifier.
+    pub id: u16,
+    /// The host's name.
+    pub host: Nqn,
+    /// The host's identifier.
+    pub host_id: [u8; 16],
+    /// The host's address.
+    pub peer: SocketAddr,
+    /// The address at which the host was accepted.
+    pub local: SocketAddr,
+    /// The I/O queues, each with the core of its reactor.
+    pub queues: BTreeMap<u16, u16>,
 }
 
 /// An event of a namespace's disk.
@@ -319,6 +215,15 @@ impl Inner {
 #[derive(Clone)]
 pub struct Target(pub(crate) Rc<Inner>);
 
+impl std::fmt::Debug for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Target").finish_non_exhaustive()
+    }
+}
+
+/// What a queue of a host gets or loses.
+type OfQueue<T> = Vec<(QueueRef, T)>;
+
 impl Target {
     /// A target for disks of `env`, with the discovery service only. Needs a tokio `LocalSet`.
     ///
@@ -327,8 +232,9 @@ impl Target {
     pub fn new(env: Env) -> Self {
         let (events, mut happened) = mpsc::unbounded_channel();
         let mut state = State::default();
-        let discovery = Subsystem::new("discovery".into(), "Aryk".into(), Hosts::Any, Duplicates::Allow);
-        state.subsystems.insert(nqn::DISCOVERY.parse().expect("a name of the specification"), discovery);
+        let name: Nqn = nqn::DISCOVERY.parse().expect("a name of the specification");
+        let discovery = NewSubsystem { allow_any_host: true, ..NewSubsystem::named(name.clone()) };
+        state.subsystems.insert(name, Subsystem::new(discovery, Duplicates::Allow));
         let target = Self(Rc::new(Inner {
             env,
             state: RefCell::new(state),
@@ -347,17 +253,35 @@ impl Target {
         target
     }
 
+    /// What holds for controllers that begin.
+    pub fn limits(&self) -> Limits {
+        self.0.state.borrow().limits.clone()
+    }
+
+    /// Sets what holds for controllers that begin.
+    pub fn set_limits(&self, limits: Limits) {
+        let mut state = self.0.state.borrow_mut();
+        state.limits = limits;
+        state.show();
+    }
+
+    /// Sets the other discovery services that hosts are told of.
+    pub fn set_referrals(&self, referrals: Vec<Entry>) {
+        let mut state = self.0.state.borrow_mut();
+        state.referrals = referrals;
+        state.show_discovery();
+    }
+
     /// Adds a subsystem.
     ///
     /// # Errors
     /// [`Error::Exists`].
     pub fn add_subsystem(&self, new: NewSubsystem) -> Result<(), Error> {
-        let NewSubsystem { nqn, serial, model, hosts } = new;
         let mut state = self.0.state.borrow_mut();
-        if state.subsystems.contains_key(&nqn) {
-            return Err(Error::Exists(nqn));
+        if state.subsystems.contains_key(&new.nqn) {
+            return Err(Error::Exists(new.nqn));
         }
-        state.subsystems.insert(nqn, Subsystem::new(serial, model, hosts, Duplicates::Replace));
+        state.subsystems.insert(new.nqn.clone(), Subsystem::new(new, Duplicates::Replace));
         Ok(())
     }
 
@@ -366,85 +290,106 @@ impl Target {
     /// # Errors
     /// [`Error::NotFound`].
     pub async fn remove_subsystem(&self, name: &str) -> Result<(), Error> {
-        let found = {
-            let mut state = self.0.state.borrow_mut();
-            let subsystem = state.named(name)?;
+        self.with(name, |subsystem| {
+            subsystem.is_ending = true;
             // Nobody connects any more.
             subsystem.listeners.clear();
-            subsystem.controllers.values_mut().for_each(Live::end);
-            Rc::clone(&subsystem.changed)
-        };
-        loop {
-            let changed = found.notified();
-            let is_empty = self.0.state.borrow_mut().named(name)?.controllers.is_empty();
-            if is_empty {
-                break;
-            }
-            changed.await;
-        }
+            subsystem.end_controllers(|_| true);
+        })?;
+        self.until_ended(name).await;
         {
             let mut state = self.0.state.borrow_mut();
             state.subsystems.retain(|nqn, _| nqn.as_str() != name);
-            state.generation += 1;
-            state.show();
+            state.show_discovery();
         }
         self.end_unused_listeners().await;
         Ok(())
     }
 
-    /// Adds a disk as a namespace, with the lowest identifier that is free if none is given. Returns its identifier.
+    /// Allows a host to connect.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub fn add_host(&self, name: &str, host: Nqn) -> Result<(), Error> {
+        self.with(name, |subsystem| subsystem.hosts.named.insert(host))?;
+        self.0.state.borrow_mut().show_discovery();
+        Ok(())
+    }
+
+    /// Takes a host from those that may connect. Unless any may, it is disconnected; returns when its last request has ended.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub async fn remove_host(&self, name: &str, host: &Nqn) -> Result<(), Error> {
+        self.with(name, |subsystem| {
+            subsystem.hosts.named.remove(host);
+            subsystem.end_disallowed();
+        })?;
+        self.until_ended(name).await;
+        self.0.state.borrow_mut().show_discovery();
+        Ok(())
+    }
+
+    /// Sets whether any host may connect. If not, the others than the named ones are disconnected.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub async fn allow_any_host(&self, name: &str, any: bool) -> Result<(), Error> {
+        self.with(name, |subsystem| {
+            subsystem.hosts.any = any;
+            subsystem.end_disallowed();
+        })?;
+        self.until_ended(name).await;
+        self.0.state.borrow_mut().show_discovery();
+        Ok(())
+    }
+
+    /// Adds a disk as a namespace. Returns its identifier.
     ///
     /// # Errors
     /// [`Error`].
-    pub async fn add_namespace(&self, name: &str, nsid: Option<u32>, disk: &str) -> Result<u32, Error> {
-        let (opened, queues) = self.open_namespace(name, nsid, disk)?;
-        let nsid = opened.nsid;
-        for queue in queues {
-            // A disk that cannot be opened there is being removed.
-            if opened.descriptor.prepare(queue.handle()).await.is_ok() {
-                let opened = opened.clone();
-                let added = queue.call(move |queue, cx| queue.add(opened, cx)).await;
-                if let Ok(Err(error)) = added {
-                    tracing::warn!(nsid, %error, "a queue of a host cannot open a namespace");
-                }
-            }
-        }
+    pub async fn add_namespace(&self, name: &str, disk: &str, new: NewNamespace) -> Result<u32, Error> {
+        let (nqn, nsid, number) = self.open_namespace(name, disk, new)?;
+        self.give(&nqn, nsid, number, |_| true).await;
         self.0.state.borrow_mut().show();
         Ok(nsid)
     }
 
-    /// Opens a disk as a namespace. Returns what queues open, and the queues that there are.
-    fn open_namespace(
-        &self,
-        name: &str,
-        nsid: Option<u32>,
-        disk: &str,
-    ) -> Result<(Opened, Vec<QueueRef>), Error> {
-        let mut state = self.0.state.borrow_mut();
-        let nqn = state.subsystems.keys().find(|nqn| nqn.as_str() == name && !nqn.is_discovery()).cloned();
-        let nqn = nqn.ok_or_else(|| Error::NotFound(name.to_owned()))?;
-        let subsystem = state.named(name)?;
-        let is_free = |nsid: &u32| !subsystem.namespaces.contains_key(nsid);
-        let nsid = match nsid {
-            Some(nsid) if !(1..=NAMESPACES_MAX).contains(&nsid) => return Err(Error::NamespaceId),
-            Some(nsid) if !is_free(&nsid) => return Err(Error::NamespaceExists(nsid)),
-            Some(nsid) => nsid,
-            None => (1..=NAMESPACES_MAX).find(is_free).ok_or(Error::NamespaceId)?,
-        };
+    /// Opens a disk as a namespace, of which no queue knows yet. Returns its identifier and its number.
+    fn open_namespace(&self, name: &str, disk: &str, new: NewNamespace) -> Result<(Nqn, u32, u64), Error> {
         let number = self.0.namespaces.get();
         self.0.namespaces.set(number + 1);
-        let events = self.0.events.clone();
-        let listener = move |event| {
-            let is_removed = matches!(event, Event::Removed);
-            // The target may have ended.
-            let _ = events.send(Happened { subsystem: nqn.clone(), nsid, number, is_removed });
-        };
-        let owner = format!("share {name}");
-        let descriptor = self.0.env.registry().open(disk, Access::Exclusive, &owner, listener)?;
-        let namespace = namespace_of(descriptor.bdev());
-        subsystem.namespaces.insert(nsid, Shared { number, descriptor, namespace });
-        let opened = subsystem.opened().into_iter().find(|opened| opened.nsid == nsid).expect("just added");
-        Ok((opened, queues_of(subsystem)))
+        let (events, registry) = (self.0.events.clone(), self.0.env.registry());
+        self.with(name, |subsystem| {
+            let max = subsystem.made_of.namespaces_max;
+            let is_free = |nsid: &u32| !subsystem.namespaces.contains_key(nsid);
+            let nsid = match new.nsid {
+                Some(nsid) if !(1..=max).contains(&nsid) => return Err(Error::NamespaceId(max)),
+                Some(nsid) if !is_free(&nsid) => return Err(Error::NamespaceExists(nsid)),
+                Some(nsid) => nsid,
+                None => (1..=max).find(is_free).ok_or(Error::NamespaceId(max))?,
+            };
+            let group = match new.ana_group.unwrap_or(nsid) {
+                group if !(1..=max).contains(&group) => return Err(Error::Group(max)),
+                group => group,
+            };
+            let nqn = subsystem.made_of.nqn.clone();
+            let of_events = nqn.clone();
+            let listener = move |event| {
+                let is_removed = matches!(event, Event::Removed);
+                // The target may have ended.
+                let _ = events.send(Happened { subsystem: of_events.clone(), nsid, number, is_removed });
+            };
+            let descriptor = registry.open(disk, Access::Exclusive, &format!("share {name}"), listener)?;
+            let uuid = new.ids.uuid.unwrap_or(descriptor.bdev().identity().uuid.into_bytes());
+            let nguid = new.ids.nguid.unwrap_or(uuid);
+            let ids = Descriptors { uuid: Some(uuid), nguid: Some(nguid), ..new.ids };
+            let group = if subsystem.made_of.has_ana { group } else { 0 };
+            let namespace = namespace_of(descriptor.bdev(), ids, group);
+            let visible_to = new.is_hidden.then(BTreeSet::new);
+            subsystem.namespaces.insert(nsid, Shared { number, descriptor, namespace, visible_to });
+            Ok((nqn, nsid, number))
+        })?
     }
 
     /// Removes a namespace. Returns when no queue uses its disk any more.
@@ -452,73 +397,173 @@ impl Target {
     /// # Errors
     /// [`Error::NotFound`], [`Error::NoNamespace`].
     pub async fn remove_namespace(&self, name: &str, nsid: u32) -> Result<(), Error> {
-        let (shared, queues) = {
-            let mut state = self.0.state.borrow_mut();
-            let subsystem = state.named(name)?;
+        let (shared, queues) = self.with(name, |subsystem| {
             let shared = subsystem.namespaces.remove(&nsid).ok_or(Error::NoNamespace(nsid))?;
-            let queues = queues_of(subsystem);
-            state.show();
-            (shared, queues)
-        };
-        for queue in queues {
-            let (closed, is_closed) = oneshot::channel();
-            // Neither a queue that has ended nor one without this namespace has a channel.
-            if queue.call(move |queue, cx| queue.remove(nsid, closed, cx)).await.is_ok() {
-                let _ = is_closed.await;
-            }
-        }
+            Ok::<_, Error>((shared, queues_of(subsystem, |_| true)))
+        })??;
+        self.0.state.borrow_mut().show();
+        take(nsid, queues).await;
         drop(shared);
+        Ok(())
+    }
+
+    /// Shows a hidden namespace to a host.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::NoNamespace`], [`Error::SeenByAll`].
+    pub async fn show_to(&self, name: &str, nsid: u32, host: Nqn) -> Result<(), Error> {
+        let (nqn, number) = self.with(name, |subsystem| {
+            let shared = subsystem.namespaces.get_mut(&nsid).ok_or(Error::NoNamespace(nsid))?;
+            shared.visible_to.as_mut().ok_or(Error::SeenByAll(nsid))?.insert(host.clone());
+            Ok::<_, Error>((subsystem.made_of.nqn.clone(), shared.number))
+        })??;
+        self.give(&nqn, nsid, number, |live| live.controller.association().host == host).await;
+        self.0.state.borrow_mut().show();
+        Ok(())
+    }
+
+    /// Hides a namespace from a host that saw it. Returns when the host's queues do not use the disk any more.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::NoNamespace`], [`Error::SeenByAll`].
+    pub async fn hide_from(&self, name: &str, nsid: u32, host: &Nqn) -> Result<(), Error> {
+        let queues = self.with(name, |subsystem| {
+            let shared = subsystem.namespaces.get_mut(&nsid).ok_or(Error::NoNamespace(nsid))?;
+            shared.visible_to.as_mut().ok_or(Error::SeenByAll(nsid))?.remove(host);
+            Ok::<_, Error>(queues_of(subsystem, |live| live.controller.association().host == *host))
+        })??;
+        self.0.state.borrow_mut().show();
+        take(nsid, queues).await;
+        Ok(())
+    }
+
+    /// Moves a namespace to another ANA group.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::NoNamespace`], [`Error::NoAna`], [`Error::Group`].
+    pub async fn set_group(&self, name: &str, nsid: u32, group: u32) -> Result<(), Error> {
+        let nqn = self.with(name, |subsystem| {
+            check_group(subsystem, Some(group))?;
+            let shared = subsystem.namespaces.get_mut(&nsid).ok_or(Error::NoNamespace(nsid))?;
+            shared.namespace.ana_group = group;
+            Ok::<_, Error>(subsystem.made_of.nqn.clone())
+        })??;
+        self.update_queues(&nqn).await;
+        Ok(())
+    }
+
+    /// Sets the state of an ANA group, or of all, for hosts that come through a listener.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::NotListening`], [`Error::NoAna`], [`Error::Group`].
+    pub async fn set_state(
+        &self,
+        name: &str,
+        listener: SocketAddr,
+        group: Option<u32>,
+        state: AnaState,
+    ) -> Result<(), Error> {
+        let nqn = self.with(name, |subsystem| {
+            check_group(subsystem, group)?;
+            let path = subsystem.listeners.get_mut(&listener).ok_or(Error::NotListening(listener))?;
+            path.set(group, state);
+            Ok::<_, Error>(subsystem.made_of.nqn.clone())
+        })??;
+        self.update_queues(&nqn).await;
         Ok(())
     }
 
     /// Has a namespace follow its disk.
     async fn follow(&self, Happened { subsystem, nsid, number, is_removed }: Happened) {
-        let is_current = {
-            let state = self.0.state.borrow();
-            let shared = state.subsystems.get(&subsystem).and_then(|found| found.namespaces.get(&nsid));
-            shared.is_some_and(|shared| shared.number == number)
-        };
-        if is_current {
+        if !self.is_current(&subsystem, nsid, number) {
+            return;
+        }
+        if is_removed {
             // A call that comes between has removed it.
-            let _ = match is_removed {
-                true => self.remove_namespace(subsystem.as_str(), nsid).await,
-                false => self.refresh(&subsystem, nsid).await,
-            };
+            let _ = self.remove_namespace(subsystem.as_str(), nsid).await;
+            return;
+        }
+        let followed = self.with(subsystem.as_str(), |found| {
+            found.namespaces.get_mut(&nsid).map(Shared::follow_disk);
+        });
+        if followed.is_ok() {
+            self.update_queues(&subsystem).await;
         }
     }
 
-    /// Has a namespace take the size of its disk, and whether that can be written.
-    async fn refresh(&self, nqn: &Nqn, nsid: u32) -> Result<(), Error> {
-        let (rules, queues) = {
-            let mut state = self.0.state.borrow_mut();
-            let subsystem = state.named(nqn.as_str())?;
-            let shared = subsystem.namespaces.get_mut(&nsid).ok_or(Error::NoNamespace(nsid))?;
-            shared.namespace = namespace_of(shared.descriptor.bdev());
-            let rules = Rules::new(&subsystem.io(), nsid).expect("it is among them");
-            let queues = queues_of(subsystem);
-            (rules, queues)
-        };
-        for queue in queues {
+    fn is_current(&self, nqn: &Nqn, nsid: u32, number: u64) -> bool {
+        let state = self.0.state.borrow();
+        let shared = state.subsystems.get(nqn).and_then(|found| found.namespaces.get(&nsid));
+        shared.is_some_and(|shared| shared.number == number)
+    }
+
+    /// Opens a namespace on the queues of the hosts that `is_meant` selects and that see it.
+    async fn give(&self, nqn: &Nqn, nsid: u32, number: u64, is_meant: impl Fn(&Live) -> bool) {
+        for (queue, opened) in self.of_queues(nqn, is_meant) {
+            let Some(opened) = opened.into_iter().find(|opened| opened.nsid == nsid) else { continue };
+            // A disk that cannot be opened there is being removed.
+            if opened.descriptor.prepare(queue.handle()).await.is_err() {
+                continue;
+            }
+            let added = queue.call(move |queue, cx| queue.add(opened, cx)).await;
+            if let Ok(Err(error)) = added {
+                tracing::warn!(nsid, %error, "a queue of a host cannot open a namespace");
+            }
+            // A call that has removed it meanwhile has not found it on this queue.
+            if !self.is_current(nqn, nsid, number) {
+                take(nsid, vec![queue]).await;
+            }
+        }
+    }
+
+    /// What each queue of the hosts that `is_meant` selects has open.
+    fn of_queues(&self, nqn: &Nqn, is_meant: impl Fn(&Live) -> bool) -> OfQueue<Vec<Opened>> {
+        let state = self.0.state.borrow();
+        let Some(subsystem) = state.subsystems.get(nqn) else { return Vec::new() };
+        let meant = subsystem.controllers.values().filter(|live| is_meant(live));
+        let queues = meant.flat_map(|live| {
+            let host = &live.controller.association().host;
+            let opened = subsystem.opened(host, live.way.listener, &state.limits);
+            live.queues.values().map(move |queue| (queue.clone(), opened.clone()))
+        });
+        queues.collect()
+    }
+
+    /// Has all queues of a subsystem follow its namespaces' sizes and states, and shows them to hosts.
+    async fn update_queues(&self, nqn: &Nqn) {
+        for (queue, opened) in self.of_queues(nqn, |_| true) {
+            let rules: Vec<_> = opened.iter().map(|opened| (opened.nsid, opened.rules)).collect();
+            let update = move |queue: &mut crate::queue::IoQueue, _: &mut aryk_reactor::Cx| {
+                rules.iter().for_each(|(nsid, rules)| queue.update(*nsid, *rules));
+            };
             // A queue that has ended needs no rules.
-            let _ = queue.call(move |queue, _| queue.update(nsid, rules)).await;
+            let _ = queue.call(update).await;
         }
         self.0.state.borrow_mut().show();
-        Ok(())
     }
 
-    /// Has a subsystem listen at an address. Returns the address, with the port that the kernel has chosen for port 0.
+    /// Has a subsystem listen at an address, with this state of all ANA groups. Returns the address, with the port that the
+    /// kernel has chosen for port 0. Nothing changes if it listens there already.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Listen`].
-    pub async fn listen(&self, name: &str, address: SocketAddr) -> Result<SocketAddr, Error> {
-        self.0.state.borrow_mut().named(name)?;
+    pub async fn listen(
+        &self,
+        name: &str,
+        address: SocketAddr,
+        state: AnaState,
+    ) -> Result<SocketAddr, Error> {
+        self.with(name, |_| ())?;
         let is_bound = self.0.state.borrow().listeners.contains_key(&address);
         let address = if is_bound { address } else { self.bind(address).await? };
-        let mut state = self.0.state.borrow_mut();
-        state.named(name)?.listeners.insert(address);
-        state.generation += 1;
-        state.show();
-        Ok(address)
+        let listens = self.with(name, |subsystem| {
+            subsystem.listeners.entry(address).or_insert_with(|| Path::new(state));
+        });
+        self.0.state.borrow_mut().show_discovery();
+        if listens.is_err() {
+            self.end_unused_listeners().await;
+        }
+        listens.map(|()| address)
     }
 
     async fn bind(&self, asked: SocketAddr) -> Result<SocketAddr, Error> {
@@ -533,17 +578,18 @@ impl Target {
         Ok(address)
     }
 
-    /// Has a subsystem listen no longer at an address. Hosts that are connected stay.
+    /// Has a subsystem listen no longer at an address. The hosts that have come through it are disconnected first.
     ///
     /// # Errors
-    /// [`Error::NotFound`].
+    /// [`Error::NotFound`], [`Error::NotListening`].
     pub async fn stop_listening(&self, name: &str, address: SocketAddr) -> Result<(), Error> {
-        {
-            let mut state = self.0.state.borrow_mut();
-            state.named(name)?.listeners.remove(&address);
-            state.generation += 1;
-            state.show();
-        }
+        self.with(name, |subsystem| {
+            subsystem.listeners.remove(&address).ok_or(Error::NotListening(address))?;
+            subsystem.end_controllers(|live| live.way.listener == address);
+            Ok::<_, Error>(())
+        })??;
+        self.until_ended(name).await;
+        self.0.state.borrow_mut().show_discovery();
         self.end_unused_listeners().await;
         Ok(())
     }
@@ -551,7 +597,8 @@ impl Target {
     async fn end_unused_listeners(&self) {
         let unused: Vec<Listener> = {
             let State { subsystems, listeners, .. } = &mut *self.0.state.borrow_mut();
-            let is_used = |address: &SocketAddr| subsystems.values().any(|of| of.listeners.contains(address));
+            let is_used =
+                |address: &SocketAddr| subsystems.values().any(|of| of.listeners.contains_key(address));
             listeners.extract_if(.., |address, _| !is_used(address)).map(|(_, listener)| listener).collect()
         };
         for Listener { task, .. } in unused {
@@ -561,26 +608,104 @@ impl Target {
         }
     }
 
-    /// The subsystems.
+    /// Ends all: hosts are disconnected, and no disk is open afterwards.
+    pub async fn close(&self) {
+        let names: Vec<String> = self.list().into_iter().map(|info| info.made_of.nqn.to_string()).collect();
+        for name in names {
+            // A call that comes between has removed it.
+            let _ = self.remove_subsystem(&name).await;
+        }
+        let _ = self.with_any(nqn::DISCOVERY, |discovery| discovery.end_controllers(|_| true));
+        self.until_ended(nqn::DISCOVERY).await;
+    }
+
+    /// Waits for the end of the controllers of a subsystem that are to end.
+    async fn until_ended(&self, name: &str) {
+        loop {
+            let ending = self.with_any(name, |subsystem| {
+                let is_any_ending = subsystem.controllers.values().any(|live| live.is_ending);
+                is_any_ending.then(|| Rc::clone(&subsystem.changed))
+            });
+            let Ok(Some(changed)) = ending else { return };
+            changed.notified().await;
+        }
+    }
+
+    /// Calls `f` with a subsystem other than the discovery service that is not being removed.
+    fn with<R>(&self, name: &str, f: impl FnOnce(&mut Subsystem) -> R) -> Result<R, Error> {
+        let missing = || Error::NotFound(name.to_owned());
+        match name {
+            nqn::DISCOVERY => Err(missing()),
+            _ => self.with_any(name, |found| (!found.is_ending).then(|| f(found)))?.ok_or_else(missing),
+        }
+    }
+
+    fn with_any<R>(&self, name: &str, f: impl FnOnce(&mut Subsystem) -> R) -> Result<R, Error> {
+        let mut state = self.0.state.borrow_mut();
+        let found = state.subsystems.iter_mut().find(|(nqn, _)| nqn.as_str() == name);
+        found.map(|(_, subsystem)| f(subsystem)).ok_or_else(|| Error::NotFound(name.to_owned()))
+    }
+
+    /// The subsystems without the discovery service, by name.
     pub fn list(&self) -> Vec<SubsystemInfo> {
         let state = self.0.state.borrow();
-        let info = |(nqn, subsystem): (&Nqn, &Subsystem)| SubsystemInfo {
-            nqn: nqn.clone(),
-            serial: subsystem.serial.clone(),
-            model: subsystem.model.clone(),
-            hosts: subsystem.hosts.clone(),
-            listeners: subsystem.listeners.iter().copied().collect(),
-            namespaces: (subsystem.namespaces.iter())
-                .map(|(&nsid, shared)| (nsid, shared.descriptor.bdev().name().to_owned()))
-                .collect(),
-            controllers: (subsystem.controllers.iter())
-                .map(|(&id, live)| (id, live.controller.association().host.clone(), live.queues.len()))
-                .collect(),
-        };
-        state.subsystems.iter().filter(|(nqn, _)| !nqn.is_discovery()).map(info).collect()
+        let all = state.subsystems.iter().filter(|(nqn, _)| !nqn.is_discovery());
+        all.map(|(_, subsystem)| info(subsystem)).collect()
+    }
+
+    /// The hosts that are connected to the discovery service.
+    pub fn discovery_controllers(&self) -> usize {
+        self.with_any(nqn::DISCOVERY, |discovery| discovery.controllers.len()).unwrap_or(0)
     }
 }
 
-fn queues_of(subsystem: &Subsystem) -> Vec<QueueRef> {
-    subsystem.controllers.values().flat_map(|live| live.queues.values().cloned()).collect()
+fn info(subsystem: &Subsystem) -> SubsystemInfo {
+    let groups: BTreeSet<u32> = subsystem.namespaces.values().map(|n| n.namespace.ana_group).collect();
+    let states = |path: &Path| groups.iter().map(|&group| (group, path.group(group).state)).collect();
+    let namespace = |shared: &Shared| NamespaceInfo {
+        disk: shared.descriptor.bdev().name().to_owned(),
+        ids: shared.namespace.ids.clone(),
+        ana_group: shared.namespace.ana_group,
+        visible_to: shared.visible_to.clone(),
+    };
+    let controller = |(&id, live): (&u16, &Live)| ControllerInfo {
+        id,
+        host: live.controller.association().host.clone(),
+        host_id: live.controller.association().host_id,
+        peer: live.way.peer,
+        local: live.way.local,
+        queues: live.queues.iter().map(|(&qid, queue)| (qid, queue.handle().core())).collect(),
+    };
+    SubsystemInfo {
+        made_of: subsystem.made_of.clone(),
+        hosts: subsystem.hosts.clone(),
+        listeners: subsystem.listeners.iter().map(|(address, path)| (*address, states(path))).collect(),
+        namespaces: subsystem.namespaces.iter().map(|(&nsid, shared)| (nsid, namespace(shared))).collect(),
+        controllers: subsystem.controllers.iter().map(controller).collect(),
+    }
+}
+
+fn check_group(subsystem: &Subsystem, group: Option<u32>) -> Result<(), Error> {
+    let max = subsystem.made_of.namespaces_max;
+    match group {
+        _ if !subsystem.made_of.has_ana => Err(Error::NoAna),
+        Some(group) if !(1..=max).contains(&group) => Err(Error::Group(max)),
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn queues_of(subsystem: &Subsystem, is_meant: impl Fn(&Live) -> bool) -> Vec<QueueRef> {
+    let meant = subsystem.controllers.values().filter(|live| is_meant(live));
+    meant.flat_map(|live| live.queues.values().cloned()).collect()
+}
+
+/// Takes a namespace from queues. Returns when none uses its disk any more.
+async fn take(nsid: u32, queues: Vec<QueueRef>) {
+    for queue in queues {
+        let (closed, is_closed) = oneshot::channel();
+        // Neither a queue that has ended nor one without this namespace has a channel.
+        if queue.call(move |queue, cx| queue.remove(nsid, closed, cx)).await.is_ok() {
+            let _ = is_closed.await;
+        }
+    }
 }

@@ -11,8 +11,10 @@ use aryk_nvme::spec::register::{Cc, Shutdown};
 use aryk_nvme::spec::status::Code;
 use aryk_nvme_fabrics::connect::ANY_CONTROLLER;
 use aryk_nvme_fabrics::discovery::{Entry, Header, RECORD_LEN};
+use aryk_nvme_fabrics::subsystem::AnaState;
 use aryk_nvme_fabrics::tcp::{Fatal, FatalStatus};
 use aryk_nvme_fabrics::{nqn, status};
+use aryk_nvmf::{NewNamespace, QUEUES_MAX};
 use host::{Connection, Options};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -94,7 +96,7 @@ fn wrong_hosts_and_queues_are_refused() {
     let (mut queue, id) = Connection::admin(target.address, Options::default(), SUBSYSTEM, 1);
     assert_eq!(queue.command(admin::CREATE_SQ, 0, 1, &[], 0), Err(Code::INVALID_OPCODE));
     for (id, qid, host, code) in [
-        (id, 65, 1, status::INVALID_PARAMETERS),
+        (id, QUEUES_MAX + 1, 1, status::INVALID_PARAMETERS),
         (id, 1, 2, status::INVALID_PARAMETERS),
         (id + 1, 1, 1, status::INVALID_PARAMETERS),
         (ANY_CONTROLLER, 1, 1, status::INVALID_PARAMETERS),
@@ -174,7 +176,7 @@ fn a_namespace_goes_and_comes_while_a_host_uses_it() {
     assert_eq!(queue.read(0, 1), Err(Code::INVALID_NAMESPACE_OR_FORMAT));
     assert_eq!(admin_queue.identify(cns::ACTIVE_NAMESPACES, 0)[..4], [0; 4]);
     target.run(async |target| {
-        assert_eq!(target.add_namespace(SUBSYSTEM, None, "disk").await.unwrap(), 1);
+        assert_eq!(target.add_namespace(SUBSYSTEM, "disk", NewNamespace::default()).await.unwrap(), 1);
     });
     assert!(queue.read(0, 1).unwrap() == pattern(1, 5));
     target.remove_disk();
@@ -196,7 +198,7 @@ fn a_write_to_a_removed_namespace_does_not_reach_the_next_one() {
     }
     target.run(async |target| {
         target.remove_namespace(SUBSYSTEM, 1).await.unwrap();
-        assert_eq!(target.add_namespace(SUBSYSTEM, None, "disk").await.unwrap(), 1);
+        assert_eq!(target.add_namespace(SUBSYSTEM, "disk", NewNamespace::default()).await.unwrap(), 1);
     });
     for _ in 0..2 {
         assert!(slow.read(0, 1).unwrap() == pattern(1, 5));
@@ -242,5 +244,81 @@ fn a_host_that_vanishes_leaves_nothing() {
     target.run(async |target| target.remove_subsystem(SUBSYSTEM).await.unwrap());
     assert!(TcpStream::connect_timeout(&target.address, Duration::from_secs(1)).is_err());
     target.remove_disk();
+    target.stop();
+}
+
+#[test]
+fn commands_follow_the_state_of_the_path() {
+    let target = Running::start();
+    let (_admin_queue, id) = Connection::admin(target.address, Options::default(), SUBSYSTEM, 1);
+    let mut queue = Connection::io(target.address, Options::default(), id, 1, 1).unwrap();
+    let address = target.address;
+    let set = |group, state| {
+        target.run(async move |target| target.set_state(SUBSYSTEM, address, group, state).await.unwrap());
+    };
+    for (group, state, read) in [
+        (None, AnaState::Inaccessible, Err(Code::ANA_INACCESSIBLE)),
+        (Some(1), AnaState::NonOptimized, Ok(vec![0; BLOCK])),
+        (Some(2), AnaState::Inaccessible, Ok(vec![0; BLOCK])),
+    ] {
+        set(group, state);
+        assert_eq!(queue.read(0, 1), read);
+    }
+    target.run(async |target| target.set_group(SUBSYSTEM, 1, 2).await.unwrap());
+    assert_eq!(queue.read(0, 1), Err(Code::ANA_INACCESSIBLE));
+    target.stop();
+}
+
+#[test]
+fn hosts_see_a_hidden_namespace_as_long_as_it_is_shown_to_them() {
+    let target = Running::start();
+    target.run(async |target| {
+        target.remove_namespace(SUBSYSTEM, 1).await.unwrap();
+        let hidden = NewNamespace { is_hidden: true, ..NewNamespace::default() };
+        target.add_namespace(SUBSYSTEM, "disk", hidden).await.unwrap();
+    });
+    let mut hosts = [1, 2].map(|host| {
+        let (admin_queue, id) = Connection::admin(target.address, Options::default(), SUBSYSTEM, host);
+        (admin_queue, Connection::io(target.address, Options::default(), id, 1, host).unwrap())
+    });
+    let sees = |(admin_queue, queue): &mut (Connection, Connection)| {
+        let is_listed = admin_queue.identify(cns::ACTIVE_NAMESPACES, 0)[0] == 1;
+        assert_eq!(queue.read(0, 1).is_ok(), is_listed);
+        is_listed
+    };
+    let host: nqn::Nqn = "nqn.2016-06.io.spdk:host2".parse().unwrap();
+    assert_eq!(hosts.each_mut().map(sees), [false, false]);
+    let shown = host.clone();
+    target.run(async move |target| target.show_to(SUBSYSTEM, 1, shown).await.unwrap());
+    assert_eq!(hosts.each_mut().map(sees), [false, true]);
+    target.run(async move |target| target.hide_from(SUBSYSTEM, 1, &host).await.unwrap());
+    assert_eq!(hosts.each_mut().map(sees), [false, false]);
+    target.stop();
+}
+
+#[test]
+fn a_host_that_may_not_connect_any_more_is_disconnected() {
+    let target = Running::start();
+    let address = target.address;
+    let connect = |host| {
+        let (admin_queue, id) = Connection::admin(address, Options::default(), SUBSYSTEM, host);
+        (admin_queue, Connection::io(address, Options::default(), id, 1, host).unwrap())
+    };
+    let (_first, _second) = (connect(1), connect(2));
+    let name: nqn::Nqn = "nqn.2016-06.io.spdk:host1".parse().unwrap();
+    let removed = name.clone();
+    target.run(async move |target| target.remove_host(SUBSYSTEM, &removed).await.unwrap());
+    let connected: Vec<_> = target.list()[0].controllers.iter().map(|host| host.host.clone()).collect();
+    assert_eq!(connected, ["nqn.2016-06.io.spdk:host2".parse().unwrap()]);
+    assert_eq!(
+        Connection::try_admin(address, Options::default(), SUBSYSTEM, 1).err(),
+        Some(status::INVALID_HOST)
+    );
+    target.run(async |target| target.allow_any_host(SUBSYSTEM, true).await.unwrap());
+    let _first = connect(1);
+    assert_eq!(target.list()[0].controllers.len(), 2);
+    target.run(async move |target| target.stop_listening(SUBSYSTEM, address).await.unwrap());
+    assert!(target.list()[0].controllers.is_empty());
+    assert!(TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_err());
     target.stop();
 }

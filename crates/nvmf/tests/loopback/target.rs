@@ -1,7 +1,8 @@
 //! A target with one subsystem, one disk in memory, and two hosts that may connect.
 
 use aryk_bdev::{Blocks, Env, Identity, Registry};
-use aryk_nvmf::{Hosts, NewSubsystem, SubsystemInfo, Target};
+use aryk_nvme_fabrics::subsystem::AnaState;
+use aryk_nvmf::{NewNamespace, NewSubsystem, SubsystemInfo, Target};
 use aryk_reactor::{CoreSet, Options, Reactors, SleepPolicy};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -59,16 +60,15 @@ impl Running {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             LocalSet::new().block_on(&runtime, async move {
                 let target = Target::new(of_target);
-                let hosts = [1, 2].map(|host| format!("nqn.2016-06.io.spdk:host{host}").parse().unwrap());
-                let new = NewSubsystem {
-                    nqn: SUBSYSTEM.parse().unwrap(),
-                    serial: "1".to_owned(),
-                    model: "Aryk".to_owned(),
-                    hosts: Hosts::Named(hosts.into()),
-                };
+                let new = NewSubsystem { has_ana: true, ..NewSubsystem::named(SUBSYSTEM.parse().unwrap()) };
                 target.add_subsystem(new).unwrap();
-                target.add_namespace(SUBSYSTEM, None, "disk").await.unwrap();
-                let address = target.listen(SUBSYSTEM, "127.0.0.1:0".parse().unwrap()).await.unwrap();
+                for host in [1, 2] {
+                    let name = format!("nqn.2016-06.io.spdk:host{host}").parse().unwrap();
+                    target.add_host(SUBSYSTEM, name).unwrap();
+                }
+                target.add_namespace(SUBSYSTEM, "disk", NewNamespace::default()).await.unwrap();
+                let any = "127.0.0.1:0".parse().unwrap();
+                let address = target.listen(SUBSYSTEM, any, AnaState::Optimized).await.unwrap();
                 sender.send(address).unwrap();
                 while let Some(call) = asked.recv().await {
                     call.call(target.clone()).await;
@@ -93,7 +93,7 @@ impl Running {
 
     /// The number of I/O queues.
     pub fn queues(&self) -> usize {
-        self.list().iter().flat_map(|of| &of.controllers).map(|(_, _, queues)| queues).sum()
+        self.list().iter().flat_map(|of| &of.controllers).map(|host| host.queues.len()).sum()
     }
 
     /// Removes the disk, once no namespace uses it.

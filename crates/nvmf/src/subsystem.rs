@@ -1,0 +1,281 @@
+//! Subsystems: their namespaces, hosts and listeners, and what each host sees of them. Control context; nothing here waits.
+
+use crate::Limits;
+use crate::association::{Live, Way};
+use crate::pool::TRANSFER_MAX;
+use crate::queue::Opened;
+use crate::target::{IN_CAPSULE_MAX, NewSubsystem};
+use aryk_bdev::{Bdev, Descriptor};
+use aryk_nvme::spec::identify::Descriptors;
+use aryk_nvme_fabrics::association::{Associations, Duplicates};
+use aryk_nvme_fabrics::discovery::{Entry, Family, Page, Security, Subtype, Transport};
+use aryk_nvme_fabrics::io::Rules;
+use aryk_nvme_fabrics::nqn::Nqn;
+use aryk_nvme_fabrics::subsystem::{Ana, AnaGroup, AnaState, Commands, Io, Namespace, Service, View};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+/// Physical blocks that an optimal write has, at most.
+const OPTIMAL_WRITE_BLOCKS_MAX: u32 = 1 << 10;
+
+/// The hosts that a subsystem allows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hosts {
+    /// Any host may connect.
+    pub any: bool,
+    /// Those that may connect even if not all may.
+    pub named: BTreeSet<Nqn>,
+}
+
+impl Hosts {
+    fn allow(&self, host: &Nqn) -> bool {
+        self.any || self.named.contains(host)
+    }
+}
+
+/// The states of ANA groups at one listener.
+#[derive(Clone, Debug)]
+pub(crate) struct Path {
+    /// The state of the groups without one of their own.
+    others: AnaGroup,
+    groups: BTreeMap<u32, AnaGroup>,
+    changes: u64,
+}
+
+impl Path {
+    pub fn new(state: AnaState) -> Self {
+        Self { others: AnaGroup { state, changes: 1 }, groups: BTreeMap::new(), changes: 1 }
+    }
+
+    /// Sets the state of a group, or of all groups.
+    pub fn set(&mut self, group: Option<u32>, state: AnaState) {
+        self.changes += 1;
+        let state = AnaGroup { state, changes: self.changes };
+        match group {
+            Some(group) => drop(self.groups.insert(group, state)),
+            None => (self.others, self.groups) = (state, BTreeMap::new()),
+        }
+    }
+
+    pub fn group(&self, group: u32) -> AnaGroup {
+        self.groups.get(&group).copied().unwrap_or(self.others)
+    }
+}
+
+/// A namespace.
+pub(crate) struct Shared {
+    /// Its number among all that the target has had.
+    pub number: u64,
+    pub descriptor: Descriptor,
+    pub namespace: Namespace,
+    /// The hosts that see it; `None`: all that may connect.
+    pub visible_to: Option<BTreeSet<Nqn>>,
+}
+
+impl Shared {
+    pub fn is_visible_to(&self, host: &Nqn) -> bool {
+        self.visible_to.as_ref().is_none_or(|hosts| hosts.contains(host))
+    }
+
+    /// Takes the size of the disk, and whether it can be written.
+    pub fn follow_disk(&mut self) {
+        let Namespace { ids, ana_group, .. } = &self.namespace;
+        self.namespace = namespace_of(self.descriptor.bdev(), ids.clone(), *ana_group);
+    }
+}
+
+/// A namespace of a disk, with these identifiers.
+pub(crate) fn namespace_of(bdev: &Bdev, ids: Descriptors, ana_group: u32) -> Namespace {
+    let geometry = bdev.geometry();
+    let physical = geometry.physical_block_size / geometry.block_size;
+    Namespace {
+        blocks: geometry.blocks.0,
+        block_shift: geometry.block_size.trailing_zeros() as u8,
+        ids,
+        ana_group,
+        is_read_only: bdev.device().is_read_only(),
+        optimal_write_blocks: physical.clamp(1, OPTIMAL_WRITE_BLOCKS_MAX) as u16,
+    }
+}
+
+/// A subsystem, or the discovery service.
+pub(crate) struct Subsystem {
+    pub made_of: NewSubsystem,
+    pub hosts: Hosts,
+    pub listeners: BTreeMap<SocketAddr, Path>,
+    pub namespaces: BTreeMap<u32, Shared>,
+    pub associations: Associations,
+    pub controllers: BTreeMap<u16, Live>,
+    /// Told when a queue or a controller has ended.
+    pub changed: Rc<Notify>,
+    pub is_ending: bool,
+}
+
+impl Subsystem {
+    pub fn new(made_of: NewSubsystem, duplicates: Duplicates) -> Self {
+        Self {
+            hosts: Hosts { any: made_of.allow_any_host, named: BTreeSet::new() },
+            listeners: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
+            associations: Associations::new(made_of.controller_ids.clone(), duplicates),
+            controllers: BTreeMap::new(),
+            changed: Rc::default(),
+            is_ending: false,
+            made_of,
+        }
+    }
+
+    /// What a host sees that reaches the subsystem through a listener.
+    fn io(&self, host: &Nqn, listener: SocketAddr, limits: &Limits) -> Io {
+        let visible = self.namespaces.iter().filter(|(_, shared)| shared.is_visible_to(host));
+        let namespaces: BTreeMap<u32, Namespace> =
+            visible.map(|(&nsid, shared)| (nsid, shared.namespace.clone())).collect();
+        let path = self.listeners.get(&listener).filter(|_| self.made_of.has_ana);
+        let ana = path.map(|path| Ana {
+            group_max: self.made_of.namespaces_max,
+            groups: namespaces.values().map(|n| (n.ana_group, path.group(n.ana_group))).collect(),
+            changes: path.changes,
+        });
+        Io {
+            nsid_max: self.made_of.namespaces_max,
+            namespaces,
+            ana,
+            transfer_max: TRANSFER_MAX as u32,
+            in_capsule_max: IN_CAPSULE_MAX,
+            queues: limits.queues,
+            commands: Commands {
+                compare: true,
+                compare_and_write: false,
+                deallocate: true,
+                write_zeroes: true,
+            },
+            retry_delays: limits.retry_delays,
+        }
+    }
+
+    /// The namespaces that a queue of a host opens.
+    pub fn opened(&self, host: &Nqn, listener: SocketAddr, limits: &Limits) -> Vec<Opened> {
+        let io = self.io(host, listener, limits);
+        let opened = |&nsid: &u32| Opened {
+            nsid,
+            rules: Rules::new(&io, nsid).expect("it is among them"),
+            descriptor: self.namespaces[&nsid].descriptor.clone(),
+        };
+        io.namespaces.keys().map(opened).collect()
+    }
+
+    /// Has the controllers end that `is_meant` selects.
+    pub fn end_controllers(&mut self, is_meant: impl Fn(&Live) -> bool) {
+        self.controllers.values_mut().filter(|live| is_meant(live)).for_each(Live::end);
+    }
+
+    /// Has the controllers end whose hosts may not connect any more.
+    pub fn end_disallowed(&mut self) {
+        let hosts = self.hosts.clone();
+        self.end_controllers(|live| !hosts.allow(&live.controller.association().host));
+    }
+}
+
+/// An address that is listened at.
+pub(crate) struct Listener {
+    /// Its number among the listeners, for [`Associations`].
+    pub number: u32,
+    pub task: JoinHandle<()>,
+}
+
+/// All that hosts can see.
+#[derive(Default)]
+pub(crate) struct State {
+    pub subsystems: BTreeMap<Nqn, Subsystem>,
+    pub limits: Limits,
+    /// Other discovery services.
+    pub referrals: Vec<Entry>,
+    pub listeners: BTreeMap<SocketAddr, Listener>,
+    /// Counts the changes of what discovery shows.
+    pub generation: u64,
+}
+
+impl State {
+    pub fn subsystem(&mut self, name: &Nqn) -> Option<&mut Subsystem> {
+        self.subsystems.get_mut(name)
+    }
+
+    /// The number of a listener.
+    pub fn listener(&self, address: SocketAddr) -> u32 {
+        self.listeners.get(&address).map_or(0, |listener| listener.number)
+    }
+
+    /// Whether a host may connect to a subsystem through a listener. `None`: hosts find no such subsystem there.
+    pub fn may_connect(&self, name: &Nqn, host: &Nqn, listener: SocketAddr) -> Option<bool> {
+        let subsystem = self.subsystems.get(name)?;
+        let is_there = name.is_discovery() || subsystem.listeners.contains_key(&listener);
+        is_there.then(|| subsystem.hosts.allow(host))
+    }
+
+    /// What a host sees of a subsystem.
+    pub fn view(&self, name: &Nqn, host: &Nqn, way: Way) -> View {
+        let subsystem = &self.subsystems[name];
+        let service = match name.is_discovery() {
+            true => Service::Discovery(self.page(host, way.local)),
+            false => Service::Io(subsystem.io(host, way.listener, &self.limits)),
+        };
+        View {
+            nqn: name.clone(),
+            serial: subsystem.made_of.serial.clone(),
+            model: subsystem.made_of.model.clone(),
+            firmware: env!("CARGO_PKG_VERSION").to_owned(),
+            service,
+        }
+    }
+
+    /// The subsystems that a host may connect to, and other discovery services. A listener at all addresses is shown with the
+    /// host's own way to it.
+    fn page(&self, host: &Nqn, local: SocketAddr) -> Page {
+        let shown =
+            |(name, subsystem): &(&Nqn, &Subsystem)| !name.is_discovery() && subsystem.hosts.allow(host);
+        let entries = self.subsystems.iter().filter(shown).flat_map(|(name, subsystem)| {
+            subsystem.listeners.keys().map(move |listener| {
+                let ip = if listener.ip().is_unspecified() { local.ip() } else { listener.ip() };
+                Entry {
+                    transport: Transport::Tcp,
+                    family: if ip.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 },
+                    subtype: Subtype::Subsystem,
+                    security: Security::Plain,
+                    port_id: self.listener(*listener) as u16,
+                    address: ip.to_string(),
+                    service: listener.port().to_string(),
+                    subsystem: name.clone(),
+                }
+            })
+        });
+        Page { generation: self.generation, entries: entries.chain(self.referrals.iter().cloned()).collect() }
+    }
+
+    /// Counts a change of what discovery shows, and shows it.
+    pub fn show_discovery(&mut self) {
+        self.generation += 1;
+        self.show();
+    }
+
+    /// Shows a change to the controllers of all hosts.
+    pub fn show(&mut self) {
+        let mut views = Vec::new();
+        for (name, subsystem) in &self.subsystems {
+            for (&id, live) in &subsystem.controllers {
+                let host = &live.controller.association().host;
+                views.push((name.clone(), id, Arc::new(self.view(name, host, live.way))));
+            }
+        }
+        for (name, id, view) in views {
+            let live = self.subsystems.get_mut(&name).and_then(|found| found.controllers.get_mut(&id));
+            if let Some(live) = live {
+                live.controller.update(view);
+                live.news.notify_one();
+            }
+        }
+    }
+}
