@@ -84,7 +84,7 @@ impl Shared {
     /// Takes the size of the disk, and whether it can be written.
     pub fn follow_disk(&mut self) {
         let Namespace { ids, ana_group, .. } = &self.namespace;
-        self.namespace = namespace_of(self.descriptor.bdev(), ids.clone(), *ana_group);
+        self.namespace = namespace_of(self.descriptor.bdev(), *ids, *ana_group);
     }
 }
 

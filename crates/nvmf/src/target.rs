@@ -664,7 +664,7 @@ fn info(subsystem: &Subsystem) -> SubsystemInfo {
     let states = |path: &Path| groups.iter().map(|&group| (group, path.group(group).state)).collect();
     let namespace = |shared: &Shared| NamespaceInfo {
         disk: shared.descriptor.bdev().name().to_owned(),
-        ids: shared.namespace.ids.clone(),
+        ids: shared.namespace.ids,
         ana_group: shared.namespace.ana_group,
         visible_to: shared.visible_to.clone(),
     };
