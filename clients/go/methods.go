@@ -2194,6 +2194,264 @@ func (c *Client) NotifyGetTypes(ctx context.Context) ([]EventType, error) {
 	return call[[]EventType](ctx, c, "notify_get_types", nil)
 }
 
+// NvmfCreateSubsystemParams are the parameters of nvmf_create_subsystem.
+type NvmfCreateSubsystemParams struct {
+	// Name of the new subsystem.
+	Nqn string `json:"nqn"`
+	// Ignored.
+	AdminLabel string `json:"admin_label,omitempty"`
+	// Any host may connect. Default: only those of `nvmf_subsystem_add_host`.
+	AllowAnyHost bool `json:"allow_any_host,omitempty"`
+	// Report the states of paths to hosts (ANA).
+	AnaReporting bool `json:"ana_reporting,omitempty"`
+	// Ignored.
+	Dmrsl *uint32 `json:"dmrsl,omitempty"`
+	// Ignored.
+	EnableNssr *bool `json:"enable_nssr,omitempty"`
+	// The highest identifier of its controllers.
+	MaxCntlid *uint16 `json:"max_cntlid,omitempty"`
+	// Namespaces that it can have, at most 256. Default: 32.
+	MaxNamespaces *uint32 `json:"max_namespaces,omitempty"`
+	// The lowest identifier of its controllers.
+	MinCntlid *uint16 `json:"min_cntlid,omitempty"`
+	// Model of its controllers, at most 40 characters of ASCII.
+	ModelNumber string `json:"model_number,omitempty"`
+	// Must be false.
+	Passthrough bool `json:"passthrough,omitempty"`
+	// Serial number of its controllers, at most 20 characters of ASCII.
+	SerialNumber string `json:"serial_number,omitempty"`
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+	// Ignored.
+	Wzsl *uint8 `json:"wzsl,omitempty"`
+}
+
+// NvmfCreateSubsystem calls nvmf_create_subsystem. Creates a subsystem, through which hosts reach disks.
+func (c *Client) NvmfCreateSubsystem(ctx context.Context, params NvmfCreateSubsystemParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_create_subsystem", params)
+}
+
+// NvmfCreateTargetParams are the parameters of nvmf_create_target.
+type NvmfCreateTargetParams struct {
+	// Name of the new target.
+	Name string `json:"name"`
+	// Number of subsystems that it may have. Default: that of `nvmf_set_max_subsystems`.
+	MaxSubsystems *uint32 `json:"max_subsystems,omitempty"`
+}
+
+// NvmfCreateTarget calls nvmf_create_target. Creates a target besides the one that there always is. The result is its name.
+func (c *Client) NvmfCreateTarget(ctx context.Context, params NvmfCreateTargetParams) (string, error) {
+	return call[string](ctx, c, "nvmf_create_target", params)
+}
+
+// NvmfCreateTransportParams are the parameters of nvmf_create_transport.
+type NvmfCreateTransportParams struct {
+	// The transport: `TCP`.
+	Trtype string `json:"trtype"`
+	// Ignored.
+	AbortTimeoutSec *uint32 `json:"abort_timeout_sec,omitempty"`
+	// Ignored.
+	AcceptorBacklog *int32 `json:"acceptor_backlog,omitempty"`
+	// Ignored.
+	AcceptorPollRate *uint32 `json:"acceptor_poll_rate,omitempty"`
+	// Ignored.
+	AckTimeout *uint32 `json:"ack_timeout,omitempty"`
+	// Ignored.
+	BufCacheSize *uint32 `json:"buf_cache_size,omitempty"`
+	// Ignored.
+	C2hSuccess *bool `json:"c2h_success,omitempty"`
+	// Ignored.
+	ControlMsgNum *uint16 `json:"control_msg_num,omitempty"`
+	// Ignored.
+	DataWrPoolSize *uint32 `json:"data_wr_pool_size,omitempty"`
+	// Ignored.
+	DisableAdaptiveIrq *bool `json:"disable_adaptive_irq,omitempty"`
+	// Ignored.
+	DisableCommandPassthru *bool `json:"disable_command_passthru,omitempty"`
+	// Ignored.
+	DisableMappableBar0 *bool `json:"disable_mappable_bar0,omitempty"`
+	// Ignored.
+	DisableShadowDoorbells *bool `json:"disable_shadow_doorbells,omitempty"`
+	// Ignored.
+	InCapsuleDataSize *uint32 `json:"in_capsule_data_size,omitempty"`
+	// Ignored.
+	IoUnitSize *uint32 `json:"io_unit_size,omitempty"`
+	// Ignored.
+	IobufLargeCacheSize *uint32 `json:"iobuf_large_cache_size,omitempty"`
+	// Ignored.
+	IobufSmallCacheSize *uint32 `json:"iobuf_small_cache_size,omitempty"`
+	// Ignored.
+	MaxAqDepth *uint32 `json:"max_aq_depth,omitempty"`
+	// I/O queues of a controller, 1 to 128. Default: 128.
+	MaxIoQpairsPerCtrlr *uint16 `json:"max_io_qpairs_per_ctrlr,omitempty"`
+	// Ignored.
+	MaxIoSize *uint32 `json:"max_io_size,omitempty"`
+	// Entries of a queue, 2 to 1,024. Default: 128.
+	MaxQueueDepth *uint16 `json:"max_queue_depth,omitempty"`
+	// Ignored.
+	MaxSrqDepth *uint32 `json:"max_srq_depth,omitempty"`
+	// Ignored.
+	NoSrq *bool `json:"no_srq,omitempty"`
+	// Ignored.
+	NoWrBatching *bool `json:"no_wr_batching,omitempty"`
+	// Ignored.
+	NumCqe *int32 `json:"num_cqe,omitempty"`
+	// Ignored.
+	NumSharedBuffers *uint32 `json:"num_shared_buffers,omitempty"`
+	// Ignored.
+	SockPriority *uint32 `json:"sock_priority,omitempty"`
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+	// Ignored.
+	Zcopy *bool `json:"zcopy,omitempty"`
+}
+
+// NvmfCreateTransport calls nvmf_create_transport. Lets a target listen for hosts by TCP, and sets the limits of their queues.
+func (c *Client) NvmfCreateTransport(ctx context.Context, params NvmfCreateTransportParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_create_transport", params)
+}
+
+// NvmfDeleteSubsystemParams are the parameters of nvmf_delete_subsystem.
+type NvmfDeleteSubsystemParams struct {
+	// Name of the subsystem.
+	Nqn string `json:"nqn"`
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfDeleteSubsystem calls nvmf_delete_subsystem. Deletes a subsystem; its hosts are disconnected.
+func (c *Client) NvmfDeleteSubsystem(ctx context.Context, params NvmfDeleteSubsystemParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_delete_subsystem", params)
+}
+
+// NvmfDeleteTargetParams are the parameters of nvmf_delete_target.
+type NvmfDeleteTargetParams struct {
+	// Name of the target.
+	Name string `json:"name"`
+}
+
+// NvmfDeleteTarget calls nvmf_delete_target. Deletes a target with its subsystems; its hosts are disconnected.
+func (c *Client) NvmfDeleteTarget(ctx context.Context, params NvmfDeleteTargetParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_delete_target", params)
+}
+
+// NvmfDiscoveryAddReferralParams are the parameters of nvmf_discovery_add_referral.
+type NvmfDiscoveryAddReferralParams struct {
+	// The address of the discovery service.
+	Address ListenAddress `json:"address"`
+	// Name of the discovery service. Default: the one of all discovery services.
+	Subnqn string `json:"subnqn,omitempty"`
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfDiscoveryAddReferral calls nvmf_discovery_add_referral. Tells hosts that ask for subsystems of another discovery service.
+func (c *Client) NvmfDiscoveryAddReferral(ctx context.Context, params NvmfDiscoveryAddReferralParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_discovery_add_referral", params)
+}
+
+// NvmfDiscoveryGetReferralsParams are the parameters of nvmf_discovery_get_referrals.
+type NvmfDiscoveryGetReferralsParams struct {
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfDiscoveryGetReferrals calls nvmf_discovery_get_referrals. Lists the other discovery services that hosts are told of.
+func (c *Client) NvmfDiscoveryGetReferrals(ctx context.Context, params NvmfDiscoveryGetReferralsParams) ([]ReferralInfo, error) {
+	return call[[]ReferralInfo](ctx, c, "nvmf_discovery_get_referrals", params)
+}
+
+// NvmfDiscoveryRemoveReferralParams are the parameters of nvmf_discovery_remove_referral.
+type NvmfDiscoveryRemoveReferralParams struct {
+	// The address of the discovery service.
+	Address ListenAddress `json:"address"`
+	// Name of the discovery service. Default: the one of all discovery services.
+	Subnqn string `json:"subnqn,omitempty"`
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfDiscoveryRemoveReferral calls nvmf_discovery_remove_referral. Tells hosts of another discovery service no longer.
+func (c *Client) NvmfDiscoveryRemoveReferral(ctx context.Context, params NvmfDiscoveryRemoveReferralParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_discovery_remove_referral", params)
+}
+
+// NvmfGetStatsParams are the parameters of nvmf_get_stats.
+type NvmfGetStatsParams struct {
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfGetStats calls nvmf_get_stats. Counts the queues of hosts, by reactor.
+func (c *Client) NvmfGetStats(ctx context.Context, params NvmfGetStatsParams) (Stats, error) {
+	return call[Stats](ctx, c, "nvmf_get_stats", params)
+}
+
+// NvmfGetSubsystemsParams are the parameters of nvmf_get_subsystems.
+type NvmfGetSubsystemsParams struct {
+	// Only this subsystem.
+	Nqn string `json:"nqn,omitempty"`
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfGetSubsystems calls nvmf_get_subsystems. Lists the subsystems of a target, or the one of that name.
+func (c *Client) NvmfGetSubsystems(ctx context.Context, params NvmfGetSubsystemsParams) ([]SubsystemReply, error) {
+	return call[[]SubsystemReply](ctx, c, "nvmf_get_subsystems", params)
+}
+
+// NvmfGetTargets calls nvmf_get_targets. Lists the names of the targets.
+func (c *Client) NvmfGetTargets(ctx context.Context) ([]string, error) {
+	return call[[]string](ctx, c, "nvmf_get_targets", nil)
+}
+
+// NvmfGetTransportsParams are the parameters of nvmf_get_transports.
+type NvmfGetTransportsParams struct {
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+	// Only this transport.
+	Trtype string `json:"trtype,omitempty"`
+}
+
+// NvmfGetTransports calls nvmf_get_transports. Lists a target's transports, with the limits of hosts' queues.
+func (c *Client) NvmfGetTransports(ctx context.Context, params NvmfGetTransportsParams) ([]TransportInfo, error) {
+	return call[[]TransportInfo](ctx, c, "nvmf_get_transports", params)
+}
+
+// NvmfNsAddHostParams are the parameters of nvmf_ns_add_host.
+type NvmfNsAddHostParams struct {
+	// Name of the subsystem.
+	Nqn string `json:"nqn"`
+	// Identifier of the namespace.
+	Nsid uint32 `json:"nsid"`
+	// Name of the host.
+	Host string `json:"host"`
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfNsAddHost calls nvmf_ns_add_host. Shows a hidden namespace to a host.
+func (c *Client) NvmfNsAddHost(ctx context.Context, params NvmfNsAddHostParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_ns_add_host", params)
+}
+
+// NvmfNsRemoveHostParams are the parameters of nvmf_ns_remove_host.
+type NvmfNsRemoveHostParams struct {
+	// Name of the subsystem.
+	Nqn string `json:"nqn"`
+	// Identifier of the namespace.
+	Nsid uint32 `json:"nsid"`
+	// Name of the host.
+	Host string `json:"host"`
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfNsRemoveHost calls nvmf_ns_remove_host. Hides a namespace from a host.
+func (c *Client) NvmfNsRemoveHost(ctx context.Context, params NvmfNsRemoveHostParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_ns_remove_host", params)
+}
+
 // NvmfSetConfigParams are the parameters of nvmf_set_config.
 type NvmfSetConfigParams struct {
 	// Without effect. Accepted values: `[AsBuilt]`.
@@ -2219,28 +2477,218 @@ func (c *Client) NvmfSetConfig(ctx context.Context, params NvmfSetConfigParams) 
 
 // NvmfSetCrdtParams are the parameters of nvmf_set_crdt.
 type NvmfSetCrdtParams struct {
-	// Without effect. Accepted values: `[0]`.
-	Crdt1 *int64 `json:"crdt1,omitempty"`
-	// Without effect. Accepted values: `[0]`.
-	Crdt2 *int64 `json:"crdt2,omitempty"`
-	// Without effect. Accepted values: `[0]`.
-	Crdt3 *int64 `json:"crdt3,omitempty"`
+	// The first delay, in units of 100 ms.
+	Crdt1 uint16 `json:"crdt1,omitempty"`
+	// The second delay, in units of 100 ms.
+	Crdt2 uint16 `json:"crdt2,omitempty"`
+	// The third delay, in units of 100 ms.
+	Crdt3 uint16 `json:"crdt3,omitempty"`
 }
 
-// NvmfSetCrdt calls nvmf_set_crdt. Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
+// NvmfSetCrdt calls nvmf_set_crdt. Sets the delays after which hosts try failed commands again, for controllers that begin.
 func (c *Client) NvmfSetCrdt(ctx context.Context, params NvmfSetCrdtParams) (bool, error) {
 	return call[bool](ctx, c, "nvmf_set_crdt", params)
 }
 
 // NvmfSetMaxSubsystemsParams are the parameters of nvmf_set_max_subsystems.
 type NvmfSetMaxSubsystemsParams struct {
-	// Without effect. Accepted values: `[1024, 0]`.
-	MaxSubsystems int64 `json:"max_subsystems"`
+	// Number of subsystems that a target may have.
+	MaxSubsystems uint32 `json:"max_subsystems"`
 }
 
-// NvmfSetMaxSubsystems calls nvmf_set_max_subsystems. Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
+// NvmfSetMaxSubsystems calls nvmf_set_max_subsystems. Sets how many subsystems a target may have.
 func (c *Client) NvmfSetMaxSubsystems(ctx context.Context, params NvmfSetMaxSubsystemsParams) (bool, error) {
 	return call[bool](ctx, c, "nvmf_set_max_subsystems", params)
+}
+
+// NvmfSubsystemAddHostParams are the parameters of nvmf_subsystem_add_host.
+type NvmfSubsystemAddHostParams struct {
+	// Name of the subsystem.
+	Nqn string `json:"nqn"`
+	// Name of the host.
+	Host string `json:"host"`
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfSubsystemAddHost calls nvmf_subsystem_add_host. Allows a host to connect to a subsystem.
+func (c *Client) NvmfSubsystemAddHost(ctx context.Context, params NvmfSubsystemAddHostParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_subsystem_add_host", params)
+}
+
+// NvmfSubsystemAddListenerParams are the parameters of nvmf_subsystem_add_listener.
+type NvmfSubsystemAddListenerParams struct {
+	// Name of the subsystem.
+	Nqn string `json:"nqn"`
+	// The address.
+	ListenAddress ListenAddress `json:"listen_address"`
+	// State of the path for hosts that come through this listener. Default: `optimized`.
+	AnaState AnaState `json:"ana_state,omitempty"`
+	// Ignored.
+	NumaID *int32 `json:"numa_id,omitempty"`
+	// Must be false: connections are not encrypted.
+	SecureChannel bool `json:"secure_channel,omitempty"`
+	// Ignored.
+	SockImpl string `json:"sock_impl,omitempty"`
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfSubsystemAddListener calls nvmf_subsystem_add_listener. Has a subsystem listen at an address. Hosts prove nothing, and their data is not encrypted.
+func (c *Client) NvmfSubsystemAddListener(ctx context.Context, params NvmfSubsystemAddListenerParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_subsystem_add_listener", params)
+}
+
+// NvmfSubsystemAddNsParams are the parameters of nvmf_subsystem_add_ns.
+type NvmfSubsystemAddNsParams struct {
+	// Name of the subsystem.
+	Nqn string `json:"nqn"`
+	// The namespace.
+	Namespace NamespaceParams `json:"namespace"`
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfSubsystemAddNs calls nvmf_subsystem_add_ns. Adds a disk as a namespace. The result is its identifier.
+func (c *Client) NvmfSubsystemAddNs(ctx context.Context, params NvmfSubsystemAddNsParams) (uint32, error) {
+	return call[uint32](ctx, c, "nvmf_subsystem_add_ns", params)
+}
+
+// NvmfSubsystemAllowAnyHostParams are the parameters of nvmf_subsystem_allow_any_host.
+type NvmfSubsystemAllowAnyHostParams struct {
+	// Name of the subsystem.
+	Nqn string `json:"nqn"`
+	// Whether any host may connect.
+	AllowAnyHost bool `json:"allow_any_host"`
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfSubsystemAllowAnyHost calls nvmf_subsystem_allow_any_host. Sets whether any host may connect to a subsystem. If not, the others than the listed ones are disconnected.
+func (c *Client) NvmfSubsystemAllowAnyHost(ctx context.Context, params NvmfSubsystemAllowAnyHostParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_subsystem_allow_any_host", params)
+}
+
+// NvmfSubsystemGetControllersParams are the parameters of nvmf_subsystem_get_controllers.
+type NvmfSubsystemGetControllersParams struct {
+	// Name of the subsystem.
+	Nqn string `json:"nqn"`
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfSubsystemGetControllers calls nvmf_subsystem_get_controllers. Lists the hosts that are connected to a subsystem.
+func (c *Client) NvmfSubsystemGetControllers(ctx context.Context, params NvmfSubsystemGetControllersParams) ([]ControllerReply, error) {
+	return call[[]ControllerReply](ctx, c, "nvmf_subsystem_get_controllers", params)
+}
+
+// NvmfSubsystemGetListenersParams are the parameters of nvmf_subsystem_get_listeners.
+type NvmfSubsystemGetListenersParams struct {
+	// Name of the subsystem.
+	Nqn string `json:"nqn"`
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfSubsystemGetListeners calls nvmf_subsystem_get_listeners. Lists where a subsystem listens, with the states of the paths.
+func (c *Client) NvmfSubsystemGetListeners(ctx context.Context, params NvmfSubsystemGetListenersParams) ([]ListenerReply, error) {
+	return call[[]ListenerReply](ctx, c, "nvmf_subsystem_get_listeners", params)
+}
+
+// NvmfSubsystemGetQpairsParams are the parameters of nvmf_subsystem_get_qpairs.
+type NvmfSubsystemGetQpairsParams struct {
+	// Name of the subsystem.
+	Nqn string `json:"nqn"`
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfSubsystemGetQpairs calls nvmf_subsystem_get_qpairs. Lists the queues of the hosts that are connected to a subsystem.
+func (c *Client) NvmfSubsystemGetQpairs(ctx context.Context, params NvmfSubsystemGetQpairsParams) ([]QpairReply, error) {
+	return call[[]QpairReply](ctx, c, "nvmf_subsystem_get_qpairs", params)
+}
+
+// NvmfSubsystemListenerSetAnaStateParams are the parameters of nvmf_subsystem_listener_set_ana_state.
+type NvmfSubsystemListenerSetAnaStateParams struct {
+	// Name of the subsystem.
+	Nqn string `json:"nqn"`
+	// The address of the listener.
+	ListenAddress ListenAddress `json:"listen_address"`
+	// The state.
+	AnaState AnaState `json:"ana_state"`
+	// The ANA group. Default: all.
+	Anagrpid *uint32 `json:"anagrpid,omitempty"`
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfSubsystemListenerSetAnaState calls nvmf_subsystem_listener_set_ana_state. Sets the state of a path for hosts that come through a listener, for one ANA group or for all.
+func (c *Client) NvmfSubsystemListenerSetAnaState(ctx context.Context, params NvmfSubsystemListenerSetAnaStateParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_subsystem_listener_set_ana_state", params)
+}
+
+// NvmfSubsystemRemoveHostParams are the parameters of nvmf_subsystem_remove_host.
+type NvmfSubsystemRemoveHostParams struct {
+	// Name of the subsystem.
+	Nqn string `json:"nqn"`
+	// Name of the host.
+	Host string `json:"host"`
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+	// Ignored: the host is disconnected at once, and the call returns when its last request has ended.
+	TimeoutMs *uint64 `json:"timeout_ms,omitempty"`
+}
+
+// NvmfSubsystemRemoveHost calls nvmf_subsystem_remove_host. Allows a host no longer to connect to a subsystem, and disconnects it.
+func (c *Client) NvmfSubsystemRemoveHost(ctx context.Context, params NvmfSubsystemRemoveHostParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_subsystem_remove_host", params)
+}
+
+// NvmfSubsystemRemoveListenerParams are the parameters of nvmf_subsystem_remove_listener.
+type NvmfSubsystemRemoveListenerParams struct {
+	// Name of the subsystem.
+	Nqn string `json:"nqn"`
+	// The address.
+	ListenAddress ListenAddress `json:"listen_address"`
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfSubsystemRemoveListener calls nvmf_subsystem_remove_listener. Has a subsystem listen no longer at an address; hosts that came through it are disconnected.
+func (c *Client) NvmfSubsystemRemoveListener(ctx context.Context, params NvmfSubsystemRemoveListenerParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_subsystem_remove_listener", params)
+}
+
+// NvmfSubsystemRemoveNsParams are the parameters of nvmf_subsystem_remove_ns.
+type NvmfSubsystemRemoveNsParams struct {
+	// Name of the subsystem.
+	Nqn string `json:"nqn"`
+	// Identifier of the namespace.
+	Nsid uint32 `json:"nsid"`
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfSubsystemRemoveNs calls nvmf_subsystem_remove_ns. Removes a namespace, and notifies the hosts.
+func (c *Client) NvmfSubsystemRemoveNs(ctx context.Context, params NvmfSubsystemRemoveNsParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_subsystem_remove_ns", params)
+}
+
+// NvmfSubsystemSetNsAnaGroupParams are the parameters of nvmf_subsystem_set_ns_ana_group.
+type NvmfSubsystemSetNsAnaGroupParams struct {
+	// Name of the subsystem.
+	Nqn string `json:"nqn"`
+	// Identifier of the namespace.
+	Nsid uint32 `json:"nsid"`
+	// The ANA group.
+	Anagrpid uint32 `json:"anagrpid"`
+	// Name of the target. Default: the one that there always is.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfSubsystemSetNsAnaGroup calls nvmf_subsystem_set_ns_ana_group. Moves a namespace to another ANA group.
+func (c *Client) NvmfSubsystemSetNsAnaGroup(ctx context.Context, params NvmfSubsystemSetNsAnaGroupParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_subsystem_set_ns_ana_group", params)
 }
 
 // RpcGetMethodsParams are the parameters of rpc_get_methods.

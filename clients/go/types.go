@@ -58,6 +58,16 @@ type AioDetails struct {
 	Readonly bool `json:"readonly"`
 }
 
+// AnaState: The state of a path; commands on one that is inaccessible fail for now.
+type AnaState string
+
+// The values of AnaState.
+const (
+	AnaStateOptimized    AnaState = "optimized"
+	AnaStateNonOptimized AnaState = "non_optimized"
+	AnaStateInaccessible AnaState = "inaccessible"
+)
+
 // Bdev: One of the results of `bdev_get_bdevs`.
 type Bdev struct {
 	// Name of the disk. Aliases and the uuid identify it as well.
@@ -240,6 +250,19 @@ type ChannelStat struct {
 type ContextSwitchMonitor struct {
 	// Whether logging is on.
 	Enabled bool `json:"enabled"`
+}
+
+// ControllerReply: One of the results of `nvmf_subsystem_get_controllers`.
+type ControllerReply struct {
+	Cntlid      uint16 `json:"cntlid"`
+	Cntrltype   string `json:"cntrltype"`
+	Hostnqn     string `json:"hostnqn"`
+	Hostid      string `json:"hostid"`
+	NumIoQpairs uint64 `json:"num_io_qpairs"`
+	// Aryk only: the host's address.
+	PeerAddress ListenAddress `json:"peer_address"`
+	// Aryk only: where the host was accepted.
+	ListenAddress ListenAddress `json:"listen_address"`
 }
 
 // ControllerState: State of a controller.
@@ -593,6 +616,12 @@ type GroupCounts struct {
 	Waiting uint64 `json:"waiting"`
 }
 
+// GroupState: The state of an ANA group.
+type GroupState struct {
+	AnaGroup uint32   `json:"ana_group"`
+	AnaState AnaState `json:"ana_state"`
+}
+
 // Histogram: Result of `bdev_get_histogram`.
 type Histogram struct {
 	// The counts of all buckets from the first octave to the last, 8 bytes each, least significant byte first, in base64.
@@ -611,6 +640,11 @@ type Histogram struct {
 type HistogramBorders struct {
 	// For each border the number of requests that did not exceed it, with the histogram's precision of one eighth; then the number of all requests.
 	BordersCount []uint64 `json:"borders_count"`
+}
+
+// HostName: part of a method's parameters or result.
+type HostName struct {
+	Nqn string `json:"nqn"`
 }
 
 // IoChannel: A disk that a thread has open.
@@ -746,6 +780,27 @@ type LayerLatencies struct {
 	LatencyTicks uint64 `json:"latency_ticks"`
 	// Buckets that are not empty. Those of `total` count the time from the submission by the front-end to the completion.
 	Buckets []LatencyBucket `json:"buckets"`
+}
+
+// ListenAddress: Where a target listens, or another discovery service is.
+type ListenAddress struct {
+	// The transport: `TCP`.
+	Trtype string `json:"trtype"`
+	// The IP address.
+	Traddr string `json:"traddr"`
+	// The kind of address, `IPv4` or `IPv6`, which follows from the address.
+	Adrfam *string `json:"adrfam,omitempty"`
+	// The port. Default: 4420, of a discovery service 8009.
+	Trsvcid *string `json:"trsvcid,omitempty"`
+}
+
+// ListenerReply: One of the results of `nvmf_subsystem_get_listeners`.
+type ListenerReply struct {
+	Address ListenAddress `json:"address"`
+	// The state of the first ANA group.
+	AnaState AnaState `json:"ana_state"`
+	// The states of the ANA groups of the subsystem's namespaces.
+	AnaStates []GroupState `json:"ana_states"`
 }
 
 // LuksDetails: A disk of `bdev_luks_create`.
@@ -994,6 +1049,41 @@ type NamedSecret struct {
 	Refcnt uint32 `json:"refcnt"`
 	// The file.
 	Path string `json:"path"`
+}
+
+// NamespaceParams: A disk as a namespace.
+type NamespaceParams struct {
+	// Name, alias or uuid of the disk.
+	BdevName string `json:"bdev_name"`
+	// The ANA group. Default: that with the number of the namespace.
+	Anagrpid *uint32 `json:"anagrpid,omitempty"`
+	// 16 hexadecimal digits.
+	Eui64 *string `json:"eui64,omitempty"`
+	// Ignored: disks have no metadata.
+	HideMetadata *bool `json:"hide_metadata,omitempty"`
+	// 32 hexadecimal digits. Default: the UUID.
+	Nguid *string `json:"nguid,omitempty"`
+	// Hide the namespace until `nvmf_ns_add_host`.
+	NoAutoVisible *bool `json:"no_auto_visible,omitempty"`
+	// Identifier of the namespace. Default: the lowest that is free.
+	Nsid *uint32 `json:"nsid,omitempty"`
+	// A file for reservations, which are not supported: it must not be given.
+	PtplFile *string `json:"ptpl_file,omitempty"`
+	// Default: that of the disk.
+	UUID *string `json:"uuid,omitempty"`
+}
+
+// NamespaceReply: A namespace.
+type NamespaceReply struct {
+	Nsid     uint32  `json:"nsid"`
+	BdevName string  `json:"bdev_name"`
+	Name     string  `json:"name"`
+	Nguid    string  `json:"nguid"`
+	UUID     string  `json:"uuid"`
+	Anagrpid *uint32 `json:"anagrpid,omitempty"`
+	Eui64    *string `json:"eui64,omitempty"`
+	// The hosts that see a hidden namespace.
+	Hosts []string `json:"hosts,omitempty"`
 }
 
 // NotRegistered: A region that a client has not registered.
@@ -1385,6 +1475,17 @@ type PciDevice struct {
 	ConfigSpace string `json:"config_space"`
 }
 
+// PollGroup: The queues of hosts on one reactor.
+type PollGroup struct {
+	Name string `json:"name"`
+	// Admin queues that have begun. All are in control, and counted with the first reactor.
+	AdminQpairs uint64 `json:"admin_qpairs"`
+	// I/O queues that have begun.
+	IoQpairs           uint64 `json:"io_qpairs"`
+	CurrentAdminQpairs uint64 `json:"current_admin_qpairs"`
+	CurrentIoQpairs    uint64 `json:"current_io_qpairs"`
+}
+
 // Poller: A queue, or another poller.
 type Poller struct {
 	Name string `json:"name"`
@@ -1567,6 +1668,17 @@ type QosGroup struct {
 	Parent *string `json:"parent,omitempty"`
 }
 
+// QpairReply: One of the results of `nvmf_subsystem_get_qpairs`.
+type QpairReply struct {
+	Cntlid        uint16        `json:"cntlid"`
+	Qid           uint16        `json:"qid"`
+	State         string        `json:"state"`
+	ListenAddress ListenAddress `json:"listen_address"`
+	PeerAddress   ListenAddress `json:"peer_address"`
+	// The core of the queue's reactor. The admin queue has none.
+	Core *uint16 `json:"core,omitempty"`
+}
+
 // RateLimits: Rate limits of a disk or a group.
 type RateLimits struct {
 	RwIosPerSec    uint64 `json:"rw_ios_per_sec"`
@@ -1717,6 +1829,12 @@ type Reactors struct {
 	Reactors []Reactor `json:"reactors"`
 }
 
+// ReferralInfo: One of the results of `nvmf_discovery_get_referrals`.
+type ReferralInfo struct {
+	Address ListenAddress `json:"address"`
+	Subnqn  string        `json:"subnqn"`
+}
+
 // ResetMode: Statistics that are set to zero.
 type ResetMode string
 
@@ -1817,12 +1935,35 @@ type SplitDetails struct {
 	OffsetBlocks uint64 `json:"offset_blocks"`
 }
 
+// Stats: Result of `nvmf_get_stats`.
+type Stats struct {
+	TickRate   uint64      `json:"tick_rate"`
+	PollGroups []PollGroup `json:"poll_groups"`
+}
+
 // SubsystemInfo: One of the results of `framework_get_subsystems`.
 type SubsystemInfo struct {
 	// Name of the subsystem.
 	Subsystem string `json:"subsystem"`
 	// Subsystems that come before this one.
 	DependsOn []string `json:"depends_on"`
+}
+
+// SubsystemReply: One of the results of `nvmf_get_subsystems`.
+type SubsystemReply struct {
+	Nqn             string           `json:"nqn"`
+	Subtype         string           `json:"subtype"`
+	ListenAddresses []ListenAddress  `json:"listen_addresses"`
+	AllowAnyHost    bool             `json:"allow_any_host"`
+	Hosts           []HostName       `json:"hosts"`
+	AnaReporting    *bool            `json:"ana_reporting,omitempty"`
+	MaxCntlid       *uint16          `json:"max_cntlid,omitempty"`
+	MaxNamespaces   *uint32          `json:"max_namespaces,omitempty"`
+	MinCntlid       *uint16          `json:"min_cntlid,omitempty"`
+	ModelNumber     *string          `json:"model_number,omitempty"`
+	Namespaces      []NamespaceReply `json:"namespaces,omitempty"`
+	Passthrough     *bool            `json:"passthrough,omitempty"`
+	SerialNumber    *string          `json:"serial_number,omitempty"`
 }
 
 // TaskCounts: Counters of a background task: work that a module runs by itself.
@@ -1961,6 +2102,18 @@ type TraceRecord struct {
 	Object string `json:"object"`
 	// The request's tag within the queue or channel.
 	Tag uint32 `json:"tag"`
+}
+
+// TransportInfo: One of the results of `nvmf_get_transports`.
+type TransportInfo struct {
+	Type                string `json:"type"`
+	Trtype              string `json:"trtype"`
+	MaxQueueDepth       uint16 `json:"max_queue_depth"`
+	MaxIoQpairsPerCtrlr uint16 `json:"max_io_qpairs_per_ctrlr"`
+	InCapsuleDataSize   uint32 `json:"in_capsule_data_size"`
+	MaxIoSize           uint32 `json:"max_io_size"`
+	IoUnitSize          uint32 `json:"io_unit_size"`
+	AbortTimeoutSec     uint32 `json:"abort_timeout_sec"`
 }
 
 // UringDetails: A disk of `bdev_uring_create`.

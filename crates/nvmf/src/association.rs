@@ -98,6 +98,7 @@ impl Inner {
                             is_ending: false,
                         };
                         subsystem.controllers.insert(id, live);
+                        *state.began.entry(None).or_default() += 1;
                         return Ok((Place { subsystem: data.subsystem.clone(), controller: id }, news));
                     }
                     Admission::After(earlier) => {
@@ -136,6 +137,7 @@ impl Inner {
     /// An I/O queue is on a reactor. Returns whether its controller goes on.
     pub fn queue_began(&self, place: &Place, qid: u16, root: &QueueRef) -> bool {
         let mut state = self.state.borrow_mut();
+        *state.began.entry(Some(root.handle().core())).or_default() += 1;
         let Some(subsystem) = state.subsystem(&place.subsystem) else { return false };
         // Who ends the queues of the controller has not seen this one.
         subsystem.changed.notify_waiters();

@@ -195,6 +195,8 @@ pub(crate) struct State {
     /// Other discovery services.
     pub referrals: Vec<Entry>,
     pub listeners: BTreeMap<SocketAddr, Listener>,
+    /// Queues that have begun: I/O queues by core, and admin queues.
+    pub began: BTreeMap<Option<u16>, u64>,
     /// Counts the changes of what discovery shows.
     pub generation: u64,
 }

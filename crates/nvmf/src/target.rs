@@ -653,6 +653,11 @@ impl Target {
         all.map(|(_, subsystem)| info(subsystem)).collect()
     }
 
+    /// How many queues have begun: I/O queues by core, and admin queues.
+    pub fn began(&self) -> BTreeMap<Option<u16>, u64> {
+        self.0.state.borrow().began.clone()
+    }
+
     /// The hosts that are connected to the discovery service.
     pub fn discovery_controllers(&self) -> usize {
         self.with_any(nqn::DISCOVERY, |discovery| discovery.controllers.len()).unwrap_or(0)

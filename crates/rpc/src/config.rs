@@ -9,6 +9,7 @@
 
 use crate::journal;
 use crate::methods::nvme::{ATTACH, is_saved};
+use crate::methods::nvmf;
 use crate::methods::rbd::for_output;
 use aryk_state::{Record, Store, Written};
 use schemars::JsonSchema;
@@ -41,6 +42,8 @@ pub enum Subsystem {
     VhostBlk,
     /// vhost-user-scsi controllers, and their targets.
     VhostScsi,
+    /// Targets of NVMe over TCP: their subsystems, namespaces, hosts and listeners.
+    Nvmf,
     /// Interrupt coalescing of controllers. On the wire the last part of the controllers.
     Signals,
     /// Sleep policies of controllers. On the wire the last part of the controllers.
@@ -55,13 +58,15 @@ pub enum Subsystem {
 
 impl Subsystem {
     /// All subsystems that SPDK lists, each after those that it depends on.
-    pub const ALL: [Self; 5] = [Self::Keyring, Self::Bdev, Self::VhostBlk, Self::VhostScsi, Self::Scheduler];
+    pub const ALL: [Self; 6] =
+        [Self::Keyring, Self::Bdev, Self::Nvmf, Self::VhostBlk, Self::VhostScsi, Self::Scheduler];
 
     /// The subsystem's name on the wire.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Keyring => "keyring",
             Self::Bdev | Self::Nvme | Self::Rbd | Self::Watch | Self::Qos => "bdev",
+            Self::Nvmf => "nvmf",
             Self::VhostBlk => "vhost_blk",
             Self::VhostScsi | Self::Signals | Self::Sleep => "vhost_scsi",
             Self::Unit => "scsi",
@@ -81,7 +86,9 @@ impl Subsystem {
             | Self::Qos
             | Self::Scheduler
             | Self::Daemon => &[],
-            Self::VhostBlk | Self::VhostScsi | Self::Signals | Self::Sleep | Self::Unit => &["bdev"],
+            Self::Nvmf | Self::VhostBlk | Self::VhostScsi | Self::Signals | Self::Sleep | Self::Unit => {
+                &["bdev"]
+            }
         }
     }
 }
@@ -109,6 +116,7 @@ impl Call {
         const PARAMS: [&str; 6] =
             ["name", "bdev_name", "dev_name", "base_bdev_name", "base_bdev", "base_name"];
         PARAMS.iter().any(|param| self.params.get(param).is_some_and(|value| value == disk))
+            || nvmf::disk_of(self) == Some(disk)
     }
 
     /// The disk on which the call's disk is built.
@@ -311,6 +319,14 @@ impl Config {
         }
     }
 
+    /// The calls of existing objects of `subsystem` that `is_selected` accepts.
+    pub(crate) fn calls_that(&self, subsystem: Subsystem, is_selected: impl Fn(&Call) -> bool) -> Vec<Call> {
+        let notes = self.notes.borrow();
+        let selected =
+            notes.notes.values().filter(|note| note.subsystem == subsystem && is_selected(&note.call));
+        selected.map(|note| note.call.clone()).collect()
+    }
+
     /// Makes an object absent that has ended by itself. Its key, if it had a note.
     pub(crate) fn lost(&self, subsystem: Subsystem, object: &str) -> Option<u64> {
         let (key, note) = self.notes.borrow_mut().take(subsystem, object)?;
@@ -450,6 +466,7 @@ impl Config {
             Some(Subsystem::Signals) => "signals of",
             Some(Subsystem::Sleep) => "sleep policy of",
             Some(Subsystem::Keyring) => "keyring's",
+            Some(Subsystem::Nvmf) => "NVMe-oF",
             Some(Subsystem::Unit) => "SCSI reservations and modes of",
             _ => kind,
         };
@@ -465,6 +482,7 @@ impl Config {
                 Subsystem::Rbd => "ceph cluster",
                 Subsystem::VhostScsi if note.object.contains('/') => "target",
                 Subsystem::VhostBlk | Subsystem::VhostScsi => "controller",
+                Subsystem::Nvmf => "share",
                 Subsystem::Daemon
                 | Subsystem::Keyring
                 | Subsystem::Qos
@@ -527,8 +545,8 @@ impl Config {
 
     /// Stores the call that created `object`. The note replaces that of an earlier object with the same name.
     pub fn made(&self, subsystem: Subsystem, object: &str, method: &'static str, params: &impl Serialize) {
-        use Subsystem::{Nvme, Rbd, VhostBlk, VhostScsi};
-        let is_controller = matches!(subsystem, Nvme | Rbd | VhostBlk | VhostScsi);
+        use Subsystem::{Nvme, Nvmf, Rbd, VhostBlk, VhostScsi};
+        let is_controller = matches!(subsystem, Nvme | Nvmf | Rbd | VhostBlk | VhostScsi);
         if is_controller {
             journal::made(subsystem, object);
         }
@@ -615,6 +633,31 @@ impl Config {
     pub fn retain(&self, subsystem: Subsystem, exists: impl Fn(&str) -> bool) {
         let notes = self.notes.borrow();
         let gone: Vec<String> = notes.objects(subsystem).filter(|o| !exists(o)).map(str::to_owned).collect();
+        drop(notes);
+        gone.iter().for_each(|object| self.removed(subsystem, object));
+    }
+
+    /// Removes the notes of all objects of `subsystem`, existing or absent, whose calls `is_selected` accepts; returns whether
+    /// there was one.
+    pub(crate) fn forget_that(&self, subsystem: Subsystem, is_selected: impl Fn(&Call) -> bool) -> bool {
+        let selected = |notes: &RefCell<Notes>| -> Vec<String> {
+            let notes = notes.borrow();
+            let selected =
+                notes.notes.values().filter(|note| note.subsystem == subsystem && is_selected(&note.call));
+            selected.map(|note| note.object.clone()).collect()
+        };
+        let objects: Vec<String> = [&self.notes, &self.absent].into_iter().flat_map(selected).collect();
+        for object in &objects {
+            self.forget(subsystem, object);
+        }
+        !objects.is_empty()
+    }
+
+    /// Removes the notes of existing objects of `subsystem` whose calls `exists` does not accept.
+    pub(crate) fn retain_that(&self, subsystem: Subsystem, exists: impl Fn(&Call) -> bool) {
+        let notes = self.notes.borrow();
+        let gone = notes.notes.values().filter(|note| note.subsystem == subsystem && !exists(&note.call));
+        let gone: Vec<String> = gone.map(|note| note.object.clone()).collect();
         drop(notes);
         gone.iter().for_each(|object| self.removed(subsystem, object));
     }

@@ -56,6 +56,8 @@ pub struct Control {
     pub(crate) rekeys: crate::methods::rekey::State,
     /// The disks with LUKS headers.
     pub(crate) luks: crate::methods::luks::State,
+    /// The targets of NVMe over TCP.
+    pub(crate) nvmf: crate::methods::nvmf::State,
     /// The pools of volumes.
     pub(crate) volumes: crate::methods::volumes::State,
     /// Collects statistics.
@@ -95,6 +97,7 @@ impl Control {
         let (memory, reactors_of) = (registry.memory().clone(), Rc::clone(&reactors));
         let controllers = Rc::new(Controllers::new(vhost_dir, queue_size_max, memory, reactors_of));
         let env = Env::new(Arc::clone(&registry), &reactors);
+        let nvmf = crate::methods::nvmf::State::new(env.clone());
         Self {
             scheduler: Scheduler::new(&reactors, &controllers),
             scsi: ScsiControllers::new(Rc::clone(&controllers), registry),
@@ -110,6 +113,7 @@ impl Control {
             keys: crate::methods::crypto::Keys::default(),
             rekeys: crate::methods::rekey::State::default(),
             luks: crate::methods::luks::State::default(),
+            nvmf,
             volumes: crate::methods::volumes::State::default(),
             collector: Collector::default(),
             started: watch::Sender::new(false),
@@ -246,6 +250,7 @@ impl Control {
         crate::methods::observe::forget_gone(self);
         // A removed disk has been removed from its targets.
         crate::methods::vhost_scsi::forget_gone(self);
+        crate::methods::nvmf::forget_gone(self);
         crate::methods::volumes::forget_gone(self);
     }
 
@@ -317,6 +322,7 @@ impl Control {
             }
             Subsystem::Nvme => crate::methods::nvme::unmake(self, name).await,
             Subsystem::Rbd => crate::methods::rbd::unmake(self, name).await,
+            Subsystem::Nvmf => crate::methods::nvmf::unmake(self, name).await,
             Subsystem::Watch
             | Subsystem::Qos
             | Subsystem::Signals
@@ -333,6 +339,7 @@ impl Control {
         self.closing.set(true);
         self.scheduler.stop();
         self.controllers.delete_all().await;
+        self.nvmf.close().await;
         self.disks.close().await;
         crate::methods::nvme::close(self).await;
         self.rbd.clusters.close().await;

@@ -12,7 +12,7 @@
 use crate::config::{Call, Subsystem};
 use crate::methods::nvme::follow_plugged;
 use crate::methods::waiting::make_waiting;
-use crate::methods::{qos, rekey, vhost_blk, vhost_scsi, volumes};
+use crate::methods::{nvmf, qos, rekey, vhost_blk, vhost_scsi, volumes};
 use crate::{Control, Methods, restore};
 use aryk_bdev::Change;
 use aryk_bdev_nvme::AttachedController;
@@ -127,6 +127,8 @@ async fn follow(
 
 /// Keeps the settings of a removed disk in the configuration.
 fn keep_settings(control: &Control, disk: &str) {
+    let namespaces = control.config.calls_that(Subsystem::Nvmf, |call| nvmf::disk_of(call) == Some(disk));
+    control.config.went(Subsystem::Nvmf, |call| nvmf::is_of_one(call, &namespaces));
     for subsystem in [Subsystem::Watch, Subsystem::Qos, Subsystem::VhostScsi] {
         control.config.went(subsystem, |call| disk_of(subsystem, call) == Some(disk));
     }

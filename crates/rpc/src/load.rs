@@ -265,6 +265,9 @@ fn noted(control: &Control, method: &str, params: &Value) -> Option<(String, Cal
                 number => of(number),
             }
         }
+        _ if method.starts_with("nvmf_") => {
+            find(Subsystem::Nvmf, crate::methods::nvmf::object(method, params)?)
+        }
         _ if method.starts_with("bdev_") && method.ends_with("_create") => {
             find(Subsystem::Bdev, text("name")?.to_owned())
         }

@@ -23,6 +23,7 @@ mod none;
 pub(crate) mod notify;
 mod null;
 pub(crate) mod nvme;
+pub(crate) mod nvmf;
 pub(crate) mod observe;
 mod options;
 mod passthru;
@@ -92,6 +93,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
     none::register(&mut table);
     null::register(&mut table);
     nvme::register(&mut table);
+    nvmf::register(&mut table);
     notify::register(&mut table);
     observe::register(&mut table);
     options::register(&mut table);
@@ -117,7 +119,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
 }
 
 /// The methods that read-only clients may call.
-const CHANGE_NOTHING: [&str; 55] = [
+const CHANGE_NOTHING: [&str; 63] = [
     "accel_crypto_keys_get",
     "accel_get_module_info",
     "accel_get_opc_assignments",
@@ -161,6 +163,14 @@ const CHANGE_NOTHING: [&str; 55] = [
     "log_get_print_level",
     "notify_get_notifications",
     "notify_get_types",
+    "nvmf_discovery_get_referrals",
+    "nvmf_get_stats",
+    "nvmf_get_subsystems",
+    "nvmf_get_targets",
+    "nvmf_get_transports",
+    "nvmf_subsystem_get_controllers",
+    "nvmf_subsystem_get_listeners",
+    "nvmf_subsystem_get_qpairs",
     "rpc.discover",
     "rpc_get_methods",
     "save_config",

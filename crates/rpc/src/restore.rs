@@ -17,6 +17,7 @@ pub(crate) use start_up::StartUp;
 pub use start_up::Unfinished;
 
 use crate::config::{AbsentObject, Call};
+use crate::methods::nvmf;
 use crate::{Control, Methods};
 use plan::Plan;
 use serde_json::value::to_raw_value;
@@ -137,6 +138,7 @@ pub(crate) async fn create_dependents_of(disk: &str, control: &Rc<Control>, meth
     let of_disk = control.config.absent_objects_that(|call| call.names(disk));
     let is_of_one = |call: &Call| {
         call.params.get("ctrlr").is_some_and(|name| of_disk.iter().any(|object| *name == object.name))
+            || nvmf::is_of_one(call, of_disk.iter().map(|object| &object.call))
     };
     let objects = control.config.absent_objects_that(|call| call.names(disk) || is_of_one(call));
     if !objects.is_empty() {

@@ -108,8 +108,8 @@ impl Layer {
             FrontEnd => &[Ground, Device, Fabrics, Reactor, Bdev, Transport, Commands, Queues],
             Metrics => &[Ground, Reactor, Bdev],
             Rpc => &[
-                Ground, Format, Store, Bus, Device, Reactor, Bdev, Module, Transport, Commands, Queues,
-                FrontEnd, Metrics,
+                Ground, Format, Store, Bus, Device, Fabrics, Reactor, Bdev, Module, Transport, Commands,
+                Queues, FrontEnd, Metrics,
             ],
             Program => &[
                 Ground, Format, Store, Bus, Device, Reactor, Bdev, Module, Transport, FrontEnd, Metrics, Rpc,

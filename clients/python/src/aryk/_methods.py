@@ -3437,6 +3437,410 @@ class Methods(ABC):
         result: list[types.EventType] = self.call("notify_get_types")
         return result
 
+    def nvmf_create_subsystem(
+        self,
+        *,
+        nqn: str,
+        admin_label: str | None = None,
+        allow_any_host: bool | None = None,
+        ana_reporting: bool | None = None,
+        dmrsl: int | None = None,
+        enable_nssr: bool | None = None,
+        max_cntlid: int | None = None,
+        max_namespaces: int | None = None,
+        min_cntlid: int | None = None,
+        model_number: str | None = None,
+        passthrough: bool | None = None,
+        serial_number: str | None = None,
+        tgt_name: str | None = None,
+        wzsl: int | None = None,
+    ) -> bool:
+        """Creates a subsystem, through which hosts reach disks.
+
+        Parameters:
+            nqn: Name of the new subsystem.
+            admin_label: Ignored.
+            allow_any_host: Any host may connect. Default: only those of `nvmf_subsystem_add_host`.
+            ana_reporting: Report the states of paths to hosts (ANA).
+            dmrsl: Ignored.
+            enable_nssr: Ignored.
+            max_cntlid: The highest identifier of its controllers.
+            max_namespaces: Namespaces that it can have, at most 256. Default: 32.
+            min_cntlid: The lowest identifier of its controllers.
+            model_number: Model of its controllers, at most 40 characters of ASCII.
+            passthrough: Must be false.
+            serial_number: Serial number of its controllers, at most 20 characters of ASCII.
+            tgt_name: Name of the target. Default: the one that there always is.
+            wzsl: Ignored.
+        """
+        result: bool = self.call(
+            "nvmf_create_subsystem",
+            _given(
+                nqn=nqn,
+                admin_label=admin_label,
+                allow_any_host=allow_any_host,
+                ana_reporting=ana_reporting,
+                dmrsl=dmrsl,
+                enable_nssr=enable_nssr,
+                max_cntlid=max_cntlid,
+                max_namespaces=max_namespaces,
+                min_cntlid=min_cntlid,
+                model_number=model_number,
+                passthrough=passthrough,
+                serial_number=serial_number,
+                tgt_name=tgt_name,
+                wzsl=wzsl,
+            ),
+        )
+        return result
+
+    def nvmf_create_target(
+        self,
+        *,
+        name: str,
+        max_subsystems: int | None = None,
+    ) -> str:
+        """Creates a target besides the one that there always is. The result is its name.
+
+        Parameters:
+            name: Name of the new target.
+            max_subsystems: Number of subsystems that it may have. Default: that of `nvmf_set_max_subsystems`.
+        """
+        result: str = self.call(
+            "nvmf_create_target",
+            _given(
+                name=name,
+                max_subsystems=max_subsystems,
+            ),
+        )
+        return result
+
+    def nvmf_create_transport(
+        self,
+        *,
+        trtype: str,
+        abort_timeout_sec: int | None = None,
+        acceptor_backlog: int | None = None,
+        acceptor_poll_rate: int | None = None,
+        ack_timeout: int | None = None,
+        buf_cache_size: int | None = None,
+        c2h_success: bool | None = None,
+        control_msg_num: int | None = None,
+        data_wr_pool_size: int | None = None,
+        disable_adaptive_irq: bool | None = None,
+        disable_command_passthru: bool | None = None,
+        disable_mappable_bar0: bool | None = None,
+        disable_shadow_doorbells: bool | None = None,
+        in_capsule_data_size: int | None = None,
+        io_unit_size: int | None = None,
+        iobuf_large_cache_size: int | None = None,
+        iobuf_small_cache_size: int | None = None,
+        max_aq_depth: int | None = None,
+        max_io_qpairs_per_ctrlr: int | None = None,
+        max_io_size: int | None = None,
+        max_queue_depth: int | None = None,
+        max_srq_depth: int | None = None,
+        no_srq: bool | None = None,
+        no_wr_batching: bool | None = None,
+        num_cqe: int | None = None,
+        num_shared_buffers: int | None = None,
+        sock_priority: int | None = None,
+        tgt_name: str | None = None,
+        zcopy: bool | None = None,
+    ) -> bool:
+        """Lets a target listen for hosts by TCP, and sets the limits of their queues.
+
+        Parameters:
+            trtype: The transport: `TCP`.
+            abort_timeout_sec: Ignored.
+            acceptor_backlog: Ignored.
+            acceptor_poll_rate: Ignored.
+            ack_timeout: Ignored.
+            buf_cache_size: Ignored.
+            c2h_success: Ignored.
+            control_msg_num: Ignored.
+            data_wr_pool_size: Ignored.
+            disable_adaptive_irq: Ignored.
+            disable_command_passthru: Ignored.
+            disable_mappable_bar0: Ignored.
+            disable_shadow_doorbells: Ignored.
+            in_capsule_data_size: Ignored.
+            io_unit_size: Ignored.
+            iobuf_large_cache_size: Ignored.
+            iobuf_small_cache_size: Ignored.
+            max_aq_depth: Ignored.
+            max_io_qpairs_per_ctrlr: I/O queues of a controller, 1 to 128. Default: 128.
+            max_io_size: Ignored.
+            max_queue_depth: Entries of a queue, 2 to 1,024. Default: 128.
+            max_srq_depth: Ignored.
+            no_srq: Ignored.
+            no_wr_batching: Ignored.
+            num_cqe: Ignored.
+            num_shared_buffers: Ignored.
+            sock_priority: Ignored.
+            tgt_name: Name of the target. Default: the one that there always is.
+            zcopy: Ignored.
+        """
+        result: bool = self.call(
+            "nvmf_create_transport",
+            _given(
+                trtype=trtype,
+                abort_timeout_sec=abort_timeout_sec,
+                acceptor_backlog=acceptor_backlog,
+                acceptor_poll_rate=acceptor_poll_rate,
+                ack_timeout=ack_timeout,
+                buf_cache_size=buf_cache_size,
+                c2h_success=c2h_success,
+                control_msg_num=control_msg_num,
+                data_wr_pool_size=data_wr_pool_size,
+                disable_adaptive_irq=disable_adaptive_irq,
+                disable_command_passthru=disable_command_passthru,
+                disable_mappable_bar0=disable_mappable_bar0,
+                disable_shadow_doorbells=disable_shadow_doorbells,
+                in_capsule_data_size=in_capsule_data_size,
+                io_unit_size=io_unit_size,
+                iobuf_large_cache_size=iobuf_large_cache_size,
+                iobuf_small_cache_size=iobuf_small_cache_size,
+                max_aq_depth=max_aq_depth,
+                max_io_qpairs_per_ctrlr=max_io_qpairs_per_ctrlr,
+                max_io_size=max_io_size,
+                max_queue_depth=max_queue_depth,
+                max_srq_depth=max_srq_depth,
+                no_srq=no_srq,
+                no_wr_batching=no_wr_batching,
+                num_cqe=num_cqe,
+                num_shared_buffers=num_shared_buffers,
+                sock_priority=sock_priority,
+                tgt_name=tgt_name,
+                zcopy=zcopy,
+            ),
+        )
+        return result
+
+    def nvmf_delete_subsystem(
+        self,
+        *,
+        nqn: str,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Deletes a subsystem; its hosts are disconnected.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = self.call(
+            "nvmf_delete_subsystem",
+            _given(
+                nqn=nqn,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    def nvmf_delete_target(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Deletes a target with its subsystems; its hosts are disconnected.
+
+        Parameters:
+            name: Name of the target.
+        """
+        result: bool = self.call(
+            "nvmf_delete_target",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def nvmf_discovery_add_referral(
+        self,
+        *,
+        address: types.ListenAddress,
+        subnqn: str | None = None,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Tells hosts that ask for subsystems of another discovery service.
+
+        Parameters:
+            address: The address of the discovery service.
+            subnqn: Name of the discovery service. Default: the one of all discovery services.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = self.call(
+            "nvmf_discovery_add_referral",
+            _given(
+                address=address,
+                subnqn=subnqn,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    def nvmf_discovery_get_referrals(
+        self,
+        *,
+        tgt_name: str | None = None,
+    ) -> list[types.ReferralInfo]:
+        """Lists the other discovery services that hosts are told of.
+
+        Parameters:
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: list[types.ReferralInfo] = self.call(
+            "nvmf_discovery_get_referrals",
+            _given(
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    def nvmf_discovery_remove_referral(
+        self,
+        *,
+        address: types.ListenAddress,
+        subnqn: str | None = None,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Tells hosts of another discovery service no longer.
+
+        Parameters:
+            address: The address of the discovery service.
+            subnqn: Name of the discovery service. Default: the one of all discovery services.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = self.call(
+            "nvmf_discovery_remove_referral",
+            _given(
+                address=address,
+                subnqn=subnqn,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    def nvmf_get_stats(
+        self,
+        *,
+        tgt_name: str | None = None,
+    ) -> types.Stats:
+        """Counts the queues of hosts, by reactor.
+
+        Parameters:
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: types.Stats = self.call(
+            "nvmf_get_stats",
+            _given(
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    def nvmf_get_subsystems(
+        self,
+        *,
+        nqn: str | None = None,
+        tgt_name: str | None = None,
+    ) -> list[types.SubsystemReply]:
+        """Lists the subsystems of a target, or the one of that name.
+
+        Parameters:
+            nqn: Only this subsystem.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: list[types.SubsystemReply] = self.call(
+            "nvmf_get_subsystems",
+            _given(
+                nqn=nqn,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    def nvmf_get_targets(self) -> list[str]:
+        """Lists the names of the targets."""
+        result: list[str] = self.call("nvmf_get_targets")
+        return result
+
+    def nvmf_get_transports(
+        self,
+        *,
+        tgt_name: str | None = None,
+        trtype: str | None = None,
+    ) -> list[types.TransportInfo]:
+        """Lists a target's transports, with the limits of hosts' queues.
+
+        Parameters:
+            tgt_name: Name of the target. Default: the one that there always is.
+            trtype: Only this transport.
+        """
+        result: list[types.TransportInfo] = self.call(
+            "nvmf_get_transports",
+            _given(
+                tgt_name=tgt_name,
+                trtype=trtype,
+            ),
+        )
+        return result
+
+    def nvmf_ns_add_host(
+        self,
+        *,
+        nqn: str,
+        nsid: int,
+        host: str,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Shows a hidden namespace to a host.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            nsid: Identifier of the namespace.
+            host: Name of the host.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = self.call(
+            "nvmf_ns_add_host",
+            _given(
+                nqn=nqn,
+                nsid=nsid,
+                host=host,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    def nvmf_ns_remove_host(
+        self,
+        *,
+        nqn: str,
+        nsid: int,
+        host: str,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Hides a namespace from a host.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            nsid: Identifier of the namespace.
+            host: Name of the host.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = self.call(
+            "nvmf_ns_remove_host",
+            _given(
+                nqn=nqn,
+                nsid=nsid,
+                host=host,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
     def nvmf_set_config(
         self,
         *,
@@ -3480,12 +3884,12 @@ class Methods(ABC):
         crdt2: int | None = None,
         crdt3: int | None = None,
     ) -> bool:
-        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
+        """Sets the delays after which hosts try failed commands again, for controllers that begin.
 
         Parameters:
-            crdt1: Without effect. Accepted values: `[0]`.
-            crdt2: Without effect. Accepted values: `[0]`.
-            crdt3: Without effect. Accepted values: `[0]`.
+            crdt1: The first delay, in units of 100 ms.
+            crdt2: The second delay, in units of 100 ms.
+            crdt3: The third delay, in units of 100 ms.
         """
         result: bool = self.call(
             "nvmf_set_crdt",
@@ -3502,15 +3906,318 @@ class Methods(ABC):
         *,
         max_subsystems: int,
     ) -> bool:
-        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
+        """Sets how many subsystems a target may have.
 
         Parameters:
-            max_subsystems: Without effect. Accepted values: `[1024, 0]`.
+            max_subsystems: Number of subsystems that a target may have.
         """
         result: bool = self.call(
             "nvmf_set_max_subsystems",
             _given(
                 max_subsystems=max_subsystems,
+            ),
+        )
+        return result
+
+    def nvmf_subsystem_add_host(
+        self,
+        *,
+        nqn: str,
+        host: str,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Allows a host to connect to a subsystem.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            host: Name of the host.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = self.call(
+            "nvmf_subsystem_add_host",
+            _given(
+                nqn=nqn,
+                host=host,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    def nvmf_subsystem_add_listener(
+        self,
+        *,
+        nqn: str,
+        listen_address: types.ListenAddress,
+        ana_state: types.AnaState | None = None,
+        numa_id: int | None = None,
+        secure_channel: bool | None = None,
+        sock_impl: str | None = None,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Has a subsystem listen at an address. Hosts prove nothing, and their data is not encrypted.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            listen_address: The address.
+            ana_state: State of the path for hosts that come through this listener. Default: `optimized`.
+            numa_id: Ignored.
+            secure_channel: Must be false: connections are not encrypted.
+            sock_impl: Ignored.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = self.call(
+            "nvmf_subsystem_add_listener",
+            _given(
+                nqn=nqn,
+                listen_address=listen_address,
+                ana_state=ana_state,
+                numa_id=numa_id,
+                secure_channel=secure_channel,
+                sock_impl=sock_impl,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    def nvmf_subsystem_add_ns(
+        self,
+        *,
+        nqn: str,
+        namespace: types.NamespaceParams,
+        tgt_name: str | None = None,
+    ) -> int:
+        """Adds a disk as a namespace. The result is its identifier.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            namespace: The namespace.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: int = self.call(
+            "nvmf_subsystem_add_ns",
+            _given(
+                nqn=nqn,
+                namespace=namespace,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    def nvmf_subsystem_allow_any_host(
+        self,
+        *,
+        nqn: str,
+        allow_any_host: bool,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Sets whether any host may connect to a subsystem. If not, the others than the listed ones are disconnected.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            allow_any_host: Whether any host may connect.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = self.call(
+            "nvmf_subsystem_allow_any_host",
+            _given(
+                nqn=nqn,
+                allow_any_host=allow_any_host,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    def nvmf_subsystem_get_controllers(
+        self,
+        *,
+        nqn: str,
+        tgt_name: str | None = None,
+    ) -> list[types.ControllerReply]:
+        """Lists the hosts that are connected to a subsystem.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: list[types.ControllerReply] = self.call(
+            "nvmf_subsystem_get_controllers",
+            _given(
+                nqn=nqn,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    def nvmf_subsystem_get_listeners(
+        self,
+        *,
+        nqn: str,
+        tgt_name: str | None = None,
+    ) -> list[types.ListenerReply]:
+        """Lists where a subsystem listens, with the states of the paths.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: list[types.ListenerReply] = self.call(
+            "nvmf_subsystem_get_listeners",
+            _given(
+                nqn=nqn,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    def nvmf_subsystem_get_qpairs(
+        self,
+        *,
+        nqn: str,
+        tgt_name: str | None = None,
+    ) -> list[types.QpairReply]:
+        """Lists the queues of the hosts that are connected to a subsystem.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: list[types.QpairReply] = self.call(
+            "nvmf_subsystem_get_qpairs",
+            _given(
+                nqn=nqn,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    def nvmf_subsystem_listener_set_ana_state(
+        self,
+        *,
+        nqn: str,
+        listen_address: types.ListenAddress,
+        ana_state: types.AnaState,
+        anagrpid: int | None = None,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Sets the state of a path for hosts that come through a listener, for one ANA group or for all.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            listen_address: The address of the listener.
+            ana_state: The state.
+            anagrpid: The ANA group. Default: all.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = self.call(
+            "nvmf_subsystem_listener_set_ana_state",
+            _given(
+                nqn=nqn,
+                listen_address=listen_address,
+                ana_state=ana_state,
+                anagrpid=anagrpid,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    def nvmf_subsystem_remove_host(
+        self,
+        *,
+        nqn: str,
+        host: str,
+        tgt_name: str | None = None,
+        timeout_ms: int | None = None,
+    ) -> bool:
+        """Allows a host no longer to connect to a subsystem, and disconnects it.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            host: Name of the host.
+            tgt_name: Name of the target. Default: the one that there always is.
+            timeout_ms: Ignored: the host is disconnected at once, and the call returns when its last request has ended.
+        """
+        result: bool = self.call(
+            "nvmf_subsystem_remove_host",
+            _given(
+                nqn=nqn,
+                host=host,
+                tgt_name=tgt_name,
+                timeout_ms=timeout_ms,
+            ),
+        )
+        return result
+
+    def nvmf_subsystem_remove_listener(
+        self,
+        *,
+        nqn: str,
+        listen_address: types.ListenAddress,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Has a subsystem listen no longer at an address; hosts that came through it are disconnected.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            listen_address: The address.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = self.call(
+            "nvmf_subsystem_remove_listener",
+            _given(
+                nqn=nqn,
+                listen_address=listen_address,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    def nvmf_subsystem_remove_ns(
+        self,
+        *,
+        nqn: str,
+        nsid: int,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Removes a namespace, and notifies the hosts.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            nsid: Identifier of the namespace.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = self.call(
+            "nvmf_subsystem_remove_ns",
+            _given(
+                nqn=nqn,
+                nsid=nsid,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    def nvmf_subsystem_set_ns_ana_group(
+        self,
+        *,
+        nqn: str,
+        nsid: int,
+        anagrpid: int,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Moves a namespace to another ANA group.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            nsid: Identifier of the namespace.
+            anagrpid: The ANA group.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = self.call(
+            "nvmf_subsystem_set_ns_ana_group",
+            _given(
+                nqn=nqn,
+                nsid=nsid,
+                anagrpid=anagrpid,
+                tgt_name=tgt_name,
             ),
         )
         return result
@@ -7431,6 +8138,410 @@ class AsyncMethods(ABC):
         result: list[types.EventType] = await self.call("notify_get_types")
         return result
 
+    async def nvmf_create_subsystem(
+        self,
+        *,
+        nqn: str,
+        admin_label: str | None = None,
+        allow_any_host: bool | None = None,
+        ana_reporting: bool | None = None,
+        dmrsl: int | None = None,
+        enable_nssr: bool | None = None,
+        max_cntlid: int | None = None,
+        max_namespaces: int | None = None,
+        min_cntlid: int | None = None,
+        model_number: str | None = None,
+        passthrough: bool | None = None,
+        serial_number: str | None = None,
+        tgt_name: str | None = None,
+        wzsl: int | None = None,
+    ) -> bool:
+        """Creates a subsystem, through which hosts reach disks.
+
+        Parameters:
+            nqn: Name of the new subsystem.
+            admin_label: Ignored.
+            allow_any_host: Any host may connect. Default: only those of `nvmf_subsystem_add_host`.
+            ana_reporting: Report the states of paths to hosts (ANA).
+            dmrsl: Ignored.
+            enable_nssr: Ignored.
+            max_cntlid: The highest identifier of its controllers.
+            max_namespaces: Namespaces that it can have, at most 256. Default: 32.
+            min_cntlid: The lowest identifier of its controllers.
+            model_number: Model of its controllers, at most 40 characters of ASCII.
+            passthrough: Must be false.
+            serial_number: Serial number of its controllers, at most 20 characters of ASCII.
+            tgt_name: Name of the target. Default: the one that there always is.
+            wzsl: Ignored.
+        """
+        result: bool = await self.call(
+            "nvmf_create_subsystem",
+            _given(
+                nqn=nqn,
+                admin_label=admin_label,
+                allow_any_host=allow_any_host,
+                ana_reporting=ana_reporting,
+                dmrsl=dmrsl,
+                enable_nssr=enable_nssr,
+                max_cntlid=max_cntlid,
+                max_namespaces=max_namespaces,
+                min_cntlid=min_cntlid,
+                model_number=model_number,
+                passthrough=passthrough,
+                serial_number=serial_number,
+                tgt_name=tgt_name,
+                wzsl=wzsl,
+            ),
+        )
+        return result
+
+    async def nvmf_create_target(
+        self,
+        *,
+        name: str,
+        max_subsystems: int | None = None,
+    ) -> str:
+        """Creates a target besides the one that there always is. The result is its name.
+
+        Parameters:
+            name: Name of the new target.
+            max_subsystems: Number of subsystems that it may have. Default: that of `nvmf_set_max_subsystems`.
+        """
+        result: str = await self.call(
+            "nvmf_create_target",
+            _given(
+                name=name,
+                max_subsystems=max_subsystems,
+            ),
+        )
+        return result
+
+    async def nvmf_create_transport(
+        self,
+        *,
+        trtype: str,
+        abort_timeout_sec: int | None = None,
+        acceptor_backlog: int | None = None,
+        acceptor_poll_rate: int | None = None,
+        ack_timeout: int | None = None,
+        buf_cache_size: int | None = None,
+        c2h_success: bool | None = None,
+        control_msg_num: int | None = None,
+        data_wr_pool_size: int | None = None,
+        disable_adaptive_irq: bool | None = None,
+        disable_command_passthru: bool | None = None,
+        disable_mappable_bar0: bool | None = None,
+        disable_shadow_doorbells: bool | None = None,
+        in_capsule_data_size: int | None = None,
+        io_unit_size: int | None = None,
+        iobuf_large_cache_size: int | None = None,
+        iobuf_small_cache_size: int | None = None,
+        max_aq_depth: int | None = None,
+        max_io_qpairs_per_ctrlr: int | None = None,
+        max_io_size: int | None = None,
+        max_queue_depth: int | None = None,
+        max_srq_depth: int | None = None,
+        no_srq: bool | None = None,
+        no_wr_batching: bool | None = None,
+        num_cqe: int | None = None,
+        num_shared_buffers: int | None = None,
+        sock_priority: int | None = None,
+        tgt_name: str | None = None,
+        zcopy: bool | None = None,
+    ) -> bool:
+        """Lets a target listen for hosts by TCP, and sets the limits of their queues.
+
+        Parameters:
+            trtype: The transport: `TCP`.
+            abort_timeout_sec: Ignored.
+            acceptor_backlog: Ignored.
+            acceptor_poll_rate: Ignored.
+            ack_timeout: Ignored.
+            buf_cache_size: Ignored.
+            c2h_success: Ignored.
+            control_msg_num: Ignored.
+            data_wr_pool_size: Ignored.
+            disable_adaptive_irq: Ignored.
+            disable_command_passthru: Ignored.
+            disable_mappable_bar0: Ignored.
+            disable_shadow_doorbells: Ignored.
+            in_capsule_data_size: Ignored.
+            io_unit_size: Ignored.
+            iobuf_large_cache_size: Ignored.
+            iobuf_small_cache_size: Ignored.
+            max_aq_depth: Ignored.
+            max_io_qpairs_per_ctrlr: I/O queues of a controller, 1 to 128. Default: 128.
+            max_io_size: Ignored.
+            max_queue_depth: Entries of a queue, 2 to 1,024. Default: 128.
+            max_srq_depth: Ignored.
+            no_srq: Ignored.
+            no_wr_batching: Ignored.
+            num_cqe: Ignored.
+            num_shared_buffers: Ignored.
+            sock_priority: Ignored.
+            tgt_name: Name of the target. Default: the one that there always is.
+            zcopy: Ignored.
+        """
+        result: bool = await self.call(
+            "nvmf_create_transport",
+            _given(
+                trtype=trtype,
+                abort_timeout_sec=abort_timeout_sec,
+                acceptor_backlog=acceptor_backlog,
+                acceptor_poll_rate=acceptor_poll_rate,
+                ack_timeout=ack_timeout,
+                buf_cache_size=buf_cache_size,
+                c2h_success=c2h_success,
+                control_msg_num=control_msg_num,
+                data_wr_pool_size=data_wr_pool_size,
+                disable_adaptive_irq=disable_adaptive_irq,
+                disable_command_passthru=disable_command_passthru,
+                disable_mappable_bar0=disable_mappable_bar0,
+                disable_shadow_doorbells=disable_shadow_doorbells,
+                in_capsule_data_size=in_capsule_data_size,
+                io_unit_size=io_unit_size,
+                iobuf_large_cache_size=iobuf_large_cache_size,
+                iobuf_small_cache_size=iobuf_small_cache_size,
+                max_aq_depth=max_aq_depth,
+                max_io_qpairs_per_ctrlr=max_io_qpairs_per_ctrlr,
+                max_io_size=max_io_size,
+                max_queue_depth=max_queue_depth,
+                max_srq_depth=max_srq_depth,
+                no_srq=no_srq,
+                no_wr_batching=no_wr_batching,
+                num_cqe=num_cqe,
+                num_shared_buffers=num_shared_buffers,
+                sock_priority=sock_priority,
+                tgt_name=tgt_name,
+                zcopy=zcopy,
+            ),
+        )
+        return result
+
+    async def nvmf_delete_subsystem(
+        self,
+        *,
+        nqn: str,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Deletes a subsystem; its hosts are disconnected.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = await self.call(
+            "nvmf_delete_subsystem",
+            _given(
+                nqn=nqn,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    async def nvmf_delete_target(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Deletes a target with its subsystems; its hosts are disconnected.
+
+        Parameters:
+            name: Name of the target.
+        """
+        result: bool = await self.call(
+            "nvmf_delete_target",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def nvmf_discovery_add_referral(
+        self,
+        *,
+        address: types.ListenAddress,
+        subnqn: str | None = None,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Tells hosts that ask for subsystems of another discovery service.
+
+        Parameters:
+            address: The address of the discovery service.
+            subnqn: Name of the discovery service. Default: the one of all discovery services.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = await self.call(
+            "nvmf_discovery_add_referral",
+            _given(
+                address=address,
+                subnqn=subnqn,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    async def nvmf_discovery_get_referrals(
+        self,
+        *,
+        tgt_name: str | None = None,
+    ) -> list[types.ReferralInfo]:
+        """Lists the other discovery services that hosts are told of.
+
+        Parameters:
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: list[types.ReferralInfo] = await self.call(
+            "nvmf_discovery_get_referrals",
+            _given(
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    async def nvmf_discovery_remove_referral(
+        self,
+        *,
+        address: types.ListenAddress,
+        subnqn: str | None = None,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Tells hosts of another discovery service no longer.
+
+        Parameters:
+            address: The address of the discovery service.
+            subnqn: Name of the discovery service. Default: the one of all discovery services.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = await self.call(
+            "nvmf_discovery_remove_referral",
+            _given(
+                address=address,
+                subnqn=subnqn,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    async def nvmf_get_stats(
+        self,
+        *,
+        tgt_name: str | None = None,
+    ) -> types.Stats:
+        """Counts the queues of hosts, by reactor.
+
+        Parameters:
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: types.Stats = await self.call(
+            "nvmf_get_stats",
+            _given(
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    async def nvmf_get_subsystems(
+        self,
+        *,
+        nqn: str | None = None,
+        tgt_name: str | None = None,
+    ) -> list[types.SubsystemReply]:
+        """Lists the subsystems of a target, or the one of that name.
+
+        Parameters:
+            nqn: Only this subsystem.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: list[types.SubsystemReply] = await self.call(
+            "nvmf_get_subsystems",
+            _given(
+                nqn=nqn,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    async def nvmf_get_targets(self) -> list[str]:
+        """Lists the names of the targets."""
+        result: list[str] = await self.call("nvmf_get_targets")
+        return result
+
+    async def nvmf_get_transports(
+        self,
+        *,
+        tgt_name: str | None = None,
+        trtype: str | None = None,
+    ) -> list[types.TransportInfo]:
+        """Lists a target's transports, with the limits of hosts' queues.
+
+        Parameters:
+            tgt_name: Name of the target. Default: the one that there always is.
+            trtype: Only this transport.
+        """
+        result: list[types.TransportInfo] = await self.call(
+            "nvmf_get_transports",
+            _given(
+                tgt_name=tgt_name,
+                trtype=trtype,
+            ),
+        )
+        return result
+
+    async def nvmf_ns_add_host(
+        self,
+        *,
+        nqn: str,
+        nsid: int,
+        host: str,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Shows a hidden namespace to a host.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            nsid: Identifier of the namespace.
+            host: Name of the host.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = await self.call(
+            "nvmf_ns_add_host",
+            _given(
+                nqn=nqn,
+                nsid=nsid,
+                host=host,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    async def nvmf_ns_remove_host(
+        self,
+        *,
+        nqn: str,
+        nsid: int,
+        host: str,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Hides a namespace from a host.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            nsid: Identifier of the namespace.
+            host: Name of the host.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = await self.call(
+            "nvmf_ns_remove_host",
+            _given(
+                nqn=nqn,
+                nsid=nsid,
+                host=host,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
     async def nvmf_set_config(
         self,
         *,
@@ -7474,12 +8585,12 @@ class AsyncMethods(ABC):
         crdt2: int | None = None,
         crdt3: int | None = None,
     ) -> bool:
-        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
+        """Sets the delays after which hosts try failed commands again, for controllers that begin.
 
         Parameters:
-            crdt1: Without effect. Accepted values: `[0]`.
-            crdt2: Without effect. Accepted values: `[0]`.
-            crdt3: Without effect. Accepted values: `[0]`.
+            crdt1: The first delay, in units of 100 ms.
+            crdt2: The second delay, in units of 100 ms.
+            crdt3: The third delay, in units of 100 ms.
         """
         result: bool = await self.call(
             "nvmf_set_crdt",
@@ -7496,15 +8607,318 @@ class AsyncMethods(ABC):
         *,
         max_subsystems: int,
     ) -> bool:
-        """Without effect: accepts only SPDK's defaults, since Aryk lacks the feature.
+        """Sets how many subsystems a target may have.
 
         Parameters:
-            max_subsystems: Without effect. Accepted values: `[1024, 0]`.
+            max_subsystems: Number of subsystems that a target may have.
         """
         result: bool = await self.call(
             "nvmf_set_max_subsystems",
             _given(
                 max_subsystems=max_subsystems,
+            ),
+        )
+        return result
+
+    async def nvmf_subsystem_add_host(
+        self,
+        *,
+        nqn: str,
+        host: str,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Allows a host to connect to a subsystem.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            host: Name of the host.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = await self.call(
+            "nvmf_subsystem_add_host",
+            _given(
+                nqn=nqn,
+                host=host,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    async def nvmf_subsystem_add_listener(
+        self,
+        *,
+        nqn: str,
+        listen_address: types.ListenAddress,
+        ana_state: types.AnaState | None = None,
+        numa_id: int | None = None,
+        secure_channel: bool | None = None,
+        sock_impl: str | None = None,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Has a subsystem listen at an address. Hosts prove nothing, and their data is not encrypted.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            listen_address: The address.
+            ana_state: State of the path for hosts that come through this listener. Default: `optimized`.
+            numa_id: Ignored.
+            secure_channel: Must be false: connections are not encrypted.
+            sock_impl: Ignored.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = await self.call(
+            "nvmf_subsystem_add_listener",
+            _given(
+                nqn=nqn,
+                listen_address=listen_address,
+                ana_state=ana_state,
+                numa_id=numa_id,
+                secure_channel=secure_channel,
+                sock_impl=sock_impl,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    async def nvmf_subsystem_add_ns(
+        self,
+        *,
+        nqn: str,
+        namespace: types.NamespaceParams,
+        tgt_name: str | None = None,
+    ) -> int:
+        """Adds a disk as a namespace. The result is its identifier.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            namespace: The namespace.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: int = await self.call(
+            "nvmf_subsystem_add_ns",
+            _given(
+                nqn=nqn,
+                namespace=namespace,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    async def nvmf_subsystem_allow_any_host(
+        self,
+        *,
+        nqn: str,
+        allow_any_host: bool,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Sets whether any host may connect to a subsystem. If not, the others than the listed ones are disconnected.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            allow_any_host: Whether any host may connect.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = await self.call(
+            "nvmf_subsystem_allow_any_host",
+            _given(
+                nqn=nqn,
+                allow_any_host=allow_any_host,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    async def nvmf_subsystem_get_controllers(
+        self,
+        *,
+        nqn: str,
+        tgt_name: str | None = None,
+    ) -> list[types.ControllerReply]:
+        """Lists the hosts that are connected to a subsystem.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: list[types.ControllerReply] = await self.call(
+            "nvmf_subsystem_get_controllers",
+            _given(
+                nqn=nqn,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    async def nvmf_subsystem_get_listeners(
+        self,
+        *,
+        nqn: str,
+        tgt_name: str | None = None,
+    ) -> list[types.ListenerReply]:
+        """Lists where a subsystem listens, with the states of the paths.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: list[types.ListenerReply] = await self.call(
+            "nvmf_subsystem_get_listeners",
+            _given(
+                nqn=nqn,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    async def nvmf_subsystem_get_qpairs(
+        self,
+        *,
+        nqn: str,
+        tgt_name: str | None = None,
+    ) -> list[types.QpairReply]:
+        """Lists the queues of the hosts that are connected to a subsystem.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: list[types.QpairReply] = await self.call(
+            "nvmf_subsystem_get_qpairs",
+            _given(
+                nqn=nqn,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    async def nvmf_subsystem_listener_set_ana_state(
+        self,
+        *,
+        nqn: str,
+        listen_address: types.ListenAddress,
+        ana_state: types.AnaState,
+        anagrpid: int | None = None,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Sets the state of a path for hosts that come through a listener, for one ANA group or for all.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            listen_address: The address of the listener.
+            ana_state: The state.
+            anagrpid: The ANA group. Default: all.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = await self.call(
+            "nvmf_subsystem_listener_set_ana_state",
+            _given(
+                nqn=nqn,
+                listen_address=listen_address,
+                ana_state=ana_state,
+                anagrpid=anagrpid,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    async def nvmf_subsystem_remove_host(
+        self,
+        *,
+        nqn: str,
+        host: str,
+        tgt_name: str | None = None,
+        timeout_ms: int | None = None,
+    ) -> bool:
+        """Allows a host no longer to connect to a subsystem, and disconnects it.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            host: Name of the host.
+            tgt_name: Name of the target. Default: the one that there always is.
+            timeout_ms: Ignored: the host is disconnected at once, and the call returns when its last request has ended.
+        """
+        result: bool = await self.call(
+            "nvmf_subsystem_remove_host",
+            _given(
+                nqn=nqn,
+                host=host,
+                tgt_name=tgt_name,
+                timeout_ms=timeout_ms,
+            ),
+        )
+        return result
+
+    async def nvmf_subsystem_remove_listener(
+        self,
+        *,
+        nqn: str,
+        listen_address: types.ListenAddress,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Has a subsystem listen no longer at an address; hosts that came through it are disconnected.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            listen_address: The address.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = await self.call(
+            "nvmf_subsystem_remove_listener",
+            _given(
+                nqn=nqn,
+                listen_address=listen_address,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    async def nvmf_subsystem_remove_ns(
+        self,
+        *,
+        nqn: str,
+        nsid: int,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Removes a namespace, and notifies the hosts.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            nsid: Identifier of the namespace.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = await self.call(
+            "nvmf_subsystem_remove_ns",
+            _given(
+                nqn=nqn,
+                nsid=nsid,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    async def nvmf_subsystem_set_ns_ana_group(
+        self,
+        *,
+        nqn: str,
+        nsid: int,
+        anagrpid: int,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Moves a namespace to another ANA group.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            nsid: Identifier of the namespace.
+            anagrpid: The ANA group.
+            tgt_name: Name of the target. Default: the one that there always is.
+        """
+        result: bool = await self.call(
+            "nvmf_subsystem_set_ns_ana_group",
+            _given(
+                nqn=nqn,
+                nsid=nsid,
+                anagrpid=anagrpid,
+                tgt_name=tgt_name,
             ),
         )
         return result

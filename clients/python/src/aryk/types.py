@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 if TYPE_CHECKING:
     from typing import NotRequired
 
+#: The state of a path; commands on one that is inaccessible fail for now.
+AnaState = Literal["optimized", "non_optimized", "inaccessible"]
+
 #: A cipher. Only `AES_XTS` is supported.
 CryptoCipher = Literal["AES_CBC", "AES_XTS"]
 
@@ -329,6 +332,20 @@ class ContextSwitchMonitor(TypedDict):
     enabled: bool
 
 
+class ControllerReply(TypedDict):
+    """One of the results of `nvmf_subsystem_get_controllers`."""
+
+    cntlid: int
+    cntrltype: str
+    hostnqn: str
+    hostid: str
+    num_io_qpairs: int
+    #: Aryk only: the host's address.
+    peer_address: ListenAddress
+    #: Aryk only: where the host was accepted.
+    listen_address: ListenAddress
+
+
 class ControllerState(TypedDict):
     """State of a controller."""
 
@@ -639,6 +656,13 @@ class GroupCounts(TypedDict):
     waiting: int
 
 
+class GroupState(TypedDict):
+    """The state of an ANA group."""
+
+    ana_group: int
+    ana_state: AnaState
+
+
 class Histogram(TypedDict):
     """Result of `bdev_get_histogram`."""
 
@@ -659,6 +683,12 @@ class HistogramBorders(TypedDict):
 
     #: For each border the number of requests that did not exceed it, with the histogram's precision of one eighth; then the number of all requests.
     borders_count: list[int]
+
+
+class HostName(TypedDict):
+    """Part of a result."""
+
+    nqn: str
 
 
 class IoChannel(TypedDict):
@@ -780,6 +810,29 @@ class LayerLatencies(TypedDict):
     latency_ticks: int
     #: Buckets that are not empty. Those of `total` count the time from the submission by the front-end to the completion.
     buckets: list[LatencyBucket]
+
+
+class ListenAddress(TypedDict):
+    """Where a target listens, or another discovery service is."""
+
+    #: The transport: `TCP`.
+    trtype: str
+    #: The IP address.
+    traddr: str
+    #: The kind of address, `IPv4` or `IPv6`, which follows from the address.
+    adrfam: NotRequired[str]
+    #: The port. Default: 4420, of a discovery service 8009.
+    trsvcid: NotRequired[str]
+
+
+class ListenerReply(TypedDict):
+    """One of the results of `nvmf_subsystem_get_listeners`."""
+
+    address: ListenAddress
+    #: The state of the first ANA group.
+    ana_state: AnaState
+    #: The states of the ANA groups of the subsystem's namespaces.
+    ana_states: list[GroupState]
 
 
 class LuksDetails(TypedDict):
@@ -1004,6 +1057,43 @@ class NamedSecret(TypedDict):
     refcnt: int
     #: The file.
     path: str
+
+
+class NamespaceParams(TypedDict):
+    """A disk as a namespace."""
+
+    #: Name, alias or uuid of the disk.
+    bdev_name: str
+    #: The ANA group. Default: that with the number of the namespace.
+    anagrpid: NotRequired[int]
+    #: 16 hexadecimal digits.
+    eui64: NotRequired[str]
+    #: Ignored: disks have no metadata.
+    hide_metadata: NotRequired[bool]
+    #: 32 hexadecimal digits. Default: the UUID.
+    nguid: NotRequired[str]
+    #: Hide the namespace until `nvmf_ns_add_host`.
+    no_auto_visible: NotRequired[bool]
+    #: Identifier of the namespace. Default: the lowest that is free.
+    nsid: NotRequired[int]
+    #: A file for reservations, which are not supported: it must not be given.
+    ptpl_file: NotRequired[str]
+    #: Default: that of the disk.
+    uuid: NotRequired[str]
+
+
+class NamespaceReply(TypedDict):
+    """A namespace."""
+
+    nsid: int
+    bdev_name: str
+    name: str
+    nguid: str
+    uuid: str
+    anagrpid: NotRequired[int]
+    eui64: NotRequired[str]
+    #: The hosts that see a hidden namespace.
+    hosts: NotRequired[list[str]]
 
 
 class NotRegistered(TypedDict):
@@ -1352,6 +1442,18 @@ class PciDevice(TypedDict):
     config_space: str
 
 
+class PollGroup(TypedDict):
+    """The queues of hosts on one reactor."""
+
+    name: str
+    #: Admin queues that have begun. All are in control, and counted with the first reactor.
+    admin_qpairs: int
+    #: I/O queues that have begun.
+    io_qpairs: int
+    current_admin_qpairs: int
+    current_io_qpairs: int
+
+
 class Poller(TypedDict):
     """A queue, or another poller."""
 
@@ -1531,6 +1633,18 @@ class QosGroup(TypedDict):
     parent: NotRequired[str]
 
 
+class QpairReply(TypedDict):
+    """One of the results of `nvmf_subsystem_get_qpairs`."""
+
+    cntlid: int
+    qid: int
+    state: str
+    listen_address: ListenAddress
+    peer_address: ListenAddress
+    #: The core of the queue's reactor. The admin queue has none.
+    core: NotRequired[int]
+
+
 class RateLimits(TypedDict):
     """Rate limits of a disk or a group."""
 
@@ -1690,6 +1804,13 @@ class Reactors(TypedDict):
     reactors: list[Reactor]
 
 
+class ReferralInfo(TypedDict):
+    """One of the results of `nvmf_discovery_get_referrals`."""
+
+    address: ListenAddress
+    subnqn: str
+
+
 class SavedConfig(TypedDict):
     """Result of `save_config`."""
 
@@ -1762,6 +1883,13 @@ class SplitDetails(TypedDict):
     offset_blocks: int
 
 
+class Stats(TypedDict):
+    """Result of `nvmf_get_stats`."""
+
+    tick_rate: int
+    poll_groups: list[PollGroup]
+
+
 class SubsystemInfo(TypedDict):
     """One of the results of `framework_get_subsystems`."""
 
@@ -1769,6 +1897,24 @@ class SubsystemInfo(TypedDict):
     subsystem: str
     #: Subsystems that come before this one.
     depends_on: list[str]
+
+
+class SubsystemReply(TypedDict):
+    """One of the results of `nvmf_get_subsystems`."""
+
+    nqn: str
+    subtype: str
+    listen_addresses: list[ListenAddress]
+    allow_any_host: bool
+    hosts: list[HostName]
+    ana_reporting: NotRequired[bool]
+    max_cntlid: NotRequired[int]
+    max_namespaces: NotRequired[int]
+    min_cntlid: NotRequired[int]
+    model_number: NotRequired[str]
+    namespaces: NotRequired[list[NamespaceReply]]
+    passthrough: NotRequired[bool]
+    serial_number: NotRequired[str]
 
 
 class TaskCounts(TypedDict):
@@ -1895,6 +2041,19 @@ class TraceRecord(TypedDict):
     object: str
     #: The request's tag within the queue or channel.
     tag: int
+
+
+class TransportInfo(TypedDict):
+    """One of the results of `nvmf_get_transports`."""
+
+    type: str
+    trtype: str
+    max_queue_depth: int
+    max_io_qpairs_per_ctrlr: int
+    in_capsule_data_size: int
+    max_io_size: int
+    io_unit_size: int
+    abort_timeout_sec: int
 
 
 class UringDetails(TypedDict):

@@ -1,4 +1,4 @@
-//! Options of SPDK features that Aryk lacks: RAID, NVMe-oF and iSCSI targets, network sockets, file systems.
+//! Options of SPDK features that Aryk lacks: RAID, iSCSI targets, network sockets, file systems, some of NVMe-oF targets.
 //! Control context.
 //!
 //! SPDK's `save_config` writes all of these options, used or not, and its clients load a file only if each call succeeds. Values
@@ -15,9 +15,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     SockOptions::register(table, "There are no network connections of disks");
     FsdevOptions::register(table, "There are no file systems");
     RaidOptions::register(table, "There is no RAID");
-    NvmfConfig::register(table, "There is no NVMe-oF target");
-    NvmfMaxSubsystems::register(table, "There is no NVMe-oF target");
-    NvmfCrdt::register(table, "There is no NVMe-oF target");
+    NvmfConfig::register(table, "NVMe-oF targets lack it");
     IscsiOptions::register(table, "There is no iSCSI target");
     IscsiClientOptions::register(table, "There is no iSCSI client");
     VirtioHotplug::register(table, "There is no virtio client");
@@ -134,16 +132,6 @@ impl PartialEq<AsBuilt> for AdminPassthru {
         *self == Self::default()
     }
 }
-
-defaults!(NvmfMaxSubsystems, "nvmf_set_max_subsystems" {
-    max_subsystems: Number = [1024, 0];
-});
-
-defaults!(NvmfCrdt, "nvmf_set_crdt" {
-    ? crdt1: Number = [0];
-    ? crdt2: Number = [0];
-    ? crdt3: Number = [0];
-});
 
 defaults!(IscsiOptions, "iscsi_set_options" {
     ? auth_file: String = [""];

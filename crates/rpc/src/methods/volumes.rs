@@ -411,7 +411,7 @@ pub(super) async fn examined(control: &Control) {
 /// their own making to it.
 fn is_given_away(control: &Control, disk: &str) -> bool {
     let is_user = |object: &AbsentObject| match object.subsystem {
-        Subsystem::VhostBlk | Subsystem::VhostScsi => object.call.names(disk),
+        Subsystem::VhostBlk | Subsystem::VhostScsi | Subsystem::Nvmf => object.call.names(disk),
         Subsystem::Bdev => object.call.base() == Some(disk),
         _ => false,
     };

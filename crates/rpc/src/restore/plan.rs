@@ -2,7 +2,7 @@
 //! but at most [`OF_A_STORE`] of one store. Pure.
 
 use crate::config::{AbsentObject, Subsystem, first_part};
-use crate::methods::{qos, rbd};
+use crate::methods::{nvmf, qos, rbd};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Objects of one store that are created at the same time, at most. A store that does not respond thus leaves places to others.
@@ -115,6 +115,8 @@ struct Index<'a> {
     settings: BTreeMap<&'a str, Vec<usize>>,
     /// NVMe controllers that are attached for one disk, by the disk's name.
     nvme_disks: BTreeMap<&'a str, usize>,
+    /// Namespaces and hosts of NVMe-oF subsystems, by subsystem.
+    parts: BTreeMap<String, Vec<usize>>,
 }
 
 impl<'a> Index<'a> {
@@ -124,6 +126,7 @@ impl<'a> Index<'a> {
             disks_by_uuid: BTreeMap::new(),
             settings: BTreeMap::new(),
             nvme_disks: BTreeMap::new(),
+            parts: BTreeMap::new(),
         };
         for (place, object) in objects.iter().enumerate() {
             index.by_name.insert((object.subsystem, &object.name), place);
@@ -131,6 +134,9 @@ impl<'a> Index<'a> {
                 && let Some(disk) = object.text("disk")
             {
                 index.nvme_disks.insert(disk, place);
+            }
+            if let Some(subsystem) = nvmf::place(&object.call) {
+                index.parts.entry(subsystem).or_default().push(place);
             }
             if object.subsystem == Subsystem::Bdev
                 && let Some(uuid) = object.text("uuid")
@@ -221,10 +227,8 @@ impl<'a> Index<'a> {
         let disk = |param: &str| self.disk(object.text(param)?);
         let group = |param: &str| self.find(Subsystem::Qos, &qos::group_object(object.text(param)?));
         // A disk's limits are set before a guest can reach the disk.
-        let offered = |param: &str| {
-            let settings = object.text(param).into_iter().flat_map(|disk| self.settings(disk));
-            disk(param).into_iter().chain(settings).collect()
-        };
+        let with_settings = |name: &str| self.disk(name).into_iter().chain(self.settings(name)).collect();
+        let offered = |param: &str| object.text(param).map(with_settings).unwrap_or_default();
         match object.subsystem {
             Subsystem::Daemon
             | Subsystem::Keyring
@@ -254,6 +258,14 @@ impl<'a> Index<'a> {
                 // A target needs its controller.
                 needs.extend(object.text("ctrlr").and_then(|name| self.find(Subsystem::VhostScsi, name)));
                 needs
+            }
+            Subsystem::Nvmf => {
+                let needed = |needs| match needs {
+                    nvmf::Needs::Object(name) => self.find(Subsystem::Nvmf, &name).into_iter().collect(),
+                    nvmf::Needs::Disk(name) => with_settings(name),
+                    nvmf::Needs::Parts(subsystem) => self.parts.get(&subsystem).cloned().unwrap_or_default(),
+                };
+                nvmf::needs(&object.call).into_iter().flat_map(needed).collect()
             }
             Subsystem::Signals | Subsystem::Sleep => {
                 let of = |subsystem| self.find(subsystem, &object.name);

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use tokio::sync::{Notify, watch};
 
 /// Parameters that name an object, or the object on which it is built.
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 11] = [
     "name",
     "uuid",
     "filename",
@@ -22,6 +22,7 @@ const NAMES: [&str; 10] = [
     "base_bdev",
     "base_name",
     "connect",
+    "nqn",
 ];
 
 /// The operations in progress until start-up is over.

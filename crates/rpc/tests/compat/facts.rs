@@ -63,10 +63,11 @@ impl Param {
             ("bitmask", Some(class)) => vec![facts.class("bitmasks", class).clone(), json!([])],
             ("object", Some(class)) => {
                 let members = facts.class("objects", class).as_object().unwrap();
-                let member = |(name, kind): (&String, &Value)| {
-                    (name.clone(), Self::new(name, kind.as_str().unwrap()).samples(facts).remove(0))
-                };
-                vec![Value::Object(members.iter().map(member).collect()), json!({})]
+                let members: Vec<Self> =
+                    members.iter().map(|(name, kind)| Self::new(name, kind.as_str().unwrap())).collect();
+                let member = |member: &Self| (member.name.clone(), member.samples(facts).remove(0));
+                let required = members.iter().filter(|member| member.is_required).map(member).collect();
+                vec![Value::Object(members.iter().map(member).collect()), Value::Object(required)]
             }
             (kind, class) => panic!("{}: no sample value for type {kind} {class:?}", self.name),
         }

@@ -11,11 +11,15 @@ mod crypto;
 mod disks;
 mod document;
 mod facts;
+#[path = "../../../nvme-fabrics/tests/loopback/host.rs"]
+#[expect(dead_code, reason = "the tests of the target use the rest")]
+mod host;
 mod keyring;
 mod lvol;
 mod rekey;
 mod scenario;
 mod schema;
+mod target;
 mod wire;
 
 use aryk_bdev::{Access, AsyncChannel};
@@ -223,7 +227,7 @@ fn results_have_their_shape() {
 
 /// Carries out the scenario; returns the parts seen of each result.
 async fn carry_out(daemon: &Daemon, facts: &Facts) -> BTreeMap<&'static str, Seen> {
-    let mut seen: BTreeMap<_, Seen> = BTreeMap::new();
+    let (mut seen, mut hosts) = (BTreeMap::<_, Seen>::new(), Vec::new());
     let reactor = &daemon.reactors.handles()[0];
     let thread = add_machine(reactor).await;
     let number = reactor.call(move |cx| cx.thread_number(thread)).await.unwrap();
@@ -248,6 +252,15 @@ async fn carry_out(daemon: &Daemon, facts: &Facts) -> BTreeMap<&'static str, See
                 cx.local_state::<Cell<Option<AsyncChannel>>>().set(Some(channel));
             };
             reactor.call(open).await.unwrap();
+        }
+        if step.method == "nvmf_subsystem_get_controllers" {
+            let connect = || {
+                let options = host::Options::default();
+                let (admin_queue, id) =
+                    host::Connection::admin(target::ADDRESS, options, target::SUBSYSTEM, 1);
+                (admin_queue, host::Connection::io(target::ADDRESS, options, id, 1, 1).unwrap())
+            };
+            hosts.push(tokio::task::spawn_blocking(connect).await.unwrap());
         }
         let result = match daemon.call(step.method, &step.params).await {
             Ok(result) => result,
@@ -305,7 +318,8 @@ fn values_without_meaning_for_aryk_are_refused() {
             ("bdev_nvme_set_options", json!({"timeout_us": 1}), -22),
             ("bdev_nvme_set_hotplug", json!({"enable": true, "period_us": 10_000_001}), -22),
             ("nvmf_set_config", json!({"admin_cmd_passthru": {"sanitize": true}}), -95),
-            ("nvmf_set_max_subsystems", json!({"max_subsystems": 7}), -95),
+            ("nvmf_create_transport", json!({"trtype": "RDMA"}), -32602),
+            ("nvmf_create_subsystem", json!({"nqn": "cnode1"}), -32602),
             ("sock_impl_set_options", json!({"impl_name": "other"}), -95),
             ("bdev_null_create", json!({"name": "n", "block_size": 512, "num_blocks": 8, "md_size": 8}), -22),
             ("bdev_malloc_create", json!({"block_size": 512, "num_blocks": 8, "dif_type": 1}), -22),

@@ -1,5 +1,6 @@
 //! Calls of all methods, in an order in which each succeeds.
 
+use super::target;
 use aryk_reactor::CoreSet;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE;
@@ -35,6 +36,7 @@ pub fn steps(dir: &Path, (thread, core): (u64, u16)) -> Vec<Step> {
     );
     use_drive(&mut call);
     watch_disks(&mut call);
+    share_disks(&mut call);
     let other = CoreSet::allowed().iter().find(|other| *other != core).expect("a computer with two cores");
     call("aryk_core_add", json!({"core": other}));
     call("aryk_core_remove", json!({"core": other}));
@@ -307,4 +309,51 @@ fn end(call: &mut impl FnMut(&'static str, Value)) {
     call("notify_get_types", json!({}));
     call("notify_get_notifications", json!({}));
     call("spdk_kill_instance", json!({"sig_name": "SIGUSR1"}));
+}
+
+/// Serves a disk to hosts of NVMe over TCP.
+fn share_disks(call: &mut impl FnMut(&'static str, Value)) {
+    const NQN: &str = target::SUBSYSTEM;
+    const HOST: &str = "nqn.2016-06.io.spdk:host1";
+    let port = target::ADDRESS.port().to_string();
+    let address = json!({"trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port});
+    call("nvmf_set_max_subsystems", json!({"max_subsystems": 8}));
+    call("nvmf_set_crdt", json!({"crdt1": 1}));
+    call("nvmf_create_target", json!({"name": "other", "max_subsystems": 1}));
+    call("nvmf_get_targets", json!({}));
+    call("nvmf_delete_target", json!({"name": "other"}));
+    call("nvmf_create_transport", json!({"trtype": "TCP", "max_queue_depth": 64}));
+    call("nvmf_get_transports", json!({}));
+    let subsystem = json!({
+        "nqn": NQN,
+        "serial_number": "abcdef",
+        "model_number": "ghijklmnop",
+        "ana_reporting": true,
+        "max_namespaces": 4,
+    });
+    call("nvmf_create_subsystem", subsystem);
+    call("bdev_null_create", json!({"name": "shared", "num_blocks": 8, "block_size": 512}));
+    let namespace = json!({"bdev_name": "shared", "nsid": 3, "no_auto_visible": true});
+    call("nvmf_subsystem_add_ns", json!({"nqn": NQN, "namespace": namespace}));
+    call("nvmf_ns_add_host", json!({"nqn": NQN, "nsid": 3, "host": HOST}));
+    call("nvmf_subsystem_set_ns_ana_group", json!({"nqn": NQN, "nsid": 3, "anagrpid": 2}));
+    call("nvmf_subsystem_add_host", json!({"nqn": NQN, "host": HOST}));
+    call("nvmf_subsystem_allow_any_host", json!({"nqn": NQN, "allow_any_host": true}));
+    call("nvmf_subsystem_add_listener", json!({"nqn": NQN, "listen_address": address}));
+    let state = json!({"nqn": NQN, "listen_address": address, "ana_state": "inaccessible", "anagrpid": 2});
+    call("nvmf_subsystem_listener_set_ana_state", state);
+    call("nvmf_discovery_add_referral", json!({"address": address}));
+    call("nvmf_discovery_get_referrals", json!({}));
+    call("nvmf_discovery_remove_referral", json!({"address": address}));
+    call("nvmf_get_subsystems", json!({}));
+    call("nvmf_subsystem_get_listeners", json!({"nqn": NQN}));
+    call("nvmf_subsystem_get_controllers", json!({"nqn": NQN}));
+    call("nvmf_subsystem_get_qpairs", json!({"nqn": NQN}));
+    call("nvmf_get_stats", json!({}));
+    call("nvmf_subsystem_remove_listener", json!({"nqn": NQN, "listen_address": address}));
+    call("nvmf_ns_remove_host", json!({"nqn": NQN, "nsid": 3, "host": HOST}));
+    call("nvmf_subsystem_remove_host", json!({"nqn": NQN, "host": HOST}));
+    call("nvmf_subsystem_remove_ns", json!({"nqn": NQN, "nsid": 3}));
+    call("nvmf_delete_subsystem", json!({"nqn": NQN}));
+    call("bdev_null_delete", json!({"name": "shared"}));
 }

@@ -1,0 +1,576 @@
+//! `nvmf_*`: targets of NVMe over TCP, through which hosts on the network reach disks. Control context.
+//!
+//! Each subsystem, namespace, host and listener has a note of its own. After a restart, a subsystem listens when all its
+//! namespaces exist again: a host that reconnected before would see that disks in use are gone.
+
+mod object;
+mod show;
+mod subsystem;
+
+pub(crate) use object::{Needs, disk_of, is_of_one, needs, object, place};
+pub(crate) use subsystem::forget_gone;
+
+use super::{Control, Error, NoParams, Phase, Table};
+use crate::config::Subsystem;
+use aryk_bdev::Env;
+use aryk_nvme_fabrics::discovery::{Entry, Family, Security, Subtype, Transport};
+use aryk_nvme_fabrics::nqn::{self, Nqn};
+use aryk_nvmf::{ENTRIES_MAX, IN_CAPSULE_MAX, Limits, NewSubsystem, QUEUES_MAX, Target};
+use rustix::io::Errno;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add(
+        CREATE_TARGET,
+        Phase::RunTime,
+        "Creates a target besides the one that there always is. The result is its name.",
+        create_target,
+    );
+    table.add(
+        "nvmf_delete_target",
+        Phase::RunTime,
+        "Deletes a target with its subsystems; its hosts are disconnected.",
+        delete_target,
+    );
+    table.add("nvmf_get_targets", Phase::RunTime, "Lists the names of the targets.", get_targets);
+    table.add(
+        CREATE_TRANSPORT,
+        Phase::RunTime,
+        "Lets a target listen for hosts by TCP, and sets the limits of their queues.",
+        create_transport,
+    );
+    table.add(
+        "nvmf_get_transports",
+        Phase::RunTime,
+        "Lists a target's transports, with the limits of hosts' queues.",
+        get_transports,
+    );
+    table.add(
+        SET_MAX_SUBSYSTEMS,
+        Phase::Any,
+        "Sets how many subsystems a target may have.",
+        set_max_subsystems,
+    );
+    table.add(
+        SET_CRDT,
+        Phase::Any,
+        "Sets the delays after which hosts try failed commands again, for controllers that begin.",
+        set_crdt,
+    );
+    table.add(
+        ADD_REFERRAL,
+        Phase::RunTime,
+        "Tells hosts that ask for subsystems of another discovery service.",
+        add_referral,
+    );
+    table.add(
+        "nvmf_discovery_remove_referral",
+        Phase::RunTime,
+        "Tells hosts of another discovery service no longer.",
+        remove_referral,
+    );
+    table.add(
+        "nvmf_discovery_get_referrals",
+        Phase::RunTime,
+        "Lists the other discovery services that hosts are told of.",
+        get_referrals,
+    );
+    subsystem::register(table);
+    show::register(table);
+}
+
+pub(crate) const CREATE_TARGET: &str = "nvmf_create_target";
+pub(crate) const CREATE_TRANSPORT: &str = "nvmf_create_transport";
+const SET_MAX_SUBSYSTEMS: &str = "nvmf_set_max_subsystems";
+const SET_CRDT: &str = "nvmf_set_crdt";
+const ADD_REFERRAL: &str = "nvmf_discovery_add_referral";
+
+/// The target that there always is.
+const DEFAULT_TARGET: &str = "nvmf_tgt";
+/// The port of NVMe over TCP.
+const PORT: u16 = 4420;
+/// The port of discovery services.
+const DISCOVERY_PORT: u16 = 8009;
+
+/// The targets.
+#[derive(Debug)]
+pub(crate) struct State {
+    env: Env,
+    targets: RefCell<BTreeMap<String, Rc<Named>>>,
+    subsystems_max: Cell<u32>,
+    retry_delays: Cell<[u16; 3]>,
+}
+
+/// A target.
+#[derive(Debug)]
+struct Named {
+    target: Target,
+    subsystems_max: Option<u32>,
+    has_transport: Cell<bool>,
+    referrals: RefCell<Vec<(ListenAddress, Nqn)>>,
+}
+
+impl State {
+    /// No target yet: the first call makes one.
+    pub fn new(env: Env) -> Self {
+        Self {
+            env,
+            targets: RefCell::default(),
+            subsystems_max: Cell::new(1024),
+            retry_delays: Cell::default(),
+        }
+    }
+
+    fn add(&self, name: &str, subsystems_max: Option<u32>) -> Rc<Named> {
+        let target = Target::new(self.env.clone());
+        target.set_limits(Limits { retry_delays: self.retry_delays.get(), ..Limits::default() });
+        let (has_transport, referrals) = (Cell::default(), RefCell::default());
+        let named = Rc::new(Named { target, subsystems_max, has_transport, referrals });
+        self.targets.borrow_mut().insert(name.to_owned(), Rc::clone(&named));
+        named
+    }
+
+    /// The target of that name, or the one that there always is.
+    fn find(&self, name: Option<&str>) -> Result<Rc<Named>, Error> {
+        let name = name.unwrap_or(DEFAULT_TARGET);
+        let found = self.targets.borrow().get(name).cloned();
+        match found {
+            Some(found) => Ok(found),
+            None if name == DEFAULT_TARGET => Ok(self.add(name, None)),
+            None => Err(Error::no_device("NVMe-oF target", name)),
+        }
+    }
+
+    /// Ends all targets: no host uses a disk afterwards.
+    pub async fn close(&self) {
+        let targets: Vec<Rc<Named>> = self.targets.borrow().values().cloned().collect();
+        for named in targets {
+            named.target.close().await;
+        }
+    }
+}
+
+/// Parameters of `nvmf_create_target`.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct CreateTarget {
+    /// Name of the new target.
+    name: String,
+    /// Number of subsystems that it may have. Default: that of `nvmf_set_max_subsystems`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_subsystems: Option<u32>,
+}
+
+async fn create_target(control: &Control, p: CreateTarget) -> Result<String, Error> {
+    if control.nvmf.find(Some(&p.name)).is_ok() {
+        return Err(Error::errno(Errno::EXIST, format!("the target '{}' exists already", p.name)));
+    }
+    control.check_open()?;
+    control.nvmf.add(&p.name, p.max_subsystems);
+    object::made(control, CREATE_TARGET, &p);
+    Ok(p.name)
+}
+
+/// Parameters of methods that name a target.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct TargetName {
+    /// Name of the target.
+    name: String,
+}
+
+async fn delete_target(control: &Control, p: TargetName) -> Result<bool, Error> {
+    if p.name == DEFAULT_TARGET {
+        return Err(Error::invalid(format!("the target '{DEFAULT_TARGET}' is always there")));
+    }
+    let named = control.nvmf.find(Some(&p.name))?;
+    named.target.close().await;
+    control.nvmf.targets.borrow_mut().remove(&p.name);
+    control.config.forget_that(Subsystem::Nvmf, |call| object::is_of_target(call, &p.name));
+    Ok(true)
+}
+
+async fn get_targets(control: &Control, _: NoParams) -> Result<Vec<String>, Error> {
+    control.nvmf.find(None)?;
+    Ok(control.nvmf.targets.borrow().keys().cloned().collect())
+}
+
+/// Parameters of `nvmf_create_transport`.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "many parameters are checked and have no effect")]
+struct CreateTransport {
+    /// The transport: `TCP`.
+    trtype: String,
+    /// Name of the target. Default: the one that there always is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tgt_name: Option<String>,
+    /// Entries of a queue, 2 to 1,024. Default: 128.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_queue_depth: Option<u16>,
+    /// I/O queues of a controller, 1 to 128. Default: 128.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_io_qpairs_per_ctrlr: Option<u16>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    in_capsule_data_size: Option<u32>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    max_io_size: Option<u32>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    io_unit_size: Option<u32>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    max_aq_depth: Option<u32>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    num_shared_buffers: Option<u32>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    buf_cache_size: Option<u32>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    iobuf_small_cache_size: Option<u32>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    iobuf_large_cache_size: Option<u32>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    zcopy: Option<bool>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    num_cqe: Option<i32>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    max_srq_depth: Option<u32>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    no_srq: Option<bool>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    c2h_success: Option<bool>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    sock_priority: Option<u32>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    acceptor_backlog: Option<i32>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    abort_timeout_sec: Option<u32>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    no_wr_batching: Option<bool>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    control_msg_num: Option<u16>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    disable_mappable_bar0: Option<bool>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    disable_adaptive_irq: Option<bool>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    disable_shadow_doorbells: Option<bool>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    acceptor_poll_rate: Option<u32>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    ack_timeout: Option<u32>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    data_wr_pool_size: Option<u32>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    disable_command_passthru: Option<bool>,
+}
+
+/// Checks the name of a transport.
+fn check_transport(name: &str) -> Result<(), Error> {
+    match name.eq_ignore_ascii_case("tcp") {
+        true => Ok(()),
+        false => Err(Error::invalid(format!("there is no transport '{name}': the target has TCP"))),
+    }
+}
+
+async fn create_transport(control: &Control, p: CreateTransport) -> Result<bool, Error> {
+    check_transport(&p.trtype)?;
+    let named = control.nvmf.find(p.tgt_name.as_deref())?;
+    if named.has_transport.get() {
+        return Err(Error::errno(Errno::EXIST, "the target has the transport TCP already"));
+    }
+    let before = named.target.limits();
+    let limits = Limits {
+        entries: p.max_queue_depth.unwrap_or(before.entries),
+        queues: p.max_io_qpairs_per_ctrlr.unwrap_or(before.queues),
+        ..before
+    };
+    if !(2..=ENTRIES_MAX).contains(&limits.entries) {
+        return Err(Error::invalid(format!("max_queue_depth is 2 to {ENTRIES_MAX}")));
+    }
+    if !(1..=QUEUES_MAX).contains(&limits.queues) {
+        return Err(Error::invalid(format!("max_io_qpairs_per_ctrlr is 1 to {QUEUES_MAX}")));
+    }
+    named.target.set_limits(limits);
+    named.has_transport.set(true);
+    object::made(control, CREATE_TRANSPORT, &CreateTransport { trtype: "TCP".into(), ..p });
+    Ok(true)
+}
+
+/// Parameters of `nvmf_get_transports`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct GetTransports {
+    /// Name of the target. Default: the one that there always is.
+    tgt_name: Option<String>,
+    /// Only this transport.
+    trtype: Option<String>,
+}
+
+/// One of the results of `nvmf_get_transports`.
+#[derive(Debug, Serialize, JsonSchema)]
+struct TransportInfo {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    trtype: &'static str,
+    max_queue_depth: u16,
+    max_io_qpairs_per_ctrlr: u16,
+    in_capsule_data_size: u32,
+    max_io_size: u32,
+    io_unit_size: u32,
+    abort_timeout_sec: u32,
+}
+
+async fn get_transports(control: &Control, p: GetTransports) -> Result<Vec<TransportInfo>, Error> {
+    let named = control.nvmf.find(p.tgt_name.as_deref())?;
+    if let Some(transport) = &p.trtype {
+        check_transport(transport)?;
+        if !named.has_transport.get() {
+            return Err(Error::no_device("transport", transport));
+        }
+    }
+    let Limits { entries, queues, .. } = named.target.limits();
+    let info = TransportInfo {
+        kind: "TCP",
+        trtype: "TCP",
+        max_queue_depth: entries,
+        max_io_qpairs_per_ctrlr: queues,
+        in_capsule_data_size: IN_CAPSULE_MAX,
+        max_io_size: 128 << 10,
+        io_unit_size: 128 << 10,
+        abort_timeout_sec: 1,
+    };
+    Ok(named.has_transport.get().then_some(info).into_iter().collect())
+}
+
+/// Parameters of `nvmf_set_max_subsystems`.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SetMaxSubsystems {
+    /// Number of subsystems that a target may have.
+    max_subsystems: u32,
+}
+
+async fn set_max_subsystems(control: &Control, p: SetMaxSubsystems) -> Result<bool, Error> {
+    control.nvmf.subsystems_max.set(p.max_subsystems);
+    object::made(control, SET_MAX_SUBSYSTEMS, &p);
+    Ok(true)
+}
+
+/// Parameters of `nvmf_set_crdt`.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SetCrdt {
+    /// The first delay, in units of 100 ms.
+    #[serde(default)]
+    crdt1: u16,
+    /// The second delay, in units of 100 ms.
+    #[serde(default)]
+    crdt2: u16,
+    /// The third delay, in units of 100 ms.
+    #[serde(default)]
+    crdt3: u16,
+}
+
+async fn set_crdt(control: &Control, p: SetCrdt) -> Result<bool, Error> {
+    let retry_delays = [p.crdt1, p.crdt2, p.crdt3];
+    control.nvmf.retry_delays.set(retry_delays);
+    for named in control.nvmf.targets.borrow().values() {
+        named.target.set_limits(Limits { retry_delays, ..named.target.limits() });
+    }
+    object::made(control, SET_CRDT, &p);
+    Ok(true)
+}
+
+/// Where a target listens, or another discovery service is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct ListenAddress {
+    /// The transport: `TCP`.
+    trtype: String,
+    /// The kind of address, `IPv4` or `IPv6`, which follows from the address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adrfam: Option<String>,
+    /// The IP address.
+    traddr: String,
+    /// The port. Default: 4420, of a discovery service 8009.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trsvcid: Option<String>,
+}
+
+impl ListenAddress {
+    fn new(address: SocketAddr) -> Self {
+        Self {
+            trtype: "TCP".into(),
+            adrfam: Some(if address.is_ipv4() { "IPv4" } else { "IPv6" }.into()),
+            traddr: address.ip().to_string(),
+            trsvcid: Some(address.port().to_string()),
+        }
+    }
+
+    fn parse(&self, port: u16) -> Result<SocketAddr, Error> {
+        check_transport(&self.trtype)?;
+        let ip: IpAddr = (self.traddr.trim_matches(['[', ']']).parse())
+            .map_err(|_| Error::invalid(format!("'{}' is no IP address", self.traddr)))?;
+        let is_family = |name: &String| match ip {
+            IpAddr::V4(_) => name.eq_ignore_ascii_case("ipv4"),
+            IpAddr::V6(_) => name.eq_ignore_ascii_case("ipv6"),
+        };
+        if let Some(family) = self.adrfam.as_ref().filter(|name| !is_family(name)) {
+            return Err(Error::invalid(format!("'{}' is no {family} address", self.traddr)));
+        }
+        let port = match self.trsvcid.as_deref() {
+            None | Some("") => port,
+            Some(text) => text.parse().map_err(|_| Error::invalid(format!("'{text}' is no port")))?,
+        };
+        Ok(SocketAddr::new(ip, port))
+    }
+}
+
+/// An NVMe qualified name among the parameters.
+fn parse_nqn(text: &str) -> Result<Nqn, Error> {
+    text.parse().map_err(|error: nqn::NqnError| Error::invalid(format!("'{text}': {error}")))
+}
+
+/// Parameters of `nvmf_discovery_add_referral` and `nvmf_discovery_remove_referral`.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Referral {
+    /// Name of the target. Default: the one that there always is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tgt_name: Option<String>,
+    /// The address of the discovery service.
+    address: ListenAddress,
+    /// Name of the discovery service. Default: the one of all discovery services.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    subnqn: Option<String>,
+}
+
+impl Referral {
+    fn parse(&self) -> Result<(ListenAddress, Nqn), Error> {
+        let address = ListenAddress::new(self.address.parse(DISCOVERY_PORT)?);
+        Ok((address, parse_nqn(self.subnqn.as_deref().unwrap_or(nqn::DISCOVERY))?))
+    }
+}
+
+impl Named {
+    fn show_referrals(&self) {
+        let entry = |(number, (address, name)): (usize, &(ListenAddress, Nqn))| Entry {
+            transport: Transport::Tcp,
+            family: if address.adrfam.as_deref() == Some("IPv6") { Family::Ipv6 } else { Family::Ipv4 },
+            subtype: Subtype::Referral,
+            security: Security::Unspecified,
+            port_id: u16::MAX - number as u16,
+            address: address.traddr.clone(),
+            service: address.trsvcid.clone().unwrap_or_default(),
+            subsystem: name.clone(),
+        };
+        self.target.set_referrals(self.referrals.borrow().iter().enumerate().map(entry).collect());
+    }
+}
+
+async fn add_referral(control: &Control, p: Referral) -> Result<bool, Error> {
+    let (named, referral) = (control.nvmf.find(p.tgt_name.as_deref())?, p.parse()?);
+    if named.referrals.borrow().contains(&referral) {
+        return Err(Error::errno(Errno::EXIST, "hosts are told of this discovery service already"));
+    }
+    let address = referral.0.clone();
+    named.referrals.borrow_mut().push(referral);
+    named.show_referrals();
+    object::made(control, ADD_REFERRAL, &Referral { address, ..p });
+    Ok(true)
+}
+
+async fn remove_referral(control: &Control, p: Referral) -> Result<bool, Error> {
+    let (named, referral) = (control.nvmf.find(p.tgt_name.as_deref())?, p.parse()?);
+    let before = named.referrals.borrow().len();
+    named.referrals.borrow_mut().retain(|known| *known != referral);
+    if named.referrals.borrow().len() == before {
+        return Err(Error::errno(Errno::NOENT, "hosts are not told of this discovery service"));
+    }
+    named.show_referrals();
+    object::forget(control, ADD_REFERRAL, &Referral { address: referral.0, ..p });
+    Ok(true)
+}
+
+/// Parameters of methods that may name a target.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct OfTarget {
+    /// Name of the target. Default: the one that there always is.
+    tgt_name: Option<String>,
+}
+
+/// One of the results of `nvmf_discovery_get_referrals`.
+#[derive(Debug, Serialize, JsonSchema)]
+struct ReferralInfo {
+    address: ListenAddress,
+    subnqn: String,
+}
+
+async fn get_referrals(control: &Control, p: OfTarget) -> Result<Vec<ReferralInfo>, Error> {
+    let named = control.nvmf.find(p.tgt_name.as_deref())?;
+    let referrals = named.referrals.borrow();
+    let info = |(address, name): &(ListenAddress, Nqn)| ReferralInfo {
+        address: address.clone(),
+        subnqn: name.to_string(),
+    };
+    Ok(referrals.iter().map(info).collect())
+}
+
+impl From<aryk_nvmf::Error> for Error {
+    fn from(error: aryk_nvmf::Error) -> Self {
+        use aryk_nvmf::Error as Nvmf;
+        let errno = match &error {
+            Nvmf::Disk(_) => {
+                let Nvmf::Disk(error) = error else { unreachable!("just matched") };
+                return error.into();
+            }
+            Nvmf::Exists(_) | Nvmf::NamespaceExists(_) => Errno::EXIST,
+            Nvmf::NotFound(_) | Nvmf::NoNamespace(_) => Errno::NODEV,
+            Nvmf::NotListening(_) => Errno::NOENT,
+            Nvmf::NamespaceId(_) | Nvmf::Group(_) | Nvmf::NoAna | Nvmf::SeenByAll(_) => Errno::INVAL,
+            Nvmf::Listen { error, .. } => Errno::from_io_error(error).unwrap_or(Errno::IO),
+        };
+        Self::errno(errno, error.to_string())
+    }
+}
+
+/// Removes what a call has created that could not be stored.
+pub(crate) async fn unmake(control: &Control, name: &str) -> Result<(), Error> {
+    let Some(call) = control.config.noted(Subsystem::Nvmf, name) else { return Ok(()) };
+    object::unmake(control, &call).await
+}
+
+/// Defaults of a new subsystem, which SPDK's are.
+fn new_subsystem(name: Nqn) -> NewSubsystem {
+    NewSubsystem { namespaces_max: 32, ..NewSubsystem::named(name) }
+}

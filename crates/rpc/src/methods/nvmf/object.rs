@@ -1,0 +1,202 @@
+//! The notes of targets' objects: their names, what they need, and how an object is removed that could not be stored. Control
+//! context.
+
+use super::subsystem::{ADD_HOST, ADD_LISTENER, ADD_NS, CREATE_SUBSYSTEM, NS_ADD_HOST, SET_STATE};
+use super::{
+    ADD_REFERRAL, CREATE_TARGET, CREATE_TRANSPORT, ListenAddress, PORT, SET_CRDT, SET_MAX_SUBSYSTEMS,
+    parse_nqn,
+};
+use crate::config::{Call, Subsystem};
+use crate::{Control, Error};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The name of the object that a call creates.
+pub(crate) fn object(method: &str, params: &Value) -> Option<String> {
+    let text = |param: &str| params[param].as_str();
+    let name = match method {
+        CREATE_TARGET => return Some(format!("target {}", text("name")?)),
+        SET_MAX_SUBSYSTEMS => return Some("number of subsystems".into()),
+        SET_CRDT => return Some("retry delays".into()),
+        CREATE_TRANSPORT => "transport TCP".into(),
+        ADD_REFERRAL => {
+            let address = address(&params["address"])?;
+            format!("referral {address} to {}", text("subnqn").unwrap_or("any subsystem"))
+        }
+        CREATE_SUBSYSTEM => format!("subsystem {}", text("nqn")?),
+        ADD_HOST => format!("host {} of {}", text("host")?, text("nqn")?),
+        ADD_NS => format!("namespace {} of {}", params["namespace"]["nsid"].as_u64()?, text("nqn")?),
+        NS_ADD_HOST => {
+            let nsid = params["nsid"].as_u64()?;
+            format!("host {} of namespace {nsid} of {}", text("host")?, text("nqn")?)
+        }
+        ADD_LISTENER => format!("listener {} of {}", address(&params["listen_address"])?, text("nqn")?),
+        SET_STATE => {
+            let (group, address) = (params["anagrpid"].as_u64()?, address(&params["listen_address"])?);
+            format!("group {group} at {address} of {}", text("nqn")?)
+        }
+        _ => return None,
+    };
+    Some(match text("tgt_name") {
+        Some(target) => format!("{name} in {target}"),
+        None => name,
+    })
+}
+
+fn address(value: &Value) -> Option<String> {
+    let address = ListenAddress::deserialize(value).ok()?.parse(PORT).ok()?;
+    Some(address.to_string())
+}
+
+/// Notes the object that a call has created.
+pub(super) fn made(control: &Control, method: &'static str, params: &impl Serialize) {
+    let params = serde_json::to_value(params).expect("parameters are valid JSON");
+    let name = object(method, &params).expect("the call creates an object");
+    control.config.made(Subsystem::Nvmf, &name, method, &params);
+}
+
+/// Removes the note of the object that this call has created.
+pub(super) fn forget(control: &Control, method: &str, params: &impl Serialize) -> bool {
+    let params = serde_json::to_value(params).expect("parameters are valid JSON");
+    object(method, &params).is_some_and(|name| control.config.forget(Subsystem::Nvmf, &name))
+}
+
+/// Whether a call creates an object of a target.
+pub(super) fn is_of_target(call: &Call, target: &str) -> bool {
+    let param = if call.method == CREATE_TARGET { "name" } else { "tgt_name" };
+    call.params[param] == target
+}
+
+/// Whether a call creates a subsystem of a target, or a part of it.
+pub(super) fn is_of_subsystem(call: &Call, target: Option<&str>, nqn: &str) -> bool {
+    call.params["tgt_name"].as_str() == target && call.params["nqn"] == nqn
+}
+
+/// The namespace that a call concerns: its target, subsystem and identifier.
+fn namespace(call: &Call) -> Option<(Option<&str>, &str, u64)> {
+    let nsid = match &*call.method {
+        ADD_NS => &call.params["namespace"]["nsid"],
+        NS_ADD_HOST => &call.params["nsid"],
+        _ => return None,
+    };
+    Some((call.params["tgt_name"].as_str(), call.params["nqn"].as_str()?, nsid.as_u64()?))
+}
+
+/// Whether a call concerns one of the namespaces that the others concern.
+pub(crate) fn is_of_one<'a>(call: &Call, others: impl IntoIterator<Item = &'a Call>) -> bool {
+    namespace(call).is_some_and(|this| others.into_iter().any(|other| namespace(other) == Some(this)))
+}
+
+/// Whether a call concerns a namespace that does not exist.
+pub(super) fn is_gone(control: &Control, call: &Call) -> bool {
+    let Some((target, nqn, nsid)) = namespace(call) else { return false };
+    let Ok(named) = control.nvmf.find(target) else { return true };
+    let subsystem = named.target.list().into_iter().find(|info| info.made_of.nqn.as_str() == nqn);
+    subsystem.is_none_or(|info| !info.namespaces.keys().any(|&known| u64::from(known) == nsid))
+}
+
+/// The disk of a namespace.
+pub(crate) fn disk_of(call: &Call) -> Option<&str> {
+    match &*call.method {
+        ADD_NS => call.params["namespace"]["bdev_name"].as_str(),
+        _ => None,
+    }
+}
+
+/// What an object needs.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Needs<'a> {
+    /// The object of this name.
+    Object(String),
+    /// This disk.
+    Disk(&'a str),
+    /// All namespaces and hosts of a subsystem, which are those with this [`place`].
+    Parts(String),
+}
+
+/// A subsystem of a target. `None`: the call does not add a namespace or a host.
+pub(crate) fn place(call: &Call) -> Option<String> {
+    matches!(&*call.method, ADD_NS | NS_ADD_HOST | ADD_HOST).then(|| subsystem_of(call))
+}
+
+fn subsystem_of(call: &Call) -> String {
+    object(CREATE_SUBSYSTEM, &call.params).unwrap_or_default()
+}
+
+/// What the object of a call needs.
+pub(crate) fn needs(call: &Call) -> Vec<Needs<'_>> {
+    let subsystem = || Needs::Object(subsystem_of(call));
+    let mut needs = match &*call.method {
+        CREATE_SUBSYSTEM => vec![Needs::Object(object(CREATE_TRANSPORT, &call.params).unwrap_or_default())],
+        ADD_HOST => vec![subsystem()],
+        ADD_NS => disk_of(call).map(Needs::Disk).into_iter().chain([subsystem()]).collect(),
+        NS_ADD_HOST => {
+            let nsid = call.params["nsid"].clone();
+            let mut params = call.params.clone();
+            params["namespace"] = serde_json::json!({ "nsid": nsid });
+            vec![Needs::Object(object(ADD_NS, &params).unwrap_or_default())]
+        }
+        ADD_LISTENER => vec![subsystem(), Needs::Parts(subsystem_of(call))],
+        SET_STATE => vec![Needs::Object(object(ADD_LISTENER, &call.params).unwrap_or_default())],
+        _ => Vec::new(),
+    };
+    let target = call.params["tgt_name"].as_str();
+    needs.extend(target.map(|target| Needs::Object(format!("target {target}"))));
+    needs
+}
+
+/// Removes the object of a call.
+pub(super) async fn unmake(control: &Control, call: &Call) -> Result<(), Error> {
+    let params = &call.params;
+    let named = control.nvmf.find(params["tgt_name"].as_str())?;
+    let (target, nqn) = (&named.target, params["nqn"].as_str().unwrap_or_default());
+    let undone = match &*call.method {
+        CREATE_SUBSYSTEM => target.remove_subsystem(nqn).await,
+        ADD_NS => {
+            let nsid = params["namespace"]["nsid"].as_u64().unwrap_or_default();
+            target.remove_namespace(nqn, nsid as u32).await
+        }
+        ADD_HOST => target.remove_host(nqn, &parse_nqn(params["host"].as_str().unwrap_or_default())?).await,
+        NS_ADD_HOST => {
+            let host = parse_nqn(params["host"].as_str().unwrap_or_default())?;
+            target.hide_from(nqn, params["nsid"].as_u64().unwrap_or_default() as u32, &host).await
+        }
+        ADD_LISTENER => {
+            let address = ListenAddress::deserialize(&params["listen_address"]).expect("a valid note");
+            target.stop_listening(nqn, address.parse(PORT)?).await
+        }
+        // Settings, which do no harm.
+        _ => Ok(()),
+    };
+    forget(control, &call.method, params);
+    Ok(undone?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn call(method: &'static str, params: Value) -> Call {
+        Call { method: method.into(), params }
+    }
+
+    #[test]
+    fn objects_need_what_they_are_part_of() {
+        let subsystem = call(CREATE_SUBSYSTEM, json!({"nqn": "nqn.a"}));
+        let namespace = call(ADD_NS, json!({"nqn": "nqn.a", "namespace": {"nsid": 2, "bdev_name": "d"}}));
+        let host = call(NS_ADD_HOST, json!({"nqn": "nqn.a", "nsid": 2, "host": "nqn.h", "tgt_name": "t"}));
+        let address = json!({"trtype": "tcp", "traddr": "::1", "trsvcid": "4421"});
+        let listener = call(ADD_LISTENER, json!({"nqn": "nqn.a", "listen_address": address}));
+        let name = |call: &Call| object(&call.method, &call.params).unwrap();
+        assert_eq!(name(&subsystem), "subsystem nqn.a");
+        assert_eq!(name(&namespace), "namespace 2 of nqn.a");
+        assert_eq!(name(&listener), "listener [::1]:4421 of nqn.a");
+        let of = |text: &str| Needs::Object(text.into());
+        assert_eq!(needs(&namespace), [Needs::Disk("d"), of("subsystem nqn.a")]);
+        assert_eq!(needs(&host), [of("namespace 2 of nqn.a in t"), of("target t")]);
+        assert_eq!(needs(&listener), [of("subsystem nqn.a"), Needs::Parts("subsystem nqn.a".into())]);
+        assert_eq!(place(&namespace), Some("subsystem nqn.a".into()));
+        assert_eq!(place(&listener), None);
+    }
+}

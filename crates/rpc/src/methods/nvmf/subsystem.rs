@@ -1,0 +1,620 @@
+//! Subsystems, their namespaces, hosts and listeners. Control context.
+
+use super::object::{forget, is_gone, is_of_subsystem, made, place};
+use super::{ListenAddress, Named, PORT, new_subsystem, parse_nqn};
+use crate::config::Subsystem;
+use crate::methods::{Control, Error, Phase, Table};
+use crate::{journal, methods::vhost::refuse_shared};
+use aryk_nvme::spec::identify::Descriptors;
+use aryk_nvme_fabrics::connect::CONTROLLER_ID_MAX;
+use aryk_nvme_fabrics::subsystem::AnaState;
+use aryk_nvmf::{NAMESPACES_MAX, NewNamespace, NewSubsystem};
+use rustix::io::Errno;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::rc::Rc;
+use uuid::Uuid;
+
+pub(crate) const CREATE_SUBSYSTEM: &str = "nvmf_create_subsystem";
+pub(crate) const ADD_NS: &str = "nvmf_subsystem_add_ns";
+pub(crate) const ADD_HOST: &str = "nvmf_subsystem_add_host";
+pub(crate) const NS_ADD_HOST: &str = "nvmf_ns_add_host";
+pub(crate) const ADD_LISTENER: &str = "nvmf_subsystem_add_listener";
+pub(crate) const SET_STATE: &str = "nvmf_subsystem_listener_set_ana_state";
+
+pub(super) fn register(table: &mut Table<Control>) {
+    table.add(
+        CREATE_SUBSYSTEM,
+        Phase::RunTime,
+        "Creates a subsystem, through which hosts reach disks.",
+        create_subsystem,
+    );
+    table.add(
+        "nvmf_delete_subsystem",
+        Phase::RunTime,
+        "Deletes a subsystem; its hosts are disconnected.",
+        delete_subsystem,
+    );
+    table.add(ADD_NS, Phase::RunTime, "Adds a disk as a namespace. The result is its identifier.", add_ns);
+    table.add(
+        "nvmf_subsystem_remove_ns",
+        Phase::RunTime,
+        "Removes a namespace, and notifies the hosts.",
+        remove_ns,
+    );
+    table.add(
+        "nvmf_subsystem_set_ns_ana_group",
+        Phase::RunTime,
+        "Moves a namespace to another ANA group.",
+        set_ns_ana_group,
+    );
+    table.add(NS_ADD_HOST, Phase::RunTime, "Shows a hidden namespace to a host.", ns_add_host);
+    table.add("nvmf_ns_remove_host", Phase::RunTime, "Hides a namespace from a host.", ns_remove_host);
+    table.add(ADD_HOST, Phase::RunTime, "Allows a host to connect to a subsystem.", add_host);
+    table.add(
+        "nvmf_subsystem_remove_host",
+        Phase::RunTime,
+        "Allows a host no longer to connect to a subsystem, and disconnects it.",
+        remove_host,
+    );
+    table.add(
+        "nvmf_subsystem_allow_any_host",
+        Phase::RunTime,
+        "Sets whether any host may connect to a subsystem. If not, the others than the listed ones are disconnected.",
+        allow_any_host,
+    );
+    table.add(
+        ADD_LISTENER,
+        Phase::RunTime,
+        "Has a subsystem listen at an address. Hosts prove nothing, and their data is not encrypted.",
+        add_listener,
+    );
+    table.add(
+        "nvmf_subsystem_remove_listener",
+        Phase::RunTime,
+        "Has a subsystem listen no longer at an address; hosts that came through it are disconnected.",
+        remove_listener,
+    );
+    table.add(
+        SET_STATE,
+        Phase::RunTime,
+        "Sets the state of a path for hosts that come through a listener, for one ANA group or for all.",
+        set_ana_state,
+    );
+}
+
+/// Parameters of `nvmf_create_subsystem`.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "some parameters are checked and have no effect")]
+struct CreateSubsystem {
+    /// Name of the new subsystem.
+    nqn: String,
+    /// Name of the target. Default: the one that there always is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tgt_name: Option<String>,
+    /// Serial number of its controllers, at most 20 characters of ASCII.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    serial_number: Option<String>,
+    /// Model of its controllers, at most 40 characters of ASCII.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model_number: Option<String>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    admin_label: Option<String>,
+    /// Namespaces that it can have, at most 256. Default: 32.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_namespaces: Option<u32>,
+    /// Any host may connect. Default: only those of `nvmf_subsystem_add_host`.
+    #[serde(default)]
+    allow_any_host: bool,
+    /// Report the states of paths to hosts (ANA).
+    #[serde(default)]
+    ana_reporting: bool,
+    /// The lowest identifier of its controllers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    min_cntlid: Option<u16>,
+    /// The highest identifier of its controllers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_cntlid: Option<u16>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    dmrsl: Option<u32>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    wzsl: Option<u8>,
+    /// Must be false.
+    #[serde(default, skip_serializing)]
+    passthrough: bool,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    enable_nssr: Option<bool>,
+}
+
+/// A text of Identify Controller.
+fn identify_text(param: &str, text: Option<&String>, max: usize) -> Result<Option<String>, Error> {
+    let is_valid =
+        |text: &&String| text.len() <= max && text.bytes().all(|byte| (0x20..0x7f).contains(&byte));
+    match text {
+        Some(text) if !is_valid(&text) => {
+            Err(Error::invalid(format!("{param} has at most {max} printable characters of ASCII")))
+        }
+        text => Ok(text.cloned()),
+    }
+}
+
+async fn create_subsystem(control: &Control, p: CreateSubsystem) -> Result<bool, Error> {
+    let named = control.nvmf.find(p.tgt_name.as_deref())?;
+    let new = new_subsystem(parse_nqn(&p.nqn)?);
+    let namespaces_max = p.max_namespaces.filter(|&max| max > 0).unwrap_or(new.namespaces_max);
+    if namespaces_max > NAMESPACES_MAX {
+        return Err(Error::invalid(format!("max_namespaces is at most {NAMESPACES_MAX}")));
+    }
+    let ids = p.min_cntlid.unwrap_or(1)..=p.max_cntlid.unwrap_or(CONTROLLER_ID_MAX);
+    if ids.is_empty() || *ids.start() == 0 || *ids.end() > CONTROLLER_ID_MAX {
+        return Err(Error::invalid(format!(
+            "controllers have identifiers between 1 and {CONTROLLER_ID_MAX}"
+        )));
+    }
+    if p.passthrough {
+        return Err(Error::errno(Errno::NOTSUP, "commands are not passed through to NVMe drives"));
+    }
+    let subsystems_max = named.subsystems_max.unwrap_or(control.nvmf.subsystems_max.get());
+    if named.target.list().len() as u64 >= u64::from(subsystems_max) {
+        return Err(Error::errno(
+            Errno::NOSPC,
+            format!("the target has {subsystems_max} subsystems already"),
+        ));
+    }
+    control.check_open()?;
+    named.target.add_subsystem(NewSubsystem {
+        serial: identify_text("serial_number", p.serial_number.as_ref(), 20)?.unwrap_or(new.serial),
+        model: identify_text("model_number", p.model_number.as_ref(), 40)?.unwrap_or(new.model),
+        allow_any_host: p.allow_any_host,
+        namespaces_max,
+        controller_ids: ids,
+        has_ana: p.ana_reporting,
+        nqn: new.nqn,
+    })?;
+    made(control, CREATE_SUBSYSTEM, &p);
+    Ok(true)
+}
+
+/// Parameters of methods that name a subsystem.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OfSubsystem {
+    /// Name of the subsystem.
+    pub nqn: String,
+    /// Name of the target. Default: the one that there always is.
+    pub tgt_name: Option<String>,
+}
+
+async fn delete_subsystem(control: &Control, p: OfSubsystem) -> Result<bool, Error> {
+    let target = p.tgt_name.as_deref();
+    let removed = control.nvmf.find(target)?.target.remove_subsystem(&p.nqn).await;
+    let is_absent = removed.is_err()
+        && control.config.has_absent(Subsystem::Nvmf, |name| {
+            super::object(CREATE_SUBSYSTEM, &serde_json::json!({"nqn": p.nqn, "tgt_name": target})).as_deref()
+                == Some(name)
+        });
+    if !is_absent {
+        removed?;
+    }
+    control.config.forget_that(Subsystem::Nvmf, |call| is_of_subsystem(call, target, &p.nqn));
+    Ok(true)
+}
+
+/// A disk as a namespace.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct NamespaceParams {
+    /// Identifier of the namespace. Default: the lowest that is free.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nsid: Option<u32>,
+    /// Name, alias or uuid of the disk.
+    bdev_name: String,
+    /// 32 hexadecimal digits. Default: the UUID.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nguid: Option<String>,
+    /// 16 hexadecimal digits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    eui64: Option<String>,
+    /// Default: that of the disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    uuid: Option<Uuid>,
+    /// A file for reservations, which are not supported: it must not be given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ptpl_file: Option<String>,
+    /// The ANA group. Default: that with the number of the namespace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    anagrpid: Option<u32>,
+    /// Hide the namespace until `nvmf_ns_add_host`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    no_auto_visible: bool,
+    /// Ignored: disks have no metadata.
+    #[serde(default, skip_serializing)]
+    #[expect(dead_code, reason = "the parameter is checked and has no effect")]
+    hide_metadata: bool,
+}
+
+/// Parameters of `nvmf_subsystem_add_ns`.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct AddNs {
+    /// Name of the subsystem.
+    nqn: String,
+    /// The namespace.
+    namespace: NamespaceParams,
+    /// Name of the target. Default: the one that there always is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tgt_name: Option<String>,
+}
+
+/// The bytes of an identifier in hexadecimal digits.
+fn identifier<const N: usize>(param: &str, text: Option<&String>) -> Result<Option<[u8; N]>, Error> {
+    let Some(text) = text else { return Ok(None) };
+    let digits: String = text.chars().filter(|c| !matches!(c, '-' | ':' | '.')).collect();
+    let mut bytes = [0; N];
+    let is_hexadecimal = digits.len() == 2 * N && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if !is_hexadecimal {
+        return Err(Error::invalid(format!("{param} has {} hexadecimal digits", 2 * N)));
+    }
+    for (byte, at) in bytes.iter_mut().zip((0..).step_by(2)) {
+        *byte = u8::from_str_radix(&digits[at..at + 2], 16).expect("two hexadecimal digits");
+    }
+    Ok(Some(bytes))
+}
+
+async fn add_ns(control: &Control, p: AddNs) -> Result<u32, Error> {
+    let named = control.nvmf.find(p.tgt_name.as_deref())?;
+    let given = &p.namespace;
+    if given.ptpl_file.is_some() {
+        return Err(Error::errno(Errno::NOTSUP, "there are no reservations that a file could keep"));
+    }
+    let new = NewNamespace {
+        nsid: given.nsid.filter(|&nsid| nsid > 0),
+        ids: Descriptors {
+            uuid: given.uuid.map(Uuid::into_bytes),
+            nguid: identifier("nguid", given.nguid.as_ref())?,
+            eui64: identifier("eui64", given.eui64.as_ref())?,
+            command_set: None,
+        },
+        ana_group: given.anagrpid.filter(|&group| group > 0),
+        is_hidden: given.no_auto_visible,
+    };
+    control.check_open()?;
+    // An alias may be another disk's by the next start.
+    let bdev_name = control.disks.find(&given.bdev_name)?.name().to_owned();
+    refuse_shared(control, &bdev_name, false)?;
+    let nsid = named.target.add_namespace(&p.nqn, &bdev_name, new).await?;
+    let namespace = NamespaceParams { nsid: Some(nsid), bdev_name, ..p.namespace };
+    made(control, ADD_NS, &AddNs { namespace, ..p });
+    Ok(nsid)
+}
+
+/// Parameters of methods that name a namespace.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct OfNs {
+    /// Name of the subsystem.
+    nqn: String,
+    /// Identifier of the namespace.
+    nsid: u32,
+    /// Name of the target. Default: the one that there always is.
+    tgt_name: Option<String>,
+}
+
+async fn remove_ns(control: &Control, p: OfNs) -> Result<bool, Error> {
+    let named = control.nvmf.find(p.tgt_name.as_deref())?;
+    let call = serde_json::json!({"nqn": p.nqn, "tgt_name": p.tgt_name, "namespace": {"nsid": p.nsid}});
+    let name = super::object(ADD_NS, &call).unwrap_or_default();
+    let removed = match control.config.forget_absent(Subsystem::Nvmf, &name) {
+        true => Ok(()),
+        false => named.target.remove_namespace(&p.nqn, p.nsid).await,
+    };
+    forget_gone(control);
+    control.config.forget_that(Subsystem::Nvmf, |call| {
+        call.method == NS_ADD_HOST
+            && is_of_subsystem(call, p.tgt_name.as_deref(), &p.nqn)
+            && call.params["nsid"] == p.nsid
+            && removed.is_ok()
+    });
+    Ok(removed.map(|()| true)?)
+}
+
+/// Removes the notes of namespaces that no longer exist.
+pub(crate) fn forget_gone(control: &Control) {
+    control.config.retain_that(Subsystem::Nvmf, |call| !is_gone(control, call));
+}
+
+/// Parameters of `nvmf_subsystem_set_ns_ana_group`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SetNsAnaGroup {
+    /// Name of the subsystem.
+    nqn: String,
+    /// Identifier of the namespace.
+    nsid: u32,
+    /// The ANA group.
+    anagrpid: u32,
+    /// Name of the target. Default: the one that there always is.
+    tgt_name: Option<String>,
+}
+
+async fn set_ns_ana_group(control: &Control, p: SetNsAnaGroup) -> Result<bool, Error> {
+    let named = control.nvmf.find(p.tgt_name.as_deref())?;
+    named.target.set_group(&p.nqn, p.nsid, p.anagrpid).await?;
+    let call = serde_json::json!({"nqn": p.nqn, "tgt_name": p.tgt_name, "namespace": {"nsid": p.nsid}});
+    if let Some(name) = super::object(ADD_NS, &call)
+        && let Some(params) = control.config.params(Subsystem::Nvmf, &name)
+    {
+        let mut namespace = params["namespace"].clone();
+        namespace["anagrpid"] = p.anagrpid.into();
+        control.config.changed(Subsystem::Nvmf, &name, "namespace", namespace);
+    }
+    Ok(true)
+}
+
+/// Parameters of `nvmf_ns_add_host` and `nvmf_ns_remove_host`.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct NsHost {
+    /// Name of the subsystem.
+    nqn: String,
+    /// Identifier of the namespace.
+    nsid: u32,
+    /// Name of the host.
+    host: String,
+    /// Name of the target. Default: the one that there always is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tgt_name: Option<String>,
+}
+
+async fn ns_add_host(control: &Control, p: NsHost) -> Result<bool, Error> {
+    let named = control.nvmf.find(p.tgt_name.as_deref())?;
+    named.target.show_to(&p.nqn, p.nsid, parse_nqn(&p.host)?).await?;
+    made(control, NS_ADD_HOST, &p);
+    Ok(true)
+}
+
+async fn ns_remove_host(control: &Control, p: NsHost) -> Result<bool, Error> {
+    let named = control.nvmf.find(p.tgt_name.as_deref())?;
+    let host = parse_nqn(&p.host)?;
+    let hidden = named.target.hide_from(&p.nqn, p.nsid, &host).await;
+    if !forget(control, NS_ADD_HOST, &p) {
+        hidden?;
+    }
+    Ok(true)
+}
+
+/// Parameters of `nvmf_subsystem_add_host`.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct AddHost {
+    /// Name of the subsystem.
+    nqn: String,
+    /// Name of the host.
+    host: String,
+    /// Name of the target. Default: the one that there always is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tgt_name: Option<String>,
+}
+
+async fn add_host(control: &Control, p: AddHost) -> Result<bool, Error> {
+    let named = control.nvmf.find(p.tgt_name.as_deref())?;
+    named.target.add_host(&p.nqn, parse_nqn(&p.host)?)?;
+    made(control, ADD_HOST, &p);
+    Ok(true)
+}
+
+/// Parameters of `nvmf_subsystem_remove_host`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct RemoveHost {
+    /// Name of the subsystem.
+    nqn: String,
+    /// Name of the host.
+    host: String,
+    /// Name of the target. Default: the one that there always is.
+    tgt_name: Option<String>,
+    /// Ignored: the host is disconnected at once, and the call returns when its last request has ended.
+    #[expect(dead_code, reason = "the parameter is checked and has no effect")]
+    timeout_ms: Option<u64>,
+}
+
+async fn remove_host(control: &Control, p: RemoveHost) -> Result<bool, Error> {
+    let named = control.nvmf.find(p.tgt_name.as_deref())?;
+    named.target.remove_host(&p.nqn, &parse_nqn(&p.host)?).await?;
+    forget(control, ADD_HOST, &AddHost { nqn: p.nqn, host: p.host, tgt_name: p.tgt_name });
+    Ok(true)
+}
+
+/// Parameters of `nvmf_subsystem_allow_any_host`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct AllowAnyHost {
+    /// Name of the subsystem.
+    nqn: String,
+    /// Whether any host may connect.
+    allow_any_host: bool,
+    /// Name of the target. Default: the one that there always is.
+    tgt_name: Option<String>,
+}
+
+async fn allow_any_host(control: &Control, p: AllowAnyHost) -> Result<bool, Error> {
+    let named = control.nvmf.find(p.tgt_name.as_deref())?;
+    named.target.allow_any_host(&p.nqn, p.allow_any_host).await?;
+    let name = super::object(CREATE_SUBSYSTEM, &serde_json::json!({"nqn": p.nqn, "tgt_name": p.tgt_name}));
+    let name = name.unwrap_or_default();
+    control.config.changed(Subsystem::Nvmf, &name, "allow_any_host", p.allow_any_host);
+    Ok(true)
+}
+
+/// The state of a path; commands on one that is inaccessible fail for now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(rename = "AnaState")]
+pub(super) enum State {
+    Optimized,
+    NonOptimized,
+    Inaccessible,
+}
+
+impl From<State> for AnaState {
+    fn from(state: State) -> Self {
+        match state {
+            State::Optimized => Self::Optimized,
+            State::NonOptimized => Self::NonOptimized,
+            State::Inaccessible => Self::Inaccessible,
+        }
+    }
+}
+
+impl From<AnaState> for State {
+    fn from(state: AnaState) -> Self {
+        match state {
+            AnaState::Optimized => Self::Optimized,
+            AnaState::NonOptimized => Self::NonOptimized,
+            AnaState::Inaccessible | AnaState::PersistentLoss | AnaState::Change => Self::Inaccessible,
+        }
+    }
+}
+
+/// Parameters of `nvmf_subsystem_add_listener`.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct AddListener {
+    /// Name of the subsystem.
+    nqn: String,
+    /// Name of the target. Default: the one that there always is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tgt_name: Option<String>,
+    /// The address.
+    listen_address: ListenAddress,
+    /// Must be false: connections are not encrypted.
+    #[serde(default, skip_serializing)]
+    secure_channel: bool,
+    /// State of the path for hosts that come through this listener. Default: `optimized`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ana_state: Option<State>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    #[expect(dead_code, reason = "the parameter is checked and has no effect")]
+    sock_impl: Option<String>,
+    /// Ignored.
+    #[serde(skip_serializing)]
+    #[expect(dead_code, reason = "the parameter is checked and has no effect")]
+    numa_id: Option<i32>,
+}
+
+async fn add_listener(control: &Control, p: AddListener) -> Result<bool, Error> {
+    let named = control.nvmf.find(p.tgt_name.as_deref())?;
+    if p.secure_channel {
+        return Err(Error::errno(Errno::NOTSUP, "connections are not encrypted"));
+    }
+    if !named.has_transport.get() {
+        return Err(Error::invalid("the target has no transport: call nvmf_create_transport first"));
+    }
+    let address = p.listen_address.parse(PORT)?;
+    check_whole(control, &p)?;
+    control.check_open()?;
+    let state = p.ana_state.unwrap_or(State::Optimized).into();
+    let address = named.target.listen(&p.nqn, address, state).await?;
+    if !address.ip().is_loopback() {
+        tracing::warn!(
+            subsystem = p.nqn,
+            %address,
+            "disks are served to a network without authentication and encryption: names of hosts can be forged, and data can \
+             be read and changed on its way"
+        );
+    }
+    made(control, ADD_LISTENER, &AddListener { listen_address: ListenAddress::new(address), ..p });
+    Ok(true)
+}
+
+/// Refuses to listen again after a restart before all namespaces and hosts of the subsystem exist: a host that comes too early
+/// sees that disks in use are gone.
+fn check_whole(control: &Control, p: &AddListener) -> Result<(), Error> {
+    if !journal::is_restore() {
+        return Ok(());
+    }
+    let is_part = |call: &crate::config::Call| {
+        place(call).is_some() && is_of_subsystem(call, p.tgt_name.as_deref(), &p.nqn)
+    };
+    match control.config.absent_objects_that(is_part).first() {
+        Some(part) => Err(Error::errno(
+            Errno::AGAIN,
+            format!("the subsystem waits for its {}, which does not exist yet", part.name),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Parameters of `nvmf_subsystem_remove_listener`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct RemoveListener {
+    /// Name of the subsystem.
+    nqn: String,
+    /// Name of the target. Default: the one that there always is.
+    tgt_name: Option<String>,
+    /// The address.
+    listen_address: ListenAddress,
+}
+
+async fn remove_listener(control: &Control, p: RemoveListener) -> Result<bool, Error> {
+    let named = control.nvmf.find(p.tgt_name.as_deref())?;
+    let address = p.listen_address.parse(PORT)?;
+    let target = p.tgt_name.as_deref();
+    let stopped = named.target.stop_listening(&p.nqn, address).await;
+    let is_of_it = |call: &crate::config::Call| {
+        let known = ListenAddress::deserialize(&call.params["listen_address"]).ok();
+        is_of_subsystem(call, target, &p.nqn)
+            && known.is_some_and(|known| known.parse(PORT).ok() == Some(address))
+    };
+    let had_note = control.config.forget_that(Subsystem::Nvmf, is_of_it);
+    if !had_note {
+        stopped?;
+    }
+    Ok(true)
+}
+
+/// Parameters of `nvmf_subsystem_listener_set_ana_state`.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct SetAnaState {
+    /// Name of the subsystem.
+    nqn: String,
+    /// Name of the target. Default: the one that there always is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tgt_name: Option<String>,
+    /// The address of the listener.
+    listen_address: ListenAddress,
+    /// The state.
+    ana_state: State,
+    /// The ANA group. Default: all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    anagrpid: Option<u32>,
+}
+
+async fn set_ana_state(control: &Control, p: SetAnaState) -> Result<bool, Error> {
+    let named: Rc<Named> = control.nvmf.find(p.tgt_name.as_deref())?;
+    let address = p.listen_address.parse(PORT)?;
+    let group = p.anagrpid.filter(|&group| group > 0);
+    named.target.set_state(&p.nqn, address, group, p.ana_state.into()).await?;
+    let p = SetAnaState { listen_address: ListenAddress::new(address), anagrpid: group, ..p };
+    if group.is_some() {
+        made(control, SET_STATE, &p);
+        return Ok(true);
+    }
+    let params = serde_json::to_value(&p).expect("parameters are valid JSON");
+    let listener = super::object(ADD_LISTENER, &params).unwrap_or_default();
+    control.config.changed(Subsystem::Nvmf, &listener, "ana_state", params["ana_state"].clone());
+    control.config.forget_that(Subsystem::Nvmf, |call| {
+        call.method == SET_STATE
+            && is_of_subsystem(call, p.tgt_name.as_deref(), &p.nqn)
+            && call.params["listen_address"] == params["listen_address"]
+    });
+    Ok(true)
+}
