@@ -17,6 +17,9 @@ pub const PRESENT: &str = "present";
 const DISK: &str = "disk";
 const CONTROLLER: &str = "controller";
 const TARGET: &str = "target";
+const SHARE: &str = "share";
+/// The method that shares a disk.
+pub const ADD_NS: &str = "nvmf_subsystem_add_ns";
 
 /// Reads all absent objects from the daemon. Older daemons do not report them.
 pub fn read(client: &mut Client) -> Result<Vec<Value>, Error> {
@@ -40,9 +43,9 @@ pub fn is_disk(absent: &Value) -> bool {
     text(absent, "kind") == DISK
 }
 
-/// Whether it is a controller or a target of one.
+/// Whether it is a controller, a target of one, or a part of a share.
 pub fn is_offer(absent: &Value) -> bool {
-    [CONTROLLER, TARGET].contains(&text(absent, "kind"))
+    [CONTROLLER, TARGET, SHARE].contains(&text(absent, "kind"))
 }
 
 pub fn is_controller(absent: &Value) -> bool {
@@ -59,7 +62,8 @@ pub fn is_called(absent: &Value, name: &str) -> bool {
 /// The disk that the object offers or is built on.
 pub fn base(absent: &Value) -> Option<&str> {
     let bases = ["dev_name", "bdev_name", "base_bdev_name", "base_bdev", "base_name"];
-    bases.iter().find_map(|param| absent["params"][param].as_str())
+    let shared = absent["params"]["namespace"]["bdev_name"].as_str();
+    bases.iter().find_map(|param| absent["params"][param].as_str()).or(shared)
 }
 
 /// The file of an absent disk.
@@ -112,8 +116,16 @@ pub fn append_table(present: String, absent: &[&Value], out: &Output) -> String 
 pub fn forget(absent: &Value, client: &mut Client) -> Result<(), Error> {
     let object = text(absent, "object");
     ensure_still_absent(|now| text(now, "object") == object, object, client)?;
-    let call = Call::new(text(absent, "method"), absent["params"].clone());
-    let (method, params) = call.undo().ok_or_else(|| Error::Usage(why(absent)))?;
+    let params = &absent["params"];
+    let undo = match text(absent, "method") {
+        ADD_NS => {
+            let nsid = &params["namespace"]["nsid"];
+            let of = json!({"nqn": params["nqn"], "tgt_name": params["tgt_name"], "nsid": nsid});
+            Some(("nvmf_subsystem_remove_ns", of))
+        }
+        method => Call::new(method, params.clone()).undo(),
+    };
+    let (method, params) = undo.ok_or_else(|| Error::Usage(why(absent)))?;
     client.call(method, params).map(drop)
 }
 

@@ -19,6 +19,7 @@ use crate::watch::Watch;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::{ArgValueCandidates, Shell};
 use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -60,6 +61,7 @@ impl Cli {
             | Command::Trace { watch, .. }
             | Command::Latency { watch, .. }
             | Command::Memory(watch)
+            | Command::Hosts(watch)
             | Command::Status(watch) => watch.every,
             _ => None,
         }
@@ -102,6 +104,13 @@ pub enum Command {
         #[arg(long)]
         force: bool,
     },
+    /// Share a disk with hosts on the network, over NVMe/TCP
+    #[command(after_help = examples::SHARE)]
+    Share(ShareArgs),
+    /// Share a disk no longer
+    Unshare(UnshareArgs),
+    /// List the shared disks, and the hosts that use them
+    Hosts(Watch),
     /// Create, list and delete the keys of encrypted disks
     #[command(subcommand)]
     Key(KeyCommand),
@@ -487,6 +496,34 @@ pub enum SleepPolicy {
     Adaptive,
     /// Poll always: the lowest latency, and a whole core while a VM is connected
     Poll,
+}
+
+/// Arguments of `share`.
+#[derive(Debug, Args)]
+pub struct ShareArgs {
+    /// The disk
+    #[arg(add = ArgValueCandidates::new(disks))]
+    pub disk: String,
+    /// Address and port at which hosts reach the disk
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:4420")]
+    pub listen: SocketAddr,
+    /// NQN of a host that may connect; may be repeated [default: any host]
+    #[arg(long, value_name = "NQN")]
+    pub host: Vec<String>,
+    /// Name by which hosts connect [default: one with the disk's UUID]
+    #[arg(long, value_name = "NQN")]
+    pub nqn: Option<String>,
+}
+
+/// Arguments of `unshare`.
+#[derive(Debug, Args)]
+pub struct UnshareArgs {
+    /// The disk, or the NQN by which hosts connect
+    #[arg(add = ArgValueCandidates::new(disks))]
+    pub name: String,
+    /// Disconnect hosts that use the disk: data that they have not written yet is lost
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Arguments of `attach`.

@@ -11,6 +11,7 @@ pub mod pool;
 pub mod qos;
 pub mod scheduler;
 pub mod service;
+pub mod share;
 pub mod snapshot;
 pub mod stat;
 pub mod trace;

@@ -12,6 +12,7 @@ pub const BUSY: i64 = -16;
 pub const EXISTS: i64 = -17;
 pub const NO_DEVICE: i64 = -19;
 pub const NO_SPACE: i64 = -28;
+pub const NO_FAMILY: i64 = -97;
 pub const NO_METHOD: i64 = -32601;
 pub const BAD_PARAMS: i64 = -32602;
 
@@ -138,6 +139,7 @@ fn kind(code: i64, message: &str) -> i64 {
         ("No such file or directory", _) => NO_FILE,
         ("Permission denied", _) => NOT_ALLOWED,
         ("No space left on device", _) => NO_SPACE,
+        ("Address family not supported by protocol", _) => NO_FAMILY,
         ("Invalid parameters" | "Invalid argument", -32603 | -32602) => BAD_PARAMS,
         (_, code) => code,
     }

@@ -118,6 +118,9 @@ fn run_with_daemon(cli: &Cli, out: &Output) -> Result<ExitCode, Error> {
         }
         Command::Luks(command) => commands::luks::run(command, client, out),
         Command::Attach(args) => commands::controller::attach(args, client, out),
+        Command::Share(args) => commands::share::share(args, client, out),
+        Command::Unshare(args) => commands::share::unshare(args, client, out),
+        Command::Hosts(watch) => watch::repeat(watch.every, || commands::share::hosts(client, out)),
         Command::Detach { names, force } => commands::controller::detach(names, *force, client, out),
         Command::Controller(ControllerCommand::List(watch)) => {
             watch::repeat(watch.every, || commands::controller::list(client, out))

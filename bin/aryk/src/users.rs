@@ -8,7 +8,7 @@ use crate::client::Client;
 use crate::commands::disk;
 use crate::commands::{elements, number, text};
 use crate::deleted::Deleted;
-use crate::error::Error;
+use crate::error::{Error, NO_METHOD};
 use crate::watch;
 use serde_json::{Value, json};
 use std::fmt;
@@ -22,6 +22,8 @@ const DISCONNECT_TIME: Duration = Duration::from_millis(300);
 pub struct Users {
     pub disks: Value,
     pub controllers: Value,
+    /// Subsystems of NVMe/TCP.
+    pub shares: Value,
     pub absent: Vec<Value>,
     pub deleted: Deleted,
 }
@@ -40,8 +42,13 @@ impl Users {
     pub fn read(client: &mut Client) -> Result<Self, Error> {
         let disks = client.call("bdev_get_bdevs", json!({}))?;
         let controllers = client.call("vhost_get_controllers", json!({}))?;
+        let shares = match client.call("nvmf_get_subsystems", json!({})) {
+            // An older daemon shares nothing.
+            Err(Error::Refused { code: NO_METHOD, .. }) => json!([]),
+            shares => shares?,
+        };
         let absent = absent::read(client)?;
-        Ok(Self { disks, controllers, absent, deleted: Deleted::of(client) })
+        Ok(Self { disks, controllers, shares, absent, deleted: Deleted::of(client) })
     }
 
     /// Reads the lists until `refusal` returns `None`, or until it has returned an error for longer than a disconnect takes.
@@ -110,6 +117,13 @@ impl Users {
         elements(&self.controllers).iter().flat_map(places_of).filter(move |place| place.disk == disk)
     }
 
+    /// The names under which the disk with this name is shared.
+    fn shares(&self, disk: &str) -> impl Iterator<Item = &str> {
+        let has_it =
+            move |share: &&Value| elements(&share["namespaces"]).iter().any(|ns| text(ns, "name") == disk);
+        elements(&self.shares).iter().filter(has_it).map(|share| text(share, "nqn"))
+    }
+
     /// The disks on top of this one, directly or indirectly, each before its base.
     pub fn disks_on_top<'a>(&'a self, disk: &str) -> Vec<&'a str> {
         let uuid = self.disk(disk).map_or("", |disk| text(disk, "uuid"));
@@ -135,6 +149,7 @@ impl Users {
     /// The users of the disk with this name, one line each; without the disks in `except`, which are removed anyway.
     pub fn of_disk(&self, disk: &str, except: &[&str]) -> Vec<String> {
         let mut lines: Vec<_> = self.places(disk).map(|place| place.to_string()).collect();
+        lines.extend(self.shares(disk).map(|nqn| format!("it is shared as {nqn}: see 'aryk hosts'")));
         for above in self.disks_on_top(disk).into_iter().filter(|above| !except.contains(above)) {
             lines.push(format!("disk '{above}' is on top of it"));
             lines.extend(self.places(above).map(|place| format!("{place}, which offers '{above}'")));
@@ -174,7 +189,8 @@ impl Users {
             let what = if absent::is_disk(a) { "disk " } else { "" };
             format!("{what}{} (absent)", text(a, "name"))
         });
-        self.places(disk).map(place).chain(disks).chain(absent).collect()
+        let shares = self.shares(disk).map(|_| "shared".to_owned());
+        self.places(disk).map(place).chain(shares).chain(disks).chain(absent).collect()
     }
 
     /// The connected VMs, one line each.
@@ -259,7 +275,13 @@ mod tests {
             "backend_specific": {"scsi": [target(0, "other"), target(5, "base")]}});
         let disks =
             json!([disk("base", ""), disk("middle", "base"), disk("top", "middle"), disk("free", "")]);
-        Users { disks, controllers: json!([blk, scsi]), absent: Vec::new(), deleted: Deleted::default() }
+        Users {
+            disks,
+            controllers: json!([blk, scsi]),
+            shares: json!([]),
+            absent: Vec::new(),
+            deleted: Deleted::default(),
+        }
     }
 
     #[test]

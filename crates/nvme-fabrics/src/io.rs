@@ -9,6 +9,8 @@ use crate::subsystem::{AnaState, Commands, Io};
 
 /// Bytes of a range of Dataset Management.
 const RANGE_LEN: usize = 16;
+/// Ranges of one command, at most.
+const RANGES_MAX: usize = 256;
 /// CDW12: Force Unit Access, and of Write Zeroes: deallocate.
 const FUA: u32 = 1 << 30;
 const DEALLOCATE: u32 = 1 << 25;
@@ -151,7 +153,9 @@ impl Rules {
             io::DATASET_MANAGEMENT if self.commands.deallocate => {
                 // NR: the number of ranges, less one.
                 let ranges = (entry.cdw(10) & 0xff) as u16 + 1;
-                if data_len as usize != usize::from(ranges) * RANGE_LEN {
+                // Linux sends the 4,096 bytes of 256 ranges, whatever their number.
+                if !(usize::from(ranges) * RANGE_LEN..=RANGES_MAX * RANGE_LEN).contains(&(data_len as usize))
+                {
                     return Err(Code::SGL_DATA_LENGTH_INVALID);
                 }
                 if entry.cdw(11) & ATTRIBUTE_DEALLOCATE == 0 {
@@ -190,7 +194,7 @@ impl Rules {
         if self.is_read_only { Err(Code::NAMESPACE_WRITE_PROTECTED) } else { Ok(()) }
     }
 
-    /// The ranges of a [`Request::Deallocate`], from its data. Those without blocks are left out.
+    /// The ranges of a [`Request::Deallocate`], from the part of its data that has them. Those without blocks are left out.
     pub fn ranges(&self, data: &[u8]) -> impl Iterator<Item = Result<Range, Code>> {
         let ranges = data.as_chunks::<RANGE_LEN>().0.iter().map(|bytes| {
             let [_, length, low, high] =
@@ -269,7 +273,10 @@ mod tests {
         };
         assert_eq!(request(management(256, 4), 4096), Ok(Request::Deallocate { ranges: 256 }));
         assert_eq!(request(management(2, 3), 32), Ok(Request::Hint));
-        assert_eq!(request(management(2, 4), 16), Err(Code::SGL_DATA_LENGTH_INVALID));
+        assert_eq!(request(management(2, 4), 4096), Ok(Request::Deallocate { ranges: 2 }));
+        for len in [16, 4112] {
+            assert_eq!(request(management(2, 4), len), Err(Code::SGL_DATA_LENGTH_INVALID));
+        }
         assert!(Request::Hint.takes_data() && !Request::Read(range).takes_data());
     }
 

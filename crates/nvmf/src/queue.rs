@@ -356,7 +356,7 @@ impl IoQueue {
     }
 
     fn fail(&mut self, id: SlotId, code: Code) {
-        self.queue.complete(id, code.status().as_final(), 0);
+        self.queue.complete(id, status::refusal(code), 0);
     }
 
     /// Executes a command, or goes on with one whose data has arrived.

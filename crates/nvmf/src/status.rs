@@ -3,6 +3,17 @@
 use aryk_bdev::{Op, Status};
 use aryk_nvme::spec::status::{Code, Status as NvmeStatus};
 
+/// SCT: the path fails the command.
+const PATH_RELATED: u8 = 3;
+
+/// The status of a command that is not executed. A host tries one again that the path has failed: on another path, or later.
+pub(crate) const fn refusal(code: Code) -> NvmeStatus {
+    match code.sct() {
+        PATH_RELATED => code.status(),
+        _ => code.status().as_final(),
+    }
+}
+
 /// The status of a command whose request has ended. A host may try again what has failed for want of an answer.
 pub(crate) const fn of(status: Status, op: Op) -> NvmeStatus {
     let code = match (status, op) {
@@ -21,4 +32,15 @@ pub(crate) const fn of(status: Status, op: Op) -> NvmeStatus {
         (Status::Medium, _) => Code::WRITE_FAULT,
     };
     code.status().as_final()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_try_again_what_a_path_has_failed() {
+        assert!(!refusal(Code::ANA_INACCESSIBLE).is_final());
+        assert!(refusal(Code::INVALID_FIELD).is_final());
+    }
 }

@@ -9,6 +9,7 @@ mod matrix;
 mod nvme;
 mod recovery;
 mod scsi;
+mod share;
 mod volumes;
 
 use std::path::{Path, PathBuf};
@@ -84,6 +85,7 @@ pub fn list(long: bool) -> Vec<Case> {
     cases.extend(nvme::cases());
     cases.extend(recovery::cases(long));
     cases.extend(scsi::cases(long));
+    cases.extend(share::cases());
     cases.extend(fence::cases());
     cases.extend(volumes::cases());
     cases

@@ -25,6 +25,7 @@ const MODULES_OF_SCRIPTS: &[(&str, &[&str])] = &[
     ("vfio", &["vfio_iommu_type1", "vfio-pci"]),
     ("cuse", &["cuse"]),
     ("dm-crypt", &["dm-crypt", "ecb", "xts", "aes_generic"]),
+    ("nvme-tcp", &["virtio_net", "nvme-tcp"]),
 ];
 /// This host's programs that the guest has in addition to busybox, with the libraries that they load.
 const TOOLS: &[&str] = &[

@@ -86,6 +86,13 @@ Examples:
   aryk attach data --scsi --controller vm1 --target 3
   aryk attach golden --readonly --controller vm7";
 
+pub const SHARE: &str = "\
+Examples:
+  aryk share data
+  aryk share data --listen 10.0.0.1:4420 --host nqn.2014-08.org.nvmexpress:uuid:...
+
+A Linux host has its NQN in /etc/nvme/hostnqn.";
+
 pub const APPLY: &str = "\
 Examples:
   aryk export > disks.toml

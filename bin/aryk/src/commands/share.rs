@@ -1,0 +1,191 @@
+//! `aryk share`, `unshare` and `hosts`: disks for hosts on the network, over NVMe/TCP.
+
+use super::{elements, number, text};
+use crate::absent;
+use crate::cli::{ShareArgs, UnshareArgs};
+use crate::client::Client;
+use crate::error::{BUSY, EXISTS, Error, NO_DEVICE, NO_FAMILY};
+use crate::output::{Output, Tone};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+
+/// Hints for a disk that cannot be shared.
+const HINTS: [(i64, &str); 4] = [
+    (
+        NO_FAMILY,
+        "The service's unit forbids TCP. As root: install -D -m 644 -t /etc/systemd/system/arykd.service.d \
+         /usr/share/aryk/drop-ins/network.conf; systemctl daemon-reload; systemctl restart arykd",
+    ),
+    (NO_DEVICE, "'aryk disk list' shows the disks."),
+    (BUSY, "'aryk disk list' shows its users: a VM and a host that both write destroy each other's files."),
+    (EXISTS, "'aryk hosts' shows what is shared already."),
+];
+
+pub fn share(args: &ShareArgs, client: &mut Client, out: &Output) -> Result<(), Error> {
+    let disks = client.call("bdev_get_bdevs", json!({"name": args.disk}));
+    let disk = disks.map_err(|error| error.hinted(&HINTS))?[0].take();
+    if let Some(nqn) = share_of(text(&disk, "name"), client)? {
+        return Err(Error::Usage(format!(
+            "disk '{}' is shared already, as {nqn}; 'aryk unshare {}' ends that",
+            args.disk, args.disk
+        )));
+    }
+    let uuid = text(&disk, "uuid");
+    // The name of a disk is not unique among all servers of a host, which takes subsystems of one name for paths to one disk.
+    let nqn = args.nqn.clone().unwrap_or_else(|| format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}"));
+    if elements(&client.call("nvmf_get_transports", json!({}))?).is_empty() {
+        client.call("nvmf_create_transport", json!({"trtype": "TCP"}))?;
+    }
+    let serial: String = uuid.chars().filter(|c| *c != '-').take(20).collect();
+    let subsystem = json!({"nqn": nqn, "serial_number": serial, "model_number": "Aryk", "allow_any_host": args.host.is_empty()});
+    client.call("nvmf_create_subsystem", subsystem).map_err(|error| error.hinted(&HINTS))?;
+    if let Err(error) = fill(&nqn, text(&disk, "name"), args, client) {
+        // If the deletion fails too, the first error matters more.
+        let _ = client.call("nvmf_delete_subsystem", json!({"nqn": nqn}));
+        return Err(error.hinted(&HINTS));
+    }
+    let shared = client.call("nvmf_get_subsystems", json!({"nqn": nqn}))?[0].take();
+    out.print(&shared, || advice(args, &nqn))
+}
+
+/// Adds the disk, its hosts and its listener to a new subsystem.
+fn fill(nqn: &str, disk: &str, args: &ShareArgs, client: &mut Client) -> Result<(), Error> {
+    client.call("nvmf_subsystem_add_ns", json!({"nqn": nqn, "namespace": {"bdev_name": disk}}))?;
+    for host in &args.host {
+        client.call("nvmf_subsystem_add_host", json!({"nqn": nqn, "host": host}))?;
+    }
+    client
+        .call("nvmf_subsystem_add_listener", json!({"nqn": nqn, "listen_address": address(args.listen)}))?;
+    Ok(())
+}
+
+fn address(address: SocketAddr) -> Value {
+    json!({"trtype": "TCP", "traddr": address.ip().to_string(), "trsvcid": address.port().to_string()})
+}
+
+/// How a host connects, and what it can do without having proved who it is.
+fn advice(args: &ShareArgs, nqn: &str) -> String {
+    let (ip, port) = (args.listen.ip(), args.listen.port());
+    let host = if ip.is_unspecified() { "THIS-HOST".to_owned() } else { ip.to_string() };
+    let name = args.host.first().map_or_else(String::new, |host| format!(" \\\n        --hostnqn {host}"));
+    let who = match &args.host[..] {
+        [] => "any host".to_owned(),
+        hosts => hosts.join(", "),
+    };
+    let mut text = format!(
+        "Disk '{}' is shared at {}, for {who}. On a Linux host:\n\n    \
+         nvme connect -t tcp -a {host} -s {port} \\\n        -n {nqn}{name}",
+        args.disk, args.listen
+    );
+    if !ip.is_loopback() {
+        text.push_str(
+            "\n\nWarning: hosts do not prove who they are, and the data is not encrypted. Whoever\n\
+             reaches the address can read and change the disk: it must be a network of trust.",
+        );
+    }
+    text
+}
+
+/// The subsystem that has the disk of this name, which may be absent.
+fn share_of(disk: &str, client: &mut Client) -> Result<Option<String>, Error> {
+    let all = client.call("nvmf_get_subsystems", json!({}))?;
+    let has_it =
+        |subsystem: &&Value| elements(&subsystem["namespaces"]).iter().any(|ns| text(ns, "name") == disk);
+    if let Some(found) = elements(&all).iter().find(has_it) {
+        return Ok(Some(text(found, "nqn").to_owned()));
+    }
+    let is_it = |part: &Value| text(part, "method") == absent::ADD_NS && absent::base(part) == Some(disk);
+    let part = absent::read(client)?.into_iter().find(is_it);
+    Ok(part.map(|part| text(&part["params"], "nqn").to_owned()))
+}
+
+pub fn unshare(args: &UnshareArgs, client: &mut Client, out: &Output) -> Result<(), Error> {
+    let all = client.call("nvmf_get_subsystems", json!({}))?;
+    // The disk may be absent: then its subsystem has its name.
+    let disk = client.call("bdev_get_bdevs", json!({"name": args.name}));
+    let disk = disk.map_or_else(|_| args.name.clone(), |disks| text(&disks[0], "name").to_owned());
+    let nqn = match elements(&all).iter().find(|subsystem| text(subsystem, "nqn") == args.name) {
+        Some(_) => args.name.clone(),
+        None => share_of(&disk, client)?.ok_or_else(|| {
+            let none = Error::no_device(format!("'{}' is not shared", args.name));
+            none.hinted(&[(NO_DEVICE, "'aryk hosts' shows what is shared.")])
+        })?,
+    };
+    let subsystem = elements(&all).iter().find(|subsystem| text(subsystem, "nqn") == nqn);
+    let namespaces = subsystem.map_or(&[][..], |subsystem| elements(&subsystem["namespaces"]));
+    let others: Vec<&str> =
+        namespaces.iter().map(|ns| text(ns, "name")).filter(|name| *name != disk).collect();
+    if nqn != args.name && !others.is_empty() {
+        return Err(Error::Usage(format!(
+            "{nqn} has other disks, too: {}. Unshare all by its name, or one by 'aryk rpc nvmf_subsystem_remove_ns'",
+            others.join(", ")
+        )));
+    }
+    let hosts = client.call("nvmf_subsystem_get_controllers", json!({"nqn": nqn}))?;
+    let users: Vec<String> = elements(&hosts)
+        .iter()
+        .map(|host| format!("{} from {}", text(host, "hostnqn"), text(&host["peer_address"], "traddr")))
+        .collect();
+    if !args.force && !users.is_empty() {
+        return Err(Error::InUse {
+            what: "hosts would lose a disk that they use".into(),
+            users,
+            hint: "Disconnect them first: nvme disconnect -n NQN; or unshare it nevertheless: --force",
+        });
+    }
+    client.call("nvmf_delete_subsystem", json!({"nqn": nqn}))?;
+    out.print(&json!({"nqn": nqn}), || format!("{nqn} is not shared any more."))
+}
+
+/// Lists what is shared, and the hosts that are connected.
+pub fn hosts(client: &mut Client, out: &Output) -> Result<(), Error> {
+    let mut all = client.call("nvmf_get_subsystems", json!({}))?;
+    let shares = all.as_array_mut().map(std::mem::take).unwrap_or_default();
+    let mut shares: Vec<Value> = shares.into_iter().filter(|share| share["subtype"] == "NVMe").collect();
+    for share in &mut shares {
+        let hosts = client.call("nvmf_subsystem_get_controllers", json!({"nqn": text(share, "nqn")}))?;
+        share["controllers"] = hosts;
+    }
+    out.print(&json!(shares), || {
+        if shares.is_empty() {
+            return "No disk is shared: 'aryk share DISK' shares one.".into();
+        }
+        let columns = [("DISK", false), ("AT", false), ("HOST", false), ("FROM", false), ("QUEUES", true)];
+        let table = out.toned_table(&columns, shares.iter().flat_map(rows));
+        let names = shares.iter().map(|share| format!("  {}: {}", disks(share), text(share, "nqn")));
+        format!("{table}\n\nNames for 'nvme connect -n':\n{}", names.collect::<Vec<_>>().join("\n"))
+    })
+}
+
+fn disks(share: &Value) -> String {
+    let names: Vec<&str> = elements(&share["namespaces"]).iter().map(|ns| text(ns, "name")).collect();
+    if names.is_empty() { "no disk".into() } else { names.join(", ") }
+}
+
+/// A row for each host, or one for a share without any.
+fn rows(share: &Value) -> Vec<(Tone, Vec<String>)> {
+    let at = |address: &Value| match text(address, "traddr") {
+        ip if ip.contains(':') => format!("[{ip}]:{}", text(address, "trsvcid")),
+        ip => format!("{ip}:{}", text(address, "trsvcid")),
+    };
+    let addresses: Vec<String> = elements(&share["listen_addresses"]).iter().map(at).collect();
+    let addresses = if addresses.is_empty() { "nowhere".into() } else { addresses.join(", ") };
+    let hosts = elements(&share["controllers"]);
+    if hosts.is_empty() {
+        return vec![(
+            Tone::Plain,
+            vec![disks(share), addresses, "none".into(), String::new(), String::new()],
+        )];
+    }
+    let row = |host: &Value| {
+        let cells = [
+            disks(share),
+            addresses.clone(),
+            text(host, "hostnqn").to_owned(),
+            text(&host["peer_address"], "traddr").to_owned(),
+            number(host, "num_io_qpairs").to_string(),
+        ];
+        (Tone::Good, cells.into())
+    };
+    hosts.iter().map(row).collect()
+}
