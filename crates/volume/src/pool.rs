@@ -456,12 +456,28 @@ impl Pool {
             debt_bytes: self.debt_bytes(),
             blobs: u64::from(self.facts.blobs),
             free_blobs: self.keeper.free() as u64,
+            usable_bytes: self.usable_bytes(),
             used_bytes: manifest.blobs.len() as u64 * self.facts.blob_bytes(),
             live_bytes: bytes(manifest.blobs.data_live()),
             index_bytes: bytes(manifest.blobs.index_live()),
             index_entries: manifest.entries,
             ..self.stats
         }
+    }
+
+    /// Bytes of data that the pool can have. Up to there, volumes can be written at random for ever: the other blobs are for the
+    /// log, the index, what is being moved, and what is dead. The fuller a pool, the more is moved for each write.
+    const fn usable_bytes(&self) -> u64 {
+        /// Blobs of the log, and those to which flushes, merges and the cleaner append.
+        const IN_USE: u32 = 7;
+        /// Of so many blobs, one is for the index.
+        const INDEX_SHARE: u32 = 64;
+        /// Of so many blobs, one is for what is dead.
+        const DEAD_SHARE: u64 = 6;
+        let blobs = self.facts.blobs;
+        let others = self.settings.reserve_blobs + IN_USE + blobs.div_ceil(INDEX_SHARE);
+        let data = blobs.saturating_sub(others) as u64 * self.facts.blob_bytes();
+        data - data / DEAD_SHARE
     }
 
     /// Whether nothing is in flight and no background work is due: for tests and for a clean shutdown.

@@ -140,6 +140,8 @@ pub struct Stats {
     pub blobs: u64,
     /// Blobs that hold nothing.
     pub free_blobs: u64,
+    /// Bytes of data that the pool can have.
+    pub usable_bytes: u64,
     /// Bytes in blobs that are in use, dead data included.
     pub used_bytes: u64,
     /// Bytes of data to which the index refers.

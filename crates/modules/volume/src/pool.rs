@@ -184,7 +184,6 @@ pub struct Pool {
     members: Mutex<BTreeMap<VolumeId, Member>>,
     /// The disks on which volumes depend and that are open, as the pool stores them.
     images: Mutex<BTreeMap<String, Arc<Bdev>>>,
-    settings: Settings,
     /// Held by each change of the volumes, from its first check until the list of volumes has it.
     changing: tokio::sync::Mutex<()>,
     /// Whether the pool is being deleted.
@@ -203,7 +202,6 @@ pub(crate) struct Started {
     place: Arc<Place>,
     root: RootRef<Owner>,
     signals: Arc<Signals>,
-    settings: Settings,
     opened: oneshot::Receiver<Result<Ready, Error>>,
 }
 
@@ -253,7 +251,7 @@ impl Started {
             .await
             .map_err(|_| Error::Ended)??;
         let place = Arc::new(Place { number, owner: Mutex::new(Some(hold)) });
-        Ok(Self { base, place, root, signals, settings, opened })
+        Ok(Self { base, place, root, signals, opened })
     }
 
     /// Waits until the root has done what it was started for.
@@ -288,7 +286,6 @@ impl Started {
             findings: ready.findings,
             members: Mutex::default(),
             images: Mutex::default(),
-            settings: self.settings,
             changing: tokio::sync::Mutex::default(),
             is_ending: AtomicBool::new(false),
         };
@@ -373,15 +370,9 @@ impl Pool {
     /// # Errors
     /// [`Error::Ended`].
     pub async fn space(&self) -> Result<Space, Error> {
-        let (stats, facts) = self
-            .root
-            .call(|owner, _| (owner.stats(), owner.store().map(Store::facts)))
-            .await
-            .map_err(|_| Error::Ended)?;
-        let blob = facts.ok_or(Error::Ended)?.blob_bytes();
-        let total = stats.blobs.saturating_sub(self.settings.reserve_blobs.into()) * blob;
-        let free = total.saturating_sub(stats.live_bytes + stats.index_bytes);
-        Ok(Space { total: Bytes(total), free: Bytes(free) })
+        let stats = self.stats().await?;
+        let free = stats.usable_bytes.saturating_sub(stats.live_bytes);
+        Ok(Space { total: Bytes(stats.usable_bytes), free: Bytes(free) })
     }
 
     /// What a volume or a snapshot has its blocks from.

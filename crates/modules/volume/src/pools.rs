@@ -40,8 +40,14 @@ pub struct NewPool {
     pub force: bool,
     /// Limits of its use of memory and of the base.
     pub settings: Settings,
-    /// Bytes of a segment: a power of two, at most 32 MiB.
-    pub segment_bytes: u32,
+    /// Bytes of a segment: a power of two, at most 32 MiB. `None`: as many as suit the base.
+    pub segment_bytes: Option<u32>,
+}
+
+/// Bytes of a segment on a base of `bytes`: a dozen segments are never for data, which must not be most of a small base.
+const fn segment_bytes_of(bytes: u64) -> u32 {
+    const SMALL: u64 = 4 << 30;
+    if bytes < SMALL { SEGMENT_BYTES / 4 } else { SEGMENT_BYTES }
 }
 
 impl NewPool {
@@ -53,7 +59,7 @@ impl NewPool {
             base: base.to_owned(),
             force: false,
             settings: Settings::default(),
-            segment_bytes: SEGMENT_BYTES,
+            segment_bytes: None,
         }
     }
 }
@@ -135,6 +141,7 @@ impl Pools {
         }
         let owner = format!("the pool {name}");
         let start = move |bdev: &Bdev| {
+            let segment_bytes = segment_bytes.unwrap_or_else(|| segment_bytes_of(base_of(bdev).bytes));
             let options =
                 Options { segment_bytes, ..Options::new(uuid, Uuid::new_v4(), &name, alignment_of(bdev)) };
             Ok(Start::Format(Box::new(Formatting::new(base_of(bdev), &options, force)?)))

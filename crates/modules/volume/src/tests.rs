@@ -65,7 +65,7 @@ impl Stack {
 
     /// Adds the pool `p` on the disk `base`.
     fn pool(self) -> Self {
-        let new = NewPool { segment_bytes: 8 << 20, ..NewPool::named("p", "base") };
+        let new = NewPool { segment_bytes: Some(8 << 20), ..NewPool::named("p", "base") };
         block_on(self.pools.create(&self.env, new)).expect("it can be made");
         self
     }

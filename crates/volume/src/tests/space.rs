@@ -110,10 +110,11 @@ fn a_snapshot_a_clone_and_their_volume_share_what_was_not_written_again() {
     assert_eq!(space(&mut rig, &[clone]), [of(clone, 64 + 512, 0)]);
 }
 
-/// Overwrites a volume that is so many percent of its pool, at random, some times over.
-fn overwrite(seed: u64, settings: Settings, facts: StoreFacts, percent: u64, times: u64) {
-    let mut rig = Rig::with(seed, settings, facts);
-    let blocks = u64::from(facts.blobs) * facts.blob_bytes() / u64::from(BLOCK) * percent / 100;
+/// Overwrites a volume that has so many percent of the usable space of a pool with `blobs` of 8 MiB, at random, some times over.
+/// Returns the write amplification of that.
+fn overwrite(blobs: u32, percent: u64, times: u64) -> f64 {
+    let mut rig = Rig::with(1, Settings::default(), StoreFacts { blob_units: 16_384, blobs, ..facts() });
+    let blocks = rig.pool.stats().usable_bytes / u64::from(BLOCK) * percent / 100;
     let volume = rig.create("a", blocks * 8, Origin::Empty);
     assert_eq!(rig.command(Command::SetWhenFull { volume, when_full: WhenFull::Fail }), Ok(Answer::Done));
     let data = [7; 1 << 16];
@@ -121,6 +122,8 @@ fn overwrite(seed: u64, settings: Settings, facts: StoreFacts, percent: u64, tim
         rig.write(volume, at * 128, &data);
         rig.disk.flush();
     }
+    let written = |stats: &Stats| stats.log_write_bytes + stats.moved_write_bytes + stats.index_write_bytes;
+    let before = rig.pool.stats();
     for round in 0..times * blocks / 32 {
         let tags: Vec<_> = (0..32)
             .map(|_| {
@@ -137,18 +140,29 @@ fn overwrite(seed: u64, settings: Settings, facts: StoreFacts, percent: u64, tim
             let reply =
                 rig.replies.iter().position(|reply| reply.tag == tag).map(|at| rig.replies.swap_remove(at));
             let status = reply.map(|reply| reply.status);
-            assert_eq!(status, Some(Status::Ok), "seed {seed}, round {round}: {:?}", rig.pool.stats());
+            assert_eq!(status, Some(Status::Ok), "round {round}: {:?}", rig.pool.stats());
             rig.forget(tag);
         }
     }
+    let after = rig.pool.stats();
+    let by_user = after.user_write_bytes - before.user_write_bytes;
+    (written(&after) - written(&before)) as f64 / by_user as f64
 }
 
 #[test]
-fn a_half_full_pool_never_refuses_writes() {
-    overwrite(1, Settings::default(), StoreFacts { blob_units: 65_536, blobs: 63, ..facts() }, 50, 3);
+fn a_half_full_pool_is_written_at_random_for_ever() {
+    let amplification = overwrite(62, 50, 4);
+    assert!(amplification < 1.5, "{amplification}");
 }
 
 #[test]
-fn a_pool_of_which_seven_tenths_are_live_never_refuses_writes() {
-    overwrite(1, Settings::default(), StoreFacts { blob_units: 65_536, blobs: 63, ..facts() }, 70, 2);
+fn a_pool_that_is_nine_tenths_full_is_written_at_random_for_ever() {
+    let amplification = overwrite(62, 90, 4);
+    assert!(amplification < 3.5, "{amplification}");
+}
+
+#[test]
+fn a_full_pool_is_written_at_random_for_ever() {
+    let amplification = overwrite(25, 100, 10);
+    assert!(amplification < 8.0, "{amplification}");
 }

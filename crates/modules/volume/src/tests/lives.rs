@@ -77,7 +77,7 @@ fn a_removed_base_takes_its_volumes_and_gives_back_everything() {
 fn a_deleted_pool_is_not_found_again() {
     let stack = stack();
     let pool = stack.the_pool();
-    let again = NewPool { segment_bytes: 8 << 20, ..NewPool::named("q", "base") };
+    let again = NewPool { segment_bytes: Some(8 << 20), ..NewPool::named("q", "base") };
     let claimed = block_on(stack.pools.create(&stack.env, again.clone()));
     assert!(matches!(claimed, Err(Error::Registry(aryk_bdev::Error::Claimed { .. }))));
     close(&stack, &pool);
