@@ -3,6 +3,7 @@
 //! Everything that it starts is a child process that is killed when this function returns, for any reason, and works in a
 //! temporary directory.
 
+use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
@@ -94,6 +95,31 @@ const ON_DRIVE: &str = r"
     umount /mnt
 ";
 
+/// The disk that the guest uses over the network, its name there, and the line with which the guest asks who uses it.
+const SHARED: &str = "shared";
+const NQN: &str = "nqn.2026-11.io.aryk:demo";
+const HOSTS: &str = "-- hosts";
+
+/// What the guest does with the disk that it reaches over NVMe/TCP.
+const ON_SHARE: &str = r"
+    load_modules nvme-tcp
+    ifconfig eth0 10.0.2.15 netmask 255.255.255.0 up
+    nvme connect -t tcp -a 10.0.2.2 -s @PORT@ -n @NQN@ --nr-io-queues 2 \
+        --hostnqn nqn.2014-08.org.nvmexpress:uuid:913fc008-79a7-447f-b2c4-c73543638c31 >/dev/null
+    until [ -b /dev/nvme0n1 ]; do sleep 0.1; done
+    mkfs.ext4 -q /dev/nvme0n1
+    mount -t ext4 /dev/nvme0n1 /mnt
+    cp -r /usr/bin /mnt/
+    (cd /usr && find bin -type f | xargs sha256sum) >/tmp/sums
+    sync
+    echo 3 >/proc/sys/vm/drop_caches
+    (cd /mnt && sha256sum -c /tmp/sums) >/tmp/checked
+    echo - over NVMe/TCP: copied $(wc -l </tmp/checked) files, dropped all caches, all checksums are right
+    echo -- hosts
+    umount /mnt
+    nvme disconnect -n @NQN@ >/dev/null
+";
+
 /// Lines that start with `-` are printed for the reader.
 const FILES: &str = r"
     read -r up idle </proc/uptime
@@ -130,9 +156,10 @@ pub(crate) fn run() -> Result<()> {
     let socket = directory.path().join("drive.sock");
     let model = serve_model(&socket)?;
     let _running = model.run()?;
-    clock.say("Starting arykd, and creating two disks, and a volume in a pool:");
-    let daemon = serve(&bin, directory.path(), &socket)?;
-    let result = boot(&daemon, &image, directory.path(), &clock)
+    clock.say("Starting arykd, and creating two disks, a volume in a pool, and a disk that is shared over the network:");
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let daemon = serve(&bin, directory.path(), &socket, port)?;
+    let result = boot(&daemon, &image, directory.path(), port, &clock)
         .with_context(|| format!("arykd said:\n{}", daemon.log_tail()));
     println!("\n{}", result?);
     for disk in ["demo", NAMESPACE] {
@@ -157,8 +184,8 @@ fn serve_model(socket: &Path) -> Result<Arc<Model>> {
     Ok(model)
 }
 
-/// Starts arykd and creates two disks for a VM.
-fn serve(bin: &Path, directory: &Path, drive: &Path) -> Result<Daemon> {
+/// Starts arykd and creates two disks for a VM, a volume, and a disk that is shared at `port`.
+fn serve(bin: &Path, directory: &Path, drive: &Path, port: u16) -> Result<Daemon> {
     println!("$ arykd -r {0}/rpc.sock -S {0}/vhost", directory.display());
     let daemon = Daemon::start(bin, directory, &[])?;
     let file = directory.join("demo.img").display().to_string();
@@ -176,6 +203,8 @@ fn serve(bin: &Path, directory: &Path, drive: &Path) -> Result<Daemon> {
         &["pool", "create", POOL, "--disk", "store"],
         &["volume", "create", &volume, "--size", "512M"],
         &["attach", &volume, "--scsi", "--controller", SCSI],
+        &["disk", "create", SHARED, "--memory", "--size", "64M"],
+        &["share", SHARED, "--nqn", NQN, "--listen", &format!("127.0.0.1:{port}")],
     ] {
         say_and_run(&daemon, arguments)?;
     }
@@ -198,14 +227,18 @@ fn clone_volume(daemon: &Daemon) -> Result<()> {
 }
 
 /// Boots the guest, prints its progress lines, and returns the table.
-fn boot(daemon: &Daemon, image: &Image, directory: &Path, clock: &Clock) -> Result<Table> {
+fn boot(daemon: &Daemon, image: &Image, directory: &Path, port: u16, clock: &Clock) -> Result<Table> {
     let socket = daemon.attach("demo", &[])?;
     let drive = daemon.attach(NAMESPACE, &[])?;
     clock.say(&format!("A guest boots from {} with its disk at {}:", image.kernel, socket.display()));
     let scsi = socket.with_file_name(SCSI);
     let scsi = Disk { front: Front::Scsi, ..Disk::new(&scsi, QUEUES) };
-    let vm = Vm::with_disks(vec![Disk::new(&socket, QUEUES), Disk::new(&drive, 1), scsi]);
-    let mut guest = Guest::boot(image, &vm, &script(), directory)?;
+    let network = "-netdev user,id=net0 -device virtio-net-pci,netdev=net0,romfile=";
+    let vm = Vm {
+        arguments: network.split_whitespace().map(str::to_owned).collect(),
+        ..Vm::with_disks(vec![Disk::new(&socket, QUEUES), Disk::new(&drive, 1), scsi])
+    };
+    let mut guest = Guest::boot(image, &vm, &script(port), directory)?;
     loop {
         let line = guest.wait_line("-", TIMEOUT)?;
         if line == "-- done" {
@@ -213,6 +246,10 @@ fn boot(daemon: &Daemon, image: &Image, directory: &Path, clock: &Clock) -> Resu
         }
         if line == SNAPSHOT {
             clone_volume(daemon)?;
+            continue;
+        }
+        if line == HOSTS {
+            println!("$ aryk hosts\n{}", daemon.aryk(&["hosts"])?.trim_end());
             continue;
         }
         clock.say(&format!("  {line}"));
@@ -234,8 +271,9 @@ fn boot(daemon: &Daemon, image: &Image, directory: &Path, clock: &Clock) -> Resu
     Ok(table)
 }
 
-fn script() -> String {
-    let mut script = ON_VOLUME.to_owned() + ON_DRIVE + FILES;
+fn script(port: u16) -> String {
+    let on_share = ON_SHARE.replace("@PORT@", &port.to_string()).replace("@NQN@", NQN);
+    let mut script = ON_VOLUME.to_owned() + &on_share + ON_DRIVE + FILES;
     for (name, title, options) in JOBS {
         let options = options.replace("@VERIFY@", "--verify=crc32c --verify_fatal=1");
         script.push_str(&format!(

@@ -70,6 +70,27 @@ impl Drop for Unconnected {
     }
 }
 
+/// Counts a connection that has sent Connect.
+struct Counted(Rc<Inner>);
+
+impl Counted {
+    /// `None`: there are as many as there may be.
+    fn new(inner: &Rc<Inner>) -> Option<Self> {
+        let count = inner.connected.get();
+        if count >= inner.state.borrow().limits.connections {
+            return None;
+        }
+        inner.connected.set(count + 1);
+        Some(Self(Rc::clone(inner)))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.connected.set(self.0.connected.get() - 1);
+    }
+}
+
 /// Why a connection ends.
 #[derive(Debug)]
 enum End {
@@ -95,6 +116,10 @@ async fn serve(inner: Rc<Inner>, stream: TcpStream, listener: SocketAddr, peer: 
         let (slot, connect, data) =
             timeout(PATIENCE, connection.connect()).await.map_err(|_| End::Refused)??;
         drop(unconnected);
+        let Some(_counted) = Counted::new(&inner) else {
+            let (status, result) = BUSY.completion();
+            return connection.refuse(slot, status, result).await;
+        };
         match connect.qid {
             0 => serve_admin(&inner, connection, way, slot, &connect, &data).await,
             _ => hand_over(&inner, connection, way, slot, &connect, &data).await,
@@ -354,7 +379,7 @@ async fn serve_admin(
     ended
 }
 
-/// Why a host cannot connect whose earlier controller does not end.
+/// Why a host cannot connect: its earlier controller does not end, or there are too many queues.
 const BUSY: Refusal = Refusal::Code(status::CONTROLLER_BUSY);
 
 async fn run_admin(

@@ -84,11 +84,13 @@ pub struct Limits {
     pub queues: u16,
     /// CRDT1 to CRDT3: delays before a retry, in units of 100 ms.
     pub retry_delays: [u16; 3],
+    /// Queues of all hosts together, admin queues among them. Each takes memory for its entries.
+    pub connections: u32,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { entries: 128, queues: QUEUES_MAX, retry_delays: [0; 3] }
+        Self { entries: 128, queues: QUEUES_MAX, retry_delays: [0; 3], connections: 16_384 }
     }
 }
 
@@ -198,6 +200,8 @@ pub(crate) struct Inner {
     pub state: RefCell<State>,
     /// Connections that have not sent Connect yet.
     pub unconnected: Cell<u32>,
+    /// Connections that have.
+    pub connected: Cell<u32>,
     /// Namespaces that there have been.
     namespaces: Cell<u64>,
     events: mpsc::UnboundedSender<Happened>,
@@ -239,6 +243,7 @@ impl Target {
             env,
             state: RefCell::new(state),
             unconnected: Cell::new(0),
+            connected: Cell::new(0),
             namespaces: Cell::new(0),
             events,
             started: Instant::now(),

@@ -14,7 +14,7 @@ use aryk_nvme_fabrics::discovery::{Entry, Header, RECORD_LEN};
 use aryk_nvme_fabrics::subsystem::AnaState;
 use aryk_nvme_fabrics::tcp::{Fatal, FatalStatus};
 use aryk_nvme_fabrics::{nqn, status};
-use aryk_nvmf::{NewNamespace, QUEUES_MAX};
+use aryk_nvmf::{Limits, NewNamespace, QUEUES_MAX};
 use host::{Connection, Options};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -320,5 +320,20 @@ fn a_host_that_may_not_connect_any_more_is_disconnected() {
     target.run(async move |target| target.stop_listening(SUBSYSTEM, address).await.unwrap());
     assert!(target.list()[0].controllers.is_empty());
     assert!(TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_err());
+    target.stop();
+}
+
+#[test]
+fn a_host_is_refused_beyond_the_number_of_connections() {
+    let target = Running::start();
+    target.run(async |target| target.set_limits(Limits { connections: 2, ..Limits::default() }));
+    let (admin_queue, id) = Connection::admin(target.address, Options::default(), SUBSYSTEM, 1);
+    let mut queue = Connection::io(target.address, Options::default(), id, 1, 1).unwrap();
+    let refused = Connection::io(target.address, Options::default(), id, 2, 1);
+    assert_eq!(refused.err(), Some(status::CONTROLLER_BUSY));
+    queue.write(0, &pattern(1, 0)).unwrap();
+    drop((queue, admin_queue));
+    until(|| target.list()[0].controllers.is_empty());
+    Connection::admin(target.address, Options::default(), SUBSYSTEM, 1);
     target.stop();
 }
