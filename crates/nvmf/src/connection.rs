@@ -13,7 +13,7 @@ use aryk_nvme_fabrics::property::Change;
 use aryk_nvme_fabrics::sgl::Sgl;
 use aryk_nvme_fabrics::status;
 use aryk_nvme_fabrics::tcp::{IcResp, Piece, Queue, Received, SlotId};
-use aryk_reactor::{CoreSet, Cx, RootRef};
+use aryk_reactor::{CoreSet, Cx, Nanos, RootRef};
 use futures_channel::oneshot;
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, IoSlice};
@@ -317,6 +317,7 @@ async fn run_io(
         socket: connection.stream.into_std()?,
         queue: connection.queue,
         entries: connect.sqsize + 1,
+        patience: Nanos(inner.state.borrow().limits.patience.as_nanos() as u64),
         rest: connection.input,
     };
     let (sender, ended) = oneshot::channel();

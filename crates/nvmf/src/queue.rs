@@ -14,7 +14,7 @@ use aryk_nvme_fabrics::command::{self, Command};
 use aryk_nvme_fabrics::io::{Checked, Request, Rules};
 use aryk_nvme_fabrics::sgl::Sgl;
 use aryk_nvme_fabrics::tcp::{Fatal, Piece, Queue, Received, SlotId};
-use aryk_reactor::{Cx, Root, RootId, ThreadId, WatchId};
+use aryk_reactor::{Cx, Nanos, Root, RootId, ThreadId, WatchId};
 use futures_channel::oneshot;
 use rustix::event::epoll;
 use std::cell::RefCell;
@@ -47,8 +47,8 @@ enum Stage {
     Idle,
     /// It waits for a buffer.
     Waiting(Checked, u32),
-    /// Its data arrives by an R2T.
-    Requested(Checked, u32),
+    /// Its data arrives by an R2T, which was sent at this time.
+    Requested(Checked, u32, Nanos),
     /// The disk has it. A discard has several ranges, and ends with the first failure among them.
     Running { op: Op, len: u32, left: u32, status: Status },
 }
@@ -93,6 +93,8 @@ pub(crate) struct Connected {
     pub socket: TcpStream,
     pub queue: Queue,
     pub entries: u16,
+    /// How long the host has to send data that it was asked for, and to read a reply.
+    pub patience: Nanos,
     /// What was received behind Connect.
     pub rest: Vec<u8>,
 }
@@ -113,6 +115,11 @@ pub(crate) struct IoQueue {
     watch: WatchId,
     /// Tells when a full socket has room again.
     room: Option<WatchId>,
+    patience: Nanos,
+    /// When the socket has last taken output.
+    sent_at: Nanos,
+    /// When the queue looks whether its host keeps it waiting.
+    look_at: Option<Nanos>,
     queue: Queue,
     rest: Vec<u8>,
     slots: Vec<Slot>,
@@ -136,6 +143,7 @@ impl Root for IoQueue {
         has_worked |= self.start_waiting(cx);
         has_worked |= self.receive(cx);
         has_worked |= self.send(cx);
+        self.look_at_host(cx);
         self.finish(cx);
         has_worked
     }
@@ -149,7 +157,7 @@ impl IoQueue {
         (root, thread): (RootId, ThreadId),
         cx: &mut Cx,
     ) -> io::Result<Self> {
-        let Connected { socket, queue, entries, rest } = connected;
+        let Connected { socket, queue, entries, patience, rest } = connected;
         let watch = cx.watch(socket.as_fd().try_clone_to_owned()?, root)?;
         let free = || Slot::new(SubmissionEntry::new(0, 0), 0, None);
         let mut made = Self {
@@ -158,6 +166,9 @@ impl IoQueue {
             socket,
             watch,
             room: None,
+            patience,
+            sent_at: cx.now(),
+            look_at: None,
             queue,
             rest,
             slots: (0..entries).map(|_| free()).collect(),
@@ -366,7 +377,7 @@ impl IoQueue {
         if !is_intact {
             return self.queue.complete(id, Code::TRANSIENT_TRANSPORT_ERROR.status(), 0);
         }
-        if let Stage::Requested(checked, len) = stage {
+        if let Stage::Requested(checked, len, _) = stage {
             return self.start(id, checked, len, cx);
         }
         match Self::check(&self.disks, &slot.entry, slot.capsule_len) {
@@ -415,8 +426,9 @@ impl IoQueue {
     /// Goes on with a command that has got its buffer.
     fn go_on(&mut self, id: SlotId, checked: Checked, len: u32, cx: &mut Cx) {
         if checked.request.takes_data() {
-            self.slots[usize::from(id.0)].stage = Stage::Requested(checked, len);
+            self.slots[usize::from(id.0)].stage = Stage::Requested(checked, len, cx.now());
             self.queue.request_data(id, 0, len);
+            self.await_host(cx.now(), cx);
         } else {
             self.start(id, checked, len, cx);
         }
@@ -529,7 +541,7 @@ impl IoQueue {
     }
 
     fn write_some(&mut self, cx: &mut Cx) -> io::Result<()> {
-        let Self { queue, slots, socket, pool, share, waiting, root, .. } = self;
+        let Self { queue, slots, socket, pool, share, waiting, root, sent_at, .. } = self;
         let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
         let mut count = 0;
         for (place, piece) in pieces.iter_mut().zip(queue.output()) {
@@ -543,6 +555,7 @@ impl IoQueue {
             count += 1;
         }
         let len = socket.write_vectored(&pieces[..count])?;
+        *sent_at = cx.now();
         queue.sent(len, |id| {
             if let Some(data) = slots[usize::from(id.0)].data.take() {
                 let own = (!waiting.is_empty()).then_some(*root);
@@ -558,7 +571,36 @@ impl IoQueue {
         let event = epoll::EventFlags::OUT | epoll::EventFlags::ONESHOT;
         epoll::add(&room, &self.socket, epoll::EventData::new_u64(0), event)?;
         self.room = Some(cx.watch(room, self.root)?);
+        self.await_host(self.sent_at, cx);
         Ok(())
+    }
+
+    /// Has the queue look at its host when it has waited for it since `since` for long.
+    fn await_host(&mut self, since: Nanos, cx: &mut Cx) {
+        if self.look_at.is_none() {
+            let at = Nanos(since.0 + self.patience.0);
+            self.look_at = Some(at);
+            cx.wake_at(self.root, at);
+        }
+    }
+
+    /// Ends the queue if its host has kept it waiting for too long: the buffers that it holds are those of other hosts, too.
+    fn look_at_host(&mut self, cx: &mut Cx) {
+        if self.look_at.is_none_or(|at| cx.now() < at) {
+            return;
+        }
+        self.look_at = None;
+        let requested = self.slots.iter().filter_map(|slot| match slot.stage {
+            Stage::Requested(_, _, since) => Some(since),
+            _ => None,
+        });
+        let Some(since) = requested.chain(self.room.map(|_| self.sent_at)).min() else { return };
+        if cx.now().0 >= since.0 + self.patience.0 {
+            tracing::warn!("a host neither sends data nor reads replies for long: its connection ends");
+            self.close(cx);
+        } else {
+            self.await_host(since, cx);
+        }
     }
 
     /// Ends the queue, if it is closing and its disks have nothing.

@@ -18,6 +18,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::rc::Rc;
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::spawn_local;
@@ -86,11 +87,19 @@ pub struct Limits {
     pub retry_delays: [u16; 3],
     /// Queues of all hosts together, admin queues among them. Each takes memory for its entries.
     pub connections: u32,
+    /// How long a host has to send data that it was asked for, and to read a reply of an I/O queue.
+    pub patience: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { entries: 128, queues: QUEUES_MAX, retry_delays: [0; 3], connections: 16_384 }
+        Self {
+            entries: 128,
+            queues: QUEUES_MAX,
+            retry_delays: [0; 3],
+            connections: 16_384,
+            patience: Duration::from_secs(30),
+        }
     }
 }
 

@@ -337,3 +337,24 @@ fn a_host_is_refused_beyond_the_number_of_connections() {
     Connection::admin(target.address, Options::default(), SUBSYSTEM, 1);
     target.stop();
 }
+
+#[test]
+fn a_host_that_keeps_its_queue_waiting_loses_it() {
+    let target = Running::start();
+    let patience = Duration::from_millis(300);
+    target.run(async move |target| target.set_limits(Limits { patience, ..Limits::default() }));
+    let (_admin_queue, id) = Connection::admin(target.address, Options::default(), SUBSYSTEM, 1);
+    let mut lazy = Connection::io(target.address, Options::default(), id, 1, 1).unwrap();
+    let mut busy = Connection::io(target.address, Options::default(), id, 2, 1).unwrap();
+    until(|| target.queues() == 2);
+    lazy.start(io::WRITE, 0, 32);
+    let began = std::time::Instant::now();
+    while target.queues() > 1 {
+        busy.write(40, &pattern(8, 1)).unwrap();
+        assert!(began.elapsed() < Duration::from_secs(20), "{} queues are left", target.queues());
+    }
+    assert!(began.elapsed() >= patience, "{:?}", began.elapsed());
+    std::thread::sleep(2 * patience);
+    assert!(busy.read(40, 8).unwrap() == pattern(8, 1), "an idle queue stays");
+    target.stop();
+}
