@@ -126,6 +126,8 @@ pub(crate) struct IoQueue {
     /// Commands that wait for a buffer.
     waiting: VecDeque<SlotId>,
     disks: BTreeMap<u32, Disk>,
+    /// Some of `disks` are being removed.
+    has_leaving: bool,
     pool: Rc<Pool>,
     share: Share,
     input: Rc<Input>,
@@ -174,6 +176,7 @@ impl IoQueue {
             slots: (0..entries).map(|_| free()).collect(),
             waiting: VecDeque::new(),
             disks: BTreeMap::new(),
+            has_leaving: false,
             pool: cx.local_state(),
             share: Share::default(),
             input: cx.local_state(),
@@ -222,6 +225,7 @@ impl IoQueue {
         if let Some(disk) = self.disks.get_mut(&nsid) {
             disk.rules = None;
             disk.closed = Some(closed);
+            self.has_leaving = true;
             disk.channel.abort_all(cx);
             for slot in self.slots.iter_mut().filter(|slot| slot.entry.nsid() == nsid) {
                 slot.is_orphan = matches!(slot.stage, Stage::Waiting(..) | Stage::Requested(..));
@@ -246,7 +250,9 @@ impl IoQueue {
     /// Takes what the disks have completed.
     fn complete(&mut self, cx: &mut Cx) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
-        for disk in self.disks.values_mut() {
+        // All that a wake can be for is done in this poll. Without an event, nothing is new on a disk that has no requests.
+        let has_event = cx.clear_wake(self.root);
+        for disk in self.disks.values_mut().filter(|disk| has_event || !disk.channel.is_quiet()) {
             disk.channel.poll(cx, &mut completions);
         }
         let has_any = !completions.is_empty();
@@ -254,9 +260,12 @@ impl IoQueue {
             self.complete_one(completion);
         }
         self.completions = completions;
-        let is_left = |_: &u32, disk: &mut Disk| disk.rules.is_none() && disk.channel.in_flight() == 0;
-        for (_, disk) in self.disks.extract_if(.., is_left) {
-            disk.end();
+        if self.has_leaving {
+            let is_left = |_: &u32, disk: &mut Disk| disk.rules.is_none() && disk.channel.in_flight() == 0;
+            for (_, disk) in self.disks.extract_if(.., is_left) {
+                disk.end();
+            }
+            self.has_leaving = self.disks.values().any(|disk| disk.rules.is_none());
         }
         has_any
     }
