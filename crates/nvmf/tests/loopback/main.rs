@@ -352,7 +352,11 @@ fn a_host_that_keeps_its_queue_waiting_loses_it() {
         busy.write(40, &pattern(8, 1)).unwrap();
         target.queues() == 1
     });
-    std::thread::sleep(2 * patience);
+    let mut looks = 0;
+    until(|| {
+        looks += 1;
+        looks > 2 * patience.as_millis()
+    });
     assert!(busy.read(40, 8).unwrap() == pattern(8, 1), "an idle queue stays");
     target.stop();
 }
