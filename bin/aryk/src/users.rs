@@ -5,7 +5,7 @@
 
 use crate::absent;
 use crate::client::Client;
-use crate::commands::disk;
+use crate::commands::{disk, share};
 use crate::commands::{elements, number, text};
 use crate::deleted::Deleted;
 use crate::error::{Error, NO_METHOD};
@@ -22,8 +22,8 @@ const DISCONNECT_TIME: Duration = Duration::from_millis(300);
 pub struct Users {
     pub disks: Value,
     pub controllers: Value,
-    /// Subsystems of NVMe/TCP.
-    pub shares: Value,
+    /// Subsystems of NVMe/TCP, with their hosts.
+    pub shares: Vec<Value>,
     pub absent: Vec<Value>,
     pub deleted: Deleted,
 }
@@ -42,9 +42,9 @@ impl Users {
     pub fn read(client: &mut Client) -> Result<Self, Error> {
         let disks = client.call("bdev_get_bdevs", json!({}))?;
         let controllers = client.call("vhost_get_controllers", json!({}))?;
-        let shares = match client.call("nvmf_get_subsystems", json!({})) {
+        let shares = match share::read(client) {
             // An older daemon shares nothing.
-            Err(Error::Refused { code: NO_METHOD, .. }) => json!([]),
+            Err(Error::Refused { code: NO_METHOD, .. }) => Vec::new(),
             shares => shares?,
         };
         let absent = absent::read(client)?;
@@ -121,7 +121,7 @@ impl Users {
     fn shares(&self, disk: &str) -> impl Iterator<Item = &str> {
         let has_it =
             move |share: &&Value| elements(&share["namespaces"]).iter().any(|ns| text(ns, "name") == disk);
-        elements(&self.shares).iter().filter(has_it).map(|share| text(share, "nqn"))
+        self.shares.iter().filter(has_it).map(|share| text(share, "nqn"))
     }
 
     /// The disks on top of this one, directly or indirectly, each before its base.
@@ -193,12 +193,18 @@ impl Users {
         self.places(disk).map(place).chain(shares).chain(disks).chain(absent).collect()
     }
 
-    /// The connected VMs, one line each.
+    /// The connected VMs and hosts, one line each.
     pub fn connected(&self) -> Vec<String> {
         let line = |controller: &Value| {
             Some(format!("controller '{}': {}", text(controller, "ctrlr"), front_end(controller)?))
         };
-        elements(&self.controllers).iter().filter_map(line).collect()
+        let hosts = self.shares.iter().flat_map(|share| {
+            let nqn = text(share, "nqn");
+            let line =
+                move |host: &Value| format!("share {nqn}: host {} is connected", text(host, "hostnqn"));
+            elements(&share["controllers"]).iter().map(line)
+        });
+        elements(&self.controllers).iter().filter_map(line).chain(hosts).collect()
     }
 }
 
@@ -278,7 +284,7 @@ mod tests {
         Users {
             disks,
             controllers: json!([blk, scsi]),
-            shares: json!([]),
+            shares: Vec::new(),
             absent: Vec::new(),
             deleted: Deleted::default(),
         }

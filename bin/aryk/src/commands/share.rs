@@ -137,8 +137,8 @@ pub fn unshare(args: &UnshareArgs, client: &mut Client, out: &Output) -> Result<
     out.print(&json!({"nqn": nqn}), || format!("{nqn} is not shared any more."))
 }
 
-/// Lists what is shared, and the hosts that are connected.
-pub fn hosts(client: &mut Client, out: &Output) -> Result<(), Error> {
+/// Reads the subsystems with namespaces, and their hosts, from the daemon.
+pub fn read(client: &mut Client) -> Result<Vec<Value>, Error> {
     let mut all = client.call("nvmf_get_subsystems", json!({}))?;
     let shares = all.as_array_mut().map(std::mem::take).unwrap_or_default();
     let mut shares: Vec<Value> = shares.into_iter().filter(|share| share["subtype"] == "NVMe").collect();
@@ -146,6 +146,12 @@ pub fn hosts(client: &mut Client, out: &Output) -> Result<(), Error> {
         let hosts = client.call("nvmf_subsystem_get_controllers", json!({"nqn": text(share, "nqn")}))?;
         share["controllers"] = hosts;
     }
+    Ok(shares)
+}
+
+/// Lists what is shared, and the hosts that are connected.
+pub fn hosts(client: &mut Client, out: &Output) -> Result<(), Error> {
+    let shares = read(client)?;
     out.print(&json!(shares), || {
         if shares.is_empty() {
             return "No disk is shared: 'aryk share DISK' shares one.".into();
