@@ -117,7 +117,8 @@ pub fn stop(force: bool, cli: &Cli, client: &mut Client, out: &Output) -> Result
         if force {
             return None;
         }
-        let what = "VMs are connected; their disks would not respond until a daemon runs again".into();
+        let what =
+            "VMs or hosts are connected; their disks would not respond until a daemon runs again".into();
         let hint = "Shut them down first; or stop the daemon nevertheless: --force";
         let last_data = elements(&users.disks).iter().filter_map(|disk| users.last_data(disk)).collect();
         Error::in_use(what, users.connected(), hint, last_data)

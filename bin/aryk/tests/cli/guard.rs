@@ -1,6 +1,7 @@
 //! Guards against detaching disks from running VMs by mistake.
 
 use crate::harness::{Daemon, outcome};
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
@@ -289,4 +290,38 @@ fn a_scsi_controller_is_pruned_after_its_vm_disconnects() {
         std::thread::park_timeout(Duration::from_millis(10));
     }
     assert!(names(&daemon, "disk", "name").is_empty() && names(&daemon, "controller", "ctrlr").is_empty());
+}
+
+#[test]
+fn a_shared_disk_is_guarded_and_shared_again_after_a_restart() {
+    let mut daemon = Daemon::start_keeping();
+    let (file, away) = (daemon.dir().join("d.img"), daemon.dir().join("away.img"));
+    daemon.ok(&["disk", "create", "d", "--file", file.to_str().unwrap(), "--size", "1M"]);
+    let listen = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    daemon.ok(&["share", "d", "--listen", &listen.to_string()]);
+    for (command, part) in [
+        (&["share", "d"][..], "is shared already"),
+        (&["attach", "d"], "in use by share nqn."),
+        (&["disk", "remove", "d"], "it is shared as nqn."),
+    ] {
+        let (code, stderr) = daemon.fails(command);
+        assert!(code != 0 && stderr.contains(part), "{stderr}");
+    }
+
+    daemon.restart(|_| std::fs::rename(&file, &away).unwrap());
+    let absent = daemon.json(&["status"])["absent"].to_string();
+    assert!(absent.contains("listener") && absent.contains("namespace 1 of nqn."), "{absent}");
+    assert!(TcpStream::connect(listen).is_err(), "a host would find that its disk is gone");
+    std::fs::rename(&away, &file).unwrap();
+    let is_back = || !daemon.json(&["hosts"])[0]["listen_addresses"].as_array().unwrap().is_empty();
+    assert!((0..1000).any(|_| {
+        std::thread::park_timeout(Duration::from_millis(10));
+        is_back()
+    }));
+    drop(TcpStream::connect(listen).unwrap());
+
+    daemon.restart(|_| std::fs::rename(&file, &away).unwrap());
+    daemon.ok(&["unshare", "d"]);
+    assert_eq!(daemon.json(&["hosts"]), serde_json::json!([]));
+    assert!(!daemon.json(&["status"])["absent"].to_string().contains("nqn."));
 }
