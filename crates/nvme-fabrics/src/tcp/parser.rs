@@ -134,10 +134,12 @@ impl Parser {
     /// The connection must end, with a TermReq that has this error and [`Self::failed_header`].
     pub fn next<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<Event<'a>>, Fatal> {
         let result = self.step(input);
-        if let Err(fatal) = result {
-            self.stage = Stage::Failed(fatal);
-        }
-        result
+        result.inspect_err(|fatal| self.fail(*fatal))
+    }
+
+    /// Has every later call return this error, which the receiver has found in what the parser reported.
+    pub const fn fail(&mut self, fatal: Fatal) {
+        self.stage = Stage::Failed(fatal);
     }
 
     /// After an error in a header: what came of this header, which is the data of the TermReq.

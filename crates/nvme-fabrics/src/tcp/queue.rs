@@ -143,11 +143,12 @@ impl Queue {
     /// Takes bytes from the front of `input` until there is something for the owner. `None`: the input is used up.
     ///
     /// # Errors
-    /// The connection must end: the owner calls [`Self::terminate`], writes the output, and closes the socket.
+    /// The connection must end: the owner calls [`Self::terminate`], writes the output, and closes the socket. Every later call
+    /// returns the error again.
     pub fn receive<'a>(&mut self, input: &mut &'a [u8]) -> Result<Option<Received<'a>>, Fatal> {
         while let Some(event) = self.parser.next(input)? {
             let received = match event {
-                Event::Header(header) => self.begin(header)?,
+                Event::Header(header) => self.begin(header).inspect_err(|fatal| self.parser.fail(*fatal))?,
                 Event::Data { offset, bytes } => match self.target {
                     Target::Slot { slot, offset: start, .. } => {
                         Some(Received::Data { slot, offset: start + offset, bytes })
