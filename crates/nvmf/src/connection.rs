@@ -3,7 +3,9 @@
 use crate::association::{Live, Place, Way};
 use crate::pool::TRANSFER_MAX;
 use crate::queue::{Connected, IoQueue, Opened};
+use crate::quota::Counted;
 use crate::target::{IN_CAPSULE_MAX, Inner};
+use aryk_log_limit::limited;
 use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::status::{Code, Status};
 use aryk_nvme_fabrics::command::{self, Command, Connect};
@@ -15,6 +17,7 @@ use aryk_nvme_fabrics::status;
 use aryk_nvme_fabrics::tcp::{IcResp, Piece, Queue, Received, SlotId};
 use aryk_reactor::{CoreSet, Cx, Nanos, RootRef};
 use futures_channel::oneshot;
+use rustix::net::sockopt;
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::SocketAddr;
@@ -22,13 +25,17 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
-use tokio::task::spawn_local;
+use tokio::task::{spawn_local, yield_now};
 use tokio::time::{Instant, sleep_until, timeout};
 
 /// Connections that have not sent Connect yet, at most.
 const UNCONNECTED_MAX: u32 = 1024;
-/// How long a host has to send Connect, and to read a reply.
+/// How long a host has to send Connect, and to read the replies of its admin queue.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a host may be silent before the kernel asks whether it is still there, and how often the kernel asks.
+const SILENCE: Duration = Duration::from_secs(10);
+/// How long the network, or a host that does not read, may keep the kernel from sending data.
+const UNSENT_MS_MAX: u32 = 30_000;
 /// Bytes that are read at a time.
 const READ_MAX: usize = 8192;
 /// The largest data of an H2CData PDU.
@@ -42,53 +49,29 @@ pub(crate) async fn accept(inner: Weak<Inner>, listener: TcpListener, address: S
         let accepted = listener.accept().await;
         let Some(inner) = inner.upgrade() else { return };
         match accepted {
-            Ok((stream, peer)) if inner.unconnected.get() < UNCONNECTED_MAX => {
-                spawn_local(serve(inner, stream, address, peer));
-            }
-            Ok((_, peer)) => tracing::warn!(%peer, "too many hosts connect at the same time: one is refused"),
+            Ok((stream, peer)) => match inner.unconnected.take(peer.ip(), UNCONNECTED_MAX) {
+                Some(unconnected) => drop(spawn_local(serve(inner, stream, address, peer, unconnected))),
+                None => {
+                    limited!(inner.lines, warn, %peer, "too many hosts connect at the same time: one is refused");
+                }
+            },
             Err(error) => {
-                tracing::warn!(%error, %address, "cannot accept a host");
+                limited!(inner.lines, warn, %error, %address, "cannot accept a host");
                 tokio::time::sleep(PAUSE).await;
             }
         }
     }
 }
 
-/// Counts a connection that has not sent Connect yet.
-struct Unconnected(Rc<Inner>);
-
-impl Unconnected {
-    fn new(inner: &Rc<Inner>) -> Self {
-        inner.unconnected.set(inner.unconnected.get() + 1);
-        Self(Rc::clone(inner))
-    }
-}
-
-impl Drop for Unconnected {
-    fn drop(&mut self) {
-        self.0.unconnected.set(self.0.unconnected.get() - 1);
-    }
-}
-
-/// Counts a connection that has sent Connect.
-struct Counted(Rc<Inner>);
-
-impl Counted {
-    /// `None`: there are as many as there may be.
-    fn new(inner: &Rc<Inner>) -> Option<Self> {
-        let count = inner.connected.get();
-        if count >= inner.state.borrow().limits.connections {
-            return None;
-        }
-        inner.connected.set(count + 1);
-        Some(Self(Rc::clone(inner)))
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.connected.set(self.0.connected.get() - 1);
-    }
+/// Has the kernel find out that a host has gone.
+fn watch_over(stream: &TcpStream) -> io::Result<()> {
+    // Replies are small, and hosts wait for them.
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, SILENCE)?;
+    sockopt::set_tcp_keepintvl(stream, SILENCE)?;
+    sockopt::set_tcp_user_timeout(stream, UNSENT_MS_MAX)?;
+    Ok(())
 }
 
 /// Why a connection ends.
@@ -106,17 +89,22 @@ impl From<io::Error> for End {
     }
 }
 
-async fn serve(inner: Rc<Inner>, stream: TcpStream, listener: SocketAddr, peer: SocketAddr) {
+async fn serve(
+    inner: Rc<Inner>,
+    stream: TcpStream,
+    listener: SocketAddr,
+    peer: SocketAddr,
+    unconnected: Counted,
+) {
     let ended = async {
-        // Replies are small, and hosts wait for them.
-        stream.set_nodelay(true)?;
+        watch_over(&stream)?;
         let way = Way { listener, peer, local: stream.local_addr()? };
         let mut connection = Connection::new(stream);
-        let unconnected = Unconnected::new(&inner);
         let (slot, connect, data) =
             timeout(PATIENCE, connection.connect()).await.map_err(|_| End::Refused)??;
         drop(unconnected);
-        let Some(_counted) = Counted::new(&inner) else {
+        let connections_max = inner.state.borrow().limits.connections;
+        let Some(_connected) = inner.connected.take(peer.ip(), connections_max) else {
             let (status, result) = BUSY.completion();
             return connection.refuse(slot, status, result).await;
         };
@@ -128,7 +116,7 @@ async fn serve(inner: Rc<Inner>, stream: TcpStream, listener: SocketAddr, peer: 
     match ended.await {
         Ok(()) => {}
         Err(End::Lost(error)) => tracing::debug!(%peer, %error, "a host has disconnected"),
-        Err(End::Refused) => tracing::warn!(%peer, "the connection of a host was ended"),
+        Err(End::Refused) => limited!(inner.lines, warn, %peer, "the connection of a host was ended"),
     }
 }
 
@@ -136,6 +124,8 @@ struct Slot {
     entry: SubmissionEntry,
     capsule_len: u32,
     data: Vec<u8>,
+    /// The controller completes it later.
+    is_held: bool,
 }
 
 /// A connection in control.
@@ -155,13 +145,14 @@ impl Connection {
         Self { stream, queue, slots: BTreeMap::new(), input: Vec::new() }
     }
 
-    /// The next command whose data has arrived, and whether the data is intact.
+    /// The next command whose data has arrived, and whether the data is intact. Earlier replies are written first: so what a host
+    /// makes the connection store is bounded.
     async fn next(&mut self) -> Result<(SlotId, bool), End> {
         loop {
+            self.flush().await?;
             if let Some(ready) = self.take().await? {
                 return Ok(ready);
             }
-            self.flush().await?;
             self.stream.readable().await?;
             let mut bytes = [0; READ_MAX];
             match self.stream.try_read(&mut bytes) {
@@ -182,7 +173,8 @@ impl Connection {
                 Ok(None) => return Ok(None),
                 Ok(Some(Received::Command { slot, entry, data_len })) => {
                     let data = vec![0; data_len as usize];
-                    self.slots.insert(slot, Slot { entry, capsule_len: data_len, data });
+                    let command = Slot { entry, capsule_len: data_len, data, is_held: false };
+                    self.slots.insert(slot, command);
                 }
                 Ok(Some(Received::Data { slot, offset, bytes })) => {
                     let slot = self.slots.get_mut(&slot).expect("its command came first");
@@ -202,8 +194,15 @@ impl Connection {
         }
     }
 
-    /// Writes the output.
+    /// Writes the output, for which the host has a limited time.
     async fn flush(&mut self) -> Result<(), End> {
+        match self.queue.is_output_empty() {
+            true => Ok(()),
+            false => timeout(PATIENCE, self.write()).await.map_err(|_| End::Refused)?,
+        }
+    }
+
+    async fn write(&mut self) -> Result<(), End> {
         while !self.queue.is_output_empty() {
             let slices: Vec<IoSlice<'_>> = (self.queue.output().take(8))
                 .map(|piece| match piece {
@@ -222,7 +221,7 @@ impl Connection {
                     });
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    timeout(PATIENCE, self.stream.writable()).await.map_err(|_| End::Refused)??;
+                    self.stream.writable().await?;
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -402,6 +401,8 @@ async fn run_admin(
             ready = connection.next() => {
                 let (id, is_intact) = ready?;
                 execute(inner, connection, place, id, is_intact).await?;
+                // A host that floods its admin queue leaves control to others.
+                yield_now().await;
             }
             () = news.notified() => {
                 let Some(false) = inner.with_live(place, |live| live.is_ending) else { return Ok(()) };
@@ -409,22 +410,23 @@ async fn run_admin(
             () = expires => {
                 let now = inner.now();
                 if inner.with_live(place, |live| live.controller.expire(now)) != Some(false) {
-                    tracing::warn!(subsystem = %place.subsystem, controller = place.controller,
+                    limited!(inner.lines, warn, subsystem = %place.subsystem, controller = place.controller,
                         "a host has sent no keep-alive: its controller ends");
                     return Err(End::Refused);
                 }
             }
         }
         report_events(inner, connection, place);
-        connection.flush().await?;
     }
 }
 
 /// Completes the requests for events that have happened.
 fn report_events(inner: &Inner, connection: &mut Connection, place: &Place) {
     while let Some(Some(entry)) = inner.with_live(place, |live| live.controller.next_completion()) {
-        let found = connection.slots.iter().find(|(_, slot)| slot.entry.cid() == entry.cid());
-        if let Some((&id, _)) = found {
+        // Another command of the host may have the same identifier.
+        let is_meant = |slot: &Slot| slot.is_held && slot.entry.cid() == entry.cid();
+        if let Some((&id, slot)) = connection.slots.iter_mut().find(|(_, slot)| is_meant(slot)) {
+            slot.is_held = false;
             connection.queue.complete(id, entry.status(), entry.result_64());
         }
     }
@@ -460,7 +462,7 @@ async fn execute(
             queue.complete_with_data(id, &slot.data, result);
         }
         Outcome::Complete { status, result } => queue.complete(id, status, result),
-        Outcome::Held => {}
+        Outcome::Held => slot.is_held = true,
         // The command may still complete by itself; result 1 says that it was not aborted.
         Outcome::Abort { .. } => queue.complete(id, Status::new(0), 1),
         Outcome::Changed(change) => {

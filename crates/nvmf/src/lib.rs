@@ -8,6 +8,7 @@
 //! | `target` | control | how subsystems, namespaces, hosts and listeners come and go |
 //! | `subsystem` | control | what they are, and what each host sees of them |
 //! | `connection` | control | connections until Connect, and admin queues |
+//! | `quota` | control | how many connections there may be |
 //! | `association` | control | the controllers of hosts, and how they end |
 //! | `queue`, `pool` | reactor | I/O queues, and the buffers of a reactor |
 //!
@@ -19,6 +20,7 @@ mod association;
 mod connection;
 mod pool;
 mod queue;
+mod quota;
 mod status;
 mod subsystem;
 mod target;

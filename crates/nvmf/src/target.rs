@@ -3,8 +3,10 @@
 use crate::association::{Live, QueueRef};
 use crate::connection;
 use crate::queue::Opened;
+use crate::quota::Quota;
 use crate::subsystem::{Hosts, Listener, Path, Shared, State, Subsystem, namespace_of};
 use aryk_bdev::{Access, Env, Event};
+use aryk_log_limit::LogLimit;
 use aryk_nvme::spec::identify::Descriptors;
 use aryk_nvme_fabrics::association::Duplicates;
 use aryk_nvme_fabrics::connect::CONTROLLER_ID_MAX;
@@ -12,6 +14,7 @@ use aryk_nvme_fabrics::discovery::Entry;
 use aryk_nvme_fabrics::nqn::{self, Nqn};
 use aryk_nvme_fabrics::subsystem::AnaState;
 use futures_channel::oneshot;
+use rustix::process::{Resource, getrlimit};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -32,6 +35,11 @@ pub const ENTRIES_MAX: u16 = 1024;
 pub const QUEUES_MAX: u16 = 128;
 /// Namespaces of a subsystem, at most.
 pub const NAMESPACES_MAX: u32 = 256;
+
+/// Connections of all hosts, at least and at most.
+const CONNECTIONS: RangeInclusive<u64> = 1024..=16_384;
+/// The part of the process's descriptors that connections may use. An I/O queue has up to three.
+const PART_OF_DESCRIPTORS: u64 = 8;
 
 /// Why a call fails.
 #[derive(Debug, thiserror::Error)]
@@ -97,7 +105,7 @@ impl Default for Limits {
             entries: 128,
             queues: QUEUES_MAX,
             retry_delays: [0; 3],
-            connections: 16_384,
+            connections: connections_max(),
             patience: Duration::from_secs(30),
         }
     }
@@ -208,9 +216,11 @@ pub(crate) struct Inner {
     pub env: Env,
     pub state: RefCell<State>,
     /// Connections that have not sent Connect yet.
-    pub unconnected: Cell<u32>,
+    pub unconnected: Rc<Quota>,
     /// Connections that have.
-    pub connected: Cell<u32>,
+    pub connected: Rc<Quota>,
+    /// Limits the lines about what hosts do.
+    pub lines: LogLimit,
     /// Namespaces that there have been.
     namespaces: Cell<u64>,
     events: mpsc::UnboundedSender<Happened>,
@@ -251,8 +261,9 @@ impl Target {
         let target = Self(Rc::new(Inner {
             env,
             state: RefCell::new(state),
-            unconnected: Cell::new(0),
-            connected: Cell::new(0),
+            unconnected: Rc::default(),
+            connected: Rc::default(),
+            lines: LogLimit::new(10, Duration::from_secs(5)),
             namespaces: Cell::new(0),
             events,
             started: Instant::now(),
@@ -702,6 +713,12 @@ fn info(subsystem: &Subsystem) -> SubsystemInfo {
         namespaces: subsystem.namespaces.iter().map(|(&nsid, shared)| (nsid, namespace(shared))).collect(),
         controllers: subsystem.controllers.iter().map(controller).collect(),
     }
+}
+
+/// Hosts leave the process descriptors for everything else.
+fn connections_max() -> u32 {
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    (descriptors / PART_OF_DESCRIPTORS).clamp(*CONNECTIONS.start(), *CONNECTIONS.end()) as u32
 }
 
 fn check_group(subsystem: &Subsystem, group: Option<u32>) -> Result<(), Error> {

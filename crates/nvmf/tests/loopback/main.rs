@@ -3,6 +3,8 @@
 
 #[path = "../../../nvme-fabrics/tests/loopback/host.rs"]
 mod host;
+mod hostile;
+mod raw;
 mod target;
 
 use aryk_nvme::spec::identify::{IdentifyController, cns, text};

@@ -256,7 +256,11 @@ fn data_that_no_r2t_requested_ends_the_connection() {
         pair.queue.request_data(slots[1], 0, 4096);
         let len = header.data_len() as usize;
         assert_eq!(pair.send(&header, &vec![0; len]), Err(fatal), "{header:?}");
-        assert_eq!(pair.queue.receive(&mut &[0; 64][..]), Err(fatal), "the rest is no data of an earlier command");
+        assert_eq!(
+            pair.queue.receive(&mut &[0; 64][..]),
+            Err(fatal),
+            "the rest is no data of an earlier command"
+        );
         pair.flush();
         pair.queue.terminate(fatal);
         let got = pair.flush();
