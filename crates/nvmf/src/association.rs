@@ -157,8 +157,28 @@ impl Inner {
         subsystem.changed.notify_waiters();
     }
 
+    /// Returns when a controller ends, or its I/O queues.
+    pub async fn until_ending(&self, place: &Place) {
+        loop {
+            let changed = {
+                let mut state = self.state.borrow_mut();
+                let Some(subsystem) = state.subsystem(&place.subsystem) else { return };
+                let live = subsystem.controllers.get(&place.controller);
+                if live.is_none_or(|live| live.is_ending || !live.controller.properties().is_ready()) {
+                    return;
+                }
+                Rc::clone(&subsystem.changed)
+            };
+            changed.notified().await;
+        }
+    }
+
     /// Ends the I/O queues of a controller. Returns when all have ended, with those that are being admitted.
     pub async fn end_queues(&self, place: &Place) {
+        if let Some(subsystem) = self.state.borrow_mut().subsystem(&place.subsystem) {
+            // Queues that are about to begin do not.
+            subsystem.changed.notify_waiters();
+        }
         loop {
             let (queues, changed) = {
                 let mut state = self.state.borrow_mut();

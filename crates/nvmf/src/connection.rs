@@ -305,12 +305,18 @@ async fn run_io(
     };
     let hold = inner.env.reactors().find_least_loaded(None).ok_or(End::Refused)?;
     let mut prepared = namespaces();
-    let first: Vec<u32> = prepared.iter().map(|opened| opened.nsid).collect();
-    for opened in std::mem::take(&mut prepared) {
-        // A disk that cannot be opened there is being removed.
-        if opened.descriptor.prepare(&hold).await.is_ok() {
-            prepared.push(opened);
+    let first: Vec<_> = prepared.iter().map(|opened| (opened.nsid, opened.number)).collect();
+    let prepare = async {
+        for opened in std::mem::take(&mut prepared) {
+            // A disk that cannot be opened there is being removed.
+            if opened.descriptor.prepare(&hold).await.is_ok() {
+                prepared.push(opened);
+            }
         }
+    };
+    tokio::select! {
+        () = prepare => {}
+        () = inner.until_ending(place) => return Err(End::Refused),
     }
     let connected = Connected {
         socket: connection.stream.into_std()?,
@@ -319,7 +325,7 @@ async fn run_io(
         patience: Nanos(inner.state.borrow().limits.patience.as_nanos() as u64),
         rest: connection.input,
     };
-    let (sender, ended) = oneshot::channel();
+    let (sender, mut ended) = oneshot::channel();
     let name = format!("{} queue {}", data.host, connect.qid);
     let start = move |cx: &mut Cx| {
         let thread = cx.add_thread(name.clone(), CoreSet::allowed());
@@ -331,27 +337,44 @@ async fn run_io(
     let root = hold.call(start).await.map_err(|_| End::Refused)??;
     // The host has no reply to Connect yet: what ends its controller or removes a namespace finds the queue before its first
     // command.
-    if inner.queue_began(place, connect.qid, &root) {
-        reconcile(&root, &first, namespaces()).await;
-        let (disables_flow_control, controller) = (connect.disables_flow_control, place.controller);
+    if !inner.queue_began(place, connect.qid, &root) {
+        let _ = root.call(|queue, cx| queue.close(cx)).await;
+        let _ = ended.await;
+        return Ok(());
+    }
+    let (disables_flow_control, controller) = (connect.disables_flow_control, place.controller);
+    let begin = async {
+        reconcile(&root, &first, namespaces).await;
         let begin = move |queue: &mut IoQueue, cx: &mut Cx| {
             queue.begin(id, disables_flow_control, controller, cx);
         };
         let _ = root.call(begin).await;
-    } else {
-        let _ = root.call(|queue, cx| queue.close(cx)).await;
+    };
+    tokio::select! {
+        _ = &mut ended => return Ok(()),
+        () = begin => {}
     }
     let _ = ended.await;
     Ok(())
 }
 
-/// Gives a queue that has just begun the namespaces that were added meanwhile, and takes those that were removed.
-async fn reconcile(root: &RootRef<IoQueue>, first: &[u32], now: Vec<Opened>) {
-    for &gone in first.iter().filter(|&&nsid| now.iter().all(|opened| opened.nsid != nsid)) {
-        let _ = root.call(move |queue, cx| queue.remove(gone, oneshot::channel().0, cx)).await;
-    }
-    for opened in now {
-        if !first.contains(&opened.nsid) && opened.descriptor.prepare(root.handle()).await.is_ok() {
+/// Has a queue that has just begun with the namespaces `first` follow what has changed meanwhile. What changes from the call on,
+/// the queue learns from the target.
+async fn reconcile(root: &RootRef<IoQueue>, first: &[(u32, u64)], now: impl Fn() -> Vec<Opened>) {
+    let (kept, added): (Vec<_>, Vec<_>) =
+        now().into_iter().partition(|opened| first.iter().any(|(_, number)| *number == opened.number));
+    let is_gone = |number: u64| kept.iter().all(|opened| opened.number != number);
+    let gone: Vec<_> = first.iter().copied().filter(|(_, number)| is_gone(*number)).collect();
+    let rules: Vec<_> = kept.iter().map(|of| (of.nsid, of.number, of.rules)).collect();
+    let follow = move |queue: &mut IoQueue, cx: &mut Cx| {
+        gone.iter().for_each(|(nsid, number)| queue.remove(*nsid, *number, oneshot::channel().0, cx));
+        queue.update(&rules);
+    };
+    let _ = root.call(follow).await;
+    for Opened { number, descriptor, .. } in added {
+        if descriptor.prepare(root.handle()).await.is_ok()
+            && let Some(opened) = now().into_iter().find(|opened| opened.number == number)
+        {
             let _ = root.call(move |queue, cx| queue.add(opened, cx)).await;
         }
     }

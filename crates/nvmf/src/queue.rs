@@ -4,9 +4,11 @@
 //! replies of a turn leave together. What a host makes a queue hold is bounded by the queue's entries, and the data of commands
 //! by its share of the reactor's [`Pool`]. A host that does not read its replies is not read from either.
 
+mod disks;
+
 use crate::pool::{Pool, Share, TRANSFER_MAX, Taken};
 use crate::status;
-use aryk_bdev::{BdevChannel, Blocks, Completion, Descriptor, Io, Lba, Op, OpenError, Status, Tag};
+use aryk_bdev::{Blocks, Completion, Descriptor, Io, Lba, Op, OpenError, Status, Tag};
 use aryk_dma::Sgl as Memory;
 use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::status::{Code, Status as NvmeStatus};
@@ -15,10 +17,11 @@ use aryk_nvme_fabrics::io::{Checked, Request, Rules};
 use aryk_nvme_fabrics::sgl::Sgl;
 use aryk_nvme_fabrics::tcp::{Fatal, Piece, Queue, Received, SlotId};
 use aryk_reactor::{Cx, Nanos, Root, RootId, ThreadId, WatchId};
+use disks::Disks;
 use futures_channel::oneshot;
 use rustix::event::epoll;
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsFd;
@@ -59,32 +62,13 @@ struct Slot {
     capsule_len: u32,
     data: Option<Taken>,
     stage: Stage,
-    /// Its namespace was removed after it was checked: another one may have the identifier.
-    is_orphan: bool,
+    /// The number of the namespace against which it was checked.
+    number: u64,
 }
 
 impl Slot {
     const fn new(entry: SubmissionEntry, capsule_len: u32, data: Option<Taken>) -> Self {
-        Self { entry, capsule_len, data, stage: Stage::Idle, is_orphan: false }
-    }
-}
-
-/// A namespace.
-struct Disk {
-    /// `None`: the namespace is being removed.
-    rules: Option<Rules>,
-    block_shift: u8,
-    channel: BdevChannel,
-    /// Told when the channel is closed.
-    closed: Option<oneshot::Sender<()>>,
-}
-
-impl Disk {
-    /// Closes the channel, then tells that: the disk may have another opener at once.
-    fn end(self) {
-        let Self { channel, closed, .. } = self;
-        drop(channel);
-        closed.map(|closed| closed.send(()));
+        Self { entry, capsule_len, data, stage: Stage::Idle, number: 0 }
     }
 }
 
@@ -103,6 +87,8 @@ pub(crate) struct Connected {
 #[derive(Clone)]
 pub(crate) struct Opened {
     pub nsid: u32,
+    /// Its number among all namespaces of the target: a later one may have the same identifier.
+    pub number: u64,
     pub rules: Rules,
     pub descriptor: Descriptor,
 }
@@ -125,9 +111,7 @@ pub(crate) struct IoQueue {
     slots: Vec<Slot>,
     /// Commands that wait for a buffer.
     waiting: VecDeque<SlotId>,
-    disks: BTreeMap<u32, Disk>,
-    /// Some of `disks` are being removed.
-    has_leaving: bool,
+    disks: Disks,
     pool: Rc<Pool>,
     share: Share,
     input: Rc<Input>,
@@ -175,8 +159,7 @@ impl IoQueue {
             rest,
             slots: (0..entries).map(|_| free()).collect(),
             waiting: VecDeque::new(),
-            disks: BTreeMap::new(),
-            has_leaving: false,
+            disks: Disks::default(),
             pool: cx.local_state(),
             share: Share::default(),
             input: cx.local_state(),
@@ -203,35 +186,25 @@ impl IoQueue {
         cx.kick(self.root);
     }
 
-    /// Adds a namespace.
+    /// Adds a namespace, unless the queue has it.
     pub fn add(&mut self, opened: Opened, cx: &mut Cx) -> Result<(), OpenError> {
-        let Opened { nsid, rules, descriptor } = opened;
-        let block_shift = descriptor.bdev().geometry().block_size.trailing_zeros() as u8;
-        let channel = descriptor.open_channel(self.root, cx)?;
-        self.disks.insert(nsid, Disk { rules: Some(rules), block_shift, channel, closed: None });
-        Ok(())
+        self.disks.add(opened, self.root, cx)
     }
 
-    /// Has a namespace follow other rules, as after a resize.
-    pub fn update(&mut self, nsid: u32, rules: Rules) {
-        if let Some(disk) = self.disks.get_mut(&nsid) {
-            disk.rules = disk.rules.map(|_| rules);
+    /// Has namespaces, named by identifier and number, follow other rules, as after a resize.
+    pub fn update(&mut self, rules: &[(u32, u64, Rules)]) {
+        for &(nsid, number, rules) in rules {
+            if let Some(disk) = self.disks.get_mut(nsid, number) {
+                disk.rules = rules;
+            }
         }
     }
 
     /// Removes a namespace: its commands are aborted, and later ones fail. `closed` is told when its channel is closed, and
     /// dropped if there is no such namespace.
-    pub fn remove(&mut self, nsid: u32, closed: oneshot::Sender<()>, cx: &mut Cx) {
-        if let Some(disk) = self.disks.get_mut(&nsid) {
-            disk.rules = None;
-            disk.closed = Some(closed);
-            self.has_leaving = true;
-            disk.channel.abort_all(cx);
-            for slot in self.slots.iter_mut().filter(|slot| slot.entry.nsid() == nsid) {
-                slot.is_orphan = matches!(slot.stage, Stage::Waiting(..) | Stage::Requested(..));
-            }
-            cx.wake(self.root);
-        }
+    pub fn remove(&mut self, nsid: u32, number: u64, closed: oneshot::Sender<()>, cx: &mut Cx) {
+        self.disks.remove(nsid, number, closed, cx);
+        cx.wake(self.root);
     }
 
     /// Ends the queue.
@@ -240,9 +213,7 @@ impl IoQueue {
             self.is_closing = true;
             // The host sees the end at once.
             let _ = self.socket.shutdown(std::net::Shutdown::Both);
-            for disk in self.disks.values_mut() {
-                disk.channel.abort_all(cx);
-            }
+            self.disks.abort_all(cx);
         }
         cx.wake(self.root);
     }
@@ -250,23 +221,15 @@ impl IoQueue {
     /// Takes what the disks have completed.
     fn complete(&mut self, cx: &mut Cx) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
-        // All that a wake can be for is done in this poll. Without an event, nothing is new on a disk that has no requests.
+        // All that a wake can be for is done in this poll.
         let has_event = cx.clear_wake(self.root);
-        for disk in self.disks.values_mut().filter(|disk| has_event || !disk.channel.is_quiet()) {
-            disk.channel.poll(cx, &mut completions);
-        }
+        self.disks.poll(has_event, cx, &mut completions);
         let has_any = !completions.is_empty();
         for completion in completions.drain(..) {
             self.complete_one(completion);
         }
         self.completions = completions;
-        if self.has_leaving {
-            let is_left = |_: &u32, disk: &mut Disk| disk.rules.is_none() && disk.channel.in_flight() == 0;
-            for (_, disk) in self.disks.extract_if(.., is_left) {
-                disk.end();
-            }
-            self.has_leaving = self.disks.values().any(|disk| disk.rules.is_none());
-        }
+        self.disks.close_idle();
         has_any
     }
 
@@ -391,7 +354,8 @@ impl IoQueue {
         }
         match Self::check(&self.disks, &slot.entry, slot.capsule_len) {
             Ok(None) => self.queue.complete(id, NvmeStatus::new(0), 0),
-            Ok(Some((checked, len))) => {
+            Ok(Some((checked, len, number))) => {
+                slot.number = number;
                 let needs_buffer = len > 0 && slot.data.is_none();
                 if !needs_buffer {
                     return self.start(id, checked, len, cx);
@@ -413,12 +377,12 @@ impl IoQueue {
         }
     }
 
-    /// Checks a command. `None`: there is nothing to do for it.
+    /// Checks a command. Returns the bytes of its data, and the number of its namespace. `None`: there is nothing to do for it.
     fn check(
-        disks: &BTreeMap<u32, Disk>,
+        disks: &Disks,
         entry: &SubmissionEntry,
         capsule_len: u32,
-    ) -> Result<Option<(Checked, u32)>, Code> {
+    ) -> Result<Option<(Checked, u32, u64)>, Code> {
         if entry.opcode() == command::OPCODE {
             return match Command::decode(entry)? {
                 Command::Disconnect { .. } => Ok(None),
@@ -427,9 +391,9 @@ impl IoQueue {
         }
         let sgl = Sgl::decode(entry)?;
         sgl.check(capsule_len, TRANSFER_MAX as u32)?;
-        let rules = disks.get(&entry.nsid()).and_then(|disk| disk.rules.as_ref());
-        let checked = rules.ok_or(Code::INVALID_NAMESPACE_OR_FORMAT)?.check(entry, sgl.len())?;
-        Ok(Some((checked, sgl.len())))
+        let disk = disks.get(entry.nsid()).ok_or(Code::INVALID_NAMESPACE_OR_FORMAT)?;
+        let checked = disk.rules.check(entry, sgl.len())?;
+        Ok(Some((checked, sgl.len(), disk.number)))
     }
 
     /// Goes on with a command that has got its buffer.
@@ -446,8 +410,7 @@ impl IoQueue {
     /// Gives a command to its disk. The namespace may have gone or shrunk meanwhile; then the block layer refuses it.
     fn start(&mut self, id: SlotId, checked: Checked, len: u32, cx: &mut Cx) {
         let slot = &mut self.slots[usize::from(id.0)];
-        let disk = self.disks.get_mut(&slot.entry.nsid());
-        let Some(disk) = disk.filter(|disk| disk.rules.is_some() && !slot.is_orphan) else {
+        let Some(disk) = self.disks.get_mut(slot.entry.nsid(), slot.number) else {
             return self.fail(id, Code::INVALID_NAMESPACE_OR_FORMAT);
         };
         let io = |op, lba, blocks: u32| Io {
@@ -483,8 +446,8 @@ impl IoQueue {
     /// Discards ranges: those before one that cannot be are discarded.
     fn deallocate(&mut self, id: SlotId, cx: &mut Cx) {
         let slot = &mut self.slots[usize::from(id.0)];
-        let disk = self.disks.get_mut(&slot.entry.nsid()).expect("the caller has found it");
-        let rules = disk.rules.expect("the caller has found it");
+        let disk = self.disks.get_mut(slot.entry.nsid(), slot.number).expect("the caller has found it");
+        let rules = disk.rules;
         let data = slot.data.as_ref().map_or(&[][..], |data| data.buffer.bytes());
         let listed = &data[..data.len().min(16 * (1 + (slot.entry.cdw(10) & 0xff) as usize))];
         let mut code = None;
@@ -614,7 +577,7 @@ impl IoQueue {
 
     /// Ends the queue, if it is closing and its disks have nothing.
     fn finish(&mut self, cx: &mut Cx) {
-        if !self.is_closing || self.disks.values().any(|disk| disk.channel.in_flight() > 0) {
+        if !self.is_closing || self.disks.has_requests() {
             return;
         }
         let Some(ended) = self.ended.take() else { return };
@@ -628,7 +591,7 @@ impl IoQueue {
                 cx.wake(root);
             }
         }
-        std::mem::take(&mut self.disks).into_values().for_each(Disk::end);
+        self.disks.close();
         let _ = ended.send(());
         let (root, thread) = (self.root, self.thread);
         cx.local().defer(move |cx| {

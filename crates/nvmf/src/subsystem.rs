@@ -160,10 +160,10 @@ impl Subsystem {
     /// The namespaces that a queue of a host opens.
     pub fn opened(&self, host: &Nqn, listener: SocketAddr, limits: &Limits) -> Vec<Opened> {
         let io = self.io(host, listener, limits);
-        let opened = |&nsid: &u32| Opened {
-            nsid,
-            rules: Rules::new(&io, nsid).expect("it is among them"),
-            descriptor: self.namespaces[&nsid].descriptor.clone(),
+        let opened = |&nsid: &u32| {
+            let Shared { number, descriptor, .. } = &self.namespaces[&nsid];
+            let rules = Rules::new(&io, nsid).expect("it is among them");
+            Opened { nsid, number: *number, rules, descriptor: descriptor.clone() }
         };
         io.namespaces.keys().map(opened).collect()
     }

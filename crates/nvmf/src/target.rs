@@ -244,9 +244,6 @@ impl std::fmt::Debug for Target {
     }
 }
 
-/// What a queue of a host gets or loses.
-type OfQueue<T> = Vec<(QueueRef, T)>;
-
 impl Target {
     /// A target for disks of `env`, with the discovery service only. Needs a tokio `LocalSet`.
     ///
@@ -427,7 +424,7 @@ impl Target {
             Ok::<_, Error>((shared, queues_of(subsystem, |_| true)))
         })??;
         self.0.state.borrow_mut().show();
-        take(nsid, queues).await;
+        take(nsid, shared.number, queues).await;
         drop(shared);
         Ok(())
     }
@@ -452,13 +449,14 @@ impl Target {
     /// # Errors
     /// [`Error::NotFound`], [`Error::NoNamespace`], [`Error::SeenByAll`].
     pub async fn hide_from(&self, name: &str, nsid: u32, host: &Nqn) -> Result<(), Error> {
-        let queues = self.with(name, |subsystem| {
+        let (number, queues) = self.with(name, |subsystem| {
             let shared = subsystem.namespaces.get_mut(&nsid).ok_or(Error::NoNamespace(nsid))?;
             shared.visible_to.as_mut().ok_or(Error::SeenByAll(nsid))?.remove(host);
-            Ok::<_, Error>(queues_of(subsystem, |live| live.controller.association().host == *host))
+            let number = shared.number;
+            Ok::<_, Error>((number, queues_of(subsystem, |live| live.controller.association().host == *host)))
         })??;
         self.0.state.borrow_mut().show();
-        take(nsid, queues).await;
+        take(nsid, number, queues).await;
         Ok(())
     }
 
@@ -524,45 +522,45 @@ impl Target {
 
     /// Opens a namespace on the queues of the hosts that `is_meant` selects and that see it.
     async fn give(&self, nqn: &Nqn, nsid: u32, number: u64, is_meant: impl Fn(&Live) -> bool) {
-        for (queue, opened) in self.of_queues(nqn, is_meant) {
-            let Some(opened) = opened.into_iter().find(|opened| opened.nsid == nsid) else { continue };
+        for (controller, queue) in self.queues(nqn, is_meant) {
+            let find = || self.opened(nqn, controller).into_iter().find(|opened| opened.number == number);
+            let Some(Opened { descriptor, .. }) = find() else { continue };
             // A disk that cannot be opened there is being removed.
-            if opened.descriptor.prepare(queue.handle()).await.is_err() {
+            if descriptor.prepare(queue.handle()).await.is_err() {
                 continue;
             }
+            // A call may have removed or hidden it meanwhile, and has not found it on this queue.
+            let Some(opened) = find() else { continue };
             let added = queue.call(move |queue, cx| queue.add(opened, cx)).await;
             if let Ok(Err(error)) = added {
                 tracing::warn!(nsid, %error, "a queue of a host cannot open a namespace");
             }
-            // A call that has removed it meanwhile has not found it on this queue.
-            if !self.is_current(nqn, nsid, number) {
-                take(nsid, vec![queue]).await;
-            }
         }
     }
 
-    /// What each queue of the hosts that `is_meant` selects has open.
-    fn of_queues(&self, nqn: &Nqn, is_meant: impl Fn(&Live) -> bool) -> OfQueue<Vec<Opened>> {
+    /// The queues of the hosts that `is_meant` selects, each with its controller.
+    fn queues(&self, nqn: &Nqn, is_meant: impl Fn(&Live) -> bool) -> Vec<(u16, QueueRef)> {
         let state = self.0.state.borrow();
         let Some(subsystem) = state.subsystems.get(nqn) else { return Vec::new() };
-        let meant = subsystem.controllers.values().filter(|live| is_meant(live));
-        let queues = meant.flat_map(|live| {
-            let host = &live.controller.association().host;
-            let opened = subsystem.opened(host, live.way.listener, &state.limits);
-            live.queues.values().map(move |queue| (queue.clone(), opened.clone()))
-        });
-        queues.collect()
+        let meant = subsystem.controllers.iter().filter(|(_, live)| is_meant(live));
+        meant.flat_map(|(id, live)| live.queues.values().map(|queue| (*id, queue.clone()))).collect()
+    }
+
+    /// The namespaces that the queues of a controller have open now.
+    fn opened(&self, nqn: &Nqn, controller: u16) -> Vec<Opened> {
+        let state = self.0.state.borrow();
+        let Some(subsystem) = state.subsystems.get(nqn) else { return Vec::new() };
+        let Some(live) = subsystem.controllers.get(&controller) else { return Vec::new() };
+        subsystem.opened(&live.controller.association().host, live.way.listener, &state.limits)
     }
 
     /// Has all queues of a subsystem follow its namespaces' sizes and states, and shows them to hosts.
     async fn update_queues(&self, nqn: &Nqn) {
-        for (queue, opened) in self.of_queues(nqn, |_| true) {
-            let rules: Vec<_> = opened.iter().map(|opened| (opened.nsid, opened.rules)).collect();
-            let update = move |queue: &mut crate::queue::IoQueue, _: &mut aryk_reactor::Cx| {
-                rules.iter().for_each(|(nsid, rules)| queue.update(*nsid, *rules));
-            };
+        for (controller, queue) in self.queues(nqn, |_| true) {
+            let opened = self.opened(nqn, controller).into_iter();
+            let rules: Vec<_> = opened.map(|of| (of.nsid, of.number, of.rules)).collect();
             // A queue that has ended needs no rules.
-            let _ = queue.call(update).await;
+            let _ = queue.call(move |queue, _| queue.update(&rules)).await;
         }
         self.0.state.borrow_mut().show();
     }
@@ -736,11 +734,11 @@ fn queues_of(subsystem: &Subsystem, is_meant: impl Fn(&Live) -> bool) -> Vec<Que
 }
 
 /// Takes a namespace from queues. Returns when none uses its disk any more.
-async fn take(nsid: u32, queues: Vec<QueueRef>) {
+async fn take(nsid: u32, number: u64, queues: Vec<QueueRef>) {
     for queue in queues {
         let (closed, is_closed) = oneshot::channel();
         // Neither a queue that has ended nor one without this namespace has a channel.
-        if queue.call(move |queue, cx| queue.remove(nsid, closed, cx)).await.is_ok() {
+        if queue.call(move |queue, cx| queue.remove(nsid, number, closed, cx)).await.is_ok() {
             let _ = is_closed.await;
         }
     }

@@ -1,0 +1,111 @@
+//! The namespaces of an I/O queue, and those that it loses. Reactor context.
+//!
+//! A channel that closes stays until its last request has ended, beside the next namespace with the same identifier: a host's
+//! commands never reach another namespace than the one against which they were checked.
+
+use super::Opened;
+use aryk_bdev::{BdevChannel, Completion, OpenError};
+use aryk_nvme_fabrics::io::Rules;
+use aryk_reactor::{Cx, RootId};
+use futures_channel::oneshot;
+use std::collections::BTreeMap;
+
+/// A namespace.
+pub(super) struct Disk {
+    /// Its number among all namespaces of the target.
+    pub number: u64,
+    pub rules: Rules,
+    pub block_shift: u8,
+    pub channel: BdevChannel,
+}
+
+/// The channel of a namespace that was removed.
+struct Leaving {
+    channel: BdevChannel,
+    /// Told when the channel is closed.
+    closed: oneshot::Sender<()>,
+}
+
+/// The namespaces.
+#[derive(Default)]
+pub(super) struct Disks {
+    open: BTreeMap<u32, Disk>,
+    leaving: Vec<Leaving>,
+}
+
+impl Disks {
+    /// Opens a namespace, unless it is open.
+    pub fn add(&mut self, opened: Opened, root: RootId, cx: &mut Cx) -> Result<(), OpenError> {
+        let Opened { nsid, number, rules, descriptor } = opened;
+        if self.open.get(&nsid).is_some_and(|disk| disk.number == number) {
+            return Ok(());
+        }
+        let block_shift = descriptor.bdev().geometry().block_size.trailing_zeros() as u8;
+        let channel = descriptor.open_channel(root, cx)?;
+        let disk = Disk { number, rules, block_shift, channel };
+        if let Some(earlier) = self.open.insert(nsid, disk) {
+            // The call that has removed it takes it from this queue later, and finds it gone.
+            self.leave(earlier, oneshot::channel().0, cx);
+        }
+        Ok(())
+    }
+
+    pub fn get(&self, nsid: u32) -> Option<&Disk> {
+        self.open.get(&nsid)
+    }
+
+    /// The namespace with this identifier and number.
+    pub fn get_mut(&mut self, nsid: u32, number: u64) -> Option<&mut Disk> {
+        self.open.get_mut(&nsid).filter(|disk| disk.number == number)
+    }
+
+    /// Aborts the requests of a namespace, and closes its channel after the last of them. `closed` is told then, and dropped if
+    /// there is no such namespace.
+    pub fn remove(&mut self, nsid: u32, number: u64, closed: oneshot::Sender<()>, cx: &mut Cx) {
+        if self.get_mut(nsid, number).is_some()
+            && let Some(disk) = self.open.remove(&nsid)
+        {
+            self.leave(disk, closed, cx);
+        }
+    }
+
+    fn leave(&mut self, disk: Disk, closed: oneshot::Sender<()>, cx: &mut Cx) {
+        let Disk { mut channel, .. } = disk;
+        channel.abort_all(cx);
+        self.leaving.push(Leaving { channel, closed });
+    }
+
+    fn channels(&mut self) -> impl Iterator<Item = &mut BdevChannel> {
+        let open = self.open.values_mut().map(|disk| &mut disk.channel);
+        open.chain(self.leaving.iter_mut().map(|leaving| &mut leaving.channel))
+    }
+
+    /// Takes what has completed. Without an event, nothing is new on a disk that has no requests.
+    pub fn poll(&mut self, has_event: bool, cx: &mut Cx, completions: &mut Vec<Completion>) {
+        let busy = self.channels().filter(|channel| has_event || !channel.is_quiet());
+        busy.for_each(|channel| channel.poll(cx, completions));
+    }
+
+    /// Closes the channels that are to close and have no request.
+    pub fn close_idle(&mut self) {
+        for Leaving { channel, closed } in self.leaving.extract_if(.., |of| of.channel.in_flight() == 0) {
+            drop(channel);
+            // The disk may have another opener at once.
+            let _ = closed.send(());
+        }
+    }
+
+    pub fn abort_all(&mut self, cx: &mut Cx) {
+        self.channels().for_each(|channel| channel.abort_all(cx));
+    }
+
+    pub fn has_requests(&mut self) -> bool {
+        self.channels().any(|channel| channel.in_flight() > 0)
+    }
+
+    /// Closes all channels, which have no request.
+    pub fn close(&mut self) {
+        self.open.clear();
+        self.close_idle();
+    }
+}
