@@ -7,8 +7,7 @@ mod object;
 mod show;
 mod subsystem;
 
-pub(crate) use object::{Needs, disk_of, is_of_one, needs, object, place};
-pub(crate) use subsystem::forget_gone;
+pub(crate) use object::{Needs, disk_of, forget_gone, is_of_one, needs, object, place};
 
 use super::{Control, Error, NoParams, Phase, Table};
 use crate::config::Subsystem;

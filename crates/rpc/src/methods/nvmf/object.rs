@@ -3,13 +3,19 @@
 
 use super::subsystem::{ADD_HOST, ADD_LISTENER, ADD_NS, CREATE_SUBSYSTEM, NS_ADD_HOST, SET_STATE};
 use super::{
-    ADD_REFERRAL, CREATE_TARGET, CREATE_TRANSPORT, ListenAddress, PORT, SET_CRDT, SET_MAX_SUBSYSTEMS,
-    parse_nqn,
+    ADD_REFERRAL, CREATE_TARGET, CREATE_TRANSPORT, DEFAULT_TARGET, ListenAddress, PORT, SET_CRDT,
+    SET_MAX_SUBSYSTEMS, parse_nqn,
 };
 use crate::config::{Call, Subsystem};
 use crate::{Control, Error};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeSet;
+
+/// The target that a call names. `None`: the one that there always is, by its name or without one.
+fn target_of(params: &Value) -> Option<&str> {
+    params["tgt_name"].as_str().filter(|name| *name != DEFAULT_TARGET)
+}
 
 /// The name of the object that a call creates.
 pub(crate) fn object(method: &str, params: &Value) -> Option<String> {
@@ -37,7 +43,7 @@ pub(crate) fn object(method: &str, params: &Value) -> Option<String> {
         }
         _ => return None,
     };
-    Some(match text("tgt_name") {
+    Some(match target_of(params) {
         Some(target) => format!("{name} in {target}"),
         None => name,
     })
@@ -69,7 +75,7 @@ pub(super) fn is_of_target(call: &Call, target: &str) -> bool {
 
 /// Whether a call creates a subsystem of a target, or a part of it.
 pub(super) fn is_of_subsystem(call: &Call, target: Option<&str>, nqn: &str) -> bool {
-    call.params["tgt_name"].as_str() == target && call.params["nqn"] == nqn
+    target_of(&call.params) == target.filter(|name| *name != DEFAULT_TARGET) && call.params["nqn"] == nqn
 }
 
 /// The namespace that a call concerns: its target, subsystem and identifier.
@@ -79,7 +85,7 @@ fn namespace(call: &Call) -> Option<(Option<&str>, &str, u64)> {
         NS_ADD_HOST => &call.params["nsid"],
         _ => return None,
     };
-    Some((call.params["tgt_name"].as_str(), call.params["nqn"].as_str()?, nsid.as_u64()?))
+    Some((target_of(&call.params), call.params["nqn"].as_str()?, nsid.as_u64()?))
 }
 
 /// Whether a call concerns one of the namespaces that the others concern.
@@ -87,12 +93,20 @@ pub(crate) fn is_of_one<'a>(call: &Call, others: impl IntoIterator<Item = &'a Ca
     namespace(call).is_some_and(|this| others.into_iter().any(|other| namespace(other) == Some(this)))
 }
 
-/// Whether a call concerns a namespace that does not exist.
-pub(super) fn is_gone(control: &Control, call: &Call) -> bool {
-    let Some((target, nqn, nsid)) = namespace(call) else { return false };
-    let Ok(named) = control.nvmf.find(target) else { return true };
-    let subsystem = named.target.list().into_iter().find(|info| info.made_of.nqn.as_str() == nqn);
-    subsystem.is_none_or(|info| !info.namespaces.keys().any(|&known| u64::from(known) == nsid))
+/// Removes the notes of namespaces that no longer exist, and of the hosts that saw them.
+pub(crate) fn forget_gone(control: &Control) {
+    let mut existing = BTreeSet::new();
+    for (name, named) in control.nvmf.targets.borrow().iter() {
+        let target = Some(name.clone()).filter(|name| name != DEFAULT_TARGET);
+        for info in named.target.list() {
+            let nqn = info.made_of.nqn.to_string();
+            existing.extend(info.namespaces.keys().map(|&nsid| (target.clone(), nqn.clone(), nsid.into())));
+        }
+    }
+    let is_there = |(target, nqn, nsid): (Option<&str>, &str, u64)| {
+        existing.contains(&(target.map(str::to_owned), nqn.to_owned(), nsid))
+    };
+    control.config.retain_that(Subsystem::Nvmf, |call| namespace(call).is_none_or(is_there));
 }
 
 /// The disk of a namespace.
@@ -140,7 +154,7 @@ pub(crate) fn needs(call: &Call) -> Vec<Needs<'_>> {
         SET_STATE => vec![Needs::Object(object(ADD_LISTENER, &call.params).unwrap_or_default())],
         _ => Vec::new(),
     };
-    let target = call.params["tgt_name"].as_str();
+    let target = target_of(&call.params);
     needs.extend(target.map(|target| Needs::Object(format!("target {target}"))));
     needs
 }
@@ -198,5 +212,9 @@ mod tests {
         assert_eq!(needs(&listener), [of("subsystem nqn.a"), Needs::Parts("subsystem nqn.a".into())]);
         assert_eq!(place(&namespace), Some("subsystem nqn.a".into()));
         assert_eq!(place(&listener), None);
+        let by_name = call(CREATE_SUBSYSTEM, json!({"nqn": "nqn.a", "tgt_name": DEFAULT_TARGET}));
+        assert_eq!(name(&by_name), name(&subsystem), "the default target has two names");
+        assert!(is_of_subsystem(&by_name, None, "nqn.a"));
+        assert!(is_of_subsystem(&subsystem, Some(DEFAULT_TARGET), "nqn.a"));
     }
 }

@@ -1,6 +1,6 @@
 //! Subsystems, their namespaces, hosts and listeners. Control context.
 
-use super::object::{forget, is_gone, is_of_subsystem, made, place};
+use super::object::{forget, forget_gone, is_of_one, is_of_subsystem, made, place};
 use super::{ListenAddress, Named, PORT, new_subsystem, parse_nqn};
 use crate::config::Subsystem;
 use crate::methods::{Control, Error, Phase, Table};
@@ -193,15 +193,10 @@ pub(super) struct OfSubsystem {
 async fn delete_subsystem(control: &Control, p: OfSubsystem) -> Result<bool, Error> {
     let target = p.tgt_name.as_deref();
     let removed = control.nvmf.find(target)?.target.remove_subsystem(&p.nqn).await;
-    let is_absent = removed.is_err()
-        && control.config.has_absent(Subsystem::Nvmf, |name| {
-            super::object(CREATE_SUBSYSTEM, &serde_json::json!({"nqn": p.nqn, "tgt_name": target})).as_deref()
-                == Some(name)
-        });
-    if !is_absent {
+    let had_note = control.config.forget_that(Subsystem::Nvmf, |call| is_of_subsystem(call, target, &p.nqn));
+    if !had_note {
         removed?;
     }
-    control.config.forget_that(Subsystem::Nvmf, |call| is_of_subsystem(call, target, &p.nqn));
     Ok(true)
 }
 
@@ -309,23 +304,17 @@ async fn remove_ns(control: &Control, p: OfNs) -> Result<bool, Error> {
     let named = control.nvmf.find(p.tgt_name.as_deref())?;
     let call = serde_json::json!({"nqn": p.nqn, "tgt_name": p.tgt_name, "namespace": {"nsid": p.nsid}});
     let name = super::object(ADD_NS, &call).unwrap_or_default();
+    let noted = control.config.noted(Subsystem::Nvmf, &name);
     let removed = match control.config.forget_absent(Subsystem::Nvmf, &name) {
-        true => Ok(()),
+        true => {
+            // So are the hosts that would see it.
+            control.config.forget_that(Subsystem::Nvmf, |call| is_of_one(call, &noted));
+            Ok(())
+        }
         false => named.target.remove_namespace(&p.nqn, p.nsid).await,
     };
     forget_gone(control);
-    control.config.forget_that(Subsystem::Nvmf, |call| {
-        call.method == NS_ADD_HOST
-            && is_of_subsystem(call, p.tgt_name.as_deref(), &p.nqn)
-            && call.params["nsid"] == p.nsid
-            && removed.is_ok()
-    });
     Ok(removed.map(|()| true)?)
-}
-
-/// Removes the notes of namespaces that no longer exist.
-pub(crate) fn forget_gone(control: &Control) {
-    control.config.retain_that(Subsystem::Nvmf, |call| !is_gone(control, call));
 }
 
 /// Parameters of `nvmf_subsystem_set_ns_ana_group`.
