@@ -2220,7 +2220,7 @@ type NvmfCreateSubsystemParams struct {
 	Passthrough bool `json:"passthrough,omitempty"`
 	// Serial number of its controllers, at most 20 characters of ASCII.
 	SerialNumber string `json:"serial_number,omitempty"`
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 	// Ignored.
 	Wzsl *uint8 `json:"wzsl,omitempty"`
@@ -2239,7 +2239,7 @@ type NvmfCreateTargetParams struct {
 	MaxSubsystems *uint32 `json:"max_subsystems,omitempty"`
 }
 
-// NvmfCreateTarget calls nvmf_create_target. Creates a target besides the one that there always is. The result is its name.
+// NvmfCreateTarget calls nvmf_create_target. Creates a target in addition to `nvmf_tgt`, which always exists. The result is its name.
 func (c *Client) NvmfCreateTarget(ctx context.Context, params NvmfCreateTargetParams) (string, error) {
 	return call[string](ctx, c, "nvmf_create_target", params)
 }
@@ -2300,7 +2300,7 @@ type NvmfCreateTransportParams struct {
 	NumSharedBuffers *uint32 `json:"num_shared_buffers,omitempty"`
 	// Ignored.
 	SockPriority *uint32 `json:"sock_priority,omitempty"`
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 	// Ignored.
 	Zcopy *bool `json:"zcopy,omitempty"`
@@ -2315,7 +2315,7 @@ func (c *Client) NvmfCreateTransport(ctx context.Context, params NvmfCreateTrans
 type NvmfDeleteSubsystemParams struct {
 	// Name of the subsystem.
 	Nqn string `json:"nqn"`
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 }
 
@@ -2341,22 +2341,22 @@ type NvmfDiscoveryAddReferralParams struct {
 	Address ListenAddress `json:"address"`
 	// Name of the discovery service. Default: the one of all discovery services.
 	Subnqn string `json:"subnqn,omitempty"`
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 }
 
-// NvmfDiscoveryAddReferral calls nvmf_discovery_add_referral. Tells hosts that ask for subsystems of another discovery service.
+// NvmfDiscoveryAddReferral calls nvmf_discovery_add_referral. Adds another discovery service to the discovery page.
 func (c *Client) NvmfDiscoveryAddReferral(ctx context.Context, params NvmfDiscoveryAddReferralParams) (bool, error) {
 	return call[bool](ctx, c, "nvmf_discovery_add_referral", params)
 }
 
 // NvmfDiscoveryGetReferralsParams are the parameters of nvmf_discovery_get_referrals.
 type NvmfDiscoveryGetReferralsParams struct {
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 }
 
-// NvmfDiscoveryGetReferrals calls nvmf_discovery_get_referrals. Lists the other discovery services that hosts are told of.
+// NvmfDiscoveryGetReferrals calls nvmf_discovery_get_referrals. Lists the other discovery services that the discovery page has.
 func (c *Client) NvmfDiscoveryGetReferrals(ctx context.Context, params NvmfDiscoveryGetReferralsParams) ([]ReferralInfo, error) {
 	return call[[]ReferralInfo](ctx, c, "nvmf_discovery_get_referrals", params)
 }
@@ -2367,18 +2367,18 @@ type NvmfDiscoveryRemoveReferralParams struct {
 	Address ListenAddress `json:"address"`
 	// Name of the discovery service. Default: the one of all discovery services.
 	Subnqn string `json:"subnqn,omitempty"`
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 }
 
-// NvmfDiscoveryRemoveReferral calls nvmf_discovery_remove_referral. Tells hosts of another discovery service no longer.
+// NvmfDiscoveryRemoveReferral calls nvmf_discovery_remove_referral. Removes another discovery service from the discovery page.
 func (c *Client) NvmfDiscoveryRemoveReferral(ctx context.Context, params NvmfDiscoveryRemoveReferralParams) (bool, error) {
 	return call[bool](ctx, c, "nvmf_discovery_remove_referral", params)
 }
 
 // NvmfGetStatsParams are the parameters of nvmf_get_stats.
 type NvmfGetStatsParams struct {
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 }
 
@@ -2391,7 +2391,7 @@ func (c *Client) NvmfGetStats(ctx context.Context, params NvmfGetStatsParams) (S
 type NvmfGetSubsystemsParams struct {
 	// Only this subsystem.
 	Nqn string `json:"nqn,omitempty"`
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 }
 
@@ -2407,7 +2407,7 @@ func (c *Client) NvmfGetTargets(ctx context.Context) ([]string, error) {
 
 // NvmfGetTransportsParams are the parameters of nvmf_get_transports.
 type NvmfGetTransportsParams struct {
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 	// Only this transport.
 	Trtype string `json:"trtype,omitempty"`
@@ -2426,7 +2426,7 @@ type NvmfNsAddHostParams struct {
 	Nsid uint32 `json:"nsid"`
 	// Name of the host.
 	Host string `json:"host"`
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 }
 
@@ -2443,7 +2443,7 @@ type NvmfNsRemoveHostParams struct {
 	Nsid uint32 `json:"nsid"`
 	// Name of the host.
 	Host string `json:"host"`
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 }
 
@@ -2507,7 +2507,7 @@ type NvmfSubsystemAddHostParams struct {
 	Nqn string `json:"nqn"`
 	// Name of the host.
 	Host string `json:"host"`
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 }
 
@@ -2530,7 +2530,7 @@ type NvmfSubsystemAddListenerParams struct {
 	SecureChannel bool `json:"secure_channel,omitempty"`
 	// Ignored.
 	SockImpl string `json:"sock_impl,omitempty"`
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 }
 
@@ -2545,7 +2545,7 @@ type NvmfSubsystemAddNsParams struct {
 	Nqn string `json:"nqn"`
 	// The namespace.
 	Namespace NamespaceParams `json:"namespace"`
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 }
 
@@ -2560,7 +2560,7 @@ type NvmfSubsystemAllowAnyHostParams struct {
 	Nqn string `json:"nqn"`
 	// Whether any host may connect.
 	AllowAnyHost bool `json:"allow_any_host"`
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 }
 
@@ -2573,7 +2573,7 @@ func (c *Client) NvmfSubsystemAllowAnyHost(ctx context.Context, params NvmfSubsy
 type NvmfSubsystemGetControllersParams struct {
 	// Name of the subsystem.
 	Nqn string `json:"nqn"`
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 }
 
@@ -2586,7 +2586,7 @@ func (c *Client) NvmfSubsystemGetControllers(ctx context.Context, params NvmfSub
 type NvmfSubsystemGetListenersParams struct {
 	// Name of the subsystem.
 	Nqn string `json:"nqn"`
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 }
 
@@ -2599,7 +2599,7 @@ func (c *Client) NvmfSubsystemGetListeners(ctx context.Context, params NvmfSubsy
 type NvmfSubsystemGetQpairsParams struct {
 	// Name of the subsystem.
 	Nqn string `json:"nqn"`
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 }
 
@@ -2618,7 +2618,7 @@ type NvmfSubsystemListenerSetAnaStateParams struct {
 	AnaState AnaState `json:"ana_state"`
 	// The ANA group. Default: all.
 	Anagrpid *uint32 `json:"anagrpid,omitempty"`
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 }
 
@@ -2633,7 +2633,7 @@ type NvmfSubsystemRemoveHostParams struct {
 	Nqn string `json:"nqn"`
 	// Name of the host.
 	Host string `json:"host"`
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 	// Ignored: the host is disconnected at once, and the call returns when its last request has ended.
 	TimeoutMs *uint64 `json:"timeout_ms,omitempty"`
@@ -2650,7 +2650,7 @@ type NvmfSubsystemRemoveListenerParams struct {
 	Nqn string `json:"nqn"`
 	// The address.
 	ListenAddress ListenAddress `json:"listen_address"`
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 }
 
@@ -2665,7 +2665,7 @@ type NvmfSubsystemRemoveNsParams struct {
 	Nqn string `json:"nqn"`
 	// Identifier of the namespace.
 	Nsid uint32 `json:"nsid"`
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 }
 
@@ -2682,7 +2682,7 @@ type NvmfSubsystemSetNsAnaGroupParams struct {
 	Nsid uint32 `json:"nsid"`
 	// The ANA group.
 	Anagrpid uint32 `json:"anagrpid"`
-	// Name of the target. Default: the one that there always is.
+	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 }
 

@@ -84,7 +84,7 @@ pub enum Error {
     },
 }
 
-/// What holds for all controllers that begin.
+/// The limits of controllers that begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Entries of a queue, 2 to [`ENTRIES_MAX`].
@@ -158,14 +158,14 @@ pub struct NewNamespace {
     pub is_hidden: bool,
 }
 
-/// What is known of a subsystem.
+/// The state of a subsystem.
 #[derive(Clone, Debug)]
 pub struct SubsystemInfo {
-    /// What it was made of.
+    /// The values with which the subsystem was created.
     pub made_of: NewSubsystem,
     /// The hosts that it allows.
     pub hosts: Hosts,
-    /// Where hosts reach it, with the state of the ANA groups of its namespaces.
+    /// The addresses of the listeners, each with the states of the namespaces' ANA groups.
     pub listeners: BTreeMap<SocketAddr, BTreeMap<u32, AnaState>>,
     /// The namespaces, by identifier.
     pub namespaces: BTreeMap<u32, NamespaceInfo>,
@@ -173,7 +173,7 @@ pub struct SubsystemInfo {
     pub controllers: Vec<ControllerInfo>,
 }
 
-/// What is known of a namespace.
+/// The state of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespaceInfo {
     /// The disk's name.
@@ -186,7 +186,7 @@ pub struct NamespaceInfo {
     pub visible_to: Option<BTreeSet<Nqn>>,
 }
 
-/// What is known of a connected host.
+/// The state of a connected host's controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ControllerInfo {
     /// The controller's identifier.
@@ -275,19 +275,19 @@ impl Target {
         target
     }
 
-    /// What holds for controllers that begin.
+    /// The limits of controllers that begin.
     pub fn limits(&self) -> Limits {
         self.0.state.borrow().limits.clone()
     }
 
-    /// Sets what holds for controllers that begin.
+    /// Sets the limits of controllers that begin.
     pub fn set_limits(&self, limits: Limits) {
         let mut state = self.0.state.borrow_mut();
         state.limits = limits;
         state.show();
     }
 
-    /// Sets the other discovery services that hosts are told of.
+    /// Sets the other discovery services, which the discovery page lists.
     pub fn set_referrals(&self, referrals: Vec<Entry>) {
         let mut state = self.0.state.borrow_mut();
         state.referrals = referrals;

@@ -3470,7 +3470,7 @@ class Methods(ABC):
             model_number: Model of its controllers, at most 40 characters of ASCII.
             passthrough: Must be false.
             serial_number: Serial number of its controllers, at most 20 characters of ASCII.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
             wzsl: Ignored.
         """
         result: bool = self.call(
@@ -3500,7 +3500,7 @@ class Methods(ABC):
         name: str,
         max_subsystems: int | None = None,
     ) -> str:
-        """Creates a target besides the one that there always is. The result is its name.
+        """Creates a target in addition to `nvmf_tgt`, which always exists. The result is its name.
 
         Parameters:
             name: Name of the new target.
@@ -3578,7 +3578,7 @@ class Methods(ABC):
             num_cqe: Ignored.
             num_shared_buffers: Ignored.
             sock_priority: Ignored.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
             zcopy: Ignored.
         """
         result: bool = self.call(
@@ -3627,7 +3627,7 @@ class Methods(ABC):
 
         Parameters:
             nqn: Name of the subsystem.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = self.call(
             "nvmf_delete_subsystem",
@@ -3663,12 +3663,12 @@ class Methods(ABC):
         subnqn: str | None = None,
         tgt_name: str | None = None,
     ) -> bool:
-        """Tells hosts that ask for subsystems of another discovery service.
+        """Adds another discovery service to the discovery page.
 
         Parameters:
             address: The address of the discovery service.
             subnqn: Name of the discovery service. Default: the one of all discovery services.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = self.call(
             "nvmf_discovery_add_referral",
@@ -3685,10 +3685,10 @@ class Methods(ABC):
         *,
         tgt_name: str | None = None,
     ) -> list[types.ReferralInfo]:
-        """Lists the other discovery services that hosts are told of.
+        """Lists the other discovery services that the discovery page has.
 
         Parameters:
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: list[types.ReferralInfo] = self.call(
             "nvmf_discovery_get_referrals",
@@ -3705,12 +3705,12 @@ class Methods(ABC):
         subnqn: str | None = None,
         tgt_name: str | None = None,
     ) -> bool:
-        """Tells hosts of another discovery service no longer.
+        """Removes another discovery service from the discovery page.
 
         Parameters:
             address: The address of the discovery service.
             subnqn: Name of the discovery service. Default: the one of all discovery services.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = self.call(
             "nvmf_discovery_remove_referral",
@@ -3730,7 +3730,7 @@ class Methods(ABC):
         """Counts the queues of hosts, by reactor.
 
         Parameters:
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: types.Stats = self.call(
             "nvmf_get_stats",
@@ -3750,7 +3750,7 @@ class Methods(ABC):
 
         Parameters:
             nqn: Only this subsystem.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: list[types.SubsystemReply] = self.call(
             "nvmf_get_subsystems",
@@ -3775,7 +3775,7 @@ class Methods(ABC):
         """Lists a target's transports, with the limits of hosts' queues.
 
         Parameters:
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
             trtype: Only this transport.
         """
         result: list[types.TransportInfo] = self.call(
@@ -3801,7 +3801,7 @@ class Methods(ABC):
             nqn: Name of the subsystem.
             nsid: Identifier of the namespace.
             host: Name of the host.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = self.call(
             "nvmf_ns_add_host",
@@ -3828,7 +3828,7 @@ class Methods(ABC):
             nqn: Name of the subsystem.
             nsid: Identifier of the namespace.
             host: Name of the host.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = self.call(
             "nvmf_ns_remove_host",
@@ -3931,7 +3931,7 @@ class Methods(ABC):
         Parameters:
             nqn: Name of the subsystem.
             host: Name of the host.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = self.call(
             "nvmf_subsystem_add_host",
@@ -3963,7 +3963,7 @@ class Methods(ABC):
             numa_id: Ignored.
             secure_channel: Must be false: connections are not encrypted.
             sock_impl: Ignored.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = self.call(
             "nvmf_subsystem_add_listener",
@@ -3991,7 +3991,7 @@ class Methods(ABC):
         Parameters:
             nqn: Name of the subsystem.
             namespace: The namespace.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: int = self.call(
             "nvmf_subsystem_add_ns",
@@ -4015,7 +4015,7 @@ class Methods(ABC):
         Parameters:
             nqn: Name of the subsystem.
             allow_any_host: Whether any host may connect.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = self.call(
             "nvmf_subsystem_allow_any_host",
@@ -4037,7 +4037,7 @@ class Methods(ABC):
 
         Parameters:
             nqn: Name of the subsystem.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: list[types.ControllerReply] = self.call(
             "nvmf_subsystem_get_controllers",
@@ -4058,7 +4058,7 @@ class Methods(ABC):
 
         Parameters:
             nqn: Name of the subsystem.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: list[types.ListenerReply] = self.call(
             "nvmf_subsystem_get_listeners",
@@ -4079,7 +4079,7 @@ class Methods(ABC):
 
         Parameters:
             nqn: Name of the subsystem.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: list[types.QpairReply] = self.call(
             "nvmf_subsystem_get_qpairs",
@@ -4106,7 +4106,7 @@ class Methods(ABC):
             listen_address: The address of the listener.
             ana_state: The state.
             anagrpid: The ANA group. Default: all.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = self.call(
             "nvmf_subsystem_listener_set_ana_state",
@@ -4133,7 +4133,7 @@ class Methods(ABC):
         Parameters:
             nqn: Name of the subsystem.
             host: Name of the host.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
             timeout_ms: Ignored: the host is disconnected at once, and the call returns when its last request has ended.
         """
         result: bool = self.call(
@@ -4159,7 +4159,7 @@ class Methods(ABC):
         Parameters:
             nqn: Name of the subsystem.
             listen_address: The address.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = self.call(
             "nvmf_subsystem_remove_listener",
@@ -4183,7 +4183,7 @@ class Methods(ABC):
         Parameters:
             nqn: Name of the subsystem.
             nsid: Identifier of the namespace.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = self.call(
             "nvmf_subsystem_remove_ns",
@@ -4209,7 +4209,7 @@ class Methods(ABC):
             nqn: Name of the subsystem.
             nsid: Identifier of the namespace.
             anagrpid: The ANA group.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = self.call(
             "nvmf_subsystem_set_ns_ana_group",
@@ -8171,7 +8171,7 @@ class AsyncMethods(ABC):
             model_number: Model of its controllers, at most 40 characters of ASCII.
             passthrough: Must be false.
             serial_number: Serial number of its controllers, at most 20 characters of ASCII.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
             wzsl: Ignored.
         """
         result: bool = await self.call(
@@ -8201,7 +8201,7 @@ class AsyncMethods(ABC):
         name: str,
         max_subsystems: int | None = None,
     ) -> str:
-        """Creates a target besides the one that there always is. The result is its name.
+        """Creates a target in addition to `nvmf_tgt`, which always exists. The result is its name.
 
         Parameters:
             name: Name of the new target.
@@ -8279,7 +8279,7 @@ class AsyncMethods(ABC):
             num_cqe: Ignored.
             num_shared_buffers: Ignored.
             sock_priority: Ignored.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
             zcopy: Ignored.
         """
         result: bool = await self.call(
@@ -8328,7 +8328,7 @@ class AsyncMethods(ABC):
 
         Parameters:
             nqn: Name of the subsystem.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = await self.call(
             "nvmf_delete_subsystem",
@@ -8364,12 +8364,12 @@ class AsyncMethods(ABC):
         subnqn: str | None = None,
         tgt_name: str | None = None,
     ) -> bool:
-        """Tells hosts that ask for subsystems of another discovery service.
+        """Adds another discovery service to the discovery page.
 
         Parameters:
             address: The address of the discovery service.
             subnqn: Name of the discovery service. Default: the one of all discovery services.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = await self.call(
             "nvmf_discovery_add_referral",
@@ -8386,10 +8386,10 @@ class AsyncMethods(ABC):
         *,
         tgt_name: str | None = None,
     ) -> list[types.ReferralInfo]:
-        """Lists the other discovery services that hosts are told of.
+        """Lists the other discovery services that the discovery page has.
 
         Parameters:
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: list[types.ReferralInfo] = await self.call(
             "nvmf_discovery_get_referrals",
@@ -8406,12 +8406,12 @@ class AsyncMethods(ABC):
         subnqn: str | None = None,
         tgt_name: str | None = None,
     ) -> bool:
-        """Tells hosts of another discovery service no longer.
+        """Removes another discovery service from the discovery page.
 
         Parameters:
             address: The address of the discovery service.
             subnqn: Name of the discovery service. Default: the one of all discovery services.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = await self.call(
             "nvmf_discovery_remove_referral",
@@ -8431,7 +8431,7 @@ class AsyncMethods(ABC):
         """Counts the queues of hosts, by reactor.
 
         Parameters:
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: types.Stats = await self.call(
             "nvmf_get_stats",
@@ -8451,7 +8451,7 @@ class AsyncMethods(ABC):
 
         Parameters:
             nqn: Only this subsystem.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: list[types.SubsystemReply] = await self.call(
             "nvmf_get_subsystems",
@@ -8476,7 +8476,7 @@ class AsyncMethods(ABC):
         """Lists a target's transports, with the limits of hosts' queues.
 
         Parameters:
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
             trtype: Only this transport.
         """
         result: list[types.TransportInfo] = await self.call(
@@ -8502,7 +8502,7 @@ class AsyncMethods(ABC):
             nqn: Name of the subsystem.
             nsid: Identifier of the namespace.
             host: Name of the host.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = await self.call(
             "nvmf_ns_add_host",
@@ -8529,7 +8529,7 @@ class AsyncMethods(ABC):
             nqn: Name of the subsystem.
             nsid: Identifier of the namespace.
             host: Name of the host.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = await self.call(
             "nvmf_ns_remove_host",
@@ -8632,7 +8632,7 @@ class AsyncMethods(ABC):
         Parameters:
             nqn: Name of the subsystem.
             host: Name of the host.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = await self.call(
             "nvmf_subsystem_add_host",
@@ -8664,7 +8664,7 @@ class AsyncMethods(ABC):
             numa_id: Ignored.
             secure_channel: Must be false: connections are not encrypted.
             sock_impl: Ignored.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = await self.call(
             "nvmf_subsystem_add_listener",
@@ -8692,7 +8692,7 @@ class AsyncMethods(ABC):
         Parameters:
             nqn: Name of the subsystem.
             namespace: The namespace.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: int = await self.call(
             "nvmf_subsystem_add_ns",
@@ -8716,7 +8716,7 @@ class AsyncMethods(ABC):
         Parameters:
             nqn: Name of the subsystem.
             allow_any_host: Whether any host may connect.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = await self.call(
             "nvmf_subsystem_allow_any_host",
@@ -8738,7 +8738,7 @@ class AsyncMethods(ABC):
 
         Parameters:
             nqn: Name of the subsystem.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: list[types.ControllerReply] = await self.call(
             "nvmf_subsystem_get_controllers",
@@ -8759,7 +8759,7 @@ class AsyncMethods(ABC):
 
         Parameters:
             nqn: Name of the subsystem.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: list[types.ListenerReply] = await self.call(
             "nvmf_subsystem_get_listeners",
@@ -8780,7 +8780,7 @@ class AsyncMethods(ABC):
 
         Parameters:
             nqn: Name of the subsystem.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: list[types.QpairReply] = await self.call(
             "nvmf_subsystem_get_qpairs",
@@ -8807,7 +8807,7 @@ class AsyncMethods(ABC):
             listen_address: The address of the listener.
             ana_state: The state.
             anagrpid: The ANA group. Default: all.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = await self.call(
             "nvmf_subsystem_listener_set_ana_state",
@@ -8834,7 +8834,7 @@ class AsyncMethods(ABC):
         Parameters:
             nqn: Name of the subsystem.
             host: Name of the host.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
             timeout_ms: Ignored: the host is disconnected at once, and the call returns when its last request has ended.
         """
         result: bool = await self.call(
@@ -8860,7 +8860,7 @@ class AsyncMethods(ABC):
         Parameters:
             nqn: Name of the subsystem.
             listen_address: The address.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = await self.call(
             "nvmf_subsystem_remove_listener",
@@ -8884,7 +8884,7 @@ class AsyncMethods(ABC):
         Parameters:
             nqn: Name of the subsystem.
             nsid: Identifier of the namespace.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = await self.call(
             "nvmf_subsystem_remove_ns",
@@ -8910,7 +8910,7 @@ class AsyncMethods(ABC):
             nqn: Name of the subsystem.
             nsid: Identifier of the namespace.
             anagrpid: The ANA group.
-            tgt_name: Name of the target. Default: the one that there always is.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = await self.call(
             "nvmf_subsystem_set_ns_ana_group",

@@ -27,7 +27,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         CREATE_TARGET,
         Phase::RunTime,
-        "Creates a target besides the one that there always is. The result is its name.",
+        "Creates a target in addition to `nvmf_tgt`, which always exists. The result is its name.",
         create_target,
     );
     table.add(
@@ -64,19 +64,19 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         ADD_REFERRAL,
         Phase::RunTime,
-        "Tells hosts that ask for subsystems of another discovery service.",
+        "Adds another discovery service to the discovery page.",
         add_referral,
     );
     table.add(
         "nvmf_discovery_remove_referral",
         Phase::RunTime,
-        "Tells hosts of another discovery service no longer.",
+        "Removes another discovery service from the discovery page.",
         remove_referral,
     );
     table.add(
         "nvmf_discovery_get_referrals",
         Phase::RunTime,
-        "Lists the other discovery services that hosts are told of.",
+        "Lists the other discovery services that the discovery page has.",
         get_referrals,
     );
     subsystem::register(table);
@@ -89,7 +89,7 @@ const SET_MAX_SUBSYSTEMS: &str = "nvmf_set_max_subsystems";
 const SET_CRDT: &str = "nvmf_set_crdt";
 const ADD_REFERRAL: &str = "nvmf_discovery_add_referral";
 
-/// The target that there always is.
+/// The target that always exists.
 const DEFAULT_TARGET: &str = "nvmf_tgt";
 /// The port of NVMe over TCP.
 const PORT: u16 = 4420;
@@ -206,7 +206,7 @@ async fn get_targets(control: &Control, _: NoParams) -> Result<Vec<String>, Erro
 struct CreateTransport {
     /// The transport: `TCP`.
     trtype: String,
-    /// Name of the target. Default: the one that there always is.
+    /// Name of the target. Default: `nvmf_tgt`.
     #[serde(skip_serializing_if = "Option::is_none")]
     tgt_name: Option<String>,
     /// Entries of a queue, 2 to 1,024. Default: 128.
@@ -328,7 +328,7 @@ async fn create_transport(control: &Control, p: CreateTransport) -> Result<bool,
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct GetTransports {
-    /// Name of the target. Default: the one that there always is.
+    /// Name of the target. Default: `nvmf_tgt`.
     tgt_name: Option<String>,
     /// Only this transport.
     trtype: Option<String>,
@@ -463,7 +463,7 @@ fn parse_nqn(text: &str) -> Result<Nqn, Error> {
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Referral {
-    /// Name of the target. Default: the one that there always is.
+    /// Name of the target. Default: `nvmf_tgt`.
     #[serde(skip_serializing_if = "Option::is_none")]
     tgt_name: Option<String>,
     /// The address of the discovery service.
@@ -499,7 +499,7 @@ impl Named {
 async fn add_referral(control: &Control, p: Referral) -> Result<bool, Error> {
     let (named, referral) = (control.nvmf.find(p.tgt_name.as_deref())?, p.parse()?);
     if named.referrals.borrow().contains(&referral) {
-        return Err(Error::errno(Errno::EXIST, "hosts are told of this discovery service already"));
+        return Err(Error::errno(Errno::EXIST, "the discovery page has this discovery service already"));
     }
     let address = referral.0.clone();
     named.referrals.borrow_mut().push(referral);
@@ -513,7 +513,7 @@ async fn remove_referral(control: &Control, p: Referral) -> Result<bool, Error> 
     let before = named.referrals.borrow().len();
     named.referrals.borrow_mut().retain(|known| *known != referral);
     if named.referrals.borrow().len() == before {
-        return Err(Error::errno(Errno::NOENT, "hosts are not told of this discovery service"));
+        return Err(Error::errno(Errno::NOENT, "the discovery page does not have this discovery service"));
     }
     named.show_referrals();
     object::forget(control, ADD_REFERRAL, &Referral { address: referral.0, ..p });
@@ -524,7 +524,7 @@ async fn remove_referral(control: &Control, p: Referral) -> Result<bool, Error> 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct OfTarget {
-    /// Name of the target. Default: the one that there always is.
+    /// Name of the target. Default: `nvmf_tgt`.
     tgt_name: Option<String>,
 }
 

@@ -17,7 +17,7 @@ pub(super) fn cases() -> Vec<Case> {
     vec![Case::new("share/linux", linux), Case::new("share/paths", paths)]
 }
 
-/// A port at which nobody listens.
+/// A port without a listener.
 fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeSet;
 
-/// The target that a call names. `None`: the one that there always is, by its name or without one.
+/// The target that a call names. `None`: `nvmf_tgt`, whether the call names it or not.
 fn target_of(params: &Value) -> Option<&str> {
     params["tgt_name"].as_str().filter(|name| *name != DEFAULT_TARGET)
 }
@@ -122,7 +122,7 @@ pub(crate) fn disk_of(call: &Call) -> Option<&str> {
 pub(crate) enum Needs<'a> {
     /// The object of this name.
     Object(String),
-    /// This disk.
+    /// The disk of this name.
     Disk(&'a str),
     /// All namespaces and hosts of a subsystem, which are those with this [`place`].
     Parts(String),

@@ -1,4 +1,4 @@
-//! What is known of targets: subsystems, connected hosts, queues, counts. Control context.
+//! Methods that list the objects of targets: subsystems, connected hosts, queues; and count queues. Control context.
 
 use super::subsystem::{OfSubsystem, State};
 use super::{ListenAddress, Named, OfTarget};
@@ -46,7 +46,7 @@ pub(super) fn register(table: &mut Table<Control>) {
 struct GetSubsystems {
     /// Only this subsystem.
     nqn: Option<String>,
-    /// Name of the target. Default: the one that there always is.
+    /// Name of the target. Default: `nvmf_tgt`.
     tgt_name: Option<String>,
 }
 

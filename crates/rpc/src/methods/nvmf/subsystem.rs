@@ -90,7 +90,7 @@ pub(super) fn register(table: &mut Table<Control>) {
 struct CreateSubsystem {
     /// Name of the new subsystem.
     nqn: String,
-    /// Name of the target. Default: the one that there always is.
+    /// Name of the target. Default: `nvmf_tgt`.
     #[serde(skip_serializing_if = "Option::is_none")]
     tgt_name: Option<String>,
     /// Serial number of its controllers, at most 20 characters of ASCII.
@@ -186,7 +186,7 @@ async fn create_subsystem(control: &Control, p: CreateSubsystem) -> Result<bool,
 pub(super) struct OfSubsystem {
     /// Name of the subsystem.
     pub nqn: String,
-    /// Name of the target. Default: the one that there always is.
+    /// Name of the target. Default: `nvmf_tgt`.
     pub tgt_name: Option<String>,
 }
 
@@ -241,7 +241,7 @@ struct AddNs {
     nqn: String,
     /// The namespace.
     namespace: NamespaceParams,
-    /// Name of the target. Default: the one that there always is.
+    /// Name of the target. Default: `nvmf_tgt`.
     #[serde(skip_serializing_if = "Option::is_none")]
     tgt_name: Option<String>,
 }
@@ -296,7 +296,7 @@ struct OfNs {
     nqn: String,
     /// Identifier of the namespace.
     nsid: u32,
-    /// Name of the target. Default: the one that there always is.
+    /// Name of the target. Default: `nvmf_tgt`.
     tgt_name: Option<String>,
 }
 
@@ -327,7 +327,7 @@ struct SetNsAnaGroup {
     nsid: u32,
     /// The ANA group.
     anagrpid: u32,
-    /// Name of the target. Default: the one that there always is.
+    /// Name of the target. Default: `nvmf_tgt`.
     tgt_name: Option<String>,
 }
 
@@ -355,7 +355,7 @@ struct NsHost {
     nsid: u32,
     /// Name of the host.
     host: String,
-    /// Name of the target. Default: the one that there always is.
+    /// Name of the target. Default: `nvmf_tgt`.
     #[serde(skip_serializing_if = "Option::is_none")]
     tgt_name: Option<String>,
 }
@@ -385,7 +385,7 @@ struct AddHost {
     nqn: String,
     /// Name of the host.
     host: String,
-    /// Name of the target. Default: the one that there always is.
+    /// Name of the target. Default: `nvmf_tgt`.
     #[serde(skip_serializing_if = "Option::is_none")]
     tgt_name: Option<String>,
 }
@@ -405,7 +405,7 @@ struct RemoveHost {
     nqn: String,
     /// Name of the host.
     host: String,
-    /// Name of the target. Default: the one that there always is.
+    /// Name of the target. Default: `nvmf_tgt`.
     tgt_name: Option<String>,
     /// Ignored: the host is disconnected at once, and the call returns when its last request has ended.
     #[expect(dead_code, reason = "the parameter is checked and has no effect")]
@@ -427,7 +427,7 @@ struct AllowAnyHost {
     nqn: String,
     /// Whether any host may connect.
     allow_any_host: bool,
-    /// Name of the target. Default: the one that there always is.
+    /// Name of the target. Default: `nvmf_tgt`.
     tgt_name: Option<String>,
 }
 
@@ -476,7 +476,7 @@ impl From<AnaState> for State {
 struct AddListener {
     /// Name of the subsystem.
     nqn: String,
-    /// Name of the target. Default: the one that there always is.
+    /// Name of the target. Default: `nvmf_tgt`.
     #[serde(skip_serializing_if = "Option::is_none")]
     tgt_name: Option<String>,
     /// The address.
@@ -546,7 +546,7 @@ fn check_whole(control: &Control, p: &AddListener) -> Result<(), Error> {
 struct RemoveListener {
     /// Name of the subsystem.
     nqn: String,
-    /// Name of the target. Default: the one that there always is.
+    /// Name of the target. Default: `nvmf_tgt`.
     tgt_name: Option<String>,
     /// The address.
     listen_address: ListenAddress,
@@ -575,7 +575,7 @@ async fn remove_listener(control: &Control, p: RemoveListener) -> Result<bool, E
 struct SetAnaState {
     /// Name of the subsystem.
     nqn: String,
-    /// Name of the target. Default: the one that there always is.
+    /// Name of the target. Default: `nvmf_tgt`.
     #[serde(skip_serializing_if = "Option::is_none")]
     tgt_name: Option<String>,
     /// The address of the listener.
