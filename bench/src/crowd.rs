@@ -164,9 +164,14 @@ mod tests {
     #[test]
     fn many_reactors_keep_within_one_limit() {
         let crowd = Crowd { limit: 2000, reactors: 3, depth: 4 };
-        let windows = crowd.run(Duration::from_millis(20), Duration::from_millis(20), 5).unwrap();
-        let count: u64 = windows.iter().sum();
-        // At most 200, one for each reactor, and 2 ms' worth; the least number depends on the test machine.
-        assert!((1..=207).contains(&count), "{windows:?}");
+        let counts = std::iter::repeat_with(|| {
+            let windows = crowd.run(Duration::from_millis(20), Duration::from_millis(20), 5).unwrap();
+            // At most 200, one for each reactor, and 2 ms' worth.
+            let count: u64 = windows.iter().sum();
+            assert!(count <= 207, "{windows:?}");
+            count
+        });
+        // On a busy test machine, the reactors may not run for the time of a whole measurement.
+        assert!(counts.take(20).any(|count| count > 0));
     }
 }

@@ -10,6 +10,7 @@
 //! - [`calls`]: the control plane, and its effect on I/O.
 //! - [`qos`]: accuracy and fairness of limits.
 //! - [`nvme`], [`driver`]: the NVMe driver compared with a bare loop, and the path from a VM's queue to it.
+//! - [`nvmf`]: the NVMe/TCP target compared with a bare loop.
 //! - [`nvme_guest`]: the NVMe driver compared with the kernel's, in a guest whose clock counts instructions.
 //! - [`crypto`]: the cipher alone, and what it adds to a request.
 //! - [`instructions`], [`stack`], [`turns`]: the path within one process, counted instead of timed.
@@ -39,6 +40,7 @@ mod limited;
 mod machine;
 mod nvme;
 mod nvme_guest;
+mod nvmf;
 mod open;
 mod plot;
 mod process;
@@ -88,6 +90,8 @@ const RBD_RESULTS: &str = "docs/bench/rbd.md";
 /// The page of `nvme`.
 const NVME_RESULTS: &str = "docs/bench/nvme.md";
 
+/// The page of `nvmf`.
+const NVMF_RESULTS: &str = "docs/bench/nvmf.md";
 /// The page of `nvme-guest`.
 const NVME_GUEST_RESULTS: &str = "docs/bench/nvme-guest.md";
 
@@ -159,6 +163,8 @@ enum Subcommand {
     Nvme,
     /// Counts the instructions of a request of the NVMe driver and of Linux's, in a guest.
     NvmeGuest,
+    /// Measures the NVMe/TCP target, beside a bare loop over the same socket.
+    Nvmf,
     /// Measures images of a Ceph cluster, and compares their cost with that of other users of librbd.
     Rbd,
     /// Measures volumes, beside the disk of their pool and beside qcow2 images.
@@ -213,6 +219,7 @@ impl Args {
             Some(Subcommand::Crypto) => CRYPTO_RESULTS,
             Some(Subcommand::Nvme) => NVME_RESULTS,
             Some(Subcommand::NvmeGuest) => NVME_GUEST_RESULTS,
+            Some(Subcommand::Nvmf) => NVMF_RESULTS,
             Some(Subcommand::Scsi) => SCSI_RESULTS,
             Some(Subcommand::Rbd) => RBD_RESULTS,
             Some(Subcommand::Volume) => VOLUME_RESULTS,
@@ -240,6 +247,7 @@ fn main() -> Result<()> {
         Some(Subcommand::Crypto) => measure(&args, crypto::measure),
         Some(Subcommand::Nvme) => measure(&args, nvme::measure),
         Some(Subcommand::NvmeGuest) => count_in_guest(&args),
+        Some(Subcommand::Nvmf) => measure(&args, nvmf::measure),
         Some(Subcommand::Scsi) => measure(&args, scsi::measure),
         Some(Subcommand::Rbd) => measure(&args, rbd::measure),
         Some(Subcommand::Volume) => measure(&args, volume::measure),
@@ -306,6 +314,7 @@ fn preface(args: &Args, settings: &Settings, report: &Report, machine: &str) -> 
         Some(Subcommand::Qos) => ("bench qos", "the project's own", settings.runs),
         Some(Subcommand::Rpc) => ("bench rpc", "crate `blkio`", settings.runs),
         Some(Subcommand::Open) => ("bench open", "crate `blkio`", settings.runs),
+        Some(Subcommand::Nvmf) => ("bench nvmf", "the project's own, over TCP", settings.runs),
         Some(Subcommand::Crypto) => ("bench crypto", "crate `blkio`", settings.runs),
         Some(Subcommand::Rbd) => ("bench rbd", "crate `blkio`", settings.runs),
         Some(Subcommand::Scsi) => ("bench scsi", "`aryk bench`", settings.runs),

@@ -71,6 +71,11 @@ impl Process {
         Ok(())
     }
 
+    /// The number of the process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Stops the process with SIGSTOP, so that it does not disturb other measurements.
     pub fn pause(&self) -> Result<()> {
         self.signal(Signal::STOP)

@@ -178,6 +178,19 @@ func (c *Client) ArykPoolCreate(ctx context.Context, params ArykPoolCreateParams
 	return call[string](ctx, c, "aryk_pool_create", params)
 }
 
+// ArykPoolOpenParams are the parameters of aryk_pool_open.
+type ArykPoolOpenParams struct {
+	// Name of the disk that has the pool.
+	BaseBdevName string `json:"base_bdev_name"`
+	// Whether to open a pool whose log is damaged: all writes behind the damaged place are lost, also those that a flush has made durable. Default: such a pool is refused, with the place.
+	DiscardDamagedLog bool `json:"discard_damaged_log,omitempty"`
+}
+
+// ArykPoolOpen calls aryk_pool_open. Opens a pool that was not opened by itself when its disk appeared, as one with a damaged log.
+func (c *Client) ArykPoolOpen(ctx context.Context, params ArykPoolOpenParams) (OpenedPool, error) {
+	return call[OpenedPool](ctx, c, "aryk_pool_open", params)
+}
+
 // ArykPoolSnapshotParams are the parameters of aryk_pool_snapshot.
 type ArykPoolSnapshotParams struct {
 	// The volumes, all of one pool, and the names of their snapshots.
@@ -924,6 +937,32 @@ func (c *Client) BdevLvolResize(ctx context.Context, params BdevLvolResizeParams
 	return call[bool](ctx, c, "bdev_lvol_resize", params)
 }
 
+// BdevLvolSetParentParams are the parameters of bdev_lvol_set_parent.
+type BdevLvolSetParentParams struct {
+	// UUID or alias of the volume.
+	LvolName string `json:"lvol_name"`
+	// UUID or alias of the snapshot, which is not larger than the volume.
+	ParentName string `json:"parent_name"`
+}
+
+// BdevLvolSetParent calls bdev_lvol_set_parent. Makes a volume a clone of another snapshot. What it has for itself stays, and is copied. It must not be in use.
+func (c *Client) BdevLvolSetParent(ctx context.Context, params BdevLvolSetParentParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_lvol_set_parent", params)
+}
+
+// BdevLvolSetParentBdevParams are the parameters of bdev_lvol_set_parent_bdev.
+type BdevLvolSetParentBdevParams struct {
+	// UUID or alias of the volume.
+	LvolName string `json:"lvol_name"`
+	// Name or UUID of the disk, which is not larger than the volume, and has no writer while the volume depends on it.
+	ParentName string `json:"parent_name"`
+}
+
+// BdevLvolSetParentBdev calls bdev_lvol_set_parent_bdev. The same, with a disk of another module or another pool in place of the snapshot.
+func (c *Client) BdevLvolSetParentBdev(ctx context.Context, params BdevLvolSetParentBdevParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_lvol_set_parent_bdev", params)
+}
+
 // BdevLvolSetReadOnlyParams are the parameters of bdev_lvol_set_read_only.
 type BdevLvolSetReadOnlyParams struct {
 	// Name, alias or uuid.
@@ -1108,41 +1147,45 @@ func (c *Client) BdevNvmeApplyFirmware(ctx context.Context, params BdevNvmeApply
 type BdevNvmeAttachControllerParams struct {
 	// Name of the controller: namespace 1 is the disk `NAMEn1`.
 	Name string `json:"name"`
-	// `PCIe`, or `VFIOUSER` for a controller that another process emulates.
+	// `PCIe`, `TCP` for a controller of another host, or `VFIOUSER` for one that another process emulates.
 	Trtype string `json:"trtype"`
-	// PCI address, such as `0000:3d:00.0`; for `VFIOUSER` the path of the socket, or of its directory, if its name is `cntrl`.
+	// PCI address, such as `0000:3d:00.0`; for `TCP` the IP address of the target; for `VFIOUSER` the path of the socket, or of its directory, if its name is `cntrl`.
 	Traddr string `json:"traddr"`
-	// Saved, without effect.
+	// `IPv4` or `IPv6`, of `traddr`; only for `TCP`.
 	Adrfam string `json:"adrfam,omitempty"`
 	// Saved, without effect: namespaces of other command sets are not served.
 	AllowUnrecognizedCsi *bool `json:"allow_unrecognized_csi,omitempty"`
 	// Aryk only: bytes of bounce buffers on each reactor. Default: 4 MiB.
 	BounceBytes *uint64 `json:"bounce_bytes,omitempty"`
-	// Seconds for which requests wait for a drive that has vanished, before its disks are removed; -1: for ever. Default: 15.
+	// Seconds for which requests wait for a drive that has vanished, or for a target that is lost, before its disks are removed; -1: for ever. Default: 15; for `TCP` 600.
 	CtrlrLossTimeoutSec *int32 `json:"ctrlr_loss_timeout_sec,omitempty"`
-	// Saved, without effect.
+	// Whether PDUs have data digests; only for `TCP`. A target without them is refused. Default: false.
 	Ddgst *bool `json:"ddgst,omitempty"`
-	// Saved, without effect.
+	// Only for `TCP`: name of the secret by which the target is to prove who it is; needs `dhchap_key`. Saved without effect for others.
 	DhchapCtrlrKey string `json:"dhchap_ctrlr_key,omitempty"`
-	// Saved, without effect.
+	// Only for `TCP`: name of the secret in the keyring by which this host proves who it is; saved without effect for others.
 	DhchapKey string `json:"dhchap_key,omitempty"`
 	// Saved, without effect.
 	DisableSqFlowControl *bool `json:"disable_sq_flow_control,omitempty"`
+	// Aryk only: the daemon stores it for the discovery service that named the subsystem; only for `TCP`.
+	Discovery string `json:"discovery,omitempty"`
 	// Aryk only: name of the disk of the namespace `nsid`. Default: `NAMEnNSID`.
 	Disk string `json:"disk,omitempty"`
 	// Aryk only: which memory of VMs the controller accesses by itself.
 	Dma NvmeDma `json:"dma,omitempty"`
 	// Saved, without effect.
 	FabricsConnectTimeoutUs *uint64 `json:"fabrics_connect_timeout_us,omitempty"`
-	// Seconds for which requests wait for a drive that has vanished before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default, and for 0: they wait as long as that says.
+	// Seconds for which requests wait for a drive that has vanished, or a target that is lost, before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default, and for 0: they wait as long as that says.
 	FastIoFailTimeoutSec *uint32 `json:"fast_io_fail_timeout_sec,omitempty"`
-	// Saved, without effect.
+	// Whether PDUs have header digests; only for `TCP`. A target without them is refused. Default: false.
 	Hdgst *bool `json:"hdgst,omitempty"`
-	// Saved, without effect.
+	// IP address of this host from which it connects; only for `TCP`. Default: any.
 	Hostaddr string `json:"hostaddr,omitempty"`
-	// Saved, without effect.
+	// Aryk only: identifier of this host for the target, a UUID; only for `TCP`. The target ends an earlier controller of the same host and identifier first, so no two controllers have the same. Default: a random one, which the daemon stores.
+	Hostid string `json:"hostid,omitempty"`
+	// NQN by which this host connects; only for `TCP`. Default: a random one, which the daemon stores.
 	Hostnqn string `json:"hostnqn,omitempty"`
-	// Saved, without effect.
+	// Port of this host from which it connects; only for `TCP`. Default: any.
 	Hostsvcid string `json:"hostsvcid,omitempty"`
 	// Saved, without effect: all disks are reported.
 	MaxBdevs *uint32 `json:"max_bdevs,omitempty"`
@@ -1162,15 +1205,15 @@ type BdevNvmeAttachControllerParams struct {
 	PrchkReftag *bool `json:"prchk_reftag,omitempty"`
 	// Saved, without effect.
 	Priority string `json:"priority,omitempty"`
-	// Saved, without effect.
+	// Refused for `TCP`, saved without effect for others.
 	Psk string `json:"psk,omitempty"`
-	// Seconds between two attempts to open a drive that has vanished. Default, and for 0: a quarter of a second.
+	// Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost; the first attempts come sooner. Default, and for 0: a quarter of a second; for `TCP` 2.
 	ReconnectDelaySec *uint32 `json:"reconnect_delay_sec,omitempty"`
 	// Aryk only: the drive's serial number; another drive is refused. The daemon stores that of the drive, so that a restart does not take another drive for it.
 	Serial string `json:"serial,omitempty"`
-	// Saved, without effect.
+	// NQN of the target's subsystem; only for `TCP`, which needs it.
 	Subnqn string `json:"subnqn,omitempty"`
-	// Saved, without effect.
+	// Port of the target; only for `TCP`. Default: 4420.
 	Trsvcid string `json:"trsvcid,omitempty"`
 }
 
@@ -1274,6 +1317,11 @@ type BdevNvmeGetControllersParams struct {
 // BdevNvmeGetControllers calls bdev_nvme_get_controllers. Lists the attached NVMe controllers.
 func (c *Client) BdevNvmeGetControllers(ctx context.Context, params BdevNvmeGetControllersParams) ([]NvmeController, error) {
 	return call[[]NvmeController](ctx, c, "bdev_nvme_get_controllers", params)
+}
+
+// BdevNvmeGetDiscoveryInfo calls bdev_nvme_get_discovery_info. Lists the discovery services that are followed.
+func (c *Client) BdevNvmeGetDiscoveryInfo(ctx context.Context) ([]NvmeDiscovery, error) {
+	return call[[]NvmeDiscovery](ctx, c, "bdev_nvme_get_discovery_info", nil)
 }
 
 // BdevNvmeGetTransportStatistics calls bdev_nvme_get_transport_statistics. Reports the commands of the NVMe queue pairs, by core.
@@ -1422,6 +1470,52 @@ type BdevNvmeSetOptionsParams struct {
 // BdevNvmeSetOptions calls bdev_nvme_set_options. Sets time limits and retries of NVMe controllers that are attached later.
 func (c *Client) BdevNvmeSetOptions(ctx context.Context, params BdevNvmeSetOptionsParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_nvme_set_options", params)
+}
+
+// BdevNvmeStartDiscoveryParams are the parameters of bdev_nvme_start_discovery.
+type BdevNvmeStartDiscoveryParams struct {
+	// Name of the service. Its controllers are called `NAME0`, `NAME1` and so on.
+	Name string `json:"name"`
+	// `TCP`.
+	Trtype string `json:"trtype"`
+	// IP address of the service.
+	Traddr string `json:"traddr"`
+	// `IPv4` or `IPv6`, of `traddr`.
+	Adrfam string `json:"adrfam,omitempty"`
+	// The longest time that the call waits, in milliseconds; it then waits, whatever `wait_for_attach` says. Default, and for 0: a minute.
+	AttachTimeoutMs *uint64 `json:"attach_timeout_ms,omitempty"`
+	// As for `bdev_nvme_attach_controller`, for each controller.
+	CtrlrLossTimeoutSec *int32 `json:"ctrlr_loss_timeout_sec,omitempty"`
+	// Aryk only: seconds for which the service must not have named a subsystem before that is detached. Default: 60.
+	DetachDelaySec *uint32 `json:"detach_delay_sec,omitempty"`
+	// As for `bdev_nvme_attach_controller`, for each controller.
+	FastIoFailTimeoutSec *uint32 `json:"fast_io_fail_timeout_sec,omitempty"`
+	// NQN by which this host connects, to the service and to subsystems. Default: a random one, which the daemon stores.
+	Hostnqn string `json:"hostnqn,omitempty"`
+	// Aryk only: the daemon stores the numbers of controllers, by the NQNs of their subsystems.
+	Numbers map[string]any `json:"numbers,omitempty"`
+	// As for `bdev_nvme_attach_controller`, for each controller and the service itself.
+	ReconnectDelaySec *uint32 `json:"reconnect_delay_sec,omitempty"`
+	// Port of the service. Default: 8009.
+	Trsvcid string `json:"trsvcid,omitempty"`
+	// Whether the call waits until all subsystems are attached, apart from those that need TLS. If one cannot be, the call fails, and nothing is attached. Default: false.
+	WaitForAttach bool `json:"wait_for_attach,omitempty"`
+}
+
+// BdevNvmeStartDiscovery calls bdev_nvme_start_discovery. Follows a discovery service of NVMe over TCP: the subsystems that it names are attached, and those that it names no more are detached.
+func (c *Client) BdevNvmeStartDiscovery(ctx context.Context, params BdevNvmeStartDiscoveryParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_nvme_start_discovery", params)
+}
+
+// BdevNvmeStopDiscoveryParams are the parameters of bdev_nvme_stop_discovery.
+type BdevNvmeStopDiscoveryParams struct {
+	// Name of the service.
+	Name string `json:"name"`
+}
+
+// BdevNvmeStopDiscovery calls bdev_nvme_stop_discovery. Stops to follow a discovery service, and detaches the controllers that were attached for it.
+func (c *Client) BdevNvmeStopDiscovery(ctx context.Context, params BdevNvmeStopDiscoveryParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_nvme_stop_discovery", params)
 }
 
 // BdevPassthruCreateParams are the parameters of bdev_passthru_create.
@@ -2507,6 +2601,10 @@ type NvmfSubsystemAddHostParams struct {
 	Nqn string `json:"nqn"`
 	// Name of the host.
 	Host string `json:"host"`
+	// Name of the secret by which the subsystem proves who it is, if the host asks for that; needs `dhchap_key`.
+	DhchapCtrlrKey string `json:"dhchap_ctrlr_key,omitempty"`
+	// Name of the secret in the keyring by which the host proves who it is. Default: it need not.
+	DhchapKey string `json:"dhchap_key,omitempty"`
 	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 }
@@ -2534,7 +2632,7 @@ type NvmfSubsystemAddListenerParams struct {
 	TgtName string `json:"tgt_name,omitempty"`
 }
 
-// NvmfSubsystemAddListener calls nvmf_subsystem_add_listener. Has a subsystem listen at an address. Hosts prove nothing, and their data is not encrypted.
+// NvmfSubsystemAddListener calls nvmf_subsystem_add_listener. Has a subsystem listen at an address. Hosts without keys prove nothing, and data is not encrypted.
 func (c *Client) NvmfSubsystemAddListener(ctx context.Context, params NvmfSubsystemAddListenerParams) (bool, error) {
 	return call[bool](ctx, c, "nvmf_subsystem_add_listener", params)
 }
@@ -2672,6 +2770,25 @@ type NvmfSubsystemRemoveNsParams struct {
 // NvmfSubsystemRemoveNs calls nvmf_subsystem_remove_ns. Removes a namespace, and notifies the hosts.
 func (c *Client) NvmfSubsystemRemoveNs(ctx context.Context, params NvmfSubsystemRemoveNsParams) (bool, error) {
 	return call[bool](ctx, c, "nvmf_subsystem_remove_ns", params)
+}
+
+// NvmfSubsystemSetKeysParams are the parameters of nvmf_subsystem_set_keys.
+type NvmfSubsystemSetKeysParams struct {
+	// Name of the subsystem.
+	Nqn string `json:"nqn"`
+	// Name of a host that may connect.
+	Host string `json:"host"`
+	// Name of the secret by which the subsystem proves who it is, if the host asks for that; needs `dhchap_key`.
+	DhchapCtrlrKey string `json:"dhchap_ctrlr_key,omitempty"`
+	// Name of the secret in the keyring by which the host proves who it is. Default: it need not.
+	DhchapKey string `json:"dhchap_key,omitempty"`
+	// Name of the target. Default: `nvmf_tgt`.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfSubsystemSetKeys calls nvmf_subsystem_set_keys. Sets or removes the secrets with which a host authenticates (DH-HMAC-CHAP), from its next authentication on.
+func (c *Client) NvmfSubsystemSetKeys(ctx context.Context, params NvmfSubsystemSetKeysParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_subsystem_set_keys", params)
 }
 
 // NvmfSubsystemSetNsAnaGroupParams are the parameters of nvmf_subsystem_set_ns_ana_group.

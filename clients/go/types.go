@@ -396,6 +396,14 @@ type CryptoUnavailable struct {
 	NumBlocks uint64 `json:"num_blocks"`
 }
 
+// DamagedLog: The place where a log was damaged.
+type DamagedLog struct {
+	// Number of the segment.
+	Segment uint32 `json:"segment"`
+	// Byte of the segment.
+	Offset uint64 `json:"offset"`
+}
+
 // DelayDetails: A disk of `bdev_delay_create`. Latencies in microseconds.
 type DelayDetails struct {
 	// Additional latency of most reads.
@@ -645,6 +653,10 @@ type HistogramBorders struct {
 // HostName: part of a method's parameters or result.
 type HostName struct {
 	Nqn string `json:"nqn"`
+	// The name of the secret by which the subsystem proves who it is.
+	DhchapCtrlrKey *string `json:"dhchap_ctrlr_key,omitempty"`
+	// The name of the secret by which the host proves who it is.
+	DhchapKey *string `json:"dhchap_key,omitempty"`
 }
 
 // IoChannel: A disk that a thread has open.
@@ -1067,7 +1079,7 @@ type NamespaceParams struct {
 	NoAutoVisible *bool `json:"no_auto_visible,omitempty"`
 	// Identifier of the namespace. Default: the lowest that is free.
 	Nsid *uint32 `json:"nsid,omitempty"`
-	// A file for reservations, which are not supported: it must not be given.
+	// Ignored: reservations are kept in the state directory, without which it must not be given.
 	PtplFile *string `json:"ptpl_file,omitempty"`
 	// Default: that of the disk.
 	UUID *string `json:"uuid,omitempty"`
@@ -1084,6 +1096,8 @@ type NamespaceReply struct {
 	Eui64    *string `json:"eui64,omitempty"`
 	// The hosts that see a hidden namespace.
 	Hosts []string `json:"hosts,omitempty"`
+	// Aryk only: the hosts that are registered, and the reservation.
+	Reservations *ReservationsReply `json:"reservations,omitempty"`
 }
 
 // NotRegistered: A region that a client has not registered.
@@ -1167,22 +1181,24 @@ type NvmeController struct {
 	FailedByReset uint64 `json:"failed_by_reset"`
 	// Aryk only: errors and health warnings that the controller reported by itself.
 	Warnings uint64 `json:"warnings"`
-	// Aryk only: I/O commands that the controller answered by an error; those that got an injected error count too.
-	Errors NvmeErrors `json:"errors"`
 	// Aryk only: commands that got an error that was injected.
 	InjectedErrors uint64 `json:"injected_errors"`
-	// Aryk only: the queue pairs.
+	// Aryk only: the queue pairs; empty for a controller of another host.
 	QueuePairs []NvmeQueuePair `json:"queue_pairs"`
 	// Aryk only: what the controller supports; missing before it was ready.
 	Abilities *NvmeAbilities `json:"abilities,omitempty"`
 	// Aryk only: model, serial number, firmware, as the controller reported them; missing before it was ready.
 	CtrlrData *NvmeControllerData `json:"ctrlr_data,omitempty"`
+	// Aryk only: I/O commands that the controller answered by an error; those that got an injected error count too. Missing for a controller of another host.
+	Errors *NvmeErrors `json:"errors,omitempty"`
 	// Aryk only: the last failure of the controller, as text.
 	LastError *string `json:"last_error,omitempty"`
 	// Aryk only: the last reset.
 	LastReset *NvmeLastReset `json:"last_reset,omitempty"`
 	// Aryk only: the memory of VMs that the drive accesses directly, and that is copied; missing with `bounce`, and before the controller was ready.
 	Memory *NvmeMemory `json:"memory,omitempty"`
+	// Aryk only: what only controllers of other hosts have.
+	Remote *NvmeRemote `json:"remote,omitempty"`
 }
 
 // NvmeControllerData: Identity and abilities of a controller.
@@ -1221,6 +1237,16 @@ const (
 	NvmeDirectionH2c NvmeDirection = "h2c"
 	NvmeDirectionC2h NvmeDirection = "c2h"
 )
+
+// NvmeDiscovery: A discovery service that is followed.
+type NvmeDiscovery struct {
+	Name string          `json:"name"`
+	Trid NvmeTransportId `json:"trid"`
+	// The services to which this one leads, which are followed, too.
+	Referrals []NvmeReferral `json:"referrals"`
+	// Aryk only: why the service, or one of those, could not be asked last.
+	Error *string `json:"error,omitempty"`
+}
 
 // NvmeDma: Which memory of VMs an NVMe controller accesses by itself: memory of huge pages, which is pinned, or all, or none. Other memory is copied.
 type NvmeDma string
@@ -1279,7 +1305,7 @@ type NvmeHealth struct {
 	CriticalCompositeTemperatureTimeMinutes uint32 `json:"critical_composite_temperature_time_minutes"`
 }
 
-// NvmeHost: The host side of a network connection: always empty.
+// NvmeHost: The host side of a network connection: empty for drives.
 type NvmeHost struct {
 	Nqn   string `json:"nqn"`
 	Addr  string `json:"addr"`
@@ -1409,6 +1435,25 @@ type NvmeQueuePair struct {
 	PoolFreeMin uint64 `json:"pool_free_min"`
 }
 
+// NvmeReferral: A discovery service to which another refers.
+type NvmeReferral struct {
+	Trid NvmeTransportId `json:"trid"`
+}
+
+// NvmeRemote: A controller of another host.
+type NvmeRemote struct {
+	// Cores with a queue, each with a connection of its own.
+	Cores []uint16 `json:"cores"`
+	// Times that its connections were lost, or closed by `bdev_nvme_reset_controller`.
+	Losses uint64 `json:"losses"`
+	// Whether the target says that it ends an earlier controller of this host before it takes a new one. If not, requests wait for the keep-alive timeout after a loss during changes.
+	EndsEarlier bool `json:"ends_earlier"`
+	// Whether PDUs have header digests.
+	Hdgst bool `json:"hdgst"`
+	// Whether PDUs have data digests.
+	Ddgst bool `json:"ddgst"`
+}
+
 // NvmeTimeoutAction: The reaction to a late command. `none`: the log gets a line, and the request waits on. `reset`: the controller is reset. `abort`: the command is aborted; if that does not help, the controller is reset.
 type NvmeTimeoutAction string
 
@@ -1442,10 +1487,16 @@ type NvmeTransport struct {
 
 // NvmeTransportId: Where a controller is.
 type NvmeTransportId struct {
-	// `PCIe` or `VFIOUSER`.
+	// `PCIe`, `TCP` or `VFIOUSER`.
 	Trtype string `json:"trtype"`
-	// PCI address, or path of the socket.
+	// PCI address, IP address of the target, or path of the socket.
 	Traddr string `json:"traddr"`
+	// `IPv4` or `IPv6`; only for `TCP`.
+	Adrfam *string `json:"adrfam,omitempty"`
+	// NQN of the target's subsystem; only for `TCP`.
+	Subnqn *string `json:"subnqn,omitempty"`
+	// Port of the target; only for `TCP`.
+	Trsvcid *string `json:"trsvcid,omitempty"`
 }
 
 // NvmeTransportStatistics: Result of `bdev_nvme_get_transport_statistics`.
@@ -1457,6 +1508,16 @@ type NvmeTransportStatistics struct {
 type NvmeVersion struct {
 	// As `1.4`.
 	NvmeVersion string `json:"nvme_version"`
+}
+
+// OpenedPool: Result of `aryk_pool_open`.
+type OpenedPool struct {
+	// Name of the pool.
+	Name string `json:"name"`
+	// UUID of the pool.
+	UUID string `json:"uuid"`
+	// Where the log was damaged; not there if it was not.
+	DamagedLog *DamagedLog `json:"damaged_log,omitempty"`
 }
 
 // PassthruDetails: A disk of `bdev_passthru_create`.
@@ -1835,6 +1896,24 @@ type ReferralInfo struct {
 	Subnqn  string        `json:"subnqn"`
 }
 
+// RegistrantReply: A host that is registered.
+type RegistrantReply struct {
+	Hostid string `json:"hostid"`
+	// The key, in hexadecimal digits.
+	Rkey string `json:"rkey"`
+	// Whether the host holds the reservation.
+	IsHolder bool `json:"is_holder"`
+}
+
+// ReservationsReply: The registrations of hosts with a namespace, and the reservation.
+type ReservationsReply struct {
+	Registrants []RegistrantReply `json:"registrants"`
+	// Whether all of it persists through a loss of power.
+	Ptpl bool `json:"ptpl"`
+	// Type of the reservation. Without one: there is none.
+	Rtype *string `json:"rtype,omitempty"`
+}
+
 // ResetMode: Statistics that are set to zero.
 type ResetMode string
 
@@ -1937,8 +2016,10 @@ type SplitDetails struct {
 
 // Stats: Result of `nvmf_get_stats`.
 type Stats struct {
-	TickRate   uint64      `json:"tick_rate"`
-	PollGroups []PollGroup `json:"poll_groups"`
+	TickRate uint64 `json:"tick_rate"`
+	// Aryk only: authentications of hosts that have failed.
+	FailedAuthentications uint64      `json:"failed_authentications"`
+	PollGroups            []PollGroup `json:"poll_groups"`
 }
 
 // SubsystemInfo: One of the results of `framework_get_subsystems`.

@@ -14,7 +14,8 @@ use aryk_nvme::spec::register::CC;
 use aryk_nvme_fabrics::command::Command;
 use aryk_nvme_fabrics::controller::{Association, Controller, Outcome};
 use aryk_nvme_fabrics::discovery::Page;
-use aryk_nvme_fabrics::property::Access;
+use aryk_nvme_fabrics::property::{Access, Change};
+use aryk_nvme_fabrics::reservation::Notice;
 use aryk_nvme_fabrics::subsystem::{Ana, AnaGroup, AnaState, Commands, Io, Namespace, Service, View};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
@@ -32,6 +33,8 @@ fn view(u: &mut Unstructured<'_>, is_discovery: bool) -> Result<Arc<View>> {
                 ana_group: u.int_in_range(0..=2)?,
                 is_read_only: u.arbitrary()?,
                 optimal_write_blocks: u.arbitrary()?,
+                can_persist: u.arbitrary()?,
+                persists: u.arbitrary()?,
             };
             namespaces.insert(u.int_in_range(1..=8)?, namespace);
         }
@@ -45,7 +48,7 @@ fn view(u: &mut Unstructured<'_>, is_discovery: bool) -> Result<Arc<View>> {
             transfer_max: 1 << 17,
             in_capsule_max: 4096,
             queues: 4,
-            commands: Commands::default(),
+            commands: Commands { reservations: u.arbitrary()?, ..Commands::default() },
             retry_delays: [0; 3],
         })
     };
@@ -93,7 +96,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
     let mut controller = Controller::new(association, first, 128, keep_alive_ms, 0).expect("a short timeout");
     let (mut now, mut data, mut held) = (0, Vec::new(), 0);
     while !u.is_empty() {
-        match u.int_in_range(0..=9)? {
+        match u.int_in_range(0..=10)? {
             0 => {
                 let view = view(u, is_discovery)?;
                 controller.update(view);
@@ -103,6 +106,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
                 controller.expire(now);
             }
             2 => controller.finish_shutdown(),
+            3 => controller.notify(u.int_in_range(0..=9)?, Notice::ReservationReleased),
             _ => {
                 let (entry, data_max) = (command(u)?, u.int_in_range(0..=1 << 17)?);
                 let was_ready = controller.properties().is_ready();
@@ -110,8 +114,9 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
                 assert!(data.len() as u64 <= data_max.into() && (was_ready || data.is_empty()));
                 match outcome {
                     Outcome::Held => held += 1,
-                    Outcome::Changed(_) if !controller.properties().is_ready() => held = 0,
+                    Outcome::Changed(Change::Reset) => held = 0,
                     Outcome::Abort { .. } => assert!(was_ready && !is_discovery),
+                    Outcome::Persist { nsids, .. } => assert!(was_ready && !is_discovery && nsids.len() <= 4),
                     _ => {}
                 }
                 assert!(held <= 4);

@@ -1,7 +1,7 @@
-//! I/O commands of a host: entries and ranges of any content, against a namespace.
+//! I/O commands of a host: entries and ranges of any content, against a namespace, with the rights of any reservation.
 //!
 //! For any input, no code panics; what is accepted stays inside of the namespace, and its data has exactly the bytes of its
-//! blocks.
+//! blocks; no command is accepted that the host has no right to.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -10,12 +10,23 @@ use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::identify::Descriptors;
 use aryk_nvme::spec::opcode::io;
 use aryk_nvme_fabrics::io::{Range, Request, Rules};
+use aryk_nvme_fabrics::reservation::{self, Rights};
 use aryk_nvme_fabrics::subsystem::{Commands, Io, Namespace};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 
-const OPCODES: [u8; 6] =
-    [io::READ, io::WRITE, io::COMPARE, io::WRITE_ZEROES, io::DATASET_MANAGEMENT, io::FLUSH];
+const OPCODES: [u8; 10] = [
+    io::READ,
+    io::WRITE,
+    io::COMPARE,
+    io::WRITE_ZEROES,
+    io::DATASET_MANAGEMENT,
+    io::FLUSH,
+    io::RESERVATION_REGISTER,
+    io::RESERVATION_REPORT,
+    io::RESERVATION_ACQUIRE,
+    io::RESERVATION_RELEASE,
+];
 
 fn run(u: &mut Unstructured<'_>) -> Result<()> {
     let namespace = Namespace {
@@ -25,6 +36,8 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
         ana_group: 0,
         is_read_only: u.arbitrary()?,
         optimal_write_blocks: 1,
+        can_persist: false,
+        persists: false,
     };
     let (blocks, shift, is_read_only) = (namespace.blocks, namespace.block_shift, namespace.is_read_only);
     let all = u.arbitrary()?;
@@ -35,10 +48,17 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
         transfer_max: 1 << 20,
         in_capsule_max: 4096,
         queues: 1,
-        commands: Commands { compare: all, compare_and_write: all, deallocate: all, write_zeroes: all },
+        commands: Commands {
+            compare: all,
+            compare_and_write: all,
+            deallocate: all,
+            write_zeroes: all,
+            reservations: all,
+        },
         retry_delays: [0; 3],
     };
-    let rules = Rules::new(&io, 1).expect("the namespace");
+    let rights = *u.choose(&[Rights::All, Rights::Read, Rights::None])?;
+    let rules = Rules::new(&io, 1).expect("the namespace").with_rights(rights);
     let is_inside = |range: Range| {
         range.blocks > 0 && range.lba.checked_add(range.blocks.into()).is_some_and(|end| end <= blocks)
     };
@@ -67,9 +87,18 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
                 assert!(rules.ranges(data).filter_map(std::result::Result::ok).all(is_inside));
                 true
             }
+            Request::Report { len } => {
+                assert!(len <= data_len && len > 0);
+                false
+            }
+            Request::Reserve => {
+                assert!(data_len as usize >= reservation::RELEASE_LEN);
+                false
+            }
             Request::Flush | Request::Hint => false,
         };
-        assert!(!is_change || !is_read_only);
+        assert!(!is_change || !is_read_only && rights == Rights::All);
+        assert!(!matches!(checked.request, Request::Read(_) | Request::Compare(_)) || rights != Rights::None);
     }
     Ok(())
 }

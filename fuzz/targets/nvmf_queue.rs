@@ -1,8 +1,8 @@
 //! A host's side of an NVMe/TCP connection: valid and damaged PDUs in any order, to a queue whose owner executes commands late,
 //! in any order, and whose socket takes what it likes.
 //!
-//! For any input, no code panics, data stays within what was announced or requested, every command completes once, and no more
-//! commands are in use than the queue has entries.
+//! For any input, no code panics, data stays within what was announced or requested, every command completes once, no more
+//! commands are in use than the queue has entries, and nothing is taken after a fatal error.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -159,6 +159,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
                 let pdu = owner.pdu(u, &format)?;
                 let (front, back) = pdu.split_at(u.int_in_range(0..=pdu.len())?);
                 if let Err(fatal) = owner.receive(front).and_then(|()| owner.receive(back)) {
+                    assert_eq!(owner.receive(back), Err(fatal), "nothing is taken after a fatal error");
                     owner.queue.terminate(fatal);
                     owner.send(usize::MAX);
                     return Ok(());

@@ -207,7 +207,7 @@ pub enum DiskCommand {
     /// Create a disk
     #[command(
         after_help = examples::CREATE,
-        override_usage = "aryk disk create [OPTIONS] <--file|--memory|--null|--nvme|--rbd> <NAME>"
+        override_usage = "aryk disk create <--file|--memory|--null|--nvme|--nvme-tcp|--rbd> <NAME>\n       [OPTIONS]"
     )]
     Create(Box<CreateArgs>),
     /// List all disks
@@ -289,23 +289,36 @@ pub struct CreateArgs {
     #[arg(long, requires = "encrypt")]
     pub overwrite: bool,
     /// Create the Ceph image with this size, such as 20G, if there is none
-    #[arg(long, value_name = "SIZE", conflicts_with_all = ["file", "memory", "null", "nvme", "readonly"])]
+    #[arg(long, value_name = "SIZE", conflicts_with_all = ["file", "memory", "null", "nvme", "nvme_tcp", "readonly"])]
     pub create: Option<Size>,
     /// Ceph's configuration file [default: that of Ceph's own programs]
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "memory", "null", "nvme"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "memory", "null", "nvme", "nvme_tcp"])]
     pub conf: Option<PathBuf>,
     /// Ceph's user, without 'client.' [default: admin]
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["file", "memory", "null", "nvme"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["file", "memory", "null", "nvme", "nvme_tcp"])]
     pub user: Option<String>,
-    /// Name of the user's key in the daemon's keyring ('keyring_file_add_key') [default: Ceph's own key file of the user]
+    /// Name of a key in the daemon's keyring ('keyring_file_add_key'): of Ceph's user [default: Ceph's own key file of the
+    /// user], or the secret by which this host proves to the other who it is
     #[arg(long, value_name = "NAME", conflicts_with_all = ["file", "memory", "null", "nvme"])]
     pub key: Option<String>,
     /// A client of 'bdev_rbd_register_cluster', instead of the one that all disks of the same user and configuration share
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["file", "memory", "null", "nvme", "conf", "user", "key"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["file", "memory", "null", "nvme", "nvme_tcp", "conf", "user", "key"])]
     pub cluster: Option<String>,
     /// Which memory of VMs the NVMe drive accesses by itself [default: auto]
-    #[arg(long, value_enum, conflicts_with_all = ["file", "memory", "null", "rbd"])]
+    #[arg(long, value_enum, conflicts_with_all = ["file", "memory", "null", "nvme_tcp", "rbd"])]
     pub dma: Option<Dma>,
+    /// The subsystem of the other host: 'aryk share' prints it there
+    #[arg(long, value_name = "NQN", conflicts_with_all = ["file", "memory", "null", "nvme", "rbd"])]
+    pub subsystem: Option<String>,
+    /// The namespace of the subsystem [default: 1]
+    #[arg(long, value_name = "NSID", conflicts_with_all = ["file", "memory", "null", "nvme", "rbd"])]
+    pub ns: Option<u32>,
+    /// The name by which this host connects, if the other host allows only some [default: a random one]
+    #[arg(long, value_name = "NQN", conflicts_with_all = ["file", "memory", "null", "nvme", "rbd"])]
+    pub host_nqn: Option<String>,
+    /// Name of the secret by which the other host is to prove who it is
+    #[arg(long, value_name = "NAME", requires = "key", conflicts_with_all = ["file", "memory", "null", "nvme", "rbd"])]
+    pub controller_key: Option<String>,
 }
 
 /// Arguments of `disk rekey`.
@@ -345,6 +358,14 @@ pub struct KindArgs {
     /// namespace 2. The drive must be bound to vfio-pci: 'aryk nvme bind'
     #[arg(long, value_name = "PCI[:NSID]", conflicts_with_all = ["block_size", "from", "readonly", "enospc", "lock", "size", "uuid"])]
     pub nvme: Option<NamespaceAddress>,
+    /// Use a disk that another host shares over NVMe/TCP: the IP address and the port of its target
+    #[arg(
+        long,
+        value_name = "ADDR:PORT",
+        requires = "subsystem",
+        conflicts_with_all = ["block_size", "from", "readonly", "enospc", "lock", "size", "uuid", "encrypt"]
+    )]
+    pub nvme_tcp: Option<SocketAddr>,
     /// Store the data in an image of a Ceph cluster: POOL/IMAGE, POOL/NAMESPACE/IMAGE, or a snapshot, POOL/IMAGE@SNAPSHOT
     #[arg(long, value_name = "POOL/IMAGE", conflicts_with_all = ["from", "enospc", "lock", "size"])]
     pub rbd: Option<ImageSpec>,
@@ -510,6 +531,12 @@ pub struct ShareArgs {
     /// NQN of a host that may connect; may be repeated [default: any host]
     #[arg(long, value_name = "NQN")]
     pub host: Vec<String>,
+    /// Name of a secret in the keyring by which the hosts prove who they are
+    #[arg(long, value_name = "NAME", requires = "host")]
+    pub key: Option<String>,
+    /// Name of a secret in the keyring by which the share proves who it is, to hosts that ask
+    #[arg(long, value_name = "NAME", requires = "key")]
+    pub controller_key: Option<String>,
     /// Name by which hosts connect [default: one with the disk's UUID]
     #[arg(long, value_name = "NQN")]
     pub nqn: Option<String>,

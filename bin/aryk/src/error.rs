@@ -12,6 +12,7 @@ pub const BUSY: i64 = -16;
 pub const EXISTS: i64 = -17;
 pub const NO_DEVICE: i64 = -19;
 pub const NO_SPACE: i64 = -28;
+pub const DAMAGED: i64 = -84;
 pub const NO_FAMILY: i64 = -97;
 pub const NO_METHOD: i64 = -32601;
 pub const BAD_PARAMS: i64 = -32602;

@@ -76,8 +76,8 @@ fn run(cli: &Cli) -> Result<ExitCode, Error> {
         Command::Man { dir } => out.man_pages(dir),
         Command::Doctor { subject } => doctor::run(cli, *subject, &out),
         Command::Nvme(command) => watch::repeat(cli.watch(), || commands::nvme::run(command, cli, &out)),
-        Command::Pool(PoolCommand::Check { offline: Some(file), quick, .. }) => {
-            commands::pool::check_offline(file, *quick, &out)
+        Command::Pool(PoolCommand::Check { offline: Some(file), quick, repair, .. }) => {
+            commands::pool::check_offline(file, *quick, *repair, &out)
         }
         Command::Logs(args) => commands::service::logs(args, cli),
         Command::Rpc { method, help: true, .. } => rpc_help(method.as_deref(), &out),

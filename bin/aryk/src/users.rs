@@ -119,9 +119,7 @@ impl Users {
 
     /// The names under which the disk with this name is shared.
     fn shares(&self, disk: &str) -> impl Iterator<Item = &str> {
-        let has_it =
-            move |share: &&Value| elements(&share["namespaces"]).iter().any(|ns| text(ns, "name") == disk);
-        self.shares.iter().filter(has_it).map(|share| text(share, "nqn"))
+        self.shares.iter().filter(move |share| share::has_disk(share, disk)).map(|share| text(share, "nqn"))
     }
 
     /// The disks on top of this one, directly or indirectly, each before its base.

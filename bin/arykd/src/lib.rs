@@ -157,6 +157,7 @@ async fn serve(
     let metrics = start::metrics(cli).await?;
     let web = start::web(cli).await?;
     aryk_rpc::units::keep(&control).context("cannot store the settings of SCSI initiators")?;
+    aryk_rpc::keep_reservations(&control).context("cannot store the reservations of NVMe hosts")?;
     aryk_rpc::follow_disks(&control, &methods);
     let start_up = control.begin_start_up(config.is_some());
     if !cli.wait_for_rpc {

@@ -17,6 +17,10 @@ use crate::connect::{ANY_CONTROLLER, CONTROLLER_ID_MAX, ConnectData, InvalidPara
 use crate::controller::{Association, Controller};
 use crate::status;
 
+/// The first bytes of the vendor's part of Identify Controller of a subsystem with [`Duplicates::Replace`]: a host that connects
+/// again after it has lost its connections may rely on the invariant, and need not wait until its earlier controller has ended.
+pub const ENDS_EARLIER: [u8; 16] = *b"aryk:ends-before";
+
 /// The effect of a further admin queue of a host that has a controller through the same listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Duplicates {
@@ -52,6 +56,8 @@ pub struct Associations {
     next: u16,
     duplicates: Duplicates,
     live: BTreeMap<u16, Live>,
+    /// Identifiers of hosts that have not proved yet who they are.
+    reserved: BTreeSet<u16>,
 }
 
 impl Associations {
@@ -62,7 +68,7 @@ impl Associations {
     pub fn new(ids: RangeInclusive<u16>, duplicates: Duplicates) -> Self {
         let (first, last) = (*ids.start(), *ids.end());
         assert!(first > 0 && first <= last && last <= CONTROLLER_ID_MAX, "identifiers are 1 to FFEFh");
-        Self { next: first, ids, duplicates, live: BTreeMap::new() }
+        Self { next: first, ids, duplicates, live: BTreeMap::new(), reserved: BTreeSet::new() }
     }
 
     /// A host connects an admin queue, of at most `entries_max` entries, through a listener.
@@ -76,10 +82,51 @@ impl Associations {
         entries_max: u16,
         listener: u32,
     ) -> Result<Admission, Refusal> {
-        check_queue(connect, entries_max)?;
-        if data.controller_id != ANY_CONTROLLER {
-            return Err(Refusal::Parameter(InvalidParameter::CNTLID));
-        }
+        check_admin(connect, data, entries_max)?;
+        self.admit(data, listener, None)
+    }
+
+    /// A host that must authenticate connects an admin queue: it has no controller until it has, and ends none. Returns the
+    /// identifier that its controller will have. [`Self::connect_authenticated`] or [`Self::release`] follows.
+    ///
+    /// # Errors
+    /// The reply to the host.
+    pub fn reserve(
+        &mut self,
+        connect: &Connect,
+        data: &ConnectData,
+        entries_max: u16,
+    ) -> Result<u16, Refusal> {
+        check_admin(connect, data, entries_max)?;
+        let id = self.free_id().ok_or(Refusal::Code(status::CONTROLLER_BUSY))?;
+        self.reserved.insert(id);
+        Ok(id)
+    }
+
+    /// The host of a reserved identifier has authenticated. Unless it is admitted, the identifier stays reserved.
+    ///
+    /// # Errors
+    /// As [`Self::connect_admin`].
+    pub fn connect_authenticated(
+        &mut self,
+        id: u16,
+        data: &ConnectData,
+        listener: u32,
+    ) -> Result<Admission, Refusal> {
+        self.admit(data, listener, Some(id))
+    }
+
+    /// An identifier is reserved no longer.
+    pub fn release(&mut self, id: u16) {
+        self.reserved.remove(&id);
+    }
+
+    fn admit(
+        &mut self,
+        data: &ConnectData,
+        listener: u32,
+        reserved: Option<u16>,
+    ) -> Result<Admission, Refusal> {
         if self.duplicates == Duplicates::Replace {
             let same = |live: &&mut Live| {
                 let association = &live.association;
@@ -96,7 +143,13 @@ impl Associations {
                 return Ok(Admission::After(earlier));
             }
         }
-        let controller_id = self.free_id().ok_or(Refusal::Code(status::CONTROLLER_BUSY))?;
+        let id = match reserved {
+            // Another subsystem of the same name may have taken the place of the one that reserved it.
+            Some(id) => self.reserved.contains(&id).then_some(id),
+            None => self.free_id(),
+        };
+        let controller_id = id.ok_or(Refusal::Code(status::CONTROLLER_BUSY))?;
+        self.release(controller_id);
         let association = Association { controller_id, host_id: data.host_id, host: data.host.clone() };
         let live =
             Live { association: association.clone(), listener, queues: BTreeSet::new(), is_ending: false };
@@ -111,7 +164,7 @@ impl Associations {
         loop {
             let id = self.next;
             self.next = if id == last { first } else { id + 1 };
-            if !self.live.contains_key(&id) {
+            if !self.live.contains_key(&id) && !self.reserved.contains(&id) {
                 return Some(id);
             }
             if self.next == start {
@@ -131,8 +184,26 @@ impl Associations {
         listener: u32,
         controller: impl FnOnce(u16) -> Option<&'a Controller>,
     ) -> Result<(), Refusal> {
+        self.check_io(connect, data, listener, controller)?;
+        if let Some(live) = self.live.get_mut(&data.controller_id) {
+            live.queues.insert(connect.qid);
+        }
+        Ok(())
+    }
+
+    /// Checks an I/O queue as [`Self::connect_io`] does, which follows when the host has authenticated.
+    ///
+    /// # Errors
+    /// The reply to the host.
+    pub fn check_io<'a>(
+        &self,
+        connect: &Connect,
+        data: &ConnectData,
+        listener: u32,
+        controller: impl FnOnce(u16) -> Option<&'a Controller>,
+    ) -> Result<(), Refusal> {
         let wrong = |parameter| Err(Refusal::Parameter(parameter));
-        let live = self.live.get_mut(&data.controller_id).filter(|live| live.listener == listener);
+        let live = self.live.get(&data.controller_id).filter(|live| live.listener == listener);
         let (Some(live), Some(controller)) = (live, controller(data.controller_id)) else {
             return wrong(InvalidParameter::CNTLID);
         };
@@ -153,11 +224,10 @@ impl Associations {
             return wrong(InvalidParameter::QID);
         }
         // A QID is connected once.
-        if live.queues.insert(connect.qid) {
-            Ok(())
-        } else {
-            Err(Refusal::Code(Code::COMMAND_SEQUENCE_ERROR))
+        if live.queues.contains(&connect.qid) {
+            return Err(Refusal::Code(Code::COMMAND_SEQUENCE_ERROR));
         }
+        Ok(())
     }
 
     /// The connection of an I/O queue is closed, and the queue has no commands any more.
@@ -184,6 +254,14 @@ impl Associations {
     /// All associations.
     pub fn all(&self) -> impl Iterator<Item = &Association> {
         self.live.values().map(|live| &live.association)
+    }
+}
+
+fn check_admin(connect: &Connect, data: &ConnectData, entries_max: u16) -> Result<(), Refusal> {
+    check_queue(connect, entries_max)?;
+    match data.controller_id {
+        ANY_CONTROLLER => Ok(()),
+        _ => Err(Refusal::Parameter(InvalidParameter::CNTLID)),
     }
 }
 

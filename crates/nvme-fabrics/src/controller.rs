@@ -23,10 +23,11 @@ use crate::command::{self, Command};
 use crate::keep_alive::KeepAlive;
 use crate::nqn::Nqn;
 use crate::property::{Change, Properties};
+use crate::reservation;
 use crate::subsystem::{Service, View};
 use event::{Events, Notice};
 use feature::Features;
-use log::Changed;
+use log::{Changed, Notices};
 
 /// ACL: Abort commands that may be outstanding, less one.
 const ACL: u8 = 3;
@@ -43,7 +44,7 @@ pub struct Association {
 }
 
 /// What the owner does after a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Complete the command, after the data if there is some.
     Complete {
@@ -63,6 +64,13 @@ pub enum Outcome {
         /// The identifier of the command.
         cid: u16,
     },
+    /// Set whether the reservations of these namespaces persist (PTPL), and complete the command.
+    Persist {
+        /// The namespaces.
+        nsids: Vec<u32>,
+        /// Whether they persist.
+        persists: bool,
+    },
 }
 
 /// The result of a command with DW0, or its status.
@@ -78,6 +86,7 @@ pub struct Controller {
     features: Features,
     events: Events,
     changed: Changed,
+    notices: Notices,
 }
 
 impl Controller {
@@ -99,6 +108,7 @@ impl Controller {
             features: Features::new(&view),
             events: Events::new(&view),
             changed: Changed::default(),
+            notices: Notices::default(),
             view,
         })
     }
@@ -165,6 +175,14 @@ impl Controller {
         self.view = view;
     }
 
+    /// Reports what another host has done to the registration of this one or to the reservation, unless the host masks that.
+    pub fn notify(&mut self, nsid: u32, notice: reservation::Notice) {
+        if self.features.admits(nsid, notice) {
+            self.notices.add(nsid, notice);
+            self.events.notify(Notice::Reservation);
+        }
+    }
+
     /// The completion of an Asynchronous Event Request: an event, or the end of a request that was aborted.
     pub fn next_completion(&mut self) -> Option<CompletionEntry> {
         self.events.next_completion()
@@ -209,6 +227,7 @@ impl Controller {
                         self.features = Features::new(&self.view);
                         self.events = Events::new(&self.view);
                         self.changed = Changed::default();
+                        self.notices = Notices::default();
                     }
                     Change::ShutDown => {}
                 }
@@ -234,7 +253,7 @@ impl Controller {
         match entry.opcode() {
             admin::IDENTIFY => self.identify(entry, data).map(|()| complete(0)),
             admin::GET_LOG_PAGE => self.get_log_page(entry, data_max, data).map(|()| complete(0)),
-            admin::SET_FEATURES => self.set_features(entry, now).map(complete),
+            admin::SET_FEATURES => self.set_features(entry, now),
             admin::GET_FEATURES => self.get_features(entry, data).map(complete),
             admin::ASYNC_EVENT_REQUEST => self.events.request(entry.cid()).map(|()| Outcome::Held),
             admin::KEEP_ALIVE if self.keep_alive.timeout_ms() == 0 => Err(Code::KEEP_ALIVE_INVALID),

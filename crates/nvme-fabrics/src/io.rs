@@ -5,12 +5,15 @@ use aryk_nvme::spec::entry::{Fuse, SubmissionEntry};
 use aryk_nvme::spec::opcode::io;
 use aryk_nvme::spec::status::Code;
 
+use crate::reservation::{self, Rights};
 use crate::subsystem::{AnaState, Commands, Io};
 
 /// Bytes of a range of Dataset Management.
 const RANGE_LEN: usize = 16;
 /// Ranges of one command, at most.
 const RANGES_MAX: usize = 256;
+/// Bytes of data that a command of reservations may have, at most: hosts may send more than the command reads.
+const RESERVE_MAX: u32 = 4096;
 /// CDW12: Force Unit Access, and of Write Zeroes: deallocate.
 const FUA: u32 = 1 << 30;
 const DEALLOCATE: u32 = 1 << 25;
@@ -58,12 +61,32 @@ pub enum Request {
     },
     /// Dataset Management that asks for nothing but gives hints.
     Hint,
+    /// A command that changes registrations or the reservation; [`reservation::Command::decode`] reads the data.
+    Reserve,
+    /// Reservation Report, of so many bytes.
+    Report {
+        /// The bytes.
+        len: u32,
+    },
 }
 
 impl Request {
     /// Whether the host sends the data.
     pub const fn takes_data(&self) -> bool {
-        matches!(self, Self::Write { .. } | Self::Compare(_) | Self::Deallocate { .. } | Self::Hint)
+        matches!(
+            self,
+            Self::Write { .. } | Self::Compare(_) | Self::Deallocate { .. } | Self::Hint | Self::Reserve
+        )
+    }
+
+    /// Whether a host with these rights may execute the command. NVMe 2.0 §8.19, "Command Behavior in the Presence of a
+    /// Reservation".
+    pub const fn is_allowed(&self, rights: Rights) -> bool {
+        match (self, rights) {
+            (Self::Reserve | Self::Report { .. }, _) | (_, Rights::All) => true,
+            (Self::Read(_) | Self::Compare(_), rights) => matches!(rights, Rights::Read),
+            (_, Rights::Read | Rights::None) => false,
+        }
     }
 }
 
@@ -86,6 +109,8 @@ pub struct Rules {
     transfer_max: u32,
     /// The failure of all commands in this ANA state.
     inaccessible: Option<Code>,
+    /// What a reservation leaves to the host.
+    rights: Rights,
 }
 
 impl Rules {
@@ -105,7 +130,19 @@ impl Rules {
                 AnaState::PersistentLoss => Some(Code::ANA_PERSISTENT_LOSS),
                 AnaState::Change => Some(Code::ANA_TRANSITION),
             }),
+            rights: Rights::All,
         })
+    }
+
+    /// The rules for a host with these rights.
+    #[must_use]
+    pub const fn with_rights(self, rights: Rights) -> Self {
+        Self { rights, ..self }
+    }
+
+    /// What a reservation leaves to the host.
+    pub const fn rights(&self) -> Rights {
+        self.rights
     }
 
     /// Checks a command whose descriptor names `data_len` bytes of data.
@@ -118,6 +155,9 @@ impl Rules {
             return Err(code);
         }
         let request = self.request(entry, data_len)?;
+        if self.rights != Rights::All && !request.is_allowed(self.rights) {
+            return Err(Code::RESERVATION_CONFLICT);
+        }
         let fuse = entry.fuse();
         let may_fuse = match (fuse, request) {
             (None, _) => true,
@@ -153,7 +193,7 @@ impl Rules {
             io::DATASET_MANAGEMENT if self.commands.deallocate => {
                 // NR: the number of ranges, less one.
                 let ranges = (entry.cdw(10) & 0xff) as u16 + 1;
-                // Linux sends the 4,096 bytes of 256 ranges, whatever their number.
+                // Linux always sends 4,096 bytes, which is the length of 256 ranges.
                 if !(usize::from(ranges) * RANGE_LEN..=RANGES_MAX * RANGE_LEN).contains(&(data_len as usize))
                 {
                     return Err(Code::SGL_DATA_LENGTH_INVALID);
@@ -163,6 +203,19 @@ impl Rules {
                 }
                 self.check_writable()?;
                 Request::Deallocate { ranges }
+            }
+            io::RESERVATION_REGISTER | io::RESERVATION_ACQUIRE | io::RESERVATION_RELEASE
+                if self.commands.reservations =>
+            {
+                let is_release = entry.opcode() == io::RESERVATION_RELEASE;
+                let least = if is_release { reservation::RELEASE_LEN } else { reservation::DATA_LEN };
+                if !(least as u32..=RESERVE_MAX).contains(&data_len) {
+                    return Err(Code::SGL_DATA_LENGTH_INVALID);
+                }
+                Request::Reserve
+            }
+            io::RESERVATION_REPORT if self.commands.reservations => {
+                Request::Report { len: reservation::report_len(entry, data_len)? }
             }
             _ => return Err(Code::INVALID_OPCODE),
         })
@@ -212,8 +265,13 @@ mod tests {
     use aryk_nvme::spec::identify::Descriptors;
     use std::collections::BTreeMap;
 
-    const ALL: Commands =
-        Commands { compare: true, compare_and_write: true, deallocate: true, write_zeroes: true };
+    const ALL: Commands = Commands {
+        compare: true,
+        compare_and_write: true,
+        deallocate: true,
+        write_zeroes: true,
+        reservations: true,
+    };
 
     /// Namespace 1 has 1,000 blocks of 4 KiB, and group 1.
     fn subsystem(commands: Commands, is_read_only: bool, state: Option<AnaState>) -> Io {
@@ -224,6 +282,8 @@ mod tests {
             ana_group: 1,
             is_read_only,
             optimal_write_blocks: 1,
+            can_persist: false,
+            persists: false,
         };
         let ana = |state| {
             let groups = BTreeMap::from([(1, AnaGroup { state, changes: 0 })]);

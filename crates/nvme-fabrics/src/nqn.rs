@@ -1,5 +1,6 @@
 //! NVMe qualified names, which name subsystems and hosts. NVMe 2.0 §4.5. Any context.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -64,6 +65,13 @@ impl Nqn {
         let mut field = [0; FIELD_LEN];
         field[..self.0.len()].copy_from_slice(self.0.as_bytes());
         field
+    }
+}
+
+/// A map of names is searched by text.
+impl Borrow<str> for Nqn {
+    fn borrow(&self) -> &str {
+        &self.0
     }
 }
 

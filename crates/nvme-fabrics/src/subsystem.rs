@@ -66,6 +66,8 @@ pub struct Commands {
     pub deallocate: bool,
     /// Write Zeroes.
     pub write_zeroes: bool,
+    /// The commands of reservations.
+    pub reservations: bool,
 }
 
 /// A namespace.
@@ -83,6 +85,10 @@ pub struct Namespace {
     pub is_read_only: bool,
     /// Blocks of the preferred granularity of writes; 1 for none.
     pub optimal_write_blocks: u16,
+    /// Reservations can persist through a loss of power.
+    pub can_persist: bool,
+    /// PTPL: reservations persist.
+    pub persists: bool,
 }
 
 /// The ANA state of a group. NVMe 2.0 §5.16.1.13.

@@ -1,11 +1,12 @@
-//! The TCP transport: PDUs, read by [`Parser`] and written by [`Header::encode`], and a controller's side of a connection
-//! ([`Queue`]). NVMe TCP Transport 1.0. Any context; the parser and the encoder allocate nothing.
+//! The TCP transport: PDUs, read by [`Parser`] and written by [`Header::encode`], a controller's side of a connection
+//! ([`Queue`]), and a host's ([`HostQueue`]). NVMe TCP Transport 1.0. Any context; the parser and the encoder allocate nothing.
 //!
 //! A PDU consists of a header, an optional header digest, padding up to the data (PDO), the data, and an optional data digest.
 //! Either side opens with an ICReq or ICResp, which settles the [`Format`] of what it will receive.
 
 mod digest;
 mod fatal;
+mod host;
 mod parser;
 mod pdu;
 mod queue;
@@ -13,6 +14,7 @@ mod span;
 
 pub use digest::{DIGEST_LEN, DataDigest};
 pub use fatal::{Fatal, FatalStatus};
+pub use host::{ENCODE_MIN, HostQueue, HostReceived, IN_CAPSULE_MAX, Transfer};
 pub use parser::{Event, Limits, Parser};
 pub use pdu::{
     C2hData, Format, H2cData, HEADER_MAX, Header, IcReq, IcResp, Kind, MAXH2CDATA_MIN, R2t, Side,

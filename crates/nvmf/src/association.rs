@@ -4,6 +4,7 @@ use crate::queue::IoQueue;
 use crate::subsystem::State;
 use crate::target::Inner;
 use aryk_nvme_fabrics::association::Admission;
+use aryk_nvme_fabrics::chap::{Parties, Secrets};
 use aryk_nvme_fabrics::command::Connect;
 use aryk_nvme_fabrics::connect::{ConnectData, InvalidParameter, Refusal};
 use aryk_nvme_fabrics::controller::Controller;
@@ -55,6 +56,44 @@ pub(crate) struct Way {
     pub local: SocketAddr,
 }
 
+/// The place of a host that must authenticate.
+pub(crate) struct Reserved {
+    inner: Rc<Inner>,
+    pub place: Place,
+    is_admin: bool,
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if self.is_admin
+            && let Some(subsystem) = self.inner.state.borrow_mut().subsystem(&self.place.subsystem)
+        {
+            subsystem.associations.release(self.place.controller);
+        }
+    }
+}
+
+/// An I/O queue that begins, until it is dropped.
+pub(crate) struct Beginning {
+    inner: Rc<Inner>,
+    subsystem: Nqn,
+    number: u64,
+}
+
+impl Drop for Beginning {
+    fn drop(&mut self) {
+        if let Some(subsystem) = self.inner.state.borrow_mut().subsystem(&self.subsystem) {
+            subsystem.beginning.remove(&self.number);
+            subsystem.changed.notify_waiters();
+        }
+    }
+}
+
+/// A controller that does not end.
+fn find(controllers: &BTreeMap<u16, Live>, id: u16) -> Option<&Controller> {
+    controllers.get(&id).filter(|live| !live.is_ending).map(|live| &live.controller)
+}
+
 /// What a host sees in a subsystem that it may not use.
 fn check(state: &State, data: &ConnectData, way: Way) -> Result<(), Refusal> {
     match state.may_connect(&data.subsystem, &data.host, way.listener) {
@@ -65,12 +104,49 @@ fn check(state: &State, data: &ConnectData, way: Way) -> Result<(), Refusal> {
 }
 
 impl Inner {
+    /// What a host that may connect must prove to know, if it must.
+    pub fn must_prove(
+        &self,
+        data: &ConnectData,
+        way: Way,
+    ) -> Result<Option<(Parties, Arc<Secrets>)>, Refusal> {
+        let mut state = self.state.borrow_mut();
+        check(&state, data, way)?;
+        let subsystem = state.subsystem(&data.subsystem).expect("just checked");
+        let parties = Parties { host: data.host.clone(), subsystem: data.subsystem.clone() };
+        Ok(subsystem.hosts.keys_of(&data.host).map(|keys| (parties, Arc::clone(&keys.secrets))))
+    }
+
+    /// Checks the queue of a host that must authenticate, and reserves the identifier of its controller if it is an admin queue.
+    pub fn reserve(
+        self: &Rc<Self>,
+        connect: &Connect,
+        data: &ConnectData,
+        way: Way,
+    ) -> Result<Reserved, Refusal> {
+        let mut state = self.state.borrow_mut();
+        let (listener, entries) = (state.listener(way.listener), state.limits.entries);
+        let subsystem =
+            state.subsystem(&data.subsystem).ok_or(Refusal::Parameter(InvalidParameter::SUBNQN))?;
+        let is_admin = connect.qid == 0;
+        let controller = if is_admin {
+            subsystem.associations.reserve(connect, data, entries)?
+        } else {
+            let find = |id| find(&subsystem.controllers, id);
+            subsystem.associations.check_io(connect, data, listener, find)?;
+            data.controller_id
+        };
+        let place = Place { subsystem: data.subsystem.clone(), controller };
+        Ok(Reserved { inner: Rc::clone(self), place, is_admin })
+    }
+
     /// Admits an admin queue. Earlier controllers of the same host end first.
     pub async fn admit_admin(
         &self,
         connect: &Connect,
         data: &ConnectData,
         way: Way,
+        reserved: Option<Reserved>,
     ) -> Result<(Place, Rc<Notify>), Refusal> {
         loop {
             let changed = {
@@ -79,7 +155,13 @@ impl Inner {
                 let (listener, entries) = (state.listener(way.listener), state.limits.entries);
                 let view = Arc::new(state.view(&data.subsystem, &data.host, way));
                 let subsystem = state.subsystem(&data.subsystem).expect("just checked");
-                let admission = subsystem.associations.connect_admin(connect, data, entries, listener)?;
+                let associations = &mut subsystem.associations;
+                let admission = match &reserved {
+                    Some(reserved) => {
+                        associations.connect_authenticated(reserved.place.controller, data, listener)?
+                    }
+                    None => associations.connect_admin(connect, data, entries, listener)?,
+                };
                 match admission {
                     Admission::Admitted(association) => {
                         let id = association.controller_id;
@@ -121,10 +203,18 @@ impl Inner {
         check(&state, data, way)?;
         let listener = state.listener(way.listener);
         let subsystem = state.subsystem(&data.subsystem).expect("just checked");
-        let controllers = &subsystem.controllers;
-        let find = |id| controllers.get(&id).filter(|live| !live.is_ending).map(|live| &live.controller);
+        let find = |id| find(&subsystem.controllers, id);
         subsystem.associations.connect_io(connect, data, listener, find)?;
         Ok(Place { subsystem: data.subsystem.clone(), controller: data.controller_id })
+    }
+
+    /// What the host of a controller must prove to know, if it must.
+    pub fn secrets_of(&self, place: &Place) -> Option<(Parties, Arc<Secrets>)> {
+        let mut state = self.state.borrow_mut();
+        let subsystem = state.subsystem(&place.subsystem)?;
+        let host = subsystem.controllers.get(&place.controller)?.controller.association().host.clone();
+        let secrets = Arc::clone(&subsystem.hosts.keys_of(&host)?.secrets);
+        Some((Parties { host, subsystem: place.subsystem.clone() }, secrets))
     }
 
     /// Calls `f` with a controller, unless it has ended.
@@ -132,6 +222,33 @@ impl Inner {
         let mut state = self.state.borrow_mut();
         let live = state.subsystem(&place.subsystem)?.controllers.get_mut(&place.controller)?;
         Some(f(live))
+    }
+
+    /// An I/O queue begins: from here on, it may open the namespaces that there are.
+    pub fn begin_queue(self: &Rc<Self>, place: &Place) -> Beginning {
+        let number = self.number();
+        if let Some(subsystem) = self.state.borrow_mut().subsystem(&place.subsystem) {
+            subsystem.beginning.insert(number);
+        }
+        Beginning { inner: Rc::clone(self), subsystem: place.subsystem.clone(), number }
+    }
+
+    /// Returns when a namespace has been removed, or hidden from the host of a controller.
+    pub async fn until_gone(&self, place: &Place, nsid: u32, number: u64) {
+        loop {
+            let changed = {
+                let mut state = self.state.borrow_mut();
+                let Some(subsystem) = state.subsystem(&place.subsystem) else { return };
+                let live = subsystem.controllers.get(&place.controller);
+                let host = live.map(|live| &live.controller.association().host);
+                let shared = subsystem.namespaces.get(&nsid).filter(|shared| shared.number == number);
+                if !host.is_some_and(|host| shared.is_some_and(|shared| shared.is_visible_to(host))) {
+                    return;
+                }
+                Rc::clone(&subsystem.changed)
+            };
+            changed.notified().await;
+        }
     }
 
     /// An I/O queue is on a reactor. Returns whether its controller goes on.

@@ -1,13 +1,16 @@
-//! Connections until Connect, and admin queues. Control context.
+//! Connections until Connect and the authentication of their hosts, and admin queues. Control context.
 
-use crate::association::{Live, Place, Way};
+use crate::association::{Beginning, Live, Place, Reserved, Way};
+use crate::authentication::Authentication;
 use crate::pool::TRANSFER_MAX;
 use crate::queue::{Connected, IoQueue, Opened};
-use crate::quota::Counted;
+use crate::quota::{Counted, Waits};
+use crate::reservation::{Asker, OfHost};
 use crate::target::{IN_CAPSULE_MAX, Inner};
 use aryk_log_limit::limited;
 use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::status::{Code, Status};
+use aryk_nvme_fabrics::chap::{Failure, Progress};
 use aryk_nvme_fabrics::command::{self, Command, Connect};
 use aryk_nvme_fabrics::connect::{ConnectData, Refusal};
 use aryk_nvme_fabrics::controller::Outcome;
@@ -15,22 +18,21 @@ use aryk_nvme_fabrics::property::Change;
 use aryk_nvme_fabrics::sgl::Sgl;
 use aryk_nvme_fabrics::status;
 use aryk_nvme_fabrics::tcp::{IcResp, Piece, Queue, Received, SlotId};
-use aryk_reactor::{CoreSet, Cx, Nanos, RootRef};
+use aryk_reactor::{CoreSet, Cx, Handle, Nanos, RootRef};
 use futures_channel::oneshot;
 use rustix::net::sockopt;
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio::task::{spawn_local, yield_now};
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// Connections that have not sent Connect yet, at most.
-const UNCONNECTED_MAX: u32 = 1024;
-/// How long a host has to send Connect, and to read the replies of its admin queue.
+/// How long a host has to send Connect, then to authenticate, and to read the replies of its admin queue.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a host may be silent before the kernel asks whether it is still there, and how often the kernel asks.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -49,12 +51,10 @@ pub(crate) async fn accept(inner: Weak<Inner>, listener: TcpListener, address: S
         let accepted = listener.accept().await;
         let Some(inner) = inner.upgrade() else { return };
         match accepted {
-            Ok((stream, peer)) => match inner.unconnected.take(peer.ip(), UNCONNECTED_MAX) {
-                Some(unconnected) => drop(spawn_local(serve(inner, stream, address, peer, unconnected))),
-                None => {
-                    limited!(inner.lines, warn, %peer, "too many hosts connect at the same time: one is refused");
-                }
-            },
+            Ok((stream, peer)) => {
+                let waits = inner.unconnected.add(peer.ip(), inner.state.borrow().limits.unconnected);
+                drop(spawn_local(serve(inner, stream, address, peer, waits)));
+            }
             Err(error) => {
                 limited!(inner.lines, warn, %error, %address, "cannot accept a host");
                 tokio::time::sleep(PAUSE).await;
@@ -81,6 +81,8 @@ enum End {
     Lost(io::Error),
     /// The host has violated the protocol, or has sent nothing for too long.
     Refused,
+    /// The host has not proved who it is.
+    Unauthenticated(Failure),
 }
 
 impl From<io::Error> for End {
@@ -89,34 +91,102 @@ impl From<io::Error> for End {
     }
 }
 
-async fn serve(
-    inner: Rc<Inner>,
-    stream: TcpStream,
-    listener: SocketAddr,
-    peer: SocketAddr,
-    unconnected: Counted,
-) {
+async fn serve(inner: Rc<Inner>, stream: TcpStream, listener: SocketAddr, peer: SocketAddr, waits: Waits) {
     let ended = async {
         watch_over(&stream)?;
         let way = Way { listener, peer, local: stream.local_addr()? };
         let mut connection = Connection::new(stream);
-        let (slot, connect, data) =
-            timeout(PATIENCE, connection.connect()).await.map_err(|_| End::Refused)??;
-        drop(unconnected);
-        let connections_max = inner.state.borrow().limits.connections;
-        let Some(_connected) = inner.connected.take(peer.ip(), connections_max) else {
-            let (status, result) = BUSY.completion();
-            return connection.refuse(slot, status, result).await;
+        let begun = tokio::select! {
+            begun = begin(&inner, &mut connection, way) => begun?,
+            () = waits.until_replaced() => {
+                limited!(inner.lines, warn, %peer, "too many hosts connect at the same time: the oldest attempt ends");
+                return Ok(());
+            }
         };
-        match connect.qid {
-            0 => serve_admin(&inner, connection, way, slot, &connect, &data).await,
-            _ => hand_over(&inner, connection, way, slot, &connect, &data).await,
+        drop(waits);
+        match begun.connect.qid {
+            0 => serve_admin(&inner, connection, way, begun).await,
+            _ => hand_over(&inner, connection, way, begun).await,
         }
     };
     match ended.await {
         Ok(()) => {}
         Err(End::Lost(error)) => tracing::debug!(%peer, %error, "a host has disconnected"),
+        Err(End::Unauthenticated(failure)) => {
+            inner.failures.set(inner.failures.get() + 1);
+            limited!(inner.lines, warn, %peer, %failure, "a host has not proved who it is: its connection ends");
+        }
         Err(End::Refused) => limited!(inner.lines, warn, %peer, "the connection of a host was ended"),
+    }
+}
+
+/// A queue whose host may connect it.
+struct Begun {
+    connect: Connect,
+    data: ConnectData,
+    start: Start,
+    _connected: Counted,
+}
+
+/// What the host knows of its Connect.
+enum Start {
+    /// Connect has this slot, and no answer yet.
+    Asked(SlotId),
+    /// Connect is answered, and the host has authenticated.
+    Authenticated(Reserved),
+}
+
+impl Start {
+    fn split(self) -> (Option<SlotId>, Option<Reserved>) {
+        match self {
+            Self::Asked(id) => (Some(id), None),
+            Self::Authenticated(reserved) => (None, Some(reserved)),
+        }
+    }
+}
+
+/// Waits for Connect, and for the host's proof of who it is if it must give one.
+async fn begin(inner: &Rc<Inner>, connection: &mut Connection, way: Way) -> Result<Begun, End> {
+    let connect = timeout(PATIENCE, connection.connect());
+    let (id, connect, data) = connect.await.map_err(|_| End::Refused)??;
+    let connections_max = inner.state.borrow().limits.connections;
+    let Some(connected) = inner.connected.take(way.peer.ip(), connections_max) else {
+        return connection.refuse(Some(id), BUSY).await;
+    };
+    let proof = match inner.must_prove(&data, way) {
+        Ok(proof) => proof,
+        Err(refusal) => return connection.refuse(Some(id), refusal).await,
+    };
+    let start = match proof {
+        None => Start::Asked(id),
+        Some(proof) => {
+            let reserved = match inner.reserve(&connect, &data, way) {
+                Ok(reserved) => reserved,
+                Err(refusal) => return connection.refuse(Some(id), refusal).await,
+            };
+            connection.admitted(id, &connect, &reserved.place, AUTHENTICATION_REQUIRED);
+            let proved = prove(inner, connection, Authentication::new(proof));
+            timeout(PATIENCE, proved).await.map_err(|_| End::Refused)??;
+            Start::Authenticated(reserved)
+        }
+    };
+    Ok(Begun { connect, data, start, _connected: connected })
+}
+
+/// Has a host prove who it is. Until then, its queue takes no other commands.
+async fn prove(inner: &Inner, connection: &mut Connection, mut proof: Authentication) -> Result<(), End> {
+    loop {
+        let (id, is_intact) = connection.next().await?;
+        match connection.authentication(id) {
+            Some(command) => connection.exchange(inner, id, is_intact, command, &mut proof).await?,
+            None => {
+                let required = status::AUTHENTICATION_REQUIRED.status().as_final();
+                connection.queue.complete(id, required, 0);
+            }
+        }
+        if proof.progress() == Progress::Authenticated {
+            return connection.flush().await;
+        }
     }
 }
 
@@ -126,6 +196,19 @@ struct Slot {
     data: Vec<u8>,
     /// The controller completes it later.
     is_held: bool,
+}
+
+impl Slot {
+    /// Bytes of data that the host sends, or for which it has room.
+    fn data_len(&self, is_intact: bool) -> Result<u32, Status> {
+        let sgl = Sgl::decode(&self.entry);
+        let sgl = sgl.and_then(|sgl| sgl.check(self.capsule_len, TRANSFER_MAX as u32).map(|()| sgl));
+        match sgl {
+            Ok(sgl) if is_intact => Ok(sgl.len()),
+            Ok(_) => Err(Code::TRANSIENT_TRANSPORT_ERROR.status()),
+            Err(code) => Err(code.status().as_final()),
+        }
+    }
 }
 
 /// A connection in control.
@@ -243,47 +326,96 @@ impl Connection {
         };
         match decoded {
             Ok((connect, data)) => Ok((id, connect, data)),
-            Err((status, result)) => self.refuse(id, status, result).await,
+            Err((status, result)) => self.end(id, status, result).await,
         }
     }
 
-    /// Ends the connection with the completion of Connect.
-    async fn refuse<T>(&mut self, id: SlotId, status: Status, result: u32) -> Result<T, End> {
+    /// Ends the connection with the completion of Connect, unless that has been completed.
+    async fn refuse<T>(&mut self, id: Option<SlotId>, refusal: Refusal) -> Result<T, End> {
+        let (status, result) = refusal.completion();
+        match id {
+            Some(id) => self.end(id, status, result).await,
+            None => Err(End::Refused),
+        }
+    }
+
+    async fn end<T>(&mut self, id: SlotId, status: Status, result: u32) -> Result<T, End> {
         self.queue.complete(id, status, result.into());
         self.flush().await?;
         Err(End::Refused)
     }
 
-    /// Completes Connect.
-    fn admitted(&mut self, id: SlotId, connect: &Connect, place: &Place) {
+    /// Drops the requests for events, which a reset has ended.
+    fn drop_held(&mut self) {
+        for (id, _) in self.slots.extract_if(.., |_, slot| slot.is_held) {
+            self.queue.drop_command(id);
+        }
+    }
+
+    /// The command in a slot, if it is one of an authentication.
+    fn authentication(&self, id: SlotId) -> Option<Command> {
+        let entry = &self.slots[&id].entry;
+        let command = (entry.opcode() == command::OPCODE).then(|| Command::decode(entry).ok()).flatten();
+        command.filter(|command| {
+            matches!(command, Command::AuthenticationSend { .. } | Command::AuthenticationReceive { .. })
+        })
+    }
+
+    /// Executes a command of an authentication. One that has failed ends the connection, when the host knows.
+    async fn exchange(
+        &mut self,
+        inner: &Inner,
+        id: SlotId,
+        is_intact: bool,
+        command: Command,
+        proof: &mut Authentication,
+    ) -> Result<(), End> {
+        let slot = self.slots.get_mut(&id).expect("the queue has just reported it");
+        let done = match slot.data_len(is_intact) {
+            Ok(len) => {
+                let done = proof.execute(inner, command, &slot.data, len).await;
+                done.map_err(|code| code.status().as_final())
+            }
+            Err(status) => Err(status),
+        };
+        match done {
+            Ok(message) if message.is_empty() => self.queue.complete(id, Status::new(0), 0),
+            Ok(message) => {
+                slot.data = message;
+                self.queue.complete_with_data(id, &slot.data, 0);
+            }
+            Err(status) => self.queue.complete(id, status, 0),
+        }
+        if let Progress::Failed(failure) = proof.progress() {
+            self.flush().await?;
+            return Err(End::Unauthenticated(failure));
+        }
+        Ok(())
+    }
+
+    /// Completes Connect, with these requirements.
+    fn admitted(&mut self, id: SlotId, connect: &Connect, place: &Place, requirements: u32) {
         if let Some(slot) = self.slots.get_mut(&id) {
             slot.data.clear();
         }
         self.queue.connect(connect.sqsize + 1, connect.disables_flow_control);
-        self.queue.complete(id, Status::new(0), place.controller.into());
+        let result = u32::from(place.controller) | requirements;
+        self.queue.complete(id, Status::new(0), result.into());
     }
 }
 
 /// Moves an I/O queue to a reactor, and waits for its end.
-async fn hand_over(
-    inner: &Rc<Inner>,
-    mut connection: Connection,
-    way: Way,
-    id: SlotId,
-    connect: &Connect,
-    data: &ConnectData,
-) -> Result<(), End> {
-    let place = match inner.admit_io(connect, data, way) {
+async fn hand_over(inner: &Rc<Inner>, mut connection: Connection, way: Way, begun: Begun) -> Result<(), End> {
+    let Begun { connect, data, start, _connected } = begun;
+    let (id, _) = start.split();
+    let place = match inner.admit_io(&connect, &data, way) {
         Ok(place) => place,
-        Err(refusal) => {
-            let (status, result) = refusal.completion();
-            return connection.refuse(id, status, result).await;
-        }
+        Err(refusal) => return connection.refuse(id, refusal).await,
     };
-    if let Some(slot) = connection.slots.get_mut(&id) {
+    if let Some(slot) = id.and_then(|id| connection.slots.get_mut(&id)) {
         slot.data.clear();
     }
-    let ended = run_io(inner, connection, way, id, connect, (&place, data)).await;
+    let ended = run_io(inner, connection, way, id, &connect, (&place, &data)).await;
     inner.queue_ended(&place, connect.qid);
     ended
 }
@@ -292,7 +424,7 @@ async fn run_io(
     inner: &Rc<Inner>,
     connection: Connection,
     way: Way,
-    id: SlotId,
+    id: Option<SlotId>,
     connect: &Connect,
     (place, data): (&Place, &ConnectData),
 ) -> Result<(), End> {
@@ -300,30 +432,26 @@ async fn run_io(
         let state = inner.state.borrow();
         let subsystem = state.subsystems.get(&place.subsystem);
         subsystem
-            .map(|subsystem| subsystem.opened(&data.host, way.listener, &state.limits))
+            .map(|subsystem| subsystem.opened((&data.host, &data.host_id), way.listener, &state.limits))
             .unwrap_or_default()
     };
     let hold = inner.env.reactors().find_least_loaded(None).ok_or(End::Refused)?;
-    let mut prepared = namespaces();
-    let first: Vec<_> = prepared.iter().map(|opened| (opened.nsid, opened.number)).collect();
-    let prepare = async {
-        for opened in std::mem::take(&mut prepared) {
-            // A disk that cannot be opened there is being removed.
-            if opened.descriptor.prepare(&hold).await.is_ok() {
-                prepared.push(opened);
-            }
-        }
-    };
-    tokio::select! {
-        () = prepare => {}
+    // A call that removes a namespace waits until this queue has learned of that.
+    let beginning = inner.begin_queue(place);
+    let opened = namespaces();
+    let first: Vec<_> = opened.iter().map(|opened| (opened.nsid, opened.number)).collect();
+    let prepared = tokio::select! {
+        prepared = prepare(inner, place, &hold, opened) => prepared,
         () = inner.until_ending(place) => return Err(End::Refused),
-    }
+    };
     let connected = Connected {
         socket: connection.stream.into_std()?,
         queue: connection.queue,
         entries: connect.sqsize + 1,
         patience: Nanos(inner.state.borrow().limits.patience.as_nanos() as u64),
         rest: connection.input,
+        lines: Arc::clone(&inner.lines),
+        asker: Asker { host: OfHost { place: place.clone(), id: data.host_id }, asked: inner.asked.clone() },
     };
     let (sender, mut ended) = oneshot::channel();
     let name = format!("{} queue {}", data.host, connect.qid);
@@ -344,7 +472,7 @@ async fn run_io(
     }
     let (disables_flow_control, controller) = (connect.disables_flow_control, place.controller);
     let begin = async {
-        reconcile(&root, &first, namespaces).await;
+        reconcile(inner, place, &root, &first, namespaces, beginning).await;
         let begin = move |queue: &mut IoQueue, cx: &mut Cx| {
             queue.begin(id, disables_flow_control, controller, cx);
         };
@@ -358,23 +486,55 @@ async fn run_io(
     Ok(())
 }
 
-/// Has a queue that has just begun with the namespaces `first` follow what has changed meanwhile. What changes from the call on,
-/// the queue learns from the target.
-async fn reconcile(root: &RootRef<IoQueue>, first: &[(u32, u64)], now: impl Fn() -> Vec<Opened>) {
+/// Has the disks of namespaces prepare a reactor, and returns the namespaces that are ready. The others are being removed.
+async fn prepare(inner: &Inner, place: &Place, reactor: &Handle, opened: Vec<Opened>) -> Vec<Opened> {
+    let mut prepared = Vec::new();
+    for opened in opened {
+        tokio::select! {
+            is_ready = opened.descriptor.prepare(reactor) => if is_ready.is_ok() { prepared.push(opened) },
+            () = inner.until_gone(place, opened.nsid, opened.number) => {}
+        }
+    }
+    prepared
+}
+
+/// Adds and removes namespaces of a queue that has just begun with the namespaces `first`, as they were added and removed
+/// meanwhile. The target knows the queue from then on, and updates it at each later change.
+async fn reconcile(
+    inner: &Inner,
+    place: &Place,
+    root: &RootRef<IoQueue>,
+    first: &[(u32, u64)],
+    now: impl Fn() -> Vec<Opened>,
+    beginning: Beginning,
+) {
     let (kept, added): (Vec<_>, Vec<_>) =
         now().into_iter().partition(|opened| first.iter().any(|(_, number)| *number == opened.number));
     let is_gone = |number: u64| kept.iter().all(|opened| opened.number != number);
     let gone: Vec<_> = first.iter().copied().filter(|(_, number)| is_gone(*number)).collect();
     let rules: Vec<_> = kept.iter().map(|of| (of.nsid, of.number, of.rules)).collect();
+    let (closing, gone): (Vec<_>, Vec<_>) = (gone.into_iter())
+        .map(|of| {
+            let (closed, is_closed) = oneshot::channel();
+            (is_closed, (of, closed))
+        })
+        .unzip();
     let follow = move |queue: &mut IoQueue, cx: &mut Cx| {
-        gone.iter().for_each(|(nsid, number)| queue.remove(*nsid, *number, oneshot::channel().0, cx));
+        gone.into_iter().for_each(|((nsid, number), closed)| queue.remove(nsid, number, closed, cx));
         queue.update(&rules);
     };
     let _ = root.call(follow).await;
-    for Opened { number, descriptor, .. } in added {
-        if descriptor.prepare(root.handle()).await.is_ok()
-            && let Some(opened) = now().into_iter().find(|opened| opened.number == number)
-        {
+    for is_closed in closing {
+        // The sender is dropped if the queue has not opened it.
+        let _ = is_closed.await;
+    }
+    drop(beginning);
+    for Opened { nsid, number, descriptor, .. } in added {
+        let is_ready = tokio::select! {
+            is_ready = descriptor.prepare(root.handle()) => is_ready.is_ok(),
+            () = inner.until_gone(place, nsid, number) => false,
+        };
+        if is_ready && let Some(opened) = now().into_iter().find(|opened| opened.number == number) {
             let _ = root.call(move |queue, cx| queue.add(opened, cx)).await;
         }
     }
@@ -384,24 +544,25 @@ async fn serve_admin(
     inner: &Rc<Inner>,
     mut connection: Connection,
     way: Way,
-    id: SlotId,
-    connect: &Connect,
-    data: &ConnectData,
+    begun: Begun,
 ) -> Result<(), End> {
-    let admitted = timeout(PATIENCE, inner.admit_admin(connect, data, way)).await;
+    let Begun { connect, data, start, _connected } = begun;
+    let (id, reserved) = start.split();
+    let admitted = timeout(PATIENCE, inner.admit_admin(&connect, &data, way, reserved)).await;
     let (place, news) = match admitted.unwrap_or(Err(BUSY)) {
         Ok(admitted) => admitted,
-        Err(refusal) => {
-            let (status, result) = refusal.completion();
-            return connection.refuse(id, status, result).await;
-        }
+        Err(refusal) => return connection.refuse(id, refusal).await,
     };
-    connection.admitted(id, connect, &place);
+    if let Some(id) = id {
+        connection.admitted(id, &connect, &place, 0);
+    }
     let ended = run_admin(inner, &mut connection, &place, &news).await;
     inner.end_controller(&place).await;
     ended
 }
 
+/// AUTHREQ of Connect's result: the host authenticates next (ATR).
+const AUTHENTICATION_REQUIRED: u32 = 1 << 17;
 /// Why a host cannot connect: its earlier controller does not end, or there are too many queues.
 const BUSY: Refusal = Refusal::Code(status::CONTROLLER_BUSY);
 
@@ -411,6 +572,7 @@ async fn run_admin(
     place: &Place,
     news: &Notify,
 ) -> Result<(), End> {
+    let mut again = None;
     loop {
         let Some(deadline) = inner.with_live(place, |live| live.controller.deadline()) else { return Ok(()) };
         let left = deadline.map(|at| Duration::from_nanos(at.saturating_sub(inner.now())));
@@ -423,7 +585,12 @@ async fn run_admin(
         tokio::select! {
             ready = connection.next() => {
                 let (id, is_intact) = ready?;
-                execute(inner, connection, place, id, is_intact).await?;
+                match connection.authentication(id) {
+                    Some(command) => {
+                        authenticate_again(inner, connection, place, (id, is_intact, command), &mut again).await?;
+                    }
+                    None => execute(inner, connection, place, id, is_intact).await?,
+                }
                 // A host that floods its admin queue leaves control to others.
                 yield_now().await;
             }
@@ -440,6 +607,25 @@ async fn run_admin(
             }
         }
         report_events(inner, connection, place);
+    }
+}
+
+/// Executes a command of a host that authenticates again, with what it must know now.
+async fn authenticate_again(
+    inner: &Inner,
+    connection: &mut Connection,
+    place: &Place,
+    (id, is_intact, command): (SlotId, bool, Command),
+    again: &mut Option<Authentication>,
+) -> Result<(), End> {
+    let is_under_way = again.as_ref().is_some_and(|proof| proof.progress() == Progress::Pending);
+    if !is_under_way && matches!(command, Command::AuthenticationSend { .. }) {
+        *again = inner.secrets_of(place).map(Authentication::new);
+    }
+    match again {
+        Some(proof) => connection.exchange(inner, id, is_intact, command, proof).await,
+        // The host need not authenticate.
+        None => execute(inner, connection, place, id, is_intact).await,
     }
 }
 
@@ -464,21 +650,15 @@ async fn execute(
 ) -> Result<(), End> {
     let Connection { queue, slots, .. } = connection;
     let slot = slots.get_mut(&id).expect("the queue has just reported it");
-    let sgl = Sgl::decode(&slot.entry);
-    let sgl = sgl.and_then(|sgl| sgl.check(slot.capsule_len, TRANSFER_MAX as u32).map(|()| sgl));
-    let sgl = match sgl {
-        Ok(sgl) if is_intact => sgl,
-        Ok(_) => {
-            queue.complete(id, Code::TRANSIENT_TRANSPORT_ERROR.status(), 0);
-            return Ok(());
-        }
-        Err(code) => {
-            queue.complete(id, code.status().as_final(), 0);
+    let len = match slot.data_len(is_intact) {
+        Ok(len) => len,
+        Err(status) => {
+            queue.complete(id, status, 0);
             return Ok(());
         }
     };
     let now = inner.now();
-    let run = |live: &mut Live| live.controller.execute(&slot.entry, sgl.len(), now, &mut slot.data);
+    let run = |live: &mut Live| live.controller.execute(&slot.entry, len, now, &mut slot.data);
     let outcome = inner.with_live(place, run).ok_or(End::Refused)?;
     match outcome {
         Outcome::Complete { status, result } if status.is_success() && !slot.data.is_empty() => {
@@ -486,11 +666,34 @@ async fn execute(
         }
         Outcome::Complete { status, result } => queue.complete(id, status, result),
         Outcome::Held => slot.is_held = true,
-        // The command may still complete by itself; result 1 says that it was not aborted.
-        Outcome::Abort { .. } => queue.complete(id, Status::new(0), 1),
+        Outcome::Abort { sqid, cid } => {
+            let of_command = inner.with_live(place, |live| live.queues.get(&sqid).cloned()).flatten();
+            let is_aborted = match of_command {
+                Some(of_command) => of_command.call(move |queue, cx| queue.abort(cid, cx)).await == Ok(true),
+                None => false,
+            };
+            // Result 1 says that the command was not aborted; it may still be.
+            connection.queue.complete(id, Status::new(0), u64::from(!is_aborted));
+        }
+        Outcome::Persist { nsids, persists } => {
+            let mut done = Ok(());
+            for nsid in nsids {
+                done = done.and(inner.set_persists(&place.subsystem, nsid, persists).await);
+            }
+            let status = match done {
+                Ok(()) => Status::new(0),
+                // Another change takes long: the host may try again.
+                Err(Code::COMMAND_INTERRUPTED) => Code::COMMAND_INTERRUPTED.status(),
+                Err(code) => code.status().as_final(),
+            };
+            connection.queue.complete(id, status, 0);
+        }
         Outcome::Changed(change) => {
             if matches!(change, Change::Reset | Change::ShutDown) {
                 inner.end_queues(place).await;
+            }
+            if change == Change::Reset {
+                connection.drop_held();
             }
             if change == Change::ShutDown {
                 inner.with_live(place, |live| live.controller.finish_shutdown());

@@ -8,8 +8,10 @@
 //! | `target` | control | how subsystems, namespaces, hosts and listeners come and go |
 //! | `subsystem` | control | what they are, and what each host sees of them |
 //! | `connection` | control | connections until Connect, and admin queues |
+//! | `authentication` | control | how hosts prove who they are, before and during an association |
 //! | `quota` | control | how many connections there may be |
 //! | `association` | control | the controllers of hosts, and how they end |
+//! | `reservation` | control | which hosts may use a namespace |
 //! | `queue`, `pool` | reactor | I/O queues, and the buffers of a reactor |
 //!
 //! **Invariants.** Bytes of a host cause errors, never panics. A controller ends after all its I/O queues, and a queue after all
@@ -17,15 +19,18 @@
 #![forbid(unsafe_code)]
 
 mod association;
+mod authentication;
 mod connection;
 mod pool;
 mod queue;
 mod quota;
+mod reservation;
 mod status;
 mod subsystem;
 mod target;
 
-pub use subsystem::Hosts;
+pub use reservation::{SaveRequest, Saver};
+pub use subsystem::{HostKeys, Hosts};
 pub use target::{
     ControllerInfo, ENTRIES_MAX, Error, IN_CAPSULE_MAX, Limits, NAMESPACES_MAX, NamespaceInfo, NewNamespace,
     NewSubsystem, QUEUES_MAX, SubsystemInfo, Target,

@@ -111,6 +111,13 @@ impl Pool {
         self.waiting.borrow_mut().pop_front()
     }
 
+    /// The next queue that waits, if there is room for any buffer: the one that was woken has left some of what was given back.
+    #[must_use = "the queue is woken"]
+    pub fn pass_on(&self) -> Option<RootId> {
+        let has_room = self.used.get() + TRANSFER_MAX <= BYTES_MAX;
+        has_room.then(|| self.waiting.borrow_mut().pop_front()).flatten()
+    }
+
     /// A queue ends: it waits no longer.
     pub fn forget(&self, root: RootId) {
         self.waiting.borrow_mut().retain(|waiting| *waiting != root);
@@ -171,6 +178,13 @@ mod tests {
         assert_eq!(pool.give_back(&mut shares[0], of_first), Some(other));
         pool.forget(other);
         assert_eq!(pool.waiting.borrow().len(), 0);
+        // A large buffer is room for several small ones.
+        for root in [lazy, other] {
+            pool.waiting.borrow_mut().push_back(root);
+        }
+        let of_first = held[0].pop().expect("it has many");
+        assert_eq!(pool.give_back(&mut shares[0], of_first), Some(lazy));
+        assert_eq!((pool.pass_on(), pool.pass_on()), (Some(other), None));
     }
 
     #[test]

@@ -4,35 +4,44 @@
 //! replies of a turn leave together. What a host makes a queue hold is bounded by the queue's entries, and the data of commands
 //! by its share of the reactor's [`Pool`]. A host that does not read its replies is not read from either.
 
+mod commands;
 mod disks;
+mod fused;
+mod reserve;
 
-use crate::pool::{Pool, Share, TRANSFER_MAX, Taken};
-use crate::status;
-use aryk_bdev::{Blocks, Completion, Descriptor, Io, Lba, Op, OpenError, Status, Tag};
-use aryk_dma::Sgl as Memory;
-use aryk_nvme::spec::entry::SubmissionEntry;
-use aryk_nvme::spec::status::{Code, Status as NvmeStatus};
-use aryk_nvme_fabrics::command::{self, Command};
-use aryk_nvme_fabrics::io::{Checked, Request, Rules};
-use aryk_nvme_fabrics::sgl::Sgl;
+use crate::pool::{Pool, Share, Taken};
+use crate::reservation::Asker;
+use aryk_bdev::{Completion, Descriptor, OpenError};
+use aryk_log_limit::{LogLimit, limited};
+use aryk_nvme::spec::entry::Fuse;
+use aryk_nvme::spec::status::Status as NvmeStatus;
+use aryk_nvme_fabrics::io::Rules;
 use aryk_nvme_fabrics::tcp::{Fatal, Piece, Queue, Received, SlotId};
 use aryk_reactor::{Cx, Nanos, Root, RootId, ThreadId, WatchId};
+use commands::{Slot, Stage};
 use disks::Disks;
+use fused::FirstHalf;
 use futures_channel::oneshot;
-use rustix::event::epoll;
+use reserve::Drain;
+pub(crate) use reserve::Loss;
+use rustix::event::{Timespec, epoll};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Bytes that one poll reads.
 const READ_MAX: usize = 256 << 10;
 /// Pieces that one system call writes.
 const PIECES_MAX: usize = 64;
-/// System calls that write in one poll.
-const WRITES_MAX: u32 = 4;
+/// Bytes that one poll writes.
+const WRITE_MAX: usize = 512 << 10;
+
+/// Bytes of data whose digests one poll computes for reads, and those of one more.
+const DIGESTED_MAX: usize = 1 << 20;
 
 /// Where sockets are read to: all queues of a reactor have one buffer.
 struct Input(RefCell<Vec<u8>>);
@@ -40,35 +49,6 @@ struct Input(RefCell<Vec<u8>>);
 impl Default for Input {
     fn default() -> Self {
         Self(RefCell::new(vec![0; READ_MAX]))
-    }
-}
-
-/// Where a command is.
-#[derive(Debug)]
-enum Stage {
-    /// Its slot is free, or its capsule arrives, or its completion is being sent.
-    Idle,
-    /// It waits for a buffer.
-    Waiting(Checked, u32),
-    /// Its data arrives by an R2T, which was sent at this time.
-    Requested(Checked, u32, Nanos),
-    /// The disk has it. A discard has several ranges, and ends with the first failure among them.
-    Running { op: Op, len: u32, left: u32, status: Status },
-}
-
-#[derive(Debug)]
-struct Slot {
-    entry: SubmissionEntry,
-    capsule_len: u32,
-    data: Option<Taken>,
-    stage: Stage,
-    /// The number of the namespace against which it was checked.
-    number: u64,
-}
-
-impl Slot {
-    const fn new(entry: SubmissionEntry, capsule_len: u32, data: Option<Taken>) -> Self {
-        Self { entry, capsule_len, data, stage: Stage::Idle, number: 0 }
     }
 }
 
@@ -81,6 +61,16 @@ pub(crate) struct Connected {
     pub patience: Nanos,
     /// What was received behind Connect.
     pub rest: Vec<u8>,
+    /// Limits the lines about what hosts do.
+    pub lines: Arc<LogLimit>,
+    /// The way to control, which executes the commands of reservations.
+    pub asker: Asker,
+}
+
+/// What tells that a full socket has room again.
+struct Room {
+    epoll: OwnedFd,
+    watch: WatchId,
 }
 
 /// A namespace for a queue.
@@ -99,28 +89,38 @@ pub(crate) struct IoQueue {
     thread: ThreadId,
     socket: TcpStream,
     watch: WatchId,
-    /// Tells when a full socket has room again.
-    room: Option<WatchId>,
-    patience: Nanos,
-    /// When the socket has last taken output.
-    sent_at: Nanos,
-    /// When the queue looks whether its host keeps it waiting.
-    look_at: Option<Nanos>,
+    room: Option<Room>,
+    /// The socket has no room for the output.
+    is_blocked: bool,
     queue: Queue,
     rest: Vec<u8>,
     slots: Vec<Slot>,
     /// Commands that wait for a buffer.
     waiting: VecDeque<SlotId>,
+    /// The command before the next one, if that is the first half of a fused operation.
+    first_half: FirstHalf,
+    patience: Nanos,
+    /// When the socket has last taken output.
+    sent_at: Nanos,
+    /// When the queue looks whether its host keeps it waiting.
+    look_at: Option<Nanos>,
     disks: Disks,
     pool: Rc<Pool>,
     share: Share,
     input: Rc<Input>,
+    /// What the disks have completed and the queue has not taken yet.
     completions: Vec<Completion>,
+    asker: Asker,
+    /// Commands that control has.
+    asked: u16,
+    /// Commands that a reservation forbids, and that the disks still have.
+    drains: Vec<Drain>,
     /// Connect has been answered; before that, nothing is read.
     has_begun: bool,
     /// No more input is read: the queue ends when its disks have completed what they have.
     is_closing: bool,
     ended: Option<oneshot::Sender<()>>,
+    lines: Arc<LogLimit>,
 }
 
 impl Root for IoQueue {
@@ -143,30 +143,35 @@ impl IoQueue {
         (root, thread): (RootId, ThreadId),
         cx: &mut Cx,
     ) -> io::Result<Self> {
-        let Connected { socket, queue, entries, patience, rest } = connected;
+        let Connected { socket, queue, entries, patience, rest, lines, asker } = connected;
         let watch = cx.watch(socket.as_fd().try_clone_to_owned()?, root)?;
-        let free = || Slot::new(SubmissionEntry::new(0, 0), 0, None);
         let mut made = Self {
             root,
             thread,
             socket,
             watch,
             room: None,
+            is_blocked: false,
+            queue,
+            rest,
+            slots: (0..entries).map(|_| Slot::free()).collect(),
+            waiting: VecDeque::new(),
+            first_half: FirstHalf::None,
             patience,
             sent_at: cx.now(),
             look_at: None,
-            queue,
-            rest,
-            slots: (0..entries).map(|_| free()).collect(),
-            waiting: VecDeque::new(),
             disks: Disks::default(),
             pool: cx.local_state(),
             share: Share::default(),
             input: cx.local_state(),
             completions: Vec::new(),
+            asker,
+            asked: 0,
+            drains: Vec::new(),
             has_begun: false,
             is_closing: false,
             ended: Some(ended),
+            lines,
         };
         for namespace in namespaces {
             // A disk that cannot be opened is one that is being removed: its commands fail.
@@ -178,10 +183,12 @@ impl IoQueue {
         Ok(made)
     }
 
-    /// Answers Connect, whose slot is `id`.
-    pub fn begin(&mut self, id: SlotId, disables_flow_control: bool, controller: u16, cx: &mut Cx) {
-        self.queue.connect(self.slots.len() as u16, disables_flow_control);
-        self.queue.complete(id, NvmeStatus::new(0), controller.into());
+    /// Answers Connect, whose slot is `id`, unless that has been done.
+    pub fn begin(&mut self, id: Option<SlotId>, disables_flow_control: bool, controller: u16, cx: &mut Cx) {
+        if let Some(id) = id {
+            self.queue.connect(self.slots.len() as u16, disables_flow_control);
+            self.queue.complete(id, NvmeStatus::new(0), controller.into());
+        }
         self.has_begun = true;
         cx.kick(self.root);
     }
@@ -218,63 +225,9 @@ impl IoQueue {
         cx.wake(self.root);
     }
 
-    /// Takes what the disks have completed.
-    fn complete(&mut self, cx: &mut Cx) -> bool {
-        let mut completions = std::mem::take(&mut self.completions);
-        // All that a wake can be for is done in this poll.
-        let has_event = cx.clear_wake(self.root);
-        self.disks.poll(has_event, cx, &mut completions);
-        let has_any = !completions.is_empty();
-        for completion in completions.drain(..) {
-            self.complete_one(completion);
-        }
-        self.completions = completions;
-        self.disks.close_idle();
-        has_any
-    }
-
-    fn complete_one(&mut self, completion: Completion) {
-        let id = SlotId(completion.tag.0 as u16);
-        let slot = &mut self.slots[usize::from(id.0)];
-        let Stage::Running { op, len, left, status } = &mut slot.stage else {
-            unreachable!("the disk completes what it has, once")
-        };
-        *status = status.or(completion.status);
-        *left -= 1;
-        if *left > 0 {
-            return;
-        }
-        let (op, len, status) = (*op, *len, *status);
-        slot.stage = Stage::Idle;
-        if let Some(data) = slot.data.as_mut().filter(|_| op.has_data()) {
-            data.buffer.reclaim();
-        }
-        match &slot.data {
-            Some(data) if op == Op::Read && status.is_ok() => {
-                self.queue.complete_with_data(id, &data.buffer.bytes()[..len as usize], 0);
-            }
-            _ => self.queue.complete(id, status::of(status, op), 0),
-        }
-    }
-
-    /// Starts commands that have waited for a buffer.
-    fn start_waiting(&mut self, cx: &mut Cx) -> bool {
-        let mut has_any = false;
-        while let Some(&id) = self.waiting.front() {
-            let slot = &mut self.slots[usize::from(id.0)];
-            let Stage::Waiting(checked, len) = slot.stage else { unreachable!("it waits") };
-            let Some(data) = self.pool.take(&mut self.share, len as usize, self.root) else { break };
-            slot.data = Some(data);
-            self.waiting.pop_front();
-            self.go_on(id, checked, len, cx);
-            has_any = true;
-        }
-        has_any
-    }
-
     /// Reads the socket once.
     fn receive(&mut self, cx: &mut Cx) -> bool {
-        if !self.has_begun || self.is_closing || self.is_blocked() {
+        if !self.has_begun || self.is_closing || self.is_blocked {
             return false;
         }
         let rest = std::mem::take(&mut self.rest);
@@ -303,17 +256,15 @@ impl IoQueue {
         true
     }
 
-    /// Whether the socket has no room for the output.
-    const fn is_blocked(&self) -> bool {
-        self.room.is_some()
-    }
-
     fn take(&mut self, mut input: &[u8], cx: &mut Cx) {
         while !self.is_closing {
             match self.queue.receive(&mut input) {
                 Ok(None) => return,
                 Ok(Some(Received::Command { slot, entry, data_len })) => {
-                    let data = (data_len > 0).then(|| self.pool.take_for_capsule(data_len as usize));
+                    // The second half of a fused operation is added to the data of the first.
+                    let halves = if entry.fuse() == Some(Fuse::First) { 2 } else { 1 };
+                    let room = halves * data_len as usize;
+                    let data = (room > 0).then(|| self.pool.take_for_capsule(room));
                     self.slots[usize::from(slot.0)] = Slot::new(entry, data_len, data);
                 }
                 Ok(Some(Received::Data { slot, offset, bytes })) => {
@@ -322,7 +273,7 @@ impl IoQueue {
                 }
                 Ok(Some(Received::Ready { slot, is_intact })) => self.execute(slot, is_intact, cx),
                 Ok(Some(Received::Terminated(fatal))) => {
-                    tracing::warn!(?fatal, "a host has ended its connection");
+                    limited!(self.lines, warn, ?fatal, "a host has ended its connection");
                     self.close(cx);
                 }
                 Err(fatal) => self.terminate(fatal, cx),
@@ -332,174 +283,29 @@ impl IoQueue {
 
     /// Ends the connection with a reason.
     fn terminate(&mut self, fatal: Fatal, cx: &mut Cx) {
-        tracing::warn!(?fatal, "a host has violated the protocol: its connection ends");
+        limited!(self.lines, warn, ?fatal, "a host has violated the protocol: its connection ends");
         self.queue.terminate(fatal);
         self.send(cx);
         self.close(cx);
     }
 
-    fn fail(&mut self, id: SlotId, code: Code) {
-        self.queue.complete(id, status::refusal(code), 0);
-    }
-
-    /// Executes a command, or goes on with one whose data has arrived.
-    fn execute(&mut self, id: SlotId, is_intact: bool, cx: &mut Cx) {
-        let slot = &mut self.slots[usize::from(id.0)];
-        let stage = std::mem::replace(&mut slot.stage, Stage::Idle);
-        if !is_intact {
-            return self.queue.complete(id, Code::TRANSIENT_TRANSPORT_ERROR.status(), 0);
-        }
-        if let Stage::Requested(checked, len, _) = stage {
-            return self.start(id, checked, len, cx);
-        }
-        match Self::check(&self.disks, &slot.entry, slot.capsule_len) {
-            Ok(None) => self.queue.complete(id, NvmeStatus::new(0), 0),
-            Ok(Some((checked, len, number))) => {
-                slot.number = number;
-                let needs_buffer = len > 0 && slot.data.is_none();
-                if !needs_buffer {
-                    return self.start(id, checked, len, cx);
-                }
-                // Those that wait come first.
-                let data = match self.waiting.is_empty() {
-                    true => self.pool.take(&mut self.share, len as usize, self.root),
-                    false => None,
-                };
-                if let Some(data) = data {
-                    slot.data = Some(data);
-                    self.go_on(id, checked, len, cx);
-                } else {
-                    slot.stage = Stage::Waiting(checked, len);
-                    self.waiting.push_back(id);
-                }
-            }
-            Err(code) => self.fail(id, code),
-        }
-    }
-
-    /// Checks a command. Returns the bytes of its data, and the number of its namespace. `None`: there is nothing to do for it.
-    fn check(
-        disks: &Disks,
-        entry: &SubmissionEntry,
-        capsule_len: u32,
-    ) -> Result<Option<(Checked, u32, u64)>, Code> {
-        if entry.opcode() == command::OPCODE {
-            return match Command::decode(entry)? {
-                Command::Disconnect { .. } => Ok(None),
-                _ => Err(Code::INVALID_FIELD),
-            };
-        }
-        let sgl = Sgl::decode(entry)?;
-        sgl.check(capsule_len, TRANSFER_MAX as u32)?;
-        let disk = disks.get(entry.nsid()).ok_or(Code::INVALID_NAMESPACE_OR_FORMAT)?;
-        let checked = disk.rules.check(entry, sgl.len())?;
-        Ok(Some((checked, sgl.len(), disk.number)))
-    }
-
-    /// Goes on with a command that has got its buffer.
-    fn go_on(&mut self, id: SlotId, checked: Checked, len: u32, cx: &mut Cx) {
-        if checked.request.takes_data() {
-            self.slots[usize::from(id.0)].stage = Stage::Requested(checked, len, cx.now());
-            self.queue.request_data(id, 0, len);
-            self.await_host(cx.now(), cx);
-        } else {
-            self.start(id, checked, len, cx);
-        }
-    }
-
-    /// Gives a command to its disk. The namespace may have gone or shrunk meanwhile; then the block layer refuses it.
-    fn start(&mut self, id: SlotId, checked: Checked, len: u32, cx: &mut Cx) {
-        let slot = &mut self.slots[usize::from(id.0)];
-        let Some(disk) = self.disks.get_mut(slot.entry.nsid(), slot.number) else {
-            return self.fail(id, Code::INVALID_NAMESPACE_OR_FORMAT);
-        };
-        let io = |op, lba, blocks: u32| Io {
-            tag: Tag(id.0.into()),
-            op,
-            fua: false,
-            may_unmap: false,
-            lba: Lba(lba),
-            blocks: Blocks(blocks.into()),
-            source: Lba::ZERO,
-            data: Memory::EMPTY,
-        };
-        let io = match checked.request {
-            Request::Read(range) => io(Op::Read, range.lba, range.blocks),
-            Request::Write { range, fua } => Io { fua, ..io(Op::Write, range.lba, range.blocks) },
-            Request::Compare(range) => io(Op::Compare, range.lba, range.blocks),
-            Request::WriteZeroes { range, fua, may_deallocate } => {
-                Io { fua, may_unmap: may_deallocate, ..io(Op::WriteZeroes, range.lba, range.blocks) }
-            }
-            Request::Flush => io(Op::Flush, 0, 0),
-            Request::Hint => return self.queue.complete(id, NvmeStatus::new(0), 0),
-            Request::Deallocate { .. } => return self.deallocate(id, cx),
-        };
-        debug_assert!(!io.op.has_data() || u64::from(len) == io.blocks.0 << disk.block_shift);
-        let data = match slot.data.as_mut().filter(|_| io.op.has_data()) {
-            Some(data) => data.buffer.lend().first(len),
-            None => Memory::EMPTY,
-        };
-        slot.stage = Stage::Running { op: io.op, len, left: 1, status: Status::Ok };
-        disk.channel.submit(Io { data, ..io }, cx);
-    }
-
-    /// Discards ranges: those before one that cannot be are discarded.
-    fn deallocate(&mut self, id: SlotId, cx: &mut Cx) {
-        let slot = &mut self.slots[usize::from(id.0)];
-        let disk = self.disks.get_mut(slot.entry.nsid(), slot.number).expect("the caller has found it");
-        let rules = disk.rules;
-        let data = slot.data.as_ref().map_or(&[][..], |data| data.buffer.bytes());
-        let listed = &data[..data.len().min(16 * (1 + (slot.entry.cdw(10) & 0xff) as usize))];
-        let mut code = None;
-        let mut left = 0;
-        for range in rules.ranges(listed) {
-            match range {
-                Ok(range) => {
-                    let io = Io {
-                        tag: Tag(id.0.into()),
-                        op: Op::Unmap,
-                        fua: false,
-                        may_unmap: true,
-                        lba: Lba(range.lba),
-                        blocks: Blocks(range.blocks.into()),
-                        source: Lba::ZERO,
-                        data: Memory::EMPTY,
-                    };
-                    disk.channel.submit(io, cx);
-                    left += 1;
-                }
-                Err(failed) => {
-                    code = Some(failed);
-                    break;
-                }
-            }
-        }
-        let status = code.map_or(Status::Ok, |_| Status::OutOfRange);
-        match (left, code) {
-            (0, None) => self.queue.complete(id, NvmeStatus::new(0), 0),
-            (0, Some(code)) => self.fail(id, code),
-            _ => slot.stage = Stage::Running { op: Op::Unmap, len: 0, left, status },
-        }
-    }
-
     /// Writes the output, as far as the socket takes it.
     fn send(&mut self, cx: &mut Cx) -> bool {
-        if let Some(watch) = self.room.take() {
-            cx.unwatch(watch);
-        }
-        let mut has_sent = false;
-        for _ in 0..WRITES_MAX {
-            if self.queue.is_output_empty() || self.is_closing {
-                return has_sent;
+        let was_blocked = std::mem::take(&mut self.is_blocked);
+        let mut left = WRITE_MAX;
+        while !self.queue.is_output_empty() && !self.is_closing && !self.is_blocked {
+            if left == 0 {
+                cx.wake(self.root);
+                break;
             }
-            match self.write_some(cx) {
-                Ok(()) => has_sent = true,
+            match self.write_some(left, cx) {
+                Ok(len) => left -= len,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.is_blocked = true;
                     if let Err(error) = self.await_room(cx) {
                         tracing::warn!(%error, "cannot wait for a host that does not read its replies");
                         self.close(cx);
                     }
-                    return has_sent;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => {
@@ -508,41 +314,58 @@ impl IoQueue {
                 }
             }
         }
-        cx.wake(self.root);
-        has_sent
+        if was_blocked && !self.is_blocked {
+            // The socket does not report again the input that has arrived meanwhile.
+            cx.wake(self.root);
+        }
+        left < WRITE_MAX
     }
 
-    fn write_some(&mut self, cx: &mut Cx) -> io::Result<()> {
+    /// Writes up to `max` bytes with one system call.
+    fn write_some(&mut self, max: usize, cx: &mut Cx) -> io::Result<usize> {
         let Self { queue, slots, socket, pool, share, waiting, root, sent_at, .. } = self;
         let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
-        let mut count = 0;
+        let (mut count, mut left) = (0, max);
         for (place, piece) in pieces.iter_mut().zip(queue.output()) {
-            *place = match piece {
-                Piece::Bytes(bytes) => IoSlice::new(bytes),
+            let bytes = match piece {
+                Piece::Bytes(bytes) => bytes,
                 Piece::Data { slot, offset, len } => {
                     let data = slots[usize::from(slot.0)].data.as_ref().expect("kept until it is sent");
-                    IoSlice::new(&data.buffer.bytes()[offset as usize..][..len as usize])
+                    &data.buffer.bytes()[offset as usize..][..len as usize]
                 }
             };
+            *place = IoSlice::new(&bytes[..bytes.len().min(left)]);
+            left -= place.len();
             count += 1;
+            if left == 0 {
+                break;
+            }
         }
         let len = socket.write_vectored(&pieces[..count])?;
         *sent_at = cx.now();
         queue.sent(len, |id| {
             if let Some(data) = slots[usize::from(id.0)].data.take() {
-                let own = (!waiting.is_empty()).then_some(*root);
-                pool.give_back(share, data).into_iter().chain(own).for_each(|root| cx.wake(root));
+                give_back(pool, share, data, waiting, *root, cx);
             }
         });
-        Ok(())
+        Ok(len)
     }
 
     /// Has the root woken when the socket has room.
     fn await_room(&mut self, cx: &mut Cx) -> io::Result<()> {
-        let room = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let event = epoll::EventFlags::OUT | epoll::EventFlags::ONESHOT;
-        epoll::add(&room, &self.socket, epoll::EventData::new_u64(0), event)?;
-        self.room = Some(cx.watch(room, self.root)?);
+        let data = epoll::EventData::new_u64(0);
+        if let Some(Room { epoll, .. }) = &self.room {
+            // The next report is one only if the last one has been taken.
+            let mut reports = [epoll::Event { flags: epoll::EventFlags::empty(), data }];
+            epoll::wait(epoll, &mut reports, Some(&Timespec::default()))?;
+            epoll::modify(epoll, &self.socket, data, event)?;
+        } else {
+            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+            let watch = cx.watch(epoll.try_clone()?, self.root)?;
+            epoll::add(&epoll, &self.socket, data, event)?;
+            self.room = Some(Room { epoll, watch });
+        }
         self.await_host(self.sent_at, cx);
         Ok(())
     }
@@ -563,12 +386,16 @@ impl IoQueue {
         }
         self.look_at = None;
         let requested = self.slots.iter().filter_map(|slot| match slot.stage {
-            Stage::Requested(_, _, since) => Some(since),
+            Stage::Requested { since, .. } => Some(since),
             _ => None,
         });
-        let Some(since) = requested.chain(self.room.map(|_| self.sent_at)).min() else { return };
+        let Some(since) = requested.chain(self.is_blocked.then_some(self.sent_at)).min() else { return };
         if cx.now().0 >= since.0 + self.patience.0 {
-            tracing::warn!("a host neither sends data nor reads replies for long: its connection ends");
+            limited!(
+                self.lines,
+                warn,
+                "a host neither sends data nor reads replies for long: its connection ends"
+            );
             self.close(cx);
         } else {
             self.await_host(since, cx);
@@ -577,13 +404,13 @@ impl IoQueue {
 
     /// Ends the queue, if it is closing and its disks have nothing.
     fn finish(&mut self, cx: &mut Cx) {
-        if !self.is_closing || self.disks.has_requests() {
+        if !self.is_closing || self.disks.has_requests() || !self.completions.is_empty() {
             return;
         }
         let Some(ended) = self.ended.take() else { return };
         self.pool.forget(self.root);
         cx.unwatch(self.watch);
-        if let Some(watch) = self.room.take() {
+        if let Some(Room { watch, .. }) = self.room.take() {
             cx.unwatch(watch);
         }
         for data in self.slots.iter_mut().filter_map(|slot| slot.data.take()) {
@@ -600,3 +427,19 @@ impl IoQueue {
         });
     }
 }
+
+/// Gives a buffer back, and wakes what may go on with it.
+fn give_back(
+    pool: &Pool,
+    share: &mut Share,
+    data: Taken,
+    waiting: &VecDeque<SlotId>,
+    own: RootId,
+    cx: &mut Cx,
+) {
+    let own = (!waiting.is_empty()).then_some(own);
+    pool.give_back(share, data).into_iter().chain(own).for_each(|root| cx.wake(root));
+}
+
+#[cfg(test)]
+mod tests;

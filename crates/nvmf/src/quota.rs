@@ -1,9 +1,10 @@
 //! How many connections hosts may have: in all, and from one address, so that a host leaves room for others. Control context.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
+use tokio::sync::Notify;
 
 /// One address may have this part of all connections, or this number if that is more.
 const OF_ONE_ADDRESS: u32 = 4;
@@ -52,9 +53,82 @@ impl Drop for Counted {
     }
 }
 
+/// Connections that have not proved to be of use: a new one takes the place of the oldest of the address that has the most.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    used: Cell<u32>,
+    addresses: RefCell<BTreeMap<IpAddr, VecDeque<Rc<Notify>>>>,
+}
+
+impl Waiting {
+    /// Adds a connection from `address`, of at most `max`.
+    pub fn add(self: &Rc<Self>, address: IpAddr, max: u32) -> Waits {
+        let mut addresses = self.addresses.borrow_mut();
+        if self.used.get() >= max
+            && let Some(most) = addresses.values_mut().max_by_key(|of| of.len())
+            && let Some(oldest) = most.pop_front()
+        {
+            // Its task ends soon.
+            oldest.notify_one();
+            self.used.set(self.used.get() - 1);
+        }
+        let replaced = Rc::<Notify>::default();
+        addresses.entry(address).or_default().push_back(Rc::clone(&replaced));
+        self.used.set(self.used.get() + 1);
+        Waits { all: Rc::downgrade(self), address, replaced }
+    }
+}
+
+/// The place of a connection among those that wait.
+#[derive(Debug)]
+pub(crate) struct Waits {
+    all: Weak<Waiting>,
+    address: IpAddr,
+    replaced: Rc<Notify>,
+}
+
+impl Waits {
+    /// Returns when another connection has taken the place.
+    pub async fn until_replaced(&self) {
+        self.replaced.notified().await;
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        let Some(all) = self.all.upgrade() else { return };
+        let mut addresses = all.addresses.borrow_mut();
+        let Some(of_address) = addresses.get_mut(&self.address) else { return };
+        if let Some(place) = of_address.iter().position(|other| Rc::ptr_eq(other, &self.replaced)) {
+            of_address.remove(place);
+            all.used.set(all.used.get() - 1);
+        }
+        if of_address.is_empty() {
+            addresses.remove(&self.address);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_new_connection_takes_the_place_of_the_oldest_of_the_address_with_most() {
+        let waiting = Rc::<Waiting>::default();
+        let address = |last| IpAddr::from([10, 0, 0, last]);
+        let mut lazy: VecDeque<Waits> = (0..5).map(|_| waiting.add(address(1), 6)).collect();
+        let other = waiting.add(address(2), 6);
+        let counts = || -> Vec<usize> { waiting.addresses.borrow().values().map(VecDeque::len).collect() };
+        let third = waiting.add(address(3), 6);
+        assert_eq!((counts(), waiting.used.get()), (vec![4, 1, 1], 6));
+        let is_replaced = |waits: &Waits| Rc::strong_count(&waits.replaced) == 1;
+        assert!(is_replaced(&lazy[0]) && !is_replaced(&lazy[1]) && !is_replaced(&other));
+        drop(lazy.pop_front());
+        assert_eq!(waiting.used.get(), 6, "its place was taken");
+        drop((lazy, other, third));
+        assert!(waiting.used.get() == 0 && waiting.addresses.borrow().is_empty());
+    }
 
     #[test]
     fn an_address_leaves_room_for_others() {

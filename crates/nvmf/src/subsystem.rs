@@ -8,32 +8,55 @@ use crate::target::{IN_CAPSULE_MAX, NewSubsystem};
 use aryk_bdev::{Bdev, Descriptor};
 use aryk_nvme::spec::identify::Descriptors;
 use aryk_nvme_fabrics::association::{Associations, Duplicates};
+use aryk_nvme_fabrics::chap::Secrets;
 use aryk_nvme_fabrics::discovery::{Entry, Family, Page, Security, Subtype, Transport};
 use aryk_nvme_fabrics::io::Rules;
 use aryk_nvme_fabrics::nqn::Nqn;
+use aryk_nvme_fabrics::reservation::{HostId, Reservations};
 use aryk_nvme_fabrics::subsystem::{Ana, AnaGroup, AnaState, Commands, Io, Namespace, Service, View};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use tokio::sync::Notify;
+use tokio::sync::{Mutex, Notify};
 use tokio::task::JoinHandle;
 
 /// Physical blocks that an optimal write has, at most.
 const OPTIMAL_WRITE_BLOCKS_MAX: u32 = 1 << 10;
 
+/// What a host must prove to know.
+#[derive(Clone, Debug)]
+pub struct HostKeys {
+    /// The secrets.
+    pub secrets: Arc<Secrets>,
+    /// The name of the host's secret, for reports.
+    pub key: String,
+    /// The name of the subsystem's secret for this host, if there is one.
+    pub controller_key: Option<String>,
+}
+
 /// The hosts that a subsystem allows.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Hosts {
     /// Any host may connect.
     pub any: bool,
-    /// Those that may connect even if not all may.
-    pub named: BTreeSet<Nqn>,
+    /// Those that may connect even if not all may. One with keys must authenticate.
+    pub named: BTreeMap<Nqn, Option<HostKeys>>,
 }
 
 impl Hosts {
     fn allow(&self, host: &Nqn) -> bool {
-        self.any || self.named.contains(host)
+        self.any || self.named.contains_key(host)
+    }
+
+    /// The keys of a host that must authenticate.
+    pub(crate) fn keys_of(&self, host: &Nqn) -> Option<&HostKeys> {
+        self.named.get(host).and_then(Option::as_ref)
+    }
+
+    /// Whether every host must authenticate.
+    pub fn are_authenticated(&self) -> bool {
+        !self.any && self.named.values().all(Option::is_some)
     }
 }
 
@@ -74,6 +97,9 @@ pub(crate) struct Shared {
     pub namespace: Namespace,
     /// The hosts that see it; `None`: all that may connect.
     pub visible_to: Option<BTreeSet<Nqn>>,
+    pub reservations: Reservations,
+    /// Held by the change of the reservations that runs.
+    pub turn: Rc<Mutex<()>>,
 }
 
 impl Shared {
@@ -83,12 +109,13 @@ impl Shared {
 
     /// Takes the size of the disk, and whether it can be written.
     pub fn follow_disk(&mut self) {
-        let Namespace { ids, ana_group, .. } = &self.namespace;
-        self.namespace = namespace_of(self.descriptor.bdev(), *ids, *ana_group);
+        let Namespace { ids, ana_group, can_persist, persists, .. } = self.namespace;
+        let followed = namespace_of(self.descriptor.bdev(), ids, ana_group);
+        self.namespace = Namespace { can_persist, persists, ..followed };
     }
 }
 
-/// A namespace of a disk, with these identifiers.
+/// A namespace of a disk, with these identifiers, whose reservations do not persist.
 pub(crate) fn namespace_of(bdev: &Bdev, ids: Descriptors, ana_group: u32) -> Namespace {
     let geometry = bdev.geometry();
     let physical = geometry.physical_block_size / geometry.block_size;
@@ -99,6 +126,8 @@ pub(crate) fn namespace_of(bdev: &Bdev, ids: Descriptors, ana_group: u32) -> Nam
         ana_group,
         is_read_only: bdev.device().is_read_only(),
         optimal_write_blocks: physical.clamp(1, OPTIMAL_WRITE_BLOCKS_MAX) as u16,
+        can_persist: false,
+        persists: false,
     }
 }
 
@@ -110,7 +139,9 @@ pub(crate) struct Subsystem {
     pub namespaces: BTreeMap<u32, Shared>,
     pub associations: Associations,
     pub controllers: BTreeMap<u16, Live>,
-    /// Told when a queue or a controller has ended.
+    /// The I/O queues that begin, by numbers of their own.
+    pub beginning: BTreeSet<u64>,
+    /// Told when a queue or a controller has ended, or a queue has begun, or a namespace has gone.
     pub changed: Rc<Notify>,
     pub is_ending: bool,
 }
@@ -118,11 +149,12 @@ pub(crate) struct Subsystem {
 impl Subsystem {
     pub fn new(made_of: NewSubsystem, duplicates: Duplicates) -> Self {
         Self {
-            hosts: Hosts { any: made_of.allow_any_host, named: BTreeSet::new() },
+            hosts: Hosts { any: made_of.allow_any_host, named: BTreeMap::new() },
             listeners: BTreeMap::new(),
             namespaces: BTreeMap::new(),
             associations: Associations::new(made_of.controller_ids.clone(), duplicates),
             controllers: BTreeMap::new(),
+            beginning: BTreeSet::new(),
             changed: Rc::default(),
             is_ending: false,
             made_of,
@@ -149,20 +181,27 @@ impl Subsystem {
             queues: limits.queues,
             commands: Commands {
                 compare: true,
-                compare_and_write: false,
+                compare_and_write: true,
                 deallocate: true,
                 write_zeroes: true,
+                reservations: true,
             },
             retry_delays: limits.retry_delays,
         }
     }
 
     /// The namespaces that a queue of a host opens.
-    pub fn opened(&self, host: &Nqn, listener: SocketAddr, limits: &Limits) -> Vec<Opened> {
+    pub fn opened(
+        &self,
+        (host, host_id): (&Nqn, &HostId),
+        listener: SocketAddr,
+        limits: &Limits,
+    ) -> Vec<Opened> {
         let io = self.io(host, listener, limits);
         let opened = |&nsid: &u32| {
-            let Shared { number, descriptor, .. } = &self.namespaces[&nsid];
+            let Shared { number, descriptor, reservations, .. } = &self.namespaces[&nsid];
             let rules = Rules::new(&io, nsid).expect("it is among them");
+            let rules = rules.with_rights(reservations.rights(host_id));
             Opened { nsid, number: *number, rules, descriptor: descriptor.clone() }
         };
         io.namespaces.keys().map(opened).collect()
@@ -265,19 +304,19 @@ impl State {
 
     /// Shows a change to the controllers of all hosts.
     pub fn show(&mut self) {
-        let mut views = Vec::new();
-        for (name, subsystem) in &self.subsystems {
-            for (&id, live) in &subsystem.controllers {
-                let host = &live.controller.association().host;
-                views.push((name.clone(), id, Arc::new(self.view(name, host, live.way))));
-            }
-        }
-        for (name, id, view) in views {
-            let live = self.subsystems.get_mut(&name).and_then(|found| found.controllers.get_mut(&id));
-            if let Some(live) = live {
-                live.controller.update(view);
-                live.news.notify_one();
-            }
+        let names: Vec<Nqn> = self.subsystems.keys().cloned().collect();
+        names.iter().for_each(|name| self.show_namespaces(name));
+    }
+
+    /// Shows a change of a subsystem's namespaces to its controllers.
+    pub fn show_namespaces(&mut self, name: &Nqn) {
+        let Some(subsystem) = self.subsystems.get(name) else { return };
+        let view = |live: &Live| self.view(name, &live.controller.association().host, live.way);
+        let views: Vec<View> = subsystem.controllers.values().map(view).collect();
+        let controllers = self.subsystems.get_mut(name).map(|subsystem| &mut subsystem.controllers);
+        for (live, view) in controllers.into_iter().flat_map(BTreeMap::values_mut).zip(views) {
+            live.controller.update(Arc::new(view));
+            live.news.notify_one();
         }
     }
 }

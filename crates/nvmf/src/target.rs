@@ -3,8 +3,9 @@
 use crate::association::{Live, QueueRef};
 use crate::connection;
 use crate::queue::Opened;
-use crate::quota::Quota;
-use crate::subsystem::{Hosts, Listener, Path, Shared, State, Subsystem, namespace_of};
+use crate::quota::{Quota, Waiting};
+use crate::reservation::{Asked, Saver};
+use crate::subsystem::{HostKeys, Hosts, Listener, Path, Shared, State, Subsystem, namespace_of};
 use aryk_bdev::{Access, Env, Event};
 use aryk_log_limit::LogLimit;
 use aryk_nvme::spec::identify::Descriptors;
@@ -12,7 +13,8 @@ use aryk_nvme_fabrics::association::Duplicates;
 use aryk_nvme_fabrics::connect::CONTROLLER_ID_MAX;
 use aryk_nvme_fabrics::discovery::Entry;
 use aryk_nvme_fabrics::nqn::{self, Nqn};
-use aryk_nvme_fabrics::subsystem::AnaState;
+use aryk_nvme_fabrics::reservation::{self, Reservations};
+use aryk_nvme_fabrics::subsystem::{AnaState, Namespace};
 use futures_channel::oneshot;
 use rustix::process::{Resource, getrlimit};
 use std::cell::{Cell, RefCell};
@@ -21,9 +23,10 @@ use std::io;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::spawn_local;
 use tokio::time::Instant;
 
@@ -36,9 +39,11 @@ pub const QUEUES_MAX: u16 = 128;
 /// Namespaces of a subsystem, at most.
 pub const NAMESPACES_MAX: u32 = 256;
 
+/// Computations of authentications that run at the same time.
+const COMPUTING_MAX: usize = 2;
 /// Connections of all hosts, at least and at most.
 const CONNECTIONS: RangeInclusive<u64> = 1024..=16_384;
-/// The part of the process's descriptors that connections may use. An I/O queue has up to three.
+/// The part of the process's descriptors that connections may use. An I/O queue has up to four.
 const PART_OF_DESCRIPTORS: u64 = 8;
 
 /// Why a call fails.
@@ -59,7 +64,7 @@ pub enum Error {
     /// The identifier is 0 or too large, or the subsystem has as many namespaces as it can.
     #[error("namespaces of the subsystem have the identifiers 1 to {0}")]
     NamespaceId(u32),
-    /// The group is 0 or too large, or the subsystem has no groups.
+    /// The group is 0 or too large.
     #[error("the subsystem has the ANA groups 1 to {0}")]
     Group(u32),
     /// The subsystem does not report ANA states.
@@ -95,6 +100,8 @@ pub struct Limits {
     pub retry_delays: [u16; 3],
     /// Queues of all hosts together, admin queues among them. Each takes memory for its entries.
     pub connections: u32,
+    /// Connections that have not sent Connect yet, or whose hosts have not authenticated yet. More take the places of the oldest.
+    pub unconnected: u32,
     /// How long a host has to send data that it was asked for, and to read a reply of an I/O queue.
     pub patience: Duration,
 }
@@ -106,6 +113,7 @@ impl Default for Limits {
             queues: QUEUES_MAX,
             retry_delays: [0; 3],
             connections: connections_max(),
+            unconnected: 1024,
             patience: Duration::from_secs(30),
         }
     }
@@ -150,12 +158,14 @@ impl NewSubsystem {
 pub struct NewNamespace {
     /// Its identifier. `None`: the lowest that is free.
     pub nsid: Option<u32>,
-    /// Its names. Without a UUID, that of the disk, which is also the NGUID if none is given.
+    /// EUI-64, NGUID and UUID. Default of the UUID: that of the disk; of the NGUID: the UUID.
     pub ids: Descriptors,
     /// Its ANA group, if the subsystem has groups. `None`: that with the number of the namespace.
     pub ana_group: Option<u32>,
     /// No host sees it until [`Target::show_to`].
     pub is_hidden: bool,
+    /// The registrations and the reservation that were stored.
+    pub reservations: reservation::State,
 }
 
 /// The state of a subsystem.
@@ -178,12 +188,14 @@ pub struct SubsystemInfo {
 pub struct NamespaceInfo {
     /// The disk's name.
     pub disk: String,
-    /// Its names.
+    /// EUI-64, NGUID and UUID.
     pub ids: Descriptors,
     /// Its ANA group; 0: none.
     pub ana_group: u32,
     /// The hosts that see it; `None`: all that may connect.
     pub visible_to: Option<BTreeSet<Nqn>>,
+    /// The registrations and the reservation.
+    pub reservations: reservation::State,
 }
 
 /// The state of a connected host's controller.
@@ -215,19 +227,34 @@ struct Happened {
 pub(crate) struct Inner {
     pub env: Env,
     pub state: RefCell<State>,
-    /// Connections that have not sent Connect yet.
-    pub unconnected: Rc<Quota>,
+    /// Connections that have not sent Connect yet, or whose hosts have not authenticated yet.
+    pub unconnected: Rc<Waiting>,
     /// Connections that have.
     pub connected: Rc<Quota>,
     /// Limits the lines about what hosts do.
-    pub lines: LogLimit,
-    /// Namespaces that there have been.
-    namespaces: Cell<u64>,
+    pub lines: Arc<LogLimit>,
+    /// Computations of authentications that run: each may take tens of milliseconds.
+    pub computing: Arc<Semaphore>,
+    /// Authentications that have failed.
+    pub failures: Cell<u64>,
+    /// The next number of a namespace, or of a queue that begins.
+    next: Cell<u64>,
     events: mpsc::UnboundedSender<Happened>,
+    /// Takes the commands of reservations.
+    pub asked: mpsc::UnboundedSender<Asked>,
+    /// Stores reservations.
+    pub saver: RefCell<Option<Rc<Saver>>>,
     started: Instant,
 }
 
 impl Inner {
+    /// A number that nothing else of this target has.
+    pub fn number(&self) -> u64 {
+        let number = self.next.get();
+        self.next.set(number + 1);
+        number
+    }
+
     /// The time of the controllers.
     pub fn now(&self) -> u64 {
         self.started.elapsed().as_nanos() as u64
@@ -251,6 +278,7 @@ impl Target {
     /// Outside of a `LocalSet`.
     pub fn new(env: Env) -> Self {
         let (events, mut happened) = mpsc::unbounded_channel();
+        let (asked, mut commands) = mpsc::unbounded_channel();
         let mut state = State::default();
         let name: Nqn = nqn::DISCOVERY.parse().expect("a name of the specification");
         let discovery = NewSubsystem { allow_any_host: true, ..NewSubsystem::named(name.clone()) };
@@ -260,16 +288,29 @@ impl Target {
             state: RefCell::new(state),
             unconnected: Rc::default(),
             connected: Rc::default(),
-            lines: LogLimit::new(10, Duration::from_secs(5)),
-            namespaces: Cell::new(0),
+            lines: Arc::new(LogLimit::new(10, Duration::from_secs(5))),
+            computing: Arc::new(Semaphore::new(COMPUTING_MAX)),
+            failures: Cell::new(0),
+            next: Cell::new(0),
             events,
+            asked,
+            saver: RefCell::new(None),
             started: Instant::now(),
         }));
         let weak = Rc::downgrade(&target.0);
         spawn_local(async move {
             while let Some(happened) = happened.recv().await {
                 let Some(inner) = weak.upgrade() else { return };
-                Self(inner).follow(happened).await;
+                // The removal of one disk may wait for its last request.
+                spawn_local(async move { Self(inner).follow(happened).await });
+            }
+        });
+        let weak = Rc::downgrade(&target.0);
+        spawn_local(async move {
+            while let Some(command) = commands.recv().await {
+                let Some(inner) = weak.upgrade() else { return };
+                // One may wait for requests of other hosts.
+                spawn_local(inner.execute_reservation(command));
             }
         });
         target
@@ -285,6 +326,11 @@ impl Target {
         let mut state = self.0.state.borrow_mut();
         state.limits = limits;
         state.show();
+    }
+
+    /// Has the reservations stored of the namespaces that are added from now on.
+    pub fn set_saver(&self, saver: Rc<Saver>) {
+        *self.0.saver.borrow_mut() = Some(saver);
     }
 
     /// Sets the other discovery services, which the discovery page lists.
@@ -321,19 +367,19 @@ impl Target {
         self.until_ended(name).await;
         {
             let mut state = self.0.state.borrow_mut();
-            state.subsystems.retain(|nqn, _| nqn.as_str() != name);
+            state.subsystems.remove(name);
             state.show_discovery();
         }
         self.end_unused_listeners().await;
         Ok(())
     }
 
-    /// Allows a host to connect.
+    /// Allows a host to connect. With keys, it must authenticate with them from now on; what is connected stays so.
     ///
     /// # Errors
     /// [`Error::NotFound`].
-    pub fn add_host(&self, name: &str, host: Nqn) -> Result<(), Error> {
-        self.with(name, |subsystem| subsystem.hosts.named.insert(host))?;
+    pub fn add_host(&self, name: &str, host: Nqn, keys: Option<HostKeys>) -> Result<(), Error> {
+        self.with(name, |subsystem| subsystem.hosts.named.insert(host, keys))?;
         self.0.state.borrow_mut().show_discovery();
         Ok(())
     }
@@ -373,14 +419,14 @@ impl Target {
     pub async fn add_namespace(&self, name: &str, disk: &str, new: NewNamespace) -> Result<u32, Error> {
         let (nqn, nsid, number) = self.open_namespace(name, disk, new)?;
         self.give(&nqn, nsid, number, |_| true).await;
-        self.0.state.borrow_mut().show();
+        self.0.state.borrow_mut().show_namespaces(&nqn);
         Ok(nsid)
     }
 
     /// Opens a disk as a namespace, of which no queue knows yet. Returns its identifier and its number.
     fn open_namespace(&self, name: &str, disk: &str, new: NewNamespace) -> Result<(Nqn, u32, u64), Error> {
-        let number = self.0.namespaces.get();
-        self.0.namespaces.set(number + 1);
+        let number = self.0.number();
+        let can_persist = self.0.saver.borrow().is_some();
         let (events, registry) = (self.0.events.clone(), self.0.env.registry());
         self.with(name, |subsystem| {
             let max = subsystem.made_of.namespaces_max;
@@ -407,9 +453,16 @@ impl Target {
             let nguid = new.ids.nguid.unwrap_or(uuid);
             let ids = Descriptors { uuid: Some(uuid), nguid: Some(nguid), ..new.ids };
             let group = if subsystem.made_of.has_ana { group } else { 0 };
-            let namespace = namespace_of(descriptor.bdev(), ids, group);
+            let reservations = Reservations::restored(new.reservations);
+            let namespace = Namespace {
+                can_persist,
+                persists: reservations.state().persists,
+                ..namespace_of(descriptor.bdev(), ids, group)
+            };
             let visible_to = new.is_hidden.then(BTreeSet::new);
-            subsystem.namespaces.insert(nsid, Shared { number, descriptor, namespace, visible_to });
+            let turn = Rc::default();
+            let shared = Shared { number, descriptor, namespace, visible_to, reservations, turn };
+            subsystem.namespaces.insert(nsid, shared);
             Ok((nqn, nsid, number))
         })?
     }
@@ -419,12 +472,13 @@ impl Target {
     /// # Errors
     /// [`Error::NotFound`], [`Error::NoNamespace`].
     pub async fn remove_namespace(&self, name: &str, nsid: u32) -> Result<(), Error> {
-        let (shared, queues) = self.with(name, |subsystem| {
+        let (nqn, shared, queues) = self.with(name, |subsystem| {
             let shared = subsystem.namespaces.remove(&nsid).ok_or(Error::NoNamespace(nsid))?;
-            Ok::<_, Error>((shared, queues_of(subsystem, |_| true)))
+            Ok::<_, Error>((subsystem.made_of.nqn.clone(), shared, queues_of(subsystem, |_| true)))
         })??;
-        self.0.state.borrow_mut().show();
+        self.0.state.borrow_mut().show_namespaces(&nqn);
         take(nsid, shared.number, queues).await;
+        self.until_begun(&nqn).await;
         drop(shared);
         Ok(())
     }
@@ -440,7 +494,7 @@ impl Target {
             Ok::<_, Error>((subsystem.made_of.nqn.clone(), shared.number))
         })??;
         self.give(&nqn, nsid, number, |live| live.controller.association().host == host).await;
-        self.0.state.borrow_mut().show();
+        self.0.state.borrow_mut().show_namespaces(&nqn);
         Ok(())
     }
 
@@ -449,14 +503,16 @@ impl Target {
     /// # Errors
     /// [`Error::NotFound`], [`Error::NoNamespace`], [`Error::SeenByAll`].
     pub async fn hide_from(&self, name: &str, nsid: u32, host: &Nqn) -> Result<(), Error> {
-        let (number, queues) = self.with(name, |subsystem| {
+        let (nqn, number, queues) = self.with(name, |subsystem| {
             let shared = subsystem.namespaces.get_mut(&nsid).ok_or(Error::NoNamespace(nsid))?;
             shared.visible_to.as_mut().ok_or(Error::SeenByAll(nsid))?.remove(host);
-            let number = shared.number;
-            Ok::<_, Error>((number, queues_of(subsystem, |live| live.controller.association().host == *host)))
+            let (nqn, number) = (subsystem.made_of.nqn.clone(), shared.number);
+            let queues = queues_of(subsystem, |live| live.controller.association().host == *host);
+            Ok::<_, Error>((nqn, number, queues))
         })??;
-        self.0.state.borrow_mut().show();
+        self.0.state.borrow_mut().show_namespaces(&nqn);
         take(nsid, number, queues).await;
+        self.until_begun(&nqn).await;
         Ok(())
     }
 
@@ -529,7 +585,7 @@ impl Target {
             if descriptor.prepare(queue.handle()).await.is_err() {
                 continue;
             }
-            // A call may have removed or hidden it meanwhile, and has not found it on this queue.
+            // A call that has removed or hidden the namespace meanwhile did not find it on this queue.
             let Some(opened) = find() else { continue };
             let added = queue.call(move |queue, cx| queue.add(opened, cx)).await;
             if let Ok(Err(error)) = added {
@@ -551,7 +607,8 @@ impl Target {
         let state = self.0.state.borrow();
         let Some(subsystem) = state.subsystems.get(nqn) else { return Vec::new() };
         let Some(live) = subsystem.controllers.get(&controller) else { return Vec::new() };
-        subsystem.opened(&live.controller.association().host, live.way.listener, &state.limits)
+        let association = live.controller.association();
+        subsystem.opened((&association.host, &association.host_id), live.way.listener, &state.limits)
     }
 
     /// Has all queues of a subsystem follow its namespaces' sizes and states, and shows them to hosts.
@@ -562,7 +619,7 @@ impl Target {
             // A queue that has ended needs no rules.
             let _ = queue.call(move |queue, _| queue.update(&rules)).await;
         }
-        self.0.state.borrow_mut().show();
+        self.0.state.borrow_mut().show_namespaces(nqn);
     }
 
     /// Has a subsystem listen at an address, with this state of all ANA groups. Returns the address, with the port that the
@@ -642,6 +699,23 @@ impl Target {
         self.until_ended(nqn::DISCOVERY).await;
     }
 
+    /// Returns when the queues that begin now have begun, without what has gone before the call.
+    async fn until_begun(&self, nqn: &Nqn) {
+        let all = || {
+            let mut state = self.0.state.borrow_mut();
+            state.subsystem(nqn).map(|subsystem| (subsystem.beginning.clone(), Rc::clone(&subsystem.changed)))
+        };
+        let Some((first, changed)) = all() else { return };
+        // Those that wait for the disk wait no longer.
+        changed.notify_waiters();
+        while let Some((now, changed)) = all() {
+            if first.is_disjoint(&now) {
+                return;
+            }
+            changed.notified().await;
+        }
+    }
+
     /// Waits for the end of the controllers of a subsystem that are to end.
     async fn until_ended(&self, name: &str) {
         loop {
@@ -665,8 +739,7 @@ impl Target {
 
     fn with_any<R>(&self, name: &str, f: impl FnOnce(&mut Subsystem) -> R) -> Result<R, Error> {
         let mut state = self.0.state.borrow_mut();
-        let found = state.subsystems.iter_mut().find(|(nqn, _)| nqn.as_str() == name);
-        found.map(|(_, subsystem)| f(subsystem)).ok_or_else(|| Error::NotFound(name.to_owned()))
+        state.subsystems.get_mut(name).map(f).ok_or_else(|| Error::NotFound(name.to_owned()))
     }
 
     /// The subsystems without the discovery service, by name.
@@ -676,9 +749,27 @@ impl Target {
         all.map(|(_, subsystem)| info(subsystem)).collect()
     }
 
+    /// The subsystem of that name, unless it is the discovery service.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub fn find(&self, name: &str) -> Result<SubsystemInfo, Error> {
+        self.with(name, |subsystem| info(subsystem))
+    }
+
+    /// The number of subsystems without the discovery service.
+    pub fn count(&self) -> usize {
+        self.0.state.borrow().subsystems.len() - 1
+    }
+
     /// How many queues have begun: I/O queues by core, and admin queues.
     pub fn began(&self) -> BTreeMap<Option<u16>, u64> {
         self.0.state.borrow().began.clone()
+    }
+
+    /// Authentications of hosts that have failed.
+    pub fn failed_authentications(&self) -> u64 {
+        self.0.failures.get()
     }
 
     /// The hosts that are connected to the discovery service.
@@ -695,6 +786,7 @@ fn info(subsystem: &Subsystem) -> SubsystemInfo {
         ids: shared.namespace.ids,
         ana_group: shared.namespace.ana_group,
         visible_to: shared.visible_to.clone(),
+        reservations: shared.reservations.state().clone(),
     };
     let controller = |(&id, live): (&u16, &Live)| ControllerInfo {
         id,
@@ -735,11 +827,16 @@ fn queues_of(subsystem: &Subsystem, is_meant: impl Fn(&Live) -> bool) -> Vec<Que
 
 /// Takes a namespace from queues. Returns when none uses its disk any more.
 async fn take(nsid: u32, number: u64, queues: Vec<QueueRef>) {
+    let mut closing = Vec::new();
     for queue in queues {
         let (closed, is_closed) = oneshot::channel();
         // Neither a queue that has ended nor one without this namespace has a channel.
         if queue.call(move |queue, cx| queue.remove(nsid, number, closed, cx)).await.is_ok() {
-            let _ = is_closed.await;
+            closing.push(is_closed);
         }
+    }
+    // No queue takes commands for it any more.
+    for is_closed in closing {
+        let _ = is_closed.await;
     }
 }

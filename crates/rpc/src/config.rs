@@ -8,7 +8,7 @@
 //! is created again or removed. A disk that a client creates before its base exists is absent too: it *waits* for the base.
 
 use crate::journal;
-use crate::methods::nvme::{ATTACH, is_saved};
+use crate::methods::nvme::{ATTACH, START_DISCOVERY, is_saved};
 use crate::methods::nvmf;
 use crate::methods::rbd::for_output;
 use aryk_state::{Record, Store, Written};
@@ -32,6 +32,8 @@ pub enum Subsystem {
     Bdev,
     /// NVMe controllers, with their disks. On the wire a part of the disks.
     Nvme,
+    /// Discovery services that are followed. On the wire a part of the disks.
+    Discovery,
     /// Clients of Ceph clusters. On the wire a part of the disks.
     Rbd,
     /// Settings that monitor disks, such as `bdev_set_io_timeout DISK`. On the wire a part of the disks.
@@ -44,6 +46,8 @@ pub enum Subsystem {
     VhostScsi,
     /// Targets of NVMe over TCP: their subsystems, namespaces, hosts and listeners.
     Nvmf,
+    /// Reservations that hosts have made on namespaces. No calls: a namespace gets them when it is added.
+    Reservations,
     /// Interrupt coalescing of controllers. On the wire the last part of the controllers.
     Signals,
     /// Sleep policies of controllers. On the wire the last part of the controllers.
@@ -65,8 +69,8 @@ impl Subsystem {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Keyring => "keyring",
-            Self::Bdev | Self::Nvme | Self::Rbd | Self::Watch | Self::Qos => "bdev",
-            Self::Nvmf => "nvmf",
+            Self::Bdev | Self::Nvme | Self::Discovery | Self::Rbd | Self::Watch | Self::Qos => "bdev",
+            Self::Nvmf | Self::Reservations => "nvmf",
             Self::VhostBlk => "vhost_blk",
             Self::VhostScsi | Self::Signals | Self::Sleep => "vhost_scsi",
             Self::Unit => "scsi",
@@ -75,20 +79,30 @@ impl Subsystem {
         }
     }
 
+    /// Whether its notes are saved states, not calls.
+    const fn is_state(self) -> bool {
+        matches!(self, Self::Unit | Self::Reservations)
+    }
+
     /// The subsystems that must come before this one.
     pub const fn depends_on(self) -> &'static [&'static str] {
         match self {
             Self::Keyring
             | Self::Bdev
             | Self::Nvme
+            | Self::Discovery
             | Self::Rbd
             | Self::Watch
             | Self::Qos
             | Self::Scheduler
             | Self::Daemon => &[],
-            Self::Nvmf | Self::VhostBlk | Self::VhostScsi | Self::Signals | Self::Sleep | Self::Unit => {
-                &["bdev"]
-            }
+            Self::Nvmf
+            | Self::Reservations
+            | Self::VhostBlk
+            | Self::VhostScsi
+            | Self::Signals
+            | Self::Sleep
+            | Self::Unit => &["bdev"],
         }
     }
 }
@@ -213,6 +227,15 @@ impl Notes {
         Some((key, self.notes.remove(&key).expect("each key has its note")))
     }
 
+    /// The notes of `subsystem` whose calls `is_selected` accepts.
+    fn selected<'a>(
+        &'a self,
+        subsystem: Subsystem,
+        is_selected: impl Fn(&Call) -> bool + 'a,
+    ) -> impl Iterator<Item = &'a Note> {
+        self.notes.values().filter(move |note| note.subsystem == subsystem && is_selected(&note.call))
+    }
+
     fn objects(&self, subsystem: Subsystem) -> impl Iterator<Item = &str> {
         let from = self.keys.range((subsystem, String::new())..);
         from.take_while(move |((s, _), _)| *s == subsystem).map(|((_, object), _)| object.as_str())
@@ -299,10 +322,10 @@ impl Config {
         self.absent_objects_that(|_| true)
     }
 
-    /// The absent objects whose calls `is_selected` accepts, without the states of logical units.
+    /// The absent objects whose calls `is_selected` accepts, without saved states.
     pub(crate) fn absent_objects_that(&self, is_selected: impl Fn(&Call) -> bool) -> Vec<AbsentObject> {
         let absent = self.absent.borrow();
-        let objects = absent.notes.iter().filter(|(_, note)| note.subsystem != Subsystem::Unit);
+        let objects = absent.notes.iter().filter(|(_, note)| !note.subsystem.is_state());
         let selected = objects.filter(|(_, note)| is_selected(&note.call));
         selected.map(|(key, note)| AbsentObject::new(*key, note)).collect()
     }
@@ -310,9 +333,8 @@ impl Config {
     /// Makes the objects of `subsystem` absent whose calls `is_selected` accepts: they ended with a disk that may come back.
     pub(crate) fn went(&self, subsystem: Subsystem, is_selected: impl Fn(&Call) -> bool) {
         let (mut notes, mut absent) = (self.notes.borrow_mut(), self.absent.borrow_mut());
-        let is_one = |note: &Note| note.subsystem == subsystem && is_selected(&note.call);
         let gone: Vec<String> =
-            notes.notes.values().filter(|note| is_one(note)).map(|note| note.object.clone()).collect();
+            notes.selected(subsystem, is_selected).map(|note| note.object.clone()).collect();
         for object in gone {
             let (key, note) = notes.take(subsystem, &object).expect("the note was just found");
             absent.insert(key, note);
@@ -321,10 +343,7 @@ impl Config {
 
     /// The calls of existing objects of `subsystem` that `is_selected` accepts.
     pub(crate) fn calls_that(&self, subsystem: Subsystem, is_selected: impl Fn(&Call) -> bool) -> Vec<Call> {
-        let notes = self.notes.borrow();
-        let selected =
-            notes.notes.values().filter(|note| note.subsystem == subsystem && is_selected(&note.call));
-        selected.map(|note| note.call.clone()).collect()
+        self.notes.borrow().selected(subsystem, is_selected).map(|note| note.call.clone()).collect()
     }
 
     /// Makes an object absent that has ended by itself. Its key, if it had a note.
@@ -460,6 +479,7 @@ impl Config {
         let Some((kind, name)) = self.kind_and_name(key) else { return String::new() };
         let what = match self.absent.borrow().notes.get(&key).map(|note| note.subsystem) {
             Some(Subsystem::Nvme) => "NVMe controller",
+            Some(Subsystem::Discovery) => "discovery service",
             Some(Subsystem::Rbd) => "Ceph cluster",
             Some(Subsystem::Watch) => "call",
             Some(Subsystem::Qos) => "QoS of",
@@ -468,6 +488,7 @@ impl Config {
             Some(Subsystem::Keyring) => "keyring's",
             Some(Subsystem::Nvmf) => "NVMe-oF",
             Some(Subsystem::Unit) => "SCSI reservations and modes of",
+            Some(Subsystem::Reservations) => "reservations of",
             _ => kind,
         };
         format!("{what} '{name}'")
@@ -479,6 +500,7 @@ impl Config {
             let kind = match note.subsystem {
                 Subsystem::Bdev => "disk",
                 Subsystem::Nvme => "nvme controller",
+                Subsystem::Discovery => "discovery service",
                 Subsystem::Rbd => "ceph cluster",
                 Subsystem::VhostScsi if note.object.contains('/') => "target",
                 Subsystem::VhostBlk | Subsystem::VhostScsi => "controller",
@@ -486,6 +508,7 @@ impl Config {
                 Subsystem::Daemon
                 | Subsystem::Keyring
                 | Subsystem::Qos
+                | Subsystem::Reservations
                 | Subsystem::Scheduler
                 | Subsystem::Signals
                 | Subsystem::Sleep
@@ -545,8 +568,8 @@ impl Config {
 
     /// Stores the call that created `object`. The note replaces that of an earlier object with the same name.
     pub fn made(&self, subsystem: Subsystem, object: &str, method: &'static str, params: &impl Serialize) {
-        use Subsystem::{Nvme, Nvmf, Rbd, VhostBlk, VhostScsi};
-        let is_controller = matches!(subsystem, Nvme | Nvmf | Rbd | VhostBlk | VhostScsi);
+        use Subsystem::{Discovery, Nvme, Nvmf, Rbd, VhostBlk, VhostScsi};
+        let is_controller = matches!(subsystem, Discovery | Nvme | Nvmf | Rbd | VhostBlk | VhostScsi);
         if is_controller {
             journal::made(subsystem, object);
         }
@@ -641,10 +664,7 @@ impl Config {
     /// there was one.
     pub(crate) fn forget_that(&self, subsystem: Subsystem, is_selected: impl Fn(&Call) -> bool) -> bool {
         let selected = |notes: &RefCell<Notes>| -> Vec<String> {
-            let notes = notes.borrow();
-            let selected =
-                notes.notes.values().filter(|note| note.subsystem == subsystem && is_selected(&note.call));
-            selected.map(|note| note.object.clone()).collect()
+            notes.borrow().selected(subsystem, &is_selected).map(|note| note.object.clone()).collect()
         };
         let objects: Vec<String> = [&self.notes, &self.absent].into_iter().flat_map(selected).collect();
         for object in &objects {
@@ -656,7 +676,7 @@ impl Config {
     /// Removes the notes of existing objects of `subsystem` whose calls `exists` does not accept.
     pub(crate) fn retain_that(&self, subsystem: Subsystem, exists: impl Fn(&Call) -> bool) {
         let notes = self.notes.borrow();
-        let gone = notes.notes.values().filter(|note| note.subsystem == subsystem && !exists(&note.call));
+        let gone = notes.selected(subsystem, |call| !exists(call));
         let gone: Vec<String> = gone.map(|note| note.object.clone()).collect();
         drop(notes);
         gone.iter().for_each(|object| self.removed(subsystem, object));
@@ -665,8 +685,8 @@ impl Config {
     /// The calls that create all objects of `subsystem`, existing or absent; after the disks, their monitoring settings and
     /// limits.
     ///
-    /// The serial number of an NVMe drive is left out: SPDK does not know this parameter. So are addresses and keys of Ceph's
-    /// clients.
+    /// The serial number of an NVMe drive and the identifier of a host are left out: SPDK does not know these parameters. So are
+    /// addresses and keys of Ceph's clients, and controllers that a discovery service has named.
     ///
     /// As in SPDK's output, a disk comes before its base: SPDK's clients delete the objects in this order.
     pub fn calls(&self, subsystem: Subsystem) -> Vec<Call> {
@@ -674,7 +694,13 @@ impl Config {
         let all: BTreeMap<u64, &Note> =
             notes.notes.iter().chain(&absent.notes).map(|(key, note)| (*key, note)).collect();
         let is_of_it = |note: &Note| {
-            note.subsystem == subsystem || (subsystem, note.subsystem) == (Subsystem::Bdev, Subsystem::Nvme)
+            note.subsystem == subsystem
+                || subsystem == Subsystem::Bdev
+                    && match note.subsystem {
+                        Subsystem::Nvme => note.call.params.get("discovery").is_none(),
+                        Subsystem::Discovery => true,
+                        _ => false,
+                    }
         };
         let of_it = all.values().copied().filter(|note| is_of_it(note));
         let (mut above, others): (Vec<&Note>, Vec<&Note>) = of_it.partition(|n| n.call.base().is_some());
@@ -692,8 +718,10 @@ impl Config {
             Subsystem::VhostScsi => calls.extend(of(Subsystem::Signals).chain(of(Subsystem::Sleep))),
             _ => {}
         }
-        for call in calls.iter_mut().filter(|call| call.method == ATTACH) {
-            call.params.as_object_mut().and_then(|params| params.remove("serial"));
+        for call in calls.iter_mut().filter(|call| [ATTACH, START_DISCOVERY].contains(&&*call.method)) {
+            for unknown in ["serial", "hostid", "numbers"] {
+                call.params.as_object_mut().and_then(|params| params.remove(unknown));
+            }
         }
         calls.into_iter().map(for_output).collect()
     }
@@ -708,21 +736,26 @@ impl Config {
         self.store.get().is_some()
     }
 
-    /// The saved state of a disk's logical unit.
-    pub fn unit_state(&self, disk: &str) -> Option<Value> {
+    /// The saved state of an object, of a subsystem that has states only.
+    pub fn state(&self, subsystem: Subsystem, object: &str) -> Option<Value> {
         let find = |notes: &RefCell<Notes>| {
-            notes.borrow().find(Subsystem::Unit, disk).map(|note| note.call.params.clone())
+            notes.borrow().find(subsystem, object).map(|note| note.call.params.clone())
         };
         find(&self.notes).or_else(|| find(&self.absent))
     }
 
-    /// Saves the state of a disk's logical unit, or removes it; `durable`: it must outlive a loss of power. `None` if there is
-    /// nothing to write.
-    pub fn save_unit_state(&self, disk: &str, params: Option<Value>, durable: bool) -> Option<Written> {
+    /// Saves the state of an object, or removes it; `durable`: it must outlive a loss of power. `None` if there is nothing to
+    /// write.
+    pub fn save_state(
+        &self,
+        subsystem: Subsystem,
+        object: &str,
+        params: Option<Value>,
+        durable: bool,
+    ) -> Option<Written> {
         let store = self.store.get()?;
-        let before = self.absent.borrow_mut().take(Subsystem::Unit, disk);
-        let before =
-            before.or_else(|| self.notes.borrow_mut().take(Subsystem::Unit, disk)).map(|(key, _)| key);
+        let before = self.absent.borrow_mut().take(subsystem, object);
+        let before = before.or_else(|| self.notes.borrow_mut().take(subsystem, object)).map(|(key, _)| key);
         let key = match (before, &params) {
             (Some(key), _) => key,
             (None, Some(_)) => self.last_key.get() + 1,
@@ -731,12 +764,22 @@ impl Config {
         self.last_key.set(key.max(self.last_key.get()));
         let content = params.map(|params| {
             let call = Call { method: "".into(), params };
-            let note = Note { subsystem: Subsystem::Unit, object: disk.to_owned(), call };
+            let note = Note { subsystem, object: object.to_owned(), call };
             let content = serde_json::to_vec(&note).expect("a note is valid JSON");
             self.notes.borrow_mut().insert(key, note);
             content
         });
         Some(if durable { store.write_durably(key, content) } else { store.write(key, content) })
+    }
+
+    /// Removes the saved states of objects for which `exists` returns false.
+    pub fn retain_states(&self, subsystem: Subsystem, exists: impl Fn(&str) -> bool) {
+        let gone = |notes: &RefCell<Notes>| -> Vec<String> {
+            notes.borrow().objects(subsystem).filter(|object| !exists(object)).map(str::to_owned).collect()
+        };
+        for object in [&self.notes, &self.absent].into_iter().flat_map(gone) {
+            self.forget(subsystem, &object);
+        }
     }
 
     /// Sends a note, or its removal, to the store.

@@ -321,6 +321,7 @@ impl Control {
                 crate::methods::vhost::unmake(self, subsystem, name).await
             }
             Subsystem::Nvme => crate::methods::nvme::unmake(self, name).await,
+            Subsystem::Discovery => crate::methods::nvme::unmake_discovery(self, name).await,
             Subsystem::Rbd => crate::methods::rbd::unmake(self, name).await,
             Subsystem::Nvmf => crate::methods::nvmf::unmake(self, name).await,
             Subsystem::Watch
@@ -328,6 +329,7 @@ impl Control {
             | Subsystem::Signals
             | Subsystem::Sleep
             | Subsystem::Unit
+            | Subsystem::Reservations
             | Subsystem::Scheduler
             | Subsystem::Keyring
             | Subsystem::Daemon => Ok(()),

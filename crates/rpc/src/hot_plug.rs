@@ -10,14 +10,12 @@
 //! writes, these attempts fail until a client attaches the controller.
 
 use crate::config::{Call, Subsystem};
-use crate::methods::nvme::follow_plugged;
+use crate::methods::nvme::{Followed, follow_discoveries, follow_plugged, is_attached};
 use crate::methods::waiting::make_waiting;
 use crate::methods::{nvmf, qos, rekey, vhost_blk, vhost_scsi, volumes};
 use crate::{Control, Methods, restore};
 use aryk_bdev::Change;
-use aryk_bdev_nvme::AttachedController;
 use std::rc::{Rc, Weak};
-use std::sync::Arc;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// Follows changes of the disks as long as the daemon lives. Needs a tokio `LocalSet`.
@@ -32,6 +30,9 @@ pub fn follow_disks(control: &Rc<Control>, methods: &Rc<Methods<Control>>) {
     tokio::task::spawn_local(follow(Rc::downgrade(control), Rc::downgrade(methods), changes));
     tokio::task::spawn_local(follow_failures(Rc::downgrade(control), Rc::downgrade(methods)));
     tokio::task::spawn_local(follow_plugged(Rc::downgrade(control), Rc::downgrade(methods)));
+    let (sender, started) = unbounded_channel();
+    control.nvme.discovering.replace(Some(sender));
+    tokio::task::spawn_local(follow_discoveries(Rc::downgrade(control), Rc::downgrade(methods), started));
     rekey::follow_all(control);
     volumes::follow(control);
     let (sender, attached) = unbounded_channel();
@@ -43,7 +44,7 @@ pub fn follow_disks(control: &Rc<Control>, methods: &Rc<Methods<Control>>) {
 async fn follow_controllers(
     control: Weak<Control>,
     methods: Weak<Methods<Control>>,
-    mut attached: UnboundedReceiver<Arc<AttachedController>>,
+    mut attached: UnboundedReceiver<Followed>,
 ) {
     while let Some(controller) = attached.recv().await {
         let (control, methods) = (Weak::clone(&control), Weak::clone(&methods));
@@ -59,18 +60,17 @@ async fn follow_controllers(
 
 /// Keeps an NVMe controller that has ended by itself in the configuration, as absent. A call that detaches a controller removes
 /// its note before.
-fn keep_controller(control: &Rc<Control>, methods: &Rc<Methods<Control>>, ended: &AttachedController) {
+fn keep_controller(control: &Rc<Control>, methods: &Rc<Methods<Control>>, ended: &Followed) {
     let name = ended.name();
-    if control.nvme.controllers.find(name).is_ok() {
+    if is_attached(control, name) {
         return;
     }
-    let info = ended.info();
-    if info.may_have_lost_writes {
+    if ended.may_have_lost_writes() {
         // An attach by itself would give the VMs old data without an error.
         control.config.changed(Subsystem::Nvme, name, "may_have_lost_writes", true);
     }
     let Some(key) = control.config.lost(Subsystem::Nvme, name) else { return };
-    let why = info.last_failure.unwrap_or_else(|| "the controller has ended".into());
+    let why = ended.last_failure().unwrap_or_else(|| "the controller has ended".into());
     control.config.failed(key, &why);
     restore::retry_failed(control, methods);
 }

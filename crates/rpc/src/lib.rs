@@ -37,4 +37,5 @@ pub use disks::Disks;
 pub use dispatch::{Methods, NoParams, Outcome};
 pub use error::{Error, WireError};
 pub use hot_plug::follow_disks;
+pub use methods::nvmf::keep as keep_reservations;
 pub use table::{Phase, Table};

@@ -5,6 +5,7 @@
 //! disk, without saved state.
 
 use crate::Control;
+use crate::config::Subsystem;
 use aryk_bdev::Bdev;
 use aryk_scsi::{Mode, Port, SaveRequest, SavedState};
 use futures_channel::mpsc;
@@ -107,7 +108,7 @@ pub fn keep(control: &Rc<Control>) -> std::io::Result<()> {
     let (saver, requests) = mpsc::unbounded();
     let (of, then) = (Rc::downgrade(control), Rc::clone(&boot));
     control.scsi.units().persist(saver, move |disk: &Bdev| {
-        let stored = of.upgrade()?.config.unit_state(disk.name())?;
+        let stored = of.upgrade()?.config.state(Subsystem::Unit, disk.name())?;
         match serde_json::from_value::<Stored>(stored) {
             Ok(stored) => stored.saved(disk.identity().uuid, &then),
             Err(error) => {
@@ -132,7 +133,7 @@ async fn write(
         let stored = Stored::new(&saved, bdev.identity().uuid, &boot);
         let stored =
             (!saved.is_default()).then(|| serde_json::to_value(stored).expect("the type is made for JSON"));
-        let written = control.config.save_unit_state(&disk, stored, durable);
+        let written = control.config.save_state(Subsystem::Unit, &disk, stored, durable);
         tokio::task::spawn_local(async move {
             let is_saved = match written {
                 Some(written) => matches!(written.await, Ok(Ok(()))),

@@ -45,7 +45,7 @@ pub use key::{BLOCK_UNITS, BlobId, Commit, Entry, Key, Place, RANGE_BLOCKS, Slot
 pub use lookup::{Missing, NeedPages, Query, Slots, Version};
 pub use memtable::Memtable;
 pub use merge::{Input, Merge, PageRead, Step};
-pub use page::{PAGE_BYTES, PAGE_UNITS, PageBytes, PageError};
+pub use page::{PAGE_BYTES, PAGE_UNITS, PageBytes, PageError, entries_of};
 pub use run::{Run, RunId, RunShape};
 pub use scan::ScanOptions;
 pub use survey::Pieces;

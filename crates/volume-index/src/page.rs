@@ -27,7 +27,7 @@
 use std::cmp::Ordering;
 
 use crate::key::{BLOCK_UNITS, BlobId, Commit, Entry, Key, Place, Slot, Value};
-use crate::run::Run;
+use crate::run::{Run, RunId, RunShape};
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
@@ -127,6 +127,41 @@ pub(crate) fn check(page: &PageBytes, run: &Run, number: u32) -> Result<(), Page
     let is_valid =
         if number < run.shape.leaves { is_leaf_valid(page, run) } else { is_inner_valid(page, number) };
     if is_valid { Ok(()) } else { Err(PageError::Content) }
+}
+
+/// The run, the number in it, and the entries of a page whose run is not known otherwise. An inner page has none.
+///
+/// # Errors
+/// If the bytes are no page, or one that no run has.
+pub fn entries_of(page: &PageBytes) -> Result<(RunId, u32, Vec<Entry>), PageError> {
+    if u32_at(page, 0) != MAGIC || u32_at(page, 4) != crc_fast::crc32_iscsi(&page[8..]) {
+        return Err(PageError::Checksum);
+    }
+    let (id, number) = (RunId(u64::from_le_bytes(load(page, 8))), u32_at(page, 16));
+    let mut entries = Vec::new();
+    if u16_at(page, 24) == 0 {
+        return if is_inner_valid(page, number) {
+            Ok((id, number, entries))
+        } else {
+            Err(PageError::Content)
+        };
+    }
+    let shape = RunShape {
+        pages: u32::MAX,
+        leaves: u32::MAX,
+        entries: u64::MAX,
+        range_entries: u64::MAX,
+        first: Key::MIN,
+        last: Key::from_checked(u128::MAX),
+        oldest: Commit::ZERO,
+        newest: Commit::MAX,
+    };
+    let run = Run { id, place: Place { blob: BlobId(0), unit: 0 }, shape };
+    if !is_leaf_valid(page, &run) {
+        return Err(PageError::Content);
+    }
+    Leaf::of(page).decode(&mut entries);
+    Ok((id, number, entries))
 }
 
 fn is_leaf_valid(page: &PageBytes, run: &Run) -> bool {

@@ -90,7 +90,7 @@ pub enum Error {
     #[error("a pool's name has at most 64 bytes, and no control characters")]
     Name,
     /// A structure is damaged, with all its copies.
-    #[error("the pool is damaged: {what}, at byte {offset} of the disk, and so is its copy")]
+    #[error("the pool is damaged: {what}, at byte {offset} of the disk, and so is its copy{}", remedy(what))]
     Damaged {
         /// The structure.
         what: &'static str,
@@ -103,6 +103,16 @@ pub enum Error {
     /// The disk failed to flush its cache.
     #[error("the disk cannot flush its cache")]
     Flush,
+}
+
+/// The command that makes a structure again.
+fn remedy(what: &str) -> &'static str {
+    match what.contains("checkpoint") || what.contains("record of edits") {
+        true => {
+            "; to make it again, while no daemon has the pool open: aryk pool check --offline FILE --repair"
+        }
+        false => "",
+    }
 }
 
 /// A structure that is damaged, while its copy is intact.

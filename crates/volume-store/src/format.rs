@@ -6,7 +6,7 @@
 use crate::disk::{DiskDone, DiskOp, DiskTag, Purpose};
 use crate::erase::Erasing;
 use crate::error::Error;
-use crate::journal::Start;
+use crate::journal::{FIRST_GENERATION, Start};
 use crate::layout::{self, Options};
 use crate::open::{Base, Reading, occupant};
 use crate::store::Store;
@@ -57,7 +57,18 @@ impl Formatting {
         Some(erased.map(|()| {
             let superblock = self.superblock.clone();
             let (end, patches, stale_copy) = (None, Vec::new(), None);
-            Box::new(Store::new(Start { superblock, end, generation: 0, patches, stale_copy }))
+            let (first_page, lost, next_copy) = (Vec::new(), None, (0, 1));
+            let generation = FIRST_GENERATION - 1;
+            Box::new(Store::new(Start {
+                superblock,
+                end,
+                generation,
+                patches,
+                stale_copy,
+                first_page,
+                lost,
+                next_copy,
+            }))
         }))
     }
 

@@ -8,10 +8,14 @@
 //! | edits | flush, if data may not be durable; the record, to both mirrors; flush |
 //! | checkpoint | flush, as before; the record, to both mirrors of another area; flush; mark the old checkpoint as replaced; flush |
 //! | superblock | one copy; flush; the other copy; flush |
+//! | copy of the manifest | flush, as before; the copy, to one of its two places; flush |
 //!
 //! The first flush makes sure that no edit survives a crash that the data before it does not. At most one record of edits is in
 //! flight, so after a crash only the last one can be incomplete. The mark tells a checkpoint that was never finished from one
 //! that was damaged later: the first is ignored, the second is an error.
+//!
+//! A checkpoint that replaces a lost one overwrites the one before, from which that was made again. So it is written to one
+//! mirror after the other, with a flush between: what it is made of is in one of them until it is complete in the other.
 //!
 //! A write that fails in one mirror is a loss of redundancy, not a failure of the task. A task that fails may have reached the
 //! disk nevertheless. So edits fail after it, until a checkpoint succeeds.
@@ -25,12 +29,14 @@ use aryk_volume::{OpId, StoreError};
 use crate::checksum;
 use crate::layout;
 use crate::record::{self, HEADER_BYTES, Header, Kind, RECORD_ALIGN};
-use crate::superblock::{PLACES, Superblock};
+use crate::superblock::{COPY_BYTES, COPY_PLACES, PLACES, Superblock};
 
 /// Bytes of one write of a checkpoint. Not more, because a turn copies and verifies them.
 const WRITE_BYTES: usize = 16 << 10;
 /// Bytes of a checkpoint's payload that are in its first page, behind the header.
-const FIRST_BYTES: usize = RECORD_ALIGN as usize - HEADER_BYTES;
+pub(crate) const FIRST_BYTES: usize = RECORD_ALIGN as usize - HEADER_BYTES;
+/// The generation of a pool's first checkpoint, which is that of an empty pool.
+pub(crate) const FIRST_GENERATION: u64 = 1;
 /// Writes of a checkpoint in flight, both mirrors together.
 const WRITES_MAX: usize = 8;
 /// Bytes of edits, beyond those of their checkpoint, after which a new checkpoint is due.
@@ -70,12 +76,19 @@ pub(crate) struct Start {
     pub(crate) patches: Vec<Patch>,
     /// The copy of the superblock that is missing, damaged or older.
     pub(crate) stale_copy: Option<usize>,
+    /// The bytes of the checkpoint's first page behind its header.
+    pub(crate) first_page: Vec<u8>,
+    /// If both copies of the checkpoint are damaged, so that another one is due: the mirror that is written first.
+    pub(crate) lost: Option<usize>,
+    /// Where the next copy of the manifest goes, and its number.
+    pub(crate) next_copy: (usize, u64),
 }
 
 #[derive(Debug)]
 enum Task {
     Commit(OpId, Vec<u8>),
     Checkpoint(OpId, Vec<u8>),
+    ManifestCopy(OpId, Vec<u8>),
     /// Adds what the base has gained to the superblock; its size now.
     Grow(u64),
     Rename(String),
@@ -87,10 +100,10 @@ enum Task {
 enum Step {
     Flush,
     Write(Vec<Patch>),
-    /// A checkpoint at these byte offsets of the disk, in pieces. Its first page is the last to be written, because the header
-    /// has the checksum of the payload.
-    Checkpoint {
-        at: [u64; 2],
+    /// A checkpoint or a copy at these byte offsets of the disk, for these mirrors, in pieces. Its first page is the last to be
+    /// written, because the header has the checksum of the payload.
+    Record {
+        at: Vec<(usize, u64)>,
         payload: Vec<u8>,
         /// The part of the payload that was handed out; at first, nothing.
         sent: usize,
@@ -102,9 +115,10 @@ enum Step {
 #[derive(Debug)]
 enum Outcome {
     Edits { ids: Vec<OpId>, end: End },
-    Checkpoint { id: OpId, end: End },
+    Checkpoint { id: OpId, end: End, first_page: Vec<u8> },
     Superblock { new: Box<Superblock>, first: usize },
     Copy,
+    ManifestCopy { id: OpId, header: Header, is_empty: bool },
 }
 
 #[derive(Debug)]
@@ -138,6 +152,10 @@ pub(crate) struct Journal {
     generation: u64,
     patches: Vec<Patch>,
     stale_copy: Option<usize>,
+    /// The bytes of the checkpoint's first page behind its header, which stay when it is marked as replaced.
+    first_page: Vec<u8>,
+    lost: Option<usize>,
+    next_copy: (usize, u64),
     queue: VecDeque<Task>,
     running: Option<Running>,
     /// After a failed edit, edits fail until a checkpoint has replaced them all.
@@ -148,13 +166,16 @@ pub(crate) struct Journal {
 
 impl Journal {
     pub(crate) fn new(start: Start) -> Self {
-        let Start { superblock, end, generation, patches, stale_copy } = start;
+        let Start { superblock, end, generation, patches, stale_copy, first_page, lost, next_copy } = start;
         Self {
             superblock,
             end,
             generation,
             patches,
             stale_copy,
+            first_page,
+            lost,
+            next_copy,
             queue: VecDeque::new(),
             running: None,
             failure: None,
@@ -174,6 +195,9 @@ impl Journal {
     /// Whether the edits are long enough for a new checkpoint: opening the pool reads them all, and the area has an end.
     pub(crate) fn is_checkpoint_due(&self) -> bool {
         self.end.is_some_and(|end| {
+            if self.lost.is_some() {
+                return true;
+            }
             let base = end.checkpoint.bytes();
             let room = self.superblock.areas[end.area].bytes - base;
             end.offset - base > (room / 2).min(base + EDITS_DUE)
@@ -186,6 +210,10 @@ impl Journal {
 
     pub(crate) fn checkpoint(&mut self, id: OpId, bytes: Vec<u8>) {
         self.queue.push_back(Task::Checkpoint(id, bytes));
+    }
+
+    pub(crate) fn copy(&mut self, id: OpId, bytes: Vec<u8>) {
+        self.queue.push_back(Task::ManifestCopy(id, bytes));
     }
 
     /// Adds what the base has gained.
@@ -230,8 +258,8 @@ impl Journal {
                     writes.extend(patches.into_iter().map(Write::new));
                     running.steps.pop_front();
                 }
-                Some(Step::Checkpoint { at, payload, sent, digest }) => {
-                    if running.in_flight + 2 > WRITES_MAX {
+                Some(Step::Record { at, payload, sent, digest }) => {
+                    if running.in_flight + at.len() > WRITES_MAX {
                         return Want::Nothing;
                     }
                     let first = payload.len().min(FIRST_BYTES);
@@ -239,21 +267,29 @@ impl Journal {
                         digest.update(&payload[..first]);
                         *sent = first;
                     }
-                    running.in_flight += 2;
+                    running.in_flight += at.len();
                     let piece = &payload[*sent..payload.len().min(*sent + WRITE_BYTES)];
                     if !piece.is_empty() {
                         let skip = (HEADER_BYTES + *sent) as u64;
-                        writes.extend(pair(*at, skip, &[piece]));
+                        writes.extend(each(at, skip, &[piece]));
                         digest.update(piece);
                         *sent += piece.len();
                         continue;
                     }
-                    let Outcome::Checkpoint { end, .. } = &mut running.outcome else {
-                        unreachable!("the steps of a checkpoint");
+                    let header = match &mut running.outcome {
+                        Outcome::Checkpoint { end, first_page, .. } => {
+                            end.checkpoint.payload = digest.finish();
+                            end.link = end.checkpoint.link();
+                            *first_page = payload[..first].to_vec();
+                            end.checkpoint
+                        }
+                        Outcome::ManifestCopy { header, .. } => {
+                            header.payload = digest.finish();
+                            *header
+                        }
+                        _ => unreachable!("the steps of a checkpoint or a copy"),
                     };
-                    end.checkpoint.payload = digest.finish();
-                    end.link = end.checkpoint.link();
-                    writes.extend(pair(*at, 0, &[&end.checkpoint.encode(), &payload[..first]]));
+                    writes.extend(each(at, 0, &[&header.encode(), &payload[..first]]));
                     running.steps.pop_front();
                 }
                 Some(Step::Write(_)) => return Want::Nothing,
@@ -292,6 +328,7 @@ impl Journal {
             let started = match task {
                 Task::Commit(id, edit) => self.start_edits(id, &edit, is_dirty),
                 Task::Checkpoint(id, bytes) => self.start_checkpoint(id, bytes, is_dirty),
+                Task::ManifestCopy(id, bytes) => self.start_copy(id, bytes, is_dirty),
                 Task::Grow(bytes) => match layout::grow(&self.superblock, bytes) {
                     Some(new) => Ok(self.start_superblock(new)),
                     None => Err(vec![Ended::Superblock(Ok(()))]),
@@ -378,26 +415,33 @@ impl Journal {
         let area = self.superblock.areas[n];
         self.generation += 1;
         // Its checksum follows when all of the payload was handed out.
-        let header = Header::checkpoint(self.superblock.pool, self.generation, payload.len());
+        let header = Header::unsealed(Kind::Checkpoint, self.superblock.pool, self.generation, payload.len());
         // Edits must have room behind it.
         if 2 * header.bytes() > area.bytes {
             return Err(vec![Ended::Op(id, Err(StoreError::NoSpace))]);
         }
-        let at = area.mirrors.map(|place| place.offset);
-        let digest = Box::default();
-        let mut steps = vec![Step::Checkpoint { at, payload, sent: 0, digest }, Step::Flush];
+        let at = [0, 1].map(|mirror| (mirror, area.mirrors[mirror].offset));
+        let step = |at, payload| Step::Record { at, payload, sent: 0, digest: Box::default() };
+        let mut steps = match self.lost {
+            None => vec![step(at.to_vec(), payload), Step::Flush],
+            Some(first) => {
+                let one = step(vec![at[first]], payload.clone());
+                vec![one, Step::Flush, step(vec![at[1 - first]], payload), Step::Flush]
+            }
+        };
         let is_inside = |patch: &Patch| {
             area.mirrors.iter().any(|m| (m.offset..m.offset + area.bytes).contains(&patch.offset))
         };
         let mut marks = mem::take(&mut self.patches);
         marks.retain(|patch| !is_inside(patch));
         if let Some(old) = &self.end {
-            let mark = Header { successor: self.generation, ..old.checkpoint };
+            let mark = Header { successor: self.generation, previous: old.link, ..old.checkpoint };
+            let bytes = [&mark.encode()[..], &self.first_page].concat();
             marks.extend(
                 self.superblock.areas[old.area].mirrors.iter().enumerate().map(|(copy, place)| Patch {
                     copy,
                     offset: place.offset,
-                    bytes: mark.encode().to_vec(),
+                    bytes: bytes.clone(),
                 }),
             );
         }
@@ -409,7 +453,7 @@ impl Journal {
         }
         let end =
             End { area: n, checkpoint: header, offset: header.bytes(), sequence: 1, link: header.link() };
-        Ok(Running::new(is_dirty, steps, Outcome::Checkpoint { id, end }))
+        Ok(Running::new(is_dirty, steps, Outcome::Checkpoint { id, end, first_page: Vec::new() }))
     }
 
     fn finish(&mut self, ended: &mut Vec<Ended>) {
@@ -423,9 +467,12 @@ impl Journal {
                 }
                 ended.extend(ids.into_iter().map(|id| Ended::Op(id, result)));
             }
-            Outcome::Checkpoint { id, end } => {
+            Outcome::Checkpoint { id, end, first_page } => {
                 match result {
-                    Ok(()) => (self.end, self.failure) = (Some(end), None),
+                    Ok(()) => {
+                        (self.end, self.failure) = (Some(end), None);
+                        (self.first_page, self.lost) = (first_page, None);
+                    }
                     Err(error) => self.failure = Some(error),
                 }
                 ended.push(Ended::Op(id, result));
@@ -438,7 +485,28 @@ impl Journal {
                 ended.push(Ended::Superblock(result));
             }
             Outcome::Copy => {}
+            Outcome::ManifestCopy { id, header, is_empty } => {
+                if result.is_ok() {
+                    self.next_copy = (1 - self.next_copy.0, header.generation + 1);
+                }
+                let none = if is_empty { Err(StoreError::NoSpace) } else { Ok(()) };
+                ended.push(Ended::Op(id, result.and(none)));
+            }
         }
+    }
+
+    /// A copy of the manifest in the place of the older one. If it does not fit, an empty one: what is there is old from now on.
+    fn start_copy(&mut self, id: OpId, payload: Vec<u8>, is_dirty: bool) -> Result<Running, Vec<Ended>> {
+        if !self.superblock.has_room_for_copies() {
+            return Err(vec![Ended::Op(id, Err(StoreError::NoSpace))]);
+        }
+        let is_empty = (HEADER_BYTES + payload.len()) as u64 > COPY_BYTES;
+        let payload = if is_empty { Vec::new() } else { payload };
+        let (place, number) = self.next_copy;
+        let header = Header::unsealed(Kind::Copy, self.superblock.pool, number, payload.len());
+        let at = vec![(0, COPY_PLACES[place])];
+        let steps = [Step::Record { at, payload, sent: 0, digest: Box::default() }, Step::Flush];
+        Ok(Running::new(is_dirty, steps, Outcome::ManifestCopy { id, header, is_empty }))
     }
 }
 
@@ -457,9 +525,11 @@ impl Write {
     }
 }
 
-/// The same bytes for both mirrors, at a byte offset of each.
-fn pair(at: [u64; 2], skip: u64, parts: &[&[u8]]) -> [Write; 2] {
-    [0, 1].map(|copy| Write { copy, offset: at[copy] + skip, buffer: padded(parts) })
+/// The same bytes for each of these mirrors, at a byte offset of each.
+fn each(at: &[(usize, u64)], skip: u64, parts: &[&[u8]]) -> Vec<Write> {
+    at.iter()
+        .map(|(copy, offset)| Write { copy: *copy, offset: offset + skip, buffer: padded(parts) })
+        .collect()
 }
 
 /// These bytes in whole pages.
@@ -485,6 +555,7 @@ impl Running {
     const fn has_copy(&self) -> bool {
         match self.outcome {
             Outcome::Superblock { first, .. } => self.failures[first].is_none(),
+            Outcome::ManifestCopy { .. } => self.failures[0].is_none(),
             _ => self.failures[0].is_none() || self.failures[1].is_none(),
         }
     }

@@ -44,6 +44,9 @@ pub use foreign::{END_BYTES, Foreign, START_BYTES, recognise};
 pub use format::Formatting;
 pub use layout::Options;
 pub use open::{Base, Expected, Opened, Opening};
-pub use record::{Header, Kind, edits};
+pub use record::{HEADER_BYTES, Header, Kind, edits};
 pub use store::{Growth, Position, Store};
-pub use superblock::{Area, Device, Extent, Invalid, Place, SEGMENT_BYTES, SUPERBLOCK_BYTES, Superblock};
+pub use superblock::{
+    Area, COPY_BYTES, COPY_PLACES, Device, Extent, Invalid, Place, SEGMENT_BYTES, SUPERBLOCK_BYTES,
+    Superblock,
+};

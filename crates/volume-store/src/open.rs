@@ -51,6 +51,8 @@ pub struct Opened {
     pub store: Store,
     /// The manifest; `None` if the checkpoint or an edit is lost, and the caller has allowed that.
     pub recovered: Option<Recovered>,
+    /// The copy of the manifest, if the manifest is lost and the disk has a copy.
+    pub copy: Option<Vec<u8>>,
     /// Structures whose copy had to be used. The next checkpoint writes them anew.
     pub findings: Vec<Finding>,
 }

@@ -30,6 +30,8 @@ pub enum Kind {
     Checkpoint = 1,
     /// Changes since the record before.
     Edits = 2,
+    /// A copy of the manifest, which is in no area.
+    Copy = 3,
 }
 
 /// A checked header.
@@ -39,9 +41,9 @@ pub struct Header {
     pub kind: Kind,
     /// The pool that the record belongs to.
     pub pool: Uuid,
-    /// The number of the checkpoint that the record is or follows.
+    /// The number of the checkpoint that the record is or follows, or of the copy.
     pub generation: u64,
-    /// 0 for the checkpoint, then one more for each record.
+    /// 0 for the checkpoint and for a copy, then one more for each record.
     pub sequence: u64,
     /// Of a checkpoint: the generation that has replaced it, or 0.
     pub successor: u64,
@@ -49,7 +51,8 @@ pub struct Header {
     pub len: u32,
     /// CRC32C of the payload.
     pub payload: u32,
-    /// [`Header::link`] of the record before; 0 in a checkpoint.
+    /// [`Header::link`] of the record before. In a checkpoint that has been replaced, that of the last record of its generation;
+    /// otherwise 0 in a checkpoint.
     pub previous: u32,
 }
 
@@ -88,10 +91,10 @@ impl Header {
         }
     }
 
-    /// The header of a checkpoint whose payload's checksum is not known yet.
-    pub(crate) fn checkpoint(pool: Uuid, generation: u64, bytes: usize) -> Self {
+    /// The header of a checkpoint or a copy whose payload's checksum is not known yet.
+    pub(crate) fn unsealed(kind: Kind, pool: Uuid, generation: u64, bytes: usize) -> Self {
         let len = u32::try_from(bytes).expect("a payload below 4 GiB");
-        Self { len, payload: 0, ..Self::new(Kind::Checkpoint, pool, generation, &[]) }
+        Self { len, payload: 0, ..Self::new(kind, pool, generation, &[]) }
     }
 
     /// The header's bytes.
@@ -122,12 +125,13 @@ impl Header {
         let kind = match raw.kind {
             1 => Kind::Checkpoint,
             2 => Kind::Edits,
+            3 => Kind::Copy,
             _ => return None,
         };
         let is_ours = raw.magic == MAGIC
             && raw.version == VERSION
             && raw.checksum.get() == checksum::of(&[&bytes[..CHECKSUM_AT]])
-            && (kind == Kind::Checkpoint) == (raw.sequence.get() == 0);
+            && (kind != Kind::Edits) == (raw.sequence.get() == 0);
         is_ours.then(|| Self {
             kind,
             pool: Uuid::from_bytes(raw.pool),
@@ -145,9 +149,10 @@ impl Header {
         payload.len() == self.len as usize && checksum::of(&[payload]) == self.payload
     }
 
-    /// What the next record has as [`Header::previous`]: independent of the successor, which is set later.
+    /// What the next record has as [`Header::previous`]: independent of what is set when a checkpoint is replaced.
     pub fn link(&self) -> u32 {
-        checksum::of(&[&Self { successor: 0, ..*self }.encode()[..CHECKSUM_AT]])
+        let previous = if self.kind == Kind::Checkpoint { 0 } else { self.previous };
+        checksum::of(&[&Self { successor: 0, previous, ..*self }.encode()[..CHECKSUM_AT]])
     }
 
     /// Bytes of the record in its area.

@@ -120,6 +120,7 @@ impl Store {
             StoreOp::Flush => self.wait_for_flush(Waiter::Engine(id)),
             StoreOp::Commit { edit } => self.journal.commit(id, edit),
             StoreOp::Checkpoint { bytes } => self.journal.checkpoint(id, bytes),
+            StoreOp::Copy { bytes } => self.journal.copy(id, bytes),
             StoreOp::ReadForeign { disk, .. } => panic!("the foreign disk {disk:?} is not in the pool"),
         }
     }

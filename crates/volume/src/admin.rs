@@ -100,6 +100,10 @@ impl Pool {
                 }
                 self.hold(volume, tag, Command::Revert { volume, snapshot })
             }
+            Command::Adopt { volume, from } => {
+                self.check_adoption(volume, from)?;
+                self.hold(volume, tag, Command::Adopt { volume, from })
+            }
             Command::Freeze(id) if self.find(id)?.cut.is_some() => {
                 Err(CommandError::WrongKind("it is a snapshot already"))
             }
@@ -269,13 +273,17 @@ impl Pool {
                 let old = self.keeper.manifest.volumes[&id].units;
                 self.begin(Origin::Command, id, Op::Zero, (units, old - units), Sgl::EMPTY, false);
             }
-            Command::Revert { snapshot, .. } => match self.revert(tag, id, snapshot) {
-                Ok(()) => self.release(id),
-                Err(error) => {
+            Command::Revert { .. } | Command::Adopt { .. } => {
+                let changed = match command {
+                    Command::Adopt { from, .. } => self.adopt(tag, id, from),
+                    Command::Revert { snapshot, .. } => self.revert(tag, id, snapshot),
+                    _ => unreachable!("the pattern has these"),
+                };
+                if let Err(error) = changed {
                     self.out.command_replies.push_back(CommandReply { tag, result: Err(error) });
-                    self.release(id);
                 }
-            },
+                self.release(id);
+            }
             _ => unreachable!("no other command holds a volume"),
         }
     }
@@ -336,6 +344,33 @@ impl Pool {
         let timeline = volume.timeline;
         self.begin_timeline(timeline, Timeline { shift, base });
         self.keeper.edit(Edit::Volume { id, volume });
+        self.histories.update(timeline, &self.keeper.manifest);
+        self.collect_timelines(old);
+        self.keeper.commit(Then::Answer(tag, Answer::Done));
+        Ok(())
+    }
+
+    fn check_adoption(&self, volume: VolumeId, from: VolumeId) -> Outcome {
+        let (target, source) = (self.find(volume)?, self.find(from)?);
+        if target.cut.is_some() || source.cut.is_some() || volume == from {
+            return Err(CommandError::WrongKind("a volume gets the content of another volume"));
+        }
+        if (target.units, target.block_size) != (source.units, source.block_size) {
+            return Err(CommandError::Invalid("the volumes have different sizes"));
+        }
+        self.check_free(from)?;
+        let is_busy = self.runtimes.get(&from).is_some_and(|runtime| runtime.in_flight > 0);
+        if is_busy { Err(CommandError::Busy) } else { Ok(()) }
+    }
+
+    fn adopt(&mut self, tag: Tag, id: VolumeId, from: VolumeId) -> Outcome {
+        self.check_adoption(id, from)?;
+        let timeline = self.find(from)?.timeline;
+        let mut volume = self.find(id)?.clone();
+        let old = std::mem::replace(&mut volume.timeline, timeline);
+        self.keeper.edit(Edit::Volume { id, volume });
+        self.keeper.edit(Edit::VolumeGone { id: from });
+        self.runtimes.remove(&from);
         self.histories.update(timeline, &self.keeper.manifest);
         self.collect_timelines(old);
         self.keeper.commit(Then::Answer(tag, Answer::Done));

@@ -4,6 +4,7 @@
 //! visited in the order of their keys, which verifies all index pages with entries. Units that the manifest counts as alive and
 //! to which no entry refers are leaked; this is told only if nothing was written meanwhile.
 
+use crate::command::add_damage;
 use crate::frame::Frame;
 use crate::manifest::{Base, BlobKind, Edit};
 use crate::outbox::Owner;
@@ -26,9 +27,6 @@ const FLUSHES_MAX: u32 = 8;
 
 /// Blocks of one read.
 const READ_BLOCKS: usize = 64;
-
-/// Pieces of damage that are told one by one.
-const DAMAGE_MAX: usize = 10_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
@@ -84,19 +82,18 @@ impl Check {
             flush: None,
             flushes: 0,
             reads: 0,
-            report: CheckReport { references: 0, blocks_read: 0, leaked_units: 0, damage: Vec::new() },
+            report: CheckReport {
+                references: 0,
+                blocks_read: 0,
+                leaked_units: 0,
+                damage: Vec::new(),
+                is_index_damaged: false,
+            },
         }
     }
 
     fn add(&mut self, volume: Option<VolumeId>, block: u64, blocks: u64, what: &str) {
-        if let Some(last) = self.report.damage.last_mut()
-            && (last.volume, last.block + last.blocks) == (volume, block)
-            && last.what == what
-        {
-            last.blocks += blocks;
-        } else if self.report.damage.len() < DAMAGE_MAX {
-            self.report.damage.push(Damage { volume, block, blocks, what: what.to_owned() });
-        }
+        add_damage(&mut self.report.damage, volume, block, blocks, what);
     }
 
     fn next_partition(&mut self) {
@@ -111,6 +108,7 @@ impl Check {
             self.partition
         );
         self.report.damage.push(Damage { volume: None, block: 0, blocks: 0, what });
+        self.report.is_index_damaged = true;
         self.next_partition();
     }
 }
@@ -283,7 +281,7 @@ impl Pool {
     }
 
     /// A volume or snapshot that shows a timeline, by itself or by its bases.
-    fn shown_by(&self, timeline: TimelineId) -> Option<VolumeId> {
+    pub(crate) fn shown_by(&self, timeline: TimelineId) -> Option<VolumeId> {
         let manifest = &self.keeper.manifest;
         let shows = |of: TimelineId| {
             let mut next = Some(of);

@@ -6,10 +6,11 @@
 //! flushes and merges have left out all entries that refer to it.
 
 use crate::frame::{self, Frame, FrameError, Head, Kind, NO_STREAM, Record};
-use crate::manifest::BlobKind;
+use crate::manifest::{Blob, BlobKind};
 use crate::outbox::Owner;
 use crate::pool::Pool;
 use crate::read::Waiter;
+use crate::room::DEAD_SHARE_MIN;
 use crate::{BLOCK, BLOCK_UNITS, BlobId, RANGE_BLOCKS, StoreError, StoreOp, UNIT};
 use aryk_dma::Buffer;
 use aryk_volume_index::{Commit, Key as IndexKey, Place, Query, Slot, TimelineId, Value};
@@ -24,8 +25,8 @@ const MOVED_MAX: u32 = 256;
 /// Lookups in one turn.
 const LOOKUPS_PER_TURN: u32 = 64;
 
-/// A victim has at least one dead unit in so many.
-const DEAD_SHARE_MIN: u32 = 10;
+/// Blocks for which what is left of a blob is used.
+const MOVED_MIN: u32 = 16;
 
 /// A block that is moved, or a dense range.
 #[derive(Clone, Copy, Debug)]
@@ -63,6 +64,8 @@ struct Victim {
     frame: Option<OpenFrame>,
     is_reading: bool,
     has_ended: bool,
+    /// A block is damaged: its entry, and so the blob, stays.
+    is_damaged: bool,
     waits: u32,
     phase: Phase,
     /// The record and block at which to go on when what was gathered has moved.
@@ -113,6 +116,11 @@ impl Cleaner {
         (self.victim.is_none() && !self.is_due) || self.is_blocked
     }
 
+    /// Whether it has begun a blob for what it moves.
+    pub(crate) const fn has_writer(&self) -> bool {
+        self.writer.is_some()
+    }
+
     /// A blob has begun another life.
     pub(crate) fn forget(&mut self, blob: BlobId) {
         self.done.remove(&blob);
@@ -129,11 +137,6 @@ enum Look {
 }
 
 impl Pool {
-    /// Free blobs from which on the cleaner works.
-    pub(crate) fn free_wanted(&self) -> usize {
-        (self.settings.reserve_blobs + (self.facts.blobs / 16).max(4)) as usize
-    }
-
     /// Does a bounded piece of cleaning. Returns whether there is more to do without input.
     pub(crate) fn step_cleaner(&mut self) -> bool {
         let Some(mut victim) = self.cleaner.victim.take().or_else(|| self.choose_victim()) else {
@@ -151,7 +154,8 @@ impl Pool {
                 Phase::Write => Look::Pause,
             };
             if victim.has_ended && victim.moved.is_empty() {
-                self.cleaner.done.insert(victim.blob);
+                let ended = if victim.is_damaged { &mut self.cleaner.stuck } else { &mut self.cleaner.done };
+                ended.insert(victim.blob);
                 self.jobs.can_force = true;
                 self.buffers_of(victim);
                 return true;
@@ -171,31 +175,32 @@ impl Pool {
         }
     }
 
-    /// The closed blob of which most is dead, if blobs are short or too much of the used space is dead.
+    /// The closed blob of which most is dead, if blobs are short or too much of the used space is dead. What it has
+    /// must fit: the cleaner looks again when more blobs are free.
     fn choose_victim(&mut self) -> Option<Victim> {
         if !std::mem::take(&mut self.cleaner.is_due) {
             return None;
         }
-        let (blobs, blob_units) = (&self.keeper.manifest.blobs, i64::from(self.facts.blob_units));
-        let done = self.cleaner.done.len();
-        if self.keeper.free() + done > self.free_wanted() {
-            let used = (blobs.data_len() as i64 - done as i64) * blob_units;
-            let spare = 8 * blob_units;
-            if used <= spare + blobs.data_live() * i64::from(self.settings.space_amplification_max) / 100 {
-                return None;
-            }
+        if self.is_roomy() {
+            return None;
         }
+        let blobs = &self.keeper.manifest.blobs;
+        // A blob that the cleaner has just filled counts as mostly dead until a flush: it would move the same blocks for ever.
         let is_free_to_move = |id: BlobId| {
             !self.keeper.is_open(id)
+                && !self.keeper.is_held(id)
                 && !self.cleaner.done.contains(&id)
                 && !self.cleaner.stuck.contains(&id)
                 && !self.keeper.log_blobs.contains(&id)
         };
         let mut deadest = blobs.deadest(i64::from(self.facts.blob_units / DEAD_SHARE_MIN));
-        let (blob, life) = deadest.find_map(|(id, _)| {
+        let (blob, Blob { life, live, .. }) = deadest.find_map(|(id, _)| {
             let blob = blobs.get(id)?;
-            (blob.live > 0 && is_free_to_move(id)).then_some((id, blob.life))
+            (blob.live > 0 && is_free_to_move(id)).then_some((id, *blob))
         })?;
+        if !self.can_move(live) {
+            return None;
+        }
         self.cleaner.is_due = true;
         Some(Victim {
             blob,
@@ -206,6 +211,7 @@ impl Pool {
             frame: None,
             is_reading: false,
             has_ended: false,
+            is_damaged: false,
             waits: 0,
             phase: Phase::Examine { record: 0, block: 0 },
             resume: (0, 0),
@@ -329,8 +335,9 @@ impl Pool {
     }
 
     fn examine_blocks(&mut self, victim: &mut Victim, number: usize, first: u32, record: &Record) -> Look {
-        let count = (record.blocks - first).min(MOVED_MAX);
-        if victim.moved.len() as u32 + count > MOVED_MAX {
+        let max = self.moved_max();
+        let count = (record.blocks - first).min(max);
+        if victim.moved.len() as u32 + count > max {
             return self.write_moved(victim);
         }
         let next = Phase::Examine { record: number, block: first + count };
@@ -357,8 +364,9 @@ impl Pool {
             let block = record.block + u64::from(at);
             let bytes = &victim.bytes[((unit - victim.unit) * UNIT) as usize..][..BLOCK as usize];
             if crate::checksum::of_block(block, bytes) != crc {
-                // The entry stays, so the damage is reported by reads and checks; the blob stays for it.
+                // The entry stays, so the damage is reported by reads and checks.
                 self.stats.damaged_blocks += 1;
+                victim.is_damaged = true;
                 continue;
             }
             let header = moved_header_len(self.facts.alignment);
@@ -399,7 +407,7 @@ impl Pool {
         let (header, len) = (frame.header_units * UNIT, frame.units * UNIT);
         let mut data = self.buffers.take(len);
         data.write(0, &victim.bytes[victim.start..][..len as usize]);
-        let Some((blob, life, unit)) = self.take_place(len) else {
+        let Some((blob, life, unit)) = self.take_cleaner_place(len) else {
             self.buffers.give(data);
             return Look::Pause;
         };
@@ -415,14 +423,24 @@ impl Pool {
         Look::Pause
     }
 
-    /// The place for `len` bytes of moved data, which is taken: blob, its life, unit.
-    pub(crate) fn take_place(&mut self, len: u32) -> Option<(BlobId, u64, u32)> {
+    /// Units that are left in the cleaner's blob.
+    pub(crate) fn writer_room(&self) -> u32 {
+        self.cleaner.writer.map_or(0, |(.., unit)| self.facts.blob_units - unit)
+    }
+
+    /// Blocks that are written at once: as many as the cleaner's blob has room for, if that is worth a frame.
+    fn moved_max(&self) -> u32 {
+        let header = moved_header_len(self.facts.alignment) / UNIT;
+        let room = self.writer_room().saturating_sub(header) / BLOCK_UNITS;
+        if room < MOVED_MIN { MOVED_MAX } else { room.min(MOVED_MAX) }
+    }
+
+    /// The place for `len` bytes of moved data, which is taken: blob, its life, unit. It is in a new blob only if more than
+    /// `reserve` are free.
+    pub(crate) fn take_place(&mut self, len: u32, reserve: usize) -> Option<(BlobId, u64, u32)> {
         let units = len / UNIT;
-        if self.cleaner.writer.is_none_or(|(.., unit)| unit + units > self.facts.blob_units) {
-            // Two blobs stay for the runs of a flush and of a merge, without which nothing is freed.
-            let allocated = self.keeper.allocate(BlobKind::Data, 2);
-            self.cleaner.is_blocked = allocated.is_none();
-            let (blob, life) = allocated?;
+        if self.writer_room() < units {
+            let (blob, life) = self.keeper.allocate(BlobKind::Data, reserve)?;
             self.close_writer();
             self.cleaner.writer = Some((blob, life, 0));
         }
@@ -431,6 +449,13 @@ impl Pool {
         writer.2 += units;
         self.keeper.begin_move(place.0);
         Some(place)
+    }
+
+    /// The place for what the cleaner moves. Without one, it is blocked: others have taken the place since it began the victim.
+    fn take_cleaner_place(&mut self, len: u32) -> Option<(BlobId, u64, u32)> {
+        let place = self.take_place(len, self.index_reserve());
+        self.cleaner.is_blocked = place.is_none();
+        place
     }
 
     /// The cleaner's blob gets nothing more.
@@ -449,7 +474,7 @@ impl Pool {
         let header = moved_header_len(self.facts.alignment);
         let count = victim.moved.len() as u32;
         let len = header + count * BLOCK;
-        let Some((blob, life, unit)) = self.take_place(len) else { return Look::Pause };
+        let Some((blob, life, unit)) = self.take_cleaner_place(len) else { return Look::Pause };
         victim
             .moved
             .sort_unstable_by_key(|moved| (moved.record.timeline, moved.record.block, moved.record.commit));

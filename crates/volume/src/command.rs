@@ -92,6 +92,13 @@ pub enum Command {
         /// The snapshot.
         snapshot: VolumeId,
     },
+    /// Gives a volume the content of another volume, which ends. The volume keeps its name, its identifier and its snapshots.
+    Adopt {
+        /// The volume.
+        volume: VolumeId,
+        /// The other volume, which has the same size, and no requests under way.
+        from: VolumeId,
+    },
     /// Makes a volume a snapshot of itself, which nothing changes any more, under its own name and identifier.
     Freeze(VolumeId),
     /// Which blocks a volume or a snapshot has for itself: those that were written since the snapshot before it, or since its
@@ -217,6 +224,27 @@ pub struct Damage {
     pub what: String,
 }
 
+/// Pieces of damage that are reported one by one.
+const DAMAGE_MAX: usize = 10_000;
+
+/// Adds damage to a list: to its last piece, if the two are adjacent and equal. A full list stays as it is.
+pub(crate) fn add_damage(
+    list: &mut Vec<Damage>,
+    volume: Option<VolumeId>,
+    block: u64,
+    blocks: u64,
+    what: &str,
+) {
+    if let Some(last) = list.last_mut()
+        && (last.volume, last.block + last.blocks) == (volume, block)
+        && last.what == what
+    {
+        last.blocks += blocks;
+    } else if list.len() < DAMAGE_MAX {
+        list.push(Damage { volume, block, blocks, what: what.to_owned() });
+    }
+}
+
 /// What a check found.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CheckReport {
@@ -228,6 +256,8 @@ pub struct CheckReport {
     pub leaked_units: u64,
     /// What is damaged.
     pub damage: Vec<Damage>,
+    /// Whether pages of the index are among it.
+    pub is_index_damaged: bool,
 }
 
 impl CheckReport {

@@ -42,9 +42,6 @@ const READS_BESIDE_REQUESTS: u32 = 2;
 /// Blocks that may exist twice, because older views keep them.
 const TWICE_MAX: usize = 64;
 
-/// Free blobs of which a range that is not worn leaves so many beyond what the cleaner wants.
-const SPARE_BLOBS: usize = 2;
-
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
     Look,
@@ -182,7 +179,7 @@ impl Pool {
 
     /// The next range that may be gathered now.
     fn next_range(&mut self, is_quiet: bool) -> Option<Gather> {
-        let has_space = self.keeper.free() + self.cleaner.done.len() > self.free_wanted();
+        let has_space = self.is_roomy();
         if self.compactor.is_paused || (!is_quiet && has_space) {
             return None;
         }
@@ -248,7 +245,7 @@ impl Pool {
         let twice = versions.clone().filter(is_twice).count();
         let pieces = self.settings.pieces;
         let is_worn = dense > 0 && blocks - dense >= pieces.worn_min as usize;
-        let has_space = self.keeper.free() > self.free_wanted() + SPARE_BLOBS;
+        let has_space = self.is_roomy() && !self.is_short();
         let is_full = dense == 0 && blocks >= pieces.blocks_min as usize && has_space;
         if shows_base || twice > TWICE_MAX || !(is_worn || is_full) {
             return Err(Stop::Leave);
@@ -362,7 +359,7 @@ impl Pool {
     fn write_range(&mut self, gather: &mut Gather) -> Result<(), Stop> {
         let header = dense_header_len(self.facts.alignment);
         let len = header + RANGE_BLOCKS * BLOCK;
-        let (blob, life, unit) = self.take_place(len).ok_or(Stop::Leave)?;
+        let (blob, life, unit) = self.take_place(len, self.index_reserve() + 1).ok_or(Stop::Leave)?;
         gather.target = Some((blob, unit));
         let block = u64::from(gather.range) * u64::from(RANGE_BLOCKS);
         let mut data = gather.data.take().expect("the range was read");

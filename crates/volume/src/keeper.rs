@@ -5,8 +5,9 @@
 //! take effect together. A checkpoint is encoded in pieces too, and handed out when no edit of its state waits.
 
 use crate::manifest::checkpoint::Encoding;
+use crate::manifest::edit::Content;
 use crate::manifest::{Blob, BlobKind, Edit, Manifest, edit};
-use crate::{Answer, BlobId, StoreFacts, Tag};
+use crate::{Answer, BlobId, StoreError, StoreFacts, Tag};
 use std::collections::{BTreeSet, VecDeque};
 
 /// What happens when an edit is durable.
@@ -66,6 +67,12 @@ pub(crate) struct Keeper {
     is_checkpointing: bool,
     is_checkpoint_wanted: bool,
     encoding: Option<Encoding>,
+    /// A copy that is being encoded, whether another one is due, and whether one is being written.
+    copy: Option<Encoding>,
+    is_copy_due: bool,
+    is_copying: bool,
+    /// Whether the store has no room for copies.
+    has_no_copies: bool,
     bytes_per_turn: usize,
     /// Blobs in which nothing is alive.
     candidates: Vec<BlobId>,
@@ -108,6 +115,10 @@ impl Keeper {
             is_checkpointing: false,
             is_checkpoint_wanted: false,
             encoding: None,
+            copy: None,
+            is_copy_due: false,
+            is_copying: false,
+            has_no_copies: false,
             bytes_per_turn,
             candidates: Vec::new(),
             flushed: 0,
@@ -137,9 +148,10 @@ impl Keeper {
         };
         self.manifest.apply(edit.clone()).expect("an edit of the engine fits its manifest");
         touched.into_iter().for_each(|id| self.add_candidate(id));
-        if let Some(encoding) = &mut self.encoding {
+        for encoding in [&mut self.encoding, &mut self.copy].into_iter().flatten() {
             encoding.note(&edit);
         }
+        self.is_copy_due |= !matches!(edit, Edit::Blob { .. } | Edit::Live { .. } | Edit::BlobGone { .. });
         self.pending.push(edit);
     }
 
@@ -183,7 +195,7 @@ impl Keeper {
                 return None;
             }
             self.is_checkpoint_wanted = false;
-            self.encoding = Some(Encoding::new(&self.manifest, self.checkpoint_bytes));
+            self.encoding = Some(Encoding::new(&self.manifest, Content::Checkpoint, self.checkpoint_bytes));
         }
         let is_complete = self.encoding.as_mut()?.step(&self.manifest, self.bytes_per_turn);
         if !is_complete {
@@ -201,9 +213,32 @@ impl Keeper {
         Some(bytes)
     }
 
+    /// Encodes a piece of a copy of the manifest, if one is due. Returns its bytes when it is complete. Its edits come before it.
+    pub(crate) fn take_copy(&mut self) -> Option<Vec<u8>> {
+        if self.copy.is_none() {
+            if self.is_copying || self.has_no_copies || !std::mem::take(&mut self.is_copy_due) {
+                return None;
+            }
+            self.copy = Some(Encoding::new(&self.manifest, Content::Copy, 0));
+        }
+        let is_complete = self.copy.as_mut()?.step(&self.manifest, self.bytes_per_turn);
+        if !is_complete || !self.pending.is_empty() || self.group.is_some() {
+            self.is_wanted |= is_complete && !self.pending.is_empty();
+            return None;
+        }
+        self.is_copying = true;
+        Some(self.copy.take()?.finish(&self.manifest))
+    }
+
+    /// A copy was written, or could not be.
+    pub(crate) fn copy_done(&mut self, result: Result<(), StoreError>) {
+        self.is_copying = false;
+        self.has_no_copies |= result == Err(StoreError::NoSpace);
+    }
+
     /// Whether the next turn hands out more.
     pub(crate) const fn has_more(&self) -> bool {
-        self.group.is_some() || self.encoding.is_some()
+        self.group.is_some() || self.encoding.is_some() || self.copy.is_some()
     }
 
     /// Has a checkpoint written soon.
@@ -222,7 +257,11 @@ impl Keeper {
 
     /// Whether nothing waits for the store.
     pub(crate) fn is_idle(&self) -> bool {
-        self.in_flight.is_empty() && !self.is_wanted && !self.is_checkpointing && !self.has_more()
+        self.in_flight.is_empty()
+            && !self.is_wanted
+            && !self.is_checkpointing
+            && !self.is_copying
+            && !self.has_more()
     }
 
     /// Whether blobs will be free without anything else being done.
@@ -236,8 +275,8 @@ impl Keeper {
     }
 
     /// Begins a life of a free blob, if more than `reserve` are free.
-    pub(crate) fn allocate(&mut self, kind: BlobKind, reserve: u32) -> Option<(BlobId, u64)> {
-        if self.free.len() <= reserve as usize {
+    pub(crate) fn allocate(&mut self, kind: BlobKind, reserve: usize) -> Option<(BlobId, u64)> {
+        if self.free.len() <= reserve {
             return None;
         }
         let id = self.free.pop_first()?;
@@ -246,6 +285,11 @@ impl Keeper {
         self.edit(Edit::Blob { id, blob: Blob { kind, life, live: 0 } });
         self.uses[id.0 as usize] = Use { is_open: true, ..Use::default() };
         Some((id, life))
+    }
+
+    /// A writer appends to a blob that an earlier opening has begun.
+    pub(crate) fn open(&mut self, id: BlobId) {
+        self.uses[id.0 as usize].is_open = true;
     }
 
     /// The name of the next run.
@@ -285,6 +329,12 @@ impl Keeper {
         self.uses[id.0 as usize].is_open
     }
 
+    /// Whether entries of the blob may be in memtables only: more is alive than the manifest counts.
+    pub(crate) fn is_held(&self, id: BlobId) -> bool {
+        let blob = &self.uses[id.0 as usize];
+        blob.moves > 0 || blob.held_until > self.flushed
+    }
+
     /// Considers whether the blob can be freed, now or later.
     pub(crate) fn add_candidate(&mut self, id: BlobId) {
         let is_dead = self.manifest.blobs.get(id).is_some_and(|blob| blob.live == 0);
@@ -293,6 +343,14 @@ impl Keeper {
             blob.is_candidate = true;
             self.candidates.push(id);
         }
+    }
+
+    /// Frees a blob at once, of which nothing was said to the store before.
+    pub(crate) fn free_at_once(&mut self, id: BlobId) {
+        self.edit(Edit::BlobGone { id });
+        self.uses[id.0 as usize] = Use::default();
+        self.candidates.retain(|candidate| *candidate != id);
+        self.free.insert(id);
     }
 
     /// Ends blobs that nothing refers to. They are free when the edit is durable and their space was discarded.

@@ -22,6 +22,9 @@ const ENTRIES_PER_TURN: usize = 4096;
 /// Bytes of a change of a blob's live units, generously: so many of the bytes that a turn may encode.
 const CHANGE_BYTES: usize = 64;
 
+/// Percent of an oldest level that newer ones must have for a merge, while there is space.
+const OLDEST_SHARE: u32 = 20;
+
 /// Pages that a merge reads ahead of each input.
 const READ_AHEAD: u32 = 32;
 
@@ -64,6 +67,11 @@ impl Writer {
         }
     }
 
+    /// Whether all that it got is written.
+    const fn is_idle(&self) -> bool {
+        self.filled == 0 && self.full.is_empty() && self.in_flight == 0
+    }
+
     /// Makes a write of what waits.
     fn cut(&mut self) {
         if let Some(buffer) = self.buffer.take() {
@@ -84,7 +92,10 @@ enum Purpose {
 #[derive(Debug)]
 struct Flush {
     number: u64,
+    /// The new start of the log, without its blobs.
     tail: LogTail,
+    /// The number of the log's blobs that are before it.
+    log_blobs: usize,
     /// The part of the log's bytes that is flushed then.
     bytes: u64,
     flushed: [u64; PARTITIONS],
@@ -138,6 +149,10 @@ pub(crate) struct Jobs {
     is_index_due: bool,
     /// Flush as soon as possible.
     pub(crate) is_flush_wanted: bool,
+    /// The pool is being rebuilt: there is no cleaner, and blobs are not short.
+    pub(crate) is_rebuilding: bool,
+    /// Entries may follow that are older than all others: merges keep zeroes that hide nothing yet.
+    pub(crate) keeps_zeroes: bool,
 }
 
 impl Jobs {
@@ -146,12 +161,49 @@ impl Jobs {
         self.jobs.iter().all(Option::is_none) && !self.is_flush_wanted && !self.is_stale()
     }
 
+    /// The number of writers that have no blob with room for so many units.
+    pub(crate) fn writers_short_of(&self, units: i64, blob_units: u32) -> usize {
+        let is_short =
+            |writer: &&Writer| writer.blob.is_none() || i64::from(blob_units - writer.unit) < units;
+        self.writers.iter().filter(is_short).count()
+    }
+
     fn is_stale(&self) -> bool {
         self.stale.contains(&true)
     }
 }
 
 impl Pool {
+    /// Has flushes and merges go on where the blobs of the index end that have the most room: each opening would use two more
+    /// otherwise, which a full pool does not have.
+    pub(crate) fn resume_writers(&mut self) {
+        let mut ends: BTreeMap<BlobId, u32> = BTreeMap::new();
+        for run in
+            self.keeper.manifest.partitions.iter().flat_map(|partition| partition.levels.iter().flatten())
+        {
+            let end = ends.entry(run.place.blob).or_default();
+            *end = (*end).max(u32::from(run.place.unit) + run.shape.pages * PAGE_UNITS);
+        }
+        let blobs = &self.keeper.manifest.blobs;
+        let is_index = |id| blobs.get(id).is_some_and(|blob| blob.kind == BlobKind::Index);
+        let mut ends: Vec<_> =
+            ends.into_iter().filter(|(id, _)| is_index(*id)).map(|(id, end)| (end, id)).collect();
+        ends.sort_unstable();
+        for (writer, (unit, blob)) in self.jobs.writers.iter_mut().zip(ends) {
+            self.keeper.open(blob);
+            (writer.blob, writer.unit) = (Some(blob), unit);
+        }
+    }
+
+    /// Has the jobs begin other blobs, when none runs.
+    pub(crate) fn leave_writers(&mut self) {
+        for number in [FLUSH, MERGE] {
+            if let Some(blob) = self.jobs.writers[number].blob.take() {
+                self.keeper.close(blob, 0);
+            }
+        }
+    }
+
     /// Does a bounded piece of the jobs. Returns whether there is more to do without input.
     pub(crate) fn step_jobs(&mut self) -> bool {
         if self.jobs.jobs[FLUSH].is_none() {
@@ -176,8 +228,10 @@ impl Pool {
             || jobs.fresh_entries - jobs.frozen_entries >= self.settings.flush_entries
             || jobs.is_flush_wanted
             || self.is_short() && self.can_flush_free();
+        if !is_due {
+            return;
+        }
         let (sequence, blob, unit) = self.log.tail();
-        let Some(blob) = blob.filter(|_| is_due) else { return };
         self.jobs.is_flush_wanted = false;
         let mut tables = [0; PARTITIONS];
         let mut flushed = [0; PARTITIONS];
@@ -192,7 +246,8 @@ impl Pool {
         self.jobs.freezes += 1;
         let flush = Flush {
             number: self.jobs.freezes,
-            tail: LogTail { sequence, unit, blobs: vec![blob] },
+            tail: LogTail { sequence, unit, blobs: Vec::new() },
+            log_blobs: self.keeper.log_blobs.iter().take_while(|id| Some(**id) != blob).count(),
             bytes: self.log.written_bytes - self.log.in_flight_bytes(),
             flushed,
             tables,
@@ -206,30 +261,21 @@ impl Pool {
     }
 
     /// Whether a flush may lead to free blobs: emptied ones wait for it, the log's tail is long, or changes wait for space: which
-    /// blocks the latest ones have replaced is known after a flush.
+    /// blocks the latest ones have replaced is known after a flush. Forced merges end before another one.
     fn can_flush_free(&self) -> bool {
         self.jobs.fresh_entries > 0
             && self.cleaner.is_idle()
-            && (!self.cleaner.done.is_empty() || self.keeper.log_blobs.len() > 2 || !self.ring.is_empty())
-    }
-
-    /// Whether free blobs are short, so that all that can free blobs is done.
-    pub(crate) fn is_short(&self) -> bool {
-        self.keeper.free() <= self.settings.reserve_blobs as usize + 1
-    }
-
-    /// The share of an oldest level that newer ones must have for a merge.
-    fn oldest_share(&self) -> u32 {
-        if self.is_short() || self.cleaner.done.len() > 8 { 10 } else { 50 }
+            && self.jobs.jobs[MERGE].is_none()
+            && !self.jobs.is_stale()
+            && (self.is_worth_merging() || self.keeper.log_blobs.len() > 2 || !self.ring.is_empty())
     }
 
     /// Bytes of runs that the next merge of each partition reads.
     pub(crate) fn debt_bytes(&self) -> u64 {
-        let share = self.oldest_share();
         let of = |partition: &crate::partition::Partition| -> u64 {
             let levels = partition.index.levels();
             let entries: Vec<_> = levels.iter().map(aryk_volume_index::Level::entries).collect();
-            let due = policy::choose(&entries, share).unwrap_or(0..0);
+            let due = policy::choose(&entries, OLDEST_SHARE).unwrap_or(0..0);
             levels[due].iter().map(aryk_volume_index::Level::pages).sum()
         };
         self.partitions.iter().map(of).sum::<u64>() * u64::from(BLOCK)
@@ -237,12 +283,11 @@ impl Pool {
 
     /// Starts a merge of levels, if one is due.
     fn begin_merge(&mut self) {
-        let share = self.oldest_share();
         let due = (0..PARTITIONS).filter(|&number| !self.jobs.damaged[number]).find_map(|number| {
             let levels = self.partitions[number].index.levels();
             let entries: Vec<_> = levels.iter().map(aryk_volume_index::Level::entries).collect();
             let all = (self.jobs.stale[number] && !entries.is_empty()).then_some(0..entries.len());
-            all.or_else(|| policy::choose(&entries, share)).map(|range| (number, range))
+            all.or_else(|| policy::choose(&entries, OLDEST_SHARE)).map(|range| (number, range))
         });
         let Some((number, range)) = due else {
             self.jobs.stale = [false; PARTITIONS];
@@ -257,7 +302,7 @@ impl Pool {
         let levels: Vec<_> = index.levels()[range].iter().collect();
         let ids: Vec<_> = levels.iter().map(|level| level.id()).collect();
         let inputs = levels.iter().map(|level| Input::Level(level.runs().copied().collect())).collect();
-        let bottom = is_bottom.then(|| index.oldest_besides(&ids));
+        let bottom = (is_bottom && !self.jobs.keeps_zeroes).then(|| index.oldest_besides(&ids));
         let mut merge = Merge::new(inputs, self.histories.views(number), bottom, READ_AHEAD);
         if is_bottom {
             merge.survey(self.settings.pieces);
@@ -267,13 +312,20 @@ impl Pool {
         self.jobs.jobs[MERGE] = Some(job);
     }
 
+    /// Has all levels merged that are newer than others.
+    pub(crate) fn merge_all_levels(&mut self) {
+        for (is_stale, partition) in self.jobs.stale.iter_mut().zip(&self.partitions) {
+            *is_stale |= partition.index.levels().len() > 1;
+        }
+    }
+
     /// Has levels merged although their sizes do not ask for it: where emptied blobs or changes wait for that, or blobs with runs
     /// are sparse. What newer levels have replaced counts as alive until it is merged with them.
     fn force_merges(&mut self) {
-        let has_waiting = !self.cleaner.done.is_empty() || !self.ring.is_empty();
+        let has_waiting = self.is_worth_merging() || !self.ring.is_empty();
         let is_waiting = self.is_short() && self.cleaner.is_idle() && has_waiting;
         if is_waiting && self.jobs.jobs[FLUSH].is_none() && std::mem::take(&mut self.jobs.can_force) {
-            self.jobs.stale = [true; PARTITIONS];
+            self.merge_all_levels();
             return;
         }
         if !std::mem::take(&mut self.jobs.is_index_due) {
@@ -365,6 +417,17 @@ impl Pool {
         let room = |writer: &Writer| (blob_units - writer.unit) / PAGE_UNITS;
         if writer.blob.is_none() || room(writer) < RUN_PAGES_MIN {
             writer.cut();
+            // The last free blob stays where another job's blob does, too.
+            let other = &self.jobs.writers[1 - number];
+            let is_last = self.keeper.free() <= 1 && self.jobs.jobs[1 - number].is_none();
+            if is_last
+                && self.jobs.writers[number].is_idle()
+                && other.blob.is_some()
+                && room(other) >= RUN_PAGES_MIN
+            {
+                self.jobs.writers.swap(0, 1);
+                return self.begin_run(number, job);
+            }
             let Some((blob, _)) = self.keeper.allocate(BlobKind::Index, 0) else { return false };
             if let Some(old) = self.jobs.writers[number].blob.replace(blob) {
                 self.write_pages_to(number, old);
@@ -527,11 +590,7 @@ impl Pool {
                 }
             }
         }
-        let first = flush.tail.blobs[0];
-        let mut left = Vec::new();
-        while self.keeper.log_blobs.front().is_some_and(|blob| *blob != first) {
-            left.extend(self.keeper.log_blobs.pop_front());
-        }
+        let left: Vec<_> = self.keeper.log_blobs.drain(..flush.log_blobs).collect();
         let blobs = self.keeper.log_blobs.iter().copied().collect();
         self.keeper.edit(Edit::Log(LogTail { blobs, ..flush.tail }));
         left.into_iter().for_each(|blob| self.keeper.add_candidate(blob));

@@ -22,8 +22,10 @@ mod outbox;
 mod partition;
 mod pool;
 mod read;
+mod rebuild;
 mod recover;
 mod request;
+mod room;
 mod settings;
 mod space;
 mod store;
@@ -41,6 +43,7 @@ pub use ids::{
 };
 pub use loading::Loading;
 pub use pool::{Pool, Recovered};
+pub use rebuild::{Progress, Rebuild, RebuildError, RebuildReport, Recipe};
 pub use request::{Action, ForeignPiece, Reply, Request, Status, Tag};
 pub use settings::{LogPlace, OpenError, Settings, State, Stats};
 pub use store::{Done, OpId, StoreError, StoreFacts, StoreOp};

@@ -1,5 +1,6 @@
 //! Opening a pool: its manifest is made from a checkpoint and the edits after it, in pieces. Any context.
 
+use crate::manifest::edit::Content;
 use crate::manifest::{Edit, Manifest, edit};
 use crate::{OpenError, Pool, Recovered, Settings, StoreFacts};
 
@@ -45,15 +46,15 @@ impl Maker {
 }
 
 impl Loading {
-    /// Begins to open a pool.
+    /// Begins to open a pool. An empty checkpoint is that of an empty pool.
     pub fn new(facts: StoreFacts, uuid: [u8; 16], from: Recovered) -> Self {
         let maker = Maker { manifest: Manifest::new(uuid, &facts), held: Vec::new() };
-        Self { facts, from, maker, record: 0, left: None }
+        let record = usize::from(from.checkpoint.is_empty());
+        Self { facts, from, maker, record, left: None }
     }
 
     /// Does a piece of the work. Returns the pool, or why it cannot be opened, when there is no more. The pool has the settings
-    /// that
-    /// `settings` makes of its note.
+    /// that `settings` makes of its note.
     pub fn step(&mut self, settings: impl FnOnce(&[u8]) -> Settings) -> Option<Result<Pool, OpenError>> {
         match self.try_step() {
             Ok(true) => None,
@@ -81,7 +82,8 @@ impl Loading {
                 Some(left) => (&bytes[bytes.len() - 4 - left..bytes.len() - 4], false, false),
                 None => {
                     let uuid = self.maker.manifest.uuid;
-                    let (body, is_continued) = edit::open(bytes, self.record == 0, uuid, &self.facts)?;
+                    let content = if self.record == 0 { Content::Checkpoint } else { Content::Edits };
+                    let (body, is_continued) = edit::open(bytes, content, uuid, &self.facts)?;
                     (body, true, is_continued)
                 }
             };

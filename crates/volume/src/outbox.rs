@@ -51,6 +51,8 @@ pub(crate) enum Owner {
         durable: u64,
     },
     Checkpoint,
+    /// The keeper: a copy of the manifest.
+    Copy,
     Discard {
         blob: BlobId,
     },
@@ -117,6 +119,11 @@ impl Outbox {
     /// If the operation was answered before.
     pub(crate) fn take_owner(&mut self, id: OpId) -> Owner {
         self.owners.remove(Key::from_raw(id.0)).expect("each operation is answered once")
+    }
+
+    /// The owner of an operation that was not answered.
+    pub(crate) fn owner(&self, id: OpId) -> Option<&Owner> {
+        self.owners.get(Key::from_raw(id.0))
     }
 
     /// Operations that were not answered.

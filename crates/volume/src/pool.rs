@@ -18,6 +18,8 @@ use crate::levels::Jobs;
 use crate::loading::Loading;
 use crate::log::Log;
 use crate::manifest::Manifest;
+use crate::manifest::checkpoint::Encoding;
+use crate::manifest::edit::Content;
 use crate::outbox::{Outbox, Owner};
 use crate::partition::{FIRST_COMMIT, Histories, Partition};
 use crate::read::{Found, Waiter};
@@ -37,7 +39,7 @@ use std::collections::{HashMap, VecDeque};
 /// Where a pool's manifest is read from.
 #[derive(Clone, Debug)]
 pub struct Recovered {
-    /// The latest checkpoint.
+    /// The latest checkpoint; empty for that of an empty pool.
     pub checkpoint: Vec<u8>,
     /// The edits after it, in order.
     pub edits: Vec<Vec<u8>>,
@@ -129,7 +131,7 @@ impl Pool {
         Self { recovery: Some(recovery), ..Self::new(settings, facts, manifest) }
     }
 
-    fn new(settings: Settings, facts: StoreFacts, manifest: Manifest) -> Self {
+    pub(crate) fn new(settings: Settings, facts: StoreFacts, manifest: Manifest) -> Self {
         assert!(
             matches!(facts.alignment, 512 | 4096) && (10_240..=65_536).contains(&facts.blob_units),
             "{facts:?}"
@@ -237,6 +239,7 @@ impl Pool {
             Owner::IndexWrite { job } => self.index_write_answered(job, with(data), result),
             Owner::Commit { durable } => self.commit_answered(durable, result),
             Owner::Checkpoint => self.checkpoint_answered(result),
+            Owner::Copy => self.keeper.copy_done(result),
             Owner::Discard { blob } => self.discard_answered(blob, result),
             Owner::Flush { durable } => self.flush_answered(durable, result),
             Owner::Recovery { len } => self.recovery_answered(len, with(data), result),
@@ -280,6 +283,8 @@ impl Pool {
             }
             Then::Flushed { number, bytes } => {
                 self.keeper.flushed = number;
+                // Blobs that were held may be victims.
+                self.cleaner.is_due = true;
                 self.flushed_bytes = bytes;
             }
             Then::Opened => self.opened(State::Ready),
@@ -303,6 +308,7 @@ impl Pool {
         if result != Err(StoreError::Gone) {
             self.keeper.discarded(blob);
             self.cleaner.forget(blob);
+            self.cleaner.is_due = true;
         }
     }
 
@@ -352,7 +358,7 @@ impl Pool {
     }
 
     /// Returns whether there are more for the next turn.
-    fn hand_out_edits(&mut self) -> bool {
+    pub(crate) fn hand_out_edits(&mut self) -> bool {
         if matches!(self.state, State::ReadOnly(_) | State::Damaged(_) | State::Failed(_)) {
             return false;
         }
@@ -364,6 +370,10 @@ impl Pool {
         if let Some(bytes) = self.keeper.take_checkpoint(self.is_first_checkpoint) {
             self.stats.manifest_write_bytes += bytes.len() as u64;
             self.out.op(Owner::Checkpoint, StoreOp::Checkpoint { bytes });
+        }
+        if let Some(bytes) = self.keeper.take_copy() {
+            self.stats.manifest_write_bytes += bytes.len() as u64;
+            self.out.op(Owner::Copy, StoreOp::Copy { bytes });
         }
         self.keeper.has_more()
     }
@@ -425,6 +435,14 @@ impl Pool {
     /// Has a checkpoint written soon, because the journal of the store is nearly full. Repeated calls are one.
     pub const fn request_checkpoint(&mut self) {
         self.keeper.request_checkpoint();
+    }
+
+    /// A copy of the manifest as it is now, as [`StoreOp::Copy`] has it.
+    pub fn copy_of_manifest(&self) -> Vec<u8> {
+        let manifest = &self.keeper.manifest;
+        let mut encoding = Encoding::new(manifest, Content::Copy, 0);
+        while !encoding.step(manifest, usize::MAX / 2) {}
+        encoding.finish(manifest)
     }
 
     /// Where the log is damaged, if its end was found to be damage when the pool was opened.

@@ -320,7 +320,7 @@ impl Pool {
     }
 
     /// Whether a record does not fit its partition: blocks that another one owns.
-    fn is_strange(&self, record: &Record) -> bool {
+    pub(crate) fn is_strange(&self, record: &Record) -> bool {
         let range = u64::from(crate::RANGE_BLOCKS);
         let end = record.block + u64::from(record.blocks) - 1;
         let is_split = record.kind != Kind::ZeroRanges && record.block / range != end / range;
@@ -337,10 +337,16 @@ impl Pool {
     /// Begins a life of the pool: the log gets its first blobs.
     pub(crate) fn begin_writing(&mut self) {
         self.cleaner.is_due = true;
+        self.resume_writers();
+        if self.is_short() {
+            // The cleaner of the opening before may have emptied blobs.
+            self.merge_all_levels();
+        }
         let opening = self.keeper.manifest.opening + 1;
         self.keeper.edit(Edit::Opened { opening });
         let old = self.keeper.manifest.log.clone();
-        let spares: Vec<_> = self.keeper.allocate(BlobKind::Log, 0).into_iter().collect();
+        let reserve = self.opening_reserve();
+        let spares: Vec<_> = self.keeper.allocate(BlobKind::Log, reserve).into_iter().collect();
         // The tail begins where it began, unless its first blob has no frame of it.
         let (sequence, unit) = match self.keeper.log_blobs.front() {
             Some(first) if old.blobs.first() == Some(first) => (old.sequence, old.unit),

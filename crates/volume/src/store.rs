@@ -66,6 +66,13 @@ pub enum StoreOp {
         /// The whole manifest.
         bytes: Vec<u8>,
     },
+    /// Replaces the copy of the manifest that a rebuild uses where the checkpoint is lost. Ordered with commits and checkpoints;
+    /// all that was answered before is durable before the copy is. A store without room for it answers `NoSpace`, and forgets the
+    /// copies that it has.
+    Copy {
+        /// The copy.
+        bytes: Vec<u8>,
+    },
     /// Makes every write durable that was answered before this operation was handed out.
     Flush,
     /// The blob's bytes are no longer needed. A later life of the blob begins after the answer.

@@ -445,7 +445,7 @@ impl Pool {
         let header = copy_header_len(self.facts.alignment);
         let blocks: u32 = records.iter().map(|record| record.blocks).sum();
         let len = header + blocks * BLOCK;
-        let Some((blob, life, unit)) = self.take_place(len) else {
+        let Some((blob, life, unit)) = self.take_place(len, self.reserve()) else {
             inflate.step = Step::Place { buffer: data, records };
             return Progress::Wait;
         };

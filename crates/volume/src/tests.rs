@@ -5,6 +5,7 @@ mod damage;
 mod model;
 mod opening;
 mod random;
+mod rebuild;
 mod rig;
 mod scenes;
 mod space;

@@ -11,8 +11,8 @@ use crate::manifest::{BlobKind, Edit, LogTail};
 use crate::outbox::Owner;
 use crate::pool::Pool;
 use crate::{
-    Action, BLOCK, BLOCK_UNITS, PARTITIONS, RANGE_BLOCKS, Reply, Request, State, Status, StoreError, StoreOp,
-    Tag, UNIT, VolumeId, WhenFull, keeper::Then,
+    Action, BLOCK, BLOCK_UNITS, OpId, PARTITIONS, RANGE_BLOCKS, Reply, Request, State, Status, StoreError,
+    StoreOp, Tag, UNIT, VolumeId, WhenFull, keeper::Then,
 };
 use aryk_dma::{Buffer, Sgl};
 use aryk_slots::Key;
@@ -334,7 +334,7 @@ impl Pool {
     fn is_full(&self) -> bool {
         self.log.spares() == 0
             && !self.log.has_asked
-            && self.keeper.free() <= self.settings.reserve_blobs as usize
+            && self.keeper.free() <= self.reserve()
             && self.keeper.is_idle()
             && !self.keeper.has_going()
             && self.jobs.is_idle()
@@ -362,6 +362,16 @@ impl Pool {
             let is_it = |origin| matches!(origin, Origin::User(tag) if is_wanted(tag));
             self.end_waiting(volume, Status::Aborted, is_it);
         }
+    }
+
+    /// The request of a user that waits for an operation on a foreign disk, if one does: a change of a part of a block.
+    pub fn foreign_reader(&self, id: OpId) -> Option<Tag> {
+        let Owner::Foreign { request, .. } = self.out.owner(id)? else { return None };
+        let mut origin = self.requests.get(*request)?.origin;
+        if let Origin::Edge { parent, .. } = origin {
+            origin = self.requests.get(parent)?.origin;
+        }
+        if let Origin::User(tag) = origin { Some(tag) } else { None }
     }
 
     /// Ends changes of a volume that wait for their turn: those of whose origins `is_wanted` returns true.
@@ -659,12 +669,14 @@ impl Pool {
     /// Lists more blobs as the log's, before it needs them.
     pub(crate) fn ask_for_log_blobs(&mut self) {
         let wanted = self.spares_wanted();
-        if self.log.has_asked || self.log.spares() >= wanted {
+        // The first blob after an opening replaces the last one of the opening before, which may be nearly empty.
+        let has_none = self.log.tail().1.is_none();
+        if self.log.has_asked || self.log.spares() >= wanted || !(has_none || self.may_log_grow()) {
             return;
         }
-        let blobs: Vec<_> = (self.log.spares()..wanted)
-            .map_while(|_| self.keeper.allocate(BlobKind::Log, self.settings.reserve_blobs))
-            .collect();
+        let reserve = if has_none { self.opening_reserve() } else { self.reserve() };
+        let blobs: Vec<_> =
+            (self.log.spares()..wanted).map_while(|_| self.keeper.allocate(BlobKind::Log, reserve)).collect();
         if blobs.is_empty() {
             return;
         }

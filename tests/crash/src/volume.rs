@@ -112,7 +112,7 @@ impl Running {
     fn open(file: File, block_size: u32) -> Result<Self> {
         let base = Base { bytes: file.metadata()?.len(), block: block_size };
         let mut opening = Opening::new(base, Expected::default());
-        let Opened { store, recovered, findings } = loop {
+        let Opened { store, recovered, findings, copy: _ } = loop {
             let op = opening.next_op().context("the opening has nothing to do")?;
             if let Some(opened) = opening.completed(run(&file, op)) {
                 break *opened?;

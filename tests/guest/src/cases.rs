@@ -8,6 +8,7 @@ mod life;
 mod matrix;
 mod nvme;
 mod recovery;
+mod remote;
 mod scsi;
 mod share;
 mod volumes;
@@ -84,6 +85,7 @@ pub fn list(long: bool) -> Vec<Case> {
     cases.extend(life::cases());
     cases.extend(nvme::cases());
     cases.extend(recovery::cases(long));
+    cases.extend(remote::cases());
     cases.extend(scsi::cases(long));
     cases.extend(share::cases());
     cases.extend(fence::cases());

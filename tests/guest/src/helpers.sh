@@ -54,3 +54,14 @@ await() {
     done
     return 1
 }
+
+# Waits until the kernel has given a PCI device back, for so many tenths of a second. Prints the kernel's last messages if it keeps
+# the device.
+gave_back() {
+    for _ in $(seq "$2"); do
+        [ -e "/sys/bus/pci/devices/$1" ] || return 0
+        sleep 0.1
+    done
+    dmesg | tail -20
+    return 1
+}

@@ -26,6 +26,8 @@ const MODULES_OF_SCRIPTS: &[(&str, &[&str])] = &[
     ("cuse", &["cuse"]),
     ("dm-crypt", &["dm-crypt", "ecb", "xts", "aes_generic"]),
     ("nvme-tcp", &["virtio_net", "nvme-tcp"]),
+    ("nvmet-tcp", &["virtio_net", "nvmet-tcp"]),
+    ("nvme-auth", &["hmac", "sha256_generic", "sha512_generic", "dh_generic"]),
 ];
 /// This host's programs that the guest has in addition to busybox, with the libraries that they load.
 const TOOLS: &[&str] = &[

@@ -46,6 +46,20 @@ pub enum Step {
         /// The places of the pieces.
         seed: u64,
     },
+    /// Creates a volume as large as the pool has room for, and writes all of it.
+    Fill {
+        /// How much of the usable space it has.
+        percent: u32,
+        /// Whether its writes wait while the pool is full.
+        waits: bool,
+    },
+    /// Writes anywhere in a volume.
+    Overwrite {
+        /// Which volume.
+        volume: u32,
+        /// The places of the writes.
+        seed: u64,
+    },
     /// Discards a whole volume.
     DiscardAll {
         /// Which volume.
@@ -134,23 +148,33 @@ pub struct Shape {
     pub depth: usize,
     /// Whether the disk's medium fails.
     pub has_faults: bool,
+    /// Whether one volume fills the pool and is written all over. None of its writes may fail, or wait for good.
+    pub is_full: bool,
 }
 
 /// The shape of a seed.
 pub fn shape(seed: u64) -> Shape {
     let mut rng = Rng::with_seed(seed ^ 0x5a5a);
-    Shape {
+    let shape = Shape {
         segments: rng.u32(14..40),
         block: if rng.u32(..4) == 0 { 4096 } else { 512 },
         depth: [1, 4, 16, 64][rng.usize(..4)],
         has_faults: rng.u32(..5) == 0,
+        is_full: false,
+    };
+    if rng.u32(..10) > 0 {
+        return shape;
     }
+    Shape { segments: rng.u32(14..22), has_faults: false, is_full: true, ..shape }
 }
 
 /// The steps of a seed.
 pub fn steps(seed: u64, count: u32) -> Vec<Paced> {
     let mut rng = Rng::with_seed(seed);
-    let has_faults = shape(seed).has_faults;
+    let Shape { has_faults, is_full, .. } = shape(seed);
+    if is_full {
+        return steps_of_a_full_pool(&mut rng, count);
+    }
     let crashes = rng.u32(1..12);
     let commands = rng.u32(5..80);
     let mut steps = vec![(create(&mut rng), 0), (create(&mut rng), 0)];
@@ -170,6 +194,22 @@ pub fn steps(seed: u64, count: u32) -> Vec<Paced> {
             _ => rng.u32(..60),
         };
         steps.push((step, pace));
+    }
+    steps
+}
+
+/// Fewer steps than `count`: those that write a lot take as long as many others.
+fn steps_of_a_full_pool(rng: &mut Rng, count: u32) -> Vec<Paced> {
+    let mut steps = vec![(Step::Fill { percent: rng.u32(70..=100), waits: rng.bool() }, 0)];
+    for _ in 0..count / 10 {
+        let step = match rng.u32(..20) {
+            0 => Step::Crash(crash(rng)),
+            1 => Step::Settle,
+            2 => Step::Verify,
+            3 => Step::Check,
+            _ => Step::Overwrite { volume: 0, seed: rng.u64(..) },
+        };
+        steps.push((step, rng.u32(..60)));
     }
     steps
 }

@@ -87,6 +87,8 @@ pub struct Counts {
     pub compacted: u64,
     /// Damaged logs that were found.
     pub damaged: u64,
+    /// Lost checkpoints that were made again.
+    pub remade: u64,
     /// Differs between two runs if they did different things.
     pub digest: u64,
 }
@@ -101,6 +103,7 @@ impl Counts {
         self.values += other.values;
         self.compacted += other.compacted;
         self.damaged += other.damaged;
+        self.remade += other.remade;
         self.digest = self.digest.rotate_left(7) ^ other.digest;
     }
 }
@@ -317,6 +320,7 @@ impl World {
         match victim {
             Some(n)
                 if !is_deleting
+                    && !self.shape.is_full
                     && state == State::Ready
                     && stats.free_blobs <= u64::from(self.settings.reserve_blobs) + 2 =>
             {

@@ -101,7 +101,7 @@ impl Layer {
             Reactor => &[Ground, Device],
             Bdev => &[Ground, Reactor],
             Conformance => &[Ground, Reactor, Bdev],
-            Module => &[Ground, Format, Store, Bus, Device, Reactor, Bdev],
+            Module => &[Ground, Format, Store, Bus, Device, Fabrics, Reactor, Bdev],
             Transport => &[Ground, Reactor, Transport],
             Commands => &[Ground, Reactor, Bdev],
             Queues => &[Ground, Reactor, Bdev, Transport],

@@ -236,6 +236,7 @@ impl Disk {
                 memory: self.memory,
                 null: self.null,
                 nvme: None,
+                nvme_tcp: None,
                 rbd: None,
             },
             from: None,
@@ -254,6 +255,10 @@ impl Disk {
             key: None,
             cluster: None,
             dma: None,
+            subsystem: None,
+            ns: None,
+            host_nqn: None,
+            controller_key: None,
         };
         let (method, params) = create_call(&args).map_err(|e: Error| e.to_string())?;
         Ok(Call::new(method, params))

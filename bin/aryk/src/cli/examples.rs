@@ -21,6 +21,7 @@ Examples:
   aryk disk create data --file /dev/vg0/data
   aryk disk create scratch --memory --size 1.5G
   aryk disk create fast --nvme 0000:3d:00.0
+  aryk disk create far --nvme-tcp 10.0.0.1:4420 --subsystem nqn.2016-06.io.aryk:data
   aryk disk create secret --file secret.img --size 20G --encrypt k1";
 
 pub const KEY: &str = "\
@@ -90,6 +91,7 @@ pub const SHARE: &str = "\
 Examples:
   aryk share data
   aryk share data --listen 10.0.0.1:4420 --host nqn.2014-08.org.nvmexpress:uuid:...
+  aryk share data --listen 10.0.0.1:4420 --host nqn.2014-08.org.nvmexpress:uuid:... --key host1
 
 A Linux host has its NQN in /etc/nvme/hostnqn.";
 

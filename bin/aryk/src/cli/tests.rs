@@ -47,6 +47,27 @@ fn a_disk_in_a_ceph_image_has_one_client() {
 }
 
 #[test]
+fn a_disk_of_another_host_has_an_address_and_a_subsystem() {
+    let nqn = "nqn.2016-06.io.spdk:cnode1";
+    for rest in ["", " --ns 2", " --host-nqn nqn.2016-06.io.spdk:host1", " --key k --controller-key c"] {
+        let line = format!("aryk disk create far --nvme-tcp [::1]:4420 --subsystem {nqn}{rest}");
+        parse(&line).unwrap_or_else(|e| panic!("{line}: {e}"));
+    }
+    for line in [
+        "aryk disk create far --nvme-tcp 10.0.0.1:4420",
+        "aryk disk create far --nvme-tcp 10.0.0.1 --subsystem n",
+        "aryk disk create far --nvme-tcp 10.0.0.1:4420 --subsystem n --dma pin",
+        "aryk disk create far --nvme-tcp 10.0.0.1:4420 --subsystem n --size 1G",
+        "aryk disk create far --memory --size 1G --subsystem n",
+        "aryk disk create far --nvme 0000:3d:00.0 --ns 2",
+        "aryk disk create far --nvme-tcp 10.0.0.1:4420 --subsystem n --controller-key c",
+        "aryk disk create far --rbd pool/image --key k --controller-key c",
+    ] {
+        parse(line).unwrap_err();
+    }
+}
+
+#[test]
 fn commands_of_the_guide_parse() {
     for line in [
         "aryk disk create vm1 --file vm1.img --size 20G",

@@ -17,6 +17,7 @@ use crate::output::{Output, printable};
 use crate::size::Size;
 use crate::users::Users;
 use serde_json::{Value, json};
+use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::mpsc::channel;
@@ -44,6 +45,12 @@ const NVME_HINTS: [(i64, &str); 3] = [
     (NOT_ALLOWED, "'aryk doctor nvme' shows what the daemon's user may not open."),
 ];
 
+/// Hints for a disk of another host that cannot be used. The daemon's errors say more.
+const REMOTE_HINTS: [(i64, &str); 2] = [
+    (EXISTS, "Choose another name, or remove that one first."),
+    (NO_DEVICE, "'aryk hosts' on the other host shows what it shares."),
+];
+
 /// Hints for a disk in a Ceph image that cannot be created. The daemon's errors say more.
 const RBD_HINTS: [(i64, &str); 1] = [(EXISTS, "Choose another name, or remove that one first.")];
 
@@ -52,6 +59,7 @@ impl KindArgs {
     const fn hints(&self) -> &'static [(i64, &'static str)] {
         match self {
             Self { nvme: Some(_), .. } => &NVME_HINTS,
+            Self { nvme_tcp: Some(_), .. } => &REMOTE_HINTS,
             Self { rbd: Some(_), .. } => &RBD_HINTS,
             _ => &HINTS,
         }
@@ -236,6 +244,9 @@ pub fn create_call(args: &CreateArgs) -> Result<(&'static str, Value), Error> {
         ]);
         return Ok(("bdev_nvme_attach_controller", params));
     }
+    if let Some(address) = args.kind.nvme_tcp {
+        return Ok(("bdev_nvme_attach_controller", remote(args, address)));
+    }
     let Size(bytes) = args.size.ok_or_else(|| Error::Usage("--size is missing".into()))?;
     let params = object([
         ("name", name),
@@ -245,6 +256,23 @@ pub fn create_call(args: &CreateArgs) -> Result<(&'static str, Value), Error> {
     ]);
     let method = if args.kind.memory { "bdev_malloc_create" } else { "bdev_null_create" };
     Ok((method, params))
+}
+
+/// The parameters that attach a controller of another host.
+fn remote(args: &CreateArgs, address: SocketAddr) -> Value {
+    object([
+        ("name", Some(json!(args.name))),
+        ("trtype", Some(json!("TCP"))),
+        ("adrfam", Some(json!(if address.is_ipv4() { "IPv4" } else { "IPv6" }))),
+        ("traddr", Some(json!(address.ip().to_string()))),
+        ("trsvcid", Some(json!(address.port().to_string()))),
+        ("subnqn", args.subsystem.as_ref().map(|nqn| json!(nqn))),
+        ("hostnqn", args.host_nqn.as_ref().map(|nqn| json!(nqn))),
+        ("dhchap_key", args.key.as_ref().map(|name| json!(name))),
+        ("dhchap_ctrlr_key", args.controller_key.as_ref().map(|name| json!(name))),
+        ("nsid", Some(json!(args.ns.unwrap_or(1)))),
+        ("disk", Some(json!(args.name))),
+    ])
 }
 
 /// Refuses a size that no disk can have.
@@ -288,7 +316,14 @@ fn notes(disk: &Value) -> String {
     let deleted = (disk["deleted"] == true).then(|| "(deleted)".to_owned());
     let removal = disk["removal"].as_str().map(|removal| format!("(removal: {removal})"));
     let stalled = (disk["stalled"] == true).then(|| format!("({STALLED})"));
-    let drive = || disk["driver_specific"]["nvme"][0]["trid"]["traddr"].as_str().map(str::to_owned);
+    let drive = || {
+        let trid = &disk["driver_specific"]["nvme"][0]["trid"];
+        let address = trid["traddr"].as_str()?;
+        Some(match trid["trsvcid"].as_str() {
+            Some(port) => format!("{} of {address}, port {port}", text(trid, "subnqn")),
+            None => address.to_owned(),
+        })
+    };
     let image = || ImageSpec::of(disk).map(|image| image.to_string());
     let path = Some(text(disk, "path").to_owned()).filter(|path| !path.is_empty());
     let path = path.or_else(drive).or_else(image);

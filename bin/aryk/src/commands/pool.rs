@@ -4,7 +4,7 @@ use super::{elements, number, object, text};
 use crate::cli::examples;
 use crate::client::Client;
 use crate::completion::{disks, pools};
-use crate::error::{BUSY, EXISTS, Error, NO_DEVICE, NO_SPACE};
+use crate::error::{BUSY, DAMAGED, EXISTS, Error, NO_DEVICE, NO_SPACE};
 use crate::output::{Output, Tone};
 use crate::size::Size;
 use crate::users::Users;
@@ -24,6 +24,16 @@ const HINTS: [(i64, &str); 4] = [
     (NO_SPACE, "A pool needs a disk of at least 200M."),
 ];
 
+/// Hints for a pool that cannot be opened.
+const OPEN_HINTS: [(i64, &str); 3] = [
+    (
+        DAMAGED,
+        "To open a pool with a damaged log, without the writes behind the damage: --discard-damaged-log",
+    ),
+    (NO_DEVICE, "'aryk disk list' shows the disks."),
+    (BUSY, "'aryk disk list' shows the disk's users."),
+];
+
 /// The text for an empty list.
 const NONE: &str = "There are no pools. Create one: aryk pool create NAME --disk DISK";
 
@@ -36,6 +46,15 @@ pub enum PoolCommand {
     /// Create a pool on a disk, which the pool then has for itself
     #[command(after_help = examples::POOL)]
     Create(CreateArgs),
+    /// Open a pool that was not opened when its disk appeared: one with a damaged log
+    Open {
+        /// The disk
+        #[arg(long, add = ArgValueCandidates::new(disks))]
+        disk: String,
+        /// Open the pool although its log is damaged: all writes behind the damaged place are lost
+        #[arg(long)]
+        discard_damaged_log: bool,
+    },
     /// List the pools, with their space
     List(Watch),
     /// Show the counters of a pool: what it has written and read, and its index
@@ -55,13 +74,13 @@ pub enum PoolCommand {
         /// The pool
         #[arg(add = ArgValueCandidates::new(pools), required_unless_present = "offline")]
         pool: Option<String>,
-        /// Check a pool that no daemon has open, on a file or a block device; it is not changed
-        #[arg(long, value_name = "FILE", conflicts_with_all = ["pool", "repair"])]
+        /// Check a pool that no daemon has open, on a file or a block device; it is changed only with --repair
+        #[arg(long, value_name = "FILE", conflicts_with = "pool")]
         offline: Option<PathBuf>,
         /// Verify references only: data is not read
         #[arg(long)]
         quick: bool,
-        /// Free space that nothing refers to
+        /// Free space that nothing refers to; with --offline, rebuild a lost manifest or index, too
         #[arg(long)]
         repair: bool,
     },
@@ -101,14 +120,44 @@ pub struct CreateArgs {
 }
 
 /// Checks a pool without a daemon.
-pub fn check_offline(file: &Path, quick: bool, out: &Output) -> Result<(), Error> {
-    let (name, report) = offline::check(file, !quick)?;
-    show_report(&name, false, &report, out)
+pub fn check_offline(file: &Path, quick: bool, repairs: bool, out: &Output) -> Result<(), Error> {
+    let options = offline::Options { reads_data: !quick, repairs, is_json: out.json };
+    let (name, report) = offline::check(file, options)?;
+    let is_lost = report.get("rebuilt").is_some_and(|rebuilt| rebuilt["is_written"] == false);
+    if is_lost && !out.json {
+        eprintln!("To rebuild the pool: aryk pool check --offline {} --repair", file.display());
+    }
+    show_report(&name, repairs, &report, out)
+}
+
+/// What a rebuild was made of, in lines.
+fn rebuilt_lines(rebuilt: &Value) -> Vec<String> {
+    let (is, was) = match rebuilt["is_written"] == true {
+        true => ("The pool was rebuilt", "has"),
+        false => ("The manifest or the index of the pool is lost. Rebuilt, it", "would have"),
+    };
+    let from = match text(rebuilt, "from") {
+        "copy" => "It is as it was: from the copy of its manifest.",
+        "headers" => {
+            "Names and snapshots are those of the copy of its manifest, its data that of frames' headers."
+        }
+        _ => "There is no copy of its manifest: names and snapshots are lost.",
+    };
+    let counts = format!(
+        "{} volumes and snapshots, from {} frames in {} segments",
+        elements(&rebuilt["volumes"]).len(),
+        number(rebuilt, "frames"),
+        number(rebuilt, "segments")
+    );
+    let first =
+        if was == "has" { format!("{is}: it {was} {counts}.") } else { format!("{is} {was} {counts}.") };
+    vec![first, from.to_owned()]
 }
 
 pub fn run(command: &PoolCommand, client: &mut Client, out: &Output) -> Result<(), Error> {
     match command {
         PoolCommand::Create(args) => create(args, client, out),
+        PoolCommand::Open { disk, discard_damaged_log } => open(disk, *discard_damaged_log, client, out),
         PoolCommand::List(_) => list(client, out),
         PoolCommand::Show { pool } => show(pool, client, out),
         PoolCommand::Grow { pool } => grow(pool, client, out),
@@ -141,6 +190,22 @@ fn create(args: &CreateArgs, client: &mut Client, out: &Output) -> Result<(), Er
         format!(
             "Pool '{name}' of {size} is ready. Create a volume: aryk volume create {name}/VOLUME --size 20G"
         )
+    })
+}
+
+fn open(disk: &str, discard_damaged_log: bool, client: &mut Client, out: &Output) -> Result<(), Error> {
+    client.wait_without_limit()?;
+    let params = json!({"base_bdev_name": disk, "discard_damaged_log": discard_damaged_log});
+    let opened = client.call("aryk_pool_open", params).map_err(|error| error.hinted(&OPEN_HINTS))?;
+    out.print(&opened, || {
+        let mut line = format!("Pool '{}' is open.", text(&opened, "name"));
+        if let Some(damaged) = opened.get("damaged_log") {
+            let (segment, offset) = (number(damaged, "segment"), number(damaged, "offset"));
+            line += &format!(
+                " Its log was damaged at byte {offset} of segment {segment}, or behind: later writes are lost."
+            );
+        }
+        line
     })
 }
 
@@ -257,6 +322,9 @@ fn show_report(name: &str, is_repaired: bool, report: &Value, out: &Output) -> R
             number(report, "references"),
             Size(number(report, "blocks_read") * 4096)
         )];
+        if let Some(rebuilt) = report.get("rebuilt") {
+            lines.extend(rebuilt_lines(rebuilt));
+        }
         let leaked = Size(number(report, "leaked_bytes"));
         match (leaked.0, is_repaired) {
             (0, _) => {}

@@ -24,7 +24,8 @@ const HINTS: [(i64, &str); 4] = [
 pub fn share(args: &ShareArgs, client: &mut Client, out: &Output) -> Result<(), Error> {
     let disks = client.call("bdev_get_bdevs", json!({"name": args.disk}));
     let disk = disks.map_err(|error| error.hinted(&HINTS))?[0].take();
-    if let Some(nqn) = share_of(text(&disk, "name"), client)? {
+    let shares = shares(client)?;
+    if let Some(nqn) = nqn_of(text(&disk, "name"), &shares, client)? {
         return Err(Error::Usage(format!(
             "disk '{}' is shared already, as {nqn}; 'aryk unshare {}' ends that",
             args.disk, args.disk
@@ -52,7 +53,13 @@ pub fn share(args: &ShareArgs, client: &mut Client, out: &Output) -> Result<(), 
 fn fill(nqn: &str, disk: &str, args: &ShareArgs, client: &mut Client) -> Result<(), Error> {
     client.call("nvmf_subsystem_add_ns", json!({"nqn": nqn, "namespace": {"bdev_name": disk}}))?;
     for host in &args.host {
-        client.call("nvmf_subsystem_add_host", json!({"nqn": nqn, "host": host}))?;
+        let mut call = json!({"nqn": nqn, "host": host});
+        for (param, key) in [("dhchap_key", &args.key), ("dhchap_ctrlr_key", &args.controller_key)] {
+            if let Some(key) = key {
+                call[param] = json!(key);
+            }
+        }
+        client.call("nvmf_subsystem_add_host", call)?;
     }
     client
         .call("nvmf_subsystem_add_listener", json!({"nqn": nqn, "listen_address": address(args.listen)}))?;
@@ -67,7 +74,13 @@ fn address(address: SocketAddr) -> Value {
 fn advice(args: &ShareArgs, nqn: &str) -> String {
     let (ip, port) = (args.listen.ip(), args.listen.port());
     let host = if ip.is_unspecified() { "THIS-HOST".to_owned() } else { ip.to_string() };
-    let name = args.host.first().map_or_else(String::new, |host| format!(" \\\n        --hostnqn {host}"));
+    let mut name =
+        args.host.first().map_or_else(String::new, |host| format!(" \\\n        --hostnqn {host}"));
+    for (option, key) in [("dhchap-secret", &args.key), ("dhchap-ctrl-secret", &args.controller_key)] {
+        if let Some(key) = key {
+            name += &format!(" \\\n        --{option} SECRET-OF-{key}");
+        }
+    }
     let who = match &args.host[..] {
         [] => "any host".to_owned(),
         hosts => hosts.join(", "),
@@ -78,20 +91,25 @@ fn advice(args: &ShareArgs, nqn: &str) -> String {
         args.disk, args.listen
     );
     if !ip.is_loopback() {
-        text.push_str(
-            "\n\nWarning: hosts do not prove who they are, and the data is not encrypted. Whoever\n\
-             reaches the address can read and change the disk: it must be a network of trust.",
-        );
+        text.push_str(match args.key {
+            Some(_) => "\n\nThe data is not encrypted: who is on its way can read and change it.",
+            None => {
+                "\n\nWarning: hosts do not prove who they are, and the data is not encrypted. All\n\
+                 who reach the address can read and change the disk: it must be a network of trust."
+            }
+        });
     }
     text
 }
 
-/// The subsystem that has the disk of this name, which may be absent.
-fn share_of(disk: &str, client: &mut Client) -> Result<Option<String>, Error> {
-    let all = client.call("nvmf_get_subsystems", json!({}))?;
-    let has_it =
-        |subsystem: &&Value| elements(&subsystem["namespaces"]).iter().any(|ns| text(ns, "name") == disk);
-    if let Some(found) = elements(&all).iter().find(has_it) {
+/// Whether a share has the disk of this name.
+pub fn has_disk(share: &Value, disk: &str) -> bool {
+    elements(&share["namespaces"]).iter().any(|ns| text(ns, "name") == disk)
+}
+
+/// The NQN under which the disk of this name is shared. The disk may be absent.
+fn nqn_of(disk: &str, shares: &[Value], client: &mut Client) -> Result<Option<String>, Error> {
+    if let Some(found) = shares.iter().find(|share| has_disk(share, disk)) {
         return Ok(Some(text(found, "nqn").to_owned()));
     }
     let is_it = |part: &Value| text(part, "method") == absent::ADD_NS && absent::base(part) == Some(disk);
@@ -100,19 +118,19 @@ fn share_of(disk: &str, client: &mut Client) -> Result<Option<String>, Error> {
 }
 
 pub fn unshare(args: &UnshareArgs, client: &mut Client, out: &Output) -> Result<(), Error> {
-    let all = client.call("nvmf_get_subsystems", json!({}))?;
+    let shares = shares(client)?;
     // The disk may be absent: then its subsystem has its name.
     let disk = client.call("bdev_get_bdevs", json!({"name": args.name}));
     let disk = disk.map_or_else(|_| args.name.clone(), |disks| text(&disks[0], "name").to_owned());
-    let nqn = match elements(&all).iter().find(|subsystem| text(subsystem, "nqn") == args.name) {
-        Some(_) => args.name.clone(),
-        None => share_of(&disk, client)?.ok_or_else(|| {
+    let nqn = match shares.iter().any(|share| text(share, "nqn") == args.name) {
+        true => args.name.clone(),
+        false => nqn_of(&disk, &shares, client)?.ok_or_else(|| {
             let none = Error::no_device(format!("'{}' is not shared", args.name));
             none.hinted(&[(NO_DEVICE, "'aryk hosts' shows what is shared.")])
         })?,
     };
-    let subsystem = elements(&all).iter().find(|subsystem| text(subsystem, "nqn") == nqn);
-    let namespaces = subsystem.map_or(&[][..], |subsystem| elements(&subsystem["namespaces"]));
+    let share = shares.iter().find(|share| text(share, "nqn") == nqn);
+    let namespaces = share.map_or(&[][..], |share| elements(&share["namespaces"]));
     let others: Vec<&str> =
         namespaces.iter().map(|ns| text(ns, "name")).filter(|name| *name != disk).collect();
     if nqn != args.name && !others.is_empty() {
@@ -137,11 +155,15 @@ pub fn unshare(args: &UnshareArgs, client: &mut Client, out: &Output) -> Result<
     out.print(&json!({"nqn": nqn}), || format!("{nqn} is not shared any more."))
 }
 
-/// Reads the subsystems with namespaces, and their hosts, from the daemon.
+/// Reads the shares from the daemon.
+fn shares(client: &mut Client) -> Result<Vec<Value>, Error> {
+    let all = client.call("nvmf_get_subsystems", json!({}))?;
+    Ok(elements(&all).iter().filter(|share| share["subtype"] == "NVMe").cloned().collect())
+}
+
+/// Reads the shares and their hosts from the daemon.
 pub fn read(client: &mut Client) -> Result<Vec<Value>, Error> {
-    let mut all = client.call("nvmf_get_subsystems", json!({}))?;
-    let shares = all.as_array_mut().map(std::mem::take).unwrap_or_default();
-    let mut shares: Vec<Value> = shares.into_iter().filter(|share| share["subtype"] == "NVMe").collect();
+    let mut shares = shares(client)?;
     for share in &mut shares {
         let hosts = client.call("nvmf_subsystem_get_controllers", json!({"nqn": text(share, "nqn")}))?;
         share["controllers"] = hosts;

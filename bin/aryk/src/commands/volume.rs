@@ -83,6 +83,15 @@ pub enum VolumeCommand {
         #[arg(add = ArgValueCandidates::new(volumes))]
         volume: String,
     },
+    /// Make a volume a clone of another snapshot or disk; what it has for itself stays. It must not be in use
+    SetParent {
+        /// The volume, as POOL/VOLUME
+        #[arg(add = ArgValueCandidates::new(volumes))]
+        volume: String,
+        /// The snapshot, as POOL/SNAPSHOT, or a disk of another kind or pool
+        #[arg(add = ArgValueCandidates::new(snapshots))]
+        parent: String,
+    },
     /// List the parts of a volume that may have changed since a snapshot
     Changed {
         /// The volume, or a later snapshot, as POOL/VOLUME
@@ -195,6 +204,16 @@ pub fn run(command: &VolumeCommand, client: &mut Client, out: &Output) -> Result
             call("bdev_lvol_inflate", json!({"name": volume}), client)?;
             let found = find(client, volume)?;
             out.print(&found, || format!("Volume '{volume}' has all of its data for itself now."))
+        }
+        VolumeCommand::SetParent { volume, parent } => {
+            client.wait_without_limit()?;
+            let params = json!({"lvol_name": volume, "parent_name": parent});
+            let pool_of = |name: &str| name.split_once('/').map(|(pool, _)| pool.to_owned());
+            let is_of_pool = pool_of(volume).is_some() && pool_of(volume) == pool_of(parent);
+            let method = if is_of_pool { "bdev_lvol_set_parent" } else { "bdev_lvol_set_parent_bdev" };
+            call(method, params, client)?;
+            let found = find(client, volume)?;
+            out.print(&found, || format!("Volume '{volume}' is a clone of '{parent}' now."))
         }
         VolumeCommand::Changed { volume, since } => changed(volume, since, client, out),
         VolumeCommand::Space { pool } => space(pool, client, out),

@@ -325,3 +325,34 @@ fn a_shared_disk_is_guarded_and_shared_again_after_a_restart() {
     assert_eq!(daemon.json(&["hosts"]), serde_json::json!([]));
     assert!(!daemon.json(&["status"])["absent"].to_string().contains("nqn."));
 }
+
+#[test]
+fn the_states_of_paths_are_kept_over_a_restart() {
+    let mut daemon = Daemon::start_keeping();
+    let file = daemon.dir().join("d.img");
+    daemon.ok(&["disk", "create", "d", "--file", file.to_str().unwrap(), "--size", "1M"]);
+    let listen = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nqn = serde_json::json!("nqn.2016-06.io.spdk:cnode1");
+    let address =
+        serde_json::json!({"trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": listen.port().to_string()});
+    for (method, params) in [
+        ("nvmf_create_transport", serde_json::json!({"trtype": "TCP"})),
+        ("nvmf_create_subsystem", serde_json::json!({"nqn": nqn, "ana_reporting": true})),
+        ("nvmf_subsystem_add_ns", serde_json::json!({"nqn": nqn, "namespace": {"bdev_name": "d"}})),
+        ("nvmf_subsystem_add_listener", serde_json::json!({"nqn": nqn, "listen_address": address})),
+        (
+            "nvmf_subsystem_listener_set_ana_state",
+            serde_json::json!({"nqn": nqn, "listen_address": address, "ana_state": "inaccessible", "anagrpid": 1}),
+        ),
+    ] {
+        daemon.ok(&["rpc", method, &params.to_string()]);
+    }
+    let states = |daemon: &Daemon| {
+        let params = serde_json::json!({"nqn": nqn}).to_string();
+        daemon.json(&["rpc", "nvmf_subsystem_get_listeners", &params])[0]["ana_states"].clone()
+    };
+    let expected = serde_json::json!([{"ana_group": 1, "ana_state": "inaccessible"}]);
+    assert_eq!(states(&daemon), expected);
+    daemon.restart(|_| ());
+    assert_eq!(states(&daemon), expected);
+}

@@ -86,6 +86,12 @@ fn volumes_snapshots_and_controllers_are_there_again_after_kill_9() {
     let volumes = daemon.aryk(&["volume", "list"]).unwrap();
     let clone = volumes.lines().find(|line| line.starts_with("p/clone")).unwrap();
     assert!(!clone.contains("vm@a"), "{clone}");
+    daemon.aryk(&["volume", "set-parent", "p/clone", "p/vm@a"]).unwrap();
+    let volumes = daemon.aryk(&["volume", "list"]).unwrap();
+    let clone = volumes.lines().find(|line| line.starts_with("p/clone")).unwrap();
+    assert!(clone.contains("vm@a"), "{clone}");
+    let (_, error) = daemon.aryk(&["volume", "set-parent", "p/vm", "p/vm@a"]).unwrap_err();
+    assert!(error.contains("in use") || error.contains("already"), "{error}");
     daemon.aryk(&["detach", "p-vm"]).unwrap();
     daemon.aryk(&["snapshot", "revert", "p/vm", "p/vm@a"]).unwrap_err();
     daemon.aryk(&["snapshot", "revert", "p/vm", "p/vm@a", "--discard-changes"]).unwrap();
@@ -156,6 +162,8 @@ fn a_vm_cannot_write_a_pool_that_is_opened() {
     daemon.call("bdev_wait_for_examine", json!({})).unwrap();
     assert!(daemon.aryk(&["pool", "list"]).unwrap().contains("There are no pools"));
     // Nor when it is asked for.
+    let (_, error) = daemon.aryk(&["pool", "open", "--disk", "given"]).unwrap_err();
+    assert!(error.contains("in use"), "{error}");
     daemon.call("bdev_examine", json!({"name": "given"})).unwrap();
     daemon.call("bdev_wait_for_examine", json!({})).unwrap();
     assert!(daemon.aryk(&["pool", "list"]).unwrap().contains("There are no pools"));
@@ -244,6 +252,150 @@ fn a_pool_is_checked_without_a_daemon() {
     std::fs::write(daemon.dir().join("empty"), vec![0; 1 << 20]).unwrap();
     let (_, error) = daemon.aryk(&["pool", "check", "--offline", "empty"]).unwrap_err();
     assert!(error.contains("empty: "), "{error}");
+}
+
+/// Clears these bytes of a file.
+fn clear(file: &std::fs::File, from: u64, len: u64) {
+    (0..len).step_by(4096).for_each(|at| file.write_all_at(&[0; 4096], from + at).unwrap());
+}
+
+/// Destroys all checkpoints of the pool in a file, with all that follows them, in both mirrors.
+fn lose_checkpoints(file: &std::fs::File) {
+    let mut superblock = [0; 4096];
+    file.read_exact_at(&mut superblock, 0).unwrap();
+    let number = |at: usize| u64::from_le_bytes(superblock[at..at + 8].try_into().unwrap());
+    for area in [768, 768 + 48] {
+        for mirror in [number(area + 8), number(area + 24)] {
+            clear(file, mirror, number(area + 32));
+        }
+    }
+}
+
+#[test]
+fn a_pool_whose_checkpoints_are_lost_is_rebuilt() {
+    let mut daemon = start();
+    let mut vm = connect(&daemon, "p-vm");
+    (0..200).for_each(|piece| write(&mut vm, piece, 1));
+    vm.flush().unwrap();
+    daemon.aryk(&["snapshot", "create", "p/vm@s"]).unwrap();
+    (100..300).for_each(|piece| write(&mut vm, piece, (piece % 200) as u8 + 2));
+    vm.flush().unwrap();
+    drop(vm);
+    daemon.aryk(&["volume", "clone", "p/vm@s", "clone"]).unwrap();
+    let path = daemon.dir().join("store.img");
+    let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    let store = path.display().to_string();
+    let offline = ["pool", "check", "--offline", &store];
+    let repair = [&offline[..], &["--repair"]].concat();
+    let (_, error) = daemon.aryk(&repair).unwrap_err();
+    assert!(error.contains("a daemon has it open"), "{error}");
+    daemon.kill();
+    lose_checkpoints(&file);
+    daemon.restart();
+    daemon.wait_until_ready();
+    let (_, error) = daemon.aryk(&["pool", "open", "--disk", "store"]).unwrap_err();
+    assert!(error.contains("checkpoint") && error.contains("--repair"), "{error}");
+    daemon.kill();
+    let modified = || file.metadata().unwrap().modified().unwrap();
+    let before = modified();
+    let (code, error) = daemon.aryk(&offline).unwrap_err();
+    assert_eq!(code, 1, "{error}");
+    assert!(error.contains("To rebuild the pool") && error.contains("--repair"), "{error}");
+    assert_eq!(modified(), before, "the check has written");
+    let report = daemon.aryk(&repair).unwrap();
+    assert!(report.contains("It is as it was") && report.contains("No damage"), "{report}");
+    let byte = |piece: u64| match piece {
+        0..100 => 1,
+        100..300 => (piece % 200) as u8 + 2,
+        _ => 0,
+    };
+    daemon.restart();
+    daemon.wait_until_ready();
+    wait_for("the controller", || daemon.dir().join("vhost/p-vm").exists());
+    let mut vm = connect(&daemon, "p-vm");
+    (0..310).for_each(|piece| assert_eq!(read(&mut vm, piece), [byte(piece); PIECE], "piece {piece}"));
+    drop(vm);
+    daemon.aryk(&["attach", "p/clone", "--controller", "c"]).unwrap();
+    let mut vm = connect(&daemon, "c");
+    (0..310)
+        .for_each(|piece| assert_eq!(read(&mut vm, piece), [u8::from(piece < 200); PIECE], "piece {piece}"));
+    drop(vm);
+    daemon.aryk(&["detach", "c"]).unwrap();
+    daemon.aryk(&["volume", "export", "p/vm@s", "snapshot.raw"]).unwrap();
+    let exported = std::fs::read(daemon.dir().join("snapshot.raw")).unwrap();
+    let is_right = |(piece, bytes): (usize, &[u8])| bytes.iter().all(|&byte| byte == u8::from(piece < 200));
+    assert!(exported.chunks(PIECE).enumerate().all(is_right));
+
+    // Without the copies of the manifest, each history is a volume.
+    daemon.kill();
+    lose_checkpoints(&file);
+    clear(&file, 4096, 1 << 16);
+    clear(&file, (1 << 20) + 4096, 1 << 16);
+    let (_, report) = daemon.aryk(&[&["--json"], &repair[..]].concat()).unwrap_err();
+    assert!(!report.contains("interrupted"), "{report}");
+    daemon.restart();
+    daemon.wait_until_ready();
+    daemon.call("bdev_wait_for_examine", json!({})).unwrap();
+    let volumes = daemon.aryk(&["volume", "list"]).unwrap();
+    assert!(volumes.contains("p/recovered-0"), "{volumes}");
+    daemon.aryk(&["attach", "p/recovered-0", "--controller", "r"]).unwrap();
+    let mut vm = connect(&daemon, "r");
+    (0..300).for_each(|piece| assert_eq!(read(&mut vm, piece), [byte(piece); PIECE], "piece {piece}"));
+    drop(vm);
+    assert!(daemon.aryk(&["pool", "check", "p"]).unwrap().contains("No damage"));
+}
+
+/// A frame of the log: its byte in the file, its sequence, and the sequence before which all were durable.
+fn frames(file: &std::fs::File) -> Vec<(u64, u64, u64)> {
+    let mut header = [0; 512];
+    let frame = |at| {
+        file.read_exact_at(&mut header, at).unwrap();
+        let number = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap());
+        let is_log = header.starts_with(b"AVF1") && header[40..44] == [0; 4];
+        is_log.then(|| (at, number(32), number(56)))
+    };
+    (0..1 << 30).step_by(512).filter_map(frame).collect()
+}
+
+#[test]
+fn a_pool_with_a_damaged_log_is_opened_when_its_loss_is_accepted() {
+    let mut daemon = start();
+    let mut vm = connect(&daemon, "p-vm");
+    for piece in 0..16 {
+        write(&mut vm, piece, 1);
+        vm.flush().unwrap();
+    }
+    drop(vm);
+    daemon.kill();
+    let store = daemon.dir().join("store.img");
+    let file = std::fs::File::options().read(true).write(true).open(store).unwrap();
+    let all = frames(&file);
+    let durable = all.iter().map(|(.., durable)| *durable).max().unwrap();
+    let (at, ..) = all.iter().find(|(_, sequence, _)| *sequence == durable - 4).unwrap();
+    file.write_all_at(b"X", at + 70).unwrap();
+    daemon.restart();
+    daemon.wait_until_ready();
+    daemon.call("bdev_wait_for_examine", json!({})).unwrap();
+    assert!(daemon.aryk(&["pool", "list"]).unwrap().contains("There are no pools"));
+    let open = ["pool", "open", "--disk", "store"];
+    let (_, error) = daemon.aryk(&open).unwrap_err();
+    assert!(error.contains("all writes behind") && error.contains("--discard-damaged-log"), "{error}");
+    let opened = daemon.aryk(&[&open[..], &["--discard-damaged-log"]].concat()).unwrap();
+    assert!(opened.contains("later writes are lost"), "{opened}");
+    let controllers = || daemon.call("vhost_get_controllers", json!({})).unwrap().to_string();
+    wait_for("the controller", || controllers().contains("p-vm"));
+    let mut vm = connect(&daemon, "p-vm");
+    let kept: Vec<u8> = (0..16).map(|piece| read(&mut vm, piece)[0]).collect();
+    let lost = kept.iter().position(|&byte| byte == 0).unwrap();
+    assert!((8..16).contains(&lost) && kept[lost..].iter().all(|&byte| byte == 0), "{kept:?}");
+    write(&mut vm, 0, 2);
+    vm.flush().unwrap();
+    drop(vm);
+    daemon.kill_and_restart();
+    daemon.wait_until_ready();
+    assert!(daemon.aryk(&["pool", "check", "p"]).unwrap().contains("No damage"));
+    let (_, error) = daemon.aryk(&["pool", "open", "--disk", "store"]).unwrap_err();
+    assert!(error.contains("in use") || error.contains("same pool"), "{error}");
 }
 
 #[test]

@@ -285,6 +285,27 @@ class Methods(ABC):
         )
         return result
 
+    def aryk_pool_open(
+        self,
+        *,
+        base_bdev_name: str,
+        discard_damaged_log: bool | None = None,
+    ) -> types.OpenedPool:
+        """Opens a pool that was not opened by itself when its disk appeared, as one with a damaged log.
+
+        Parameters:
+            base_bdev_name: Name of the disk that has the pool.
+            discard_damaged_log: Whether to open a pool whose log is damaged: all writes behind the damaged place are lost, also those that a flush has made durable. Default: such a pool is refused, with the place.
+        """
+        result: types.OpenedPool = self.call(
+            "aryk_pool_open",
+            _given(
+                base_bdev_name=base_bdev_name,
+                discard_damaged_log=discard_damaged_log,
+            ),
+        )
+        return result
+
     def aryk_pool_snapshot(
         self,
         *,
@@ -1470,6 +1491,48 @@ class Methods(ABC):
         )
         return result
 
+    def bdev_lvol_set_parent(
+        self,
+        *,
+        lvol_name: str,
+        parent_name: str,
+    ) -> bool:
+        """Makes a volume a clone of another snapshot. What it has for itself stays, and is copied. It must not be in use.
+
+        Parameters:
+            lvol_name: UUID or alias of the volume.
+            parent_name: UUID or alias of the snapshot, which is not larger than the volume.
+        """
+        result: bool = self.call(
+            "bdev_lvol_set_parent",
+            _given(
+                lvol_name=lvol_name,
+                parent_name=parent_name,
+            ),
+        )
+        return result
+
+    def bdev_lvol_set_parent_bdev(
+        self,
+        *,
+        lvol_name: str,
+        parent_name: str,
+    ) -> bool:
+        """The same, with a disk of another module or another pool in place of the snapshot.
+
+        Parameters:
+            lvol_name: UUID or alias of the volume.
+            parent_name: Name or UUID of the disk, which is not larger than the volume, and has no writer while the volume depends on it.
+        """
+        result: bool = self.call(
+            "bdev_lvol_set_parent_bdev",
+            _given(
+                lvol_name=lvol_name,
+                parent_name=parent_name,
+            ),
+        )
+        return result
+
     def bdev_lvol_set_read_only(
         self,
         *,
@@ -1769,12 +1832,14 @@ class Methods(ABC):
         dhchap_ctrlr_key: str | None = None,
         dhchap_key: str | None = None,
         disable_sq_flow_control: bool | None = None,
+        discovery: str | None = None,
         disk: str | None = None,
         dma: types.NvmeDma | None = None,
         fabrics_connect_timeout_us: int | None = None,
         fast_io_fail_timeout_sec: int | None = None,
         hdgst: bool | None = None,
         hostaddr: str | None = None,
+        hostid: str | None = None,
         hostnqn: str | None = None,
         hostsvcid: str | None = None,
         max_bdevs: int | None = None,
@@ -1796,24 +1861,26 @@ class Methods(ABC):
 
         Parameters:
             name: Name of the controller: namespace 1 is the disk `NAMEn1`.
-            trtype: `PCIe`, or `VFIOUSER` for a controller that another process emulates.
-            traddr: PCI address, such as `0000:3d:00.0`; for `VFIOUSER` the path of the socket, or of its directory, if its name is `cntrl`.
-            adrfam: Saved, without effect.
+            trtype: `PCIe`, `TCP` for a controller of another host, or `VFIOUSER` for one that another process emulates.
+            traddr: PCI address, such as `0000:3d:00.0`; for `TCP` the IP address of the target; for `VFIOUSER` the path of the socket, or of its directory, if its name is `cntrl`.
+            adrfam: `IPv4` or `IPv6`, of `traddr`; only for `TCP`.
             allow_unrecognized_csi: Saved, without effect: namespaces of other command sets are not served.
             bounce_bytes: Aryk only: bytes of bounce buffers on each reactor. Default: 4 MiB.
-            ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished, before its disks are removed; -1: for ever. Default: 15.
-            ddgst: Saved, without effect.
-            dhchap_ctrlr_key: Saved, without effect.
-            dhchap_key: Saved, without effect.
+            ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished, or for a target that is lost, before its disks are removed; -1: for ever. Default: 15; for `TCP` 600.
+            ddgst: Whether PDUs have data digests; only for `TCP`. A target without them is refused. Default: false.
+            dhchap_ctrlr_key: Only for `TCP`: name of the secret by which the target is to prove who it is; needs `dhchap_key`. Saved without effect for others.
+            dhchap_key: Only for `TCP`: name of the secret in the keyring by which this host proves who it is; saved without effect for others.
             disable_sq_flow_control: Saved, without effect.
+            discovery: Aryk only: the daemon stores it for the discovery service that named the subsystem; only for `TCP`.
             disk: Aryk only: name of the disk of the namespace `nsid`. Default: `NAMEnNSID`.
             dma: Aryk only: which memory of VMs the controller accesses by itself.
             fabrics_connect_timeout_us: Saved, without effect.
-            fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default, and for 0: they wait as long as that says.
-            hdgst: Saved, without effect.
-            hostaddr: Saved, without effect.
-            hostnqn: Saved, without effect.
-            hostsvcid: Saved, without effect.
+            fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished, or a target that is lost, before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default, and for 0: they wait as long as that says.
+            hdgst: Whether PDUs have header digests; only for `TCP`. A target without them is refused. Default: false.
+            hostaddr: IP address of this host from which it connects; only for `TCP`. Default: any.
+            hostid: Aryk only: identifier of this host for the target, a UUID; only for `TCP`. The target ends an earlier controller of the same host and identifier first, so no two controllers have the same. Default: a random one, which the daemon stores.
+            hostnqn: NQN by which this host connects; only for `TCP`. Default: a random one, which the daemon stores.
+            hostsvcid: Port of this host from which it connects; only for `TCP`. Default: any.
             max_bdevs: Saved, without effect: all disks are reported.
             may_have_lost_writes: Aryk only: the daemon stores it when the drive went away with acknowledged writes in its volatile cache. A call with it is refused, so that the controller stays absent until a client attaches it without.
             multipath: Saved, without effect: a controller has one path.
@@ -1823,11 +1890,11 @@ class Methods(ABC):
             prchk_guard: Saved, without effect: namespaces with protection information are not served.
             prchk_reftag: Saved, without effect: namespaces with protection information are not served.
             priority: Saved, without effect.
-            psk: Saved, without effect.
-            reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished. Default, and for 0: a quarter of a second.
+            psk: Refused for `TCP`, saved without effect for others.
+            reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost; the first attempts come sooner. Default, and for 0: a quarter of a second; for `TCP` 2.
             serial: Aryk only: the drive's serial number; another drive is refused. The daemon stores that of the drive, so that a restart does not take another drive for it.
-            subnqn: Saved, without effect.
-            trsvcid: Saved, without effect.
+            subnqn: NQN of the target's subsystem; only for `TCP`, which needs it.
+            trsvcid: Port of the target; only for `TCP`. Default: 4420.
         """
         result: list[str] = self.call(
             "bdev_nvme_attach_controller",
@@ -1843,12 +1910,14 @@ class Methods(ABC):
                 dhchap_ctrlr_key=dhchap_ctrlr_key,
                 dhchap_key=dhchap_key,
                 disable_sq_flow_control=disable_sq_flow_control,
+                discovery=discovery,
                 disk=disk,
                 dma=dma,
                 fabrics_connect_timeout_us=fabrics_connect_timeout_us,
                 fast_io_fail_timeout_sec=fast_io_fail_timeout_sec,
                 hdgst=hdgst,
                 hostaddr=hostaddr,
+                hostid=hostid,
                 hostnqn=hostnqn,
                 hostsvcid=hostsvcid,
                 max_bdevs=max_bdevs,
@@ -2023,6 +2092,11 @@ class Methods(ABC):
                 name=name,
             ),
         )
+        return result
+
+    def bdev_nvme_get_discovery_info(self) -> list[types.NvmeDiscovery]:
+        """Lists the discovery services that are followed."""
+        result: list[types.NvmeDiscovery] = self.call("bdev_nvme_get_discovery_info")
         return result
 
     def bdev_nvme_get_transport_statistics(self) -> types.NvmeTransportStatistics:
@@ -2248,6 +2322,78 @@ class Methods(ABC):
                 transport_ack_timeout=transport_ack_timeout,
                 transport_retry_count=transport_retry_count,
                 transport_tos=transport_tos,
+            ),
+        )
+        return result
+
+    def bdev_nvme_start_discovery(
+        self,
+        *,
+        name: str,
+        trtype: str,
+        traddr: str,
+        adrfam: str | None = None,
+        attach_timeout_ms: int | None = None,
+        ctrlr_loss_timeout_sec: int | None = None,
+        detach_delay_sec: int | None = None,
+        fast_io_fail_timeout_sec: int | None = None,
+        hostnqn: str | None = None,
+        numbers: dict[str, Any] | None = None,
+        reconnect_delay_sec: int | None = None,
+        trsvcid: str | None = None,
+        wait_for_attach: bool | None = None,
+    ) -> bool:
+        """Follows a discovery service of NVMe over TCP: the subsystems that it names are attached, and those that it names no more are detached.
+
+        Parameters:
+            name: Name of the service. Its controllers are called `NAME0`, `NAME1` and so on.
+            trtype: `TCP`.
+            traddr: IP address of the service.
+            adrfam: `IPv4` or `IPv6`, of `traddr`.
+            attach_timeout_ms: The longest time that the call waits, in milliseconds; it then waits, whatever `wait_for_attach` says. Default, and for 0: a minute.
+            ctrlr_loss_timeout_sec: As for `bdev_nvme_attach_controller`, for each controller.
+            detach_delay_sec: Aryk only: seconds for which the service must not have named a subsystem before that is detached. Default: 60.
+            fast_io_fail_timeout_sec: As for `bdev_nvme_attach_controller`, for each controller.
+            hostnqn: NQN by which this host connects, to the service and to subsystems. Default: a random one, which the daemon stores.
+            numbers: Aryk only: the daemon stores the numbers of controllers, by the NQNs of their subsystems.
+            reconnect_delay_sec: As for `bdev_nvme_attach_controller`, for each controller and the service itself.
+            trsvcid: Port of the service. Default: 8009.
+            wait_for_attach: Whether the call waits until all subsystems are attached, apart from those that need TLS. If one cannot be, the call fails, and nothing is attached. Default: false.
+        """
+        result: bool = self.call(
+            "bdev_nvme_start_discovery",
+            _given(
+                name=name,
+                trtype=trtype,
+                traddr=traddr,
+                adrfam=adrfam,
+                attach_timeout_ms=attach_timeout_ms,
+                ctrlr_loss_timeout_sec=ctrlr_loss_timeout_sec,
+                detach_delay_sec=detach_delay_sec,
+                fast_io_fail_timeout_sec=fast_io_fail_timeout_sec,
+                hostnqn=hostnqn,
+                numbers=numbers,
+                reconnect_delay_sec=reconnect_delay_sec,
+                trsvcid=trsvcid,
+                wait_for_attach=wait_for_attach,
+            ),
+        )
+        return result
+
+    def bdev_nvme_stop_discovery(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Stops to follow a discovery service, and detaches the controllers that were attached for it.
+
+        Parameters:
+            name: Name of the service.
+        """
+        result: bool = self.call(
+            "bdev_nvme_stop_discovery",
+            _given(
+                name=name,
             ),
         )
         return result
@@ -3924,6 +4070,8 @@ class Methods(ABC):
         *,
         nqn: str,
         host: str,
+        dhchap_ctrlr_key: str | None = None,
+        dhchap_key: str | None = None,
         tgt_name: str | None = None,
     ) -> bool:
         """Allows a host to connect to a subsystem.
@@ -3931,6 +4079,8 @@ class Methods(ABC):
         Parameters:
             nqn: Name of the subsystem.
             host: Name of the host.
+            dhchap_ctrlr_key: Name of the secret by which the subsystem proves who it is, if the host asks for that; needs `dhchap_key`.
+            dhchap_key: Name of the secret in the keyring by which the host proves who it is. Default: it need not.
             tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = self.call(
@@ -3938,6 +4088,8 @@ class Methods(ABC):
             _given(
                 nqn=nqn,
                 host=host,
+                dhchap_ctrlr_key=dhchap_ctrlr_key,
+                dhchap_key=dhchap_key,
                 tgt_name=tgt_name,
             ),
         )
@@ -3954,7 +4106,7 @@ class Methods(ABC):
         sock_impl: str | None = None,
         tgt_name: str | None = None,
     ) -> bool:
-        """Has a subsystem listen at an address. Hosts prove nothing, and their data is not encrypted.
+        """Has a subsystem listen at an address. Hosts without keys prove nothing, and data is not encrypted.
 
         Parameters:
             nqn: Name of the subsystem.
@@ -4190,6 +4342,36 @@ class Methods(ABC):
             _given(
                 nqn=nqn,
                 nsid=nsid,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    def nvmf_subsystem_set_keys(
+        self,
+        *,
+        nqn: str,
+        host: str,
+        dhchap_ctrlr_key: str | None = None,
+        dhchap_key: str | None = None,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Sets or removes the secrets with which a host authenticates (DH-HMAC-CHAP), from its next authentication on.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            host: Name of a host that may connect.
+            dhchap_ctrlr_key: Name of the secret by which the subsystem proves who it is, if the host asks for that; needs `dhchap_key`.
+            dhchap_key: Name of the secret in the keyring by which the host proves who it is. Default: it need not.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
+        """
+        result: bool = self.call(
+            "nvmf_subsystem_set_keys",
+            _given(
+                nqn=nqn,
+                host=host,
+                dhchap_ctrlr_key=dhchap_ctrlr_key,
+                dhchap_key=dhchap_key,
                 tgt_name=tgt_name,
             ),
         )
@@ -4982,6 +5164,27 @@ class AsyncMethods(ABC):
                 base_bdev_name=base_bdev_name,
                 cache_bytes=cache_bytes,
                 force=force,
+            ),
+        )
+        return result
+
+    async def aryk_pool_open(
+        self,
+        *,
+        base_bdev_name: str,
+        discard_damaged_log: bool | None = None,
+    ) -> types.OpenedPool:
+        """Opens a pool that was not opened by itself when its disk appeared, as one with a damaged log.
+
+        Parameters:
+            base_bdev_name: Name of the disk that has the pool.
+            discard_damaged_log: Whether to open a pool whose log is damaged: all writes behind the damaged place are lost, also those that a flush has made durable. Default: such a pool is refused, with the place.
+        """
+        result: types.OpenedPool = await self.call(
+            "aryk_pool_open",
+            _given(
+                base_bdev_name=base_bdev_name,
+                discard_damaged_log=discard_damaged_log,
             ),
         )
         return result
@@ -6171,6 +6374,48 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def bdev_lvol_set_parent(
+        self,
+        *,
+        lvol_name: str,
+        parent_name: str,
+    ) -> bool:
+        """Makes a volume a clone of another snapshot. What it has for itself stays, and is copied. It must not be in use.
+
+        Parameters:
+            lvol_name: UUID or alias of the volume.
+            parent_name: UUID or alias of the snapshot, which is not larger than the volume.
+        """
+        result: bool = await self.call(
+            "bdev_lvol_set_parent",
+            _given(
+                lvol_name=lvol_name,
+                parent_name=parent_name,
+            ),
+        )
+        return result
+
+    async def bdev_lvol_set_parent_bdev(
+        self,
+        *,
+        lvol_name: str,
+        parent_name: str,
+    ) -> bool:
+        """The same, with a disk of another module or another pool in place of the snapshot.
+
+        Parameters:
+            lvol_name: UUID or alias of the volume.
+            parent_name: Name or UUID of the disk, which is not larger than the volume, and has no writer while the volume depends on it.
+        """
+        result: bool = await self.call(
+            "bdev_lvol_set_parent_bdev",
+            _given(
+                lvol_name=lvol_name,
+                parent_name=parent_name,
+            ),
+        )
+        return result
+
     async def bdev_lvol_set_read_only(
         self,
         *,
@@ -6470,12 +6715,14 @@ class AsyncMethods(ABC):
         dhchap_ctrlr_key: str | None = None,
         dhchap_key: str | None = None,
         disable_sq_flow_control: bool | None = None,
+        discovery: str | None = None,
         disk: str | None = None,
         dma: types.NvmeDma | None = None,
         fabrics_connect_timeout_us: int | None = None,
         fast_io_fail_timeout_sec: int | None = None,
         hdgst: bool | None = None,
         hostaddr: str | None = None,
+        hostid: str | None = None,
         hostnqn: str | None = None,
         hostsvcid: str | None = None,
         max_bdevs: int | None = None,
@@ -6497,24 +6744,26 @@ class AsyncMethods(ABC):
 
         Parameters:
             name: Name of the controller: namespace 1 is the disk `NAMEn1`.
-            trtype: `PCIe`, or `VFIOUSER` for a controller that another process emulates.
-            traddr: PCI address, such as `0000:3d:00.0`; for `VFIOUSER` the path of the socket, or of its directory, if its name is `cntrl`.
-            adrfam: Saved, without effect.
+            trtype: `PCIe`, `TCP` for a controller of another host, or `VFIOUSER` for one that another process emulates.
+            traddr: PCI address, such as `0000:3d:00.0`; for `TCP` the IP address of the target; for `VFIOUSER` the path of the socket, or of its directory, if its name is `cntrl`.
+            adrfam: `IPv4` or `IPv6`, of `traddr`; only for `TCP`.
             allow_unrecognized_csi: Saved, without effect: namespaces of other command sets are not served.
             bounce_bytes: Aryk only: bytes of bounce buffers on each reactor. Default: 4 MiB.
-            ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished, before its disks are removed; -1: for ever. Default: 15.
-            ddgst: Saved, without effect.
-            dhchap_ctrlr_key: Saved, without effect.
-            dhchap_key: Saved, without effect.
+            ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished, or for a target that is lost, before its disks are removed; -1: for ever. Default: 15; for `TCP` 600.
+            ddgst: Whether PDUs have data digests; only for `TCP`. A target without them is refused. Default: false.
+            dhchap_ctrlr_key: Only for `TCP`: name of the secret by which the target is to prove who it is; needs `dhchap_key`. Saved without effect for others.
+            dhchap_key: Only for `TCP`: name of the secret in the keyring by which this host proves who it is; saved without effect for others.
             disable_sq_flow_control: Saved, without effect.
+            discovery: Aryk only: the daemon stores it for the discovery service that named the subsystem; only for `TCP`.
             disk: Aryk only: name of the disk of the namespace `nsid`. Default: `NAMEnNSID`.
             dma: Aryk only: which memory of VMs the controller accesses by itself.
             fabrics_connect_timeout_us: Saved, without effect.
-            fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default, and for 0: they wait as long as that says.
-            hdgst: Saved, without effect.
-            hostaddr: Saved, without effect.
-            hostnqn: Saved, without effect.
-            hostsvcid: Saved, without effect.
+            fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished, or a target that is lost, before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default, and for 0: they wait as long as that says.
+            hdgst: Whether PDUs have header digests; only for `TCP`. A target without them is refused. Default: false.
+            hostaddr: IP address of this host from which it connects; only for `TCP`. Default: any.
+            hostid: Aryk only: identifier of this host for the target, a UUID; only for `TCP`. The target ends an earlier controller of the same host and identifier first, so no two controllers have the same. Default: a random one, which the daemon stores.
+            hostnqn: NQN by which this host connects; only for `TCP`. Default: a random one, which the daemon stores.
+            hostsvcid: Port of this host from which it connects; only for `TCP`. Default: any.
             max_bdevs: Saved, without effect: all disks are reported.
             may_have_lost_writes: Aryk only: the daemon stores it when the drive went away with acknowledged writes in its volatile cache. A call with it is refused, so that the controller stays absent until a client attaches it without.
             multipath: Saved, without effect: a controller has one path.
@@ -6524,11 +6773,11 @@ class AsyncMethods(ABC):
             prchk_guard: Saved, without effect: namespaces with protection information are not served.
             prchk_reftag: Saved, without effect: namespaces with protection information are not served.
             priority: Saved, without effect.
-            psk: Saved, without effect.
-            reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished. Default, and for 0: a quarter of a second.
+            psk: Refused for `TCP`, saved without effect for others.
+            reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost; the first attempts come sooner. Default, and for 0: a quarter of a second; for `TCP` 2.
             serial: Aryk only: the drive's serial number; another drive is refused. The daemon stores that of the drive, so that a restart does not take another drive for it.
-            subnqn: Saved, without effect.
-            trsvcid: Saved, without effect.
+            subnqn: NQN of the target's subsystem; only for `TCP`, which needs it.
+            trsvcid: Port of the target; only for `TCP`. Default: 4420.
         """
         result: list[str] = await self.call(
             "bdev_nvme_attach_controller",
@@ -6544,12 +6793,14 @@ class AsyncMethods(ABC):
                 dhchap_ctrlr_key=dhchap_ctrlr_key,
                 dhchap_key=dhchap_key,
                 disable_sq_flow_control=disable_sq_flow_control,
+                discovery=discovery,
                 disk=disk,
                 dma=dma,
                 fabrics_connect_timeout_us=fabrics_connect_timeout_us,
                 fast_io_fail_timeout_sec=fast_io_fail_timeout_sec,
                 hdgst=hdgst,
                 hostaddr=hostaddr,
+                hostid=hostid,
                 hostnqn=hostnqn,
                 hostsvcid=hostsvcid,
                 max_bdevs=max_bdevs,
@@ -6724,6 +6975,11 @@ class AsyncMethods(ABC):
                 name=name,
             ),
         )
+        return result
+
+    async def bdev_nvme_get_discovery_info(self) -> list[types.NvmeDiscovery]:
+        """Lists the discovery services that are followed."""
+        result: list[types.NvmeDiscovery] = await self.call("bdev_nvme_get_discovery_info")
         return result
 
     async def bdev_nvme_get_transport_statistics(self) -> types.NvmeTransportStatistics:
@@ -6949,6 +7205,78 @@ class AsyncMethods(ABC):
                 transport_ack_timeout=transport_ack_timeout,
                 transport_retry_count=transport_retry_count,
                 transport_tos=transport_tos,
+            ),
+        )
+        return result
+
+    async def bdev_nvme_start_discovery(
+        self,
+        *,
+        name: str,
+        trtype: str,
+        traddr: str,
+        adrfam: str | None = None,
+        attach_timeout_ms: int | None = None,
+        ctrlr_loss_timeout_sec: int | None = None,
+        detach_delay_sec: int | None = None,
+        fast_io_fail_timeout_sec: int | None = None,
+        hostnqn: str | None = None,
+        numbers: dict[str, Any] | None = None,
+        reconnect_delay_sec: int | None = None,
+        trsvcid: str | None = None,
+        wait_for_attach: bool | None = None,
+    ) -> bool:
+        """Follows a discovery service of NVMe over TCP: the subsystems that it names are attached, and those that it names no more are detached.
+
+        Parameters:
+            name: Name of the service. Its controllers are called `NAME0`, `NAME1` and so on.
+            trtype: `TCP`.
+            traddr: IP address of the service.
+            adrfam: `IPv4` or `IPv6`, of `traddr`.
+            attach_timeout_ms: The longest time that the call waits, in milliseconds; it then waits, whatever `wait_for_attach` says. Default, and for 0: a minute.
+            ctrlr_loss_timeout_sec: As for `bdev_nvme_attach_controller`, for each controller.
+            detach_delay_sec: Aryk only: seconds for which the service must not have named a subsystem before that is detached. Default: 60.
+            fast_io_fail_timeout_sec: As for `bdev_nvme_attach_controller`, for each controller.
+            hostnqn: NQN by which this host connects, to the service and to subsystems. Default: a random one, which the daemon stores.
+            numbers: Aryk only: the daemon stores the numbers of controllers, by the NQNs of their subsystems.
+            reconnect_delay_sec: As for `bdev_nvme_attach_controller`, for each controller and the service itself.
+            trsvcid: Port of the service. Default: 8009.
+            wait_for_attach: Whether the call waits until all subsystems are attached, apart from those that need TLS. If one cannot be, the call fails, and nothing is attached. Default: false.
+        """
+        result: bool = await self.call(
+            "bdev_nvme_start_discovery",
+            _given(
+                name=name,
+                trtype=trtype,
+                traddr=traddr,
+                adrfam=adrfam,
+                attach_timeout_ms=attach_timeout_ms,
+                ctrlr_loss_timeout_sec=ctrlr_loss_timeout_sec,
+                detach_delay_sec=detach_delay_sec,
+                fast_io_fail_timeout_sec=fast_io_fail_timeout_sec,
+                hostnqn=hostnqn,
+                numbers=numbers,
+                reconnect_delay_sec=reconnect_delay_sec,
+                trsvcid=trsvcid,
+                wait_for_attach=wait_for_attach,
+            ),
+        )
+        return result
+
+    async def bdev_nvme_stop_discovery(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Stops to follow a discovery service, and detaches the controllers that were attached for it.
+
+        Parameters:
+            name: Name of the service.
+        """
+        result: bool = await self.call(
+            "bdev_nvme_stop_discovery",
+            _given(
+                name=name,
             ),
         )
         return result
@@ -8625,6 +8953,8 @@ class AsyncMethods(ABC):
         *,
         nqn: str,
         host: str,
+        dhchap_ctrlr_key: str | None = None,
+        dhchap_key: str | None = None,
         tgt_name: str | None = None,
     ) -> bool:
         """Allows a host to connect to a subsystem.
@@ -8632,6 +8962,8 @@ class AsyncMethods(ABC):
         Parameters:
             nqn: Name of the subsystem.
             host: Name of the host.
+            dhchap_ctrlr_key: Name of the secret by which the subsystem proves who it is, if the host asks for that; needs `dhchap_key`.
+            dhchap_key: Name of the secret in the keyring by which the host proves who it is. Default: it need not.
             tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = await self.call(
@@ -8639,6 +8971,8 @@ class AsyncMethods(ABC):
             _given(
                 nqn=nqn,
                 host=host,
+                dhchap_ctrlr_key=dhchap_ctrlr_key,
+                dhchap_key=dhchap_key,
                 tgt_name=tgt_name,
             ),
         )
@@ -8655,7 +8989,7 @@ class AsyncMethods(ABC):
         sock_impl: str | None = None,
         tgt_name: str | None = None,
     ) -> bool:
-        """Has a subsystem listen at an address. Hosts prove nothing, and their data is not encrypted.
+        """Has a subsystem listen at an address. Hosts without keys prove nothing, and data is not encrypted.
 
         Parameters:
             nqn: Name of the subsystem.
@@ -8891,6 +9225,36 @@ class AsyncMethods(ABC):
             _given(
                 nqn=nqn,
                 nsid=nsid,
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    async def nvmf_subsystem_set_keys(
+        self,
+        *,
+        nqn: str,
+        host: str,
+        dhchap_ctrlr_key: str | None = None,
+        dhchap_key: str | None = None,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Sets or removes the secrets with which a host authenticates (DH-HMAC-CHAP), from its next authentication on.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            host: Name of a host that may connect.
+            dhchap_ctrlr_key: Name of the secret by which the subsystem proves who it is, if the host asks for that; needs `dhchap_key`.
+            dhchap_key: Name of the secret in the keyring by which the host proves who it is. Default: it need not.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
+        """
+        result: bool = await self.call(
+            "nvmf_subsystem_set_keys",
+            _given(
+                nqn=nqn,
+                host=host,
+                dhchap_ctrlr_key=dhchap_ctrlr_key,
+                dhchap_key=dhchap_key,
                 tgt_name=tgt_name,
             ),
         )

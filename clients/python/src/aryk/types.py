@@ -466,6 +466,15 @@ class CryptoUnavailable(TypedDict):
     num_blocks: int
 
 
+class DamagedLog(TypedDict):
+    """The place where a log was damaged."""
+
+    #: Number of the segment.
+    segment: int
+    #: Byte of the segment.
+    offset: int
+
+
 class DelayDetails(TypedDict):
     """A disk of `bdev_delay_create`. Latencies in microseconds."""
 
@@ -689,6 +698,10 @@ class HostName(TypedDict):
     """Part of a result."""
 
     nqn: str
+    #: The name of the secret by which the subsystem proves who it is.
+    dhchap_ctrlr_key: NotRequired[str]
+    #: The name of the secret by which the host proves who it is.
+    dhchap_key: NotRequired[str]
 
 
 class IoChannel(TypedDict):
@@ -1076,7 +1089,7 @@ class NamespaceParams(TypedDict):
     no_auto_visible: NotRequired[bool]
     #: Identifier of the namespace. Default: the lowest that is free.
     nsid: NotRequired[int]
-    #: A file for reservations, which are not supported: it must not be given.
+    #: Ignored: reservations are kept in the state directory, without which it must not be given.
     ptpl_file: NotRequired[str]
     #: Default: that of the disk.
     uuid: NotRequired[str]
@@ -1094,6 +1107,8 @@ class NamespaceReply(TypedDict):
     eui64: NotRequired[str]
     #: The hosts that see a hidden namespace.
     hosts: NotRequired[list[str]]
+    #: Aryk only: the hosts that are registered, and the reservation.
+    reservations: NotRequired[ReservationsReply]
 
 
 class NotRegistered(TypedDict):
@@ -1172,22 +1187,24 @@ class NvmeController(TypedDict):
     failed_by_reset: int
     #: Aryk only: errors and health warnings that the controller reported by itself.
     warnings: int
-    #: Aryk only: I/O commands that the controller answered by an error; those that got an injected error count too.
-    errors: NvmeErrors
     #: Aryk only: commands that got an error that was injected.
     injected_errors: int
-    #: Aryk only: the queue pairs.
+    #: Aryk only: the queue pairs; empty for a controller of another host.
     queue_pairs: list[NvmeQueuePair]
     #: Aryk only: what the controller supports; missing before it was ready.
     abilities: NotRequired[NvmeAbilities]
     #: Aryk only: model, serial number, firmware, as the controller reported them; missing before it was ready.
     ctrlr_data: NotRequired[NvmeControllerData]
+    #: Aryk only: I/O commands that the controller answered by an error; those that got an injected error count too. Missing for a controller of another host.
+    errors: NotRequired[NvmeErrors]
     #: Aryk only: the last failure of the controller, as text.
     last_error: NotRequired[str]
     #: Aryk only: the last reset.
     last_reset: NotRequired[NvmeLastReset]
     #: Aryk only: the memory of VMs that the drive accesses directly, and that is copied; missing with `bounce`, and before the controller was ready.
     memory: NotRequired[NvmeMemory]
+    #: Aryk only: what only controllers of other hosts have.
+    remote: NotRequired[NvmeRemote]
 
 
 class NvmeControllerData(TypedDict):
@@ -1218,6 +1235,17 @@ class NvmeDetails(TypedDict):
     #: PCI address.
     pci_address: NotRequired[str]
     vs: NotRequired[NvmeVersion]
+
+
+class NvmeDiscovery(TypedDict):
+    """A discovery service that is followed."""
+
+    name: str
+    trid: NvmeTransportId
+    #: The services to which this one leads, which are followed, too.
+    referrals: list[NvmeReferral]
+    #: Aryk only: why the service, or one of those, could not be asked last.
+    error: NotRequired[str]
 
 
 class NvmeErrors(TypedDict):
@@ -1270,7 +1298,7 @@ class NvmeHealth(TypedDict):
 
 
 class NvmeHost(TypedDict):
-    """The host side of a network connection: always empty."""
+    """The host side of a network connection: empty for drives."""
 
     nqn: str
     addr: str
@@ -1380,6 +1408,27 @@ class NvmeQueuePair(TypedDict):
     pool_free_min: int
 
 
+class NvmeReferral(TypedDict):
+    """A discovery service to which another refers."""
+
+    trid: NvmeTransportId
+
+
+class NvmeRemote(TypedDict):
+    """A controller of another host."""
+
+    #: Cores with a queue, each with a connection of its own.
+    cores: list[int]
+    #: Times that its connections were lost, or closed by `bdev_nvme_reset_controller`.
+    losses: int
+    #: Whether the target says that it ends an earlier controller of this host before it takes a new one. If not, requests wait for the keep-alive timeout after a loss during changes.
+    ends_earlier: bool
+    #: Whether PDUs have header digests.
+    hdgst: bool
+    #: Whether PDUs have data digests.
+    ddgst: bool
+
+
 class NvmeTransport(TypedDict):
     """Sums over the queue pairs of a core."""
 
@@ -1405,10 +1454,16 @@ class NvmeTransport(TypedDict):
 class NvmeTransportId(TypedDict):
     """Where a controller is."""
 
-    #: `PCIe` or `VFIOUSER`.
+    #: `PCIe`, `TCP` or `VFIOUSER`.
     trtype: str
-    #: PCI address, or path of the socket.
+    #: PCI address, IP address of the target, or path of the socket.
     traddr: str
+    #: `IPv4` or `IPv6`; only for `TCP`.
+    adrfam: NotRequired[str]
+    #: NQN of the target's subsystem; only for `TCP`.
+    subnqn: NotRequired[str]
+    #: Port of the target; only for `TCP`.
+    trsvcid: NotRequired[str]
 
 
 class NvmeTransportStatistics(TypedDict):
@@ -1422,6 +1477,17 @@ class NvmeVersion(TypedDict):
 
     #: As `1.4`.
     nvme_version: str
+
+
+class OpenedPool(TypedDict):
+    """Result of `aryk_pool_open`."""
+
+    #: Name of the pool.
+    name: str
+    #: UUID of the pool.
+    uuid: str
+    #: Where the log was damaged; not there if it was not.
+    damaged_log: NotRequired[DamagedLog]
 
 
 class PassthruDetails(TypedDict):
@@ -1811,6 +1877,26 @@ class ReferralInfo(TypedDict):
     subnqn: str
 
 
+class RegistrantReply(TypedDict):
+    """A host that is registered."""
+
+    hostid: str
+    #: The key, in hexadecimal digits.
+    rkey: str
+    #: Whether the host holds the reservation.
+    is_holder: bool
+
+
+class ReservationsReply(TypedDict):
+    """The registrations of hosts with a namespace, and the reservation."""
+
+    registrants: list[RegistrantReply]
+    #: Whether all of it persists through a loss of power.
+    ptpl: bool
+    #: Type of the reservation. Without one: there is none.
+    rtype: NotRequired[str]
+
+
 class SavedConfig(TypedDict):
     """Result of `save_config`."""
 
@@ -1887,6 +1973,8 @@ class Stats(TypedDict):
     """Result of `nvmf_get_stats`."""
 
     tick_rate: int
+    #: Aryk only: authentications of hosts that have failed.
+    failed_authentications: int
     poll_groups: list[PollGroup]
 
 

@@ -171,8 +171,9 @@ pub(crate) fn start(
         vfio: Arc::clone(vfio),
         controllers: controllers.clone(),
         shared: Arc::clone(&shared),
+        disks: disks::new(env, &config, &sender),
         sender,
-        disks: Disks::new(&config),
+        are_removed: false,
         config,
         pairs: Pairs::default(),
         life: Life::Away,
@@ -244,6 +245,8 @@ struct Thread {
     config: Config,
     pairs: Pairs,
     disks: Disks,
+    /// The disks are gone, or are not wanted any more.
+    are_removed: bool,
     life: Life,
     /// A thread closes the function of the life before.
     closing: Option<Call<()>>,
@@ -419,7 +422,7 @@ impl Thread {
     /// Removes the disks of a controller that has not come back in time, and ends when they are removed.
     fn give_up_in_time(&mut self) -> Next {
         if self.is_stopping {
-            return if self.disks.are_removed() { Next::End } else { Next::Run };
+            return if self.are_removed { Next::End } else { Next::Run };
         }
         if self.away_until.is_some_and(|until| now() >= until) {
             tracing::error!(controller = self.shared.name, "the NVMe controller has not come back in time");
@@ -681,21 +684,14 @@ impl Thread {
             Life::Away | Life::Opening(_) => self.pairs.remove_all(),
             Life::Driven(_) => self.pairs.remove_wanted(),
         }
-        let (registry, names) = (Arc::clone(self.env.registry()), self.disks.names());
         let sender = self.sender.clone();
-        tokio::task::spawn_local(async move {
-            for name in names {
-                // The disk may have been removed already, or is being removed: then the next look finds it gone.
-                while matches!(registry.remove(&name).await, Err(aryk_bdev::Error::Busy(_))) {
-                    tokio::time::sleep(Duration::from_millis(10)).await;
-                }
-            }
+        self.disks.remove_all(move || {
             let _ = sender.send(Command::DisksRemoved);
         });
     }
 
     fn shut_down(&mut self) {
-        self.disks.removed();
+        self.are_removed = true;
         self.with_controller(|controller| controller.shut_down(Shutdown::Normal, now().0));
     }
 
@@ -706,7 +702,7 @@ impl Thread {
             let _ = attached.send(Err(error));
         }
         self.is_stopping = true;
-        self.disks.removed();
+        self.are_removed = true;
     }
 
     fn counters(&self) -> &Counters {

@@ -42,7 +42,8 @@ use aryk_nvme::spec::status::Status as DeviceStatus;
 use aryk_pci::VectorMask;
 use aryk_reactor::{Armed, Cx, Driver, DriverId, DriverKey, DriverRef, Nanos, RootId};
 use aryk_slots::{Key, Slots};
-use attempt::{Attempt, refused};
+use attempt::Attempt;
+pub(crate) use attempt::refused;
 use emptying::{Emptying, is_emptying};
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -221,6 +222,8 @@ pub(crate) struct PairDriver {
     delayed: Vec<(Nanos, Key)>,
     credits: CreditPool,
     history: History,
+    /// When a change completed last.
+    last_change: u64,
     has_late_timer: bool,
     /// Lists that are empty between two calls.
     pieces: [Vec<Piece>; 2],
@@ -255,6 +258,7 @@ impl PairDriver {
             delayed: Vec::new(),
             credits: CreditPool::new(depth),
             history: History::new(HISTORY),
+            last_change: 0,
             has_late_timer: false,
             pieces: [Vec::with_capacity(512), Vec::with_capacity(512)],
             completed: Vec::with_capacity(usize::from(BATCH)),
@@ -399,7 +403,8 @@ impl PairDriver {
         if matches!(start, Start::AtController) {
             attempt.request.state = State::AtController(commands as u8, Status::Ok);
             if attempt.request.first_attempt == 0 {
-                attempt.request.first_attempt = now;
+                // A request that follows the end of another in the same turn was submitted after it.
+                attempt.request.first_attempt = now.max(self.last_change + 1);
             }
             self.shared.wake_idle();
             if !self.has_late_timer {
@@ -519,6 +524,7 @@ impl PairDriver {
         if request.io.op.is_change() {
             let now = *changed_at.get_or_insert_with(|| cx.refresh_now());
             let channel = self.channels.get(request.channel).expect("it has requests");
+            self.last_change = now.0;
             self.history.add(Change {
                 nsid: channel.namespace.nsid(),
                 slba: request.io.lba.0,
@@ -647,7 +653,7 @@ impl PairDriver {
 }
 
 /// The result of two commands of one request. The second of two fused commands is aborted if the first fails.
-const fn worse(one: Status, other: Status) -> Status {
+pub(crate) const fn worse(one: Status, other: Status) -> Status {
     match (one, other) {
         (Status::Ok, status) | (status, Status::Ok) => status,
         (Status::Aborted, status) => status,

@@ -5,7 +5,9 @@
 //! | `control` | the thread of a controller: its life, resets, namespaces, queue pairs, devices for tools, times without it |
 //! | `driver` | the queue pair of a reactor; `attempt`: a command, its data; `reset`: the pair's life; `waking`: a second pair |
 //! | `channel` | one opener's use of that pair, or of both |
+//! | `disks` | the disks of a controller: names, identities, changes of namespaces |
 //! | `namespace` | the disk of a namespace |
+//! | `tcp` | controllers of other hosts |
 //! | `injection` | errors that an operator injects into commands |
 //! | `memory` | registration of guests' memory |
 //! | `pool` | bounce buffers |
@@ -24,6 +26,7 @@
 mod channel;
 mod control;
 mod controllers;
+mod disks;
 mod driver;
 mod injection;
 mod memory;
@@ -31,6 +34,7 @@ mod namespace;
 mod pool;
 mod shared;
 mod status;
+pub mod tcp;
 #[cfg(test)]
 mod tests;
 

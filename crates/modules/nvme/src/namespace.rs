@@ -150,6 +150,29 @@ impl Namespace {
     }
 }
 
+/// The geometry of a namespace's disk.
+pub(crate) fn geometry(claims: &claims::Namespace) -> Geometry {
+    Geometry {
+        optimal_io_blocks: Blocks(claims.optimal_boundary.into()),
+        ..Geometry::plain(claims.block_size(), Blocks(claims.blocks))
+    }
+}
+
+/// The operations of a namespace's disk with so many commands in flight, without Copy.
+pub(crate) fn ops(commands: &Commands, depth: u16) -> OpSet {
+    let supported = commands.supported();
+    let optional = [
+        (supported.dataset_management, Op::Unmap),
+        (supported.write_zeroes, Op::WriteZeroes),
+        (supported.compare, Op::Compare),
+        // Two commands at a time.
+        (supported.compare_and_write && depth > 1, Op::CompareAndWrite),
+    ];
+    let plain = OpSet::of(&[Op::Read, Op::Write, Op::Flush]);
+    let has = optional.into_iter().filter(|(is_supported, _)| *is_supported);
+    has.fold(plain, |ops, (_, op)| ops.with(op))
+}
+
 /// The device of a namespace.
 #[derive(Debug)]
 pub(crate) struct NamespaceDevice(pub(crate) Arc<Namespace>);
@@ -160,12 +183,7 @@ impl Device for NamespaceDevice {
     }
 
     fn geometry(&self) -> Geometry {
-        let state = lock(&self.0.state);
-        let claims = &state.claims;
-        Geometry {
-            optimal_io_blocks: Blocks(claims.optimal_boundary.into()),
-            ..Geometry::plain(claims.block_size(), Blocks(claims.blocks))
-        }
+        geometry(&lock(&self.0.state).claims)
     }
 
     fn limits(&self) -> Limits {
@@ -197,18 +215,9 @@ impl Device for NamespaceDevice {
     }
 
     fn ops(&self) -> OpSet {
-        let supported = self.0.commands().supported();
-        let optional = [
-            (supported.dataset_management, Op::Unmap),
-            (supported.write_zeroes, Op::WriteZeroes),
-            (supported.compare, Op::Compare),
-            // Two commands at a time.
-            (supported.compare_and_write && self.0.depth > 1, Op::CompareAndWrite),
-            (supported.copy, Op::Copy),
-        ];
-        let plain = OpSet::of(&[Op::Read, Op::Write, Op::Flush]);
-        let has = optional.into_iter().filter(|(is_supported, _)| *is_supported);
-        has.fold(plain, |ops, (_, op)| ops.with(op))
+        let commands = self.0.commands();
+        let ops = ops(&commands, self.0.depth);
+        if commands.supported().copy { ops.with(Op::Copy) } else { ops }
     }
 
     fn is_read_only(&self) -> bool {

@@ -16,7 +16,7 @@ pub(crate) enum Outcome {
 }
 
 /// The shortest time between two attempts of a command whose controller asks for no delay.
-const RETRY_DELAY_MIN: u64 = 1_000_000;
+pub(crate) const RETRY_DELAY_MIN: u64 = 1_000_000;
 
 /// Decides by the status of a command. `delays` are the controller's CRDT1 to CRDT3. The longest delay is `delay_max`, in
 /// nanoseconds: a request waits between two attempts no longer than for an answer.

@@ -1,6 +1,7 @@
 //! A disk that a pool uses: its base, as the pool's store uses it, or a disk that is the base of volumes. Reactor context.
 //!
-//! A request that a reset of the disk has aborted is submitted again: the user never sees a reset.
+//! A request that a reset of the disk has aborted is submitted again: the user never sees a reset. A request that its user has
+//! given up ends instead.
 
 use aryk_bdev::{BdevChannel, Blocks, Completion, Io, Lba, Op, Status, Tag};
 use aryk_dma::{Buffer, Sgl};
@@ -18,6 +19,8 @@ struct Request<T> {
     tag: T,
     io: Io,
     buffer: Option<Buffer>,
+    /// Whether its user has given it up.
+    is_given_up: bool,
 }
 
 /// A request that has ended.
@@ -111,7 +114,7 @@ impl<T> Disk<T> {
             source: Lba::ZERO,
             data,
         };
-        let key = self.requests.add(Request { tag, io, buffer });
+        let key = self.requests.add(Request { tag, io, buffer, is_given_up: false });
         self.channel.submit(Io { tag: Tag(key.raw()), ..io }, cx);
     }
 
@@ -120,8 +123,9 @@ impl<T> Disk<T> {
         self.channel.poll(cx, &mut self.completions);
         for Completion { tag, status } in self.completions.drain(..) {
             let key = Key::from_raw(tag.0);
-            if status == Status::Aborted {
-                let io = self.requests.get(key).expect("completed once").io;
+            let request = self.requests.get(key).expect("completed once");
+            if status == Status::Aborted && !request.is_given_up {
+                let io = request.io;
                 self.channel.submit(Io { tag, ..io }, cx);
                 continue;
             }
@@ -130,6 +134,20 @@ impl<T> Disk<T> {
                 buffer.reclaim();
             }
             self.ended.push_back(Ended { tag, buffer, result: result(status) });
+        }
+    }
+
+    /// Gives up the requests for whose tags `is_meant` returns true: they end soon, if the disk can abort them.
+    pub fn give_up(&mut self, mut is_meant: impl FnMut(&T) -> bool, cx: &mut Cx) {
+        let mut given_up = false;
+        for (_, request) in self.requests.iter_mut().filter(|(_, request)| !request.is_given_up) {
+            request.is_given_up = is_meant(&request.tag);
+            given_up |= request.is_given_up;
+        }
+        if given_up {
+            let requests = &self.requests;
+            let is_given_up = |tag: Tag| requests.get(Key::from_raw(tag.0)).is_some_and(|r| r.is_given_up);
+            self.channel.abort_those(is_given_up, cx);
         }
     }
 

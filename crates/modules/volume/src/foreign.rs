@@ -79,6 +79,11 @@ impl ForeignDisks {
         }
     }
 
+    /// Gives up the reads for whose readers `is_meant` returns true. They end nevertheless.
+    pub fn give_up(&mut self, mut is_meant: impl FnMut(&Reader) -> bool, cx: &mut Cx) {
+        self.disks.iter_mut().for_each(|disk| disk.disk.give_up(&mut is_meant, cx));
+    }
+
     /// Takes the completions of all disks.
     pub fn poll(&mut self, cx: &mut Cx) {
         self.disks.iter_mut().for_each(|disk| disk.disk.poll(cx));

@@ -28,8 +28,8 @@ mod pool;
 mod pools;
 
 pub use aryk_volume::{
-    BLOCK, CheckReport, CommandError, Settings, Space as VolumeSpace, Stats, StoreError, UNIT, VolumeId,
-    WhenFull,
+    BLOCK, CheckReport, CommandError, LogPlace, Settings, Space as VolumeSpace, Stats, StoreError, UNIT,
+    VolumeId, WhenFull,
 };
 pub use aryk_volume_store::{Error as FormatError, Finding};
 pub use copy::{Copy, whole_clusters};
@@ -92,7 +92,7 @@ pub enum Error {
     /// The log has lost a part that was durable.
     #[error(
         "the log of the pool is damaged in segment {segment}, at byte {offset} of it or behind: \
-         durable writes after this place would be lost"
+         if it is opened, all writes behind this place are lost"
     )]
     DamagedLog {
         /// The number of the segment.
@@ -121,6 +121,9 @@ pub enum Error {
     /// No pool has this name or UUID.
     #[error("there is no pool `{0}`")]
     NoPool(String),
+    /// The disk has no pool.
+    #[error("`{0}` has no pool")]
+    NoPoolOn(String),
     /// Another pool has this name.
     #[error("a pool named `{0}` exists already")]
     PoolExists(String),

@@ -16,8 +16,8 @@ use aryk_dma::Sgl;
 use aryk_reactor::{Cx, Root, RootId, ThreadId};
 use aryk_slots::{Key, Slots};
 use aryk_volume::{
-    Action, Answer, Command, CommandError, Done, Foreign, ForeignId, Loading, Pool as Engine, Reply, Request,
-    Settings, State, Stats, StoreError, StoreOp, TimelineId, UNIT, VolumeId,
+    Action, Answer, Command, CommandError, Done, Foreign, ForeignId, Loading, LogPlace, Pool as Engine,
+    Reply, Request, Settings, State, Stats, StoreError, StoreOp, TimelineId, UNIT, VolumeId,
 };
 use aryk_volume_store::{DiskDone, Erasing, Finding, Formatting, Growth, Opened, Opening, Store};
 use futures_channel::oneshot;
@@ -62,6 +62,8 @@ enum Started {
 #[derive(Debug)]
 pub(crate) struct Ready {
     pub findings: Vec<Finding>,
+    /// Where the log is damaged; what was behind is lost.
+    pub log_damage: Option<LogPlace>,
 }
 
 /// The engine and the store of a pool.
@@ -86,6 +88,8 @@ struct InFlight {
     is_read: bool,
     data: Sgl,
     stage: Stage,
+    /// Whether its channel has aborted it.
+    is_aborted: bool,
 }
 
 /// Who has a request.
@@ -208,7 +212,7 @@ impl Owner {
             },
             Some(Err(error)) => self.fail_opening(error.into(), cx),
             Some(Ok(Started::Erased)) => {
-                self.tell_opened(Ok(Ready { findings: Vec::new() }));
+                self.tell_opened(Ok(Ready { findings: Vec::new(), log_damage: None }));
                 self.end(None, cx);
             }
             Some(Ok(Started::Formatted(store))) => {
@@ -216,7 +220,7 @@ impl Owner {
                 self.start_engine(engine, store, Vec::new(), cx);
             }
             Some(Ok(Started::Opened(opened))) => {
-                let Opened { store, recovered, findings } = *opened;
+                let Opened { store, recovered, findings, .. } = *opened;
                 let Some(recovered) = recovered else { return self.fail_opening(Error::NoManifest, cx) };
                 let loading = Loading::new(store.facts(), store.pool().into_bytes(), recovered);
                 let (loading, store) = (Box::new(loading), Box::new(store));
@@ -272,7 +276,7 @@ impl Owner {
             running.engine.completed(done);
         }
         self.take_requests();
-        self.abort_requests();
+        self.abort_requests(cx);
         let (Phase::Loading(running, _) | Phase::Running(running)) = &mut self.phase else { return };
         if running.store.is_checkpoint_due() {
             running.engine.request_checkpoint();
@@ -380,25 +384,37 @@ impl Owner {
                 is_read: io.op == Op::Read,
                 data: io.data,
                 stage: Stage::Engine,
+                is_aborted: false,
             });
             running.engine.submit(to_engine(key, volume, &io));
         }
     }
 
-    /// Has the engine end the changes that channels have aborted, if they wait for space. Those that do not wait yet are tried
-    /// again in each turn, until the engine has replied.
-    fn abort_requests(&mut self) {
+    /// Ends what channels have aborted and what would wait: reads of foreign disks, and changes that wait for space. Changes that
+    /// do not wait yet are tried again in each turn, until the engine has replied.
+    fn abort_requests(&mut self, cx: &mut Cx) {
         let Phase::Running(running) = &mut self.phase else { return };
         let aborted = self.inbox.take_aborted();
         if !aborted.is_empty() {
-            for (key, request) in self.requests.iter().filter(|(_, request)| !request.is_read) {
-                if let Some(&volume) = aborted.get(&(request.client, request.tag)) {
+            for (key, request) in self.requests.iter_mut() {
+                let Some(&volume) = aborted.get(&(request.client, request.tag)) else { continue };
+                request.is_aborted = true;
+                if !request.is_read {
                     self.aborting.entry(volume).or_default().insert(aryk_volume::Tag(key.raw()));
                 }
             }
+            let requests = &self.requests;
+            let is_aborted = |key| requests.get(key).is_some_and(|request| request.is_aborted);
+            self.foreign.give_up(|reader| matches!(reader, Reader::User(key) if is_aborted(*key)), cx);
         }
         for (&volume, tags) in &self.aborting {
             running.engine.abort_waiting(volume, |tag| tags.contains(&tag));
+        }
+        if !self.aborting.is_empty() && !self.foreign.is_empty() {
+            let is_aborted = |tag| self.aborting.values().any(|tags| tags.contains(&tag));
+            let engine = &running.engine;
+            let is_meant = |reader: &Reader| matches!(reader, Reader::Engine(id) if engine.foreign_reader(*id).is_some_and(is_aborted));
+            self.foreign.give_up(is_meant, cx);
         }
     }
 
@@ -415,7 +431,9 @@ impl Owner {
             if request.is_read {
                 self.read_bytes -= u64::from(request.data.len());
             }
-            if foreign.is_empty() {
+            if request.is_aborted && !foreign.is_empty() {
+                Self::complete(&mut self.requests, &self.inbox, key, Status::Aborted, cx);
+            } else if foreign.is_empty() {
                 Self::complete(&mut self.requests, &self.inbox, key, to_bdev(status), cx);
             } else {
                 let mut left = 0;
@@ -446,7 +464,9 @@ impl Owner {
 
     /// Ends a request with a status.
     fn complete(requests: &mut Slots<InFlight>, inbox: &Inbox, key: Key, status: Status, cx: &mut Cx) {
-        let InFlight { client, tag, .. } = requests.remove(key).expect("a request ends once");
+        let InFlight { client, tag, is_aborted, .. } = requests.remove(key).expect("a request ends once");
+        // What was given up has failed.
+        let status = if is_aborted && status == Status::Medium { Status::Aborted } else { status };
         inbox.complete(client, tag, status, cx);
     }
 
@@ -473,8 +493,9 @@ impl Owner {
             }
             State::Ready | State::ReadOnly(_) => {
                 if let Phase::Loading(running, findings) = std::mem::replace(&mut self.phase, Phase::Ending) {
+                    let log_damage = running.engine.log_damage();
                     self.phase = Phase::Running(running);
-                    self.tell_opened(Ok(Ready { findings }));
+                    self.tell_opened(Ok(Ready { findings, log_damage }));
                 }
             }
         }
@@ -618,6 +639,7 @@ impl Owner {
                     Self::complete(&mut self.requests, &self.inbox, key, Status::Removed, cx);
                 }
             }
+            self.foreign.give_up(|_| true, cx);
             self.commands.clear();
             self.tell_opened(Err(Error::Ended));
         }

@@ -9,8 +9,8 @@ use crate::{Error, FormatError, Growing, NewVolume, Origin, note};
 use aryk_bdev::{Access, Bdev, Bytes, Env, Event, Identity, OpenError};
 use aryk_reactor::{Bell, CoreSet, Hold, RootRef};
 use aryk_volume::{
-    Answer, Command, Commit, Cut, Foreign, Label, PARTITIONS, Settings, State, Stats, StoreError, TimelineId,
-    UNIT, Volume, VolumeId, WhenFull,
+    Answer, Command, Commit, Cut, Foreign, Label, LogPlace, PARTITIONS, Settings, State, Stats, StoreError,
+    TimelineId, UNIT, Volume, VolumeId, WhenFull,
 };
 use aryk_volume_store::{Finding, Store};
 use futures_channel::oneshot;
@@ -181,6 +181,7 @@ pub struct Pool {
     root: RootRef<Owner>,
     signals: Arc<Signals>,
     findings: Vec<Finding>,
+    log_damage: Option<LogPlace>,
     members: Mutex<BTreeMap<VolumeId, Member>>,
     /// The disks on which volumes depend and that are open, as the pool stores them.
     images: Mutex<BTreeMap<String, Arc<Bdev>>>,
@@ -284,6 +285,7 @@ impl Started {
             root: self.root,
             signals: self.signals,
             findings: ready.findings,
+            log_damage: ready.log_damage,
             members: Mutex::default(),
             images: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
@@ -326,6 +328,11 @@ impl Pool {
     /// Structures of which one copy was damaged when the pool was opened.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
+    }
+
+    /// Where its log was damaged when the pool was opened: what was written behind this place is lost.
+    pub const fn log_damage(&self) -> Option<LogPlace> {
+        self.log_damage
     }
 
     /// Whether it has ended, since its base was removed or it was closed.

@@ -187,7 +187,35 @@ impl Pools {
         if is_of_volume || is_too_small || bdev.writers() > 0 || bdev.device().is_read_only() {
             return Ok(None);
         }
-        let Some(superblock) = probe(env, disk).await? else { return Ok(None) };
+        match probe(env, disk).await? {
+            Some(superblock) => self.open_found(env, disk, superblock, settings).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Opens the pool on a disk, and creates the disks of its volumes. With `Settings::accepts_damaged_log`, the writes behind a
+    /// damaged place of its log are lost ([`Pool::log_damage`]).
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub async fn open(&self, env: &Env, disk: &str, settings: Settings) -> Result<Arc<Pool>, Error> {
+        let bdev = env.registry().find(disk)?;
+        if bdev.device_as::<VolumeDisk>().is_some() {
+            return Err(Error::Nested(disk.to_owned()));
+        }
+        match probe(env, disk).await? {
+            Some(superblock) => self.open_found(env, disk, superblock, settings).await,
+            None => Err(Error::NoPoolOn(disk.to_owned())),
+        }
+    }
+
+    async fn open_found(
+        &self,
+        env: &Env,
+        disk: &str,
+        superblock: Result<Superblock, Invalid>,
+        settings: Settings,
+    ) -> Result<Arc<Pool>, Error> {
         // Before the opening, which changes what the disk has.
         if let Ok(superblock) = superblock {
             self.check_is_only(superblock.pool, disk)?;
@@ -207,7 +235,7 @@ impl Pools {
         lock(&self.open).push(Arc::clone(&pool));
         // A volume without a disk is reported, and the others are there.
         let _ = pool.refresh().await;
-        Ok(Some(pool))
+        Ok(pool)
     }
 
     /// Refuses a pool that is open from another disk.

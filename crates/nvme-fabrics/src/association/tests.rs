@@ -154,3 +154,32 @@ fn a_controller_does_not_end_before_its_queues() {
     associations.connect_io(&connect(1, 15), &data(1, 1), LISTENER, |_| Some(&controller)).unwrap();
     associations.ended(1);
 }
+
+#[test]
+fn a_host_that_must_authenticate_ends_nothing_before() {
+    let mut associations = Associations::new(1..=3, Duplicates::Replace);
+    let first = admit(&mut associations, 1);
+    let id = associations.reserve(&connect(0, 31), &data(1, ANY_CONTROLLER), 32).unwrap();
+    assert_eq!(id, 2);
+    let mut controller = controller(first);
+    enable(&mut controller);
+    let io = associations.connect_io(&connect(1, 15), &data(1, 1), LISTENER, |_| Some(&controller));
+    assert_eq!(io, Ok(()), "the first controller goes on");
+    // No other controller gets the identifier.
+    assert_eq!(admit(&mut associations, 2).controller_id, 3);
+    let full = associations.reserve(&connect(0, 31), &data(4, ANY_CONTROLLER), 32);
+    assert_eq!(full, Err(Refusal::Code(status::CONTROLLER_BUSY)));
+    let connect_again = |associations: &mut Associations| {
+        associations.connect_authenticated(id, &data(1, ANY_CONTROLLER), LISTENER)
+    };
+    assert_eq!(connect_again(&mut associations), Ok(Admission::After(vec![1])));
+    associations.disconnected(1, 1);
+    associations.ended(1);
+    let Ok(Admission::Admitted(second)) = connect_again(&mut associations) else { panic!("it is admitted") };
+    assert_eq!(second.controller_id, id);
+    let id = associations.reserve(&connect(0, 31), &data(5, ANY_CONTROLLER), 32).unwrap();
+    associations.release(id);
+    let late = associations.connect_authenticated(id, &data(5, ANY_CONTROLLER), LISTENER);
+    assert_eq!(late, Err(Refusal::Code(status::CONTROLLER_BUSY)));
+    assert_eq!(admit(&mut associations, 5).controller_id, id);
+}

@@ -23,10 +23,15 @@ pub(super) enum Notice {
     Ana,
     /// The discovery log page changed.
     Discovery,
+    /// There is a Reservation Notification log page.
+    Reservation,
 }
 
+/// The bit of reservation notifications, which [`Events`] always enables: the host masks them by a feature of each namespace.
+const RESERVATION: u32 = 1 << 30;
+
 impl Notice {
-    const ALL: [Self; 3] = [Self::Namespaces, Self::Ana, Self::Discovery];
+    const ALL: [Self; 4] = [Self::Namespaces, Self::Ana, Self::Discovery, Self::Reservation];
 
     /// The bit of the feature that enables it.
     const fn enable(self) -> u32 {
@@ -34,6 +39,7 @@ impl Notice {
             Self::Namespaces => feature::EVENT_NAMESPACE,
             Self::Ana => feature::EVENT_ANA,
             Self::Discovery => feature::EVENT_DISCOVERY,
+            Self::Reservation => RESERVATION,
         }
     }
 
@@ -43,17 +49,19 @@ impl Notice {
             Self::Namespaces => log::CHANGED_NAMESPACES,
             Self::Ana => log::ANA,
             Self::Discovery => log::DISCOVERY,
+            Self::Reservation => log::RESERVATION,
         }
     }
 
-    /// DW0 of the completion: type (2: notice), information, log page.
+    /// DW0 of the completion: type (2: notice; 6: status of the I/O command set), information, log page.
     const fn dw0(self) -> u32 {
-        let information = match self {
-            Self::Namespaces => 0x00,
-            Self::Ana => 0x03,
-            Self::Discovery => 0xf0,
+        let (kind, information) = match self {
+            Self::Namespaces => (2, 0x00),
+            Self::Ana => (2, 0x03),
+            Self::Discovery => (2, 0xf0),
+            Self::Reservation => (6, 0x00),
         };
-        2 | information << 8 | (self.log_page() as u32) << 16
+        kind | information << 8 | (self.log_page() as u32) << 16
     }
 }
 
@@ -102,7 +110,7 @@ impl Events {
             return Err(Code::INVALID_FIELD);
         }
         self.enabled = events;
-        self.pending &= events;
+        self.pending &= events | RESERVATION;
         Ok(())
     }
 
@@ -124,7 +132,7 @@ impl Events {
 
     /// Has an event reported, if the host has enabled it.
     pub(super) const fn notify(&mut self, notice: Notice) {
-        self.pending |= notice.enable() & self.enabled;
+        self.pending |= notice.enable() & (self.enabled | RESERVATION);
     }
 
     /// The host reads a log page, after which its event may be reported again. What the page says includes what is pending.

@@ -4,14 +4,20 @@ use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::feature;
 use aryk_nvme::spec::status::Code;
 
-use super::{Controller, Result};
+use super::{Controller, Outcome, Result, complete};
 use crate::keep_alive::KeepAlive;
-use crate::subsystem::{Service, View};
+use crate::reservation;
+use crate::subsystem::{Io, Namespace, Service, View};
+use std::collections::BTreeMap;
 
 /// Arbitration: no limit of a burst.
 const ARBITRATION_DEFAULT: u32 = 7;
 /// Temperature Threshold: none is ever exceeded.
 const TEMPERATURE_DEFAULT: u32 = 0xffff;
+/// Reservation Notification Mask: bit `n` masks the notice with the number `n`.
+const MASK: u32 = 0b1110;
+/// The NSID of all namespaces.
+const ALL_NAMESPACES: u32 = u32::MAX;
 /// Set Features, CDW10: save the value.
 const SAVE: u32 = 1 << 31;
 
@@ -23,6 +29,8 @@ pub(super) struct Features {
     recovery: u32,
     atomicity: u32,
     queues: u16,
+    /// Masks of reservation notifications, by namespace. A namespace without one has the mask 0.
+    masks: BTreeMap<u32, u32>,
 }
 
 impl Features {
@@ -37,11 +45,21 @@ impl Features {
             recovery: 0,
             atomicity: 0,
             queues,
+            masks: BTreeMap::new(),
         }
     }
 
     pub(super) const fn io_queues(&self) -> u16 {
         self.queues
+    }
+
+    fn mask(&self, nsid: u32) -> u32 {
+        self.masks.get(&nsid).copied().unwrap_or(0)
+    }
+
+    /// Whether the host wants to know this of a namespace.
+    pub(super) fn admits(&self, nsid: u32, notice: reservation::Notice) -> bool {
+        self.mask(nsid) >> notice as u32 & 1 == 0
     }
 
     /// The value of a feature that only I/O controllers have.
@@ -97,7 +115,24 @@ impl Controller {
         let select = entry.cdw(10) >> 8 & 7;
         let defaults = Features::new(&self.view);
         let features = if select == 0 { &self.features } else { &defaults };
+        let mut of_namespace = false;
+        let mut is_changeable = !matches!(
+            id,
+            feature::HOST_IDENTIFIER | feature::POWER_MANAGEMENT | feature::VOLATILE_WRITE_CACHE
+        );
         let value = match (id, &self.view.service) {
+            (feature::RESERVATION_MASK | feature::RESERVATION_PERSISTENCE, Service::Io(io))
+                if io.commands.reservations =>
+            {
+                of_namespace = true;
+                let namespace = find(io, entry.nsid())?;
+                if id == feature::RESERVATION_PERSISTENCE {
+                    is_changeable = namespace.can_persist;
+                    u32::from(namespace.persists && select == 0)
+                } else {
+                    features.mask(entry.nsid())
+                }
+            }
             (feature::ASYNC_EVENT_CONFIGURATION, _) if select == 0 => self.events.enabled(),
             (feature::ASYNC_EVENT_CONFIGURATION, _) => 0,
             (feature::KEEP_ALIVE_TIMER, _) if select == 0 => self.keep_alive.timeout_ms(),
@@ -115,24 +150,41 @@ impl Controller {
             (id, Service::Io(_)) => features.get(id, entry.cdw(11))?,
             (_, Service::Discovery(_)) => return Err(Code::INVALID_FIELD),
         };
-        let is_changeable = !matches!(
-            id,
-            feature::HOST_IDENTIFIER | feature::POWER_MANAGEMENT | feature::VOLATILE_WRITE_CACHE
-        );
         match select {
             0..=2 => Ok(value.into()),
-            // Bit 2: changeable; no feature can be saved, or belongs to a namespace.
-            3 => Ok(u64::from(is_changeable) << 2),
+            // Bit 2: changeable; bit 1: of a namespace. No feature can be saved.
+            3 => Ok(u64::from(is_changeable) << 2 | u64::from(of_namespace) << 1),
             _ => Err(Code::INVALID_FIELD),
         }
     }
 
-    pub(super) fn set_features(&mut self, entry: &SubmissionEntry, now: u64) -> Result {
-        let (id, cdw11) = (entry.cdw(10) as u8, entry.cdw(11));
+    pub(super) fn set_features(&mut self, entry: &SubmissionEntry, now: u64) -> Result<Outcome> {
+        let (id, cdw11, nsid) = (entry.cdw(10) as u8, entry.cdw(11), entry.nsid());
         if entry.cdw(10) & SAVE != 0 {
             return Err(Code::FEATURE_NOT_SAVEABLE);
         }
-        match (id, &self.view.service) {
+        let result = match (id, &self.view.service) {
+            (feature::RESERVATION_MASK, Service::Io(io)) if io.commands.reservations => {
+                if nsid == ALL_NAMESPACES {
+                    self.features.masks = io.namespaces.keys().map(|nsid| (*nsid, cdw11 & MASK)).collect();
+                } else {
+                    find(io, nsid)?;
+                    self.features.masks.insert(nsid, cdw11 & MASK);
+                }
+                Ok(0)
+            }
+            (feature::RESERVATION_PERSISTENCE, Service::Io(io)) if io.commands.reservations => {
+                let persists = cdw11 & 1 != 0;
+                let can = |namespace: &Namespace| namespace.can_persist || !persists;
+                let nsids: Vec<u32> = match nsid {
+                    ALL_NAMESPACES => io.namespaces.keys().copied().collect(),
+                    nsid => find(io, nsid).map(|_| vec![nsid])?,
+                };
+                return match nsids.iter().all(|nsid| can(&io.namespaces[nsid])) {
+                    true => Ok(Outcome::Persist { nsids, persists }),
+                    false => Err(Code::INVALID_FIELD),
+                };
+            }
             (feature::ASYNC_EVENT_CONFIGURATION, _) => self.events.enable(cdw11).map(|()| 0),
             (feature::KEEP_ALIVE_TIMER, _) => {
                 self.keep_alive = KeepAlive::new(cdw11, now)?;
@@ -142,6 +194,12 @@ impl Controller {
             (feature::HOST_IDENTIFIER, _) => Err(Code::COMMAND_SEQUENCE_ERROR),
             (id, Service::Io(io)) => self.features.set(id, cdw11, io.queues).map(u64::from),
             (_, Service::Discovery(_)) => Err(Code::INVALID_FIELD),
-        }
+        };
+        result.map(complete)
     }
+}
+
+/// The namespace that a feature belongs to.
+fn find(io: &Io, nsid: u32) -> Result<&Namespace> {
+    io.namespaces.get(&nsid).ok_or(Code::INVALID_NAMESPACE_OR_FORMAT)
 }

@@ -8,6 +8,7 @@ use aryk_nvme::spec::status::Code;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::{ACL, Controller, Result, event};
+use crate::association::ENDS_EARLIER;
 use crate::keep_alive;
 use crate::property::VERSION;
 use crate::subsystem::{Io, Namespace, Service};
@@ -20,7 +21,10 @@ mod oncs {
     pub(super) const COMPARE: u16 = 1;
     pub(super) const DATASET_MANAGEMENT: u16 = 1 << 2;
     pub(super) const WRITE_ZEROES: u16 = 1 << 3;
+    pub(super) const RESERVATIONS: u16 = 1 << 5;
 }
+/// RESCAP: all types of reservations, and IEKEY as the specification says since 1.3.
+const RESCAP: u8 = 0b1111_1110;
 /// ANACAP: groups can have all five states.
 const ANACAP: u8 = 0x1f;
 /// Seconds that a group may be in the state of change.
@@ -94,6 +98,7 @@ impl Controller {
 /// What only I/O controllers report.
 fn io_controller(io: &Io, page: &mut IdentifyController) {
     page.cntrltype = 1;
+    page.vendor[..ENDS_EARLIER.len()].copy_from_slice(&ENDS_EARLIER);
     // The subsystem has several ports and controllers, and may report ANA.
     page.cmic = 0b11 | u8::from(io.ana.is_some()) << 3;
     page.mdts = (io.transfer_max / 4096).ilog2() as u8;
@@ -105,11 +110,12 @@ fn io_controller(io: &Io, page: &mut IdentifyController) {
     page.oncs.set(
         command(io.commands.compare, oncs::COMPARE)
             | command(io.commands.deallocate, oncs::DATASET_MANAGEMENT)
-            | command(io.commands.write_zeroes, oncs::WRITE_ZEROES),
+            | command(io.commands.write_zeroes, oncs::WRITE_ZEROES)
+            | command(io.commands.reservations, oncs::RESERVATIONS),
     );
     page.fuses.set(io.commands.compare_and_write.into());
-    // There may be a cache, and Flush takes the NSID of all namespaces.
-    page.vwc = 0b111;
+    // There may be a cache, and Flush does not take the NSID of all namespaces.
+    page.vwc = 0b101;
     page.ioccsz.set((COMMAND_LEN + io.in_capsule_max) / 16);
     for (field, delay) in page.crdt.iter_mut().zip(io.retry_delays) {
         field.set(delay);
@@ -137,6 +143,9 @@ fn describe(namespace: &Namespace, io: &Io, page: &mut IdentifyNamespace) {
     page.lbaf[0].lbads = namespace.block_shift;
     // Several controllers use the namespace.
     page.nmic = 1;
+    if io.commands.reservations {
+        page.rescap = RESCAP | u8::from(namespace.can_persist);
+    }
     if io.commands.write_zeroes && io.commands.deallocate {
         // Write Zeroes may deallocate.
         page.dlfeat = 1 << 3;

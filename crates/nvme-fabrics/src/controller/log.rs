@@ -1,19 +1,24 @@
 //! Log pages of a controller. NVMe 2.0 §5.16. Context: the controller's.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::log;
 use aryk_nvme::spec::status::Code;
 use zerocopy::IntoBytes;
 
+use super::event::Notice;
 use super::{Controller, Result};
+use crate::reservation;
 use crate::subsystem::{Ana, Io, Namespace, Service};
 
 /// Bytes of the Changed Namespace List.
 const CHANGED_LEN: usize = 4096;
 /// NSIDs that the list has room for.
 const CHANGED_MAX: usize = CHANGED_LEN / 4;
+/// Bytes of a Reservation Notification log page, and the pages that a controller keeps.
+const NOTICE_LEN: usize = 64;
+const NOTICES_MAX: usize = 128;
 const SMART_LEN: usize = 512;
 const FIRMWARE_LEN: usize = 512;
 /// Bytes of the Error Information log, which has one entry (ELPE is 0).
@@ -28,17 +33,19 @@ pub(super) struct Changed {
 }
 
 impl Changed {
-    /// Adds the namespaces that differ in what the host sees, apart from their ANA groups. Returns whether there are any.
+    /// Adds the namespaces that differ in what the host sees, apart from their ANA groups and features. Returns whether there are
+    /// any.
     pub(super) fn compare(
         &mut self,
         before: &BTreeMap<u32, Namespace>,
         after: &BTreeMap<u32, Namespace>,
     ) -> bool {
-        let without_group =
-            |namespace: Option<&Namespace>| namespace.map(|n| Namespace { ana_group: 0, ..n.clone() });
+        let shown = |namespace: Option<&Namespace>| {
+            namespace.map(|n| Namespace { ana_group: 0, persists: false, ..n.clone() })
+        };
         let mut any = false;
         for &nsid in before.keys().chain(after.keys().filter(|nsid| !before.contains_key(nsid))) {
-            if without_group(before.get(&nsid)) != without_group(after.get(&nsid)) {
+            if shown(before.get(&nsid)) != shown(after.get(&nsid)) {
                 any = true;
                 self.add(nsid);
             }
@@ -62,6 +69,36 @@ impl Changed {
             self.nsids.iter().for_each(|nsid| page.extend(nsid.to_le_bytes()));
         }
         page.resize(CHANGED_LEN, 0);
+        page
+    }
+}
+
+/// Reservation Notification log pages that the host has not read, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Notices {
+    pages: VecDeque<(u64, reservation::Notice, u32)>,
+    /// Notices so far, with those for which there was no room: the host sees a gap in the numbers of the pages.
+    count: u64,
+}
+
+impl Notices {
+    pub(super) fn add(&mut self, nsid: u32, notice: reservation::Notice) {
+        // An empty page has the number 0.
+        self.count = self.count.checked_add(1).unwrap_or(1);
+        if self.pages.len() < NOTICES_MAX {
+            self.pages.push_back((self.count, notice, nsid));
+        }
+    }
+
+    /// The oldest page, with the number of later ones. NVMe 2.0 §5.16.1.24.
+    fn encode(&self) -> Vec<u8> {
+        let mut page = vec![0; NOTICE_LEN];
+        if let Some((count, notice, nsid)) = self.pages.front() {
+            page[..8].copy_from_slice(&count.to_le_bytes());
+            page[8] = *notice as u8;
+            page[9] = (self.pages.len() - 1) as u8;
+            page[12..16].copy_from_slice(&nsid.to_le_bytes());
+        }
         page
     }
 }
@@ -90,6 +127,7 @@ impl Controller {
             (Service::Io(_), log::SMART) => smart(),
             (Service::Io(_), log::FIRMWARE_SLOT) => self.firmware(),
             (Service::Io(_), log::CHANGED_NAMESPACES) => self.changed.encode(),
+            (Service::Io(io), log::RESERVATION) if io.commands.reservations => self.notices.encode(),
             (Service::Io(io), log::ANA) => {
                 let ana = io.ana.as_ref().ok_or(Code::INVALID_LOG_PAGE)?;
                 // LSP bit 0: groups without their namespaces.
@@ -108,6 +146,12 @@ impl Controller {
             self.events.log_was_read(id);
             if id == log::CHANGED_NAMESPACES {
                 self.changed = Changed::default();
+            }
+            if id == log::RESERVATION {
+                self.notices.pages.pop_front();
+                if !self.notices.pages.is_empty() {
+                    self.events.notify(Notice::Reservation);
+                }
             }
         }
         Ok(())

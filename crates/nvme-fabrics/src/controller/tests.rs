@@ -26,6 +26,8 @@ fn namespace(blocks: u64) -> Namespace {
         ana_group: 1,
         is_read_only: false,
         optimal_write_blocks: 8,
+        can_persist: true,
+        persists: false,
     }
 }
 
@@ -37,7 +39,13 @@ fn io() -> Io {
         transfer_max: 1 << 20,
         in_capsule_max: 4096,
         queues: 4,
-        commands: Commands { write_zeroes: true, deallocate: true, compare: true, compare_and_write: true },
+        commands: Commands {
+            write_zeroes: true,
+            deallocate: true,
+            compare: true,
+            compare_and_write: true,
+            reservations: true,
+        },
         retry_delays: [1, 2, 3],
     }
 }
@@ -195,13 +203,13 @@ fn the_controller_and_its_namespaces_are_identified() {
     );
     assert_eq!((page.cntlid.get(), page.cntrltype, page.mdts, page.nn.get()), (5, 1, 8, 32));
     assert_eq!((page.ioccsz.get(), page.iorcsz.get(), page.icdoff.get()), (260, 1, 0));
-    assert_eq!((page.oncs.get(), page.fuses.get(), page.kas.get()), (0b1101, 1, 10));
+    assert_eq!((page.oncs.get(), page.fuses.get(), page.vwc, page.kas.get()), (0b10_1101, 1, 0b101, 10));
     assert_eq!((page.cmic, page.anagrpmax.get(), page.crdt[2].get()), (0b1011, 2, 3));
     assert_eq!(&page.subnqn[..26], b"nqn.2016-06.io.spdk:cnode1");
 
     let page = IdentifyNamespace::read_from_bytes(&host.identify(cns::NAMESPACE, 7).unwrap()).unwrap();
     assert_eq!((page.nsze.get(), page.lbaf[0].lbads, page.npwg.get(), page.anagrpid.get()), (200, 12, 7, 1));
-    assert_eq!((page.nguid, page.nsattr), ([1; 16], 0));
+    assert_eq!((page.nguid, page.nsattr, page.rescap), ([1; 16], 0, 0xff));
     assert_eq!(host.identify(cns::NAMESPACE, 2), Ok(vec![0; LEN]), "an NSID without a namespace");
     for nsid in [0, 33, u32::MAX] {
         assert_eq!(host.identify(cns::NAMESPACE, nsid), Err(Code::INVALID_NAMESPACE_OR_FORMAT));
@@ -394,6 +402,63 @@ fn other_log_pages_are_read_in_parts() {
     for id in [log_page::ANA, log_page::DISCOVERY, 0x7f] {
         assert_eq!(host.log(id, 0, 0, 64), Err(Code::INVALID_LOG_PAGE));
     }
+}
+
+#[test]
+fn reservations_have_features_of_their_namespaces_and_a_log_of_notices() {
+    let mut host = Host::enabled(view(Service::Io(io())));
+    let entry = |opcode, id: u8, select: u32, nsid, value| {
+        SubmissionEntry::new(opcode, nsid).with_cdw10_11(u32::from(id) | select << 8, value)
+    };
+    let get = |id, select, nsid| entry(admin::GET_FEATURES, id, select, nsid, 0);
+    let set = |id, nsid, value| entry(admin::SET_FEATURES, id, 0, nsid, value);
+    let (mask, persistence) = (feature::RESERVATION_MASK, feature::RESERVATION_PERSISTENCE);
+    let invalid = Err(Code::INVALID_NAMESPACE_OR_FORMAT);
+    for id in [mask, persistence] {
+        assert_eq!((host.result(get(id, 0, 1)), host.result(get(id, 3, 1))), (Ok(0), Ok(0b110)));
+        for nsid in [0, 2, 33, u32::MAX] {
+            assert_eq!(host.result(get(id, 0, nsid)), invalid);
+        }
+        for nsid in [0, 2, 33] {
+            assert_eq!(host.result(set(id, nsid, 1)), invalid);
+        }
+    }
+    assert_eq!(host.result(set(mask, 7, 0xff)), Ok(0));
+    assert_eq!([1, 7].map(|nsid| host.result(get(mask, 0, nsid))), [Ok(0), Ok(0b1110)]);
+    let persist = |nsids, persists| Outcome::Persist { nsids, persists };
+    assert_eq!(host.run(set(persistence, 7, 1)), persist(vec![7], true));
+    assert_eq!(host.run(set(persistence, u32::MAX, 2)), persist(vec![1, 7], false));
+    let mut fixed = io();
+    fixed.namespaces.get_mut(&7).unwrap().can_persist = false;
+    fixed.namespaces.get_mut(&1).unwrap().persists = true;
+    host.controller.update(view(Service::Io(fixed)));
+    assert_eq!(host.event(), None, "no attribute of a namespace has changed");
+    assert_eq!([0, 1].map(|select| host.result(get(persistence, select, 1))), [Ok(1), Ok(0)]);
+    assert_eq!(host.result(set(persistence, u32::MAX, 1)), Err(Code::INVALID_FIELD));
+    assert_eq!(host.result(get(persistence, 3, 7)), Ok(0b010));
+
+    let page = |host: &mut Host, flags| {
+        let page = host.log(log_page::RESERVATION, flags, 0, 64).unwrap();
+        (page[0], page[8], page[9], page[12])
+    };
+    host.await_event(1);
+    for nsid in [1, 7, 1] {
+        host.controller.notify(nsid, reservation::Notice::ReservationReleased);
+    }
+    assert_eq!(host.event(), Some((1, Code::SUCCESS, 0x0080_0006)));
+    host.await_event(2);
+    assert_eq!((page(&mut host, 1 << 15), host.event()), ((1, 2, 1, 1), None), "the host retains it");
+    assert_eq!(page(&mut host, 0), (1, 2, 1, 1));
+    assert_eq!(host.event(), Some((2, Code::SUCCESS, 0x0080_0006)));
+    host.set_cc(Cc(0));
+    host.set_cc(Cc::enabled(4096, false));
+    assert_eq!((page(&mut host, 0), host.result(get(mask, 0, 7))), ((0, 0, 0, 0), Ok(0)), "a reset");
+
+    let without = Commands { reservations: false, ..io().commands };
+    let mut host = Host::enabled(view(Service::Io(Io { commands: without, ..io() })));
+    assert_eq!(host.log(log_page::RESERVATION, 0, 0, 64), Err(Code::INVALID_LOG_PAGE));
+    assert_eq!(host.result(get(mask, 0, 1)), Err(Code::INVALID_FIELD));
+    assert_eq!(host.result(set(persistence, 1, 0)), Err(Code::INVALID_FIELD));
 }
 
 #[test]

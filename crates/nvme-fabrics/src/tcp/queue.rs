@@ -285,6 +285,15 @@ impl Queue {
         self.output.finish(id);
     }
 
+    /// Drops a command, which gets no completion: a reset of the controller has ended it.
+    ///
+    /// # Panics
+    /// If the owner does not have the command.
+    pub fn drop_command(&mut self, id: SlotId) {
+        *self.owned(id, State::Free) = FREE;
+        self.free.push(id);
+    }
+
     fn respond(&mut self, cid: u16, status: Status, result: u64) {
         let entry = CompletionEntry::new(cid, status, result).with_sqhd(self.sqhd);
         self.output.header(&Header::Response(entry), &self.format);
@@ -319,6 +328,11 @@ impl Queue {
             self.free.push(id);
             freed(id);
         });
+    }
+
+    /// Whether data that is sent has digests, which [`Self::complete_with_data`] computes.
+    pub const fn has_data_digests(&self) -> bool {
+        self.format.data_digest
     }
 
     /// Commands that are in use.

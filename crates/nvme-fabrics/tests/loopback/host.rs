@@ -15,7 +15,7 @@ use aryk_nvme_fabrics::tcp::{
     DataDigest, Event, Fatal, Format, H2cData, HEADER_MAX, Header, IcReq, IcResp, Limits, Parser, Side, Span,
 };
 
-use crate::target::{BLOCK, IN_CAPSULE_MAX, SUBSYSTEM};
+use super::target::{BLOCK, IN_CAPSULE_MAX, SUBSYSTEM};
 
 /// Entries of every queue.
 const ENTRIES: u16 = 16;
@@ -199,8 +199,19 @@ impl Connection {
         done.collect()
     }
 
-    fn run(&mut self, entry: SubmissionEntry, data: &[u8], expects: usize) -> Result<(u64, Vec<u8>), Code> {
+    /// Runs a command, and returns its result and its data.
+    pub fn run(
+        &mut self,
+        entry: SubmissionEntry,
+        data: &[u8],
+        expects: usize,
+    ) -> Result<(u64, Vec<u8>), Code> {
         let cid = self.submit(entry, data, expects);
+        self.wait(cid)
+    }
+
+    /// Waits for a command, and returns its result and its data.
+    pub fn wait(&mut self, cid: u16) -> Result<(u64, Vec<u8>), Code> {
         loop {
             let place = self.pending.iter().position(|pending| pending.cid == cid).unwrap();
             match self.pending[place].status {
@@ -217,7 +228,8 @@ impl Connection {
         }
     }
 
-    fn submit(&mut self, entry: SubmissionEntry, data: &[u8], expects: usize) -> u16 {
+    /// Starts a command, and returns its identifier.
+    pub fn submit(&mut self, entry: SubmissionEntry, data: &[u8], expects: usize) -> u16 {
         let cid = self.next_cid;
         self.next_cid += 1;
         let is_in_capsule = !data.is_empty() && data.len() <= IN_CAPSULE_MAX as usize;

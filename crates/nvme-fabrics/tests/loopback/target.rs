@@ -52,6 +52,8 @@ impl Target {
             ana_group: 0,
             is_read_only: false,
             optimal_write_blocks: 1,
+            can_persist: false,
+            persists: false,
         };
         let io = Io {
             nsid_max: 1,
@@ -215,6 +217,7 @@ impl Connection {
                     }
                     Outcome::Held => None,
                     Outcome::Abort { .. } => Some(Ok(1)),
+                    Outcome::Persist { .. } => unreachable!("the target has no reservations"),
                 }
             }
             Role::Io => self.run_io(id, entry, sgl),

@@ -22,6 +22,10 @@ pub const KEEP_ALIVE_TIMER: u8 = 0x0f;
 pub const HOST_BEHAVIOR_SUPPORT: u8 = 0x16;
 /// Host Identifier, with 8 or 16 bytes of data.
 pub const HOST_IDENTIFIER: u8 = 0x81;
+/// Reservation Notification Mask, of a namespace.
+pub const RESERVATION_MASK: u8 = 0x82;
+/// Reservation Persistence, of a namespace.
+pub const RESERVATION_PERSISTENCE: u8 = 0x83;
 
 /// Bytes of data of [`HOST_BEHAVIOR_SUPPORT`].
 pub const HOST_BEHAVIOR_LEN: usize = 512;

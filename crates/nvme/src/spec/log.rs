@@ -18,6 +18,8 @@ pub const CHANGED_NAMESPACES: u8 = 0x04;
 pub const ANA: u8 = 0x0c;
 /// Discovery.
 pub const DISCOVERY: u8 = 0x70;
+/// Reservation Notification.
+pub const RESERVATION: u8 = 0x80;
 /// Sanitize Status.
 pub const SANITIZE_STATUS: u8 = 0x81;
 

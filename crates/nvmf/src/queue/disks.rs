@@ -15,14 +15,13 @@ pub(super) struct Disk {
     /// Its number among all namespaces of the target.
     pub number: u64,
     pub rules: Rules,
-    pub block_shift: u8,
     pub channel: BdevChannel,
 }
 
 /// The channel of a namespace that was removed.
 struct Leaving {
     channel: BdevChannel,
-    /// Told when the channel is closed.
+    /// Gets a message when the channel is closed.
     closed: oneshot::Sender<()>,
 }
 
@@ -40,9 +39,8 @@ impl Disks {
         if self.open.get(&nsid).is_some_and(|disk| disk.number == number) {
             return Ok(());
         }
-        let block_shift = descriptor.bdev().geometry().block_size.trailing_zeros() as u8;
         let channel = descriptor.open_channel(root, cx)?;
-        let disk = Disk { number, rules, block_shift, channel };
+        let disk = Disk { number, rules, channel };
         if let Some(earlier) = self.open.insert(nsid, disk) {
             // The call that has removed it takes it from this queue later, and finds it gone.
             self.leave(earlier, oneshot::channel().0, cx);
@@ -59,8 +57,8 @@ impl Disks {
         self.open.get_mut(&nsid).filter(|disk| disk.number == number)
     }
 
-    /// Aborts the requests of a namespace, and closes its channel after the last of them. `closed` is told then, and dropped if
-    /// there is no such namespace.
+    /// Aborts the requests of a namespace, and closes its channel after the last of them. Then `closed` gets a message; if there
+    /// is no such namespace, it is dropped.
     pub fn remove(&mut self, nsid: u32, number: u64, closed: oneshot::Sender<()>, cx: &mut Cx) {
         if self.get_mut(nsid, number).is_some()
             && let Some(disk) = self.open.remove(&nsid)

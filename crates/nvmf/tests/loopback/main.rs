@@ -1,10 +1,14 @@
 //! The target on real reactors, over TCP on the loopback interface, with a host that is written apart from it.
 #![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
 
+mod authentication;
+mod events;
 #[path = "../../../nvme-fabrics/tests/loopback/host.rs"]
 mod host;
 mod hostile;
 mod raw;
+mod reservations;
+mod slow;
 mod target;
 
 use aryk_nvme::spec::identify::{IdentifyController, cns, text};

@@ -3,20 +3,28 @@
 use crate::target::{BLOCK, SUBSYSTEM};
 use aryk_nvme::spec::entry::{CompletionEntry, SubmissionEntry};
 use aryk_nvme::spec::register::{CC, Cc};
+use aryk_nvme::spec::status::{Code, Status};
+use aryk_nvme_fabrics::chap::{self, Action};
 use aryk_nvme_fabrics::command::{Command, Connect};
 use aryk_nvme_fabrics::connect::{ANY_CONTROLLER, ConnectData};
 use aryk_nvme_fabrics::property::Access;
 use aryk_nvme_fabrics::sgl::Sgl;
 use aryk_nvme_fabrics::tcp::{Event, Format, HEADER_MAX, Header, IcReq, Limits, Parser, Side};
+use rustix::net::{AddressFamily, SocketType};
 use std::collections::VecDeque;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
+use std::time::Duration;
+
+/// How long the target has for a reply: less than the limits in time that it has for hosts.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A connection without digests.
 pub struct Raw {
-    pub socket: TcpStream,
+    socket: TcpStream,
     parser: Parser,
     received: VecDeque<(Header, Vec<u8>)>,
+    host: u8,
 }
 
 /// The bytes of a PDU without digests.
@@ -51,8 +59,13 @@ pub fn capsule_with(entry: SubmissionEntry, data: &[u8]) -> Vec<u8> {
 
 impl Raw {
     /// A connection whose formats are settled.
-    pub fn open(address: SocketAddr) -> Self {
-        let mut socket = TcpStream::connect(address).unwrap();
+    fn open(from: Ipv4Addr, address: SocketAddr) -> Self {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrV4::new(from, 0)).unwrap();
+        rustix::net::connect(&socket, &address).unwrap();
+        let mut socket = TcpStream::from(socket);
+        socket.set_nodelay(true).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
         let request = IcReq { alignment: 0, header_digest: false, data_digest: false, max_r2t: 0 };
         socket.write_all(&pdu(&Header::IcReq(request), &[])).unwrap();
         let mut bytes = [0; 128];
@@ -61,12 +74,25 @@ impl Raw {
         let event = parser.next(&mut &bytes[..]).unwrap();
         let Some(Event::Header(Header::IcResp(answer))) = event else { panic!("{event:?}") };
         parser.establish(request.c2h_format(&answer));
-        Self { socket, parser, received: VecDeque::new() }
+        Self { socket, parser, received: VecDeque::new(), host: 1 }
     }
 
-    /// Connects a queue of `entries` entries of host 1, and returns the result of Connect.
-    pub fn connect(address: SocketAddr, subsystem: &str, qid: u16, id: u16, entries: u16) -> (Self, u16) {
-        let mut queue = Self::open(address);
+    /// Connects a queue of `entries` entries, and returns the result of Connect. `None`: the target has ended the
+    /// connection.
+    fn connect(self, subsystem: &str, qid: u16, id: u16, entries: u16) -> Option<(Self, u16)> {
+        let (queue, status, result) = self.try_connect(subsystem, qid, id, entries)?;
+        assert!(status.is_success(), "{status:?}");
+        Some((queue, result as u16))
+    }
+
+    /// As [`Raw::connect`], with any status and the whole result.
+    fn try_connect(
+        mut self,
+        subsystem: &str,
+        qid: u16,
+        id: u16,
+        entries: u16,
+    ) -> Option<(Self, Status, u32)> {
         let connect = Connect {
             record_format: 0,
             qid,
@@ -75,30 +101,121 @@ impl Raw {
             keep_alive_ms: 0,
         };
         let data = ConnectData {
-            host_id: [1; 16],
+            host_id: [self.host; 16],
             controller_id: id,
             subsystem: subsystem.parse().unwrap(),
-            host: "nqn.2016-06.io.spdk:host1".parse().unwrap(),
+            host: format!("nqn.2016-06.io.spdk:host{}", self.host).parse().unwrap(),
         };
-        queue.send(&capsule_with(Command::Connect(connect).encode(), &data.encode()));
-        let completion = queue.completion().expect("a completion of Connect");
-        assert!(completion.status().is_success(), "{completion:?}");
-        (queue, completion.result() as u16)
+        self.send(&capsule_with(Command::Connect(connect).encode(), &data.encode()));
+        let completion = self.completion()?;
+        Some((self, completion.status(), completion.result()))
+    }
+
+    /// Connects a queue, which nothing else follows. Returns the status and the result of Connect.
+    pub fn start(address: SocketAddr, qid: u16, id: u16) -> (Self, Status, u32) {
+        let opened = Self::open(Ipv4Addr::LOCALHOST, address).try_connect(SUBSYSTEM, qid, id, 16);
+        opened.expect("Connect is answered")
+    }
+
+    /// Authenticates. Returns how that ends; `None`: the target has ended the connection.
+    pub fn prove(&mut self, mut host: chap::Host) -> Option<Action> {
+        loop {
+            match host.action() {
+                Action::Send(message) => {
+                    let len = message.len() as u32;
+                    let command = Command::AuthenticationSend { protocol: chap::PROTOCOL, len };
+                    self.send(&capsule_with(command.encode(), &message));
+                    self.completion()?;
+                }
+                Action::Receive => {
+                    let command = Command::AuthenticationReceive { protocol: chap::PROTOCOL, len: 2048 };
+                    let (code, message) =
+                        self.run(command.encode().with_sgl(Sgl::Transport { len: 2048 }.encode()));
+                    assert_eq!((code, message.len()), (Code::SUCCESS, 2048));
+                    host.receive(&message);
+                }
+                ended => return Some(ended),
+            }
+        }
+    }
+
+    /// Enables the controller of an admin queue. Returns the status.
+    pub fn try_enable(&mut self) -> Code {
+        self.set_configuration(Cc::enabled(4096, false).0)
+    }
+
+    /// Sets the controller's configuration. Returns the status.
+    pub fn set_configuration(&mut self, cc: u32) -> Code {
+        let set = Command::PropertySet { access: Access::four(CC), value: cc.into() }.encode();
+        self.run(set.with_sgl(Sgl::Transport { len: 0 }.encode())).0
     }
 
     /// An admin queue of a controller, which is enabled.
     pub fn admin(address: SocketAddr) -> (Self, u16) {
-        let (mut queue, id) = Self::connect(address, SUBSYSTEM, 0, ANY_CONTROLLER, 32);
-        let value = Cc::enabled(4096, false).0.into();
-        let enable = Command::PropertySet { access: Access::four(CC), value }.encode();
-        queue.send(&capsule(enable.with_sgl(Sgl::Transport { len: 0 }.encode())));
-        assert!(queue.completion().unwrap().status().is_success());
+        Self::admin_of(address, SUBSYSTEM)
+    }
+
+    /// As [`Raw::admin`], of another subsystem.
+    pub fn admin_of(address: SocketAddr, subsystem: &str) -> (Self, u16) {
+        Self::open(Ipv4Addr::LOCALHOST, address).enable(subsystem)
+    }
+
+    /// As [`Raw::admin`], of another host than the first.
+    pub fn admin_as(address: SocketAddr, host: u8) -> (Self, u16) {
+        Self { host, ..Self::open(Ipv4Addr::LOCALHOST, address) }.enable(SUBSYSTEM)
+    }
+
+    /// An I/O queue of another host than the first.
+    pub fn io_as(address: SocketAddr, id: u16, qid: u16, entries: u16, host: u8) -> Self {
+        let queue = Self { host, ..Self::open(Ipv4Addr::LOCALHOST, address) };
+        queue.connect(SUBSYSTEM, qid, id, entries).expect("it is admitted").0
+    }
+
+    /// As [`Raw::admin`], of a host with this address.
+    pub fn admin_from(from: Ipv4Addr, address: SocketAddr) -> (Self, u16) {
+        Self::open(from, address).enable(SUBSYSTEM)
+    }
+
+    fn enable(self, subsystem: &str) -> (Self, u16) {
+        let (mut queue, id) = self.connect(subsystem, 0, ANY_CONTROLLER, 32).expect("it is admitted");
+        assert_eq!(queue.try_enable(), Code::SUCCESS);
         (queue, id)
+    }
+
+    /// An I/O queue.
+    pub fn io(address: SocketAddr, id: u16, qid: u16, entries: u16) -> Self {
+        Self::try_io(address, id, qid, entries).expect("it is admitted")
+    }
+
+    /// As [`Raw::io`]. `None`: the target has ended the connection.
+    pub fn try_io(address: SocketAddr, id: u16, qid: u16, entries: u16) -> Option<Self> {
+        let connected = Self::open(Ipv4Addr::LOCALHOST, address).connect(SUBSYSTEM, qid, id, entries);
+        connected.map(|(queue, _)| queue)
+    }
+
+    /// Runs a command without data in the capsule, while no other one completes. Returns what it returns.
+    pub fn run(&mut self, entry: SubmissionEntry) -> (Code, Vec<u8>) {
+        self.send(&capsule(entry));
+        let mut all = Vec::new();
+        loop {
+            match self.receive().expect("the connection goes on") {
+                (Header::Response(completion), _) => {
+                    assert_eq!(completion.cid(), entry.cid());
+                    return (completion.status().code(), all);
+                }
+                (_, data) => all.extend(data),
+            }
+        }
     }
 
     /// Sends bytes. A target that has ended the connection takes none.
     pub fn send(&mut self, bytes: &[u8]) {
         let _ = self.socket.write_all(bytes);
+    }
+
+    /// Bytes that have arrived and were not received.
+    pub fn unread(&self) -> u64 {
+        rustix::io::ioctl_fionread(&self.socket).unwrap()
     }
 
     /// The next PDU with its data. `None`: the target has ended the connection.

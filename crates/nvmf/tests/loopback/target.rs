@@ -64,7 +64,7 @@ impl Running {
                 target.add_subsystem(new).unwrap();
                 for host in [1, 2] {
                     let name = format!("nqn.2016-06.io.spdk:host{host}").parse().unwrap();
-                    target.add_host(SUBSYSTEM, name).unwrap();
+                    target.add_host(SUBSYSTEM, name, None).unwrap();
                 }
                 target.add_namespace(SUBSYSTEM, "disk", NewNamespace::default()).await.unwrap();
                 let any = "127.0.0.1:0".parse().unwrap();
@@ -94,6 +94,14 @@ impl Running {
     /// The number of I/O queues.
     pub fn queues(&self) -> usize {
         self.list().iter().flat_map(|of| &of.controllers).map(|host| host.queues.len()).sum()
+    }
+
+    pub const fn env(&self) -> &Env {
+        &self.env
+    }
+
+    pub fn resize_disk(&self, blocks: Blocks) {
+        self.env.registry().resized("disk", blocks).unwrap();
     }
 
     /// Removes the disk, once no namespace uses it.

@@ -16,7 +16,7 @@ pub(super) fn set(table: &mut Table<Control>) {
 }
 
 /// Methods that report parameters which cannot be decoded as an internal error, and other errors with their own numbers.
-const UNDECODED_IS_INTERNAL: [&str; 68] = [
+const UNDECODED_IS_INTERNAL: [&str; 73] = [
     "bdev_aio_create",
     "bdev_aio_delete",
     "bdev_aio_rescan",
@@ -48,6 +48,8 @@ const UNDECODED_IS_INTERNAL: [&str; 68] = [
     "bdev_lvol_rename",
     "bdev_lvol_rename_lvstore",
     "bdev_lvol_resize",
+    "bdev_lvol_set_parent",
+    "bdev_lvol_set_parent_bdev",
     "bdev_lvol_set_read_only",
     "bdev_lvol_snapshot",
     "bdev_lvol_start_shallow_copy",
@@ -66,10 +68,13 @@ const UNDECODED_IS_INTERNAL: [&str; 68] = [
     "bdev_nvme_enable_controller",
     "bdev_nvme_get_controller_health_info",
     "bdev_nvme_get_controllers",
+    "bdev_nvme_get_discovery_info",
     "bdev_nvme_get_transport_statistics",
     "bdev_nvme_remove_error_injection",
     "bdev_nvme_reset_controller",
     "bdev_nvme_send_cmd",
+    "bdev_nvme_start_discovery",
+    "bdev_nvme_stop_discovery",
     "bdev_passthru_create",
     "bdev_passthru_delete",
     "bdev_rbd_create",

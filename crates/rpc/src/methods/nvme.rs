@@ -8,27 +8,35 @@ mod abilities;
 mod attach;
 mod command;
 mod describe;
+mod discovery;
 mod hotplug;
 mod injection;
 mod options;
+mod remote;
 mod statistics;
 mod tools;
 
 pub(crate) use attach::ATTACH;
 pub(crate) use describe::{Details as DiskDetails, details};
+pub(crate) use discovery::{
+    Discovery, START as START_DISCOVERY, follow as follow_discoveries, unmake as unmake_discovery,
+};
 pub(crate) use hotplug::follow as follow_plugged;
 pub(crate) use options::is_saved;
 pub(crate) use statistics::{Errors, metrics};
 
 use super::{Control, Error, Phase, Table};
 use crate::config::Subsystem;
+use aryk_bdev_nvme::tcp::{RemoteController, RemoteControllers};
 use aryk_bdev_nvme::{AttachedController, Controllers, Error as Nvme, Exposed};
 use aryk_cuse::CuseError;
 use aryk_nvme::controller::Failure;
+use aryk_nvme_fabrics::nqn::Nqn;
 use aryk_pci::{Address, PciError};
 use rustix::io::Errno;
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::UnboundedSender;
@@ -42,6 +50,8 @@ const KIND: &str = "NVMe controller";
 pub(crate) struct State {
     /// The controllers.
     pub controllers: Controllers,
+    /// The controllers of other hosts. No two controllers of both kinds have the same name.
+    pub remotes: RemoteControllers,
     /// Disks that a call removes with their controller: they are not lost.
     pub leaving: RefCell<BTreeSet<String>>,
     /// What holds for controllers that are attached later.
@@ -51,13 +61,68 @@ pub(crate) struct State {
     /// PCI functions that a client has detached: they are not attached by themselves.
     pub released: RefCell<BTreeSet<Address>>,
     /// Receives each controller that a call attaches.
-    pub attached: RefCell<Option<UnboundedSender<Arc<AttachedController>>>>,
+    pub attached: RefCell<Option<UnboundedSender<Followed>>>,
+    /// Discovery services that are followed, by name.
+    pub discoveries: RefCell<BTreeMap<String, Rc<Discovery>>>,
+    /// Subsystems that are being attached for discovery services.
+    pub discovered: RefCell<BTreeSet<Nqn>>,
+    /// Receives each discovery service that a call starts to follow.
+    pub discovering: RefCell<Option<UnboundedSender<Rc<Discovery>>>>,
+}
+
+/// A controller whose end is awaited.
+#[derive(Debug)]
+pub(crate) enum Followed {
+    /// A drive of this host.
+    Drive(Arc<AttachedController>),
+    /// A controller of another host.
+    Remote(Arc<RemoteController>),
+}
+
+impl Followed {
+    /// The controller's name.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Drive(controller) => controller.name(),
+            Self::Remote(controller) => controller.name(),
+        }
+    }
+
+    /// Waits until the controller is detached, or is given up.
+    pub async fn ended(&self) {
+        match self {
+            Self::Drive(controller) => controller.ended().await,
+            Self::Remote(controller) => controller.ended().await,
+        }
+    }
+
+    /// Its last failure.
+    pub fn last_failure(&self) -> Option<String> {
+        match self {
+            Self::Drive(controller) => controller.info().last_failure,
+            Self::Remote(controller) => controller.info().last_loss,
+        }
+    }
+
+    /// Whether the drive went away with acknowledged writes in its cache.
+    pub fn may_have_lost_writes(&self) -> bool {
+        match self {
+            Self::Drive(controller) => controller.info().may_have_lost_writes,
+            Self::Remote(_) => false,
+        }
+    }
+}
+
+/// Whether a controller of this name is attached.
+pub(crate) fn is_attached(control: &Control, name: &str) -> bool {
+    control.nvme.controllers.find(name).is_ok() || control.nvme.remotes.find(name).is_ok()
 }
 
 pub(super) fn register(table: &mut Table<Control>) {
     attach::register(table);
     command::register(table);
     describe::register(table);
+    discovery::register(table);
     injection::register(table);
     options::register(table);
     statistics::register(table);
@@ -66,8 +131,9 @@ pub(super) fn register(table: &mut Table<Control>) {
 
 /// The names of the disks that an NVMe controller has now.
 pub(crate) fn disks_of(control: &Control, controller: &str) -> Vec<String> {
-    let found = control.nvme.controllers.find(controller);
-    let namespaces = found.map(|controller| controller.info().namespaces).unwrap_or_default();
+    let drive = control.nvme.controllers.find(controller).map(|controller| controller.info().namespaces);
+    let remote = || control.nvme.remotes.find(controller).map(|controller| controller.info().namespaces);
+    let namespaces = drive.or_else(|_| remote()).unwrap_or_default();
     namespaces.into_iter().filter_map(|namespace| namespace.disk).collect()
 }
 
@@ -99,6 +165,10 @@ pub(crate) async fn close(control: &Control) {
     for controller in control.nvme.controllers.list() {
         // The controller may have ended by itself.
         let _ = control.nvme.controllers.detach(controller.name()).await;
+    }
+    for controller in control.nvme.remotes.list() {
+        // The controller may have ended by itself.
+        let _ = control.nvme.remotes.detach(controller.name()).await;
     }
 }
 

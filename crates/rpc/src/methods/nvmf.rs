@@ -3,11 +3,15 @@
 //! Each subsystem, namespace, host and listener has a note of its own. After a restart, a subsystem listens when all its
 //! namespaces exist again: a host that reconnected before would see that disks in use are gone.
 
+mod keys;
 mod object;
+mod reservations;
 mod show;
 mod subsystem;
 
+pub(super) use keys::KeyNames;
 pub(crate) use object::{Needs, disk_of, forget_gone, is_of_one, needs, object, place};
+pub use reservations::keep;
 
 use super::{Control, Error, NoParams, Phase, Table};
 use crate::config::Subsystem;
@@ -15,10 +19,11 @@ use aryk_bdev::Env;
 use aryk_nvme_fabrics::discovery::{Entry, Family, Security, Subtype, Transport};
 use aryk_nvme_fabrics::nqn::{self, Nqn};
 use aryk_nvmf::{ENTRIES_MAX, IN_CAPSULE_MAX, Limits, NewSubsystem, QUEUES_MAX, Target};
+use reservations::Keeper;
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
@@ -103,6 +108,8 @@ pub(crate) struct State {
     targets: RefCell<BTreeMap<String, Rc<Named>>>,
     subsystems_max: Cell<u32>,
     retry_delays: Cell<[u16; 3]>,
+    /// Stores the reservations of all targets, if there is a state store.
+    keeper: OnceCell<Keeper>,
 }
 
 /// A target.
@@ -122,12 +129,16 @@ impl State {
             targets: RefCell::default(),
             subsystems_max: Cell::new(1024),
             retry_delays: Cell::default(),
+            keeper: OnceCell::new(),
         }
     }
 
     fn add(&self, name: &str, subsystems_max: Option<u32>) -> Rc<Named> {
         let target = Target::new(self.env.clone());
         target.set_limits(Limits { retry_delays: self.retry_delays.get(), ..Limits::default() });
+        if let Some(keeper) = self.keeper.get() {
+            target.set_saver(keeper.saver(name));
+        }
         let (has_transport, referrals) = (Cell::default(), RefCell::default());
         let named = Rc::new(Named { target, subsystems_max, has_transport, referrals });
         self.targets.borrow_mut().insert(name.to_owned(), Rc::clone(&named));
@@ -191,6 +202,7 @@ async fn delete_target(control: &Control, p: TargetName) -> Result<bool, Error> 
     named.target.close().await;
     control.nvmf.targets.borrow_mut().remove(&p.name);
     control.config.forget_that(Subsystem::Nvmf, |call| object::is_of_target(call, &p.name));
+    reservations::forget_gone(control);
     Ok(true)
 }
 

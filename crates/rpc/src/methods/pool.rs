@@ -15,6 +15,12 @@ use uuid::Uuid;
 pub(super) fn register(table: &mut Table<Control>) {
     table.add("aryk_pool_create", Phase::RunTime, "Creates a pool for volumes on a disk.", create_pool);
     table.add(
+        "aryk_pool_open",
+        Phase::RunTime,
+        "Opens a pool that was not opened by itself when its disk appeared, as one with a damaged log.",
+        open_pool,
+    );
+    table.add(
         "aryk_pools_get",
         Phase::RunTime,
         "Lists the pools, with their space and their counters.",
@@ -92,6 +98,51 @@ async fn create_pool(control: &Control, p: CreatePool) -> Result<Uuid, Error> {
         new.settings.cache_bytes = bytes.ok_or_else(|| Error::invalid("a cache has 1 MiB to 1 TiB"))?;
     }
     Ok(volumes::create_pool(control, new).await?.uuid())
+}
+
+/// Parameters of `aryk_pool_open`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct OpenPool {
+    /// Name of the disk that has the pool.
+    base_bdev_name: String,
+    /// Whether to open a pool whose log is damaged: all writes behind the damaged place are lost, also those that a flush has
+    /// made durable. Default: such a pool is refused, with the place.
+    #[serde(default)]
+    discard_damaged_log: bool,
+}
+
+/// Result of `aryk_pool_open`.
+#[derive(Debug, Serialize, JsonSchema)]
+struct OpenedPool {
+    /// Name of the pool.
+    name: String,
+    /// UUID of the pool.
+    uuid: Uuid,
+    /// Where the log was damaged; not there if it was not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    damaged_log: Option<DamagedLog>,
+}
+
+/// The place where a log was damaged.
+#[derive(Debug, Serialize, JsonSchema)]
+struct DamagedLog {
+    /// Number of the segment.
+    segment: u32,
+    /// Byte of the segment.
+    offset: u64,
+}
+
+async fn open_pool(control: &Control, p: OpenPool) -> Result<OpenedPool, Error> {
+    let disk = control.disks.find(&p.base_bdev_name)?;
+    let settings =
+        module::Settings { accepts_damaged_log: p.discard_damaged_log, ..module::Settings::default() };
+    let pool = volumes::open_pool(control, disk.name(), settings).await?;
+    let damaged_log = pool.log_damage().map(|place| DamagedLog {
+        segment: place.blob.0,
+        offset: u64::from(place.unit) * u64::from(module::UNIT),
+    });
+    Ok(OpenedPool { name: pool.name(), uuid: pool.uuid(), damaged_log })
 }
 
 /// Counters of a pool since it was opened, in bytes unless the name says otherwise.

@@ -329,14 +329,35 @@ async fn give_disk_back(control: &Control, pool: &Pool, member: &Member) {
     }
 }
 
-/// Makes a volume read-only for ever: a snapshot of itself. It must not be in use.
-pub(super) async fn set_read_only(control: &Control, pool: &Pool, member: &Member) -> Result<(), Error> {
-    control.check_open()?;
+/// Refuses to change a volume that is in use.
+fn check_unused(pool: &Pool, member: &Member) -> Result<(), Error> {
     let user = member.disk.as_ref().and_then(|disk| disk.openers().into_iter().next());
     if let Some((user, _)) = user {
         let why = format!("'{}' is in use by {user}, which may write to it", pool.alias(member.name()));
         return Err(Error::errno(Errno::BUSY, why));
     }
+    Ok(())
+}
+
+/// Gives a volume, which must not be in use, another base.
+pub(super) async fn set_parent(
+    control: &Control,
+    pool: &Pool,
+    member: &Member,
+    parent: module::Origin,
+) -> Result<(), Error> {
+    control.check_open()?;
+    if member.is_snapshot() {
+        return Err(Error::invalid(format!("'{}' is a snapshot", pool.alias(member.name()))));
+    }
+    check_unused(pool, member)?;
+    Ok(pool.set_parent(member.id, parent).await?)
+}
+
+/// Makes a volume read-only for ever: a snapshot of itself. It must not be in use.
+pub(super) async fn set_read_only(control: &Control, pool: &Pool, member: &Member) -> Result<(), Error> {
+    control.check_open()?;
+    check_unused(pool, member)?;
     pool.begin_to_delete(member.id)?;
     let frozen = match remove_disk_of(control, member).await {
         Ok(()) => pool.freeze(member.id).await.map_err(Error::from),
@@ -434,24 +455,53 @@ async fn search(control: &Control, disk: &str) {
     state.search_ended.notify_waiters();
     match found {
         Ok(None) => {}
-        Ok(Some(pool)) => {
-            let volumes = pool.members().len();
-            tracing::info!(pool = pool.name(), disk, volumes, "pool found");
-            for finding in pool.findings() {
-                tracing::warn!(
-                    pool = pool.name(),
-                    disk,
-                    offset = finding.offset,
-                    "one copy of {} is damaged, and the other is used",
-                    finding.what
-                );
-            }
-            announce(control, &pool).await;
-        }
+        Ok(Some(pool)) => opened(control, &pool, disk).await,
         // The disk was removed meanwhile.
         Err(module::Error::Registry(aryk_bdev::Error::NotFound(_))) => {}
         Err(error) => tracing::error!(disk, %error, "the disk has a pool that cannot be opened"),
     }
+}
+
+/// Opens the pool of a disk that a search has not opened.
+pub(super) async fn open_pool(
+    control: &Control,
+    disk: &str,
+    settings: module::Settings,
+) -> Result<Arc<Pool>, Error> {
+    control.check_open()?;
+    if is_given_away(control, disk) {
+        let why =
+            format!("the configuration gives '{disk}' to a VM or to another disk: what it holds is theirs");
+        return Err(Error::errno(Errno::BUSY, why));
+    }
+    let pool = control.volumes.pools.open(&control.env, disk, settings).await?;
+    opened(control, &pool, disk).await;
+    Ok(pool)
+}
+
+/// Logs what was found when a pool was opened, and creates what has waited for its volumes.
+async fn opened(control: &Control, pool: &Pool, disk: &str) {
+    let volumes = pool.members().len();
+    tracing::info!(pool = pool.name(), disk, volumes, "pool found");
+    for finding in pool.findings() {
+        tracing::warn!(
+            pool = pool.name(),
+            disk,
+            offset = finding.offset,
+            "{} is damaged, and the pool has its content elsewhere",
+            finding.what
+        );
+    }
+    if let Some(place) = pool.log_damage() {
+        tracing::error!(
+            pool = pool.name(),
+            disk,
+            segment = place.blob.0,
+            offset = u64::from(place.unit) * u64::from(module::UNIT),
+            "the log was damaged at this byte of the segment or behind: what was written later is lost"
+        );
+    }
+    announce(control, pool).await;
 }
 
 /// Creates the disks of the volumes that depend on a disk which has appeared.
@@ -488,7 +538,7 @@ impl From<module::Error> for Error {
         let errno = match &error {
             Of::Registry(error) => return error.clone().into(),
             Of::Busy(_) => Errno::BUSY,
-            Of::Open(_) | Of::Ended | Of::NoPool(_) | Of::NoVolume(_) => Errno::NODEV,
+            Of::Open(_) | Of::Ended | Of::NoPool(_) | Of::NoPoolOn(_) | Of::NoVolume(_) => Errno::NODEV,
             Of::Format(error) => match error {
                 module::FormatError::Foreign(_) | module::FormatError::Pool { .. } => Errno::EXIST,
                 module::FormatError::TooSmall { .. } => Errno::NOSPC,

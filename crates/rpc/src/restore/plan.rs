@@ -233,7 +233,9 @@ impl<'a> Index<'a> {
             Subsystem::Daemon
             | Subsystem::Keyring
             | Subsystem::Nvme
+            | Subsystem::Discovery
             | Subsystem::Rbd
+            | Subsystem::Reservations
             | Subsystem::Scheduler
             | Subsystem::Unit => Vec::new(),
             Subsystem::Bdev => {

@@ -38,7 +38,7 @@ pub(crate) struct StartUp {
     /// Keys of the objects that are being tried.
     tried: RefCell<BTreeSet<u64>>,
     /// Whether a task retries failed objects.
-    pub(super) retries: Cell<bool>,
+    pub(crate) retries: Cell<bool>,
     /// Whether the next retry is due soon: an object has failed for the first time, or was created.
     pub(super) retry_soon: Cell<bool>,
     /// Notified when a disk that waited for its base could not be created.

@@ -129,7 +129,12 @@ impl Seen {
             return;
         }
         match shape {
-            Value::Array(shape) => self.look_for(&format!("{path}[]"), root_len, &shape[0], missing),
+            // The facts may have an empty array as their example.
+            Value::Array(shape) => {
+                if let Some(shape) = shape.first() {
+                    self.look_for(&format!("{path}[]"), root_len, shape, missing);
+                }
+            }
             Value::Object(shape) => {
                 for (name, shape) in shape.iter().filter(|(name, _)| !name.ends_with('?')) {
                     self.look_for(&format!("{path}.{name}"), root_len, shape, missing);

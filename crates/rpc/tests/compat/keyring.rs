@@ -129,3 +129,58 @@ fn names_survive_a_restart_and_missing_files_are_retried() {
         assert_eq!(daemon.call("aryk_absent_get", &json!({})).await.unwrap(), json!([]));
     });
 }
+
+#[test]
+fn hosts_have_keys_by_name_and_no_reply_has_a_secret() {
+    in_daemon(async |daemon| {
+        const NQN: &str = "nqn.2016-06.io.spdk:cnode1";
+        const HOST: &str = "nqn.2016-06.io.spdk:host1";
+        const SECRET: &str = "DHHC-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+        daemon.call("framework_start_init", &json!({})).await.unwrap();
+        let path = |name: &str| daemon.dir.path().join(name);
+        write(&path("good"), SECRET.as_bytes(), 0o600);
+        write(&path("wrong"), SECRET.replace("AAEC", "AAED").as_bytes(), 0o600);
+        for name in ["good", "wrong"] {
+            add(daemon, name, &path(name)).await.unwrap();
+        }
+        let call = async |method: &str, params: Value| daemon.call(method, &params).await;
+        call("nvmf_create_transport", json!({"trtype": "TCP"})).await.unwrap();
+        call("nvmf_create_subsystem", json!({"nqn": NQN})).await.unwrap();
+        let host = |extra: Value| {
+            let mut params = json!({"nqn": NQN, "host": HOST});
+            params.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            params
+        };
+        let good = json!({"dhchap_key": "good", "dhchap_ctrlr_key": "good"});
+        let early = call("nvmf_subsystem_set_keys", host(good.clone())).await.unwrap_err();
+        assert_eq!(early.code(), -2, "{early}");
+        for (keys, why) in [
+            (json!({"dhchap_key": "none"}), "no key 'none'"),
+            (json!({"dhchap_key": "wrong"}), "key 'wrong': the secret's checksum is wrong"),
+            (json!({"dhchap_ctrlr_key": "good"}), "needs a dhchap_key"),
+        ] {
+            let error = call("nvmf_subsystem_add_host", host(keys)).await.unwrap_err();
+            assert!(error.to_string().contains(why), "{error}");
+        }
+        call("nvmf_subsystem_add_host", host(good)).await.unwrap();
+        let shown = async || {
+            let shown = call("nvmf_get_subsystems", json!({"nqn": NQN})).await.unwrap();
+            let saved = call("framework_get_config", json!({"name": "nvmf"})).await.unwrap();
+            assert!(!format!("{shown}{saved}").contains("DHHC"), "{shown} {saved}");
+            let note =
+                saved.as_array().unwrap().iter().find(|call| call["method"] == "nvmf_subsystem_add_host");
+            (shown[0]["hosts"].clone(), note.unwrap()["params"].clone())
+        };
+        let keys = json!({"dhchap_key": "good", "dhchap_ctrlr_key": "good"});
+        let listed = json!([{"nqn": HOST, "dhchap_key": "good", "dhchap_ctrlr_key": "good"}]);
+        assert_eq!(shown().await, (listed.clone(), host(keys.clone())));
+        call("nvmf_subsystem_add_host", host(json!({}))).await.unwrap();
+        assert_eq!(shown().await, (listed, host(keys)), "a host that is there keeps its keys");
+        call("nvmf_subsystem_set_keys", host(json!({"dhchap_key": "good"}))).await.unwrap();
+        let listed = json!([{"nqn": HOST, "dhchap_key": "good"}]);
+        assert_eq!(shown().await, (listed, host(json!({"dhchap_key": "good"}))));
+        call("nvmf_subsystem_set_keys", host(json!({}))).await.unwrap();
+        assert_eq!(shown().await, (json!([{"nqn": HOST}]), host(json!({}))));
+        call("nvmf_delete_subsystem", json!({"nqn": NQN})).await.unwrap();
+    });
+}

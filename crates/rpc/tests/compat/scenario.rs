@@ -24,7 +24,7 @@ pub fn steps(dir: &Path, (thread, core): (u64, u16)) -> Vec<Step> {
     start(&mut call);
     name_secrets(dir, &mut call);
     make_disks(dir, &mut call);
-    use_volumes(&mut call);
+    use_volumes(&mut call, dir);
     call("bdev_nvme_set_hotplug", json!({"enable": false, "period_us": 100_000}));
     call(
         "bdev_nvme_set_options",
@@ -36,7 +36,7 @@ pub fn steps(dir: &Path, (thread, core): (u64, u16)) -> Vec<Step> {
     );
     use_drive(&mut call);
     watch_disks(&mut call);
-    share_disks(&mut call);
+    share_disks(dir, &mut call);
     let other = CoreSet::allowed().iter().find(|other| *other != core).expect("a computer with two cores");
     call("aryk_core_add", json!({"core": other}));
     call("aryk_core_remove", json!({"core": other}));
@@ -159,7 +159,7 @@ fn make_disks(dir: &Path, call: &mut impl FnMut(&'static str, Value)) {
 }
 
 /// Pools and volumes.
-fn use_volumes(call: &mut impl FnMut(&'static str, Value)) {
+fn use_volumes(call: &mut impl FnMut(&'static str, Value), dir: &Path) {
     call("bdev_malloc_create", json!({"name": "store", "block_size": 512, "num_blocks": 1 << 20}));
     let store =
         json!({"bdev_name": "store", "lvs_name": "lvs", "clear_method": "none", "md_page_size": "4096"});
@@ -172,6 +172,9 @@ fn use_volumes(call: &mut impl FnMut(&'static str, Value)) {
     call("bdev_malloc_create", json!({"name": "image", "block_size": 512, "num_blocks": 64}));
     call("bdev_lvol_clone_bdev", json!({"bdev": "image", "lvs_name": "lvs", "clone_name": "i"}));
     call("bdev_get_bdevs", disk("lvs/i"));
+    call("bdev_lvol_create", json!({"lvs_name": "lvs", "lvol_name": "o", "size_in_mib": "8"}));
+    call("bdev_lvol_set_parent", json!({"lvol_name": "lvs/o", "parent_name": "lvs/s"}));
+    call("bdev_lvol_set_parent_bdev", json!({"lvol_name": "lvs/o", "parent_name": "image"}));
     call("bdev_malloc_delete", disk("image"));
     call("bdev_lvol_rename", json!({"old_name": "lvs/c", "new_name": "d"}));
     call("bdev_lvol_inflate", disk("lvs/d"));
@@ -207,6 +210,15 @@ fn use_volumes(call: &mut impl FnMut(&'static str, Value)) {
     call("aryk_pool_create", json!({"name": "pool", "base_bdev_name": "store", "force": true}));
     call("bdev_lvol_delete_lvstore", json!({"lvs_name": "pool"}));
     call("bdev_malloc_delete", disk("store"));
+    // A pool that is found again.
+    let file = json!({"name": "file", "filename": dir.join("pool.img"), "block_size": 512});
+    std::fs::File::create(dir.join("pool.img")).and_then(|file| file.set_len(256 << 20)).unwrap();
+    call("bdev_aio_create", file.clone());
+    call("aryk_pool_create", json!({"name": "pool", "base_bdev_name": "file"}));
+    call("bdev_aio_delete", disk("file"));
+    call("bdev_aio_create", file);
+    call("aryk_pool_open", json!({"base_bdev_name": "file"}));
+    call("bdev_aio_delete", disk("file"));
 }
 
 /// Calls on the NVMe controller `Nvme0`.
@@ -312,7 +324,7 @@ fn end(call: &mut impl FnMut(&'static str, Value)) {
 }
 
 /// Serves a disk to hosts of NVMe over TCP.
-fn share_disks(call: &mut impl FnMut(&'static str, Value)) {
+fn share_disks(dir: &Path, call: &mut impl FnMut(&'static str, Value)) {
     const NQN: &str = target::SUBSYSTEM;
     const HOST: &str = "nqn.2016-06.io.spdk:host1";
     let port = target::ADDRESS.port().to_string();
@@ -337,7 +349,17 @@ fn share_disks(call: &mut impl FnMut(&'static str, Value)) {
     call("nvmf_subsystem_add_ns", json!({"nqn": NQN, "namespace": namespace}));
     call("nvmf_ns_add_host", json!({"nqn": NQN, "nsid": 3, "host": HOST}));
     call("nvmf_subsystem_set_ns_ana_group", json!({"nqn": NQN, "nsid": 3, "anagrpid": 2}));
-    call("nvmf_subsystem_add_host", json!({"nqn": NQN, "host": HOST}));
+    let path = dir.join("dhchap");
+    std::fs::write(&path, "DHHC-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n").unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    call("keyring_file_add_key", json!({"name": "dhchap", "path": path}));
+    let keys = json!({"nqn": NQN, "host": HOST, "dhchap_key": "dhchap", "dhchap_ctrlr_key": "dhchap"});
+    call("nvmf_subsystem_add_host", keys.clone());
+    call("nvmf_get_subsystems", json!({"nqn": NQN}));
+    call("nvmf_subsystem_set_keys", keys);
+    // The host of this scenario does not authenticate.
+    call("nvmf_subsystem_set_keys", json!({"nqn": NQN, "host": HOST}));
+    call("keyring_file_remove_key", json!({"name": "dhchap"}));
     call("nvmf_subsystem_allow_any_host", json!({"nqn": NQN, "allow_any_host": true}));
     call("nvmf_subsystem_add_listener", json!({"nqn": NQN, "listen_address": address}));
     let state = json!({"nqn": NQN, "listen_address": address, "ana_state": "inaccessible", "anagrpid": 2});
@@ -345,6 +367,9 @@ fn share_disks(call: &mut impl FnMut(&'static str, Value)) {
     call("nvmf_discovery_add_referral", json!({"address": address}));
     call("nvmf_discovery_get_referrals", json!({}));
     call("nvmf_discovery_remove_referral", json!({"address": address}));
+    call("bdev_nvme_start_discovery", json!({"name": "far", "trtype": "TCP", "traddr": "127.0.0.1"}));
+    call("bdev_nvme_get_discovery_info", json!({}));
+    call("bdev_nvme_stop_discovery", disk("far"));
     call("nvmf_get_subsystems", json!({}));
     call("nvmf_subsystem_get_listeners", json!({"nqn": NQN}));
     call("nvmf_subsystem_get_controllers", json!({"nqn": NQN}));

@@ -3,7 +3,7 @@
 //! Of two valid copies of the superblock, the one with the larger update number counts. Of the checkpoints, the one with the
 //! largest generation counts, unless it was never finished: then nothing refers to it, and no record of edits follows it. A
 //! checkpoint that was finished and cannot be read is damage. The older state is not used in its place, because what it refers to
-//! may have been overwritten.
+//! may have been overwritten. But the checkpoint before, if all of its edits are there, too, is the same state in other words.
 //!
 //! The edits end at the first record that is valid in neither mirror. If a later record exists behind it, that is damage.
 
@@ -14,11 +14,13 @@ use aryk_volume::Recovered;
 use super::{Base, Expected, Known, Lack, Opened};
 use crate::error::{Error, Finding};
 use crate::foreign::{self, END_BYTES, START_BYTES};
-use crate::journal::{End, Patch, Start};
+use crate::journal::{End, FIRST_BYTES, FIRST_GENERATION, Patch, Start};
 use crate::record::{self, EDITS_BYTES_MAX, HEADER_BYTES, Header, Kind, RECORD_ALIGN, record_bytes};
 use crate::store::{Position, Store};
-use crate::superblock::{Area, Invalid, PLACES, SUPERBLOCK_BYTES, Superblock};
+use crate::superblock::{Area, COPY_BYTES, COPY_PLACES, Invalid, PLACES, SUPERBLOCK_BYTES, Superblock};
 
+/// More than any pool has checkpoints: each takes two flushes of its disk.
+const GENERATIONS_MAX: u64 = 1 << 32;
 /// How far the edits are read ahead.
 const AHEAD: u64 = 2 << 20;
 
@@ -54,6 +56,12 @@ impl Disk<'_> {
     fn header(&self, superblock: &Superblock, offset: u64) -> Result<Option<Header>, Stop> {
         let bytes = self.get(offset, RECORD_ALIGN, RECORD_ALIGN)?;
         Ok(bytes.and_then(|bytes| Header::parse(&bytes)).filter(|header| header.pool == superblock.pool))
+    }
+
+    /// The bytes behind the header in the first page of a record.
+    fn first_page(&self, offset: u64) -> Result<Vec<u8>, Stop> {
+        let bytes = self.get(offset, RECORD_ALIGN, RECORD_ALIGN)?;
+        Ok(bytes.map(|mut bytes| bytes.split_off(HEADER_BYTES)).unwrap_or_default())
     }
 
     /// The payload of the record at an offset, if it is intact.
@@ -94,10 +102,15 @@ fn search(disk: &Disk<'_>, expected: &Expected) -> Result<Opened, Stop> {
     });
     let (found, tail) = match found {
         Ok(found) => found,
-        Err(Stop::Error(_)) if expected.may_lack_checkpoint => {
-            let patches = Vec::new();
-            let store = Store::new(Start { superblock, end: None, generation, patches, stale_copy });
-            return Ok(Opened { store, recovered: None, findings });
+        Err(Stop::Error(error)) if expected.may_lack_checkpoint => {
+            let copies = copies(disk, &superblock)?;
+            findings.extend(damage(&error));
+            let (patches, first_page, lost, next_copy) = (Vec::new(), Vec::new(), None, copies.next);
+            // What is left of old records has smaller numbers, also where no header is left that says so.
+            let generation = generation.saturating_add(GENERATIONS_MAX);
+            let start =
+                Start { superblock, end: None, generation, patches, stale_copy, first_page, lost, next_copy };
+            return Ok(Opened { store: Store::new(start), recovered: None, copy: copies.newest, findings });
         }
         Err(stop) => return Err(stop),
     };
@@ -106,24 +119,65 @@ fn search(disk: &Disk<'_>, expected: &Expected) -> Result<Opened, Stop> {
         // The generation of an interrupted checkpoint is larger; its area is written next.
         if old.header.generation < found.header.generation {
             let header = Header { successor: found.header.generation, ..old.header };
-            let bytes = header.encode().to_vec();
-            patches.push(Patch {
-                copy: old.mirror,
-                offset: superblock.areas[old.area].mirrors[old.mirror].offset,
-                bytes,
-            });
+            let offset = superblock.areas[old.area].mirrors[old.mirror].offset;
+            let bytes = [&header.encode()[..], &disk.first_page(offset)?].concat();
+            patches.push(Patch { copy: old.mirror, offset, bytes });
         }
     }
     let end = Some(tail.end);
-    let store = Store::new(Start { superblock, end, generation, patches, stale_copy });
+    let Checkpoint { payload, before, lost, .. } = found;
+    // What is lost is not written again.
+    let is_lost = lost.is_some();
+    let first_page = if is_lost { Vec::new() } else { payload[..payload.len().min(FIRST_BYTES)].to_vec() };
+    let next_copy = copies(disk, &superblock)?.next;
+    let start = Start { superblock, end, generation, patches, stale_copy, first_page, lost, next_copy };
+    let store = Store::new(start);
     if expected.position.is_some_and(|position: Position| store.position() < position) {
         return Err(Error::Older.into());
     }
     Ok(Opened {
         store,
-        recovered: Some(Recovered { checkpoint: found.payload, edits: tail.edits }),
+        recovered: Some(Recovered {
+            checkpoint: payload,
+            edits: before.into_iter().chain(tail.edits).collect(),
+        }),
+        copy: None,
         findings,
     })
+}
+
+/// The copies of the manifest.
+struct Copies {
+    /// The newest one, unless it says that there is none.
+    newest: Option<Vec<u8>>,
+    /// The place of the next one, and its number.
+    next: (usize, u64),
+}
+
+fn copies(disk: &Disk<'_>, superblock: &Superblock) -> Result<Copies, Stop> {
+    let mut found: Option<(usize, Header, Vec<u8>)> = None;
+    for (n, offset) in COPY_PLACES.into_iter().enumerate().filter(|_| superblock.has_room_for_copies()) {
+        let header = disk.header(superblock, offset)?;
+        let is_copy = |header: &Header| {
+            header.kind == Kind::Copy && (HEADER_BYTES as u64 + u64::from(header.len)) <= COPY_BYTES
+        };
+        let Some(header) = header.filter(is_copy) else { continue };
+        let Some(payload) = disk.payload(&header, offset)? else { continue };
+        if found.as_ref().is_none_or(|(_, newest, _)| newest.generation < header.generation) {
+            found = Some((n, header, payload));
+        }
+    }
+    let next = found.as_ref().map_or((0, 1), |(n, header, _)| (1 - n, header.generation.saturating_add(1)));
+    Ok(Copies { newest: found.map(|(.., payload)| payload).filter(|payload| !payload.is_empty()), next })
+}
+
+/// The damage that an error is about.
+fn damage(error: &Error) -> Option<Finding> {
+    match *error {
+        Error::Damaged { what, offset } => Some(Finding { what, offset }),
+        Error::Medium(offset) => Some(Finding { what: "a place that cannot be read", offset }),
+        _ => None,
+    }
 }
 
 /// The newest superblock, and the copy that is to be written again.
@@ -238,6 +292,64 @@ struct Checkpoint {
     area: usize,
     header: Header,
     payload: Vec<u8>,
+    /// Edits between the payload and the checkpoint, if the payload is that of the checkpoint before.
+    before: Vec<Vec<u8>>,
+    /// If its own payload is lost: the mirror to which the next checkpoint is written first.
+    lost: Option<usize>,
+}
+
+impl Checkpoint {
+    fn new(candidate: &Candidate, payload: Vec<u8>) -> Self {
+        Self { area: candidate.area, header: candidate.header, payload, before: Vec::new(), lost: None }
+    }
+}
+
+/// The state of a lost checkpoint: the one before, and all edits up to it. The first checkpoint is that of an empty pool: it is
+/// made without a payload.
+fn before(
+    disk: &Disk<'_>,
+    superblock: &Superblock,
+    candidates: &[Candidate],
+    lost: &Candidate,
+) -> Result<Option<Checkpoint>, Stop> {
+    if lost.header.generation == FIRST_GENERATION {
+        return Ok(Some(Checkpoint { lost: Some(0), ..Checkpoint::new(lost, Vec::new()) }));
+    }
+    let mut from_both = None;
+    for old in candidates.iter().filter(|c| c.header.successor == lost.header.generation) {
+        let offset = superblock.areas[old.area].mirrors[old.mirror].offset;
+        let Some(payload) = disk.payload(&old.header, offset)? else { continue };
+        let found = Checkpoint::new(old, payload);
+        match edits(disk, superblock, &found, &mut Vec::new()) {
+            Ok(tail) if tail.end.link == old.header.previous => {
+                let is_whole = is_whole(disk, superblock, old, &tail.end)?;
+                // This mirror has it until the next checkpoint is complete in the other one.
+                let (first, before) = (Some(1 - old.mirror), tail.edits);
+                let made = Checkpoint { before, lost: first, ..Checkpoint::new(lost, found.payload) };
+                if is_whole {
+                    return Ok(Some(made));
+                }
+                from_both.get_or_insert(made);
+            }
+            Ok(_) | Err(Stop::Error(_)) => {}
+            Err(unread) => return Err(unread),
+        }
+    }
+    Ok(from_both)
+}
+
+/// Whether the mirror of an intact checkpoint has all records up to an end.
+fn is_whole(disk: &Disk<'_>, superblock: &Superblock, old: &Candidate, last: &End) -> Result<bool, Stop> {
+    let area = &superblock.areas[old.area];
+    let (offset, link) = (old.header.bytes(), old.header.link());
+    let mut end = End { area: old.area, checkpoint: old.header, offset, sequence: 1, link };
+    while end.sequence < last.sequence {
+        let Some(Record { header, .. }) = next_record(disk, superblock, area, &end, old.mirror)? else {
+            return Ok(false);
+        };
+        (end.offset, end.sequence, end.link) = (end.offset + header.bytes(), end.sequence + 1, header.link());
+    }
+    Ok(true)
 }
 
 fn checkpoint(
@@ -262,7 +374,7 @@ fn checkpoint(
             let offset = offset_of(candidate);
             match disk.payload(&candidate.header, offset)? {
                 Some(payload) if found.is_none() => {
-                    found = Some(Checkpoint { area: candidate.area, header: candidate.header, payload });
+                    found = Some(Checkpoint::new(candidate, payload));
                 }
                 Some(_) => {}
                 None => findings.push(Finding { what: "a checkpoint", offset }),
@@ -279,6 +391,11 @@ fn checkpoint(
             return Ok(found);
         }
         if is_used {
+            if let Some(found) = before(disk, superblock, candidates, same[0])? {
+                findings.retain(|finding| finding.what != "a checkpoint");
+                findings.push(Finding { what: "a checkpoint, with its copy,", offset });
+                return Ok(found);
+            }
             return Err(Error::Damaged { what: "both copies of the checkpoint", offset }.into());
         }
         // Interrupted while it was written: no damage.

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::ram::{AREA, POOL, Ram, SIZE};
-use crate::superblock::{Invalid, PLACES, SUPERBLOCK_BYTES, Superblock};
+use crate::superblock::{COPY_BYTES, COPY_PLACES, Invalid, PLACES, SUPERBLOCK_BYTES, Superblock};
+use aryk_volume::{OpId, StoreError, StoreOp};
 
 /// A pool with a replaced checkpoint and three edits; the byte offsets of the area in use.
 fn pool() -> (Ram, Box<Store>, [u64; 2]) {
@@ -67,8 +68,6 @@ fn two_damaged_copies_are_an_error_that_names_the_place() {
         }
         ram
     };
-    let what = "both copies of the checkpoint";
-    assert_eq!(error(&mut damage(0), Expected::default()), Error::Damaged { what, offset: at[0] });
     let what = "both copies of a record of edits";
     assert_eq!(error(&mut damage(1), Expected::default()), Error::Damaged { what, offset: at[0] + 4096 });
     assert_eq!(error(&mut damage(2), Expected::default()), Error::Damaged { what, offset: at[0] + 8192 });
@@ -82,17 +81,166 @@ fn two_damaged_copies_are_an_error_that_names_the_place() {
     assert_eq!(ram.read(), Ok(("rebuilt".into(), "x".into(), 0)));
 }
 
-#[test]
-fn a_checkpoint_without_edits_is_not_silently_replaced_by_the_one_before() {
-    let (mut ram, mut store) = Ram::pool();
-    ram.checkpoint(&mut store, b"second").unwrap();
-    for place in store.superblock().areas[1].mirrors {
+/// Damages both copies of the checkpoint in an area, behind the header.
+fn lose_checkpoint(ram: &mut Ram, store: &Store, area: usize) {
+    for place in store.superblock().areas[area].mirrors {
         ram.bytes[place.offset as usize + 66] ^= 1;
     }
-    let Error::Damaged { what, .. } = error(&mut ram, Expected::default()) else { panic!("damage") };
-    assert_eq!(what, "both copies of the checkpoint");
-    // Even if nothing of the newer checkpoint can be recognised.
-    for place in store.superblock().areas[1].mirrors {
+}
+
+#[test]
+fn a_lost_checkpoint_is_made_again_from_the_one_before() {
+    for edits in [&[][..], &[b"c"], &[b"c", b"d"]] {
+        let (mut ram, mut store) = Ram::pool();
+        // The first page of the checkpoint, which has the mark, has only a part of it.
+        let long = vec![b'x'; 10_000];
+        ram.checkpoint(&mut store, &long).unwrap();
+        ram.commit(&mut store, b"a").unwrap();
+        ram.commit(&mut store, b"b").unwrap();
+        ram.checkpoint(&mut store, b"third").unwrap();
+        for edit in edits {
+            ram.commit(&mut store, *edit).unwrap();
+        }
+        lose_checkpoint(&mut ram, &store, 0);
+        let all: Vec<_> = [&["a", "b"][..], &["c", "d"][..edits.len()]].concat();
+        let expected = (String::from_utf8(long).unwrap(), all.join(" "), 1);
+        assert_eq!(ram.read(), Ok(expected.clone()));
+        // Edits go on behind it, and the next checkpoint, which is due, ends the damage.
+        let opened = ram.try_open(Expected::default()).unwrap();
+        assert_eq!(opened.findings[0].what, "a checkpoint, with its copy,");
+        let mut store = opened.store;
+        assert!(store.is_checkpoint_due());
+        ram.commit(&mut store, b"e").unwrap();
+        assert_eq!(ram.read(), Ok((expected.0, expected.1 + " e", 1)));
+        ram.checkpoint(&mut store, b"fourth").unwrap();
+        assert!(!store.is_checkpoint_due());
+        assert_eq!(ram.read(), Ok(("fourth".into(), String::new(), 0)));
+    }
+}
+
+#[test]
+fn a_crash_while_a_lost_checkpoint_is_replaced_loses_nothing() {
+    let (mut ram, mut store) = Ram::pool();
+    let long = "x".repeat(30_000);
+    ram.checkpoint(&mut store, long.as_bytes()).unwrap();
+    ram.commit(&mut store, b"a").unwrap();
+    ram.checkpoint(&mut store, b"third").unwrap();
+    ram.commit(&mut store, b"b").unwrap();
+    lose_checkpoint(&mut ram, &store, 0);
+    // One mirror of the checkpoint before may lack a record.
+    for damaged in [None, Some(0), Some(1)] {
+        let mut whole = ram.clone();
+        if let Some(mirror) = damaged {
+            let place = store.superblock().areas[1].mirrors[mirror];
+            whole.bytes[place.offset as usize + 32_768 + 65] ^= 1;
+        }
+        let (mut before, mut after) = (0, 0);
+        for ops in 0.. {
+            let mut ram = whole.clone();
+            let mut store = ram.try_open(Expected::default()).unwrap().store;
+            store.submit(OpId(1), StoreOp::Checkpoint { bytes: "y".repeat(30_000).into_bytes() });
+            let done = (0..ops).take_while(|_| {
+                let op = store.next_op();
+                let is_some = op.is_some();
+                op.into_iter().for_each(|op| store.completed(ram.run(op)));
+                is_some
+            });
+            let is_complete = done.count() < ops;
+            let (checkpoint, edits, _) = ram.read().unwrap();
+            match edits.as_str() {
+                "a b" => assert_eq!((checkpoint == long, is_complete), (true, false), "{damaged:?} {ops}"),
+                _ => assert_eq!((checkpoint, edits), ("y".repeat(30_000), String::new())),
+            }
+            (before, after) = (before + u32::from(ram.read().unwrap().1 == "a b"), after + 1);
+            if is_complete {
+                break;
+            }
+        }
+        assert!(before >= 3 && after > before + 3, "{before} before, {after} in all");
+    }
+}
+
+/// The copy of the manifest that a rebuild gets.
+fn copy_of(ram: &Ram, store: &Store) -> Option<Vec<u8>> {
+    let mut ram = ram.clone();
+    for place in store.superblock().areas.iter().flat_map(|area| area.mirrors) {
+        ram.bytes[place.offset as usize..][..AREA as usize].fill(0);
+    }
+    assert!(ram.try_open(Expected::default()).is_err());
+    let expected = Expected { may_lack_checkpoint: true, ..Expected::default() };
+    let opened = ram.try_open(expected).unwrap();
+    assert!(opened.recovered.is_none() && !opened.findings.is_empty());
+    // What the rebuild writes is found.
+    let mut store = opened.store;
+    ram.checkpoint(&mut store, b"rebuilt").unwrap();
+    assert_eq!(ram.read(), Ok(("rebuilt".into(), String::new(), 0)));
+    opened.copy
+}
+
+#[test]
+fn the_newest_intact_copy_of_the_manifest_is_found() {
+    let (mut ram, mut store) = Ram::pool();
+    assert_eq!(copy_of(&ram, &store), None);
+    for n in 0..5_u8 {
+        let bytes = vec![n; 100_000];
+        ram.op(&mut store, StoreOp::Copy { bytes: bytes.clone() }).unwrap();
+        assert_eq!(copy_of(&ram, &store).as_ref(), Some(&bytes));
+        // Also by a later opening.
+        *store = ram.try_open(Expected::default()).unwrap().store;
+    }
+    // The other place has the one before.
+    let newest = COPY_PLACES[0] as usize;
+    for byte in [0, 50, 64, 5000, 100_063] {
+        let mut ram = ram.clone();
+        ram.bytes[newest + byte] ^= 1;
+        assert_eq!(copy_of(&ram, &store), Some(vec![3; 100_000]));
+        // It is not overwritten next.
+        let mut store = ram.try_open(Expected::default()).unwrap().store;
+        ram.op(&mut store, StoreOp::Copy { bytes: b"next".to_vec() }).unwrap();
+        ram.bytes[newest..][..4096].fill(0);
+        assert_eq!(copy_of(&ram, &store), Some(vec![3; 100_000]));
+    }
+    // What does not fit is not there, and neither is what is old.
+    let bytes = vec![7; COPY_BYTES as usize];
+    assert_eq!(ram.op(&mut store, StoreOp::Copy { bytes }), Err(StoreError::NoSpace));
+    assert_eq!(copy_of(&ram, &store), None);
+}
+
+#[test]
+fn the_first_checkpoint_is_that_of_an_empty_pool() {
+    let (mut ram, mut store) = Ram::pool();
+    ram.commit(&mut store, b"a").unwrap();
+    lose_checkpoint(&mut ram, &store, 0);
+    assert_eq!(ram.read(), Ok((String::new(), "a".into(), 1)));
+}
+
+#[test]
+fn a_lost_checkpoint_is_an_error_if_an_edit_before_it_is_lost() {
+    let pool = || {
+        let (mut ram, mut store) = Ram::pool();
+        ram.checkpoint(&mut store, b"second").unwrap();
+        for edit in [b"a", b"b"] {
+            ram.commit(&mut store, edit).unwrap();
+        }
+        ram.checkpoint(&mut store, b"third").unwrap();
+        lose_checkpoint(&mut ram, &store, 0);
+        (ram, store)
+    };
+    let (ram, store) = pool();
+    let areas = &store.superblock().areas;
+    let what = "both copies of the checkpoint";
+    let damaged = Error::Damaged { what, offset: areas[0].mirrors[0].offset };
+    // The checkpoint before, its edits, and the mark that says which was the last.
+    for byte in [66, 4096, 4096 + 66, 8192, 8192 + 66] {
+        let mut ram = ram.clone();
+        for place in areas[1].mirrors {
+            ram.bytes[place.offset as usize + byte] ^= 1;
+        }
+        assert_eq!(error(&mut ram, Expected::default()), damaged, "{byte}");
+    }
+    // Nothing of the newer checkpoint can be recognised.
+    let (mut ram, _) = pool();
+    for place in areas[0].mirrors {
         ram.bytes[place.offset as usize..][..4096].fill(0);
     }
     let Error::Damaged { what, .. } = error(&mut ram, Expected::default()) else { panic!("damage") };

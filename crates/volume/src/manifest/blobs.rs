@@ -77,11 +77,6 @@ impl Blobs {
         self.index_live
     }
 
-    /// The number of blobs of the log and of data.
-    pub(crate) fn data_len(&self) -> usize {
-        self.all.len() - self.index.len()
-    }
-
     /// Units to which levels refer in blobs of the log and of data.
     pub(crate) const fn data_live(&self) -> i64 {
         self.data_live
@@ -189,7 +184,6 @@ mod tests {
                 }
             }
             let data = |(_, blob): &(BlobId, &Blob)| blob.kind != BlobKind::Index;
-            assert_eq!(blobs.data_len(), blobs.iter().filter(data).count());
             assert_eq!(blobs.data_live(), blobs.iter().filter(data).map(|(_, blob)| blob.live).sum::<i64>());
             assert_eq!(blobs.index_live(), blobs.of_index().map(|(_, blob)| blob.live).sum::<i64>());
             assert_eq!(blobs.index_len(), blobs.of_index().count());

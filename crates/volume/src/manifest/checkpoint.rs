@@ -4,10 +4,12 @@
 //! place in the order of their numbers, and the levels of some partitions. A change of such a part is appended as an edit; a
 //! change of a part that follows is encoded with that part. So at its end the checkpoint is the manifest of its end.
 //!
+//! A copy is a checkpoint without blobs: each segment tells of itself what the manifest says of its blob.
+//!
 //! The levels of one partition are copied when their turn begins: edits that are made while they are written follow them. Live
 //! units of index blobs are those of their runs, which the runs add when they are read; so these blobs are encoded without any.
 
-use super::edit::{Edit, seal_head, write_run};
+use super::edit::{Content, Edit, seal_head, write_run};
 use super::{Blob, BlobKind, Manifest};
 use crate::codec::Writer;
 use crate::{BlobId, PARTITIONS, TimelineId, VolumeId};
@@ -31,6 +33,7 @@ enum Next {
 /// A checkpoint under way.
 #[derive(Debug)]
 pub(crate) struct Encoding {
+    content: Content,
     writer: Writer,
     digest: Digest,
     /// The bytes that the digest has.
@@ -45,12 +48,13 @@ pub(crate) struct Encoding {
 }
 
 impl Encoding {
-    /// Begins a checkpoint that will have about `bytes`.
-    pub(crate) fn new(manifest: &Manifest, bytes: usize) -> Self {
+    /// Begins a checkpoint or a copy that will have about `bytes`.
+    pub(crate) fn new(manifest: &Manifest, content: Content, bytes: usize) -> Self {
         let mut writer = Writer::default();
         writer.bytes.reserve(bytes);
-        seal_head(&mut writer, manifest, true, false);
+        seal_head(&mut writer, manifest, content, false);
         Self {
+            content,
             writer,
             digest: Digest::new(CrcAlgorithm::Crc32Iscsi),
             digested: 0,
@@ -95,7 +99,8 @@ impl Encoding {
                     }
                     Edit::Volume { id, volume: volume.clone() }.write(writer);
                 }
-                self.next = Next::Blob(BlobId(0));
+                let has_blobs = self.content == Content::Checkpoint;
+                self.next = if has_blobs { Next::Blob(BlobId(0)) } else { Next::Partition(0) };
             }
             Next::Blob(from) => {
                 for (id, blob) in manifest.blobs.from(from) {
@@ -148,6 +153,11 @@ impl Encoding {
     /// The manifest was changed by an edit: appends it if it is about a part that was encoded.
     pub(crate) fn note(&mut self, edit: &Edit) {
         let is_encoded = match (edit, self.next) {
+            (Edit::Blob { .. } | Edit::Live { .. } | Edit::BlobGone { .. }, _)
+                if self.content == Content::Copy =>
+            {
+                false
+            }
             (
                 Edit::Opened { .. } | Edit::Counters { .. } | Edit::Log(_) | Edit::Note(_) | Edit::Continued,
                 _,
@@ -199,7 +209,7 @@ impl Encoding {
 /// The checkpoint of a manifest that does not change meanwhile.
 #[cfg(test)]
 pub(crate) fn encode(manifest: &Manifest) -> Vec<u8> {
-    let mut encoding = Encoding::new(manifest, 0);
+    let mut encoding = Encoding::new(manifest, Content::Checkpoint, 0);
     while !encoding.step(manifest, usize::MAX / 2) {}
     encoding.finish(manifest)
 }

@@ -51,11 +51,23 @@ pub(crate) enum Edit {
     Continued,
 }
 
+/// What bytes of the manifest are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Content {
+    /// Changes since what was before.
+    Edits = 0,
+    /// All of the manifest.
+    Checkpoint = 1,
+    /// All but the blobs.
+    Copy = 2,
+}
+
 /// Writes what is before the edits of a checkpoint or of a part of the journal. Only what is continued needs version 2.
-pub(super) fn seal_head(writer: &mut Writer, manifest: &Manifest, is_checkpoint: bool, is_continued: bool) {
+pub(super) fn seal_head(writer: &mut Writer, manifest: &Manifest, content: Content, is_continued: bool) {
     writer.raw(&MAGIC);
     writer.raw(&(if is_continued { VERSION_CONTINUED } else { VERSION }).to_le_bytes());
-    writer.raw(&[u8::from(is_checkpoint)]);
+    writer.raw(&[content as u8]);
     writer.raw(&manifest.uuid);
     writer.raw(&manifest.alignment.to_le_bytes());
     writer.raw(&manifest.blob_units.to_le_bytes());
@@ -69,7 +81,7 @@ pub(crate) fn encode<'a>(
     edits: impl IntoIterator<Item = &'a Edit>,
 ) -> (Vec<u8>, usize) {
     let mut writer = Writer::default();
-    seal_head(&mut writer, manifest, false, false);
+    seal_head(&mut writer, manifest, Content::Edits, false);
     let mut edits = edits.into_iter().peekable();
     let mut count = 0;
     while let Some(edit) = edits.next_if(|_| count == 0 || writer.bytes.len() < budget) {
@@ -88,7 +100,7 @@ pub(crate) fn encode<'a>(
 /// The bytes of the edits, after the checks that need no manifest, and whether they may be continued.
 pub(crate) fn open<'a>(
     bytes: &'a [u8],
-    is_checkpoint: bool,
+    content: Content,
     uuid: [u8; 16],
     facts: &StoreFacts,
 ) -> Result<(&'a [u8], bool), OpenError> {
@@ -103,7 +115,7 @@ pub(crate) fn open<'a>(
     if checksum::of(body).to_le_bytes() != crc {
         return Err(OpenError::Damaged("the checksum is wrong"));
     }
-    if body[6] != u8::from(is_checkpoint) {
+    if body[6] != content as u8 {
         return Err(OpenError::Damaged("an edit is not where it belongs"));
     }
     if body[7..23] != uuid {
@@ -112,7 +124,7 @@ pub(crate) fn open<'a>(
     if body[23..27] != facts.alignment.to_le_bytes() || body[27..31] != facts.blob_units.to_le_bytes() {
         return Err(OpenError::Geometry);
     }
-    Ok((&body[HEAD..], version == VERSION_CONTINUED && !is_checkpoint))
+    Ok((&body[HEAD..], version == VERSION_CONTINUED && content == Content::Edits))
 }
 
 /// Takes up to `count` edits from the front of bytes that [`open`] returned.

@@ -205,7 +205,7 @@ fn edits_of_version_1_are_read_and_written_as_then() {
     let fixture = include_bytes!("../../fixtures/edits-v1");
     let empty = Manifest::new([1; 16], &FACTS);
     assert_eq!(record(&empty, &edits()), fixture);
-    let (mut body, is_continued) = edit::open(fixture, false, [1; 16], &FACTS).unwrap();
+    let (mut body, is_continued) = edit::open(fixture, edit::Content::Edits, [1; 16], &FACTS).unwrap();
     assert_eq!(edit::take(&mut body, usize::MAX, is_continued).unwrap(), edits());
 }
 
@@ -273,7 +273,7 @@ fn a_checkpoint_has_the_changes_that_are_made_while_it_is_encoded() {
         for _ in 0..rng.u32(0..400) {
             manifest.apply(any_edit(&manifest, &mut rng, &mut next)).unwrap();
         }
-        let mut encoding = checkpoint::Encoding::new(&manifest, 0);
+        let mut encoding = checkpoint::Encoding::new(&manifest, edit::Content::Checkpoint, 0);
         let mut steps = 1;
         while !encoding.step(&manifest, rng.usize(1..400)) || rng.u8(0..4) > 0 {
             steps += 1;

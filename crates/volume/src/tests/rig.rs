@@ -13,16 +13,29 @@ pub(super) struct Disk {
     /// Writes that are not flushed.
     fresh: Vec<(BlobId, u32, Vec<u8>)>,
     pub(super) manifest: Recovered,
+    /// The copy of the manifest.
+    pub(super) copy: Vec<u8>,
     /// Discarded blobs read as this.
     pub(super) discards: u64,
     /// Units of this blob from this one on cannot be read.
     pub(super) unreadable: Option<(BlobId, u32)>,
+    /// Discarded blobs keep what they have.
+    pub(super) keeps_discarded: bool,
 }
 
 impl Disk {
     pub(super) fn new(facts: StoreFacts) -> Self {
         let manifest = Recovered { checkpoint: Vec::new(), edits: Vec::new() };
-        Self { facts, blobs: BTreeMap::new(), fresh: Vec::new(), manifest, discards: 0, unreadable: None }
+        Self {
+            facts,
+            blobs: BTreeMap::new(),
+            fresh: Vec::new(),
+            manifest,
+            copy: Vec::new(),
+            discards: 0,
+            unreadable: None,
+            keeps_discarded: false,
+        }
     }
 
     fn put(&mut self, blob: BlobId, unit: u32, bytes: &[u8]) {
@@ -146,7 +159,9 @@ impl Rig {
         let has_work = self.pool.turn();
         while let Some((id, op)) = self.pool.next_op() {
             match op {
-                StoreOp::Commit { .. } | StoreOp::Checkpoint { .. } => self.ordered.push_back((id, op)),
+                StoreOp::Commit { .. } | StoreOp::Checkpoint { .. } | StoreOp::Copy { .. } => {
+                    self.ordered.push_back((id, op))
+                }
                 _ => self.pending.push((id, op)),
             }
         }
@@ -211,6 +226,11 @@ impl Rig {
                 self.disk.manifest = Recovered { checkpoint: bytes, edits: Vec::new() };
                 (None, Ok(()))
             }
+            StoreOp::Copy { bytes } => {
+                self.disk.flush();
+                self.disk.copy = bytes;
+                (None, Ok(()))
+            }
             StoreOp::Flush => {
                 self.disk.flush();
                 (None, Ok(()))
@@ -218,7 +238,9 @@ impl Rig {
             StoreOp::Discard { blob } => {
                 self.disk.fresh.retain(|(of, ..)| *of != blob);
                 let (len, byte) = (self.disk.facts.blob_bytes() as usize, self.rng.u8(..));
-                self.disk.blobs.insert(blob, vec![byte; len]);
+                if !self.disk.keeps_discarded {
+                    self.disk.blobs.insert(blob, vec![byte; len]);
+                }
                 self.disk.discards += 1;
                 (None, Ok(()))
             }

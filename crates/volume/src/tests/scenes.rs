@@ -350,3 +350,38 @@ fn wrong_requests_are_refused() {
     assert_eq!(rig.command(command), Err(CommandError::Exists));
     assert_eq!(rig.command(Command::Delete(VolumeId(77))), Err(CommandError::NotFound));
 }
+
+#[test]
+fn a_volume_adopts_the_content_of_another_one_and_keeps_its_name_and_snapshots() {
+    let mut rig = Rig::new(11);
+    let volume = rig.create("v", 64 * RANGE, Origin::Empty);
+    rig.write(volume, 0, &[1; 4096]);
+    let snapshot = rig.snapshot(volume, "s");
+    rig.write(volume, 8, &[2; 4096]);
+    let base = rig.create("base", 64 * RANGE, Origin::Empty);
+    rig.write(base, 16, &[3; 4096]);
+    let parent = rig.snapshot(base, "parent");
+    let from = rig.create("from", 64 * RANGE, Origin::Snapshot(parent));
+    rig.write(from, 8, &[2; 4096]);
+    let small = rig.create("small", 32 * RANGE, Origin::Empty);
+    let adopt = |volume, from| Command::Adopt { volume, from };
+    for wrong in [adopt(volume, volume), adopt(volume, small), adopt(volume, parent), adopt(snapshot, from)] {
+        assert!(rig.command(wrong.clone()).is_err(), "{wrong:?}");
+    }
+    assert_eq!(rig.command(adopt(volume, from)), Ok(Answer::Done));
+    for is_reopened in [false, true] {
+        if is_reopened {
+            rig.reopen(true);
+        }
+        let names: Vec<_> = rig.pool.volumes().map(|(_, volume)| volume.label.name.clone()).collect();
+        assert_eq!(names, ["v", "s", "base", "parent", "small"]);
+        assert_eq!(rig.read(volume, 0, 24), [[0; 4096], [2; 4096], [3; 4096]].concat());
+        assert_eq!(rig.read(snapshot, 0, 24), [[1; 4096], [0; 4096], [0; 4096]].concat());
+    }
+    rig.write(volume, 0, &[4; 4096]);
+    assert_eq!(rig.command(Command::Delete(parent)), Ok(Answer::Done));
+    assert_eq!(rig.read(volume, 0, 24), [[4; 4096], [2; 4096], [3; 4096]].concat());
+    let check = Command::Check { data: true, repair: false };
+    let Ok(Answer::Check(report)) = rig.command(check) else { panic!("a report") };
+    assert!(report.is_clean(), "{report:?}");
+}

@@ -9,9 +9,13 @@ use super::{Case, Site, TIMEOUT};
 use crate::vm::Front;
 use crate::{Daemon, Disk, Guest, Vm};
 
-/// Executes the host's commands line by line, and reports how each ended.
-const NODE: &str = r#"
+/// Finds the SCSI disk.
+const FIND: &str = "
     for block in /sys/bus/scsi/devices/*:0:0:0/block/sd*; do d=/dev/${block##*/}; done
+";
+
+/// Executes the host's commands line by line, and reports how each ended. `d` is the disk.
+pub(super) const NODE: &str = r#"
     dd if=/dev/zero of=/tmp/zeroes bs=1M count=8 2>/dev/null
     # Writes by 32 at a time, until that fails.
     load() {
@@ -35,21 +39,26 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 /// A node of the cluster.
-struct Node {
-    guest: Guest,
-    name: &'static str,
+pub(super) struct Node {
+    pub guest: Guest,
+    pub name: &'static str,
 }
 
 impl Node {
     fn boot(site: &Site<'_>, socket: &Path, name: &'static str) -> Result<Self> {
         let disk = Disk { front: Front::Scsi, ..Disk::new(socket, 2) };
-        let mut guest = site.boot(&Vm::with_disks(vec![disk]), NODE)?;
+        let guest = site.boot(&Vm::with_disks(vec![disk]), &format!("{FIND}{NODE}"))?;
+        Self::of(guest, name)
+    }
+
+    /// The node in a guest that executes the script [`NODE`].
+    pub fn of(mut guest: Guest, name: &'static str) -> Result<Self> {
         guest.wait_line("ready", TIMEOUT)?;
         Ok(Self { guest, name })
     }
 
     /// Runs a command; returns its status and its output.
-    fn run(&mut self, command: &str) -> Result<(u8, String)> {
+    pub fn run(&mut self, command: &str) -> Result<(u8, String)> {
         self.guest.send(command)?;
         let line = self.guest.wait_line("over", TIMEOUT)?;
         let line = line.trim_start_matches("over ").to_owned();
@@ -57,19 +66,19 @@ impl Node {
         Ok((status.parse()?, said.to_owned()))
     }
 
-    fn succeeds(&mut self, command: &str) -> Result<String> {
+    pub fn succeeds(&mut self, command: &str) -> Result<String> {
         let (status, said) = self.run(command)?;
         ensure!(status == 0, "{}: {command}: {status}: {said}", self.name);
         Ok(said)
     }
 
-    fn fails(&mut self, command: &str) -> Result<()> {
+    pub fn fails(&mut self, command: &str) -> Result<()> {
         let (status, said) = self.run(command)?;
         ensure!(status != 0, "{}: {command}: {said}", self.name);
         Ok(())
     }
 
-    fn end(mut self) -> Result<()> {
+    pub fn end(mut self) -> Result<()> {
         self.guest.send("end")?;
         self.guest.finish(TIMEOUT).map(drop)
     }

@@ -1,38 +1,78 @@
 //! Disks that Linux uses over NVMe/TCP: the kernel's initiator and nvme-cli in a guest, whose network is QEMU's own.
 
+mod reservations;
+
+use std::fs::Permissions;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::{Case, Site, TIMEOUT};
+use super::{Case, Lab, Site, TIMEOUT};
+use crate::image::Kernel;
 use crate::{Daemon, Guest, Vm};
 
 /// This machine, as the guest reaches it.
 const HOST: &str = "10.0.2.2";
-/// The guest's NQN.
-const GUEST: &str = "nqn.2014-08.org.nvmexpress:uuid:913fc008-79a7-447f-b2c4-c73543638c31";
+/// The guest's identifier, and its NQN.
+const GUEST_ID: &str = "913fc008-79a7-447f-b2c4-c73543638c31";
+pub(super) const GUEST: &str = "nqn.2014-08.org.nvmexpress:uuid:913fc008-79a7-447f-b2c4-c73543638c31";
 
 pub(super) fn cases() -> Vec<Case> {
-    vec![Case::new("share/linux", linux), Case::new("share/paths", paths)]
+    vec![
+        Case::new("share/linux", linux),
+        Case::new("share/paths", paths),
+        Case::new("share/authentication", authentication),
+        Case::new("share/reservations", reservations::fenced),
+    ]
 }
 
+/// The secret of [`GUEST`].
+pub(super) const OF_HOST: &str = "DHHC-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+/// The secret of the target.
+pub(super) const OF_SHARE: &str =
+    "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8gISIjJCUmJygpKissLS4vcSEgBQ==:";
+
 /// A port without a listener.
-fn free_port() -> Result<u16> {
+pub(super) fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// Boots a guest with a network and the kernel's initiator. `connect PORT` connects the disk `nqn`.
+/// The lab with a kernel that authenticates.
+pub(super) fn with_later_kernel(site: &Site<'_>) -> Result<Lab> {
+    Ok(Lab { image: site.lab.image.beside(Kernel::Iommufd)?, ..site.lab.clone() })
+}
+
+/// Gives the daemon the secret of [`GUEST`] as the key `host`, and that of the target as the key `target`.
+pub(super) fn add_keys(site: &Site<'_>, daemon: &Daemon) -> Result<()> {
+    for (name, secret) in [("host", OF_HOST), ("target", OF_SHARE)] {
+        let path = site.path(name);
+        std::fs::write(&path, secret)?;
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600))?;
+        daemon.rpc("keyring_file_add_key", &json!({"name": name, "path": path}))?;
+    }
+    Ok(())
+}
+
+/// Boots a guest with a network and the kernel's initiator. `connect PORT OPTIONS…` connects the disk `nqn`.
 fn boot(site: &Site<'_>, nqn: &str, script: &str) -> Result<Guest> {
+    boot_as(site, nqn, GUEST_ID, script)
+}
+
+/// As [`boot`], of the host with this identifier.
+fn boot_as(site: &Site<'_>, nqn: &str, id: &str, script: &str) -> Result<Guest> {
     let prepare = format!(
         "
         load_modules nvme-tcp
         ifconfig lo 127.0.0.1 up
         ifconfig eth0 10.0.2.15 netmask 255.255.255.0 up
         connect() {{
-            nvme connect -t tcp -a {HOST} -s $1 -n {nqn} --hostnqn {GUEST} \\
-                --hostid 913fc008-79a7-447f-b2c4-c73543638c31 --nr-io-queues 2 --reconnect-delay 1 \\
-                --keep-alive-tmo 5
+            port=$1
+            shift
+            nvme connect -t tcp -a {HOST} -s $port -n {nqn} --hostnqn nqn.2014-08.org.nvmexpress:uuid:{id} \\
+                --hostid {id} --nr-io-queues 2 --reconnect-delay 1 \\
+                --keep-alive-tmo 5 \"$@\"
         }}
         "
     );
@@ -163,5 +203,42 @@ fn paths(site: &Site<'_>) -> Result<()> {
     guest.send("enough")?;
     guest.finish(TIMEOUT)?;
     daemon.rpc("nvmf_delete_subsystem", &json!({"nqn": nqn}))?;
+    daemon.stop()
+}
+
+/// A host that proves who it is, and has proof of whom it has reached; hosts without a key, or with another one. Debian's current
+/// kernel does not authenticate, so this one is later.
+fn authentication(site: &Site<'_>) -> Result<()> {
+    let lab = with_later_kernel(site)?;
+    let site = &Site { lab: &lab, directory: site.directory };
+    let port = free_port()?;
+    let daemon = site.daemon(&[])?;
+    site.file_disk(&daemon, "data", "64M")?;
+    add_keys(site, &daemon)?;
+    let listen = format!("127.0.0.1:{port}");
+    let words = ["--json", "share", "data", "--listen", &listen, "--host", GUEST];
+    let keys = ["--key", "host", "--controller-key", "target"];
+    let share: Value = serde_json::from_str(&daemon.aryk(&[&words[..], &keys[..]].concat())?)?;
+    let nqn = share["nqn"].as_str().context("no NQN")?;
+    let script = format!(
+        "
+        load_modules nvme-auth
+        if connect {port}; then false; fi
+        if connect {port} --dhchap-secret {OF_SHARE}; then false; fi
+        if connect {port} --dhchap-secret {OF_HOST} --dhchap-ctrl-secret {OF_HOST}; then false; fi
+        echo refused
+        connect {port} --dhchap-secret {OF_HOST} --dhchap-ctrl-secret {OF_SHARE}
+        d=/dev/nvme0n1
+        until [ -b $d ]; do sleep 0.1; done
+        measure verified --filename=$d --rw=randwrite --bs=4k --iodepth=16 --size=16M --verify=crc32c
+        nvme disconnect -n {nqn}
+        "
+    );
+    let mut guest = boot(site, nqn, &script)?;
+    guest.wait_line("refused", TIMEOUT)?;
+    let stats = daemon.rpc("nvmf_get_stats", &json!({}))?;
+    ensure!(stats["failed_authentications"] == 2, "{stats}");
+    guest.finish(TIMEOUT)?;
+    daemon.aryk(&["unshare", "data"])?;
     daemon.stop()
 }

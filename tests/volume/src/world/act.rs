@@ -5,6 +5,7 @@ use aryk_volume::{Action, Command, Foreign, Label, Origin, Request, Tag, VolumeI
 use fastrand::Rng;
 
 use super::{FOREIGN_UNITS, InFlight, Pending, SEGMENT, World, bytes};
+use crate::disk::SECTOR;
 use crate::model::{self, Below, Model};
 use crate::pattern::{self, UNIT, ZERO};
 use crate::script::{Kind, Step};
@@ -17,6 +18,10 @@ const VOLUMES_MAX: usize = 12;
 const SPOT: u64 = 512;
 /// Units of a piece of a range that is written all over.
 const PIECE: u64 = 128;
+/// Bytes of a block.
+const BLOCK: u64 = 4096;
+/// Writes of one step that writes anywhere.
+const OVERWRITES: u32 = 256;
 
 /// The parts of a volume that are written: where ranges and partitions meet, at its end, and one whole range.
 fn spots(units: u64) -> Vec<(u64, u64)> {
@@ -33,11 +38,7 @@ fn spots(units: u64) -> Vec<(u64, u64)> {
 
 impl World {
     pub(super) fn step(&mut self, step: Step, pace: u32) -> Result<(), String> {
-        while self.requests.len() >= self.shape.depth {
-            if !self.pump()? {
-                self.relieve()?;
-            }
-        }
+        self.wait_for_turn()?;
         self.tick();
         self.begin(step)?;
         for _ in 0..pace {
@@ -50,6 +51,8 @@ impl World {
         match step {
             Step::Request { volume, spot, at, units, kind } => self.request(volume, spot, at, units, kind),
             Step::Scatter { volume, seed } => return self.scatter(volume, seed),
+            Step::Fill { percent, waits } => return self.fill(percent, waits),
+            Step::Overwrite { volume, seed } => return self.overwrite(volume, seed),
             Step::DiscardAll { volume } => {
                 if let Some(model) = self.pick(volume, |model| model.of.is_none()) {
                     let (id, units) = (model.id, model.units);
@@ -150,11 +153,7 @@ impl World {
         rng.shuffle(&mut parts);
         parts.truncate(rng.usize(1..=parts.len()));
         for part in parts {
-            while self.requests.len() >= self.shape.depth {
-                if !self.pump()? {
-                    self.relieve()?;
-                }
-            }
+            self.wait_for_turn()?;
             let Some(model) = self.model(id).filter(|model| model.units >= 8 * MIB) else { return Ok(()) };
             let (grain, is_whole) = (model.grain, rng.u32(..8) > 0);
             let first = 4 * MIB + part * PIECE;
@@ -168,6 +167,42 @@ impl World {
             for _ in 0..rng.u32(..400) {
                 self.pump()?;
             }
+        }
+        Ok(())
+    }
+
+    /// Waits until another request may begin.
+    fn wait_for_turn(&mut self) -> Result<(), String> {
+        while self.requests.len() >= self.shape.depth {
+            if !self.pump()? {
+                self.relieve()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self, percent: u32, waits: bool) -> Result<(), String> {
+        let bytes = self.opened().pool.stats().usable_bytes * u64::from(percent) / 100;
+        let units = bytes / BLOCK * BLOCK / SECTOR;
+        self.create_empty(units, waits);
+        self.settle()?;
+        let id = self.volumes.last().ok_or("no volume")?.id;
+        for first in (0..units).step_by(SPOT as usize) {
+            self.wait_for_turn()?;
+            self.submit(id, (first, units.min(first + SPOT)), Kind::Write(false), false);
+        }
+        Ok(())
+    }
+
+    /// Writes of 1 to 16 blocks.
+    fn overwrite(&mut self, volume: u32, seed: u64) -> Result<(), String> {
+        let mut rng = Rng::with_seed(seed);
+        for _ in 0..OVERWRITES {
+            self.wait_for_turn()?;
+            let Some(model) = self.pick(volume, |model| model.of.is_none()) else { return Ok(()) };
+            let (id, units) = (model.id, model.units);
+            let first = rng.u64(0..units) / 8 * 8;
+            self.submit(id, (first, units.min(first + 8 * rng.u64(1..=16))), Kind::Write(false), false);
         }
         Ok(())
     }
@@ -197,6 +232,14 @@ impl World {
         self.requests.insert(began, InFlight { volume, units, kind, began, buffer, is_verification });
         let request = Request { tag: Tag(began), volume, unit: units.0, units: units.1 - units.0, action };
         self.opened().pool.submit(request);
+    }
+
+    fn create_empty(&mut self, units: u64, waits: bool) {
+        let label = self.label();
+        let model = Model::new(label.name.clone(), units, 8, Below { value: ZERO, units: 0 });
+        let when_full = if waits { WhenFull::Wait } else { WhenFull::Fail };
+        let command = Command::Create { label, units, block_size: 4096, origin: Origin::Empty, when_full };
+        self.command(command, Pending::Create(Box::new(model)));
     }
 
     fn create(&mut self, mib: u32, has_small_blocks: bool, is_overlay: bool, waits: bool) {

@@ -2,7 +2,7 @@
 
 use aryk_volume::frame::{Frame, NO_STREAM};
 use aryk_volume::{Command, Pool, State, VolumeId};
-use aryk_volume_store::{Error, Expected};
+use aryk_volume_store::{Error, Expected, HEADER_BYTES, Header, Kind as Record};
 use std::collections::VecDeque;
 
 use super::{Open, POOL, Pending, World, recovered};
@@ -31,6 +31,9 @@ impl World {
         }
         self.disk.crash(crash);
         self.disk.faults = Faults { slow_ppm: self.disk.faults.slow_ppm, ..Faults::default() };
+        if self.rng.u32(..8) == 0 {
+            self.lose_checkpoint().map_err(|what| format!("a lost checkpoint, after {crash:?}: {what}"))?;
+        }
         loop {
             self.reopen()?;
             // Another crash, before the pool is ready.
@@ -50,6 +53,44 @@ impl World {
         self.resolve(pending, maybe).map_err(|what| format!("after {crash:?}: {what}"))?;
         self.verify(true).map_err(|what| format!("after {crash:?}: {what}"))?;
         self.check_pool().map_err(|what| format!("after {crash:?}: {what}"))
+    }
+
+    /// Damages both copies of the latest checkpoint behind their headers, opens the pool, and lets it write another one.
+    fn lose_checkpoint(&mut self) -> Result<(), String> {
+        let header = |offset: &u64| {
+            let header = Header::parse(&self.disk.peek(*offset, SECTOR as usize))?;
+            (header.kind == Record::Checkpoint && header.pool == POOL).then_some((*offset, header))
+        };
+        let headers: Vec<_> = self.disk.sectors_with(b"ARMJ").iter().filter_map(header).collect();
+        let latest = headers.iter().map(|(_, header)| header.generation).max().ok_or("no checkpoint")?;
+        let older = headers.iter().filter(|(_, header)| header.generation < latest);
+        let before = older.clone().map(|(_, header)| header.generation).max().unwrap_or(0);
+        let of_before: Vec<_> = older.filter(|(_, header)| header.generation == before).collect();
+        let is_intact = |(offset, header): &&(u64, Header)| {
+            header.is_of(&self.disk.peek(offset + HEADER_BYTES as u64, header.len as usize))
+        };
+        // A crash before the mark of a checkpoint leaves no link to its last edits.
+        let is_linked = |(_, header): &&(u64, Header)| header.successor == 0 || header.previous != 0;
+        if latest > 1
+            && !(of_before.iter().copied().any(|h| is_intact(&h)) && of_before.iter().all(is_linked))
+        {
+            return Ok(());
+        }
+        for (offset, header) in headers.iter().copied().filter(|(_, header)| header.generation == latest) {
+            let bit = self.rng.u64(..u64::from(header.len) * 8);
+            self.disk.flip(offset + HEADER_BYTES as u64 + bit / 8, (bit % 8) as u8);
+        }
+        self.reopen()?;
+        self.counts.remade += u64::from(self.opened().store.is_checkpoint_due());
+        self.await_ready()?;
+        while self.opened().store.is_checkpoint_due() {
+            if !self.pump()? {
+                return Err("no checkpoint was written".to_owned());
+            }
+        }
+        drop(self.open.take());
+        self.disk.crash(Crash::Process);
+        Ok(())
     }
 
     /// Damages a frame of the log on a copy of the disk, and opens the pool there: either the damage is named, or nothing proves

@@ -62,6 +62,7 @@ impl World {
         let is_allowed = match status {
             Status::Ok => true,
             Status::Removed => is_deleted,
+            Status::NoSpace if self.shape.is_full => false,
             Status::NoSpace | Status::Aborted => matches!(request.kind, Kind::Write(_) | Kind::Zero { .. }),
             Status::Medium | Status::ReadOnly => self.shape.has_faults,
             Status::Invalid | Status::OutOfRange => false,

@@ -1,91 +1,180 @@
-//! `aryk pool check --offline`: verifies a pool that no daemon has open, in a file or a block device.
+//! `aryk pool check --offline`: verifies a pool that no daemon has open, in a file or a block device, and repairs it.
 //!
-//! The pool's engine runs here as in the daemon, over a disk that is never written: what the engine writes stays in memory, and
-//! lies over what the disk has.
+//! The pool's engine runs here as in the daemon. Without `--repair`, the disk is never written: what the engine writes stays in
+//! memory, and lies over what the disk has. A pool whose manifest or index is lost is rebuilt with `--repair` only.
 
 use crate::error::Error;
-use aryk_dma::Buffer;
 use aryk_volume::{
-    Answer, CheckReport, Command, Done, Loading, Pool, Settings, State, StoreError, StoreOp, Tag, UNIT,
+    Answer, CheckReport, Command, Done, Loading, Pool, RebuildReport, Recipe, Settings, State, StoreError,
+    StoreOp, Tag, UNIT, VolumeId,
 };
-use aryk_volume_store::{Base, DiskDone, DiskOp, DiskRequest, Expected, Finding, Opened, Opening, Store};
-use nix::fcntl::{FcntlArg, fcntl};
-use nix::libc;
+use aryk_volume_store::{Expected, Finding, Opened, Opening, Store};
+use disk::Disk;
 use serde_json::{Value, json};
 use std::collections::{HashMap, VecDeque};
-use std::fs::File;
-use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
+use std::fmt::Display;
 use std::path::Path;
 
-/// Bytes of what the engine may write, at most. It writes little: its index, and what it finds at the end of the log.
-const WRITTEN_MAX: usize = 1 << 30;
+mod disk;
+mod rebuild;
 
 /// Bytes of a block of the engine's index.
 const BLOCK: u64 = aryk_volume::BLOCK as u64;
 
+/// How a pool is checked.
+#[derive(Clone, Copy)]
+pub struct Options {
+    /// Whether data is read and compared with its checksums.
+    pub reads_data: bool,
+    /// Whether the pool is repaired.
+    pub repairs: bool,
+    /// Whether progress is printed as JSON.
+    pub is_json: bool,
+}
+
 /// Checks the pool on the disk at `path`. Returns its name, and a report as that of `aryk_pool_check`.
-pub fn check(path: &Path, reads_data: bool) -> Result<(String, Value), Error> {
-    let failed = |why: &dyn std::fmt::Display| Error::File(format!("{}: {why}", path.display()));
-    let mut disk = ReadOnly::open(path)?;
-    let Opened { store, recovered, findings } = *open(&mut disk).map_err(|error| failed(&error))?;
-    let name = store.superblock().name.clone();
-    let recovered = recovered.ok_or_else(|| failed(&"the pool has no manifest"))?;
-    let mut loading = Loading::new(store.facts(), store.pool().into_bytes(), recovered);
-    // The cleaner would move data in memory only.
-    let settings =
-        Settings { space_amplification_max: u32::MAX, accepts_damaged_log: true, ..Settings::default() };
-    let pool = loop {
-        if let Some(loaded) = loading.step(|_| settings) {
-            break loaded.map_err(|error| failed(&error))?;
-        }
+pub fn check(path: &Path, options: Options) -> Result<(String, Value), Error> {
+    let failed = |why: &dyn Display| Error::File(format!("{}: {why}", path.display()));
+    let mut disk = Disk::open(path, options.repairs)?;
+    let mut report = Report::default();
+    let rebuild = |store: &mut Store, disk: &mut Disk, copy: Option<&[u8]>| {
+        rebuild::run(store, disk, copy, options.repairs, options.is_json, &failed)
     };
-    let mut running = Running { pool, store, disk };
-    running.go_on(|pool| match pool.state() {
-        State::Opening => None,
-        State::Failed(error) => Some(Err(failed(&error))),
-        State::Damaged(_) => unreachable!("a damaged log is accepted"),
-        State::Ready | State::ReadOnly(_) => Some(Ok(())),
-    })??;
-    running.pool.command(Tag(0), Command::Check { data: reads_data, repair: false });
-    let checked = running.go_on(|pool| pool.next_command_reply())?;
-    match checked.result.map_err(|error| failed(&error))? {
-        Answer::Check(report) => Ok((name.clone(), described(&name, &running.pool, report, &findings))),
-        other => unreachable!("a check answers with a report, not {other:?}"),
+    // Once more after a rebuild of the manifest, and of the index.
+    loop {
+        let expected = Expected { may_lack_checkpoint: true, ..Expected::default() };
+        let opened = open(&mut disk, expected).map_err(|error| failed(&error))?;
+        let Opened { mut store, recovered, copy, findings } = *opened;
+        report.name = store.superblock().name.clone();
+        let Some(recovered) = recovered else {
+            let rebuilt = rebuild(&mut store, &mut disk, copy.as_deref())?;
+            report.rebuilt(rebuilt, &findings, options.repairs);
+            if options.repairs {
+                continue;
+            }
+            return Ok(report.end());
+        };
+        let mut loading = Loading::new(store.facts(), store.pool().into_bytes(), recovered);
+        // The cleaner would move data.
+        let settings =
+            Settings { space_amplification_max: u32::MAX, accepts_damaged_log: true, ..Settings::default() };
+        let pool = loop {
+            if let Some(loaded) = loading.step(|_| settings) {
+                break loaded.map_err(|error| failed(&error))?;
+            }
+        };
+        let mut running = Running { pool, store, disk };
+        let checked = running.check(options, &failed)?;
+        let is_index_damaged = checked.is_index_damaged;
+        report.checked(&running.pool, checked, &findings);
+        if !is_index_damaged || report.is_index_rebuilt {
+            return Ok(report.end());
+        }
+        // The manifest is right, and its index is not.
+        let copy = running.pool.copy_of_manifest();
+        disk = running.disk;
+        let rebuilt = rebuild(&mut running.store, &mut disk, Some(&copy))?;
+        report.is_index_rebuilt = true;
+        report.rebuilt(rebuilt, &[], options.repairs);
+        if !options.repairs {
+            return Ok(report.end());
+        }
     }
 }
 
-fn described(name: &str, pool: &Pool, report: CheckReport, findings: &[Finding]) -> Value {
-    let names: HashMap<_, _> = pool.volumes().map(|(id, volume)| (id, &volume.label.name)).collect();
-    let damage = report.damage.into_iter().map(|damage| {
-        let alias = damage.volume.and_then(|id| names.get(&id)).map(|volume| format!("{name}/{volume}"));
-        let (offset, bytes) = (damage.block * BLOCK, damage.blocks * BLOCK);
-        let mut described = json!({"offset": offset, "bytes": bytes, "what": damage.what});
-        if let Some(alias) = alias {
-            described["volume"] = json!(alias);
+/// The results of a check.
+#[derive(Default)]
+struct Report {
+    name: String,
+    /// Of the last check, and what it has found.
+    counts: Value,
+    found: Vec<Value>,
+    /// What the rebuild has told.
+    rebuilt: Option<Value>,
+    doubts: Vec<Value>,
+    is_index_rebuilt: bool,
+}
+
+impl Report {
+    fn damage(
+        &self,
+        names: &HashMap<VolumeId, String>,
+        damage: Vec<aryk_volume::Damage>,
+    ) -> impl Iterator<Item = Value> {
+        damage.into_iter().map(|damage| {
+            let volume = damage.volume.and_then(|id| names.get(&id));
+            let (offset, bytes) = (damage.block * BLOCK, damage.blocks * BLOCK);
+            let mut described = json!({"offset": offset, "bytes": bytes, "what": damage.what});
+            if let Some(volume) = volume {
+                described["volume"] = json!(format!("{}/{volume}", self.name));
+            }
+            described
+        })
+    }
+
+    fn rebuilt(&mut self, report: RebuildReport, findings: &[Finding], is_written: bool) {
+        let recipe = match report.recipe {
+            Recipe::Copy => "copy",
+            Recipe::Headers => "headers",
+            Recipe::HeadersOnly => "headers_only",
+        };
+        let names: Vec<_> =
+            report.volumes.iter().map(|(_, volume)| format!("{}/{volume}", self.name)).collect();
+        // A structure that a repair has written is not lost any more.
+        let lost = findings.iter().filter(|_| !is_written).map(|Finding { what, offset }| {
+            json!({"offset": offset, "bytes": 0, "what": format!("{what} at this byte of the disk")})
+        });
+        self.rebuilt = Some(json!({
+            "from": recipe,
+            "is_written": is_written,
+            "segments": report.segments,
+            "frames": report.frames,
+            "entries": report.entries,
+            "volumes": names,
+        }));
+        let names: HashMap<_, _> = report.volumes.into_iter().collect();
+        let doubts: Vec<_> = self.damage(&names, report.damage).collect();
+        self.doubts.extend(lost.chain(doubts));
+    }
+
+    fn checked(&mut self, pool: &Pool, report: CheckReport, findings: &[Finding]) {
+        let names = pool.volumes().map(|(id, volume)| (id, volume.label.name.clone())).collect();
+        let log = pool.log_damage().into_iter().map(|place| {
+            let offset = u64::from(place.unit) * u64::from(UNIT);
+            let what =
+                format!("the log, at this byte of segment {} or behind: later writes are lost", place.blob.0);
+            json!({"offset": offset, "bytes": 0, "what": what})
+        });
+        self.counts = json!({
+            "references": report.references,
+            "blocks_read": report.blocks_read,
+            "leaked_bytes": report.leaked_units * u64::from(UNIT),
+        });
+        let damage: Vec<_> = self.damage(&names, report.damage).collect();
+        self.found = findings.iter().map(described).chain(log).chain(damage).collect();
+    }
+
+    fn end(self) -> (String, Value) {
+        let mut report = match self.counts {
+            Value::Object(_) => self.counts,
+            _ => json!({"references": 0, "blocks_read": 0, "leaked_bytes": 0}),
+        };
+        report["damage"] = self.doubts.into_iter().chain(self.found).collect();
+        if let Some(rebuilt) = self.rebuilt {
+            report["rebuilt"] = rebuilt;
         }
-        described
-    });
-    let copies = findings.iter().map(|Finding { what, offset }| {
-        json!({"offset": offset, "bytes": 0, "what": format!("{what} at this byte of the disk; its copy is intact")})
-    });
-    let log = pool.log_damage().into_iter().map(|place| {
-        let offset = u64::from(place.unit) * u64::from(UNIT);
-        let what =
-            format!("the log, at this byte of segment {} or behind: later writes are lost", place.blob.0);
-        json!({"offset": offset, "bytes": 0, "what": what})
-    });
-    json!({
-        "references": report.references,
-        "blocks_read": report.blocks_read,
-        "leaked_bytes": report.leaked_units * u64::from(UNIT),
-        "damage": copies.chain(log).chain(damage).collect::<Vec<_>>(),
-    })
+        (self.name, report)
+    }
+}
+
+fn described(finding: &Finding) -> Value {
+    let Finding { what, offset } = finding;
+    json!({"offset": offset, "bytes": 0, "what": format!("{what} at this byte of the disk; the pool has its content elsewhere")})
 }
 
 /// Finds the pool on the disk.
-fn open(disk: &mut ReadOnly) -> Result<Box<Opened>, aryk_volume_store::Error> {
-    let mut opening = Opening::new(disk.base, Expected::default());
+fn open(disk: &mut Disk, expected: Expected) -> Result<Box<Opened>, aryk_volume_store::Error> {
+    let mut opening = Opening::new(disk.base, expected);
     let mut ops = VecDeque::new();
     loop {
         ops.extend(std::iter::from_fn(|| opening.next_op()));
@@ -100,10 +189,32 @@ fn open(disk: &mut ReadOnly) -> Result<Box<Opened>, aryk_volume_store::Error> {
 struct Running {
     pool: Pool,
     store: Store,
-    disk: ReadOnly,
+    disk: Disk,
 }
 
 impl Running {
+    /// Opens the pool, and checks it.
+    fn check(
+        &mut self,
+        options: Options,
+        failed: &dyn Fn(&dyn Display) -> Error,
+    ) -> Result<CheckReport, Error> {
+        self.go_on(|pool| match pool.state() {
+            State::Opening => None,
+            State::Failed(error) => Some(Err(failed(&error))),
+            State::Damaged(_) => unreachable!("a damaged log is accepted"),
+            State::Ready | State::ReadOnly(_) => Some(Ok(())),
+        })??;
+        self.pool.command(Tag(0), Command::Check { data: options.reads_data, repair: options.repairs });
+        let checked = self.go_on(Pool::next_command_reply)?;
+        // What the check has changed becomes durable.
+        while options.repairs && (self.pool.turn() | self.exchange()) {}
+        match checked.result.map_err(|error| failed(&error))? {
+            Answer::Check(report) => Ok(report),
+            other => unreachable!("a check answers with a report, not {other:?}"),
+        }
+    }
+
     /// Lets the pool work until `look` finds something.
     fn go_on<T>(&mut self, mut look: impl FnMut(&mut Pool) -> Option<T>) -> Result<T, Error> {
         loop {
@@ -150,81 +261,5 @@ impl Running {
             }
             has_any = true;
         }
-    }
-}
-
-/// Whether another process has opened the file to write it, by the locks of QEMU, which `arykd` takes as well.
-fn is_written(file: &File) -> io::Result<bool> {
-    /// The byte of the permission to write.
-    const WRITES: libc::off_t = 101;
-    let mut lock = libc::flock {
-        l_type: libc::F_WRLCK as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: WRITES,
-        l_len: 1,
-        l_pid: 0,
-    };
-    fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
-    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
-}
-
-/// A disk of which nothing changes: writes stay in memory.
-struct ReadOnly {
-    file: File,
-    base: Base,
-    /// Sectors that were written, by their numbers.
-    written: HashMap<u64, Box<[u8]>>,
-}
-
-impl ReadOnly {
-    fn open(path: &Path) -> Result<Self, Error> {
-        let failed = |why: String| Error::File(format!("{}: {why}", path.display()));
-        let mut file = File::open(path).map_err(|error| failed(format!("cannot be opened: {error}")))?;
-        if is_written(&file)? {
-            let why = "a daemon has it open: check the pool there, without --offline";
-            return Err(failed(why.to_owned()));
-        }
-        let bytes = file.seek(SeekFrom::End(0))?;
-        // The pool says how its data is aligned; here all can be read.
-        Ok(Self { file, base: Base { bytes, block: UNIT }, written: HashMap::new() })
-    }
-
-    fn run(&mut self, op: DiskOp) -> DiskDone {
-        let DiskOp { tag, request } = op;
-        let (buffer, result) = match request {
-            DiskRequest::Read { offset, mut buffer, len } => {
-                let read = self.read(offset, &mut buffer.bytes_mut()[..len as usize]);
-                (Some(buffer), read.map_err(|_| StoreError::Medium))
-            }
-            DiskRequest::Write { offset, buffer, len } => {
-                let written = self.write(offset, &buffer, len as usize);
-                (Some(buffer), written)
-            }
-            DiskRequest::Flush | DiskRequest::Discard { .. } => (None, Ok(())),
-        };
-        DiskDone { tag, buffer, result }
-    }
-
-    fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(into, offset)?;
-        if self.written.is_empty() {
-            return Ok(());
-        }
-        for (sector, number) in into.chunks_mut(UNIT as usize).zip(offset / u64::from(UNIT)..) {
-            if let Some(written) = self.written.get(&number) {
-                sector.copy_from_slice(&written[..sector.len()]);
-            }
-        }
-        Ok(())
-    }
-
-    fn write(&mut self, offset: u64, buffer: &Buffer, len: usize) -> Result<(), StoreError> {
-        if (self.written.len() + len / UNIT as usize) * UNIT as usize > WRITTEN_MAX {
-            return Err(StoreError::NoSpace);
-        }
-        let sectors = buffer.bytes()[..len].chunks(UNIT as usize);
-        self.written
-            .extend(sectors.zip(offset / u64::from(UNIT)..).map(|(data, number)| (number, data.into())));
-        Ok(())
     }
 }

@@ -81,9 +81,6 @@ impl Thread {
     }
 
     fn tell_observers(&self, is_stalled: bool) {
-        for name in self.disks.names() {
-            // The disk may be gone.
-            let _ = self.env.registry().stalled(&name, is_stalled);
-        }
+        self.disks.set_stalled(is_stalled);
     }
 }

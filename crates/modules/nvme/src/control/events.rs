@@ -206,7 +206,7 @@ impl Thread {
         // The caller may be gone.
         let _ = attached.send(Err(error));
         self.is_stopping = true;
-        self.disks.removed();
+        self.are_removed = true;
         true
     }
 
@@ -455,7 +455,7 @@ impl Thread {
         let disables = std::mem::take(&mut self.disables);
         if self.is_stopping {
             self.pairs.remove_all();
-            return if self.disks.are_removed() { Next::End } else { Next::Run };
+            return if self.are_removed { Next::End } else { Next::Run };
         }
         if self.is_disabled {
             tracing::warn!(controller, "the NVMe controller is disabled: its requests wait");

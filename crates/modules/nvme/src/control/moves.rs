@@ -32,7 +32,7 @@ impl Thread {
         }
         self.awaited_by = Some(other);
         self.is_stopping = true;
-        self.disks.removed();
+        self.are_removed = true;
         true
     }
 

@@ -11,7 +11,7 @@ use aryk_slots::Key;
 use zerocopy::IntoBytes;
 
 /// The status of a request that the driver refuses.
-pub(super) const fn refused(error: BadRequest) -> Status {
+pub(crate) const fn refused(error: BadRequest) -> Status {
     match error {
         BadRequest::OutOfRange { .. } => Status::OutOfRange,
         BadRequest::Unsupported(_) => Status::Unsupported,

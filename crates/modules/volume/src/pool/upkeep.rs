@@ -1,8 +1,11 @@
 //! Commands that read much of a pool: checks, comparisons, copies. Control context.
 
-use super::Pool;
-use crate::Error;
-use aryk_volume::{Answer, BLOCK, CheckReport, Command, Space as VolumeSpace, VolumeId};
+use super::{Member, Pool, lock};
+use crate::{Copy, Error, NewVolume, Origin};
+use aryk_bdev::{Access, Bytes};
+use aryk_volume::{Answer, BLOCK, CheckReport, Command, Space as VolumeSpace, VolumeId, WhenFull};
+use std::sync::Arc;
+use uuid::Uuid;
 
 /// Bytes of a block of the index.
 const BLOCK_BYTES: u64 = BLOCK as u64;
@@ -67,6 +70,51 @@ impl Pool {
     pub async fn freeze(&self, id: VolumeId) -> Result<(), Error> {
         let _changing = self.begin_change().await?;
         self.command(Command::Freeze(id)).await.map(drop)
+    }
+
+    /// Gives a volume another base: a snapshot, or a disk of another module. What the volume has for itself stays: it is copied
+    /// to a volume on that base, whose content the volume then gets. The volume has no writer meanwhile.
+    ///
+    /// # Errors
+    /// [`Error`]. Nothing has changed then.
+    pub async fn set_parent(&self, id: VolumeId, origin: Origin) -> Result<(), Error> {
+        let member = lock(&self.members).get(&id).cloned().ok_or(Error::Ended)?;
+        let disk = member.disk.as_ref().ok_or(Error::Busy("the volume has no disk"))?;
+        let no_writer =
+            self.env.registry().open(disk.name(), Access::Frozen, "a change of its parent", |_| ())?;
+        let own = self.own(id).await?;
+        let new = NewVolume {
+            name: format!("{}.new-parent", member.name()),
+            uuid: Uuid::new_v4(),
+            bytes: Bytes(member.bytes()),
+            block_size: member.volume.block_size,
+            origin,
+            when_full: WhenFull::Fail,
+        };
+        let made = self.create_volume(new).await?;
+        let result = self.move_own(&member, &made, own).await;
+        if result.is_err() {
+            self.env.registry().remove(&made.uuid().to_string()).await.ok();
+            self.delete(made.id).await?;
+        }
+        drop(no_writer);
+        result
+    }
+
+    /// Copies parts of a volume to another one, whose content the volume then gets.
+    async fn move_own(&self, volume: &Member, made: &Member, own: Vec<(u64, u64)>) -> Result<(), Error> {
+        let (from, to) = (volume.uuid().to_string(), made.uuid().to_string());
+        // Parts beyond the end of a volume that was shrunk are not its own any more.
+        let bytes = volume.bytes();
+        let inside = own.into_iter().filter(|(start, _)| *start < bytes);
+        let parts = inside.map(|(start, len)| (start, len.min(bytes - start))).collect();
+        Copy::new(&self.env, &from, &to)?.run(&self.env, parts, Arc::default()).await?;
+        self.begin_to_delete(made.id)?;
+        self.env.registry().remove(&to).await?;
+        let _changing = self.begin_change().await?;
+        self.command(Command::Adopt { volume: volume.id, from: made.id }).await?;
+        lock(&self.members).remove(&made.id);
+        self.list_again().await
     }
 
     /// Copies what a clone has of its snapshot, after which it is independent.

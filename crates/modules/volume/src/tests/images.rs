@@ -2,6 +2,9 @@
 
 use super::*;
 use aryk_bdev::Error as Refused;
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
 
 const IMAGE: u64 = MIB;
 
@@ -129,4 +132,48 @@ fn what_cannot_be_an_image_is_refused() {
     let small = NewVolume { bytes: Bytes(IMAGE / 2), ..stack.new_volume("o", Origin::Disk("image".into())) };
     assert!(matches!(create(small), Error::Command(_)));
     assert!(stack.env.registry().open("image", Access::Exclusive, "another", |_| ()).is_ok(), "it is free");
+}
+
+/// The disk `image` completes no read, until it is aborted.
+#[test]
+fn requests_that_wait_for_a_hung_image_can_be_aborted() {
+    const HOUR_US: u64 = 3_600_000_000;
+    let stack = Stack::new(512).malloc("base", 512, BASE).malloc("slow", 512, IMAGE).pool();
+    let config = aryk_bdev_delay::Config {
+        identity: Identity::named("image"),
+        base: "slow".to_owned(),
+        avg_read_us: HOUR_US,
+        p99_read_us: HOUR_US,
+        avg_write_us: 0,
+        p99_write_us: 0,
+    };
+    aryk_bdev_delay::create(&stack.env, config).expect("it can be made");
+    let (_, disk) = overlay(&stack, "o");
+    let all_ended = stack.on_owner(&disk, async |channel| {
+        for is_write in [false, true] {
+            let request = async {
+                let buffer = Buffer::from_slice(&[5; 512]);
+                match is_write {
+                    // The rest of the block comes from the image.
+                    true => channel.write(Lba(9), Blocks(1), buffer).await.map(drop),
+                    false => channel.read(Lba(17), Blocks(1), buffer).await.map(drop),
+                }
+            };
+            let mut request = pin!(request);
+            let is_pending = poll_fn(|cx| Poll::Ready(request.as_mut().poll(cx).is_pending())).await;
+            // What needs no image goes on, and ends after the image has got the request.
+            let written = channel.write(Lba(1024), Blocks(8), Buffer::from_slice(&[6; 4096])).await.map(drop);
+            if !is_pending || written.is_err() {
+                return false;
+            }
+            channel.abort_all();
+            // The image completes what is aborted as without the abort.
+            if request.await.is_err() {
+                return false;
+            }
+        }
+        true
+    });
+    assert!(all_ended);
+    assert_eq!(stack.read(&disk, 1024 * 512, 4096), [6; 4096]);
 }

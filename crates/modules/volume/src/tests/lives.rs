@@ -246,3 +246,50 @@ fn a_copy_of_the_base_of_an_open_pool_is_left_alone() {
     assert_eq!(found.map(drop), Err(Error::Twin { pool: "p".to_owned(), first, second }));
     assert!(std::fs::read(&twin).expect("it can be read") == before, "nothing was written");
 }
+
+#[test]
+fn a_volume_gets_another_parent_and_keeps_what_it_has_for_itself() {
+    let stack = stack().malloc("image", 512, VOLUME.0);
+    let pool = stack.the_pool();
+    let snapshot = |id, name: &str| {
+        let wanted = vec![(id, name.to_owned(), Uuid::new_v4())];
+        block_on(pool.snapshot(wanted)).expect("it can be taken").remove(0)
+    };
+    let volume = pool.find("v").expect("it was made");
+    let disk = volume.disk.clone().expect("it has a disk");
+    stack.write(&disk, 0, &[1; 4096]);
+    let before = snapshot(volume.id, "before");
+    stack.write(&disk, 8192, &[2; 4096]);
+    stack.command(&disk, Op::WriteZeroes, 16384, 4096);
+    let other = stack.volume("other", Origin::Empty);
+    stack.write(other.disk.as_ref().unwrap(), 0, &[3; 32768]);
+    let parent = snapshot(other.id, "parent");
+    stack.write(&stack.env.registry().find("image").unwrap(), 0, &[4; 32768]);
+
+    // The same, whatever the volume was based on before.
+    for (origin, byte) in [
+        (Origin::Snapshot(parent.id), 3),
+        (Origin::Disk("image".to_owned()), 4),
+        (Origin::Snapshot(parent.id), 3),
+    ] {
+        block_on(pool.set_parent(volume.id, origin)).expect("it can be set");
+        let mut expected = vec![byte; 32768];
+        expected[8192..12288].fill(2);
+        expected[16384..20480].fill(0);
+        assert_eq!(stack.read(&disk, 0, 32768), expected);
+        let members: Vec<_> = pool.members().iter().map(|member| member.name().to_owned()).collect();
+        assert_eq!(members, ["v", "before", "other", "parent"]);
+    }
+    assert_eq!(pool.parent(&pool.find("v").unwrap()), Parent::Snapshot("parent".to_owned()));
+    assert_eq!(stack.read(before.disk.as_ref().unwrap(), 0, 12288)[..4096], [1; 4096]);
+    // A volume that is in use, and a parent that does not fit.
+    let writer = stack.env.registry().open(disk.name(), Access::Shared, "a VM", |_| ()).unwrap();
+    assert!(block_on(pool.set_parent(volume.id, Origin::Snapshot(before.id))).is_err());
+    drop(writer);
+    let large = NewVolume { bytes: Bytes(2 * VOLUME.0), ..stack.new_volume("large", Origin::Empty) };
+    let large = block_on(pool.create_volume(large)).expect("it can be made");
+    let large = snapshot(large.id, "large-snapshot");
+    assert!(block_on(pool.set_parent(volume.id, Origin::Snapshot(large.id))).is_err());
+    assert_eq!(pool.members().len(), 6);
+    assert_eq!(stack.read(&disk, 8192, 4096), [2; 4096]);
+}

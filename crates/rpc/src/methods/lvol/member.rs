@@ -4,7 +4,7 @@ use super::{CLUSTER, ClearMethod, failed, find, find_store, whole_clusters};
 use crate::error::INTERNAL;
 use crate::methods::volumes::{self, Attributes};
 use crate::methods::{Control, Count, Error, Name, Phase, Table};
-use aryk_bdev_volume::{Member, NewVolume, Origin, Pool, WhenFull};
+use aryk_bdev_volume::{Member, NewVolume, Origin, Parent, Pool, WhenFull};
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -42,6 +42,18 @@ pub(super) fn register(table: &mut Table<Control>) {
         inflate,
     );
     table.add("bdev_lvol_decouple_parent", Phase::RunTime, "The same as `bdev_lvol_inflate`.", inflate);
+    table.add(
+        "bdev_lvol_set_parent",
+        Phase::RunTime,
+        "Makes a volume a clone of another snapshot. What it has for itself stays, and is copied. It must not be in use.",
+        set_parent,
+    );
+    table.add(
+        "bdev_lvol_set_parent_bdev",
+        Phase::RunTime,
+        "The same, with a disk of another module or another pool in place of the snapshot.",
+        set_parent_bdev,
+    );
     table.add("bdev_lvol_get_lvols", Phase::RunTime, "Lists the volumes and snapshots.", get);
 }
 
@@ -226,6 +238,59 @@ async fn delete(control: &Control, p: Name) -> Result<bool, Error> {
 async fn inflate(control: &Control, p: Name) -> Result<bool, Error> {
     let (pool, member) = find(control, &p.name)?;
     pool.inflate(member.id).await.map_err(failed)?;
+    Ok(true)
+}
+
+/// Parameters of `bdev_lvol_set_parent`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "SetLvolParent")]
+struct SetParent {
+    /// UUID or alias of the volume.
+    lvol_name: String,
+    /// UUID or alias of the snapshot, which is not larger than the volume.
+    parent_name: String,
+}
+
+async fn set_parent(control: &Control, p: SetParent) -> Result<bool, Error> {
+    let (pool, member) = find(control, &p.lvol_name)?;
+    let (of, parent) = find(control, &p.parent_name)?;
+    if !Arc::ptr_eq(&pool, &of) {
+        return Err(failed(Error::invalid("the snapshot is in another pool")));
+    }
+    if !parent.is_snapshot() {
+        return Err(failed(Error::invalid(format!("'{}' is not a snapshot", p.parent_name))));
+    }
+    if pool.parent(&member) == Parent::Snapshot(parent.name().to_owned()) {
+        let why = format!("'{}' is a clone of '{}' already", p.lvol_name, p.parent_name);
+        return Err(failed(Error::errno(Errno::EXIST, why)));
+    }
+    volumes::set_parent(control, &pool, &member, Origin::Snapshot(parent.id)).await.map_err(failed)?;
+    Ok(true)
+}
+
+/// Parameters of `bdev_lvol_set_parent_bdev`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "SetLvolParentBdev")]
+struct SetParentBdev {
+    /// UUID or alias of the volume.
+    lvol_name: String,
+    /// Name or UUID of the disk, which is not larger than the volume, and has no writer while the volume depends on
+    /// it.
+    parent_name: String,
+}
+
+async fn set_parent_bdev(control: &Control, p: SetParentBdev) -> Result<bool, Error> {
+    let (pool, member) = find(control, &p.lvol_name)?;
+    let disk = control.disks.find(&p.parent_name)?;
+    let uuid = disk.identity().uuid;
+    if matches!(pool.parent(&member), Parent::Image(image) if image.uuid == uuid) {
+        let why = format!("'{}' is on '{}' already", p.lvol_name, p.parent_name);
+        return Err(failed(Error::errno(Errno::EXIST, why)));
+    }
+    let origin = Origin::Disk(disk.name().to_owned());
+    volumes::set_parent(control, &pool, &member, origin).await.map_err(failed)?;
     Ok(true)
 }
 

@@ -1,7 +1,7 @@
 //! `bdev_nvme_attach_controller`, `_detach_controller`, `_reset_controller`. Control context.
 
 use super::options::{self, MultipathOptions};
-use super::{Control, Error, Phase, Table, address, exposed, find};
+use super::{Control, Error, Followed, Phase, Table, address, exposed, find, is_attached, remote};
 use crate::config::Subsystem;
 use crate::methods::{NAME_LEN_MAX, is_default};
 use crate::params::Count;
@@ -13,6 +13,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub(crate) const ATTACH: &str = "bdev_nvme_attach_controller";
+pub(super) const DETACH: &str = "bdev_nvme_detach_controller";
 
 /// Bytes of `nN`, where N is the largest NSID.
 const SUFFIX_LEN: usize = 11;
@@ -27,7 +28,7 @@ pub(super) fn register(table: &mut Table<Control>) {
         attach,
     );
     table.add(
-        "bdev_nvme_detach_controller",
+        DETACH,
         Phase::RunTime,
         "Removes the disks of an NVMe controller, and shuts the controller down.",
         async |control: &Control, p: Detach| detach_by_call(control, &p).await,
@@ -52,109 +53,121 @@ pub(super) fn register(table: &mut Table<Control>) {
     );
 }
 
-/// Parameters of `bdev_nvme_attach_controller`. Those of network transports are saved, without effect.
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+/// Parameters of `bdev_nvme_attach_controller`. Those of another transport than `trtype` are saved, without effect.
+#[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Attach {
+pub(super) struct Attach {
     /// Name of the controller: namespace 1 is the disk `NAMEn1`.
-    name: String,
-    /// `PCIe`, or `VFIOUSER` for a controller that another process emulates.
-    trtype: String,
-    /// PCI address, such as `0000:3d:00.0`; for `VFIOUSER` the path of the socket, or of its directory, if its name is `cntrl`.
-    traddr: String,
-    /// Seconds for which requests wait for a drive that has vanished, before its disks are removed; -1: for ever. Default: 15.
+    pub(super) name: String,
+    /// `PCIe`, `TCP` for a controller of another host, or `VFIOUSER` for one that another process emulates.
+    pub(super) trtype: String,
+    /// PCI address, such as `0000:3d:00.0`; for `TCP` the IP address of the target; for `VFIOUSER` the path of the socket, or of
+    /// its directory, if its name is `cntrl`.
+    pub(super) traddr: String,
+    /// Seconds for which requests wait for a drive that has vanished, or for a target that is lost, before its disks are removed;
+    /// -1: for ever. Default: 15; for `TCP` 600.
     #[serde(skip_serializing_if = "Option::is_none")]
-    ctrlr_loss_timeout_sec: Option<i32>,
+    pub(super) ctrlr_loss_timeout_sec: Option<i32>,
     /// Queue pairs at most, for as many reactors; other reactors send their requests through these. Default: 128.
     #[serde(skip_serializing_if = "Option::is_none")]
-    num_io_queues: Option<u32>,
+    pub(super) num_io_queues: Option<u32>,
     /// Aryk only: which memory of VMs the controller accesses by itself.
     #[serde(default, skip_serializing_if = "is_default")]
-    dma: Dma,
+    pub(super) dma: Dma,
     /// Aryk only: bytes of bounce buffers on each reactor. Default: 4 MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
-    bounce_bytes: Option<Count>,
+    pub(super) bounce_bytes: Option<Count>,
     /// Aryk only: the only namespace that becomes a disk. Default: all.
     #[serde(skip_serializing_if = "Option::is_none")]
-    nsid: Option<u32>,
+    pub(super) nsid: Option<u32>,
     /// Aryk only: name of the disk of the namespace `nsid`. Default: `NAMEnNSID`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    disk: Option<String>,
+    pub(super) disk: Option<String>,
     /// Aryk only: the drive's serial number; another drive is refused. The daemon stores that of the drive, so that a restart
     /// does not take another drive for it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    serial: Option<String>,
+    pub(super) serial: Option<String>,
+    /// Aryk only: identifier of this host for the target, a UUID; only for `TCP`. The target ends an earlier controller of the
+    /// same host and identifier first, so no two controllers have the same. Default: a random one, which the daemon stores.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) hostid: Option<String>,
+    /// Aryk only: the daemon stores it for the discovery service that named the subsystem; only for `TCP`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) discovery: Option<String>,
     /// Aryk only: the daemon stores it when the drive went away with acknowledged writes in its volatile cache. A call with it is
     /// refused, so that the controller stays absent until a client attaches it without.
     #[serde(default, skip_serializing_if = "is_default")]
-    may_have_lost_writes: bool,
-    /// Seconds between two attempts to open a drive that has vanished. Default, and for 0: a quarter of a second.
+    pub(super) may_have_lost_writes: bool,
+    /// Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost; the first attempts
+    /// come sooner. Default, and for 0: a quarter of a second; for `TCP` 2.
     #[serde(skip_serializing_if = "Option::is_none")]
-    reconnect_delay_sec: Option<u32>,
-    /// Seconds for which requests wait for a drive that has vanished before they fail, until it is back; at most
+    pub(super) reconnect_delay_sec: Option<u32>,
+    /// Seconds for which requests wait for a drive that has vanished, or a target that is lost, before they fail, until it is
+    /// back; at most
     /// `ctrlr_loss_timeout_sec`. Default, and for 0: they wait as long as that says.
     #[serde(skip_serializing_if = "Option::is_none")]
-    fast_io_fail_timeout_sec: Option<u32>,
+    pub(super) fast_io_fail_timeout_sec: Option<u32>,
+    /// `IPv4` or `IPv6`, of `traddr`; only for `TCP`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) adrfam: Option<String>,
+    /// Port of the target; only for `TCP`. Default: 4420.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) trsvcid: Option<String>,
     /// Saved, without effect.
     #[serde(skip_serializing_if = "Option::is_none")]
-    adrfam: Option<String>,
-    /// Saved, without effect.
+    pub(super) priority: Option<String>,
+    /// NQN of the target's subsystem; only for `TCP`, which needs it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    trsvcid: Option<String>,
-    /// Saved, without effect.
+    pub(super) subnqn: Option<String>,
+    /// NQN by which this host connects; only for `TCP`. Default: a random one, which the daemon stores.
     #[serde(skip_serializing_if = "Option::is_none")]
-    priority: Option<String>,
-    /// Saved, without effect.
+    pub(super) hostnqn: Option<String>,
+    /// IP address of this host from which it connects; only for `TCP`. Default: any.
     #[serde(skip_serializing_if = "Option::is_none")]
-    subnqn: Option<String>,
-    /// Saved, without effect.
+    pub(super) hostaddr: Option<String>,
+    /// Port of this host from which it connects; only for `TCP`. Default: any.
     #[serde(skip_serializing_if = "Option::is_none")]
-    hostnqn: Option<String>,
-    /// Saved, without effect.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    hostaddr: Option<String>,
-    /// Saved, without effect.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    hostsvcid: Option<String>,
+    pub(super) hostsvcid: Option<String>,
     /// Saved, without effect: namespaces with protection information are not served.
     #[serde(skip_serializing_if = "Option::is_none")]
-    prchk_reftag: Option<bool>,
+    pub(super) prchk_reftag: Option<bool>,
     /// Saved, without effect: namespaces with protection information are not served.
     #[serde(skip_serializing_if = "Option::is_none")]
-    prchk_guard: Option<bool>,
+    pub(super) prchk_guard: Option<bool>,
+    /// Whether PDUs have header digests; only for `TCP`. A target without them is refused. Default: false.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) hdgst: Option<bool>,
+    /// Whether PDUs have data digests; only for `TCP`. A target without them is refused. Default: false.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) ddgst: Option<bool>,
     /// Saved, without effect.
     #[serde(skip_serializing_if = "Option::is_none")]
-    hdgst: Option<bool>,
-    /// Saved, without effect.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ddgst: Option<bool>,
-    /// Saved, without effect.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    fabrics_connect_timeout_us: Option<u64>,
+    pub(super) fabrics_connect_timeout_us: Option<u64>,
     /// Saved, without effect: a controller has one path.
     #[serde(skip_serializing_if = "Option::is_none")]
-    multipath: Option<PathMode>,
+    pub(super) multipath: Option<PathMode>,
     /// Saved, without effect: a controller has one path.
     #[serde(skip_serializing_if = "Option::is_none")]
-    multipath_opts: Option<MultipathOptions>,
-    /// Saved, without effect.
+    pub(super) multipath_opts: Option<MultipathOptions>,
+    /// Refused for `TCP`, saved without effect for others.
     #[serde(skip_serializing_if = "Option::is_none")]
-    psk: Option<String>,
+    pub(super) psk: Option<String>,
     /// Saved, without effect: all disks are reported.
     #[serde(skip_serializing_if = "Option::is_none")]
-    max_bdevs: Option<u32>,
-    /// Saved, without effect.
+    pub(super) max_bdevs: Option<u32>,
+    /// Only for `TCP`: name of the secret in the keyring by which this host proves who it is; saved without effect for others.
     #[serde(skip_serializing_if = "Option::is_none")]
-    dhchap_key: Option<String>,
-    /// Saved, without effect.
+    pub(super) dhchap_key: Option<String>,
+    /// Only for `TCP`: name of the secret by which the target is to prove who it is; needs `dhchap_key`. Saved without effect for
+    /// others.
     #[serde(skip_serializing_if = "Option::is_none")]
-    dhchap_ctrlr_key: Option<String>,
+    pub(super) dhchap_ctrlr_key: Option<String>,
     /// Saved, without effect: namespaces of other command sets are not served.
     #[serde(skip_serializing_if = "Option::is_none")]
-    allow_unrecognized_csi: Option<bool>,
+    pub(super) allow_unrecognized_csi: Option<bool>,
     /// Saved, without effect.
     #[serde(skip_serializing_if = "Option::is_none")]
-    disable_sq_flow_control: Option<bool>,
+    pub(super) disable_sq_flow_control: Option<bool>,
 }
 
 /// Which memory of VMs an NVMe controller accesses by itself: memory of huge pages, which is pinned, or all, or none. Other
@@ -162,7 +175,7 @@ struct Attach {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(rename = "NvmeDma")]
-enum Dma {
+pub(super) enum Dma {
     #[default]
     Auto,
     Pin,
@@ -173,15 +186,20 @@ enum Dma {
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(rename = "NvmeMultipath")]
-enum PathMode {
+pub(super) enum PathMode {
     Failover,
     Multipath,
     Disable,
 }
 
 impl Attach {
-    /// How the module attaches the controller.
-    async fn config(&self, control: &Control) -> Result<module::Config, Error> {
+    /// Whether the caller says which memory of VMs is pinned.
+    pub(super) fn has_dma(&self) -> bool {
+        self.dma != Dma::Auto
+    }
+
+    /// Checks the names of the controller and of its disk.
+    pub(super) fn check_names(&self) -> Result<(), Error> {
         if self.name.is_empty() || self.disk.as_ref().is_some_and(String::is_empty) {
             return Err(Error::invalid("the names of a controller and its disk must not be empty"));
         }
@@ -189,6 +207,12 @@ impl Attach {
             let most = NAME_LEN_MAX - SUFFIX_LEN;
             return Err(Error::invalid(format!("an NVMe controller's name may have at most {most} bytes")));
         }
+        Ok(())
+    }
+
+    /// How the module attaches the controller.
+    async fn config(&self, control: &Control) -> Result<module::Config, Error> {
+        self.check_names()?;
         let mut config = module::Config::new(&self.name, location(&self.trtype, &self.traddr).await?);
         control.nvme.options.borrow().apply(&mut config);
         config.exposed = exposed(self.nsid, self.disk.as_deref(), &self.name)?;
@@ -233,7 +257,7 @@ async fn location(trtype: &str, traddr: &str) -> Result<Location, Error> {
         return address(traddr).map(Location::Pci);
     }
     if !trtype.eq_ignore_ascii_case("vfiouser") {
-        let detail = format!("there is no transport '{trtype}', only PCIe and VFIOUSER");
+        let detail = format!("there is no transport '{trtype}', only PCIe, TCP and VFIOUSER");
         return Err(Error::invalid(detail));
     }
     if traddr.is_empty() {
@@ -246,6 +270,12 @@ async fn location(trtype: &str, traddr: &str) -> Result<Location, Error> {
 }
 
 async fn attach(control: &Control, mut p: Attach) -> Result<Vec<String>, Error> {
+    if remote::is_tcp(&p.trtype) {
+        return remote::attach(control, p).await;
+    }
+    if control.nvme.remotes.find(&p.name).is_ok() {
+        return Err(module::Error::Exists(p.name).into());
+    }
     if p.may_have_lost_writes {
         let detail = format!(
             "the drive of '{}' went away with acknowledged writes in its volatile cache, which may be lost: check the data of its \
@@ -271,7 +301,7 @@ async fn attach(control: &Control, mut p: Attach) -> Result<Vec<String>, Error> 
     control.config.made(Subsystem::Nvme, &p.name, ATTACH, &p);
     if let Some(attached) = &*control.nvme.attached.borrow() {
         // The receiver ends with the daemon.
-        let _ = attached.send(controller);
+        let _ = attached.send(Followed::Drive(controller));
     }
     Ok(disks.iter().map(|disk| disk.name().to_owned()).collect())
 }
@@ -304,9 +334,20 @@ struct Detach {
 }
 
 async fn detach_by_call(control: &Control, p: &Detach) -> Result<bool, Error> {
-    if control.nvme.controllers.find(&p.name).is_err()
-        && control.config.forget_absent(Subsystem::Nvme, &p.name)
-    {
+    if !is_attached(control, &p.name) && control.config.forget_absent(Subsystem::Nvme, &p.name) {
+        return Ok(true);
+    }
+    if let Ok(controller) = control.nvme.remotes.find(&p.name) {
+        let address = controller.config().address;
+        let is_other = p.trtype.as_deref().is_some_and(|trtype| !remote::is_tcp(trtype))
+            || p.traddr.as_deref().is_some_and(|traddr| traddr != address.ip().to_string());
+        if is_other {
+            let detail = format!("the controller '{}' is at {address}, by TCP", p.name);
+            return Err(Error::errno(rustix::io::Errno::NODEV, detail));
+        }
+        // It may be absent, and be attached just now.
+        control.config.forget(Subsystem::Nvme, &p.name);
+        detach(control, &p.name).await?;
         return Ok(true);
     }
     let info = find(control, &p.name)?.info();
@@ -330,7 +371,11 @@ async fn detach_by_call(control: &Control, p: &Detach) -> Result<bool, Error> {
 pub(super) async fn detach(control: &Control, name: &str) -> Result<(), Error> {
     let disks = super::disks_of(control, name);
     let _leaving = Leaving::new(control, &disks);
-    control.nvme.controllers.detach(name).await?;
+    if control.nvme.remotes.find(name).is_ok() {
+        control.nvme.remotes.detach(name).await?;
+    } else {
+        control.nvme.controllers.detach(name).await?;
+    }
     control.forget_disks_of(&disks);
     Ok(())
 }
@@ -374,6 +419,10 @@ async fn enable(control: &Control, p: Reset) -> Result<bool, Error> {
 }
 
 async fn reset(control: &Control, p: Reset) -> Result<bool, Error> {
+    if let Ok(controller) = control.nvme.remotes.find(&p.name) {
+        controller.reset();
+        return Ok(true);
+    }
     find(control, &p.name)?.reset().await?;
     Ok(true)
 }

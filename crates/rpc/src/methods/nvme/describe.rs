@@ -1,14 +1,17 @@
 //! `bdev_nvme_get_controllers`, and the members of `bdev_get_bdevs` for disks of NVMe controllers. Control context.
 
 use super::abilities::{Abilities, hexadecimal};
+use super::remote::of_family;
 use super::statistics::Errors;
-use super::{Control, Error, Phase, Table, find};
+use super::{Control, Error, Phase, Table, find, remote};
 use aryk_bdev::Bdev;
-use aryk_bdev_nvme::{AttachedController, Info, Phase as State};
+use aryk_bdev_nvme::tcp::{RemoteController, RemoteInfo};
+use aryk_bdev_nvme::{AttachedController, Info, NamespaceInfo, Phase as State};
 use aryk_nvme::claims::ControllerInfo;
 use aryk_pci::Address;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
 use std::time::UNIX_EPOCH;
 
 /// The product name of these disks.
@@ -27,16 +30,46 @@ pub(super) fn register(table: &mut Table<Control>) {
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "NvmeTransportId")]
 pub(crate) struct Trid {
-    /// `PCIe` or `VFIOUSER`.
+    /// `PCIe`, `TCP` or `VFIOUSER`.
     trtype: &'static str,
-    /// PCI address, or path of the socket.
+    /// PCI address, IP address of the target, or path of the socket.
     traddr: String,
+    /// `IPv4` or `IPv6`; only for `TCP`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adrfam: Option<&'static str>,
+    /// Port of the target; only for `TCP`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trsvcid: Option<String>,
+    /// NQN of the target's subsystem; only for `TCP`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    subnqn: Option<String>,
 }
 
 impl Trid {
     fn of(info: &Info) -> Self {
         let is_pci = info.location.parse::<Address>().is_ok();
-        Self { trtype: if is_pci { "PCIe" } else { "VFIOUSER" }, traddr: info.location.clone() }
+        Self {
+            trtype: if is_pci { "PCIe" } else { "VFIOUSER" },
+            traddr: info.location.clone(),
+            adrfam: None,
+            trsvcid: None,
+            subnqn: None,
+        }
+    }
+
+    fn of_remote(info: &RemoteInfo) -> Self {
+        Self::of_target(info.address, info.subsystem.as_str())
+    }
+
+    /// A subsystem at an address.
+    pub(super) fn of_target(address: SocketAddr, subsystem: &str) -> Self {
+        Self {
+            trtype: "TCP",
+            traddr: address.ip().to_string(),
+            adrfam: Some(of_family(address)),
+            trsvcid: Some(address.port().to_string()),
+            subnqn: Some(subsystem.to_owned()),
+        }
     }
 }
 
@@ -146,7 +179,7 @@ pub(super) fn controller_of(
 
 /// The members of `bdev_get_bdevs` that only disks of NVMe controllers have.
 pub(crate) fn details(control: &Control, bdev: &Bdev) -> Option<Details> {
-    let (controller, id) = controller_of(control, bdev)?;
+    let Some((controller, id)) = controller_of(control, bdev) else { return remote_details(control, bdev) };
     let info = controller.info();
     let trid = Trid::of(&info);
     let namespace = info.namespaces.iter().find(|namespace| namespace.nsid == id)?;
@@ -161,6 +194,24 @@ pub(crate) fn details(control: &Control, bdev: &Bdev) -> Option<Details> {
             atomic_write_blocks: bdev.device().limits().atomic_blocks.0,
         },
         controller: info.name,
+    })
+}
+
+/// Those of a disk of another host.
+fn remote_details(control: &Control, bdev: &Bdev) -> Option<Details> {
+    let (controller, namespace) = remote::controller_of(control, bdev.name())?;
+    let info = controller.info();
+    Some(Details {
+        pci_address: None,
+        trid: Trid::of_remote(&info),
+        ctrlr_data: info.controller.as_ref().map(controller_data),
+        vs: info.controller.as_ref().map(version),
+        ns_data: NamespaceData {
+            id: namespace.nsid,
+            can_share: namespace.namespace.as_ref().is_ok_and(|n| n.is_shared),
+            atomic_write_blocks: bdev.device().limits().atomic_blocks.0,
+        },
+        controller: controller.name().to_owned(),
     })
 }
 
@@ -214,18 +265,40 @@ struct Description {
     failed_by_reset: u64,
     /// Aryk only: errors and health warnings that the controller reported by itself.
     warnings: u64,
-    /// Aryk only: I/O commands that the controller answered by an error; those that got an injected error count too.
-    errors: Errors,
+    /// Aryk only: I/O commands that the controller answered by an error; those that got an injected error count too. Missing for
+    /// a controller of another host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    errors: Option<Errors>,
     /// Aryk only: commands that got an error that was injected.
     injected_errors: u64,
-    /// Aryk only: the queue pairs.
+    /// Aryk only: the queue pairs; empty for a controller of another host.
     queue_pairs: Vec<QueuePair>,
+    /// Aryk only: what only controllers of other hosts have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remote: Option<Remote>,
     /// Aryk only: the last reset.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_reset: Option<LastReset>,
     /// Aryk only: the last failure of the controller, as text.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_error: Option<String>,
+}
+
+/// A controller of another host.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "NvmeRemote")]
+struct Remote {
+    /// Cores with a queue, each with a connection of its own.
+    cores: Vec<u16>,
+    /// Times that its connections were lost, or closed by `bdev_nvme_reset_controller`.
+    losses: u64,
+    /// Whether the target says that it ends an earlier controller of this host before it takes a new one. If not, requests wait
+    /// for the keep-alive timeout after a loss during changes.
+    ends_earlier: bool,
+    /// Whether PDUs have header digests.
+    hdgst: bool,
+    /// Whether PDUs have data digests.
+    ddgst: bool,
 }
 
 /// Regions of VMs' memory, for a controller: `aryk_memory_clients_get` lists those that are copied, and why.
@@ -256,7 +329,7 @@ struct Path {
     host: Host,
 }
 
-/// The host side of a network connection: always empty.
+/// The host side of a network connection: empty for drives.
 #[derive(Debug, Default, Serialize, JsonSchema)]
 #[schemars(rename = "NvmeHost")]
 struct Host {
@@ -353,15 +426,6 @@ fn describe(control: &Control, controller: &AttachedController) -> Description {
     let trid = Trid::of(&info);
     let cntlid = info.controller.as_ref().map_or(0, |info| info.controller_id);
     let path = Path { state: state(info.phase), trid: trid.clone(), cntlid, host: Host::default() };
-    let namespace = |info: &aryk_bdev_nvme::NamespaceInfo| Namespace {
-        nsid: info.nsid,
-        disk: info.disk.clone(),
-        block_size: info.namespace.as_ref().ok().map(|namespace| 1 << namespace.block_shift),
-        num_blocks: info.namespace.as_ref().ok().map(|namespace| namespace.blocks),
-        nguid: info.namespace.as_ref().ok().and_then(|namespace| Some(hexadecimal(&namespace.ids.nguid?))),
-        eui64: info.namespace.as_ref().ok().and_then(|namespace| Some(hexadecimal(&namespace.ids.eui64?))),
-        unserved: info.namespace.as_ref().err().map(ToString::to_string),
-    };
     let pair = |pair: &aryk_bdev_nvme::PairCounts| {
         pair.qid.map(|qid| QueuePair {
             qid,
@@ -386,7 +450,7 @@ fn describe(control: &Control, controller: &AttachedController) -> Description {
         cntlid,
         ctrlr_data: info.controller.as_ref().map(controller_data),
         abilities: info.controller.as_ref().map(super::abilities::of),
-        namespaces: info.namespaces.iter().map(namespace).collect(),
+        namespaces: info.namespaces.iter().map(describe_namespace).collect(),
         dma: match info.dma {
             aryk_bdev_nvme::Dma::Auto => "auto",
             aryk_bdev_nvme::Dma::Pin => "pin",
@@ -402,18 +466,82 @@ fn describe(control: &Control, controller: &AttachedController) -> Description {
         resubmitted: counts.resubmitted,
         failed_by_reset: counts.failed_by_reset,
         warnings: counts.warnings,
-        errors: counts.errors.into(),
+        errors: Some(counts.errors.into()),
         injected_errors: counts.injected,
         queue_pairs: counts.pairs.iter().filter_map(pair).collect(),
+        remote: None,
         last_reset: info.last_reset.map(last_reset),
         last_error: info.last_failure,
     }
 }
 
-async fn get_controllers(control: &Control, p: GetControllers) -> Result<Vec<Description>, Error> {
-    let found = match p.name {
-        Some(name) => vec![find(control, &name)?],
-        None => control.nvme.controllers.list(),
+fn describe_namespace(info: &NamespaceInfo) -> Namespace {
+    let namespace = info.namespace.as_ref();
+    Namespace {
+        nsid: info.nsid,
+        disk: info.disk.clone(),
+        block_size: namespace.ok().map(|namespace| 1 << namespace.block_shift),
+        num_blocks: namespace.ok().map(|namespace| namespace.blocks),
+        nguid: namespace.ok().and_then(|namespace| Some(hexadecimal(&namespace.ids.nguid?))),
+        eui64: namespace.ok().and_then(|namespace| Some(hexadecimal(&namespace.ids.eui64?))),
+        unserved: namespace.err().map(ToString::to_string),
+    }
+}
+
+fn describe_remote(controller: &RemoteController) -> Description {
+    let (info, config) = (controller.info(), controller.config());
+    let trid = Trid::of_remote(&info);
+    let cntlid = info.controller.as_ref().map_or(0, |info| info.controller_id);
+    let host = Host {
+        nqn: info.host.to_string(),
+        addr: config.source.map(|source| source.ip().to_string()).unwrap_or_default(),
+        svcid: config.source.map(|source| source.port().to_string()).unwrap_or_default(),
     };
-    Ok(found.iter().map(|controller| describe(control, controller)).collect())
+    let path = Path { state: remote::state(info.phase), trid: trid.clone(), cntlid, host };
+    Description {
+        name: controller.name().to_owned(),
+        ctrlrs: [path],
+        trid,
+        cntlid,
+        ctrlr_data: info.controller.as_ref().map(controller_data),
+        abilities: info.controller.as_ref().map(super::abilities::of),
+        namespaces: info.namespaces.iter().map(describe_namespace).collect(),
+        dma: "bounce",
+        memory: None,
+        interrupts: true,
+        queue_pairs_max: config.queues,
+        resets: info.losses,
+        queue_resets: 0,
+        aborts: 0,
+        retries: info.retried,
+        resubmitted: info.resubmitted,
+        failed_by_reset: info.failed_by_loss,
+        warnings: 0,
+        errors: None,
+        injected_errors: 0,
+        queue_pairs: Vec::new(),
+        remote: Some(Remote {
+            cores: info.queues,
+            losses: info.losses,
+            ends_earlier: info.ends_earlier,
+            hdgst: config.header_digest,
+            ddgst: config.data_digest,
+        }),
+        last_reset: None,
+        last_error: info.last_loss,
+    }
+}
+
+async fn get_controllers(control: &Control, p: GetControllers) -> Result<Vec<Description>, Error> {
+    let remotes = control.nvme.remotes.list();
+    let Some(name) = p.name else {
+        let mut all: Vec<Description> =
+            control.nvme.controllers.list().iter().map(|controller| describe(control, controller)).collect();
+        all.extend(remotes.iter().map(|controller| describe_remote(controller)));
+        return Ok(all);
+    };
+    match remotes.iter().find(|controller| controller.name() == name) {
+        Some(controller) => Ok(vec![describe_remote(controller)]),
+        None => Ok(vec![describe(control, &*find(control, &name)?)]),
+    }
 }

@@ -9,8 +9,9 @@ use super::{
 use crate::config::{Call, Subsystem};
 use crate::{Control, Error};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 
 /// The target that a call names. `None`: `nvmf_tgt`, whether the call names it or not.
 fn target_of(params: &Value) -> Option<&str> {
@@ -49,9 +50,23 @@ pub(crate) fn object(method: &str, params: &Value) -> Option<String> {
     })
 }
 
-fn address(value: &Value) -> Option<String> {
-    let address = ListenAddress::deserialize(value).ok()?.parse(PORT).ok()?;
-    Some(address.to_string())
+/// The name of a subsystem's note.
+pub(super) fn subsystem_name(target: Option<&str>, nqn: &str) -> String {
+    object(CREATE_SUBSYSTEM, &json!({"tgt_name": target, "nqn": nqn})).unwrap_or_default()
+}
+
+/// The name of the note of a host that may connect.
+pub(super) fn host_name(target: Option<&str>, nqn: &str, host: &str) -> String {
+    object(ADD_HOST, &json!({"tgt_name": target, "nqn": nqn, "host": host})).unwrap_or_default()
+}
+
+/// The name of a namespace's note.
+pub(super) fn namespace_name(target: Option<&str>, nqn: &str, nsid: u64) -> String {
+    object(ADD_NS, &json!({"tgt_name": target, "nqn": nqn, "namespace": {"nsid": nsid}})).unwrap_or_default()
+}
+
+fn address(value: &Value) -> Option<SocketAddr> {
+    ListenAddress::deserialize(value).ok()?.parse(PORT).ok()
 }
 
 /// Notes the object that a call has created.
@@ -76,6 +91,12 @@ pub(super) fn is_of_target(call: &Call, target: &str) -> bool {
 /// Whether a call creates a subsystem of a target, or a part of it.
 pub(super) fn is_of_subsystem(call: &Call, target: Option<&str>, nqn: &str) -> bool {
     target_of(&call.params) == target.filter(|name| *name != DEFAULT_TARGET) && call.params["nqn"] == nqn
+}
+
+/// Whether a call creates a listener of a subsystem, or sets a state of its paths.
+pub(super) fn is_of_listener(call: &Call, target: Option<&str>, nqn: &str, listener: SocketAddr) -> bool {
+    is_of_subsystem(call, target, nqn)
+        && address(&call.params["listen_address"]).is_some_and(|known| known == listener)
 }
 
 /// The namespace that a call concerns: its target, subsystem and identifier.
@@ -107,6 +128,7 @@ pub(crate) fn forget_gone(control: &Control) {
         existing.contains(&(target.map(str::to_owned), nqn.to_owned(), nsid))
     };
     control.config.retain_that(Subsystem::Nvmf, |call| namespace(call).is_none_or(is_there));
+    super::reservations::forget_gone(control);
 }
 
 /// The disk of a namespace.
@@ -145,10 +167,8 @@ pub(crate) fn needs(call: &Call) -> Vec<Needs<'_>> {
         ADD_HOST => vec![subsystem()],
         ADD_NS => disk_of(call).map(Needs::Disk).into_iter().chain([subsystem()]).collect(),
         NS_ADD_HOST => {
-            let nsid = call.params["nsid"].clone();
-            let mut params = call.params.clone();
-            params["namespace"] = serde_json::json!({ "nsid": nsid });
-            vec![Needs::Object(object(ADD_NS, &params).unwrap_or_default())]
+            let name = namespace(call).map(|(target, nqn, nsid)| namespace_name(target, nqn, nsid));
+            name.map(Needs::Object).into_iter().collect()
         }
         ADD_LISTENER => vec![subsystem(), Needs::Parts(subsystem_of(call))],
         SET_STATE => vec![Needs::Object(object(ADD_LISTENER, &call.params).unwrap_or_default())],
@@ -183,13 +203,13 @@ pub(super) async fn unmake(control: &Control, call: &Call) -> Result<(), Error> 
         _ => Ok(()),
     };
     forget(control, &call.method, params);
+    super::reservations::forget_gone(control);
     Ok(undone?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn call(method: &'static str, params: Value) -> Call {
         Call { method: method.into(), params }

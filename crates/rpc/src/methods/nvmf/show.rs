@@ -1,11 +1,12 @@
 //! Methods that list the objects of targets: subsystems, connected hosts, queues; and count queues. Control context.
 
-use super::subsystem::{OfSubsystem, State};
-use super::{ListenAddress, Named, OfTarget};
+use super::subsystem::{OfSubsystem, State as PathState};
+use super::{ListenAddress, OfTarget};
 use crate::methods::framework::TICK_RATE;
 use crate::methods::{Control, Error, Phase, Table};
 use aryk_nvme_fabrics::nqn::{DISCOVERY, Nqn};
-use aryk_nvmf::{ControllerInfo, NamespaceInfo, SubsystemInfo};
+use aryk_nvme_fabrics::reservation::{Kind, Registrant, State};
+use aryk_nvmf::{ControllerInfo, HostKeys, NamespaceInfo, SubsystemInfo};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -79,11 +80,21 @@ struct SubsystemReply {
 #[derive(Debug, Serialize, JsonSchema)]
 struct HostName {
     nqn: String,
+    /// The name of the secret by which the host proves who it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dhchap_key: Option<String>,
+    /// The name of the secret by which the subsystem proves who it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dhchap_ctrlr_key: Option<String>,
 }
 
 impl HostName {
-    fn new(host: &Nqn) -> Self {
-        Self { nqn: host.to_string() }
+    fn new((host, keys): (&Nqn, &Option<HostKeys>)) -> Self {
+        Self {
+            nqn: host.to_string(),
+            dhchap_key: keys.as_ref().map(|keys| keys.key.clone()),
+            dhchap_ctrlr_key: keys.as_ref().and_then(|keys| keys.controller_key.clone()),
+        }
     }
 }
 
@@ -102,6 +113,52 @@ struct NamespaceReply {
     /// The hosts that see a hidden namespace.
     #[serde(skip_serializing_if = "Option::is_none")]
     hosts: Option<Vec<String>>,
+    /// Aryk only: the hosts that are registered, and the reservation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reservations: Option<ReservationsReply>,
+}
+
+/// The registrations of hosts with a namespace, and the reservation.
+#[derive(Debug, Serialize, JsonSchema)]
+struct ReservationsReply {
+    registrants: Vec<RegistrantReply>,
+    /// Type of the reservation. Without one: there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rtype: Option<&'static str>,
+    /// Whether all of it persists through a loss of power.
+    ptpl: bool,
+}
+
+/// A host that is registered.
+#[derive(Debug, Serialize, JsonSchema)]
+struct RegistrantReply {
+    hostid: Uuid,
+    /// The key, in hexadecimal digits.
+    rkey: String,
+    /// Whether the host holds the reservation.
+    is_holder: bool,
+}
+
+impl ReservationsReply {
+    fn new(state: &State) -> Self {
+        let registrant = |of: &Registrant| RegistrantReply {
+            hostid: Uuid::from_bytes(of.host),
+            rkey: format!("{:x}", of.key),
+            is_holder: state.is_holder(&of.host),
+        };
+        Self {
+            registrants: state.registrants.iter().map(registrant).collect(),
+            rtype: state.holder.map(|(_, kind)| match kind {
+                Kind::WriteExclusive => "write_exclusive",
+                Kind::ExclusiveAccess => "exclusive_access",
+                Kind::WriteExclusiveRegistrants => "write_exclusive_reg_only",
+                Kind::ExclusiveAccessRegistrants => "exclusive_access_reg_only",
+                Kind::WriteExclusiveAll => "write_exclusive_all_regs",
+                Kind::ExclusiveAccessAll => "exclusive_access_all_regs",
+            }),
+            ptpl: state.persists,
+        }
+    }
 }
 
 fn digits(bytes: &[u8]) -> String {
@@ -119,6 +176,9 @@ impl NamespaceReply {
             uuid: Uuid::from_bytes(info.ids.uuid.unwrap_or_default()),
             anagrpid: Some(info.ana_group).filter(|&group| group > 0),
             hosts: info.visible_to.as_ref().map(|hosts| hosts.iter().map(Nqn::to_string).collect()),
+            reservations: Some(&info.reservations)
+                .filter(|state| !state.registrants.is_empty())
+                .map(ReservationsReply::new),
         }
     }
 }
@@ -161,10 +221,8 @@ async fn get_subsystems(control: &Control, p: GetSubsystems) -> Result<Vec<Subsy
     }
 }
 
-fn find(control: &Control, p: &OfSubsystem) -> Result<SubsystemInfo, Error> {
-    let named = control.nvmf.find(p.tgt_name.as_deref())?;
-    let found = named.target.list().into_iter().find(|info| info.made_of.nqn.as_str() == p.nqn);
-    found.ok_or_else(|| Error::no_device("subsystem", &p.nqn))
+pub(super) fn find(control: &Control, p: &OfSubsystem) -> Result<SubsystemInfo, Error> {
+    Ok(control.nvmf.find(p.tgt_name.as_deref())?.target.find(&p.nqn)?)
 }
 
 /// One of the results of `nvmf_subsystem_get_controllers`.
@@ -228,7 +286,7 @@ async fn get_qpairs(control: &Control, p: OfSubsystem) -> Result<Vec<QpairReply>
 struct ListenerReply {
     address: ListenAddress,
     /// The state of the first ANA group.
-    ana_state: State,
+    ana_state: PathState,
     /// The states of the ANA groups of the subsystem's namespaces.
     ana_states: Vec<GroupState>,
 }
@@ -237,17 +295,17 @@ struct ListenerReply {
 #[derive(Debug, Serialize, JsonSchema)]
 struct GroupState {
     ana_group: u32,
-    ana_state: State,
+    ana_state: PathState,
 }
 
 async fn get_listeners(control: &Control, p: OfSubsystem) -> Result<Vec<ListenerReply>, Error> {
     let reply = |(address, states): (SocketAddr, BTreeMap<u32, _>)| {
         let states: Vec<GroupState> = (states.into_iter())
-            .map(|(ana_group, state)| GroupState { ana_group, ana_state: State::from(state) })
+            .map(|(ana_group, state)| GroupState { ana_group, ana_state: PathState::from(state) })
             .collect();
         ListenerReply {
             address: ListenAddress::new(address),
-            ana_state: states.first().map_or(State::Optimized, |group| group.ana_state),
+            ana_state: states.first().map_or(PathState::Optimized, |group| group.ana_state),
             ana_states: states,
         }
     };
@@ -258,6 +316,8 @@ async fn get_listeners(control: &Control, p: OfSubsystem) -> Result<Vec<Listener
 #[derive(Debug, Serialize, JsonSchema)]
 struct Stats {
     tick_rate: u64,
+    /// Aryk only: authentications of hosts that have failed.
+    failed_authentications: u64,
     poll_groups: Vec<PollGroup>,
 }
 
@@ -274,7 +334,7 @@ struct PollGroup {
 }
 
 async fn get_stats(control: &Control, p: OfTarget) -> Result<Stats, Error> {
-    let named: std::rc::Rc<Named> = control.nvmf.find(p.tgt_name.as_deref())?;
+    let named = control.nvmf.find(p.tgt_name.as_deref())?;
     let hosts: Vec<ControllerInfo> =
         named.target.list().into_iter().flat_map(|info| info.controllers).collect();
     let admin_queues = hosts.len() + named.target.discovery_controllers();
@@ -290,5 +350,6 @@ async fn get_stats(control: &Control, p: OfTarget) -> Result<Stats, Error> {
             .count(),
     };
     let poll_groups = control.reactors.handles().into_iter().enumerate().map(group).collect();
-    Ok(Stats { tick_rate: TICK_RATE, poll_groups })
+    let failed_authentications = named.target.failed_authentications();
+    Ok(Stats { tick_rate: TICK_RATE, failed_authentications, poll_groups })
 }

@@ -1,18 +1,23 @@
 //! Subsystems, their namespaces, hosts and listeners. Control context.
 
-use super::object::{forget, forget_gone, is_of_one, is_of_subsystem, made, place};
-use super::{ListenAddress, Named, PORT, new_subsystem, parse_nqn};
-use crate::config::Subsystem;
+use super::keys::{KeyNames, is_open, set_keys, warn_if_open};
+use super::object::{
+    forget, forget_gone, host_name, is_of_listener, is_of_one, is_of_subsystem, made, namespace_name, place,
+    subsystem_name,
+};
+use super::{ListenAddress, PORT, new_subsystem, parse_nqn, reservations};
+use crate::config::{Call, Subsystem};
 use crate::methods::{Control, Error, Phase, Table};
 use crate::{journal, methods::vhost::refuse_shared};
 use aryk_nvme::spec::identify::Descriptors;
 use aryk_nvme_fabrics::connect::CONTROLLER_ID_MAX;
+use aryk_nvme_fabrics::reservation;
 use aryk_nvme_fabrics::subsystem::AnaState;
-use aryk_nvmf::{NAMESPACES_MAX, NewNamespace, NewSubsystem};
+use aryk_nvmf::{NAMESPACES_MAX, NewNamespace, NewSubsystem, Target};
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::rc::Rc;
+use std::net::SocketAddr;
 use uuid::Uuid;
 
 pub(crate) const CREATE_SUBSYSTEM: &str = "nvmf_create_subsystem";
@@ -52,6 +57,12 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add("nvmf_ns_remove_host", Phase::RunTime, "Hides a namespace from a host.", ns_remove_host);
     table.add(ADD_HOST, Phase::RunTime, "Allows a host to connect to a subsystem.", add_host);
     table.add(
+        "nvmf_subsystem_set_keys",
+        Phase::RunTime,
+        "Sets or removes the secrets with which a host authenticates (DH-HMAC-CHAP), from its next authentication on.",
+        set_keys,
+    );
+    table.add(
         "nvmf_subsystem_remove_host",
         Phase::RunTime,
         "Allows a host no longer to connect to a subsystem, and disconnects it.",
@@ -66,7 +77,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         ADD_LISTENER,
         Phase::RunTime,
-        "Has a subsystem listen at an address. Hosts prove nothing, and their data is not encrypted.",
+        "Has a subsystem listen at an address. Hosts without keys prove nothing, and data is not encrypted.",
         add_listener,
     );
     table.add(
@@ -160,7 +171,7 @@ async fn create_subsystem(control: &Control, p: CreateSubsystem) -> Result<bool,
         return Err(Error::errno(Errno::NOTSUP, "commands are not passed through to NVMe drives"));
     }
     let subsystems_max = named.subsystems_max.unwrap_or(control.nvmf.subsystems_max.get());
-    if named.target.list().len() as u64 >= u64::from(subsystems_max) {
+    if named.target.count() as u64 >= u64::from(subsystems_max) {
         return Err(Error::errno(
             Errno::NOSPC,
             format!("the target has {subsystems_max} subsystems already"),
@@ -194,6 +205,7 @@ async fn delete_subsystem(control: &Control, p: OfSubsystem) -> Result<bool, Err
     let target = p.tgt_name.as_deref();
     let removed = control.nvmf.find(target)?.target.remove_subsystem(&p.nqn).await;
     let had_note = control.config.forget_that(Subsystem::Nvmf, |call| is_of_subsystem(call, target, &p.nqn));
+    reservations::forget_gone(control);
     if !had_note {
         removed?;
     }
@@ -218,7 +230,7 @@ struct NamespaceParams {
     /// Default: that of the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     uuid: Option<Uuid>,
-    /// A file for reservations, which are not supported: it must not be given.
+    /// Ignored: reservations are kept in the state directory, without which it must not be given.
     #[serde(skip_serializing_if = "Option::is_none")]
     ptpl_file: Option<String>,
     /// The ANA group. Default: that with the number of the namespace.
@@ -264,10 +276,13 @@ fn identifier<const N: usize>(param: &str, text: Option<&String>) -> Result<Opti
 async fn add_ns(control: &Control, p: AddNs) -> Result<u32, Error> {
     let named = control.nvmf.find(p.tgt_name.as_deref())?;
     let given = &p.namespace;
-    if given.ptpl_file.is_some() {
-        return Err(Error::errno(Errno::NOTSUP, "there are no reservations that a file could keep"));
+    if given.ptpl_file.is_some() && !control.config.has_store() {
+        return Err(Error::errno(
+            Errno::NOTSUP,
+            "reservations are kept in a state directory, which the daemon does not have",
+        ));
     }
-    let new = NewNamespace {
+    let mut new = NewNamespace {
         nsid: given.nsid.filter(|&nsid| nsid > 0),
         ids: Descriptors {
             uuid: given.uuid.map(Uuid::into_bytes),
@@ -277,10 +292,16 @@ async fn add_ns(control: &Control, p: AddNs) -> Result<u32, Error> {
         },
         ana_group: given.anagrpid.filter(|&group| group > 0),
         is_hidden: given.no_auto_visible,
+        reservations: reservation::State::default(),
     };
     control.check_open()?;
+    let bdev = control.disks.find(&given.bdev_name)?;
     // An alias may be another disk's by the next start.
-    let bdev_name = control.disks.find(&given.bdev_name)?.name().to_owned();
+    let bdev_name = bdev.name().to_owned();
+    if let Some(nsid) = new.nsid {
+        let name = namespace_name(p.tgt_name.as_deref(), &p.nqn, nsid.into());
+        new.reservations = control.nvmf.stored(control, &name, bdev.identity().uuid);
+    }
     refuse_shared(control, &bdev_name, false)?;
     let nsid = named.target.add_namespace(&p.nqn, &bdev_name, new).await?;
     let namespace = NamespaceParams { nsid: Some(nsid), bdev_name, ..p.namespace };
@@ -302,8 +323,7 @@ struct OfNs {
 
 async fn remove_ns(control: &Control, p: OfNs) -> Result<bool, Error> {
     let named = control.nvmf.find(p.tgt_name.as_deref())?;
-    let call = serde_json::json!({"nqn": p.nqn, "tgt_name": p.tgt_name, "namespace": {"nsid": p.nsid}});
-    let name = super::object(ADD_NS, &call).unwrap_or_default();
+    let name = namespace_name(p.tgt_name.as_deref(), &p.nqn, p.nsid.into());
     let noted = control.config.noted(Subsystem::Nvmf, &name);
     let removed = match control.config.forget_absent(Subsystem::Nvmf, &name) {
         true => {
@@ -334,10 +354,8 @@ struct SetNsAnaGroup {
 async fn set_ns_ana_group(control: &Control, p: SetNsAnaGroup) -> Result<bool, Error> {
     let named = control.nvmf.find(p.tgt_name.as_deref())?;
     named.target.set_group(&p.nqn, p.nsid, p.anagrpid).await?;
-    let call = serde_json::json!({"nqn": p.nqn, "tgt_name": p.tgt_name, "namespace": {"nsid": p.nsid}});
-    if let Some(name) = super::object(ADD_NS, &call)
-        && let Some(params) = control.config.params(Subsystem::Nvmf, &name)
-    {
+    let name = namespace_name(p.tgt_name.as_deref(), &p.nqn, p.nsid.into());
+    if let Some(params) = control.config.params(Subsystem::Nvmf, &name) {
         let mut namespace = params["namespace"].clone();
         namespace["anagrpid"] = p.anagrpid.into();
         control.config.changed(Subsystem::Nvmf, &name, "namespace", namespace);
@@ -388,11 +406,26 @@ struct AddHost {
     /// Name of the target. Default: `nvmf_tgt`.
     #[serde(skip_serializing_if = "Option::is_none")]
     tgt_name: Option<String>,
+    /// Name of the secret in the keyring by which the host proves who it is. Default: it need not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dhchap_key: Option<String>,
+    /// Name of the secret by which the subsystem proves who it is, if the host asks for that; needs `dhchap_key`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dhchap_ctrlr_key: Option<String>,
 }
 
 async fn add_host(control: &Control, p: AddHost) -> Result<bool, Error> {
+    let host = parse_nqn(&p.host)?;
     let named = control.nvmf.find(p.tgt_name.as_deref())?;
-    named.target.add_host(&p.nqn, parse_nqn(&p.host)?)?;
+    if named.target.find(&p.nqn)?.hosts.named.contains_key(&host) {
+        // It keeps its keys: only `nvmf_subsystem_set_keys` changes them.
+        return Ok(true);
+    }
+    let names = KeyNames { key: p.dhchap_key.as_deref(), controller_key: p.dhchap_ctrlr_key.as_deref() };
+    let keys = names.read(control).await?;
+    let was_open = is_open(&named.target, &p.nqn);
+    named.target.add_host(&p.nqn, host, keys)?;
+    warn_if_open(&named.target, &p.nqn, was_open);
     made(control, ADD_HOST, &p);
     Ok(true)
 }
@@ -415,7 +448,7 @@ struct RemoveHost {
 async fn remove_host(control: &Control, p: RemoveHost) -> Result<bool, Error> {
     let named = control.nvmf.find(p.tgt_name.as_deref())?;
     named.target.remove_host(&p.nqn, &parse_nqn(&p.host)?).await?;
-    forget(control, ADD_HOST, &AddHost { nqn: p.nqn, host: p.host, tgt_name: p.tgt_name });
+    control.config.forget(Subsystem::Nvmf, &host_name(p.tgt_name.as_deref(), &p.nqn, &p.host));
     Ok(true)
 }
 
@@ -433,9 +466,10 @@ struct AllowAnyHost {
 
 async fn allow_any_host(control: &Control, p: AllowAnyHost) -> Result<bool, Error> {
     let named = control.nvmf.find(p.tgt_name.as_deref())?;
+    let was_open = is_open(&named.target, &p.nqn);
     named.target.allow_any_host(&p.nqn, p.allow_any_host).await?;
-    let name = super::object(CREATE_SUBSYSTEM, &serde_json::json!({"nqn": p.nqn, "tgt_name": p.tgt_name}));
-    let name = name.unwrap_or_default();
+    warn_if_open(&named.target, &p.nqn, was_open);
+    let name = subsystem_name(p.tgt_name.as_deref(), &p.nqn);
     control.config.changed(Subsystem::Nvmf, &name, "allow_any_host", p.allow_any_host);
     Ok(true)
 }
@@ -510,16 +544,26 @@ async fn add_listener(control: &Control, p: AddListener) -> Result<bool, Error> 
     control.check_open()?;
     let state = p.ana_state.unwrap_or(State::Optimized).into();
     let address = named.target.listen(&p.nqn, address, state).await?;
-    if !address.ip().is_loopback() {
-        tracing::warn!(
-            subsystem = p.nqn,
-            %address,
-            "disks are served to a network without authentication and encryption: names of hosts can be forged, and data can \
-             be read and changed on its way"
-        );
+    if journal::is_restore() {
+        restore_states(control, &named.target, &p, address).await;
     }
+    warn_if_open(&named.target, &p.nqn, address.ip().is_loopback());
     made(control, ADD_LISTENER, &AddListener { listen_address: ListenAddress::new(address), ..p });
     Ok(true)
+}
+
+/// Sets the stored states of ANA groups at a listener that has just been created again. Their own calls come later: a host that
+/// connects before these would use a path that must be inaccessible. Nothing else runs between: no queue exists yet.
+async fn restore_states(control: &Control, target: &Target, p: &AddListener, address: SocketAddr) {
+    let is_state = |call: &Call| {
+        call.method == SET_STATE && is_of_listener(call, p.tgt_name.as_deref(), &p.nqn, address)
+    };
+    for object in control.config.absent_objects_that(is_state) {
+        if let Ok(SetAnaState { anagrpid, ana_state, .. }) = SetAnaState::deserialize(&object.call.params) {
+            // The object's own call reports a failure.
+            let _ = target.set_state(&p.nqn, address, anagrpid, ana_state.into()).await;
+        }
+    }
 }
 
 /// Refuses to listen again after a restart before all namespaces and hosts of the subsystem exist: a host that comes too early
@@ -528,9 +572,7 @@ fn check_whole(control: &Control, p: &AddListener) -> Result<(), Error> {
     if !journal::is_restore() {
         return Ok(());
     }
-    let is_part = |call: &crate::config::Call| {
-        place(call).is_some() && is_of_subsystem(call, p.tgt_name.as_deref(), &p.nqn)
-    };
+    let is_part = |call: &Call| place(call).is_some() && is_of_subsystem(call, p.tgt_name.as_deref(), &p.nqn);
     match control.config.absent_objects_that(is_part).first() {
         Some(part) => Err(Error::errno(
             Errno::AGAIN,
@@ -557,12 +599,8 @@ async fn remove_listener(control: &Control, p: RemoveListener) -> Result<bool, E
     let address = p.listen_address.parse(PORT)?;
     let target = p.tgt_name.as_deref();
     let stopped = named.target.stop_listening(&p.nqn, address).await;
-    let is_of_it = |call: &crate::config::Call| {
-        let known = ListenAddress::deserialize(&call.params["listen_address"]).ok();
-        is_of_subsystem(call, target, &p.nqn)
-            && known.is_some_and(|known| known.parse(PORT).ok() == Some(address))
-    };
-    let had_note = control.config.forget_that(Subsystem::Nvmf, is_of_it);
+    let had_note =
+        control.config.forget_that(Subsystem::Nvmf, |call| is_of_listener(call, target, &p.nqn, address));
     if !had_note {
         stopped?;
     }
@@ -588,7 +626,7 @@ struct SetAnaState {
 }
 
 async fn set_ana_state(control: &Control, p: SetAnaState) -> Result<bool, Error> {
-    let named: Rc<Named> = control.nvmf.find(p.tgt_name.as_deref())?;
+    let named = control.nvmf.find(p.tgt_name.as_deref())?;
     let address = p.listen_address.parse(PORT)?;
     let group = p.anagrpid.filter(|&group| group > 0);
     named.target.set_state(&p.nqn, address, group, p.ana_state.into()).await?;
@@ -601,9 +639,7 @@ async fn set_ana_state(control: &Control, p: SetAnaState) -> Result<bool, Error>
     let listener = super::object(ADD_LISTENER, &params).unwrap_or_default();
     control.config.changed(Subsystem::Nvmf, &listener, "ana_state", params["ana_state"].clone());
     control.config.forget_that(Subsystem::Nvmf, |call| {
-        call.method == SET_STATE
-            && is_of_subsystem(call, p.tgt_name.as_deref(), &p.nqn)
-            && call.params["listen_address"] == params["listen_address"]
+        call.method == SET_STATE && is_of_listener(call, p.tgt_name.as_deref(), &p.nqn, address)
     });
     Ok(true)
 }

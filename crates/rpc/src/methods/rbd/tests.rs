@@ -98,6 +98,11 @@ fn a_new_disk_gets_a_new_client_at_once_if_the_cluster_had_excluded_the_old_one(
     });
 }
 
+/// Has no task of the daemon retry absent disks, so that only the calls of clients try them.
+fn leave_tries_to_clients(control: &Control) {
+    control.start_up.retries.set(true);
+}
+
 #[test]
 fn an_image_that_cannot_be_opened_keeps_its_predecessor_in_its_note() {
     in_local_set(async |dir| {
@@ -110,6 +115,7 @@ fn an_image_that_cannot_be_opened_keeps_its_predecessor_in_its_note() {
         drop((before, methods));
         image.script(|script| script.open = Errno::IO.raw_os_error());
         let (after, methods) = daemon(dir);
+        leave_tries_to_clients(&after);
         assert_eq!(restore(&after, &methods).await, Restored { made: 0, absent: 1 });
         // Each further try has a new client, and changes neither the note nor the cluster.
         for _ in 0..3 {
@@ -156,6 +162,7 @@ fn a_client_that_creates_an_absent_disk_again_excludes_the_predecessor_too() {
         drop((before, methods));
         image.script(|script| script.open = Errno::IO.raw_os_error());
         let (after, methods) = daemon(dir);
+        leave_tries_to_clients(&after);
         assert_eq!(restore(&after, &methods).await, Restored { made: 0, absent: 1 });
         image.script(|script| script.open = 0);
         call(&methods, CREATE, disk).await.unwrap();

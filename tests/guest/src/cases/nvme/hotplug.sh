@@ -36,8 +36,7 @@ attached HotInNvme0n1
 
 for place in $first $first $first $spare; do
     echo unplug
-    for _ in $(seq 300); do [ -e /sys/bus/pci/devices/$first ] || break; sleep 0.1; done
-    [ -e /sys/bus/pci/devices/$first ] && fail "the kernel did not get the drive back"
+    gave_back $first 300 || fail "the kernel did not get the drive back"
     for _ in $(seq 300); do aryk rpc bdev_get_bdevs '{"name": "HotInNvme1n1"}' >/dev/null 2>&1 || break; done
     echo "plug $place"
     for _ in $(seq 300); do program aryk nvme bind $place >/tmp/bound 2>&1 && break; sleep 0.1; done

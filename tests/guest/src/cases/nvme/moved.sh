@@ -21,7 +21,7 @@ aryk bench nv0n1 --rw write --bs 4k --qd 8 --area 8M --requests 6k --verify --de
 bench=$!
 sleep 1
 echo unplug
-for _ in $(seq 200); do [ -e /sys/bus/pci/devices/$drive ] || break; sleep 0.1; done
+gave_back $drive 200 || fail "the kernel did not get the drive back"
 kill -0 $bench || fail "the load ended before the drive went: $(cat /tmp/bench)"
 echo plug
 for _ in $(seq 200); do program aryk nvme bind $place >/tmp/bound 2>&1 && break; sleep 0.1; done

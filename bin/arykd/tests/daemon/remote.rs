@@ -1,0 +1,244 @@
+//! A disk of one daemon that another uses over NVMe/TCP: cut connections, dead targets, and restarts of both.
+
+#![expect(clippy::disallowed_methods, reason = "the test waits for other processes")]
+
+use super::front_end::FrontEnd;
+use super::harness::{Daemon, wait_for};
+use serde_json::json;
+use std::fs::OpenOptions;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+const NQN: &str = "nqn.2016-06.io.spdk:remote";
+const BLOCK: usize = 4096;
+const BLOCKS: u64 = 32;
+
+/// A port of 127.0.0.1 that was free.
+fn port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A proxy whose connections a test cuts.
+#[derive(Clone, Default)]
+struct Proxy(Arc<Mutex<Vec<TcpStream>>>);
+
+impl Proxy {
+    fn start(target: SocketAddr) -> (Self, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, proxy) = (listener.local_addr().unwrap(), Self::default());
+        let of_thread = proxy.clone();
+        thread::spawn(move || {
+            for host in listener.incoming().flatten() {
+                let Ok(target) = TcpStream::connect(target) else { continue };
+                [&host, &target].into_iter().for_each(|end| end.set_nodelay(true).unwrap());
+                for (from, to) in [(&host, &target), (&target, &host)] {
+                    let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                    thread::spawn(move || pass(from, to));
+                }
+                of_thread.0.lock().unwrap().extend([host, target]);
+            }
+        });
+        (proxy, address)
+    }
+
+    fn cut(&self) {
+        for stream in self.0.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream) {
+    let mut bytes = [0; 1500];
+    while let Ok(len @ 1..) = from.read(&mut bytes) {
+        if to.write_all(&bytes[..len]).is_err() {
+            break;
+        }
+    }
+    let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+}
+
+/// A daemon that shares a disk, and one that uses it through a proxy.
+struct Pair {
+    target: Daemon,
+    host: Daemon,
+    proxy: Proxy,
+}
+
+impl Pair {
+    fn start() -> Self {
+        let target = Daemon::start(&["--state-dir", "DIR/state"]);
+        let address = SocketAddr::from(([127, 0, 0, 1], port()));
+        target
+            .aryk(&["disk", "create", "data", "--file", "data.img", "--size", "1M", "--block-size", "4096"])
+            .unwrap();
+        target.aryk(&["share", "data", "--listen", &address.to_string(), "--nqn", NQN]).unwrap();
+        let (proxy, through) = Proxy::start(address);
+        let host = Daemon::start(&["--state-dir", "DIR/state"]);
+        let through = through.to_string();
+        host.aryk(&["disk", "create", "far", "--nvme-tcp", &through, "--subsystem", NQN]).unwrap();
+        host.aryk(&["attach", "far"]).unwrap();
+        Self { target, host, proxy }
+    }
+
+    fn front_end(&self) -> FrontEnd {
+        let path = self.host.dir().join("vhost/far");
+        wait_for("the controller", || FrontEnd::open(&path, false).is_ok());
+        FrontEnd::connect(&path)
+    }
+
+    /// What the host knows of the controller.
+    fn controller(&self) -> serde_json::Value {
+        self.host.call("bdev_nvme_get_controllers", json!({"name": "far"})).unwrap()[0].take()
+    }
+}
+
+fn block(lba: u64, round: u64) -> Vec<u8> {
+    (0..BLOCK as u64).map(|at| (at ^ (lba * 31) ^ (round * 7)).wrapping_add(at >> 8) as u8).collect()
+}
+
+/// Writes each block once more, and then reads all.
+fn verify(disk: &mut FrontEnd, round: u64) {
+    for lba in 0..BLOCKS {
+        assert_eq!(disk.write(lba * BLOCK as u64, &block(lba, round)), Ok(()), "block {lba}");
+    }
+    for lba in 0..BLOCKS {
+        assert!(disk.read(lba * BLOCK as u64, BLOCK).unwrap() == block(lba, round), "block {lba}");
+    }
+}
+
+#[test]
+fn requests_survive_cut_connections() {
+    let pair = Pair::start();
+    let mut disk = pair.front_end();
+    assert_eq!(disk.capacity(), 1 << 20);
+    verify(&mut disk, 0);
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                thread::sleep(Duration::from_millis(20));
+                if pair.controller()["ctrlrs"][0]["state"] == "enabled" {
+                    pair.proxy.cut();
+                }
+            }
+        });
+        for round in 1.. {
+            verify(&mut disk, round);
+            if pair.controller()["remote"]["losses"].as_u64().unwrap() >= 8 {
+                break;
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    verify(&mut disk, 0);
+    let controller = pair.controller();
+    assert_eq!(
+        (&controller["failed_by_reset"], &controller["remote"]["ends_earlier"]),
+        (&json!(0), &json!(true))
+    );
+    assert_eq!(controller["trid"]["subnqn"], NQN);
+    drop(disk);
+    pair.host.aryk(&["detach", "far"]).unwrap();
+    pair.host.aryk(&["disk", "remove", "far"]).unwrap();
+    wait_for("the host to leave", || pair.target.aryk(&["hosts"]).unwrap().contains("none"));
+}
+
+#[test]
+fn a_target_that_dies_is_awaited() {
+    let mut pair = Pair::start();
+    let mut disk = pair.front_end();
+    verify(&mut disk, 1);
+    pair.target.kill();
+    wait_for("the loss", || {
+        pair.host.call("bdev_get_bdevs", json!({"name": "far"})).unwrap()[0]["stalled"] == true
+    });
+    let writer = thread::spawn(move || {
+        verify(&mut disk, 2);
+        disk
+    });
+    pair.target.restart();
+    let mut disk = writer.join().unwrap();
+    verify(&mut disk, 3);
+}
+
+#[test]
+fn the_disk_is_there_again_after_a_restart() {
+    let mut pair = Pair::start();
+    let mut disk = pair.front_end();
+    verify(&mut disk, 1);
+    drop(disk);
+    pair.host.kill_and_restart();
+    let mut disk = pair.front_end();
+    assert!(disk.read(0, BLOCK).unwrap() == block(0, 1));
+    drop(disk);
+    // Without its target, the disk is absent, and comes back with it.
+    pair.target.kill();
+    pair.host.kill_and_restart();
+    let absent = pair.host.call("aryk_absent_get", json!({})).unwrap();
+    assert!(absent.to_string().contains("far"), "{absent}");
+    pair.target.restart();
+    wait_for("the disk", || pair.host.call("bdev_get_bdevs", json!({"name": "far"})).is_ok());
+    let mut disk = pair.front_end();
+    assert!(disk.read(0, BLOCK).unwrap() == block(0, 1));
+}
+
+#[test]
+fn keys_are_used_again_after_a_restart() {
+    const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:913fc008-79a7-447f-b2c4-c73543638c31";
+    let (target, mut host) =
+        (Daemon::start(&["--state-dir", "DIR/state"]), Daemon::start(&["--state-dir", "DIR/state"]));
+    for daemon in [&target, &host] {
+        let path = daemon.dir().join("key");
+        let text = "DHHC-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:\n";
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .unwrap()
+            .write_all(text.as_bytes())
+            .unwrap();
+        daemon.call("keyring_file_add_key", json!({"name": "k", "path": path})).unwrap();
+    }
+    let address = SocketAddr::from(([127, 0, 0, 1], port())).to_string();
+    target.aryk(&["disk", "create", "data", "--memory", "--size", "1M"]).unwrap();
+    target
+        .aryk(&["share", "data", "--listen", &address, "--nqn", NQN, "--host", HOST, "--key", "k"])
+        .unwrap();
+    let create = ["disk", "create", "far", "--nvme-tcp", &address, "--subsystem", NQN, "--host-nqn", HOST];
+    let (_, refused) = host.aryk(&create).unwrap_err();
+    assert!(refused.contains("authentication"), "{refused}");
+    host.aryk(&[&create[..], &["--key", "k"]].concat()).unwrap();
+    host.kill_and_restart();
+    wait_for("the disk", || host.call("bdev_get_bdevs", json!({"name": "far"})).is_ok());
+}
+
+#[test]
+fn what_is_not_done_is_refused() {
+    let daemon = Daemon::start(&[]);
+    let attach = |extra: serde_json::Value| {
+        let mut params = json!({
+            "name": "far", "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "1", "subnqn": NQN,
+        });
+        params.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        super::code(daemon.call("bdev_nvme_attach_controller", params))
+    };
+    for extra in [
+        json!({"psk": "key"}),
+        json!({"dhchap_ctrlr_key": "key"}),
+        json!({"traddr": "host.example"}),
+        json!({"adrfam": "IPv6"}),
+        json!({"subnqn": "nonsense"}),
+        json!({"hostid": "00000000-0000-0000-0000-000000000000"}),
+        json!({"ctrlr_loss_timeout_sec": 1, "fast_io_fail_timeout_sec": 2}),
+    ] {
+        assert_eq!(attach(extra.clone()), -22, "{extra}");
+    }
+    assert_eq!(attach(json!({})), -111, "no target listens there");
+}

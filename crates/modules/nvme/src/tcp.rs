@@ -1,0 +1,246 @@
+//! Controllers of other hosts, by NVMe over TCP: disks in their namespaces.
+//!
+//! | file | context | contents |
+//! | --- | --- | --- |
+//! | `controllers` | control | all controllers, and the thread of their admin queues |
+//! | `control` | that thread | one controller: its life, its queues, what happens when it is lost |
+//! | `admin` | that thread | what is asked of a controller, and the checks of its answers |
+//! | `connection` | that thread | a connection until a reactor has it, and that of an admin queue |
+//! | `disk` | control | the disk of a namespace |
+//! | `discovery` | that thread | follows a discovery service |
+//! | `driver` | reactor | the I/O queue of a reactor |
+//! | `shared` | any | what these share |
+//!
+//! A controller has an admin queue, and an I/O queue on each reactor with channels, each with a connection of its own. The admin
+//! queues of all controllers are tasks of one thread, off the reactors and apart from the daemon's control. That thread also
+//! connects the I/O queues, and gives each connection to its reactor.
+//!
+//! **Loss.** If one connection of a controller is lost, all of them are closed. Requests that the controller had are kept, and
+//! the thread connects again. A write that is still under way at the other host must not land behind a later one; so before a new
+//! queue takes requests, the earlier controller must have ended: a target of Aryk says that it ends it first
+//! ([`ENDS_EARLIER`](aryk_nvme_fabrics::association::ENDS_EARLIER)); of any other, the thread waits until the keep-alive timeout
+//! has passed there, unless no change was in flight. Then requests are submitted again by the rules of a reset
+//! ([`aryk_nvme::replay`]).
+
+mod admin;
+mod connection;
+mod control;
+mod controllers;
+mod discovery;
+mod disk;
+mod driver;
+mod shared;
+#[cfg(test)]
+mod tests;
+
+pub use controllers::{Following, RemoteController, RemoteControllers};
+pub use discovery::Heard;
+
+use crate::{Exposed, NamespaceInfo};
+use aryk_nvme::claims::ControllerInfo;
+use aryk_nvme::spec::status::Status;
+use aryk_nvme_fabrics::chap::{Failure, Secrets};
+use aryk_nvme_fabrics::nqn::Nqn;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The most bytes of one read or write.
+const DATA_MAX: u64 = 1 << 20;
+
+/// How a controller of another host is attached.
+#[derive(Clone, Debug)]
+pub struct RemoteConfig {
+    /// The controller's name.
+    pub name: String,
+    /// Where the target listens.
+    pub address: SocketAddr,
+    /// The address of this host that connections have; any by default.
+    pub source: Option<SocketAddr>,
+    /// The subsystem.
+    pub subsystem: Nqn,
+    /// The name by which this host connects.
+    pub host: Nqn,
+    /// HOSTID: the target ends an earlier controller of this identifier and [`RemoteConfig::host`]. So it is the controller's
+    /// own.
+    pub host_id: [u8; 16],
+    /// By what this host proves who it is, if the target wants that. With a secret of the controller, a target that does not
+    /// prove that it knows it is refused.
+    pub secrets: Option<Arc<Secrets>>,
+    /// PDUs have header digests; a target without them is refused.
+    pub header_digest: bool,
+    /// PDUs have data digests; a target without them is refused.
+    pub data_digest: bool,
+    /// Which namespaces become disks.
+    pub exposed: Exposed,
+    /// Commands in flight on each reactor; lowered to what the target's queues hold.
+    pub depth: u16,
+    /// I/O queues at most; other reactors send their requests through these.
+    pub queues: u16,
+    /// KATO: the target ends the controller if it hears nothing for so long.
+    pub keep_alive: Duration,
+    /// For so long requests wait for a lost controller, before its disks are removed. `None`: for ever.
+    pub loss_timeout: Option<Duration>,
+    /// For so long requests wait for a lost controller before they fail, until it is back. `None`: as long as the disks stay.
+    pub fast_fail: Option<Duration>,
+    /// Time between two attempts to connect to a lost controller. The first attempts come sooner.
+    pub reconnect_delay: Duration,
+    /// The time that a request, an admin command or an attempt to connect may take; after it, the connection counts as lost.
+    pub patience: Duration,
+    /// Attempts after a status that allows another.
+    pub retries: u16,
+}
+
+impl RemoteConfig {
+    /// A controller with the defaults.
+    pub fn new(name: &str, address: SocketAddr, subsystem: Nqn, host: Nqn, host_id: [u8; 16]) -> Self {
+        Self {
+            name: name.to_owned(),
+            address,
+            source: None,
+            subsystem,
+            host,
+            host_id,
+            secrets: None,
+            header_digest: false,
+            data_digest: false,
+            exposed: Exposed::All,
+            depth: 127,
+            queues: 128,
+            keep_alive: Duration::from_secs(10),
+            loss_timeout: Some(Duration::from_secs(600)),
+            fast_fail: None,
+            reconnect_delay: Duration::from_secs(2),
+            patience: Duration::from_secs(30),
+            retries: 4,
+        }
+    }
+}
+
+/// How far a controller is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemotePhase {
+    /// The controller is connected for the first time.
+    Connecting,
+    /// The controller serves I/O.
+    Ready,
+    /// The connection is lost; requests wait.
+    Lost,
+    /// The connection is lost for long; requests fail.
+    Failing,
+    /// The controller ends.
+    Ending,
+}
+
+/// The state of a controller, and what the controller says of itself.
+#[derive(Clone, Debug)]
+pub struct RemoteInfo {
+    /// How far it is.
+    pub phase: RemotePhase,
+    /// Where the target listens.
+    pub address: SocketAddr,
+    /// The subsystem.
+    pub subsystem: Nqn,
+    /// The name by which this host connects.
+    pub host: Nqn,
+    /// What the controller says of itself; `None` before it has.
+    pub controller: Option<ControllerInfo>,
+    /// Its namespaces.
+    pub namespaces: Vec<NamespaceInfo>,
+    /// Its I/O queues: the core of each.
+    pub queues: Vec<u16>,
+    /// Whether the target ends an earlier controller of this host before it takes a new one.
+    pub ends_earlier: bool,
+    /// Times that the controller was lost.
+    pub losses: u64,
+    /// Why it was lost last.
+    pub last_loss: Option<String>,
+    /// Attempts after a status that allows another.
+    pub retried: u64,
+    /// Requests that were submitted again after a loss.
+    pub resubmitted: u64,
+    /// Requests that failed because they could not be submitted again without being seen.
+    pub failed_by_loss: u64,
+}
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoteError {
+    /// Another controller has the name.
+    #[error("there is a controller {0} already")]
+    Exists(String),
+    /// There is no such controller.
+    #[error("there is no NVMe controller {0}")]
+    NotFound(String),
+    /// The controller has no such namespace, or it cannot be a disk.
+    #[error("namespace {nsid} of {name}: {reason}")]
+    Namespace {
+        /// The controller's name.
+        name: String,
+        /// NSID.
+        nsid: u32,
+        /// Why there is no disk of it.
+        reason: String,
+    },
+    /// The target cannot be used.
+    #[error("{address}: {reason}")]
+    Target {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        reason: ConnectError,
+    },
+    /// A disk cannot be registered.
+    #[error(transparent)]
+    Registry(#[from] aryk_bdev::Error),
+    /// The kernel refused a thread.
+    #[error("cannot start the thread of NVMe over TCP: {0}")]
+    Thread(#[from] std::io::Error),
+    /// The controller was detached meanwhile.
+    #[error("the controller {0} has been detached")]
+    Ended(String),
+}
+
+/// Why a connection cannot be used, or cannot be used any more.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The kernel's error.
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    /// The target closed the connection.
+    #[error("the target has closed the connection")]
+    Closed,
+    /// The target did not answer in time.
+    #[error("the target does not answer")]
+    Silent,
+    /// The target violates the protocol.
+    #[error("the target violates the protocol: {0}")]
+    Violation(aryk_nvme_fabrics::tcp::Fatal),
+    /// The target ended the connection.
+    #[error("the target has ended the connection: {0}")]
+    Terminated(aryk_nvme_fabrics::tcp::Fatal),
+    /// The target refused a command.
+    #[error("{command}: {}", connection::status_name(command, *status))]
+    Status {
+        /// The command.
+        command: &'static str,
+        /// The target's answer.
+        status: Status,
+    },
+    /// One side has not proved who it is.
+    #[error("authentication: {0}")]
+    Authentication(#[from] Failure),
+    /// The target closed the connection instead of answering a proof: Linux' target does so after a wrong one, before or after it
+    /// has said why.
+    #[error("the target has closed the connection during authentication: it may know another key")]
+    ClosedInAuthentication,
+    /// The controller says what cannot be true.
+    #[error(transparent)]
+    Claim(#[from] aryk_nvme::claims::BadClaim),
+    /// The target wants what this host does not do, or does not do what this host wants.
+    #[error("{0}")]
+    Unsupported(&'static str),
+    /// Another controller answers at the address.
+    #[error("another subsystem answers there: its serial number is '{0}'")]
+    Other(String),
+}

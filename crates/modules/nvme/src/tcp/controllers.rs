@@ -1,0 +1,178 @@
+//! All controllers of other hosts, and the thread of their admin queues. Control context.
+
+use super::control::{self, Command};
+use super::discovery::{self, Heard};
+use super::shared::Shared;
+use super::{RemoteConfig, RemoteError, RemoteInfo, RemotePhase};
+use crate::NamespaceInfo;
+use crate::shared::lock;
+use aryk_bdev::{Bdev, Env};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use tokio::sync::mpsc::{Sender, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
+use tokio::task::LocalSet;
+
+type Start = Box<dyn FnOnce() + Send>;
+
+/// The controllers of other hosts that are attached. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct RemoteControllers(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    attached: Mutex<BTreeMap<String, Arc<RemoteController>>>,
+    /// Starts a task on the thread, which begins with the first controller and ends with this.
+    tasks: Mutex<Option<UnboundedSender<Start>>>,
+}
+
+impl Inner {
+    /// Runs `start` on the thread, within a local set of tasks.
+    fn start(&self, start: Start) -> io::Result<()> {
+        let mut tasks = lock(&self.tasks);
+        let start = match &*tasks {
+            Some(tasks) => match tasks.send(start) {
+                Ok(()) => return Ok(()),
+                Err(unsent) => unsent.0,
+            },
+            None => start,
+        };
+        let (sender, mut starts) = unbounded_channel::<Start>();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+        std::thread::Builder::new().name("nvme-tcp".to_owned()).spawn(move || {
+            LocalSet::new().block_on(&runtime, async move {
+                while let Some(start) = starts.recv().await {
+                    start();
+                }
+            });
+        })?;
+        // The thread has just begun to receive.
+        let _ = sender.send(start);
+        *tasks = Some(sender);
+        Ok(())
+    }
+}
+
+/// A controller that is attached, or is being attached.
+#[derive(Debug)]
+pub struct RemoteController {
+    shared: Arc<Shared>,
+}
+
+/// A discovery service that is followed, until this is dropped.
+#[derive(Debug)]
+pub struct Following(#[expect(dead_code, reason = "its end is the message")] oneshot::Sender<()>);
+
+impl RemoteControllers {
+    /// Follows the discovery service at the address of `config`, whose subsystem is the discovery subsystem.
+    ///
+    /// # Errors
+    /// The kernel refused a thread.
+    pub fn follow(&self, config: RemoteConfig, heard: Sender<Heard>) -> io::Result<Following> {
+        let (stop, stopped) = oneshot::channel();
+        self.0.start(Box::new(move || {
+            drop(tokio::task::spawn_local(discovery::follow(config, heard, stopped)));
+        }))?;
+        Ok(Following(stop))
+    }
+
+    /// Attaches a controller, and returns the disks of its namespaces, by NSID. If the future is dropped, the controller is
+    /// detached again.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub async fn attach(&self, env: &Env, config: RemoteConfig) -> Result<Vec<Arc<Bdev>>, RemoteError> {
+        let name = config.name.clone();
+        let (shared, ready) = {
+            let mut attached = lock(&self.0.attached);
+            attached.retain(|_, controller| !controller.shared.has_ended());
+            if attached.contains_key(&name) {
+                return Err(RemoteError::Exists(name));
+            }
+            let (ready, answer) = oneshot::channel();
+            let (shared, task) = control::new(env, config, ready);
+            self.0.start(Box::new(move || drop(tokio::task::spawn_local(task.run()))))?;
+            attached.insert(name.clone(), Arc::new(RemoteController { shared: Arc::clone(&shared) }));
+            (shared, answer)
+        };
+        let disks = ready.await.unwrap_or(Err(RemoteError::Ended(name)));
+        if disks.is_err() {
+            // From then on the name can be used again.
+            shared.ended().await;
+        }
+        disks
+    }
+
+    /// Removes a controller's disks, which waits until no opener uses them, and ends the controller.
+    ///
+    /// # Errors
+    /// [`RemoteError::NotFound`].
+    pub async fn detach(&self, name: &str) -> Result<(), RemoteError> {
+        let controller = self.find(name)?;
+        controller.shared.send(Command::Stop);
+        controller.ended().await;
+        lock(&self.0.attached).retain(|_, controller| !controller.shared.has_ended());
+        Ok(())
+    }
+
+    /// The controller with this name.
+    ///
+    /// # Errors
+    /// [`RemoteError::NotFound`].
+    pub fn find(&self, name: &str) -> Result<Arc<RemoteController>, RemoteError> {
+        let controller = lock(&self.0.attached).get(name).cloned();
+        let controller = controller.filter(|controller| !controller.shared.has_ended());
+        controller.ok_or_else(|| RemoteError::NotFound(name.to_owned()))
+    }
+
+    /// All controllers, by name.
+    pub fn list(&self) -> Vec<Arc<RemoteController>> {
+        let attached = lock(&self.0.attached);
+        attached.values().filter(|controller| !controller.shared.has_ended()).cloned().collect()
+    }
+}
+
+impl RemoteController {
+    /// The controller's name.
+    pub fn name(&self) -> &str {
+        &self.shared.config.name
+    }
+
+    /// How it was attached.
+    pub fn config(&self) -> &RemoteConfig {
+        &self.shared.config
+    }
+
+    /// Waits until the controller is detached, or is given up because it did not come back.
+    pub async fn ended(&self) {
+        self.shared.ended().await;
+    }
+
+    /// What is known of the controller.
+    pub fn info(&self) -> RemoteInfo {
+        let mut info = self.shared.info().clone();
+        info.retried = self.shared.retried.load(Ordering::Relaxed);
+        info.resubmitted = self.shared.resubmitted.load(Ordering::Relaxed);
+        info.failed_by_loss = self.shared.failed_by_loss.load(Ordering::Relaxed);
+        info
+    }
+
+    /// Whether its requests wait for it.
+    pub fn is_lost(&self) -> bool {
+        matches!(self.shared.info().phase, RemotePhase::Lost | RemotePhase::Failing)
+    }
+
+    /// The NSID of the namespace whose disk has this name.
+    pub fn nsid_of(&self, disk: &str) -> Option<u32> {
+        let info = self.shared.info();
+        let is_it = |namespace: &&NamespaceInfo| namespace.disk.as_deref() == Some(disk);
+        info.namespaces.iter().find(is_it).map(|namespace| namespace.nsid)
+    }
+
+    /// Closes all connections and connects again; requests wait meanwhile.
+    pub fn reset(&self) {
+        self.shared.send(Command::Reset);
+    }
+}
