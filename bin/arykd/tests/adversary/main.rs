@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
-use victim::Victim;
+use victim::{ObserversMoved, Victim};
 
 /// The longest permitted turn of a reactor.
 const TURN_MAX: Duration = Duration::from_millis(5);
@@ -78,14 +78,11 @@ impl Outcome {
 
 /// A daemon with the disks of the victim and of the attackers.
 fn daemon() -> Daemon {
-    let daemon = Daemon::start(&[
-        "-m",
-        &format!("{:#x}", 1 << REACTOR_CORE),
-        "--sleep-policy",
-        "poll",
-        "-L",
-        "warning",
-    ]);
+    // The daemon inherits the cores on which it may run.
+    victim::restrict_to(&[REACTOR_CORE, OTHER_CORE]);
+    let mask = format!("{:#x}", 1 << REACTOR_CORE);
+    let daemon = Daemon::start(&["-m", &mask, "--sleep-policy", "poll", "-L", "warning"]);
+    victim::restrict_to(&[OTHER_CORE]);
     let make = |method: &str, params| daemon.call(method, params).unwrap();
     make("bdev_malloc_create", json!({"name": "memory", "block_size": 512, "num_blocks": 32 << 11}));
     let latency = VICTIM_LATENCY_US;
@@ -126,24 +123,19 @@ fn longest_turn(daemon: &Daemon) -> Duration {
     Duration::from_secs_f64(ticks as f64 / stats["tick_rate"].as_f64().unwrap())
 }
 
-/// Starts the thread of this process that unmaps the attackers' memory, on the other core: on the reactor's core it would take
-/// time slices of milliseconds from the reactor.
-fn unmap_on_other_core() {
-    let start = || {
-        victim::pin_to_core(OTHER_CORE);
-        drop(Memory::new(4096).unwrap());
-    };
-    thread::scope(|scope| scope.spawn(start).join().unwrap());
-}
-
 /// A daemon without a long turn so far.
 fn calm_daemon() -> Daemon {
     let calm = (0..STARTS).map(|_| daemon()).find(|daemon| longest_turn(daemon) <= TURN_MAX);
     calm.expect("the machine is too busy: each daemon has a long turn before it is attacked")
 }
 
+/// Runs a scene, all of it on the other core: each thread on the reactor's core would take time slices of milliseconds from the
+/// reactor.
 fn run_scene(attacks: &[Attack], seed: u64, attacked: Duration) -> Outcome {
-    unmap_on_other_core();
+    // Threads that are started from here on inherit the core; so does the one that unmaps the attackers' memory.
+    victim::restrict_to(&[OTHER_CORE]);
+    drop(Memory::new(4096).unwrap());
+    let _observers = ObserversMoved::to(OTHER_CORE);
     let daemon = calm_daemon();
     let socket = |name: &str| daemon.dir().join("vhost").join(name);
     let mut victim = Victim::connect(&socket("victim"));
@@ -151,7 +143,6 @@ fn run_scene(attacks: &[Attack], seed: u64, attacked: Duration) -> Outcome {
     let rounds = AtomicU64::new(0);
     let mut measure = |times: &[Duration]| {
         let measuring = || {
-            victim::pin_to_core(OTHER_CORE);
             victim::raise_priority();
             times.iter().map(|time| victim.measure(*time)).last().unwrap()
         };
@@ -164,7 +155,6 @@ fn run_scene(attacks: &[Attack], seed: u64, attacked: Duration) -> Outcome {
         for attacker in 0..ATTACKERS {
             let (stop, rounds, vhost) = (&stop, &rounds, daemon.dir().join("vhost"));
             scope.spawn(move || {
-                victim::pin_to_core(OTHER_CORE);
                 let mut random = Rng::with_seed(seed.wrapping_add(attacker as u64));
                 while !stop.load(Ordering::Relaxed) {
                     let attack = attacks[random.u64(..attacks.len() as u64) as usize];

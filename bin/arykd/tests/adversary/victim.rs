@@ -2,7 +2,7 @@
 
 use aryk_front_end::{Announced, Format, Memory, Piece, Ring, Session, Shape, Wanted, feature, protocol};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::thread::{CpuSet, gettid, sched_setaffinity};
+use rustix::thread::{CpuSet, Pid, gettid, sched_getaffinity, sched_setaffinity};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::Command;
@@ -13,11 +13,46 @@ const HEAD: u64 = 32 << 10;
 const DATA: u64 = 36 << 10;
 const BLOCK: u32 = 4096;
 
-/// Pins the calling thread to a core.
-pub fn pin_to_core(core: usize) {
+/// Restricts the calling thread, and what it starts, to these cores.
+pub fn restrict_to(cores: &[usize]) {
     let mut set = CpuSet::new();
-    set.set(core);
+    cores.iter().for_each(|core| set.set(*core));
     sched_setaffinity(None, &set).unwrap();
+}
+
+/// The kernel's threads that observe memory (DAMON), off the reactor's core while this exists. A caller without the right to move
+/// them has noisier measurements.
+///
+/// Such a thread looks at the pages of all processes for milliseconds at a time, in the middle of a reactor's turn.
+pub struct ObserversMoved(Vec<(Pid, CpuSet)>);
+
+impl ObserversMoved {
+    /// Moves the threads to `core`.
+    pub fn to(core: usize) -> Self {
+        let mut set = CpuSet::new();
+        set.set(core);
+        let is_observer = |pid: &Pid| {
+            let name = std::fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero()));
+            name.is_ok_and(|name| name.starts_with("kdamond"))
+        };
+        let entries = std::fs::read_dir("/proc").unwrap().flatten();
+        let pids =
+            entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw));
+        let move_one = |pid| {
+            let before = sched_getaffinity(Some(pid)).ok()?;
+            sched_setaffinity(Some(pid), &set).ok().map(|()| (pid, before))
+        };
+        Self(pids.filter(is_observer).filter_map(move_one).collect())
+    }
+}
+
+impl Drop for ObserversMoved {
+    fn drop(&mut self) {
+        for (pid, before) in &self.0 {
+            // A thread that has ended needs no core.
+            sched_setaffinity(Some(*pid), before).ok();
+        }
+    }
 }
 
 /// Gives the calling thread real-time priority, so that the load of its core does not affect the measurement. Without the right
