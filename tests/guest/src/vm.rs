@@ -405,7 +405,6 @@ impl Guest {
     ///
     /// # Errors
     /// No QEMU listens there, this one refuses, or it takes longer than a minute.
-    /// There is no such QEMU, this one refuses, or it takes longer than a minute.
     pub fn begin_move(&self, socket: &Path) -> Result<Move> {
         wait_until("the QEMU of the migration's target", Duration::from_secs(20), || {
             Ok(socket.exists().then_some(()))
@@ -438,13 +437,26 @@ impl Guest {
         Qmp::connect(&self.monitor)?.call("cont", &json!({})).map(drop)
     }
 
-    /// Asks the VM's kernel to give a pluggable NVMe drive back, which is unplugged when it has done so.
+    /// Asks the VM's kernel to give a pluggable NVMe drive back, which is unplugged when it has done so. A kernel that is busy
+    /// may miss the press of the slot's button: one that still has the drive after 10 s is asked once more, as an operator
+    /// does.
     ///
     /// # Errors
     /// QEMU has ended, or there is no such drive.
     pub fn unplug_nvme(&self, index: usize) -> Result<()> {
         let id = format!("nvme{index}");
-        Qmp::connect(&self.monitor)?.call("device_del", &json!({ "id": id })).map(drop)
+        let mut qmp = Qmp::connect(&self.monitor)?;
+        qmp.call("device_del", &json!({ "id": id }))?;
+        let unplugged = wait_until("the drive to be unplugged", Duration::from_secs(10), || {
+            let devices = qmp.call("qom-list", &json!({"path": "/machine/peripheral"}))?;
+            let is_there =
+                devices.as_array().is_some_and(|all| all.iter().any(|device| device["name"] == id));
+            Ok((!is_there).then_some(()))
+        });
+        if unplugged.is_err() {
+            qmp.call("device_del", &json!({ "id": id }))?;
+        }
+        Ok(())
     }
 
     /// Plugs an NVMe drive with one namespace back in, once it is unplugged.

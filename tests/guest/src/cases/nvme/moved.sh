@@ -17,11 +17,11 @@ attach='{"name": "nv0", "trtype": "PCIe", "traddr": "'$drive'", "ctrlr_loss_time
 aryk rpc bdev_nvme_attach_controller "$attach" >/dev/null || fail attach
 aryk attach nv0n1 >/dev/null
 aryk rpc bdev_nvme_set_hotplug '{"enable": true, "period_us": 300000}' >/dev/null || fail hotplug
-aryk bench nv0n1 --rw write --bs 4k --qd 8 --area 8M --requests 6k --verify --destroy --timeout 60 >/tmp/bench 2>&1 &
+aryk bench nv0n1 --rw write --bs 4k --qd 8 --area 8M --requests 8k --rate 400 --verify --destroy --timeout 60 >/tmp/bench 2>&1 &
 bench=$!
 sleep 1
 echo unplug
-gave_back $drive 200 || fail "the kernel did not get the drive back"
+gave_back $drive 300 || fail "the kernel did not get the drive back"
 kill -0 $bench || fail "the load ended before the drive went: $(cat /tmp/bench)"
 echo plug
 for _ in $(seq 200); do program aryk nvme bind $place >/tmp/bound 2>&1 && break; sleep 0.1; done

@@ -12,11 +12,11 @@ attach='{"name": "nv0", "trtype": "PCIe", "traddr": "0000:01:00.0", "ctrlr_loss_
 aryk rpc bdev_nvme_attach_controller "$attach" >/dev/null || fail attach
 aryk attach nv0n1 >/dev/null
 for round in 1 2; do
-    aryk bench nv0n1 --rw randwrite --bs 4k --qd 8 --area 8M --requests 6k --verify --destroy --timeout 60 >/tmp/bench 2>&1 &
+    aryk bench nv0n1 --rw randwrite --bs 4k --qd 8 --area 8M --requests 8k --rate 400 --verify --destroy --timeout 60 >/tmp/bench 2>&1 &
     bench=$!
     sleep 1
     echo unplug
-    gave_back $drive 200 || fail "the kernel did not get the drive back"
+    gave_back $drive 300 || fail "the kernel did not get the drive back"
     kill -0 $bench || fail "the load ended before the drive went: $(cat /tmp/bench)"
     echo plug
     # The kernel's driver takes what is plugged in, as on a host without a rule for the drive.
