@@ -48,7 +48,11 @@ fn view(u: &mut Unstructured<'_>, is_discovery: bool) -> Result<Arc<View>> {
             transfer_max: 1 << 17,
             in_capsule_max: 4096,
             queues: 4,
-            commands: Commands { reservations: u.arbitrary()?, ..Commands::default() },
+            commands: Commands {
+                verify: u.arbitrary()?,
+                reservations: u.arbitrary()?,
+                ..Commands::default()
+            },
             retry_delays: [0; 3],
         })
     };

@@ -15,11 +15,12 @@ use aryk_nvme_fabrics::subsystem::{Commands, Io, Namespace};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 
-const OPCODES: [u8; 10] = [
+const OPCODES: [u8; 11] = [
     io::READ,
     io::WRITE,
     io::COMPARE,
     io::WRITE_ZEROES,
+    io::VERIFY,
     io::DATASET_MANAGEMENT,
     io::FLUSH,
     io::RESERVATION_REGISTER,
@@ -53,6 +54,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
             compare_and_write: all,
             deallocate: all,
             write_zeroes: all,
+            verify: all,
             reservations: all,
         },
         retry_delays: [0; 3],
@@ -78,6 +80,11 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
                 assert!(data_len <= 1 << 20);
                 matches!(checked.request, Request::Write { .. })
             }
+            Request::Verify { range, len } => {
+                assert!(is_inside(range) && u64::from(range.blocks) << shift == u64::from(len));
+                assert!(len <= 1 << 20 && data_len == 0);
+                false
+            }
             Request::WriteZeroes { range, .. } => {
                 assert!(is_inside(range));
                 true
@@ -98,7 +105,9 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
             Request::Flush | Request::Hint => false,
         };
         assert!(!is_change || !is_read_only && rights == Rights::All);
-        assert!(!matches!(checked.request, Request::Read(_) | Request::Compare(_)) || rights != Rights::None);
+        let is_read =
+            matches!(checked.request, Request::Read(_) | Request::Compare(_) | Request::Verify { .. });
+        assert!(!is_read || rights != Rights::None);
     }
     Ok(())
 }

@@ -43,6 +43,13 @@ pub enum Request {
     },
     /// Compare, and the first half of a fused compare and write.
     Compare(Range),
+    /// Verify: the target reads the blocks, and sends no data.
+    Verify {
+        /// The blocks.
+        range: Range,
+        /// Their bytes.
+        len: u32,
+    },
     /// Write Zeroes.
     WriteZeroes {
         /// The blocks.
@@ -84,7 +91,9 @@ impl Request {
     pub const fn is_allowed(&self, rights: Rights) -> bool {
         match (self, rights) {
             (Self::Reserve | Self::Report { .. }, _) | (_, Rights::All) => true,
-            (Self::Read(_) | Self::Compare(_), rights) => matches!(rights, Rights::Read),
+            (Self::Read(_) | Self::Compare(_) | Self::Verify { .. }, rights) => {
+                matches!(rights, Rights::Read)
+            }
             (_, Rights::Read | Rights::None) => false,
         }
     }
@@ -185,6 +194,13 @@ impl Rules {
             io::COMPARE if self.commands.compare || is_fused => {
                 Request::Compare(self.transfer(entry, data_len)?)
             }
+            io::VERIFY if self.commands.verify => {
+                if data_len != 0 {
+                    return Err(Code::SGL_DATA_LENGTH_INVALID);
+                }
+                let range = self.range(entry)?;
+                Request::Verify { range, len: self.bytes(range)? }
+            }
             io::WRITE_ZEROES if self.commands.write_zeroes => {
                 let range = self.range(entry)?;
                 self.check_writable()?;
@@ -231,11 +247,14 @@ impl Rules {
     /// The blocks of a command with data.
     fn transfer(&self, entry: &SubmissionEntry, data_len: u32) -> Result<Range, Code> {
         let range = self.range(entry)?;
+        if self.bytes(range)? == data_len { Ok(range) } else { Err(Code::SGL_DATA_LENGTH_INVALID) }
+    }
+
+    /// The bytes of blocks, which the largest transfer limits.
+    fn bytes(&self, range: Range) -> Result<u32, Code> {
         let bytes = u64::from(range.blocks) << self.block_shift;
-        if bytes > self.transfer_max.into() {
-            return Err(Code::INVALID_FIELD);
-        }
-        if bytes == u64::from(data_len) { Ok(range) } else { Err(Code::SGL_DATA_LENGTH_INVALID) }
+        let bytes = u32::try_from(bytes).ok().filter(|bytes| *bytes <= self.transfer_max);
+        bytes.ok_or(Code::INVALID_FIELD)
     }
 
     fn check_range(&self, range: Range) -> Result<(), Code> {
@@ -270,6 +289,7 @@ mod tests {
         compare_and_write: true,
         deallocate: true,
         write_zeroes: true,
+        verify: true,
         reservations: true,
     };
 
@@ -324,6 +344,9 @@ mod tests {
         assert_eq!(request(command(io::WRITE, 990, 10, 0), bytes), write(false));
         assert_eq!(request(command(io::WRITE, 990, 10, FUA), bytes), write(true));
         assert_eq!(request(command(io::COMPARE, 990, 10, 0), bytes), Ok(Request::Compare(range)));
+        let verify = Request::Verify { range, len: bytes };
+        assert_eq!(request(command(io::VERIFY, 990, 10, 0), 0), Ok(verify));
+        assert!(!verify.takes_data());
         let zeroes = |fua, may_deallocate| Ok(Request::WriteZeroes { range, fua, may_deallocate });
         assert_eq!(request(command(io::WRITE_ZEROES, 990, 10, 0), 0), zeroes(false, false));
         assert_eq!(request(command(io::WRITE_ZEROES, 990, 10, FUA | DEALLOCATE), 0), zeroes(true, true));
@@ -351,6 +374,10 @@ mod tests {
         for len in [0, 4092, 8192] {
             assert_eq!(read(0, 1, len), Err(Code::SGL_DATA_LENGTH_INVALID));
         }
+        let verify = |lba, blocks, len| request(command(io::VERIFY, lba, blocks, 0), len);
+        assert_eq!((verify(0, 32, 0).is_ok(), verify(0, 33, 0)), (true, Err(Code::INVALID_FIELD)));
+        assert_eq!(verify(991, 10, 0), Err(Code::LBA_OUT_OF_RANGE));
+        assert_eq!(verify(0, 1, 4096), Err(Code::SGL_DATA_LENGTH_INVALID), "there is no data");
     }
 
     #[test]
@@ -381,9 +408,12 @@ mod tests {
     fn commands_that_the_target_lacks_are_refused() {
         let few = Rules::new(&subsystem(Commands::default(), false, None), 1).unwrap();
         let management = SubmissionEntry::new(io::DATASET_MANAGEMENT, 1).with_cdw10_11(0, 4);
-        for (entry, len) in
-            [(command(io::COMPARE, 0, 1, 0), 4096), (command(io::WRITE_ZEROES, 0, 1, 0), 0), (management, 16)]
-        {
+        for (entry, len) in [
+            (command(io::COMPARE, 0, 1, 0), 4096),
+            (command(io::WRITE_ZEROES, 0, 1, 0), 0),
+            (command(io::VERIFY, 0, 1, 0), 0),
+            (management, 16),
+        ] {
             assert_eq!(few.check(&entry, len), Err(Code::INVALID_OPCODE));
         }
         assert_eq!(request(SubmissionEntry::new(0x7e, 1), 0), Err(Code::INVALID_OPCODE));

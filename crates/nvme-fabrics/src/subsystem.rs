@@ -66,6 +66,8 @@ pub struct Commands {
     pub deallocate: bool,
     /// Write Zeroes.
     pub write_zeroes: bool,
+    /// Verify.
+    pub verify: bool,
     /// The commands of reservations.
     pub reservations: bool,
 }

@@ -184,6 +184,7 @@ impl Subsystem {
                 compare_and_write: true,
                 deallocate: true,
                 write_zeroes: true,
+                verify: true,
                 reservations: true,
             },
             retry_delays: limits.retry_delays,

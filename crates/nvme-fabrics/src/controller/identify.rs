@@ -2,7 +2,8 @@
 
 use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::identify::{
-    CommandSet, Descriptors, IdentifyController, IdentifyNamespace, LEN, LIST_ENTRIES, cns,
+    CommandSet, Descriptors, IdentifyController, IdentifyNamespace, IdentifyNvmController, LEN, LIST_ENTRIES,
+    cns,
 };
 use aryk_nvme::spec::status::Code;
 use zerocopy::{FromZeros, IntoBytes};
@@ -22,6 +23,7 @@ mod oncs {
     pub(super) const DATASET_MANAGEMENT: u16 = 1 << 2;
     pub(super) const WRITE_ZEROES: u16 = 1 << 3;
     pub(super) const RESERVATIONS: u16 = 1 << 5;
+    pub(super) const VERIFY: u16 = 1 << 7;
 }
 /// RESCAP: all types of reservations, and IEKEY as the specification says since 1.3.
 const RESCAP: u8 = 0b1111_1110;
@@ -58,8 +60,9 @@ impl Controller {
                 Descriptors { command_set: Some(CommandSet::Nvm), ..namespace.ids }.encode(&mut list);
                 data.extend(list);
             }
-            // The limits of the NVM command set's commands without data: none.
-            (cns::COMMAND_SET_CONTROLLER, Service::Io(_)) if command_set == 0 => data.resize(LEN, 0),
+            (cns::COMMAND_SET_CONTROLLER, Service::Io(io)) if command_set == 0 => {
+                data.extend(nvm_controller(io).as_bytes());
+            }
             _ => return Err(Code::INVALID_FIELD),
         }
         Ok(())
@@ -101,7 +104,7 @@ fn io_controller(io: &Io, page: &mut IdentifyController) {
     page.vendor[..ENDS_EARLIER.len()].copy_from_slice(&ENDS_EARLIER);
     // The subsystem has several ports and controllers, and may report ANA.
     page.cmic = 0b11 | u8::from(io.ana.is_some()) << 3;
-    page.mdts = (io.transfer_max / 4096).ilog2() as u8;
+    page.mdts = transfer_max(io);
     page.acl = ACL;
     (page.sqes, page.cqes) = (0x66, 0x44);
     page.nn.set(io.nsid_max);
@@ -111,7 +114,8 @@ fn io_controller(io: &Io, page: &mut IdentifyController) {
         command(io.commands.compare, oncs::COMPARE)
             | command(io.commands.deallocate, oncs::DATASET_MANAGEMENT)
             | command(io.commands.write_zeroes, oncs::WRITE_ZEROES)
-            | command(io.commands.reservations, oncs::RESERVATIONS),
+            | command(io.commands.reservations, oncs::RESERVATIONS)
+            | command(io.commands.verify, oncs::VERIFY),
     );
     page.fuses.set(io.commands.compare_and_write.into());
     // There may be a cache, and Flush does not take the NSID of all namespaces.
@@ -125,6 +129,20 @@ fn io_controller(io: &Io, page: &mut IdentifyController) {
         page.anagrpmax.set(ana.group_max);
         page.nanagrpid.set(ana.group_max);
     }
+}
+
+/// The largest transfer, as MDTS and similar fields have it: a power of two of pages.
+const fn transfer_max(io: &Io) -> u8 {
+    (io.transfer_max / 4096).ilog2() as u8
+}
+
+/// The limits of the NVM command set's commands without data. Only Verify has one.
+fn nvm_controller(io: &Io) -> IdentifyNvmController {
+    let mut page = IdentifyNvmController::new_zeroed();
+    if io.commands.verify {
+        page.vsl = transfer_max(io);
+    }
+    page
 }
 
 /// The namespace with this NSID; `None` for a valid NSID without a namespace.

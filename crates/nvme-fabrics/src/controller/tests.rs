@@ -44,6 +44,7 @@ fn io() -> Io {
             deallocate: true,
             compare: true,
             compare_and_write: true,
+            verify: true,
             reservations: true,
         },
         retry_delays: [1, 2, 3],
@@ -203,7 +204,7 @@ fn the_controller_and_its_namespaces_are_identified() {
     );
     assert_eq!((page.cntlid.get(), page.cntrltype, page.mdts, page.nn.get()), (5, 1, 8, 32));
     assert_eq!((page.ioccsz.get(), page.iorcsz.get(), page.icdoff.get()), (260, 1, 0));
-    assert_eq!((page.oncs.get(), page.fuses.get(), page.vwc, page.kas.get()), (0b10_1101, 1, 0b101, 10));
+    assert_eq!((page.oncs.get(), page.fuses.get(), page.vwc, page.kas.get()), (0b1010_1101, 1, 0b101, 10));
     assert_eq!((page.cmic, page.anagrpmax.get(), page.crdt[2].get()), (0b1011, 2, 3));
     assert_eq!(&page.subnqn[..26], b"nqn.2016-06.io.spdk:cnode1");
 
@@ -227,7 +228,9 @@ fn the_controller_and_its_namespaces_are_identified() {
         (Ok([1, 7, 0]), Ok([7, 0, 0]), Ok([0; 3]))
     );
     assert_eq!(list(&mut host, u32::MAX - 1), Err(Code::INVALID_NAMESPACE_OR_FORMAT));
-    assert_eq!(host.identify(cns::COMMAND_SET_CONTROLLER, 0), Ok(vec![0; LEN]));
+    let mut of_commands = vec![0; LEN];
+    of_commands[0] = 8;
+    assert_eq!(host.identify(cns::COMMAND_SET_CONTROLLER, 0), Ok(of_commands), "VSL, as MDTS");
     assert_eq!(host.identify(cns::ALLOCATED_NAMESPACES, 0), Err(Code::INVALID_FIELD));
     host.data_max = 4092;
     assert_eq!(host.identify(cns::CONTROLLER, 0), Err(Code::SGL_DATA_LENGTH_INVALID));

@@ -9,6 +9,7 @@ use crate::status;
 use aryk_bdev::{Blocks, Completion, Io, Lba, Op, Status, Tag};
 use aryk_dma::Sgl as Memory;
 use aryk_nvme::spec::entry::{Fuse, SubmissionEntry};
+use aryk_nvme::spec::opcode;
 use aryk_nvme::spec::status::{Code, Status as NvmeStatus};
 use aryk_nvme_fabrics::command::{self, Command};
 use aryk_nvme_fabrics::io::{Checked, Request};
@@ -123,7 +124,7 @@ impl IoQueue {
             data.buffer.reclaim();
         }
         match &slot.data {
-            Some(data) if op == Op::Read && status.is_ok() => {
+            Some(data) if op == Op::Read && status.is_ok() && slot.entry.opcode() != opcode::io::VERIFY => {
                 self.queue.complete_with_data(id, &data.buffer.bytes()[..len as usize], 0);
                 return if self.queue.has_data_digests() { len as usize } else { 0 };
             }
@@ -219,7 +220,7 @@ impl IoQueue {
         }
     }
 
-    /// Checks a command. Returns the bytes of its data, and the number of its namespace. `None`: there is nothing to do for it.
+    /// Checks a command. Returns the bytes of its buffer, and the number of its namespace. `None`: there is nothing to do for it.
     fn check(
         disks: &Disks,
         entry: &SubmissionEntry,
@@ -235,7 +236,11 @@ impl IoQueue {
         sgl.check(capsule_len, TRANSFER_MAX as u32)?;
         let disk = disks.get(entry.nsid()).ok_or(Code::INVALID_NAMESPACE_OR_FORMAT)?;
         let checked = disk.rules.check(entry, sgl.len())?;
-        Ok(Some((checked, sgl.len(), disk.number)))
+        let len = match checked.request {
+            Request::Verify { len, .. } => len,
+            _ => sgl.len(),
+        };
+        Ok(Some((checked, len, disk.number)))
     }
 
     /// Goes on with a command that has got its buffer.
@@ -257,7 +262,7 @@ impl IoQueue {
             return self.start_fused(id, cx);
         }
         let io = match checked.request {
-            Request::Read(range) => io(id, Op::Read, range.lba, range.blocks),
+            Request::Read(range) | Request::Verify { range, .. } => io(id, Op::Read, range.lba, range.blocks),
             Request::Write { range, fua } => Io { fua, ..io(id, Op::Write, range.lba, range.blocks) },
             Request::Compare(range) => io(id, Op::Compare, range.lba, range.blocks),
             Request::WriteZeroes { range, fua, may_deallocate } => {

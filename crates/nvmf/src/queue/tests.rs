@@ -353,6 +353,7 @@ fn opened(registry: &Registry, name: &str, number: u64) -> Opened {
             compare_and_write: true,
             deallocate: true,
             write_zeroes: true,
+            verify: true,
             reservations: true,
         },
         retry_delays: [0; 3],
@@ -531,6 +532,37 @@ fn halves_of_fused_operations_wait_for_each_other() {
 }
 
 #[test]
+fn a_verify_reads_and_sends_no_data() {
+    let (mut rig, control) = Rig::new();
+    let verify =
+        |cid, lba, blocks| entry(cid, io::VERIFY, lba, blocks).with_sgl(Sgl::Transport { len: 0 }.encode());
+    rig.send(&[command(verify(1, 0, 1)), command(verify(2, 7, 32))].concat());
+    assert_eq!(rig.completions(2), [(1, Code::SUCCESS), (2, Code::SUCCESS)]);
+    assert_eq!(control.count(Op::Read), 2);
+    for (wrong, code) in [
+        (command(verify(3, 0, 33)), Code::INVALID_FIELD),
+        (command(verify(3, BLOCKS - 1, 2)), Code::LBA_OUT_OF_RANGE),
+        (command(entry(3, io::VERIFY, 0, 1)), Code::SGL_DATA_LENGTH_INVALID),
+        (command_with(entry(3, io::VERIFY, 0, 32), &[1; 4096]), Code::SGL_DATA_LENGTH_INVALID),
+    ] {
+        rig.send(&wrong);
+        assert_eq!(rig.completions(1), [(3, code)]);
+    }
+
+    // They have as many buffers as reads may have: the last two wait, and one of these is aborted.
+    control.is_held.store(true, Relaxed);
+    rig.send(&(0..66).flat_map(|cid| command(verify(cid, 0, 32))).collect::<Vec<_>>());
+    rig.turns(50);
+    assert_eq!(control.count(Op::Read), 2 + 64);
+    assert!(rig.abort(65) && rig.abort(0));
+    assert_eq!(rig.completions(2), [(0, Code::ABORT_REQUESTED), (65, Code::ABORT_REQUESTED)]);
+    control.is_held.store(false, Relaxed);
+    assert!(rig.completions(64).iter().all(|(_, code)| *code == Code::SUCCESS));
+    assert_eq!(control.count(Op::Read), 2 + 65);
+    rig.end();
+}
+
+#[test]
 fn a_poll_writes_a_limited_amount() {
     let (mut rig, control) = Rig::new();
     control.is_held.store(true, Relaxed);
@@ -633,6 +665,7 @@ impl Random {
             io::FLUSH,
             io::WRITE_ZEROES,
             io::DATASET_MANAGEMENT,
+            io::VERIFY,
             0x7e,
             0x7f,
         ];

@@ -67,6 +67,8 @@ fn a_host_writes_and_reads_through_two_queues() {
         assert!(queues[1].read(0, 1).unwrap() == [0; BLOCK]);
         assert_eq!(queues[0].command(io::COMPARE, 1, 2, &pattern(2, 1), 0), Ok(Vec::new()));
         assert_eq!(queues[0].command(io::COMPARE, 1, 2, &pattern(2, 9), 0), Err(Code::COMPARE_FAILURE));
+        assert_eq!(queues[1].command(io::VERIFY, 11, 32, &[], 0), Ok(Vec::new()));
+        assert_eq!(queues[1].command(io::VERIFY, 11, 33, &[], 0), Err(Code::INVALID_FIELD));
         let outside = queues[0].read(BLOCKS as u64, 1);
         assert_eq!(outside, Err(Code::LBA_OUT_OF_RANGE));
         assert_eq!(queues[0].command(0x7e, 0, 1, &[], 0), Err(Code::INVALID_OPCODE));

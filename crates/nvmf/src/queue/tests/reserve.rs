@@ -109,12 +109,17 @@ fn commands_that_a_reservation_forbids_fail_wherever_they_are() {
         assert_eq!(rig.completions(1), [(cid, CONFLICT)]);
     }
 
-    // The read goes on until the host may not read either.
+    let verify = entry(9, io::VERIFY, 0, 1).with_sgl(Sgl::Transport { len: 0 }.encode());
+    rig.send(&command(verify));
+    rig.turns(20);
+    assert_eq!(control.count(Op::Read), 2, "it is a read");
+
+    // The reads go on until the host may not read either.
     let mut ended = rig.restrict(Rights::None, Loss::Rights).unwrap();
-    assert_eq!(rig.completions(1), [(1, CONFLICT)]);
+    assert_eq!(rig.completions(2), [(1, CONFLICT), (9, CONFLICT)]);
     assert_eq!(ended.try_recv(), Ok(Some(())));
-    rig.send(&command(entry(1, io::READ, 0, 1)));
-    assert_eq!(rig.completions(1), [(1, CONFLICT)]);
+    rig.send(&[command(entry(1, io::READ, 0, 1)), command(verify)].concat());
+    assert_eq!(rig.completions(2), [(1, CONFLICT), (9, CONFLICT)]);
     assert!(rig.restrict(Rights::All, Loss::Rights).is_none());
     control.is_held.store(false, Relaxed);
     rig.send(&command_with(entry(2, io::WRITE, 0, 1), &data));
