@@ -69,7 +69,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
     let range = Range { slba, blocks: blocks as u32 };
     let mut count = 0;
     let _ = commands.deallocate(&[range; 3], |_| count += 1);
-    let _ = commands.copy(&[range; 3], u.arbitrary()?, |_| count += 1);
+    let _ = commands.copy(&[range; 3], u.arbitrary()?, u.arbitrary()?, |_| count += 1);
     assert!(count <= 6);
     Ok(())
 }

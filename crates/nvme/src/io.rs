@@ -276,8 +276,9 @@ impl Commands {
         Ok(SubmissionEntry::new(io::DATASET_MANAGEMENT, self.nsid).with_cdw10_11(count, AD))
     }
 
-    /// Copy of `sources`, one behind the other, to the blocks from `slba` on. The data of the command is one [`CopyRange`] for
-    /// each source, which the call passes to `put`. NVM Command Set 1.0 §3.2.2.
+    /// Copy of `sources`, one behind the other, to the blocks from `slba` on; with `fua`, the copy is on the media when the
+    /// command completes. The data of the command is one [`CopyRange`] for each source, which the call passes to `put`. NVM
+    /// Command Set 1.0 §3.2.2.
     ///
     /// # Errors
     /// [`BadRequest`]; what `put` received then has no meaning.
@@ -285,6 +286,7 @@ impl Commands {
         &self,
         sources: &[Range],
         slba: u64,
+        fua: bool,
         mut put: impl FnMut(CopyRange),
     ) -> Result<SubmissionEntry, BadRequest> {
         require(self.supported.copy, "Copy")?;
@@ -311,7 +313,8 @@ impl Commands {
         self.check(slba, sum, all)?;
         let count = sources.len() as u32 - 1;
         let entry = SubmissionEntry::new(io::COPY, self.nsid);
-        Ok(entry.with_cdw10_11(slba as u32, (slba >> 32) as u32).with_cdw12_13(count, 0))
+        let cdw12 = count | if fua { FUA } else { 0 };
+        Ok(entry.with_cdw10_11(slba as u32, (slba >> 32) as u32).with_cdw12_13(cdw12, 0))
     }
 
     #[inline]
@@ -411,16 +414,18 @@ mod tests {
         let commands = commands(|_, _| {});
         let range = |slba, blocks| Range { slba, blocks };
         let mut put = Vec::new();
-        let entry = commands.copy(&[range(5, 8), range(100, 2)], 900, |range| put.push(range)).unwrap();
+        let sources = [range(5, 8), range(100, 2)];
+        let entry = commands.copy(&sources, 900, false, |range| put.push(range)).unwrap();
         assert_eq!((entry.opcode(), entry.cdw(10), entry.cdw(12)), (0x19, 900, 1));
         assert_eq!((put.as_bytes()[8], put.as_bytes()[16], put.as_bytes()[48]), (5, 7, 1));
-        let refused = |ranges: &[Range], to| commands.copy(ranges, to, |_| ()).unwrap_err();
+        assert_eq!(commands.copy(&sources, 900, true, |_| ()).unwrap().cdw(12), 1 | 1 << 30);
+        let refused = |ranges: &[Range], to| commands.copy(ranges, to, false, |_| ()).unwrap_err();
         assert_eq!(refused(&[range(0, 9)], 500), BadRequest::TooManyBlocks { blocks: 9, max: 8 });
         assert_eq!(refused(&[range(0, 8); 3], 500), BadRequest::TooManyBlocks { blocks: 24, max: 20 });
         assert_eq!(refused(&[range(0, 8)], 993), BadRequest::OutOfRange { slba: 993, blocks: 8 });
         assert_eq!(refused(&[range(0, 1); 5], 0), BadRequest::Ranges { ranges: 5, max: 4 });
         let without = self::commands(|_, namespace| namespace.copy_range_max = 0);
-        assert_eq!(without.copy(&[range(0, 1)], 5, |_| ()), Err(BadRequest::Unsupported("Copy")));
+        assert_eq!(without.copy(&[range(0, 1)], 5, false, |_| ()), Err(BadRequest::Unsupported("Copy")));
     }
 
     #[test]

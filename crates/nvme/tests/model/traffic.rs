@@ -219,7 +219,7 @@ impl Traffic {
                 return pair.submit(entry, &[Piece { len: 16, ..list[0] }], token, now).map(drop);
             }
             Kind::Copy => {
-                let entry = commands.copy(&sources, slba, |range| area.write(at, &range)).unwrap();
+                let entry = commands.copy(&sources, slba, false, |range| area.write(at, &range)).unwrap();
                 return pair.submit(entry, &list, token, now).map(drop);
             }
             Kind::Verify => (commands.verify(slba, blocks).unwrap(), none),

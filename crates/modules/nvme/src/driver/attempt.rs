@@ -56,7 +56,7 @@ impl Attempt<'_> {
                 let entry = commands.write_zeroes(lba, blocks, may_unmap, fua)?;
                 return Ok(self.submit(entry, 0));
             }
-            Op::Unmap | Op::Copy => return self.run_ranges(),
+            Op::Unmap | Op::Copy => return self.run_ranges(fua),
             Op::CompareAndWrite => return self.run_fused(fua),
         };
         let data = self.request.io.data;
@@ -118,7 +118,7 @@ impl Attempt<'_> {
     }
 
     /// Dataset Management and Copy: their data is a list of ranges.
-    fn run_ranges(&mut self) -> Result<Start, BadRequest> {
+    fn run_ranges(&mut self, fua: bool) -> Result<Start, BadRequest> {
         let Io { op, lba, blocks, source, .. } = self.request.io;
         let commands = self.channel.commands;
         let (first, each, entry_len) = match op {
@@ -142,7 +142,7 @@ impl Attempt<'_> {
         };
         let entry = match op {
             Op::Unmap => commands.deallocate(ranges, |range| put(range.as_bytes())),
-            _ => commands.copy(ranges, lba.0, |range| put(range.as_bytes())),
+            _ => commands.copy(ranges, lba.0, fua, |range| put(range.as_bytes())),
         };
         match entry {
             Ok(entry) => Ok(self.submit(entry, len)),
