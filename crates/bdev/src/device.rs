@@ -70,6 +70,17 @@ impl Limits {
             (true, false) => Blocks::ZERO,
         }
     }
+
+    /// The most blocks of one copy that the channels of a device with these limits and `ops` take. A device that others share may
+    /// refuse a copy whose ranges overlap.
+    pub const fn copy_max(&self, ops: OpSet) -> Blocks {
+        let is_made_of_others = !self.is_shared && ops.contains(Op::Read) && ops.contains(Op::Write);
+        match (is_made_of_others, ops.contains(Op::Copy)) {
+            (true, _) => Blocks::MAX,
+            (false, true) => self.copy_blocks,
+            (false, false) => Blocks::ZERO,
+        }
+    }
 }
 
 impl Default for Limits {

@@ -172,6 +172,19 @@ fn compound_requests_go_to_a_device_that_does_them() {
     let plain = shape(shared, OpSet::PLAIN);
     assert_eq!(plain.check(&of(1), DISK), Err(Status::Unsupported));
     assert_eq!(plain.check(&copy, DISK), Err(Status::Unsupported));
+    for (limits, ops, most) in [
+        (limits, OpSet::PLAIN, Blocks::MAX),
+        (limits, OpSet::of(&[Op::Read]), Blocks::ZERO),
+        (shared, OpSet::PLAIN, Blocks::ZERO),
+        (Limits { copy_blocks: Blocks(5), ..shared }, OpSet::ALL, Blocks(5)),
+    ] {
+        assert_eq!(limits.copy_max(ops), most);
+        let takes = |blocks| {
+            let copy = Io { source: Lba(500), ..io(Op::Copy, 0, blocks, Sgl::EMPTY) };
+            shape(limits, ops).check(&copy, DISK).is_ok()
+        };
+        assert_eq!([1, 5, 6].map(takes), [1, 5, 6].map(|blocks| Blocks(blocks) <= most));
+    }
     let compare = io(Op::Compare, 0, 8, data);
     assert_eq!((plain.check(&compare, DISK), plain.route(&compare)), (Ok(()), Route::Emulated));
     memory.reclaim();
