@@ -32,6 +32,7 @@ fn view(u: &mut Unstructured<'_>, is_discovery: bool) -> Result<Arc<View>> {
                 ids: Descriptors::default(),
                 ana_group: u.int_in_range(0..=2)?,
                 is_read_only: u.arbitrary()?,
+                copy_blocks: u.arbitrary()?,
                 optimal_write_blocks: u.arbitrary()?,
                 can_persist: u.arbitrary()?,
                 persists: u.arbitrary()?,
@@ -50,6 +51,7 @@ fn view(u: &mut Unstructured<'_>, is_discovery: bool) -> Result<Arc<View>> {
             queues: 4,
             commands: Commands {
                 verify: u.arbitrary()?,
+                copy: u.arbitrary()?,
                 reservations: u.arbitrary()?,
                 ..Commands::default()
             },

@@ -15,12 +15,13 @@ use aryk_nvme_fabrics::subsystem::{Commands, Io, Namespace};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 
-const OPCODES: [u8; 11] = [
+const OPCODES: [u8; 12] = [
     io::READ,
     io::WRITE,
     io::COMPARE,
     io::WRITE_ZEROES,
     io::VERIFY,
+    io::COPY,
     io::DATASET_MANAGEMENT,
     io::FLUSH,
     io::RESERVATION_REGISTER,
@@ -36,11 +37,13 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
         ids: Descriptors::default(),
         ana_group: 0,
         is_read_only: u.arbitrary()?,
+        copy_blocks: u.arbitrary()?,
         optimal_write_blocks: 1,
         can_persist: false,
         persists: false,
     };
     let (blocks, shift, is_read_only) = (namespace.blocks, namespace.block_shift, namespace.is_read_only);
+    let copy_blocks = namespace.copy_blocks;
     let all = u.arbitrary()?;
     let io = Io {
         nsid_max: 1,
@@ -55,6 +58,7 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
             deallocate: all,
             write_zeroes: all,
             verify: all,
+            copy: all,
             reservations: all,
         },
         retry_delays: [0; 3],
@@ -92,6 +96,22 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
             Request::Deallocate { ranges } => {
                 let data = u.bytes(u.len().min(usize::from(ranges) * 16))?;
                 assert!(rules.ranges(data).filter_map(std::result::Result::ok).all(is_inside));
+                true
+            }
+            Request::Copy(fields) => {
+                let len = usize::from(fields.sources) * 32;
+                assert!(data_len as usize >= len && data_len <= 4096 && copy_blocks > 0);
+                let data = u.bytes(len.min(u.len()))?;
+                if rules.check_copy(fields, data).is_ok() {
+                    let mut next = fields.lba;
+                    for source in Rules::sources(fields, data) {
+                        let bytes = u64::from(source.blocks) << shift;
+                        assert!(u64::from(source.blocks) <= copy_blocks && bytes <= 1 << 20);
+                        assert!(is_inside(source) && is_inside(Range { lba: next, ..source }));
+                        next += u64::from(source.blocks);
+                    }
+                    assert!((next - fields.lba) << shift <= 4 << 20);
+                }
                 true
             }
             Request::Report { len } => {

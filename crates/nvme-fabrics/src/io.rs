@@ -6,12 +6,14 @@ use aryk_nvme::spec::opcode::io;
 use aryk_nvme::spec::status::Code;
 
 use crate::reservation::{self, Rights};
-use crate::subsystem::{AnaState, Commands, Io};
+use crate::subsystem::{AnaState, Commands, CopyLimits, Io, SOURCES_MAX};
 
 /// Bytes of a range of Dataset Management.
 const RANGE_LEN: usize = 16;
 /// Ranges of one command, at most.
 const RANGES_MAX: usize = 256;
+/// Bytes of a source of Copy, in descriptor format 0.
+const SOURCE_LEN: usize = 32;
 /// Bytes of data that a command of reservations may have, at most: hosts may send more than the command reads.
 const RESERVE_MAX: u32 = 4096;
 /// CDW12: Force Unit Access, and of Write Zeroes: deallocate.
@@ -27,6 +29,25 @@ pub struct Range {
     pub lba: u64,
     /// Their number, at least 1.
     pub blocks: u32,
+}
+
+/// The fields of a Copy. NVM Command Set 1.0 §3.2.2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyFields {
+    /// The first block that is written.
+    pub lba: u64,
+    /// The number of sources, at least 1. [`Rules::sources`] reads them from the data.
+    pub sources: u16,
+    /// FUA.
+    pub fua: bool,
+}
+
+impl CopyFields {
+    /// Reads the fields of a command.
+    pub const fn decode(entry: &SubmissionEntry) -> Self {
+        let cdw12 = entry.cdw(12);
+        Self { lba: entry.cdw10_11(), sources: (cdw12 & 0xff) as u16 + 1, fua: cdw12 & FUA != 0 }
+    }
 }
 
 /// What a command asks for.
@@ -66,6 +87,8 @@ pub enum Request {
         /// The number of ranges, at least 1.
         ranges: u16,
     },
+    /// Copy.
+    Copy(CopyFields),
     /// Dataset Management that asks for nothing but gives hints.
     Hint,
     /// A command that changes registrations or the reservation; [`reservation::Command::decode`] reads the data.
@@ -82,7 +105,12 @@ impl Request {
     pub const fn takes_data(&self) -> bool {
         matches!(
             self,
-            Self::Write { .. } | Self::Compare(_) | Self::Deallocate { .. } | Self::Hint | Self::Reserve
+            Self::Write { .. }
+                | Self::Compare(_)
+                | Self::Deallocate { .. }
+                | Self::Copy(_)
+                | Self::Hint
+                | Self::Reserve
         )
     }
 
@@ -115,6 +143,7 @@ pub struct Rules {
     block_shift: u8,
     is_read_only: bool,
     commands: Commands,
+    copy: CopyLimits,
     transfer_max: u32,
     /// The failure of all commands in this ANA state.
     inaccessible: Option<Code>,
@@ -132,6 +161,7 @@ impl Rules {
             block_shift: namespace.block_shift,
             is_read_only: namespace.is_read_only,
             commands: io.commands,
+            copy: namespace.copy_limits(),
             transfer_max: io.transfer_max,
             inaccessible: group.and_then(|group| match group.state {
                 AnaState::Optimized | AnaState::NonOptimized => None,
@@ -220,6 +250,7 @@ impl Rules {
                 self.check_writable()?;
                 Request::Deallocate { ranges }
             }
+            io::COPY if self.commands.copy => Request::Copy(self.copy(entry, data_len)?),
             io::RESERVATION_REGISTER | io::RESERVATION_ACQUIRE | io::RESERVATION_RELEASE
                 if self.commands.reservations =>
             {
@@ -235,6 +266,23 @@ impl Rules {
             }
             _ => return Err(Code::INVALID_OPCODE),
         })
+    }
+
+    fn copy(&self, entry: &SubmissionEntry, data_len: u32) -> Result<CopyFields, Code> {
+        let fields = CopyFields::decode(entry);
+        self.check_writable()?;
+        if self.copy.source == 0 {
+            return Err(Code::INVALID_OPCODE);
+        }
+        // The descriptor format.
+        if entry.cdw(12) >> 8 & 0xf != 0 {
+            return Err(Code::INVALID_FIELD);
+        }
+        if fields.sources > SOURCES_MAX {
+            return Err(Code::COMMAND_SIZE_LIMIT);
+        }
+        let lens = usize::from(fields.sources) * SOURCE_LEN..=usize::from(SOURCES_MAX) * SOURCE_LEN;
+        if lens.contains(&(data_len as usize)) { Ok(fields) } else { Err(Code::SGL_DATA_LENGTH_INVALID) }
     }
 
     /// The blocks of a command without data.
@@ -275,6 +323,30 @@ impl Rules {
         });
         ranges.filter(|range| range.blocks != 0).map(|range| self.check_range(range).map(|()| range))
     }
+
+    /// The sources of a [`Request::Copy`], from its data.
+    pub fn sources(fields: CopyFields, data: &[u8]) -> impl Iterator<Item = Range> {
+        data.as_chunks::<SOURCE_LEN>().0.iter().take(fields.sources.into()).map(|bytes| Range {
+            lba: u64::from_le_bytes(std::array::from_fn(|byte| bytes[8 + byte])),
+            // NLB: the number of blocks, less one.
+            blocks: u32::from(u16::from_le_bytes([bytes[16], bytes[17]])) + 1,
+        })
+    }
+
+    /// Checks the lengths and the blocks of a [`Request::Copy`] with this data.
+    ///
+    /// # Errors
+    /// The status with which the command fails.
+    pub fn check_copy(&self, fields: CopyFields, data: &[u8]) -> Result<(), Code> {
+        let sources = || Self::sources(fields, data);
+        // Of at most 256 sources, which have 16 bits each.
+        let all = sources().map(|source| source.blocks).sum();
+        if all > self.copy.all || sources().any(|source| source.blocks > self.copy.source.into()) {
+            return Err(Code::COMMAND_SIZE_LIMIT);
+        }
+        sources().try_for_each(|source| self.check_range(source))?;
+        self.check_range(Range { lba: fields.lba, blocks: all })
+    }
 }
 
 #[cfg(test)]
@@ -290,6 +362,7 @@ mod tests {
         deallocate: true,
         write_zeroes: true,
         verify: true,
+        copy: true,
         reservations: true,
     };
 
@@ -301,6 +374,7 @@ mod tests {
             ids: Descriptors::default(),
             ana_group: 1,
             is_read_only,
+            copy_blocks: 300,
             optimal_write_blocks: 1,
             can_persist: false,
             persists: false,
@@ -351,6 +425,9 @@ mod tests {
         assert_eq!(request(command(io::WRITE_ZEROES, 990, 10, 0), 0), zeroes(false, false));
         assert_eq!(request(command(io::WRITE_ZEROES, 990, 10, FUA | DEALLOCATE), 0), zeroes(true, true));
         assert_eq!(request(SubmissionEntry::new(io::FLUSH, 1), 0), Ok(Request::Flush));
+        let copy = |flags| command(io::COPY, 990, 128, flags);
+        let copied = |fua| Ok(Request::Copy(CopyFields { lba: 990, sources: 128, fua }));
+        assert_eq!((request(copy(0), 4096), request(copy(FUA), 4096)), (copied(false), copied(true)));
         let management = |ranges: u32, attributes| {
             SubmissionEntry::new(io::DATASET_MANAGEMENT, 1).with_cdw10_11(ranges - 1, attributes)
         };
@@ -385,9 +462,12 @@ mod tests {
         let with = |is_read_only, state| Rules::new(&subsystem(ALL, is_read_only, state), 1).unwrap();
         let read_only = with(true, None);
         let management = SubmissionEntry::new(io::DATASET_MANAGEMENT, 1).with_cdw10_11(0, 4);
-        for (entry, len) in
-            [(command(io::WRITE, 0, 1, 0), 4096), (command(io::WRITE_ZEROES, 0, 1, 0), 0), (management, 16)]
-        {
+        for (entry, len) in [
+            (command(io::WRITE, 0, 1, 0), 4096),
+            (command(io::WRITE_ZEROES, 0, 1, 0), 0),
+            (command(io::COPY, 0, 1, 0), 32),
+            (management, 16),
+        ] {
             assert_eq!(read_only.check(&entry, len), Err(Code::NAMESPACE_WRITE_PROTECTED));
         }
         let read = command(io::READ, 0, 1, 0);
@@ -412,6 +492,7 @@ mod tests {
             (command(io::COMPARE, 0, 1, 0), 4096),
             (command(io::WRITE_ZEROES, 0, 1, 0), 0),
             (command(io::VERIFY, 0, 1, 0), 0),
+            (command(io::COPY, 0, 1, 0), 32),
             (management, 16),
         ] {
             assert_eq!(few.check(&entry, len), Err(Code::INVALID_OPCODE));
@@ -443,5 +524,55 @@ mod tests {
         let expected =
             [Ok(Range { lba: 5, blocks: 10 }), outside, Ok(Range { lba: 999, blocks: 1 }), outside];
         assert!(rules().ranges(&data).eq(expected));
+    }
+
+    /// The data of a Copy with these sources.
+    fn sources(of: &[(u64, u16)]) -> Vec<u8> {
+        let source = |&(lba, blocks): &(u64, u16)| {
+            [&[0xff; 8], &lba.to_le_bytes()[..], &(blocks - 1).to_le_bytes(), &[0xff; 14]].concat()
+        };
+        of.iter().flat_map(source).collect()
+    }
+
+    #[test]
+    fn a_copy_has_a_known_format_and_all_its_sources() {
+        let with = |sources, flags, len| request(command(io::COPY, 0, sources, flags), len);
+        assert!(with(1, 0, 32).is_ok() && with(1, 0, 4096).is_ok() && with(2, 0xf << 12, 64).is_ok());
+        assert_eq!(with(1, 1 << 8, 40), Err(Code::INVALID_FIELD));
+        assert_eq!(
+            (with(129, 0, 4128), with(256, 0, 8192)),
+            (Err(Code::COMMAND_SIZE_LIMIT), Err(Code::COMMAND_SIZE_LIMIT))
+        );
+        for (sources, len) in [(1, 0), (2, 32), (128, 4064), (1, 4128)] {
+            assert_eq!(with(sources, 0, len), Err(Code::SGL_DATA_LENGTH_INVALID));
+        }
+        let mut io = subsystem(ALL, false, None);
+        io.namespaces.get_mut(&1).unwrap().copy_blocks = 0;
+        let cannot = Rules::new(&io, 1).unwrap();
+        assert_eq!(cannot.check(&command(io::COPY, 0, 1, 0), 32), Err(Code::INVALID_OPCODE));
+    }
+
+    #[test]
+    fn sources_of_a_copy_keep_the_limits_and_the_namespace() {
+        let check = |lba, of: &[(u64, u16)]| {
+            let fields = CopyFields { lba, sources: of.len() as u16, fua: false };
+            // What follows the sources is none.
+            let data = [sources(of), sources(&[(u64::MAX, u16::MAX); 3])].concat();
+            assert!(
+                Rules::sources(fields, &data)
+                    .eq(of.iter().map(|&(lba, blocks)| Range { lba, blocks: blocks.into() }))
+            );
+            rules().check_copy(fields, &data)
+        };
+        // A MiB of each, and 4 MiB of all, in blocks of 4 KiB.
+        assert_eq!(check(0, &[(0, 256), (744, 256), (5, 256), (6, 232)]), Ok(()));
+        assert_eq!(check(0, &[(1, 8); 125]), Ok(()));
+        let (limit, outside) = (Err(Code::COMMAND_SIZE_LIMIT), Err(Code::LBA_OUT_OF_RANGE));
+        assert_eq!(check(0, &[(0, 1), (0, 257)]), limit);
+        assert_eq!(check(0, &[(0, 205); 5]), limit);
+        assert_eq!(check(0, &[(0, u16::MAX); 128]), limit);
+        assert_eq!(check(0, &[(0, 1), (745, 256)]), outside);
+        assert_eq!((check(0, &[(u64::MAX, 1)]), check(u64::MAX, &[(0, 1)])), (outside, outside));
+        assert_eq!((check(998, &[(0, 1), (0, 1)]), check(998, &[(0, 1); 3])), (Ok(()), outside));
     }
 }

@@ -68,6 +68,8 @@ pub struct Commands {
     pub write_zeroes: bool,
     /// Verify.
     pub verify: bool,
+    /// Copy, to namespaces whose disks can.
+    pub copy: bool,
     /// The commands of reservations.
     pub reservations: bool,
 }
@@ -85,12 +87,39 @@ pub struct Namespace {
     pub ana_group: u32,
     /// Writes fail.
     pub is_read_only: bool,
+    /// Blocks of a source of Copy that the disk takes; 0: it cannot copy.
+    pub copy_blocks: u64,
     /// Blocks of the preferred granularity of writes; 1 for none.
     pub optimal_write_blocks: u16,
     /// Reservations can persist through a loss of power.
     pub can_persist: bool,
     /// PTPL: reservations persist.
     pub persists: bool,
+}
+
+/// Sources of a Copy command, at most.
+pub(crate) const SOURCES_MAX: u16 = 128;
+/// Bytes of a source of Copy, and of all sources of a command, at most, unless one block has more: a queue that is full of copies
+/// keeps its disk busy for seconds, not minutes.
+const SOURCE_BYTES: u64 = 1 << 20;
+const COPY_BYTES: u64 = 4 << 20;
+
+/// The limits of Copy in blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CopyLimits {
+    /// MSSRL: blocks of a source; 0: the disk cannot copy.
+    pub source: u16,
+    /// MCL: blocks of all sources.
+    pub all: u32,
+}
+
+impl Namespace {
+    /// The limits of Copy.
+    pub(crate) fn copy_limits(&self) -> CopyLimits {
+        let most = |bytes: u64| (bytes >> self.block_shift).max(1);
+        let source = self.copy_blocks.min(most(SOURCE_BYTES)).min(u16::MAX.into());
+        CopyLimits { source: source as u16, all: if source > 0 { most(COPY_BYTES) as u32 } else { 0 } }
+    }
 }
 
 /// The ANA state of a group. NVMe 2.0 §5.16.1.13.

@@ -5,6 +5,7 @@
 //! by its share of the reactor's [`Pool`]. A host that does not read its replies is not read from either.
 
 mod commands;
+mod copy;
 mod disks;
 mod fused;
 mod reserve;

@@ -22,6 +22,8 @@ pub(crate) const fn of(status: Status, op: Op) -> NvmeStatus {
         (Status::Removed, _) => Code::INVALID_NAMESPACE_OR_FORMAT,
         (Status::Invalid, _) => Code::INVALID_FIELD,
         (Status::OutOfRange, _) => Code::LBA_OUT_OF_RANGE,
+        // A disk that others share, which copies, but not between ranges that overlap.
+        (Status::Unsupported, Op::Copy) => Code::INVALID_FIELD,
         (Status::Unsupported, _) => Code::INVALID_OPCODE,
         (Status::ReadOnly, _) => Code::NAMESPACE_WRITE_PROTECTED,
         (Status::NoSpace, _) => Code::CAPACITY_EXCEEDED,

@@ -12,7 +12,7 @@ use super::{ACL, Controller, Result, event};
 use crate::association::ENDS_EARLIER;
 use crate::keep_alive;
 use crate::property::VERSION;
-use crate::subsystem::{Io, Namespace, Service};
+use crate::subsystem::{CopyLimits, Io, Namespace, SOURCES_MAX, Service};
 
 /// Bytes of a capsule before its data, and of a response capsule.
 const COMMAND_LEN: u32 = 64;
@@ -24,6 +24,7 @@ mod oncs {
     pub(super) const WRITE_ZEROES: u16 = 1 << 3;
     pub(super) const RESERVATIONS: u16 = 1 << 5;
     pub(super) const VERIFY: u16 = 1 << 7;
+    pub(super) const COPY: u16 = 1 << 8;
 }
 /// RESCAP: all types of reservations, and IEKEY as the specification says since 1.3.
 const RESCAP: u8 = 0b1111_1110;
@@ -115,8 +116,11 @@ fn io_controller(io: &Io, page: &mut IdentifyController) {
             | command(io.commands.deallocate, oncs::DATASET_MANAGEMENT)
             | command(io.commands.write_zeroes, oncs::WRITE_ZEROES)
             | command(io.commands.reservations, oncs::RESERVATIONS)
-            | command(io.commands.verify, oncs::VERIFY),
+            | command(io.commands.verify, oncs::VERIFY)
+            | command(io.commands.copy, oncs::COPY),
     );
+    // Descriptor format 0.
+    page.ocfs.set(io.commands.copy.into());
     page.fuses.set(io.commands.compare_and_write.into());
     // There may be a cache, and Flush does not take the NSID of all namespaces.
     page.vwc = 0b101;
@@ -174,6 +178,12 @@ fn describe(namespace: &Namespace, io: &Io, page: &mut IdentifyNamespace) {
         [&mut page.npwg, &mut page.npwa, &mut page.npdg, &mut page.npda, &mut page.nows]
             .into_iter()
             .for_each(|field| field.set(last));
+    }
+    if io.commands.copy && namespace.copy_blocks > 0 {
+        let CopyLimits { source, all } = namespace.copy_limits();
+        page.mssrl.set(source);
+        page.mcl.set(all);
+        page.msrc = (SOURCES_MAX - 1) as u8;
     }
     page.anagrpid.set(namespace.ana_group);
     page.nsattr = namespace.is_read_only.into();

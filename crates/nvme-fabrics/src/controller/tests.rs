@@ -25,6 +25,7 @@ fn namespace(blocks: u64) -> Namespace {
         ids: Descriptors { nguid: Some([1; 16]), uuid: Some([2; 16]), ..Descriptors::default() },
         ana_group: 1,
         is_read_only: false,
+        copy_blocks: blocks,
         optimal_write_blocks: 8,
         can_persist: true,
         persists: false,
@@ -45,6 +46,7 @@ fn io() -> Io {
             compare: true,
             compare_and_write: true,
             verify: true,
+            copy: true,
             reservations: true,
         },
         retry_delays: [1, 2, 3],
@@ -204,13 +206,15 @@ fn the_controller_and_its_namespaces_are_identified() {
     );
     assert_eq!((page.cntlid.get(), page.cntrltype, page.mdts, page.nn.get()), (5, 1, 8, 32));
     assert_eq!((page.ioccsz.get(), page.iorcsz.get(), page.icdoff.get()), (260, 1, 0));
-    assert_eq!((page.oncs.get(), page.fuses.get(), page.vwc, page.kas.get()), (0b1010_1101, 1, 0b101, 10));
+    assert_eq!((page.oncs.get(), page.fuses.get(), page.vwc, page.kas.get()), (0b1_1010_1101, 1, 0b101, 10));
+    assert_eq!(page.ocfs.get(), 1);
     assert_eq!((page.cmic, page.anagrpmax.get(), page.crdt[2].get()), (0b1011, 2, 3));
     assert_eq!(&page.subnqn[..26], b"nqn.2016-06.io.spdk:cnode1");
 
     let page = IdentifyNamespace::read_from_bytes(&host.identify(cns::NAMESPACE, 7).unwrap()).unwrap();
     assert_eq!((page.nsze.get(), page.lbaf[0].lbads, page.npwg.get(), page.anagrpid.get()), (200, 12, 7, 1));
     assert_eq!((page.nguid, page.nsattr, page.rescap), ([1; 16], 0, 0xff));
+    assert_eq!((page.mssrl.get(), page.mcl.get(), page.msrc), (200, 1024, 127), "4 MiB of 128 sources");
     assert_eq!(host.identify(cns::NAMESPACE, 2), Ok(vec![0; LEN]), "an NSID without a namespace");
     for nsid in [0, 33, u32::MAX] {
         assert_eq!(host.identify(cns::NAMESPACE, nsid), Err(Code::INVALID_NAMESPACE_OR_FORMAT));

@@ -51,6 +51,7 @@ impl Target {
             ids: Descriptors { uuid: Some([1; 16]), ..Descriptors::default() },
             ana_group: 0,
             is_read_only: false,
+            copy_blocks: 0,
             optimal_write_blocks: 1,
             can_persist: false,
             persists: false,

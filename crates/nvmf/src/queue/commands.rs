@@ -53,8 +53,10 @@ pub(super) struct Slot {
     pub doom: Option<NvmeStatus>,
     /// A reservation forbids it while the disk has it.
     pub is_draining: bool,
-    /// Ranges of a discard that the disk has got.
-    ranges: u16,
+    /// Ranges of a discard, or sources of a copy, that the disk has got.
+    pub ranges: u16,
+    /// Blocks of a copy's earlier sources.
+    pub copied: u32,
 }
 
 impl Slot {
@@ -69,6 +71,7 @@ impl Slot {
             doom: None,
             is_draining: false,
             ranges: 0,
+            copied: 0,
         }
     }
 
@@ -130,6 +133,7 @@ impl IoQueue {
             }
             _ if op == Op::CompareAndWrite => self.fused_ended(id, status, cx),
             _ if op == Op::Unmap && status.is_ok() => self.deallocate(id, cx),
+            _ if op == Op::Copy => self.copied(id, status, cx),
             _ => self.reply(id, self.status_of(id, status, op), cx),
         }
         0
@@ -162,12 +166,17 @@ impl IoQueue {
 
     /// Completes a command without data: its buffer is free.
     pub(super) fn reply(&mut self, id: SlotId, status: NvmeStatus, cx: &mut Cx) {
+        self.reply_with(id, status, 0, cx);
+    }
+
+    /// As [`Self::reply`], with a result.
+    pub(super) fn reply_with(&mut self, id: SlotId, status: NvmeStatus, result: u64, cx: &mut Cx) {
         let slot = self.slot(id);
         slot.stage = Stage::Idle;
         if let Some(data) = slot.data.take() {
             give_back(&self.pool, &mut self.share, data, &self.waiting, self.root, cx);
         }
-        self.queue.complete(id, status, 0);
+        self.queue.complete(id, status, result);
     }
 
     pub(super) fn fail(&mut self, id: SlotId, code: Code, cx: &mut Cx) {
@@ -271,6 +280,7 @@ impl IoQueue {
             Request::Flush => io(id, Op::Flush, 0, 0),
             Request::Hint => return self.reply(id, NvmeStatus::new(0), cx),
             Request::Deallocate { .. } => return self.deallocate(id, cx),
+            Request::Copy(fields) => return self.copy(id, fields, cx),
             request @ (Request::Reserve | Request::Report { .. }) => return self.ask(id, request, len, cx),
         };
         self.submit(id, io, len, cx);

@@ -1,5 +1,6 @@
 //! Tests of an I/O queue on a reactor that the test runs, with a disk that completes when the test allows it.
 
+mod copy;
 mod reserve;
 
 use super::*;
@@ -23,6 +24,7 @@ use aryk_reactor::{Clock, CoreSet};
 use std::cell::RefMut;
 use std::collections::BTreeMap;
 use std::net::TcpListener;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -37,6 +39,10 @@ struct Control {
     is_held: AtomicBool,
     /// It does not abort requests.
     is_stuck: AtomicBool,
+    /// It completes so many requests although it is held.
+    let_go: AtomicU32,
+    /// Copies: source, destination, blocks, FUA.
+    copies: Mutex<Vec<(u64, u64, u64, bool)>>,
     /// Requests by operation.
     requests: [AtomicU32; Op::ALL.len()],
 }
@@ -44,6 +50,16 @@ struct Control {
 impl Control {
     fn count(&self, op: Op) -> u32 {
         self.requests[op as usize].load(Relaxed)
+    }
+
+    /// Has the disk complete the oldest request that it holds.
+    fn complete_one(&self) {
+        self.let_go.store(1, Relaxed);
+    }
+
+    /// The copies since the last call.
+    fn take_copies(&self) -> Vec<(u64, u64, u64, bool)> {
+        std::mem::take(&mut *self.copies.lock().unwrap())
     }
 }
 
@@ -83,6 +99,9 @@ impl Device for HeldDisk {
 impl Channel for HeldChannel {
     fn submit(&mut self, io: &Io, cx: &mut Cx) {
         self.control.requests[io.op as usize].fetch_add(1, Relaxed);
+        if io.op == Op::Copy {
+            self.control.copies.lock().unwrap().push((io.source.0, io.lba.0, io.blocks.0, io.fua));
+        }
         self.held.push(io.tag);
         cx.wake(self.root);
     }
@@ -99,6 +118,8 @@ impl Channel for HeldChannel {
         out.extend(self.aborted.drain(..).map(|tag| Completion { tag, status: Status::Aborted }));
         if !self.control.is_held.load(Relaxed) {
             out.extend(self.held.drain(..).map(|tag| Completion { tag, status: Status::Ok }));
+        } else if !self.held.is_empty() && self.control.let_go.swap(0, Relaxed) > 0 {
+            out.push(Completion { tag: self.held.remove(0), status: Status::Ok });
         }
     }
 }
@@ -118,6 +139,8 @@ struct Rig {
     host: TcpStream,
     parser: Parser,
     got: Vec<Got>,
+    /// The result of the last command that has completed.
+    result: u32,
     queue: Rc<RefCell<IoQueue>>,
     ended: oneshot::Receiver<()>,
     asked: UnboundedReceiver<Asked>,
@@ -208,7 +231,8 @@ impl Rig {
         let queue: Rc<RefCell<IoQueue>> = cx.root(root.unwrap().id()).unwrap();
         queue.borrow_mut().begin(Some(connect), false, 1, cx);
         host.set_nonblocking(true).unwrap();
-        let mut rig = Self { bench, clock, registry, host, parser, got: Vec::new(), queue, ended, asked };
+        let got = Vec::new();
+        let mut rig = Self { bench, clock, registry, host, parser, got, result: 0, queue, ended, asked };
         assert!(matches!(rig.receive(1)[..], [Got::Completion(0, Code::SUCCESS)]));
         (rig, control)
     }
@@ -251,6 +275,7 @@ impl Rig {
         while let Some(event) = self.parser.next(&mut input).unwrap() {
             match event {
                 Event::Header(Header::Response(entry)) => {
+                    self.result = entry.result();
                     self.got.push(Got::Completion(entry.cid(), entry.status().code()));
                 }
                 Event::Header(Header::R2t(r2t)) => self.got.push(Got::R2t(r2t)),
@@ -337,6 +362,7 @@ fn opened(registry: &Registry, name: &str, number: u64) -> Opened {
         ids: aryk_nvme::spec::identify::Descriptors::default(),
         ana_group: 0,
         is_read_only: false,
+        copy_blocks: u64::MAX,
         optimal_write_blocks: 1,
         can_persist: false,
         persists: false,
@@ -354,6 +380,7 @@ fn opened(registry: &Registry, name: &str, number: u64) -> Opened {
             deallocate: true,
             write_zeroes: true,
             verify: true,
+            copy: true,
             reservations: true,
         },
         retry_delays: [0; 3],
@@ -666,6 +693,8 @@ impl Random {
             io::WRITE_ZEROES,
             io::DATASET_MANAGEMENT,
             io::VERIFY,
+            io::COPY,
+            io::COPY,
             0x7e,
             0x7f,
         ];
@@ -736,7 +765,7 @@ fn run_any(seed: u64) {
             }
             4..=6 if !host.requested.is_empty() => {
                 let r2t = host.requested.swap_remove(random.below(host.requested.len() as u32) as usize);
-                rig.answer(r2t, &vec![1; r2t.len as usize]);
+                rig.answer(r2t, &vec![random.below(2) as u8; r2t.len as usize]);
             }
             7 | 8 => rig.turns(1 + random.below(3)),
             _ if host.commands.len() < usize::from(ENTRIES) - 1 => {

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 mod authentication;
+mod copy;
 mod events;
 #[path = "../../../nvme-fabrics/tests/loopback/host.rs"]
 mod host;

@@ -95,6 +95,7 @@ impl Host {
         let block = [0; BLOCK];
         let range = [&[0; 4], &1_u32.to_le_bytes()[..], &0_u64.to_le_bytes()].concat();
         let discard = SubmissionEntry::new(io::DATASET_MANAGEMENT, 1);
+        let copy = SubmissionEntry::new(io::COPY, 1).with_cdw10_11(1, 0);
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
         for queue in &mut self.queues {
             writes.push(queue.write(0, &block).map(drop));
@@ -103,7 +104,9 @@ impl Host {
             for attributes in [0, 4] {
                 writes.push(queue.run(discard.with_cdw10_11(0, attributes), &range, 0).map(drop));
             }
+            writes.push(queue.run(copy, &[0; 32], 0).map(drop));
             reads.push(queue.read(0, 1).map(drop));
+            reads.push(queue.command(io::VERIFY, 0, 1, &[], 0).map(drop));
             let compared = queue.command(io::COMPARE, 0, 1, &block, 0).map(drop);
             reads.push(if compared == Err(Code::COMPARE_FAILURE) { Ok(()) } else { compared });
         }
