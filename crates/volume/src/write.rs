@@ -272,12 +272,13 @@ impl Pool {
             self.requests.get_mut(key).expect("the change is under way").status = Status::ReadOnly;
             return self.finish(key);
         }
-        if self.ring.is_empty() && self.can_admit(key) {
+        let volume = self.requests.get(key).expect("the change is under way").volume;
+        // What needs no space passes what waits for space only.
+        let is_first = !self.runtimes[&volume].is_in_ring || self.is_free_of_cost(key);
+        if self.ring.is_empty() && is_first && self.can_admit(key) && self.has_unreserved(key) {
             return self.admit(key);
         }
-        let request = self.requests.get_mut(key).expect("the change is under way");
-        request.phase = Phase::Queued;
-        let volume = request.volume;
+        self.requests.get_mut(key).expect("the change is under way").phase = Phase::Queued;
         let runtime = self.runtimes.get_mut(&volume).expect("the volume exists");
         runtime.queue.push_back(key);
         self.waiting += 1;
@@ -313,11 +314,15 @@ impl Pool {
     /// Gives waiting changes their turn: one of each volume after the other.
     pub(crate) fn admit_waiting(&mut self) {
         while let Some(&volume) = self.ring.front() {
-            let runtime = &self.runtimes[&volume];
-            if !self.can_admit(*runtime.queue.front().expect("a volume in the ring has a request")) {
+            let key = *self.runtimes[&volume].queue.front().expect("a volume in the ring has a request");
+            if !self.can_admit(key) {
                 return;
             }
             self.ring.pop_front();
+            if !self.has_unreserved(key) {
+                self.reserves.parked.push_back(volume);
+                continue;
+            }
             let runtime = self.runtimes.get_mut(&volume).expect("the volume exists while it has requests");
             let key = runtime.queue.pop_front().expect("looked at before");
             self.waiting -= 1;
@@ -375,7 +380,12 @@ impl Pool {
     }
 
     /// Ends changes of a volume that wait for their turn: those of whose origins `is_wanted` returns true.
-    fn end_waiting(&mut self, id: VolumeId, status: Status, mut is_wanted: impl FnMut(Origin) -> bool) {
+    pub(crate) fn end_waiting(
+        &mut self,
+        id: VolumeId,
+        status: Status,
+        mut is_wanted: impl FnMut(Origin) -> bool,
+    ) {
         let Self { runtimes, requests, .. } = self;
         let runtime = runtimes.get_mut(&id).expect("the volume exists while it has requests");
         let mut keys = Vec::new();
@@ -386,6 +396,7 @@ impl Pool {
         });
         if runtime.queue.is_empty() && std::mem::take(&mut runtime.is_in_ring) {
             self.ring.retain(|volume| *volume != id);
+            self.reserves.parked.retain(|volume| *volume != id);
         }
         self.waiting -= keys.len() as u64;
         for key in keys {
@@ -403,7 +414,8 @@ impl Pool {
         }
         let request = self.requests.get_mut(key).expect("the change is under way");
         request.phase = Phase::Logged;
-        let op = request.op;
+        let (op, units) = (request.op, request.units);
+        self.note_changed(units);
         let parts = if op == Op::Write { self.write_parts(key) } else { self.zero_parts(key) };
         self.requests.get_mut(key).expect("the change is under way").left = parts;
     }
@@ -696,6 +708,7 @@ impl Pool {
     /// Ends all changes under way: nothing can be written any more.
     pub(crate) fn fail_changes(&mut self) {
         self.ring.clear();
+        self.reserves.parked.clear();
         for part in self.log.fail() {
             let request = self.requests.get_mut(part.request).expect("a part's request is under way");
             request.status = Status::Medium;

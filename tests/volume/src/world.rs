@@ -56,6 +56,7 @@ enum Pending {
     },
     Resize(VolumeId, u64),
     Rename(VolumeId, String),
+    SetThick(VolumeId),
     /// With the history that the volume shows before.
     Revert {
         volume: VolumeId,

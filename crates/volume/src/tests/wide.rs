@@ -212,6 +212,7 @@ fn blocks_of_clones_and_reverted_volumes_are_not_smaller() {
         block_size,
         origin,
         when_full: WhenFull::Wait,
+        is_thick: false,
     };
     let Ok(Answer::Volume(large)) = rig.command(create("large", 4096, Origin::Empty)) else { panic!() };
     let Ok(Answer::Volume(small)) = rig.command(create("small", 512, Origin::Empty)) else { panic!() };
