@@ -85,6 +85,8 @@ pub struct Pool {
     /// A read of inherited blocks that starts when its task is in its place.
     pub(crate) inflating: Option<Key>,
     pub(crate) recovery: Option<Recovery>,
+    /// Bytes of memory of aborted requests that have not ended.
+    pub(crate) abandoned_bytes: u64,
     /// What arrived before the pool was ready.
     early: VecDeque<Early>,
     pub(crate) out: Outbox,
@@ -176,6 +178,7 @@ impl Pool {
             reserves: Reserves::default(),
             inflating: None,
             recovery: None,
+            abandoned_bytes: 0,
             early: VecDeque::new(),
             out: Outbox::new(),
             buffers: Buffers::default(),
@@ -501,6 +504,17 @@ impl Pool {
         let others = self.settings.reserve_blobs + IN_USE + blobs.div_ceil(INDEX_SHARE);
         let data = blobs.saturating_sub(others) as u64 * self.facts.blob_bytes();
         data - data / DEAD_SHARE
+    }
+
+    /// Bytes of memory that the pool has for aborted requests that have not ended. The caller submits no more while these are
+    /// many.
+    pub const fn abandoned_bytes(&self) -> u64 {
+        self.abandoned_bytes
+    }
+
+    /// Whether requests are under way, aborted ones included.
+    pub fn has_requests(&self) -> bool {
+        !self.requests.is_empty()
     }
 
     /// Whether nothing is in flight and no background work is due: for tests and for a clean shutdown.

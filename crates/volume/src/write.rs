@@ -138,6 +138,11 @@ impl Pool {
         for buffer in request.edges.iter_mut().filter_map(Option::take) {
             self.buffers.give(buffer);
         }
+        if let Some(mut own) = request.own.take() {
+            self.abandoned_bytes -= own.len() as u64;
+            own.reclaim();
+            self.buffers.give(own);
+        }
         let bytes = request.units * u64::from(UNIT);
         match (request.origin, request.op) {
             (Origin::User(tag), op) => {
@@ -152,6 +157,7 @@ impl Pool {
                 }
                 self.out.replies.push_back(Reply { tag, status, foreign });
             }
+            (Origin::Abandoned, _) => self.recycle(request.foreign),
             (Origin::Edge { parent, which }, _) => return self.edge_read(parent, which, request.status),
             (Origin::Inflate, _) => return self.inherited_read(request.status),
             (Origin::Command, _) => self.command_request_ended(request.volume, request.status),
@@ -272,7 +278,11 @@ impl Pool {
             self.requests.get_mut(key).expect("the change is under way").status = Status::ReadOnly;
             return self.finish(key);
         }
-        let volume = self.requests.get(key).expect("the change is under way").volume;
+        let Active { volume, origin, .. } = *self.requests.get(key).expect("the change is under way");
+        if origin == Origin::Abandoned {
+            // Nothing of it was done.
+            return self.finish(key);
+        }
         // What needs no space passes what waits for space only.
         let is_first = !self.runtimes[&volume].is_in_ring || self.is_free_of_cost(key);
         if self.ring.is_empty() && is_first && self.can_admit(key) && self.has_unreserved(key) {
@@ -359,13 +369,44 @@ impl Pool {
         }
     }
 
-    /// Ends changes of a volume that wait for space, or for the backlog, with [`Status::Aborted`]: those for whose tags
-    /// `is_wanted` returns true. All others go on. A change may begin to wait later, as when it waits for another one of the same
-    /// block: the caller tries again after the next turn, until it has the reply.
-    pub fn abort_waiting(&mut self, volume: VolumeId, mut is_wanted: impl FnMut(Tag) -> bool) {
-        if self.runtimes.contains_key(&volume) {
-            let is_it = |origin| matches!(origin, Origin::User(tag) if is_wanted(tag));
-            self.end_waiting(volume, Status::Aborted, is_it);
+    /// Ends requests of a volume with [`Status::Aborted`]: those for whose tags `is_wanted` returns true. From now on, nothing
+    /// accesses their memory, whatever the store does: a request of which a part is done goes on in memory of the pool. A change
+    /// that waits for its turn has no effect. One that is in the log may have; changes that are submitted after it replace it as
+    /// usual.
+    pub fn abort(&mut self, volume: VolumeId, mut is_wanted: impl FnMut(Tag) -> bool) {
+        let Some(runtime) = self.runtimes.get_mut(&volume) else { return };
+        let replies = &mut self.out.replies;
+        let mut reply = |tag| replies.push_back(Reply { tag, status: Status::Aborted, foreign: Vec::new() });
+        runtime.held.retain(|request| {
+            let ends = is_wanted(request.tag);
+            if ends {
+                reply(request.tag);
+            }
+            !ends
+        });
+        self.end_waiting(
+            volume,
+            Status::Aborted,
+            |origin| matches!(origin, Origin::User(tag) if is_wanted(tag)),
+        );
+        let Self { requests, buffers, out, .. } = self;
+        for (_, request) in requests.iter_mut().filter(|(_, request)| request.volume == volume) {
+            let Origin::User(tag) = request.origin else { continue };
+            if !is_wanted(tag) {
+                continue;
+            }
+            request.origin = Origin::Abandoned;
+            let len = request.data.len();
+            if len > 0 {
+                let mut own = buffers.take(len);
+                self.abandoned_bytes += own.len() as u64;
+                if request.op == Op::Write {
+                    request.data.read(0, &mut own.bytes_mut()[..len as usize]);
+                }
+                request.data = own.lend().first(len);
+                request.own = Some(own);
+            }
+            out.replies.push_back(Reply { tag, status: Status::Aborted, foreign: Vec::new() });
         }
     }
 

@@ -128,7 +128,7 @@ fn waiting_writes_hold_up_no_thick_volume_and_go_on_after_a_deletion() {
     }
     assert!(rig.replies.is_empty(), "{:?}", rig.replies);
     // One gives up; a discard of the same volume needs nothing, so it does not wait.
-    rig.pool.abort_waiting(waiting, |tag| tag == tags[3]);
+    rig.pool.abort(waiting, |tag| tag == tags[3]);
     assert_eq!(rig.wait(tags[3]).status, Status::Aborted);
     rig.zero(waiting, 0, RANGE, true);
     assert_eq!(rig.command(Command::Delete(other)), Ok(Answer::Done));

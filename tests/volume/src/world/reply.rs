@@ -65,7 +65,8 @@ impl World {
             // Others may fill a pool in which space is reserved.
             Status::NoSpace if self.is_thick(request.volume) => false,
             Status::NoSpace if self.shape.is_full => self.has_thick(),
-            Status::NoSpace | Status::Aborted => matches!(request.kind, Kind::Write(_) | Kind::Zero { .. }),
+            Status::NoSpace => matches!(request.kind, Kind::Write(_) | Kind::Zero { .. }),
+            Status::Aborted => !request.is_verification,
             Status::Medium | Status::ReadOnly => self.shape.has_faults,
             Status::Invalid | Status::OutOfRange => false,
         };
