@@ -237,6 +237,8 @@ type ArykVolumeCreateParams struct {
 	Size *uint64 `json:"size,omitempty"`
 	// UUID or alias of a snapshot of the pool, whose content the volume has.
 	Snapshot string `json:"snapshot,omitempty"`
+	// Whether the pool reserves space for all of it, so that its writes never meet a full pool. Default: no.
+	Thick bool `json:"thick,omitempty"`
 	// UUID of the new volume. Default: a random one.
 	UUID string `json:"uuid,omitempty"`
 	// What its writes do while the pool is full. Default: `fail`.
@@ -779,7 +781,7 @@ type BdevLvolCreateParams struct {
 	ClearMethod LvolClearMethod `json:"clear_method,omitempty"`
 	// Name of the pool.
 	LvsName string `json:"lvs_name,omitempty"`
-	// Has no effect: a volume takes space when it is written only.
+	// Whether it takes space when it is written only. Default: the pool reserves space for all of it.
 	ThinProvision bool `json:"thin_provision,omitempty"`
 	// UUID of the pool.
 	UUID string `json:"uuid,omitempty"`
@@ -819,7 +821,7 @@ type BdevLvolDecoupleParentParams struct {
 	Name string `json:"name"`
 }
 
-// BdevLvolDecoupleParent calls bdev_lvol_decouple_parent. The same as `bdev_lvol_inflate`.
+// BdevLvolDecoupleParent calls bdev_lvol_decouple_parent. Copies what a clone has of its snapshot, after which it is independent. Returns when that is done.
 func (c *Client) BdevLvolDecoupleParent(ctx context.Context, params BdevLvolDecoupleParentParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_lvol_decouple_parent", params)
 }
@@ -893,7 +895,7 @@ type BdevLvolInflateParams struct {
 	Name string `json:"name"`
 }
 
-// BdevLvolInflate calls bdev_lvol_inflate. Copies what a clone has of its snapshot, after which it is independent. Returns when that is done.
+// BdevLvolInflate calls bdev_lvol_inflate. Reserves space for all of a volume, and copies what it has of its snapshot. Returns when that is done.
 func (c *Client) BdevLvolInflate(ctx context.Context, params BdevLvolInflateParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_lvol_inflate", params)
 }

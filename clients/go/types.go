@@ -900,7 +900,7 @@ type LvolDetails struct {
 	LvolStoreUUID string `json:"lvol_store_uuid"`
 	// Name of the pool's disk.
 	BaseBdev string `json:"base_bdev"`
-	// Always true: the volume takes space when it is written only.
+	// Whether the volume takes space when it is written only. False if the pool reserves space for it.
 	ThinProvision bool `json:"thin_provision"`
 	// Its size in clusters: the space that it has for itself is not known.
 	NumAllocatedClusters uint64 `json:"num_allocated_clusters"`
@@ -926,7 +926,7 @@ type LvolInfo struct {
 	UUID string `json:"uuid"`
 	// Name of the volume.
 	Name string `json:"name"`
-	// Always true: it takes space when it is written only.
+	// Whether it takes space when it is written only. False for a volume for which the pool reserves space.
 	IsThinProvisioned bool `json:"is_thin_provisioned"`
 	// Whether it is a snapshot.
 	IsSnapshot bool `json:"is_snapshot"`
@@ -1689,8 +1689,10 @@ type PoolInfo struct {
 	Snapshots uint64 `json:"snapshots"`
 	// Space for data, in bytes: without what the pool keeps for itself.
 	TotalBytes uint64 `json:"total_bytes"`
-	// Space that is free, in bytes, or will be when deleted data has been cleaned.
+	// Space that is free, in bytes, or will be when deleted data has been cleaned, and that is not reserved.
 	FreeBytes uint64 `json:"free_bytes"`
+	// Space that is reserved for thick volumes, in bytes, beyond the data that they have for themselves.
+	ReservedBytes uint64 `json:"reserved_bytes"`
 	// Sizes of all volumes, in bytes.
 	ProvisionedBytes uint64       `json:"provisioned_bytes"`
 	Counters         PoolCounters `json:"counters"`
@@ -2360,7 +2362,7 @@ type VolumeInfo struct {
 	Size uint64 `json:"size"`
 	// Bytes of a block.
 	BlockSize uint32 `json:"block_size"`
-	// Always true: it takes space when it is written only.
+	// Whether it takes space when it is written only. False for a volume for which the pool reserves space.
 	IsThinProvisioned bool `json:"is_thin_provisioned"`
 	// Whether it is a snapshot.
 	IsSnapshot bool `json:"is_snapshot"`

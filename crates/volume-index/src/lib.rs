@@ -29,6 +29,7 @@ mod key;
 mod lookup;
 mod memtable;
 mod merge;
+mod owned;
 mod page;
 pub mod policy;
 mod run;
@@ -45,6 +46,7 @@ pub use key::{BLOCK_UNITS, BlobId, Commit, Entry, Key, Place, RANGE_BLOCKS, Slot
 pub use lookup::{Missing, NeedPages, Query, Slots, Version};
 pub use memtable::Memtable;
 pub use merge::{Input, Merge, PageRead, Step};
+pub use owned::Owned;
 pub use page::{PAGE_BYTES, PAGE_UNITS, PageBytes, PageError, entries_of};
 pub use run::{Run, RunId, RunShape};
 pub use scan::ScanOptions;

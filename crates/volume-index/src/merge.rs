@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use crate::key::{BlobId, Commit, Entry, Key, Place, TimelineId, Value};
 use crate::memtable::Memtable;
+use crate::owned::{Owned, Owners};
 use crate::page::{Leaf, PAGE_BYTES, PageBytes, PageError, check};
 use crate::run::{Run, RunBuilder, RunId, RunShape};
 use crate::survey::{Pieces, Survey};
@@ -89,6 +90,7 @@ pub struct Merge {
     /// The last key of the runs before, and whether there are entries about the whole of its range.
     before: Option<(Key, bool)>,
     tally: Tally,
+    owners: Owners,
     survey: Option<Survey>,
     entries_merged: u64,
     entries_total: u64,
@@ -299,6 +301,7 @@ impl Merge {
             builder: None,
             before: None,
             tally: Tally::default(),
+            owners: Owners::default(),
             survey: None,
             entries_merged: 0,
             entries_total: inputs.iter().map(entries).sum(),
@@ -349,10 +352,12 @@ impl Merge {
             if self.unknown > 0 && !self.read_heads() {
                 return Step::Pages;
             }
-            let Some((entry, is_counted)) = self.take_first() else {
+            let Some((entry, is_counted, in_runs)) = self.take_first() else {
                 return self.end_run(None, out).unwrap_or(Step::Done);
             };
-            if !self.filter.is_kept(&entry) {
+            let is_kept = self.filter.is_kept(&entry);
+            self.owners.count(&entry, in_runs, is_kept);
+            if !is_kept {
                 if is_counted {
                     self.tally.remove(&entry.value);
                 }
@@ -411,15 +416,18 @@ impl Merge {
         };
     }
 
-    /// The first entry of all sources, and whether it is an entry of a run. Of equal keys, that of the newest source stays.
-    fn take_first(&mut self) -> Option<(Entry, bool)> {
+    /// The first entry of all sources, whether it is an entry of a run, and how many of the runs have its key. Of equal keys,
+    /// that of the newest source stays.
+    fn take_first(&mut self) -> Option<(Entry, bool, i64)> {
         let (first, key) = self.heads.iter().copied().enumerate().min_by_key(|(_, key)| *key)?;
         if key >= END {
             return None;
         }
         let entry = Entry { key: Key::from_checked(key), value: self.values[first] };
+        let mut in_runs = 0;
         for place in first..self.heads.len() {
             if self.heads[place] == key {
+                in_runs += i64::from(self.is_run(place));
                 if place > first && self.is_run(place) {
                     self.tally.remove(&self.values[place]);
                 }
@@ -427,7 +435,7 @@ impl Merge {
                 self.read_head(place);
             }
         }
-        Some((entry, self.is_run(first)))
+        Some((entry, self.is_run(first), in_runs))
     }
 
     fn is_run(&self, place: usize) -> bool {
@@ -446,6 +454,17 @@ impl Merge {
     /// Has the merge look for ranges in many pieces; for one that has the oldest levels.
     pub fn survey(&mut self, pieces: Pieces) {
         self.survey = Some(Survey::new(pieces));
+    }
+
+    /// Has the merge count what the live views of these timelines have for themselves: newer than these, which are the newest
+    /// frozen views of each.
+    pub fn count_owned(&mut self, timelines: &BTreeMap<TimelineId, Commit>) {
+        self.owners = Owners::new(timelines);
+    }
+
+    /// What was counted ([`Merge::count_owned`]), by timeline. Later calls return nothing.
+    pub fn take_owned(&mut self) -> impl Iterator<Item = (TimelineId, Owned)> + use<> {
+        std::mem::take(&mut self.owners).finish()
     }
 
     /// The ranges that a survey has found so far, and whether there were more than it keeps.

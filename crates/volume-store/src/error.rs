@@ -1,5 +1,7 @@
 //! Why a pool is not created or opened, as texts for the operator, and what is damaged in a pool that opens. Any context.
 
+use std::fmt;
+
 use uuid::Uuid;
 
 use crate::Foreign;
@@ -90,10 +92,10 @@ pub enum Error {
     #[error("a pool's name has at most 64 bytes, and no control characters")]
     Name,
     /// A structure is damaged, with all its copies.
-    #[error("the pool is damaged: {what}, at byte {offset} of the disk, and so is its copy{}", remedy(what))]
+    #[error("the pool is damaged: {what}, at byte {offset} of the disk, and so is its copy{}", what.remedy())]
     Damaged {
         /// The structure.
-        what: &'static str,
+        what: Structure,
         /// Byte offset on the disk.
         offset: u64,
     },
@@ -105,13 +107,62 @@ pub enum Error {
     Flush,
 }
 
-/// The command that makes a structure again.
-fn remedy(what: &str) -> &'static str {
-    match what.contains("checkpoint") || what.contains("record of edits") {
-        true => {
-            "; to make it again, while no daemon has the pool open: aryk pool check --offline FILE --repair"
+/// A structure of a pool that is damaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Structure {
+    /// One of two copies of the superblock.
+    Superblock,
+    /// Both copies of the superblock.
+    Superblocks,
+    /// The superblocks, which are of two pools.
+    TwoPools,
+    /// One of two copies of a checkpoint.
+    Checkpoint,
+    /// Both copies of a checkpoint that could be made again.
+    RemadeCheckpoint,
+    /// Both copies of a checkpoint.
+    Checkpoints,
+    /// All checkpoints.
+    AllCheckpoints,
+    /// One of two copies of a record of edits.
+    Edits,
+    /// Both copies of a record of edits.
+    AllEdits,
+    /// Whatever is at a place that cannot be read.
+    Unreadable,
+}
+
+impl Structure {
+    /// The command that makes it again.
+    const fn remedy(self) -> &'static str {
+        match self {
+            Self::Checkpoint
+            | Self::RemadeCheckpoint
+            | Self::Checkpoints
+            | Self::AllCheckpoints
+            | Self::Edits
+            | Self::AllEdits => {
+                "; to make it again, while no daemon has the pool open: aryk pool check --offline FILE --repair"
+            }
+            Self::Superblock | Self::Superblocks | Self::TwoPools | Self::Unreadable => "",
         }
-        false => "",
+    }
+}
+
+impl fmt::Display for Structure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Superblock => "a copy of the superblock",
+            Self::Superblocks => "both copies of the superblock",
+            Self::TwoPools => "the superblocks are of two pools",
+            Self::Checkpoint => "a checkpoint",
+            Self::RemadeCheckpoint => "a checkpoint, with its copy,",
+            Self::Checkpoints => "both copies of the checkpoint",
+            Self::AllCheckpoints => "no checkpoint is intact",
+            Self::Edits => "a record of edits",
+            Self::AllEdits => "both copies of a record of edits",
+            Self::Unreadable => "a place that cannot be read",
+        })
     }
 }
 
@@ -119,7 +170,7 @@ fn remedy(what: &str) -> &'static str {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// The structure.
-    pub what: &'static str,
+    pub what: Structure,
     /// Byte offset on the disk.
     pub offset: u64,
 }

@@ -39,7 +39,7 @@ mod superblock;
 
 pub use disk::{DiskDone, DiskOp, DiskRequest, DiskTag};
 pub use erase::Erasing;
-pub use error::{Error, Finding};
+pub use error::{Error, Finding, Structure};
 pub use foreign::{END_BYTES, Foreign, START_BYTES, recognise};
 pub use format::Formatting;
 pub use layout::Options;

@@ -20,6 +20,8 @@ pub(crate) enum Op {
 pub(crate) enum Origin {
     /// The caller.
     User(Tag),
+    /// Nobody any more: the caller has aborted the request, and has the reply.
+    Abandoned,
     /// A write of less than a block, which needs the rest of the block.
     Edge { parent: Key, which: usize },
     /// The command that runs on the volume.
@@ -58,6 +60,8 @@ pub(crate) struct Active {
     pub(crate) op: Op,
     pub(crate) fua: bool,
     pub(crate) data: Sgl,
+    /// The memory, once the caller has taken back that of the request.
+    pub(crate) own: Option<Buffer>,
     pub(crate) phase: Phase,
     /// Parts, reads or edges that are not done.
     pub(crate) left: u32,
@@ -93,6 +97,7 @@ impl Active {
             op,
             fua: false,
             data,
+            own: None,
             phase: Phase::Queued,
             left: 0,
             waits: 0,

@@ -8,12 +8,12 @@ use crate::active::{Op, Origin, Runtime};
 use crate::check::Check;
 use crate::ids::VOLUME_UNITS_MAX;
 use crate::keeper::Then;
-use crate::manifest::{Base, Edit, Timeline};
+use crate::manifest::{Base, Counting, Edit, Timeline, thick_units};
 use crate::pool::Pool;
 use crate::tasks::Work;
 use crate::{
     Answer, Command, CommandError, CommandReply, Cut, Label, Origin as Content, PARTITIONS, State, Status,
-    Tag, TimelineId, Volume, VolumeId, WhenFull,
+    Tag, TimelineId, Volume, VolumeId,
 };
 use aryk_dma::Sgl;
 use std::collections::{BTreeMap, VecDeque};
@@ -65,8 +65,10 @@ impl Pool {
 
     fn try_command(&mut self, tag: Tag, command: Command) -> Outcome {
         match command {
-            Command::Create { label, units, block_size, origin, when_full } => {
-                self.create_volume(tag, label, (units, block_size), origin, when_full)
+            Command::Create { label, units, block_size, origin, when_full, is_thick } => {
+                let timeline = self.next_timeline()?;
+                let volume = Volume { label, units, block_size, when_full, is_thick, timeline, cut: None };
+                self.create_volume(tag, volume, origin)
             }
             Command::Delete(id) => self.hold(id, tag, Command::Delete(id)),
             Command::Resize { volume, units } => self.resize(tag, volume, units),
@@ -81,6 +83,7 @@ impl Pool {
                 self.change_volume(volume, tag, |volume| volume.when_full = when_full);
                 Ok(())
             }
+            Command::SetThick { volume, is_thick } => self.set_thick(tag, volume, is_thick),
             Command::SetNote(note) if note.len() > NOTE_MAX => {
                 Err(CommandError::Invalid("a note has up to 4,096 bytes"))
             }
@@ -98,7 +101,11 @@ impl Pool {
                 if source.block_size > target.block_size {
                     return Err(SMALLER_BLOCKS);
                 }
-                self.hold(volume, tag, Command::Revert { volume, snapshot })
+                let command = Command::Revert { volume, snapshot };
+                match self.check_reservation(tag, &command)? {
+                    Some(()) => self.hold(volume, tag, command),
+                    None => Ok(()),
+                }
             }
             Command::Adopt { volume, from } => {
                 self.check_adoption(volume, from)?;
@@ -164,23 +171,19 @@ impl Pool {
         Ok(())
     }
 
-    fn create_volume(
-        &mut self,
-        tag: Tag,
-        label: Label,
-        (units, block_size): (u64, u32),
-        origin: Content,
-        when_full: WhenFull,
-    ) -> Outcome {
-        self.check_label(&label)?;
+    /// Creates a volume, whose timeline is the next one.
+    fn create_volume(&mut self, tag: Tag, volume: Volume, origin: Content) -> Outcome {
+        let Volume { units, block_size, is_thick, timeline, .. } = volume;
+        self.check_label(&volume.label)?;
         Self::check_size(units, block_size)?;
-        let timeline = self.next_timeline()?;
-        let (shift, base) = match origin {
+        let (shift, base) = match &origin {
             Content::Empty => (timeline.0 as u8 % PARTITIONS as u8, None),
             Content::Foreign(foreign) if foreign.units > units => return Err(SMALLER_THAN_BASE),
-            Content::Foreign(foreign) => (timeline.0 as u8 % PARTITIONS as u8, Some(Base::Foreign(foreign))),
+            Content::Foreign(foreign) => {
+                (timeline.0 as u8 % PARTITIONS as u8, Some(Base::Foreign(foreign.clone())))
+            }
             Content::Snapshot(id) => {
-                let snapshot = self.find(id)?;
+                let snapshot = self.find(*id)?;
                 if snapshot.units > units {
                     return Err(SMALLER_THAN_BASE);
                 }
@@ -196,8 +199,18 @@ impl Pool {
         if self.keeper.manifest.next_volume == u32::MAX {
             return Err(CommandError::Invalid("the pool has had four billion volumes"));
         }
+        if is_thick {
+            let Volume { label, when_full, .. } = volume.clone();
+            let command = Command::Create { label, units, block_size, origin, when_full, is_thick };
+            if self.check_reservation(tag, &command)?.is_none() {
+                return Ok(());
+            }
+        }
         self.begin_timeline(timeline, Timeline { shift, base });
-        let id = self.add_volume(Volume { label, units, block_size, when_full, timeline, cut: None });
+        let id = self.add_volume(volume);
+        if is_thick {
+            self.count_timeline(timeline, Counting::Zero);
+        }
         self.keeper.commit(Then::Answer(tag, Answer::Volume(id)));
         Ok(())
     }
@@ -220,10 +233,12 @@ impl Pool {
         id
     }
 
-    fn change_volume(&mut self, id: VolumeId, tag: Tag, change: impl FnOnce(&mut Volume)) {
+    pub(crate) fn change_volume(&mut self, id: VolumeId, tag: Tag, change: impl FnOnce(&mut Volume)) {
         let mut volume = self.keeper.manifest.volumes[&id].clone();
         change(&mut volume);
+        let timeline = volume.timeline;
         self.keeper.edit(Edit::Volume { id, volume });
+        self.follow_timeline(timeline);
         self.keeper.commit(Then::Answer(tag, Answer::Done));
     }
 
@@ -264,7 +279,7 @@ impl Pool {
             Command::Freeze(_) => {
                 // All writes of the volume have been answered, so they can be read.
                 let cut = std::array::from_fn(|number| self.partitions[number].readable());
-                self.change_volume(id, tag, |volume| volume.cut = Some(cut));
+                self.change_volume(id, tag, |volume| (volume.cut, volume.is_thick) = (Some(cut), false));
                 let timeline = self.keeper.manifest.volumes[&id].timeline;
                 self.histories.update(timeline, &self.keeper.manifest);
                 self.release(id);
@@ -322,7 +337,9 @@ impl Pool {
             return self.hold(id, tag, Command::Resize { volume: id, units });
         }
         self.check_free(id)?;
-        self.change_volume(id, tag, |volume| volume.units = units);
+        if self.check_reservation(tag, &Command::Resize { volume: id, units })?.is_some() {
+            self.change_volume(id, tag, |volume| volume.units = units);
+        }
         Ok(())
     }
 
@@ -337,7 +354,12 @@ impl Pool {
         let source = self.find(snapshot)?.clone();
         let mut volume = self.find(id)?.clone();
         let cut = source.cut.ok_or(CommandError::NotFound)?;
+        if volume.is_thick {
+            // Others may have taken the space while requests of the volume ended.
+            self.check_unreserved(thick_units(source.units) as i64 - thick_units(volume.units) as i64)?;
+        }
         let old = std::mem::replace(&mut volume.timeline, self.next_timeline()?);
+        let is_thick = volume.is_thick;
         volume.units = source.units;
         let shift = self.keeper.manifest.timelines[&source.timeline].shift;
         let base = Some(Base::View { timeline: source.timeline, cut });
@@ -345,6 +367,9 @@ impl Pool {
         self.begin_timeline(timeline, Timeline { shift, base });
         self.keeper.edit(Edit::Volume { id, volume });
         self.histories.update(timeline, &self.keeper.manifest);
+        if is_thick {
+            self.count_timeline(timeline, Counting::Zero);
+        }
         self.collect_timelines(old);
         self.keeper.commit(Then::Answer(tag, Answer::Done));
         Ok(())
@@ -372,6 +397,7 @@ impl Pool {
         self.keeper.edit(Edit::VolumeGone { id: from });
         self.runtimes.remove(&from);
         self.histories.update(timeline, &self.keeper.manifest);
+        self.follow_timeline(timeline);
         self.collect_timelines(old);
         self.keeper.commit(Then::Answer(tag, Answer::Done));
         Ok(())
@@ -389,8 +415,11 @@ impl Pool {
                 self.keeper.edit(Edit::TimelineGone { id });
             }
             self.histories.update(id, &self.keeper.manifest);
+            self.follow_timeline(id);
+            self.forget_own(id);
         }
         self.jobs.stale = [true; PARTITIONS];
+        self.note_deleted();
     }
 
     /// Takes snapshots at this instant.
@@ -410,11 +439,20 @@ impl Pool {
         if of.is_empty() {
             return Err(CommandError::Invalid("no volume was named"));
         }
+        let command = Command::Snapshot(of);
+        if self.check_reservation(tag, &command)?.is_none() {
+            return Ok(());
+        }
+        let Command::Snapshot(of) = command else { unreachable!("made above") };
         let cut: Cut = std::array::from_fn(|number| self.partitions[number].now());
         let timeline = |id| self.keeper.manifest.volumes[&id].timeline;
         let of: Vec<_> = of.into_iter().map(|(id, label)| (id, timeline(id), label)).collect();
         for (_, timeline, _) in &of {
             self.histories.begin_cut(*timeline, cut, &self.keeper.manifest);
+            if self.keeper.manifest.own.contains_key(timeline) {
+                // All that it has is the snapshot's, too.
+                self.count_timeline(*timeline, Counting::Zero);
+            }
         }
         self.admin.cuts.push_back(Cutting { tag, cut, of });
         self.cut_written();
@@ -433,8 +471,8 @@ impl Pool {
             let Cutting { tag, cut, of } = self.admin.cuts.pop_front().expect("not empty");
             let mut ids = Vec::new();
             for (id, timeline, label) in of {
-                let volume =
-                    Volume { label, cut: Some(cut), timeline, ..self.keeper.manifest.volumes[&id].clone() };
+                let of = self.keeper.manifest.volumes[&id].clone();
+                let volume = Volume { label, cut: Some(cut), is_thick: false, timeline, ..of };
                 ids.push(self.add_volume(volume));
                 self.histories.end_cut(timeline, &cut, &self.keeper.manifest);
             }
@@ -448,6 +486,9 @@ impl Pool {
             for (_, timeline, _) in of {
                 self.histories.end_cut(timeline, &cut, &self.keeper.manifest);
             }
+            self.out.command_replies.push_back(CommandReply { tag, result: Err(CommandError::Medium) });
+        }
+        for tag in self.reserves.drain().collect::<Vec<_>>() {
             self.out.command_replies.push_back(CommandReply { tag, result: Err(CommandError::Medium) });
         }
         for tag in self.tasks.drain() {

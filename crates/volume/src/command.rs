@@ -55,6 +55,8 @@ pub enum Command {
         origin: Origin,
         /// What its writes do while the pool is full.
         when_full: WhenFull,
+        /// Whether space for all of it is reserved ([`Volume::is_thick`]).
+        is_thick: bool,
     },
     /// Deletes a volume or a snapshot, in constant time. Its space becomes free afterwards.
     Delete(VolumeId),
@@ -78,6 +80,13 @@ pub enum Command {
         volume: VolumeId,
         /// What they do.
         when_full: WhenFull,
+    },
+    /// Reserves space for all of a volume, or gives it up ([`Volume::is_thick`]).
+    SetThick {
+        /// The volume.
+        volume: VolumeId,
+        /// Whether space is reserved.
+        is_thick: bool,
     },
     /// Stores up to 4,096 bytes about the pool for the caller ([`crate::Pool::note`]).
     SetNote(Vec<u8>),
@@ -147,6 +156,14 @@ pub enum CommandError {
     /// The pool has no space.
     #[error("the pool is full")]
     NoSpace,
+    /// The pool has less space that is neither used nor reserved than thick volumes would need.
+    #[error("{needed} bytes of the pool would have to be reserved, and {free} are free")]
+    NotReservable {
+        /// Bytes that would have to be reserved, beyond what the volumes have already.
+        needed: u64,
+        /// Bytes that are neither used nor reserved.
+        free: u64,
+    },
     /// The pool is read-only after a failure of its store.
     #[error("the pool is read-only after a failure of its disk")]
     ReadOnly,
@@ -192,6 +209,8 @@ pub struct Volume {
     pub block_size: u32,
     /// What its writes do while the pool is full.
     pub when_full: WhenFull,
+    /// Whether the pool keeps space for all of the volume: its writes never meet a full pool. Never true for a snapshot.
+    pub is_thick: bool,
     /// The history that it shows.
     pub timeline: TimelineId,
     /// For a snapshot, where in the history it was taken; `None` for a volume.

@@ -148,10 +148,14 @@ impl Keeper {
         };
         self.manifest.apply(edit.clone()).expect("an edit of the engine fits its manifest");
         touched.into_iter().for_each(|id| self.add_candidate(id));
-        for encoding in [&mut self.encoding, &mut self.copy].into_iter().flatten() {
-            encoding.note(&edit);
+        if self.encoding.as_mut().is_some_and(|encoding| !encoding.note(&edit)) {
+            self.encoding = Some(Encoding::new(&self.manifest, Content::Checkpoint, self.checkpoint_bytes));
         }
-        self.is_copy_due |= !matches!(edit, Edit::Blob { .. } | Edit::Live { .. } | Edit::BlobGone { .. });
+        if self.copy.as_mut().is_some_and(|copy| !copy.note(&edit)) {
+            self.copy = Some(Encoding::new(&self.manifest, Content::Copy, 0));
+        }
+        self.is_copy_due |=
+            !matches!(edit, Edit::Blob { .. } | Edit::Live { .. } | Edit::BlobGone { .. } | Edit::Own { .. });
         self.pending.push(edit);
     }
 

@@ -12,7 +12,8 @@ use crate::pool::Pool;
 use crate::{BLOCK, BLOCK_UNITS, BlobId, PARTITIONS, StoreError, StoreOp, UNIT};
 use aryk_dma::Buffer;
 use aryk_volume_index::{
-    Input, LevelId, Memtable, Merge, PAGE_UNITS, PageBytes, PageRead, Place, Run, RunId, Step, policy,
+    Input, LevelId, Memtable, Merge, Owned, PAGE_UNITS, PageBytes, PageRead, Place, Run, RunId, Step,
+    TimelineId, policy,
 };
 use std::collections::BTreeMap;
 
@@ -85,7 +86,12 @@ impl Writer {
 #[derive(Debug)]
 enum Purpose {
     Flush(Box<Flush>),
-    Merge { partition: usize, levels: Vec<LevelId> },
+    /// `is_all`: when it began, there were no other levels.
+    Merge {
+        partition: usize,
+        levels: Vec<LevelId>,
+        is_all: bool,
+    },
 }
 
 /// Memtables that are flushed.
@@ -103,6 +109,8 @@ struct Flush {
     /// The partition that is being merged.
     partition: usize,
     entries: usize,
+    /// Units of inflations that the memtables have.
+    copied_units: u64,
     /// Partitions that are merged.
     done: Vec<(usize, Vec<Run>)>,
 }
@@ -117,6 +125,11 @@ struct Job {
     runs: Vec<Run>,
     /// By how much the levels refer to more or fewer units of each blob.
     changes: BTreeMap<BlobId, i64>,
+    /// The generation of reservations when the job began, and what it has counted for thick volumes, by partition.
+    begun: u64,
+    owned: Vec<(usize, BTreeMap<TimelineId, Owned>)>,
+    /// For a merge, what flushes have added to its partition meanwhile.
+    added: BTreeMap<TimelineId, i64>,
     /// Whether the edit of a merge was made, and the changes are being made in pieces.
     is_ending: bool,
     /// Blobs to which the job appends nothing more.
@@ -156,6 +169,11 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
+    /// Whether all merges that were asked for have ended.
+    pub(crate) fn has_merged(&self) -> bool {
+        self.jobs[MERGE].is_none() && !self.is_stale()
+    }
+
     /// Whether no job runs.
     pub(crate) fn is_idle(&self) -> bool {
         self.jobs.iter().all(Option::is_none) && !self.is_flush_wanted && !self.is_stale()
@@ -253,11 +271,13 @@ impl Pool {
             tables,
             partition: 0,
             entries: self.jobs.fresh_entries,
+            copied_units: self.reserves.copied_units,
             done: Vec::new(),
         };
         self.jobs.frozen_bytes = flush.bytes;
         self.jobs.frozen_entries = flush.entries;
-        self.jobs.jobs[FLUSH] = Some(Job::new(Purpose::Flush(Box::new(flush))));
+        let begun = self.reserves.generation();
+        self.jobs.jobs[FLUSH] = Some(Job::new(Purpose::Flush(Box::new(flush)), begun));
     }
 
     /// Whether a flush may lead to free blobs: emptied ones wait for it, the log's tail is long, or changes wait for space: which
@@ -299,6 +319,7 @@ impl Pool {
             self.jobs.stale[number] = false;
         }
         let is_bottom = range.end == index.levels().len();
+        let is_all = is_bottom && range.start == 0;
         let levels: Vec<_> = index.levels()[range].iter().collect();
         let ids: Vec<_> = levels.iter().map(|level| level.id()).collect();
         let inputs = levels.iter().map(|level| Input::Level(level.runs().copied().collect())).collect();
@@ -307,7 +328,9 @@ impl Pool {
         if is_bottom {
             merge.survey(self.settings.pieces);
         }
-        let mut job = Job::new(Purpose::Merge { partition: number, levels: ids });
+        merge.count_owned(&self.counted(number));
+        let purpose = Purpose::Merge { partition: number, levels: ids, is_all };
+        let mut job = Job::new(purpose, self.reserves.generation());
         job.merge = Some(merge);
         self.jobs.jobs[MERGE] = Some(job);
     }
@@ -507,7 +530,9 @@ impl Pool {
         let first = frozen.len() - flush.tables[flush.partition];
         let inputs = frozen[first..].iter().cloned().map(Input::Memtable).collect();
         let views = self.histories.views(flush.partition);
-        job.merge = Some(Merge::new(inputs, views, None, READ_AHEAD));
+        let mut merge = Merge::new(inputs, views, None, READ_AHEAD);
+        merge.count_owned(&self.counted(flush.partition));
+        job.merge = Some(merge);
         true
     }
 
@@ -516,6 +541,14 @@ impl Pool {
         let mut merge = job.merge.take().expect("under way");
         let (ranges, has_more) = merge.take_ranges();
         self.compactor.want(ranges, has_more);
+        let partition = match &job.purpose {
+            Purpose::Flush(flush) => flush.partition,
+            Purpose::Merge { partition, .. } => *partition,
+        };
+        let owned: BTreeMap<_, _> = merge.take_owned().collect();
+        if !owned.is_empty() {
+            job.owned.push((partition, owned));
+        }
         if job.changes.is_empty() {
             job.changes = merge.into_changes();
         } else {
@@ -543,11 +576,21 @@ impl Pool {
                 for (id, change) in job.changes.into_iter().filter(|(_, change)| *change != 0) {
                     self.keeper.edit(Edit::Live { id, change });
                 }
+                for (partition, owned) in job.owned {
+                    self.add_to_merge(partition, job.begun, &owned);
+                    self.note_owned(partition, job.begun, owned, false);
+                }
                 self.end_flush(*flush);
             }
-            Purpose::Merge { partition, levels } => {
+            Purpose::Merge { partition, levels, is_all } => {
                 self.end_merge(partition, &levels, std::mem::take(&mut job.runs));
-                let purpose = Purpose::Merge { partition, levels };
+                for (partition, mut owned) in std::mem::take(&mut job.owned) {
+                    for (id, owned) in &mut owned {
+                        owned.total += job.added.get(id).copied().unwrap_or(0);
+                    }
+                    self.note_owned(partition, job.begun, owned, is_all);
+                }
+                let purpose = Purpose::Merge { partition, levels, is_all };
                 self.end_changes(Job { purpose, is_ending: true, ..job });
             }
         }
@@ -570,6 +613,17 @@ impl Pool {
         }
         self.jobs.jobs[MERGE] = Some(job);
         true
+    }
+
+    /// Levels are added while those of a partition are merged: what they have counts beside what the merge counts.
+    fn add_to_merge(&mut self, partition: usize, begun: u64, owned: &BTreeMap<TimelineId, Owned>) {
+        let Some(mut job) = self.jobs.jobs[MERGE].take() else { return };
+        if matches!(job.purpose, Purpose::Merge { partition: merged, .. } if merged == partition) {
+            for (id, owned) in owned.iter().filter(|(id, _)| !self.is_old(**id, begun)) {
+                *job.added.entry(*id).or_default() += owned.change;
+            }
+        }
+        self.jobs.jobs[MERGE] = Some(job);
     }
 
     fn end_flush(&mut self, flush: Flush) {
@@ -596,6 +650,7 @@ impl Pool {
         left.into_iter().for_each(|blob| self.keeper.add_candidate(blob));
         self.jobs.fresh_entries -= flush.entries;
         self.jobs.frozen_entries -= flush.entries;
+        self.reserves.copied_units -= flush.copied_units;
         self.keeper.commit(Then::Flushed { number: flush.number, bytes: flush.bytes });
     }
 
@@ -630,7 +685,7 @@ impl Pool {
         match job.purpose {
             Purpose::Flush(flush) => {
                 let flush = Flush { partition: 0, done: Vec::new(), ..*flush };
-                self.jobs.jobs[number] = Some(Job::new(Purpose::Flush(Box::new(flush))));
+                self.jobs.jobs[number] = Some(Job::new(Purpose::Flush(Box::new(flush)), job.begun));
             }
             Purpose::Merge { partition, .. } => self.jobs.damaged[partition] |= job.is_damaged,
         }
@@ -639,7 +694,7 @@ impl Pool {
 }
 
 impl Job {
-    const fn new(purpose: Purpose) -> Self {
+    const fn new(purpose: Purpose, begun: u64) -> Self {
         Self {
             purpose,
             merge: None,
@@ -647,6 +702,9 @@ impl Job {
             run: None,
             runs: Vec::new(),
             changes: BTreeMap::new(),
+            begun,
+            owned: Vec::new(),
+            added: BTreeMap::new(),
             is_ending: false,
             closed: Vec::new(),
             is_damaged: false,

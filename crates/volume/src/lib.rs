@@ -25,6 +25,7 @@ mod read;
 mod rebuild;
 mod recover;
 mod request;
+mod reserve;
 mod room;
 mod settings;
 mod space;

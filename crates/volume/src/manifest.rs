@@ -13,7 +13,7 @@ pub(crate) mod checkpoint;
 pub(crate) mod edit;
 
 pub(crate) use blobs::Blobs;
-pub(crate) use edit::Edit;
+pub(crate) use edit::{Counting, Edit};
 
 /// What an absent block of a timeline reads as.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -106,6 +106,10 @@ pub(crate) struct Manifest {
     pub(crate) log: LogTail,
     /// What the caller has stored about the pool.
     pub(crate) note: Vec<u8>,
+    /// The counted units of timelines, by partition: of those that thick volumes show. `None` where they are not known.
+    pub(crate) own: BTreeMap<TimelineId, [Option<u64>; crate::PARTITIONS]>,
+    /// Live volumes that are thick.
+    pub(crate) thick: BTreeSet<VolumeId>,
     /// Entries of all runs. It wraps around on numbers that no pool has, which a damaged manifest may have.
     pub(crate) entries: u64,
     users: BTreeMap<TimelineId, Users>,
@@ -142,6 +146,8 @@ impl Manifest {
             blobs: Blobs::new(facts.blob_units),
             log: LogTail::default(),
             note: Vec::new(),
+            own: BTreeMap::new(),
+            thick: BTreeSet::new(),
             entries: 0,
             users: BTreeMap::new(),
             names: BTreeMap::new(),
@@ -193,9 +199,45 @@ impl Manifest {
             }
             Edit::Log(log) => self.log = log,
             Edit::Note(note) => self.note = note,
+            Edit::Counted { id, counting } => {
+                let units = match counting {
+                    Counting::No => None,
+                    Counting::Unknown => Some([None; crate::PARTITIONS]),
+                    Counting::Zero => Some([Some(0); crate::PARTITIONS]),
+                };
+                match units {
+                    None => drop(self.own.remove(&id)),
+                    Some(_) if !self.timelines.contains_key(&id) => {
+                        return Err(OpenError::Damaged("a timeline is counted that does not exist"));
+                    }
+                    Some(units) => drop(self.own.insert(id, units)),
+                }
+            }
+            Edit::Own { id, partition, units } => {
+                let own = self.own.get_mut(&id);
+                let own = own.ok_or(OpenError::Damaged("a timeline has units that is not counted"))?;
+                own[usize::from(partition)] = units;
+            }
             Edit::Continued => {}
         }
         Ok(())
+    }
+
+    /// Whether software that does not know thick volumes cannot read the manifest.
+    pub(crate) fn is_about_thick(&self) -> bool {
+        !self.thick.is_empty() || !self.own.is_empty()
+    }
+
+    /// Whether a thick volume shows the newest state of a timeline.
+    pub(crate) fn is_thick(&self, id: TimelineId) -> bool {
+        let users = self.users.get(&id);
+        users.is_some_and(|users| users.volumes.iter().any(|id| self.thick.contains(id)))
+    }
+
+    /// Units that are reserved for a thick volume, beyond those that it has for itself.
+    pub(crate) fn reserved_units(&self, volume: &Volume) -> u64 {
+        let own = self.own.get(&volume.timeline).map_or(0, |own| own.iter().flatten().sum());
+        thick_units(volume.units).saturating_sub(own)
     }
 
     /// Changes a timeline, or ends it. Returns the old one.
@@ -210,7 +252,10 @@ impl Manifest {
         let base = new.as_ref().and_then(base_of);
         let old = match new {
             Some(new) => self.timelines.insert(id, new),
-            None => self.timelines.remove(&id),
+            None => {
+                self.own.remove(&id);
+                self.timelines.remove(&id)
+            }
         };
         if let Some(before) = old.as_ref().and_then(base_of).filter(|before| base != Some(*before)) {
             self.change_users(before, |users| {
@@ -232,6 +277,7 @@ impl Manifest {
                 self.names.remove(&old.label.name);
             }
             self.uuids.remove(&(old.label.uuid, id));
+            self.thick.remove(&id);
         }
         if let Some(new) = new {
             let users = self.users.entry(new.timeline).or_default();
@@ -239,6 +285,9 @@ impl Manifest {
             users.live += u32::from(new.cut.is_none());
             self.names.insert(new.label.name.clone(), id);
             self.uuids.insert((new.label.uuid, id));
+            if new.is_thick {
+                self.thick.insert(id);
+            }
             self.volumes.insert(id, new);
         }
         old
@@ -329,6 +378,11 @@ impl Manifest {
 /// The units of a run in its blob.
 pub(crate) const fn run_units(run: &Run) -> i64 {
     run.shape.pages as i64 * aryk_volume_index::PAGE_UNITS as i64
+}
+
+/// Units that the data of a volume of this size can take.
+pub(crate) const fn thick_units(units: u64) -> u64 {
+    units.next_multiple_of(crate::BLOCK_UNITS as u64)
 }
 
 fn following(id: u32) -> Result<u32, OpenError> {

@@ -6,7 +6,7 @@
 //!
 //! The parts of a pool are in files of their own, each with an `impl Pool`: reads (`read.rs`), writes (`write.rs`), commands
 //! (`admin.rs`), recovery (`recover.rs`), flushes and merges of the index (`levels.rs`), the cleaner (`clean.rs`), compaction
-//! (`compact.rs`).
+//! (`compact.rs`), and space that is reserved (`reserve.rs`).
 
 use crate::active::{Active, Runtime};
 use crate::buffers::Buffers;
@@ -24,6 +24,7 @@ use crate::outbox::{Outbox, Owner};
 use crate::partition::{FIRST_COMMIT, Histories, Partition};
 use crate::read::{Found, Waiter};
 use crate::recover::Recovery;
+use crate::reserve::Reserves;
 use crate::tasks::Tasks;
 use crate::write::Gate;
 use crate::{
@@ -80,9 +81,12 @@ pub struct Pool {
     pub(crate) cleaner: Cleaner,
     pub(crate) compactor: Compactor,
     pub(crate) tasks: Tasks,
+    pub(crate) reserves: Reserves,
     /// A read of inherited blocks that starts when its task is in its place.
     pub(crate) inflating: Option<Key>,
     pub(crate) recovery: Option<Recovery>,
+    /// Bytes of memory of aborted requests that have not ended.
+    pub(crate) abandoned_bytes: u64,
     /// What arrived before the pool was ready.
     early: VecDeque<Early>,
     pub(crate) out: Outbox,
@@ -171,8 +175,10 @@ impl Pool {
             cleaner: Cleaner::default(),
             compactor: Compactor::default(),
             tasks: Tasks::default(),
+            reserves: Reserves::default(),
             inflating: None,
             recovery: None,
+            abandoned_bytes: 0,
             early: VecDeque::new(),
             out: Outbox::new(),
             buffers: Buffers::default(),
@@ -345,6 +351,7 @@ impl Pool {
             self.cleaner.was_short = is_short;
             let was_cleaning = !self.cleaner.is_idle();
             has_work = self.step_jobs() | self.step_cleaner() | self.step_compactor() | self.step_tasks();
+            has_work |= self.step_reserves();
             // Jobs that free blobs begin when the cleaner has come to rest: a turn of its own, which nothing else brings.
             has_work |= was_cleaning && self.cleaner.is_idle();
             self.keeper.collect();
@@ -475,6 +482,7 @@ impl Pool {
             blobs: u64::from(self.facts.blobs),
             free_blobs: self.keeper.free() as u64,
             usable_bytes: self.usable_bytes(),
+            reserved_bytes: self.reserved_bytes(),
             used_bytes: manifest.blobs.len() as u64 * self.facts.blob_bytes(),
             live_bytes: bytes(manifest.blobs.data_live()),
             index_bytes: bytes(manifest.blobs.index_live()),
@@ -485,7 +493,7 @@ impl Pool {
 
     /// Bytes of data that the pool can have. Up to there, volumes can be written at random for ever: the other blobs are for the
     /// log, the index, what is being moved, and what is dead. The fuller a pool, the more is moved for each write.
-    const fn usable_bytes(&self) -> u64 {
+    pub(crate) const fn usable_bytes(&self) -> u64 {
         /// Blobs of the log, and those to which flushes, merges and the cleaner append.
         const IN_USE: u32 = 7;
         /// Of so many blobs, one is for the index.
@@ -496,6 +504,17 @@ impl Pool {
         let others = self.settings.reserve_blobs + IN_USE + blobs.div_ceil(INDEX_SHARE);
         let data = blobs.saturating_sub(others) as u64 * self.facts.blob_bytes();
         data - data / DEAD_SHARE
+    }
+
+    /// Bytes of memory that the pool has for aborted requests that have not ended. The caller submits no more while these are
+    /// many.
+    pub const fn abandoned_bytes(&self) -> u64 {
+        self.abandoned_bytes
+    }
+
+    /// Whether requests are under way, aborted ones included.
+    pub fn has_requests(&self) -> bool {
+        !self.requests.is_empty()
     }
 
     /// Whether nothing is in flight and no background work is due: for tests and for a clean shutdown.
@@ -509,6 +528,7 @@ impl Pool {
             && self.cleaner.is_idle()
             && self.compactor.is_idle()
             && self.tasks.is_idle()
+            && self.reserves.is_idle()
     }
 
     /// Has compaction begin with no further range, before the pool is closed; or lets it go on.

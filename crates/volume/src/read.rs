@@ -331,7 +331,7 @@ impl Pool {
         }
         let piece =
             ForeignPiece { disk: ForeignId::of(timeline), disk_unit: start, at: u64::from(at / UNIT), units };
-        if matches!(request.origin, Origin::User(_)) {
+        if matches!(request.origin, Origin::User(_) | Origin::Abandoned) {
             if request.foreign.capacity() == 0 {
                 let list = self.take_foreign_list();
                 self.requests.get_mut(key).expect("the read is under way").foreign = list;

@@ -457,8 +457,15 @@ impl Rebuild {
             }
             let volume = VolumeId(manifest.next_volume);
             let label = Label { name, uuid };
-            let volume_of =
-                Volume { label, units, block_size: UNIT, when_full: WhenFull::Fail, timeline: id, cut: None };
+            let volume_of = Volume {
+                label,
+                units,
+                block_size: UNIT,
+                when_full: WhenFull::Fail,
+                is_thick: false,
+                timeline: id,
+                cut: None,
+            };
             apply(&mut manifest, Edit::Volume { id: volume, volume: volume_of });
             let what = "its name, its size and its snapshots are lost; if it was a clone, what it had of its snapshot reads as zeroes";
             self.add_damage(Some(volume), 0, units / u64::from(BLOCK_UNITS), what);

@@ -344,6 +344,7 @@ impl Pool {
         }
         let opening = self.keeper.manifest.opening + 1;
         self.keeper.edit(Edit::Opened { opening });
+        self.follow_timelines();
         let old = self.keeper.manifest.log.clone();
         let reserve = self.opening_reserve();
         let spares: Vec<_> = self.keeper.allocate(BlobKind::Log, reserve).into_iter().collect();

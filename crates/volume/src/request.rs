@@ -66,7 +66,7 @@ pub enum Status {
     NoSpace,
     /// The store failed, or returned data that does not match its checksum.
     Medium,
-    /// The caller has aborted the request ([`crate::Pool::abort_waiting`]): it has no effect.
+    /// The caller has aborted the request ([`crate::Pool::abort`]). A change may have an effect, also later.
     Aborted,
     /// The volume does not exist.
     Removed,

@@ -142,6 +142,8 @@ pub struct Stats {
     pub free_blobs: u64,
     /// Bytes of data that the pool can have.
     pub usable_bytes: u64,
+    /// Bytes of these that are reserved for thick volumes, beyond the data that they have for themselves.
+    pub reserved_bytes: u64,
     /// Bytes in blobs that are in use, dead data included.
     pub used_bytes: u64,
     /// Bytes of data to which the index refers.

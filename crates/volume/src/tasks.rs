@@ -445,7 +445,11 @@ impl Pool {
         let header = copy_header_len(self.facts.alignment);
         let blocks: u32 = records.iter().map(|record| record.blocks).sum();
         let len = header + blocks * BLOCK;
-        let Some((blob, life, unit)) = self.take_place(len, self.reserve()) else {
+        let place = match self.may_copy(inflate.volume, blocks) {
+            true => self.take_place(len, self.reserve()),
+            false => None,
+        };
+        let Some((blob, life, unit)) = place else {
             inflate.step = Step::Place { buffer: data, records };
             return Progress::Wait;
         };
@@ -488,6 +492,7 @@ impl Pool {
                 self.partitions[usize::from(record.partition)].index.insert(key, value, kept);
             }
             self.jobs.fresh_entries += record.blocks as usize;
+            self.reserves.copied_units += u64::from(record.blocks * BLOCK_UNITS);
         }
         self.keeper.hold(blob, self.jobs.freezes + 1);
         self.keeper.end_move(blob);

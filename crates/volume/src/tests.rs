@@ -6,6 +6,7 @@ mod model;
 mod opening;
 mod random;
 mod rebuild;
+mod reserve;
 mod rig;
 mod scenes;
 mod space;

@@ -138,6 +138,11 @@ impl Pool {
         for buffer in request.edges.iter_mut().filter_map(Option::take) {
             self.buffers.give(buffer);
         }
+        if let Some(mut own) = request.own.take() {
+            self.abandoned_bytes -= own.len() as u64;
+            own.reclaim();
+            self.buffers.give(own);
+        }
         let bytes = request.units * u64::from(UNIT);
         match (request.origin, request.op) {
             (Origin::User(tag), op) => {
@@ -152,6 +157,7 @@ impl Pool {
                 }
                 self.out.replies.push_back(Reply { tag, status, foreign });
             }
+            (Origin::Abandoned, _) => self.recycle(request.foreign),
             (Origin::Edge { parent, which }, _) => return self.edge_read(parent, which, request.status),
             (Origin::Inflate, _) => return self.inherited_read(request.status),
             (Origin::Command, _) => self.command_request_ended(request.volume, request.status),
@@ -272,12 +278,17 @@ impl Pool {
             self.requests.get_mut(key).expect("the change is under way").status = Status::ReadOnly;
             return self.finish(key);
         }
-        if self.ring.is_empty() && self.can_admit(key) {
+        let Active { volume, origin, .. } = *self.requests.get(key).expect("the change is under way");
+        if origin == Origin::Abandoned {
+            // Nothing of it was done.
+            return self.finish(key);
+        }
+        // What needs no space passes what waits for space only.
+        let is_first = !self.runtimes[&volume].is_in_ring || self.is_free_of_cost(key);
+        if self.ring.is_empty() && is_first && self.can_admit(key) && self.has_unreserved(key) {
             return self.admit(key);
         }
-        let request = self.requests.get_mut(key).expect("the change is under way");
-        request.phase = Phase::Queued;
-        let volume = request.volume;
+        self.requests.get_mut(key).expect("the change is under way").phase = Phase::Queued;
         let runtime = self.runtimes.get_mut(&volume).expect("the volume exists");
         runtime.queue.push_back(key);
         self.waiting += 1;
@@ -313,11 +324,15 @@ impl Pool {
     /// Gives waiting changes their turn: one of each volume after the other.
     pub(crate) fn admit_waiting(&mut self) {
         while let Some(&volume) = self.ring.front() {
-            let runtime = &self.runtimes[&volume];
-            if !self.can_admit(*runtime.queue.front().expect("a volume in the ring has a request")) {
+            let key = *self.runtimes[&volume].queue.front().expect("a volume in the ring has a request");
+            if !self.can_admit(key) {
                 return;
             }
             self.ring.pop_front();
+            if !self.has_unreserved(key) {
+                self.reserves.parked.push_back(volume);
+                continue;
+            }
             let runtime = self.runtimes.get_mut(&volume).expect("the volume exists while it has requests");
             let key = runtime.queue.pop_front().expect("looked at before");
             self.waiting -= 1;
@@ -354,13 +369,44 @@ impl Pool {
         }
     }
 
-    /// Ends changes of a volume that wait for space, or for the backlog, with [`Status::Aborted`]: those for whose tags
-    /// `is_wanted` returns true. All others go on. A change may begin to wait later, as when it waits for another one of the same
-    /// block: the caller tries again after the next turn, until it has the reply.
-    pub fn abort_waiting(&mut self, volume: VolumeId, mut is_wanted: impl FnMut(Tag) -> bool) {
-        if self.runtimes.contains_key(&volume) {
-            let is_it = |origin| matches!(origin, Origin::User(tag) if is_wanted(tag));
-            self.end_waiting(volume, Status::Aborted, is_it);
+    /// Ends requests of a volume with [`Status::Aborted`]: those for whose tags `is_wanted` returns true. From now on, nothing
+    /// accesses their memory, whatever the store does: a request of which a part is done goes on in memory of the pool. A change
+    /// that waits for its turn has no effect. One that is in the log may have; changes that are submitted after it replace it as
+    /// usual.
+    pub fn abort(&mut self, volume: VolumeId, mut is_wanted: impl FnMut(Tag) -> bool) {
+        let Some(runtime) = self.runtimes.get_mut(&volume) else { return };
+        let replies = &mut self.out.replies;
+        let mut reply = |tag| replies.push_back(Reply { tag, status: Status::Aborted, foreign: Vec::new() });
+        runtime.held.retain(|request| {
+            let ends = is_wanted(request.tag);
+            if ends {
+                reply(request.tag);
+            }
+            !ends
+        });
+        self.end_waiting(
+            volume,
+            Status::Aborted,
+            |origin| matches!(origin, Origin::User(tag) if is_wanted(tag)),
+        );
+        let Self { requests, buffers, out, .. } = self;
+        for (_, request) in requests.iter_mut().filter(|(_, request)| request.volume == volume) {
+            let Origin::User(tag) = request.origin else { continue };
+            if !is_wanted(tag) {
+                continue;
+            }
+            request.origin = Origin::Abandoned;
+            let len = request.data.len();
+            if len > 0 {
+                let mut own = buffers.take(len);
+                self.abandoned_bytes += own.len() as u64;
+                if request.op == Op::Write {
+                    request.data.read(0, &mut own.bytes_mut()[..len as usize]);
+                }
+                request.data = own.lend().first(len);
+                request.own = Some(own);
+            }
+            out.replies.push_back(Reply { tag, status: Status::Aborted, foreign: Vec::new() });
         }
     }
 
@@ -375,7 +421,12 @@ impl Pool {
     }
 
     /// Ends changes of a volume that wait for their turn: those of whose origins `is_wanted` returns true.
-    fn end_waiting(&mut self, id: VolumeId, status: Status, mut is_wanted: impl FnMut(Origin) -> bool) {
+    pub(crate) fn end_waiting(
+        &mut self,
+        id: VolumeId,
+        status: Status,
+        mut is_wanted: impl FnMut(Origin) -> bool,
+    ) {
         let Self { runtimes, requests, .. } = self;
         let runtime = runtimes.get_mut(&id).expect("the volume exists while it has requests");
         let mut keys = Vec::new();
@@ -386,6 +437,7 @@ impl Pool {
         });
         if runtime.queue.is_empty() && std::mem::take(&mut runtime.is_in_ring) {
             self.ring.retain(|volume| *volume != id);
+            self.reserves.parked.retain(|volume| *volume != id);
         }
         self.waiting -= keys.len() as u64;
         for key in keys {
@@ -403,7 +455,8 @@ impl Pool {
         }
         let request = self.requests.get_mut(key).expect("the change is under way");
         request.phase = Phase::Logged;
-        let op = request.op;
+        let (op, units) = (request.op, request.units);
+        self.note_changed(units);
         let parts = if op == Op::Write { self.write_parts(key) } else { self.zero_parts(key) };
         self.requests.get_mut(key).expect("the change is under way").left = parts;
     }
@@ -696,6 +749,7 @@ impl Pool {
     /// Ends all changes under way: nothing can be written any more.
     pub(crate) fn fail_changes(&mut self) {
         self.ring.clear();
+        self.reserves.parked.clear();
         for part in self.log.fail() {
             let request = self.requests.get_mut(part.request).expect("a part's request is under way");
             request.status = Status::Medium;

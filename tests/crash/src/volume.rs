@@ -62,6 +62,7 @@ impl Image {
             block_size: self.block_size,
             origin: Origin::Empty,
             when_full: WhenFull::Wait,
+            is_thick: false,
         };
         let Answer::Volume(volume) = running.command(create)? else { bail!("no volume was created") };
         for (piece, bytes) in bytes.chunks(PIECE).enumerate() {

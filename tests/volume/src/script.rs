@@ -52,6 +52,8 @@ pub enum Step {
         percent: u32,
         /// Whether its writes wait while the pool is full.
         waits: bool,
+        /// Whether its space is reserved: then others may be written, too.
+        is_thick: bool,
     },
     /// Writes anywhere in a volume.
     Overwrite {
@@ -75,6 +77,15 @@ pub enum Step {
         is_overlay: bool,
         /// Whether its writes wait while the pool is full.
         waits: bool,
+        /// Whether its space is reserved.
+        is_thick: bool,
+    },
+    /// Reserves space for a volume, or gives it up.
+    SetThick {
+        /// Which volume.
+        volume: u32,
+        /// Whether space is reserved.
+        is_thick: bool,
     },
     /// Takes snapshots of some volumes at once.
     Snapshot {
@@ -200,14 +211,28 @@ pub fn steps(seed: u64, count: u32) -> Vec<Paced> {
 
 /// Fewer steps than `count`: those that write a lot take as long as many others.
 fn steps_of_a_full_pool(rng: &mut Rng, count: u32) -> Vec<Paced> {
-    let mut steps = vec![(Step::Fill { percent: rng.u32(70..=100), waits: rng.bool() }, 0)];
+    let is_thick = rng.bool();
+    let percent = if is_thick { rng.u32(20..=95) } else { rng.u32(70..=100) };
+    let mut steps = vec![(Step::Fill { percent, waits: rng.bool(), is_thick }, 0)];
+    if is_thick {
+        // Another volume takes all that it can get.
+        let others = Step::Create {
+            mib: 1000,
+            has_small_blocks: rng.bool(),
+            is_overlay: false,
+            waits: false,
+            is_thick: false,
+        };
+        steps.push((others, 0));
+    }
+    let volumes = 1 + u32::from(is_thick);
     for _ in 0..count / 10 {
         let step = match rng.u32(..20) {
             0 => Step::Crash(crash(rng)),
             1 => Step::Settle,
             2 => Step::Verify,
             3 => Step::Check,
-            _ => Step::Overwrite { volume: 0, seed: rng.u64(..) },
+            _ => Step::Overwrite { volume: rng.u32(..volumes), seed: rng.u64(..) },
         };
         steps.push((step, rng.u32(..60)));
     }
@@ -229,6 +254,7 @@ fn create(rng: &mut Rng) -> Step {
         has_small_blocks: rng.bool(),
         is_overlay: rng.u32(..6) == 0,
         waits: rng.bool(),
+        is_thick: rng.u32(..4) == 0,
     }
 }
 
@@ -267,7 +293,8 @@ fn command(rng: &mut Rng) -> Step {
         66..72 => Step::Resize { volume: rng.u32(..), mib: rng.u32(1..70) },
         72..75 => Step::Rename { volume: rng.u32(..) },
         75..79 => Step::Revert { snapshot: rng.u32(..) },
-        79..85 => Step::Inflate { volume: rng.u32(..) },
+        79..81 => Step::SetThick { volume: rng.u32(..), is_thick: rng.bool() },
+        81..85 => Step::Inflate { volume: rng.u32(..) },
         85..92 => Step::Changed { snapshot: rng.u32(..) },
         92..94 => Step::Grow,
         94..98 => Step::DiscardAll { volume: rng.u32(..) },

@@ -56,6 +56,7 @@ enum Pending {
     },
     Resize(VolumeId, u64),
     Rename(VolumeId, String),
+    SetThick(VolumeId),
     /// With the history that the volume shows before.
     Revert {
         volume: VolumeId,
@@ -245,7 +246,9 @@ impl World {
         }
         if aborts && let Some(request) = self.requests.values().next() {
             let odd = self.rng.u64(..2);
-            pool.abort_waiting(request.volume, |tag| tag.0 % 2 == odd);
+            let requests = &self.requests;
+            let may_end = |id: u64| requests.get(&id).is_some_and(|request| !request.is_verification);
+            pool.abort(request.volume, |tag| tag.0 % 2 == odd && may_end(tag.0));
         }
         if let Some((id, op)) = foreign.pop_front() {
             has_work = true;
@@ -296,7 +299,8 @@ impl World {
     /// Goes on until all requests and commands have ended.
     fn settle(&mut self) -> Result<(), String> {
         let mut events = 0;
-        while !self.requests.is_empty() || !self.commands.is_empty() {
+        // What was aborted may have an effect until it has ended.
+        while !self.requests.is_empty() || !self.commands.is_empty() || self.opened().pool.has_requests() {
             let has_work = self.pump()?;
             events += 1;
             if !has_work || events > EVENTS_MAX {

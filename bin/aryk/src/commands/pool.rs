@@ -280,6 +280,7 @@ fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
             ("state", format!("{}, on core {}", text(&pool, "state"), number(&pool, "core"))),
             ("size", Size(number(&pool, "total_bytes")).to_string()),
             ("free", Size(number(&pool, "free_bytes")).to_string()),
+            ("reserved", Size(number(&pool, "reserved_bytes")).to_string()),
             ("segments", format!("{}, {} of them free", count("segments"), count("free_segments"))),
             ("data", format!("{} in {} of space", size("live_bytes"), size("used_bytes"))),
             ("space amplification", factor(count("used_bytes"), count("live_bytes"))),

@@ -181,6 +181,9 @@ pub struct CreateArgs {
     /// What its writes do while the pool is full
     #[arg(long, value_enum, default_value = "fail")]
     pub when_full: WhenFull,
+    /// Reserve space of the pool for all of the volume, so that its writes never meet a full pool
+    #[arg(long)]
+    pub thick: bool,
 }
 
 pub fn run(command: &VolumeCommand, client: &mut Client, out: &Output) -> Result<(), Error> {
@@ -201,7 +204,7 @@ pub fn run(command: &VolumeCommand, client: &mut Client, out: &Output) -> Result
         }
         VolumeCommand::Inflate { volume } => {
             client.wait_without_limit()?;
-            call("bdev_lvol_inflate", json!({"name": volume}), client)?;
+            call("bdev_lvol_decouple_parent", json!({"name": volume}), client)?;
             let found = find(client, volume)?;
             out.print(&found, || format!("Volume '{volume}' has all of its data for itself now."))
         }
@@ -272,6 +275,7 @@ fn create(args: &CreateArgs, client: &mut Client, out: &Output) -> Result<(), Er
         ("size", size.map(|size| json!(size))),
         ("image", image.map(|disk| json!(disk))),
         ("block_size", args.block_size.map(|bytes| json!(bytes))),
+        ("thick", args.thick.then(|| json!(true))),
         // An import that does not fit must not hold up the writes of others.
         ("when_full", Some(json!(if source.is_some() { "fail" } else { args.when_full.name() }))),
     ]);
@@ -372,8 +376,14 @@ fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
     let all = client.call("aryk_volumes_get", json!({}))?;
     let users = Users::read(client)?;
     let volumes: Vec<&Value> = elements(&all).iter().filter(|volume| volume["is_snapshot"] != true).collect();
-    let columns =
-        [("VOLUME", false), ("SIZE", true), ("FROM", false), ("WHEN FULL", false), ("USED BY", false)];
+    let columns = [
+        ("VOLUME", false),
+        ("SIZE", true),
+        ("SPACE", false),
+        ("FROM", false),
+        ("WHEN FULL", false),
+        ("USED BY", false),
+    ];
     let row = |volume: &&Value| {
         let used_by = match volume["has_disk"] == false {
             true if volume["image"]["is_there"] == false => {
@@ -389,6 +399,7 @@ fn list(client: &mut Client, out: &Output) -> Result<(), Error> {
         vec![
             text(volume, "alias").to_owned(),
             Size(number(volume, "size")).to_string(),
+            if volume["is_thin_provisioned"] == false { "thick" } else { "thin" }.to_owned(),
             from.to_owned(),
             text(volume, "when_full").to_owned(),
             used_by,

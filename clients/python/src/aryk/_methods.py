@@ -361,6 +361,7 @@ class Methods(ABC):
         image: str | None = None,
         size: int | None = None,
         snapshot: str | None = None,
+        thick: bool | None = None,
         uuid: str | None = None,
         when_full: types.WhenFull | None = None,
     ) -> str:
@@ -373,6 +374,7 @@ class Methods(ABC):
             image: UUID, name or alias of a disk of another module or another pool, whose content the volume has. Nobody may write to it while the volume depends on it.
             size: Its size in bytes. Default: that of its snapshot or image.
             snapshot: UUID or alias of a snapshot of the pool, whose content the volume has.
+            thick: Whether the pool reserves space for all of it, so that its writes never meet a full pool. Default: no.
             uuid: UUID of the new volume. Default: a random one.
             when_full: What its writes do while the pool is full. Default: `fail`.
         """
@@ -385,6 +387,7 @@ class Methods(ABC):
                 image=image,
                 size=size,
                 snapshot=snapshot,
+                thick=thick,
                 uuid=uuid,
                 when_full=when_full,
             ),
@@ -1238,7 +1241,7 @@ class Methods(ABC):
             size_in_mib: Its size in MiB, which is rounded up to whole clusters.
             clear_method: Has no effect: blocks that were never written read as zeroes.
             lvs_name: Name of the pool.
-            thin_provision: Has no effect: a volume takes space when it is written only.
+            thin_provision: Whether it takes space when it is written only. Default: the pool reserves space for all of it.
             uuid: UUID of the pool.
         """
         result: str = self.call(
@@ -1295,7 +1298,7 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """The same as `bdev_lvol_inflate`.
+        """Copies what a clone has of its snapshot, after which it is independent. Returns when that is done.
 
         Parameters:
             name: Name, alias or uuid.
@@ -1415,7 +1418,7 @@ class Methods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Copies what a clone has of its snapshot, after which it is independent. Returns when that is done.
+        """Reserves space for all of a volume, and copies what it has of its snapshot. Returns when that is done.
 
         Parameters:
             name: Name, alias or uuid.
@@ -5244,6 +5247,7 @@ class AsyncMethods(ABC):
         image: str | None = None,
         size: int | None = None,
         snapshot: str | None = None,
+        thick: bool | None = None,
         uuid: str | None = None,
         when_full: types.WhenFull | None = None,
     ) -> str:
@@ -5256,6 +5260,7 @@ class AsyncMethods(ABC):
             image: UUID, name or alias of a disk of another module or another pool, whose content the volume has. Nobody may write to it while the volume depends on it.
             size: Its size in bytes. Default: that of its snapshot or image.
             snapshot: UUID or alias of a snapshot of the pool, whose content the volume has.
+            thick: Whether the pool reserves space for all of it, so that its writes never meet a full pool. Default: no.
             uuid: UUID of the new volume. Default: a random one.
             when_full: What its writes do while the pool is full. Default: `fail`.
         """
@@ -5268,6 +5273,7 @@ class AsyncMethods(ABC):
                 image=image,
                 size=size,
                 snapshot=snapshot,
+                thick=thick,
                 uuid=uuid,
                 when_full=when_full,
             ),
@@ -6121,7 +6127,7 @@ class AsyncMethods(ABC):
             size_in_mib: Its size in MiB, which is rounded up to whole clusters.
             clear_method: Has no effect: blocks that were never written read as zeroes.
             lvs_name: Name of the pool.
-            thin_provision: Has no effect: a volume takes space when it is written only.
+            thin_provision: Whether it takes space when it is written only. Default: the pool reserves space for all of it.
             uuid: UUID of the pool.
         """
         result: str = await self.call(
@@ -6178,7 +6184,7 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """The same as `bdev_lvol_inflate`.
+        """Copies what a clone has of its snapshot, after which it is independent. Returns when that is done.
 
         Parameters:
             name: Name, alias or uuid.
@@ -6298,7 +6304,7 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> bool:
-        """Copies what a clone has of its snapshot, after which it is independent. Returns when that is done.
+        """Reserves space for all of a volume, and copies what it has of its snapshot. Returns when that is done.
 
         Parameters:
             name: Name, alias or uuid.

@@ -908,7 +908,7 @@ class LvolDetails(TypedDict):
     lvol_store_uuid: str
     #: Name of the pool's disk.
     base_bdev: str
-    #: Always true: the volume takes space when it is written only.
+    #: Whether the volume takes space when it is written only. False if the pool reserves space for it.
     thin_provision: bool
     #: Its size in clusters: the space that it has for itself is not known.
     num_allocated_clusters: int
@@ -935,7 +935,7 @@ class LvolInfo(TypedDict):
     uuid: str
     #: Name of the volume.
     name: str
-    #: Always true: it takes space when it is written only.
+    #: Whether it takes space when it is written only. False for a volume for which the pool reserves space.
     is_thin_provisioned: bool
     #: Whether it is a snapshot.
     is_snapshot: bool
@@ -1669,8 +1669,10 @@ class PoolInfo(TypedDict):
     snapshots: int
     #: Space for data, in bytes: without what the pool keeps for itself.
     total_bytes: int
-    #: Space that is free, in bytes, or will be when deleted data has been cleaned.
+    #: Space that is free, in bytes, or will be when deleted data has been cleaned, and that is not reserved.
     free_bytes: int
+    #: Space that is reserved for thick volumes, in bytes, beyond the data that they have for themselves.
+    reserved_bytes: int
     #: Sizes of all volumes, in bytes.
     provisioned_bytes: int
     counters: PoolCounters
@@ -2321,7 +2323,7 @@ class VolumeInfo(TypedDict):
     size: int
     #: Bytes of a block.
     block_size: int
-    #: Always true: it takes space when it is written only.
+    #: Whether it takes space when it is written only. False for a volume for which the pool reserves space.
     is_thin_provisioned: bool
     #: Whether it is a snapshot.
     is_snapshot: bool

@@ -69,6 +69,8 @@ pub struct NewVolume {
     pub origin: Origin,
     /// What its writes do while the pool is full.
     pub when_full: WhenFull,
+    /// Whether the pool reserves space for all of it.
+    pub is_thick: bool,
 }
 
 /// Why an operation on a pool failed.

@@ -115,8 +115,6 @@ pub(crate) struct Owner {
     settings: Settings,
     inbox: Rc<Inbox>,
     requests: Slots<InFlight>,
-    /// The changes that channels have aborted and that the engine still has.
-    aborting: BTreeMap<VolumeId, HashSet<aryk_volume::Tag>>,
     commands: HashMap<u64, Answering>,
     next_command: u64,
     opened: Option<oneshot::Sender<Result<Ready, Error>>>,
@@ -170,7 +168,6 @@ impl Owner {
             settings: setup.settings,
             inbox,
             requests: Slots::new(REQUESTS),
-            aborting: BTreeMap::new(),
             commands: HashMap::new(),
             next_command: 0,
             opened: Some(setup.opened),
@@ -286,7 +283,8 @@ impl Owner {
         self.take_replies(cx);
         self.look_at_state(cx);
         self.look_at_growth();
-        let has_requests = !self.inbox.is_empty() && self.read_bytes < READ_BYTES;
+        let abandoned = self.engine().map_or(0, Engine::abandoned_bytes);
+        let has_requests = !self.inbox.is_empty() && self.read_bytes + abandoned < READ_BYTES;
         if has_more || is_answered || has_requests {
             cx.wake(self.root);
         }
@@ -370,7 +368,9 @@ impl Owner {
         let Phase::Running(running) = &mut self.phase else { return };
         let mut bytes = 0;
         for _ in 0..POLL_REQUESTS {
-            if bytes >= POLL_BYTES || self.read_bytes >= READ_BYTES {
+            // A disk that does not answer must not fill memory with what is aborted.
+            let read_bytes = self.read_bytes + running.engine.abandoned_bytes();
+            if bytes >= POLL_BYTES || read_bytes >= READ_BYTES {
                 break;
             }
             let Some(Submitted { client, volume, io }) = self.inbox.take() else { break };
@@ -390,31 +390,32 @@ impl Owner {
         }
     }
 
-    /// Ends what channels have aborted and what would wait: reads of foreign disks, and changes that wait for space. Changes that
-    /// do not wait yet are tried again in each turn, until the engine has replied.
+    /// Ends what channels have aborted: in the engine at once, whatever the base does; reads of foreign disks, which have the
+    /// memory of the request, when these give them back.
     fn abort_requests(&mut self, cx: &mut Cx) {
         let Phase::Running(running) = &mut self.phase else { return };
         let aborted = self.inbox.take_aborted();
-        if !aborted.is_empty() {
-            for (key, request) in self.requests.iter_mut() {
-                let Some(&volume) = aborted.get(&(request.client, request.tag)) else { continue };
-                request.is_aborted = true;
-                if !request.is_read {
-                    self.aborting.entry(volume).or_default().insert(aryk_volume::Tag(key.raw()));
-                }
+        if aborted.is_empty() {
+            return;
+        }
+        let mut in_engine: BTreeMap<VolumeId, HashSet<aryk_volume::Tag>> = BTreeMap::new();
+        for (key, request) in self.requests.iter_mut() {
+            let Some(&volume) = aborted.get(&(request.client, request.tag)) else { continue };
+            request.is_aborted = true;
+            if matches!(request.stage, Stage::Engine) {
+                in_engine.entry(volume).or_default().insert(aryk_volume::Tag(key.raw()));
             }
-            let requests = &self.requests;
-            let is_aborted = |key| requests.get(key).is_some_and(|request| request.is_aborted);
-            self.foreign.give_up(|reader| matches!(reader, Reader::User(key) if is_aborted(*key)), cx);
         }
-        for (&volume, tags) in &self.aborting {
-            running.engine.abort_waiting(volume, |tag| tags.contains(&tag));
-        }
-        if !self.aborting.is_empty() && !self.foreign.is_empty() {
-            let is_aborted = |tag| self.aborting.values().any(|tags| tags.contains(&tag));
-            let engine = &running.engine;
-            let is_meant = |reader: &Reader| matches!(reader, Reader::Engine(id) if engine.foreign_reader(*id).is_some_and(is_aborted));
-            self.foreign.give_up(is_meant, cx);
+        let (requests, engine) = (&self.requests, &running.engine);
+        let is_meant = |reader: &Reader| match reader {
+            Reader::User(key) => requests.get(*key).is_some_and(|request| request.is_aborted),
+            Reader::Engine(id) => engine
+                .foreign_reader(*id)
+                .is_some_and(|tag| in_engine.values().any(|tags| tags.contains(&tag))),
+        };
+        self.foreign.give_up(is_meant, cx);
+        for (volume, tags) in in_engine {
+            running.engine.abort(volume, |tag| tags.contains(&tag));
         }
     }
 
@@ -423,10 +424,6 @@ impl Owner {
         let (Phase::Loading(running, _) | Phase::Running(running)) = &mut self.phase else { return };
         while let Some(Reply { tag, status, foreign }) = running.engine.next_reply() {
             let key = Key::from_raw(tag.0);
-            self.aborting.retain(|_, tags| {
-                tags.remove(&tag);
-                !tags.is_empty()
-            });
             let request = self.requests.get_mut(key).expect("the engine replies once");
             if request.is_read {
                 self.read_bytes -= u64::from(request.data.len());

@@ -158,8 +158,10 @@ pub enum Parent {
 pub struct Space {
     /// For data: without what the pool keeps for itself.
     pub total: Bytes,
-    /// That is free, or will be when deleted data has been cleaned.
+    /// That is free, or will be when deleted data has been cleaned, and that nothing has reserved.
     pub free: Bytes,
+    /// That is reserved for thick volumes, beyond the data that they have for themselves.
+    pub reserved: Bytes,
 }
 
 /// The state of a pool, for people.
@@ -378,8 +380,10 @@ impl Pool {
     /// [`Error::Ended`].
     pub async fn space(&self) -> Result<Space, Error> {
         let stats = self.stats().await?;
-        let free = stats.usable_bytes.saturating_sub(stats.live_bytes);
-        Ok(Space { total: Bytes(stats.usable_bytes), free: Bytes(free) })
+        let taken = stats.live_bytes + stats.reserved_bytes;
+        let free = stats.usable_bytes.saturating_sub(taken);
+        let reserved = Bytes(stats.reserved_bytes);
+        Ok(Space { total: Bytes(stats.usable_bytes), free: Bytes(free), reserved })
     }
 
     /// What a volume or a snapshot has its blocks from.
@@ -570,7 +574,7 @@ impl Pool {
     /// # Errors
     /// [`Error`].
     pub async fn create_volume(&self, new: NewVolume) -> Result<Member, Error> {
-        let NewVolume { name, uuid, bytes, block_size, origin, when_full } = new;
+        let NewVolume { name, uuid, bytes, block_size, origin, when_full, is_thick } = new;
         let units = bytes.to_blocks(UNIT).ok_or(Error::Size(bytes))?.0;
         let new_name = check_name(name)?;
         let label = Label { name: new_name.clone(), uuid: uuid.into_bytes() };
@@ -581,7 +585,8 @@ impl Pool {
             Origin::Snapshot(id) => aryk_volume::Origin::Snapshot(id),
             Origin::Disk(disk) => aryk_volume::Origin::Foreign(self.open_new_image(&disk, block_size).await?),
         };
-        match self.command(Command::Create { label, units, block_size, origin, when_full }).await {
+        let create = Command::Create { label, units, block_size, origin, when_full, is_thick };
+        match self.command(create).await {
             Ok(Answer::Volume(id)) => self.made(id).await,
             Ok(other) => unreachable!("the answer to a creation is {other:?}"),
             Err(error) => {
@@ -698,6 +703,16 @@ impl Pool {
     pub async fn set_when_full(&self, id: VolumeId, when_full: WhenFull) -> Result<(), Error> {
         let _changing = self.begin_change().await?;
         self.command(Command::SetWhenFull { volume: id, when_full }).await?;
+        self.list_again().await
+    }
+
+    /// Reserves space for all of a volume, or gives it up.
+    ///
+    /// # Errors
+    /// [`Error`]: [`aryk_volume::CommandError::NotReservable`] if the pool does not have the space.
+    pub async fn set_thick(&self, id: VolumeId, is_thick: bool) -> Result<(), Error> {
+        let _changing = self.begin_change().await?;
+        self.command(Command::SetThick { volume: id, is_thick }).await?;
         self.list_again().await
     }
 

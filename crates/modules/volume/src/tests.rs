@@ -82,6 +82,7 @@ impl Stack {
             block_size: self.block_size,
             origin,
             when_full: WhenFull::Wait,
+            is_thick: false,
         }
     }
 

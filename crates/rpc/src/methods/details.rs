@@ -226,7 +226,7 @@ pub(crate) struct Lvol {
     pub lvol_store_uuid: Uuid,
     /// Name of the pool's disk.
     pub base_bdev: String,
-    /// Always true: the volume takes space when it is written only.
+    /// Whether the volume takes space when it is written only. False if the pool reserves space for it.
     pub thin_provision: bool,
     /// Its size in clusters: the space that it has for itself is not known.
     pub num_allocated_clusters: u64,

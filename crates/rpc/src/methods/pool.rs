@@ -212,8 +212,10 @@ struct PoolDescription {
     snapshots: u64,
     /// Space for data, in bytes: without what the pool keeps for itself.
     total_bytes: u64,
-    /// Space that is free, in bytes, or will be when deleted data has been cleaned.
+    /// Space that is free, in bytes, or will be when deleted data has been cleaned, and that is not reserved.
     free_bytes: u64,
+    /// Space that is reserved for thick volumes, in bytes, beyond the data that they have for themselves.
+    reserved_bytes: u64,
     /// Sizes of all volumes, in bytes.
     provisioned_bytes: u64,
     counters: PoolCounters,
@@ -247,6 +249,7 @@ async fn describe_pool(pool: &Pool) -> Result<PoolDescription, Error> {
         snapshots: snapshots.len() as u64,
         total_bytes: space.total.0,
         free_bytes: space.free.0,
+        reserved_bytes: space.reserved.0,
         provisioned_bytes: volumes.iter().map(Member::bytes).sum(),
         counters: PoolCounters {
             user_write_bytes: stats.user_write_bytes,
@@ -329,6 +332,9 @@ struct CreateVolume {
     /// What its writes do while the pool is full. Default: `fail`.
     #[serde(default = "fail")]
     when_full: WhenFull,
+    /// Whether the pool reserves space for all of it, so that its writes never meet a full pool. Default: no.
+    #[serde(default)]
+    thick: bool,
 }
 
 const fn fail() -> WhenFull {
@@ -364,6 +370,7 @@ async fn create_volume(control: &Control, p: CreateVolume) -> Result<Uuid, Error
         block_size: p.block_size.unwrap_or(block_size),
         origin,
         when_full: p.when_full.into(),
+        is_thick: p.thick,
     };
     Ok(volumes::create_volume(control, &pool, new).await?.uuid())
 }

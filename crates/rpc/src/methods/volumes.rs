@@ -88,7 +88,7 @@ struct Search {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "LvolAttributes")]
 pub(super) struct Attributes {
-    /// Always true: it takes space when it is written only.
+    /// Whether it takes space when it is written only. False for a volume for which the pool reserves space.
     is_thin_provisioned: bool,
     /// Whether it is a snapshot.
     is_snapshot: bool,
@@ -102,7 +102,7 @@ impl Attributes {
     pub fn of(pool: &Pool, member: &Member) -> Self {
         let parent = pool.parent(member);
         Self {
-            is_thin_provisioned: true,
+            is_thin_provisioned: !member.volume.is_thick,
             is_snapshot: member.is_snapshot(),
             is_clone: matches!(parent, Parent::Snapshot(_)),
             is_esnap_clone: matches!(parent, Parent::Image(_)),
@@ -153,7 +153,7 @@ pub(super) fn details(control: &Control, bdev: &Bdev) -> Option<Lvol> {
     Some(Lvol {
         lvol_store_uuid: pool.uuid(),
         base_bdev: base.name().to_owned(),
-        thin_provision: true,
+        thin_provision: !member.volume.is_thick,
         num_allocated_clusters: member.bytes().div_ceil(CLUSTER),
         snapshot: member.is_snapshot(),
         clone: matches!(parent, Parent::Snapshot(_)),
@@ -557,7 +557,7 @@ impl From<module::Error> for Error {
                 CommandError::Exists => Errno::EXIST,
                 CommandError::Invalid(_) | CommandError::WrongKind(_) => Errno::INVAL,
                 CommandError::Busy => Errno::BUSY,
-                CommandError::NoSpace => Errno::NOSPC,
+                CommandError::NoSpace | CommandError::NotReservable { .. } => Errno::NOSPC,
                 CommandError::ReadOnly => Errno::ROFS,
                 CommandError::Medium => Errno::IO,
             },

@@ -150,6 +150,67 @@ fn a_csi_driver_creates_grows_snapshots_clones_and_deletes() {
 }
 
 #[test]
+fn volumes_are_thick_unless_they_are_asked_to_be_thin() {
+    in_daemon(async |daemon| {
+        start(daemon).await;
+        create_store(daemon).await;
+        let free = async || {
+            let stores = ok(daemon, "bdev_lvol_get_lvstores", json!({})).await;
+            stores[0]["free_clusters"].as_u64().unwrap() * 4
+        };
+        let is_thin = async |name: &str| {
+            let disk = ok(daemon, "bdev_get_bdevs", json!({"name": name})).await;
+            let lvols = ok(daemon, "bdev_lvol_get_lvols", json!({})).await;
+            let is_it = |lvol: &&Value| lvol["alias"] == name;
+            let lvol = lvols.as_array().unwrap().iter().find(is_it).unwrap();
+            let is_thin = disk[0]["driver_specific"]["lvol"]["thin_provision"].clone();
+            assert_eq!(is_thin, lvol["is_thin_provisioned"]);
+            is_thin == true
+        };
+        let all = free().await;
+        let create = |name: &str, mib: u64, thin: bool| {
+            let mut params = json!({"lvs_name": "lvs", "lvol_name": name, "size_in_mib": mib});
+            if thin {
+                params["thin_provision"] = json!(true);
+            }
+            params
+        };
+        ok(daemon, "bdev_lvol_create", create("thick", 400, false)).await;
+        assert!(!is_thin("lvs/thick").await);
+        assert_eq!(free().await, all - 400);
+        let (code, text) = refused(daemon, "bdev_lvol_create", create("more", all - 396, false)).await;
+        assert_eq!((code, text.as_str()), (-32602, "No space left on device"));
+        ok(daemon, "bdev_lvol_create", create("thin", 2000, true)).await;
+        assert!(is_thin("lvs/thin").await);
+        assert_eq!(free().await, all - 400);
+        // A snapshot of what was never written costs nothing; the volume stays thick, the clone is thin until it is inflated.
+        ok(daemon, "bdev_lvol_snapshot", json!({"lvol_name": "lvs/thick", "snapshot_name": "s"})).await;
+        ok(daemon, "bdev_lvol_clone", json!({"snapshot_name": "lvs/s", "clone_name": "c"})).await;
+        assert!(!is_thin("lvs/thick").await && is_thin("lvs/s").await && is_thin("lvs/c").await);
+        ok(daemon, "bdev_lvol_resize", json!({"name": "lvs/thick", "size_in_mib": 100})).await;
+        assert_eq!(free().await, all - 100);
+        ok(daemon, "bdev_lvol_decouple_parent", json!({"name": "lvs/c"})).await;
+        assert!(is_thin("lvs/c").await);
+        ok(daemon, "bdev_lvol_resize", json!({"name": "lvs/c", "size_in_mib": 200})).await;
+        ok(daemon, "bdev_lvol_inflate", json!({"name": "lvs/c"})).await;
+        assert!(!is_thin("lvs/c").await);
+        assert_eq!(free().await, all - 300);
+        assert_eq!(refused(daemon, "bdev_lvol_inflate", json!({"name": "lvs/thin"})).await.0, -32602);
+        assert!(is_thin("lvs/thin").await);
+        // What is written is not counted twice.
+        write(daemon, "lvs/c", 0, &[7; 1 << 20]).await;
+        assert_eq!(free().await, all - 300);
+        ok(daemon, "bdev_lvol_delete", json!({"name": "lvs/thick"})).await;
+        // It is so after a restart, too.
+        ok(daemon, "bdev_aio_delete", json!({"name": "nvme"})).await;
+        create_base(daemon).await;
+        ok(daemon, "bdev_wait_for_examine", json!({})).await;
+        assert!(!is_thin("lvs/c").await);
+        assert_eq!(free().await, all - 200);
+    });
+}
+
+#[test]
 fn a_store_is_found_again_when_its_disk_appears() {
     in_daemon(async |daemon| {
         start(daemon).await;

@@ -12,7 +12,7 @@ use std::ops::Range;
 use aryk_volume::Recovered;
 
 use super::{Base, Expected, Known, Lack, Opened};
-use crate::error::{Error, Finding};
+use crate::error::{Error, Finding, Structure};
 use crate::foreign::{self, END_BYTES, START_BYTES};
 use crate::journal::{End, FIRST_BYTES, FIRST_GENERATION, Patch, Start};
 use crate::record::{self, EDITS_BYTES_MAX, HEADER_BYTES, Header, Kind, RECORD_ALIGN, record_bytes};
@@ -90,7 +90,7 @@ fn search(disk: &Disk<'_>, expected: &Expected) -> Result<Opened, Stop> {
     let (superblock, stale_copy) = superblock(disk)?;
     check(&superblock, disk.base, expected)?;
     let mut findings: Vec<_> = stale_copy
-        .map(|copy| Finding { what: "a copy of the superblock", offset: PLACES[copy] })
+        .map(|copy| Finding { what: Structure::Superblock, offset: PLACES[copy] })
         .into_iter()
         .collect();
     let candidates = candidates(disk, &superblock)?;
@@ -175,7 +175,7 @@ fn copies(disk: &Disk<'_>, superblock: &Superblock) -> Result<Copies, Stop> {
 fn damage(error: &Error) -> Option<Finding> {
     match *error {
         Error::Damaged { what, offset } => Some(Finding { what, offset }),
-        Error::Medium(offset) => Some(Finding { what: "a place that cannot be read", offset }),
+        Error::Medium(offset) => Some(Finding { what: Structure::Unreadable, offset }),
         _ => None,
     }
 }
@@ -201,7 +201,7 @@ fn superblock(disk: &Disk<'_>) -> Result<(Superblock, Option<usize>), Stop> {
     let valid = |copy: usize| parsed[copy].as_ref().and_then(|parsed| parsed.as_ref().ok());
     match (valid(0), valid(1)) {
         (Some(a), Some(b)) if a.pool != b.pool => {
-            Err(Error::Damaged { what: "the superblocks are of two pools", offset: PLACES[1] }.into())
+            Err(Error::Damaged { what: Structure::TwoPools, offset: PLACES[1] }.into())
         }
         (Some(a), Some(b)) if a.update == b.update => Ok((a.clone(), None)),
         (Some(a), Some(b)) if a.update > b.update => Ok((a.clone(), Some(1))),
@@ -219,7 +219,7 @@ fn no_superblock(disk: &Disk<'_>, parsed: &[Parsed]) -> Result<Error, Stop> {
         match copy {
             None => return Ok(Error::Medium(offset)),
             Some(Err(Invalid::Checksum | Invalid::Field(_))) => {
-                return Ok(Error::Damaged { what: "both copies of the superblock", offset });
+                return Ok(Error::Damaged { what: Structure::Superblocks, offset });
             }
             Some(_) => {}
         }
@@ -377,7 +377,7 @@ fn checkpoint(
                     found = Some(Checkpoint::new(candidate, payload));
                 }
                 Some(_) => {}
-                None => findings.push(Finding { what: "a checkpoint", offset }),
+                None => findings.push(Finding { what: Structure::Checkpoint, offset }),
             }
             let area = &superblock.areas[candidate.area];
             is_used |= follows(disk, superblock, area, &candidate.header)?;
@@ -385,24 +385,24 @@ fn checkpoint(
         if let Some(found) = found {
             for (mirror, place) in superblock.areas[found.area].mirrors.iter().enumerate() {
                 if same.iter().all(|c| c.mirror != mirror) {
-                    findings.push(Finding { what: "a checkpoint", offset: place.offset });
+                    findings.push(Finding { what: Structure::Checkpoint, offset: place.offset });
                 }
             }
             return Ok(found);
         }
         if is_used {
             if let Some(found) = before(disk, superblock, candidates, same[0])? {
-                findings.retain(|finding| finding.what != "a checkpoint");
-                findings.push(Finding { what: "a checkpoint, with its copy,", offset });
+                findings.retain(|finding| finding.what != Structure::Checkpoint);
+                findings.push(Finding { what: Structure::RemadeCheckpoint, offset });
                 return Ok(found);
             }
-            return Err(Error::Damaged { what: "both copies of the checkpoint", offset }.into());
+            return Err(Error::Damaged { what: Structure::Checkpoints, offset }.into());
         }
         // Interrupted while it was written: no damage.
         findings.clear();
     }
     let offset = superblock.areas[0].mirrors[0].offset;
-    Err(Error::Damaged { what: "no checkpoint is intact", offset }.into())
+    Err(Error::Damaged { what: Structure::AllCheckpoints, offset }.into())
 }
 
 /// Whether a record of edits follows this checkpoint in one of the mirrors.
@@ -459,8 +459,7 @@ fn edits(
             return Ok(tail);
         };
         // Only the last record may lack a copy without damage: the power failed while it was written.
-        findings
-            .extend(tail.patches.drain(..).map(|p| Finding { what: "a record of edits", offset: p.offset }));
+        findings.extend(tail.patches.drain(..).map(|p| Finding { what: Structure::Edits, offset: p.offset }));
         if let Some(copy) = missing {
             let mut bytes = header.encode().to_vec();
             bytes.extend_from_slice(&payload);
@@ -521,7 +520,7 @@ fn check_end(disk: &Disk<'_>, superblock: &Superblock, area: &Area, end: &End) -
             let header = disk.header(superblock, start + skip)?;
             let is_later = |h: Header| h.generation == end.checkpoint.generation && h.sequence > end.sequence;
             if header.is_some_and(is_later) {
-                return Err(Error::Damaged { what: "both copies of a record of edits", offset: start }.into());
+                return Err(Error::Damaged { what: Structure::AllEdits, offset: start }.into());
             }
         }
     }

@@ -1,6 +1,7 @@
 //! What is found on disks after crashes, with damage, and on disks of others.
 
 use super::*;
+use crate::error::Structure;
 use crate::ram::{AREA, POOL, Ram, SIZE};
 use crate::superblock::{COPY_BYTES, COPY_PLACES, Invalid, PLACES, SUPERBLOCK_BYTES, Superblock};
 use aryk_volume::{OpId, StoreError, StoreOp};
@@ -68,7 +69,7 @@ fn two_damaged_copies_are_an_error_that_names_the_place() {
         }
         ram
     };
-    let what = "both copies of a record of edits";
+    let what = Structure::AllEdits;
     assert_eq!(error(&mut damage(1), Expected::default()), Error::Damaged { what, offset: at[0] + 4096 });
     assert_eq!(error(&mut damage(2), Expected::default()), Error::Damaged { what, offset: at[0] + 8192 });
     let may = Expected { may_lack_checkpoint: true, ..Expected::default() };
@@ -107,7 +108,7 @@ fn a_lost_checkpoint_is_made_again_from_the_one_before() {
         assert_eq!(ram.read(), Ok(expected.clone()));
         // Edits go on behind it, and the next checkpoint, which is due, ends the damage.
         let opened = ram.try_open(Expected::default()).unwrap();
-        assert_eq!(opened.findings[0].what, "a checkpoint, with its copy,");
+        assert_eq!(opened.findings[0].what, Structure::RemadeCheckpoint);
         let mut store = opened.store;
         assert!(store.is_checkpoint_due());
         ram.commit(&mut store, b"e").unwrap();
@@ -228,7 +229,7 @@ fn a_lost_checkpoint_is_an_error_if_an_edit_before_it_is_lost() {
     };
     let (ram, store) = pool();
     let areas = &store.superblock().areas;
-    let what = "both copies of the checkpoint";
+    let what = Structure::Checkpoints;
     let damaged = Error::Damaged { what, offset: areas[0].mirrors[0].offset };
     // The checkpoint before, its edits, and the mark that says which was the last.
     for byte in [66, 4096, 4096 + 66, 8192, 8192 + 66] {
@@ -244,7 +245,7 @@ fn a_lost_checkpoint_is_an_error_if_an_edit_before_it_is_lost() {
         ram.bytes[place.offset as usize..][..4096].fill(0);
     }
     let Error::Damaged { what, .. } = error(&mut ram, Expected::default()) else { panic!("damage") };
-    assert_eq!(what, "no checkpoint is intact");
+    assert_eq!(what, Structure::AllCheckpoints);
 }
 
 #[test]
@@ -350,7 +351,7 @@ fn refusals_say_why() {
     for place in PLACES {
         damaged.bytes[place as usize + 100] ^= 1;
     }
-    let what = "both copies of the superblock";
+    let what = Structure::Superblocks;
     assert_eq!(error(&mut damaged, Expected::default()), Error::Damaged { what, offset: 0 });
     damaged.unreadable = PLACES.map(|place| (place, place + 512)).to_vec();
     assert_eq!(error(&mut damaged, Expected::default()), Error::Medium(0));

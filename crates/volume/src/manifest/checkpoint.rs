@@ -9,7 +9,7 @@
 //! The levels of one partition are copied when their turn begins: edits that are made while they are written follow them. Live
 //! units of index blobs are those of their runs, which the runs add when they are read; so these blobs are encoded without any.
 
-use super::edit::{Content, Edit, seal_head, write_run};
+use super::edit::{Content, Counting, Edit, seal_head, write_run};
 use super::{Blob, BlobKind, Manifest};
 use crate::codec::Writer;
 use crate::{BlobId, PARTITIONS, TimelineId, VolumeId};
@@ -34,6 +34,8 @@ enum Next {
 #[derive(Debug)]
 pub(crate) struct Encoding {
     content: Content,
+    /// Whether it may be about thick volumes.
+    is_thick: bool,
     writer: Writer,
     digest: Digest,
     /// The bytes that the digest has.
@@ -52,9 +54,11 @@ impl Encoding {
     pub(crate) fn new(manifest: &Manifest, content: Content, bytes: usize) -> Self {
         let mut writer = Writer::default();
         writer.bytes.reserve(bytes);
-        seal_head(&mut writer, manifest, content, false);
+        let is_thick = manifest.is_about_thick();
+        seal_head(&mut writer, manifest, content, is_thick);
         Self {
             content,
+            is_thick,
             writer,
             digest: Digest::new(CrcAlgorithm::Crc32Iscsi),
             digested: 0,
@@ -150,8 +154,12 @@ impl Encoding {
         }
     }
 
-    /// The manifest was changed by an edit: appends it if it is about a part that was encoded.
-    pub(crate) fn note(&mut self, edit: &Edit) {
+    /// The manifest was changed by an edit: appends it if it is about a part that was encoded. Returns whether the edit can be
+    /// said in its version: if not, it has to begin again.
+    pub(crate) fn note(&mut self, edit: &Edit) -> bool {
+        if edit.is_about_thick() && !self.is_thick {
+            return false;
+        }
         let is_encoded = match (edit, self.next) {
             (Edit::Blob { .. } | Edit::Live { .. } | Edit::BlobGone { .. }, _)
                 if self.content == Content::Copy =>
@@ -159,7 +167,13 @@ impl Encoding {
                 false
             }
             (
-                Edit::Opened { .. } | Edit::Counters { .. } | Edit::Log(_) | Edit::Note(_) | Edit::Continued,
+                Edit::Opened { .. }
+                | Edit::Counters { .. }
+                | Edit::Log(_)
+                | Edit::Note(_)
+                | Edit::Counted { .. }
+                | Edit::Own { .. }
+                | Edit::Continued,
                 _,
             ) => false,
             (_, Next::End) => true,
@@ -185,6 +199,7 @@ impl Encoding {
             let is_within = matches!(self.next, Next::Levels(_));
             edit.write(if is_within { &mut self.after } else { &mut self.writer });
         }
+        true
     }
 
     /// The bytes of the checkpoint, of which all is encoded.
@@ -198,6 +213,12 @@ impl Encoding {
             Edit::Note(manifest.note.clone()),
         ] {
             edit.write(&mut self.writer);
+        }
+        for (&id, own) in &manifest.own {
+            Edit::Counted { id, counting: Counting::Unknown }.write(&mut self.writer);
+            for (partition, units) in (0..).zip(own).filter(|(_, units)| units.is_some()) {
+                Edit::Own { id, partition, units: *units }.write(&mut self.writer);
+            }
         }
         self.digest.update(&self.writer.bytes[self.digested..]);
         let crc = self.digest.finalize() as u32;

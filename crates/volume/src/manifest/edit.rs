@@ -15,6 +15,8 @@ const MAGIC: [u8; 4] = *b"AVM1";
 const VERSION: u16 = 1;
 /// The version of edits that are continued.
 const VERSION_CONTINUED: u16 = 2;
+/// The version of what has thick volumes: as [`VERSION_CONTINUED`], with more kinds of edits.
+const VERSION_THICK: u16 = 3;
 const VERSION_AT: usize = 4;
 const HEAD: usize = 4 + 2 + 1 + 16 + 4 + 4;
 
@@ -47,8 +49,24 @@ pub(crate) enum Edit {
     Log(LogTail),
     /// What the caller stores about the pool.
     Note(Vec<u8>),
+    /// The units that the live view of a timeline has for itself are counted from now on, or no longer.
+    Counted { id: TimelineId, counting: Counting },
+    /// The counted units of a timeline in a partition; `None` if they are not known.
+    Own { id: TimelineId, partition: u8, units: Option<u64> },
     /// The last of its record: the edits take effect together with those of the next record.
     Continued,
+}
+
+/// How the units of a timeline are counted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Counting {
+    /// Not at all.
+    No = 0,
+    /// What was written before is not known.
+    Unknown = 1,
+    /// Nothing was written before.
+    Zero = 2,
 }
 
 /// What bytes of the manifest are.
@@ -63,10 +81,10 @@ pub(crate) enum Content {
     Copy = 2,
 }
 
-/// Writes what is before the edits of a checkpoint or of a part of the journal. Only what is continued needs version 2.
-pub(super) fn seal_head(writer: &mut Writer, manifest: &Manifest, content: Content, is_continued: bool) {
+/// Writes what is before the edits of a checkpoint or of a part of the journal.
+pub(super) fn seal_head(writer: &mut Writer, manifest: &Manifest, content: Content, is_thick: bool) {
     writer.raw(&MAGIC);
-    writer.raw(&(if is_continued { VERSION_CONTINUED } else { VERSION }).to_le_bytes());
+    writer.raw(&(if is_thick { VERSION_THICK } else { VERSION }).to_le_bytes());
     writer.raw(&[content as u8]);
     writer.raw(&manifest.uuid);
     writer.raw(&manifest.alignment.to_le_bytes());
@@ -74,7 +92,7 @@ pub(super) fn seal_head(writer: &mut Writer, manifest: &Manifest, content: Conte
 }
 
 /// The bytes of some edits, at least one and at most about `budget` bytes, and how many these are. If there are more edits, the
-/// bytes say that they follow.
+/// bytes say that they follow. Their version is the oldest in which they can be said.
 pub(crate) fn encode<'a>(
     manifest: &Manifest,
     budget: usize,
@@ -83,15 +101,19 @@ pub(crate) fn encode<'a>(
     let mut writer = Writer::default();
     seal_head(&mut writer, manifest, Content::Edits, false);
     let mut edits = edits.into_iter().peekable();
-    let mut count = 0;
+    let (mut count, mut version) = (0, VERSION);
     while let Some(edit) = edits.next_if(|_| count == 0 || writer.bytes.len() < budget) {
         edit.write(&mut writer);
         count += 1;
+        if edit.is_about_thick() {
+            version = VERSION_THICK;
+        }
     }
     if edits.peek().is_some() {
-        writer.bytes[VERSION_AT..][..2].copy_from_slice(&VERSION_CONTINUED.to_le_bytes());
+        version = version.max(VERSION_CONTINUED);
         Edit::Continued.write(&mut writer);
     }
+    writer.bytes[VERSION_AT..][..2].copy_from_slice(&version.to_le_bytes());
     let crc = checksum::of(&writer.bytes);
     writer.raw(&crc.to_le_bytes());
     (writer.bytes, count)
@@ -108,7 +130,7 @@ pub(crate) fn open<'a>(
         return Err(OpenError::Damaged("there is no manifest"));
     }
     let version = u16::from_le_bytes([bytes[4], bytes[5]]);
-    if !matches!(version, VERSION | VERSION_CONTINUED) {
+    if !matches!(version, VERSION | VERSION_CONTINUED | VERSION_THICK) {
         return Err(OpenError::Version(version));
     }
     let (body, crc) = bytes.split_at(bytes.len() - 4);
@@ -124,7 +146,7 @@ pub(crate) fn open<'a>(
     if body[23..27] != facts.alignment.to_le_bytes() || body[27..31] != facts.blob_units.to_le_bytes() {
         return Err(OpenError::Geometry);
     }
-    Ok((&body[HEAD..], version == VERSION_CONTINUED && content == Content::Edits))
+    Ok((&body[HEAD..], version != VERSION && content == Content::Edits))
 }
 
 /// Takes up to `count` edits from the front of bytes that [`open`] returned.
@@ -203,7 +225,7 @@ impl Edit {
             }
             Self::TimelineGone { id } => to.ints(4, &[u64::from(id.0)]),
             Self::Volume { id, volume } => {
-                to.ints(5, &[u64::from(id.0)]);
+                to.ints(if volume.is_thick { 15 } else { 5 }, &[u64::from(id.0)]);
                 write_volume(to, volume);
             }
             Self::VolumeGone { id } => to.ints(6, &[u64::from(id.0)]),
@@ -233,6 +255,20 @@ impl Edit {
                 to.raw(note);
             }
             Self::Continued => to.int(14),
+            Self::Counted { id, counting } => to.ints(16, &[u64::from(id.0), *counting as u64]),
+            Self::Own { id, partition, units } => {
+                let units = units.map_or(0, |units| units + 1);
+                to.ints(17, &[u64::from(id.0), u64::from(*partition), units]);
+            }
+        }
+    }
+
+    /// Whether software that does not know thick volumes cannot read it.
+    pub(crate) const fn is_about_thick(&self) -> bool {
+        match self {
+            Self::Volume { volume, .. } => volume.is_thick,
+            Self::Counted { .. } | Self::Own { .. } => true,
+            _ => false,
         }
     }
 
@@ -256,6 +292,14 @@ impl Edit {
             }
             4 => Self::TimelineGone { id: TimelineId(from.small()?) },
             5 => Self::Volume { id: VolumeId(from.small()?), volume: read_volume(from)? },
+            15 => {
+                let id = VolumeId(from.small()?);
+                let volume = Volume { is_thick: true, ..read_volume(from)? };
+                if volume.cut.is_some() {
+                    return Err(OpenError::Damaged("a snapshot is thick"));
+                }
+                Self::Volume { id, volume }
+            }
             6 => Self::VolumeGone { id: VolumeId(from.small()?) },
             7 => {
                 let partition = index(from, PARTITIONS)?;
@@ -287,6 +331,11 @@ impl Edit {
                 Self::Note(from.raw(len)?.to_vec())
             }
             14 => Self::Continued,
+            16 => Self::Counted { id: TimelineId(from.small()?), counting: read_counting(from)? },
+            17 => {
+                let id = TimelineId(from.small()?);
+                Self::Own { id, partition: index(from, PARTITIONS)?, units: read_own(from)? }
+            }
             _ => return Err(OpenError::Damaged("an edit is of no kind")),
         })
     }
@@ -303,6 +352,24 @@ impl Writer {
 fn index(from: &mut Reader<'_>, end: usize) -> Result<u8, OpenError> {
     let value: u8 = from.small()?;
     if usize::from(value) < end { Ok(value) } else { Err(OpenError::Damaged("a partition does not exist")) }
+}
+
+fn read_counting(from: &mut Reader<'_>) -> Result<Counting, OpenError> {
+    match from.int()? {
+        0 => Ok(Counting::No),
+        1 => Ok(Counting::Unknown),
+        2 => Ok(Counting::Zero),
+        _ => Err(OpenError::Damaged("a timeline is counted in no way")),
+    }
+}
+
+fn read_own(from: &mut Reader<'_>) -> Result<Option<u64>, OpenError> {
+    let units = from.int()?.checked_sub(1);
+    // Versions that were replaced may count, too.
+    if units.is_some_and(|units| units > crate::ids::VOLUME_UNITS_MAX) {
+        return Err(OpenError::Damaged("a timeline has more units than a volume can have"));
+    }
+    Ok(units)
 }
 
 fn write_cut(to: &mut Writer, cut: &Cut) {
@@ -366,7 +433,7 @@ fn read_volume(from: &mut Reader<'_>) -> Result<Volume, OpenError> {
     let when_full = if from.int()? == 0 { WhenFull::Wait } else { WhenFull::Fail };
     let timeline = TimelineId(from.small()?);
     let cut = if from.int()? == 0 { None } else { Some(read_cut(from)?) };
-    Ok(Volume { label: Label { name, uuid }, units, block_size, when_full, timeline, cut })
+    Ok(Volume { label: Label { name, uuid }, units, block_size, when_full, is_thick: false, timeline, cut })
 }
 
 fn write_runs(to: &mut Writer, runs: &[Run]) {

@@ -28,6 +28,7 @@ fn edits() -> Vec<Edit> {
         units: 1 << 30,
         block_size: 512,
         when_full: WhenFull::Fail,
+        is_thick: false,
         timeline: TimelineId(1),
         cut,
     };
@@ -171,7 +172,8 @@ fn who_shows_a_timeline_is_known_whatever_changes() {
                 let cut = rng.bool().then(|| cut(&mut rng));
                 let name = number.to_string();
                 let (label, when_full) = (Label { name, uuid: [number as u8; 16] }, WhenFull::Fail);
-                let volume_of = Volume { label, units: 8, block_size: 512, when_full, timeline, cut };
+                let volume_of =
+                    Volume { label, units: 8, block_size: 512, when_full, is_thick: false, timeline, cut };
                 Edit::Volume { id: volume, volume: volume_of }
             }
             _ => Edit::VolumeGone { id: volume },
@@ -209,6 +211,68 @@ fn edits_of_version_1_are_read_and_written_as_then() {
     assert_eq!(edit::take(&mut body, usize::MAX, is_continued).unwrap(), edits());
 }
 
+/// Edits that version 3 of the format has, for a manifest with the others.
+fn thick_edits() -> Vec<Edit> {
+    let label = Label { name: "thick".to_owned(), uuid: [5; 16] };
+    let volume = Volume {
+        label,
+        units: 80_003,
+        block_size: 512,
+        when_full: WhenFull::Wait,
+        is_thick: true,
+        timeline: TimelineId(1),
+        cut: None,
+    };
+    let own = |partition, units| Edit::Own { id: TimelineId(1), partition, units };
+    vec![
+        Edit::Volume { id: VolumeId(7), volume },
+        Edit::Counted { id: TimelineId(1), counting: Counting::Zero },
+        own(3, Some(8192)),
+        own(4, None),
+        Edit::Counted { id: TimelineId(2), counting: Counting::Unknown },
+        Edit::Counted { id: TimelineId(2), counting: Counting::No },
+    ]
+}
+
+#[test]
+fn edits_of_version_3_are_read_and_written_as_then() {
+    let fixture = include_bytes!("../../fixtures/edits-v3");
+    let empty = Manifest::new([1; 16], &FACTS);
+    assert_eq!(record(&empty, &thick_edits()), fixture);
+    let (mut body, is_continued) = edit::open(fixture, edit::Content::Edits, [1; 16], &FACTS).unwrap();
+    assert_eq!(edit::take(&mut body, usize::MAX, is_continued).unwrap(), thick_edits());
+}
+
+#[test]
+fn only_a_pool_with_thick_volumes_needs_version_3() {
+    let (mut manifest, mut from) = recovered();
+    let version = |bytes: &[u8]| u16::from_le_bytes([bytes[4], bytes[5]]);
+    assert_eq!(version(&checkpoint::encode(&manifest)), 1);
+    for edit in thick_edits() {
+        let bytes = record(&manifest, [&edit]);
+        assert_eq!(version(&bytes), 3);
+        from.edits.push(bytes);
+        manifest.apply(edit).unwrap();
+    }
+    // The size is whole blocks; one partition has 8,192 units, the others none.
+    assert_eq!(manifest.reserved_units(&manifest.volumes[&VolumeId(7)]), 80_008 - 8192);
+    assert!(manifest.is_thick(TimelineId(1)) && !manifest.is_thick(TimelineId(2)));
+    assert_eq!(load(&from, [1; 16], &FACTS).as_ref(), Ok(&manifest));
+    let checkpoint = checkpoint::encode(&manifest);
+    assert_eq!(version(&checkpoint), 3);
+    let from = Recovered { checkpoint, edits: Vec::new() };
+    assert_eq!(load(&from, [1; 16], &FACTS).as_ref(), Ok(&manifest));
+    let volume = Volume { is_thick: false, ..manifest.volumes[&VolumeId(7)].clone() };
+    manifest.apply(Edit::Volume { id: VolumeId(7), volume }).unwrap();
+    manifest.apply(Edit::Counted { id: TimelineId(1), counting: Counting::No }).unwrap();
+    assert_eq!(version(&checkpoint::encode(&manifest)), 1);
+    // What is not counted has no units.
+    let own = Edit::Own { id: TimelineId(1), partition: 0, units: None };
+    assert!(matches!(manifest.apply(own), Err(OpenError::Damaged(_))));
+    let counted = Edit::Counted { id: TimelineId(40), counting: Counting::Zero };
+    assert!(matches!(manifest.apply(counted), Err(OpenError::Damaged(_))));
+}
+
 /// An edit that fits the manifest.
 fn any_edit(manifest: &Manifest, rng: &mut fastrand::Rng, next: &mut u64) -> Edit {
     *next += 1;
@@ -219,7 +283,7 @@ fn any_edit(manifest: &Manifest, rng: &mut fastrand::Rng, next: &mut u64) -> Edi
     };
     let partition = rng.u8(0..16);
     let id = BlobId(rng.u32(0..FACTS.blobs));
-    match rng.u8(0..12) {
+    match rng.u8(0..14) {
         0..3 if !manifest.blobs.contains(id) => {
             let kind = *rng.choice(&[BlobKind::Log, BlobKind::Data, BlobKind::Index]).unwrap();
             Edit::Blob { id, blob: Blob { kind, life: *next, live: 0 } }
@@ -253,12 +317,23 @@ fn any_edit(manifest: &Manifest, rng: &mut fastrand::Rng, next: &mut u64) -> Edi
             let (timeline, label) = (*rng.choice(&of).unwrap(), next.to_string());
             let label = Label { name: label, uuid: [0; 16] };
             let (when_full, cut) = (WhenFull::Wait, None);
-            let volume = Volume { label, units: 8, block_size: 512, when_full, timeline, cut };
+            let is_thick = rng.bool();
+            let volume = Volume { label, units: 8, block_size: 512, when_full, is_thick, timeline, cut };
             Edit::Volume { id: VolumeId(rng.u32(0..50)), volume }
         }
         11 if !manifest.volumes.is_empty() => {
             let of: Vec<_> = manifest.volumes.keys().copied().collect();
             Edit::VolumeGone { id: *rng.choice(&of).unwrap() }
+        }
+        12 if !manifest.timelines.is_empty() => {
+            let of: Vec<_> = manifest.timelines.keys().copied().collect();
+            let counting = *rng.choice(&[Counting::No, Counting::Unknown, Counting::Zero]).unwrap();
+            Edit::Counted { id: *rng.choice(&of).unwrap(), counting }
+        }
+        13 if !manifest.own.is_empty() => {
+            let of: Vec<_> = manifest.own.keys().copied().collect();
+            let units = rng.bool().then(|| rng.u64(0..1 << 20));
+            Edit::Own { id: *rng.choice(&of).unwrap(), partition, units }
         }
         _ => Edit::Log(LogTail { sequence: *next, unit: 0, blobs: Vec::new() }),
     }
@@ -266,7 +341,7 @@ fn any_edit(manifest: &Manifest, rng: &mut fastrand::Rng, next: &mut u64) -> Edi
 
 #[test]
 fn a_checkpoint_has_the_changes_that_are_made_while_it_is_encoded() {
-    let mut steps_max = 0;
+    let (mut steps_max, mut restarts) = (0, 0);
     for seed in 0..200 {
         let mut rng = fastrand::Rng::with_seed(seed);
         let (mut manifest, mut next) = (Manifest::new([1; 16], &FACTS), 0);
@@ -280,7 +355,10 @@ fn a_checkpoint_has_the_changes_that_are_made_while_it_is_encoded() {
             for _ in 0..rng.u32(0..6) {
                 let edit = any_edit(&manifest, &mut rng, &mut next);
                 manifest.apply(edit.clone()).unwrap();
-                encoding.note(&edit);
+                if !encoding.note(&edit) {
+                    restarts += 1;
+                    encoding = checkpoint::Encoding::new(&manifest, edit::Content::Checkpoint, 0);
+                }
             }
         }
         steps_max = steps_max.max(steps);
@@ -288,6 +366,7 @@ fn a_checkpoint_has_the_changes_that_are_made_while_it_is_encoded() {
         assert_eq!(load(&from, [1; 16], &FACTS).as_ref(), Ok(&manifest), "seed {seed}");
     }
     assert!(steps_max > 20, "{steps_max} steps at most");
+    assert!(restarts > 0, "{restarts} checkpoints began again");
 }
 
 #[test]

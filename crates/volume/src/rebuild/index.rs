@@ -30,6 +30,7 @@ impl Rebuild {
         let facts = StoreFacts { blobs: real + others, ..self.facts };
         let mut pool = Pool::new(Settings::default(), facts, manifest);
         (pool.jobs.is_rebuilding, pool.jobs.keeps_zeroes) = (true, true);
+        pool.forget_all_own();
         (0..real).for_each(|blob| pool.keeper.hold(BlobId(blob), u64::MAX));
         self.pool = Some(pool);
         self.insert_bad();

@@ -57,7 +57,7 @@ fn pool(size: Size) -> (StoreFacts, Recovered) {
             let label = Label { name: format!("volume-{number}"), uuid: u128::from(number).to_le_bytes() };
             let cut = (at > 0).then(|| std::array::from_fn(|_| Commit::new(u64::from(at)).unwrap()));
             let (units, timeline, when_full) = (1 << 31, id, WhenFull::Fail);
-            let volume = Volume { label, units, block_size: 512, when_full, timeline, cut };
+            let volume = Volume { label, units, block_size: 512, when_full, is_thick: false, timeline, cut };
             apply(Edit::Volume { id: VolumeId(number), volume });
         }
     }

@@ -203,7 +203,14 @@ impl World {
             _ => (Origin::Empty, Model { units: 10 * RANGE + 40, ..Model::default() }),
         };
         let (units, when_full) = (model.units, WhenFull::Wait);
-        let answer = self.command(Command::Create { label, units, block_size: 512, origin, when_full });
+        let answer = self.command(Command::Create {
+            label,
+            units,
+            block_size: 512,
+            origin,
+            when_full,
+            is_thick: false,
+        });
         let Ok(Answer::Volume(id)) = answer else { panic!("{answer:?}") };
         self.models.insert(id, model);
     }

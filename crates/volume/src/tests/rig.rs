@@ -310,7 +310,14 @@ impl Rig {
         let mut uuid = [0; 16];
         self.rng.fill(&mut uuid);
         let label = Label { name: name.to_owned(), uuid };
-        let command = Command::Create { label, units, block_size: 512, origin, when_full: WhenFull::Wait };
+        let command = Command::Create {
+            label,
+            units,
+            block_size: 512,
+            origin,
+            when_full: WhenFull::Wait,
+            is_thick: false,
+        };
         let Ok(Answer::Volume(id)) = self.command(command) else { panic!("no volume") };
         id
     }

@@ -207,6 +207,7 @@ fn a_volume_is_at_least_as_large_as_its_base() {
             block_size: 4096,
             origin: origin.clone(),
             when_full: WhenFull::Fail,
+            is_thick: false,
         };
         assert!(matches!(rig.command(create(2 * RANGE - 8)), Err(CommandError::Invalid(_))));
         let Ok(Answer::Volume(clone)) = rig.command(create(2 * RANGE)) else {
@@ -346,6 +347,7 @@ fn wrong_requests_are_refused() {
         block_size: 512,
         origin: Origin::Empty,
         when_full: WhenFull::Wait,
+        is_thick: false,
     };
     assert_eq!(rig.command(command), Err(CommandError::Exists));
     assert_eq!(rig.command(Command::Delete(VolumeId(77))), Err(CommandError::NotFound));

@@ -8,7 +8,7 @@ use crate::*;
 /// Units of 4 MiB.
 const RANGE: u64 = 8192;
 
-fn space(rig: &mut Rig, of: &[VolumeId]) -> Vec<Space> {
+pub(super) fn space(rig: &mut Rig, of: &[VolumeId]) -> Vec<Space> {
     match rig.command(Command::Space(of.to_vec())) {
         Ok(Answer::Space(all)) => all,
         other => panic!("{other:?}"),
@@ -16,7 +16,7 @@ fn space(rig: &mut Rig, of: &[VolumeId]) -> Vec<Space> {
 }
 
 /// A random history of volumes, snapshots and clones. Returns all of them.
-fn history(rig: &mut Rig) -> Vec<VolumeId> {
+pub(super) fn history(rig: &mut Rig) -> Vec<VolumeId> {
     let first = rig.create("v0", 5 * RANGE, Origin::Empty);
     let (mut volumes, mut snapshots) = (vec![first], Vec::new());
     for step in 0..120 {

@@ -117,7 +117,8 @@ fn writes_that_wait_for_the_backlog_are_aborted_and_have_no_effect() {
     let tags: Vec<Tag> = (0..8).map(|at| rig.submit_write(volume, at * 1024, &data, false)).collect();
     let waiting = rig.pool.stats().waiting_requests;
     assert!((3..8).contains(&waiting), "{waiting} writes wait");
-    rig.pool.abort_waiting(volume, |tag| tag != tags[7]);
+    let queued: Vec<Tag> = tags[8 - waiting as usize..7].to_vec();
+    rig.pool.abort(volume, |tag| queued.contains(&tag));
     for (at, &tag) in tags.iter().enumerate() {
         let is_aborted = (8 - waiting..7).contains(&(at as u64));
         let wanted = if is_aborted { Status::Aborted } else { Status::Ok };
@@ -127,6 +128,46 @@ fn writes_that_wait_for_the_backlog_are_aborted_and_have_no_effect() {
         assert!(read == if is_aborted { vec![0; data.len()] } else { data.clone() }, "write {at}");
     }
     assert_eq!(rig.pool.stats().waiting_requests, 0);
+}
+
+/// A store that does not answer: no request may hold up its VM, nor the VM's memory.
+#[test]
+fn all_requests_are_aborted_at_once_while_the_store_does_not_answer() {
+    let mut rig = Rig::new(11);
+    let volume = rig.create("a", 10 * RANGE, Origin::Empty);
+    rig.write(volume, 0, &pattern(1, 1024));
+    rig.write(volume, 4 * RANGE, &pattern(2, 8));
+    let mut tags: Vec<_> =
+        (0..4).map(|at| rig.submit_write(volume, at * 512, &pattern(7, 512), false)).collect();
+    // A part of a block, and another one of the same block, which waits for it.
+    tags.push(rig.submit_write(volume, 4 * RANGE + 1, &pattern(8, 1), false));
+    tags.push(rig.submit_write(volume, 4 * RANGE + 2, &pattern(9, 1), false));
+    tags.push(rig.submit_read(volume, 0, 1024));
+    tags.push(rig.submit(volume, 0, 0, Action::Flush));
+    tags.push(rig.submit(volume, 2 * RANGE, RANGE, Action::Zero { whole_blocks: true, fua: true }));
+    // One turn: some are handed to the store, which answers nothing.
+    rig.turn();
+    assert!(rig.replies.is_empty());
+    rig.pool.abort(volume, |tag| tags.contains(&tag));
+    rig.turn();
+    let mut ended: Vec<_> = rig.replies.drain(..).collect();
+    assert!(ended.iter().all(|reply| reply.status == Status::Aborted), "{ended:?}");
+    ended.sort_unstable_by_key(|reply| reply.tag.0);
+    assert_eq!(ended.iter().map(|reply| reply.tag).collect::<Vec<_>>(), tags);
+    assert!(rig.pool.has_requests() && rig.pool.abandoned_bytes() > 0);
+    // Their memory goes away, and what follows replaces what they still do.
+    tags.into_iter().for_each(|tag| rig.forget(tag));
+    let new = pattern(3, 1024);
+    rig.write(volume, 0, &new);
+    rig.settle();
+    assert!(rig.replies.is_empty() && !rig.pool.has_requests() && rig.pool.abandoned_bytes() == 0);
+    assert!(rig.read(volume, 0, 1024) == new);
+    let block = rig.read(volume, 4 * RANGE, 8);
+    let is_whole = |unit: usize, other: u64| {
+        let bytes = &block[unit * 512..(unit + 1) * 512];
+        bytes == &pattern(2, 8)[unit * 512..(unit + 1) * 512] || bytes == pattern(other, 1)
+    };
+    assert!((0..8).all(|unit| is_whole(unit, if unit == 1 { 8 } else { 9 })));
 }
 
 #[test]
@@ -212,6 +253,7 @@ fn blocks_of_clones_and_reverted_volumes_are_not_smaller() {
         block_size,
         origin,
         when_full: WhenFull::Wait,
+        is_thick: false,
     };
     let Ok(Answer::Volume(large)) = rig.command(create("large", 4096, Origin::Empty)) else { panic!() };
     let Ok(Answer::Volume(small)) = rig.command(create("small", 512, Origin::Empty)) else { panic!() };

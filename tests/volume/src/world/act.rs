@@ -51,7 +51,7 @@ impl World {
         match step {
             Step::Request { volume, spot, at, units, kind } => self.request(volume, spot, at, units, kind),
             Step::Scatter { volume, seed } => return self.scatter(volume, seed),
-            Step::Fill { percent, waits } => return self.fill(percent, waits),
+            Step::Fill { percent, waits, is_thick } => return self.fill(percent, waits, is_thick),
             Step::Overwrite { volume, seed } => return self.overwrite(volume, seed),
             Step::DiscardAll { volume } => {
                 if let Some(model) = self.pick(volume, |model| model.of.is_none()) {
@@ -59,8 +59,11 @@ impl World {
                     self.submit(id, (0, units), Kind::Zero { whole_blocks: true, fua: false }, false);
                 }
             }
-            Step::Create { mib, has_small_blocks, is_overlay, waits } => {
-                self.create(mib, has_small_blocks, is_overlay, waits);
+            Step::Create { .. } => self.create(step),
+            Step::SetThick { volume, is_thick } => {
+                if let Some(id) = self.pick(volume, |model| model.of.is_none()).map(|model| model.id) {
+                    self.command(Command::SetThick { volume: id, is_thick }, Pending::SetThick(id));
+                }
             }
             Step::Snapshot { volume, count } => self.snapshot(volume, count),
             Step::Clone { snapshot } => self.clone_snapshot(snapshot),
@@ -181,10 +184,10 @@ impl World {
         Ok(())
     }
 
-    fn fill(&mut self, percent: u32, waits: bool) -> Result<(), String> {
+    fn fill(&mut self, percent: u32, waits: bool, is_thick: bool) -> Result<(), String> {
         let bytes = self.opened().pool.stats().usable_bytes * u64::from(percent) / 100;
         let units = bytes / BLOCK * BLOCK / SECTOR;
-        self.create_empty(units, waits);
+        self.create_empty(units, waits, is_thick);
         self.settle()?;
         let id = self.volumes.last().ok_or("no volume")?.id;
         for first in (0..units).step_by(SPOT as usize) {
@@ -234,15 +237,17 @@ impl World {
         self.opened().pool.submit(request);
     }
 
-    fn create_empty(&mut self, units: u64, waits: bool) {
+    fn create_empty(&mut self, units: u64, waits: bool, is_thick: bool) {
         let label = self.label();
         let model = Model::new(label.name.clone(), units, 8, Below { value: ZERO, units: 0 });
         let when_full = if waits { WhenFull::Wait } else { WhenFull::Fail };
-        let command = Command::Create { label, units, block_size: 4096, origin: Origin::Empty, when_full };
+        let command =
+            Command::Create { label, units, block_size: 4096, origin: Origin::Empty, when_full, is_thick };
         self.command(command, Pending::Create(Box::new(model)));
     }
 
-    fn create(&mut self, mib: u32, has_small_blocks: bool, is_overlay: bool, waits: bool) {
+    fn create(&mut self, step: Step) {
+        let Step::Create { mib, has_small_blocks, is_overlay, waits, is_thick } = step else { return };
         if self.volumes.len() >= VOLUMES_MAX {
             return;
         }
@@ -261,6 +266,7 @@ impl World {
             block_size: if has_small_blocks { 512 } else { 4096 },
             origin: if is_overlay { Origin::Foreign(foreign) } else { Origin::Empty },
             when_full: if waits { WhenFull::Wait } else { WhenFull::Fail },
+            is_thick,
         };
         self.command(command, Pending::Create(Box::new(model)));
     }
@@ -297,6 +303,7 @@ impl World {
             block_size: if grain == 1 { 512 } else { 4096 },
             origin: Origin::Snapshot(id),
             when_full: WhenFull::Fail,
+            is_thick: false,
         };
         self.command(command, Pending::Create(Box::new(copy)));
     }

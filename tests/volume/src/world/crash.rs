@@ -214,7 +214,7 @@ impl World {
                         self.reverted(volume, snapshot);
                     }
                 }
-                Pending::Inflate(_) | Pending::Changed { .. } | Pending::Check => {}
+                Pending::Inflate(_) | Pending::SetThick(_) | Pending::Changed { .. } | Pending::Check => {}
             }
         }
         self.compare_volumes(&found)

@@ -62,8 +62,11 @@ impl World {
         let is_allowed = match status {
             Status::Ok => true,
             Status::Removed => is_deleted,
-            Status::NoSpace if self.shape.is_full => false,
-            Status::NoSpace | Status::Aborted => matches!(request.kind, Kind::Write(_) | Kind::Zero { .. }),
+            // Others may fill a pool in which space is reserved.
+            Status::NoSpace if self.is_thick(request.volume) => false,
+            Status::NoSpace if self.shape.is_full => self.has_thick(),
+            Status::NoSpace => matches!(request.kind, Kind::Write(_) | Kind::Zero { .. }),
+            Status::Aborted => !request.is_verification,
             Status::Medium | Status::ReadOnly => self.shape.has_faults,
             Status::Invalid | Status::OutOfRange => false,
         };
@@ -152,7 +155,7 @@ impl World {
                 }
             }
             (Pending::Revert { volume, snapshot, .. }, Answer::Done) => self.reverted(volume, snapshot),
-            (Pending::Inflate(_), Answer::Done) => {}
+            (Pending::Inflate(_) | Pending::SetThick(_), Answer::Done) => {}
             (Pending::Changed { since, until }, Answer::Changed(blocks)) => {
                 return self.check_changed(since, until, &blocks);
             }
@@ -173,6 +176,7 @@ impl World {
                 Pending::Inflate(id)
                 | Pending::Delete(id)
                 | Pending::Rename(id, _)
+                | Pending::SetThick(id)
                 | Pending::Resize(id, _) => self.model(*id).is_some() && !self.is_deleting(*id),
                 Pending::Check => true,
                 _ => false,
@@ -181,6 +185,14 @@ impl World {
             CommandError::NoSpace => {
                 matches!(pending, Pending::Delete(_) | Pending::Check | Pending::Rename(..))
             }
+            CommandError::NotReservable { .. } => !matches!(
+                pending,
+                Pending::Create(_)
+                    | Pending::Resize(..)
+                    | Pending::Revert { .. }
+                    | Pending::Snapshot { .. }
+                    | Pending::SetThick(_)
+            ),
             CommandError::WrongKind(_) => {
                 !matches!(pending, Pending::Changed { .. } | Pending::Revert { .. })
             }
@@ -189,6 +201,18 @@ impl World {
             CommandError::ReadOnly | CommandError::Medium => !self.shape.has_faults,
         };
         if is_wrong { Err(format!("{pending:?} is refused: {error:?}")) } else { Ok(()) }
+    }
+
+    /// Whether the pool has reserved space for the volume.
+    fn is_thick(&self, volume: VolumeId) -> bool {
+        let pool = &self.open.as_ref().expect("the pool is open").pool;
+        pool.volumes().any(|(id, found)| id == volume && found.is_thick)
+    }
+
+    /// Whether the pool has reserved space for any volume.
+    fn has_thick(&self) -> bool {
+        let pool = &self.open.as_ref().expect("the pool is open").pool;
+        pool.volumes().any(|(_, volume)| volume.is_thick)
     }
 
     fn is_deleting(&self, id: VolumeId) -> bool {

@@ -90,6 +90,7 @@ impl Pool {
             block_size: member.volume.block_size,
             origin,
             when_full: WhenFull::Fail,
+            is_thick: false,
         };
         let made = self.create_volume(new).await?;
         let result = self.move_own(&member, &made, own).await;

@@ -1,6 +1,9 @@
 //! What a pool keeps: over closing and opening, and when its base goes.
 
 use super::*;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
 
 /// The pool on the disk `base`, found again.
 fn open(stack: &Stack) -> Arc<Pool> {
@@ -226,6 +229,59 @@ fn aborted_writes_do_not_wait_for_space_any_longer() {
     let rest = disk.drain(&mut bench);
     assert!(rest.len() == 6 && rest.iter().all(|outcome| outcome.status == Status::Aborted));
     disk.close(&mut bench);
+}
+
+#[test]
+fn requests_are_aborted_at_once_while_the_base_does_not_answer() {
+    use aryk_bdev_delay::Kind;
+    const LONG_US: u64 = 2_000_000;
+    let stack = Stack::new(512).malloc("store", 512, BASE);
+    let config = aryk_bdev_delay::Config {
+        identity: Identity::named("base"),
+        base: "store".to_owned(),
+        avg_read_us: 0,
+        p99_read_us: 0,
+        avg_write_us: 0,
+        p99_write_us: 0,
+    };
+    aryk_bdev_delay::create(&stack.env, config).expect("it can be made");
+    let stack = stack.pool().with_volume();
+    let disk = stack.the_pool().find("v").expect("it was made").disk.expect("it has a disk");
+    stack.write(&disk, 0, &[1; 65536]);
+    let set_latency = |us| {
+        for kind in [Kind::AvgRead, Kind::P99Read, Kind::AvgWrite, Kind::P99Write] {
+            aryk_bdev_delay::set_latency(stack.registry(), "base", kind, us).expect("it is there");
+        }
+    };
+    set_latency(LONG_US);
+    let ended = stack.on_owner(&disk, async |channel| {
+        let write = channel.write(Lba(0), Blocks(8), Buffer::from_slice(&[2; 4096]));
+        // Its block is locked until the rest of it was read.
+        let part = channel.write(Lba(17), Blocks(1), Buffer::from_slice(&[3; 512]));
+        let read = channel.read(Lba(64), Blocks(8), Buffer::new(4096, 4096));
+        let (mut write, mut part, mut read) = (pin!(write), pin!(part), pin!(read));
+        let is_pending = poll_fn(|cx| {
+            let all = [
+                write.as_mut().poll(cx).is_pending(),
+                part.as_mut().poll(cx).is_pending(),
+                read.as_mut().poll(cx).is_pending(),
+            ];
+            Poll::Ready(all == [true; 3])
+        });
+        assert!(is_pending.await);
+        // What was never written needs no base: when it was read, the pool has all requests before it.
+        let zeroes = channel.read(Lba(4096), Blocks(8), Buffer::new(4096, 4096)).await;
+        assert!(zeroes.is_ok_and(|zeroes| zeroes.bytes().iter().all(|byte| *byte == 0)));
+        channel.abort_all();
+        [write.await.map(drop), part.await.map(drop), read.await.map(drop)]
+    });
+    // Had they waited for the base, they would have succeeded.
+    assert_eq!(ended, [Err(Status::Aborted); 3]);
+    set_latency(0);
+    // What comes later replaces what they may still do.
+    stack.write(&disk, 0, &[4; 16384]);
+    assert_eq!(stack.read(&disk, 0, 16384), [4; 16384]);
+    assert_eq!(stack.read(&disk, 32768, 4096), [1; 4096]);
 }
 
 #[test]

@@ -38,10 +38,15 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "bdev_lvol_inflate",
         Phase::RunTime,
-        "Copies what a clone has of its snapshot, after which it is independent. Returns when that is done.",
+        "Reserves space for all of a volume, and copies what it has of its snapshot. Returns when that is done.",
         inflate,
     );
-    table.add("bdev_lvol_decouple_parent", Phase::RunTime, "The same as `bdev_lvol_inflate`.", inflate);
+    table.add(
+        "bdev_lvol_decouple_parent",
+        Phase::RunTime,
+        "Copies what a clone has of its snapshot, after which it is independent. Returns when that is done.",
+        decouple,
+    );
     table.add(
         "bdev_lvol_set_parent",
         Phase::RunTime,
@@ -66,9 +71,9 @@ struct Create {
     lvol_name: String,
     /// Its size in MiB, which is rounded up to whole clusters.
     size_in_mib: Count,
-    /// Has no effect: a volume takes space when it is written only.
-    #[serde(default, rename = "thin_provision")]
-    _thin_provision: bool,
+    /// Whether it takes space when it is written only. Default: the pool reserves space for all of it.
+    #[serde(default)]
+    thin_provision: bool,
     /// UUID of the pool.
     uuid: Option<String>,
     /// Name of the pool.
@@ -89,6 +94,7 @@ async fn create(control: &Control, p: Create) -> Result<Uuid, Error> {
         block_size: block_size(&pool),
         origin: Origin::Empty,
         when_full: WhenFull::Fail,
+        is_thick: !p.thin_provision,
     };
     Ok(volumes::create_volume(control, &pool, new).await.map_err(failed)?.uuid())
 }
@@ -149,6 +155,7 @@ async fn clone(control: &Control, p: Clone) -> Result<Uuid, Error> {
         block_size: member.volume.block_size,
         origin: Origin::Snapshot(member.id),
         when_full: WhenFull::Fail,
+        is_thick: false,
     };
     Ok(volumes::create_volume(control, &pool, new).await.map_err(failed)?.uuid())
 }
@@ -179,6 +186,7 @@ async fn clone_bdev(control: &Control, p: CloneBdev) -> Result<Uuid, Error> {
         block_size,
         origin: Origin::Disk(disk.name().to_owned()),
         when_full: WhenFull::Fail,
+        is_thick: false,
     };
     Ok(volumes::create_volume(control, &pool, new).await.map_err(failed)?.uuid())
 }
@@ -236,6 +244,21 @@ async fn delete(control: &Control, p: Name) -> Result<bool, Error> {
 }
 
 async fn inflate(control: &Control, p: Name) -> Result<bool, Error> {
+    let (pool, member) = find(control, &p.name)?;
+    // With its space reserved, the copy meets no full pool.
+    let becomes_thick = !member.volume.is_thick && !member.is_snapshot();
+    if becomes_thick {
+        pool.set_thick(member.id, true).await.map_err(failed)?;
+    }
+    let inflated = pool.inflate(member.id).await.map_err(failed);
+    if inflated.is_err() && becomes_thick {
+        // The first error is reported.
+        let _ = pool.set_thick(member.id, false).await;
+    }
+    inflated.map(|()| true)
+}
+
+async fn decouple(control: &Control, p: Name) -> Result<bool, Error> {
     let (pool, member) = find(control, &p.name)?;
     pool.inflate(member.id).await.map_err(failed)?;
     Ok(true)
