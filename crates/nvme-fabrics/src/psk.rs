@@ -186,6 +186,12 @@ impl ConfiguredPsk {
     }
 }
 
+/// The names of the host and of the subsystem in an identity of this module.
+pub fn names_of(identity: &str) -> Option<(&str, &str)> {
+    let mut words = identity.split(' ').skip(1);
+    words.next().zip(words.next())
+}
+
 /// The digest of a retained key that an identity of version 1 has. It tells keys of the same names apart, and is not secret.
 fn digest(hash: Hash, retained: &[u8], names: &str) -> String {
     let algorithm = match hash {

@@ -17,6 +17,8 @@ use std::task::{Poll, Waker};
 const POLICY: &str = "AWS-CRT-SDK-TLSv1.3-2023";
 /// What records of TLS begin with at the start of a handshake: a handshake message, or an alert.
 const FIRST_BYTES: [u8; 2] = [22, 21];
+/// The alert for bytes that are not a record of TLS.
+const UNEXPECTED_MESSAGE: u8 = 10;
 /// The alert for an identity that is not known.
 const UNKNOWN_PSK_IDENTITY: u8 = 115;
 /// The alert for a key that does not match its identity.
@@ -157,6 +159,9 @@ impl Session {
         if let Some(first) = input.first().filter(|_| self.received == 0)
             && !FIRST_BYTES.contains(first)
         {
+            if matches!(self.keys, Keys::OfPeers) {
+                output.extend_from_slice(&alert_record(UNEXPECTED_MESSAGE));
+            }
             return Err(TlsError::NotTls);
         }
         let (given, sent) = (input.len(), output.len());
@@ -175,7 +180,7 @@ impl Session {
                 let (reason, alert) = self.explain(&error);
                 if let (false, Some(alert)) = (self.has_answered, alert) {
                     output.truncate(sent);
-                    output.extend_from_slice(&[21, 3, 3, 0, 2, 2, alert]);
+                    output.extend_from_slice(&alert_record(alert));
                 }
                 return Err(reason);
             }
@@ -287,6 +292,11 @@ impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Session").field("agreed", &self.agreed).finish_non_exhaustive()
     }
+}
+
+/// A record with a fatal alert, which is not encrypted.
+const fn alert_record(alert: u8) -> [u8; 7] {
+    [21, 3, 3, 0, 2, 2, alert]
 }
 
 /// Whether s2n-tls has failed because there is neither a key nor a certificate.

@@ -4072,6 +4072,7 @@ class Methods(ABC):
         host: str,
         dhchap_ctrlr_key: str | None = None,
         dhchap_key: str | None = None,
+        psk: str | None = None,
         tgt_name: str | None = None,
     ) -> bool:
         """Allows a host to connect to a subsystem.
@@ -4081,6 +4082,7 @@ class Methods(ABC):
             host: Name of the host.
             dhchap_ctrlr_key: Name of the secret by which the subsystem proves who it is, if the host asks for that; needs `dhchap_key`.
             dhchap_key: Name of the secret in the keyring by which the host proves who it is. Default: it need not.
+            psk: Name of the key of TLS in the keyring: the host connects through listeners with `secure_channel` only. Default: it connects through the others only.
             tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = self.call(
@@ -4090,6 +4092,7 @@ class Methods(ABC):
                 host=host,
                 dhchap_ctrlr_key=dhchap_ctrlr_key,
                 dhchap_key=dhchap_key,
+                psk=psk,
                 tgt_name=tgt_name,
             ),
         )
@@ -4106,14 +4109,14 @@ class Methods(ABC):
         sock_impl: str | None = None,
         tgt_name: str | None = None,
     ) -> bool:
-        """Has a subsystem listen at an address. Hosts without keys prove nothing, and data is not encrypted.
+        """Has a subsystem listen at an address. Without TLS, data is not encrypted, and hosts without keys prove nothing.
 
         Parameters:
             nqn: Name of the subsystem.
             listen_address: The address.
             ana_state: State of the path for hosts that come through this listener. Default: `optimized`.
             numa_id: Ignored.
-            secure_channel: Must be false: connections are not encrypted.
+            secure_channel: Connections use TLS, with the keys of the hosts (`psk` of `nvmf_subsystem_add_host`).
             sock_impl: Ignored.
             tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
@@ -8955,6 +8958,7 @@ class AsyncMethods(ABC):
         host: str,
         dhchap_ctrlr_key: str | None = None,
         dhchap_key: str | None = None,
+        psk: str | None = None,
         tgt_name: str | None = None,
     ) -> bool:
         """Allows a host to connect to a subsystem.
@@ -8964,6 +8968,7 @@ class AsyncMethods(ABC):
             host: Name of the host.
             dhchap_ctrlr_key: Name of the secret by which the subsystem proves who it is, if the host asks for that; needs `dhchap_key`.
             dhchap_key: Name of the secret in the keyring by which the host proves who it is. Default: it need not.
+            psk: Name of the key of TLS in the keyring: the host connects through listeners with `secure_channel` only. Default: it connects through the others only.
             tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = await self.call(
@@ -8973,6 +8978,7 @@ class AsyncMethods(ABC):
                 host=host,
                 dhchap_ctrlr_key=dhchap_ctrlr_key,
                 dhchap_key=dhchap_key,
+                psk=psk,
                 tgt_name=tgt_name,
             ),
         )
@@ -8989,14 +8995,14 @@ class AsyncMethods(ABC):
         sock_impl: str | None = None,
         tgt_name: str | None = None,
     ) -> bool:
-        """Has a subsystem listen at an address. Hosts without keys prove nothing, and data is not encrypted.
+        """Has a subsystem listen at an address. Without TLS, data is not encrypted, and hosts without keys prove nothing.
 
         Parameters:
             nqn: Name of the subsystem.
             listen_address: The address.
             ana_state: State of the path for hosts that come through this listener. Default: `optimized`.
             numa_id: Ignored.
-            secure_channel: Must be false: connections are not encrypted.
+            secure_channel: Connections use TLS, with the keys of the hosts (`psk` of `nvmf_subsystem_add_host`).
             sock_impl: Ignored.
             tgt_name: Name of the target. Default: `nvmf_tgt`.
         """

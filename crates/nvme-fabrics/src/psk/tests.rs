@@ -24,6 +24,7 @@ fn derived(text: &str, version: Version) -> (String, String) {
         panic!("an identity of three words at least: {}", psk.identity)
     };
     assert_eq!([*host, *subsystem], [HOST, SUBSYSTEM]);
+    assert_eq!(names_of(&psk.identity), Some((HOST, SUBSYSTEM)));
     assert_eq!(psk.secret.len(), psk.hash.value_len());
     ([&[*first], rest].concat().join(" "), hex(&psk.secret))
 }
