@@ -1205,7 +1205,7 @@ type BdevNvmeAttachControllerParams struct {
 	PrchkReftag *bool `json:"prchk_reftag,omitempty"`
 	// Saved, without effect.
 	Priority string `json:"priority,omitempty"`
-	// Refused for `TCP`, saved without effect for others.
+	// Only for `TCP`: name of the key of TLS in the keyring, which the target must have, too; connections are encrypted then. Saved without effect for others.
 	Psk string `json:"psk,omitempty"`
 	// Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost; the first attempts come sooner. Default, and for 0: a quarter of a second; for `TCP` 2.
 	ReconnectDelaySec *uint32 `json:"reconnect_delay_sec,omitempty"`

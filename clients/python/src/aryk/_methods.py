@@ -1890,7 +1890,7 @@ class Methods(ABC):
             prchk_guard: Saved, without effect: namespaces with protection information are not served.
             prchk_reftag: Saved, without effect: namespaces with protection information are not served.
             priority: Saved, without effect.
-            psk: Refused for `TCP`, saved without effect for others.
+            psk: Only for `TCP`: name of the key of TLS in the keyring, which the target must have, too; connections are encrypted then. Saved without effect for others.
             reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost; the first attempts come sooner. Default, and for 0: a quarter of a second; for `TCP` 2.
             serial: Aryk only: the drive's serial number; another drive is refused. The daemon stores that of the drive, so that a restart does not take another drive for it.
             subnqn: NQN of the target's subsystem; only for `TCP`, which needs it.
@@ -6776,7 +6776,7 @@ class AsyncMethods(ABC):
             prchk_guard: Saved, without effect: namespaces with protection information are not served.
             prchk_reftag: Saved, without effect: namespaces with protection information are not served.
             priority: Saved, without effect.
-            psk: Refused for `TCP`, saved without effect for others.
+            psk: Only for `TCP`: name of the key of TLS in the keyring, which the target must have, too; connections are encrypted then. Saved without effect for others.
             reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost; the first attempts come sooner. Default, and for 0: a quarter of a second; for `TCP` 2.
             serial: Aryk only: the drive's serial number; another drive is refused. The daemon stores that of the drive, so that a restart does not take another drive for it.
             subnqn: NQN of the target's subsystem; only for `TCP`, which needs it.

@@ -9,7 +9,7 @@ mod reservations;
 mod show;
 mod subsystem;
 
-pub(super) use keys::KeyNames;
+pub(super) use keys::{KeyNames, read_psk};
 pub(crate) use object::{Needs, disk_of, forget_gone, is_of_one, needs, object, place};
 pub use reservations::keep;
 
