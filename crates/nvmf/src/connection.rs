@@ -98,6 +98,7 @@ impl From<StreamError> for End {
     fn from(error: StreamError) -> Self {
         match error {
             StreamError::Io(error) => Self::Lost(error),
+            StreamError::Tls(TlsError::Closed) => Self::Lost(io::ErrorKind::UnexpectedEof.into()),
             StreamError::Tls(error) => Self::Insecure(error),
         }
     }

@@ -8,7 +8,7 @@ use super::{IoQueue, give_back};
 use aryk_log_limit::limited;
 use aryk_nvme_fabrics::tcp::Piece;
 use aryk_reactor::Cx;
-use aryk_tls::{Session, overhead};
+use aryk_tls::{Session, TlsError, overhead};
 use std::cell::RefCell;
 use std::io::{self, ErrorKind, Write};
 use std::rc::Rc;
@@ -67,6 +67,7 @@ impl IoQueue {
             match sealed.session.read(&mut received, &mut opened) {
                 Ok(0) => return,
                 Ok(len) => self.take(&opened[..len], cx),
+                Err(TlsError::Closed) => self.close(cx),
                 Err(error) => {
                     limited!(self.lines, warn, %error, "the TLS connection of a host has failed");
                     self.close(cx);

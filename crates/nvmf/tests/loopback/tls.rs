@@ -17,6 +17,7 @@ use aryk_tls::{Hash, Progress, Psk, Session, TlsError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
@@ -283,6 +284,41 @@ fn handshakes_that_do_not_end_leave_room_for_others() {
     assert!(queue.read(0, 1).unwrap() == [0; BLOCK]);
     let ended = silent.into_iter().take(15);
     ended.for_each(|socket| assert!(answer(socket).is_empty()));
+    target.stop();
+}
+
+/// What OpenSSL's client says, with this key by this identity.
+fn s_client(address: SocketAddr, identity: &str, secret: &[u8], suite: &str) -> String {
+    let hex: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+    let output = Command::new("openssl")
+        .args(["s_client", "-connect", &address.to_string(), "-tls1_3", "-ciphersuites", suite])
+        .args(["-psk_identity", identity, "-psk", &hex, "-brief"])
+        // It ends at the end of its input.
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn the_client_of_openssl_completes_the_handshake() {
+    let (target, address) = start(SHA256);
+    let suite = "TLS_AES_128_GCM_SHA256";
+    let derive = |version| configured(SHA256).of_tls(version, &name(1), &SUBSYSTEM.parse().unwrap()).unwrap();
+    for version in Version::ALL {
+        let key = derive(version);
+        let said = s_client(address, &key.identity, &key.secret, suite);
+        let is_done = ["CONNECTION ESTABLISHED", "TLSv1.3", suite].iter().all(|text| said.contains(text));
+        assert!(is_done, "{said}");
+    }
+    let key = derive(Version::Names);
+    for (identity, secret, alert) in
+        [(&*key.identity, &[1; 32][..], "decrypt error"), ("stranger", &key.secret, "alert")]
+    {
+        let said = s_client(address, identity, secret, suite);
+        assert!(!said.contains("ESTABLISHED") && said.contains(alert), "{said}");
+    }
+    until(|| target.run(async |target| target.failed_authentications()) == 2);
     target.stop();
 }
 
