@@ -1207,7 +1207,7 @@ type BdevNvmeAttachControllerParams struct {
 	PrchkReftag *bool `json:"prchk_reftag,omitempty"`
 	// Saved, without effect.
 	Priority string `json:"priority,omitempty"`
-	// Refused for `TCP`, saved without effect for others.
+	// Only for `TCP`: name of the key of TLS in the keyring, which the target must have, too; connections are encrypted then. Saved without effect for others.
 	Psk string `json:"psk,omitempty"`
 	// Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost; the first attempts come sooner. Default, and for 0: a quarter of a second; for `TCP` 2.
 	ReconnectDelaySec *uint32 `json:"reconnect_delay_sec,omitempty"`
@@ -2607,6 +2607,8 @@ type NvmfSubsystemAddHostParams struct {
 	DhchapCtrlrKey string `json:"dhchap_ctrlr_key,omitempty"`
 	// Name of the secret in the keyring by which the host proves who it is. Default: it need not.
 	DhchapKey string `json:"dhchap_key,omitempty"`
+	// Name of the key of TLS in the keyring: the host connects through listeners with `secure_channel` only. Default: it connects through the others only.
+	Psk string `json:"psk,omitempty"`
 	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
 }
@@ -2626,7 +2628,7 @@ type NvmfSubsystemAddListenerParams struct {
 	AnaState AnaState `json:"ana_state,omitempty"`
 	// Ignored.
 	NumaID *int32 `json:"numa_id,omitempty"`
-	// Must be false: connections are not encrypted.
+	// Connections use TLS, with the keys of the hosts (`psk` of `nvmf_subsystem_add_host`).
 	SecureChannel bool `json:"secure_channel,omitempty"`
 	// Ignored.
 	SockImpl string `json:"sock_impl,omitempty"`
@@ -2634,7 +2636,7 @@ type NvmfSubsystemAddListenerParams struct {
 	TgtName string `json:"tgt_name,omitempty"`
 }
 
-// NvmfSubsystemAddListener calls nvmf_subsystem_add_listener. Has a subsystem listen at an address. Hosts without keys prove nothing, and data is not encrypted.
+// NvmfSubsystemAddListener calls nvmf_subsystem_add_listener. Has a subsystem listen at an address. Without TLS, data is not encrypted, and hosts without keys prove nothing.
 func (c *Client) NvmfSubsystemAddListener(ctx context.Context, params NvmfSubsystemAddListenerParams) (bool, error) {
 	return call[bool](ctx, c, "nvmf_subsystem_add_listener", params)
 }

@@ -657,6 +657,8 @@ type HostName struct {
 	DhchapCtrlrKey *string `json:"dhchap_ctrlr_key,omitempty"`
 	// The name of the secret by which the host proves who it is.
 	DhchapKey *string `json:"dhchap_key,omitempty"`
+	// The name of the host's key of TLS.
+	Psk *string `json:"psk,omitempty"`
 }
 
 // IoChannel: A disk that a thread has open.
@@ -809,6 +811,8 @@ type ListenAddress struct {
 // ListenerReply: One of the results of `nvmf_subsystem_get_listeners`.
 type ListenerReply struct {
 	Address ListenAddress `json:"address"`
+	// Whether connections use TLS.
+	SecureChannel bool `json:"secure_channel"`
 	// The state of the first ANA group.
 	AnaState AnaState `json:"ana_state"`
 	// The states of the ANA groups of the subsystem's namespaces.

@@ -319,6 +319,9 @@ pub struct CreateArgs {
     /// Name of the secret by which the other host is to prove who it is
     #[arg(long, value_name = "NAME", requires = "key", conflicts_with_all = ["file", "memory", "null", "nvme", "rbd"])]
     pub controller_key: Option<String>,
+    /// Name of the TLS key that this host and the other share: the connection is encrypted
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["file", "memory", "null", "nvme", "rbd"])]
+    pub tls_key: Option<String>,
 }
 
 /// Arguments of `disk rekey`.
@@ -537,6 +540,9 @@ pub struct ShareArgs {
     /// Name of a secret in the keyring by which the share proves who it is, to hosts that ask
     #[arg(long, value_name = "NAME", requires = "key")]
     pub controller_key: Option<String>,
+    /// Name of a TLS key in the keyring that the hosts have, too: connections are encrypted
+    #[arg(long, value_name = "NAME", requires = "host")]
+    pub tls_key: Option<String>,
     /// Name by which hosts connect [default: one with the disk's UUID]
     #[arg(long, value_name = "NQN")]
     pub nqn: Option<String>,

@@ -10,14 +10,14 @@
 //! 3. [`discovery`], [`keep_alive`], [`subsystem`]: what a target shows to a host, and for how long.
 //! 4. [`controller`]: the admin commands of a target; [`io`]: its I/O commands.
 //! 5. [`association`]: which hosts have which controllers; [`reservation`]: which of them may use a namespace.
-//! 6. [`chap`]: how hosts and controllers prove who they are.
+//! 6. [`chap`]: how hosts and controllers prove who they are; [`psk`]: the keys of TLS.
 //!
 //! | context | functions and types |
 //! | --- | --- |
 //! | reactor | [`tcp`], [`sgl`], [`io`] |
 //! | the owner of the admin queue | [`controller::Controller`] |
 //! | control | [`association::Associations`], [`reservation::Reservations`] |
-//! | a thread that may compute for milliseconds | [`chap`] |
+//! | a thread that may compute for milliseconds | [`chap`], [`psk`] |
 //!
 //! **Invariants.** Bytes of a peer cause errors, never panics. [`tcp`] knows nothing of what is above it, so that another
 //! transport takes its place.
@@ -33,6 +33,7 @@ pub mod io;
 pub mod keep_alive;
 pub mod nqn;
 pub mod property;
+pub mod psk;
 pub mod reservation;
 pub mod sgl;
 pub mod status;

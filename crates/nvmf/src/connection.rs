@@ -6,6 +6,8 @@ use crate::pool::TRANSFER_MAX;
 use crate::queue::{Connected, IoQueue, Opened};
 use crate::quota::{Counted, Waits};
 use crate::reservation::{Asker, OfHost};
+use crate::stream::{Stream, StreamError};
+use crate::subsystem::Channel;
 use crate::target::{IN_CAPSULE_MAX, Inner};
 use aryk_log_limit::limited;
 use aryk_nvme::spec::entry::SubmissionEntry;
@@ -19,10 +21,11 @@ use aryk_nvme_fabrics::sgl::Sgl;
 use aryk_nvme_fabrics::status;
 use aryk_nvme_fabrics::tcp::{IcResp, Piece, Queue, Received, SlotId};
 use aryk_reactor::{CoreSet, Cx, Handle, Nanos, RootRef};
+use aryk_tls::TlsError;
 use futures_channel::oneshot;
 use rustix::net::sockopt;
 use std::collections::BTreeMap;
-use std::io::{self, ErrorKind, IoSlice};
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -38,22 +41,20 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_secs(10);
 /// How long the network, or a host that does not read, may keep the kernel from sending data.
 const UNSENT_MS_MAX: u32 = 30_000;
-/// Bytes that are read at a time.
-const READ_MAX: usize = 8192;
 /// The largest data of an H2CData PDU.
 const H2C_DATA_MAX: u32 = 128 << 10;
 /// How long a listener pauses when the process has no descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts the connections of a listener.
-pub(crate) async fn accept(inner: Weak<Inner>, listener: TcpListener, address: SocketAddr) {
+pub(crate) async fn accept(inner: Weak<Inner>, listener: TcpListener, address: SocketAddr, channel: Channel) {
     loop {
         let accepted = listener.accept().await;
         let Some(inner) = inner.upgrade() else { return };
         match accepted {
             Ok((stream, peer)) => {
                 let waits = inner.unconnected.add(peer.ip(), inner.state.borrow().limits.unconnected);
-                drop(spawn_local(serve(inner, stream, address, peer, waits)));
+                drop(spawn_local(serve(inner, stream, (address, channel), peer, waits)));
             }
             Err(error) => {
                 limited!(inner.lines, warn, %error, %address, "cannot accept a host");
@@ -83,6 +84,8 @@ enum End {
     Refused,
     /// The host has not proved who it is.
     Unauthenticated(Failure),
+    /// TLS has failed.
+    Insecure(TlsError),
 }
 
 impl From<io::Error> for End {
@@ -91,13 +94,36 @@ impl From<io::Error> for End {
     }
 }
 
-async fn serve(inner: Rc<Inner>, stream: TcpStream, listener: SocketAddr, peer: SocketAddr, waits: Waits) {
+impl From<StreamError> for End {
+    fn from(error: StreamError) -> Self {
+        match error {
+            StreamError::Io(error) => Self::Lost(error),
+            StreamError::Tls(TlsError::Closed) => Self::Lost(io::ErrorKind::UnexpectedEof.into()),
+            StreamError::Tls(error) => Self::Insecure(error),
+        }
+    }
+}
+
+async fn serve(
+    inner: Rc<Inner>,
+    stream: TcpStream,
+    (listener, channel): (SocketAddr, Channel),
+    peer: SocketAddr,
+    waits: Waits,
+) {
     let ended = async {
         watch_over(&stream)?;
         let way = Way { listener, peer, local: stream.local_addr()? };
-        let mut connection = Connection::new(stream);
+        let mut connection = Connection::new(Stream::new(stream));
+        let begun = async {
+            if channel == Channel::Tls {
+                let secured = timeout(PATIENCE, connection.secure(&inner));
+                secured.await.map_err(|_| End::Refused)??;
+            }
+            begin(&inner, &mut connection, way).await
+        };
         let begun = tokio::select! {
-            begun = begin(&inner, &mut connection, way) => begun?,
+            begun = begun => begun?,
             () = waits.until_replaced() => {
                 limited!(inner.lines, warn, %peer, "too many hosts connect at the same time: the oldest attempt ends");
                 return Ok(());
@@ -115,6 +141,10 @@ async fn serve(inner: Rc<Inner>, stream: TcpStream, listener: SocketAddr, peer: 
         Err(End::Unauthenticated(failure)) => {
             inner.failures.set(inner.failures.get() + 1);
             limited!(inner.lines, warn, %peer, %failure, "a host has not proved who it is: its connection ends");
+        }
+        Err(End::Insecure(error)) => {
+            inner.failures.set(inner.failures.get() + 1);
+            limited!(inner.lines, warn, %peer, %error, "the TLS connection of a host has failed");
         }
         Err(End::Refused) => limited!(inner.lines, warn, %peer, "the connection of a host was ended"),
     }
@@ -153,7 +183,8 @@ async fn begin(inner: &Rc<Inner>, connection: &mut Connection, way: Way) -> Resu
     let Some(connected) = inner.connected.take(way.peer.ip(), connections_max) else {
         return connection.refuse(Some(id), BUSY).await;
     };
-    let proof = match inner.must_prove(&data, way) {
+    let checked = inner.check_channel(&data, connection.stream.identity(), way);
+    let proof = match checked.and_then(|()| inner.must_prove(&data, way)) {
         Ok(proof) => proof,
         Err(refusal) => return connection.refuse(Some(id), refusal).await,
     };
@@ -213,7 +244,7 @@ impl Slot {
 
 /// A connection in control.
 struct Connection {
-    stream: TcpStream,
+    stream: Stream,
     queue: Queue,
     slots: BTreeMap<SlotId, Slot>,
     /// What was received and not taken yet.
@@ -221,11 +252,17 @@ struct Connection {
 }
 
 impl Connection {
-    fn new(stream: TcpStream) -> Self {
+    fn new(stream: Stream) -> Self {
         let supported =
             IcResp { alignment: 0, header_digest: true, data_digest: true, h2c_data_max: H2C_DATA_MAX };
         let queue = Queue::new(supported, IN_CAPSULE_MAX);
         Self { stream, queue, slots: BTreeMap::new(), input: Vec::new() }
+    }
+
+    /// Makes the handshake of TLS.
+    async fn secure(&mut self, inner: &Inner) -> Result<(), End> {
+        let psks = Arc::clone(&inner.state.borrow().psks);
+        Ok(self.stream.secure(psks, &mut self.input).await?)
     }
 
     /// The next command whose data has arrived, and whether the data is intact. Earlier replies are written first: so what a host
@@ -236,14 +273,9 @@ impl Connection {
             if let Some(ready) = self.take().await? {
                 return Ok(ready);
             }
-            self.stream.readable().await?;
-            let mut bytes = [0; READ_MAX];
-            match self.stream.try_read(&mut bytes) {
-                Ok(0) => return Err(End::Lost(ErrorKind::UnexpectedEof.into())),
-                Ok(len) => self.input.extend_from_slice(&bytes[..len]),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error.into()),
-            }
+            // The answer to an ICReq.
+            self.flush().await?;
+            self.stream.receive(&mut self.input).await?;
         }
     }
 
@@ -279,7 +311,7 @@ impl Connection {
 
     /// Writes the output, for which the host has a limited time.
     async fn flush(&mut self) -> Result<(), End> {
-        match self.queue.is_output_empty() {
+        match self.queue.is_output_empty() && self.stream.is_flushed() {
             true => Ok(()),
             false => timeout(PATIENCE, self.write()).await.map_err(|_| End::Refused)?,
         }
@@ -295,21 +327,18 @@ impl Connection {
                     }
                 })
                 .collect();
-            match self.stream.try_write_vectored(&slices) {
-                Ok(len) => {
-                    drop(slices);
-                    let slots = &mut self.slots;
-                    self.queue.sent(len, |slot| {
-                        slots.remove(&slot);
-                    });
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    self.stream.writable().await?;
-                }
-                Err(error) => return Err(error.into()),
-            }
+            let Some(len) = self.stream.try_send(&slices)? else {
+                drop(slices);
+                self.stream.sendable().await?;
+                continue;
+            };
+            drop(slices);
+            let slots = &mut self.slots;
+            self.queue.sent(len, |slot| {
+                slots.remove(&slot);
+            });
         }
-        Ok(())
+        Ok(self.stream.flush().await?)
     }
 
     /// Waits for Connect.
@@ -444,8 +473,10 @@ async fn run_io(
         prepared = prepare(inner, place, &hold, opened) => prepared,
         () = inner.until_ending(place) => return Err(End::Refused),
     };
+    let (socket, tls) = connection.stream.into_parts()?;
     let connected = Connected {
-        socket: connection.stream.into_std()?,
+        socket,
+        tls,
         queue: connection.queue,
         entries: connect.sqsize + 1,
         patience: Nanos(inner.state.borrow().limits.patience.as_nanos() as u64),

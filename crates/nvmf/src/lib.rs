@@ -7,7 +7,8 @@
 //! | --- | --- | --- |
 //! | `target` | control | how subsystems, namespaces, hosts and listeners come and go |
 //! | `subsystem` | control | what they are, and what each host sees of them |
-//! | `connection` | control | connections until Connect, and admin queues |
+//! | `connection`, `stream` | control | connections until Connect, and admin queues |
+//! | `tls` | control | the keys of TLS, and which host may use which connection |
 //! | `authentication` | control | how hosts prove who they are, before and during an association |
 //! | `quota` | control | how many connections there may be |
 //! | `association` | control | the controllers of hosts, and how they end |
@@ -26,12 +27,15 @@ mod queue;
 mod quota;
 mod reservation;
 mod status;
+mod stream;
 mod subsystem;
 mod target;
+mod tls;
 
 pub use reservation::{SaveRequest, Saver};
-pub use subsystem::{HostKeys, Hosts};
+pub use subsystem::{Channel, HostKeys, Hosts, NamedHost};
 pub use target::{
-    ControllerInfo, ENTRIES_MAX, Error, IN_CAPSULE_MAX, Limits, NAMESPACES_MAX, NamespaceInfo, NewNamespace,
-    NewSubsystem, QUEUES_MAX, SubsystemInfo, Target,
+    ControllerInfo, ENTRIES_MAX, Error, IN_CAPSULE_MAX, Limits, ListenerInfo, NAMESPACES_MAX, NamespaceInfo,
+    NewNamespace, NewSubsystem, QUEUES_MAX, SubsystemInfo, Target,
 };
+pub use tls::TlsKey;

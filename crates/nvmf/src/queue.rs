@@ -9,6 +9,7 @@ mod copy;
 mod disks;
 mod fused;
 mod reserve;
+mod sealed;
 
 use crate::pool::{Pool, Share, Taken};
 use crate::reservation::Asker;
@@ -19,6 +20,7 @@ use aryk_nvme::spec::status::Status as NvmeStatus;
 use aryk_nvme_fabrics::io::Rules;
 use aryk_nvme_fabrics::tcp::{Fatal, Piece, Queue, Received, SlotId};
 use aryk_reactor::{Cx, Nanos, Root, RootId, ThreadId, WatchId};
+use aryk_tls::Session;
 use commands::{Slot, Stage};
 use disks::Disks;
 use fused::FirstHalf;
@@ -26,6 +28,7 @@ use futures_channel::oneshot;
 use reserve::Drain;
 pub(crate) use reserve::Loss;
 use rustix::event::{Timespec, epoll};
+use sealed::Sealed;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
@@ -56,6 +59,8 @@ impl Default for Input {
 /// A connection that becomes an I/O queue.
 pub(crate) struct Connected {
     pub socket: TcpStream,
+    /// The connection uses TLS.
+    pub tls: Option<Session>,
     pub queue: Queue,
     pub entries: u16,
     /// How long the host has to send data that it was asked for, and to read a reply.
@@ -93,6 +98,7 @@ pub(crate) struct IoQueue {
     room: Option<Room>,
     /// The socket has no room for the output.
     is_blocked: bool,
+    sealed: Option<Sealed>,
     queue: Queue,
     rest: Vec<u8>,
     slots: Vec<Slot>,
@@ -144,7 +150,7 @@ impl IoQueue {
         (root, thread): (RootId, ThreadId),
         cx: &mut Cx,
     ) -> io::Result<Self> {
-        let Connected { socket, queue, entries, patience, rest, lines, asker } = connected;
+        let Connected { socket, tls, queue, entries, patience, rest, lines, asker } = connected;
         let watch = cx.watch(socket.as_fd().try_clone_to_owned()?, root)?;
         let mut made = Self {
             root,
@@ -153,6 +159,7 @@ impl IoQueue {
             watch,
             room: None,
             is_blocked: false,
+            sealed: tls.map(|session| Sealed::new(session, cx)),
             queue,
             rest,
             slots: (0..entries).map(|_| Slot::free()).collect(),
@@ -242,7 +249,10 @@ impl IoQueue {
         match self.socket.read(&mut bytes) {
             Ok(0) => self.close(cx),
             Ok(len) => {
-                self.take(&bytes[..len], cx);
+                match self.sealed {
+                    Some(_) => self.open(&bytes[..len], cx),
+                    None => self.take(&bytes[..len], cx),
+                }
                 if len == bytes.len() {
                     cx.wake(self.root);
                 }
@@ -290,16 +300,24 @@ impl IoQueue {
         self.close(cx);
     }
 
+    fn has_output(&self) -> bool {
+        !self.queue.is_output_empty() || self.sealed.as_ref().is_some_and(Sealed::has_unsent)
+    }
+
     /// Writes the output, as far as the socket takes it.
     fn send(&mut self, cx: &mut Cx) -> bool {
         let was_blocked = std::mem::take(&mut self.is_blocked);
         let mut left = WRITE_MAX;
-        while !self.queue.is_output_empty() && !self.is_closing && !self.is_blocked {
+        while self.has_output() && !self.is_closing && !self.is_blocked {
             if left == 0 {
                 cx.wake(self.root);
                 break;
             }
-            match self.write_some(left, cx) {
+            let written = match self.sealed {
+                Some(_) => self.write_sealed(left, cx),
+                None => self.write_some(left, cx),
+            };
+            match written {
                 Ok(len) => left -= len,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     self.is_blocked = true;

@@ -5,6 +5,7 @@ use crate::association::{Live, Way};
 use crate::pool::TRANSFER_MAX;
 use crate::queue::Opened;
 use crate::target::{IN_CAPSULE_MAX, NewSubsystem};
+use crate::tls::TlsKey;
 use aryk_bdev::{Bdev, Descriptor};
 use aryk_nvme::spec::identify::Descriptors;
 use aryk_nvme_fabrics::association::{Associations, Duplicates};
@@ -14,6 +15,7 @@ use aryk_nvme_fabrics::io::Rules;
 use aryk_nvme_fabrics::nqn::Nqn;
 use aryk_nvme_fabrics::reservation::{HostId, Reservations};
 use aryk_nvme_fabrics::subsystem::{Ana, AnaGroup, AnaState, Commands, Io, Namespace, Service, View};
+use aryk_tls::Psks;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -35,13 +37,22 @@ pub struct HostKeys {
     pub controller_key: Option<String>,
 }
 
+/// A host that a subsystem allows by its name.
+#[derive(Clone, Debug, Default)]
+pub struct NamedHost {
+    /// What it must prove to know (DH-HMAC-CHAP), if it must.
+    pub keys: Option<HostKeys>,
+    /// Its key of TLS: it must use TLS then.
+    pub tls: Option<TlsKey>,
+}
+
 /// The hosts that a subsystem allows.
 #[derive(Clone, Debug, Default)]
 pub struct Hosts {
     /// Any host may connect.
     pub any: bool,
-    /// Those that may connect even if not all may. One with keys must authenticate.
-    pub named: BTreeMap<Nqn, Option<HostKeys>>,
+    /// Those that may connect even if not all may.
+    pub named: BTreeMap<Nqn, NamedHost>,
 }
 
 impl Hosts {
@@ -51,18 +62,29 @@ impl Hosts {
 
     /// The keys of a host that must authenticate.
     pub(crate) fn keys_of(&self, host: &Nqn) -> Option<&HostKeys> {
-        self.named.get(host).and_then(Option::as_ref)
+        self.named.get(host).and_then(|named| named.keys.as_ref())
     }
 
-    /// Whether every host must authenticate.
+    /// Whether every host must prove who it is.
     pub fn are_authenticated(&self) -> bool {
-        !self.any && self.named.values().all(Option::is_some)
+        !self.any && self.named.values().all(|named| named.keys.is_some() || named.tls.is_some())
     }
 }
 
-/// The states of ANA groups at one listener.
+/// What connections of a listener are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Channel {
+    /// Plain TCP.
+    #[default]
+    Plain,
+    /// TLS with a key that the host and the subsystem share.
+    Tls,
+}
+
+/// A subsystem's listener: the states of ANA groups there.
 #[derive(Clone, Debug)]
 pub(crate) struct Path {
+    pub channel: Channel,
     /// The state of the groups without one of their own.
     others: AnaGroup,
     groups: BTreeMap<u32, AnaGroup>,
@@ -70,8 +92,8 @@ pub(crate) struct Path {
 }
 
 impl Path {
-    pub fn new(state: AnaState) -> Self {
-        Self { others: AnaGroup { state, changes: 1 }, groups: BTreeMap::new(), changes: 1 }
+    pub fn new(state: AnaState, channel: Channel) -> Self {
+        Self { channel, others: AnaGroup { state, changes: 1 }, groups: BTreeMap::new(), changes: 1 }
     }
 
     /// Sets the state of a group, or of all groups.
@@ -226,6 +248,7 @@ impl Subsystem {
 pub(crate) struct Listener {
     /// Its number among the listeners, for [`Associations`].
     pub number: u32,
+    pub channel: Channel,
     pub task: JoinHandle<()>,
 }
 
@@ -237,6 +260,8 @@ pub(crate) struct State {
     /// Other discovery services.
     pub referrals: Vec<Entry>,
     pub listeners: BTreeMap<SocketAddr, Listener>,
+    /// The keys of TLS of all hosts.
+    pub psks: Arc<Psks>,
     /// Queues that have begun: I/O queues by core, and admin queues.
     pub began: BTreeMap<Option<u16>, u64>,
     /// Counts the changes of what discovery shows.
@@ -258,6 +283,13 @@ impl State {
         let subsystem = self.subsystems.get(name)?;
         let is_there = name.is_discovery() || subsystem.listeners.contains_key(&listener);
         is_there.then(|| subsystem.hosts.allow(host))
+    }
+
+    /// Takes the keys of TLS from the hosts of all subsystems, after one has gone.
+    pub fn gather_psks(&mut self) {
+        let named = self.subsystems.values().flat_map(|subsystem| subsystem.hosts.named.values());
+        let psks = named.filter_map(|host| host.tls.as_ref()).flat_map(TlsKey::psks);
+        self.psks = Arc::new(psks.map(|psk| (psk.identity().into(), psk.clone())).collect());
     }
 
     /// What a host sees of a subsystem.
@@ -282,13 +314,16 @@ impl State {
         let shown =
             |(name, subsystem): &(&Nqn, &Subsystem)| !name.is_discovery() && subsystem.hosts.allow(host);
         let entries = self.subsystems.iter().filter(shown).flat_map(|(name, subsystem)| {
-            subsystem.listeners.keys().map(move |listener| {
+            subsystem.listeners.iter().map(move |(listener, path)| {
                 let ip = if listener.ip().is_unspecified() { local.ip() } else { listener.ip() };
                 Entry {
                     transport: Transport::Tcp,
                     family: if ip.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 },
                     subtype: Subtype::Subsystem,
-                    security: Security::Plain,
+                    security: match path.channel {
+                        Channel::Plain => Security::Plain,
+                        Channel::Tls => Security::Tls,
+                    },
                     port_id: self.listener(*listener) as u16,
                     address: ip.to_string(),
                     service: listener.port().to_string(),

@@ -5,7 +5,8 @@ use crate::connection;
 use crate::queue::Opened;
 use crate::quota::{Quota, Waiting};
 use crate::reservation::{Asked, Saver};
-use crate::subsystem::{HostKeys, Hosts, Listener, Path, Shared, State, Subsystem, namespace_of};
+use crate::subsystem::{Channel, HostKeys, Hosts, Listener, Path, Shared, State, Subsystem, namespace_of};
+use crate::tls::TlsKey;
 use aryk_bdev::{Access, Env, Event};
 use aryk_log_limit::LogLimit;
 use aryk_nvme::spec::identify::Descriptors;
@@ -76,6 +77,9 @@ pub enum Error {
     /// The subsystem does not listen at the address.
     #[error("the subsystem does not listen at {0}")]
     NotListening(SocketAddr),
+    /// Another subsystem listens at the address, with TLS or without.
+    #[error("another subsystem listens at {0}, and either all use TLS there or none")]
+    Channel(SocketAddr),
     /// The disk cannot be opened.
     #[error(transparent)]
     Disk(#[from] aryk_bdev::Error),
@@ -175,12 +179,21 @@ pub struct SubsystemInfo {
     pub made_of: NewSubsystem,
     /// The hosts that it allows.
     pub hosts: Hosts,
-    /// The addresses of the listeners, each with the states of the namespaces' ANA groups.
-    pub listeners: BTreeMap<SocketAddr, BTreeMap<u32, AnaState>>,
+    /// The listeners, by address.
+    pub listeners: BTreeMap<SocketAddr, ListenerInfo>,
     /// The namespaces, by identifier.
     pub namespaces: BTreeMap<u32, NamespaceInfo>,
     /// The hosts that are connected.
     pub controllers: Vec<ControllerInfo>,
+}
+
+/// The state of a listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenerInfo {
+    /// Whether its connections use TLS.
+    pub channel: Channel,
+    /// The states of the namespaces' ANA groups.
+    pub groups: BTreeMap<u32, AnaState>,
 }
 
 /// The state of a namespace.
@@ -368,6 +381,7 @@ impl Target {
         {
             let mut state = self.0.state.borrow_mut();
             state.subsystems.remove(name);
+            state.gather_psks();
             state.show_discovery();
         }
         self.end_unused_listeners().await;
@@ -379,8 +393,26 @@ impl Target {
     /// # Errors
     /// [`Error::NotFound`].
     pub fn add_host(&self, name: &str, host: Nqn, keys: Option<HostKeys>) -> Result<(), Error> {
-        self.with(name, |subsystem| subsystem.hosts.named.insert(host, keys))?;
+        self.with(name, |subsystem| subsystem.hosts.named.entry(host).or_default().keys = keys)?;
         self.0.state.borrow_mut().show_discovery();
+        Ok(())
+    }
+
+    /// Allows a host to connect, through listeners with TLS only. What is connected stays so.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub fn set_tls_key(&self, name: &str, host: Nqn, key: TlsKey) -> Result<(), Error> {
+        let psks = key.psks().to_vec();
+        let replaced =
+            self.with(name, |subsystem| subsystem.hosts.named.entry(host).or_default().tls.replace(key))?;
+        let mut state = self.0.state.borrow_mut();
+        match replaced {
+            Some(_) => state.gather_psks(),
+            None => Arc::make_mut(&mut state.psks)
+                .extend(psks.into_iter().map(|psk| (psk.identity().into(), psk))),
+        }
+        state.show_discovery();
         Ok(())
     }
 
@@ -393,6 +425,7 @@ impl Target {
             subsystem.hosts.named.remove(host);
             subsystem.end_disallowed();
         })?;
+        self.0.state.borrow_mut().gather_psks();
         self.until_ended(name).await;
         self.0.state.borrow_mut().show_discovery();
         Ok(())
@@ -626,18 +659,23 @@ impl Target {
     /// kernel has chosen for port 0. Nothing changes if it listens there already.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Listen`].
+    /// [`Error::NotFound`], [`Error::Listen`], [`Error::Channel`].
     pub async fn listen(
         &self,
         name: &str,
         address: SocketAddr,
         state: AnaState,
+        channel: Channel,
     ) -> Result<SocketAddr, Error> {
         self.with(name, |_| ())?;
-        let is_bound = self.0.state.borrow().listeners.contains_key(&address);
-        let address = if is_bound { address } else { self.bind(address).await? };
+        let bound = self.0.state.borrow().listeners.get(&address).map(|listener| listener.channel);
+        let address = match bound {
+            Some(bound) if bound != channel => return Err(Error::Channel(address)),
+            Some(_) => address,
+            None => self.bind(address, channel).await?,
+        };
         let listens = self.with(name, |subsystem| {
-            subsystem.listeners.entry(address).or_insert_with(|| Path::new(state));
+            subsystem.listeners.entry(address).or_insert_with(|| Path::new(state, channel));
         });
         self.0.state.borrow_mut().show_discovery();
         if listens.is_err() {
@@ -646,15 +684,15 @@ impl Target {
         listens.map(|()| address)
     }
 
-    async fn bind(&self, asked: SocketAddr) -> Result<SocketAddr, Error> {
+    async fn bind(&self, asked: SocketAddr, channel: Channel) -> Result<SocketAddr, Error> {
         let failed = |error| Error::Listen { address: asked, error };
         let listener = TcpListener::bind(asked).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let task = spawn_local(connection::accept(Rc::downgrade(&self.0), listener, address));
+        let task = spawn_local(connection::accept(Rc::downgrade(&self.0), listener, address, channel));
         let mut state = self.0.state.borrow_mut();
         let number = (0..).find(|number| state.listeners.values().all(|other| other.number != *number));
         let number = number.expect("there are more numbers than ports");
-        state.listeners.insert(address, Listener { number, task });
+        state.listeners.insert(address, Listener { number, channel, task });
         Ok(address)
     }
 
@@ -780,7 +818,10 @@ impl Target {
 
 fn info(subsystem: &Subsystem) -> SubsystemInfo {
     let groups: BTreeSet<u32> = subsystem.namespaces.values().map(|n| n.namespace.ana_group).collect();
-    let states = |path: &Path| groups.iter().map(|&group| (group, path.group(group).state)).collect();
+    let listener = |path: &Path| ListenerInfo {
+        channel: path.channel,
+        groups: groups.iter().map(|&group| (group, path.group(group).state)).collect(),
+    };
     let namespace = |shared: &Shared| NamespaceInfo {
         disk: shared.descriptor.bdev().name().to_owned(),
         ids: shared.namespace.ids,
@@ -799,7 +840,7 @@ fn info(subsystem: &Subsystem) -> SubsystemInfo {
     SubsystemInfo {
         made_of: subsystem.made_of.clone(),
         hosts: subsystem.hosts.clone(),
-        listeners: subsystem.listeners.iter().map(|(address, path)| (*address, states(path))).collect(),
+        listeners: subsystem.listeners.iter().map(|(address, path)| (*address, listener(path))).collect(),
         namespaces: subsystem.namespaces.iter().map(|(&nsid, shared)| (nsid, namespace(shared))).collect(),
         controllers: subsystem.controllers.iter().map(controller).collect(),
     }

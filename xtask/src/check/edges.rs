@@ -11,7 +11,7 @@ use crate::workspace;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layer {
     /// Memory, ciphers, tables, stores, rates, sockets and character devices: `aes-xts`, `cuse`, `dma`, `log-limit`, `secrets`,
-    /// `slots`, `state`, `qos`, `unix-listener`.
+    /// `slots`, `state`, `qos`, `tls`, `unix-listener`.
     Ground,
     /// Formats of disks' metadata: `luks`.
     Format,
@@ -65,6 +65,7 @@ impl Layer {
             | "crates/secrets"
             | "crates/slots"
             | "crates/state"
+            | "crates/tls"
             | "crates/unix-listener" => Ground,
             "crates/luks" => Format,
             "crates/volume" | "crates/volume-index" | "crates/volume-store" => Store,

@@ -259,6 +259,7 @@ impl Disk {
             ns: None,
             host_nqn: None,
             controller_key: None,
+            tls_key: None,
         };
         let (method, params) = create_call(&args).map_err(|e: Error| e.to_string())?;
         Ok(Call::new(method, params))

@@ -49,7 +49,13 @@ fn a_disk_in_a_ceph_image_has_one_client() {
 #[test]
 fn a_disk_of_another_host_has_an_address_and_a_subsystem() {
     let nqn = "nqn.2016-06.io.spdk:cnode1";
-    for rest in ["", " --ns 2", " --host-nqn nqn.2016-06.io.spdk:host1", " --key k --controller-key c"] {
+    for rest in [
+        "",
+        " --ns 2",
+        " --host-nqn nqn.2016-06.io.spdk:host1",
+        " --key k --controller-key c",
+        " --tls-key t",
+    ] {
         let line = format!("aryk disk create far --nvme-tcp [::1]:4420 --subsystem {nqn}{rest}");
         parse(&line).unwrap_or_else(|e| panic!("{line}: {e}"));
     }
@@ -62,6 +68,8 @@ fn a_disk_of_another_host_has_an_address_and_a_subsystem() {
         "aryk disk create far --nvme 0000:3d:00.0 --ns 2",
         "aryk disk create far --nvme-tcp 10.0.0.1:4420 --subsystem n --controller-key c",
         "aryk disk create far --rbd pool/image --key k --controller-key c",
+        "aryk disk create far --rbd pool/image --tls-key t",
+        "aryk share data --tls-key t",
     ] {
         parse(line).unwrap_err();
     }

@@ -269,6 +269,7 @@ fn remote(args: &CreateArgs, address: SocketAddr) -> Value {
         ("subnqn", args.subsystem.as_ref().map(|nqn| json!(nqn))),
         ("hostnqn", args.host_nqn.as_ref().map(|nqn| json!(nqn))),
         ("dhchap_key", args.key.as_ref().map(|name| json!(name))),
+        ("psk", args.tls_key.as_ref().map(|name| json!(name))),
         ("dhchap_ctrlr_key", args.controller_key.as_ref().map(|name| json!(name))),
         ("nsid", Some(json!(args.ns.unwrap_or(1)))),
         ("disk", Some(json!(args.name))),

@@ -54,15 +54,19 @@ fn fill(nqn: &str, disk: &str, args: &ShareArgs, client: &mut Client) -> Result<
     client.call("nvmf_subsystem_add_ns", json!({"nqn": nqn, "namespace": {"bdev_name": disk}}))?;
     for host in &args.host {
         let mut call = json!({"nqn": nqn, "host": host});
-        for (param, key) in [("dhchap_key", &args.key), ("dhchap_ctrlr_key", &args.controller_key)] {
+        let keys =
+            [("dhchap_key", &args.key), ("dhchap_ctrlr_key", &args.controller_key), ("psk", &args.tls_key)];
+        for (param, key) in keys {
             if let Some(key) = key {
                 call[param] = json!(key);
             }
         }
         client.call("nvmf_subsystem_add_host", call)?;
     }
-    client
-        .call("nvmf_subsystem_add_listener", json!({"nqn": nqn, "listen_address": address(args.listen)}))?;
+    let listener = json!({
+        "nqn": nqn, "listen_address": address(args.listen), "secure_channel": args.tls_key.is_some(),
+    });
+    client.call("nvmf_subsystem_add_listener", listener)?;
     Ok(())
 }
 
@@ -81,6 +85,9 @@ fn advice(args: &ShareArgs, nqn: &str) -> String {
             name += &format!(" \\\n        --{option} SECRET-OF-{key}");
         }
     }
+    if args.tls_key.is_some() {
+        name += " --tls";
+    }
     let who = match &args.host[..] {
         [] => "any host".to_owned(),
         hosts => hosts.join(", "),
@@ -90,7 +97,7 @@ fn advice(args: &ShareArgs, nqn: &str) -> String {
          nvme connect -t tcp -a {host} -s {port} \\\n        -n {nqn}{name}",
         args.disk, args.listen
     );
-    if !ip.is_loopback() {
+    if !ip.is_loopback() && args.tls_key.is_none() {
         text.push_str(match args.key {
             Some(_) => "\n\nThe data is not encrypted: who is on its way can read and change it.",
             None => {

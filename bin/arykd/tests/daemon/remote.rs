@@ -230,7 +230,6 @@ fn what_is_not_done_is_refused() {
         super::code(daemon.call("bdev_nvme_attach_controller", params))
     };
     for extra in [
-        json!({"psk": "key"}),
         json!({"dhchap_ctrlr_key": "key"}),
         json!({"traddr": "host.example"}),
         json!({"adrfam": "IPv6"}),

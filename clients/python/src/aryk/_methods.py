@@ -1893,7 +1893,7 @@ class Methods(ABC):
             prchk_guard: Saved, without effect: namespaces with protection information are not served.
             prchk_reftag: Saved, without effect: namespaces with protection information are not served.
             priority: Saved, without effect.
-            psk: Refused for `TCP`, saved without effect for others.
+            psk: Only for `TCP`: name of the key of TLS in the keyring, which the target must have, too; connections are encrypted then. Saved without effect for others.
             reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost; the first attempts come sooner. Default, and for 0: a quarter of a second; for `TCP` 2.
             serial: Aryk only: the drive's serial number; another drive is refused. The daemon stores that of the drive, so that a restart does not take another drive for it.
             subnqn: NQN of the target's subsystem; only for `TCP`, which needs it.
@@ -4075,6 +4075,7 @@ class Methods(ABC):
         host: str,
         dhchap_ctrlr_key: str | None = None,
         dhchap_key: str | None = None,
+        psk: str | None = None,
         tgt_name: str | None = None,
     ) -> bool:
         """Allows a host to connect to a subsystem.
@@ -4084,6 +4085,7 @@ class Methods(ABC):
             host: Name of the host.
             dhchap_ctrlr_key: Name of the secret by which the subsystem proves who it is, if the host asks for that; needs `dhchap_key`.
             dhchap_key: Name of the secret in the keyring by which the host proves who it is. Default: it need not.
+            psk: Name of the key of TLS in the keyring: the host connects through listeners with `secure_channel` only. Default: it connects through the others only.
             tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = self.call(
@@ -4093,6 +4095,7 @@ class Methods(ABC):
                 host=host,
                 dhchap_ctrlr_key=dhchap_ctrlr_key,
                 dhchap_key=dhchap_key,
+                psk=psk,
                 tgt_name=tgt_name,
             ),
         )
@@ -4109,14 +4112,14 @@ class Methods(ABC):
         sock_impl: str | None = None,
         tgt_name: str | None = None,
     ) -> bool:
-        """Has a subsystem listen at an address. Hosts without keys prove nothing, and data is not encrypted.
+        """Has a subsystem listen at an address. Without TLS, data is not encrypted, and hosts without keys prove nothing.
 
         Parameters:
             nqn: Name of the subsystem.
             listen_address: The address.
             ana_state: State of the path for hosts that come through this listener. Default: `optimized`.
             numa_id: Ignored.
-            secure_channel: Must be false: connections are not encrypted.
+            secure_channel: Connections use TLS, with the keys of the hosts (`psk` of `nvmf_subsystem_add_host`).
             sock_impl: Ignored.
             tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
@@ -6779,7 +6782,7 @@ class AsyncMethods(ABC):
             prchk_guard: Saved, without effect: namespaces with protection information are not served.
             prchk_reftag: Saved, without effect: namespaces with protection information are not served.
             priority: Saved, without effect.
-            psk: Refused for `TCP`, saved without effect for others.
+            psk: Only for `TCP`: name of the key of TLS in the keyring, which the target must have, too; connections are encrypted then. Saved without effect for others.
             reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost; the first attempts come sooner. Default, and for 0: a quarter of a second; for `TCP` 2.
             serial: Aryk only: the drive's serial number; another drive is refused. The daemon stores that of the drive, so that a restart does not take another drive for it.
             subnqn: NQN of the target's subsystem; only for `TCP`, which needs it.
@@ -8961,6 +8964,7 @@ class AsyncMethods(ABC):
         host: str,
         dhchap_ctrlr_key: str | None = None,
         dhchap_key: str | None = None,
+        psk: str | None = None,
         tgt_name: str | None = None,
     ) -> bool:
         """Allows a host to connect to a subsystem.
@@ -8970,6 +8974,7 @@ class AsyncMethods(ABC):
             host: Name of the host.
             dhchap_ctrlr_key: Name of the secret by which the subsystem proves who it is, if the host asks for that; needs `dhchap_key`.
             dhchap_key: Name of the secret in the keyring by which the host proves who it is. Default: it need not.
+            psk: Name of the key of TLS in the keyring: the host connects through listeners with `secure_channel` only. Default: it connects through the others only.
             tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
         result: bool = await self.call(
@@ -8979,6 +8984,7 @@ class AsyncMethods(ABC):
                 host=host,
                 dhchap_ctrlr_key=dhchap_ctrlr_key,
                 dhchap_key=dhchap_key,
+                psk=psk,
                 tgt_name=tgt_name,
             ),
         )
@@ -8995,14 +9001,14 @@ class AsyncMethods(ABC):
         sock_impl: str | None = None,
         tgt_name: str | None = None,
     ) -> bool:
-        """Has a subsystem listen at an address. Hosts without keys prove nothing, and data is not encrypted.
+        """Has a subsystem listen at an address. Without TLS, data is not encrypted, and hosts without keys prove nothing.
 
         Parameters:
             nqn: Name of the subsystem.
             listen_address: The address.
             ana_state: State of the path for hosts that come through this listener. Default: `optimized`.
             numa_id: Ignored.
-            secure_channel: Must be false: connections are not encrypted.
+            secure_channel: Connections use TLS, with the keys of the hosts (`psk` of `nvmf_subsystem_add_host`).
             sock_impl: Ignored.
             tgt_name: Name of the target. Default: `nvmf_tgt`.
         """

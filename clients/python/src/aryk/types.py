@@ -702,6 +702,8 @@ class HostName(TypedDict):
     dhchap_ctrlr_key: NotRequired[str]
     #: The name of the secret by which the host proves who it is.
     dhchap_key: NotRequired[str]
+    #: The name of the host's key of TLS.
+    psk: NotRequired[str]
 
 
 class IoChannel(TypedDict):
@@ -842,6 +844,8 @@ class ListenerReply(TypedDict):
     """One of the results of `nvmf_subsystem_get_listeners`."""
 
     address: ListenAddress
+    #: Whether connections use TLS.
+    secure_channel: bool
     #: The state of the first ANA group.
     ana_state: AnaState
     #: The states of the ANA groups of the subsystem's namespaces.

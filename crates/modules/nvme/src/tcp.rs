@@ -41,6 +41,8 @@ use aryk_nvme::claims::ControllerInfo;
 use aryk_nvme::spec::status::Status;
 use aryk_nvme_fabrics::chap::{Failure, Secrets};
 use aryk_nvme_fabrics::nqn::Nqn;
+use aryk_nvme_fabrics::psk::{self, ConfiguredPsk, PskError, TlsPsk, Version};
+use aryk_tls::{Psk, TlsError};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,6 +69,8 @@ pub struct RemoteConfig {
     /// By what this host proves who it is, if the target wants that. With a secret of the controller, a target that does not
     /// prove that it knows it is refused.
     pub secrets: Option<Arc<Secrets>>,
+    /// The keys of TLS, the best first. With one, the target must use TLS, too.
+    pub psks: Vec<Psk>,
     /// PDUs have header digests; a target without them is refused.
     pub header_digest: bool,
     /// PDUs have data digests; a target without them is refused.
@@ -102,6 +106,7 @@ impl RemoteConfig {
             host,
             host_id,
             secrets: None,
+            psks: Vec::new(),
             header_digest: false,
             data_digest: false,
             exposed: Exposed::All,
@@ -114,6 +119,28 @@ impl RemoteConfig {
             patience: Duration::from_secs(30),
             retries: 4,
         }
+    }
+
+    /// Has connections use TLS with this key.
+    ///
+    /// # Errors
+    /// [`PskError::NameWithSpace`].
+    pub fn set_tls_key(&mut self, key: &ConfiguredPsk) -> Result<(), PskError> {
+        self.psks.clear();
+        // SPDK's target fails if the first identity is not one of the version that it knows.
+        for version in [Version::Names, Version::Digest] {
+            let TlsPsk { identity, hash, secret } = match key.of_tls(version, &self.host, &self.subsystem) {
+                Err(PskError::NamesTooLong) => continue,
+                derived => derived?,
+            };
+            let hash = match hash {
+                psk::Hash::Sha256 => aryk_tls::Hash::Sha256,
+                psk::Hash::Sha384 => aryk_tls::Hash::Sha384,
+            };
+            let psk = Psk::new(&identity, &secret, hash);
+            self.psks.push(psk.expect("an identity is not empty, and a derived key is long enough"));
+        }
+        Ok(())
     }
 }
 
@@ -234,6 +261,9 @@ pub enum ConnectError {
     /// has said why.
     #[error("the target has closed the connection during authentication: it may know another key")]
     ClosedInAuthentication,
+    /// TLS has failed.
+    #[error("TLS: {0}")]
+    Tls(#[from] TlsError),
     /// The controller says what cannot be true.
     #[error(transparent)]
     Claim(#[from] aryk_nvme::claims::BadClaim),

@@ -207,6 +207,11 @@ impl HostQueue {
         self.pending.push_back(cid);
     }
 
+    /// Whether both sides have settled the format.
+    pub fn is_established(&self) -> bool {
+        self.is_established
+    }
+
     /// Whether [`HostQueue::encode`] would make something.
     pub fn has_output(&self) -> bool {
         !self.is_opened || self.is_established && !self.pending.is_empty()

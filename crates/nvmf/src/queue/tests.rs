@@ -2,6 +2,7 @@
 
 mod copy;
 mod reserve;
+mod tls;
 
 use super::*;
 use crate::association::Place;
@@ -137,6 +138,8 @@ struct Rig {
     clock: Arc<AtomicU64>,
     registry: Registry,
     host: TcpStream,
+    /// The host's side of TLS, if the connection uses it.
+    tls: Option<Session>,
     parser: Parser,
     got: Vec<Got>,
     /// The result of the last command that has completed.
@@ -174,11 +177,11 @@ fn command_with(entry: SubmissionEntry, data: &[u8]) -> Vec<u8> {
 
 impl Rig {
     fn new() -> (Self, Arc<Control>) {
-        Self::with_digests(false)
+        Self::with(false, false)
     }
 
-    /// A queue with digests of data, or without.
-    fn with_digests(data_digest: bool) -> (Self, Arc<Control>) {
+    /// A queue with digests of data, or with TLS.
+    fn with(data_digest: bool, uses_tls: bool) -> (Self, Arc<Control>) {
         let clock = Arc::new(AtomicU64::new(1));
         let mut bench = Bench::at(Clock::Virtual(Arc::clone(&clock)));
         let registry = Registry::new();
@@ -220,8 +223,17 @@ impl Rig {
         let (sender, asked) = tokio::sync::mpsc::unbounded_channel();
         let place = Place { subsystem: "nqn.2016-06.io.spdk:cnode1".parse().unwrap(), controller: 1 };
         let asker = Asker { host: OfHost { place, id: [1; 16] }, asked: sender };
-        let connected =
-            Connected { socket, queue, entries: ENTRIES, patience, rest: Vec::new(), lines, asker };
+        let (tls, tls_of_queue) = uses_tls.then(tls::sessions).unzip();
+        let connected = Connected {
+            socket,
+            tls: tls_of_queue,
+            queue,
+            entries: ENTRIES,
+            patience,
+            rest: Vec::new(),
+            lines,
+            asker,
+        };
         let (sender, ended) = oneshot::channel();
         let cx = bench.cx();
         let thread = cx.add_thread("queue", CoreSet::allowed());
@@ -232,13 +244,18 @@ impl Rig {
         queue.borrow_mut().begin(Some(connect), false, 1, cx);
         host.set_nonblocking(true).unwrap();
         let got = Vec::new();
-        let mut rig = Self { bench, clock, registry, host, parser, got, result: 0, queue, ended, asked };
+        let mut rig = Self { bench, clock, registry, host, tls, parser, got, result: 0, queue, ended, asked };
         assert!(matches!(rig.receive(1)[..], [Got::Completion(0, Code::SUCCESS)]));
         (rig, control)
     }
 
     /// Sends bytes, and receives meanwhile if the queue takes none.
-    fn send(&mut self, mut bytes: &[u8]) {
+    fn send(&mut self, bytes: &[u8]) {
+        let mut records = Vec::new();
+        if let Some(tls) = &mut self.tls {
+            tls.write(bytes, &mut records).unwrap();
+        }
+        let mut bytes = if self.tls.is_some() { &records[..] } else { bytes };
         while !bytes.is_empty() {
             match self.host.write(bytes) {
                 Ok(len) => bytes = &bytes[len..],
@@ -271,7 +288,12 @@ impl Rig {
             Err(error) => panic!("{error}"),
         };
         assert!(len > 0, "the queue has closed the connection");
+        let mut plain = Vec::new();
         let mut input = &bytes[..len];
+        if let Some(tls) = &mut self.tls {
+            tls::open(tls, input, &mut plain);
+            input = &plain;
+        }
         while let Some(event) = self.parser.next(&mut input).unwrap() {
             match event {
                 Event::Header(Header::Response(entry)) => {
@@ -620,7 +642,7 @@ fn a_poll_writes_a_limited_amount() {
 
 #[test]
 fn a_poll_computes_digests_of_a_limited_amount() {
-    let (mut rig, control) = Rig::with_digests(true);
+    let (mut rig, control) = Rig::with(true, false);
     control.is_held.store(true, Relaxed);
     let blocks = TRANSFER_MAX as u32 / BLOCK;
     let reads: Vec<u8> = (0..32).flat_map(|cid| command(entry(cid, io::READ, 0, blocks))).collect();
@@ -639,7 +661,12 @@ fn a_poll_computes_digests_of_a_limited_amount() {
 
 #[test]
 fn a_queue_that_has_warmed_up_allocates_nothing() {
-    let (mut rig, _) = Rig::new();
+    for uses_tls in [false, true] {
+        check_allocations(Rig::with(false, uses_tls).0);
+    }
+}
+
+fn check_allocations(mut rig: Rig) {
     let block = [1; BLOCK as usize];
     let large = vec![1; 8 * BLOCK as usize];
     let round = |rig: &mut Rig| {

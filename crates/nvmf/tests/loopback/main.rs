@@ -11,6 +11,7 @@ mod raw;
 mod reservations;
 mod slow;
 mod target;
+mod tls;
 
 use aryk_nvme::spec::identify::{IdentifyController, cns, text};
 use aryk_nvme::spec::opcode::{admin, io};

@@ -9,7 +9,7 @@ mod reservations;
 mod show;
 mod subsystem;
 
-pub(super) use keys::KeyNames;
+pub(super) use keys::{KeyNames, read_psk};
 pub(crate) use object::{Needs, disk_of, forget_gone, is_of_one, needs, object, place};
 pub use reservations::keep;
 
@@ -568,6 +568,7 @@ impl From<aryk_nvmf::Error> for Error {
             Nvmf::Exists(_) | Nvmf::NamespaceExists(_) => Errno::EXIST,
             Nvmf::NotFound(_) | Nvmf::NoNamespace(_) => Errno::NODEV,
             Nvmf::NotListening(_) => Errno::NOENT,
+            Nvmf::Channel(_) => Errno::ADDRINUSE,
             Nvmf::NamespaceId(_) | Nvmf::Group(_) | Nvmf::NoAna | Nvmf::SeenByAll(_) => Errno::INVAL,
             Nvmf::Listen { error, .. } => Errno::from_io_error(error).unwrap_or(Errno::IO),
         };

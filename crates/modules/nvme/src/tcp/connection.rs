@@ -11,6 +11,7 @@ use aryk_nvme_fabrics::command::{Command, Connect};
 use aryk_nvme_fabrics::connect::ConnectData;
 use aryk_nvme_fabrics::status;
 use aryk_nvme_fabrics::tcp::{ENCODE_MIN, HostQueue, HostReceived, IcReq, Transfer};
+use aryk_tls::{Progress, Session};
 use rustix::net::sockopt;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -29,6 +30,12 @@ const WANTS_AUTHENTICATION: u64 = 3 << 17;
 
 /// Numbers of authentications.
 static TRANSACTIONS: AtomicU16 = AtomicU16::new(1);
+
+/// What an alert of TLS begins with, by which a target with TLS answers a host without.
+const ALERT: [u8; 2] = [21, 3];
+
+/// The socket of a connection, its TLS, and its queue.
+pub(super) type Parts = (std::net::TcpStream, Option<Session>, HostQueue);
 
 /// A command in flight.
 #[derive(Debug)]
@@ -50,6 +57,7 @@ pub(super) struct Answer {
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: TcpStream,
+    tls: Option<Session>,
     queue: HostQueue,
     pending: Vec<Option<Pending>>,
     /// Bytes for the target; those before `sent` are written.
@@ -77,18 +85,46 @@ impl Connection {
         let request = IcReq { alignment: 0, header_digest, data_digest, max_r2t: 0 };
         let mut connection = Self {
             stream,
+            tls: None,
             queue: HostQueue::new(request, commands, super::DATA_MAX as u32),
             pending: (0..commands).map(|_| None).collect(),
             output: Vec::new(),
             sent: 0,
             patience: config.patience,
         };
+        if !config.psks.is_empty() {
+            connection.secure(config).await?;
+        }
         while !connection.turn().await? {}
         let format = connection.queue.format();
         if (format.header_digest, format.data_digest) != (header_digest, data_digest) {
             return Err(ConnectError::Unsupported("the target does not do the digests that are wanted"));
         }
         Ok(connection)
+    }
+
+    /// Makes the handshake of TLS.
+    async fn secure(&mut self, config: &RemoteConfig) -> Result<(), ConnectError> {
+        let mut session = Session::connect(config.psks.clone())?;
+        let mut bytes = [0; READ_MAX];
+        let mut received = &bytes[..0];
+        loop {
+            let mut output = Vec::new();
+            let progress = session.handshake(&mut received, &mut output);
+            (self.sent, self.output) = (0, output);
+            // If it has failed, this tells the target why.
+            let flushed = self.flush_bytes().await;
+            if progress? == Progress::Complete {
+                flushed?;
+                break;
+            }
+            flushed?;
+            let len = self.read(&mut bytes).await?;
+            received = &bytes[..len];
+        }
+        let received = received.to_vec();
+        self.tls = Some(session);
+        self.receive(&received).map(drop)
     }
 
     /// Sends Connect for a queue of `entries` entries, and returns the controller's identifier.
@@ -253,17 +289,45 @@ impl Connection {
     /// Writes all output, and receives once. Returns whether the connection has just been established.
     async fn turn(&mut self) -> Result<bool, ConnectError> {
         self.flush().await?;
-        self.stream.readable().await?;
         let mut bytes = [0; READ_MAX];
-        match self.stream.try_read(&mut bytes) {
-            Ok(0) => Err(ConnectError::Closed),
-            Ok(len) => self.receive(&bytes[..len]),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
-            Err(error) => Err(error.into()),
+        let len = self.read(&mut bytes).await?;
+        self.receive(&bytes[..len])
+    }
+
+    /// Waits for bytes.
+    async fn read(&self, bytes: &mut [u8]) -> Result<usize, ConnectError> {
+        loop {
+            self.stream.readable().await?;
+            match self.stream.try_read(bytes) {
+                Ok(0) => return Err(ConnectError::Closed),
+                Ok(len) => return Ok(len),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 
-    fn receive(&mut self, mut input: &[u8]) -> Result<bool, ConnectError> {
+    fn receive(&mut self, mut received: &[u8]) -> Result<bool, ConnectError> {
+        let mut is_established = false;
+        let mut plain = [0; READ_MAX];
+        loop {
+            let input = match &mut self.tls {
+                Some(session) => match session.read(&mut received, &mut plain)? {
+                    0 => return Ok(is_established),
+                    len => &plain[..len],
+                },
+                None if received.is_empty() => return Ok(is_established),
+                None => std::mem::take(&mut received),
+            };
+            if self.tls.is_none() && !self.queue.is_established() && input.starts_with(&ALERT) {
+                return Err(ConnectError::Unsupported("the target wants TLS, and no TLS key is given"));
+            }
+            is_established |= self.take_input(input)?;
+        }
+    }
+
+    /// Takes plain input. Returns whether the connection has just been established.
+    fn take_input(&mut self, mut input: &[u8]) -> Result<bool, ConnectError> {
         let mut is_established = false;
         while let Some(received) = self.queue.receive(&mut input).map_err(ConnectError::Violation)? {
             match received {
@@ -295,7 +359,19 @@ impl Connection {
                     to.copy_from_slice(&pending.outgoing[offset as usize..][..to.len()]);
                 });
                 (self.sent, self.output) = (0, self.output[..len].to_vec());
+                if let Some(session) = &mut self.tls {
+                    let mut records = Vec::new();
+                    session.write(&self.output, &mut records)?;
+                    self.output = records;
+                }
             }
+            self.flush_bytes().await?;
+        }
+    }
+
+    /// Writes the bytes that there are.
+    async fn flush_bytes(&mut self) -> Result<(), ConnectError> {
+        while self.sent < self.output.len() {
             self.stream.writable().await?;
             match self.stream.try_write(&self.output[self.sent..]) {
                 Ok(len) => self.sent += len,
@@ -303,12 +379,13 @@ impl Connection {
                 Err(error) => return Err(error.into()),
             }
         }
+        Ok(())
     }
 
     /// The parts of an idle connection, for a reactor; the data of a capsule may have `in_capsule_max` bytes.
-    pub(super) fn into_parts(mut self, in_capsule_max: u32) -> io::Result<(std::net::TcpStream, HostQueue)> {
+    pub(super) fn into_parts(mut self, in_capsule_max: u32) -> io::Result<Parts> {
         self.queue.set_in_capsule_max(in_capsule_max);
-        Ok((self.stream.into_std()?, self.queue))
+        Ok((self.stream.into_std()?, self.tls, self.queue))
     }
 }
 

@@ -8,9 +8,11 @@
 //! `loss` has the steps after a lost connection, which the thread sends to each reactor as messages.
 
 mod loss;
+mod sealed;
 
 pub(super) use loss::{Stopped, close, fail, give, open, resume, stop};
 
+use super::connection::Parts;
 use super::control::Command;
 use super::disk::Namespace;
 use super::shared::Shared;
@@ -24,7 +26,9 @@ use aryk_nvme::spec::status::{Code, Status as NvmeStatus};
 use aryk_nvme_fabrics::tcp::{HostQueue, HostReceived, Transfer};
 use aryk_reactor::{Armed, Cx, Driver, DriverId, DriverKey, DriverRef, Handle, Nanos, RootId, WatchId};
 use aryk_slots::{Key, Slots};
+use aryk_tls::{Session, TlsError};
 use rustix::event::epoll;
+use sealed::Sealing;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -72,6 +76,7 @@ struct Running {
 #[derive(Debug)]
 pub(crate) struct Live {
     socket: TcpStream,
+    tls: Option<Session>,
     queue: HostQueue,
     generation: u64,
     retry_delays: [u16; 3],
@@ -92,7 +97,7 @@ pub(crate) struct Live {
 impl Live {
     /// A connection whose queue takes `depth` commands at a time.
     pub(super) fn new(
-        (socket, queue): (TcpStream, HostQueue),
+        (socket, tls, queue): Parts,
         depth: u16,
         generation: u64,
         retry_delays: [u16; 3],
@@ -100,6 +105,7 @@ impl Live {
     ) -> Self {
         Self {
             socket,
+            tls,
             queue,
             generation,
             retry_delays,
@@ -201,6 +207,8 @@ enum Loss {
     Violation(aryk_nvme_fabrics::tcp::Fatal),
     #[error("the target has ended the connection: {0}")]
     Terminated(aryk_nvme_fabrics::tcp::Fatal),
+    #[error("TLS: {0}")]
+    Tls(#[from] TlsError),
     #[error("the controller has lost its state: {0}")]
     State(NvmeStatus),
     #[error("a request was not answered in time")]
@@ -225,6 +233,8 @@ pub(super) struct QueueDriver {
     /// When a change completed last.
     last_change: u64,
     buffers: Rc<Buffers>,
+    /// The buffers of connections with TLS.
+    sealing: Option<Rc<Sealing>>,
     /// Requests so far.
     count: u64,
     has_late_timer: bool,
@@ -257,6 +267,7 @@ impl QueueDriver {
             history: History::new(HISTORY),
             last_change: 0,
             buffers: cx.local_state(),
+            sealing: None,
             count: 0,
             has_late_timer: false,
             is_armed: false,
@@ -441,7 +452,16 @@ impl QueueDriver {
             Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(0),
             Err(error) => return Err(error.into()),
         };
-        let (mut input, mut count, mut received_at) = (&buffer[..len], 1, None);
+        match live.tls {
+            Some(_) => self.open(&buffer[..len], cx),
+            None => self.take_input(&buffer[..len], cx),
+        }
+        .map(|count| count.max(1))
+    }
+
+    /// Takes plain input. Returns the number of commands that ended.
+    fn take_input(&mut self, mut input: &[u8], cx: &mut Cx) -> Result<u32, Loss> {
+        let (mut count, mut received_at) = (0, None);
         loop {
             let Life::Live(live) = &mut self.life else { return Ok(count) };
             match live.queue.receive(&mut input).map_err(Loss::Violation)? {
@@ -583,6 +603,12 @@ impl QueueDriver {
                 let request = requests.get(running.key).expect("it is at the controller");
                 read_data(&request.io, running.is_second, offset, to);
             });
+            if let (Some(session), Some(sealing)) = (&mut live.tls, &self.sealing) {
+                let records = sealing.seal(session, &output[..filled])?;
+                let len = write(&mut live.socket, &records)?.unwrap_or(0);
+                live.unsent.extend(&records[len..]);
+                continue;
+            }
             let len = write(&mut live.socket, &output[..filled])?.unwrap_or(0);
             live.unsent.extend(&output[len..filled]);
         }

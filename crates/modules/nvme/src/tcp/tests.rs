@@ -6,6 +6,7 @@ mod hostile;
 mod loss;
 mod proxy;
 mod target;
+mod tls;
 
 use crate::Exposed;
 use crate::tcp::{RemoteConfig, RemoteControllers};

@@ -149,7 +149,8 @@ pub(super) struct Attach {
     /// Saved, without effect: a controller has one path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) multipath_opts: Option<MultipathOptions>,
-    /// Refused for `TCP`, saved without effect for others.
+    /// Only for `TCP`: name of the key of TLS in the keyring, which the target must have, too; connections are encrypted then.
+    /// Saved without effect for others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) psk: Option<String>,
     /// Saved, without effect: all disks are reported.

@@ -4,7 +4,7 @@
 use super::attach::{ATTACH, Attach, FOR_EVER};
 use super::{Control, Error, exposed};
 use crate::config::Subsystem;
-use crate::methods::nvmf::KeyNames;
+use crate::methods::nvmf::{KeyNames, read_psk};
 use aryk_bdev_nvme::NamespaceInfo;
 use aryk_bdev_nvme::tcp::{ConnectError, RemoteConfig, RemoteController, RemoteError, RemotePhase};
 use aryk_nvme_fabrics::nqn::Nqn;
@@ -36,6 +36,10 @@ pub(super) async fn attach(control: &Control, mut p: Attach) -> Result<Vec<Strin
     }
     let names = KeyNames { key: p.dhchap_key.as_deref(), controller_key: p.dhchap_ctrlr_key.as_deref() };
     config.secrets = names.read(control).await?.map(|keys| keys.secrets);
+    if let Some(name) = &p.psk {
+        let set = config.set_tls_key(&read_psk(control, name).await?);
+        set.map_err(|error| Error::invalid(error.to_string()))?;
+    }
     let attaching = control.nvme.remotes.attach(&control.env, config);
     let disks = if p.discovery.is_some() {
         // Other subsystems wait until this attempt ends. A future that is dropped detaches the controller.
@@ -62,12 +66,8 @@ pub(super) fn random_host() -> String {
 /// How the module attaches a controller.
 pub(super) fn config(p: &Attach) -> Result<RemoteConfig, Error> {
     p.check_names()?;
-    let refused = [
-        ("psk", p.psk.is_some()),
-        ("bounce_bytes", p.bounce_bytes.is_some()),
-        ("serial", p.serial.is_some()),
-        ("dma", p.has_dma()),
-    ];
+    let refused =
+        [("bounce_bytes", p.bounce_bytes.is_some()), ("serial", p.serial.is_some()), ("dma", p.has_dma())];
     if let Some((name, _)) = refused.into_iter().find(|(_, is_given)| *is_given) {
         return Err(Error::invalid(format!("`{name}` is not supported for the transport TCP")));
     }
@@ -197,7 +197,7 @@ fn errno_of(reason: &ConnectError) -> Errno {
         ConnectError::Silent => Errno::TIMEDOUT,
         ConnectError::Violation(_) | ConnectError::Terminated(_) | ConnectError::Claim(_) => Errno::PROTO,
         ConnectError::Status { .. } => Errno::CONNREFUSED,
-        ConnectError::Authentication(_) => Errno::ACCESS,
+        ConnectError::Authentication(_) | ConnectError::Tls(_) => Errno::ACCESS,
         ConnectError::Unsupported(_) => Errno::NOTSUP,
         ConnectError::Other(_) => Errno::NODEV,
     }

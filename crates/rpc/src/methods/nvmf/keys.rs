@@ -1,4 +1,5 @@
-//! The secrets with which hosts and subsystems prove who they are, by their names in the keyring. Control context.
+//! The secrets with which hosts and subsystems prove who they are, and the keys of TLS, by their names in the keyring. Control
+//! context.
 
 use super::object::host_name;
 use super::parse_nqn;
@@ -6,10 +7,13 @@ use super::subsystem::OfSubsystem;
 use crate::config::Subsystem;
 use crate::methods::{Control, Error};
 use aryk_nvme_fabrics::chap::{Secret, Secrets};
-use aryk_nvmf::{HostKeys, Target};
+use aryk_nvme_fabrics::nqn::Nqn;
+use aryk_nvme_fabrics::psk::ConfiguredPsk;
+use aryk_nvmf::{Channel, HostKeys, ListenerInfo, Target, TlsKey};
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::Deserialize;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// Names of secrets in the keyring.
@@ -43,10 +47,31 @@ impl KeyNames<'_> {
     }
 }
 
+/// Reads the key of TLS with this name in the keyring.
+pub(in crate::methods) async fn read_psk(control: &Control, name: &str) -> Result<ConfiguredPsk, Error> {
+    let psk = ConfiguredPsk::parse(&control.keyring.secret(name).await?);
+    psk.map_err(|error| Error::invalid(format!("key '{name}': {error}")))
+}
+
+/// As [`read_psk`], for a host at a subsystem.
+pub(super) async fn read_tls_key(
+    control: &Control,
+    name: &str,
+    host: &Nqn,
+    nqn: &str,
+) -> Result<TlsKey, Error> {
+    let psk = read_psk(control, name).await?;
+    let key = TlsKey::new(name.to_owned(), &psk, host, &parse_nqn(nqn)?);
+    key.map_err(|error| Error::invalid(error.to_string()))
+}
+
 /// Whether hosts reach a subsystem over a network without having proved who they are.
 pub(super) fn is_open(target: &Target, nqn: &str) -> bool {
     target.find(nqn).is_ok_and(|info| {
-        let is_remote = info.listeners.keys().any(|address| !address.ip().is_loopback());
+        let is_plain = |(address, listener): (&SocketAddr, &ListenerInfo)| {
+            listener.channel == Channel::Plain && !address.ip().is_loopback()
+        };
+        let is_remote = info.listeners.iter().any(is_plain);
         is_remote && !info.hosts.are_authenticated()
     })
 }

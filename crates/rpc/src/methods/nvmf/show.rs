@@ -6,10 +6,9 @@ use crate::methods::framework::TICK_RATE;
 use crate::methods::{Control, Error, Phase, Table};
 use aryk_nvme_fabrics::nqn::{DISCOVERY, Nqn};
 use aryk_nvme_fabrics::reservation::{Kind, Registrant, State};
-use aryk_nvmf::{ControllerInfo, HostKeys, NamespaceInfo, SubsystemInfo};
+use aryk_nvmf::{Channel, ControllerInfo, ListenerInfo, NamedHost, NamespaceInfo, SubsystemInfo};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use uuid::Uuid;
 
@@ -86,14 +85,18 @@ struct HostName {
     /// The name of the secret by which the subsystem proves who it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     dhchap_ctrlr_key: Option<String>,
+    /// The name of the host's key of TLS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    psk: Option<String>,
 }
 
 impl HostName {
-    fn new((host, keys): (&Nqn, &Option<HostKeys>)) -> Self {
+    fn new((host, NamedHost { keys, tls }): (&Nqn, &NamedHost)) -> Self {
         Self {
             nqn: host.to_string(),
             dhchap_key: keys.as_ref().map(|keys| keys.key.clone()),
             dhchap_ctrlr_key: keys.as_ref().and_then(|keys| keys.controller_key.clone()),
+            psk: tls.as_ref().map(|key| key.name.clone()),
         }
     }
 }
@@ -285,6 +288,8 @@ async fn get_qpairs(control: &Control, p: OfSubsystem) -> Result<Vec<QpairReply>
 #[derive(Debug, Serialize, JsonSchema)]
 struct ListenerReply {
     address: ListenAddress,
+    /// Whether connections use TLS.
+    secure_channel: bool,
     /// The state of the first ANA group.
     ana_state: PathState,
     /// The states of the ANA groups of the subsystem's namespaces.
@@ -299,12 +304,13 @@ struct GroupState {
 }
 
 async fn get_listeners(control: &Control, p: OfSubsystem) -> Result<Vec<ListenerReply>, Error> {
-    let reply = |(address, states): (SocketAddr, BTreeMap<u32, _>)| {
-        let states: Vec<GroupState> = (states.into_iter())
+    let reply = |(address, ListenerInfo { channel, groups }): (SocketAddr, ListenerInfo)| {
+        let states: Vec<GroupState> = (groups.into_iter())
             .map(|(ana_group, state)| GroupState { ana_group, ana_state: PathState::from(state) })
             .collect();
         ListenerReply {
             address: ListenAddress::new(address),
+            secure_channel: channel == Channel::Tls,
             ana_state: states.first().map_or(PathState::Optimized, |group| group.ana_state),
             ana_states: states,
         }

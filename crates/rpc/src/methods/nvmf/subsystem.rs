@@ -1,6 +1,6 @@
 //! Subsystems, their namespaces, hosts and listeners. Control context.
 
-use super::keys::{KeyNames, is_open, set_keys, warn_if_open};
+use super::keys::{KeyNames, is_open, read_tls_key, set_keys, warn_if_open};
 use super::object::{
     forget, forget_gone, host_name, is_of_listener, is_of_one, is_of_subsystem, made, namespace_name, place,
     subsystem_name,
@@ -13,7 +13,7 @@ use aryk_nvme::spec::identify::Descriptors;
 use aryk_nvme_fabrics::connect::CONTROLLER_ID_MAX;
 use aryk_nvme_fabrics::reservation;
 use aryk_nvme_fabrics::subsystem::AnaState;
-use aryk_nvmf::{NAMESPACES_MAX, NewNamespace, NewSubsystem, Target};
+use aryk_nvmf::{Channel, NAMESPACES_MAX, NewNamespace, NewSubsystem, Target};
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -77,7 +77,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         ADD_LISTENER,
         Phase::RunTime,
-        "Has a subsystem listen at an address. Hosts without keys prove nothing, and data is not encrypted.",
+        "Has a subsystem listen at an address. Without TLS, data is not encrypted, and hosts without keys prove nothing.",
         add_listener,
     );
     table.add(
@@ -412,6 +412,10 @@ struct AddHost {
     /// Name of the secret by which the subsystem proves who it is, if the host asks for that; needs `dhchap_key`.
     #[serde(skip_serializing_if = "Option::is_none")]
     dhchap_ctrlr_key: Option<String>,
+    /// Name of the key of TLS in the keyring: the host connects through listeners with `secure_channel` only. Default: it
+    /// connects through the others only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    psk: Option<String>,
 }
 
 async fn add_host(control: &Control, p: AddHost) -> Result<bool, Error> {
@@ -423,8 +427,15 @@ async fn add_host(control: &Control, p: AddHost) -> Result<bool, Error> {
     }
     let names = KeyNames { key: p.dhchap_key.as_deref(), controller_key: p.dhchap_ctrlr_key.as_deref() };
     let keys = names.read(control).await?;
+    let tls = match &p.psk {
+        Some(name) => Some(read_tls_key(control, name, &host, &p.nqn).await?),
+        None => None,
+    };
     let was_open = is_open(&named.target, &p.nqn);
-    named.target.add_host(&p.nqn, host, keys)?;
+    named.target.add_host(&p.nqn, host.clone(), keys)?;
+    if let Some(tls) = tls {
+        named.target.set_tls_key(&p.nqn, host, tls)?;
+    }
     warn_if_open(&named.target, &p.nqn, was_open);
     made(control, ADD_HOST, &p);
     Ok(true)
@@ -515,8 +526,8 @@ struct AddListener {
     tgt_name: Option<String>,
     /// The address.
     listen_address: ListenAddress,
-    /// Must be false: connections are not encrypted.
-    #[serde(default, skip_serializing)]
+    /// Connections use TLS, with the keys of the hosts (`psk` of `nvmf_subsystem_add_host`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     secure_channel: bool,
     /// State of the path for hosts that come through this listener. Default: `optimized`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -533,9 +544,6 @@ struct AddListener {
 
 async fn add_listener(control: &Control, p: AddListener) -> Result<bool, Error> {
     let named = control.nvmf.find(p.tgt_name.as_deref())?;
-    if p.secure_channel {
-        return Err(Error::errno(Errno::NOTSUP, "connections are not encrypted"));
-    }
     if !named.has_transport.get() {
         return Err(Error::invalid("the target has no transport: call nvmf_create_transport first"));
     }
@@ -543,7 +551,8 @@ async fn add_listener(control: &Control, p: AddListener) -> Result<bool, Error> 
     check_whole(control, &p)?;
     control.check_open()?;
     let state = p.ana_state.unwrap_or(State::Optimized).into();
-    let address = named.target.listen(&p.nqn, address, state).await?;
+    let channel = if p.secure_channel { Channel::Tls } else { Channel::Plain };
+    let address = named.target.listen(&p.nqn, address, state, channel).await?;
     if journal::is_restore() {
         restore_states(control, &named.target, &p, address).await;
     }

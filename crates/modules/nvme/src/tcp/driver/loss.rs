@@ -125,6 +125,9 @@ impl QueueDriver {
         }
         self.gate = if self.shared.is_gated.load(Ordering::Acquire) { Gate::Closed } else { Gate::Open };
         (live.read_at, live.write_at) = (Nanos(0), Nanos(0));
+        if live.tls.is_some() && self.sealing.is_none() {
+            self.sealing = Some(cx.local_state());
+        }
         self.life = Life::Live(live);
         cx.wake_driver(self.id);
     }

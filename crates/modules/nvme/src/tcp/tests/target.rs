@@ -2,7 +2,7 @@
 
 use aryk_bdev::{Blocks, Env, Identity, Registry};
 use aryk_nvme_fabrics::subsystem::AnaState;
-use aryk_nvmf::{NewNamespace, NewSubsystem, Target};
+use aryk_nvmf::{Channel, NewNamespace, NewSubsystem, Target};
 use aryk_reactor::{CoreSet, Options, Reactors, SleepPolicy};
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -57,7 +57,8 @@ impl Running {
                 target.add_subsystem(new).unwrap();
                 target.add_namespace(SUBSYSTEM, "disk", NewNamespace::default()).await.unwrap();
                 let any = "127.0.0.1:0".parse().unwrap();
-                let address = target.listen(SUBSYSTEM, any, AnaState::Optimized).await.unwrap();
+                let address =
+                    target.listen(SUBSYSTEM, any, AnaState::Optimized, Channel::Plain).await.unwrap();
                 sender.send(address).unwrap();
                 while let Some(call) = asked.recv().await {
                     call(target.clone()).await;

@@ -1,0 +1,51 @@
+//! Connections with TLS: the buffers for it, which all queues of a reactor share. Reactor context.
+
+use super::{BUFFER, Life, Loss, QueueDriver};
+use aryk_reactor::Cx;
+use aryk_tls::{Session, TlsError, overhead};
+use std::cell::{RefCell, RefMut};
+
+/// Bytes that are decrypted at a time.
+const OPENED_MAX: usize = 64 << 10;
+
+/// See the [module](self).
+pub(super) struct Sealing {
+    opened: RefCell<Vec<u8>>,
+    records: RefCell<Vec<u8>>,
+}
+
+impl Default for Sealing {
+    fn default() -> Self {
+        Self {
+            opened: RefCell::new(vec![0; OPENED_MAX]),
+            records: RefCell::new(Vec::with_capacity(BUFFER + overhead(BUFFER))),
+        }
+    }
+}
+
+impl Sealing {
+    /// Encrypts output.
+    pub(super) fn seal(&self, session: &mut Session, plain: &[u8]) -> Result<RefMut<'_, Vec<u8>>, TlsError> {
+        let mut records = self.records.borrow_mut();
+        records.clear();
+        session.write(plain, &mut records)?;
+        Ok(records)
+    }
+}
+
+impl QueueDriver {
+    /// Takes encrypted input. Returns the number of commands that ended.
+    pub(super) fn open(&mut self, mut received: &[u8], cx: &mut Cx) -> Result<u32, Loss> {
+        let Some(sealing) = self.sealing.clone() else { return Ok(0) };
+        let mut opened = sealing.opened.borrow_mut();
+        let mut count = 0;
+        loop {
+            let Life::Live(live) = &mut self.life else { return Ok(count) };
+            let Some(session) = &mut live.tls else { return Ok(count) };
+            match session.read(&mut received, &mut opened)? {
+                0 => return Ok(count),
+                len => count += self.take_input(&opened[..len], cx)?,
+            }
+        }
+    }
+}
