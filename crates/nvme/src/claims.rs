@@ -137,6 +137,9 @@ pub struct HostMemoryBuffer {
     pub minimum: u64,
 }
 
+/// The optional events that hosts use.
+const EVENTS: u32 = feature::EVENT_NAMESPACE | feature::EVENT_FIRMWARE | feature::EVENT_ANA;
+
 /// A controller's identity, limits and abilities, checked. NVMe 2.0 §5.17.2.1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ControllerInfo {
@@ -263,7 +266,7 @@ impl ControllerInfo {
             aborts_max: u16::from(raw.acl) + 1,
             error_entries: u16::from(raw.elpe) + 1,
             async_events_max: u16::from(raw.aerl) + 1,
-            async_events: raw.oaes.get() & (feature::EVENT_NAMESPACE | feature::EVENT_FIRMWARE),
+            async_events: raw.oaes.get() & EVENTS,
             namespaces_max: raw.nn.get(),
             atomic_power_fail: u32::from(raw.awupf.get()) + 1,
             atomic_compare_write: u32::from(raw.acwu.get()) + 1,

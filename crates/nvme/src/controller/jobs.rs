@@ -215,9 +215,10 @@ impl Controller {
             Step::WriteCache => info
                 .has_write_cache
                 .then(|| admin::get_feature(feature::VOLATILE_WRITE_CACHE, 0, Select::Current, 0)),
-            Step::AsyncEvents => {
-                feature(feature::ASYNC_EVENT_CONFIGURATION, info.async_events | feature::EVENT_HEALTH)
-            }
+            Step::AsyncEvents => feature(
+                feature::ASYNC_EVENT_CONFIGURATION,
+                info.async_events & !feature::EVENT_ANA | feature::EVENT_HEALTH,
+            ),
             Step::KeepAlive if self.options.keep_alive == 0 || info.keep_alive_ms == 0 => None,
             Step::KeepAlive => {
                 let ms = (self.options.keep_alive / 1_000_000).max(info.keep_alive_ms);

@@ -101,6 +101,8 @@ pub enum AsyncEvent {
     NamespacesChanged,
     /// The controller starts to activate firmware and pauses.
     FirmwareActivation,
+    /// The access to namespaces changed: read the Asymmetric Namespace Access log.
+    AccessChanged,
     /// A sanitize operation ended: read the Sanitize Status log.
     SanitizeCompleted,
     /// Another event, as DW0 reports it.
@@ -116,6 +118,7 @@ impl AsyncEvent {
             (1, _) => Self::Health(info),
             (2, 0) => Self::NamespacesChanged,
             (2, 1) => Self::FirmwareActivation,
+            (2, 3) => Self::AccessChanged,
             // With or without deallocation that the host did not want.
             (6, 1 | 2) => Self::SanitizeCompleted,
             _ => Self::Other(dw0),
@@ -153,6 +156,7 @@ mod tests {
         assert_eq!(AsyncEvent::decode(0x0004_0002), AsyncEvent::NamespacesChanged);
         assert_eq!(AsyncEvent::log_page(0x0004_0002), 4);
         assert_eq!(AsyncEvent::decode(0x0102), AsyncEvent::FirmwareActivation);
+        assert_eq!(AsyncEvent::decode(0x000c_0302), AsyncEvent::AccessChanged);
         assert_eq!(AsyncEvent::decode(0x0300), AsyncEvent::Error(3));
         assert_eq!(AsyncEvent::decode(0x0101), AsyncEvent::Health(1));
         assert_eq!(AsyncEvent::health(1), "temperature");
