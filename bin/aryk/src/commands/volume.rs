@@ -275,7 +275,7 @@ fn create(args: &CreateArgs, client: &mut Client, out: &Output) -> Result<(), Er
         ("size", size.map(|size| json!(size))),
         ("image", image.map(|disk| json!(disk))),
         ("block_size", args.block_size.map(|bytes| json!(bytes))),
-        ("thick", args.thick.then(|| json!(true))),
+        ("thick", args.thick.then_some(json!(true))),
         // An import that does not fit must not hold up the writes of others.
         ("when_full", Some(json!(if source.is_some() { "fail" } else { args.when_full.name() }))),
     ]);

@@ -36,6 +36,7 @@ mod spdk;
 mod state;
 mod stuck;
 mod supervise;
+mod tls;
 mod unit;
 mod vm;
 mod volumes;
