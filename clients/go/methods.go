@@ -1193,14 +1193,18 @@ type BdevNvmeAttachControllerParams struct {
 	MaxBdevs *uint32 `json:"max_bdevs,omitempty"`
 	// Aryk only: the daemon stores it when the drive went away with acknowledged writes in its volatile cache. A call with it is refused, so that the controller stays absent until a client attaches it without.
 	MayHaveLostWrites bool `json:"may_have_lost_writes,omitempty"`
-	// Saved, without effect: a controller has one path.
+	// Whether a call with the name of a controller that exists adds a path to it; only for `TCP`, saved without effect for others.
 	Multipath NvmeMultipath `json:"multipath,omitempty"`
-	// Saved, without effect: a controller has one path.
+	// How the paths of the disks are used; only for `TCP`, saved without effect for others.
 	MultipathOpts *MultipathOptions `json:"multipath_opts,omitempty"`
 	// Aryk only: the only namespace that becomes a disk. Default: all.
 	Nsid *uint32 `json:"nsid,omitempty"`
 	// Queue pairs at most, for as many reactors; other reactors send their requests through these. Default: 128.
 	NumIoQueues *uint32 `json:"num_io_queues,omitempty"`
+	// Aryk only: further paths; only for `TCP`. The controller is attached by any of its paths. The daemon stores here those that calls add.
+	Paths []NvmeFurtherPath `json:"paths,omitempty"`
+	// Aryk only: what `bdev_nvme_set_multipath_policy` has set; only for `TCP`.
+	Policies []NvmeDiskPolicy `json:"policies,omitempty"`
 	// Saved, without effect: namespaces with protection information are not served.
 	PrchkGuard *bool `json:"prchk_guard,omitempty"`
 	// Saved, without effect: namespaces with protection information are not served.
@@ -1260,9 +1264,9 @@ type BdevNvmeDetachControllerParams struct {
 	Hostsvcid string `json:"hostsvcid,omitempty"`
 	// Ignored.
 	Subnqn string `json:"subnqn,omitempty"`
-	// Address of the path to remove: the controller is not detached if its own is another.
+	// Address of the path to remove: the controller is not detached if it has no such path, or has another path besides. Default: all paths.
 	Traddr string `json:"traddr,omitempty"`
-	// Ignored.
+	// Port of the path to remove; only for `TCP`, with `traddr`. Default: any.
 	Trsvcid string `json:"trsvcid,omitempty"`
 	// Transport of the path to remove: the controller is not detached if its own is another.
 	Trtype string `json:"trtype,omitempty"`
@@ -1324,6 +1328,17 @@ func (c *Client) BdevNvmeGetControllers(ctx context.Context, params BdevNvmeGetC
 // BdevNvmeGetDiscoveryInfo calls bdev_nvme_get_discovery_info. Lists the discovery services that are followed.
 func (c *Client) BdevNvmeGetDiscoveryInfo(ctx context.Context) ([]NvmeDiscovery, error) {
 	return call[[]NvmeDiscovery](ctx, c, "bdev_nvme_get_discovery_info", nil)
+}
+
+// BdevNvmeGetIoPathsParams are the parameters of bdev_nvme_get_io_paths.
+type BdevNvmeGetIoPathsParams struct {
+	// Name of the disk. Default: all disks of other hosts.
+	Name string `json:"name,omitempty"`
+}
+
+// BdevNvmeGetIoPaths calls bdev_nvme_get_io_paths. Lists the paths of disks of other hosts, for each core with a queue.
+func (c *Client) BdevNvmeGetIoPaths(ctx context.Context, params BdevNvmeGetIoPathsParams) (NvmeIoPaths, error) {
+	return call[NvmeIoPaths](ctx, c, "bdev_nvme_get_io_paths", params)
 }
 
 // BdevNvmeGetTransportStatistics calls bdev_nvme_get_transport_statistics. Reports the commands of the NVMe queue pairs, by core.
@@ -1399,6 +1414,22 @@ func (c *Client) BdevNvmeSetHotplug(ctx context.Context, params BdevNvmeSetHotpl
 	return call[bool](ctx, c, "bdev_nvme_set_hotplug", params)
 }
 
+// BdevNvmeSetMultipathPolicyParams are the parameters of bdev_nvme_set_multipath_policy.
+type BdevNvmeSetMultipathPolicyParams struct {
+	// Name of the disk.
+	Name   string         `json:"name"`
+	Policy NvmePathPolicy `json:"policy"`
+	// Requests that a path takes before the next one, at least 1; only with `round_robin`. Default: 1.
+	RrMinIo *uint32 `json:"rr_min_io,omitempty"`
+	// Only with `active_active`. Default: `round_robin`.
+	Selector NvmePathSelector `json:"selector,omitempty"`
+}
+
+// BdevNvmeSetMultipathPolicy calls bdev_nvme_set_multipath_policy. Sets how the paths of a disk of another host are used.
+func (c *Client) BdevNvmeSetMultipathPolicy(ctx context.Context, params BdevNvmeSetMultipathPolicyParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_nvme_set_multipath_policy", params)
+}
+
 // BdevNvmeSetOptionsParams are the parameters of bdev_nvme_set_options.
 type BdevNvmeSetOptionsParams struct {
 	// The reaction to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither. Default: `abort`.
@@ -1437,7 +1468,7 @@ type BdevNvmeSetOptionsParams struct {
 	LowPriorityWeight *uint32 `json:"low_priority_weight,omitempty"`
 	// As `low_priority_weight`, of medium priority.
 	MediumPriorityWeight *uint32 `json:"medium_priority_weight,omitempty"`
-	// Saved, without effect: a controller has one path.
+	// Saved, without effect: drives have one path, and `bdev_nvme_attach_controller` has the options of others.
 	MultipathOpts *MultipathOptions `json:"multipath_opts,omitempty"`
 	// Saved, without effect: the driver chooses when to poll.
 	NvmeAdminqPollPeriodUs *uint64 `json:"nvme_adminq_poll_period_us,omitempty"`
@@ -1472,6 +1503,19 @@ type BdevNvmeSetOptionsParams struct {
 // BdevNvmeSetOptions calls bdev_nvme_set_options. Sets time limits and retries of NVMe controllers that are attached later.
 func (c *Client) BdevNvmeSetOptions(ctx context.Context, params BdevNvmeSetOptionsParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_nvme_set_options", params)
+}
+
+// BdevNvmeSetPreferredPathParams are the parameters of bdev_nvme_set_preferred_path.
+type BdevNvmeSetPreferredPathParams struct {
+	// Name of the disk.
+	Name string `json:"name"`
+	// Identifier of the controller at the path's end.
+	Cntlid uint16 `json:"cntlid"`
+}
+
+// BdevNvmeSetPreferredPath calls bdev_nvme_set_preferred_path. Sets the path that takes the requests of a disk of another host, while it is one of the best.
+func (c *Client) BdevNvmeSetPreferredPath(ctx context.Context, params BdevNvmeSetPreferredPathParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_nvme_set_preferred_path", params)
 }
 
 // BdevNvmeStartDiscoveryParams are the parameters of bdev_nvme_start_discovery.

@@ -1041,13 +1041,13 @@ type MemoryClients struct {
 	NotRegistered []NotRegistered `json:"not_registered"`
 }
 
-// MultipathOptions: How a path to a namespace is selected.
+// MultipathOptions: How the paths of a disk are used.
 type MultipathOptions struct {
-	// Saved, without effect.
+	// Requests that a path takes before the next one; only with `round_robin`. Default: 1.
 	MinIo *uint32 `json:"min_io,omitempty"`
-	// Saved, without effect.
+	// Default: `active_passive`.
 	Policy *NvmePathPolicy `json:"policy,omitempty"`
-	// Saved, without effect.
+	// Only with `active_active`. Default: `round_robin`.
 	Selector *NvmePathSelector `json:"selector,omitempty"`
 }
 
@@ -1158,7 +1158,7 @@ type NvmeCompletion struct {
 // NvmeController: One of the results of `bdev_nvme_get_controllers`.
 type NvmeController struct {
 	Name string `json:"name"`
-	// The path of the controller: one.
+	// The paths of the controller.
 	Ctrlrs []NvmePath      `json:"ctrlrs"`
 	Trid   NvmeTransportId `json:"trid"`
 	// Controller ID.
@@ -1252,6 +1252,13 @@ type NvmeDiscovery struct {
 	Error *string `json:"error,omitempty"`
 }
 
+// NvmeDiskPolicy: How the paths of a namespace's disk are used.
+type NvmeDiskPolicy struct {
+	// The namespace.
+	Nsid    uint32           `json:"nsid"`
+	Options MultipathOptions `json:"options"`
+}
+
 // NvmeDma: Which memory of VMs an NVMe controller accesses by itself: memory of huge pages, which is pinned, or all, or none. Other memory is copied.
 type NvmeDma string
 
@@ -1276,6 +1283,18 @@ type NvmeErrors struct {
 	VendorSpecific uint64 `json:"vendor_specific"`
 	// Types that the specification reserves.
 	Reserved uint64 `json:"reserved"`
+}
+
+// NvmeFurtherPath: A further path of a controller.
+type NvmeFurtherPath struct {
+	// IP address of the target.
+	Traddr string `json:"traddr"`
+	// Port of the target.
+	Trsvcid string `json:"trsvcid"`
+	// IP address of this host from which it connects. Default: any.
+	Hostaddr *string `json:"hostaddr,omitempty"`
+	// Port of this host from which it connects. Default: any.
+	Hostsvcid *string `json:"hostsvcid,omitempty"`
 }
 
 // NvmeHealth: Result of `bdev_nvme_get_controller_health_info`: the SMART log.
@@ -1316,6 +1335,26 @@ type NvmeHost struct {
 	Svcid string `json:"svcid"`
 }
 
+// NvmeIoPath: A path of a disk.
+type NvmeIoPath struct {
+	// Name of the disk.
+	BdevName string `json:"bdev_name"`
+	// Identifier of the controller at the path's end.
+	Cntlid uint16 `json:"cntlid"`
+	// Whether the next request may take this path.
+	Current bool `json:"current"`
+	// Whether the path is connected.
+	Connected bool `json:"connected"`
+	// Whether the controller gives access to the namespace.
+	Accessible bool              `json:"accessible"`
+	Transport  NvmePathTransport `json:"transport"`
+}
+
+// NvmeIoPaths: The result of `bdev_nvme_get_io_paths`.
+type NvmeIoPaths struct {
+	PollGroups []NvmePathGroup `json:"poll_groups"`
+}
+
 // NvmeLastReset: A reset of a controller.
 type NvmeLastReset struct {
 	// Why.
@@ -1340,7 +1379,7 @@ type NvmeMemory struct {
 	BouncedPieces uint64 `json:"bounced_pieces"`
 }
 
-// NvmeMultipath: What further paths of a controller are for. A controller has one path.
+// NvmeMultipath: Whether a controller gets a further path. `failover` and `multipath`: yes; how the paths are used, the policy says. `disable`: the call fails.
 type NvmeMultipath string
 
 // The values of NvmeMultipath.
@@ -1395,6 +1434,13 @@ type NvmePath struct {
 	Host   NvmeHost `json:"host"`
 }
 
+// NvmePathGroup: The paths of a core.
+type NvmePathGroup struct {
+	// `reactor_` and the core.
+	Thread  string       `json:"thread"`
+	IoPaths []NvmeIoPath `json:"io_paths"`
+}
+
 // NvmePathPolicy: How many paths carry I/O.
 type NvmePathPolicy string
 
@@ -1412,6 +1458,14 @@ const (
 	NvmePathSelectorRoundRobin NvmePathSelector = "round_robin"
 	NvmePathSelectorQueueDepth NvmePathSelector = "queue_depth"
 )
+
+// NvmePathTransport: Where a path leads to.
+type NvmePathTransport struct {
+	Trtype  string `json:"trtype"`
+	Traddr  string `json:"traddr"`
+	Trsvcid string `json:"trsvcid"`
+	Adrfam  string `json:"adrfam"`
+}
 
 // NvmePollGroup: The queue pairs of a core.
 type NvmePollGroup struct {
@@ -1446,11 +1500,11 @@ type NvmeReferral struct {
 
 // NvmeRemote: A controller of another host.
 type NvmeRemote struct {
-	// Cores with a queue, each with a connection of its own.
+	// Cores with a queue, each with a connection of its own on each path.
 	Cores []uint16 `json:"cores"`
 	// Times that its connections were lost, or closed by `bdev_nvme_reset_controller`.
 	Losses uint64 `json:"losses"`
-	// Whether the target says that it ends an earlier controller of this host before it takes a new one. If not, requests wait for the keep-alive timeout after a loss during changes.
+	// Whether the target says that it ends an earlier controller of this host before it takes a new one. If not, changes that a lost connection had, and later ones of the same blocks, wait for the keep-alive timeout.
 	EndsEarlier bool `json:"ends_earlier"`
 	// Whether PDUs have header digests.
 	Hdgst bool `json:"hdgst"`

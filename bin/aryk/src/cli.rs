@@ -361,14 +361,14 @@ pub struct KindArgs {
     /// namespace 2. The drive must be bound to vfio-pci: 'aryk nvme bind'
     #[arg(long, value_name = "PCI[:NSID]", conflicts_with_all = ["block_size", "from", "readonly", "enospc", "lock", "size", "uuid"])]
     pub nvme: Option<NamespaceAddress>,
-    /// Use a disk that another host shares over NVMe/TCP: the IP address and the port of its target
+    /// Use a disk that another host shares over NVMe/TCP: the IP address and the port of its target. Repeat it for several paths
     #[arg(
         long,
         value_name = "ADDR:PORT",
         requires = "subsystem",
         conflicts_with_all = ["block_size", "from", "readonly", "enospc", "lock", "size", "uuid", "encrypt"]
     )]
-    pub nvme_tcp: Option<SocketAddr>,
+    pub nvme_tcp: Vec<SocketAddr>,
     /// Store the data in an image of a Ceph cluster: POOL/IMAGE, POOL/NAMESPACE/IMAGE, or a snapshot, POOL/IMAGE@SNAPSHOT
     #[arg(long, value_name = "POOL/IMAGE", conflicts_with_all = ["from", "enospc", "lock", "size"])]
     pub rbd: Option<ImageSpec>,

@@ -7,7 +7,8 @@
 //! # Order of reading
 //! 1. [`tcp`]: PDUs, their parser, and the errors that end a connection.
 //! 2. [`sgl`], [`command`], [`connect`], [`property`], [`status`], [`nqn`]: what capsules contain.
-//! 3. [`discovery`], [`keep_alive`], [`subsystem`]: what a target shows to a host, and for how long; [`ana`]: through which paths.
+//! 3. [`discovery`], [`keep_alive`], [`subsystem`]: what a target shows to a host, and for how long; [`ana`]: through which
+//!    paths.
 //! 4. [`controller`]: the admin commands of a target; [`io`]: its I/O commands.
 //! 5. [`association`]: which hosts have which controllers; [`reservation`]: which of them may use a namespace.
 //! 6. [`chap`]: how hosts and controllers prove who they are; [`psk`]: the keys of TLS.

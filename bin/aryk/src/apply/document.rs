@@ -236,7 +236,7 @@ impl Disk {
                 memory: self.memory,
                 null: self.null,
                 nvme: None,
-                nvme_tcp: None,
+                nvme_tcp: Vec::new(),
                 rbd: None,
             },
             from: None,

@@ -189,6 +189,80 @@ fn the_disk_is_there_again_after_a_restart() {
 }
 
 #[test]
+fn a_disk_has_several_paths() {
+    let mut target = Daemon::start(&["--state-dir", "DIR/state"]);
+    let addresses = [(); 3].map(|()| SocketAddr::from(([127, 0, 0, 1], port())));
+    let at = |address: SocketAddr| json!({"trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": address.port().to_string()});
+    target
+        .aryk(&["disk", "create", "data", "--file", "data.img", "--size", "1M", "--block-size", "4096"])
+        .unwrap();
+    let subsystem = json!({"nqn": NQN, "allow_any_host": true, "ana_reporting": true});
+    target.call("nvmf_create_transport", json!({"trtype": "TCP"})).unwrap();
+    target.call("nvmf_create_subsystem", subsystem).unwrap();
+    target.call("nvmf_subsystem_add_ns", json!({"nqn": NQN, "namespace": {"bdev_name": "data"}})).unwrap();
+    for address in addresses {
+        target
+            .call("nvmf_subsystem_add_listener", json!({"nqn": NQN, "listen_address": at(address)}))
+            .unwrap();
+    }
+    let mut host = Daemon::start(&["--state-dir", "DIR/state"]);
+    let [first, second, third] = addresses.map(|address| address.to_string());
+    host.aryk(&["disk", "create", "far", "--nvme-tcp", &first, "--nvme-tcp", &second, "--subsystem", NQN])
+        .unwrap();
+    let mut path = at(addresses[2]);
+    path.as_object_mut().unwrap().extend([("name".into(), json!("far")), ("subnqn".into(), json!(NQN))]);
+    let mut refused = path.clone();
+    refused["multipath"] = json!("disable");
+    assert_eq!(super::code(host.call("bdev_nvme_attach_controller", refused)), -114);
+    let added = host.call("bdev_nvme_attach_controller", path.clone()).unwrap();
+    assert_eq!(added, json!(["far"]));
+    assert_eq!(super::code(host.call("bdev_nvme_attach_controller", path)), -114, "{third}");
+    let policy = json!({"name": "far", "policy": "active_active", "selector": "round_robin", "rr_min_io": 2});
+    host.call("bdev_nvme_set_multipath_policy", policy).unwrap();
+    host.aryk(&["attach", "far"]).unwrap();
+    let current = |host: &Daemon| {
+        let groups = host.call("bdev_nvme_get_io_paths", json!({"name": "far"})).unwrap();
+        let paths = groups["poll_groups"][0]["io_paths"].as_array().cloned().unwrap_or_default();
+        paths.iter().filter(|path| path["current"] == true).count()
+    };
+    let front_end = |host: &Daemon| {
+        let path = host.dir().join("vhost/far");
+        wait_for("the controller", || FrontEnd::open(&path, false).is_ok());
+        FrontEnd::connect(&path)
+    };
+    let mut disk = front_end(&host);
+    verify(&mut disk, 1);
+    wait_for("all paths", || current(&host) == 3);
+    // One path goes for maintenance, another one for ever.
+    let state = json!({"nqn": NQN, "listen_address": at(addresses[0]), "ana_state": "inaccessible"});
+    target.call("nvmf_subsystem_listener_set_ana_state", state).unwrap();
+    wait_for("the state", || current(&host) == 2);
+    let removed = json!({"name": "far", "traddr": "127.0.0.1", "trsvcid": addresses[1].port().to_string()});
+    host.call("bdev_nvme_detach_controller", removed.clone()).unwrap();
+    assert_eq!(super::code(host.call("bdev_nvme_detach_controller", removed)), -19);
+    verify(&mut disk, 2);
+    assert_eq!(current(&host), 1);
+    drop(disk);
+    // Without its first path, the disk is there again by another one, with its policy.
+    target
+        .call("nvmf_subsystem_remove_listener", json!({"nqn": NQN, "listen_address": at(addresses[0])}))
+        .unwrap();
+    host.kill_and_restart();
+    let mut disk = front_end(&host);
+    verify(&mut disk, 3);
+    let controller = host.call("bdev_nvme_get_controllers", json!({"name": "far"})).unwrap()[0].take();
+    let states: Vec<_> =
+        controller["ctrlrs"].as_array().unwrap().iter().map(|path| path["state"].clone()).collect();
+    assert_eq!(states, ["reconnect_is_delayed", "enabled"]);
+    target
+        .call("nvmf_subsystem_add_listener", json!({"nqn": NQN, "listen_address": at(addresses[0])}))
+        .unwrap();
+    wait_for("the first path", || current(&host) == 2);
+    target.kill_and_restart();
+    verify(&mut disk, 4);
+}
+
+#[test]
 fn keys_are_used_again_after_a_restart() {
     const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:913fc008-79a7-447f-b2c4-c73543638c31";
     let (target, mut host) =

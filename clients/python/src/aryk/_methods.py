@@ -1851,6 +1851,8 @@ class Methods(ABC):
         multipath_opts: types.MultipathOptions | None = None,
         nsid: int | None = None,
         num_io_queues: int | None = None,
+        paths: Sequence[types.NvmeFurtherPath] | None = None,
+        policies: Sequence[types.NvmeDiskPolicy] | None = None,
         prchk_guard: bool | None = None,
         prchk_reftag: bool | None = None,
         priority: str | None = None,
@@ -1886,10 +1888,12 @@ class Methods(ABC):
             hostsvcid: Port of this host from which it connects; only for `TCP`. Default: any.
             max_bdevs: Saved, without effect: all disks are reported.
             may_have_lost_writes: Aryk only: the daemon stores it when the drive went away with acknowledged writes in its volatile cache. A call with it is refused, so that the controller stays absent until a client attaches it without.
-            multipath: Saved, without effect: a controller has one path.
-            multipath_opts: Saved, without effect: a controller has one path.
+            multipath: Whether a call with the name of a controller that exists adds a path to it; only for `TCP`, saved without effect for others.
+            multipath_opts: How the paths of the disks are used; only for `TCP`, saved without effect for others.
             nsid: Aryk only: the only namespace that becomes a disk. Default: all.
             num_io_queues: Queue pairs at most, for as many reactors; other reactors send their requests through these. Default: 128.
+            paths: Aryk only: further paths; only for `TCP`. The controller is attached by any of its paths. The daemon stores here those that calls add.
+            policies: Aryk only: what `bdev_nvme_set_multipath_policy` has set; only for `TCP`.
             prchk_guard: Saved, without effect: namespaces with protection information are not served.
             prchk_reftag: Saved, without effect: namespaces with protection information are not served.
             priority: Saved, without effect.
@@ -1929,6 +1933,8 @@ class Methods(ABC):
                 multipath_opts=multipath_opts,
                 nsid=nsid,
                 num_io_queues=num_io_queues,
+                paths=paths,
+                policies=policies,
                 prchk_guard=prchk_guard,
                 prchk_reftag=prchk_reftag,
                 priority=priority,
@@ -2000,8 +2006,8 @@ class Methods(ABC):
             hostaddr: Ignored.
             hostsvcid: Ignored.
             subnqn: Ignored.
-            traddr: Address of the path to remove: the controller is not detached if its own is another.
-            trsvcid: Ignored.
+            traddr: Address of the path to remove: the controller is not detached if it has no such path, or has another path besides. Default: all paths.
+            trsvcid: Port of the path to remove; only for `TCP`, with `traddr`. Default: any.
             trtype: Transport of the path to remove: the controller is not detached if its own is another.
         """
         result: bool = self.call(
@@ -2100,6 +2106,24 @@ class Methods(ABC):
     def bdev_nvme_get_discovery_info(self) -> list[types.NvmeDiscovery]:
         """Lists the discovery services that are followed."""
         result: list[types.NvmeDiscovery] = self.call("bdev_nvme_get_discovery_info")
+        return result
+
+    def bdev_nvme_get_io_paths(
+        self,
+        *,
+        name: str | None = None,
+    ) -> types.NvmeIoPaths:
+        """Lists the paths of disks of other hosts, for each core with a queue.
+
+        Parameters:
+            name: Name of the disk. Default: all disks of other hosts.
+        """
+        result: types.NvmeIoPaths = self.call(
+            "bdev_nvme_get_io_paths",
+            _given(
+                name=name,
+            ),
+        )
         return result
 
     def bdev_nvme_get_transport_statistics(self) -> types.NvmeTransportStatistics:
@@ -2215,6 +2239,32 @@ class Methods(ABC):
         )
         return result
 
+    def bdev_nvme_set_multipath_policy(
+        self,
+        *,
+        name: str,
+        policy: types.NvmePathPolicy,
+        rr_min_io: int | None = None,
+        selector: types.NvmePathSelector | None = None,
+    ) -> bool:
+        """Sets how the paths of a disk of another host are used.
+
+        Parameters:
+            name: Name of the disk.
+            rr_min_io: Requests that a path takes before the next one, at least 1; only with `round_robin`. Default: 1.
+            selector: Only with `active_active`. Default: `round_robin`.
+        """
+        result: bool = self.call(
+            "bdev_nvme_set_multipath_policy",
+            _given(
+                name=name,
+                policy=policy,
+                rr_min_io=rr_min_io,
+                selector=selector,
+            ),
+        )
+        return result
+
     def bdev_nvme_set_options(
         self,
         *,
@@ -2273,7 +2323,7 @@ class Methods(ABC):
             keep_alive_timeout_ms: Period of the keep-alive timer, for controllers that have one. Default: none.
             low_priority_weight: Commands, less one, of each turn of the queues of low priority, 0 to 255: set with `arbitration_burst`, if the controller has weighted round robin. All queues of the driver have the same priority. Default: 0.
             medium_priority_weight: As `low_priority_weight`, of medium priority.
-            multipath_opts: Saved, without effect: a controller has one path.
+            multipath_opts: Saved, without effect: drives have one path, and `bdev_nvme_attach_controller` has the options of others.
             nvme_adminq_poll_period_us: Saved, without effect: the driver chooses when to poll.
             nvme_error_stat: Saved, without effect: errors are always counted.
             nvme_ioq_poll_period_us: Saved, without effect: the driver chooses when to poll.
@@ -2325,6 +2375,27 @@ class Methods(ABC):
                 transport_ack_timeout=transport_ack_timeout,
                 transport_retry_count=transport_retry_count,
                 transport_tos=transport_tos,
+            ),
+        )
+        return result
+
+    def bdev_nvme_set_preferred_path(
+        self,
+        *,
+        name: str,
+        cntlid: int,
+    ) -> bool:
+        """Sets the path that takes the requests of a disk of another host, while it is one of the best.
+
+        Parameters:
+            name: Name of the disk.
+            cntlid: Identifier of the controller at the path's end.
+        """
+        result: bool = self.call(
+            "bdev_nvme_set_preferred_path",
+            _given(
+                name=name,
+                cntlid=cntlid,
             ),
         )
         return result
@@ -6740,6 +6811,8 @@ class AsyncMethods(ABC):
         multipath_opts: types.MultipathOptions | None = None,
         nsid: int | None = None,
         num_io_queues: int | None = None,
+        paths: Sequence[types.NvmeFurtherPath] | None = None,
+        policies: Sequence[types.NvmeDiskPolicy] | None = None,
         prchk_guard: bool | None = None,
         prchk_reftag: bool | None = None,
         priority: str | None = None,
@@ -6775,10 +6848,12 @@ class AsyncMethods(ABC):
             hostsvcid: Port of this host from which it connects; only for `TCP`. Default: any.
             max_bdevs: Saved, without effect: all disks are reported.
             may_have_lost_writes: Aryk only: the daemon stores it when the drive went away with acknowledged writes in its volatile cache. A call with it is refused, so that the controller stays absent until a client attaches it without.
-            multipath: Saved, without effect: a controller has one path.
-            multipath_opts: Saved, without effect: a controller has one path.
+            multipath: Whether a call with the name of a controller that exists adds a path to it; only for `TCP`, saved without effect for others.
+            multipath_opts: How the paths of the disks are used; only for `TCP`, saved without effect for others.
             nsid: Aryk only: the only namespace that becomes a disk. Default: all.
             num_io_queues: Queue pairs at most, for as many reactors; other reactors send their requests through these. Default: 128.
+            paths: Aryk only: further paths; only for `TCP`. The controller is attached by any of its paths. The daemon stores here those that calls add.
+            policies: Aryk only: what `bdev_nvme_set_multipath_policy` has set; only for `TCP`.
             prchk_guard: Saved, without effect: namespaces with protection information are not served.
             prchk_reftag: Saved, without effect: namespaces with protection information are not served.
             priority: Saved, without effect.
@@ -6818,6 +6893,8 @@ class AsyncMethods(ABC):
                 multipath_opts=multipath_opts,
                 nsid=nsid,
                 num_io_queues=num_io_queues,
+                paths=paths,
+                policies=policies,
                 prchk_guard=prchk_guard,
                 prchk_reftag=prchk_reftag,
                 priority=priority,
@@ -6889,8 +6966,8 @@ class AsyncMethods(ABC):
             hostaddr: Ignored.
             hostsvcid: Ignored.
             subnqn: Ignored.
-            traddr: Address of the path to remove: the controller is not detached if its own is another.
-            trsvcid: Ignored.
+            traddr: Address of the path to remove: the controller is not detached if it has no such path, or has another path besides. Default: all paths.
+            trsvcid: Port of the path to remove; only for `TCP`, with `traddr`. Default: any.
             trtype: Transport of the path to remove: the controller is not detached if its own is another.
         """
         result: bool = await self.call(
@@ -6989,6 +7066,24 @@ class AsyncMethods(ABC):
     async def bdev_nvme_get_discovery_info(self) -> list[types.NvmeDiscovery]:
         """Lists the discovery services that are followed."""
         result: list[types.NvmeDiscovery] = await self.call("bdev_nvme_get_discovery_info")
+        return result
+
+    async def bdev_nvme_get_io_paths(
+        self,
+        *,
+        name: str | None = None,
+    ) -> types.NvmeIoPaths:
+        """Lists the paths of disks of other hosts, for each core with a queue.
+
+        Parameters:
+            name: Name of the disk. Default: all disks of other hosts.
+        """
+        result: types.NvmeIoPaths = await self.call(
+            "bdev_nvme_get_io_paths",
+            _given(
+                name=name,
+            ),
+        )
         return result
 
     async def bdev_nvme_get_transport_statistics(self) -> types.NvmeTransportStatistics:
@@ -7104,6 +7199,32 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def bdev_nvme_set_multipath_policy(
+        self,
+        *,
+        name: str,
+        policy: types.NvmePathPolicy,
+        rr_min_io: int | None = None,
+        selector: types.NvmePathSelector | None = None,
+    ) -> bool:
+        """Sets how the paths of a disk of another host are used.
+
+        Parameters:
+            name: Name of the disk.
+            rr_min_io: Requests that a path takes before the next one, at least 1; only with `round_robin`. Default: 1.
+            selector: Only with `active_active`. Default: `round_robin`.
+        """
+        result: bool = await self.call(
+            "bdev_nvme_set_multipath_policy",
+            _given(
+                name=name,
+                policy=policy,
+                rr_min_io=rr_min_io,
+                selector=selector,
+            ),
+        )
+        return result
+
     async def bdev_nvme_set_options(
         self,
         *,
@@ -7162,7 +7283,7 @@ class AsyncMethods(ABC):
             keep_alive_timeout_ms: Period of the keep-alive timer, for controllers that have one. Default: none.
             low_priority_weight: Commands, less one, of each turn of the queues of low priority, 0 to 255: set with `arbitration_burst`, if the controller has weighted round robin. All queues of the driver have the same priority. Default: 0.
             medium_priority_weight: As `low_priority_weight`, of medium priority.
-            multipath_opts: Saved, without effect: a controller has one path.
+            multipath_opts: Saved, without effect: drives have one path, and `bdev_nvme_attach_controller` has the options of others.
             nvme_adminq_poll_period_us: Saved, without effect: the driver chooses when to poll.
             nvme_error_stat: Saved, without effect: errors are always counted.
             nvme_ioq_poll_period_us: Saved, without effect: the driver chooses when to poll.
@@ -7214,6 +7335,27 @@ class AsyncMethods(ABC):
                 transport_ack_timeout=transport_ack_timeout,
                 transport_retry_count=transport_retry_count,
                 transport_tos=transport_tos,
+            ),
+        )
+        return result
+
+    async def bdev_nvme_set_preferred_path(
+        self,
+        *,
+        name: str,
+        cntlid: int,
+    ) -> bool:
+        """Sets the path that takes the requests of a disk of another host, while it is one of the best.
+
+        Parameters:
+            name: Name of the disk.
+            cntlid: Identifier of the controller at the path's end.
+        """
+        result: bool = await self.call(
+            "bdev_nvme_set_preferred_path",
+            _given(
+                name=name,
+                cntlid=cntlid,
             ),
         )
         return result

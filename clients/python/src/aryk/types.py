@@ -55,7 +55,7 @@ NvmeDirection = Literal["h2c", "c2h"]
 #: Which memory of VMs an NVMe controller accesses by itself: memory of huge pages, which is pinned, or all, or none. Other memory is copied.
 NvmeDma = Literal["auto", "pin", "bounce"]
 
-#: What further paths of a controller are for. A controller has one path.
+#: Whether a controller gets a further path. `failover` and `multipath`: yes; how the paths are used, the policy says. `disable`: the call fails.
 NvmeMultipath = Literal["failover", "multipath", "disable"]
 
 #: How many paths carry I/O.
@@ -1049,13 +1049,13 @@ class MemoryClients(TypedDict):
 
 
 class MultipathOptions(TypedDict):
-    """How a path to a namespace is selected."""
+    """How the paths of a disk are used."""
 
-    #: Saved, without effect.
+    #: Requests that a path takes before the next one; only with `round_robin`. Default: 1.
     min_io: NotRequired[int]
-    #: Saved, without effect.
+    #: Default: `active_passive`.
     policy: NotRequired[NvmePathPolicy]
-    #: Saved, without effect.
+    #: Only with `active_active`. Default: `round_robin`.
     selector: NotRequired[NvmePathSelector]
 
 
@@ -1164,7 +1164,7 @@ class NvmeController(TypedDict):
     """One of the results of `bdev_nvme_get_controllers`."""
 
     name: str
-    #: The path of the controller: one.
+    #: The paths of the controller.
     ctrlrs: list[NvmePath]
     trid: NvmeTransportId
     #: Controller ID.
@@ -1252,6 +1252,14 @@ class NvmeDiscovery(TypedDict):
     error: NotRequired[str]
 
 
+class NvmeDiskPolicy(TypedDict):
+    """How the paths of a namespace's disk are used."""
+
+    #: The namespace.
+    nsid: int
+    options: MultipathOptions
+
+
 class NvmeErrors(TypedDict):
     """I/O commands that the controller answered by an error, by the type of its status code. A command that is tried again counts each time."""
 
@@ -1267,6 +1275,19 @@ class NvmeErrors(TypedDict):
     vendor_specific: int
     #: Types that the specification reserves.
     reserved: int
+
+
+class NvmeFurtherPath(TypedDict):
+    """A further path of a controller."""
+
+    #: IP address of the target.
+    traddr: str
+    #: Port of the target.
+    trsvcid: str
+    #: IP address of this host from which it connects. Default: any.
+    hostaddr: NotRequired[str]
+    #: Port of this host from which it connects. Default: any.
+    hostsvcid: NotRequired[str]
 
 
 class NvmeHealth(TypedDict):
@@ -1307,6 +1328,28 @@ class NvmeHost(TypedDict):
     nqn: str
     addr: str
     svcid: str
+
+
+class NvmeIoPath(TypedDict):
+    """A path of a disk."""
+
+    #: Name of the disk.
+    bdev_name: str
+    #: Identifier of the controller at the path's end.
+    cntlid: int
+    #: Whether the next request may take this path.
+    current: bool
+    #: Whether the path is connected.
+    connected: bool
+    #: Whether the controller gives access to the namespace.
+    accessible: bool
+    transport: NvmePathTransport
+
+
+class NvmeIoPaths(TypedDict):
+    """The result of `bdev_nvme_get_io_paths`."""
+
+    poll_groups: list[NvmePathGroup]
 
 
 class NvmeLastReset(TypedDict):
@@ -1384,6 +1427,23 @@ class NvmePath(TypedDict):
     host: NvmeHost
 
 
+class NvmePathGroup(TypedDict):
+    """The paths of a core."""
+
+    #: `reactor_` and the core.
+    thread: str
+    io_paths: list[NvmeIoPath]
+
+
+class NvmePathTransport(TypedDict):
+    """Where a path leads to."""
+
+    trtype: str
+    traddr: str
+    trsvcid: str
+    adrfam: str
+
+
 class NvmePollGroup(TypedDict):
     """The queue pairs of a core."""
 
@@ -1421,11 +1481,11 @@ class NvmeReferral(TypedDict):
 class NvmeRemote(TypedDict):
     """A controller of another host."""
 
-    #: Cores with a queue, each with a connection of its own.
+    #: Cores with a queue, each with a connection of its own on each path.
     cores: list[int]
     #: Times that its connections were lost, or closed by `bdev_nvme_reset_controller`.
     losses: int
-    #: Whether the target says that it ends an earlier controller of this host before it takes a new one. If not, requests wait for the keep-alive timeout after a loss during changes.
+    #: Whether the target says that it ends an earlier controller of this host before it takes a new one. If not, changes that a lost connection had, and later ones of the same blocks, wait for the keep-alive timeout.
     ends_earlier: bool
     #: Whether PDUs have header digests.
     hdgst: bool

@@ -266,7 +266,7 @@ fn uuid_of(namespace: &claims::Namespace, controller: &ControllerInfo) -> Uuid {
 }
 
 /// Whether two identities are of different namespaces: an identifier that both have differs.
-fn are_different(one: Descriptors, other: Descriptors) -> bool {
+pub(crate) fn are_different(one: Descriptors, other: Descriptors) -> bool {
     fn differ<T: PartialEq>(one: Option<T>, other: Option<T>) -> bool {
         one.zip(other).is_some_and(|(one, other)| one != other)
     }

@@ -8,19 +8,22 @@
 //! | `connection` | that thread | a connection until a reactor has it, and that of an admin queue |
 //! | `disk` | control | the disk of a namespace |
 //! | `discovery` | that thread | follows a discovery service |
-//! | `driver` | reactor | the I/O queue of a reactor |
+//! | `driver` | reactor | the I/O queues of a reactor |
+//! | `path` | that thread | the connection of an admin queue, from the first attempt until it is lost |
 //! | `shared` | any | what these share |
 //!
-//! A controller has an admin queue, and an I/O queue on each reactor with channels, each with a connection of its own. The admin
-//! queues of all controllers are tasks of one thread, off the reactors and apart from the daemon's control. That thread also
-//! connects the I/O queues, and gives each connection to its reactor.
+//! A controller has up to [`PATHS_MAX`](driver::PATHS_MAX) paths: addresses at which the same subsystem answers, for the target
+//! each a controller of its own. A path has an admin queue, and an I/O queue on each reactor with channels, each with a
+//! connection of its own. The admin queues of all controllers are tasks of one thread, off the reactors and apart from the
+//! daemon's control. That thread also connects the I/O queues, and gives each connection to its reactor.
 //!
-//! **Loss.** If one connection of a controller is lost, all of them are closed. Requests that the controller had are kept, and
-//! the thread connects again. A write that is still under way at the other host must not land behind a later one; so before a new
-//! queue takes requests, the earlier controller must have ended: a target of Aryk says that it ends it first
+//! **Loss.** If one connection of a path is lost, all of them are closed, and the thread connects again. Requests that change
+//! nothing take another path at once, or wait for this one. A change that is still under way at the other host must not land
+//! behind a later one of the same blocks. So it is submitted again only when the lost controller must have ended: a target of
+//! Aryk says that it ends the earlier controller of a path before it takes the next
 //! ([`ENDS_EARLIER`](aryk_nvme_fabrics::association::ENDS_EARLIER)); of any other, the thread waits until the keep-alive timeout
-//! has passed there, unless no change was in flight. Then requests are submitted again by the rules of a reset
-//! ([`aryk_nvme::replay`]).
+//! has passed there. Until then, later changes of these blocks wait, on all paths and all reactors; others go on. Which changes
+//! are submitted again, the rules of a reset say ([`aryk_nvme::replay`]).
 
 mod admin;
 mod connection;
@@ -29,12 +32,14 @@ mod controllers;
 mod discovery;
 mod disk;
 mod driver;
+mod path;
 mod shared;
 #[cfg(test)]
 mod tests;
 
 pub use controllers::{Following, RemoteController, RemoteControllers};
 pub use discovery::Heard;
+pub use driver::{PATHS_MAX, Policy};
 
 use crate::{Exposed, NamespaceInfo};
 use aryk_nvme::claims::ControllerInfo;
@@ -42,7 +47,9 @@ use aryk_nvme::spec::status::Status;
 use aryk_nvme_fabrics::chap::{Failure, Secrets};
 use aryk_nvme_fabrics::nqn::Nqn;
 use aryk_nvme_fabrics::psk::{self, ConfiguredPsk, PskError, TlsPsk, Version};
+use aryk_nvme_fabrics::subsystem::AnaState;
 use aryk_tls::{Psk, TlsError};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,6 +66,12 @@ pub struct RemoteConfig {
     pub address: SocketAddr,
     /// The address of this host that connections have; any by default.
     pub source: Option<SocketAddr>,
+    /// Further paths, as the two fields before. One of all needs to be connected for the controller to be attached.
+    pub further: Vec<(SocketAddr, Option<SocketAddr>)>,
+    /// How the paths of disks are used, by NSID.
+    pub policies: BTreeMap<u32, Policy>,
+    /// How the paths of other disks are used.
+    pub policy: Policy,
     /// The subsystem.
     pub subsystem: Nqn,
     /// The name by which this host connects.
@@ -102,6 +115,9 @@ impl RemoteConfig {
             name: name.to_owned(),
             address,
             source: None,
+            further: Vec::new(),
+            policies: BTreeMap::new(),
+            policy: Policy::ActivePassive,
             subsystem,
             host,
             host_id,
@@ -144,6 +160,20 @@ impl RemoteConfig {
     }
 }
 
+impl RemoteConfig {
+    /// The configuration for a path.
+    fn at(&self, address: SocketAddr, source: Option<SocketAddr>) -> Self {
+        Self { address, source, ..self.clone() }
+    }
+
+    /// The configurations for all paths.
+    fn of_paths(&self) -> impl Iterator<Item = Self> {
+        let first = (self.address, self.source);
+        let all = std::iter::once(first).chain(self.further.iter().copied());
+        all.map(|(address, source)| self.at(address, source))
+    }
+}
+
 /// How far a controller is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemotePhase {
@@ -164,8 +194,6 @@ pub enum RemotePhase {
 pub struct RemoteInfo {
     /// How far it is.
     pub phase: RemotePhase,
-    /// Where the target listens.
-    pub address: SocketAddr,
     /// The subsystem.
     pub subsystem: Nqn,
     /// The name by which this host connects.
@@ -174,13 +202,11 @@ pub struct RemoteInfo {
     pub controller: Option<ControllerInfo>,
     /// Its namespaces.
     pub namespaces: Vec<NamespaceInfo>,
-    /// Its I/O queues: the core of each.
-    pub queues: Vec<u16>,
-    /// Whether the target ends an earlier controller of this host before it takes a new one.
-    pub ends_earlier: bool,
-    /// Times that the controller was lost.
+    /// Its paths.
+    pub paths: Vec<PathInfo>,
+    /// Times that a path was lost.
     pub losses: u64,
-    /// Why it was lost last.
+    /// Why one was lost last.
     pub last_loss: Option<String>,
     /// Attempts after a status that allows another.
     pub retried: u64,
@@ -190,9 +216,81 @@ pub struct RemoteInfo {
     pub failed_by_loss: u64,
 }
 
+impl RemoteInfo {
+    /// The numbers of the paths that take the requests of a namespace on a core.
+    pub fn current_paths(&self, nsid: u32, core: u16) -> Vec<usize> {
+        let of = |path: &PathInfo| path.access.iter().find(|access| access.nsid == nsid).copied();
+        let connected = self.paths.iter().filter(|path| path.is_connected && path.queues.contains(&core));
+        let connected: Vec<(usize, PathAccess)> =
+            connected.filter_map(|path| Some((path.number, of(path)?))).collect();
+        let with = |state| connected.iter().filter(move |(_, access)| access.state == state);
+        let mut best: Vec<&(usize, PathAccess)> = with(AnaState::Optimized).collect();
+        if best.is_empty() {
+            best = with(AnaState::NonOptimized).collect();
+        }
+        if best.first().is_some_and(|(_, access)| access.policy == Policy::ActivePassive) {
+            let preferred = best.iter().position(|(_, access)| access.is_preferred);
+            best = vec![best[preferred.unwrap_or(0)]];
+        }
+        best.into_iter().map(|(number, _)| *number).collect()
+    }
+}
+
+/// The state of a path to a controller.
+#[derive(Clone, Debug)]
+pub struct PathInfo {
+    /// The path's number.
+    pub number: usize,
+    /// Where the target listens.
+    pub address: SocketAddr,
+    /// The address of this host that connections have; any by default.
+    pub source: Option<SocketAddr>,
+    /// Whether the path is connected.
+    pub is_connected: bool,
+    /// What the controller at its end says of itself, or said before it was lost.
+    pub controller: ControllerInfo,
+    /// Whether the target ends an earlier controller of this host, at the same address, before it takes a new one.
+    pub ends_earlier: bool,
+    /// Its I/O queues: the core of each.
+    pub queues: Vec<u16>,
+    /// What it is for the namespaces that are disks.
+    pub access: Vec<PathAccess>,
+    /// Times that it was lost.
+    pub losses: u64,
+    /// Why it was lost last.
+    pub last_loss: Option<String>,
+}
+
+/// What a path is for a namespace.
+#[derive(Clone, Copy, Debug)]
+pub struct PathAccess {
+    /// The namespace.
+    pub nsid: u32,
+    /// The access that the controller gives.
+    pub state: AnaState,
+    /// How the paths of the namespace are used.
+    pub policy: Policy,
+    /// Whether the operator prefers this path.
+    pub is_preferred: bool,
+}
+
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
+    /// The controller has a path to this address.
+    #[error("the controller {name} has a path to {address} already")]
+    PathExists {
+        /// The controller's name.
+        name: String,
+        /// Where.
+        address: SocketAddr,
+    },
+    /// The controller has no path like this, or no other one.
+    #[error("the controller {0} has no such path, or no other")]
+    NoSuchPath(String),
+    /// The controller has as many paths as it can.
+    #[error("the controller {0} has {PATHS_MAX} paths, which is the most")]
+    TooManyPaths(String),
     /// Another controller has the name.
     #[error("there is a controller {0} already")]
     Exists(String),

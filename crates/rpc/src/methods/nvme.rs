@@ -12,6 +12,7 @@ mod discovery;
 mod hotplug;
 mod injection;
 mod options;
+mod paths;
 mod remote;
 mod statistics;
 mod tools;
@@ -125,6 +126,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     discovery::register(table);
     injection::register(table);
     options::register(table);
+    paths::register(table);
     statistics::register(table);
     tools::register(table);
 }

@@ -370,6 +370,14 @@ fn share_disks(dir: &Path, call: &mut impl FnMut(&'static str, Value)) {
     call("bdev_nvme_start_discovery", json!({"name": "far", "trtype": "TCP", "traddr": "127.0.0.1"}));
     call("bdev_nvme_get_discovery_info", json!({}));
     call("bdev_nvme_stop_discovery", disk("far"));
+    let attach = json!({
+        "name": "near", "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": port, "subnqn": NQN, "hostnqn": HOST,
+    });
+    call("bdev_nvme_attach_controller", attach);
+    call("bdev_nvme_get_io_paths", json!({"name": "nearn3"}));
+    call("bdev_nvme_set_multipath_policy", json!({"name": "nearn3", "policy": "active_active"}));
+    call("bdev_nvme_set_preferred_path", json!({"name": "nearn3", "cntlid": 1}));
+    call("bdev_nvme_detach_controller", disk("near"));
     call("nvmf_get_subsystems", json!({}));
     call("nvmf_subsystem_get_listeners", json!({"nqn": NQN}));
     call("nvmf_subsystem_get_controllers", json!({"nqn": NQN}));

@@ -405,7 +405,7 @@ impl Thread {
             self.counters().warnings.fetch_add(1, Ordering::Relaxed);
         }
         match event {
-            AsyncEvent::NamespacesChanged | AsyncEvent::SanitizeCompleted => {}
+            AsyncEvent::NamespacesChanged | AsyncEvent::SanitizeCompleted | AsyncEvent::AccessChanged => {}
             AsyncEvent::Error(code) => {
                 limited!(self.lines, error, controller, code, "the NVMe controller reports an error");
             }

@@ -15,10 +15,13 @@ use aryk_nvme::spec::identify::{
 use aryk_nvme::spec::log;
 use aryk_nvme::spec::opcode;
 use aryk_nvme::spec::register::{CAP, CC, CSTS, Cap, Cc, Csts, Shutdown, VS};
+use aryk_nvme_fabrics::ana;
 use aryk_nvme_fabrics::association::ENDS_EARLIER;
 use aryk_nvme_fabrics::command::Command;
 use aryk_nvme_fabrics::connect::ANY_CONTROLLER;
 use aryk_nvme_fabrics::property::Access;
+use aryk_nvme_fabrics::subsystem::AnaState;
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use zerocopy::FromBytes;
@@ -33,6 +36,8 @@ const V1_3: u32 = 0x1_0300;
 const V2_0: u32 = 0x2_0000;
 /// The namespaces of a controller that are looked at.
 const NAMESPACES_MAX: usize = 1024;
+/// CMIC: the controller reports the access to namespaces (ANA).
+const REPORTS_ACCESS: u8 = 1 << 3;
 /// Bytes of a capsule's command.
 const COMMAND_LEN: u32 = 64;
 /// Time between two reads of CSTS.
@@ -65,6 +70,9 @@ impl Queues {
     }
 }
 
+/// The access to namespaces through a controller, by NSID.
+pub(super) type AccessByNsid = BTreeMap<u32, AnaState>;
+
 /// The admin queue of a controller that is ready.
 #[derive(Debug)]
 pub(super) struct Admin {
@@ -73,6 +81,8 @@ pub(super) struct Admin {
     pub(super) queues: Queues,
     pub(super) info: ControllerInfo,
     pub(super) ends_earlier: bool,
+    /// NANAGRPID: the groups of namespaces whose access the controller reports; `None` if it reports none.
+    access_groups: Option<u32>,
     /// The Asynchronous Event Request in flight.
     event: Option<u16>,
 }
@@ -113,10 +123,11 @@ pub(super) async fn attach(config: &RemoteConfig) -> Result<(Admin, Vec<ListedNa
         has_write_cache: info.has_volatile_cache,
     };
     let ends_earlier = page.vendor.starts_with(&ENDS_EARLIER);
-    let wanted = info.async_events & feature::EVENT_NAMESPACE;
+    let access_groups = (page.cmic & REPORTS_ACCESS != 0).then(|| page.nanagrpid.get());
+    let wanted = info.async_events & (feature::EVENT_NAMESPACE | feature::EVENT_ANA);
     let has_events = enable_events(&mut connection, wanted).await? && wanted != 0;
     let event = if has_events { Some(request_event(&mut connection)?) } else { None };
-    let mut admin = Admin { connection, cc, queues, info, ends_earlier, event };
+    let mut admin = Admin { connection, cc, queues, info, ends_earlier, access_groups, event };
     let namespaces = admin.list().await?;
     Ok((admin, namespaces))
 }
@@ -138,7 +149,7 @@ pub(super) async fn open_queue(
     config: &RemoteConfig,
     queues: Queues,
     qid: u16,
-    generation: u64,
+    (path, life): (usize, u64),
 ) -> Result<Box<Live>, ConnectError> {
     let depth = queues.depth(config);
     let mut attempt = 0;
@@ -155,7 +166,7 @@ pub(super) async fn open_queue(
         }
     };
     let parts = connection.into_parts(queues.in_capsule_max)?;
-    Ok(Box::new(Live::new(parts, depth, generation, queues.retry_delays, queues.has_write_cache)))
+    Ok(Box::new(Live::new(parts, depth, (path, life, qid), queues.retry_delays, queues.has_write_cache)))
 }
 
 /// Reads a property.
@@ -240,18 +251,35 @@ impl Admin {
         Ok(event?.unwrap_or(0))
     }
 
-    /// Handles an event, and asks for the next one. Returns the namespaces, if these may have changed.
-    pub(super) async fn handle(&mut self, event: u32) -> Result<Option<Vec<ListedNamespace>>, ConnectError> {
-        let has_changed = AsyncEvent::decode(event) == AsyncEvent::NamespacesChanged;
+    /// Takes an event, and asks for the next one. Returns what is to be read again.
+    pub(super) async fn take(&mut self, event: u32) -> Result<AsyncEvent, ConnectError> {
         let page = AsyncEvent::log_page(event);
-        if page != 0 {
+        // The log of the access is read by `access`.
+        if page != 0 && page != log::ANA {
             let len = if page == log::CHANGED_NAMESPACES { 4096 } else { 512 };
             let log =
                 self.connection.admin(admin::get_log(page, u32::MAX, 0, len, false), "Get Log Page").await;
             optional(log)?;
         }
         self.event = Some(request_event(&mut self.connection)?);
-        if has_changed { self.list().await.map(Some) } else { Ok(None) }
+        Ok(AsyncEvent::decode(event))
+    }
+
+    /// Reads the access to the namespaces through this controller, by NSID; `None` if the controller does not report it.
+    pub(super) async fn access(&mut self) -> Result<Option<AccessByNsid>, ConnectError> {
+        let Some(groups) = self.access_groups else { return Ok(None) };
+        let get = admin::get_log(log::ANA, u32::MAX, 0, ana::log_len(groups), false);
+        let Some(page) = optional(self.connection.admin(get, "Get Log Page (ANA)").await)? else {
+            return Ok(None);
+        };
+        let access = ana::decode(&page.data);
+        let controller = self.info.controller_id;
+        access
+            .as_ref()
+            .err()
+            .into_iter()
+            .for_each(|error| tracing::warn!(controller, %error, "access is unknown"));
+        Ok(access.ok())
     }
 
     /// Tells the controller that this host is there.

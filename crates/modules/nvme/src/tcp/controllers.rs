@@ -1,14 +1,15 @@
 //! All controllers of other hosts, and the thread of their admin queues. Control context.
 
-use super::control::{self, Command};
+use super::control::{self, Command, Done};
 use super::discovery::{self, Heard};
 use super::shared::Shared;
-use super::{RemoteConfig, RemoteError, RemoteInfo, RemotePhase};
+use super::{Policy, RemoteConfig, RemoteError, RemoteInfo, RemotePhase};
 use crate::NamespaceInfo;
 use crate::shared::lock;
 use aryk_bdev::{Bdev, Env};
 use std::collections::BTreeMap;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc::{Sender, UnboundedSender, unbounded_channel};
@@ -105,6 +106,21 @@ impl RemoteControllers {
         disks
     }
 
+    /// Adds a path to a controller: an address at which the same subsystem answers. The other settings are the controller's.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub async fn add_path(
+        &self,
+        name: &str,
+        address: SocketAddr,
+        source: Option<SocketAddr>,
+    ) -> Result<(), RemoteError> {
+        let controller = self.find(name)?;
+        let config = Box::new(controller.config().at(address, source));
+        controller.ask(|done| Command::AddPath { config, done }).await
+    }
+
     /// Removes a controller's disks, which waits until no opener uses them, and ends the controller.
     ///
     /// # Errors
@@ -169,6 +185,36 @@ impl RemoteController {
         let info = self.shared.info();
         let is_it = |namespace: &&NamespaceInfo| namespace.disk.as_deref() == Some(disk);
         info.namespaces.iter().find(is_it).map(|namespace| namespace.nsid)
+    }
+
+    async fn ask(&self, command: impl FnOnce(Done) -> Command) -> Result<(), RemoteError> {
+        let (done, answer) = oneshot::channel();
+        self.shared.send(command(done));
+        answer.await.unwrap_or_else(|_| Err(RemoteError::Ended(self.name().to_owned())))
+    }
+
+    /// Removes a path, which gets no requests any more and goes when it has none. The last one cannot be removed.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub async fn remove_path(&self, path: usize) -> Result<(), RemoteError> {
+        self.ask(|done| Command::RemovePath { path, done }).await
+    }
+
+    /// Sets how the paths of a namespace's disk are used.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub async fn set_policy(&self, nsid: u32, policy: Policy) -> Result<(), RemoteError> {
+        self.ask(|done| Command::SetPolicy { nsid, policy, done }).await
+    }
+
+    /// Prefers a path of a namespace's disk, by the identifier of the controller at its end, while it is one of the best.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub async fn prefer(&self, nsid: u32, controller: u16) -> Result<(), RemoteError> {
+        self.ask(|done| Command::Prefer { nsid, controller, done }).await
     }
 
     /// Closes all connections and connects again; requests wait meanwhile.

@@ -2,7 +2,7 @@
 
 use super::DATA_MAX;
 use super::control::Command;
-use super::driver::RemoteChannel;
+use super::driver::{PathTable, RemoteChannel};
 use super::shared::Shared;
 use crate::disks;
 use crate::namespace::{self, UNMAP_MAX};
@@ -30,6 +30,8 @@ pub(super) struct Namespace {
     depth: u16,
     /// What the controller says about it.
     state: Mutex<(claims::Namespace, Commands)>,
+    /// What the paths are for it.
+    pub(super) paths: PathTable,
     failures: Failures,
 }
 
@@ -42,12 +44,14 @@ impl Namespace {
         controller: &ControllerInfo,
     ) -> Self {
         let state = (namespace.clone(), Commands::new(namespace, controller));
+        let policy = lock(&shared.policies).get(&namespace.nsid).copied().unwrap_or(shared.config.policy);
         Self {
             shared: Arc::clone(shared),
             nsid: namespace.nsid,
             disk,
             depth,
             state: Mutex::new(state),
+            paths: PathTable::new(policy),
             failures: Failures::default(),
         }
     }

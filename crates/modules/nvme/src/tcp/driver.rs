@@ -1,141 +1,81 @@
-//! The I/O queue of a controller on one reactor, which the channels of all its namespaces there share. Reactor context.
+//! The I/O queues of a controller on one reactor, one for each path, which the channels of all its namespaces there share.
+//! Reactor context.
 //!
-//! A request is at the controller, waits in a FIFO, waits for another attempt, or is held because its connection was lost
-//! ([`State`]). A turn reads the socket once at most, and writes what the requests of the turn have added. Data is copied once on
-//! its way: from the guest's memory to the socket's output, from the socket's input to the guest's memory. On the usual path a
-//! request needs no allocation and no lock.
+//! A request is at the controller, waits in a FIFO, waits for another attempt, waits for the end of changes that a lost
+//! connection may still make, or is held because its own connection was lost ([`State`]). A turn reads each socket once at most,
+//! and writes what the requests of the turn have added. Data is copied once on its way: from the guest's memory to the socket's
+//! output, from the socket's input to the guest's memory. On the usual path a request needs no allocation and no lock.
 //!
-//! `loss` has the steps after a lost connection, which the thread sends to each reactor as messages.
+//! `loss` has the steps after a lost connection, which the thread sends to each reactor as messages; `guard` the blocks that a
+//! lost connection may still change. `route` chooses the paths of requests, `live` is a connection, `answers` takes what it
+//! receives.
 
+mod answers;
+mod guard;
+mod live;
 mod loss;
+mod route;
 mod sealed;
 
-pub(super) use loss::{Stopped, close, fail, give, open, resume, stop};
+pub(super) use guard::{Extent, Guard};
+pub(super) use live::Live;
+pub(super) use loss::{Stopped, close, drain, fail, give, hold, open, replay, settle, stop};
+pub(super) use route::{Choice, PathTable};
+pub use route::{PATHS_MAX, Policy};
 
-use super::connection::Parts;
 use super::control::Command;
 use super::disk::Namespace;
 use super::shared::Shared;
-use crate::driver::{refused, worse};
-use crate::status::{Outcome, RETRY_DELAY_MIN, decide, decide_harmless, errno};
-use aryk_bdev::{Channel, Completion, CreditPool, DeviceError, Failure, Io, Op, Status, Tag};
+use crate::driver::refused;
+use aryk_bdev::{Channel, Completion, CreditPool, Io, Op, Status, Tag};
 use aryk_nvme::io::{BadRequest, Commands, Range};
-use aryk_nvme::replay::{Change, History};
+use aryk_nvme::replay::History;
 use aryk_nvme::spec::entry::{Fuse, SubmissionEntry};
-use aryk_nvme::spec::status::{Code, Status as NvmeStatus};
-use aryk_nvme_fabrics::tcp::{HostQueue, HostReceived, Transfer};
-use aryk_reactor::{Armed, Cx, Driver, DriverId, DriverKey, DriverRef, Handle, Nanos, RootId, WatchId};
+use aryk_nvme::spec::status::Status as NvmeStatus;
+use aryk_nvme_fabrics::tcp::Transfer;
+use aryk_reactor::{Armed, Clock, Cx, Driver, DriverId, DriverKey, DriverRef, Handle, Nanos, RootId};
 use aryk_slots::{Key, Slots};
-use aryk_tls::{Session, TlsError};
-use rustix::event::epoll;
+use aryk_tls::TlsError;
+use live::{Buffers, Running};
+use route::Route;
 use sealed::Sealing;
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpStream;
-use std::os::fd::AsFd;
+use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// Bytes that one turn reads, and that one system call writes.
-const BUFFER: usize = 256 << 10;
 /// System calls that write in one turn.
 const WRITES_MAX: u32 = 4;
 /// The shortest time between two system calls that find nothing to read, or no room to write.
 const FRUITLESS: Duration = Duration::from_micros(2);
 /// Changes of blocks that a queue remembers, to decide after a loss which writes are safe to submit again.
 const HISTORY: usize = 1024;
+/// Time between two attempts of a request to whose namespace no path gives access.
+const ACCESS_INTERVAL: Duration = Duration::from_millis(50);
 /// The largest deallocation is a range of this many bytes: see `disk`.
 const RANGE_LEN: u32 = 16;
-
-/// The buffers of sockets: all queues of a reactor share them.
-struct Buffers {
-    input: RefCell<Vec<u8>>,
-    output: RefCell<Vec<u8>>,
-}
-
-impl Default for Buffers {
-    fn default() -> Self {
-        let buffer = || RefCell::new(vec![0; BUFFER]);
-        Self { input: buffer(), output: buffer() }
-    }
-}
-
-/// A command in flight: its request, and which of the request's commands it is.
-#[derive(Clone, Copy, Debug)]
-struct Running {
-    key: Key,
-    is_second: bool,
-}
-
-/// A connected queue.
-#[derive(Debug)]
-pub(crate) struct Live {
-    socket: TcpStream,
-    tls: Option<Session>,
-    queue: HostQueue,
-    generation: u64,
-    retry_delays: [u16; 3],
-    has_write_cache: bool,
-    watch: Option<WatchId>,
-    /// Tells when a full socket has room again.
-    room: Option<WatchId>,
-    /// Output that the socket has not taken.
-    unsent: VecDeque<u8>,
-    commands: Box<[Option<Running>]>,
-    /// Command identifiers that are free.
-    free: Vec<u16>,
-    /// When the socket is read and written next, if it had nothing or no room.
-    read_at: Nanos,
-    write_at: Nanos,
-}
-
-impl Live {
-    /// A connection whose queue takes `depth` commands at a time.
-    pub(super) fn new(
-        (socket, tls, queue): Parts,
-        depth: u16,
-        generation: u64,
-        retry_delays: [u16; 3],
-        has_write_cache: bool,
-    ) -> Self {
-        Self {
-            socket,
-            tls,
-            queue,
-            generation,
-            retry_delays,
-            has_write_cache,
-            watch: None,
-            room: None,
-            unsent: VecDeque::new(),
-            commands: vec![None; usize::from(depth)].into(),
-            free: (0..depth).rev().collect(),
-            read_at: Nanos(0),
-            write_at: Nanos(0),
-        }
-    }
-
-    fn in_flight(&self) -> u32 {
-        (self.commands.len() - self.free.len()) as u32
-    }
-}
 
 /// Where a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// In the FIFO.
     Waiting,
+    /// Waits until no lost connection can change its blocks any more.
+    Guarded,
     /// Waits for its next attempt.
     Delayed,
-    /// The controller has so many commands of it; the status of those that ended.
-    AtController(u8, Status),
-    /// The connection was lost while the controller had it.
+    /// The controller has so many commands of it, by this path; the status of those that ended.
+    AtController { path: usize, left: u8, status: Status },
+    /// The connection was lost while the controller had it, which the thread has not asked for yet.
+    Lost,
+    /// The connection was lost, and the thread will say what all reactors have changed since.
     Held,
+    /// As `Held`; it may be submitted again once no lost connection can execute it any more.
+    Unproven,
 }
 
 #[derive(Debug)]
@@ -147,13 +87,15 @@ struct Request {
     attempts: u16,
     /// Its submitter no longer needs it: it is not tried again.
     is_aborted: bool,
-    /// A loss has kept it, and it has not ended since.
-    is_kept: bool,
-    /// Losses during its repetition after a loss.
-    replays: u8,
-    /// Times of its first attempt (0 before) and of the last.
+    /// A change that was held, and is submitted again: later changes of its blocks wait for its end.
+    is_replayed: bool,
+    /// Losses while the controller had it.
+    losses: u8,
+    /// Times of its first attempt that may have had an effect (0 before) and of the last.
     first_attempt: u64,
     last_attempt: u64,
+    /// Since when it has had no access to its namespace; 0: it has not been refused.
+    refused_since: u64,
     /// Its place in the order of all requests.
     number: u64,
 }
@@ -164,35 +106,38 @@ struct Opened {
     namespace: Arc<Namespace>,
     /// The commands of the namespace, as it was when the channel last had to look.
     commands: Commands,
+    route: Route,
     completions: Vec<Completion>,
 }
 
-/// Whether there is a connection.
-enum Life {
-    Live(Box<Live>),
-    /// Requests wait.
-    Away,
-    /// Requests fail until there is one again.
-    Failing,
-    /// Requests fail.
-    Closed,
+/// What requests do without any connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Absence {
+    /// They wait.
+    Wait,
+    /// They fail until there is a connection again.
+    Fail,
+    /// They fail for ever.
+    Removed,
 }
 
-/// Whether requests are started. After a loss, the requests that are submitted again come first, on all reactors.
+/// Which requests are started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gate {
     Open,
-    /// So many requests that a loss kept have not ended; only they are started.
-    Replaying(u32),
-    /// Other reactors are not as far.
+    /// Those that change no block of the guard.
+    Guarded,
+    /// None: the thread asks all reactors what a lost connection has left.
     Closed,
 }
 
 /// How an attempt to start a request ended.
 enum Start {
     AtController,
-    /// It must wait.
+    /// It must wait, and so must those behind it.
     Blocked,
+    /// No path gives access to its namespace.
+    Inaccessible,
     Ended(Status),
 }
 
@@ -220,12 +165,17 @@ pub(super) struct QueueDriver {
     shared: Arc<Shared>,
     handle: Handle,
     id: DriverId,
-    life: Life,
+    /// The connections, by path.
+    lives: [Option<Box<Live>>; PATHS_MAX],
+    absence: Absence,
     gate: Gate,
+    guard: Guard,
     requests: Slots<Request>,
     channels: Slots<Opened>,
     /// Requests in the state [`State::Waiting`], in order.
     waiting: VecDeque<Key>,
+    /// Requests in the state [`State::Guarded`], in order.
+    guarded: Vec<Key>,
     /// Requests in the state [`State::Delayed`].
     delayed: Vec<(Nanos, Key)>,
     credits: CreditPool,
@@ -238,9 +188,11 @@ pub(super) struct QueueDriver {
     /// Requests so far.
     count: u64,
     has_late_timer: bool,
-    is_armed: bool,
-    /// A change was at the controller when the connection was lost, since the thread last asked.
-    has_unsettled: bool,
+    /// Changes that were at a controller when its connection was lost, by path, since the thread last asked.
+    unsettled: Vec<(usize, Extent)>,
+    /// The round in which requests were submitted again, and how many of them have not ended.
+    round: u64,
+    replayed: u32,
 }
 
 /// Calls `f` with the driver of a controller on this reactor, if there is one.
@@ -253,15 +205,19 @@ fn with_driver<R>(key: DriverKey, cx: &mut Cx, f: impl FnOnce(&mut QueueDriver, 
 impl QueueDriver {
     fn new(shared: &Arc<Shared>, id: DriverId, depth: u16, cx: &mut Cx) -> Self {
         let depth = u32::from(depth);
+        let is_failing = shared.is_failing.load(Ordering::Acquire);
         let mut driver = Self {
             shared: Arc::clone(shared),
             handle: cx.handle().clone(),
             id,
-            life: if shared.is_failing.load(Ordering::Acquire) { Life::Failing } else { Life::Away },
-            gate: Gate::Open,
+            lives: Default::default(),
+            absence: if is_failing { Absence::Fail } else { Absence::Wait },
+            gate: Gate::Closed,
+            guard: Guard::default(),
             requests: Slots::new(depth),
             channels: Slots::new(8),
             waiting: VecDeque::with_capacity(depth as usize),
+            guarded: Vec::new(),
             delayed: Vec::new(),
             credits: CreditPool::new(depth),
             history: History::new(HISTORY),
@@ -270,19 +226,22 @@ impl QueueDriver {
             sealing: None,
             count: 0,
             has_late_timer: false,
-            is_armed: false,
-            has_unsettled: false,
+            unsettled: Vec::new(),
+            round: 0,
+            replayed: 0,
         };
-        match shared.take_prepared(cx.handle()) {
-            Some(live) => driver.install(live, cx),
-            None => shared.send(Command::Wanted(cx.handle().clone())),
-        }
+        let (gate, guard) = shared.gate();
+        guard.into_iter().for_each(|guard| driver.set_guard(guard));
+        let prepared = shared.take_prepared(cx.handle());
+        let queues = prepared.iter().map(|(_, live)| (live.path, live.life, live.qid)).collect();
+        shared.send(Command::Began { reactor: cx.handle().clone(), gate, queues });
+        prepared.into_iter().for_each(|(_, live)| driver.install(live, cx));
         driver
     }
 
     fn open_channel(&mut self, namespace: &Arc<Namespace>, root: RootId) -> Key {
         let (namespace, commands) = (Arc::clone(namespace), namespace.commands());
-        self.channels.add(Opened { root, namespace, commands, completions: Vec::new() })
+        self.channels.add(Opened { root, namespace, commands, route: Route::new(), completions: Vec::new() })
     }
 
     fn close_channel(&mut self, channel: Key) {
@@ -301,20 +260,61 @@ impl QueueDriver {
             state: State::Waiting,
             attempts: 0,
             is_aborted: false,
-            is_kept: false,
-            replays: 0,
+            is_replayed: false,
+            losses: 0,
             first_attempt: 0,
             last_attempt: 0,
+            refused_since: 0,
             number: self.count,
         });
-        if !self.waiting.is_empty() || !self.may_start(key) {
-            return self.waiting.push_back(key);
+        if self.waiting.is_empty() {
+            self.try_start(key, cx);
+        } else {
+            self.waiting.push_back(key);
+        }
+    }
+
+    /// Starts a request, or leaves it where it waits for that. Returns whether those behind it may be tried.
+    #[inline]
+    fn try_start(&mut self, key: Key, cx: &mut Cx) -> bool {
+        if self.gate != Gate::Open && !self.passes_gate(key) {
+            return self.gate != Gate::Closed;
         }
         match self.start(key, cx) {
-            Start::AtController => {}
-            Start::Blocked => self.waiting.push_back(key),
-            Start::Ended(status) => self.finish(key, status, cx),
+            Start::AtController => true,
+            Start::Ended(status) => {
+                self.finish(key, status, cx);
+                true
+            }
+            Start::Inaccessible => {
+                self.await_access(key, ACCESS_INTERVAL, cx);
+                true
+            }
+            Start::Blocked => {
+                self.waiting.push_front(key);
+                false
+            }
         }
+    }
+
+    /// Whether the gate lets a request pass; otherwise the request is left where it waits.
+    #[cold]
+    fn passes_gate(&mut self, key: Key) -> bool {
+        if self.gate == Gate::Closed {
+            self.waiting.push_front(key);
+            return false;
+        }
+        let request = self.requests.get_mut(key).expect("the caller has a request");
+        let nsid = self.channels.get(request.channel).expect("it has requests").namespace.nsid();
+        let io = &request.io;
+        let is_apart = !io.op.is_change() || !self.guard.overlaps(nsid, io.lba.0, io.blocks.0);
+        let fails = self.absence != Absence::Wait && self.lives.iter().all(Option::is_none);
+        let passes = is_apart || request.is_replayed || fails;
+        if !passes {
+            request.state = State::Guarded;
+            self.guarded.push(key);
+        }
+        passes
     }
 
     /// Completes the requests with this tag that the controller does not have; the others are not tried again.
@@ -325,13 +325,16 @@ impl QueueDriver {
         for key in keys {
             let request = self.requests.get_mut(key).expect("just found");
             match request.state {
-                State::AtController(..) => {
+                // Step 2 after a loss ends those that a lost connection may execute.
+                State::AtController { .. } | State::Lost | State::Held => {
                     request.is_aborted = true;
                     continue;
                 }
                 State::Waiting => self.waiting.retain(|&waiting| waiting != key),
+                State::Guarded => self.guarded.retain(|&guarded| guarded != key),
                 State::Delayed => self.delayed.retain(|&(_, delayed)| delayed != key),
-                State::Held => {}
+                // Its blocks stay in the guard.
+                State::Unproven => {}
             }
             self.finish(key, Status::Aborted, cx);
         }
@@ -342,29 +345,34 @@ impl QueueDriver {
         out.append(&mut channel.completions);
     }
 
-    /// Whether the gate lets a request pass.
-    fn may_start(&self, key: Key) -> bool {
-        match self.gate {
-            Gate::Open => true,
-            Gate::Replaying(_) => self.requests.get(key).is_some_and(|request| request.is_kept),
-            Gate::Closed => matches!(self.life, Life::Failing | Life::Closed),
+    /// The path of the next request of a channel.
+    #[inline]
+    fn choose_path(&mut self, channel: Key) -> Option<usize> {
+        let version = self.shared.version();
+        let lives = &self.lives;
+        let channel = self.channels.get_mut(channel).expect("it has requests");
+        if !channel.route.is_of(version) {
+            let connected =
+                (0..PATHS_MAX).filter(|path| lives[*path].is_some()).fold(0, |bits, path| bits | 1 << path);
+            channel.route.make(&channel.namespace.paths, connected, version);
         }
+        channel.route.next(|path| lives[path].as_ref().map_or(0, |live| live.free.len()))
     }
 
-    /// Adds a request's commands to the output.
+    /// Adds a request's commands to the output of a path.
     #[inline]
     fn start(&mut self, key: Key, cx: &mut Cx) -> Start {
-        let live = match &mut self.life {
-            Life::Live(live) => live,
-            Life::Away => return Start::Blocked,
-            Life::Failing => return self.fail_away(key),
-            Life::Closed => return Start::Ended(Status::Removed),
-        };
-        let request = self.requests.get_mut(key).expect("the caller has a request");
+        let channel = self.requests.get(key).expect("the caller has a request").channel;
+        let Some(path) = self.choose_path(channel) else { return self.start_without_path(key) };
+        let live = self.lives[path].as_mut().expect("a path of a route is connected");
+        let request = self.requests.get_mut(key).expect("just found");
         let channel = self.channels.get_mut(request.channel).expect("it has requests");
         let io = &request.io;
         let count = if io.op == Op::CompareAndWrite { 2 } else { 1 };
         if live.free.len() < count {
+            if live.commands.len() < count {
+                return Start::Ended(Status::Unsupported);
+            }
             return Start::Blocked;
         }
         if io.op == Op::Flush && !live.has_write_cache {
@@ -385,7 +393,7 @@ impl QueueDriver {
             live.commands[usize::from(cid)] = Some(Running { key, is_second });
             live.queue.submit(cid, entry, transfer);
         }
-        request.state = State::AtController(count as u8, Status::Ok);
+        request.state = State::AtController { path, left: count as u8, status: Status::Ok };
         request.last_attempt = cx.now().0;
         if request.first_attempt == 0 {
             // A request that follows the end of another in the same turn was submitted after it.
@@ -397,6 +405,27 @@ impl QueueDriver {
         Start::AtController
     }
 
+    /// What a request does whose namespace has no path.
+    #[cold]
+    fn start_without_path(&mut self, key: Key) -> Start {
+        if self.lives.iter().any(Option::is_some) {
+            return Start::Inaccessible;
+        }
+        match self.absence {
+            Absence::Wait => Start::Blocked,
+            Absence::Fail => Start::Ended(self.fail_away(key)),
+            Absence::Removed => Start::Ended(Status::Removed),
+        }
+    }
+
+    /// Has a request tried again later.
+    fn delay(&mut self, key: Key, delay: Duration, cx: &mut Cx) {
+        self.requests.get_mut(key).expect("the caller has a request").state = State::Delayed;
+        let (at, driver) = (cx.now().after(delay), self.id);
+        self.delayed.push((at, key));
+        cx.call_at(at, move |cx| cx.wake_driver(driver));
+    }
+
     /// Starts requests that wait, in order.
     fn start_waiting(&mut self, cx: &mut Cx) {
         let now = cx.now();
@@ -404,21 +433,12 @@ impl QueueDriver {
             let (_, key) = self.delayed.swap_remove(i);
             let request = self.requests.get_mut(key).expect("a delayed request");
             request.state = State::Waiting;
-            // A request that a loss kept comes before the new ones.
-            if request.is_kept { self.waiting.push_front(key) } else { self.waiting.push_back(key) }
+            // A change that is submitted again comes before the new ones.
+            if request.is_replayed { self.waiting.push_front(key) } else { self.waiting.push_back(key) }
         }
-        while let Some(&key) = self.waiting.front()
-            && self.may_start(key)
-        {
-            match self.start(key, cx) {
-                Start::Blocked => break,
-                Start::AtController => drop(self.waiting.pop_front()),
-                Start::Ended(status) => {
-                    self.waiting.pop_front();
-                    self.finish(key, status, cx);
-                }
-            }
-        }
+        while let Some(key) = self.waiting.pop_front()
+            && self.try_start(key, cx)
+        {}
     }
 
     /// Ends a request.
@@ -430,167 +450,19 @@ impl QueueDriver {
             cx.wake(channel.root);
         }
         channel.completions.push(Completion { tag: request.io.tag, status });
-        if request.is_kept
-            && let Gate::Replaying(left) = self.gate
-        {
-            self.set_kept(left - 1);
+        if request.is_replayed {
+            self.ended_replayed();
         }
     }
 
-    /// Reads the socket once. Returns the number of commands that ended, at least 1 if there was input.
-    fn receive(&mut self, cx: &mut Cx) -> Result<u32, Loss> {
-        let Life::Live(live) = &mut self.life else { return Ok(0) };
-        let buffers = Rc::clone(&self.buffers);
-        let mut buffer = buffers.input.borrow_mut();
-        let len = match live.socket.read(&mut buffer) {
-            Ok(0) => return Err(Loss::Closed),
-            Ok(len) => len,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                live.read_at = cx.now().after(FRUITLESS);
-                return Ok(0);
-            }
-            Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(0),
-            Err(error) => return Err(error.into()),
-        };
-        match live.tls {
-            Some(_) => self.open(&buffer[..len], cx),
-            None => self.take_input(&buffer[..len], cx),
-        }
-        .map(|count| count.max(1))
-    }
-
-    /// Takes plain input. Returns the number of commands that ended.
-    fn take_input(&mut self, mut input: &[u8], cx: &mut Cx) -> Result<u32, Loss> {
-        let (mut count, mut received_at) = (0, None);
-        loop {
-            let Life::Live(live) = &mut self.life else { return Ok(count) };
-            match live.queue.receive(&mut input).map_err(Loss::Violation)? {
-                None => return Ok(count),
-                Some(HostReceived::Data { cid, offset, bytes }) => {
-                    let running = live.commands[usize::from(cid)].expect("the queue has the command");
-                    let request = self.requests.get(running.key).expect("it is at the controller");
-                    request.io.data.write(offset, bytes);
-                }
-                Some(HostReceived::Completed { cid, status, is_intact, .. }) => {
-                    count += 1;
-                    let running = live.commands[usize::from(cid)].take().expect("the queue had the command");
-                    live.free.push(cid);
-                    let now = *received_at.get_or_insert_with(|| cx.refresh_now());
-                    self.complete(running, status, is_intact, now, cx)?;
-                }
-                Some(HostReceived::Terminated(fatal)) => return Err(Loss::Terminated(fatal)),
-                Some(HostReceived::Established) => unreachable!("the queue was established in control"),
-            }
-        }
-    }
-
-    #[inline]
-    fn complete(
-        &mut self,
-        Running { key, is_second }: Running,
-        answer: NvmeStatus,
-        is_intact: bool,
-        now: Nanos,
-        cx: &mut Cx,
-    ) -> Result<(), Loss> {
-        let request = self.requests.get_mut(key).expect("it is at the controller");
-        let State::AtController(left, earlier) = request.state else {
-            unreachable!("a command in flight is of a request at the controller")
-        };
-        let is_last = left == 1 || is_second;
-        if is_last && request.io.op.is_change() {
-            let channel = self.channels.get(request.channel).expect("it has requests");
-            let (slba, blocks) = (request.io.lba.0, request.io.blocks.0);
-            self.last_change = now.0;
-            self.history.add(Change { nsid: channel.namespace.nsid(), slba, blocks, completed: now.0 });
-        }
-        if answer.is_success() && is_intact && left == 1 && earlier.is_ok() {
-            self.finish(key, Status::Ok, cx);
-            return Ok(());
-        }
-        self.complete_otherwise(key, answer, is_intact, cx)
-    }
-
-    /// Takes an answer that is a failure, or one of two.
-    #[cold]
-    fn complete_otherwise(
-        &mut self,
-        key: Key,
-        answer: NvmeStatus,
-        is_intact: bool,
-        cx: &mut Cx,
-    ) -> Result<(), Loss> {
-        let Life::Live(live) = &self.life else { return Ok(()) };
-        let answer = match is_intact || !answer.is_success() {
-            true => answer,
-            false => Code::TRANSIENT_TRANSPORT_ERROR.status(),
-        };
-        let delay_max = self.shared.config.patience.as_nanos() as u64;
-        let request = self.requests.get_mut(key).expect("the caller has found it");
-        let State::AtController(left, earlier) = request.state else { return Ok(()) };
-        let mut outcome = decide(answer, live.retry_delays, delay_max);
-        if !request.io.op.is_change() {
-            outcome = decide_harmless(answer, live.retry_delays, delay_max, outcome);
-        }
-        if answer.code() == Code::TRANSIENT_TRANSPORT_ERROR && request.io.op != Op::CompareAndWrite {
-            // Data was damaged on its way: reads and writes alike may be done again.
-            outcome = Outcome::Retry(RETRY_DELAY_MIN, Status::Medium);
-        }
-        let may_retry = left == 1
-            && earlier.is_ok()
-            && request.io.op != Op::CompareAndWrite
-            && !request.is_aborted
-            && request.attempts < self.shared.config.retries;
-        let (status, mut loss) = match outcome {
-            Outcome::Done(status) => (status, None),
-            Outcome::Retry(delay, _) if may_retry => {
-                request.attempts += 1;
-                self.shared.retried.fetch_add(1, Ordering::Relaxed);
-                request.state = State::Delayed;
-                let at = cx.now().after(Duration::from_nanos(delay));
-                self.delayed.push((at, key));
-                let driver = self.id;
-                cx.call_at(at, move |cx| cx.wake_driver(driver));
+    /// Writes what the queue of a path has to send, as far as the socket takes it.
+    fn send(&mut self, path: usize, cx: &mut Cx) -> Result<(), Loss> {
+        let Some(live) = &mut self.lives[path] else { return Ok(()) };
+        for _ in 0..WRITES_MAX {
+            if !live.may_write(cx.now()) {
                 return Ok(());
             }
-            Outcome::Retry(_, status) => (status, None),
-            Outcome::Reset(status) => (status, Some(Loss::State(answer))),
-        };
-        let status = worse(earlier, status);
-        if left > 1 {
-            request.state = State::AtController(left - 1, status);
-            return loss.take().map_or(Ok(()), Err);
-        }
-        if !matches!(status, Status::Ok | Status::Miscompare | Status::Aborted) {
-            let io = request.io;
-            let device = DeviceError {
-                code: answer.code().0,
-                is_final: answer.is_final(),
-                crd: answer.crd(),
-                name: answer.code().name(),
-                lba: None,
-            };
-            let failure = Failure::now(io.op, io.lba, io.blocks, errno(status)).with_device(device);
-            self.channels.get(request.channel).expect("it has requests").namespace.failed(failure);
-        }
-        self.finish(key, status, cx);
-        loss.take().map_or(Ok(()), Err)
-    }
-
-    /// Writes what the queue has to send, as far as the socket takes it.
-    fn send(&mut self, cx: &mut Cx) -> Result<(), Loss> {
-        let Life::Live(live) = &mut self.life else { return Ok(()) };
-        if cx.now() < live.write_at {
-            return Ok(());
-        }
-        for _ in 0..WRITES_MAX {
-            if !live.unsent.is_empty() {
-                let (bytes, _) = live.unsent.as_slices();
-                let Some(len) = write(&mut live.socket, bytes)? else {
-                    live.write_at = cx.now().after(FRUITLESS);
-                    return Ok(());
-                };
-                live.unsent.drain(..len);
+            if !live.write_unsent(cx.now())? {
                 continue;
             }
             if !live.queue.has_output() {
@@ -603,28 +475,14 @@ impl QueueDriver {
                 let request = requests.get(running.key).expect("it is at the controller");
                 read_data(&request.io, running.is_second, offset, to);
             });
-            if let (Some(session), Some(sealing)) = (&mut live.tls, &self.sealing) {
-                let records = sealing.seal(session, &output[..filled])?;
-                let len = write(&mut live.socket, &records)?.unwrap_or(0);
-                live.unsent.extend(&records[len..]);
-                continue;
+            match (&mut live.tls, &self.sealing) {
+                (Some(session), Some(sealing)) => {
+                    let records = sealing.seal(session, &output[..filled])?;
+                    live.write(&records)?;
+                }
+                _ => live.write(&output[..filled])?,
             }
-            let len = write(&mut live.socket, &output[..filled])?.unwrap_or(0);
-            live.unsent.extend(&output[len..filled]);
         }
-        Ok(())
-    }
-
-    /// Has the driver woken when the socket has room.
-    fn await_room(&mut self, cx: &mut Cx) -> io::Result<()> {
-        let Life::Live(live) = &mut self.life else { return Ok(()) };
-        if live.unsent.is_empty() || live.room.is_some() {
-            return Ok(());
-        }
-        let room = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let event = epoll::EventFlags::OUT | epoll::EventFlags::ONESHOT;
-        epoll::add(&room, &live.socket, epoll::EventData::new_u64(0), event)?;
-        live.room = Some(cx.watch_driver(room, self.id)?);
         Ok(())
     }
 
@@ -641,18 +499,23 @@ impl QueueDriver {
 
     fn look_for_late(&mut self, cx: &mut Cx) {
         self.has_late_timer = false;
-        let Life::Live(live) = &self.life else { return };
-        if live.in_flight() == 0 {
-            return;
-        }
         let oldest = cx.now().0.saturating_sub(self.shared.config.patience.as_nanos() as u64);
-        let is_late = |request: &Request| {
-            matches!(request.state, State::AtController(..)) && request.last_attempt < oldest
-        };
-        if self.requests.iter().any(|(_, request)| is_late(request)) {
-            return self.lose(&Loss::Silent, cx);
+        for path in 0..PATHS_MAX {
+            let is_late = |request: &Request| match request.state {
+                State::AtController { path: its, .. } => its == path && request.last_attempt < oldest,
+                _ => false,
+            };
+            if self.lives[path].is_some() && self.requests.iter().any(|(_, request)| is_late(request)) {
+                self.lose(path, &Loss::Silent, cx);
+            }
         }
-        self.watch_late(cx);
+        if self.commands_in_flight() > 0 {
+            self.watch_late(cx);
+        }
+    }
+
+    fn commands_in_flight(&self) -> u32 {
+        self.lives.iter().flatten().map(|live| live.in_flight()).sum()
     }
 }
 
@@ -695,37 +558,24 @@ fn read_data(io: &Io, is_second: bool, offset: u32, to: &mut [u8]) {
     }
 }
 
-/// Writes once; `None` if the socket has no room.
-fn write(socket: &mut TcpStream, bytes: &[u8]) -> io::Result<Option<usize>> {
-    match socket.write(bytes) {
-        Ok(len) => Ok(Some(len)),
-        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
 impl Driver for QueueDriver {
     fn reap(&mut self, _: u32, cx: &mut Cx) -> u32 {
-        let is_woken = std::mem::take(&mut self.is_armed);
         if !self.delayed.is_empty() {
             self.start_waiting(cx);
         }
-        let now = cx.now();
-        let Life::Live(live) = &mut self.life else { return 0 };
-        if let Some(room) = live.room.take() {
-            cx.unwatch(room);
-            live.write_at = Nanos(0);
-        }
-        if !is_woken && now < live.read_at {
-            return 0;
-        }
-        let count = match self.receive(cx) {
-            Ok(count) => count,
-            Err(loss) => {
-                self.lose(&loss, cx);
-                1
+        let (now, mut count) = (cx.now(), 0);
+        for path in 0..PATHS_MAX {
+            let Some(live) = &mut self.lives[path] else { continue };
+            let is_woken = std::mem::take(&mut live.is_armed);
+            live.take_room(cx);
+            if !is_woken && now < live.read_at {
+                continue;
             }
-        };
+            count += self.receive(path, cx).unwrap_or_else(|loss| {
+                self.lose(path, &loss, cx);
+                1
+            });
+        }
         if count > 0 && !self.waiting.is_empty() {
             self.start_waiting(cx);
         }
@@ -733,37 +583,28 @@ impl Driver for QueueDriver {
     }
 
     fn flush(&mut self, cx: &mut Cx) {
-        if let Err(loss) = self.send(cx) {
-            self.lose(&loss, cx);
+        for path in 0..PATHS_MAX {
+            if let Err(loss) = self.send(path, cx) {
+                self.lose(path, &loss, cx);
+            }
         }
     }
 
     fn arm(&mut self, cx: &mut Cx) -> Armed {
-        if let Err(error) = self.await_room(cx) {
-            self.lose(&error.into(), cx);
-        }
-        let Life::Live(live) = &mut self.life else { return Armed::Yes };
-        if live.unsent.is_empty() && live.queue.has_output() {
-            return Armed::Busy;
-        }
-        // What comes from here on wakes the driver.
-        match live.socket.peek(&mut [0]) {
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                self.is_armed = true;
-                Armed::Yes
-            }
-            _ => {
-                live.read_at = Nanos(0);
-                Armed::Busy
+        let mut armed = Armed::Yes;
+        for path in 0..PATHS_MAX {
+            let Some(live) = &mut self.lives[path] else { continue };
+            if let Err(error) = live.await_room(self.id, cx) {
+                self.lose(path, &error.into(), cx);
+            } else if !live.arm() {
+                armed = Armed::Busy;
             }
         }
+        armed
     }
 
     fn in_flight(&self) -> u32 {
-        match &self.life {
-            Life::Live(live) => live.in_flight(),
-            Life::Away | Life::Failing | Life::Closed => 0,
-        }
+        self.commands_in_flight()
     }
 
     fn name(&self) -> String {
@@ -773,6 +614,7 @@ impl Driver for QueueDriver {
 
 impl Drop for QueueDriver {
     fn drop(&mut self) {
+        self.shared.keep_departed(std::mem::take(&mut self.unsettled), Clock::Monotonic.now());
         self.shared.send(Command::Gone(self.handle.clone()));
     }
 }
@@ -819,10 +661,4 @@ impl Drop for RemoteChannel {
     fn drop(&mut self) {
         self.driver.borrow_mut().close_channel(self.key);
     }
-}
-
-/// Has a driver woken by the input of its socket.
-fn watch(live: &mut Live, id: DriverId, cx: &mut Cx) -> io::Result<()> {
-    live.watch = Some(cx.watch_driver(live.socket.as_fd().try_clone_to_owned()?, id)?);
-    Ok(())
 }

@@ -1,13 +1,23 @@
 //! What the thread, the disks and the drivers of a controller share. Any context; nothing here blocks.
 
 use super::control::Command;
-use super::driver::Live;
+use super::driver::{Extent, Guard, Live, PATHS_MAX, Policy};
 use super::{RemoteConfig, RemoteInfo};
 use crate::shared::lock;
-use aryk_reactor::{DriverKey, Handle, Hold};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use aryk_reactor::{DriverKey, Handle, Hold, Nanos};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::mpsc::UnboundedSender;
+
+/// What drivers that have ended have left.
+#[derive(Debug, Default)]
+pub(crate) struct Departed {
+    /// Changes that a controller may still make, by path.
+    pub(crate) unsettled: Vec<(usize, Extent)>,
+    /// What they have changed up to this time is not known any more.
+    pub(crate) until: Nanos,
+}
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -21,10 +31,20 @@ pub(crate) struct Shared {
     prepared: Mutex<Vec<(Handle, Box<Live>)>>,
     /// Reactors without a queue, each with the reactor whose queue it uses.
     routes: Mutex<Vec<(Handle, Hold)>>,
-    /// Losses so far: queues of earlier generations are not used.
-    generation: AtomicU64,
-    /// Requests that a loss kept have not ended: others wait.
-    pub(crate) is_gated: AtomicBool,
+    /// The life of each path's controller: queues of earlier lives are not used.
+    lives: [AtomicU64; PATHS_MAX],
+    /// See [`Self::gate`].
+    gate: Mutex<(u64, Option<Guard>)>,
+    /// What drivers that have ended have left.
+    departed: Mutex<Departed>,
+    /// Counts the changes of what paths are for namespaces, from 1 on.
+    version: AtomicU64,
+    /// Queues that a path needs: one for each driver.
+    pub(crate) needed: AtomicU16,
+    /// Paths, a bit each, whose access to namespaces is to be read again.
+    asked: AtomicU8,
+    /// How the paths of disks are used, by NSID.
+    pub(crate) policies: Mutex<BTreeMap<u32, Policy>>,
     /// Requests of drivers that begin without a queue fail.
     pub(crate) is_failing: AtomicBool,
     pub(crate) retried: AtomicU64,
@@ -38,6 +58,7 @@ impl Shared {
         commands: UnboundedSender<Command>,
         info: RemoteInfo,
     ) -> Arc<Self> {
+        let policies = Mutex::new(config.policies.clone());
         Arc::new(Self {
             config,
             key: DriverKey::unique(),
@@ -45,8 +66,13 @@ impl Shared {
             info: Mutex::new(info),
             prepared: Mutex::default(),
             routes: Mutex::default(),
-            generation: AtomicU64::new(0),
-            is_gated: AtomicBool::new(false),
+            lives: Default::default(),
+            gate: Mutex::new((0, Some(Guard::default()))),
+            departed: Mutex::default(),
+            version: AtomicU64::new(1),
+            needed: AtomicU16::new(0),
+            asked: AtomicU8::new(0),
+            policies,
             is_failing: AtomicBool::new(false),
             retried: AtomicU64::new(0),
             resubmitted: AtomicU64::new(0),
@@ -74,16 +100,60 @@ impl Shared {
         lock(&self.info)
     }
 
-    /// The generation of queues.
-    pub(crate) fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Acquire)
+    /// The life of a path's controller.
+    pub(crate) fn life(&self, path: usize) -> u64 {
+        self.lives[path].load(Ordering::Acquire)
     }
 
-    /// All queues are lost.
-    pub(crate) fn begin_generation(&self) {
-        self.is_gated.store(true, Ordering::Release);
-        self.generation.fetch_add(1, Ordering::AcqRel);
-        lock(&self.prepared).clear();
+    /// The controller of a path is lost, with all queues.
+    pub(crate) fn begin_life(&self, path: usize) {
+        self.lives[path].fetch_add(1, Ordering::AcqRel);
+        lock(&self.prepared).retain(|(_, live)| live.path() != path);
+    }
+
+    /// Keeps what a driver leaves that ends.
+    pub(crate) fn keep_departed(&self, unsettled: Vec<(usize, Extent)>, until: Nanos) {
+        let mut departed = lock(&self.departed);
+        departed.unsettled.extend(unsettled);
+        departed.until = departed.until.max(until);
+    }
+
+    /// What drivers have left that have ended. The changes are returned once.
+    pub(crate) fn take_departed(&self) -> Departed {
+        let mut departed = lock(&self.departed);
+        Departed { unsettled: std::mem::take(&mut departed.unsettled), until: departed.until }
+    }
+
+    /// The number of changes of what paths are for namespaces.
+    #[inline]
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// What paths are for namespaces has changed: channels choose anew.
+    pub(crate) fn change_routes(&self) {
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    /// The number of changes of the gate, and the blocks that lost connections may still change; `None`: no request starts.
+    pub(crate) fn gate(&self) -> (u64, Option<Guard>) {
+        lock(&self.gate).clone()
+    }
+
+    /// Sets the gate with which drivers begin.
+    pub(crate) fn set_gate(&self, guard: Option<Guard>) {
+        let mut gate = lock(&self.gate);
+        *gate = (gate.0 + 1, guard);
+    }
+
+    /// Has the access to namespaces by a path read again. Returns whether that was not asked for already.
+    pub(crate) fn ask_access(&self, path: usize) -> bool {
+        self.asked.fetch_or(1 << path, Ordering::AcqRel) >> path & 1 == 0
+    }
+
+    /// The access by a path is being read.
+    pub(crate) fn reads_access(&self, path: usize) {
+        self.asked.fetch_and(!(1 << path), Ordering::AcqRel);
     }
 
     /// Keeps a connected queue for the first channel of a reactor.
@@ -91,11 +161,14 @@ impl Shared {
         lock(&self.prepared).push((reactor, live));
     }
 
-    /// The connected queue of a reactor.
-    pub(crate) fn take_prepared(&self, reactor: &Handle) -> Option<Box<Live>> {
-        let mut prepared = lock(&self.prepared);
-        let place = prepared.iter().position(|(of, _)| of == reactor)?;
-        Some(prepared.swap_remove(place).1)
+    /// The connected queues of a reactor.
+    pub(crate) fn take_prepared(&self, reactor: &Handle) -> Vec<(Handle, Box<Live>)> {
+        lock(&self.prepared).extract_if(.., |(of, _)| of == reactor).collect()
+    }
+
+    /// Whether a reactor's queue of a path is kept for its first channel.
+    pub(crate) fn has_prepared(&self, reactor: &Handle, path: usize) -> bool {
+        lock(&self.prepared).iter().any(|(of, live)| of == reactor && live.path() == path)
     }
 
     /// Makes a reactor without a queue use that of another.

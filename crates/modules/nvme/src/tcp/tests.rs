@@ -4,6 +4,7 @@ mod authentication;
 mod conformance;
 mod hostile;
 mod loss;
+mod paths;
 mod proxy;
 mod target;
 mod tls;

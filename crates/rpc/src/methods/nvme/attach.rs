@@ -1,12 +1,14 @@
 //! `bdev_nvme_attach_controller`, `_detach_controller`, `_reset_controller`. Control context.
 
 use super::options::{self, MultipathOptions};
+use super::paths::{self, DiskPolicy, Further};
 use super::{Control, Error, Followed, Phase, Table, address, exposed, find, is_attached, remote};
 use crate::config::Subsystem;
 use crate::methods::{NAME_LEN_MAX, is_default};
 use crate::params::Count;
 use aryk_bdev_nvme as module;
 use aryk_bdev_nvme::Location;
+use aryk_bdev_nvme::tcp::PathInfo;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -143,12 +145,20 @@ pub(super) struct Attach {
     /// Saved, without effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) fabrics_connect_timeout_us: Option<u64>,
-    /// Saved, without effect: a controller has one path.
+    /// Whether a call with the name of a controller that exists adds a path to it; only for `TCP`, saved without effect for
+    /// others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) multipath: Option<PathMode>,
-    /// Saved, without effect: a controller has one path.
+    /// How the paths of the disks are used; only for `TCP`, saved without effect for others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) multipath_opts: Option<MultipathOptions>,
+    /// Aryk only: further paths; only for `TCP`. The controller is attached by any of its paths. The daemon stores here those
+    /// that calls add.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) paths: Option<Vec<Further>>,
+    /// Aryk only: what `bdev_nvme_set_multipath_policy` has set; only for `TCP`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) policies: Option<Vec<DiskPolicy>>,
     /// Only for `TCP`: name of the key of TLS in the keyring, which the target must have, too; connections are encrypted then.
     /// Saved without effect for others.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -183,7 +193,8 @@ pub(super) enum Dma {
     Bounce,
 }
 
-/// What further paths of a controller are for. A controller has one path.
+/// Whether a controller gets a further path. `failover` and `multipath`: yes; how the paths are used, the policy says. `disable`:
+/// the call fails.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[schemars(rename = "NvmeMultipath")]
@@ -307,7 +318,7 @@ async fn attach(control: &Control, mut p: Attach) -> Result<Vec<String>, Error> 
     Ok(disks.iter().map(|disk| disk.name().to_owned()).collect())
 }
 
-/// Parameters of `bdev_nvme_detach_controller`. A controller has one path, so the other parameters only select controllers.
+/// Parameters of `bdev_nvme_detach_controller`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Detach {
@@ -315,14 +326,14 @@ struct Detach {
     name: String,
     /// Transport of the path to remove: the controller is not detached if its own is another.
     trtype: Option<String>,
-    /// Address of the path to remove: the controller is not detached if its own is another.
+    /// Address of the path to remove: the controller is not detached if it has no such path, or has another path besides.
+    /// Default: all paths.
     traddr: Option<String>,
     /// Ignored.
     #[serde(rename = "adrfam")]
     _adrfam: Option<String>,
-    /// Ignored.
-    #[serde(rename = "trsvcid")]
-    _trsvcid: Option<String>,
+    /// Port of the path to remove; only for `TCP`, with `traddr`. Default: any.
+    trsvcid: Option<String>,
     /// Ignored.
     #[serde(rename = "subnqn")]
     _subnqn: Option<String>,
@@ -339,12 +350,15 @@ async fn detach_by_call(control: &Control, p: &Detach) -> Result<bool, Error> {
         return Ok(true);
     }
     if let Ok(controller) = control.nvme.remotes.find(&p.name) {
-        let address = controller.config().address;
-        let is_other = p.trtype.as_deref().is_some_and(|trtype| !remote::is_tcp(trtype))
-            || p.traddr.as_deref().is_some_and(|traddr| traddr != address.ip().to_string());
-        if is_other {
-            let detail = format!("the controller '{}' is at {address}, by TCP", p.name);
-            return Err(Error::errno(rustix::io::Errno::NODEV, detail));
+        let is_meant = |path: &PathInfo| {
+            let differs =
+                |given: &Option<String>, own: String| given.as_ref().is_some_and(|given| *given != own);
+            p.trtype.as_deref().is_none_or(remote::is_tcp)
+                && p.traddr.as_deref().is_none_or(|ip| ip.parse() == Ok(path.address.ip()))
+                && !differs(&p.trsvcid, path.address.port().to_string())
+        };
+        if paths::remove(control, &controller, is_meant).await? {
+            return Ok(true);
         }
         // It may be absent, and be attached just now.
         control.config.forget(Subsystem::Nvme, &p.name);

@@ -5,12 +5,13 @@ use super::remote::of_family;
 use super::statistics::Errors;
 use super::{Control, Error, Phase, Table, find, remote};
 use aryk_bdev::Bdev;
-use aryk_bdev_nvme::tcp::{RemoteController, RemoteInfo};
+use aryk_bdev_nvme::tcp::{PathInfo, RemoteConfig, RemoteController, RemoteInfo};
 use aryk_bdev_nvme::{AttachedController, Info, NamespaceInfo, Phase as State};
 use aryk_nvme::claims::ControllerInfo;
 use aryk_pci::Address;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::UNIX_EPOCH;
 
@@ -57,8 +58,10 @@ impl Trid {
         }
     }
 
-    fn of_remote(info: &RemoteInfo) -> Self {
-        Self::of_target(info.address, info.subsystem.as_str())
+    /// The first path that is connected, or the first of all.
+    fn of_remote(info: &RemoteInfo, config: &RemoteConfig) -> Self {
+        let first = info.paths.iter().find(|path| path.is_connected).or_else(|| info.paths.first());
+        Self::of_target(first.map_or(config.address, |path| path.address), info.subsystem.as_str())
     }
 
     /// A subsystem at an address.
@@ -203,7 +206,7 @@ fn remote_details(control: &Control, bdev: &Bdev) -> Option<Details> {
     let info = controller.info();
     Some(Details {
         pci_address: None,
-        trid: Trid::of_remote(&info),
+        trid: Trid::of_remote(&info, controller.config()),
         ctrlr_data: info.controller.as_ref().map(controller_data),
         vs: info.controller.as_ref().map(version),
         ns_data: NamespaceData {
@@ -228,8 +231,8 @@ struct GetControllers {
 #[schemars(rename = "NvmeController")]
 struct Description {
     name: String,
-    /// The path of the controller: one.
-    ctrlrs: [Path; 1],
+    /// The paths of the controller.
+    ctrlrs: Vec<Path>,
     trid: Trid,
     /// Controller ID.
     cntlid: u16,
@@ -288,12 +291,12 @@ struct Description {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "NvmeRemote")]
 struct Remote {
-    /// Cores with a queue, each with a connection of its own.
+    /// Cores with a queue, each with a connection of its own on each path.
     cores: Vec<u16>,
     /// Times that its connections were lost, or closed by `bdev_nvme_reset_controller`.
     losses: u64,
-    /// Whether the target says that it ends an earlier controller of this host before it takes a new one. If not, requests wait
-    /// for the keep-alive timeout after a loss during changes.
+    /// Whether the target says that it ends an earlier controller of this host before it takes a new one. If not, changes that a
+    /// lost connection had, and later ones of the same blocks, wait for the keep-alive timeout.
     ends_earlier: bool,
     /// Whether PDUs have header digests.
     hdgst: bool,
@@ -445,7 +448,7 @@ fn describe(control: &Control, controller: &AttachedController) -> Description {
     };
     Description {
         name: info.name,
-        ctrlrs: [path],
+        ctrlrs: vec![path],
         trid,
         cntlid,
         ctrlr_data: info.controller.as_ref().map(controller_data),
@@ -490,17 +493,22 @@ fn describe_namespace(info: &NamespaceInfo) -> Namespace {
 
 fn describe_remote(controller: &RemoteController) -> Description {
     let (info, config) = (controller.info(), controller.config());
-    let trid = Trid::of_remote(&info);
+    let trid = Trid::of_remote(&info, config);
     let cntlid = info.controller.as_ref().map_or(0, |info| info.controller_id);
-    let host = Host {
-        nqn: info.host.to_string(),
-        addr: config.source.map(|source| source.ip().to_string()).unwrap_or_default(),
-        svcid: config.source.map(|source| source.port().to_string()).unwrap_or_default(),
+    let of_path = |path: &PathInfo| Path {
+        state: remote::state(info.phase, path.is_connected),
+        trid: Trid::of_target(path.address, info.subsystem.as_str()),
+        cntlid: path.controller.controller_id,
+        host: Host {
+            nqn: info.host.to_string(),
+            addr: path.source.map(|source| source.ip().to_string()).unwrap_or_default(),
+            svcid: path.source.map(|source| source.port().to_string()).unwrap_or_default(),
+        },
     };
-    let path = Path { state: remote::state(info.phase), trid: trid.clone(), cntlid, host };
+    let ctrlrs = info.paths.iter().map(of_path).collect();
     Description {
         name: controller.name().to_owned(),
-        ctrlrs: [path],
+        ctrlrs,
         trid,
         cntlid,
         ctrlr_data: info.controller.as_ref().map(controller_data),
@@ -521,9 +529,15 @@ fn describe_remote(controller: &RemoteController) -> Description {
         injected_errors: 0,
         queue_pairs: Vec::new(),
         remote: Some(Remote {
-            cores: info.queues,
+            cores: info
+                .paths
+                .iter()
+                .flat_map(|path| path.queues.iter().copied())
+                .collect::<BTreeSet<u16>>()
+                .into_iter()
+                .collect(),
             losses: info.losses,
-            ends_earlier: info.ends_earlier,
+            ends_earlier: info.paths.iter().all(|path| path.ends_earlier),
             hdgst: config.header_digest,
             ddgst: config.data_digest,
         }),

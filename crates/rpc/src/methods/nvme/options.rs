@@ -141,31 +141,31 @@ pub(crate) struct Options {
     /// Saved, without effect: flushes always reach a drive with a volatile write cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     enable_flush: Option<bool>,
-    /// Saved, without effect: a controller has one path.
+    /// Saved, without effect: drives have one path, and `bdev_nvme_attach_controller` has the options of others.
     #[serde(skip_serializing_if = "Option::is_none")]
     multipath_opts: Option<MultipathOptions>,
 }
 
-/// How a path to a namespace is selected.
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+/// How the paths of a disk are used.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct MultipathOptions {
-    /// Saved, without effect.
+    /// Default: `active_passive`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    policy: Option<PathPolicy>,
-    /// Saved, without effect.
+    pub(super) policy: Option<PathPolicy>,
+    /// Only with `active_active`. Default: `round_robin`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    selector: Option<PathSelector>,
-    /// Saved, without effect.
+    pub(super) selector: Option<PathSelector>,
+    /// Requests that a path takes before the next one; only with `round_robin`. Default: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
-    min_io: Option<u32>,
+    pub(super) min_io: Option<u32>,
 }
 
 /// How many paths carry I/O.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(rename = "NvmePathPolicy")]
-enum PathPolicy {
+pub(super) enum PathPolicy {
     ActivePassive,
     ActiveActive,
 }
@@ -174,7 +174,7 @@ enum PathPolicy {
 #[derive(Debug, Clone, Copy, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[schemars(rename = "NvmePathSelector")]
-enum PathSelector {
+pub(super) enum PathSelector {
     RoundRobin,
     QueueDepth,
 }

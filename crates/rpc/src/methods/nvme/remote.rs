@@ -2,11 +2,13 @@
 //! are shown. Control context.
 
 use super::attach::{ATTACH, Attach, FOR_EVER};
-use super::{Control, Error, exposed};
+use super::{Control, Error, exposed, paths};
 use crate::config::Subsystem;
 use crate::methods::nvmf::{KeyNames, read_psk};
 use aryk_bdev_nvme::NamespaceInfo;
-use aryk_bdev_nvme::tcp::{ConnectError, RemoteConfig, RemoteController, RemoteError, RemotePhase};
+use aryk_bdev_nvme::tcp::{
+    ConnectError, PATHS_MAX, RemoteConfig, RemoteController, RemoteError, RemotePhase,
+};
 use aryk_nvme_fabrics::nqn::Nqn;
 use rustix::io::Errno;
 use std::net::{IpAddr, SocketAddr};
@@ -17,7 +19,7 @@ use uuid::Uuid;
 /// How long the attach of a controller may take that a discovery service has named.
 const DISCOVERED_TIME: Duration = Duration::from_secs(60);
 /// The port of NVMe/TCP.
-const PORT: u16 = 4420;
+pub(super) const PORT: u16 = 4420;
 
 /// Whether a transport is this one.
 pub(super) fn is_tcp(trtype: &str) -> bool {
@@ -26,14 +28,17 @@ pub(super) fn is_tcp(trtype: &str) -> bool {
 
 /// Attaches a controller, and returns the names of its disks.
 pub(super) async fn attach(control: &Control, mut p: Attach) -> Result<Vec<String>, Error> {
-    // A restart is to be the same host for the target.
-    p.hostnqn.get_or_insert_with(random_host);
-    p.hostid.get_or_insert_with(|| Uuid::new_v4().to_string());
-    let mut config = config(&p)?;
     control.check_open()?;
     if control.nvme.controllers.find(&p.name).is_ok() {
         return Err(RemoteError::Exists(p.name).into());
     }
+    if let Ok(controller) = control.nvme.remotes.find(&p.name) {
+        return paths::add(control, &controller, &p).await;
+    }
+    // A restart is to be the same host for the target.
+    p.hostnqn.get_or_insert_with(random_host);
+    p.hostid.get_or_insert_with(|| Uuid::new_v4().to_string());
+    let mut config = config(&p)?;
     let names = KeyNames { key: p.dhchap_key.as_deref(), controller_key: p.dhchap_ctrlr_key.as_deref() };
     config.secrets = names.read(control).await?.map(|keys| keys.secrets);
     if let Some(name) = &p.psk {
@@ -71,11 +76,7 @@ pub(super) fn config(p: &Attach) -> Result<RemoteConfig, Error> {
     if let Some((name, _)) = refused.into_iter().find(|(_, is_given)| *is_given) {
         return Err(Error::invalid(format!("`{name}` is not supported for the transport TCP")));
     }
-    let address = socket_address("traddr", &p.traddr, p.trsvcid.as_deref(), PORT)?;
-    let family = p.adrfam.as_deref().unwrap_or(of_family(address));
-    if !family.eq_ignore_ascii_case(of_family(address)) {
-        return Err(Error::invalid(format!("`traddr` is no address of the family '{family}'")));
-    }
+    let address = address(p)?;
     let subsystem = p.subnqn.as_deref().ok_or_else(|| Error::invalid("`subnqn` is missing"))?;
     let host = p.hostnqn.as_deref().unwrap_or_default();
     let host_id = p.hostid.as_deref().unwrap_or_default();
@@ -90,11 +91,19 @@ pub(super) fn config(p: &Attach) -> Result<RemoteConfig, Error> {
         nqn("hostnqn", host)?,
         *host_id.as_bytes(),
     );
-    config.source = match (p.hostaddr.as_deref(), p.hostsvcid.as_deref()) {
-        (Some(source), port) => Some(socket_address("hostaddr", source, port, 0)?),
-        (None, Some(_)) => return Err(Error::invalid("`hostsvcid` needs `hostaddr`")),
-        (None, None) => None,
-    };
+    config.source = source(p.hostaddr.as_deref(), p.hostsvcid.as_deref())?;
+    for path in p.paths.iter().flatten() {
+        let (further, source) = path.addresses()?;
+        if further == config.address || config.further.iter().any(|(known, _)| *known == further) {
+            return Err(Error::invalid(format!("{further} is twice among the paths")));
+        }
+        config.further.push((further, source));
+    }
+    if config.further.len() >= PATHS_MAX {
+        return Err(Error::invalid(format!("a controller has at most {PATHS_MAX} paths")));
+    }
+    config.policy = p.multipath_opts.as_ref().map_or(config.policy, paths::policy);
+    config.policies = p.policies.iter().flatten().map(|of| (of.nsid, paths::policy(&of.options))).collect();
     config.exposed = exposed(p.nsid, p.disk.as_deref(), &p.name)?;
     (config.header_digest, config.data_digest) = (p.hdgst.unwrap_or(false), p.ddgst.unwrap_or(false));
     if let Some(queues) = p.num_io_queues {
@@ -103,6 +112,25 @@ pub(super) fn config(p: &Attach) -> Result<RemoteConfig, Error> {
     }
     apply_times(p, &mut config)?;
     Ok(config)
+}
+
+/// The address of the target.
+pub(super) fn address(p: &Attach) -> Result<SocketAddr, Error> {
+    let address = socket_address("traddr", &p.traddr, p.trsvcid.as_deref(), PORT)?;
+    let family = p.adrfam.as_deref().unwrap_or(of_family(address));
+    if !family.eq_ignore_ascii_case(of_family(address)) {
+        return Err(Error::invalid(format!("`traddr` is no address of the family '{family}'")));
+    }
+    Ok(address)
+}
+
+/// The address of this host from which it connects.
+pub(super) fn source(ip: Option<&str>, port: Option<&str>) -> Result<Option<SocketAddr>, Error> {
+    match (ip, port) {
+        (Some(ip), port) => socket_address("hostaddr", ip, port, 0).map(Some),
+        (None, Some(_)) => Err(Error::invalid("`hostsvcid` needs `hostaddr`")),
+        (None, None) => Ok(None),
+    }
 }
 
 /// Takes over the times for a lost controller.
@@ -142,7 +170,12 @@ fn nqn(param: &str, text: &str) -> Result<Nqn, Error> {
     text.parse().map_err(|error| Error::invalid(format!("`{param}` '{text}': {error}")))
 }
 
-fn socket_address(param: &str, ip: &str, port: Option<&str>, default: u16) -> Result<SocketAddr, Error> {
+pub(super) fn socket_address(
+    param: &str,
+    ip: &str,
+    port: Option<&str>,
+    default: u16,
+) -> Result<SocketAddr, Error> {
     let parsed: Result<IpAddr, _> = ip.parse();
     let ip = parsed.map_err(|_| Error::invalid(format!("`{param}` '{ip}' is no IP address")))?;
     let port = match port.filter(|port| !port.is_empty()) {
@@ -163,9 +196,10 @@ pub(super) fn controller_of(control: &Control, disk: &str) -> Option<(Arc<Remote
 }
 
 /// The state of a path, in SPDK's words.
-pub(super) const fn state(phase: RemotePhase) -> &'static str {
+pub(super) const fn state(phase: RemotePhase, is_connected: bool) -> &'static str {
     match phase {
-        RemotePhase::Ready => "enabled",
+        RemotePhase::Ready if is_connected => "enabled",
+        RemotePhase::Ready => "reconnect_is_delayed",
         RemotePhase::Connecting => "resetting",
         RemotePhase::Lost => "reconnect_is_delayed",
         RemotePhase::Failing => "failed",
@@ -177,7 +211,11 @@ impl From<RemoteError> for Error {
     fn from(error: RemoteError) -> Self {
         let errno = match &error {
             RemoteError::Exists(_) => Errno::EXIST,
-            RemoteError::NotFound(_) | RemoteError::Namespace { .. } => Errno::NODEV,
+            RemoteError::PathExists { .. } => Errno::ALREADY,
+            RemoteError::TooManyPaths(_) => Errno::NOSPC,
+            RemoteError::NotFound(_) | RemoteError::NoSuchPath(_) | RemoteError::Namespace { .. } => {
+                Errno::NODEV
+            }
             RemoteError::Target { reason, .. } => errno_of(reason),
             RemoteError::Registry(_) | RemoteError::Ended(_) => Errno::CANCELED,
             RemoteError::Thread(error) => Errno::from_io_error(error).unwrap_or(Errno::IO),

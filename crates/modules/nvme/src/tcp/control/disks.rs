@@ -39,19 +39,16 @@ impl Control {
     }
 
     /// Creates the disks of a controller that is ready for the first time.
-    pub(super) fn create_disks(
-        &mut self,
-        listed: &[ListedNamespace],
-        controller: &ControllerInfo,
-    ) -> Result<Vec<Arc<Bdev>>, RemoteError> {
+    pub(super) fn create_disks(&mut self) -> Result<Vec<Arc<Bdev>>, RemoteError> {
+        let (listed, controller) = self.listed().expect("the first path is there");
         let absent = "there is none, or the target does not show it to this host";
-        if let Some((nsid, reason)) = self.disks.unserved(listed, absent) {
+        if let Some((nsid, reason)) = self.disks.unserved(&listed, absent) {
             return Err(RemoteError::Namespace { name: self.config().name.clone(), nsid, reason });
         }
-        for ListedNamespace { nsid, namespace } in listed {
+        for ListedNamespace { nsid, namespace } in &listed {
             match namespace {
                 Ok(namespace) => {
-                    self.with_disks(controller, |disks, maker, _| disks.create(namespace, maker))?;
+                    self.with_disks(&controller, |disks, maker, _| disks.create(namespace, maker))?;
                 }
                 Err(reason) => {
                     let controller = &self.config().name;
@@ -59,17 +56,20 @@ impl Control {
                 }
             }
         }
-        self.shared.info().namespaces = self.disks.describe(listed);
+        self.shared.info().namespaces = self.disks.describe(&listed);
+        self.update_access();
         Ok(self.disks.bdevs().cloned().collect())
     }
 
-    /// Compares the disks with what the controller lists now.
-    pub(super) fn update_disks(&mut self, listed: &[ListedNamespace], controller: &ControllerInfo) {
+    /// Compares the disks with what the paths list now.
+    pub(super) fn update_disks(&mut self) {
         if self.is_stopping {
             return;
         }
-        self.with_disks(controller, |disks, maker, lines| disks.update(listed, maker, lines));
-        self.shared.info().namespaces = self.disks.describe(listed);
+        let Some((listed, controller)) = self.listed() else { return };
+        self.with_disks(&controller, |disks, maker, lines| disks.update(&listed, maker, lines));
+        self.shared.info().namespaces = self.disks.describe(&listed);
+        self.update_access();
     }
 
     /// Removes all disks; [`Command::DisksRemoved`] follows.

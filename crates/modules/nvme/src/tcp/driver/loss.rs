@@ -1,36 +1,43 @@
 //! The steps after a lost connection, and the end of a queue. The thread sends each as a message. Reactor context.
+//!
+//! 1. [`stop`] on all reactors: the connections of the path are closed, and no request starts. Requests that the controller had
+//!    are held, and those that another controller has count as completed.
+//! 2. [`settle`] on all reactors, with what all have reported: requests that change nothing take another path, and changes that
+//!    must not be submitted again fail. From then on, only changes wait whose blocks a lost connection may still change: the
+//!    guard.
+//! 3. [`replay`] on all reactors, when no lost connection can execute anything any more: the other changes are submitted again.
+//! 4. [`open`] on all reactors, when all these have ended: the guard is empty.
+//!
+//! A path that is lost meanwhile begins with step 1 again.
 
-use super::{Gate, Life, Live, Loss, QueueDriver, Request, Start, State, watch, with_driver};
+use super::{Absence, Extent, Gate, Guard, Live, Loss, PATHS_MAX, QueueDriver, State, with_driver};
 use crate::status::errno;
 use crate::tcp::control::Command;
 use crate::tcp::shared::Shared;
 use aryk_bdev::{Failure, Io, Op, Status};
 use aryk_nvme::queue::{Fate, Unfinished};
-use aryk_nvme::replay::{self, History, Replay};
+use aryk_nvme::replay::{self, Change, History, Replay};
 use aryk_nvme::spec::entry::SubmissionEntry;
-use aryk_reactor::{Cx, DriverKey, Nanos};
+use aryk_reactor::{Cx, DriverKey};
 use aryk_slots::Key;
-use rustix::net::sockopt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-/// Losses during its repetition that a request survives: it may be what the target fails at, and requests of all VMs wait until
-/// the requests that a loss kept have ended.
-const REPLAYS_MAX: u8 = 15;
+/// Losses that a request survives: it may be what the target fails at.
+const LOSSES_MAX: u8 = 16;
 
-/// What a reactor reports when its connection is closed after a loss.
+/// What a reactor reports when the connections of a path are closed after a loss.
 #[derive(Debug)]
 pub(crate) struct Stopped {
-    /// What the queue has changed lately.
+    /// What the queues have changed lately; changes that are under way on other paths count as completed.
     pub(crate) history: Box<History>,
-    /// Whether the controller had changes that may still take effect.
-    pub(crate) has_unsettled: bool,
+    /// Changes that a controller may still make, by path.
+    pub(crate) unsettled: Vec<(usize, Extent)>,
 }
 
 /// Gives a reactor a connected queue: its driver, or the one that the first channel makes.
 pub(crate) fn give(shared: &Arc<Shared>, live: Box<Live>, cx: &mut Cx) {
-    if live.generation != shared.generation() {
+    if live.life != shared.life(live.path) {
         return;
     }
     let mut live = Some(live);
@@ -45,58 +52,78 @@ pub(crate) fn give(shared: &Arc<Shared>, live: Box<Live>, cx: &mut Cx) {
     }
 }
 
-/// Step 1: closes the connection. Requests that the controller had are held. `None`: the reactor has no driver.
-pub(crate) fn stop(key: DriverKey, cx: &mut Cx) -> Option<Stopped> {
+/// Step 1. `None`: the reactor has no driver.
+pub(crate) fn stop(key: DriverKey, path: usize, cx: &mut Cx) -> Option<Stopped> {
     with_driver(key, cx, |driver, cx| {
-        driver.drop_live(cx);
+        driver.drop_live(path, cx);
         driver.gate = Gate::Closed;
-        Stopped {
-            history: Box::new(driver.history.clone()),
-            has_unsettled: std::mem::take(&mut driver.has_unsettled),
+        driver.replayed = 0;
+        let mut history = Box::new(driver.history.clone());
+        for (_, request) in driver.requests.iter_mut() {
+            match request.state {
+                State::Lost => request.state = State::Held,
+                State::AtController { .. } if request.io.op.is_change() => {
+                    let channel = driver.channels.get(request.channel).expect("it has requests");
+                    let (nsid, slba, blocks) =
+                        (channel.namespace.nsid(), request.io.lba.0, request.io.blocks.0);
+                    history.add(Change { nsid, slba, blocks, completed: u64::MAX });
+                }
+                _ => {}
+            }
         }
+        Stopped { history, unsettled: std::mem::take(&mut driver.unsettled) }
     })
 }
 
-/// Step 2: gives a reactor a connection to a controller whose predecessor has ended. Requests that were held and cannot be
-/// submitted again without being seen fail; the others are started, and no new ones before [`open`]. Returns their number; `None`
-/// if the reactor has no driver any more.
-pub(crate) fn resume(
-    key: DriverKey,
-    live: Box<Live>,
-    histories: &[Box<History>],
-    cx: &mut Cx,
-) -> Option<u32> {
+/// Step 2.
+pub(crate) fn settle(key: DriverKey, histories: &[Box<History>], guard: Guard, cx: &mut Cx) {
     with_driver(key, cx, |driver, cx| {
         driver.rewind(histories, cx);
-        driver.install(live, cx);
-        driver.gate = Gate::Closed;
-        let kept = driver.requests.iter().filter(|(_, request)| request.is_kept).count() as u32;
-        if kept > 0 {
-            driver.gate = Gate::Replaying(kept);
-            driver.start_waiting(cx);
+        driver.set_guard(guard);
+        driver.start_waiting(cx);
+    });
+}
+
+/// Step 3. Returns the number of changes that are submitted again; [`Command::Replayed`] follows their end, if there are any.
+/// `None`: the reactor has no driver any more.
+pub(crate) fn replay(key: DriverKey, round: u64, cx: &mut Cx) -> Option<u32> {
+    with_driver(key, cx, |driver, cx| {
+        driver.round = round;
+        for key in driver.in_state(State::Unproven).into_iter().rev() {
+            let request = driver.requests.get_mut(key).expect("just found");
+            (request.state, request.is_replayed) = (State::Waiting, true);
+            driver.waiting.push_front(key);
         }
-        kept
+        let replayed = driver.requests.iter().filter(|(_, request)| request.is_replayed).count() as u32;
+        driver.replayed = replayed;
+        driver.start_waiting(cx);
+        replayed
     })
 }
 
-/// Step 3: what all reactors have kept has ended.
-pub(crate) fn open(key: DriverKey, cx: &mut Cx) {
+/// Step 4, and for a driver that has begun while its gate was closed.
+pub(crate) fn open(key: DriverKey, guard: Guard, cx: &mut Cx) {
     with_driver(key, cx, |driver, cx| {
-        // Another loss may have come between.
-        if matches!(driver.life, Life::Live(_)) {
-            driver.gate = Gate::Open;
-            driver.requests.iter_mut().for_each(|(_, request)| request.is_kept = false);
-            driver.start_waiting(cx);
+        driver.set_guard(guard);
+        driver.start_waiting(cx);
+    });
+}
+
+/// All paths have been lost for long: requests fail until one is back.
+pub(crate) fn fail(key: DriverKey, cx: &mut Cx) {
+    with_driver(key, cx, |driver, cx| {
+        if driver.lives.iter().all(Option::is_none) && driver.absence == Absence::Wait {
+            driver.absence = Absence::Fail;
+            driver.end_all(cx);
         }
     });
 }
 
-/// The controller has been away for long: requests fail until it is back.
-pub(crate) fn fail(key: DriverKey, cx: &mut Cx) {
-    with_driver(key, cx, |driver, cx| {
-        if matches!(driver.life, Life::Away) {
-            driver.life = Life::Failing;
-            driver.end_all(cx);
+/// A path is back, and its queues are being connected: requests wait again.
+pub(crate) fn hold(key: DriverKey, cx: &mut Cx) {
+    with_driver(key, cx, |driver, _| {
+        if driver.absence == Absence::Fail {
+            driver.absence = Absence::Wait;
         }
     });
 }
@@ -104,74 +131,103 @@ pub(crate) fn fail(key: DriverKey, cx: &mut Cx) {
 /// The controller does not come back: requests fail from now on.
 pub(crate) fn close(key: DriverKey, cx: &mut Cx) {
     with_driver(key, cx, |driver, cx| {
-        driver.drop_live(cx);
-        driver.life = Life::Closed;
+        (0..PATHS_MAX).for_each(|path| driver.drop_live(path, cx));
+        driver.absence = Absence::Removed;
         driver.end_all(cx);
     });
+}
+
+/// Returns the number of commands that a path has. If it has none, its connection is closed.
+pub(crate) fn drain(key: DriverKey, path: usize, cx: &mut Cx) -> u32 {
+    let drained = with_driver(key, cx, |driver, cx| {
+        let left = driver.lives[path].as_ref().map_or(0, |live| live.in_flight());
+        if left == 0 {
+            driver.drop_live(path, cx);
+        }
+        left
+    });
+    drained.unwrap_or(0)
 }
 
 impl QueueDriver {
     /// Takes over a connection.
     pub(super) fn install(&mut self, mut live: Box<Live>, cx: &mut Cx) {
-        if matches!(self.life, Life::Closed) || live.generation != self.shared.generation() {
+        if self.absence == Absence::Removed || live.life != self.shared.life(live.path) {
             return;
         }
-        if let Err(error) = watch(&mut live, self.id, cx) {
-            self.life = Life::Live(live);
-            return self.lose(&error.into(), cx);
-        }
+        let (path, watched) = (live.path, live.watch(self.id, cx));
         for (_, channel) in self.channels.iter_mut() {
             channel.commands = channel.namespace.commands();
+            channel.route.forget();
         }
-        self.gate = if self.shared.is_gated.load(Ordering::Acquire) { Gate::Closed } else { Gate::Open };
-        (live.read_at, live.write_at) = (Nanos(0), Nanos(0));
         if live.tls.is_some() && self.sealing.is_none() {
             self.sealing = Some(cx.local_state());
         }
-        self.life = Life::Live(live);
-        cx.wake_driver(self.id);
+        self.lives[path] = Some(live);
+        self.absence = Absence::Wait;
+        match watched {
+            Ok(()) => cx.wake_driver(self.id),
+            Err(error) => self.lose(path, &error.into(), cx),
+        }
     }
 
-    /// Closes the connection, and tells the thread why.
+    /// Closes the connection of a path, and tells the thread why.
     #[cold]
-    pub(super) fn lose(&mut self, loss: &Loss, cx: &mut Cx) {
-        let Life::Live(live) = &self.life else { return };
-        let generation = live.generation;
-        self.drop_live(cx);
-        self.shared.send(Command::Lost { generation, reason: loss.to_string() });
+    pub(super) fn lose(&mut self, path: usize, loss: &Loss, cx: &mut Cx) {
+        let Some(live) = &self.lives[path] else { return };
+        let life = live.life;
+        self.drop_live(path, cx);
+        self.shared.send(Command::Lost { path, life, reason: loss.to_string() });
     }
 
-    /// Closes the connection, if there is one. What the kernel has not sent is dropped, so that it cannot arrive later.
-    fn drop_live(&mut self, cx: &mut Cx) {
-        let Life::Live(live) = &self.life else { return };
-        [live.watch, live.room].into_iter().flatten().for_each(|watch| drop(cx.unwatch(watch)));
-        // It fails for a socket that is closed already.
-        let _ = sockopt::set_socket_linger(&live.socket, Some(Duration::ZERO));
-        self.life = Life::Away;
-        let is_replaying = matches!(self.gate, Gate::Replaying(_));
-        self.gate = Gate::Closed;
+    /// Closes the connection of a path, if there is one. Requests that the controller had are held.
+    fn drop_live(&mut self, path: usize, cx: &mut Cx) {
+        let Some(live) = self.lives[path].take() else { return };
+        live.close(cx);
+        self.channels.iter_mut().for_each(|(_, channel)| channel.route.forget());
         for (_, request) in self.requests.iter_mut() {
-            if matches!(request.state, State::AtController(..)) {
-                request.state = State::Held;
-                request.replays += u8::from(is_replaying && request.is_kept);
-                self.has_unsettled |= request.io.op.is_change();
+            if !matches!(request.state, State::AtController { path: its, .. } if its == path) {
+                continue;
+            }
+            (request.state, request.refused_since) = (State::Lost, 0);
+            request.losses = request.losses.saturating_add(1);
+            if request.io.op.is_change() {
+                let nsid = self.channels.get(request.channel).expect("it has requests").namespace.nsid();
+                let (first, blocks) = (request.io.lba.0, request.io.blocks.0);
+                let extent = Extent { nsid, first, end: first.saturating_add(blocks) };
+                self.unsettled.push((path, extent));
             }
         }
-        // An aborted request is not submitted again, and the controller may stay away.
-        let is_meant = |request: &Request| request.state == State::Held && request.is_aborted;
-        let held = self.requests.iter().filter(|(_, request)| is_meant(request));
-        let aborted: Vec<Key> = held.map(|(key, _)| key).collect();
-        aborted.into_iter().for_each(|key| self.finish(key, Status::Aborted, cx));
+    }
+
+    /// Lets requests start that change no block of the guard, and puts those in order that waited for it.
+    pub(super) fn set_guard(&mut self, guard: Guard) {
+        self.gate = if guard.is_empty() { Gate::Open } else { Gate::Guarded };
+        self.guard = guard;
+        for key in std::mem::take(&mut self.guarded).into_iter().rev() {
+            self.requests.get_mut(key).expect("it waits").state = State::Waiting;
+            self.waiting.push_front(key);
+        }
+    }
+
+    /// The requests in a state, in order.
+    fn in_state(&self, state: State) -> Vec<Key> {
+        let found = self.requests.iter().filter(|(_, request)| request.state == state);
+        let mut found: Vec<(u64, Key)> = found.map(|(key, request)| (request.number, key)).collect();
+        found.sort_unstable_by_key(|(number, _)| *number);
+        found.into_iter().map(|(_, key)| key).collect()
     }
 
     /// Decides about the requests that are held.
     fn rewind(&mut self, histories: &[Box<History>], cx: &mut Cx) {
         let histories: Vec<&History> = histories.iter().map(|history| &**history).collect();
-        let held = self.requests.iter().filter(|(_, request)| request.state == State::Held);
-        let mut held: Vec<(u64, Key)> = held.map(|(key, request)| (request.number, key)).collect();
-        held.sort_unstable_by_key(|(number, _)| *number);
-        for &(_, key) in held.iter().rev() {
+        for key in self.in_state(State::Held).into_iter().rev() {
             let request = self.requests.get_mut(key).expect("just found");
+            if request.is_aborted {
+                // No earlier: from now on, the guard has its blocks on all reactors.
+                self.finish(key, Status::Aborted, cx);
+                continue;
+            }
             let Io { op, lba, blocks, .. } = request.io;
             let replay = match op {
                 Op::Read | Op::Compare | Op::Flush => Replay::Harmless,
@@ -181,52 +237,62 @@ impl QueueDriver {
             let namespace = &self.channels.get(request.channel).expect("it has requests").namespace;
             let entry = SubmissionEntry::new(0, namespace.nsid());
             let unfinished = Unfinished { entry, token: 0, submitted: request.first_attempt };
-            let fate = replay::decide(replay, &unfinished, &histories);
-            if fate == Fate::Resubmit && request.replays <= REPLAYS_MAX {
-                (request.state, request.is_kept) = (State::Waiting, true);
-                self.waiting.push_front(key);
-                self.shared.resubmitted.fetch_add(1, Ordering::Relaxed);
-            } else {
+            let fate = match request.is_replayed {
+                // The guard has kept later changes of its blocks away since the first decision.
+                true => Fate::Resubmit,
+                false => replay::decide(replay, &unfinished, &histories),
+            };
+            if fate == Fate::Fail || request.losses > LOSSES_MAX {
                 namespace.failed(Failure::now(op, lba, blocks, errno(Status::Aborted)));
                 self.shared.failed_by_loss.fetch_add(1, Ordering::Relaxed);
                 self.finish(key, Status::Medium, cx);
+                continue;
+            }
+            self.shared.resubmitted.fetch_add(1, Ordering::Relaxed);
+            if op.is_change() {
+                request.state = State::Unproven;
+            } else {
+                request.state = State::Waiting;
+                self.waiting.push_front(key);
             }
         }
     }
 
-    /// So many requests that a loss kept have not ended.
-    pub(super) fn set_kept(&mut self, left: u32) {
-        self.gate = if left == 0 { Gate::Closed } else { Gate::Replaying(left) };
-        if left == 0
-            && let Life::Live(live) = &self.life
-        {
-            let generation = live.generation;
-            self.shared.send(Command::Replayed { reactor: self.handle.clone(), generation });
+    /// A change that was submitted again has ended.
+    #[cold]
+    pub(super) fn ended_replayed(&mut self) {
+        // Between a loss and the next step 3, they are not counted.
+        let Some(left) = self.replayed.checked_sub(1) else { return };
+        self.replayed = left;
+        if left == 0 {
+            self.shared.send(Command::Replayed { reactor: self.handle.clone(), round: self.round });
         }
     }
 
-    /// Ends a request because the controller is away.
+    /// Fails a request because there is no path.
     #[cold]
-    pub(super) fn fail_away(&self, key: Key) -> Start {
+    pub(super) fn fail_away(&self, key: Key) -> Status {
         let request = self.requests.get(key).expect("the caller has a request");
         let Io { op, lba, blocks, .. } = request.io;
         let namespace = &self.channels.get(request.channel).expect("it has requests").namespace;
         namespace.failed(Failure::now(op, lba, blocks, errno(Status::Removed)));
-        Start::Ended(Status::Medium)
+        Status::Medium
     }
 
-    /// Ends all requests, none of which the controller has.
+    /// Ends all requests, none of which a controller has.
     fn end_all(&mut self, cx: &mut Cx) {
-        let held = self.requests.iter().filter(|(_, request)| request.state == State::Held);
-        let mut held: Vec<(u64, Key)> = held.map(|(key, request)| (request.number, key)).collect();
-        held.sort_unstable_by_key(|(number, _)| *number);
-        held.into_iter().rev().for_each(|(_, key)| self.waiting.push_front(key));
-        let delayed = std::mem::take(&mut self.delayed);
-        self.waiting.extend(delayed.into_iter().map(|(_, key)| key));
-        while let Some(key) = self.waiting.pop_front() {
-            if let Start::Ended(status) = self.start(key, cx) {
-                self.finish(key, status, cx);
-            }
+        let mut all: Vec<(u64, Key)> =
+            self.requests.iter().map(|(key, request)| (request.number, key)).collect();
+        all.sort_unstable_by_key(|(number, _)| *number);
+        self.guarded.clear();
+        self.delayed.clear();
+        self.waiting.clear();
+        for (_, key) in all {
+            let status = match self.absence {
+                Absence::Removed => Status::Removed,
+                Absence::Wait | Absence::Fail => self.fail_away(key),
+            };
+            self.finish(key, status, cx);
         }
     }
 }

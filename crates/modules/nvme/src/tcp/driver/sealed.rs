@@ -1,6 +1,7 @@
 //! Connections with TLS: the buffers for it, which all queues of a reactor share. Reactor context.
 
-use super::{BUFFER, Life, Loss, QueueDriver};
+use super::live::BUFFER;
+use super::{Loss, QueueDriver};
 use aryk_reactor::Cx;
 use aryk_tls::{Session, TlsError, overhead};
 use std::cell::{RefCell, RefMut};
@@ -34,17 +35,17 @@ impl Sealing {
 }
 
 impl QueueDriver {
-    /// Takes encrypted input. Returns the number of commands that ended.
-    pub(super) fn open(&mut self, mut received: &[u8], cx: &mut Cx) -> Result<u32, Loss> {
+    /// Takes encrypted input of a path. Returns the number of commands that ended.
+    pub(super) fn open(&mut self, path: usize, mut received: &[u8], cx: &mut Cx) -> Result<u32, Loss> {
         let Some(sealing) = self.sealing.clone() else { return Ok(0) };
         let mut opened = sealing.opened.borrow_mut();
         let mut count = 0;
         loop {
-            let Life::Live(live) = &mut self.life else { return Ok(count) };
+            let Some(live) = &mut self.lives[path] else { return Ok(count) };
             let Some(session) = &mut live.tls else { return Ok(count) };
             match session.read(&mut received, &mut opened)? {
                 0 => return Ok(count),
-                len => count += self.take_input(&opened[..len], cx)?,
+                len => count += self.take_input(path, &opened[..len], cx)?,
             }
         }
     }

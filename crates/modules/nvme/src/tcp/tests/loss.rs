@@ -23,18 +23,18 @@ fn through_proxy(change: impl FnOnce(&mut RemoteConfig)) -> (OnTarget, Arc<Proxy
     (on, proxy)
 }
 
-fn open(bench: &mut Bench, on: &OnTarget) -> Opener {
+pub(super) fn open(bench: &mut Bench, on: &OnTarget) -> Opener {
     bench.open(on.env.registry(), "disk", Access::Shared, 32, 64 << 10)
 }
 
 #[expect(clippy::disallowed_methods, reason = "a test waits for another thread")]
-fn pause(time: Duration) {
+pub(super) fn pause(time: Duration) {
     std::thread::sleep(time);
 }
 
 /// Writes and reads random blocks until `rounds` requests have succeeded, which are added to `progress`; each block has one
 /// request at a time.
-fn verify(
+pub(super) fn verify(
     bench: &mut Bench,
     disk: &mut Opener,
     rounds: u64,
@@ -120,7 +120,7 @@ fn requests_survive_cuts_without_an_error() {
         cutter.join().unwrap();
         verify(&mut bench, &mut disk, 1000, &mut random, &progress);
         let info = controller.info();
-        assert!(info.resubmitted > 0 && info.ends_earlier, "{info:?}");
+        assert!(info.resubmitted > 0 && info.paths[0].ends_earlier, "{info:?}");
         assert_eq!(info.failed_by_loss, 0, "no block had two requests at a time");
         disk.close(&mut bench);
     }

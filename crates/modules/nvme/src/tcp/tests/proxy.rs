@@ -20,6 +20,8 @@ struct Shared {
     /// Nothing is passed on, and nothing is closed.
     is_silent: AtomicBool,
     accepted: AtomicU64,
+    /// Bytes that were passed on to the host.
+    passed: AtomicU64,
 }
 
 impl Proxy {
@@ -32,6 +34,7 @@ impl Proxy {
             refuses: AtomicBool::new(false),
             is_silent: AtomicBool::new(false),
             accepted: AtomicU64::new(0),
+            passed: AtomicU64::new(0),
         });
         let of_thread = Arc::clone(&shared);
         spawn(move || {
@@ -56,8 +59,18 @@ impl Proxy {
         }
     }
 
+    /// Refuses new connections, and leaves the others as they are.
+    pub(super) fn refuse_only(&self) {
+        self.shared.refuses.store(true, Ordering::SeqCst);
+    }
+
     pub(super) fn silence(&self, is_silent: bool) {
         self.shared.is_silent.store(is_silent, Ordering::SeqCst);
+    }
+
+    /// Bytes that were passed on to the host so far.
+    pub(super) fn passed(&self) -> u64 {
+        self.shared.passed.load(Ordering::SeqCst)
     }
 
     /// Connections so far.
@@ -74,21 +87,24 @@ impl Shared {
         self.accepted.fetch_add(1, Ordering::SeqCst);
         let Ok(target) = TcpStream::connect(self.target) else { return };
         [&host, &target].into_iter().for_each(|end| end.set_nodelay(true).unwrap());
-        let ends = [(&host, &target), (&target, &host)];
-        for (from, to) in ends {
+        let ends = [(&host, &target, false), (&target, &host, true)];
+        for (from, to, is_to_host) in ends {
             let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
             let shared = Arc::clone(self);
-            spawn(move || shared.pass(from, to));
+            spawn(move || shared.pass(from, to, is_to_host));
         }
         self.open.lock().unwrap().extend([host, target]);
     }
 
     #[expect(clippy::disallowed_methods, reason = "a test waits for another thread")]
-    fn pass(&self, mut from: TcpStream, mut to: TcpStream) {
+    fn pass(&self, mut from: TcpStream, mut to: TcpStream, is_to_host: bool) {
         let mut bytes = [0; 1500];
         while let Ok(len @ 1..) = from.read(&mut bytes) {
             while self.is_silent.load(Ordering::SeqCst) {
                 std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            if is_to_host {
+                self.passed.fetch_add(len as u64, Ordering::SeqCst);
             }
             if to.write_all(&bytes[..len]).is_err() {
                 break;

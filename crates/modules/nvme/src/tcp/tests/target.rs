@@ -23,6 +23,8 @@ type Call = Box<dyn FnOnce(Target) -> Pin<Box<dyn Future<Output = ()>>> + Send>;
 /// A running target.
 pub(super) struct Running {
     pub(super) address: SocketAddr,
+    /// Where else it listens.
+    pub(super) other: SocketAddr,
     env: Env,
     calls: Option<UnboundedSender<Call>>,
     thread: Option<JoinHandle<()>>,
@@ -52,22 +54,24 @@ impl Running {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             LocalSet::new().block_on(&runtime, async move {
                 let target = Target::new(of_target);
-                let new =
-                    NewSubsystem { allow_any_host: true, ..NewSubsystem::named(SUBSYSTEM.parse().unwrap()) };
+                let named = NewSubsystem::named(SUBSYSTEM.parse().unwrap());
+                let new = NewSubsystem { allow_any_host: true, has_ana: true, ..named };
                 target.add_subsystem(new).unwrap();
                 target.add_namespace(SUBSYSTEM, "disk", NewNamespace::default()).await.unwrap();
                 let any = "127.0.0.1:0".parse().unwrap();
-                let address =
-                    target.listen(SUBSYSTEM, any, AnaState::Optimized, Channel::Plain).await.unwrap();
-                sender.send(address).unwrap();
+                let listen = async || {
+                    target.listen(SUBSYSTEM, any, AnaState::Optimized, Channel::Plain).await.unwrap()
+                };
+                let (address, other) = (listen().await, listen().await);
+                sender.send((address, other)).unwrap();
                 while let Some(call) = asked.recv().await {
                     call(target.clone()).await;
                 }
                 target.close().await;
             });
         });
-        let address = started.recv().unwrap();
-        Self { address, env, calls: Some(calls), thread: Some(thread), _reactors: reactors }
+        let (address, other) = started.recv().unwrap();
+        Self { address, other, env, calls: Some(calls), thread: Some(thread), _reactors: reactors }
     }
 
     /// Runs a call of the target, and waits for its end.
@@ -83,6 +87,13 @@ impl Running {
         });
         assert!(self.calls.as_ref().unwrap().send(call).is_ok());
         result.recv().unwrap()
+    }
+
+    /// Sets the access to the namespace for hosts that come through a listener.
+    pub(super) fn set_access(&self, listener: SocketAddr, state: AnaState) {
+        self.run(async move |target: Target| {
+            target.set_state(SUBSYSTEM, listener, None, state).await.unwrap();
+        });
     }
 
     /// Resizes the disk.
