@@ -1417,7 +1417,8 @@ func (c *Client) BdevNvmeSetHotplug(ctx context.Context, params BdevNvmeSetHotpl
 // BdevNvmeSetMultipathPolicyParams are the parameters of bdev_nvme_set_multipath_policy.
 type BdevNvmeSetMultipathPolicyParams struct {
 	// Name of the disk.
-	Name   string         `json:"name"`
+	Name string `json:"name"`
+	// How many paths take requests.
 	Policy NvmePathPolicy `json:"policy"`
 	// Requests that a path takes before the next one, at least 1; only with `round_robin`. Default: 1.
 	RrMinIo *uint32 `json:"rr_min_io,omitempty"`

@@ -1255,7 +1255,8 @@ type NvmeDiscovery struct {
 // NvmeDiskPolicy: How the paths of a namespace's disk are used.
 type NvmeDiskPolicy struct {
 	// The namespace.
-	Nsid    uint32           `json:"nsid"`
+	Nsid uint32 `json:"nsid"`
+	// Its policy.
 	Options MultipathOptions `json:"options"`
 }
 

@@ -2251,6 +2251,7 @@ class Methods(ABC):
 
         Parameters:
             name: Name of the disk.
+            policy: How many paths take requests.
             rr_min_io: Requests that a path takes before the next one, at least 1; only with `round_robin`. Default: 1.
             selector: Only with `active_active`. Default: `round_robin`.
         """
@@ -7211,6 +7212,7 @@ class AsyncMethods(ABC):
 
         Parameters:
             name: Name of the disk.
+            policy: How many paths take requests.
             rr_min_io: Requests that a path takes before the next one, at least 1; only with `round_robin`. Default: 1.
             selector: Only with `active_active`. Default: `round_robin`.
         """

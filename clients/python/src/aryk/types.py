@@ -1257,6 +1257,7 @@ class NvmeDiskPolicy(TypedDict):
 
     #: The namespace.
     nsid: int
+    #: Its policy.
     options: MultipathOptions
 
 

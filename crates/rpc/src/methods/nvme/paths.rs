@@ -81,6 +81,7 @@ impl Further {
 pub(super) struct DiskPolicy {
     /// The namespace.
     pub(super) nsid: u32,
+    /// Its policy.
     pub(super) options: MultipathOptions,
 }
 
@@ -281,6 +282,7 @@ fn find(control: &Control, disk: &str) -> Result<(Arc<RemoteController>, Namespa
 struct SetPolicy {
     /// Name of the disk.
     name: String,
+    /// How many paths take requests.
     policy: PathPolicy,
     /// Only with `active_active`. Default: `round_robin`.
     selector: Option<PathSelector>,
