@@ -245,9 +245,13 @@ impl Control {
             Command::RemovePath { path, done } => self.remove_path(path, done),
             Command::Drained { path, life } => self.drained(path, life).await,
             Command::SetPolicy { nsid, policy, done } => {
+                let chosen = self.choose(nsid, |choice| choice.policy = policy);
+                if chosen.is_ok() {
+                    // Another disk of the namespace, after a change of its format, has it, too.
+                    lock(&self.shared.policies).insert(nsid, policy);
+                }
                 // The caller may be gone.
-                let _ = done.send(self.choose(nsid, |choice| choice.policy = policy));
-                lock(&self.shared.policies).insert(nsid, policy);
+                let _ = done.send(chosen);
             }
             Command::Prefer { nsid, controller, done } => {
                 // The caller may be gone.

@@ -59,7 +59,7 @@ impl Inner {
 /// A controller that is attached, or is being attached.
 #[derive(Debug)]
 pub struct RemoteController {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 /// A discovery service that is followed, until this is dropped.

@@ -149,6 +149,8 @@ impl Task {
 
     /// Serves a controller that is ready.
     pub(super) async fn serve(mut self, mut admin: Admin) {
+        // Orders of an earlier life are gone, and the access has just been read.
+        self.shared.reads_access(self.path);
         let mut ticks = interval((self.config.keep_alive / 3).max(Duration::from_millis(10)));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {

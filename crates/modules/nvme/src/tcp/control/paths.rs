@@ -255,7 +255,10 @@ impl Control {
         match report {
             Report::Ready(ready) => {
                 let (controller, address) = (&self.shared.config.name, of_path.config.address);
-                tracing::info!(controller, %address, "a path to the controller of another host is back");
+                limited!(
+                    self.lines, info, controller, %address,
+                    "a path to the controller of another host is back"
+                );
                 let ends_earlier = ready.ends_earlier;
                 let depth = ready.queues.depth(&self.shared.config);
                 of_path.take(*ready);
@@ -457,8 +460,11 @@ impl Control {
     /// What all paths list, and what the first one that is there says of its controller.
     pub(super) fn listed(&self) -> Option<(Vec<ListedNamespace>, ControllerInfo)> {
         let mut all: BTreeMap<u32, &ListedNamespace> = BTreeMap::new();
-        for listed in self.paths.values().filter(|path| path.removed.is_none()).flat_map(|path| &path.listed)
-        {
+        // What a lost path has listed may be old: it counts only if no path is connected.
+        let is_there = |path: &Path| path.limits().is_some();
+        let any_is_there = self.paths.values().any(is_there);
+        let counts = |path: &&Path| is_there(path) || !any_is_there && path.removed.is_none();
+        for listed in self.paths.values().filter(counts).flat_map(|path| &path.listed) {
             let known = all.entry(listed.nsid).or_insert(listed);
             if known.namespace.is_err() && listed.namespace.is_ok() {
                 *known = listed;

@@ -264,3 +264,25 @@ fn a_controller_is_attached_by_any_of_its_paths() {
     assert_eq!(disk.finish(&mut bench).status, Status::Ok);
     disk.close(&mut bench);
 }
+
+#[test]
+fn a_namespace_that_goes_while_a_path_is_lost_takes_its_disk_with_it() {
+    let two = Two::new(|_| {});
+    two.proxies[0].refuse(true);
+    until("the loss", || !two.path(0).is_connected);
+    two.on.target.run(async |target: aryk_nvmf::Target| {
+        target.remove_namespace(SUBSYSTEM, 1).await.unwrap();
+    });
+    until("the disk to go", || two.on.env.registry().find("disk").is_err());
+}
+
+#[test]
+fn a_loss_that_drops_an_order_to_read_the_access_leaves_room_for_the_next() {
+    let two = Two::new(|_| {});
+    // The path is lost before its task has the order.
+    assert!(two.controller.shared.ask_access(0) && !two.controller.shared.ask_access(0));
+    let losses = two.path(0).losses;
+    two.proxies[0].cut();
+    until("the path to be back", || two.path(0).losses > losses && two.path(0).is_connected);
+    until("room for an order", || two.controller.shared.ask_access(0));
+}
