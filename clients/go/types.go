@@ -1256,7 +1256,7 @@ type NvmeDiscovery struct {
 type NvmeDiskPolicy struct {
 	// The namespace.
 	Nsid uint32 `json:"nsid"`
-	// Its policy.
+	// How the paths of the namespace's disk are used.
 	Options MultipathOptions `json:"options"`
 }
 

@@ -1257,7 +1257,7 @@ class NvmeDiskPolicy(TypedDict):
 
     #: The namespace.
     nsid: int
-    #: Its policy.
+    #: How the paths of the namespace's disk are used.
     options: MultipathOptions
 
 

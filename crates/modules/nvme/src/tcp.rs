@@ -39,6 +39,7 @@ mod tests;
 
 pub use controllers::{Following, RemoteController, RemoteControllers};
 pub use discovery::Heard;
+use driver::{Choice, best_paths, bits};
 pub use driver::{PATHS_MAX, Policy};
 
 use crate::{Exposed, NamespaceInfo};
@@ -202,7 +203,7 @@ pub struct RemoteInfo {
     pub controller: Option<ControllerInfo>,
     /// Its namespaces.
     pub namespaces: Vec<NamespaceInfo>,
-    /// Its paths.
+    /// The controller's paths.
     pub paths: Vec<PathInfo>,
     /// Times that a path was lost.
     pub losses: u64,
@@ -219,20 +220,18 @@ pub struct RemoteInfo {
 impl RemoteInfo {
     /// The numbers of the paths that take the requests of a namespace on a core.
     pub fn current_paths(&self, nsid: u32, core: u16) -> Vec<usize> {
-        let of = |path: &PathInfo| path.access.iter().find(|access| access.nsid == nsid).copied();
+        let access = |number: usize| {
+            let path = self.paths.iter().find(|path| path.number == number)?;
+            path.access.iter().find(|access| access.nsid == nsid)
+        };
+        let numbers = self.paths.iter().map(|path| path.number);
+        let Some(any) = numbers.clone().find_map(access) else { return Vec::new() };
+        let preferred = numbers.clone().find(|number| access(*number).is_some_and(|of| of.is_preferred));
+        let choice = Choice { policy: any.policy, preferred };
         let connected = self.paths.iter().filter(|path| path.is_connected && path.queues.contains(&core));
-        let connected: Vec<(usize, PathAccess)> =
-            connected.filter_map(|path| Some((path.number, of(path)?))).collect();
-        let with = |state| connected.iter().filter(move |(_, access)| access.state == state);
-        let mut best: Vec<&(usize, PathAccess)> = with(AnaState::Optimized).collect();
-        if best.is_empty() {
-            best = with(AnaState::NonOptimized).collect();
-        }
-        if best.first().is_some_and(|(_, access)| access.policy == Policy::ActivePassive) {
-            let preferred = best.iter().position(|(_, access)| access.is_preferred);
-            best = vec![best[preferred.unwrap_or(0)]];
-        }
-        best.into_iter().map(|(number, _)| *number).collect()
+        let connected = bits(connected.map(|path| path.number));
+        let best = best_paths(connected, |number| access(number).map(|of| of.state), choice);
+        numbers.filter(|number| best >> number & 1 == 1).collect()
     }
 }
 
@@ -253,7 +252,7 @@ pub struct PathInfo {
     pub ends_earlier: bool,
     /// Its I/O queues: the core of each.
     pub queues: Vec<u16>,
-    /// What it is for the namespaces that are disks.
+    /// The access that the path gives to the namespaces that are disks.
     pub access: Vec<PathAccess>,
     /// Times that it was lost.
     pub losses: u64,

@@ -1,8 +1,8 @@
 //! Thick volumes: their space is theirs, whatever others do.
 
 use super::compact::merge_all;
-use super::rig::{Rig, facts, settings};
-use super::space::{history, space};
+use super::rig::{Rig, facts};
+use super::space::{history, small_rig, space};
 use super::wide::pattern;
 use crate::*;
 
@@ -247,14 +247,7 @@ fn an_inflation_leaves_reserved_space_alone() {
 #[test]
 fn what_volumes_have_for_themselves_is_counted_through_any_history() {
     for seed in 0..6 {
-        let small = Settings {
-            cache_bytes: 96 << 10,
-            dense_writes: seed % 2 == 0,
-            space_amplification_max: 10_000,
-            ..settings()
-        };
-        let mut rig = Rig::with(seed, small, facts());
-        rig.pool.pause(true);
+        let mut rig = small_rig(seed);
         let mut all = history(&mut rig);
         for round in 0..4 {
             for id in all.clone() {

@@ -15,6 +15,20 @@ pub(super) fn space(rig: &mut Rig, of: &[VolumeId]) -> Vec<Space> {
     }
 }
 
+/// A pool with a small cache, whose cleaner rests.
+pub(super) fn small_rig(seed: u64) -> Rig {
+    let small = Settings {
+        cache_bytes: 96 << 10,
+        dense_writes: seed.is_multiple_of(2),
+        // What the cleaner has moved counts twice until the next merge.
+        space_amplification_max: 10_000,
+        ..settings()
+    };
+    let mut rig = Rig::with(seed, small, facts());
+    rig.pool.pause(true);
+    rig
+}
+
 /// A random history of volumes, snapshots and clones. Returns all of them.
 pub(super) fn history(rig: &mut Rig) -> Vec<VolumeId> {
     let first = rig.create("v0", 5 * RANGE, Origin::Empty);
@@ -51,15 +65,7 @@ pub(super) fn history(rig: &mut Rig) -> Vec<VolumeId> {
 #[test]
 fn own_space_is_what_a_deletion_frees_and_the_rest_is_what_stays_without_the_others() {
     for seed in 0..8 {
-        let small = Settings {
-            cache_bytes: 96 << 10,
-            dense_writes: seed % 2 == 0,
-            // What the cleaner has moved counts twice until the next merge.
-            space_amplification_max: 10_000,
-            ..settings()
-        };
-        let mut rig = Rig::with(seed, small, facts());
-        rig.pool.pause(true);
+        let mut rig = small_rig(seed);
         let mut left = history(&mut rig);
         // It is the same with fresh entries, and with entries that were moved.
         let fresh = space(&mut rig, &[]);

@@ -83,6 +83,8 @@ pub(super) struct Admin {
     pub(super) ends_earlier: bool,
     /// NANAGRPID: the groups of namespaces whose access the controller reports; `None` if it reports none.
     access_groups: Option<u32>,
+    /// The controller did not give access to all namespaces when it was asked last.
+    pub(super) lacks_access: bool,
     /// The Asynchronous Event Request in flight.
     event: Option<u16>,
 }
@@ -127,7 +129,8 @@ pub(super) async fn attach(config: &RemoteConfig) -> Result<(Admin, Vec<ListedNa
     let wanted = info.async_events & (feature::EVENT_NAMESPACE | feature::EVENT_ANA);
     let has_events = enable_events(&mut connection, wanted).await? && wanted != 0;
     let event = if has_events { Some(request_event(&mut connection)?) } else { None };
-    let mut admin = Admin { connection, cc, queues, info, ends_earlier, access_groups, event };
+    let mut admin =
+        Admin { connection, cc, queues, info, ends_earlier, access_groups, lacks_access: false, event };
     let namespaces = admin.list().await?;
     Ok((admin, namespaces))
 }
@@ -272,14 +275,15 @@ impl Admin {
         let Some(page) = optional(self.connection.admin(get, "Get Log Page (ANA)").await)? else {
             return Ok(None);
         };
-        let access = ana::decode(&page.data);
-        let controller = self.info.controller_id;
-        access
-            .as_ref()
-            .err()
-            .into_iter()
-            .for_each(|error| tracing::warn!(controller, %error, "access is unknown"));
-        Ok(access.ok())
+        let access = match ana::decode(&page.data) {
+            Ok(access) => access,
+            Err(error) => {
+                tracing::warn!(controller = self.info.controller_id, %error, "access is unknown");
+                return Ok(None);
+            }
+        };
+        self.lacks_access = access.values().any(|state| !state.is_usable());
+        Ok(Some(access))
     }
 
     /// Tells the controller that this host is there.

@@ -26,6 +26,7 @@ use paths::Path;
 use queues::Queue;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
@@ -63,7 +64,7 @@ pub(crate) enum Command {
     /// Adds a path.
     AddPath { config: Box<RemoteConfig>, done: Done },
     /// A path that is to be added was connected, or was not.
-    Added { config: Box<RemoteConfig>, result: Result<Box<super::path::Connected>, ConnectError>, done: Done },
+    Added { config: Box<RemoteConfig>, result: Result<paths::Connected, ConnectError>, done: Done },
     /// Removes a path that is not the only one.
     RemovePath { path: usize, done: Done },
     /// The queues of a path that is being removed have no requests any more.
@@ -184,7 +185,7 @@ impl Control {
                 self.add_path(
                     first,
                     shared.config.of_paths().nth(first).expect("it is connected"),
-                    *connected,
+                    connected,
                 );
                 self.add_lost_paths();
                 let disks = self.create_disks();
@@ -315,7 +316,7 @@ impl Control {
     async fn fail(&mut self) {
         tracing::warn!(controller = self.config().name, "requests fail until the controller is back");
         self.shared.info().phase = RemotePhase::Failing;
-        self.shared.is_failing.store(true, std::sync::atomic::Ordering::Release);
+        self.shared.is_failing.store(true, Ordering::Release);
         self.queues.iter_mut().for_each(|queue| queue.answer(&Ok(())));
         self.tell_reactors(driver::fail).await;
     }
@@ -327,7 +328,7 @@ impl Control {
             "the controller does not come back: its disks are removed"
         );
         self.shared.info().phase = RemotePhase::Ending;
-        self.shared.is_failing.store(true, std::sync::atomic::Ordering::Release);
+        self.shared.is_failing.store(true, Ordering::Release);
         self.disconnect();
         self.tell_reactors(driver::close).await;
         self.remove_disks();

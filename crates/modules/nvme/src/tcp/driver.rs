@@ -20,7 +20,7 @@ mod sealed;
 pub(super) use guard::{Extent, Guard};
 pub(super) use live::Live;
 pub(super) use loss::{Stopped, close, drain, fail, give, hold, open, replay, settle, stop};
-pub(super) use route::{Choice, PathTable};
+pub(super) use route::{Choice, PathTable, best_paths, bits};
 pub use route::{PATHS_MAX, Policy};
 
 use super::control::Command;
@@ -110,14 +110,26 @@ struct Opened {
     completions: Vec<Completion>,
 }
 
-/// What requests do without any connection.
+impl Opened {
+    /// The path of the next request. `version` counts the changes of what paths are for namespaces.
+    #[inline]
+    fn next_path(&mut self, lives: &[Option<Box<Live>>; PATHS_MAX], version: u64) -> Option<usize> {
+        if !self.route.is_of(version) {
+            let connected = bits((0..PATHS_MAX).filter(|path| lives[*path].is_some()));
+            self.route.make(&self.namespace.paths, connected, version);
+        }
+        self.route.next(|path| lives[path].as_ref().map_or(0, |live| live.free.len()))
+    }
+}
+
+/// What happens to requests while no path is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Absence {
-    /// They wait.
+    /// Requests wait.
     Wait,
-    /// They fail until there is a connection again.
+    /// Requests fail until a path is connected again.
     Fail,
-    /// They fail for ever.
+    /// Requests fail for ever.
     Removed,
 }
 
@@ -345,28 +357,15 @@ impl QueueDriver {
         out.append(&mut channel.completions);
     }
 
-    /// The path of the next request of a channel.
-    #[inline]
-    fn choose_path(&mut self, channel: Key) -> Option<usize> {
-        let version = self.shared.version();
-        let lives = &self.lives;
-        let channel = self.channels.get_mut(channel).expect("it has requests");
-        if !channel.route.is_of(version) {
-            let connected =
-                (0..PATHS_MAX).filter(|path| lives[*path].is_some()).fold(0, |bits, path| bits | 1 << path);
-            channel.route.make(&channel.namespace.paths, connected, version);
-        }
-        channel.route.next(|path| lives[path].as_ref().map_or(0, |live| live.free.len()))
-    }
-
     /// Adds a request's commands to the output of a path.
     #[inline]
     fn start(&mut self, key: Key, cx: &mut Cx) -> Start {
-        let channel = self.requests.get(key).expect("the caller has a request").channel;
-        let Some(path) = self.choose_path(channel) else { return self.start_without_path(key) };
-        let live = self.lives[path].as_mut().expect("a path of a route is connected");
-        let request = self.requests.get_mut(key).expect("just found");
+        let request = self.requests.get_mut(key).expect("the caller has a request");
         let channel = self.channels.get_mut(request.channel).expect("it has requests");
+        let Some(path) = channel.next_path(&self.lives, self.shared.version()) else {
+            return self.start_without_path(key);
+        };
+        let live = self.lives[path].as_mut().expect("a path of a route is connected");
         let io = &request.io;
         let count = if io.op == Op::CompareAndWrite { 2 } else { 1 };
         if live.free.len() < count {

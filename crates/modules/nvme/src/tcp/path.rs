@@ -45,8 +45,8 @@ pub(super) enum Report {
     Lost(ConnectError),
 }
 
-/// A controller that is ready.
-#[derive(Debug)]
+/// What a controller says of itself when it is ready.
+#[derive(Clone, Debug)]
 pub(super) struct Ready {
     pub(super) queues: Queues,
     pub(super) info: ControllerInfo,
@@ -55,41 +55,29 @@ pub(super) struct Ready {
     pub(super) access: Option<AccessByNsid>,
 }
 
-/// A path that is connected.
-#[derive(Debug)]
-pub(super) struct Connected {
-    admin: Admin,
-    listed: Vec<ListedNamespace>,
-    access: Option<AccessByNsid>,
-}
-
 /// Connects to a controller.
-pub(super) async fn connect(config: &RemoteConfig) -> Result<Box<Connected>, ConnectError> {
+pub(super) async fn connect(config: &RemoteConfig) -> Result<(Box<Admin>, Box<Ready>), ConnectError> {
     let (mut admin, listed) = admin::attach(config).await?;
     let access = admin.access().await?;
-    Ok(Box::new(Connected { admin, listed, access }))
+    let (queues, info, ends_earlier) = (admin.queues, admin.info.clone(), admin.ends_earlier);
+    Ok((Box::new(admin), Box::new(Ready { queues, info, ends_earlier, listed, access })))
 }
 
-impl Connected {
-    /// What is known of the controller.
-    pub(super) fn ready(&self) -> Ready {
-        Ready {
-            queues: self.admin.queues,
-            info: self.admin.info.clone(),
-            ends_earlier: self.admin.ends_earlier,
-            listed: self.listed.clone(),
-            access: self.access.clone(),
+impl Ready {
+    /// Checks that the path leads to the same subsystem as the others, of which `expected` is known, and has a queue for each of
+    /// the `needed` reactors.
+    ///
+    /// # Errors
+    /// [`ConnectError::Other`], [`ConnectError::Unsupported`].
+    pub(super) fn check(&self, expected: &ControllerInfo, needed: u16) -> Result<(), ConnectError> {
+        let subsystem = |info: &ControllerInfo| (info.serial.clone(), info.model.clone());
+        if subsystem(&self.info) != subsystem(expected) {
+            return Err(ConnectError::Other(self.info.serial.clone()));
         }
-    }
-
-    fn lacks_access(&self) -> bool {
-        self.access.iter().flatten().any(|(_, state)| !state.is_usable())
-    }
-
-    /// Serves the controller.
-    pub(super) async fn serve(self, mut task: Task) {
-        task.lacks_access = self.lacks_access();
-        task.serve(self.admin).await;
+        if self.queues.count < needed {
+            return Err(ConnectError::Unsupported("the target has fewer queues than cores use"));
+        }
+        Ok(())
     }
 }
 
@@ -100,12 +88,8 @@ pub(super) struct Task {
     pub(super) config: Arc<RemoteConfig>,
     pub(super) path: usize,
     pub(super) life: u64,
-    /// The serial and the model number of the subsystem.
-    pub(super) expected: (String, String),
     /// Their end ends the task.
     pub(super) orders: UnboundedReceiver<Order>,
-    /// The controller does not give access to all namespaces: that is read again now and then.
-    pub(super) lacks_access: bool,
 }
 
 impl Task {
@@ -113,19 +97,13 @@ impl Task {
         self.shared.send(Command::Path { path: self.path, life: self.life, report });
     }
 
-    /// Connects, as often as it takes, and serves the controller.
-    pub(super) async fn regain(mut self) {
+    /// Connects, as often as it takes, to the subsystem of which `expected` is known, and serves the controller.
+    pub(super) async fn regain(mut self, expected: ControllerInfo) {
         let mut delay = DELAY_MIN.min(self.config.reconnect_delay);
-        let connected = loop {
+        let (admin, ready) = loop {
             let attempt = async {
                 let connected = connect(&self.config).await?;
-                let info = &connected.admin.info;
-                if (&info.serial, &info.model) != (&self.expected.0, &self.expected.1) {
-                    return Err(ConnectError::Other(info.serial.clone()));
-                }
-                if connected.admin.queues.count < self.shared.needed.load(Ordering::Acquire) {
-                    return Err(ConnectError::Unsupported("the target has fewer queues than cores use"));
-                }
+                connected.1.check(&expected, self.shared.needed.load(Ordering::Acquire))?;
                 Ok(connected)
             };
             let refused = tokio::select! {
@@ -142,13 +120,12 @@ impl Task {
             }
             delay = (2 * delay).min(self.config.reconnect_delay.max(DELAY_MIN));
         };
-        self.lacks_access = connected.lacks_access();
-        self.report(Report::Ready(Box::new(connected.ready())));
-        self.serve(connected.admin).await;
+        self.report(Report::Ready(ready));
+        self.serve(admin).await;
     }
 
     /// Serves a controller that is ready.
-    pub(super) async fn serve(mut self, mut admin: Admin) {
+    pub(super) async fn serve(mut self, mut admin: Box<Admin>) {
         // Orders of an earlier life are gone, and the access has just been read.
         self.shared.reads_access(self.path);
         let mut ticks = interval((self.config.keep_alive / 3).max(Duration::from_millis(10)));
@@ -178,7 +155,7 @@ impl Task {
         }
     }
 
-    async fn take(&mut self, event: u32, admin: &mut Admin) -> Result<(), ConnectError> {
+    async fn take(&self, event: u32, admin: &mut Admin) -> Result<(), ConnectError> {
         match admin.take(event).await? {
             AsyncEvent::NamespacesChanged => self.list(admin).await,
             AsyncEvent::AccessChanged => self.read_access(admin).await,
@@ -186,24 +163,22 @@ impl Task {
         }
     }
 
-    async fn list(&mut self, admin: &mut Admin) -> Result<(), ConnectError> {
+    async fn list(&self, admin: &mut Admin) -> Result<(), ConnectError> {
         self.report(Report::Listed(admin.list().await?));
         // A new namespace has an access, too.
         self.read_access(admin).await
     }
 
-    async fn read_access(&mut self, admin: &mut Admin) -> Result<(), ConnectError> {
+    async fn read_access(&self, admin: &mut Admin) -> Result<(), ConnectError> {
         self.shared.reads_access(self.path);
-        let access = admin.access().await?;
-        self.lacks_access = access.iter().flatten().any(|(_, state)| !state.is_usable());
-        self.report(Report::Access(access));
+        self.report(Report::Access(admin.access().await?));
         Ok(())
     }
 
     /// Tells the controller that this host is there. A target may change the access without an event.
-    async fn look_after(&mut self, admin: &mut Admin) -> Result<(), ConnectError> {
+    async fn look_after(&self, admin: &mut Admin) -> Result<(), ConnectError> {
         admin.keep_alive().await?;
-        if self.lacks_access { self.read_access(admin).await } else { Ok(()) }
+        if admin.lacks_access { self.read_access(admin).await } else { Ok(()) }
     }
 }
 

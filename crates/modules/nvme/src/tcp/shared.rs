@@ -37,7 +37,7 @@ pub(crate) struct Shared {
     gate: Mutex<(u64, Option<Guard>)>,
     /// What drivers that have ended have left.
     departed: Mutex<Departed>,
-    /// Counts the changes of what paths are for namespaces, from 1 on.
+    /// Counts the changes of the access to namespaces and of policies, from 1 on.
     version: AtomicU64,
     /// Queues that a path needs: one for each driver.
     pub(crate) needed: AtomicU16,
@@ -124,13 +124,13 @@ impl Shared {
         Departed { unsettled: std::mem::take(&mut departed.unsettled), until: departed.until }
     }
 
-    /// The number of changes of what paths are for namespaces.
+    /// The number of changes of the access to namespaces and of policies.
     #[inline]
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// What paths are for namespaces has changed: channels choose anew.
+    /// The access to namespaces or a policy has changed: each channel chooses its paths again.
     pub(crate) fn change_routes(&self) {
         self.version.fetch_add(1, Ordering::Release);
     }

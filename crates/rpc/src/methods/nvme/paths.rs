@@ -81,7 +81,7 @@ impl Further {
 pub(super) struct DiskPolicy {
     /// The namespace.
     pub(super) nsid: u32,
-    /// Its policy.
+    /// How the paths of the namespace's disk are used.
     pub(super) options: MultipathOptions,
 }
 

@@ -1,9 +1,9 @@
 //! The paths of a controller: they are added, connect, are lost, and are removed.
 
 use super::{Command, Control, Done};
-use crate::tcp::admin::{AccessByNsid, Queues};
+use crate::tcp::admin::{Admin, Queues};
 use crate::tcp::driver::{self, Choice, PATHS_MAX};
-use crate::tcp::path::{self, Connected, Order, Ready, Report};
+use crate::tcp::path::{self, Order, Ready, Report};
 use crate::tcp::{ConnectError, PathInfo, RemoteConfig, RemoteError, RemotePhase};
 use aryk_log_limit::limited;
 use aryk_nvme::claims::ControllerInfo;
@@ -14,13 +14,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 use tokio::task::{JoinSet, spawn_local};
 use tokio::time::{Instant, timeout};
 
 /// Time between two looks whether a path that is being removed has no requests any more.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(5);
+
+/// The admin queue of a path that is connected, and what the controller has said.
+pub(super) type Connected = (Box<Admin>, Box<Ready>);
 
 /// How long the normal end of a controller may take.
 const SHUT_DOWN_TIME: Duration = Duration::from_secs(3);
@@ -29,46 +32,45 @@ const SHUT_DOWN_TIME: Duration = Duration::from_secs(3);
 pub(super) struct Path {
     /// The controller's configuration, with the addresses of the path.
     pub(super) config: Arc<RemoteConfig>,
-    /// Its task; `None`: it is being removed.
+    /// The path's task ends with this. `None`: the controller has ended.
     orders: Option<UnboundedSender<Order>>,
-    /// What the controller said when it became ready last. `None`: it is lost.
-    queues: Option<Queues>,
-    info: ControllerInfo,
-    ends_earlier: bool,
-    listed: Vec<ListedNamespace>,
-    access: Option<AccessByNsid>,
+    is_connected: bool,
+    /// What the controller said when the path was connected last.
+    known: Box<Ready>,
     losses: u64,
     last_loss: Option<String>,
-    /// The caller that removes it.
+    /// The caller that removes the path.
     removed: Option<Done>,
 }
 
 impl Path {
+    fn new(config: RemoteConfig, known: Box<Ready>, is_connected: bool) -> Self {
+        let config = Arc::new(config);
+        Self { config, orders: None, is_connected, known, losses: 0, last_loss: None, removed: None }
+    }
+
+    /// Whether the path takes requests.
+    pub(super) const fn takes_requests(&self) -> bool {
+        self.is_connected && self.removed.is_none()
+    }
+
     /// The limits of the queues of a path that takes requests.
     pub(super) fn limits(&self) -> Option<Queues> {
-        self.queues.filter(|_| self.removed.is_none())
+        self.takes_requests().then_some(self.known.queues)
     }
 
-    /// The identifier of the controller, if it is there.
+    /// The identifier of the controller, if the path is connected.
     pub(super) fn controller_id(&self) -> Option<u16> {
-        self.queues.map(|queues| queues.controller_id)
+        self.is_connected.then_some(self.known.queues.controller_id)
     }
 
-    fn take(&mut self, ready: Ready) {
-        self.queues = Some(ready.queues);
-        self.info = ready.info;
-        self.ends_earlier = ready.ends_earlier;
-        self.listed = ready.listed;
-        self.access = ready.access;
-    }
-
-    /// What the path is for a namespace with these identifiers.
+    /// The access that the path gives to a namespace; `None`: the path does not have it.
     fn access_to(&self, namespace: &aryk_nvme::claims::Namespace) -> Option<AnaState> {
-        let listed = self.listed.iter().find(|listed| listed.nsid == namespace.nsid)?;
+        let listed = self.known.listed.iter().find(|listed| listed.nsid == namespace.nsid)?;
         let here = listed.namespace.as_ref().ok()?;
         let is_same = here.block_shift == namespace.block_shift
             && !crate::disks::are_different(here.ids, namespace.ids);
-        is_same.then(|| match &self.access {
+        is_same.then(|| match &self.known.access {
             None => AnaState::Optimized,
             Some(states) => states.get(&namespace.nsid).copied().unwrap_or(AnaState::Inaccessible),
         })
@@ -81,7 +83,7 @@ impl Path {
 /// The address of the first path, and why it cannot be connected.
 pub(super) async fn connect_first(
     config: &RemoteConfig,
-) -> Result<(usize, Box<Connected>), (SocketAddr, ConnectError)> {
+) -> Result<(usize, Connected), (SocketAddr, ConnectError)> {
     let mut attempts = JoinSet::new();
     for (number, config) in config.of_paths().enumerate().take(PATHS_MAX) {
         attempts.spawn_local(async move { (number, path::connect(&config).await) });
@@ -106,44 +108,22 @@ fn limits_of(info: &ControllerInfo) -> impl PartialEq + use<> {
 impl Control {
     /// Adds the paths of the configuration that have not been connected, which are connected later.
     pub(super) fn add_lost_paths(&mut self) {
-        let Some(first) = self.paths.values().next() else { return };
-        // Their controllers have no identifier yet.
-        let (info, ends_earlier) =
-            (ControllerInfo { controller_id: 0, ..first.info.clone() }, first.ends_earlier);
+        let Some((&connected, first)) = self.paths.iter().next() else { return };
+        // Their controllers have no identifier, and have listed nothing yet.
+        let info = ControllerInfo { controller_id: 0, ..first.known.info.clone() };
+        let known = Ready { info, listed: Vec::new(), access: None, ..*first.known };
         let shared = Arc::clone(&self.shared);
         for (number, config) in shared.config.of_paths().enumerate().take(PATHS_MAX) {
-            if self.paths.contains_key(&number) {
-                continue;
+            if number != connected {
+                self.paths.insert(number, Path::new(config, Box::new(known.clone()), false));
+                self.regain(number);
             }
-            let path = Path {
-                config: Arc::new(config),
-                orders: None,
-                queues: None,
-                info: info.clone(),
-                ends_earlier,
-                listed: Vec::new(),
-                access: None,
-                losses: 0,
-                last_loss: None,
-                removed: None,
-            };
-            self.paths.insert(number, path);
-            self.regain(number);
         }
     }
 
     /// Connects a path that is to be added.
-    pub(super) fn connect_path(&mut self, config: Box<RemoteConfig>, done: Done) {
-        let refused = if self.is_stopping {
-            Some(RemoteError::Ended(config.name.clone()))
-        } else if self.paths.values().any(|path| path.config.address == config.address) {
-            Some(RemoteError::PathExists { name: config.name.clone(), address: config.address })
-        } else if self.free_number().is_none() {
-            Some(RemoteError::TooManyPaths(config.name.clone()))
-        } else {
-            None
-        };
-        if let Some(error) = refused {
+    pub(super) fn connect_path(&self, config: Box<RemoteConfig>, done: Done) {
+        if let Err(error) = self.number_for(&config) {
             // The caller may be gone.
             return drop(done.send(Err(error)));
         }
@@ -158,79 +138,54 @@ impl Control {
     pub(super) async fn added(
         &mut self,
         config: RemoteConfig,
-        result: Result<Box<Connected>, ConnectError>,
+        result: Result<Connected, ConnectError>,
     ) -> Result<(), RemoteError> {
         let target = |reason| RemoteError::Target { address: config.address, reason };
         let connected = result.map_err(target)?;
-        let name = config.name.clone();
-        if self.is_stopping {
-            return Err(RemoteError::Ended(name));
-        }
         // Another call may have been faster.
-        if self.paths.values().any(|path| path.config.address == config.address) {
-            return Err(RemoteError::PathExists { name, address: config.address });
+        let number = self.number_for(&config)?;
+        if let Some(first) = self.paths.values().next() {
+            let (ready, known) = (&connected.1, &first.known);
+            ready.check(&known.info, self.needed()).map_err(target)?;
+            if limits_of(&known.info) != limits_of(&ready.info) {
+                let reason = "its controller has other commands or limits than those of the other paths";
+                return Err(target(ConnectError::Unsupported(reason)));
+            }
         }
-        let Some(number) = self.free_number() else { return Err(RemoteError::TooManyPaths(name)) };
-        let (info, expected) = (connected.ready().info, self.expected());
-        if expected.is_some_and(|expected| expected != (info.serial.clone(), info.model)) {
-            return Err(target(ConnectError::Other(info.serial)));
-        }
-        let first = self.paths.values().next().map(|path| limits_of(&path.info));
-        if first.is_some_and(|first| first != limits_of(&connected.ready().info)) {
-            let reason = "its controller has other commands or limits than those of the other paths";
-            return Err(target(ConnectError::Unsupported(reason)));
-        }
-        if connected.ready().queues.count < self.needed() {
-            return Err(target(ConnectError::Unsupported("the target has fewer queues than cores use")));
-        }
-        self.add_path(number, config, *connected);
+        self.add_path(number, config, connected);
         self.is_there().await;
         Ok(())
     }
 
-    /// The serial and the model number of the subsystem.
-    fn expected(&self) -> Option<(String, String)> {
-        self.paths.values().next().map(|path| (path.info.serial.clone(), path.info.model.clone()))
-    }
-
-    /// The number of a path that is added. A path that was removed keeps its own until its lost connections can change nothing.
-    fn free_number(&self) -> Option<usize> {
-        (0..PATHS_MAX).find(|path| !self.paths.contains_key(path) && !self.fences.contains_key(path))
+    /// The number that a path would have if it was added.
+    fn number_for(&self, config: &RemoteConfig) -> Result<usize, RemoteError> {
+        let name = || config.name.clone();
+        if self.is_stopping {
+            return Err(RemoteError::Ended(name()));
+        }
+        if self.paths.values().any(|path| path.config.address == config.address) {
+            return Err(RemoteError::PathExists { name: name(), address: config.address });
+        }
+        // A path that was removed keeps its number until its lost connections can change nothing.
+        let is_free = |path: &usize| !self.paths.contains_key(path) && !self.fences.contains_key(path);
+        (0..PATHS_MAX).find(is_free).ok_or_else(|| RemoteError::TooManyPaths(name()))
     }
 
     /// Adds a path that is connected, with a number that is free.
-    pub(super) fn add_path(&mut self, number: usize, config: RemoteConfig, connected: Connected) {
-        let (ready, config) = (connected.ready(), Arc::new(config));
-        let expected = (ready.info.serial.clone(), ready.info.model.clone());
-        let (orders, task) = self.new_task(number, &config, expected);
-        spawn_local(connected.serve(task));
-        let depth = ready.queues.depth(self.config());
-        self.disks.limit_depth(depth);
-        let path = Path {
-            config,
-            orders: Some(orders),
-            queues: Some(ready.queues),
-            info: ready.info,
-            ends_earlier: ready.ends_earlier,
-            listed: ready.listed,
-            access: ready.access,
-            losses: 0,
-            last_loss: None,
-            removed: None,
-        };
-        self.paths.insert(number, path);
+    pub(super) fn add_path(&mut self, number: usize, config: RemoteConfig, (admin, ready): Connected) {
+        self.disks.limit_depth(ready.queues.depth(self.config()));
+        self.paths.insert(number, Path::new(config, ready, true));
+        let task = self.new_task(number);
+        spawn_local(task.serve(admin));
     }
 
-    fn new_task(
-        &self,
-        path: usize,
-        config: &Arc<RemoteConfig>,
-        expected: (String, String),
-    ) -> (UnboundedSender<Order>, path::Task) {
-        let (sender, orders): (_, UnboundedReceiver<Order>) = unbounded_channel();
-        let (shared, config) = (Arc::clone(&self.shared), Arc::clone(config));
-        let life = shared.life(path);
-        (sender, path::Task { shared, config, path, life, expected, orders, lacks_access: false })
+    /// The task of a path: that of an earlier life ends.
+    fn new_task(&mut self, path: usize) -> path::Task {
+        let (sender, orders) = unbounded_channel();
+        let (shared, life) = (Arc::clone(&self.shared), self.shared.life(path));
+        let of_path = self.paths.get_mut(&path).expect("the caller has the path");
+        of_path.orders = Some(sender);
+        path::Task { shared, config: Arc::clone(&of_path.config), path, life, orders }
     }
 
     /// A path is connected.
@@ -259,9 +214,8 @@ impl Control {
                     self.lines, info, controller, %address,
                     "a path to the controller of another host is back"
                 );
-                let ends_earlier = ready.ends_earlier;
-                let depth = ready.queues.depth(&self.shared.config);
-                of_path.take(*ready);
+                let (ends_earlier, depth) = (ready.ends_earlier, ready.queues.depth(&self.shared.config));
+                (of_path.is_connected, of_path.known) = (true, ready);
                 self.disks.limit_depth(depth);
                 self.is_there().await;
                 self.path_is_back(path, ends_earlier).await;
@@ -274,11 +228,11 @@ impl Control {
                 );
             }
             Report::Listed(listed) => {
-                of_path.listed = listed;
+                of_path.known.listed = listed;
                 self.update_disks();
             }
             Report::Access(access) => {
-                of_path.access = access;
+                of_path.known.access = access;
                 self.update_access();
                 self.publish();
             }
@@ -297,7 +251,7 @@ impl Control {
             self.lines, warn, controller = self.shared.config.name, %address, reason,
             "a path to the controller of another host is lost"
         );
-        of_path.queues = None;
+        of_path.is_connected = false;
         of_path.losses += 1;
         of_path.last_loss = Some(reason.to_owned());
         {
@@ -317,7 +271,7 @@ impl Control {
 
     /// Begins the times for a controller that is lost, if no path is connected any more.
     fn begin_absence(&mut self) {
-        if self.give_up_at.is_some() || self.paths.values().any(|path| path.limits().is_some()) {
+        if self.give_up_at.is_some() || self.paths.values().any(Path::takes_requests) {
             return;
         }
         let lost_at = Instant::now();
@@ -329,15 +283,14 @@ impl Control {
     /// Starts to connect a path again.
     fn regain(&mut self, path: usize) {
         let Some(of_path) = self.paths.get(&path) else { return };
-        let (config, info) = (Arc::clone(&of_path.config), &of_path.info);
-        let expected = (info.serial.clone(), info.model.clone());
-        let (orders, task) = self.new_task(path, &config, expected);
-        spawn_local(task.regain());
-        self.paths.get_mut(&path).expect("just found").orders = Some(orders);
+        let expected = of_path.known.info.clone();
+        let task = self.new_task(path);
+        spawn_local(task.regain(expected));
     }
 
+    /// Closes the connections of all paths, and connects them again.
     pub(super) async fn lose_all(&mut self, reason: &str) {
-        let connected = self.paths.iter().filter(|(_, path)| path.queues.is_some());
+        let connected = self.paths.iter().filter(|(_, path)| path.is_connected);
         let connected: Vec<usize> = connected.map(|(path, _)| *path).collect();
         for path in connected {
             self.lose(path, self.shared.life(path), reason).await;
@@ -367,7 +320,7 @@ impl Control {
             return drop(done.send(Err(RemoteError::NoSuchPath(name))));
         };
         of_path.removed = Some(done);
-        let is_lost = of_path.queues.is_none();
+        let is_lost = !of_path.is_connected;
         self.update_access();
         if is_lost {
             return self.forget_removed(path);
@@ -436,7 +389,7 @@ impl Control {
     /// Closes all connections for ever.
     pub(super) fn disconnect(&mut self) {
         for (path, of_path) in &mut self.paths {
-            (of_path.orders, of_path.queues) = (None, None);
+            (of_path.orders, of_path.is_connected) = (None, false);
             self.shared.begin_life(*path);
         }
     }
@@ -444,7 +397,7 @@ impl Control {
     /// Shuts the controllers of all paths down, whose I/O queues are closed.
     pub(super) async fn shut_down(&mut self) {
         let mut ends = Vec::new();
-        for of_path in self.paths.values().filter(|path| path.queues.is_some()) {
+        for of_path in self.paths.values().filter(|path| path.is_connected) {
             let (done, ended) = oneshot::channel();
             if let Some(orders) = &of_path.orders {
                 // The connection may just have been lost.
@@ -461,17 +414,16 @@ impl Control {
     pub(super) fn listed(&self) -> Option<(Vec<ListedNamespace>, ControllerInfo)> {
         let mut all: BTreeMap<u32, &ListedNamespace> = BTreeMap::new();
         // What a lost path has listed may be old: it counts only if no path is connected.
-        let is_there = |path: &Path| path.limits().is_some();
-        let any_is_there = self.paths.values().any(is_there);
-        let counts = |path: &&Path| is_there(path) || !any_is_there && path.removed.is_none();
-        for listed in self.paths.values().filter(counts).flat_map(|path| &path.listed) {
+        let any = self.paths.values().any(Path::takes_requests);
+        let counts = |path: &&Path| path.takes_requests() || !any && path.removed.is_none();
+        for listed in self.paths.values().filter(counts).flat_map(|path| &path.known.listed) {
             let known = all.entry(listed.nsid).or_insert(listed);
             if known.namespace.is_err() && listed.namespace.is_ok() {
                 *known = listed;
             }
         }
-        let there = self.paths.values().find(|path| path.limits().is_some());
-        let info = there.or_else(|| self.paths.values().next())?.info.clone();
+        let there = self.paths.values().find(|path| path.takes_requests());
+        let info = there.or_else(|| self.paths.values().next())?.known.info.clone();
         Some((all.into_values().cloned().collect(), info))
     }
 
@@ -496,8 +448,8 @@ impl Control {
         let paths: Vec<PathInfo> =
             self.paths.iter().map(|(&number, path)| self.describe(number, path)).collect();
         let mut info = self.shared.info();
-        if let Some(path) = self.paths.values().find(|path| path.queues.is_some()) {
-            info.controller = Some(path.info.clone());
+        if let Some(path) = self.paths.values().find(|path| path.is_connected) {
+            info.controller = Some(path.known.info.clone());
             info.phase = RemotePhase::Ready;
         } else if info.phase == RemotePhase::Ready {
             info.phase = RemotePhase::Lost;
@@ -520,9 +472,9 @@ impl Control {
             number,
             address: path.config.address,
             source: path.config.source,
-            is_connected: path.queues.is_some(),
-            controller: path.info.clone(),
-            ends_earlier: path.ends_earlier,
+            is_connected: path.is_connected,
+            controller: path.known.info.clone(),
+            ends_earlier: path.known.ends_earlier,
             queues: self.cores_on(number),
             access: access.collect(),
             losses: path.losses,

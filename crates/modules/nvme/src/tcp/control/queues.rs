@@ -3,7 +3,7 @@
 //! A reactor's queues are wanted from [`Command::Prepare`] or [`Command::Began`] on, and until [`Command::Gone`]. Tasks of their
 //! own connect queues, and give them to their reactors.
 
-use super::{Command, ConnectError, Control, Waiter, admin, driver};
+use super::{Command, ConnectError, Control, Path, Waiter, admin, driver};
 use crate::tcp::driver::PATHS_MAX;
 use aryk_bdev::OpenError;
 use aryk_log_limit::limited;
@@ -18,10 +18,9 @@ use tokio::task::spawn_local;
 const QUEUE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How far the queue of a reactor on a path is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// The path is not connected, or has no queue for the reactor.
-    #[default]
     Wanted,
     /// It is being connected, with this QID.
     Connecting(u16),
@@ -72,7 +71,7 @@ impl Queue {
         self.stages.iter().any(|stage| stage.is_connected())
     }
 
-    /// Whether only openers want the queue, of which there is none any more.
+    /// Whether no opener waits for a queue, and none is being connected.
     pub(super) fn is_unwanted(&self) -> bool {
         self.waiters.is_empty() && !self.is_connecting()
     }
@@ -146,7 +145,7 @@ impl Control {
         self.queues.iter().filter(|queue| queue.has_driver).count() as u16
     }
 
-    /// Forgets the queues of reactors that nobody wants.
+    /// Forgets reactors without a driver, a queue, or an opener that waits for one.
     pub(super) fn forget_unwanted(&mut self) {
         self.queues.retain(|queue| queue.has_driver || queue.is_connected() || !queue.is_unwanted());
     }
@@ -208,7 +207,7 @@ impl Control {
             }
         }
         self.shared.needed.store(self.needed(), Ordering::Release);
-        let is_there = self.paths.values().any(|path| path.limits().is_some());
+        let is_there = self.paths.values().any(Path::takes_requests);
         let lacks = |queue: &Queue| {
             let is_nowhere = queue.stages.iter().all(|stage| *stage == Stage::Wanted);
             is_there && is_nowhere && !queue.waiters.is_empty()

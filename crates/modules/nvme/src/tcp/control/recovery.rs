@@ -1,4 +1,4 @@
-//! What happens to requests after a loss: the rounds over all reactors that [`crate::tcp::driver`] has the steps of.
+//! Recovery of requests after a loss: the rounds over all reactors, whose steps are in [`crate::tcp::driver`].
 //!
 //! A change that a lost connection had may still be executed at the target, until one of two things is known: the path has a new
 //! controller, of a target that ends the earlier one first, or the target must have missed the keep-alives of the lost one. Until

@@ -19,6 +19,28 @@ pub enum Policy {
     QueueDepth,
 }
 
+/// Paths as a set, a bit each.
+pub(crate) fn bits(paths: impl Iterator<Item = usize>) -> u8 {
+    paths.fold(0, |bits, path| bits | 1 << path)
+}
+
+/// The paths of a namespace that take requests, a bit each: of those that are `connected`, the best, by what `access` reports.
+pub(crate) fn best_paths(connected: u8, access: impl Fn(usize) -> Option<AnaState>, choice: Choice) -> u8 {
+    let with = |state: AnaState| {
+        let has = |path: &usize| connected >> path & 1 == 1 && access(*path) == Some(state);
+        bits((0..PATHS_MAX).filter(has))
+    };
+    let optimized = with(AnaState::Optimized);
+    let best = if optimized != 0 { optimized } else { with(AnaState::NonOptimized) };
+    let preferred = bits(choice.preferred.into_iter()) & best;
+    match choice.policy {
+        Policy::ActivePassive if preferred != 0 => preferred,
+        // The lowest bit.
+        Policy::ActivePassive => best & best.wrapping_neg(),
+        Policy::RoundRobin(_) | Policy::QueueDepth => best,
+    }
+}
+
 /// The policy of a disk, and the path that the operator prefers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Choice {
@@ -92,21 +114,8 @@ impl Route {
 
     /// Makes the route, of the paths that are `connected`, a bit each.
     pub(super) fn make(&mut self, table: &PathTable, connected: u8, version: u64) {
-        let of = |state: AnaState| {
-            let has = |path: &usize| connected >> path & 1 == 1 && table.access(*path) == Some(state);
-            (0..PATHS_MAX).filter(has).fold(0, |bits, path| bits | 1 << path)
-        };
         let choice = table.choice();
-        let best: u8 = Some(of(AnaState::Optimized))
-            .filter(|bits| *bits != 0)
-            .unwrap_or_else(|| of(AnaState::NonOptimized));
-        let preferred = choice.preferred.map_or(0, |path| 1 << path) & best;
-        self.usable = match choice.policy {
-            Policy::ActivePassive if preferred != 0 => preferred,
-            // The lowest bit.
-            Policy::ActivePassive => best & best.wrapping_neg(),
-            Policy::RoundRobin(_) | Policy::QueueDepth => best,
-        };
+        self.usable = best_paths(connected, |path| table.access(path), choice);
         (self.policy, self.version) = (choice.policy, version);
     }
 
