@@ -246,8 +246,8 @@ pub struct PathInfo {
     pub source: Option<SocketAddr>,
     /// Whether the path is connected.
     pub is_connected: bool,
-    /// What the controller at its end says of itself, or said before it was lost.
-    pub controller: ControllerInfo,
+    /// The identifier of the controller at its end, or of the last one; 0 before the first.
+    pub controller_id: u16,
     /// Whether the target ends an earlier controller of this host, at the same address, before it takes a new one.
     pub ends_earlier: bool,
     /// Its I/O queues: the core of each.
@@ -260,7 +260,25 @@ pub struct PathInfo {
     pub last_loss: Option<String>,
 }
 
-/// What a path is for a namespace.
+impl PathInfo {
+    /// A path that has not been connected yet.
+    fn unknown(number: usize, config: &RemoteConfig) -> Self {
+        Self {
+            number,
+            address: config.address,
+            source: config.source,
+            is_connected: false,
+            controller_id: 0,
+            ends_earlier: false,
+            queues: Vec::new(),
+            access: Vec::new(),
+            losses: 0,
+            last_loss: None,
+        }
+    }
+}
+
+/// The access to a namespace through a path.
 #[derive(Clone, Copy, Debug)]
 pub struct PathAccess {
     /// The namespace.

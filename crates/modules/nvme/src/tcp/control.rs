@@ -16,7 +16,7 @@ use super::admin;
 use super::driver::{self, Choice, Guard, Policy};
 use super::path::Report;
 use super::shared::Shared;
-use super::{ConnectError, RemoteConfig, RemoteError, RemoteInfo, RemotePhase};
+use super::{ConnectError, PathInfo, RemoteConfig, RemoteError, RemoteInfo, RemotePhase};
 use crate::shared::lock;
 use aryk_bdev::{Bdev, Env, OpenError};
 use aryk_log_limit::LogLimit;
@@ -123,7 +123,7 @@ pub(super) fn new(
         host: config.host.clone(),
         controller: None,
         namespaces: Vec::new(),
-        paths: Vec::new(),
+        paths: (0..).zip(config.of_paths()).map(|(number, path)| PathInfo::unknown(number, &path)).collect(),
         losses: 0,
         last_loss: None,
         retried: 0,

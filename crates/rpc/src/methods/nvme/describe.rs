@@ -498,7 +498,7 @@ fn describe_remote(controller: &RemoteController) -> Description {
     let of_path = |path: &PathInfo| Path {
         state: remote::state(info.phase, path.is_connected),
         trid: Trid::of_target(path.address, info.subsystem.as_str()),
-        cntlid: path.controller.controller_id,
+        cntlid: path.controller_id,
         host: Host {
             nqn: info.host.to_string(),
             addr: path.source.map(|source| source.ip().to_string()).unwrap_or_default(),

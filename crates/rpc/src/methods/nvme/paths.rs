@@ -257,7 +257,7 @@ fn io_path(disk: &str, nsid: u32, path: &PathInfo, current: bool) -> IoPath {
     let access = path.access.iter().find(|access| access.nsid == nsid);
     IoPath {
         bdev_name: disk.to_owned(),
-        cntlid: path.controller.controller_id,
+        cntlid: path.controller_id,
         current,
         connected: path.is_connected,
         accessible: access.is_some_and(|access| access.state.is_usable()),

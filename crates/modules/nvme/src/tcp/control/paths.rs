@@ -469,16 +469,14 @@ impl Control {
             })
         });
         PathInfo {
-            number,
-            address: path.config.address,
-            source: path.config.source,
             is_connected: path.is_connected,
-            controller: path.known.info.clone(),
+            controller_id: path.known.info.controller_id,
             ends_earlier: path.known.ends_earlier,
             queues: self.cores_on(number),
             access: access.collect(),
             losses: path.losses,
             last_loss: path.last_loss.clone(),
+            ..PathInfo::unknown(number, &path.config)
         }
     }
 }

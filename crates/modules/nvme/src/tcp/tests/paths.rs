@@ -3,9 +3,11 @@
 use super::loss::{open, pause, verify};
 use super::proxy::Proxy;
 use super::target::{BLOCK, Running, SUBSYSTEM};
-use super::{OnTarget, block_on, until};
-use crate::tcp::{PathInfo, Policy, RemoteConfig, RemoteController, RemoteError};
-use aryk_bdev::Status;
+use super::{OnTarget, block_on, config, until};
+use crate::tcp::{
+    PathInfo, Policy, RemoteConfig, RemoteController, RemoteControllers, RemoteError, RemotePhase,
+};
+use aryk_bdev::{Env, Status};
 use aryk_bdev_conformance::{Bench, Shape, contents};
 use aryk_nvme_fabrics::subsystem::AnaState;
 use aryk_reactor::Clock;
@@ -165,7 +167,7 @@ fn requests_take_the_paths_that_the_target_and_the_operator_want() {
     let mut disk = open(&mut bench, &two.on);
     bench.until("both queues", || [0, 1].into_iter().all(|path| two.path(path).queues.len() == 1));
     assert_eq!(two.path_of_read(&mut disk, &mut bench), [1, 0]);
-    let of_second = two.path(1).controller.controller_id;
+    let of_second = two.path(1).controller_id;
     block_on(two.controller.prefer(1, of_second)).unwrap();
     assert_eq!(two.path_of_read(&mut disk, &mut bench), [0, 1]);
     assert!(two.path(1).access[0].is_preferred);
@@ -285,4 +287,22 @@ fn a_loss_that_drops_an_order_to_read_the_access_leaves_room_for_the_next() {
     two.proxies[0].cut();
     until("the path to be back", || two.path(0).losses > losses && two.path(0).is_connected);
     until("room for an order", || two.controller.shared.ask_access(0));
+}
+
+#[test]
+fn a_controller_that_is_being_connected_has_its_paths() {
+    // It accepts, and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap();
+    let controllers = RemoteControllers::default();
+    let mut config = config(address);
+    config.patience = Duration::from_millis(500);
+    std::thread::scope(|scope| {
+        let attached = scope.spawn(|| block_on(controllers.attach(&Env::default(), config)).is_ok());
+        until("the attempt", || controllers.find("nv").is_ok());
+        let info = controllers.find("nv").unwrap().info();
+        let [path] = &info.paths[..] else { panic!("{info:?}") };
+        assert!(path.address == address && !path.is_connected && info.phase == RemotePhase::Connecting);
+        assert!(!attached.join().unwrap());
+    });
 }
