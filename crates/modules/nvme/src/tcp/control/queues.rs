@@ -129,6 +129,10 @@ impl Control {
                 None => {}
             }
         }
+        // The message that one of them is connected may come only now, and changes nothing then.
+        if queue.is_connected() {
+            queue.answer(&Ok(()));
+        }
         if gate != shared.gate().0 {
             self.open_gate(&reactor).await;
         }
@@ -138,6 +142,7 @@ impl Control {
             let _ = reactor.call(move |cx| driver::fail(key, cx)).await;
         }
         self.connect_wanted();
+        self.publish();
     }
 
     /// The number of queues that a path needs: one for each driver.
