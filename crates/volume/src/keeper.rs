@@ -49,6 +49,10 @@ struct Use {
 pub(crate) struct Keeper {
     pub(crate) manifest: Manifest,
     free: BTreeSet<BlobId>,
+    /// Blobs that are free, too, and were not discarded: those freed last. They are written before all others.
+    kept: VecDeque<BlobId>,
+    /// Whether there are none of these.
+    pub(crate) discards_all: bool,
     uses: Vec<Use>,
     next_life: u64,
     next_run: u64,
@@ -78,7 +82,7 @@ pub(crate) struct Keeper {
     candidates: Vec<BlobId>,
     /// The number of the last complete flush.
     pub(crate) flushed: u64,
-    /// Blobs that are in no manifest any more, and are not free yet: they wait for their last read, or for the discard.
+    /// Blobs that are in no manifest any more, and are not free yet: they wait for their last read, or are being discarded.
     going: usize,
     /// Blobs of the log's tail.
     pub(crate) log_blobs: VecDeque<BlobId>,
@@ -94,6 +98,11 @@ struct Group {
 /// Bytes of edits after which a checkpoint is written, even if the manifest is small.
 const CHECKPOINT_BYTES_MIN: usize = 256 << 10;
 
+/// The share of the blobs that are free without a discard, and how many these are at most. A pool under load writes them again soon:
+/// its base need neither give their space away nor find it again.
+const KEPT_SHARE: usize = 16;
+const KEPT_MAX: usize = 64;
+
 impl Keeper {
     /// `bytes_per_turn`: the bytes of edits and checkpoints that a turn encodes.
     pub(crate) fn new(manifest: Manifest, facts: &StoreFacts, bytes_per_turn: usize) -> Self {
@@ -101,6 +110,8 @@ impl Keeper {
         let first = u64::from(manifest.opening + 1) << 32;
         let mut keeper = Self {
             free,
+            kept: VecDeque::new(),
+            discards_all: false,
             uses: vec![Use::default(); facts.blobs as usize],
             next_life: first,
             next_run: first.max(manifest.newest_run().map_or(0, |run| run.0 + 1)),
@@ -275,15 +286,15 @@ impl Keeper {
 
     /// The number of free blobs.
     pub(crate) fn free(&self) -> usize {
-        self.free.len()
+        self.free.len() + self.kept.len()
     }
 
     /// Begins a life of a free blob, if more than `reserve` are free.
     pub(crate) fn allocate(&mut self, kind: BlobKind, reserve: usize) -> Option<(BlobId, u64)> {
-        if self.free.len() <= reserve {
+        if self.free() <= reserve {
             return None;
         }
-        let id = self.free.pop_first()?;
+        let id = self.kept.pop_back().or_else(|| self.free.pop_first())?;
         let life = self.next_life;
         self.next_life += 1;
         self.edit(Edit::Blob { id, blob: Blob { kind, life, live: 0 } });
@@ -357,7 +368,7 @@ impl Keeper {
         self.free.insert(id);
     }
 
-    /// Ends blobs that nothing refers to. They are free when the edit is durable and their space was discarded.
+    /// Ends blobs that nothing refers to. They are free when the edit is durable.
     pub(crate) fn collect(&mut self) {
         let mut gone = Vec::new();
         let mut at = 0;
@@ -386,7 +397,7 @@ impl Keeper {
         }
     }
 
-    /// A blob is in no manifest any more. Returns whether its space can be discarded now; otherwise [`Keeper::unpin`] tells when.
+    /// A blob is in no manifest any more. Returns whether it is to be [`Keeper::freed`] now; otherwise [`Keeper::unpin`] tells when.
     pub(crate) fn gone(&mut self, id: BlobId) -> bool {
         let blob = &mut self.uses[id.0 as usize];
         blob.is_gone = true;
@@ -398,16 +409,27 @@ impl Keeper {
         self.uses[id.0 as usize].pins += 1;
     }
 
-    /// A read of the blob has ended. Returns whether the blob's space is to be discarded now.
+    /// A read of the blob has ended. Returns whether the blob is to be [`Keeper::freed`] now.
     pub(crate) fn unpin(&mut self, id: BlobId) -> bool {
         let blob = &mut self.uses[id.0 as usize];
         blob.pins -= 1;
         blob.pins == 0 && blob.is_gone
     }
 
+    /// The blob is free. Returns a blob that is to be discarded: it was freed long ago, and is not free until then.
+    pub(crate) fn freed(&mut self, id: BlobId) -> Option<BlobId> {
+        self.uses[id.0 as usize] = Use::default();
+        self.kept.push_back(id);
+        let most = if self.discards_all { 0 } else { (self.uses.len() / KEPT_SHARE).min(KEPT_MAX) };
+        if self.kept.len() > most {
+            return self.kept.pop_front();
+        }
+        self.going -= 1;
+        None
+    }
+
     /// The blob's space was discarded: it is free.
     pub(crate) fn discarded(&mut self, id: BlobId) {
-        self.uses[id.0 as usize] = Use::default();
         self.free.insert(id);
         self.going -= 1;
     }

@@ -283,7 +283,7 @@ impl Pool {
             Then::Gone(blobs) => {
                 for blob in blobs {
                     if self.keeper.gone(blob) {
-                        self.out.op(Owner::Discard { blob }, StoreOp::Discard { blob });
+                        self.free(blob);
                     }
                 }
             }
@@ -313,15 +313,23 @@ impl Pool {
         // A failed discard costs space below only: the blob can be written.
         if result != Err(StoreError::Gone) {
             self.keeper.discarded(blob);
-            self.cleaner.forget(blob);
             self.cleaner.is_due = true;
+        }
+    }
+
+    /// Frees a blob that is in no manifest any more, and has no reads.
+    fn free(&mut self, blob: BlobId) {
+        self.cleaner.forget(blob);
+        self.cleaner.is_due = true;
+        if let Some(blob) = self.keeper.freed(blob) {
+            self.out.op(Owner::Discard { blob }, StoreOp::Discard { blob });
         }
     }
 
     /// A read of a blob has ended.
     pub(crate) fn unpin(&mut self, blob: BlobId) {
         if self.keeper.unpin(blob) {
-            self.out.op(Owner::Discard { blob }, StoreOp::Discard { blob });
+            self.free(blob);
         }
     }
 

@@ -30,6 +30,8 @@ impl Rebuild {
         let facts = StoreFacts { blobs: real + others, ..self.facts };
         let mut pool = Pool::new(Settings::default(), facts, manifest);
         (pool.jobs.is_rebuilding, pool.jobs.keeps_zeroes) = (true, true);
+        // Blobs that the store does not have are not to be written again when it is their turn to go.
+        pool.keeper.discards_all = true;
         pool.forget_all_own();
         (0..real).for_each(|blob| pool.keeper.hold(BlobId(blob), u64::MAX));
         self.pool = Some(pool);
