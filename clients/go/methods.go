@@ -1414,6 +1414,21 @@ func (c *Client) BdevNvmeSetHotplug(ctx context.Context, params BdevNvmeSetHotpl
 	return call[bool](ctx, c, "bdev_nvme_set_hotplug", params)
 }
 
+// BdevNvmeSetKeysParams are the parameters of bdev_nvme_set_keys.
+type BdevNvmeSetKeysParams struct {
+	// Name of the controller.
+	Name string `json:"name"`
+	// Name of the secret by which the target is to prove who it is; needs `dhchap_key`.
+	DhchapCtrlrKey string `json:"dhchap_ctrlr_key,omitempty"`
+	// Name of the secret in the keyring by which this host proves who it is. Default: it does not.
+	DhchapKey string `json:"dhchap_key,omitempty"`
+}
+
+// BdevNvmeSetKeys calls bdev_nvme_set_keys. Sets or removes the secrets with which this host authenticates at a controller of another host (DH-HMAC-CHAP).
+func (c *Client) BdevNvmeSetKeys(ctx context.Context, params BdevNvmeSetKeysParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_nvme_set_keys", params)
+}
+
 // BdevNvmeSetMultipathPolicyParams are the parameters of bdev_nvme_set_multipath_policy.
 type BdevNvmeSetMultipathPolicyParams struct {
 	// Name of the disk.

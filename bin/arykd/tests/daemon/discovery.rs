@@ -12,8 +12,11 @@ struct Target {
 
 impl Target {
     fn start() -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        Self { daemon: Daemon::start(&["--state-dir", "DIR/state"]), port: port.to_string() }
+        Self { daemon: Daemon::start(&["--state-dir", "DIR/state"]), port: Self::free_port() }
+    }
+
+    fn free_port() -> String {
+        TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
     }
 
     fn share(&self, disk: &str) {
@@ -123,6 +126,55 @@ fn a_subsystem_that_moves_is_attached_at_its_new_address() {
     };
     wait_for("the move", || port("far0") == Some(json!(other.port)));
     assert_eq!(port("far1"), Some(json!(target.port)));
+}
+
+#[test]
+fn a_subsystem_has_a_path_to_each_address_at_which_it_is_named() {
+    let (target, mut host) = (Target::start(), Daemon::start(&["--state-dir", "DIR/state"]));
+    target.share("a");
+    let ports: Vec<String> = (0..4).map(|_| Target::free_port()).collect();
+    let listener = |port: &str| {
+        let address = json!({"trtype": "TCP", "adrfam": "IPv4", "traddr": "127.0.0.1", "trsvcid": port});
+        json!({"nqn": nqn("a"), "listen_address": address})
+    };
+    let listen = |port: &str| target.daemon.call("nvmf_subsystem_add_listener", listener(port)).unwrap();
+    listen(&ports[0]);
+    host.call(START, target.follow("far", waiting())).unwrap();
+    let paths = |host: &Daemon| {
+        let listed = host.call("bdev_nvme_get_controllers", json!({"name": "far0"})).ok()?;
+        let mut ports: Vec<String> = listed[0]["ctrlrs"]
+            .as_array()?
+            .iter()
+            .filter(|path| path["state"] == "enabled")
+            .map(|path| path["trid"]["trsvcid"].as_str().unwrap().to_owned())
+            .collect();
+        ports.sort();
+        Some(ports)
+    };
+    let are = |host: &Daemon, expected: &[&String]| {
+        let mut expected: Vec<String> = expected.iter().map(|port| (*port).clone()).collect();
+        expected.sort();
+        wait_for("the paths", || paths(host).as_ref() == Some(&expected));
+    };
+    are(&host, &[&target.port, &ports[0]]);
+    listen(&ports[1]);
+    are(&host, &[&target.port, &ports[0], &ports[1]]);
+    target.daemon.call("nvmf_subsystem_remove_listener", listener(&ports[0])).unwrap();
+    are(&host, &[&target.port, &ports[1]]);
+    // One that a client has removed stays so.
+    let path = json!({"name": "far0", "traddr": "127.0.0.1", "trsvcid": ports[1]});
+    host.call("bdev_nvme_detach_controller", path).unwrap();
+    listen(&ports[2]);
+    are(&host, &[&target.port, &ports[2]]);
+    host.kill_and_restart();
+    are(&host, &[&target.port, &ports[1], &ports[2]]);
+    // So does a subsystem that a client has detached, also when it is named at another address.
+    target.share("b");
+    wait_for("b", || controllers(&host) == expected(&[("far0", "a"), ("far1", "b")]));
+    host.call("bdev_nvme_detach_controller", json!({"name": "far0"})).unwrap();
+    listen(&ports[3]);
+    target.share("c");
+    wait_for("c", || controllers(&host) == expected(&[("far1", "b"), ("far2", "c")]));
 }
 
 #[test]

@@ -2239,6 +2239,30 @@ class Methods(ABC):
         )
         return result
 
+    def bdev_nvme_set_keys(
+        self,
+        *,
+        name: str,
+        dhchap_ctrlr_key: str | None = None,
+        dhchap_key: str | None = None,
+    ) -> bool:
+        """Sets or removes the secrets with which this host authenticates at a controller of another host (DH-HMAC-CHAP).
+
+        Parameters:
+            name: Name of the controller.
+            dhchap_ctrlr_key: Name of the secret by which the target is to prove who it is; needs `dhchap_key`.
+            dhchap_key: Name of the secret in the keyring by which this host proves who it is. Default: it does not.
+        """
+        result: bool = self.call(
+            "bdev_nvme_set_keys",
+            _given(
+                name=name,
+                dhchap_ctrlr_key=dhchap_ctrlr_key,
+                dhchap_key=dhchap_key,
+            ),
+        )
+        return result
+
     def bdev_nvme_set_multipath_policy(
         self,
         *,
@@ -7196,6 +7220,30 @@ class AsyncMethods(ABC):
             _given(
                 enable=enable,
                 period_us=period_us,
+            ),
+        )
+        return result
+
+    async def bdev_nvme_set_keys(
+        self,
+        *,
+        name: str,
+        dhchap_ctrlr_key: str | None = None,
+        dhchap_key: str | None = None,
+    ) -> bool:
+        """Sets or removes the secrets with which this host authenticates at a controller of another host (DH-HMAC-CHAP).
+
+        Parameters:
+            name: Name of the controller.
+            dhchap_ctrlr_key: Name of the secret by which the target is to prove who it is; needs `dhchap_key`.
+            dhchap_key: Name of the secret in the keyring by which this host proves who it is. Default: it does not.
+        """
+        result: bool = await self.call(
+            "bdev_nvme_set_keys",
+            _given(
+                name=name,
+                dhchap_ctrlr_key=dhchap_ctrlr_key,
+                dhchap_key=dhchap_key,
             ),
         )
         return result

@@ -42,6 +42,7 @@ pub use discovery::Heard;
 use driver::{Choice, best_paths, bits};
 pub use driver::{PATHS_MAX, Policy};
 
+use crate::shared::lock;
 use crate::{Exposed, NamespaceInfo};
 use aryk_nvme::claims::ControllerInfo;
 use aryk_nvme::spec::status::Status;
@@ -52,11 +53,32 @@ use aryk_nvme_fabrics::subsystem::AnaState;
 use aryk_tls::{Psk, TlsError};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The most bytes of one read or write.
 const DATA_MAX: u64 = 1 << 20;
+
+/// The secrets with which a host authenticates, on all connections of a controller. With a secret of the controller, a target that
+/// does not prove that it knows it is refused. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub struct HostSecrets(Arc<Mutex<Option<Arc<Secrets>>>>);
+
+impl HostSecrets {
+    /// These secrets.
+    pub fn new(secrets: Option<Arc<Secrets>>) -> Self {
+        Self(Arc::new(Mutex::new(secrets)))
+    }
+
+    fn get(&self) -> Option<Arc<Secrets>> {
+        lock(&self.0).clone()
+    }
+
+    /// Later connections use these.
+    fn set(&self, secrets: Option<Arc<Secrets>>) {
+        *lock(&self.0) = secrets;
+    }
+}
 
 /// How a controller of another host is attached.
 #[derive(Clone, Debug)]
@@ -80,9 +102,8 @@ pub struct RemoteConfig {
     /// HOSTID: the target ends an earlier controller of this identifier and [`RemoteConfig::host`]. So it is the controller's
     /// own.
     pub host_id: [u8; 16],
-    /// By what this host proves who it is, if the target wants that. With a secret of the controller, a target that does not
-    /// prove that it knows it is refused.
-    pub secrets: Option<Arc<Secrets>>,
+    /// By what this host proves who it is, if the target wants that.
+    pub secrets: HostSecrets,
     /// The keys of TLS, the best first. With one, the target must use TLS, too.
     pub psks: Vec<Psk>,
     /// PDUs have header digests; a target without them is refused.
@@ -122,7 +143,7 @@ impl RemoteConfig {
             subsystem,
             host,
             host_id,
-            secrets: None,
+            secrets: HostSecrets::default(),
             psks: Vec::new(),
             header_digest: false,
             data_digest: false,

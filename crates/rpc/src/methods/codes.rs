@@ -16,7 +16,7 @@ pub(super) fn set(table: &mut Table<Control>) {
 }
 
 /// Methods that report parameters which cannot be decoded as an internal error, and other errors with their own numbers.
-const UNDECODED_IS_INTERNAL: [&str; 76] = [
+const UNDECODED_IS_INTERNAL: [&str; 77] = [
     "bdev_aio_create",
     "bdev_aio_delete",
     "bdev_aio_rescan",
@@ -74,6 +74,7 @@ const UNDECODED_IS_INTERNAL: [&str; 76] = [
     "bdev_nvme_remove_error_injection",
     "bdev_nvme_reset_controller",
     "bdev_nvme_send_cmd",
+    "bdev_nvme_set_keys",
     "bdev_nvme_set_multipath_policy",
     "bdev_nvme_set_preferred_path",
     "bdev_nvme_start_discovery",

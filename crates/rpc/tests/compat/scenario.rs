@@ -377,6 +377,7 @@ fn share_disks(dir: &Path, call: &mut impl FnMut(&'static str, Value)) {
     call("bdev_nvme_get_io_paths", json!({"name": "nearn3"}));
     call("bdev_nvme_set_multipath_policy", json!({"name": "nearn3", "policy": "active_active"}));
     call("bdev_nvme_set_preferred_path", json!({"name": "nearn3", "cntlid": 1}));
+    call("bdev_nvme_set_keys", disk("near"));
     call("bdev_nvme_detach_controller", disk("near"));
     call("nvmf_get_subsystems", json!({}));
     call("nvmf_subsystem_get_listeners", json!({"nqn": NQN}));

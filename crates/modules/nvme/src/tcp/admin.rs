@@ -17,11 +17,13 @@ use aryk_nvme::spec::opcode;
 use aryk_nvme::spec::register::{CAP, CC, CSTS, Cap, Cc, Csts, Shutdown, VS};
 use aryk_nvme_fabrics::ana;
 use aryk_nvme_fabrics::association::ENDS_EARLIER;
+use aryk_nvme_fabrics::chap::Secrets;
 use aryk_nvme_fabrics::command::Command;
 use aryk_nvme_fabrics::connect::ANY_CONTROLLER;
 use aryk_nvme_fabrics::property::Access;
 use aryk_nvme_fabrics::subsystem::AnaState;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use zerocopy::FromBytes;
@@ -289,6 +291,15 @@ impl Admin {
     /// Tells the controller that this host is there.
     pub(super) async fn keep_alive(&mut self) -> Result<(), ConnectError> {
         keep_alive(&mut self.connection).await
+    }
+
+    /// Proves who this host is by these secrets, and has the controller do so if there is a secret of it.
+    pub(super) async fn authenticate(
+        &mut self,
+        config: &RemoteConfig,
+        secrets: &Arc<Secrets>,
+    ) -> Result<(), ConnectError> {
+        self.connection.authenticate(config, secrets).await
     }
 
     /// Lists and identifies the active namespaces.

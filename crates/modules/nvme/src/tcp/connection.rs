@@ -152,16 +152,8 @@ impl Connection {
         let entry = Command::Connect(connect).encode();
         let answer = self.run(entry, data.encode().to_vec(), 0, "Connect").await?;
         let wants_proof = answer.result & WANTS_AUTHENTICATION != 0;
-        match &config.secrets {
-            Some(secrets) if wants_proof => {
-                self.authenticate(config, secrets).await.map_err(|error| match error {
-                    ConnectError::Closed => ConnectError::ClosedInAuthentication,
-                    ConnectError::Io(error) if error.kind() == ErrorKind::ConnectionReset => {
-                        ConnectError::ClosedInAuthentication
-                    }
-                    other => other,
-                })?;
-            }
+        match config.secrets.get() {
+            Some(secrets) if wants_proof => self.authenticate(config, &secrets).await?,
             None if wants_proof => {
                 return Err(ConnectError::Unsupported(
                     "the target wants authentication (DH-HMAC-CHAP), and no key is given",
@@ -178,7 +170,21 @@ impl Connection {
     }
 
     /// Proves who this host is, and has the controller do so if there is a secret of it.
-    async fn authenticate(
+    pub(super) async fn authenticate(
+        &mut self,
+        config: &RemoteConfig,
+        secrets: &Arc<Secrets>,
+    ) -> Result<(), ConnectError> {
+        self.exchange_proofs(config, secrets).await.map_err(|error| match error {
+            ConnectError::Closed => ConnectError::ClosedInAuthentication,
+            ConnectError::Io(error) if error.kind() == ErrorKind::ConnectionReset => {
+                ConnectError::ClosedInAuthentication
+            }
+            other => other,
+        })
+    }
+
+    async fn exchange_proofs(
         &mut self,
         config: &RemoteConfig,
         secrets: &Arc<Secrets>,

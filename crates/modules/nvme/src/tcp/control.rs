@@ -20,6 +20,7 @@ use super::{ConnectError, PathInfo, RemoteConfig, RemoteError, RemoteInfo, Remot
 use crate::shared::lock;
 use aryk_bdev::{Bdev, Env, OpenError};
 use aryk_log_limit::LogLimit;
+use aryk_nvme_fabrics::chap::Secrets;
 use aryk_reactor::Handle;
 use disks::Disks;
 use paths::Path;
@@ -73,6 +74,8 @@ pub(crate) enum Command {
     SetPolicy { nsid: u32, policy: Policy, done: Done },
     /// Sets the path of a namespace that is preferred, by the identifier of its controller.
     Prefer { nsid: u32, controller: u16, done: Done },
+    /// Authenticates with other secrets, on all connected paths, and uses them from then on.
+    SetSecrets { secrets: Option<Arc<Secrets>>, done: Done },
     /// The disk of a namespace was removed.
     Closed(u32),
     /// The disk of a namespace that has changed is gone: the namespace gets another.
@@ -258,6 +261,7 @@ impl Control {
                 // The caller may be gone.
                 let _ = done.send(self.prefer(nsid, controller));
             }
+            Command::SetSecrets { secrets, done } => self.set_secrets(secrets, done),
             Command::Closed(nsid) => {
                 if self.disks.closed(nsid) && self.disks.ends_with(nsid) {
                     self.remove_disks();

@@ -7,6 +7,7 @@ use super::{Policy, RemoteConfig, RemoteError, RemoteInfo, RemotePhase};
 use crate::NamespaceInfo;
 use crate::shared::lock;
 use aryk_bdev::{Bdev, Env};
+use aryk_nvme_fabrics::chap::Secrets;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
@@ -215,6 +216,15 @@ impl RemoteController {
     /// [`RemoteError`].
     pub async fn prefer(&self, nsid: u32, controller: u16) -> Result<(), RemoteError> {
         self.ask(|done| Command::Prefer { nsid, controller, done }).await
+    }
+
+    /// Has all connections authenticate with other secrets from now on, if the target takes them on the admin queue of each
+    /// connected path. I/O queues that are connected stay so. `None`: later connections do not authenticate.
+    ///
+    /// # Errors
+    /// [`RemoteError`]; the secrets are the earlier ones then.
+    pub async fn set_secrets(&self, secrets: Option<Arc<Secrets>>) -> Result<(), RemoteError> {
+        self.ask(|done| Command::SetSecrets { secrets, done }).await
     }
 
     /// Closes all connections and connects again; requests wait meanwhile.

@@ -8,6 +8,7 @@ use super::{ConnectError, RemoteConfig};
 use aryk_nvme::claims::ControllerInfo;
 use aryk_nvme::controller::ListedNamespace;
 use aryk_nvme::spec::feature::AsyncEvent;
+use aryk_nvme_fabrics::chap::Secrets;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -26,6 +27,8 @@ pub(super) enum Order {
     List,
     /// Reads the access to the namespaces.
     ReadAccess,
+    /// Authenticates with these secrets.
+    Authenticate { secrets: Arc<Secrets>, done: oneshot::Sender<Result<(), ConnectError>> },
     /// Shuts the controller down, whose I/O queues are closed.
     ShutDown(oneshot::Sender<()>),
 }
@@ -136,6 +139,12 @@ impl Task {
                     None => return,
                     Some(Order::List) => self.list(&mut admin).await,
                     Some(Order::ReadAccess) => self.read_access(&mut admin).await,
+                    Some(Order::Authenticate { secrets, done }) => {
+                        let result = admin.authenticate(&self.config, &secrets).await;
+                        // The caller may be gone. A connection that the target closes then is lost as any other.
+                        let _ = done.send(result);
+                        Ok(())
+                    }
                     Some(Order::ShutDown(done)) => {
                         admin.shut_down().await;
                         // The caller may be gone.

@@ -7,12 +7,13 @@
 
 use super::attach::{ATTACH, Attach, DETACH};
 use super::describe::Trid;
+use super::paths::Further;
 use super::remote::{self, is_tcp, of_family, random_host};
 use super::{Control, Error, Phase, Table, attach, is_attached};
 use crate::Methods;
 use crate::config::{Call, Subsystem};
 use crate::methods::{NAME_LEN_MAX, NoParams};
-use aryk_bdev_nvme::tcp::{Following, Heard, RemoteConfig};
+use aryk_bdev_nvme::tcp::{Following, Heard, PATHS_MAX, RemoteConfig};
 use aryk_log_limit::{LogLimit, limited};
 use aryk_nvme_fabrics::discovery::{Entry, Security, Subtype, Transport};
 use aryk_nvme_fabrics::nqn::{DISCOVERY, Nqn};
@@ -38,9 +39,8 @@ pub(crate) const START: &str = "bdev_nvme_start_discovery";
 const PORT: &str = "8009";
 /// Services that one leads to, with itself.
 const SERVICES_MAX: usize = 8;
-/// Addresses of a subsystem that count, and how many of them are tried.
+/// Addresses of a subsystem that count.
 const PLACES_MAX: usize = 64;
-const TRIED_MAX: usize = 4;
 /// Subsystems that are attached or detached at the same time.
 const ATTEMPTS_MAX: usize = 16;
 /// Subsystems that keep a number.
@@ -142,12 +142,14 @@ impl Start {
         }
     }
 
-    /// The call that attaches a subsystem at an address.
-    fn attach_at(&self, name: &str, subsystem: &Nqn, address: SocketAddr) -> Attach {
+    /// The call that attaches a subsystem at an address, with further paths, or adds the address to its paths.
+    fn attach_at(&self, name: &str, subsystem: &Nqn, address: SocketAddr, further: &[SocketAddr]) -> Attach {
+        let further: Vec<_> = further.iter().map(|&address| Further::at(address)).collect();
         Attach {
             traddr: address.ip().to_string(),
             trsvcid: Some(address.port().to_string()),
             adrfam: Some(of_family(address).to_owned()),
+            paths: Some(further).filter(|further| !further.is_empty()),
             ..self.attach(name.to_owned(), subsystem.as_str())
         }
     }
@@ -437,29 +439,29 @@ struct Service {
 struct Attached {
     name: String,
     subsystem: Nqn,
-    address: String,
-    port: String,
+    /// Where its paths lead.
+    places: Vec<SocketAddr>,
     discovery: Option<String>,
 }
 
 impl Attached {
     fn of(call: &Call) -> Option<Self> {
         let text = |param: &str| call.params.get(param).and_then(|value| value.as_str()).map(str::to_owned);
+        let first =
+            remote::socket_address("traddr", &text("traddr")?, text("trsvcid").as_deref(), remote::PORT);
+        let further = call.params.get("paths").cloned().unwrap_or_default();
+        let further: Vec<Further> = serde_json::from_value(further).unwrap_or_default();
+        let further = further.iter().filter_map(|path| path.addresses().ok()).map(|(address, _)| address);
         Some(Self {
             name: text("name")?,
             subsystem: text("subnqn")?.parse().ok()?,
-            address: text("traddr")?,
-            port: text("trsvcid").unwrap_or_default(),
+            places: first.ok().into_iter().chain(further).collect(),
             discovery: text("discovery"),
         })
     }
 
     fn is_for(&self, discovery: &str) -> bool {
         self.discovery.as_deref() == Some(discovery)
-    }
-
-    fn is_at(&self, address: &SocketAddr) -> bool {
-        self.address == address.ip().to_string() && self.port == address.port().to_string()
     }
 }
 
@@ -478,13 +480,13 @@ struct Follower {
     discovery: Rc<Discovery>,
     services: BTreeMap<SocketAddr, Service>,
     heard: Sender<Heard>,
-    /// When subsystems that could not be attached are tried again.
+    /// When subsystems that could not be attached, or not at all addresses, are tried again.
     again: BTreeMap<Nqn, Instant>,
-    /// Since when controllers are named no more.
-    missing: BTreeMap<String, Instant>,
-    /// Subsystems that were attached before, and named ever since: a client that detaches one wants it so.
-    handled: BTreeSet<Nqn>,
-    /// Subsystems that are being attached or detached.
+    /// Since when controllers have paths to addresses that are named no more.
+    missing: BTreeMap<(String, SocketAddr), Instant>,
+    /// Addresses at which subsystems were attached before, and are named ever since: a client that detaches one wants it so.
+    handled: BTreeSet<(Nqn, SocketAddr)>,
+    /// Subsystems that are being attached or detached, as a whole or at an address.
     attempts: JoinSet<(Nqn, Attempt)>,
     busy: BTreeSet<Nqn>,
     lines: LogLimit,
@@ -492,9 +494,13 @@ struct Follower {
 
 /// What an attempt has done.
 enum Attempt {
-    Attached,
+    /// Attached, with paths to these addresses.
+    Attached(Vec<SocketAddr>),
     Refused(String),
+    /// Attached before, and not at this address.
+    PathRefused(SocketAddr, String),
     Detached,
+    PathRemoved,
 }
 
 impl Follower {
@@ -573,8 +579,18 @@ impl Follower {
         self.busy.remove(&subsystem);
         control.nvme.discovered.borrow_mut().remove(&subsystem);
         match attempt {
-            Attempt::Attached => _ = self.handled.insert(subsystem),
-            Attempt::Detached => _ = self.handled.remove(&subsystem),
+            Attempt::Attached(places) => {
+                self.handled.extend(places.into_iter().map(|place| (subsystem.clone(), place)));
+            }
+            Attempt::Detached => self.handled.retain(|(handled, _)| *handled != subsystem),
+            Attempt::PathRemoved => {}
+            Attempt::PathRefused(address, reason) => {
+                limited!(
+                    self.lines, warn, discovery = name, %subsystem, %address, reason,
+                    "an address that a discovery service names for a subsystem cannot be used"
+                );
+                self.again.insert(subsystem, Instant::now() + RETRY);
+            }
             Attempt::Refused(reason) => {
                 limited!(
                     self.lines, warn, discovery = name, %subsystem, reason,
@@ -596,13 +612,16 @@ impl Follower {
         let named = self.named();
         let attached = all_attached(control);
         if self.services.values().all(|service| service.entries.is_some()) {
-            next = next.min(self.detach_missing(&named, &attached, methods));
+            next = next.min(self.detach_missing(&named, &attached, control, methods));
         }
-        self.handled.retain(|subsystem| named.contains_key(subsystem));
+        let is_named = |(subsystem, place): &(Nqn, SocketAddr)| {
+            named.get(subsystem).is_some_and(|places| places.contains(place))
+        };
+        self.handled.retain(is_named);
         self.again.retain(|subsystem, again| named.contains_key(subsystem) && *again > now);
         self.attach_named(&named, &attached, control, methods);
-        let is_settled =
-            |subsystem: &Nqn| self.handled.contains(subsystem) || self.again.contains_key(subsystem);
+        let is_handled = |subsystem: &Nqn| self.handled.iter().any(|(handled, _)| handled == subsystem);
+        let is_settled = |subsystem: &Nqn| is_handled(subsystem) || self.again.contains_key(subsystem);
         if self.has_heard() && named.keys().all(is_settled) {
             self.discovery.has_begun(Progress::Attached);
         }
@@ -674,48 +693,70 @@ impl Follower {
         named
     }
 
-    /// Begins to detach controllers of this service that have not been named for long. Returns when the next one will be due.
+    /// Begins to detach controllers of this service, or paths of them, that have not been named for long. Returns when the next one
+    /// will be due.
     fn detach_missing(
         &mut self,
         named: &BTreeMap<Nqn, Vec<SocketAddr>>,
         attached: &[Attached],
+        control: &Control,
         methods: &Rc<Methods<Control>>,
     ) -> Instant {
         let (now, grace) = (Instant::now(), self.discovery.grace());
         let mut next = now + LOOK_MAX;
         let mut missing = BTreeMap::new();
         for controller in attached.iter().filter(|attached| attached.is_for(&self.discovery.params.name)) {
-            let places = named.get(&controller.subsystem);
-            let is_named = places.is_some_and(|places| places.iter().any(|at| controller.is_at(at)));
-            if is_named || self.busy.contains(&controller.subsystem) {
+            if self.busy.contains(&controller.subsystem) {
                 continue;
             }
-            let since = self.missing.get(&controller.name).copied().unwrap_or(now);
-            missing.insert(controller.name.clone(), since);
-            if now < since + grace {
-                next = next.min(since + grace);
-                continue;
+            let places = named.get(&controller.subsystem).map(Vec::as_slice).unwrap_or_default();
+            let mut due = Vec::new();
+            for &place in controller.places.iter().filter(|place| !places.contains(place)) {
+                let key = (controller.name.clone(), place);
+                let since = self.missing.get(&key).copied().unwrap_or(now);
+                missing.insert(key, since);
+                if now < since + grace {
+                    next = next.min(since + grace);
+                } else {
+                    due.push(place);
+                }
             }
             let (discovery, name) = (&self.discovery.params.name, &controller.name);
-            limited!(
-                self.lines,
-                info,
-                discovery,
-                controller = name,
-                "a subsystem is named no more, and detached"
-            );
+            let path = match due.first() {
+                None => continue,
+                _ if due.len() == controller.places.len() => {
+                    limited!(
+                        self.lines,
+                        info,
+                        discovery,
+                        controller = name,
+                        "a subsystem is named no more, and detached"
+                    );
+                    None
+                }
+                // One that is absent keeps its paths until it is back.
+                Some(_) if !is_attached(control, name) => continue,
+                // The next look removes another one.
+                Some(&address) => {
+                    limited!(
+                        self.lines, info, discovery, controller = name, %address,
+                        "an address of a subsystem is named no more, and its path removed"
+                    );
+                    Some(address)
+                }
+            };
             let (subsystem, name, methods) = (controller.subsystem.clone(), name.clone(), Rc::clone(methods));
             self.busy.insert(subsystem.clone());
             self.attempts.spawn_local(async move {
-                detach(&methods, &name).await;
-                (subsystem, Attempt::Detached)
+                detach(&methods, &name, path).await;
+                (subsystem, path.map_or(Attempt::Detached, |_| Attempt::PathRemoved))
             });
         }
         self.missing = missing;
         next
     }
 
-    /// Begins to attach what is named and not attached.
+    /// Begins to attach what is named and not attached, with a path to each address.
     fn attach_named(
         &mut self,
         named: &BTreeMap<Nqn, Vec<SocketAddr>>,
@@ -729,28 +770,54 @@ impl Follower {
         let mut count = attached.iter().filter(|attached| attached.is_for(&discovery.params.name)).count();
         let now = Instant::now();
         for (subsystem, places) in named {
-            if self.handled.contains(subsystem)
-                || self.busy.contains(subsystem)
-                || self.again.contains_key(subsystem)
-            {
+            if self.busy.contains(subsystem) || self.again.contains_key(subsystem) {
                 continue;
             }
-            match of.get(subsystem) {
+            let has_any = places.iter().any(|place| self.handled.contains(&(subsystem.clone(), *place)));
+            let new = places.iter().filter(|place| !self.handled.contains(&(subsystem.clone(), **place)));
+            let mut new: Vec<SocketAddr> = new.copied().collect();
+            if new.is_empty() {
+                continue;
+            }
+            let mut handle = |places: &[SocketAddr]| {
+                self.handled.extend(places.iter().map(|place| (subsystem.clone(), *place)));
+            };
+            let existing = of.get(subsystem);
+            match existing {
                 // It may be detached when that service ends.
                 Some(other) if other.discovery.is_some() && !other.is_for(&discovery.params.name) => {
                     self.again.insert(subsystem.clone(), now + RETRY);
                     continue;
                 }
+                Some(own) if own.discovery.is_some() => {
+                    let there = new.extract_if(.., |place| own.places.contains(place));
+                    handle(&there.collect::<Vec<_>>());
+                    // The other paths may go.
+                    if new.is_empty() || own.places.len() >= PATHS_MAX {
+                        continue;
+                    }
+                    new.truncate(1);
+                }
+                // A client has attached it.
                 Some(_) => {
-                    self.handled.insert(subsystem.clone());
+                    handle(&new);
                     continue;
                 }
-                None => {}
+                // A client has detached it.
+                None if has_any => {
+                    handle(&new);
+                    continue;
+                }
+                None => new.truncate(PATHS_MAX),
             }
             if self.attempts.len() >= ATTEMPTS_MAX {
                 break;
             }
-            let name = discovery.name_of(control, subsystem).filter(|_| count < CONTROLLERS_MAX);
+            let is_path = existing.is_some();
+            let name = match existing {
+                Some(own) => Some(own.name.clone()),
+                None => discovery.name_of(control, subsystem).filter(|_| count < CONTROLLERS_MAX),
+            };
             if name.is_none() {
                 let discovery = &discovery.params.name;
                 limited!(self.lines, warn, discovery, %subsystem, "the service names too many subsystems");
@@ -760,18 +827,20 @@ impl Follower {
                 self.again.insert(subsystem.clone(), now + RETRY);
                 continue;
             };
-            count += 1;
+            count += usize::from(!is_path);
             self.busy.insert(subsystem.clone());
-            let calls: Vec<Attach> = places
-                .iter()
-                .take(TRIED_MAX)
-                .map(|at| discovery.params.attach_at(&name, subsystem, *at))
-                .collect();
+            let call = discovery.params.attach_at(&name, subsystem, new[0], &new[1..]);
             let (subsystem, discovery, methods) =
                 (subsystem.clone(), Rc::clone(&discovery), Rc::clone(methods));
             self.attempts.spawn_local(async move {
-                discovery.attaching.borrow_mut().insert(name.clone());
-                let attempt = attach_one(&discovery, &methods, &calls).await;
+                if !is_path {
+                    discovery.attaching.borrow_mut().insert(name.clone());
+                }
+                let attempt = match attach_by(&discovery, &methods, &call).await {
+                    Ok(()) => Attempt::Attached(new),
+                    Err(reason) if is_path => Attempt::PathRefused(new[0], reason),
+                    Err(reason) => Attempt::Refused(reason),
+                };
                 discovery.attaching.borrow_mut().remove(&name);
                 (subsystem, attempt)
             });
@@ -779,35 +848,33 @@ impl Follower {
     }
 }
 
-/// Attaches a subsystem by the first of these calls that succeeds.
-async fn attach_one(discovery: &Discovery, methods: &Methods<Control>, calls: &[Attach]) -> Attempt {
-    let mut reason = String::new();
-    for call in calls {
-        if discovery.is_ending() {
-            return Attempt::Refused("the service is followed no more".to_owned());
-        }
-        let params = to_raw_value(call).expect("a call is valid JSON");
-        match methods.call(ATTACH, Some(params)).await {
-            Ok(_) => {
-                let subsystem = call.subnqn.as_deref();
-                tracing::info!(
-                    discovery = discovery.params.name,
-                    controller = call.name,
-                    subsystem,
-                    "attached"
-                );
-                return Attempt::Attached;
-            }
-            Err(error) => reason = error.to_string(),
-        }
+/// Attaches a subsystem, or adds a path to it.
+///
+/// # Errors
+/// Why it cannot be attached.
+async fn attach_by(discovery: &Discovery, methods: &Methods<Control>, call: &Attach) -> Result<(), String> {
+    if discovery.is_ending() {
+        return Err("the service is followed no more".to_owned());
     }
-    Attempt::Refused(reason)
+    let params = to_raw_value(call).expect("a call is valid JSON");
+    methods.call(ATTACH, Some(params)).await.map_err(|error| error.to_string())?;
+    let (discovery, controller) = (&discovery.params.name, &call.name);
+    let (subsystem, address, port) = (&call.subnqn, &call.traddr, &call.trsvcid);
+    tracing::info!(discovery, controller, subsystem, address, port, "attached");
+    Ok(())
 }
 
-async fn detach(methods: &Methods<Control>, controller: &str) {
-    let params = to_raw_value(&json!({"name": controller})).expect("a call is valid JSON");
+/// Detaches a controller, or removes its path to an address.
+async fn detach(methods: &Methods<Control>, controller: &str, path: Option<SocketAddr>) {
+    let params = match path {
+        None => json!({"name": controller}),
+        Some(path) => {
+            json!({"name": controller, "traddr": path.ip().to_string(), "trsvcid": path.port().to_string()})
+        }
+    };
+    let params = to_raw_value(&params).expect("a call is valid JSON");
     if let Err(error) = methods.call(DETACH, Some(params)).await {
-        tracing::warn!(controller, %error, "a controller cannot be detached");
+        tracing::warn!(controller, %error, "a controller, or a path of it, cannot be detached");
     }
 }
 

@@ -6,6 +6,7 @@ use super::options::{MultipathOptions, PathPolicy, PathSelector};
 use super::remote::{self, of_family};
 use super::{Control, Error, Phase, Table};
 use crate::config::Subsystem;
+use crate::methods::nvmf::KeyNames;
 use aryk_bdev_nvme::NamespaceInfo;
 use aryk_bdev_nvme::tcp::{PathInfo, Policy, RemoteController, RemoteError, RemotePhase};
 use rustix::io::Errno;
@@ -38,6 +39,12 @@ pub(super) fn register(table: &mut Table<Control>) {
         "Sets the path that takes the requests of a disk of another host, while it is one of the best.",
         set_preferred,
     );
+    table.add(
+        "bdev_nvme_set_keys",
+        Phase::RunTime,
+        "Sets or removes the secrets with which this host authenticates at a controller of another host (DH-HMAC-CHAP).",
+        set_keys,
+    );
 }
 
 /// A further path of a controller.
@@ -58,6 +65,12 @@ pub(super) struct Further {
 }
 
 impl Further {
+    /// A path from any address of this host.
+    pub(super) fn at(address: SocketAddr) -> Self {
+        let (traddr, trsvcid) = (address.ip().to_string(), address.port().to_string());
+        Self { traddr, trsvcid, hostaddr: None, hostsvcid: None }
+    }
+
     fn of(path: &PathInfo) -> Self {
         Self {
             traddr: path.address.ip().to_string(),
@@ -326,5 +339,29 @@ struct SetPreferred {
 async fn set_preferred(control: &Control, p: SetPreferred) -> Result<bool, Error> {
     let (controller, namespace) = find(control, &p.name)?;
     controller.prefer(namespace.nsid, p.cntlid).await?;
+    Ok(true)
+}
+
+/// Parameters of `bdev_nvme_set_keys`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "NvmeSetKeys")]
+struct SetKeys {
+    /// Name of the controller.
+    name: String,
+    /// Name of the secret in the keyring by which this host proves who it is. Default: it does not.
+    dhchap_key: Option<String>,
+    /// Name of the secret by which the target is to prove who it is; needs `dhchap_key`.
+    dhchap_ctrlr_key: Option<String>,
+}
+
+async fn set_keys(control: &Control, p: SetKeys) -> Result<bool, Error> {
+    let controller = control.nvme.remotes.find(&p.name)?;
+    let names = KeyNames { key: p.dhchap_key.as_deref(), controller_key: p.dhchap_ctrlr_key.as_deref() };
+    let keys = names.read(control).await?;
+    controller.set_secrets(keys.map(|keys| keys.secrets)).await?;
+    let params = [("dhchap_key", json!(p.dhchap_key)), ("dhchap_ctrlr_key", json!(p.dhchap_ctrlr_key))];
+    // One record: its storing need not be waited for.
+    drop(control.config.changed_durably(Subsystem::Nvme, &p.name, params));
     Ok(true)
 }

@@ -7,7 +7,7 @@ use crate::config::Subsystem;
 use crate::methods::nvmf::{KeyNames, read_psk};
 use aryk_bdev_nvme::NamespaceInfo;
 use aryk_bdev_nvme::tcp::{
-    ConnectError, PATHS_MAX, RemoteConfig, RemoteController, RemoteError, RemotePhase,
+    ConnectError, HostSecrets, PATHS_MAX, RemoteConfig, RemoteController, RemoteError, RemotePhase,
 };
 use aryk_nvme_fabrics::nqn::Nqn;
 use rustix::io::Errno;
@@ -40,7 +40,7 @@ pub(super) async fn attach(control: &Control, mut p: Attach) -> Result<Vec<Strin
     p.hostid.get_or_insert_with(|| Uuid::new_v4().to_string());
     let mut config = config(&p)?;
     let names = KeyNames { key: p.dhchap_key.as_deref(), controller_key: p.dhchap_ctrlr_key.as_deref() };
-    config.secrets = names.read(control).await?.map(|keys| keys.secrets);
+    config.secrets = HostSecrets::new(names.read(control).await?.map(|keys| keys.secrets));
     if let Some(name) = &p.psk {
         let set = config.set_tls_key(&read_psk(control, name).await?);
         set.map_err(|error| Error::invalid(error.to_string()))?;

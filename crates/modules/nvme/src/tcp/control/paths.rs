@@ -8,6 +8,7 @@ use crate::tcp::{ConnectError, PathInfo, RemoteConfig, RemoteError, RemotePhase}
 use aryk_log_limit::limited;
 use aryk_nvme::claims::ControllerInfo;
 use aryk_nvme::controller::ListedNamespace;
+use aryk_nvme_fabrics::chap::Secrets;
 use aryk_nvme_fabrics::subsystem::AnaState;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -308,6 +309,33 @@ impl Control {
     /// Gives the tasks of all paths an order.
     pub(super) fn order_all(&self, order: impl Fn() -> Order) {
         self.paths.keys().for_each(|path| self.order(*path, order()));
+    }
+
+    /// Authenticates with other secrets on one connected path after the other. When the target has taken them on all, connections use
+    /// them from then on.
+    pub(super) fn set_secrets(&self, secrets: Option<Arc<Secrets>>, done: Done) {
+        let shared = Arc::clone(&self.shared);
+        let connected = self.paths.values().filter(|path| path.is_connected);
+        let connected: Vec<_> =
+            connected.filter_map(|path| Some((path.config.address, path.orders.clone()?))).collect();
+        spawn_local(async move {
+            let mut result = Ok(());
+            for (address, orders) in connected {
+                let Some(secrets) = secrets.clone() else { break };
+                let (proven, answer) = oneshot::channel();
+                // A path that has just been lost authenticates when it is connected again.
+                let _ = orders.send(Order::Authenticate { secrets, done: proven });
+                if let Ok(Err(reason)) = answer.await {
+                    result = Err(RemoteError::Target { address, reason });
+                    break;
+                }
+            }
+            if result.is_ok() {
+                shared.config.secrets.set(secrets);
+            }
+            // The caller may be gone.
+            let _ = done.send(result);
+        });
     }
 
     /// Removes a path: it gets no requests any more, and goes when it has none.

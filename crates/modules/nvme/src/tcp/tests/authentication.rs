@@ -2,7 +2,7 @@
 
 use super::target::{BLOCK, HOST, Running, SUBSYSTEM};
 use super::{OnTarget, config};
-use crate::tcp::{ConnectError, RemoteControllers, RemoteError};
+use crate::tcp::{ConnectError, HostSecrets, RemoteControllers, RemoteError};
 use aryk_bdev::{Access, Env, Status};
 use aryk_bdev_conformance::{Bench, Shape, block_on, contents};
 use aryk_nvme_fabrics::chap::{Failure, Secret, Secrets};
@@ -37,7 +37,7 @@ fn both_sides_prove_who_they_are_on_each_connection() {
     let target = target();
     let address = target.address;
     let on = OnTarget::at(target, address, |config| {
-        config.secrets = Some(secrets(OF_HOST, Some(OF_CONTROLLER)));
+        config.secrets = HostSecrets::new(Some(secrets(OF_HOST, Some(OF_CONTROLLER))));
     });
     let mut bench = Bench::new();
     let mut disk = bench.open(on.env.registry(), "disk", Access::Shared, 4, 64 << 10);
@@ -53,11 +53,47 @@ fn both_sides_prove_who_they_are_on_each_connection() {
 }
 
 #[test]
+fn secrets_are_changed_while_the_controller_is_in_use() {
+    let target = target();
+    let address = target.address;
+    let on = OnTarget::at(target, address, |config| {
+        config.secrets = HostSecrets::new(Some(secrets(OF_HOST, None)));
+    });
+    let controller = on.controllers.find("nv").unwrap();
+    let set = |secrets| block_on(controller.set_secrets(secrets));
+    // One that the target does not know is refused, and the earlier one stays.
+    assert!(matches!(
+        set(Some(secrets(OF_CONTROLLER, None))),
+        Err(RemoteError::Target { reason: ConnectError::Authentication(_), .. })
+    ));
+    let mut bench = Bench::new();
+    let lost = |losses| {
+        let path = &controller.info().paths[0];
+        (path.losses == losses).then_some(path.is_connected)
+    };
+    bench.until("the path", || lost(1) == Some(true));
+    let keys =
+        HostKeys { secrets: secrets(OF_CONTROLLER, None), key: "new".to_owned(), controller_key: None };
+    on.target
+        .run(async |target: Target| target.add_host(SUBSYSTEM, HOST.parse().unwrap(), Some(keys)).unwrap());
+    set(Some(secrets(OF_CONTROLLER, None))).unwrap();
+    assert_eq!(controller.info().losses, 1);
+    controller.reset();
+    bench.until("the path", || lost(2) == Some(true));
+    // Without a secret, the next connection is refused.
+    set(None).unwrap();
+    controller.reset();
+    bench.until("the loss", || lost(3) == Some(false));
+    set(Some(secrets(OF_CONTROLLER, None))).unwrap();
+    bench.until("the path", || lost(3) == Some(true));
+}
+
+#[test]
 fn a_side_that_proves_nothing_is_refused() {
     let mut target = target();
     let attach = |address, secrets| {
         let mut config = config(address);
-        config.secrets = secrets;
+        config.secrets = HostSecrets::new(secrets);
         let error = block_on(RemoteControllers::default().attach(&Env::default(), config)).unwrap_err();
         match error {
             RemoteError::Target { reason, .. } => reason,

@@ -2,7 +2,7 @@
 
 use super::authentication::{OF_HOST, secrets};
 use super::config;
-use crate::tcp::{ConnectError, RemoteConfig, RemoteControllers, RemoteError};
+use crate::tcp::{ConnectError, HostSecrets, RemoteConfig, RemoteControllers, RemoteError};
 use aryk_bdev::Env;
 use aryk_bdev_conformance::block_on;
 use aryk_nvme::spec::entry::CompletionEntry;
@@ -107,7 +107,7 @@ fn wrong_answers_end_the_connection_with_their_reason() {
     let wants = answering(response(0, success, 1 | 1 << 17));
     assert!(matches!(wants, ConnectError::Unsupported(_)), "{wants}");
     let closed = attach_with(
-        |config| config.secrets = Some(secrets(OF_HOST, None)),
+        |config| config.secrets = HostSecrets::new(Some(secrets(OF_HOST, None))),
         |mut stream| {
             greet(&mut stream);
             stream.write_all(&response(0, Status::new(0), 1 | 1 << 17)).unwrap();
