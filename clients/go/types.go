@@ -263,6 +263,8 @@ type ControllerReply struct {
 	PeerAddress ListenAddress `json:"peer_address"`
 	// Aryk only: where the host was accepted.
 	ListenAddress ListenAddress `json:"listen_address"`
+	// Aryk only: what was done for the host since it connected.
+	Traffic NvmfTraffic `json:"traffic"`
 }
 
 // ControllerState: State of a controller.
@@ -1567,6 +1569,18 @@ type NvmeTransportStatistics struct {
 type NvmeVersion struct {
 	// As `1.4`.
 	NvmeVersion string `json:"nvme_version"`
+}
+
+// NvmfTraffic: The requests of a host that have ended.
+type NvmfTraffic struct {
+	Reads        uint64 `json:"reads"`
+	ReadBytes    uint64 `json:"read_bytes"`
+	Writes       uint64 `json:"writes"`
+	WrittenBytes uint64 `json:"written_bytes"`
+	// Of other kinds.
+	Others uint64 `json:"others"`
+	// Among all.
+	Failed uint64 `json:"failed"`
 }
 
 // OpenedPool: Result of `aryk_pool_open`.

@@ -4,7 +4,7 @@
 //! raise how often the reactors are read.
 
 use crate::aggregates::{Aggregate, Part, Sums};
-use crate::inventory::{Nvme, Pool, RbdClient};
+use crate::inventory::{Host, Nvme, Pool, RbdClient};
 use crate::{Controller, Inventory};
 use aryk_bdev::{Bdev, Bytes, Failure, MemoryClientInfo, QosGroup, RateLimits, Summary, gather};
 use aryk_dma::Reclaiming;
@@ -32,6 +32,8 @@ pub struct Snapshot {
     pub nvme: Vec<Nvme>,
     /// The clients of Ceph clusters.
     pub rbd: Vec<RbdClient>,
+    /// The hosts that use shared disks.
+    pub hosts: Vec<Host>,
     /// The pools of volumes, by age.
     pub pools: Vec<Pool>,
     /// The reactors, by core.
@@ -195,6 +197,7 @@ impl Collected {
             controllers,
             nvme: inventory.nvme(),
             rbd: inventory.rbd(),
+            hosts: inventory.hosts(),
             pools,
             reactors,
             mapped,

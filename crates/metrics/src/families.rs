@@ -6,6 +6,7 @@ use aryk_bdev::{Coarse, Op, RateLimits, Summary, TimeLayer};
 use std::time::UNIX_EPOCH;
 
 mod aggregates;
+mod hosts;
 mod nvme;
 mod pools;
 mod rbd;
@@ -338,6 +339,10 @@ pub const ALL: &[FamilySource] = &[
     rbd::OPENS,
     rbd::QUARANTINED,
     rbd::ERRORS,
+    hosts::QUEUES,
+    hosts::REQUESTS,
+    hosts::BYTES,
+    hosts::FAILED,
     pools::WRITABLE,
     pools::MEMBERS,
     pools::SIZE,

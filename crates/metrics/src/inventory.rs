@@ -25,6 +25,8 @@ pub trait Inventory {
     fn nvme(&self) -> Vec<Nvme>;
     /// The clients of Ceph clusters.
     fn rbd(&self) -> Vec<RbdClient>;
+    /// The hosts that use shared disks.
+    fn hosts(&self) -> Vec<Host>;
     /// The pools of volumes, by age.
     fn pools(&self) -> LocalFuture<'_, Vec<Pool>>;
     /// The memory of all guests.
@@ -85,6 +87,25 @@ pub struct RbdClient {
     pub quarantined: u64,
     /// Requests that librbd has failed: the meanings of the errno, each with its number.
     pub errors: Vec<(&'static str, u64)>,
+}
+
+/// A host that uses the disks of a subsystem. Counts since it connected.
+#[derive(Clone, Debug, Default)]
+pub struct Host {
+    /// The subsystem.
+    pub subsystem: String,
+    /// The host's name.
+    pub name: String,
+    /// The identifier of its controller: a host may have several.
+    pub controller: u16,
+    /// I/O queues.
+    pub queues: u64,
+    /// Requests that have ended, by kind.
+    pub requests: [(&'static str, u64); 3],
+    /// Bytes of reads and writes.
+    pub bytes: [(&'static str, u64); 2],
+    /// Requests that have failed.
+    pub failed: u64,
 }
 
 /// A pool of volumes. Counts since it was opened.

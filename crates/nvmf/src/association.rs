@@ -3,6 +3,7 @@
 use crate::queue::IoQueue;
 use crate::subsystem::State;
 use crate::target::Inner;
+use crate::traffic::{Counts, Traffic};
 use aryk_nvme_fabrics::association::Admission;
 use aryk_nvme_fabrics::chap::{Parties, Secrets};
 use aryk_nvme_fabrics::command::Connect;
@@ -19,19 +20,34 @@ use tokio::sync::Notify;
 
 pub(crate) type QueueRef = RootRef<IoQueue>;
 
+/// An I/O queue on a reactor.
+pub(crate) struct LiveQueue {
+    pub root: QueueRef,
+    pub counts: Arc<Counts>,
+}
+
 /// The controller of a host.
 pub(crate) struct Live {
     pub controller: Controller,
     /// How the host reaches the target.
     pub way: Way,
     /// I/O queues on reactors.
-    pub queues: BTreeMap<u16, QueueRef>,
+    pub queues: BTreeMap<u16, LiveQueue>,
+    /// What queues have done that have ended.
+    pub past: Traffic,
     /// Told when the controller has something for the admin queue, or is to end.
     pub news: Rc<Notify>,
     pub is_ending: bool,
 }
 
 impl Live {
+    /// What was done for the host.
+    pub fn traffic(&self) -> Traffic {
+        let mut all = self.past;
+        self.queues.values().for_each(|queue| all += queue.counts.get());
+        all
+    }
+
     /// Has the admin queue end the controller.
     pub fn end(&mut self) {
         self.is_ending = true;
@@ -176,6 +192,7 @@ impl Inner {
                             controller,
                             way,
                             queues: BTreeMap::new(),
+                            past: Traffic::default(),
                             news: Rc::clone(&news),
                             is_ending: false,
                         };
@@ -252,14 +269,14 @@ impl Inner {
     }
 
     /// An I/O queue is on a reactor. Returns whether its controller goes on.
-    pub fn queue_began(&self, place: &Place, qid: u16, root: &QueueRef) -> bool {
+    pub fn queue_began(&self, place: &Place, qid: u16, root: &QueueRef, counts: Arc<Counts>) -> bool {
         let mut state = self.state.borrow_mut();
         *state.began.entry(Some(root.handle().core())).or_default() += 1;
         let Some(subsystem) = state.subsystem(&place.subsystem) else { return false };
         // Who ends the queues of the controller has not seen this one.
         subsystem.changed.notify_waiters();
         let Some(live) = subsystem.controllers.get_mut(&place.controller) else { return false };
-        live.queues.insert(qid, root.clone());
+        live.queues.insert(qid, LiveQueue { root: root.clone(), counts });
         !live.is_ending
     }
 
@@ -268,8 +285,10 @@ impl Inner {
         let mut state = self.state.borrow_mut();
         let Some(subsystem) = state.subsystem(&place.subsystem) else { return };
         subsystem.associations.disconnected(place.controller, qid);
-        if let Some(live) = subsystem.controllers.get_mut(&place.controller) {
-            live.queues.remove(&qid);
+        if let Some(live) = subsystem.controllers.get_mut(&place.controller)
+            && let Some(queue) = live.queues.remove(&qid)
+        {
+            live.past += queue.counts.get();
         }
         subsystem.changed.notify_waiters();
     }
@@ -304,8 +323,10 @@ impl Inner {
                     return;
                 }
                 let live = subsystem.controllers.get(&place.controller);
-                let queues: Vec<QueueRef> =
-                    live.into_iter().flat_map(|live| live.queues.values().cloned()).collect();
+                let queues: Vec<QueueRef> = live
+                    .into_iter()
+                    .flat_map(|live| live.queues.values().map(|queue| queue.root.clone()))
+                    .collect();
                 (queues, Rc::clone(&subsystem.changed))
             };
             // What ends from here on is not missed.

@@ -9,6 +9,7 @@ use crate::reservation::{Asker, OfHost};
 use crate::stream::{Stream, StreamError};
 use crate::subsystem::Channel;
 use crate::target::{IN_CAPSULE_MAX, Inner};
+use crate::traffic::Counts;
 use aryk_log_limit::limited;
 use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::status::{Code, Status};
@@ -474,6 +475,7 @@ async fn run_io(
         () = inner.until_ending(place) => return Err(End::Refused),
     };
     let (socket, tls) = connection.stream.into_parts()?;
+    let counts = Arc::<Counts>::default();
     let connected = Connected {
         socket,
         tls,
@@ -482,6 +484,7 @@ async fn run_io(
         patience: Nanos(inner.state.borrow().limits.patience.as_nanos() as u64),
         rest: connection.input,
         lines: Arc::clone(&inner.lines),
+        counts: Arc::clone(&counts),
         asker: Asker { host: OfHost { place: place.clone(), id: data.host_id }, asked: inner.asked.clone() },
     };
     let (sender, mut ended) = oneshot::channel();
@@ -496,7 +499,7 @@ async fn run_io(
     let root = hold.call(start).await.map_err(|_| End::Refused)??;
     // The host has no reply to Connect yet: what ends its controller or removes a namespace finds the queue before its first
     // command.
-    if !inner.queue_began(place, connect.qid, &root) {
+    if !inner.queue_began(place, connect.qid, &root, counts) {
         let _ = root.call(|queue, cx| queue.close(cx)).await;
         let _ = ended.await;
         return Ok(());
@@ -698,7 +701,9 @@ async fn execute(
         Outcome::Complete { status, result } => queue.complete(id, status, result),
         Outcome::Held => slot.is_held = true,
         Outcome::Abort { sqid, cid } => {
-            let of_command = inner.with_live(place, |live| live.queues.get(&sqid).cloned()).flatten();
+            let of_command = inner
+                .with_live(place, |live| live.queues.get(&sqid).map(|queue| queue.root.clone()))
+                .flatten();
             let is_aborted = match of_command {
                 Some(of_command) => of_command.call(move |queue, cx| queue.abort(cid, cx)).await == Ok(true),
                 None => false,

@@ -31,6 +31,7 @@ mod stream;
 mod subsystem;
 mod target;
 mod tls;
+mod traffic;
 
 pub use reservation::{SaveRequest, Saver};
 pub use subsystem::{Channel, HostKeys, Hosts, NamedHost};
@@ -39,3 +40,4 @@ pub use target::{
     NewNamespace, NewSubsystem, QUEUES_MAX, SubsystemInfo, Target,
 };
 pub use tls::TlsKey;
+pub use traffic::Traffic;

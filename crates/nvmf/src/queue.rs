@@ -13,6 +13,7 @@ mod sealed;
 
 use crate::pool::{Pool, Share, Taken};
 use crate::reservation::Asker;
+use crate::traffic::Counts;
 use aryk_bdev::{Completion, Descriptor, OpenError};
 use aryk_log_limit::{LogLimit, limited};
 use aryk_nvme::spec::entry::Fuse;
@@ -69,6 +70,8 @@ pub(crate) struct Connected {
     pub rest: Vec<u8>,
     /// Limits the lines about what hosts do.
     pub lines: Arc<LogLimit>,
+    /// What the queue does is counted here.
+    pub counts: Arc<Counts>,
     /// The way to control, which executes the commands of reservations.
     pub asker: Asker,
 }
@@ -117,6 +120,7 @@ pub(crate) struct IoQueue {
     input: Rc<Input>,
     /// What the disks have completed and the queue has not taken yet.
     completions: Vec<Completion>,
+    counts: Arc<Counts>,
     asker: Asker,
     /// Commands that control has.
     asked: u16,
@@ -150,7 +154,7 @@ impl IoQueue {
         (root, thread): (RootId, ThreadId),
         cx: &mut Cx,
     ) -> io::Result<Self> {
-        let Connected { socket, tls, queue, entries, patience, rest, lines, asker } = connected;
+        let Connected { socket, tls, queue, entries, patience, rest, lines, counts, asker } = connected;
         let watch = cx.watch(socket.as_fd().try_clone_to_owned()?, root)?;
         let mut made = Self {
             root,
@@ -173,6 +177,7 @@ impl IoQueue {
             share: Share::default(),
             input: cx.local_state(),
             completions: Vec::new(),
+            counts,
             asker,
             asked: 0,
             drains: Vec::new(),

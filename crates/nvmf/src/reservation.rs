@@ -103,7 +103,7 @@ fn affected(
     let hosts = subsystem.controllers.values().filter_map(|live| Some((live, of_host(live)?)));
     hosts
         .flat_map(|(live, (rights, loss))| {
-            live.queues.values().map(move |queue| Affected { queue: queue.clone(), rights, loss })
+            live.queues.values().map(move |queue| Affected { queue: queue.root.clone(), rights, loss })
         })
         .collect()
 }

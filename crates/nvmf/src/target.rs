@@ -7,6 +7,7 @@ use crate::quota::{Quota, Waiting};
 use crate::reservation::{Asked, Saver};
 use crate::subsystem::{Channel, HostKeys, Hosts, Listener, Path, Shared, State, Subsystem, namespace_of};
 use crate::tls::TlsKey;
+use crate::traffic::Traffic;
 use aryk_bdev::{Access, Env, Event};
 use aryk_log_limit::LogLimit;
 use aryk_nvme::spec::identify::Descriptors;
@@ -226,6 +227,8 @@ pub struct ControllerInfo {
     pub local: SocketAddr,
     /// The I/O queues, each with the core of its reactor.
     pub queues: BTreeMap<u16, u16>,
+    /// What was done for the host.
+    pub traffic: Traffic,
 }
 
 /// An event of a namespace's disk.
@@ -632,7 +635,7 @@ impl Target {
         let state = self.0.state.borrow();
         let Some(subsystem) = state.subsystems.get(nqn) else { return Vec::new() };
         let meant = subsystem.controllers.iter().filter(|(_, live)| is_meant(live));
-        meant.flat_map(|(id, live)| live.queues.values().map(|queue| (*id, queue.clone()))).collect()
+        meant.flat_map(|(id, live)| live.queues.values().map(|queue| (*id, queue.root.clone()))).collect()
     }
 
     /// The namespaces that the queues of a controller have open now.
@@ -787,6 +790,15 @@ impl Target {
         all.map(|(_, subsystem)| info(subsystem)).collect()
     }
 
+    /// The controllers of hosts, each with its subsystem.
+    pub fn hosts(&self) -> Vec<(Nqn, ControllerInfo)> {
+        let state = self.0.state.borrow();
+        let all = state.subsystems.iter().filter(|(nqn, _)| !nqn.is_discovery());
+        let hosts =
+            all.flat_map(|(nqn, subsystem)| subsystem.controllers.iter().map(move |live| (nqn, live)));
+        hosts.map(|(nqn, (&id, live))| (nqn.clone(), host(id, live))).collect()
+    }
+
     /// The subsystem of that name, unless it is the discovery service.
     ///
     /// # Errors
@@ -816,6 +828,18 @@ impl Target {
     }
 }
 
+fn host(id: u16, live: &Live) -> ControllerInfo {
+    ControllerInfo {
+        id,
+        host: live.controller.association().host.clone(),
+        host_id: live.controller.association().host_id,
+        peer: live.way.peer,
+        local: live.way.local,
+        queues: live.queues.iter().map(|(&qid, queue)| (qid, queue.root.handle().core())).collect(),
+        traffic: live.traffic(),
+    }
+}
+
 fn info(subsystem: &Subsystem) -> SubsystemInfo {
     let groups: BTreeSet<u32> = subsystem.namespaces.values().map(|n| n.namespace.ana_group).collect();
     let listener = |path: &Path| ListenerInfo {
@@ -829,20 +853,12 @@ fn info(subsystem: &Subsystem) -> SubsystemInfo {
         visible_to: shared.visible_to.clone(),
         reservations: shared.reservations.state().clone(),
     };
-    let controller = |(&id, live): (&u16, &Live)| ControllerInfo {
-        id,
-        host: live.controller.association().host.clone(),
-        host_id: live.controller.association().host_id,
-        peer: live.way.peer,
-        local: live.way.local,
-        queues: live.queues.iter().map(|(&qid, queue)| (qid, queue.handle().core())).collect(),
-    };
     SubsystemInfo {
         made_of: subsystem.made_of.clone(),
         hosts: subsystem.hosts.clone(),
         listeners: subsystem.listeners.iter().map(|(address, path)| (*address, listener(path))).collect(),
         namespaces: subsystem.namespaces.iter().map(|(&nsid, shared)| (nsid, namespace(shared))).collect(),
-        controllers: subsystem.controllers.iter().map(controller).collect(),
+        controllers: subsystem.controllers.iter().map(|(&id, live)| host(id, live)).collect(),
     }
 }
 
@@ -863,7 +879,7 @@ fn check_group(subsystem: &Subsystem, group: Option<u32>) -> Result<(), Error> {
 
 fn queues_of(subsystem: &Subsystem, is_meant: impl Fn(&Live) -> bool) -> Vec<QueueRef> {
     let meant = subsystem.controllers.values().filter(|live| is_meant(live));
-    meant.flat_map(|live| live.queues.values().cloned()).collect()
+    meant.flat_map(|live| live.queues.values().map(|queue| queue.root.clone())).collect()
 }
 
 /// Takes a namespace from queues. Returns when none uses its disk any more.

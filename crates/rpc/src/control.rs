@@ -415,6 +415,10 @@ impl Inventory for Control {
         crate::methods::rbd::metrics(self)
     }
 
+    fn hosts(&self) -> Vec<aryk_metrics::Host> {
+        crate::methods::nvmf::metrics(self)
+    }
+
     fn pools(&self) -> aryk_metrics::LocalFuture<'_, Vec<aryk_metrics::Pool>> {
         Box::pin(crate::methods::volumes::metrics(self))
     }

@@ -6,6 +6,7 @@ use crate::cli::{ShareArgs, UnshareArgs};
 use crate::client::Client;
 use crate::error::{BUSY, EXISTS, Error, NO_DEVICE, NO_FAMILY};
 use crate::output::{Output, Tone};
+use crate::size::Size;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 
@@ -185,7 +186,16 @@ pub fn hosts(client: &mut Client, out: &Output) -> Result<(), Error> {
         if shares.is_empty() {
             return "No disk is shared: 'aryk share DISK' shares one.".into();
         }
-        let columns = [("DISK", false), ("AT", false), ("HOST", false), ("FROM", false), ("QUEUES", true)];
+        let columns = [
+            ("DISK", false),
+            ("AT", false),
+            ("HOST", false),
+            ("FROM", false),
+            ("QUEUES", true),
+            ("READ", true),
+            ("WRITTEN", true),
+            ("FAILED", true),
+        ];
         let table = out.toned_table(&columns, shares.iter().flat_map(rows));
         let names = shares.iter().map(|share| format!("  {}: {}", disks(share), text(share, "nqn")));
         format!("{table}\n\nNames for 'nvme connect -n':\n{}", names.collect::<Vec<_>>().join("\n"))
@@ -207,20 +217,24 @@ fn rows(share: &Value) -> Vec<(Tone, Vec<String>)> {
     let addresses = if addresses.is_empty() { "nowhere".into() } else { addresses.join(", ") };
     let hosts = elements(&share["controllers"]);
     if hosts.is_empty() {
-        return vec![(
-            Tone::Plain,
-            vec![disks(share), addresses, "none".into(), String::new(), String::new()],
-        )];
+        let mut cells = vec![disks(share), addresses, "none".into()];
+        cells.resize(8, String::new());
+        return vec![(Tone::Plain, cells)];
     }
     let row = |host: &Value| {
+        let traffic = &host["traffic"];
         let cells = [
             disks(share),
             addresses.clone(),
             text(host, "hostnqn").to_owned(),
             text(&host["peer_address"], "traddr").to_owned(),
             number(host, "num_io_qpairs").to_string(),
+            Size(number(traffic, "read_bytes")).to_string(),
+            Size(number(traffic, "written_bytes")).to_string(),
+            number(traffic, "failed").to_string(),
         ];
-        (Tone::Good, cells.into())
+        let tone = if number(traffic, "failed") > 0 { Tone::Warning } else { Tone::Good };
+        (tone, cells.into())
     };
     hosts.iter().map(row).collect()
 }

@@ -72,7 +72,7 @@ struct Pair {
 
 impl Pair {
     fn start() -> Self {
-        let target = Daemon::start(&["--state-dir", "DIR/state"]);
+        let target = Daemon::start(&["--state-dir", "DIR/state", "--metrics", "0"]);
         let address = SocketAddr::from(([127, 0, 0, 1], port()));
         target
             .aryk(&["disk", "create", "data", "--file", "data.img", "--size", "1M", "--block-size", "4096"])
@@ -143,6 +143,15 @@ fn requests_survive_cut_connections() {
         (&json!(0), &json!(true))
     );
     assert_eq!(controller["trid"]["subnqn"], NQN);
+    let shares: serde_json::Value =
+        serde_json::from_str(&pair.target.aryk(&["--json", "hosts"]).unwrap()).unwrap();
+    let traffic = &shares[0]["controllers"][0]["traffic"];
+    assert!(traffic["reads"].as_u64().unwrap() > 0 && traffic["writes"].as_u64().unwrap() > 0, "{traffic}");
+    let metrics = crate::metrics::scrape(pair.target.port());
+    let controller = shares[0]["controllers"][0]["cntlid"].to_string();
+    let host = shares[0]["controllers"][0]["hostnqn"].as_str().unwrap();
+    let labels = [("subsystem", NQN), ("host", host), ("controller", &controller), ("op", "read")];
+    assert_eq!(metrics.value("aryk_host_bytes_total", &labels), traffic["read_bytes"].as_f64());
     drop(disk);
     pair.host.aryk(&["detach", "far"]).unwrap();
     pair.host.aryk(&["disk", "remove", "far"]).unwrap();

@@ -344,6 +344,8 @@ class ControllerReply(TypedDict):
     peer_address: ListenAddress
     #: Aryk only: where the host was accepted.
     listen_address: ListenAddress
+    #: Aryk only: what was done for the host since it connected.
+    traffic: NvmfTraffic
 
 
 class ControllerState(TypedDict):
@@ -1542,6 +1544,19 @@ class NvmeVersion(TypedDict):
 
     #: As `1.4`.
     nvme_version: str
+
+
+class NvmfTraffic(TypedDict):
+    """The requests of a host that have ended."""
+
+    reads: int
+    read_bytes: int
+    writes: int
+    written_bytes: int
+    #: Of other kinds.
+    others: int
+    #: Among all.
+    failed: int
 
 
 class OpenedPool(TypedDict):

@@ -122,6 +122,7 @@ impl IoQueue {
             return 0;
         }
         let (op, len, status) = (*op, *len, *status);
+        self.counts.add(op, len, status);
         slot.stage = Stage::Idle;
         if let Some(data) = slot.data.as_mut().filter(|_| op.has_data()) {
             data.buffer.reclaim();

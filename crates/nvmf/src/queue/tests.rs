@@ -225,6 +225,7 @@ impl Rig {
         let asker = Asker { host: OfHost { place, id: [1; 16] }, asked: sender };
         let (tls, tls_of_queue) = uses_tls.then(tls::sessions).unzip();
         let connected = Connected {
+            counts: Arc::default(),
             socket,
             tls: tls_of_queue,
             queue,

@@ -77,6 +77,18 @@ fn a_host_writes_and_reads_through_two_queues() {
         assert_eq!(queues[1].write(BLOCKS as u64, &pattern(1, 0)), Err(Code::LBA_OUT_OF_RANGE));
         assert!(queues[1].read(1, 1).unwrap() == pattern(2, 1)[..BLOCK], "the queue goes on");
 
+        let traffic = || target.run(async |target| target.hosts()[0].1.clone());
+        let counted = traffic().traffic;
+        // The data, the reads of one block, and Verify.
+        assert_eq!((counted.reads, counted.read_bytes), (4 + 17 + 1, (43 + 17 + 32) * BLOCK as u64));
+        assert_eq!((counted.writes, counted.written_bytes), (4, 43 * BLOCK as u64));
+        // A flush, zeroes and two comparisons, of which one has failed.
+        assert_eq!((counted.others, counted.failed), (4, 1));
+        let [queue, _other] = queues;
+        drop(queue);
+        until(|| traffic().queues.len() == 1);
+        assert_eq!(traffic().traffic, counted, "what a queue has done stays when it ends");
+
         let down = Cc::enabled(4096, false).with_shutdown(Shutdown::Normal);
         assert!(admin_queue.configure(down).is_shut_down());
         assert!(!admin_queue.configure(down.disabled()).is_ready());

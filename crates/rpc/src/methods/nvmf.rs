@@ -12,6 +12,7 @@ mod subsystem;
 pub(super) use keys::{KeyNames, read_psk};
 pub(crate) use object::{Needs, disk_of, forget_gone, is_of_one, needs, object, place};
 pub use reservations::keep;
+pub(crate) use show::metrics;
 
 use super::{Control, Error, NoParams, Phase, Table};
 use crate::config::Subsystem;

@@ -103,6 +103,8 @@ fn linux(site: &Site<'_>) -> Result<()> {
         &daemon.aryk(&["--json", "share", "data", "--listen", &listen, "--host", GUEST])?,
     )?;
     let nqn = share["nqn"].as_str().context("no NQN")?;
+    daemon.aryk(&["disk", "create", "memory", "--memory", "--size", "8M"])?;
+    daemon.rpc("nvmf_subsystem_add_ns", &json!({"nqn": nqn, "namespace": {"bdev_name": "memory"}}))?;
     let script = format!(
         "
         nvme discover -t tcp -a {HOST} -s {port} --hostnqn {GUEST} >/tmp/found
@@ -113,6 +115,14 @@ fn linux(site: &Site<'_>) -> Result<()> {
         measure verified --filename=$d --rw=randwrite --bs=4k --iodepth=32 --size=64M --verify=crc32c
         measure mixed --filename=$d --rw=randrw --bsrange=512-256k --blockalign=512 --iodepth=16 \\
             --size=64M --verify=crc32c --do_verify=1
+        m=/dev/nvme0n2
+        head -c 64k /dev/urandom >/tmp/random
+        dd if=/tmp/random of=$m bs=64k oflag=direct
+        nvme copy $m --sdlba=1024 --slbs=0 --blocks=127
+        dd if=$m of=/tmp/copied bs=64k skip=8 count=1 iflag=direct
+        cmp /tmp/random /tmp/copied
+        nvme verify $m --start-block=0 --block-count=127
+        ! nvme verify $m --start-block=16384 --block-count=0
         blkdiscard -o 0 -l 32M $d
         mkfs.ext4 -q $d
         mount -t ext4 $d /mnt

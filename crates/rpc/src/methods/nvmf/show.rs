@@ -6,7 +6,7 @@ use crate::methods::framework::TICK_RATE;
 use crate::methods::{Control, Error, Phase, Table};
 use aryk_nvme_fabrics::nqn::{DISCOVERY, Nqn};
 use aryk_nvme_fabrics::reservation::{Kind, Registrant, State};
-use aryk_nvmf::{Channel, ControllerInfo, ListenerInfo, NamedHost, NamespaceInfo, SubsystemInfo};
+use aryk_nvmf::{Channel, ControllerInfo, ListenerInfo, NamedHost, NamespaceInfo, SubsystemInfo, Traffic};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -240,6 +240,28 @@ struct ControllerReply {
     peer_address: ListenAddress,
     /// Aryk only: where the host was accepted.
     listen_address: ListenAddress,
+    /// Aryk only: what was done for the host since it connected.
+    traffic: TrafficReply,
+}
+
+/// The requests of a host that have ended.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "NvmfTraffic")]
+struct TrafficReply {
+    reads: u64,
+    read_bytes: u64,
+    writes: u64,
+    written_bytes: u64,
+    /// Of other kinds.
+    others: u64,
+    /// Among all.
+    failed: u64,
+}
+
+impl From<Traffic> for TrafficReply {
+    fn from(Traffic { reads, read_bytes, writes, written_bytes, others, failed }: Traffic) -> Self {
+        Self { reads, read_bytes, writes, written_bytes, others, failed }
+    }
 }
 
 async fn get_controllers(control: &Control, p: OfSubsystem) -> Result<Vec<ControllerReply>, Error> {
@@ -251,8 +273,27 @@ async fn get_controllers(control: &Control, p: OfSubsystem) -> Result<Vec<Contro
         num_io_qpairs: host.queues.len(),
         peer_address: ListenAddress::new(host.peer),
         listen_address: ListenAddress::new(host.local),
+        traffic: host.traffic.into(),
     };
     Ok(find(control, &p)?.controllers.into_iter().map(reply).collect())
+}
+
+/// The hosts of all targets, for the metrics.
+pub(crate) fn metrics(control: &Control) -> Vec<aryk_metrics::Host> {
+    let describe = |(subsystem, host): (Nqn, ControllerInfo)| {
+        let traffic = host.traffic;
+        aryk_metrics::Host {
+            subsystem: subsystem.to_string(),
+            name: host.host.to_string(),
+            controller: host.id,
+            queues: host.queues.len() as u64,
+            requests: [("read", traffic.reads), ("write", traffic.writes), ("other", traffic.others)],
+            bytes: [("read", traffic.read_bytes), ("write", traffic.written_bytes)],
+            failed: traffic.failed,
+        }
+    };
+    let targets = control.nvmf.targets.borrow();
+    targets.values().flat_map(|named| named.target.hosts()).map(describe).collect()
 }
 
 /// One of the results of `nvmf_subsystem_get_qpairs`.
