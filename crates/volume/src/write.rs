@@ -55,7 +55,7 @@ impl Pool {
     pub(crate) fn start(&mut self, request: Request) {
         let status = self.check(&request);
         let Some(runtime) = self.runtimes.get_mut(&request.volume).filter(|_| status == Status::Ok) else {
-            self.out.replies.push_back(Reply { tag: request.tag, status, foreign: Vec::new() });
+            self.out.replies.push_back(Reply::without_data(request.tag, status));
             return;
         };
         if runtime.is_held {
@@ -64,6 +64,7 @@ impl Pool {
         }
         let (op, data, fua) = match request.action {
             Action::Read { data } => (Op::Read, data, false),
+            Action::Locate => (Op::Locate, Sgl::EMPTY, false),
             Action::Write { data, fua } => (Op::Write, data, fua),
             Action::Zero { fua, .. } => (Op::Zero, Sgl::EMPTY, fua),
             Action::Flush => (Op::Flush, Sgl::EMPTY, false),
@@ -92,7 +93,7 @@ impl Pool {
         let bytes = match request.action {
             Action::Flush => return Status::Ok,
             Action::Read { data } | Action::Write { data, .. } => Some(u64::from(data.len())),
-            Action::Zero { .. } => None,
+            Action::Locate | Action::Zero { .. } => None,
         };
         if request.units == 0
             || bytes.is_some_and(|bytes| bytes != request.units.saturating_mul(u64::from(UNIT)))
@@ -121,7 +122,7 @@ impl Pool {
             self.runtimes.get_mut(&volume).expect("the volume exists").in_flight += 1;
         }
         match op {
-            Op::Read => self.advance_read(key),
+            Op::Read | Op::Locate => self.advance_read(key),
             Op::Flush => self.wait_for_flush(key),
             Op::Write | Op::Zero if range.1 == 0 => self.logged(key),
             Op::Write | Op::Zero => self.start_change(key),
@@ -148,16 +149,22 @@ impl Pool {
             (Origin::User(tag), op) => {
                 match op {
                     Op::Read => self.stats.user_read_bytes += bytes,
+                    Op::Locate if request.status != Status::Foreign => self.stats.user_read_bytes += bytes,
                     Op::Write => self.stats.user_write_bytes += bytes,
-                    Op::Zero | Op::Flush => {}
+                    Op::Locate | Op::Zero | Op::Flush => {}
                 }
-                let (status, mut foreign) = (request.status, request.foreign);
+                let Active { status, mut foreign, mut extents, .. } = request;
                 if status != Status::Ok {
                     foreign.clear();
+                    self.take_back(std::mem::take(&mut extents));
                 }
-                self.out.replies.push_back(Reply { tag, status, foreign });
+                self.lent += u64::from(!extents.list.is_empty());
+                self.out.replies.push_back(Reply { tag, status, foreign, extents });
             }
-            (Origin::Abandoned, _) => self.recycle(request.foreign),
+            (Origin::Abandoned, _) => {
+                self.recycle(request.foreign);
+                self.take_back(request.extents);
+            }
             (Origin::Edge { parent, which }, _) => return self.edge_read(parent, which, request.status),
             (Origin::Inflate, _) => return self.inherited_read(request.status),
             (Origin::Command, _) => self.command_request_ended(request.volume, request.status),
@@ -376,7 +383,7 @@ impl Pool {
     pub fn abort(&mut self, volume: VolumeId, mut is_wanted: impl FnMut(Tag) -> bool) {
         let Some(runtime) = self.runtimes.get_mut(&volume) else { return };
         let replies = &mut self.out.replies;
-        let mut reply = |tag| replies.push_back(Reply { tag, status: Status::Aborted, foreign: Vec::new() });
+        let mut reply = |tag| replies.push_back(Reply::without_data(tag, Status::Aborted));
         runtime.held.retain(|request| {
             let ends = is_wanted(request.tag);
             if ends {
@@ -406,7 +413,7 @@ impl Pool {
                 request.data = own.lend().first(len);
                 request.own = Some(own);
             }
-            out.replies.push_back(Reply { tag, status: Status::Aborted, foreign: Vec::new() });
+            out.replies.push_back(Reply::without_data(tag, Status::Aborted));
         }
     }
 
