@@ -155,6 +155,9 @@ pub(crate) struct Runtime {
     pub(crate) queue: VecDeque<Key>,
     /// Whether the volume is in the ring of volumes whose requests wait.
     pub(crate) is_in_ring: bool,
+    /// Changes under way that the caller has aborted, and the reads that wait for their end.
+    pub(crate) abandoned: u32,
+    pub(crate) behind: Vec<Key>,
     /// A command waits until no request is under way, or runs; requests wait meanwhile.
     pub(crate) is_held: bool,
     pub(crate) held: VecDeque<crate::Request>,

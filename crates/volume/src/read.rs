@@ -81,6 +81,18 @@ impl Wanted {
 }
 
 impl Pool {
+    /// Starts a read. One that comes after the abort of a change waits until the change has ended: other reads must not differ
+    /// in what they see of it.
+    pub(crate) fn start_read(&mut self, key: Key) {
+        let request = self.requests.get(key).expect("the read is under way");
+        let runtime = self.runtimes.get_mut(&request.volume).expect("the volume exists");
+        if runtime.abandoned > 0 && matches!(request.origin, Origin::User(_)) {
+            runtime.behind.push(key);
+        } else {
+            self.advance_read(key);
+        }
+    }
+
     /// Goes on with a read.
     pub(crate) fn advance_read(&mut self, key: Key) {
         loop {

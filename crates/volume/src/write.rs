@@ -122,7 +122,7 @@ impl Pool {
             self.runtimes.get_mut(&volume).expect("the volume exists").in_flight += 1;
         }
         match op {
-            Op::Read | Op::Locate => self.advance_read(key),
+            Op::Read | Op::Locate => self.start_read(key),
             Op::Flush => self.wait_for_flush(key),
             Op::Write | Op::Zero if range.1 == 0 => self.logged(key),
             Op::Write | Op::Zero => self.start_change(key),
@@ -172,8 +172,13 @@ impl Pool {
         let runtime =
             self.runtimes.get_mut(&request.volume).expect("the volume exists while it has requests");
         runtime.in_flight -= 1;
+        if request.origin == Origin::Abandoned && matches!(request.op, Op::Write | Op::Zero) {
+            runtime.abandoned -= 1;
+        }
         if runtime.in_flight == 0 && runtime.is_held {
             self.drained(request.volume);
+        } else if runtime.abandoned == 0 && !runtime.behind.is_empty() {
+            std::mem::take(&mut runtime.behind).into_iter().for_each(|read| self.advance_read(read));
         }
     }
 
@@ -378,8 +383,8 @@ impl Pool {
 
     /// Ends requests of a volume with [`Status::Aborted`]: those for whose tags `is_wanted` returns true. From now on, nothing
     /// accesses their memory, whatever the store does: a request of which a part is done goes on in memory of the pool. A change
-    /// that waits for its turn has no effect. One that is in the log may have; changes that are submitted after it replace it as
-    /// usual.
+    /// that waits for its turn has no effect. One that is in the log may have; changes that are submitted after the abort replace
+    /// it as usual, and reads wait for its end.
     pub fn abort(&mut self, volume: VolumeId, mut is_wanted: impl FnMut(Tag) -> bool) {
         let Some(runtime) = self.runtimes.get_mut(&volume) else { return };
         let replies = &mut self.out.replies;
@@ -396,13 +401,15 @@ impl Pool {
             Status::Aborted,
             |origin| matches!(origin, Origin::User(tag) if is_wanted(tag)),
         );
-        let Self { requests, buffers, out, .. } = self;
+        let Self { requests, runtimes, buffers, out, .. } = self;
+        let runtime = runtimes.get_mut(&volume).expect("found before");
         for (_, request) in requests.iter_mut().filter(|(_, request)| request.volume == volume) {
             let Origin::User(tag) = request.origin else { continue };
             if !is_wanted(tag) {
                 continue;
             }
             request.origin = Origin::Abandoned;
+            runtime.abandoned += u32::from(matches!(request.op, Op::Write | Op::Zero));
             let len = request.data.len();
             if len > 0 {
                 let mut own = buffers.take(len);
