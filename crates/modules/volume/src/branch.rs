@@ -3,7 +3,7 @@
 //! A branch sends requests to the root of the pool. For a read, the answer says where the data is, and the branch reads it from
 //! the base, verifies it, and copies it to the memory of the request: the root does not touch it. What the root has lent goes back
 //! when nothing reads it any more. All other requests are executed by the root, and so are reads of which a part is on a foreign
-//! disk.
+//! disk. But the root has a branch write to the base what it has made of the branch's writes, or as much of those of others.
 //!
 //! Two rings connect a branch with the root ([`aryk_bdev::ring`]). A branch ends with the last channel; then it drops its end of
 //! the ring. If the pool ends, the root drops its own end first: nothing accesses the memory of requests then, except the branch.
@@ -15,10 +15,11 @@ use crate::inbox::{Client, Inbox, Inboxes, Submitted};
 use crate::owner::Owner;
 use crate::pool::Place;
 use aryk_bdev::{Io, Op, OpenError, RING_BATCH, RingReceiver, RingSender, Status, Tag, ring};
-use aryk_dma::Sgl;
+use aryk_dma::{Buffer, Sgl};
 use aryk_reactor::{Bell, CoreSet, Cx, Hold, Root, RootId, ThreadId};
 use aryk_slots::{Key, Slots};
 use aryk_volume::{Extents, ReadEnd, ReadId, Reader, VolumeId};
+use aryk_volume_store::{DiskDone, DiskTag};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -35,12 +36,26 @@ pub(crate) enum Command {
     Submit { volume: VolumeKey, io: Io },
     Abort { tag: Tag, volume: VolumeId },
     Release { extents: Extents, damaged_blocks: u64 },
+    Written(DiskDone),
 }
 
 /// What the root tells a branch.
 pub(crate) enum Answer {
-    Completed { tag: Tag, status: Status },
-    Located { tag: Tag, extents: Extents },
+    Completed {
+        tag: Tag,
+        status: Status,
+    },
+    Located {
+        tag: Tag,
+        extents: Extents,
+    },
+    /// A write of the store. The root has a request of the branch meanwhile, so that the branch does not end before it has this.
+    Write {
+        tag: DiskTag,
+        offset: u64,
+        buffer: Buffer,
+        len: u32,
+    },
 }
 
 /// A request of a channel.
@@ -81,9 +96,16 @@ pub(crate) struct Branch {
     _owner: Hold,
 }
 
+/// What the base does for a branch.
+enum Work {
+    Read(ReadId),
+    /// For the root.
+    Write(DiskTag),
+}
+
 /// What connects a branch with the base and with the root.
 struct Open {
-    disk: Disk<ReadId>,
+    disk: Disk<Work>,
     commands: RingSender<Command>,
     answers: RingReceiver<Answer>,
 }
@@ -131,17 +153,22 @@ impl Branch {
         Ok(inbox)
     }
 
-    /// Passes what was located to the base, and takes what it has read.
+    /// Passes what was located to the base, and takes what the base has ended.
     fn read(&mut self, cx: &mut Cx) {
-        let Some(Open { disk, .. }) = &mut self.open else { return };
+        let Some(Open { disk, commands, .. }) = &mut self.open else { return };
         loop {
             let mut is_quiet = true;
             while let Some(Ended { tag, buffer, result }) = disk.next_ended() {
-                self.reader.completed(tag, buffer.expect("reads have buffers"), result);
+                match tag {
+                    Work::Read(id) => {
+                        self.reader.completed(id, buffer.expect("reads have buffers"), result);
+                    }
+                    Work::Write(tag) => commands.stage(Command::Written(DiskDone { tag, buffer, result })),
+                }
             }
             while let Some(read) = self.reader.next_read() {
                 is_quiet = false;
-                disk.read(read.id, read.offset, read.data, read.len, cx);
+                disk.read(Work::Read(read.id), read.offset, read.data, read.len, cx);
             }
             if is_quiet {
                 return;
@@ -151,7 +178,7 @@ impl Branch {
 
     /// Takes answers of the root. Returns whether there may be more.
     fn take_answers(&mut self, cx: &mut Cx) -> bool {
-        let Some(Open { commands, answers, .. }) = &mut self.open else { return false };
+        let Some(Open { disk, commands, answers }) = &mut self.open else { return false };
         let count = answers.receive(&mut self.batch);
         for answer in self.batch.drain(..) {
             match answer {
@@ -159,6 +186,9 @@ impl Branch {
                     let request = self.requests.remove(Key::from_raw(tag.0)).expect("it is answered once");
                     self.read_bytes -= request.read_bytes;
                     self.inbox.complete(request.channel, request.tag, status, cx);
+                }
+                Answer::Write { tag, offset, buffer, len } => {
+                    disk.write(Work::Write(tag), offset, buffer, len, cx);
                 }
                 Answer::Located { tag, extents } => {
                     let key = Key::from_raw(tag.0);

@@ -145,11 +145,8 @@ impl Root for Owner {
         let Some(disk) = &mut self.disk else { return false };
         disk.poll(cx);
         self.poll_foreign(cx);
-        let engine = match &mut self.phase {
-            Phase::Running(running) => Some(&mut running.engine),
-            _ => None,
-        };
-        self.clients.poll_branches(engine, cx);
+        let running = if let Phase::Running(running) = &mut self.phase { Some(running) } else { None };
+        self.clients.poll_branches(running, cx);
         match self.phase {
             Phase::Starting(_) => self.start_on(cx),
             Phase::Loading(..) | Phase::Running(_) => self.run(cx),
@@ -319,7 +316,9 @@ impl Owner {
                 }
             }
             while let Some(op) = store.next_op() {
-                disk.start(op, cx);
+                if let Some(op) = self.clients.hand_out(op) {
+                    disk.start(op, cx);
+                }
             }
             let mut is_quiet = true;
             while let Some(done) = disk.next_done() {
@@ -387,6 +386,7 @@ impl Owner {
                 bytes += u64::from(io.data.len());
                 self.read_bytes += read_bytes_of(&io);
             }
+            self.clients.note_taken(client, if io.op == Op::Write { io.data.len().into() } else { 0 });
             let key = self.requests.add(InFlight { client, volume, io, stage, is_aborted: false });
             let action = if locates { Action::Locate } else { action_of(&io) };
             running.engine.submit(to_engine(key, volume, &io, action));

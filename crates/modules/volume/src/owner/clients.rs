@@ -1,12 +1,19 @@
 //! Who submits requests to the root of a pool: channels of its reactor, and branches on other reactors. Reactor context.
 
+use super::Running;
 use crate::branch::{Answer, Command};
 use crate::inbox::{Client, Inbox, Submitted};
 use aryk_bdev::{RING_BATCH, RingReceiver, RingSender, Status, Tag};
 use aryk_reactor::{Bell, Cx};
 use aryk_slots::{Key, Slots};
-use aryk_volume::{Extents, Pool as Engine};
+use aryk_volume::Extents;
+use aryk_volume_store::{DiskOp, DiskRequest};
 use std::rc::Rc;
+
+/// The least write of the store that a branch executes: for less, the way there and back is not worth it.
+const WRITE_MIN: u32 = 16 << 10;
+/// The most that a branch may owe: what it was not asked for long ago is forgotten.
+const OWED_MAX: i64 = 8 << 20;
 
 /// The root's end of the rings between it and a branch.
 struct Link {
@@ -14,6 +21,10 @@ struct Link {
     /// `None` once the pool has ended.
     answers: Option<RingSender<Answer>>,
     bell: Bell,
+    /// Requests of the branch that the root has.
+    requests: u32,
+    /// Bytes that its requests have written, less those that it has written to the base for the root.
+    owed_bytes: i64,
 }
 
 /// The clients of a root.
@@ -34,11 +45,12 @@ impl Clients {
         answers: RingSender<Answer>,
         bell: Bell,
     ) {
-        self.branches.add(Link { commands, answers: Some(answers), bell });
+        let answers = Some(answers);
+        self.branches.add(Link { commands, answers, bell, requests: 0, owed_bytes: 0 });
     }
 
-    /// Takes what branches have sent, of which the inbox gets the requests. Without an engine, the pool has ended.
-    pub(super) fn poll_branches(&mut self, mut engine: Option<&mut Engine>, cx: &mut Cx) {
+    /// Takes what branches have sent, of which the inbox gets the requests. `running` is `None` once the pool has ended.
+    pub(super) fn poll_branches(&mut self, mut running: Option<&mut Running>, cx: &mut Cx) {
         let Self { inbox, branches, batch } = self;
         let mut over = Vec::new();
         for (key, link) in branches.iter_mut() {
@@ -51,7 +63,7 @@ impl Clients {
                 over.push(key);
             }
             for command in batch.drain(..) {
-                let Some(engine) = &mut engine else { continue };
+                let Some(Running { engine, store }) = &mut running else { continue };
                 match command {
                     Command::Submit { volume, io } => inbox.submit(Submitted { client, volume, io }, cx),
                     Command::Abort { tag, volume } => {
@@ -60,6 +72,7 @@ impl Clients {
                         }
                     }
                     Command::Release { extents, damaged_blocks } => engine.give_back(extents, damaged_blocks),
+                    Command::Written(done) => store.completed(done),
                 }
             }
         }
@@ -68,17 +81,50 @@ impl Clients {
         }
     }
 
-    /// Ends a request.
+    /// Notes that the root has taken a request from the inbox, which writes so many bytes.
+    pub(super) fn note_taken(&mut self, client: Client, written_bytes: u64) {
+        if let Client::Branch(branch) = client {
+            let link = self.branch(branch);
+            link.requests += 1;
+            link.owed_bytes = (link.owed_bytes + written_bytes as i64).min(OWED_MAX);
+        }
+    }
+
+    /// Has a branch execute a write of the store, if one owes it. Returns what the root has to do itself.
+    pub(super) fn hand_out(&mut self, op: DiskOp) -> Option<DiskOp> {
+        match op.request {
+            DiskRequest::Write { offset, buffer, len } if len >= WRITE_MIN => {
+                let owes = |link: &&mut Link| link.requests > 0 && link.owed_bytes > 0;
+                let mut links = self.branches.iter_mut().map(|(_, link)| link);
+                let Some(link) = links.find(owes) else {
+                    let request = DiskRequest::Write { offset, buffer, len };
+                    return Some(DiskOp { tag: op.tag, request });
+                };
+                link.owed_bytes -= i64::from(len);
+                link.answer(Answer::Write { tag: op.tag, offset, buffer, len });
+                None
+            }
+            request => Some(DiskOp { tag: op.tag, request }),
+        }
+    }
+
+    /// Ends a request that the root has taken.
     pub(super) fn complete(&mut self, client: Client, tag: Tag, status: Status, cx: &mut Cx) {
         match client {
             Client::Channel(channel) => self.inbox.complete(channel, tag, status, cx),
-            Client::Branch(branch) => self.branch(branch).answer(Answer::Completed { tag, status }),
+            Client::Branch(branch) => {
+                let link = self.branch(branch);
+                link.requests -= 1;
+                link.answer(Answer::Completed { tag, status });
+            }
         }
     }
 
     /// Tells a branch where the data of a request is.
     pub(super) fn located(&mut self, branch: Key, tag: Tag, extents: Extents) {
-        self.branch(branch).answer(Answer::Located { tag, extents });
+        let link = self.branch(branch);
+        link.requests -= 1;
+        link.answer(Answer::Located { tag, extents });
     }
 
     fn branch(&mut self, key: Key) -> &mut Link {
