@@ -1,5 +1,6 @@
 //! Volumes: a pool over a disk, beside that disk without a pool, and beside `qemu-storage-daemon` with a qcow2 image.
 
+mod reactors;
 mod snapshots;
 mod sustained;
 
@@ -30,6 +31,7 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     for base in BASES {
         closed(settings, base, report)?;
     }
+    reactors::measure(settings, report)?;
     sustained::measure(settings, report)?;
     snapshots::measure(settings, report)
 }

@@ -13,6 +13,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 /// Idle turns after which a check fails; each lets other threads run first.
 const IDLE_TURNS_MAX: u32 = 20_000_000;
@@ -22,6 +23,24 @@ const IDLE_TURNS_MAX: u32 = 20_000_000;
 pub struct Bench {
     reactor: Reactor,
     thread: ThreadId,
+    /// Roots and pollers of the reactor, besides openers and what modules have.
+    members: u64,
+    openers: u32,
+}
+
+/// Modules end what they have on the reactor after the last channel was closed.
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let handle = self.cx().handle().clone();
+        let start = Instant::now();
+        while !std::thread::panicking()
+            && self.openers == 0
+            && handle.members() > self.members
+            && start.elapsed() < Duration::from_secs(10)
+        {
+            self.turn();
+        }
+    }
 }
 
 impl Bench {
@@ -40,7 +59,8 @@ impl Bench {
     pub fn at(clock: Clock) -> Self {
         let mut reactor = Reactor::new(0, SleepPolicy::Poll, Engine::Auto, clock).expect("a reactor starts");
         let thread = reactor.cx().add_thread("bench", CoreSet::from_iter([0]));
-        Self { reactor, thread }
+        let members = reactor.cx().handle().members();
+        Self { reactor, thread, members, openers: 0 }
     }
 
     /// The reactor's state.
@@ -134,6 +154,7 @@ impl Bench {
             Ok::<_, aryk_bdev::OpenError>(Queue { id, channel, scratch: Vec::new(), completed: Vec::new() })
         });
         let id = made.expect("a channel can be opened").id();
+        self.openers += 1;
         self.cx().root(id).expect("just added")
     }
 }
@@ -486,5 +507,6 @@ impl Opener {
         assert_eq!(self.in_flight(), 0, "requests are in flight");
         let id = self.root.borrow().id;
         bench.cx().remove_root(id);
+        bench.openers -= 1;
     }
 }

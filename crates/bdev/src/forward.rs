@@ -21,10 +21,10 @@
 //! A link ends with its last channel. Until then the owner does not end, since the link has a root on it.
 
 use crate::bdev_channel::credits::Credits;
+use crate::ring::{RING_BATCH, RingReceiver, RingSender, ring};
 use crate::{Bytes, Channel, Completion, CreditPool, Io, OpenError, Outbox, Status, Tag};
 use aryk_reactor::{Bell, CoreSet, Cx, Handle, Hold, Local, Root, RootId, ThreadId};
 use aryk_slots::{Key, Slots};
-use rtrb::{Consumer, Producer, RingBuffer};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -41,9 +41,6 @@ const OWN: u32 = 4;
 /// Capacity of the ring of commands: each request, its abort, and some commands to open and close channels.
 const COMMANDS: usize = 4 * CREDITS as usize;
 
-/// The most commands, or completions, that one poll takes from a ring.
-const BATCH: usize = 128;
-
 /// A function that opens the device's own channel, on the owner.
 pub type OpenOwn = Arc<dyn Fn(RootId, &mut Cx) -> Result<Box<dyn Channel>, OpenError> + Send + Sync>;
 
@@ -59,38 +56,6 @@ enum Command {
 #[derive(Clone)]
 struct Answer(Key, Completion);
 
-/// A producer's end of a ring, and the entries that wait to be added to it.
-struct Sender<T> {
-    ring: Producer<T>,
-    staged: VecDeque<T>,
-}
-
-impl<T> Sender<T> {
-    fn new(ring: Producer<T>) -> Self {
-        Self { ring, staged: VecDeque::new() }
-    }
-
-    /// Adds the waiting entries for which the ring has room; returns whether there were any.
-    fn send(&mut self) -> bool {
-        let count = self.staged.len().min(self.ring.slots());
-        if count == 0 {
-            return false;
-        }
-        let chunk = self.ring.write_chunk_uninit(count).expect("there are as many slots");
-        let sent = chunk.fill_from_iter(self.staged.drain(..count));
-        assert_eq!(sent, count, "a chunk takes as many as it has slots");
-        true
-    }
-}
-
-/// Takes up to [`BATCH`] entries out of a ring.
-fn receive<T>(ring: &mut Consumer<T>, into: &mut Vec<T>) {
-    let count = ring.slots().min(BATCH);
-    if count > 0 {
-        into.extend(ring.read_chunk(count).expect("there are as many slots"));
-    }
-}
-
 /// The links of a client, by owner. There are about as many as cores.
 #[derive(Default)]
 struct Links(RefCell<Vec<Rc<Link>>>);
@@ -103,7 +68,7 @@ struct Link {
     root: RootId,
     thread: ThreadId,
     credits: CreditPool,
-    commands: RefCell<Sender<Command>>,
+    commands: RefCell<RingSender<Command>>,
     /// The completions of each channel.
     outboxes: RefCell<Slots<Outbox>>,
 }
@@ -115,8 +80,8 @@ impl Link {
         if let Some(link) = links.0.borrow().iter().find(|link| link.owner == *owner) {
             return Rc::clone(link);
         }
-        let (commands, owners_commands) = RingBuffer::new(COMMANDS);
-        let (answers, our_answers) = RingBuffer::new(CREDITS as usize);
+        let (commands, owners_commands) = ring(COMMANDS);
+        let (answers, our_answers) = ring(CREDITS as usize);
         let (bell, our_bell) = (Bell::new(owner), Bell::new(cx.handle()));
         let (client, core) = (cx.handle().core(), owner.core());
         let thread = cx.add_thread(format!("requests to core {core}"), CoreSet::from_iter([client]));
@@ -128,7 +93,7 @@ impl Link {
                 root,
                 thread,
                 credits: CreditPool::own(CREDITS, OWN),
-                commands: RefCell::new(Sender::new(commands)),
+                commands: RefCell::new(commands),
                 outboxes: RefCell::new(Slots::new(8)),
             });
             Ok::<_, Infallible>(Client { link, answers: our_answers, batch: Vec::new() })
@@ -144,15 +109,15 @@ impl Link {
     /// Sends a command at the end of this turn's work.
     fn command(&self, command: Command, cx: &mut Cx) {
         let mut commands = self.commands.borrow_mut();
-        if commands.staged.is_empty() {
+        if commands.is_empty() {
             cx.wake(self.root);
         }
-        commands.staged.push_back(command);
+        commands.stage(command);
     }
 
     /// Whether no channel uses the link, and all commands are in the owner's ring.
     fn is_over(&self) -> bool {
-        self.outboxes.borrow().is_empty() && self.commands.borrow().staged.is_empty()
+        self.outboxes.borrow().is_empty() && self.commands.borrow().is_empty()
     }
 
     /// Ends the link, unless a channel was opened in between.
@@ -175,21 +140,20 @@ impl Link {
 /// The root of a client's end of a link.
 struct Client {
     link: Rc<Link>,
-    answers: Consumer<Answer>,
+    answers: RingReceiver<Answer>,
     batch: Vec<Answer>,
 }
 
 impl Root for Client {
     fn poll(&mut self, cx: &mut Cx) -> bool {
-        receive(&mut self.answers, &mut self.batch);
-        let count = self.batch.len();
+        let count = self.answers.receive(&mut self.batch);
         let mut outboxes = self.link.outboxes.borrow_mut();
         for Answer(channel, Completion { tag, status }) in self.batch.drain(..) {
             let outbox = outboxes.get_mut(channel).expect("a channel is closed after its last completion");
             outbox.push(tag, status, cx);
         }
         drop(outboxes);
-        if count == BATCH {
+        if count == RING_BATCH {
             cx.wake(self.link.root);
         }
         let has_sent = self.link.commands.borrow_mut().send();
@@ -264,9 +228,9 @@ impl Drop for ForwardChannel {
 
 /// The root of the owner's end of a link: executes commands, and sends completions.
 struct Service {
-    commands: Consumer<Command>,
+    commands: RingReceiver<Command>,
     batch: Vec<Command>,
-    answers: Rc<RefCell<Sender<Answer>>>,
+    answers: Rc<RefCell<RingSender<Answer>>>,
     /// The client's bell.
     bell: Bell,
     /// Endpoints by the indexes of their channels' keys.
@@ -291,7 +255,7 @@ struct EndpointRoot {
     queue: VecDeque<Io>,
     completions: Vec<Completion>,
     key: Key,
-    answers: Rc<RefCell<Sender<Answer>>>,
+    answers: Rc<RefCell<RingSender<Answer>>>,
     root: RootId,
     service: RootId,
 }
@@ -315,7 +279,7 @@ impl Root for EndpointRoot {
         }
         if has_completed {
             let answers = self.completions.drain(..).map(|completion| Answer(self.key, completion));
-            self.answers.borrow_mut().staged.extend(answers);
+            self.answers.borrow_mut().extend(answers);
             cx.wake(self.service);
         }
         has_completed
@@ -346,7 +310,7 @@ impl EndpointRoot {
         let answer = Answer(self.key, Completion { tag, status: Status::Aborted });
         let aborted = queued - self.queue.len();
         if aborted > 0 {
-            self.answers.borrow_mut().staged.extend(std::iter::repeat_n(answer, aborted));
+            self.answers.borrow_mut().extend(std::iter::repeat_n(answer, aborted));
             cx.wake(self.service);
             // A credit that was granted for an aborted request is used for another one.
             cx.wake(self.root);
@@ -359,8 +323,8 @@ impl Service {
     /// Starts the owner's end of a link from the reactor on core `client`.
     fn start(
         client: u16,
-        commands: Consumer<Command>,
-        answers: Producer<Answer>,
+        commands: RingReceiver<Command>,
+        answers: RingSender<Answer>,
         bell: &Bell,
         clients_bell: Bell,
         cx: &mut Cx,
@@ -372,7 +336,7 @@ impl Service {
             Ok::<_, Infallible>(Self {
                 commands,
                 batch: Vec::new(),
-                answers: Rc::new(RefCell::new(Sender::new(answers))),
+                answers: Rc::new(RefCell::new(answers)),
                 bell: clients_bell,
                 endpoints: Vec::new(),
                 root,
@@ -394,7 +358,7 @@ impl Service {
                 Endpoint::Open(_, endpoint) => endpoint.borrow_mut().submit(io, cx),
                 Endpoint::Failed => {
                     let completion = Completion { tag: io.tag, status: Status::Removed };
-                    self.answers.borrow_mut().staged.push_back(Answer(key, completion));
+                    self.answers.borrow_mut().stage(Answer(key, completion));
                 }
             },
             Command::Abort(key, tag) => match self.endpoint(key) {
@@ -449,8 +413,7 @@ impl Root for Service {
         // Read before the ring: all commands that the client added before it ended the link are then in the ring.
         let is_over = self.commands.is_abandoned();
         let mut batch = std::mem::take(&mut self.batch);
-        receive(&mut self.commands, &mut batch);
-        let count = batch.len();
+        let count = self.commands.receive(&mut batch);
         let mut has_made_room = false;
         for command in batch.drain(..) {
             has_made_room |= !matches!(command, Command::Submit(..));
@@ -460,12 +423,12 @@ impl Root for Service {
         let mut answers = self.answers.borrow_mut();
         let has_sent = answers.send();
         // The client takes some in its next turn.
-        let has_no_room = !answers.staged.is_empty();
+        let has_no_room = !answers.is_empty();
         // Wakes the client for completions, or because its commands had no room.
         if has_sent || has_made_room {
             self.bell.ring();
         }
-        if count == BATCH || (has_no_room && !is_over) {
+        if count == RING_BATCH || (has_no_room && !is_over) {
             cx.wake(self.root);
         } else if is_over {
             let (root, thread) = (self.root, self.thread);

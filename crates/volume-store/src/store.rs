@@ -229,7 +229,10 @@ impl Store {
     }
 
     /// The byte offset on the disk of `len` bytes from a blob's unit on.
-    fn offset(&self, blob: BlobId, unit: u32, len: u32) -> u64 {
+    ///
+    /// # Panics
+    /// If they reach beyond the blob.
+    pub fn offset(&self, blob: BlobId, unit: u32, len: u32) -> u64 {
         let superblock = self.journal.superblock();
         let start = u64::from(unit) * u64::from(UNIT);
         let end = start + u64::from(len);

@@ -1,6 +1,6 @@
 //! Requests under way. Any context.
 
-use crate::{BLOCK_UNITS, ForeignPiece, Status, Tag, UNIT, VolumeId};
+use crate::{BLOCK_UNITS, Extents, ForeignPiece, Status, Tag, UNIT, VolumeId};
 use aryk_dma::{Buffer, Sgl};
 use aryk_slots::Key;
 use aryk_volume_index::TimelineId;
@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Op {
     Read,
+    Locate,
     Write,
     Zero,
     Flush,
@@ -76,6 +77,8 @@ pub(crate) struct Active {
     pub(crate) has_locks: bool,
     /// For reads, what the caller reads itself.
     pub(crate) foreign: Vec<ForeignPiece>,
+    /// Where the data of a request is that locates it.
+    pub(crate) extents: Extents,
 }
 
 impl Active {
@@ -106,6 +109,7 @@ impl Active {
             edges: [None, None],
             has_locks: false,
             foreign: Vec::new(),
+            extents: Extents { list: Vec::new(), checksums: Vec::new() },
         }
     }
 
@@ -151,6 +155,9 @@ pub(crate) struct Runtime {
     pub(crate) queue: VecDeque<Key>,
     /// Whether the volume is in the ring of volumes whose requests wait.
     pub(crate) is_in_ring: bool,
+    /// Changes under way that the caller has aborted, and the reads that wait for their end.
+    pub(crate) abandoned: u32,
+    pub(crate) behind: Vec<Key>,
     /// A command waits until no request is under way, or runs; requests wait meanwhile.
     pub(crate) is_held: bool,
     pub(crate) held: VecDeque<crate::Request>,

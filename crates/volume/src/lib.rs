@@ -22,6 +22,7 @@ mod outbox;
 mod partition;
 mod pool;
 mod read;
+mod reader;
 mod rebuild;
 mod recover;
 mod request;
@@ -44,8 +45,9 @@ pub use ids::{
 };
 pub use loading::Loading;
 pub use pool::{Pool, Recovered};
+pub use reader::{Read, ReadEnd, ReadId, ReadKey, Reader};
 pub use rebuild::{Progress, Rebuild, RebuildError, RebuildReport, Recipe};
-pub use request::{Action, ForeignPiece, Reply, Request, Status, Tag};
+pub use request::{Action, Extents, ForeignPiece, Reply, Request, Status, Tag};
 pub use settings::{LogPlace, OpenError, Settings, State, Stats};
 pub use store::{Done, OpId, StoreError, StoreFacts, StoreOp};
 

@@ -28,9 +28,9 @@ use crate::reserve::Reserves;
 use crate::tasks::Tasks;
 use crate::write::Gate;
 use crate::{
-    BlobId, Command, CommandReply, Cut, Done, ForeignId, ForeignPiece, ForeignUse, LogPlace, OpId, OpenError,
-    PARTITIONS, Reply, Request, Settings, State, Stats, StoreError, StoreFacts, StoreOp, Tag, Volume,
-    VolumeId,
+    BlobId, Command, CommandReply, Cut, Done, Extents, ForeignId, ForeignPiece, ForeignUse, LogPlace, OpId,
+    OpenError, PARTITIONS, Reply, Request, Settings, State, Stats, StoreError, StoreFacts, StoreOp, Tag,
+    Volume, VolumeId,
 };
 use aryk_dma::Buffer;
 use aryk_slots::{Key, Slots};
@@ -94,6 +94,10 @@ pub struct Pool {
     /// Lists of checksums that are used again.
     pub(crate) checksum_lists: Vec<Vec<u32>>,
     foreign_lists: Vec<Vec<ForeignPiece>>,
+    /// Lists of extents that are used again.
+    pub(crate) extent_lists: Vec<Extents>,
+    /// Lists of extents that callers have.
+    pub(crate) lent: u64,
     pub(crate) stats: Stats,
     is_first_checkpoint: bool,
     pub(crate) log_damage: Option<LogPlace>,
@@ -184,6 +188,8 @@ impl Pool {
             buffers: Buffers::default(),
             checksum_lists: Vec::new(),
             foreign_lists: Vec::new(),
+            extent_lists: Vec::new(),
+            lent: 0,
             stats: Stats::default(),
             is_first_checkpoint: false,
             log_damage: None,
@@ -529,6 +535,7 @@ impl Pool {
     pub fn is_idle(&self) -> bool {
         self.recovery.is_none()
             && self.requests.is_empty()
+            && self.lent == 0
             && self.out.in_flight() == 0
             && self.keeper.is_idle()
             && self.log.is_idle()

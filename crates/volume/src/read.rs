@@ -2,18 +2,21 @@
 //!
 //! A read looks up the blocks of one range after the other. Where index pages or checksums are missing, it waits for them and
 //! looks the range up again; nothing was started for the range then. Data is read into buffers of the pool and reaches the
-//! request's memory after its checksum was verified. Blobs are pinned while they are read.
+//! request's memory after its checksum was verified. Blobs are pinned while they are read. A request may ask for the places of its
+//! data only, which the caller reads then (`reader.rs`).
 
-use crate::active::{Active, Origin, Phase};
+use crate::active::{Op, Origin, Phase};
 use crate::dense::DenseKey;
 use crate::frame::{self, Frame};
 use crate::manifest::Base;
 use crate::outbox::Owner;
 use crate::pool::Pool;
+use crate::request::{Extent, ExtentPlace};
 use crate::{
-    BLOCK, BLOCK_UNITS, BlobId, ForeignId, ForeignPiece, RANGE_BLOCKS, Status, StoreError, StoreOp, UNIT,
+    BLOCK, BLOCK_UNITS, BlobId, Extents, ForeignId, ForeignPiece, RANGE_BLOCKS, Status, StoreError, StoreOp,
+    UNIT,
 };
-use aryk_dma::Buffer;
+use aryk_dma::{Buffer, Sgl};
 use aryk_slots::Key;
 use aryk_volume_index::{Commit, NeedPages, PageBytes, Place, Query, RunId, Slot, TimelineId, Value};
 
@@ -36,6 +39,16 @@ pub(crate) enum Found {
     Dense { place: Place },
     /// Data of the foreign disk of a timeline.
     Foreign(TimelineId),
+}
+
+impl Found {
+    /// The checksum of data at a place.
+    fn checksum(&self) -> u32 {
+        match self {
+            Self::Data { crc, .. } => *crc,
+            _ => unreachable!("the blocks are data"),
+        }
+    }
 }
 
 /// Who waits for an index page or for checksums.
@@ -68,6 +81,18 @@ impl Wanted {
 }
 
 impl Pool {
+    /// Starts a read. One that comes after the abort of a change waits until the change has ended: other reads must not differ
+    /// in what they see of it.
+    pub(crate) fn start_read(&mut self, key: Key) {
+        let request = self.requests.get(key).expect("the read is under way");
+        let runtime = self.runtimes.get_mut(&request.volume).expect("the volume exists");
+        if runtime.abandoned > 0 && matches!(request.origin, Origin::User(_)) {
+            runtime.behind.push(key);
+        } else {
+            self.advance_read(key);
+        }
+    }
+
     /// Goes on with a read.
     pub(crate) fn advance_read(&mut self, key: Key) {
         loop {
@@ -96,7 +121,7 @@ impl Pool {
                 request.waits = waits;
                 return;
             }
-            self.read_found(key, block);
+            self.take_found(key, block);
             self.requests.get_mut(key).expect("the read is under way").cursor += u64::from(count);
         }
         let request = self.requests.get_mut(key).expect("the read is under way");
@@ -268,8 +293,9 @@ impl Pool {
         }
     }
 
-    /// Starts reads of what was found, from `block` on.
-    fn read_found(&mut self, key: Key, block: u64) {
+    /// Starts reads of what was found, from `block` on, or notes where it is.
+    fn take_found(&mut self, key: Key, block: u64) {
+        let locates = self.requests.get(key).expect("the read is under way").op == Op::Locate;
         let mut at = 0;
         while at < self.found.len() {
             let first = self.found[at];
@@ -281,6 +307,7 @@ impl Pool {
             let start = block + at as u64;
             match first {
                 Found::Open | Found::Dense { .. } => unreachable!("all blocks are resolved"),
+                _ if locates => self.locate(key, start, at..at + len),
                 Found::Zero => self.zero_memory(key, start, len as u64),
                 Found::Foreign(timeline) => self.read_foreign(key, timeline, start, len as u64),
                 Found::Data { blob, unit, .. } => self.read_data(key, start, blob, unit, at..at + len),
@@ -289,13 +316,53 @@ impl Pool {
         }
     }
 
+    /// Adds blocks that were found to the extents of a request.
+    fn locate(&mut self, key: Key, block: u64, found: std::ops::Range<usize>) {
+        let request = self.requests.get_mut(key).expect("the request is under way");
+        if request.extents.list.capacity() == 0 {
+            request.extents = self.extent_lists.pop().unwrap_or_default();
+        }
+        let place = match self.found[found.start] {
+            Found::Zero => None,
+            Found::Data { blob, unit, .. } => Some(ExtentPlace { blob, unit, offset: 0 }),
+            _ => {
+                request.status = Status::Foreign;
+                return;
+            }
+        };
+        let blocks = found.len() as u32;
+        request.extents.list.push(Extent { block, blocks, place });
+        if let Some(ExtentPlace { blob, .. }) = place {
+            request.extents.checksums.extend(self.found[found].iter().map(Found::checksum));
+            self.keeper.pin(blob);
+            self.stats.data_read_bytes += u64::from(blocks * BLOCK);
+        }
+    }
+
+    /// Takes back what a reply has lent ([`crate::Reply::extents`]): nothing reads it any more. `damaged_blocks` did not match
+    /// their checksums.
+    pub fn give_back(&mut self, extents: Extents, damaged_blocks: u64) {
+        self.stats.damaged_blocks += damaged_blocks;
+        self.lent -= u64::from(!extents.list.is_empty());
+        self.take_back(extents);
+    }
+
+    pub(crate) fn take_back(&mut self, mut extents: Extents) {
+        for extent in extents.list.drain(..) {
+            if let Some(ExtentPlace { blob, .. }) = extent.place {
+                self.unpin(blob);
+            }
+        }
+        if extents.list.capacity() > 0 {
+            extents.checksums.clear();
+            self.extent_lists.push(extents);
+        }
+    }
+
     fn read_data(&mut self, key: Key, block: u64, blob: BlobId, unit: u32, found: std::ops::Range<usize>) {
         let len = found.len() as u32 * BLOCK;
         let mut checksums = self.checksum_lists.pop().unwrap_or_default();
-        checksums.extend(self.found[found].iter().map(|found| match found {
-            Found::Data { crc, .. } => *crc,
-            _ => unreachable!("neighbours are data, too"),
-        }));
+        checksums.extend(self.found[found].iter().map(Found::checksum));
         let data = self.buffers.take(len);
         self.keeper.pin(blob);
         self.stats.data_read_bytes += u64::from(len);
@@ -308,8 +375,7 @@ impl Pool {
 
     fn zero_memory(&self, key: Key, block: u64, blocks: u64) {
         let request = self.requests.get(key).expect("the read is under way");
-        let (at, len) = memory_of(request, block, blocks);
-        request.data.slice(at, len).fill(0);
+        fill_zeroes(request.unit, &request.data, block, blocks);
     }
 
     /// Has a piece read from the foreign disk of a timeline: by the caller if it is the caller's request.
@@ -321,7 +387,7 @@ impl Pool {
         };
         let disk_units = foreign.units;
         let request = self.requests.get_mut(key).expect("the read is under way");
-        let (at, len) = memory_of(request, block, blocks);
+        let (at, len) = memory_of(request.unit, &request.data, block, blocks);
         let start = request.unit + u64::from(at / UNIT);
         let units = u64::from(len / UNIT).min(disk_units.saturating_sub(start));
         let there = units as u32 * UNIT;
@@ -379,18 +445,9 @@ impl Pool {
     ) {
         self.unpin(blob);
         let request = self.requests.get_mut(key).expect("the read is under way");
-        let len = checksums.len() * BLOCK as usize;
-        let blocks = data.bytes()[..len].chunks_exact(BLOCK as usize);
-        let is_right = |(at, (bytes, crc)): (usize, (&[u8], &u32))| {
-            crate::checksum::of_block(block + at as u64, bytes) == *crc
-        };
         if result.is_err() {
             request.status = Status::Medium;
-        } else if blocks.zip(&checksums).enumerate().all(is_right) {
-            let (at, memory) = memory_of(request, block, checksums.len() as u64);
-            let skipped = (request.overlap(block).0 * UNIT) as usize;
-            request.data.write(at, &data.bytes()[skipped..skipped + memory as usize]);
-        } else {
+        } else if !deliver(request.unit, &request.data, block, &checksums, data.bytes()) {
             request.status = Status::Medium;
             self.stats.damaged_blocks += 1;
         }
@@ -421,11 +478,32 @@ fn follows(first: &Found, found: &Found, index: usize) -> bool {
     }
 }
 
-/// The part of a request's memory that blocks concern: first byte, bytes.
-fn memory_of(request: &Active, block: u64, blocks: u64) -> (u32, u32) {
-    let start = (block * u64::from(BLOCK_UNITS)).max(request.unit);
-    let end = ((block + blocks) * u64::from(BLOCK_UNITS)).min(request.end());
-    ((start - request.unit) as u32 * UNIT, (end - start) as u32 * UNIT)
+/// The part of a request's memory that blocks concern: first byte, bytes. The memory is that of the units from `unit` on.
+fn memory_of(unit: u64, memory: &Sgl, block: u64, blocks: u64) -> (u32, u32) {
+    let start = (block * u64::from(BLOCK_UNITS)).max(unit);
+    let end = ((block + blocks) * u64::from(BLOCK_UNITS)).min(unit + u64::from(memory.len() / UNIT));
+    ((start - unit) as u32 * UNIT, (end - start) as u32 * UNIT)
+}
+
+/// Fills the memory of blocks with zeroes.
+pub(crate) fn fill_zeroes(unit: u64, memory: &Sgl, block: u64, blocks: u64) {
+    let (at, len) = memory_of(unit, memory, block, blocks);
+    memory.slice(at, len).fill(0);
+}
+
+/// Verifies blocks from `block` on, and copies what the memory is for. Returns whether all match their checksums; otherwise
+/// nothing is copied.
+pub(crate) fn deliver(unit: u64, memory: &Sgl, block: u64, checksums: &[u32], bytes: &[u8]) -> bool {
+    let blocks = bytes.chunks_exact(BLOCK as usize).zip(checksums);
+    let is_right =
+        |(number, (bytes, crc)): (u64, (&[u8], &u32))| crate::checksum::of_block(number, bytes) == *crc;
+    let is_right = (block..).zip(blocks).all(is_right);
+    if is_right {
+        let (at, len) = memory_of(unit, memory, block, checksums.len() as u64);
+        let skipped = unit.saturating_sub(block * u64::from(BLOCK_UNITS)) as usize * UNIT as usize;
+        memory.write(at, &bytes[skipped..skipped + len as usize]);
+    }
+    is_right
 }
 
 /// Bytes of the header of a dense frame.

@@ -3,7 +3,7 @@
 //! Data is in scatter lists, which the caller keeps in place until the reply. Places and lengths are in units of 512 bytes; for a
 //! volume with blocks of 4,096 bytes the caller passes multiples of eight.
 
-use crate::{ForeignId, VolumeId};
+use crate::{BLOCK, BlobId, ForeignId, VolumeId};
 use aryk_dma::Sgl;
 
 /// The caller's identifier of a request or a command. The reply has the same tag; the engine does not interpret it.
@@ -18,6 +18,9 @@ pub enum Action {
         /// The memory, as long as the units.
         data: Sgl,
     },
+    /// Finds the data of units: the caller reads it from where the reply says ([`Reply::extents`]), for which it has a
+    /// [`crate::Reader`].
+    Locate,
     /// Writes memory to units.
     Write {
         /// The memory, as long as the units.
@@ -70,6 +73,8 @@ pub enum Status {
     Aborted,
     /// The volume does not exist.
     Removed,
+    /// A part of the data that was to be located is on a foreign disk: the caller submits a read instead.
+    Foreign,
 }
 
 /// A part of a read that the caller does itself: the data is in a foreign disk, and nowhere in the pool.
@@ -95,4 +100,50 @@ pub struct Reply {
     /// What the caller reads from foreign disks, in ascending order; empty for all but successful reads of clones of foreign
     /// disks. Give the list back by [`crate::Pool::recycle`], so that it is not allocated for each reply.
     pub foreign: Vec<ForeignPiece>,
+    /// Where the data is; empty for all but a successful [`Action::Locate`]. It stays there until [`crate::Pool::give_back`].
+    pub extents: Extents,
+}
+
+impl Reply {
+    pub(crate) const fn without_data(tag: Tag, status: Status) -> Self {
+        let extents = Extents { list: Vec::new(), checksums: Vec::new() };
+        Self { tag, status, foreign: Vec::new(), extents }
+    }
+}
+
+/// Where the data of a request is, in ascending order and without gaps.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Extents {
+    pub(crate) list: Vec<Extent>,
+    /// Of the blocks that the store has, in their order.
+    pub(crate) checksums: Vec<u32>,
+}
+
+/// Blocks that lie side by side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Extent {
+    /// The first block of the volume.
+    pub(crate) block: u64,
+    pub(crate) blocks: u32,
+    /// `None`: they read as zeroes.
+    pub(crate) place: Option<ExtentPlace>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ExtentPlace {
+    pub(crate) blob: BlobId,
+    pub(crate) unit: u32,
+    /// The byte of the store's disk.
+    pub(crate) offset: u64,
+}
+
+impl Extents {
+    /// Asks for the byte of the store's disk at which each extent begins, by its blob, its first unit and its bytes.
+    pub fn place(&mut self, offset: impl Fn(BlobId, u32, u32) -> u64) {
+        for extent in &mut self.list {
+            if let Some(place) = &mut extent.place {
+                place.offset = offset(place.blob, place.unit, extent.blocks * BLOCK);
+            }
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! Tests of whole pools, on a store in memory, against a model of volumes.
 
+mod beside;
 mod compact;
 mod damage;
 mod model;

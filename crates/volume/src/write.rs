@@ -55,7 +55,7 @@ impl Pool {
     pub(crate) fn start(&mut self, request: Request) {
         let status = self.check(&request);
         let Some(runtime) = self.runtimes.get_mut(&request.volume).filter(|_| status == Status::Ok) else {
-            self.out.replies.push_back(Reply { tag: request.tag, status, foreign: Vec::new() });
+            self.out.replies.push_back(Reply::without_data(request.tag, status));
             return;
         };
         if runtime.is_held {
@@ -64,6 +64,7 @@ impl Pool {
         }
         let (op, data, fua) = match request.action {
             Action::Read { data } => (Op::Read, data, false),
+            Action::Locate => (Op::Locate, Sgl::EMPTY, false),
             Action::Write { data, fua } => (Op::Write, data, fua),
             Action::Zero { fua, .. } => (Op::Zero, Sgl::EMPTY, fua),
             Action::Flush => (Op::Flush, Sgl::EMPTY, false),
@@ -92,7 +93,7 @@ impl Pool {
         let bytes = match request.action {
             Action::Flush => return Status::Ok,
             Action::Read { data } | Action::Write { data, .. } => Some(u64::from(data.len())),
-            Action::Zero { .. } => None,
+            Action::Locate | Action::Zero { .. } => None,
         };
         if request.units == 0
             || bytes.is_some_and(|bytes| bytes != request.units.saturating_mul(u64::from(UNIT)))
@@ -121,7 +122,7 @@ impl Pool {
             self.runtimes.get_mut(&volume).expect("the volume exists").in_flight += 1;
         }
         match op {
-            Op::Read => self.advance_read(key),
+            Op::Read | Op::Locate => self.start_read(key),
             Op::Flush => self.wait_for_flush(key),
             Op::Write | Op::Zero if range.1 == 0 => self.logged(key),
             Op::Write | Op::Zero => self.start_change(key),
@@ -148,16 +149,22 @@ impl Pool {
             (Origin::User(tag), op) => {
                 match op {
                     Op::Read => self.stats.user_read_bytes += bytes,
+                    Op::Locate if request.status != Status::Foreign => self.stats.user_read_bytes += bytes,
                     Op::Write => self.stats.user_write_bytes += bytes,
-                    Op::Zero | Op::Flush => {}
+                    Op::Locate | Op::Zero | Op::Flush => {}
                 }
-                let (status, mut foreign) = (request.status, request.foreign);
+                let Active { status, mut foreign, mut extents, .. } = request;
                 if status != Status::Ok {
                     foreign.clear();
+                    self.take_back(std::mem::take(&mut extents));
                 }
-                self.out.replies.push_back(Reply { tag, status, foreign });
+                self.lent += u64::from(!extents.list.is_empty());
+                self.out.replies.push_back(Reply { tag, status, foreign, extents });
             }
-            (Origin::Abandoned, _) => self.recycle(request.foreign),
+            (Origin::Abandoned, _) => {
+                self.recycle(request.foreign);
+                self.take_back(request.extents);
+            }
             (Origin::Edge { parent, which }, _) => return self.edge_read(parent, which, request.status),
             (Origin::Inflate, _) => return self.inherited_read(request.status),
             (Origin::Command, _) => self.command_request_ended(request.volume, request.status),
@@ -165,8 +172,13 @@ impl Pool {
         let runtime =
             self.runtimes.get_mut(&request.volume).expect("the volume exists while it has requests");
         runtime.in_flight -= 1;
+        if request.origin == Origin::Abandoned && matches!(request.op, Op::Write | Op::Zero) {
+            runtime.abandoned -= 1;
+        }
         if runtime.in_flight == 0 && runtime.is_held {
             self.drained(request.volume);
+        } else if runtime.abandoned == 0 && !runtime.behind.is_empty() {
+            std::mem::take(&mut runtime.behind).into_iter().for_each(|read| self.advance_read(read));
         }
     }
 
@@ -371,12 +383,12 @@ impl Pool {
 
     /// Ends requests of a volume with [`Status::Aborted`]: those for whose tags `is_wanted` returns true. From now on, nothing
     /// accesses their memory, whatever the store does: a request of which a part is done goes on in memory of the pool. A change
-    /// that waits for its turn has no effect. One that is in the log may have; changes that are submitted after it replace it as
-    /// usual.
+    /// that waits for its turn has no effect. One that is in the log may have; changes that are submitted after the abort replace
+    /// it as usual, and reads wait for its end.
     pub fn abort(&mut self, volume: VolumeId, mut is_wanted: impl FnMut(Tag) -> bool) {
         let Some(runtime) = self.runtimes.get_mut(&volume) else { return };
         let replies = &mut self.out.replies;
-        let mut reply = |tag| replies.push_back(Reply { tag, status: Status::Aborted, foreign: Vec::new() });
+        let mut reply = |tag| replies.push_back(Reply::without_data(tag, Status::Aborted));
         runtime.held.retain(|request| {
             let ends = is_wanted(request.tag);
             if ends {
@@ -389,13 +401,15 @@ impl Pool {
             Status::Aborted,
             |origin| matches!(origin, Origin::User(tag) if is_wanted(tag)),
         );
-        let Self { requests, buffers, out, .. } = self;
+        let Self { requests, runtimes, buffers, out, .. } = self;
+        let runtime = runtimes.get_mut(&volume).expect("found before");
         for (_, request) in requests.iter_mut().filter(|(_, request)| request.volume == volume) {
             let Origin::User(tag) = request.origin else { continue };
             if !is_wanted(tag) {
                 continue;
             }
             request.origin = Origin::Abandoned;
+            runtime.abandoned += u32::from(matches!(request.op, Op::Write | Op::Zero));
             let len = request.data.len();
             if len > 0 {
                 let mut own = buffers.take(len);
@@ -406,7 +420,7 @@ impl Pool {
                 request.data = own.lend().first(len);
                 request.own = Some(own);
             }
-            out.replies.push_back(Reply { tag, status: Status::Aborted, foreign: Vec::new() });
+            out.replies.push_back(Reply::without_data(tag, Status::Aborted));
         }
     }
 

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::rc::Rc;
 
 use aryk_dma::Buffer;
-use aryk_volume::StoreError;
+use aryk_volume::{Read, ReadId, StoreError};
 use aryk_volume_store::{Base, DiskDone, DiskOp, DiskRequest, DiskTag};
 use fastrand::Rng;
 
@@ -77,10 +77,26 @@ enum Work {
     Flush(Vec<u64>),
 }
 
+/// Whose an operation is.
+#[derive(Clone, Copy, Debug)]
+enum Tag {
+    Store(DiskTag),
+    Reader(ReadId),
+}
+
 #[derive(Debug)]
 struct Running {
-    tag: DiskTag,
+    tag: Tag,
     work: Work,
+}
+
+/// The end of an operation.
+#[derive(Debug)]
+pub enum Ended {
+    /// Of the store.
+    Store(DiskDone),
+    /// Of a reader.
+    Reader(ReadId, Buffer, Result<(), StoreError>),
 }
 
 /// Counters of what a disk did.
@@ -167,9 +183,19 @@ impl Disk {
 
     /// Begins an operation.
     pub fn submit(&mut self, op: DiskOp) {
+        self.begin(Tag::Store(op.tag), op.request);
+    }
+
+    /// Begins a read of a reader.
+    pub fn read(&mut self, read: Read) {
+        let Read { id, offset, data, len } = read;
+        self.begin(Tag::Reader(id), DiskRequest::Read { offset, buffer: data, len });
+    }
+
+    fn begin(&mut self, tag: Tag, request: DiskRequest) {
         let number = self.next_number;
         self.next_number += 1;
-        let work = match op.request {
+        let work = match request {
             DiskRequest::Read { offset, buffer, len } => {
                 self.check(offset, u64::from(len));
                 self.note(1, offset, u64::from(len));
@@ -194,13 +220,24 @@ impl Disk {
                 Work::Flush(self.ended.clone())
             }
         };
-        self.running.insert(number, Running { tag: op.tag, work });
+        self.running.insert(number, Running { tag, work });
         let time = self.now + self.latency();
         self.times.push(Reverse((time, number)));
     }
 
     /// Ends the operation that ends next; `None` if none is in flight.
+    ///
+    /// # Panics
+    /// If it is a reader's.
     pub fn end_next(&mut self) -> Option<DiskDone> {
+        self.end_any().map(|ended| match ended {
+            Ended::Store(done) => done,
+            Ended::Reader(..) => panic!("nobody reads beside the store"),
+        })
+    }
+
+    /// Ends the operation that ends next, a reader's too.
+    pub fn end_any(&mut self) -> Option<Ended> {
         let Reverse((time, number)) = self.times.pop()?;
         self.now = self.now.max(time);
         self.counts.operations += 1;
@@ -233,7 +270,10 @@ impl Disk {
             }
         };
         self.counts.failures += u64::from(result.is_err());
-        Some(DiskDone { tag, buffer, result })
+        Some(match tag {
+            Tag::Store(tag) => Ended::Store(DiskDone { tag, buffer, result }),
+            Tag::Reader(id) => Ended::Reader(id, buffer.expect("reads have buffers"), result),
+        })
     }
 
     /// A failed write may have changed some of its sectors.

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use aryk_dma::Buffer;
+use aryk_dma::{Buffer, Sgl};
 use aryk_volume::{
     Command, Done, ForeignId, ForeignUse, OpId, Pieces, Pool, Recovered, Settings, State, StoreOp,
     TimelineId, VolumeId,
@@ -14,14 +14,17 @@ use aryk_volume_store::{Base, Formatting, Options, Store};
 use fastrand::Rng;
 use uuid::Uuid;
 
-use crate::disk::{Disk, SECTOR};
+use crate::disk::{Disk, Ended, SECTOR};
 use crate::model::{Model, Time};
 use crate::pattern::{self, UNIT};
 use crate::script::{Kind, Paced, Shape};
 
 mod act;
+mod beside;
 mod crash;
 mod reply;
+
+use beside::Beside;
 
 /// Bytes of a segment: the smallest that the engine allows.
 const SEGMENT: u32 = 8 << 20;
@@ -40,8 +43,12 @@ struct InFlight {
     kind: Kind,
     began: Time,
     buffer: Option<Buffer>,
+    /// The buffer's memory, until the end.
+    memory: Sgl,
     /// Whether the values are kept for a comparison of everything.
     is_verification: bool,
+    /// Whether the engine only tells where the data is.
+    is_located: bool,
 }
 
 /// A command in flight, with what its end will change.
@@ -133,6 +140,13 @@ struct Open {
     store: Box<Store>,
     /// Reads of foreign disks that have not been answered.
     foreign: VecDeque<(OpId, StoreOp)>,
+    beside: Beside,
+}
+
+impl Open {
+    fn new(pool: Pool, store: Box<Store>) -> Self {
+        Self { pool, store, foreign: VecDeque::new(), beside: Beside::default() }
+    }
 }
 
 /// Settings with which little work reaches every part of the engine.
@@ -196,7 +210,7 @@ impl World {
             shape,
             settings,
             disk,
-            open: Some(Open { pool, store, foreign: VecDeque::new() }),
+            open: Some(Open::new(pool, store)),
             volumes: Vec::new(),
             requests: BTreeMap::new(),
             commands: BTreeMap::new(),
@@ -236,25 +250,30 @@ impl World {
     /// One event of the disk, and perhaps a turn of the engine. Returns whether anything happened, or may happen.
     fn pump(&mut self) -> Result<bool, String> {
         self.tick();
-        let done = self.disk.end_next();
+        let done = self.disk.end_any();
         let mut has_work = done.is_some();
         let skips_turn = has_work && self.rng.u32(..10) < 3;
         let aborts = self.rng.u32(..100) == 0;
-        let Open { pool, store, foreign } = self.open.as_mut().expect("the pool is open");
-        if let Some(done) = done {
-            store.completed(done);
+        let Open { pool, store, foreign, beside } = self.open.as_mut().expect("the pool is open");
+        match done {
+            Some(Ended::Store(done)) => store.completed(done),
+            Some(Ended::Reader(id, data, result)) => beside.reader.completed(id, data, result),
+            None => {}
         }
         if aborts && let Some(request) = self.requests.values().next() {
             let odd = self.rng.u64(..2);
             let requests = &self.requests;
             let may_end = |id: u64| requests.get(&id).is_some_and(|request| !request.is_verification);
-            pool.abort(request.volume, |tag| tag.0 % 2 == odd && may_end(tag.0));
+            let is_meant = |id: u64| id % 2 == odd && may_end(id);
+            pool.abort(request.volume, |tag| is_meant(tag.0));
+            beside.abort(is_meant);
         }
         if let Some((id, op)) = foreign.pop_front() {
             has_work = true;
             let done = read_foreign(&self.images, id, op);
             pool.completed(done);
         }
+        has_work |= self.pass_messages()?;
         has_work |= self.exchange()?;
         if !skips_turn {
             has_work |= self.opened().pool.turn();
@@ -267,7 +286,7 @@ impl World {
     fn exchange(&mut self) -> Result<bool, String> {
         let mut has_any = false;
         loop {
-            let Open { pool, store, foreign } = self.open.as_mut().expect("the pool is open");
+            let Open { pool, store, foreign, beside } = self.open.as_mut().expect("the pool is open");
             let mut is_busy = false;
             self.images.extend(pool.foreign_disks().iter().map(|disk| (disk.id, image(disk))));
             if store.is_checkpoint_due() {
@@ -283,6 +302,10 @@ impl World {
             while let Some(op) = store.next_op() {
                 is_busy = true;
                 self.disk.submit(op);
+            }
+            while let Some(read) = beside.reader.next_read() {
+                is_busy = true;
+                self.disk.read(read);
             }
             while let Some(answer) = store.next_answer() {
                 is_busy = true;

@@ -481,3 +481,45 @@ fn the_reactor_of_a_pool_stays() {
     assert_eq!(code(removed), -16);
     daemon.call("aryk_core_remove", json!({"core": other})).unwrap();
 }
+
+#[test]
+fn a_vm_on_another_reactor_uses_a_volume_and_its_reactor_can_be_removed() {
+    let daemon = start();
+    let pools = daemon.call("aryk_pools_get", json!({})).unwrap();
+    let core = pools[0]["core"].as_u64().unwrap();
+    let other = CoreSet::allowed().iter().map(u64::from).find(|other| *other != core).unwrap();
+    daemon.call("aryk_core_add", json!({"core": other})).unwrap();
+    let mask = format!("{:#x}", 1_u64 << other);
+    daemon.aryk(&["volume", "create", "p/far", "--size", "64M"]).unwrap();
+    daemon.aryk(&["attach", "p/far", "--cpumask", &mask]).unwrap();
+    let mut far = connect(&daemon, "p-far");
+    for piece in 0..64 {
+        write(&mut far, piece, piece as u8 + 1);
+    }
+    far.flush().unwrap();
+    daemon.aryk(&["snapshot", "create", "p/far@a"]).unwrap();
+    for piece in 0..32 {
+        write(&mut far, piece, 200);
+    }
+    let is_right = |vm: &mut FrontEnd| {
+        (0..64).all(|piece| {
+            let byte = if piece < 32 { 200 } else { piece as u8 + 1 };
+            read(vm, piece) == [byte; PIECE]
+        })
+    };
+    assert!(is_right(&mut far));
+    let written = daemon.call("aryk_pools_get", json!({})).unwrap();
+    assert_eq!(written[0]["counters"]["user_read_bytes"], json!(64 * PIECE));
+    assert_eq!(written[0]["counters"]["user_write_bytes"], json!(96 * PIECE));
+    // Both reactors had requests to the pool's disk.
+    let threads = daemon.call("thread_get_stats", json!({})).unwrap();
+    let of_pool = |thread: &&serde_json::Value| thread["name"] == "volumes on store";
+    assert_eq!(threads["threads"].as_array().unwrap().iter().filter(of_pool).count(), 2);
+    drop(far);
+    daemon.aryk(&["detach", "p-far"]).unwrap();
+    daemon.call("aryk_core_remove", json!({"core": other})).unwrap();
+    daemon.aryk(&["attach", "p/far"]).unwrap();
+    let mut near = connect(&daemon, "p-far");
+    assert!(is_right(&mut near));
+    assert!(daemon.aryk(&["pool", "check", "p"]).unwrap().contains("No damage"));
+}

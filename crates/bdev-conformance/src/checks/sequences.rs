@@ -146,6 +146,7 @@ fn run(bdev: &Arc<Bdev>, limits: Limits, steps: &[Step], features: Features) {
     run.request(Op::Read, 0, AREA, Shape::Single);
     run.drain();
     run.reopen();
+    run.close();
 }
 
 impl Run {
@@ -156,9 +157,13 @@ impl Run {
     }
 
     fn reopen(&mut self) {
+        self.close();
+        self.open();
+    }
+
+    fn close(&mut self) {
         self.drain();
         self.disk.take().expect("open").close(&mut self.bench);
-        self.open();
     }
 
     /// Submits a request, after the requests that it overlaps with have completed, if they or it change data.

@@ -1,10 +1,9 @@
 //! The disk of a volume or of a snapshot. Control context; channels are opened in reactor context.
 
+use crate::branch::Branch;
 use crate::inbox::{Inboxes, VolumeChannel};
 use crate::pool::Place;
-use aryk_bdev::{
-    Bdev, Blocks, BoxFuture, Bytes, Channel, Device, ForwardChannel, Geometry, Limits, OpSet, OpenError,
-};
+use aryk_bdev::{Bdev, Blocks, BoxFuture, Bytes, Channel, Device, Geometry, Limits, OpSet, OpenError};
 use aryk_reactor::{Cx, Handle, RootId};
 use aryk_volume::{BLOCK, UNIT, VolumeId};
 use std::sync::Arc;
@@ -80,22 +79,22 @@ impl Device for VolumeDisk {
         self.bases.clone()
     }
 
-    /// The pool has prepared its reactor, and no other reactor has channels of the bases.
-    fn prepare(&self, _: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
-        Box::pin(std::future::ready(self.place.owner().map(drop)))
+    /// A reactor needs a channel of the pool's base; that of the pool was prepared for it. Only that one has channels of images.
+    fn prepare(&self, reactor: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
+        let reactor = reactor.clone();
+        Box::pin(async move {
+            if *self.place.owner()? == reactor { Ok(()) } else { self.place.base()?.prepare(&reactor).await }
+        })
     }
 
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
         let owner = self.place.owner()?;
         let volume = VolumeKey { id: self.id, block_units: self.block_size / UNIT };
-        let number = self.place.number;
-        let open = move |root, cx: &mut Cx| {
-            let inbox = cx.local_state::<Inboxes>().find(number).ok_or(OpenError::Removed)?;
-            Ok::<_, OpenError>(Box::new(VolumeChannel::open(inbox, volume, root, cx)) as Box<dyn Channel>)
+        let inbox = match cx.local_state::<Inboxes>().find(self.place.number) {
+            Some(inbox) => inbox,
+            None if *owner == *cx.handle() => return Err(OpenError::Removed),
+            None => Branch::start(&self.place, owner, cx)?,
         };
-        if *owner == *cx.handle() {
-            return open(root, cx);
-        }
-        Ok(Box::new(ForwardChannel::open(&owner, Arc::new(open), root, cx)))
+        Ok(Box::new(VolumeChannel::open(inbox, volume, root, cx)))
     }
 }

@@ -74,6 +74,12 @@ impl<T> Disk<T> {
         self.submit(tag, Op::Read, offset, len.into(), data, Some(buffer), cx);
     }
 
+    /// Writes the first `len` bytes of a buffer.
+    pub fn write(&mut self, tag: T, offset: u64, mut buffer: Buffer, len: u32, cx: &mut Cx) {
+        let data = buffer.lend().first(len);
+        self.submit(tag, Op::Write, offset, len.into(), data, Some(buffer), cx);
+    }
+
     /// Reads into memory of the caller, who keeps it in place.
     pub fn read_into(&mut self, tag: T, offset: u64, data: Sgl, cx: &mut Cx) {
         self.submit(tag, Op::Read, offset, data.len().into(), data, None, cx);
@@ -166,10 +172,7 @@ impl BaseDisk {
         let DiskOp { tag, request } = op;
         match request {
             DiskRequest::Read { offset, buffer, len } => self.read(tag, offset, buffer, len, cx),
-            DiskRequest::Write { offset, mut buffer, len } => {
-                let data = buffer.lend().first(len);
-                self.submit(tag, Op::Write, offset, len.into(), data, Some(buffer), cx);
-            }
+            DiskRequest::Write { offset, buffer, len } => self.write(tag, offset, buffer, len, cx),
             DiskRequest::Flush => self.submit(tag, Op::Flush, 0, 0, Sgl::EMPTY, None, cx),
             DiskRequest::Discard { offset, bytes } => {
                 self.submit(tag, Op::Unmap, offset, bytes, Sgl::EMPTY, None, cx);

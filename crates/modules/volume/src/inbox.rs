@@ -1,8 +1,8 @@
-//! What the channels of a pool's volumes share with the pool: requests on their way in, completions on their way out. Reactor
-//! context, on the pool's reactor.
+//! What the channels of a pool's volumes on one reactor share with the pool: requests on their way in, completions on their way
+//! out. Reactor context.
 //!
-//! A channel adds requests here, and the root of the pool takes them when it is polled: so a channel may be called while the root
-//! runs, as when a volume is the base of a volume of another pool.
+//! A channel adds requests here, and a root takes them when it is polled: that of the pool, or its branch on another reactor. So a
+//! channel may be called while the root runs, as when a volume is the base of a volume of another pool.
 
 use crate::device::VolumeKey;
 use aryk_bdev::{Channel, Completion, Io, Outbox, Status, Tag};
@@ -13,7 +13,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
-/// The inboxes of the pools of a reactor, by the pools' numbers.
+/// The inboxes of a reactor, by the numbers of their pools.
 #[derive(Default)]
 pub(crate) struct Inboxes(RefCell<HashMap<u64, Rc<Inbox>>>);
 
@@ -31,21 +31,30 @@ impl Inboxes {
     }
 }
 
-/// A request of a channel.
+/// Whose a request is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Client {
+    /// A channel of this reactor.
+    Channel(Key),
+    /// A branch, for a channel of another reactor.
+    Branch(Key),
+}
+
+/// A request.
 pub(crate) struct Submitted {
-    pub client: Key,
+    pub client: Client,
     pub volume: VolumeKey,
     pub io: Io,
 }
 
 /// The requests of all channels, and their completions.
 pub(crate) struct Inbox {
-    /// The root of the pool.
+    /// The root that takes the requests.
     root: RootId,
     submitted: RefCell<VecDeque<Submitted>>,
     clients: RefCell<Slots<Outbox>>,
-    /// The requests that the pool has and that channels have aborted since it last looked, and their volumes.
-    aborted: RefCell<HashMap<(Key, Tag), VolumeId>>,
+    /// The requests that the root has and that clients have aborted since it last looked, and their volumes.
+    aborted: RefCell<HashMap<(Client, Tag), VolumeId>>,
     /// The pool has ended: requests fail.
     has_ended: Cell<bool>,
 }
@@ -61,6 +70,30 @@ impl Inbox {
         }
     }
 
+    /// The root that takes the requests.
+    pub const fn root(&self) -> RootId {
+        self.root
+    }
+
+    /// Adds a request.
+    pub fn submit(&self, submitted: Submitted, cx: &mut Cx) {
+        self.submitted.borrow_mut().push_back(submitted);
+        cx.wake(self.root);
+    }
+
+    /// Takes back requests with a tag that the root has not taken, or has it abort them. Returns how many were taken back.
+    pub fn abort(&self, client: Client, tag: Tag, volume: VolumeId, cx: &mut Cx) -> usize {
+        let mut submitted = self.submitted.borrow_mut();
+        let before = submitted.len();
+        submitted.retain(|s| s.client != client || s.io.tag != tag);
+        let taken = before - submitted.len();
+        if taken == 0 && !self.has_ended.get() {
+            self.aborted.borrow_mut().insert((client, tag), volume);
+            cx.wake(self.root);
+        }
+        taken
+    }
+
     /// The next request.
     pub fn take(&self) -> Option<Submitted> {
         self.submitted.borrow_mut().pop_front()
@@ -70,28 +103,35 @@ impl Inbox {
         self.submitted.borrow().is_empty()
     }
 
-    /// Ends a request. That of a channel that was closed is forgotten.
-    pub fn complete(&self, client: Key, tag: Tag, status: Status, cx: &mut Cx) {
-        if let Some(outbox) = self.clients.borrow_mut().get_mut(client) {
+    /// Whether no channel is open.
+    pub fn has_no_channels(&self) -> bool {
+        self.clients.borrow().is_empty()
+    }
+
+    /// Ends a request of a channel. That of a channel that was closed is forgotten.
+    pub fn complete(&self, channel: Key, tag: Tag, status: Status, cx: &mut Cx) {
+        if let Some(outbox) = self.clients.borrow_mut().get_mut(channel) {
             outbox.push(tag, status, cx);
         }
     }
 
-    /// Takes the requests that channels have aborted since the last call, and their volumes.
-    pub fn take_aborted(&self) -> HashMap<(Key, Tag), VolumeId> {
+    /// Takes the requests that clients have aborted since the last call, and their volumes.
+    pub fn take_aborted(&self) -> HashMap<(Client, Tag), VolumeId> {
         self.aborted.take()
     }
 
-    /// Fails the requests that wait, and all later ones.
+    /// Fails the requests of channels that wait, and all later ones.
     pub fn end(&self, cx: &mut Cx) {
         self.has_ended.set(true);
         while let Some(Submitted { client, io, .. }) = self.take() {
-            self.complete(client, io.tag, Status::Removed, cx);
+            if let Client::Channel(channel) = client {
+                self.complete(channel, io.tag, Status::Removed, cx);
+            }
         }
     }
 }
 
-/// A channel of a volume, on the reactor of its pool.
+/// A channel of a volume.
 pub(crate) struct VolumeChannel {
     inbox: Rc<Inbox>,
     client: Key,
@@ -114,23 +154,13 @@ impl Channel for VolumeChannel {
             self.inbox.complete(self.client, io.tag, Status::Removed, cx);
             return;
         }
-        let submitted = Submitted { client: self.client, volume: self.volume, io: *io };
-        self.inbox.submitted.borrow_mut().push_back(submitted);
-        cx.wake(self.inbox.root);
+        let client = Client::Channel(self.client);
+        self.inbox.submit(Submitted { client, volume: self.volume, io: *io }, cx);
     }
 
     fn abort(&mut self, tag: Tag, cx: &mut Cx) {
-        let mut submitted = self.inbox.submitted.borrow_mut();
-        let before = submitted.len();
-        submitted.retain(|s| s.client != self.client || s.io.tag != tag);
-        let taken = before - submitted.len();
-        drop(submitted);
-        for _ in 0..taken {
+        for _ in 0..self.inbox.abort(Client::Channel(self.client), tag, self.volume.id, cx) {
             self.inbox.complete(self.client, tag, Status::Aborted, cx);
-        }
-        if taken == 0 && !self.inbox.has_ended.get() {
-            self.inbox.aborted.borrow_mut().insert((self.client, tag), self.volume.id);
-            cx.wake(self.inbox.root);
         }
     }
 
@@ -144,6 +174,10 @@ impl Drop for VolumeChannel {
     fn drop(&mut self) {
         let (inbox, client) = (Rc::clone(&self.inbox), self.client);
         // The channel may be dropped while the pool completes a request.
-        self.local.defer(move |_| drop(inbox.clients.borrow_mut().remove(client)));
+        self.local.defer(move |cx| {
+            drop(inbox.clients.borrow_mut().remove(client));
+            // A branch ends with its last channel.
+            cx.wake(inbox.root);
+        });
     }
 }

@@ -7,16 +7,19 @@
 //! | `pools` | [`Pools`]: all pools; creating, finding, deleting them |
 //! | `copy` | copies of parts of a disk to another |
 //! | `owner` | the root on one reactor that runs the engine and the store |
-//! | `inbox` | requests and completions between the channels of volumes and the root |
+//! | `branch` | the root on each other reactor that has channels of volumes |
+//! | `inbox` | requests and completions between the channels of volumes on a reactor and the root there |
 //! | `note` | the settings that a pool stores |
 //! | `disk` | a disk that the root uses: the base, or the base of volumes |
 //! | `foreign` | the disks of other modules that are the bases of volumes |
 //! | `device` | the disk of a volume |
 //!
 //! The engine (`aryk_volume`) and the store (`aryk_volume_store`) are without I/O: this crate gives them a disk and a reactor. A
-//! pool has one reactor, and the channels of its volumes on other reactors forward their requests to it.
+//! pool has a root on one reactor. On each other reactor with channels of its volumes, it has a branch, which reads data from the
+//! base by itself, and forwards what else there is to do.
 #![forbid(unsafe_code)]
 
+mod branch;
 mod copy;
 mod device;
 mod disk;
@@ -38,6 +41,10 @@ pub use pools::{NewPool, Pools};
 
 use aryk_bdev::Bytes;
 use uuid::Uuid;
+
+/// Bytes of reads that a reactor has buffers for. Requests behind them wait in the inbox. What is read from foreign disks does not
+/// count: one that hangs would stop all volumes.
+pub(crate) const READ_BYTES: u64 = 64 << 20;
 
 /// The result of a change of the superblock: the number of segments.
 pub(crate) type Growing = Result<u32, Error>;

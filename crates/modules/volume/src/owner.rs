@@ -5,21 +5,24 @@
 //! a bounded number of bytes from the channels, and the engine bounds its background work; the root is polled again while there
 //! is more, and an idle pool is not polled.
 
+mod clients;
+
+use crate::branch::{Answer as BranchAnswer, Command as BranchCommand};
 use crate::device::VolumeKey;
 use crate::disk::{BaseDisk, Ended};
 use crate::foreign::{ForeignDisks, Reader};
-use crate::inbox::{Inbox, Inboxes, Submitted};
-use crate::pool::{Listed, Signals};
-use crate::{Error, FormatError, Growing, note};
-use aryk_bdev::{BdevChannel, Descriptor, Io, Op, OpenError, Status, Tag};
-use aryk_dma::Sgl;
-use aryk_reactor::{Cx, Root, RootId, ThreadId};
+use crate::inbox::{Client, Inbox, Inboxes, Submitted};
+use crate::pool::{Listed, Place, Signals};
+use crate::{Error, FormatError, Growing, READ_BYTES, note};
+use aryk_bdev::{BdevChannel, Descriptor, Io, Op, OpenError, RingReceiver, RingSender, Status};
+use aryk_reactor::{Bell, Cx, Root, RootId, ThreadId};
 use aryk_slots::{Key, Slots};
 use aryk_volume::{
     Action, Answer, Command, CommandError, Done, Foreign, ForeignId, Loading, LogPlace, Pool as Engine,
     Reply, Request, Settings, State, Stats, StoreError, StoreOp, TimelineId, UNIT, VolumeId,
 };
 use aryk_volume_store::{DiskDone, Erasing, Finding, Formatting, Growth, Opened, Opening, Store};
+use clients::Clients;
 use futures_channel::oneshot;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
@@ -28,9 +31,6 @@ use std::sync::atomic::Ordering;
 
 /// Bytes of requests that one poll takes from the channels: the engine copies them, and computes their checksums.
 const POLL_BYTES: u64 = 1 << 20;
-/// Bytes of reads that the engine has, for which it has buffers. Requests behind them wait in the inbox. What is read from
-/// foreign disks does not count: one that hangs would stop all volumes.
-const READ_BYTES: u64 = 64 << 20;
 /// Requests that one poll takes from the channels.
 const POLL_REQUESTS: u32 = 256;
 /// The initial room for requests in flight; the table grows for more.
@@ -81,20 +81,21 @@ enum Phase {
     Ending,
 }
 
-/// A request of a channel.
+/// A request of a client.
 struct InFlight {
-    client: Key,
-    tag: Tag,
-    is_read: bool,
-    data: Sgl,
+    client: Client,
+    volume: VolumeKey,
+    io: Io,
     stage: Stage,
-    /// Whether its channel has aborted it.
+    /// Whether its client has aborted it.
     is_aborted: bool,
 }
 
 /// Who has a request.
 #[derive(Clone, Copy)]
 enum Stage {
+    /// The engine, which looks for the data of a branch's read.
+    Locating,
     Engine,
     /// Foreign disks, from which pieces are read into the request's memory.
     Foreign {
@@ -107,13 +108,13 @@ enum Stage {
 pub(crate) struct Owner {
     root: RootId,
     thread: ThreadId,
-    number: u64,
+    place: Arc<Place>,
     /// `None` once the base was given back.
     disk: Option<BaseDisk>,
     foreign: ForeignDisks,
     phase: Phase,
     settings: Settings,
-    inbox: Rc<Inbox>,
+    clients: Clients,
     requests: Slots<InFlight>,
     commands: HashMap<u64, Answering>,
     next_command: u64,
@@ -129,7 +130,7 @@ pub(crate) struct Owner {
 
 /// What a root is made of.
 pub(crate) struct Setup {
-    pub number: u64,
+    pub place: Arc<Place>,
     pub start: Start,
     pub settings: Settings,
     pub signals: Arc<Signals>,
@@ -144,11 +145,14 @@ impl Root for Owner {
         let Some(disk) = &mut self.disk else { return false };
         disk.poll(cx);
         self.poll_foreign(cx);
+        let running = if let Phase::Running(running) = &mut self.phase { Some(running) } else { None };
+        self.clients.poll_branches(running, cx);
         match self.phase {
             Phase::Starting(_) => self.start_on(cx),
             Phase::Loading(..) | Phase::Running(_) => self.run(cx),
             Phase::Ending => self.finish_end(cx),
         }
+        self.clients.send(cx);
         true
     }
 }
@@ -156,17 +160,17 @@ impl Root for Owner {
 impl Owner {
     pub fn new(channel: BdevChannel, setup: Setup, thread: ThreadId, root: RootId, cx: &mut Cx) -> Self {
         let inbox = Rc::new(Inbox::new(root));
-        cx.local_state::<Inboxes>().add(setup.number, Rc::clone(&inbox));
+        cx.local_state::<Inboxes>().add(setup.place.number, Rc::clone(&inbox));
         cx.answer_bell(&setup.signals.bell, root);
         Self {
             root,
             thread,
-            number: setup.number,
+            place: setup.place,
             disk: Some(BaseDisk::new(channel)),
             foreign: ForeignDisks::default(),
             phase: Phase::Starting(setup.start),
             settings: setup.settings,
-            inbox,
+            clients: Clients::new(inbox),
             requests: Slots::new(REQUESTS),
             commands: HashMap::new(),
             next_command: 0,
@@ -284,7 +288,7 @@ impl Owner {
         self.look_at_state(cx);
         self.look_at_growth();
         let abandoned = self.engine().map_or(0, Engine::abandoned_bytes);
-        let has_requests = !self.inbox.is_empty() && self.read_bytes + abandoned < READ_BYTES;
+        let has_requests = !self.clients.inbox.is_empty() && self.read_bytes + abandoned < READ_BYTES;
         if has_more || is_answered || has_requests {
             cx.wake(self.root);
         }
@@ -312,7 +316,9 @@ impl Owner {
                 }
             }
             while let Some(op) = store.next_op() {
-                disk.start(op, cx);
+                if let Some(op) = self.clients.hand_out(op) {
+                    disk.start(op, cx);
+                }
             }
             let mut is_quiet = true;
             while let Some(done) = disk.next_done() {
@@ -359,11 +365,11 @@ impl Owner {
         }
         if *left == 0 {
             let status = *status;
-            Self::complete(&mut self.requests, &self.inbox, key, status, cx);
+            Self::complete(&mut self.requests, &mut self.clients, key, status, cx);
         }
     }
 
-    /// Takes requests from the channels, up to the budget of a poll.
+    /// Takes requests from the clients, up to the budget of a poll.
     fn take_requests(&mut self) {
         let Phase::Running(running) = &mut self.phase else { return };
         let mut bytes = 0;
@@ -373,36 +379,33 @@ impl Owner {
             if bytes >= POLL_BYTES || read_bytes >= READ_BYTES {
                 break;
             }
-            let Some(Submitted { client, volume, io }) = self.inbox.take() else { break };
-            bytes += u64::from(io.data.len());
-            if io.op == Op::Read {
-                self.read_bytes += u64::from(io.data.len());
+            let Some(Submitted { client, volume, io }) = self.clients.inbox.take() else { break };
+            let locates = io.op == Op::Read && matches!(client, Client::Branch(_));
+            let stage = if locates { Stage::Locating } else { Stage::Engine };
+            if !locates {
+                bytes += u64::from(io.data.len());
+                self.read_bytes += read_bytes_of(&io);
             }
-            let key = self.requests.add(InFlight {
-                client,
-                tag: io.tag,
-                is_read: io.op == Op::Read,
-                data: io.data,
-                stage: Stage::Engine,
-                is_aborted: false,
-            });
-            running.engine.submit(to_engine(key, volume, &io));
+            self.clients.note_taken(client, if io.op == Op::Write { io.data.len().into() } else { 0 });
+            let key = self.requests.add(InFlight { client, volume, io, stage, is_aborted: false });
+            let action = if locates { Action::Locate } else { action_of(&io) };
+            running.engine.submit(to_engine(key, volume, &io, action));
         }
     }
 
-    /// Ends what channels have aborted: in the engine at once, whatever the base does; reads of foreign disks, which have the
+    /// Ends what clients have aborted: in the engine at once, whatever the base does; reads of foreign disks, which have the
     /// memory of the request, when these give them back.
     fn abort_requests(&mut self, cx: &mut Cx) {
         let Phase::Running(running) = &mut self.phase else { return };
-        let aborted = self.inbox.take_aborted();
+        let aborted = self.clients.inbox.take_aborted();
         if aborted.is_empty() {
             return;
         }
         let mut in_engine: BTreeMap<VolumeId, HashSet<aryk_volume::Tag>> = BTreeMap::new();
         for (key, request) in self.requests.iter_mut() {
-            let Some(&volume) = aborted.get(&(request.client, request.tag)) else { continue };
+            let Some(&volume) = aborted.get(&(request.client, request.io.tag)) else { continue };
             request.is_aborted = true;
-            if matches!(request.stage, Stage::Engine) {
+            if matches!(request.stage, Stage::Locating | Stage::Engine) {
                 in_engine.entry(volume).or_default().insert(aryk_volume::Tag(key.raw()));
             }
         }
@@ -422,16 +425,33 @@ impl Owner {
     /// Takes the replies of the engine.
     fn take_replies(&mut self, cx: &mut Cx) {
         let (Phase::Loading(running, _) | Phase::Running(running)) = &mut self.phase else { return };
-        while let Some(Reply { tag, status, foreign }) = running.engine.next_reply() {
+        while let Some(Reply { tag, status, foreign, mut extents }) = running.engine.next_reply() {
             let key = Key::from_raw(tag.0);
             let request = self.requests.get_mut(key).expect("the engine replies once");
-            if request.is_read {
-                self.read_bytes -= u64::from(request.data.len());
+            if let Stage::Locating = request.stage {
+                match (request.client, status) {
+                    (_, aryk_volume::Status::Foreign) if !request.is_aborted => {
+                        request.stage = Stage::Engine;
+                        self.read_bytes += read_bytes_of(&request.io);
+                        let action = action_of(&request.io);
+                        running.engine.submit(to_engine(key, request.volume, &request.io, action));
+                        cx.wake(self.root);
+                    }
+                    (Client::Branch(branch), aryk_volume::Status::Ok) => {
+                        // A branch that has aborted it gives back what it gets.
+                        extents.place(|blob, unit, len| running.store.offset(blob, unit, len));
+                        self.clients.located(branch, request.io.tag, extents);
+                        self.requests.remove(key);
+                    }
+                    _ => Self::complete(&mut self.requests, &mut self.clients, key, to_bdev(status), cx),
+                }
+                continue;
             }
+            self.read_bytes -= read_bytes_of(&request.io);
             if request.is_aborted && !foreign.is_empty() {
-                Self::complete(&mut self.requests, &self.inbox, key, Status::Aborted, cx);
+                Self::complete(&mut self.requests, &mut self.clients, key, Status::Aborted, cx);
             } else if foreign.is_empty() {
-                Self::complete(&mut self.requests, &self.inbox, key, to_bdev(status), cx);
+                Self::complete(&mut self.requests, &mut self.clients, key, to_bdev(status), cx);
             } else {
                 let mut left = 0;
                 let mut status = Status::Ok;
@@ -440,13 +460,13 @@ impl Owner {
                         status = Status::Medium;
                         continue;
                     };
-                    let data = request.data.slice(piece.at as u32 * UNIT, piece.units as u32 * UNIT);
+                    let data = request.io.data.slice(piece.at as u32 * UNIT, piece.units as u32 * UNIT);
                     disk.read_into(Reader::User(key), piece.disk_unit * u64::from(UNIT), data, cx);
                     left += 1;
                 }
                 request.stage = Stage::Foreign { left, status };
                 if left == 0 {
-                    Self::complete(&mut self.requests, &self.inbox, key, status, cx);
+                    Self::complete(&mut self.requests, &mut self.clients, key, status, cx);
                 }
             }
             running.engine.recycle(foreign);
@@ -460,11 +480,17 @@ impl Owner {
     }
 
     /// Ends a request with a status.
-    fn complete(requests: &mut Slots<InFlight>, inbox: &Inbox, key: Key, status: Status, cx: &mut Cx) {
-        let InFlight { client, tag, is_aborted, .. } = requests.remove(key).expect("a request ends once");
+    fn complete(
+        requests: &mut Slots<InFlight>,
+        clients: &mut Clients,
+        key: Key,
+        status: Status,
+        cx: &mut Cx,
+    ) {
+        let InFlight { client, io, is_aborted, .. } = requests.remove(key).expect("a request ends once");
         // What was given up has failed.
         let status = if is_aborted && status == Status::Medium { Status::Aborted } else { status };
-        inbox.complete(client, tag, status, cx);
+        clients.complete(client, io.tag, status, cx);
     }
 
     /// Reports the end of the opening, and a failure of the pool.
@@ -475,7 +501,7 @@ impl Owner {
             self.state = Some(state);
             self.signals.note_state(state);
             if let State::ReadOnly(error) = state {
-                tracing::error!(pool = self.number, %error, "the pool is read-only: its disk has failed");
+                tracing::error!(pool = self.place.number, %error, "the pool is read-only: its disk has failed");
             }
         }
         if !matches!(self.phase, Phase::Loading(..)) {
@@ -580,6 +606,23 @@ impl Owner {
         used.into_iter().map(|used| used.foreign.name).collect()
     }
 
+    /// Connects a branch. If the pool is not open, the rings are dropped, which the branch sees.
+    pub fn add_branch(
+        &mut self,
+        commands: RingReceiver<BranchCommand>,
+        answers: RingSender<BranchAnswer>,
+        bell: Bell,
+        cx: &mut Cx,
+    ) {
+        if matches!(self.phase, Phase::Running(_)) {
+            self.clients.add_branch(commands, answers, bell);
+            cx.wake(self.root);
+        } else {
+            drop((commands, answers));
+            bell.ring();
+        }
+    }
+
     /// Opens a channel of a foreign disk.
     pub fn add_foreign(&mut self, name: String, disk: &Descriptor, cx: &mut Cx) -> Result<(), OpenError> {
         if !matches!(self.phase, Phase::Running(_)) {
@@ -627,13 +670,15 @@ impl Owner {
         if !matches!(self.phase, Phase::Ending) {
             self.phase = Phase::Ending;
             self.signals.has_ended.store(true, Ordering::Release);
-            cx.local_state::<Inboxes>().remove(self.number);
-            self.inbox.end(cx);
+            self.place.close_base();
+            cx.local_state::<Inboxes>().remove(self.place.number);
+            self.clients.inbox.end(cx);
             let keys: Vec<Key> = self.requests.iter().map(|(key, _)| key).collect();
             for key in keys {
                 // Foreign disks write to the memory of a request until they complete it.
-                if matches!(self.requests.get(key), Some(InFlight { stage: Stage::Engine, .. })) {
-                    Self::complete(&mut self.requests, &self.inbox, key, Status::Removed, cx);
+                let stage = self.requests.get(key).map(|request| request.stage);
+                if matches!(stage, Some(Stage::Locating | Stage::Engine)) {
+                    Self::complete(&mut self.requests, &mut self.clients, key, Status::Removed, cx);
                 }
             }
             self.foreign.give_up(|_| true, cx);
@@ -648,7 +693,9 @@ impl Owner {
         let disk = self.disk.as_mut().expect("the root ends once");
         while let Some(DiskDone { .. }) = disk.next_done() {}
         self.foreign.keep(&[]);
-        if disk.in_flight() > 0 || !self.foreign.is_empty() {
+        // Foreign disks have memory of requests of branches.
+        let has_ended = self.foreign.is_empty() && self.clients.end_branches();
+        if disk.in_flight() > 0 || !has_ended {
             return;
         }
         self.disk = None;
@@ -663,9 +710,14 @@ impl Owner {
     }
 }
 
-/// The engine's request for a request of a channel.
-fn to_engine(key: Key, volume: VolumeKey, io: &Io) -> Request {
-    let action = match io.op {
+/// Bytes of memory that the engine has for a request.
+fn read_bytes_of(io: &Io) -> u64 {
+    if io.op == Op::Read { io.data.len().into() } else { 0 }
+}
+
+/// What the engine does for a request.
+fn action_of(io: &Io) -> Action {
+    match io.op {
         Op::Read => Action::Read { data: io.data },
         Op::Write => Action::Write { data: io.data, fua: io.fua },
         Op::Flush => Action::Flush,
@@ -674,7 +726,11 @@ fn to_engine(key: Key, volume: VolumeKey, io: &Io) -> Request {
         Op::Compare | Op::CompareAndWrite | Op::Copy => {
             unreachable!("the block layer builds it from other operations")
         }
-    };
+    }
+}
+
+/// The engine's request for a request of a client.
+fn to_engine(key: Key, volume: VolumeKey, io: &Io, action: Action) -> Request {
     let block_units = u64::from(volume.block_units);
     Request {
         tag: aryk_volume::Tag(key.raw()),
@@ -696,5 +752,7 @@ const fn to_bdev(status: aryk_volume::Status) -> Status {
         Engine::Medium => Status::Medium,
         Engine::Aborted => Status::Aborted,
         Engine::Removed => Status::Removed,
+        // A request that was aborted when the engine found it.
+        Engine::Foreign => Status::Aborted,
     }
 }

@@ -6,7 +6,7 @@ mod upkeep;
 use crate::device::VolumeDisk;
 use crate::owner::{Owner, Ready, Setup, Start};
 use crate::{Error, FormatError, Growing, NewVolume, Origin, note};
-use aryk_bdev::{Access, Bdev, Bytes, Env, Event, Identity, OpenError};
+use aryk_bdev::{Access, Bdev, Bytes, Descriptor, Env, Event, Identity, OpenError};
 use aryk_reactor::{Bell, CoreSet, Hold, RootRef};
 use aryk_volume::{
     Answer, Command, Commit, Cut, Foreign, Label, LogPlace, PARTITIONS, Settings, State, Stats, StoreError,
@@ -32,14 +32,29 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct Place {
     /// The pool's number.
     pub number: u64,
+    /// The bell of the root.
+    pub bell: Bell,
     /// `None` once the pool has ended.
     owner: Mutex<Option<Hold>>,
+    /// The base, for branches; `None` once the pool ends.
+    base: Mutex<Option<Descriptor>>,
 }
 
 impl Place {
     /// The reactor of the pool.
     pub fn owner(&self) -> Result<Hold, OpenError> {
         lock(&self.owner).clone().ok_or(OpenError::Removed)
+    }
+
+    /// The base of the pool.
+    pub fn base(&self) -> Result<Descriptor, OpenError> {
+        lock(&self.base).clone().ok_or(OpenError::Removed)
+    }
+
+    /// Gives back the base: no branch begins from now on.
+    pub fn close_base(&self) {
+        let base = lock(&self.base).take();
+        drop(base);
     }
 }
 
@@ -240,7 +255,14 @@ impl Started {
         descriptor.prepare(&hold).await?;
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let (sender, opened) = oneshot::channel();
-        let setup = Setup { number, start, settings, signals: Arc::clone(&signals), opened: sender };
+        let place = Arc::new(Place {
+            number,
+            bell: signals.bell.clone(),
+            owner: Mutex::new(Some(hold.clone())),
+            base: Mutex::new(Some(descriptor.clone())),
+        });
+        let (signals_of_root, place_of_root) = (Arc::clone(&signals), Arc::clone(&place));
+        let setup = Setup { place: place_of_root, start, settings, signals: signals_of_root, opened: sender };
         let name = format!("volumes on {}", base.name());
         let root = hold
             .call(move |cx| {
@@ -253,7 +275,6 @@ impl Started {
             })
             .await
             .map_err(|_| Error::Ended)??;
-        let place = Arc::new(Place { number, owner: Mutex::new(Some(hold)) });
         Ok(Self { base, place, root, signals, opened })
     }
 

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use tempfile::TempDir;
 
+mod branches;
 mod images;
 mod lives;
 

@@ -1,10 +1,10 @@
 //! What a simulation begins: requests and commands.
 
-use aryk_dma::{Buffer, PAGE};
+use aryk_dma::{Buffer, PAGE, Sgl};
 use aryk_volume::{Action, Command, Foreign, Label, Origin, Request, Tag, VolumeId, WhenFull};
 use fastrand::Rng;
 
-use super::{FOREIGN_UNITS, InFlight, Pending, SEGMENT, World, bytes};
+use super::{FOREIGN_UNITS, InFlight, Open, Pending, SEGMENT, World, bytes};
 use crate::disk::SECTOR;
 use crate::model::{self, Below, Model};
 use crate::pattern::{self, UNIT, ZERO};
@@ -226,15 +226,24 @@ impl World {
         {
             model.begin(units, value, began);
         }
-        let action = match (kind, &mut buffer) {
-            (Kind::Read, Some(buffer)) => Action::Read { data: buffer.lend() },
-            (Kind::Write(fua), Some(buffer)) => Action::Write { data: buffer.lend(), fua },
-            (Kind::Zero { whole_blocks, fua }, _) => Action::Zero { whole_blocks, fua },
-            _ => Action::Flush,
+        let is_located = kind == Kind::Read && self.rng.bool();
+        let memory = buffer.as_mut().map_or(Sgl::EMPTY, Buffer::lend);
+        let action = match kind {
+            Kind::Read if is_located => Action::Locate,
+            Kind::Read => Action::Read { data: memory },
+            Kind::Write(fua) => Action::Write { data: memory, fua },
+            Kind::Zero { whole_blocks, fua } => Action::Zero { whole_blocks, fua },
+            Kind::Flush => Action::Flush,
         };
-        self.requests.insert(began, InFlight { volume, units, kind, began, buffer, is_verification });
+        let request = InFlight { volume, units, kind, began, buffer, memory, is_verification, is_located };
+        self.requests.insert(began, request);
         let request = Request { tag: Tag(began), volume, unit: units.0, units: units.1 - units.0, action };
-        self.opened().pool.submit(request);
+        let Open { pool, beside, .. } = self.opened();
+        if is_located {
+            beside.submit(request);
+        } else {
+            pool.submit(request);
+        }
     }
 
     fn create_empty(&mut self, units: u64, waits: bool, is_thick: bool) {

@@ -3,7 +3,6 @@
 use aryk_volume::frame::{Frame, NO_STREAM};
 use aryk_volume::{Command, Pool, State, VolumeId};
 use aryk_volume_store::{Error, Expected, HEADER_BYTES, Header, Kind as Record};
-use std::collections::VecDeque;
 
 use super::{Open, POOL, Pending, World, recovered};
 use crate::disk::{Crash, Disk, Faults, SECTOR};
@@ -110,7 +109,7 @@ impl World {
         let start = pool.log_start();
         // An opening with another frame of this sequence does not need this one.
         let has_other = frames.iter().filter(|other| other.head.sequence == frame.head.sequence).count() > 1;
-        let mut copy = Some(Open { pool, store, foreign: VecDeque::new() });
+        let mut copy = Some(Open::new(pool, store));
         std::mem::swap(&mut self.disk, &mut disk);
         std::mem::swap(&mut self.open, &mut copy);
         let state = loop {
@@ -140,7 +139,7 @@ impl World {
         let store = Box::new(opened.store);
         let pool = Pool::open(self.settings, store.facts(), POOL.into_bytes(), &recovered);
         let pool = pool.map_err(|error| error.to_string())?;
-        self.open = Some(Open { pool, store, foreign: VecDeque::new() });
+        self.open = Some(Open::new(pool, store));
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! The ends of requests and commands, compared with the model.
 
-use aryk_volume::{Answer, CommandError, CommandReply, Reply, State, Status, Tag, VolumeId};
+use aryk_volume::{Answer, CommandError, CommandReply, ForeignPiece, Reply, State, Status, Tag, VolumeId};
 use aryk_volume_store::Growth;
 
 use super::{InFlight, Open, Pending, World};
@@ -31,7 +31,21 @@ impl World {
     }
 
     fn replied(&mut self, reply: Reply) -> Result<(), String> {
-        let Reply { tag: Tag(tag), status, foreign } = reply;
+        let Reply { tag: Tag(tag), status, foreign, extents } = reply;
+        let request = self.requests.get(&tag).ok_or("a reply to nothing")?;
+        if request.is_located && matches!(status, Status::Ok | Status::Foreign) {
+            return self.located(tag, status, extents);
+        }
+        self.ended(tag, status, foreign)
+    }
+
+    /// A request has ended.
+    pub(super) fn ended(
+        &mut self,
+        tag: u64,
+        status: Status,
+        foreign: Vec<ForeignPiece>,
+    ) -> Result<(), String> {
         let mut request = self.requests.remove(&tag).ok_or("a reply to nothing")?;
         self.counts.requests += 1;
         let mut data = request.buffer.take();
@@ -68,7 +82,7 @@ impl World {
             Status::NoSpace => matches!(request.kind, Kind::Write(_) | Kind::Zero { .. }),
             Status::Aborted => !request.is_verification,
             Status::Medium | Status::ReadOnly => self.shape.has_faults,
-            Status::Invalid | Status::OutOfRange => false,
+            Status::Invalid | Status::OutOfRange | Status::Foreign => false,
         };
         if is_allowed { Ok(()) } else { Err(format!("{status:?} for {request:?}")) }
     }
