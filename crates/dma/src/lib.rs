@@ -8,7 +8,7 @@
 //! - [`GuestArea`]: a checked, contiguous piece of a guest's memory, such as one part of a virtqueue; [`GuestArray`]: values of
 //!   one type in such a piece.
 //! - [`Sgl`]: a scatter list of a request; [`SgTable`] owns the lists of a front-end's requests.
-//! - [`Buffer`]: aligned memory of this process, lent to a request.
+//! - [`Buffer`]: aligned memory of this process, lent to a request; [`Arena`]: buffers in one piece, for a device.
 //! - [`DmaRange`]: a part of a mapping that a device may access; [`DmaPin`] keeps it mapped.
 //! - [`DeviceMemory`]: mapped registers of a device.
 //! - [`Limits`]: upper bounds of mapped peers' memory; [`Peer`]: the peer that shared a mapping.
@@ -39,7 +39,7 @@ mod table;
 pub use area::GuestArea;
 pub use array::{GuestArray, GuestU16};
 pub use budget::{Limits, Peer, mapped};
-pub use buffer::Buffer;
+pub use buffer::{Arena, Buffer};
 pub use device::DeviceMemory;
 pub use dirty::DirtyLog;
 pub use fault::{faults, install as install_fault_handler};

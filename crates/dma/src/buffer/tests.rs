@@ -1,6 +1,6 @@
 //! Tests of lending buffers.
 
-use super::Buffer;
+use super::{Arena, Buffer};
 
 #[test]
 fn a_buffer_is_zeroed_aligned_and_writable() {
@@ -63,4 +63,28 @@ fn an_unlent_buffer_is_not_reclaimed() {
 #[should_panic(expected = "9+2 of 10")]
 fn a_write_beyond_the_end_panics() {
     Buffer::new(10, 1).write(9, b"ab");
+}
+
+#[test]
+fn buffers_of_an_arena_are_separate_and_keep_it_mapped() {
+    let (arena, mut buffers) = Arena::new(&[64, 8192, 10, 4096]).unwrap();
+    let at = |buffer: &Buffer| buffer.bytes().as_ptr().addr() as u64 - arena.addr();
+    assert_eq!(buffers.iter().map(at).collect::<Vec<_>>(), [0, 4096, 12_288, 16_384]);
+    assert_eq!(arena.len(), 20_480);
+    for (buffer, byte) in buffers.iter_mut().zip(1..) {
+        buffer.bytes_mut().fill(byte);
+    }
+    let lent = buffers[1].lend();
+    drop((arena, buffers.split_off(2)));
+    assert_eq!(buffers[0].bytes(), [1; 64]);
+    drop(buffers);
+    let mut seen = [0; 2];
+    lent.read(8190, &mut seen);
+    assert_eq!(seen, [2; 2]);
+}
+
+#[test]
+#[should_panic(expected = "without bytes")]
+fn an_arena_has_no_empty_buffer() {
+    let _ = Arena::new(&[64, 0]);
 }
