@@ -2402,7 +2402,7 @@ func (c *Client) NvmfCreateTarget(ctx context.Context, params NvmfCreateTargetPa
 
 // NvmfCreateTransportParams are the parameters of nvmf_create_transport.
 type NvmfCreateTransportParams struct {
-	// The transport: `TCP`.
+	// The transport: `TCP` or `RDMA`.
 	Trtype string `json:"trtype"`
 	// Ignored.
 	AbortTimeoutSec *uint32 `json:"abort_timeout_sec,omitempty"`
@@ -2462,7 +2462,7 @@ type NvmfCreateTransportParams struct {
 	Zcopy *bool `json:"zcopy,omitempty"`
 }
 
-// NvmfCreateTransport calls nvmf_create_transport. Lets a target listen for hosts by TCP, and sets the limits of their queues.
+// NvmfCreateTransport calls nvmf_create_transport. Lets a target listen for hosts by TCP or RDMA, and sets the limits of their queues.
 func (c *Client) NvmfCreateTransport(ctx context.Context, params NvmfCreateTransportParams) (bool, error) {
 	return call[bool](ctx, c, "nvmf_create_transport", params)
 }

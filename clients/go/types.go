@@ -800,7 +800,7 @@ type LayerLatencies struct {
 
 // ListenAddress: Where a target listens, or another discovery service is.
 type ListenAddress struct {
-	// The transport: `TCP`.
+	// The transport: `TCP` or `RDMA`.
 	Trtype string `json:"trtype"`
 	// The IP address.
 	Traddr string `json:"traddr"`

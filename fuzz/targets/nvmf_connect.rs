@@ -6,7 +6,7 @@
 use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme_fabrics::command::Command;
 use aryk_nvme_fabrics::connect::{ConnectData, InvalidParameter, LEN, Refusal};
-use aryk_nvme_fabrics::sgl::Sgl;
+use aryk_nvme_fabrics::sgl::{DataBlocks, Sgl};
 use libfuzzer_sys::fuzz_target;
 use zerocopy::FromBytes;
 
@@ -16,10 +16,12 @@ fuzz_target!(|input: &[u8]| {
     if let Ok(command) = Command::decode(&entry) {
         assert_eq!(Command::decode(&command.encode()), Ok(command));
     }
-    if let Ok(sgl) = Sgl::decode(&entry)
-        && sgl.check(data.len() as u32, 8192).is_ok()
-    {
-        assert!(sgl.len() <= 8192);
+    for blocks in [DataBlocks::Transport, DataBlocks::Keyed] {
+        if let Ok(sgl) = Sgl::decode(&entry, blocks)
+            && sgl.check(data.len() as u32, 8192).is_ok()
+        {
+            assert!(sgl.len() <= 8192);
+        }
     }
     // Names in the input follow each other; the data has them in fields.
     let mut fields = [0; LEN];

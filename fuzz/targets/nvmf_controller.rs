@@ -16,6 +16,7 @@ use aryk_nvme_fabrics::controller::{Association, Controller, Outcome};
 use aryk_nvme_fabrics::discovery::Page;
 use aryk_nvme_fabrics::property::{Access, Change};
 use aryk_nvme_fabrics::reservation::Notice;
+use aryk_nvme_fabrics::sgl::DataBlocks;
 use aryk_nvme_fabrics::subsystem::{Ana, AnaGroup, AnaState, Commands, Io, Namespace, Service, View};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
@@ -63,6 +64,7 @@ fn view(u: &mut Unstructured<'_>, is_discovery: bool) -> Result<Arc<View>> {
         serial: "1".to_owned(),
         model: "2".to_owned(),
         firmware: "3".to_owned(),
+        sgls: if u.arbitrary()? { DataBlocks::Keyed } else { DataBlocks::Transport },
         service,
     }))
 }

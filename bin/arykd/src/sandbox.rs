@@ -27,6 +27,9 @@ const READ: &[&str] =
 /// may open it, unless the operator gives the daemon's user that permission.
 const DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/cuse"];
 
+/// The files of RDMA devices and of their connections.
+const RDMA: &[&str] = &["/dev/infiniband"];
+
 /// The files of VFIO and iommufd, by which the daemon drives NVMe controllers. A function's file appears when the function is
 /// bound to vfio-pci; its permissions decide whether the daemon can drive it.
 const VFIO: &[&str] = &["/dev/vfio", "/dev/iommu"];
@@ -70,11 +73,11 @@ pub fn confine(cli: &Cli, vhost_dir: &Path) -> anyhow::Result<()> {
 
 /// The paths outside of the allowed directories, and the rights that are needed there.
 fn everywhere() -> impl Iterator<Item = (&'static Path, BitFlags<AccessFs>)> {
-    let vfio = AccessFs::ReadDir | AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
+    let drive = AccessFs::ReadDir | AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
     let with = |access| move |path: &&'static str| (Path::new(*path), access);
     let read = READ.iter().map(with(AccessFs::from_read(NEWEST)));
     let devices = DEVICES.iter().map(with(AccessFs::ReadFile | AccessFs::WriteFile));
-    read.chain(devices).chain(VFIO.iter().map(with(vfio)))
+    read.chain(devices).chain(VFIO.iter().chain(RDMA).map(with(drive)))
 }
 
 /// The directories of sockets and state, and the rights that are needed there later. Other programs may keep files in the
@@ -109,10 +112,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn drives_can_be_opened_by_group_and_by_iommufd() {
+    fn devices_that_the_daemon_drives_can_be_opened() {
         // Landlock judges calls on a device by the rights of its open file.
         let needed = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
-        for file in ["/dev/vfio/vfio", "/dev/vfio/14", "/dev/vfio/devices/vfio0", "/dev/iommu"] {
+        for file in [
+            "/dev/vfio/vfio",
+            "/dev/vfio/14",
+            "/dev/vfio/devices/vfio0",
+            "/dev/iommu",
+            "/dev/infiniband/uverbs0",
+        ] {
             let mut rules = everywhere().filter(|(path, _)| Path::new(file).starts_with(path));
             assert!(rules.any(|(_, access)| access.contains(needed)), "{file}");
         }

@@ -1,11 +1,12 @@
 //! NVMe over Fabrics without I/O, for targets and initiators: bytes, commands and time go in; bytes, completions and events come
 //! out.
 //!
-//! Cited sections are those of the NVMe Base Specification 2.0 ("NVMe 2.0") and of the NVMe TCP Transport Specification 1.0.
+//! Cited sections are those of the NVMe Base Specification 2.0 ("NVMe 2.0"), and of the specifications 1.0 of the NVMe TCP and RDMA
+//! Transports.
 //! Commands, identify data and status codes that all transports share are in `aryk_nvme::spec`.
 //!
 //! # Order of reading
-//! 1. [`tcp`]: PDUs, their parser, and the errors that end a connection.
+//! 1. [`tcp`]: PDUs, their parser, and the errors that end a connection; [`rdma`]: the other transport.
 //! 2. [`sgl`], [`command`], [`connect`], [`property`], [`status`], [`nqn`]: what capsules contain.
 //! 3. [`discovery`], [`keep_alive`], [`subsystem`]: what a target shows to a host, and for how long; [`ana`]: through which
 //!    paths.
@@ -15,13 +16,13 @@
 //!
 //! | context | functions and types |
 //! | --- | --- |
-//! | reactor | [`tcp`], [`sgl`], [`io`] |
+//! | reactor | [`tcp`], [`rdma`], [`sgl`], [`io`] |
 //! | the owner of the admin queue | [`controller::Controller`] |
 //! | control | [`association::Associations`], [`reservation::Reservations`] |
 //! | a thread that may compute for milliseconds | [`chap`], [`psk`] |
 //!
-//! **Invariants.** Bytes of a peer cause errors, never panics. [`tcp`] knows nothing of what is above it, so that another
-//! transport takes its place.
+//! **Invariants.** Bytes of a peer cause errors, never panics. [`tcp`] and [`rdma`] know nothing of what is above
+//! them.
 #![forbid(unsafe_code)]
 
 pub mod ana;
@@ -36,8 +37,13 @@ pub mod keep_alive;
 pub mod nqn;
 pub mod property;
 pub mod psk;
+pub mod rdma;
 pub mod reservation;
 pub mod sgl;
 pub mod status;
 pub mod subsystem;
 pub mod tcp;
+
+/// A command's place in its queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlotId(pub u16);

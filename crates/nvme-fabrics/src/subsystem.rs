@@ -9,6 +9,7 @@ use aryk_nvme::spec::identify::Descriptors;
 
 use crate::discovery::Page;
 use crate::nqn::Nqn;
+use crate::sgl::DataBlocks;
 
 /// What the controllers of a subsystem report about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub struct View {
     pub model: String,
     /// Firmware revision, of which a controller reports 8 bytes.
     pub firmware: String,
+    /// The SGL descriptors of the listener's transport.
+    pub sgls: DataBlocks,
     /// What the subsystem serves.
     pub service: Service,
 }

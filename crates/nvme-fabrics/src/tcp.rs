@@ -20,5 +20,5 @@ pub use pdu::{
     C2hData, Format, H2cData, HEADER_MAX, Header, IcReq, IcResp, Kind, MAXH2CDATA_MIN, R2t, Side,
     TERM_DATA_MAX,
 };
-pub use queue::{Piece, Queue, Received, SlotId};
+pub use queue::{Piece, Queue, Received};
 pub use span::Span;

@@ -1,5 +1,6 @@
 //! The controllers of hosts: how they begin, and how they end after their I/O queues. Control context.
 
+use crate::address::Address;
 use crate::queue::IoQueue;
 use crate::subsystem::State;
 use crate::target::Inner;
@@ -65,7 +66,7 @@ pub(crate) struct Place {
 /// How a host reaches the target.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Way {
-    pub listener: SocketAddr,
+    pub listener: Address,
     /// The host's address.
     pub peer: SocketAddr,
     /// The address at which the host was accepted.
@@ -141,7 +142,8 @@ impl Inner {
         way: Way,
     ) -> Result<Reserved, Refusal> {
         let mut state = self.state.borrow_mut();
-        let (listener, entries) = (state.listener(way.listener), state.limits.entries);
+        let entries = state.limits.of(way.listener.transport).entries;
+        let listener = state.listener(way.listener);
         let subsystem =
             state.subsystem(&data.subsystem).ok_or(Refusal::Parameter(InvalidParameter::SUBNQN))?;
         let is_admin = connect.qid == 0;
@@ -168,7 +170,8 @@ impl Inner {
             let changed = {
                 let mut state = self.state.borrow_mut();
                 check(&state, data, way)?;
-                let (listener, entries) = (state.listener(way.listener), state.limits.entries);
+                let entries = state.limits.of(way.listener.transport).entries;
+                let listener = state.listener(way.listener);
                 let view = Arc::new(state.view(&data.subsystem, &data.host, way));
                 let subsystem = state.subsystem(&data.subsystem).expect("just checked");
                 let associations = &mut subsystem.associations;
@@ -232,6 +235,13 @@ impl Inner {
         let host = subsystem.controllers.get(&place.controller)?.controller.association().host.clone();
         let secrets = Arc::clone(&subsystem.hosts.keys_of(&host)?.secrets);
         Some((Parties { host, subsystem: place.subsystem.clone() }, secrets))
+    }
+
+    /// Whether a host that is connected through this listener has the address of another connection's host.
+    pub fn has_host_at(&self, way: Way) -> bool {
+        let state = self.state.borrow();
+        let is_there = |live: &Live| live.way.listener == way.listener && live.way.peer.ip() == way.peer.ip();
+        state.subsystems.values().any(|subsystem| subsystem.controllers.values().any(is_there))
     }
 
     /// Calls `f` with a controller, unless it has ended.

@@ -1,14 +1,19 @@
 //! Connections until Connect and the authentication of their hosts, and admin queues. Control context.
 
+mod rdma;
+mod tcp;
+
+use crate::address::{Address, Transport};
 use crate::association::{Beginning, Live, Place, Reserved, Way};
 use crate::authentication::Authentication;
 use crate::pool::TRANSFER_MAX;
 use crate::queue::{Connected, IoQueue, Opened};
 use crate::quota::{Counted, Waits};
+use crate::rdma::Lost;
 use crate::reservation::{Asker, OfHost};
 use crate::stream::{Stream, StreamError};
 use crate::subsystem::Channel;
-use crate::target::{IN_CAPSULE_MAX, Inner};
+use crate::target::Inner;
 use crate::traffic::Counts;
 use aryk_log_limit::limited;
 use aryk_nvme::spec::entry::SubmissionEntry;
@@ -18,23 +23,27 @@ use aryk_nvme_fabrics::command::{self, Command, Connect};
 use aryk_nvme_fabrics::connect::{ConnectData, Refusal};
 use aryk_nvme_fabrics::controller::Outcome;
 use aryk_nvme_fabrics::property::Change;
-use aryk_nvme_fabrics::sgl::Sgl;
-use aryk_nvme_fabrics::status;
-use aryk_nvme_fabrics::tcp::{IcResp, Piece, Queue, Received, SlotId};
+use aryk_nvme_fabrics::sgl::{DataBlocks, Sgl};
+use aryk_nvme_fabrics::{SlotId, status};
+use aryk_rdma::{Listener, Pending};
 use aryk_reactor::{CoreSet, Cx, Handle, Nanos, RootRef};
 use aryk_tls::TlsError;
 use futures_channel::oneshot;
 use rustix::net::sockopt;
 use std::collections::BTreeMap;
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::{spawn_local, yield_now};
 use tokio::time::{Instant, sleep_until, timeout};
+
+use self::rdma::RdmaLink;
+use self::tcp::TcpLink;
 
 /// How long a host has to send Connect, then to authenticate, and to read the replies of its admin queue.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -42,13 +51,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const SILENCE: Duration = Duration::from_secs(10);
 /// How long the network, or a host that does not read, may keep the kernel from sending data.
 const UNSENT_MS_MAX: u32 = 30_000;
-/// The largest data of an H2CData PDU.
-const H2C_DATA_MAX: u32 = 128 << 10;
+/// Connections of RDMA that have not sent Connect yet, or whose hosts have not authenticated yet: each has memory of its own.
+const RDMA_UNCONNECTED_MAX: u32 = 128;
 /// How long a listener pauses when the process has no descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts the connections of a listener.
-pub(crate) async fn accept(inner: Weak<Inner>, listener: TcpListener, address: SocketAddr, channel: Channel) {
+pub(crate) async fn accept(inner: Weak<Inner>, listener: TcpListener, address: Address, channel: Channel) {
     loop {
         let accepted = listener.accept().await;
         let Some(inner) = inner.upgrade() else { return };
@@ -87,6 +96,14 @@ enum End {
     Unauthenticated(Failure),
     /// TLS has failed.
     Insecure(TlsError),
+    /// The RDMA connection has ended, or cannot be made.
+    Rdma(Lost),
+}
+
+impl From<Lost> for End {
+    fn from(lost: Lost) -> Self {
+        Self::Rdma(lost)
+    }
 }
 
 impl From<io::Error> for End {
@@ -108,35 +125,90 @@ impl From<StreamError> for End {
 async fn serve(
     inner: Rc<Inner>,
     stream: TcpStream,
-    (listener, channel): (SocketAddr, Channel),
+    (listener, channel): (Address, Channel),
     peer: SocketAddr,
     waits: Waits,
 ) {
     let ended = async {
         watch_over(&stream)?;
         let way = Way { listener, peer, local: stream.local_addr()? };
-        let mut connection = Connection::new(Stream::new(stream));
-        let begun = async {
+        let link = async {
+            let mut tcp = TcpLink::new(Stream::new(stream));
             if channel == Channel::Tls {
-                let secured = timeout(PATIENCE, connection.secure(&inner));
+                let secured = timeout(PATIENCE, tcp.secure(&inner));
                 secured.await.map_err(|_| End::Refused)??;
             }
-            begin(&inner, &mut connection, way).await
+            Ok(Link::Tcp(tcp))
         };
-        let begun = tokio::select! {
-            begun = begun => begun?,
-            () = waits.until_replaced() => {
-                limited!(inner.lines, warn, %peer, "too many hosts connect at the same time: the oldest attempt ends");
+        serve_link(&inner, link, way, waits).await
+    };
+    report(&inner, peer, ended.await);
+}
+
+/// Accepts the connections of a listener of RDMA.
+pub(crate) async fn accept_rdma(
+    inner: Weak<Inner>,
+    _listener: Listener,
+    mut requests: UnboundedReceiver<Pending>,
+    address: Address,
+) {
+    while let Some(pending) = requests.recv().await {
+        let Some(inner) = inner.upgrade() else { return };
+        let waits = inner.rdma_unconnected.add(pending.parameters.peer.ip(), RDMA_UNCONNECTED_MAX);
+        drop(spawn_local(serve_rdma(inner, pending, address, waits)));
+    }
+}
+
+async fn serve_rdma(inner: Rc<Inner>, pending: Pending, listener: Address, waits: Waits) {
+    let (peer, local) = (pending.parameters.peer, pending.parameters.local);
+    let way = Way { listener, peer, local };
+    let ended = async {
+        let (request, setup, _held) = match rdma::admit(&inner, &pending, way) {
+            Ok(admitted) => admitted,
+            Err(reject) => {
+                limited!(inner.lines, warn, %peer, ?reject, "an RDMA connection is refused");
+                pending.reject(&reject.encode());
                 return Ok(());
             }
         };
-        drop(waits);
-        match begun.connect.qid {
-            0 => serve_admin(&inner, connection, way, begun).await,
-            _ => hand_over(&inner, connection, way, begun).await,
+        let link = async {
+            let accepted = timeout(PATIENCE, RdmaLink::accept(pending, request, setup));
+            accepted.await.map_err(|_| End::Refused)?.map(Link::Rdma)
+        };
+        serve_link(&inner, link, way, waits).await
+    };
+    report(&inner, peer, ended.await);
+}
+
+/// Serves a connection, from its beginning to its end.
+async fn serve_link(
+    inner: &Rc<Inner>,
+    link: impl Future<Output = Result<Link, End>>,
+    way: Way,
+    waits: Waits,
+) -> Result<(), End> {
+    let begun = async {
+        let mut connection = Connection::new(link.await?);
+        let begun = begin(inner, &mut connection, way).await?;
+        Ok::<_, End>((connection, begun))
+    };
+    let (connection, begun) = tokio::select! {
+        begun = begun => begun?,
+        () = waits.until_replaced() => {
+            limited!(inner.lines, warn, peer = %way.peer, "too many hosts connect at the same time: the oldest attempt ends");
+            return Ok(());
         }
     };
-    match ended.await {
+    drop(waits);
+    match begun.connect.qid {
+        0 => serve_admin(inner, connection, way, begun).await,
+        _ => hand_over(inner, connection, way, begun).await,
+    }
+}
+
+/// Says why a connection has ended, if that is not usual.
+fn report(inner: &Inner, peer: SocketAddr, ended: Result<(), End>) {
+    match ended {
         Ok(()) => {}
         Err(End::Lost(error)) => tracing::debug!(%peer, %error, "a host has disconnected"),
         Err(End::Unauthenticated(failure)) => {
@@ -148,6 +220,10 @@ async fn serve(
             limited!(inner.lines, warn, %peer, %error, "the TLS connection of a host has failed");
         }
         Err(End::Refused) => limited!(inner.lines, warn, %peer, "the connection of a host was ended"),
+        Err(End::Rdma(Lost::Ended)) => tracing::debug!(%peer, "a host has disconnected"),
+        Err(End::Rdma(error)) => {
+            limited!(inner.lines, warn, %peer, %error, "the RDMA connection of a host has failed")
+        }
     }
 }
 
@@ -184,7 +260,8 @@ async fn begin(inner: &Rc<Inner>, connection: &mut Connection, way: Way) -> Resu
     let Some(connected) = inner.connected.take(way.peer.ip(), connections_max) else {
         return connection.refuse(Some(id), BUSY).await;
     };
-    let checked = inner.check_channel(&data, connection.stream.identity(), way);
+    let checked = connection.check(&connect);
+    let checked = checked.and_then(|()| inner.check_channel(&data, connection.identity(), way));
     let proof = match checked.and_then(|()| inner.must_prove(&data, way)) {
         Ok(proof) => proof,
         Err(refusal) => return connection.refuse(Some(id), refusal).await,
@@ -213,7 +290,7 @@ async fn prove(inner: &Inner, connection: &mut Connection, mut proof: Authentica
             Some(command) => connection.exchange(inner, id, is_intact, command, &mut proof).await?,
             None => {
                 let required = status::AUTHENTICATION_REQUIRED.status().as_final();
-                connection.queue.complete(id, required, 0);
+                connection.complete(id, required, 0);
             }
         }
         if proof.progress() == Progress::Authenticated {
@@ -231,9 +308,13 @@ struct Slot {
 }
 
 impl Slot {
+    const fn new(entry: SubmissionEntry, capsule_len: u32, data: Vec<u8>) -> Self {
+        Self { entry, capsule_len, data, is_held: false }
+    }
+
     /// Bytes of data that the host sends, or for which it has room.
-    fn data_len(&self, is_intact: bool) -> Result<u32, Status> {
-        let sgl = Sgl::decode(&self.entry);
+    fn data_len(&self, is_intact: bool, blocks: DataBlocks) -> Result<u32, Status> {
+        let sgl = Sgl::decode(&self.entry, blocks);
         let sgl = sgl.and_then(|sgl| sgl.check(self.capsule_len, TRANSFER_MAX as u32).map(|()| sgl));
         match sgl {
             Ok(sgl) if is_intact => Ok(sgl.len()),
@@ -243,103 +324,85 @@ impl Slot {
     }
 }
 
+/// What carries a connection in control.
+enum Link {
+    Tcp(TcpLink),
+    Rdma(RdmaLink),
+}
+
+/// The commands of a connection in control, each with its data.
+type Slots = BTreeMap<SlotId, Slot>;
+
 /// A connection in control.
 struct Connection {
-    stream: Stream,
-    queue: Queue,
-    slots: BTreeMap<SlotId, Slot>,
-    /// What was received and not taken yet.
-    input: Vec<u8>,
+    link: Link,
+    slots: Slots,
 }
 
 impl Connection {
-    fn new(stream: Stream) -> Self {
-        let supported =
-            IcResp { alignment: 0, header_digest: true, data_digest: true, h2c_data_max: H2C_DATA_MAX };
-        let queue = Queue::new(supported, IN_CAPSULE_MAX);
-        Self { stream, queue, slots: BTreeMap::new(), input: Vec::new() }
-    }
-
-    /// Makes the handshake of TLS.
-    async fn secure(&mut self, inner: &Inner) -> Result<(), End> {
-        let psks = Arc::clone(&inner.state.borrow().psks);
-        Ok(self.stream.secure(psks, &mut self.input).await?)
+    fn new(link: Link) -> Self {
+        Self { link, slots: BTreeMap::new() }
     }
 
     /// The next command whose data has arrived, and whether the data is intact. Earlier replies are written first: so what a host
     /// makes the connection store is bounded.
     async fn next(&mut self) -> Result<(SlotId, bool), End> {
-        loop {
-            self.flush().await?;
-            if let Some(ready) = self.take().await? {
-                return Ok(ready);
-            }
-            // The answer to an ICReq.
-            self.flush().await?;
-            self.stream.receive(&mut self.input).await?;
-        }
-    }
-
-    /// Takes what was received, up to the next command.
-    async fn take(&mut self) -> Result<Option<(SlotId, bool)>, End> {
-        let bytes = std::mem::take(&mut self.input);
-        let mut input = &bytes[..];
-        loop {
-            match self.queue.receive(&mut input) {
-                Ok(None) => return Ok(None),
-                Ok(Some(Received::Command { slot, entry, data_len })) => {
-                    let data = vec![0; data_len as usize];
-                    let command = Slot { entry, capsule_len: data_len, data, is_held: false };
-                    self.slots.insert(slot, command);
-                }
-                Ok(Some(Received::Data { slot, offset, bytes })) => {
-                    let slot = self.slots.get_mut(&slot).expect("its command came first");
-                    slot.data[offset as usize..][..bytes.len()].copy_from_slice(bytes);
-                }
-                Ok(Some(Received::Ready { slot, is_intact })) => {
-                    self.input = input.to_vec();
-                    return Ok(Some((slot, is_intact)));
-                }
-                Ok(Some(Received::Terminated(_))) => return Err(End::Refused),
-                Err(fatal) => {
-                    self.queue.terminate(fatal);
-                    self.flush().await?;
-                    return Err(End::Refused);
-                }
-            }
+        self.flush().await?;
+        match &mut self.link {
+            Link::Tcp(tcp) => tcp.next(&mut self.slots).await,
+            Link::Rdma(rdma) => rdma.next(&mut self.slots).await.map(|slot| (slot, true)),
         }
     }
 
     /// Writes the output, for which the host has a limited time.
     async fn flush(&mut self) -> Result<(), End> {
-        match self.queue.is_output_empty() && self.stream.is_flushed() {
-            true => Ok(()),
-            false => timeout(PATIENCE, self.write()).await.map_err(|_| End::Refused)?,
+        let Self { link, slots } = self;
+        let flushed = async {
+            match link {
+                Link::Tcp(tcp) => tcp.flush(slots).await,
+                Link::Rdma(rdma) => rdma.flush(slots).await,
+            }
+        };
+        timeout(PATIENCE, flushed).await.map_err(|_| End::Refused)?
+    }
+
+    fn complete(&mut self, id: SlotId, status: Status, result: u64) {
+        match &mut self.link {
+            Link::Tcp(tcp) => tcp.queue.complete(id, status, result),
+            Link::Rdma(rdma) => rdma.complete(id, status, result),
         }
     }
 
-    async fn write(&mut self) -> Result<(), End> {
-        while !self.queue.is_output_empty() {
-            let slices: Vec<IoSlice<'_>> = (self.queue.output().take(8))
-                .map(|piece| match piece {
-                    Piece::Bytes(bytes) => IoSlice::new(bytes),
-                    Piece::Data { slot, offset, len } => {
-                        IoSlice::new(&self.slots[&slot].data[offset as usize..][..len as usize])
-                    }
-                })
-                .collect();
-            let Some(len) = self.stream.try_send(&slices)? else {
-                drop(slices);
-                self.stream.sendable().await?;
-                continue;
-            };
-            drop(slices);
-            let slots = &mut self.slots;
-            self.queue.sent(len, |slot| {
-                slots.remove(&slot);
-            });
+    /// Completes a command with success, after the data of its slot.
+    fn complete_with_data(&mut self, id: SlotId, result: u64) {
+        let data = &self.slots[&id].data;
+        match &mut self.link {
+            Link::Tcp(tcp) => tcp.queue.complete_with_data(id, data, result),
+            Link::Rdma(rdma) => rdma.complete_with_data(id, data, result),
         }
-        Ok(self.stream.flush().await?)
+    }
+
+    const fn data_blocks(&self) -> DataBlocks {
+        match &self.link {
+            Link::Tcp(_) => Transport::Tcp.data_blocks(),
+            Link::Rdma(_) => Transport::Rdma.data_blocks(),
+        }
+    }
+
+    /// The identity of the key of TLS with which the host has proved who it is.
+    fn identity(&self) -> Option<&str> {
+        match &self.link {
+            Link::Tcp(tcp) => tcp.stream.identity(),
+            Link::Rdma(_) => None,
+        }
+    }
+
+    /// Checks that Connect fits what the host has said before.
+    fn check(&self, connect: &Connect) -> Result<(), Refusal> {
+        match &self.link {
+            Link::Tcp(_) => Ok(()),
+            Link::Rdma(rdma) => rdma.check(connect),
+        }
     }
 
     /// Waits for Connect.
@@ -370,7 +433,7 @@ impl Connection {
     }
 
     async fn end<T>(&mut self, id: SlotId, status: Status, result: u32) -> Result<T, End> {
-        self.queue.complete(id, status, result.into());
+        self.complete(id, status, result.into());
         self.flush().await?;
         Err(End::Refused)
     }
@@ -378,7 +441,10 @@ impl Connection {
     /// Drops the requests for events, which a reset has ended.
     fn drop_held(&mut self) {
         for (id, _) in self.slots.extract_if(.., |_, slot| slot.is_held) {
-            self.queue.drop_command(id);
+            match &mut self.link {
+                Link::Tcp(tcp) => tcp.queue.drop_command(id),
+                Link::Rdma(rdma) => rdma.drop_command(id),
+            }
         }
     }
 
@@ -400,8 +466,9 @@ impl Connection {
         command: Command,
         proof: &mut Authentication,
     ) -> Result<(), End> {
+        let blocks = self.data_blocks();
         let slot = self.slots.get_mut(&id).expect("the queue has just reported it");
-        let done = match slot.data_len(is_intact) {
+        let done = match slot.data_len(is_intact, blocks) {
             Ok(len) => {
                 let done = proof.execute(inner, command, &slot.data, len).await;
                 done.map_err(|code| code.status().as_final())
@@ -409,12 +476,12 @@ impl Connection {
             Err(status) => Err(status),
         };
         match done {
-            Ok(message) if message.is_empty() => self.queue.complete(id, Status::new(0), 0),
+            Ok(message) if message.is_empty() => self.complete(id, Status::new(0), 0),
             Ok(message) => {
                 slot.data = message;
-                self.queue.complete_with_data(id, &slot.data, 0);
+                self.complete_with_data(id, 0);
             }
-            Err(status) => self.queue.complete(id, status, 0),
+            Err(status) => self.complete(id, status, 0),
         }
         if let Progress::Failed(failure) = proof.progress() {
             self.flush().await?;
@@ -428,9 +495,13 @@ impl Connection {
         if let Some(slot) = self.slots.get_mut(&id) {
             slot.data.clear();
         }
-        self.queue.connect(connect.sqsize + 1, connect.disables_flow_control);
+        let (entries, disables_flow_control) = (connect.sqsize + 1, connect.disables_flow_control);
+        match &mut self.link {
+            Link::Tcp(tcp) => tcp.queue.connect(entries, disables_flow_control),
+            Link::Rdma(rdma) => rdma.connect(entries, disables_flow_control),
+        }
         let result = u32::from(place.controller) | requirements;
-        self.queue.complete(id, Status::new(0), result.into());
+        self.complete(id, Status::new(0), result.into());
     }
 }
 
@@ -474,15 +545,14 @@ async fn run_io(
         prepared = prepare(inner, place, &hold, opened) => prepared,
         () = inner.until_ending(place) => return Err(End::Refused),
     };
-    let (socket, tls) = connection.stream.into_parts()?;
     let counts = Arc::<Counts>::default();
     let connected = Connected {
-        socket,
-        tls,
-        queue: connection.queue,
+        carrier: match connection.link {
+            Link::Tcp(tcp) => tcp.into_carrier()?,
+            Link::Rdma(rdma) => rdma.into_carrier(),
+        },
         entries: connect.sqsize + 1,
         patience: Nanos(inner.state.borrow().limits.patience.as_nanos() as u64),
-        rest: connection.input,
         lines: Arc::clone(&inner.lines),
         counts: Arc::clone(&counts),
         asker: Asker { host: OfHost { place: place.clone(), id: data.host_id }, asked: inner.asked.clone() },
@@ -670,7 +740,7 @@ fn report_events(inner: &Inner, connection: &mut Connection, place: &Place) {
         let is_meant = |slot: &Slot| slot.is_held && slot.entry.cid() == entry.cid();
         if let Some((&id, slot)) = connection.slots.iter_mut().find(|(_, slot)| is_meant(slot)) {
             slot.is_held = false;
-            connection.queue.complete(id, entry.status(), entry.result_64());
+            connection.complete(id, entry.status(), entry.result_64());
         }
     }
 }
@@ -682,12 +752,12 @@ async fn execute(
     id: SlotId,
     is_intact: bool,
 ) -> Result<(), End> {
-    let Connection { queue, slots, .. } = connection;
-    let slot = slots.get_mut(&id).expect("the queue has just reported it");
-    let len = match slot.data_len(is_intact) {
+    let blocks = connection.data_blocks();
+    let slot = connection.slots.get_mut(&id).expect("the queue has just reported it");
+    let len = match slot.data_len(is_intact, blocks) {
         Ok(len) => len,
         Err(status) => {
-            queue.complete(id, status, 0);
+            connection.complete(id, status, 0);
             return Ok(());
         }
     };
@@ -696,9 +766,9 @@ async fn execute(
     let outcome = inner.with_live(place, run).ok_or(End::Refused)?;
     match outcome {
         Outcome::Complete { status, result } if status.is_success() && !slot.data.is_empty() => {
-            queue.complete_with_data(id, &slot.data, result);
+            connection.complete_with_data(id, result);
         }
-        Outcome::Complete { status, result } => queue.complete(id, status, result),
+        Outcome::Complete { status, result } => connection.complete(id, status, result),
         Outcome::Held => slot.is_held = true,
         Outcome::Abort { sqid, cid } => {
             let of_command = inner
@@ -709,7 +779,7 @@ async fn execute(
                 None => false,
             };
             // Result 1 says that the command was not aborted; it may still be.
-            connection.queue.complete(id, Status::new(0), u64::from(!is_aborted));
+            connection.complete(id, Status::new(0), u64::from(!is_aborted));
         }
         Outcome::Persist { nsids, persists } => {
             let mut done = Ok(());
@@ -722,7 +792,7 @@ async fn execute(
                 Err(Code::COMMAND_INTERRUPTED) => Code::COMMAND_INTERRUPTED.status(),
                 Err(code) => code.status().as_final(),
             };
-            connection.queue.complete(id, status, 0);
+            connection.complete(id, status, 0);
         }
         Outcome::Changed(change) => {
             if matches!(change, Change::Reset | Change::ShutDown) {
@@ -734,7 +804,7 @@ async fn execute(
             if change == Change::ShutDown {
                 inner.with_live(place, |live| live.controller.finish_shutdown());
             }
-            connection.queue.complete(id, Status::new(0), 0);
+            connection.complete(id, Status::new(0), 0);
         }
     }
     Ok(())

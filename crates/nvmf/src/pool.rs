@@ -4,6 +4,8 @@
 //! not fit beside that of others waits for a buffer; but a queue always gets its first one, so that hosts that do not read their
 //! replies leave each other queue at least one command at a time. Data that comes in the capsule cannot wait: its buffers are not
 //! limited here, but by the entries of the queues.
+//!
+//! The pool of an RDMA connection is its own, and has a fixed number of buffers ([`Pool::of`]).
 
 use aryk_dma::{Buffer, PAGE};
 use aryk_reactor::RootId;
@@ -19,6 +21,8 @@ const QUEUE_MAX: usize = 8 << 20;
 /// Bytes of the buffers that are kept for later commands.
 const IDLE_MAX: usize = 16 << 20;
 
+/// Bytes of the smallest buffers.
+pub(crate) const SMALL: usize = SIZES[0];
 /// The largest amount of data of one command.
 pub(crate) const TRANSFER_MAX: usize = SIZES[SIZES.len() - 1];
 
@@ -32,6 +36,8 @@ pub(crate) struct Pool {
     used: Cell<usize>,
     /// Queues with commands that wait for a buffer, each once.
     waiting: RefCell<VecDeque<RootId>>,
+    /// All buffers were there at the beginning, and are of one queue.
+    is_fixed: bool,
 }
 
 /// What a queue has of a pool.
@@ -54,13 +60,48 @@ enum Kind {
     /// It was taken while its queue had no other.
     First,
     Counted,
+    /// It is one of a fixed number.
+    Fixed,
 }
 
 impl Pool {
+    /// The sizes of the buffers of a pool with a fixed number of them: so many of the smallest size, and of each other size.
+    pub fn sizes(small: usize, larger: [usize; SIZES.len() - 1]) -> impl Iterator<Item = usize> {
+        let counts = std::iter::once(small).chain(larger);
+        SIZES.into_iter().zip(counts).flat_map(|(size, count)| std::iter::repeat_n(size, count))
+    }
+
+    /// A pool with these buffers and no others, for one queue. The sizes are those of [`Pool::sizes`].
+    pub fn of(buffers: Vec<Buffer>) -> Self {
+        let pool = Self { is_fixed: true, ..Self::default() };
+        buffers.into_iter().for_each(|buffer| pool.keep(buffer));
+        pool
+    }
+
+    /// Takes a buffer back.
+    pub fn keep(&self, buffer: Buffer) {
+        self.idle.borrow_mut()[class_of(buffer.len())].push(buffer);
+    }
+
+    /// A buffer of the smallest size, of a pool with a fixed number of buffers. `None`: all are in use.
+    pub fn take_small(&self) -> Option<Taken> {
+        let buffer = self.idle.borrow_mut()[0].pop()?;
+        Some(Taken { buffer, kind: Kind::Fixed })
+    }
+
+    /// A buffer of at least `len` bytes, of a pool with a fixed number of buffers. `None`: all are in use.
+    pub fn take_fixed(&self, len: usize) -> Option<Taken> {
+        let buffer = self.idle.borrow_mut()[class_of(len)..].iter_mut().find_map(Vec::pop)?;
+        Some(Taken { buffer, kind: Kind::Fixed })
+    }
+
     /// A buffer of at least `len` bytes for the queue `root`. `None`: the queue tries again when one of its own buffers is given
     /// back, or when [`Pool::give_back`] returns it.
     pub fn take(&self, share: &mut Share, len: usize, root: RootId) -> Option<Taken> {
         let class = class_of(len);
+        if self.is_fixed {
+            return self.take_fixed(len);
+        }
         let size = SIZES[class];
         let kind = if share.used == 0 { Kind::First } else { Kind::Counted };
         if kind == Kind::Counted {
@@ -96,6 +137,10 @@ impl Pool {
     /// Takes a buffer back from a queue. Returns a queue that has waited for one.
     #[must_use = "the queue is woken"]
     pub fn give_back(&self, share: &mut Share, taken: Taken) -> Option<RootId> {
+        if taken.kind == Kind::Fixed {
+            self.keep(taken.buffer);
+            return None;
+        }
         let size = taken.buffer.len();
         if self.idle_bytes.get() + size <= IDLE_MAX {
             self.idle_bytes.set(self.idle_bytes.get() + size);
@@ -185,6 +230,22 @@ mod tests {
         let of_first = held[0].pop().expect("it has many");
         assert_eq!(pool.give_back(&mut shares[0], of_first), Some(lazy));
         assert_eq!((pool.pass_on(), pool.pass_on()), (Some(other), None));
+    }
+
+    #[test]
+    fn a_fixed_pool_has_the_buffers_that_it_was_given() {
+        let [root, _] = roots();
+        let buffers = Pool::sizes(2, [1, 1]).map(|size| Buffer::new(size, PAGE as usize)).collect();
+        let (pool, mut share) = (Pool::of(buffers), Share::default());
+        let mut lens = Vec::new();
+        let mut taken: Vec<Taken> = std::iter::from_fn(|| pool.take(&mut share, 512, root)).collect();
+        lens.extend(taken.iter().map(|taken| taken.buffer.len()));
+        assert_eq!(lens, [SIZES[0], SIZES[0], SIZES[1], SIZES[2]]);
+        assert!(pool.take_small().is_none() && pool.take(&mut share, SIZES[1], root).is_none());
+        taken.drain(1..).for_each(|taken| assert_eq!(pool.give_back(&mut share, taken), None));
+        assert_eq!(pool.take(&mut share, SIZES[1] + 1, root).map(|taken| taken.buffer.len()), Some(SIZES[2]));
+        assert!(pool.take_small().is_some() && pool.take_small().is_none());
+        assert_eq!(pool.waiting.borrow().len(), 0);
     }
 
     #[test]

@@ -53,6 +53,53 @@ impl Drop for Counted {
     }
 }
 
+/// Bytes of the memory that RDMA connections have registered, at most.
+const MEMORY_MAX: u64 = 1 << 30;
+
+/// The memory of connections, which is of a fixed size from their beginning.
+#[derive(Debug, Default)]
+pub(crate) struct Budget {
+    used: Cell<u64>,
+    addresses: RefCell<BTreeMap<IpAddr, u64>>,
+}
+
+impl Budget {
+    /// Counts the memory of a connection from `address` until the returned value is dropped. `None`: there is too much, in all or
+    /// from this address, which may have a part.
+    pub fn take(self: &Rc<Self>, address: IpAddr, bytes: u64) -> Option<Held> {
+        let mut addresses = self.addresses.borrow_mut();
+        let of_address = addresses.get(&address).copied().unwrap_or(0) + bytes;
+        let used = self.used.get() + bytes;
+        if used > MEMORY_MAX || of_address > MEMORY_MAX / u64::from(OF_ONE_ADDRESS) {
+            return None;
+        }
+        self.used.set(used);
+        addresses.insert(address, of_address);
+        Some(Held { budget: Rc::clone(self), address, bytes })
+    }
+}
+
+/// Memory that counts.
+#[derive(Debug)]
+pub(crate) struct Held {
+    budget: Rc<Budget>,
+    address: IpAddr,
+    bytes: u64,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let Self { budget, address, bytes } = self;
+        budget.used.set(budget.used.get() - *bytes);
+        let mut addresses = budget.addresses.borrow_mut();
+        let left = addresses.get_mut(address).expect("it counts");
+        *left -= *bytes;
+        if *left == 0 {
+            addresses.remove(address);
+        }
+    }
+}
+
 /// Connections that have not proved to be of use: a new one takes the place of the oldest of the address that has the most.
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
@@ -128,6 +175,21 @@ mod tests {
         assert_eq!(waiting.used.get(), 6, "its place was taken");
         drop((lazy, other, third));
         assert!(waiting.used.get() == 0 && waiting.addresses.borrow().is_empty());
+    }
+
+    #[test]
+    fn memory_of_connections_is_limited_in_all_and_for_each_address() {
+        let budget = Rc::<Budget>::default();
+        let address = |last| IpAddr::from([10, 0, 0, last]);
+        let part = MEMORY_MAX / 8;
+        let first: Vec<Held> = (0..3).filter_map(|_| budget.take(address(1), part)).collect();
+        assert_eq!(first.len(), 2);
+        let others: Vec<Held> = (2..6).filter_map(|last| budget.take(address(last), 2 * part)).collect();
+        assert_eq!(others.len(), 3);
+        drop(first);
+        assert!(budget.take(address(1), part).is_some());
+        drop(others);
+        assert!(budget.used.get() == 0 && budget.addresses.borrow().is_empty());
     }
 
     #[test]

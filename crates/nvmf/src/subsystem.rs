@@ -1,16 +1,17 @@
 //! Subsystems: their namespaces, hosts and listeners, and what each host sees of them. Control context; nothing here waits.
 
 use crate::Limits;
+use crate::address::Address;
 use crate::association::{Live, Way};
 use crate::pool::TRANSFER_MAX;
 use crate::queue::Opened;
-use crate::target::{IN_CAPSULE_MAX, NewSubsystem};
+use crate::target::NewSubsystem;
 use crate::tls::TlsKey;
 use aryk_bdev::{Bdev, Descriptor};
 use aryk_nvme::spec::identify::Descriptors;
 use aryk_nvme_fabrics::association::{Associations, Duplicates};
 use aryk_nvme_fabrics::chap::Secrets;
-use aryk_nvme_fabrics::discovery::{Entry, Family, Page, Security, Subtype, Transport};
+use aryk_nvme_fabrics::discovery::{Entry, Family, Page, Security, Subtype};
 use aryk_nvme_fabrics::io::Rules;
 use aryk_nvme_fabrics::nqn::Nqn;
 use aryk_nvme_fabrics::reservation::{HostId, Reservations};
@@ -74,7 +75,7 @@ impl Hosts {
 /// What connections of a listener are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Channel {
-    /// Plain TCP.
+    /// Plain: nothing is encrypted.
     #[default]
     Plain,
     /// TLS with a key that the host and the subsystem share.
@@ -158,7 +159,7 @@ pub(crate) fn namespace_of(bdev: &Bdev, ids: Descriptors, ana_group: u32) -> Nam
 pub(crate) struct Subsystem {
     pub made_of: NewSubsystem,
     pub hosts: Hosts,
-    pub listeners: BTreeMap<SocketAddr, Path>,
+    pub listeners: BTreeMap<Address, Path>,
     pub namespaces: BTreeMap<u32, Shared>,
     pub associations: Associations,
     pub controllers: BTreeMap<u16, Live>,
@@ -185,7 +186,7 @@ impl Subsystem {
     }
 
     /// What a host sees that reaches the subsystem through a listener.
-    fn io(&self, host: &Nqn, listener: SocketAddr, limits: &Limits) -> Io {
+    fn io(&self, host: &Nqn, listener: Address, limits: &Limits) -> Io {
         let visible = self.namespaces.iter().filter(|(_, shared)| shared.is_visible_to(host));
         let namespaces: BTreeMap<u32, Namespace> =
             visible.map(|(&nsid, shared)| (nsid, shared.namespace.clone())).collect();
@@ -200,8 +201,8 @@ impl Subsystem {
             namespaces,
             ana,
             transfer_max: TRANSFER_MAX as u32,
-            in_capsule_max: IN_CAPSULE_MAX,
-            queues: limits.queues,
+            in_capsule_max: listener.transport.in_capsule_max(),
+            queues: limits.of(listener.transport).queues,
             commands: Commands {
                 compare: true,
                 compare_and_write: true,
@@ -219,7 +220,7 @@ impl Subsystem {
     pub fn opened(
         &self,
         (host, host_id): (&Nqn, &HostId),
-        listener: SocketAddr,
+        listener: Address,
         limits: &Limits,
     ) -> Vec<Opened> {
         let io = self.io(host, listener, limits);
@@ -259,7 +260,7 @@ pub(crate) struct State {
     pub limits: Limits,
     /// Other discovery services.
     pub referrals: Vec<Entry>,
-    pub listeners: BTreeMap<SocketAddr, Listener>,
+    pub listeners: BTreeMap<Address, Listener>,
     /// The keys of TLS of all hosts.
     pub psks: Arc<Psks>,
     /// Queues that have begun: I/O queues by core, and admin queues.
@@ -274,12 +275,12 @@ impl State {
     }
 
     /// The number of a listener.
-    pub fn listener(&self, address: SocketAddr) -> u32 {
+    pub fn listener(&self, address: Address) -> u32 {
         self.listeners.get(&address).map_or(0, |listener| listener.number)
     }
 
     /// Whether a host may connect to a subsystem through a listener. `None`: hosts find no such subsystem there.
-    pub fn may_connect(&self, name: &Nqn, host: &Nqn, listener: SocketAddr) -> Option<bool> {
+    pub fn may_connect(&self, name: &Nqn, host: &Nqn, listener: Address) -> Option<bool> {
         let subsystem = self.subsystems.get(name)?;
         let is_there = name.is_discovery() || subsystem.listeners.contains_key(&listener);
         is_there.then(|| subsystem.hosts.allow(host))
@@ -304,6 +305,7 @@ impl State {
             serial: subsystem.made_of.serial.clone(),
             model: subsystem.made_of.model.clone(),
             firmware: env!("CARGO_PKG_VERSION").to_owned(),
+            sgls: way.listener.transport.data_blocks(),
             service,
         }
     }
@@ -315,9 +317,10 @@ impl State {
             |(name, subsystem): &(&Nqn, &Subsystem)| !name.is_discovery() && subsystem.hosts.allow(host);
         let entries = self.subsystems.iter().filter(shown).flat_map(|(name, subsystem)| {
             subsystem.listeners.iter().map(move |(listener, path)| {
-                let ip = if listener.ip().is_unspecified() { local.ip() } else { listener.ip() };
+                let Address { transport, socket } = *listener;
+                let ip = if socket.ip().is_unspecified() { local.ip() } else { socket.ip() };
                 Entry {
-                    transport: Transport::Tcp,
+                    transport: transport.into(),
                     family: if ip.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 },
                     subtype: Subtype::Subsystem,
                     security: match path.channel {
@@ -326,7 +329,7 @@ impl State {
                     },
                     port_id: self.listener(*listener) as u16,
                     address: ip.to_string(),
-                    service: listener.port().to_string(),
+                    service: socket.port().to_string(),
                     subsystem: name.clone(),
                 }
             })

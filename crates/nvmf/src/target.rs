@@ -1,9 +1,10 @@
 //! A target: how its subsystems, namespaces, hosts and listeners come and go. Control context.
 
+use crate::address::{Address, Transport};
 use crate::association::{Live, QueueRef};
 use crate::connection;
 use crate::queue::Opened;
-use crate::quota::{Quota, Waiting};
+use crate::quota::{Budget, Quota, Waiting};
 use crate::reservation::{Asked, Saver};
 use crate::subsystem::{Channel, HostKeys, Hosts, Listener, Path, Shared, State, Subsystem, namespace_of};
 use crate::tls::TlsKey;
@@ -17,23 +18,23 @@ use aryk_nvme_fabrics::discovery::Entry;
 use aryk_nvme_fabrics::nqn::{self, Nqn};
 use aryk_nvme_fabrics::reservation::{self, Reservations};
 use aryk_nvme_fabrics::subsystem::{AnaState, Namespace};
+use aryk_rdma::{Manager, StartError};
 use futures_channel::oneshot;
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{OnceCell, Semaphore, mpsc};
 use tokio::task::spawn_local;
 use tokio::time::Instant;
 
-/// Bytes of data that a command may have in its capsule.
-pub const IN_CAPSULE_MAX: u32 = 8192;
 /// Entries of a queue, at most.
 pub const ENTRIES_MAX: u16 = 1024;
 /// I/O queues of a controller, at most.
@@ -77,30 +78,51 @@ pub enum Error {
     SeenByAll(u32),
     /// The subsystem does not listen at the address.
     #[error("the subsystem does not listen at {0}")]
-    NotListening(SocketAddr),
+    NotListening(Address),
     /// Another subsystem listens at the address, with TLS or without.
     #[error("another subsystem listens at {0}, and either all use TLS there or none")]
-    Channel(SocketAddr),
+    Channel(Address),
     /// The disk cannot be opened.
     #[error(transparent)]
     Disk(#[from] aryk_bdev::Error),
+    /// RDMA cannot be used on this computer.
+    #[error(transparent)]
+    Rdma(#[from] StartError),
+    /// The address is not one of an RDMA device.
+    #[error("no RDMA device has the address {0}")]
+    NoDevice(IpAddr),
     /// The address cannot be listened at.
     #[error("cannot listen at {address}: {error}")]
     Listen {
         /// The address.
-        address: SocketAddr,
+        address: Address,
         /// The kernel's error.
         error: io::Error,
     },
 }
 
-/// The limits of controllers that begin.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
+/// The limits of a transport's queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueLimits {
     /// Entries of a queue, 2 to [`ENTRIES_MAX`].
     pub entries: u16,
     /// I/O queues of a controller, 1 to [`QUEUES_MAX`].
     pub queues: u16,
+}
+
+impl Default for QueueLimits {
+    fn default() -> Self {
+        Self { entries: 128, queues: QUEUES_MAX }
+    }
+}
+
+/// The limits of controllers that begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The queues of TCP.
+    pub tcp: QueueLimits,
+    /// The queues of RDMA.
+    pub rdma: QueueLimits,
     /// CRDT1 to CRDT3: delays before a retry, in units of 100 ms.
     pub retry_delays: [u16; 3],
     /// Queues of all hosts together, admin queues among them. Each takes memory for its entries.
@@ -114,12 +136,22 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            entries: 128,
-            queues: QUEUES_MAX,
+            tcp: QueueLimits::default(),
+            rdma: QueueLimits::default(),
             retry_delays: [0; 3],
             connections: connections_max(),
             unconnected: 1024,
             patience: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Limits {
+    /// The limits of a transport's queues.
+    pub const fn of(&self, transport: Transport) -> QueueLimits {
+        match transport {
+            Transport::Tcp => self.tcp,
+            Transport::Rdma => self.rdma,
         }
     }
 }
@@ -181,7 +213,7 @@ pub struct SubsystemInfo {
     /// The hosts that it allows.
     pub hosts: Hosts,
     /// The listeners, by address.
-    pub listeners: BTreeMap<SocketAddr, ListenerInfo>,
+    pub listeners: BTreeMap<Address, ListenerInfo>,
     /// The namespaces, by identifier.
     pub namespaces: BTreeMap<u32, NamespaceInfo>,
     /// The hosts that are connected.
@@ -221,6 +253,8 @@ pub struct ControllerInfo {
     pub host: Nqn,
     /// The host's identifier.
     pub host_id: [u8; 16],
+    /// The transport.
+    pub transport: Transport,
     /// The host's address.
     pub peer: SocketAddr,
     /// The address at which the host was accepted.
@@ -247,6 +281,11 @@ pub(crate) struct Inner {
     pub unconnected: Rc<Waiting>,
     /// Connections that have.
     pub connected: Rc<Quota>,
+    /// The thread that manages RDMA connections, once there is one.
+    rdma: OnceCell<Manager>,
+    /// Connections of RDMA in the first state, and the memory of all.
+    pub rdma_unconnected: Rc<Waiting>,
+    pub rdma_memory: Rc<Budget>,
     /// Limits the lines about what hosts do.
     pub lines: Arc<LogLimit>,
     /// Computations of authentications that run: each may take tens of milliseconds.
@@ -304,6 +343,9 @@ impl Target {
             state: RefCell::new(state),
             unconnected: Rc::default(),
             connected: Rc::default(),
+            rdma: OnceCell::new(),
+            rdma_unconnected: Rc::default(),
+            rdma_memory: Rc::default(),
             lines: Arc::new(LogLimit::new(10, Duration::from_secs(5))),
             computing: Arc::new(Semaphore::new(COMPUTING_MAX)),
             failures: Cell::new(0),
@@ -574,7 +616,7 @@ impl Target {
     pub async fn set_state(
         &self,
         name: &str,
-        listener: SocketAddr,
+        listener: Address,
         group: Option<u32>,
         state: AnaState,
     ) -> Result<(), Error> {
@@ -666,10 +708,10 @@ impl Target {
     pub async fn listen(
         &self,
         name: &str,
-        address: SocketAddr,
+        address: Address,
         state: AnaState,
         channel: Channel,
-    ) -> Result<SocketAddr, Error> {
+    ) -> Result<Address, Error> {
         self.with(name, |_| ())?;
         let bound = self.0.state.borrow().listeners.get(&address).map(|listener| listener.channel);
         let address = match bound {
@@ -687,11 +729,41 @@ impl Target {
         listens.map(|()| address)
     }
 
-    async fn bind(&self, asked: SocketAddr, channel: Channel) -> Result<SocketAddr, Error> {
+    /// Makes sure that the target can use RDMA, and returns what manages its connections.
+    async fn rdma(&self) -> Result<&Manager, Error> {
+        Ok(self.0.rdma.get_or_try_init(Manager::start).await?)
+    }
+
+    /// Makes sure that the target can listen by RDMA.
+    ///
+    /// # Errors
+    /// [`Error::Rdma`].
+    pub async fn prepare_rdma(&self) -> Result<(), Error> {
+        self.rdma().await.map(drop)
+    }
+
+    async fn bind(&self, asked: Address, channel: Channel) -> Result<Address, Error> {
         let failed = |error| Error::Listen { address: asked, error };
-        let listener = TcpListener::bind(asked).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
-        let task = spawn_local(connection::accept(Rc::downgrade(&self.0), listener, address, channel));
+        let inner = Rc::downgrade(&self.0);
+        let (address, task) = match asked.transport {
+            Transport::Tcp => {
+                let listener = TcpListener::bind(asked.socket).await.map_err(failed)?;
+                let address = Address::tcp(listener.local_addr().map_err(failed)?);
+                (address, spawn_local(connection::accept(inner, listener, address, channel)))
+            }
+            Transport::Rdma => {
+                let (sender, requests) = mpsc::unbounded_channel();
+                // Without a receiver, the request is refused by its drop.
+                let take = Box::new(move |pending| drop(sender.send(pending)));
+                let listener = self.rdma().await?.listen(asked.socket, take).await;
+                let listener = listener.map_err(|error| match Errno::from_raw_os_error(error.errno) {
+                    Errno::NODEV => Error::NoDevice(asked.socket.ip()),
+                    errno => failed(errno.into()),
+                })?;
+                let address = Address { socket: listener.address(), ..asked };
+                (address, spawn_local(connection::accept_rdma(inner, listener, requests, address)))
+            }
+        };
         let mut state = self.0.state.borrow_mut();
         let number = (0..).find(|number| state.listeners.values().all(|other| other.number != *number));
         let number = number.expect("there are more numbers than ports");
@@ -703,7 +775,7 @@ impl Target {
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::NotListening`].
-    pub async fn stop_listening(&self, name: &str, address: SocketAddr) -> Result<(), Error> {
+    pub async fn stop_listening(&self, name: &str, address: Address) -> Result<(), Error> {
         self.with(name, |subsystem| {
             subsystem.listeners.remove(&address).ok_or(Error::NotListening(address))?;
             subsystem.end_controllers(|live| live.way.listener == address);
@@ -719,7 +791,7 @@ impl Target {
         let unused: Vec<Listener> = {
             let State { subsystems, listeners, .. } = &mut *self.0.state.borrow_mut();
             let is_used =
-                |address: &SocketAddr| subsystems.values().any(|of| of.listeners.contains_key(address));
+                |address: &Address| subsystems.values().any(|of| of.listeners.contains_key(address));
             listeners.extract_if(.., |address, _| !is_used(address)).map(|(_, listener)| listener).collect()
         };
         for Listener { task, .. } in unused {
@@ -833,6 +905,7 @@ fn host(id: u16, live: &Live) -> ControllerInfo {
         id,
         host: live.controller.association().host.clone(),
         host_id: live.controller.association().host_id,
+        transport: live.way.listener.transport,
         peer: live.way.peer,
         local: live.way.local,
         queues: live.queues.iter().map(|(&qid, queue)| (qid, queue.root.handle().core())).collect(),

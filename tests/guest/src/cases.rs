@@ -7,6 +7,7 @@ mod fence;
 mod life;
 mod matrix;
 mod nvme;
+mod rdma;
 mod recovery;
 mod remote;
 mod scsi;
@@ -84,6 +85,7 @@ pub fn list(long: bool) -> Vec<Case> {
     cases.extend(encrypted::cases());
     cases.extend(life::cases());
     cases.extend(nvme::cases());
+    cases.extend(rdma::cases());
     cases.extend(recovery::cases(long));
     cases.extend(remote::cases());
     cases.extend(scsi::cases(long));

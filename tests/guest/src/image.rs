@@ -2,10 +2,11 @@
 //!
 //! It is assembled once, without root, from Debian's packages and this host's programs, and kept under `target/guest`,
 //! named after the kernel's version and a hash of the recipe. The image is independent of the disks under test.
-//! A second image has a later kernel with iommufd, whose modules of VFIO are built from Debian's source package.
+//! A second image has a later kernel with iommufd, whose modules of VFIO are built from Debian's source package; a third has the
+//! generic kernel, and the libraries of RDMA.
 //! Assembling needs the network, a cached image does not.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,8 +19,13 @@ use crate::kernel::{self, iommufd};
 
 /// The package whose dependency names the current kernel.
 const META_PACKAGE: &str = "linux-image-cloud-amd64";
+/// The same for the kernel with RDMA by software, which the cloud kernel lacks.
+const RDMA_META_PACKAGE: &str = "linux-image-amd64";
+/// The libraries of RDMA, which programs load at run time, and their drivers of devices.
+const RDMA_PACKAGES: &[&str] =
+    &["librdmacm1", "libibverbs1", "ibverbs-providers", "libnl-3-200", "libnl-route-3-200"];
 /// Modules that the initrd loads, in order; their dependencies are found automatically.
-const MODULES: &[&str] = &["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "crc32c_intel"];
+const MODULES: &[&str] = &["virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "crc32c_intel", "ext4"];
 /// Modules that a script loads with `load_modules`, with their dependencies.
 const MODULES_OF_SCRIPTS: &[(&str, &[&str])] = &[
     ("vfio", &["vfio_iommu_type1", "vfio-pci"]),
@@ -29,6 +35,11 @@ const MODULES_OF_SCRIPTS: &[(&str, &[&str])] = &[
     ("nvmet-tcp", &["virtio_net", "nvmet-tcp"]),
     ("nvme-auth", &["hmac", "sha256_generic", "sha512_generic", "dh_generic"]),
 ];
+/// The same, with the kernel that has RDMA.
+const MODULES_OF_RDMA: &[(&str, &[&str])] = &[
+    ("rdma", &["virtio_net", "crc32_generic", "rdma_rxe", "ib_uverbs", "rdma_ucm", "nvme-rdma", "nvme-tcp"]),
+    ("nvmet-rdma", &["nvmet-rdma"]),
+];
 /// This host's programs that the guest has in addition to busybox, with the libraries that they load.
 const TOOLS: &[&str] = &[
     "cryptsetup",
@@ -37,6 +48,7 @@ const TOOLS: &[&str] = &[
     "e2fsck",
     "blkdiscard",
     "nvme",
+    "rdma",
     "setpriv",
     "sg_compare_and_write",
     "sg_get_lba_status",
@@ -70,6 +82,8 @@ pub enum Kernel {
     Current,
     /// A later one, with iommufd and VFIO's character devices.
     Iommufd,
+    /// Debian's generic kernel, with RDMA over any network device, and its libraries.
+    Rdma,
 }
 
 impl Kernel {
@@ -78,6 +92,7 @@ impl Kernel {
         let meta = match self {
             Self::Current => META_PACKAGE,
             Self::Iommufd => iommufd::META_PACKAGE,
+            Self::Rdma => RDMA_META_PACKAGE,
         };
         let listing = output(Command::new("apt-cache").args(["depends", meta]))?;
         let depends = listing.lines().find_map(|line| line.trim().strip_prefix("Depends: "));
@@ -155,6 +170,9 @@ fn recipe_hash(kind: Kernel) -> Result<u64> {
     if kind == Kernel::Iommufd {
         iommufd::MAKEFILE.hash(&mut hasher);
     }
+    if kind == Kernel::Rdma {
+        (RDMA_PACKAGES, MODULES_OF_RDMA).hash(&mut hasher);
+    }
     (RECIPE, INIT, HELPERS, MODULES, MODULES_OF_SCRIPTS, TOOLS).hash(&mut hasher);
     for tool in TOOLS {
         let metadata = std::fs::metadata(program(tool)?)?;
@@ -180,6 +198,9 @@ fn assemble(kind: Kernel, kernel: &str, home: &Path) -> Result<()> {
     if kind == Kernel::Iommufd {
         names.extend(iommufd::packages(version)?);
     }
+    if kind == Kernel::Rdma {
+        names.extend(RDMA_PACKAGES.iter().map(|&name| name.to_owned()));
+    }
     fetch(&names, &packages, &root)?;
     let image = Image::at(home, kind, kernel.to_owned());
     kernel::extract(&root.join(format!("boot/vmlinuz-{version}")), &image.vmlinux)?;
@@ -188,8 +209,13 @@ fn assemble(kind: Kernel, kernel: &str, home: &Path) -> Result<()> {
         run(Command::new("find").arg(&modules).args(["-name", "*.ko.xz", "-exec", "xz", "-d", "{}", "+"]))?;
         iommufd::build(version, &root, &modules, run).context("building VFIO with iommufd")?;
     }
-    std::fs::write(&image.initrd, initrd(&root, &modules)?)?;
-    tools_disk(&home.join("tools"), &image.tools)?;
+    let of_scripts = if kind == Kernel::Rdma { MODULES_OF_RDMA } else { MODULES_OF_SCRIPTS };
+    std::fs::write(&image.initrd, initrd(&root, &modules, of_scripts)?)?;
+    let mut files = tools()?;
+    if kind == Kernel::Rdma {
+        add_libraries(&root, &mut files)?;
+    }
+    tools_disk(&files, &home.join("tools"), &image.tools)?;
     for scratch in [packages, root, home.join("tools")] {
         std::fs::remove_dir_all(scratch)?;
     }
@@ -207,14 +233,14 @@ fn fetch(names: &[String], packages: &Path, root: &Path) -> Result<()> {
     Ok(())
 }
 
-fn initrd(root: &Path, modules: &Path) -> Result<Vec<u8>> {
+fn initrd(root: &Path, modules: &Path, of_scripts: &[(&str, &[&str])]) -> Result<Vec<u8>> {
     let mut archive = cpio::Archive::default();
     archive.directory("bin");
     archive.file("bin/busybox", 0o755, &std::fs::read(root.join("bin/busybox"))?);
     archive.directory("modules");
     let at_boot = ("order", MODULES);
     let mut added = BTreeSet::new();
-    for (list, wanted) in std::iter::once(&at_boot).chain(MODULES_OF_SCRIPTS) {
+    for (list, wanted) in std::iter::once(&at_boot).chain(of_scripts) {
         let mut order = String::new();
         for module in kernel::modules(modules, wanted)? {
             let name =
@@ -259,21 +285,45 @@ fn without_debug_info(program: &Path) -> Result<Vec<u8>> {
     Ok(std::fs::read(stripped.path())?)
 }
 
-/// Copies the tools and their libraries into `tree` (which becomes the guest's /usr), and makes a disk of it.
-fn tools_disk(tree: &Path, disk: &Path) -> Result<()> {
-    let mut files = BTreeSet::new();
+/// The files of a guest, by their paths in it.
+type Files = BTreeMap<PathBuf, PathBuf>;
+
+/// The tools and their libraries.
+fn tools() -> Result<Files> {
+    let mut files = Files::new();
     for tool in TOOLS {
         let path = program(tool)?;
-        files.extend(libraries(&path)?);
-        files.insert(path);
+        files.extend(libraries(&path)?.into_iter().map(|library| (library.clone(), library)));
+        files.insert(path.clone(), path);
     }
+    Ok(files)
+}
+
+/// Adds the libraries of the packages that are unpacked at `root`.
+fn add_libraries(root: &Path, files: &mut Files) -> Result<()> {
+    for directory in
+        ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu/libibverbs"]
+    {
+        for file in std::fs::read_dir(root.join(directory)).with_context(|| format!("no {directory}"))? {
+            let path = file?.path();
+            let is_library = path.is_file() && path.to_string_lossy().contains(".so");
+            if is_library {
+                files.insert(Path::new("/").join(path.strip_prefix(root)?), path);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Copies files into `tree` (which becomes the guest's /usr), and makes a disk of it.
+fn tools_disk(files: &Files, tree: &Path, disk: &Path) -> Result<()> {
     let mut bytes = 0;
-    for file in files {
+    for (name, file) in files {
         // Debian's /bin and /lib are links into /usr: one tree serves both names.
-        let inside = file.strip_prefix("/usr").or_else(|_| file.strip_prefix("/"))?;
+        let inside = name.strip_prefix("/usr").or_else(|_| name.strip_prefix("/"))?;
         let target = tree.join(inside);
         std::fs::create_dir_all(target.parent().context("a file at the root")?)?;
-        bytes += std::fs::copy(&file, target)?;
+        bytes += std::fs::copy(file, target)?;
     }
     let megabytes = bytes / (1 << 20) * 5 / 4 + 16;
     run(Command::new(program("mkfs.ext4")?)

@@ -188,7 +188,7 @@ impl Vm {
             return "-accel tcg,thread=single -icount shift=0,sleep=on";
         }
         match kernel {
-            Kernel::Current => "-accel tcg,thread=multi",
+            Kernel::Current | Kernel::Rdma => "-accel tcg,thread=multi",
             // Linux patches its code at boot while other processors run it. With a thread for each processor, one of them was
             // seen to run a breakpoint of that patching too late, and to panic ("RIP: sched_clock_cpu+0x9"), once in some dozen
             // boots.

@@ -19,7 +19,7 @@ enum Layer {
     Store,
     /// Access to PCI functions: `pci`.
     Bus,
-    /// Device drivers: `uring`, `nvme`; models of devices: `nvme-model`; clients of stores: `librbd`.
+    /// Device drivers: `uring`, `nvme`, `rdma`; models of devices: `nvme-model`; clients of stores: `librbd`.
     Device,
     /// NVMe over Fabrics, without I/O: `nvme-fabrics`, over the definitions of `nvme`.
     Fabrics,
@@ -70,7 +70,7 @@ impl Layer {
             "crates/luks" => Format,
             "crates/volume" | "crates/volume-index" | "crates/volume-store" => Store,
             "crates/pci" => Bus,
-            "crates/librbd" | "crates/nvme" | "crates/nvme-model" | "crates/uring" => Device,
+            "crates/librbd" | "crates/nvme" | "crates/nvme-model" | "crates/rdma" | "crates/uring" => Device,
             "crates/nvme-fabrics" => Fabrics,
             "crates/reactor" => Reactor,
             "crates/bdev" => Bdev,

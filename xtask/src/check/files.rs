@@ -13,8 +13,8 @@ const LINES_MAX: usize = 1000;
 /// Upper bound of the columns of a comment line. rustfmt breaks code at its own width, but never comments.
 const COMMENT_WIDTH: usize = 130;
 
-/// Packages that may hold `unsafe`: ciphers, memory, devices, the callbacks of TLS, Ceph's libraries and the tests' substitute
-/// for them, and the measuring front-end, whose library requires it.
+/// Packages that may hold `unsafe`: ciphers, memory, devices, the callbacks of TLS, RDMA's and Ceph's libraries and the tests'
+/// substitute for the latter, and the measuring front-end, whose library requires it.
 const UNSAFE_ALLOWED: &[&str] = &[
     "aryk-aes-xts",
     "aryk-bench",
@@ -22,6 +22,7 @@ const UNSAFE_ALLOWED: &[&str] = &[
     "aryk-librbd",
     "aryk-librbd-stub",
     "aryk-pci",
+    "aryk-rdma",
     "aryk-secrets",
     "aryk-tls",
     "aryk-uring",

@@ -57,6 +57,7 @@ fn contents(package: &Path) -> Result<()> {
         "/drop-ins/loopback.conf",
         "/drop-ins/network.conf",
         "/drop-ins/nvme.conf",
+        "/drop-ins/rdma.conf",
         "/drop-ins/wrapping-key.conf",
     ] {
         ensure!(listing.lines().any(|line| line.ends_with(file)), "{file} is not in the package:\n{listing}");

@@ -3793,10 +3793,10 @@ class Methods(ABC):
         tgt_name: str | None = None,
         zcopy: bool | None = None,
     ) -> bool:
-        """Lets a target listen for hosts by TCP, and sets the limits of their queues.
+        """Lets a target listen for hosts by TCP or RDMA, and sets the limits of their queues.
 
         Parameters:
-            trtype: The transport: `TCP`.
+            trtype: The transport: `TCP` or `RDMA`.
             abort_timeout_sec: Ignored.
             acceptor_backlog: Ignored.
             acceptor_poll_rate: Ignored.
@@ -8778,10 +8778,10 @@ class AsyncMethods(ABC):
         tgt_name: str | None = None,
         zcopy: bool | None = None,
     ) -> bool:
-        """Lets a target listen for hosts by TCP, and sets the limits of their queues.
+        """Lets a target listen for hosts by TCP or RDMA, and sets the limits of their queues.
 
         Parameters:
-            trtype: The transport: `TCP`.
+            trtype: The transport: `TCP` or `RDMA`.
             abort_timeout_sec: Ignored.
             acceptor_backlog: Ignored.
             acceptor_poll_rate: Ignored.

@@ -832,7 +832,7 @@ class LayerLatencies(TypedDict):
 class ListenAddress(TypedDict):
     """Where a target listens, or another discovery service is."""
 
-    #: The transport: `TCP`.
+    #: The transport: `TCP` or `RDMA`.
     trtype: str
     #: The IP address.
     traddr: str

@@ -42,6 +42,7 @@ fn controller(association: Association) -> Controller {
         serial: String::new(),
         model: String::new(),
         firmware: String::new(),
+        sgls: crate::sgl::DataBlocks::Transport,
         service: Service::Io(io),
     };
     Controller::new(association, Arc::new(view), 16, 0, 0).unwrap()

@@ -12,6 +12,7 @@ use super::{ACL, Controller, Result, event};
 use crate::association::ENDS_EARLIER;
 use crate::keep_alive;
 use crate::property::VERSION;
+use crate::sgl::DataBlocks;
 use crate::subsystem::{CopyLimits, Io, Namespace, SOURCES_MAX, Service};
 
 /// Bytes of a capsule before its data, and of a response capsule.
@@ -84,8 +85,11 @@ impl Controller {
         // Get Log Page takes an offset, and lengths above 4 KiB.
         page.lpa = 1 << 2;
         page.maxcmd.set(self.properties.queue_entries_max());
-        // SGLs without alignment, with offsets in capsules and transport data blocks.
-        page.sgls.set(1 | 1 << 20 | 1 << 21);
+        // SGLs without alignment, with offsets in capsules, and with transport or keyed data blocks.
+        page.sgls.set(match view.sgls {
+            DataBlocks::Transport => 1 | 1 << 20 | 1 << 21,
+            DataBlocks::Keyed => 1 | 1 << 2 | 1 << 20,
+        });
         page.kas.set(keep_alive::GRANULARITY);
         page.subnqn = view.nqn.encode();
         page.ioccsz.set(COMMAND_LEN / 16);

@@ -68,6 +68,7 @@ fn view(service: Service) -> Arc<View> {
         serial: "SN é".to_owned(),
         model: "Model".to_owned(),
         firmware: "0.1.0".to_owned(),
+        sgls: crate::sgl::DataBlocks::Transport,
         service,
     })
 }

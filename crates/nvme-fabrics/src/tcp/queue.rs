@@ -19,15 +19,12 @@ use super::fatal::{Fatal, FatalStatus};
 use super::parser::{Event, Limits, Parser};
 use super::pdu::{C2hData, Format, H2cData, Header, IcReq, IcResp, R2t, Side, field};
 use super::span::Span;
+use crate::SlotId;
 use output::Output;
 pub use output::Piece;
 
 /// SQHD of the completion of a Connect that disabled flow control.
 const NO_FLOW_CONTROL: u16 = 0xffff;
-
-/// A command's number in its queue, less than the number of entries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SlotId(pub u16);
 
 /// What the queue received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

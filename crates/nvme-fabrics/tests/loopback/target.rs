@@ -9,6 +9,7 @@ use std::thread;
 use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::identify::Descriptors;
 use aryk_nvme::spec::status::{Code, Status};
+use aryk_nvme_fabrics::SlotId;
 use aryk_nvme_fabrics::association::{Admission, Associations, Duplicates};
 use aryk_nvme_fabrics::command::{self, Command, Connect};
 use aryk_nvme_fabrics::connect::{ConnectData, InvalidParameter, Refusal};
@@ -16,9 +17,9 @@ use aryk_nvme_fabrics::controller::{Controller, Outcome};
 use aryk_nvme_fabrics::discovery::{Entry, Family, Page, Security, Subtype, Transport};
 use aryk_nvme_fabrics::io::{Request, Rules};
 use aryk_nvme_fabrics::property::Change;
-use aryk_nvme_fabrics::sgl::Sgl;
+use aryk_nvme_fabrics::sgl::{DataBlocks, Sgl};
 use aryk_nvme_fabrics::subsystem::{Commands, Io, Namespace, Service, View};
-use aryk_nvme_fabrics::tcp::{IcResp, Piece, Queue, Received, SlotId};
+use aryk_nvme_fabrics::tcp::{IcResp, Piece, Queue, Received};
 
 pub const SUBSYSTEM: &str = "nqn.2016-06.io.spdk:cnode1";
 pub const BLOCK: usize = 4096;
@@ -182,7 +183,9 @@ impl Connection {
         let slot = &self.slots[&id];
         let (entry, capsule_len) = (slot.entry, slot.capsule_len);
         let done = if is_intact {
-            match Sgl::decode(&entry).and_then(|sgl| sgl.check(capsule_len, TRANSFER_MAX).map(|()| sgl)) {
+            match Sgl::decode(&entry, DataBlocks::Transport)
+                .and_then(|sgl| sgl.check(capsule_len, TRANSFER_MAX).map(|()| sgl))
+            {
                 Ok(sgl) => self.run(id, &entry, sgl),
                 Err(code) => Some(Err(failed(code))),
             }
@@ -267,6 +270,7 @@ impl Connection {
             serial: "1".to_owned(),
             model: "Test".to_owned(),
             firmware: "1".to_owned(),
+            sgls: DataBlocks::Transport,
             service,
         };
         let controller =

@@ -11,10 +11,10 @@ use aryk_dma::Sgl as Memory;
 use aryk_nvme::spec::entry::{Fuse, SubmissionEntry};
 use aryk_nvme::spec::opcode;
 use aryk_nvme::spec::status::{Code, Status as NvmeStatus};
+use aryk_nvme_fabrics::SlotId;
 use aryk_nvme_fabrics::command::{self, Command};
 use aryk_nvme_fabrics::io::{Checked, Request};
-use aryk_nvme_fabrics::sgl::Sgl;
-use aryk_nvme_fabrics::tcp::SlotId;
+use aryk_nvme_fabrics::sgl::{DataBlocks, Sgl};
 use aryk_reactor::{Cx, Nanos};
 
 /// Ranges of a Dataset Management command that the disk has at the same time.
@@ -128,9 +128,8 @@ impl IoQueue {
             data.buffer.reclaim();
         }
         match &slot.data {
-            Some(data) if op == Op::Read && status.is_ok() && slot.entry.opcode() != opcode::io::VERIFY => {
-                self.queue.complete_with_data(id, &data.buffer.bytes()[..len as usize], 0);
-                return if self.queue.has_data_digests() { len as usize } else { 0 };
+            Some(_) if op == Op::Read && status.is_ok() && slot.entry.opcode() != opcode::io::VERIFY => {
+                return self.link.complete_with_data(id, slot, len, 0);
             }
             _ if op == Op::CompareAndWrite => self.fused_ended(id, status, cx),
             _ if op == Op::Unmap && status.is_ok() => self.deallocate(id, cx),
@@ -177,7 +176,7 @@ impl IoQueue {
         if let Some(data) = slot.data.take() {
             give_back(&self.pool, &mut self.share, data, &self.waiting, self.root, cx);
         }
-        self.queue.complete(id, status, result);
+        self.link.complete(id, status, result);
     }
 
     pub(super) fn fail(&mut self, id: SlotId, code: Code, cx: &mut Cx) {
@@ -196,7 +195,7 @@ impl IoQueue {
             };
         }
         let slot = &self.slots[usize::from(id.0)];
-        let checked = Self::check(&self.disks, &slot.entry, slot.capsule_len);
+        let checked = Self::check(&self.disks, &slot.entry, slot.capsule_len, self.link.data_blocks());
         let checked = match (damaged, checked) {
             (Some(status), _) => Err(status),
             (None, checked) => checked.map_err(status::refusal),
@@ -235,6 +234,7 @@ impl IoQueue {
         disks: &Disks,
         entry: &SubmissionEntry,
         capsule_len: u32,
+        blocks: DataBlocks,
     ) -> Result<Option<(Checked, u32, u64)>, Code> {
         if entry.opcode() == command::OPCODE {
             return match Command::decode(entry)? {
@@ -242,7 +242,7 @@ impl IoQueue {
                 _ => Err(Code::INVALID_FIELD),
             };
         }
-        let sgl = Sgl::decode(entry)?;
+        let sgl = Sgl::decode(entry, blocks)?;
         sgl.check(capsule_len, TRANSFER_MAX as u32)?;
         let disk = disks.get(entry.nsid()).ok_or(Code::INVALID_NAMESPACE_OR_FORMAT)?;
         let checked = disk.rules.check(entry, sgl.len())?;
@@ -259,8 +259,9 @@ impl IoQueue {
             return self.start(id, checked, len, cx);
         }
         let since = cx.now();
-        self.slot(id).stage = Stage::Requested { checked, len, since };
-        self.queue.request_data(id, 0, len);
+        let slot = &mut self.slots[usize::from(id.0)];
+        slot.stage = Stage::Requested { checked, len, since };
+        self.link.request_data(id, slot, len);
         self.await_host(since, cx);
     }
 

@@ -7,8 +7,8 @@ use super::commands::io;
 use crate::status;
 use aryk_bdev::{Io, Lba, Op, Status};
 use aryk_nvme::spec::status::{Code, Status as NvmeStatus};
+use aryk_nvme_fabrics::SlotId;
 use aryk_nvme_fabrics::io::{CopyFields, Rules};
-use aryk_nvme_fabrics::tcp::SlotId;
 use aryk_reactor::Cx;
 
 impl IoQueue {

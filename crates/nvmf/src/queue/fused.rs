@@ -10,8 +10,8 @@ use crate::status;
 use aryk_bdev::{Io, Op, Status};
 use aryk_nvme::spec::entry::Fuse;
 use aryk_nvme::spec::status::{Code, Status as NvmeStatus};
+use aryk_nvme_fabrics::SlotId;
 use aryk_nvme_fabrics::io::{Checked, Range, Request};
-use aryk_nvme_fabrics::tcp::SlotId;
 use aryk_reactor::Cx;
 
 /// The command before the next one.

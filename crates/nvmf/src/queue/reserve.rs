@@ -10,9 +10,9 @@ use crate::reservation::{Answer, Asked};
 use aryk_bdev::{Op, Tag};
 use aryk_nvme::spec::entry::Fuse;
 use aryk_nvme::spec::status::{Code, Status as NvmeStatus};
+use aryk_nvme_fabrics::SlotId;
 use aryk_nvme_fabrics::io::Request;
 use aryk_nvme_fabrics::reservation::{DATA_LEN, Rights};
-use aryk_nvme_fabrics::tcp::SlotId;
 use aryk_reactor::{Cx, RootRef};
 use futures_channel::oneshot;
 
@@ -80,9 +80,8 @@ impl IoQueue {
             Ok(report) => {
                 let slot = &mut self.slots[usize::from(id.0)];
                 slot.stage = Stage::Idle;
-                let data = slot.data.as_mut().expect("a report has a buffer");
-                data.buffer.write(0, &report);
-                self.queue.complete_with_data(id, &data.buffer.bytes()[..report.len()], 0);
+                slot.data.as_mut().expect("a report has a buffer").buffer.write(0, &report);
+                self.link.complete_with_data(id, slot, report.len() as u32, 0);
             }
         }
         cx.wake(self.root);

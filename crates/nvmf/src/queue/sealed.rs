@@ -4,6 +4,8 @@
 //! small pieces share a record, encrypted, and written; commands give their buffers back then. Only what the socket does not take
 //! stays with the connection: at most the bytes of one call.
 
+use super::link::Link;
+use super::tcp::Tcp;
 use super::{IoQueue, give_back};
 use aryk_log_limit::limited;
 use aryk_nvme_fabrics::tcp::Piece;
@@ -60,10 +62,12 @@ impl Sealed {
 impl IoQueue {
     /// Takes encrypted input.
     pub(super) fn open(&mut self, mut received: &[u8], cx: &mut Cx) {
-        let Some(sealed) = &self.sealed else { return };
+        let Link::Tcp(Tcp { sealed: Some(sealed), .. }) = &self.link else { return };
         let buffers = Rc::clone(&sealed.buffers);
         let mut opened = buffers.opened.borrow_mut();
-        while let Some(sealed) = self.sealed.as_mut().filter(|_| !self.is_closing) {
+        while let Link::Tcp(Tcp { sealed: Some(sealed), .. }) = &mut self.link
+            && !self.is_closing
+        {
             match sealed.session.read(&mut received, &mut opened) {
                 Ok(0) => return,
                 Ok(len) => self.take(&opened[..len], cx),
@@ -78,8 +82,9 @@ impl IoQueue {
 
     /// Writes what is encrypted, or encrypts up to `max` bytes of the output and writes them.
     pub(super) fn write_sealed(&mut self, max: usize, cx: &mut Cx) -> io::Result<usize> {
-        let Self { queue, slots, socket, pool, share, waiting, root, sent_at, sealed, .. } = self;
-        let Some(Sealed { session, unsent, sent, buffers }) = sealed else { return Ok(0) };
+        let Self { link: Link::Tcp(tcp), slots, pool, share, waiting, root, .. } = self else { return Ok(0) };
+        let Tcp { queue, socket, sent_at, sealed: Some(sealed), .. } = tcp else { return Ok(0) };
+        let Sealed { session, unsent, sent, buffers } = sealed;
         if *sent < unsent.len() {
             let len = socket.write(&unsent[*sent..])?;
             *sent_at = cx.now();

@@ -13,18 +13,21 @@ use aryk_bdev::{
     Status, Tag,
 };
 use aryk_bdev_conformance::Bench;
-use aryk_nvme::spec::entry::SubmissionEntry;
+use aryk_nvme::spec::entry::{Fuse, SubmissionEntry};
 use aryk_nvme::spec::opcode::io;
 use aryk_nvme::spec::status::Code;
 use aryk_nvme_fabrics::sgl::Sgl;
 use aryk_nvme_fabrics::subsystem::{Commands, Io as Namespaces, Namespace};
 use aryk_nvme_fabrics::tcp::{
-    Event, Format, H2cData, HEADER_MAX, Header, IcReq, IcResp, Limits, Parser, R2t, Side,
+    Event, Format, H2cData, HEADER_MAX, Header, IcReq, IcResp, Limits, Parser, Piece, Queue, R2t, Received,
+    Side,
 };
 use aryk_reactor::{Clock, CoreSet};
-use std::cell::RefMut;
+use aryk_tls::Session;
+use std::cell::{RefCell, RefMut};
 use std::collections::BTreeMap;
-use std::net::TcpListener;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -133,6 +136,13 @@ enum Got {
     Data(u32),
 }
 
+fn tcp_of(queue: &IoQueue) -> &tcp::Tcp {
+    match &queue.link {
+        Link::Tcp(tcp) => tcp,
+        Link::Rdma(_) => panic!("the queues of these tests are of TCP"),
+    }
+}
+
 struct Rig {
     bench: Bench,
     clock: Arc<AtomicU64>,
@@ -226,12 +236,9 @@ impl Rig {
         let (tls, tls_of_queue) = uses_tls.then(tls::sessions).unzip();
         let connected = Connected {
             counts: Arc::default(),
-            socket,
-            tls: tls_of_queue,
-            queue,
+            carrier: Carrier::Tcp { socket, tls: tls_of_queue, queue, rest: Vec::new() },
             entries: ENTRIES,
             patience,
-            rest: Vec::new(),
             lines,
             asker,
         };
@@ -625,14 +632,14 @@ fn a_poll_writes_a_limited_amount() {
     let (written, total) = {
         let (mut queue, cx) = rig.queue();
         queue.poll(cx);
-        let left = queue.queue.output().map(|piece| match piece {
+        let left = tcp_of(&queue).queue.output().map(|piece| match piece {
             Piece::Bytes(bytes) => bytes.len(),
             Piece::Data { len, .. } => len as usize,
         });
         let total = 32 * (TRANSFER_MAX + 24 + 24);
         (total - left.sum::<usize>(), total)
     };
-    assert!(written > 0 && written <= WRITE_MAX && total > 2 * WRITE_MAX, "{written} of {total}");
+    assert!(written > 0 && written <= tcp::WRITE_MAX && total > 2 * tcp::WRITE_MAX, "{written} of {total}");
     let got = rig.receive(64);
     assert_eq!(
         got.iter().filter(|got| matches!(got, Got::Data(len) if *len as usize == TRANSFER_MAX)).count(),
@@ -823,7 +830,7 @@ fn run_any(seed: u64) {
     assert!(host.commands.is_empty(), "seed {seed}: {:?} have not completed", host.commands.keys());
     {
         let (queue, _) = rig.queue();
-        assert_eq!(queue.queue.in_use(), 0);
+        assert_eq!(tcp_of(&queue).queue.in_use(), 0);
         assert!(queue.waiting.is_empty() && queue.slots.iter().all(|slot| slot.data.is_none()));
     }
     drop(other);

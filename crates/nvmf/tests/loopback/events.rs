@@ -12,7 +12,7 @@ use aryk_nvme::spec::status::Code;
 use aryk_nvme_fabrics::discovery::{Header, RECORD_LEN};
 use aryk_nvme_fabrics::nqn;
 use aryk_nvme_fabrics::subsystem::AnaState;
-use aryk_nvmf::{Channel, NewNamespace, NewSubsystem};
+use aryk_nvmf::{Address, Channel, NewNamespace, NewSubsystem};
 use zerocopy::FromBytes;
 
 /// The identifier of all requests for events.
@@ -100,7 +100,10 @@ fn a_host_learns_that_the_discovery_log_page_has_changed() {
         let name: nqn::Nqn = "nqn.2016-06.io.spdk:cnode2".parse().unwrap();
         let new = NewSubsystem { allow_any_host: true, ..NewSubsystem::named(name.clone()) };
         target.add_subsystem(new).unwrap();
-        target.listen(name.as_str(), address, AnaState::Optimized, Channel::Plain).await.unwrap();
+        target
+            .listen(name.as_str(), Address::tcp(address), AnaState::Optimized, Channel::Plain)
+            .await
+            .unwrap();
     });
     assert_eq!(queue.event(), log::DISCOVERY);
     let (second, count) = entries(&mut queue);

@@ -22,7 +22,7 @@ use aryk_nvme_fabrics::discovery::{Entry, Header, RECORD_LEN};
 use aryk_nvme_fabrics::subsystem::AnaState;
 use aryk_nvme_fabrics::tcp::{Fatal, FatalStatus};
 use aryk_nvme_fabrics::{nqn, status};
-use aryk_nvmf::{Limits, NewNamespace, QUEUES_MAX};
+use aryk_nvmf::{Address, Limits, NewNamespace, QUEUES_MAX};
 use host::{Connection, Options};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -276,7 +276,9 @@ fn commands_follow_the_state_of_the_path() {
     let mut queue = Connection::io(target.address, Options::default(), id, 1, 1).unwrap();
     let address = target.address;
     let set = |group, state| {
-        target.run(async move |target| target.set_state(SUBSYSTEM, address, group, state).await.unwrap());
+        target.run(async move |target| {
+            target.set_state(SUBSYSTEM, Address::tcp(address), group, state).await.unwrap()
+        });
     };
     for (group, state, read) in [
         (None, AnaState::Inaccessible, Err(Code::ANA_INACCESSIBLE)),
@@ -339,7 +341,7 @@ fn a_host_that_may_not_connect_any_more_is_disconnected() {
     target.run(async |target| target.allow_any_host(SUBSYSTEM, true).await.unwrap());
     let _first = connect(1);
     assert_eq!(target.list()[0].controllers.len(), 2);
-    target.run(async move |target| target.stop_listening(SUBSYSTEM, address).await.unwrap());
+    target.run(async move |target| target.stop_listening(SUBSYSTEM, Address::tcp(address)).await.unwrap());
     assert!(target.list()[0].controllers.is_empty());
     assert!(TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_err());
     target.stop();

@@ -2,7 +2,7 @@
 
 use aryk_bdev::{Blocks, Env, Identity, Registry};
 use aryk_nvme_fabrics::subsystem::AnaState;
-use aryk_nvmf::{Channel, NewNamespace, NewSubsystem, SubsystemInfo, Target};
+use aryk_nvmf::{Address, Channel, NewNamespace, NewSubsystem, SubsystemInfo, Target};
 use aryk_reactor::{CoreSet, Options, Reactors, SleepPolicy};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -68,9 +68,11 @@ impl Running {
                 }
                 target.add_namespace(SUBSYSTEM, "disk", NewNamespace::default()).await.unwrap();
                 let any = "127.0.0.1:0".parse().unwrap();
-                let address =
-                    target.listen(SUBSYSTEM, any, AnaState::Optimized, Channel::Plain).await.unwrap();
-                sender.send(address).unwrap();
+                let address = target
+                    .listen(SUBSYSTEM, Address::tcp(any), AnaState::Optimized, Channel::Plain)
+                    .await
+                    .unwrap();
+                sender.send(address.socket).unwrap();
                 while let Some(call) = asked.recv().await {
                     call.call(target.clone()).await;
                 }

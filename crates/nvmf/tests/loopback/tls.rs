@@ -12,7 +12,7 @@ use aryk_nvme_fabrics::nqn::{DISCOVERY, Nqn};
 use aryk_nvme_fabrics::psk::{self, ConfiguredPsk, Version};
 use aryk_nvme_fabrics::status;
 use aryk_nvme_fabrics::subsystem::AnaState;
-use aryk_nvmf::{Channel, Limits, TlsKey};
+use aryk_nvmf::{Address, Channel, Limits, TlsKey};
 use aryk_tls::{Hash, Progress, Psk, Session, TlsError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{ErrorKind, Read, Write};
@@ -50,7 +50,7 @@ fn start(text: &str) -> (Running, SocketAddr) {
     let secure = target.run(async move |target| {
         target.set_tls_key(SUBSYSTEM, name(1), key).unwrap();
         let any = "127.0.0.1:0".parse().unwrap();
-        target.listen(SUBSYSTEM, any, AnaState::Optimized, Channel::Tls).await.unwrap()
+        target.listen(SUBSYSTEM, Address::tcp(any), AnaState::Optimized, Channel::Tls).await.unwrap().socket
     });
     (target, secure)
 }
@@ -218,12 +218,15 @@ fn an_address_has_tls_for_all_subsystems_or_none() {
     let plain = target.address;
     target.run(async move |target| {
         for (address, channel) in [(secure, Channel::Plain), (plain, Channel::Tls)] {
-            let failed = target.listen(SUBSYSTEM, address, AnaState::Optimized, channel).await.unwrap_err();
-            assert!(matches!(failed, aryk_nvmf::Error::Channel(at) if at == address), "{failed}");
+            let failed = target
+                .listen(SUBSYSTEM, Address::tcp(address), AnaState::Optimized, channel)
+                .await
+                .unwrap_err();
+            assert!(matches!(failed, aryk_nvmf::Error::Channel(at) if at.socket == address), "{failed}");
         }
         let listeners = target.find(SUBSYSTEM).unwrap().listeners;
         assert_eq!(
-            [secure, plain].map(|address| listeners[&address].channel),
+            [secure, plain].map(|address| listeners[&Address::tcp(address)].channel),
             [Channel::Tls, Channel::Plain]
         );
     });

@@ -1,4 +1,4 @@
-//! `nvmf_*`: targets of NVMe over TCP, through which hosts on the network reach disks. Control context.
+//! `nvmf_*`: targets of NVMe over TCP and RDMA, through which hosts on the network reach disks. Control context.
 //!
 //! Each subsystem, namespace, host and listener has a note of its own. After a restart, a subsystem listens when all its
 //! namespaces exist again: a host that reconnected before would see that disks in use are gone.
@@ -17,15 +17,15 @@ pub(crate) use show::metrics;
 use super::{Control, Error, NoParams, Phase, Table};
 use crate::config::Subsystem;
 use aryk_bdev::Env;
-use aryk_nvme_fabrics::discovery::{Entry, Family, Security, Subtype, Transport};
+use aryk_nvme_fabrics::discovery::{Entry, Family, Security, Subtype};
 use aryk_nvme_fabrics::nqn::{self, Nqn};
-use aryk_nvmf::{ENTRIES_MAX, IN_CAPSULE_MAX, Limits, NewSubsystem, QUEUES_MAX, Target};
+use aryk_nvmf::{Address, ENTRIES_MAX, Limits, NewSubsystem, QUEUES_MAX, QueueLimits, Target, Transport};
 use reservations::Keeper;
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 
@@ -46,7 +46,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         CREATE_TRANSPORT,
         Phase::RunTime,
-        "Lets a target listen for hosts by TCP, and sets the limits of their queues.",
+        "Lets a target listen for hosts by TCP or RDMA, and sets the limits of their queues.",
         create_transport,
     );
     table.add(
@@ -97,7 +97,7 @@ const ADD_REFERRAL: &str = "nvmf_discovery_add_referral";
 
 /// The target that always exists.
 const DEFAULT_TARGET: &str = "nvmf_tgt";
-/// The port of NVMe over TCP.
+/// The port of NVMe over TCP and RDMA.
 const PORT: u16 = 4420;
 /// The port of discovery services.
 const DISCOVERY_PORT: u16 = 8009;
@@ -118,8 +118,8 @@ pub(crate) struct State {
 struct Named {
     target: Target,
     subsystems_max: Option<u32>,
-    has_transport: Cell<bool>,
-    referrals: RefCell<Vec<(ListenAddress, Nqn)>>,
+    transports: RefCell<BTreeSet<Transport>>,
+    referrals: RefCell<Vec<(Address, Nqn)>>,
 }
 
 impl State {
@@ -140,8 +140,8 @@ impl State {
         if let Some(keeper) = self.keeper.get() {
             target.set_saver(keeper.saver(name));
         }
-        let (has_transport, referrals) = (Cell::default(), RefCell::default());
-        let named = Rc::new(Named { target, subsystems_max, has_transport, referrals });
+        let (transports, referrals) = (RefCell::default(), RefCell::default());
+        let named = Rc::new(Named { target, subsystems_max, transports, referrals });
         self.targets.borrow_mut().insert(name.to_owned(), Rc::clone(&named));
         named
     }
@@ -217,7 +217,7 @@ async fn get_targets(control: &Control, _: NoParams) -> Result<Vec<String>, Erro
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "many parameters are checked and have no effect")]
 struct CreateTransport {
-    /// The transport: `TCP`.
+    /// The transport: `TCP` or `RDMA`.
     trtype: String,
     /// Name of the target. Default: `nvmf_tgt`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -305,25 +305,25 @@ struct CreateTransport {
     disable_command_passthru: Option<bool>,
 }
 
-/// Checks the name of a transport.
-fn check_transport(name: &str) -> Result<(), Error> {
-    match name.eq_ignore_ascii_case("tcp") {
-        true => Ok(()),
-        false => Err(Error::invalid(format!("there is no transport '{name}': the target has TCP"))),
-    }
+/// The transport of this name.
+fn parse_transport(name: &str) -> Result<Transport, Error> {
+    let found = Transport::ALL.into_iter().find(|transport| transport.name().eq_ignore_ascii_case(name));
+    found.ok_or_else(|| {
+        Error::invalid(format!("there is no transport '{name}': the target can have TCP and RDMA"))
+    })
 }
 
 async fn create_transport(control: &Control, p: CreateTransport) -> Result<bool, Error> {
-    check_transport(&p.trtype)?;
+    let transport = parse_transport(&p.trtype)?;
     let named = control.nvmf.find(p.tgt_name.as_deref())?;
-    if named.has_transport.get() {
-        return Err(Error::errno(Errno::EXIST, "the target has the transport TCP already"));
+    if named.transports.borrow().contains(&transport) {
+        let name = transport.name();
+        return Err(Error::errno(Errno::EXIST, format!("the target has the transport {name} already")));
     }
-    let before = named.target.limits();
-    let limits = Limits {
+    let before = named.target.limits().of(transport);
+    let limits = QueueLimits {
         entries: p.max_queue_depth.unwrap_or(before.entries),
         queues: p.max_io_qpairs_per_ctrlr.unwrap_or(before.queues),
-        ..before
     };
     if !(2..=ENTRIES_MAX).contains(&limits.entries) {
         return Err(Error::invalid(format!("max_queue_depth is 2 to {ENTRIES_MAX}")));
@@ -331,9 +331,16 @@ async fn create_transport(control: &Control, p: CreateTransport) -> Result<bool,
     if !(1..=QUEUES_MAX).contains(&limits.queues) {
         return Err(Error::invalid(format!("max_io_qpairs_per_ctrlr is 1 to {QUEUES_MAX}")));
     }
-    named.target.set_limits(limits);
-    named.has_transport.set(true);
-    object::made(control, CREATE_TRANSPORT, &CreateTransport { trtype: "TCP".into(), ..p });
+    if transport == Transport::Rdma {
+        named.target.prepare_rdma().await?;
+    }
+    let all = named.target.limits();
+    named.target.set_limits(match transport {
+        Transport::Tcp => Limits { tcp: limits, ..all },
+        Transport::Rdma => Limits { rdma: limits, ..all },
+    });
+    named.transports.borrow_mut().insert(transport);
+    object::made(control, CREATE_TRANSPORT, &CreateTransport { trtype: transport.name().into(), ..p });
     Ok(true)
 }
 
@@ -363,24 +370,28 @@ struct TransportInfo {
 
 async fn get_transports(control: &Control, p: GetTransports) -> Result<Vec<TransportInfo>, Error> {
     let named = control.nvmf.find(p.tgt_name.as_deref())?;
-    if let Some(transport) = &p.trtype {
-        check_transport(transport)?;
-        if !named.has_transport.get() {
-            return Err(Error::no_device("transport", transport));
+    let only = p.trtype.as_deref().map(parse_transport).transpose()?;
+    let limits = named.target.limits();
+    let info = |transport: Transport| {
+        let QueueLimits { entries, queues } = limits.of(transport);
+        TransportInfo {
+            kind: transport.name(),
+            trtype: transport.name(),
+            max_queue_depth: entries,
+            max_io_qpairs_per_ctrlr: queues,
+            in_capsule_data_size: transport.in_capsule_max(),
+            max_io_size: 128 << 10,
+            io_unit_size: 128 << 10,
+            abort_timeout_sec: 1,
         }
-    }
-    let Limits { entries, queues, .. } = named.target.limits();
-    let info = TransportInfo {
-        kind: "TCP",
-        trtype: "TCP",
-        max_queue_depth: entries,
-        max_io_qpairs_per_ctrlr: queues,
-        in_capsule_data_size: IN_CAPSULE_MAX,
-        max_io_size: 128 << 10,
-        io_unit_size: 128 << 10,
-        abort_timeout_sec: 1,
     };
-    Ok(named.has_transport.get().then_some(info).into_iter().collect())
+    let transports = named.transports.borrow();
+    let wanted = transports.iter().filter(|transport| only.is_none_or(|only| only == **transport));
+    let found: Vec<TransportInfo> = wanted.map(|transport| info(*transport)).collect();
+    match only {
+        Some(transport) if found.is_empty() => Err(Error::no_device("transport", transport.name())),
+        _ => Ok(found),
+    }
 }
 
 /// Parameters of `nvmf_set_max_subsystems`.
@@ -426,7 +437,7 @@ async fn set_crdt(control: &Control, p: SetCrdt) -> Result<bool, Error> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ListenAddress {
-    /// The transport: `TCP`.
+    /// The transport: `TCP` or `RDMA`.
     trtype: String,
     /// The kind of address, `IPv4` or `IPv6`, which follows from the address.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -439,17 +450,17 @@ struct ListenAddress {
 }
 
 impl ListenAddress {
-    fn new(address: SocketAddr) -> Self {
+    fn new(Address { transport, socket }: Address) -> Self {
         Self {
-            trtype: "TCP".into(),
-            adrfam: Some(if address.is_ipv4() { "IPv4" } else { "IPv6" }.into()),
-            traddr: address.ip().to_string(),
-            trsvcid: Some(address.port().to_string()),
+            trtype: transport.name().into(),
+            adrfam: Some(if socket.is_ipv4() { "IPv4" } else { "IPv6" }.into()),
+            traddr: socket.ip().to_string(),
+            trsvcid: Some(socket.port().to_string()),
         }
     }
 
-    fn parse(&self, port: u16) -> Result<SocketAddr, Error> {
-        check_transport(&self.trtype)?;
+    fn parse(&self, port: u16) -> Result<Address, Error> {
+        let transport = parse_transport(&self.trtype)?;
         let ip: IpAddr = (self.traddr.trim_matches(['[', ']']).parse())
             .map_err(|_| Error::invalid(format!("'{}' is no IP address", self.traddr)))?;
         let is_family = |name: &String| match ip {
@@ -463,7 +474,7 @@ impl ListenAddress {
             None | Some("") => port,
             Some(text) => text.parse().map_err(|_| Error::invalid(format!("'{text}' is no port")))?,
         };
-        Ok(SocketAddr::new(ip, port))
+        Ok(Address { transport, socket: SocketAddr::new(ip, port) })
     }
 }
 
@@ -487,22 +498,24 @@ struct Referral {
 }
 
 impl Referral {
-    fn parse(&self) -> Result<(ListenAddress, Nqn), Error> {
-        let address = ListenAddress::new(self.address.parse(DISCOVERY_PORT)?);
-        Ok((address, parse_nqn(self.subnqn.as_deref().unwrap_or(nqn::DISCOVERY))?))
+    fn parse(&self) -> Result<(Address, Nqn), Error> {
+        Ok((
+            self.address.parse(DISCOVERY_PORT)?,
+            parse_nqn(self.subnqn.as_deref().unwrap_or(nqn::DISCOVERY))?,
+        ))
     }
 }
 
 impl Named {
     fn show_referrals(&self) {
-        let entry = |(number, (address, name)): (usize, &(ListenAddress, Nqn))| Entry {
-            transport: Transport::Tcp,
-            family: if address.adrfam.as_deref() == Some("IPv6") { Family::Ipv6 } else { Family::Ipv4 },
+        let entry = |(number, (address, name)): (usize, &(Address, Nqn))| Entry {
+            transport: address.transport.into(),
+            family: if address.socket.is_ipv6() { Family::Ipv6 } else { Family::Ipv4 },
             subtype: Subtype::Referral,
             security: Security::Unspecified,
             port_id: u16::MAX - number as u16,
-            address: address.traddr.clone(),
-            service: address.trsvcid.clone().unwrap_or_default(),
+            address: address.socket.ip().to_string(),
+            service: address.socket.port().to_string(),
             subsystem: name.clone(),
         };
         self.target.set_referrals(self.referrals.borrow().iter().enumerate().map(entry).collect());
@@ -514,7 +527,7 @@ async fn add_referral(control: &Control, p: Referral) -> Result<bool, Error> {
     if named.referrals.borrow().contains(&referral) {
         return Err(Error::errno(Errno::EXIST, "the discovery page has this discovery service already"));
     }
-    let address = referral.0.clone();
+    let address = ListenAddress::new(referral.0);
     named.referrals.borrow_mut().push(referral);
     named.show_referrals();
     object::made(control, ADD_REFERRAL, &Referral { address, ..p });
@@ -529,7 +542,7 @@ async fn remove_referral(control: &Control, p: Referral) -> Result<bool, Error> 
         return Err(Error::errno(Errno::NOENT, "the discovery page does not have this discovery service"));
     }
     named.show_referrals();
-    object::forget(control, ADD_REFERRAL, &Referral { address: referral.0, ..p });
+    object::forget(control, ADD_REFERRAL, &Referral { address: ListenAddress::new(referral.0), ..p });
     Ok(true)
 }
 
@@ -551,8 +564,8 @@ struct ReferralInfo {
 async fn get_referrals(control: &Control, p: OfTarget) -> Result<Vec<ReferralInfo>, Error> {
     let named = control.nvmf.find(p.tgt_name.as_deref())?;
     let referrals = named.referrals.borrow();
-    let info = |(address, name): &(ListenAddress, Nqn)| ReferralInfo {
-        address: address.clone(),
+    let info = |(address, name): &(Address, Nqn)| ReferralInfo {
+        address: ListenAddress::new(*address),
         subnqn: name.to_string(),
     };
     Ok(referrals.iter().map(info).collect())
@@ -571,6 +584,8 @@ impl From<aryk_nvmf::Error> for Error {
             Nvmf::NotListening(_) => Errno::NOENT,
             Nvmf::Channel(_) => Errno::ADDRINUSE,
             Nvmf::NamespaceId(_) | Nvmf::Group(_) | Nvmf::NoAna | Nvmf::SeenByAll(_) => Errno::INVAL,
+            Nvmf::Rdma(_) => Errno::OPNOTSUPP,
+            Nvmf::NoDevice(_) => Errno::ADDRNOTAVAIL,
             Nvmf::Listen { error, .. } => Errno::from_io_error(error).unwrap_or(Errno::IO),
         };
         Self::errno(errno, error.to_string())

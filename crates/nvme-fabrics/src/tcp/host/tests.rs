@@ -1,7 +1,9 @@
 //! The host's side against a controller's side ([`Queue`]), and against controllers that violate the protocol.
 
 use super::*;
-use crate::tcp::queue::{Piece, Queue, Received, SlotId};
+use crate::SlotId;
+use crate::sgl::DataBlocks;
+use crate::tcp::queue::{Piece, Queue, Received};
 use aryk_nvme::spec::entry::CompletionEntry;
 use aryk_nvme::spec::opcode::io;
 use aryk_nvme::spec::status::Code;
@@ -58,7 +60,7 @@ impl Controller {
 
     fn execute(&mut self, id: SlotId) {
         let (entry, data, requested) = self.slots.get_mut(&id.0).unwrap();
-        let sgl = Sgl::decode(entry).unwrap();
+        let sgl = Sgl::decode(entry, DataBlocks::Transport).unwrap();
         match (entry.opcode(), sgl) {
             (io::READ, sgl) => {
                 *data = pattern(entry.cid(), sgl.len());

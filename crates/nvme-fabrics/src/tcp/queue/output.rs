@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use super::SlotId;
+use crate::SlotId;
 use crate::tcp::digest::DataDigest;
 use crate::tcp::fatal::Fatal;
 use crate::tcp::pdu::{Format, HEADER_MAX, Header, Side};

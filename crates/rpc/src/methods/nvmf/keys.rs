@@ -9,11 +9,10 @@ use crate::methods::{Control, Error};
 use aryk_nvme_fabrics::chap::{Secret, Secrets};
 use aryk_nvme_fabrics::nqn::Nqn;
 use aryk_nvme_fabrics::psk::ConfiguredPsk;
-use aryk_nvmf::{Channel, HostKeys, ListenerInfo, Target, TlsKey};
+use aryk_nvmf::{Address, Channel, HostKeys, ListenerInfo, Target, TlsKey};
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// Names of secrets in the keyring.
@@ -68,8 +67,8 @@ pub(super) async fn read_tls_key(
 /// Whether hosts reach a subsystem over a network without having proved who they are.
 pub(super) fn is_open(target: &Target, nqn: &str) -> bool {
     target.find(nqn).is_ok_and(|info| {
-        let is_plain = |(address, listener): (&SocketAddr, &ListenerInfo)| {
-            listener.channel == Channel::Plain && !address.ip().is_loopback()
+        let is_plain = |(address, listener): (&Address, &ListenerInfo)| {
+            listener.channel == Channel::Plain && !address.socket.ip().is_loopback()
         };
         let is_remote = info.listeners.iter().any(is_plain);
         is_remote && !info.hosts.are_authenticated()

@@ -8,10 +8,10 @@ use super::{
 };
 use crate::config::{Call, Subsystem};
 use crate::{Control, Error};
+use aryk_nvmf::{Address, Transport};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 
 /// The target that a call names. `None`: `nvmf_tgt`, whether the call names it or not.
 fn target_of(params: &Value) -> Option<&str> {
@@ -25,7 +25,7 @@ pub(crate) fn object(method: &str, params: &Value) -> Option<String> {
         CREATE_TARGET => return Some(format!("target {}", text("name")?)),
         SET_MAX_SUBSYSTEMS => return Some("number of subsystems".into()),
         SET_CRDT => return Some("retry delays".into()),
-        CREATE_TRANSPORT => "transport TCP".into(),
+        CREATE_TRANSPORT => format!("transport {}", text("trtype")?.to_uppercase()),
         ADD_REFERRAL => {
             let address = address(&params["address"])?;
             format!("referral {address} to {}", text("subnqn").unwrap_or("any subsystem"))
@@ -65,7 +65,13 @@ pub(super) fn namespace_name(target: Option<&str>, nqn: &str, nsid: u64) -> Stri
     object(ADD_NS, &json!({"tgt_name": target, "nqn": nqn, "namespace": {"nsid": nsid}})).unwrap_or_default()
 }
 
-fn address(value: &Value) -> Option<SocketAddr> {
+/// The name of the note of a target's transport.
+fn transport_name(transport: Transport, params: &Value) -> String {
+    let params = json!({"trtype": transport.name(), "tgt_name": params["tgt_name"]});
+    object(CREATE_TRANSPORT, &params).unwrap_or_default()
+}
+
+fn address(value: &Value) -> Option<Address> {
     ListenAddress::deserialize(value).ok()?.parse(PORT).ok()
 }
 
@@ -94,7 +100,7 @@ pub(super) fn is_of_subsystem(call: &Call, target: Option<&str>, nqn: &str) -> b
 }
 
 /// Whether a call creates a listener of a subsystem, or sets a state of its paths.
-pub(super) fn is_of_listener(call: &Call, target: Option<&str>, nqn: &str, listener: SocketAddr) -> bool {
+pub(super) fn is_of_listener(call: &Call, target: Option<&str>, nqn: &str, listener: Address) -> bool {
     is_of_subsystem(call, target, nqn)
         && address(&call.params["listen_address"]).is_some_and(|known| known == listener)
 }
@@ -163,7 +169,11 @@ fn subsystem_of(call: &Call) -> String {
 pub(crate) fn needs(call: &Call) -> Vec<Needs<'_>> {
     let subsystem = || Needs::Object(subsystem_of(call));
     let mut needs = match &*call.method {
-        CREATE_SUBSYSTEM => vec![Needs::Object(object(CREATE_TRANSPORT, &call.params).unwrap_or_default())],
+        // One of them may not exist.
+        CREATE_SUBSYSTEM => {
+            let transports = Transport::ALL.into_iter();
+            transports.map(|transport| Needs::Object(transport_name(transport, &call.params))).collect()
+        }
         ADD_HOST => vec![subsystem()],
         ADD_NS => disk_of(call).map(Needs::Disk).into_iter().chain([subsystem()]).collect(),
         NS_ADD_HOST => {

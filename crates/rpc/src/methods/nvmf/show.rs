@@ -6,10 +6,11 @@ use crate::methods::framework::TICK_RATE;
 use crate::methods::{Control, Error, Phase, Table};
 use aryk_nvme_fabrics::nqn::{DISCOVERY, Nqn};
 use aryk_nvme_fabrics::reservation::{Kind, Registrant, State};
-use aryk_nvmf::{Channel, ControllerInfo, ListenerInfo, NamedHost, NamespaceInfo, SubsystemInfo, Traffic};
+use aryk_nvmf::{
+    Address, Channel, ControllerInfo, ListenerInfo, NamedHost, NamespaceInfo, SubsystemInfo, Traffic,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::net::SocketAddr;
 use uuid::Uuid;
 
 pub(super) fn register(table: &mut Table<Control>) {
@@ -271,8 +272,8 @@ async fn get_controllers(control: &Control, p: OfSubsystem) -> Result<Vec<Contro
         hostnqn: host.host.to_string(),
         hostid: Uuid::from_bytes(host.host_id),
         num_io_qpairs: host.queues.len(),
-        peer_address: ListenAddress::new(host.peer),
-        listen_address: ListenAddress::new(host.local),
+        peer_address: ListenAddress::new(Address { transport: host.transport, socket: host.peer }),
+        listen_address: ListenAddress::new(Address { transport: host.transport, socket: host.local }),
         traffic: host.traffic.into(),
     };
     Ok(find(control, &p)?.controllers.into_iter().map(reply).collect())
@@ -311,7 +312,8 @@ struct QpairReply {
 
 async fn get_qpairs(control: &Control, p: OfSubsystem) -> Result<Vec<QpairReply>, Error> {
     let queues = |host: ControllerInfo| {
-        let (listen_address, peer_address) = (ListenAddress::new(host.local), ListenAddress::new(host.peer));
+        let [listen_address, peer_address] = [host.local, host.peer]
+            .map(|socket| ListenAddress::new(Address { transport: host.transport, socket }));
         let queues = host.queues.into_iter().map(|(qid, core)| (qid, Some(core)));
         std::iter::once((0, None)).chain(queues).map(move |(qid, core)| QpairReply {
             cntlid: host.id,
@@ -345,7 +347,7 @@ struct GroupState {
 }
 
 async fn get_listeners(control: &Control, p: OfSubsystem) -> Result<Vec<ListenerReply>, Error> {
-    let reply = |(address, ListenerInfo { channel, groups }): (SocketAddr, ListenerInfo)| {
+    let reply = |(address, ListenerInfo { channel, groups }): (Address, ListenerInfo)| {
         let states: Vec<GroupState> = (groups.into_iter())
             .map(|(ana_group, state)| GroupState { ana_group, ana_state: PathState::from(state) })
             .collect();

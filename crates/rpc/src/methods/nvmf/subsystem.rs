@@ -13,11 +13,10 @@ use aryk_nvme::spec::identify::Descriptors;
 use aryk_nvme_fabrics::connect::CONTROLLER_ID_MAX;
 use aryk_nvme_fabrics::reservation;
 use aryk_nvme_fabrics::subsystem::AnaState;
-use aryk_nvmf::{Channel, NAMESPACES_MAX, NewNamespace, NewSubsystem, Target};
+use aryk_nvmf::{Address, Channel, NAMESPACES_MAX, NewNamespace, NewSubsystem, Target, Transport};
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::net::SocketAddr;
 use uuid::Uuid;
 
 pub(crate) const CREATE_SUBSYSTEM: &str = "nvmf_create_subsystem";
@@ -544,10 +543,16 @@ struct AddListener {
 
 async fn add_listener(control: &Control, p: AddListener) -> Result<bool, Error> {
     let named = control.nvmf.find(p.tgt_name.as_deref())?;
-    if !named.has_transport.get() {
-        return Err(Error::invalid("the target has no transport: call nvmf_create_transport first"));
-    }
     let address = p.listen_address.parse(PORT)?;
+    if !named.transports.borrow().contains(&address.transport) {
+        let name = address.transport.name();
+        return Err(Error::invalid(format!(
+            "the target does not have the transport {name}: call nvmf_create_transport first"
+        )));
+    }
+    if p.secure_channel && address.transport == Transport::Rdma {
+        return Err(Error::invalid("connections of RDMA cannot use TLS"));
+    }
     check_whole(control, &p)?;
     control.check_open()?;
     let state = p.ana_state.unwrap_or(State::Optimized).into();
@@ -556,14 +561,14 @@ async fn add_listener(control: &Control, p: AddListener) -> Result<bool, Error> 
     if journal::is_restore() {
         restore_states(control, &named.target, &p, address).await;
     }
-    warn_if_open(&named.target, &p.nqn, address.ip().is_loopback());
+    warn_if_open(&named.target, &p.nqn, address.socket.ip().is_loopback());
     made(control, ADD_LISTENER, &AddListener { listen_address: ListenAddress::new(address), ..p });
     Ok(true)
 }
 
 /// Sets the stored states of ANA groups at a listener that has just been created again. Their own calls come later: a host that
 /// connects before these would use a path that must be inaccessible. Nothing else runs between: no queue exists yet.
-async fn restore_states(control: &Control, target: &Target, p: &AddListener, address: SocketAddr) {
+async fn restore_states(control: &Control, target: &Target, p: &AddListener, address: Address) {
     let is_state = |call: &Call| {
         call.method == SET_STATE && is_of_listener(call, p.tgt_name.as_deref(), &p.nqn, address)
     };

@@ -234,7 +234,11 @@ fn a_path_to_another_subsystem_is_refused() {
     });
     let any = "127.0.0.1:0".parse().unwrap();
     let listen = async move |target: aryk_nvmf::Target| {
-        target.listen(SUBSYSTEM, any, AnaState::Optimized, aryk_nvmf::Channel::Plain).await.unwrap()
+        target
+            .listen(SUBSYSTEM, aryk_nvmf::Address::tcp(any), AnaState::Optimized, aryk_nvmf::Channel::Plain)
+            .await
+            .unwrap()
+            .socket
     };
     let address = other.run(listen);
     let refused = block_on(two.on.controllers.add_path("nv", address, None)).unwrap_err();

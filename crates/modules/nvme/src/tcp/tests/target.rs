@@ -2,7 +2,7 @@
 
 use aryk_bdev::{Blocks, Env, Identity, Registry};
 use aryk_nvme_fabrics::subsystem::AnaState;
-use aryk_nvmf::{Channel, NewNamespace, NewSubsystem, Target};
+use aryk_nvmf::{Address, Channel, NewNamespace, NewSubsystem, Target};
 use aryk_reactor::{CoreSet, Options, Reactors, SleepPolicy};
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -60,7 +60,11 @@ impl Running {
                 target.add_namespace(SUBSYSTEM, "disk", NewNamespace::default()).await.unwrap();
                 let any = "127.0.0.1:0".parse().unwrap();
                 let listen = async || {
-                    target.listen(SUBSYSTEM, any, AnaState::Optimized, Channel::Plain).await.unwrap()
+                    target
+                        .listen(SUBSYSTEM, Address::tcp(any), AnaState::Optimized, Channel::Plain)
+                        .await
+                        .unwrap()
+                        .socket
                 };
                 let (address, other) = (listen().await, listen().await);
                 sender.send((address, other)).unwrap();
@@ -92,7 +96,7 @@ impl Running {
     /// Sets the access to the namespace for hosts that come through a listener.
     pub(super) fn set_access(&self, listener: SocketAddr, state: AnaState) {
         self.run(async move |target: Target| {
-            target.set_state(SUBSYSTEM, listener, None, state).await.unwrap();
+            target.set_state(SUBSYSTEM, Address::tcp(listener), None, state).await.unwrap();
         });
     }
 

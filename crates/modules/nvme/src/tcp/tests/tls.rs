@@ -7,7 +7,7 @@ use aryk_bdev::{Access, Env, Status};
 use aryk_bdev_conformance::{Bench, Shape, block_on, contents};
 use aryk_nvme_fabrics::psk::ConfiguredPsk;
 use aryk_nvme_fabrics::subsystem::AnaState;
-use aryk_nvmf::{Channel, Target, TlsKey};
+use aryk_nvmf::{Address, Channel, Target, TlsKey};
 use aryk_tls::TlsError;
 use std::net::SocketAddr;
 
@@ -28,7 +28,7 @@ fn target(text: &str) -> (Running, SocketAddr) {
     let address = target.run(async move |target: Target| {
         target.set_tls_key(SUBSYSTEM, host, key).unwrap();
         let any = "127.0.0.1:0".parse().unwrap();
-        target.listen(SUBSYSTEM, any, AnaState::Optimized, Channel::Tls).await.unwrap()
+        target.listen(SUBSYSTEM, Address::tcp(any), AnaState::Optimized, Channel::Tls).await.unwrap().socket
     });
     (target, address)
 }

@@ -1,0 +1,327 @@
+//! A connection's queue pair: requests and completions. Context: the owner's, usually a reactor.
+//!
+//! Requests are collected and posted together ([`Endpoint::flush`]): one call, and one doorbell, for the requests of a turn. The
+//! owner has at most as many requests in progress as it has asked for; a request without a completion of its own
+//! ([`Endpoint::write`]) ends with the next one that has one.
+
+use crate::CallError;
+use crate::manager::{Manager, Parts};
+use crate::verbs::{self, CompChannel, Cq, RecvWr, SendWr, Sge, Wc, opcode, send_flags};
+use aryk_dma::{Buffer, Sgl};
+use futures_channel::oneshot;
+use std::os::fd::BorrowedFd;
+
+/// Bytes that a request can carry itself.
+pub const INLINE_MAX: usize = 64;
+/// Completions that one poll takes.
+const POLL_MAX: usize = 32;
+
+/// Memory of the other computer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// Its address there.
+    pub address: u64,
+    /// The key that the other computer has given for it.
+    pub key: u32,
+}
+
+/// What has completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// [`Endpoint::receive`].
+    Receive,
+    /// [`Endpoint::send`].
+    Send,
+    /// [`Endpoint::read`].
+    Read,
+}
+
+/// A completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The request.
+    pub kind: Kind,
+    /// The number that the owner has given to the request.
+    pub id: u32,
+    /// Bytes that were received, for [`Kind::Receive`]; or why the request has failed (`ibv_wc_status`). Then the connection has, too.
+    pub result: Result<u32, u32>,
+}
+
+impl Completion {
+    fn new(wc: &Wc) -> Self {
+        let kind = match wc.wr_id >> 32 {
+            0 => Kind::Receive,
+            1 => Kind::Send,
+            _ => Kind::Read,
+        };
+        let result = if wc.status == verbs::WC_SUCCESS { Ok(wc.byte_len) } else { Err(wc.status) };
+        Self { kind, id: wc.wr_id as u32, result }
+    }
+
+    /// Whether the connection had failed, or was ended, before the request was executed.
+    pub fn is_flushed(&self) -> bool {
+        self.result == Err(verbs::WC_FLUSHED)
+    }
+}
+
+const fn wr_id(kind: Kind, id: u32) -> u64 {
+    let kind = match kind {
+        Kind::Receive => 0,
+        Kind::Send => 1,
+        Kind::Read => 2,
+    };
+    kind << 32 | id as u64
+}
+
+/// Requests that were not posted yet.
+#[derive(Default)]
+struct Batch {
+    sends: Vec<SendWr>,
+    send_pieces: Vec<Sge>,
+    /// What requests carry themselves.
+    inline: Vec<[u8; INLINE_MAX]>,
+    receives: Vec<RecvWr>,
+    receive_pieces: Vec<Sge>,
+}
+
+/// The queue pair of a connection. Its drop ends the connection, and gives the queue pair to the thread that destroys it.
+/// [`Endpoint::end`] also takes the buffers that requests still have.
+pub struct Endpoint {
+    /// `Some` until it is dropped.
+    parts: Option<Parts>,
+    manager: Manager,
+    batch: Batch,
+    /// The device reports the next completion.
+    is_armed: bool,
+}
+
+// SAFETY: libibverbs allows calls from any thread, and the requests' pointers are made and used in one call.
+unsafe impl Send for Endpoint {}
+
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Endpoint").field("is_armed", &self.is_armed).finish_non_exhaustive()
+    }
+}
+
+impl Endpoint {
+    pub(crate) fn new(parts: Parts, manager: Manager) -> Self {
+        Self { parts: Some(parts), manager, batch: Batch::default(), is_armed: false }
+    }
+
+    fn parts(&self) -> &Parts {
+        self.parts.as_ref().expect("present until dropped")
+    }
+
+    /// Whether [`Endpoint::send`] can invalidate a key of the other computer.
+    pub fn can_invalidate(&self) -> bool {
+        self.parts().can_invalidate
+    }
+
+    /// Requests to read that run at the same time.
+    pub fn reads_max(&self) -> u8 {
+        self.parts().reads_max
+    }
+
+    /// Accepts the connection, with data for the other computer. The owner has posted its receives. Returns when the other
+    /// computer knows that it is connected; both sides may send before.
+    ///
+    /// # Errors
+    /// librdmacm's, or the connection is lost.
+    pub async fn accept(&self, private_data: &[u8]) -> Result<(), CallError> {
+        const CALL: &str = "rdma_accept";
+        let (reply, accepted) = oneshot::channel();
+        self.manager.accept(self.parts().id, private_data, reply);
+        accepted.await.unwrap_or(Err(CallError::new(CALL, libc::ECONNRESET)))
+    }
+
+    /// Has the connection ended. All requests complete then.
+    pub fn disconnect(&self) {
+        self.manager.disconnect(self.parts().id);
+    }
+
+    /// Ends the connection. Requests that are in progress may have these buffers, which are lent, until the queue pair is destroyed.
+    pub fn end(mut self, lent: Vec<Buffer>) {
+        if let Some(parts) = self.parts.take() {
+            self.manager.destroy(parts, lent);
+        }
+    }
+
+    /// The descriptor that becomes readable at a completion after [`Endpoint::arm`]. It is not to be read.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        let channel: *mut CompChannel = self.parts().channel;
+        // SAFETY: the channel exists, and its descriptor is open, until the parts are destroyed.
+        unsafe { BorrowedFd::borrow_raw((*channel).fd) }
+    }
+
+    /// Has the descriptor report the next completion. One that has come before is not reported: the owner polls afterwards.
+    ///
+    /// # Errors
+    /// libibverbs's: no completion will be reported.
+    pub fn arm(&mut self) -> Result<(), CallError> {
+        let get_event = self.manager.library().0.ibv_get_cq_event;
+        let parts = self.parts.as_mut().expect("present until dropped");
+        let (mut cq, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the channel exists, and does not block.
+        if self.is_armed && unsafe { get_event(parts.channel, &raw mut cq, &raw mut context) } == 0 {
+            parts.events = parts.events.wrapping_add(1);
+            self.is_armed = false;
+        }
+        if !self.is_armed {
+            let cq: *mut Cq = self.parts().cq;
+            // SAFETY: the completion queue exists; the provider's function belongs to its context.
+            let errno = unsafe { ((*(*cq).context).req_notify_cq)(cq, 0) };
+            if errno != 0 {
+                return Err(CallError::new("ibv_req_notify_cq", errno.abs()));
+            }
+            self.is_armed = true;
+        }
+        Ok(())
+    }
+
+    /// Takes completions, some at a time. Returns whether there may be more.
+    ///
+    /// # Errors
+    /// libibverbs's: the connection cannot go on.
+    pub fn poll(&mut self, completions: &mut Vec<Completion>) -> Result<bool, CallError> {
+        let mut taken = [Wc::EMPTY; POLL_MAX];
+        let cq: *mut Cq = self.parts().cq;
+        // SAFETY: the completion queue exists, and there is room for this many completions.
+        let count = unsafe { ((*(*cq).context).poll_cq)(cq, POLL_MAX as i32, taken.as_mut_ptr()) };
+        let count = usize::try_from(count).map_err(|_| CallError::new("ibv_poll_cq", libc::EIO))?;
+        completions.extend(taken[..count].iter().map(Completion::new));
+        Ok(count == POLL_MAX)
+    }
+
+    /// Receives one message to these pieces of the endpoint's buffers.
+    pub fn receive(&mut self, id: u32, pieces: &[Sgl]) {
+        let key = self.parts().key();
+        let Batch { receives, receive_pieces, .. } = &mut self.batch;
+        let before = receive_pieces.len();
+        receive_pieces.extend(pieces.iter().flat_map(|piece| sges(piece, key)));
+        receives.push(RecvWr {
+            wr_id: wr_id(Kind::Receive, id),
+            next: std::ptr::null_mut(),
+            sg_list: std::ptr::null_mut(),
+            num_sge: (receive_pieces.len() - before) as i32,
+        });
+    }
+
+    fn transfer(&mut self, mut request: SendWr, piece: &Sgl, remote: Remote) {
+        let key = self.parts().key();
+        let Batch { sends, send_pieces, .. } = &mut self.batch;
+        let before = send_pieces.len();
+        send_pieces.extend(sges(piece, key));
+        request.num_sge = (send_pieces.len() - before) as i32;
+        (request.remote_addr, request.rkey) = (remote.address, remote.key);
+        sends.push(request);
+    }
+
+    /// Copies memory of the other computer to a piece of the endpoint's buffers.
+    pub fn read(&mut self, id: u32, to: &Sgl, from: Remote) {
+        let request = SendWr::new(wr_id(Kind::Read, id), opcode::RDMA_READ, send_flags::SIGNALED);
+        self.transfer(request, to, from);
+    }
+
+    /// Copies a piece of the endpoint's buffers to memory of the other computer, before the next send. It has no completion of its
+    /// own.
+    pub fn write(&mut self, from: &Sgl, to: Remote) {
+        self.transfer(SendWr::new(0, opcode::RDMA_WRITE, 0), from, to);
+    }
+
+    /// Sends a message of at most [`INLINE_MAX`] bytes. `invalidates`: a key that the other computer can be used no more with.
+    ///
+    /// # Panics
+    /// If the message is longer.
+    pub fn send(&mut self, id: u32, message: &[u8], invalidates: Option<u32>) {
+        let mut inline = [0; INLINE_MAX];
+        inline[..message.len()].copy_from_slice(message);
+        let flags = send_flags::SIGNALED | send_flags::INLINE;
+        let mut request = SendWr::new(wr_id(Kind::Send, id), opcode::SEND, flags);
+        if let Some(key) = invalidates {
+            (request.opcode, request.invalidate_rkey) = (opcode::SEND_WITH_INV, key);
+        }
+        self.batch.sends.push(request);
+        self.batch.send_pieces.push(Sge { addr: 0, length: message.len() as u32, lkey: 0 });
+        self.batch.inline.push(inline);
+    }
+
+    /// Posts the collected requests.
+    ///
+    /// # Errors
+    /// libibverbs's: the connection cannot go on.
+    pub fn flush(&mut self) -> Result<(), CallError> {
+        self.flush_receives()?;
+        self.flush_sends()
+    }
+
+    fn flush_receives(&mut self) -> Result<(), CallError> {
+        let qp = self.parts().qp;
+        let Batch { receives, receive_pieces, .. } = &mut self.batch;
+        if receives.is_empty() {
+            return Ok(());
+        }
+        let (mut pieces, first, count) = (receive_pieces.as_mut_ptr(), receives.as_mut_ptr(), receives.len());
+        for (place, request) in receives.iter_mut().enumerate() {
+            request.sg_list = pieces;
+            // SAFETY: the list has the pieces of all requests, in their order.
+            pieces = unsafe { pieces.add(request.num_sge as usize) };
+            let is_last = place + 1 == count;
+            // SAFETY: the next request is in the list.
+            request.next = if is_last { std::ptr::null_mut() } else { unsafe { first.add(place + 1) } };
+        }
+        let mut failed = std::ptr::null_mut();
+        // SAFETY: the queue pair exists, and the requests and their pieces stay in place during the call. The memory of the pieces
+        // stays in place until the completions, by the invariant of `Sgl`.
+        let errno = unsafe { ((*(*qp).context).post_recv)(qp, first, &raw mut failed) };
+        receives.clear();
+        receive_pieces.clear();
+        posted("ibv_post_recv", errno)
+    }
+
+    fn flush_sends(&mut self) -> Result<(), CallError> {
+        let qp = self.parts().qp;
+        let Batch { sends, send_pieces, inline, .. } = &mut self.batch;
+        if sends.is_empty() {
+            return Ok(());
+        }
+        let (mut at, first, count) = (0, sends.as_mut_ptr(), sends.len());
+        let mut inline_left = inline.iter();
+        for (place, request) in sends.iter_mut().enumerate() {
+            if request.send_flags & send_flags::INLINE != 0 {
+                let bytes = inline_left.next().expect("each such request has its bytes");
+                send_pieces[at].addr = bytes.as_ptr() as u64;
+            }
+            // SAFETY: the list has the pieces of all requests, in their order.
+            request.sg_list = unsafe { send_pieces.as_mut_ptr().add(at) };
+            at += request.num_sge as usize;
+            let is_last = place + 1 == count;
+            // SAFETY: the next request is in the list.
+            request.next = if is_last { std::ptr::null_mut() } else { unsafe { first.add(place + 1) } };
+        }
+        let mut failed = std::ptr::null_mut();
+        // SAFETY: as in `flush_receives`; what a request carries itself is copied during the call.
+        let errno = unsafe { ((*(*qp).context).post_send)(qp, first, &raw mut failed) };
+        sends.clear();
+        send_pieces.clear();
+        inline.clear();
+        posted("ibv_post_send", errno)
+    }
+}
+
+/// The result of a function that returns 0, or an errno of either sign.
+fn posted(call: &'static str, errno: i32) -> Result<(), CallError> {
+    if errno == 0 { Ok(()) } else { Err(CallError::new(call, errno.wrapping_abs())) }
+}
+
+fn sges(piece: &Sgl, key: u32) -> impl Iterator<Item = Sge> + use<> {
+    piece.pieces().map(move |seg| Sge { addr: seg.base() as u64, length: seg.len() as u32, lkey: key })
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        if let Some(parts) = self.parts.take() {
+            self.manager.destroy(parts, Vec::new());
+        }
+    }
+}

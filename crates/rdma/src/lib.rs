@@ -1,0 +1,63 @@
+//! RDMA connections: libibverbs and librdmacm, loaded at run time, so that the daemon runs on hosts without them.
+//!
+//! - [`Manager`]: the thread that manages connections. It alone makes the calls that may block: it listens, connects, registers
+//!   memory, and destroys what is dropped.
+//! - [`Pending`]: a connection without a queue pair: one that another computer asks for.
+//! - [`Endpoint`]: a connection's queue pair, with one completion queue and the memory of its buffers. Its owner posts requests and
+//!   polls completions, usually on a reactor: neither blocks nor allocates.
+//!
+//! | file | context | content |
+//! | --- | --- | --- |
+//! | `table`, `verbs` | any | the functions and structures of both libraries |
+//! | `manager`, `manager/thread` | any; the thread | connections, and calls that may block |
+//! | `endpoint` | the owner's | requests and completions |
+//!
+//! This crate contains the `unsafe` code for RDMA.
+//!
+//! **Invariants.** What an [`Endpoint`] uses exists until the thread destroys it, which is after its drop. Requests name memory by
+//! [`aryk_dma::Sgl`], whose owner keeps it in place until the completion; a device checks each access by the key of a registration.
+//! Only the [`aryk_dma::Arena`] of an endpoint is registered, for this computer's own requests: no other computer can access it by
+//! itself. Memory stays mapped until the queue pair is destroyed, after which the device accesses it no more.
+#![deny(unsafe_op_in_unsafe_fn)]
+
+mod endpoint;
+mod manager;
+mod table;
+mod verbs;
+
+pub use endpoint::{Completion, Endpoint, INLINE_MAX, Kind, Remote};
+pub use manager::{Listener, Manager, Parameters, Pending, Requests, Setup, StartError};
+pub use table::{Library, LoadError};
+
+use std::io;
+
+/// A call of libibverbs or librdmacm has failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{call}: {}", io::Error::from_raw_os_error(*errno))]
+pub struct CallError {
+    /// The function.
+    pub call: &'static str,
+    /// The errno, which is positive.
+    pub errno: i32,
+}
+
+impl CallError {
+    fn new(call: &'static str, errno: i32) -> Self {
+        Self { call, errno }
+    }
+
+    /// The error of a function that has set `errno`.
+    fn last(call: &'static str) -> Self {
+        Self::new(call, io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+    }
+
+    /// The result of a function that returns 0, or -1 and sets `errno`.
+    fn check(call: &'static str, result: i32) -> Result<(), Self> {
+        if result == 0 { Ok(()) } else { Err(Self::last(call)) }
+    }
+
+    /// A pointer that is null if the function has failed and set `errno`.
+    fn check_pointer<T>(call: &'static str, result: *mut T) -> Result<*mut T, Self> {
+        if result.is_null() { Err(Self::last(call)) } else { Ok(result) }
+    }
+}

@@ -1,0 +1,504 @@
+//! The thread that manages connections. It executes commands, and takes the events of connections.
+
+use super::{IdKey, Listener, Manager, Parameters, Parts, Pending, Requests, Setup, StartError};
+use crate::endpoint::INLINE_MAX;
+use crate::verbs::{
+    self, CmEvent, CompChannel, ConnParam, Context, Cq, DeviceAttr, EventChannel, Mr, QpInitAttr, event,
+};
+use crate::{CallError, Library};
+use aryk_dma::{Arena, Buffer};
+use futures_channel::oneshot;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::mpsc;
+
+/// Requests for connections that the kernel keeps for a listener.
+const BACKLOG: i32 = 128;
+/// How often a request is repeated that the other computer has no receive for: for ever. The owner of the endpoint has a patience.
+const RNR_RETRIES: u8 = 7;
+
+/// What the thread is to do.
+pub(super) enum Command {
+    Listen {
+        manager: Manager,
+        address: SocketAddr,
+        requests: Requests,
+        reply: oneshot::Sender<Result<Listener, CallError>>,
+    },
+    /// Destroys what has no queue pair.
+    Forget(IdKey),
+    Reject {
+        id: IdKey,
+        private_data: Vec<u8>,
+    },
+    Prepare {
+        id: IdKey,
+        setup: Setup,
+        reads_max: u8,
+        reply: oneshot::Sender<Result<(Parts, Vec<Buffer>), CallError>>,
+    },
+    Accept {
+        id: IdKey,
+        private_data: Vec<u8>,
+        reply: oneshot::Sender<Result<(), CallError>>,
+    },
+    Disconnect(IdKey),
+    Destroy {
+        parts: Parts,
+        lent: Vec<Buffer>,
+    },
+    /// No manager is left.
+    End,
+}
+
+/// What an identifier of librdmacm stands for.
+enum Entry {
+    Listener {
+        manager: Manager,
+        requests: Requests,
+    },
+    /// A connection that was asked for, and has no endpoint.
+    Pending,
+    Connection {
+        /// Waits for the connection.
+        connecting: Option<oneshot::Sender<Result<(), CallError>>>,
+        reads_max: u8,
+    },
+}
+
+/// A device that connections use.
+struct Device {
+    /// The protection domain of all endpoints.
+    pd: *mut c_void,
+    attributes: DeviceAttr,
+}
+
+struct Thread {
+    library: Library,
+    channel: *mut EventChannel,
+    entries: HashMap<IdKey, Entry>,
+    /// By context.
+    devices: HashMap<usize, Device>,
+}
+
+pub(super) fn run(
+    commands: mpsc::Receiver<Command>,
+    bell: OwnedFd,
+    started: oneshot::Sender<Result<Library, StartError>>,
+) {
+    let mut thread = match Thread::start() {
+        Ok(thread) => thread,
+        Err(error) => {
+            let _ = started.send(Err(error));
+            return;
+        }
+    };
+    if started.send(Ok(thread.library.clone())).is_err() {
+        return;
+    }
+    loop {
+        // SAFETY: the channel, and with it the descriptor, exists until the thread ends.
+        let events = unsafe { BorrowedFd::borrow_raw((*thread.channel).fd) };
+        let mut ready = [PollFd::new(&bell, PollFlags::IN), PollFd::from_borrowed_fd(events, PollFlags::IN)];
+        // An interrupted call is repeated.
+        let _ = poll(&mut ready, None);
+        let _ = rustix::io::read(&bell, &mut [0; 8]);
+        for command in commands.try_iter() {
+            match command {
+                Command::End => return,
+                command => thread.execute(command),
+            }
+        }
+        thread.take_events();
+    }
+}
+
+impl Thread {
+    fn start() -> Result<Self, StartError> {
+        let library = Library::load()?;
+        // SAFETY: the function takes nothing.
+        let channel = unsafe { (library.0.rdma_create_event_channel)() };
+        let channel = CallError::check_pointer("rdma_create_event_channel", channel).map_err(|error| {
+            if error.errno == libc::ENODEV { StartError::NoDevice } else { StartError::Interface(error) }
+        })?;
+        // SAFETY: the channel, and with it the descriptor, exists.
+        let fd = unsafe { BorrowedFd::borrow_raw((*channel).fd) };
+        set_nonblocking(fd).map_err(StartError::Interface)?;
+        Ok(Self { library, channel, entries: HashMap::new(), devices: HashMap::new() })
+    }
+
+    fn execute(&mut self, command: Command) {
+        match command {
+            Command::Listen { manager, address, requests, reply } => {
+                let listening = self.listen(address).map(|(id, address)| {
+                    self.entries.insert(id, Entry::Listener { manager: manager.clone(), requests });
+                    Listener { manager, id, address }
+                });
+                // Without a receiver, the listener is dropped.
+                let _ = reply.send(listening);
+            }
+            Command::Forget(id) => self.forget(id),
+            Command::Reject { id, private_data } => self.reject(id, &private_data),
+            Command::Prepare { id, setup, reads_max, reply } => {
+                let prepared = self.prepare(id, &setup, reads_max);
+                if prepared.is_err() {
+                    self.reject(id, &setup.rejection);
+                }
+                if let Err(Ok((parts, _))) = reply.send(prepared) {
+                    self.destroy(parts, Vec::new());
+                }
+            }
+            Command::Accept { id, private_data, reply } => self.accept(id, &private_data, reply),
+            Command::Disconnect(id) => self.disconnect(id),
+            Command::Destroy { parts, lent } => self.destroy(parts, lent),
+            Command::End => {}
+        }
+    }
+
+    fn listen(&self, address: SocketAddr) -> Result<(IdKey, SocketAddr), CallError> {
+        let table = &self.library.0;
+        let mut id = std::ptr::null_mut();
+        // SAFETY: the channel exists, and `id` is written.
+        let created =
+            unsafe { (table.rdma_create_id)(self.channel, &raw mut id, std::ptr::null_mut(), verbs::PS_TCP) };
+        CallError::check("rdma_create_id", created)?;
+        let listen = || {
+            let mut raw = to_raw(address);
+            // SAFETY: the identifier exists, and the address is one of its family.
+            let bound = unsafe { (table.rdma_bind_addr)(id, (&raw mut raw).cast()) };
+            CallError::check("rdma_bind_addr", bound)?;
+            // SAFETY: the identifier exists.
+            CallError::check("rdma_listen", unsafe { (table.rdma_listen)(id, BACKLOG) })?;
+            // SAFETY: as above.
+            let port = u16::from_be(unsafe { (table.rdma_get_src_port)(id) });
+            Ok(SocketAddr::new(address.ip(), port))
+        };
+        let listening = listen();
+        if listening.is_err() {
+            // SAFETY: the identifier exists, and is not used afterwards.
+            unsafe { (table.rdma_destroy_id)(id) };
+        }
+        listening.map(|address| (IdKey(id as usize), address))
+    }
+
+    fn forget(&mut self, id: IdKey) {
+        self.entries.remove(&id);
+        // SAFETY: its owner, whose drop has sent the command, uses it no more, and all of its events were acknowledged.
+        unsafe { (self.library.0.rdma_destroy_id)(id.pointer()) };
+    }
+
+    fn reject(&mut self, id: IdKey, private_data: &[u8]) {
+        let data = private_data.as_ptr().cast();
+        // SAFETY: the identifier exists, and the data is copied during the call.
+        unsafe { (self.library.0.rdma_reject)(id.pointer(), data, private_data.len() as u8) };
+        self.forget(id);
+    }
+
+    /// The device of a connection.
+    fn device(&mut self, context: *mut Context) -> Result<&Device, CallError> {
+        let key = context as usize;
+        if !self.devices.contains_key(&key) {
+            let mut attributes = MaybeUninit::zeroed();
+            // SAFETY: the context exists, and the attributes are written.
+            let errno = unsafe { (self.library.0.ibv_query_device)(context, attributes.as_mut_ptr()) };
+            if errno != 0 {
+                return Err(CallError::new("ibv_query_device", errno.wrapping_abs()));
+            }
+            // SAFETY: the context exists.
+            let pd = unsafe { (self.library.0.ibv_alloc_pd)(context) };
+            let pd = CallError::check_pointer("ibv_alloc_pd", pd)?;
+            // SAFETY: all fields are numbers, and were written.
+            let attributes = unsafe { attributes.assume_init() };
+            self.devices.insert(key, Device { pd, attributes });
+        }
+        Ok(&self.devices[&key])
+    }
+
+    fn prepare(
+        &mut self,
+        id: IdKey,
+        setup: &Setup,
+        reads_max: u8,
+    ) -> Result<(Parts, Vec<Buffer>), CallError> {
+        // SAFETY: the identifier exists, and is bound to a device.
+        let context = unsafe { (*id.pointer()).verbs };
+        let library = self.library.clone();
+        let table = &library.0;
+        let Device { pd, attributes } = self.device(context)?;
+        let pd = *pd;
+        let can_invalidate = attributes.device_cap_flags & verbs::MEM_MGT_EXTENSIONS != 0;
+        let reads_max = reads_max.min(u8::try_from(attributes.max_qp_init_rd_atom).unwrap_or(u8::MAX));
+        let (arena, buffers) =
+            Arena::new(&setup.buffers).map_err(|_| CallError::new("mmap", libc::ENOMEM))?;
+        let mut made = Unfinished { library: &library, channel: None, cq: None, mr: None };
+        // SAFETY: the context exists.
+        let channel = unsafe { (table.ibv_create_comp_channel)(context) };
+        let channel = CallError::check_pointer("ibv_create_comp_channel", channel)?;
+        made.channel = Some(channel);
+        // SAFETY: the channel, and with it the descriptor, exists.
+        set_nonblocking(unsafe { BorrowedFd::borrow_raw((*channel).fd) })?;
+        let entries = setup.receives.0 + setup.sends.0;
+        // SAFETY: context and channel exist.
+        let cq = unsafe { (table.ibv_create_cq)(context, entries as i32, std::ptr::null_mut(), channel, 0) };
+        let cq = CallError::check_pointer("ibv_create_cq", cq)?;
+        made.cq = Some(cq);
+        let (address, len) = (arena.addr() as *mut c_void, arena.len() as usize);
+        // SAFETY: the protection domain exists; the arena stays mapped until after the end of the registration.
+        let mr = unsafe { (table.ibv_reg_mr)(pd, address, len, verbs::ACCESS_LOCAL_WRITE) };
+        let mr = CallError::check_pointer("ibv_reg_mr", mr)?;
+        made.mr = Some(mr);
+        let mut attributes = QpInitAttr {
+            qp_context: std::ptr::null_mut(),
+            send_cq: cq,
+            recv_cq: cq,
+            srq: std::ptr::null_mut(),
+            max_send_wr: setup.sends.0,
+            max_recv_wr: setup.receives.0,
+            max_send_sge: setup.sends.1,
+            max_recv_sge: setup.receives.1,
+            max_inline_data: INLINE_MAX as u32,
+            qp_type: verbs::QPT_RC,
+            sq_sig_all: 0,
+        };
+        // SAFETY: the identifier has no queue pair yet, and what the attributes name exists.
+        let created = unsafe { (table.rdma_create_qp)(id.pointer(), pd, &raw mut attributes) };
+        CallError::check("rdma_create_qp", created)?;
+        std::mem::forget(made);
+        self.entries.insert(id, Entry::Connection { connecting: None, reads_max });
+        // SAFETY: the identifier exists, and has a queue pair now.
+        let qp = unsafe { (*id.pointer()).qp };
+        Ok((Parts { id, qp, cq, channel, mr, arena, events: 0, can_invalidate, reads_max }, buffers))
+    }
+
+    fn accept(&mut self, id: IdKey, private_data: &[u8], reply: oneshot::Sender<Result<(), CallError>>) {
+        let Some(Entry::Connection { connecting, reads_max, .. }) = self.entries.get_mut(&id) else {
+            // Its endpoint has been dropped.
+            return;
+        };
+        let mut parameters = ConnParam {
+            private_data: private_data.as_ptr().cast(),
+            private_data_len: private_data.len() as u8,
+            // The other computer does not read.
+            responder_resources: 0,
+            initiator_depth: *reads_max,
+            flow_control: 0,
+            retry_count: 0,
+            rnr_retry_count: RNR_RETRIES,
+            srq: 0,
+            qp_num: 0,
+        };
+        // SAFETY: the identifier exists, and the data is copied during the call.
+        let accepted = unsafe { (self.library.0.rdma_accept)(id.pointer(), &raw mut parameters) };
+        match CallError::check("rdma_accept", accepted) {
+            Ok(()) => *connecting = Some(reply),
+            Err(error) => drop(reply.send(Err(error))),
+        }
+    }
+
+    /// Ends a connection: its queue pair fails, and its requests complete.
+    fn disconnect(&mut self, id: IdKey) {
+        if let Some(Entry::Connection { connecting, .. }) = self.entries.get_mut(&id) {
+            if let Some(connecting) = connecting.take() {
+                let _ = connecting.send(Err(CallError::new("rdma_accept", libc::ECONNRESET)));
+            }
+            // SAFETY: the identifier exists. It fails if the connection has ended before.
+            unsafe { (self.library.0.rdma_disconnect)(id.pointer()) };
+        }
+    }
+
+    fn destroy(&mut self, parts: Parts, lent: Vec<Buffer>) {
+        self.disconnect(parts.id);
+        let Parts { id, cq, channel, mr, arena, events, .. } = parts;
+        let table = &self.library.0;
+        // SAFETY: the owner of the parts has given them up, so that nothing uses them any more; each is destroyed before what it
+        // needs. All events of the completion queue that were taken are acknowledged.
+        unsafe {
+            (table.rdma_destroy_qp)(id.pointer());
+            (table.ibv_ack_cq_events)(cq, events);
+            (table.ibv_destroy_cq)(cq);
+            (table.ibv_destroy_comp_channel)(channel);
+            if (table.ibv_dereg_mr)(mr) == 0 {
+                // The queue pair was the last that could access the memory.
+                lent.into_iter().for_each(|mut buffer| buffer.reclaim());
+            } else {
+                // The device may still access it, so that it must not be used for anything else.
+                std::mem::forget((arena, lent));
+            }
+        }
+        self.forget(id);
+    }
+
+    fn take_events(&mut self) {
+        loop {
+            let mut taken: *mut CmEvent = std::ptr::null_mut();
+            // SAFETY: the channel exists and does not block, and the event is written.
+            if unsafe { (self.library.0.rdma_get_cm_event)(self.channel, &raw mut taken) } != 0 {
+                return;
+            }
+            // SAFETY: the event exists until it is acknowledged.
+            let (id, listener, kind, status, conn) =
+                unsafe { ((*taken).id, (*taken).listen_id, (*taken).event, (*taken).status, (*taken).conn) };
+            let asked = (kind == event::CONNECT_REQUEST).then(|| {
+                let data = conn.private_data.cast::<u8>();
+                let len = usize::from(conn.private_data_len);
+                // SAFETY: the event has so many bytes of data, and exists until it is acknowledged.
+                let data = (!data.is_null()).then(|| unsafe { std::slice::from_raw_parts(data, len) });
+                Parameters {
+                    // SAFETY: the identifier exists: it is a new one.
+                    peer: from_raw(unsafe { &(*id).peer }),
+                    // SAFETY: as above.
+                    local: from_raw(unsafe { &(*id).local }),
+                    private_data: data.unwrap_or_default().to_vec(),
+                    reads_max: conn.initiator_depth,
+                }
+            });
+            // SAFETY: the event was taken just now, and is not used afterwards.
+            unsafe { (self.library.0.rdma_ack_cm_event)(taken) };
+            let id = IdKey(id as usize);
+            match asked {
+                Some(parameters) => self.was_asked(IdKey(listener as usize), id, parameters),
+                None => self.happened(id, kind, status),
+            }
+        }
+    }
+
+    /// Another computer asks for a connection.
+    fn was_asked(&mut self, listener: IdKey, id: IdKey, parameters: Parameters) {
+        let Some(Entry::Listener { manager, requests }) = self.entries.get(&listener) else {
+            return self.forget(id);
+        };
+        requests(Pending::new(manager.clone(), id, parameters));
+        self.entries.insert(id, Entry::Pending);
+    }
+
+    fn happened(&mut self, id: IdKey, kind: u32, status: i32) {
+        // One that is pending learns of it when it is accepted.
+        let Some(Entry::Connection { connecting, .. }) = self.entries.get_mut(&id) else { return };
+        match kind {
+            event::ESTABLISHED => {
+                if let Some(connecting) = connecting.take() {
+                    let _ = connecting.send(Ok(()));
+                }
+            }
+            event::DISCONNECTED
+            | event::DEVICE_REMOVAL
+            | event::REJECTED
+            | event::UNREACHABLE
+            | event::CONNECT_ERROR => {
+                tracing::debug!(kind, status, "an RDMA connection has ended");
+                self.disconnect(id);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        let ids: Vec<IdKey> = self.entries.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.forget(id));
+        // SAFETY: no identifier uses the channel any more.
+        unsafe { (self.library.0.rdma_destroy_event_channel)(self.channel) };
+    }
+}
+
+/// The parts of an endpoint that cannot be finished. Its drop destroys them.
+struct Unfinished<'a> {
+    library: &'a Library,
+    channel: Option<*mut CompChannel>,
+    cq: Option<*mut Cq>,
+    mr: Option<*mut Mr>,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        let table = &self.library.0;
+        // SAFETY: each part exists and is used no more, and is destroyed before what it needs.
+        unsafe {
+            if let Some(mr) = self.mr {
+                (table.ibv_dereg_mr)(mr);
+            }
+            if let Some(cq) = self.cq {
+                (table.ibv_destroy_cq)(cq);
+            }
+            if let Some(channel) = self.channel {
+                (table.ibv_destroy_comp_channel)(channel);
+            }
+        }
+    }
+}
+
+fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), CallError> {
+    let failed = |error: rustix::io::Errno| CallError::new("fcntl", error.raw_os_error());
+    let flags = fcntl_getfl(fd).map_err(failed)?;
+    fcntl_setfl(fd, flags | OFlags::NONBLOCK).map_err(failed)
+}
+
+/// An address as C has it.
+fn to_raw(address: SocketAddr) -> libc::sockaddr_storage {
+    // SAFETY: zeroes are a valid structure.
+    let mut raw: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let place = &raw mut raw;
+    match address {
+        SocketAddr::V4(address) => {
+            let raw = libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: address.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(address.ip().octets()) },
+                sin_zero: [0; 8],
+            };
+            // SAFETY: the storage has room for an address of any family.
+            unsafe { place.cast::<libc::sockaddr_in>().write(raw) };
+        }
+        SocketAddr::V6(address) => {
+            let raw = libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: address.port().to_be(),
+                sin6_flowinfo: address.flowinfo(),
+                sin6_addr: libc::in6_addr { s6_addr: address.ip().octets() },
+                sin6_scope_id: address.scope_id(),
+            };
+            // SAFETY: as above.
+            unsafe { place.cast::<libc::sockaddr_in6>().write(raw) };
+        }
+    }
+    raw
+}
+
+/// An address from C; all zeroes for an unknown family.
+fn from_raw(raw: &libc::sockaddr_storage) -> SocketAddr {
+    let place = std::ptr::from_ref(raw);
+    match i32::from(raw.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the family says what the storage has.
+            let raw = unsafe { place.cast::<libc::sockaddr_in>().read() };
+            let ip = Ipv4Addr::from(raw.sin_addr.s_addr.to_ne_bytes());
+            SocketAddr::new(ip.into(), u16::from_be(raw.sin_port))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let raw = unsafe { place.cast::<libc::sockaddr_in6>().read() };
+            let (ip, port) = (Ipv6Addr::from(raw.sin6_addr.s6_addr), u16::from_be(raw.sin6_port));
+            SocketAddrV6::new(ip, port, raw.sin6_flowinfo, raw.sin6_scope_id).into()
+        }
+        _ => SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_they_were_written() {
+        for text in ["192.0.2.1:4420", "[2001:db8::1]:4421"] {
+            let address: SocketAddr = text.parse().unwrap();
+            assert_eq!(from_raw(&to_raw(address)), address);
+        }
+    }
+}
