@@ -33,7 +33,8 @@ enum Origin {
 pub struct Arena(Arc<Mapping>);
 
 impl Arena {
-    /// Zeroed memory, and buffers of these sizes in it: at whole pages those of a page or more, the others at multiples of 64 bytes.
+    /// Zeroed memory, and buffers of these sizes in it: at whole pages those of a page or more, the others at multiples of 64
+    /// bytes.
     ///
     /// # Errors
     /// [`MapError`].

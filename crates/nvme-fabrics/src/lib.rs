@@ -1,8 +1,8 @@
 //! NVMe over Fabrics without I/O, for targets and initiators: bytes, commands and time go in; bytes, completions and events come
 //! out.
 //!
-//! Cited sections are those of the NVMe Base Specification 2.0 ("NVMe 2.0"), and of the specifications 1.0 of the NVMe TCP and RDMA
-//! Transports.
+//! Cited sections are those of the NVMe Base Specification 2.0 ("NVMe 2.0"), and of the specifications 1.0 of the NVMe TCP and
+//! RDMA Transports.
 //! Commands, identify data and status codes that all transports share are in `aryk_nvme::spec`.
 //!
 //! # Order of reading

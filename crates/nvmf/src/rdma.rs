@@ -1,8 +1,9 @@
-//! An RDMA connection: its messages and its buffers. Context: that of its owner, at first control, then a reactor for an I/O queue.
+//! An RDMA connection: its messages and its buffers. Context: that of its owner, at first control, then a reactor for an I/O
+//! queue.
 //!
-//! A message is received to a capsule: a small buffer for the command, and one of the connection's [`Pool`] for the data behind it,
-//! which the command then has. All buffers are the connection's own, in memory that only its queue pair can access: what a host
-//! does, its connection alone has to bear, and the memory is free for other uses only when the queue pair is destroyed.
+//! A message is received to a capsule: a small buffer for the command, and one of the connection's [`Pool`] for the data behind
+//! it, which the command then has. All buffers are the connection's own, in memory that only its queue pair can access: what a
+//! host does, its connection alone has to bear, and the memory is free for other uses only when the queue pair is destroyed.
 
 use crate::pool::{Pool, SMALL, Taken};
 use aryk_dma::Buffer;
@@ -92,6 +93,7 @@ pub(crate) fn setup(entries: u16, is_admin: bool, rejection: &[u8]) -> Setup {
         // A slot has a write and a send, or a read; there are twice as many slots as entries.
         sends: (4 * receives, 1),
         buffers: buffers(entries, is_admin),
+        is_shared: false,
         rejection: rejection.to_vec(),
     }
 }
@@ -102,8 +104,8 @@ pub(crate) fn memory(setup: &Setup) -> u64 {
 }
 
 impl Wire {
-    /// A connection of a host that has up to `entries` commands at the same time, and the pool of its other buffers. `buffers` are
-    /// those of [`setup`].
+    /// A connection of a host that has up to `entries` commands at the same time, and the pool of its other buffers. `buffers`
+    /// are those of [`setup`].
     pub fn new(endpoint: Endpoint, mut buffers: Vec<Buffer>, entries: u16) -> (Self, Pool) {
         let pool = Pool::of(buffers.split_off(entries.into()));
         let capsules = buffers.into_iter().map(|command| Capsule { command, data: None }).collect();
@@ -195,6 +197,8 @@ impl Wire {
                     let data = self.end_transfer(slot).expect("a read has a buffer");
                     return Ok(Some(Event::Read { slot, data }));
                 }
+                // It is reported only if it has failed.
+                Kind::Write => {}
                 Kind::Send => {
                     let slot = SlotId(id as u16);
                     self.queue.sent(slot);

@@ -34,6 +34,8 @@ pub enum Kind {
     Send,
     /// [`Endpoint::read`].
     Read,
+    /// [`Endpoint::write`], only if it has failed.
+    Write,
 }
 
 /// A completion.
@@ -43,7 +45,8 @@ pub struct Completion {
     pub kind: Kind,
     /// The number that the owner has given to the request.
     pub id: u32,
-    /// Bytes that were received, for [`Kind::Receive`]; or why the request has failed (`ibv_wc_status`). Then the connection has, too.
+    /// Bytes that were received, for [`Kind::Receive`]; or why the request has failed (`ibv_wc_status`). Then the connection has,
+    /// too.
     pub result: Result<u32, u32>,
 }
 
@@ -52,7 +55,8 @@ impl Completion {
         let kind = match wc.wr_id >> 32 {
             0 => Kind::Receive,
             1 => Kind::Send,
-            _ => Kind::Read,
+            2 => Kind::Read,
+            _ => Kind::Write,
         };
         let result = if wc.status == verbs::WC_SUCCESS { Ok(wc.byte_len) } else { Err(wc.status) };
         Self { kind, id: wc.wr_id as u32, result }
@@ -69,6 +73,7 @@ const fn wr_id(kind: Kind, id: u32) -> u64 {
         Kind::Receive => 0,
         Kind::Send => 1,
         Kind::Read => 2,
+        Kind::Write => 3,
     };
     kind << 32 | id as u64
 }
@@ -135,12 +140,31 @@ impl Endpoint {
         accepted.await.unwrap_or(Err(CallError::new(CALL, libc::ECONNRESET)))
     }
 
+    /// Asks for the connection, with data for the other computer. The owner has posted its receives. Returns when there is a
+    /// connection.
+    ///
+    /// # Errors
+    /// librdmacm's: `ECONNREFUSED` if the other computer refuses.
+    pub async fn connect(&self, private_data: &[u8]) -> Result<(), CallError> {
+        const CALL: &str = "rdma_connect";
+        let (reply, connected) = oneshot::channel();
+        self.manager.connect(self.parts().id, private_data, reply);
+        connected.await.unwrap_or(Err(CallError::new(CALL, libc::ECONNRESET)))
+    }
+
+    /// A buffer of the endpoint, as the other computer names it. It must not be used while it is lent to another request.
+    pub fn remote(&self, buffer: &Sgl) -> Option<Remote> {
+        let address = buffer.pieces().next()?.base() as u64;
+        Some(Remote { address, key: self.parts().remote_key() })
+    }
+
     /// Has the connection ended. All requests complete then.
     pub fn disconnect(&self) {
         self.manager.disconnect(self.parts().id);
     }
 
-    /// Ends the connection. Requests that are in progress may have these buffers, which are lent, until the queue pair is destroyed.
+    /// Ends the connection. Requests that are in progress may have these buffers, which are lent, until the queue pair is
+    /// destroyed.
     pub fn end(mut self, lent: Vec<Buffer>) {
         if let Some(parts) = self.parts.take() {
             self.manager.destroy(parts, lent);
@@ -223,10 +247,10 @@ impl Endpoint {
         self.transfer(request, to, from);
     }
 
-    /// Copies a piece of the endpoint's buffers to memory of the other computer, before the next send. It has no completion of its
-    /// own.
+    /// Copies a piece of the endpoint's buffers to memory of the other computer, before the next send. It has no completion of
+    /// its own.
     pub fn write(&mut self, from: &Sgl, to: Remote) {
-        self.transfer(SendWr::new(0, opcode::RDMA_WRITE, 0), from, to);
+        self.transfer(SendWr::new(wr_id(Kind::Write, 0), opcode::RDMA_WRITE, 0), from, to);
     }
 
     /// Sends a message of at most [`INLINE_MAX`] bytes. `invalidates`: a key that the other computer can be used no more with.
@@ -271,8 +295,8 @@ impl Endpoint {
             request.next = if is_last { std::ptr::null_mut() } else { unsafe { first.add(place + 1) } };
         }
         let mut failed = std::ptr::null_mut();
-        // SAFETY: the queue pair exists, and the requests and their pieces stay in place during the call. The memory of the pieces
-        // stays in place until the completions, by the invariant of `Sgl`.
+        // SAFETY: the queue pair exists, and the requests and their pieces stay in place during the call. The memory of the
+        // pieces stays in place until the completions, by the invariant of `Sgl`.
         let errno = unsafe { ((*(*qp).context).post_recv)(qp, first, &raw mut failed) };
         receives.clear();
         receive_pieces.clear();

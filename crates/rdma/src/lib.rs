@@ -2,9 +2,9 @@
 //!
 //! - [`Manager`]: the thread that manages connections. It alone makes the calls that may block: it listens, connects, registers
 //!   memory, and destroys what is dropped.
-//! - [`Pending`]: a connection without a queue pair: one that another computer asks for.
-//! - [`Endpoint`]: a connection's queue pair, with one completion queue and the memory of its buffers. Its owner posts requests and
-//!   polls completions, usually on a reactor: neither blocks nor allocates.
+//! - [`Pending`]: a connection without a queue pair: one that another computer asks for, or that it will be asked for.
+//! - [`Endpoint`]: a connection's queue pair, with one completion queue and the memory of its buffers. Its owner posts requests
+//!   and polls completions, usually on a reactor: neither blocks nor allocates.
 //!
 //! | file | context | content |
 //! | --- | --- | --- |
@@ -14,10 +14,11 @@
 //!
 //! This crate contains the `unsafe` code for RDMA.
 //!
-//! **Invariants.** What an [`Endpoint`] uses exists until the thread destroys it, which is after its drop. Requests name memory by
-//! [`aryk_dma::Sgl`], whose owner keeps it in place until the completion; a device checks each access by the key of a registration.
-//! Only the [`aryk_dma::Arena`] of an endpoint is registered, for this computer's own requests: no other computer can access it by
-//! itself. Memory stays mapped until the queue pair is destroyed, after which the device accesses it no more.
+//! **Invariants.** What an [`Endpoint`] uses exists until the thread destroys it, which is after its drop. Requests name memory
+//! by [`aryk_dma::Sgl`], whose owner keeps it in place until the completion; a device checks each access by the key of a
+//! registration. Only the [`aryk_dma::Arena`] of an endpoint is registered, for this computer's own requests, or for the other
+//! computer's too if its [`Setup`] says so. Memory stays mapped until the queue pair is destroyed, after which the device
+//! accesses it no more.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod endpoint;

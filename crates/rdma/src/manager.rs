@@ -62,10 +62,16 @@ pub(crate) struct Parts {
 unsafe impl Send for Parts {}
 
 impl Parts {
-    /// The key of the arena's registration.
+    /// The key of the arena's registration, for requests of this computer.
     pub(crate) fn key(&self) -> u32 {
         // SAFETY: the registration exists until the parts are destroyed.
         unsafe { (*self.mr).lkey }
+    }
+
+    /// As [`Parts::key`], for requests of the other computer.
+    pub(crate) fn remote_key(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { (*self.mr).rkey }
     }
 }
 
@@ -78,6 +84,8 @@ pub struct Setup {
     pub sends: (u32, u32),
     /// The sizes of its buffers, which the device can access.
     pub buffers: Vec<usize>,
+    /// The other computer may read and write the buffers by a key, which it is given ([`Endpoint::remote`]).
+    pub is_shared: bool,
     /// What the other computer is told if there is no memory for it.
     pub rejection: Vec<u8>,
 }
@@ -149,6 +157,25 @@ impl Manager {
         listening.await.unwrap_or(Err(CallError::new("rdma_listen", libc::ECANCELED)))
     }
 
+    /// Finds the way to an address. The owner makes the queue pair, posts receives, and connects ([`Endpoint::connect`]).
+    ///
+    /// # Errors
+    /// librdmacm's: there is no way to the address by an RDMA device.
+    pub async fn resolve(&self, address: SocketAddr) -> Result<Pending, CallError> {
+        let (reply, resolved) = oneshot::channel();
+        self.command(Command::Resolve { manager: self.clone(), address, reply });
+        resolved.await.unwrap_or(Err(CallError::new("rdma_resolve_addr", libc::ECANCELED)))
+    }
+
+    pub(crate) fn connect(
+        &self,
+        id: IdKey,
+        private_data: &[u8],
+        reply: oneshot::Sender<Result<(), CallError>>,
+    ) {
+        self.command(Command::Connect { id, private_data: private_data.to_vec(), reply });
+    }
+
     pub(crate) fn accept(
         &self,
         id: IdKey,
@@ -201,13 +228,13 @@ pub struct Parameters {
     pub reads_max: u8,
 }
 
-/// A connection that another computer asks for. Its drop refuses it.
+/// A connection that another computer asks for, or is to be asked for. Its drop refuses it.
 #[derive(Debug)]
 pub struct Pending {
     manager: Manager,
     /// `None`: an endpoint has it.
     id: Option<IdKey>,
-    /// What the other computer says.
+    /// What the other computer says; of a connection that is to be asked for, the addresses.
     pub parameters: Parameters,
 }
 
@@ -216,7 +243,8 @@ impl Pending {
         Self { manager, id: Some(id), parameters }
     }
 
-    /// Makes the queue pair and its buffers. The owner posts receives, and accepts the connection ([`Endpoint::accept`]).
+    /// Makes the queue pair and its buffers. The owner posts receives, and accepts the connection ([`Endpoint::accept`]) or asks
+    /// for it ([`Endpoint::connect`]).
     ///
     /// # Errors
     /// libibverbs's: there is no memory, or the device cannot have such a queue pair.

@@ -67,6 +67,9 @@ table! {
     rdma_destroy_id: fn(*mut CmId) -> c_int;
     rdma_bind_addr: fn(*mut CmId, *mut c_void) -> c_int;
     rdma_listen: fn(*mut CmId, c_int) -> c_int;
+    rdma_resolve_addr: fn(*mut CmId, *mut c_void, *mut c_void, c_int) -> c_int;
+    rdma_resolve_route: fn(*mut CmId, c_int) -> c_int;
+    rdma_connect: fn(*mut CmId, *mut ConnParam) -> c_int;
     rdma_get_src_port: fn(*mut CmId) -> u16;
     rdma_create_qp: fn(*mut CmId, *mut c_void, *mut QpInitAttr) -> c_int;
     rdma_destroy_qp: fn(*mut CmId);

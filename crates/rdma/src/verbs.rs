@@ -1,5 +1,5 @@
-//! Structures of libibverbs and librdmacm, as far as they are used here: those of rdma-core 16 (2017) and later, whose layouts are
-//! part of the libraries' ABI. Any context.
+//! Structures of libibverbs and librdmacm, as far as they are used here: those of rdma-core 16 (2017) and later, whose layouts
+//! are part of the libraries' ABI. Any context.
 
 use std::ffi::{c_int, c_void};
 
@@ -8,7 +8,15 @@ pub(crate) const WC_SUCCESS: u32 = 0;
 /// `ibv_wc_status` of a request that was not executed, because its queue pair has failed before.
 pub(crate) const WC_FLUSHED: u32 = 5;
 
-pub(crate) const ACCESS_LOCAL_WRITE: c_int = 1;
+/// `ibv_access_flags`.
+pub(crate) mod access {
+    use std::ffi::c_int;
+
+    pub(crate) const LOCAL_WRITE: c_int = 1;
+    pub(crate) const REMOTE_WRITE: c_int = 1 << 1;
+    pub(crate) const REMOTE_READ: c_int = 1 << 2;
+}
+
 pub(crate) const QPT_RC: u32 = 2;
 
 /// `ibv_wr_opcode`.
@@ -33,6 +41,10 @@ pub(crate) const PS_TCP: u32 = 0x0106;
 
 /// `rdma_cm_event_type`.
 pub(crate) mod event {
+    pub(crate) const ADDR_RESOLVED: u32 = 0;
+    pub(crate) const ADDR_ERROR: u32 = 1;
+    pub(crate) const ROUTE_RESOLVED: u32 = 2;
+    pub(crate) const ROUTE_ERROR: u32 = 3;
     pub(crate) const CONNECT_REQUEST: u32 = 4;
     pub(crate) const CONNECT_ERROR: u32 = 6;
     pub(crate) const UNREACHABLE: u32 = 7;
@@ -83,7 +95,7 @@ pub(crate) struct Mr {
     length: usize,
     handle: u32,
     pub lkey: u32,
-    rkey: u32,
+    pub rkey: u32,
 }
 
 /// `ibv_wc`.

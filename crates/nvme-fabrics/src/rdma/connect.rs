@@ -1,5 +1,5 @@
-//! The private data of connections: what hosts and controllers tell each other when they connect. NVMe RDMA Transport 1.0 §3.2. Any
-//! context.
+//! The private data of connections: what hosts and controllers tell each other when they connect. NVMe RDMA Transport 1.0 §3.2.
+//! Any context.
 
 use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

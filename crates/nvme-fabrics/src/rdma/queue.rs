@@ -1,5 +1,5 @@
-//! A controller's side of a connection, which carries one queue pair: commands come in; reads, writes and completions go out. NVMe
-//! RDMA Transport 1.0 §3.1. Context: the owner of the connection, usually a reactor.
+//! A controller's side of a connection, which carries one queue pair: commands come in; reads, writes and completions go out.
+//! NVMe RDMA Transport 1.0 §3.1. Context: the owner of the connection, usually a reactor.
 //!
 //! The queue knows neither the connection nor the memory of the data, nor what commands do. Its owner passes what it receives
 //! ([`Queue::receive`]), executes commands, transfers data as the queue says, and sends the replies.
@@ -113,8 +113,8 @@ impl Queue {
         !self.free.is_empty()
     }
 
-    /// Gives the queue its number of entries (SQSIZE plus one), while Connect is the only command there is. The completion of Connect
-    /// follows.
+    /// Gives the queue its number of entries (SQSIZE plus one), while Connect is the only command there is. The completion of
+    /// Connect follows.
     ///
     /// # Panics
     /// If the queue has been connected, or the connection has fewer entries.
@@ -192,8 +192,8 @@ impl Queue {
         Reply { entry, invalidates: slot.invalidates.then_some(slot.region.key) }
     }
 
-    /// Completes a command with success, after `len` bytes of data, which the owner writes to the host's memory before it sends the
-    /// completion. If the descriptor does not name so much memory, the command fails, and nothing is written.
+    /// Completes a command with success, after `len` bytes of data, which the owner writes to the host's memory before it sends
+    /// the completion. If the descriptor does not name so much memory, the command fails, and nothing is written.
     ///
     /// # Panics
     /// If the owner does not have the command.

@@ -27,7 +27,8 @@ const ADMIN_ENTRIES_MAX: u16 = 128;
 /// The bit of an opcode, and of a Fabrics command's type, that says that data comes from the host.
 const FROM_HOST: u8 = 0b01;
 
-/// Checks what a host asks for, and counts its memory until the last of the returned values is dropped. `None`: it is to be refused.
+/// Checks what a host asks for, and counts its memory until the last of the returned values is dropped. `None`: it is to be
+/// refused.
 pub(super) fn admit(inner: &Inner, pending: &Pending, way: Way) -> Result<(Request, Setup, Held), Reject> {
     let parameters = &pending.parameters;
     let request = Request::decode(&parameters.private_data)?;

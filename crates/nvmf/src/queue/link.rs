@@ -33,6 +33,10 @@ pub(crate) enum Carrier {
 }
 
 /// The connection.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a queue has one, and no indirection on the path of its commands"
+)]
 pub(super) enum Link {
     Tcp(Tcp),
     Rdma(Rdma),

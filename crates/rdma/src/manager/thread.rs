@@ -3,7 +3,8 @@
 use super::{IdKey, Listener, Manager, Parameters, Parts, Pending, Requests, Setup, StartError};
 use crate::endpoint::INLINE_MAX;
 use crate::verbs::{
-    self, CmEvent, CompChannel, ConnParam, Context, Cq, DeviceAttr, EventChannel, Mr, QpInitAttr, event,
+    self, CmEvent, CmId, CompChannel, ConnParam, Context, Cq, DeviceAttr, EventChannel, Mr, QpInitAttr,
+    access, event,
 };
 use crate::{CallError, Library};
 use aryk_dma::{Arena, Buffer};
@@ -11,7 +12,7 @@ use futures_channel::oneshot;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::collections::HashMap;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -19,7 +20,12 @@ use std::sync::mpsc;
 
 /// Requests for connections that the kernel keeps for a listener.
 const BACKLOG: i32 = 128;
-/// How often a request is repeated that the other computer has no receive for: for ever. The owner of the endpoint has a patience.
+/// How long the way to an address may take to find.
+const RESOLVE_MS: i32 = 5000;
+/// How often a request is repeated that gets no answer.
+const RETRIES: u8 = 7;
+/// How often a request is repeated that the other computer has no receive for: for ever. The owner of the endpoint has a
+/// patience.
 const RNR_RETRIES: u8 = 7;
 
 /// What the thread is to do.
@@ -29,6 +35,11 @@ pub(super) enum Command {
         address: SocketAddr,
         requests: Requests,
         reply: oneshot::Sender<Result<Listener, CallError>>,
+    },
+    Resolve {
+        manager: Manager,
+        address: SocketAddr,
+        reply: oneshot::Sender<Result<Pending, CallError>>,
     },
     /// Destroys what has no queue pair.
     Forget(IdKey),
@@ -43,6 +54,11 @@ pub(super) enum Command {
         reply: oneshot::Sender<Result<(Parts, Vec<Buffer>), CallError>>,
     },
     Accept {
+        id: IdKey,
+        private_data: Vec<u8>,
+        reply: oneshot::Sender<Result<(), CallError>>,
+    },
+    Connect {
         id: IdKey,
         private_data: Vec<u8>,
         reply: oneshot::Sender<Result<(), CallError>>,
@@ -62,12 +78,20 @@ enum Entry {
         manager: Manager,
         requests: Requests,
     },
-    /// A connection that was asked for, and has no endpoint.
+    /// The way to an address, which is being found.
+    Resolving {
+        manager: Manager,
+        address: SocketAddr,
+        reply: oneshot::Sender<Result<Pending, CallError>>,
+    },
+    /// A connection that was asked for, or will be, and has no endpoint.
     Pending,
     Connection {
         /// Waits for the connection.
-        connecting: Option<oneshot::Sender<Result<(), CallError>>>,
+        connecting: Option<(&'static str, oneshot::Sender<Result<(), CallError>>)>,
+        /// Reads that either computer may have of the other's memory at the same time.
         reads_max: u8,
+        reads_served: u8,
     },
 }
 
@@ -142,6 +166,10 @@ impl Thread {
                 // Without a receiver, the listener is dropped.
                 let _ = reply.send(listening);
             }
+            Command::Resolve { manager, address, reply } => match self.resolve(address) {
+                Ok(id) => drop(self.entries.insert(id, Entry::Resolving { manager, address, reply })),
+                Err(error) => drop(reply.send(Err(error))),
+            },
             Command::Forget(id) => self.forget(id),
             Command::Reject { id, private_data } => self.reject(id, &private_data),
             Command::Prepare { id, setup, reads_max, reply } => {
@@ -153,20 +181,47 @@ impl Thread {
                     self.destroy(parts, Vec::new());
                 }
             }
-            Command::Accept { id, private_data, reply } => self.accept(id, &private_data, reply),
-            Command::Disconnect(id) => self.disconnect(id),
+            Command::Accept { id, private_data, reply } => {
+                let accept = self.library.0.rdma_accept;
+                self.establish("rdma_accept", accept, id, &private_data, reply);
+            }
+            Command::Connect { id, private_data, reply } => {
+                let connect = self.library.0.rdma_connect;
+                self.establish("rdma_connect", connect, id, &private_data, reply);
+            }
+            Command::Disconnect(id) => self.disconnect(id, libc::ECONNRESET),
             Command::Destroy { parts, lent } => self.destroy(parts, lent),
             Command::End => {}
         }
     }
 
+    /// A new identifier.
+    fn identifier(&self) -> Result<*mut CmId, CallError> {
+        let mut id = std::ptr::null_mut();
+        let create = self.library.0.rdma_create_id;
+        // SAFETY: the channel exists, and `id` is written.
+        let created = unsafe { create(self.channel, &raw mut id, std::ptr::null_mut(), verbs::PS_TCP) };
+        CallError::check("rdma_create_id", created).map(|()| id)
+    }
+
+    fn resolve(&self, address: SocketAddr) -> Result<IdKey, CallError> {
+        let table = &self.library.0;
+        let id = self.identifier()?;
+        let mut raw = to_raw(address);
+        // SAFETY: the identifier exists, and the address is one of its family.
+        let resolving =
+            unsafe { (table.rdma_resolve_addr)(id, std::ptr::null_mut(), (&raw mut raw).cast(), RESOLVE_MS) };
+        let resolving = CallError::check("rdma_resolve_addr", resolving);
+        if resolving.is_err() {
+            // SAFETY: the identifier exists, and is not used afterwards.
+            unsafe { (table.rdma_destroy_id)(id) };
+        }
+        resolving.map(|()| IdKey(id as usize))
+    }
+
     fn listen(&self, address: SocketAddr) -> Result<(IdKey, SocketAddr), CallError> {
         let table = &self.library.0;
-        let mut id = std::ptr::null_mut();
-        // SAFETY: the channel exists, and `id` is written.
-        let created =
-            unsafe { (table.rdma_create_id)(self.channel, &raw mut id, std::ptr::null_mut(), verbs::PS_TCP) };
-        CallError::check("rdma_create_id", created)?;
+        let id = self.identifier()?;
         let listen = || {
             let mut raw = to_raw(address);
             // SAFETY: the identifier exists, and the address is one of its family.
@@ -232,7 +287,10 @@ impl Thread {
         let Device { pd, attributes } = self.device(context)?;
         let pd = *pd;
         let can_invalidate = attributes.device_cap_flags & verbs::MEM_MGT_EXTENSIONS != 0;
-        let reads_max = reads_max.min(u8::try_from(attributes.max_qp_init_rd_atom).unwrap_or(u8::MAX));
+        let most = |of_device: i32| u8::try_from(of_device).unwrap_or(u8::MAX);
+        let reads_max = reads_max.min(most(attributes.max_qp_init_rd_atom));
+        let reads_served = if setup.is_shared { most(attributes.max_qp_rd_atom) } else { 0 };
+        let shared = if setup.is_shared { access::REMOTE_READ | access::REMOTE_WRITE } else { 0 };
         let (arena, buffers) =
             Arena::new(&setup.buffers).map_err(|_| CallError::new("mmap", libc::ENOMEM))?;
         let mut made = Unfinished { library: &library, channel: None, cq: None, mr: None };
@@ -249,7 +307,7 @@ impl Thread {
         made.cq = Some(cq);
         let (address, len) = (arena.addr() as *mut c_void, arena.len() as usize);
         // SAFETY: the protection domain exists; the arena stays mapped until after the end of the registration.
-        let mr = unsafe { (table.ibv_reg_mr)(pd, address, len, verbs::ACCESS_LOCAL_WRITE) };
+        let mr = unsafe { (table.ibv_reg_mr)(pd, address, len, access::LOCAL_WRITE | shared) };
         let mr = CallError::check_pointer("ibv_reg_mr", mr)?;
         made.mr = Some(mr);
         let mut attributes = QpInitAttr {
@@ -269,42 +327,50 @@ impl Thread {
         let created = unsafe { (table.rdma_create_qp)(id.pointer(), pd, &raw mut attributes) };
         CallError::check("rdma_create_qp", created)?;
         std::mem::forget(made);
-        self.entries.insert(id, Entry::Connection { connecting: None, reads_max });
+        self.entries.insert(id, Entry::Connection { connecting: None, reads_max, reads_served });
         // SAFETY: the identifier exists, and has a queue pair now.
         let qp = unsafe { (*id.pointer()).qp };
         Ok((Parts { id, qp, cq, channel, mr, arena, events: 0, can_invalidate, reads_max }, buffers))
     }
 
-    fn accept(&mut self, id: IdKey, private_data: &[u8], reply: oneshot::Sender<Result<(), CallError>>) {
-        let Some(Entry::Connection { connecting, reads_max, .. }) = self.entries.get_mut(&id) else {
+    /// Accepts a connection, or asks for it.
+    fn establish(
+        &mut self,
+        call: &'static str,
+        function: unsafe extern "C" fn(*mut CmId, *mut ConnParam) -> c_int,
+        id: IdKey,
+        private_data: &[u8],
+        reply: oneshot::Sender<Result<(), CallError>>,
+    ) {
+        let Some(Entry::Connection { connecting, reads_max, reads_served }) = self.entries.get_mut(&id)
+        else {
             // Its endpoint has been dropped.
             return;
         };
         let mut parameters = ConnParam {
             private_data: private_data.as_ptr().cast(),
             private_data_len: private_data.len() as u8,
-            // The other computer does not read.
-            responder_resources: 0,
+            responder_resources: *reads_served,
             initiator_depth: *reads_max,
             flow_control: 0,
-            retry_count: 0,
+            retry_count: RETRIES,
             rnr_retry_count: RNR_RETRIES,
             srq: 0,
             qp_num: 0,
         };
-        // SAFETY: the identifier exists, and the data is copied during the call.
-        let accepted = unsafe { (self.library.0.rdma_accept)(id.pointer(), &raw mut parameters) };
-        match CallError::check("rdma_accept", accepted) {
-            Ok(()) => *connecting = Some(reply),
+        // SAFETY: it is a function of librdmacm for an identifier, which exists, with data that is copied during the call.
+        let established = unsafe { function(id.pointer(), &raw mut parameters) };
+        match CallError::check(call, established) {
+            Ok(()) => *connecting = Some((call, reply)),
             Err(error) => drop(reply.send(Err(error))),
         }
     }
 
     /// Ends a connection: its queue pair fails, and its requests complete.
-    fn disconnect(&mut self, id: IdKey) {
+    fn disconnect(&mut self, id: IdKey, errno: i32) {
         if let Some(Entry::Connection { connecting, .. }) = self.entries.get_mut(&id) {
-            if let Some(connecting) = connecting.take() {
-                let _ = connecting.send(Err(CallError::new("rdma_accept", libc::ECONNRESET)));
+            if let Some((call, connecting)) = connecting.take() {
+                let _ = connecting.send(Err(CallError::new(call, errno)));
             }
             // SAFETY: the identifier exists. It fails if the connection has ended before.
             unsafe { (self.library.0.rdma_disconnect)(id.pointer()) };
@@ -312,7 +378,7 @@ impl Thread {
     }
 
     fn destroy(&mut self, parts: Parts, lent: Vec<Buffer>) {
-        self.disconnect(parts.id);
+        self.disconnect(parts.id, libc::ECONNRESET);
         let Parts { id, cq, channel, mr, arena, events, .. } = parts;
         let table = &self.library.0;
         // SAFETY: the owner of the parts has given them up, so that nothing uses them any more; each is destroyed before what it
@@ -377,23 +443,58 @@ impl Thread {
     }
 
     fn happened(&mut self, id: IdKey, kind: u32, status: i32) {
-        // One that is pending learns of it when it is accepted.
-        let Some(Entry::Connection { connecting, .. }) = self.entries.get_mut(&id) else { return };
-        match kind {
-            event::ESTABLISHED => {
-                if let Some(connecting) = connecting.take() {
-                    let _ = connecting.send(Ok(()));
+        match self.entries.get_mut(&id) {
+            Some(Entry::Resolving { .. }) => self.resolved(id, kind, status),
+            Some(Entry::Connection { connecting, .. }) => match kind {
+                event::ESTABLISHED => {
+                    if let Some((_, connecting)) = connecting.take() {
+                        let _ = connecting.send(Ok(()));
+                    }
                 }
+                event::REJECTED => self.disconnect(id, libc::ECONNREFUSED),
+                event::UNREACHABLE | event::CONNECT_ERROR => self.disconnect(id, libc::EHOSTUNREACH),
+                event::DISCONNECTED | event::DEVICE_REMOVAL => self.disconnect(id, libc::ECONNRESET),
+                _ => {}
+            },
+            // One that is pending learns of it when it is accepted.
+            Some(Entry::Listener { .. } | Entry::Pending) | None => {}
+        }
+    }
+
+    /// A part of the way to an address has been found, or there is none.
+    fn resolved(&mut self, id: IdKey, kind: u32, status: i32) {
+        let next = match kind {
+            event::ADDR_RESOLVED => {
+                // SAFETY: the identifier exists, and has the addresses.
+                let routing = unsafe { (self.library.0.rdma_resolve_route)(id.pointer(), RESOLVE_MS) };
+                CallError::check("rdma_resolve_route", routing).map(|()| false)
             }
-            event::DISCONNECTED
-            | event::DEVICE_REMOVAL
-            | event::REJECTED
-            | event::UNREACHABLE
-            | event::CONNECT_ERROR => {
-                tracing::debug!(kind, status, "an RDMA connection has ended");
-                self.disconnect(id);
+            event::ROUTE_RESOLVED => Ok(true),
+            event::ADDR_ERROR | event::ROUTE_ERROR => {
+                Err(CallError::new("rdma_resolve_addr", status.wrapping_abs()))
             }
-            _ => {}
+            _ => Ok(false),
+        };
+        if next == Ok(false) {
+            return;
+        }
+        let Some(Entry::Resolving { manager, address, reply }) = self.entries.insert(id, Entry::Pending)
+        else {
+            unreachable!("just found")
+        };
+        match next {
+            Ok(_) => {
+                // SAFETY: the identifier exists.
+                let local = from_raw(unsafe { &(*id.pointer()).local });
+                let parameters =
+                    Parameters { peer: address, local, private_data: Vec::new(), reads_max: u8::MAX };
+                // Without a receiver, it is destroyed by its drop.
+                let _ = reply.send(Ok(Pending::new(manager, id, parameters)));
+            }
+            Err(error) => {
+                let _ = reply.send(Err(error));
+                self.forget(id);
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 address=10.0.2.15
 nqn=nqn.2016-06.io.aryk:rdma
-fail() { echo "failed: $*" >&2; tail -40 /tmp/arykd.log >&2; dmesg | tail -20 >&2; exit 1; }
+fail() { dmesg | tail -5 >&2; tail -20 /tmp/arykd.log >&2; echo "failed: $*" >&2; exit 1; }
 aryk() { program aryk -s /tmp/rpc.sock "$@"; }
 rpc() { aryk rpc "$@" >/tmp/reply 2>&1 || fail "$*: $(cat /tmp/reply)"; }
 ulimit -l unlimited

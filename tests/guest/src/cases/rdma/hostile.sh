@@ -1,0 +1,32 @@
+# A hostile host beside Linux', on the daemon of the same guest.
+
+mkdir /tmp/vhost
+rdma link add rxe0 type rxe netdev eth0
+start
+rpc nvmf_create_transport '{"trtype": "RDMA"}'
+rpc bdev_malloc_create '{"name": "data", "num_blocks": 65536, "block_size": 512}'
+share data
+rpc nvmf_subsystem_add_listener "$(listener RDMA $address)"
+rpc bdev_malloc_create '{"name": "other", "num_blocks": 65536, "block_size": 512}'
+hostile=$nqn
+nqn=nqn.2016-06.io.aryk:other
+share other
+rpc nvmf_subsystem_add_listener "$(listener RDMA $address)"
+program hostile_rdma $address:4420 $hostile alone || fail alone
+connect rdma || fail connect
+pinned() { sed -n 's/^VmPin:[[:space:]]*\([0-9]*\).*/\1/p' /proc/$daemon/status; }
+before=$(pinned)
+program hostile_rdma $address:4420 $hostile >/tmp/scenes 2>&1 &
+attack=$!
+while kill -0 $attack 2>/dev/null; do
+    measure beside --filename=/dev/nvme0n1 --rw=randwrite --bs=4k --iodepth=8 --size=4M --verify=crc32c
+done
+wait $attack || fail "$(cat /tmp/scenes)"
+cat /tmp/scenes >&2
+kill -0 $daemon || fail "the daemon has ended"
+for _ in $(seq 100); do [ "$(pinned)" = "$before" ] && break; sleep 0.1; done
+[ "$(pinned)" = "$before" ] || fail "registered before: $before KiB, afterwards: $(pinned) KiB"
+nvme disconnect -n $nqn
+kill $daemon
+wait $daemon || fail "the daemon did not end"
+if grep -q panicked /tmp/arykd.log; then fail panic; fi
