@@ -18,6 +18,7 @@ mod generate;
 mod hotplug;
 mod install;
 mod progress;
+mod rdma;
 mod simulate;
 mod test;
 mod workspace;
@@ -54,6 +55,8 @@ enum Command {
     Hotplug(hotplug::Args),
     /// Create, use and delete disks at random, thousands of times, beside VMs that verify theirs
     Churn(churn::Args),
+    /// Measure what requests cost over RDMA and over TCP, in one guest
+    RdmaCost,
     /// Simulate a part of Aryk by seed, on stores that fail
     #[command(subcommand)]
     Simulate(simulate::What),
@@ -92,6 +95,7 @@ fn run(command: Command) -> Result<()> {
         Command::Hotplug(args) => hotplug::run(&args),
         Command::Adversary(args) => adversary::run(&args),
         Command::Churn(args) => churn::run(&args),
+        Command::RdmaCost => rdma::run(),
         Command::Simulate(what) => simulate::run(&what),
         Command::Generate => generate::run(),
         Command::Deb(args) => deb::run(&args),

@@ -7,7 +7,7 @@ mod fence;
 mod life;
 mod matrix;
 mod nvme;
-mod rdma;
+pub mod rdma;
 mod recovery;
 mod remote;
 mod scsi;

@@ -1,9 +1,9 @@
 //! Disks over NVMe/RDMA. The guest's kernel has RDMA over its network device; `arykd` runs in the guest, and shares disks with
 //! the kernel of the same guest.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
-use super::{Case, Lab, Site, TIMEOUT};
+use super::{Case, Lab, Site, TIMEOUT, with_site};
 use crate::Vm;
 use crate::image::Kernel;
 
@@ -11,28 +11,65 @@ pub(super) fn cases() -> Vec<Case> {
     vec![Case::new("rdma/linux", linux), Case::new("rdma/hostile", hostile)]
 }
 
-/// Boots a guest with RDMA that runs a script with the daemon. `helpers.sh` of this directory has its functions.
-fn run(site: &Site<'_>, script: &str) -> Result<()> {
+/// Runs a script with the daemon in a guest with RDMA, which may also run these examples. `helpers.sh` of this directory has its
+/// functions. Returns the lines that the script prints.
+fn run(site: &Site<'_>, examples: &[&str], script: &str) -> Result<Vec<String>> {
     let lab = Lab { image: site.lab.image.beside(Kernel::Rdma)?, ..site.lab.clone() };
     let site = &Site { lab: &lab, directory: site.directory };
     let network = "-netdev user,id=net0 -device virtio-net-pci,netdev=net0,romfile=";
+    let examples = examples.iter().map(|name| site.example(name));
     let vm = Vm {
         memory_mib: 640,
-        programs: vec![site.program("arykd"), site.program("aryk"), site.example("hostile_rdma")],
+        programs: ["arykd", "aryk"].into_iter().map(|name| site.program(name)).chain(examples).collect(),
         arguments: network.split_whitespace().map(str::to_owned).collect(),
         ..Vm::with_disks(Vec::new())
     };
     let helpers = include_str!("rdma/helpers.sh");
-    site.boot(&vm, &format!("{helpers}{script}"))?.finish(TIMEOUT).map(drop)
+    Ok(site.boot(&vm, &format!("{helpers}{script}"))?.finish(TIMEOUT)?.lines)
 }
 
-/// The kernel's initiator: discovery, verified I/O of all sizes, a file system, trims, a daemon that is killed under load, and a
-/// target that ends while it is used.
+/// The kernel's initiator: discovery, verified I/O of all sizes, a file system under load, trims, a daemon that is killed, and a
+/// listener that goes.
 fn linux(site: &Site<'_>) -> Result<()> {
-    run(site, include_str!("rdma/linux.sh"))
+    run(site, &[], include_str!("rdma/linux.sh")).map(drop)
 }
 
 /// A host that violates the protocol in all ways, beside the kernel's.
 fn hostile(site: &Site<'_>) -> Result<()> {
-    run(site, include_str!("rdma/hostile.sh"))
+    run(site, &["hostile_rdma"], include_str!("rdma/hostile.sh")).map(drop)
+}
+
+/// What the requests of a workload cost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cost {
+    /// The transport.
+    pub transport: String,
+    /// The workload, as fio names it, and the bytes of a request.
+    pub workload: String,
+    /// Microseconds of processor time that a request costs the daemon.
+    pub of_daemon_us: u64,
+    /// Microseconds that a request costs the whole guest: host, network and target.
+    pub of_guest_us: u64,
+}
+
+/// Measures requests over TCP and over RDMA in one guest.
+///
+/// # Errors
+/// The guest's script fails.
+pub fn costs(lab: &Lab) -> Result<Vec<Cost>> {
+    let lines = with_site(lab, |site| run(site, &[], include_str!("rdma/cost.sh")))?;
+    lines.iter().filter_map(|line| line.strip_prefix("cost ")).map(parse).collect()
+}
+
+/// A line such as `tcp randread 4k 100 400`.
+fn parse(line: &str) -> Result<Cost> {
+    let words: Vec<&str> = line.split(' ').collect();
+    let &[transport, workload, size, of_daemon, of_guest] = &words[..] else { anyhow::bail!("{line:?}") };
+    let number = |text: &str| text.parse().with_context(|| format!("{line:?}"));
+    Ok(Cost {
+        transport: transport.to_owned(),
+        workload: format!("{workload} {size}"),
+        of_daemon_us: number(of_daemon)?,
+        of_guest_us: number(of_guest)?,
+    })
 }
