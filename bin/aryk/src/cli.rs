@@ -531,6 +531,9 @@ pub struct ShareArgs {
     /// Address and port at which hosts reach the disk
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:4420")]
     pub listen: SocketAddr,
+    /// Share the disk over NVMe/RDMA, at an address of an RDMA device, instead of TCP
+    #[arg(long, conflicts_with = "tls_key")]
+    pub rdma: bool,
     /// NQN of a host that may connect; may be repeated [default: any host]
     #[arg(long, value_name = "NQN")]
     pub host: Vec<String>,

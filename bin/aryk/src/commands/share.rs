@@ -1,4 +1,4 @@
-//! `aryk share`, `unshare` and `hosts`: disks for hosts on the network, over NVMe/TCP.
+//! `aryk share`, `unshare` and `hosts`: disks for hosts on the network, over NVMe/TCP or NVMe/RDMA.
 
 use super::{elements, number, text};
 use crate::absent;
@@ -8,7 +8,6 @@ use crate::error::{BUSY, EXISTS, Error, NO_DEVICE, NO_FAMILY};
 use crate::output::{Output, Tone};
 use crate::size::Size;
 use serde_json::{Value, json};
-use std::net::SocketAddr;
 
 /// Hints for a disk that cannot be shared.
 const HINTS: [(i64, &str); 4] = [
@@ -35,8 +34,9 @@ pub fn share(args: &ShareArgs, client: &mut Client, out: &Output) -> Result<(), 
     let uuid = text(&disk, "uuid");
     // The name of a disk is not unique among all servers of a host, which takes subsystems of one name for paths to one disk.
     let nqn = args.nqn.clone().unwrap_or_else(|| format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}"));
-    if elements(&client.call("nvmf_get_transports", json!({}))?).is_empty() {
-        client.call("nvmf_create_transport", json!({"trtype": "TCP"}))?;
+    let transports = client.call("nvmf_get_transports", json!({}))?;
+    if elements(&transports).iter().all(|transport| text(transport, "trtype") != transport_of(args)) {
+        client.call("nvmf_create_transport", json!({"trtype": transport_of(args)}))?;
     }
     let serial: String = uuid.chars().filter(|c| *c != '-').take(20).collect();
     let subsystem = json!({"nqn": nqn, "serial_number": serial, "model_number": "Aryk", "allow_any_host": args.host.is_empty()});
@@ -65,14 +65,19 @@ fn fill(nqn: &str, disk: &str, args: &ShareArgs, client: &mut Client) -> Result<
         client.call("nvmf_subsystem_add_host", call)?;
     }
     let listener = json!({
-        "nqn": nqn, "listen_address": address(args.listen), "secure_channel": args.tls_key.is_some(),
+        "nqn": nqn, "listen_address": address(args), "secure_channel": args.tls_key.is_some(),
     });
     client.call("nvmf_subsystem_add_listener", listener)?;
     Ok(())
 }
 
-fn address(address: SocketAddr) -> Value {
-    json!({"trtype": "TCP", "traddr": address.ip().to_string(), "trsvcid": address.port().to_string()})
+const fn transport_of(args: &ShareArgs) -> &'static str {
+    if args.rdma { "RDMA" } else { "TCP" }
+}
+
+fn address(args: &ShareArgs) -> Value {
+    let (ip, port) = (args.listen.ip().to_string(), args.listen.port().to_string());
+    json!({"trtype": transport_of(args), "traddr": ip, "trsvcid": port})
 }
 
 /// How a host connects, and what it can do without having proved who it is.
@@ -95,8 +100,10 @@ fn advice(args: &ShareArgs, nqn: &str) -> String {
     };
     let mut text = format!(
         "Disk '{}' is shared at {}, for {who}. On a Linux host:\n\n    \
-         nvme connect -t tcp -a {host} -s {port} \\\n        -n {nqn}{name}",
-        args.disk, args.listen
+         nvme connect -t {} -a {host} -s {port} \\\n        -n {nqn}{name}",
+        args.disk,
+        args.listen,
+        transport_of(args).to_lowercase()
     );
     if !ip.is_loopback() && args.tls_key.is_none() {
         text.push_str(match args.key {

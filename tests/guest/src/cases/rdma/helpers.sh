@@ -14,7 +14,7 @@ echo driver rxe >/etc/libibverbs.d/rxe.driver
 
 # Starts the daemon, and waits until it serves what it served before.
 start() {
-    LD_LIBRARY_PATH=/programs/lib /programs/arykd -r /tmp/rpc.sock -S /tmp/vhost --state-dir /tmp/state -m 0x1 \
+    LD_LIBRARY_PATH=/programs/lib /programs/arykd -r /tmp/rpc.sock -S /tmp/vhost --state-dir /tmp/state -m 0x3 \
         >>/tmp/arykd.log 2>&1 &
     daemon=$!
     for _ in $(seq 200); do aryk status >/dev/null 2>&1 && break; sleep 0.1; done

@@ -5,12 +5,11 @@ start
 if aryk rpc nvmf_create_transport '{"trtype": "RDMA"}' >/tmp/reply 2>&1; then fail "RDMA without a device"; fi
 grep -q "no RDMA device" /tmp/reply || fail "$(cat /tmp/reply)"
 rdma link add rxe0 type rxe netdev eth0
-rpc nvmf_create_transport '{"trtype": "RDMA"}'
 aryk disk create data --file /tmp/data.img --size 96M >/dev/null || fail disk
-share data
-if aryk rpc nvmf_subsystem_add_listener "$(listener RDMA 10.0.2.77)" >/tmp/reply 2>&1; then fail "a listener at no address"; fi
+if aryk share data --rdma --listen 10.0.2.77:4420 --nqn $nqn >/tmp/reply 2>&1; then fail "a listener at no address"; fi
 grep -q "cannot listen at 10.0.2.77:4420 (RDMA)" /tmp/reply || fail "$(cat /tmp/reply)"
-rpc nvmf_subsystem_add_listener "$(listener RDMA $address)"
+aryk share data --rdma --listen $address:4420 --nqn $nqn >/tmp/reply 2>&1 || fail "$(cat /tmp/reply)"
+grep -q "nvme connect -t rdma" /tmp/reply || fail "$(cat /tmp/reply)"
 
 nvme discover -t rdma -a $address -s 4420 >/tmp/found || fail discover
 grep -q $nqn /tmp/found || fail "$(cat /tmp/found)"
@@ -57,7 +56,7 @@ echo 3 >/proc/sys/vm/drop_caches
 umount /mnt
 e2fsck -fn $d >/dev/null || fail "the file system is damaged"
 nvme disconnect -n $nqn
-rpc nvmf_delete_subsystem "{\"nqn\": \"$nqn\"}"
+aryk unshare data >/dev/null || fail unshare
 kill $daemon
 wait $daemon || fail "the daemon did not end"
 if grep -q panicked /tmp/arykd.log; then fail panic; fi
