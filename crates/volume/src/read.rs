@@ -2,8 +2,8 @@
 //!
 //! A read looks up the blocks of one range after the other. Where index pages or checksums are missing, it waits for them and
 //! looks the range up again; nothing was started for the range then. Data is read into buffers of the pool and reaches the
-//! request's memory after its checksum was verified. Blobs are pinned while they are read. A request may ask for the places of its
-//! data only, which the caller reads then (`reader.rs`).
+//! request's memory after its checksum was verified. Blobs are pinned while they are read. A request may ask for the places of
+//! its data only, which the caller reads then (`reader.rs`).
 
 use crate::active::{Op, Origin, Phase};
 use crate::dense::DenseKey;

@@ -402,7 +402,8 @@ impl Pool {
             |origin| matches!(origin, Origin::User(tag) if is_wanted(tag)),
         );
         let Self { requests, runtimes, buffers, out, .. } = self;
-        let runtime = runtimes.get_mut(&volume).expect("found before");
+        // A deletion that waited for what has ended just now may be done.
+        let Some(runtime) = runtimes.get_mut(&volume) else { return };
         for (_, request) in requests.iter_mut().filter(|(_, request)| request.volume == volume) {
             let Origin::User(tag) = request.origin else { continue };
             if !is_wanted(tag) {

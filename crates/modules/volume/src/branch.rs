@@ -1,9 +1,10 @@
 //! The branch of a pool: its root on a reactor that has channels of its volumes, and is not that of the pool. Reactor context.
 //!
 //! A branch sends requests to the root of the pool. For a read, the answer says where the data is, and the branch reads it from
-//! the base, verifies it, and copies it to the memory of the request: the root does not touch it. What the root has lent goes back
-//! when nothing reads it any more. All other requests are executed by the root, and so are reads of which a part is on a foreign
-//! disk. But the root has a branch write to the base what it has made of the branch's writes, or as much of those of others.
+//! the base, verifies it, and copies it to the memory of the request: the root does not touch it. What the root has lent goes
+//! back when nothing reads it any more. All other requests are executed by the root, and so are reads of which a part is on a
+//! foreign disk. But the root has a branch write to the base what it has made of the branch's writes, or as much of those of
+//! others.
 //!
 //! Two rings connect a branch with the root ([`aryk_bdev::ring`]). A branch ends with the last channel; then it drops its end of
 //! the ring. If the pool ends, the root drops its own end first: nothing accesses the memory of requests then, except the branch.

@@ -1,8 +1,8 @@
 //! What the channels of a pool's volumes on one reactor share with the pool: requests on their way in, completions on their way
 //! out. Reactor context.
 //!
-//! A channel adds requests here, and a root takes them when it is polled: that of the pool, or its branch on another reactor. So a
-//! channel may be called while the root runs, as when a volume is the base of a volume of another pool.
+//! A channel adds requests here, and a root takes them when it is polled: that of the pool, or its branch on another reactor. So
+//! a channel may be called while the root runs, as when a volume is the base of a volume of another pool.
 
 use crate::device::VolumeKey;
 use aryk_bdev::{Channel, Completion, Io, Outbox, Status, Tag};

@@ -42,8 +42,8 @@ pub use pools::{NewPool, Pools};
 use aryk_bdev::Bytes;
 use uuid::Uuid;
 
-/// Bytes of reads that a reactor has buffers for. Requests behind them wait in the inbox. What is read from foreign disks does not
-/// count: one that hangs would stop all volumes.
+/// Bytes of reads that a reactor has buffers for. Requests behind them wait in the inbox. What is read from foreign disks does
+/// not count: one that hangs would stop all volumes.
 pub(crate) const READ_BYTES: u64 = 64 << 20;
 
 /// The result of a change of the superblock: the number of segments.
