@@ -98,8 +98,8 @@ struct Group {
 /// Bytes of edits after which a checkpoint is written, even if the manifest is small.
 const CHECKPOINT_BYTES_MIN: usize = 256 << 10;
 
-/// The share of the blobs that are free without a discard, and how many these are at most. A pool under load writes them again soon:
-/// its base need neither give their space away nor find it again.
+/// The share of the blobs that are free without a discard, and how many these are at most. A pool under load writes them again
+/// soon: its base need neither give their space away nor find it again.
 const KEPT_SHARE: usize = 16;
 const KEPT_MAX: usize = 64;
 
@@ -397,7 +397,8 @@ impl Keeper {
         }
     }
 
-    /// A blob is in no manifest any more. Returns whether it is to be [`Keeper::freed`] now; otherwise [`Keeper::unpin`] tells when.
+    /// A blob is in no manifest any more. Returns whether it is to be [`Keeper::freed`] now; otherwise [`Keeper::unpin`] tells
+    /// when.
     pub(crate) fn gone(&mut self, id: BlobId) -> bool {
         let blob = &mut self.uses[id.0 as usize];
         blob.is_gone = true;

@@ -59,8 +59,8 @@ use std::time::Duration;
 /// The most bytes of one read or write.
 const DATA_MAX: u64 = 1 << 20;
 
-/// The secrets with which a host authenticates, on all connections of a controller. With a secret of the controller, a target that
-/// does not prove that it knows it is refused. Clones are the same.
+/// The secrets with which a host authenticates, on all connections of a controller. With a secret of the controller, a target
+/// that does not prove that it knows it is refused. Clones are the same.
 #[derive(Clone, Debug, Default)]
 pub struct HostSecrets(Arc<Mutex<Option<Arc<Secrets>>>>);
 

@@ -693,8 +693,8 @@ impl Follower {
         named
     }
 
-    /// Begins to detach controllers of this service, or paths of them, that have not been named for long. Returns when the next one
-    /// will be due.
+    /// Begins to detach controllers of this service, or paths of them, that have not been named for long. Returns when the next
+    /// one will be due.
     fn detach_missing(
         &mut self,
         named: &BTreeMap<Nqn, Vec<SocketAddr>>,
@@ -756,6 +756,42 @@ impl Follower {
         next
     }
 
+    /// The addresses at which a subsystem is to be attached now, all at once, or the one to which a controller that exists gets a
+    /// path.
+    fn new_places(
+        &mut self,
+        subsystem: &Nqn,
+        places: &[SocketAddr],
+        existing: Option<&Attached>,
+    ) -> Vec<SocketAddr> {
+        if self.busy.contains(subsystem) || self.again.contains_key(subsystem) {
+            return Vec::new();
+        }
+        let place = |place: &SocketAddr| (subsystem.clone(), *place);
+        let (handled, mut new): (Vec<_>, Vec<_>) =
+            places.iter().copied().partition(|at| self.handled.contains(&place(at)));
+        let own = &self.discovery.params.name;
+        match existing {
+            // It may be detached when that service ends.
+            Some(other) if other.discovery.is_some() && !other.is_for(own) => {
+                if !new.is_empty() {
+                    self.again.insert(subsystem.clone(), Instant::now() + RETRY);
+                }
+                new.clear();
+            }
+            Some(own) if own.discovery.is_some() => {
+                let there = new.extract_if(.., |at| own.places.contains(at));
+                self.handled.extend(there.map(|at| place(&at)));
+                // The other paths may go.
+                new.truncate(usize::from(own.places.len() < PATHS_MAX));
+            }
+            None if handled.is_empty() => new.truncate(PATHS_MAX),
+            // A client has attached it, or has detached it.
+            Some(_) | None => self.handled.extend(new.drain(..).map(|at| place(&at))),
+        }
+        new
+    }
+
     /// Begins to attach what is named and not attached, with a path to each address.
     fn attach_named(
         &mut self,
@@ -770,45 +806,10 @@ impl Follower {
         let mut count = attached.iter().filter(|attached| attached.is_for(&discovery.params.name)).count();
         let now = Instant::now();
         for (subsystem, places) in named {
-            if self.busy.contains(subsystem) || self.again.contains_key(subsystem) {
-                continue;
-            }
-            let has_any = places.iter().any(|place| self.handled.contains(&(subsystem.clone(), *place)));
-            let new = places.iter().filter(|place| !self.handled.contains(&(subsystem.clone(), **place)));
-            let mut new: Vec<SocketAddr> = new.copied().collect();
+            let existing = of.get(subsystem).copied();
+            let new = self.new_places(subsystem, places, existing);
             if new.is_empty() {
                 continue;
-            }
-            let mut handle = |places: &[SocketAddr]| {
-                self.handled.extend(places.iter().map(|place| (subsystem.clone(), *place)));
-            };
-            let existing = of.get(subsystem);
-            match existing {
-                // It may be detached when that service ends.
-                Some(other) if other.discovery.is_some() && !other.is_for(&discovery.params.name) => {
-                    self.again.insert(subsystem.clone(), now + RETRY);
-                    continue;
-                }
-                Some(own) if own.discovery.is_some() => {
-                    let there = new.extract_if(.., |place| own.places.contains(place));
-                    handle(&there.collect::<Vec<_>>());
-                    // The other paths may go.
-                    if new.is_empty() || own.places.len() >= PATHS_MAX {
-                        continue;
-                    }
-                    new.truncate(1);
-                }
-                // A client has attached it.
-                Some(_) => {
-                    handle(&new);
-                    continue;
-                }
-                // A client has detached it.
-                None if has_any => {
-                    handle(&new);
-                    continue;
-                }
-                None => new.truncate(PATHS_MAX),
             }
             if self.attempts.len() >= ATTEMPTS_MAX {
                 break;

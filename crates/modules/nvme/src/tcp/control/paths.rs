@@ -311,8 +311,8 @@ impl Control {
         self.paths.keys().for_each(|path| self.order(*path, order()));
     }
 
-    /// Authenticates with other secrets on one connected path after the other. When the target has taken them on all, connections use
-    /// them from then on.
+    /// Authenticates with other secrets on one connected path after the other. When the target has taken them on all,
+    /// connections use them from then on.
     pub(super) fn set_secrets(&self, secrets: Option<Arc<Secrets>>, done: Done) {
         let shared = Arc::clone(&self.shared);
         let connected = self.paths.values().filter(|path| path.is_connected);
