@@ -285,14 +285,15 @@ impl Endpoint {
         if receives.is_empty() {
             return Ok(());
         }
-        let (mut pieces, first, count) = (receive_pieces.as_mut_ptr(), receives.as_mut_ptr(), receives.len());
-        for (place, request) in receives.iter_mut().enumerate() {
-            request.sg_list = pieces;
-            // SAFETY: the list has the pieces of all requests, in their order.
-            pieces = unsafe { pieces.add(request.num_sge as usize) };
-            let is_last = place + 1 == count;
-            // SAFETY: the next request is in the list.
-            request.next = if is_last { std::ptr::null_mut() } else { unsafe { first.add(place + 1) } };
+        let (first, mut piece, count) = (receives.as_mut_ptr(), receive_pieces.as_mut_ptr(), receives.len());
+        for place in 0..count {
+            // SAFETY: the lists have this request and the one behind it, and the pieces of all requests in their order.
+            unsafe {
+                let request = first.add(place);
+                (*request).sg_list = piece;
+                (*request).next = if place + 1 < count { first.add(place + 1) } else { std::ptr::null_mut() };
+                piece = piece.add((*request).num_sge as usize);
+            }
         }
         let mut failed = std::ptr::null_mut();
         // SAFETY: the queue pair exists, and the requests and their pieces stay in place during the call. The memory of the
@@ -309,19 +310,23 @@ impl Endpoint {
         if sends.is_empty() {
             return Ok(());
         }
-        let (mut at, first, count) = (0, sends.as_mut_ptr(), sends.len());
-        let mut inline_left = inline.iter();
-        for (place, request) in sends.iter_mut().enumerate() {
+        let (mut at, mut inline_left) = (0, inline.iter());
+        for request in sends.iter() {
             if request.send_flags & send_flags::INLINE != 0 {
                 let bytes = inline_left.next().expect("each such request has its bytes");
                 send_pieces[at].addr = bytes.as_ptr() as u64;
             }
-            // SAFETY: the list has the pieces of all requests, in their order.
-            request.sg_list = unsafe { send_pieces.as_mut_ptr().add(at) };
             at += request.num_sge as usize;
-            let is_last = place + 1 == count;
-            // SAFETY: the next request is in the list.
-            request.next = if is_last { std::ptr::null_mut() } else { unsafe { first.add(place + 1) } };
+        }
+        let (first, mut piece, count) = (sends.as_mut_ptr(), send_pieces.as_mut_ptr(), sends.len());
+        for place in 0..count {
+            // SAFETY: as in `flush_receives`.
+            unsafe {
+                let request = first.add(place);
+                (*request).sg_list = piece;
+                (*request).next = if place + 1 < count { first.add(place + 1) } else { std::ptr::null_mut() };
+                piece = piece.add((*request).num_sge as usize);
+            }
         }
         let mut failed = std::ptr::null_mut();
         // SAFETY: as in `flush_receives`; what a request carries itself is copied during the call.

@@ -200,7 +200,7 @@ impl Queue {
     pub fn complete_with_data(&mut self, id: SlotId, len: u32, result: u64) -> (Option<Region>, Reply) {
         let slot = *self.slot(id);
         match len <= slot.len {
-            true => (Some(slot.region), self.complete(id, Status::new(0), result)),
+            true => ((len > 0).then_some(slot.region), self.complete(id, Status::new(0), result)),
             false => (None, self.complete(id, Code::SGL_DATA_LENGTH_INVALID.status().as_final(), 0)),
         }
     }
@@ -271,6 +271,16 @@ mod tests {
             let (region, reply) = queue.complete_with_data(slot, len, 0);
             assert_eq!((region.is_some(), reply.entry.status().is_success()), (is_written, is_written));
             queue.sent(slot);
+        }
+    }
+
+    #[test]
+    fn nothing_is_written_without_data() {
+        let mut queue = Queue::new(2);
+        for sgl in [keyed(512, false), Sgl::InCapsule { offset: 0, len: 0 }] {
+            let (slot, _) = queue.receive(command(1, sgl).as_bytes()).unwrap();
+            let (region, reply) = queue.complete_with_data(slot, 0, 0);
+            assert_eq!((region, reply.entry.status().is_success()), (None, true));
         }
     }
 
