@@ -37,6 +37,11 @@ fn data_stays_where_it_is_until_its_reader_gives_it_back() {
     // From the middle of a block to behind the data.
     let extents = locate(&mut rig, volume, 11, 85);
     assert_eq!(rig.command(Command::Delete(volume)), Ok(Answer::Done));
+    // More than the store has: each blob that is free is written again.
+    let other = rig.create("other", 1 << 16, Origin::Empty);
+    for byte in 0..200 {
+        rig.write(other, 0, &vec![byte; 2 << 20]);
+    }
     rig.settle();
     let mut reader = Reader::default();
     let mut memory = Buffer::new(85 * UNIT as usize, 4096);
