@@ -148,7 +148,7 @@ fn linux(site: &Site<'_>) -> Result<()> {
     let mut guest = boot(site, nqn, &script)?;
     guest.wait_line("loaded", TIMEOUT)?;
     ensure!(hosts(&daemon)?.first().context("no host")?["hostnqn"] == GUEST, "another host is connected");
-    let refused = daemon.aryk(&["unshare", "data"]).expect_err("a host uses the disk");
+    let refused = daemon.aryk(&["unshare", nqn]).expect_err("a host uses the disk");
     ensure!(refused.to_string().contains("hosts would lose a disk"), "{refused}");
     daemon.kill();
     let daemon = site.daemon(&options)?;
@@ -157,7 +157,7 @@ fn linux(site: &Site<'_>) -> Result<()> {
     daemon.aryk(&["disk", "resize", "data", "256M"])?;
     guest.finish(TIMEOUT)?;
     ensure!(hosts(&daemon)?.is_empty(), "the host is still connected");
-    daemon.aryk(&["unshare", "data"])?;
+    daemon.aryk(&["unshare", nqn])?;
     daemon.stop()
 }
 
