@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
 
 use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::opcode::{admin, io};
@@ -19,6 +20,9 @@ use super::target::{BLOCK, IN_CAPSULE_MAX, SUBSYSTEM};
 
 /// Entries of every queue.
 const ENTRIES: u16 = 16;
+
+/// How long a test waits for an answer before it fails.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What the host wants.
 #[derive(Clone, Copy, Debug, Default)]
@@ -76,6 +80,7 @@ impl Connection {
             max_r2t: 0,
         };
         let mut socket = TcpStream::connect(address).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut bytes = [0; HEADER_MAX];
         let len = Header::IcReq(request).encode(&Format::default(), &mut bytes);
         socket.write_all(&bytes[..len]).unwrap();

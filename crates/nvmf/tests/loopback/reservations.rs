@@ -287,11 +287,10 @@ fn a_host_that_is_fenced_has_no_write_left_when_the_other_one_knows() {
             b.preempt(action, victim, kind).unwrap();
             b
         });
-        // The host is out before its write has ended.
-        until(|| {
-            let hosts = target.list()[0].namespaces[&1].reservations.registrants.len();
-            hosts == 1
-        });
+        // The host is out before its write has ended. Each of its queues learns that a moment after the list shows it;
+        // a flush that comes earlier does not get stuck in the disk, as a write would.
+        until(|| target.list()[0].namespaces[&1].reservations.registrants.len() == 1);
+        until(|| a.queues[0].command(io::FLUSH, 0, 1, &[], 0).map(drop) == CONFLICT);
         assert_eq!(a.queues[0].write(1, &[2; BLOCK]), CONFLICT);
         assert!(!fencing.is_finished());
         stuck.is_stuck.store(false, Relaxed);
