@@ -5,8 +5,7 @@
 //! leave in time, the reactor stays.
 
 use crate::{Control, Error};
-use aryk_reactor::{CoreSet, Handle, Hold};
-use aryk_vhost_device::MOVE_PATIENCE;
+use aryk_reactor::{CoreSet, Handle, Hold, MOVE_PATIENCE};
 use rustix::io::Errno;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};

@@ -5,8 +5,8 @@
 
 pub(crate) mod balance;
 
-use aryk_reactor::{CoreSet, Handle, Hold, ReactorStats, Reactors, ThreadStats};
-use aryk_vhost_device::{Controllers, MoveError};
+use aryk_reactor::{CoreSet, Handle, Hold, MoveError, ReactorStats, Reactors, ThreadStats};
+use aryk_vhost_device::Controllers;
 use balance::{Balancer, Core, Limits, Load, Move, WHOLE};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

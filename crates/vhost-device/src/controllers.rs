@@ -2,9 +2,9 @@
 
 use crate::controller::{Controller, Kind, Settings};
 use crate::endpoint::Endpoint;
-use crate::{EndpointError, Errors, Link, MoveError, Order};
+use crate::{EndpointError, Errors, Link};
 use aryk_bdev::{Error as BdevError, Memory};
-use aryk_reactor::{CoreSet, Hold, Reactors, SleepPolicy};
+use aryk_reactor::{CoreSet, Hold, MoveError, Order, Reactors, SleepPolicy};
 use aryk_vhost_user::Snapshot;
 use std::any::Any;
 use std::cell::RefCell;

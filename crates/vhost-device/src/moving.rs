@@ -1,4 +1,4 @@
-//! The move of a queue to another reactor while its guest does I/O. Reactor context; the errors in control context.
+//! The move of a queue to another reactor while its guest does I/O. Reactor context.
 //!
 //! First the disks prepare the other reactor, while the queue runs (`queues.rs`). Then the queue takes no more chains, and its
 //! requests in flight complete. Then the ring, with its indexes, goes to the other reactor by message. The queue starts there as
@@ -9,40 +9,10 @@
 use crate::DeviceQueue;
 use crate::guest_queue::MakeParts;
 use aryk_bdev::OpenError;
-use aryk_reactor::{CoreSet, Cx, Handle, Moving, RootId, RootRef, TimerId};
+use aryk_reactor::{Cx, Handle, Moving, RootId, RootRef, TimerId};
 use futures_channel::oneshot;
 use std::fmt;
 use std::time::Duration;
-
-/// The default time that a queue waits for its requests in flight before it moves. Its guest waits for the queue during that
-/// time.
-pub const MOVE_PATIENCE: Duration = Duration::from_millis(100);
-
-/// The time that disks may take to prepare the other reactor. The queue runs where it is during that time.
-pub(crate) const PREPARE_PATIENCE: Duration = Duration::from_secs(10);
-
-/// Why a queue did not move.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MoveError {
-    /// No reactor runs on these cores.
-    #[error("no reactor runs on any of the cores {0}")]
-    Cores(CoreSet),
-    /// Requests in flight did not complete in time.
-    #[error("requests in flight did not complete in time, so the queue stays on its core")]
-    TooSlow,
-    /// The disks did not prepare the other reactor in time.
-    #[error(
-        "its disks did not prepare the other core within {} s, so the queue stays on its core",
-        PREPARE_PATIENCE.as_secs()
-    )]
-    NotReady,
-    /// A disk could not be opened on the other reactor.
-    #[error("the queue cannot run there: {0}")]
-    Open(String),
-    /// The queue is stopping or has stopped.
-    #[error("the queue is stopping")]
-    Ending,
-}
 
 /// The state of a queue between two reactors.
 struct Detached<Q: DeviceQueue> {

@@ -1,22 +1,13 @@
 //! Orders to a controller's queues to run on other reactors. Control context.
 
 use crate::controller::{Controller, Kind};
-use crate::moving::{MOVE_PATIENCE, MoveError, Moved, PREPARE_PATIENCE};
+use crate::moving::Moved;
 use crate::queue::DeviceQueue;
-use aryk_reactor::{CoreSet, Gone, Handle, Hold};
+use aryk_reactor::{CoreSet, Gone, Handle, Hold, MOVE_PATIENCE, MoveError, Order, PREPARE_PATIENCE};
 use std::rc::Rc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
-
-/// Where a queue has to run.
-#[derive(Clone, Debug)]
-pub enum Order {
-    /// On one of these cores from now on.
-    Stay(CoreSet),
-    /// On this reactor. The move fails if the requests in flight do not complete in that time.
-    Move(Hold, Duration),
-}
 
 impl<K: Kind> Controller<K> {
     /// Begins to carry out an order for the queue whose thread has that number. `None` if no queue has that thread. The order is

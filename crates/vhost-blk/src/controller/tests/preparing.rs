@@ -8,8 +8,8 @@ use aryk_bdev::{
     Access, Blocks, BoxFuture, Channel, Completion, Device as Disk, Event, Geometry, Identity, Io, Limits,
     OpSet, OpenError, Outbox, Registry, Status, Tag,
 };
-use aryk_reactor::{CoreSet, Cx, Handle, Options, Reactors, RootId};
-use aryk_vhost_device::{Controller, DeviceQueue, MOVE_PATIENCE, MoveError, Order};
+use aryk_reactor::{CoreSet, Cx, Handle, MOVE_PATIENCE, MoveError, Options, Order, Reactors, RootId};
+use aryk_vhost_device::{Controller, DeviceQueue};
 use aryk_vhost_user::{Device, SessionHandle};
 use std::pin::pin;
 use std::rc::Rc;
