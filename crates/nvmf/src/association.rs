@@ -1,6 +1,7 @@
 //! The controllers of hosts: how they begin, and how they end after their I/O queues. Control context.
 
 use crate::address::Address;
+use crate::connection::Ordered;
 use crate::queue::IoQueue;
 use crate::subsystem::State;
 use crate::target::Inner;
@@ -12,12 +13,14 @@ use aryk_nvme_fabrics::connect::{ConnectData, InvalidParameter, Refusal};
 use aryk_nvme_fabrics::controller::Controller;
 use aryk_nvme_fabrics::nqn::Nqn;
 use aryk_nvme_fabrics::status;
-use aryk_reactor::RootRef;
+use aryk_reactor::{MoveError, Order, RootRef};
+use futures_channel::oneshot;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use tokio::sync::Notify;
+use tokio::sync::mpsc::UnboundedSender;
 
 pub(crate) type QueueRef = RootRef<IoQueue>;
 
@@ -25,6 +28,10 @@ pub(crate) type QueueRef = RootRef<IoQueue>;
 pub(crate) struct LiveQueue {
     pub root: QueueRef,
     pub counts: Arc<Counts>,
+    /// The number of its thread.
+    pub thread: u64,
+    /// Where it takes orders to run elsewhere.
+    pub orders: UnboundedSender<Ordered>,
 }
 
 /// The controller of a host.
@@ -278,16 +285,29 @@ impl Inner {
         }
     }
 
-    /// An I/O queue is on a reactor. Returns whether its controller goes on.
-    pub fn queue_began(&self, place: &Place, qid: u16, root: &QueueRef, counts: Arc<Counts>) -> bool {
+    /// An I/O queue is on a reactor, its first or another one. Returns whether its controller goes on.
+    pub fn queue_began(&self, place: &Place, qid: u16, queue: LiveQueue) -> bool {
         let mut state = self.state.borrow_mut();
-        *state.began.entry(Some(root.handle().core())).or_default() += 1;
         let Some(subsystem) = state.subsystem(&place.subsystem) else { return false };
         // Who ends the queues of the controller has not seen this one.
         subsystem.changed.notify_waiters();
         let Some(live) = subsystem.controllers.get_mut(&place.controller) else { return false };
-        live.queues.insert(qid, LiveQueue { root: root.clone(), counts });
-        !live.is_ending
+        let (core, goes_on) = (queue.root.handle().core(), !live.is_ending);
+        if live.queues.insert(qid, queue).is_none() {
+            *state.began.entry(Some(core)).or_default() += 1;
+        }
+        goes_on
+    }
+
+    /// Gives an order to the queue with that thread. `None` if there is no such queue.
+    pub fn order(&self, thread: u64, order: Order) -> Option<oneshot::Receiver<Result<(), MoveError>>> {
+        let state = self.state.borrow();
+        let queues = state.subsystems.values().flat_map(|subsystem| subsystem.controllers.values());
+        let queue = queues.flat_map(|live| live.queues.values()).find(|queue| queue.thread == thread)?;
+        let (done, result) = oneshot::channel();
+        // The result is dropped if the queue has ended.
+        let _ = queue.orders.send((order, done));
+        Some(result)
     }
 
     /// An I/O queue has ended, or has not begun.

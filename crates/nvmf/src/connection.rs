@@ -1,20 +1,18 @@
 //! Connections until Connect and the authentication of their hosts, and admin queues. Control context.
 
+mod io_queue;
 mod rdma;
 mod tcp;
 
 use crate::address::{Address, Transport};
-use crate::association::{Beginning, Live, Place, Reserved, Way};
+use crate::association::{Live, Place, Reserved, Way};
 use crate::authentication::Authentication;
 use crate::pool::TRANSFER_MAX;
-use crate::queue::{Connected, IoQueue, Opened};
 use crate::quota::{Counted, Waits};
 use crate::rdma::Lost;
-use crate::reservation::{Asker, OfHost};
 use crate::stream::{Stream, StreamError};
 use crate::subsystem::Channel;
 use crate::target::Inner;
-use crate::traffic::Counts;
 use aryk_log_limit::limited;
 use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::status::{Code, Status};
@@ -26,15 +24,12 @@ use aryk_nvme_fabrics::property::Change;
 use aryk_nvme_fabrics::sgl::{DataBlocks, Sgl};
 use aryk_nvme_fabrics::{SlotId, status};
 use aryk_rdma::{Listener, Pending};
-use aryk_reactor::{CoreSet, Cx, Handle, Nanos, RootRef};
 use aryk_tls::TlsError;
-use futures_channel::oneshot;
 use rustix::net::sockopt;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -42,6 +37,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::{spawn_local, yield_now};
 use tokio::time::{Instant, sleep_until, timeout};
 
+pub(crate) use self::io_queue::Ordered;
 use self::rdma::RdmaLink;
 use self::tcp::TcpLink;
 
@@ -202,7 +198,7 @@ async fn serve_link(
     drop(waits);
     match begun.connect.qid {
         0 => serve_admin(inner, connection, way, begun).await,
-        _ => hand_over(inner, connection, way, begun).await,
+        _ => io_queue::serve(inner, connection, way, begun).await,
     }
 }
 
@@ -503,145 +499,6 @@ impl Connection {
         }
         let result = u32::from(place.controller) | requirements;
         self.complete(id, Status::new(0), result.into());
-    }
-}
-
-/// Moves an I/O queue to a reactor, and waits for its end.
-async fn hand_over(inner: &Rc<Inner>, mut connection: Connection, way: Way, begun: Begun) -> Result<(), End> {
-    let Begun { connect, data, start, _connected } = begun;
-    let (id, _) = start.split();
-    let place = match inner.admit_io(&connect, &data, way) {
-        Ok(place) => place,
-        Err(refusal) => return connection.refuse(id, refusal).await,
-    };
-    if let Some(slot) = id.and_then(|id| connection.slots.get_mut(&id)) {
-        slot.data.clear();
-    }
-    let ended = run_io(inner, connection, way, id, &connect, (&place, &data)).await;
-    inner.queue_ended(&place, connect.qid);
-    ended
-}
-
-async fn run_io(
-    inner: &Rc<Inner>,
-    connection: Connection,
-    way: Way,
-    id: Option<SlotId>,
-    connect: &Connect,
-    (place, data): (&Place, &ConnectData),
-) -> Result<(), End> {
-    let namespaces = || {
-        let state = inner.state.borrow();
-        let subsystem = state.subsystems.get(&place.subsystem);
-        subsystem
-            .map(|subsystem| subsystem.opened((&data.host, &data.host_id), way.listener, &state.limits))
-            .unwrap_or_default()
-    };
-    let hold = inner.env.reactors().find_least_loaded(None).ok_or(End::Refused)?;
-    // A call that removes a namespace waits until this queue has learned of that.
-    let beginning = inner.begin_queue(place);
-    let opened = namespaces();
-    let first: Vec<_> = opened.iter().map(|opened| (opened.nsid, opened.number)).collect();
-    let prepared = tokio::select! {
-        prepared = prepare(inner, place, &hold, opened) => prepared,
-        () = inner.until_ending(place) => return Err(End::Refused),
-    };
-    let counts = Arc::<Counts>::default();
-    let connected = Connected {
-        carrier: match connection.link {
-            Link::Tcp(tcp) => tcp.into_carrier()?,
-            Link::Rdma(rdma) => rdma.into_carrier(),
-        },
-        entries: connect.sqsize + 1,
-        patience: Nanos(inner.state.borrow().limits.patience.as_nanos() as u64),
-        lines: Arc::clone(&inner.lines),
-        counts: Arc::clone(&counts),
-        asker: Asker { host: OfHost { place: place.clone(), id: data.host_id }, asked: inner.asked.clone() },
-    };
-    let (sender, mut ended) = oneshot::channel();
-    let name = format!("{} queue {}", data.host, connect.qid);
-    let start = move |cx: &mut Cx| {
-        let thread = cx.add_thread(name.clone(), CoreSet::allowed());
-        let made = cx.add_root(thread, &name, |root, cx| {
-            IoQueue::new(connected, prepared, sender, (root, thread), cx)
-        });
-        made.inspect_err(|_| cx.remove_thread(thread))
-    };
-    let root = hold.call(start).await.map_err(|_| End::Refused)??;
-    // The host has no reply to Connect yet: what ends its controller or removes a namespace finds the queue before its first
-    // command.
-    if !inner.queue_began(place, connect.qid, &root, counts) {
-        let _ = root.call(|queue, cx| queue.close(cx)).await;
-        let _ = ended.await;
-        return Ok(());
-    }
-    let (disables_flow_control, controller) = (connect.disables_flow_control, place.controller);
-    let begin = async {
-        reconcile(inner, place, &root, &first, namespaces, beginning).await;
-        let begin = move |queue: &mut IoQueue, cx: &mut Cx| {
-            queue.begin(id, disables_flow_control, controller, cx);
-        };
-        let _ = root.call(begin).await;
-    };
-    tokio::select! {
-        _ = &mut ended => return Ok(()),
-        () = begin => {}
-    }
-    let _ = ended.await;
-    Ok(())
-}
-
-/// Has the disks of namespaces prepare a reactor, and returns the namespaces that are ready. The others are being removed.
-async fn prepare(inner: &Inner, place: &Place, reactor: &Handle, opened: Vec<Opened>) -> Vec<Opened> {
-    let mut prepared = Vec::new();
-    for opened in opened {
-        tokio::select! {
-            is_ready = opened.descriptor.prepare(reactor) => if is_ready.is_ok() { prepared.push(opened) },
-            () = inner.until_gone(place, opened.nsid, opened.number) => {}
-        }
-    }
-    prepared
-}
-
-/// Adds and removes namespaces of a queue that has just begun with the namespaces `first`, as they were added and removed
-/// meanwhile. The target knows the queue from then on, and updates it at each later change.
-async fn reconcile(
-    inner: &Inner,
-    place: &Place,
-    root: &RootRef<IoQueue>,
-    first: &[(u32, u64)],
-    now: impl Fn() -> Vec<Opened>,
-    beginning: Beginning,
-) {
-    let (kept, added): (Vec<_>, Vec<_>) =
-        now().into_iter().partition(|opened| first.iter().any(|(_, number)| *number == opened.number));
-    let is_gone = |number: u64| kept.iter().all(|opened| opened.number != number);
-    let gone: Vec<_> = first.iter().copied().filter(|(_, number)| is_gone(*number)).collect();
-    let rules: Vec<_> = kept.iter().map(|of| (of.nsid, of.number, of.rules)).collect();
-    let (closing, gone): (Vec<_>, Vec<_>) = (gone.into_iter())
-        .map(|of| {
-            let (closed, is_closed) = oneshot::channel();
-            (is_closed, (of, closed))
-        })
-        .unzip();
-    let follow = move |queue: &mut IoQueue, cx: &mut Cx| {
-        gone.into_iter().for_each(|((nsid, number), closed)| queue.remove(nsid, number, closed, cx));
-        queue.update(&rules);
-    };
-    let _ = root.call(follow).await;
-    for is_closed in closing {
-        // The sender is dropped if the queue has not opened it.
-        let _ = is_closed.await;
-    }
-    drop(beginning);
-    for Opened { nsid, number, descriptor, .. } in added {
-        let is_ready = tokio::select! {
-            is_ready = descriptor.prepare(root.handle()) => is_ready.is_ok(),
-            () = inner.until_gone(place, nsid, number) => false,
-        };
-        if is_ready && let Some(opened) = now().into_iter().find(|opened| opened.number == number) {
-            let _ = root.call(move |queue, cx| queue.add(opened, cx)).await;
-        }
     }
 }
 

@@ -47,6 +47,13 @@ pub(crate) struct Share {
     used: usize,
 }
 
+impl Share {
+    /// Whether the queue has no limited buffer.
+    pub const fn is_empty(&self) -> bool {
+        self.used == 0
+    }
+}
+
 /// A buffer of a command.
 #[derive(Debug)]
 pub(crate) struct Taken {

@@ -10,6 +10,7 @@ mod copy;
 mod disks;
 mod fused;
 mod link;
+mod moving;
 mod rdma;
 mod reserve;
 mod sealed;
@@ -30,6 +31,7 @@ use fused::FirstHalf;
 use futures_channel::oneshot;
 pub(crate) use link::Carrier;
 use link::Link;
+pub(crate) use moving::{Arrival, Carried, Detached, StartFailure, Started};
 use reserve::Drain;
 pub(crate) use reserve::Loss;
 use std::collections::VecDeque;
@@ -52,6 +54,16 @@ pub(crate) struct Connected {
     pub counts: Arc<Counts>,
     /// The way to control, which executes the commands of reservations.
     pub asker: Asker,
+    /// What a queue brings along that comes from another reactor.
+    pub carried: Carried,
+}
+
+/// How a queue has ended on its reactor.
+pub(crate) enum Ended {
+    /// Its connection has ended.
+    Closed,
+    /// It goes on on another reactor.
+    Left(Box<Detached>),
 }
 
 /// A namespace for a queue.
@@ -74,6 +86,8 @@ pub(crate) struct IoQueue {
     slots: Vec<Slot>,
     /// Commands that wait for a buffer.
     waiting: VecDeque<SlotId>,
+    /// Commands that wait for the end of a move, each with whether its data is intact.
+    held: VecDeque<(SlotId, bool)>,
     /// The command before the next one, if that is the first half of a fused operation.
     first_half: FirstHalf,
     patience: Nanos,
@@ -94,7 +108,9 @@ pub(crate) struct IoQueue {
     has_begun: bool,
     /// No more input is read: the queue ends when its disks have completed what they have.
     is_closing: bool,
-    ended: Option<oneshot::Sender<()>>,
+    /// The queue goes to another reactor as soon as no command is under way.
+    is_leaving: bool,
+    ended: Option<oneshot::Sender<Ended>>,
     lines: Arc<LogLimit>,
 }
 
@@ -106,6 +122,7 @@ impl Root for IoQueue {
         has_worked |= self.send(cx);
         self.look_at_host(cx);
         self.finish(cx);
+        self.leave_if_at_rest(cx);
         has_worked
     }
 
@@ -115,26 +132,29 @@ impl Root for IoQueue {
 }
 
 impl IoQueue {
-    pub fn new(
+    fn new(
         connected: Connected,
-        namespaces: Vec<Opened>,
-        ended: oneshot::Sender<()>,
+        disks: Disks,
+        ended: oneshot::Sender<Ended>,
         (root, thread): (RootId, ThreadId),
         cx: &mut Cx,
     ) -> io::Result<Self> {
-        let Connected { carrier, entries, patience, lines, counts, asker } = connected;
+        let Connected { carrier, entries, patience, lines, counts, asker, carried } = connected;
         let (link, pool) = Link::new(carrier, root, cx)?;
-        let mut made = Self {
+        let Carried { mut slots, held, first_half } = carried;
+        slots.resize_with(link.slots(entries), Slot::free);
+        Ok(Self {
             root,
             thread,
-            slots: (0..link.slots(entries)).map(|_| Slot::free()).collect(),
+            slots,
             link,
             entries,
             waiting: VecDeque::new(),
-            first_half: FirstHalf::None,
+            held,
+            first_half,
             patience,
             look_at: None,
-            disks: Disks::default(),
+            disks,
             pool,
             share: Share::default(),
             completions: Vec::new(),
@@ -144,26 +164,20 @@ impl IoQueue {
             drains: Vec::new(),
             has_begun: false,
             is_closing: false,
+            is_leaving: false,
             ended: Some(ended),
             lines,
-        };
-        for namespace in namespaces {
-            // A disk that cannot be opened is one that is being removed: its commands fail.
-            let nsid = namespace.nsid;
-            if let Err(error) = made.add(namespace, cx) {
-                tracing::warn!(nsid, %error, "a queue of a host cannot open a namespace");
-            }
-        }
-        Ok(made)
+        })
     }
 
-    /// Answers Connect, whose slot is `id`, unless that has been done.
+    /// Answers Connect, whose slot is `id`, unless that has been done, and goes on with what the queue has brought.
     pub fn begin(&mut self, id: Option<SlotId>, disables_flow_control: bool, controller: u16, cx: &mut Cx) {
         if let Some(id) = id {
             self.link.connect(self.entries, disables_flow_control);
             self.link.complete(id, NvmeStatus::new(0), controller.into());
         }
         self.has_begun = true;
+        self.execute_held(cx);
         cx.kick(self.root);
     }
 
@@ -260,7 +274,7 @@ impl IoQueue {
             }
         }
         self.disks.close();
-        let _ = ended.send(());
+        let _ = ended.send(Ended::Closed);
         let (root, thread) = (self.root, self.thread);
         cx.local().defer(move |cx| {
             cx.remove_root(root);

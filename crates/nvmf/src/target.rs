@@ -19,6 +19,7 @@ use aryk_nvme_fabrics::nqn::{self, Nqn};
 use aryk_nvme_fabrics::reservation::{self, Reservations};
 use aryk_nvme_fabrics::subsystem::{AnaState, Namespace};
 use aryk_rdma::{Manager, StartError};
+use aryk_reactor::{MoveError, Order};
 use futures_channel::oneshot;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
@@ -882,6 +883,12 @@ impl Target {
     /// The number of subsystems without the discovery service.
     pub fn count(&self) -> usize {
         self.0.state.borrow().subsystems.len() - 1
+    }
+
+    /// Has the I/O queue whose thread has that number run elsewhere. `None` if no queue has that thread.
+    pub async fn order(&self, thread: u64, order: Order) -> Option<Result<(), MoveError>> {
+        let result = self.0.order(thread, order)?;
+        Some(result.await.unwrap_or(Err(MoveError::Ending)))
     }
 
     /// How many queues have begun: I/O queues by core, and admin queues.

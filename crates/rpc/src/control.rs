@@ -57,7 +57,7 @@ pub struct Control {
     /// The disks with LUKS headers.
     pub(crate) luks: crate::methods::luks::State,
     /// The targets of NVMe over TCP.
-    pub(crate) nvmf: crate::methods::nvmf::State,
+    pub(crate) nvmf: Rc<crate::methods::nvmf::State>,
     /// The pools of volumes.
     pub(crate) volumes: crate::methods::volumes::State,
     /// Collects statistics.
@@ -97,9 +97,9 @@ impl Control {
         let (memory, reactors_of) = (registry.memory().clone(), Rc::clone(&reactors));
         let controllers = Rc::new(Controllers::new(vhost_dir, queue_size_max, memory, reactors_of));
         let env = Env::new(Arc::clone(&registry), &reactors);
-        let nvmf = crate::methods::nvmf::State::new(env.clone());
+        let nvmf = Rc::new(crate::methods::nvmf::State::new(env.clone()));
         Self {
-            scheduler: Scheduler::new(&reactors, &controllers),
+            scheduler: Scheduler::new(&reactors, &controllers, &nvmf),
             scsi: ScsiControllers::new(Rc::clone(&controllers), registry),
             controllers,
             env,

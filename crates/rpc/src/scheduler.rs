@@ -5,7 +5,8 @@
 
 pub(crate) mod balance;
 
-use aryk_reactor::{CoreSet, Handle, Hold, MoveError, ReactorStats, Reactors, ThreadStats};
+use crate::methods::nvmf::State as Targets;
+use aryk_reactor::{CoreSet, Handle, Hold, MoveError, Order, ReactorStats, Reactors, ThreadStats};
 use aryk_vhost_device::Controllers;
 use balance::{Balancer, Core, Limits, Load, Move, WHOLE};
 use std::cell::{Cell, RefCell};
@@ -56,15 +57,19 @@ pub(crate) struct Scheduler {
 #[derive(Debug)]
 struct World {
     reactors: Rc<Reactors>,
+    /// Of VMs.
     controllers: Rc<Controllers>,
+    /// Of hosts.
+    targets: Rc<Targets>,
     done: Cell<Done>,
 }
 
 impl Scheduler {
     /// The static scheduler.
-    pub fn new(reactors: &Rc<Reactors>, controllers: &Rc<Controllers>) -> Self {
-        let (reactors, controllers) = (Rc::clone(reactors), Rc::clone(controllers));
-        let world = World { reactors, controllers, done: Cell::default() };
+    pub fn new(reactors: &Rc<Reactors>, controllers: &Rc<Controllers>, targets: &Rc<Targets>) -> Self {
+        let (reactors, controllers, targets) =
+            (Rc::clone(reactors), Rc::clone(controllers), Rc::clone(targets));
+        let world = World { reactors, controllers, targets, done: Cell::default() };
         Self {
             world: Rc::new(world),
             kind: Cell::new(Kind::Static),
@@ -102,8 +107,12 @@ impl Scheduler {
         }
     }
 
-    /// Moves the thread with that ID: a queue of a controller, or a background task; `None` if there is no such
-    /// thread.
+    /// Has the queue of a VM or a host whose thread has that ID run elsewhere; `None` if no queue has that thread.
+    pub async fn order(&self, thread: u64, order: Order) -> Option<Result<(), MoveError>> {
+        self.world.order(thread, order).await
+    }
+
+    /// Moves the thread with that ID: a queue, or a background task; `None` if there is no such thread.
     pub async fn move_thread(
         &self,
         thread: u64,
@@ -183,8 +192,15 @@ impl World {
         self.done.set(done);
     }
 
+    async fn order(&self, thread: u64, order: Order) -> Option<Result<(), MoveError>> {
+        match self.controllers.order(thread, order.clone()).await {
+            Some(done) => Some(done),
+            None => self.targets.order(thread, order).await,
+        }
+    }
+
     async fn move_thread(&self, thread: u64, to: Hold, patience: Duration) -> Option<Result<(), MoveError>> {
-        if let Some(moved) = self.controllers.move_to(thread, to.clone(), patience).await {
+        if let Some(moved) = self.order(thread, Order::Move(to.clone(), patience)).await {
             return Some(moved);
         }
         // A task whose request does not end leaves when it does, whether this waits or not.

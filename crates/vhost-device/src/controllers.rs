@@ -4,7 +4,7 @@ use crate::controller::{Controller, Kind, Settings};
 use crate::endpoint::Endpoint;
 use crate::{EndpointError, Errors, Link};
 use aryk_bdev::{Error as BdevError, Memory};
-use aryk_reactor::{CoreSet, Hold, MoveError, Order, Reactors, SleepPolicy};
+use aryk_reactor::{CoreSet, MoveError, Order, Reactors, SleepPolicy};
 use aryk_vhost_user::Snapshot;
 use std::any::Any;
 use std::cell::RefCell;
@@ -14,7 +14,6 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 use tokio::task::JoinHandle;
 
 /// The largest number of queues of a controller, request queues and others.
@@ -246,18 +245,8 @@ impl Controllers {
         found.ok_or_else(|| Error::NotFound(name.to_owned()))
     }
 
-    /// Makes the queue whose thread has that number run on one of `cores` from now on. `None` if no queue has that thread.
-    pub async fn place(&self, thread: u64, cores: CoreSet) -> Option<Result<(), MoveError>> {
-        self.order(thread, Order::Stay(cores)).await
-    }
-
-    /// Moves the queue whose thread has that number to another reactor. Fails if the requests that it has in flight do not
-    /// complete within `patience`. `None` if no queue has that thread.
-    pub async fn move_to(&self, thread: u64, to: Hold, patience: Duration) -> Option<Result<(), MoveError>> {
-        self.order(thread, Order::Move(to, patience)).await
-    }
-
-    async fn order(&self, thread: u64, order: Order) -> Option<Result<(), MoveError>> {
+    /// Has the queue whose thread has that number run elsewhere. `None` if no queue has that thread.
+    pub async fn order(&self, thread: u64, order: Order) -> Option<Result<(), MoveError>> {
         let begun = self.entries.borrow().values().find_map(|entry| {
             let controller = Rc::clone(&entry.controller);
             controller.order(thread, order.clone())

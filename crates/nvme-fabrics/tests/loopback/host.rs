@@ -187,9 +187,14 @@ impl Connection {
     pub fn start(&mut self, opcode: u8, lba: u64, blocks: usize) -> u16 {
         let len = blocks * BLOCK;
         match opcode {
-            io::WRITE => self.submit(entry(opcode, lba, blocks), &vec![0; len], 0),
+            io::WRITE => self.submit_write(lba, &vec![0; len]),
             _ => self.submit(entry(opcode, lba, blocks), &[], len),
         }
+    }
+
+    /// Starts a write of this data, and returns its identifier.
+    pub fn submit_write(&mut self, lba: u64, data: &[u8]) -> u16 {
+        self.submit(entry(io::WRITE, lba, data.len() / BLOCK), data, 0)
     }
 
     /// Waits for this many commands, all of which succeed.

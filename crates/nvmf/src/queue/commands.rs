@@ -194,6 +194,10 @@ impl IoQueue {
                 None => self.start(id, checked, len, cx),
             };
         }
+        if self.is_leaving {
+            self.held.push_back((id, is_intact));
+            return;
+        }
         let slot = &self.slots[usize::from(id.0)];
         let checked = Self::check(&self.disks, &slot.entry, slot.capsule_len, self.link.data_blocks());
         let checked = match (damaged, checked) {

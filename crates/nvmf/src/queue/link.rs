@@ -111,6 +111,14 @@ impl Link {
         }
     }
 
+    /// Whether there is output that the host has not got.
+    pub fn has_output(&self) -> bool {
+        match self {
+            Self::Tcp(tcp) => tcp.has_output(),
+            Self::Rdma(rdma) => rdma.wire.unsent() > 0,
+        }
+    }
+
     /// Since when the host has taken no output, if there is some that it must take.
     pub fn waiting_since(&self) -> Option<Nanos> {
         match self {

@@ -53,6 +53,11 @@ impl Sealed {
         self.sent < self.unsent.len()
     }
 
+    /// The session. Nothing is unsent.
+    pub fn into_session(self) -> Session {
+        self.session
+    }
+
     #[cfg(test)]
     pub fn unsent_len(&self) -> usize {
         self.unsent.len() - self.sent

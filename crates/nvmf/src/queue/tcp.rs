@@ -1,7 +1,7 @@
 //! A queue whose connection is one of TCP. Reactor context.
 
 use super::commands::Slot;
-use super::link::Link;
+use super::link::{Carrier, Link};
 use super::sealed::Sealed;
 use super::{IoQueue, give_back};
 use aryk_log_limit::limited;
@@ -78,8 +78,14 @@ impl Tcp {
         })
     }
 
-    fn has_output(&self) -> bool {
+    pub fn has_output(&self) -> bool {
         !self.queue.is_output_empty() || self.sealed.as_ref().is_some_and(Sealed::has_unsent)
+    }
+
+    /// The connection for another reactor. Nothing is unsent, and the socket is not watched.
+    pub fn into_carrier(self) -> Carrier {
+        let Self { socket, sealed, queue, rest, .. } = self;
+        Carrier::Tcp { socket, tls: sealed.map(Sealed::into_session), queue, rest }
     }
 
     /// The host sees the end at once.

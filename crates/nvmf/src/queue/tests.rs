@@ -22,7 +22,7 @@ use aryk_nvme_fabrics::tcp::{
     Event, Format, H2cData, HEADER_MAX, Header, IcReq, IcResp, Limits, Parser, Piece, Queue, R2t, Received,
     Side,
 };
-use aryk_reactor::{Clock, CoreSet};
+use aryk_reactor::Clock;
 use aryk_tls::Session;
 use std::cell::{RefCell, RefMut};
 use std::collections::BTreeMap;
@@ -155,7 +155,7 @@ struct Rig {
     /// The result of the last command that has completed.
     result: u32,
     queue: Rc<RefCell<IoQueue>>,
-    ended: oneshot::Receiver<()>,
+    ended: oneshot::Receiver<Ended>,
     asked: UnboundedReceiver<Asked>,
 }
 
@@ -241,14 +241,13 @@ impl Rig {
             patience,
             lines,
             asker,
+            carried: Carried::default(),
         };
         let (sender, ended) = oneshot::channel();
         let cx = bench.cx();
-        let thread = cx.add_thread("queue", CoreSet::allowed());
-        let root = cx.add_root(thread, "queue", |root, cx| {
-            IoQueue::new(connected, vec![opened], sender, (root, thread), cx)
-        });
-        let queue: Rc<RefCell<IoQueue>> = cx.root(root.unwrap().id()).unwrap();
+        let arrival = Arrival::New("queue".to_owned(), connected);
+        let Ok(Started { root, .. }) = IoQueue::arrive(arrival, vec![opened], sender, cx) else { panic!() };
+        let queue: Rc<RefCell<IoQueue>> = cx.root(root.id()).unwrap();
         queue.borrow_mut().begin(Some(connect), false, 1, cx);
         host.set_nonblocking(true).unwrap();
         let got = Vec::new();
@@ -373,7 +372,7 @@ impl Rig {
             queue.close(cx);
         }
         self.turns(100);
-        assert_eq!(self.ended.try_recv(), Ok(Some(())));
+        assert!(matches!(self.ended.try_recv(), Ok(Some(Ended::Closed))));
         let Self { bench, queue, registry, .. } = self;
         drop((queue, bench, registry));
     }
@@ -437,7 +436,7 @@ fn a_host_that_does_not_send_the_data_of_a_write_in_time_is_disconnected() {
     assert_eq!(rig.completions(1), [(1, Code::SUCCESS)]);
     // The first request is answered, the second has 10 seconds left.
     seconds(&mut rig, 19);
-    assert_eq!(rig.ended.try_recv(), Ok(None));
+    assert!(matches!(rig.ended.try_recv(), Ok(None)));
     rig.answer(second, &[1; 4 * BLOCK as usize]);
     assert_eq!(rig.completions(1), [(2, Code::SUCCESS)]);
     // Without requests there is no limit.
@@ -445,9 +444,9 @@ fn a_host_that_does_not_send_the_data_of_a_write_in_time_is_disconnected() {
     rig.send(&command(entry(3, io::WRITE, 0, 4)));
     let [_] = rig.requested();
     seconds(&mut rig, 29);
-    assert_eq!(rig.ended.try_recv(), Ok(None));
+    assert!(matches!(rig.ended.try_recv(), Ok(None)));
     seconds(&mut rig, 2);
-    assert_eq!(rig.ended.try_recv(), Ok(Some(())));
+    assert!(matches!(rig.ended.try_recv(), Ok(Some(Ended::Closed))));
     assert_eq!(rig.host.read(&mut [0; 1]).unwrap(), 0);
     assert_eq!(control.count(Op::Write), 2);
 }

@@ -198,12 +198,12 @@ fn a_preempted_host_is_out_until_it_registers_again() {
 
 /// A disk that keeps writes, and does not abort them, until the test lets them go.
 #[derive(Default)]
-struct Stuck {
-    is_stuck: AtomicBool,
-    writes: AtomicU32,
+pub struct Stuck {
+    pub is_stuck: AtomicBool,
+    pub writes: AtomicU32,
 }
 
-struct StuckDisk(Arc<Stuck>);
+pub struct StuckDisk(pub Arc<Stuck>);
 
 struct StuckChannel {
     stuck: Arc<Stuck>,

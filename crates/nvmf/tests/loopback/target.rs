@@ -35,13 +35,18 @@ pub struct Running {
     env: Env,
     calls: UnboundedSender<Call>,
     thread: JoinHandle<()>,
-    _reactors: Reactors,
+    reactors: Reactors,
 }
 
 impl Running {
+    /// A target on one reactor.
     pub fn start() -> Self {
-        let core = CoreSet::allowed().iter().next().unwrap();
-        let cores = CoreSet::from_iter([core]);
+        Self::start_on(1)
+    }
+
+    /// A target on this many reactors.
+    pub fn start_on(count: usize) -> Self {
+        let cores = CoreSet::allowed().iter().take(count).collect();
         let options = Options { cores, policy: SleepPolicy::Interrupt, ..Options::default() };
         let reactors = Reactors::start(&options).unwrap();
         let env = Env::new(Arc::new(Registry::new()), &reactors);
@@ -79,7 +84,7 @@ impl Running {
             });
         });
         let address = started.recv().unwrap();
-        Self { address, env, calls, thread, _reactors: reactors }
+        Self { address, env, calls, thread, reactors }
     }
 
     /// Runs a call of the target, and waits for its end.
@@ -97,6 +102,10 @@ impl Running {
     /// The number of I/O queues.
     pub fn queues(&self) -> usize {
         self.list().iter().flat_map(|of| &of.controllers).map(|host| host.queues.len()).sum()
+    }
+
+    pub const fn reactors(&self) -> &Reactors {
+        &self.reactors
     }
 
     pub const fn env(&self) -> &Env {

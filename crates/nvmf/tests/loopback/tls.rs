@@ -46,13 +46,24 @@ fn psk(text: &str, version: Version, host: u8, subsystem: &str) -> Psk {
 /// A target whose host 1 has a key, and host 2 has none; and the address at which hosts use TLS.
 fn start(text: &str) -> (Running, SocketAddr) {
     let target = Running::start();
+    let secure = listen(&target, text);
+    (target, secure)
+}
+
+/// Gives host 1 a key, and returns the address at which hosts use TLS.
+fn listen(target: &Running, text: &str) -> SocketAddr {
     let key = TlsKey::new("key".into(), &configured(text), &name(1), &SUBSYSTEM.parse().unwrap()).unwrap();
-    let secure = target.run(async move |target| {
+    target.run(async move |target| {
         target.set_tls_key(SUBSYSTEM, name(1), key).unwrap();
         let any = "127.0.0.1:0".parse().unwrap();
         target.listen(SUBSYSTEM, Address::tcp(any), AnaState::Optimized, Channel::Tls).await.unwrap().socket
-    });
-    (target, secure)
+    })
+}
+
+/// Has host 1 of a target use TLS, and returns the address of a tunnel for it.
+pub fn secure(target: &Running) -> SocketAddr {
+    let secure = listen(target, SHA256);
+    tunnel(secure, vec![psk(SHA256, Version::Digest, 1, SUBSYSTEM)]).0
 }
 
 /// Moves bytes between a plain socket and one with TLS, until one of them ends. Both are non-blocking.

@@ -20,6 +20,7 @@ use aryk_bdev::Env;
 use aryk_nvme_fabrics::discovery::{Entry, Family, Security, Subtype};
 use aryk_nvme_fabrics::nqn::{self, Nqn};
 use aryk_nvmf::{Address, ENTRIES_MAX, Limits, NewSubsystem, QUEUES_MAX, QueueLimits, Target, Transport};
+use aryk_reactor::{MoveError, Order};
 use reservations::Keeper;
 use rustix::io::Errno;
 use schemars::JsonSchema;
@@ -155,6 +156,17 @@ impl State {
             None if name == DEFAULT_TARGET => Ok(self.add(name, None)),
             None => Err(Error::no_device("NVMe-oF target", name)),
         }
+    }
+
+    /// Has the queue of a host whose thread has that number run elsewhere. `None` if no queue has that thread.
+    pub async fn order(&self, thread: u64, order: Order) -> Option<Result<(), MoveError>> {
+        let targets: Vec<Rc<Named>> = self.targets.borrow().values().cloned().collect();
+        for named in targets {
+            if let Some(done) = named.target.order(thread, order.clone()).await {
+                return Some(done);
+            }
+        }
+        None
     }
 
     /// Ends all targets: no host uses a disk afterwards.

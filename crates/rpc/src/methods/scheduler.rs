@@ -7,7 +7,7 @@ use crate::config::Subsystem;
 use crate::params::CpuMask;
 use crate::scheduler::Kind;
 use crate::scheduler::balance::Limits;
-use aryk_reactor::{CoreSet, Cx, MoveError, Reactors};
+use aryk_reactor::{CoreSet, Cx, MoveError, Order, Reactors};
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -179,7 +179,7 @@ struct SetCpumask {
 
 async fn set_cpumask(control: &Control, p: SetCpumask) -> Result<bool, Error> {
     let SetCpumask { id, cpumask: CpuMask(cores) } = p;
-    match control.controllers.place(id, cores.clone()).await {
+    match control.scheduler.order(id, Order::Stay(cores.clone())).await {
         Some(placed) => placed?,
         None => confine(control, id, cores).await?,
     }

@@ -1,0 +1,323 @@
+//! I/O queues: each begins on a reactor, may move to others, and ends. Control context.
+//!
+//! A queue finds the namespaces that there are when it begins, also after a move: changes that come while it is on no reactor do not
+//! reach it, but it compares what it has with what there is before it executes a command.
+
+use super::{Begun, Connection, End, Link};
+use crate::association::{Beginning, LiveQueue, Place, QueueRef, Way};
+use crate::queue::{Arrival, Carried, Connected, Detached, Ended, IoQueue, Opened, StartFailure, Started};
+use crate::reservation::{Asker, OfHost};
+use crate::target::Inner;
+use aryk_nvme_fabrics::SlotId;
+use aryk_nvme_fabrics::command::Connect;
+use aryk_nvme_fabrics::connect::ConnectData;
+use aryk_reactor::{
+    CoreSet, Cx, Gone, Handle, Hold, MOVE_PATIENCE, MoveError, Nanos, Order, PREPARE_PATIENCE,
+};
+use futures_channel::oneshot;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::time::timeout;
+
+/// An order to a queue, and where its result goes.
+pub(crate) type Ordered = (Order, oneshot::Sender<Result<(), MoveError>>);
+
+/// Moves an I/O queue to a reactor, and waits for its end.
+pub(super) async fn serve(
+    inner: &Rc<Inner>,
+    mut connection: Connection,
+    way: Way,
+    begun: Begun,
+) -> Result<(), End> {
+    let Begun { connect, data, start, _connected } = begun;
+    let (id, _) = start.split();
+    let place = match inner.admit_io(&connect, &data, way) {
+        Ok(place) => place,
+        Err(refusal) => return connection.refuse(id, refusal).await,
+    };
+    if let Some(slot) = id.and_then(|id| connection.slots.get_mut(&id)) {
+        slot.data.clear();
+    }
+    let (orders, ordered) = unbounded_channel();
+    let queue = Queue { inner, way, place: &place, connect: &connect, data: &data, orders };
+    let ended = queue.run(connection, id, ordered).await;
+    inner.queue_ended(&place, connect.qid);
+    ended
+}
+
+/// A queue of a host, wherever it runs.
+struct Queue<'a> {
+    inner: &'a Rc<Inner>,
+    way: Way,
+    place: &'a Place,
+    connect: &'a Connect,
+    data: &'a ConnectData,
+    orders: UnboundedSender<Ordered>,
+}
+
+/// A queue on a reactor.
+struct Running {
+    root: QueueRef,
+    ended: oneshot::Receiver<Ended>,
+}
+
+/// The namespaces of a queue that is about to be on a reactor.
+struct Prepared {
+    /// A call that removes a namespace waits until the queue has learned of that.
+    beginning: Beginning,
+    /// The namespaces that there were, by identifier and number.
+    first: Vec<(u32, u64)>,
+    /// Those among them whose disks are ready there.
+    opened: Vec<Opened>,
+}
+
+/// Where a queue is after an order, unless it has ended; and what has become of the order.
+type Went = (Option<Running>, Result<(), MoveError>);
+
+impl Queue<'_> {
+    /// Runs the queue until it ends. Connect has the slot `id`, if it has not been answered.
+    async fn run(
+        &self,
+        connection: Connection,
+        id: Option<SlotId>,
+        mut ordered: UnboundedReceiver<Ordered>,
+    ) -> Result<(), End> {
+        let inner = self.inner;
+        let hold = inner.env.reactors().find_least_loaded(None).ok_or(End::Refused)?;
+        let prepared = self.prepare(&hold).await.ok_or(End::Refused)?;
+        let connected = Connected {
+            carrier: match connection.link {
+                Link::Tcp(tcp) => tcp.into_carrier()?,
+                Link::Rdma(rdma) => rdma.into_carrier(),
+            },
+            entries: self.connect.sqsize + 1,
+            patience: Nanos(inner.state.borrow().limits.patience.as_nanos() as u64),
+            lines: Arc::clone(&inner.lines),
+            counts: Arc::default(),
+            asker: Asker {
+                host: OfHost { place: self.place.clone(), id: self.data.host_id },
+                asked: inner.asked.clone(),
+            },
+            carried: Carried::default(),
+        };
+        let name = format!("{} queue {}", self.data.host, self.connect.qid);
+        let mut running = match self.start(&hold, prepared, Arrival::New(name, connected), id).await {
+            Ok(Some(running)) => running,
+            Ok(None) => return Ok(()),
+            Err(failure) => return Err(failure.into_error().into()),
+        };
+        loop {
+            let (order, done) = tokio::select! {
+                _ = &mut running.ended => return Ok(()),
+                Some(order) = ordered.recv() => order,
+            };
+            let (went, result) = self.follow(order, running).await;
+            // Whoever has given the order may have stopped waiting.
+            let _ = done.send(result);
+            match went {
+                Some(somewhere) => running = somewhere,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// The namespaces that a queue of the host has now.
+    fn namespaces(&self) -> Vec<Opened> {
+        let state = self.inner.state.borrow();
+        let Some(subsystem) = state.subsystems.get(&self.place.subsystem) else { return Vec::new() };
+        subsystem.opened((&self.data.host, &self.data.host_id), self.way.listener, &state.limits)
+    }
+
+    /// Has the disks of the namespaces prepare a reactor. `None`: the controller ends.
+    async fn prepare(&self, there: &Handle) -> Option<Prepared> {
+        let beginning = self.inner.begin_queue(self.place);
+        let opened = self.namespaces();
+        let first = opened.iter().map(|opened| (opened.nsid, opened.number)).collect();
+        let opened = tokio::select! {
+            opened = self.prepare_all(there, opened) => opened,
+            () = self.inner.until_ending(self.place) => return None,
+        };
+        Some(Prepared { beginning, first, opened })
+    }
+
+    /// Has the disks of namespaces prepare a reactor, and returns the namespaces that are ready. The others are being removed.
+    async fn prepare_all(&self, there: &Handle, opened: Vec<Opened>) -> Vec<Opened> {
+        let mut prepared = Vec::new();
+        for opened in opened {
+            if self.prepare_one(there, &opened).await {
+                prepared.push(opened);
+            }
+        }
+        prepared
+    }
+
+    async fn prepare_one(&self, there: &Handle, opened: &Opened) -> bool {
+        tokio::select! {
+            is_ready = opened.descriptor.prepare(there) => is_ready.is_ok(),
+            () = self.inner.until_gone(self.place, opened.nsid, opened.number) => false,
+        }
+    }
+
+    /// Starts the queue on a reactor. `None`: it has ended.
+    async fn start(
+        &self,
+        there: &Handle,
+        prepared: Prepared,
+        arrival: Arrival,
+        id: Option<SlotId>,
+    ) -> Result<Option<Running>, StartFailure> {
+        let Prepared { beginning, first, opened } = prepared;
+        let (sender, mut ended) = oneshot::channel();
+        let started = there.call(move |cx| IoQueue::arrive(arrival, opened, sender, cx)).await;
+        // The caller holds the reactor.
+        let Started { root, thread, counts } = started.map_err(|Gone| StartFailure::Lost(lost()))??;
+        // The host has no reply to Connect yet, or none to the commands that were held back: what ends its controller or removes
+        // a namespace finds the queue before its next command.
+        let live = LiveQueue { root: root.clone(), counts, thread, orders: self.orders.clone() };
+        if !self.inner.queue_began(self.place, self.connect.qid, live) {
+            let _ = root.call(|queue, cx| queue.close(cx)).await;
+            let _ = ended.await;
+            return Ok(None);
+        }
+        let (disables_flow_control, controller) = (self.connect.disables_flow_control, self.place.controller);
+        let begin = async {
+            self.reconcile(&root, &first, beginning).await;
+            let begin = move |queue: &mut IoQueue, cx: &mut Cx| {
+                queue.begin(id, disables_flow_control, controller, cx);
+            };
+            let _ = root.call(begin).await;
+        };
+        tokio::select! {
+            _ = &mut ended => return Ok(None),
+            () = begin => {}
+        }
+        Ok(Some(Running { root, ended }))
+    }
+
+    /// Adds and removes namespaces of a queue that has just begun with the namespaces `first`, as they were added and removed
+    /// meanwhile. The target knows the queue from then on, and updates it at each later change.
+    async fn reconcile(&self, root: &QueueRef, first: &[(u32, u64)], beginning: Beginning) {
+        let (kept, added): (Vec<_>, Vec<_>) = (self.namespaces().into_iter())
+            .partition(|opened| first.iter().any(|(_, number)| *number == opened.number));
+        let is_gone = |number: u64| kept.iter().all(|opened| opened.number != number);
+        let gone: Vec<_> = first.iter().copied().filter(|(_, number)| is_gone(*number)).collect();
+        let rules: Vec<_> = kept.iter().map(|of| (of.nsid, of.number, of.rules)).collect();
+        let (closing, gone): (Vec<_>, Vec<_>) = (gone.into_iter())
+            .map(|of| {
+                let (closed, is_closed) = oneshot::channel();
+                (is_closed, (of, closed))
+            })
+            .unzip();
+        let follow = move |queue: &mut IoQueue, cx: &mut Cx| {
+            gone.into_iter().for_each(|((nsid, number), closed)| queue.remove(nsid, number, closed, cx));
+            queue.update(&rules);
+        };
+        let _ = root.call(follow).await;
+        for is_closed in closing {
+            // The sender is dropped if the queue has not opened it.
+            let _ = is_closed.await;
+        }
+        drop(beginning);
+        for opened in added {
+            let number = opened.number;
+            if self.prepare_one(root.handle(), &opened).await
+                && let Some(opened) = self.namespaces().into_iter().find(|opened| opened.number == number)
+            {
+                let _ = root.call(move |queue, cx| queue.add(opened, cx)).await;
+            }
+        }
+    }
+
+    async fn follow(&self, order: Order, running: Running) -> Went {
+        match order {
+            Order::Stay(cores) => self.stay_on(cores, running).await,
+            Order::Move(to, patience) => self.go(&to, patience, running).await,
+        }
+    }
+
+    async fn stay_on(&self, cores: CoreSet, mut running: Running) -> Went {
+        if !cores.contains(running.root.handle().core()) {
+            let Some(to) = self.inner.env.reactors().find_least_loaded(Some(&cores)) else {
+                return (Some(running), Err(MoveError::Cores(cores)));
+            };
+            match self.go(&to, MOVE_PATIENCE, running).await {
+                (Some(moved), Ok(())) => running = moved,
+                failed => return failed,
+            }
+        }
+        let set = running.root.call(move |queue, cx| queue.set_cores(cores, cx)).await;
+        (Some(running), set.map_err(|Gone| MoveError::Ending))
+    }
+
+    async fn go(&self, to: &Hold, patience: Duration, mut running: Running) -> Went {
+        let home = running.root.handle().clone();
+        if home == **to {
+            return (Some(running), Ok(()));
+        }
+        // The queue may come back.
+        let Some(home) = self.inner.env.reactors().hold(&home) else {
+            return (Some(running), Err(MoveError::Ending));
+        };
+        // The queue runs while its disks prepare the other reactor.
+        let prepared = tokio::select! {
+            prepared = timeout(PREPARE_PATIENCE, self.prepare(to)) => prepared,
+            _ = &mut running.ended => return (None, Err(MoveError::Ending)),
+        };
+        let prepared = match prepared {
+            Ok(Some(prepared)) => prepared,
+            Ok(None) => return (Some(running), Err(MoveError::Ending)),
+            Err(_) => return (Some(running), Err(MoveError::NotReady)),
+        };
+        let detached = match running.leave(patience).await {
+            Ok(detached) => detached,
+            Err(stays) => return stays,
+        };
+        let (detached, why) = match self.start(to, prepared, Arrival::Moved(detached), None).await {
+            Ok(Some(running)) => return (Some(running), Ok(())),
+            Ok(None) => return (None, Err(MoveError::Ending)),
+            Err(StartFailure::Open(detached, why)) => (detached, MoveError::Open(why.to_string())),
+            Err(failure) => return self.lose(failure),
+        };
+        let Some(prepared) = self.prepare(&home).await else { return (None, Err(MoveError::Ending)) };
+        match self.start(&home, prepared, Arrival::Moved(detached), None).await {
+            Ok(Some(running)) => (Some(running), Err(why)),
+            Ok(None) => (None, Err(MoveError::Ending)),
+            Err(failure) => self.lose(failure),
+        }
+    }
+
+    /// The queue can go on nowhere: its connection ends, and the host may connect again.
+    fn lose(&self, failure: StartFailure) -> Went {
+        let (error, peer) = (failure.into_error(), self.way.peer);
+        tracing::warn!(%peer, %error, "a queue of a host cannot go on after it has left its reactor: its connection ends");
+        (None, Err(MoveError::Ending))
+    }
+}
+
+impl Running {
+    /// Has the queue leave its reactor. Fails if it stays, or has ended.
+    async fn leave(mut self, patience: Duration) -> Result<Box<Detached>, Went> {
+        if self.root.call(|queue, cx| queue.leave(cx)).await.is_err() {
+            return Err((None, Err(MoveError::Ending)));
+        }
+        let left = match timeout(patience, &mut self.ended).await {
+            Ok(left) => left,
+            Err(_) => match self.root.call(|queue, cx| queue.stay(cx)).await {
+                Ok(()) => return Err((Some(self), Err(MoveError::TooSlow))),
+                // It has left, or has ended, just now.
+                Err(Gone) => self.ended.await,
+            },
+        };
+        match left {
+            Ok(Ended::Left(detached)) => Ok(detached),
+            Ok(Ended::Closed) | Err(_) => Err((None, Err(MoveError::Ending))),
+        }
+    }
+}
+
+fn lost() -> io::Error {
+    io::Error::other("its reactor has ended")
+}
