@@ -4,6 +4,7 @@
 
 use super::front_end::FrontEnd;
 use super::harness::{Daemon, wait_for};
+use aryk_reactor::CoreSet;
 use serde_json::json;
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
@@ -156,6 +157,44 @@ fn requests_survive_cut_connections() {
     pair.host.aryk(&["detach", "far"]).unwrap();
     pair.host.aryk(&["disk", "remove", "far"]).unwrap();
     wait_for("the host to leave", || pair.target.aryk(&["hosts"]).unwrap().contains("none"));
+}
+
+/// The cores of a daemon's queues for hosts.
+fn cores_of_hosts(daemon: &Daemon) -> Vec<u64> {
+    let qpairs = daemon.call("nvmf_subsystem_get_qpairs", json!({"nqn": NQN})).unwrap();
+    qpairs.as_array().unwrap().iter().filter_map(|qpair| qpair["core"].as_u64()).collect()
+}
+
+#[test]
+fn queues_of_hosts_leave_a_reactor_that_ends() {
+    let pair = Pair::start();
+    let mut disk = pair.front_end();
+    verify(&mut disk, 1);
+    let cores: Vec<u64> = CoreSet::allowed().iter().take(2).map(u64::from).collect();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let mut round = 2;
+            while !is_over.load(Ordering::Relaxed) {
+                verify(&mut disk, round);
+                round += 1;
+            }
+            round
+        });
+        let mut reactors = pair.target.call("framework_get_reactors", json!({})).unwrap();
+        let home = reactors["reactors"][0]["lcore"].take();
+        let other = cores.iter().map(|core| json!(core)).find(|core| *core != home).unwrap();
+        for (from, to) in [(&home, &other), (&other, &home), (&home, &other)] {
+            pair.target.call("aryk_core_add", json!({"core": to})).unwrap();
+            pair.target.call("aryk_core_remove", json!({"core": from})).unwrap();
+            let now = cores_of_hosts(&pair.target);
+            assert!(!now.is_empty() && now.iter().all(|core| json!(core) == *to), "{now:?}");
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert!(load.join().unwrap() > 3);
+    });
+    assert_eq!(pair.controller()["remote"]["losses"], 0, "the host has noticed nothing");
+    drop(disk);
 }
 
 #[test]

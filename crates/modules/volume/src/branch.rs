@@ -1,10 +1,10 @@
 //! The branch of a pool: its root on a reactor that has channels of its volumes, and is not that of the pool. Reactor context.
 //!
 //! A branch sends requests to the root of the pool. For a read, the answer says where the data is, and the branch reads it from
-//! the base, verifies it, and copies it to the memory of the request: the root does not touch it. What the root has lent goes
-//! back when nothing reads it any more. All other requests are executed by the root, and so are reads of which a part is on a
-//! foreign disk. But the root has a branch write to the base what it has made of the branch's writes, or as much of those of
-//! others.
+//! the base, verifies it, and copies it to the memory of the request: the root does not touch it. The branch tells the root when
+//! it has read the segments, which the root has pinned for it. The root executes all other requests, and reads of which a part is
+//! on a foreign disk. It composes the frames of writes, and has branches write large ones to the base: each as many bytes as its
+//! channels have written.
 //!
 //! Two rings connect a branch with the root ([`aryk_bdev::ring`]). A branch ends with the last channel; then it drops its end of
 //! the ring. If the pool ends, the root drops its own end first: nothing accesses the memory of requests then, except the branch.
@@ -32,7 +32,7 @@ const POLL_BYTES: u64 = 1 << 20;
 /// The initial room for requests in flight; the table grows for more.
 const REQUESTS: u32 = 256;
 
-/// What a branch tells the root. The tag of a request is its key at the branch.
+/// A message of a branch to the root. The tag of a request is its key at the branch.
 pub(crate) enum Command {
     Submit { volume: VolumeKey, io: Io },
     Abort { tag: Tag, volume: VolumeId },
@@ -40,7 +40,7 @@ pub(crate) enum Command {
     Written(DiskDone),
 }
 
-/// What the root tells a branch.
+/// A message of the root to a branch.
 pub(crate) enum Answer {
     Completed {
         tag: Tag,
@@ -73,7 +73,7 @@ struct InFlight {
     is_aborted: bool,
 }
 
-/// Who has a request.
+/// Where a request is.
 enum Stage {
     Root,
     /// The reader, by this key.
@@ -97,14 +97,14 @@ pub(crate) struct Branch {
     _owner: Hold,
 }
 
-/// What the base does for a branch.
+/// A request of a branch to the base.
 enum Work {
     Read(ReadId),
     /// For the root.
     Write(DiskTag),
 }
 
-/// What connects a branch with the base and with the root.
+/// The connections of a branch: to the base, and to the root.
 struct Open {
     disk: Disk<Work>,
     commands: RingSender<Command>,

@@ -1,7 +1,7 @@
 //! I/O queues: each begins on a reactor, may move to others, and ends. Control context.
 //!
-//! A queue finds the namespaces that there are when it begins, also after a move: changes that come while it is on no reactor do not
-//! reach it, but it compares what it has with what there is before it executes a command.
+//! A queue finds the namespaces that there are when it begins, also after a move: changes that come while it is on no reactor do
+//! not reach it, but it compares what it has with what there is before it executes a command.
 
 use super::{Begun, Connection, End, Link};
 use crate::association::{Beginning, LiveQueue, Place, QueueRef, Way};

@@ -1,4 +1,4 @@
-//! Who submits requests to the root of a pool: channels of its reactor, and branches on other reactors. Reactor context.
+//! The clients of the root of a pool: channels of its reactor, and branches on other reactors. Reactor context.
 
 use super::Running;
 use crate::branch::{Answer, Command};
@@ -10,9 +10,9 @@ use aryk_volume::Extents;
 use aryk_volume_store::{DiskOp, DiskRequest};
 use std::rc::Rc;
 
-/// The least write of the store that a branch executes: for less, the way there and back is not worth it.
+/// The smallest write of the store that a branch executes: for fewer bytes, the messages cost more than the write.
 const WRITE_MIN: u32 = 16 << 10;
-/// The most that a branch may owe: what it was not asked for long ago is forgotten.
+/// The most bytes that a branch owes ([`Link::owed_bytes`]): older debts are forgotten.
 const OWED_MAX: i64 = 8 << 20;
 
 /// The root's end of the rings between it and a branch.
