@@ -5,6 +5,7 @@
 use super::front_end::FrontEnd;
 use super::harness::{Daemon, wait_for};
 use aryk_reactor::CoreSet;
+use aryk_rpc_client::Reply;
 use serde_json::json;
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
@@ -159,12 +160,6 @@ fn requests_survive_cut_connections() {
     wait_for("the host to leave", || pair.target.aryk(&["hosts"]).unwrap().contains("none"));
 }
 
-/// The cores of a daemon's queues for hosts.
-fn cores_of_hosts(daemon: &Daemon) -> Vec<u64> {
-    let qpairs = daemon.call("nvmf_subsystem_get_qpairs", json!({"nqn": NQN})).unwrap();
-    qpairs.as_array().unwrap().iter().filter_map(|qpair| qpair["core"].as_u64()).collect()
-}
-
 #[test]
 fn queues_of_hosts_leave_a_reactor_that_ends() {
     let pair = Pair::start();
@@ -184,14 +179,21 @@ fn queues_of_hosts_leave_a_reactor_that_ends() {
         let mut reactors = pair.target.call("framework_get_reactors", json!({})).unwrap();
         let home = reactors["reactors"][0]["lcore"].take();
         let other = cores.iter().map(|core| json!(core)).find(|core| *core != home).unwrap();
-        for (from, to) in [(&home, &other), (&other, &home), (&home, &other)] {
-            pair.target.call("aryk_core_add", json!({"core": to})).unwrap();
-            pair.target.call("aryk_core_remove", json!({"core": from})).unwrap();
-            let now = cores_of_hosts(&pair.target);
-            assert!(!now.is_empty() && now.iter().all(|core| json!(core) == *to), "{now:?}");
-        }
+        let go = |from, to| {
+            pair.target.call("aryk_core_add", json!({"core": to}))?;
+            pair.target.call("aryk_core_remove", json!({"core": from}))?;
+            let qpairs = pair.target.call("nvmf_subsystem_get_qpairs", json!({"nqn": NQN}))?;
+            let cores = qpairs.as_array().unwrap().iter().filter_map(|qpair| qpair.get("core").cloned());
+            Reply::Ok(cores.collect())
+        };
+        let went = [(&home, &other), (&other, &home), (&home, &other)].map(|(from, to)| go(from, to));
         is_over.store(true, Ordering::Relaxed);
         assert!(load.join().unwrap() > 3);
+        for (cores, to) in went.into_iter().zip([&other, &home, &other]) {
+            let cores = cores.unwrap();
+            let cores = cores.as_array().unwrap();
+            assert!(!cores.is_empty() && cores.iter().all(|core| core == to), "{cores:?}, not {to}");
+        }
     });
     assert_eq!(pair.controller()["remote"]["losses"], 0, "the host has noticed nothing");
     drop(disk);

@@ -109,6 +109,8 @@ impl Queue<'_> {
             Ok(None) => return Ok(()),
             Err(failure) => return Err(failure.into_error().into()),
         };
+        // The reactor may end when the queue has left it.
+        drop(hold);
         loop {
             let (order, done) = tokio::select! {
                 _ = &mut running.ended => return Ok(()),
