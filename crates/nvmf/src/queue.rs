@@ -63,7 +63,7 @@ pub(crate) enum Ended {
     /// Its connection has ended.
     Closed,
     /// It goes on on another reactor.
-    Left(Box<Detached>),
+    Left(Detached),
 }
 
 /// A namespace for a queue.

@@ -104,7 +104,8 @@ impl Queue<'_> {
             carried: Carried::default(),
         };
         let name = format!("{} queue {}", self.data.host, self.connect.qid);
-        let mut running = match self.start(&hold, prepared, Arrival::New(name, connected), id).await {
+        let mut running = match self.start(&hold, prepared, Arrival::New(name, Box::new(connected)), id).await
+        {
             Ok(Some(running)) => running,
             Ok(None) => return Ok(()),
             Err(failure) => return Err(failure.into_error().into()),
@@ -301,7 +302,7 @@ impl Queue<'_> {
 
 impl Running {
     /// Has the queue leave its reactor. Fails if it stays, or has ended.
-    async fn leave(mut self, patience: Duration) -> Result<Box<Detached>, Went> {
+    async fn leave(mut self, patience: Duration) -> Result<Detached, Went> {
         if self.root.call(|queue, cx| queue.leave(cx)).await.is_err() {
             return Err((None, Err(MoveError::Ending)));
         }

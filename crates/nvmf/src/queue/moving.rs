@@ -32,14 +32,14 @@ pub(crate) struct Carried {
 /// A queue between two reactors.
 pub(crate) struct Detached {
     thread: Moving,
-    connected: Connected,
+    connected: Box<Connected>,
 }
 
 /// A queue that comes to a reactor.
 pub(crate) enum Arrival {
     /// Its first one. It gets a thread of this name.
-    New(String, Connected),
-    Moved(Box<Detached>),
+    New(String, Box<Connected>),
+    Moved(Detached),
 }
 
 /// A queue that has started on a reactor.
@@ -53,14 +53,14 @@ pub(crate) struct Started {
 /// Why a queue has not started on a reactor.
 pub(crate) enum StartFailure {
     /// A disk cannot be opened there. The queue comes from another reactor, and may go back.
-    Open(Box<Detached>, OpenError),
+    Open(Detached, OpenError),
     /// Its connection cannot be watched. The queue is lost.
     Lost(io::Error),
 }
 
 /// As [`StartFailure`], while the reactor has the thread.
 enum Failure {
-    Open(Connected, OpenError),
+    Open(Box<Connected>, OpenError),
     Lost(io::Error),
 }
 
@@ -87,8 +87,7 @@ impl IoQueue {
                 let thread = cx.add_thread(name.clone(), CoreSet::allowed());
                 (name, thread, connected)
             }
-            Arrival::Moved(detached) => {
-                let Detached { thread, connected } = *detached;
+            Arrival::Moved(Detached { thread, connected }) => {
                 (thread.name().to_owned(), cx.adopt_thread(thread), connected)
             }
         };
@@ -106,13 +105,13 @@ impl IoQueue {
                     Err(error) => return Err(Failure::Open(connected, error)),
                 }
             }
-            Self::new(connected, disks, ended, (root, thread), cx).map_err(Failure::Lost)
+            Self::new(*connected, disks, ended, (root, thread), cx).map_err(Failure::Lost)
         });
         match made {
             Ok(root) => Ok(Started { root, thread: cx.thread_number(thread), counts }),
             Err(Failure::Open(connected, error)) => {
                 let detached = Detached { thread: cx.release_thread(thread), connected };
-                Err(StartFailure::Open(Box::new(detached), error))
+                Err(StartFailure::Open(detached, error))
             }
             Err(Failure::Lost(error)) => {
                 cx.remove_thread(thread);
@@ -192,10 +191,10 @@ impl IoQueue {
         };
         let carried = Carried { slots, held, first_half };
         let connected = Connected { carrier, entries, patience, lines, counts, asker, carried };
-        let detached = Detached { thread: cx.release_thread(thread), connected };
+        let detached = Detached { thread: cx.release_thread(thread), connected: Box::new(connected) };
         if let Some(ended) = ended {
             // Nobody waits for the queue if the target has ended: its connection does, too.
-            let _ = ended.send(Ended::Left(Box::new(detached)));
+            let _ = ended.send(Ended::Left(detached));
         }
     }
 }

@@ -245,7 +245,7 @@ impl Rig {
         };
         let (sender, ended) = oneshot::channel();
         let cx = bench.cx();
-        let arrival = Arrival::New("queue".to_owned(), connected);
+        let arrival = Arrival::New("queue".to_owned(), Box::new(connected));
         let Ok(Started { root, .. }) = IoQueue::arrive(arrival, vec![opened], sender, cx) else { panic!() };
         let queue: Rc<RefCell<IoQueue>> = cx.root(root.id()).unwrap();
         queue.borrow_mut().begin(Some(connect), false, 1, cx);

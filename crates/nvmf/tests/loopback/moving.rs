@@ -1,4 +1,5 @@
 //! Queues that move from one reactor to another while their hosts use them.
+#![expect(clippy::disallowed_methods, reason = "a test waits for other threads")]
 
 use crate::host::{Connection, Options};
 use crate::raw::{Raw, capsule, capsule_with, command, pdu};
