@@ -8,7 +8,7 @@ use crate::methods::{NAME_LEN_MAX, is_default};
 use crate::params::Count;
 use aryk_bdev_nvme as module;
 use aryk_bdev_nvme::Location;
-use aryk_bdev_nvme::tcp::PathInfo;
+use aryk_bdev_nvme::fabrics::PathInfo;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::Path;

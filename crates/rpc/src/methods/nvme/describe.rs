@@ -5,7 +5,7 @@ use super::remote::of_family;
 use super::statistics::Errors;
 use super::{Control, Error, Phase, Table, find, remote};
 use aryk_bdev::Bdev;
-use aryk_bdev_nvme::tcp::{PathInfo, RemoteConfig, RemoteController, RemoteInfo};
+use aryk_bdev_nvme::fabrics::{PathInfo, RemoteConfig, RemoteController, RemoteInfo};
 use aryk_bdev_nvme::{AttachedController, Info, NamespaceInfo, Phase as State};
 use aryk_nvme::claims::ControllerInfo;
 use aryk_pci::Address;

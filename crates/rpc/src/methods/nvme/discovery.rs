@@ -13,7 +13,7 @@ use super::{Control, Error, Phase, Table, attach, is_attached};
 use crate::Methods;
 use crate::config::{Call, Subsystem};
 use crate::methods::{NAME_LEN_MAX, NoParams};
-use aryk_bdev_nvme::tcp::{Following, Heard, PATHS_MAX, RemoteConfig};
+use aryk_bdev_nvme::fabrics::{Following, Heard, PATHS_MAX, RemoteConfig};
 use aryk_log_limit::{LogLimit, limited};
 use aryk_nvme_fabrics::discovery::{Entry, Security, Subtype, Transport};
 use aryk_nvme_fabrics::nqn::{DISCOVERY, Nqn};
@@ -662,7 +662,7 @@ impl Follower {
                     self.services.insert(at, Service { entries: None, _following: following });
                 }
                 Err(error) => {
-                    limited!(self.lines, warn, %error, "cannot start the thread of NVMe over TCP");
+                    limited!(self.lines, warn, %error, "cannot start the thread of NVMe over Fabrics");
                     return false;
                 }
             }

@@ -8,7 +8,7 @@ use super::{Control, Error, Phase, Table};
 use crate::config::Subsystem;
 use crate::methods::nvmf::KeyNames;
 use aryk_bdev_nvme::NamespaceInfo;
-use aryk_bdev_nvme::tcp::{PathInfo, Policy, RemoteController, RemoteError, RemotePhase};
+use aryk_bdev_nvme::fabrics::{PathInfo, Policy, RemoteController, RemoteError, RemotePhase};
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

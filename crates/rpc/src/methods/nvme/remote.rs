@@ -6,7 +6,7 @@ use super::{Control, Error, exposed, paths};
 use crate::config::Subsystem;
 use crate::methods::nvmf::{KeyNames, read_psk};
 use aryk_bdev_nvme::NamespaceInfo;
-use aryk_bdev_nvme::tcp::{
+use aryk_bdev_nvme::fabrics::{
     ConnectError, HostSecrets, PATHS_MAX, RemoteConfig, RemoteController, RemoteError, RemotePhase,
 };
 use aryk_nvme_fabrics::nqn::Nqn;

@@ -1,4 +1,4 @@
-//! One controller of another host: its life, its paths and its queues. A task of the thread of NVMe over TCP.
+//! One controller of another host: its life, its paths and its queues. A task of the thread of NVMe over Fabrics.
 //!
 //! | file | contents |
 //! | --- | --- |

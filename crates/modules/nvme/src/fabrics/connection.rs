@@ -1,4 +1,4 @@
-//! A connection until a reactor has it, and that of an admin queue. Context: the thread of NVMe over TCP.
+//! A connection until a reactor has it, and that of an admin queue. Context: the thread of NVMe over Fabrics.
 //!
 //! All of it is cancellation-safe: what was written or received in part stays in the connection.
 

@@ -2,7 +2,7 @@
 
 use super::target::{BLOCK, HOST, Running, SUBSYSTEM};
 use super::{OnTarget, config};
-use crate::tcp::{ConnectError, HostSecrets, RemoteControllers, RemoteError};
+use crate::fabrics::{ConnectError, HostSecrets, RemoteControllers, RemoteError};
 use aryk_bdev::{Access, Env, Status};
 use aryk_bdev_conformance::{Bench, Shape, block_on, contents};
 use aryk_nvme_fabrics::chap::{Failure, Secret, Secrets};

@@ -2,8 +2,8 @@
 
 use super::{Loss, QueueDriver, Running, State};
 use crate::driver::worse;
+use crate::fabrics::control::Command;
 use crate::status::{Outcome, RETRY_DELAY_MIN, decide, decide_harmless, errno};
-use crate::tcp::control::Command;
 use aryk_bdev::{DeviceError, Failure, Op, Status};
 use aryk_nvme::replay::Change;
 use aryk_nvme::spec::status::{Code, Status as NvmeStatus};

@@ -1,5 +1,5 @@
-//! A path of a controller: its connections to one address of the target. A task of the thread of NVMe over TCP, from the first
-//! attempt to connect until the connection is lost.
+//! A path of a controller: its connections to one address of the target. A task of the thread of NVMe over Fabrics, from the
+//! first attempt to connect until the connection is lost.
 
 use super::admin::{self, AccessByNsid, Admin, Queues};
 use super::control::Command;

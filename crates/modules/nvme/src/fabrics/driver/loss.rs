@@ -11,9 +11,9 @@
 //! A path that is lost meanwhile begins with step 1 again.
 
 use super::{Absence, Extent, Gate, Guard, Live, Loss, PATHS_MAX, QueueDriver, State, with_driver};
+use crate::fabrics::control::Command;
+use crate::fabrics::shared::Shared;
 use crate::status::errno;
-use crate::tcp::control::Command;
-use crate::tcp::shared::Shared;
 use aryk_bdev::{Failure, Io, Op, Status};
 use aryk_nvme::queue::{Fate, Unfinished};
 use aryk_nvme::replay::{self, Change, History, Replay};

@@ -4,7 +4,7 @@ use super::loss::{open, pause, verify};
 use super::proxy::Proxy;
 use super::target::{BLOCK, Running, SUBSYSTEM};
 use super::{OnTarget, block_on, config, until};
-use crate::tcp::{
+use crate::fabrics::{
     PathInfo, Policy, RemoteConfig, RemoteController, RemoteControllers, RemoteError, RemotePhase,
 };
 use aryk_bdev::{Env, Status};

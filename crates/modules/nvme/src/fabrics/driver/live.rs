@@ -1,7 +1,7 @@
 //! A connected I/O queue, and the buffers of its socket. Reactor context; the thread makes it.
 
 use super::{DriverId, FRUITLESS};
-use crate::tcp::connection::Parts;
+use crate::fabrics::connection::Parts;
 use aryk_nvme_fabrics::tcp::HostQueue;
 use aryk_reactor::{Cx, Nanos, WatchId};
 use aryk_slots::Key;

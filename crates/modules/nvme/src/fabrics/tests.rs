@@ -10,7 +10,7 @@ mod target;
 mod tls;
 
 use crate::Exposed;
-use crate::tcp::{RemoteConfig, RemoteControllers};
+use crate::fabrics::{RemoteConfig, RemoteControllers};
 use aryk_bdev::{Bdev, Env};
 use aryk_bdev_conformance::block_on;
 use std::net::SocketAddr;

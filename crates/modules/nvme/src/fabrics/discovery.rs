@@ -1,4 +1,4 @@
-//! Follows a discovery service: what it names, again whenever that changes. Context: the thread of NVMe over TCP.
+//! Follows a discovery service: what it names, again whenever that changes. Context: the thread of NVMe over Fabrics.
 
 use super::admin::{self, COMMANDS, ENTRIES};
 use super::connection::Connection;

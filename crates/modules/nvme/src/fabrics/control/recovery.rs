@@ -1,11 +1,11 @@
-//! Recovery of requests after a loss: the rounds over all reactors, whose steps are in [`crate::tcp::driver`].
+//! Recovery of requests after a loss: the rounds over all reactors, whose steps are in [`crate::fabrics::driver`].
 //!
 //! A change that a lost connection had may still be executed at the target, until one of two things is known: the path has a new
 //! controller, of a target that ends the earlier one first, or the target must have missed the keep-alives of the lost one. Until
 //! then its blocks are guarded; all other requests go on through the other paths, or when the path is back.
 
 use super::{Control, Guard, driver};
-use crate::tcp::driver::{Extent, Stopped};
+use crate::fabrics::driver::{Extent, Stopped};
 use aryk_nvme::replay::History;
 use aryk_reactor::Handle;
 use std::sync::Arc;

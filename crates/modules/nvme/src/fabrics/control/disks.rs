@@ -2,9 +2,9 @@
 
 use super::{Command, Control};
 use crate::disks::{self, Maker};
-use crate::tcp::disk::{Namespace, RemoteDevice};
-use crate::tcp::shared::Shared;
-use crate::tcp::{RemoteConfig, RemoteError};
+use crate::fabrics::disk::{Namespace, RemoteDevice};
+use crate::fabrics::shared::Shared;
+use crate::fabrics::{RemoteConfig, RemoteError};
 use aryk_bdev::{Bdev, Device, Env};
 use aryk_log_limit::{LogLimit, limited};
 use aryk_nvme::claims::{self, ControllerInfo};

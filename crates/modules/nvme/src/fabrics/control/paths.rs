@@ -1,10 +1,10 @@
 //! The paths of a controller: they are added, connect, are lost, and are removed.
 
 use super::{Command, Control, Done};
-use crate::tcp::admin::{Admin, Queues};
-use crate::tcp::driver::{self, Choice, PATHS_MAX};
-use crate::tcp::path::{self, Order, Ready, Report};
-use crate::tcp::{ConnectError, PathInfo, RemoteConfig, RemoteError, RemotePhase};
+use crate::fabrics::admin::{Admin, Queues};
+use crate::fabrics::driver::{self, Choice, PATHS_MAX};
+use crate::fabrics::path::{self, Order, Ready, Report};
+use crate::fabrics::{ConnectError, PathInfo, RemoteConfig, RemoteError, RemotePhase};
 use aryk_log_limit::limited;
 use aryk_nvme::claims::ControllerInfo;
 use aryk_nvme::controller::ListedNamespace;
@@ -489,7 +489,7 @@ impl Control {
         let access = self.disks.namespaces().filter_map(|namespace| {
             let choice = namespace.paths.choice();
             let state = namespace.paths.access(number)?;
-            Some(crate::tcp::PathAccess {
+            Some(crate::fabrics::PathAccess {
                 nsid: namespace.nsid(),
                 state,
                 policy: choice.policy,

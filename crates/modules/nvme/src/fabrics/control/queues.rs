@@ -4,7 +4,7 @@
 //! own connect queues, and give them to their reactors.
 
 use super::{Command, ConnectError, Control, Path, Waiter, admin, driver};
-use crate::tcp::driver::PATHS_MAX;
+use crate::fabrics::driver::PATHS_MAX;
 use aryk_bdev::OpenError;
 use aryk_log_limit::limited;
 use aryk_reactor::Handle;

@@ -357,7 +357,7 @@ pub enum RemoteError {
     #[error(transparent)]
     Registry(#[from] aryk_bdev::Error),
     /// The kernel refused a thread.
-    #[error("cannot start the thread of NVMe over TCP: {0}")]
+    #[error("cannot start the thread of NVMe over Fabrics: {0}")]
     Thread(#[from] std::io::Error),
     /// The controller was detached meanwhile.
     #[error("the controller {0} has been detached")]

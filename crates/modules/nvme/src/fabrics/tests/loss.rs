@@ -3,7 +3,7 @@
 use super::proxy::Proxy;
 use super::target::{BLOCK, Running};
 use super::{OnTarget, until};
-use crate::tcp::{RemoteConfig, RemotePhase};
+use crate::fabrics::{RemoteConfig, RemotePhase};
 use aryk_bdev::{Access, Blocks, Status};
 use aryk_bdev_conformance::{Bench, Opener, Shape, contents};
 use std::collections::HashMap;

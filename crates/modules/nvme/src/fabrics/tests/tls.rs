@@ -2,7 +2,7 @@
 
 use super::target::{BLOCK, HOST, Running, SUBSYSTEM};
 use super::{OnTarget, config};
-use crate::tcp::{ConnectError, RemoteControllers, RemoteError};
+use crate::fabrics::{ConnectError, RemoteControllers, RemoteError};
 use aryk_bdev::{Access, Env, Status};
 use aryk_bdev_conformance::{Bench, Shape, block_on, contents};
 use aryk_nvme_fabrics::psk::ConfiguredPsk;

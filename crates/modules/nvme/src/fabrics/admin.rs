@@ -1,4 +1,4 @@
-//! What is asked of a controller, and the checks of its answers. Context: the thread of NVMe over TCP.
+//! What is asked of a controller, and the checks of its answers. Context: the thread of NVMe over Fabrics.
 
 use super::connection::Connection;
 use super::driver::Live;

@@ -2,7 +2,7 @@
 
 use super::authentication::{OF_HOST, secrets};
 use super::config;
-use crate::tcp::{ConnectError, HostSecrets, RemoteConfig, RemoteControllers, RemoteError};
+use crate::fabrics::{ConnectError, HostSecrets, RemoteConfig, RemoteControllers, RemoteError};
 use aryk_bdev::Env;
 use aryk_bdev_conformance::block_on;
 use aryk_nvme::spec::entry::CompletionEntry;

@@ -43,7 +43,7 @@ impl Inner {
         };
         let (sender, mut starts) = unbounded_channel::<Start>();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
-        std::thread::Builder::new().name("nvme-tcp".to_owned()).spawn(move || {
+        std::thread::Builder::new().name("nvme-fabrics".to_owned()).spawn(move || {
             LocalSet::new().block_on(&runtime, async move {
                 while let Some(start) = starts.recv().await {
                     start();
