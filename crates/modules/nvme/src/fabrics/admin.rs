@@ -1,6 +1,6 @@
 //! What is asked of a controller, and the checks of its answers. Context: the thread of NVMe over Fabrics.
 
-use super::connection::Connection;
+use super::connection::{Connection, Place};
 use super::driver::Live;
 use super::{ConnectError, RemoteConfig};
 use aryk_nvme::admin;
@@ -29,8 +29,10 @@ use tokio::time::{Instant, sleep, timeout};
 use zerocopy::FromBytes;
 
 /// Entries of the admin queue, and commands at a time on it.
-pub(super) const ENTRIES: u16 = 32;
-pub(super) const COMMANDS: u16 = ENTRIES - 1;
+const ENTRIES: u16 = 32;
+const COMMANDS: u16 = ENTRIES - 1;
+/// The admin queue of a new controller.
+pub(super) const ADMIN: Place = Place { qid: 0, entries: ENTRIES, controller_id: ANY_CONTROLLER };
 /// Bytes of a page of this host.
 const PAGE: u64 = 4096;
 /// Versions from which on commands exist.
@@ -93,8 +95,7 @@ pub(super) struct Admin {
 
 /// Connects the admin queue of a controller, and makes the controller ready.
 pub(super) async fn attach(config: &RemoteConfig) -> Result<(Admin, Vec<ListedNamespace>), ConnectError> {
-    let mut connection = Connection::open(config, COMMANDS).await?;
-    let controller_id = connection.connect(config, 0, ENTRIES, ANY_CONTROLLER).await?;
+    let (mut connection, controller_id) = Connection::open(config, ADMIN).await?;
     let (cap, vs, cc) = make_ready(&mut connection).await?;
     let has_blocks = cap.has_nvm_command_set() || cap.has_several_command_sets();
     check(has_blocks, "CAP.CSS", cap.0 >> 37 & 0xff, "the controller does not support the NVM command set")?;
@@ -159,9 +160,9 @@ pub(super) async fn open_queue(
     let depth = queues.depth(config);
     let mut attempt = 0;
     let connection = loop {
-        let mut connection = Connection::open(config, depth).await?;
-        match connection.connect(config, qid, depth + 1, queues.controller_id).await {
-            Ok(_) => break connection,
+        let place = Place { qid, entries: depth + 1, controller_id: queues.controller_id };
+        match Connection::open(config, place).await {
+            Ok((connection, _)) => break connection,
             // The target may not have seen the end of the queue that had this number.
             Err(ConnectError::Status { .. }) if attempt < ATTEMPTS => {
                 attempt += 1;
@@ -170,8 +171,8 @@ pub(super) async fn open_queue(
             Err(error) => return Err(error),
         }
     };
-    let parts = connection.into_parts(queues.in_capsule_max)?;
-    Ok(Box::new(Live::new(parts, depth, (path, life, qid), queues.retry_delays, queues.has_write_cache)))
+    let carrier = connection.into_carrier(queues.in_capsule_max)?;
+    Ok(Box::new(Live::new(carrier, depth, (path, life, qid), queues.retry_delays, queues.has_write_cache)))
 }
 
 /// Reads a property.

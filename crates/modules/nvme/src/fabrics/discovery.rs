@@ -1,13 +1,12 @@
 //! Follows a discovery service: what it names, again whenever that changes. Context: the thread of NVMe over Fabrics.
 
-use super::admin::{self, COMMANDS, ENTRIES};
+use super::admin::{self, ADMIN};
 use super::connection::Connection;
 use super::{ConnectError, RemoteConfig};
 use aryk_log_limit::{LogLimit, limited};
 use aryk_nvme::admin::get_log;
 use aryk_nvme::spec::feature::EVENT_DISCOVERY;
 use aryk_nvme::spec::log;
-use aryk_nvme_fabrics::connect::ANY_CONTROLLER;
 use aryk_nvme_fabrics::discovery::{Entry, Header, RECORD_LEN};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -56,8 +55,7 @@ pub(super) async fn follow(config: RemoteConfig, heard: Sender<Heard>, stop: one
 
 /// Serves one connection. Ends without an error when the receiver is dropped.
 async fn serve(config: &RemoteConfig, heard: &Sender<Heard>, lines: &LogLimit) -> Result<(), ConnectError> {
-    let mut connection = Connection::open(config, COMMANDS).await?;
-    connection.connect(config, 0, ENTRIES, ANY_CONTROLLER).await?;
+    let (mut connection, _) = Connection::open(config, ADMIN).await?;
     admin::make_ready(&mut connection).await?;
     let mut has_events = admin::enable_events(&mut connection, EVENT_DISCOVERY).await?;
     let mut event = None;

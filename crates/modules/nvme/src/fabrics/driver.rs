@@ -8,16 +8,19 @@
 //!
 //! `loss` has the steps after a lost connection, which the thread sends to each reactor as messages; `guard` the blocks that a
 //! lost connection may still change. `route` chooses the paths of requests, `live` is a connection, `answers` takes what it
-//! receives.
+//! receives, `link` what carries a connection.
 
 mod answers;
 mod guard;
+mod link;
 mod live;
 mod loss;
 mod route;
 mod sealed;
+mod tcp;
 
 pub(super) use guard::{Extent, Guard};
+pub(super) use link::Carrier;
 pub(super) use live::Live;
 pub(super) use loss::{Stopped, close, drain, fail, give, hold, open, replay, settle, stop};
 pub(super) use route::{Choice, PathTable, best_paths, bits};
@@ -32,11 +35,11 @@ use aryk_nvme::io::{BadRequest, Commands, Range};
 use aryk_nvme::replay::History;
 use aryk_nvme::spec::entry::{Fuse, SubmissionEntry};
 use aryk_nvme::spec::status::Status as NvmeStatus;
-use aryk_nvme_fabrics::tcp::Transfer;
+use aryk_nvme_fabrics::Transfer;
 use aryk_reactor::{Armed, Clock, Cx, Driver, DriverId, DriverKey, DriverRef, Handle, Nanos, RootId};
 use aryk_slots::{Key, Slots};
 use aryk_tls::TlsError;
-use live::{Buffers, Running};
+use live::Running;
 use route::Route;
 use sealed::Sealing;
 use std::collections::VecDeque;
@@ -46,10 +49,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tcp::Buffers;
 use zerocopy::IntoBytes;
 
-/// System calls that write in one turn.
-const WRITES_MAX: u32 = 4;
 /// The shortest time between two system calls that find nothing to read, or no room to write.
 const FRUITLESS: Duration = Duration::from_micros(2);
 /// Changes of blocks that a queue remembers, to decide after a loss which writes are safe to submit again.
@@ -390,7 +392,7 @@ impl QueueDriver {
         for (entry, is_second) in entries.into_iter().zip([false, true]).take(count) {
             let cid = live.free.pop().expect("there are enough");
             live.commands[usize::from(cid)] = Some(Running { key, is_second });
-            live.queue.submit(cid, entry, transfer);
+            live.link.submit(cid, entry, transfer);
         }
         request.state = State::AtController { path, left: count as u8, status: Status::Ok };
         request.last_attempt = cx.now().0;
@@ -452,37 +454,6 @@ impl QueueDriver {
         if request.is_replayed {
             self.ended_replayed();
         }
-    }
-
-    /// Writes what the queue of a path has to send, as far as the socket takes it.
-    fn send(&mut self, path: usize, cx: &mut Cx) -> Result<(), Loss> {
-        let Some(live) = &mut self.lives[path] else { return Ok(()) };
-        for _ in 0..WRITES_MAX {
-            if !live.may_write(cx.now()) {
-                return Ok(());
-            }
-            if !live.write_unsent(cx.now())? {
-                continue;
-            }
-            if !live.queue.has_output() {
-                return Ok(());
-            }
-            let (requests, commands) = (&self.requests, &live.commands);
-            let mut output = self.buffers.output.borrow_mut();
-            let filled = live.queue.encode(&mut output, |cid, offset, to| {
-                let running = commands[usize::from(cid)].expect("the queue has the command");
-                let request = requests.get(running.key).expect("it is at the controller");
-                read_data(&request.io, running.is_second, offset, to);
-            });
-            match (&mut live.tls, &self.sealing) {
-                (Some(session), Some(sealing)) => {
-                    let records = sealing.seal(session, &output[..filled])?;
-                    live.write(&records)?;
-                }
-                _ => live.write(&output[..filled])?,
-            }
-        }
-        Ok(())
     }
 
     /// Looks now and then whether the controller has had a request for too long.
@@ -562,12 +533,10 @@ impl Driver for QueueDriver {
         if !self.delayed.is_empty() {
             self.start_waiting(cx);
         }
-        let (now, mut count) = (cx.now(), 0);
+        let mut count = 0;
         for path in 0..PATHS_MAX {
             let Some(live) = &mut self.lives[path] else { continue };
-            let is_woken = std::mem::take(&mut live.is_armed);
-            live.take_room(cx);
-            if !is_woken && now < live.read_at {
+            if !live.link.is_due(cx) {
                 continue;
             }
             count += self.receive(path, cx).unwrap_or_else(|loss| {
@@ -593,10 +562,10 @@ impl Driver for QueueDriver {
         let mut armed = Armed::Yes;
         for path in 0..PATHS_MAX {
             let Some(live) = &mut self.lives[path] else { continue };
-            if let Err(error) = live.await_room(self.id, cx) {
-                self.lose(path, &error.into(), cx);
-            } else if !live.arm() {
-                armed = Armed::Busy;
+            match live.link.arm(self.id, cx) {
+                Ok(true) => {}
+                Ok(false) => armed = Armed::Busy,
+                Err(loss) => self.lose(path, &loss, cx),
             }
         }
         armed

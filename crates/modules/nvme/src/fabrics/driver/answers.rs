@@ -1,5 +1,7 @@
-//! What the controller answers: data, and the ends of commands. Reactor context.
+//! What the controller answers: the ends of commands. Reactor context.
 
+use super::link::Link;
+use super::live::Live;
 use super::{Loss, QueueDriver, Running, State};
 use crate::driver::worse;
 use crate::fabrics::control::Command;
@@ -8,58 +10,30 @@ use aryk_bdev::{DeviceError, Failure, Op, Status};
 use aryk_nvme::replay::Change;
 use aryk_nvme::spec::status::{Code, Status as NvmeStatus};
 use aryk_nvme_fabrics::subsystem::AnaState;
-use aryk_nvme_fabrics::tcp::HostReceived;
 use aryk_reactor::{Cx, Nanos};
 use aryk_slots::Key;
-use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl QueueDriver {
-    /// Reads the socket of a path once. Returns the number of commands that ended, at least 1 if there was input.
+    /// Takes what has come by a path. Returns the number of commands that ended, at least 1 if there was anything.
     pub(super) fn receive(&mut self, path: usize, cx: &mut Cx) -> Result<u32, Loss> {
-        let Some(live) = &mut self.lives[path] else { return Ok(0) };
-        let buffers = Rc::clone(&self.buffers);
-        let mut buffer = buffers.input.borrow_mut();
-        let len = match live.read(&mut buffer, cx.now())? {
-            None => return Ok(0),
-            Some(0) => return Err(Loss::Closed),
-            Some(len) => len,
-        };
-        match live.tls {
-            Some(_) => self.open(path, &buffer[..len], cx),
-            None => self.take_input(path, &buffer[..len], cx),
+        match self.lives[path].as_deref() {
+            Some(Live { link: Link::Tcp(_), .. }) => self.receive_tcp(path, cx),
+            None => Ok(0),
         }
-        .map(|count| count.max(1))
     }
 
-    /// Takes plain input of a path. Returns the number of commands that ended.
-    pub(super) fn take_input(&mut self, path: usize, mut input: &[u8], cx: &mut Cx) -> Result<u32, Loss> {
-        let (mut count, mut received_at) = (0, None);
-        loop {
-            let Some(live) = &mut self.lives[path] else { return Ok(count) };
-            match live.queue.receive(&mut input).map_err(Loss::Violation)? {
-                None => return Ok(count),
-                Some(HostReceived::Data { cid, offset, bytes }) => {
-                    let running = live.commands[usize::from(cid)].expect("the queue has the command");
-                    let request = self.requests.get(running.key).expect("it is at the controller");
-                    request.io.data.write(offset, bytes);
-                }
-                Some(HostReceived::Completed { cid, status, is_intact, .. }) => {
-                    count += 1;
-                    let running = live.commands[usize::from(cid)].take().expect("the queue had the command");
-                    live.free.push(cid);
-                    let now = *received_at.get_or_insert_with(|| cx.refresh_now());
-                    self.complete(running, status, is_intact, now, cx)?;
-                }
-                Some(HostReceived::Terminated(fatal)) => return Err(Loss::Terminated(fatal)),
-                Some(HostReceived::Established) => unreachable!("the queue was established in control"),
-            }
+    /// Sends what has been added for a path.
+    pub(super) fn send(&mut self, path: usize, cx: &mut Cx) -> Result<(), Loss> {
+        match self.lives[path].as_deref() {
+            Some(Live { link: Link::Tcp(_), .. }) => self.send_tcp(path, cx),
+            None => Ok(()),
         }
     }
 
     #[inline]
-    fn complete(
+    pub(super) fn complete(
         &mut self,
         Running { key, is_second }: Running,
         answer: NvmeStatus,

@@ -155,12 +155,12 @@ impl QueueDriver {
         if self.absence == Absence::Removed || live.life != self.shared.life(live.path) {
             return;
         }
-        let (path, watched) = (live.path, live.watch(self.id, cx));
+        let (path, watched) = (live.path, live.link.watch(self.id, cx));
         for (_, channel) in self.channels.iter_mut() {
             channel.commands = channel.namespace.commands();
             channel.route.forget();
         }
-        if live.tls.is_some() && self.sealing.is_none() {
+        if live.link.has_tls() && self.sealing.is_none() {
             self.sealing = Some(cx.local_state());
         }
         self.lives[path] = Some(live);
@@ -183,7 +183,7 @@ impl QueueDriver {
     /// Closes the connection of a path, if there is one. Requests that the controller had are held.
     fn drop_live(&mut self, path: usize, cx: &mut Cx) {
         let Some(live) = self.lives[path].take() else { return };
-        live.close(cx);
+        live.link.close(cx);
         self.channels.iter_mut().for_each(|(_, channel)| channel.route.forget());
         for (_, request) in self.requests.iter_mut() {
             if !matches!(request.state, State::AtController { path: its, .. } if its == path) {

@@ -1,6 +1,8 @@
 //! Connections with TLS: the buffers for it, which all queues of a reactor share. Reactor context.
 
-use super::live::BUFFER;
+use super::link::Link;
+use super::live::Live;
+use super::tcp::BUFFER;
 use super::{Loss, QueueDriver};
 use aryk_reactor::Cx;
 use aryk_tls::{Session, TlsError, overhead};
@@ -41,8 +43,10 @@ impl QueueDriver {
         let mut opened = sealing.opened.borrow_mut();
         let mut count = 0;
         loop {
-            let Some(live) = &mut self.lives[path] else { return Ok(count) };
-            let Some(session) = &mut live.tls else { return Ok(count) };
+            let Some(Live { link: Link::Tcp(tcp), .. }) = self.lives[path].as_deref_mut() else {
+                return Ok(count);
+            };
+            let Some(session) = &mut tcp.tls else { return Ok(count) };
             match session.read(&mut received, &mut opened)? {
                 0 => return Ok(count),
                 len => count += self.take_input(path, &opened[..len], cx)?,
