@@ -61,13 +61,13 @@ struct Site {
 
 impl Site {
     async fn open(&self, qid: u16, receives: usize) -> Result<Queue> {
-        let pending = self.manager.resolve(self.address).await?;
+        let pending = self.manager.resolve(self.address, None).await?;
         let entries = usize::from(ENTRIES);
         let setup = Setup {
             receives: (ENTRIES.into(), 1),
             sends: (SENDS, 1),
             buffers: std::iter::repeat_n(16, entries).chain([DATA_LEN]).collect(),
-            is_shared: true,
+            shared: 1,
             rejection: Vec::new(),
         };
         let (mut endpoint, mut replies) = pending.prepare(setup).await?;
