@@ -60,10 +60,16 @@ pub enum Transfer {
 }
 
 impl Transfer {
-    const fn len(self) -> u32 {
+    /// Bytes.
+    pub const fn len(self) -> u32 {
         match self {
             Self::None => 0,
             Self::ToHost(len) | Self::ToController(len) => len,
         }
+    }
+
+    /// Whether there is no data.
+    pub const fn is_empty(self) -> bool {
+        self.len() == 0
     }
 }
