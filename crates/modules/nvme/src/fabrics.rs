@@ -1,14 +1,15 @@
-//! Controllers of other hosts, by NVMe over TCP: disks in their namespaces.
+//! Controllers of other hosts, by NVMe over TCP or RDMA: disks in their namespaces.
 //!
 //! | file | context | contents |
 //! | --- | --- | --- |
 //! | `controllers` | control | all controllers, and the thread of their admin queues |
 //! | `control` | that thread | one controller: its life, its queues, what happens when it is lost |
 //! | `admin` | that thread | what is asked of a controller, and the checks of its answers |
-//! | `connection` | that thread | a connection until a reactor has it, and that of an admin queue |
+//! | `connection` | that thread | a connection until a reactor has it, and that of an admin queue; `tcp` and `rdma` carry it |
 //! | `disk` | control | the disk of a namespace |
 //! | `discovery` | that thread | follows a discovery service |
 //! | `driver` | reactor | the I/O queues of a reactor |
+//! | `rdma` | that thread, then a reactor | a connection of RDMA, its buffers |
 //! | `path` | that thread | the connection of an admin queue, from the first attempt until it is lost |
 //! | `shared` | any | what these share |
 //!
@@ -33,6 +34,7 @@ mod discovery;
 mod disk;
 mod driver;
 mod path;
+mod rdma;
 mod shared;
 #[cfg(test)]
 mod tests;
@@ -41,6 +43,7 @@ pub use controllers::{Following, RemoteController, RemoteControllers};
 pub use discovery::Heard;
 use driver::{Choice, best_paths, bits};
 pub use driver::{PATHS_MAX, Policy};
+pub use rdma::{Lost, RdmaThread};
 
 use crate::shared::lock;
 use crate::{Exposed, NamespaceInfo};
@@ -52,6 +55,7 @@ use aryk_nvme_fabrics::psk::{self, ConfiguredPsk, PskError, TlsPsk, Version};
 use aryk_nvme_fabrics::subsystem::AnaState;
 use aryk_tls::{Psk, TlsError};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -80,11 +84,34 @@ impl HostSecrets {
     }
 }
 
+/// What carries the connections of a controller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// TCP.
+    #[default]
+    Tcp,
+    /// RDMA.
+    Rdma,
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Rdma => "rdma",
+        })
+    }
+}
+
 /// How a controller of another host is attached.
 #[derive(Clone, Debug)]
 pub struct RemoteConfig {
     /// The controller's name.
     pub name: String,
+    /// What carries all of its connections.
+    pub transport: Transport,
+    /// What manages connections of RDMA: [`RemoteControllers`] sets it.
+    pub rdma: RdmaThread,
     /// Where the target listens.
     pub address: SocketAddr,
     /// The address of this host that connections have; any by default.
@@ -135,6 +162,8 @@ impl RemoteConfig {
     pub fn new(name: &str, address: SocketAddr, subsystem: Nqn, host: Nqn, host_id: [u8; 16]) -> Self {
         Self {
             name: name.to_owned(),
+            transport: Transport::default(),
+            rdma: RdmaThread::default(),
             address,
             source: None,
             further: Vec::new(),
@@ -400,6 +429,9 @@ pub enum ConnectError {
     /// TLS has failed.
     #[error("TLS: {0}")]
     Tls(#[from] TlsError),
+    /// A connection of RDMA has failed.
+    #[error("RDMA: {0}")]
+    Rdma(#[from] Lost),
     /// The controller says what cannot be true.
     #[error(transparent)]
     Claim(#[from] aryk_nvme::claims::BadClaim),

@@ -2,7 +2,7 @@
 
 use super::connection::{Connection, Place};
 use super::driver::Live;
-use super::{ConnectError, RemoteConfig};
+use super::{ConnectError, DATA_MAX, RemoteConfig};
 use aryk_nvme::admin;
 use aryk_nvme::claims::{BadClaim, ControllerInfo, Namespace, Unserved};
 use aryk_nvme::controller::ListedNamespace;
@@ -31,8 +31,11 @@ use zerocopy::FromBytes;
 /// Entries of the admin queue, and commands at a time on it.
 const ENTRIES: u16 = 32;
 const COMMANDS: u16 = ENTRIES - 1;
+/// Bytes of an admin command's data: more than of any that is sent here.
+const ADMIN_DATA_MAX: u32 = 128 << 10;
 /// The admin queue of a new controller.
-pub(super) const ADMIN: Place = Place { qid: 0, entries: ENTRIES, controller_id: ANY_CONTROLLER };
+pub(super) const ADMIN: Place =
+    Place { qid: 0, entries: ENTRIES, controller_id: ANY_CONTROLLER, transfer_max: ADMIN_DATA_MAX };
 /// Bytes of a page of this host.
 const PAGE: u64 = 4096;
 /// Versions from which on commands exist.
@@ -61,6 +64,7 @@ pub(super) struct Queues {
     /// Number of queues.
     pub(super) count: u16,
     in_capsule_max: u32,
+    transfer_max: u32,
     retry_delays: [u16; 3],
     has_write_cache: bool,
 }
@@ -124,6 +128,7 @@ pub(super) async fn attach(config: &RemoteConfig) -> Result<(Admin, Vec<ListedNa
         count: feature::allowed_pairs(counts as u32).min(config.queues),
         // Data that does not begin behind the command is left to R2Ts.
         in_capsule_max: if page.icdoff.get() == 0 { in_capsule } else { 0 },
+        transfer_max: info.transfer_max.min(DATA_MAX) as u32,
         retry_delays: info.retry_delays,
         has_write_cache: info.has_volatile_cache,
     };
@@ -160,7 +165,8 @@ pub(super) async fn open_queue(
     let depth = queues.depth(config);
     let mut attempt = 0;
     let connection = loop {
-        let place = Place { qid, entries: depth + 1, controller_id: queues.controller_id };
+        let Queues { controller_id, transfer_max, .. } = queues;
+        let place = Place { qid, entries: depth + 1, controller_id, transfer_max };
         match Connection::open(config, place).await {
             Ok((connection, _)) => break connection,
             // The target may not have seen the end of the queue that had this number.

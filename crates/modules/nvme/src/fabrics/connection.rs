@@ -2,10 +2,11 @@
 //!
 //! All of it is cancellation-safe: what was written or received in part stays in the connection.
 
+mod rdma;
 mod tcp;
 
 use super::driver::Carrier;
-use super::{ConnectError, RemoteConfig};
+use super::{ConnectError, RemoteConfig, Transport};
 use aryk_nvme::admin::{self, Data};
 use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::status::Status;
@@ -36,6 +37,8 @@ pub(super) struct Place {
     pub(super) entries: u16,
     /// The controller of an I/O queue.
     pub(super) controller_id: u16,
+    /// The most bytes of data that a command has.
+    pub(super) transfer_max: u32,
 }
 
 /// A command in flight.
@@ -64,17 +67,25 @@ type Commands = Vec<Option<Pending>>;
 #[derive(Debug)]
 enum Link {
     Tcp(Box<tcp::Link>),
+    Rdma(Box<rdma::Link>),
 }
 
 impl Link {
     async fn open(config: &RemoteConfig, place: Place) -> Result<Self, ConnectError> {
-        Ok(Self::Tcp(Box::new(tcp::Link::open(config, place.entries - 1).await?)))
+        Ok(match config.transport {
+            Transport::Tcp => Self::Tcp(Box::new(tcp::Link::open(config, place.entries - 1).await?)),
+            Transport::Rdma => Self::Rdma(Box::new(rdma::Link::open(config, place).await?)),
+        })
     }
 
     /// Adds a command.
-    fn submit(&mut self, cid: u16, entry: SubmissionEntry, pending: &Pending) {
+    fn submit(&mut self, cid: u16, entry: SubmissionEntry, pending: &Pending) -> Result<(), ConnectError> {
         match self {
-            Self::Tcp(link) => link.queue.submit(cid, entry, pending.transfer()),
+            Self::Tcp(link) => {
+                link.queue.submit(cid, entry, pending.transfer());
+                Ok(())
+            }
+            Self::Rdma(link) => link.submit(cid, entry, pending),
         }
     }
 
@@ -82,6 +93,7 @@ impl Link {
     async fn turn(&mut self, commands: &mut Commands) -> Result<(), ConnectError> {
         match self {
             Self::Tcp(link) => link.turn(commands).await.map(drop),
+            Self::Rdma(link) => link.turn(commands).await,
         }
     }
 }
@@ -115,7 +127,7 @@ impl Connection {
 
     /// Sends Connect, and returns the controller's identifier.
     async fn connect(&mut self, config: &RemoteConfig, place: Place) -> Result<u16, ConnectError> {
-        let Place { qid, entries, controller_id } = place;
+        let Place { qid, entries, controller_id, .. } = place;
         let keep_alive = u32::try_from(config.keep_alive.as_millis()).unwrap_or(u32::MAX);
         let connect = Connect {
             record_format: 0,
@@ -242,7 +254,7 @@ impl Connection {
         let free = self.pending.iter().position(Option::is_none);
         let cid = free.ok_or(ConnectError::Unsupported("too many admin commands at the same time"))?;
         let pending = Pending { outgoing, incoming: vec![0; incoming], done: None };
-        self.link.submit(cid as u16, entry, &pending);
+        self.link.submit(cid as u16, entry, &pending)?;
         self.pending[cid] = Some(pending);
         Ok(cid as u16)
     }
@@ -273,6 +285,7 @@ impl Connection {
     pub(super) fn into_carrier(self, in_capsule_max: u32) -> io::Result<Carrier> {
         match self.link {
             Link::Tcp(link) => link.into_carrier(in_capsule_max),
+            Link::Rdma(link) => Ok(link.into_carrier(in_capsule_max)),
         }
     }
 }

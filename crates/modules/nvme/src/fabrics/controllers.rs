@@ -2,6 +2,7 @@
 
 use super::control::{self, Command, Done};
 use super::discovery::{self, Heard};
+use super::rdma::RdmaThread;
 use super::shared::Shared;
 use super::{Policy, RemoteConfig, RemoteError, RemoteInfo, RemotePhase};
 use crate::NamespaceInfo;
@@ -28,6 +29,7 @@ struct Inner {
     attached: Mutex<BTreeMap<String, Arc<RemoteController>>>,
     /// Starts a task on the thread, which begins with the first controller and ends with this.
     tasks: Mutex<Option<UnboundedSender<Start>>>,
+    rdma: RdmaThread,
 }
 
 impl Inner {
@@ -72,7 +74,8 @@ impl RemoteControllers {
     ///
     /// # Errors
     /// The kernel refused a thread.
-    pub fn follow(&self, config: RemoteConfig, heard: Sender<Heard>) -> io::Result<Following> {
+    pub fn follow(&self, mut config: RemoteConfig, heard: Sender<Heard>) -> io::Result<Following> {
+        config.rdma = self.0.rdma.clone();
         let (stop, stopped) = oneshot::channel();
         self.0.start(Box::new(move || {
             drop(tokio::task::spawn_local(discovery::follow(config, heard, stopped)));
@@ -85,7 +88,8 @@ impl RemoteControllers {
     ///
     /// # Errors
     /// [`RemoteError`].
-    pub async fn attach(&self, env: &Env, config: RemoteConfig) -> Result<Vec<Arc<Bdev>>, RemoteError> {
+    pub async fn attach(&self, env: &Env, mut config: RemoteConfig) -> Result<Vec<Arc<Bdev>>, RemoteError> {
+        config.rdma = self.0.rdma.clone();
         let name = config.name.clone();
         let (shared, ready) = {
             let mut attached = lock(&self.0.attached);

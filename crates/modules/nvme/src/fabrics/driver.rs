@@ -2,9 +2,10 @@
 //! Reactor context.
 //!
 //! A request is at the controller, waits in a FIFO, waits for another attempt, waits for the end of changes that a lost
-//! connection may still make, or is held because its own connection was lost ([`State`]). A turn reads each socket once at most,
-//! and writes what the requests of the turn have added. Data is copied once on its way: from the guest's memory to the socket's
-//! output, from the socket's input to the guest's memory. On the usual path a request needs no allocation and no lock.
+//! connection may still make, or is held because its own connection was lost ([`State`]). A turn looks at each connection once at
+//! most, and sends what the requests of the turn have added by one call. Data is copied once on its way: from the guest's memory
+//! to the connection's output, from the connection's input to the guest's memory. On the usual path a request needs no allocation
+//! and no lock.
 //!
 //! `loss` has the steps after a lost connection, which the thread sends to each reactor as messages; `guard` the blocks that a
 //! lost connection may still change. `route` chooses the paths of requests, `live` is a connection, `answers` takes what it
@@ -15,6 +16,7 @@ mod guard;
 mod link;
 mod live;
 mod loss;
+mod rdma;
 mod route;
 mod sealed;
 mod tcp;
@@ -28,9 +30,11 @@ pub use route::{PATHS_MAX, Policy};
 
 use super::control::Command;
 use super::disk::Namespace;
+use super::rdma::Lost;
 use super::shared::Shared;
 use crate::driver::refused;
 use aryk_bdev::{Channel, Completion, CreditPool, Io, Op, Status, Tag};
+use aryk_dma::Sgl;
 use aryk_nvme::io::{BadRequest, Commands, Range};
 use aryk_nvme::replay::History;
 use aryk_nvme::spec::entry::{Fuse, SubmissionEntry};
@@ -50,7 +54,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tcp::Buffers;
-use zerocopy::IntoBytes;
 
 /// The shortest time between two system calls that find nothing to read, or no room to write.
 const FRUITLESS: Duration = Duration::from_micros(2);
@@ -168,6 +171,8 @@ enum Loss {
     Terminated(aryk_nvme_fabrics::tcp::Fatal),
     #[error("TLS: {0}")]
     Tls(#[from] TlsError),
+    #[error("{0}")]
+    Rdma(#[from] Lost),
     #[error("the controller has lost its state: {0}")]
     State(NvmeStatus),
     #[error("a request was not answered in time")]
@@ -389,10 +394,16 @@ impl QueueDriver {
             Ok(entries) => entries,
             Err(error) => return Start::Ended(refused(error)),
         };
+        if !live.link.has_room(count, transfer) {
+            return match live.link.can_have(count, transfer) {
+                true => Start::Blocked,
+                false => Start::Ended(Status::Unsupported),
+            };
+        }
         for (entry, is_second) in entries.into_iter().zip([false, true]).take(count) {
             let cid = live.free.pop().expect("there are enough");
             live.commands[usize::from(cid)] = Some(Running { key, is_second });
-            live.link.submit(cid, entry, transfer);
+            live.link.submit(cid, entry, transfer, (io, is_second));
         }
         request.state = State::AtController { path, left: count as u8, status: Status::Ok };
         request.last_attempt = cx.now().0;
@@ -517,15 +528,28 @@ fn entries(commands: &Commands, io: &Io, fua: bool) -> Result<([SubmissionEntry;
 #[inline]
 fn read_data(io: &Io, is_second: bool, offset: u32, to: &mut [u8]) {
     match io.op {
-        Op::Unmap => {
-            let mut range = [0; RANGE_LEN as usize];
-            range[4..8].copy_from_slice((io.blocks.0 as u32).to_le().as_bytes());
-            range[8..].copy_from_slice(io.lba.0.to_le().as_bytes());
-            to.copy_from_slice(&range[offset as usize..][..to.len()]);
-        }
+        Op::Unmap => to.copy_from_slice(&range(io)[offset as usize..][..to.len()]),
         _ if is_second => io.data.read(io.data.len() / 2 + offset, to),
         _ => io.data.read(offset, to),
     }
+}
+
+/// As [`read_data`], all of the data at once.
+#[inline]
+fn copy_data(io: &Io, is_second: bool, to: &Sgl) {
+    match io.op {
+        Op::Unmap => to.write(0, &range(io)),
+        _ if is_second => io.data.slice(io.data.len() / 2, to.len()).copy_to(to),
+        _ => io.data.first(to.len()).copy_to(to),
+    }
+}
+
+/// The data of a deallocation.
+fn range(io: &Io) -> [u8; RANGE_LEN as usize] {
+    let mut range = [0; RANGE_LEN as usize];
+    range[4..8].copy_from_slice(&(io.blocks.0 as u32).to_le_bytes());
+    range[8..].copy_from_slice(&io.lba.0.to_le_bytes());
+    range
 }
 
 impl Driver for QueueDriver {
@@ -576,7 +600,7 @@ impl Driver for QueueDriver {
     }
 
     fn name(&self) -> String {
-        format!("nvme-tcp {}", self.shared.config.name)
+        format!("nvme-{} {}", self.shared.config.transport, self.shared.config.name)
     }
 }
 

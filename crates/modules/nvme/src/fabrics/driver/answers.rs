@@ -20,14 +20,16 @@ impl QueueDriver {
     pub(super) fn receive(&mut self, path: usize, cx: &mut Cx) -> Result<u32, Loss> {
         match self.lives[path].as_deref() {
             Some(Live { link: Link::Tcp(_), .. }) => self.receive_tcp(path, cx),
+            Some(Live { link: Link::Rdma(_), .. }) => self.receive_rdma(path, cx),
             None => Ok(0),
         }
     }
 
     /// Sends what has been added for a path.
     pub(super) fn send(&mut self, path: usize, cx: &mut Cx) -> Result<(), Loss> {
-        match self.lives[path].as_deref() {
+        match self.lives[path].as_deref_mut() {
             Some(Live { link: Link::Tcp(_), .. }) => self.send_tcp(path, cx),
+            Some(Live { link: Link::Rdma(rdma), .. }) => Ok(rdma.wire.flush()?),
             None => Ok(()),
         }
     }
