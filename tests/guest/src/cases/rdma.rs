@@ -13,6 +13,7 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("rdma/hostile", hostile),
         Case::new("rdma/daemons", daemons),
         Case::new("rdma/nvmet", nvmet),
+        Case::new("rdma/target", target),
     ]
 }
 
@@ -55,6 +56,11 @@ fn daemons(site: &Site<'_>) -> Result<()> {
 /// A disk of the kernel's target, which the daemon uses while the target ends its connections.
 fn nvmet(site: &Site<'_>) -> Result<()> {
     run(site, &[], &format!("{USER}{}", include_str!("rdma/nvmet.sh"))).map(drop)
+}
+
+/// A target that violates the protocol in all ways and reaches for memory, beside one that does not.
+fn target(site: &Site<'_>) -> Result<()> {
+    run(site, &["hostile_rdma_target"], &format!("{USER}{}", include_str!("rdma/target.sh"))).map(drop)
 }
 
 /// What the requests of a workload cost.
