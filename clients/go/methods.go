@@ -1149,27 +1149,27 @@ func (c *Client) BdevNvmeApplyFirmware(ctx context.Context, params BdevNvmeApply
 type BdevNvmeAttachControllerParams struct {
 	// Name of the controller: namespace 1 is the disk `NAMEn1`.
 	Name string `json:"name"`
-	// `PCIe`, `TCP` for a controller of another host, or `VFIOUSER` for one that another process emulates.
+	// `PCIe`; `TCP` or `RDMA` for a controller of another host; or `VFIOUSER` for one that another process emulates.
 	Trtype string `json:"trtype"`
-	// PCI address, such as `0000:3d:00.0`; for `TCP` the IP address of the target; for `VFIOUSER` the path of the socket, or of its directory, if its name is `cntrl`.
+	// PCI address, such as `0000:3d:00.0`; for `TCP` and `RDMA` the IP address of the target; for `VFIOUSER` the path of the socket, or of its directory, if its name is `cntrl`.
 	Traddr string `json:"traddr"`
-	// `IPv4` or `IPv6`, of `traddr`; only for `TCP`.
+	// `IPv4` or `IPv6`, of `traddr`; only for `TCP` and `RDMA`.
 	Adrfam string `json:"adrfam,omitempty"`
 	// Saved, without effect: namespaces of other command sets are not served.
 	AllowUnrecognizedCsi *bool `json:"allow_unrecognized_csi,omitempty"`
 	// Aryk only: bytes of bounce buffers on each reactor. Default: 4 MiB.
 	BounceBytes *uint64 `json:"bounce_bytes,omitempty"`
-	// Seconds for which requests wait for a drive that has vanished, or for a target that is lost, before its disks are removed; -1: for ever. Default: 15; for `TCP` 600.
+	// Seconds for which requests wait for a drive that has vanished, or for a target that is lost, before its disks are removed; -1: for ever. Default: 15; for `TCP` and `RDMA` 600.
 	CtrlrLossTimeoutSec *int32 `json:"ctrlr_loss_timeout_sec,omitempty"`
 	// Whether PDUs have data digests; only for `TCP`. A target without them is refused. Default: false.
 	Ddgst *bool `json:"ddgst,omitempty"`
-	// Only for `TCP`: name of the secret by which the target is to prove who it is; needs `dhchap_key`. Saved without effect for others.
+	// Only for `TCP` and `RDMA`: name of the secret by which the target is to prove who it is; needs `dhchap_key`. Saved without effect for others.
 	DhchapCtrlrKey string `json:"dhchap_ctrlr_key,omitempty"`
-	// Only for `TCP`: name of the secret in the keyring by which this host proves who it is; saved without effect for others.
+	// Only for `TCP` and `RDMA`: name of the secret in the keyring by which this host proves who it is; saved without effect for others.
 	DhchapKey string `json:"dhchap_key,omitempty"`
 	// Saved, without effect.
 	DisableSqFlowControl *bool `json:"disable_sq_flow_control,omitempty"`
-	// Aryk only: the daemon stores it for the discovery service that named the subsystem; only for `TCP`.
+	// Aryk only: the daemon stores it for the discovery service that named the subsystem; only for `TCP` and `RDMA`.
 	Discovery string `json:"discovery,omitempty"`
 	// Aryk only: name of the disk of the namespace `nsid`. Default: `NAMEnNSID`.
 	Disk string `json:"disk,omitempty"`
@@ -1181,29 +1181,29 @@ type BdevNvmeAttachControllerParams struct {
 	FastIoFailTimeoutSec *uint32 `json:"fast_io_fail_timeout_sec,omitempty"`
 	// Whether PDUs have header digests; only for `TCP`. A target without them is refused. Default: false.
 	Hdgst *bool `json:"hdgst,omitempty"`
-	// IP address of this host from which it connects; only for `TCP`. Default: any.
+	// IP address of this host from which it connects; only for `TCP` and `RDMA`. Default: any.
 	Hostaddr string `json:"hostaddr,omitempty"`
-	// Aryk only: identifier of this host for the target, a UUID; only for `TCP`. The target ends an earlier controller of the same host and identifier first, so no two controllers have the same. Default: a random one, which the daemon stores.
+	// Aryk only: identifier of this host for the target, a UUID; only for `TCP` and `RDMA`. The target ends an earlier controller of the same host and identifier first, so no two controllers have the same. Default: a random one, which the daemon stores.
 	Hostid string `json:"hostid,omitempty"`
-	// NQN by which this host connects; only for `TCP`. Default: a random one, which the daemon stores.
+	// NQN by which this host connects; only for `TCP` and `RDMA`. Default: a random one, which the daemon stores.
 	Hostnqn string `json:"hostnqn,omitempty"`
-	// Port of this host from which it connects; only for `TCP`. Default: any.
+	// Port of this host from which it connects; only for `TCP` and `RDMA`. Default: any.
 	Hostsvcid string `json:"hostsvcid,omitempty"`
 	// Saved, without effect: all disks are reported.
 	MaxBdevs *uint32 `json:"max_bdevs,omitempty"`
 	// Aryk only: the daemon stores it when the drive went away with acknowledged writes in its volatile cache. A call with it is refused, so that the controller stays absent until a client attaches it without.
 	MayHaveLostWrites bool `json:"may_have_lost_writes,omitempty"`
-	// Whether a call with the name of a controller that exists adds a path to it; only for `TCP`, saved without effect for others.
+	// Whether a call with the name of a controller that exists adds a path to it; only for `TCP` and `RDMA`, saved without effect for others.
 	Multipath NvmeMultipath `json:"multipath,omitempty"`
-	// How the paths of the disks are used; only for `TCP`, saved without effect for others.
+	// How the paths of the disks are used; only for `TCP` and `RDMA`, saved without effect for others.
 	MultipathOpts *MultipathOptions `json:"multipath_opts,omitempty"`
 	// Aryk only: the only namespace that becomes a disk. Default: all.
 	Nsid *uint32 `json:"nsid,omitempty"`
 	// Queue pairs at most, for as many reactors; other reactors send their requests through these. Default: 128.
 	NumIoQueues *uint32 `json:"num_io_queues,omitempty"`
-	// Aryk only: further paths; only for `TCP`. The controller is attached by any of its paths. The daemon stores here those that calls add.
+	// Aryk only: further paths; only for `TCP` and `RDMA`. The controller is attached by any of its paths. The daemon stores here those that calls add.
 	Paths []NvmeFurtherPath `json:"paths,omitempty"`
-	// Aryk only: what `bdev_nvme_set_multipath_policy` has set; only for `TCP`.
+	// Aryk only: what `bdev_nvme_set_multipath_policy` has set; only for `TCP` and `RDMA`.
 	Policies []NvmeDiskPolicy `json:"policies,omitempty"`
 	// Saved, without effect: namespaces with protection information are not served.
 	PrchkGuard *bool `json:"prchk_guard,omitempty"`
@@ -1213,13 +1213,13 @@ type BdevNvmeAttachControllerParams struct {
 	Priority string `json:"priority,omitempty"`
 	// Only for `TCP`: name of the key of TLS in the keyring, which the target must have, too; connections are encrypted then. Saved without effect for others.
 	Psk string `json:"psk,omitempty"`
-	// Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost; the first attempts come sooner. Default, and for 0: a quarter of a second; for `TCP` 2.
+	// Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost; the first attempts come sooner. Default, and for 0: a quarter of a second; for `TCP` and `RDMA` 2.
 	ReconnectDelaySec *uint32 `json:"reconnect_delay_sec,omitempty"`
 	// Aryk only: the drive's serial number; another drive is refused. The daemon stores that of the drive, so that a restart does not take another drive for it.
 	Serial string `json:"serial,omitempty"`
-	// NQN of the target's subsystem; only for `TCP`, which needs it.
+	// NQN of the target's subsystem; only for `TCP` and `RDMA`, which needs it.
 	Subnqn string `json:"subnqn,omitempty"`
-	// Port of the target; only for `TCP`. Default: 4420.
+	// Port of the target; only for `TCP` and `RDMA`. Default: 4420.
 	Trsvcid string `json:"trsvcid,omitempty"`
 }
 
@@ -1266,7 +1266,7 @@ type BdevNvmeDetachControllerParams struct {
 	Subnqn string `json:"subnqn,omitempty"`
 	// Address of the path to remove: the controller is not detached if it has no such path, or has another path besides. Default: all paths.
 	Traddr string `json:"traddr,omitempty"`
-	// Port of the path to remove; only for `TCP`, with `traddr`. Default: any.
+	// Port of the path to remove; only for `TCP` and `RDMA`, with `traddr`. Default: any.
 	Trsvcid string `json:"trsvcid,omitempty"`
 	// Transport of the path to remove: the controller is not detached if its own is another.
 	Trtype string `json:"trtype,omitempty"`
@@ -1538,7 +1538,7 @@ func (c *Client) BdevNvmeSetPreferredPath(ctx context.Context, params BdevNvmeSe
 type BdevNvmeStartDiscoveryParams struct {
 	// Name of the service. Its controllers are called `NAME0`, `NAME1` and so on.
 	Name string `json:"name"`
-	// `TCP`.
+	// `TCP` or `RDMA`: of the service, and of the subsystems that are attached.
 	Trtype string `json:"trtype"`
 	// IP address of the service.
 	Traddr string `json:"traddr"`
@@ -1564,7 +1564,7 @@ type BdevNvmeStartDiscoveryParams struct {
 	WaitForAttach bool `json:"wait_for_attach,omitempty"`
 }
 
-// BdevNvmeStartDiscovery calls bdev_nvme_start_discovery. Follows a discovery service of NVMe over TCP: the subsystems that it names are attached, and those that it names no more are detached.
+// BdevNvmeStartDiscovery calls bdev_nvme_start_discovery. Follows a discovery service of NVMe over TCP or RDMA: the subsystems that it names are attached, and those that it names no more are detached.
 func (c *Client) BdevNvmeStartDiscovery(ctx context.Context, params BdevNvmeStartDiscoveryParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_nvme_start_discovery", params)
 }

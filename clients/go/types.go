@@ -1548,15 +1548,15 @@ type NvmeTransport struct {
 
 // NvmeTransportId: Where a controller is.
 type NvmeTransportId struct {
-	// `PCIe`, `TCP` or `VFIOUSER`.
+	// `PCIe`, `TCP`, `RDMA` or `VFIOUSER`.
 	Trtype string `json:"trtype"`
 	// PCI address, IP address of the target, or path of the socket.
 	Traddr string `json:"traddr"`
-	// `IPv4` or `IPv6`; only for `TCP`.
+	// `IPv4` or `IPv6`; only for `TCP` and `RDMA`.
 	Adrfam *string `json:"adrfam,omitempty"`
-	// NQN of the target's subsystem; only for `TCP`.
+	// NQN of the target's subsystem; only for `TCP` and `RDMA`.
 	Subnqn *string `json:"subnqn,omitempty"`
-	// Port of the target; only for `TCP`.
+	// Port of the target; only for `TCP` and `RDMA`.
 	Trsvcid *string `json:"trsvcid,omitempty"`
 }
 

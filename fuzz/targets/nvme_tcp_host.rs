@@ -6,7 +6,8 @@
 
 use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::opcode::io;
-use aryk_nvme_fabrics::tcp::{Format, HEADER_MAX, Header, HostQueue, HostReceived, IcReq, IcResp, Transfer};
+use aryk_nvme_fabrics::Transfer;
+use aryk_nvme_fabrics::tcp::{Format, HEADER_MAX, Header, HostQueue, HostReceived, IcReq, IcResp};
 use libfuzzer_sys::fuzz_target;
 
 const COMMANDS: u16 = 6;

@@ -207,7 +207,7 @@ pub enum DiskCommand {
     /// Create a disk
     #[command(
         after_help = examples::CREATE,
-        override_usage = "aryk disk create <--file|--memory|--null|--nvme|--nvme-tcp|--rbd> <NAME>\n       [OPTIONS]"
+        override_usage = "aryk disk create <--file|--memory|--null|--nvme|--nvme-tcp|--nvme-rdma|--rbd> <NAME>\n       [OPTIONS]"
     )]
     Create(Box<CreateArgs>),
     /// List all disks
@@ -289,23 +289,23 @@ pub struct CreateArgs {
     #[arg(long, requires = "encrypt")]
     pub overwrite: bool,
     /// Create the Ceph image with this size, such as 20G, if there is none
-    #[arg(long, value_name = "SIZE", conflicts_with_all = ["file", "memory", "null", "nvme", "nvme_tcp", "readonly"])]
+    #[arg(long, value_name = "SIZE", conflicts_with_all = ["file", "memory", "null", "nvme", "nvme_tcp", "nvme_rdma", "readonly"])]
     pub create: Option<Size>,
     /// Ceph's configuration file [default: that of Ceph's own programs]
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "memory", "null", "nvme", "nvme_tcp"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["file", "memory", "null", "nvme", "nvme_tcp", "nvme_rdma"])]
     pub conf: Option<PathBuf>,
     /// Ceph's user, without 'client.' [default: admin]
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["file", "memory", "null", "nvme", "nvme_tcp"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["file", "memory", "null", "nvme", "nvme_tcp", "nvme_rdma"])]
     pub user: Option<String>,
     /// Name of a key in the daemon's keyring ('keyring_file_add_key'): of Ceph's user [default: Ceph's own key file of the
     /// user], or the secret by which this host proves to the other who it is
     #[arg(long, value_name = "NAME", conflicts_with_all = ["file", "memory", "null", "nvme"])]
     pub key: Option<String>,
     /// A client of 'bdev_rbd_register_cluster', instead of the one that all disks of the same user and configuration share
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["file", "memory", "null", "nvme", "nvme_tcp", "conf", "user", "key"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["file", "memory", "null", "nvme", "nvme_tcp", "nvme_rdma", "conf", "user", "key"])]
     pub cluster: Option<String>,
     /// Which memory of VMs the NVMe drive accesses by itself [default: auto]
-    #[arg(long, value_enum, conflicts_with_all = ["file", "memory", "null", "nvme_tcp", "rbd"])]
+    #[arg(long, value_enum, conflicts_with_all = ["file", "memory", "null", "nvme_tcp", "nvme_rdma", "rbd"])]
     pub dma: Option<Dma>,
     /// The subsystem of the other host: 'aryk share' prints it there
     #[arg(long, value_name = "NQN", conflicts_with_all = ["file", "memory", "null", "nvme", "rbd"])]
@@ -320,7 +320,7 @@ pub struct CreateArgs {
     #[arg(long, value_name = "NAME", requires = "key", conflicts_with_all = ["file", "memory", "null", "nvme", "rbd"])]
     pub controller_key: Option<String>,
     /// Name of the TLS key that this host and the other share: the connection is encrypted
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["file", "memory", "null", "nvme", "rbd"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["file", "memory", "null", "nvme", "nvme_rdma", "rbd"])]
     pub tls_key: Option<String>,
 }
 
@@ -369,6 +369,14 @@ pub struct KindArgs {
         conflicts_with_all = ["block_size", "from", "readonly", "enospc", "lock", "size", "uuid", "encrypt"]
     )]
     pub nvme_tcp: Vec<SocketAddr>,
+    /// As --nvme-tcp, for a disk that another host shares over NVMe/RDMA
+    #[arg(
+        long,
+        value_name = "ADDR:PORT",
+        requires = "subsystem",
+        conflicts_with_all = ["block_size", "from", "readonly", "enospc", "lock", "size", "uuid", "encrypt"]
+    )]
+    pub nvme_rdma: Vec<SocketAddr>,
     /// Store the data in an image of a Ceph cluster: POOL/IMAGE, POOL/NAMESPACE/IMAGE, or a snapshot, POOL/IMAGE@SNAPSHOT
     #[arg(long, value_name = "POOL/IMAGE", conflicts_with_all = ["from", "enospc", "lock", "size"])]
     pub rbd: Option<ImageSpec>,

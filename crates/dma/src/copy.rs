@@ -90,6 +90,16 @@ pub(crate) unsafe fn to_shared(dst: *mut u8, src: *const u8, len: usize) {
     unsafe { std::ptr::copy_nonoverlapping(src, dst, len) };
 }
 
+/// Copies `len` bytes between two places that others may change.
+///
+/// # Safety
+/// Both ranges are mapped.
+#[inline]
+pub(crate) unsafe fn between(dst: *mut u8, src: *const u8, len: usize) {
+    // SAFETY: as in `from_shared`.
+    unsafe { std::ptr::copy(src, dst, len) };
+}
+
 /// Copies `len` bytes with non-temporal stores: for memory too large to stay in the cache, where each written line would
 /// cost a read and evict another line. Later stores may become visible earlier, up to [`settle`].
 ///

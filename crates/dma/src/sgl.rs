@@ -260,6 +260,26 @@ impl Sgl {
         }
     }
 
+    /// Copies the whole view to the first bytes of `to`.
+    ///
+    /// # Panics
+    /// If `to` is shorter.
+    pub fn copy_to(&self, to: &Self) {
+        let (mut to, mut room) = (to.first(self.len).pieces(), Seg::new(std::ptr::null_mut(), 0));
+        for mut from in self.pieces() {
+            while !from.is_empty() {
+                if room.is_empty() {
+                    room = to.next().expect("both views are of one length");
+                }
+                let len = from.len.min(room.len);
+                // SAFETY: by the crate's invariant both pieces are mapped, with so many bytes.
+                unsafe { copy::between(room.base, from.base, len) };
+                from = Seg::new(from.base.wrapping_add(len), from.len - len);
+                room = Seg::new(room.base.wrapping_add(len), room.len - len);
+            }
+        }
+    }
+
     /// Sets every byte of the view to `byte`.
     pub fn fill(&self, byte: u8) {
         for seg in self.pieces() {

@@ -47,3 +47,29 @@ pub mod tcp;
 /// A command's place in its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotId(pub u16);
+
+/// The data of a command, in bytes: a multiple of 4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transfer {
+    /// None.
+    None,
+    /// The controller sends it.
+    ToHost(u32),
+    /// The host sends it.
+    ToController(u32),
+}
+
+impl Transfer {
+    /// Bytes.
+    pub const fn len(self) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::ToHost(len) | Self::ToController(len) => len,
+        }
+    }
+
+    /// Whether there is no data.
+    pub const fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+}

@@ -14,7 +14,7 @@ mod span;
 
 pub use digest::{DIGEST_LEN, DataDigest};
 pub use fatal::{Fatal, FatalStatus};
-pub use host::{ENCODE_MIN, HostQueue, HostReceived, IN_CAPSULE_MAX, Transfer};
+pub use host::{ENCODE_MIN, HostQueue, HostReceived, IN_CAPSULE_MAX};
 pub use parser::{Event, Limits, Parser};
 pub use pdu::{
     C2hData, Format, H2cData, HEADER_MAX, Header, IcReq, IcResp, Kind, MAXH2CDATA_MIN, R2t, Side,

@@ -10,9 +10,9 @@ use aryk_nvme::spec::status::Code;
 use aryk_nvme_fabrics::command::{Command, Connect};
 use aryk_nvme_fabrics::connect::{ANY_CONTROLLER, ConnectData, LEN};
 use aryk_nvme_fabrics::property::{Access, Width};
-use aryk_nvme_fabrics::rdma::Request;
+use aryk_nvme_fabrics::rdma::{Reject, Request};
 use aryk_nvme_fabrics::sgl::Sgl;
-use aryk_rdma::{Completion, Endpoint, Kind, Manager, Setup};
+use aryk_rdma::{Completion, ConnectError, Endpoint, Kind, Manager, Setup};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
@@ -61,13 +61,13 @@ struct Site {
 
 impl Site {
     async fn open(&self, qid: u16, receives: usize) -> Result<Queue> {
-        let pending = self.manager.resolve(self.address).await?;
+        let pending = self.manager.resolve(self.address, None).await?;
         let entries = usize::from(ENTRIES);
         let setup = Setup {
             receives: (ENTRIES.into(), 1),
             sends: (SENDS, 1),
             buffers: std::iter::repeat_n(16, entries).chain([DATA_LEN]).collect(),
-            is_shared: true,
+            shared: 1,
             rejection: Vec::new(),
         };
         let (mut endpoint, mut replies) = pending.prepare(setup).await?;
@@ -265,7 +265,11 @@ async fn alone(site: &Site) -> Result<()> {
     let Err(refused) = site.open(1, ALL).await.map(Queue::drop_at_once) else {
         bail!("an I/O queue without a host")
     };
-    ensure!(refused.to_string().contains("refused"), "{refused}");
+    let reason = match refused.downcast_ref() {
+        Some(ConnectError::Refused(data)) => Reject::decode(data),
+        _ => None,
+    };
+    ensure!(reason == Some(Reject::NO_RESOURCES), "{refused}");
     println!("an I/O queue of a host that is not connected is refused");
     Ok(())
 }

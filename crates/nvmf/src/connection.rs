@@ -321,7 +321,6 @@ impl Slot {
 }
 
 /// What carries a connection in control.
-#[expect(clippy::large_enum_variant, reason = "a connection has one, which moves once")]
 enum Link {
     Tcp(TcpLink),
     Rdma(RdmaLink),

@@ -93,7 +93,7 @@ pub(crate) fn setup(entries: u16, is_admin: bool, rejection: &[u8]) -> Setup {
         // A slot has a write and a send, or a read; there are twice as many slots as entries.
         sends: (4 * receives, 1),
         buffers: buffers(entries, is_admin),
-        is_shared: false,
+        shared: 0,
         rejection: rejection.to_vec(),
     }
 }

@@ -4,9 +4,9 @@
 //! owner has at most as many requests in progress as it has asked for; a request without a completion of its own
 //! ([`Endpoint::write`]) ends with the next one that has one.
 
-use crate::CallError;
 use crate::manager::{Manager, Parts};
 use crate::verbs::{self, CompChannel, Cq, RecvWr, SendWr, Sge, Wc, opcode, send_flags};
+use crate::{CallError, ConnectError};
 use aryk_dma::{Buffer, Sgl};
 use futures_channel::oneshot;
 use std::os::fd::BorrowedFd;
@@ -137,25 +137,29 @@ impl Endpoint {
         const CALL: &str = "rdma_accept";
         let (reply, accepted) = oneshot::channel();
         self.manager.accept(self.parts().id, private_data, reply);
-        accepted.await.unwrap_or(Err(CallError::new(CALL, libc::ECONNRESET)))
+        match accepted.await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(ConnectError::Call(error))) => Err(error),
+            Ok(Err(ConnectError::Refused(_))) | Err(_) => Err(CallError::new(CALL, libc::ECONNRESET)),
+        }
     }
 
-    /// Asks for the connection, with data for the other computer. The owner has posted its receives. Returns when there is a
-    /// connection.
+    /// Asks for the connection, with data for the other computer. The owner has posted its receives. Returns the other
+    /// computer's data when there is a connection, behind which there may be zeroes.
     ///
     /// # Errors
-    /// librdmacm's: `ECONNREFUSED` if the other computer refuses.
-    pub async fn connect(&self, private_data: &[u8]) -> Result<(), CallError> {
+    /// [`ConnectError`]: `ECONNREFUSED` if the other computer does not listen.
+    pub async fn connect(&self, private_data: &[u8]) -> Result<Vec<u8>, ConnectError> {
         const CALL: &str = "rdma_connect";
         let (reply, connected) = oneshot::channel();
         self.manager.connect(self.parts().id, private_data, reply);
-        connected.await.unwrap_or(Err(CallError::new(CALL, libc::ECONNRESET)))
+        connected.await.unwrap_or(Err(CallError::new(CALL, libc::ECONNRESET).into()))
     }
 
-    /// A buffer of the endpoint, as the other computer names it. It must not be used while it is lent to another request.
+    /// A buffer of the endpoint that is shared, as the other computer names it.
     pub fn remote(&self, buffer: &Sgl) -> Option<Remote> {
         let address = buffer.pieces().next()?.base() as u64;
-        Some(Remote { address, key: self.parts().remote_key() })
+        Some(Remote { address, key: self.parts().remote_key()? })
     }
 
     /// Has the connection ended. All requests complete then.
@@ -268,6 +272,17 @@ impl Endpoint {
         self.batch.sends.push(request);
         self.batch.send_pieces.push(Sge { addr: 0, length: message.len() as u32, lkey: 0 });
         self.batch.inline.push(inline);
+    }
+
+    /// Sends a message that consists of pieces of the endpoint's buffers.
+    pub fn send_pieces(&mut self, id: u32, pieces: &[Sgl]) {
+        let key = self.parts().key();
+        let mut request = SendWr::new(wr_id(Kind::Send, id), opcode::SEND, send_flags::SIGNALED);
+        let Batch { sends, send_pieces, .. } = &mut self.batch;
+        let before = send_pieces.len();
+        send_pieces.extend(pieces.iter().flat_map(|piece| sges(piece, key)));
+        request.num_sge = (send_pieces.len() - before) as i32;
+        sends.push(request);
     }
 
     /// Posts the collected requests.

@@ -16,9 +16,10 @@
 //!
 //! **Invariants.** What an [`Endpoint`] uses exists until the thread destroys it, which is after its drop. Requests name memory
 //! by [`aryk_dma::Sgl`], whose owner keeps it in place until the completion; a device checks each access by the key of a
-//! registration. Only the [`aryk_dma::Arena`] of an endpoint is registered, for this computer's own requests, or for the other
-//! computer's too if its [`Setup`] says so. Memory stays mapped until the queue pair is destroyed, after which the device
-//! accesses it no more.
+//! registration. Only the [`aryk_dma::Arena`] of an endpoint is registered, for this computer's own requests. The other computer
+//! can reach the buffers that its [`Setup`] shares, and only by this connection: the endpoint has a protection domain of its own
+//! then, where the key of a buffer is worth nothing to other connections. Memory stays mapped until the queue pair is destroyed,
+//! after which the device accesses it no more.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod endpoint;
@@ -31,6 +32,17 @@ pub use manager::{Listener, Manager, Parameters, Pending, Requests, Setup, Start
 pub use table::{Library, LoadError};
 
 use std::io;
+
+/// Why another computer that was asked has not connected.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// The other computer refuses, with this data.
+    #[error("the other computer refuses the connection")]
+    Refused(Vec<u8>),
+    /// There is no connection.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
 
 /// A call of libibverbs or librdmacm has failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -7,6 +7,7 @@ use crate::{CallError, Endpoint, Library, LoadError};
 use aryk_dma::{Arena, Buffer};
 use futures_channel::oneshot;
 use rustix::event::{EventfdFlags, eventfd};
+use std::ffi::c_void;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -44,13 +45,24 @@ impl IdKey {
     }
 }
 
+/// What another computer can access.
+pub(crate) struct Shared {
+    /// The protection domain, which no other endpoint has.
+    pub pd: *mut c_void,
+    /// The registration of the buffers that are shared.
+    pub mr: *mut Mr,
+}
+
 /// What an endpoint consists of. The thread destroys it.
 pub(crate) struct Parts {
     pub id: IdKey,
     pub qp: *mut Qp,
     pub cq: *mut Cq,
     pub channel: *mut CompChannel,
+    /// The registration of all buffers, for requests of this computer.
     pub mr: *mut Mr,
+    /// What the other computer can access, if there is anything.
+    pub shared: Option<Shared>,
     pub arena: Arena,
     /// Reports of the completion queue that were taken.
     pub events: u32,
@@ -68,10 +80,10 @@ impl Parts {
         unsafe { (*self.mr).lkey }
     }
 
-    /// As [`Parts::key`], for requests of the other computer.
-    pub(crate) fn remote_key(&self) -> u32 {
+    /// As [`Parts::key`], for requests of the other computer. `None`: there is nothing for it.
+    pub(crate) fn remote_key(&self) -> Option<u32> {
         // SAFETY: as above.
-        unsafe { (*self.mr).rkey }
+        self.shared.as_ref().map(|shared| unsafe { (*shared.mr).rkey })
     }
 }
 
@@ -84,13 +96,14 @@ pub struct Setup {
     pub sends: (u32, u32),
     /// The sizes of its buffers, which the device can access.
     pub buffers: Vec<usize>,
-    /// The other computer may read and write the buffers by a key, which it is given ([`Endpoint::remote`]).
-    pub is_shared: bool,
+    /// The other computer may read and write the last so many of the buffers by a key, which it is given
+    /// ([`Endpoint::remote`]).
+    pub shared: usize,
     /// What the other computer is told if there is no memory for it.
     pub rejection: Vec<u8>,
 }
 
-struct Shared {
+struct Inner {
     library: Library,
     commands: mpsc::Sender<Command>,
     bell: OwnedFd,
@@ -98,7 +111,7 @@ struct Shared {
 
 /// The thread that manages connections. Cheap to clone; the thread ends after the last clone, listener and connection.
 #[derive(Clone)]
-pub struct Manager(Arc<Shared>);
+pub struct Manager(Arc<Inner>);
 
 impl fmt::Debug for Manager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -106,14 +119,14 @@ impl fmt::Debug for Manager {
     }
 }
 
-impl Drop for Shared {
+impl Drop for Inner {
     fn drop(&mut self) {
         let _ = self.commands.send(Command::End);
         self.ring();
     }
 }
 
-impl Shared {
+impl Inner {
     fn ring(&self) {
         // It fails only if the thread is about to be woken by many others.
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
@@ -133,7 +146,7 @@ impl Manager {
         std::thread::Builder::new().name("rdma".into()).spawn(move || thread::run(receiver, rung, reply))?;
         let ended = || StartError::Thread(io::Error::other("the thread has ended"));
         let library = started.await.map_err(|_| ended())??;
-        Ok(Self(Arc::new(Shared { library, commands, bell })))
+        Ok(Self(Arc::new(Inner { library, commands, bell })))
     }
 
     pub(crate) fn library(&self) -> &Library {
@@ -157,31 +170,26 @@ impl Manager {
         listening.await.unwrap_or(Err(CallError::new("rdma_listen", libc::ECANCELED)))
     }
 
-    /// Finds the way to an address. The owner makes the queue pair, posts receives, and connects ([`Endpoint::connect`]).
+    /// Finds the way to an address, from an address of this computer or from any. The owner makes the queue pair, posts receives,
+    /// and connects ([`Endpoint::connect`]).
     ///
     /// # Errors
     /// librdmacm's: there is no way to the address by an RDMA device.
-    pub async fn resolve(&self, address: SocketAddr) -> Result<Pending, CallError> {
+    pub async fn resolve(
+        &self,
+        address: SocketAddr,
+        source: Option<SocketAddr>,
+    ) -> Result<Pending, CallError> {
         let (reply, resolved) = oneshot::channel();
-        self.command(Command::Resolve { manager: self.clone(), address, reply });
+        self.command(Command::Resolve { manager: self.clone(), address, source, reply });
         resolved.await.unwrap_or(Err(CallError::new("rdma_resolve_addr", libc::ECANCELED)))
     }
 
-    pub(crate) fn connect(
-        &self,
-        id: IdKey,
-        private_data: &[u8],
-        reply: oneshot::Sender<Result<(), CallError>>,
-    ) {
+    pub(crate) fn connect(&self, id: IdKey, private_data: &[u8], reply: thread::Reply) {
         self.command(Command::Connect { id, private_data: private_data.to_vec(), reply });
     }
 
-    pub(crate) fn accept(
-        &self,
-        id: IdKey,
-        private_data: &[u8],
-        reply: oneshot::Sender<Result<(), CallError>>,
-    ) {
+    pub(crate) fn accept(&self, id: IdKey, private_data: &[u8], reply: thread::Reply) {
         self.command(Command::Accept { id, private_data: private_data.to_vec(), reply });
     }
 

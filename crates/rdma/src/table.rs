@@ -53,6 +53,7 @@ macro_rules! table {
 table! {
     ibv_query_device: fn(*mut Context, *mut DeviceAttr) -> c_int;
     ibv_alloc_pd: fn(*mut Context) -> *mut c_void;
+    ibv_dealloc_pd: fn(*mut c_void) -> c_int;
     ibv_reg_mr: fn(*mut c_void, *mut c_void, usize, c_int) -> *mut Mr;
     ibv_dereg_mr: fn(*mut Mr) -> c_int;
     ibv_create_comp_channel: fn(*mut Context) -> *mut CompChannel;

@@ -36,6 +36,9 @@ pub(crate) mod send_flags {
 /// `IBV_DEVICE_MEM_MGT_EXTENSIONS`: among others, the device can send with invalidation.
 pub(crate) const MEM_MGT_EXTENSIONS: u32 = 1 << 21;
 
+/// The status of a refusal by the other computer, and not by its kernel: `IB_CM_REJ_CONSUMER_DEFINED`.
+pub(crate) const REJECTED_BY_CONSUMER: i32 = 28;
+
 /// `rdma_port_space` of reliable connections.
 pub(crate) const PS_TCP: u32 = 0x0106;
 

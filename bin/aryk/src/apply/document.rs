@@ -237,6 +237,7 @@ impl Disk {
                 null: self.null,
                 nvme: None,
                 nvme_tcp: Vec::new(),
+                nvme_rdma: Vec::new(),
                 rbd: None,
             },
             from: None,

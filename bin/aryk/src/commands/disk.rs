@@ -59,7 +59,9 @@ impl KindArgs {
     const fn hints(&self) -> &'static [(i64, &'static str)] {
         match self {
             Self { nvme: Some(_), .. } => &NVME_HINTS,
-            Self { nvme_tcp, .. } if !nvme_tcp.is_empty() => &REMOTE_HINTS,
+            Self { nvme_tcp, nvme_rdma, .. } if !nvme_tcp.is_empty() || !nvme_rdma.is_empty() => {
+                &REMOTE_HINTS
+            }
             Self { rbd: Some(_), .. } => &RBD_HINTS,
             _ => &HINTS,
         }
@@ -244,8 +246,10 @@ pub fn create_call(args: &CreateArgs) -> Result<(&'static str, Value), Error> {
         ]);
         return Ok(("bdev_nvme_attach_controller", params));
     }
-    if let Some((first, further)) = args.kind.nvme_tcp.split_first() {
-        return Ok(("bdev_nvme_attach_controller", remote(args, *first, further)));
+    for (trtype, paths) in [("TCP", &args.kind.nvme_tcp), ("RDMA", &args.kind.nvme_rdma)] {
+        if let Some((first, further)) = paths.split_first() {
+            return Ok(("bdev_nvme_attach_controller", remote(args, trtype, *first, further)));
+        }
     }
     let Size(bytes) = args.size.ok_or_else(|| Error::Usage("--size is missing".into()))?;
     let params = object([
@@ -259,12 +263,12 @@ pub fn create_call(args: &CreateArgs) -> Result<(&'static str, Value), Error> {
 }
 
 /// The parameters that attach a controller of another host.
-fn remote(args: &CreateArgs, address: SocketAddr, further: &[SocketAddr]) -> Value {
+fn remote(args: &CreateArgs, trtype: &str, address: SocketAddr, further: &[SocketAddr]) -> Value {
     let path = |address: &SocketAddr| json!({"traddr": address.ip(), "trsvcid": address.port().to_string()});
     let paths: Vec<Value> = further.iter().map(path).collect();
     object([
         ("name", Some(json!(args.name))),
-        ("trtype", Some(json!("TCP"))),
+        ("trtype", Some(json!(trtype))),
         ("adrfam", Some(json!(if address.is_ipv4() { "IPv4" } else { "IPv6" }))),
         ("traddr", Some(json!(address.ip().to_string()))),
         ("trsvcid", Some(json!(address.port().to_string()))),

@@ -240,7 +240,7 @@ fn wrong_parameters_are_refused() {
     let host = Daemon::start(&[]);
     for wrong in [
         json!({"name": ""}),
-        json!({"trtype": "RDMA"}),
+        json!({"trtype": "FC"}),
         json!({"traddr": "host.example"}),
         json!({"adrfam": "IPv6"}),
         json!({"hostnqn": "nonsense"}),

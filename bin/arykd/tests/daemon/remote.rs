@@ -360,8 +360,13 @@ fn what_is_not_done_is_refused() {
         json!({"subnqn": "nonsense"}),
         json!({"hostid": "00000000-0000-0000-0000-000000000000"}),
         json!({"ctrlr_loss_timeout_sec": 1, "fast_io_fail_timeout_sec": 2}),
+        json!({"trtype": "FC"}),
+        json!({"trtype": "RDMA", "psk": "key"}),
+        json!({"trtype": "RDMA", "hdgst": true}),
+        json!({"trtype": "RDMA", "ddgst": true}),
     ] {
         assert_eq!(attach(extra.clone()), -22, "{extra}");
     }
     assert_eq!(attach(json!({})), -111, "no target listens there");
+    assert_eq!(attach(json!({"trtype": "RDMA"})), -95, "this computer has no RDMA device");
 }

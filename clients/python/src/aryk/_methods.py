@@ -1866,42 +1866,42 @@ class Methods(ABC):
 
         Parameters:
             name: Name of the controller: namespace 1 is the disk `NAMEn1`.
-            trtype: `PCIe`, `TCP` for a controller of another host, or `VFIOUSER` for one that another process emulates.
-            traddr: PCI address, such as `0000:3d:00.0`; for `TCP` the IP address of the target; for `VFIOUSER` the path of the socket, or of its directory, if its name is `cntrl`.
-            adrfam: `IPv4` or `IPv6`, of `traddr`; only for `TCP`.
+            trtype: `PCIe`; `TCP` or `RDMA` for a controller of another host; or `VFIOUSER` for one that another process emulates.
+            traddr: PCI address, such as `0000:3d:00.0`; for `TCP` and `RDMA` the IP address of the target; for `VFIOUSER` the path of the socket, or of its directory, if its name is `cntrl`.
+            adrfam: `IPv4` or `IPv6`, of `traddr`; only for `TCP` and `RDMA`.
             allow_unrecognized_csi: Saved, without effect: namespaces of other command sets are not served.
             bounce_bytes: Aryk only: bytes of bounce buffers on each reactor. Default: 4 MiB.
-            ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished, or for a target that is lost, before its disks are removed; -1: for ever. Default: 15; for `TCP` 600.
+            ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished, or for a target that is lost, before its disks are removed; -1: for ever. Default: 15; for `TCP` and `RDMA` 600.
             ddgst: Whether PDUs have data digests; only for `TCP`. A target without them is refused. Default: false.
-            dhchap_ctrlr_key: Only for `TCP`: name of the secret by which the target is to prove who it is; needs `dhchap_key`. Saved without effect for others.
-            dhchap_key: Only for `TCP`: name of the secret in the keyring by which this host proves who it is; saved without effect for others.
+            dhchap_ctrlr_key: Only for `TCP` and `RDMA`: name of the secret by which the target is to prove who it is; needs `dhchap_key`. Saved without effect for others.
+            dhchap_key: Only for `TCP` and `RDMA`: name of the secret in the keyring by which this host proves who it is; saved without effect for others.
             disable_sq_flow_control: Saved, without effect.
-            discovery: Aryk only: the daemon stores it for the discovery service that named the subsystem; only for `TCP`.
+            discovery: Aryk only: the daemon stores it for the discovery service that named the subsystem; only for `TCP` and `RDMA`.
             disk: Aryk only: name of the disk of the namespace `nsid`. Default: `NAMEnNSID`.
             dma: Aryk only: which memory of VMs the controller accesses by itself.
             fabrics_connect_timeout_us: Saved, without effect.
             fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished, or a target that is lost, before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default, and for 0: they wait as long as that says.
             hdgst: Whether PDUs have header digests; only for `TCP`. A target without them is refused. Default: false.
-            hostaddr: IP address of this host from which it connects; only for `TCP`. Default: any.
-            hostid: Aryk only: identifier of this host for the target, a UUID; only for `TCP`. The target ends an earlier controller of the same host and identifier first, so no two controllers have the same. Default: a random one, which the daemon stores.
-            hostnqn: NQN by which this host connects; only for `TCP`. Default: a random one, which the daemon stores.
-            hostsvcid: Port of this host from which it connects; only for `TCP`. Default: any.
+            hostaddr: IP address of this host from which it connects; only for `TCP` and `RDMA`. Default: any.
+            hostid: Aryk only: identifier of this host for the target, a UUID; only for `TCP` and `RDMA`. The target ends an earlier controller of the same host and identifier first, so no two controllers have the same. Default: a random one, which the daemon stores.
+            hostnqn: NQN by which this host connects; only for `TCP` and `RDMA`. Default: a random one, which the daemon stores.
+            hostsvcid: Port of this host from which it connects; only for `TCP` and `RDMA`. Default: any.
             max_bdevs: Saved, without effect: all disks are reported.
             may_have_lost_writes: Aryk only: the daemon stores it when the drive went away with acknowledged writes in its volatile cache. A call with it is refused, so that the controller stays absent until a client attaches it without.
-            multipath: Whether a call with the name of a controller that exists adds a path to it; only for `TCP`, saved without effect for others.
-            multipath_opts: How the paths of the disks are used; only for `TCP`, saved without effect for others.
+            multipath: Whether a call with the name of a controller that exists adds a path to it; only for `TCP` and `RDMA`, saved without effect for others.
+            multipath_opts: How the paths of the disks are used; only for `TCP` and `RDMA`, saved without effect for others.
             nsid: Aryk only: the only namespace that becomes a disk. Default: all.
             num_io_queues: Queue pairs at most, for as many reactors; other reactors send their requests through these. Default: 128.
-            paths: Aryk only: further paths; only for `TCP`. The controller is attached by any of its paths. The daemon stores here those that calls add.
-            policies: Aryk only: what `bdev_nvme_set_multipath_policy` has set; only for `TCP`.
+            paths: Aryk only: further paths; only for `TCP` and `RDMA`. The controller is attached by any of its paths. The daemon stores here those that calls add.
+            policies: Aryk only: what `bdev_nvme_set_multipath_policy` has set; only for `TCP` and `RDMA`.
             prchk_guard: Saved, without effect: namespaces with protection information are not served.
             prchk_reftag: Saved, without effect: namespaces with protection information are not served.
             priority: Saved, without effect.
             psk: Only for `TCP`: name of the key of TLS in the keyring, which the target must have, too; connections are encrypted then. Saved without effect for others.
-            reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost; the first attempts come sooner. Default, and for 0: a quarter of a second; for `TCP` 2.
+            reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost; the first attempts come sooner. Default, and for 0: a quarter of a second; for `TCP` and `RDMA` 2.
             serial: Aryk only: the drive's serial number; another drive is refused. The daemon stores that of the drive, so that a restart does not take another drive for it.
-            subnqn: NQN of the target's subsystem; only for `TCP`, which needs it.
-            trsvcid: Port of the target; only for `TCP`. Default: 4420.
+            subnqn: NQN of the target's subsystem; only for `TCP` and `RDMA`, which needs it.
+            trsvcid: Port of the target; only for `TCP` and `RDMA`. Default: 4420.
         """
         result: list[str] = self.call(
             "bdev_nvme_attach_controller",
@@ -2007,7 +2007,7 @@ class Methods(ABC):
             hostsvcid: Ignored.
             subnqn: Ignored.
             traddr: Address of the path to remove: the controller is not detached if it has no such path, or has another path besides. Default: all paths.
-            trsvcid: Port of the path to remove; only for `TCP`, with `traddr`. Default: any.
+            trsvcid: Port of the path to remove; only for `TCP` and `RDMA`, with `traddr`. Default: any.
             trtype: Transport of the path to remove: the controller is not detached if its own is another.
         """
         result: bool = self.call(
@@ -2442,11 +2442,11 @@ class Methods(ABC):
         trsvcid: str | None = None,
         wait_for_attach: bool | None = None,
     ) -> bool:
-        """Follows a discovery service of NVMe over TCP: the subsystems that it names are attached, and those that it names no more are detached.
+        """Follows a discovery service of NVMe over TCP or RDMA: the subsystems that it names are attached, and those that it names no more are detached.
 
         Parameters:
             name: Name of the service. Its controllers are called `NAME0`, `NAME1` and so on.
-            trtype: `TCP`.
+            trtype: `TCP` or `RDMA`: of the service, and of the subsystems that are attached.
             traddr: IP address of the service.
             adrfam: `IPv4` or `IPv6`, of `traddr`.
             attach_timeout_ms: The longest time that the call waits, in milliseconds; it then waits, whatever `wait_for_attach` says. Default, and for 0: a minute.
@@ -6851,42 +6851,42 @@ class AsyncMethods(ABC):
 
         Parameters:
             name: Name of the controller: namespace 1 is the disk `NAMEn1`.
-            trtype: `PCIe`, `TCP` for a controller of another host, or `VFIOUSER` for one that another process emulates.
-            traddr: PCI address, such as `0000:3d:00.0`; for `TCP` the IP address of the target; for `VFIOUSER` the path of the socket, or of its directory, if its name is `cntrl`.
-            adrfam: `IPv4` or `IPv6`, of `traddr`; only for `TCP`.
+            trtype: `PCIe`; `TCP` or `RDMA` for a controller of another host; or `VFIOUSER` for one that another process emulates.
+            traddr: PCI address, such as `0000:3d:00.0`; for `TCP` and `RDMA` the IP address of the target; for `VFIOUSER` the path of the socket, or of its directory, if its name is `cntrl`.
+            adrfam: `IPv4` or `IPv6`, of `traddr`; only for `TCP` and `RDMA`.
             allow_unrecognized_csi: Saved, without effect: namespaces of other command sets are not served.
             bounce_bytes: Aryk only: bytes of bounce buffers on each reactor. Default: 4 MiB.
-            ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished, or for a target that is lost, before its disks are removed; -1: for ever. Default: 15; for `TCP` 600.
+            ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished, or for a target that is lost, before its disks are removed; -1: for ever. Default: 15; for `TCP` and `RDMA` 600.
             ddgst: Whether PDUs have data digests; only for `TCP`. A target without them is refused. Default: false.
-            dhchap_ctrlr_key: Only for `TCP`: name of the secret by which the target is to prove who it is; needs `dhchap_key`. Saved without effect for others.
-            dhchap_key: Only for `TCP`: name of the secret in the keyring by which this host proves who it is; saved without effect for others.
+            dhchap_ctrlr_key: Only for `TCP` and `RDMA`: name of the secret by which the target is to prove who it is; needs `dhchap_key`. Saved without effect for others.
+            dhchap_key: Only for `TCP` and `RDMA`: name of the secret in the keyring by which this host proves who it is; saved without effect for others.
             disable_sq_flow_control: Saved, without effect.
-            discovery: Aryk only: the daemon stores it for the discovery service that named the subsystem; only for `TCP`.
+            discovery: Aryk only: the daemon stores it for the discovery service that named the subsystem; only for `TCP` and `RDMA`.
             disk: Aryk only: name of the disk of the namespace `nsid`. Default: `NAMEnNSID`.
             dma: Aryk only: which memory of VMs the controller accesses by itself.
             fabrics_connect_timeout_us: Saved, without effect.
             fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished, or a target that is lost, before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default, and for 0: they wait as long as that says.
             hdgst: Whether PDUs have header digests; only for `TCP`. A target without them is refused. Default: false.
-            hostaddr: IP address of this host from which it connects; only for `TCP`. Default: any.
-            hostid: Aryk only: identifier of this host for the target, a UUID; only for `TCP`. The target ends an earlier controller of the same host and identifier first, so no two controllers have the same. Default: a random one, which the daemon stores.
-            hostnqn: NQN by which this host connects; only for `TCP`. Default: a random one, which the daemon stores.
-            hostsvcid: Port of this host from which it connects; only for `TCP`. Default: any.
+            hostaddr: IP address of this host from which it connects; only for `TCP` and `RDMA`. Default: any.
+            hostid: Aryk only: identifier of this host for the target, a UUID; only for `TCP` and `RDMA`. The target ends an earlier controller of the same host and identifier first, so no two controllers have the same. Default: a random one, which the daemon stores.
+            hostnqn: NQN by which this host connects; only for `TCP` and `RDMA`. Default: a random one, which the daemon stores.
+            hostsvcid: Port of this host from which it connects; only for `TCP` and `RDMA`. Default: any.
             max_bdevs: Saved, without effect: all disks are reported.
             may_have_lost_writes: Aryk only: the daemon stores it when the drive went away with acknowledged writes in its volatile cache. A call with it is refused, so that the controller stays absent until a client attaches it without.
-            multipath: Whether a call with the name of a controller that exists adds a path to it; only for `TCP`, saved without effect for others.
-            multipath_opts: How the paths of the disks are used; only for `TCP`, saved without effect for others.
+            multipath: Whether a call with the name of a controller that exists adds a path to it; only for `TCP` and `RDMA`, saved without effect for others.
+            multipath_opts: How the paths of the disks are used; only for `TCP` and `RDMA`, saved without effect for others.
             nsid: Aryk only: the only namespace that becomes a disk. Default: all.
             num_io_queues: Queue pairs at most, for as many reactors; other reactors send their requests through these. Default: 128.
-            paths: Aryk only: further paths; only for `TCP`. The controller is attached by any of its paths. The daemon stores here those that calls add.
-            policies: Aryk only: what `bdev_nvme_set_multipath_policy` has set; only for `TCP`.
+            paths: Aryk only: further paths; only for `TCP` and `RDMA`. The controller is attached by any of its paths. The daemon stores here those that calls add.
+            policies: Aryk only: what `bdev_nvme_set_multipath_policy` has set; only for `TCP` and `RDMA`.
             prchk_guard: Saved, without effect: namespaces with protection information are not served.
             prchk_reftag: Saved, without effect: namespaces with protection information are not served.
             priority: Saved, without effect.
             psk: Only for `TCP`: name of the key of TLS in the keyring, which the target must have, too; connections are encrypted then. Saved without effect for others.
-            reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost; the first attempts come sooner. Default, and for 0: a quarter of a second; for `TCP` 2.
+            reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost; the first attempts come sooner. Default, and for 0: a quarter of a second; for `TCP` and `RDMA` 2.
             serial: Aryk only: the drive's serial number; another drive is refused. The daemon stores that of the drive, so that a restart does not take another drive for it.
-            subnqn: NQN of the target's subsystem; only for `TCP`, which needs it.
-            trsvcid: Port of the target; only for `TCP`. Default: 4420.
+            subnqn: NQN of the target's subsystem; only for `TCP` and `RDMA`, which needs it.
+            trsvcid: Port of the target; only for `TCP` and `RDMA`. Default: 4420.
         """
         result: list[str] = await self.call(
             "bdev_nvme_attach_controller",
@@ -6992,7 +6992,7 @@ class AsyncMethods(ABC):
             hostsvcid: Ignored.
             subnqn: Ignored.
             traddr: Address of the path to remove: the controller is not detached if it has no such path, or has another path besides. Default: all paths.
-            trsvcid: Port of the path to remove; only for `TCP`, with `traddr`. Default: any.
+            trsvcid: Port of the path to remove; only for `TCP` and `RDMA`, with `traddr`. Default: any.
             trtype: Transport of the path to remove: the controller is not detached if its own is another.
         """
         result: bool = await self.call(
@@ -7427,11 +7427,11 @@ class AsyncMethods(ABC):
         trsvcid: str | None = None,
         wait_for_attach: bool | None = None,
     ) -> bool:
-        """Follows a discovery service of NVMe over TCP: the subsystems that it names are attached, and those that it names no more are detached.
+        """Follows a discovery service of NVMe over TCP or RDMA: the subsystems that it names are attached, and those that it names no more are detached.
 
         Parameters:
             name: Name of the service. Its controllers are called `NAME0`, `NAME1` and so on.
-            trtype: `TCP`.
+            trtype: `TCP` or `RDMA`: of the service, and of the subsystems that are attached.
             traddr: IP address of the service.
             adrfam: `IPv4` or `IPv6`, of `traddr`.
             attach_timeout_ms: The longest time that the call waits, in milliseconds; it then waits, whatever `wait_for_attach` says. Default, and for 0: a minute.

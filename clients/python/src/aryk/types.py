@@ -1521,15 +1521,15 @@ class NvmeTransport(TypedDict):
 class NvmeTransportId(TypedDict):
     """Where a controller is."""
 
-    #: `PCIe`, `TCP` or `VFIOUSER`.
+    #: `PCIe`, `TCP`, `RDMA` or `VFIOUSER`.
     trtype: str
     #: PCI address, IP address of the target, or path of the socket.
     traddr: str
-    #: `IPv4` or `IPv6`; only for `TCP`.
+    #: `IPv4` or `IPv6`; only for `TCP` and `RDMA`.
     adrfam: NotRequired[str]
-    #: NQN of the target's subsystem; only for `TCP`.
+    #: NQN of the target's subsystem; only for `TCP` and `RDMA`.
     subnqn: NotRequired[str]
-    #: Port of the target; only for `TCP`.
+    #: Port of the target; only for `TCP` and `RDMA`.
     trsvcid: NotRequired[str]
 
 

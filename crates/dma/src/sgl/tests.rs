@@ -88,6 +88,18 @@ proptest! {
     }
 
     #[test]
+    fn a_copy_fills_the_first_bytes_of_the_other_view(from in pieces(), to in pieces(), cut: (Index, Index)) {
+        let (from, to) = (Scattered::new(&from), Scattered::new(&to));
+        let (source, mut model, others) = (from.gathered(), to.gathered(), to.others());
+        let range = part(source.len().min(model.len()), cut);
+        from.sgl().slice(range.start as u32, range.len() as u32).copy_to(&to.sgl());
+        model[..range.len()].copy_from_slice(&source[range]);
+        prop_assert_eq!(to.gathered(), model);
+        prop_assert_eq!(to.others(), others);
+        prop_assert_eq!(from.gathered(), source);
+    }
+
+    #[test]
     fn writes_change_the_view_and_nothing_else(
         pieces in pieces(), cut: (Index, Index), at: (Index, Index), byte: u8, fill: bool,
     ) {

@@ -7,7 +7,7 @@
 //! | `channel` | one opener's use of that pair, or of both |
 //! | `disks` | the disks of a controller: names, identities, changes of namespaces |
 //! | `namespace` | the disk of a namespace |
-//! | `tcp` | controllers of other hosts |
+//! | `fabrics` | controllers of other hosts |
 //! | `injection` | errors that an operator injects into commands |
 //! | `memory` | registration of guests' memory |
 //! | `pool` | bounce buffers |
@@ -28,13 +28,13 @@ mod control;
 mod controllers;
 mod disks;
 mod driver;
+pub mod fabrics;
 mod injection;
 mod memory;
 mod namespace;
 mod pool;
 mod shared;
 mod status;
-pub mod tcp;
 #[cfg(test)]
 mod tests;
 

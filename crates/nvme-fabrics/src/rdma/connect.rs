@@ -86,7 +86,24 @@ pub struct Accept {
     pub receives: u16,
 }
 
+/// What a controller that accepts a connection must not say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the controller accepts a connection with unknown data")]
+pub struct BadAccept;
+
 impl Accept {
+    /// Reads the data, behind which there may be other bytes.
+    ///
+    /// # Errors
+    /// The data is too short, or has another format.
+    pub fn decode(data: &[u8]) -> Result<Self, BadAccept> {
+        let (raw, _) = RawAccept::ref_from_prefix(data).map_err(|_| BadAccept)?;
+        if raw.recfmt.get() != 0 {
+            return Err(BadAccept);
+        }
+        Ok(Self { receives: raw.crqsize.get() })
+    }
+
     /// Writes the data.
     pub fn encode(&self) -> [u8; PRIVATE_DATA_LEN] {
         let raw = RawAccept { recfmt: U16::ZERO, crqsize: self.receives.into(), reserved: [0; 28] };
@@ -111,6 +128,29 @@ impl Reject {
     pub const NO_RESOURCES: Self = Self(6);
     /// The host does not let the controller read its memory (IRD).
     pub const NO_READS: Self = Self(7);
+
+    /// Reads the data, behind which there may be other bytes. `None`: it is no reason of NVMe.
+    pub fn decode(data: &[u8]) -> Option<Self> {
+        match *data {
+            [0, 0, low, high, ..] => Some(Self(u16::from_le_bytes([low, high]))),
+            _ => None,
+        }
+    }
+
+    /// The reason in words.
+    pub const fn name(self) -> &'static str {
+        match self.0 {
+            1 => "the length of the host's data",
+            2 => "the format of the host's data",
+            3 => "the queue's number",
+            4 => "the size of the queue",
+            5 => "the number of completions that the host receives",
+            6 => "no resources",
+            7 => "the host does not let the controller read its memory",
+            8 => "the host does not let the controller write its memory",
+            _ => "an unknown reason",
+        }
+    }
 
     /// Writes the data: RECFMT and STS.
     pub const fn encode(self) -> [u8; 4] {
@@ -146,10 +186,19 @@ mod tests {
         assert_eq!(with(6, [0, 0]), Err(Reject::SEND_QUEUE));
         assert_eq!(with(6, [0xff, 0xff]), Err(Reject::SEND_QUEUE));
         assert_eq!(Reject::NO_RESOURCES.encode(), [0, 0, 6, 0]);
+        assert_eq!(Reject::decode(&[0, 0, 6, 0, 0]), Some(Reject::NO_RESOURCES));
+        assert_eq!((Reject::decode(&[0, 0, 6]), Reject::decode(&[1, 0, 6, 0])), (None, None));
     }
 
     #[test]
     fn an_acceptance_has_its_fields_in_place() {
-        assert_eq!(Accept { receives: 0x0102 }.encode()[..5], [0, 0, 2, 1, 0]);
+        let accept = Accept { receives: 0x0102 };
+        let mut data = accept.encode().to_vec();
+        assert_eq!(data[..5], [0, 0, 2, 1, 0]);
+        assert_eq!(Accept::decode(&data[1..]), Err(BadAccept));
+        data.resize(196, 0);
+        assert_eq!(Accept::decode(&data), Ok(accept));
+        data[0] = 1;
+        assert_eq!(Accept::decode(&data), Err(BadAccept));
     }
 }

@@ -17,6 +17,7 @@ use super::fatal::{Fatal, FatalStatus};
 use super::parser::{Event, Limits, Parser};
 use super::pdu::{C2hData, Format, H2cData, HEADER_MAX, Header, IcReq, IcResp, R2t, Side, field};
 use super::span::Span;
+use crate::Transfer;
 use crate::sgl::Sgl;
 
 /// Data of a capsule that every controller takes before it has said more: that of Connect has 1,024 bytes.
@@ -30,26 +31,6 @@ const PIECE_MAX: u32 = 128 << 10;
 pub const ENCODE_MIN: usize = HEADER_MAX + IN_CAPSULE_MAX as usize + DIGEST_LEN;
 /// The most data that a host sends in a capsule, also where the controller takes more.
 pub const IN_CAPSULE_MAX: u32 = 16 << 10;
-
-/// The data of a command, in bytes: a multiple of 4.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transfer {
-    /// None.
-    None,
-    /// The controller sends it.
-    ToHost(u32),
-    /// The host sends it.
-    ToController(u32),
-}
-
-impl Transfer {
-    const fn len(self) -> u32 {
-        match self {
-            Self::None => 0,
-            Self::ToHost(len) | Self::ToController(len) => len,
-        }
-    }
-}
 
 /// What a host received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

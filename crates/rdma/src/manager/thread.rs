@@ -1,12 +1,12 @@
 //! The thread that manages connections. It executes commands, and takes the events of connections.
 
-use super::{IdKey, Listener, Manager, Parameters, Parts, Pending, Requests, Setup, StartError};
+use super::{IdKey, Listener, Manager, Parameters, Parts, Pending, Requests, Setup, Shared, StartError};
 use crate::endpoint::INLINE_MAX;
 use crate::verbs::{
     self, CmEvent, CmId, CompChannel, ConnParam, Context, Cq, DeviceAttr, EventChannel, Mr, QpInitAttr,
     access, event,
 };
-use crate::{CallError, Library};
+use crate::{CallError, ConnectError, Library};
 use aryk_dma::{Arena, Buffer};
 use futures_channel::oneshot;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -28,6 +28,9 @@ const RETRIES: u8 = 7;
 /// patience.
 const RNR_RETRIES: u8 = 7;
 
+/// Waits for a connection, and gets the other computer's data.
+pub(super) type Reply = oneshot::Sender<Result<Vec<u8>, ConnectError>>;
+
 /// What the thread is to do.
 pub(super) enum Command {
     Listen {
@@ -39,6 +42,7 @@ pub(super) enum Command {
     Resolve {
         manager: Manager,
         address: SocketAddr,
+        source: Option<SocketAddr>,
         reply: oneshot::Sender<Result<Pending, CallError>>,
     },
     /// Destroys what has no queue pair.
@@ -56,12 +60,12 @@ pub(super) enum Command {
     Accept {
         id: IdKey,
         private_data: Vec<u8>,
-        reply: oneshot::Sender<Result<(), CallError>>,
+        reply: Reply,
     },
     Connect {
         id: IdKey,
         private_data: Vec<u8>,
-        reply: oneshot::Sender<Result<(), CallError>>,
+        reply: Reply,
     },
     Disconnect(IdKey),
     Destroy {
@@ -88,7 +92,7 @@ enum Entry {
     Pending,
     Connection {
         /// Waits for the connection.
-        connecting: Option<(&'static str, oneshot::Sender<Result<(), CallError>>)>,
+        connecting: Option<(&'static str, Reply)>,
         /// Reads that either computer may have of the other's memory at the same time.
         reads_max: u8,
         reads_served: u8,
@@ -166,7 +170,7 @@ impl Thread {
                 // Without a receiver, the listener is dropped.
                 let _ = reply.send(listening);
             }
-            Command::Resolve { manager, address, reply } => match self.resolve(address) {
+            Command::Resolve { manager, address, source, reply } => match self.resolve(address, source) {
                 Ok(id) => drop(self.entries.insert(id, Entry::Resolving { manager, address, reply })),
                 Err(error) => drop(reply.send(Err(error))),
             },
@@ -204,13 +208,13 @@ impl Thread {
         CallError::check("rdma_create_id", created).map(|()| id)
     }
 
-    fn resolve(&self, address: SocketAddr) -> Result<IdKey, CallError> {
+    fn resolve(&self, address: SocketAddr, source: Option<SocketAddr>) -> Result<IdKey, CallError> {
         let table = &self.library.0;
         let id = self.identifier()?;
-        let mut raw = to_raw(address);
-        // SAFETY: the identifier exists, and the address is one of its family.
-        let resolving =
-            unsafe { (table.rdma_resolve_addr)(id, std::ptr::null_mut(), (&raw mut raw).cast(), RESOLVE_MS) };
+        let (mut raw, mut source) = (to_raw(address), source.map(to_raw));
+        let source = source.as_mut().map_or(std::ptr::null_mut(), |source| std::ptr::from_mut(source).cast());
+        // SAFETY: the identifier exists, and the addresses are of their families; the source may be null.
+        let resolving = unsafe { (table.rdma_resolve_addr)(id, source, (&raw mut raw).cast(), RESOLVE_MS) };
         let resolving = CallError::check("rdma_resolve_addr", resolving);
         if resolving.is_err() {
             // SAFETY: the identifier exists, and is not used afterwards.
@@ -285,15 +289,20 @@ impl Thread {
         let library = self.library.clone();
         let table = &library.0;
         let Device { pd, attributes } = self.device(context)?;
-        let pd = *pd;
+        let mut pd = *pd;
         let can_invalidate = attributes.device_cap_flags & verbs::MEM_MGT_EXTENSIONS != 0;
         let most = |of_device: i32| u8::try_from(of_device).unwrap_or(u8::MAX);
         let reads_max = reads_max.min(most(attributes.max_qp_init_rd_atom));
-        let reads_served = if setup.is_shared { most(attributes.max_qp_rd_atom) } else { 0 };
-        let shared = if setup.is_shared { access::REMOTE_READ | access::REMOTE_WRITE } else { 0 };
-        let (arena, buffers) =
+        let reads_served = if setup.shared > 0 { most(attributes.max_qp_rd_atom) } else { 0 };
+        let (arena, mut buffers) =
             Arena::new(&setup.buffers).map_err(|_| CallError::new("mmap", libc::ENOMEM))?;
-        let mut made = Unfinished { library: &library, channel: None, cq: None, mr: None };
+        let mut made =
+            Unfinished { library: &library, channel: None, cq: None, mr: None, shared_mr: None, pd: None };
+        if setup.shared > 0 {
+            // SAFETY: the context exists.
+            pd = CallError::check_pointer("ibv_alloc_pd", unsafe { (table.ibv_alloc_pd)(context) })?;
+            made.pd = Some(pd);
+        }
         // SAFETY: the context exists.
         let channel = unsafe { (table.ibv_create_comp_channel)(context) };
         let channel = CallError::check_pointer("ibv_create_comp_channel", channel)?;
@@ -305,11 +314,16 @@ impl Thread {
         let cq = unsafe { (table.ibv_create_cq)(context, entries as i32, std::ptr::null_mut(), channel, 0) };
         let cq = CallError::check_pointer("ibv_create_cq", cq)?;
         made.cq = Some(cq);
-        let (address, len) = (arena.addr() as *mut c_void, arena.len() as usize);
-        // SAFETY: the protection domain exists; the arena stays mapped until after the end of the registration.
-        let mr = unsafe { (table.ibv_reg_mr)(pd, address, len, access::LOCAL_WRITE | shared) };
-        let mr = CallError::check_pointer("ibv_reg_mr", mr)?;
+        // SAFETY: the protection domain exists.
+        let mr = unsafe { register(&library, pd, &arena, arena.addr(), access::LOCAL_WRITE) }?;
         made.mr = Some(mr);
+        let first_shared = buffers.len().checked_sub(setup.shared).expect("they are among the buffers");
+        if let Some(first) = buffers.get_mut(first_shared) {
+            let flags = access::LOCAL_WRITE | access::REMOTE_READ | access::REMOTE_WRITE;
+            // SAFETY: as above.
+            let mr = unsafe { register(&library, pd, &arena, first.bytes_mut().as_ptr() as u64, flags) }?;
+            made.shared_mr = Some(mr);
+        }
         let mut attributes = QpInitAttr {
             qp_context: std::ptr::null_mut(),
             send_cq: cq,
@@ -326,11 +340,12 @@ impl Thread {
         // SAFETY: the identifier has no queue pair yet, and what the attributes name exists.
         let created = unsafe { (table.rdma_create_qp)(id.pointer(), pd, &raw mut attributes) };
         CallError::check("rdma_create_qp", created)?;
+        let shared = made.shared_mr.map(|mr| Shared { pd, mr });
         std::mem::forget(made);
         self.entries.insert(id, Entry::Connection { connecting: None, reads_max, reads_served });
         // SAFETY: the identifier exists, and has a queue pair now.
         let qp = unsafe { (*id.pointer()).qp };
-        Ok((Parts { id, qp, cq, channel, mr, arena, events: 0, can_invalidate, reads_max }, buffers))
+        Ok((Parts { id, qp, cq, channel, mr, shared, arena, events: 0, can_invalidate, reads_max }, buffers))
     }
 
     /// Accepts a connection, or asks for it.
@@ -340,7 +355,7 @@ impl Thread {
         function: unsafe extern "C" fn(*mut CmId, *mut ConnParam) -> c_int,
         id: IdKey,
         private_data: &[u8],
-        reply: oneshot::Sender<Result<(), CallError>>,
+        reply: Reply,
     ) {
         let Some(Entry::Connection { connecting, reads_max, reads_served }) = self.entries.get_mut(&id)
         else {
@@ -362,15 +377,26 @@ impl Thread {
         let established = unsafe { function(id.pointer(), &raw mut parameters) };
         match CallError::check(call, established) {
             Ok(()) => *connecting = Some((call, reply)),
-            Err(error) => drop(reply.send(Err(error))),
+            Err(error) => drop(reply.send(Err(error.into()))),
         }
+    }
+
+    /// The other computer refuses a connection, with this data.
+    fn refused(&mut self, id: IdKey, status: i32, data: Vec<u8>) {
+        if status == verbs::REJECTED_BY_CONSUMER
+            && let Some(Entry::Connection { connecting, .. }) = self.entries.get_mut(&id)
+            && let Some((_, connecting)) = connecting.take()
+        {
+            let _ = connecting.send(Err(ConnectError::Refused(data)));
+        }
+        self.disconnect(id, libc::ECONNREFUSED);
     }
 
     /// Ends a connection: its queue pair fails, and its requests complete.
     fn disconnect(&mut self, id: IdKey, errno: i32) {
         if let Some(Entry::Connection { connecting, .. }) = self.entries.get_mut(&id) {
             if let Some((call, connecting)) = connecting.take() {
-                let _ = connecting.send(Err(CallError::new(call, errno)));
+                let _ = connecting.send(Err(CallError::new(call, errno).into()));
             }
             // SAFETY: the identifier exists. It fails if the connection has ended before.
             unsafe { (self.library.0.rdma_disconnect)(id.pointer()) };
@@ -379,7 +405,7 @@ impl Thread {
 
     fn destroy(&mut self, parts: Parts, lent: Vec<Buffer>) {
         self.disconnect(parts.id, libc::ECONNRESET);
-        let Parts { id, cq, channel, mr, arena, events, .. } = parts;
+        let Parts { id, cq, channel, mr, shared, arena, events, .. } = parts;
         let table = &self.library.0;
         // SAFETY: the owner of the parts has given them up, so that nothing uses them any more; each is destroyed before what it
         // needs. All events of the completion queue that were taken are acknowledged.
@@ -388,7 +414,11 @@ impl Thread {
             (table.ibv_ack_cq_events)(cq, events);
             (table.ibv_destroy_cq)(cq);
             (table.ibv_destroy_comp_channel)(channel);
-            if (table.ibv_dereg_mr)(mr) == 0 {
+            let of_shared = shared.as_ref().map_or(0, |shared| (table.ibv_dereg_mr)(shared.mr));
+            if (table.ibv_dereg_mr)(mr) == 0 && of_shared == 0 {
+                if let Some(Shared { pd, .. }) = shared {
+                    (table.ibv_dealloc_pd)(pd);
+                }
                 // The queue pair was the last that could access the memory.
                 lent.into_iter().for_each(|mut buffer| buffer.reclaim());
             } else {
@@ -409,26 +439,27 @@ impl Thread {
             // SAFETY: the event exists until it is acknowledged.
             let (id, listener, kind, status, conn) =
                 unsafe { ((*taken).id, (*taken).listen_id, (*taken).event, (*taken).status, (*taken).conn) };
-            let asked = (kind == event::CONNECT_REQUEST).then(|| {
-                let data = conn.private_data.cast::<u8>();
-                let len = usize::from(conn.private_data_len);
-                // SAFETY: the event has so many bytes of data, and exists until it is acknowledged.
-                let data = (!data.is_null()).then(|| unsafe { std::slice::from_raw_parts(data, len) });
-                Parameters {
-                    // SAFETY: the identifier exists: it is a new one.
-                    peer: from_raw(unsafe { &(*id).peer }),
-                    // SAFETY: as above.
-                    local: from_raw(unsafe { &(*id).local }),
-                    private_data: data.unwrap_or_default().to_vec(),
-                    reads_max: conn.initiator_depth,
-                }
+            let has_data = matches!(kind, event::CONNECT_REQUEST | event::ESTABLISHED | event::REJECTED);
+            let (data, len) = (conn.private_data.cast::<u8>(), usize::from(conn.private_data_len));
+            // SAFETY: an event of these kinds has so many bytes of data, and exists until it is acknowledged.
+            let data =
+                (has_data && !data.is_null()).then(|| unsafe { std::slice::from_raw_parts(data, len) });
+            let private_data = data.unwrap_or_default().to_vec();
+            let addresses = (kind == event::CONNECT_REQUEST).then(|| {
+                // SAFETY: the identifier exists: it is a new one.
+                let (peer, local) = unsafe { (&(*id).peer, &(*id).local) };
+                (from_raw(peer), from_raw(local))
             });
             // SAFETY: the event was taken just now, and is not used afterwards.
             unsafe { (self.library.0.rdma_ack_cm_event)(taken) };
             let id = IdKey(id as usize);
-            match asked {
-                Some(parameters) => self.was_asked(IdKey(listener as usize), id, parameters),
-                None => self.happened(id, kind, status),
+            match addresses {
+                Some((peer, local)) => {
+                    let parameters =
+                        Parameters { peer, local, private_data, reads_max: conn.initiator_depth };
+                    self.was_asked(IdKey(listener as usize), id, parameters);
+                }
+                None => self.happened(id, kind, status, private_data),
             }
         }
     }
@@ -442,16 +473,16 @@ impl Thread {
         self.entries.insert(id, Entry::Pending);
     }
 
-    fn happened(&mut self, id: IdKey, kind: u32, status: i32) {
+    fn happened(&mut self, id: IdKey, kind: u32, status: i32, data: Vec<u8>) {
         match self.entries.get_mut(&id) {
             Some(Entry::Resolving { .. }) => self.resolved(id, kind, status),
             Some(Entry::Connection { connecting, .. }) => match kind {
                 event::ESTABLISHED => {
                     if let Some((_, connecting)) = connecting.take() {
-                        let _ = connecting.send(Ok(()));
+                        let _ = connecting.send(Ok(data));
                     }
                 }
-                event::REJECTED => self.disconnect(id, libc::ECONNREFUSED),
+                event::REJECTED => self.refused(id, status, data),
                 event::UNREACHABLE | event::CONNECT_ERROR => self.disconnect(id, libc::EHOSTUNREACH),
                 event::DISCONNECTED | event::DEVICE_REMOVAL => self.disconnect(id, libc::ECONNRESET),
                 _ => {}
@@ -508,12 +539,32 @@ impl Drop for Thread {
     }
 }
 
+/// Registers the memory of an arena from an address on. The arena stays mapped until after the end of the registration.
+///
+/// # Safety
+/// The protection domain exists.
+unsafe fn register(
+    library: &Library,
+    pd: *mut c_void,
+    arena: &Arena,
+    first: u64,
+    flags: c_int,
+) -> Result<*mut Mr, CallError> {
+    let len = (arena.addr() + arena.len()).checked_sub(first).expect("an address in the arena") as usize;
+    // SAFETY: the caller's promise; so much of the arena is mapped.
+    let mr = unsafe { (library.0.ibv_reg_mr)(pd, first as *mut c_void, len, flags) };
+    CallError::check_pointer("ibv_reg_mr", mr)
+}
+
 /// The parts of an endpoint that cannot be finished. Its drop destroys them.
 struct Unfinished<'a> {
     library: &'a Library,
     channel: Option<*mut CompChannel>,
     cq: Option<*mut Cq>,
     mr: Option<*mut Mr>,
+    shared_mr: Option<*mut Mr>,
+    /// Its own protection domain.
+    pd: Option<*mut c_void>,
 }
 
 impl Drop for Unfinished<'_> {
@@ -521,7 +572,7 @@ impl Drop for Unfinished<'_> {
         let table = &self.library.0;
         // SAFETY: each part exists and is used no more, and is destroyed before what it needs.
         unsafe {
-            if let Some(mr) = self.mr {
+            for mr in [self.mr, self.shared_mr].into_iter().flatten() {
                 (table.ibv_dereg_mr)(mr);
             }
             if let Some(cq) = self.cq {
@@ -529,6 +580,9 @@ impl Drop for Unfinished<'_> {
             }
             if let Some(channel) = self.channel {
                 (table.ibv_destroy_comp_channel)(channel);
+            }
+            if let Some(pd) = self.pd {
+                (table.ibv_dealloc_pd)(pd);
             }
         }
     }

@@ -28,7 +28,7 @@ pub(crate) use statistics::{Errors, metrics};
 
 use super::{Control, Error, Phase, Table};
 use crate::config::Subsystem;
-use aryk_bdev_nvme::tcp::{RemoteController, RemoteControllers};
+use aryk_bdev_nvme::fabrics::{RemoteController, RemoteControllers};
 use aryk_bdev_nvme::{AttachedController, Controllers, Error as Nvme, Exposed};
 use aryk_cuse::CuseError;
 use aryk_nvme::controller::Failure;

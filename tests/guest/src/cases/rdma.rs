@@ -1,5 +1,5 @@
 //! Disks over NVMe/RDMA. The guest's kernel has RDMA over its network device; `arykd` runs in the guest, and shares disks with
-//! the kernel of the same guest.
+//! the kernel of the same guest, or uses disks that the kernel or another `arykd` of the same guest shares.
 
 use anyhow::{Context, Result};
 
@@ -8,8 +8,17 @@ use crate::Vm;
 use crate::image::Kernel;
 
 pub(super) fn cases() -> Vec<Case> {
-    vec![Case::new("rdma/linux", linux), Case::new("rdma/hostile", hostile)]
+    vec![
+        Case::new("rdma/linux", linux),
+        Case::new("rdma/hostile", hostile),
+        Case::new("rdma/daemons", daemons),
+        Case::new("rdma/nvmet", nvmet),
+        Case::new("rdma/target", target),
+    ]
 }
+
+/// Functions for a daemon that uses disks of others.
+const USER: &str = include_str!("rdma/user.sh");
 
 /// Runs a script with the daemon in a guest with RDMA, which may also run these examples. `helpers.sh` of this directory has its
 /// functions. Returns the lines that the script prints.
@@ -37,6 +46,21 @@ fn linux(site: &Site<'_>) -> Result<()> {
 /// A host that violates the protocol in all ways, beside the kernel's.
 fn hostile(site: &Site<'_>) -> Result<()> {
     run(site, &["hostile_rdma"], include_str!("rdma/hostile.sh")).map(drop)
+}
+
+/// Two daemons: one shares a disk, which the other one uses under load, while either is killed and starts again.
+fn daemons(site: &Site<'_>) -> Result<()> {
+    run(site, &[], &format!("{USER}{}", include_str!("rdma/daemons.sh"))).map(drop)
+}
+
+/// A disk of the kernel's target, which the daemon uses while the target ends its connections.
+fn nvmet(site: &Site<'_>) -> Result<()> {
+    run(site, &[], &format!("{USER}{}", include_str!("rdma/nvmet.sh"))).map(drop)
+}
+
+/// A target that violates the protocol in all ways and reaches for memory, beside one that does not.
+fn target(site: &Site<'_>) -> Result<()> {
+    run(site, &["hostile_rdma_target"], &format!("{USER}{}", include_str!("rdma/target.sh"))).map(drop)
 }
 
 /// What the requests of a workload cost.

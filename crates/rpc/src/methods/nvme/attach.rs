@@ -8,7 +8,7 @@ use crate::methods::{NAME_LEN_MAX, is_default};
 use crate::params::Count;
 use aryk_bdev_nvme as module;
 use aryk_bdev_nvme::Location;
-use aryk_bdev_nvme::tcp::PathInfo;
+use aryk_bdev_nvme::fabrics::PathInfo;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -61,13 +61,13 @@ pub(super) fn register(table: &mut Table<Control>) {
 pub(super) struct Attach {
     /// Name of the controller: namespace 1 is the disk `NAMEn1`.
     pub(super) name: String,
-    /// `PCIe`, `TCP` for a controller of another host, or `VFIOUSER` for one that another process emulates.
+    /// `PCIe`; `TCP` or `RDMA` for a controller of another host; or `VFIOUSER` for one that another process emulates.
     pub(super) trtype: String,
-    /// PCI address, such as `0000:3d:00.0`; for `TCP` the IP address of the target; for `VFIOUSER` the path of the socket, or of
-    /// its directory, if its name is `cntrl`.
+    /// PCI address, such as `0000:3d:00.0`; for `TCP` and `RDMA` the IP address of the target; for `VFIOUSER` the path of the
+    /// socket, or of its directory, if its name is `cntrl`.
     pub(super) traddr: String,
     /// Seconds for which requests wait for a drive that has vanished, or for a target that is lost, before its disks are removed;
-    /// -1: for ever. Default: 15; for `TCP` 600.
+    /// -1: for ever. Default: 15; for `TCP` and `RDMA` 600.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) ctrlr_loss_timeout_sec: Option<i32>,
     /// Queue pairs at most, for as many reactors; other reactors send their requests through these. Default: 128.
@@ -89,11 +89,12 @@ pub(super) struct Attach {
     /// does not take another drive for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) serial: Option<String>,
-    /// Aryk only: identifier of this host for the target, a UUID; only for `TCP`. The target ends an earlier controller of the
-    /// same host and identifier first, so no two controllers have the same. Default: a random one, which the daemon stores.
+    /// Aryk only: identifier of this host for the target, a UUID; only for `TCP` and `RDMA`. The target ends an earlier
+    /// controller of the same host and identifier first, so no two controllers have the same. Default: a random one, which the
+    /// daemon stores.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) hostid: Option<String>,
-    /// Aryk only: the daemon stores it for the discovery service that named the subsystem; only for `TCP`.
+    /// Aryk only: the daemon stores it for the discovery service that named the subsystem; only for `TCP` and `RDMA`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) discovery: Option<String>,
     /// Aryk only: the daemon stores it when the drive went away with acknowledged writes in its volatile cache. A call with it is
@@ -101,7 +102,7 @@ pub(super) struct Attach {
     #[serde(default, skip_serializing_if = "is_default")]
     pub(super) may_have_lost_writes: bool,
     /// Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost; the first attempts
-    /// come sooner. Default, and for 0: a quarter of a second; for `TCP` 2.
+    /// come sooner. Default, and for 0: a quarter of a second; for `TCP` and `RDMA` 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) reconnect_delay_sec: Option<u32>,
     /// Seconds for which requests wait for a drive that has vanished, or a target that is lost, before they fail, until it is
@@ -109,25 +110,25 @@ pub(super) struct Attach {
     /// `ctrlr_loss_timeout_sec`. Default, and for 0: they wait as long as that says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) fast_io_fail_timeout_sec: Option<u32>,
-    /// `IPv4` or `IPv6`, of `traddr`; only for `TCP`.
+    /// `IPv4` or `IPv6`, of `traddr`; only for `TCP` and `RDMA`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) adrfam: Option<String>,
-    /// Port of the target; only for `TCP`. Default: 4420.
+    /// Port of the target; only for `TCP` and `RDMA`. Default: 4420.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) trsvcid: Option<String>,
     /// Saved, without effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) priority: Option<String>,
-    /// NQN of the target's subsystem; only for `TCP`, which needs it.
+    /// NQN of the target's subsystem; only for `TCP` and `RDMA`, which needs it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) subnqn: Option<String>,
-    /// NQN by which this host connects; only for `TCP`. Default: a random one, which the daemon stores.
+    /// NQN by which this host connects; only for `TCP` and `RDMA`. Default: a random one, which the daemon stores.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) hostnqn: Option<String>,
-    /// IP address of this host from which it connects; only for `TCP`. Default: any.
+    /// IP address of this host from which it connects; only for `TCP` and `RDMA`. Default: any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) hostaddr: Option<String>,
-    /// Port of this host from which it connects; only for `TCP`. Default: any.
+    /// Port of this host from which it connects; only for `TCP` and `RDMA`. Default: any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) hostsvcid: Option<String>,
     /// Saved, without effect: namespaces with protection information are not served.
@@ -145,18 +146,18 @@ pub(super) struct Attach {
     /// Saved, without effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) fabrics_connect_timeout_us: Option<u64>,
-    /// Whether a call with the name of a controller that exists adds a path to it; only for `TCP`, saved without effect for
-    /// others.
+    /// Whether a call with the name of a controller that exists adds a path to it; only for `TCP` and `RDMA`, saved without
+    /// effect for others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) multipath: Option<PathMode>,
-    /// How the paths of the disks are used; only for `TCP`, saved without effect for others.
+    /// How the paths of the disks are used; only for `TCP` and `RDMA`, saved without effect for others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) multipath_opts: Option<MultipathOptions>,
-    /// Aryk only: further paths; only for `TCP`. The controller is attached by any of its paths. The daemon stores here those
-    /// that calls add.
+    /// Aryk only: further paths; only for `TCP` and `RDMA`. The controller is attached by any of its paths. The daemon stores
+    /// here those that calls add.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) paths: Option<Vec<Further>>,
-    /// Aryk only: what `bdev_nvme_set_multipath_policy` has set; only for `TCP`.
+    /// Aryk only: what `bdev_nvme_set_multipath_policy` has set; only for `TCP` and `RDMA`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) policies: Option<Vec<DiskPolicy>>,
     /// Only for `TCP`: name of the key of TLS in the keyring, which the target must have, too; connections are encrypted then.
@@ -166,11 +167,12 @@ pub(super) struct Attach {
     /// Saved, without effect: all disks are reported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) max_bdevs: Option<u32>,
-    /// Only for `TCP`: name of the secret in the keyring by which this host proves who it is; saved without effect for others.
+    /// Only for `TCP` and `RDMA`: name of the secret in the keyring by which this host proves who it is; saved without effect for
+    /// others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) dhchap_key: Option<String>,
-    /// Only for `TCP`: name of the secret by which the target is to prove who it is; needs `dhchap_key`. Saved without effect for
-    /// others.
+    /// Only for `TCP` and `RDMA`: name of the secret by which the target is to prove who it is; needs `dhchap_key`. Saved without
+    /// effect for others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) dhchap_ctrlr_key: Option<String>,
     /// Saved, without effect: namespaces of other command sets are not served.
@@ -269,8 +271,7 @@ async fn location(trtype: &str, traddr: &str) -> Result<Location, Error> {
         return address(traddr).map(Location::Pci);
     }
     if !trtype.eq_ignore_ascii_case("vfiouser") {
-        let detail = format!("there is no transport '{trtype}', only PCIe, TCP and VFIOUSER");
-        return Err(Error::invalid(detail));
+        return Err(remote::no_transport(trtype));
     }
     if traddr.is_empty() {
         return Err(Error::invalid("`traddr` must be the path of a socket"));
@@ -282,7 +283,7 @@ async fn location(trtype: &str, traddr: &str) -> Result<Location, Error> {
 }
 
 async fn attach(control: &Control, mut p: Attach) -> Result<Vec<String>, Error> {
-    if remote::is_tcp(&p.trtype) {
+    if remote::transport(&p.trtype).is_some() {
         return remote::attach(control, p).await;
     }
     if control.nvme.remotes.find(&p.name).is_ok() {
@@ -332,7 +333,7 @@ struct Detach {
     /// Ignored.
     #[serde(rename = "adrfam")]
     _adrfam: Option<String>,
-    /// Port of the path to remove; only for `TCP`, with `traddr`. Default: any.
+    /// Port of the path to remove; only for `TCP` and `RDMA`, with `traddr`. Default: any.
     trsvcid: Option<String>,
     /// Ignored.
     #[serde(rename = "subnqn")]
@@ -353,7 +354,8 @@ async fn detach_by_call(control: &Control, p: &Detach) -> Result<bool, Error> {
         let is_meant = |path: &PathInfo| {
             let differs =
                 |given: &Option<String>, own: String| given.as_ref().is_some_and(|given| *given != own);
-            p.trtype.as_deref().is_none_or(remote::is_tcp)
+            let own = controller.config().transport;
+            p.trtype.as_deref().is_none_or(|trtype| remote::transport(trtype) == Some(own))
                 && p.traddr.as_deref().is_none_or(|ip| ip.parse() == Ok(path.address.ip()))
                 && !differs(&p.trsvcid, path.address.port().to_string())
         };

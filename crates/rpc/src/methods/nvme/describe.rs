@@ -1,11 +1,11 @@
 //! `bdev_nvme_get_controllers`, and the members of `bdev_get_bdevs` for disks of NVMe controllers. Control context.
 
 use super::abilities::{Abilities, hexadecimal};
-use super::remote::of_family;
+use super::remote::{of_family, trtype};
 use super::statistics::Errors;
 use super::{Control, Error, Phase, Table, find, remote};
 use aryk_bdev::Bdev;
-use aryk_bdev_nvme::tcp::{PathInfo, RemoteConfig, RemoteController, RemoteInfo};
+use aryk_bdev_nvme::fabrics::{PathInfo, RemoteConfig, RemoteController, RemoteInfo, Transport};
 use aryk_bdev_nvme::{AttachedController, Info, NamespaceInfo, Phase as State};
 use aryk_nvme::claims::ControllerInfo;
 use aryk_pci::Address;
@@ -31,17 +31,17 @@ pub(super) fn register(table: &mut Table<Control>) {
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 #[schemars(rename = "NvmeTransportId")]
 pub(crate) struct Trid {
-    /// `PCIe`, `TCP` or `VFIOUSER`.
+    /// `PCIe`, `TCP`, `RDMA` or `VFIOUSER`.
     trtype: &'static str,
     /// PCI address, IP address of the target, or path of the socket.
     traddr: String,
-    /// `IPv4` or `IPv6`; only for `TCP`.
+    /// `IPv4` or `IPv6`; only for `TCP` and `RDMA`.
     #[serde(skip_serializing_if = "Option::is_none")]
     adrfam: Option<&'static str>,
-    /// Port of the target; only for `TCP`.
+    /// Port of the target; only for `TCP` and `RDMA`.
     #[serde(skip_serializing_if = "Option::is_none")]
     trsvcid: Option<String>,
-    /// NQN of the target's subsystem; only for `TCP`.
+    /// NQN of the target's subsystem; only for `TCP` and `RDMA`.
     #[serde(skip_serializing_if = "Option::is_none")]
     subnqn: Option<String>,
 }
@@ -61,13 +61,14 @@ impl Trid {
     /// The first path that is connected, or the first of all.
     fn of_remote(info: &RemoteInfo, config: &RemoteConfig) -> Self {
         let first = info.paths.iter().find(|path| path.is_connected).or_else(|| info.paths.first());
-        Self::of_target(first.map_or(config.address, |path| path.address), info.subsystem.as_str())
+        let address = first.map_or(config.address, |path| path.address);
+        Self::of_target(config.transport, address, info.subsystem.as_str())
     }
 
     /// A subsystem at an address.
-    pub(super) fn of_target(address: SocketAddr, subsystem: &str) -> Self {
+    pub(super) fn of_target(transport: Transport, address: SocketAddr, subsystem: &str) -> Self {
         Self {
-            trtype: "TCP",
+            trtype: trtype(transport),
             traddr: address.ip().to_string(),
             adrfam: Some(of_family(address)),
             trsvcid: Some(address.port().to_string()),
@@ -497,7 +498,7 @@ fn describe_remote(controller: &RemoteController) -> Description {
     let cntlid = info.controller.as_ref().map_or(0, |info| info.controller_id);
     let of_path = |path: &PathInfo| Path {
         state: remote::state(info.phase, path.is_connected),
-        trid: Trid::of_target(path.address, info.subsystem.as_str()),
+        trid: Trid::of_target(config.transport, path.address, info.subsystem.as_str()),
         cntlid: path.controller_id,
         host: Host {
             nqn: info.host.to_string(),

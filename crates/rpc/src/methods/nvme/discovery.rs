@@ -8,12 +8,12 @@
 use super::attach::{ATTACH, Attach, DETACH};
 use super::describe::Trid;
 use super::paths::Further;
-use super::remote::{self, is_tcp, of_family, random_host};
+use super::remote::{self, of_family, random_host};
 use super::{Control, Error, Phase, Table, attach, is_attached};
 use crate::Methods;
 use crate::config::{Call, Subsystem};
 use crate::methods::{NAME_LEN_MAX, NoParams};
-use aryk_bdev_nvme::tcp::{Following, Heard, PATHS_MAX, RemoteConfig};
+use aryk_bdev_nvme::fabrics::{Following, Heard, PATHS_MAX, RemoteConfig, Transport as By};
 use aryk_log_limit::{LogLimit, limited};
 use aryk_nvme_fabrics::discovery::{Entry, Security, Subtype, Transport};
 use aryk_nvme_fabrics::nqn::{DISCOVERY, Nqn};
@@ -64,7 +64,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         START,
         Phase::RunTime,
-        "Follows a discovery service of NVMe over TCP: the subsystems that it names are attached, and those that it names no more are \
+        "Follows a discovery service of NVMe over TCP or RDMA: the subsystems that it names are attached, and those that it names no more are \
          detached.",
         start,
     );
@@ -88,7 +88,7 @@ pub(super) fn register(table: &mut Table<Control>) {
 struct Start {
     /// Name of the service. Its controllers are called `NAME0`, `NAME1` and so on.
     name: String,
-    /// `TCP`.
+    /// `TCP` or `RDMA`: of the service, and of the subsystems that are attached.
     trtype: String,
     /// IP address of the service.
     traddr: String,
@@ -131,7 +131,7 @@ impl Start {
     fn attach(&self, name: String, subsystem: &str) -> Attach {
         Attach {
             name,
-            trtype: "TCP".to_owned(),
+            trtype: self.trtype.clone(),
             subnqn: Some(subsystem.to_owned()),
             hostnqn: self.hostnqn.clone(),
             ctrlr_loss_timeout_sec: self.ctrlr_loss_timeout_sec,
@@ -196,9 +196,9 @@ pub(crate) struct Discovery {
 
 impl Discovery {
     fn new(p: Start) -> Result<Self, Error> {
-        if !is_tcp(&p.trtype) {
+        if remote::transport(&p.trtype).is_none() {
             return Err(Error::invalid(format!(
-                "discovery over '{}' is not supported, only over TCP",
+                "discovery over '{}' is not supported, only over TCP and RDMA",
                 p.trtype
             )));
         }
@@ -226,6 +226,15 @@ impl Discovery {
             attaching: RefCell::default(),
             progress: watch::channel(Progress::Beginning).0,
         })
+    }
+
+    /// Where an entry's target listens, if it does so by the transport of the service.
+    fn address_of(&self, entry: &Entry) -> Option<SocketAddr> {
+        let is_its = match self.config.transport {
+            By::Tcp => entry.transport == Transport::Tcp,
+            By::Rdma => entry.transport == Transport::Rdma,
+        };
+        Some(SocketAddr::new(entry.address.parse().ok()?, entry.service.parse().ok()?)).filter(|_| is_its)
     }
 
     fn is_ending(&self) -> bool {
@@ -389,7 +398,7 @@ struct Referral {
 fn list(control: &Control) -> Vec<Description> {
     let discoveries = control.nvme.discoveries.borrow();
     let describe = |discovery: &Rc<Discovery>| {
-        let trid = |address| Trid::of_target(address, DISCOVERY);
+        let trid = |address| Trid::of_target(discovery.config.transport, address, DISCOVERY);
         Description {
             name: discovery.params.name.clone(),
             trid: trid(discovery.config.address),
@@ -642,7 +651,7 @@ impl Follower {
             let entries = self.services.get(at).and_then(|service| service.entries.as_deref());
             let referrals =
                 entries.unwrap_or_default().iter().filter(|entry| entry.subtype == Subtype::Referral);
-            for at in referrals.filter_map(address_of) {
+            for at in referrals.filter_map(|entry| self.discovery.address_of(entry)) {
                 if reached.len() < SERVICES_MAX && !reached.contains(&at) {
                     reached.push(at);
                 }
@@ -662,7 +671,7 @@ impl Follower {
                     self.services.insert(at, Service { entries: None, _following: following });
                 }
                 Err(error) => {
-                    limited!(self.lines, warn, %error, "cannot start the thread of NVMe over TCP");
+                    limited!(self.lines, warn, %error, "cannot start the thread of NVMe over Fabrics");
                     return false;
                 }
             }
@@ -683,7 +692,7 @@ impl Follower {
                 limited!(self.lines, warn, %subsystem, "a subsystem needs TLS, and is not attached");
                 continue;
             }
-            if let Some(at) = address_of(entry) {
+            if let Some(at) = self.discovery.address_of(entry) {
                 let places = named.entry(entry.subsystem.clone()).or_default();
                 if places.len() < PLACES_MAX && !places.contains(&at) {
                     places.push(at);
@@ -877,10 +886,4 @@ async fn detach(methods: &Methods<Control>, controller: &str, path: Option<Socke
     if let Err(error) = methods.call(DETACH, Some(params)).await {
         tracing::warn!(controller, %error, "a controller, or a path of it, cannot be detached");
     }
-}
-
-/// Where an entry's target listens, if it does so by TCP.
-fn address_of(entry: &Entry) -> Option<SocketAddr> {
-    let is_tcp = entry.transport == Transport::Tcp;
-    Some(SocketAddr::new(entry.address.parse().ok()?, entry.service.parse().ok()?)).filter(|_| is_tcp)
 }

@@ -8,7 +8,9 @@ use super::{Control, Error, Phase, Table};
 use crate::config::Subsystem;
 use crate::methods::nvmf::KeyNames;
 use aryk_bdev_nvme::NamespaceInfo;
-use aryk_bdev_nvme::tcp::{PathInfo, Policy, RemoteController, RemoteError, RemotePhase};
+use aryk_bdev_nvme::fabrics::{
+    PathInfo, Policy, RemoteController, RemoteError, RemotePhase, Transport as By,
+};
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -123,6 +125,11 @@ pub(super) async fn add(
     if controller.info().phase == RemotePhase::Connecting {
         return Err(RemoteError::Exists(name.clone()).into());
     }
+    let own = controller.config().transport;
+    if remote::transport(&p.trtype) != Some(own) {
+        let own = remote::trtype(own);
+        return Err(Error::invalid(format!("all paths of the controller {name} are by the transport {own}")));
+    }
     if p.paths.is_some() || p.policies.is_some() {
         return Err(Error::invalid("a call adds one path: `paths` and `policies` are for the first one"));
     }
@@ -160,9 +167,10 @@ pub(super) async fn remove(
     let paths = controller.info().paths;
     let meant: Vec<&PathInfo> = paths.iter().filter(|path| is_meant(path)).collect();
     if meant.is_empty() {
+        let own = remote::trtype(controller.config().transport);
         let there: Vec<String> = paths.iter().map(|path| path.address.to_string()).collect();
         let detail =
-            format!("the controller '{}' has paths to {}, by TCP", controller.name(), there.join(", "));
+            format!("the controller '{}' has paths to {}, by {own}", controller.name(), there.join(", "));
         return Err(Error::errno(Errno::NODEV, detail));
     }
     if meant.len() == paths.len() {
@@ -255,9 +263,11 @@ fn get_io_paths(control: &Control, disk: Option<&str>) -> Result<IoPaths, Error>
             let cores = info.paths.iter().flat_map(|path| path.queues.iter().copied());
             for core in cores.collect::<std::collections::BTreeSet<u16>>() {
                 let current = info.current_paths(namespace.nsid, core);
+                let transport = controller.config().transport;
                 let paths = info.paths.iter();
-                let describe =
-                    |path: &PathInfo| io_path(name, namespace.nsid, path, current.contains(&path.number));
+                let describe = |path: &PathInfo| {
+                    io_path(name, namespace.nsid, (transport, path), current.contains(&path.number))
+                };
                 groups.entry(core).or_default().extend(paths.map(describe));
             }
         }
@@ -266,7 +276,7 @@ fn get_io_paths(control: &Control, disk: Option<&str>) -> Result<IoPaths, Error>
     Ok(IoPaths { poll_groups: groups.into_iter().map(group).collect() })
 }
 
-fn io_path(disk: &str, nsid: u32, path: &PathInfo, current: bool) -> IoPath {
+fn io_path(disk: &str, nsid: u32, (transport, path): (By, &PathInfo), current: bool) -> IoPath {
     let access = path.access.iter().find(|access| access.nsid == nsid);
     IoPath {
         bdev_name: disk.to_owned(),
@@ -275,7 +285,7 @@ fn io_path(disk: &str, nsid: u32, path: &PathInfo, current: bool) -> IoPath {
         connected: path.is_connected,
         accessible: access.is_some_and(|access| access.state.is_usable()),
         transport: Transport {
-            trtype: "TCP",
+            trtype: remote::trtype(transport),
             traddr: path.address.ip().to_string(),
             trsvcid: path.address.port().to_string(),
             adrfam: of_family(path.address),

@@ -1,4 +1,4 @@
-//! NVMe controllers of other hosts, by NVMe/TCP: the transport `TCP` of `bdev_nvme_attach_controller`, and how these controllers
+//! NVMe controllers of other hosts: the transports `TCP` and `RDMA` of `bdev_nvme_attach_controller`, and how these controllers
 //! are shown. Control context.
 
 use super::attach::{ATTACH, Attach, FOR_EVER};
@@ -6,8 +6,9 @@ use super::{Control, Error, exposed, paths};
 use crate::config::Subsystem;
 use crate::methods::nvmf::{KeyNames, read_psk};
 use aryk_bdev_nvme::NamespaceInfo;
-use aryk_bdev_nvme::tcp::{
-    ConnectError, HostSecrets, PATHS_MAX, RemoteConfig, RemoteController, RemoteError, RemotePhase,
+use aryk_bdev_nvme::fabrics::{
+    ConnectError, HostSecrets, Lost, PATHS_MAX, RemoteConfig, RemoteController, RemoteError, RemotePhase,
+    Transport,
 };
 use aryk_nvme_fabrics::nqn::Nqn;
 use rustix::io::Errno;
@@ -18,12 +19,20 @@ use uuid::Uuid;
 
 /// How long the attach of a controller may take that a discovery service has named.
 const DISCOVERED_TIME: Duration = Duration::from_secs(60);
-/// The port of NVMe/TCP.
+/// The port of NVMe/TCP and NVMe/RDMA.
 pub(super) const PORT: u16 = 4420;
 
-/// Whether a transport is this one.
-pub(super) fn is_tcp(trtype: &str) -> bool {
-    trtype.eq_ignore_ascii_case("tcp")
+/// The transport with this name, if it is one to other hosts.
+pub(super) fn transport(trtype: &str) -> Option<Transport> {
+    [Transport::Tcp, Transport::Rdma].into_iter().find(|of| trtype.eq_ignore_ascii_case(self::trtype(*of)))
+}
+
+/// The name of a transport.
+pub(super) const fn trtype(transport: Transport) -> &'static str {
+    match transport {
+        Transport::Tcp => "TCP",
+        Transport::Rdma => "RDMA",
+    }
 }
 
 /// Attaches a controller, and returns the names of its disks.
@@ -71,10 +80,19 @@ pub(super) fn random_host() -> String {
 /// How the module attaches a controller.
 pub(super) fn config(p: &Attach) -> Result<RemoteConfig, Error> {
     p.check_names()?;
-    let refused =
-        [("bounce_bytes", p.bounce_bytes.is_some()), ("serial", p.serial.is_some()), ("dma", p.has_dma())];
+    let transport = transport(&p.trtype).ok_or_else(|| no_transport(&p.trtype))?;
+    let is_rdma = transport == Transport::Rdma;
+    let refused = [
+        ("bounce_bytes", p.bounce_bytes.is_some()),
+        ("serial", p.serial.is_some()),
+        ("dma", p.has_dma()),
+        ("hdgst", is_rdma && p.hdgst == Some(true)),
+        ("ddgst", is_rdma && p.ddgst == Some(true)),
+        ("psk", is_rdma && p.psk.is_some()),
+    ];
     if let Some((name, _)) = refused.into_iter().find(|(_, is_given)| *is_given) {
-        return Err(Error::invalid(format!("`{name}` is not supported for the transport TCP")));
+        let trtype = trtype(transport);
+        return Err(Error::invalid(format!("`{name}` is not supported for the transport {trtype}")));
     }
     let address = address(p)?;
     let subsystem = p.subnqn.as_deref().ok_or_else(|| Error::invalid("`subnqn` is missing"))?;
@@ -91,6 +109,7 @@ pub(super) fn config(p: &Attach) -> Result<RemoteConfig, Error> {
         nqn("hostnqn", host)?,
         *host_id.as_bytes(),
     );
+    config.transport = transport;
     config.source = source(p.hostaddr.as_deref(), p.hostsvcid.as_deref())?;
     for path in p.paths.iter().flatten() {
         let (further, source) = path.addresses()?;
@@ -112,6 +131,11 @@ pub(super) fn config(p: &Attach) -> Result<RemoteConfig, Error> {
     }
     apply_times(p, &mut config)?;
     Ok(config)
+}
+
+/// There is no transport with this name.
+pub(super) fn no_transport(trtype: &str) -> Error {
+    Error::invalid(format!("there is no transport '{trtype}', only PCIe, TCP, RDMA and VFIOUSER"))
 }
 
 /// The address of the target.
@@ -180,7 +204,7 @@ pub(super) fn socket_address(
     let ip = parsed.map_err(|_| Error::invalid(format!("`{param}` '{ip}' is no IP address")))?;
     let port = match port.filter(|port| !port.is_empty()) {
         None => default,
-        Some(port) => port.parse().map_err(|_| Error::invalid(format!("'{port}' is no TCP port")))?,
+        Some(port) => port.parse().map_err(|_| Error::invalid(format!("'{port}' is no port")))?,
     };
     Ok(SocketAddr::new(ip, port))
 }
@@ -238,5 +262,13 @@ fn errno_of(reason: &ConnectError) -> Errno {
         ConnectError::Authentication(_) | ConnectError::Tls(_) => Errno::ACCESS,
         ConnectError::Unsupported(_) => Errno::NOTSUP,
         ConnectError::Other(_) => Errno::NODEV,
+        ConnectError::Rdma(lost) => match lost {
+            Lost::Ended => Errno::CONNRESET,
+            Lost::Failed(..) => Errno::IO,
+            Lost::Violation(_) | Lost::Accept(_) | Lost::Receives(_) => Errno::PROTO,
+            Lost::Refused(_) => Errno::CONNREFUSED,
+            Lost::Device(error) => Errno::from_raw_os_error(error.errno),
+            Lost::Start(_) => Errno::NOTSUP,
+        },
     }
 }

@@ -3,7 +3,8 @@
 address=10.0.2.15
 nqn=nqn.2016-06.io.aryk:rdma
 fail() { dmesg | tail -5 >&2; tail -20 /tmp/arykd.log >&2; echo "failed: $*" >&2; exit 1; }
-aryk() { program aryk -s /tmp/rpc.sock "$@"; }
+socket=/tmp/rpc.sock
+aryk() { program aryk -s $socket "$@"; }
 rpc() { aryk rpc "$@" >/tmp/reply 2>&1 || fail "$*: $(cat /tmp/reply)"; }
 ulimit -l unlimited
 load_modules rdma
@@ -14,12 +15,24 @@ echo driver rxe >/etc/libibverbs.d/rxe.driver
 
 # Starts the daemon, and waits until it serves what it served before.
 start() {
-    LD_LIBRARY_PATH=/programs/lib /programs/arykd -r /tmp/rpc.sock -S /tmp/vhost --state-dir /tmp/state -m 0x3 \
-        >>/tmp/arykd.log 2>&1 &
+    start_in /tmp
     daemon=$!
+    await_daemon
+}
+
+# Starts a daemon with its files in a directory.
+start_in() {
+    LD_LIBRARY_PATH=/programs/lib /programs/arykd -r $1/rpc.sock -S $1/vhost --state-dir $1/state -m 0x3 \
+        >>/tmp/arykd.log 2>&1 &
+}
+
+await_daemon() {
     for _ in $(seq 200); do aryk status >/dev/null 2>&1 && break; sleep 0.1; done
     rpc framework_wait_init '{}'
 }
+
+# Kibibytes of the memory of a process that is registered.
+pinned() { sed -n 's/^VmPin:[[:space:]]*\([0-9]*\).*/\1/p' /proc/$1/status; }
 
 # Connects the kernel to a share by a transport: `connect rdma`.
 connect() {

@@ -16,15 +16,14 @@ grep -q $nqn /tmp/found || fail "$(cat /tmp/found)"
 grep -q "trtype: *rdma" /tmp/found || fail "$(cat /tmp/found)"
 
 # Registrations end with their connections.
-pinned() { sed -n 's/^VmPin:[[:space:]]*\([0-9]*\).*/\1/p' /proc/$daemon/status; }
-before=$(pinned)
+before=$(pinned $daemon)
 for _ in $(seq 5); do
     connect rdma || fail connect
-    [ "$(pinned)" -gt "$before" ] || fail "nothing is registered"
+    [ "$(pinned $daemon)" -gt "$before" ] || fail "nothing is registered"
     nvme disconnect -n $nqn
 done
-for _ in $(seq 50); do [ "$(pinned)" = "$before" ] && break; sleep 0.1; done
-[ "$(pinned)" = "$before" ] || fail "registered before: $before KiB, afterwards: $(pinned) KiB"
+for _ in $(seq 50); do [ "$(pinned $daemon)" = "$before" ] && break; sleep 0.1; done
+[ "$(pinned $daemon)" = "$before" ] || fail "registered before: $before KiB, afterwards: $(pinned $daemon) KiB"
 
 connect rdma || fail connect
 d=/dev/nvme0n1
