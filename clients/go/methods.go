@@ -1341,6 +1341,17 @@ func (c *Client) BdevNvmeGetIoPaths(ctx context.Context, params BdevNvmeGetIoPat
 	return call[NvmeIoPaths](ctx, c, "bdev_nvme_get_io_paths", params)
 }
 
+// BdevNvmeGetPathIostatParams are the parameters of bdev_nvme_get_path_iostat.
+type BdevNvmeGetPathIostatParams struct {
+	// Name of the disk.
+	Name string `json:"name"`
+}
+
+// BdevNvmeGetPathIostat calls bdev_nvme_get_path_iostat. Reports what each path of a disk of another host has carried.
+func (c *Client) BdevNvmeGetPathIostat(ctx context.Context, params BdevNvmeGetPathIostatParams) (NvmePathIostat, error) {
+	return call[NvmePathIostat](ctx, c, "bdev_nvme_get_path_iostat", params)
+}
+
 // BdevNvmeGetTransportStatistics calls bdev_nvme_get_transport_statistics. Reports the commands of the NVMe queue pairs, by core.
 func (c *Client) BdevNvmeGetTransportStatistics(ctx context.Context) (NvmeTransportStatistics, error) {
 	return call[NvmeTransportStatistics](ctx, c, "bdev_nvme_get_transport_statistics", nil)
@@ -1474,7 +1485,7 @@ type BdevNvmeSetOptionsParams struct {
 	GenerateUuids *bool `json:"generate_uuids,omitempty"`
 	// As `low_priority_weight`, of high priority.
 	HighPriorityWeight *uint32 `json:"high_priority_weight,omitempty"`
-	// Saved, without effect.
+	// Saved, without effect: what paths carry is always counted.
 	IoPathStat *bool `json:"io_path_stat,omitempty"`
 	// Commands in flight on each reactor. Default: 255.
 	IoQueueRequests *uint32 `json:"io_queue_requests,omitempty"`

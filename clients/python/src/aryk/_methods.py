@@ -2126,6 +2126,24 @@ class Methods(ABC):
         )
         return result
 
+    def bdev_nvme_get_path_iostat(
+        self,
+        *,
+        name: str,
+    ) -> types.NvmePathIostat:
+        """Reports what each path of a disk of another host has carried.
+
+        Parameters:
+            name: Name of the disk.
+        """
+        result: types.NvmePathIostat = self.call(
+            "bdev_nvme_get_path_iostat",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
     def bdev_nvme_get_transport_statistics(self) -> types.NvmeTransportStatistics:
         """Reports the commands of the NVMe queue pairs, by core."""
         result: types.NvmeTransportStatistics = self.call("bdev_nvme_get_transport_statistics")
@@ -2343,7 +2361,7 @@ class Methods(ABC):
             fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default: they wait as long as that says.
             generate_uuids: Saved, without effect: namespaces without a UUID always get one.
             high_priority_weight: As `low_priority_weight`, of high priority.
-            io_path_stat: Saved, without effect.
+            io_path_stat: Saved, without effect: what paths carry is always counted.
             io_queue_requests: Commands in flight on each reactor. Default: 255.
             keep_alive_timeout_ms: Period of the keep-alive timer, for controllers that have one. Default: none.
             low_priority_weight: Commands, less one, of each turn of the queues of low priority, 0 to 255: set with `arbitration_burst`, if the controller has weighted round robin. All queues of the driver have the same priority. Default: 0.
@@ -7111,6 +7129,24 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def bdev_nvme_get_path_iostat(
+        self,
+        *,
+        name: str,
+    ) -> types.NvmePathIostat:
+        """Reports what each path of a disk of another host has carried.
+
+        Parameters:
+            name: Name of the disk.
+        """
+        result: types.NvmePathIostat = await self.call(
+            "bdev_nvme_get_path_iostat",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
     async def bdev_nvme_get_transport_statistics(self) -> types.NvmeTransportStatistics:
         """Reports the commands of the NVMe queue pairs, by core."""
         result: types.NvmeTransportStatistics = await self.call("bdev_nvme_get_transport_statistics")
@@ -7328,7 +7364,7 @@ class AsyncMethods(ABC):
             fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default: they wait as long as that says.
             generate_uuids: Saved, without effect: namespaces without a UUID always get one.
             high_priority_weight: As `low_priority_weight`, of high priority.
-            io_path_stat: Saved, without effect.
+            io_path_stat: Saved, without effect: what paths carry is always counted.
             io_queue_requests: Commands in flight on each reactor. Default: 255.
             keep_alive_timeout_ms: Period of the keep-alive timer, for controllers that have one. Default: none.
             low_priority_weight: Commands, less one, of each turn of the queues of low priority, 0 to 255: set with `arbitration_burst`, if the controller has weighted round robin. All queues of the driver have the same priority. Default: 0.

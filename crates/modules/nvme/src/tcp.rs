@@ -39,8 +39,8 @@ mod tests;
 
 pub use controllers::{Following, RemoteController, RemoteControllers};
 pub use discovery::Heard;
+pub use driver::{Carried, PATHS_MAX, PathTraffic, Policy};
 use driver::{Choice, best_paths, bits};
-pub use driver::{PATHS_MAX, Policy};
 
 use crate::shared::lock;
 use crate::{Exposed, NamespaceInfo};

@@ -16,7 +16,7 @@ pub(super) fn set(table: &mut Table<Control>) {
 }
 
 /// Methods that report parameters which cannot be decoded as an internal error, and other errors with their own numbers.
-const UNDECODED_IS_INTERNAL: [&str; 77] = [
+const UNDECODED_IS_INTERNAL: [&str; 78] = [
     "bdev_aio_create",
     "bdev_aio_delete",
     "bdev_aio_rescan",
@@ -70,6 +70,7 @@ const UNDECODED_IS_INTERNAL: [&str; 77] = [
     "bdev_nvme_get_controllers",
     "bdev_nvme_get_discovery_info",
     "bdev_nvme_get_io_paths",
+    "bdev_nvme_get_path_iostat",
     "bdev_nvme_get_transport_statistics",
     "bdev_nvme_remove_error_injection",
     "bdev_nvme_reset_controller",

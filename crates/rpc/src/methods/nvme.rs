@@ -11,6 +11,7 @@ mod describe;
 mod discovery;
 mod hotplug;
 mod injection;
+mod iostat;
 mod options;
 mod paths;
 mod remote;
@@ -125,6 +126,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     describe::register(table);
     discovery::register(table);
     injection::register(table);
+    iostat::register(table);
     options::register(table);
     paths::register(table);
     statistics::register(table);

@@ -375,6 +375,7 @@ fn share_disks(dir: &Path, call: &mut impl FnMut(&'static str, Value)) {
     });
     call("bdev_nvme_attach_controller", attach);
     call("bdev_nvme_get_io_paths", json!({"name": "nearn3"}));
+    call("bdev_nvme_get_path_iostat", disk("nearn3"));
     call("bdev_nvme_set_multipath_policy", json!({"name": "nearn3", "policy": "active_active"}));
     call("bdev_nvme_set_preferred_path", json!({"name": "nearn3", "cntlid": 1}));
     call("bdev_nvme_set_keys", disk("near"));

@@ -16,12 +16,15 @@ mod live;
 mod loss;
 mod route;
 mod sealed;
+mod traffic;
 
 pub(super) use guard::{Extent, Guard};
 pub(super) use live::Live;
 pub(super) use loss::{Stopped, close, drain, fail, give, hold, open, replay, settle, stop};
 pub(super) use route::{Choice, PathTable, best_paths, bits};
 pub use route::{PATHS_MAX, Policy};
+pub(super) use traffic::Traffic;
+pub use traffic::{Carried, PathTraffic};
 
 use super::control::Command;
 use super::disk::Namespace;
@@ -46,6 +49,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use traffic::ChannelCounts;
 use zerocopy::IntoBytes;
 
 /// System calls that write in one turn.
@@ -108,6 +112,7 @@ struct Opened {
     commands: Commands,
     route: Route,
     completions: Vec<Completion>,
+    counts: Arc<ChannelCounts>,
 }
 
 impl Opened {
@@ -253,13 +258,16 @@ impl QueueDriver {
 
     fn open_channel(&mut self, namespace: &Arc<Namespace>, root: RootId) -> Key {
         let (namespace, commands) = (Arc::clone(namespace), namespace.commands());
-        self.channels.add(Opened { root, namespace, commands, route: Route::new(), completions: Vec::new() })
+        let (route, completions, counts) = (Route::new(), Vec::new(), namespace.traffic.open());
+        self.channels.add(Opened { root, namespace, commands, route, completions, counts })
     }
 
     fn close_channel(&mut self, channel: Key) {
         let mut of_channel = self.requests.iter().filter(|(_, request)| request.channel == channel);
         assert!(of_channel.next().is_none(), "a channel is closed when nothing is in flight");
-        self.channels.remove(channel);
+        if let Some(channel) = self.channels.remove(channel) {
+            channel.namespace.traffic.close(&channel.counts);
+        }
     }
 
     #[inline]

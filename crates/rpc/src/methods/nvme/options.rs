@@ -114,7 +114,7 @@ pub(crate) struct Options {
     /// Saved, without effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     rdma_srq_size: Option<u32>,
-    /// Saved, without effect.
+    /// Saved, without effect: what paths carry is always counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     io_path_stat: Option<bool>,
     /// Saved, without effect.

@@ -68,7 +68,7 @@ impl QueueDriver {
         cx: &mut Cx,
     ) -> Result<(), Loss> {
         let request = self.requests.get_mut(key).expect("it is at the controller");
-        let State::AtController { left, status: earlier, .. } = request.state else {
+        let State::AtController { path, left, status: earlier } = request.state else {
             unreachable!("a command in flight is of a request at the controller")
         };
         let is_last = left == 1 || is_second;
@@ -79,6 +79,9 @@ impl QueueDriver {
             self.history.add(Change { nsid: channel.namespace.nsid(), slba, blocks, completed: now.0 });
         }
         if answer.is_success() && is_intact && left == 1 && earlier.is_ok() {
+            let channel = self.channels.get(request.channel).expect("it has requests");
+            let bytes = channel.commands.bytes(request.io.blocks.0);
+            channel.counts.add(path, request.io.op, bytes, now.0.saturating_sub(request.last_attempt));
             self.finish(key, Status::Ok, cx);
             return Ok(());
         }
