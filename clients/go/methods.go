@@ -1341,6 +1341,11 @@ func (c *Client) BdevNvmeGetIoPaths(ctx context.Context, params BdevNvmeGetIoPat
 	return call[NvmeIoPaths](ctx, c, "bdev_nvme_get_io_paths", params)
 }
 
+// BdevNvmeGetMdnsDiscoveryInfo calls bdev_nvme_get_mdns_discovery_info. Lists the mDNS discoveries, with the services that they have found.
+func (c *Client) BdevNvmeGetMdnsDiscoveryInfo(ctx context.Context) ([]NvmeMdnsDiscovery, error) {
+	return call[[]NvmeMdnsDiscovery](ctx, c, "bdev_nvme_get_mdns_discovery_info", nil)
+}
+
 // BdevNvmeGetPathIostatParams are the parameters of bdev_nvme_get_path_iostat.
 type BdevNvmeGetPathIostatParams struct {
 	// Name of the disk.
@@ -1565,10 +1570,14 @@ type BdevNvmeStartDiscoveryParams struct {
 	FastIoFailTimeoutSec *uint32 `json:"fast_io_fail_timeout_sec,omitempty"`
 	// NQN by which this host connects, to the service and to subsystems. Default: a random one, which the daemon stores.
 	Hostnqn string `json:"hostnqn,omitempty"`
+	// Aryk only: the daemon stores the mDNS discovery that has found the service.
+	Mdns string `json:"mdns,omitempty"`
 	// Aryk only: the daemon stores the numbers of controllers, by the NQNs of their subsystems.
 	Numbers map[string]any `json:"numbers,omitempty"`
 	// As for `bdev_nvme_attach_controller`, for each controller and the service itself.
 	ReconnectDelaySec *uint32 `json:"reconnect_delay_sec,omitempty"`
+	// Aryk only: NQN of the service. Default: the one of all discovery services.
+	Subnqn string `json:"subnqn,omitempty"`
 	// Port of the service. Default: 8009.
 	Trsvcid string `json:"trsvcid,omitempty"`
 	// Whether the call waits until all subsystems are attached, apart from those that need TLS. If one cannot be, the call fails, and nothing is attached. Default: false.
@@ -1580,6 +1589,21 @@ func (c *Client) BdevNvmeStartDiscovery(ctx context.Context, params BdevNvmeStar
 	return call[bool](ctx, c, "bdev_nvme_start_discovery", params)
 }
 
+// BdevNvmeStartMdnsDiscoveryParams are the parameters of bdev_nvme_start_mdns_discovery.
+type BdevNvmeStartMdnsDiscoveryParams struct {
+	// Name of the discovery. The services that it finds are called `NAME0`, `NAME1` and so on, and their controllers `NAME00`, `NAME01` and so on.
+	Name string `json:"name"`
+	// The kind of service: `_nvme-disc._tcp`.
+	Svcname string `json:"svcname"`
+	// NQN by which this host connects, to services and to subsystems. Default: a random one, which the daemon stores.
+	Hostnqn string `json:"hostnqn,omitempty"`
+}
+
+// BdevNvmeStartMdnsDiscovery calls bdev_nvme_start_mdns_discovery. Follows the discovery services of NVMe over TCP that hosts announce on the local network, by multicast DNS.
+func (c *Client) BdevNvmeStartMdnsDiscovery(ctx context.Context, params BdevNvmeStartMdnsDiscoveryParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_nvme_start_mdns_discovery", params)
+}
+
 // BdevNvmeStopDiscoveryParams are the parameters of bdev_nvme_stop_discovery.
 type BdevNvmeStopDiscoveryParams struct {
 	// Name of the service.
@@ -1589,6 +1613,17 @@ type BdevNvmeStopDiscoveryParams struct {
 // BdevNvmeStopDiscovery calls bdev_nvme_stop_discovery. Stops to follow a discovery service, and detaches the controllers that were attached for it.
 func (c *Client) BdevNvmeStopDiscovery(ctx context.Context, params BdevNvmeStopDiscoveryParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_nvme_stop_discovery", params)
+}
+
+// BdevNvmeStopMdnsDiscoveryParams are the parameters of bdev_nvme_stop_mdns_discovery.
+type BdevNvmeStopMdnsDiscoveryParams struct {
+	// Name of the discovery.
+	Name string `json:"name"`
+}
+
+// BdevNvmeStopMdnsDiscovery calls bdev_nvme_stop_mdns_discovery. Stops to follow announced discovery services, and detaches the controllers that were attached for them.
+func (c *Client) BdevNvmeStopMdnsDiscovery(ctx context.Context, params BdevNvmeStopMdnsDiscoveryParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_nvme_stop_mdns_discovery", params)
 }
 
 // BdevPassthruCreateParams are the parameters of bdev_passthru_create.
@@ -2619,6 +2654,17 @@ func (c *Client) NvmfNsRemoveHost(ctx context.Context, params NvmfNsRemoveHostPa
 	return call[bool](ctx, c, "nvmf_ns_remove_host", params)
 }
 
+// NvmfPublishMdnsPrrParams are the parameters of nvmf_publish_mdns_prr.
+type NvmfPublishMdnsPrrParams struct {
+	// Name of the target. Default: `nvmf_tgt`.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfPublishMdnsPrr calls nvmf_publish_mdns_prr. Announces the discovery services of a target on the local network, by multicast DNS.
+func (c *Client) NvmfPublishMdnsPrr(ctx context.Context, params NvmfPublishMdnsPrrParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_publish_mdns_prr", params)
+}
+
 // NvmfSetConfigParams are the parameters of nvmf_set_config.
 type NvmfSetConfigParams struct {
 	// Without effect. Accepted values: `[AsBuilt]`.
@@ -2666,6 +2712,17 @@ type NvmfSetMaxSubsystemsParams struct {
 // NvmfSetMaxSubsystems calls nvmf_set_max_subsystems. Sets how many subsystems a target may have.
 func (c *Client) NvmfSetMaxSubsystems(ctx context.Context, params NvmfSetMaxSubsystemsParams) (bool, error) {
 	return call[bool](ctx, c, "nvmf_set_max_subsystems", params)
+}
+
+// NvmfStopMdnsPrrParams are the parameters of nvmf_stop_mdns_prr.
+type NvmfStopMdnsPrrParams struct {
+	// Name of the target. Default: `nvmf_tgt`.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfStopMdnsPrr calls nvmf_stop_mdns_prr. Takes the announcement of a target's discovery services back.
+func (c *Client) NvmfStopMdnsPrr(ctx context.Context, params NvmfStopMdnsPrrParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_stop_mdns_prr", params)
 }
 
 // NvmfSubsystemAddHostParams are the parameters of nvmf_subsystem_add_host.

@@ -1368,6 +1368,22 @@ type NvmeLastReset struct {
 	TookMs *uint64 `json:"took_ms,omitempty"`
 }
 
+// NvmeMdnsDiscovery: An mDNS discovery.
+type NvmeMdnsDiscovery struct {
+	Name string `json:"name"`
+	// The kind of service.
+	Svcname string `json:"svcname"`
+	// The services that it has found, and follows.
+	Referrals []NvmeMdnsReferral `json:"referrals"`
+}
+
+// NvmeMdnsReferral: A discovery service that was found.
+type NvmeMdnsReferral struct {
+	// Its name, as in `bdev_nvme_get_discovery_info`.
+	Name string          `json:"name"`
+	Trid NvmeTransportId `json:"trid"`
+}
+
 // NvmeMemory: Regions of VMs' memory, for a controller: `aryk_memory_clients_get` lists those that are copied, and why.
 type NvmeMemory struct {
 	// Regions that the drive accesses directly: they are pinned.

@@ -2126,6 +2126,11 @@ class Methods(ABC):
         )
         return result
 
+    def bdev_nvme_get_mdns_discovery_info(self) -> list[types.NvmeMdnsDiscovery]:
+        """Lists the mDNS discoveries, with the services that they have found."""
+        result: list[types.NvmeMdnsDiscovery] = self.call("bdev_nvme_get_mdns_discovery_info")
+        return result
+
     def bdev_nvme_get_path_iostat(
         self,
         *,
@@ -2455,8 +2460,10 @@ class Methods(ABC):
         detach_delay_sec: int | None = None,
         fast_io_fail_timeout_sec: int | None = None,
         hostnqn: str | None = None,
+        mdns: str | None = None,
         numbers: dict[str, Any] | None = None,
         reconnect_delay_sec: int | None = None,
+        subnqn: str | None = None,
         trsvcid: str | None = None,
         wait_for_attach: bool | None = None,
     ) -> bool:
@@ -2472,8 +2479,10 @@ class Methods(ABC):
             detach_delay_sec: Aryk only: seconds for which the service must not have named a subsystem before that is detached. Default: 60.
             fast_io_fail_timeout_sec: As for `bdev_nvme_attach_controller`, for each controller.
             hostnqn: NQN by which this host connects, to the service and to subsystems. Default: a random one, which the daemon stores.
+            mdns: Aryk only: the daemon stores the mDNS discovery that has found the service.
             numbers: Aryk only: the daemon stores the numbers of controllers, by the NQNs of their subsystems.
             reconnect_delay_sec: As for `bdev_nvme_attach_controller`, for each controller and the service itself.
+            subnqn: Aryk only: NQN of the service. Default: the one of all discovery services.
             trsvcid: Port of the service. Default: 8009.
             wait_for_attach: Whether the call waits until all subsystems are attached, apart from those that need TLS. If one cannot be, the call fails, and nothing is attached. Default: false.
         """
@@ -2489,10 +2498,36 @@ class Methods(ABC):
                 detach_delay_sec=detach_delay_sec,
                 fast_io_fail_timeout_sec=fast_io_fail_timeout_sec,
                 hostnqn=hostnqn,
+                mdns=mdns,
                 numbers=numbers,
                 reconnect_delay_sec=reconnect_delay_sec,
+                subnqn=subnqn,
                 trsvcid=trsvcid,
                 wait_for_attach=wait_for_attach,
+            ),
+        )
+        return result
+
+    def bdev_nvme_start_mdns_discovery(
+        self,
+        *,
+        name: str,
+        svcname: str,
+        hostnqn: str | None = None,
+    ) -> bool:
+        """Follows the discovery services of NVMe over TCP that hosts announce on the local network, by multicast DNS.
+
+        Parameters:
+            name: Name of the discovery. The services that it finds are called `NAME0`, `NAME1` and so on, and their controllers `NAME00`, `NAME01` and so on.
+            svcname: The kind of service: `_nvme-disc._tcp`.
+            hostnqn: NQN by which this host connects, to services and to subsystems. Default: a random one, which the daemon stores.
+        """
+        result: bool = self.call(
+            "bdev_nvme_start_mdns_discovery",
+            _given(
+                name=name,
+                svcname=svcname,
+                hostnqn=hostnqn,
             ),
         )
         return result
@@ -2509,6 +2544,24 @@ class Methods(ABC):
         """
         result: bool = self.call(
             "bdev_nvme_stop_discovery",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_nvme_stop_mdns_discovery(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Stops to follow announced discovery services, and detaches the controllers that were attached for them.
+
+        Parameters:
+            name: Name of the discovery.
+        """
+        result: bool = self.call(
+            "bdev_nvme_stop_mdns_discovery",
             _given(
                 name=name,
             ),
@@ -4104,6 +4157,24 @@ class Methods(ABC):
         )
         return result
 
+    def nvmf_publish_mdns_prr(
+        self,
+        *,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Announces the discovery services of a target on the local network, by multicast DNS.
+
+        Parameters:
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
+        """
+        result: bool = self.call(
+            "nvmf_publish_mdns_prr",
+            _given(
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
     def nvmf_set_config(
         self,
         *,
@@ -4178,6 +4249,24 @@ class Methods(ABC):
             "nvmf_set_max_subsystems",
             _given(
                 max_subsystems=max_subsystems,
+            ),
+        )
+        return result
+
+    def nvmf_stop_mdns_prr(
+        self,
+        *,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Takes the announcement of a target's discovery services back.
+
+        Parameters:
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
+        """
+        result: bool = self.call(
+            "nvmf_stop_mdns_prr",
+            _given(
+                tgt_name=tgt_name,
             ),
         )
         return result
@@ -7129,6 +7218,11 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def bdev_nvme_get_mdns_discovery_info(self) -> list[types.NvmeMdnsDiscovery]:
+        """Lists the mDNS discoveries, with the services that they have found."""
+        result: list[types.NvmeMdnsDiscovery] = await self.call("bdev_nvme_get_mdns_discovery_info")
+        return result
+
     async def bdev_nvme_get_path_iostat(
         self,
         *,
@@ -7458,8 +7552,10 @@ class AsyncMethods(ABC):
         detach_delay_sec: int | None = None,
         fast_io_fail_timeout_sec: int | None = None,
         hostnqn: str | None = None,
+        mdns: str | None = None,
         numbers: dict[str, Any] | None = None,
         reconnect_delay_sec: int | None = None,
+        subnqn: str | None = None,
         trsvcid: str | None = None,
         wait_for_attach: bool | None = None,
     ) -> bool:
@@ -7475,8 +7571,10 @@ class AsyncMethods(ABC):
             detach_delay_sec: Aryk only: seconds for which the service must not have named a subsystem before that is detached. Default: 60.
             fast_io_fail_timeout_sec: As for `bdev_nvme_attach_controller`, for each controller.
             hostnqn: NQN by which this host connects, to the service and to subsystems. Default: a random one, which the daemon stores.
+            mdns: Aryk only: the daemon stores the mDNS discovery that has found the service.
             numbers: Aryk only: the daemon stores the numbers of controllers, by the NQNs of their subsystems.
             reconnect_delay_sec: As for `bdev_nvme_attach_controller`, for each controller and the service itself.
+            subnqn: Aryk only: NQN of the service. Default: the one of all discovery services.
             trsvcid: Port of the service. Default: 8009.
             wait_for_attach: Whether the call waits until all subsystems are attached, apart from those that need TLS. If one cannot be, the call fails, and nothing is attached. Default: false.
         """
@@ -7492,10 +7590,36 @@ class AsyncMethods(ABC):
                 detach_delay_sec=detach_delay_sec,
                 fast_io_fail_timeout_sec=fast_io_fail_timeout_sec,
                 hostnqn=hostnqn,
+                mdns=mdns,
                 numbers=numbers,
                 reconnect_delay_sec=reconnect_delay_sec,
+                subnqn=subnqn,
                 trsvcid=trsvcid,
                 wait_for_attach=wait_for_attach,
+            ),
+        )
+        return result
+
+    async def bdev_nvme_start_mdns_discovery(
+        self,
+        *,
+        name: str,
+        svcname: str,
+        hostnqn: str | None = None,
+    ) -> bool:
+        """Follows the discovery services of NVMe over TCP that hosts announce on the local network, by multicast DNS.
+
+        Parameters:
+            name: Name of the discovery. The services that it finds are called `NAME0`, `NAME1` and so on, and their controllers `NAME00`, `NAME01` and so on.
+            svcname: The kind of service: `_nvme-disc._tcp`.
+            hostnqn: NQN by which this host connects, to services and to subsystems. Default: a random one, which the daemon stores.
+        """
+        result: bool = await self.call(
+            "bdev_nvme_start_mdns_discovery",
+            _given(
+                name=name,
+                svcname=svcname,
+                hostnqn=hostnqn,
             ),
         )
         return result
@@ -7512,6 +7636,24 @@ class AsyncMethods(ABC):
         """
         result: bool = await self.call(
             "bdev_nvme_stop_discovery",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_nvme_stop_mdns_discovery(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Stops to follow announced discovery services, and detaches the controllers that were attached for them.
+
+        Parameters:
+            name: Name of the discovery.
+        """
+        result: bool = await self.call(
+            "bdev_nvme_stop_mdns_discovery",
             _given(
                 name=name,
             ),
@@ -9107,6 +9249,24 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def nvmf_publish_mdns_prr(
+        self,
+        *,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Announces the discovery services of a target on the local network, by multicast DNS.
+
+        Parameters:
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
+        """
+        result: bool = await self.call(
+            "nvmf_publish_mdns_prr",
+            _given(
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
     async def nvmf_set_config(
         self,
         *,
@@ -9181,6 +9341,24 @@ class AsyncMethods(ABC):
             "nvmf_set_max_subsystems",
             _given(
                 max_subsystems=max_subsystems,
+            ),
+        )
+        return result
+
+    async def nvmf_stop_mdns_prr(
+        self,
+        *,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Takes the announcement of a target's discovery services back.
+
+        Parameters:
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
+        """
+        result: bool = await self.call(
+            "nvmf_stop_mdns_prr",
+            _given(
+                tgt_name=tgt_name,
             ),
         )
         return result

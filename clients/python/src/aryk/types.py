@@ -1366,6 +1366,24 @@ class NvmeLastReset(TypedDict):
     took_ms: NotRequired[int]
 
 
+class NvmeMdnsDiscovery(TypedDict):
+    """An mDNS discovery."""
+
+    name: str
+    #: The kind of service.
+    svcname: str
+    #: The services that it has found, and follows.
+    referrals: list[NvmeMdnsReferral]
+
+
+class NvmeMdnsReferral(TypedDict):
+    """A discovery service that was found."""
+
+    #: Its name, as in `bdev_nvme_get_discovery_info`.
+    name: str
+    trid: NvmeTransportId
+
+
 class NvmeMemory(TypedDict):
     """Regions of VMs' memory, for a controller: `aryk_memory_clients_get` lists those that are copied, and why."""
 

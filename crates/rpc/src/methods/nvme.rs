@@ -12,6 +12,7 @@ mod discovery;
 mod hotplug;
 mod injection;
 mod iostat;
+mod mdns;
 mod options;
 mod paths;
 mod remote;
@@ -24,6 +25,7 @@ pub(crate) use discovery::{
     Discovery, START as START_DISCOVERY, follow as follow_discoveries, unmake as unmake_discovery,
 };
 pub(crate) use hotplug::follow as follow_plugged;
+pub(crate) use mdns::{Mdns, START_MDNS, follow as follow_announced, unmake as unmake_mdns};
 pub(crate) use options::is_saved;
 pub(crate) use statistics::{Errors, metrics};
 
@@ -70,6 +72,10 @@ pub(crate) struct State {
     pub discovered: RefCell<BTreeSet<Nqn>>,
     /// Receives each discovery service that a call starts to follow.
     pub discovering: RefCell<Option<UnboundedSender<Rc<Discovery>>>>,
+    /// mDNS discoveries, by name.
+    pub mdns: RefCell<BTreeMap<String, Rc<Mdns>>>,
+    /// Receives each mDNS discovery that a call starts.
+    pub browsing: RefCell<Option<UnboundedSender<Rc<Mdns>>>>,
 }
 
 /// A controller whose end is awaited.
@@ -127,6 +133,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     discovery::register(table);
     injection::register(table);
     iostat::register(table);
+    mdns::register(table);
     options::register(table);
     paths::register(table);
     statistics::register(table);

@@ -4,12 +4,14 @@
 //! namespaces exist again: a host that reconnected before would see that disks in use are gone.
 
 mod keys;
+mod mdns;
 mod object;
 mod reservations;
 mod show;
 mod subsystem;
 
 pub(super) use keys::{KeyNames, read_psk};
+pub(super) use mdns::{is_own, open_socket as open_mdns};
 pub(crate) use object::{Needs, disk_of, forget_gone, is_of_one, needs, object, place};
 pub use reservations::keep;
 pub(crate) use show::metrics;
@@ -87,6 +89,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     );
     subsystem::register(table);
     show::register(table);
+    mdns::register(table);
 }
 
 pub(crate) const CREATE_TARGET: &str = "nvmf_create_target";
@@ -111,6 +114,8 @@ pub(crate) struct State {
     retry_delays: Cell<[u16; 3]>,
     /// Stores the reservations of all targets, if there is a state store.
     keeper: OnceCell<Keeper>,
+    /// The target that is announced.
+    published: RefCell<Option<mdns::Published>>,
 }
 
 /// A target.
@@ -131,6 +136,7 @@ impl State {
             subsystems_max: Cell::new(1024),
             retry_delays: Cell::default(),
             keeper: OnceCell::new(),
+            published: RefCell::default(),
         }
     }
 
@@ -159,6 +165,10 @@ impl State {
 
     /// Ends all targets: no host uses a disk afterwards.
     pub async fn close(&self) {
+        let published = self.published.take();
+        if let Some(published) = published {
+            published.end().await;
+        }
         let targets: Vec<Rc<Named>> = self.targets.borrow().values().cloned().collect();
         for named in targets {
             named.target.close().await;
@@ -200,6 +210,7 @@ async fn delete_target(control: &Control, p: TargetName) -> Result<bool, Error> 
         return Err(Error::invalid(format!("the target '{DEFAULT_TARGET}' is always there")));
     }
     let named = control.nvmf.find(Some(&p.name))?;
+    mdns::end(control, &named).await;
     named.target.close().await;
     control.nvmf.targets.borrow_mut().remove(&p.name);
     control.config.forget_that(Subsystem::Nvmf, |call| object::is_of_target(call, &p.name));
@@ -547,10 +558,11 @@ async fn remove_referral(control: &Control, p: Referral) -> Result<bool, Error> 
 }
 
 /// Parameters of methods that may name a target.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct OfTarget {
     /// Name of the target. Default: `nvmf_tgt`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     tgt_name: Option<String>,
 }
 

@@ -370,6 +370,11 @@ fn share_disks(dir: &Path, call: &mut impl FnMut(&'static str, Value)) {
     call("bdev_nvme_start_discovery", json!({"name": "far", "trtype": "TCP", "traddr": "127.0.0.1"}));
     call("bdev_nvme_get_discovery_info", json!({}));
     call("bdev_nvme_stop_discovery", disk("far"));
+    call("nvmf_publish_mdns_prr", json!({}));
+    call("nvmf_stop_mdns_prr", json!({}));
+    call("bdev_nvme_start_mdns_discovery", json!({"name": "any", "svcname": "_aryk-test._tcp"}));
+    call("bdev_nvme_get_mdns_discovery_info", json!({}));
+    call("bdev_nvme_stop_mdns_discovery", disk("any"));
     let attach = json!({
         "name": "near", "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": port, "subnqn": NQN, "hostnqn": HOST,
     });
