@@ -2353,25 +2353,25 @@ class Methods(ABC):
         """Sets time limits and retries of NVMe controllers that are attached later.
 
         Parameters:
-            action_on_timeout: The reaction to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither. Default: `abort`.
+            action_on_timeout: The reaction to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither; for targets, the default of `timeout_us` holds then. Default: `abort`.
             allow_accel_sequence: Saved, without effect.
             arbitration_burst: Commands that the controller fetches from a queue in its turn, as a power of two, 1 to 6; 7: any number. It is set at each start of a controller. Default, and for 0: what the controller has by itself.
             bdev_retry_count: Attempts after a status that allows another, if they are more than `transport_retry_count`; -1: without limit.
-            ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished; -1: for ever. Default: 15.
+            ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished, or a target that is lost; -1: for ever. Default: 15; for targets 600.
             delay_cmd_submit: Saved, without effect: commands are always submitted in batches.
-            dhchap_dhgroups: Saved, without effect.
-            dhchap_digests: Saved, without effect.
+            dhchap_dhgroups: The groups by which they may: `null`, `ffdhe2048`, `ffdhe3072`, `ffdhe4096`, `ffdhe6144`, `ffdhe8192`. Default: all.
+            dhchap_digests: The hashes by which this host and a target may prove who they are: `sha256`, `sha384`, `sha512`. Default: all.
             disable_auto_failback: Saved, without effect.
             enable_flush: Saved, without effect: flushes always reach a drive with a volatile write cache.
-            fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default: they wait as long as that says.
+            fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished, or a target that is lost, before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default: they wait as long as that says.
             generate_uuids: Saved, without effect: namespaces without a UUID always get one.
             high_priority_weight: As `low_priority_weight`, of high priority.
             io_path_stat: Saved, without effect: what paths carry is always counted.
-            io_queue_requests: Commands in flight on each reactor. Default: 255.
-            keep_alive_timeout_ms: Period of the keep-alive timer, for controllers that have one. Default: none.
+            io_queue_requests: Commands in flight on each reactor. Default: 255; for targets 127.
+            keep_alive_timeout_ms: Period of the keep-alive timer, for controllers that have one; of targets, at least 500. Default: none; for targets 10 s.
             low_priority_weight: Commands, less one, of each turn of the queues of low priority, 0 to 255: set with `arbitration_burst`, if the controller has weighted round robin. All queues of the driver have the same priority. Default: 0.
             medium_priority_weight: As `low_priority_weight`, of medium priority.
-            multipath_opts: Saved, without effect: drives have one path, and `bdev_nvme_attach_controller` has the options of others.
+            multipath_opts: How the paths of disks of other hosts are used, unless `bdev_nvme_attach_controller` says that. Drives have one path.
             nvme_adminq_poll_period_us: Saved, without effect: the driver chooses when to poll.
             nvme_error_stat: Saved, without effect: errors are always counted.
             nvme_ioq_poll_period_us: Saved, without effect: the driver chooses when to poll.
@@ -2379,13 +2379,13 @@ class Methods(ABC):
             rdma_max_cq_size: Saved, without effect.
             rdma_srq_size: Saved, without effect.
             rdma_umr_per_io: Saved, without effect.
-            reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished. Default: a quarter of a second.
-            tcp_connect_timeout_ms: Saved, without effect.
-            timeout_admin_us: As `timeout_us`, for admin commands. Default: 120 s.
-            timeout_us: Microseconds after which an I/O command is late: the driver aborts it, and resets the controller if that does not help. Default: 30 s.
-            transport_ack_timeout: Saved, without effect.
+            reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost. Default: a quarter of a second; for targets 2 s.
+            tcp_connect_timeout_ms: The time that an attempt to connect to a target may take, in milliseconds. Default, and for 0: 30 s.
+            timeout_admin_us: As `timeout_us`, for admin commands. Default: 120 s; for targets 30 s.
+            timeout_us: Microseconds after which an I/O command is late: the driver aborts it, and resets the controller if that does not help; the connections to a target count as lost, unless `action_on_timeout` is `none`. Default: 30 s.
+            transport_ack_timeout: For targets: the connection counts as lost if what was sent has no acknowledgement for 2 to the power of this in milliseconds, 1 to 31. Default, and for 0: 30 s.
             transport_retry_count: Attempts after a status that allows another. If `bdev_retry_count` is more, as many as that. Default: 4.
-            transport_tos: Saved, without effect.
+            transport_tos: Saved, without effect: it is for RDMA.
         """
         result: bool = self.call(
             "bdev_nvme_set_options",
@@ -7445,25 +7445,25 @@ class AsyncMethods(ABC):
         """Sets time limits and retries of NVMe controllers that are attached later.
 
         Parameters:
-            action_on_timeout: The reaction to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither. Default: `abort`.
+            action_on_timeout: The reaction to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither; for targets, the default of `timeout_us` holds then. Default: `abort`.
             allow_accel_sequence: Saved, without effect.
             arbitration_burst: Commands that the controller fetches from a queue in its turn, as a power of two, 1 to 6; 7: any number. It is set at each start of a controller. Default, and for 0: what the controller has by itself.
             bdev_retry_count: Attempts after a status that allows another, if they are more than `transport_retry_count`; -1: without limit.
-            ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished; -1: for ever. Default: 15.
+            ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished, or a target that is lost; -1: for ever. Default: 15; for targets 600.
             delay_cmd_submit: Saved, without effect: commands are always submitted in batches.
-            dhchap_dhgroups: Saved, without effect.
-            dhchap_digests: Saved, without effect.
+            dhchap_dhgroups: The groups by which they may: `null`, `ffdhe2048`, `ffdhe3072`, `ffdhe4096`, `ffdhe6144`, `ffdhe8192`. Default: all.
+            dhchap_digests: The hashes by which this host and a target may prove who they are: `sha256`, `sha384`, `sha512`. Default: all.
             disable_auto_failback: Saved, without effect.
             enable_flush: Saved, without effect: flushes always reach a drive with a volatile write cache.
-            fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default: they wait as long as that says.
+            fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished, or a target that is lost, before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default: they wait as long as that says.
             generate_uuids: Saved, without effect: namespaces without a UUID always get one.
             high_priority_weight: As `low_priority_weight`, of high priority.
             io_path_stat: Saved, without effect: what paths carry is always counted.
-            io_queue_requests: Commands in flight on each reactor. Default: 255.
-            keep_alive_timeout_ms: Period of the keep-alive timer, for controllers that have one. Default: none.
+            io_queue_requests: Commands in flight on each reactor. Default: 255; for targets 127.
+            keep_alive_timeout_ms: Period of the keep-alive timer, for controllers that have one; of targets, at least 500. Default: none; for targets 10 s.
             low_priority_weight: Commands, less one, of each turn of the queues of low priority, 0 to 255: set with `arbitration_burst`, if the controller has weighted round robin. All queues of the driver have the same priority. Default: 0.
             medium_priority_weight: As `low_priority_weight`, of medium priority.
-            multipath_opts: Saved, without effect: drives have one path, and `bdev_nvme_attach_controller` has the options of others.
+            multipath_opts: How the paths of disks of other hosts are used, unless `bdev_nvme_attach_controller` says that. Drives have one path.
             nvme_adminq_poll_period_us: Saved, without effect: the driver chooses when to poll.
             nvme_error_stat: Saved, without effect: errors are always counted.
             nvme_ioq_poll_period_us: Saved, without effect: the driver chooses when to poll.
@@ -7471,13 +7471,13 @@ class AsyncMethods(ABC):
             rdma_max_cq_size: Saved, without effect.
             rdma_srq_size: Saved, without effect.
             rdma_umr_per_io: Saved, without effect.
-            reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished. Default: a quarter of a second.
-            tcp_connect_timeout_ms: Saved, without effect.
-            timeout_admin_us: As `timeout_us`, for admin commands. Default: 120 s.
-            timeout_us: Microseconds after which an I/O command is late: the driver aborts it, and resets the controller if that does not help. Default: 30 s.
-            transport_ack_timeout: Saved, without effect.
+            reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost. Default: a quarter of a second; for targets 2 s.
+            tcp_connect_timeout_ms: The time that an attempt to connect to a target may take, in milliseconds. Default, and for 0: 30 s.
+            timeout_admin_us: As `timeout_us`, for admin commands. Default: 120 s; for targets 30 s.
+            timeout_us: Microseconds after which an I/O command is late: the driver aborts it, and resets the controller if that does not help; the connections to a target count as lost, unless `action_on_timeout` is `none`. Default: 30 s.
+            transport_ack_timeout: For targets: the connection counts as lost if what was sent has no acknowledgement for 2 to the power of this in milliseconds, 1 to 31. Default, and for 0: 30 s.
             transport_retry_count: Attempts after a status that allows another. If `bdev_retry_count` is more, as many as that. Default: 4.
-            transport_tos: Saved, without effect.
+            transport_tos: Saved, without effect: it is for RDMA.
         """
         result: bool = await self.call(
             "bdev_nvme_set_options",

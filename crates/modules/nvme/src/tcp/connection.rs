@@ -6,7 +6,7 @@ use super::{ConnectError, RemoteConfig};
 use aryk_nvme::admin::{self, Data};
 use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::status::Status;
-use aryk_nvme_fabrics::chap::{self, Action, Allowed, MESSAGE_MAX, PROTOCOL, Parties, Secrets};
+use aryk_nvme_fabrics::chap::{self, Action, MESSAGE_MAX, PROTOCOL, Parties, Secrets};
 use aryk_nvme_fabrics::command::{Command, Connect};
 use aryk_nvme_fabrics::connect::ConnectData;
 use aryk_nvme_fabrics::status;
@@ -70,7 +70,7 @@ impl Connection {
     /// Connects, and settles the format of PDUs, for `commands` commands at a time.
     pub(super) async fn open(config: &RemoteConfig, commands: u16) -> Result<Self, ConnectError> {
         let opening = Self::open_now(config, commands);
-        timeout(config.patience, opening).await.map_err(|_| ConnectError::Silent)?
+        timeout(config.connect_patience, opening).await.map_err(|_| ConnectError::Silent)?
     }
 
     async fn open_now(config: &RemoteConfig, commands: u16) -> Result<Self, ConnectError> {
@@ -80,7 +80,7 @@ impl Connection {
             socket.bind(source)?;
         }
         let stream = socket.connect(config.address).await?;
-        watch_over(&stream, config.patience)?;
+        watch_over(&stream, config.acknowledge_patience)?;
         let (header_digest, data_digest) = (config.header_digest, config.data_digest);
         let request = IcReq { alignment: 0, header_digest, data_digest, max_r2t: 0 };
         let mut connection = Self {
@@ -90,7 +90,7 @@ impl Connection {
             pending: (0..commands).map(|_| None).collect(),
             output: Vec::new(),
             sent: 0,
-            patience: config.patience,
+            patience: config.admin_patience,
         };
         if !config.psks.is_empty() {
             connection.secure(config).await?;
@@ -191,7 +191,7 @@ impl Connection {
     ) -> Result<(), ConnectError> {
         let parties = Parties { host: config.host.clone(), subsystem: config.subsystem.clone() };
         let transaction = TRANSACTIONS.fetch_add(1, Ordering::Relaxed);
-        let mut side = chap::Host::new(Arc::clone(secrets), parties, transaction, &Allowed::default());
+        let mut side = chap::Host::new(Arc::clone(secrets), parties, transaction, &config.allowed);
         loop {
             match side.action() {
                 Action::Send(message) => {

@@ -7,6 +7,7 @@
 
 use super::attach::{ATTACH, Attach, DETACH};
 use super::describe::Trid;
+use super::options::Options;
 use super::paths::Further;
 use super::remote::{self, is_tcp, of_family, random_host};
 use super::{Control, Error, Phase, Table, attach, is_attached};
@@ -201,7 +202,7 @@ pub(crate) struct Discovery {
 }
 
 impl Discovery {
-    fn new(p: Start) -> Result<Self, Error> {
+    fn new(options: &Options, p: Start) -> Result<Self, Error> {
         if !is_tcp(&p.trtype) {
             return Err(Error::invalid(format!(
                 "discovery over '{}' is not supported, only over TCP",
@@ -222,7 +223,7 @@ impl Discovery {
             hostid: Some(Uuid::new_v4().to_string()),
             ..p.attach(p.name.clone(), p.subnqn.as_deref().unwrap_or(DISCOVERY))
         };
-        let config = remote::config(&call)?;
+        let config = remote::config(options, &call)?;
         Ok(Self {
             numbers: RefCell::new(p.numbers.clone()),
             params: p,
@@ -285,7 +286,7 @@ impl Discovery {
 
 async fn start(control: &Control, mut p: Start) -> Result<bool, Error> {
     p.hostnqn.get_or_insert_with(random_host);
-    let discovery = Rc::new(Discovery::new(p)?);
+    let discovery = Rc::new(Discovery::new(&control.nvme.options.borrow(), p)?);
     let name = &discovery.params.name;
     control.check_open()?;
     if control.nvme.discoveries.borrow().contains_key(name) {

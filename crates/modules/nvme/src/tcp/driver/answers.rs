@@ -1,6 +1,7 @@
 //! What the controller answers: data, and the ends of commands. Reactor context.
 
 use super::{Loss, QueueDriver, Running, State};
+use crate::WITHOUT_LIMIT;
 use crate::driver::worse;
 use crate::status::{Outcome, RETRY_DELAY_MIN, decide, decide_harmless, errno};
 use crate::tcp::control::Command;
@@ -121,12 +122,13 @@ impl QueueDriver {
             self.lose_access(key, path, state, cx);
             return Ok(());
         }
-        let may_retry =
-            is_alone && request.io.op != Op::CompareAndWrite && request.attempts < self.shared.config.retries;
+        let retries = self.shared.config.retries;
+        let has_attempts = request.attempts < retries || retries == WITHOUT_LIMIT;
+        let may_retry = is_alone && request.io.op != Op::CompareAndWrite && has_attempts;
         let (status, mut loss) = match outcome {
             Outcome::Done(status) => (status, None),
             Outcome::Retry(delay, _) if may_retry => {
-                request.attempts += 1;
+                request.attempts = request.attempts.saturating_add(1);
                 self.shared.retried.fetch_add(1, Ordering::Relaxed);
                 self.delay(key, Duration::from_nanos(delay), cx);
                 return Ok(());

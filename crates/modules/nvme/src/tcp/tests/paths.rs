@@ -350,7 +350,7 @@ fn a_controller_that_is_being_connected_has_its_paths() {
     let address = silent.local_addr().unwrap();
     let controllers = RemoteControllers::default();
     let mut config = config(address);
-    config.patience = Duration::from_millis(500);
+    config.connect_patience = Duration::from_millis(500);
     std::thread::scope(|scope| {
         let attached = scope.spawn(|| block_on(controllers.attach(&Env::default(), config)).is_ok());
         until("the attempt", || controllers.find("nv").is_ok());
