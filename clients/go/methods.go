@@ -2541,6 +2541,8 @@ func (c *Client) NvmfDeleteTarget(ctx context.Context, params NvmfDeleteTargetPa
 type NvmfDiscoveryAddReferralParams struct {
 	// The address of the discovery service.
 	Address ListenAddress `json:"address"`
+	// Whether connections to it must use TLS; only by TCP. Default: false.
+	SecureChannel bool `json:"secure_channel,omitempty"`
 	// Name of the discovery service. Default: the one of all discovery services.
 	Subnqn string `json:"subnqn,omitempty"`
 	// Name of the target. Default: `nvmf_tgt`.

@@ -2023,6 +2023,8 @@ type Reactors struct {
 type ReferralInfo struct {
 	Address ListenAddress `json:"address"`
 	Subnqn  string        `json:"subnqn"`
+	// Whether connections to it must use TLS.
+	SecureChannel bool `json:"secure_channel"`
 }
 
 // RegistrantReply: A host that is registered.

@@ -3976,6 +3976,7 @@ class Methods(ABC):
         self,
         *,
         address: types.ListenAddress,
+        secure_channel: bool | None = None,
         subnqn: str | None = None,
         tgt_name: str | None = None,
     ) -> bool:
@@ -3983,6 +3984,7 @@ class Methods(ABC):
 
         Parameters:
             address: The address of the discovery service.
+            secure_channel: Whether connections to it must use TLS; only by TCP. Default: false.
             subnqn: Name of the discovery service. Default: the one of all discovery services.
             tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
@@ -3990,6 +3992,7 @@ class Methods(ABC):
             "nvmf_discovery_add_referral",
             _given(
                 address=address,
+                secure_channel=secure_channel,
                 subnqn=subnqn,
                 tgt_name=tgt_name,
             ),
@@ -9068,6 +9071,7 @@ class AsyncMethods(ABC):
         self,
         *,
         address: types.ListenAddress,
+        secure_channel: bool | None = None,
         subnqn: str | None = None,
         tgt_name: str | None = None,
     ) -> bool:
@@ -9075,6 +9079,7 @@ class AsyncMethods(ABC):
 
         Parameters:
             address: The address of the discovery service.
+            secure_channel: Whether connections to it must use TLS; only by TCP. Default: false.
             subnqn: Name of the discovery service. Default: the one of all discovery services.
             tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
@@ -9082,6 +9087,7 @@ class AsyncMethods(ABC):
             "nvmf_discovery_add_referral",
             _given(
                 address=address,
+                secure_channel=secure_channel,
                 subnqn=subnqn,
                 tgt_name=tgt_name,
             ),

@@ -2016,6 +2016,8 @@ class ReferralInfo(TypedDict):
 
     address: ListenAddress
     subnqn: str
+    #: Whether connections to it must use TLS.
+    secure_channel: bool
 
 
 class RegistrantReply(TypedDict):

@@ -16,7 +16,7 @@ pub(crate) use object::{Needs, disk_of, forget_gone, is_of_one, needs, object, p
 pub use reservations::keep;
 pub(crate) use show::metrics;
 
-use super::{Control, Error, NoParams, Phase, Table};
+use super::{Control, Error, NoParams, Phase, Table, is_default};
 use crate::config::Subsystem;
 use aryk_bdev::Env;
 use aryk_nvme_fabrics::discovery::{Entry, Family, Security, Subtype};
@@ -124,7 +124,8 @@ struct Named {
     target: Target,
     subsystems_max: Option<u32>,
     transports: RefCell<BTreeSet<Transport>>,
-    referrals: RefCell<Vec<(Address, Nqn)>>,
+    /// Other discovery services, and whether their channels must be secure.
+    referrals: RefCell<Vec<((Address, Nqn), bool)>>,
 }
 
 impl State {
@@ -494,7 +495,7 @@ fn parse_nqn(text: &str) -> Result<Nqn, Error> {
     text.parse().map_err(|error: nqn::NqnError| Error::invalid(format!("'{text}': {error}")))
 }
 
-/// Parameters of `nvmf_discovery_add_referral` and `nvmf_discovery_remove_referral`.
+/// Parameters of `nvmf_discovery_add_referral`.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Referral {
@@ -506,24 +507,35 @@ struct Referral {
     /// Name of the discovery service. Default: the one of all discovery services.
     #[serde(skip_serializing_if = "Option::is_none")]
     subnqn: Option<String>,
+    /// Whether connections to it must use TLS; only by TCP. Default: false.
+    #[serde(default, skip_serializing_if = "is_default")]
+    secure_channel: bool,
 }
 
-impl Referral {
-    fn parse(&self) -> Result<(Address, Nqn), Error> {
-        Ok((
-            self.address.parse(DISCOVERY_PORT)?,
-            parse_nqn(self.subnqn.as_deref().unwrap_or(nqn::DISCOVERY))?,
-        ))
-    }
+/// Parameters of `nvmf_discovery_remove_referral`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct RemoveReferral {
+    /// Name of the target. Default: `nvmf_tgt`.
+    tgt_name: Option<String>,
+    /// The address of the discovery service.
+    address: ListenAddress,
+    /// Name of the discovery service. Default: the one of all discovery services.
+    subnqn: Option<String>,
+}
+
+/// A discovery service with this address and name.
+fn parse_referral(address: &ListenAddress, name: Option<&str>) -> Result<(Address, Nqn), Error> {
+    Ok((address.parse(DISCOVERY_PORT)?, parse_nqn(name.unwrap_or(nqn::DISCOVERY))?))
 }
 
 impl Named {
     fn show_referrals(&self) {
-        let entry = |(number, (address, name)): (usize, &(Address, Nqn))| Entry {
+        let entry = |(number, ((address, name), is_secure)): (usize, &((Address, Nqn), bool))| Entry {
             transport: address.transport.into(),
             family: if address.socket.is_ipv6() { Family::Ipv6 } else { Family::Ipv4 },
             subtype: Subtype::Referral,
-            security: Security::Unspecified,
+            security: if *is_secure { Security::Tls } else { Security::Unspecified },
             port_id: u16::MAX - number as u16,
             address: address.socket.ip().to_string(),
             service: address.socket.port().to_string(),
@@ -534,26 +546,33 @@ impl Named {
 }
 
 async fn add_referral(control: &Control, p: Referral) -> Result<bool, Error> {
-    let (named, referral) = (control.nvmf.find(p.tgt_name.as_deref())?, p.parse()?);
-    if named.referrals.borrow().contains(&referral) {
+    let referral = parse_referral(&p.address, p.subnqn.as_deref())?;
+    if p.secure_channel && referral.0.transport != Transport::Tcp {
+        return Err(Error::invalid("`secure_channel` is for TCP only"));
+    }
+    let named = control.nvmf.find(p.tgt_name.as_deref())?;
+    if named.referrals.borrow().iter().any(|(known, _)| *known == referral) {
         return Err(Error::errno(Errno::EXIST, "the discovery page has this discovery service already"));
     }
     let address = ListenAddress::new(referral.0);
-    named.referrals.borrow_mut().push(referral);
+    named.referrals.borrow_mut().push((referral, p.secure_channel));
     named.show_referrals();
     object::made(control, ADD_REFERRAL, &Referral { address, ..p });
     Ok(true)
 }
 
-async fn remove_referral(control: &Control, p: Referral) -> Result<bool, Error> {
-    let (named, referral) = (control.nvmf.find(p.tgt_name.as_deref())?, p.parse()?);
+async fn remove_referral(control: &Control, p: RemoveReferral) -> Result<bool, Error> {
+    let named = control.nvmf.find(p.tgt_name.as_deref())?;
+    let referral = parse_referral(&p.address, p.subnqn.as_deref())?;
     let before = named.referrals.borrow().len();
-    named.referrals.borrow_mut().retain(|known| *known != referral);
+    named.referrals.borrow_mut().retain(|(known, _)| *known != referral);
     if named.referrals.borrow().len() == before {
         return Err(Error::errno(Errno::NOENT, "the discovery page does not have this discovery service"));
     }
     named.show_referrals();
-    object::forget(control, ADD_REFERRAL, &Referral { address: ListenAddress::new(referral.0), ..p });
+    let RemoveReferral { tgt_name, subnqn, .. } = p;
+    let address = ListenAddress::new(referral.0);
+    object::forget(control, ADD_REFERRAL, &Referral { tgt_name, address, subnqn, secure_channel: false });
     Ok(true)
 }
 
@@ -571,14 +590,17 @@ struct OfTarget {
 struct ReferralInfo {
     address: ListenAddress,
     subnqn: String,
+    /// Whether connections to it must use TLS.
+    secure_channel: bool,
 }
 
 async fn get_referrals(control: &Control, p: OfTarget) -> Result<Vec<ReferralInfo>, Error> {
     let named = control.nvmf.find(p.tgt_name.as_deref())?;
     let referrals = named.referrals.borrow();
-    let info = |(address, name): &(Address, Nqn)| ReferralInfo {
+    let info = |((address, name), is_secure): &((Address, Nqn), bool)| ReferralInfo {
         address: ListenAddress::new(*address),
         subnqn: name.to_string(),
+        secure_channel: *is_secure,
     };
     Ok(referrals.iter().map(info).collect())
 }

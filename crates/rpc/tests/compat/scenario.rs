@@ -364,7 +364,7 @@ fn share_disks(dir: &Path, call: &mut impl FnMut(&'static str, Value)) {
     call("nvmf_subsystem_add_listener", json!({"nqn": NQN, "listen_address": address}));
     let state = json!({"nqn": NQN, "listen_address": address, "ana_state": "inaccessible", "anagrpid": 2});
     call("nvmf_subsystem_listener_set_ana_state", state);
-    call("nvmf_discovery_add_referral", json!({"address": address}));
+    call("nvmf_discovery_add_referral", json!({"address": address, "secure_channel": true}));
     call("nvmf_discovery_get_referrals", json!({}));
     call("nvmf_discovery_remove_referral", json!({"address": address}));
     call("bdev_nvme_start_discovery", json!({"name": "far", "trtype": "TCP", "traddr": "127.0.0.1"}));

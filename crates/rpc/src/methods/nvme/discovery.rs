@@ -656,7 +656,12 @@ impl Follower {
             let entries = self.services.get(at).and_then(|service| service.entries.as_deref());
             let referrals =
                 entries.unwrap_or_default().iter().filter(|entry| entry.subtype == Subtype::Referral);
-            for at in referrals.filter_map(address_of) {
+            for entry in referrals {
+                let Some(at) = address_of(entry) else { continue };
+                if entry.security == Security::Tls {
+                    limited!(self.lines, warn, address = %at, "a discovery service needs TLS, and is not followed");
+                    continue;
+                }
                 if reached.len() < SERVICES_MAX && !reached.contains(&at) {
                     reached.push(at);
                 }
