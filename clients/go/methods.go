@@ -1341,6 +1341,22 @@ func (c *Client) BdevNvmeGetIoPaths(ctx context.Context, params BdevNvmeGetIoPat
 	return call[NvmeIoPaths](ctx, c, "bdev_nvme_get_io_paths", params)
 }
 
+// BdevNvmeGetMdnsDiscoveryInfo calls bdev_nvme_get_mdns_discovery_info. Lists the mDNS discoveries, with the services that they have found.
+func (c *Client) BdevNvmeGetMdnsDiscoveryInfo(ctx context.Context) ([]NvmeMdnsDiscovery, error) {
+	return call[[]NvmeMdnsDiscovery](ctx, c, "bdev_nvme_get_mdns_discovery_info", nil)
+}
+
+// BdevNvmeGetPathIostatParams are the parameters of bdev_nvme_get_path_iostat.
+type BdevNvmeGetPathIostatParams struct {
+	// Name of the disk.
+	Name string `json:"name"`
+}
+
+// BdevNvmeGetPathIostat calls bdev_nvme_get_path_iostat. Reports what each path of a disk of another host has carried.
+func (c *Client) BdevNvmeGetPathIostat(ctx context.Context, params BdevNvmeGetPathIostatParams) (NvmePathIostat, error) {
+	return call[NvmePathIostat](ctx, c, "bdev_nvme_get_path_iostat", params)
+}
+
 // BdevNvmeGetTransportStatistics calls bdev_nvme_get_transport_statistics. Reports the commands of the NVMe queue pairs, by core.
 func (c *Client) BdevNvmeGetTransportStatistics(ctx context.Context) (NvmeTransportStatistics, error) {
 	return call[NvmeTransportStatistics](ctx, c, "bdev_nvme_get_transport_statistics", nil)
@@ -1448,7 +1464,7 @@ func (c *Client) BdevNvmeSetMultipathPolicy(ctx context.Context, params BdevNvme
 
 // BdevNvmeSetOptionsParams are the parameters of bdev_nvme_set_options.
 type BdevNvmeSetOptionsParams struct {
-	// The reaction to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither. Default: `abort`.
+	// The reaction to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither; for targets, the default of `timeout_us` holds then. Default: `abort`.
 	ActionOnTimeout NvmeTimeoutAction `json:"action_on_timeout,omitempty"`
 	// Saved, without effect.
 	AllowAccelSequence *bool `json:"allow_accel_sequence,omitempty"`
@@ -1456,35 +1472,35 @@ type BdevNvmeSetOptionsParams struct {
 	ArbitrationBurst *uint32 `json:"arbitration_burst,omitempty"`
 	// Attempts after a status that allows another, if they are more than `transport_retry_count`; -1: without limit.
 	BdevRetryCount *int32 `json:"bdev_retry_count,omitempty"`
-	// Seconds for which requests wait for a drive that has vanished; -1: for ever. Default: 15.
+	// Seconds for which requests wait for a drive that has vanished, or a target that is lost; -1: for ever. Default: 15; for targets 600.
 	CtrlrLossTimeoutSec *int32 `json:"ctrlr_loss_timeout_sec,omitempty"`
 	// Saved, without effect: commands are always submitted in batches.
 	DelayCmdSubmit *bool `json:"delay_cmd_submit,omitempty"`
-	// Saved, without effect.
+	// The groups by which they may: `null`, `ffdhe2048`, `ffdhe3072`, `ffdhe4096`, `ffdhe6144`, `ffdhe8192`. Default: all.
 	DhchapDhgroups []string `json:"dhchap_dhgroups,omitempty"`
-	// Saved, without effect.
+	// The hashes by which this host and a target may prove who they are: `sha256`, `sha384`, `sha512`. Default: all.
 	DhchapDigests []string `json:"dhchap_digests,omitempty"`
 	// Saved, without effect.
 	DisableAutoFailback *bool `json:"disable_auto_failback,omitempty"`
 	// Saved, without effect: flushes always reach a drive with a volatile write cache.
 	EnableFlush *bool `json:"enable_flush,omitempty"`
-	// Seconds for which requests wait for a drive that has vanished before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default: they wait as long as that says.
+	// Seconds for which requests wait for a drive that has vanished, or a target that is lost, before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default: they wait as long as that says.
 	FastIoFailTimeoutSec *uint32 `json:"fast_io_fail_timeout_sec,omitempty"`
 	// Saved, without effect: namespaces without a UUID always get one.
 	GenerateUuids *bool `json:"generate_uuids,omitempty"`
 	// As `low_priority_weight`, of high priority.
 	HighPriorityWeight *uint32 `json:"high_priority_weight,omitempty"`
-	// Saved, without effect.
+	// Saved, without effect: what paths carry is always counted.
 	IoPathStat *bool `json:"io_path_stat,omitempty"`
-	// Commands in flight on each reactor. Default: 255.
+	// Commands in flight on each reactor. Default: 255; for targets 127.
 	IoQueueRequests *uint32 `json:"io_queue_requests,omitempty"`
-	// Period of the keep-alive timer, for controllers that have one. Default: none.
+	// Period of the keep-alive timer, for controllers that have one; of targets, at least 500. Default: none; for targets 10 s.
 	KeepAliveTimeoutMs *uint32 `json:"keep_alive_timeout_ms,omitempty"`
 	// Commands, less one, of each turn of the queues of low priority, 0 to 255: set with `arbitration_burst`, if the controller has weighted round robin. All queues of the driver have the same priority. Default: 0.
 	LowPriorityWeight *uint32 `json:"low_priority_weight,omitempty"`
 	// As `low_priority_weight`, of medium priority.
 	MediumPriorityWeight *uint32 `json:"medium_priority_weight,omitempty"`
-	// Saved, without effect: drives have one path, and `bdev_nvme_attach_controller` has the options of others.
+	// How the paths of disks of other hosts are used, unless `bdev_nvme_attach_controller` says that. Drives have one path.
 	MultipathOpts *MultipathOptions `json:"multipath_opts,omitempty"`
 	// Saved, without effect: the driver chooses when to poll.
 	NvmeAdminqPollPeriodUs *uint64 `json:"nvme_adminq_poll_period_us,omitempty"`
@@ -1500,19 +1516,19 @@ type BdevNvmeSetOptionsParams struct {
 	RdmaSrqSize *uint32 `json:"rdma_srq_size,omitempty"`
 	// Saved, without effect.
 	RdmaUmrPerIo *bool `json:"rdma_umr_per_io,omitempty"`
-	// Seconds between two attempts to open a drive that has vanished. Default: a quarter of a second.
+	// Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost. Default: a quarter of a second; for targets 2 s.
 	ReconnectDelaySec *uint32 `json:"reconnect_delay_sec,omitempty"`
-	// Saved, without effect.
+	// The time that an attempt to connect to a target may take, in milliseconds. Default, and for 0: 30 s.
 	TcpConnectTimeoutMs *uint32 `json:"tcp_connect_timeout_ms,omitempty"`
-	// As `timeout_us`, for admin commands. Default: 120 s.
+	// As `timeout_us`, for admin commands. Default: 120 s; for targets 30 s.
 	TimeoutAdminUs *uint64 `json:"timeout_admin_us,omitempty"`
-	// Microseconds after which an I/O command is late: the driver aborts it, and resets the controller if that does not help. Default: 30 s.
+	// Microseconds after which an I/O command is late: the driver aborts it, and resets the controller if that does not help; the connections to a target count as lost, unless `action_on_timeout` is `none`. Default: 30 s.
 	TimeoutUs *uint64 `json:"timeout_us,omitempty"`
-	// Saved, without effect.
+	// For targets: the connection counts as lost if what was sent has no acknowledgement for 2 to the power of this in milliseconds, 1 to 31. Default, and for 0: 30 s.
 	TransportAckTimeout *uint8 `json:"transport_ack_timeout,omitempty"`
 	// Attempts after a status that allows another. If `bdev_retry_count` is more, as many as that. Default: 4.
 	TransportRetryCount *uint32 `json:"transport_retry_count,omitempty"`
-	// Saved, without effect.
+	// Saved, without effect: it is for RDMA.
 	TransportTos *uint8 `json:"transport_tos,omitempty"`
 }
 
@@ -1554,10 +1570,14 @@ type BdevNvmeStartDiscoveryParams struct {
 	FastIoFailTimeoutSec *uint32 `json:"fast_io_fail_timeout_sec,omitempty"`
 	// NQN by which this host connects, to the service and to subsystems. Default: a random one, which the daemon stores.
 	Hostnqn string `json:"hostnqn,omitempty"`
+	// Aryk only: the daemon stores the mDNS discovery that has found the service.
+	Mdns string `json:"mdns,omitempty"`
 	// Aryk only: the daemon stores the numbers of controllers, by the NQNs of their subsystems.
 	Numbers map[string]any `json:"numbers,omitempty"`
 	// As for `bdev_nvme_attach_controller`, for each controller and the service itself.
 	ReconnectDelaySec *uint32 `json:"reconnect_delay_sec,omitempty"`
+	// Aryk only: NQN of the service. Default: the one of all discovery services.
+	Subnqn string `json:"subnqn,omitempty"`
 	// Port of the service. Default: 8009.
 	Trsvcid string `json:"trsvcid,omitempty"`
 	// Whether the call waits until all subsystems are attached, apart from those that need TLS. If one cannot be, the call fails, and nothing is attached. Default: false.
@@ -1569,6 +1589,21 @@ func (c *Client) BdevNvmeStartDiscovery(ctx context.Context, params BdevNvmeStar
 	return call[bool](ctx, c, "bdev_nvme_start_discovery", params)
 }
 
+// BdevNvmeStartMdnsDiscoveryParams are the parameters of bdev_nvme_start_mdns_discovery.
+type BdevNvmeStartMdnsDiscoveryParams struct {
+	// Name of the discovery. The services that it finds are called `NAME0`, `NAME1` and so on, and their controllers `NAME00`, `NAME01` and so on.
+	Name string `json:"name"`
+	// The kind of service: `_nvme-disc._tcp`.
+	Svcname string `json:"svcname"`
+	// NQN by which this host connects, to services and to subsystems. Default: a random one, which the daemon stores.
+	Hostnqn string `json:"hostnqn,omitempty"`
+}
+
+// BdevNvmeStartMdnsDiscovery calls bdev_nvme_start_mdns_discovery. Follows the discovery services of NVMe over TCP that hosts announce on the local network, by multicast DNS.
+func (c *Client) BdevNvmeStartMdnsDiscovery(ctx context.Context, params BdevNvmeStartMdnsDiscoveryParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_nvme_start_mdns_discovery", params)
+}
+
 // BdevNvmeStopDiscoveryParams are the parameters of bdev_nvme_stop_discovery.
 type BdevNvmeStopDiscoveryParams struct {
 	// Name of the service.
@@ -1578,6 +1613,17 @@ type BdevNvmeStopDiscoveryParams struct {
 // BdevNvmeStopDiscovery calls bdev_nvme_stop_discovery. Stops to follow a discovery service, and detaches the controllers that were attached for it.
 func (c *Client) BdevNvmeStopDiscovery(ctx context.Context, params BdevNvmeStopDiscoveryParams) (bool, error) {
 	return call[bool](ctx, c, "bdev_nvme_stop_discovery", params)
+}
+
+// BdevNvmeStopMdnsDiscoveryParams are the parameters of bdev_nvme_stop_mdns_discovery.
+type BdevNvmeStopMdnsDiscoveryParams struct {
+	// Name of the discovery.
+	Name string `json:"name"`
+}
+
+// BdevNvmeStopMdnsDiscovery calls bdev_nvme_stop_mdns_discovery. Stops to follow announced discovery services, and detaches the controllers that were attached for them.
+func (c *Client) BdevNvmeStopMdnsDiscovery(ctx context.Context, params BdevNvmeStopMdnsDiscoveryParams) (bool, error) {
+	return call[bool](ctx, c, "bdev_nvme_stop_mdns_discovery", params)
 }
 
 // BdevPassthruCreateParams are the parameters of bdev_passthru_create.
@@ -2495,6 +2541,8 @@ func (c *Client) NvmfDeleteTarget(ctx context.Context, params NvmfDeleteTargetPa
 type NvmfDiscoveryAddReferralParams struct {
 	// The address of the discovery service.
 	Address ListenAddress `json:"address"`
+	// Whether connections to it must use TLS; only by TCP. Default: false.
+	SecureChannel bool `json:"secure_channel,omitempty"`
 	// Name of the discovery service. Default: the one of all discovery services.
 	Subnqn string `json:"subnqn,omitempty"`
 	// Name of the target. Default: `nvmf_tgt`.
@@ -2608,6 +2656,17 @@ func (c *Client) NvmfNsRemoveHost(ctx context.Context, params NvmfNsRemoveHostPa
 	return call[bool](ctx, c, "nvmf_ns_remove_host", params)
 }
 
+// NvmfPublishMdnsPrrParams are the parameters of nvmf_publish_mdns_prr.
+type NvmfPublishMdnsPrrParams struct {
+	// Name of the target. Default: `nvmf_tgt`.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfPublishMdnsPrr calls nvmf_publish_mdns_prr. Announces the discovery services of a target on the local network, by multicast DNS.
+func (c *Client) NvmfPublishMdnsPrr(ctx context.Context, params NvmfPublishMdnsPrrParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_publish_mdns_prr", params)
+}
+
 // NvmfSetConfigParams are the parameters of nvmf_set_config.
 type NvmfSetConfigParams struct {
 	// Without effect. Accepted values: `[AsBuilt]`.
@@ -2655,6 +2714,17 @@ type NvmfSetMaxSubsystemsParams struct {
 // NvmfSetMaxSubsystems calls nvmf_set_max_subsystems. Sets how many subsystems a target may have.
 func (c *Client) NvmfSetMaxSubsystems(ctx context.Context, params NvmfSetMaxSubsystemsParams) (bool, error) {
 	return call[bool](ctx, c, "nvmf_set_max_subsystems", params)
+}
+
+// NvmfStopMdnsPrrParams are the parameters of nvmf_stop_mdns_prr.
+type NvmfStopMdnsPrrParams struct {
+	// Name of the target. Default: `nvmf_tgt`.
+	TgtName string `json:"tgt_name,omitempty"`
+}
+
+// NvmfStopMdnsPrr calls nvmf_stop_mdns_prr. Takes the announcement of a target's discovery services back.
+func (c *Client) NvmfStopMdnsPrr(ctx context.Context, params NvmfStopMdnsPrrParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_stop_mdns_prr", params)
 }
 
 // NvmfSubsystemAddHostParams are the parameters of nvmf_subsystem_add_host.

@@ -1368,6 +1368,22 @@ type NvmeLastReset struct {
 	TookMs *uint64 `json:"took_ms,omitempty"`
 }
 
+// NvmeMdnsDiscovery: An mDNS discovery.
+type NvmeMdnsDiscovery struct {
+	Name string `json:"name"`
+	// The kind of service.
+	Svcname string `json:"svcname"`
+	// The services that it has found, and follows.
+	Referrals []NvmeMdnsReferral `json:"referrals"`
+}
+
+// NvmeMdnsReferral: A discovery service that was found.
+type NvmeMdnsReferral struct {
+	// Its name, as in `bdev_nvme_get_discovery_info`.
+	Name string          `json:"name"`
+	Trid NvmeTransportId `json:"trid"`
+}
+
 // NvmeMemory: Regions of VMs' memory, for a controller: `aryk_memory_clients_get` lists those that are copied, and why.
 type NvmeMemory struct {
 	// Regions that the drive accesses directly: they are pinned.
@@ -1437,11 +1453,43 @@ type NvmePath struct {
 	Host   NvmeHost `json:"host"`
 }
 
+// NvmePathCounts: Requests that a path has completed without failure, since the path was added. Times in ticks, as in `bdev_get_iostat`, from the submission on the path. Copies are 0: there are none.
+type NvmePathCounts struct {
+	BytesRead            uint64 `json:"bytes_read"`
+	NumReadOps           uint64 `json:"num_read_ops"`
+	BytesWritten         uint64 `json:"bytes_written"`
+	NumWriteOps          uint64 `json:"num_write_ops"`
+	BytesUnmapped        uint64 `json:"bytes_unmapped"`
+	NumUnmapOps          uint64 `json:"num_unmap_ops"`
+	BytesCopied          uint64 `json:"bytes_copied"`
+	NumCopyOps           uint64 `json:"num_copy_ops"`
+	ReadLatencyTicks     uint64 `json:"read_latency_ticks"`
+	MaxReadLatencyTicks  uint64 `json:"max_read_latency_ticks"`
+	MinReadLatencyTicks  uint64 `json:"min_read_latency_ticks"`
+	WriteLatencyTicks    uint64 `json:"write_latency_ticks"`
+	MaxWriteLatencyTicks uint64 `json:"max_write_latency_ticks"`
+	MinWriteLatencyTicks uint64 `json:"min_write_latency_ticks"`
+	UnmapLatencyTicks    uint64 `json:"unmap_latency_ticks"`
+	MaxUnmapLatencyTicks uint64 `json:"max_unmap_latency_ticks"`
+	MinUnmapLatencyTicks uint64 `json:"min_unmap_latency_ticks"`
+	CopyLatencyTicks     uint64 `json:"copy_latency_ticks"`
+	MaxCopyLatencyTicks  uint64 `json:"max_copy_latency_ticks"`
+	MinCopyLatencyTicks  uint64 `json:"min_copy_latency_ticks"`
+}
+
 // NvmePathGroup: The paths of a core.
 type NvmePathGroup struct {
 	// `reactor_` and the core.
 	Thread  string       `json:"thread"`
 	IoPaths []NvmeIoPath `json:"io_paths"`
+}
+
+// NvmePathIostat: The result of `bdev_nvme_get_path_iostat`.
+type NvmePathIostat struct {
+	// Name of the disk.
+	Name string `json:"name"`
+	// The paths.
+	Stats []NvmePathStat `json:"stats"`
 }
 
 // NvmePathPolicy: How many paths carry I/O.
@@ -1461,6 +1509,12 @@ const (
 	NvmePathSelectorRoundRobin NvmePathSelector = "round_robin"
 	NvmePathSelectorQueueDepth NvmePathSelector = "queue_depth"
 )
+
+// NvmePathStat: A path, and what it has carried.
+type NvmePathStat struct {
+	Trid NvmeTransportId `json:"trid"`
+	Stat NvmePathCounts  `json:"stat"`
+}
 
 // NvmePathTransport: Where a path leads to.
 type NvmePathTransport struct {
@@ -1969,6 +2023,8 @@ type Reactors struct {
 type ReferralInfo struct {
 	Address ListenAddress `json:"address"`
 	Subnqn  string        `json:"subnqn"`
+	// Whether connections to it must use TLS.
+	SecureChannel bool `json:"secure_channel"`
 }
 
 // RegistrantReply: A host that is registered.

@@ -53,6 +53,15 @@ impl Hash {
     /// All hashes, the longest first.
     pub const ALL: [Self; 3] = [Self::Sha512, Self::Sha384, Self::Sha256];
 
+    /// Its name, as in SPDK's options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sha256 => "sha256",
+            Self::Sha384 => "sha384",
+            Self::Sha512 => "sha512",
+        }
+    }
+
     /// The hash with this identifier.
     fn with_id(id: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|hash| *hash as u8 == id)

@@ -34,6 +34,8 @@ pub enum Subsystem {
     Nvme,
     /// Discovery services that are followed. On the wire a part of the disks.
     Discovery,
+    /// Searches for discovery services by multicast DNS. On the wire a part of the disks.
+    Mdns,
     /// Clients of Ceph clusters. On the wire a part of the disks.
     Rbd,
     /// Settings that monitor disks, such as `bdev_set_io_timeout DISK`. On the wire a part of the disks.
@@ -69,7 +71,9 @@ impl Subsystem {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Keyring => "keyring",
-            Self::Bdev | Self::Nvme | Self::Discovery | Self::Rbd | Self::Watch | Self::Qos => "bdev",
+            Self::Bdev | Self::Nvme | Self::Discovery | Self::Mdns | Self::Rbd | Self::Watch | Self::Qos => {
+                "bdev"
+            }
             Self::Nvmf | Self::Reservations => "nvmf",
             Self::VhostBlk => "vhost_blk",
             Self::VhostScsi | Self::Signals | Self::Sleep => "vhost_scsi",
@@ -91,6 +95,7 @@ impl Subsystem {
             | Self::Bdev
             | Self::Nvme
             | Self::Discovery
+            | Self::Mdns
             | Self::Rbd
             | Self::Watch
             | Self::Qos
@@ -480,6 +485,7 @@ impl Config {
         let what = match self.absent.borrow().notes.get(&key).map(|note| note.subsystem) {
             Some(Subsystem::Nvme) => "NVMe controller",
             Some(Subsystem::Discovery) => "discovery service",
+            Some(Subsystem::Mdns) => "mDNS discovery",
             Some(Subsystem::Rbd) => "Ceph cluster",
             Some(Subsystem::Watch) => "call",
             Some(Subsystem::Qos) => "QoS of",
@@ -501,6 +507,7 @@ impl Config {
                 Subsystem::Bdev => "disk",
                 Subsystem::Nvme => "nvme controller",
                 Subsystem::Discovery => "discovery service",
+                Subsystem::Mdns => "mdns discovery",
                 Subsystem::Rbd => "ceph cluster",
                 Subsystem::VhostScsi if note.object.contains('/') => "target",
                 Subsystem::VhostBlk | Subsystem::VhostScsi => "controller",
@@ -568,8 +575,8 @@ impl Config {
 
     /// Stores the call that created `object`. The note replaces that of an earlier object with the same name.
     pub fn made(&self, subsystem: Subsystem, object: &str, method: &'static str, params: &impl Serialize) {
-        use Subsystem::{Discovery, Nvme, Nvmf, Rbd, VhostBlk, VhostScsi};
-        let is_controller = matches!(subsystem, Discovery | Nvme | Nvmf | Rbd | VhostBlk | VhostScsi);
+        use Subsystem::{Discovery, Mdns, Nvme, Nvmf, Rbd, VhostBlk, VhostScsi};
+        let is_controller = matches!(subsystem, Discovery | Mdns | Nvme | Nvmf | Rbd | VhostBlk | VhostScsi);
         if is_controller {
             journal::made(subsystem, object);
         }
@@ -686,7 +693,8 @@ impl Config {
     /// limits.
     ///
     /// The serial number of an NVMe drive and the identifier of a host are left out: SPDK does not know these parameters. So are
-    /// addresses and keys of Ceph's clients, and controllers that a discovery service has named.
+    /// addresses and keys of Ceph's clients, controllers that a discovery service has named, and discovery services that were
+    /// found.
     ///
     /// As in SPDK's output, a disk comes before its base: SPDK's clients delete the objects in this order.
     pub fn calls(&self, subsystem: Subsystem) -> Vec<Call> {
@@ -698,7 +706,8 @@ impl Config {
                 || subsystem == Subsystem::Bdev
                     && match note.subsystem {
                         Subsystem::Nvme => note.call.params.get("discovery").is_none(),
-                        Subsystem::Discovery => true,
+                        Subsystem::Discovery => note.call.params.get("mdns").is_none(),
+                        Subsystem::Mdns => true,
                         _ => false,
                     }
         };

@@ -322,6 +322,7 @@ impl Control {
             }
             Subsystem::Nvme => crate::methods::nvme::unmake(self, name).await,
             Subsystem::Discovery => crate::methods::nvme::unmake_discovery(self, name).await,
+            Subsystem::Mdns => crate::methods::nvme::unmake_mdns(self, name).await,
             Subsystem::Rbd => crate::methods::rbd::unmake(self, name).await,
             Subsystem::Nvmf => crate::methods::nvmf::unmake(self, name).await,
             Subsystem::Watch

@@ -10,7 +10,7 @@
 //! writes, these attempts fail until a client attaches the controller.
 
 use crate::config::{Call, Subsystem};
-use crate::methods::nvme::{Followed, follow_discoveries, follow_plugged, is_attached};
+use crate::methods::nvme::{Followed, follow_announced, follow_discoveries, follow_plugged, is_attached};
 use crate::methods::waiting::make_waiting;
 use crate::methods::{nvmf, qos, rekey, vhost_blk, vhost_scsi, volumes};
 use crate::{Control, Methods, restore};
@@ -33,6 +33,9 @@ pub fn follow_disks(control: &Rc<Control>, methods: &Rc<Methods<Control>>) {
     let (sender, started) = unbounded_channel();
     control.nvme.discovering.replace(Some(sender));
     tokio::task::spawn_local(follow_discoveries(Rc::downgrade(control), Rc::downgrade(methods), started));
+    let (sender, started) = unbounded_channel();
+    control.nvme.browsing.replace(Some(sender));
+    tokio::task::spawn_local(follow_announced(Rc::downgrade(control), Rc::downgrade(methods), started));
     rekey::follow_all(control);
     volumes::follow(control);
     let (sender, attached) = unbounded_channel();

@@ -251,6 +251,7 @@ fn noted(control: &Control, method: &str, params: &Value) -> Option<(String, Cal
         "bdev_split_create" => find(Subsystem::Bdev, format!("{}p0", text("base_bdev")?)),
         crate::methods::nvme::ATTACH => find(Subsystem::Nvme, text("name")?.to_owned()),
         crate::methods::nvme::START_DISCOVERY => find(Subsystem::Discovery, text("name")?.to_owned()),
+        crate::methods::nvme::START_MDNS => find(Subsystem::Mdns, text("name")?.to_owned()),
         crypto::CREATE_KEY => find(Subsystem::Daemon, crypto::object(text("name")?)),
         keyring::ADD_FILE => find(Subsystem::Keyring, keyring::object(text("name")?)),
         "bdev_qos_group_create" => find(Subsystem::Qos, crate::methods::group_object(text("name")?)),

@@ -119,7 +119,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
 }
 
 /// The methods that read-only clients may call.
-const CHANGE_NOTHING: [&str; 65] = [
+const CHANGE_NOTHING: [&str; 67] = [
     "accel_crypto_keys_get",
     "accel_get_module_info",
     "accel_get_opc_assignments",
@@ -146,6 +146,8 @@ const CHANGE_NOTHING: [&str; 65] = [
     "bdev_nvme_get_controllers",
     "bdev_nvme_get_discovery_info",
     "bdev_nvme_get_io_paths",
+    "bdev_nvme_get_mdns_discovery_info",
+    "bdev_nvme_get_path_iostat",
     "bdev_nvme_get_transport_statistics",
     "bdev_qos_groups_get",
     "bdev_rbd_get_clusters_info",

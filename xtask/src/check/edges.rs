@@ -10,8 +10,8 @@ use crate::workspace;
 /// The layer of a crate in the design.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layer {
-    /// Memory, ciphers, tables, stores, rates, sockets and character devices: `aes-xts`, `cuse`, `dma`, `log-limit`, `secrets`,
-    /// `slots`, `state`, `qos`, `tls`, `unix-listener`.
+    /// Memory, ciphers, tables, stores, rates, sockets and character devices: `aes-xts`, `cuse`, `dma`, `log-limit`, `mdns`,
+    /// `secrets`, `slots`, `state`, `qos`, `tls`, `unix-listener`.
     Ground,
     /// Formats of disks' metadata: `luks`.
     Format,
@@ -61,6 +61,7 @@ impl Layer {
             | "crates/cuse"
             | "crates/dma"
             | "crates/log-limit"
+            | "crates/mdns"
             | "crates/qos"
             | "crates/secrets"
             | "crates/slots"

@@ -55,6 +55,7 @@ fn contents(package: &Path) -> Result<()> {
         "/man8/arykd.8.gz",
         "/drop-ins/cuse.conf",
         "/drop-ins/loopback.conf",
+        "/drop-ins/mdns.conf",
         "/drop-ins/network.conf",
         "/drop-ins/nvme.conf",
         "/drop-ins/rdma.conf",

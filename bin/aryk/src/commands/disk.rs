@@ -1,6 +1,7 @@
 //! `aryk disk …`
 
 mod encrypted;
+mod paths;
 mod rbd;
 mod rekey;
 
@@ -435,7 +436,7 @@ fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
     };
     let is_deleted = path(&disk).map_or(Some(false), |path| Deleted::of(client).has(path));
     disk["deleted"] = json!(is_deleted);
-    let image = rbd::read(&mut disk, client);
+    let (image, paths) = (rbd::read(&mut disk, client), paths::read(&mut disk, client));
     let deleted = (is_deleted == Some(true)).then(|| {
         let path = path(&disk).unwrap_or_default();
         format!("{path} is deleted: its data is lost when the daemon ends; 'aryk doctor' says how to keep it")
@@ -461,7 +462,7 @@ fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
         let stalled = (disk["stalled"] == true).then(|| ("state", STALLED.to_owned()));
         let rotation = rekey::line(&disk).map(|line| ("new key", line));
         let deleted = deleted.map(|deleted| ("file", deleted));
-        out.list(known.into_iter().chain(rotation).chain(stalled).chain(deleted).chain(image))
+        out.list(known.into_iter().chain(rotation).chain(stalled).chain(deleted).chain(image).chain(paths))
     })
 }
 

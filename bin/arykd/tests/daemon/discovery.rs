@@ -209,8 +209,19 @@ fn services_that_one_refers_to_are_followed_too() {
         (&services[0]["trid"]["trsvcid"], &services[0]["referrals"][0]["trid"]["trsvcid"]),
         (&json!(first.port), &json!(second.port))
     );
+    // One that needs TLS is listed, and not followed.
+    let at = json!({"trtype": "TCP", "adrfam": "IPv4", "traddr": "192.0.2.1", "trsvcid": "8009"});
+    let secure = json!({"address": at, "secure_channel": true});
+    first.daemon.call("nvmf_discovery_add_referral", secure.clone()).unwrap();
+    let listed = first.daemon.call("nvmf_discovery_get_referrals", json!({})).unwrap();
+    assert_eq!((&listed[0]["secure_channel"], &listed[1]["secure_channel"]), (&json!(false), &json!(true)));
+    let refused = json!({"address": {"trtype": "RDMA", "traddr": "192.0.2.1"}, "secure_channel": true});
+    assert_eq!(code(first.daemon.call("nvmf_discovery_add_referral", refused)), -32602);
     first.daemon.call("nvmf_discovery_remove_referral", referral).unwrap();
     wait_for("the end of b", || controllers(&host) == expected(&[("far0", "a")]));
+    let services = host.call("bdev_nvme_get_discovery_info", json!({})).unwrap();
+    assert_eq!(services[0]["referrals"], json!([]));
+    first.daemon.call("nvmf_discovery_remove_referral", json!({"address": secure["address"]})).unwrap();
 }
 
 #[test]

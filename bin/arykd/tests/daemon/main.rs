@@ -15,6 +15,7 @@ mod harness;
 mod keys;
 mod log;
 mod luks;
+mod mdns;
 mod metrics;
 mod moving;
 mod notify;

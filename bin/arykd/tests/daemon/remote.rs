@@ -283,6 +283,15 @@ fn a_disk_has_several_paths() {
     let mut disk = front_end(&host);
     verify(&mut disk, 1);
     wait_for("all paths", || current(&host) == 3);
+    verify(&mut disk, 5);
+    let traffic = host.call("bdev_nvme_get_path_iostat", json!({"name": "far"})).unwrap();
+    for (path, address) in traffic["stats"].as_array().unwrap().iter().zip(addresses) {
+        assert_eq!(path["trid"]["trsvcid"], address.port().to_string());
+        assert!(path["stat"]["num_write_ops"].as_u64() > Some(0), "{traffic}");
+    }
+    let shown = host.aryk(&["disk", "show", "far"]).unwrap();
+    assert_eq!(shown.matches("127.0.0.1, port ").count(), 3, "{shown}");
+    assert_eq!(super::code(host.call("bdev_nvme_get_path_iostat", json!({"name": "near"}))), -19);
     // One path goes for maintenance, another one for ever.
     let state = json!({"nqn": NQN, "listen_address": at(addresses[0]), "ana_state": "inaccessible"});
     target.call("nvmf_subsystem_listener_set_ana_state", state).unwrap();

@@ -2126,6 +2126,29 @@ class Methods(ABC):
         )
         return result
 
+    def bdev_nvme_get_mdns_discovery_info(self) -> list[types.NvmeMdnsDiscovery]:
+        """Lists the mDNS discoveries, with the services that they have found."""
+        result: list[types.NvmeMdnsDiscovery] = self.call("bdev_nvme_get_mdns_discovery_info")
+        return result
+
+    def bdev_nvme_get_path_iostat(
+        self,
+        *,
+        name: str,
+    ) -> types.NvmePathIostat:
+        """Reports what each path of a disk of another host has carried.
+
+        Parameters:
+            name: Name of the disk.
+        """
+        result: types.NvmePathIostat = self.call(
+            "bdev_nvme_get_path_iostat",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
     def bdev_nvme_get_transport_statistics(self) -> types.NvmeTransportStatistics:
         """Reports the commands of the NVMe queue pairs, by core."""
         result: types.NvmeTransportStatistics = self.call("bdev_nvme_get_transport_statistics")
@@ -2330,25 +2353,25 @@ class Methods(ABC):
         """Sets time limits and retries of NVMe controllers that are attached later.
 
         Parameters:
-            action_on_timeout: The reaction to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither. Default: `abort`.
+            action_on_timeout: The reaction to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither; for targets, the default of `timeout_us` holds then. Default: `abort`.
             allow_accel_sequence: Saved, without effect.
             arbitration_burst: Commands that the controller fetches from a queue in its turn, as a power of two, 1 to 6; 7: any number. It is set at each start of a controller. Default, and for 0: what the controller has by itself.
             bdev_retry_count: Attempts after a status that allows another, if they are more than `transport_retry_count`; -1: without limit.
-            ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished; -1: for ever. Default: 15.
+            ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished, or a target that is lost; -1: for ever. Default: 15; for targets 600.
             delay_cmd_submit: Saved, without effect: commands are always submitted in batches.
-            dhchap_dhgroups: Saved, without effect.
-            dhchap_digests: Saved, without effect.
+            dhchap_dhgroups: The groups by which they may: `null`, `ffdhe2048`, `ffdhe3072`, `ffdhe4096`, `ffdhe6144`, `ffdhe8192`. Default: all.
+            dhchap_digests: The hashes by which this host and a target may prove who they are: `sha256`, `sha384`, `sha512`. Default: all.
             disable_auto_failback: Saved, without effect.
             enable_flush: Saved, without effect: flushes always reach a drive with a volatile write cache.
-            fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default: they wait as long as that says.
+            fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished, or a target that is lost, before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default: they wait as long as that says.
             generate_uuids: Saved, without effect: namespaces without a UUID always get one.
             high_priority_weight: As `low_priority_weight`, of high priority.
-            io_path_stat: Saved, without effect.
-            io_queue_requests: Commands in flight on each reactor. Default: 255.
-            keep_alive_timeout_ms: Period of the keep-alive timer, for controllers that have one. Default: none.
+            io_path_stat: Saved, without effect: what paths carry is always counted.
+            io_queue_requests: Commands in flight on each reactor. Default: 255; for targets 127.
+            keep_alive_timeout_ms: Period of the keep-alive timer, for controllers that have one; of targets, at least 500. Default: none; for targets 10 s.
             low_priority_weight: Commands, less one, of each turn of the queues of low priority, 0 to 255: set with `arbitration_burst`, if the controller has weighted round robin. All queues of the driver have the same priority. Default: 0.
             medium_priority_weight: As `low_priority_weight`, of medium priority.
-            multipath_opts: Saved, without effect: drives have one path, and `bdev_nvme_attach_controller` has the options of others.
+            multipath_opts: How the paths of disks of other hosts are used, unless `bdev_nvme_attach_controller` says that. Drives have one path.
             nvme_adminq_poll_period_us: Saved, without effect: the driver chooses when to poll.
             nvme_error_stat: Saved, without effect: errors are always counted.
             nvme_ioq_poll_period_us: Saved, without effect: the driver chooses when to poll.
@@ -2356,13 +2379,13 @@ class Methods(ABC):
             rdma_max_cq_size: Saved, without effect.
             rdma_srq_size: Saved, without effect.
             rdma_umr_per_io: Saved, without effect.
-            reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished. Default: a quarter of a second.
-            tcp_connect_timeout_ms: Saved, without effect.
-            timeout_admin_us: As `timeout_us`, for admin commands. Default: 120 s.
-            timeout_us: Microseconds after which an I/O command is late: the driver aborts it, and resets the controller if that does not help. Default: 30 s.
-            transport_ack_timeout: Saved, without effect.
+            reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost. Default: a quarter of a second; for targets 2 s.
+            tcp_connect_timeout_ms: The time that an attempt to connect to a target may take, in milliseconds. Default, and for 0: 30 s.
+            timeout_admin_us: As `timeout_us`, for admin commands. Default: 120 s; for targets 30 s.
+            timeout_us: Microseconds after which an I/O command is late: the driver aborts it, and resets the controller if that does not help; the connections to a target count as lost, unless `action_on_timeout` is `none`. Default: 30 s.
+            transport_ack_timeout: For targets: the connection counts as lost if what was sent has no acknowledgement for 2 to the power of this in milliseconds, 1 to 31. Default, and for 0: 30 s.
             transport_retry_count: Attempts after a status that allows another. If `bdev_retry_count` is more, as many as that. Default: 4.
-            transport_tos: Saved, without effect.
+            transport_tos: Saved, without effect: it is for RDMA.
         """
         result: bool = self.call(
             "bdev_nvme_set_options",
@@ -2437,8 +2460,10 @@ class Methods(ABC):
         detach_delay_sec: int | None = None,
         fast_io_fail_timeout_sec: int | None = None,
         hostnqn: str | None = None,
+        mdns: str | None = None,
         numbers: dict[str, Any] | None = None,
         reconnect_delay_sec: int | None = None,
+        subnqn: str | None = None,
         trsvcid: str | None = None,
         wait_for_attach: bool | None = None,
     ) -> bool:
@@ -2454,8 +2479,10 @@ class Methods(ABC):
             detach_delay_sec: Aryk only: seconds for which the service must not have named a subsystem before that is detached. Default: 60.
             fast_io_fail_timeout_sec: As for `bdev_nvme_attach_controller`, for each controller.
             hostnqn: NQN by which this host connects, to the service and to subsystems. Default: a random one, which the daemon stores.
+            mdns: Aryk only: the daemon stores the mDNS discovery that has found the service.
             numbers: Aryk only: the daemon stores the numbers of controllers, by the NQNs of their subsystems.
             reconnect_delay_sec: As for `bdev_nvme_attach_controller`, for each controller and the service itself.
+            subnqn: Aryk only: NQN of the service. Default: the one of all discovery services.
             trsvcid: Port of the service. Default: 8009.
             wait_for_attach: Whether the call waits until all subsystems are attached, apart from those that need TLS. If one cannot be, the call fails, and nothing is attached. Default: false.
         """
@@ -2471,10 +2498,36 @@ class Methods(ABC):
                 detach_delay_sec=detach_delay_sec,
                 fast_io_fail_timeout_sec=fast_io_fail_timeout_sec,
                 hostnqn=hostnqn,
+                mdns=mdns,
                 numbers=numbers,
                 reconnect_delay_sec=reconnect_delay_sec,
+                subnqn=subnqn,
                 trsvcid=trsvcid,
                 wait_for_attach=wait_for_attach,
+            ),
+        )
+        return result
+
+    def bdev_nvme_start_mdns_discovery(
+        self,
+        *,
+        name: str,
+        svcname: str,
+        hostnqn: str | None = None,
+    ) -> bool:
+        """Follows the discovery services of NVMe over TCP that hosts announce on the local network, by multicast DNS.
+
+        Parameters:
+            name: Name of the discovery. The services that it finds are called `NAME0`, `NAME1` and so on, and their controllers `NAME00`, `NAME01` and so on.
+            svcname: The kind of service: `_nvme-disc._tcp`.
+            hostnqn: NQN by which this host connects, to services and to subsystems. Default: a random one, which the daemon stores.
+        """
+        result: bool = self.call(
+            "bdev_nvme_start_mdns_discovery",
+            _given(
+                name=name,
+                svcname=svcname,
+                hostnqn=hostnqn,
             ),
         )
         return result
@@ -2491,6 +2544,24 @@ class Methods(ABC):
         """
         result: bool = self.call(
             "bdev_nvme_stop_discovery",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    def bdev_nvme_stop_mdns_discovery(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Stops to follow announced discovery services, and detaches the controllers that were attached for them.
+
+        Parameters:
+            name: Name of the discovery.
+        """
+        result: bool = self.call(
+            "bdev_nvme_stop_mdns_discovery",
             _given(
                 name=name,
             ),
@@ -3905,6 +3976,7 @@ class Methods(ABC):
         self,
         *,
         address: types.ListenAddress,
+        secure_channel: bool | None = None,
         subnqn: str | None = None,
         tgt_name: str | None = None,
     ) -> bool:
@@ -3912,6 +3984,7 @@ class Methods(ABC):
 
         Parameters:
             address: The address of the discovery service.
+            secure_channel: Whether connections to it must use TLS; only by TCP. Default: false.
             subnqn: Name of the discovery service. Default: the one of all discovery services.
             tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
@@ -3919,6 +3992,7 @@ class Methods(ABC):
             "nvmf_discovery_add_referral",
             _given(
                 address=address,
+                secure_channel=secure_channel,
                 subnqn=subnqn,
                 tgt_name=tgt_name,
             ),
@@ -4086,6 +4160,24 @@ class Methods(ABC):
         )
         return result
 
+    def nvmf_publish_mdns_prr(
+        self,
+        *,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Announces the discovery services of a target on the local network, by multicast DNS.
+
+        Parameters:
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
+        """
+        result: bool = self.call(
+            "nvmf_publish_mdns_prr",
+            _given(
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
     def nvmf_set_config(
         self,
         *,
@@ -4160,6 +4252,24 @@ class Methods(ABC):
             "nvmf_set_max_subsystems",
             _given(
                 max_subsystems=max_subsystems,
+            ),
+        )
+        return result
+
+    def nvmf_stop_mdns_prr(
+        self,
+        *,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Takes the announcement of a target's discovery services back.
+
+        Parameters:
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
+        """
+        result: bool = self.call(
+            "nvmf_stop_mdns_prr",
+            _given(
+                tgt_name=tgt_name,
             ),
         )
         return result
@@ -7111,6 +7221,29 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def bdev_nvme_get_mdns_discovery_info(self) -> list[types.NvmeMdnsDiscovery]:
+        """Lists the mDNS discoveries, with the services that they have found."""
+        result: list[types.NvmeMdnsDiscovery] = await self.call("bdev_nvme_get_mdns_discovery_info")
+        return result
+
+    async def bdev_nvme_get_path_iostat(
+        self,
+        *,
+        name: str,
+    ) -> types.NvmePathIostat:
+        """Reports what each path of a disk of another host has carried.
+
+        Parameters:
+            name: Name of the disk.
+        """
+        result: types.NvmePathIostat = await self.call(
+            "bdev_nvme_get_path_iostat",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
     async def bdev_nvme_get_transport_statistics(self) -> types.NvmeTransportStatistics:
         """Reports the commands of the NVMe queue pairs, by core."""
         result: types.NvmeTransportStatistics = await self.call("bdev_nvme_get_transport_statistics")
@@ -7315,25 +7448,25 @@ class AsyncMethods(ABC):
         """Sets time limits and retries of NVMe controllers that are attached later.
 
         Parameters:
-            action_on_timeout: The reaction to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither. Default: `abort`.
+            action_on_timeout: The reaction to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither; for targets, the default of `timeout_us` holds then. Default: `abort`.
             allow_accel_sequence: Saved, without effect.
             arbitration_burst: Commands that the controller fetches from a queue in its turn, as a power of two, 1 to 6; 7: any number. It is set at each start of a controller. Default, and for 0: what the controller has by itself.
             bdev_retry_count: Attempts after a status that allows another, if they are more than `transport_retry_count`; -1: without limit.
-            ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished; -1: for ever. Default: 15.
+            ctrlr_loss_timeout_sec: Seconds for which requests wait for a drive that has vanished, or a target that is lost; -1: for ever. Default: 15; for targets 600.
             delay_cmd_submit: Saved, without effect: commands are always submitted in batches.
-            dhchap_dhgroups: Saved, without effect.
-            dhchap_digests: Saved, without effect.
+            dhchap_dhgroups: The groups by which they may: `null`, `ffdhe2048`, `ffdhe3072`, `ffdhe4096`, `ffdhe6144`, `ffdhe8192`. Default: all.
+            dhchap_digests: The hashes by which this host and a target may prove who they are: `sha256`, `sha384`, `sha512`. Default: all.
             disable_auto_failback: Saved, without effect.
             enable_flush: Saved, without effect: flushes always reach a drive with a volatile write cache.
-            fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default: they wait as long as that says.
+            fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished, or a target that is lost, before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default: they wait as long as that says.
             generate_uuids: Saved, without effect: namespaces without a UUID always get one.
             high_priority_weight: As `low_priority_weight`, of high priority.
-            io_path_stat: Saved, without effect.
-            io_queue_requests: Commands in flight on each reactor. Default: 255.
-            keep_alive_timeout_ms: Period of the keep-alive timer, for controllers that have one. Default: none.
+            io_path_stat: Saved, without effect: what paths carry is always counted.
+            io_queue_requests: Commands in flight on each reactor. Default: 255; for targets 127.
+            keep_alive_timeout_ms: Period of the keep-alive timer, for controllers that have one; of targets, at least 500. Default: none; for targets 10 s.
             low_priority_weight: Commands, less one, of each turn of the queues of low priority, 0 to 255: set with `arbitration_burst`, if the controller has weighted round robin. All queues of the driver have the same priority. Default: 0.
             medium_priority_weight: As `low_priority_weight`, of medium priority.
-            multipath_opts: Saved, without effect: drives have one path, and `bdev_nvme_attach_controller` has the options of others.
+            multipath_opts: How the paths of disks of other hosts are used, unless `bdev_nvme_attach_controller` says that. Drives have one path.
             nvme_adminq_poll_period_us: Saved, without effect: the driver chooses when to poll.
             nvme_error_stat: Saved, without effect: errors are always counted.
             nvme_ioq_poll_period_us: Saved, without effect: the driver chooses when to poll.
@@ -7341,13 +7474,13 @@ class AsyncMethods(ABC):
             rdma_max_cq_size: Saved, without effect.
             rdma_srq_size: Saved, without effect.
             rdma_umr_per_io: Saved, without effect.
-            reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished. Default: a quarter of a second.
-            tcp_connect_timeout_ms: Saved, without effect.
-            timeout_admin_us: As `timeout_us`, for admin commands. Default: 120 s.
-            timeout_us: Microseconds after which an I/O command is late: the driver aborts it, and resets the controller if that does not help. Default: 30 s.
-            transport_ack_timeout: Saved, without effect.
+            reconnect_delay_sec: Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost. Default: a quarter of a second; for targets 2 s.
+            tcp_connect_timeout_ms: The time that an attempt to connect to a target may take, in milliseconds. Default, and for 0: 30 s.
+            timeout_admin_us: As `timeout_us`, for admin commands. Default: 120 s; for targets 30 s.
+            timeout_us: Microseconds after which an I/O command is late: the driver aborts it, and resets the controller if that does not help; the connections to a target count as lost, unless `action_on_timeout` is `none`. Default: 30 s.
+            transport_ack_timeout: For targets: the connection counts as lost if what was sent has no acknowledgement for 2 to the power of this in milliseconds, 1 to 31. Default, and for 0: 30 s.
             transport_retry_count: Attempts after a status that allows another. If `bdev_retry_count` is more, as many as that. Default: 4.
-            transport_tos: Saved, without effect.
+            transport_tos: Saved, without effect: it is for RDMA.
         """
         result: bool = await self.call(
             "bdev_nvme_set_options",
@@ -7422,8 +7555,10 @@ class AsyncMethods(ABC):
         detach_delay_sec: int | None = None,
         fast_io_fail_timeout_sec: int | None = None,
         hostnqn: str | None = None,
+        mdns: str | None = None,
         numbers: dict[str, Any] | None = None,
         reconnect_delay_sec: int | None = None,
+        subnqn: str | None = None,
         trsvcid: str | None = None,
         wait_for_attach: bool | None = None,
     ) -> bool:
@@ -7439,8 +7574,10 @@ class AsyncMethods(ABC):
             detach_delay_sec: Aryk only: seconds for which the service must not have named a subsystem before that is detached. Default: 60.
             fast_io_fail_timeout_sec: As for `bdev_nvme_attach_controller`, for each controller.
             hostnqn: NQN by which this host connects, to the service and to subsystems. Default: a random one, which the daemon stores.
+            mdns: Aryk only: the daemon stores the mDNS discovery that has found the service.
             numbers: Aryk only: the daemon stores the numbers of controllers, by the NQNs of their subsystems.
             reconnect_delay_sec: As for `bdev_nvme_attach_controller`, for each controller and the service itself.
+            subnqn: Aryk only: NQN of the service. Default: the one of all discovery services.
             trsvcid: Port of the service. Default: 8009.
             wait_for_attach: Whether the call waits until all subsystems are attached, apart from those that need TLS. If one cannot be, the call fails, and nothing is attached. Default: false.
         """
@@ -7456,10 +7593,36 @@ class AsyncMethods(ABC):
                 detach_delay_sec=detach_delay_sec,
                 fast_io_fail_timeout_sec=fast_io_fail_timeout_sec,
                 hostnqn=hostnqn,
+                mdns=mdns,
                 numbers=numbers,
                 reconnect_delay_sec=reconnect_delay_sec,
+                subnqn=subnqn,
                 trsvcid=trsvcid,
                 wait_for_attach=wait_for_attach,
+            ),
+        )
+        return result
+
+    async def bdev_nvme_start_mdns_discovery(
+        self,
+        *,
+        name: str,
+        svcname: str,
+        hostnqn: str | None = None,
+    ) -> bool:
+        """Follows the discovery services of NVMe over TCP that hosts announce on the local network, by multicast DNS.
+
+        Parameters:
+            name: Name of the discovery. The services that it finds are called `NAME0`, `NAME1` and so on, and their controllers `NAME00`, `NAME01` and so on.
+            svcname: The kind of service: `_nvme-disc._tcp`.
+            hostnqn: NQN by which this host connects, to services and to subsystems. Default: a random one, which the daemon stores.
+        """
+        result: bool = await self.call(
+            "bdev_nvme_start_mdns_discovery",
+            _given(
+                name=name,
+                svcname=svcname,
+                hostnqn=hostnqn,
             ),
         )
         return result
@@ -7476,6 +7639,24 @@ class AsyncMethods(ABC):
         """
         result: bool = await self.call(
             "bdev_nvme_stop_discovery",
+            _given(
+                name=name,
+            ),
+        )
+        return result
+
+    async def bdev_nvme_stop_mdns_discovery(
+        self,
+        *,
+        name: str,
+    ) -> bool:
+        """Stops to follow announced discovery services, and detaches the controllers that were attached for them.
+
+        Parameters:
+            name: Name of the discovery.
+        """
+        result: bool = await self.call(
+            "bdev_nvme_stop_mdns_discovery",
             _given(
                 name=name,
             ),
@@ -8890,6 +9071,7 @@ class AsyncMethods(ABC):
         self,
         *,
         address: types.ListenAddress,
+        secure_channel: bool | None = None,
         subnqn: str | None = None,
         tgt_name: str | None = None,
     ) -> bool:
@@ -8897,6 +9079,7 @@ class AsyncMethods(ABC):
 
         Parameters:
             address: The address of the discovery service.
+            secure_channel: Whether connections to it must use TLS; only by TCP. Default: false.
             subnqn: Name of the discovery service. Default: the one of all discovery services.
             tgt_name: Name of the target. Default: `nvmf_tgt`.
         """
@@ -8904,6 +9087,7 @@ class AsyncMethods(ABC):
             "nvmf_discovery_add_referral",
             _given(
                 address=address,
+                secure_channel=secure_channel,
                 subnqn=subnqn,
                 tgt_name=tgt_name,
             ),
@@ -9071,6 +9255,24 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def nvmf_publish_mdns_prr(
+        self,
+        *,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Announces the discovery services of a target on the local network, by multicast DNS.
+
+        Parameters:
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
+        """
+        result: bool = await self.call(
+            "nvmf_publish_mdns_prr",
+            _given(
+                tgt_name=tgt_name,
+            ),
+        )
+        return result
+
     async def nvmf_set_config(
         self,
         *,
@@ -9145,6 +9347,24 @@ class AsyncMethods(ABC):
             "nvmf_set_max_subsystems",
             _given(
                 max_subsystems=max_subsystems,
+            ),
+        )
+        return result
+
+    async def nvmf_stop_mdns_prr(
+        self,
+        *,
+        tgt_name: str | None = None,
+    ) -> bool:
+        """Takes the announcement of a target's discovery services back.
+
+        Parameters:
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
+        """
+        result: bool = await self.call(
+            "nvmf_stop_mdns_prr",
+            _given(
+                tgt_name=tgt_name,
             ),
         )
         return result

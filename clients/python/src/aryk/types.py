@@ -1366,6 +1366,24 @@ class NvmeLastReset(TypedDict):
     took_ms: NotRequired[int]
 
 
+class NvmeMdnsDiscovery(TypedDict):
+    """An mDNS discovery."""
+
+    name: str
+    #: The kind of service.
+    svcname: str
+    #: The services that it has found, and follows.
+    referrals: list[NvmeMdnsReferral]
+
+
+class NvmeMdnsReferral(TypedDict):
+    """A discovery service that was found."""
+
+    #: Its name, as in `bdev_nvme_get_discovery_info`.
+    name: str
+    trid: NvmeTransportId
+
+
 class NvmeMemory(TypedDict):
     """Regions of VMs' memory, for a controller: `aryk_memory_clients_get` lists those that are copied, and why."""
 
@@ -1430,12 +1448,53 @@ class NvmePath(TypedDict):
     host: NvmeHost
 
 
+class NvmePathCounts(TypedDict):
+    """Requests that a path has completed without failure, since the path was added. Times in ticks, as in `bdev_get_iostat`, from the submission on the path. Copies are 0: there are none."""
+
+    bytes_read: int
+    num_read_ops: int
+    bytes_written: int
+    num_write_ops: int
+    bytes_unmapped: int
+    num_unmap_ops: int
+    bytes_copied: int
+    num_copy_ops: int
+    read_latency_ticks: int
+    max_read_latency_ticks: int
+    min_read_latency_ticks: int
+    write_latency_ticks: int
+    max_write_latency_ticks: int
+    min_write_latency_ticks: int
+    unmap_latency_ticks: int
+    max_unmap_latency_ticks: int
+    min_unmap_latency_ticks: int
+    copy_latency_ticks: int
+    max_copy_latency_ticks: int
+    min_copy_latency_ticks: int
+
+
 class NvmePathGroup(TypedDict):
     """The paths of a core."""
 
     #: `reactor_` and the core.
     thread: str
     io_paths: list[NvmeIoPath]
+
+
+class NvmePathIostat(TypedDict):
+    """The result of `bdev_nvme_get_path_iostat`."""
+
+    #: Name of the disk.
+    name: str
+    #: The paths.
+    stats: list[NvmePathStat]
+
+
+class NvmePathStat(TypedDict):
+    """A path, and what it has carried."""
+
+    trid: NvmeTransportId
+    stat: NvmePathCounts
 
 
 class NvmePathTransport(TypedDict):
@@ -1957,6 +2016,8 @@ class ReferralInfo(TypedDict):
 
     address: ListenAddress
     subnqn: str
+    #: Whether connections to it must use TLS.
+    secure_channel: bool
 
 
 class RegistrantReply(TypedDict):

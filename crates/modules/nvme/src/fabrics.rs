@@ -41,15 +41,15 @@ mod tests;
 
 pub use controllers::{Following, RemoteController, RemoteControllers};
 pub use discovery::Heard;
+pub use driver::{Carried, PATHS_MAX, PathTraffic, Policy};
 use driver::{Choice, best_paths, bits};
-pub use driver::{PATHS_MAX, Policy};
 pub use rdma::{Lost, RdmaThread};
 
 use crate::shared::lock;
 use crate::{Exposed, NamespaceInfo};
 use aryk_nvme::claims::ControllerInfo;
 use aryk_nvme::spec::status::Status;
-use aryk_nvme_fabrics::chap::{Failure, Secrets};
+use aryk_nvme_fabrics::chap::{Allowed, Failure, Secrets};
 use aryk_nvme_fabrics::nqn::Nqn;
 use aryk_nvme_fabrics::psk::{self, ConfiguredPsk, PskError, TlsPsk, Version};
 use aryk_nvme_fabrics::subsystem::AnaState;
@@ -60,6 +60,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+/// The default of all limits of time.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// The most bytes of one read or write.
 const DATA_MAX: u64 = 1 << 20;
 
@@ -131,6 +133,8 @@ pub struct RemoteConfig {
     pub host_id: [u8; 16],
     /// By what this host proves who it is, if the target wants that.
     pub secrets: HostSecrets,
+    /// By which hashes and groups.
+    pub allowed: Allowed,
     /// The keys of TLS, the best first. With one, the target must use TLS, too.
     pub psks: Vec<Psk>,
     /// PDUs have header digests; a target without them is refused.
@@ -151,9 +155,15 @@ pub struct RemoteConfig {
     pub fast_fail: Option<Duration>,
     /// Time between two attempts to connect to a lost controller. The first attempts come sooner.
     pub reconnect_delay: Duration,
-    /// The time that a request, an admin command or an attempt to connect may take; after it, the connection counts as lost.
+    /// The time that a request may take; after it, the connection counts as lost.
     pub patience: Duration,
-    /// Attempts after a status that allows another.
+    /// The same for an admin command.
+    pub admin_patience: Duration,
+    /// The time that an attempt to connect may take.
+    pub connect_patience: Duration,
+    /// The time for which what was sent may be without an acknowledgement of the target's kernel.
+    pub acknowledge_patience: Duration,
+    /// Attempts after a status that allows another; [`WITHOUT_LIMIT`](crate::WITHOUT_LIMIT): any number.
     pub retries: u16,
 }
 
@@ -173,6 +183,7 @@ impl RemoteConfig {
             host,
             host_id,
             secrets: HostSecrets::default(),
+            allowed: Allowed::default(),
             psks: Vec::new(),
             header_digest: false,
             data_digest: false,
@@ -183,7 +194,10 @@ impl RemoteConfig {
             loss_timeout: Some(Duration::from_secs(600)),
             fast_fail: None,
             reconnect_delay: Duration::from_secs(2),
-            patience: Duration::from_secs(30),
+            patience: PATIENCE,
+            admin_patience: PATIENCE,
+            connect_patience: PATIENCE,
+            acknowledge_patience: PATIENCE,
             retries: 4,
         }
     }

@@ -35,6 +35,18 @@ impl Group {
     pub const ALL: [Self; 6] =
         [Self::Ffdhe3072, Self::Ffdhe2048, Self::Ffdhe4096, Self::Ffdhe6144, Self::Ffdhe8192, Self::Null];
 
+    /// Its name, as in SPDK's options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Null => "null",
+            Self::Ffdhe2048 => "ffdhe2048",
+            Self::Ffdhe3072 => "ffdhe3072",
+            Self::Ffdhe4096 => "ffdhe4096",
+            Self::Ffdhe6144 => "ffdhe6144",
+            Self::Ffdhe8192 => "ffdhe8192",
+        }
+    }
+
     /// The group with this identifier.
     pub(super) fn with_id(id: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|group| *group as u8 == id)

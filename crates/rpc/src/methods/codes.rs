@@ -16,7 +16,7 @@ pub(super) fn set(table: &mut Table<Control>) {
 }
 
 /// Methods that report parameters which cannot be decoded as an internal error, and other errors with their own numbers.
-const UNDECODED_IS_INTERNAL: [&str; 77] = [
+const UNDECODED_IS_INTERNAL: [&str; 81] = [
     "bdev_aio_create",
     "bdev_aio_delete",
     "bdev_aio_rescan",
@@ -70,6 +70,8 @@ const UNDECODED_IS_INTERNAL: [&str; 77] = [
     "bdev_nvme_get_controllers",
     "bdev_nvme_get_discovery_info",
     "bdev_nvme_get_io_paths",
+    "bdev_nvme_get_mdns_discovery_info",
+    "bdev_nvme_get_path_iostat",
     "bdev_nvme_get_transport_statistics",
     "bdev_nvme_remove_error_injection",
     "bdev_nvme_reset_controller",
@@ -78,7 +80,9 @@ const UNDECODED_IS_INTERNAL: [&str; 77] = [
     "bdev_nvme_set_multipath_policy",
     "bdev_nvme_set_preferred_path",
     "bdev_nvme_start_discovery",
+    "bdev_nvme_start_mdns_discovery",
     "bdev_nvme_stop_discovery",
+    "bdev_nvme_stop_mdns_discovery",
     "bdev_passthru_create",
     "bdev_passthru_delete",
     "bdev_rbd_create",

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The flags, each with the target of its part's events: the name of the crate.
-const FLAGS: [(&str, &str); 19] = [
+const FLAGS: [(&str, &str); 20] = [
     ("arykd", "arykd"),
     ("bdev", "aryk_bdev"),
     ("bdev_crypto", "aryk_bdev_crypto"),
@@ -20,6 +20,7 @@ const FLAGS: [(&str, &str); 19] = [
     ("bdev_uring", "aryk_bdev_uring"),
     ("bdev_volume", "aryk_bdev_volume"),
     ("cuse", "aryk_cuse"),
+    ("mdns", "aryk_mdns"),
     ("metrics", "aryk_metrics"),
     ("nvmf", "aryk_nvmf"),
     ("reactor", "aryk_reactor"),

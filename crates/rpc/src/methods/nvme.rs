@@ -11,6 +11,8 @@ mod describe;
 mod discovery;
 mod hotplug;
 mod injection;
+mod iostat;
+mod mdns;
 mod options;
 mod paths;
 mod remote;
@@ -23,6 +25,7 @@ pub(crate) use discovery::{
     Discovery, START as START_DISCOVERY, follow as follow_discoveries, unmake as unmake_discovery,
 };
 pub(crate) use hotplug::follow as follow_plugged;
+pub(crate) use mdns::{Mdns, START_MDNS, follow as follow_announced, unmake as unmake_mdns};
 pub(crate) use options::is_saved;
 pub(crate) use statistics::{Errors, metrics};
 
@@ -69,6 +72,10 @@ pub(crate) struct State {
     pub discovered: RefCell<BTreeSet<Nqn>>,
     /// Receives each discovery service that a call starts to follow.
     pub discovering: RefCell<Option<UnboundedSender<Rc<Discovery>>>>,
+    /// mDNS discoveries, by name.
+    pub mdns: RefCell<BTreeMap<String, Rc<Mdns>>>,
+    /// Receives each mDNS discovery that a call starts.
+    pub browsing: RefCell<Option<UnboundedSender<Rc<Mdns>>>>,
 }
 
 /// A controller whose end is awaited.
@@ -125,6 +132,8 @@ pub(super) fn register(table: &mut Table<Control>) {
     describe::register(table);
     discovery::register(table);
     injection::register(table);
+    iostat::register(table);
+    mdns::register(table);
     options::register(table);
     paths::register(table);
     statistics::register(table);

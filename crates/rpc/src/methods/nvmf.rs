@@ -4,17 +4,19 @@
 //! namespaces exist again: a host that reconnected before would see that disks in use are gone.
 
 mod keys;
+mod mdns;
 mod object;
 mod reservations;
 mod show;
 mod subsystem;
 
 pub(super) use keys::{KeyNames, read_psk};
+pub(super) use mdns::{is_own, open_socket as open_mdns};
 pub(crate) use object::{Needs, disk_of, forget_gone, is_of_one, needs, object, place};
 pub use reservations::keep;
 pub(crate) use show::metrics;
 
-use super::{Control, Error, NoParams, Phase, Table};
+use super::{Control, Error, NoParams, Phase, Table, is_default};
 use crate::config::Subsystem;
 use aryk_bdev::Env;
 use aryk_nvme_fabrics::discovery::{Entry, Family, Security, Subtype};
@@ -88,6 +90,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     );
     subsystem::register(table);
     show::register(table);
+    mdns::register(table);
 }
 
 pub(crate) const CREATE_TARGET: &str = "nvmf_create_target";
@@ -112,6 +115,8 @@ pub(crate) struct State {
     retry_delays: Cell<[u16; 3]>,
     /// Stores the reservations of all targets, if there is a state store.
     keeper: OnceCell<Keeper>,
+    /// The target that is announced.
+    published: RefCell<Option<mdns::Published>>,
 }
 
 /// A target.
@@ -120,7 +125,8 @@ struct Named {
     target: Target,
     subsystems_max: Option<u32>,
     transports: RefCell<BTreeSet<Transport>>,
-    referrals: RefCell<Vec<(Address, Nqn)>>,
+    /// Other discovery services, and whether their channels must be secure.
+    referrals: RefCell<Vec<((Address, Nqn), bool)>>,
 }
 
 impl State {
@@ -132,6 +138,7 @@ impl State {
             subsystems_max: Cell::new(1024),
             retry_delays: Cell::default(),
             keeper: OnceCell::new(),
+            published: RefCell::default(),
         }
     }
 
@@ -171,6 +178,10 @@ impl State {
 
     /// Ends all targets: no host uses a disk afterwards.
     pub async fn close(&self) {
+        let published = self.published.take();
+        if let Some(published) = published {
+            published.end().await;
+        }
         let targets: Vec<Rc<Named>> = self.targets.borrow().values().cloned().collect();
         for named in targets {
             named.target.close().await;
@@ -212,6 +223,7 @@ async fn delete_target(control: &Control, p: TargetName) -> Result<bool, Error> 
         return Err(Error::invalid(format!("the target '{DEFAULT_TARGET}' is always there")));
     }
     let named = control.nvmf.find(Some(&p.name))?;
+    mdns::end(control, &named).await;
     named.target.close().await;
     control.nvmf.targets.borrow_mut().remove(&p.name);
     control.config.forget_that(Subsystem::Nvmf, |call| object::is_of_target(call, &p.name));
@@ -495,7 +507,7 @@ fn parse_nqn(text: &str) -> Result<Nqn, Error> {
     text.parse().map_err(|error: nqn::NqnError| Error::invalid(format!("'{text}': {error}")))
 }
 
-/// Parameters of `nvmf_discovery_add_referral` and `nvmf_discovery_remove_referral`.
+/// Parameters of `nvmf_discovery_add_referral`.
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Referral {
@@ -507,24 +519,35 @@ struct Referral {
     /// Name of the discovery service. Default: the one of all discovery services.
     #[serde(skip_serializing_if = "Option::is_none")]
     subnqn: Option<String>,
+    /// Whether connections to it must use TLS; only by TCP. Default: false.
+    #[serde(default, skip_serializing_if = "is_default")]
+    secure_channel: bool,
 }
 
-impl Referral {
-    fn parse(&self) -> Result<(Address, Nqn), Error> {
-        Ok((
-            self.address.parse(DISCOVERY_PORT)?,
-            parse_nqn(self.subnqn.as_deref().unwrap_or(nqn::DISCOVERY))?,
-        ))
-    }
+/// Parameters of `nvmf_discovery_remove_referral`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct RemoveReferral {
+    /// Name of the target. Default: `nvmf_tgt`.
+    tgt_name: Option<String>,
+    /// The address of the discovery service.
+    address: ListenAddress,
+    /// Name of the discovery service. Default: the one of all discovery services.
+    subnqn: Option<String>,
+}
+
+/// A discovery service with this address and name.
+fn parse_referral(address: &ListenAddress, name: Option<&str>) -> Result<(Address, Nqn), Error> {
+    Ok((address.parse(DISCOVERY_PORT)?, parse_nqn(name.unwrap_or(nqn::DISCOVERY))?))
 }
 
 impl Named {
     fn show_referrals(&self) {
-        let entry = |(number, (address, name)): (usize, &(Address, Nqn))| Entry {
+        let entry = |(number, ((address, name), is_secure)): (usize, &((Address, Nqn), bool))| Entry {
             transport: address.transport.into(),
             family: if address.socket.is_ipv6() { Family::Ipv6 } else { Family::Ipv4 },
             subtype: Subtype::Referral,
-            security: Security::Unspecified,
+            security: if *is_secure { Security::Tls } else { Security::Unspecified },
             port_id: u16::MAX - number as u16,
             address: address.socket.ip().to_string(),
             service: address.socket.port().to_string(),
@@ -535,34 +558,42 @@ impl Named {
 }
 
 async fn add_referral(control: &Control, p: Referral) -> Result<bool, Error> {
-    let (named, referral) = (control.nvmf.find(p.tgt_name.as_deref())?, p.parse()?);
-    if named.referrals.borrow().contains(&referral) {
+    let referral = parse_referral(&p.address, p.subnqn.as_deref())?;
+    if p.secure_channel && referral.0.transport != Transport::Tcp {
+        return Err(Error::invalid("`secure_channel` is for TCP only"));
+    }
+    let named = control.nvmf.find(p.tgt_name.as_deref())?;
+    if named.referrals.borrow().iter().any(|(known, _)| *known == referral) {
         return Err(Error::errno(Errno::EXIST, "the discovery page has this discovery service already"));
     }
     let address = ListenAddress::new(referral.0);
-    named.referrals.borrow_mut().push(referral);
+    named.referrals.borrow_mut().push((referral, p.secure_channel));
     named.show_referrals();
     object::made(control, ADD_REFERRAL, &Referral { address, ..p });
     Ok(true)
 }
 
-async fn remove_referral(control: &Control, p: Referral) -> Result<bool, Error> {
-    let (named, referral) = (control.nvmf.find(p.tgt_name.as_deref())?, p.parse()?);
+async fn remove_referral(control: &Control, p: RemoveReferral) -> Result<bool, Error> {
+    let named = control.nvmf.find(p.tgt_name.as_deref())?;
+    let referral = parse_referral(&p.address, p.subnqn.as_deref())?;
     let before = named.referrals.borrow().len();
-    named.referrals.borrow_mut().retain(|known| *known != referral);
+    named.referrals.borrow_mut().retain(|(known, _)| *known != referral);
     if named.referrals.borrow().len() == before {
         return Err(Error::errno(Errno::NOENT, "the discovery page does not have this discovery service"));
     }
     named.show_referrals();
-    object::forget(control, ADD_REFERRAL, &Referral { address: ListenAddress::new(referral.0), ..p });
+    let RemoveReferral { tgt_name, subnqn, .. } = p;
+    let address = ListenAddress::new(referral.0);
+    object::forget(control, ADD_REFERRAL, &Referral { tgt_name, address, subnqn, secure_channel: false });
     Ok(true)
 }
 
 /// Parameters of methods that may name a target.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct OfTarget {
     /// Name of the target. Default: `nvmf_tgt`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     tgt_name: Option<String>,
 }
 
@@ -571,14 +602,17 @@ struct OfTarget {
 struct ReferralInfo {
     address: ListenAddress,
     subnqn: String,
+    /// Whether connections to it must use TLS.
+    secure_channel: bool,
 }
 
 async fn get_referrals(control: &Control, p: OfTarget) -> Result<Vec<ReferralInfo>, Error> {
     let named = control.nvmf.find(p.tgt_name.as_deref())?;
     let referrals = named.referrals.borrow();
-    let info = |(address, name): &(Address, Nqn)| ReferralInfo {
+    let info = |((address, name), is_secure): &((Address, Nqn), bool)| ReferralInfo {
         address: ListenAddress::new(*address),
         subnqn: name.to_string(),
+        secure_channel: *is_secure,
     };
     Ok(referrals.iter().map(info).collect())
 }

@@ -234,6 +234,7 @@ impl<'a> Index<'a> {
             | Subsystem::Keyring
             | Subsystem::Nvme
             | Subsystem::Discovery
+            | Subsystem::Mdns
             | Subsystem::Rbd
             | Subsystem::Reservations
             | Subsystem::Scheduler

@@ -364,17 +364,23 @@ fn share_disks(dir: &Path, call: &mut impl FnMut(&'static str, Value)) {
     call("nvmf_subsystem_add_listener", json!({"nqn": NQN, "listen_address": address}));
     let state = json!({"nqn": NQN, "listen_address": address, "ana_state": "inaccessible", "anagrpid": 2});
     call("nvmf_subsystem_listener_set_ana_state", state);
-    call("nvmf_discovery_add_referral", json!({"address": address}));
+    call("nvmf_discovery_add_referral", json!({"address": address, "secure_channel": true}));
     call("nvmf_discovery_get_referrals", json!({}));
     call("nvmf_discovery_remove_referral", json!({"address": address}));
     call("bdev_nvme_start_discovery", json!({"name": "far", "trtype": "TCP", "traddr": "127.0.0.1"}));
     call("bdev_nvme_get_discovery_info", json!({}));
     call("bdev_nvme_stop_discovery", disk("far"));
+    call("nvmf_publish_mdns_prr", json!({}));
+    call("nvmf_stop_mdns_prr", json!({}));
+    call("bdev_nvme_start_mdns_discovery", json!({"name": "any", "svcname": "_aryk-test._tcp"}));
+    call("bdev_nvme_get_mdns_discovery_info", json!({}));
+    call("bdev_nvme_stop_mdns_discovery", disk("any"));
     let attach = json!({
         "name": "near", "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": port, "subnqn": NQN, "hostnqn": HOST,
     });
     call("bdev_nvme_attach_controller", attach);
     call("bdev_nvme_get_io_paths", json!({"name": "nearn3"}));
+    call("bdev_nvme_get_path_iostat", disk("nearn3"));
     call("bdev_nvme_set_multipath_policy", json!({"name": "nearn3", "policy": "active_active"}));
     call("bdev_nvme_set_preferred_path", json!({"name": "nearn3", "cntlid": 1}));
     call("bdev_nvme_set_keys", disk("near"));

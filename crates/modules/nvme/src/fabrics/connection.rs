@@ -11,7 +11,7 @@ use aryk_nvme::admin::{self, Data};
 use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::status::Status;
 use aryk_nvme_fabrics::Transfer;
-use aryk_nvme_fabrics::chap::{self, Action, Allowed, MESSAGE_MAX, PROTOCOL, Parties, Secrets};
+use aryk_nvme_fabrics::chap::{self, Action, MESSAGE_MAX, PROTOCOL, Parties, Secrets};
 use aryk_nvme_fabrics::command::{Command, Connect};
 use aryk_nvme_fabrics::connect::ConnectData;
 use aryk_nvme_fabrics::status;
@@ -117,10 +117,10 @@ pub(super) struct Connection {
 impl Connection {
     /// Connects a queue, and returns the controller's identifier.
     pub(super) async fn open(config: &RemoteConfig, place: Place) -> Result<(Self, u16), ConnectError> {
-        let opening = timeout(config.patience, Link::open(config, place));
+        let opening = timeout(config.connect_patience, Link::open(config, place));
         let link = opening.await.map_err(|_| ConnectError::Silent)??;
         let pending = (1..place.entries).map(|_| None).collect();
-        let mut connection = Self { link, pending, patience: config.patience };
+        let mut connection = Self { link, pending, patience: config.admin_patience };
         let controller_id = connection.connect(config, place).await?;
         Ok((connection, controller_id))
     }
@@ -184,7 +184,7 @@ impl Connection {
     ) -> Result<(), ConnectError> {
         let parties = Parties { host: config.host.clone(), subsystem: config.subsystem.clone() };
         let transaction = TRANSACTIONS.fetch_add(1, Ordering::Relaxed);
-        let mut side = chap::Host::new(Arc::clone(secrets), parties, transaction, &Allowed::default());
+        let mut side = chap::Host::new(Arc::clone(secrets), parties, transaction, &config.allowed);
         loop {
             match side.action() {
                 Action::Send(message) => {

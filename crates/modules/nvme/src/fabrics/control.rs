@@ -13,7 +13,7 @@ mod queues;
 mod recovery;
 
 use super::admin;
-use super::driver::{self, Choice, Guard, Policy};
+use super::driver::{self, Choice, Guard, PathTraffic, Policy};
 use super::path::Report;
 use super::shared::Shared;
 use super::{ConnectError, PathInfo, RemoteConfig, RemoteError, RemoteInfo, RemotePhase};
@@ -74,6 +74,8 @@ pub(crate) enum Command {
     SetPolicy { nsid: u32, policy: Policy, done: Done },
     /// Sets the path of a namespace that is preferred, by the identifier of its controller.
     Prefer { nsid: u32, controller: u16, done: Done },
+    /// Returns what each path has carried for the disk of a namespace; nothing for a disk that has gone.
+    ReadTraffic { nsid: u32, reply: oneshot::Sender<Vec<(PathInfo, PathTraffic)>> },
     /// Authenticates with other secrets, on all connected paths, and uses them from then on.
     SetSecrets { secrets: Option<Arc<Secrets>>, done: Done },
     /// The disk of a namespace was removed.
@@ -261,6 +263,10 @@ impl Control {
                 // The caller may be gone.
                 let _ = done.send(self.prefer(nsid, controller));
             }
+            Command::ReadTraffic { nsid, reply } => {
+                // The caller may be gone.
+                let _ = reply.send(self.traffic(nsid));
+            }
             Command::SetSecrets { secrets, done } => self.set_secrets(secrets, done),
             Command::Closed(nsid) => {
                 if self.disks.closed(nsid) && self.disks.ends_with(nsid) {
@@ -314,6 +320,19 @@ impl Control {
         let path = self.paths.iter().find(|(_, path)| path.controller_id() == Some(controller));
         let (path, _) = path.ok_or_else(|| RemoteError::NoSuchPath(self.config().name.clone()))?;
         self.choose(nsid, |choice| choice.preferred = Some(*path))
+    }
+
+    /// What each path has carried for the disk of a namespace.
+    fn traffic(&self, nsid: u32) -> Vec<(PathInfo, PathTraffic)> {
+        let Some(namespace) = self.disks.namespaces().find(|namespace| namespace.nsid() == nsid) else {
+            return Vec::new();
+        };
+        let paths = self.shared.info().paths.clone();
+        let with_traffic = |path: PathInfo| {
+            let traffic = namespace.traffic.of(path.number);
+            (path, traffic)
+        };
+        paths.into_iter().map(with_traffic).collect()
     }
 
     /// Requests fail until a path is back.

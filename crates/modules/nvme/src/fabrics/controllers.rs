@@ -4,7 +4,7 @@ use super::control::{self, Command, Done};
 use super::discovery::{self, Heard};
 use super::rdma::RdmaThread;
 use super::shared::Shared;
-use super::{Policy, RemoteConfig, RemoteError, RemoteInfo, RemotePhase};
+use super::{PathInfo, PathTraffic, Policy, RemoteConfig, RemoteError, RemoteInfo, RemotePhase};
 use crate::NamespaceInfo;
 use crate::shared::lock;
 use aryk_bdev::{Bdev, Env};
@@ -220,6 +220,18 @@ impl RemoteController {
     /// [`RemoteError`].
     pub async fn prefer(&self, nsid: u32, controller: u16) -> Result<(), RemoteError> {
         self.ask(|done| Command::Prefer { nsid, controller, done }).await
+    }
+
+    /// What each path has carried for the disk of a namespace, since the disk has it.
+    ///
+    /// # Errors
+    /// [`RemoteError::Ended`], also for a disk that has gone.
+    pub async fn traffic(&self, nsid: u32) -> Result<Vec<(PathInfo, PathTraffic)>, RemoteError> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.send(Command::ReadTraffic { nsid, reply });
+        let paths = answer.await.unwrap_or_default();
+        // A controller has at least one path.
+        if paths.is_empty() { Err(RemoteError::Ended(self.name().to_owned())) } else { Ok(paths) }
     }
 
     /// Has all connections authenticate with other secrets from now on, if the target takes them on the admin queue of each

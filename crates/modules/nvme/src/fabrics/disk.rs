@@ -2,7 +2,7 @@
 
 use super::DATA_MAX;
 use super::control::Command;
-use super::driver::{PathTable, RemoteChannel};
+use super::driver::{PathTable, RemoteChannel, Traffic};
 use super::shared::Shared;
 use crate::disks;
 use crate::namespace::{self, UNMAP_MAX};
@@ -32,6 +32,8 @@ pub(super) struct Namespace {
     state: Mutex<(claims::Namespace, Commands)>,
     /// What the paths are for it.
     pub(super) paths: PathTable,
+    /// What they have carried for it.
+    pub(super) traffic: Traffic,
     failures: Failures,
 }
 
@@ -52,6 +54,7 @@ impl Namespace {
             depth,
             state: Mutex::new(state),
             paths: PathTable::new(policy),
+            traffic: Traffic::default(),
             failures: Failures::default(),
         }
     }

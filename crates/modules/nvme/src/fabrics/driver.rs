@@ -20,6 +20,7 @@ mod rdma;
 mod route;
 mod sealed;
 mod tcp;
+mod traffic;
 
 pub(super) use guard::{Extent, Guard};
 pub(super) use link::Carrier;
@@ -27,6 +28,8 @@ pub(super) use live::Live;
 pub(super) use loss::{Stopped, close, drain, fail, give, hold, open, replay, settle, stop};
 pub(super) use route::{Choice, PathTable, best_paths, bits};
 pub use route::{PATHS_MAX, Policy};
+pub(super) use traffic::Traffic;
+pub use traffic::{Carried, PathTraffic};
 
 use super::control::Command;
 use super::disk::Namespace;
@@ -54,6 +57,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tcp::Buffers;
+use traffic::ChannelCounts;
 
 /// The shortest time between two system calls that find nothing to read, or no room to write.
 const FRUITLESS: Duration = Duration::from_micros(2);
@@ -113,6 +117,7 @@ struct Opened {
     commands: Commands,
     route: Route,
     completions: Vec<Completion>,
+    counts: Arc<ChannelCounts>,
 }
 
 impl Opened {
@@ -260,13 +265,16 @@ impl QueueDriver {
 
     fn open_channel(&mut self, namespace: &Arc<Namespace>, root: RootId) -> Key {
         let (namespace, commands) = (Arc::clone(namespace), namespace.commands());
-        self.channels.add(Opened { root, namespace, commands, route: Route::new(), completions: Vec::new() })
+        let (route, completions, counts) = (Route::new(), Vec::new(), namespace.traffic.open());
+        self.channels.add(Opened { root, namespace, commands, route, completions, counts })
     }
 
     fn close_channel(&mut self, channel: Key) {
         let mut of_channel = self.requests.iter().filter(|(_, request)| request.channel == channel);
         assert!(of_channel.next().is_none(), "a channel is closed when nothing is in flight");
-        self.channels.remove(channel);
+        if let Some(channel) = self.channels.remove(channel) {
+            channel.namespace.traffic.close(&channel.counts);
+        }
     }
 
     #[inline]

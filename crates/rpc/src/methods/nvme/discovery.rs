@@ -7,6 +7,7 @@
 
 use super::attach::{ATTACH, Attach, DETACH};
 use super::describe::Trid;
+use super::options::Options;
 use super::paths::Further;
 use super::remote::{self, of_family, random_host};
 use super::{Control, Error, Phase, Table, attach, is_attached};
@@ -121,6 +122,12 @@ struct Start {
     /// Aryk only: seconds for which the service must not have named a subsystem before that is detached. Default: 60.
     #[serde(skip_serializing_if = "Option::is_none")]
     detach_delay_sec: Option<u32>,
+    /// Aryk only: NQN of the service. Default: the one of all discovery services.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    subnqn: Option<String>,
+    /// Aryk only: the daemon stores the mDNS discovery that has found the service.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mdns: Option<String>,
     /// Aryk only: the daemon stores the numbers of controllers, by the NQNs of their subsystems.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     numbers: BTreeMap<String, u32>,
@@ -195,7 +202,7 @@ pub(crate) struct Discovery {
 }
 
 impl Discovery {
-    fn new(p: Start) -> Result<Self, Error> {
+    fn new(options: &Options, p: Start) -> Result<Self, Error> {
         if remote::transport(&p.trtype).is_none() {
             return Err(Error::invalid(format!(
                 "discovery over '{}' is not supported, only over TCP and RDMA",
@@ -214,9 +221,9 @@ impl Discovery {
             ),
             adrfam: p.adrfam.clone(),
             hostid: Some(Uuid::new_v4().to_string()),
-            ..p.attach(p.name.clone(), DISCOVERY)
+            ..p.attach(p.name.clone(), p.subnqn.as_deref().unwrap_or(DISCOVERY))
         };
-        let config = remote::config(&call)?;
+        let config = remote::config(options, &call)?;
         Ok(Self {
             numbers: RefCell::new(p.numbers.clone()),
             params: p,
@@ -288,7 +295,7 @@ impl Discovery {
 
 async fn start(control: &Control, mut p: Start) -> Result<bool, Error> {
     p.hostnqn.get_or_insert_with(random_host);
-    let discovery = Rc::new(Discovery::new(p)?);
+    let discovery = Rc::new(Discovery::new(&control.nvme.options.borrow(), p)?);
     let name = &discovery.params.name;
     control.check_open()?;
     if control.nvme.discoveries.borrow().contains_key(name) {
@@ -325,7 +332,7 @@ async fn start(control: &Control, mut p: Start) -> Result<bool, Error> {
     Ok(true)
 }
 
-async fn stop(control: &Control, name: &str) -> Result<bool, Error> {
+pub(super) async fn stop(control: &Control, name: &str) -> Result<bool, Error> {
     let was_noted = control.config.forget(Subsystem::Discovery, name);
     let followed = control.nvme.discoveries.borrow().get(name).cloned();
     match followed {
@@ -334,6 +341,13 @@ async fn stop(control: &Control, name: &str) -> Result<bool, Error> {
         None => return Err(Error::no_device("discovery service", name)),
     }
     Ok(true)
+}
+
+/// Whether a service does not exist, or could not be asked when it was asked last.
+pub(super) fn cannot_be_asked(control: &Control, name: &str) -> bool {
+    let has_failed =
+        |discovery: &Rc<Discovery>| discovery.errors.borrow().contains_key(&discovery.config.address);
+    control.nvme.discoveries.borrow().get(name).is_none_or(has_failed)
 }
 
 /// Ends a service whose call could not be stored, or was revoked.
@@ -398,11 +412,16 @@ struct Referral {
 fn list(control: &Control) -> Vec<Description> {
     let discoveries = control.nvme.discoveries.borrow();
     let describe = |discovery: &Rc<Discovery>| {
-        let trid = |address| Trid::of_target(discovery.config.transport, address, DISCOVERY);
+        let referral =
+            |&at: &SocketAddr| Referral { trid: Trid::of_target(discovery.config.transport, at, DISCOVERY) };
         Description {
             name: discovery.params.name.clone(),
-            trid: trid(discovery.config.address),
-            referrals: discovery.referrals.borrow().iter().map(|&at| Referral { trid: trid(at) }).collect(),
+            trid: Trid::of_target(
+                discovery.config.transport,
+                discovery.config.address,
+                discovery.config.subsystem.as_str(),
+            ),
+            referrals: discovery.referrals.borrow().iter().map(referral).collect(),
             error: discovery.errors.borrow().values().next().cloned(),
         }
     };
@@ -651,7 +670,12 @@ impl Follower {
             let entries = self.services.get(at).and_then(|service| service.entries.as_deref());
             let referrals =
                 entries.unwrap_or_default().iter().filter(|entry| entry.subtype == Subtype::Referral);
-            for at in referrals.filter_map(|entry| self.discovery.address_of(entry)) {
+            for entry in referrals {
+                let Some(at) = self.discovery.address_of(entry) else { continue };
+                if entry.security == Security::Tls {
+                    limited!(self.lines, warn, address = %at, "a discovery service needs TLS, and is not followed");
+                    continue;
+                }
                 if reached.len() < SERVICES_MAX && !reached.contains(&at) {
                     reached.push(at);
                 }
@@ -665,7 +689,10 @@ impl Follower {
                 continue;
             }
             let host_id = *Uuid::new_v4().as_bytes();
-            let config = RemoteConfig { address: at, host_id, ..self.discovery.config.clone() };
+            let mut config = RemoteConfig { address: at, host_id, ..self.discovery.config.clone() };
+            if at != self.discovery.config.address {
+                config.subsystem = DISCOVERY.parse().expect("a valid name");
+            }
             match control.nvme.remotes.follow(config, self.heard.clone()) {
                 Ok(following) => {
                     self.services.insert(at, Service { entries: None, _following: following });

@@ -1,7 +1,9 @@
 //! `bdev_nvme_set_options`, `bdev_nvme_set_hotplug`. Control context.
 //!
 //! The options hold for controllers that are attached later, as SPDK's do. Both calls are stored as settings of the daemon, and
-//! come before all controllers after a restart.
+//! come before all controllers after a restart. `remote` has what they mean for controllers of other hosts.
+
+mod remote;
 
 use super::{Control, Error, Phase, Table};
 use crate::config::Subsystem;
@@ -40,27 +42,28 @@ pub(super) fn register(table: &mut Table<Control>) {
 #[derive(Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Options {
-    /// Microseconds after which an I/O command is late: the driver aborts it, and resets the controller if that does not help.
-    /// Default: 30 s.
+    /// Microseconds after which an I/O command is late: the driver aborts it, and resets the controller if that does not help;
+    /// the connections to a target count as lost, unless `action_on_timeout` is `none`. Default: 30 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     timeout_us: Option<u64>,
-    /// As `timeout_us`, for admin commands. Default: 120 s.
+    /// As `timeout_us`, for admin commands. Default: 120 s; for targets 30 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     timeout_admin_us: Option<u64>,
-    /// Period of the keep-alive timer, for controllers that have one. Default: none.
+    /// Period of the keep-alive timer, for controllers that have one; of targets, at least 500. Default: none; for targets 10 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     keep_alive_timeout_ms: Option<u32>,
     /// Attempts after a status that allows another. If `bdev_retry_count` is more, as many as that. Default: 4.
     #[serde(skip_serializing_if = "Option::is_none")]
     transport_retry_count: Option<u32>,
-    /// Commands in flight on each reactor. Default: 255.
+    /// Commands in flight on each reactor. Default: 255; for targets 127.
     #[serde(skip_serializing_if = "Option::is_none")]
     io_queue_requests: Option<u32>,
-    /// Seconds for which requests wait for a drive that has vanished; -1: for ever. Default: 15.
+    /// Seconds for which requests wait for a drive that has vanished, or a target that is lost; -1: for ever. Default: 15; for
+    /// targets 600.
     #[serde(skip_serializing_if = "Option::is_none")]
     ctrlr_loss_timeout_sec: Option<i32>,
-    /// The reaction to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither.
-    /// Default: `abort`.
+    /// The reaction to a late I/O command. `none` needs a `timeout_us` that is not 0: SPDK's default options have neither; for
+    /// targets, the default of `timeout_us` holds then. Default: `abort`.
     #[serde(skip_serializing_if = "Option::is_none")]
     action_on_timeout: Option<Action>,
     /// Commands that the controller fetches from a queue in its turn, as a power of two, 1 to 6; 7: any number. It is set at each
@@ -89,14 +92,16 @@ pub(crate) struct Options {
     /// Attempts after a status that allows another, if they are more than `transport_retry_count`; -1: without limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     bdev_retry_count: Option<i32>,
-    /// Saved, without effect.
+    /// For targets: the connection counts as lost if what was sent has no acknowledgement for 2 to the power of this in
+    /// milliseconds, 1 to 31. Default, and for 0: 30 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     transport_ack_timeout: Option<u8>,
-    /// Seconds between two attempts to open a drive that has vanished. Default: a quarter of a second.
+    /// Seconds between two attempts to open a drive that has vanished, or to connect to a target that is lost. Default: a quarter
+    /// of a second; for targets 2 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     reconnect_delay_sec: Option<u32>,
-    /// Seconds for which requests wait for a drive that has vanished before they fail, until it is back; at most
-    /// `ctrlr_loss_timeout_sec`. Default: they wait as long as that says.
+    /// Seconds for which requests wait for a drive that has vanished, or a target that is lost, before they fail, until it is
+    /// back; at most `ctrlr_loss_timeout_sec`. Default: they wait as long as that says.
     #[serde(skip_serializing_if = "Option::is_none")]
     fast_io_fail_timeout_sec: Option<u32>,
     /// Saved, without effect.
@@ -105,7 +110,7 @@ pub(crate) struct Options {
     /// Saved, without effect: namespaces without a UUID always get one.
     #[serde(skip_serializing_if = "Option::is_none")]
     generate_uuids: Option<bool>,
-    /// Saved, without effect.
+    /// Saved, without effect: it is for RDMA.
     #[serde(skip_serializing_if = "Option::is_none")]
     transport_tos: Option<u8>,
     /// Saved, without effect: errors are always counted.
@@ -114,7 +119,7 @@ pub(crate) struct Options {
     /// Saved, without effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     rdma_srq_size: Option<u32>,
-    /// Saved, without effect.
+    /// Saved, without effect: what paths carry is always counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     io_path_stat: Option<bool>,
     /// Saved, without effect.
@@ -126,22 +131,22 @@ pub(crate) struct Options {
     /// Saved, without effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     rdma_cm_event_timeout_ms: Option<u16>,
-    /// Saved, without effect.
+    /// The hashes by which this host and a target may prove who they are: `sha256`, `sha384`, `sha512`. Default: all.
     #[serde(skip_serializing_if = "Option::is_none")]
     dhchap_digests: Option<Vec<String>>,
-    /// Saved, without effect.
+    /// The groups by which they may: `null`, `ffdhe2048`, `ffdhe3072`, `ffdhe4096`, `ffdhe6144`, `ffdhe8192`. Default: all.
     #[serde(skip_serializing_if = "Option::is_none")]
     dhchap_dhgroups: Option<Vec<String>>,
     /// Saved, without effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     rdma_umr_per_io: Option<bool>,
-    /// Saved, without effect.
+    /// The time that an attempt to connect to a target may take, in milliseconds. Default, and for 0: 30 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     tcp_connect_timeout_ms: Option<u32>,
     /// Saved, without effect: flushes always reach a drive with a volatile write cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     enable_flush: Option<bool>,
-    /// Saved, without effect: drives have one path, and `bdev_nvme_attach_controller` has the options of others.
+    /// How the paths of disks of other hosts are used, unless `bdev_nvme_attach_controller` says that. Drives have one path.
     #[serde(skip_serializing_if = "Option::is_none")]
     multipath_opts: Option<MultipathOptions>,
 }
@@ -193,6 +198,9 @@ enum Action {
 /// The shortest time limit of a command: shorter ones would reset drives that only are busy.
 const TIMEOUT_MIN_US: u64 = 10_000;
 
+/// The default of attempts.
+const RETRIES: u16 = 4;
+
 /// Attempts, but for [`WITHOUT_LIMIT`].
 fn retries(count: u32) -> u16 {
     u16::try_from(count).unwrap_or(WITHOUT_LIMIT).min(WITHOUT_LIMIT - 1)
@@ -219,12 +227,23 @@ impl Options {
         if weights.into_iter().flatten().any(|weight| weight > 255) {
             return Err(Error::invalid("the weight of a priority must be 0 to 255"));
         }
+        if self.transport_ack_timeout.is_some_and(|exponent| exponent > 31) {
+            return Err(Error::invalid("`transport_ack_timeout` must be 0 to 31"));
+        }
+        self.allowed()?;
         let mut config = Config::new("", Location::Socket(PathBuf::new()));
         self.apply(&mut config);
         check_times(&config)
     }
 
-    /// Sets what the options say about a controller that is to be attached.
+    /// Attempts after a status that allows another, if the options say that: the larger count.
+    fn retries(&self) -> Option<u16> {
+        let of_bdev = self.bdev_retry_count.map(|count| u32::try_from(count).map_or(WITHOUT_LIMIT, retries));
+        let of_transport = self.transport_retry_count.map(retries).or(of_bdev.map(|_| RETRIES));
+        of_transport.max(of_bdev)
+    }
+
+    /// Sets what the options say about a drive that is to be attached.
     pub(super) fn apply(&self, config: &mut Config) {
         let nanoseconds = |us: u64| us.saturating_mul(1000);
         if let Some(us) = self.timeout_us.filter(|us| *us > 0) {
@@ -236,13 +255,8 @@ impl Options {
         if let Some(ms) = self.keep_alive_timeout_ms {
             config.options.keep_alive = u64::from(ms) * 1_000_000;
         }
-        if let Some(count) = self.transport_retry_count {
-            config.retries = retries(count);
-        }
-        match self.bdev_retry_count.map(u32::try_from) {
-            None => {}
-            Some(Ok(count)) => config.retries = config.retries.max(retries(count)),
-            Some(Err(_)) => config.retries = WITHOUT_LIMIT,
+        if let Some(retries) = self.retries() {
+            config.retries = retries;
         }
         match self.action_on_timeout {
             Some(Action::None) if self.timeout_us.is_some_and(|us| us > 0) => {

@@ -294,7 +294,7 @@ fn io_path(disk: &str, nsid: u32, (transport, path): (By, &PathInfo), current: b
 }
 
 /// The controller of a disk of another host.
-fn find(control: &Control, disk: &str) -> Result<(Arc<RemoteController>, NamespaceInfo), Error> {
+pub(super) fn find(control: &Control, disk: &str) -> Result<(Arc<RemoteController>, NamespaceInfo), Error> {
     let detail = || Error::errno(Errno::NODEV, format!("'{disk}' is no NVMe disk of another host"));
     remote::controller_of(control, disk).ok_or_else(detail)
 }

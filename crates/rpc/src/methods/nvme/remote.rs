@@ -2,6 +2,7 @@
 //! are shown. Control context.
 
 use super::attach::{ATTACH, Attach, FOR_EVER};
+use super::options::Options;
 use super::{Control, Error, exposed, paths};
 use crate::config::Subsystem;
 use crate::methods::nvmf::{KeyNames, read_psk};
@@ -47,7 +48,7 @@ pub(super) async fn attach(control: &Control, mut p: Attach) -> Result<Vec<Strin
     // A restart is to be the same host for the target.
     p.hostnqn.get_or_insert_with(random_host);
     p.hostid.get_or_insert_with(|| Uuid::new_v4().to_string());
-    let mut config = config(&p)?;
+    let mut config = config(&control.nvme.options.borrow(), &p)?;
     let names = KeyNames { key: p.dhchap_key.as_deref(), controller_key: p.dhchap_ctrlr_key.as_deref() };
     config.secrets = HostSecrets::new(names.read(control).await?.map(|keys| keys.secrets));
     if let Some(name) = &p.psk {
@@ -78,7 +79,7 @@ pub(super) fn random_host() -> String {
 }
 
 /// How the module attaches a controller.
-pub(super) fn config(p: &Attach) -> Result<RemoteConfig, Error> {
+pub(super) fn config(options: &Options, p: &Attach) -> Result<RemoteConfig, Error> {
     p.check_names()?;
     let transport = transport(&p.trtype).ok_or_else(|| no_transport(&p.trtype))?;
     let is_rdma = transport == Transport::Rdma;
@@ -110,6 +111,7 @@ pub(super) fn config(p: &Attach) -> Result<RemoteConfig, Error> {
         *host_id.as_bytes(),
     );
     config.transport = transport;
+    options.apply_to_remote(&mut config);
     config.source = source(p.hostaddr.as_deref(), p.hostsvcid.as_deref())?;
     for path in p.paths.iter().flatten() {
         let (further, source) = path.addresses()?;
@@ -168,10 +170,12 @@ fn apply_times(p: &Attach, config: &mut RemoteConfig) -> Result<(), Error> {
             config.loss_timeout = Some(Duration::from_secs(seconds));
         }
     }
-    let seconds = |given: Option<u32>| given.filter(|s| *s > 0).map(|s| Duration::from_secs(s.into()));
-    config.fast_fail = seconds(p.fast_io_fail_timeout_sec);
-    if let Some(delay) = seconds(p.reconnect_delay_sec) {
-        config.reconnect_delay = delay;
+    let seconds = |given: u32| Duration::from_secs(given.into());
+    if let Some(after) = p.fast_io_fail_timeout_sec {
+        config.fast_fail = (after > 0).then(|| seconds(after));
+    }
+    if let Some(delay) = p.reconnect_delay_sec.filter(|delay| *delay > 0) {
+        config.reconnect_delay = seconds(delay);
     }
     let most = config.loss_timeout.unwrap_or(FOR_EVER);
     if config.fast_fail.is_some_and(|time| time > most) {

@@ -1,6 +1,7 @@
 //! The notes of targets' objects: their names, what they need, and how an object is removed that could not be stored. Control
 //! context.
 
+use super::mdns::{self, PUBLISH};
 use super::subsystem::{ADD_HOST, ADD_LISTENER, ADD_NS, CREATE_SUBSYSTEM, NS_ADD_HOST, SET_STATE};
 use super::{
     ADD_REFERRAL, CREATE_TARGET, CREATE_TRANSPORT, DEFAULT_TARGET, ListenAddress, PORT, SET_CRDT,
@@ -25,6 +26,7 @@ pub(crate) fn object(method: &str, params: &Value) -> Option<String> {
         CREATE_TARGET => return Some(format!("target {}", text("name")?)),
         SET_MAX_SUBSYSTEMS => return Some("number of subsystems".into()),
         SET_CRDT => return Some("retry delays".into()),
+        PUBLISH => "announcement".into(),
         CREATE_TRANSPORT => format!("transport {}", text("trtype")?.to_uppercase()),
         ADD_REFERRAL => {
             let address = address(&params["address"])?;
@@ -195,6 +197,10 @@ pub(super) async fn unmake(control: &Control, call: &Call) -> Result<(), Error> 
     let named = control.nvmf.find(params["tgt_name"].as_str())?;
     let (target, nqn) = (&named.target, params["nqn"].as_str().unwrap_or_default());
     let undone = match &*call.method {
+        PUBLISH => {
+            mdns::end(control, &named).await;
+            Ok(())
+        }
         CREATE_SUBSYSTEM => target.remove_subsystem(nqn).await,
         ADD_NS => {
             let nsid = params["namespace"]["nsid"].as_u64().unwrap_or_default();

@@ -37,7 +37,7 @@ impl Link {
             socket.bind(source)?;
         }
         let stream = socket.connect(config.address).await?;
-        watch_over(&stream, config.patience)?;
+        watch_over(&stream, config.acknowledge_patience)?;
         let (header_digest, data_digest) = (config.header_digest, config.data_digest);
         let request = IcReq { alignment: 0, header_digest, data_digest, max_r2t: 0 };
         let mut link = Self {

@@ -404,6 +404,7 @@ impl Control {
             if choice.preferred == Some(path) {
                 namespace.paths.set_choice(Choice { preferred: None, ..choice });
             }
+            namespace.traffic.forget(path);
         }
         self.begin_absence();
         self.update_disks();

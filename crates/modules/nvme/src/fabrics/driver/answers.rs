@@ -3,6 +3,7 @@
 use super::link::Link;
 use super::live::Live;
 use super::{Loss, QueueDriver, Running, State};
+use crate::WITHOUT_LIMIT;
 use crate::driver::worse;
 use crate::fabrics::control::Command;
 use crate::status::{Outcome, RETRY_DELAY_MIN, decide, decide_harmless, errno};
@@ -44,7 +45,7 @@ impl QueueDriver {
         cx: &mut Cx,
     ) -> Result<(), Loss> {
         let request = self.requests.get_mut(key).expect("it is at the controller");
-        let State::AtController { left, status: earlier, .. } = request.state else {
+        let State::AtController { path, left, status: earlier } = request.state else {
             unreachable!("a command in flight is of a request at the controller")
         };
         let is_last = left == 1 || is_second;
@@ -55,6 +56,9 @@ impl QueueDriver {
             self.history.add(Change { nsid: channel.namespace.nsid(), slba, blocks, completed: now.0 });
         }
         if answer.is_success() && is_intact && left == 1 && earlier.is_ok() {
+            let channel = self.channels.get(request.channel).expect("it has requests");
+            let bytes = channel.commands.bytes(request.io.blocks.0);
+            channel.counts.add(path, request.io.op, bytes, now.0.saturating_sub(request.last_attempt));
             self.finish(key, Status::Ok, cx);
             return Ok(());
         }
@@ -94,12 +98,13 @@ impl QueueDriver {
             self.lose_access(key, path, state, cx);
             return Ok(());
         }
-        let may_retry =
-            is_alone && request.io.op != Op::CompareAndWrite && request.attempts < self.shared.config.retries;
+        let retries = self.shared.config.retries;
+        let has_attempts = request.attempts < retries || retries == WITHOUT_LIMIT;
+        let may_retry = is_alone && request.io.op != Op::CompareAndWrite && has_attempts;
         let (status, mut loss) = match outcome {
             Outcome::Done(status) => (status, None),
             Outcome::Retry(delay, _) if may_retry => {
-                request.attempts += 1;
+                request.attempts = request.attempts.saturating_add(1);
                 self.shared.retried.fetch_add(1, Ordering::Relaxed);
                 self.delay(key, Duration::from_nanos(delay), cx);
                 return Ok(());

@@ -5,7 +5,7 @@ use super::{OnTarget, config};
 use crate::fabrics::{ConnectError, HostSecrets, RemoteControllers, RemoteError};
 use aryk_bdev::{Access, Env, Status};
 use aryk_bdev_conformance::{Bench, Shape, block_on, contents};
-use aryk_nvme_fabrics::chap::{Failure, Secret, Secrets};
+use aryk_nvme_fabrics::chap::{Allowed, Failure, Group, Hash, Secret, Secrets};
 use aryk_nvmf::{HostKeys, Target};
 use std::sync::Arc;
 
@@ -104,6 +104,18 @@ fn a_side_that_proves_nothing_is_refused() {
     assert!(matches!(attach(address, None), ConnectError::Unsupported(_)), "no secret");
     let failed = |error| matches!(error, ConnectError::Authentication(Failure::Failed));
     assert!(failed(attach(address, Some(secrets(OF_CONTROLLER, None)))), "another secret");
+    let only = |hashes: &[Hash]| {
+        let mut config = config(address);
+        config.secrets = HostSecrets::new(Some(secrets(OF_HOST, None)));
+        config.allowed = Allowed { hashes: hashes.to_vec(), groups: vec![Group::Null] };
+        let controllers = RemoteControllers::default();
+        let attached = block_on(controllers.attach(&Env::default(), config)).is_ok();
+        // It has ended by itself if it was refused.
+        let _ = block_on(controllers.detach("nv"));
+        attached
+    };
+    assert!(only(&[Hash::Sha256]), "a hash that both have");
+    assert!(!only(&[]), "no hash");
     let other = Some(secrets(OF_HOST, Some(OF_HOST)));
     assert!(failed(attach(address, other)), "the controller has another secret");
     target.stop();

@@ -34,7 +34,8 @@ fn attach_with(
     std::thread::spawn(move || listener.incoming().flatten().for_each(script));
     let controllers = RemoteControllers::default();
     let mut config = config(address);
-    config.patience = Duration::from_millis(300);
+    let short = Duration::from_millis(300);
+    (config.admin_patience, config.connect_patience) = (short, short);
     configure(&mut config);
     let error = block_on(controllers.attach(&Env::default(), config)).unwrap_err();
     assert!(controllers.list().is_empty());

@@ -5,9 +5,10 @@ use super::proxy::Proxy;
 use super::target::{BLOCK, Running, SUBSYSTEM};
 use super::{OnTarget, block_on, config, until};
 use crate::fabrics::{
-    PathInfo, Policy, RemoteConfig, RemoteController, RemoteControllers, RemoteError, RemotePhase,
+    PathInfo, PathTraffic, Policy, RemoteConfig, RemoteController, RemoteControllers, RemoteError,
+    RemotePhase,
 };
-use aryk_bdev::{Env, Status};
+use aryk_bdev::{Env, Op, Status};
 use aryk_bdev_conformance::{Bench, Shape, contents};
 use aryk_nvme_fabrics::subsystem::AnaState;
 use aryk_reactor::Clock;
@@ -223,6 +224,55 @@ fn paths_are_removed_and_added_under_load() {
 }
 
 #[test]
+fn what_a_path_carries_is_counted_until_the_path_is_removed() {
+    let two = Two::new(|_| {});
+    block_on(two.controller.set_policy(1, Policy::RoundRobin(1))).unwrap();
+    let mut bench = Bench::new();
+    let mut disk = open(&mut bench, &two.on);
+    let core = bench.cx().handle().core();
+    bench.until("both queues", || two.controller.info().current_paths(1, core) == [0, 1]);
+    for lba in 0..4 {
+        disk.write(lba, &contents(1, lba, 1, BLOCK), Shape::Single, &mut bench);
+        assert_eq!(disk.finish(&mut bench).status, Status::Ok);
+    }
+    for lba in 0..8 {
+        disk.read(lba, 2, Shape::Single, &mut bench);
+        assert_eq!(disk.finish(&mut bench).status, Status::Ok);
+    }
+    disk.command(Op::Unmap, 0, 4, &mut bench);
+    assert_eq!(disk.finish(&mut bench).status, Status::Ok);
+    // A request that fails is not counted.
+    disk.read(u64::MAX / 2, 1, Shape::Single, &mut bench);
+    assert_ne!(disk.finish(&mut bench).status, Status::Ok);
+    let expected = |all: &[(PathInfo, PathTraffic)]| {
+        let kinds = |of: PathTraffic| [of.reads, of.writes, of.unmaps];
+        let counts = |of: PathTraffic| kinds(of).map(|carried| (carried.ops, carried.bytes));
+        let block = u64::from(BLOCK);
+        assert_eq!(counts(all[0].1), [(4, 8 * block), (2, 2 * block), (0, 0)]);
+        assert_eq!(counts(all[1].1), [(4, 8 * block), (2, 2 * block), (1, 4 * block)]);
+        for carried in all.iter().flat_map(|(_, of)| kinds(*of)).filter(|carried| carried.ops > 0) {
+            let shortest = carried.latency_ns_min.unwrap();
+            let all = shortest * carried.ops..=carried.latency_ns_max * carried.ops;
+            assert!(shortest > 0 && all.contains(&carried.latency_ns), "{carried:?}");
+        }
+    };
+    let traffic = |bench: &mut Bench| bench.wait("the counts", two.controller.traffic(1)).unwrap();
+    expected(&traffic(&mut bench));
+    // A loss changes nothing, and neither does the end of a channel.
+    two.proxies[0].cut();
+    bench.until("the loss", || two.path(0).losses == 1 && two.path(0).is_connected);
+    expected(&traffic(&mut bench));
+    disk.close(&mut bench);
+    expected(&traffic(&mut bench));
+    bench.wait("the removal", two.controller.remove_path(0)).unwrap();
+    let address = two.proxies[0].address;
+    bench.wait("the path", two.on.controllers.add_path("nv", address, None)).unwrap();
+    let after = traffic(&mut bench);
+    assert_eq!((after[0].1, after[1].1.reads.ops), (PathTraffic::default(), 4));
+    assert!(bench.wait("a refusal", two.controller.traffic(2)).is_err());
+}
+
+#[test]
 fn a_path_to_another_subsystem_is_refused() {
     let two = Two::new(|_| {});
     let mut other = Running::start();
@@ -300,7 +350,7 @@ fn a_controller_that_is_being_connected_has_its_paths() {
     let address = silent.local_addr().unwrap();
     let controllers = RemoteControllers::default();
     let mut config = config(address);
-    config.patience = Duration::from_millis(500);
+    config.connect_patience = Duration::from_millis(500);
     std::thread::scope(|scope| {
         let attached = scope.spawn(|| block_on(controllers.attach(&Env::default(), config)).is_ok());
         until("the attempt", || controllers.find("nv").is_ok());
