@@ -1309,7 +1309,7 @@ type BdevNvmeGetControllerHealthInfoParams struct {
 	Name string `json:"name"`
 }
 
-// BdevNvmeGetControllerHealthInfo calls bdev_nvme_get_controller_health_info. Reads the health of an NVMe drive: temperature, wear, errors.
+// BdevNvmeGetControllerHealthInfo calls bdev_nvme_get_controller_health_info. Reads the health of an NVMe controller: temperature, wear, errors.
 func (c *Client) BdevNvmeGetControllerHealthInfo(ctx context.Context, params BdevNvmeGetControllerHealthInfoParams) (NvmeHealth, error) {
 	return call[NvmeHealth](ctx, c, "bdev_nvme_get_controller_health_info", params)
 }

@@ -1305,7 +1305,7 @@ type NvmeHealth struct {
 	ModelNumber      string `json:"model_number"`
 	SerialNumber     string `json:"serial_number"`
 	FirmwareRevision string `json:"firmware_revision"`
-	// PCI address, or path of the socket.
+	// PCI address, path of the socket, or IP address of the target.
 	Traddr string `json:"traddr"`
 	// Aryk only: what the drive warns of.
 	CriticalWarnings []string `json:"critical_warnings"`

@@ -6,6 +6,7 @@ use super::front_end::FrontEnd;
 use super::harness::{Daemon, wait_for};
 use aryk_reactor::CoreSet;
 use aryk_rpc_client::Reply;
+use base64::Engine as _;
 use serde_json::json;
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
@@ -289,6 +290,29 @@ fn a_disk_has_several_paths() {
         assert_eq!(path["trid"]["trsvcid"], address.port().to_string());
         assert!(path["stat"]["num_write_ops"].as_u64() > Some(0), "{traffic}");
     }
+    let health = host.call("bdev_nvme_get_controller_health_info", json!({"name": "far"})).unwrap();
+    assert_eq!(health["traddr"], "127.0.0.1");
+    // Identify Controller, and Format NVM.
+    let send = |opcode: u8, len: u32| {
+        let mut command = [0; 64];
+        (command[0], command[40]) = (opcode, 1);
+        let cmdbuf = base64::engine::general_purpose::URL_SAFE.encode(command);
+        let params = json!({"name": "far", "cmd_type": "admin", "data_direction": "c2h", "cmdbuf": cmdbuf, "data_len": len});
+        host.call("bdev_nvme_send_cmd", params)
+    };
+    assert!(send(6, 4096).unwrap()["data"].as_str().unwrap().len() > 4096);
+    assert_eq!(super::code(send(0x80, 4096)), -1);
+    let far = || json!({"name": "far"});
+    assert_eq!(super::code(host.call("bdev_nvme_enable_controller", far())), -114);
+    host.call("bdev_nvme_disable_controller", far()).unwrap();
+    let state = |host: &Daemon| {
+        host.call("bdev_nvme_get_controllers", far()).unwrap()[0]["ctrlrs"][0]["state"].take()
+    };
+    assert_eq!(state(&host), "disabled");
+    assert_eq!(super::code(host.call("bdev_nvme_get_controller_health_info", far())), -11);
+    host.call("bdev_nvme_enable_controller", far()).unwrap();
+    verify(&mut disk, 6);
+    wait_for("all paths", || current(&host) == 3);
     let shown = host.aryk(&["disk", "show", "far"]).unwrap();
     assert_eq!(shown.matches("127.0.0.1, port ").count(), 3, "{shown}");
     assert_eq!(super::code(host.call("bdev_nvme_get_path_iostat", json!({"name": "near"}))), -19);

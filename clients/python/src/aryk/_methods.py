@@ -2072,7 +2072,7 @@ class Methods(ABC):
         *,
         name: str,
     ) -> types.NvmeHealth:
-        """Reads the health of an NVMe drive: temperature, wear, errors.
+        """Reads the health of an NVMe controller: temperature, wear, errors.
 
         Parameters:
             name: Name of the controller.
@@ -7167,7 +7167,7 @@ class AsyncMethods(ABC):
         *,
         name: str,
     ) -> types.NvmeHealth:
-        """Reads the health of an NVMe drive: temperature, wear, errors.
+        """Reads the health of an NVMe controller: temperature, wear, errors.
 
         Parameters:
             name: Name of the controller.

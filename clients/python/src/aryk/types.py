@@ -1299,7 +1299,7 @@ class NvmeHealth(TypedDict):
     model_number: str
     serial_number: str
     firmware_revision: str
-    #: PCI address, or path of the socket.
+    #: PCI address, path of the socket, or IP address of the target.
     traddr: str
     #: Aryk only: what the drive warns of.
     critical_warnings: list[str]

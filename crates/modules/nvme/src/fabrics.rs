@@ -250,6 +250,8 @@ pub enum RemotePhase {
     Lost,
     /// The connection is lost for long; requests fail.
     Failing,
+    /// A client has disabled the controller; requests wait.
+    Disabled,
     /// The controller ends.
     Ending,
 }
@@ -402,6 +404,12 @@ pub enum RemoteError {
     /// The kernel refused a thread.
     #[error("cannot start the thread of NVMe over Fabrics: {0}")]
     Thread(#[from] std::io::Error),
+    /// The controller is not disabled.
+    #[error("the controller {0} is not disabled")]
+    NotDisabled(String),
+    /// No path is connected.
+    #[error("the controller {0} is not connected")]
+    Away(String),
     /// The controller was detached meanwhile.
     #[error("the controller {0} has been detached")]
     Ended(String),

@@ -1,11 +1,11 @@
 //! What is asked of a controller, and the checks of its answers. Context: the thread of NVMe over Fabrics.
 
-use super::connection::{Connection, Place};
+use super::connection::{Answer, Connection, Place};
 use super::driver::Live;
 use super::{ConnectError, DATA_MAX, RemoteConfig};
 use aryk_nvme::admin;
 use aryk_nvme::claims::{BadClaim, ControllerInfo, Namespace, Unserved};
-use aryk_nvme::controller::ListedNamespace;
+use aryk_nvme::controller::{AdminAnswer, ListedNamespace};
 use aryk_nvme::quirks::Quirks;
 use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::feature::{self, AsyncEvent};
@@ -15,6 +15,7 @@ use aryk_nvme::spec::identify::{
 use aryk_nvme::spec::log;
 use aryk_nvme::spec::opcode;
 use aryk_nvme::spec::register::{CAP, CC, CSTS, Cap, Cc, Csts, Shutdown, VS};
+use aryk_nvme::spec::status::Status;
 use aryk_nvme_fabrics::ana;
 use aryk_nvme_fabrics::association::ENDS_EARLIER;
 use aryk_nvme_fabrics::chap::Secrets;
@@ -298,6 +299,19 @@ impl Admin {
     /// Tells the controller that this host is there.
     pub(super) async fn keep_alive(&mut self) -> Result<(), ConnectError> {
         keep_alive(&mut self.connection).await
+    }
+
+    /// Runs a command of a client. An answer that is a failure is an answer, too.
+    pub(super) async fn run(&mut self, command: admin::Command) -> Result<AdminAnswer, ConnectError> {
+        match self.connection.admin(command, "the command of a client").await {
+            Ok(Answer { result, data }) => {
+                Ok(AdminAnswer { status: Status::new(0), result: result as u32, data })
+            }
+            Err(ConnectError::Status { status, .. }) => {
+                Ok(AdminAnswer { status, result: 0, data: Vec::new() })
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Proves who this host is by these secrets, and has the controller do so if there is a secret of it.

@@ -20,6 +20,7 @@ use super::{ConnectError, PathInfo, RemoteConfig, RemoteError, RemoteInfo, Remot
 use crate::shared::lock;
 use aryk_bdev::{Bdev, Env, OpenError};
 use aryk_log_limit::LogLimit;
+use aryk_nvme::controller::AdminAnswer;
 use aryk_nvme_fabrics::chap::Secrets;
 use aryk_reactor::Handle;
 use disks::Disks;
@@ -76,6 +77,8 @@ pub(crate) enum Command {
     Prefer { nsid: u32, controller: u16, done: Done },
     /// Returns what each path has carried for the disk of a namespace; nothing for a disk that has gone.
     ReadTraffic { nsid: u32, reply: oneshot::Sender<Vec<(PathInfo, PathTraffic)>> },
+    /// Runs an admin command of a client, on a path that is connected. No answer: there is none, or it is lost.
+    Admin { command: Box<aryk_nvme::admin::Command>, reply: oneshot::Sender<AdminAnswer> },
     /// Authenticates with other secrets, on all connected paths, and uses them from then on.
     SetSecrets { secrets: Option<Arc<Secrets>>, done: Done },
     /// The disk of a namespace was removed.
@@ -86,6 +89,10 @@ pub(crate) enum Command {
     DisksRemoved,
     /// Closes all connections, and connects again.
     Reset,
+    /// Closes all connections; requests wait until the controller is enabled.
+    Disable(Done),
+    /// Connects a disabled controller again.
+    Enable(Done),
     /// Removes the disks and ends the controller.
     Stop,
 }
@@ -106,6 +113,8 @@ pub(crate) struct Control {
     fences: BTreeMap<usize, Instant>,
     /// The number of times that requests were submitted again.
     round: u64,
+    /// A client has disabled the controller: no path is connected.
+    is_disabled: bool,
     /// If no path is connected: when requests begin to fail, and when the controller is given up.
     fail_at: Option<Instant>,
     give_up_at: Option<Instant>,
@@ -147,6 +156,7 @@ pub(super) fn new(
         guard: Guard::default(),
         fences: BTreeMap::new(),
         round: 0,
+        is_disabled: false,
         fail_at: None,
         give_up_at: None,
         is_stopping: false,
@@ -267,6 +277,11 @@ impl Control {
                 // The caller may be gone.
                 let _ = reply.send(self.traffic(nsid));
             }
+            Command::Admin { command, reply } => {
+                if let Some((path, _)) = self.paths.iter().find(|(_, path)| path.takes_requests()) {
+                    self.order(*path, super::path::Order::Admin { command, done: reply });
+                }
+            }
             Command::SetSecrets { secrets, done } => self.set_secrets(secrets, done),
             Command::Closed(nsid) => {
                 if self.disks.closed(nsid) && self.disks.ends_with(nsid) {
@@ -276,6 +291,15 @@ impl Control {
             Command::Rescan => self.order_all(|| super::path::Order::List),
             Command::DisksRemoved => self.are_removed = true,
             Command::Reset => self.lose_all("a client has asked for it").await,
+            Command::Disable(done) => {
+                self.disable().await;
+                // The caller may be gone.
+                let _ = done.send(Ok(()));
+            }
+            Command::Enable(done) => {
+                // The caller may be gone.
+                let _ = done.send(self.enable());
+            }
             Command::Stop => self.remove_disks(),
         }
     }

@@ -8,6 +8,7 @@ use super::{PathInfo, PathTraffic, Policy, RemoteConfig, RemoteError, RemoteInfo
 use crate::NamespaceInfo;
 use crate::shared::lock;
 use aryk_bdev::{Bdev, Env};
+use aryk_nvme::controller::AdminAnswer;
 use aryk_nvme_fabrics::chap::Secrets;
 use std::collections::BTreeMap;
 use std::io;
@@ -182,7 +183,8 @@ impl RemoteController {
 
     /// Whether its requests wait for it.
     pub fn is_lost(&self) -> bool {
-        matches!(self.shared.info().phase, RemotePhase::Lost | RemotePhase::Failing)
+        use RemotePhase::{Disabled, Failing, Lost};
+        matches!(self.shared.info().phase, Lost | Failing | Disabled)
     }
 
     /// The NSID of the namespace whose disk has this name.
@@ -222,6 +224,16 @@ impl RemoteController {
         self.ask(|done| Command::Prefer { nsid, controller, done }).await
     }
 
+    /// Runs an admin command that changes nothing, on a path that is connected.
+    ///
+    /// # Errors
+    /// [`RemoteError::Away`]: no path is connected, or the path was lost before the answer.
+    pub async fn admin(&self, command: aryk_nvme::admin::Command) -> Result<AdminAnswer, RemoteError> {
+        let (reply, answer) = oneshot::channel();
+        self.shared.send(Command::Admin { command: Box::new(command), reply });
+        answer.await.map_err(|_| RemoteError::Away(self.name().to_owned()))
+    }
+
     /// What each path has carried for the disk of a namespace, since the disk has it.
     ///
     /// # Errors
@@ -241,6 +253,22 @@ impl RemoteController {
     /// [`RemoteError`]; the secrets are the earlier ones then.
     pub async fn set_secrets(&self, secrets: Option<Arc<Secrets>>) -> Result<(), RemoteError> {
         self.ask(|done| Command::SetSecrets { secrets, done }).await
+    }
+
+    /// Closes all connections, and shuts the controllers at their ends down; requests wait until the controller is enabled.
+    ///
+    /// # Errors
+    /// [`RemoteError::Ended`].
+    pub async fn disable(&self) -> Result<(), RemoteError> {
+        self.ask(Command::Disable).await
+    }
+
+    /// Connects a disabled controller again, as one that is lost. Does not wait for that.
+    ///
+    /// # Errors
+    /// [`RemoteError::NotDisabled`], [`RemoteError::Ended`].
+    pub async fn enable(&self) -> Result<(), RemoteError> {
+        self.ask(Command::Enable).await
     }
 
     /// Closes all connections and connects again; requests wait meanwhile.

@@ -2,11 +2,12 @@
 //! first attempt to connect until the connection is lost.
 
 use super::admin::{self, AccessByNsid, Admin, Queues};
-use super::control::Command;
+use super::control;
 use super::shared::Shared;
 use super::{ConnectError, RemoteConfig};
+use aryk_nvme::admin::Command;
 use aryk_nvme::claims::ControllerInfo;
-use aryk_nvme::controller::ListedNamespace;
+use aryk_nvme::controller::{AdminAnswer, ListedNamespace};
 use aryk_nvme::spec::feature::AsyncEvent;
 use aryk_nvme_fabrics::chap::Secrets;
 use std::sync::Arc;
@@ -29,6 +30,8 @@ pub(super) enum Order {
     ReadAccess,
     /// Authenticates with these secrets.
     Authenticate { secrets: Arc<Secrets>, done: oneshot::Sender<Result<(), ConnectError>> },
+    /// Runs a command of a client.
+    Admin { command: Box<Command>, done: oneshot::Sender<AdminAnswer> },
     /// Shuts the controller down, whose I/O queues are closed.
     ShutDown(oneshot::Sender<()>),
 }
@@ -97,7 +100,7 @@ pub(super) struct Task {
 
 impl Task {
     fn report(&self, report: Report) {
-        self.shared.send(Command::Path { path: self.path, life: self.life, report });
+        self.shared.send(control::Command::Path { path: self.path, life: self.life, report });
     }
 
     /// Connects, as often as it takes, to the subsystem of which `expected` is known, and serves the controller.
@@ -144,6 +147,10 @@ impl Task {
                         // The caller may be gone. A connection that the target closes then is lost as any other.
                         let _ = done.send(result);
                         Ok(())
+                    }
+                    Some(Order::Admin { command, done }) => {
+                        // The caller may be gone.
+                        admin.run(*command).await.map(|answer| drop(done.send(answer)))
                     }
                     Some(Order::ShutDown(done)) => {
                         admin.shut_down().await;

@@ -426,12 +426,18 @@ struct Reset {
 }
 
 async fn disable(control: &Control, p: Reset) -> Result<bool, Error> {
-    find(control, &p.name)?.disable().await?;
+    match control.nvme.remotes.find(&p.name) {
+        Ok(controller) => controller.disable().await?,
+        Err(_) => find(control, &p.name)?.disable().await?,
+    }
     Ok(true)
 }
 
 async fn enable(control: &Control, p: Reset) -> Result<bool, Error> {
-    find(control, &p.name)?.enable().await?;
+    match control.nvme.remotes.find(&p.name) {
+        Ok(controller) => controller.enable().await?,
+        Err(_) => find(control, &p.name)?.enable().await?,
+    }
     Ok(true)
 }
 

@@ -21,7 +21,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "bdev_nvme_get_controller_health_info",
         Phase::RunTime,
-        "Reads the health of an NVMe drive: temperature, wear, errors.",
+        "Reads the health of an NVMe controller: temperature, wear, errors.",
         get_health,
     );
     table.add(
@@ -53,7 +53,7 @@ struct Health {
     model_number: String,
     serial_number: String,
     firmware_revision: String,
-    /// PCI address, or path of the socket.
+    /// PCI address, path of the socket, or IP address of the target.
     traddr: String,
     /// Aryk only: what the drive warns of.
     critical_warnings: Vec<&'static str>,
@@ -80,20 +80,28 @@ struct Health {
 }
 
 async fn get_health(control: &Control, p: Name) -> Result<Health, Error> {
-    let controller = find(control, &p.name)?;
-    let answer =
-        send(&controller, admin::get_log(log::SMART, u32::MAX, 0, size_of::<SmartLog>(), true)).await?;
+    let command = admin::get_log(log::SMART, u32::MAX, 0, size_of::<SmartLog>(), true);
+    let (answer, identity, traddr) = match control.nvme.remotes.find(&p.name) {
+        Ok(remote) => {
+            let answer = succeeded(&p.name, remote.admin(command).await?)?;
+            (answer, remote.info().controller, remote.config().address.ip().to_string())
+        }
+        Err(_) => {
+            let controller = find(control, &p.name)?;
+            let answer = send(&controller, command).await?;
+            let info = controller.info();
+            (answer, info.controller, info.location)
+        }
+    };
     let short = || Error::errno(Errno::PROTO, "the SMART log is shorter than its fields");
     let smart = SmartLog::decode(&answer.data).ok_or_else(short)?;
-    let info = controller.info();
-    let identity =
-        info.controller.ok_or_else(|| Error::errno(Errno::AGAIN, "the controller is not ready"))?;
+    let identity = identity.ok_or_else(|| Error::errno(Errno::AGAIN, "the controller is not ready"))?;
     let count = |bits: u128| u64::try_from(bits).unwrap_or(u64::MAX);
     Ok(Health {
         model_number: identity.model,
         serial_number: identity.serial,
         firmware_revision: identity.firmware,
-        traddr: info.location,
+        traddr,
         critical_warnings: smart.warnings().collect(),
         temperature_celsius: smart.celsius().unwrap_or_default(),
         available_spare_percentage: smart.available_spare,
@@ -116,11 +124,14 @@ async fn get_health(control: &Control, p: Name) -> Result<Health, Error> {
 
 /// Sends a command that must succeed.
 async fn send(controller: &AttachedController, command: admin::Command) -> Result<AdminAnswer, Error> {
-    let answer = controller.admin(command).await?;
+    succeeded(controller.name(), controller.admin(command).await?)
+}
+
+fn succeeded(controller: &str, answer: AdminAnswer) -> Result<AdminAnswer, Error> {
     match answer.status.is_success() {
         true => Ok(answer),
         false => {
-            let detail = format!("the controller '{}' answers: {}", controller.name(), answer.status);
+            let detail = format!("the controller '{controller}' answers: {}", answer.status);
             Err(Error::errno(Errno::IO, detail))
         }
     }
@@ -272,7 +283,8 @@ struct Sent {
 }
 
 async fn send_cmd(control: &Control, p: SendCmd) -> Result<Sent, Error> {
-    let controller = find(control, &p.name)?;
+    let remote = control.nvme.remotes.find(&p.name).ok();
+    let drive = if remote.is_none() { Some(find(control, &p.name)?) } else { None };
     if p.cmd_type == CommandType::Io {
         let detail =
             "I/O commands are not sent: they would pass by the disks, their limits and their reservations";
@@ -282,11 +294,20 @@ async fn send_cmd(control: &Control, p: SendCmd) -> Result<Sent, Error> {
         return Err(Error::errno(Errno::NOTSUP, "metadata is not supported"));
     }
     let command = command(&p.cmdbuf, p.data_direction, p.data.as_deref(), p.data_len)?;
+    if remote.is_some() {
+        check_for_remote(&command)?;
+    }
     if command.patience == Patience::Long {
         let opcode = command.entry.opcode();
         tracing::warn!(controller = p.name, opcode, "a client sends a command that changes the NVMe drive");
     }
-    let answer = controller.admin(command);
+    let answer = async {
+        match (remote, drive) {
+            (Some(remote), _) => Ok::<_, Error>(remote.admin(command).await?),
+            (None, Some(drive)) => Ok(drive.admin(command).await?),
+            (None, None) => Err(Error::no_device(super::KIND, &p.name)),
+        }
+    };
     let answer = match p.timeout_ms {
         0 => answer.await?,
         ms => tokio::time::timeout(Duration::from_millis(ms.into()), answer).await.map_err(|_| {
@@ -301,6 +322,27 @@ async fn send_cmd(control: &Control, p: SendCmd) -> Result<Sent, Error> {
     cpl[14..].copy_from_slice(&(answer.status.bits() << 1).to_le_bytes());
     let data = (p.data_direction == Direction::C2h).then(|| BASE64.encode(answer.data));
     Ok(Sent { cpl: BASE64.encode(cpl), data })
+}
+
+/// Refuses a command that does not only read, or asks for less than it reads: a target has other users, and what it sends is
+/// what the connection expects.
+fn check_for_remote(command: &admin::Command) -> Result<(), Error> {
+    let opcode = command.entry.opcode();
+    let cdw = [10, 11, 12, 13, 14, 15].map(|n| command.entry.cdw(n));
+    if policy::verdict(opcode, cdw[0]) != Verdict::Read {
+        let detail = "only commands that read are sent to a controller of another host";
+        return Err(Error::errno(Errno::PERM, detail));
+    }
+    let len = match command.data {
+        Data::FromController(len) => len as u64,
+        Data::None => 0,
+        Data::ToController(_) => return Err(Error::invalid("the command has no data for the controller")),
+    };
+    let transfer = policy::transfer(opcode, &cdw);
+    if len < transfer {
+        return Err(Error::invalid(format!("the command transfers {transfer} bytes, not {len}")));
+    }
+    Ok(())
 }
 
 /// The command of a client.

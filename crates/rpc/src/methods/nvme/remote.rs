@@ -231,6 +231,7 @@ pub(super) const fn state(phase: RemotePhase, is_connected: bool) -> &'static st
         RemotePhase::Connecting => "resetting",
         RemotePhase::Lost => "reconnect_is_delayed",
         RemotePhase::Failing => "failed",
+        RemotePhase::Disabled => "disabled",
         RemotePhase::Ending => "deleting",
     }
 }
@@ -239,12 +240,13 @@ impl From<RemoteError> for Error {
     fn from(error: RemoteError) -> Self {
         let errno = match &error {
             RemoteError::Exists(_) => Errno::EXIST,
-            RemoteError::PathExists { .. } => Errno::ALREADY,
+            RemoteError::PathExists { .. } | RemoteError::NotDisabled(_) => Errno::ALREADY,
             RemoteError::TooManyPaths(_) => Errno::NOSPC,
             RemoteError::NotFound(_) | RemoteError::NoSuchPath(_) | RemoteError::Namespace { .. } => {
                 Errno::NODEV
             }
             RemoteError::Target { reason, .. } => errno_of(reason),
+            RemoteError::Away(_) => Errno::AGAIN,
             RemoteError::Registry(_) | RemoteError::Ended(_) => Errno::CANCELED,
             RemoteError::Thread(error) => Errno::from_io_error(error).unwrap_or(Errno::IO),
         };

@@ -164,6 +164,9 @@ impl Control {
         if self.is_stopping {
             return Err(RemoteError::Ended(name()));
         }
+        if self.is_disabled {
+            return Err(RemoteError::Away(name()));
+        }
         if self.paths.values().any(|path| path.config.address == config.address) {
             return Err(RemoteError::PathExists { name: name(), address: config.address });
         }
@@ -272,7 +275,7 @@ impl Control {
 
     /// Begins the times for a controller that is lost, if no path is connected any more.
     fn begin_absence(&mut self) {
-        if self.give_up_at.is_some() || self.paths.values().any(Path::takes_requests) {
+        if self.is_disabled || self.give_up_at.is_some() || self.paths.values().any(Path::takes_requests) {
             return;
         }
         let lost_at = Instant::now();
@@ -281,8 +284,55 @@ impl Control {
         self.disks.set_stalled(true);
     }
 
+    /// Closes the connections of all paths, and lets requests wait.
+    pub(super) async fn disable(&mut self) {
+        if self.is_stopping || std::mem::replace(&mut self.is_disabled, true) {
+            return;
+        }
+        (self.fail_at, self.give_up_at) = (None, None);
+        self.disks.set_stalled(true);
+        if self.shared.is_failing.swap(false, Ordering::AcqRel) {
+            self.tell_reactors(driver::hold).await;
+        }
+        tracing::warn!(controller = self.config().name, "the controller is disabled: its requests wait");
+        for path in self.paths.keys().copied().collect::<Vec<usize>>() {
+            // First, so that the target ends nothing that this host still has under way.
+            self.stop_path(path).await;
+            let Some(of_path) = self.paths.get_mut(&path) else { continue };
+            let orders = of_path.orders.take().filter(|_| std::mem::take(&mut of_path.is_connected));
+            if let Some(orders) = orders {
+                let (done, ended) = oneshot::channel();
+                // The connection may just have been lost.
+                let _ = orders.send(Order::ShutDown(done));
+                let _ = timeout(SHUT_DOWN_TIME, ended).await;
+            }
+            if self.paths.get(&path).is_some_and(|path| path.removed.is_some()) {
+                self.forget_removed(path);
+            }
+        }
+        self.shared.info().phase = RemotePhase::Disabled;
+        self.publish();
+    }
+
+    /// Connects the paths of a disabled controller again.
+    pub(super) fn enable(&mut self) -> Result<(), RemoteError> {
+        if !std::mem::take(&mut self.is_disabled) {
+            return Err(RemoteError::NotDisabled(self.config().name.clone()));
+        }
+        self.shared.info().phase = RemotePhase::Lost;
+        for path in self.paths.keys().copied().collect::<Vec<usize>>() {
+            self.regain(path);
+        }
+        self.begin_absence();
+        self.publish();
+        Ok(())
+    }
+
     /// Starts to connect a path again.
     fn regain(&mut self, path: usize) {
+        if self.is_disabled {
+            return;
+        }
         let Some(of_path) = self.paths.get(&path) else { return };
         let expected = of_path.known.info.clone();
         let task = self.new_task(path);

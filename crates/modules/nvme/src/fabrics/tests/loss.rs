@@ -3,7 +3,7 @@
 use super::proxy::Proxy;
 use super::target::{BLOCK, Running};
 use super::{OnTarget, until};
-use crate::fabrics::{RemoteConfig, RemotePhase};
+use crate::fabrics::{RemoteConfig, RemoteError, RemotePhase};
 use aryk_bdev::{Access, Blocks, Status};
 use aryk_bdev_conformance::{Bench, Opener, Shape, contents};
 use std::collections::HashMap;
@@ -163,6 +163,44 @@ fn a_controller_that_stays_away_loses_its_disks() {
     // The removal waits until the reactor has closed its queue.
     bench.until("the end", || on.controllers.list().is_empty());
     assert!(on.env.registry().find("disk").is_err());
+}
+
+#[test]
+fn a_disabled_controller_has_no_connection_and_its_requests_wait() {
+    let (on, _proxy) = through_proxy(|config| {
+        config.loss_timeout = Some(Duration::from_secs(3));
+    });
+    let mut bench = Bench::new();
+    let mut disk = open(&mut bench, &on);
+    let controller = on.controllers.find("nv").unwrap();
+    assert!(matches!(bench.wait("a refusal", controller.enable()), Err(RemoteError::NotDisabled(_))));
+    disk.write(5, &contents(3, 5, 2, BLOCK), Shape::Single, &mut bench);
+    assert_eq!(disk.finish(&mut bench).status, Status::Ok);
+    for _ in 0..2 {
+        bench.wait("the end of the connections", controller.disable()).unwrap();
+        assert!(controller.is_lost() && on.disk.is_stalled());
+    }
+    assert_eq!(controller.info().phase, RemotePhase::Disabled);
+    until("the target's controller to end", || {
+        on.target.run(async |target: aryk_nvmf::Target| target.hosts().is_empty())
+    });
+    disk.read(5, 2, Shape::Single, &mut bench);
+    // The time of a lost controller does not count.
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            pause(Duration::from_millis(3300));
+            is_over.store(true, Ordering::Relaxed);
+        });
+        bench.until("the time", || is_over.load(Ordering::Relaxed));
+    });
+    assert!(disk.in_flight() == 1 && on.env.registry().find("disk").is_ok());
+    bench.wait("the order", controller.enable()).unwrap();
+    let outcome = disk.finish(&mut bench);
+    assert!(outcome.status == Status::Ok && outcome.data == contents(3, 5, 2, BLOCK));
+    assert_eq!((controller.info().losses, controller.info().phase), (0, RemotePhase::Ready));
+    bench.wait("the end of the connections", controller.disable()).unwrap();
+    disk.close(&mut bench);
 }
 
 #[test]

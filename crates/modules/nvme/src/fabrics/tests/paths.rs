@@ -10,6 +10,9 @@ use crate::fabrics::{
 };
 use aryk_bdev::{Env, Op, Status};
 use aryk_bdev_conformance::{Bench, Shape, contents};
+use aryk_nvme::admin;
+use aryk_nvme::controller::AdminAnswer;
+use aryk_nvme::spec::log::{self, SmartLog};
 use aryk_nvme_fabrics::subsystem::AnaState;
 use aryk_reactor::Clock;
 use std::sync::Arc;
@@ -270,6 +273,25 @@ fn what_a_path_carries_is_counted_until_the_path_is_removed() {
     let after = traffic(&mut bench);
     assert_eq!((after[0].1, after[1].1.reads.ops), (PathTraffic::default(), 4));
     assert!(bench.wait("a refusal", two.controller.traffic(2)).is_err());
+}
+
+#[test]
+fn a_client_reads_the_health_of_a_controller_by_a_path_that_is_connected() {
+    let two = Two::new(|_| {});
+    let read = |page| {
+        let command = admin::get_log(page, u32::MAX, 0, size_of::<SmartLog>(), true);
+        block_on(two.controller.admin(command))
+    };
+    let health =
+        |answer: AdminAnswer| SmartLog::decode(&answer.data).is_some_and(|_| answer.status.is_success());
+    assert!(health(read(log::SMART).unwrap()));
+    assert!(!read(0xc0).unwrap().status.is_success(), "a page that there is not");
+    two.proxies[0].refuse(true);
+    until("the loss", || !two.path(0).is_connected);
+    assert!(health(read(log::SMART).unwrap()));
+    two.proxies[1].refuse(true);
+    until("the loss", || !two.path(1).is_connected);
+    assert!(matches!(read(log::SMART), Err(RemoteError::Away(_))));
 }
 
 #[test]
