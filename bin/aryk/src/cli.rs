@@ -207,7 +207,7 @@ pub enum DiskCommand {
     /// Create a disk
     #[command(
         after_help = examples::CREATE,
-        override_usage = "aryk disk create <--file|--memory|--null|--nvme|--nvme-tcp|--nvme-rdma|--rbd> <NAME>\n       [OPTIONS]"
+        override_usage = "aryk disk create [OPTIONS] <NAME>\n       <--file|--memory|--null|--nvme|--nvme-tcp|--nvme-rdma|--rbd>"
     )]
     Create(Box<CreateArgs>),
     /// List all disks

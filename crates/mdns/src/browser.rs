@@ -22,7 +22,7 @@ const GOODBYE: Duration = Duration::from_secs(1);
 /// The shortest time between two questions, which doubles, and the longest.
 const ASK_FIRST: Duration = Duration::from_secs(1);
 const ASK_LAST: Duration = Duration::from_secs(60);
-/// The bytes of known answers in a question.
+/// A message with questions that is longer than this gets no further services.
 const KNOWN_LEN: usize = 1000;
 
 /// A service that a host announces.
@@ -159,7 +159,6 @@ impl Browser {
             questions: vec![Question { name: self.of_kind.clone(), kind: kind::PTR }],
             ..Message::default()
         };
-        let mut len = 0;
         for (name, known) in &self.services {
             if known.place.is_none() || known.text.is_none() {
                 message.questions.push(Question { name: name.clone(), kind: kind::ANY });
@@ -168,8 +167,7 @@ impl Browser {
             if let Some(host) = host.filter(|host| self.hosts.get(host).is_none_or(BTreeMap::is_empty)) {
                 message.questions.push(Question { name: host.clone(), kind: kind::A });
             }
-            len += name.to_string().len() * 2;
-            if len > KNOWN_LEN {
+            if message.encode().len() > KNOWN_LEN {
                 break;
             }
             let left = known.until.saturating_duration_since(now);

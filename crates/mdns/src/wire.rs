@@ -269,7 +269,7 @@ impl Message {
         Ok(message)
     }
 
-    /// The bytes of a message with one record in each section's place for answers. Names are written in full.
+    /// The bytes of the message, with all records as answers. Names are written in full.
     pub fn encode(&self) -> Vec<u8> {
         let flags = if self.is_response { RESPONSE | AUTHORITATIVE } else { 0 };
         let mut bytes = Vec::with_capacity(HEADER_LEN + 128);

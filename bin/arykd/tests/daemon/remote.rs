@@ -240,6 +240,46 @@ fn the_disk_is_there_again_after_a_restart() {
 }
 
 #[test]
+fn a_client_asks_a_target_and_disables_its_controller() {
+    let pair = Pair::start();
+    let far = || json!({"name": "far"});
+    let health = pair.host.call("bdev_nvme_get_controller_health_info", far()).unwrap();
+    assert_eq!(health["traddr"], "127.0.0.1");
+    // Identify Controller, and Format NVM.
+    let send = |opcode: u8| {
+        let mut command = [0; 64];
+        (command[0], command[40]) = (opcode, 1);
+        let cmdbuf = base64::engine::general_purpose::URL_SAFE.encode(command);
+        let of_kind = json!({"cmd_type": "admin", "data_direction": "c2h", "data_len": 4096});
+        let mut params = json!({"name": "far", "cmdbuf": cmdbuf});
+        params.as_object_mut().unwrap().extend(of_kind.as_object().unwrap().clone());
+        pair.host.call("bdev_nvme_send_cmd", params)
+    };
+    assert!(send(6).unwrap()["data"].as_str().unwrap().len() > 4096);
+    assert_eq!(super::code(send(0x80)), -1);
+    let mut disk = pair.front_end();
+    verify(&mut disk, 1);
+    assert_eq!(super::code(pair.host.call("bdev_nvme_enable_controller", far())), -114);
+    pair.host.call("bdev_nvme_disable_controller", far()).unwrap();
+    assert_eq!(pair.controller()["ctrlrs"][0]["state"], "disabled");
+    assert_eq!(super::code(pair.host.call("bdev_nvme_get_controller_health_info", far())), -11);
+    pair.host.call("bdev_nvme_enable_controller", far()).unwrap();
+    verify(&mut disk, 2);
+}
+
+/// Each path of the disk to these addresses has carried something, which a client and an operator can see.
+fn check_traffic(host: &Daemon, addresses: &[SocketAddr]) {
+    let traffic = host.call("bdev_nvme_get_path_iostat", json!({"name": "far"})).unwrap();
+    for (path, address) in traffic["stats"].as_array().unwrap().iter().zip(addresses) {
+        assert_eq!(path["trid"]["trsvcid"], address.port().to_string());
+        assert!(path["stat"]["num_write_ops"].as_u64() > Some(0), "{traffic}");
+    }
+    let shown = host.aryk(&["disk", "show", "far"]).unwrap();
+    assert_eq!(shown.matches("127.0.0.1, port ").count(), addresses.len(), "{shown}");
+    assert_eq!(super::code(host.call("bdev_nvme_get_path_iostat", json!({"name": "near"}))), -19);
+}
+
+#[test]
 fn a_disk_has_several_paths() {
     let mut target = Daemon::start(&["--state-dir", "DIR/state"]);
     let addresses = [(); 3].map(|()| SocketAddr::from(([127, 0, 0, 1], port())));
@@ -285,37 +325,7 @@ fn a_disk_has_several_paths() {
     verify(&mut disk, 1);
     wait_for("all paths", || current(&host) == 3);
     verify(&mut disk, 5);
-    let traffic = host.call("bdev_nvme_get_path_iostat", json!({"name": "far"})).unwrap();
-    for (path, address) in traffic["stats"].as_array().unwrap().iter().zip(addresses) {
-        assert_eq!(path["trid"]["trsvcid"], address.port().to_string());
-        assert!(path["stat"]["num_write_ops"].as_u64() > Some(0), "{traffic}");
-    }
-    let health = host.call("bdev_nvme_get_controller_health_info", json!({"name": "far"})).unwrap();
-    assert_eq!(health["traddr"], "127.0.0.1");
-    // Identify Controller, and Format NVM.
-    let send = |opcode: u8, len: u32| {
-        let mut command = [0; 64];
-        (command[0], command[40]) = (opcode, 1);
-        let cmdbuf = base64::engine::general_purpose::URL_SAFE.encode(command);
-        let params = json!({"name": "far", "cmd_type": "admin", "data_direction": "c2h", "cmdbuf": cmdbuf, "data_len": len});
-        host.call("bdev_nvme_send_cmd", params)
-    };
-    assert!(send(6, 4096).unwrap()["data"].as_str().unwrap().len() > 4096);
-    assert_eq!(super::code(send(0x80, 4096)), -1);
-    let far = || json!({"name": "far"});
-    assert_eq!(super::code(host.call("bdev_nvme_enable_controller", far())), -114);
-    host.call("bdev_nvme_disable_controller", far()).unwrap();
-    let state = |host: &Daemon| {
-        host.call("bdev_nvme_get_controllers", far()).unwrap()[0]["ctrlrs"][0]["state"].take()
-    };
-    assert_eq!(state(&host), "disabled");
-    assert_eq!(super::code(host.call("bdev_nvme_get_controller_health_info", far())), -11);
-    host.call("bdev_nvme_enable_controller", far()).unwrap();
-    verify(&mut disk, 6);
-    wait_for("all paths", || current(&host) == 3);
-    let shown = host.aryk(&["disk", "show", "far"]).unwrap();
-    assert_eq!(shown.matches("127.0.0.1, port ").count(), 3, "{shown}");
-    assert_eq!(super::code(host.call("bdev_nvme_get_path_iostat", json!({"name": "near"}))), -19);
+    check_traffic(&host, &addresses);
     // One path goes for maintenance, another one for ever.
     let state = json!({"nqn": NQN, "listen_address": at(addresses[0]), "ana_state": "inaccessible"});
     target.call("nvmf_subsystem_listener_set_ana_state", state).unwrap();

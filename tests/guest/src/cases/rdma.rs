@@ -66,7 +66,7 @@ fn target(site: &Site<'_>) -> Result<()> {
 /// What the requests of a workload cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// The transport.
+    /// What the daemon does, and the transport: `share/tcp`, `use/rdma`.
     pub transport: String,
     /// The workload, as fio names it, and the bytes of a request.
     pub workload: String,
@@ -76,16 +76,16 @@ pub struct Cost {
     pub of_guest_us: u64,
 }
 
-/// Measures requests over TCP and over RDMA in one guest.
+/// Measures requests over TCP and over RDMA in one guest: the daemon that shares a disk, and one that uses it.
 ///
 /// # Errors
 /// The guest's script fails.
 pub fn costs(lab: &Lab) -> Result<Vec<Cost>> {
-    let lines = with_site(lab, |site| run(site, &[], include_str!("rdma/cost.sh")))?;
+    let lines = with_site(lab, |site| run(site, &[], &format!("{USER}{}", include_str!("rdma/cost.sh"))))?;
     lines.iter().filter_map(|line| line.strip_prefix("cost ")).map(parse).collect()
 }
 
-/// A line such as `tcp randread 4k 100 400`.
+/// A line such as `share/tcp randread 4k 100 400`.
 fn parse(line: &str) -> Result<Cost> {
     let words: Vec<&str> = line.split(' ').collect();
     let &[transport, workload, size, of_daemon, of_guest] = &words[..] else { anyhow::bail!("{line:?}") };

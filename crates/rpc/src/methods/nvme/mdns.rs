@@ -3,8 +3,8 @@
 //!
 //! Every host of the network may announce anything. So what it announces is checked ([`entry`]), at most [`FOLLOWED_MAX`]
 //! services are followed, and in each [`INTERVAL`] one more at most. A service that is announced no more stays, as in SPDK: it
-//! may only have lost the network. One that has never named a subsystem has no disks, so that no VM depends on its name; when it cannot be
-//! reached, it is forgotten once it is announced no more, or when all places are taken and others are announced.
+//! may only have lost the network. One that has never named a subsystem has no disks, so that no VM depends on its name; when it
+//! cannot be reached, it is forgotten once it is announced no more, or when all places are taken and others are announced.
 
 use super::describe::Trid;
 use super::discovery::{self, START};

@@ -20,23 +20,29 @@ if in_user aryk disk create far --nvme-rdma $address:4420 --subsystem $nqn >/tmp
 grep -q "no RDMA device" /tmp/reply || fail "$(cat /tmp/reply)"
 rdma link add rxe0 type rxe netdev eth0
 
-# Creates the disk, with paths to these ports, and connects the kernel to it.
-use_far() {
-    paths=$(for port in "$@"; do echo "--nvme-rdma $address:$port"; done)
+# Creates the disk, with paths to these ports by a transport, and connects the kernel to it.
+use_far_by() {
+    transport=$1
+    shift
+    paths=$(for port in "$@"; do echo "--nvme-$transport $address:$port"; done)
     in_user aryk disk create far $paths --subsystem $nqn >/tmp/reply 2>&1 || fail "$(cat /tmp/reply)"
-    in_user aryk rpc bdev_nvme_get_controllers '{}' >/tmp/reply || fail controllers
-    grep -q '"trtype": "RDMA"' /tmp/reply || fail "$(cat /tmp/reply)"
     in_user aryk share far --listen $address:4421 --nqn $far >/tmp/reply 2>&1 || fail "$(cat /tmp/reply)"
     nvme connect -t tcp -a $address -s 4421 -n $far --nr-io-queues 2 --reconnect-delay 1 --keep-alive-tmo 5
     until [ -b /dev/nvme0n1 ]; do sleep 0.1; done
     d=/dev/nvme0n1
 }
 
+use_far() {
+    use_far_by rdma "$@"
+    in_user aryk rpc bdev_nvme_get_controllers '{}' >/tmp/reply || fail controllers
+    grep -q '"trtype": "RDMA"' /tmp/reply || fail "$(cat /tmp/reply)"
+}
+
 # Verified requests of all sizes, and trims.
 verify_far() {
-    measure verified --filename=$d --rw=randwrite --bs=4k --iodepth=32 --size=32M --verify=crc32c
+    measure verified --filename=$d --rw=randwrite --bs=4k --iodepth=32 --size=16M --verify=crc32c
     block=$(cat /sys/block/${d#/dev/}/queue/logical_block_size)
-    measure mixed --filename=$d --rw=randrw --bsrange=$block-256k --blockalign=$block --iodepth=16 --size=48M \
+    measure mixed --filename=$d --rw=randrw --bsrange=$block-256k --blockalign=$block --iodepth=16 --size=24M \
         --verify=crc32c --do_verify=1
     blkdiscard -o 0 -l 16M $d
 }
