@@ -1,5 +1,5 @@
-//! `cargo xtask rdma-cost`: what a request costs a daemon that shares a disk, and one that uses it, over TCP and over RDMA, in the
-//! same guest, whose kernel has RDMA over its network device.
+//! `cargo xtask rdma-cost`: what a request costs a daemon that shares a disk, and one that uses it, over TCP and over RDMA,
+//! in the same guest, whose kernel has RDMA over its network device.
 //!
 //! The numbers are those of a guest without hardware acceleration, and of RDMA by software: only their ratios say something, and
 //! nothing about the speed of a device.
