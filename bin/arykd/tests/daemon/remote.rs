@@ -71,11 +71,15 @@ struct Pair {
     target: Daemon,
     host: Daemon,
     proxy: Proxy,
+    /// The port of the target's metrics.
+    metrics: u16,
 }
 
 impl Pair {
     fn start() -> Self {
         let target = Daemon::start(&["--state-dir", "DIR/state", "--metrics", "0"]);
+        // The only one on which it listens until it shares a disk.
+        let metrics = target.port();
         let address = SocketAddr::from(([127, 0, 0, 1], port()));
         target
             .aryk(&["disk", "create", "data", "--file", "data.img", "--size", "1M", "--block-size", "4096"])
@@ -86,7 +90,7 @@ impl Pair {
         let through = through.to_string();
         host.aryk(&["disk", "create", "far", "--nvme-tcp", &through, "--subsystem", NQN]).unwrap();
         host.aryk(&["attach", "far"]).unwrap();
-        Self { target, host, proxy }
+        Self { target, host, proxy, metrics }
     }
 
     fn front_end(&self) -> FrontEnd {
@@ -150,7 +154,7 @@ fn requests_survive_cut_connections() {
         serde_json::from_str(&pair.target.aryk(&["--json", "hosts"]).unwrap()).unwrap();
     let traffic = &shares[0]["controllers"][0]["traffic"];
     assert!(traffic["reads"].as_u64().unwrap() > 0 && traffic["writes"].as_u64().unwrap() > 0, "{traffic}");
-    let metrics = crate::metrics::scrape(pair.target.port());
+    let metrics = crate::metrics::scrape(pair.metrics);
     let controller = shares[0]["controllers"][0]["cntlid"].to_string();
     let host = shares[0]["controllers"][0]["hostnqn"].as_str().unwrap();
     let labels = [("subsystem", NQN), ("host", host), ("controller", &controller), ("op", "read")];
