@@ -89,9 +89,13 @@ impl Browser {
                 // Those of this message come again.
                 addresses.values_mut().for_each(|until| *until = (*until).min(now + GOODBYE));
             }
-            if addresses.len() < ADDRESSES_MAX || addresses.contains_key(&address) {
-                addresses.insert(address, until(record, now));
+            if addresses.len() == ADDRESSES_MAX && !addresses.contains_key(&address) {
+                // The next one comes in the place of one that is about to go.
+                let leaving = addresses.iter().find(|(_, until)| **until <= now + GOODBYE);
+                let Some((&leaving, _)) = leaving else { continue };
+                addresses.remove(&leaving);
             }
+            addresses.insert(address, until(record, now));
         }
     }
 
@@ -297,6 +301,22 @@ mod tests {
         let service = browser.services().find(|service| service.name.to_string().starts_with("s1."));
         let service = service.unwrap();
         assert_eq!((service.places.len(), service.text.len()), (ADDRESSES_MAX, 6));
+        // All addresses of a host may be other ones at once.
+        let host = browser.hosts.keys().next().unwrap().clone();
+        let moved = (0..ADDRESSES_MAX as u8).map(|at| Record {
+            name: host.clone(),
+            ttl: 120,
+            flushes: true,
+            data: Data::A(Ipv4Addr::new(198, 51, 100, at)),
+        });
+        browser
+            .take(&Message { is_response: true, records: moved.collect(), ..Message::default() }, after(0));
+        let has_moved = |service: &Service| {
+            service.places.len() == ADDRESSES_MAX
+                && service.places.iter().all(|at| at.ip().octets()[0] == 198)
+        };
+        browser.expire(after(2));
+        assert!(browser.services().any(|service| has_moved(&service)));
         // A place becomes free when a service expires.
         browser.expire(after(4500));
         browser.take(&announced(200, 4500), after(4500));

@@ -1,7 +1,7 @@
 //! What this host announces on a link. Control context; the caller gives the time, and does the I/O.
 //!
 //! All services of a link are announced together: one message for each, twice, when they are new, and again when a host asks for
-//! one of them, at most once a second. When one ends, a message takes it back.
+//! one of them, at most once a second; programs that know only DNS get answers of their own, ten in a second. When one ends, a message takes it back.
 
 use crate::wire::{Data, Message, Name, Record, kind};
 use std::net::Ipv4Addr;
@@ -15,6 +15,8 @@ const TTL_OTHER: u32 = 4500;
 const TTL_LEGACY: u32 = 10;
 /// The least time between two announcements.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// The least time between two answers for senders alone.
+const LEGACY_INTERVAL: Duration = Duration::from_millis(100);
 /// The time after which several hosts answer the same question, in milliseconds.
 const DELAY_MS: std::ops::Range<u64> = 20..120;
 
@@ -88,12 +90,14 @@ pub struct Responder {
     left: u8,
     announce_at: Option<Instant>,
     announced_at: Option<Instant>,
+    /// When the sender of a question has last got an answer for itself.
+    answered_at: Option<Instant>,
 }
 
 impl Default for Responder {
     fn default() -> Self {
         let kinds = Name::parse("_services._dns-sd._udp.local").expect("a short name");
-        Self { kinds, offers: Vec::new(), left: 0, announce_at: None, announced_at: None }
+        Self { kinds, offers: Vec::new(), left: 0, announce_at: None, announced_at: None, answered_at: None }
     }
 }
 
@@ -127,6 +131,12 @@ impl Responder {
         }
         let asked = self.offers.iter().find(|offer| offer.is_asked_by(message, &self.kinds))?;
         if is_legacy {
+            // The sender may have forged its address: the answer is not much longer than the question, and comes rarely.
+            let is_soon = self.answered_at.is_some_and(|before| now < before + LEGACY_INTERVAL);
+            if is_soon || message.questions.len() != 1 {
+                return None;
+            }
+            self.answered_at = Some(now);
             let mut answer = asked.announcement(addresses, false);
             (answer.id, answer.questions) = (message.id, message.questions.clone());
             for record in &mut answer.records {
@@ -263,5 +273,10 @@ mod tests {
         let answer = responder.take(&asked, true, &LINK, now).unwrap();
         assert_eq!((answer.id, &answer.questions), (7, &asked.questions));
         assert!(answer.records.iter().all(|record| record.ttl == 10 && !record.flushes));
+        assert_eq!(responder.take(&asked, true, &LINK, now + LEGACY_INTERVAL / 2), None);
+        let mut long = asked.clone();
+        long.questions.extend(asked.questions.clone());
+        assert_eq!(responder.take(&long, true, &LINK, now + LEGACY_INTERVAL), None);
+        assert!(responder.take(&asked, true, &LINK, now + LEGACY_INTERVAL).is_some());
     }
 }

@@ -199,7 +199,9 @@ impl<'a> Reader<'a> {
                 3 => {
                     let &low = self.all.get(at + 1).ok_or(Malformed::Short)?;
                     let to = usize::from(len & 0x3f) << 8 | usize::from(low);
-                    if to >= limit {
+                    // References to references would let a short record cost much time.
+                    let leads_on = self.all.get(to).is_some_and(|len| len >> 6 == 3);
+                    if to >= limit || leads_on {
                         return Err(Malformed::Name);
                     }
                     after.get_or_insert(at + 2);
@@ -405,6 +407,14 @@ mod tests {
             looped[reference] = to;
             assert_eq!(Message::parse(&looped), Err(Malformed::Name), "{to}");
         }
+        // To a reference, which leads to a name.
+        let chained = bytes.len() as u8;
+        bytes[7] = 3;
+        bytes.extend([0xc0, reference as u8 - 1]);
+        bytes.extend(address);
+        assert_eq!(Message::parse(&bytes), Err(Malformed::Name));
+        bytes[usize::from(chained) + 1] = 12;
+        assert!(Message::parse(&bytes).is_ok());
     }
 
     #[test]

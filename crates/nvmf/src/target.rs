@@ -656,7 +656,7 @@ impl Target {
     }
 
     /// Opens a namespace on the queues of the hosts that `is_meant` selects and that see it.
-    async fn give(&self, nqn: &Nqn, nsid: u32, number: u64, is_meant: impl Fn(&Live) -> bool) {
+    pub(crate) async fn give(&self, nqn: &Nqn, nsid: u32, number: u64, is_meant: impl Fn(&Live) -> bool) {
         for (controller, queue) in self.queues(nqn, is_meant) {
             let find = || self.opened(nqn, controller).into_iter().find(|opened| opened.number == number);
             let Some(Opened { descriptor, .. }) = find() else { continue };

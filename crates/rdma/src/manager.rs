@@ -260,10 +260,9 @@ impl Pending {
         let Some(id) = self.id.take() else { unreachable!("it is prepared once") };
         let (reply, prepared) = oneshot::channel();
         let reads_max = self.parameters.reads_max;
-        self.manager.command(Command::Prepare { id, setup, reads_max, reply });
-        let prepared = prepared.await.unwrap_or(Err(CallError::new("rdma_create_qp", libc::ECANCELED)));
-        let (parts, buffers) = prepared?;
-        Ok((Endpoint::new(parts, self.manager.clone()), buffers))
+        let manager = self.manager.clone();
+        self.manager.command(Command::Prepare { id, setup, reads_max, manager, reply });
+        prepared.await.unwrap_or(Err(CallError::new("rdma_create_qp", libc::ECANCELED)))
     }
 
     /// Refuses the connection, with data for the other computer.

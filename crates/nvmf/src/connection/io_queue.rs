@@ -7,7 +7,8 @@ use super::{Begun, Connection, End, Link};
 use crate::association::{Beginning, LiveQueue, Place, QueueRef, Way};
 use crate::queue::{Arrival, Carried, Connected, Detached, Ended, IoQueue, Opened, StartFailure, Started};
 use crate::reservation::{Asker, OfHost};
-use crate::target::Inner;
+use crate::target::{Inner, Target};
+use aryk_bdev::OpenError;
 use aryk_nvme_fabrics::SlotId;
 use aryk_nvme_fabrics::command::Connect;
 use aryk_nvme_fabrics::connect::ConnectData;
@@ -15,11 +16,13 @@ use aryk_reactor::{
     CoreSet, Cx, Gone, Handle, Hold, MOVE_PATIENCE, MoveError, Nanos, Order, PREPARE_PATIENCE,
 };
 use futures_channel::oneshot;
+use std::collections::BTreeSet;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::spawn_local;
 use tokio::time::timeout;
 
 /// An order to a queue, and where its result goes.
@@ -70,7 +73,7 @@ struct Prepared {
     beginning: Beginning,
     /// The namespaces that there were, by identifier and number.
     first: Vec<(u32, u64)>,
-    /// Those among them whose disks are ready there.
+    /// Those that it opens.
     opened: Vec<Opened>,
 }
 
@@ -134,33 +137,65 @@ impl Queue<'_> {
         subsystem.opened((&self.data.host, &self.data.host_id), self.way.listener, &state.limits)
     }
 
-    /// Has the disks of the namespaces prepare a reactor. `None`: the controller ends.
+    /// Has the disks of the namespaces prepare the first reactor of the queue. `None`: the controller ends.
     async fn prepare(&self, there: &Handle) -> Option<Prepared> {
         let beginning = self.inner.begin_queue(self.place);
-        let opened = self.namespaces();
-        let first = opened.iter().map(|opened| (opened.nsid, opened.number)).collect();
-        let opened = tokio::select! {
-            opened = self.prepare_all(there, opened) => opened,
-            () = self.inner.until_ending(self.place) => return None,
-        };
-        Some(Prepared { beginning, first, opened })
-    }
-
-    /// Has the disks of namespaces prepare a reactor, and returns the namespaces that are ready. The others are being removed.
-    async fn prepare_all(&self, there: &Handle, opened: Vec<Opened>) -> Vec<Opened> {
-        let mut prepared = Vec::new();
-        for opened in opened {
-            if self.prepare_one(there, &opened).await {
-                prepared.push(opened);
+        let all = self.namespaces();
+        let first = all.iter().map(|opened| (opened.nsid, opened.number)).collect();
+        let prepared = async {
+            let mut ready = Vec::new();
+            for opened in all {
+                match self.prepare_one(there, &opened).await {
+                    Ok(()) => ready.push(opened),
+                    // A disk that is being removed, or one that the host finds when it connects again.
+                    Err(error) => {
+                        let nsid = opened.nsid;
+                        tracing::warn!(nsid, %error, "a queue of a host cannot open a namespace");
+                    }
+                }
             }
+            ready
+        };
+        tokio::select! {
+            opened = prepared => Some(Prepared { beginning, first, opened }),
+            () = self.inner.until_ending(self.place) => None,
         }
-        prepared
     }
 
-    async fn prepare_one(&self, there: &Handle, opened: &Opened) -> bool {
+    /// Has the disks of the namespaces prepare a reactor to which the queue moves, while it runs elsewhere. Fails if one of them
+    /// cannot.
+    async fn prepare_move(&self, there: &Handle) -> Result<Prepared, MoveError> {
+        let mut asked = BTreeSet::new();
+        let prepared = async {
+            loop {
+                let all = self.namespaces();
+                let Some(next) = all.iter().find(|opened| !asked.contains(&opened.number)) else {
+                    return Ok(self.prepared(all));
+                };
+                asked.insert(next.number);
+                match self.prepare_one(there, next).await {
+                    Ok(()) | Err(OpenError::Removed) => {}
+                    Err(why) => return Err(MoveError::Open(why.to_string())),
+                }
+            }
+        };
         tokio::select! {
-            is_ready = opened.descriptor.prepare(there) => is_ready.is_ok(),
-            () = self.inner.until_gone(self.place, opened.nsid, opened.number) => false,
+            prepared = timeout(PREPARE_PATIENCE, prepared) => prepared.unwrap_or(Err(MoveError::NotReady)),
+            () = self.inner.until_ending(self.place) => Err(MoveError::Ending),
+        }
+    }
+
+    /// The queue opens these namespaces, which are all that there are.
+    fn prepared(&self, all: Vec<Opened>) -> Prepared {
+        let first = all.iter().map(|opened| (opened.nsid, opened.number)).collect();
+        Prepared { beginning: self.inner.begin_queue(self.place), first, opened: all }
+    }
+
+    /// Has the disk of a namespace prepare a reactor.
+    async fn prepare_one(&self, there: &Handle, opened: &Opened) -> Result<(), OpenError> {
+        tokio::select! {
+            is_ready = opened.descriptor.prepare(there) => is_ready,
+            () = self.inner.until_gone(self.place, opened.nsid, opened.number) => Err(OpenError::Removed),
         }
     }
 
@@ -173,6 +208,7 @@ impl Queue<'_> {
         id: Option<SlotId>,
     ) -> Result<Option<Running>, StartFailure> {
         let Prepared { beginning, first, opened } = prepared;
+        let is_new = matches!(arrival, Arrival::New(..));
         let (sender, mut ended) = oneshot::channel();
         let started = there.call(move |cx| IoQueue::arrive(arrival, opened, sender, cx)).await;
         // The caller holds the reactor.
@@ -187,7 +223,7 @@ impl Queue<'_> {
         }
         let (disables_flow_control, controller) = (self.connect.disables_flow_control, self.place.controller);
         let begin = async {
-            self.reconcile(&root, &first, beginning).await;
+            self.reconcile(&root, &first, beginning, is_new).await;
             let begin = move |queue: &mut IoQueue, cx: &mut Cx| {
                 queue.begin(id, disables_flow_control, controller, cx);
             };
@@ -202,7 +238,10 @@ impl Queue<'_> {
 
     /// Adds and removes namespaces of a queue that has just begun with the namespaces `first`, as they were added and removed
     /// meanwhile. The target knows the queue from then on, and updates it at each later change.
-    async fn reconcile(&self, root: &QueueRef, first: &[(u32, u64)], beginning: Beginning) {
+    ///
+    /// A host waits for the first reactor of its queue until all is there. Later, only namespaces that are ready at once are there
+    /// for the commands that wait; the others follow.
+    async fn reconcile(&self, root: &QueueRef, first: &[(u32, u64)], beginning: Beginning, is_new: bool) {
         let (kept, added): (Vec<_>, Vec<_>) = (self.namespaces().into_iter())
             .partition(|opened| first.iter().any(|(_, number)| *number == opened.number));
         let is_gone = |number: u64| kept.iter().all(|opened| opened.number != number);
@@ -225,9 +264,16 @@ impl Queue<'_> {
         }
         drop(beginning);
         for opened in added {
-            let number = opened.number;
-            if self.prepare_one(root.handle(), &opened).await
-                && let Some(opened) = self.namespaces().into_iter().find(|opened| opened.number == number)
+            let (nsid, number) = (opened.nsid, opened.number);
+            let prepared = self.prepare_one(root.handle(), &opened);
+            let is_ready = match is_new {
+                true => prepared.await.is_ok(),
+                false => matches!(timeout(MOVE_PATIENCE, prepared).await, Ok(Ok(()))),
+            };
+            if !is_ready {
+                let (target, subsystem) = (Target(Rc::clone(self.inner)), self.place.subsystem.clone());
+                drop(spawn_local(async move { target.give(&subsystem, nsid, number, |_| true).await }));
+            } else if let Some(opened) = self.namespaces().into_iter().find(|opened| opened.number == number)
             {
                 let _ = root.call(move |queue, cx| queue.add(opened, cx)).await;
             }
@@ -266,26 +312,26 @@ impl Queue<'_> {
         };
         // The queue runs while its disks prepare the other reactor.
         let prepared = tokio::select! {
-            prepared = timeout(PREPARE_PATIENCE, self.prepare(to)) => prepared,
+            prepared = self.prepare_move(to) => prepared,
             _ = &mut running.ended => return (None, Err(MoveError::Ending)),
         };
         let prepared = match prepared {
-            Ok(Some(prepared)) => prepared,
-            Ok(None) => return (Some(running), Err(MoveError::Ending)),
-            Err(_) => return (Some(running), Err(MoveError::NotReady)),
+            Ok(prepared) => prepared,
+            Err(why) => return (Some(running), Err(why)),
         };
         let detached = match running.leave(patience).await {
             Ok(detached) => detached,
             Err(stays) => return stays,
         };
-        let (detached, why) = match self.start(to, prepared, Arrival::Moved(detached), None).await {
+        let (detached, why) = match self.start(to, prepared, Arrival::There(detached), None).await {
             Ok(Some(running)) => return (Some(running), Ok(())),
             Ok(None) => return (None, Err(MoveError::Ending)),
             Err(StartFailure::Open(detached, why)) => (detached, MoveError::Open(why.to_string())),
             Err(failure) => return self.lose(failure),
         };
-        let Some(prepared) = self.prepare(&home).await else { return (None, Err(MoveError::Ending)) };
-        match self.start(&home, prepared, Arrival::Moved(detached), None).await {
+        // Its disks have prepared this reactor before.
+        let prepared = self.prepared(self.namespaces());
+        match self.start(&home, prepared, Arrival::Back(detached), None).await {
             Ok(Some(running)) => (Some(running), Err(why)),
             Ok(None) => (None, Err(MoveError::Ending)),
             Err(failure) => self.lose(failure),

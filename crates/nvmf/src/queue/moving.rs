@@ -39,7 +39,10 @@ pub(crate) struct Detached {
 pub(crate) enum Arrival {
     /// Its first one. It gets a thread of this name.
     New(String, Box<Connected>),
-    Moved(Detached),
+    /// Another one, unless a disk cannot be opened there.
+    There(Detached),
+    /// The one that it has left.
+    Back(Detached),
 }
 
 /// A queue that has started on a reactor.
@@ -81,13 +84,14 @@ impl IoQueue {
         ended: oneshot::Sender<Ended>,
         cx: &mut Cx,
     ) -> Result<Started, StartFailure> {
-        let is_new = matches!(arrival, Arrival::New(..));
+        let may_refuse = matches!(arrival, Arrival::There(_));
         let (name, thread, connected) = match arrival {
             Arrival::New(name, connected) => {
                 let thread = cx.add_thread(name.clone(), CoreSet::allowed());
                 (name, thread, connected)
             }
-            Arrival::Moved(Detached { thread, connected }) => {
+            Arrival::There(Detached { thread, connected })
+            | Arrival::Back(Detached { thread, connected }) => {
                 (thread.name().to_owned(), cx.adopt_thread(thread), connected)
             }
         };
@@ -98,11 +102,13 @@ impl IoQueue {
                 let nsid = namespace.nsid;
                 match disks.add(namespace, root, cx) {
                     Ok(()) => {}
-                    // The disk is being removed: its commands fail.
-                    Err(error) if is_new => {
+                    Err(error) if may_refuse && error != OpenError::Removed => {
+                        return Err(Failure::Open(connected, error));
+                    }
+                    // The disk is being removed, or cannot be opened anywhere: its commands fail.
+                    Err(error) => {
                         tracing::warn!(nsid, %error, "a queue of a host cannot open a namespace");
                     }
-                    Err(error) => return Err(Failure::Open(connected, error)),
                 }
             }
             Self::new(*connected, disks, ended, (root, thread), cx).map_err(Failure::Lost)

@@ -126,7 +126,8 @@ impl IoQueue {
 
     pub(super) fn park_rdma(&mut self, cx: &mut Cx) -> Armed {
         let Link::Rdma(rdma) = &mut self.link else { return Armed::Yes };
-        if self.is_closing {
+        // A queue that begins is polled then.
+        if self.is_closing || !self.has_begun {
             return Armed::Yes;
         }
         match rdma.wire.arm() {

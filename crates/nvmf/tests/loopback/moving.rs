@@ -6,7 +6,8 @@ use crate::raw::{Raw, capsule, capsule_with, command, pdu};
 use crate::reservations::{Stuck, StuckDisk};
 use crate::target::{BLOCK, BLOCKS, Running, SUBSYSTEM, until};
 use crate::{VARIANTS, pattern, tls};
-use aryk_bdev::{Blocks, Channel, Device, Geometry, Identity, Limits, OpSet, OpenError};
+use aryk_bdev::{Blocks, BoxFuture, Channel, Device, Geometry, Identity, Limits, OpSet, OpenError};
+use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::opcode::io;
 use aryk_nvme::spec::status::Code;
 use aryk_nvme_fabrics::nqn::Nqn;
@@ -192,8 +193,17 @@ fn a_command_whose_capsule_has_come_in_part_moves_with_its_queue() {
     target.stop();
 }
 
-/// A disk that one reactor cannot open.
+/// A disk that one reactor cannot open: twice the core for one that it cannot prepare, and one more for one where channels fail.
 struct Elsewhere(Arc<AtomicU32>, Arc<dyn Device>);
+
+impl Elsewhere {
+    fn refuse(&self, core: u16, prepares: u32) -> Result<(), OpenError> {
+        match 2 * u32::from(core) + prepares == self.0.load(Relaxed) {
+            true => Err(OpenError::Unavailable("here".to_owned())),
+            false => Ok(()),
+        }
+    }
+}
 
 impl Device for Elsewhere {
     fn product(&self) -> &'static str {
@@ -212,11 +222,14 @@ impl Device for Elsewhere {
         OpSet::PLAIN
     }
 
+    fn prepare(&self, reactor: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
+        let refused = self.refuse(reactor.core(), 0);
+        Box::pin(async move { refused })
+    }
+
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
-        match u32::from(cx.handle().core()) == self.0.load(Relaxed) {
-            true => Err(OpenError::Unavailable("here".to_owned())),
-            false => self.1.open_channel(root, cx),
-        }
+        self.refuse(cx.handle().core(), 1)?;
+        self.1.open_channel(root, cx)
     }
 }
 
@@ -233,12 +246,17 @@ fn a_queue_stays_where_its_disks_can_be_opened() {
     let mut queue = Connection::io(target.address, Options::default(), id, 1, 1).unwrap();
     let (thread, home) = target.queue_thread(QUEUE).unwrap();
     let other = target.cores().into_iter().find(|core| *core != home).unwrap();
-    refusing.store(other.into(), Relaxed);
-    for _ in 0..3 {
+    for step in 0..4 {
+        // At the preparation, and at the opening.
+        refusing.store(2 * u32::from(other) + step % 2, Relaxed);
         let moved = target.move_queue(QUEUE, PATIENCE);
         assert!(matches!(moved, Some(Err(MoveError::Open(_)))), "{moved:?}");
         queue.write(3, &pattern(8, 3)).unwrap();
         assert!(queue.read(3, 8).unwrap() == pattern(8, 3));
+        assert!(
+            queue.run(SubmissionEntry::new(io::FLUSH, 2), &[], 0).is_ok(),
+            "the queue has that namespace"
+        );
     }
     assert_eq!(target.queue_thread(QUEUE), Some((thread, home)));
     refusing.store(u32::MAX, Relaxed);

@@ -1,7 +1,7 @@
 //! The thread that manages connections. It executes commands, and takes the events of connections.
 
 use super::{IdKey, Listener, Manager, Parameters, Parts, Pending, Requests, Setup, Shared, StartError};
-use crate::endpoint::INLINE_MAX;
+use crate::endpoint::{Endpoint, INLINE_MAX};
 use crate::verbs::{
     self, CmEvent, CmId, CompChannel, ConnParam, Context, Cq, DeviceAttr, EventChannel, Mr, QpInitAttr,
     access, event,
@@ -55,7 +55,8 @@ pub(super) enum Command {
         id: IdKey,
         setup: Setup,
         reads_max: u8,
-        reply: oneshot::Sender<Result<(Parts, Vec<Buffer>), CallError>>,
+        manager: Manager,
+        reply: oneshot::Sender<Result<(Endpoint, Vec<Buffer>), CallError>>,
     },
     Accept {
         id: IdKey,
@@ -176,14 +177,13 @@ impl Thread {
             },
             Command::Forget(id) => self.forget(id),
             Command::Reject { id, private_data } => self.reject(id, &private_data),
-            Command::Prepare { id, setup, reads_max, reply } => {
+            Command::Prepare { id, setup, reads_max, manager, reply } => {
                 let prepared = self.prepare(id, &setup, reads_max);
                 if prepared.is_err() {
                     self.reject(id, &setup.rejection);
                 }
-                if let Err(Ok((parts, _))) = reply.send(prepared) {
-                    self.destroy(parts, Vec::new());
-                }
+                // An endpoint that nobody takes is dropped, which has this thread destroy its parts.
+                let _ = reply.send(prepared.map(|(parts, buffers)| (Endpoint::new(parts, manager), buffers)));
             }
             Command::Accept { id, private_data, reply } => {
                 let accept = self.library.0.rdma_accept;

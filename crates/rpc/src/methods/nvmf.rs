@@ -117,6 +117,8 @@ pub(crate) struct State {
     keeper: OnceCell<Keeper>,
     /// The target that is announced.
     published: RefCell<Option<mdns::Published>>,
+    /// The name under which this daemon announces services, from the first one on.
+    announced_as: OnceCell<String>,
 }
 
 /// A target.
@@ -139,6 +141,7 @@ impl State {
             retry_delays: Cell::default(),
             keeper: OnceCell::new(),
             published: RefCell::default(),
+            announced_as: OnceCell::new(),
         }
     }
 

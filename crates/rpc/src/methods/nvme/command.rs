@@ -8,6 +8,7 @@ use aryk_nvme::admin::{self, Activation, Commit, Data, FirmwareDownload, Patienc
 use aryk_nvme::controller::AdminAnswer;
 use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::log::{self, SmartLog};
+use aryk_nvme::spec::opcode;
 use base64::Engine as _;
 use base64::alphabet::URL_SAFE;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
@@ -324,8 +325,8 @@ async fn send_cmd(control: &Control, p: SendCmd) -> Result<Sent, Error> {
     Ok(Sent { cpl: BASE64.encode(cpl), data })
 }
 
-/// Refuses a command that does not only read, or asks for less than it reads: a target has other users, and what it sends is
-/// what the connection expects.
+/// Refuses a command that does not only read, or asks for more or less than it reads: a target has other users, and a connection
+/// ends where the data is not what was asked for.
 fn check_for_remote(command: &admin::Command) -> Result<(), Error> {
     let opcode = command.entry.opcode();
     let cdw = [10, 11, 12, 13, 14, 15].map(|n| command.entry.cdw(n));
@@ -338,8 +339,11 @@ fn check_for_remote(command: &admin::Command) -> Result<(), Error> {
         Data::None => 0,
         Data::ToController(_) => return Err(Error::invalid("the command has no data for the controller")),
     };
-    let transfer = policy::transfer(opcode, &cdw);
-    if len < transfer {
+    let transfer = match opcode {
+        opcode::admin::IDENTIFY => 4096,
+        _ => policy::transfer(opcode, &cdw),
+    };
+    if len != transfer {
         return Err(Error::invalid(format!("the command transfers {transfer} bytes, not {len}")));
     }
     Ok(())

@@ -289,13 +289,22 @@ pub(crate) async fn follow(
     }
 }
 
+/// Where a discovery service is, and its name: another host may announce the same address with another name.
+type Place = (SocketAddr, Nqn);
+
+impl Followed {
+    fn is_at(&self, (address, subsystem): &Place) -> bool {
+        self.address == *address && self.subsystem == subsystem.as_str()
+    }
+}
+
 /// Follows what one mDNS discovery finds.
 struct Finder {
     mdns: Rc<Mdns>,
     /// Since when services are followed, or are known to be, by name.
     begun: BTreeMap<String, Instant>,
     /// When services are followed again at the earliest that were forgotten, or could not be followed.
-    again: BTreeMap<SocketAddr, Instant>,
+    again: BTreeMap<Place, Instant>,
     /// When the next service may be followed.
     next: Instant,
     lines: LogLimit,
@@ -333,11 +342,13 @@ impl Finder {
     }
 
     /// The services that other daemons announce now and that can be followed.
-    fn announced(&self, control: &Control, found: &BTreeSet<Service>) -> BTreeMap<SocketAddr, Nqn> {
-        let mut announced = BTreeMap::new();
+    fn announced(&self, control: &Control, found: &BTreeSet<Service>) -> BTreeSet<Place> {
+        let mut announced = BTreeSet::new();
         for service in found.iter().filter(|service| !is_own(control, &service.name)) {
             match entry(&service.text, &service.places) {
-                Ok((subsystem, place)) => drop(announced.insert(SocketAddr::V4(place), subsystem)),
+                Ok((subsystem, place)) => {
+                    announced.insert((SocketAddr::V4(place), subsystem));
+                }
                 Err(refusal) => {
                     let (discovery, service) = (&self.mdns.params.name, &service.name);
                     limited!(self.lines, info, discovery, %service, %refusal, "an announced service is ignored");
@@ -352,7 +363,7 @@ impl Finder {
         &mut self,
         control: &Rc<Control>,
         methods: &Methods<Control>,
-        announced: &BTreeMap<SocketAddr, Nqn>,
+        announced: &BTreeSet<Place>,
     ) -> Instant {
         let now = Instant::now();
         let followed = followed_by(control, &self.mdns.params.name);
@@ -360,17 +371,18 @@ impl Finder {
         for service in &followed {
             self.begun.entry(service.name.clone()).or_insert(now);
         }
-        self.again.retain(|at, again| announced.contains_key(at) && *again > now);
-        let is_new = |at: &&SocketAddr| {
-            !self.again.contains_key(*at) && followed.iter().all(|service| service.address != **at)
+        self.again.retain(|place, again| announced.contains(place) && *again > now);
+        let is_new = |place: &&Place| {
+            !self.again.contains_key(*place) && followed.iter().all(|service| !service.is_at(place))
         };
-        let mut new: Vec<SocketAddr> = announced.keys().filter(is_new).copied().collect();
+        let mut new: Vec<&Place> = announced.iter().filter(is_new).collect();
         let is_full = followed.len() >= FOLLOWED_MAX;
         if let Some(useless) = followed
             .iter()
             .find(|service| self.is_useless(service, control, announced, !new.is_empty() && is_full))
         {
-            self.again.insert(useless.address, now + RETRY);
+            let of_useless = announced.iter().filter(|place| useless.is_at(place));
+            self.again.extend(of_useless.map(|place| (place.clone(), now + RETRY)));
             if let Err(error) = discovery::stop(control, &useless.name).await {
                 tracing::debug!(service = useless.name, %error, "a client has stopped it");
             }
@@ -396,7 +408,7 @@ impl Finder {
         self.next = now + INTERVAL;
         // No host is first by its address.
         let at = new.swap_remove(fastrand::usize(..new.len()));
-        self.begin(control, methods, at, &announced[&at]).await;
+        self.begin(control, methods, at).await;
         self.next
     }
 
@@ -405,22 +417,17 @@ impl Finder {
         &self,
         service: &Followed,
         control: &Control,
-        announced: &BTreeMap<SocketAddr, Nqn>,
+        announced: &BTreeSet<Place>,
         others_wait: bool,
     ) -> bool {
         let is_late = self.begun.get(&service.name).is_some_and(|begun| begun.elapsed() >= PATIENCE);
-        let is_meant = others_wait || !announced.contains_key(&service.address);
+        let is_meant = others_wait || !announced.iter().any(|place| service.is_at(place));
         is_meant && is_late && !service.has_named && discovery::cannot_be_asked(control, &service.name)
     }
 
     /// Begins to follow a service.
-    async fn begin(
-        &mut self,
-        control: &Control,
-        methods: &Methods<Control>,
-        at: SocketAddr,
-        subsystem: &Nqn,
-    ) {
+    async fn begin(&mut self, control: &Control, methods: &Methods<Control>, place: &Place) {
+        let (at, subsystem) = place;
         let prefix = &self.mdns.params.name;
         let name = |number: u32| format!("{prefix}{number}");
         let is_free = |name: &String| {
@@ -446,7 +453,7 @@ impl Finder {
             Err(error) => {
                 let discovery = prefix;
                 limited!(self.lines, warn, discovery, address = %at, %error, "a discovery service cannot be followed");
-                self.again.insert(at, Instant::now() + RETRY);
+                self.again.insert(place.clone(), Instant::now() + RETRY);
             }
         }
     }

@@ -178,14 +178,18 @@ fn apply_times(p: &Attach, config: &mut RemoteConfig) -> Result<(), Error> {
         config.reconnect_delay = seconds(delay);
     }
     let most = config.loss_timeout.unwrap_or(FOR_EVER);
-    if config.fast_fail.is_some_and(|time| time > most) {
+    let both_given = |is_given: bool| is_given && p.ctrlr_loss_timeout_sec.is_some();
+    if both_given(p.fast_io_fail_timeout_sec.is_some()) && config.fast_fail.is_some_and(|time| time > most) {
         return Err(Error::invalid(
             "`fast_io_fail_timeout_sec` must not be more than `ctrlr_loss_timeout_sec`",
         ));
     }
-    if p.reconnect_delay_sec.is_some() && config.reconnect_delay > most {
+    if both_given(p.reconnect_delay_sec.is_some()) && config.reconnect_delay > most {
         return Err(Error::invalid("`reconnect_delay_sec` must not be more than `ctrlr_loss_timeout_sec`"));
     }
+    // Options that were set after a call, and hold before it after a restart, do not refuse it.
+    config.fast_fail = config.fast_fail.map(|time| time.min(most));
+    config.reconnect_delay = config.reconnect_delay.min(most);
     Ok(())
 }
 

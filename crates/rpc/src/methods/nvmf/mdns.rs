@@ -45,8 +45,6 @@ pub(super) fn register(table: &mut Table<Control>) {
 #[derive(Debug)]
 pub(super) struct Published {
     target: Weak<Named>,
-    /// What the names of its services begin with.
-    host: String,
     /// The announcement is taken back when this is dropped.
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
@@ -89,17 +87,20 @@ async fn publish(control: &Control, p: OfTarget) -> Result<bool, Error> {
         });
     }
     let socket = open_socket()?;
-    let random = Uuid::new_v4().simple().to_string();
-    // No other host has the same name.
-    let host = format!("aryk-{}", &random[..16]);
+    let host = control.nvmf.announced_as.get_or_init(|| {
+        let random = Uuid::new_v4().simple().to_string();
+        // No other host has the same name.
+        format!("aryk-{}", &random[..16])
+    });
+    let host = host.clone();
     let (stop, stopped) = oneshot::channel();
     let (sender, offers) = watch::channel(Vec::new());
     let target = Rc::downgrade(&named);
-    let follows = follow(Weak::clone(&target), host.clone(), sender, stopped);
+    let follows = follow(Weak::clone(&target), host, sender, stopped);
     let task = spawn_local(async move {
         tokio::join!(aryk_mdns::publish(socket, offers), follows);
     });
-    control.nvmf.published.replace(Some(Published { target, host, stop, task }));
+    control.nvmf.published.replace(Some(Published { target, stop, task }));
     object::made(control, PUBLISH, &p);
     Ok(true)
 }
@@ -119,10 +120,9 @@ pub(super) async fn end(control: &Control, named: &Rc<Named>) {
     }
 }
 
-/// Whether this daemon itself announces a service.
+/// Whether this daemon itself announces a service, or has done so: others may still know it.
 pub(crate) fn is_own(control: &Control, service: &Name) -> bool {
-    let published = control.nvmf.published.borrow();
-    published.as_ref().is_some_and(|published| service.to_string().starts_with(&published.host))
+    control.nvmf.announced_as.get().is_some_and(|host| service.to_string().starts_with(host))
 }
 
 fn find(control: &Control, p: &OfTarget) -> Result<Rc<Named>, Error> {

@@ -190,6 +190,8 @@ fn watch_over(stream: &TcpStream, patience: Duration) -> io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, SILENCE)?;
     sockopt::set_tcp_keepintvl(stream, SILENCE)?;
-    sockopt::set_tcp_user_timeout(stream, u32::try_from(patience.as_millis()).unwrap_or(u32::MAX))?;
+    // The kernel takes no more.
+    let patience_ms = patience.as_millis().min(i32::MAX as u128);
+    sockopt::set_tcp_user_timeout(stream, patience_ms as u32)?;
     Ok(())
 }
