@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 
 use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme::spec::status::Status;
+use aryk_nvme_fabrics::SlotId;
 use aryk_nvme_fabrics::tcp::{
-    Fatal, Format, H2cData, HEADER_MAX, Header, IcReq, IcResp, Piece, Queue, Received, Side, SlotId,
+    Fatal, Format, H2cData, HEADER_MAX, Header, IcReq, IcResp, Piece, Queue, Received, Side,
 };
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;

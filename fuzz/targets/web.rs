@@ -7,7 +7,7 @@
 
 use aryk_bdev::{Bdev, Memory, QosGroup};
 use aryk_metrics::{
-    Address, Collector, Controller, Inventory, LocalFuture, Nvme, Pool, RbdClient, Scrapes, Server, Web,
+    Address, Collector, Controller, Host, Inventory, LocalFuture, Nvme, Pool, RbdClient, Scrapes, Server, Web,
 };
 use aryk_reactor::Handle;
 use libfuzzer_sys::fuzz_target;
@@ -53,6 +53,10 @@ impl Inventory for Nothing {
     }
 
     fn rbd(&self) -> Vec<RbdClient> {
+        Vec::new()
+    }
+
+    fn hosts(&self) -> Vec<Host> {
         Vec::new()
     }
 
