@@ -29,7 +29,8 @@ const QUICK_CHECKS: [Check; 5] = [
 ];
 
 /// These compile the workspace.
-const OTHER_CHECKS: [Check; 2] = [("generated files", generate::stale), ("clippy", clippy)];
+const OTHER_CHECKS: [Check; 3] =
+    [("generated files", generate::stale), ("clippy", clippy), ("fuzz targets", fuzz_targets)];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -76,6 +77,14 @@ fn clippy() -> Result<Vec<String>> {
     let mut cargo = workspace::cargo();
     cargo.args(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]);
     workspace::run(&mut cargo)?;
+    Ok(Vec::new())
+}
+
+/// The fuzz targets, whose workspace is another one: a change of what they test would be noticed late.
+fn fuzz_targets() -> Result<Vec<String>> {
+    let mut cargo = workspace::cargo();
+    cargo.args(["check", "--quiet", "--bins", "--manifest-path", MANIFESTS[1]]);
+    workspace::run(cargo.env("RUSTFLAGS", "--cfg fuzzing"))?;
     Ok(Vec::new())
 }
 
