@@ -9,10 +9,10 @@
 //! | `task` | the tasks that browse and publish |
 //!
 //! Every host of a link may send anything. So a message is checked once, by [`wire::Message::parse`]. A packet counts only if its
-//! sender is on a link of this host, and only [`PACKETS`] of them count in each second: the kernel drops the others, when the
-//! buffer of the socket is full. A link keeps at most [`SERVICES_MAX`] services and their hosts, with names of at most 255 bytes,
-//! texts of [`TEXT_MAX`] bytes, and [`ADDRESSES_MAX`] addresses of each host; what comes later is ignored until others have
-//! expired.
+//! source address is one of a link of this host, which a sender may forge, and only [`PACKETS`] of them count in each second: the
+//! kernel drops the others, when the buffer of the socket is full. A link keeps at most [`SERVICES_MAX`] services and their
+//! hosts, with names of at most 255 bytes, texts of [`TEXT_MAX`] bytes, and [`ADDRESSES_MAX`] addresses of each host; what comes
+//! later is ignored until others have expired.
 //!
 //! Names are unique by random parts, so that they are not probed (RFC 6762, section 8.1).
 
