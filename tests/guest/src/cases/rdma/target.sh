@@ -9,6 +9,8 @@ before=$(pinned $user)
 hostile() { in_user aryk disk create $1 --nvme-rdma $address:4500 --subsystem $nqn >/tmp/reply.$1 2>&1; }
 scenes=0
 while read -r scene reason; do
+    # Not the output of the scene before.
+    : >/tmp/scene
     program hostile_rdma_target $address:4500 $scene >/tmp/scene 2>&1 &
     attack=$!
     until grep -q listening /tmp/scene; do kill -0 $attack || fail "$(cat /tmp/scene)"; sleep 0.1; done
