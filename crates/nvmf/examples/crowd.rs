@@ -53,8 +53,13 @@ impl Queue {
         loop {
             let mut byte = [0];
             self.socket.read_exact(&mut byte)?;
-            let event = self.parser.next(&mut &byte[..]);
-            if let Some(Event::Header(header)) = event.ok().context("a PDU that is none")? {
+            let (mut input, mut received) = (&byte[..], None);
+            while let Some(event) = self.parser.next(&mut input).ok().context("a PDU that is none")? {
+                if let Event::Header(header) = event {
+                    received = Some(header);
+                }
+            }
+            if let Some(header) = received {
                 return Ok(header);
             }
         }
