@@ -25,7 +25,6 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("share/paths", paths),
         Case::new("share/authentication", authentication),
         Case::new("share/reservations", reservations::fenced),
-        Case::new("share/crowd", crowd),
     ]
 }
 
@@ -83,18 +82,6 @@ fn boot_as(site: &Site<'_>, nqn: &str, id: &str, script: &str) -> Result<Guest> 
         ..Vm::with_disks(Vec::new())
     };
     site.boot(&vm, &format!("{prepare}{script}"))
-}
-
-/// 10,000 connections without requests, beside a host with some. The daemon runs in the guest, whose root may have as many
-/// descriptors.
-fn crowd(site: &Site<'_>) -> Result<()> {
-    let programs = ["arykd", "aryk"].map(|name| site.program(name)).into_iter();
-    let vm = Vm {
-        memory_mib: 1536,
-        programs: programs.chain([site.example("crowd")]).collect(),
-        ..Vm::with_disks(Vec::new())
-    };
-    site.boot(&vm, include_str!("share/crowd.sh"))?.finish(TIMEOUT).map(drop)
 }
 
 /// The hosts that are connected to the only share.
