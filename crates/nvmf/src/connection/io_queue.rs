@@ -239,8 +239,8 @@ impl Queue<'_> {
     /// Adds and removes namespaces of a queue that has just begun with the namespaces `first`, as they were added and removed
     /// meanwhile. The target knows the queue from then on, and updates it at each later change.
     ///
-    /// A host waits for the first reactor of its queue until all is there. Later, only namespaces that are ready at once are there
-    /// for the commands that wait; the others follow.
+    /// A host waits for the first reactor of its queue until all is there. Later, only namespaces that are ready at once are
+    /// there for the commands that wait; the others follow.
     async fn reconcile(&self, root: &QueueRef, first: &[(u32, u64)], beginning: Beginning, is_new: bool) {
         let (kept, added): (Vec<_>, Vec<_>) = (self.namespaces().into_iter())
             .partition(|opened| first.iter().any(|(_, number)| *number == opened.number));
