@@ -1,7 +1,8 @@
 //! What this host announces on a link. Control context; the caller gives the time, and does the I/O.
 //!
-//! All services of a link are announced together: one message for each, twice, when they are new, and again when a host asks for
-//! one of them, at most once a second; programs that know only DNS get answers of their own, ten in a second. When one ends, a message takes it back.
+//! All services of a link are announced together: one message for each, twice, when they are new, and again when a host asks
+//! for one of them, at most once a second; programs that know only DNS get answers of their own, ten in a second. When one
+//! ends, a message takes it back.
 
 use crate::wire::{Data, Message, Name, Record, kind};
 use std::net::Ipv4Addr;
