@@ -32,11 +32,11 @@ pub struct Service {
     pub name: Name,
     /// Its properties: see [`crate::text_value`].
     pub text: Vec<u8>,
-    /// Where it is, at most [`ADDRESSES_MAX`].
+    /// The addresses of the service, at most [`ADDRESSES_MAX`].
     pub places: Vec<SocketAddrV4>,
 }
 
-/// What is known of a service, each with the time until which it holds.
+/// The records of a service, each with the time until which it holds.
 #[derive(Debug)]
 struct Known {
     until: Instant,
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(names(&browser).len(), 1);
         browser.expire(after(131));
         assert_eq!(names(&browser).len(), 0);
-        // What was taken back is not learnt by that.
+        // A message that takes a service back does not make it known.
         browser.take(&announced(3, 0), after(140));
         assert!(browser.services.is_empty());
     }
@@ -324,7 +324,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a link sends, the limits hold, and the questions can be sent.
+        /// For any records that a link sends, the limits hold, and the questions can be sent.
         #[test]
         fn the_limits_hold_for_any_records(
             messages in prop::collection::vec(

@@ -1,4 +1,4 @@
-//! What this host announces on a link. Control context; the caller gives the time, and does the I/O.
+//! The announcements of this host on a link. Control context; the caller gives the time, and does the I/O.
 //!
 //! All services of a link are announced together: one message for each, twice, when they are new, and again when a host asks
 //! for one of them, at most once a second; programs that know only DNS get answers of their own, ten in a second. When one
@@ -24,13 +24,13 @@ const DELAY_MS: std::ops::Range<u64> = 20..120;
 /// A service of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Its kind.
+    /// The name of its kind of services.
     pub of_kind: Name,
-    /// Its name.
+    /// The name of the service.
     pub name: Name,
     /// The name of its host. Services with the same one have the same `address`.
     pub host: Name,
-    /// Its port.
+    /// The port of the service.
     pub port: u16,
     /// Its properties: see [`crate::wire::text`].
     pub text: Vec<u8>,

@@ -131,13 +131,13 @@ pub enum Data {
 /// A record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Of what.
+    /// The name that the record is about.
     pub name: Name,
     /// For how many seconds it holds; 0: it holds no more.
     pub ttl: u32,
     /// Earlier records of this name and type do not count any more.
     pub flushes: bool,
-    /// What it says.
+    /// The data of the record.
     pub data: Data,
 }
 

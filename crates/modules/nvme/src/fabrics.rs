@@ -86,7 +86,7 @@ impl HostSecrets {
     }
 }
 
-/// What carries the connections of a controller.
+/// The transport of a controller's connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
     /// TCP.

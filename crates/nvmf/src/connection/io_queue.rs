@@ -4,7 +4,7 @@
 //! not reach it, but it compares what it has with what there is before it executes a command.
 
 use super::{Begun, Connection, End, Link};
-use crate::association::{Beginning, LiveQueue, Place, QueueRef, Way};
+use crate::association::{Beginning, Live, LiveQueue, Place, QueueRef, Way};
 use crate::queue::{Arrival, Carried, Connected, Detached, Ended, IoQueue, Opened, StartFailure, Started};
 use crate::reservation::{Asker, OfHost};
 use crate::target::{Inner, Target};
@@ -121,7 +121,7 @@ impl Queue<'_> {
                 Some(order) = ordered.recv() => order,
             };
             let (went, result) = self.follow(order, running).await;
-            // Whoever has given the order may have stopped waiting.
+            // The caller that has given the order may be gone.
             let _ = done.send(result);
             match went {
                 Some(somewhere) => running = somewhere,
@@ -139,12 +139,10 @@ impl Queue<'_> {
 
     /// Has the disks of the namespaces prepare the first reactor of the queue. `None`: the controller ends.
     async fn prepare(&self, there: &Handle) -> Option<Prepared> {
-        let beginning = self.inner.begin_queue(self.place);
-        let all = self.namespaces();
-        let first = all.iter().map(|opened| (opened.nsid, opened.number)).collect();
+        let Prepared { beginning, first, opened } = self.prepared();
         let prepared = async {
             let mut ready = Vec::new();
-            for opened in all {
+            for opened in opened {
                 match self.prepare_one(there, &opened).await {
                     Ok(()) => ready.push(opened),
                     // A disk that is being removed, or one that the host finds when it connects again.
@@ -170,7 +168,7 @@ impl Queue<'_> {
             loop {
                 let all = self.namespaces();
                 let Some(next) = all.iter().find(|opened| !asked.contains(&opened.number)) else {
-                    return Ok(self.prepared(all));
+                    return Ok(self.prepared());
                 };
                 asked.insert(next.number);
                 match self.prepare_one(there, next).await {
@@ -185,10 +183,12 @@ impl Queue<'_> {
         }
     }
 
-    /// The queue opens these namespaces, which are all that there are.
-    fn prepared(&self, all: Vec<Opened>) -> Prepared {
-        let first = all.iter().map(|opened| (opened.nsid, opened.number)).collect();
-        Prepared { beginning: self.inner.begin_queue(self.place), first, opened: all }
+    /// The queue opens all namespaces that there are now.
+    fn prepared(&self) -> Prepared {
+        let beginning = self.inner.begin_queue(self.place);
+        let opened = self.namespaces();
+        let first = opened.iter().map(|opened| (opened.nsid, opened.number)).collect();
+        Prepared { beginning, first, opened }
     }
 
     /// Has the disk of a namespace prepare a reactor.
@@ -272,7 +272,9 @@ impl Queue<'_> {
             };
             if !is_ready {
                 let (target, subsystem) = (Target(Rc::clone(self.inner)), self.place.subsystem.clone());
-                drop(spawn_local(async move { target.give(&subsystem, nsid, number, |_| true).await }));
+                let host = self.data.host.clone();
+                let of_host = move |live: &Live| live.controller.association().host == host;
+                drop(spawn_local(async move { target.give(&subsystem, nsid, number, of_host).await }));
             } else if let Some(opened) = self.namespaces().into_iter().find(|opened| opened.number == number)
             {
                 let _ = root.call(move |queue, cx| queue.add(opened, cx)).await;
@@ -330,7 +332,7 @@ impl Queue<'_> {
             Err(failure) => return self.lose(failure),
         };
         // Its disks have prepared this reactor before.
-        let prepared = self.prepared(self.namespaces());
+        let prepared = self.prepared();
         match self.start(&home, prepared, Arrival::Back(detached), None).await {
             Ok(Some(running)) => (Some(running), Err(why)),
             Ok(None) => (None, Err(MoveError::Ending)),
