@@ -356,7 +356,8 @@ impl Pool {
         let cut = source.cut.ok_or(CommandError::NotFound)?;
         if volume.is_thick {
             // Others may have taken the space while requests of the volume ended.
-            self.check_unreserved(thick_units(source.units) as i64 - thick_units(volume.units) as i64)?;
+            let size = |units| thick_units(units, self.settings.shard) as i64;
+            self.check_unreserved(size(source.units) - size(volume.units))?;
         }
         let old = std::mem::replace(&mut volume.timeline, self.next_timeline()?);
         let is_thick = volume.is_thick;

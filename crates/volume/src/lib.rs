@@ -29,6 +29,7 @@ mod request;
 mod reserve;
 mod room;
 mod settings;
+mod shard;
 mod space;
 mod store;
 mod tasks;
@@ -49,6 +50,7 @@ pub use reader::{Read, ReadEnd, ReadId, ReadKey, Reader};
 pub use rebuild::{Progress, Rebuild, RebuildError, RebuildReport, Recipe};
 pub use request::{Action, Extents, ForeignPiece, Reply, Request, Status, Tag};
 pub use settings::{LogPlace, OpenError, Settings, State, Stats};
+pub use shard::Shard;
 pub use store::{Done, OpId, StoreError, StoreFacts, StoreOp};
 
 #[cfg(test)]

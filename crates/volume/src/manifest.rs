@@ -4,7 +4,7 @@
 //! empty one (`edit.rs`). In memory the manifest is always that of all edits handed to the store, whether or not they are durable
 //! yet.
 
-use crate::{Cut, Foreign, OpenError, StoreFacts, Volume, VolumeId};
+use crate::{Cut, Foreign, OpenError, Shard, StoreFacts, Volume, VolumeId};
 use aryk_volume_index::{BlobId, Commit, Run, RunId, TimelineId};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -235,9 +235,9 @@ impl Manifest {
     }
 
     /// Units that are reserved for a thick volume, beyond those that it has for itself.
-    pub(crate) fn reserved_units(&self, volume: &Volume) -> u64 {
+    pub(crate) fn reserved_units(&self, volume: &Volume, shard: Shard) -> u64 {
         let own = self.own.get(&volume.timeline).map_or(0, |own| own.iter().flatten().sum());
-        thick_units(volume.units).saturating_sub(own)
+        thick_units(volume.units, shard).saturating_sub(own)
     }
 
     /// Changes a timeline, or ends it. Returns the old one.
@@ -380,9 +380,9 @@ pub(crate) const fn run_units(run: &Run) -> i64 {
     run.shape.pages as i64 * aryk_volume_index::PAGE_UNITS as i64
 }
 
-/// Units that the data of a volume of this size can take.
-pub(crate) const fn thick_units(units: u64) -> u64 {
-    units.next_multiple_of(crate::BLOCK_UNITS as u64)
+/// Units that the data of a volume of this size can take in a shard.
+pub(crate) const fn thick_units(units: u64, shard: Shard) -> u64 {
+    shard.own_units(units.next_multiple_of(crate::BLOCK_UNITS as u64))
 }
 
 fn following(id: u32) -> Result<u32, OpenError> {

@@ -115,9 +115,9 @@ impl Pool {
 
     /// Volumes, their sizes, or what they have for themselves have changed.
     pub(crate) fn count_reserved(&mut self) {
-        let manifest = &self.keeper.manifest;
+        let (manifest, shard) = (&self.keeper.manifest, self.settings.shard);
         self.reserves.units =
-            manifest.thick.iter().map(|id| manifest.reserved_units(&manifest.volumes[id])).sum();
+            manifest.thick.iter().map(|id| manifest.reserved_units(&manifest.volumes[id], shard)).sum();
     }
 
     /// Changes how the units of a timeline are counted. Jobs that run say nothing about it from now on.
@@ -292,7 +292,8 @@ impl Pool {
     ) -> Result<Option<()>, CommandError> {
         let manifest = &self.keeper.manifest;
         let thick = |id: &VolumeId| manifest.volumes.get(id).filter(|volume| volume.is_thick);
-        let size = |units: u64| thick_units(units) as i64;
+        let shard = self.settings.shard;
+        let size = |units: u64| thick_units(units, shard) as i64;
         let units = match command {
             Command::Create { units, is_thick: true, .. } => size(*units),
             Command::Resize { volume, units } => {
@@ -304,12 +305,13 @@ impl Pool {
             },
             // What the volumes have for themselves becomes the snapshots'.
             Command::Snapshot(of) => {
-                let own = |volume: &Volume| size(volume.units) - manifest.reserved_units(volume) as i64;
+                let own =
+                    |volume: &Volume| size(volume.units) - manifest.reserved_units(volume, shard) as i64;
                 of.iter().filter_map(|(id, _)| thick(id)).map(own).sum()
             }
             Command::SetThick { volume, is_thick: true } => {
                 match manifest.volumes.get(volume).filter(|volume| !volume.is_thick) {
-                    Some(volume) => manifest.reserved_units(volume) as i64,
+                    Some(volume) => manifest.reserved_units(volume, shard) as i64,
                     None => 0,
                 }
             }

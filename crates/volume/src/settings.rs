@@ -1,6 +1,6 @@
 //! Settings, statistics and errors of a pool. Any context.
 
-use crate::StoreError;
+use crate::{Shard, StoreError};
 use aryk_volume_index::{BlobId, Pieces};
 
 /// Limits of a pool's use of memory and of the store.
@@ -34,6 +34,8 @@ pub struct Settings {
     pub dense_writes: bool,
     /// Whether a pool is opened although its log is damaged, without what was written after the damage.
     pub accepts_damaged_log: bool,
+    /// Which shard of the pool the engine is.
+    pub shard: Shard,
 }
 
 impl Default for Settings {
@@ -52,6 +54,24 @@ impl Default for Settings {
             pieces: Pieces { blocks_min: u32::MAX, pieces_min: u32::MAX, worn_min: u32::MAX },
             dense_writes: false,
             accepts_damaged_log: false,
+            shard: Shard::ALL,
+        }
+    }
+}
+
+impl Settings {
+    /// The settings of one shard of a pool with these settings: it has its part of what the pool may use.
+    #[must_use]
+    pub const fn of_shard(self, shard: Shard) -> Self {
+        let count = shard.count();
+        Self {
+            flush_bytes: self.flush_bytes / count as u64,
+            flush_entries: self.flush_entries / count as usize,
+            unflushed_bytes_max: self.unflushed_bytes_max / count as u64,
+            cache_bytes: self.cache_bytes / count as usize,
+            background_bytes_max: self.background_bytes_max / count as u64,
+            shard,
+            ..self
         }
     }
 }
@@ -152,4 +172,33 @@ pub struct Stats {
     pub index_bytes: u64,
     /// Entries of index runs.
     pub index_entries: u64,
+}
+
+impl std::ops::AddAssign for Stats {
+    fn add_assign(&mut self, more: Self) {
+        self.user_write_bytes += more.user_write_bytes;
+        self.user_read_bytes += more.user_read_bytes;
+        self.log_write_bytes += more.log_write_bytes;
+        self.moved_write_bytes += more.moved_write_bytes;
+        self.compacted_ranges += more.compacted_ranges;
+        self.index_write_bytes += more.index_write_bytes;
+        self.manifest_write_bytes += more.manifest_write_bytes;
+        self.data_read_bytes += more.data_read_bytes;
+        self.index_read_bytes += more.index_read_bytes;
+        self.background_read_bytes += more.background_read_bytes;
+        self.cache_hits += more.cache_hits;
+        self.cache_misses += more.cache_misses;
+        self.damaged_blocks += more.damaged_blocks;
+        self.unflushed_bytes += more.unflushed_bytes;
+        self.debt_bytes += more.debt_bytes;
+        self.waiting_requests += more.waiting_requests;
+        self.blobs += more.blobs;
+        self.free_blobs += more.free_blobs;
+        self.usable_bytes += more.usable_bytes;
+        self.reserved_bytes += more.reserved_bytes;
+        self.used_bytes += more.used_bytes;
+        self.live_bytes += more.live_bytes;
+        self.index_bytes += more.index_bytes;
+        self.index_entries += more.index_entries;
+    }
 }

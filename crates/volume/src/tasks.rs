@@ -335,6 +335,8 @@ impl Pool {
     }
 
     fn step_inflate(&mut self, tag: Tag, inflate: &mut Inflate) -> Progress {
+        // The other shards copy their stripes.
+        inflate.block = self.settings.shard.next_block(inflate.block);
         match std::mem::replace(&mut inflate.step, Step::Next) {
             Step::Next if inflate.block >= inflate.end => {
                 inflate.step = Step::Flush(self.jobs.freezes + 1);

@@ -255,7 +255,7 @@ fn only_a_pool_with_thick_volumes_needs_version_3() {
         manifest.apply(edit).unwrap();
     }
     // The size is whole blocks; one partition has 8,192 units, the others none.
-    assert_eq!(manifest.reserved_units(&manifest.volumes[&VolumeId(7)]), 80_008 - 8192);
+    assert_eq!(manifest.reserved_units(&manifest.volumes[&VolumeId(7)], Shard::ALL), 80_008 - 8192);
     assert!(manifest.is_thick(TimelineId(1)) && !manifest.is_thick(TimelineId(2)));
     assert_eq!(load(&from, [1; 16], &FACTS).as_ref(), Ok(&manifest));
     let checkpoint = checkpoint::encode(&manifest);
