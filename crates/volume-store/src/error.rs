@@ -64,6 +64,9 @@ pub enum Error {
         /// The identity of the pool on the disk.
         found: Uuid,
     },
+    /// Another part of the pool than the caller expects.
+    #[error("the disk has another part of the pool there: it was changed, or is an incomplete copy")]
+    OtherShard,
     /// The pool's state is older than one that the caller has seen.
     #[error(
         "the pool on the disk is older than the one that was open before: the disk was restored from a copy; \

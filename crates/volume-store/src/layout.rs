@@ -10,6 +10,7 @@
 //! What is added to the base later has segments only, unless the meta areas are too small for the new size by a factor of
 //! four: then it begins and ends with two larger areas. The smaller ones stay unused from then on.
 
+use aryk_volume::Shard;
 use uuid::Uuid;
 
 use crate::Error;
@@ -38,13 +39,23 @@ pub struct Options {
     pub segment_bytes: u32,
     /// Bytes of a meta area's mirror; `None` chooses by the size of the base.
     pub area_bytes: Option<u64>,
+    /// Which shard of the pool is created.
+    pub shard: Shard,
 }
 
 impl Options {
     /// The usual options for a pool of this identity.
     pub fn new(pool: Uuid, device: Uuid, name: &str, alignment: u32) -> Self {
         let name = name.to_owned();
-        Self { pool, device, name, alignment, segment_bytes: SEGMENT_BYTES, area_bytes: None }
+        Self {
+            pool,
+            device,
+            name,
+            alignment,
+            segment_bytes: SEGMENT_BYTES,
+            area_bytes: None,
+            shard: Shard::ALL,
+        }
     }
 }
 
@@ -61,6 +72,7 @@ pub(crate) fn create(options: &Options, bytes: u64) -> Result<Superblock, Error>
         name: options.name.clone(),
         update: 1,
         device: 0,
+        shard: options.shard,
         segment_bytes: options.segment_bytes,
         alignment: options.alignment,
         devices: vec![Device { id: options.device, bytes }],

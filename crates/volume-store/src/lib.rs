@@ -10,6 +10,7 @@
 //! | `journal` | writing them, and the superblock, in an order that a crash cannot break; `flush`: shared flushes |
 //! | `open` | [`Opening`]: finding the state again; what is damaged, and what is refused |
 //! | `format` | [`Formatting`]: a new pool; `foreign` recognises what it would destroy; `erase`: [`Erasing`], the end of a pool |
+//! | `share` | the part of the base that a shard of a pool has |
 //! | `store` | [`Store`]: an open pool |
 //!
 //! **A crash** may lose, reorder and tear (at 512 bytes) all writes that no flush has covered. The pool then opens with every
@@ -34,6 +35,7 @@ mod open;
 #[cfg(test)]
 mod ram;
 mod record;
+mod share;
 mod store;
 mod superblock;
 
@@ -41,12 +43,13 @@ pub use disk::{DiskDone, DiskOp, DiskRequest, DiskTag};
 pub use erase::Erasing;
 pub use error::{Error, Finding, Structure};
 pub use foreign::{END_BYTES, Foreign, START_BYTES, recognise};
-pub use format::Formatting;
+pub use format::{Formatting, Looking};
 pub use layout::Options;
 pub use open::{Base, Expected, Opened, Opening};
 pub use record::{HEADER_BYTES, Header, Kind, edits};
+pub use share::{share_bytes, share_places};
 pub use store::{Growth, Position, Store};
 pub use superblock::{
-    Area, COPY_BYTES, COPY_PLACES, Device, Extent, Invalid, Place, SEGMENT_BYTES, SUPERBLOCK_BYTES,
-    Superblock,
+    Area, COPY_BYTES, COPY_PLACES, Device, Extent, Invalid, PLACES as SUPERBLOCK_PLACES, Place,
+    SEGMENT_BYTES, SUPERBLOCK_BYTES, Superblock,
 };

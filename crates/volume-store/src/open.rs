@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use aryk_dma::{Buffer, PAGE};
-use aryk_volume::Recovered;
+use aryk_volume::{Recovered, Shard};
 use uuid::Uuid;
 
 use crate::disk::{DiskDone, DiskOp, DiskRequest, DiskTag, Purpose};
@@ -42,6 +42,8 @@ pub struct Expected {
     pub position: Option<Position>,
     /// Whether a pool whose checkpoint is lost is opened without it, to be rebuilt.
     pub may_lack_checkpoint: bool,
+    /// Which shard of the pool the disk has, if the caller knows it.
+    pub shard: Option<Shard>,
 }
 
 /// An open pool.

@@ -4,6 +4,7 @@
 //! after the other, with a flush of the device between, so one of them is valid at every moment; of two valid copies the one with
 //! the larger update number is newer.
 
+use aryk_volume::Shard;
 use uuid::Uuid;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -28,6 +29,8 @@ pub const SEGMENT_BYTES: u32 = 32 << 20;
 const SEGMENT_BYTES_MIN: u32 = 64 << 10;
 
 const MAGIC: [u8; 8] = *b"ARYKPOOL";
+/// The bit of the features of a pool with several shards.
+const SHARDS: u64 = 1;
 const DEVICES_MAX: usize = 16;
 /// Meta areas of a pool.
 pub(crate) const AREAS_MAX: usize = 16;
@@ -85,6 +88,8 @@ pub struct Superblock {
     pub update: u64,
     /// Index in `devices` of the device that has this copy.
     pub device: u32,
+    /// Which shard of the pool this is the superblock of.
+    pub shard: Shard,
     /// Bytes of a segment, a power of two.
     pub segment_bytes: u32,
     /// All writes and reads of segments are multiples of this many bytes: 512 or 4,096.
@@ -162,7 +167,10 @@ struct Raw {
     areas_len: U32,
     extents_len: U32,
     name: [u8; NAME_BYTES_MAX],
-    reserved: [u8; 120],
+    /// Zero in a pool without shards.
+    shard: U32,
+    shards: U32,
+    reserved: [u8; 112],
     devices: [RawDevice; DEVICES_MAX],
     areas: [RawArea; AREAS_MAX],
     extents: [RawExtent; EXTENTS_MAX],
@@ -200,6 +208,10 @@ impl Superblock {
         raw.segment_bytes = self.segment_bytes.into();
         raw.alignment = self.alignment.into();
         raw.device = self.device.into();
+        if self.shard != Shard::ALL {
+            raw.features = SHARDS.into();
+            (raw.shard, raw.shards) = (self.shard.index().into(), self.shard.count().into());
+        }
         raw.devices_len = (self.devices.len() as u32).into();
         raw.areas_len = (self.areas.len() as u32).into();
         raw.extents_len = (self.extents.len() as u32).into();
@@ -234,16 +246,20 @@ impl Superblock {
         if raw.checksum.get() != sum(bytes) {
             return Err(Invalid::Checksum);
         }
-        match (raw.version.get(), raw.features.get()) {
-            (VERSION, 0) => {}
-            (VERSION, features) => return Err(Invalid::Features(features)),
+        let shard = match (raw.version.get(), raw.features.get()) {
+            (VERSION, 0) => Shard::ALL,
+            (VERSION, SHARDS) => Shard::new(raw.shard.get(), raw.shards.get())
+                .filter(|shard| *shard != Shard::ALL)
+                .ok_or(Invalid::Field("shards"))?,
+            (VERSION, features) => return Err(Invalid::Features(features & !SHARDS)),
             (version, _) => return Err(Invalid::Version(version)),
-        }
+        };
         let superblock = Self {
             pool: Uuid::from_bytes(raw.pool),
             name: name(&raw.name)?,
             update: raw.update.get(),
             device: raw.device.get(),
+            shard,
             segment_bytes: raw.segment_bytes.get(),
             alignment: raw.alignment.get(),
             devices: used(&raw.devices, raw.devices_len, "devices")?

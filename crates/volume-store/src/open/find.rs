@@ -254,6 +254,9 @@ fn check(superblock: &Superblock, base: Base, expected: &Expected) -> Result<(),
     if let Some(expected) = expected.pool.filter(|&pool| pool != superblock.pool) {
         return Err(Error::OtherPool { expected, found: superblock.pool });
     }
+    if expected.shard.is_some_and(|shard| shard != superblock.shard) {
+        return Err(Error::OtherShard);
+    }
     if superblock.devices.len() != 1 {
         return Err(Error::Devices(superblock.devices.len() as u32));
     }

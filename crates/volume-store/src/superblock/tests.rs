@@ -9,6 +9,7 @@ fn sample() -> Superblock {
         name: "pool ä".to_owned(),
         update: 7,
         device: 0,
+        shard: aryk_volume::Shard::ALL,
         segment_bytes: 1 << 20,
         alignment: 512,
         devices: vec![Device { id: Uuid::from_u128(9), bytes: 64 << 20 }],
@@ -64,7 +65,22 @@ fn changed(change: impl FnOnce(&mut Raw)) -> Result<Superblock, Invalid> {
 fn newer_versions_and_features_are_refused_by_number() {
     assert_eq!(changed(|raw| raw.version = 2.into()), Err(Invalid::Version(2)));
     assert_eq!(changed(|raw| raw.version = 0.into()), Err(Invalid::Version(0)));
-    assert_eq!(changed(|raw| raw.features = 5.into()), Err(Invalid::Features(5)));
+    assert_eq!(changed(|raw| raw.features = 6.into()), Err(Invalid::Features(6)));
+    assert_eq!(changed(|raw| raw.features = 5.into()), Err(Invalid::Features(4)));
+}
+
+#[test]
+fn shards_come_back_and_impossible_ones_are_refused() {
+    let shard = aryk_volume::Shard::new(3, 4).unwrap();
+    let superblock = Superblock { shard, ..sample() };
+    assert_eq!(Superblock::parse(&superblock.encode()[..]), Ok(superblock));
+    for (index, count) in [(0, 0), (0, 1), (4, 4), (0, 3), (0, 32)] {
+        let with = |raw: &mut Raw| {
+            raw.features = 1.into();
+            (raw.shard, raw.shards) = (U32::new(index), U32::new(count));
+        };
+        assert_eq!(changed(with), Err(Invalid::Field("shards")), "{index} of {count}");
+    }
 }
 
 #[test]
