@@ -29,20 +29,21 @@ const FILL: u64 = 1 << 20;
 const AIM: f64 = 1.7;
 
 const INTRO: &str = "4 KiB requests at random, 64 in flight on each reactor, of a filled volume of 512 MiB in a pool of 2 GiB over memory: \
-    thousand requests per second. The requests are made in the reactors themselves: that of the pool, or that and a second one. The \
-    volume's stripes are spread over all partitions of the index.";
+    thousand requests per second. The requests are made in the reactors themselves: one, or that and a second one. A pool with one \
+    shard runs on the first reactor; of two shards, the second one runs on the second reactor if there is one.";
 
 /// Measures the selected cases.
 pub(super) fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
-    let columns = ["workload", "one reactor", "two reactors", "ratio", "of these on the second"];
+    let columns = ["workload", "shards", "one reactor", "two reactors", "ratio", "of these on the second"];
     let title = "A volume on two reactors";
     let mut section = Section::new(title, INTRO, columns.map(str::to_owned).to_vec());
-    for workload in [0, 30, 100].map(|writes| Workload::random(writes, BLOCK, 64)) {
-        let name = format!("volume/reactors/{}", workload.name());
+    let workloads = [0, 30, 100].map(|writes| Workload::random(writes, BLOCK, 64));
+    for (workload, shards) in workloads.iter().flat_map(|workload| [(workload, 1), (workload, 2)]) {
+        let name = format!("volume/reactors/{shards}/{}", workload.name());
         if !settings.wants(&name) {
             continue;
         }
-        let rounds = run_comparable(settings.runs, || round(settings.span, &workload))?;
+        let rounds = run_comparable(settings.runs, || round(settings.span, workload, shards))?;
         let runs = |of: fn(&Round) -> f64| rounds.each.iter().map(of).collect::<Runs>();
         let (one, two) = (runs(|round| round.one), runs(|round| round.two));
         let record = Record::new(&name, "throughput of two reactors, peer one", "IOPS", &two, &one);
@@ -52,6 +53,7 @@ pub(super) fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
         let share = runs(|round| round.second * 100.0);
         section.row(vec![
             workload.name(),
+            shards.to_string(),
             rate(&one),
             rate(&two),
             ratio,
@@ -70,10 +72,10 @@ struct Round {
     second: f64,
 }
 
-fn round(span: Duration, workload: &Workload) -> Result<Round> {
+fn round(span: Duration, workload: &Workload, shards: u32) -> Result<Round> {
     let cores = [BACK_END_CORE, FRONT_END_CORE].map(|core| core as u16);
-    let one = unpinned(|| Stack::start(&cores[..1]))??.load(workload, span)?[0];
-    let [first, second] = unpinned(|| Stack::start(&cores))??.load(workload, span)?[..] else {
+    let one = unpinned(|| Stack::start(&cores[..1], shards))??.load(workload, span)?[0];
+    let [first, second] = unpinned(|| Stack::start(&cores, shards))??.load(workload, span)?[..] else {
         bail!("two reactors need two cores")
     };
     Ok(Round { one, two: first + second, second: second / (first + second) })
@@ -83,7 +85,7 @@ fn round(span: Duration, workload: &Workload) -> Result<Round> {
 struct Stack {
     env: Env,
     disk: Arc<Bdev>,
-    /// The pool's own reactor first.
+    /// The reactor of the pool's first shard first.
     handles: Vec<Handle>,
     pools: Pools,
     // Dropped last.
@@ -103,7 +105,7 @@ impl Drop for Stack {
 }
 
 impl Stack {
-    fn start(cores: &[u16]) -> Result<Self> {
+    fn start(cores: &[u16], shards: u32) -> Result<Self> {
         let cores = CoreSet::from_iter(cores.iter().copied());
         let reactors = Reactors::start(&Options { cores, policy: SleepPolicy::Poll, ..Options::default() })?;
         let env = Env::new(Arc::new(Registry::new()), &reactors);
@@ -116,7 +118,7 @@ impl Stack {
         };
         aryk_bdev_malloc::create(&env, base)?;
         let pools = Pools::default();
-        block_on(pools.create(&env, NewPool::named("p", "base")))?;
+        block_on(pools.create(&env, NewPool { shards, ..NewPool::named("p", "base") }))?;
         let pool = pools.find("p").context("the pool is open")?;
         let new = NewVolume {
             name: "v".to_owned(),
@@ -129,7 +131,7 @@ impl Stack {
         };
         let disk = block_on(pool.create_volume(new))?.disk.context("the volume has a disk")?;
         let mut handles = env.reactors().handles();
-        handles.sort_by_key(|handle| handle.core() != pool.core());
+        handles.sort_by_key(|handle| handle.core() != pool.cores()[0]);
         let stack = Self { env, disk, handles, pools, _reactors: reactors };
         let fill = Workload::sequential(100, FILL as u32, 4);
         let filling = stack.begin(&stack.handles[0], &fill)?;
@@ -307,7 +309,7 @@ mod tests {
             return;
         }
         for writes in [0, 30, 100] {
-            let round = round(Duration::from_millis(50), &Workload::random(writes, BLOCK, 64)).unwrap();
+            let round = round(Duration::from_millis(50), &Workload::random(writes, BLOCK, 64), 2).unwrap();
             assert!(round.one > 0.0 && round.two > 0.0 && (0.01..0.99).contains(&round.second));
         }
     }

@@ -14,7 +14,7 @@ use crate::device::VolumeKey;
 use crate::disk::{Disk, Ended};
 use crate::inbox::{Client, Inbox, Inboxes, Submitted};
 use crate::owner::Owner;
-use crate::pool::Place;
+use crate::part::Place;
 use aryk_bdev::{Io, Op, OpenError, RING_BATCH, RingReceiver, RingSender, Status, Tag, ring};
 use aryk_dma::{Buffer, Sgl};
 use aryk_reactor::{Bell, CoreSet, Cx, Hold, Root, RootId, ThreadId};
@@ -122,7 +122,7 @@ impl Branch {
         let thread = cx.add_thread(name.clone(), CoreSet::from_iter([cx.handle().core()]));
         let (of_branch, reactor) = (Arc::clone(place), owner.clone());
         let made = cx.add_root(thread, &name, |root, cx| {
-            let disk = Disk::new(base.open_channel(root, cx)?);
+            let disk = Disk::new(base.open_channel(root, cx)?, of_branch.shard);
             cx.answer_bell(&bell, root);
             Ok::<_, OpenError>(Self {
                 root,

@@ -1,11 +1,14 @@
 //! The disk of a volume or of a snapshot. Control context; channels are opened in reactor context.
 
 use crate::branch::Branch;
-use crate::inbox::{Inboxes, VolumeChannel};
-use crate::pool::Place;
+use crate::gate::Gate;
+use crate::inbox::{Inbox, Inboxes, VolumeChannel};
+use crate::part::Place;
+use crate::striped::StripedChannel;
 use aryk_bdev::{Bdev, Blocks, BoxFuture, Bytes, Channel, Device, Geometry, Limits, OpSet, OpenError};
 use aryk_reactor::{Cx, Handle, RootId};
 use aryk_volume::{BLOCK, UNIT, VolumeId};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,10 +29,14 @@ pub(crate) struct VolumeKey {
 
 /// The disk.
 pub(crate) struct VolumeDisk {
-    pub id: VolumeId,
+    /// How each part of the pool identifies it.
+    pub ids: Vec<VolumeId>,
     pub block_size: u32,
     pub blocks: AtomicU64,
-    pub place: Arc<Place>,
+    /// The parts of the pool.
+    pub places: Vec<Arc<Place>>,
+    /// Holds back writes while the parts take a snapshot.
+    pub gate: Gate,
     /// The base of the pool.
     pub bases: Vec<Arc<Bdev>>,
     pub is_snapshot: bool,
@@ -39,6 +46,16 @@ impl VolumeDisk {
     /// The blocks of a volume of so many units.
     pub const fn blocks_of(units: u64, block_size: u32) -> Blocks {
         Blocks(units / (block_size / UNIT) as u64)
+    }
+
+    /// What the channels of a part on this reactor share.
+    fn inbox(place: &Arc<Place>, cx: &mut Cx) -> Result<Rc<Inbox>, OpenError> {
+        let owner = place.owner()?;
+        match cx.local_state::<Inboxes>().find(place.number) {
+            Some(inbox) => Ok(inbox),
+            None if *owner == *cx.handle() => Err(OpenError::Removed),
+            None => Branch::start(place, owner, cx),
+        }
     }
 }
 
@@ -79,22 +96,29 @@ impl Device for VolumeDisk {
         self.bases.clone()
     }
 
-    /// A reactor needs a channel of the pool's base; that of the pool was prepared for it. Only that one has channels of images.
+    /// A reactor needs a channel of the pool's base; those of the parts were prepared for it. Only they have channels of images.
     fn prepare(&self, reactor: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
         let reactor = reactor.clone();
         Box::pin(async move {
-            if *self.place.owner()? == reactor { Ok(()) } else { self.place.base()?.prepare(&reactor).await }
+            for place in &self.places {
+                if *place.owner()? != reactor {
+                    return place.base()?.prepare(&reactor).await;
+                }
+            }
+            Ok(())
         })
     }
 
     fn open_channel(&self, root: RootId, cx: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
-        let owner = self.place.owner()?;
-        let volume = VolumeKey { id: self.id, block_units: self.block_size / UNIT };
-        let inbox = match cx.local_state::<Inboxes>().find(self.place.number) {
-            Some(inbox) => inbox,
-            None if *owner == *cx.handle() => return Err(OpenError::Removed),
-            None => Branch::start(&self.place, owner, cx)?,
-        };
-        Ok(Box::new(VolumeChannel::open(inbox, volume, root, cx)))
+        let block_units = self.block_size / UNIT;
+        let mut channels = Vec::new();
+        for (place, &id) in self.places.iter().zip(&self.ids) {
+            let inbox = Self::inbox(place, cx)?;
+            channels.push(VolumeChannel::open(inbox, VolumeKey { id, block_units }, root, cx));
+        }
+        match channels.len() {
+            1 => Ok(Box::new(channels.remove(0))),
+            _ => Ok(Box::new(StripedChannel::new(channels, block_units, self.gate.local(cx), root))),
+        }
     }
 }

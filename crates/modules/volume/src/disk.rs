@@ -1,14 +1,14 @@
 //! A disk that a pool uses: its base, as the pool's store uses it, or a disk that is the base of volumes. Reactor context.
 //!
 //! A request that a reset of the disk has aborted is submitted again: the user never sees a reset. A request that its user has
-//! given up ends instead.
+//! given up ends instead. Where the user is a shard, its part of the disk lies in several places: a request may become several.
 
 use aryk_bdev::{BdevChannel, Blocks, Completion, Io, Lba, Op, Status, Tag};
 use aryk_dma::{Buffer, Sgl};
 use aryk_reactor::Cx;
 use aryk_slots::{Key, Slots};
-use aryk_volume::StoreError;
-use aryk_volume_store::{DiskDone, DiskOp, DiskRequest, DiskTag};
+use aryk_volume::{Shard, StoreError};
+use aryk_volume_store::{DiskDone, DiskOp, DiskRequest, DiskTag, share_places};
 use std::collections::VecDeque;
 
 /// The initial room for requests in flight; the table grows for more.
@@ -17,8 +17,13 @@ const IN_FLIGHT: u32 = 64;
 /// A request that the disk has.
 struct Request<T> {
     tag: T,
+    /// The request to the user's part of the disk.
     io: Io,
     buffer: Option<Buffer>,
+    /// The disk's requests for it that have not completed.
+    left: u32,
+    /// What those that have completed have said.
+    status: Status,
     /// Whether its user has given it up.
     is_given_up: bool,
 }
@@ -33,8 +38,12 @@ pub(crate) struct Ended<T> {
 /// A disk, for a user who knows its requests by `T`.
 pub(crate) struct Disk<T> {
     channel: BdevChannel,
+    /// The user's part of the disk.
+    shard: Shard,
     requests: Slots<Request<T>>,
     completions: Vec<Completion>,
+    /// Requests that a reset of the disk has aborted.
+    again: Vec<Key>,
     ended: VecDeque<Ended<T>>,
 }
 
@@ -49,8 +58,9 @@ const fn result(status: Status) -> Result<(), StoreError> {
 }
 
 impl<T> Disk<T> {
-    pub fn new(channel: BdevChannel) -> Self {
-        Self { channel, requests: Slots::new(IN_FLIGHT), completions: Vec::new(), ended: VecDeque::new() }
+    pub fn new(channel: BdevChannel, shard: Shard) -> Self {
+        let (completions, again, ended) = (Vec::new(), Vec::new(), VecDeque::new());
+        Self { channel, shard, requests: Slots::new(IN_FLIGHT), completions, again, ended }
     }
 
     /// Requests that have not completed.
@@ -120,8 +130,31 @@ impl<T> Disk<T> {
             source: Lba::ZERO,
             data,
         };
-        let key = self.requests.add(Request { tag, io, buffer, is_given_up: false });
-        self.channel.submit(Io { tag: Tag(key.raw()), ..io }, cx);
+        let status = Status::Ok;
+        let key = self.requests.add(Request { tag, io, buffer, left: 0, status, is_given_up: false });
+        self.start_request(key, cx);
+    }
+
+    /// Submits a request that the disk does not have.
+    fn start_request(&mut self, key: Key, cx: &mut Cx) {
+        let request = self.requests.get_mut(key).expect("it has not ended");
+        let io = Io { tag: Tag(key.raw()), ..request.io };
+        request.status = Status::Ok;
+        if self.shard == Shard::ALL || io.op == Op::Flush {
+            request.left = 1;
+            self.channel.submit(io, cx);
+            return;
+        }
+        let block = u64::from(self.channel.bdev().geometry().block_size);
+        let places = || share_places(self.shard, io.lba.0 * block, io.blocks.0 * block);
+        request.left = places().count() as u32;
+        let mut at = 0;
+        for (place, bytes) in places() {
+            let data = if io.op.has_data() { io.data.slice(at, bytes as u32) } else { Sgl::EMPTY };
+            let piece = Io { lba: Lba(place / block), blocks: Blocks(bytes / block), data, ..io };
+            self.channel.submit(piece, cx);
+            at += data.len();
+        }
     }
 
     /// Takes the completions of the disk.
@@ -129,10 +162,18 @@ impl<T> Disk<T> {
         self.channel.poll(cx, &mut self.completions);
         for Completion { tag, status } in self.completions.drain(..) {
             let key = Key::from_raw(tag.0);
-            let request = self.requests.get(key).expect("completed once");
+            let request = self.requests.get_mut(key).expect("completed once");
+            request.left -= 1;
+            // Of several, a failure counts more than an abort.
+            if status != Status::Ok && matches!(request.status, Status::Ok | Status::Aborted) {
+                request.status = status;
+            }
+            if request.left > 0 {
+                continue;
+            }
+            let status = request.status;
             if status == Status::Aborted && !request.is_given_up {
-                let io = request.io;
-                self.channel.submit(Io { tag, ..io }, cx);
+                self.again.push(key);
                 continue;
             }
             let Request { tag, mut buffer, .. } = self.requests.remove(key).expect("completed once");
@@ -140,6 +181,9 @@ impl<T> Disk<T> {
                 buffer.reclaim();
             }
             self.ended.push_back(Ended { tag, buffer, result: result(status) });
+        }
+        while let Some(key) = self.again.pop() {
+            self.start_request(key, cx);
         }
     }
 

@@ -4,7 +4,7 @@ use crate::disk::{Disk, Ended};
 use aryk_bdev::BdevChannel;
 use aryk_reactor::Cx;
 use aryk_slots::Key;
-use aryk_volume::{ForeignId, ForeignUse, OpId};
+use aryk_volume::{ForeignId, ForeignUse, OpId, Shard};
 use std::collections::{BTreeMap, HashMap};
 
 /// Who reads.
@@ -45,7 +45,7 @@ impl ForeignDisks {
     }
 
     pub fn add(&mut self, name: String, channel: BdevChannel) {
-        self.disks.push(ForeignDisk { name, disk: Disk::new(channel), is_leaving: false });
+        self.disks.push(ForeignDisk { name, disk: Disk::new(channel, Shard::ALL), is_leaving: false });
         self.find_places();
     }
 

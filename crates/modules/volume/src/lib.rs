@@ -6,8 +6,10 @@
 //! | `pool` | [`Pool`]: a pool, its volumes and their disks; commands |
 //! | `pools` | [`Pools`]: all pools; creating, finding, deleting them |
 //! | `copy` | copies of parts of a disk to another |
-//! | `owner` | the root on one reactor that runs the engine and the store |
+//! | `part` | a part of a pool: a root on one reactor, for one shard |
+//! | `owner` | that root, which runs the engine and the store of the shard |
 //! | `branch` | the root on each other reactor that has channels of volumes |
+//! | `striped` | the channels of a volume of a pool with several parts; `gate` holds back their writes during a snapshot |
 //! | `inbox` | requests and completions between the channels of volumes on a reactor and the root there |
 //! | `note` | the settings that a pool stores |
 //! | `disk` | a disk that the root uses: the base, or the base of volumes |
@@ -15,8 +17,8 @@
 //! | `device` | the disk of a volume |
 //!
 //! The engine (`aryk_volume`) and the store (`aryk_volume_store`) are without I/O: this crate gives them a disk and a reactor. A
-//! pool has a root on one reactor. On each other reactor with channels of its volumes, it has a branch, which reads data from the
-//! base by itself, and forwards what else there is to do.
+//! pool has one or several shards, each with a root on one reactor. On each other reactor with channels of its volumes, a shard has
+//! a branch, which reads data from the base by itself, and forwards what else there is to do.
 #![forbid(unsafe_code)]
 
 mod branch;
@@ -24,11 +26,16 @@ mod copy;
 mod device;
 mod disk;
 mod foreign;
+mod gate;
 mod inbox;
 mod note;
 mod owner;
+mod part;
 mod pool;
 mod pools;
+mod striped;
+
+use device::VolumeDisk;
 
 pub use aryk_volume::{
     BLOCK, CheckReport, CommandError, LogPlace, Settings, Space as VolumeSpace, Stats, StoreError, UNIT,
@@ -170,6 +177,18 @@ pub enum Error {
         /// The status of the request.
         status: aryk_bdev::Status,
     },
+    /// A change of the pool was interrupted that this version does not know.
+    #[error(
+        "a change of the pool was interrupted ({0:?}) that this version of Aryk does not know; \
+         open the pool with the version of Aryk that has begun it, or a newer one"
+    )]
+    Intent(String),
+    /// A volume is not in all shards of its pool.
+    #[error("a shard of the pool does not have the volume")]
+    Incomplete,
+    /// A number of shards is not allowed.
+    #[error("a pool has 1, 2, 4, 8 or 16 shards, not {0}")]
+    Shards(u32),
     /// A name is not allowed.
     #[error(
         "{0:?} cannot be the name of a volume: a name has 1 to 255 bytes, no `/` and no control characters"

@@ -12,7 +12,8 @@ use crate::device::VolumeKey;
 use crate::disk::{BaseDisk, Ended};
 use crate::foreign::{ForeignDisks, Reader};
 use crate::inbox::{Client, Inbox, Inboxes, Submitted};
-use crate::pool::{Listed, Place, Signals};
+use crate::part::{Place, Signals};
+use crate::pool::Listed;
 use crate::{Error, FormatError, Growing, READ_BYTES, note};
 use aryk_bdev::{BdevChannel, Descriptor, Io, Op, OpenError, RingReceiver, RingSender, Status};
 use aryk_reactor::{Bell, Cx, Root, RootId, ThreadId};
@@ -21,7 +22,7 @@ use aryk_volume::{
     Action, Answer, Command, CommandError, Done, Foreign, ForeignId, Loading, LogPlace, Pool as Engine,
     Reply, Request, Settings, State, Stats, StoreError, StoreOp, TimelineId, UNIT, VolumeId,
 };
-use aryk_volume_store::{DiskDone, Erasing, Finding, Formatting, Growth, Opened, Opening, Store};
+use aryk_volume_store::{DiskDone, Erasing, Finding, Formatting, Growth, Looking, Opened, Opening, Store};
 use clients::Clients;
 use futures_channel::oneshot;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -41,6 +42,8 @@ pub(crate) type Answering = oneshot::Sender<Result<Answer, CommandError>>;
 
 /// What the root does first.
 pub(crate) enum Start {
+    /// Looks whether a pool can be created.
+    Look(Box<Looking>),
     /// Creates a pool.
     Format(Box<Formatting>),
     /// Ends the existence of a pool.
@@ -53,7 +56,8 @@ pub(crate) enum Start {
 
 /// What the first requests to the base have led to.
 enum Started {
-    Erased,
+    /// All is done.
+    Done,
     Formatted(Box<Store>),
     Opened(Box<Opened>),
 }
@@ -165,8 +169,8 @@ impl Owner {
         Self {
             root,
             thread,
+            disk: Some(BaseDisk::new(channel, setup.place.shard)),
             place: setup.place,
-            disk: Some(BaseDisk::new(channel)),
             foreign: ForeignDisks::default(),
             phase: Phase::Starting(setup.start),
             settings: setup.settings,
@@ -190,9 +194,8 @@ impl Owner {
         let mut result = None;
         while let Some(done) = disk.next_done() {
             result = result.or(match start {
-                Start::Erase(erasing) => {
-                    erasing.completed(done).map(|erased| erased.map(|()| Started::Erased))
-                }
+                Start::Look(looking) => looking.completed(done).map(|looked| looked.map(|()| Started::Done)),
+                Start::Erase(erasing) => erasing.completed(done).map(|erased| erased.map(|()| Started::Done)),
                 Start::Format(formatting) => {
                     formatting.completed(done).map(|store| store.map(Started::Formatted))
                 }
@@ -203,6 +206,7 @@ impl Owner {
         match result {
             None => loop {
                 let op = match start {
+                    Start::Look(looking) => looking.next_op(),
                     Start::Erase(erasing) => erasing.next_op(),
                     Start::Format(formatting) => formatting.next_op(),
                     Start::Open(opening) => opening.next_op(),
@@ -212,12 +216,13 @@ impl Owner {
                 disk.start(op, cx);
             },
             Some(Err(error)) => self.fail_opening(error.into(), cx),
-            Some(Ok(Started::Erased)) => {
+            Some(Ok(Started::Done)) => {
                 self.tell_opened(Ok(Ready { findings: Vec::new(), log_damage: None }));
                 self.end(None, cx);
             }
             Some(Ok(Started::Formatted(store))) => {
-                let engine = Engine::create(self.settings, store.facts(), store.pool().into_bytes());
+                let settings = self.settings.of_shard(self.place.shard);
+                let engine = Engine::create(settings, store.facts(), store.pool().into_bytes());
                 self.start_engine(engine, store, Vec::new(), cx);
             }
             Some(Ok(Started::Opened(opened))) => {
@@ -234,8 +239,8 @@ impl Owner {
     /// Makes a piece of the engine.
     fn load_on(&mut self, cx: &mut Cx) {
         let Phase::Starting(Start::Load { loading, .. }) = &mut self.phase else { return };
-        let usual = self.settings;
-        match loading.step(|note| note::settings(note, usual)) {
+        let (usual, shard) = (self.settings, self.place.shard);
+        match loading.step(|note| note::settings(note, usual).of_shard(shard)) {
             None => cx.wake(self.root),
             Some(Err(error)) => self.fail_opening(error.into(), cx),
             Some(Ok(engine)) => {

@@ -1,79 +1,30 @@
 //! A pool, as the control plane sees it: its volumes, their disks, and commands. Control context.
 
+mod changes;
 mod images;
 mod upkeep;
 
 use crate::device::VolumeDisk;
-use crate::owner::{Owner, Ready, Setup, Start};
-use crate::{Error, FormatError, Growing, NewVolume, Origin, note};
-use aryk_bdev::{Access, Bdev, Bytes, Descriptor, Env, Event, Identity, OpenError};
-use aryk_reactor::{Bell, CoreSet, Hold, RootRef};
+use crate::gate::Gate;
+use crate::note::Intent;
+use crate::owner::Ready;
+use crate::part::Part;
+use crate::{Error, NewVolume, Origin, note};
+use aryk_bdev::{Bdev, Bytes, Env, Identity};
 use aryk_volume::{
     Answer, Command, Commit, Cut, Foreign, Label, LogPlace, PARTITIONS, Settings, State, Stats, StoreError,
     TimelineId, UNIT, Volume, VolumeId, WhenFull,
 };
-use aryk_volume_store::{Finding, Store};
-use futures_channel::oneshot;
+use aryk_volume_store::{Finding, Store, share_bytes};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use uuid::Uuid;
 
-/// The number of the next pool. Reactors may have pools of several registries, so the numbers are the process's.
-static NUMBERS: AtomicU64 = AtomicU64::new(1);
-
 /// Locks a mutex that is held for a few instructions only, and whose holder does not panic.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no one panics holding it")
-}
-
-/// Where the root of a pool is.
-pub(crate) struct Place {
-    /// The pool's number.
-    pub number: u64,
-    /// The bell of the root.
-    pub bell: Bell,
-    /// `None` once the pool has ended.
-    owner: Mutex<Option<Hold>>,
-    /// The base, for branches; `None` once the pool ends.
-    base: Mutex<Option<Descriptor>>,
-}
-
-impl Place {
-    /// The reactor of the pool.
-    pub fn owner(&self) -> Result<Hold, OpenError> {
-        lock(&self.owner).clone().ok_or(OpenError::Removed)
-    }
-
-    /// The base of the pool.
-    pub fn base(&self) -> Result<Descriptor, OpenError> {
-        lock(&self.base).clone().ok_or(OpenError::Removed)
-    }
-
-    /// Gives back the base: no branch begins from now on.
-    pub fn close_base(&self) {
-        let base = lock(&self.base).take();
-        drop(base);
-    }
-}
-
-/// What a root and the control plane tell each other without messages.
-pub(crate) struct Signals {
-    pub bell: Bell,
-    pub is_base_removed: AtomicBool,
-    /// A disk that is the base of volumes is being removed.
-    pub is_foreign_removed: AtomicBool,
-    pub has_ended: AtomicBool,
-    /// The engine's state, as a number.
-    state: Mutex<Option<State>>,
-}
-
-impl Signals {
-    /// Notes a new state of the engine.
-    pub fn note_state(&self, state: State) {
-        *lock(&self.state) = Some(state);
-    }
 }
 
 /// A state of a history.
@@ -117,8 +68,10 @@ impl Image {
 /// A volume or a snapshot, with its disk.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// How the pool identifies it.
+    /// How the pool identifies it: as its first part does.
     pub id: VolumeId,
+    /// How each part identifies it.
+    pub(crate) ids: Vec<VolumeId>,
     /// Its properties.
     pub volume: Volume,
     /// The view whose blocks its history has, where it has none of its own.
@@ -194,9 +147,10 @@ pub struct Pool {
     name: Mutex<String>,
     uuid: Uuid,
     base: Arc<Bdev>,
-    place: Arc<Place>,
-    root: RootRef<Owner>,
-    signals: Arc<Signals>,
+    /// At least one: the first one's volumes are the pool's.
+    pub(crate) parts: Vec<Part>,
+    /// The change of several parts that is being made, or was interrupted.
+    intent: Mutex<Option<Intent>>,
     findings: Vec<Finding>,
     log_damage: Option<LogPlace>,
     members: Mutex<BTreeMap<VolumeId, Member>>,
@@ -214,120 +168,33 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// A root that was started on a base, until it is a pool.
-pub(crate) struct Started {
-    base: Arc<Bdev>,
-    place: Arc<Place>,
-    root: RootRef<Owner>,
-    signals: Arc<Signals>,
-    opened: oneshot::Receiver<Result<Ready, Error>>,
-}
-
-impl Started {
-    /// Opens a disk, and starts a root on it.
-    pub async fn new(
+impl Pool {
+    /// A pool whose parts were started.
+    pub(crate) async fn new(
         env: &Env,
-        disk: &str,
-        owner: &str,
-        start: impl FnOnce(&Bdev) -> Result<Start, Error>,
-        settings: Settings,
-    ) -> Result<Self, Error> {
-        let hold = env.reactors().find_least_loaded(None).ok_or(Error::Ended)?;
-        let signals = Arc::new(Signals {
-            bell: Bell::new(&hold),
-            is_base_removed: AtomicBool::new(false),
-            is_foreign_removed: AtomicBool::new(false),
-            has_ended: AtomicBool::new(false),
-            state: Mutex::new(None),
-        });
-        let of_listener = Arc::clone(&signals);
-        let descriptor = env.registry().open(disk, Access::Exclusive, owner, move |event| {
-            if event == Event::Removed {
-                of_listener.is_base_removed.store(true, Ordering::Release);
-                of_listener.bell.ring();
-            }
-        })?;
-        let base = Arc::clone(descriptor.bdev());
-        if base.device().is_read_only() {
-            return Err(Error::ReadOnlyBase(base.name().to_owned()));
-        }
-        let start = start(&base)?;
-        descriptor.prepare(&hold).await?;
-        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        let (sender, opened) = oneshot::channel();
-        let place = Arc::new(Place {
-            number,
-            bell: signals.bell.clone(),
-            owner: Mutex::new(Some(hold.clone())),
-            base: Mutex::new(Some(descriptor.clone())),
-        });
-        let (signals_of_root, place_of_root) = (Arc::clone(&signals), Arc::clone(&place));
-        let setup = Setup { place: place_of_root, start, settings, signals: signals_of_root, opened: sender };
-        let name = format!("volumes on {}", base.name());
-        let root = hold
-            .call(move |cx| {
-                let thread = cx.add_thread(name.clone(), CoreSet::from_iter([cx.handle().core()]));
-                let made = cx.add_root(thread, &name, |root, cx| {
-                    let channel = descriptor.open_channel(root, cx)?;
-                    Ok::<_, OpenError>(Owner::new(channel, setup, thread, root, cx))
-                });
-                made.inspect_err(|_| cx.remove_thread(thread))
-            })
-            .await
-            .map_err(|_| Error::Ended)??;
-        Ok(Self { base, place, root, signals, opened })
-    }
-
-    /// Waits until the root has done what it was started for.
-    pub async fn done(&mut self) -> Result<Ready, Error> {
-        (&mut self.opened).await.unwrap_or(Err(Error::Ended))
-    }
-
-    /// Waits until the base was given back.
-    pub async fn ended(&self) {
-        end(&self.root).await;
-    }
-
-    /// The pool that was opened.
-    pub async fn into_pool(mut self, env: &Env) -> Result<Arc<Pool>, Error> {
-        let ready = match self.done().await {
-            Ok(ready) => ready,
-            Err(error) => {
-                self.ended().await;
-                return Err(error);
-            }
-        };
-        let identity = self.root.call(|owner, _| owner.identity()).await.ok().flatten();
+        base: Arc<Bdev>,
+        parts: Vec<Part>,
+        ready: Vec<Ready>,
+    ) -> Result<Arc<Self>, Error> {
+        let identity = parts[0].root.call(|owner, _| owner.identity()).await.ok().flatten();
         let (uuid, name) = identity.ok_or(Error::Ended)?;
-        let pool = Pool {
+        let log_damage = ready.iter().find_map(|ready| ready.log_damage);
+        Ok(Arc::new(Self {
             env: env.clone(),
             name: Mutex::new(name),
             uuid,
-            base: self.base,
-            place: self.place,
-            root: self.root,
-            signals: self.signals,
-            findings: ready.findings,
-            log_damage: ready.log_damage,
+            base,
+            parts,
+            intent: Mutex::default(),
+            findings: ready.into_iter().flat_map(|ready| ready.findings).collect(),
+            log_damage,
             members: Mutex::default(),
             images: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
             is_ending: AtomicBool::new(false),
-        };
-        Ok(Arc::new(pool))
+        }))
     }
-}
 
-/// Ends a root, and waits until it has given back the base.
-async fn end(root: &RootRef<Owner>) {
-    let (sender, ended) = oneshot::channel();
-    if root.call(move |owner, cx| owner.end(Some(sender), cx)).await.is_ok() {
-        // The sender is dropped if the root has ended already.
-        let _ = ended.await;
-    }
-}
-
-impl Pool {
     /// Its name.
     pub fn name(&self) -> String {
         lock(&self.name).clone()
@@ -343,9 +210,9 @@ impl Pool {
         &self.base
     }
 
-    /// The core of its reactor.
-    pub fn core(&self) -> u16 {
-        self.root.handle().core()
+    /// The cores of its shards.
+    pub fn cores(&self) -> Vec<u16> {
+        self.parts.iter().map(|part| part.root.handle().core()).collect()
     }
 
     /// Structures of which one copy was damaged when the pool was opened.
@@ -360,15 +227,16 @@ impl Pool {
 
     /// Whether it has ended, since its base was removed or it was closed.
     pub fn has_ended(&self) -> bool {
-        self.signals.has_ended.load(Ordering::Acquire)
+        self.parts.iter().any(|part| part.signals.has_ended.load(Ordering::Acquire))
     }
 
     /// Whether its disk has failed.
     pub fn health(&self) -> Health {
-        match *lock(&self.signals.state) {
-            Some(State::ReadOnly(error)) => Health::ReadOnly(error),
-            _ => Health::Ready,
-        }
+        let error = self.parts.iter().find_map(|part| match part.signals.state() {
+            Some(State::ReadOnly(error)) => Some(error),
+            _ => None,
+        });
+        error.map_or(Health::Ready, Health::ReadOnly)
     }
 
     /// Its volumes and snapshots, in the order of their creation.
@@ -392,7 +260,11 @@ impl Pool {
     /// # Errors
     /// [`Error::Ended`].
     pub async fn stats(&self) -> Result<Stats, Error> {
-        self.root.call(|owner, _| owner.stats()).await.map_err(|_| Error::Ended)
+        let mut sum = Stats::default();
+        for part in &self.parts {
+            sum += part.root.call(|owner, _| owner.stats()).await.map_err(|_| Error::Ended)?;
+        }
+        Ok(sum)
     }
 
     /// Its space.
@@ -444,14 +316,6 @@ impl Pool {
         members.values().map(|member| (member.id, parent(member))).collect()
     }
 
-    /// Runs a command of the engine.
-    async fn command(&self, command: Command) -> Result<Answer, Error> {
-        let (sender, answer) = oneshot::channel();
-        let start = move |owner: &mut Owner, cx: &mut aryk_reactor::Cx| owner.command(command, sender, cx);
-        self.root.call(start).await.map_err(|_| Error::Ended)?;
-        Ok(answer.await.map_err(|_| Error::Ended)??)
-    }
-
     /// Stores the settings with which the pool is opened from now on.
     ///
     /// # Errors
@@ -472,7 +336,15 @@ impl Pool {
 
     /// As [`Pool::refresh`], for a caller who holds `changing`.
     async fn list_again(&self) -> Result<(), Error> {
-        let there = self.root.call(|owner, _| owner.volumes()).await.map_err(|_| Error::Ended)?;
+        let mut lists = Vec::new();
+        for part in &self.parts {
+            lists.push(part.root.call(|owner, _| owner.volumes()).await.map_err(|_| Error::Ended)?);
+        }
+        let there = lists.remove(0);
+        let by_uuid = |list: Vec<Listed>| {
+            list.into_iter().map(|listed| (listed.volume.label.uuid, listed.id)).collect::<BTreeMap<_, _>>()
+        };
+        let others: Vec<BTreeMap<_, _>> = lists.into_iter().map(by_uuid).collect();
         let foreign = there.iter().filter_map(|listed| listed.foreign.as_ref());
         let needed: BTreeMap<String, u64> =
             foreign.map(|foreign| (foreign.name.clone(), foreign.units)).collect();
@@ -484,7 +356,9 @@ impl Pool {
                 let (disk, is_leaving) =
                     known.remove(&id).map_or((None, false), |member| (member.disk, member.is_leaving));
                 let disk = disk.filter(|disk| self.is_registered(disk));
-                members.insert(id, Member { id, volume, base, foreign, disk, is_leaving });
+                let of_others = others.iter().filter_map(|ids| ids.get(&volume.label.uuid).copied());
+                let ids = std::iter::once(id).chain(of_others).collect();
+                members.insert(id, Member { id, ids, volume, base, foreign, disk, is_leaving });
             }
         }
         let is_due =
@@ -546,10 +420,11 @@ impl Pool {
     /// Waits until no other change is running. The guard is held until the change is in the list of volumes.
     async fn begin_change(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
         let changing = self.changing.lock().await;
-        match self.is_ending.load(Ordering::Relaxed) {
-            true => Err(Error::Busy("the pool is being deleted")),
-            false => Ok(changing),
+        if self.is_ending.load(Ordering::Relaxed) {
+            return Err(Error::Busy("the pool is being deleted"));
         }
+        self.finish_intent().await?;
+        Ok(changing)
     }
 
     /// Whether no disk has the name of a new volume.
@@ -574,16 +449,20 @@ impl Pool {
 
     fn register(&self, member: &Member) -> Result<Arc<Bdev>, Error> {
         let uuid = member.uuid();
+        if member.ids.len() < self.parts.len() {
+            return Err(Error::Incomplete);
+        }
         let aliases = vec![self.alias(member.name())];
         let identity = Identity { name: uuid.to_string(), aliases, uuid };
         let Volume { units, block_size, .. } = member.volume;
         let image =
             member.foreign.as_ref().and_then(|foreign| lock(&self.images).get(&foreign.name).cloned());
         let device = VolumeDisk {
-            id: member.id,
+            ids: member.ids.clone(),
             block_size,
             blocks: AtomicU64::new(VolumeDisk::blocks_of(units, block_size).0),
-            place: Arc::clone(&self.place),
+            places: self.parts.iter().map(|part| Arc::clone(&part.place)).collect(),
+            gate: Gate::new(),
             bases: [Some(Arc::clone(&self.base)), image].into_iter().flatten().collect(),
             is_snapshot: member.is_snapshot(),
         };
@@ -649,6 +528,7 @@ impl Pool {
     /// [`Error`].
     pub async fn delete(&self, id: VolumeId) -> Result<(), Error> {
         let _changing = self.changing.lock().await;
+        self.finish_intent().await?;
         self.command(Command::Delete(id)).await?;
         lock(&self.members).remove(&id);
         // Its image is closed if no other volume depends on it.
@@ -753,16 +633,23 @@ impl Pool {
 
     /// Lets the pool grow to the size of its base. Returns the number of its segments.
     ///
+    /// Shards grow one after another: after an interruption, the next call lets the others grow.
+    ///
     /// # Errors
     /// [`Error`].
     pub async fn grow(&self) -> Result<u32, Error> {
         let geometry = self.base.geometry();
         let bytes = geometry.blocks.to_bytes(geometry.block_size).0;
-        let grow = move |store: &mut Store| {
-            store.grow(bytes);
-            Ok(())
-        };
-        self.change_store(grow).await
+        let mut segments = 0;
+        for part in &self.parts {
+            let bytes = share_bytes(part.place.shard, bytes);
+            let grow = move |store: &mut Store| {
+                store.grow(bytes);
+                Ok(())
+            };
+            segments += part.change_store(grow).await?;
+        }
+        Ok(segments)
     }
 
     /// Gives the pool another name, and its volumes' disks other aliases.
@@ -771,7 +658,8 @@ impl Pool {
     /// [`Error`].
     pub async fn rename_pool(&self, name: String) -> Result<(), Error> {
         let new = name.clone();
-        self.change_store(move |store| store.rename(&new)).await?;
+        // The name of a pool is that of its first part.
+        self.parts[0].change_store(move |store| store.rename(&new)).await?;
         *lock(&self.name) = name;
         for member in self.members() {
             if let Some(disk) = &member.disk {
@@ -781,21 +669,11 @@ impl Pool {
         Ok(())
     }
 
-    async fn change_store(
-        &self,
-        change: impl FnOnce(&mut Store) -> Result<(), FormatError> + Send + 'static,
-    ) -> Result<u32, Error> {
-        let (sender, changed) = oneshot::channel::<Growing>();
-        let start =
-            move |owner: &mut Owner, cx: &mut aryk_reactor::Cx| owner.change_store(change, sender, cx);
-        self.root.call(start).await.map_err(|_| Error::Ended)?;
-        changed.await.map_err(|_| Error::Ended)?
-    }
-
     /// Ends the pool: its base is free when this returns. The disks of its volumes were removed before.
     pub async fn close(&self) {
-        end(&self.root).await;
-        lock(&self.place.owner).take();
+        for part in &self.parts {
+            part.end().await;
+        }
     }
 }
 

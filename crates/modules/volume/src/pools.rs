@@ -1,16 +1,17 @@
 //! All pools of a process. Control context.
 
 use crate::device::VolumeDisk;
-use crate::owner::Start;
-use crate::pool::{Started, lock};
+use crate::owner::{Ready, Start};
+use crate::part::{BaseHold, Starting};
+use crate::pool::lock;
 use crate::{Error, Pool};
 use aryk_bdev::{Access, AsyncChannel, Bdev, Env, Event, Lba, OpenError};
 use aryk_dma::{Buffer, PAGE};
 use aryk_reactor::{CoreSet, Cx};
-use aryk_volume::Settings;
+use aryk_volume::{Settings, Shard};
 use aryk_volume_store::{
-    Base, Erasing, Expected, Formatting, Invalid, Opening, Options, SEGMENT_BYTES, SUPERBLOCK_BYTES,
-    Superblock,
+    Base, Erasing, Expected, Formatting, Invalid, Looking, Opening, Options, SEGMENT_BYTES, SUPERBLOCK_BYTES,
+    SUPERBLOCK_PLACES, Superblock, share_bytes,
 };
 use futures_channel::oneshot;
 use std::collections::BTreeSet;
@@ -20,9 +21,6 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 use uuid::Uuid;
-
-/// Byte offsets of a superblock's copies.
-const SUPERBLOCKS: [u64; 2] = [0, 1 << 20];
 
 /// The interval of checks whether a channel is closed.
 const CLOSING: Duration = Duration::from_micros(100);
@@ -42,6 +40,9 @@ pub struct NewPool {
     pub settings: Settings,
     /// Bytes of a segment: a power of two, at most 32 MiB. `None`: as many as suit the base.
     pub segment_bytes: Option<u32>,
+    /// Its shards, each of which is on a reactor of its own if there are as many: 1, 2, 4, 8 or 16. Each has an equal part of the
+    /// base, and of each volume.
+    pub shards: u32,
 }
 
 /// Bytes of a segment on a base of `bytes`: a dozen segments are never for data, which must not be most of a small base.
@@ -60,7 +61,72 @@ impl NewPool {
             force: false,
             settings: Settings::default(),
             segment_bytes: None,
+            shards: 1,
         }
+    }
+}
+
+/// All shards of a pool with so many; `None` if a pool cannot have so many.
+fn shards_of(count: u32) -> Option<Vec<Shard>> {
+    Shard::new(0, count)?;
+    (0..count).map(|index| Shard::new(index, count)).collect()
+}
+
+/// The part of a base that a shard has.
+const fn share_of(base: Base, shard: Shard) -> Base {
+    Base { bytes: share_bytes(shard, base.bytes), block: base.block }
+}
+
+/// The shards of a pool that is being created or opened.
+struct Made<'a> {
+    env: &'a Env,
+    hold: BaseHold,
+    settings: Settings,
+    starting: Vec<Starting>,
+    ready: Vec<Ready>,
+}
+
+impl Made<'_> {
+    /// Starts shards, and waits until all have started.
+    ///
+    /// # Errors
+    /// [`Error`]. None is left then.
+    async fn start(
+        &mut self,
+        shards: impl Iterator<Item = Shard>,
+        start: &impl Fn(Shard) -> Result<Start, Error>,
+    ) -> Result<(), Error> {
+        let result = self.try_start(shards, start).await;
+        if result.is_err() {
+            for starting in self.starting.drain(..) {
+                starting.part.end().await;
+            }
+        }
+        result
+    }
+
+    async fn try_start(
+        &mut self,
+        shards: impl Iterator<Item = Shard>,
+        start: &impl Fn(Shard) -> Result<Start, Error>,
+    ) -> Result<(), Error> {
+        let first = self.starting.len();
+        for shard in shards {
+            let (start, others) = (start(shard)?, &self.starting);
+            let starting = self.hold.start(self.env, shard, start, self.settings, others).await?;
+            self.starting.push(starting);
+        }
+        for starting in &mut self.starting[first..] {
+            self.ready.push(starting.done().await?);
+        }
+        Ok(())
+    }
+
+    /// The pool.
+    async fn into_pool(mut self) -> Result<Arc<Pool>, Error> {
+        self.starting.sort_by_key(|starting| starting.part.place.shard.index());
+        let parts = self.starting.into_iter().map(|starting| starting.part).collect();
+        Pool::new(self.env, Arc::clone(self.hold.bdev()), parts, self.ready).await
     }
 }
 
@@ -133,20 +199,31 @@ impl Pools {
     /// # Errors
     /// [`Error`].
     pub async fn create(&self, env: &Env, new: NewPool) -> Result<Arc<Pool>, Error> {
-        let NewPool { name, uuid, base, force, settings, segment_bytes } = new;
+        let NewPool { name, uuid, base, force, settings, segment_bytes, shards } = new;
         let _reserved = self.reserve(&name)?;
         let bdev = env.registry().find(&base)?;
         if bdev.device_as::<VolumeDisk>().is_some() {
             return Err(Error::Nested(base));
         }
-        let owner = format!("the pool {name}");
-        let start = move |bdev: &Bdev| {
-            let segment_bytes = segment_bytes.unwrap_or_else(|| segment_bytes_of(base_of(bdev).bytes));
-            let options =
-                Options { segment_bytes, ..Options::new(uuid, Uuid::new_v4(), &name, alignment_of(bdev)) };
-            Ok(Start::Format(Box::new(Formatting::new(base_of(bdev), &options, force)?)))
+        let all = shards_of(shards).ok_or(Error::Shards(shards))?;
+        let hold = BaseHold::new(env, &base, &format!("the pool {name}"))?;
+        let whole = base_of(&bdev);
+        // The first shard has the beginning of the disk only.
+        if shards > 1 && !force {
+            hold.run(env, Start::Look(Box::new(Looking::new(whole)))).await?;
+        }
+        let start = |shard: Shard| {
+            let base = share_of(whole, shard);
+            let segment_bytes = segment_bytes.unwrap_or_else(|| segment_bytes_of(base.bytes));
+            let options = Options::new(uuid, Uuid::new_v4(), &name, alignment_of(&bdev));
+            let options = Options { segment_bytes, shard, ..options };
+            Ok(Start::Format(Box::new(Formatting::new(base, &options, force || shards > 1)?)))
         };
-        let pool = Started::new(env, &base, &owner, start, settings).await?.into_pool(env).await?;
+        let mut made = Made { env, hold, settings, starting: Vec::new(), ready: Vec::new() };
+        // The first shard is made last: then the pool exists.
+        made.start(all[1..].iter().copied(), &start).await?;
+        made.start(all[..1].iter().copied(), &start).await?;
+        let pool = made.into_pool().await?;
         lock(&self.open).push(Arc::clone(&pool));
         if settings != Settings::default() {
             pool.store_settings(&settings).await?;
@@ -183,7 +260,7 @@ impl Pools {
     ) -> Result<Option<Arc<Pool>>, Error> {
         let bdev = env.registry().find(disk)?;
         let is_of_volume = bdev.device_as::<VolumeDisk>().is_some();
-        let is_too_small = base_of(&bdev).bytes < SUPERBLOCKS[1] + SUPERBLOCK_BYTES as u64;
+        let is_too_small = base_of(&bdev).bytes < SUPERBLOCK_PLACES[1] + SUPERBLOCK_BYTES as u64;
         if is_of_volume || is_too_small || bdev.writers() > 0 || bdev.device().is_read_only() {
             return Ok(None);
         }
@@ -217,11 +294,25 @@ impl Pools {
         settings: Settings,
     ) -> Result<Arc<Pool>, Error> {
         // Before the opening, which changes what the disk has.
+        let mut shards = 1;
+        let mut expected = Expected::default();
         if let Ok(superblock) = superblock {
             self.check_is_only(superblock.pool, disk)?;
+            (shards, expected.pool) = (superblock.shard.count(), Some(superblock.pool));
         }
-        let start = |bdev: &Bdev| Ok(Start::Open(Box::new(Opening::new(base_of(bdev), Expected::default()))));
-        let pool = Started::new(env, disk, "a pool", start, settings).await?.into_pool(env).await?;
+        let hold = BaseHold::new(env, disk, "a pool")?;
+        let whole = base_of(hold.bdev());
+        let start = |shard: Shard| {
+            let expected = Expected { shard: Some(shard), ..expected };
+            Ok(Start::Open(Box::new(Opening::new(share_of(whole, shard), expected))))
+        };
+        let mut opened = Made { env, hold, settings, starting: Vec::new(), ready: Vec::new() };
+        opened.start(shards_of(shards).ok_or(Error::Shards(shards))?.into_iter(), &start).await?;
+        let pool = opened.into_pool().await?;
+        if let Err(error) = pool.recover().await {
+            pool.close().await;
+            return Err(error);
+        }
         if let Err(error) = self.check_is_only(pool.uuid(), disk) {
             pool.close().await;
             return Err(error);
@@ -262,12 +353,9 @@ impl Pools {
     pub async fn delete(&self, env: &Env, pool: &Arc<Pool>) -> Result<(), Error> {
         let base = pool.base().name().to_owned();
         self.close(pool).await;
-        let start = |_: &Bdev| Ok(Start::Erase(Box::new(Erasing::new())));
-        let mut erasing =
-            Started::new(env, &base, "the deletion of a pool", start, Settings::default()).await?;
-        let erased = erasing.done().await;
-        erasing.ended().await;
-        erased.map(drop)
+        // Without the superblocks of the first shard there is no pool.
+        let hold = BaseHold::new(env, &base, "the deletion of a pool")?;
+        hold.run(env, Start::Erase(Box::new(Erasing::new()))).await
     }
 }
 
@@ -292,9 +380,9 @@ async fn probe(env: &Env, disk: &str) -> Result<Option<Result<Superblock, Invali
         let task = async move {
             let found = {
                 let mut reads = pin!(async {
-                    match superblock(&channel, base, SUPERBLOCKS[0]).await {
+                    match superblock(&channel, base, SUPERBLOCK_PLACES[0]).await {
                         Some(Ok(first)) => Some(Ok(first)),
-                        first => superblock(&channel, base, SUPERBLOCKS[1]).await.or(first),
+                        first => superblock(&channel, base, SUPERBLOCK_PLACES[1]).await.or(first),
                     }
                 });
                 // A disk that does not respond can be removed during the search.

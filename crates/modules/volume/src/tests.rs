@@ -12,6 +12,7 @@ use tempfile::TempDir;
 mod branches;
 mod images;
 mod lives;
+mod shards;
 
 const MIB: u64 = 1 << 20;
 /// Bytes of the pools' bases.
@@ -26,6 +27,10 @@ struct Stack {
     /// The name of the suite's disk.
     name: String,
     block_size: u32,
+    /// The shards of its pool.
+    shards: u32,
+    /// Bytes of its volumes.
+    volume: Bytes,
     _dir: Option<TempDir>,
     // Dropped last.
     _reactors: Reactors,
@@ -33,16 +38,21 @@ struct Stack {
 
 impl Stack {
     fn new(block_size: u32) -> Self {
-        let core = CoreSet::allowed().iter().next().expect("there is a core");
+        Self::on(block_size, 1)
+    }
+
+    /// Pools on so many reactors, as far as there are cores.
+    fn on(block_size: u32, reactors: usize) -> Self {
         let options = Options {
-            cores: CoreSet::from_iter([core]),
+            cores: CoreSet::from_iter(CoreSet::allowed().iter().take(reactors)),
             policy: SleepPolicy::Interrupt,
             ..Options::default()
         };
         let reactors = Reactors::start(&options).expect("reactors start");
         let env = Env::new(Arc::new(Registry::new()), &reactors);
         let (pools, name) = (Pools::default(), String::new());
-        Self { env, pools, name, block_size, _dir: None, _reactors: reactors }
+        let (shards, volume) = (1, VOLUME);
+        Self { env, pools, name, block_size, shards, volume, _dir: None, _reactors: reactors }
     }
 
     /// Adds a disk in memory.
@@ -66,7 +76,8 @@ impl Stack {
 
     /// Adds the pool `p` on the disk `base`.
     fn pool(self) -> Self {
-        let new = NewPool { segment_bytes: Some(8 << 20), ..NewPool::named("p", "base") };
+        let shards = self.shards;
+        let new = NewPool { segment_bytes: Some(8 << 20), shards, ..NewPool::named("p", "base") };
         block_on(self.pools.create(&self.env, new)).expect("it can be made");
         self
     }
@@ -79,7 +90,7 @@ impl Stack {
         NewVolume {
             name: name.to_owned(),
             uuid: Uuid::new_v4(),
-            bytes: VOLUME,
+            bytes: self.volume,
             block_size: self.block_size,
             origin,
             when_full: WhenFull::Wait,
@@ -217,6 +228,15 @@ mod overlay {
     conformance!(|| {
         let stack = Stack::new(512).malloc("base", 512, BASE).malloc("image", 512, VOLUME.0 / 2);
         stack.pool().with_overlay()
+    });
+}
+
+mod sharded {
+    use super::*;
+
+    conformance!(|| {
+        let stack = Stack::on(512, 2).malloc("base", 512, 4 * BASE);
+        Stack { shards: 4, volume: Bytes(40 * MIB), ..stack }.pool().with_volume()
     });
 }
 

@@ -23,7 +23,10 @@ impl Pool {
     pub(super) async fn open_new_image(&self, disk: &str, block_size: u32) -> Result<Foreign, Error> {
         let found = self.env.registry().find(disk)?;
         let refuse = |why| Err(Error::Image { disk: disk.to_owned(), why });
-        if found.device_as::<VolumeDisk>().is_some_and(|volume| volume.place.number == self.place.number) {
+        if found
+            .device_as::<VolumeDisk>()
+            .is_some_and(|volume| volume.places[0].number == self.parts[0].place.number)
+        {
             return refuse("it is a volume of the same pool; clone a snapshot of it");
         }
         let image_blocks = found.geometry().block_size;
@@ -57,7 +60,10 @@ impl Pool {
             let names = owner.foreign_names();
             owner.keep_foreign(&names, cx);
         };
-        self.root.call(keep).await.map_err(|_| Error::Ended)
+        for part in &self.parts {
+            part.root.call(keep).await.map_err(|_| Error::Ended)?;
+        }
+        Ok(())
     }
 
     /// Opens a disk, if it is the one that the volumes were created on: it has the UUID, and is as large as then.
@@ -66,12 +72,15 @@ impl Pool {
         if lock(&self.images).contains_key(stored) {
             return Ok(());
         }
-        let (signals, name) = (Arc::clone(&self.signals), image.uuid.to_string());
+        let signals: Vec<_> = self.parts.iter().map(|part| Arc::clone(&part.signals)).collect();
+        let name = image.uuid.to_string();
         let owner = format!("volumes of the pool {}", self.name());
         let disk = self.env.registry().open(&name, Access::Frozen, &owner, move |event| {
             if event == Event::Removed {
-                signals.is_foreign_removed.store(true, Ordering::Release);
-                signals.bell.ring();
+                for signals in &signals {
+                    signals.is_foreign_removed.store(true, Ordering::Release);
+                    signals.bell.ring();
+                }
             }
         })?;
         let refuse = |why| Err(Error::Image { disk: image.name.clone(), why });
@@ -85,12 +94,14 @@ impl Pool {
         if units(disk.bdev()) < foreign.units {
             return refuse("it is smaller than it was");
         }
-        let reactor = self.place.owner()?;
-        disk.prepare(&reactor).await?;
         let bdev = Arc::clone(disk.bdev());
-        let key = stored.clone();
-        let added = self.root.call(move |owner, cx| owner.add_foreign(key, &disk, cx)).await;
-        added.map_err(|_| Error::Ended)??;
+        for part in &self.parts {
+            let reactor = part.place.owner()?;
+            disk.prepare(&reactor).await?;
+            let (key, disk) = (stored.clone(), disk.clone());
+            let added = part.root.call(move |owner, cx| owner.add_foreign(key, &disk, cx)).await;
+            added.map_err(|_| Error::Ended)??;
+        }
         lock(&self.images).insert(stored.clone(), bdev);
         Ok(())
     }

@@ -1,0 +1,450 @@
+//! Commands to pools of several parts. Control context.
+//!
+//! Each part has all volumes. What a command says about data is asked of all parts, and what they say is put together. A change of
+//! the volumes is made in all of them, so that they agree also after a crash: before it begins, the note of the first part says
+//! what is meant ([`Intent`]); afterwards, that is taken back. Where a change was interrupted, or has failed in a part, it is
+//! finished or undone before the next one, and when the pool is opened.
+//!
+//! | change | in which order | after an interruption |
+//! | --- | --- | --- |
+//! | new volumes and snapshots | at the same time | what is not in all parts is deleted |
+//! | deletions, `Revert`, `Adopt` | the first part, which may refuse; then the others | done in all parts |
+//! | a size, or another property | what may be refused, in the first part last; otherwise there first | the others become as the first one |
+//!
+//! In parts other than the first, the names of volumes are their UUIDs: only the first one has to know a new name.
+
+use super::{Listed, Pool, lock};
+use crate::gate::Closed;
+use crate::note::{self, Intent};
+use crate::part::Part;
+use crate::{Error, VolumeDisk};
+use aryk_bdev::Bdev;
+use aryk_volume::{Answer, CheckReport, Command, CommandError, Label, Space, VolumeId};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use uuid::Uuid;
+
+/// Volumes and snapshots that are made at the same time: an intent names them all.
+const MADE_MAX: usize = 64;
+
+/// In which order the parts make a change.
+#[derive(Clone, Copy)]
+enum Order {
+    FirstPartFirst,
+    FirstPartLast,
+}
+
+impl Pool {
+    /// Runs a command.
+    pub(super) async fn command(&self, command: Command) -> Result<Answer, Error> {
+        if let [only] = &self.parts[..] {
+            return only.command(command).await;
+        }
+        let uuid = |id: VolumeId| self.uuid_of(id);
+        match &command {
+            Command::Rename { .. } => self.parts[0].command(command).await,
+            Command::Own(_)
+            | Command::Changed { .. }
+            | Command::Space(_)
+            | Command::Check { .. }
+            | Command::Inflate(_)
+            | Command::SetNote(_) => {
+                let answers = self.command_all(&command).await?;
+                self.merge(answers)
+            }
+            Command::Create { label, .. } => {
+                let made = vec![Uuid::from_bytes(label.uuid)];
+                self.make(&command, made).await
+            }
+            Command::Snapshot(of) => {
+                let made = of.iter().map(|(_, label)| Uuid::from_bytes(label.uuid)).collect();
+                self.make(&command, made).await
+            }
+            Command::Delete(id) => {
+                let intent = Intent::Delete(uuid(*id)?);
+                self.change(&command, intent, Order::FirstPartFirst).await
+            }
+            Command::Revert { volume, snapshot } => {
+                let intent = Intent::Revert { volume: uuid(*volume)?, snapshot: uuid(*snapshot)? };
+                let disks = self.disks_of(&[*volume]);
+                let closed = Self::close_gates(&disks);
+                let changed = match closed.drained().await {
+                    Ok(()) => self.change(&command, intent, Order::FirstPartFirst).await,
+                    Err(error) => Err(error),
+                };
+                closed.open().await;
+                changed
+            }
+            Command::Adopt { volume, from } => {
+                let intent = Intent::Adopt { volume: uuid(*volume)?, from: uuid(*from)? };
+                self.change(&command, intent, Order::FirstPartFirst).await
+            }
+            Command::Resize { volume, units } => {
+                let old = lock(&self.members).get(volume).map(|member| member.volume.units);
+                let grows = old.is_some_and(|old| *units > old);
+                let order = if grows { Order::FirstPartLast } else { Order::FirstPartFirst };
+                self.change(&command, Intent::Follow(uuid(*volume)?), order).await
+            }
+            Command::SetThick { volume, is_thick } => {
+                let order = if *is_thick { Order::FirstPartLast } else { Order::FirstPartFirst };
+                self.change(&command, Intent::Follow(uuid(*volume)?), order).await
+            }
+            Command::SetWhenFull { volume, .. } | Command::Freeze(volume) => {
+                self.change(&command, Intent::Follow(uuid(*volume)?), Order::FirstPartFirst).await
+            }
+        }
+    }
+
+    fn uuid_of(&self, id: VolumeId) -> Result<Uuid, Error> {
+        let uuid = lock(&self.members).get(&id).map(|member| member.uuid());
+        uuid.ok_or(Error::Command(CommandError::NotFound))
+    }
+
+    /// How a part identifies a volume.
+    fn id_in(&self, id: VolumeId, part: usize) -> Result<VolumeId, Error> {
+        let members = lock(&self.members);
+        let ids = members.get(&id).map(|member| &member.ids);
+        ids.and_then(|ids| ids.get(part).copied()).ok_or(Error::Command(CommandError::NotFound))
+    }
+
+    /// A command as a part gets it.
+    fn for_part(&self, command: &Command, part: usize) -> Result<Command, Error> {
+        let id = |id: &VolumeId| self.id_in(*id, part);
+        let label = |label: &Label| match part {
+            0 => label.clone(),
+            _ => Label { name: Uuid::from_bytes(label.uuid).to_string(), uuid: label.uuid },
+        };
+        Ok(match command {
+            Command::Create { label: of, units, block_size, origin, when_full, is_thick } => {
+                let origin = match origin {
+                    aryk_volume::Origin::Snapshot(of) => aryk_volume::Origin::Snapshot(id(of)?),
+                    other => other.clone(),
+                };
+                let (units, block_size, when_full, is_thick) = (*units, *block_size, *when_full, *is_thick);
+                Command::Create { label: label(of), units, block_size, origin, when_full, is_thick }
+            }
+            Command::Delete(of) => Command::Delete(id(of)?),
+            Command::Resize { volume, units } => Command::Resize { volume: id(volume)?, units: *units },
+            Command::Rename { volume, name } => Command::Rename { volume: id(volume)?, name: name.clone() },
+            Command::SetWhenFull { volume, when_full } => {
+                Command::SetWhenFull { volume: id(volume)?, when_full: *when_full }
+            }
+            Command::SetThick { volume, is_thick } => {
+                Command::SetThick { volume: id(volume)?, is_thick: *is_thick }
+            }
+            Command::SetNote(note) => Command::SetNote(note.clone()),
+            Command::Snapshot(of) => {
+                let of = of.iter().map(|(of, named)| Ok((id(of)?, label(named))));
+                Command::Snapshot(of.collect::<Result<_, Error>>()?)
+            }
+            Command::Revert { volume, snapshot } => {
+                Command::Revert { volume: id(volume)?, snapshot: id(snapshot)? }
+            }
+            Command::Adopt { volume, from } => Command::Adopt { volume: id(volume)?, from: id(from)? },
+            Command::Freeze(of) => Command::Freeze(id(of)?),
+            Command::Own(of) => Command::Own(id(of)?),
+            Command::Inflate(of) => Command::Inflate(id(of)?),
+            Command::Changed { since, until } => Command::Changed { since: id(since)?, until: id(until)? },
+            Command::Space(of) => Command::Space(of.iter().map(id).collect::<Result<_, Error>>()?),
+            Command::Check { data, repair } => Command::Check { data: *data, repair: *repair },
+        })
+    }
+
+    /// Runs a command in all parts at the same time. Returns their answers, or the first error.
+    async fn command_all(&self, command: &Command) -> Result<Vec<Answer>, Error> {
+        self.command_in(command, 0..self.parts.len()).await
+    }
+
+    async fn command_in(
+        &self,
+        command: &Command,
+        parts: std::ops::Range<usize>,
+    ) -> Result<Vec<Answer>, Error> {
+        let mut begun = Vec::new();
+        for part in parts {
+            begun.push(self.parts[part].begin(self.for_part(command, part)?).await?);
+        }
+        let mut results = Vec::new();
+        for answer in begun {
+            results.push(answer.result().await);
+        }
+        results.into_iter().collect()
+    }
+
+    /// Puts the answers of all parts together.
+    fn merge(&self, answers: Vec<Answer>) -> Result<Answer, Error> {
+        let mut answers = answers.into_iter();
+        let mut merged = answers.next().ok_or(Error::Ended)?;
+        for (answer, part) in answers.zip(1..) {
+            match (&mut merged, answer) {
+                (Answer::Changed(all), Answer::Changed(more)) => {
+                    all.extend(more);
+                    all.sort_unstable();
+                }
+                (Answer::Space(all), Answer::Space(more)) => self.add_space(all, &more, part),
+                (Answer::Check(all), Answer::Check(more)) => self.add_report(all, more, part),
+                _ => {}
+            }
+        }
+        if let Answer::Changed(parts) = &mut merged {
+            // All shards have a discard of many stripes.
+            parts.dedup_by(|next, last| {
+                let touches = next.0 <= last.0 + last.1;
+                if touches {
+                    last.1 = last.1.max(next.0 + next.1 - last.0);
+                }
+                touches
+            });
+        }
+        Ok(merged)
+    }
+
+    /// The volume that a part means.
+    fn id_from(&self, id: VolumeId, part: usize) -> Option<VolumeId> {
+        let members = lock(&self.members);
+        members.values().find(|member| member.ids.get(part) == Some(&id)).map(|member| member.id)
+    }
+
+    fn add_space(&self, all: &mut [Space], more: &[Space], part: usize) {
+        let more: BTreeMap<VolumeId, &Space> = more.iter().map(|space| (space.volume, space)).collect();
+        for space in all {
+            let there = self.id_in(space.volume, part).ok().and_then(|id| more.get(&id));
+            if let Some(there) = there {
+                space.own_bytes += there.own_bytes;
+                space.shared_bytes += there.shared_bytes;
+            }
+        }
+    }
+
+    fn add_report(&self, all: &mut CheckReport, more: CheckReport, part: usize) {
+        all.references += more.references;
+        all.blocks_read += more.blocks_read;
+        all.leaked_units += more.leaked_units;
+        all.is_index_damaged |= more.is_index_damaged;
+        all.damage.extend(more.damage.into_iter().map(|mut damage| {
+            damage.volume = damage.volume.and_then(|id| self.id_from(id, part));
+            damage
+        }));
+    }
+
+    /// Makes volumes or snapshots in all parts, or in none. Snapshots have the same moment in all parts.
+    async fn make(&self, command: &Command, made: Vec<Uuid>) -> Result<Answer, Error> {
+        if made.len() > MADE_MAX {
+            return Err(Error::Busy("a pool of several shards takes at most 64 snapshots at one instant"));
+        }
+        self.begin_intent(Intent::Make(made)).await?;
+        let answers = match command {
+            Command::Snapshot(of) => {
+                let of: Vec<VolumeId> = of.iter().map(|(id, _)| *id).collect();
+                let disks = self.disks_of(&of);
+                self.cut_all(command, &of, Self::close_gates(&disks)).await
+            }
+            _ => self.command_all(command).await,
+        };
+        // Also what was made in some parts is deleted, if it was not made in others.
+        self.finish_intent().await?;
+        answers?.into_iter().next().ok_or(Error::Ended)
+    }
+
+    /// Takes snapshots in all parts while nothing writes to the volumes. The parts make them durable afterwards.
+    async fn cut_all(
+        &self,
+        command: &Command,
+        of: &[VolumeId],
+        closed: Closed<'_>,
+    ) -> Result<Vec<Answer>, Error> {
+        let mut begun = Vec::new();
+        let mut cut = closed.drained().await;
+        if cut.is_ok() {
+            for (number, part) in self.parts.iter().enumerate() {
+                match self.begin_in(part, command, number).await {
+                    Ok(answering) => begun.push(answering),
+                    Err(error) => cut = Err(error),
+                }
+            }
+        }
+        // A part with thick volumes may have to find space for the snapshot before.
+        let is_thick = {
+            let members = lock(&self.members);
+            of.iter().any(|id| members.get(id).is_some_and(|member| member.volume.is_thick))
+        };
+        let mut results = Vec::new();
+        if is_thick {
+            for answering in begun.drain(..) {
+                results.push(answering.result().await);
+            }
+        }
+        let cut = cut.and(closed.check_time());
+        closed.open().await;
+        for answering in begun {
+            results.push(answering.result().await);
+        }
+        cut?;
+        results.into_iter().collect()
+    }
+
+    async fn begin_in(
+        &self,
+        part: &Part,
+        command: &Command,
+        number: usize,
+    ) -> Result<crate::part::Answering, Error> {
+        part.begin(self.for_part(command, number)?).await
+    }
+
+    /// The disks of volumes.
+    fn disks_of(&self, of: &[VolumeId]) -> Vec<Arc<Bdev>> {
+        let members = lock(&self.members);
+        of.iter().filter_map(|id| members.get(id)?.disk.clone()).collect()
+    }
+
+    /// Closes the gates of disks.
+    fn close_gates(disks: &[Arc<Bdev>]) -> Closed<'_> {
+        let devices = disks.iter().filter_map(|disk| disk.device_as::<VolumeDisk>());
+        Closed::new(devices.map(|device| &device.gate).collect())
+    }
+
+    /// Makes a change in all parts.
+    async fn change(&self, command: &Command, intent: Intent, order: Order) -> Result<Answer, Error> {
+        self.begin_intent(intent).await?;
+        let count = self.parts.len();
+        let first = match order {
+            Order::FirstPartFirst => self.command_in(command, 0..1).await,
+            Order::FirstPartLast => self.command_in(command, 1..count).await,
+        };
+        match (first, order) {
+            // Nothing was changed.
+            (Err(error), Order::FirstPartFirst) => {
+                self.end_intent().await?;
+                return Err(error);
+            }
+            // What some of the other parts have changed is taken back.
+            (Err(error), Order::FirstPartLast) => {
+                self.finish_intent().await?;
+                return Err(error);
+            }
+            (Ok(_), _) => {}
+        }
+        let rest = match order {
+            Order::FirstPartFirst => self.command_in(command, 1..count).await,
+            Order::FirstPartLast => self.command_in(command, 0..1).await,
+        };
+        match rest {
+            Ok(_) => self.end_intent().await?,
+            Err(error) => {
+                self.finish_intent().await?;
+                if let Order::FirstPartLast = order {
+                    return Err(error);
+                }
+            }
+        }
+        Ok(Answer::Done)
+    }
+
+    /// Notes what the next change means.
+    pub(crate) async fn begin_intent(&self, intent: Intent) -> Result<(), Error> {
+        *lock(&self.intent) = Some(intent.clone());
+        self.store_intent(Some(&intent)).await
+    }
+
+    /// The change is done.
+    async fn end_intent(&self) -> Result<(), Error> {
+        self.store_intent(None).await?;
+        *lock(&self.intent) = None;
+        Ok(())
+    }
+
+    async fn store_intent(&self, intent: Option<&Intent>) -> Result<(), Error> {
+        let note = self.note().await?;
+        self.parts[0].command(Command::SetNote(note::with_intent(&note, intent))).await.map(drop)
+    }
+
+    async fn note(&self) -> Result<Vec<u8>, Error> {
+        let note = self.parts[0].root.call(|owner, _| owner.engine().map(|engine| engine.note().to_vec()));
+        note.await.ok().flatten().ok_or(Error::Ended)
+    }
+
+    /// Finishes or undoes a change that was interrupted, in a pool that has just been opened.
+    ///
+    /// # Errors
+    /// [`Error::Intent`]: a newer version has begun a change that this one does not know.
+    pub(crate) async fn recover(&self) -> Result<(), Error> {
+        if self.parts.len() > 1 {
+            *lock(&self.intent) = note::intent(&self.note().await?)?;
+        }
+        self.finish_intent().await
+    }
+
+    /// Finishes or undoes a change that was interrupted or has failed, if there is one.
+    pub(super) async fn finish_intent(&self) -> Result<(), Error> {
+        let Some(intent) = lock(&self.intent).clone() else { return Ok(()) };
+        let mut lists = Vec::new();
+        for part in &self.parts {
+            let listed = part.root.call(|owner, _| owner.volumes()).await.map_err(|_| Error::Ended)?;
+            let by_uuid = |listed: Listed| (Uuid::from_bytes(listed.volume.label.uuid), listed);
+            lists.push(listed.into_iter().map(by_uuid).collect::<BTreeMap<_, _>>());
+        }
+        for (part, command) in missing(&intent, &lists) {
+            self.parts[part].command(command).await?;
+        }
+        self.end_intent().await
+    }
+}
+
+/// The commands to parts that finish a change, or undo it. `lists` has what volumes each part has.
+fn missing(intent: &Intent, lists: &[BTreeMap<Uuid, Listed>]) -> Vec<(usize, Command)> {
+    let mut commands = Vec::new();
+    let parts = || lists.iter().enumerate();
+    match intent {
+        Intent::Make(made) => {
+            if !lists.iter().all(|list| made.iter().all(|uuid| list.contains_key(uuid))) {
+                for (part, list) in parts() {
+                    let there = made.iter().filter_map(|uuid| list.get(uuid));
+                    commands.extend(there.map(|listed| (part, Command::Delete(listed.id))));
+                }
+            }
+        }
+        Intent::Delete(uuid) => {
+            let there = parts().filter_map(|(part, list)| Some((part, list.get(uuid)?)));
+            commands.extend(there.map(|(part, listed)| (part, Command::Delete(listed.id))));
+        }
+        Intent::Revert { volume, snapshot } => {
+            for (part, list) in parts() {
+                if let (Some(volume), Some(snapshot)) = (list.get(volume), list.get(snapshot)) {
+                    commands.push((part, Command::Revert { volume: volume.id, snapshot: snapshot.id }));
+                }
+            }
+        }
+        Intent::Adopt { volume, from } => {
+            for (part, list) in parts() {
+                if let (Some(volume), Some(from)) = (list.get(volume), list.get(from)) {
+                    commands.push((part, Command::Adopt { volume: volume.id, from: from.id }));
+                }
+            }
+        }
+        Intent::Follow(uuid) => {
+            let Some(first) = lists.first().and_then(|list| list.get(uuid)) else { return commands };
+            for (part, list) in parts().skip(1) {
+                let Some(Listed { id, volume, .. }) = list.get(uuid) else { continue };
+                let (volume_id, wanted) = (*id, &first.volume);
+                let mut add = |command| commands.push((part, command));
+                if volume.is_thick && !wanted.is_thick {
+                    add(Command::SetThick { volume: volume_id, is_thick: false });
+                }
+                if volume.units != wanted.units {
+                    add(Command::Resize { volume: volume_id, units: wanted.units });
+                }
+                if !volume.is_thick && wanted.is_thick {
+                    add(Command::SetThick { volume: volume_id, is_thick: true });
+                }
+                if volume.when_full != wanted.when_full {
+                    add(Command::SetWhenFull { volume: volume_id, when_full: wanted.when_full });
+                }
+                if volume.cut.is_none() && wanted.cut.is_some() {
+                    add(Command::Freeze(volume_id));
+                }
+            }
+        }
+    }
+    commands
+}
