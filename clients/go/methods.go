@@ -171,6 +171,8 @@ type ArykPoolCreateParams struct {
 	CacheBytes *uint64 `json:"cache_bytes,omitempty"`
 	// Whether to destroy what the disk holds. Default: a disk that holds data is refused.
 	Force bool `json:"force,omitempty"`
+	// Parts of the pool, each with an index and a log of its own on a reactor of its own, if there are as many: 1, 2, 4, 8 or 16. It stays as it is. Default: 1.
+	Shards *uint32 `json:"shards,omitempty"`
 }
 
 // ArykPoolCreate calls aryk_pool_create. Creates a pool for volumes on a disk.

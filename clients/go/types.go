@@ -1806,8 +1806,8 @@ type PoolInfo struct {
 	UUID string `json:"uuid"`
 	// Name of its disk.
 	BaseBdevName string `json:"base_bdev_name"`
-	// Core of its reactor.
-	Core uint16 `json:"core"`
+	// Cores of the reactors of its shards.
+	Cores []uint16 `json:"cores"`
 	// `ready`, or `read-only` after a failure of its disk.
 	State string `json:"state"`
 	// Number of volumes.

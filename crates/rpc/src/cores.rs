@@ -25,7 +25,7 @@ pub(crate) fn add(control: &Control, core: u16) -> Result<(), Error> {
 
 /// Ends the reactor on `core`, after all its work has moved to other reactors.
 pub(crate) async fn remove(control: &Control, core: u16) -> Result<(), Error> {
-    if let Some(pool) = control.volumes.pools.list().iter().find(|pool| pool.core() == core) {
+    if let Some(pool) = control.volumes.pools.list().iter().find(|pool| pool.cores().contains(&core)) {
         let why = format!("cannot remove the reactor on core {core}: it runs the pool '{}'", pool.name());
         return Err(Error::errno(Errno::BUSY, why));
     }

@@ -114,6 +114,10 @@ pub struct CreateArgs {
     /// Memory for the index and for checksums [default: 64M]
     #[arg(long, value_name = "SIZE")]
     pub cache: Option<Size>,
+    /// Parts of the pool that run on reactors of their own: 1, 2, 4, 8 or 16. More are faster where many reactors have VMs of the
+    /// pool, and need as much space again for themselves. The number stays as it is [default: 1]
+    #[arg(long, value_name = "COUNT")]
+    pub shards: Option<u32>,
     /// Create the pool even if the disk holds data, which is lost
     #[arg(long)]
     pub overwrite: bool,
@@ -175,12 +179,22 @@ pub fn run(command: &PoolCommand, client: &mut Client, out: &Output) -> Result<(
     }
 }
 
+/// The cores on which a pool runs, as text.
+fn cores_of(pool: &Value) -> String {
+    let cores: Vec<String> = elements(&pool["cores"]).iter().map(Value::to_string).collect();
+    match &cores[..] {
+        [core] => format!("core {core}"),
+        _ => format!("cores {}", cores.join(", ")),
+    }
+}
+
 fn create(args: &CreateArgs, client: &mut Client, out: &Output) -> Result<(), Error> {
     let params = object([
         ("name", Some(json!(args.name))),
         ("base_bdev_name", Some(json!(args.disk))),
         ("force", args.overwrite.then_some(json!(true))),
         ("cache_bytes", args.cache.map(|size| json!(size.0))),
+        ("shards", args.shards.map(|shards| json!(shards))),
     ]);
     client.call("aryk_pool_create", params).map_err(|error| error.hinted(&HINTS))?;
     let pool = find(client, &args.name)?;
@@ -277,7 +291,7 @@ fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
             ("name", text(&pool, "name").to_owned()),
             ("uuid", text(&pool, "uuid").to_owned()),
             ("disk", text(&pool, "base_bdev_name").to_owned()),
-            ("state", format!("{}, on core {}", text(&pool, "state"), number(&pool, "core"))),
+            ("state", format!("{}, on {}", text(&pool, "state"), cores_of(&pool))),
             ("size", Size(number(&pool, "total_bytes")).to_string()),
             ("free", Size(number(&pool, "free_bytes")).to_string()),
             ("reserved", Size(number(&pool, "reserved_bytes")).to_string()),

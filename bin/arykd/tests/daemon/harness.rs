@@ -207,12 +207,17 @@ impl Daemon {
 
     /// Runs `aryk`. Returns its output, or its exit code and error text.
     pub fn aryk(&self, args: &[&str]) -> Result<String, (i32, String)> {
-        let output = self.aryk_command(args).output().unwrap();
+        let output = self.run_aryk(args);
         let text = |bytes| String::from_utf8(bytes).unwrap();
         match output.status.code().unwrap() {
             0 => Ok(text(output.stdout)),
             code => Err((code, text(output.stderr))),
         }
+    }
+
+    /// Runs `aryk`. Returns all that it prints.
+    pub fn run_aryk(&self, args: &[&str]) -> Output {
+        self.aryk_command(args).output().unwrap()
     }
 
     /// Starts `aryk`.

@@ -32,6 +32,7 @@ mod reservations;
 mod sandbox;
 mod scheduling;
 mod secrets;
+mod shards;
 mod sleep;
 mod spdk;
 mod state;

@@ -473,7 +473,7 @@ fn an_idle_pool_costs_nothing() {
 fn the_reactor_of_a_pool_stays() {
     let daemon = start();
     let pools = daemon.call("aryk_pools_get", json!({})).unwrap();
-    let core = pools[0]["core"].as_u64().unwrap();
+    let core = pools[0]["cores"][0].as_u64().unwrap();
     let other = CoreSet::allowed().iter().map(u64::from).find(|other| *other != core).unwrap();
     daemon.call("aryk_core_add", json!({"core": other})).unwrap();
     let removed = daemon.call("aryk_core_remove", json!({"core": core}));
@@ -486,7 +486,7 @@ fn the_reactor_of_a_pool_stays() {
 fn a_vm_on_another_reactor_uses_a_volume_and_its_reactor_can_be_removed() {
     let daemon = start();
     let pools = daemon.call("aryk_pools_get", json!({})).unwrap();
-    let core = pools[0]["core"].as_u64().unwrap();
+    let core = pools[0]["cores"][0].as_u64().unwrap();
     let other = CoreSet::allowed().iter().map(u64::from).find(|other| *other != core).unwrap();
     daemon.call("aryk_core_add", json!({"core": other})).unwrap();
     let mask = format!("{:#x}", 1_u64 << other);

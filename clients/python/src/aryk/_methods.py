@@ -265,6 +265,7 @@ class Methods(ABC):
         base_bdev_name: str,
         cache_bytes: int | None = None,
         force: bool | None = None,
+        shards: int | None = None,
     ) -> str:
         """Creates a pool for volumes on a disk.
 
@@ -273,6 +274,7 @@ class Methods(ABC):
             base_bdev_name: Name of its disk, which the pool then has for itself.
             cache_bytes: Bytes of memory for the index and for checksums. Default: 64 MiB.
             force: Whether to destroy what the disk holds. Default: a disk that holds data is refused.
+            shards: Parts of the pool, each with an index and a log of its own on a reactor of its own, if there are as many: 1, 2, 4, 8 or 16. It stays as it is. Default: 1.
         """
         result: str = self.call(
             "aryk_pool_create",
@@ -281,6 +283,7 @@ class Methods(ABC):
                 base_bdev_name=base_bdev_name,
                 cache_bytes=cache_bytes,
                 force=force,
+                shards=shards,
             ),
         )
         return result
@@ -5360,6 +5363,7 @@ class AsyncMethods(ABC):
         base_bdev_name: str,
         cache_bytes: int | None = None,
         force: bool | None = None,
+        shards: int | None = None,
     ) -> str:
         """Creates a pool for volumes on a disk.
 
@@ -5368,6 +5372,7 @@ class AsyncMethods(ABC):
             base_bdev_name: Name of its disk, which the pool then has for itself.
             cache_bytes: Bytes of memory for the index and for checksums. Default: 64 MiB.
             force: Whether to destroy what the disk holds. Default: a disk that holds data is refused.
+            shards: Parts of the pool, each with an index and a log of its own on a reactor of its own, if there are as many: 1, 2, 4, 8 or 16. It stays as it is. Default: 1.
         """
         result: str = await self.call(
             "aryk_pool_create",
@@ -5376,6 +5381,7 @@ class AsyncMethods(ABC):
                 base_bdev_name=base_bdev_name,
                 cache_bytes=cache_bytes,
                 force=force,
+                shards=shards,
             ),
         )
         return result

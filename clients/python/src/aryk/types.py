@@ -1798,8 +1798,8 @@ class PoolInfo(TypedDict):
     uuid: str
     #: Name of its disk.
     base_bdev_name: str
-    #: Core of its reactor.
-    core: int
+    #: Cores of the reactors of its shards.
+    cores: list[int]
     #: `ready`, or `read-only` after a failure of its disk.
     state: str
     #: Number of volumes.

@@ -88,6 +88,9 @@ struct CreatePool {
     force: bool,
     /// Bytes of memory for the index and for checksums. Default: 64 MiB.
     cache_bytes: Option<Count>,
+    /// Parts of the pool, each with an index and a log of its own on a reactor of its own, if there are as many: 1, 2, 4, 8 or
+    /// 16. It stays as it is. Default: 1.
+    shards: Option<u32>,
 }
 
 async fn create_pool(control: &Control, p: CreatePool) -> Result<Uuid, Error> {
@@ -97,6 +100,7 @@ async fn create_pool(control: &Control, p: CreatePool) -> Result<Uuid, Error> {
         let bytes = usize::try_from(bytes).ok().filter(|bytes| (1 << 20..=1 << 40).contains(bytes));
         new.settings.cache_bytes = bytes.ok_or_else(|| Error::invalid("a cache has 1 MiB to 1 TiB"))?;
     }
+    new.shards = p.shards.unwrap_or(new.shards);
     Ok(volumes::create_pool(control, new).await?.uuid())
 }
 
@@ -202,8 +206,8 @@ struct PoolDescription {
     uuid: Uuid,
     /// Name of its disk.
     base_bdev_name: String,
-    /// Core of its reactor.
-    core: u16,
+    /// Cores of the reactors of its shards.
+    cores: Vec<u16>,
     /// `ready`, or `read-only` after a failure of its disk.
     state: &'static str,
     /// Number of volumes.
@@ -240,7 +244,7 @@ async fn describe_pool(pool: &Pool) -> Result<PoolDescription, Error> {
         name: pool.name(),
         uuid: pool.uuid(),
         base_bdev_name: pool.base().name().to_owned(),
-        core: pool.core(),
+        cores: pool.cores(),
         state: match pool.health() {
             Health::Ready => "ready",
             Health::ReadOnly(_) => "read-only",

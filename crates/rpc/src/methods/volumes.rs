@@ -546,7 +546,7 @@ impl From<module::Error> for Error {
                 module::FormatError::NotAPool { .. } => Errno::ILSEQ,
                 _ => Errno::INVAL,
             },
-            Of::Manifest(_) | Of::NoManifest => Errno::ILSEQ,
+            Of::Manifest(_) | Of::NoManifest | Of::Intent(_) | Of::Incomplete => Errno::ILSEQ,
             Of::Store(error) => match error {
                 module::StoreError::Medium => Errno::IO,
                 module::StoreError::NoSpace => Errno::NOSPC,
@@ -564,7 +564,12 @@ impl From<module::Error> for Error {
             Of::PoolExists(_) | Of::Twin { .. } => Errno::EXIST,
             Of::DamagedLog { .. } => Errno::ILSEQ,
             Of::ReadOnlyBase(_) => Errno::ROFS,
-            Of::Nested(_) | Of::Image { .. } | Of::CopyTarget(_) | Of::Name(_) | Of::Size(_) => Errno::INVAL,
+            Of::Nested(_)
+            | Of::Image { .. }
+            | Of::CopyTarget(_)
+            | Of::Name(_)
+            | Of::Size(_)
+            | Of::Shards(_) => Errno::INVAL,
             Of::Copy { .. } => Errno::IO,
         };
         Self::errno(errno, error.to_string())

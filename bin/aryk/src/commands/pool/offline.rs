@@ -5,8 +5,8 @@
 
 use crate::error::Error;
 use aryk_volume::{
-    Answer, CheckReport, Command, Done, Loading, Pool, RebuildReport, Recipe, Settings, State, StoreError,
-    StoreOp, Tag, UNIT, VolumeId,
+    Answer, CheckReport, Command, Done, Loading, Pool, RebuildReport, Recipe, Settings, Shard, State,
+    StoreError, StoreOp, Tag, UNIT, Volume, VolumeId,
 };
 use aryk_volume_store::{Expected, Finding, Opened, Opening, Store};
 use disk::Disk;
@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Display;
 use std::path::Path;
+use uuid::Uuid;
 
 mod disk;
 mod rebuild;
@@ -36,28 +37,61 @@ pub struct Options {
 pub fn check(path: &Path, options: Options) -> Result<(String, Value), Error> {
     let failed = |why: &dyn Display| Error::File(format!("{}: {why}", path.display()));
     let mut disk = Disk::open(path, options.repairs)?;
-    let mut report = Report::default();
+    let count = disk.shards();
+    if count == 1 {
+        return Ok(check_shard(&mut disk, options, None, &failed)?.end());
+    }
+    let mut first: Option<Report> = None;
+    for index in 0..count {
+        disk.use_shard(Shard::new(index, count).expect("a superblock has a valid number of shards"));
+        let report = check_shard(&mut disk, options, first.as_ref(), &failed)?;
+        match &mut first {
+            None => first = Some(report),
+            Some(first) => first.add(report),
+        }
+    }
+    Ok(first.expect("there are shards").end())
+}
+
+/// Checks the shard of the pool that the disk uses; `first` has what the first shard says, if it is another one.
+fn check_shard(
+    disk: &mut Disk,
+    options: Options,
+    first: Option<&Report>,
+    failed: &dyn Fn(&dyn Display) -> Error,
+) -> Result<Report, Error> {
+    let shard = disk.shard();
+    let failed = move |why: &dyn Display| match shard {
+        Shard::ALL => failed(why),
+        shard => failed(&format!("shard {} of {}: {why}", shard.index() + 1, shard.count())),
+    };
+    let mut report = Report {
+        names: first.map(|first| first.names.clone()).unwrap_or_default(),
+        is_first: first.is_none(),
+        ..Report::default()
+    };
     let rebuild = |store: &mut Store, disk: &mut Disk, copy: Option<&[u8]>| {
         rebuild::run(store, disk, copy, options.repairs, options.is_json, &failed)
     };
     // Once more after a rebuild of the manifest, and of the index.
     loop {
-        let expected = Expected { may_lack_checkpoint: true, ..Expected::default() };
-        let opened = open(&mut disk, expected).map_err(|error| failed(&error))?;
+        let expected = Expected { may_lack_checkpoint: true, shard: Some(shard), ..Expected::default() };
+        let opened = open(disk, expected).map_err(|error| failed(&error))?;
         let Opened { mut store, recovered, copy, findings } = *opened;
         report.name = store.superblock().name.clone();
         let Some(recovered) = recovered else {
-            let rebuilt = rebuild(&mut store, &mut disk, copy.as_deref())?;
+            let rebuilt = rebuild(&mut store, disk, copy.as_deref())?;
             report.rebuilt(rebuilt, &findings, options.repairs);
             if options.repairs {
                 continue;
             }
-            return Ok(report.end());
+            return Ok(report);
         };
         let mut loading = Loading::new(store.facts(), store.pool().into_bytes(), recovered);
         // The cleaner would move data.
-        let settings =
-            Settings { space_amplification_max: u32::MAX, accepts_damaged_log: true, ..Settings::default() };
+        let usual = Settings::default();
+        let settings = Settings { space_amplification_max: u32::MAX, accepts_damaged_log: true, ..usual };
+        let settings = settings.of_shard(shard);
         let pool = loop {
             if let Some(loaded) = loading.step(|_| settings) {
                 break loaded.map_err(|error| failed(&error))?;
@@ -68,16 +102,15 @@ pub fn check(path: &Path, options: Options) -> Result<(String, Value), Error> {
         let is_index_damaged = checked.is_index_damaged;
         report.checked(&running.pool, checked, &findings);
         if !is_index_damaged || report.is_index_rebuilt {
-            return Ok(report.end());
+            return Ok(report);
         }
         // The manifest is right, and its index is not.
         let copy = running.pool.copy_of_manifest();
-        disk = running.disk;
-        let rebuilt = rebuild(&mut running.store, &mut disk, Some(&copy))?;
+        let rebuilt = rebuild(&mut running.store, running.disk, Some(&copy))?;
         report.is_index_rebuilt = true;
         report.rebuilt(rebuilt, &[], options.repairs);
         if !options.repairs {
-            return Ok(report.end());
+            return Ok(report);
         }
     }
 }
@@ -86,6 +119,9 @@ pub fn check(path: &Path, options: Options) -> Result<(String, Value), Error> {
 #[derive(Default)]
 struct Report {
     name: String,
+    /// The names of volumes, by the names that shards other than the first one have for them.
+    names: HashMap<String, String>,
+    is_first: bool,
     /// Of the last check, and what it has found.
     counts: Value,
     found: Vec<Value>,
@@ -103,6 +139,7 @@ impl Report {
     ) -> impl Iterator<Item = Value> {
         damage.into_iter().map(|damage| {
             let volume = damage.volume.and_then(|id| names.get(&id));
+            let volume = volume.map(|name| self.names.get(name).unwrap_or(name));
             let (offset, bytes) = (damage.block * BLOCK, damage.blocks * BLOCK);
             let mut described = json!({"offset": offset, "bytes": bytes, "what": damage.what});
             if let Some(volume) = volume {
@@ -139,6 +176,11 @@ impl Report {
 
     fn checked(&mut self, pool: &Pool, report: CheckReport, findings: &[Finding]) {
         let names = pool.volumes().map(|(id, volume)| (id, volume.label.name.clone())).collect();
+        if self.is_first {
+            let uuid = |volume: &Volume| Uuid::from_bytes(volume.label.uuid).to_string();
+            self.names =
+                pool.volumes().map(|(_, volume)| (uuid(volume), volume.label.name.clone())).collect();
+        }
         let log = pool.log_damage().into_iter().map(|place| {
             let offset = u64::from(place.unit) * u64::from(UNIT);
             let what =
@@ -152,6 +194,26 @@ impl Report {
         });
         let damage: Vec<_> = self.damage(&names, report.damage).collect();
         self.found = findings.iter().map(described).chain(log).chain(damage).collect();
+    }
+
+    /// Adds what another shard of the pool says.
+    fn add(&mut self, more: Self) {
+        for count in ["references", "blocks_read", "leaked_bytes"] {
+            let sum = [&self.counts, &more.counts].map(|counts| counts[count].as_u64().unwrap_or(0));
+            self.counts[count] = json!(sum[0] + sum[1]);
+        }
+        self.found.extend(more.found);
+        self.doubts.extend(more.doubts);
+        match (&mut self.rebuilt, more.rebuilt) {
+            (Some(all), Some(more)) => {
+                for count in ["segments", "frames", "entries"] {
+                    let sum = [&*all, &more].map(|rebuilt| rebuilt[count].as_u64().unwrap_or(0));
+                    all[count] = json!(sum[0] + sum[1]);
+                }
+            }
+            (None, more) => self.rebuilt = more,
+            (Some(_), None) => {}
+        }
     }
 
     fn end(self) -> (String, Value) {
@@ -174,7 +236,7 @@ fn described(finding: &Finding) -> Value {
 
 /// Finds the pool on the disk.
 fn open(disk: &mut Disk, expected: Expected) -> Result<Box<Opened>, aryk_volume_store::Error> {
-    let mut opening = Opening::new(disk.base, expected);
+    let mut opening = Opening::new(disk.base(), expected);
     let mut ops = VecDeque::new();
     loop {
         ops.extend(std::iter::from_fn(|| opening.next_op()));
@@ -186,13 +248,13 @@ fn open(disk: &mut Disk, expected: Expected) -> Result<Box<Opened>, aryk_volume_
 }
 
 /// An open pool.
-struct Running {
+struct Running<'a> {
     pool: Pool,
     store: Store,
-    disk: Disk,
+    disk: &'a mut Disk,
 }
 
-impl Running {
+impl Running<'_> {
     /// Opens the pool, and checks it.
     fn check(
         &mut self,

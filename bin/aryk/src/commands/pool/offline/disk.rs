@@ -2,9 +2,11 @@
 //! or it is locked as a daemon locks it.
 
 use crate::error::Error;
-use aryk_dma::Buffer;
-use aryk_volume::{StoreError, UNIT};
-use aryk_volume_store::{Base, DiskDone, DiskOp, DiskRequest};
+use aryk_volume::{Shard, StoreError, UNIT};
+use aryk_volume_store::{
+    Base, DiskDone, DiskOp, DiskRequest, SUPERBLOCK_BYTES, SUPERBLOCK_PLACES, Superblock, share_bytes,
+    share_places,
+};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use std::collections::HashMap;
@@ -29,7 +31,10 @@ const RESIZES: libc::off_t = 3;
 /// The disk.
 pub struct Disk {
     file: File,
-    pub base: Base,
+    /// Bytes of the file.
+    bytes: u64,
+    /// The shard whose part of the file is used.
+    shard: Shard,
     /// Sectors that were written, by their numbers; `None` if writes change the disk.
     written: Option<HashMap<u64, Box<[u8]>>>,
 }
@@ -50,9 +55,32 @@ impl Disk {
             return Err(failed(why.to_owned()));
         }
         let bytes = file.seek(SeekFrom::End(0))?;
-        // The pool says how its data is aligned; here all can be read.
-        let base = Base { bytes, block: UNIT };
-        Ok(Self { file, base, written: (!is_writable).then(HashMap::new) })
+        Ok(Self { file, bytes, shard: Shard::ALL, written: (!is_writable).then(HashMap::new) })
+    }
+
+    /// The number of shards of the pool, as far as a superblock says it.
+    pub fn shards(&self) -> u32 {
+        let superblock = SUPERBLOCK_PLACES.into_iter().find_map(|offset| {
+            let mut bytes = [0; SUPERBLOCK_BYTES];
+            self.file.read_exact_at(&mut bytes, offset).ok()?;
+            Superblock::parse(&bytes).ok()
+        });
+        superblock.map_or(1, |superblock| superblock.shard.count())
+    }
+
+    /// The shard whose part is used.
+    pub const fn shard(&self) -> Shard {
+        self.shard
+    }
+
+    /// Uses the part of a shard from now on.
+    pub const fn use_shard(&mut self, shard: Shard) {
+        self.shard = shard;
+    }
+
+    /// The part that is used. The pool says how its data is aligned; here all can be read.
+    pub const fn base(&self) -> Base {
+        Base { bytes: share_bytes(self.shard, self.bytes), block: UNIT }
     }
 
     /// Runs an operation.
@@ -60,11 +88,21 @@ impl Disk {
         let DiskOp { tag, request } = op;
         let (buffer, result) = match request {
             DiskRequest::Read { offset, mut buffer, len } => {
-                let read = self.read(offset, &mut buffer.bytes_mut()[..len as usize]);
+                let mut rest = &mut buffer.bytes_mut()[..len as usize];
+                let read = share_places(self.shard, offset, len.into()).try_for_each(|(place, len)| {
+                    let (piece, others) = std::mem::take(&mut rest).split_at_mut(len as usize);
+                    rest = others;
+                    self.read(place, piece)
+                });
                 (Some(buffer), read.map_err(|_| StoreError::Medium))
             }
             DiskRequest::Write { offset, buffer, len } => {
-                let written = self.write(offset, &buffer, len as usize);
+                let mut rest = &buffer.bytes()[..len as usize];
+                let written = share_places(self.shard, offset, len.into()).try_for_each(|(place, len)| {
+                    let (piece, others) = rest.split_at(len as usize);
+                    rest = others;
+                    self.write(place, piece)
+                });
                 (Some(buffer), written)
             }
             DiskRequest::Flush if self.written.is_none() => {
@@ -88,15 +126,14 @@ impl Disk {
         Ok(())
     }
 
-    fn write(&mut self, offset: u64, buffer: &Buffer, len: usize) -> Result<(), StoreError> {
-        let bytes = &buffer.bytes()[..len];
+    fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
         let Some(written) = &mut self.written else {
             return self.file.write_all_at(bytes, offset).map_err(|error| match error.raw_os_error() {
                 Some(libc::ENOSPC | libc::EDQUOT) => StoreError::NoSpace,
                 _ => StoreError::Medium,
             });
         };
-        if (written.len() + len / UNIT as usize) * UNIT as usize > WRITTEN_MAX {
+        if (written.len() + bytes.len() / UNIT as usize) * UNIT as usize > WRITTEN_MAX {
             return Err(StoreError::NoSpace);
         }
         let sectors = bytes.chunks(UNIT as usize);
