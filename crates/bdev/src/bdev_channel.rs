@@ -20,7 +20,9 @@ mod throttle;
 pub use credits::CreditPool;
 
 use crate::cell::{Command, Registration};
-use crate::{Bdev, Blocks, Bytes, Channel, Completion, Descriptor, Io, Op, OpenError, Status, Tag};
+use crate::{
+    Bdev, Blocks, Bytes, Channel, Completion, Descriptor, Io, Op, OpenError, OpenerQos, Status, Tag,
+};
 use aryk_dma::{Buffer, PAGE, Sgl};
 use aryk_reactor::{Cx, Layer, Nanos, Point, RootId, Traced};
 use aryk_slots::{Key, Slots};
@@ -80,7 +82,9 @@ pub struct BdevChannel {
     fences: Fences,
     compounds: Compounds,
     watch: Watch,
-    /// Present while the disk has rate limits.
+    /// The opener's own limits.
+    opener: Option<Arc<OpenerQos>>,
+    /// Present while the disk or the opener has rate limits.
     throttle: Option<Throttle>,
     handed: Handed,
     /// The queue and the disk that the trace records name.
@@ -124,7 +128,8 @@ impl BdevChannel {
             fences: Fences::standing(bdev.ranges().fences()),
             compounds: Compounds::default(),
             watch: Watch::new(bdev.deadline()),
-            throttle: Throttle::new(&bdev, root, cx),
+            opener: None,
+            throttle: Throttle::new(&bdev, None, root, cx),
             handed: Handed::default(),
             traced: Traced::new(Layer::Bdev, bdev.serial() as u16),
             descriptor,

@@ -68,7 +68,7 @@ pub use memory::{
 };
 pub use observers::Change;
 pub use outbox::Outbox;
-pub use qos::{GROUP_DEPTH, QosGroup, QosGroups};
+pub use qos::{GROUP_DEPTH, OpenerQos, QosGroup, QosGroups};
 pub use ranges::Exclusion;
 pub use registry::{Access, Error, Registry, RemovalStep};
 pub use ring::{RING_BATCH, RingReceiver, RingSender, ring};

@@ -1,4 +1,4 @@
-//! Limits of disks and of groups of disks. Control context, except for the functions that channels call.
+//! Limits of disks, of groups of disks, and of openers. Control context, except for the functions that channels call.
 //!
 //! A disk's limits and its group are changed under a short lock, and then each of its channels gets a command to read them
 //! again. A channel applies the limits that it reads, so the last change counts, in whatever order the commands arrive.
@@ -6,16 +6,38 @@
 use crate::bdev::lock;
 use crate::cell::Command;
 use crate::{Bdev, Error, Registry};
-use aryk_qos::{Bucket, Kind, Limiter, Limits};
+use aryk_qos::{Bucket, Kind, Limiter, Limits, LimitsError};
 use aryk_reactor::Nanos;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-/// The token buckets of a disk's requests, from the disk's own to its outermost group's, each with the kind that it counts.
+/// The token buckets of a channel's requests, from its opener's and the disk's own to the disk's outermost group's, each with the
+/// kind that it counts.
 pub(crate) type Buckets = Vec<(Kind, Arc<Bucket>)>;
 
 /// The most groups that may be nested.
 pub const GROUP_DEPTH: usize = 4;
+
+/// The limits of an opener of disks, for example a host on the network: of all its channels together, whatever disks they are of.
+///
+/// A channel applies the limits that it was given by [`crate::BdevChannel::limit_opener`], beside those of its disk.
+#[derive(Debug, Default)]
+pub struct OpenerQos(Mutex<Limiter>);
+
+impl OpenerQos {
+    /// The limits.
+    pub fn limits(&self) -> Limits {
+        *lock(&self.0).limits()
+    }
+
+    /// Sets the limits from `now` on. The opener must then call [`crate::BdevChannel::limit_opener`] for each of its channels.
+    ///
+    /// # Errors
+    /// [`LimitsError`]; then nothing has changed.
+    pub fn set(&self, limits: Limits, now: Nanos) -> Result<(), LimitsError> {
+        lock(&self.0).set(limits, now.0)
+    }
+}
 
 /// A disk's limits and its group.
 #[derive(Debug, Default)]
@@ -80,9 +102,11 @@ impl Bdev {
         Ok(())
     }
 
-    pub(crate) fn buckets(&self) -> Buckets {
+    /// The buckets of the requests of an opener, if it has limits of its own, or of any.
+    pub(crate) fn buckets(&self, opener: Option<&OpenerQos>) -> Buckets {
+        let mut buckets = opener.map_or_else(Vec::new, |opener| lock(&opener.0).buckets().to_vec());
         let qos = lock(self.qos());
-        let mut buckets = qos.limiter.buckets().to_vec();
+        buckets.extend(qos.limiter.buckets().iter().cloned());
         for group in qos.group.iter().flat_map(|group| group.outwards()) {
             buckets.extend(lock(&group.limiter).buckets().iter().cloned());
         }

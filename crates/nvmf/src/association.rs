@@ -6,6 +6,7 @@ use crate::queue::IoQueue;
 use crate::subsystem::State;
 use crate::target::Inner;
 use crate::traffic::{Counts, Traffic};
+use aryk_bdev::OpenerQos;
 use aryk_nvme_fabrics::association::Admission;
 use aryk_nvme_fabrics::chap::{Parties, Secrets};
 use aryk_nvme_fabrics::command::Connect;
@@ -41,6 +42,8 @@ pub(crate) struct Live {
     pub way: Way,
     /// I/O queues on reactors.
     pub queues: BTreeMap<u16, LiveQueue>,
+    /// How much the host may transfer.
+    pub qos: Arc<OpenerQos>,
     /// What queues have done that have ended.
     pub past: Traffic,
     /// Told when the controller has something for the admin queue, or is to end.
@@ -202,6 +205,7 @@ impl Inner {
                             controller,
                             way,
                             queues: BTreeMap::new(),
+                            qos: subsystem.limited.connect(&data.host),
                             past: Traffic::default(),
                             news: Rc::clone(&news),
                             is_ending: false,

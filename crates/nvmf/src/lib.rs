@@ -13,6 +13,7 @@
 //! | `authentication` | control | how hosts prove who they are, before and during an association |
 //! | `quota` | control | how many connections there may be |
 //! | `association` | control | the controllers of hosts, and how they end |
+//! | `limits` | control | how much a host may transfer |
 //! | `reservation` | control | which hosts may use a namespace |
 //! | `queue`, `pool` | reactor | I/O queues, over either transport (`queue/link`), and the buffers of a reactor |
 //!
@@ -24,6 +25,7 @@ mod address;
 mod association;
 mod authentication;
 mod connection;
+mod limits;
 mod pool;
 mod queue;
 mod quota;
@@ -37,6 +39,7 @@ mod tls;
 mod traffic;
 
 pub use address::{Address, Transport};
+pub use limits::HostLimits;
 pub use reservation::{SaveRequest, Saver};
 pub use subsystem::{Channel, HostKeys, Hosts, NamedHost};
 pub use target::{

@@ -19,7 +19,7 @@ mod tcp;
 use crate::pool::{Pool, Share, Taken};
 use crate::reservation::Asker;
 use crate::traffic::Counts;
-use aryk_bdev::{Completion, Descriptor, OpenError};
+use aryk_bdev::{Completion, Descriptor, OpenError, OpenerQos};
 use aryk_log_limit::{LogLimit, limited};
 use aryk_nvme::spec::status::Status as NvmeStatus;
 use aryk_nvme_fabrics::SlotId;
@@ -52,6 +52,8 @@ pub(crate) struct Connected {
     pub lines: Arc<LogLimit>,
     /// What the queue does is counted here.
     pub counts: Arc<Counts>,
+    /// The limits of the host.
+    pub qos: Arc<OpenerQos>,
     /// The way to control, which executes the commands of reservations.
     pub asker: Asker,
     /// What a queue brings along that comes from another reactor.
@@ -139,7 +141,7 @@ impl IoQueue {
         (root, thread): (RootId, ThreadId),
         cx: &mut Cx,
     ) -> io::Result<Self> {
-        let Connected { carrier, entries, patience, lines, counts, asker, carried } = connected;
+        let Connected { carrier, entries, patience, lines, counts, asker, carried, qos: _ } = connected;
         let (link, pool) = Link::new(carrier, root, cx)?;
         let Carried { mut slots, held, first_half } = carried;
         slots.resize_with(link.slots(entries), Slot::free);
@@ -193,6 +195,11 @@ impl IoQueue {
                 disk.rules = rules;
             }
         }
+    }
+
+    /// Applies the limits that the host has now.
+    pub fn apply_limits(&mut self, cx: &mut Cx) {
+        self.disks.apply_limits(cx);
     }
 
     /// Removes a namespace: its commands are aborted, and later ones fail. `closed` is told when its channel is closed, and

@@ -3,6 +3,7 @@
 use crate::Limits;
 use crate::address::Address;
 use crate::association::{Live, Way};
+use crate::limits::Limited;
 use crate::pool::TRANSFER_MAX;
 use crate::queue::Opened;
 use crate::target::NewSubsystem;
@@ -161,6 +162,8 @@ pub(crate) struct Subsystem {
     pub hosts: Hosts,
     pub listeners: BTreeMap<Address, Path>,
     pub namespaces: BTreeMap<u32, Shared>,
+    /// How much each host may transfer.
+    pub limited: Limited,
     pub associations: Associations,
     pub controllers: BTreeMap<u16, Live>,
     /// The I/O queues that begin, by numbers of their own.
@@ -176,6 +179,7 @@ impl Subsystem {
             hosts: Hosts { any: made_of.allow_any_host, named: BTreeMap::new() },
             listeners: BTreeMap::new(),
             namespaces: BTreeMap::new(),
+            limited: Limited::default(),
             associations: Associations::new(made_of.controller_ids.clone(), duplicates),
             controllers: BTreeMap::new(),
             beginning: BTreeSet::new(),

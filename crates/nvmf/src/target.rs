@@ -5,12 +5,13 @@ mod hosts;
 use crate::address::{Address, Transport};
 use crate::association::{Live, QueueRef};
 use crate::connection;
+use crate::limits::HostLimits;
 use crate::queue::Opened;
 use crate::quota::{Budget, Quota, Waiting};
 use crate::reservation::{Asked, Saver};
 use crate::subsystem::{Channel, Hosts, Listener, Path, Shared, State, Subsystem, namespace_of};
 use crate::traffic::Traffic;
-use aryk_bdev::{Access, Env, Event};
+use aryk_bdev::{Access, Env, Event, RateLimits, RateLimitsError};
 use aryk_log_limit::LogLimit;
 use aryk_nvme::spec::identify::Descriptors;
 use aryk_nvme_fabrics::association::Duplicates;
@@ -87,6 +88,9 @@ pub enum Error {
     /// The disk cannot be opened.
     #[error(transparent)]
     Disk(#[from] aryk_bdev::Error),
+    /// The limits of a host are wrong.
+    #[error(transparent)]
+    Limits(#[from] RateLimitsError),
     /// RDMA cannot be used on this computer.
     #[error(transparent)]
     Rdma(#[from] StartError),
@@ -218,6 +222,8 @@ pub struct SubsystemInfo {
     pub listeners: BTreeMap<Address, ListenerInfo>,
     /// The namespaces, by identifier.
     pub namespaces: BTreeMap<u32, NamespaceInfo>,
+    /// How much each host may transfer.
+    pub limits: HostLimits,
     /// The hosts that are connected.
     pub controllers: Vec<ControllerInfo>,
 }
@@ -265,6 +271,8 @@ pub struct ControllerInfo {
     pub queues: BTreeMap<u16, u16>,
     /// What was done for the host.
     pub traffic: Traffic,
+    /// How much the host may transfer.
+    pub limits: RateLimits,
 }
 
 /// An event of a namespace's disk.
@@ -861,6 +869,7 @@ fn host(id: u16, live: &Live) -> ControllerInfo {
         local: live.way.local,
         queues: live.queues.iter().map(|(&qid, queue)| (qid, queue.root.handle().core())).collect(),
         traffic: live.traffic(),
+        limits: live.qos.limits(),
     }
 }
 
@@ -882,6 +891,7 @@ fn info(subsystem: &Subsystem) -> SubsystemInfo {
         hosts: subsystem.hosts.clone(),
         listeners: subsystem.listeners.iter().map(|(address, path)| (*address, listener(path))).collect(),
         namespaces: subsystem.namespaces.iter().map(|(&nsid, shared)| (nsid, namespace(shared))).collect(),
+        limits: subsystem.limited.limits().clone(),
         controllers: subsystem.controllers.iter().map(|(&id, live)| host(id, live)).collect(),
     }
 }

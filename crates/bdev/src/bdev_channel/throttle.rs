@@ -1,5 +1,5 @@
-//! Rate limits: the lines in which the requests of a limited disk wait for their turn, before they go any further. Reactor
-//! context.
+//! Rate limits: the lines in which the requests of a limited disk or opener wait for their turn, before they go any further.
+//! Reactor context.
 //!
 //! Each request counts as one request. Reads and compares count as reads, all other operations as writes. A request counts
 //! the bytes of its blocks; a compare-and-write and a copy count them twice; a flush and an unmap, which move no data,
@@ -10,7 +10,7 @@
 
 use super::request::{Place, Request};
 use super::{BdevChannel, State, make_room};
-use crate::{Bdev, Bytes, Op, Status};
+use crate::{Bdev, Bytes, Op, OpenerQos, Status};
 use aryk_qos::{Bucket, Direction, Lane, Path, Share, Wheel};
 use aryk_reactor::{Cx, Nanos, RootId, TimerId};
 use aryk_slots::Key;
@@ -62,7 +62,7 @@ impl Line {
     }
 }
 
-/// The lines of a channel whose disk is limited. While requests wait in a line, none of it is paid ahead.
+/// The lines of a channel that is limited. While requests wait in a line, none of it is paid ahead.
 pub(super) struct Throttle {
     /// A line of their own, where not all limits count all requests.
     writes: Option<Box<Line>>,
@@ -93,9 +93,9 @@ impl Shares {
 }
 
 impl Throttle {
-    /// The lines of a channel of `bdev`; `None` if nothing limits it.
-    pub fn new(bdev: &Bdev, root: RootId, cx: &mut Cx) -> Option<Self> {
-        let buckets = bdev.buckets();
+    /// The lines of a channel of `bdev`, which this opener has; `None` if nothing limits it.
+    pub fn new(bdev: &Bdev, opener: Option<&OpenerQos>, root: RootId, cx: &mut Cx) -> Option<Self> {
+        let buckets = bdev.buckets(opener);
         if buckets.is_empty() {
             return None;
         }
@@ -253,6 +253,15 @@ impl BdevChannel {
         self.start(key, cx);
     }
 
+    /// Applies the limits that an opener has now, beside those of the disk, also to requests that wait. The opener calls this
+    /// again when it has changed them.
+    pub fn limit_opener(&mut self, opener: &Arc<OpenerQos>, cx: &mut Cx) {
+        self.opener = Some(Arc::clone(opener));
+        self.is_clear = false;
+        self.look_at_limits(cx);
+        cx.wake(self.root());
+    }
+
     /// Applies the limits that there are now.
     pub(super) fn look_at_limits(&mut self, cx: &mut Cx) {
         let mut waiting = Vec::new();
@@ -263,7 +272,8 @@ impl BdevChannel {
             // Two lines may become one.
             waiting.sort_by_key(|&key| self.requests.get(key).map(|r| r.started));
         }
-        self.throttle = Throttle::new(self.descriptor.bdev(), self.registration.root(), cx);
+        let opener = self.opener.as_deref();
+        self.throttle = Throttle::new(self.descriptor.bdev(), opener, self.registration.root(), cx);
         for key in waiting {
             let op = self.requests.get(key).expect("the others are gone").op;
             match &mut self.throttle {

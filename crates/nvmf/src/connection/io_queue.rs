@@ -90,6 +90,7 @@ impl Queue<'_> {
     ) -> Result<(), End> {
         let inner = self.inner;
         let hold = inner.env.reactors().find_least_loaded(None).ok_or(End::Refused)?;
+        let qos = inner.with_live(self.place, |live| Arc::clone(&live.qos)).ok_or(End::Refused)?;
         let prepared = self.prepare(&hold).await.ok_or(End::Refused)?;
         let connected = Connected {
             carrier: match connection.link {
@@ -100,6 +101,7 @@ impl Queue<'_> {
             patience: Nanos(inner.state.borrow().limits.patience.as_nanos() as u64),
             lines: Arc::clone(&inner.lines),
             counts: Arc::default(),
+            qos,
             asker: Asker {
                 host: OfHost { place: self.place.clone(), id: self.data.host_id },
                 asked: inner.asked.clone(),
@@ -237,7 +239,8 @@ impl Queue<'_> {
     }
 
     /// Adds and removes namespaces of a queue that has just begun with the namespaces `first`, as they were added and removed
-    /// meanwhile. The target knows the queue from then on, and updates it at each later change.
+    /// meanwhile, and applies the limits of its host. The target knows the queue from then on, and updates it at each later
+    /// change.
     ///
     /// A host waits for the first reactor of its queue until all is there. Later, only namespaces that are ready at once are
     /// there for the commands that wait; the others follow.
@@ -256,6 +259,7 @@ impl Queue<'_> {
         let follow = move |queue: &mut IoQueue, cx: &mut Cx| {
             gone.into_iter().for_each(|((nsid, number), closed)| queue.remove(nsid, number, closed, cx));
             queue.update(&rules);
+            queue.apply_limits(cx);
         };
         let _ = root.call(follow).await;
         for is_closed in closing {

@@ -4,11 +4,12 @@
 //! commands never reach another namespace than the one against which they were checked.
 
 use super::Opened;
-use aryk_bdev::{BdevChannel, Completion, OpenError};
+use aryk_bdev::{BdevChannel, Completion, OpenError, OpenerQos};
 use aryk_nvme_fabrics::io::Rules;
 use aryk_reactor::{Cx, RootId};
 use futures_channel::oneshot;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// A namespace.
 pub(super) struct Disk {
@@ -26,20 +27,26 @@ struct Leaving {
 }
 
 /// The namespaces.
-#[derive(Default)]
 pub(super) struct Disks {
     open: BTreeMap<u32, Disk>,
     leaving: Vec<Leaving>,
+    /// The limits of the host.
+    qos: Arc<OpenerQos>,
 }
 
 impl Disks {
+    pub const fn new(qos: Arc<OpenerQos>) -> Self {
+        Self { open: BTreeMap::new(), leaving: Vec::new(), qos }
+    }
+
     /// Opens a namespace, unless it is open.
     pub fn add(&mut self, opened: Opened, root: RootId, cx: &mut Cx) -> Result<(), OpenError> {
         let Opened { nsid, number, rules, descriptor } = opened;
         if self.open.get(&nsid).is_some_and(|disk| disk.number == number) {
             return Ok(());
         }
-        let channel = descriptor.open_channel(root, cx)?;
+        let mut channel = descriptor.open_channel(root, cx)?;
+        channel.limit_opener(&self.qos, cx);
         let disk = Disk { number, rules, channel };
         if let Some(earlier) = self.open.insert(nsid, disk) {
             // The call that has removed it takes it from this queue later, and finds it gone.
@@ -78,6 +85,12 @@ impl Disks {
         open.chain(self.leaving.iter_mut().map(|leaving| &mut leaving.channel))
     }
 
+    /// Applies the limits that the host has now.
+    pub fn apply_limits(&mut self, cx: &mut Cx) {
+        let channels = self.open.values_mut().map(|disk| &mut disk.channel);
+        channels.for_each(|channel| channel.limit_opener(&self.qos, cx));
+    }
+
     /// Takes what has completed. Without an event, nothing is new on a disk that has no requests.
     pub fn poll(&mut self, has_event: bool, cx: &mut Cx, completions: &mut Vec<Completion>) {
         let busy = self.channels().filter(|channel| has_event || !channel.is_quiet());
@@ -101,9 +114,10 @@ impl Disks {
         self.channels().any(|channel| channel.in_flight() > 0)
     }
 
-    /// Closes all channels, which have no request.
-    pub fn close(&mut self) {
+    /// Closes all channels, which have no request. Returns the limits of the host.
+    pub fn close(&mut self) -> Arc<OpenerQos> {
         self.open.clear();
         self.close_idle();
+        Arc::clone(&self.qos)
     }
 }

@@ -97,7 +97,7 @@ impl IoQueue {
         };
         let counts = Arc::clone(&connected.counts);
         let made = cx.add_root(thread, &name, |root, cx| {
-            let mut disks = Disks::default();
+            let mut disks = Disks::new(Arc::clone(&connected.qos));
             for namespace in namespaces {
                 let nsid = namespace.nsid;
                 match disks.add(namespace, root, cx) {
@@ -187,7 +187,7 @@ impl IoQueue {
         let Self { entries, patience, lines, counts, asker, slots, held, first_half, .. } = self;
         pool.forget(root);
         link.unwatch(cx);
-        disks.close();
+        let qos = disks.close();
         let carrier = match link {
             Link::Tcp(tcp) => tcp.into_carrier(),
             Link::Rdma(rdma) => {
@@ -196,7 +196,7 @@ impl IoQueue {
             }
         };
         let carried = Carried { slots, held, first_half };
-        let connected = Connected { carrier, entries, patience, lines, counts, asker, carried };
+        let connected = Connected { carrier, entries, patience, lines, counts, qos, asker, carried };
         let detached = Detached { thread: cx.release_thread(thread), connected: Box::new(connected) };
         if let Some(ended) = ended {
             // Nobody waits for the queue if the target has ended: its connection does, too.

@@ -236,6 +236,7 @@ impl Rig {
         let (tls, tls_of_queue) = uses_tls.then(tls::sessions).unzip();
         let connected = Connected {
             counts: Arc::default(),
+            qos: Arc::default(),
             carrier: Carrier::Tcp { socket, tls: tls_of_queue, queue, rest: Vec::new() },
             entries: ENTRIES,
             patience,

@@ -1,8 +1,11 @@
-//! The hosts that may connect to the subsystems of a target. Control context.
+//! The hosts that may connect to the subsystems of a target, and how much each may transfer. Control context.
 
 use super::{Error, Target};
+use crate::association::Live;
+use crate::queue::IoQueue;
 use crate::subsystem::HostKeys;
 use crate::tls::TlsKey;
+use aryk_bdev::RateLimits;
 use aryk_nvme_fabrics::nqn::Nqn;
 use std::sync::Arc;
 
@@ -61,6 +64,24 @@ impl Target {
         })?;
         self.until_ended(name).await;
         self.0.state.borrow_mut().show_discovery();
+        Ok(())
+    }
+
+    /// Sets how much a host may transfer, by all its queues and all disks of a subsystem; without a host, how much each host may
+    /// that has no limits of its own. Requests that wait follow when the call returns.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Limits`].
+    pub async fn limit_hosts(&self, name: &str, host: Option<&Nqn>, limits: RateLimits) -> Result<(), Error> {
+        let nqn = self.with(name, |subsystem| {
+            subsystem.limited.set(host, limits)?;
+            Ok::<_, Error>(subsystem.made_of.nqn.clone())
+        })??;
+        let is_meant = |live: &Live| host.is_none_or(|host| live.controller.association().host == *host);
+        for (_, queue) in self.queues(&nqn, is_meant) {
+            // A queue that has ended needs no limits.
+            let _ = queue.call(IoQueue::apply_limits).await;
+        }
         Ok(())
     }
 }

@@ -7,6 +7,7 @@ mod events;
 #[path = "../../../nvme-fabrics/tests/loopback/host.rs"]
 mod host;
 mod hostile;
+mod limits;
 mod moving;
 mod raw;
 mod reservations;
