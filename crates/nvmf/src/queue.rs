@@ -24,7 +24,7 @@ use aryk_log_limit::{LogLimit, limited};
 use aryk_nvme::spec::status::Status as NvmeStatus;
 use aryk_nvme_fabrics::SlotId;
 use aryk_nvme_fabrics::io::Rules;
-use aryk_reactor::{Armed, Cx, Nanos, Root, RootId, ThreadId};
+use aryk_reactor::{Armed, Cx, Layer, Nanos, Root, RootId, ThreadId};
 use commands::{Slot, Stage};
 use disks::Disks;
 use fused::FirstHalf;
@@ -274,6 +274,7 @@ impl IoQueue {
         }
         let Some(ended) = self.ended.take() else { return };
         self.pool.forget(self.root);
+        cx.name_object(Layer::Frontend, self.root.trace_number(), None);
         self.link.unwatch(cx);
         for data in self.slots.iter_mut().filter_map(|slot| slot.data.take()) {
             if let Some(root) = self.pool.give_back(&mut self.share, data) {

@@ -47,6 +47,8 @@ impl Disks {
         }
         let mut channel = descriptor.open_channel(root, cx)?;
         channel.limit_opener(&self.qos, cx);
+        // The tags of all namespaces' requests are the queue's slots.
+        channel.trace_front_end();
         let disk = Disk { number, rules, channel };
         if let Some(earlier) = self.open.insert(nsid, disk) {
             // The call that has removed it takes it from this queue later, and finds it gone.

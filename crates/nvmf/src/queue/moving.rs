@@ -12,7 +12,7 @@ use super::{Connected, Ended, IoQueue, Opened};
 use crate::traffic::Counts;
 use aryk_bdev::OpenError;
 use aryk_nvme_fabrics::SlotId;
-use aryk_reactor::{CoreSet, Cx, Moving, RootRef};
+use aryk_reactor::{CoreSet, Cx, Layer, Moving, RootRef};
 use futures_channel::oneshot;
 use std::collections::VecDeque;
 use std::io;
@@ -114,7 +114,10 @@ impl IoQueue {
             Self::new(*connected, disks, ended, (root, thread), cx).map_err(Failure::Lost)
         });
         match made {
-            Ok(root) => Ok(Started { root, thread: cx.thread_number(thread), counts }),
+            Ok(root) => {
+                cx.name_object(Layer::Frontend, root.id().trace_number(), Some(&name));
+                Ok(Started { root, thread: cx.thread_number(thread), counts })
+            }
             Err(Failure::Open(connected, error)) => {
                 let detached = Detached { thread: cx.release_thread(thread), connected };
                 Err(StartFailure::Open(detached, error))
@@ -186,6 +189,7 @@ impl IoQueue {
         let Self { root, thread, mut link, mut disks, pool, ended, .. } = self;
         let Self { entries, patience, lines, counts, asker, slots, held, first_half, .. } = self;
         pool.forget(root);
+        cx.name_object(Layer::Frontend, root.trace_number(), None);
         link.unwatch(cx);
         let qos = disks.close();
         let carrier = match link {
