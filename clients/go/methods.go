@@ -2908,6 +2908,37 @@ func (c *Client) NvmfSubsystemRemoveNs(ctx context.Context, params NvmfSubsystem
 	return call[bool](ctx, c, "nvmf_subsystem_remove_ns", params)
 }
 
+// NvmfSubsystemSetHostLimitsParams are the parameters of nvmf_subsystem_set_host_limits.
+type NvmfSubsystemSetHostLimitsParams struct {
+	// Name of the subsystem.
+	Nqn string `json:"nqn"`
+	// Aryk only: the burst, in seconds' worth of unused allowance that can accumulate.
+	BurstSeconds *uint64 `json:"burst_seconds,omitempty"`
+	// Aryk only: combines the limits of requests and of mebibytes into one, which requests of 4 KiB and of 4 MiB meet exactly, and other sizes in between.
+	Combined *bool `json:"combined,omitempty"`
+	// Name of the host. Default: each host that has no limits of its own, for itself.
+	Host string `json:"host,omitempty"`
+	// Aryk only: reads per second.
+	RIosPerSec *uint64 `json:"r_ios_per_sec,omitempty"`
+	// Mebibytes read per second.
+	RMbytesPerSec *uint64 `json:"r_mbytes_per_sec,omitempty"`
+	// Requests per second.
+	RwIosPerSec *uint64 `json:"rw_ios_per_sec,omitempty"`
+	// Mebibytes per second.
+	RwMbytesPerSec *uint64 `json:"rw_mbytes_per_sec,omitempty"`
+	// Name of the target. Default: `nvmf_tgt`.
+	TgtName string `json:"tgt_name,omitempty"`
+	// Aryk only: writes, and all other requests that are not reads, per second.
+	WIosPerSec *uint64 `json:"w_ios_per_sec,omitempty"`
+	// Mebibytes written per second.
+	WMbytesPerSec *uint64 `json:"w_mbytes_per_sec,omitempty"`
+}
+
+// NvmfSubsystemSetHostLimits calls nvmf_subsystem_set_host_limits. Sets the rate limits of a host, or of each host, for all disks of a subsystem together. Omitted limits are unchanged; 0 removes a limit.
+func (c *Client) NvmfSubsystemSetHostLimits(ctx context.Context, params NvmfSubsystemSetHostLimitsParams) (bool, error) {
+	return call[bool](ctx, c, "nvmf_subsystem_set_host_limits", params)
+}
+
 // NvmfSubsystemSetKeysParams are the parameters of nvmf_subsystem_set_keys.
 type NvmfSubsystemSetKeysParams struct {
 	// Name of the subsystem.

@@ -265,6 +265,8 @@ type ControllerReply struct {
 	ListenAddress ListenAddress `json:"listen_address"`
 	// Aryk only: what was done for the host since it connected.
 	Traffic NvmfTraffic `json:"traffic"`
+	// Aryk only: limits of the host, for all its queues and all disks of the subsystem.
+	AssignedRateLimits RateLimits `json:"assigned_rate_limits"`
 }
 
 // ControllerState: State of a controller.
@@ -650,6 +652,13 @@ type Histogram struct {
 type HistogramBorders struct {
 	// For each border the number of requests that did not exceed it, with the histogram's precision of one eighth; then the number of all requests.
 	BordersCount []uint64 `json:"borders_count"`
+}
+
+// HostLimitsReply: Limits of a host of a subsystem.
+type HostLimitsReply struct {
+	AssignedRateLimits RateLimits `json:"assigned_rate_limits"`
+	// Name of the host. Without one: each host that has no limits of its own.
+	Host *string `json:"host,omitempty"`
 }
 
 // HostName: part of a method's parameters or result.
@@ -2163,19 +2172,21 @@ type SubsystemInfo struct {
 
 // SubsystemReply: One of the results of `nvmf_get_subsystems`.
 type SubsystemReply struct {
-	Nqn             string           `json:"nqn"`
-	Subtype         string           `json:"subtype"`
-	ListenAddresses []ListenAddress  `json:"listen_addresses"`
-	AllowAnyHost    bool             `json:"allow_any_host"`
-	Hosts           []HostName       `json:"hosts"`
-	AnaReporting    *bool            `json:"ana_reporting,omitempty"`
-	MaxCntlid       *uint16          `json:"max_cntlid,omitempty"`
-	MaxNamespaces   *uint32          `json:"max_namespaces,omitempty"`
-	MinCntlid       *uint16          `json:"min_cntlid,omitempty"`
-	ModelNumber     *string          `json:"model_number,omitempty"`
-	Namespaces      []NamespaceReply `json:"namespaces,omitempty"`
-	Passthrough     *bool            `json:"passthrough,omitempty"`
-	SerialNumber    *string          `json:"serial_number,omitempty"`
+	Nqn             string          `json:"nqn"`
+	Subtype         string          `json:"subtype"`
+	ListenAddresses []ListenAddress `json:"listen_addresses"`
+	AllowAnyHost    bool            `json:"allow_any_host"`
+	Hosts           []HostName      `json:"hosts"`
+	AnaReporting    *bool           `json:"ana_reporting,omitempty"`
+	// Aryk only: limits of hosts.
+	HostLimits    []HostLimitsReply `json:"host_limits,omitempty"`
+	MaxCntlid     *uint16           `json:"max_cntlid,omitempty"`
+	MaxNamespaces *uint32           `json:"max_namespaces,omitempty"`
+	MinCntlid     *uint16           `json:"min_cntlid,omitempty"`
+	ModelNumber   *string           `json:"model_number,omitempty"`
+	Namespaces    []NamespaceReply  `json:"namespaces,omitempty"`
+	Passthrough   *bool             `json:"passthrough,omitempty"`
+	SerialNumber  *string           `json:"serial_number,omitempty"`
 }
 
 // TaskCounts: Counters of a background task: work that a module runs by itself.

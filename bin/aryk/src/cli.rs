@@ -674,6 +674,18 @@ pub enum QosCommand {
         #[command(flatten)]
         limits: Limits,
     },
+    /// Limit what a host on the network may do with a shared disk; limits that are not given stay as they are
+    #[command(after_help = examples::QOS_HOST)]
+    Host {
+        /// The disk, or the NQN of the share
+        #[arg(add = ArgValueCandidates::new(disks))]
+        share: String,
+        /// The host [default: each host that has no limits of its own, for itself]
+        #[arg(long, value_name = "NQN")]
+        host: Option<String>,
+        #[command(flatten)]
+        limits: Limits,
+    },
     /// List the disks with limits
     List(Watch),
     /// Limit groups of disks, which share limits

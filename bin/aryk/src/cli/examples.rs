@@ -106,6 +106,13 @@ Examples:
   aryk qos set vm1 --iops 3k --bandwidth 125M --burst 2s
   aryk qos set vm1 --iops 0";
 
+pub const QOS_HOST: &str = "\
+Examples:
+  aryk qos host data --iops 5k
+  aryk qos host data --host nqn.2014-08.org.nvmexpress:uuid:... --iops 1k --bandwidth 20M
+
+'aryk hosts' shows the limits of hosts that are connected.";
+
 pub const MEMORY: &str = "\
 A device registers each region of a VM's memory, then reads and writes it
 directly. Requests in a region that is not registered are copied through bounce

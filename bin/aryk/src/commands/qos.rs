@@ -15,6 +15,7 @@ const HINTS: [(i64, &str); 1] =
 pub fn run(command: &QosCommand, client: &mut Client, out: &Output) -> Result<(), Error> {
     match command {
         QosCommand::Set { disk, limits } => set(disk, limits, client, out),
+        QosCommand::Host { share, host, limits } => limit_host(share, host.as_deref(), limits, client, out),
         QosCommand::List(_) => list(client, out),
         QosCommand::Group(command) => group(command, client, out),
     }
@@ -33,6 +34,30 @@ fn set(disk: &str, limits: &Limits, client: &mut Client, out: &Output) -> Result
     let disk = disks[0].take();
     let limits = Limits::of(&disk["assigned_rate_limits"]);
     out.print(&disk["assigned_rate_limits"], || format!("Limits of disk '{}': {limits}", text(&disk, "name")))
+}
+
+fn limit_host(
+    share: &str,
+    host: Option<&str>,
+    limits: &Limits,
+    client: &mut Client,
+    out: &Output,
+) -> Result<(), Error> {
+    given(limits)?;
+    let nqn = super::share::find(share, client)?;
+    let mut params = limits.params(&nqn);
+    params["nqn"] = params["name"].take();
+    if let Value::Object(params) = &mut params {
+        params.remove("name");
+        params.extend(host.map(|host| ("host".to_owned(), json!(host))));
+    }
+    client.call("nvmf_subsystem_set_host_limits", params)?;
+    let share = client.call("nvmf_get_subsystems", json!({"nqn": nqn}))?[0].take();
+    let is_meant = |of: &&Value| of["host"].as_str() == host;
+    let limits = elements(&share["host_limits"]).iter().find(is_meant).map(|of| &of["assigned_rate_limits"]);
+    let limits = limits.unwrap_or(&Value::Null);
+    let whose = host.map_or_else(|| "each other host".to_owned(), |host| format!("host {host}"));
+    out.print(limits, || format!("Limits of {whose} at {nqn}: {}", Limits::of(limits)))
 }
 
 /// The disks with limits or a group.

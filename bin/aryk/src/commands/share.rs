@@ -5,6 +5,7 @@ use crate::absent;
 use crate::cli::{ShareArgs, UnshareArgs};
 use crate::client::Client;
 use crate::error::{BUSY, EXISTS, Error, NO_DEVICE, NO_FAMILY};
+use crate::limits::Limits;
 use crate::output::{Output, Tone};
 use crate::size::Size;
 use serde_json::{Value, json};
@@ -132,18 +133,30 @@ fn nqn_of(disk: &str, shares: &[Value], client: &mut Client) -> Result<Option<St
     Ok(part.map(|part| text(&part["params"], "nqn").to_owned()))
 }
 
-pub fn unshare(args: &UnshareArgs, client: &mut Client, out: &Output) -> Result<(), Error> {
-    let shares = shares(client)?;
+/// The name of a disk, and the NQN under which it is shared, both by a name of the disk or by the NQN.
+fn disk_and_nqn(name: &str, shares: &[Value], client: &mut Client) -> Result<(String, String), Error> {
     // The disk may be absent: then its subsystem has its name.
-    let disk = client.call("bdev_get_bdevs", json!({"name": args.name}));
-    let disk = disk.map_or_else(|_| args.name.clone(), |disks| text(&disks[0], "name").to_owned());
-    let nqn = match shares.iter().any(|share| text(share, "nqn") == args.name) {
-        true => args.name.clone(),
-        false => nqn_of(&disk, &shares, client)?.ok_or_else(|| {
-            let none = Error::no_device(format!("'{}' is not shared", args.name));
+    let disk = client.call("bdev_get_bdevs", json!({"name": name}));
+    let disk = disk.map_or_else(|_| name.to_owned(), |disks| text(&disks[0], "name").to_owned());
+    let nqn = match shares.iter().any(|share| text(share, "nqn") == name) {
+        true => name.to_owned(),
+        false => nqn_of(&disk, shares, client)?.ok_or_else(|| {
+            let none = Error::no_device(format!("'{name}' is not shared"));
             none.hinted(&[(NO_DEVICE, "'aryk hosts' shows what is shared.")])
         })?,
     };
+    Ok((disk, nqn))
+}
+
+/// The NQN of a share, by its disk or by itself.
+pub fn find(name: &str, client: &mut Client) -> Result<String, Error> {
+    let shares = shares(client)?;
+    Ok(disk_and_nqn(name, &shares, client)?.1)
+}
+
+pub fn unshare(args: &UnshareArgs, client: &mut Client, out: &Output) -> Result<(), Error> {
+    let shares = shares(client)?;
+    let (disk, nqn) = disk_and_nqn(&args.name, &shares, client)?;
     let share = shares.iter().find(|share| text(share, "nqn") == nqn);
     let namespaces = share.map_or(&[][..], |share| elements(&share["namespaces"]));
     let others: Vec<&str> =
@@ -202,6 +215,7 @@ pub fn hosts(client: &mut Client, out: &Output) -> Result<(), Error> {
             ("READ", true),
             ("WRITTEN", true),
             ("FAILED", true),
+            ("LIMITS", false),
         ];
         let table = out.toned_table(&columns, shares.iter().flat_map(rows));
         let names = shares.iter().map(|share| format!("  {}: {}", disks(share), text(share, "nqn")));
@@ -225,7 +239,7 @@ fn rows(share: &Value) -> Vec<(Tone, Vec<String>)> {
     let hosts = elements(&share["controllers"]);
     if hosts.is_empty() {
         let mut cells = vec![disks(share), addresses, "none".into()];
-        cells.resize(8, String::new());
+        cells.resize(9, String::new());
         return vec![(Tone::Plain, cells)];
     }
     let row = |host: &Value| {
@@ -239,6 +253,7 @@ fn rows(share: &Value) -> Vec<(Tone, Vec<String>)> {
             Size(number(traffic, "read_bytes")).to_string(),
             Size(number(traffic, "written_bytes")).to_string(),
             number(traffic, "failed").to_string(),
+            Limits::of(&host["assigned_rate_limits"]).to_string(),
         ];
         let tone = if number(traffic, "failed") > 0 { Tone::Warning } else { Tone::Good };
         (tone, cells.into())

@@ -3,7 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "the test waits for other processes")]
 
 use super::front_end::FrontEnd;
-use super::harness::{Daemon, wait_for};
+use super::harness::{Daemon, code, wait_for};
 use aryk_reactor::CoreSet;
 use aryk_rpc_client::Reply;
 use base64::Engine as _;
@@ -163,6 +163,55 @@ fn requests_survive_cut_connections() {
     pair.host.aryk(&["detach", "far"]).unwrap();
     pair.host.aryk(&["disk", "remove", "far"]).unwrap();
     wait_for("the host to leave", || pair.target.aryk(&["hosts"]).unwrap().contains("none"));
+}
+
+#[test]
+fn a_host_is_limited_also_after_a_restart() {
+    let mut pair = Pair::start();
+    let mut disk = pair.front_end();
+    verify(&mut disk, 0);
+    let shown = |pair: &Pair| -> serde_json::Value {
+        let hosts = pair.target.aryk(&["--json", "hosts"]).unwrap();
+        let shares: serde_json::Value = serde_json::from_str(&hosts).unwrap();
+        shares[0].clone()
+    };
+    let host = shown(&pair)["controllers"][0]["hostnqn"].as_str().unwrap().to_owned();
+    let limit = |pair: &Pair, limits: &[&str]| pair.target.aryk(&[&["qos", "host", "data"], limits].concat());
+    limit(&pair, &["--iops", "1M"]).unwrap();
+    let printed = limit(&pair, &["--host", &host, "--iops", "50", "--burst", "1s"]).unwrap();
+    assert!(printed.contains(&host) && printed.contains("50 iops, burst 1s"), "{printed}");
+    let of_host = |pair: &Pair| {
+        let share = &shown(pair);
+        share["controllers"][0]["assigned_rate_limits"]["rw_ios_per_sec"].clone()
+    };
+    assert_eq!(of_host(&pair), 50);
+    let expected = shown(&pair)["host_limits"].clone();
+    let rates = [0, 1].map(|at| expected[at]["assigned_rate_limits"]["rw_ios_per_sec"].as_u64().unwrap());
+    assert_eq!((rates, &expected[1]["host"]), ([1_000_000, 50], &json!(host)));
+
+    // The round has 64 requests, and the host has saved nothing up.
+    let begun = std::time::Instant::now();
+    verify(&mut disk, 1);
+    assert!(begun.elapsed() > Duration::from_secs(1));
+    pair.target.kill_and_restart();
+    wait_for("the host to be back", || of_host(&pair) == 50);
+    verify(&mut disk, 2);
+    assert_eq!(shown(&pair)["host_limits"], expected);
+    let trace = pair.target.aryk(&["trace", "--count", "200"]).unwrap();
+    assert!(trace.contains("front-end") && trace.contains("queue 1"), "{trace}");
+
+    limit(&pair, &["--host", &host, "--iops", "0", "--burst", "0"]).unwrap();
+    assert_eq!(of_host(&pair), 1_000_000);
+    limit(&pair, &["--iops", "0"]).unwrap();
+    assert_eq!((of_host(&pair), shown(&pair)["host_limits"].clone()), (json!(0), json!(null)));
+    let saved = pair.target.call("framework_get_config", json!({"name": "nvmf"})).unwrap().to_string();
+    assert!(!saved.contains("set_host_limits"), "{saved}");
+    let call = |params| pair.target.call("nvmf_subsystem_set_host_limits", params);
+    assert_eq!(code(call(json!({"nqn": NQN}))), -22);
+    assert_eq!(code(call(json!({"nqn": NQN, "rw_ios_per_sec": 2_000_000_000}))), -22);
+    assert_eq!(code(call(json!({"nqn": NQN, "host": "nobody", "rw_ios_per_sec": 1}))), -22);
+    assert_eq!(code(call(json!({"nqn": "nqn.2016-06.io.spdk:x", "rw_ios_per_sec": 1}))), -19);
+    assert_eq!(code(call(json!({"nqn": NQN, "ios": 1}))), -32602);
 }
 
 #[test]

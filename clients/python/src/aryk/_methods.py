@@ -4562,6 +4562,54 @@ class Methods(ABC):
         )
         return result
 
+    def nvmf_subsystem_set_host_limits(
+        self,
+        *,
+        nqn: str,
+        burst_seconds: int | None = None,
+        combined: bool | None = None,
+        host: str | None = None,
+        r_ios_per_sec: int | None = None,
+        r_mbytes_per_sec: int | None = None,
+        rw_ios_per_sec: int | None = None,
+        rw_mbytes_per_sec: int | None = None,
+        tgt_name: str | None = None,
+        w_ios_per_sec: int | None = None,
+        w_mbytes_per_sec: int | None = None,
+    ) -> bool:
+        """Sets the rate limits of a host, or of each host, for all disks of a subsystem together. Omitted limits are unchanged; 0 removes a limit.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            burst_seconds: Aryk only: the burst, in seconds' worth of unused allowance that can accumulate.
+            combined: Aryk only: combines the limits of requests and of mebibytes into one, which requests of 4 KiB and of 4 MiB meet exactly, and other sizes in between.
+            host: Name of the host. Default: each host that has no limits of its own, for itself.
+            r_ios_per_sec: Aryk only: reads per second.
+            r_mbytes_per_sec: Mebibytes read per second.
+            rw_ios_per_sec: Requests per second.
+            rw_mbytes_per_sec: Mebibytes per second.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
+            w_ios_per_sec: Aryk only: writes, and all other requests that are not reads, per second.
+            w_mbytes_per_sec: Mebibytes written per second.
+        """
+        result: bool = self.call(
+            "nvmf_subsystem_set_host_limits",
+            _given(
+                nqn=nqn,
+                burst_seconds=burst_seconds,
+                combined=combined,
+                host=host,
+                r_ios_per_sec=r_ios_per_sec,
+                r_mbytes_per_sec=r_mbytes_per_sec,
+                rw_ios_per_sec=rw_ios_per_sec,
+                rw_mbytes_per_sec=rw_mbytes_per_sec,
+                tgt_name=tgt_name,
+                w_ios_per_sec=w_ios_per_sec,
+                w_mbytes_per_sec=w_mbytes_per_sec,
+            ),
+        )
+        return result
+
     def nvmf_subsystem_set_keys(
         self,
         *,
@@ -9656,6 +9704,54 @@ class AsyncMethods(ABC):
                 nqn=nqn,
                 nsid=nsid,
                 tgt_name=tgt_name,
+            ),
+        )
+        return result
+
+    async def nvmf_subsystem_set_host_limits(
+        self,
+        *,
+        nqn: str,
+        burst_seconds: int | None = None,
+        combined: bool | None = None,
+        host: str | None = None,
+        r_ios_per_sec: int | None = None,
+        r_mbytes_per_sec: int | None = None,
+        rw_ios_per_sec: int | None = None,
+        rw_mbytes_per_sec: int | None = None,
+        tgt_name: str | None = None,
+        w_ios_per_sec: int | None = None,
+        w_mbytes_per_sec: int | None = None,
+    ) -> bool:
+        """Sets the rate limits of a host, or of each host, for all disks of a subsystem together. Omitted limits are unchanged; 0 removes a limit.
+
+        Parameters:
+            nqn: Name of the subsystem.
+            burst_seconds: Aryk only: the burst, in seconds' worth of unused allowance that can accumulate.
+            combined: Aryk only: combines the limits of requests and of mebibytes into one, which requests of 4 KiB and of 4 MiB meet exactly, and other sizes in between.
+            host: Name of the host. Default: each host that has no limits of its own, for itself.
+            r_ios_per_sec: Aryk only: reads per second.
+            r_mbytes_per_sec: Mebibytes read per second.
+            rw_ios_per_sec: Requests per second.
+            rw_mbytes_per_sec: Mebibytes per second.
+            tgt_name: Name of the target. Default: `nvmf_tgt`.
+            w_ios_per_sec: Aryk only: writes, and all other requests that are not reads, per second.
+            w_mbytes_per_sec: Mebibytes written per second.
+        """
+        result: bool = await self.call(
+            "nvmf_subsystem_set_host_limits",
+            _given(
+                nqn=nqn,
+                burst_seconds=burst_seconds,
+                combined=combined,
+                host=host,
+                r_ios_per_sec=r_ios_per_sec,
+                r_mbytes_per_sec=r_mbytes_per_sec,
+                rw_ios_per_sec=rw_ios_per_sec,
+                rw_mbytes_per_sec=rw_mbytes_per_sec,
+                tgt_name=tgt_name,
+                w_ios_per_sec=w_ios_per_sec,
+                w_mbytes_per_sec=w_mbytes_per_sec,
             ),
         )
         return result

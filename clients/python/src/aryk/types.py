@@ -346,6 +346,8 @@ class ControllerReply(TypedDict):
     listen_address: ListenAddress
     #: Aryk only: what was done for the host since it connected.
     traffic: NvmfTraffic
+    #: Aryk only: limits of the host, for all its queues and all disks of the subsystem.
+    assigned_rate_limits: RateLimits
 
 
 class ControllerState(TypedDict):
@@ -694,6 +696,14 @@ class HistogramBorders(TypedDict):
 
     #: For each border the number of requests that did not exceed it, with the histogram's precision of one eighth; then the number of all requests.
     borders_count: list[int]
+
+
+class HostLimitsReply(TypedDict):
+    """Limits of a host of a subsystem."""
+
+    assigned_rate_limits: RateLimits
+    #: Name of the host. Without one: each host that has no limits of its own.
+    host: NotRequired[str]
 
 
 class HostName(TypedDict):
@@ -2139,6 +2149,8 @@ class SubsystemReply(TypedDict):
     allow_any_host: bool
     hosts: list[HostName]
     ana_reporting: NotRequired[bool]
+    #: Aryk only: limits of hosts.
+    host_limits: NotRequired[list[HostLimitsReply]]
     max_cntlid: NotRequired[int]
     max_namespaces: NotRequired[int]
     min_cntlid: NotRequired[int]

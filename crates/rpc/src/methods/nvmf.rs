@@ -4,6 +4,7 @@
 //! namespaces exist again: a host that reconnected before would see that disks in use are gone.
 
 mod keys;
+mod limits;
 mod mdns;
 mod object;
 mod reservations;
@@ -89,6 +90,7 @@ pub(super) fn register(table: &mut Table<Control>) {
         get_referrals,
     );
     subsystem::register(table);
+    limits::register(table);
     show::register(table);
     mdns::register(table);
 }
@@ -632,7 +634,9 @@ impl From<aryk_nvmf::Error> for Error {
             Nvmf::NotFound(_) | Nvmf::NoNamespace(_) => Errno::NODEV,
             Nvmf::NotListening(_) => Errno::NOENT,
             Nvmf::Channel(_) => Errno::ADDRINUSE,
-            Nvmf::NamespaceId(_) | Nvmf::Group(_) | Nvmf::NoAna | Nvmf::SeenByAll(_) => Errno::INVAL,
+            Nvmf::NamespaceId(_) | Nvmf::Group(_) | Nvmf::NoAna | Nvmf::SeenByAll(_) | Nvmf::Limits(_) => {
+                Errno::INVAL
+            }
             Nvmf::Rdma(_) => Errno::OPNOTSUPP,
             Nvmf::NoDevice(_) => Errno::ADDRNOTAVAIL,
             Nvmf::Listen { error, .. } => Errno::from_io_error(error).unwrap_or(Errno::IO),

@@ -52,29 +52,71 @@ const GROUP_LIMITS: &str = "group-limits/";
 
 const MBYTE: u64 = 1 << 20;
 
-/// Parameters of `bdev_set_qos_limit` and `bdev_qos_group_set_limit`: only the given limits change.
-#[derive(Debug, Clone, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct SetLimit {
-    /// Name, alias or uuid of the disk; or the name of the group.
-    name: String,
-    /// Requests per second.
-    rw_ios_per_sec: Option<Count>,
-    /// Aryk only: reads per second.
-    r_ios_per_sec: Option<Count>,
-    /// Aryk only: writes, and all other requests that are not reads, per second.
-    w_ios_per_sec: Option<Count>,
-    /// Mebibytes per second.
-    rw_mbytes_per_sec: Option<Count>,
-    /// Mebibytes read per second.
-    r_mbytes_per_sec: Option<Count>,
-    /// Mebibytes written per second.
-    w_mbytes_per_sec: Option<Count>,
-    /// Aryk only: the burst, in seconds' worth of unused allowance that can accumulate.
-    burst_seconds: Option<Count>,
-    /// Aryk only: combines the limits of requests and of mebibytes into one, which requests of 4 KiB and of 4 MiB meet exactly,
-    /// and other sizes in between.
-    combined: Option<bool>,
+/// Declares parameters, with those that change limits behind them. (With `flatten`, a parameter that is missing would be reported
+/// before one that is unknown.)
+macro_rules! limit_params {
+    ($(#[$attribute:meta])* struct $name:ident { $($(#[$of_param:meta])* $param:ident: $kind:ty,)* }) => {
+        $(#[$attribute])*
+        #[derive(Debug, Clone, serde::Deserialize, schemars::JsonSchema)]
+        #[serde(deny_unknown_fields)]
+        struct $name {
+            $($(#[$of_param])* $param: $kind,)*
+            /// Requests per second.
+            rw_ios_per_sec: Option<$crate::methods::Count>,
+            /// Aryk only: reads per second.
+            r_ios_per_sec: Option<$crate::methods::Count>,
+            /// Aryk only: writes, and all other requests that are not reads, per second.
+            w_ios_per_sec: Option<$crate::methods::Count>,
+            /// Mebibytes per second.
+            rw_mbytes_per_sec: Option<$crate::methods::Count>,
+            /// Mebibytes read per second.
+            r_mbytes_per_sec: Option<$crate::methods::Count>,
+            /// Mebibytes written per second.
+            w_mbytes_per_sec: Option<$crate::methods::Count>,
+            /// Aryk only: the burst, in seconds' worth of unused allowance that can accumulate.
+            burst_seconds: Option<$crate::methods::Count>,
+            /// Aryk only: combines the limits of requests and of mebibytes into one, which requests of 4 KiB and of 4 MiB meet
+            /// exactly, and other sizes in between.
+            combined: Option<bool>,
+        }
+
+        impl $name {
+            fn change(&self) -> $crate::methods::qos::Change {
+                $crate::methods::qos::Change {
+                    rw_ios_per_sec: self.rw_ios_per_sec,
+                    r_ios_per_sec: self.r_ios_per_sec,
+                    w_ios_per_sec: self.w_ios_per_sec,
+                    rw_mbytes_per_sec: self.rw_mbytes_per_sec,
+                    r_mbytes_per_sec: self.r_mbytes_per_sec,
+                    w_mbytes_per_sec: self.w_mbytes_per_sec,
+                    burst_seconds: self.burst_seconds,
+                    combined: self.combined,
+                }
+            }
+        }
+    };
+}
+pub(in crate::methods) use limit_params;
+
+limit_params! {
+    /// Parameters of `bdev_set_qos_limit` and `bdev_qos_group_set_limit`: only the given limits change.
+    struct SetLimit {
+        /// Name, alias or uuid of the disk; or the name of the group.
+        name: String,
+    }
+}
+
+/// The given limits.
+#[derive(Debug)]
+pub(super) struct Change {
+    pub rw_ios_per_sec: Option<Count>,
+    pub r_ios_per_sec: Option<Count>,
+    pub w_ios_per_sec: Option<Count>,
+    pub rw_mbytes_per_sec: Option<Count>,
+    pub r_mbytes_per_sec: Option<Count>,
+    pub w_mbytes_per_sec: Option<Count>,
+    pub burst_seconds: Option<Count>,
+    pub combined: Option<bool>,
 }
 
 /// Rate limits of a disk or a group.
@@ -107,9 +149,9 @@ impl From<RateLimits> for Limits {
     }
 }
 
-impl SetLimit {
+impl Change {
     /// `limits` with the given changes.
-    fn apply(&self, mut limits: RateLimits) -> Result<RateLimits, Error> {
+    pub fn apply(&self, mut limits: RateLimits) -> Result<RateLimits, Error> {
         let counts = [
             (self.rw_ios_per_sec, &mut limits.ios, 1),
             (self.r_ios_per_sec, &mut limits.read_ios, 1),
@@ -146,7 +188,8 @@ struct LimitsNote<'a> {
     limits: Limits,
 }
 
-fn nonzero_limits<S: Serializer>(limits: &Limits, to: S) -> Result<S::Ok, S::Error> {
+/// Serializes the limits that are not 0, so that a call which has them sets all.
+pub(super) fn nonzero_limits<S: Serializer>(limits: &Limits, to: S) -> Result<S::Ok, S::Error> {
     let all = |limits: Limits| serde_json::to_value(limits).map_err(S::Error::custom);
     let (unlimited, mut limits) = (all(RateLimits::default().into())?, all(limits.clone())?);
     if let Value::Object(limits) = &mut limits {
@@ -168,7 +211,7 @@ fn note(control: &Control, object: &str, method: &'static str, name: &str, limit
 fn with_absent(control: &Control, object: &str, limits: RateLimits) -> RateLimits {
     let noted = control.config.absent_params(Subsystem::Qos, object);
     let noted = noted.and_then(|params| serde_json::from_value::<SetLimit>(params).ok());
-    noted.and_then(|noted| noted.apply(limits).ok()).unwrap_or(limits)
+    noted.and_then(|noted| noted.change().apply(limits).ok()).unwrap_or(limits)
 }
 
 fn now() -> Nanos {
@@ -178,7 +221,7 @@ fn now() -> Nanos {
 async fn set_limit(control: &Control, p: SetLimit) -> Result<bool, Error> {
     let bdev = control.disks.find(&p.name)?;
     let object = object(LIMITS, bdev.name());
-    let limits = p.apply(with_absent(control, &object, bdev.qos_limits()))?;
+    let limits = p.change().apply(with_absent(control, &object, bdev.qos_limits()))?;
     let set = bdev.set_qos_limits(limits, now()).await;
     set.map_err(|e| Error::from(e).coded(INVALID_PARAMS))?;
     // If several calls run at the same time, the last one has set the limits.
@@ -189,7 +232,7 @@ async fn set_limit(control: &Control, p: SetLimit) -> Result<bool, Error> {
 async fn set_group_limit(control: &Control, p: SetLimit) -> Result<bool, Error> {
     let group = control.disks.groups.find(&p.name)?;
     let object = object(GROUP_LIMITS, &p.name);
-    let limits = p.apply(with_absent(control, &object, group.limits()))?;
+    let limits = p.change().apply(with_absent(control, &object, group.limits()))?;
     control.disks.groups.set_limits(&control.disks.registry, &p.name, limits, now()).await?;
     note(control, &object, SET_GROUP_LIMIT, &p.name, group.limits());
     Ok(true)
@@ -346,7 +389,7 @@ mod tests {
 
     fn change(params: Value, before: RateLimits) -> Result<RateLimits, Error> {
         let p: SetLimit = serde_json::from_value(params).map_err(|e| Error::InvalidParams(e.to_string()))?;
-        p.apply(before)
+        p.change().apply(before)
     }
 
     #[test]

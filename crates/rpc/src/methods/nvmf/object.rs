@@ -1,6 +1,7 @@
 //! The notes of targets' objects: their names, what they need, and how an object is removed that could not be stored. Control
 //! context.
 
+use super::limits::SET_HOST_LIMITS;
 use super::mdns::{self, PUBLISH};
 use super::subsystem::{ADD_HOST, ADD_LISTENER, ADD_NS, CREATE_SUBSYSTEM, NS_ADD_HOST, SET_STATE};
 use super::{
@@ -34,6 +35,10 @@ pub(crate) fn object(method: &str, params: &Value) -> Option<String> {
         }
         CREATE_SUBSYSTEM => format!("subsystem {}", text("nqn")?),
         ADD_HOST => format!("host {} of {}", text("host")?, text("nqn")?),
+        SET_HOST_LIMITS => match text("host") {
+            Some(host) => format!("limits of host {host} of {}", text("nqn")?),
+            None => format!("limits of each host of {}", text("nqn")?),
+        },
         ADD_NS => format!("namespace {} of {}", params["namespace"]["nsid"].as_u64()?, text("nqn")?),
         NS_ADD_HOST => {
             let nsid = params["nsid"].as_u64()?;
@@ -158,9 +163,9 @@ pub(crate) enum Needs<'a> {
     Parts(String),
 }
 
-/// A subsystem of a target. `None`: the call does not add a namespace or a host.
+/// A subsystem of a target. `None`: the call does not add a namespace or a host, nor limit hosts.
 pub(crate) fn place(call: &Call) -> Option<String> {
-    matches!(&*call.method, ADD_NS | NS_ADD_HOST | ADD_HOST).then(|| subsystem_of(call))
+    matches!(&*call.method, ADD_NS | NS_ADD_HOST | ADD_HOST | SET_HOST_LIMITS).then(|| subsystem_of(call))
 }
 
 fn subsystem_of(call: &Call) -> String {
@@ -176,7 +181,7 @@ pub(crate) fn needs(call: &Call) -> Vec<Needs<'_>> {
             let transports = Transport::ALL.into_iter();
             transports.map(|transport| Needs::Object(transport_name(transport, &call.params))).collect()
         }
-        ADD_HOST => vec![subsystem()],
+        ADD_HOST | SET_HOST_LIMITS => vec![subsystem()],
         ADD_NS => disk_of(call).map(Needs::Disk).into_iter().chain([subsystem()]).collect(),
         NS_ADD_HOST => {
             let name = namespace(call).map(|(target, nqn, nsid)| namespace_name(target, nqn, nsid));

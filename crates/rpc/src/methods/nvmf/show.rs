@@ -1,9 +1,10 @@
 //! Methods that list the objects of targets: subsystems, connected hosts, queues; and count queues. Control context.
 
+use super::limits::{self, HostLimitsReply};
 use super::subsystem::{OfSubsystem, State as PathState};
 use super::{ListenAddress, OfTarget};
 use crate::methods::framework::TICK_RATE;
-use crate::methods::{Control, Error, Phase, Table};
+use crate::methods::{Control, Error, Phase, Table, qos};
 use aryk_nvme_fabrics::nqn::{DISCOVERY, Nqn};
 use aryk_nvme_fabrics::reservation::{Kind, Registrant, State};
 use aryk_nvmf::{
@@ -75,6 +76,9 @@ struct SubsystemReply {
     passthrough: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     namespaces: Option<Vec<NamespaceReply>>,
+    /// Aryk only: limits of hosts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host_limits: Option<Vec<HostLimitsReply>>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -204,6 +208,7 @@ impl SubsystemReply {
             ana_reporting: Some(made_of.has_ana),
             passthrough: Some(false),
             namespaces: Some(info.namespaces.iter().map(|(&nsid, n)| NamespaceReply::new(nsid, n)).collect()),
+            host_limits: limits::describe(&info.limits),
         }
     }
 }
@@ -243,6 +248,8 @@ struct ControllerReply {
     listen_address: ListenAddress,
     /// Aryk only: what was done for the host since it connected.
     traffic: TrafficReply,
+    /// Aryk only: limits of the host, for all its queues and all disks of the subsystem.
+    assigned_rate_limits: qos::Limits,
 }
 
 /// The requests of a host that have ended.
@@ -275,6 +282,7 @@ async fn get_controllers(control: &Control, p: OfSubsystem) -> Result<Vec<Contro
         peer_address: ListenAddress::new(Address { transport: host.transport, socket: host.peer }),
         listen_address: ListenAddress::new(Address { transport: host.transport, socket: host.local }),
         traffic: host.traffic.into(),
+        assigned_rate_limits: host.limits.into(),
     };
     Ok(find(control, &p)?.controllers.into_iter().map(reply).collect())
 }

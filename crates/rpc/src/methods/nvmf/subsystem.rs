@@ -580,8 +580,8 @@ async fn restore_states(control: &Control, target: &Target, p: &AddListener, add
     }
 }
 
-/// Refuses to listen again after a restart before all namespaces and hosts of the subsystem exist: a host that comes too early
-/// sees that disks in use are gone.
+/// Refuses to listen again after a restart before all namespaces and hosts of the subsystem exist, with their limits: a host that
+/// comes too early sees that disks in use are gone.
 fn check_whole(control: &Control, p: &AddListener) -> Result<(), Error> {
     if !journal::is_restore() {
         return Ok(());
