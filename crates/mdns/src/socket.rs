@@ -2,13 +2,18 @@
 
 use crate::wire::Message;
 use nix::ifaddrs::getifaddrs;
-use nix::net::if_::InterfaceFlags;
+use nix::libc::in_pktinfo;
+use nix::net::if_::{InterfaceFlags, if_nametoindex};
+use nix::sys::socket::sockopt::Ipv4PacketInfo;
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, SetSockOpt, SockaddrIn, recvmsg};
 use rustix::net::sockopt;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
-use std::collections::BTreeMap;
-use std::io;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, ErrorKind, IoSliceMut};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket as StdSocket};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
+use tokio::io::Interest;
 use tokio::net::UdpSocket;
 use tokio::time::{Instant, sleep_until};
 
@@ -27,13 +32,15 @@ const TIME_TO_LIVE: u32 = 255;
 /// A network to which this host is connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
+    /// The number of the interface. One that is made again has another number.
+    index: u32,
     /// The addresses of this host.
     pub addresses: Vec<Ipv4Addr>,
     masks: Vec<u32>,
 }
 
 impl Link {
-    /// Whether an address is one of this link.
+    /// Whether an address is one of the network of this link.
     fn has(&self, address: Ipv4Addr) -> bool {
         let both = self.addresses.iter().zip(&self.masks);
         both.into_iter().any(|(own, mask)| (own.to_bits() ^ address.to_bits()) & mask == 0)
@@ -52,7 +59,9 @@ fn links() -> io::Result<BTreeMap<String, Link>> {
         let mask = interface.netmask.as_ref().and_then(|mask| Some(mask.as_sockaddr_in()?.ip()));
         let (Some(address), Some(mask)) = (address, mask) else { continue };
         if links.len() < LINKS_MAX || links.contains_key(&interface.interface_name) {
-            let empty = || Link { addresses: Vec::new(), masks: Vec::new() };
+            // An interface that has just gone has no number.
+            let Ok(index) = if_nametoindex(&*interface.interface_name) else { continue };
+            let empty = || Link { index, addresses: Vec::new(), masks: Vec::new() };
             let link = links.entry(interface.interface_name).or_insert_with(empty);
             link.addresses.push(address);
             link.masks.push(mask.to_bits());
@@ -77,7 +86,11 @@ pub struct Received {
 pub struct Socket {
     udp: UdpSocket,
     links: BTreeMap<String, Link>,
+    /// The numbers of the interfaces on which the socket is in the group.
+    joined: BTreeSet<u32>,
     buffer: Vec<u8>,
+    /// The packet's interface, as the kernel says it.
+    control: Vec<u8>,
     /// Packets that may be received before the time.
     left: u32,
     until: Instant,
@@ -94,10 +107,18 @@ impl Socket {
         // Other programs of this host use the port, too.
         sockopt::set_socket_reuseaddr(&socket, true)?;
         sockopt::set_ip_multicast_ttl(&socket, TIME_TO_LIVE)?;
+        Ipv4PacketInfo.set(&socket, &true)?;
         bind(&socket, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT)))?;
         let udp = UdpSocket::from_std(StdSocket::from(socket))?;
-        let (left, until) = (PACKETS, Instant::now());
-        let mut socket = Self { udp, links: BTreeMap::new(), buffer: vec![0; PACKET_MAX], left, until };
+        let mut socket = Self {
+            udp,
+            links: BTreeMap::new(),
+            joined: BTreeSet::new(),
+            buffer: vec![0; PACKET_MAX],
+            control: nix::cmsg_space!(in_pktinfo),
+            left: PACKETS,
+            until: Instant::now(),
+        };
         socket.refresh()?;
         Ok(socket)
     }
@@ -110,12 +131,25 @@ impl Socket {
         let links = links()?;
         let is_new = |(name, link): &(&String, &Link)| self.links.get(*name) != Some(*link);
         let new: Vec<String> = links.iter().filter(is_new).map(|(name, _)| name.clone()).collect();
-        for name in &new {
-            let addresses = &links[name].addresses;
-            if let Some(first) = addresses.first() {
-                // One that has joined already is refused, and stays. So does one whose interface has just gone.
-                let joined = self.udp.join_multicast_v4(GROUP, *first);
-                tracing::debug!(interface = name, %first, ?joined, "a link of multicast DNS");
+        let all: BTreeSet<u32> = links.values().map(|link| link.index).collect();
+        // The kernel allows a socket few memberships, and counts those of interfaces that have gone.
+        for index in self.joined.extract_if(.., |index| !all.contains(index)) {
+            let (udp, any) = (&self.udp, Ipv4Addr::UNSPECIFIED);
+            let left = sockopt::set_ip_drop_membership_with_ifindex(udp, &GROUP, &any, index);
+            tracing::debug!(index, ?left, "a link of multicast DNS has gone");
+        }
+        for (name, Link { index, .. }) in &links {
+            if self.joined.contains(index) {
+                continue;
+            }
+            let (udp, any) = (&self.udp, Ipv4Addr::UNSPECIFIED);
+            match sockopt::set_ip_add_membership_with_ifindex(udp, &GROUP, &any, *index) {
+                Ok(()) => drop(self.joined.insert(*index)),
+                // The next look tries again.
+                Err(error) if new.contains(name) => {
+                    tracing::warn!(interface = name, %error, "a link cannot be used for multicast DNS");
+                }
+                Err(_) => {}
             }
         }
         self.links = links;
@@ -129,9 +163,10 @@ impl Socket {
 
     /// Sends a message to all hosts of a link. One that cannot be sent is lost, as on the network.
     pub fn announce(&self, link: &str, message: &[u8]) {
-        let first = self.links.get(link).and_then(|link| link.addresses.first());
-        let Some(first) = first else { return };
-        let chosen = sockopt::set_ip_multicast_if(&self.udp, first).map_err(io::Error::from);
+        let Some(Link { index, addresses, .. }) = self.links.get(link) else { return };
+        let Some(first) = addresses.first() else { return };
+        let chosen = sockopt::set_ip_multicast_if_with_ifindex(&self.udp, &GROUP, first, *index);
+        let chosen = chosen.map_err(io::Error::from);
         let group = SocketAddrV4::new(GROUP, PORT);
         if let Err(error) = chosen.and_then(|()| self.udp.try_send_to(message, group.into())) {
             tracing::debug!(interface = link, %error, "a message of multicast DNS is lost");
@@ -158,10 +193,10 @@ impl Socket {
             if now >= self.until {
                 (self.left, self.until) = (PACKETS, now + Duration::from_secs(1));
             }
-            let (len, from) = self.udp.recv_from(&mut self.buffer).await?;
+            let Packet { len, from, index } = self.receive_packet().await?;
             self.left = self.left.saturating_sub(1);
-            let SocketAddr::V4(from) = from else { continue };
-            let Some((link, _)) = self.links.iter().find(|(_, link)| link.has(*from.ip())) else { continue };
+            let is_from = |(_, link): &(&String, &Link)| link.index == index && link.has(*from.ip());
+            let Some((link, _)) = self.links.iter().find(is_from) else { continue };
             // A packet that was too long for the buffer ends too early. An answer of any other port is no multicast DNS.
             match Message::parse(&self.buffer[..len]) {
                 Ok(message) if !message.is_response || from.port() == PORT => {
@@ -171,4 +206,30 @@ impl Socket {
             }
         }
     }
+
+    /// Receives a packet into the buffer. May be cancelled at any time.
+    async fn receive_packet(&mut self) -> io::Result<Packet> {
+        let Self { udp, buffer, control, .. } = self;
+        let receive = || {
+            let mut room = [IoSliceMut::new(buffer)];
+            let flags = MsgFlags::MSG_DONTWAIT;
+            let received = recvmsg::<SockaddrIn>(udp.as_raw_fd(), &mut room, Some(&mut *control), flags)?;
+            let index = received.cmsgs()?.find_map(|message| match message {
+                ControlMessageOwned::Ipv4PacketInfo(info) => u32::try_from(info.ipi_ifindex).ok(),
+                _ => None,
+            });
+            let from = received.address.map(|from| SocketAddrV4::new(from.ip(), from.port()));
+            let (from, index) = from.zip(index).ok_or(ErrorKind::InvalidData)?;
+            Ok(Packet { len: received.bytes, from, index })
+        };
+        udp.async_io(Interest::READABLE, receive).await
+    }
+}
+
+/// A packet in the buffer.
+struct Packet {
+    len: usize,
+    from: SocketAddrV4,
+    /// The number of the interface by which it has come.
+    index: u32,
 }

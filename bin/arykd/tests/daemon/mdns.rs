@@ -37,13 +37,18 @@ impl Network {
                 std::fs::read_link(&of).is_ok_and(|namespace| namespace != own)
             });
         }
-        let other = network.0[1].id().to_string();
-        network.ip(0, &["link", "add", DEVICE, "type", "veth", "peer", "name", DEVICE, "netns", &other]);
-        for (number, address) in ADDRESSES.iter().enumerate() {
-            network.ip(number, &["address", "add", &format!("{address}/24"), "dev", DEVICE]);
-            network.ip(number, &["link", "set", DEVICE, "up"]);
-        }
+        network.connect();
         Some(network)
+    }
+
+    /// Makes the devices, with their addresses.
+    fn connect(&self) {
+        let other = self.0[1].id().to_string();
+        self.ip(0, &["link", "add", DEVICE, "type", "veth", "peer", "name", DEVICE, "netns", &other]);
+        for (number, address) in ADDRESSES.iter().enumerate() {
+            self.ip(number, &["address", "add", &format!("{address}/24"), "dev", DEVICE]);
+            self.ip(number, &["link", "set", DEVICE, "up"]);
+        }
     }
 
     fn ip(&self, number: usize, arguments: &[&str]) {
@@ -163,6 +168,23 @@ fn what_is_announced_is_found_and_stays() {
     assert_eq!(host.call("bdev_nvme_get_discovery_info", json!({})).unwrap(), json!([]));
     assert_eq!(code(host.call("bdev_nvme_stop_mdns_discovery", json!({"name": "far"}))), -19);
     host.call(START, looking).unwrap();
+}
+
+#[test]
+fn an_interface_that_is_made_again_is_used_again() {
+    let Some(network) = Network::new() else { return };
+    let (target, host) = (network.daemon(0), network.daemon(1));
+    share(&target, "a", "10.214.0.1:4420");
+    target.call("nvmf_publish_mdns_prr", json!({})).unwrap();
+    host.call(START, json!({"name": "far", "svcname": "_nvme-disc._tcp"})).unwrap();
+    wait_for("the disk", || disks(&host) == ["far00n1"]);
+    // More often than a socket may be a member of groups, and sooner than the daemons look.
+    for _ in 0..30 {
+        network.ip(0, &["link", "delete", DEVICE]);
+        network.connect();
+    }
+    share(&target, "b", "10.214.0.1:4421");
+    wait_for("the other service", || found(&host).len() == 2);
 }
 
 /// The announcement of a service by `DEVICE` of the first namespace.
