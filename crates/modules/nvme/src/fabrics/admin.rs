@@ -29,9 +29,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 use zerocopy::FromBytes;
 
-/// Entries of the admin queue, and commands at a time on it.
+/// Entries of the admin queue, one more than commands at a time.
 const ENTRIES: u16 = 32;
-const COMMANDS: u16 = ENTRIES - 1;
 /// Bytes of an admin command's data: more than of any that is sent here.
 const ADMIN_DATA_MAX: u32 = 128 << 10;
 /// The admin queue of a new controller.
@@ -96,6 +95,28 @@ pub(super) struct Admin {
     pub(super) lacks_access: bool,
     /// The Asynchronous Event Request in flight.
     event: Option<u16>,
+    /// The command of a client in flight.
+    of_client: Option<u16>,
+}
+
+/// What has come by an admin queue.
+#[derive(Debug)]
+pub(super) enum News {
+    /// An event.
+    Event(u32),
+    /// The answer to the command of a client.
+    Answer(AdminAnswer),
+}
+
+/// The answer to a command of a client. One that is a failure is an answer, too.
+fn admin_answer(answer: Result<Answer, ConnectError>) -> Result<AdminAnswer, ConnectError> {
+    match answer {
+        Ok(Answer { result, data }) => {
+            Ok(AdminAnswer { status: Status::new(0), result: result as u32, data })
+        }
+        Err(ConnectError::Status { status, .. }) => Ok(AdminAnswer { status, result: 0, data: Vec::new() }),
+        Err(error) => Err(error),
+    }
 }
 
 /// Connects the admin queue of a controller, and makes the controller ready.
@@ -138,8 +159,9 @@ pub(super) async fn attach(config: &RemoteConfig) -> Result<(Admin, Vec<ListedNa
     let wanted = info.async_events & (feature::EVENT_NAMESPACE | feature::EVENT_ANA);
     let has_events = enable_events(&mut connection, wanted).await? && wanted != 0;
     let event = if has_events { Some(request_event(&mut connection)?) } else { None };
+    let (lacks_access, of_client) = (false, None);
     let mut admin =
-        Admin { connection, cc, queues, info, ends_earlier, access_groups, lacks_access: false, event };
+        Admin { connection, cc, queues, info, ends_earlier, access_groups, lacks_access, event, of_client };
     let namespaces = admin.list().await?;
     Ok((admin, namespaces))
 }
@@ -243,9 +265,14 @@ pub(super) async fn event(
     connection: &mut Connection,
     request: Option<u16>,
 ) -> Result<Option<u32>, ConnectError> {
-    // Without a request in flight, the connection is watched all the same: this identifier has no answer.
-    let cid = request.unwrap_or(COMMANDS - 1);
-    let answer = connection.wait(cid, "Asynchronous Event Request").await;
+    // Without a request in flight, the connection is watched all the same.
+    let cid = connection.ended(request.as_slice()).await?;
+    take_event(connection, cid)
+}
+
+/// Takes the answer to a request for an event, which has ended.
+fn take_event(connection: &mut Connection, cid: u16) -> Result<Option<u32>, ConnectError> {
+    let answer = connection.take(cid, "Asynchronous Event Request").expect("the command has ended");
     Ok(optional(answer)?.map(|answer| answer.result as u32))
 }
 
@@ -256,12 +283,17 @@ pub(super) async fn keep_alive(connection: &mut Connection) -> Result<(), Connec
 }
 
 impl Admin {
-    /// Waits for an event; for ever without events. An error means that the connection is lost. May be dropped before it is
-    /// ready.
-    pub(super) async fn event(&mut self) -> Result<u32, ConnectError> {
-        let event = event(&mut self.connection, self.event).await;
+    /// Waits for an event or the end of the command of a client; for ever without them. An error means that the connection is
+    /// lost. May be dropped before it is ready.
+    pub(super) async fn news(&mut self) -> Result<News, ConnectError> {
+        let awaited: Vec<u16> = self.of_client.into_iter().chain(self.event).collect();
+        let ended = self.connection.ended(&awaited).await?;
+        if self.of_client.take_if(|of_client| *of_client == ended).is_some() {
+            let answer = self.connection.take(ended, "the command of a client");
+            return admin_answer(answer.expect("the command has ended")).map(News::Answer);
+        }
         self.event = None;
-        Ok(event?.unwrap_or(0))
+        Ok(News::Event(take_event(&mut self.connection, ended)?.unwrap_or(0)))
     }
 
     /// Takes an event, and asks for the next one. Returns what is to be read again.
@@ -301,17 +333,10 @@ impl Admin {
         keep_alive(&mut self.connection).await
     }
 
-    /// Runs a command of a client. An answer that is a failure is an answer, too.
-    pub(super) async fn run(&mut self, command: admin::Command) -> Result<AdminAnswer, ConnectError> {
-        match self.connection.admin(command, "the command of a client").await {
-            Ok(Answer { result, data }) => {
-                Ok(AdminAnswer { status: Status::new(0), result: result as u32, data })
-            }
-            Err(ConnectError::Status { status, .. }) => {
-                Ok(AdminAnswer { status, result: 0, data: Vec::new() })
-            }
-            Err(error) => Err(error),
-        }
+    /// Starts a command of a client, of which there is one at a time.
+    pub(super) fn start(&mut self, command: admin::Command) -> Result<(), ConnectError> {
+        self.of_client = Some(self.connection.start_admin(command)?);
+        Ok(())
     }
 
     /// Proves who this host is by these secrets, and has the controller do so if there is a secret of it.

@@ -215,12 +215,14 @@ impl Connection {
         command: admin::Command,
         name: &'static str,
     ) -> Result<Answer, ConnectError> {
-        let (outgoing, incoming) = match command.data {
-            Data::None => (Vec::new(), 0),
-            Data::FromController(len) => (Vec::new(), len),
-            Data::ToController(bytes) => (bytes, 0),
-        };
+        let (outgoing, incoming) = split(command.data);
         self.run(command.entry, outgoing, incoming, name).await
+    }
+
+    /// Starts an admin command, and returns its identifier.
+    pub(super) fn start_admin(&mut self, command: admin::Command) -> Result<u16, ConnectError> {
+        let (outgoing, incoming) = split(command.data);
+        self.start(command.entry, outgoing, incoming)
     }
 
     /// Runs a command. The caller does not give up its future before the command ends, unless it drops the connection.
@@ -271,11 +273,15 @@ impl Connection {
         })
     }
 
-    /// Waits until a command has ended.
-    pub(super) async fn wait(&mut self, cid: u16, name: &'static str) -> Result<Answer, ConnectError> {
+    /// Waits until one of these commands has ended, and returns its identifier; for ever without commands. An error means that
+    /// the connection is lost. May be dropped before it is ready.
+    pub(super) async fn ended(&mut self, cids: &[u16]) -> Result<u16, ConnectError> {
         loop {
-            if let Some(answer) = self.take(cid, name) {
-                return answer;
+            let has_ended = |cid: &&u16| {
+                self.pending[usize::from(**cid)].as_ref().is_some_and(|pending| pending.done.is_some())
+            };
+            if let Some(cid) = cids.iter().find(has_ended) {
+                return Ok(*cid);
             }
             self.link.turn(&mut self.pending).await?;
         }
@@ -287,6 +293,15 @@ impl Connection {
             Link::Tcp(link) => link.into_carrier(in_capsule_max),
             Link::Rdma(link) => Ok(link.into_carrier(in_capsule_max)),
         }
+    }
+}
+
+/// The data for the controller, and the length of the data from it.
+fn split(data: Data) -> (Vec<u8>, usize) {
+    match data {
+        Data::None => (Vec::new(), 0),
+        Data::FromController(len) => (Vec::new(), len),
+        Data::ToController(bytes) => (bytes, 0),
     }
 }
 

@@ -1,7 +1,7 @@
 //! A path of a controller: its connections to one address of the target. A task of the thread of NVMe over Fabrics, from the
 //! first attempt to connect until the connection is lost.
 
-use super::admin::{self, AccessByNsid, Admin, Queues};
+use super::admin::{self, AccessByNsid, Admin, News, Queues};
 use super::control;
 use super::shared::Shared;
 use super::{ConnectError, RemoteConfig};
@@ -10,12 +10,13 @@ use aryk_nvme::claims::ControllerInfo;
 use aryk_nvme::controller::{AdminAnswer, ListedNamespace};
 use aryk_nvme::spec::feature::AsyncEvent;
 use aryk_nvme_fabrics::chap::Secrets;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
 /// The pause before the second attempt to connect again; each further one is twice as long, up to
 /// [`RemoteConfig::reconnect_delay`].
@@ -136,6 +137,7 @@ impl Task {
         self.shared.reads_access(self.path);
         let mut ticks = interval((self.config.keep_alive / 3).max(Duration::from_millis(10)));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut clients = Clients::default();
         loop {
             let served = tokio::select! {
                 order = self.orders.recv() => match order {
@@ -149,8 +151,8 @@ impl Task {
                         Ok(())
                     }
                     Some(Order::Admin { command, done }) => {
-                        // The caller may be gone.
-                        admin.run(*command).await.map(|answer| drop(done.send(answer)))
+                        clients.waiting.push_back((command, done));
+                        Ok(())
                     }
                     Some(Order::ShutDown(done)) => {
                         admin.shut_down().await;
@@ -159,13 +161,18 @@ impl Task {
                         return;
                     }
                 },
-                event = admin.event() => match event {
-                    Ok(event) => self.take(event, &mut admin).await,
+                news = admin.news() => match news {
+                    Ok(News::Event(event)) => self.take(event, &mut admin).await,
+                    Ok(News::Answer(answer)) => {
+                        clients.answer(answer);
+                        Ok(())
+                    }
                     Err(error) => Err(error),
                 },
+                () = clients.is_late() => Err(ConnectError::Silent),
                 _ = ticks.tick() => self.look_after(&mut admin).await,
             };
-            if let Err(error) = served {
+            if let Err(error) = served.and_then(|()| clients.start(&mut admin, self.config.admin_patience)) {
                 return self.report(Report::Lost(error));
             }
         }
@@ -195,6 +202,43 @@ impl Task {
     async fn look_after(&self, admin: &mut Admin) -> Result<(), ConnectError> {
         admin.keep_alive().await?;
         if admin.lacks_access { self.read_access(admin).await } else { Ok(()) }
+    }
+}
+
+/// The commands of clients. One is on its way at a time; what else the queue is for goes on meanwhile, since a target may take
+/// long for it.
+#[derive(Default)]
+struct Clients {
+    waiting: VecDeque<(Box<Command>, oneshot::Sender<AdminAnswer>)>,
+    /// Who waits for the one that is on its way, and until when it must have ended.
+    running: Option<(oneshot::Sender<AdminAnswer>, Instant)>,
+}
+
+impl Clients {
+    /// Starts the next command, unless one is on its way.
+    fn start(&mut self, admin: &mut Admin, patience: Duration) -> Result<(), ConnectError> {
+        if self.running.is_none()
+            && let Some((command, done)) = self.waiting.pop_front()
+        {
+            admin.start(*command)?;
+            self.running = Some((done, Instant::now() + patience));
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, answer: AdminAnswer) {
+        if let Some((done, _)) = self.running.take() {
+            // The caller may be gone.
+            let _ = done.send(answer);
+        }
+    }
+
+    /// Returns when the command that is on its way has taken too long.
+    async fn is_late(&self) {
+        match self.running {
+            Some((_, until)) => sleep_until(until).await,
+            None => std::future::pending().await,
+        }
     }
 }
 

@@ -6,6 +6,7 @@ mod hostile;
 mod loss;
 mod paths;
 mod proxy;
+mod slow_command;
 mod target;
 mod tls;
 
