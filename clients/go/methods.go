@@ -1496,7 +1496,7 @@ type BdevNvmeSetOptionsParams struct {
 	IoPathStat *bool `json:"io_path_stat,omitempty"`
 	// Commands in flight on each reactor. Default: 255; for targets 127.
 	IoQueueRequests *uint32 `json:"io_queue_requests,omitempty"`
-	// Period of the keep-alive timer, for controllers that have one; of targets, at least 500. Default: none; for targets 10 s.
+	// Period of the keep-alive timer, for controllers that have one; of targets, 500 to 3600000. Default: none; for targets 10 s.
 	KeepAliveTimeoutMs *uint32 `json:"keep_alive_timeout_ms,omitempty"`
 	// Commands, less one, of each turn of the queues of low priority, 0 to 255: set with `arbitration_burst`, if the controller has weighted round robin. All queues of the driver have the same priority. Default: 0.
 	LowPriorityWeight *uint32 `json:"low_priority_weight,omitempty"`

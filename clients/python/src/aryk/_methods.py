@@ -2371,7 +2371,7 @@ class Methods(ABC):
             high_priority_weight: As `low_priority_weight`, of high priority.
             io_path_stat: Saved, without effect: what paths carry is always counted.
             io_queue_requests: Commands in flight on each reactor. Default: 255; for targets 127.
-            keep_alive_timeout_ms: Period of the keep-alive timer, for controllers that have one; of targets, at least 500. Default: none; for targets 10 s.
+            keep_alive_timeout_ms: Period of the keep-alive timer, for controllers that have one; of targets, 500 to 3600000. Default: none; for targets 10 s.
             low_priority_weight: Commands, less one, of each turn of the queues of low priority, 0 to 255: set with `arbitration_burst`, if the controller has weighted round robin. All queues of the driver have the same priority. Default: 0.
             medium_priority_weight: As `low_priority_weight`, of medium priority.
             multipath_opts: How the paths of disks of other hosts are used, unless `bdev_nvme_attach_controller` says that. Drives have one path.
@@ -7517,7 +7517,7 @@ class AsyncMethods(ABC):
             high_priority_weight: As `low_priority_weight`, of high priority.
             io_path_stat: Saved, without effect: what paths carry is always counted.
             io_queue_requests: Commands in flight on each reactor. Default: 255; for targets 127.
-            keep_alive_timeout_ms: Period of the keep-alive timer, for controllers that have one; of targets, at least 500. Default: none; for targets 10 s.
+            keep_alive_timeout_ms: Period of the keep-alive timer, for controllers that have one; of targets, 500 to 3600000. Default: none; for targets 10 s.
             low_priority_weight: Commands, less one, of each turn of the queues of low priority, 0 to 255: set with `arbitration_burst`, if the controller has weighted round robin. All queues of the driver have the same priority. Default: 0.
             medium_priority_weight: As `low_priority_weight`, of medium priority.
             multipath_opts: How the paths of disks of other hosts are used, unless `bdev_nvme_attach_controller` says that. Drives have one path.

@@ -49,7 +49,8 @@ pub(crate) struct Options {
     /// As `timeout_us`, for admin commands. Default: 120 s; for targets 30 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     timeout_admin_us: Option<u64>,
-    /// Period of the keep-alive timer, for controllers that have one; of targets, at least 500. Default: none; for targets 10 s.
+    /// Period of the keep-alive timer, for controllers that have one; of targets, 500 to 3600000. Default: none; for
+    /// targets 10 s.
     #[serde(skip_serializing_if = "Option::is_none")]
     keep_alive_timeout_ms: Option<u32>,
     /// Attempts after a status that allows another. If `bdev_retry_count` is more, as many as that. Default: 4.

@@ -7,8 +7,10 @@ use aryk_bdev_nvme::fabrics::RemoteConfig;
 use aryk_nvme_fabrics::chap::{Allowed, Group, Hash};
 use std::time::Duration;
 
-/// The shortest keep-alive timeout of targets.
+/// The shortest keep-alive timeout of targets, and the longest: changes of a lost connection wait for twice that, and controllers
+/// of `arykd` refuse more.
 const KEEP_ALIVE_MIN: Duration = Duration::from_millis(500);
+const KEEP_ALIVE_MAX: Duration = Duration::from_secs(3600);
 
 /// Those of `all` that a parameter names, in the order of `all`; all without the parameter.
 fn chosen<T: Copy>(param: &str, all: &[(&str, T)], names: Option<&[String]>) -> Result<Vec<T>, Error> {
@@ -54,7 +56,7 @@ impl Options {
             config.acknowledge_patience = Duration::from_millis(1 << exponent.min(31));
         }
         if let Some(ms) = more(self.keep_alive_timeout_ms) {
-            config.keep_alive = Duration::from_millis(ms.into()).max(KEEP_ALIVE_MIN);
+            config.keep_alive = Duration::from_millis(ms.into()).clamp(KEEP_ALIVE_MIN, KEEP_ALIVE_MAX);
         }
         if let Some(retries) = self.retries() {
             config.retries = retries;
@@ -139,6 +141,9 @@ mod tests {
         assert_eq!(config.allowed.hashes, [Hash::Sha512, Hash::Sha256]);
         assert_eq!(config.allowed.groups, [Group::Ffdhe8192]);
         assert_eq!(config.policy, Policy::QueueDepth);
+        let mut config = remote();
+        options(json!({"keep_alive_timeout_ms": u32::MAX})).apply_to_remote(&mut config);
+        assert_eq!(config.keep_alive, Duration::from_secs(3600));
         // A target cannot be waited for without end.
         let patient = options(json!({"action_on_timeout": "none", "timeout_us": 20_000_000}));
         let mut config = remote();
