@@ -4,13 +4,15 @@
 use crate::{Cx, RootId, SleepPolicy};
 use std::collections::VecDeque;
 
-/// A check visits all roots, so a reactor with more roots than this is checked in one turn of as many.
+/// A check visits all roots, so a reactor with more roots than this is checked in one turn of as many as it has roots. For each
+/// thread, a check visits all roots once more: it looks at so many threads, and the next check at the next ones.
 const ROOTS: u32 = 64;
 
 impl Cx {
     /// Checks what holds between two turns.
     pub(crate) fn check_invariants(&self) {
-        if !cfg!(debug_assertions) || self.roots.len() > ROOTS && !self.turn().is_multiple_of(ROOTS.into()) {
+        let roots = self.roots.len();
+        if !cfg!(debug_assertions) || roots > ROOTS && !self.turn().is_multiple_of(roots.into()) {
             return;
         }
         self.check_roots();
@@ -45,7 +47,9 @@ impl Cx {
     fn check_members(&self) {
         let roots = || self.roots.iter().map(|(_, root)| root.thread);
         let members = || roots().chain(self.pollers.iter().map(|(_, poller)| poller.thread));
-        for (id, thread) in self.threads.iter() {
+        let checks = self.turn() / u64::from(self.roots.len().max(1));
+        let first = checks * u64::from(ROOTS) % u64::from(self.threads.len().max(1));
+        for (id, thread) in self.threads.iter().skip(first as usize).take(ROOTS as usize) {
             let count = members().filter(|member| member.0 == id).count();
             assert_eq!(thread.members as usize, count, "roots and pollers of thread {}", thread.name);
         }
