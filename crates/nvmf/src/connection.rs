@@ -128,14 +128,14 @@ async fn serve(
     let ended = async {
         watch_over(&stream)?;
         let way = Way { listener, peer, local: stream.local_addr()? };
-        let link = async {
+        let link = Box::pin(async {
             let mut tcp = TcpLink::new(Stream::new(stream));
             if channel == Channel::Tls {
                 let secured = timeout(PATIENCE, tcp.secure(&inner));
                 secured.await.map_err(|_| End::Refused)??;
             }
             Ok(Link::Tcp(tcp))
-        };
+        });
         serve_link(&inner, link, way, waits).await
     };
     report(&inner, peer, ended.await);
@@ -183,11 +183,12 @@ async fn serve_link(
     way: Way,
     waits: Waits,
 ) -> Result<(), End> {
-    let begun = async {
+    // What only the beginning needs is not kept for the rest.
+    let begun = Box::pin(async {
         let mut connection = Connection::new(link.await?);
         let begun = begin(inner, &mut connection, way).await?;
         Ok::<_, End>((connection, begun))
-    };
+    });
     let (connection, begun) = tokio::select! {
         begun = begun => begun?,
         () = waits.until_replaced() => {
@@ -197,7 +198,7 @@ async fn serve_link(
     };
     drop(waits);
     match begun.connect.qid {
-        0 => serve_admin(inner, connection, way, begun).await,
+        0 => Box::pin(serve_admin(inner, connection, way, begun)).await,
         _ => io_queue::serve(inner, connection, way, begun).await,
     }
 }

@@ -85,6 +85,7 @@ pub(crate) struct IoQueue {
     link: Link,
     /// Entries of the queue.
     entries: u16,
+    /// Those that a host has used, on a connection of TCP: idle queues are to be small.
     slots: Vec<Slot>,
     /// Commands that wait for a buffer.
     waiting: VecDeque<SlotId>,
@@ -144,7 +145,7 @@ impl IoQueue {
         let Connected { carrier, entries, patience, lines, counts, asker, carried, qos: _ } = connected;
         let (link, pool) = Link::new(carrier, root, cx)?;
         let Carried { mut slots, held, first_half } = carried;
-        slots.resize_with(link.slots(entries), Slot::free);
+        slots.resize_with(link.slots(entries).max(slots.len()), Slot::free);
         Ok(Self {
             root,
             thread,

@@ -89,11 +89,13 @@ impl Queue<'_> {
         mut ordered: UnboundedReceiver<Ordered>,
     ) -> Result<(), End> {
         let inner = self.inner;
+        let Connection { link, slots } = connection;
+        drop(slots);
         let hold = inner.env.reactors().find_least_loaded(None).ok_or(End::Refused)?;
         let qos = inner.with_live(self.place, |live| Arc::clone(&live.qos)).ok_or(End::Refused)?;
-        let prepared = self.prepare(&hold).await.ok_or(End::Refused)?;
+        let prepared = Box::pin(self.prepare(&hold)).await.ok_or(End::Refused)?;
         let connected = Connected {
-            carrier: match connection.link {
+            carrier: match link {
                 Link::Tcp(tcp) => tcp.into_carrier()?,
                 Link::Rdma(rdma) => rdma.into_carrier(),
             },
@@ -109,8 +111,8 @@ impl Queue<'_> {
             carried: Carried::default(),
         };
         let name = format!("{} queue {}", self.data.host, self.connect.qid);
-        let mut running = match self.start(&hold, prepared, Arrival::New(name, Box::new(connected)), id).await
-        {
+        let started = self.start(&hold, prepared, Arrival::New(name, Box::new(connected)), id);
+        let mut running = match Box::pin(started).await {
             Ok(Some(running)) => running,
             Ok(None) => return Ok(()),
             Err(failure) => return Err(failure.into_error().into()),
@@ -122,7 +124,7 @@ impl Queue<'_> {
                 _ = &mut running.ended => return Ok(()),
                 Some(order) = ordered.recv() => order,
             };
-            let (went, result) = self.follow(order, running).await;
+            let (went, result) = Box::pin(self.follow(order, running)).await;
             // The caller that has given the order may be gone.
             let _ = done.send(result);
             match went {

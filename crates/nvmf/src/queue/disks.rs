@@ -28,7 +28,8 @@ struct Leaving {
 
 /// The namespaces.
 pub(super) struct Disks {
-    open: BTreeMap<u32, Disk>,
+    // A node of the map has room for eleven.
+    open: BTreeMap<u32, Box<Disk>>,
     leaving: Vec<Leaving>,
     /// The limits of the host.
     qos: Arc<OpenerQos>,
@@ -49,21 +50,21 @@ impl Disks {
         channel.limit_opener(&self.qos, cx);
         // The tags of all namespaces' requests are the queue's slots.
         channel.trace_front_end();
-        let disk = Disk { number, rules, channel };
+        let disk = Box::new(Disk { number, rules, channel });
         if let Some(earlier) = self.open.insert(nsid, disk) {
             // The call that has removed it takes it from this queue later, and finds it gone.
-            self.leave(earlier, oneshot::channel().0, cx);
+            self.leave(*earlier, oneshot::channel().0, cx);
         }
         Ok(())
     }
 
     pub fn get(&self, nsid: u32) -> Option<&Disk> {
-        self.open.get(&nsid)
+        self.open.get(&nsid).map(|disk| &**disk)
     }
 
     /// The namespace with this identifier and number.
     pub fn get_mut(&mut self, nsid: u32, number: u64) -> Option<&mut Disk> {
-        self.open.get_mut(&nsid).filter(|disk| disk.number == number)
+        self.open.get_mut(&nsid).map(|disk| &mut **disk).filter(|disk| disk.number == number)
     }
 
     /// Aborts the requests of a namespace, and closes its channel after the last of them. Then `closed` gets a message; if there
@@ -72,7 +73,7 @@ impl Disks {
         if self.get_mut(nsid, number).is_some()
             && let Some(disk) = self.open.remove(&nsid)
         {
-            self.leave(disk, closed, cx);
+            self.leave(*disk, closed, cx);
         }
     }
 

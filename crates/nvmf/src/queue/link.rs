@@ -17,6 +17,9 @@ use std::io;
 use std::net::TcpStream;
 use std::rc::Rc;
 
+/// Slots that a queue of TCP begins with.
+const SLOTS_MIN: usize = 8;
+
 /// A connection that becomes an I/O queue's.
 pub(crate) enum Carrier {
     /// Of TCP.
@@ -53,10 +56,10 @@ impl Link {
         })
     }
 
-    /// The slots that a queue with so many entries has.
+    /// The slots that a queue with so many entries begins with.
     pub fn slots(&self, entries: u16) -> usize {
         match self {
-            Self::Tcp(_) => entries.into(),
+            Self::Tcp(_) => usize::from(entries).min(SLOTS_MIN),
             Self::Rdma(rdma) => rdma.wire.slots(),
         }
     }

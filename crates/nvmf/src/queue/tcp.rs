@@ -148,7 +148,11 @@ impl IoQueue {
                     let halves = if entry.fuse() == Some(Fuse::First) { 2 } else { 1 };
                     let room = halves * data_len as usize;
                     let data = (room > 0).then(|| self.pool.take_for_capsule(room));
-                    self.slots[usize::from(slot.0)] = Slot::new(entry, data_len, data);
+                    let place = usize::from(slot.0);
+                    if place >= self.slots.len() {
+                        self.add_slots(place);
+                    }
+                    self.slots[place] = Slot::new(entry, data_len, data);
                 }
                 Ok(Some(Received::Data { slot, offset, bytes })) => {
                     let data = self.slots[usize::from(slot.0)].data.as_mut().expect("data was expected");
@@ -162,6 +166,13 @@ impl IoQueue {
                 Err(fatal) => self.terminate(fatal, cx),
             }
         }
+    }
+
+    /// Adds slots, so that there is one at `place`. The host has more commands at a time than ever before.
+    #[cold]
+    fn add_slots(&mut self, place: usize) {
+        let count = (place + 1).next_power_of_two().min(self.entries.into());
+        self.slots.resize_with(count, Slot::free);
     }
 
     /// Ends the connection with a reason.
