@@ -98,6 +98,10 @@ pub enum Request {
         /// The bytes.
         len: u32,
     },
+    /// Authentication Send, a message of the host's; [`crate::command::Command::decode`] reads the entry, here and below.
+    AuthenticationSend,
+    /// Authentication Receive, a message for the host.
+    AuthenticationReceive,
 }
 
 impl Request {
@@ -111,6 +115,7 @@ impl Request {
                 | Self::Copy(_)
                 | Self::Hint
                 | Self::Reserve
+                | Self::AuthenticationSend
         )
     }
 
@@ -118,7 +123,11 @@ impl Request {
     /// Reservation".
     pub const fn is_allowed(&self, rights: Rights) -> bool {
         match (self, rights) {
-            (Self::Reserve | Self::Report { .. }, _) | (_, Rights::All) => true,
+            (
+                Self::Reserve | Self::Report { .. } | Self::AuthenticationSend | Self::AuthenticationReceive,
+                _,
+            )
+            | (_, Rights::All) => true,
             (Self::Read(_) | Self::Compare(_) | Self::Verify { .. }, rights) => {
                 matches!(rights, Rights::Read)
             }

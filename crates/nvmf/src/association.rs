@@ -1,6 +1,7 @@
 //! The controllers of hosts: how they begin, and how they end after their I/O queues. Control context.
 
 use crate::address::Address;
+use crate::authentication::Authentication;
 use crate::connection::Ordered;
 use crate::queue::IoQueue;
 use crate::subsystem::State;
@@ -33,6 +34,8 @@ pub(crate) struct LiveQueue {
     pub thread: u64,
     /// Where it takes orders to run elsewhere.
     pub orders: UnboundedSender<Ordered>,
+    /// The authentication that its host has begun, while no thread computes.
+    pub proof: Option<Authentication>,
 }
 
 /// The controller of a host.
@@ -297,7 +300,11 @@ impl Inner {
         subsystem.changed.notify_waiters();
         let Some(live) = subsystem.controllers.get_mut(&place.controller) else { return false };
         let (core, goes_on) = (queue.root.handle().core(), !live.is_ending);
-        if live.queues.insert(qid, queue).is_none() {
+        let before = live.queues.remove(&qid);
+        let is_new = before.is_none();
+        let proof = before.and_then(|before| before.proof);
+        live.queues.insert(qid, LiveQueue { proof, ..queue });
+        if is_new {
             *state.began.entry(Some(core)).or_default() += 1;
         }
         goes_on

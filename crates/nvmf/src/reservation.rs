@@ -25,7 +25,7 @@ use tokio::time::timeout;
 /// How long a change that comes by an admin queue waits for others: its queue does nothing else meanwhile.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The data of Report, nothing for another command, or why the command fails.
+/// The data for the host, nothing for another command, or why the command fails.
 pub(crate) type Answer = Result<Vec<u8>, Code>;
 
 /// The host of an I/O queue.
@@ -35,22 +35,27 @@ pub(crate) struct OfHost {
     pub id: HostId,
 }
 
-/// The way of an I/O queue to control, which executes the commands of reservations.
+/// The way of an I/O queue to control, which executes the commands of reservations and authentications.
 pub(crate) struct Asker {
     pub host: OfHost,
+    pub qid: u16,
     pub asked: UnboundedSender<Asked>,
 }
 
 /// A command of an I/O queue.
 pub(crate) struct Asked {
     pub host: OfHost,
+    pub qid: u16,
     pub queue: QueueRef,
     pub slot: SlotId,
     /// The number of its namespace.
     pub number: u64,
     pub entry: SubmissionEntry,
+    /// Bytes that the host sends, or for which it has room.
+    pub len: u32,
     pub request: Request,
-    pub data: [u8; DATA_LEN],
+    /// What the host has sent.
+    pub data: Vec<u8>,
 }
 
 /// A request to store the reservations of a namespace.
@@ -110,9 +115,12 @@ fn affected(
 
 impl Inner {
     /// Executes a command of an I/O queue, and completes it.
-    pub async fn execute_reservation(self: Rc<Self>, asked: Asked) {
+    pub async fn execute_asked(self: Rc<Self>, asked: Asked) {
         let answer = match asked.request {
             Request::Report { len } => self.report(&asked, len),
+            Request::AuthenticationSend | Request::AuthenticationReceive => {
+                return self.authenticate_queue(asked).await;
+            }
             _ => self.change_by(&asked).await,
         };
         let slot = asked.slot;
@@ -137,7 +145,10 @@ impl Inner {
     }
 
     async fn change_by(&self, asked: &Asked) -> Answer {
-        let command = Command::decode(&asked.entry, &asked.data)?;
+        let mut data = [0; DATA_LEN];
+        let len = DATA_LEN.min(asked.data.len());
+        data[..len].copy_from_slice(&asked.data[..len]);
+        let command = Command::decode(&asked.entry, &data)?;
         let OfHost { place, id: host } = &asked.host;
         let (nqn, nsid, number) = (&place.subsystem, asked.entry.nsid(), asked.number);
         let turn = self.with_subsystem(nqn, |of| Ok(Rc::clone(&find(of, nsid, number)?.turn)))?;

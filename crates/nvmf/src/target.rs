@@ -305,7 +305,7 @@ pub(crate) struct Inner {
     /// The next number of a namespace, or of a queue that begins.
     next: Cell<u64>,
     events: mpsc::UnboundedSender<Happened>,
-    /// Takes the commands of reservations.
+    /// Takes the commands of I/O queues that control executes.
     pub asked: mpsc::UnboundedSender<Asked>,
     /// Stores reservations.
     pub saver: RefCell<Option<Rc<Saver>>>,
@@ -378,7 +378,7 @@ impl Target {
             while let Some(command) = commands.recv().await {
                 let Some(inner) = weak.upgrade() else { return };
                 // One may wait for requests of other hosts.
-                spawn_local(inner.execute_reservation(command));
+                spawn_local(inner.execute_asked(command));
             }
         });
         target

@@ -106,6 +106,7 @@ impl Queue<'_> {
             qos,
             asker: Asker {
                 host: OfHost { place: self.place.clone(), id: self.data.host_id },
+                qid: self.connect.qid,
                 asked: inner.asked.clone(),
             },
             carried: Carried::default(),
@@ -219,7 +220,8 @@ impl Queue<'_> {
         let Started { root, thread, counts } = started.map_err(|Gone| StartFailure::Lost(lost()))??;
         // The host has no reply to Connect yet, or none to the commands that were held back: what ends its controller or removes
         // a namespace finds the queue before its next command.
-        let live = LiveQueue { root: root.clone(), counts, thread, orders: self.orders.clone() };
+        let orders = self.orders.clone();
+        let live = LiveQueue { root: root.clone(), counts, thread, orders, proof: None };
         if !self.inner.queue_began(self.place, self.connect.qid, live) {
             let _ = root.call(|queue, cx| queue.close(cx)).await;
             let _ = ended.await;

@@ -12,6 +12,7 @@ use aryk_nvme::spec::entry::{Fuse, SubmissionEntry};
 use aryk_nvme::spec::opcode;
 use aryk_nvme::spec::status::{Code, Status as NvmeStatus};
 use aryk_nvme_fabrics::SlotId;
+use aryk_nvme_fabrics::chap::MESSAGE_MAX;
 use aryk_nvme_fabrics::command::{self, Command};
 use aryk_nvme_fabrics::io::{Checked, Request};
 use aryk_nvme_fabrics::sgl::{DataBlocks, Sgl};
@@ -21,6 +22,8 @@ use aryk_reactor::{Cx, Nanos};
 const RANGES_AT_ONCE: u16 = 16;
 /// Bytes of a range.
 const RANGE_LEN: usize = 16;
+/// The number of a namespace that is none.
+const NO_NAMESPACE: u64 = u64::MAX;
 
 /// Where a command is.
 #[derive(Debug)]
@@ -241,10 +244,15 @@ impl IoQueue {
         blocks: DataBlocks,
     ) -> Result<Option<(Checked, u32, u64)>, Code> {
         if entry.opcode() == command::OPCODE {
-            return match Command::decode(entry)? {
-                Command::Disconnect { .. } => Ok(None),
-                _ => Err(Code::INVALID_FIELD),
+            let request = match Command::decode(entry)? {
+                Command::Disconnect { .. } => return Ok(None),
+                Command::AuthenticationSend { .. } => Request::AuthenticationSend,
+                Command::AuthenticationReceive { .. } => Request::AuthenticationReceive,
+                _ => return Err(Code::INVALID_FIELD),
             };
+            let sgl = Sgl::decode(entry, blocks)?;
+            sgl.check(capsule_len, MESSAGE_MAX as u32)?;
+            return Ok(Some((Checked { request, fuse: None }, sgl.len(), NO_NAMESPACE)));
         }
         let sgl = Sgl::decode(entry, blocks)?;
         sgl.check(capsule_len, TRANSFER_MAX as u32)?;
@@ -287,7 +295,10 @@ impl IoQueue {
             Request::Hint => return self.reply(id, NvmeStatus::new(0), cx),
             Request::Deallocate { .. } => return self.deallocate(id, cx),
             Request::Copy(fields) => return self.copy(id, fields, cx),
-            request @ (Request::Reserve | Request::Report { .. }) => return self.ask(id, request, len, cx),
+            request @ (Request::Reserve
+            | Request::Report { .. }
+            | Request::AuthenticationSend
+            | Request::AuthenticationReceive) => return self.ask(id, request, len, cx),
         };
         self.submit(id, io, len, cx);
     }

@@ -1,5 +1,5 @@
-//! Commands of reservations, which control executes, and what a change of a reservation means for the commands that an I/O queue
-//! has. Reactor context.
+//! Commands of reservations and authentications, which control executes, and what a change of a reservation means for the
+//! commands that an I/O queue has. Reactor context.
 //!
 //! Control tells each queue of a host that loses rights, and answers the command that has taken them when none of the queues has
 //! a request any more that the host lost the right to. A queue that has been told starts no such request.
@@ -12,7 +12,7 @@ use aryk_nvme::spec::entry::Fuse;
 use aryk_nvme::spec::status::{Code, Status as NvmeStatus};
 use aryk_nvme_fabrics::SlotId;
 use aryk_nvme_fabrics::io::Request;
-use aryk_nvme_fabrics::reservation::{DATA_LEN, Rights};
+use aryk_nvme_fabrics::reservation::Rights;
 use aryk_reactor::{Cx, RootRef};
 use futures_channel::oneshot;
 
@@ -52,15 +52,12 @@ impl IoQueue {
         }
         let queue = RootRef::new(cx.handle().clone(), self.root);
         let slot = &mut self.slots[usize::from(id.0)];
-        let mut data = [0; DATA_LEN];
-        if request.takes_data() {
-            let sent = slot.data.as_ref().map_or(&[][..], |data| data.buffer.bytes());
-            let len = DATA_LEN.min(len as usize);
-            data[..len].copy_from_slice(&sent[..len]);
-        }
+        let sent = slot.data.as_ref().filter(|_| request.takes_data());
+        let data = sent.map_or_else(Vec::new, |data| data.buffer.bytes()[..len as usize].to_vec());
         slot.stage = Stage::Asked;
-        let (host, number, entry) = (self.asker.host.clone(), slot.number, slot.entry);
-        let asked = Asked { host, queue, slot: id, number, entry, request, data };
+        let (number, entry) = (slot.number, slot.entry);
+        let (host, qid) = (self.asker.host.clone(), self.asker.qid);
+        let asked = Asked { host, qid, queue, slot: id, number, entry, len, request, data };
         match self.asker.asked.send(asked) {
             Ok(()) => self.asked += 1,
             // The target ends.

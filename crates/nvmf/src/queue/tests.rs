@@ -232,7 +232,7 @@ impl Rig {
         let patience = Nanos(30_000_000_000);
         let (sender, asked) = tokio::sync::mpsc::unbounded_channel();
         let place = Place { subsystem: "nqn.2016-06.io.spdk:cnode1".parse().unwrap(), controller: 1 };
-        let asker = Asker { host: OfHost { place, id: [1; 16] }, asked: sender };
+        let asker = Asker { host: OfHost { place, id: [1; 16] }, qid: 1, asked: sender };
         let (tls, tls_of_queue) = uses_tls.then(tls::sessions).unzip();
         let connected = Connected {
             counts: Arc::default(),

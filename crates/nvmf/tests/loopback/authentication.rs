@@ -4,8 +4,10 @@ use crate::raw::{Raw, command};
 use crate::target::{BLOCK, Running, SUBSYSTEM, until};
 use aryk_nvme::spec::opcode::io;
 use aryk_nvme::spec::status::Code;
-use aryk_nvme_fabrics::chap::{Action, Allowed, Failure, Group, Hash, Host, Parties, Secret, Secrets};
+use aryk_nvme_fabrics::chap::{self, Action, Allowed, Failure, Group, Hash, Host, Parties, Secret, Secrets};
+use aryk_nvme_fabrics::command::Command;
 use aryk_nvme_fabrics::connect::ANY_CONTROLLER;
+use aryk_nvme_fabrics::sgl::Sgl;
 use aryk_nvme_fabrics::status;
 use aryk_nvmf::HostKeys;
 use std::sync::Arc;
@@ -73,6 +75,50 @@ fn a_host_that_has_authenticated_uses_its_disk() {
     assert_eq!(io_queue.run(read()).0, Code::SUCCESS);
     assert_eq!(queue.prove(right(Group::Null)), Some(Action::Failed(Failure::Failed)));
     assert_eq!(io_queue.receive(), None, "a host that fails loses its controller");
+    target.stop();
+}
+
+#[test]
+fn a_host_authenticates_again_on_a_queue_that_it_uses() {
+    let target = start();
+    let (mut queue, id) = admin(&target);
+    let mut queues = [1, 2].map(|qid| {
+        let (mut io_queue, ..) = Raw::start(target.address, qid, id);
+        assert_eq!(io_queue.prove(right(Group::Null)), Some(Action::Done));
+        io_queue
+    });
+    let read = || command(1, io::READ, 0, 1, BLOCK as u32);
+    for group in [Group::Null, Group::Ffdhe2048] {
+        for io_queue in &mut queues {
+            assert_eq!(io_queue.run(read()), (Code::SUCCESS, vec![0; BLOCK]));
+            assert_eq!(io_queue.prove(right(group)), Some(Action::Done));
+        }
+    }
+    // With a secret that the subsystem has got meanwhile, beside a host that is still used to the earlier one.
+    let keys = HostKeys { secrets: secrets(OF_SUBSYSTEM, None), key: "new".into(), controller_key: None };
+    target.run(async |target| target.add_host(SUBSYSTEM, HOST.parse().unwrap(), Some(keys)).unwrap());
+    let [first, second] = &mut queues;
+    assert_eq!(first.prove(host(secrets(OF_SUBSYSTEM, None), Group::Null)), Some(Action::Done));
+    assert_eq!(second.prove(right(Group::Null)), Some(Action::Failed(Failure::Failed)));
+    assert_eq!(second.receive(), None, "it has lost this queue");
+    until(|| target.queues() == 1);
+    assert_eq!(first.run(read()), (Code::SUCCESS, vec![0; BLOCK]));
+    assert_eq!(queue.try_enable(), Code::SUCCESS, "the controller goes on");
+    assert_eq!(target.run(async |target| target.failed_authentications()), 1);
+    target.stop();
+}
+
+#[test]
+fn a_host_without_keys_need_not_authenticate() {
+    let target = Running::start();
+    let (_queue, id) = Raw::admin(target.address);
+    let mut io_queue = Raw::io(target.address, id, 1, 16);
+    let receive = Command::AuthenticationReceive { protocol: chap::PROTOCOL, len: 2048 };
+    for len in [2048, 8192] {
+        let entry = receive.encode().with_sgl(Sgl::Transport { len }.encode());
+        assert_eq!(io_queue.run(entry), (Code::INVALID_FIELD, Vec::new()));
+    }
+    assert_eq!(io_queue.run(command(1, io::READ, 0, 1, BLOCK as u32)).0, Code::SUCCESS);
     target.stop();
 }
 

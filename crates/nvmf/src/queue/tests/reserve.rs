@@ -48,7 +48,7 @@ fn control_answers_the_commands_of_reservations() {
     rig.answer(requested, &keys);
     let second = rig.next_asked();
     for asked in [&first, &second] {
-        assert_eq!((asked.data, asked.request, asked.number), (keys, Request::Reserve, 0));
+        assert_eq!((&asked.data[..], asked.request, asked.number), (&keys[..], Request::Reserve, 0));
     }
     assert!(!rig.abort(1), "control has it");
     rig.answer_asked(&second, Ok(Vec::new()));
