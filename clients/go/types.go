@@ -1094,7 +1094,7 @@ type NamespaceParams struct {
 	NoAutoVisible *bool `json:"no_auto_visible,omitempty"`
 	// Identifier of the namespace. Default: the lowest that is free.
 	Nsid *uint32 `json:"nsid,omitempty"`
-	// Ignored: reservations are kept in the state directory, without which it must not be given.
+	// Must not exist: reservations are kept in the state directory, without which this must not be given.
 	PtplFile *string `json:"ptpl_file,omitempty"`
 	// Default: that of the disk.
 	UUID *string `json:"uuid,omitempty"`

@@ -103,6 +103,9 @@ fn reservations_outlive_the_daemon_and_end_with_their_namespace() {
     // The next namespace with this identifier is another one.
     let namespace = json!({"nqn": SUBSYSTEM, "nsid": 1});
     daemon.call("nvmf_subsystem_remove_ns", namespace).unwrap();
+    std::fs::write(daemon.dir().join("ptpl"), "{}").unwrap();
+    let refused = add_namespace(&daemon, daemon.dir().join("ptpl").to_str()).unwrap_err();
+    assert!(refused.to_string().contains("are not read"), "{refused}");
     add_namespace(&daemon, None).unwrap();
     assert_eq!(shown(&daemon), Value::Null);
     daemon.kill_and_restart();

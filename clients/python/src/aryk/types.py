@@ -1105,7 +1105,7 @@ class NamespaceParams(TypedDict):
     no_auto_visible: NotRequired[bool]
     #: Identifier of the namespace. Default: the lowest that is free.
     nsid: NotRequired[int]
-    #: Ignored: reservations are kept in the state directory, without which it must not be given.
+    #: Must not exist: reservations are kept in the state directory, without which this must not be given.
     ptpl_file: NotRequired[str]
     #: Default: that of the disk.
     uuid: NotRequired[str]

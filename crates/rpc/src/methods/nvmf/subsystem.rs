@@ -17,6 +17,8 @@ use aryk_nvmf::{Address, Channel, NAMESPACES_MAX, NewNamespace, NewSubsystem, Ta
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::io::ErrorKind;
+use tokio::task::spawn_blocking;
 use uuid::Uuid;
 
 pub(crate) const CREATE_SUBSYSTEM: &str = "nvmf_create_subsystem";
@@ -229,7 +231,7 @@ struct NamespaceParams {
     /// Default: that of the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     uuid: Option<Uuid>,
-    /// Ignored: reservations are kept in the state directory, without which it must not be given.
+    /// Must not exist: reservations are kept in the state directory, without which this must not be given.
     #[serde(skip_serializing_if = "Option::is_none")]
     ptpl_file: Option<String>,
     /// The ANA group. Default: that with the number of the namespace.
@@ -272,6 +274,27 @@ fn identifier<const N: usize>(param: &str, text: Option<&String>) -> Result<Opti
     Ok(Some(bytes))
 }
 
+/// Refuses a file in which a target of SPDK has kept reservations: to ignore it would let hosts write that these keep out.
+async fn check_ptpl_file(file: &str) -> Result<(), Error> {
+    let path = file.to_owned();
+    let found = spawn_blocking(move || std::fs::symlink_metadata(path)).await;
+    match found.unwrap_or_else(|error| Err(error.into())) {
+        Ok(_) => Err(Error::errno(
+            Errno::EXIST,
+            format!(
+                "the reservations in {file} are not read: this target keeps its own in the state directory. Remove the file if no \
+                 host relies on them any more"
+            ),
+        )),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(()),
+        // One that cannot be seen may be there.
+        Err(error) => Err(Error::errno(
+            Errno::from_io_error(&error).unwrap_or(Errno::IO),
+            format!("whether {file} exists is unknown: {error}"),
+        )),
+    }
+}
+
 async fn add_ns(control: &Control, p: AddNs) -> Result<u32, Error> {
     let named = control.nvmf.find(p.tgt_name.as_deref())?;
     let given = &p.namespace;
@@ -280,6 +303,9 @@ async fn add_ns(control: &Control, p: AddNs) -> Result<u32, Error> {
             Errno::NOTSUP,
             "reservations are kept in a state directory, which the daemon does not have",
         ));
+    }
+    if let Some(file) = given.ptpl_file.as_ref().filter(|_| !journal::is_restore()) {
+        check_ptpl_file(file).await?;
     }
     let mut new = NewNamespace {
         nsid: given.nsid.filter(|&nsid| nsid > 0),
