@@ -3,7 +3,7 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use super::share::{GUEST, OF_HOST, OF_SHARE, add_keys, free_port, with_later_kernel};
@@ -13,14 +13,20 @@ use crate::{Daemon, Disk, Guest, Vm};
 const NQN: &str = "nqn.2016-06.io.aryk:linux";
 
 pub(super) fn cases() -> Vec<Case> {
-    vec![Case::new("remote/linux", linux), Case::new("remote/authentication", authentication)]
+    vec![
+        Case::new("remote/linux", linux),
+        Case::new("remote/paths", paths),
+        Case::new("remote/authentication", authentication),
+    ]
 }
 
-/// Boots a guest whose target shares the disk at `socket` of this VM, for connections to `port` of this machine, and goes on with
-/// `script`. `open` and `close` begin and end the share; `allow` is part of `open`.
-fn boot_target(site: &Site<'_>, daemon: &Daemon, port: u16, allow: &str, script: &str) -> Result<Guest> {
+/// Boots a guest whose target shares the disk `base`, for connections to `ports` of this machine, and goes on with `script`.
+/// `open` and `close` begin and end the share at one of its own ports, which have numbers from 1 on; `allow` lets hosts connect.
+fn boot_target(site: &Site<'_>, daemon: &Daemon, ports: &[u16], allow: &str, script: &str) -> Result<Guest> {
     let socket = daemon.attach("base", &[])?;
-    let forward = format!("-netdev user,id=net0,hostfwd=tcp:127.0.0.1:{port}-:4420");
+    let forward = |(port, inside): (&u16, u16)| format!(",hostfwd=tcp:127.0.0.1:{port}-:{inside}");
+    let forwards: String = ports.iter().zip(4420..).map(forward).collect();
+    let forward = format!("-netdev user,id=net0{forwards}");
     let network = format!("{forward} -device virtio-net-pci,netdev=net0,romfile=");
     let vm = Vm {
         arguments: network.split_whitespace().map(str::to_owned).collect(),
@@ -33,18 +39,22 @@ fn boot_target(site: &Site<'_>, daemon: &Daemon, port: u16, allow: &str, script:
         mount -t configfs configfs /sys/kernel/config
         cd /sys/kernel/config/nvmet
         subsystem=$PWD/subsystems/{NQN}
-        mkdir $subsystem $subsystem/namespaces/1 ports/1
+        mkdir $subsystem $subsystem/namespaces/1
         {allow}
         echo -n $(disk 0) >$subsystem/namespaces/1/device_path
         echo 1 >$subsystem/namespaces/1/enable
-        echo tcp >ports/1/addr_trtype
-        echo ipv4 >ports/1/addr_adrfam
-        echo 10.0.2.15 >ports/1/addr_traddr
-        echo 4420 >ports/1/addr_trsvcid
-        open() {{ ln -s $subsystem ports/1/subsystems/{NQN}; }}
-        close() {{ rm ports/1/subsystems/{NQN}; }}
-        open
-        "
+        open() {{ ln -s $subsystem ports/$1/subsystems/{NQN}; }}
+        close() {{ rm ports/$1/subsystems/{NQN}; }}
+        for port in $(seq {count}); do
+            mkdir ports/$port
+            echo tcp >ports/$port/addr_trtype
+            echo ipv4 >ports/$port/addr_adrfam
+            echo 10.0.2.15 >ports/$port/addr_traddr
+            echo $((4419 + port)) >ports/$port/addr_trsvcid
+            open $port
+        done
+        ",
+        count = ports.len()
     );
     let mut guest = site.boot(&vm, &format!("{prepare}{script}"))?;
     guest.wait_line("shared", TIMEOUT)?;
@@ -88,16 +98,16 @@ fn linux(site: &Site<'_>) -> Result<()> {
         echo shared
         while read -r heard; do
             case $heard in
-                cut) close; open; echo was-cut ;;
-                close) close; echo closed ;;
-                open) open; echo opened ;;
+                cut) close 1; open 1; echo was-cut ;;
+                close) close 1; echo closed ;;
+                open) open 1; echo opened ;;
                 grow) echo 1 >$subsystem/namespaces/1/revalidate_size; echo grown ;;
                 end) break ;;
             esac
         done
     ";
     let allow = "echo 1 >$subsystem/attr_allow_any_host";
-    let mut target = boot_target(site, &daemon, port, allow, script)?;
+    let mut target = boot_target(site, &daemon, &[port], allow, script)?;
     attach_far(&daemon, port, &[])?;
     let end = "until [ $(cat /sys/block/${d#/dev/}/size) = $((96 * 2048)) ]; do sleep 0.1; done";
     let mut user = boot_user(site, &daemon, end)?;
@@ -123,6 +133,85 @@ fn linux(site: &Site<'_>) -> Result<()> {
     daemon.stop()
 }
 
+/// Two paths to one subsystem: verified I/O while one of them is closed, then the other one, then both.
+fn paths(site: &Site<'_>) -> Result<()> {
+    let ports = [free_port()?, free_port()?];
+    let daemon = site.daemon(&[])?;
+    site.file_disk(&daemon, "base", "64M")?;
+    let script = "
+        echo shared
+        while read -r heard number; do
+            case $heard in
+                close) close $number; echo closed ;;
+                open) open $number; echo opened ;;
+                end) break ;;
+            esac
+        done
+    ";
+    let allow = "echo 1 >$subsystem/attr_allow_any_host";
+    let mut target = boot_target(site, &daemon, &ports, allow, script)?;
+    // Changes of a lost path wait for twice this time.
+    daemon.rpc("bdev_nvme_set_options", &json!({"keep_alive_timeout_ms": 1000}))?;
+    attach_far(&daemon, ports[0], &[])?;
+    let second = json!({
+        "name": "far", "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": ports[1].to_string(), "subnqn": NQN,
+        "hostnqn": GUEST, "multipath": "multipath",
+    });
+    daemon.rpc("bdev_nvme_attach_controller", &second)?;
+    daemon.rpc("bdev_nvme_set_multipath_policy", &json!({"name": "far", "policy": "active_active"}))?;
+    let mut user = boot_user(site, &daemon, "")?;
+    for closed in [&["1"][..], &["2"], &["1"], &["2"], &["1", "2"]] {
+        for number in closed {
+            target.send(&format!("close {number}"))?;
+            target.wait_line("closed", TIMEOUT)?;
+        }
+        // What the target has answered before arrives.
+        sleep(Duration::from_secs(1));
+        let before = done(&daemon)?;
+        sleep(Duration::from_secs(6));
+        let goes_on = done(&daemon)? > before;
+        ensure!(goes_on == (closed.len() < 2), "requests go on exactly if there is a path: {closed:?}");
+        for number in closed {
+            target.send(&format!("open {number}"))?;
+            target.wait_line("opened", TIMEOUT)?;
+        }
+        until_connected(&daemon)?;
+    }
+    user.send("enough")?;
+    user.finish(TIMEOUT)?;
+    let carried = daemon.rpc("bdev_nvme_get_path_iostat", &json!({"name": "far"}))?;
+    for path in 0..2 {
+        let stat = &carried["stats"][path]["stat"];
+        let is_used = |count: &str| stat[count].as_u64().is_some_and(|count| count > 100);
+        ensure!(is_used("num_read_ops") && is_used("num_write_ops"), "{carried}");
+    }
+    daemon.aryk(&["detach", "far"])?;
+    daemon.aryk(&["disk", "remove", "far"])?;
+    target.send("end")?;
+    target.finish(TIMEOUT)?;
+    daemon.stop()
+}
+
+/// The requests of the disk `far` that have ended.
+fn done(daemon: &Daemon) -> Result<u64> {
+    let counts = daemon.rpc("bdev_get_iostat", &json!({"name": "far"}))?;
+    let count = |name: &str| counts["bdevs"][0][name].as_u64().context("a count");
+    Ok(count("num_read_ops")? + count("num_write_ops")?)
+}
+
+/// Waits until all paths of `far` are connected.
+fn until_connected(daemon: &Daemon) -> Result<()> {
+    for _ in 0..600 {
+        let controllers = daemon.rpc("bdev_nvme_get_controllers", &json!({"name": "far"}))?;
+        let paths = controllers[0]["ctrlrs"].as_array().context("paths")?;
+        if paths.len() == 2 && paths.iter().all(|path| path["state"] == "enabled") {
+            return Ok(());
+        }
+        sleep(Duration::from_millis(100));
+    }
+    bail!("a path is not connected again within a minute")
+}
+
 /// A target that asks for a key, and proves that it has one. Debian's current kernel does not authenticate, so this one is later.
 fn authentication(site: &Site<'_>) -> Result<()> {
     let lab = with_later_kernel(site)?;
@@ -143,7 +232,7 @@ fn authentication(site: &Site<'_>) -> Result<()> {
         ln -s $host $subsystem/allowed_hosts/{GUEST}
         "
     );
-    let mut target = boot_target(site, &daemon, port, &allow, "echo shared; await end\n")?;
+    let mut target = boot_target(site, &daemon, &[port], &allow, "echo shared; await end\n")?;
     let keys = ["--key", "host", "--controller-key", "target"];
     for options in [&[][..], &["--key", "target"], &["--key", "host", "--controller-key", "host"]] {
         let refused = attach_far(&daemon, port, options).expect_err("the target wants other keys");
