@@ -17,6 +17,9 @@ pub(crate) const STREAM: u32 = 0;
 /// Index entries of one frame, so that no turn inserts too many.
 const FRAME_ENTRIES_MAX: u64 = 8192;
 
+/// Blocks that are copied before their checksums are computed, while the processor's nearest cache has them.
+const COPIED_BLOCKS: u32 = 8;
+
 /// Where a part's data is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Source {
@@ -203,13 +206,14 @@ impl Log {
         Some(place)
     }
 
-    /// Puts parts of the queue into a frame. `take` returns a buffer; `fill` copies a part's data to its place in the frame.
+    /// Puts parts of the queue into a frame. `take` returns a buffer; `fill` copies a part's data, from a byte on, to its
+    /// place in the frame.
     pub(crate) fn pump(
         &mut self,
         settings: &Settings,
         out: &mut Outbox,
         take: impl FnOnce(u32) -> Buffer,
-        mut fill: impl FnMut(&Part, &mut [u8]),
+        mut fill: impl FnMut(&Part, u32, &mut [u8]),
     ) -> bool {
         let is_retrying = self.frames.back().is_some_and(|frame| frame.state == FrameState::Failed);
         if self.queue.is_empty() || self.frames.len() >= settings.frames_in_flight_max as usize || is_retrying
@@ -227,11 +231,14 @@ impl Log {
         for mut part in self.queue.drain(..shape.parts) {
             part.record.data = at;
             let blocks = part.record.data_blocks();
-            let bytes = &mut data[(at * BLOCK) as usize..((at + blocks) * BLOCK) as usize];
-            fill(&part, bytes);
-            for (index, block) in bytes.chunks_exact(BLOCK as usize).enumerate() {
-                let crc = crate::checksum::of_block(part.record.block + index as u64, block);
-                checksums[(at as usize + index) * 4..][..4].copy_from_slice(&crc.to_le_bytes());
+            for first in (0..blocks).step_by(COPIED_BLOCKS as usize) {
+                let count = COPIED_BLOCKS.min(blocks - first);
+                let bytes = &mut data[((at + first) * BLOCK) as usize..][..(count * BLOCK) as usize];
+                fill(&part, first * BLOCK, bytes);
+                for (index, block) in (first..).zip(bytes.chunks_exact(BLOCK as usize)) {
+                    let crc = crate::checksum::of_block(part.record.block + u64::from(index), block);
+                    checksums[(at + index) as usize * 4..][..4].copy_from_slice(&crc.to_le_bytes());
+                }
             }
             at += blocks;
             records.push(part.record);

@@ -567,11 +567,11 @@ impl Pool {
         self.log.retry(&mut self.out);
         loop {
             let (requests, buffers) = (&self.requests, &mut self.buffers);
-            let fill = |part: &Part, bytes: &mut [u8]| {
+            let fill = |part: &Part, from: u32, bytes: &mut [u8]| {
                 let request = requests.get(part.request).expect("a part's request is under way");
                 match part.source {
                     Source::Nothing => {}
-                    Source::Memory(at) => request.data.read(at, bytes),
+                    Source::Memory(at) => request.data.read(at + from, bytes),
                     Source::Edge(which) => {
                         let buffer = request.edges[which].as_ref().expect("read before");
                         bytes.copy_from_slice(&buffer.bytes()[..BLOCK as usize]);
