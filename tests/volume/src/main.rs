@@ -86,10 +86,12 @@ fn simulate(cli: &Cli) -> Result<()> {
         }
     });
     let Ok((seeds, failed, counts)) = total.into_inner() else { bail!("a thread ended early") };
-    let Counts { requests, commands, operations, crashes, values, compacted, damaged, remade, .. } = counts;
+    let Counts {
+        requests, commands, operations, crashes, values, compacted, adopted, damaged, remade, ..
+    } = counts;
     println!(
         "{seeds} simulations in {} s: {requests} requests, {commands} commands, {operations} operations of the disk, \
-         {crashes} crashes, {compacted} ranges compacted, {damaged} damaged logs found, {remade} lost checkpoints made again, {values} values compared",
+         {crashes} crashes, {compacted} ranges compacted, {adopted} volumes adopted, {damaged} damaged logs found, {remade} lost checkpoints made again, {values} values compared",
         start.elapsed().as_secs()
     );
     if failed > 0 {

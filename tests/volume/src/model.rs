@@ -159,6 +159,12 @@ impl Model {
         self.writes.clear();
     }
 
+    /// Takes over the content of another volume, in whose place this one is from now on.
+    pub fn adopt(&mut self, other: Self) {
+        (self.units, self.below, self.zeroed_from) = (other.units, other.below, other.zeroed_from);
+        (self.cells, self.writes) = (other.cells, other.writes);
+    }
+
     fn below_at(&self, unit: u64) -> u64 {
         if unit < self.below.units { self.below.value } else { ZERO }
     }

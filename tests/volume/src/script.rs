@@ -121,6 +121,11 @@ pub enum Step {
         /// Which snapshot.
         snapshot: u32,
     },
+    /// Gives a volume the content of another one, which ends: of one of its size, or of a new one.
+    Adopt {
+        /// Which volume.
+        volume: u32,
+    },
     /// Makes a volume independent of its base.
     Inflate {
         /// Which volume.
@@ -294,8 +299,9 @@ fn command(rng: &mut Rng) -> Step {
         72..75 => Step::Rename { volume: rng.u32(..) },
         75..79 => Step::Revert { snapshot: rng.u32(..) },
         79..81 => Step::SetThick { volume: rng.u32(..), is_thick: rng.bool() },
-        81..85 => Step::Inflate { volume: rng.u32(..) },
-        85..92 => Step::Changed { snapshot: rng.u32(..) },
+        81..84 => Step::Inflate { volume: rng.u32(..) },
+        84..88 => Step::Adopt { volume: rng.u32(..) },
+        88..92 => Step::Changed { snapshot: rng.u32(..) },
         92..94 => Step::Grow,
         94..98 => Step::DiscardAll { volume: rng.u32(..) },
         _ => Step::Check,

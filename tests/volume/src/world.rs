@@ -70,6 +70,12 @@ enum Pending {
         snapshot: VolumeId,
         timeline: TimelineId,
     },
+    /// With the moment before which all requests of the other volume had ended.
+    Adopt {
+        volume: VolumeId,
+        from: VolumeId,
+        began: Time,
+    },
     Inflate(VolumeId),
     Changed {
         since: VolumeId,
@@ -93,6 +99,8 @@ pub struct Counts {
     pub values: u64,
     /// Ranges that were compacted.
     pub compacted: u64,
+    /// Volumes that got the content of another one.
+    pub adopted: u64,
     /// Damaged logs that were found.
     pub damaged: u64,
     /// Lost checkpoints that were made again.
@@ -110,6 +118,7 @@ impl Counts {
         self.crashes += other.crashes;
         self.values += other.values;
         self.compacted += other.compacted;
+        self.adopted += other.adopted;
         self.damaged += other.damaged;
         self.remade += other.remade;
         self.digest = self.digest.rotate_left(7) ^ other.digest;

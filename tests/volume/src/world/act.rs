@@ -83,6 +83,7 @@ impl World {
                 }
             }
             Step::Revert { snapshot } => return self.revert(snapshot),
+            Step::Adopt { volume } => return self.adopt(volume),
             Step::Inflate { volume } => {
                 if let Some(id) = self.pick(volume, |model| model.of.is_none()).map(|model| model.id) {
                     self.command(Command::Inflate(id), Pending::Inflate(id));
@@ -121,6 +122,7 @@ impl World {
         self.commands.values().any(|pending| match pending {
             Pending::Delete(of) | Pending::Resize(of, _) => *of == id,
             Pending::Revert { volume, snapshot, .. } => *volume == id || *snapshot == id,
+            Pending::Adopt { volume, from, .. } => *volume == id || *from == id,
             Pending::Changed { since, until } => *since == id || *until == id,
             _ => false,
         })
@@ -187,7 +189,7 @@ impl World {
     fn fill(&mut self, percent: u32, waits: bool, is_thick: bool) -> Result<(), String> {
         let bytes = self.opened().pool.stats().usable_bytes * u64::from(percent) / 100;
         let units = bytes / BLOCK * BLOCK / SECTOR;
-        self.create_empty(units, waits, is_thick);
+        self.create_empty(units, 8, waits, is_thick);
         self.settle()?;
         let id = self.volumes.last().ok_or("no volume")?.id;
         for first in (0..units).step_by(SPOT as usize) {
@@ -246,12 +248,18 @@ impl World {
         }
     }
 
-    fn create_empty(&mut self, units: u64, waits: bool, is_thick: bool) {
+    fn create_empty(&mut self, units: u64, grain: u64, waits: bool, is_thick: bool) {
         let label = self.label();
-        let model = Model::new(label.name.clone(), units, 8, Below { value: ZERO, units: 0 });
+        let model = Model::new(label.name.clone(), units, grain, Below { value: ZERO, units: 0 });
         let when_full = if waits { WhenFull::Wait } else { WhenFull::Fail };
-        let command =
-            Command::Create { label, units, block_size: 4096, origin: Origin::Empty, when_full, is_thick };
+        let command = Command::Create {
+            label,
+            units,
+            block_size: if grain == 1 { 512 } else { 4096 },
+            origin: Origin::Empty,
+            when_full,
+            is_thick,
+        };
         self.command(command, Pending::Create(Box::new(model)));
     }
 
@@ -348,6 +356,31 @@ impl World {
                 Command::Revert { volume, snapshot },
                 Pending::Revert { volume, snapshot, timeline },
             );
+        }
+        Ok(())
+    }
+
+    fn adopt(&mut self, volume: u32) -> Result<(), String> {
+        let Some(model) = self.pick(volume, |model| model.of.is_none()) else { return Ok(()) };
+        let (id, units, grain) = (model.id, model.units, model.grain);
+        let is_like = |model: &Model| {
+            model.id != id && model.of.is_none() && (model.units, model.grain) == (units, grain)
+        };
+        if self.pick(volume, is_like).is_none() && self.volumes.len() < VOLUMES_MAX {
+            self.create_empty(units, grain, false, false);
+            self.settle()?;
+        }
+        let Some(from) = self.pick(volume, is_like).map(|model| model.id) else { return Ok(()) };
+        for units in [(0, units.min(SPOT)), (units.saturating_sub(SPOT) / 8 * 8, units)] {
+            self.wait_for_turn()?;
+            if self.model(from).is_some_and(|model| is_like(model)) && !self.is_busy(from) {
+                self.submit(from, units, Kind::Write(false), false);
+            }
+        }
+        let is_free = self.quiesce(id)? && self.quiesce(from)? && self.quiesce(id)?;
+        if is_free && !self.is_busy(from) && self.model(from).is_some_and(|model| is_like(model)) {
+            let began = self.tick();
+            self.command(Command::Adopt { volume: id, from }, Pending::Adopt { volume: id, from, began });
         }
         Ok(())
     }

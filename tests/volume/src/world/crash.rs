@@ -213,6 +213,11 @@ impl World {
                         self.reverted(volume, snapshot);
                     }
                 }
+                Pending::Adopt { volume, from, .. } => {
+                    if found.iter().all(|(other, _)| *other != from) {
+                        self.adopted(volume, from, None);
+                    }
+                }
                 Pending::Inflate(_) | Pending::SetThick(_) | Pending::Changed { .. } | Pending::Check => {}
             }
         }

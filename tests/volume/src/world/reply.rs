@@ -4,6 +4,7 @@ use aryk_volume::{Answer, CommandError, CommandReply, ForeignPiece, Reply, State
 use aryk_volume_store::Growth;
 
 use super::{InFlight, Open, Pending, World};
+use crate::model::Time;
 use crate::pattern::{self, UNIT};
 use crate::script::Kind;
 
@@ -169,6 +170,7 @@ impl World {
                 }
             }
             (Pending::Revert { volume, snapshot, .. }, Answer::Done) => self.reverted(volume, snapshot),
+            (Pending::Adopt { volume, from, began }, Answer::Done) => self.adopted(volume, from, Some(began)),
             (Pending::Inflate(_) | Pending::SetThick(_), Answer::Done) => {}
             (Pending::Changed { since, until }, Answer::Changed(blocks)) => {
                 return self.check_changed(since, until, &blocks);
@@ -249,6 +251,24 @@ impl World {
         let Some(content) = self.volumes.iter().find(|model| model.id == snapshot).cloned() else { return };
         if let Some(model) = self.model(volume) {
             model.revert_to(&content);
+        }
+    }
+
+    /// A volume has the content of another one, which has ended: what that had ended before `began` is durable.
+    pub(super) fn adopted(&mut self, volume: VolumeId, from: VolumeId, began: Option<Time>) {
+        let oldest = self.oldest();
+        let Some(at) = self.volumes.iter().position(|model| model.id == from) else { return };
+        self.counts.adopted += 1;
+        let mut content = self.volumes.swap_remove(at);
+        if let Some(began) = began {
+            content.persist(began, oldest);
+        }
+        self.volumes
+            .iter_mut()
+            .filter(|model| model.of == Some(from))
+            .for_each(|model| model.of = Some(volume));
+        if let Some(model) = self.model(volume) {
+            model.adopt(content);
         }
     }
 
