@@ -7,6 +7,7 @@
 //! | `script` | the steps of a simulation, made from its seed |
 //! | `world` | one simulation: engine, store, disk |
 //! | `model` | what may be read, for each part of each volume; `pattern`: what tells one write from another |
+//! | `fixture` | images of pools, which every later version reads |
 //! | `journal` | simulations of the store without the engine |
 //! | `run` | a seed, or a range of them; makes a failing list of steps shorter |
 //!
@@ -14,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod disk;
+pub mod fixture;
 pub mod journal;
 pub mod model;
 pub mod pattern;
