@@ -5,7 +5,7 @@
 //! ([`Endpoint::write`]) ends with the next one that has one.
 
 use crate::manager::{Manager, Parts};
-use crate::verbs::{self, CompChannel, Cq, RecvWr, SendWr, Sge, Wc, opcode, send_flags};
+use crate::verbs::{self, CompChannel, Cq, RecvWr, SendWr, Sge, Wc, WorkRequest, opcode, send_flags};
 use crate::{CallError, ConnectError};
 use aryk_dma::{Buffer, Sgl};
 use futures_channel::oneshot;
@@ -297,18 +297,9 @@ impl Endpoint {
     fn flush_receives(&mut self) -> Result<(), CallError> {
         let qp = self.parts().qp;
         let Batch { receives, receive_pieces, .. } = &mut self.batch;
-        if receives.is_empty() {
+        let first = link(receives, receive_pieces);
+        if first.is_null() {
             return Ok(());
-        }
-        let (first, mut piece, count) = (receives.as_mut_ptr(), receive_pieces.as_mut_ptr(), receives.len());
-        for place in 0..count {
-            // SAFETY: the lists have this request and the one behind it, and the pieces of all requests in their order.
-            unsafe {
-                let request = first.add(place);
-                (*request).sg_list = piece;
-                (*request).next = if place + 1 < count { first.add(place + 1) } else { std::ptr::null_mut() };
-                piece = piece.add((*request).num_sge as usize);
-            }
         }
         let mut failed = std::ptr::null_mut();
         // SAFETY: the queue pair exists, and the requests and their pieces stay in place during the call. The memory of the
@@ -322,26 +313,17 @@ impl Endpoint {
     fn flush_sends(&mut self) -> Result<(), CallError> {
         let qp = self.parts().qp;
         let Batch { sends, send_pieces, inline, .. } = &mut self.batch;
-        if sends.is_empty() {
-            return Ok(());
-        }
         let (mut at, mut inline_left) = (0, inline.iter());
         for request in sends.iter() {
             if request.send_flags & send_flags::INLINE != 0 {
                 let bytes = inline_left.next().expect("each such request has its bytes");
                 send_pieces[at].addr = bytes.as_ptr() as u64;
             }
-            at += request.num_sge as usize;
+            at += request.piece_count();
         }
-        let (first, mut piece, count) = (sends.as_mut_ptr(), send_pieces.as_mut_ptr(), sends.len());
-        for place in 0..count {
-            // SAFETY: as in `flush_receives`.
-            unsafe {
-                let request = first.add(place);
-                (*request).sg_list = piece;
-                (*request).next = if place + 1 < count { first.add(place + 1) } else { std::ptr::null_mut() };
-                piece = piece.add((*request).num_sge as usize);
-            }
+        let first = link(sends, send_pieces);
+        if first.is_null() {
+            return Ok(());
         }
         let mut failed = std::ptr::null_mut();
         // SAFETY: as in `flush_receives`; what a request carries itself is copied during the call.
@@ -351,6 +333,18 @@ impl Endpoint {
         inline.clear();
         posted("ibv_post_send", errno)
     }
+}
+
+/// Links requests in their order, and each to its pieces, which are in the same order. Returns the first request; null if there
+/// is none.
+fn link<R: WorkRequest>(requests: &mut [R], pieces: &mut [Sge]) -> *mut R {
+    let (mut next, mut pieces) = (std::ptr::null_mut(), pieces);
+    for request in requests.iter_mut().rev() {
+        let (before, own) = pieces.split_at_mut(pieces.len() - request.piece_count());
+        request.link(own, next);
+        (next, pieces) = (std::ptr::from_mut(request), before);
+    }
+    next
 }
 
 /// The result of a function that returns 0, or an errno of either sign.

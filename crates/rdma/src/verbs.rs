@@ -191,6 +191,33 @@ pub(crate) struct RecvWr {
     pub num_sge: c_int,
 }
 
+/// A request of either queue, which is a part of a list.
+pub(crate) trait WorkRequest {
+    fn piece_count(&self) -> usize;
+    /// Sets the pieces, which are as many as before, and the next request.
+    fn link(&mut self, pieces: &mut [Sge], next: *mut Self);
+}
+
+impl WorkRequest for SendWr {
+    fn piece_count(&self) -> usize {
+        self.num_sge as usize
+    }
+
+    fn link(&mut self, pieces: &mut [Sge], next: *mut Self) {
+        (self.sg_list, self.next) = (pieces.as_mut_ptr(), next);
+    }
+}
+
+impl WorkRequest for RecvWr {
+    fn piece_count(&self) -> usize {
+        self.num_sge as usize
+    }
+
+    fn link(&mut self, pieces: &mut [Sge], next: *mut Self) {
+        (self.sg_list, self.next) = (pieces.as_mut_ptr(), next);
+    }
+}
+
 /// `ibv_qp_init_attr`.
 #[repr(C)]
 pub(crate) struct QpInitAttr {
