@@ -1,10 +1,10 @@
-//! A host of NVMe over RDMA that does what hosts must not: `hostile_rdma ADDRESS:PORT NQN [alone]`. Each scene says what the
-//! target must do; the target goes on to serve other hosts.
+//! A host of NVMe over RDMA that does what hosts must not: `hostile_rdma ADDRESS:PORT NQN [alone|fused]`. Each scene says what
+//! the target must do; the target goes on to serve other hosts.
 #![expect(clippy::disallowed_methods, reason = "it waits in wall time")]
 
 use anyhow::{Context, Result, bail, ensure};
 use aryk_dma::Buffer;
-use aryk_nvme::spec::entry::{CompletionEntry, SubmissionEntry};
+use aryk_nvme::spec::entry::{CompletionEntry, Fuse, SubmissionEntry};
 use aryk_nvme::spec::opcode::io;
 use aryk_nvme::spec::status::Code;
 use aryk_nvme_fabrics::command::{Command, Connect};
@@ -274,6 +274,43 @@ async fn alone(site: &Site) -> Result<()> {
     Ok(())
 }
 
+/// Fused operations, also with halves that are missing, on the first block.
+async fn fused(site: &Site) -> Result<()> {
+    let (mut queue, admin) = site.io().await?;
+    let compare = |value| (io::COMPARE, Some(Fuse::First), value);
+    let write = |value| (io::WRITE, Some(Fuse::Second), value);
+    let (done, failed, missing) = (Code::SUCCESS, Code::FUSED_FAILED, Code::FUSED_MISSING);
+    for (scene, commands, codes) in [
+        ("a write is executed", [Some((io::WRITE, None, 1)), None], [Some(done), None]),
+        ("equal data is replaced", [compare(1), write(2)].map(Some), [Some(done); 2]),
+        ("other data is not", [compare(1), write(3)].map(Some), [Code::COMPARE_FAILURE, failed].map(Some)),
+        ("neither was it", [compare(2), write(4)].map(Some), [Some(done); 2]),
+        ("a second half alone fails", [Some(write(5)), None], [Some(missing), None]),
+        (
+            "a first half alone fails",
+            [compare(4), (io::COMPARE, None, 4)].map(Some),
+            [missing, done].map(Some),
+        ),
+    ] {
+        for (place, (opcode, fuse, value)) in commands.into_iter().flatten().enumerate() {
+            let at = place * 512;
+            queue.data.write(at, &[value; 512]);
+            let (address, key) = (queue.address + at as u64, queue.key);
+            let sgl = Sgl::Keyed { address, len: 512, key, invalidates: false };
+            let entry = blocks(opcode, 1);
+            queue.command(fuse.map_or(entry, |fuse| entry.with_fuse(fuse)), Some(sgl))?;
+        }
+        for code in codes.into_iter().flatten() {
+            let got = queue.next(PATIENCE)?;
+            ensure!(matches!(got, Got::Reply(its, _) if its == code), "{scene}: {got:?} instead of {code:?}");
+        }
+        println!("{scene}");
+    }
+    queue.drop_at_once();
+    admin.drop_at_once();
+    Ok(())
+}
+
 /// More of everything than there may be.
 async fn too_many(site: &Site) -> Result<()> {
     let (mut queue, admin) = site.io().await?;
@@ -343,9 +380,13 @@ async fn main() -> Result<()> {
         bail!("usage: hostile_rdma ADDRESS:PORT NQN")
     };
     let site = Site { manager: Manager::start().await?, address: address.parse()?, nqn };
-    if arguments.next().is_some() {
-        return alone(&site).await;
+    match arguments.next().as_deref() {
+        None => {}
+        Some("alone") => return alone(&site).await,
+        Some("fused") => return fused(&site).await,
+        Some(scene) => bail!("no scene {scene}"),
     }
+    fused(&site).await?;
     wrong(&site).await?;
     too_many(&site).await?;
     torn(&site).await?;

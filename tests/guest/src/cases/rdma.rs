@@ -14,6 +14,10 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("rdma/daemons", daemons),
         Case::new("rdma/nvmet", nvmet),
         Case::new("rdma/target", target),
+        Case::new("rdma/fence", fence),
+        Case::new("rdma/paths", paths),
+        Case::new("rdma/far", far),
+        Case::new("rdma/down", down),
     ]
 }
 
@@ -61,6 +65,26 @@ fn nvmet(site: &Site<'_>) -> Result<()> {
 /// A target that violates the protocol in all ways and reaches for memory, beside one that does not.
 fn target(site: &Site<'_>) -> Result<()> {
     run(site, &["hostile_rdma_target"], &format!("{USER}{}", include_str!("rdma/target.sh"))).map(drop)
+}
+
+/// Two hosts of the kernel, which fence each other by reservations.
+fn fence(site: &Site<'_>) -> Result<()> {
+    run(site, &[], include_str!("rdma/fence.sh")).map(drop)
+}
+
+/// The kernel's initiator, with access by paths (ANA) that changes, and queues that move between reactors, under verified load.
+fn paths(site: &Site<'_>) -> Result<()> {
+    run(site, &[], include_str!("rdma/paths.sh")).map(drop)
+}
+
+/// The same between two daemons, and fused operations.
+fn far(site: &Site<'_>) -> Result<()> {
+    run(site, &["hostile_rdma"], &format!("{USER}{}", include_str!("rdma/far.sh"))).map(drop)
+}
+
+/// Two daemons whose network goes down under load.
+fn down(site: &Site<'_>) -> Result<()> {
+    run(site, &[], &format!("{USER}{}", include_str!("rdma/down.sh"))).map(drop)
 }
 
 /// What the requests of a workload cost.

@@ -38,7 +38,7 @@ pinned() { sed -n 's/^VmPin:[[:space:]]*\([0-9]*\).*/\1/p' /proc/$1/status; }
 connect() {
     transport=$1
     shift
-    nvme connect -t "$transport" -a $address -s 4420 -n $nqn --nr-io-queues 2 --reconnect-delay 1 --keep-alive-tmo 5 "$@"
+    nvme connect -t "$transport" -a $address -s 4420 -n $nqn --nr-io-queues 2 --reconnect-delay 1 --keep-alive-tmo 5 "$@" || return 1
     until [ -b /dev/nvme0n1 ]; do sleep 0.1; done
 }
 
@@ -52,4 +52,57 @@ share() {
 listener() {
     at="{\"trtype\": \"$1\", \"traddr\": \"$2\", \"trsvcid\": \"4420\"}"
     echo "{\"nqn\": \"$nqn\", \"listen_address\": $at}"
+}
+
+# As `share`, with states of access (ANA) by path.
+share_with_access() {
+    rpc nvmf_create_subsystem "{\"nqn\": \"$nqn\", \"allow_any_host\": true, \"ana_reporting\": true}"
+    rpc nvmf_subsystem_add_ns "{\"nqn\": \"$nqn\", \"namespace\": {\"bdev_name\": \"$1\"}}"
+}
+
+# Two paths to the share, by the ports 4420 and 4423.
+first=$(listener RDMA $address)
+second=$(listener RDMA $address | sed s/4420/4423/)
+listen_twice() {
+    rpc nvmf_subsystem_add_listener "$first"
+    rpc nvmf_subsystem_add_listener "$second"
+}
+
+# Makes each of both paths inaccessible, while the other one is not.
+access() { rpc nvmf_subsystem_listener_set_ana_state "$(echo "$1" | sed "s/}}/}, \"ana_state\": \"$2\"}/")"; }
+change_access() {
+    for _ in 1 2; do
+        access "$first" inaccessible
+        sleep 2
+        access "$second" non_optimized
+        access "$first" optimized
+        sleep 2
+        access "$second" inaccessible
+        sleep 2
+        access "$second" optimized
+        sleep 2
+    done
+}
+
+# The numbers of the threads of I/O queues.
+threads() { aryk rpc thread_get_stats '{}' | tr -d ' \n' | tr '{' '\n' | sed -n 's/.*"id":\([0-9]*\),.*queue[0-9]*".*/\1/p'; }
+# Moves all I/O queues to the other reactor and back, so many times. A move fails if the requests in flight take longer than 10 ms.
+move() { aryk rpc thread_set_cpumask "{\"id\": $1, \"cpumask\": \"0x$(($2 + 1))\"}" >/tmp/reply 2>&1; }
+# The threads of a core.
+of_core() { aryk rpc framework_get_reactors '{}' | tr -d ' \n' | sed 's/"lcore"/\n"lcore"/g' | grep "^\"lcore\":$1,"; }
+move_queues() {
+    moved=$(threads)
+    [ -n "$moved" ] || fail "no queues: $(aryk rpc thread_get_stats '{}')"
+    for _ in $(seq $1); do
+        for core in 1 0; do
+            for thread in $moved; do
+                for _ in $(seq 40); do move $thread $core && break; done
+            done
+            there=$(of_core $core)
+            for thread in $moved; do
+                echo "$there" | grep -q "\"id\":$thread[,}]" || fail "thread $thread: $(cat /tmp/reply) $there"
+            done
+            echo "moved to core $core" >&2
+        done
+    done
 }
