@@ -363,3 +363,24 @@ impl Drop for Endpoint {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_linked_in_order_each_to_its_pieces() {
+        let mut pieces = [10, 11, 20, 30, 31, 32].map(|addr| Sge { addr, length: 1, lkey: 0 });
+        let mut requests = [2, 1, 3].map(|num_sge| {
+            let mut request = SendWr::new(0, opcode::SEND, 0);
+            request.num_sge = num_sge;
+            request
+        });
+        let places = requests.each_mut().map(std::ptr::from_mut);
+        let of_requests = [0, 2, 3].map(|at| pieces[at..].as_mut_ptr());
+        assert_eq!(link(&mut requests, &mut pieces), places[0]);
+        assert_eq!(requests.map(|request| request.sg_list), of_requests);
+        assert_eq!(requests.map(|request| request.next), [places[1], places[2], std::ptr::null_mut()]);
+        assert!(link::<SendWr>(&mut [], &mut []).is_null());
+    }
+}
