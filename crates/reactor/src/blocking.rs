@@ -69,7 +69,7 @@ impl Blocking {
             let _ = self.sender.send(Job { tag, call, to: to.clone() });
         } else {
             let result = -rustix::io::Errno::AGAIN.raw_os_error();
-            to.complete_blocking(Completion { tag, result, more: false });
+            to.complete_blocking(Completion::of_call(tag, result));
         }
     }
 
@@ -111,7 +111,7 @@ impl Pool {
             let result = catch_unwind(AssertUnwindSafe(job.call));
             let result = result.unwrap_or(-rustix::io::Errno::IO.raw_os_error());
             lock(&self.load).unfinished -= 1;
-            job.to.complete_blocking(Completion { tag: job.tag, result, more: false });
+            job.to.complete_blocking(Completion::of_call(job.tag, result));
         }
     }
 

@@ -17,7 +17,7 @@ use crate::timers::{TimerId, Timers};
 use crate::trace::{Layer, Point, Trace, Traced};
 use crate::{Clock, CoreSet, Nanos, PollerId, Root, RootId};
 use aryk_slots::Slots;
-use aryk_uring::{Ring, Signaller, Tag};
+use aryk_uring::{Completion, Filled, Ring, Signaller, Tag};
 use std::any::{Any, TypeId};
 use std::cell::{RefCell, RefMut};
 use std::collections::{HashMap, VecDeque};
@@ -590,6 +590,21 @@ impl Cx {
     #[inline]
     pub fn ring(&mut self) -> Option<RefMut<'_, Ring>> {
         RefMut::filter_map(self.kernel.borrow_mut(), KernelDriver::ring).ok()
+    }
+
+    /// Whether the reactor's ring can read and write sockets ([`crate::Socket`]).
+    pub fn has_ring_sockets(&self) -> bool {
+        self.kernel.borrow_mut().has_sockets()
+    }
+
+    /// Queues the receives of a socket.
+    pub(crate) fn receive(&mut self, client: &RingClient, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.kernel.borrow_mut().receive(client.number(), fd)
+    }
+
+    /// The bytes that came with a completion, if there are some.
+    pub(crate) fn claim(&self, completion: &Completion) -> Option<Filled> {
+        self.kernel.borrow_mut().ring()?.claim(completion)
     }
 
     /// Creates a client of the ring and of blocking calls: its completions wake `root`.

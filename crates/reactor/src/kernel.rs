@@ -5,12 +5,13 @@
 //! were woken by their descriptors. It is flushed and armed last, since other drivers may queue operations.
 
 use crate::ring_clients::RingClients;
+use crate::socket::RECEIVE;
 use crate::{Armed, Cx, Driver, DriverId, RootId};
 use aryk_slots::{Key, Slots};
 use aryk_uring::{Completion, Ring, Tag};
 use rustix::event::{Timespec, epoll};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -101,6 +102,8 @@ pub(crate) struct KernelDriver {
     calls: u32,
     /// Results of blocking calls; empty except during their delivery.
     results: Vec<Completion>,
+    /// Whether the ring supports sockets, once that was asked.
+    has_sockets: Option<bool>,
 }
 
 impl KernelDriver {
@@ -117,7 +120,30 @@ impl KernelDriver {
             clients: RingClients::default(),
             calls: 0,
             results: Vec::new(),
+            has_sockets: None,
         })
+    }
+
+    /// Whether sockets can be read and written by the ring.
+    pub fn has_sockets(&mut self) -> bool {
+        *self.has_sockets.get_or_insert_with(|| match &mut self.interface {
+            Interface::Uring(ring) => match ring.prepare_sockets() {
+                Ok(()) => true,
+                Err(error) => {
+                    tracing::warn!(%error, "io_uring does not support sockets (Linux 6.1 does): a reactor polls them");
+                    false
+                }
+            },
+            Interface::Epoll { .. } => false,
+        })
+    }
+
+    /// Queues the receives of a socket of this client.
+    pub fn receive(&mut self, client: u16, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let ring = self.ring().expect("a reactor with sockets in its ring has one");
+        ring.receive(Tag { client, token: RECEIVE }, fd)?;
+        self.clients.receive_began(client);
+        Ok(())
     }
 
     pub const fn engine(&self) -> Engine {
@@ -297,11 +323,13 @@ impl Driver for KernelDriver {
         if self.deferred.is_empty() { Armed::Yes } else { Armed::Busy }
     }
 
-    /// Operations of the ring's clients, and blocking calls: watches do not count.
+    /// Operations of the ring's clients, and blocking calls: watches and receives do not count.
     #[inline]
     fn in_flight(&self) -> u32 {
         let operations = match &self.interface {
-            Interface::Uring(ring) => ring.in_flight().saturating_sub(self.watches.len()),
+            Interface::Uring(ring) => {
+                ring.in_flight().saturating_sub(self.watches.len() + self.clients.receives())
+            }
             Interface::Epoll { .. } => 0,
         };
         operations + self.calls

@@ -1,6 +1,7 @@
 //! The clients of the reactor's ring and of its blocking calls, and the completions that wait for each. Reactor context.
 
 use crate::kernel::KernelDriver;
+use crate::socket::RECEIVE;
 use crate::{Cx, Outbox, RootId};
 use aryk_uring::Completion;
 use std::cell::RefCell;
@@ -32,7 +33,7 @@ impl RingClient {
     /// Takes the client's completions, as [`Outbox::take`].
     #[inline]
     pub fn take(&self, into: &mut Vec<Completion>) {
-        self.kernel.borrow_mut().clients.outbox(self.number).take(into);
+        self.kernel.borrow_mut().clients.client(self.number).outbox.take(into);
     }
 }
 
@@ -42,40 +43,68 @@ impl Drop for RingClient {
     }
 }
 
-/// Outboxes by the numbers of their clients, from 1 on; number 0 is the reactor's own. `None` for a client that was dropped.
+/// Clients by their numbers, from 1 on; number 0 is the reactor's own. `None` for a client that was dropped.
 #[derive(Debug, Default)]
 pub(crate) struct RingClients {
-    outboxes: Vec<Option<Outbox<Completion>>>,
+    clients: Vec<Option<Client>>,
     free: Vec<u16>,
+    /// Receives in the kernel.
+    receives: u32,
+}
+
+/// What a client has.
+#[derive(Debug)]
+struct Client {
+    outbox: Outbox<Completion>,
+    /// The client is a socket, and the kernel has its receive.
+    is_receiving: bool,
 }
 
 impl RingClients {
     fn open(&mut self, root: RootId) -> u16 {
-        let outbox = Outbox::new(root);
+        let client = Client { outbox: Outbox::new(root), is_receiving: false };
         if let Some(number) = self.free.pop() {
-            let before = self.outboxes[usize::from(number) - 1].replace(outbox);
+            let before = self.clients[usize::from(number) - 1].replace(client);
             assert!(before.is_none(), "number {number} is free, but has a client");
             return number;
         }
-        self.outboxes.push(Some(outbox));
-        u16::try_from(self.outboxes.len()).expect("a reactor has fewer than 65,536 ring clients")
+        self.clients.push(Some(client));
+        u16::try_from(self.clients.len()).expect("a reactor has fewer than 65,536 ring clients")
     }
 
     fn close(&mut self, number: u16) {
-        let outbox = self.outboxes[usize::from(number) - 1].take().expect("a client leaves once");
-        debug_assert!(outbox.is_empty() || std::thread::panicking(), "completions that no one took");
+        let client = self.clients[usize::from(number) - 1].take().expect("a client leaves once");
+        debug_assert!(client.outbox.is_empty() || std::thread::panicking(), "completions that no one took");
         self.free.push(number);
     }
 
     #[inline]
-    fn outbox(&mut self, number: u16) -> &mut Outbox<Completion> {
-        let outbox = self.outboxes[usize::from(number) - 1].as_mut();
-        outbox.expect("a client leaves after its last completion")
+    fn client(&mut self, number: u16) -> &mut Client {
+        let client = self.clients[usize::from(number) - 1].as_mut();
+        client.expect("a client leaves after its last completion")
+    }
+
+    /// The kernel has the receive of a socket, until a completion is the last one.
+    pub fn receive_began(&mut self, number: u16) {
+        self.client(number).is_receiving = true;
+        self.receives += 1;
+    }
+
+    /// Receives in the kernel, which may be there for any time.
+    pub const fn receives(&self) -> u32 {
+        self.receives
     }
 
     /// Puts a completion into its client's outbox, and wakes the client's root.
     #[inline]
     pub fn deliver(&mut self, completion: Completion, cx: &mut Cx) {
-        self.outbox(completion.tag.client).push(completion, cx);
+        let client = self.client(completion.tag.client);
+        if !completion.more && client.is_receiving && completion.tag.token == RECEIVE {
+            client.is_receiving = false;
+            client.outbox.push(completion, cx);
+            self.receives -= 1;
+        } else {
+            client.outbox.push(completion, cx);
+        }
     }
 }

@@ -5,8 +5,10 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod blocking;
+mod received;
 mod ring;
 mod signal;
 
+pub use received::Filled;
 pub use ring::{Completion, Fsync, Ring, Tag};
 pub use signal::Signaller;

@@ -1,16 +1,20 @@
 //! One io_uring, which all clients on a reactor share.
 //!
 //! Each method named after an operation queues it. [`Ring::submit`] or [`Ring::wait`] submits all queued operations together,
-//! in one `io_uring_enter`. Each operation completes once (a poll: many times) with its [`Tag`].
+//! in one `io_uring_enter`. Each operation completes once (a poll, a receive, or a send without a copy: more often) with its
+//! [`Tag`].
 //!
-//! **Invariant.** A request's scatter list stays in place until its completion is reaped; this is the invariant of
-//! [`aryk_dma::Sgl`]. The caller that queues a read or a write ensures this by not completing the request earlier.
+//! **Invariant.** A request's scatter list stays in place until its last completion is reaped; this is the invariant of
+//! [`aryk_dma::Sgl`]. The caller that queues a read, a write or a send ensures this by not completing the request earlier.
 
+use crate::received::{BUFFERS, BufferName, Buffers, Filled, GROUP};
 use aryk_dma::{Seg, Sgl};
-use io_uring::{Builder, EnterFlags, IoUring, cqueue, opcode, squeue, types};
+use io_uring::{Builder, EnterFlags, IoUring, Probe, cqueue, opcode, squeue, types};
 use rustix::io::Errno;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// Returned with a completion: identifies the client of the ring, and its operation.
@@ -47,6 +51,15 @@ pub struct Completion {
     pub result: i32,
     /// Whether the same operation completes again.
     pub more: bool,
+    /// The buffer with what a receive has received: [`Ring::claim`].
+    buffer: Option<BufferName>,
+}
+
+impl Completion {
+    /// A completion of what is not an operation of a ring.
+    pub const fn of_call(tag: Tag, result: i32) -> Self {
+        Self { tag, result, more: false, buffer: None }
+    }
 }
 
 /// The durability of [`Ring::fsync`].
@@ -64,6 +77,10 @@ pub struct Ring {
     /// Vectors of operations that are queued and not yet submitted. The kernel copies them on submission, so the
     /// arena is reused from its start then. Never grown while in use: entries point into it.
     vectors: Vec<Seg>,
+    /// The headers of the messages among them, by the same rules.
+    messages: Vec<libc::msghdr>,
+    /// The buffers of receives, once there are some.
+    received: Option<Rc<Buffers>>,
     /// Operations whose last completion is pending, polls included.
     in_flight: u32,
     /// Whether operations may be queued that the kernel does not have yet. Each turn reads this flag, because the submission
@@ -81,6 +98,9 @@ impl std::fmt::Debug for Ring {
 
 /// The kernel's limit for one vector (`UIO_MAXIOV`).
 pub(crate) const VECTOR_MAX: usize = 1024;
+
+/// How long the end of a ring waits for that of its operations.
+const DROP_WAIT: Duration = Duration::from_secs(1);
 
 impl Ring {
     /// Creates a ring with room for `entries` unsubmitted operations. Only the creating thread may use it.
@@ -111,6 +131,8 @@ impl Ring {
         Ok(Self {
             ring,
             vectors: Vec::with_capacity(4 * VECTOR_MAX),
+            messages: Vec::with_capacity(entries as usize),
+            received: None,
             in_flight: 0,
             bytes: 0,
             has_queued: false,
@@ -146,7 +168,7 @@ impl Ring {
         let entry = match sgl.as_single() {
             Some(seg) => opcode::Read::new(fd, seg.base(), seg.len() as u32).offset(offset).build(),
             None => {
-                let (vector, count) = self.vector(sgl)?;
+                let (vector, count) = self.vector(sgl.pieces())?;
                 opcode::Readv::new(fd, vector, count).offset(offset).build()
             }
         };
@@ -177,7 +199,7 @@ impl Ring {
                 opcode::Write::new(fd, seg.base(), seg.len() as u32).offset(offset).rw_flags(flags).build()
             }
             None => {
-                let (vector, count) = self.vector(sgl)?;
+                let (vector, count) = self.vector(sgl.pieces())?;
                 opcode::Writev::new(fd, vector, count).offset(offset).rw_flags(flags).build()
             }
         };
@@ -221,6 +243,78 @@ impl Ring {
     pub fn poll_readable(&mut self, tag: Tag, fd: BorrowedFd<'_>) -> io::Result<()> {
         let fd = types::Fd(fd.as_raw_fd());
         self.push(tag, opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true).build())
+    }
+
+    /// Prepares receives and sends. What they need came with Linux 6.1.
+    ///
+    /// # Errors
+    /// `Unsupported` with an older kernel; the kernel's, if it refuses the buffers.
+    pub fn prepare_sockets(&mut self) -> io::Result<()> {
+        if self.received.is_some() {
+            return Ok(());
+        }
+        let mut known = Probe::new();
+        self.ring.submitter().register_probe(&mut known)?;
+        if !known.is_supported(opcode::SendMsgZc::CODE) {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let buffers = Rc::new(Buffers::new()?);
+        // SAFETY: the list has room for this many entries, and stays in place: see `Ring::drop`.
+        unsafe {
+            self.ring.submitter().register_buf_ring_with_flags(buffers.list() as u64, BUFFERS, GROUP, 0)?
+        };
+        self.received = Some(buffers);
+        Ok(())
+    }
+
+    /// Queues the receives of a socket that blocks: it completes, with more to come, each time that bytes have arrived, and ends
+    /// with 0 at the end of the stream, with an error, or with `ENOBUFS` while there is no buffer. The bytes of each completion
+    /// are to be taken by [`Ring::claim`].
+    ///
+    /// # Errors
+    /// As [`Ring::read`].
+    ///
+    /// # Panics
+    /// If [`Ring::prepare_sockets`] has not succeeded.
+    pub fn receive(&mut self, tag: Tag, fd: BorrowedFd<'_>) -> io::Result<()> {
+        assert!(self.received.is_some(), "receives are prepared");
+        self.push(tag, opcode::RecvMulti::new(types::Fd(fd.as_raw_fd()), GROUP).build())
+    }
+
+    /// The bytes of a completion of a receive. `None`: it has none, as an error.
+    ///
+    /// # Panics
+    /// If they have been claimed.
+    pub fn claim(&self, completion: &Completion) -> Option<Filled> {
+        let len = usize::try_from(completion.result).unwrap_or(0);
+        Some(self.received.as_ref()?.claim(completion.buffer?, len))
+    }
+
+    /// Queues a send of the scatter lists, in this order, by a socket that blocks. The result is the number of bytes that the
+    /// socket has taken, at least one. If `zero_copy`, there is more to come after the result: a last completion tells that the
+    /// memory is free.
+    ///
+    /// # Errors
+    /// As [`Ring::read`].
+    ///
+    /// # Panics
+    /// If the lists have more than 1024 pieces together.
+    pub fn send(&mut self, tag: Tag, fd: BorrowedFd<'_>, lists: &[Sgl], zero_copy: bool) -> io::Result<()> {
+        let (vector, count) = self.vector(lists.iter().flat_map(Sgl::pieces))?;
+        // SAFETY: all zeroes are a message without address, data and control.
+        let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+        message.msg_iov = vector.cast_mut();
+        message.msg_iovlen = count as usize;
+        self.messages.push(message);
+        let (fd, message) = (types::Fd(fd.as_raw_fd()), self.messages.last().expect("just added"));
+        let flags = libc::MSG_NOSIGNAL as u32;
+        let entry = match zero_copy {
+            true => opcode::SendMsgZc::new(fd, message).flags(flags).build(),
+            false => opcode::SendMsg::new(fd, message).flags(flags).build(),
+        };
+        self.push(tag, entry)?;
+        self.bytes += lists.iter().map(|list| u64::from(list.len())).sum::<u64>();
+        Ok(())
     }
 
     /// Queues a request to cancel the operation with `tag`. The operation completes in any case.
@@ -285,7 +379,10 @@ impl Ring {
                 continue;
             }
             self.in_flight -= u32::from(!more);
-            each(Completion { tag: Tag::from_raw(entry.user_data()), result: entry.result(), more });
+            let (tag, result) = (Tag::from_raw(entry.user_data()), entry.result());
+            let name = |index| self.received.as_ref().map(|buffers| buffers.reaped(index));
+            let buffer = cqueue::buffer_select(entry.flags()).and_then(name);
+            each(Completion { tag, result, more, buffer });
         }
         count
     }
@@ -313,11 +410,10 @@ impl Ring {
         debug_assert!(entered.is_ok(), "{entered:?}");
     }
 
-    /// Copies the pieces of `sgl` to the arena. Returns their address there, valid until the next submission. Ensures that the
+    /// Copies `pieces` to the arena. Returns their address there, valid until the next submission. Ensures that the
     /// queue has room for the entry that refers to them: if the entry had to wait for a submission, the next vector would
     /// overwrite them.
-    fn vector(&mut self, sgl: &Sgl) -> io::Result<(*const libc::iovec, u32)> {
-        let pieces = sgl.pieces();
+    fn vector(&mut self, pieces: impl Iterator<Item = Seg>) -> io::Result<(*const libc::iovec, u32)> {
         if !self.has_room_for_vector() {
             self.submit()?;
             if !self.has_room_for_vector() {
@@ -332,7 +428,9 @@ impl Ring {
     }
 
     fn has_room_for_vector(&mut self) -> bool {
-        self.vectors.len() + VECTOR_MAX <= self.vectors.capacity() && !self.ring.submission().is_full()
+        self.vectors.len() + VECTOR_MAX <= self.vectors.capacity()
+            && self.messages.len() < self.messages.capacity()
+            && !self.ring.submission().is_full()
     }
 
     fn push(&mut self, tag: Tag, entry: squeue::Entry) -> io::Result<()> {
@@ -363,9 +461,31 @@ impl Ring {
         self.has_queued = !self.ring.submission().is_empty();
         if !self.has_queued {
             self.vectors.clear();
+            self.messages.clear();
             self.bytes = 0;
         }
         result
+    }
+}
+
+impl Drop for Ring {
+    /// Ends receives before their buffers are unmapped.
+    fn drop(&mut self) {
+        let Some(buffers) = self.received.take() else { return };
+        let submitter = self.ring.submitter();
+        let wait = types::Timespec::from(DROP_WAIT);
+        let ended = match self.in_flight {
+            0 => Ok(()),
+            _ => submitter.register_sync_cancel(Some(wait), types::CancelBuilder::any()),
+        };
+        let has_ended = match ended {
+            Ok(()) => true,
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        };
+        if submitter.unregister_buf_ring(GROUP).is_err() || !has_ended {
+            // The kernel may still fill them.
+            std::mem::forget(buffers);
+        }
     }
 }
 
@@ -374,7 +494,8 @@ mod tests {
     use super::*;
     use aryk_dma::{Buffer, Mapping, MemTable, PAGE, Region, SgTable};
     use rustix::event::{EventfdFlags, eventfd};
-    use std::io::Write;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
     use std::os::unix::fs::FileExt;
     use std::sync::Arc;
@@ -509,6 +630,131 @@ mod tests {
                 last = reap_one(&mut ring);
             }
             assert_eq!((last.more, last.result), (false, -libc::ECANCELED));
+        }
+    }
+
+    /// A connection: the side of the ring, and that of the test.
+    fn connection() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (listener.accept().unwrap().0, peer)
+    }
+
+    /// Reaps until `is_done`.
+    fn reap_until(ring: &mut Ring, mut is_done: impl FnMut(&Ring, Completion) -> bool) {
+        let mut done = false;
+        while !done {
+            ring.wait(None).unwrap();
+            let mut all = Vec::new();
+            ring.reap(1024, |completion| all.push(completion));
+            all.into_iter().for_each(|completion| done |= is_done(ring, completion));
+        }
+    }
+
+    #[test]
+    fn a_receive_takes_all_that_arrives_in_buffers_of_the_ring() {
+        for mut ring in rings() {
+            ring.prepare_sockets().unwrap();
+            ring.prepare_sockets().unwrap();
+            let (socket, mut peer) = connection();
+            ring.receive(tag(1), socket.as_fd()).unwrap();
+            ring.submit().unwrap();
+            // More than all buffers, in pieces, so that each buffer is used again.
+            let sent: Vec<u8> = (0..10 << 20).map(|i: u32| (i / 7) as u8).collect();
+            let expected = sent.clone();
+            let sender = std::thread::spawn(move || peer.write_all(&sent).unwrap());
+            let mut got = Vec::new();
+            let mut is_over = false;
+            while !is_over {
+                let mut has_ended = false;
+                reap_until(&mut ring, |ring, done| {
+                    has_ended |= !done.more;
+                    match ring.claim(&done) {
+                        Some(bytes) => got.extend_from_slice(&bytes),
+                        None => is_over = done.result == 0,
+                    }
+                    true
+                });
+                // The queue of completions was full, or there was no buffer.
+                if has_ended && !is_over {
+                    ring.receive(tag(1), socket.as_fd()).unwrap();
+                }
+            }
+            sender.join().unwrap();
+            assert!(got == expected);
+            assert_eq!(ring.in_flight(), 0);
+        }
+    }
+
+    #[test]
+    fn a_receive_without_buffers_ends_and_goes_on_later() {
+        for mut ring in rings() {
+            ring.prepare_sockets().unwrap();
+            let (socket, mut peer) = connection();
+            ring.receive(tag(1), socket.as_fd()).unwrap();
+            ring.submit().unwrap();
+            let sender = std::thread::spawn(move || {
+                let _ = peer.write_all(&[7; 64 << 20]);
+            });
+            let mut held = Vec::new();
+            let mut is_over = false;
+            while !is_over {
+                let mut has_ended = false;
+                reap_until(&mut ring, |ring, done| {
+                    has_ended |= !done.more;
+                    is_over = done.result == -libc::ENOBUFS;
+                    held.extend(ring.claim(&done));
+                    true
+                });
+                if has_ended && !is_over {
+                    ring.receive(tag(1), socket.as_fd()).unwrap();
+                }
+            }
+            assert_eq!((held.len(), ring.in_flight()), (BUFFERS.into(), 0));
+            drop(held);
+            ring.receive(tag(2), socket.as_fd()).unwrap();
+            reap_until(&mut ring, |ring, done| {
+                assert_eq!(done.tag, tag(2));
+                ring.claim(&done).is_some_and(|bytes| bytes.iter().all(|byte| *byte == 7))
+            });
+            // The receive is cancelled by the end of the ring.
+            drop(ring);
+            drop(socket);
+            sender.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn sends_take_the_pieces_in_order_and_tell_when_their_memory_is_free() {
+        for (mut ring, zero_copy) in rings().into_iter().zip([false, true]) {
+            ring.prepare_sockets().unwrap();
+            let (socket, mut peer) = connection();
+            let mut buffers = [b"01234567", b"abcdefgh"].map(|bytes| Buffer::from_slice(bytes));
+            let lists = buffers.each_mut().map(Buffer::lend);
+            let lists = [lists[1].slice(1, 3), lists[0].first(2), lists[1].slice(7, 1)];
+            ring.send(tag(4), socket.as_fd(), &lists, zero_copy).unwrap();
+            let sent = reap_one(&mut ring);
+            assert_eq!((sent.tag, sent.result, sent.more), (tag(4), 6, zero_copy));
+            let mut bytes = [0; 6];
+            peer.read_exact(&mut bytes).unwrap();
+            assert_eq!(&bytes, b"bcd01h");
+            if zero_copy {
+                let free = reap_one(&mut ring);
+                assert_eq!((free.tag, free.more), (tag(4), false));
+            }
+            buffers.iter_mut().for_each(Buffer::reclaim);
+            assert_eq!(ring.in_flight(), 0);
+            drop(peer);
+            let list = [buffers[0].lend()];
+            let failed = loop {
+                ring.send(tag(5), socket.as_fd(), &list, false).unwrap();
+                let result = reap_one(&mut ring).result;
+                if result < 0 {
+                    break result;
+                }
+            };
+            assert!([-libc::EPIPE, -libc::ECONNRESET].contains(&failed), "{failed}");
+            buffers[0].reclaim();
         }
     }
 

@@ -4,6 +4,7 @@
 
 mod drivers;
 mod simulation;
+mod sockets;
 mod support;
 mod threads;
 mod turns;

@@ -1,0 +1,151 @@
+//! Sockets that the ring reads and writes, on a reactor that the test runs.
+
+use crate::support::{Time, reactor, settle};
+use aryk_dma::Buffer;
+use aryk_reactor::{Cx, Engine, Reactor, Root, RootId, SleepPolicy, Socket, SocketEvent};
+use std::cell::RefCell;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+/// A root that answers with what it receives.
+struct Echo {
+    socket: Socket,
+    zero_copy: bool,
+    unsent: Vec<u8>,
+    sending: Option<Buffer>,
+    /// The events: bytes that were received and sent, and how it ended.
+    received: usize,
+    sent: usize,
+    has_ended: bool,
+}
+
+impl Root for Echo {
+    fn poll(&mut self, cx: &mut Cx) -> bool {
+        let mut has_any = false;
+        while let Some(event) = self.socket.next_event(cx) {
+            has_any = true;
+            match event {
+                SocketEvent::Received(bytes) => {
+                    self.received += bytes.len();
+                    self.unsent.extend_from_slice(&bytes);
+                }
+                SocketEvent::Sent { result, is_released } => {
+                    let len = result.unwrap() as usize;
+                    self.sent += len;
+                    self.unsent.drain(..len);
+                    assert_eq!(is_released, !self.zero_copy);
+                    if is_released {
+                        self.sending.as_mut().unwrap().reclaim();
+                        self.sending = None;
+                    }
+                }
+                SocketEvent::Released => {
+                    self.sending.as_mut().unwrap().reclaim();
+                    self.sending = None;
+                }
+                SocketEvent::Ended => self.has_ended = true,
+                SocketEvent::Failed(error) => panic!("{error}"),
+            }
+        }
+        if !self.has_ended {
+            self.socket.receive(cx);
+        }
+        if self.sending.is_none() && !self.unsent.is_empty() {
+            let mut buffer = Buffer::from_slice(&self.unsent);
+            assert!(self.socket.send(&[buffer.lend()], self.zero_copy, cx));
+            self.sending = Some(buffer);
+        }
+        has_any
+    }
+}
+
+fn echo(reactor: &mut Reactor, zero_copy: bool) -> (Rc<RefCell<Echo>>, RootId, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let fd = OwnedFd::from(listener.accept().unwrap().0);
+    let cx = reactor.cx();
+    let thread = cx.add_thread("echo", aryk_reactor::CoreSet::allowed());
+    let root = cx.add_root(thread, "echo", |root, cx| {
+        Socket::open(fd, root, cx).map(|socket| Echo {
+            socket,
+            zero_copy,
+            unsent: Vec::new(),
+            sending: None,
+            received: 0,
+            sent: 0,
+            has_ended: false,
+        })
+    });
+    let id = root.unwrap().id();
+    cx.wake(id);
+    (cx.root(id).unwrap(), id, peer)
+}
+
+#[test]
+fn what_a_socket_receives_is_sent_back() {
+    for zero_copy in [false, true] {
+        let (mut reactor, _) = reactor(SleepPolicy::Interrupt, Engine::IoUring, &Time::default());
+        let (echo, id, mut peer) = echo(&mut reactor, zero_copy);
+        settle(&mut reactor);
+        assert!(!echo.borrow().socket.is_at_rest());
+        let bytes: Vec<u8> = (0..5 << 20).map(|i: u32| (i / 3) as u8).collect();
+        let expected = bytes.clone();
+        let mut reader = peer.try_clone().unwrap();
+        let sender = std::thread::spawn(move || {
+            peer.write_all(&bytes).unwrap();
+            peer.shutdown(Shutdown::Write).unwrap();
+        });
+        let receiver = std::thread::spawn(move || {
+            let mut got = vec![0; expected.len()];
+            reader.read_exact(&mut got).unwrap();
+            assert!(got == expected);
+        });
+        while !(echo.borrow().socket.is_at_rest() && echo.borrow().sent == 5 << 20) {
+            reactor.step();
+        }
+        assert_eq!(echo.borrow().received, 5 << 20);
+        assert!(echo.borrow().has_ended);
+        sender.join().unwrap();
+        receiver.join().unwrap();
+        reactor.cx().remove_root(id);
+    }
+}
+
+#[test]
+fn a_socket_that_was_stopped_is_whole_and_goes_on_elsewhere() {
+    let (mut reactor, _) = reactor(SleepPolicy::Interrupt, Engine::IoUring, &Time::default());
+    let (echo, id, mut peer) = echo(&mut reactor, false);
+    settle(&mut reactor);
+    peer.write_all(b"first").unwrap();
+    while echo.borrow().sent < 5 {
+        reactor.step();
+    }
+    drop(echo);
+    let mut left = reactor.cx().take_root::<Echo>(id).unwrap();
+    left.socket.stop_receiving(reactor.cx());
+    left.socket.stop_receiving(reactor.cx());
+    while !left.socket.is_at_rest() {
+        reactor.step();
+        assert!(left.socket.next_event(reactor.cx()).is_none());
+    }
+    let mut socket = TcpStream::from(left.socket.into_fd());
+    peer.write_all(b"second").unwrap();
+    let mut bytes = [0; 6];
+    socket.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"second");
+}
+
+#[test]
+fn a_reactor_without_a_ring_gives_the_descriptor_back() {
+    let (mut reactor, _) = reactor(SleepPolicy::Interrupt, Engine::Epoll, &Time::default());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let fd = OwnedFd::from(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+    let thread = reactor.cx().add_thread("test", aryk_reactor::CoreSet::allowed());
+    let root = reactor.cx().add_root(thread, "echo", |root, cx| match Socket::open(fd, root, cx) {
+        Ok(_) => panic!("there is no ring"),
+        Err(fd) => Err::<Echo, OwnedFd>(fd),
+    });
+    assert!(TcpStream::from(root.unwrap_err()).peer_addr().is_ok());
+}
