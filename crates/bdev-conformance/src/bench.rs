@@ -59,7 +59,15 @@ impl Bench {
     /// # Panics
     /// As [`Bench::new`].
     pub fn at(clock: Clock) -> Self {
-        let mut reactor = Reactor::new(0, SleepPolicy::Poll, Engine::Auto, clock).expect("a reactor starts");
+        Self::on(Engine::Auto, clock)
+    }
+
+    /// Creates a reactor with another kernel interface.
+    ///
+    /// # Panics
+    /// As [`Bench::new`].
+    pub fn on(engine: Engine, clock: Clock) -> Self {
+        let mut reactor = Reactor::new(0, SleepPolicy::Poll, engine, clock).expect("a reactor starts");
         let thread = reactor.cx().add_thread("bench", CoreSet::from_iter([0]));
         let members = reactor.cx().handle().members();
         Self { reactor, thread, members, openers: 0 }

@@ -2,8 +2,7 @@
 //!
 //! A poll takes what has completed, starts what has waited for a buffer, takes what the host has sent, and sends the output: the
 //! replies of a turn leave together. What a host makes a queue hold is bounded by the queue's entries, and the data of commands
-//! by its share of the reactor's [`Pool`], or by the buffers of an RDMA connection. A host that does not read its replies is not
-//! read from either.
+//! by its share of the reactor's [`Pool`], or by the buffers of an RDMA connection.
 
 mod commands;
 mod copy;
@@ -38,6 +37,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
+pub(crate) use tcp::TcpCarrier;
 
 /// Bytes of data whose digests one poll computes for reads, and those of one more.
 const DIGESTED_MAX: usize = 1 << 20;
@@ -268,10 +268,13 @@ impl IoQueue {
         }
     }
 
-    /// Ends the queue, if it is closing and its disks have nothing.
+    /// Ends the queue, if it is closing, and neither its disks nor the kernel have something of it.
     fn finish(&mut self, cx: &mut Cx) {
         if !self.is_closing || self.disks.has_requests() || !self.completions.is_empty() {
             return;
+        }
+        if !self.link.is_at_rest() {
+            return self.link.end(cx);
         }
         let Some(ended) = self.ended.take() else { return };
         self.pool.forget(self.root);

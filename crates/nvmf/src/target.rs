@@ -137,6 +137,8 @@ pub struct Limits {
     pub unconnected: u32,
     /// How long a host has to send data that it was asked for, and to read a reply of an I/O queue.
     pub patience: Duration,
+    /// The kernel sends large replies of TCP without a copy, where the reactor's ring writes the socket.
+    pub zero_copy: bool,
 }
 
 impl Default for Limits {
@@ -148,6 +150,7 @@ impl Default for Limits {
             connections: connections_max(),
             unconnected: 1024,
             patience: Duration::from_secs(30),
+            zero_copy: false,
         }
     }
 }

@@ -85,6 +85,11 @@ impl Socket {
         self.is_sending
     }
 
+    /// Whether a send has its result, but its memory is not free yet.
+    pub const fn awaits_release(&self) -> bool {
+        self.has_result
+    }
+
     /// The socket's descriptor.
     ///
     /// # Panics

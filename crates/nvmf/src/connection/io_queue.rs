@@ -96,7 +96,7 @@ impl Queue<'_> {
         let prepared = Box::pin(self.prepare(&hold)).await.ok_or(End::Refused)?;
         let connected = Connected {
             carrier: match link {
-                Link::Tcp(tcp) => tcp.into_carrier()?,
+                Link::Tcp(tcp) => tcp.into_carrier(inner.state.borrow().limits.zero_copy)?,
                 Link::Rdma(rdma) => rdma.into_carrier(),
             },
             entries: self.connect.sqsize + 1,

@@ -2,7 +2,7 @@
 
 use super::{End, PATIENCE, Slot, Slots};
 use crate::address::Transport;
-use crate::queue::Carrier;
+use crate::queue::{Carrier, TcpCarrier};
 use crate::stream::Stream;
 use crate::target::Inner;
 use aryk_nvme_fabrics::SlotId;
@@ -104,8 +104,8 @@ impl TcpLink {
     }
 
     /// The connection for an I/O queue. Nothing is unsent.
-    pub fn into_carrier(self) -> Result<Carrier, End> {
+    pub fn into_carrier(self, zero_copy: bool) -> Result<Carrier, End> {
         let (socket, tls) = self.stream.into_parts()?;
-        Ok(Carrier::Tcp { socket, tls, queue: self.queue, rest: self.input })
+        Ok(Carrier::Tcp(TcpCarrier { socket, tls, queue: self.queue, rest: self.input, zero_copy }))
     }
 }

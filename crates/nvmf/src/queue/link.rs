@@ -3,18 +3,15 @@
 use super::IoQueue;
 use super::commands::Slot;
 use super::rdma::Rdma;
-use super::tcp::Tcp;
+use super::tcp::{Tcp, TcpCarrier};
 use crate::address::Transport;
 use crate::pool::Pool;
 use crate::rdma::Wire;
 use aryk_nvme::spec::status::Status;
 use aryk_nvme_fabrics::SlotId;
 use aryk_nvme_fabrics::sgl::DataBlocks;
-use aryk_nvme_fabrics::tcp::Queue;
 use aryk_reactor::{Armed, Cx, Nanos, RootId};
-use aryk_tls::Session;
 use std::io;
-use std::net::TcpStream;
 use std::rc::Rc;
 
 /// Slots that a queue of TCP begins with.
@@ -23,14 +20,7 @@ const SLOTS_MIN: usize = 8;
 /// A connection that becomes an I/O queue's.
 pub(crate) enum Carrier {
     /// Of TCP.
-    Tcp {
-        socket: TcpStream,
-        /// The connection uses TLS.
-        tls: Option<Session>,
-        queue: Queue,
-        /// What was received behind Connect.
-        rest: Vec<u8>,
-    },
+    Tcp(TcpCarrier),
     /// Of RDMA, with the buffers for data of its commands.
     Rdma { wire: Wire, pool: Pool },
 }
@@ -49,9 +39,7 @@ impl Link {
     /// The connection, and the pool of the queue.
     pub fn new(carrier: Carrier, root: RootId, cx: &mut Cx) -> io::Result<(Self, Rc<Pool>)> {
         Ok(match carrier {
-            Carrier::Tcp { socket, tls, queue, rest } => {
-                (Self::Tcp(Tcp::new((socket, tls), queue, rest, root, cx)?), cx.local_state())
-            }
+            Carrier::Tcp(carrier) => (Self::Tcp(Tcp::new(carrier, root, cx)?), cx.local_state()),
             Carrier::Rdma { wire, pool } => (Self::Rdma(Rdma::new(wire, root, cx)?), Rc::new(pool)),
         })
     }
@@ -125,8 +113,32 @@ impl Link {
     /// Since when the host has taken no output, if there is some that it must take.
     pub fn waiting_since(&self) -> Option<Nanos> {
         match self {
-            Self::Tcp(tcp) => tcp.is_blocked.then_some(tcp.sent_at),
+            Self::Tcp(tcp) => tcp.waiting_since(),
             Self::Rdma(rdma) => rdma.waiting_since,
+        }
+    }
+
+    /// Whether neither the kernel nor the device has something of the connection to do.
+    pub const fn is_at_rest(&self) -> bool {
+        match self {
+            Self::Tcp(tcp) => tcp.is_at_rest(),
+            Self::Rdma(_) => true,
+        }
+    }
+
+    /// Has the connection come to rest: what has arrived until then wakes the queue.
+    pub fn stop(&mut self, cx: &mut Cx) {
+        match self {
+            Self::Tcp(tcp) => tcp.stop(cx),
+            Self::Rdma(_) => {}
+        }
+    }
+
+    /// Has the connection come to rest after its end.
+    pub fn end(&mut self, cx: &mut Cx) {
+        match self {
+            Self::Tcp(tcp) => tcp.end(cx),
+            Self::Rdma(_) => {}
         }
     }
 

@@ -1,8 +1,8 @@
 //! The move of a queue to another reactor while its host uses it. Reactor context.
 //!
 //! A queue that is to leave holds new commands back, and goes on with those that it has. When its disks have none and the host
-//! has taken all replies, the connection and the commands held back go to the other reactor by way of control, which starts a
-//! queue there. A host that keeps the queue waiting, or a disk, keeps it here: then control takes the order back.
+//! has taken all replies, it has the kernel end its receive; what arrives until then is held back, too. Then the connection and
+//! the commands held back go to the other reactor by way of control, which starts a queue there. A host that keeps the queue waiting, or a disk, keeps it here: then control takes the order back.
 
 use super::commands::{Slot, Stage};
 use super::disks::Disks;
@@ -158,6 +158,11 @@ impl IoQueue {
 
     /// Whether the queue is to leave, and nothing keeps it.
     fn may_leave(&mut self) -> bool {
+        self.is_ready_to_leave() && self.link.is_at_rest()
+    }
+
+    /// Whether the queue is to leave, and neither its disks nor its host keep it.
+    pub(super) fn is_ready_to_leave(&mut self) -> bool {
         let is_at_rest = |slot: &Slot| matches!(slot.stage, Stage::Idle);
         self.is_leaving
             && !self.is_closing
@@ -171,8 +176,11 @@ impl IoQueue {
 
     /// Leaves the reactor later in this turn, when the root does not run, if nothing keeps the queue.
     pub(super) fn leave_if_at_rest(&mut self, cx: &mut Cx) {
-        if !self.may_leave() {
+        if !self.is_ready_to_leave() {
             return;
+        }
+        if !self.link.is_at_rest() {
+            return self.link.stop(cx);
         }
         let root = self.root;
         cx.call_at(cx.now(), move |cx| {
@@ -193,7 +201,7 @@ impl IoQueue {
         link.unwatch(cx);
         let qos = disks.close();
         let carrier = match link {
-            Link::Tcp(tcp) => tcp.into_carrier(),
+            Link::Tcp(tcp) => Carrier::Tcp(tcp.into_carrier()),
             Link::Rdma(rdma) => {
                 let pool = Rc::into_inner(pool).expect("the pool of an RDMA connection is its queue's");
                 Carrier::Rdma { wire: rdma.wire, pool }

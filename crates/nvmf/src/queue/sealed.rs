@@ -5,7 +5,7 @@
 //! stays with the connection: at most the bytes of one call.
 
 use super::link::Link;
-use super::tcp::Tcp;
+use super::tcp::{Means, Polled, Tcp};
 use super::{IoQueue, give_back};
 use aryk_log_limit::limited;
 use aryk_nvme_fabrics::tcp::Piece;
@@ -67,10 +67,14 @@ impl Sealed {
 impl IoQueue {
     /// Takes encrypted input.
     pub(super) fn open(&mut self, mut received: &[u8], cx: &mut Cx) {
-        let Link::Tcp(Tcp { sealed: Some(sealed), .. }) = &self.link else { return };
+        let Link::Tcp(Tcp { means: Means::Polled(Polled { sealed: Some(sealed), .. }), .. }) = &self.link
+        else {
+            return;
+        };
         let buffers = Rc::clone(&sealed.buffers);
         let mut opened = buffers.opened.borrow_mut();
-        while let Link::Tcp(Tcp { sealed: Some(sealed), .. }) = &mut self.link
+        while let Link::Tcp(Tcp { means: Means::Polled(Polled { sealed: Some(sealed), .. }), .. }) =
+            &mut self.link
             && !self.is_closing
         {
             match sealed.session.read(&mut received, &mut opened) {
@@ -88,7 +92,8 @@ impl IoQueue {
     /// Writes what is encrypted, or encrypts up to `max` bytes of the output and writes them.
     pub(super) fn write_sealed(&mut self, max: usize, cx: &mut Cx) -> io::Result<usize> {
         let Self { link: Link::Tcp(tcp), slots, pool, share, waiting, root, .. } = self else { return Ok(0) };
-        let Tcp { queue, socket, sent_at, sealed: Some(sealed), .. } = tcp else { return Ok(0) };
+        let Tcp { queue, sent_at, means: Means::Polled(polled), .. } = tcp else { return Ok(0) };
+        let Polled { socket, sealed: Some(sealed), .. } = polled else { return Ok(0) };
         let Sealed { session, unsent, sent, buffers } = sealed;
         if *sent < unsent.len() {
             let len = socket.write(&unsent[*sent..])?;

@@ -1,140 +1,162 @@
 //! A queue whose connection is one of TCP. Reactor context.
+//!
+//! The socket is read and written by the reactor's ring (`tcp/ring.rs`), or, where the ring cannot and with TLS, by system calls
+//! (`tcp/polled.rs`).
 
+mod polled;
+mod ring;
+
+use super::IoQueue;
 use super::commands::Slot;
-use super::link::{Carrier, Link};
+use super::link::Link;
 use super::sealed::Sealed;
-use super::{IoQueue, give_back};
 use aryk_log_limit::limited;
 use aryk_nvme::spec::entry::Fuse;
-use aryk_nvme_fabrics::tcp::{Fatal, Piece, Queue, Received};
-use aryk_reactor::{Cx, Nanos, RootId, WatchId};
+use aryk_nvme_fabrics::tcp::{Fatal, Queue, Received};
+use aryk_reactor::{Cx, Nanos, RootId};
 use aryk_tls::Session;
-use rustix::event::{Timespec, epoll};
-use std::cell::RefCell;
-use std::io::{self, ErrorKind, IoSlice, Read, Write};
-use std::net::{Shutdown, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
-use std::rc::Rc;
+pub(super) use polled::Polled;
+pub(super) use ring::Ring;
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::AsFd;
 
-/// Bytes that one poll reads.
-const READ_MAX: usize = 256 << 10;
-/// Pieces that one system call writes.
-const PIECES_MAX: usize = 64;
 /// Bytes that one poll writes.
 pub(super) const WRITE_MAX: usize = 512 << 10;
 
-/// Where sockets are read to: all queues of a reactor have one buffer.
-struct Input(RefCell<Vec<u8>>);
-
-impl Default for Input {
-    fn default() -> Self {
-        Self(RefCell::new(vec![0; READ_MAX]))
-    }
-}
-
-/// What tells that a full socket has room again.
-struct Room {
-    epoll: OwnedFd,
-    watch: WatchId,
+/// How the queue reads and writes its socket.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a queue has one, and no indirection on the path of its commands"
+)]
+pub(super) enum Means {
+    Polled(Polled),
+    Ring(Ring),
 }
 
 /// The connection.
 pub(super) struct Tcp {
-    pub socket: TcpStream,
-    watch: WatchId,
-    room: Option<Room>,
-    /// The socket has no room for the output.
-    pub is_blocked: bool,
-    pub sealed: Option<Sealed>,
+    pub means: Means,
     pub queue: Queue,
     /// What was received behind Connect.
     rest: Vec<u8>,
     /// When the socket has last taken output.
     pub sent_at: Nanos,
-    input: Rc<Input>,
+    zero_copy: bool,
+}
+
+/// What carries a connection of TCP from one owner to the next.
+pub(crate) struct TcpCarrier {
+    pub socket: TcpStream,
+    /// The connection uses TLS.
+    pub tls: Option<Session>,
+    pub queue: Queue,
+    /// What was received behind Connect.
+    pub rest: Vec<u8>,
+    /// The kernel sends large output without a copy, if it has no TLS.
+    pub zero_copy: bool,
 }
 
 impl Tcp {
-    pub fn new(
-        (socket, tls): (TcpStream, Option<Session>),
-        queue: Queue,
-        rest: Vec<u8>,
-        root: RootId,
-        cx: &mut Cx,
-    ) -> io::Result<Self> {
-        let watch = cx.watch(socket.as_fd().try_clone_to_owned()?, root)?;
-        let sealed = tls.map(|session| Sealed::new(session, cx));
-        let input = cx.local_state();
-        Ok(Self {
-            socket,
-            watch,
-            room: None,
-            is_blocked: false,
-            sealed,
-            queue,
-            rest,
-            sent_at: cx.now(),
-            input,
-        })
+    pub fn new(carrier: TcpCarrier, root: RootId, cx: &mut Cx) -> io::Result<Self> {
+        let TcpCarrier { socket, tls, queue, rest, zero_copy } = carrier;
+        let means = match tls {
+            None if cx.has_ring_sockets() => Means::Ring(Ring::new(socket, root, cx)?),
+            tls => Means::Polled(Polled::new(socket, tls, root, cx)?),
+        };
+        Ok(Self { means, queue, rest, sent_at: cx.now(), zero_copy })
     }
 
     pub fn has_output(&self) -> bool {
-        !self.queue.is_output_empty() || self.sealed.as_ref().is_some_and(Sealed::has_unsent)
+        let has_unsent = match &self.means {
+            Means::Polled(polled) => polled.has_unsent(),
+            Means::Ring(_) => false,
+        };
+        has_unsent || !self.queue.is_output_empty()
     }
 
-    /// The connection for another reactor. Nothing is unsent, and the socket is not watched.
-    pub fn into_carrier(self) -> Carrier {
-        let Self { socket, sealed, queue, rest, .. } = self;
-        Carrier::Tcp { socket, tls: sealed.map(Sealed::into_session), queue, rest }
+    /// Since when the host has taken no output, if there is some that it must take.
+    pub fn waiting_since(&self) -> Option<Nanos> {
+        let is_waiting = match &self.means {
+            Means::Polled(polled) => polled.is_blocked,
+            Means::Ring(ring) => ring.is_sending(),
+        };
+        is_waiting.then_some(self.sent_at)
+    }
+
+    /// Whether the kernel has nothing of the connection to do.
+    pub const fn is_at_rest(&self) -> bool {
+        match &self.means {
+            Means::Polled(_) => true,
+            Means::Ring(ring) => ring.is_at_rest(),
+        }
+    }
+
+    /// Has the kernel come to rest, if there is nothing to send.
+    pub fn stop(&mut self, cx: &mut Cx) {
+        if let Means::Ring(ring) = &mut self.means {
+            ring.stop(cx);
+        }
+    }
+
+    /// Has the kernel come to rest after the end of the connection.
+    pub fn end(&mut self, cx: &mut Cx) {
+        if let Means::Ring(ring) = &mut self.means {
+            ring.end(cx);
+        }
+    }
+
+    /// The connection for another reactor. Nothing is unsent, the kernel is at rest, and the socket is not watched.
+    pub fn into_carrier(self) -> TcpCarrier {
+        let Self { means, queue, rest, zero_copy, .. } = self;
+        let (socket, tls) = match means {
+            Means::Polled(Polled { socket, sealed, .. }) => (socket, sealed.map(Sealed::into_session)),
+            Means::Ring(ring) => (ring.into_socket(), None),
+        };
+        TcpCarrier { socket, tls, queue, rest, zero_copy }
     }
 
     /// The host sees the end at once.
     pub fn shut_down(&self) {
-        let _ = self.socket.shutdown(Shutdown::Both);
+        let fd = match &self.means {
+            Means::Polled(polled) => polled.socket.as_fd(),
+            Means::Ring(ring) => ring.as_fd(),
+        };
+        let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
     }
 
     pub fn unwatch(&mut self, cx: &mut Cx) {
-        cx.unwatch(self.watch);
-        if let Some(Room { watch, .. }) = self.room.take() {
-            cx.unwatch(watch);
+        if let Means::Polled(polled) = &mut self.means {
+            polled.unwatch(cx);
         }
     }
 }
 
 impl IoQueue {
-    /// Reads the socket once.
+    /// Takes what the socket has received.
     pub(super) fn receive_tcp(&mut self, cx: &mut Cx) -> bool {
         let Link::Tcp(tcp) = &mut self.link else { return false };
-        if !self.has_begun || self.is_closing || tcp.is_blocked {
-            return false;
-        }
-        let rest = std::mem::take(&mut tcp.rest);
+        let may_take = self.has_begun && !self.is_closing;
+        let rest = if may_take { std::mem::take(&mut tcp.rest) } else { Vec::new() };
+        let is_ring = matches!(tcp.means, Means::Ring(_));
         if !rest.is_empty() {
             self.take(&rest, cx);
             cx.wake(self.root);
             return true;
         }
-        let input = Rc::clone(&tcp.input);
-        let mut bytes = input.0.borrow_mut();
-        match tcp.socket.read(&mut bytes) {
-            Ok(0) => self.close(cx),
-            Ok(len) => {
-                match tcp.sealed {
-                    Some(_) => self.open(&bytes[..len], cx),
-                    None => self.take(&bytes[..len], cx),
-                }
-                if len == bytes.len() {
-                    cx.wake(self.root);
-                }
-            }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
-            Err(error) if error.kind() == ErrorKind::Interrupted => cx.wake(self.root),
-            Err(error) => {
-                tracing::debug!(%error, "a queue of a host has lost its connection");
-                self.close(cx);
-            }
+        match is_ring {
+            true => self.receive_from_ring(cx),
+            false => may_take && self.receive_polled(cx),
         }
-        true
+    }
+
+    /// Sends the output, as far as the socket takes it now.
+    pub(super) fn send_tcp(&mut self, cx: &mut Cx) -> bool {
+        let Link::Tcp(tcp) = &mut self.link else { return false };
+        match tcp.means {
+            Means::Polled(_) => self.send_polled(cx),
+            Means::Ring(_) => self.send_by_ring(cx),
+        }
     }
 
     pub(super) fn take(&mut self, mut input: &[u8], cx: &mut Cx) {
@@ -182,99 +204,13 @@ impl IoQueue {
             tcp.queue.terminate(fatal);
         }
         self.send(cx);
-        self.close(cx);
-    }
-
-    /// Writes the output, as far as the socket takes it.
-    pub(super) fn send_tcp(&mut self, cx: &mut Cx) -> bool {
-        let Link::Tcp(tcp) = &mut self.link else { return false };
-        let was_blocked = std::mem::take(&mut tcp.is_blocked);
-        let mut left = WRITE_MAX;
-        while let Link::Tcp(tcp) = &mut self.link
-            && tcp.has_output()
-            && !self.is_closing
-            && !tcp.is_blocked
+        // The end of the connection comes behind the reason.
+        if let Link::Tcp(tcp) = &self.link
+            && matches!(tcp.means, Means::Ring(_))
         {
-            if left == 0 {
-                cx.wake(self.root);
-                break;
-            }
-            let written = match tcp.sealed {
-                Some(_) => self.write_sealed(left, cx),
-                None => self.write_some(left, cx),
-            };
-            match written {
-                Ok(len) => left -= len,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    if let Err(error) = self.await_room(cx) {
-                        tracing::warn!(%error, "cannot wait for a host that does not read its replies");
-                        self.close(cx);
-                    }
-                }
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => {
-                    tracing::debug!(%error, "a queue of a host has lost its connection");
-                    self.close(cx);
-                }
-            }
+            // If that fails, the end of the turn finds it.
+            let _ = cx.ring().map(|mut ring| ring.submit());
         }
-        if was_blocked && self.link.waiting_since().is_none() {
-            // The socket does not report again the input that has arrived meanwhile.
-            cx.wake(self.root);
-        }
-        left < WRITE_MAX
-    }
-
-    /// Writes up to `max` bytes with one system call.
-    fn write_some(&mut self, max: usize, cx: &mut Cx) -> io::Result<usize> {
-        let Self { link: Link::Tcp(tcp), slots, pool, share, waiting, root, .. } = self else { return Ok(0) };
-        let Tcp { queue, socket, sent_at, .. } = tcp;
-        let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
-        let (mut count, mut left) = (0, max);
-        for (place, piece) in pieces.iter_mut().zip(queue.output()) {
-            let bytes = match piece {
-                Piece::Bytes(bytes) => bytes,
-                Piece::Data { slot, offset, len } => {
-                    let data = slots[usize::from(slot.0)].data.as_ref().expect("kept until it is sent");
-                    &data.buffer.bytes()[offset as usize..][..len as usize]
-                }
-            };
-            *place = IoSlice::new(&bytes[..bytes.len().min(left)]);
-            left -= place.len();
-            count += 1;
-            if left == 0 {
-                break;
-            }
-        }
-        let len = socket.write_vectored(&pieces[..count])?;
-        *sent_at = cx.now();
-        queue.sent(len, |id| {
-            if let Some(data) = slots[usize::from(id.0)].data.take() {
-                give_back(pool, share, data, waiting, *root, cx);
-            }
-        });
-        Ok(len)
-    }
-
-    /// Has the root woken when the socket has room.
-    fn await_room(&mut self, cx: &mut Cx) -> io::Result<()> {
-        let event = epoll::EventFlags::OUT | epoll::EventFlags::ONESHOT;
-        let data = epoll::EventData::new_u64(0);
-        let Link::Tcp(tcp) = &mut self.link else { return Ok(()) };
-        tcp.is_blocked = true;
-        if let Some(Room { epoll, .. }) = &tcp.room {
-            // The next report is one only if the last one has been taken.
-            let mut reports = [epoll::Event { flags: epoll::EventFlags::empty(), data }];
-            epoll::wait(epoll, &mut reports, Some(&Timespec::default()))?;
-            epoll::modify(epoll, &tcp.socket, data, event)?;
-        } else {
-            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-            let watch = cx.watch(epoll.try_clone()?, self.root)?;
-            epoll::add(&epoll, &tcp.socket, data, event)?;
-            tcp.room = Some(Room { epoll, watch });
-        }
-        let since = tcp.sent_at;
-        self.await_host(since, cx);
-        Ok(())
+        self.close(cx);
     }
 }

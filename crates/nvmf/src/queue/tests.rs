@@ -22,7 +22,7 @@ use aryk_nvme_fabrics::tcp::{
     Event, Format, H2cData, HEADER_MAX, Header, IcReq, IcResp, Limits, Parser, Piece, Queue, R2t, Received,
     Side,
 };
-use aryk_reactor::Clock;
+use aryk_reactor::{Clock, Engine};
 use aryk_tls::Session;
 use std::cell::{RefCell, RefMut};
 use std::collections::BTreeMap;
@@ -143,6 +143,31 @@ fn tcp_of(queue: &IoQueue) -> &tcp::Tcp {
     }
 }
 
+/// How the tests' queues reach their sockets: by this kernel interface, and whether sends make no copy. [`all_forms`] sets it.
+fn form() -> (Engine, bool) {
+    match std::env::var(FORM).as_deref() {
+        Err(_) => (Engine::Auto, false),
+        Ok("zero-copy") => (Engine::IoUring, true),
+        Ok("epoll") => (Engine::Epoll, false),
+        Ok(form) => panic!("{form}"),
+    }
+}
+
+const FORM: &str = "ARYK_TEST_SOCKETS";
+
+/// Runs the tests of queues again, with each other form of their sockets.
+#[test]
+fn all_forms() {
+    if std::env::var(FORM).is_ok() {
+        return;
+    }
+    for form in ["zero-copy", "epoll"] {
+        let program = std::env::current_exe().unwrap();
+        let ended = std::process::Command::new(program).arg("queue::").env(FORM, form).output().unwrap();
+        assert!(ended.status.success(), "{form}: {}", String::from_utf8_lossy(&ended.stdout));
+    }
+}
+
 struct Rig {
     bench: Bench,
     clock: Arc<AtomicU64>,
@@ -193,7 +218,8 @@ impl Rig {
     /// A queue with digests of data, or with TLS.
     fn with(data_digest: bool, uses_tls: bool) -> (Self, Arc<Control>) {
         let clock = Arc::new(AtomicU64::new(1));
-        let mut bench = Bench::at(Clock::Virtual(Arc::clone(&clock)));
+        let (engine, zero_copy) = form();
+        let mut bench = Bench::on(engine, Clock::Virtual(Arc::clone(&clock)));
         let registry = Registry::new();
         let control = add_disk(&registry, "disk");
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -237,7 +263,13 @@ impl Rig {
         let connected = Connected {
             counts: Arc::default(),
             qos: Arc::default(),
-            carrier: Carrier::Tcp { socket, tls: tls_of_queue, queue, rest: Vec::new() },
+            carrier: Carrier::Tcp(TcpCarrier {
+                socket,
+                tls: tls_of_queue,
+                queue,
+                rest: Vec::new(),
+                zero_copy,
+            }),
             entries: ENTRIES,
             patience,
             lines,
@@ -620,6 +652,21 @@ fn a_verify_reads_and_sends_no_data() {
 }
 
 #[test]
+fn a_queue_ends_although_its_host_does_not_read() {
+    let (mut rig, _) = Rig::new();
+    let blocks = TRANSFER_MAX as u32 / BLOCK;
+    // More than the sockets hold.
+    let reads: Vec<u8> = (0..100).flat_map(|cid| command(entry(cid, io::READ, 0, blocks))).collect();
+    rig.send(&reads);
+    rig.turns(1000);
+    {
+        let (queue, _) = rig.queue();
+        assert!(tcp_of(&queue).waiting_since().is_some());
+    }
+    rig.end();
+}
+
+#[test]
 fn a_poll_writes_a_limited_amount() {
     let (mut rig, control) = Rig::new();
     control.is_held.store(true, Relaxed);
@@ -632,12 +679,17 @@ fn a_poll_writes_a_limited_amount() {
     let (written, total) = {
         let (mut queue, cx) = rig.queue();
         queue.poll(cx);
-        let left = tcp_of(&queue).queue.output().map(|piece| match piece {
+        let tcp = tcp_of(&queue);
+        let left = tcp.queue.output().map(|piece| match piece {
             Piece::Bytes(bytes) => bytes.len(),
             Piece::Data { len, .. } => len as usize,
         });
+        let sending = match &tcp.means {
+            tcp::Means::Ring(ring) => ring.sending_len(),
+            tcp::Means::Polled(_) => 0,
+        };
         let total = 32 * (TRANSFER_MAX + 24 + 24);
-        (total - left.sum::<usize>(), total)
+        (total - left.sum::<usize>() + sending, total)
     };
     assert!(written > 0 && written <= tcp::WRITE_MAX && total > 2 * tcp::WRITE_MAX, "{written} of {total}");
     let got = rig.receive(64);
@@ -828,6 +880,8 @@ fn run_any(seed: u64) {
         host.take(rig.received());
     }
     assert!(host.commands.is_empty(), "seed {seed}: {:?} have not completed", host.commands.keys());
+    // The host has the replies before the queue learns that they are sent.
+    rig.turns(10);
     {
         let (queue, _) = rig.queue();
         assert_eq!(tcp_of(&queue).queue.in_use(), 0);

@@ -29,7 +29,7 @@ use host::{Connection, Options};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
-use target::{BLOCK, BLOCKS, Running, SUBSYSTEM, until};
+use target::{BLOCK, BLOCKS, FORM, Running, SUBSYSTEM, until};
 use zerocopy::FromBytes;
 
 /// Digests of headers and of data, and whether the host disables flow control of its submission queues.
@@ -38,6 +38,19 @@ const VARIANTS: [(bool, bool, bool); 4] =
 
 fn pattern(blocks: usize, seed: usize) -> Vec<u8> {
     (0..blocks * BLOCK).map(|i| (i * 31 + i / BLOCK + seed) as u8).collect()
+}
+
+/// Runs the tests again, with each other form of the sockets.
+#[test]
+fn all_forms() {
+    if std::env::var(FORM).is_ok() {
+        return;
+    }
+    for form in ["zero-copy", "epoll"] {
+        let program = std::env::current_exe().unwrap();
+        let ended = std::process::Command::new(program).env(FORM, form).output().unwrap();
+        assert!(ended.status.success(), "{form}: {}", String::from_utf8_lossy(&ended.stdout));
+    }
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use aryk_bdev::{Blocks, Env, Identity, Registry};
 use aryk_nvme_fabrics::subsystem::AnaState;
-use aryk_nvmf::{Address, Channel, NewNamespace, NewSubsystem, SubsystemInfo, Target};
-use aryk_reactor::{CoreSet, Options, Reactors, SleepPolicy};
+use aryk_nvmf::{Address, Channel, Limits, NewNamespace, NewSubsystem, SubsystemInfo, Target};
+use aryk_reactor::{CoreSet, Engine, Options, Reactors, SleepPolicy};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -29,6 +29,19 @@ impl<F: AsyncFnOnce(Target) + 'static> AsyncCall for F {
     }
 }
 
+/// Names the way in which the target reaches the sockets of I/O queues.
+pub const FORM: &str = "ARYK_TEST_SOCKETS";
+
+/// The kernel interface of the reactors, and whether sends make no copy.
+fn form() -> (Engine, bool) {
+    match std::env::var(FORM).as_deref() {
+        Err(_) => (Engine::Auto, false),
+        Ok("zero-copy") => (Engine::IoUring, true),
+        Ok("epoll") => (Engine::Epoll, false),
+        Ok(form) => panic!("{form}"),
+    }
+}
+
 /// A running target.
 pub struct Running {
     pub address: SocketAddr,
@@ -47,7 +60,8 @@ impl Running {
     /// A target on this many reactors.
     pub fn start_on(count: usize) -> Self {
         let cores = CoreSet::allowed().iter().take(count).collect();
-        let options = Options { cores, policy: SleepPolicy::Interrupt, ..Options::default() };
+        let (engine, zero_copy) = form();
+        let options = Options { cores, policy: SleepPolicy::Interrupt, engine, ..Options::default() };
         let reactors = Reactors::start(&options).unwrap();
         let env = Env::new(Arc::new(Registry::new()), &reactors);
         let config = aryk_bdev_malloc::Config {
@@ -65,6 +79,7 @@ impl Running {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             LocalSet::new().block_on(&runtime, async move {
                 let target = Target::new(of_target);
+                target.set_limits(Limits { zero_copy, ..Limits::default() });
                 let new = NewSubsystem { has_ana: true, ..NewSubsystem::named(SUBSYSTEM.parse().unwrap()) };
                 target.add_subsystem(new).unwrap();
                 for host in [1, 2] {
