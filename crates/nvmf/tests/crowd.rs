@@ -15,7 +15,7 @@ use aryk_nvmf::Limits;
 use raw::{Raw, capsule_with, command};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -73,7 +73,7 @@ fn be_hosts(target: SocketAddr) {
         all.push(admin_queue);
         all.extend((1..=QUEUES).map(|qid| Raw::io_as(target, id, qid, ENTRIES, host)));
     }
-    writeln!(std::io::stdout(), "\n{}", all.len()).unwrap();
+    println!("\n{}", all.len());
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
 }
 

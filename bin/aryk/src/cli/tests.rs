@@ -129,8 +129,6 @@ fn commands_of_the_guide_parse() {
         "aryk export --json",
         "aryk qos set vm1 --iops 3k --bandwidth 125M --burst 2s --combined",
         "aryk qos set vm1 --read-iops 0 --write-bandwidth 0 --combined=false",
-        "aryk qos host data --iops 5k",
-        "aryk qos host data --host nqn.2014-08.org.nvmexpress:uuid:1 --bandwidth 20M",
         "aryk qos list --watch",
         "aryk qos group create vm1 --iops 6000",
         "aryk qos group create rack --parent all",
@@ -155,6 +153,17 @@ fn commands_of_the_guide_parse() {
     ] {
         parse(line).unwrap_or_else(|e| panic!("{line}: {e}"));
     }
+}
+
+#[test]
+fn limits_of_hosts_parse() {
+    for line in [
+        "aryk qos host data --iops 5k",
+        "aryk qos host data --host nqn.2014-08.org.nvmexpress:uuid:1 --bandwidth 20M",
+    ] {
+        parse(line).unwrap_or_else(|e| panic!("{line}: {e}"));
+    }
+    parse("aryk qos host --iops 5k").unwrap_err();
 }
 
 #[test]
