@@ -261,8 +261,7 @@ impl World {
                 [self.rng.usize(..5)];
         self.disk.crash(crash);
         self.pending.clear();
-        let expected =
-            Expected { pool: Some(POOL), position: Some(self.position), may_lack_checkpoint: false };
+        let expected = Expected { pool: Some(POOL), position: Some(self.position), ..Expected::default() };
         let opened = match open(&mut self.disk, expected) {
             Ok(opened) => opened,
             // The superblock's first copy may be torn, while there is no second one.

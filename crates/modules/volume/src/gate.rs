@@ -170,6 +170,7 @@ pub(crate) struct Closed<'a> {
 
 impl<'a> Closed<'a> {
     /// Closes gates: [`Closed::drained`] waits until all of their channels know. Call [`Closed::open`] afterwards in any case.
+    #[expect(clippy::disallowed_methods, reason = "the control plane has no reactor's clock")]
     pub fn new(gates: Vec<&'a Gate>) -> Self {
         let since = Instant::now();
         let reactors = set(&gates, Some(since));
