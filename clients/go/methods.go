@@ -2506,7 +2506,7 @@ type NvmfCreateTransportParams struct {
 	SockPriority *uint32 `json:"sock_priority,omitempty"`
 	// Name of the target. Default: `nvmf_tgt`.
 	TgtName string `json:"tgt_name,omitempty"`
-	// Ignored.
+	// TCP: send replies of 16 KiB or more without a copy, if io_uring sends them. Default: false.
 	Zcopy *bool `json:"zcopy,omitempty"`
 }
 

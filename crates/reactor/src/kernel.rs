@@ -337,6 +337,7 @@ impl Driver for KernelDriver {
 
     fn name(&self) -> String {
         match self.interface {
+            Interface::Uring(_) if self.has_sockets == Some(false) => "io_uring without sockets",
             Interface::Uring(_) => "io_uring",
             Interface::Epoll { .. } => "epoll",
         }

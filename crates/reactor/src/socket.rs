@@ -1,8 +1,8 @@
 //! Connected sockets that the reactor's ring reads and writes. Reactor context.
 //!
 //! A socket has at most one receive and one send in the kernel. The receive goes on until it is stopped: what arrives is in
-//! buffers of the ring, which the kernel takes when bytes arrive, so a socket that waits holds no memory. The reactor's sleep does
-//! not count receives as requests.
+//! buffers of the ring, which the kernel takes when bytes arrive, so a socket that waits holds no memory. The reactor sleeps
+//! although there are receives: they do not count as requests.
 //!
 //! **Invariant.** The descriptor, and the memory of a send, stay as they are until the kernel has neither a receive nor a send
 //! ([`Socket::is_at_rest`]).
@@ -142,8 +142,8 @@ impl Socket {
         self.is_sending
     }
 
-    /// The next event that has happened. `None`: all have been reported. The order is the kernel's: what a peer sends in answer to
-    /// a send comes after the end of the send.
+    /// The next event that has happened. `None`: all have been reported. The order is the kernel's: what a peer sends in answer
+    /// to a send comes after the end of the send.
     #[inline]
     pub fn next_event(&mut self, cx: &Cx) -> Option<SocketEvent> {
         loop {
@@ -160,10 +160,9 @@ impl Socket {
             if !completion.more {
                 (self.is_receiving, self.is_stopping) = (false, false);
             }
-            if let Some(bytes) = cx.claim(&completion) {
-                return Some(SocketEvent::Received(bytes));
-            }
+            let bytes = cx.claim(&completion);
             match completion.result {
+                1.. => return Some(SocketEvent::Received(bytes.expect("what arrives is in a buffer"))),
                 0 => return Some(SocketEvent::Ended),
                 // It goes on when the root calls `receive`.
                 result if is_pause(result) => {}

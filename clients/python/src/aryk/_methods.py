@@ -3898,7 +3898,7 @@ class Methods(ABC):
             num_shared_buffers: Ignored.
             sock_priority: Ignored.
             tgt_name: Name of the target. Default: `nvmf_tgt`.
-            zcopy: Ignored.
+            zcopy: TCP: send replies of 16 KiB or more without a copy, if io_uring sends them. Default: false.
         """
         result: bool = self.call(
             "nvmf_create_transport",
@@ -9044,7 +9044,7 @@ class AsyncMethods(ABC):
             num_shared_buffers: Ignored.
             sock_priority: Ignored.
             tgt_name: Name of the target. Default: `nvmf_tgt`.
-            zcopy: Ignored.
+            zcopy: TCP: send replies of 16 KiB or more without a copy, if io_uring sends them. Default: false.
         """
         result: bool = await self.call(
             "nvmf_create_transport",

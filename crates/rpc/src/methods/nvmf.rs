@@ -281,8 +281,8 @@ struct CreateTransport {
     /// Ignored.
     #[serde(skip_serializing)]
     iobuf_large_cache_size: Option<u32>,
-    /// Ignored.
-    #[serde(skip_serializing)]
+    /// TCP: send replies of 16 KiB or more without a copy, if io_uring sends them. Default: false.
+    #[serde(skip_serializing_if = "Option::is_none")]
     zcopy: Option<bool>,
     /// Ignored.
     #[serde(skip_serializing)]
@@ -365,7 +365,7 @@ async fn create_transport(control: &Control, p: CreateTransport) -> Result<bool,
     }
     let all = named.target.limits();
     named.target.set_limits(match transport {
-        Transport::Tcp => Limits { tcp: limits, ..all },
+        Transport::Tcp => Limits { tcp: limits, zero_copy: p.zcopy.unwrap_or(all.zero_copy), ..all },
         Transport::Rdma => Limits { rdma: limits, ..all },
     });
     named.transports.borrow_mut().insert(transport);

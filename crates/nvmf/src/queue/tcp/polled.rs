@@ -1,8 +1,7 @@
 //! A socket of TCP that its queue reads and writes by system calls, when the reactor finds it ready. Reactor context.
 //!
 //! Sockets with TLS are polled in any case: what is encrypted goes from a buffer that all queues share straight to the socket. A
-//! ring would keep such a buffer for each connection until its send completes, and would save nothing, as encryption takes
-//! longer than the call.
+//! ring would keep such a buffer for each connection until its send completes.
 
 use super::{Means, Tcp, WRITE_MAX};
 use crate::queue::link::Link;

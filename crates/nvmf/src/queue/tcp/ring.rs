@@ -4,8 +4,8 @@
 //! has one send in the kernel, of all output that there was; what is added meanwhile is sent together when that send has
 //! completed. Headers are copied to a buffer of the pool, data is sent from where the disk has put it.
 //!
-//! A host that does not read its replies is still read from: its commands and their data in capsules are bounded by the entries of
-//! the queue, since a slot is not free before its completion is sent.
+//! A host that does not read its replies is still read from: its commands and their data in capsules are bounded by the entries
+//! of the queue, since a slot is not free before its completion is sent.
 //!
 //! **Invariant.** The buffers of a send are lent from its start until the kernel reports that it is over. A queue ends, or leaves
 //! its reactor, when the kernel has neither a receive nor a send of its socket.
