@@ -25,10 +25,6 @@ use std::os::fd::AsFd;
 pub(super) const WRITE_MAX: usize = 512 << 10;
 
 /// How the queue reads and writes its socket.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a queue has one, and no indirection on the path of its commands"
-)]
 pub(super) enum Means {
     Polled(Polled),
     Ring(Ring),
