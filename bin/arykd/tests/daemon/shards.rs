@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 /// Bytes of a stripe.
 const STRIPE: u64 = 16 << 20;
@@ -117,8 +116,8 @@ fn changes_that_kill_9_interrupts_are_whole_afterwards() {
             let over = Over(&is_over);
             let mut vm = connect(&daemon, "p-vm");
             verify(&mut vm, if round == 0 { 255 } else { round - 1 });
-            write_all(&mut vm, round);
-            std::thread::sleep(Duration::from_millis(fastrand::u64(0..150)));
+            // The changes go on meanwhile.
+            (0..fastrand::u32(1..20)).for_each(|_| write_all(&mut vm, round));
             drop(over);
             let pid = Pid::from_raw(daemon.pid().cast_signed()).unwrap();
             kill_process(pid, Signal::KILL).unwrap();
