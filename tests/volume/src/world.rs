@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use aryk_dma::{Buffer, Sgl};
 use aryk_volume::{
-    Command, Done, ForeignId, ForeignUse, OpId, Pieces, Pool, Recovered, Settings, State, StoreOp,
+    Command, Done, ForeignId, ForeignUse, OpId, Pieces, Pool, Recovered, Settings, State, Stats, StoreOp,
     TimelineId, VolumeId,
 };
 use aryk_volume_store::{Base, Formatting, Options, Store};
@@ -358,7 +358,8 @@ impl World {
                 if !is_deleting
                     && !self.shape.is_full
                     && state == State::Ready
-                    && stats.free_blobs <= u64::from(self.settings.reserve_blobs) + 2 =>
+                    && (stats.free_blobs <= u64::from(self.settings.reserve_blobs) + 2
+                        || self.lacks_room(&stats)) =>
             {
                 let id = self.volumes[n].id;
                 self.command(Command::Delete(id), Pending::Delete(id));
@@ -371,6 +372,14 @@ impl World {
                 self.commands
             )),
         }
+    }
+
+    /// Whether thick volumes have reserved what the requests in flight, or a copy of an inflation, may wait for.
+    fn lacks_room(&self, stats: &Stats) -> bool {
+        const COPY: u64 = 1 << 20;
+        let waiting: u64 = self.requests.values().map(|request| bytes(request.units) as u64).sum();
+        let taken = stats.live_bytes + stats.reserved_bytes + stats.unflushed_bytes;
+        taken + waiting + COPY > stats.usable_bytes
     }
 
     fn await_ready(&mut self) -> Result<(), String> {
