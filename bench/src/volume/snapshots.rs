@@ -109,6 +109,8 @@ fn take(settings: &Settings, pool: &mut Pool) -> Result<Section> {
             (with, calling.join())
         });
         let (with, call) = (with?, call.ok().context("the thread of the call ended early")??);
+        // What is overwritten stays in the pool as long as a snapshot has it: the pool would become full.
+        pool.rpc().call("bdev_lvol_delete", json!({"name": format!("p/{name}")}))?;
         section.row(vec![
             (number_of + 1).to_string(),
             number(call.as_secs_f64() * 1e3),
