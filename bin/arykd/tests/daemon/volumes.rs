@@ -523,3 +523,64 @@ fn a_vm_on_another_reactor_uses_a_volume_and_its_reactor_can_be_removed() {
     assert!(is_right(&mut near));
     assert!(daemon.aryk(&["pool", "check", "p"]).unwrap().contains("No damage"));
 }
+
+/// Damages a byte of each page of the index of a pool whose daemon has ended. Returns how many there are.
+fn damage_index(file: &std::fs::File) -> u32 {
+    let mut pages = 0;
+    let mut page = [0; 4096];
+    for at in (0..file.metadata().unwrap().len()).step_by(4096) {
+        file.read_exact_at(&mut page, at).unwrap();
+        if page.starts_with(b"AVIX") {
+            file.write_all_at(&[!page[2000]], at + 2000).unwrap();
+            pages += 1;
+        }
+    }
+    pages
+}
+
+#[test]
+fn a_pool_whose_index_is_damaged_fails_reads_and_is_rebuilt() {
+    let mut daemon = start();
+    let mut vm = connect(&daemon, "p-vm");
+    // So much that the index of the first writes is on the base.
+    let byte = |piece: u64| (piece % 200) as u8 + 1;
+    (0..1024).chain(824..1000).for_each(|piece| write(&mut vm, piece, byte(piece)));
+    vm.flush().unwrap();
+    daemon.aryk(&["snapshot", "create", "p/vm@s"]).unwrap();
+    drop(vm);
+    daemon.kill();
+    let path = daemon.dir().join("store.img");
+    let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    assert!(damage_index(&file) > 0, "the pool has pages of its index on the base");
+    daemon.restart();
+    daemon.wait_until_ready();
+    // The manifest is intact: the pool opens. What its index has lost fails; nothing reads older data.
+    wait_for("the controller", || daemon.dir().join("vhost/p-vm").exists());
+    let mut vm = connect(&daemon, "p-vm");
+    let mut failed = 0;
+    for piece in 0..1024 {
+        match vm.read(piece * PIECE as u64, PIECE) {
+            Ok(data) => assert_eq!(data, [byte(piece); PIECE], "piece {piece}"),
+            Err(_) => failed += 1,
+        }
+    }
+    assert!(failed > 0);
+    drop(vm);
+    let (code, error) = daemon.aryk(&["pool", "check", "p"]).unwrap_err();
+    assert_eq!(code, 1, "{error}");
+    daemon.kill();
+    let store = path.display().to_string();
+    let (_, error) = daemon.aryk(&["pool", "check", "--offline", &store]).unwrap_err();
+    assert!(error.contains("--repair"), "{error}");
+    let report = daemon.run_aryk(&["--json", "pool", "check", "--offline", &store, "--repair"]);
+    let report: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
+    assert_eq!(report["rebuilt"]["is_written"], true, "{report}");
+    daemon.restart();
+    daemon.wait_until_ready();
+    wait_for("the controller", || daemon.dir().join("vhost/p-vm").exists());
+    let mut vm = connect(&daemon, "p-vm");
+    (0..1024).for_each(|piece| assert_eq!(read(&mut vm, piece), [byte(piece); PIECE], "piece {piece}"));
+    drop(vm);
+    assert!(daemon.aryk(&["pool", "check", "p"]).unwrap().contains("No damage"));
+    assert!(daemon.aryk(&["snapshot", "list"]).unwrap().contains("p/vm@s"));
+}
