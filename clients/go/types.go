@@ -402,6 +402,8 @@ type CryptoUnavailable struct {
 
 // DamagedLog: The place where a log was damaged.
 type DamagedLog struct {
+	// Number of the shard.
+	Shard uint32 `json:"shard"`
 	// Number of the segment.
 	Segment uint32 `json:"segment"`
 	// Byte of the segment.
@@ -1652,8 +1654,8 @@ type OpenedPool struct {
 	Name string `json:"name"`
 	// UUID of the pool.
 	UUID string `json:"uuid"`
-	// Where the log was damaged; not there if it was not.
-	DamagedLog *DamagedLog `json:"damaged_log,omitempty"`
+	// Where the logs of its shards were damaged; not there if none was.
+	DamagedLog []DamagedLog `json:"damaged_log,omitempty"`
 }
 
 // PassthruDetails: A disk of `bdev_passthru_create`.
@@ -1819,6 +1821,8 @@ type PoolInfo struct {
 	Cores []uint16 `json:"cores"`
 	// `ready`, or `read-only` after a failure of its disk.
 	State string `json:"state"`
+	// Changes of volumes that are being made, or that wait until all shards can make them: see the log.
+	UnfinishedChanges uint64 `json:"unfinished_changes"`
 	// Number of volumes.
 	Volumes uint64 `json:"volumes"`
 	// Number of snapshots.

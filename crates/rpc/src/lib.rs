@@ -28,6 +28,7 @@ mod secret;
 mod secret_file;
 pub mod server;
 mod table;
+pub mod unfinished;
 pub mod units;
 pub mod wire;
 pub mod wrapping;

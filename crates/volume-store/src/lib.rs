@@ -47,7 +47,7 @@ pub use format::{Formatting, Looking};
 pub use layout::Options;
 pub use open::{Base, Expected, Opened, Opening};
 pub use record::{HEADER_BYTES, Header, Kind, edits};
-pub use share::{share_bytes, share_places};
+pub use share::{share_bytes, share_place, share_places};
 pub use store::{Growth, Position, Store};
 pub use superblock::{
     Area, COPY_BYTES, COPY_PLACES, Device, Extent, Invalid, PLACES as SUPERBLOCK_PLACES, Place,

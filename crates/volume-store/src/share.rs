@@ -37,6 +37,12 @@ pub fn share_places(shard: Shard, offset: u64, bytes: u64) -> impl Iterator<Item
     })
 }
 
+/// The place on the base that has the byte `offset` of a shard's disk.
+pub fn share_place(shard: Shard, offset: u64) -> u64 {
+    let (place, _) = share_places(shard, offset, 1).next().expect("a byte has a place");
+    place
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,5 +78,6 @@ mod tests {
         let places: Vec<_> = share_places(shard, UNIT_BYTES - 4096, 8192).collect();
         assert_eq!(places, [(2 * UNIT_BYTES - 4096, 4096), (3 * UNIT_BYTES, 4096)]);
         assert_eq!(share_places(shard, 5, 0).count(), 0);
+        assert_eq!(share_place(shard, UNIT_BYTES + 5), 3 * UNIT_BYTES + 5);
     }
 }

@@ -213,10 +213,10 @@ fn open(disk: &str, discard_damaged_log: bool, client: &mut Client, out: &Output
     let opened = client.call("aryk_pool_open", params).map_err(|error| error.hinted(&OPEN_HINTS))?;
     out.print(&opened, || {
         let mut line = format!("Pool '{}' is open.", text(&opened, "name"));
-        if let Some(damaged) = opened.get("damaged_log") {
-            let (segment, offset) = (number(damaged, "segment"), number(damaged, "offset"));
+        for damaged in elements(&opened["damaged_log"]) {
+            let [shard, segment, offset] = ["shard", "segment", "offset"].map(|name| number(damaged, name));
             line += &format!(
-                " Its log was damaged at byte {offset} of segment {segment}, or behind: later writes are lost."
+                " The log of its shard {shard} was damaged at byte {offset} of segment {segment}, or behind: later writes are lost."
             );
         }
         line
@@ -307,6 +307,7 @@ fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
             ("index", format!("{} entries, {}", count("index_entries"), size("index_bytes"))),
             ("cache hits", factor(count("cache_hits") * 100, lookups) + "%"),
             ("waiting requests", count("waiting_requests").to_string()),
+            ("unfinished changes", number(&pool, "unfinished_changes").to_string()),
             ("damaged blocks", count("damaged_blocks").to_string()),
         ])
     })

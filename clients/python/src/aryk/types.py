@@ -473,6 +473,8 @@ class CryptoUnavailable(TypedDict):
 class DamagedLog(TypedDict):
     """The place where a log was damaged."""
 
+    #: Number of the shard.
+    shard: int
     #: Number of the segment.
     segment: int
     #: Byte of the segment.
@@ -1635,8 +1637,8 @@ class OpenedPool(TypedDict):
     name: str
     #: UUID of the pool.
     uuid: str
-    #: Where the log was damaged; not there if it was not.
-    damaged_log: NotRequired[DamagedLog]
+    #: Where the logs of its shards were damaged; not there if none was.
+    damaged_log: NotRequired[list[DamagedLog]]
 
 
 class PassthruDetails(TypedDict):
@@ -1812,6 +1814,8 @@ class PoolInfo(TypedDict):
     cores: list[int]
     #: `ready`, or `read-only` after a failure of its disk.
     state: str
+    #: Changes of volumes that are being made, or that wait until all shards can make them: see the log.
+    unfinished_changes: int
     #: Number of volumes.
     volumes: int
     #: Number of snapshots.

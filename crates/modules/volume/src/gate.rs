@@ -221,5 +221,4 @@ impl<'a> Closed<'a> {
     }
 }
 
-const BUSY: Error =
-    Error::Busy("the writes of the volume do not end, so that no snapshot can be taken; try again later");
+const BUSY: Error = Error::Busy("the writes of the volume do not end in time; try again later");

@@ -38,8 +38,8 @@ mod striped;
 use device::VolumeDisk;
 
 pub use aryk_volume::{
-    BLOCK, CheckReport, CommandError, LogPlace, Settings, Space as VolumeSpace, Stats, StoreError, UNIT,
-    VolumeId, WhenFull,
+    BLOCK, CheckReport, CommandError, LogPlace, Settings, Shard, Space as VolumeSpace, Stats, StoreError,
+    UNIT, VolumeId, WhenFull,
 };
 pub use aryk_volume_store::{Error as FormatError, Finding};
 pub use copy::{Copy, whole_clusters};
@@ -183,6 +183,11 @@ pub enum Error {
          open the pool with the version of Aryk that has begun it, or a newer one"
     )]
     Intent(String),
+    /// A change was made in some shards of the pool, and others have refused it. It is tried again until they make it.
+    #[error(
+        "the change is made in some shards of the pool, and is tried again in the others, which have refused it: {0}"
+    )]
+    Unfinished(Box<Self>),
     /// A volume is not in all shards of its pool.
     #[error("a shard of the pool does not have the volume")]
     Incomplete,

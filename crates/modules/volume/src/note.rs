@@ -1,9 +1,9 @@
 //! What a pool stores in its manifest for this crate: lines `NAME=VALUE`. Any context.
 //!
-//! There are settings, and in the first part of a pool with several ones, the change that is being made.
+//! There are settings, and in the first part of a pool with several ones, the changes that are being made.
 
 use crate::Error;
-use aryk_volume::Settings;
+use aryk_volume::{Settings, TimelineId};
 use uuid::Uuid;
 
 const CACHE_BYTES: &str = "cache_bytes";
@@ -14,10 +14,10 @@ const INTENT: &str = "intent";
 pub(crate) enum Intent {
     /// These volumes or snapshots are made in all parts, or in none.
     Make(Vec<Uuid>),
-    /// A volume or snapshot is deleted.
-    Delete(Uuid),
-    /// A volume gets the content of a snapshot.
-    Revert { volume: Uuid, snapshot: Uuid },
+    /// These volumes or snapshots are deleted.
+    Delete(Vec<Uuid>),
+    /// A volume gets the content of a snapshot, in each part where it has the history that it had there before.
+    Revert { volume: Uuid, snapshot: Uuid, before: Vec<TimelineId> },
     /// A volume gets the content of another volume, which ends.
     Adopt { volume: Uuid, from: Uuid },
     /// The properties of a volume become the same in all parts.
@@ -25,53 +25,67 @@ pub(crate) enum Intent {
 }
 
 impl Intent {
+    /// The volumes and snapshots that it changes.
+    pub fn uuids(&self) -> Vec<Uuid> {
+        match self {
+            Self::Make(uuids) | Self::Delete(uuids) => uuids.clone(),
+            Self::Revert { volume, .. } | Self::Follow(volume) => vec![*volume],
+            Self::Adopt { volume, from } => vec![*volume, *from],
+        }
+    }
+
     fn to_text(&self) -> String {
-        let (kind, uuids) = match self {
-            Self::Make(uuids) => ("make", uuids.clone()),
-            Self::Delete(uuid) => ("delete", vec![*uuid]),
-            Self::Revert { volume, snapshot } => ("revert", vec![*volume, *snapshot]),
-            Self::Adopt { volume, from } => ("adopt", vec![*volume, *from]),
-            Self::Follow(uuid) => ("follow", vec![*uuid]),
-        };
-        let uuids: String = uuids.iter().map(|uuid| format!(" {uuid}")).collect();
-        kind.to_owned() + &uuids
+        let words = |words: &[Uuid]| words.iter().map(|uuid| format!(" {uuid}")).collect::<String>();
+        match self {
+            Self::Make(uuids) => "make".to_owned() + &words(uuids),
+            Self::Delete(uuids) => "delete".to_owned() + &words(uuids),
+            Self::Revert { volume, snapshot, before } => {
+                let before: String = before.iter().map(|timeline| format!(" {}", timeline.0)).collect();
+                format!("revert {volume} {snapshot}{before}")
+            }
+            Self::Adopt { volume, from } => format!("adopt {volume} {from}"),
+            Self::Follow(uuid) => format!("follow {uuid}"),
+        }
     }
 
     fn from_text(text: &str) -> Option<Self> {
-        let mut words = text.split(' ');
-        let kind = words.next()?;
-        let uuids: Vec<Uuid> = words.map(|word| Uuid::parse_str(word).ok()).collect::<Option<_>>()?;
-        Some(match (kind, &uuids[..]) {
-            ("make", [_, ..]) => Self::Make(uuids),
-            ("delete", &[uuid]) => Self::Delete(uuid),
-            ("revert", &[volume, snapshot]) => Self::Revert { volume, snapshot },
-            ("adopt", &[volume, from]) => Self::Adopt { volume, from },
-            ("follow", &[uuid]) => Self::Follow(uuid),
+        let uuid = |word: &str| Uuid::parse_str(word).ok();
+        let uuids = |words: &[&str]| words.iter().map(|word| uuid(word)).collect::<Option<Vec<_>>>();
+        let timeline = |word: &&str| word.parse().ok().map(TimelineId);
+        let words: Vec<&str> = text.split(' ').collect();
+        Some(match words[..] {
+            ["make", ref made @ ..] if !made.is_empty() => Self::Make(uuids(made)?),
+            ["delete", ref deleted @ ..] if !deleted.is_empty() => Self::Delete(uuids(deleted)?),
+            ["revert", volume, snapshot, ref before @ ..] => Self::Revert {
+                volume: uuid(volume)?,
+                snapshot: uuid(snapshot)?,
+                before: before.iter().map(timeline).collect::<Option<_>>()?,
+            },
+            ["adopt", volume, from] => Self::Adopt { volume: uuid(volume)?, from: uuid(from)? },
+            ["follow", volume] => Self::Follow(uuid(volume)?),
             _ => return None,
         })
     }
 }
 
-/// A note with another intent, or without one.
-pub(crate) fn with_intent(note: &[u8], intent: Option<&Intent>) -> Vec<u8> {
+/// A note with other intents.
+pub(crate) fn with_intents(note: &[u8], intents: &[Intent]) -> Vec<u8> {
     let note = String::from_utf8_lossy(note);
     let is_intent = |line: &&str| line.split_once('=').is_some_and(|(name, _)| name == INTENT);
-    let mut new: String =
-        note.lines().filter(|line| !is_intent(line)).map(|line| format!("{line}\n")).collect();
-    if let Some(intent) = intent {
-        new += &format!("{INTENT}={}\n", intent.to_text());
-    }
-    new.into_bytes()
+    let settings = note.lines().filter(|line| !is_intent(line)).map(|line| format!("{line}\n"));
+    let intents = intents.iter().map(|intent| format!("{INTENT}={}\n", intent.to_text()));
+    settings.chain(intents).collect::<String>().into_bytes()
 }
 
-/// The intent of a note.
+/// The intents of a note.
 ///
 /// # Errors
-/// [`Error::Intent`]: this version does not know it.
-pub(crate) fn intent(note: &[u8]) -> Result<Option<Intent>, Error> {
+/// [`Error::Intent`]: this version does not know one.
+pub(crate) fn intents(note: &[u8]) -> Result<Vec<Intent>, Error> {
     let note = String::from_utf8_lossy(note);
-    let text = note.lines().filter_map(|line| line.split_once('=')).find(|(name, _)| *name == INTENT);
-    text.map(|(_, text)| Intent::from_text(text).ok_or_else(|| Error::Intent(text.to_owned()))).transpose()
+    let lines = note.lines().filter_map(|line| line.split_once('='));
+    let texts = lines.filter(|(name, _)| *name == INTENT).map(|(_, text)| text);
+    texts.map(|text| Intent::from_text(text).ok_or_else(|| Error::Intent(text.to_owned()))).collect()
 }
 
 /// Bytes of a cache. A pool that somebody else has made must not exhaust the memory.
@@ -105,22 +119,21 @@ mod tests {
         let [a, b] = [Uuid::from_u128(7), Uuid::from_u128(8)];
         let all = [
             Intent::Make(vec![a, b]),
-            Intent::Delete(a),
-            Intent::Revert { volume: a, snapshot: b },
+            Intent::Delete(vec![a]),
+            Intent::Revert { volume: a, snapshot: b, before: vec![TimelineId(3), TimelineId(0)] },
             Intent::Adopt { volume: a, from: b },
             Intent::Follow(b),
         ];
         let large = Settings { cache_bytes: 1 << 30, ..Settings::default() };
         let mut note = of(&large);
-        for wanted in all {
-            note = with_intent(&note, Some(&wanted));
-            assert_eq!(intent(&note), Ok(Some(wanted)));
+        for count in 0..=all.len() {
+            note = with_intents(&note, &all[..count]);
+            assert_eq!(intents(&note), Ok(all[..count].to_vec()));
             assert_eq!(settings(&note, Settings::default()), large);
         }
-        assert_eq!(with_intent(&note, None), of(&large));
-        assert_eq!(intent(&of(&large)), Ok(None));
-        for unknown in ["intent=move x\n", "intent=delete\n", "intent=\n"] {
-            assert!(intent(unknown.as_bytes()).is_err());
+        assert_eq!(with_intents(&note, &[]), of(&large));
+        for unknown in ["move x", "delete", "", "revert 1", "make x"] {
+            assert!(intents(format!("intent={unknown}\n").as_bytes()).is_err(), "{unknown}");
         }
     }
 

@@ -11,15 +11,17 @@ use crate::owner::Ready;
 use crate::part::Part;
 use crate::{Error, NewVolume, Origin, note};
 use aryk_bdev::{Bdev, Bytes, Env, Identity};
+use aryk_log_limit::LogLimit;
 use aryk_volume::{
-    Answer, Command, Commit, Cut, Foreign, Label, LogPlace, PARTITIONS, Settings, State, Stats, StoreError,
-    TimelineId, UNIT, Volume, VolumeId, WhenFull,
+    Answer, Command, Commit, Cut, Foreign, Label, LogPlace, PARTITIONS, Settings, Shard, State, Stats,
+    StoreError, TimelineId, UNIT, Volume, VolumeId, WhenFull,
 };
-use aryk_volume_store::{Finding, Store, share_bytes};
+use aryk_volume_store::{Finding, Store, share_bytes, share_place};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 use uuid::Uuid;
 
 /// Locks a mutex that is held for a few instructions only, and whose holder does not panic.
@@ -149,10 +151,12 @@ pub struct Pool {
     base: Arc<Bdev>,
     /// At least one: the first one's volumes are the pool's.
     pub(crate) parts: Vec<Part>,
-    /// The change of several parts that is being made, or was interrupted.
-    intent: Mutex<Option<Intent>>,
+    /// Changes of several parts that are being made, or are not finished in all of them.
+    intents: Mutex<Vec<Intent>>,
+    /// About attempts to finish them.
+    unfinished_lines: LogLimit,
     findings: Vec<Finding>,
-    log_damage: Option<LogPlace>,
+    log_damage: Vec<(Shard, LogPlace)>,
     members: Mutex<BTreeMap<VolumeId, Member>>,
     /// The disks on which volumes depend and that are open, as the pool stores them.
     images: Mutex<BTreeMap<String, Arc<Bdev>>>,
@@ -178,15 +182,24 @@ impl Pool {
     ) -> Result<Arc<Self>, Error> {
         let identity = parts[0].root.call(|owner, _| owner.identity()).await.ok().flatten();
         let (uuid, name) = identity.ok_or(Error::Ended)?;
-        let log_damage = ready.iter().find_map(|ready| ready.log_damage);
+        let shards = || parts.iter().map(|part| part.place.shard);
+        let log_damage =
+            shards().zip(&ready).filter_map(|(shard, ready)| Some((shard, ready.log_damage?))).collect();
+        let on_base =
+            |shard| move |found: Finding| Finding { offset: share_place(shard, found.offset), ..found };
+        let findings = shards()
+            .zip(ready)
+            .flat_map(|(shard, ready)| ready.findings.into_iter().map(on_base(shard)))
+            .collect();
         Ok(Arc::new(Self {
             env: env.clone(),
             name: Mutex::new(name),
             uuid,
             base,
             parts,
-            intent: Mutex::default(),
-            findings: ready.into_iter().flat_map(|ready| ready.findings).collect(),
+            intents: Mutex::default(),
+            unfinished_lines: LogLimit::new(3, Duration::from_secs(60)),
+            findings,
             log_damage,
             members: Mutex::default(),
             images: Mutex::default(),
@@ -215,14 +228,19 @@ impl Pool {
         self.parts.iter().map(|part| part.root.handle().core()).collect()
     }
 
+    /// How many changes are being made, or wait until all shards can make them.
+    pub fn unfinished_changes(&self) -> usize {
+        lock(&self.intents).len()
+    }
+
     /// Structures of which one copy was damaged when the pool was opened.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
 
-    /// Where its log was damaged when the pool was opened: what was written behind this place is lost.
-    pub const fn log_damage(&self) -> Option<LogPlace> {
-        self.log_damage
+    /// Where the logs of its shards were damaged when the pool was opened: what was written behind these places is lost.
+    pub fn log_damage(&self) -> &[(Shard, LogPlace)] {
+        &self.log_damage
     }
 
     /// Whether it has ended, since its base was removed or it was closed.
@@ -423,7 +441,7 @@ impl Pool {
         if self.is_ending.load(Ordering::Relaxed) {
             return Err(Error::Busy("the pool is being deleted"));
         }
-        self.finish_intent().await?;
+        self.finish_intents().await;
         Ok(changing)
     }
 
@@ -528,7 +546,7 @@ impl Pool {
     /// [`Error`].
     pub async fn delete(&self, id: VolumeId) -> Result<(), Error> {
         let _changing = self.changing.lock().await;
-        self.finish_intent().await?;
+        self.finish_intents().await;
         self.command(Command::Delete(id)).await?;
         lock(&self.members).remove(&id);
         // Its image is closed if no other volume depends on it.
@@ -552,9 +570,8 @@ impl Pool {
             self.tell_size(&member, units)?;
         }
         let resized = self.command(Command::Resize { volume: id, units }).await;
-        let units = if resized.is_ok() { units } else { member.volume.units };
-        self.tell_size(&member, units)?;
         self.list_again().await?;
+        self.tell_size_of(id)?;
         resized.map(drop)
     }
 
@@ -566,6 +583,12 @@ impl Pool {
                 Err(aryk_bdev::Error::Claimed { name: disk.name().to_owned(), owner }.into())
             }
         }
+    }
+
+    /// Tells the size that a volume has, to its users.
+    fn tell_size_of(&self, id: VolumeId) -> Result<(), Error> {
+        let member = lock(&self.members).get(&id).cloned().ok_or(Error::Ended)?;
+        self.tell_size(&member, member.volume.units)
     }
 
     fn tell_size(&self, member: &Member, units: u64) -> Result<(), Error> {
@@ -603,8 +626,9 @@ impl Pool {
     /// [`Error`].
     pub async fn set_when_full(&self, id: VolumeId, when_full: WhenFull) -> Result<(), Error> {
         let _changing = self.begin_change().await?;
-        self.command(Command::SetWhenFull { volume: id, when_full }).await?;
-        self.list_again().await
+        let changed = self.command(Command::SetWhenFull { volume: id, when_full }).await;
+        self.list_again().await?;
+        changed.map(drop)
     }
 
     /// Reserves space for all of a volume, or gives it up.
@@ -613,8 +637,9 @@ impl Pool {
     /// [`Error`]: [`aryk_volume::CommandError::NotReservable`] if the pool does not have the space.
     pub async fn set_thick(&self, id: VolumeId, is_thick: bool) -> Result<(), Error> {
         let _changing = self.begin_change().await?;
-        self.command(Command::SetThick { volume: id, is_thick }).await?;
-        self.list_again().await
+        let changed = self.command(Command::SetThick { volume: id, is_thick }).await;
+        self.list_again().await?;
+        changed.map(drop)
     }
 
     /// Gives a volume the content of a snapshot.
@@ -625,10 +650,27 @@ impl Pool {
         let _changing = self.begin_change().await?;
         let member = lock(&self.members).get(&volume).cloned().ok_or(Error::Ended)?;
         Self::check_not_frozen(&member)?;
-        self.command(Command::Revert { volume, snapshot }).await?;
+        let reverted = self.command(Command::Revert { volume, snapshot }).await;
         self.list_again().await?;
-        let now = lock(&self.members).get(&volume).cloned().ok_or(Error::Ended)?;
-        self.tell_size(&member, now.volume.units)
+        self.tell_size_of(volume)?;
+        reverted.map(drop)
+    }
+
+    /// Finishes changes that a shard has refused, as far as possible. A pool without such changes is left alone.
+    pub async fn finish_changes(&self) {
+        let is_finished = || lock(&self.intents).is_empty();
+        if is_finished() {
+            return;
+        }
+        let _changing = self.changing.lock().await;
+        self.finish_intents().await;
+        if is_finished() && self.list_again().await.is_ok() {
+            for member in self.members() {
+                if let Err(error) = self.tell_size_of(member.id) {
+                    tracing::warn!(pool = self.name(), volume = member.name(), %error, "its size is not told");
+                }
+            }
+        }
     }
 
     /// Lets the pool grow to the size of its base. Returns the number of its segments.

@@ -123,10 +123,12 @@ impl Made<'_> {
     }
 
     /// The pool.
-    async fn into_pool(mut self) -> Result<Arc<Pool>, Error> {
-        self.starting.sort_by_key(|starting| starting.part.place.shard.index());
-        let parts = self.starting.into_iter().map(|starting| starting.part).collect();
-        Pool::new(self.env, Arc::clone(self.hold.bdev()), parts, self.ready).await
+    async fn into_pool(self) -> Result<Arc<Pool>, Error> {
+        let parts = self.starting.into_iter().map(|starting| starting.part);
+        let mut all: Vec<_> = parts.zip(self.ready).collect();
+        all.sort_by_key(|(part, _)| part.place.shard.index());
+        let (parts, ready) = all.into_iter().unzip();
+        Pool::new(self.env, Arc::clone(self.hold.bdev()), parts, ready).await
     }
 }
 
@@ -177,6 +179,13 @@ impl Pools {
     /// Forgets the disks of volumes that were removed with the disk on which they depended.
     pub fn forget_removed_disks(&self) {
         self.list().iter().for_each(|pool| pool.forget_removed_disks());
+    }
+
+    /// Finishes changes that shards of pools have refused, as far as possible.
+    pub async fn finish_changes(&self) {
+        for pool in self.list() {
+            pool.finish_changes().await;
+        }
     }
 
     /// The pool with this name or UUID.

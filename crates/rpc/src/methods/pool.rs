@@ -123,14 +123,16 @@ struct OpenedPool {
     name: String,
     /// UUID of the pool.
     uuid: Uuid,
-    /// Where the log was damaged; not there if it was not.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    damaged_log: Option<DamagedLog>,
+    /// Where the logs of its shards were damaged; not there if none was.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    damaged_log: Vec<DamagedLog>,
 }
 
 /// The place where a log was damaged.
 #[derive(Debug, Serialize, JsonSchema)]
 struct DamagedLog {
+    /// Number of the shard.
+    shard: u32,
     /// Number of the segment.
     segment: u32,
     /// Byte of the segment.
@@ -142,10 +144,12 @@ async fn open_pool(control: &Control, p: OpenPool) -> Result<OpenedPool, Error> 
     let settings =
         module::Settings { accepts_damaged_log: p.discard_damaged_log, ..module::Settings::default() };
     let pool = volumes::open_pool(control, disk.name(), settings).await?;
-    let damaged_log = pool.log_damage().map(|place| DamagedLog {
+    let damaged = |(shard, place): &(module::Shard, module::LogPlace)| DamagedLog {
+        shard: shard.index(),
         segment: place.blob.0,
         offset: u64::from(place.unit) * u64::from(module::UNIT),
-    });
+    };
+    let damaged_log = pool.log_damage().iter().map(damaged).collect();
     Ok(OpenedPool { name: pool.name(), uuid: pool.uuid(), damaged_log })
 }
 
@@ -210,6 +214,8 @@ struct PoolDescription {
     cores: Vec<u16>,
     /// `ready`, or `read-only` after a failure of its disk.
     state: &'static str,
+    /// Changes of volumes that are being made, or that wait until all shards can make them: see the log.
+    unfinished_changes: u64,
     /// Number of volumes.
     volumes: u64,
     /// Number of snapshots.
@@ -249,6 +255,7 @@ async fn describe_pool(pool: &Pool) -> Result<PoolDescription, Error> {
             Health::Ready => "ready",
             Health::ReadOnly(_) => "read-only",
         },
+        unfinished_changes: pool.unfinished_changes() as u64,
         volumes: volumes.len() as u64,
         snapshots: snapshots.len() as u64,
         total_bytes: space.total.0,

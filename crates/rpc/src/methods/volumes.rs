@@ -492,10 +492,11 @@ async fn opened(control: &Control, pool: &Pool, disk: &str) {
             finding.what
         );
     }
-    if let Some(place) = pool.log_damage() {
+    for (shard, place) in pool.log_damage() {
         tracing::error!(
             pool = pool.name(),
             disk,
+            shard = shard.index(),
             segment = place.blob.0,
             offset = u64::from(place.unit) * u64::from(module::UNIT),
             "the log was damaged at this byte of the segment or behind: what was written later is lost"
@@ -537,7 +538,7 @@ impl From<module::Error> for Error {
         use module::Error as Of;
         let errno = match &error {
             Of::Registry(error) => return error.clone().into(),
-            Of::Busy(_) => Errno::BUSY,
+            Of::Busy(_) | Of::Unfinished(_) => Errno::BUSY,
             Of::Open(_) | Of::Ended | Of::NoPool(_) | Of::NoPoolOn(_) | Of::NoVolume(_) => Errno::NODEV,
             Of::Format(error) => match error {
                 module::FormatError::Foreign(_) | module::FormatError::Pool { .. } => Errno::EXIST,

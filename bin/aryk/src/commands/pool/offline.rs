@@ -8,7 +8,7 @@ use aryk_volume::{
     Answer, CheckReport, Command, Done, Loading, Pool, RebuildReport, Recipe, Settings, Shard, State,
     StoreError, StoreOp, Tag, UNIT, Volume, VolumeId,
 };
-use aryk_volume_store::{Expected, Finding, Opened, Opening, Store};
+use aryk_volume_store::{Expected, Finding, Opened, Opening, Store, share_place};
 use disk::Disk;
 use serde_json::{Value, json};
 use std::collections::{HashMap, VecDeque};
@@ -18,6 +18,9 @@ use uuid::Uuid;
 
 mod disk;
 mod rebuild;
+
+/// What an index was rebuilt from: the first knows most.
+const FROM: [&str; 3] = ["copy", "headers", "headers_only"];
 
 /// Bytes of a block of the engine's index.
 const BLOCK: u64 = aryk_volume::BLOCK as u64;
@@ -78,7 +81,12 @@ fn check_shard(
         let expected = Expected { may_lack_checkpoint: true, shard: Some(shard), ..Expected::default() };
         let opened = open(disk, expected).map_err(|error| failed(&error))?;
         let Opened { mut store, recovered, copy, findings } = *opened;
-        report.name = store.superblock().name.clone();
+        // The other shards keep the name of the creation.
+        report.name = first.map_or_else(|| store.superblock().name.clone(), |first| first.name.clone());
+        let findings: Vec<_> = findings
+            .into_iter()
+            .map(|found| Finding { offset: share_place(shard, found.offset), ..found })
+            .collect();
         let Some(recovered) = recovered else {
             let rebuilt = rebuild(&mut store, disk, copy.as_deref())?;
             report.rebuilt(rebuilt, &findings, options.repairs);
@@ -100,7 +108,7 @@ fn check_shard(
         let mut running = Running { pool, store, disk };
         let checked = running.check(options, &failed)?;
         let is_index_damaged = checked.is_index_damaged;
-        report.checked(&running.pool, checked, &findings);
+        report.checked(shard, &running.pool, checked, &findings);
         if !is_index_damaged || report.is_index_rebuilt {
             return Ok(report);
         }
@@ -151,12 +159,12 @@ impl Report {
 
     fn rebuilt(&mut self, report: RebuildReport, findings: &[Finding], is_written: bool) {
         let recipe = match report.recipe {
-            Recipe::Copy => "copy",
-            Recipe::Headers => "headers",
-            Recipe::HeadersOnly => "headers_only",
+            Recipe::Copy => FROM[0],
+            Recipe::Headers => FROM[1],
+            Recipe::HeadersOnly => FROM[2],
         };
-        let names: Vec<_> =
-            report.volumes.iter().map(|(_, volume)| format!("{}/{volume}", self.name)).collect();
+        let name = |volume: &String| format!("{}/{}", self.name, self.names.get(volume).unwrap_or(volume));
+        let names: Vec<_> = report.volumes.iter().map(|(_, volume)| name(volume)).collect();
         // A structure that a repair has written is not lost any more.
         let lost = findings.iter().filter(|_| !is_written).map(|Finding { what, offset }| {
             json!({"offset": offset, "bytes": 0, "what": format!("{what} at this byte of the disk")})
@@ -174,7 +182,7 @@ impl Report {
         self.doubts.extend(lost.chain(doubts));
     }
 
-    fn checked(&mut self, pool: &Pool, report: CheckReport, findings: &[Finding]) {
+    fn checked(&mut self, shard: Shard, pool: &Pool, report: CheckReport, findings: &[Finding]) {
         let names = pool.volumes().map(|(id, volume)| (id, volume.label.name.clone())).collect();
         if self.is_first {
             let uuid = |volume: &Volume| Uuid::from_bytes(volume.label.uuid).to_string();
@@ -183,8 +191,14 @@ impl Report {
         }
         let log = pool.log_damage().into_iter().map(|place| {
             let offset = u64::from(place.unit) * u64::from(UNIT);
-            let what =
-                format!("the log, at this byte of segment {} or behind: later writes are lost", place.blob.0);
+            let segment = place.blob.0;
+            let what = match shard {
+                Shard::ALL => format!("the log, at this byte of segment {segment} or behind: later writes are lost"),
+                shard => format!(
+                    "the log, at this byte of segment {segment} of shard {}, or behind: later writes are lost",
+                    shard.index()
+                ),
+            };
             json!({"offset": offset, "bytes": 0, "what": what})
         });
         self.counts = json!({
@@ -209,6 +223,11 @@ impl Report {
                 for count in ["segments", "frames", "entries"] {
                     let sum = [&*all, &more].map(|rebuilt| rebuilt[count].as_u64().unwrap_or(0));
                     all[count] = json!(sum[0] + sum[1]);
+                }
+                // The one that knows least.
+                let rank = |rebuilt: &Value| FROM.iter().position(|from| rebuilt["from"] == *from);
+                if rank(&more) > rank(all) {
+                    all["from"] = more["from"].clone();
                 }
             }
             (None, more) => self.rebuilt = more,

@@ -2,13 +2,15 @@
 //!
 //! Each part has all volumes. What a command says about data is asked of all parts, and what they say is put together. A change of
 //! the volumes is made in all of them, so that they agree also after a crash: before it begins, the note of the first part says
-//! what is meant ([`Intent`]); afterwards, that is taken back. Where a change was interrupted, or has failed in a part, it is
-//! finished or undone before the next one, and when the pool is opened.
+//! what is meant ([`Intent`]); afterwards, that is taken back. Where a change was interrupted, or a part has refused it, it is
+//! finished or undone later: when the pool is opened, before the next change, and from time to time. Until then, its volumes
+//! cannot be changed.
 //!
 //! | change | in which order | after an interruption |
 //! | --- | --- | --- |
 //! | new volumes and snapshots | at the same time | what is not in all parts is deleted |
-//! | deletions, `Revert`, `Adopt` | the first part, which may refuse; then the others | done in all parts |
+//! | deletions, `Adopt` | the first part, which may refuse; then the others | done in all parts |
+//! | `Revert` | the first part, which may refuse; then the others | done in the parts that have not done it |
 //! | a size, or another property | what may be refused, in the first part last; otherwise there first | the others become as the first one |
 //!
 //! In parts other than the first, the names of volumes are their UUIDs: only the first one has to know a new name.
@@ -19,6 +21,7 @@ use crate::note::{self, Intent};
 use crate::part::Part;
 use crate::{Error, VolumeDisk};
 use aryk_bdev::Bdev;
+use aryk_log_limit::limited;
 use aryk_volume::{Answer, CheckReport, Command, CommandError, Label, Space, VolumeId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,6 +29,12 @@ use uuid::Uuid;
 
 /// Volumes and snapshots that are made at the same time: an intent names them all.
 const MADE_MAX: usize = 64;
+
+/// Bytes of a note with a new intent, at most. One that is undone becomes a little longer.
+const NOTE_BYTES: usize = 3800;
+
+const UNFINISHED: Error =
+    Error::Busy("an earlier change of the volume is not finished in all shards of the pool; try again later");
 
 /// In which order the parts make a change.
 #[derive(Clone, Copy)]
@@ -61,11 +70,11 @@ impl Pool {
                 self.make(&command, made).await
             }
             Command::Delete(id) => {
-                let intent = Intent::Delete(uuid(*id)?);
+                let intent = Intent::Delete(vec![uuid(*id)?]);
                 self.change(&command, intent, Order::FirstPartFirst).await
             }
             Command::Revert { volume, snapshot } => {
-                let intent = Intent::Revert { volume: uuid(*volume)?, snapshot: uuid(*snapshot)? };
+                let intent = self.revert_intent(uuid(*volume)?, uuid(*snapshot)?).await?;
                 let disks = self.disks_of(&[*volume]);
                 let closed = Self::close_gates(&disks);
                 let changed = match closed.drained().await {
@@ -93,6 +102,14 @@ impl Pool {
                 self.change(&command, Intent::Follow(uuid(*volume)?), Order::FirstPartFirst).await
             }
         }
+    }
+
+    /// What a revert means, before it begins.
+    pub(crate) async fn revert_intent(&self, volume: Uuid, snapshot: Uuid) -> Result<Intent, Error> {
+        let lists = self.lists().await?;
+        let timeline = |list: &BTreeMap<Uuid, Listed>| list.get(&volume).map(|listed| listed.volume.timeline);
+        let before = lists.iter().map(timeline).collect::<Option<_>>();
+        Ok(Intent::Revert { volume, snapshot, before: before.ok_or(Error::Incomplete)? })
     }
 
     fn uuid_of(&self, id: VolumeId) -> Result<Uuid, Error> {
@@ -232,18 +249,33 @@ impl Pool {
         if made.len() > MADE_MAX {
             return Err(Error::Busy("a pool of several shards takes at most 64 snapshots at one instant"));
         }
-        self.begin_intent(Intent::Make(made)).await?;
+        let of: Vec<VolumeId> = match command {
+            Command::Snapshot(of) => of.iter().map(|(id, _)| *id).collect(),
+            _ => Vec::new(),
+        };
+        for id in &of {
+            self.check_finished(&[self.uuid_of(*id)?])?;
+        }
+        let intent = Intent::Make(made);
+        self.begin_intent(intent.clone()).await?;
         let answers = match command {
-            Command::Snapshot(of) => {
-                let of: Vec<VolumeId> = of.iter().map(|(id, _)| *id).collect();
+            Command::Snapshot(_) => {
                 let disks = self.disks_of(&of);
                 self.cut_all(command, &of, Self::close_gates(&disks)).await
             }
             _ => self.command_all(command).await,
         };
-        // Also what was made in some parts is deleted, if it was not made in others.
-        self.finish_intent().await?;
-        answers?.into_iter().next().ok_or(Error::Ended)
+        match answers {
+            Ok(answers) => {
+                self.end_intent(&intent).await?;
+                answers.into_iter().next().ok_or(Error::Ended)
+            }
+            // What was made in some parts is deleted.
+            Err(error) => {
+                self.finish_or_warn(&intent).await;
+                Err(error)
+            }
+        }
     }
 
     /// Takes snapshots in all parts while nothing writes to the volumes. The parts make them durable afterwards.
@@ -306,57 +338,79 @@ impl Pool {
 
     /// Makes a change in all parts.
     async fn change(&self, command: &Command, intent: Intent, order: Order) -> Result<Answer, Error> {
-        self.begin_intent(intent).await?;
+        self.begin_intent(intent.clone()).await?;
         let count = self.parts.len();
-        let first = match order {
-            Order::FirstPartFirst => self.command_in(command, 0..1).await,
-            Order::FirstPartLast => self.command_in(command, 1..count).await,
+        let (first, rest) = match order {
+            Order::FirstPartFirst => (0..1, 1..count),
+            Order::FirstPartLast => (1..count, 0..1),
         };
-        match (first, order) {
+        match (self.command_in(command, first).await, order) {
+            (Ok(_), _) => {}
             // Nothing was changed.
             (Err(error), Order::FirstPartFirst) => {
-                self.end_intent().await?;
+                self.end_intent(&intent).await?;
                 return Err(error);
             }
             // What some of the other parts have changed is taken back.
             (Err(error), Order::FirstPartLast) => {
-                self.finish_intent().await?;
+                self.finish_or_warn(&intent).await;
                 return Err(error);
             }
-            (Ok(_), _) => {}
         }
-        let rest = match order {
-            Order::FirstPartFirst => self.command_in(command, 1..count).await,
-            Order::FirstPartLast => self.command_in(command, 0..1).await,
-        };
-        match rest {
-            Ok(_) => self.end_intent().await?,
-            Err(error) => {
-                self.finish_intent().await?;
-                if let Order::FirstPartLast = order {
-                    return Err(error);
-                }
+        match (self.command_in(command, rest).await, order) {
+            (Ok(_), _) => self.end_intent(&intent).await?,
+            (Err(error), Order::FirstPartLast) => {
+                self.finish_or_warn(&intent).await;
+                return Err(error);
             }
+            (Err(_), Order::FirstPartFirst) => match self.finish_intent(&intent).await {
+                Ok(()) => {}
+                // Nobody sees the volume any more.
+                Err(error) if matches!(intent, Intent::Delete(_)) => self.warn(&error),
+                Err(error) => return Err(Error::Unfinished(Box::new(error))),
+            },
         }
         Ok(Answer::Done)
     }
 
+    /// Whether no change of these volumes waits to be finished.
+    ///
+    /// # Errors
+    /// [`Error::Busy`].
+    fn check_finished(&self, uuids: &[Uuid]) -> Result<(), Error> {
+        let intents = lock(&self.intents);
+        let waits = intents.iter().any(|intent| intent.uuids().iter().any(|uuid| uuids.contains(uuid)));
+        if waits { Err(UNFINISHED) } else { Ok(()) }
+    }
+
     /// Notes what the next change means.
+    ///
+    /// # Errors
+    /// [`Error::Busy`]: an earlier change of its volumes is not finished, or too many others are not.
     pub(crate) async fn begin_intent(&self, intent: Intent) -> Result<(), Error> {
-        *lock(&self.intent) = Some(intent.clone());
-        self.store_intent(Some(&intent)).await
+        self.check_finished(&intent.uuids())?;
+        let mut intents = lock(&self.intents).clone();
+        intents.push(intent);
+        if note::with_intents(&self.note().await?, &intents).len() > NOTE_BYTES {
+            return Err(Error::Busy(
+                "too many changes are not finished in all shards of the pool; try again later",
+            ));
+        }
+        self.store_intents(intents).await
     }
 
-    /// The change is done.
-    async fn end_intent(&self) -> Result<(), Error> {
-        self.store_intent(None).await?;
-        *lock(&self.intent) = None;
+    /// A change is done.
+    async fn end_intent(&self, intent: &Intent) -> Result<(), Error> {
+        let mut intents = lock(&self.intents).clone();
+        intents.retain(|other| other != intent);
+        self.store_intents(intents).await
+    }
+
+    async fn store_intents(&self, intents: Vec<Intent>) -> Result<(), Error> {
+        let note = note::with_intents(&self.note().await?, &intents);
+        self.parts[0].command(Command::SetNote(note)).await?;
+        *lock(&self.intents) = intents;
         Ok(())
-    }
-
-    async fn store_intent(&self, intent: Option<&Intent>) -> Result<(), Error> {
-        let note = self.note().await?;
-        self.parts[0].command(Command::SetNote(note::with_intent(&note, intent))).await.map(drop)
     }
 
     async fn note(&self) -> Result<Vec<u8>, Error> {
@@ -364,53 +418,93 @@ impl Pool {
         note.await.ok().flatten().ok_or(Error::Ended)
     }
 
-    /// Finishes or undoes a change that was interrupted, in a pool that has just been opened.
+    /// Reads which changes were interrupted, in a pool that has just been opened, and finishes or undoes them as far as possible.
     ///
     /// # Errors
     /// [`Error::Intent`]: a newer version has begun a change that this one does not know.
     pub(crate) async fn recover(&self) -> Result<(), Error> {
         if self.parts.len() > 1 {
-            *lock(&self.intent) = note::intent(&self.note().await?)?;
+            *lock(&self.intents) = note::intents(&self.note().await?)?;
+            self.finish_intents().await;
         }
-        self.finish_intent().await
+        Ok(())
     }
 
-    /// Finishes or undoes a change that was interrupted or has failed, if there is one.
-    pub(super) async fn finish_intent(&self) -> Result<(), Error> {
-        let Some(intent) = lock(&self.intent).clone() else { return Ok(()) };
+    /// Finishes or undoes, as far as possible, the changes that were interrupted or that a part has refused.
+    pub(super) async fn finish_intents(&self) {
+        let intents = lock(&self.intents).clone();
+        for intent in intents {
+            self.finish_or_warn(&intent).await;
+        }
+    }
+
+    async fn finish_or_warn(&self, intent: &Intent) {
+        if let Err(error) = self.finish_intent(intent).await {
+            self.warn(&error);
+        }
+    }
+
+    fn warn(&self, error: &Error) {
+        limited!(
+            self.unfinished_lines, warn, pool = self.name(), %error,
+            "a change is not finished in all shards: it is tried again"
+        );
+    }
+
+    /// What volumes each part has.
+    async fn lists(&self) -> Result<Vec<BTreeMap<Uuid, Listed>>, Error> {
         let mut lists = Vec::new();
         for part in &self.parts {
             let listed = part.root.call(|owner, _| owner.volumes()).await.map_err(|_| Error::Ended)?;
             let by_uuid = |listed: Listed| (Uuid::from_bytes(listed.volume.label.uuid), listed);
-            lists.push(listed.into_iter().map(by_uuid).collect::<BTreeMap<_, _>>());
+            lists.push(listed.into_iter().map(by_uuid).collect());
         }
+        Ok(lists)
+    }
+
+    /// Finishes or undoes a change.
+    ///
+    /// # Errors
+    /// Why the first part that has refused to did so. The change is tried again later.
+    async fn finish_intent(&self, intent: &Intent) -> Result<(), Error> {
+        let lists = self.lists().await?;
+        let mut intent = intent.clone();
+        if let Intent::Make(made) = &intent
+            && !lists.iter().all(|list| made.iter().all(|uuid| list.contains_key(uuid)))
+        {
+            // It stays undone, whatever is made later.
+            let undone = Intent::Delete(made.clone());
+            let mut intents = lock(&self.intents).clone();
+            intents.iter_mut().filter(|other| **other == intent).for_each(|other| *other = undone.clone());
+            self.store_intents(intents).await?;
+            intent = undone;
+        }
+        let mut result = Ok(());
         for (part, command) in missing(&intent, &lists) {
-            self.parts[part].command(command).await?;
+            result = result.and(self.parts[part].command(command).await.map(drop));
         }
-        self.end_intent().await
+        result?;
+        self.end_intent(&intent).await
     }
 }
 
-/// The commands to parts that finish a change, or undo it. `lists` has what volumes each part has.
+/// The commands to parts that finish a change. `lists` has what volumes each part has.
 fn missing(intent: &Intent, lists: &[BTreeMap<Uuid, Listed>]) -> Vec<(usize, Command)> {
     let mut commands = Vec::new();
     let parts = || lists.iter().enumerate();
     match intent {
-        Intent::Make(made) => {
-            if !lists.iter().all(|list| made.iter().all(|uuid| list.contains_key(uuid))) {
-                for (part, list) in parts() {
-                    let there = made.iter().filter_map(|uuid| list.get(uuid));
-                    commands.extend(there.map(|listed| (part, Command::Delete(listed.id))));
-                }
+        Intent::Make(_) => {}
+        Intent::Delete(uuids) => {
+            for (part, list) in parts() {
+                let there = uuids.iter().filter_map(|uuid| list.get(uuid));
+                commands.extend(there.map(|listed| (part, Command::Delete(listed.id))));
             }
         }
-        Intent::Delete(uuid) => {
-            let there = parts().filter_map(|(part, list)| Some((part, list.get(uuid)?)));
-            commands.extend(there.map(|(part, listed)| (part, Command::Delete(listed.id))));
-        }
-        Intent::Revert { volume, snapshot } => {
+        Intent::Revert { volume, snapshot, before } => {
             for (part, list) in parts() {
-                if let (Some(volume), Some(snapshot)) = (list.get(volume), list.get(snapshot)) {
+                if let (Some(volume), Some(snapshot)) = (list.get(volume), list.get(snapshot))
+                    && before.get(part) == Some(&volume.volume.timeline)
+                {
                     commands.push((part, Command::Revert { volume: volume.id, snapshot: snapshot.id }));
                 }
             }

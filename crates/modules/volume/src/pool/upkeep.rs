@@ -94,7 +94,7 @@ impl Pool {
         };
         let made = self.create_volume(new).await?;
         let result = self.move_own(&member, &made, own).await;
-        if result.is_err() {
+        if result.is_err() && !matches!(result, Err(Error::Unfinished(_))) {
             self.env.registry().remove(&made.uuid().to_string()).await.ok();
             self.delete(made.id).await?;
         }
@@ -113,9 +113,12 @@ impl Pool {
         self.begin_to_delete(made.id)?;
         self.env.registry().remove(&to).await?;
         let _changing = self.begin_change().await?;
-        self.command(Command::Adopt { volume: volume.id, from: made.id }).await?;
-        lock(&self.members).remove(&made.id);
-        self.list_again().await
+        let adopted = self.command(Command::Adopt { volume: volume.id, from: made.id }).await;
+        if let Ok(_) | Err(Error::Unfinished(_)) = adopted {
+            lock(&self.members).remove(&made.id);
+        }
+        self.list_again().await?;
+        adopted.map(drop)
     }
 
     /// Copies what a clone has of its snapshot, after which it is independent.

@@ -4,7 +4,7 @@ use super::*;
 use crate::gate::Closed;
 use crate::note::Intent;
 use aryk_bdev_conformance::{Opener, Outcome};
-use aryk_volume::{Command, Label};
+use aryk_volume::{Answer, Command, Label, VolumeId};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -323,7 +323,7 @@ mod interrupted {
             let pool = stack.the_pool();
             let volume = pool.find("v").expect("it was made");
             block_on(stack.env.registry().remove(disk(&stack, "v").name())).expect("it can be removed");
-            block_on(pool.begin_intent(Intent::Delete(volume.uuid()))).expect("it is noted");
+            block_on(pool.begin_intent(Intent::Delete(vec![volume.uuid()]))).expect("it is noted");
             for part in parts {
                 let delete = Command::Delete(volume.ids[part]);
                 block_on(pool.parts[part].command(delete)).expect("it is deleted");
@@ -338,7 +338,7 @@ mod interrupted {
     }
 
     #[test]
-    fn a_revert_is_done_in_all_shards() {
+    fn a_revert_is_done_once_in_all_shards() {
         let stack = stack(2);
         let places = [0, STRIPE];
         places.iter().for_each(|at| stack.write(&disk(&stack, "v"), *at, &[1; 4096]));
@@ -346,15 +346,103 @@ mod interrupted {
         places.iter().for_each(|at| stack.write(&disk(&stack, "v"), *at, &[2; 4096]));
         let pool = stack.the_pool();
         let [v, s] = ["v", "s"].map(|name| pool.find(name).expect("it was made"));
-        block_on(pool.begin_intent(Intent::Revert { volume: v.uuid(), snapshot: s.uuid() }))
-            .expect("it is noted");
+        let intent = block_on(pool.revert_intent(v.uuid(), s.uuid())).expect("both are there");
+        block_on(pool.begin_intent(intent)).expect("it is noted");
         let revert = Command::Revert { volume: v.ids[1], snapshot: s.ids[1] };
         block_on(pool.parts[1].command(revert)).expect("it is reverted");
+        // A write that was held back until the gate has opened by itself.
+        stack.write(&disk(&stack, "v"), STRIPE, &[3; 4096]);
         drop((pool, v, s));
         reopen(&stack);
+        assert_eq!(stack.read(&disk(&stack, "v"), 0, 4096), [1; 4096]);
+        assert_eq!(stack.read(&disk(&stack, "v"), STRIPE, 4096), [3; 4096]);
+    }
+
+    #[test]
+    fn all_changes_that_are_noted_go_on() {
+        let stack = stack(2);
+        for name in ["a", "b", "c"] {
+            stack.volume(name, Origin::Empty);
+        }
+        let pool = stack.the_pool();
+        let [a, b, c] = ["a", "b", "c"].map(|name| pool.find(name).expect("it was made"));
+        for intent in [
+            Intent::Delete(vec![a.uuid()]),
+            Intent::Follow(b.uuid()),
+            Intent::Make(vec![c.uuid(), Uuid::new_v4()]),
+        ] {
+            block_on(pool.begin_intent(intent)).expect("it is noted");
+        }
+        // A volume has one change at a time.
+        let second = block_on(pool.begin_intent(Intent::Delete(vec![b.uuid()])));
+        assert!(matches!(second, Err(Error::Busy(_))), "{second:?}");
+        let when_full = Command::SetWhenFull { volume: b.ids[0], when_full: WhenFull::Fail };
+        block_on(pool.parts[0].command(when_full)).expect("it is set");
+        drop((pool, a, b, c));
+        let pool = reopen(&stack);
+        let names: Vec<_> = pool.members().iter().map(|member| member.name().to_owned()).collect();
+        assert_eq!(names, ["v", "b"]);
+        let volumes = block_on(pool.parts[1].root.call(|owner, _| owner.volumes())).expect("it is open");
+        let when_full: Vec<_> = volumes.iter().map(|listed| listed.volume.when_full).collect();
+        assert_eq!(when_full, [WhenFull::Wait, WhenFull::Fail]);
+    }
+
+    /// Takes all space of the second shard that nothing has reserved.
+    fn take_second_shard(pool: &Pool) -> VolumeId {
+        let hog = |units| Command::Create {
+            label: label("hog", Uuid::new_v4()),
+            units,
+            block_size: 512,
+            origin: aryk_volume::Origin::Empty,
+            when_full: WhenFull::Wait,
+            is_thick: true,
+        };
+        let free = match block_on(pool.parts[1].command(hog(1 << 30))) {
+            Err(Error::Command(CommandError::NotReservable { free, .. })) => free,
+            other => panic!("{other:?}"),
+        };
+        // The volume's place in the index takes a little.
+        let free = free - (64 << 10);
+        let bytes = free / STRIPE * 2 * STRIPE + STRIPE + free % STRIPE;
+        match block_on(pool.parts[1].command(hog(bytes / 512))) {
+            Ok(Answer::Volume(id)) => id,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_change_that_a_shard_refuses_is_finished_later_and_others_go_on() {
+        let stack = stack(2);
+        let pool = stack.the_pool();
+        let v = pool.find("v").expect("it was made").id;
+        block_on(pool.set_thick(v, true)).expect("there is space");
+        let places = [0, STRIPE, 4 * STRIPE, SIZE - 4096];
+        places.iter().for_each(|at| stack.write(&disk(&stack, "v"), *at, &[1; 4096]));
+        snapshot(&stack, "s").expect("it can be taken");
+        let s = pool.find("s").expect("it was made").id;
+        block_on(pool.resize(v, Bytes(STRIPE))).expect("it shrinks");
+        let hog = take_second_shard(&pool);
+        // The first shard has the space, and the second one has not.
+        let reverted = block_on(pool.revert(v, s));
+        assert!(matches!(reverted, Err(Error::Unfinished(_))), "{reverted:?}");
+        let resized = block_on(pool.resize(v, Bytes(2 * SIZE)));
+        assert!(matches!(resized, Err(Error::Busy(_))), "{resized:?}");
+        assert!(matches!(snapshot(&stack, "t"), Err(Error::Busy(_))));
+        stack.volume("other", Origin::Empty);
+        stack.write(&disk(&stack, "other"), 0, &[9; 4096]);
+        // Also a restart does not finish it.
+        drop(pool);
+        let pool = reopen(&stack);
+        let resized = block_on(pool.resize(v, Bytes(2 * SIZE)));
+        assert!(matches!(resized, Err(Error::Busy(_))), "{resized:?}");
+        block_on(pool.parts[1].command(Command::Delete(hog))).expect("it is deleted");
+        block_on(pool.finish_changes());
         for at in places {
             assert_eq!(stack.read(&disk(&stack, "v"), at, 4096), [1; 4096]);
         }
+        assert_eq!(stack.read(&disk(&stack, "other"), 0, 4096), [9; 4096]);
+        block_on(pool.resize(v, Bytes(2 * SIZE))).expect("it grows");
+        check(&pool);
     }
 
     #[test]
