@@ -123,6 +123,9 @@ fn run(u: &mut Unstructured<'_>) -> Result<()> {
                 false
             }
             Request::Flush | Request::Hint => false,
+            Request::AuthenticationSend | Request::AuthenticationReceive => {
+                panic!("Fabrics commands are not those of a namespace")
+            }
         };
         assert!(!is_change || !is_read_only && rights == Rights::All);
         let is_read =
