@@ -1,7 +1,8 @@
 //! The buffers into which sockets are read: all receives of a ring share them. Reactor context.
 //!
 //! The kernel takes a buffer when bytes arrive, not when a receive begins: a receive that waits holds no memory, however many
-//! there are. If there is no free buffer, a receive ends with `ENOBUFS`, and its bytes stay in the socket.
+//! there are. If there is no free buffer when bytes arrive, or when a receive begins, the receive ends with `ENOBUFS`; what has
+//! arrived stays in the socket.
 //!
 //! **Invariant.** A buffer belongs to the kernel until the completion that names it is reaped, and then to the reader of that
 //! completion, until its [`Filled`] is dropped. The memory is unmapped after the kernel has ended all receives

@@ -268,8 +268,8 @@ impl Ring {
     }
 
     /// Queues the receives of a socket that blocks: it completes, with more to come, each time that bytes have arrived, and ends
-    /// with 0 at the end of the stream, with an error, or with `ENOBUFS` while there is no buffer. The bytes of each completion
-    /// are to be taken by [`Ring::claim`].
+    /// with 0 at the end of the stream, with an error, or with `ENOBUFS` if there is no buffer: for bytes that have arrived, or
+    /// when the receive begins, also if none have. The bytes of each completion are to be taken by [`Ring::claim`].
     ///
     /// # Errors
     /// As [`Ring::read`].
@@ -323,6 +323,15 @@ impl Ring {
     /// As [`Ring::read`].
     pub fn cancel(&mut self, tag: Tag) -> io::Result<()> {
         self.push_raw(opcode::AsyncCancel::new(tag.raw()).build().user_data(Tag::NO_RECIPIENT))
+    }
+
+    /// As [`Ring::cancel`], and the request completes, too: with 0, or with an error if there was nothing to cancel (`ENOENT`),
+    /// or nothing that can be cancelled now (`EALREADY`).
+    ///
+    /// # Errors
+    /// As [`Ring::read`].
+    pub fn cancel_with_result(&mut self, tag: Tag, of: Tag) -> io::Result<()> {
+        self.push(tag, opcode::AsyncCancel::new(of.raw()).build())
     }
 
     /// Submits all queued operations to the kernel. Without queued operations, there is no system call.
@@ -633,6 +642,22 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_cancel_tells_whether_it_has_found_something() {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        for mut ring in rings() {
+            ring.cancel_with_result(tag(2), tag(1)).unwrap();
+            let done = reap_one(&mut ring);
+            assert_eq!((done.tag, done.result, done.more), (tag(2), -libc::ENOENT, false));
+            ring.poll_readable(tag(1), fd.as_fd()).unwrap();
+            ring.cancel_with_result(tag(2), tag(1)).unwrap();
+            let mut done =
+                [reap_one(&mut ring), reap_one(&mut ring)].map(|done| (done.tag.token, done.result));
+            done.sort_unstable();
+            assert_eq!((done, ring.in_flight()), ([(1, -libc::ECANCELED), (2, 0)], 0));
+        }
+    }
+
     /// A connection: the side of the ring, and that of the test.
     fn connection() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -711,6 +736,11 @@ mod tests {
                 }
             }
             assert_eq!((held.len(), ring.in_flight()), (BUFFERS.into(), 0));
+            // One that begins ends, too, although nothing has arrived.
+            let (idle, _idle_peer) = connection();
+            ring.receive(tag(3), idle.as_fd()).unwrap();
+            let ended = reap_one(&mut ring);
+            assert_eq!((ended.tag, ended.result, ended.more), (tag(3), -libc::ENOBUFS, false));
             drop(held);
             ring.receive(tag(2), socket.as_fd()).unwrap();
             reap_until(&mut ring, |ring, done| {

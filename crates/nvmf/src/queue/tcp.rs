@@ -17,12 +17,27 @@ use aryk_reactor::{Cx, Nanos, RootId};
 use aryk_tls::Session;
 pub(super) use polled::Polled;
 pub(super) use ring::Ring;
+#[cfg(test)]
+pub(super) use ring::TAKEN_MAX;
+use std::cell::RefCell;
 use std::io;
 use std::net::TcpStream;
 use std::os::fd::AsFd;
 
 /// Bytes that one poll writes.
 pub(super) const WRITE_MAX: usize = 512 << 10;
+
+/// Bytes that one poll reads.
+const READ_MAX: usize = 256 << 10;
+
+/// Where sockets are read to by system calls: all queues of a reactor have one buffer.
+struct Input(RefCell<Vec<u8>>);
+
+impl Default for Input {
+    fn default() -> Self {
+        Self(RefCell::new(vec![0; READ_MAX]))
+    }
+}
 
 /// How the queue reads and writes its socket.
 pub(super) enum Means {

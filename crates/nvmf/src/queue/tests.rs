@@ -2,6 +2,7 @@
 
 mod copy;
 mod reserve;
+mod sockets;
 mod tls;
 
 use super::*;

@@ -18,6 +18,8 @@ struct Echo {
     /// The events: bytes that were received and sent, and how it ended.
     received: usize,
     sent: usize,
+    /// How often there was no buffer.
+    starved: usize,
     has_ended: bool,
 }
 
@@ -45,6 +47,14 @@ impl Root for Echo {
                     self.sending.as_mut().unwrap().reclaim();
                     self.sending = None;
                 }
+                SocketEvent::Starved => {
+                    self.starved += 1;
+                    let mut bytes = [0; 100];
+                    if let Ok(len) = self.socket.read(&mut bytes) {
+                        self.received += len;
+                        self.unsent.extend_from_slice(&bytes[..len]);
+                    }
+                }
                 SocketEvent::Ended => self.has_ended = true,
                 SocketEvent::Failed(error) => panic!("{error}"),
             }
@@ -61,10 +71,15 @@ impl Root for Echo {
     }
 }
 
-fn echo(reactor: &mut Reactor, zero_copy: bool) -> (Rc<RefCell<Echo>>, RootId, TcpStream) {
+/// A connection: the side of the reactor, and that of the test.
+fn connection() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let fd = OwnedFd::from(listener.accept().unwrap().0);
+    (listener.accept().unwrap().0.into(), peer)
+}
+
+fn echo(reactor: &mut Reactor, zero_copy: bool) -> (Rc<RefCell<Echo>>, RootId, TcpStream) {
+    let (fd, peer) = connection();
     let cx = reactor.cx();
     let thread = cx.add_thread("echo", aryk_reactor::CoreSet::allowed());
     let root = cx.add_root(thread, "echo", |root, cx| {
@@ -75,6 +90,7 @@ fn echo(reactor: &mut Reactor, zero_copy: bool) -> (Rc<RefCell<Echo>>, RootId, T
             sending: None,
             received: 0,
             sent: 0,
+            starved: 0,
             has_ended: false,
         })
     });
@@ -137,11 +153,109 @@ fn a_socket_that_was_stopped_is_whole_and_goes_on_elsewhere() {
     assert_eq!(&bytes, b"second");
 }
 
+/// A root that keeps what it receives.
+struct Hoard {
+    socket: Socket,
+    kept: Vec<aryk_uring::Filled>,
+    is_starved: bool,
+}
+
+impl Root for Hoard {
+    fn poll(&mut self, cx: &mut Cx) -> bool {
+        while let Some(event) = self.socket.next_event(cx) {
+            match event {
+                SocketEvent::Received(bytes) => self.kept.push(bytes),
+                SocketEvent::Starved => self.is_starved = true,
+                event => panic!("{event:?}"),
+            }
+        }
+        if !self.is_starved {
+            self.socket.receive(cx);
+        }
+        true
+    }
+}
+
+#[test]
+fn a_socket_goes_on_although_another_one_has_all_buffers() {
+    let (mut reactor, _) = reactor(SleepPolicy::Interrupt, Engine::IoUring, &Time::default());
+    let (echo, id, mut peer) = echo(&mut reactor, false);
+    settle(&mut reactor);
+    let (fd, mut greedy) = connection();
+    let cx = reactor.cx();
+    let thread = cx.add_thread("hoard", aryk_reactor::CoreSet::allowed());
+    let hoard = cx.add_root(thread, "hoard", |root, cx| {
+        Socket::open(fd, root, cx).map(|socket| Hoard { socket, kept: Vec::new(), is_starved: false })
+    });
+    let hoard_id = hoard.unwrap().id();
+    cx.wake(hoard_id);
+    let hoard = cx.root::<Hoard>(hoard_id).unwrap();
+    let sender = std::thread::spawn(move || {
+        // The end of the socket interrupts it.
+        let _ = greedy.write_all(&vec![1; 64 << 20]);
+    });
+    while !hoard.borrow().is_starved {
+        reactor.step();
+    }
+    for round in 1..=3 {
+        peer.write_all(&[round; 70]).unwrap();
+        let expected = usize::from(round) * 70;
+        while echo.borrow().sent < expected {
+            reactor.step();
+        }
+        let mut bytes = [0; 70];
+        peer.read_exact(&mut bytes).unwrap();
+        assert_eq!(bytes, [round; 70]);
+    }
+    assert!(echo.borrow().starved >= 3);
+    // With a buffer, it receives by the ring again.
+    hoard.borrow_mut().kept.clear();
+    settle(&mut reactor);
+    let starved = echo.borrow().starved;
+    peer.write_all(&[4; 70]).unwrap();
+    while echo.borrow().sent < 280 {
+        reactor.step();
+    }
+    assert_eq!(echo.borrow().starved, starved);
+    drop(hoard);
+    reactor.cx().remove_root(hoard_id);
+    sender.join().unwrap();
+    peer.shutdown(Shutdown::Write).unwrap();
+    while !echo.borrow().socket.is_at_rest() {
+        reactor.step();
+    }
+    reactor.cx().remove_root(id);
+}
+
+#[test]
+fn a_socket_can_be_stopped_whose_receive_ends_just_then() {
+    let (mut reactor, _) = reactor(SleepPolicy::Interrupt, Engine::IoUring, &Time::default());
+    let (echo, id, peer) = echo(&mut reactor, false);
+    settle(&mut reactor);
+    drop(echo);
+    let mut left = reactor.cx().take_root::<Echo>(id).unwrap();
+    peer.shutdown(Shutdown::Write).unwrap();
+    left.socket.stop_receiving(reactor.cx());
+    let mut has_ended = false;
+    while !left.socket.is_at_rest() {
+        reactor.step();
+        has_ended |= matches!(left.socket.next_event(reactor.cx()), Some(SocketEvent::Ended));
+    }
+    assert!(has_ended);
+    // The next receive can be stopped, too.
+    left.socket.receive(reactor.cx());
+    left.socket.stop_receiving(reactor.cx());
+    while !left.socket.is_at_rest() {
+        reactor.step();
+        let event = left.socket.next_event(reactor.cx());
+        assert!(matches!(event, None | Some(SocketEvent::Ended)), "{event:?}");
+    }
+}
+
 #[test]
 fn a_reactor_without_a_ring_gives_the_descriptor_back() {
     let (mut reactor, _) = reactor(SleepPolicy::Interrupt, Engine::Epoll, &Time::default());
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let fd = OwnedFd::from(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+    let (fd, _peer) = connection();
     let thread = reactor.cx().add_thread("test", aryk_reactor::CoreSet::allowed());
     let root = reactor.cx().add_root(thread, "echo", |root, cx| match Socket::open(fd, root, cx) {
         Ok(_) => panic!("there is no ring"),

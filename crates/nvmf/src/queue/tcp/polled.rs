@@ -3,7 +3,7 @@
 //! Sockets with TLS are polled in any case: what is encrypted goes from a buffer that all queues share straight to the socket. A
 //! ring would keep such a buffer for each connection until its send completes.
 
-use super::{Means, Tcp, WRITE_MAX};
+use super::{Input, Means, Tcp, WRITE_MAX};
 use crate::queue::link::Link;
 use crate::queue::sealed::Sealed;
 use crate::queue::{IoQueue, give_back};
@@ -11,25 +11,13 @@ use aryk_nvme_fabrics::tcp::Piece;
 use aryk_reactor::{Cx, RootId, WatchId};
 use aryk_tls::Session;
 use rustix::event::{Timespec, epoll};
-use std::cell::RefCell;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-/// Bytes that one poll reads.
-const READ_MAX: usize = 256 << 10;
 /// Pieces that one system call writes.
 const PIECES_MAX: usize = 64;
-
-/// Where sockets are read to: all queues of a reactor have one buffer.
-struct Input(RefCell<Vec<u8>>);
-
-impl Default for Input {
-    fn default() -> Self {
-        Self(RefCell::new(vec![0; READ_MAX]))
-    }
-}
 
 /// What tells that a full socket has room again.
 struct Room {

@@ -4,13 +4,17 @@
 //! has one send in the kernel, of all output that there was; what is added meanwhile is sent together when that send has
 //! completed. Headers are copied to a buffer of the pool, data is sent from where the disk has put it.
 //!
+//! All queues of a reactor share the ring's buffers, and a host that sends much may have all of them for a moment. A queue that
+//! finds none reads its socket by a system call, as a polled one does, so it goes on whatever others send. A poll takes a limited
+//! amount; a queue that has more waiting has the kernel receive nothing more until it has taken that.
+//!
 //! A host that does not read its replies is still read from: its commands and their data in capsules are bounded by the entries
 //! of the queue, since a slot is not free before its completion is sent.
 //!
 //! **Invariant.** The buffers of a send are lent from its start until the kernel reports that it is over. A queue ends, or leaves
 //! its reactor, when the kernel has neither a receive nor a send of its socket.
 
-use super::{Means, Tcp, WRITE_MAX};
+use super::{Input, Means, Tcp, WRITE_MAX};
 use crate::pool::{Pool, SMALL, Taken};
 use crate::queue::commands::Slot;
 use crate::queue::link::Link;
@@ -20,11 +24,13 @@ use aryk_nvme_fabrics::SlotId;
 use aryk_nvme_fabrics::tcp::{Piece, Queue};
 use aryk_reactor::{Cx, RootId, Socket, SocketEvent};
 use std::cell::RefCell;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 
+/// Bytes that one poll takes from the ring's buffers, and those of one more.
+pub(in crate::queue) const TAKEN_MAX: usize = 512 << 10;
 /// Pieces that one send has.
 const PIECES_MAX: usize = 256;
 /// Bytes from which on a send without a copy is worth its second completion.
@@ -45,6 +51,8 @@ pub(in crate::queue) struct Ring {
     held: Vec<Taken>,
     /// Bytes of the send.
     len: usize,
+    /// There was no buffer for what has arrived.
+    is_starved: bool,
     lists: Rc<Lists>,
 }
 
@@ -54,7 +62,15 @@ impl Ring {
         socket.set_nonblocking(false)?;
         let socket = Socket::open(socket.into(), root, cx).expect("the caller has asked for the ring");
         let lists = cx.local_state();
-        Ok(Self { socket, headers: None, lent: Vec::new(), held: Vec::new(), len: 0, lists })
+        Ok(Self {
+            socket,
+            headers: None,
+            lent: Vec::new(),
+            held: Vec::new(),
+            len: 0,
+            is_starved: false,
+            lists,
+        })
     }
 
     pub const fn is_sending(&self) -> bool {
@@ -148,24 +164,55 @@ impl IoQueue {
 
     /// Takes what the kernel has completed, and has it receive.
     pub(super) fn receive_from_ring(&mut self, cx: &mut Cx) -> bool {
-        let mut has_any = false;
-        while let Some(ring) = self.ring()
-            && let Some(event) = ring.socket.next_event(cx)
-        {
+        let (mut has_any, mut taken) = (false, 0);
+        while let Some(ring) = self.ring() {
+            if taken >= TAKEN_MAX {
+                ring.socket.stop_receiving(cx);
+                cx.wake(self.root);
+                return true;
+            }
+            let Some(event) = ring.socket.next_event(cx) else { break };
             has_any = true;
             match event {
-                SocketEvent::Received(bytes) => self.take(&bytes, cx),
+                SocketEvent::Received(bytes) => {
+                    taken += bytes.len();
+                    self.take(&bytes, cx);
+                }
+                SocketEvent::Starved => ring.is_starved = true,
                 SocketEvent::Sent { result, is_released } => self.sent(result, is_released, cx),
                 SocketEvent::Released => self.released(cx),
                 SocketEvent::Ended => self.close(cx),
                 SocketEvent::Failed(error) => self.lost(&error, cx),
             }
         }
-        let may_receive = self.has_begun && !self.is_closing && !self.is_ready_to_leave();
-        if may_receive && let Some(ring) = self.ring() {
+        if self.may_receive() && self.ring().is_some_and(|ring| std::mem::take(&mut ring.is_starved)) {
+            self.receive_starved(cx);
+        }
+        if self.may_receive()
+            && let Some(ring) = self.ring()
+        {
             ring.socket.receive(cx);
         }
         has_any
+    }
+
+    fn may_receive(&mut self) -> bool {
+        self.has_begun && !self.is_closing && !self.is_ready_to_leave()
+    }
+
+    /// Reads what has arrived while there was no buffer. The kernel has no receive.
+    #[cold]
+    fn receive_starved(&mut self, cx: &mut Cx) {
+        let input = cx.local_state::<Input>();
+        let mut bytes = input.0.borrow_mut();
+        let Some(ring) = self.ring() else { return };
+        match ring.socket.read(&mut bytes) {
+            Ok(0) => self.close(cx),
+            Ok(len) => self.take(&bytes[..len], cx),
+            // The receive found no buffer when it began, before anything had arrived.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => self.lost(&error, cx),
+        }
     }
 
     /// Has the kernel send the output at the end of the turn, unless it has some.
@@ -200,7 +247,9 @@ impl IoQueue {
         };
         let Self { link: Link::Tcp(tcp), slots, pool, share, waiting, root, .. } = self else { return };
         let Tcp { queue, sent_at, means: Means::Ring(ring), .. } = tcp else { return };
-        *sent_at = cx.now();
+        if len > 0 {
+            *sent_at = cx.now();
+        }
         queue.sent(len, |id| {
             let Some(data) = slots[usize::from(id.0)].data.take() else { return };
             if data.buffer.is_lent() {
