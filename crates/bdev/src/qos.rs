@@ -10,6 +10,7 @@ use aryk_qos::{Bucket, Kind, Limiter, Limits, LimitsError};
 use aryk_reactor::Nanos;
 use std::fmt;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// The token buckets of a channel's requests, from its opener's and the disk's own to the disk's outermost group's, each with the
 /// kind that it counts.
@@ -28,6 +29,13 @@ impl OpenerQos {
     /// The limits.
     pub fn limits(&self) -> Limits {
         *lock(&self.0).limits()
+    }
+
+    /// For how long the opener still pays, with its limits, for what it has transferred.
+    pub fn debt(&self, now: Nanos) -> Duration {
+        let limiter = lock(&self.0);
+        let free_from = limiter.buckets().iter().map(|(_, bucket)| bucket.free_from(now.0)).max();
+        Duration::from_nanos(free_from.unwrap_or(0).saturating_sub(now.0))
     }
 
     /// Sets the limits from `now` on. The opener must then call [`crate::BdevChannel::limit_opener`] for each of its channels.

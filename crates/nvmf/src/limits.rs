@@ -5,7 +5,10 @@ use aryk_bdev::{OpenerQos, RateLimits, RateLimitsError};
 use aryk_nvme_fabrics::nqn::Nqn;
 use aryk_reactor::{Clock, Nanos};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+
+/// Hosts that have gone and are remembered, because they still pay for what they have transferred.
+const DEBTORS_MAX: usize = 1024;
 
 /// The limits of a subsystem's hosts.
 #[derive(Clone, Debug, Default)]
@@ -32,12 +35,13 @@ impl HostLimits {
     }
 }
 
-/// The limits, and the buckets of the hosts that are connected.
+/// The limits, and the buckets of the hosts that are connected, or still pay for what they have transferred: a host that connects
+/// again has the debt that it left with.
 #[derive(Debug, Default)]
 pub(crate) struct Limited {
     limits: HostLimits,
     /// By host, which may have several controllers.
-    connected: BTreeMap<Nqn, Weak<OpenerQos>>,
+    known: BTreeMap<Nqn, Arc<OpenerQos>>,
 }
 
 fn now() -> Nanos {
@@ -51,22 +55,35 @@ impl Limited {
 
     /// The buckets of a host that connects.
     pub fn connect(&mut self, host: &Nqn) -> Arc<OpenerQos> {
-        if let Some(qos) = self.connected.get(host).and_then(Weak::upgrade) {
-            return qos;
+        if let Some(qos) = self.known.get(host) {
+            return Arc::clone(qos);
         }
-        self.connected.retain(|_, qos| qos.strong_count() > 0);
+        self.forget(now());
         let qos = Arc::<OpenerQos>::default();
         qos.set(self.limits.of(host), now()).expect("limits are checked before they are stored");
-        self.connected.insert(host.clone(), Arc::downgrade(&qos));
+        self.known.insert(host.clone(), Arc::clone(&qos));
         qos
+    }
+
+    /// Forgets the hosts that have gone and owe nothing; beyond [`DEBTORS_MAX`], also the one that owes least.
+    fn forget(&mut self, now: Nanos) {
+        let has_gone = |qos: &Arc<OpenerQos>| Arc::strong_count(qos) == 1;
+        self.known.retain(|_, qos| !has_gone(qos) || !qos.debt(now).is_zero());
+        let debtors = || self.known.iter().filter(|(_, qos)| has_gone(qos));
+        if debtors().count() >= DEBTORS_MAX
+            && let Some((host, _)) = debtors().min_by_key(|(_, qos)| qos.debt(now))
+        {
+            let host = host.clone();
+            self.known.remove(&host);
+        }
     }
 
     /// Sets the limits of a host, or of each host that has none of its own. The queues must learn of that.
     pub fn set(&mut self, host: Option<&Nqn>, limits: RateLimits) -> Result<(), RateLimitsError> {
         OpenerQos::default().set(limits, now())?;
         self.limits.set(host, limits);
-        for (host, qos) in &self.connected {
-            let (Some(qos), limits) = (qos.upgrade(), self.limits.of(host)) else { continue };
+        for (host, qos) in &self.known {
+            let limits = self.limits.of(host);
             if qos.limits() != limits {
                 qos.set(limits, now())?;
             }
@@ -85,8 +102,8 @@ mod tests {
 
     #[test]
     fn a_host_has_its_own_limits_or_those_of_each() {
-        let [a, b]: [Nqn; 2] =
-            ["nqn.2016-06.io.spdk:a", "nqn.2016-06.io.spdk:b"].map(|name| name.parse().expect("a name"));
+        let [a, b, c]: [Nqn; 3] =
+            ["a", "b", "c"].map(|name| format!("nqn.2016-06.io.spdk:{name}").parse().expect("a name"));
         let mut limited = Limited::default();
         let (of_a, of_b) = (limited.connect(&a), limited.connect(&b));
         assert!(Arc::ptr_eq(&of_a, &limited.connect(&a)), "its controllers share the limits");
@@ -106,6 +123,7 @@ mod tests {
         assert_eq!((seen(), limited.limits().of(&a)), ((0, 9), ios(0)), "nothing has changed");
         drop((of_a, of_b));
         assert_eq!(limited.connect(&b).limits(), ios(9));
-        assert_eq!(limited.connected.len(), 1, "hosts that have gone are forgotten");
+        let _of_c = limited.connect(&c);
+        assert_eq!(limited.known.len(), 1, "hosts that have gone are forgotten");
     }
 }

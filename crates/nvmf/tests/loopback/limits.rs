@@ -101,3 +101,24 @@ fn each_host_has_the_limits_for_itself_and_a_limited_host_can_go() {
     }
     target.stop();
 }
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "limits are about real time")]
+fn a_host_that_connects_again_still_pays() {
+    let target = Running::start();
+    target.run(async |target| {
+        let limits = RateLimits { bytes: 64 << 10, ..RateLimits::default() };
+        target.limit_hosts(SUBSYSTEM, None, limits).await.unwrap();
+    });
+    let (admin_queue, [mut queue, other]) = connect(&target, 1);
+    // What takes two seconds goes at once, and others wait for it.
+    let begun = Instant::now();
+    queue.read(0, 32).unwrap();
+    drop((admin_queue, queue, other));
+    until(|| target.list()[0].controllers.is_empty());
+    let (_admin_queue, [mut queue, _]) = connect(&target, 1);
+    queue.read(0, 1).unwrap();
+    let waited = begun.elapsed();
+    assert!(waited >= Duration::from_millis(1500), "{waited:?}");
+    target.stop();
+}
