@@ -19,8 +19,10 @@ use tokio::time::{Instant, sleep_until};
 
 /// Links of this host that count.
 pub const LINKS_MAX: usize = 32;
-/// Packets that are received in each second.
+/// Packets of hosts of the links that are received in each second.
 pub const PACKETS: u32 = 200;
+/// As [`PACKETS`], of other senders. A packet of theirs costs little, and without a limit, they could take all time of the task.
+const STRANGE_PACKETS: u32 = 20_000;
 /// The port of multicast DNS, also that of every host that knows more than DNS.
 pub const PORT: u16 = 5353;
 /// The longest packet (RFC 6762, section 17).
@@ -91,9 +93,35 @@ pub struct Socket {
     buffer: Vec<u8>,
     /// The packet's interface, as the kernel says it.
     control: Vec<u8>,
-    /// Packets that may be received before the time.
+    budget: Budget,
+}
+
+/// Packets that may be received before the time.
+#[derive(Debug)]
+struct Budget {
     left: u32,
+    /// Those of senders that are on no link.
+    strange_left: u32,
     until: Instant,
+}
+
+impl Budget {
+    const fn new(until: Instant) -> Self {
+        Self { left: PACKETS, strange_left: STRANGE_PACKETS, until }
+    }
+
+    /// Begins the next second, if it has come. Returns when the next packet may be received, if that is later.
+    fn renew(&mut self, now: Instant) -> Option<Instant> {
+        if now >= self.until {
+            *self = Self::new(now + Duration::from_secs(1));
+        }
+        (self.left == 0 || self.strange_left == 0).then_some(self.until)
+    }
+
+    const fn spend(&mut self, is_strange: bool) {
+        let left = if is_strange { &mut self.strange_left } else { &mut self.left };
+        *left = left.saturating_sub(1);
+    }
 }
 
 impl Socket {
@@ -116,8 +144,7 @@ impl Socket {
             joined: BTreeSet::new(),
             buffer: vec![0; PACKET_MAX],
             control: nix::cmsg_space!(in_pktinfo),
-            left: PACKETS,
-            until: Instant::now(),
+            budget: Budget::new(Instant::now()),
         };
         socket.refresh()?;
         Ok(socket)
@@ -186,17 +213,14 @@ impl Socket {
     /// The kernel's.
     pub async fn receive(&mut self) -> io::Result<Received> {
         loop {
-            if self.left == 0 {
-                sleep_until(self.until).await;
-            }
-            let now = Instant::now();
-            if now >= self.until {
-                (self.left, self.until) = (PACKETS, now + Duration::from_secs(1));
+            while let Some(at) = self.budget.renew(Instant::now()) {
+                sleep_until(at).await;
             }
             let Packet { len, from, index } = self.receive_packet().await?;
-            self.left = self.left.saturating_sub(1);
             let is_from = |(_, link): &(&String, &Link)| link.index == index && link.has(*from.ip());
-            let Some((link, _)) = self.links.iter().find(is_from) else { continue };
+            let found = self.links.iter().find(is_from);
+            self.budget.spend(found.is_none());
+            let Some((link, _)) = found else { continue };
             // A packet that was too long for the buffer ends too early. An answer of any other port is no multicast DNS.
             match Message::parse(&self.buffer[..len]) {
                 Ok(message) if !message.is_response || from.port() == PORT => {
@@ -232,4 +256,25 @@ struct Packet {
     from: SocketAddrV4,
     /// The number of the interface by which it has come.
     index: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strangers_take_nothing_from_the_hosts_of_a_link() {
+        let begun = Instant::now();
+        let second = |count: u64| begun + Duration::from_secs(count);
+        let mut budget = Budget::new(begun);
+        assert_eq!(budget.renew(begun), None);
+        (1..STRANGE_PACKETS).for_each(|_| budget.spend(true));
+        (1..PACKETS).for_each(|_| budget.spend(false));
+        assert_eq!(budget.renew(begun), None);
+        budget.spend(false);
+        assert_eq!(budget.renew(begun), Some(second(1)));
+        assert_eq!(budget.renew(second(1)), None, "the next second has a budget of its own");
+        (0..STRANGE_PACKETS).for_each(|_| budget.spend(true));
+        assert_eq!(budget.renew(second(1)), Some(second(2)));
+    }
 }
