@@ -119,6 +119,11 @@ impl Request {
         )
     }
 
+    /// Whether it is one of an authentication.
+    pub const fn is_authentication(&self) -> bool {
+        matches!(self, Self::AuthenticationSend | Self::AuthenticationReceive)
+    }
+
     /// Whether a host with these rights may execute the command. NVMe 2.0 §8.19, "Command Behavior in the Presence of a
     /// Reservation".
     pub const fn is_allowed(&self, rights: Rights) -> bool {

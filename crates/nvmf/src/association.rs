@@ -265,6 +265,18 @@ impl Inner {
         Some(f(live))
     }
 
+    /// Calls `f` with an I/O queue, unless it has ended: the next queue with its identifier is another one.
+    pub fn with_queue<R>(
+        &self,
+        place: &Place,
+        qid: u16,
+        root: &QueueRef,
+        f: impl FnOnce(&mut LiveQueue) -> R,
+    ) -> Option<R> {
+        let of_root = |live: &mut Live| live.queues.get_mut(&qid).filter(|queue| queue.root == *root).map(f);
+        self.with_live(place, of_root).flatten()
+    }
+
     /// An I/O queue begins: from here on, it may open the namespaces that there are.
     pub fn begin_queue(self: &Rc<Self>, place: &Place) -> Beginning {
         let number = self.number();

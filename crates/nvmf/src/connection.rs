@@ -43,6 +43,8 @@ use self::tcp::TcpLink;
 
 /// How long a host has to send Connect, then to authenticate, and to read the replies of its admin queue.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a host that has been told why its connection ends has to end it, too.
+const LINGER: Duration = Duration::from_secs(1);
 /// How long a host may be silent before the kernel asks whether it is still there, and how often the kernel asks.
 const SILENCE: Duration = Duration::from_secs(10);
 /// How long the network, or a host that does not read, may keep the kernel from sending data.
@@ -186,8 +188,10 @@ async fn serve_link(
     // What only the beginning needs is not kept for the rest.
     let begun = Box::pin(async {
         let mut connection = Connection::new(link.await?);
-        let begun = begin(inner, &mut connection, way).await?;
-        Ok::<_, End>((connection, begun))
+        match begin(inner, &mut connection, way).await {
+            Ok(begun) => Ok((connection, begun)),
+            Err(end) => Err(connection.end_after(end).await),
+        }
     });
     let (connection, begun) = tokio::select! {
         begun = begun => begun?,
@@ -255,20 +259,20 @@ async fn begin(inner: &Rc<Inner>, connection: &mut Connection, way: Way) -> Resu
     let (id, connect, data) = connect.await.map_err(|_| End::Refused)??;
     let connections_max = inner.state.borrow().limits.connections;
     let Some(connected) = inner.connected.take(way.peer.ip(), connections_max) else {
-        return connection.refuse(Some(id), BUSY).await;
+        return Err(connection.refuse(Some(id), BUSY).await);
     };
     let checked = connection.check(&connect);
     let checked = checked.and_then(|()| inner.check_channel(&data, connection.identity(), way));
     let proof = match checked.and_then(|()| inner.must_prove(&data, way)) {
         Ok(proof) => proof,
-        Err(refusal) => return connection.refuse(Some(id), refusal).await,
+        Err(refusal) => return Err(connection.refuse(Some(id), refusal).await),
     };
     let start = match proof {
         None => Start::Asked(id),
         Some(proof) => {
             let reserved = match inner.reserve(&connect, &data, way) {
                 Ok(reserved) => reserved,
-                Err(refusal) => return connection.refuse(Some(id), refusal).await,
+                Err(refusal) => return Err(connection.refuse(Some(id), refusal).await),
             };
             connection.admitted(id, &connect, &reserved.place, AUTHENTICATION_REQUIRED);
             let proved = prove(inner, connection, Authentication::new(proof));
@@ -416,23 +420,30 @@ impl Connection {
         };
         match decoded {
             Ok((connect, data)) => Ok((id, connect, data)),
-            Err((status, result)) => self.end(id, status, result).await,
+            Err((status, result)) => Err(self.end(id, status, result).await),
         }
     }
 
-    /// Ends the connection with the completion of Connect, unless that has been completed.
-    async fn refuse<T>(&mut self, id: Option<SlotId>, refusal: Refusal) -> Result<T, End> {
+    /// Completes Connect, unless that has been done. Returns why the connection ends.
+    async fn refuse(&mut self, id: Option<SlotId>, refusal: Refusal) -> End {
         let (status, result) = refusal.completion();
         match id {
             Some(id) => self.end(id, status, result).await,
-            None => Err(End::Refused),
+            None => End::Refused,
         }
     }
 
-    async fn end<T>(&mut self, id: SlotId, status: Status, result: u32) -> Result<T, End> {
+    /// Ends the connection for a reason. If the target has chosen that, the host has been told, and has time to read it.
+    async fn end_after(mut self, end: End) -> End {
+        if let (Link::Tcp(tcp), End::Refused | End::Unauthenticated(_)) = (&mut self.link, &end) {
+            let _ = timeout(LINGER, tcp.stream.linger()).await;
+        }
+        end
+    }
+
+    async fn end(&mut self, id: SlotId, status: Status, result: u32) -> End {
         self.complete(id, status, result.into());
-        self.flush().await?;
-        Err(End::Refused)
+        self.flush().await.err().unwrap_or(End::Refused)
     }
 
     /// Drops the requests for events, which a reset has ended.
@@ -513,14 +524,20 @@ async fn serve_admin(
     let admitted = timeout(PATIENCE, inner.admit_admin(&connect, &data, way, reserved)).await;
     let (place, news) = match admitted.unwrap_or(Err(BUSY)) {
         Ok(admitted) => admitted,
-        Err(refusal) => return connection.refuse(id, refusal).await,
+        Err(refusal) => {
+            let end = connection.refuse(id, refusal).await;
+            return Err(connection.end_after(end).await);
+        }
     };
     if let Some(id) = id {
         connection.admitted(id, &connect, &place, 0);
     }
     let ended = run_admin(inner, &mut connection, &place, &news).await;
     inner.end_controller(&place).await;
-    ended
+    match ended {
+        Ok(()) => Ok(()),
+        Err(end) => Err(connection.end_after(end).await),
+    }
 }
 
 /// AUTHREQ of Connect's result: the host authenticates next (ATR).
@@ -534,13 +551,21 @@ async fn run_admin(
     place: &Place,
     news: &Notify,
 ) -> Result<(), End> {
-    let mut again = None;
+    let mut again: Option<Authentication> = None;
+    // The host has failed to authenticate, and has until then to ask why.
+    let mut refused = None;
     loop {
         let Some(deadline) = inner.with_live(place, |live| live.controller.deadline()) else { return Ok(()) };
         let left = deadline.map(|at| Duration::from_nanos(at.saturating_sub(inner.now())));
         let expires = async {
             match left {
                 Some(left) => sleep_until(Instant::now() + left).await,
+                None => std::future::pending().await,
+            }
+        };
+        let is_not_asked = async {
+            match refused {
+                Some((at, _)) => sleep_until(at).await,
                 None => std::future::pending().await,
             }
         };
@@ -551,13 +576,22 @@ async fn run_admin(
                     Some(command) => {
                         authenticate_again(inner, connection, place, (id, is_intact, command), &mut again).await?;
                     }
+                    None if refused.is_some() => {
+                        connection.complete(id, status::AUTHENTICATION_REQUIRED.status().as_final(), 0);
+                    }
                     None => execute(inner, connection, place, id, is_intact).await?,
                 }
+                let failure = again.as_ref().and_then(Authentication::failure);
+                refused = refused.or_else(|| Some((Instant::now() + PATIENCE, failure?)));
                 // A host that floods its admin queue leaves control to others.
                 yield_now().await;
             }
             () = news.notified() => {
                 let Some(false) = inner.with_live(place, |live| live.is_ending) else { return Ok(()) };
+            }
+            () = is_not_asked => {
+                let (_, failure) = refused.expect("it has failed");
+                return Err(End::Unauthenticated(failure));
             }
             () = expires => {
                 let now = inner.now();
@@ -580,8 +614,9 @@ async fn authenticate_again(
     (id, is_intact, command): (SlotId, bool, Command),
     again: &mut Option<Authentication>,
 ) -> Result<(), End> {
-    let is_under_way = again.as_ref().is_some_and(|proof| proof.progress() == Progress::Pending);
-    if !is_under_way && matches!(command, Command::AuthenticationSend { .. }) {
+    if !again.as_ref().is_some_and(Authentication::is_under_way)
+        && matches!(command, Command::AuthenticationSend { .. })
+    {
         *again = inner.secrets_of(place).map(Authentication::new);
     }
     match again {

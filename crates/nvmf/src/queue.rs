@@ -7,6 +7,7 @@
 mod commands;
 mod copy;
 mod disks;
+mod ending;
 mod fused;
 mod link;
 mod moving;
@@ -26,6 +27,7 @@ use aryk_nvme_fabrics::io::Rules;
 use aryk_reactor::{Armed, Cx, Layer, Nanos, Root, RootId, ThreadId};
 use commands::{Slot, Stage};
 use disks::Disks;
+use ending::Ending;
 use fused::FirstHalf;
 use futures_channel::oneshot;
 pub(crate) use link::Carrier;
@@ -111,6 +113,8 @@ pub(crate) struct IoQueue {
     has_begun: bool,
     /// No more input is read: the queue ends when its disks have completed what they have.
     is_closing: bool,
+    /// The queue is about to close, and its host must learn why.
+    ending: Option<Ending>,
     /// The queue goes to another reactor as soon as no command is under way.
     is_leaving: bool,
     ended: Option<oneshot::Sender<Ended>>,
@@ -124,6 +128,7 @@ impl Root for IoQueue {
         has_worked |= self.receive(cx);
         has_worked |= self.send(cx);
         self.look_at_host(cx);
+        self.go_on_ending(cx);
         self.finish(cx);
         self.leave_if_at_rest(cx);
         has_worked
@@ -167,6 +172,7 @@ impl IoQueue {
             drains: Vec::new(),
             has_begun: false,
             is_closing: false,
+            ending: None,
             is_leaving: false,
             ended: Some(ended),
             lines,
@@ -210,7 +216,7 @@ impl IoQueue {
         cx.wake(self.root);
     }
 
-    /// Ends the queue.
+    /// Ends the queue at once.
     pub fn close(&mut self, cx: &mut Cx) {
         if !self.is_closing {
             self.is_closing = true;
@@ -231,6 +237,7 @@ impl IoQueue {
     /// Sends the output, as far as it can leave now.
     fn send(&mut self, cx: &mut Cx) -> bool {
         match self.link {
+            _ if self.has_sent_all() => false,
             Link::Tcp(_) => self.send_tcp(cx),
             Link::Rdma(_) => self.send_rdma(cx),
         }

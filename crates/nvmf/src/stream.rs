@@ -3,6 +3,7 @@
 //! Every function can be cancelled where it waits: nothing is lost that was received, and nothing is sent twice.
 
 use aryk_tls::{Progress, Psks, Session, TlsError};
+use rustix::net::Shutdown;
 use std::io::{self, ErrorKind, IoSlice};
 use std::sync::Arc;
 use tokio::net::TcpStream;
@@ -128,6 +129,16 @@ impl Stream {
             }
         }
         Ok(())
+    }
+
+    /// Ends the output, and drops what arrives until the other side ends the connection, too. A socket that is closed while more
+    /// arrives would have the network drop what was sent last.
+    pub async fn linger(&mut self) {
+        if rustix::net::shutdown(&self.socket, Shutdown::Write).is_err() {
+            return;
+        }
+        let mut bytes = [0; READ_MAX];
+        while self.read(&mut bytes).await.is_ok() {}
     }
 
     /// The parts, for an owner on a reactor. Nothing is unsent.

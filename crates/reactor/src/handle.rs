@@ -258,6 +258,15 @@ impl<T> Clone for RootRef<T> {
     }
 }
 
+/// Whether both refer to the same root: another root never gets its id.
+impl<T> PartialEq for RootRef<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.handle == other.handle && self.id == other.id
+    }
+}
+
+impl<T> Eq for RootRef<T> {}
+
 impl<T> fmt::Debug for RootRef<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} on {:?}", self.id, self.handle)

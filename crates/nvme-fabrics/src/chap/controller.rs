@@ -56,6 +56,15 @@ impl Controller {
         self.progress
     }
 
+    /// Why the authentication has failed, also if the host has not been told yet.
+    pub const fn failure(&self) -> Option<Failure> {
+        match (self.progress, &self.state) {
+            (Progress::Failed(failure), _) => Some(failure),
+            (_, State::Failing(failure)) => Some(*failure),
+            _ => None,
+        }
+    }
+
     /// Takes the message of an Authentication Send. This may take tens of milliseconds. What is wrong is reported by the next
     /// message.
     pub fn receive(&mut self, message: &[u8]) {

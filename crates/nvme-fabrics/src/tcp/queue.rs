@@ -300,7 +300,8 @@ impl Queue {
         }
     }
 
-    /// Has a TermReq sent, as the last of all.
+    /// Has a TermReq sent, as the last of all: what the owner completes or requests from here on is not sent, and its slots do
+    /// not become free.
     pub fn terminate(&mut self, fatal: Fatal) {
         self.output.term_req(fatal, self.parser.failed_header());
     }

@@ -39,7 +39,10 @@ pub(super) async fn serve(
     let (id, _) = start.split();
     let place = match inner.admit_io(&connect, &data, way) {
         Ok(place) => place,
-        Err(refusal) => return connection.refuse(id, refusal).await,
+        Err(refusal) => {
+            let end = connection.refuse(id, refusal).await;
+            return Err(connection.end_after(end).await);
+        }
     };
     if let Some(slot) = id.and_then(|id| connection.slots.get_mut(&id)) {
         slot.data.clear();

@@ -16,6 +16,7 @@ use aryk_nvme_fabrics::chap::MESSAGE_MAX;
 use aryk_nvme_fabrics::command::{self, Command};
 use aryk_nvme_fabrics::io::{Checked, Request};
 use aryk_nvme_fabrics::sgl::{DataBlocks, Sgl};
+use aryk_nvme_fabrics::status::AUTHENTICATION_REQUIRED;
 use aryk_reactor::{Cx, Nanos};
 
 /// Ranges of a Dataset Management command that the disk has at the same time.
@@ -151,7 +152,7 @@ impl IoQueue {
     /// Starts commands that have waited for a buffer.
     pub(super) fn start_waiting(&mut self, cx: &mut Cx) -> bool {
         let mut has_any = false;
-        while let Some(&id) = self.waiting.front().filter(|_| !self.is_closing) {
+        while let Some(&id) = self.waiting.front().filter(|_| self.takes_input()) {
             let Stage::Waiting(checked, len) = self.slot(id).stage else { unreachable!("it waits") };
             let Some(data) = self.pool.take(&mut self.share, room_of(&checked, len), self.root) else {
                 break;
@@ -205,6 +206,9 @@ impl IoQueue {
         let checked = Self::check(&self.disks, &slot.entry, slot.capsule_len, self.link.data_blocks());
         let checked = match (damaged, checked) {
             (Some(status), _) => Err(status),
+            (None, Ok(Some((checked, ..)))) if self.is_refused() && !checked.request.is_authentication() => {
+                Err(AUTHENTICATION_REQUIRED.status().as_final())
+            }
             (None, checked) => checked.map_err(status::refusal),
         };
         let Some(checked) = self.take_half(id, checked, cx) else { return };

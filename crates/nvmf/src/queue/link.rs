@@ -11,6 +11,7 @@ use aryk_nvme::spec::status::Status;
 use aryk_nvme_fabrics::SlotId;
 use aryk_nvme_fabrics::sgl::DataBlocks;
 use aryk_reactor::{Armed, Cx, Nanos, RootId};
+use rustix::net::Shutdown;
 use std::io;
 use std::rc::Rc;
 
@@ -142,10 +143,19 @@ impl Link {
         }
     }
 
+    /// Ends the output, of which there is none left: the host can still send. Returns whether the transport has that.
+    pub fn end_output(&self) -> bool {
+        match self {
+            Self::Tcp(tcp) => tcp.shut_down(Shutdown::Write),
+            Self::Rdma(_) => return false,
+        }
+        true
+    }
+
     /// Ends the connection.
     pub fn shut_down(&self) {
         match self {
-            Self::Tcp(tcp) => tcp.shut_down(),
+            Self::Tcp(tcp) => tcp.shut_down(Shutdown::Both),
             Self::Rdma(rdma) => rdma.wire.disconnect(),
         }
     }

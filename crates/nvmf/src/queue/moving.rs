@@ -149,7 +149,7 @@ impl IoQueue {
 
     /// Executes what was held back.
     pub(super) fn execute_held(&mut self, cx: &mut Cx) {
-        while !self.is_closing
+        while self.takes_input()
             && let Some((id, is_intact)) = self.held.pop_front()
         {
             self.execute(id, is_intact, cx);
@@ -166,6 +166,7 @@ impl IoQueue {
         let is_at_rest = |slot: &Slot| matches!(slot.stage, Stage::Idle);
         self.is_leaving
             && !self.is_closing
+            && self.ending.is_none()
             && self.completions.is_empty()
             && self.drains.is_empty()
             && !self.disks.has_requests()

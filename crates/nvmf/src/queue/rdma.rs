@@ -76,6 +76,9 @@ impl IoQueue {
 
     fn follow(&mut self, event: Event, cx: &mut Cx) {
         match event {
+            Event::Command { data, .. } if !self.takes_input() => {
+                give_back(&self.pool, &mut self.share, data, &self.waiting, self.root, cx);
+            }
             Event::Command { slot, entry, data_len, data } => {
                 let data = if data_len > 0 {
                     Some(data)
@@ -88,7 +91,9 @@ impl IoQueue {
             }
             Event::Read { slot, data } => {
                 self.slot(slot).data = Some(data);
-                self.execute(slot, true, cx);
+                if self.takes_input() {
+                    self.execute(slot, true, cx);
+                }
             }
             Event::Sent { data, .. } => {
                 if let Link::Rdma(rdma) = &mut self.link {

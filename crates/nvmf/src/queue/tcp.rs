@@ -19,6 +19,7 @@ pub(super) use polled::Polled;
 pub(super) use ring::Ring;
 #[cfg(test)]
 pub(super) use ring::TAKEN_MAX;
+use rustix::net::Shutdown;
 use std::cell::RefCell;
 use std::io;
 use std::net::TcpStream;
@@ -127,13 +128,13 @@ impl Tcp {
         TcpCarrier { socket, tls, queue, rest, zero_copy }
     }
 
-    /// The host sees the end at once.
-    pub fn shut_down(&self) {
+    /// Ends the connection, or the output alone: the host sees that at once.
+    pub fn shut_down(&self, how: Shutdown) {
         let fd = match &self.means {
             Means::Polled(polled) => polled.socket.as_fd(),
             Means::Ring(ring) => ring.as_fd(),
         };
-        let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
+        let _ = rustix::net::shutdown(fd, how);
     }
 
     pub fn unwatch(&mut self, cx: &mut Cx) {
@@ -146,8 +147,8 @@ impl Tcp {
 impl IoQueue {
     /// Takes what the socket has received.
     pub(super) fn receive_tcp(&mut self, cx: &mut Cx) -> bool {
+        let may_take = self.has_begun && self.takes_input();
         let Link::Tcp(tcp) = &mut self.link else { return false };
-        let may_take = self.has_begun && !self.is_closing;
         let rest = if may_take { std::mem::take(&mut tcp.rest) } else { Vec::new() };
         let is_ring = matches!(tcp.means, Means::Ring(_));
         if !rest.is_empty() {
@@ -157,7 +158,7 @@ impl IoQueue {
         }
         match is_ring {
             true => self.receive_from_ring(cx),
-            false => may_take && self.receive_polled(cx),
+            false => self.has_begun && !self.is_closing && self.receive_polled(cx),
         }
     }
 
@@ -171,8 +172,8 @@ impl IoQueue {
     }
 
     pub(super) fn take(&mut self, mut input: &[u8], cx: &mut Cx) {
-        while let Link::Tcp(tcp) = &mut self.link
-            && !self.is_closing
+        while self.takes_input()
+            && let Link::Tcp(tcp) = &mut self.link
         {
             match tcp.queue.receive(&mut input) {
                 Ok(None) => return,
@@ -208,20 +209,12 @@ impl IoQueue {
         self.slots.resize_with(count, Slot::free);
     }
 
-    /// Ends the connection with a reason.
+    /// Ends the connection with a reason, which is sent behind all that there is to send.
     fn terminate(&mut self, fatal: Fatal, cx: &mut Cx) {
         limited!(self.lines, warn, ?fatal, "a host has violated the protocol: its connection ends");
         if let Link::Tcp(tcp) = &mut self.link {
             tcp.queue.terminate(fatal);
         }
-        self.send(cx);
-        // The end of the connection comes behind the reason.
-        if let Link::Tcp(tcp) = &self.link
-            && matches!(tcp.means, Means::Ring(_))
-        {
-            // If that fails, the end of the turn finds it.
-            let _ = cx.ring().map(|mut ring| ring.submit());
-        }
-        self.close(cx);
+        self.close_behind_output(cx);
     }
 }

@@ -1,6 +1,7 @@
 //! Tests of an I/O queue on a reactor that the test runs, with a disk that completes when the test allows it.
 
 mod copy;
+mod ending;
 mod reserve;
 mod sockets;
 mod tls;
@@ -20,8 +21,8 @@ use aryk_nvme::spec::status::Code;
 use aryk_nvme_fabrics::sgl::Sgl;
 use aryk_nvme_fabrics::subsystem::{Commands, Io as Namespaces, Namespace};
 use aryk_nvme_fabrics::tcp::{
-    Event, Format, H2cData, HEADER_MAX, Header, IcReq, IcResp, Limits, Parser, Piece, Queue, R2t, Received,
-    Side,
+    Event, Fatal, FatalStatus, Format, H2cData, HEADER_MAX, Header, IcReq, IcResp, Limits, Parser, Piece,
+    Queue, R2t, Received, Side,
 };
 use aryk_reactor::{Clock, Engine};
 use aryk_tls::Session;
@@ -135,6 +136,7 @@ enum Got {
     Completion(u16, Code),
     R2t(R2t),
     Data(u32),
+    Terminated(Fatal),
 }
 
 fn tcp_of(queue: &IoQueue) -> &tcp::Tcp {
@@ -343,6 +345,7 @@ impl Rig {
                 }
                 Event::Header(Header::R2t(r2t)) => self.got.push(Got::R2t(r2t)),
                 Event::Header(Header::C2hData(data)) => self.got.push(Got::Data(data.len)),
+                Event::Header(Header::TermReq { fatal, .. }) => self.got.push(Got::Terminated(fatal)),
                 Event::Header(header) => panic!("{header:?}"),
                 Event::Data { .. } | Event::End { .. } => {}
             }
@@ -746,6 +749,7 @@ fn check_allocations(mut rig: Rig) {
                         done += 1;
                     }
                     Got::Data(_) => {}
+                    Got::Terminated(fatal) => panic!("{fatal:?}"),
                 }
             }
             requested.drain(..).for_each(|r2t| rig.answer(r2t, &large));
@@ -826,6 +830,7 @@ impl Outstanding {
                     self.requested.push(r2t);
                 }
                 Got::Data(_) => {}
+                Got::Terminated(fatal) => panic!("{fatal:?}"),
             }
         }
     }

@@ -9,8 +9,9 @@ use aryk_nvme_fabrics::command::Command;
 use aryk_nvme_fabrics::connect::ANY_CONTROLLER;
 use aryk_nvme_fabrics::sgl::Sgl;
 use aryk_nvme_fabrics::status;
-use aryk_nvmf::HostKeys;
+use aryk_nvmf::{HostKeys, Limits};
 use std::sync::Arc;
+use std::time::Duration;
 
 const HOST: &str = "nqn.2016-06.io.spdk:host1";
 const OF_HOST: &str = "DHHC-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
@@ -105,6 +106,34 @@ fn a_host_authenticates_again_on_a_queue_that_it_uses() {
     assert_eq!(first.run(read()), (Code::SUCCESS, vec![0; BLOCK]));
     assert_eq!(queue.try_enable(), Code::SUCCESS, "the controller goes on");
     assert_eq!(target.run(async |target| target.failed_authentications()), 1);
+    target.stop();
+}
+
+#[test]
+fn a_host_that_fails_and_does_not_ask_loses_its_queue() {
+    let target = start();
+    target.run(async |target| {
+        target.set_limits(Limits { patience: Duration::from_millis(500), ..target.limits() })
+    });
+    let (mut queue, id) = admin(&target);
+    let (mut io_queue, ..) = Raw::start(target.address, 1, id);
+    assert_eq!(io_queue.prove(right(Group::Null)), Some(Action::Done));
+    let read = || command(1, io::READ, 0, 1, BLOCK as u32);
+    assert_eq!(io_queue.run(read()).0, Code::SUCCESS);
+    io_queue.prove_unasked(host(secrets(OF_SUBSYSTEM, None), Group::Null));
+    assert_eq!(io_queue.run(read()).0, status::AUTHENTICATION_REQUIRED);
+    assert_eq!(io_queue.receive(), None);
+    until(|| target.queues() == 0);
+    assert_eq!(target.run(async |target| target.failed_authentications()), 1);
+    assert_eq!(queue.try_enable(), Code::SUCCESS, "the controller goes on");
+    // A controller that fails can do nothing, too, until its host has asked.
+    queue.prove_unasked(host(secrets(OF_SUBSYSTEM, None), Group::Null));
+    assert_eq!(queue.try_enable(), status::AUTHENTICATION_REQUIRED);
+    let receive = Command::AuthenticationReceive { protocol: chap::PROTOCOL, len: 2048 };
+    let entry = receive.encode().with_sgl(Sgl::Transport { len: 2048 }.encode());
+    assert_eq!(queue.run(entry).0, Code::SUCCESS);
+    assert_eq!(queue.receive(), None);
+    until(|| target.run(async |target| target.failed_authentications()) == 2);
     target.stop();
 }
 

@@ -139,6 +139,28 @@ impl Raw {
         }
     }
 
+    /// Authenticates, but does not ask how that has ended.
+    pub fn prove_unasked(&mut self, mut host: chap::Host) {
+        let mut sent = 0;
+        while sent < 2 {
+            match host.action() {
+                Action::Send(message) => {
+                    let len = message.len() as u32;
+                    let command = Command::AuthenticationSend { protocol: chap::PROTOCOL, len };
+                    self.send(&capsule_with(command.encode(), &message));
+                    assert!(self.completion().unwrap().status().is_success());
+                    sent += 1;
+                }
+                Action::Receive => {
+                    let command = Command::AuthenticationReceive { protocol: chap::PROTOCOL, len: 2048 };
+                    let entry = command.encode().with_sgl(Sgl::Transport { len: 2048 }.encode());
+                    host.receive(&self.run(entry).1);
+                }
+                ended => panic!("{ended:?}"),
+            }
+        }
+    }
+
     /// Enables the controller of an admin queue. Returns the status.
     pub fn try_enable(&mut self) -> Code {
         self.set_configuration(Cc::enabled(4096, false).0)

@@ -48,6 +48,8 @@ pub(super) struct Output {
     /// Headers and digests that have not been sent, behind some that have.
     buffer: Vec<u8>,
     sent: usize,
+    /// The last PDU is there: nothing is added behind it.
+    has_last: bool,
 }
 
 impl Output {
@@ -56,6 +58,9 @@ impl Output {
     }
 
     fn bytes(&mut self, bytes: &[u8]) {
+        if self.has_last {
+            return;
+        }
         self.buffer.extend_from_slice(bytes);
         match self.parts.back_mut() {
             Some(Part::Bytes(len)) => *len += bytes.len(),
@@ -70,7 +75,9 @@ impl Output {
     }
 
     pub(super) fn data(&mut self, slot: SlotId, len: u32) {
-        self.parts.push_back(Part::Data { slot, offset: 0, len });
+        if !self.has_last {
+            self.parts.push_back(Part::Data { slot, offset: 0, len });
+        }
     }
 
     pub(super) fn digest(&mut self, data: &[u8]) {
@@ -80,13 +87,16 @@ impl Output {
     }
 
     pub(super) fn finish(&mut self, slot: SlotId) {
-        self.parts.push_back(Part::Finish(slot));
+        if !self.has_last {
+            self.parts.push_back(Part::Finish(slot));
+        }
     }
 
     pub(super) fn term_req(&mut self, fatal: Fatal, wrong: &[u8]) {
         let header = Header::TermReq { from: Side::Controller, fatal, data_len: wrong.len() as u32 };
         self.header(&header, &Format::default());
         self.bytes(wrong);
+        self.has_last = true;
     }
 
     pub(super) fn pieces(&self) -> impl Iterator<Item = Piece<'_>> {

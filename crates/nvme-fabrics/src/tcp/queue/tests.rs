@@ -263,6 +263,8 @@ fn data_that_no_r2t_requested_ends_the_connection() {
         );
         pair.flush();
         pair.queue.terminate(fatal);
+        // Nothing is sent behind it.
+        pair.queue.complete(slots[0], Status::new(0), 0);
         let got = pair.flush();
         let [Got::Header(Header::TermReq { fatal: sent, data_len, .. }), Got::Data(wrong)] = &got[..] else {
             panic!("{got:?}")
