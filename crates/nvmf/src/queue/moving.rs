@@ -2,7 +2,8 @@
 //!
 //! A queue that is to leave holds new commands back, and goes on with those that it has. When its disks have none and the host
 //! has taken all replies, it has the kernel end its receive; what arrives until then is held back, too. Then the connection and
-//! the commands held back go to the other reactor by way of control, which starts a queue there. A host that keeps the queue waiting, or a disk, keeps it here: then control takes the order back.
+//! the commands held back go to the other reactor by way of control, which starts a queue there. A host that keeps the queue
+//! waiting, or a disk, keeps it here: then control takes the order back.
 
 use super::commands::{Slot, Stage};
 use super::disks::Disks;
