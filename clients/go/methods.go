@@ -209,7 +209,7 @@ func (c *Client) ArykPoolsGet(ctx context.Context) ([]PoolInfo, error) {
 	return call[[]PoolInfo](ctx, c, "aryk_pools_get", nil)
 }
 
-// ArykStatsGet calls aryk_stats_get. Reports the counters of all disks, groups, controllers, reactors, background tasks, NVMe drives and pools, in brief.
+// ArykStatsGet calls aryk_stats_get. Reports the counters of all disks, groups, controllers, reactors, background tasks, NVMe drives, pools and hosts on the network, in brief.
 func (c *Client) ArykStatsGet(ctx context.Context) (Counts, error) {
 	return call[Counts](ctx, c, "aryk_stats_get", nil)
 }

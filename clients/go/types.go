@@ -300,6 +300,8 @@ type Counts struct {
 	Drives []DriveCounts `json:"drives"`
 	// The pools of volumes, in the order in which they were opened.
 	Pools []PoolActivity `json:"pools"`
+	// The controllers of hosts on the network, by subsystem.
+	Hosts []HostActivity `json:"hosts"`
 }
 
 // CryptoCipher: A cipher. Only `AES_XTS` is supported.
@@ -654,6 +656,26 @@ type Histogram struct {
 type HistogramBorders struct {
 	// For each border the number of requests that did not exceed it, with the histogram's precision of one eighth; then the number of all requests.
 	BordersCount []uint64 `json:"borders_count"`
+}
+
+// HostActivity: Counters of a controller of a host on the network, since the host has connected.
+type HostActivity struct {
+	// NQN of the host.
+	Name string `json:"name"`
+	// NQN of the subsystem.
+	Subsystem string `json:"subsystem"`
+	// Identifier of the controller: a host may have several.
+	Controller uint16 `json:"controller"`
+	// Number of I/O queues.
+	Queues     uint64 `json:"queues"`
+	ReadOps    uint64 `json:"read_ops"`
+	ReadBytes  uint64 `json:"read_bytes"`
+	WriteOps   uint64 `json:"write_ops"`
+	WriteBytes uint64 `json:"write_bytes"`
+	// Operations that are neither reads nor writes.
+	OtherOps uint64 `json:"other_ops"`
+	// Failed operations of all kinds.
+	Errors uint64 `json:"errors"`
 }
 
 // HostLimitsReply: Limits of a host of a subsystem.

@@ -1,4 +1,4 @@
-//! `aryk top`: activity of disks, groups, controllers, reactors, background tasks, NVMe drives and pools, live.
+//! `aryk top`: activity of disks, groups, controllers, reactors, background tasks, NVMe drives, pools and hosts, live.
 //!
 //! `reading` has the daemon's counts and the rates between two reads; `state` has what the screen shows, and handles keys; `view`
 //! draws it. `reading` and `state` use no terminal.
@@ -97,7 +97,7 @@ fn whole_json(views: &[State], rates: &Rates) -> Value {
     json!({"seconds": rates.seconds, "per_second": per_second.collect::<Map<_, _>>()})
 }
 
-/// A table per view; empty views of groups, tasks, drives and pools are omitted.
+/// A table per view; empty views of groups, tasks, drives, pools and hosts are omitted.
 fn whole_text(views: &[State], rates: &Rates, out: &Output) -> String {
     let is_shown = |state: &&State| {
         views.len() == 1
@@ -106,6 +106,7 @@ fn whole_text(views: &[State], rates: &Rates, out: &Output) -> String {
                 View::Tasks => !rates.tasks.is_empty(),
                 View::Drives => !rates.drives.is_empty(),
                 View::Pools => !rates.pools.is_empty(),
+                View::Hosts => !rates.hosts.is_empty(),
                 View::Disks | View::Controllers | View::Reactors => true,
             }
     };

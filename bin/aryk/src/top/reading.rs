@@ -17,6 +17,7 @@ pub struct Reading {
     pub tasks: Vec<Task>,
     pub drives: Vec<Drive>,
     pub pools: Vec<Pool>,
+    pub hosts: Vec<Host>,
 }
 
 /// The counts of a disk.
@@ -142,7 +143,19 @@ pub struct Pool {
     pub damaged_blocks: u64,
 }
 
-/// Rates of one or more disks per second.
+/// The counts of a controller of a host on the network. Its requests have no times.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Host {
+    pub name: String,
+    pub subsystem: String,
+    pub controller: u16,
+    pub queues: u64,
+    #[serde(flatten)]
+    pub work: Work,
+}
+
+/// Rates of one or more disks, or of a host, per second.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rate {
     pub name: String,
@@ -162,6 +175,25 @@ pub struct Rate {
 }
 
 impl Rate {
+    fn between(name: &str, now: &Work, old: Option<&Work>, interval: Interval) -> Self {
+        let of = |count: fn(&Work) -> u64| interval.per_second(count(now), old.map_or(0, count));
+        let nanoseconds = |ticks: u64| interval.nanoseconds(ticks);
+        Self {
+            name: name.to_owned(),
+            reads: of(|work| work.read_ops),
+            read_bytes: of(|work| work.read_bytes),
+            writes: of(|work| work.write_ops),
+            write_bytes: of(|work| work.write_bytes),
+            others: of(|work| work.other_ops),
+            errors: of(|work| work.errors),
+            failed: now.errors,
+            latency_ns: nanoseconds(of(|work| work.latency_ticks)),
+            wait_ns: nanoseconds(of(|work| work.throttled_ticks) + of(|work| work.queue_ticks)),
+            in_flight: now.in_flight,
+            waiting: now.waiting,
+        }
+    }
+
     pub const fn ops(&self) -> u64 {
         self.reads + self.writes + self.others
     }
@@ -348,6 +380,7 @@ pub struct Rates {
     pub tasks: Vec<Effort>,
     pub drives: Vec<DriveRate>,
     pub pools: Vec<PoolRate>,
+    pub hosts: Vec<(Host, Rate)>,
     pub total: Rate,
 }
 
@@ -358,25 +391,7 @@ impl Rates {
         let ticks = now.ticks.saturating_sub(before.ticks).max(1);
         let interval = Interval { tick_rate, ticks };
         let seconds = interval.seconds();
-        let per_second = |now: u64, old: u64| interval.per_second(now, old);
-        let nanoseconds = |ticks: u64| interval.nanoseconds(ticks);
-        let rate = |name: &str, now: &Work, old: Option<&Work>| {
-            let of = |count: fn(&Work) -> u64| per_second(count(now), old.map_or(0, count));
-            Rate {
-                name: name.to_owned(),
-                reads: of(|work| work.read_ops),
-                read_bytes: of(|work| work.read_bytes),
-                writes: of(|work| work.write_ops),
-                write_bytes: of(|work| work.write_bytes),
-                others: of(|work| work.other_ops),
-                errors: of(|work| work.errors),
-                failed: now.errors,
-                latency_ns: nanoseconds(of(|work| work.latency_ticks)),
-                wait_ns: nanoseconds(of(|work| work.throttled_ticks) + of(|work| work.queue_ticks)),
-                in_flight: now.in_flight,
-                waiting: now.waiting,
-            }
-        };
+        let rate = |name: &str, now: &Work, old: Option<&Work>| Rate::between(name, now, old, interval);
         let old: HashMap<_, _> = before.disks.iter().map(|disk| (&*disk.name, &disk.work)).collect();
         let of_disk = |disk: &Disk| rate(&disk.name, &disk.work, old.get(&*disk.name).copied());
         let disks: Vec<_> = now.disks.iter().map(of_disk).collect();
@@ -418,7 +433,15 @@ impl Rates {
             PoolRate::between(old, pool, interval)
         };
         let pools = now.pools.iter().map(of_pool).collect();
-        Self { seconds, disks, places, groups, controllers, reactors, tasks, drives, pools, total }
+        let of_host = |host: &Host| {
+            let is_same = |old: &&Host| {
+                (&old.subsystem, &old.name, old.controller) == (&host.subsystem, &host.name, host.controller)
+            };
+            let old = before.hosts.iter().find(is_same);
+            (host.clone(), rate(&host.name, &host.work, old.map(|old| &old.work)))
+        };
+        let hosts = now.hosts.iter().map(of_host).collect();
+        Self { seconds, disks, places, groups, controllers, reactors, tasks, drives, pools, hosts, total }
     }
 }
 
@@ -465,6 +488,18 @@ pub mod tests {
             backlog_bytes: 4 << 20,
             debt_bytes: 8 << 20,
             ..Pool::default()
+        }
+    }
+
+    /// A controller of a host, with so many writes for each second.
+    fn host(second: u64, controller: u16) -> Host {
+        let writes = second * u64::from(controller) * 100;
+        Host {
+            name: "nqn.2014-08.org.nvmexpress:uuid:913fc008".into(),
+            subsystem: "nqn.2026-01.io.aryk:data".into(),
+            controller,
+            queues: 4,
+            work: Work { write_ops: writes, write_bytes: writes * 4096, errors: 1, ..Work::default() },
         }
     }
 
@@ -534,6 +569,7 @@ pub mod tests {
                 ..Drive::default()
             }],
             pools: vec![pool(second)],
+            hosts: [1, 2].map(|controller| host(second, controller)).into(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The state of the screen, and the handling of keys. Uses no terminal.
 
 use super::Sort;
-use super::reading::{DriveRate, PoolRate, Rate, Rates};
+use super::reading::{DriveRate, Host, PoolRate, Rate, Rates};
 use crate::commands::stat::latency;
 use crate::output::{Column, Output};
 use crate::size::Size;
@@ -19,10 +19,11 @@ pub enum View {
     Tasks,
     Drives,
     Pools,
+    Hosts,
 }
 
 impl View {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Disks,
         Self::Groups,
         Self::Controllers,
@@ -30,6 +31,7 @@ impl View {
         Self::Tasks,
         Self::Drives,
         Self::Pools,
+        Self::Hosts,
     ];
 
     pub const fn title(self) -> &'static str {
@@ -41,6 +43,7 @@ impl View {
             Self::Tasks => "tasks",
             Self::Drives => "drives",
             Self::Pools => "pools",
+            Self::Hosts => "hosts",
         }
     }
 }
@@ -168,6 +171,35 @@ pub const POOLS: [Column; 10] = [
     ("WAIT", true),
 ];
 
+pub const HOSTS: [Column; 8] = [
+    ("HOST", false),
+    ("SHARE", false),
+    ("QUEUES", true),
+    ("READ/s", true),
+    ("WRITE/s", true),
+    ("RD B/s", true),
+    ("WR B/s", true),
+    ("FAILED", true),
+];
+
+/// The part of an NQN in which those of a site differ.
+fn short(nqn: &str) -> String {
+    nqn.rsplit(':').next().unwrap_or(nqn).to_owned()
+}
+
+fn of_host((host, rate): &(Host, Rate)) -> Vec<String> {
+    vec![
+        short(&host.name),
+        short(&host.subsystem),
+        host.queues.to_string(),
+        rate.reads.to_string(),
+        rate.writes.to_string(),
+        Size(rate.read_bytes).to_string(),
+        Size(rate.write_bytes).to_string(),
+        rate.failed.to_string(),
+    ]
+}
+
 fn mean(rate: &Rate) -> String {
     rate.mean_ns().map_or_else(|| "-".into(), |ns| latency(ns.into()))
 }
@@ -264,12 +296,14 @@ impl State {
             View::Disks => rates.disks.get(i),
             View::Groups => rates.groups.get(i).map(|(_, rate)| rate),
             View::Controllers => rates.controllers.get(i).map(|(_, rate)| rate),
+            View::Hosts => rates.hosts.get(i).map(|(_, rate)| rate),
             View::Reactors | View::Tasks | View::Drives | View::Pools => None,
         };
         let count = match self.view {
             View::Disks => rates.disks.len(),
             View::Groups => rates.groups.len(),
             View::Controllers => rates.controllers.len(),
+            View::Hosts => rates.hosts.len(),
             View::Reactors => return (0..rates.reactors.len()).collect(),
             View::Tasks => {
                 let fits = |&i: &usize| rates.tasks[i].name.contains(&self.filter);
@@ -312,6 +346,7 @@ impl State {
             View::Tasks => &TASKS,
             View::Drives => &DRIVES,
             View::Pools => &POOLS,
+            View::Hosts => &HOSTS,
         }
     }
 
@@ -384,6 +419,7 @@ impl State {
             }
             View::Drives => rates.drives[row].cells(),
             View::Pools => rates.pools[row].cells(),
+            View::Hosts => of_host(&rates.hosts[row]),
         }
     }
 
@@ -441,6 +477,14 @@ impl State {
                     "waiting_requests": pool.waiting_requests, "damaged_blocks": pool.damaged_blocks,
                 })
             }
+            View::Hosts => {
+                let (host, rate) = &rates.hosts[row];
+                json!({
+                    "name": host.name, "subsystem": host.subsystem, "controller": host.controller, "queues": host.queues,
+                    "reads": rate.reads, "bytes_read": rate.read_bytes, "writes": rate.writes,
+                    "bytes_written": rate.write_bytes, "others": rate.others, "errors": rate.errors, "failed": rate.failed,
+                })
+            }
         };
         rows.iter().map(row).collect()
     }
@@ -462,7 +506,7 @@ impl State {
             KeyCode::Esc => self.back(),
             KeyCode::Enter => self.drill_down(rates),
             KeyCode::Tab => self.show(View::ALL[(self.view as usize + 1) % View::ALL.len()]),
-            KeyCode::Char(c @ '1'..='7') => self.show(View::ALL[c as usize - '1' as usize]),
+            KeyCode::Char(c @ '1'..='8') => self.show(View::ALL[c as usize - '1' as usize]),
             KeyCode::Char('s') => self.sort = Sort::ALL[(self.sort as usize + 1) % Sort::ALL.len()],
             KeyCode::Char('r') => self.reversed = !self.reversed,
             KeyCode::Char('/') => self.typing = true,
@@ -515,7 +559,7 @@ impl State {
             View::Groups => self.show_within(rates.groups[row].0.name.clone()),
             View::Controllers => self.show_within(rates.controllers[row].0.name.clone()),
             View::Drives => self.show_within(rates.drives[row].drive.name.clone()),
-            View::Reactors | View::Tasks | View::Pools => {}
+            View::Reactors | View::Tasks | View::Pools | View::Hosts => {}
         }
     }
 
@@ -600,6 +644,13 @@ mod tests {
         assert_eq!(state.view, View::Drives);
         press(&mut state, &rates, "7");
         assert_eq!(state.cells(&rates, 0), ["p1", "ready", "25%", "1M", "1.5", "2M", "90%", "4M", "8M", "0"]);
+        press(&mut state, &rates, "s8");
+        assert_eq!(state.cells(&rates, 1), ["913fc008", "data", "4", "0", "200", "0B", "800K", "1"]);
+        assert_eq!(state.rows(&rates), [1, 0], "by operations");
+        press(&mut state, &rates, "/uuid\n");
+        assert_eq!(shown(&state, &rates).len(), 2);
+        let all = state.json(&rates, &[0]);
+        assert_eq!((&all[0]["controller"], &all[0]["writes"]), (&json!(1), &json!(100)));
         assert!(state.press(KeyEvent::from(KeyCode::Char('q')), &rates));
     }
 

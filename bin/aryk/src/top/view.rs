@@ -14,7 +14,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Paragraph, Row, Table};
 
 const HELP: &str = "\
-  Tab, 1 to 7  disks, groups, controllers, reactors, background tasks, drives, pools
+  Tab, 1 to 8  disks, groups, controllers, reactors, tasks, drives, pools, hosts
   up, down     choose a row (also j, k, PgUp, PgDn, Home, End)
   Enter        a disk's latency by layer; the disks of a group, controller or drive
   Esc          back
@@ -86,7 +86,8 @@ fn views(state: &State) -> Line<'static> {
     let mut spans = Vec::new();
     for (i, view) in View::ALL.into_iter().enumerate() {
         let style = if view == state.view { BOLD.add_modifier(Modifier::REVERSED) } else { QUIET };
-        spans.push(Span::styled(format!(" {} {} ", i + 1, view.title()), style));
+        spans.push(Span::styled(format!("{} {}", i + 1, view.title()), style));
+        spans.push(Span::raw(" "));
     }
     if let Some((_, within)) = &state.within {
         spans.push(Span::raw(format!("  of {}", printable(within))));
@@ -120,6 +121,9 @@ fn width(column: usize, view: View) -> Constraint {
         (View::Disks, 6..=8) | (View::Groups, 1 | 7) => Constraint::Length(6),
         (View::Disks | View::Groups, _) => Constraint::Length(8),
         (View::Controllers, 1 | 3) => Constraint::Length(5),
+        (View::Hosts, 1) => Constraint::Length(10),
+        (View::Hosts, 2 | 7) => Constraint::Length(6),
+        (View::Hosts, _) => Constraint::Length(7),
         (View::Drives | View::Pools, 2..=9) => Constraint::Length(7),
         (View::Drives | View::Pools | View::Controllers | View::Reactors | View::Tasks, _) => {
             Constraint::Length(9)
@@ -218,8 +222,15 @@ mod tests {
             lines[5].starts_with("vm1") && lines[5].contains("10us") && lines[5].contains("25%"),
             "{text}"
         );
-        for view in [View::Groups, View::Controllers, View::Reactors, View::Tasks, View::Drives, View::Pools]
-        {
+        for view in [
+            View::Groups,
+            View::Controllers,
+            View::Reactors,
+            View::Tasks,
+            View::Drives,
+            View::Pools,
+            View::Hosts,
+        ] {
             state.view = view;
             let text = screen(&mut state, &rates(), (80, 24));
             let all = state.columns().iter().all(|(name, _)| text.contains(name));

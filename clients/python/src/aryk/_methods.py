@@ -333,7 +333,7 @@ class Methods(ABC):
         return result
 
     def aryk_stats_get(self) -> types.Counts:
-        """Reports the counters of all disks, groups, controllers, reactors, background tasks, NVMe drives and pools, in brief."""
+        """Reports the counters of all disks, groups, controllers, reactors, background tasks, NVMe drives, pools and hosts on the network, in brief."""
         result: types.Counts = self.call("aryk_stats_get")
         return result
 
@@ -5479,7 +5479,7 @@ class AsyncMethods(ABC):
         return result
 
     async def aryk_stats_get(self) -> types.Counts:
-        """Reports the counters of all disks, groups, controllers, reactors, background tasks, NVMe drives and pools, in brief."""
+        """Reports the counters of all disks, groups, controllers, reactors, background tasks, NVMe drives, pools and hosts on the network, in brief."""
         result: types.Counts = await self.call("aryk_stats_get")
         return result
 

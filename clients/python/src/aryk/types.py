@@ -383,6 +383,8 @@ class Counts(TypedDict):
     drives: list[DriveCounts]
     #: The pools of volumes, in the order in which they were opened.
     pools: list[PoolActivity]
+    #: The controllers of hosts on the network, by subsystem.
+    hosts: list[HostActivity]
 
 
 class CryptoDetails(TypedDict):
@@ -698,6 +700,27 @@ class HistogramBorders(TypedDict):
 
     #: For each border the number of requests that did not exceed it, with the histogram's precision of one eighth; then the number of all requests.
     borders_count: list[int]
+
+
+class HostActivity(TypedDict):
+    """Counters of a controller of a host on the network, since the host has connected."""
+
+    #: NQN of the host.
+    name: str
+    #: NQN of the subsystem.
+    subsystem: str
+    #: Identifier of the controller: a host may have several.
+    controller: int
+    #: Number of I/O queues.
+    queues: int
+    read_ops: int
+    read_bytes: int
+    write_ops: int
+    write_bytes: int
+    #: Operations that are neither reads nor writes.
+    other_ops: int
+    #: Failed operations of all kinds.
+    errors: int
 
 
 class HostLimitsReply(TypedDict):

@@ -18,7 +18,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "aryk_stats_get",
         Phase::Any,
-        "Reports the counters of all disks, groups, controllers, reactors, background tasks, NVMe drives and pools, in brief.",
+        "Reports the counters of all disks, groups, controllers, reactors, background tasks, NVMe drives, pools and hosts on the network, in brief.",
         get_stats,
     );
     table.add(
@@ -50,6 +50,8 @@ struct Counts {
     drives: Vec<DriveCounts>,
     /// The pools of volumes, in the order in which they were opened.
     pools: Vec<PoolActivity>,
+    /// The controllers of hosts on the network, by subsystem.
+    hosts: Vec<HostActivity>,
 }
 
 /// Counters of a disk.
@@ -332,6 +334,46 @@ impl PoolActivity {
     }
 }
 
+/// Counters of a controller of a host on the network, since the host has connected.
+#[derive(Debug, Serialize, JsonSchema)]
+struct HostActivity {
+    /// NQN of the host.
+    name: String,
+    /// NQN of the subsystem.
+    subsystem: String,
+    /// Identifier of the controller: a host may have several.
+    controller: u16,
+    /// Number of I/O queues.
+    queues: u64,
+    read_ops: u64,
+    read_bytes: u64,
+    write_ops: u64,
+    write_bytes: u64,
+    /// Operations that are neither reads nor writes.
+    other_ops: u64,
+    /// Failed operations of all kinds.
+    errors: u64,
+}
+
+impl HostActivity {
+    fn new(host: &aryk_metrics::Host) -> Self {
+        let [(_, read_ops), (_, write_ops), (_, other_ops)] = host.requests;
+        let [(_, read_bytes), (_, write_bytes)] = host.bytes;
+        Self {
+            name: host.name.clone(),
+            subsystem: host.subsystem.clone(),
+            controller: host.controller,
+            queues: host.queues,
+            read_ops,
+            read_bytes,
+            write_ops,
+            write_bytes,
+            other_ops,
+            errors: host.failed,
+        }
+    }
+}
+
 async fn get_stats(control: &Control, _: NoParams) -> Result<Counts, Error> {
     let snapshot = control.collector.snapshot(control, AGE).await;
     Ok(Counts::new(&snapshot, control.env.background().stats()))
@@ -388,6 +430,7 @@ impl Counts {
             tasks: tasks.into_iter().map(TaskCounts::new).collect(),
             drives: snapshot.nvme.iter().map(DriveCounts::new).collect(),
             pools: snapshot.pools.iter().map(PoolActivity::new).collect(),
+            hosts: snapshot.hosts.iter().map(HostActivity::new).collect(),
         }
     }
 }
