@@ -1576,6 +1576,8 @@ type BdevNvmeStartDiscoveryParams struct {
 	Mdns string `json:"mdns,omitempty"`
 	// Aryk only: the daemon stores the numbers of controllers, by the NQNs of their subsystems.
 	Numbers map[string]any `json:"numbers,omitempty"`
+	// Aryk only: name of the TLS key, in the keyring, that this host and the service have, and this host and its subsystems; needs `hostnqn`. Then the service, those to which it refers and their subsystems are connected with TLS, and those without TLS are not used.
+	Psk string `json:"psk,omitempty"`
 	// As for `bdev_nvme_attach_controller`, for each controller and the service itself.
 	ReconnectDelaySec *uint32 `json:"reconnect_delay_sec,omitempty"`
 	// Aryk only: NQN of the service. Default: the one of all discovery services.

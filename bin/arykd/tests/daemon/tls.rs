@@ -91,6 +91,45 @@ fn a_disk_is_used_with_tls_also_after_restarts_of_both_daemons() {
 }
 
 #[test]
+fn a_discovery_service_is_followed_with_tls_also_after_a_restart() {
+    let (target, address) = share(KEY);
+    // The service names a subsystem without TLS, too.
+    let plain = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    target.aryk(&["disk", "create", "open", "--memory", "--size", "1M"]).unwrap();
+    target.aryk(&["share", "open", "--listen", &plain.to_string()]).unwrap();
+    let mut host = Daemon::start(&["--state-dir", "DIR/state"]);
+    add_key(&host, "h", KEY);
+    let start = |host: &Daemon, more: serde_json::Value| {
+        let mut params = json!({
+            "name": "far", "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": address.port().to_string(),
+            "wait_for_attach": true,
+        });
+        params.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        host.call("bdev_nvme_start_discovery", params)
+    };
+    let attached = |host: &Daemon| {
+        let listed = host.call("bdev_nvme_get_controllers", json!({})).unwrap();
+        let of = |controller: &serde_json::Value| controller["trid"]["subnqn"].as_str().unwrap().to_owned();
+        listed.as_array().unwrap().iter().map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(code(start(&host, json!({"psk": "h"}))), -22, "a key is one of a host");
+    assert_eq!(code(start(&host, json!({"hostnqn": HOST}))), -5, "the listener wants TLS");
+    start(&host, json!({"psk": "h", "hostnqn": HOST})).unwrap();
+    assert_eq!(attached(&host), [NQN]);
+    host.aryk(&["attach", "far0n1"]).unwrap();
+    let path = host.dir().join("vhost/far0n1");
+    verify(&mut FrontEnd::connect(&path), 1);
+    let top = target.aryk(&["top", "hosts", "--once", "--every", "0.1"]).unwrap();
+    assert!(top.contains("913fc008-79a7-447f-b2c4-c73543638c31") && top.contains("secure"), "{top}");
+    host.kill_and_restart();
+    wait_for("the controller", || FrontEnd::open(&path, false).is_ok());
+    verify(&mut FrontEnd::connect(&path), 2);
+    assert_eq!(attached(&host), [NQN]);
+    host.call("bdev_nvme_stop_discovery", json!({"name": "far"})).unwrap();
+    assert!(attached(&host).is_empty());
+}
+
+#[test]
 fn wrong_keys_and_sides_without_tls_are_refused_by_name() {
     let (target, address) = share(KEY);
     let host = Daemon::start(&[]);

@@ -2465,6 +2465,7 @@ class Methods(ABC):
         hostnqn: str | None = None,
         mdns: str | None = None,
         numbers: dict[str, Any] | None = None,
+        psk: str | None = None,
         reconnect_delay_sec: int | None = None,
         subnqn: str | None = None,
         trsvcid: str | None = None,
@@ -2484,6 +2485,7 @@ class Methods(ABC):
             hostnqn: NQN by which this host connects, to the service and to subsystems. Default: a random one, which the daemon stores.
             mdns: Aryk only: the daemon stores the mDNS discovery that has found the service.
             numbers: Aryk only: the daemon stores the numbers of controllers, by the NQNs of their subsystems.
+            psk: Aryk only: name of the TLS key, in the keyring, that this host and the service have, and this host and its subsystems; needs `hostnqn`. Then the service, those to which it refers and their subsystems are connected with TLS, and those without TLS are not used.
             reconnect_delay_sec: As for `bdev_nvme_attach_controller`, for each controller and the service itself.
             subnqn: Aryk only: NQN of the service. Default: the one of all discovery services.
             trsvcid: Port of the service. Default: 8009.
@@ -2503,6 +2505,7 @@ class Methods(ABC):
                 hostnqn=hostnqn,
                 mdns=mdns,
                 numbers=numbers,
+                psk=psk,
                 reconnect_delay_sec=reconnect_delay_sec,
                 subnqn=subnqn,
                 trsvcid=trsvcid,
@@ -7611,6 +7614,7 @@ class AsyncMethods(ABC):
         hostnqn: str | None = None,
         mdns: str | None = None,
         numbers: dict[str, Any] | None = None,
+        psk: str | None = None,
         reconnect_delay_sec: int | None = None,
         subnqn: str | None = None,
         trsvcid: str | None = None,
@@ -7630,6 +7634,7 @@ class AsyncMethods(ABC):
             hostnqn: NQN by which this host connects, to the service and to subsystems. Default: a random one, which the daemon stores.
             mdns: Aryk only: the daemon stores the mDNS discovery that has found the service.
             numbers: Aryk only: the daemon stores the numbers of controllers, by the NQNs of their subsystems.
+            psk: Aryk only: name of the TLS key, in the keyring, that this host and the service have, and this host and its subsystems; needs `hostnqn`. Then the service, those to which it refers and their subsystems are connected with TLS, and those without TLS are not used.
             reconnect_delay_sec: As for `bdev_nvme_attach_controller`, for each controller and the service itself.
             subnqn: Aryk only: NQN of the service. Default: the one of all discovery services.
             trsvcid: Port of the service. Default: 8009.
@@ -7649,6 +7654,7 @@ class AsyncMethods(ABC):
                 hostnqn=hostnqn,
                 mdns=mdns,
                 numbers=numbers,
+                psk=psk,
                 reconnect_delay_sec=reconnect_delay_sec,
                 subnqn=subnqn,
                 trsvcid=trsvcid,

@@ -13,11 +13,13 @@ use super::remote::{self, of_family, random_host};
 use super::{Control, Error, Phase, Table, attach, is_attached};
 use crate::Methods;
 use crate::config::{Call, Subsystem};
+use crate::methods::nvmf::read_psk;
 use crate::methods::{NAME_LEN_MAX, NoParams};
 use aryk_bdev_nvme::fabrics::{Following, Heard, PATHS_MAX, RemoteConfig, Transport as By};
 use aryk_log_limit::{LogLimit, limited};
 use aryk_nvme_fabrics::discovery::{Entry, Security, Subtype, Transport};
 use aryk_nvme_fabrics::nqn::{DISCOVERY, Nqn};
+use aryk_nvme_fabrics::psk::ConfiguredPsk;
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -125,6 +127,11 @@ struct Start {
     /// Aryk only: NQN of the service. Default: the one of all discovery services.
     #[serde(skip_serializing_if = "Option::is_none")]
     subnqn: Option<String>,
+    /// Aryk only: name of the TLS key, in the keyring, that this host and the service have, and this host and its subsystems;
+    /// needs `hostnqn`. Then the service, those to which it refers and their subsystems are connected with TLS, and those
+    /// without TLS are not used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    psk: Option<String>,
     /// Aryk only: the daemon stores the mDNS discovery that has found the service.
     #[serde(skip_serializing_if = "Option::is_none")]
     mdns: Option<String>,
@@ -144,6 +151,7 @@ impl Start {
             ctrlr_loss_timeout_sec: self.ctrlr_loss_timeout_sec,
             reconnect_delay_sec: self.reconnect_delay_sec,
             fast_io_fail_timeout_sec: self.fast_io_fail_timeout_sec,
+            psk: self.psk.clone(),
             discovery: Some(self.name.clone()),
             ..Attach::default()
         }
@@ -190,6 +198,8 @@ enum Progress {
 pub(crate) struct Discovery {
     params: Start,
     config: RemoteConfig,
+    /// The key of connections, which are then made with TLS.
+    key: Option<ConfiguredPsk>,
     /// The services to which this one leads.
     referrals: RefCell<Vec<SocketAddr>>,
     /// Why services could not be asked last.
@@ -202,7 +212,7 @@ pub(crate) struct Discovery {
 }
 
 impl Discovery {
-    fn new(options: &Options, p: Start) -> Result<Self, Error> {
+    fn new(options: &Options, p: Start, key: Option<ConfiguredPsk>) -> Result<Self, Error> {
         if remote::transport(&p.trtype).is_none() {
             return Err(Error::invalid(format!(
                 "discovery over '{}' is not supported, only over TCP and RDMA",
@@ -223,8 +233,12 @@ impl Discovery {
             hostid: Some(Uuid::new_v4().to_string()),
             ..p.attach(p.name.clone(), p.subnqn.as_deref().unwrap_or(DISCOVERY))
         };
-        let config = remote::config(options, &call)?;
+        let mut config = remote::config(options, &call)?;
+        if let Some(key) = &key {
+            config.set_tls_key(key).map_err(|error| Error::invalid(error.to_string()))?;
+        }
         Ok(Self {
+            key,
             numbers: RefCell::new(p.numbers.clone()),
             params: p,
             config,
@@ -242,6 +256,11 @@ impl Discovery {
             By::Rdma => entry.transport == Transport::Rdma,
         };
         Some(SocketAddr::new(entry.address.parse().ok()?, entry.service.parse().ok()?)).filter(|_| is_its)
+    }
+
+    /// Whether what an entry names can be connected: with a key, all of it uses TLS, and without one, nothing.
+    fn is_usable(&self, entry: &Entry) -> bool {
+        (entry.security == Security::Tls) == self.key.is_some()
     }
 
     fn is_ending(&self) -> bool {
@@ -294,8 +313,15 @@ impl Discovery {
 }
 
 async fn start(control: &Control, mut p: Start) -> Result<bool, Error> {
+    let key = match &p.psk {
+        Some(_) if p.hostnqn.is_none() => {
+            return Err(Error::invalid("a TLS key is one of a host and needs `hostnqn`"));
+        }
+        Some(name) => Some(read_psk(control, name).await?),
+        None => None,
+    };
     p.hostnqn.get_or_insert_with(random_host);
-    let discovery = Rc::new(Discovery::new(&control.nvme.options.borrow(), p)?);
+    let discovery = Rc::new(Discovery::new(&control.nvme.options.borrow(), p, key)?);
     let name = &discovery.params.name;
     control.check_open()?;
     if control.nvme.discoveries.borrow().contains_key(name) {
@@ -453,6 +479,14 @@ pub(crate) async fn follow(
             follower.drain(&control).await;
             discovery.progress.send_replace(Progress::Ended);
         });
+    }
+}
+
+/// Why what an entry names is not used.
+const fn reason(entry: &Entry) -> &'static str {
+    match entry.security {
+        Security::Tls => "it needs TLS, and there is no key",
+        _ => "it does not use TLS, and there is a key",
     }
 }
 
@@ -672,8 +706,9 @@ impl Follower {
                 entries.unwrap_or_default().iter().filter(|entry| entry.subtype == Subtype::Referral);
             for entry in referrals {
                 let Some(at) = self.discovery.address_of(entry) else { continue };
-                if entry.security == Security::Tls {
-                    limited!(self.lines, warn, address = %at, "a discovery service needs TLS, and is not followed");
+                if !self.discovery.is_usable(entry) {
+                    let reason = reason(entry);
+                    limited!(self.lines, warn, address = %at, reason, "a discovery service is not followed");
                     continue;
                 }
                 if reached.len() < SERVICES_MAX && !reached.contains(&at) {
@@ -692,6 +727,10 @@ impl Follower {
             let mut config = RemoteConfig { address: at, host_id, ..self.discovery.config.clone() };
             if at != self.discovery.config.address {
                 config.subsystem = DISCOVERY.parse().expect("a valid name");
+                if let Some(key) = &self.discovery.key {
+                    // This name is short, and the host's is that of the first service.
+                    config.set_tls_key(key).expect("the key of the first service was set");
+                }
             }
             match control.nvme.remotes.follow(config, self.heard.clone()) {
                 Ok(following) => {
@@ -714,9 +753,9 @@ impl Follower {
             if entry.subtype != Subtype::Subsystem {
                 continue;
             }
-            if entry.security == Security::Tls {
-                let subsystem = &entry.subsystem;
-                limited!(self.lines, warn, %subsystem, "a subsystem needs TLS, and is not attached");
+            if !self.discovery.is_usable(entry) {
+                let (subsystem, reason) = (&entry.subsystem, reason(entry));
+                limited!(self.lines, warn, %subsystem, reason, "a subsystem is not attached");
                 continue;
             }
             if let Some(at) = self.discovery.address_of(entry) {
