@@ -32,6 +32,11 @@ impl Bell {
         Self { rung: Arc::new(AtomicBool::new(false)), handle: handle.clone() }
     }
 
+    /// The handle of the bell's reactor.
+    pub const fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
     /// Wakes the bell's root, in this turn of its reactor or the next. Does nothing if the root or the reactor no longer exists.
     pub fn ring(&self) {
         if !self.rung.swap(true, Ordering::AcqRel) {

@@ -402,6 +402,17 @@ impl Cx {
         lock(&self.handle.0.names).remove(&Running::root(id.0.index()));
     }
 
+    /// Moves a root to another thread of this reactor, which from then on accounts for its time.
+    ///
+    /// # Panics
+    /// If the root or the thread is not on this reactor.
+    pub fn set_thread(&mut self, root: RootId, thread: ThreadId) {
+        let entry = self.roots.get_mut(root.0).expect("a root of this reactor");
+        let before = std::mem::replace(&mut entry.thread, thread);
+        self.joined(before, -1);
+        self.joined(thread, 1);
+    }
+
     /// Sets the policy that the reactor follows when it has no work after that of `root`; `None`: the reactor's own policy.
     ///
     /// # Panics

@@ -37,6 +37,9 @@ pub enum MoveError {
     /// A disk could not be opened on the other reactor.
     #[error("the queue cannot run there: {0}")]
     Open(String),
+    /// Another move of it has not ended.
+    #[error("it is being moved already")]
+    Moving,
     /// The queue is stopping or has stopped.
     #[error("the queue is stopping")]
     Ending,

@@ -217,6 +217,7 @@ impl From<MoveError> for Error {
             MoveError::Cores(_) => Errno::INVAL,
             MoveError::TooSlow | MoveError::NotReady => Errno::TIMEDOUT,
             MoveError::Open(_) => Errno::IO,
+            MoveError::Moving => Errno::BUSY,
             MoveError::Ending => Errno::NODEV,
         };
         Self::errno(errno, error.to_string())
