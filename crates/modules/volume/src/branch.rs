@@ -8,6 +8,9 @@
 //!
 //! Two rings connect a branch with the root ([`aryk_bdev::ring`]). A branch ends with the last channel; then it drops its end of
 //! the ring. If the pool ends, the root drops its own end first: nothing accesses the memory of requests then, except the branch.
+//!
+//! When the root moves to another reactor, it takes its ends of the rings along. On the reactor that it leaves, a branch gets its
+//! channels, with their requests; on the reactor to which it comes, it gets those of the branch (`owner/moving.rs`).
 
 use crate::READ_BYTES;
 use crate::device::VolumeKey;
@@ -57,12 +60,32 @@ pub(crate) enum Answer {
         buffer: Buffer,
         len: u32,
     },
+    /// Where the root is from now on.
+    Home(Box<Home>),
+}
+
+/// Where the root is, for a branch.
+pub(crate) struct Home {
+    /// Keeps the reactor of the root from ending.
+    pub owner: Hold,
+    pub bell: Bell,
+    pub root: RootId,
+    /// How the root identifies the branch.
+    pub link: Key,
+}
+
+/// The root's ends of the rings between it and a branch.
+pub(crate) struct Ends {
+    pub commands: RingReceiver<Command>,
+    pub answers: RingSender<Answer>,
+    /// Of the branch.
+    pub bell: Bell,
 }
 
 /// A request of a channel.
-struct InFlight {
-    channel: Key,
-    tag: Tag,
+pub(crate) struct InFlight {
+    pub channel: Key,
+    pub tag: Tag,
     /// Bytes of a read.
     read_bytes: u64,
     /// The first unit of the volume.
@@ -70,7 +93,7 @@ struct InFlight {
     data: Sgl,
     stage: Stage,
     /// Whether its channel has aborted it.
-    is_aborted: bool,
+    pub is_aborted: bool,
 }
 
 /// Where a request is.
@@ -93,8 +116,13 @@ pub(crate) struct Branch {
     batch: Vec<Answer>,
     /// Bytes of reads in flight.
     read_bytes: u64,
-    /// Keeps the reactor of the pool from ending before the root knows of this branch.
+    /// Of the root, as far as the branch knows where it is.
+    bell: Bell,
+    /// Keeps the reactor of the root from ending.
     _owner: Hold,
+    /// The root that has come to this reactor, which gets the channels, and how it identifies the branch.
+    heir: Option<(RootId, Key)>,
+    is_giving_up: bool,
 }
 
 /// A request of a branch to the base.
@@ -114,44 +142,48 @@ struct Open {
 impl Branch {
     /// Starts the branch of a pool on this reactor. Requests wait until the root knows of it.
     pub fn start(place: &Arc<Place>, owner: Hold, cx: &mut Cx) -> Result<Rc<Inbox>, OpenError> {
+        let (branch, ends) = Self::add(place, owner, None, cx)?;
+        let inbox = Rc::clone(&cx.root::<Self>(branch).expect("just added").borrow().inbox);
+        cx.local_state::<Inboxes>().add(place.number, Rc::clone(&inbox));
+        connect(Arc::clone(place), ends, cx);
+        Ok(inbox)
+    }
+
+    /// Adds a branch, for the channels of an inbox if there is one: it takes their requests when the inbox says so.
+    fn add(
+        place: &Arc<Place>,
+        owner: Hold,
+        inbox: Option<Rc<Inbox>>,
+        cx: &mut Cx,
+    ) -> Result<(RootId, Ends), OpenError> {
         let base = place.base()?;
         let (commands, roots_commands) = ring(RING);
         let (roots_answers, answers) = ring(RING);
         let bell = Bell::new(cx.handle());
         let name = format!("volumes on {}", base.bdev().name());
         let thread = cx.add_thread(name.clone(), CoreSet::from_iter([cx.handle().core()]));
-        let (of_branch, reactor) = (Arc::clone(place), owner.clone());
+        let place = Arc::clone(place);
         let made = cx.add_root(thread, &name, |root, cx| {
-            let disk = Disk::new(base.open_channel(root, cx)?, of_branch.shard);
+            let disk = Disk::new(base.open_channel(root, cx)?, place.shard);
             cx.answer_bell(&bell, root);
             Ok::<_, OpenError>(Self {
                 root,
                 thread,
-                place: of_branch,
-                inbox: Rc::new(Inbox::new(root)),
+                bell: place.signals.bell(),
+                place,
+                inbox: inbox.unwrap_or_else(|| Rc::new(Inbox::new(root))),
                 open: Some(Open { disk, commands, answers }),
                 reader: Reader::default(),
                 requests: Slots::new(REQUESTS),
                 batch: Vec::new(),
                 read_bytes: 0,
                 _owner: owner,
+                heir: None,
+                is_giving_up: false,
             })
         });
         let root = made.inspect_err(|_| cx.remove_thread(thread))?;
-        let inbox = Rc::clone(&cx.root::<Self>(root.id()).expect("just added").borrow().inbox);
-        cx.local_state::<Inboxes>().add(place.number, Rc::clone(&inbox));
-        let number = place.number;
-        cx.post(&reactor, move |cx| {
-            let owner = cx.local_state::<Inboxes>().find(number);
-            match owner.and_then(|inbox| cx.root::<Owner>(inbox.root())) {
-                Some(owner) => owner.borrow_mut().add_branch(roots_commands, roots_answers, bell, cx),
-                None => {
-                    drop((roots_commands, roots_answers));
-                    bell.ring();
-                }
-            }
-        });
-        Ok(inbox)
+        Ok((root.id(), Ends { commands: roots_commands, answers: roots_answers, bell }))
     }
 
     /// Passes what was located to the base, and takes what the base has ended.
@@ -177,9 +209,9 @@ impl Branch {
         }
     }
 
-    /// Takes answers of the root. Returns whether there may be more.
-    fn take_answers(&mut self, cx: &mut Cx) -> bool {
-        let Some(Open { disk, commands, answers }) = &mut self.open else { return false };
+    /// Takes answers of the root. Returns how many, of which [`RING_BATCH`] is the most.
+    fn take_answers(&mut self, cx: &mut Cx) -> usize {
+        let Some(Open { disk, commands, answers }) = &mut self.open else { return 0 };
         let count = answers.receive(&mut self.batch);
         for answer in self.batch.drain(..) {
             match answer {
@@ -187,6 +219,15 @@ impl Branch {
                     let request = self.requests.remove(Key::from_raw(tag.0)).expect("it is answered once");
                     self.read_bytes -= request.read_bytes;
                     self.inbox.complete(request.channel, request.tag, status, cx);
+                }
+                Answer::Home(home) => {
+                    let Home { owner, bell, root, link } = *home;
+                    if *owner == *cx.handle() {
+                        self.heir = Some((root, link));
+                    }
+                    (self.bell, self._owner) = (bell, owner);
+                    // The bell that the branch has rung until now wakes no root any more.
+                    self.bell.ring();
                 }
                 Answer::Write { tag, offset, buffer, len } => {
                     disk.write(Work::Write(tag), offset, buffer, len, cx);
@@ -207,7 +248,7 @@ impl Branch {
                 }
             }
         }
-        count == RING_BATCH
+        count
     }
 
     /// Ends the requests whose data was read.
@@ -248,18 +289,10 @@ impl Branch {
                 return false;
             };
             let len = u64::from(io.data.len());
-            let read_bytes = if io.op == Op::Read { len } else { 0 };
-            self.read_bytes += read_bytes;
             bytes += len;
-            let key = self.requests.add(InFlight {
-                channel,
-                tag: io.tag,
-                read_bytes,
-                unit: io.lba.0 * u64::from(volume.block_units),
-                data: io.data,
-                stage: Stage::Root,
-                is_aborted: false,
-            });
+            let request = InFlight::of(channel, volume, &io, false);
+            self.read_bytes += request.read_bytes;
+            let key = self.requests.add(request);
             commands.stage(Command::Submit { volume, io: Io { tag: Tag(key.raw()), ..io } });
         }
         !self.inbox.is_empty()
@@ -300,28 +333,149 @@ impl Branch {
 
     /// Gives the base back, and removes the root.
     fn end(&mut self, cx: &mut Cx) {
-        cx.local_state::<Inboxes>().remove(self.place.number);
+        cx.local_state::<Inboxes>().remove(self.place.number, &self.inbox);
         // Channels that are open get no more from it.
         self.inbox.end(cx);
         self.open = None;
-        // The root sees that the ring was dropped.
-        self.place.bell.ring();
+        // The root sees that the ring was dropped, also if the branch does not know yet where it is.
+        self.place.signals.bell().ring();
+        self.remove(cx);
+    }
+
+    fn remove(&self, cx: &Cx) {
         let (root, thread) = (self.root, self.thread);
         cx.local().defer(move |cx| {
             cx.remove_root(root);
             cx.remove_thread(thread);
         });
     }
+
+    /// Whether the base has nothing of the branch.
+    fn is_idle(&self) -> bool {
+        self.reader.is_idle() && self.open.as_ref().is_none_or(|open| open.disk.is_idle())
+    }
+}
+
+/// Makes a branch known to the root of its pool, wherever the root is. If the pool has ended, the branch sees that its rings were
+/// dropped.
+fn connect(place: Arc<Place>, ends: Ends, cx: &mut Cx) {
+    let bell = ends.bell.clone();
+    match place.root() {
+        Some((owner, root)) if *owner == *cx.handle() => {
+            if let Some(owner) = cx.root::<Owner>(root) {
+                return owner.borrow_mut().receive(
+                    Box::new(|owner, cx| owner.add_branch(ends, cx)),
+                    false,
+                    cx,
+                );
+            }
+        }
+        Some((owner, _)) => {
+            return cx.post(&owner.clone(), move |cx| {
+                // The reactor stays until the root was asked.
+                let _owner = owner;
+                connect(place, ends, cx);
+            });
+        }
+        None => {}
+    }
+    drop(ends);
+    bell.ring();
+}
+
+/// A branch that takes over the channels of the root when the root leaves this reactor.
+pub(crate) struct Successor {
+    branch: RootId,
+    ends: Ends,
+}
+
+impl Successor {
+    /// Adds the branch. Until [`Successor::start`] it does nothing.
+    pub fn new(place: &Arc<Place>, inbox: &Rc<Inbox>, owner: Hold, cx: &mut Cx) -> Result<Self, OpenError> {
+        let (branch, ends) = Branch::add(place, owner, Some(Rc::clone(inbox)), cx)?;
+        Ok(Self { branch, ends })
+    }
+
+    /// Removes the branch: the root stays.
+    pub fn remove(self, cx: &Cx) {
+        if let Some(branch) = cx.root::<Branch>(self.branch) {
+            let mut branch = branch.borrow_mut();
+            branch.open = None;
+            branch.remove(cx);
+        }
+    }
+
+    /// Has the branch take over the channels. `take` gets the root's ends of its rings, and a function that takes a request that
+    /// the root has, and returns its tag from now on.
+    pub fn start(self, owner: Hold, cx: &mut Cx, take: impl FnOnce(Ends, &mut dyn FnMut(InFlight) -> Tag)) {
+        let branch = cx.root::<Branch>(self.branch).expect("it is there until it has no channel");
+        let mut branch = branch.borrow_mut();
+        (branch.bell, branch._owner) = (branch.place.signals.bell(), owner);
+        let Branch { requests, read_bytes, .. } = &mut *branch;
+        take(self.ends, &mut |request| {
+            *read_bytes += request.read_bytes;
+            Tag(requests.add(request).raw())
+        });
+        branch.inbox.set_root(self.branch, cx);
+    }
+}
+
+impl InFlight {
+    /// A request of a channel that the root has.
+    pub fn of(channel: Key, volume: VolumeKey, io: &Io, is_aborted: bool) -> Self {
+        Self {
+            channel,
+            tag: io.tag,
+            read_bytes: if io.op == Op::Read { io.data.len().into() } else { 0 },
+            unit: io.lba.0 * u64::from(volume.block_units),
+            data: io.data,
+            stage: Stage::Root,
+            is_aborted,
+        }
+    }
+}
+
+/// Gives the channels of a branch to the root of the pool, which has come to this reactor, if the base has nothing of the branch.
+fn give_up(branch: RootId, cx: &mut Cx) {
+    let Some(of_branch) = cx.root::<Branch>(branch) else { return };
+    let mut it = of_branch.borrow_mut();
+    it.is_giving_up = false;
+    // If the root has ended, the branch does, too.
+    let Some((root, link)) = it.heir else { return };
+    let Some(owner) = cx.root::<Owner>(root) else { return };
+    let mut owner = owner.borrow_mut();
+    loop {
+        let has_sent = it.open.as_mut().is_some_and(|open| open.commands.send());
+        let has_received = owner.exchange(link, cx);
+        let has_taken = it.take_answers(cx) > 0;
+        if !has_sent && !has_received && !has_taken {
+            break;
+        }
+    }
+    it.read(cx);
+    it.take_ends(cx);
+    let has_commands = it.open.as_ref().is_none_or(|open| !open.commands.is_empty());
+    if has_commands || !it.is_idle() || it.open.as_ref().is_none_or(|open| open.answers.is_abandoned()) {
+        return cx.wake(branch);
+    }
+    let requests = std::mem::replace(&mut it.requests, Slots::new(0));
+    it.open = None;
+    it.remove(cx);
+    owner.inherit(link, requests, Rc::clone(&it.inbox), cx);
 }
 
 impl Root for Branch {
     fn poll(&mut self, cx: &mut Cx) -> bool {
         let Some(Open { disk, answers, .. }) = &mut self.open else { return false };
+        if self.inbox.root() != self.root {
+            // The root of the pool has not left yet.
+            return false;
+        }
         // Read before the ring: all answers are then in the ring.
         let has_ended = answers.is_abandoned();
         disk.poll(cx);
         self.read(cx);
-        let mut has_more = self.take_answers(cx);
+        let mut has_more = self.take_answers(cx) == RING_BATCH;
         self.read(cx);
         self.take_ends(cx);
         if has_ended && !has_more {
@@ -330,13 +484,20 @@ impl Root for Branch {
         }
         self.abort_requests();
         self.take_ends(cx);
-        has_more |= !has_ended && self.send_requests();
+        has_more |= !has_ended && self.heir.is_none() && self.send_requests();
+        if self.heir.is_some() && self.is_idle() && !has_ended && !has_more && !self.is_giving_up {
+            self.is_giving_up = true;
+            // When neither root runs.
+            let root = self.root;
+            cx.call_at(cx.now(), move |cx| give_up(root, cx));
+        }
         let Some(Open { disk, commands, .. }) = &mut self.open else { return false };
         if commands.send() {
-            self.place.bell.ring();
+            self.bell.ring();
         }
         let is_over = self.requests.is_empty() && self.reader.is_idle() && disk.is_idle();
-        if is_over && (has_ended || (self.inbox.has_no_channels() && commands.is_empty())) {
+        let has_no_users = self.inbox.has_no_channels() && !self.inbox.has_heir();
+        if is_over && (has_ended || (has_no_users && commands.is_empty())) {
             self.end(cx);
         } else if has_more || (!commands.is_empty() && !has_ended) {
             // The root makes room in its next turn.

@@ -96,16 +96,14 @@ impl Device for VolumeDisk {
         self.bases.clone()
     }
 
-    /// A reactor needs a channel of the pool's base; those of the parts were prepared for it. Only they have channels of images.
+    /// A reactor needs a channel of the pool's base, also where a part runs, which may move. Only parts have channels of images.
     fn prepare(&self, reactor: &Handle) -> BoxFuture<'_, Result<(), OpenError>> {
         let reactor = reactor.clone();
         Box::pin(async move {
-            for place in &self.places {
-                if *place.owner()? != reactor {
-                    return place.base()?.prepare(&reactor).await;
-                }
+            match self.places.first() {
+                Some(place) => place.base()?.prepare(&reactor).await,
+                None => Ok(()),
             }
-            Ok(())
         })
     }
 

@@ -1,8 +1,8 @@
 //! The disks of other modules that are the bases of volumes of a pool, on the pool's reactor. Reactor context.
 
 use crate::disk::{Disk, Ended};
-use aryk_bdev::BdevChannel;
-use aryk_reactor::Cx;
+use aryk_bdev::{Descriptor, OpenError};
+use aryk_reactor::{Cx, RootId};
 use aryk_slots::Key;
 use aryk_volume::{ForeignId, ForeignUse, OpId, Shard};
 use std::collections::{BTreeMap, HashMap};
@@ -17,6 +17,7 @@ pub(crate) enum Reader {
 
 struct ForeignDisk {
     name: String,
+    descriptor: Descriptor,
     disk: Disk<Reader>,
     /// It is closed when it has completed what it has.
     is_leaving: bool,
@@ -44,9 +45,29 @@ impl ForeignDisks {
         self.places = self.names.iter().filter_map(|(id, name)| Some((*id, place(name)?))).collect();
     }
 
-    pub fn add(&mut self, name: String, channel: BdevChannel) {
-        self.disks.push(ForeignDisk { name, disk: Disk::new(channel, Shard::ALL), is_leaving: false });
+    /// Opens a channel of a disk.
+    pub fn add(
+        &mut self,
+        name: String,
+        descriptor: Descriptor,
+        root: RootId,
+        cx: &mut Cx,
+    ) -> Result<(), OpenError> {
+        let disk = Disk::new(descriptor.open_channel(root, cx)?, Shard::ALL);
+        self.disks.push(ForeignDisk { name, descriptor, disk, is_leaving: false });
         self.find_places();
+        Ok(())
+    }
+
+    /// The disks that stay open, with their names.
+    pub fn list(&self) -> Vec<(String, Descriptor)> {
+        let staying = self.disks.iter().filter(|disk| !disk.is_leaving);
+        staying.map(|disk| (disk.name.clone(), disk.descriptor.clone())).collect()
+    }
+
+    /// Whether no disk has a request, and what has ended was taken.
+    pub fn is_idle(&self) -> bool {
+        self.disks.iter().all(|disk| disk.disk.is_idle())
     }
 
     /// The disk with this identifier, if it is open.

@@ -2,7 +2,8 @@
 //! out. Reactor context.
 //!
 //! A channel adds requests here, and a root takes them when it is polled: that of the pool, or its branch on another reactor. So
-//! a channel may be called while the root runs, as when a volume is the base of a volume of another pool.
+//! a channel may be called while the root runs, as when a volume is the base of a volume of another pool. When the pool's root
+//! moves, another root takes the requests of the inbox; its channels do not notice.
 
 use crate::device::VolumeKey;
 use aryk_bdev::{Channel, Completion, Io, Outbox, Status, Tag};
@@ -26,8 +27,12 @@ impl Inboxes {
         self.0.borrow_mut().insert(pool, inbox);
     }
 
-    pub fn remove(&self, pool: u64) {
-        self.0.borrow_mut().remove(&pool);
+    /// Removes the inbox of a pool, if it is this one.
+    pub fn remove(&self, pool: u64, inbox: &Rc<Inbox>) {
+        let mut inboxes = self.0.borrow_mut();
+        if inboxes.get(&pool).is_some_and(|known| Rc::ptr_eq(known, inbox)) {
+            inboxes.remove(&pool);
+        }
     }
 }
 
@@ -47,14 +52,19 @@ pub(crate) struct Submitted {
     pub io: Io,
 }
 
+/// The requests that clients have aborted, and their volumes.
+pub(crate) type Aborted = HashMap<(Client, Tag), VolumeId>;
+
 /// The requests of all channels, and their completions.
 pub(crate) struct Inbox {
     /// The root that takes the requests.
-    root: RootId,
+    root: Cell<RootId>,
+    /// The root of the pool is about to come to this reactor, and will take the requests: the branch does not end before.
+    has_heir: Cell<bool>,
     submitted: RefCell<VecDeque<Submitted>>,
     clients: RefCell<Slots<Outbox>>,
     /// The requests that the root has and that clients have aborted since it last looked, and their volumes.
-    aborted: RefCell<HashMap<(Client, Tag), VolumeId>>,
+    aborted: RefCell<Aborted>,
     /// The pool has ended: requests fail.
     has_ended: Cell<bool>,
 }
@@ -62,7 +72,8 @@ pub(crate) struct Inbox {
 impl Inbox {
     pub fn new(root: RootId) -> Self {
         Self {
-            root,
+            root: Cell::new(root),
+            has_heir: Cell::new(false),
             submitted: RefCell::default(),
             clients: RefCell::new(Slots::new(8)),
             aborted: RefCell::default(),
@@ -72,13 +83,30 @@ impl Inbox {
 
     /// The root that takes the requests.
     pub const fn root(&self) -> RootId {
-        self.root
+        self.root.get()
+    }
+
+    /// Has another root take the requests.
+    pub fn set_root(&self, root: RootId, cx: &mut Cx) {
+        self.root.set(root);
+        cx.wake(root);
+    }
+
+    /// Whether the root of the pool is about to come to this reactor.
+    pub const fn has_heir(&self) -> bool {
+        self.has_heir.get()
+    }
+
+    /// The root of the pool is about to come to this reactor, or does not come.
+    pub fn set_heir(&self, has_heir: bool, cx: &mut Cx) {
+        self.has_heir.set(has_heir);
+        cx.wake(self.root());
     }
 
     /// Adds a request.
     pub fn submit(&self, submitted: Submitted, cx: &mut Cx) {
         self.submitted.borrow_mut().push_back(submitted);
-        cx.wake(self.root);
+        cx.wake(self.root());
     }
 
     /// Takes back requests with a tag that the root has not taken, or has it abort them. Returns how many were taken back.
@@ -89,7 +117,7 @@ impl Inbox {
         let taken = before - submitted.len();
         if taken == 0 && !self.has_ended.get() {
             self.aborted.borrow_mut().insert((client, tag), volume);
-            cx.wake(self.root);
+            cx.wake(self.root());
         }
         taken
     }
@@ -116,8 +144,26 @@ impl Inbox {
     }
 
     /// Takes the requests that clients have aborted since the last call, and their volumes.
-    pub fn take_aborted(&self) -> HashMap<(Client, Tag), VolumeId> {
+    pub fn take_aborted(&self) -> Aborted {
         self.aborted.take()
+    }
+
+    /// Takes the requests of branches that wait, and what branches have aborted.
+    pub fn take_of_branches(&self) -> (VecDeque<Submitted>, Aborted) {
+        let is_of_branch = |client: Client| matches!(client, Client::Branch(_));
+        let waiting = self.submitted.take();
+        let (of_branches, of_channels) = waiting.into_iter().partition(|s| is_of_branch(s.client));
+        *self.submitted.borrow_mut() = of_channels;
+        let aborted = self.aborted.borrow_mut().extract_if(|(client, _), _| is_of_branch(*client)).collect();
+        (of_branches, aborted)
+    }
+
+    /// Adds requests before those that wait, and aborts.
+    pub fn add_before(&self, mut submitted: VecDeque<Submitted>, aborted: Aborted) {
+        let mut waiting = self.submitted.borrow_mut();
+        submitted.append(&mut waiting);
+        *waiting = submitted;
+        self.aborted.borrow_mut().extend(aborted);
     }
 
     /// Fails the requests of channels that wait, and all later ones.
@@ -177,7 +223,7 @@ impl Drop for VolumeChannel {
         self.local.defer(move |cx| {
             drop(inbox.clients.borrow_mut().remove(client));
             // A branch ends with its last channel.
-            cx.wake(inbox.root);
+            cx.wake(inbox.root());
         });
     }
 }

@@ -7,7 +7,7 @@
 //! | `pools` | [`Pools`]: all pools; creating, finding, deleting them |
 //! | `copy` | copies of parts of a disk to another |
 //! | `part` | a part of a pool: a root on one reactor, for one shard |
-//! | `owner` | that root, which runs the engine and the store of the shard |
+//! | `owner` | that root, which runs the engine and the store of the shard, and moves to another reactor |
 //! | `branch` | the root on each other reactor that has channels of volumes |
 //! | `striped` | the channels of a volume of a pool with several parts; `gate` holds back their writes during a snapshot |
 //! | `inbox` | requests and completions between the channels of volumes on a reactor and the root there |
@@ -17,8 +17,8 @@
 //! | `device` | the disk of a volume |
 //!
 //! The engine (`aryk_volume`) and the store (`aryk_volume_store`) are without I/O: this crate gives them a disk and a reactor. A
-//! pool has one or several shards, each with a root on one reactor. On each other reactor with channels of its volumes, a shard has
-//! a branch, which reads data from the base by itself, and forwards what else there is to do.
+//! pool has one or several shards, each with a root on one reactor. On each other reactor with channels of its volumes, a shard
+//! has a branch, which reads data from the base by itself, and forwards what else there is to do.
 #![forbid(unsafe_code)]
 
 mod branch;

@@ -6,8 +6,9 @@
 //! is more, and an idle pool is not polled.
 
 mod clients;
+mod moving;
 
-use crate::branch::{Answer as BranchAnswer, Command as BranchCommand};
+use crate::branch::Ends;
 use crate::device::VolumeKey;
 use crate::disk::{BaseDisk, Ended};
 use crate::foreign::{ForeignDisks, Reader};
@@ -15,8 +16,8 @@ use crate::inbox::{Client, Inbox, Inboxes, Submitted};
 use crate::part::{Place, Signals};
 use crate::pool::Listed;
 use crate::{Error, FormatError, Growing, READ_BYTES, note};
-use aryk_bdev::{BdevChannel, Descriptor, Io, Op, OpenError, RingReceiver, RingSender, Status};
-use aryk_reactor::{Bell, Cx, Root, RootId, ThreadId};
+use aryk_bdev::{BdevChannel, Descriptor, Io, Op, OpenError, Status};
+use aryk_reactor::{Cx, Root, RootId, ThreadId};
 use aryk_slots::{Key, Slots};
 use aryk_volume::{
     Action, Answer, Command, CommandError, Done, Foreign, ForeignId, Loading, LogPlace, Pool as Engine,
@@ -25,7 +26,9 @@ use aryk_volume::{
 use aryk_volume_store::{DiskDone, Erasing, Finding, Formatting, Growth, Looking, Opened, Opening, Store};
 use clients::Clients;
 use futures_channel::oneshot;
-use std::collections::{BTreeMap, HashMap, HashSet};
+pub(crate) use moving::Leave;
+use moving::{Leaving, Moved};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -81,6 +84,8 @@ enum Phase {
     /// The engine reads the tail of its log, or writes its first checkpoint.
     Loading(Running, Vec<Finding>),
     Running(Running),
+    /// The root waits for what it gets from the one on another reactor.
+    Arriving,
     /// Nothing is handed to the base any more.
     Ending,
 }
@@ -108,6 +113,9 @@ enum Stage {
     },
 }
 
+/// A call of the control plane.
+pub(crate) type Call = Box<dyn FnOnce(&mut Owner, &mut Cx) + Send>;
+
 /// The root.
 pub(crate) struct Owner {
     root: RootId,
@@ -130,6 +138,15 @@ pub(crate) struct Owner {
     state: Option<State>,
     /// Bytes of reads that the engine has.
     read_bytes: u64,
+    /// The move to another reactor.
+    leaving: Option<Leaving>,
+    /// Another reactor removes the root to which this one has not moved.
+    is_withdrawing: bool,
+    /// The root has come from another reactor, and does not have the channels of its reactor yet.
+    is_settling: bool,
+    settled: Option<oneshot::Sender<Moved>>,
+    /// Calls that wait for the end of a move.
+    waiting: VecDeque<Call>,
 }
 
 /// What a root is made of.
@@ -137,12 +154,14 @@ pub(crate) struct Setup {
     pub place: Arc<Place>,
     pub start: Start,
     pub settings: Settings,
-    pub signals: Arc<Signals>,
     pub opened: oneshot::Sender<Result<Ready, Error>>,
 }
 
 impl Root for Owner {
     fn poll(&mut self, cx: &mut Cx) -> bool {
+        if matches!(self.phase, Phase::Arriving) {
+            return false;
+        }
         if self.signals.is_base_removed.load(Ordering::Acquire) && !matches!(self.phase, Phase::Ending) {
             self.end(None, cx);
         }
@@ -155,6 +174,7 @@ impl Root for Owner {
             Phase::Starting(_) => self.start_on(cx),
             Phase::Loading(..) | Phase::Running(_) => self.run(cx),
             Phase::Ending => self.finish_end(cx),
+            Phase::Arriving => unreachable!("such a root is not polled"),
         }
         self.clients.send(cx);
         true
@@ -165,26 +185,50 @@ impl Owner {
     pub fn new(channel: BdevChannel, setup: Setup, thread: ThreadId, root: RootId, cx: &mut Cx) -> Self {
         let inbox = Rc::new(Inbox::new(root));
         cx.local_state::<Inboxes>().add(setup.place.number, Rc::clone(&inbox));
-        cx.answer_bell(&setup.signals.bell, root);
+        cx.answer_bell(&setup.place.signals.bell(), root);
+        let Setup { place, start, settings, opened } = setup;
+        let opened = Some(opened);
+        Self { settings, opened, ..Self::over(channel, place, Phase::Starting(start), inbox, thread) }
+    }
+
+    /// A root without a pool.
+    fn over(
+        channel: BdevChannel,
+        place: Arc<Place>,
+        phase: Phase,
+        inbox: Rc<Inbox>,
+        thread: ThreadId,
+    ) -> Self {
         Self {
-            root,
+            root: inbox.root(),
             thread,
-            disk: Some(BaseDisk::new(channel, setup.place.shard)),
-            place: setup.place,
+            disk: Some(BaseDisk::new(channel, place.shard)),
+            signals: Arc::clone(&place.signals),
+            place,
             foreign: ForeignDisks::default(),
-            phase: Phase::Starting(setup.start),
-            settings: setup.settings,
+            phase,
+            settings: Settings::default(),
             clients: Clients::new(inbox),
             requests: Slots::new(REQUESTS),
             commands: HashMap::new(),
             next_command: 0,
-            opened: Some(setup.opened),
+            opened: None,
             growing: None,
             ended: Vec::new(),
-            signals: setup.signals,
             state: None,
             read_bytes: 0,
+            leaving: None,
+            is_withdrawing: false,
+            is_settling: false,
+            settled: None,
+            waiting: VecDeque::new(),
         }
+    }
+
+    /// Runs a call of the control plane; after the move, if the root moves. One that is urgent does not wait for the base.
+    pub fn receive(&mut self, call: Call, is_urgent: bool, cx: &mut Cx) {
+        let waits = matches!(self.phase, Phase::Arriving) || (self.leaving.is_some() && !is_urgent);
+        if waits { self.waiting.push_back(call) } else { call(self, cx) }
     }
 
     /// Goes on with the creation, the destruction or the opening of a pool.
@@ -280,6 +324,9 @@ impl Owner {
         }
         while let Some(done) = running.store.next_answer() {
             running.engine.completed(done);
+        }
+        if self.is_draining() {
+            return self.drain(cx);
         }
         self.take_requests();
         self.abort_requests(cx);
@@ -435,7 +482,17 @@ impl Owner {
             let request = self.requests.get_mut(key).expect("the engine replies once");
             if let Stage::Locating = request.stage {
                 match (request.client, status) {
-                    (_, aryk_volume::Status::Foreign) if !request.is_aborted => {
+                    (Client::Channel(_), aryk_volume::Status::Ok) if request.is_aborted => {
+                        running.engine.give_back(extents, 0);
+                        Self::complete(&mut self.requests, &mut self.clients, key, Status::Aborted, cx);
+                    }
+                    // A part is on a foreign disk; or its branch has given its channels to the root meanwhile.
+                    (_, aryk_volume::Status::Foreign) | (Client::Channel(_), aryk_volume::Status::Ok)
+                        if !request.is_aborted =>
+                    {
+                        if status == aryk_volume::Status::Ok {
+                            running.engine.give_back(extents, 0);
+                        }
                         request.stage = Stage::Engine;
                         self.read_bytes += read_bytes_of(&request.io);
                         let action = action_of(&request.io);
@@ -612,20 +669,17 @@ impl Owner {
     }
 
     /// Connects a branch. If the pool is not open, the rings are dropped, which the branch sees.
-    pub fn add_branch(
-        &mut self,
-        commands: RingReceiver<BranchCommand>,
-        answers: RingSender<BranchAnswer>,
-        bell: Bell,
-        cx: &mut Cx,
-    ) {
-        if matches!(self.phase, Phase::Running(_)) {
-            self.clients.add_branch(commands, answers, bell);
-            cx.wake(self.root);
-        } else {
-            drop((commands, answers));
-            bell.ring();
-        }
+    pub fn add_branch(&mut self, ends: Ends, cx: &mut Cx) {
+        let home = self.place.root().filter(|_| matches!(self.phase, Phase::Running(_)));
+        let Some((owner, _)) = home else {
+            let bell = ends.bell.clone();
+            drop(ends);
+            return bell.ring();
+        };
+        let link = self.clients.add_branch(ends);
+        // The root may have moved since the branch was started.
+        self.clients.tell_home(link, owner, self.signals.bell(), cx);
+        cx.wake(self.root);
     }
 
     /// Opens a channel of a foreign disk.
@@ -633,8 +687,7 @@ impl Owner {
         if !matches!(self.phase, Phase::Running(_)) {
             return Err(OpenError::Removed);
         }
-        self.foreign.add(name, disk.open_channel(self.root, cx)?);
-        Ok(())
+        self.foreign.add(name, disk.clone(), self.root, cx)
     }
 
     /// Closes the foreign disks that are not among these when they have completed what they have.
@@ -647,7 +700,7 @@ impl Owner {
     pub const fn engine(&self) -> Option<&Engine> {
         match &self.phase {
             Phase::Loading(running, _) | Phase::Running(running) => Some(&running.engine),
-            Phase::Starting(_) | Phase::Ending => None,
+            Phase::Starting(_) | Phase::Arriving | Phase::Ending => None,
         }
     }
 
@@ -655,7 +708,7 @@ impl Owner {
     pub fn store(&self) -> Option<&Store> {
         match &self.phase {
             Phase::Loading(running, _) | Phase::Running(running) => Some(&running.store),
-            Phase::Starting(_) | Phase::Ending => None,
+            Phase::Starting(_) | Phase::Arriving | Phase::Ending => None,
         }
     }
 
@@ -676,7 +729,7 @@ impl Owner {
             self.phase = Phase::Ending;
             self.signals.has_ended.store(true, Ordering::Release);
             self.place.close_base();
-            cx.local_state::<Inboxes>().remove(self.place.number);
+            cx.local_state::<Inboxes>().remove(self.place.number, &self.clients.inbox);
             self.clients.inbox.end(cx);
             let keys: Vec<Key> = self.requests.iter().map(|(key, _)| key).collect();
             for key in keys {
@@ -689,6 +742,7 @@ impl Owner {
             self.foreign.give_up(|_| true, cx);
             self.commands.clear();
             self.tell_opened(Err(Error::Ended));
+            self.end_move(cx);
         }
         cx.wake(self.root);
     }
@@ -700,7 +754,7 @@ impl Owner {
         self.foreign.keep(&[]);
         // Foreign disks have memory of requests of branches.
         let has_ended = self.foreign.is_empty() && self.clients.end_branches();
-        if disk.in_flight() > 0 || !has_ended {
+        if disk.in_flight() > 0 || !has_ended || self.is_withdrawing {
             return;
         }
         self.disk = None;

@@ -1,15 +1,16 @@
 //! A part of a pool: a root on one reactor, which runs the engine and the store of a shard. Control context.
 
-use crate::owner::{Owner, Ready, Setup, Start};
+use crate::owner::{Call, Leave, Owner, Ready, Setup, Start};
 use crate::pool::lock;
 use crate::{Error, FormatError};
 use aryk_bdev::{Access, Bdev, Descriptor, Env, Event, OpenError};
-use aryk_reactor::{Bell, CoreSet, Hold, RootRef};
+use aryk_reactor::{Bell, CoreSet, Cx, Gone, Hold, MoveError, RootId};
 use aryk_volume::{Answer, Command, Settings, Shard, State};
 use aryk_volume_store::Store;
 use futures_channel::oneshot;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// The number of the next part. Reactors may have pools of several registries, so the numbers are the process's.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
@@ -20,18 +21,49 @@ pub(crate) struct Place {
     pub number: u64,
     /// Which part of the pool it is.
     pub shard: Shard,
-    /// The bell of the root.
-    pub bell: Bell,
-    /// `None` once the pool has ended.
-    owner: Mutex<Option<Hold>>,
+    pub signals: Arc<Signals>,
+    home: Mutex<Home>,
     /// The base, for branches; `None` once the pool ends.
     base: Mutex<Option<Descriptor>>,
+}
+
+struct Home {
+    /// The core of the reactor, also once the pool has ended.
+    core: u16,
+    /// `None` before the root is there, and once the pool has ended.
+    root: Option<(Hold, RootId)>,
+    /// The number of the root's thread.
+    thread: u64,
 }
 
 impl Place {
     /// The reactor of the part.
     pub fn owner(&self) -> Result<Hold, OpenError> {
-        lock(&self.owner).clone().ok_or(OpenError::Removed)
+        self.root().map(|(owner, _)| owner).ok_or(OpenError::Removed)
+    }
+
+    /// The root of the part, with its reactor. The root may be on its way there.
+    pub fn root(&self) -> Option<(Hold, RootId)> {
+        lock(&self.home).root.clone()
+    }
+
+    /// The core of the part.
+    pub fn core(&self) -> u16 {
+        lock(&self.home).core
+    }
+
+    /// The number of the thread of the part.
+    pub fn thread(&self) -> u64 {
+        lock(&self.home).thread
+    }
+
+    /// Notes where the root is from now on.
+    pub fn set_root(&self, owner: Hold, root: RootId) {
+        let mut home = lock(&self.home);
+        home.core = owner.core();
+        let before = home.root.replace((owner, root));
+        drop(home);
+        drop(before);
     }
 
     /// The base of the pool.
@@ -48,7 +80,8 @@ impl Place {
 
 /// What a root and the control plane tell each other without messages.
 pub(crate) struct Signals {
-    pub bell: Bell,
+    /// Of the root.
+    bell: Mutex<Bell>,
     pub is_base_removed: AtomicBool,
     /// A disk that is the base of volumes is being removed.
     pub is_foreign_removed: AtomicBool,
@@ -58,6 +91,16 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
+    /// The bell of the root. A caller that changes what the root reads rings the bell that is there after the change.
+    pub fn bell(&self) -> Bell {
+        lock(&self.bell).clone()
+    }
+
+    /// The root is another one from now on, which looks at what was changed before it works.
+    pub fn set_bell(&self, bell: Bell) {
+        *lock(&self.bell) = bell;
+    }
+
     /// Notes a new state of the engine.
     pub fn note_state(&self, state: State) {
         *lock(&self.state) = Some(state);
@@ -93,7 +136,7 @@ impl BaseHold {
                 removal.is_removed = true;
                 for signals in &removal.signals {
                     signals.is_base_removed.store(true, Ordering::Release);
-                    signals.bell.ring();
+                    signals.bell().ring();
                 }
             }
         })?;
@@ -117,13 +160,13 @@ impl BaseHold {
         settings: Settings,
         others: &[Starting],
     ) -> Result<Starting, Error> {
-        let taken: Vec<u16> = others.iter().map(|other| other.part.root.handle().core()).collect();
+        let taken: Vec<u16> = others.iter().map(|other| other.part.place.core()).collect();
         let cores = env.reactors().staying().into_iter().map(|reactor| reactor.core());
         let free = CoreSet::from_iter(cores.filter(|core| !taken.contains(core)));
         let least = |cores| env.reactors().find_least_loaded(cores);
         let hold = least(Some(&free)).or_else(|| least(None)).ok_or(Error::Ended)?;
         let signals = Arc::new(Signals {
-            bell: Bell::new(&hold),
+            bell: Mutex::new(Bell::new(&hold)),
             is_base_removed: AtomicBool::new(false),
             is_foreign_removed: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
@@ -142,25 +185,27 @@ impl BaseHold {
         let place = Arc::new(Place {
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             shard,
-            bell: signals.bell.clone(),
-            owner: Mutex::new(Some(hold.clone())),
+            signals: Arc::clone(&signals),
+            home: Mutex::new(Home { core: hold.core(), root: None, thread: 0 }),
             base: Mutex::new(Some(descriptor.clone())),
         });
-        let (signals_of_root, place_of_root) = (Arc::clone(&signals), Arc::clone(&place));
-        let setup = Setup { place: place_of_root, start, settings, signals: signals_of_root, opened: sender };
+        let (owner, place_of_root) = (hold.clone(), Arc::clone(&place));
         let name = format!("volumes on {}", self.bdev().name());
-        let root = hold
-            .call(move |cx| {
-                let thread = cx.add_thread(name.clone(), CoreSet::from_iter([cx.handle().core()]));
-                let made = cx.add_root(thread, &name, |root, cx| {
-                    let channel = descriptor.open_channel(root, cx)?;
-                    Ok::<_, OpenError>(Owner::new(channel, setup, thread, root, cx))
-                });
-                made.inspect_err(|_| cx.remove_thread(thread))
-            })
-            .await
-            .map_err(|_| Error::Ended)??;
-        Ok(Starting { part: Part { place, root, signals }, opened })
+        let start = move |cx: &mut Cx| {
+            let setup = Setup { place: Arc::clone(&place_of_root), start, settings, opened: sender };
+            let thread = cx.add_thread(name.clone(), CoreSet::allowed());
+            let made = cx.add_root(thread, &name, |root, cx| {
+                let channel = descriptor.open_channel(root, cx)?;
+                Ok::<_, OpenError>(Owner::new(channel, setup, thread, root, cx))
+            });
+            let root = made.inspect_err(|_| cx.remove_thread(thread))?;
+            lock(&place_of_root.home).thread = cx.thread_number(thread);
+            place_of_root.set_root(owner, root.id());
+            Ok::<_, OpenError>(())
+        };
+        hold.call(start).await.map_err(|_| Error::Ended)??;
+        let root = Caller(Arc::clone(&place));
+        Ok(Starting { part: Part { place, root, signals, preparing: tokio::sync::Mutex::default() }, opened })
     }
 
     /// Starts a root on the whole disk, and waits until it has done what it was started for and has given the disk back.
@@ -185,22 +230,105 @@ impl Starting {
     }
 }
 
+/// Calls functions of the root of a part, wherever it is.
+pub(crate) struct Caller(Arc<Place>);
+
+impl Caller {
+    /// Runs `f` on the root, in its reactor's context, and returns its result. While the root moves, this waits.
+    ///
+    /// # Errors
+    /// [`Gone`] if the root has ended.
+    pub async fn call<R: Send + 'static>(
+        &self,
+        f: impl FnOnce(&mut Owner, &mut Cx) -> R + Send + 'static,
+    ) -> Result<R, Gone> {
+        self.run(f, false).await
+    }
+
+    /// As [`Caller::call`], but does not wait for the disks of a root that is about to leave its reactor.
+    async fn call_now<R: Send + 'static>(
+        &self,
+        f: impl FnOnce(&mut Owner, &mut Cx) -> R + Send + 'static,
+    ) -> Result<R, Gone> {
+        self.run(f, true).await
+    }
+
+    async fn run<R: Send + 'static>(
+        &self,
+        f: impl FnOnce(&mut Owner, &mut Cx) -> R + Send + 'static,
+        is_urgent: bool,
+    ) -> Result<R, Gone> {
+        let (sender, result) = oneshot::channel();
+        let mut call: Call = Box::new(move |owner, cx| {
+            // The caller may have been dropped.
+            let _ = sender.send(f(owner, cx));
+        });
+        loop {
+            let (owner, root) = self.0.root().ok_or(Gone)?;
+            let pass_on = move |cx: &mut Cx| match cx.root::<Owner>(root) {
+                Some(owner) => {
+                    owner.borrow_mut().receive(call, is_urgent, cx);
+                    None
+                }
+                None => Some(call),
+            };
+            match owner.call(pass_on).await? {
+                None => return result.await.map_err(|_| Gone),
+                Some(back) => call = back,
+            }
+            // The root has moved meanwhile, or has ended.
+            let now = self.0.root().ok_or(Gone)?;
+            if *now.0 == *owner && now.1 == root {
+                return Err(Gone);
+            }
+        }
+    }
+}
+
 /// A part.
 pub(crate) struct Part {
     pub place: Arc<Place>,
-    pub root: RootRef<Owner>,
+    pub root: Caller,
     pub signals: Arc<Signals>,
+    /// Held while a reactor is prepared for the root.
+    preparing: tokio::sync::Mutex<()>,
 }
 
 impl Part {
     /// Ends the root, and waits until it has given back the base.
     pub async fn end(&self) {
         let (sender, ended) = oneshot::channel();
-        if self.root.call(move |owner, cx| owner.end(Some(sender), cx)).await.is_ok() {
+        if self.root.call_now(move |owner, cx| owner.end(Some(sender), cx)).await.is_ok() {
             // The sender is dropped if the root has ended already.
             let _ = ended.await;
         }
-        lock(&self.place.owner).take();
+        let root = lock(&self.place.home).root.take();
+        drop(root);
+        // A preparation of another reactor has the base, and none begins from now on.
+        drop(self.preparing.lock().await);
+    }
+
+    /// Prepares a reactor for the root.
+    pub async fn prepare(&self, to: &Hold) -> Result<(), MoveError> {
+        let open = |error: OpenError| MoveError::Open(error.to_string());
+        let _preparing = self.preparing.lock().await;
+        let base = self.place.base().map_err(|_| MoveError::Ending)?;
+        let foreign =
+            self.root.call_now(|owner, _| owner.foreign_disks()).await.map_err(|_| MoveError::Ending)?;
+        for disk in std::iter::once(&base).chain(&foreign) {
+            disk.prepare(to).await.map_err(open)?;
+        }
+        // A branch remains.
+        let here = self.place.owner().map_err(|_| MoveError::Ending)?;
+        base.prepare(&here).await.map_err(open)
+    }
+
+    /// Moves the root to a reactor that was prepared.
+    pub async fn move_to(&self, to: Hold, patience: Duration) -> Result<(), MoveError> {
+        let (done, moved) = oneshot::channel();
+        let order = Leave { to, patience, done };
+        self.root.call_now(move |owner, cx| owner.leave(order, cx)).await.map_err(|_| MoveError::Ending)?;
+        moved.await.unwrap_or(Err(MoveError::Ending))
     }
 
     /// Hands a command to the engine, and returns where its result comes.

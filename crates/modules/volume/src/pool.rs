@@ -2,6 +2,7 @@
 
 mod changes;
 mod images;
+mod moving;
 mod upkeep;
 
 use crate::device::VolumeDisk;
@@ -225,7 +226,7 @@ impl Pool {
 
     /// The cores of its shards.
     pub fn cores(&self) -> Vec<u16> {
-        self.parts.iter().map(|part| part.root.handle().core()).collect()
+        self.parts.iter().map(|part| part.place.core()).collect()
     }
 
     /// How many changes are being made, or wait until all shards can make them.

@@ -1,8 +1,8 @@
 //! A channel of a volume whose pool has several shards: it has a channel to each of them. Reactor context.
 //!
-//! Reads and writes go to the shards that have their stripes. A discard or write-zeroes of more than one stripe goes to all shards
-//! as it is: each has few records of it, however long it is. A flush goes to all shards. A request completes when all of its parts
-//! have.
+//! Reads and writes go to the shards that have their stripes. A discard or write-zeroes of more than one stripe goes to all
+//! shards as it is: each has few records of it, however long it is. A flush goes to all shards. A request completes when all of
+//! its parts have.
 
 use crate::gate::LocalGate;
 use crate::inbox::VolumeChannel;

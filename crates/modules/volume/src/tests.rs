@@ -12,6 +12,7 @@ use tempfile::TempDir;
 mod branches;
 mod images;
 mod lives;
+mod moving;
 mod shards;
 
 const MIB: u64 = 1 << 20;

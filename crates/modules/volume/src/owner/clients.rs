@@ -1,10 +1,10 @@
 //! The clients of the root of a pool: channels of its reactor, and branches on other reactors. Reactor context.
 
 use super::Running;
-use crate::branch::{Answer, Command};
+use crate::branch::{Answer, Command, Ends, Home};
 use crate::inbox::{Client, Inbox, Submitted};
 use aryk_bdev::{RING_BATCH, RingReceiver, RingSender, Status, Tag};
-use aryk_reactor::{Bell, Cx};
+use aryk_reactor::{Bell, Cx, Hold};
 use aryk_slots::{Key, Slots};
 use aryk_volume::Extents;
 use aryk_volume_store::{DiskOp, DiskRequest};
@@ -16,7 +16,7 @@ const WRITE_MIN: u32 = 16 << 10;
 const OWED_MAX: i64 = 8 << 20;
 
 /// The root's end of the rings between it and a branch.
-struct Link {
+pub(super) struct Link {
     commands: RingReceiver<Command>,
     /// `None` once the pool has ended.
     answers: Option<RingSender<Answer>>,
@@ -25,12 +25,14 @@ struct Link {
     requests: u32,
     /// Bytes that its requests have written, less those that it has written to the base for the root.
     owed_bytes: i64,
+    /// The branch is on the reactor of the root, and gives its channels to the root.
+    is_leaving: bool,
 }
 
 /// The clients of a root.
 pub(super) struct Clients {
     pub(super) inbox: Rc<Inbox>,
-    branches: Slots<Link>,
+    pub(super) branches: Slots<Link>,
     batch: Vec<Command>,
 }
 
@@ -39,14 +41,29 @@ impl Clients {
         Self { inbox, branches: Slots::new(8), batch: Vec::new() }
     }
 
-    pub(super) fn add_branch(
-        &mut self,
-        commands: RingReceiver<Command>,
-        answers: RingSender<Answer>,
-        bell: Bell,
-    ) {
-        let answers = Some(answers);
-        self.branches.add(Link { commands, answers, bell, requests: 0, owed_bytes: 0 });
+    pub(super) fn add_branch(&mut self, ends: Ends) -> Key {
+        self.branches.add(Link::new(ends))
+    }
+
+    /// Tells a branch where the root is.
+    pub(super) fn tell_home(&mut self, branch: Key, owner: Hold, bell: Bell, cx: &Cx) {
+        let root = self.inbox.root();
+        let link = self.branch(branch);
+        link.is_leaving = link.bell.handle() == cx.handle();
+        link.answer(Answer::Home(Box::new(Home { owner, bell, root, link: branch })));
+    }
+
+    /// Passes on all that is on its way between the root and a branch of its reactor. Returns whether there was anything.
+    pub(super) fn exchange(&mut self, branch: Key, running: &mut Running, cx: &mut Cx) -> bool {
+        let Self { inbox, branches, batch } = self;
+        let Some(link) = branches.get_mut(branch) else { return false };
+        let mut is_busy = false;
+        while link.commands.receive(batch) > 0 {
+            is_busy = true;
+            link.execute(Client::Branch(branch), batch, inbox, Some(running), cx);
+        }
+        is_busy |= link.answers.as_mut().is_some_and(RingSender::send);
+        is_busy || link.answers.as_ref().is_some_and(|answers| !answers.is_empty())
     }
 
     /// Takes what branches have sent, of which the inbox gets the requests. `running` is `None` once the pool has ended.
@@ -62,19 +79,7 @@ impl Clients {
             } else if is_over {
                 over.push(key);
             }
-            for command in batch.drain(..) {
-                let Some(Running { engine, store }) = &mut running else { continue };
-                match command {
-                    Command::Submit { volume, io } => inbox.submit(Submitted { client, volume, io }, cx),
-                    Command::Abort { tag, volume } => {
-                        for _ in 0..inbox.abort(client, tag, volume, cx) {
-                            link.answer(Answer::Completed { tag, status: Status::Aborted });
-                        }
-                    }
-                    Command::Release { extents, damaged_blocks } => engine.give_back(extents, damaged_blocks),
-                    Command::Written(done) => store.completed(done),
-                }
-            }
+            link.execute(client, batch, inbox, running.as_deref_mut(), cx);
         }
         for key in over {
             branches.remove(key);
@@ -94,7 +99,7 @@ impl Clients {
     pub(super) fn hand_out(&mut self, op: DiskOp) -> Option<DiskOp> {
         match op.request {
             DiskRequest::Write { offset, buffer, len } if len >= WRITE_MIN => {
-                let owes = |link: &&mut Link| link.requests > 0 && link.owed_bytes > 0;
+                let owes = |link: &&mut Link| link.requests > 0 && link.owed_bytes > 0 && !link.is_leaving;
                 let mut links = self.branches.iter_mut().map(|(_, link)| link);
                 let Some(link) = links.find(owes) else {
                     let request = DiskRequest::Write { offset, buffer, len };
@@ -159,6 +164,40 @@ impl Clients {
 }
 
 impl Link {
+    pub(super) fn new(Ends { commands, answers, bell }: Ends) -> Self {
+        let answers = Some(answers);
+        Self { commands, answers, bell, requests: 0, owed_bytes: 0, is_leaving: false }
+    }
+
+    /// Counts a request of the branch that the root has got otherwise than from the inbox.
+    pub(super) const fn add_request(&mut self) {
+        self.requests += 1;
+    }
+
+    /// Executes what a branch has sent, of which the inbox gets the requests. `running` is `None` once the pool has ended.
+    fn execute(
+        &mut self,
+        client: Client,
+        batch: &mut Vec<Command>,
+        inbox: &Inbox,
+        mut running: Option<&mut Running>,
+        cx: &mut Cx,
+    ) {
+        for command in batch.drain(..) {
+            let Some(Running { engine, store }) = &mut running else { continue };
+            match command {
+                Command::Submit { volume, io } => inbox.submit(Submitted { client, volume, io }, cx),
+                Command::Abort { tag, volume } => {
+                    for _ in 0..inbox.abort(client, tag, volume, cx) {
+                        self.answer(Answer::Completed { tag, status: Status::Aborted });
+                    }
+                }
+                Command::Release { extents, damaged_blocks } => engine.give_back(extents, damaged_blocks),
+                Command::Written(done) => store.completed(done),
+            }
+        }
+    }
+
     fn answer(&mut self, answer: Answer) {
         if let Some(answers) = &mut self.answers {
             answers.stage(answer);

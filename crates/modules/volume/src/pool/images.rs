@@ -79,7 +79,7 @@ impl Pool {
             if event == Event::Removed {
                 for signals in &signals {
                     signals.is_foreign_removed.store(true, Ordering::Release);
-                    signals.bell.ring();
+                    signals.bell().ring();
                 }
             }
         })?;
@@ -96,11 +96,18 @@ impl Pool {
         }
         let bdev = Arc::clone(disk.bdev());
         for part in &self.parts {
-            let reactor = part.place.owner()?;
-            disk.prepare(&reactor).await?;
-            let (key, disk) = (stored.clone(), disk.clone());
-            let added = part.root.call(move |owner, cx| owner.add_foreign(key, &disk, cx)).await;
-            added.map_err(|_| Error::Ended)??;
+            loop {
+                let reactor = part.place.owner()?;
+                disk.prepare(&reactor).await?;
+                let (key, disk) = (stored.clone(), disk.clone());
+                let added = part.root.call(move |owner, cx| owner.add_foreign(key, &disk, cx)).await;
+                match added.map_err(|_| Error::Ended)? {
+                    Ok(()) => break,
+                    // The part has moved meanwhile.
+                    Err(_) if *part.place.owner()? != *reactor => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
         }
         lock(&self.images).insert(stored.clone(), bdev);
         Ok(())
