@@ -180,6 +180,21 @@ func (c *Client) ArykPoolCreate(ctx context.Context, params ArykPoolCreateParams
 	return call[string](ctx, c, "aryk_pool_create", params)
 }
 
+// ArykPoolMoveParams are the parameters of aryk_pool_move.
+type ArykPoolMoveParams struct {
+	// Name or UUID of the pool.
+	Pool string `json:"pool"`
+	// Core of the reactor on which the shard runs from now on. The dynamic scheduler may move it again.
+	Core uint16 `json:"core"`
+	// Number of the shard, from 0 on, as in `cores` of `aryk_pools_get`. Default: the only one.
+	Shard *uint32 `json:"shard,omitempty"`
+}
+
+// ArykPoolMove calls aryk_pool_move. Moves a shard of a pool to another reactor, while its volumes are in use.
+func (c *Client) ArykPoolMove(ctx context.Context, params ArykPoolMoveParams) (bool, error) {
+	return call[bool](ctx, c, "aryk_pool_move", params)
+}
+
 // ArykPoolOpenParams are the parameters of aryk_pool_open.
 type ArykPoolOpenParams struct {
 	// Name of the disk that has the pool.

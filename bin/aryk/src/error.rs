@@ -14,6 +14,7 @@ pub const NO_DEVICE: i64 = -19;
 pub const NO_SPACE: i64 = -28;
 pub const DAMAGED: i64 = -84;
 pub const NO_FAMILY: i64 = -97;
+pub const TIMED_OUT: i64 = -110;
 pub const NO_METHOD: i64 = -32601;
 pub const BAD_PARAMS: i64 = -32602;
 

@@ -59,7 +59,7 @@ pub struct Control {
     /// The targets of NVMe over TCP.
     pub(crate) nvmf: Rc<crate::methods::nvmf::State>,
     /// The pools of volumes.
-    pub(crate) volumes: crate::methods::volumes::State,
+    pub(crate) volumes: Rc<crate::methods::volumes::State>,
     /// Collects statistics.
     pub collector: Collector,
     /// Whether methods of run time may be called.
@@ -98,8 +98,9 @@ impl Control {
         let controllers = Rc::new(Controllers::new(vhost_dir, queue_size_max, memory, reactors_of));
         let env = Env::new(Arc::clone(&registry), &reactors);
         let nvmf = Rc::new(crate::methods::nvmf::State::new(env.clone()));
+        let volumes = Rc::default();
         Self {
-            scheduler: Scheduler::new(&reactors, &controllers, &nvmf),
+            scheduler: Scheduler::new(&reactors, &controllers, &nvmf, &volumes),
             scsi: ScsiControllers::new(Rc::clone(&controllers), registry),
             controllers,
             env,
@@ -114,7 +115,7 @@ impl Control {
             rekeys: crate::methods::rekey::State::default(),
             luks: crate::methods::luks::State::default(),
             nvmf,
-            volumes: crate::methods::volumes::State::default(),
+            volumes,
             collector: Collector::default(),
             started: watch::Sender::new(false),
             start_up: Rc::default(),

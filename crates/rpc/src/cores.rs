@@ -1,8 +1,8 @@
 //! Adds and removes reactors while the daemon serves. Control context.
 //!
-//! A reactor that is to end takes no new work. Its queues are moved to the others under I/O, as by any other move; other tasks on
-//! it are moved or complete. When nothing is left, and no [`Hold`] of the reactor exists, its thread ends. If something cannot
-//! leave in time, the reactor stays.
+//! A reactor that is to end takes no new work. Its queues and the shards of pools are moved to the others under I/O, as by any
+//! other move; other tasks on it are moved or complete. When nothing is left, and no [`Hold`] of the reactor exists, its thread
+//! ends. If something cannot leave in time, the reactor stays.
 
 use crate::{Control, Error};
 use aryk_reactor::{CoreSet, Handle, Hold, MOVE_PATIENCE};
@@ -25,10 +25,6 @@ pub(crate) fn add(control: &Control, core: u16) -> Result<(), Error> {
 
 /// Ends the reactor on `core`, after all its work has moved to other reactors.
 pub(crate) async fn remove(control: &Control, core: u16) -> Result<(), Error> {
-    if let Some(pool) = control.volumes.pools.list().iter().find(|pool| pool.cores().contains(&core)) {
-        let why = format!("cannot remove the reactor on core {core}: it runs the pool '{}'", pool.name());
-        return Err(Error::errno(Errno::BUSY, why));
-    }
     let leaving = Leaving { control, handle: control.reactors.begin_to_leave(core)? };
     let until = Instant::now() + PATIENCE;
     loop {

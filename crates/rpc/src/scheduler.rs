@@ -1,11 +1,12 @@
-//! The scheduler of queues: the choice of the scheduler, and the rounds of the dynamic one. Control context.
+//! The scheduler of queues and of shards of pools: its choice, and the rounds of the dynamic one. Control context.
 //!
 //! In each period the dynamic scheduler reads the counters of reactors and threads, a few at a time; lets [`balance`] decide; and
-//! moves queues. Requests are not affected, except while their queue moves.
+//! moves queues and shards. Requests are not affected, except while they move.
 
 pub(crate) mod balance;
 
 use crate::methods::nvmf::State as Targets;
+use crate::methods::volumes::State as Volumes;
 use aryk_reactor::{CoreSet, Handle, Hold, MoveError, Order, ReactorStats, Reactors, ThreadStats};
 use aryk_vhost_device::Controllers;
 use balance::{Balancer, Core, Limits, Load, Move, WHOLE};
@@ -61,15 +62,22 @@ struct World {
     controllers: Rc<Controllers>,
     /// Of hosts.
     targets: Rc<Targets>,
+    /// Whose shards move as queues do.
+    volumes: Rc<Volumes>,
     done: Cell<Done>,
 }
 
 impl Scheduler {
     /// The static scheduler.
-    pub fn new(reactors: &Rc<Reactors>, controllers: &Rc<Controllers>, targets: &Rc<Targets>) -> Self {
-        let (reactors, controllers, targets) =
-            (Rc::clone(reactors), Rc::clone(controllers), Rc::clone(targets));
-        let world = World { reactors, controllers, targets, done: Cell::default() };
+    pub fn new(
+        reactors: &Rc<Reactors>,
+        controllers: &Rc<Controllers>,
+        targets: &Rc<Targets>,
+        volumes: &Rc<Volumes>,
+    ) -> Self {
+        let (reactors, controllers) = (Rc::clone(reactors), Rc::clone(controllers));
+        let (targets, volumes) = (Rc::clone(targets), Rc::clone(volumes));
+        let world = World { reactors, controllers, targets, volumes, done: Cell::default() };
         Self {
             world: Rc::new(world),
             kind: Cell::new(Kind::Static),
@@ -107,12 +115,13 @@ impl Scheduler {
         }
     }
 
-    /// Has the queue of a VM or a host whose thread has that ID run elsewhere; `None` if no queue has that thread.
+    /// Has the queue of a VM or a host, or the shard of a pool, whose thread has that ID run elsewhere; `None` if none has that
+    /// thread.
     pub async fn order(&self, thread: u64, order: Order) -> Option<Result<(), MoveError>> {
         self.world.order(thread, order).await
     }
 
-    /// Moves the thread with that ID: a queue, or a background task; `None` if there is no such thread.
+    /// Moves the thread with that ID: a queue, a shard of a pool, or a background task; `None` if there is no such thread.
     pub async fn move_thread(
         &self,
         thread: u64,
@@ -193,9 +202,12 @@ impl World {
     }
 
     async fn order(&self, thread: u64, order: Order) -> Option<Result<(), MoveError>> {
-        match self.controllers.order(thread, order.clone()).await {
+        if let Some(done) = self.controllers.order(thread, order.clone()).await {
+            return Some(done);
+        }
+        match self.targets.order(thread, order.clone()).await {
             Some(done) => Some(done),
-            None => self.targets.order(thread, order).await,
+            None => self.volumes.order(thread, order, &self.reactors).await,
         }
     }
 

@@ -174,6 +174,8 @@ fn commands_for_volumes_parse() {
         "aryk pool show p1",
         "aryk pool grow p1",
         "aryk pool check p1 --quick --repair",
+        "aryk pool move p1 --core 3",
+        "aryk pool move p1 --shard 2 --core 3",
         "aryk pool rename p1 p2",
         "aryk pool delete p1 --force",
         "aryk volume create p1/vm1 --size 20G --block-size 4096 --when-full fail",

@@ -4,7 +4,7 @@ use super::{elements, number, object, text};
 use crate::cli::examples;
 use crate::client::Client;
 use crate::completion::{disks, pools};
-use crate::error::{BUSY, DAMAGED, EXISTS, Error, NO_DEVICE, NO_SPACE};
+use crate::error::{BUSY, DAMAGED, EXISTS, Error, NO_DEVICE, NO_SPACE, TIMED_OUT};
 use crate::output::{Output, Tone};
 use crate::size::Size;
 use crate::users::Users;
@@ -32,6 +32,12 @@ const OPEN_HINTS: [(i64, &str); 3] = [
     ),
     (NO_DEVICE, "'aryk disk list' shows the disks."),
     (BUSY, "'aryk disk list' shows the disk's users."),
+];
+
+/// Hints for a pool that cannot be moved.
+const MOVE_HINTS: [(i64, &str); 2] = [
+    (NO_DEVICE, "'aryk reactor list' shows the reactors and their cores."),
+    (TIMED_OUT, "The disk of the pool is slow at the moment: try again later."),
 ];
 
 /// The text for an empty list.
@@ -83,6 +89,18 @@ pub enum PoolCommand {
         /// Free space that nothing refers to; with --offline, rebuild a lost manifest or index, too
         #[arg(long)]
         repair: bool,
+    },
+    /// Move a pool, or a shard of it, to another reactor, while its volumes are in use
+    Move {
+        /// The pool
+        #[arg(add = ArgValueCandidates::new(pools))]
+        pool: String,
+        /// The shard, from 0 on; not needed for a pool with one shard
+        #[arg(long, value_name = "NUMBER")]
+        shard: Option<u32>,
+        /// The core of the reactor
+        #[arg(long, value_name = "CORE")]
+        core: u16,
     },
     /// Give a pool another name
     Rename {
@@ -169,6 +187,7 @@ pub fn run(command: &PoolCommand, client: &mut Client, out: &Output) -> Result<(
             let pool = pool.as_deref().expect("it is required without --offline");
             check(pool, *quick, *repair, client, out)
         }
+        PoolCommand::Move { pool, shard, core } => move_shard(pool, *shard, *core, client, out),
         PoolCommand::Rename { pool, name } => {
             let params = json!({"old_name": pool, "new_name": name});
             client.call("bdev_lvol_rename_lvstore", params).map_err(|error| error.hinted(&HINTS))?;
@@ -322,6 +341,23 @@ fn grow(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
         true => format!("Pool '{name}' has {} now, {} more than before.", Size(after), Size(after - before)),
         false => format!("Pool '{name}' has the size of its disk already: {}.", Size(after)),
     })
+}
+
+fn move_shard(
+    name: &str,
+    shard: Option<u32>,
+    core: u16,
+    client: &mut Client,
+    out: &Output,
+) -> Result<(), Error> {
+    let params = object([
+        ("pool", Some(json!(name))),
+        ("shard", shard.map(|shard| json!(shard))),
+        ("core", Some(json!(core))),
+    ]);
+    client.call("aryk_pool_move", params).map_err(|error| error.hinted(&MOVE_HINTS))?;
+    let pool = find(client, name)?;
+    out.print(&pool, || format!("Pool '{name}' runs on {} now.", cores_of(&pool)))
 }
 
 fn check(name: &str, quick: bool, repair: bool, client: &mut Client, out: &Output) -> Result<(), Error> {

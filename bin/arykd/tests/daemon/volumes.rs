@@ -6,6 +6,7 @@ use aryk_reactor::CoreSet;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 const PIECE: usize = 64 << 10;
@@ -469,17 +470,66 @@ fn an_idle_pool_costs_nothing() {
     assert_eq!(busy(&daemon), before, "an idle pool is not polled");
 }
 
+/// Ends what runs beside a test, also where the test fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The core of the pool.
+fn core_of_pool(daemon: &Daemon) -> u64 {
+    daemon.call("aryk_pools_get", json!({})).unwrap()[0]["cores"][0].as_u64().unwrap()
+}
+
 #[test]
-fn the_reactor_of_a_pool_stays() {
+fn a_pool_moves_to_another_reactor_and_leaves_one_that_is_removed_while_a_vm_uses_it() {
     let daemon = start();
-    let pools = daemon.call("aryk_pools_get", json!({})).unwrap();
-    let core = pools[0]["cores"][0].as_u64().unwrap();
+    let core = core_of_pool(&daemon);
     let other = CoreSet::allowed().iter().map(u64::from).find(|other| *other != core).unwrap();
+    let to = |core: u64| daemon.aryk(&["pool", "move", "p", "--core", &core.to_string()]);
+    let (_, error) = to(other).unwrap_err();
+    assert!(error.contains(&format!("no reactor on core {other}")), "{error}");
+    let (_, error) = daemon.aryk(&["pool", "move", "p", "--shard", "1", "--core", "0"]).unwrap_err();
+    assert!(error.contains("one shard"), "{error}");
     daemon.call("aryk_core_add", json!({"core": other})).unwrap();
-    let removed = daemon.call("aryk_core_remove", json!({"core": core}));
-    assert!(removed.as_ref().unwrap_err().to_string().contains("the pool 'p'"), "{removed:?}");
-    assert_eq!(code(removed), -16);
-    daemon.call("aryk_core_remove", json!({"core": other})).unwrap();
+    let (is_over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    let await_rounds = |more| {
+        let until = rounds.load(Ordering::Relaxed) + more;
+        wait_for("the VM", || rounds.load(Ordering::Relaxed) >= until);
+    };
+    std::thread::scope(|scope| {
+        let over = Over(&is_over);
+        let vm = scope.spawn(|| {
+            let mut vm = connect(&daemon, "p-vm");
+            let byte = |round: u64, piece: u64| ((round * 7 + piece) % 251) as u8;
+            while !is_over.load(Ordering::Relaxed) {
+                let round = rounds.fetch_add(1, Ordering::Relaxed);
+                (0..16).for_each(|piece| write(&mut vm, piece, byte(round, piece)));
+                vm.flush().unwrap();
+                for piece in 0..16 {
+                    assert_eq!(read(&mut vm, piece), [byte(round, piece); PIECE], "round {round}");
+                }
+            }
+        });
+        for _ in 0..4 {
+            for there in [other, core] {
+                await_rounds(2);
+                assert!(to(there).unwrap().contains(&format!("on core {there}")));
+                assert_eq!(core_of_pool(&daemon), there);
+            }
+        }
+        daemon.aryk(&["snapshot", "create", "p/vm@a"]).unwrap();
+        // The VM's queue leaves the reactor, too.
+        daemon.aryk(&["reactor", "remove", &core.to_string()]).unwrap();
+        assert_eq!(core_of_pool(&daemon), other);
+        await_rounds(2);
+        drop(over);
+        vm.join().unwrap();
+    });
+    assert!(daemon.aryk(&["pool", "check", "p"]).unwrap().contains("No damage"));
 }
 
 #[test]

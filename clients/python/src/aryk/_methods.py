@@ -288,6 +288,30 @@ class Methods(ABC):
         )
         return result
 
+    def aryk_pool_move(
+        self,
+        *,
+        pool: str,
+        core: int,
+        shard: int | None = None,
+    ) -> bool:
+        """Moves a shard of a pool to another reactor, while its volumes are in use.
+
+        Parameters:
+            pool: Name or UUID of the pool.
+            core: Core of the reactor on which the shard runs from now on. The dynamic scheduler may move it again.
+            shard: Number of the shard, from 0 on, as in `cores` of `aryk_pools_get`. Default: the only one.
+        """
+        result: bool = self.call(
+            "aryk_pool_move",
+            _given(
+                pool=pool,
+                core=core,
+                shard=shard,
+            ),
+        )
+        return result
+
     def aryk_pool_open(
         self,
         *,
@@ -5433,6 +5457,30 @@ class AsyncMethods(ABC):
                 cache_bytes=cache_bytes,
                 force=force,
                 shards=shards,
+            ),
+        )
+        return result
+
+    async def aryk_pool_move(
+        self,
+        *,
+        pool: str,
+        core: int,
+        shard: int | None = None,
+    ) -> bool:
+        """Moves a shard of a pool to another reactor, while its volumes are in use.
+
+        Parameters:
+            pool: Name or UUID of the pool.
+            core: Core of the reactor on which the shard runs from now on. The dynamic scheduler may move it again.
+            shard: Number of the shard, from 0 on, as in `cores` of `aryk_pools_get`. Default: the only one.
+        """
+        result: bool = await self.call(
+            "aryk_pool_move",
+            _given(
+                pool=pool,
+                core=core,
+                shard=shard,
             ),
         )
         return result

@@ -11,6 +11,7 @@ use crate::config::{AbsentObject, Subsystem};
 use aryk_bdev::Bdev;
 use aryk_bdev_volume as module;
 use aryk_bdev_volume::{CommandError, Member, NewPool, NewVolume, Parent, Pool, Pools};
+use aryk_reactor::{ChangeError, Hold, MOVE_PATIENCE, MoveError, Order, PREPARE_PATIENCE, ReactorList};
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -65,6 +66,76 @@ impl Default for State {
             copies: Rc::default(),
         }
     }
+}
+
+impl State {
+    /// Has the shard of a pool whose thread has that number run elsewhere. `None` if no shard has that thread.
+    pub async fn order(
+        &self,
+        thread: u64,
+        order: Order,
+        reactors: &ReactorList,
+    ) -> Option<Result<(), MoveError>> {
+        let of = |pool: Arc<Pool>| pool.shard_of_thread(thread).map(|shard| (pool, shard));
+        let (pool, shard) = self.pools.list().into_iter().find_map(of)?;
+        Some(match order {
+            Order::Move(to, patience) => move_to(&pool, shard, to, patience).await,
+            Order::Stay(cores) => {
+                let moved = match cores.contains(pool.cores()[shard]) {
+                    true => Ok(()),
+                    false => match reactors.find_least_loaded(Some(&cores)) {
+                        Some(to) => move_to(&pool, shard, to, MOVE_PATIENCE).await,
+                        None => Err(MoveError::Cores(cores.clone())),
+                    },
+                };
+                match moved {
+                    Ok(()) => pool.set_shard_cores(shard, cores).await,
+                    Err(error) => Err(error),
+                }
+            }
+        })
+    }
+}
+
+/// Moves a shard of a pool to a reactor while its volumes are used.
+async fn move_to(pool: &Pool, shard: usize, to: Hold, patience: Duration) -> Result<(), MoveError> {
+    timeout(PREPARE_PATIENCE, pool.prepare_move(shard, &to)).await.unwrap_or(Err(MoveError::NotReady))?;
+    pool.move_shard(shard, to, patience).await
+}
+
+/// Moves a shard of a pool to the reactor of a core while its volumes are used.
+pub(super) async fn move_shard(
+    control: &Control,
+    pool: &Pool,
+    shard: Option<u32>,
+    core: u16,
+) -> Result<(), Error> {
+    let count = pool.cores().len();
+    let shard = match (shard, count) {
+        (Some(shard), _) if (shard as usize) < count => shard as usize,
+        (None, 1) => 0,
+        (Some(_), 1) => return Err(Error::invalid("the pool has one shard, 0")),
+        _ => return Err(Error::invalid(format!("name one of the shards of the pool: 0 to {}", count - 1))),
+    };
+    let Some(to) = control.reactors.hold_for_arrival(core) else {
+        let is_there = control.reactors.handles().iter().any(|reactor| reactor.core() == core);
+        return Err(match is_there {
+            true => Error::errno(Errno::BUSY, format!("the reactor on core {core} is being removed")),
+            false => ChangeError::NotFound(core).into(),
+        });
+    };
+    let moved = move_to(pool, shard, to, MOVE_PATIENCE).await;
+    moved.map_err(|error| match error {
+        MoveError::TooSlow => Error::errno(
+            Errno::TIMEDOUT,
+            "the disk of the pool did not complete its requests in time, so the shard stays on its core",
+        ),
+        MoveError::Moving => Error::errno(Errno::BUSY, "the shard is being moved already"),
+        MoveError::Ending => Error::errno(Errno::NODEV, "the pool has ended"),
+        other => other.into(),
+    })?;
+    tracing::info!(pool = pool.name(), shard, core, "shard moved");
+    Ok(())
 }
 
 /// Refuses to shrink a disk whose end a pool, or a volume on this image, would miss.

@@ -24,7 +24,7 @@ pub fn steps(dir: &Path, (thread, core): (u64, u16)) -> Vec<Step> {
     start(&mut call);
     name_secrets(dir, &mut call);
     make_disks(dir, &mut call);
-    use_volumes(&mut call, dir);
+    use_volumes(&mut call, dir, core);
     call("bdev_nvme_set_hotplug", json!({"enable": false, "period_us": 100_000}));
     call(
         "bdev_nvme_set_options",
@@ -159,7 +159,7 @@ fn make_disks(dir: &Path, call: &mut impl FnMut(&'static str, Value)) {
 }
 
 /// Pools and volumes.
-fn use_volumes(call: &mut impl FnMut(&'static str, Value), dir: &Path) {
+fn use_volumes(call: &mut impl FnMut(&'static str, Value), dir: &Path, core: u16) {
     call("bdev_malloc_create", json!({"name": "store", "block_size": 512, "num_blocks": 1 << 20}));
     let store =
         json!({"bdev_name": "store", "lvs_name": "lvs", "clear_method": "none", "md_page_size": "4096"});
@@ -205,6 +205,8 @@ fn use_volumes(call: &mut impl FnMut(&'static str, Value), dir: &Path) {
     call("aryk_volume_get_space", json!({"pool": "lvs"}));
     call("aryk_volume_get_changed", json!({"volume": "lvs/a", "since": "lvs/s"}));
     call("aryk_pool_check", json!({"pool": "lvs", "repair": true}));
+    call("aryk_pool_move", json!({"pool": "lvs", "shard": 0, "core": core}));
+    call("aryk_pool_move", json!({"pool": "lvs", "core": core}));
     call("bdev_lvol_delete", disk("lvs/s"));
     call("bdev_lvol_delete_lvstore", json!({"lvs_name": "lvs"}));
     call("aryk_pool_create", json!({"name": "pool", "base_bdev_name": "store", "force": true}));

@@ -1,6 +1,7 @@
-//! `aryk_pool_check`, `aryk_volume_get_space`, `aryk_volume_get_changed`: methods that read much of a pool. Control context.
+//! `aryk_pool_check`, `aryk_volume_get_space`, `aryk_volume_get_changed`: methods that read much of a pool; and `aryk_pool_move`.
+//! Control context.
 
-use crate::methods::volumes::find;
+use crate::methods::volumes::{find, move_shard};
 use crate::methods::{Control, Error, Phase, Table};
 use aryk_bdev_volume as module;
 use schemars::JsonSchema;
@@ -16,6 +17,12 @@ pub(super) fn register(table: &mut Table<Control>) {
         check,
     );
     table.add(
+        "aryk_pool_move",
+        Phase::RunTime,
+        "Moves a shard of a pool to another reactor, while its volumes are in use.",
+        move_pool,
+    );
+    table.add(
         "aryk_volume_get_space",
         Phase::RunTime,
         "Counts the space that the volumes and snapshots of a pool keep in use, alone and together with others.",
@@ -27,6 +34,24 @@ pub(super) fn register(table: &mut Table<Control>) {
         "Lists the parts of a volume that may have changed since a snapshot of it.",
         changed,
     );
+}
+
+/// Parameters of `aryk_pool_move`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct MovePool {
+    /// Name or UUID of the pool.
+    pool: String,
+    /// Number of the shard, from 0 on, as in `cores` of `aryk_pools_get`. Default: the only one.
+    shard: Option<u32>,
+    /// Core of the reactor on which the shard runs from now on. The dynamic scheduler may move it again.
+    core: u16,
+}
+
+async fn move_pool(control: &Control, p: MovePool) -> Result<bool, Error> {
+    let pool = control.volumes.pools.find(&p.pool)?;
+    move_shard(control, &pool, p.shard, p.core).await?;
+    Ok(true)
 }
 
 /// Parameters of `aryk_pool_check`.
