@@ -17,7 +17,7 @@ use aryk_reactor::{Options, Reactors};
 use aryk_rpc::http::{HttpServer, Passwords, Tls};
 use aryk_rpc::load::File;
 use aryk_rpc::server::Socket;
-use aryk_rpc::{Control, Methods, Table, left_out, methods, restore, unfinished};
+use aryk_rpc::{Control, Methods, Table, left_out, methods, pool_care, restore};
 use aryk_secrets::{Wiping, wipe_freed_memory};
 use aryk_state::Store;
 use clap::Parser;
@@ -164,7 +164,7 @@ async fn serve(
         control.start();
     }
     tokio::task::spawn_local(left_out::log_left_out(Rc::downgrade(&control)));
-    tokio::task::spawn_local(unfinished::finish_changes(Rc::downgrade(&control)));
+    tokio::task::spawn_local(pool_care::look_after_pools(Rc::downgrade(&control)));
     let (stop, stopped) = watch::channel(false);
     let serving_http = http.map(|http| http.serve(Rc::clone(&methods), stopped.clone()));
     let serving_http = serving_http.map(tokio::task::spawn_local);

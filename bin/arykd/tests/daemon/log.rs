@@ -124,6 +124,28 @@ fn a_flag_enables_all_lines_of_its_part() {
     assert!(reported[1].contains("no_method_3") && reported[1].trim_start().starts_with("INFO"), "{log}");
 }
 
+#[test]
+fn a_pool_that_becomes_full_is_warned_of() {
+    let dir = TempDir::new().unwrap();
+    let clients = |socket: &Path| {
+        let mut client = Client::connect(socket).unwrap();
+        let mut call = |method: &str, params: Value| client.result(method, &params).unwrap();
+        call("bdev_malloc_create", json!({"name": "store", "num_blocks": 1 << 20, "block_size": 512}));
+        call("aryk_pool_create", json!({"name": "p", "base_bdev_name": "store"}));
+        let total = call("aryk_pools_get", json!({}))[0]["total_bytes"].as_u64().unwrap();
+        let size = total / 100 * 85 / 4096 * 4096;
+        call("aryk_volume_create", json!({"pool": "p", "name": "v", "size": size, "thick": true}));
+        let warnings = || {
+            let log = std::fs::read_to_string(dir.path().join("log")).unwrap();
+            log.lines().filter(|line| line.contains("the pool becomes full")).count()
+        };
+        wait_for("a warning", || warnings() == 1);
+    };
+    let log = log_while(dir.path(), &[], other_stream, clients);
+    let warnings: Vec<_> = log.lines().filter(|line| line.contains("the pool becomes full")).collect();
+    assert!(warnings.len() == 1 && warnings[0].contains("percent=8"), "{log}");
+}
+
 /// An unread pipe must not delay the daemon: neither its start, nor calls, nor its end.
 #[test]
 fn an_unread_log_does_not_delay_the_daemon() {

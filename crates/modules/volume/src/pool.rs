@@ -298,6 +298,20 @@ impl Pool {
         Ok(Space { total: Bytes(stats.usable_bytes), free: Bytes(free), reserved })
     }
 
+    /// How full its fullest shard is, in percent of the space for data. Reservations count as used.
+    ///
+    /// # Errors
+    /// [`Error::Ended`].
+    pub async fn used_percent(&self) -> Result<u64, Error> {
+        let mut most = 0;
+        for part in &self.parts {
+            let stats = part.root.call(|owner, _| owner.stats()).await.map_err(|_| Error::Ended)?;
+            let used = stats.live_bytes + stats.reserved_bytes;
+            most = most.max(used.saturating_mul(100) / stats.usable_bytes.max(1));
+        }
+        Ok(most)
+    }
+
     /// What a volume or a snapshot has its blocks from.
     pub fn parent(&self, member: &Member) -> Parent {
         self.parents().remove(&member.id).unwrap_or(Parent::None)

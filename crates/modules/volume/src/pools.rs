@@ -181,13 +181,6 @@ impl Pools {
         self.list().iter().for_each(|pool| pool.forget_removed_disks());
     }
 
-    /// Finishes changes that shards of pools have refused, as far as possible.
-    pub async fn finish_changes(&self) {
-        for pool in self.list() {
-            pool.finish_changes().await;
-        }
-    }
-
     /// The pool with this name or UUID.
     ///
     /// # Errors

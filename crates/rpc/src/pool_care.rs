@@ -1,0 +1,84 @@
+//! Looks after pools: finishes changes that a shard has refused, and warns of pools that become full. Control context.
+
+use crate::Control;
+use aryk_bdev_volume::Pool;
+use std::collections::BTreeMap;
+use std::rc::Weak;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// Interval of the attempts to finish changes.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Intervals between two looks at how full pools are: a look wakes the reactors of all pools.
+const LOOK: u32 = 5;
+/// How full a pool is, in percent, when it is warned of.
+const THRESHOLDS: [u64; 3] = [80, 90, 95];
+/// By how much a pool must have become emptier than a threshold before that is warned of again.
+const FALL: u64 = 2;
+
+/// Looks after all pools, as long as the daemon lives.
+pub async fn look_after_pools(control: Weak<Control>) {
+    // The number of thresholds that each pool has reached.
+    let mut reached: BTreeMap<Uuid, usize> = BTreeMap::new();
+    for period in 0_u32.. {
+        tokio::time::sleep(PERIOD).await;
+        let Some(control) = control.upgrade() else { return };
+        let pools = control.volumes.pools.list();
+        for pool in &pools {
+            pool.finish_changes().await;
+            if period.is_multiple_of(LOOK) {
+                warn_of(pool, reached.entry(pool.uuid()).or_default()).await;
+            }
+        }
+        reached.retain(|uuid, _| pools.iter().any(|pool| pool.uuid() == *uuid));
+    }
+}
+
+async fn warn_of(pool: &Pool, reached: &mut usize) {
+    // A pool may end meanwhile.
+    let Ok(percent) = pool.used_percent().await else { return };
+    let now = thresholds_reached(percent, *reached);
+    if now > *reached {
+        tracing::warn!(
+            pool = pool.name(),
+            percent,
+            "the pool becomes full: delete snapshots or volumes, or enlarge its disk and call `aryk pool grow`"
+        );
+    }
+    *reached = now;
+}
+
+/// How many thresholds a pool has reached that has reached `before` of them so far.
+fn thresholds_reached(percent: u64, before: usize) -> usize {
+    let is_reached = |(number, threshold): (usize, &u64)| {
+        let least = if number < before { threshold - FALL } else { *threshold };
+        percent >= least
+    };
+    THRESHOLDS.iter().enumerate().take_while(|&threshold| is_reached(threshold)).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_threshold_is_reached_once_until_the_pool_is_clearly_emptier() {
+        let mut reached = 0;
+        for (percent, wanted) in [
+            (79, 0),
+            (80, 1),
+            (79, 1),
+            (80, 1),
+            (77, 0),
+            (80, 1),
+            (96, 3),
+            (94, 3),
+            (92, 2),
+            (0, 0),
+            (100, 3),
+        ] {
+            reached = thresholds_reached(percent, reached);
+            assert_eq!(reached, wanted, "{percent}");
+        }
+    }
+}
