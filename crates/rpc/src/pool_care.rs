@@ -1,11 +1,11 @@
 //! Looks after pools: finishes changes that a shard has refused, and warns of pools that become full. Control context.
 
 use crate::Control;
+use crate::methods::volumes::announce;
 use aryk_bdev_volume::Pool;
-use std::collections::BTreeMap;
 use std::rc::Weak;
+use std::sync::Arc;
 use std::time::Duration;
-use uuid::Uuid;
 
 /// Interval of the attempts to finish changes.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -18,19 +18,36 @@ const FALL: u64 = 2;
 
 /// Looks after all pools, as long as the daemon lives.
 pub async fn look_after_pools(control: Weak<Control>) {
-    // The number of thresholds that each pool has reached.
-    let mut reached: BTreeMap<Uuid, usize> = BTreeMap::new();
-    for period in 0_u32.. {
+    // Each pool has a task of its own: one whose disk does not answer does not delay the others.
+    let mut known: Vec<std::sync::Weak<Pool>> = Vec::new();
+    loop {
         tokio::time::sleep(PERIOD).await;
-        let Some(control) = control.upgrade() else { return };
-        let pools = control.volumes.pools.list();
-        for pool in &pools {
-            pool.finish_changes().await;
-            if period.is_multiple_of(LOOK) {
-                warn_of(pool, reached.entry(pool.uuid()).or_default()).await;
+        let Some(now) = control.upgrade() else { return };
+        known.retain(|pool| pool.strong_count() > 0);
+        for pool in now.volumes.pools.list() {
+            let pool = Arc::downgrade(&pool);
+            if !known.iter().any(|other| other.ptr_eq(&pool)) {
+                tokio::task::spawn_local(look_after(control.clone(), pool.clone()));
+                known.push(pool);
             }
         }
-        reached.retain(|uuid, _| pools.iter().any(|pool| pool.uuid() == *uuid));
+    }
+}
+
+async fn look_after(control: Weak<Control>, pool: std::sync::Weak<Pool>) {
+    // The number of thresholds that the pool has reached.
+    let mut reached = 0;
+    for period in 0_u32.. {
+        let Some(now) = pool.upgrade().filter(|pool| !pool.has_ended()) else { return };
+        if now.finish_changes().await {
+            let Some(control) = control.upgrade() else { return };
+            announce(&control, &now).await;
+        }
+        if period.is_multiple_of(LOOK) {
+            warn_of(&now, &mut reached).await;
+        }
+        drop(now);
+        tokio::time::sleep(PERIOD).await;
     }
 }
 

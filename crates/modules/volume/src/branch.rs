@@ -444,6 +444,10 @@ fn give_up(branch: RootId, cx: &mut Cx) {
     let Some((root, link)) = it.heir else { return };
     let Some(owner) = cx.root::<Owner>(root) else { return };
     let mut owner = owner.borrow_mut();
+    if owner.engine().is_none() {
+        // The pool ends, and tells the branch when it has.
+        return;
+    }
     loop {
         let has_sent = it.open.as_mut().is_some_and(|open| open.commands.send());
         let has_received = owner.exchange(link, cx);

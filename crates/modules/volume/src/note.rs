@@ -25,12 +25,31 @@ pub(crate) enum Intent {
 }
 
 impl Intent {
-    /// The volumes and snapshots that it changes.
+    /// The volumes and snapshots that it changes or needs.
     pub fn uuids(&self) -> Vec<Uuid> {
         match self {
             Self::Make(uuids) | Self::Delete(uuids) => uuids.clone(),
-            Self::Revert { volume, .. } | Self::Follow(volume) => vec![*volume],
+            Self::Revert { volume, snapshot, .. } => vec![*volume, *snapshot],
             Self::Adopt { volume, from } => vec![*volume, *from],
+            Self::Follow(volume) => vec![*volume],
+        }
+    }
+
+    /// The volume whose content differs between parts until the change is finished.
+    pub const fn mixed(&self) -> Option<Uuid> {
+        match self {
+            Self::Revert { volume, .. } | Self::Adopt { volume, .. } => Some(*volume),
+            Self::Make(_) | Self::Delete(_) | Self::Follow(_) => None,
+        }
+    }
+
+    /// What must be deleted instead, if a volume that it changes is deleted before it is finished. `None` if it is about others,
+    /// too.
+    pub fn replaced_by_deletion_of(&self, deleted: Uuid) -> Option<Vec<Uuid>> {
+        match self {
+            Self::Revert { volume, .. } | Self::Follow(volume) if *volume == deleted => Some(vec![deleted]),
+            Self::Adopt { volume, from } if *volume == deleted => Some(vec![deleted, *from]),
+            _ => None,
         }
     }
 

@@ -140,7 +140,7 @@ pub(crate) struct Owner {
     read_bytes: u64,
     /// The move to another reactor.
     leaving: Option<Leaving>,
-    /// Another reactor removes the root to which this one has not moved.
+    /// Another reactor has not answered yet whether a root waits there, or removes that root: this one has not moved.
     is_withdrawing: bool,
     /// The root has come from another reactor, and does not have the channels of its reactor yet.
     is_settling: bool,

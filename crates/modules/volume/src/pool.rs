@@ -11,7 +11,7 @@ use crate::note::Intent;
 use crate::owner::Ready;
 use crate::part::Part;
 use crate::{Error, NewVolume, Origin, note};
-use aryk_bdev::{Bdev, Bytes, Env, Identity};
+use aryk_bdev::{Bdev, Bytes, Descriptor, Env, Identity};
 use aryk_log_limit::LogLimit;
 use aryk_volume::{
     Answer, Command, Commit, Cut, Foreign, Label, LogPlace, PARTITIONS, Settings, Shard, State, Stats,
@@ -389,13 +389,18 @@ impl Pool {
                 let (disk, is_leaving) =
                     known.remove(&id).map_or((None, false), |member| (member.disk, member.is_leaving));
                 let disk = disk.filter(|disk| self.is_registered(disk));
-                let of_others = others.iter().filter_map(|ids| ids.get(&volume.label.uuid).copied());
+                // One that a part lacks has too few.
+                let of_others = others.iter().map_while(|ids| ids.get(&volume.label.uuid).copied());
                 let ids = std::iter::once(id).chain(of_others).collect();
                 members.insert(id, Member { id, ids, volume, base, foreign, disk, is_leaving });
             }
         }
-        let is_due =
-            |member: &Member| member.disk.is_none() && !member.is_leaving && !self.is_degraded(member);
+        let is_due = |member: &Member| {
+            member.disk.is_none()
+                && !member.is_leaving
+                && !self.is_degraded(member)
+                && !self.is_mixed(member.uuid())
+        };
         for member in self.members().into_iter().filter(is_due) {
             match self.register(&member) {
                 Ok(disk) => {
@@ -665,27 +670,63 @@ impl Pool {
         let _changing = self.begin_change().await?;
         let member = lock(&self.members).get(&volume).cloned().ok_or(Error::Ended)?;
         Self::check_not_frozen(&member)?;
+        // A larger snapshot needs more space reserved: a shard that does not have it refuses that before others have reverted.
+        let grows = self.parts.len() > 1 && member.volume.is_thick;
+        let larger = lock(&self.members).get(&snapshot).map(|snapshot| snapshot.volume.units);
+        let larger = larger.filter(|units| grows && *units > member.volume.units);
+        if let Some(units) = larger {
+            self.command(Command::Resize { volume, units }).await?;
+        }
         let reverted = self.command(Command::Revert { volume, snapshot }).await;
+        match &reverted {
+            Err(Error::Unfinished(_)) => self.withdraw(&member, None).await,
+            Err(_) if larger.is_some() => {
+                self.command(Command::Resize { volume, units: member.volume.units }).await?;
+            }
+            _ => {}
+        }
         self.list_again().await?;
         self.tell_size_of(volume)?;
         reverted.map(drop)
     }
 
-    /// Finishes changes that a shard has refused, as far as possible. A pool without such changes is left alone.
-    pub async fn finish_changes(&self) {
-        let is_finished = || lock(&self.intents).is_empty();
-        if is_finished() {
-            return;
+    /// Removes the disk of a volume whose content differs between shards; it comes back when the change is finished. `descriptor` is
+    /// the caller's own of that disk, which keeps writers away until the disk is being removed.
+    async fn withdraw(&self, member: &Member, descriptor: Option<Descriptor>) {
+        let Some(disk) = &member.disk else { return };
+        tracing::error!(
+            pool = self.name(),
+            volume = member.name(),
+            "the volume has no disk until a change of it is finished in all shards"
+        );
+        let (removed, ()) =
+            tokio::join!(self.env.registry().remove(disk.name()), async move { drop(descriptor) });
+        if let Err(error) = removed {
+            tracing::error!(pool = self.name(), volume = member.name(), %error, "its disk cannot be removed");
+        }
+        if let Some(member) = lock(&self.members).get_mut(&member.id) {
+            member.disk = None;
+        }
+    }
+
+    /// Finishes changes that a shard has refused, as far as possible. A pool without such changes is left alone. Returns whether
+    /// one was finished: volumes may have disks again.
+    pub async fn finish_changes(&self) -> bool {
+        if self.unfinished_changes() == 0 {
+            return false;
         }
         let _changing = self.changing.lock().await;
+        let before = self.unfinished_changes();
         self.finish_intents().await;
-        if is_finished() && self.list_again().await.is_ok() {
-            for member in self.members() {
-                if let Err(error) = self.tell_size_of(member.id) {
-                    tracing::warn!(pool = self.name(), volume = member.name(), %error, "its size is not told");
-                }
+        if self.unfinished_changes() == before || self.list_again().await.is_err() {
+            return false;
+        }
+        for member in self.members() {
+            if let Err(error) = self.tell_size_of(member.id) {
+                tracing::warn!(pool = self.name(), volume = member.name(), %error, "its size is not told");
             }
         }
+        true
     }
 
     /// Lets the pool grow to the size of its base. Returns the number of its segments.

@@ -589,7 +589,7 @@ async fn make_dependents(control: &Control, disk: &str) {
 }
 
 /// Creates what has waited for the volumes of a pool.
-async fn announce(control: &Control, pool: &Pool) {
+pub(crate) async fn announce(control: &Control, pool: &Pool) {
     let disks: Vec<_> = pool.members().into_iter().filter_map(|member| member.disk).collect();
     let is_new = |disk: &&Arc<Bdev>| !control.disks.is_made(disk.name());
     let new: Vec<_> = disks.iter().filter(is_new).cloned().collect();

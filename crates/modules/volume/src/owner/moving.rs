@@ -84,11 +84,11 @@ impl Owner {
         if !matches!(self.phase, Phase::Running(_)) {
             return refuse(order, MoveError::Ending);
         }
-        if *order.to == *cx.handle() {
-            return drop(order.done.send(Ok(())));
-        }
         if self.leaving.is_some() || self.is_withdrawing || self.is_settling {
             return refuse(order, MoveError::Moving);
+        }
+        if *order.to == *cx.handle() {
+            return drop(order.done.send(Ok(())));
         }
         let successor = Successor::new(&self.place, &self.clients.inbox, order.to.clone(), cx);
         let successor = match successor {

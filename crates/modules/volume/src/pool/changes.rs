@@ -3,8 +3,8 @@
 //! Each part has all volumes. What a command says about data is asked of all parts, and what they say is put together. A change
 //! of the volumes is made in all of them, so that they agree also after a crash: before it begins, the note of the first part
 //! says what is meant ([`Intent`]); afterwards, that is taken back. Where a change was interrupted, or a part has refused it, it
-//! is finished or undone later: when the pool is opened, before the next change, and from time to time. Until then, its volumes
-//! cannot be changed.
+//! is finished or undone later: when the pool is opened, before the next change, and from time to time. Until then, a volume of it
+//! can be deleted, and not be changed otherwise; one whose content differs between the parts has no disk.
 //!
 //! | change | in which order | after an interruption |
 //! | --- | --- | --- |
@@ -69,10 +69,7 @@ impl Pool {
                 let made = of.iter().map(|(_, label)| Uuid::from_bytes(label.uuid)).collect();
                 self.make(&command, made).await
             }
-            Command::Delete(id) => {
-                let intent = Intent::Delete(vec![uuid(*id)?]);
-                self.change(&command, intent, Order::FirstPartFirst).await
-            }
+            Command::Delete(id) => self.delete_in_all(&command, uuid(*id)?).await,
             Command::Revert { volume, snapshot } => {
                 let intent = self.revert_intent(uuid(*volume)?, uuid(*snapshot)?).await?;
                 let disks = self.disks_of(&[*volume]);
@@ -110,6 +107,31 @@ impl Pool {
         let timeline = |list: &BTreeMap<Uuid, Listed>| list.get(&volume).map(|listed| listed.volume.timeline);
         let before = lists.iter().map(timeline).collect::<Option<_>>();
         Ok(Intent::Revert { volume, snapshot, before: before.ok_or(Error::Incomplete)? })
+    }
+
+    /// Deletes a volume, whose unfinished changes are finished by that.
+    async fn delete_in_all(&self, command: &Command, uuid: Uuid) -> Result<Answer, Error> {
+        let before = lock(&self.intents).clone();
+        let (mut uuids, mut others) = (vec![uuid], Vec::new());
+        for intent in &before {
+            match intent.replaced_by_deletion_of(uuid) {
+                Some(deleted) => uuids.extend(deleted.into_iter().filter(|other| *other != uuid)),
+                None => others.push(intent.clone()),
+            }
+        }
+        if others.len() == before.len() {
+            return self.change(command, Intent::Delete(uuids), Order::FirstPartFirst).await;
+        }
+        // The first part has finished its part of the changes, and the others need not.
+        let intent = Intent::Delete(uuids);
+        others.push(intent.clone());
+        self.store_intents(others).await?;
+        if let Err(error) = self.command_in(command, 0..1).await {
+            self.store_intents(before).await?;
+            return Err(error);
+        }
+        self.finish_or_warn(&intent).await;
+        Ok(Answer::Done)
     }
 
     fn uuid_of(&self, id: VolumeId) -> Result<Uuid, Error> {
@@ -177,13 +199,19 @@ impl Pool {
         command: &Command,
         parts: std::ops::Range<usize>,
     ) -> Result<Vec<Answer>, Error> {
+        let commands: Vec<Command> =
+            parts.clone().map(|part| self.for_part(command, part)).collect::<Result<_, _>>()?;
         let mut begun = Vec::new();
-        for part in parts {
-            begun.push(self.parts[part].begin(self.for_part(command, part)?).await?);
+        for (part, command) in parts.zip(commands) {
+            begun.push(self.parts[part].begin(command).await);
         }
+        // All that were begun end before this does.
         let mut results = Vec::new();
-        for answer in begun {
-            results.push(answer.result().await);
+        for answering in begun {
+            results.push(match answering {
+                Ok(answering) => answering.result().await,
+                Err(error) => Err(error),
+            });
         }
         results.into_iter().collect()
     }
@@ -256,7 +284,7 @@ impl Pool {
         for id in &of {
             self.check_finished(&[self.uuid_of(*id)?])?;
         }
-        let intent = Intent::Make(made);
+        let (intent, uuids) = (Intent::Make(made.clone()), made);
         self.begin_intent(intent.clone()).await?;
         let answers = match command {
             Command::Snapshot(_) => {
@@ -270,9 +298,10 @@ impl Pool {
                 self.end_intent(&intent).await?;
                 answers.into_iter().next().ok_or(Error::Ended)
             }
-            // What was made in some parts is deleted.
+            // What was made is deleted, also if all parts have it: it may have another moment in each.
             Err(error) => {
-                self.finish_or_warn(&intent).await;
+                let undone = self.replace_intent(&intent, Intent::Delete(uuids)).await?;
+                self.finish_or_warn(&undone).await;
                 Err(error)
             }
         }
@@ -373,6 +402,11 @@ impl Pool {
         Ok(Answer::Done)
     }
 
+    /// Whether the content of a volume differs between the parts, until a change is finished.
+    pub(super) fn is_mixed(&self, uuid: Uuid) -> bool {
+        lock(&self.intents).iter().any(|intent| intent.mixed() == Some(uuid))
+    }
+
     /// Whether no change of these volumes waits to be finished.
     ///
     /// # Errors
@@ -397,6 +431,14 @@ impl Pool {
             ));
         }
         self.store_intents(intents).await
+    }
+
+    /// Notes another meaning of a change, and returns that.
+    async fn replace_intent(&self, intent: &Intent, by: Intent) -> Result<Intent, Error> {
+        let mut intents = lock(&self.intents).clone();
+        intents.iter_mut().filter(|other| *other == intent).for_each(|other| *other = by.clone());
+        self.store_intents(intents).await?;
+        Ok(by)
     }
 
     /// A change is done.
@@ -473,14 +515,10 @@ impl Pool {
             && !lists.iter().all(|list| made.iter().all(|uuid| list.contains_key(uuid)))
         {
             // It stays undone, whatever is made later.
-            let undone = Intent::Delete(made.clone());
-            let mut intents = lock(&self.intents).clone();
-            intents.iter_mut().filter(|other| **other == intent).for_each(|other| *other = undone.clone());
-            self.store_intents(intents).await?;
-            intent = undone;
+            intent = self.replace_intent(&intent, Intent::Delete(made.clone())).await?;
         }
         let mut result = Ok(());
-        for (part, command) in missing(&intent, &lists) {
+        for (part, command) in missing(&intent, &lists)? {
             result = result.and(self.parts[part].command(command).await.map(drop));
         }
         result?;
@@ -489,7 +527,10 @@ impl Pool {
 }
 
 /// The commands to parts that finish a change. `lists` has what volumes each part has.
-fn missing(intent: &Intent, lists: &[BTreeMap<Uuid, Listed>]) -> Vec<(usize, Command)> {
+///
+/// # Errors
+/// [`Error::Incomplete`]: a part lacks what it needs for the change.
+fn missing(intent: &Intent, lists: &[BTreeMap<Uuid, Listed>]) -> Result<Vec<(usize, Command)>, Error> {
     let mut commands = Vec::new();
     let parts = || lists.iter().enumerate();
     match intent {
@@ -502,10 +543,11 @@ fn missing(intent: &Intent, lists: &[BTreeMap<Uuid, Listed>]) -> Vec<(usize, Com
         }
         Intent::Revert { volume, snapshot, before } => {
             for (part, list) in parts() {
-                if let (Some(volume), Some(snapshot)) = (list.get(volume), list.get(snapshot))
+                if let Some(volume) = list.get(volume)
                     && before.get(part) == Some(&volume.volume.timeline)
                 {
-                    commands.push((part, Command::Revert { volume: volume.id, snapshot: snapshot.id }));
+                    let snapshot = list.get(snapshot).ok_or(Error::Incomplete)?.id;
+                    commands.push((part, Command::Revert { volume: volume.id, snapshot }));
                 }
             }
         }
@@ -517,7 +559,7 @@ fn missing(intent: &Intent, lists: &[BTreeMap<Uuid, Listed>]) -> Vec<(usize, Com
             }
         }
         Intent::Follow(uuid) => {
-            let Some(first) = lists.first().and_then(|list| list.get(uuid)) else { return commands };
+            let Some(first) = lists.first().and_then(|list| list.get(uuid)) else { return Ok(commands) };
             for (part, list) in parts().skip(1) {
                 let Some(Listed { id, volume, .. }) = list.get(uuid) else { continue };
                 let (volume_id, wanted) = (*id, &first.volume);
@@ -540,5 +582,5 @@ fn missing(intent: &Intent, lists: &[BTreeMap<Uuid, Listed>]) -> Vec<(usize, Com
             }
         }
     }
-    commands
+    Ok(commands)
 }

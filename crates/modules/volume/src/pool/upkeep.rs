@@ -94,11 +94,20 @@ impl Pool {
         };
         let made = self.create_volume(new).await?;
         let result = self.move_own(&member, &made, own).await;
-        if result.is_err() && !matches!(result, Err(Error::Unfinished(_))) {
-            self.env.registry().remove(&made.uuid().to_string()).await.ok();
-            self.delete(made.id).await?;
+        match &result {
+            Ok(()) => {}
+            Err(Error::Unfinished(_)) => {
+                let _changing = self.changing.lock().await;
+                // Otherwise, it was finished meanwhile.
+                if self.is_mixed(member.uuid()) {
+                    self.withdraw(&member, Some(no_writer)).await;
+                }
+            }
+            Err(_) => {
+                self.env.registry().remove(&made.uuid().to_string()).await.ok();
+                self.delete(made.id).await?;
+            }
         }
-        drop(no_writer);
         result
     }
 

@@ -414,61 +414,106 @@ mod interrupted {
     fn a_change_that_a_shard_refuses_is_finished_later_and_others_go_on() {
         let stack = stack(2);
         let pool = stack.the_pool();
-        let v = pool.find("v").expect("it was made").id;
-        block_on(pool.set_thick(v, true)).expect("there is space");
-        let places = [0, STRIPE, 4 * STRIPE, SIZE - 4096];
-        places.iter().for_each(|at| stack.write(&disk(&stack, "v"), *at, &[1; 4096]));
-        snapshot(&stack, "s").expect("it can be taken");
-        let s = pool.find("s").expect("it was made").id;
-        block_on(pool.resize(v, Bytes(STRIPE))).expect("it shrinks");
+        let v = pool.find("v").expect("it was made");
         let hog = take_second_shard(&pool);
+        block_on(pool.begin_intent(Intent::Follow(v.uuid()))).expect("it is noted");
         // The first shard has the space, and the second one has not.
-        let reverted = block_on(pool.revert(v, s));
-        assert!(matches!(reverted, Err(Error::Unfinished(_))), "{reverted:?}");
-        let resized = block_on(pool.resize(v, Bytes(2 * SIZE)));
+        let thick = Command::SetThick { volume: v.ids[0], is_thick: true };
+        block_on(pool.parts[0].command(thick)).expect("it has the space");
+        let is_thick = |pool: &Pool| {
+            let volumes = block_on(pool.parts[1].root.call(|owner, _| owner.volumes()));
+            volumes.expect("it is open").iter().any(|listed| listed.id == v.ids[1] && listed.volume.is_thick)
+        };
+        assert!(!block_on(pool.finish_changes()));
+        let resized = block_on(pool.resize(v.id, Bytes(2 * SIZE)));
         assert!(matches!(resized, Err(Error::Busy(_))), "{resized:?}");
-        assert!(matches!(snapshot(&stack, "t"), Err(Error::Busy(_))));
         stack.volume("other", Origin::Empty);
         stack.write(&disk(&stack, "other"), 0, &[9; 4096]);
-        // Also a restart does not finish it.
+        // Also a restart does not finish it. The content is the volume's.
         drop(pool);
         let pool = reopen(&stack);
-        let resized = block_on(pool.resize(v, Bytes(2 * SIZE)));
-        assert!(matches!(resized, Err(Error::Busy(_))), "{resized:?}");
+        stack.write(&disk(&stack, "v"), STRIPE, &[8; 4096]);
+        assert!(!is_thick(&pool));
         block_on(pool.parts[1].command(Command::Delete(hog))).expect("it is deleted");
-        block_on(pool.finish_changes());
-        for at in places {
-            assert_eq!(stack.read(&disk(&stack, "v"), at, 4096), [1; 4096]);
-        }
+        assert!(block_on(pool.finish_changes()) && is_thick(&pool));
+        assert_eq!(pool.unfinished_changes(), 0);
         assert_eq!(stack.read(&disk(&stack, "other"), 0, 4096), [9; 4096]);
-        block_on(pool.resize(v, Bytes(2 * SIZE))).expect("it grows");
+        block_on(pool.resize(v.id, Bytes(2 * SIZE))).expect("it grows");
         check(&pool);
     }
 
     #[test]
-    fn properties_become_those_of_the_first_shard() {
+    fn a_volume_that_is_half_reverted_has_no_disk_and_can_be_deleted() {
         let stack = stack(2);
         let pool = stack.the_pool();
-        let v = pool.find("v").expect("it was made");
-        block_on(pool.begin_intent(Intent::Follow(v.uuid()))).expect("it is noted");
-        for command in [
-            Command::Resize { volume: v.ids[0], units: STRIPE / 512 },
-            Command::SetWhenFull { volume: v.ids[0], when_full: WhenFull::Fail },
-        ] {
-            block_on(pool.parts[0].command(command)).expect("it is changed");
-        }
-        block_on(pool.parts[1].command(Command::SetThick { volume: v.ids[1], is_thick: true }))
-            .expect("there is space");
-        drop((pool, v));
+        stack.write(&disk(&stack, "v"), 0, &[1; 4096]);
+        snapshot(&stack, "s").expect("it can be taken");
+        let [v, s] = ["v", "s"].map(|name| pool.find(name).expect("it was made"));
+        // The second shard refuses to revert what is a snapshot there.
+        block_on(pool.parts[1].command(Command::Freeze(v.ids[1]))).expect("it is frozen");
+        let reverted = block_on(pool.revert(v.id, s.id));
+        assert!(matches!(reverted, Err(Error::Unfinished(_))), "{reverted:?}");
+        let is_there = |stack: &Stack| stack.env.registry().find("p/v").is_ok();
+        assert!(!is_there(&stack));
+        let delete_snapshot = |pool: &Pool| {
+            block_on(stack.env.registry().remove(disk(&stack, "s").name())).expect("it can be removed");
+            let deleted = block_on(pool.delete(s.id));
+            block_on(pool.refresh()).expect("it is open");
+            deleted
+        };
+        assert!(matches!(delete_snapshot(&pool), Err(Error::Busy(_))), "the change needs it");
+        drop(pool);
         let pool = reopen(&stack);
+        assert!(!is_there(&stack) && pool.unfinished_changes() == 1);
+        block_on(pool.delete(v.id)).expect("it is deleted with its change");
+        assert_eq!(pool.unfinished_changes(), 0);
+        for part in &pool.parts {
+            assert_eq!(block_on(part.root.call(|owner, _| owner.volumes().len())), Ok(1));
+        }
+        delete_snapshot(&pool).expect("nothing needs it");
+        check(&pool);
+    }
+
+    #[test]
+    fn a_revert_that_a_shard_has_no_space_for_changes_nothing() {
+        let stack = stack(2);
+        let pool = stack.the_pool();
+        let v = pool.find("v").expect("it was made").id;
+        block_on(pool.set_thick(v, true)).expect("there is space");
+        stack.write(&disk(&stack, "v"), STRIPE, &[1; 4096]);
+        snapshot(&stack, "s").expect("it can be taken");
+        let s = pool.find("s").expect("it was made").id;
+        block_on(pool.resize(v, Bytes(STRIPE))).expect("it shrinks");
+        let hog = take_second_shard(&pool);
+        let reverted = block_on(pool.revert(v, s));
+        assert!(matches!(reverted, Err(Error::Command(CommandError::NotReservable { .. }))), "{reverted:?}");
+        assert_eq!(pool.unfinished_changes(), 0);
+        assert_eq!(pool.find("v").expect("it is there").bytes(), STRIPE);
+        block_on(pool.parts[1].command(Command::Delete(hog))).expect("it is deleted");
+        block_on(pool.revert(v, s)).expect("there is space");
+        assert_eq!(stack.read(&disk(&stack, "v"), STRIPE, 4096), [1; 4096]);
+        assert_eq!(pool.find("v").expect("it is there").bytes(), SIZE);
+        check(&pool);
+    }
+
+    #[test]
+    fn a_volume_that_a_shard_has_lost_is_deleted_in_the_others_only() {
+        let stack = stack(4);
+        stack.volume("w", Origin::Empty);
+        let pool = stack.the_pool();
+        let v = pool.find("v").expect("it was made");
+        // Then the ids of the shards differ.
+        block_on(pool.parts[1].command(Command::Delete(v.ids[1]))).expect("it is deleted");
+        drop(pool);
+        let pool = reopen(&stack);
+        assert!(stack.env.registry().find("p/v").is_err());
+        block_on(pool.delete(v.id)).expect("it is deleted");
         for part in &pool.parts {
             let volumes = block_on(part.root.call(|owner, _| owner.volumes())).expect("it is open");
-            let volume = &volumes[0].volume;
-            assert_eq!(
-                (volume.units, volume.is_thick, volume.when_full),
-                (STRIPE / 512, false, WhenFull::Fail)
-            );
+            assert_eq!(volumes.len(), 1);
         }
+        stack.write(&disk(&stack, "w"), 0, &[7; 4096]);
+        check(&pool);
     }
 
     /// A change that fails in a part is undone before the next one, without a crash.
