@@ -118,9 +118,16 @@ fn a_discovery_service_is_followed_with_tls_also_after_a_restart() {
     assert_eq!(attached(&host), [NQN]);
     host.aryk(&["attach", "far0n1"]).unwrap();
     let path = host.dir().join("vhost/far0n1");
-    verify(&mut FrontEnd::connect(&path), 1);
-    let top = target.aryk(&["top", "hosts", "--once", "--every", "0.1"]).unwrap();
-    assert!(top.contains("913fc008-79a7-447f-b2c4-c73543638c31") && top.contains("secure"), "{top}");
+    let mut vm = FrontEnd::connect(&path);
+    verify(&mut vm, 1);
+    let top = target.aryk(&["--json", "top", "hosts", "--once", "--every", "0.1"]).unwrap();
+    let top: serde_json::Value = serde_json::from_str(&top).unwrap();
+    let of_host = top["per_second"]["hosts"].as_array().unwrap().iter().find(|seen| {
+        seen["name"].as_str().unwrap().contains("913fc008-79a7-447f-b2c4-c73543638c31")
+            && seen["queues"].as_u64().unwrap() > 0
+    });
+    assert!(of_host.is_some(), "{top}");
+    drop(vm);
     host.kill_and_restart();
     wait_for("the controller", || FrontEnd::open(&path, false).is_ok());
     verify(&mut FrontEnd::connect(&path), 2);
