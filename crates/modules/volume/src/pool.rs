@@ -690,8 +690,8 @@ impl Pool {
         reverted.map(drop)
     }
 
-    /// Removes the disk of a volume whose content differs between shards; it comes back when the change is finished. `descriptor` is
-    /// the caller's own of that disk, which keeps writers away until the disk is being removed.
+    /// Removes the disk of a volume whose content differs between shards; it comes back when the change is finished. `descriptor`
+    /// is the caller's own of that disk, which keeps writers away until the disk is being removed.
     async fn withdraw(&self, member: &Member, descriptor: Option<Descriptor>) {
         let Some(disk) = &member.disk else { return };
         tracing::error!(

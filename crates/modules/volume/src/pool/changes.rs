@@ -3,8 +3,8 @@
 //! Each part has all volumes. What a command says about data is asked of all parts, and what they say is put together. A change
 //! of the volumes is made in all of them, so that they agree also after a crash: before it begins, the note of the first part
 //! says what is meant ([`Intent`]); afterwards, that is taken back. Where a change was interrupted, or a part has refused it, it
-//! is finished or undone later: when the pool is opened, before the next change, and from time to time. Until then, a volume of it
-//! can be deleted, and not be changed otherwise; one whose content differs between the parts has no disk.
+//! is finished or undone later: when the pool is opened, before the next change, and from time to time. Until then, a volume of
+//! it can be deleted, and not be changed otherwise; one whose content differs between the parts has no disk.
 //!
 //! | change | in which order | after an interruption |
 //! | --- | --- | --- |
