@@ -681,7 +681,10 @@ impl Pool {
         match &reverted {
             Err(Error::Unfinished(_)) => self.withdraw(&member, None).await,
             Err(_) if larger.is_some() => {
-                self.command(Command::Resize { volume, units: member.volume.units }).await?;
+                let back = Command::Resize { volume, units: member.volume.units };
+                if let Err(error) = self.command(back).await {
+                    tracing::warn!(pool = self.name(), volume = member.name(), %error, "the volume stays larger");
+                }
             }
             _ => {}
         }
