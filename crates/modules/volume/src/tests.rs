@@ -2,7 +2,7 @@
 
 use super::*;
 use aryk_bdev::{Access, AsyncChannel, Bdev, Blocks, Env, Identity, Lba, Op, Registry, Status};
-use aryk_bdev_conformance::{Bench, Features, Fixture, Shape, block_on, conformance};
+use aryk_bdev_conformance::{Bench, Features, Fixture, Opener, Outcome, Shape, block_on, conformance};
 use aryk_dma::Buffer;
 use aryk_reactor::{CoreSet, Options, Reactors, SleepPolicy};
 use std::path::Path;
@@ -14,6 +14,16 @@ mod images;
 mod lives;
 mod moving;
 mod shards;
+
+/// Runs the reactor of a test until so many requests have ended, and returns how.
+fn ends(disk: &mut Opener, count: usize, bench: &mut Bench) -> Vec<Outcome> {
+    let mut all: Vec<Outcome> = Vec::new();
+    while all.len() < count {
+        bench.turn();
+        all.extend(disk.completed());
+    }
+    all
+}
 
 const MIB: u64 = 1 << 20;
 /// Bytes of the pools' bases.
@@ -54,6 +64,21 @@ impl Stack {
         let (pools, name) = (Pools::default(), String::new());
         let (shards, volume) = (1, VOLUME);
         Self { env, pools, name, block_size, shards, volume, _dir: None, _reactors: reactors }
+    }
+
+    /// Adds the base of a pool, a disk in memory whose latency can be set.
+    fn slow_base(self, bytes: u64) -> Self {
+        let stack = self.malloc("store", 512, bytes);
+        let config = aryk_bdev_delay::Config {
+            identity: Identity::named("base"),
+            base: "store".to_owned(),
+            avg_read_us: 0,
+            p99_read_us: 0,
+            avg_write_us: 0,
+            p99_write_us: 0,
+        };
+        aryk_bdev_delay::create(&stack.env, config).expect("it can be made");
+        stack
     }
 
     /// Adds a disk in memory.

@@ -5,17 +5,7 @@ use aryk_bdev_conformance::{Opener, Outcome};
 
 /// A pool over a disk whose latency can be set, with a volume.
 fn slow_stack() -> Stack {
-    let stack = Stack::new(512).malloc("store", 512, BASE);
-    let config = aryk_bdev_delay::Config {
-        identity: Identity::named("base"),
-        base: "store".to_owned(),
-        avg_read_us: 0,
-        p99_read_us: 0,
-        avg_write_us: 0,
-        p99_write_us: 0,
-    };
-    aryk_bdev_delay::create(&stack.env, config).expect("it can be made");
-    stack.pool().with_volume()
+    Stack::new(512).slow_base(BASE).pool().with_volume()
 }
 
 fn set_latency(stack: &Stack, us: u64) {

@@ -235,17 +235,7 @@ fn aborted_writes_do_not_wait_for_space_any_longer() {
 fn requests_are_aborted_at_once_while_the_base_does_not_answer() {
     use aryk_bdev_delay::Kind;
     const LONG_US: u64 = 2_000_000;
-    let stack = Stack::new(512).malloc("store", 512, BASE);
-    let config = aryk_bdev_delay::Config {
-        identity: Identity::named("base"),
-        base: "store".to_owned(),
-        avg_read_us: 0,
-        p99_read_us: 0,
-        avg_write_us: 0,
-        p99_write_us: 0,
-    };
-    aryk_bdev_delay::create(&stack.env, config).expect("it can be made");
-    let stack = stack.pool().with_volume();
+    let stack = Stack::new(512).slow_base(BASE).pool().with_volume();
     let disk = stack.the_pool().find("v").expect("it was made").disk.expect("it has a disk");
     stack.write(&disk, 0, &[1; 65536]);
     let set_latency = |us| {

@@ -1,7 +1,6 @@
 //! Moves of the shards of pools between reactors while their volumes are used.
 
 use super::*;
-use aryk_bdev_conformance::Outcome;
 use aryk_bdev_delay::Kind;
 use aryk_reactor::{Cx, Handle, MOVE_PATIENCE, MoveError};
 use futures_channel::oneshot;
@@ -19,16 +18,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// A pool of so many shards on two reactors, over a disk whose latency can be set, with a volume.
 fn stack(shards: u32) -> Stack {
-    let stack = Stack::on(512, 2).malloc("store", 512, 1024 * MIB);
-    let config = aryk_bdev_delay::Config {
-        identity: Identity::named("base"),
-        base: "store".to_owned(),
-        avg_read_us: 0,
-        p99_read_us: 0,
-        avg_write_us: 0,
-        p99_write_us: 0,
-    };
-    aryk_bdev_delay::create(&stack.env, config).expect("it can be made");
+    let stack = Stack::on(512, 2).slow_base(1024 * MIB);
     let stack = Stack { shards, volume: Bytes(SIZE), ..stack };
     stack.pool().with_volume()
 }
@@ -319,16 +309,6 @@ fn a_pool_is_deleted_while_its_shards_move() {
         });
         assert_eq!(stack.env.registry().find("base").expect("it is there").writers(), 0);
     }
-}
-
-/// Runs the reactor of a test until so many requests have ended, and returns how.
-fn ends(disk: &mut aryk_bdev_conformance::Opener, count: usize, bench: &mut Bench) -> Vec<Outcome> {
-    let mut all: Vec<Outcome> = Vec::new();
-    while all.len() < count {
-        bench.turn();
-        all.extend(disk.completed());
-    }
-    all
 }
 
 #[test]

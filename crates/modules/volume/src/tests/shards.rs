@@ -3,7 +3,6 @@
 use super::*;
 use crate::gate::Closed;
 use crate::note::Intent;
-use aryk_bdev_conformance::{Opener, Outcome};
 use aryk_volume::{Answer, Command, Label, VolumeId};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -166,16 +165,6 @@ fn images_are_the_base_of_volumes_in_all_shards() {
     check(&pool);
 }
 
-/// Waits until all requests have ended, and returns how.
-fn ends(disk: &mut Opener, count: usize, bench: &mut Bench) -> Vec<Outcome> {
-    let mut all: Vec<Outcome> = Vec::new();
-    while all.len() < count {
-        bench.turn();
-        all.extend(disk.completed());
-    }
-    all
-}
-
 #[test]
 fn snapshots_under_load_have_no_write_without_those_before_it_and_none_in_part() {
     let stack = stack(2);
@@ -225,16 +214,7 @@ fn snapshots_under_load_have_no_write_without_those_before_it_and_none_in_part()
 
 #[test]
 fn a_gate_does_not_wait_for_ever_for_writes_and_opens_again() {
-    let stack = Stack::on(512, 2).malloc("store", 512, 1024 * MIB);
-    let config = aryk_bdev_delay::Config {
-        identity: Identity::named("base"),
-        base: "store".to_owned(),
-        avg_read_us: 0,
-        p99_read_us: 0,
-        avg_write_us: 0,
-        p99_write_us: 0,
-    };
-    aryk_bdev_delay::create(&stack.env, config).expect("it can be made");
+    let stack = Stack::on(512, 2).slow_base(1024 * MIB);
     let stack = Stack { shards: 2, volume: Bytes(SIZE), ..stack }.pool().with_volume();
     let mut bench = Bench::new();
     let mut writer = bench.open(stack.registry(), &stack.name, Access::Shared, 8, 1 << 20);
