@@ -604,7 +604,7 @@ fn a_pool_whose_index_is_damaged_fails_reads_and_is_rebuilt() {
     assert!(damage_index(&file) > 0, "the pool has pages of its index on the base");
     daemon.restart();
     daemon.wait_until_ready();
-    // The manifest is intact: the pool opens. What its index has lost fails; nothing reads older data.
+    // The manifest is intact, so the pool opens. Reads of blocks that the index has lost fail; none returns older data.
     wait_for("the controller", || daemon.dir().join("vhost/p-vm").exists());
     let mut vm = connect(&daemon, "p-vm");
     let mut failed = 0;

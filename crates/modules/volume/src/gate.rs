@@ -2,7 +2,7 @@
 //!
 //! A write may be in several shards, and one that a VM submits after another may be in another shard. So that a snapshot has both
 //! or none, no write of the volume is under way while the shards take it: the channels hold back new ones, and those under way
-//! end first. A gate opens by itself after [`PATIENCE`], also if whoever has closed it is gone.
+//! end first. A gate opens by itself after [`PATIENCE`], also if the command that closed it was dropped.
 
 use crate::Error;
 use crate::pool::lock;
@@ -71,12 +71,12 @@ impl LocalGate {
         if self.writes.get() == 0
             && let Some(drained) = self.drained.take()
         {
-            // Whoever has closed the gate may be gone.
+            // The command that closed the gate may have been dropped.
             let _ = drained.send(());
         }
     }
 
-    /// Closes it. Returns what is told when no write is under way.
+    /// Closes it. Returns a receiver that gets a message when no write is under way.
     fn close(self: &Rc<Self>, cx: &mut Cx) -> oneshot::Receiver<()> {
         let (sender, drained) = oneshot::channel();
         self.is_closed.set(true);

@@ -99,7 +99,7 @@ pub(super) struct Admin {
     of_client: Option<u16>,
 }
 
-/// What has come by an admin queue.
+/// An event that an admin queue reports.
 #[derive(Debug)]
 pub(super) enum News {
     /// An event.

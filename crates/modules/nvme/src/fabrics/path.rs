@@ -210,7 +210,7 @@ impl Task {
 #[derive(Default)]
 struct Clients {
     waiting: VecDeque<(Box<Command>, oneshot::Sender<AdminAnswer>)>,
-    /// Who waits for the one that is on its way, and until when it must have ended.
+    /// The client whose command is on its way, and when the command must have ended.
     running: Option<(oneshot::Sender<AdminAnswer>, Instant)>,
 }
 
