@@ -129,8 +129,10 @@ fn next_leaf_since(
 }
 
 impl Index {
-    /// Appends versions in the order of their keys to `found`, each key once. Returns the key at which to go on, or `None` at the
-    /// end. A call visits up to `limit` entries, or fewer where a page is missing.
+    /// Appends versions in the order of their keys to `found`, each key once. Returns the key at which to go on, which is behind all
+    /// that were visited, or `None` at the end. A call visits up to `limit` entries, or fewer where a page is missing.
+    ///
+    /// A level ends before the first page that is not behind the page before: only forged pages are not in order.
     ///
     /// # Errors
     /// Pages are missing at the start; `found` then is unchanged.
@@ -148,7 +150,7 @@ impl Index {
         for level in &self.levels {
             let Ok(mut cursor) = Cursor::seek(level, cache, options, &mut needed) else { continue };
             let Ok(head) = cursor.peek(&mut needed) else { continue };
-            heads.push(head);
+            heads.push(head.filter(|head| head.key >= options.from));
             cursors.push(cursor);
         }
         if !needed.pages().is_empty() {
@@ -175,7 +177,7 @@ impl Index {
                     Some(level) => {
                         cursors[level].within.advance();
                         let Ok(entry) = cursors[level].peek(&mut needed) else { return Ok(Some(next)) };
-                        *head = entry;
+                        *head = entry.filter(|head| head.key >= next);
                     }
                 }
             }
