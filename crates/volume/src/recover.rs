@@ -19,8 +19,9 @@ use crate::{BLOCK, BLOCK_UNITS, BlobId, LogPlace, State, StoreError, StoreOp, UN
 use aryk_dma::Buffer;
 use aryk_volume_index::Place;
 
-/// Bytes of one read.
+/// Bytes of one read, and of the smallest one: around a place that cannot be read, reads become shorter.
 const READ_BYTES: u32 = 1 << 20;
+const READ_BYTES_MIN: u32 = BLOCK;
 /// Units without a frame after which the search behind the chain's end leaves a blob: more than the largest frame has.
 const SEARCH_UNITS: u32 = (8 << 20) / UNIT;
 
@@ -46,6 +47,8 @@ pub(crate) struct Recovery {
     /// The blob that is being searched.
     searched: Option<BlobId>,
     is_reading: bool,
+    /// Bytes of the next read.
+    read_bytes: u32,
     replayed_bytes: u64,
 }
 
@@ -95,6 +98,7 @@ impl Recovery {
             search: None,
             searched: None,
             is_reading: false,
+            read_bytes: READ_BYTES,
             replayed_bytes: 0,
         }
     }
@@ -265,7 +269,7 @@ impl Pool {
 
     fn read_more(&mut self, recovery: &mut Recovery, blob: BlobId) {
         let unit = recovery.unit + recovery.bytes.len() as u32 / UNIT;
-        let len = ((self.facts.blob_units - unit) * UNIT).min(READ_BYTES);
+        let len = ((self.facts.blob_units - unit) * UNIT).min(recovery.read_bytes);
         let data = self.buffers.take(len);
         recovery.is_reading = true;
         self.stats.background_read_bytes += u64::from(len);
@@ -275,10 +279,17 @@ impl Pool {
     pub(crate) fn recovery_answered(&mut self, len: u32, data: Buffer, result: Result<(), StoreError>) {
         if let Some(recovery) = &mut self.recovery {
             recovery.is_reading = false;
-            recovery.bytes.extend_from_slice(&data.bytes()[..len as usize]);
+            if result.is_ok() {
+                recovery.bytes.extend_from_slice(&data.bytes()[..len as usize]);
+                recovery.read_bytes = (2 * recovery.read_bytes).min(READ_BYTES);
+            }
         }
         self.buffers.give(data);
         match (&mut self.recovery, result) {
+            // The place that cannot be read may lie behind the end of the chain.
+            (Some(recovery), Err(StoreError::Medium)) if len > READ_BYTES_MIN => {
+                recovery.read_bytes = (recovery.read_bytes / 4).max(READ_BYTES_MIN);
+            }
             // Nothing that is needed is lost behind the end of the chain.
             (Some(Recovery { search: Some(_), searched, bytes, .. }), Err(StoreError::Medium)) => {
                 bytes.clear();

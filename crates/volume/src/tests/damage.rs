@@ -109,6 +109,12 @@ fn what_lies_behind_the_end_can_be_unreadable() {
     write_frames(&mut rig, volume, 10);
     rig.disk.flush();
     let last = *frames(&rig).last().expect("frames");
-    rig.disk.unreadable = Some((last.blob, last.unit + last.units + (2 << 20) / UNIT));
-    assert_eq!(rig.try_reopen(settings()), State::Ready);
+    let end = last.unit + last.units;
+    for bytes in [2 << 20, 1 << 20, 64 << 10, 2 * BLOCK] {
+        rig.disk.unreadable = Some((last.blob, end + bytes / UNIT));
+        assert_eq!(rig.try_reopen(settings()), State::Ready, "{bytes} bytes behind the end");
+    }
+    // The next frame may be there.
+    rig.disk.unreadable = Some((last.blob, end));
+    assert_eq!(rig.try_reopen(settings()), State::Failed(StoreError::Medium));
 }
