@@ -28,6 +28,8 @@ pub struct Faults {
     pub read_error_ppm: u32,
     /// Writes of a million that fail.
     pub write_error_ppm: u32,
+    /// Flushes of a million that fail.
+    pub flush_error_ppm: u32,
     /// Whether writes to places that were never written fail, as on a thin disk that is full.
     pub is_full: bool,
 }
@@ -156,6 +158,20 @@ impl Disk {
         }
     }
 
+    /// A disk with this content.
+    pub fn of(base: Base, bytes: &[u8]) -> Self {
+        let mut disk = Self::new(base, 0);
+        for (number, bytes) in (0..).zip(bytes.chunks_exact(PAGE as usize)) {
+            if bytes.iter().any(|byte| *byte != 0) {
+                let mut page = [0; PAGE as usize];
+                page.copy_from_slice(bytes);
+                disk.durable.insert(number, Rc::new(page));
+            }
+        }
+        disk.visible = disk.durable.clone();
+        disk
+    }
+
     /// Its size and block.
     pub const fn base(&self) -> Base {
         self.base
@@ -260,13 +276,14 @@ impl Disk {
                 (buffer, result)
             }
             Work::Flush(covered) => {
-                for number in covered {
+                let result = self.flush_result();
+                for number in covered.into_iter().filter(|_| result.is_ok()) {
                     if let Some(change) = self.changes.remove(&number) {
                         apply(&mut self.durable, change.offset, &change.content);
                     }
                 }
                 self.ended.retain(|number| self.changes.contains_key(number));
-                (None, Ok(()))
+                (None, result)
             }
         };
         self.counts.failures += u64::from(result.is_err());
@@ -383,6 +400,18 @@ impl Disk {
         }
     }
 
+    /// Whether operations may fail from now on.
+    pub fn is_faulty(&self) -> bool {
+        let Faults { read_error_ppm, write_error_ppm, flush_error_ppm, is_full, .. } = self.faults;
+        is_full || read_error_ppm + write_error_ppm + flush_error_ppm > 0 || !self.unreadable.is_empty()
+    }
+
+    /// No operation fails any more, and all sectors can be read.
+    pub fn heal(&mut self) {
+        self.faults = Faults { slow_ppm: self.faults.slow_ppm, ..Faults::default() };
+        self.unreadable.clear();
+    }
+
     /// Makes a sector unreadable until it is written again.
     pub fn lose(&mut self, sector: u64) {
         self.note(7, sector, 0);
@@ -458,6 +487,13 @@ impl Disk {
             return Err(StoreError::NoSpace);
         }
         let fails = self.rng.u32(..1_000_000) < self.faults.write_error_ppm;
+        if fails { Err(StoreError::Medium) } else { Ok(()) }
+    }
+
+    /// What a failed flush should have made durable may still be lost.
+    fn flush_result(&mut self) -> Result<(), StoreError> {
+        let ppm = self.faults.flush_error_ppm;
+        let fails = ppm > 0 && self.rng.u32(..1_000_000) < ppm;
         if fails { Err(StoreError::Medium) } else { Ok(()) }
     }
 

@@ -8,14 +8,16 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use aryk_dma::{Buffer, PAGE, Sgl};
 use aryk_volume::{
-    Action, Answer, Command, Done, Foreign, Label, OpId, Origin, Pool, Reply, Request, Settings, State,
-    Status, StoreOp, Tag, VolumeId, WhenFull,
+    Action, Answer, CheckReport, Command, Done, Foreign, Label, OpId, Origin, Pool, Reply, Request, Settings,
+    State, Status, StoreOp, Tag, VolumeId, WhenFull,
 };
-use aryk_volume_store::{Base, DiskDone, DiskOp, DiskRequest, Expected, Formatting, Opening, Options, Store};
+use aryk_volume_store::{Base, Expected, Finding, Formatting, Opening, Options, Store};
 use uuid::Uuid;
 
-const SECTOR: usize = 512;
-const POOL: Uuid = Uuid::from_u128(0xf1);
+use crate::disk::{Disk, SECTOR as SECTOR_BYTES};
+
+const SECTOR: usize = SECTOR_BYTES as usize;
+pub(crate) const POOL: Uuid = Uuid::from_u128(0xf1);
 const SEGMENT: u32 = 8 << 20;
 const AREA: u64 = 256 << 10;
 const BYTES: u64 = (2 << 20) + 4 * AREA + 24 * SEGMENT as u64;
@@ -25,7 +27,7 @@ const FOREIGN: u64 = 99;
 
 /// A part of the history of the pool in the fixture. A *word* fills all that is written.
 #[derive(Clone, Copy, Debug)]
-enum Step {
+pub(crate) enum Step {
     Create(&'static str, u64),
     /// A volume on a foreign disk of half its size.
     Overlay(&'static str, u64),
@@ -38,10 +40,11 @@ enum Step {
     Clone(&'static str, &'static str),
     Delete(&'static str),
     Checkpoint,
+    Flush(&'static str),
 }
 
 /// Units of 4 MiB.
-const RANGE: u64 = 8192;
+pub(crate) const RANGE: u64 = 8192;
 
 /// The history of the pool in `pool-v1`, which stays as it is: frames of all kinds, parts of blocks, ranges of zeroes, levels
 /// of the index, a checkpoint with edits behind it, and writes that only the log has.
@@ -74,9 +77,9 @@ const HISTORY: &[Step] = &[
 ];
 
 /// What volumes and snapshots have: a word for each unit.
-fn contents() -> BTreeMap<&'static str, Vec<u64>> {
+pub(crate) fn contents(history: &[Step]) -> BTreeMap<&'static str, Vec<u64>> {
     let mut all = BTreeMap::<_, Vec<u64>>::new();
-    for step in HISTORY {
+    for step in history {
         let mut fill = |name, unit: u64, units: u64, word| {
             let words = all.get_mut(name).expect("it exists");
             words[unit as usize..][..units as usize].fill(word);
@@ -91,42 +94,25 @@ fn contents() -> BTreeMap<&'static str, Vec<u64>> {
             }
             Step::Snapshot(of, name) | Step::Clone(of, name) => drop(all.insert(name, all[of].clone())),
             Step::Delete(name) => drop(all.remove(name)),
-            Step::Thick(_) | Step::Checkpoint => {}
+            Step::Thick(_) | Step::Checkpoint | Step::Flush(_) => {}
         }
     }
     all
 }
 
-/// A pool on a disk in memory, whose operations end at once.
-struct Rig {
-    bytes: Vec<u8>,
-    pool: Pool,
-    store: Box<Store>,
+/// A pool on a disk whose operations end one after the other.
+pub(crate) struct Rig {
+    pub(crate) disk: Disk,
+    pub(crate) pool: Pool,
+    pub(crate) store: Box<Store>,
+    /// What the opening has found.
+    pub(crate) findings: Vec<Finding>,
     foreign: VecDeque<(OpId, StoreOp)>,
     names: u128,
 }
 
 fn base() -> Base {
     Base { bytes: BYTES, block: 512 }
-}
-
-fn run(bytes: &mut [u8], op: DiskOp) -> DiskDone {
-    let buffer = match op.request {
-        DiskRequest::Read { offset, mut buffer, len } => {
-            buffer.write(0, &bytes[offset as usize..][..len as usize]);
-            Some(buffer)
-        }
-        DiskRequest::Write { offset, buffer, len } => {
-            bytes[offset as usize..][..len as usize].copy_from_slice(&buffer.bytes()[..len as usize]);
-            Some(buffer)
-        }
-        DiskRequest::Flush => None,
-        DiskRequest::Discard { offset, bytes: len } => {
-            bytes[offset as usize..][..len as usize].fill(0);
-            None
-        }
-    };
-    DiskDone { tag: op.tag, buffer, result: Ok(()) }
 }
 
 fn words(bytes: &mut [u8], word: u64) {
@@ -139,8 +125,9 @@ fn settings() -> Settings {
 }
 
 impl Rig {
-    fn create() -> Result<Self, String> {
-        let mut bytes = vec![0; BYTES as usize];
+    /// A new pool with this history.
+    pub(crate) fn create(history: &[Step]) -> Result<Self, String> {
+        let mut disk = Disk::new(base(), 0);
         let device = Uuid::from_u128(1);
         let options = Options {
             segment_bytes: SEGMENT,
@@ -149,30 +136,32 @@ impl Rig {
         };
         let mut formatting = Formatting::new(base(), &options, false).map_err(|error| error.to_string())?;
         let store = loop {
-            let op = formatting.next_op().ok_or("the creation stalls")?;
-            if let Some(result) = formatting.completed(run(&mut bytes, op)) {
+            disk.submit(formatting.next_op().ok_or("the creation stalls")?);
+            if let Some(result) = formatting.completed(disk.end_next().expect("an operation in flight")) {
                 break result.map_err(|error| error.to_string())?;
             }
         };
         let pool = Pool::create(settings(), store.facts(), POOL.into_bytes());
-        Self { bytes, pool, store, foreign: VecDeque::new(), names: 0 }.ready()
+        let (findings, foreign) = (Vec::new(), VecDeque::new());
+        let mut rig = Self { disk, pool, store, findings, foreign, names: 0 }.ready()?;
+        history.iter().try_for_each(|step| rig.step(*step).map_err(|what| format!("{step:?}: {what}")))?;
+        Ok(rig)
     }
 
-    fn open(mut bytes: Vec<u8>) -> Result<Self, String> {
+    /// Opens the pool of a disk.
+    pub(crate) fn open(mut disk: Disk) -> Result<Self, String> {
         let mut opening = Opening::new(base(), Expected::default());
         let opened = loop {
-            let op = opening.next_op().ok_or("the opening stalls")?;
-            if let Some(result) = opening.completed(run(&mut bytes, op)) {
+            disk.submit(opening.next_op().ok_or("the opening stalls")?);
+            if let Some(result) = opening.completed(disk.end_next().expect("an operation in flight")) {
                 break result.map_err(|error| error.to_string())?;
             }
         };
-        if !opened.findings.is_empty() {
-            return Err(format!("the store found {:?}", opened.findings));
-        }
         let (store, recovered) = (Box::new(opened.store), opened.recovered.ok_or("the checkpoint is lost")?);
         let pool = Pool::open(settings(), store.facts(), store.pool().into_bytes(), &recovered)
             .map_err(|error| error.to_string())?;
-        Self { bytes, pool, store, foreign: VecDeque::new(), names: 1000 }.ready()
+        let (findings, foreign) = (opened.findings, VecDeque::new());
+        Self { disk, pool, store, findings, foreign, names: 1000 }.ready()
     }
 
     fn ready(mut self) -> Result<Self, String> {
@@ -196,8 +185,8 @@ impl Rig {
                 }
             }
             while let Some(op) = self.store.next_op() {
-                let done = run(&mut self.bytes, op);
-                self.store.completed(done);
+                self.disk.submit(op);
+                self.store.completed(self.disk.end_next().expect("an operation in flight"));
             }
             while let Some(done) = self.store.next_answer() {
                 has_more = true;
@@ -217,14 +206,28 @@ impl Rig {
         reply.result.map_err(|error| format!("{command:?}: {error:?}"))
     }
 
-    fn request(&mut self, volume: VolumeId, units: (u64, u64), action: Action) -> Result<Reply, String> {
+    /// A request that the pool answers, or cannot because of its disk.
+    pub(crate) fn request(
+        &mut self,
+        volume: VolumeId,
+        units: (u64, u64),
+        action: Action,
+    ) -> Result<Reply, String> {
         self.pool.submit(Request { tag: Tag(0), volume, unit: units.0, units: units.1, action });
         self.settle();
         let reply = self.pool.next_reply().ok_or("no reply")?;
-        if reply.status == Status::Ok { Ok(reply) } else { Err(format!("{units:?}: {:?}", reply.status)) }
+        let is_expected = matches!(reply.status, Status::Ok | Status::Medium);
+        if is_expected { Ok(reply) } else { Err(format!("{units:?}: {:?}", reply.status)) }
     }
 
-    fn find(&self, name: &str) -> Result<VolumeId, String> {
+    fn change(&mut self, name: &str, units: (u64, u64), action: Action) -> Result<(), String> {
+        match self.request(self.find(name)?, units, action)?.status {
+            Status::Ok => Ok(()),
+            status => Err(format!("{units:?}: {status:?}")),
+        }
+    }
+
+    pub(crate) fn find(&self, name: &str) -> Result<VolumeId, String> {
         let mut volumes = self.pool.volumes();
         volumes
             .find(|(_, volume)| volume.label.name == name)
@@ -247,20 +250,22 @@ impl Rig {
         let mut buffer = Buffer::new(units as usize * SECTOR, PAGE as usize);
         words(buffer.bytes_mut(), word);
         let data = buffer.lend();
-        let result = self
-            .find(name)
-            .and_then(|id| self.request(id, (unit, units), Action::Write { data, fua: false }));
+        let result = self.change(name, (unit, units), Action::Write { data, fua: false });
         buffer.reclaim();
-        result.map(drop)
+        result
     }
 
-    /// The words of all units of a volume.
-    fn read(&mut self, name: &str, units: u64) -> Result<Vec<u64>, String> {
-        let mut buffer = Buffer::new(units as usize * SECTOR, PAGE as usize);
+    /// The words of units of a volume: from one on, so many. `None` if they cannot be read.
+    pub(crate) fn read(&mut self, name: &str, units: (u64, u64)) -> Result<Option<Vec<u64>>, String> {
+        let mut buffer = Buffer::new(units.1 as usize * SECTOR, PAGE as usize);
         let data: Sgl = buffer.lend();
-        let result = self.find(name).and_then(|id| self.request(id, (0, units), Action::Read { data }));
+        let result = self.find(name).and_then(|id| self.request(id, units, Action::Read { data }));
         buffer.reclaim();
-        for piece in result?.foreign {
+        let reply = result?;
+        if reply.status == Status::Medium {
+            return Ok(None);
+        }
+        for piece in reply.foreign {
             let at = piece.at as usize * SECTOR;
             words(&mut buffer.bytes_mut()[at..at + piece.units as usize * SECTOR], FOREIGN);
         }
@@ -269,24 +274,33 @@ impl Rig {
             unit.chunks_exact(8).all(|part| part == word.to_le_bytes()).then_some(word)
         };
         let all: Option<Vec<_>> = buffer.bytes().chunks_exact(SECTOR).map(one).collect();
-        all.ok_or_else(|| format!("a unit of {name} has two words"))
+        all.map(Some).ok_or_else(|| format!("a unit of {name} has two words"))
     }
 
     /// The pool has these volumes and snapshots, and a check finds nothing.
     fn compare(&mut self, expected: &BTreeMap<&str, Vec<u64>>) -> Result<(), String> {
+        if !self.findings.is_empty() {
+            return Err(format!("the store found {:?}", self.findings));
+        }
         let names: BTreeSet<_> = self.pool.volumes().map(|(_, volume)| volume.label.name.clone()).collect();
         if !names.iter().eq(expected.keys()) {
             return Err(format!("it has {names:?}"));
         }
         for (name, words) in expected {
-            let found = self.read(name, words.len() as u64)?;
+            let found = self.read(name, (0, words.len() as u64))?.ok_or("it cannot be read")?;
             if let Some(unit) = (0..words.len()).find(|unit| found[*unit] != words[*unit]) {
                 return Err(format!("unit {unit} of {name}: {}, not {}", found[unit], words[unit]));
             }
         }
+        let report = self.check()?;
+        if report.is_clean() { Ok(()) } else { Err(format!("the check found {report:?}")) }
+    }
+
+    /// What a check of everything finds.
+    pub(crate) fn check(&mut self) -> Result<CheckReport, String> {
         match self.command(Command::Check { data: true, repair: false })? {
-            Answer::Check(report) if report.is_clean() => Ok(()),
-            other => Err(format!("the check found {other:?}")),
+            Answer::Check(report) => Ok(report),
+            other => Err(format!("{other:?} for a check")),
         }
     }
 
@@ -309,14 +323,14 @@ impl Rig {
             }
             Step::Write(name, unit, units, word) => self.write(name, unit, units, word),
             Step::Zero(name, unit, units) => {
-                let action = Action::Zero { whole_blocks: false, fua: false };
-                self.request(self.find(name)?, (unit, units), action).map(drop)
+                self.change(name, (unit, units), Action::Zero { whole_blocks: false, fua: false })
             }
             Step::Snapshot(of, name) => {
                 let label = self.label(name);
                 self.command(Command::Snapshot(vec![(self.find(of)?, label)])).map(drop)
             }
             Step::Delete(name) => self.command(Command::Delete(self.find(name)?)).map(drop),
+            Step::Flush(name) => self.change(name, (0, 0), Action::Flush),
             Step::Checkpoint => {
                 self.pool.request_checkpoint();
                 self.settle();
@@ -331,9 +345,7 @@ impl Rig {
 /// # Errors
 /// What went wrong, which is a mistake of the engine or of the history.
 pub fn make() -> Result<Vec<u8>, String> {
-    let mut rig = Rig::create()?;
-    HISTORY.iter().try_for_each(|step| rig.step(*step).map_err(|what| format!("{step:?}: {what}")))?;
-    Ok(pack(&rig.bytes))
+    Ok(pack(&Rig::create(HISTORY)?.disk.peek(0, BYTES as usize)))
 }
 
 fn pack(bytes: &[u8]) -> Vec<u8> {
@@ -381,8 +393,9 @@ fn unpack(mut packed: &[u8]) -> Option<Vec<u8>> {
 /// # Errors
 /// What is wrong.
 pub fn check(image: &[u8]) -> Result<(), String> {
-    let mut expected = contents();
-    let mut rig = Rig::open(unpack(image).ok_or("it is no image")?)?;
+    let mut expected = contents(HISTORY);
+    let disk = |bytes: Vec<u8>| Disk::of(base(), &bytes);
+    let mut rig = Rig::open(unpack(image).map(disk).ok_or("it is no image")?)?;
     if (rig.store.superblock().name.as_str(), rig.store.pool()) != ("old", POOL) {
         return Err(format!("it is of another pool: {:?}", rig.store.superblock()));
     }
@@ -392,8 +405,8 @@ pub fn check(image: &[u8]) -> Result<(), String> {
     rig.compare(&expected)?;
     rig.write("b", 100, 3000, 12)?;
     expected.entry("b").and_modify(|words| words[100..3100].fill(12));
-    rig.request(rig.find("b")?, (0, 0), Action::Flush)?;
-    Rig::open(rig.bytes)?.compare(&expected)
+    rig.change("b", (0, 0), Action::Flush)?;
+    Rig::open(rig.disk)?.compare(&expected)
 }
 
 #[cfg(test)]
@@ -420,7 +433,7 @@ mod tests {
             let crc = checksum(CrcAlgorithm::Crc32Iscsi, superblock) as u32;
             superblock[12..16].copy_from_slice(&crc.to_le_bytes());
         }
-        let error = Rig::open(bytes).err().unwrap();
+        let error = Rig::open(Disk::of(base(), &bytes)).err().unwrap();
         assert!(error.contains("version 2"), "{error}");
     }
 }

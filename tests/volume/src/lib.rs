@@ -7,13 +7,18 @@
 //! | `script` | the steps of a simulation, made from its seed |
 //! | `world` | one simulation: engine, store, disk |
 //! | `model` | what may be read, for each part of each volume; `pattern`: what tells one write from another |
+//! | `damage` | a pool of which any byte is damaged |
 //! | `fixture` | images of pools, which every later version reads |
 //! | `journal` | simulations of the store without the engine |
 //! | `run` | a seed, or a range of them; makes a failing list of steps shorter |
 //!
+//! Pools have one shard here: what joins several is in the module (`crates/modules/volume/src/striped.rs`, `pool/changes.rs`), around
+//! engines that know nothing of each other, and is tested there.
+//!
 //! A seed reproduces exactly: all chance comes from it, and the engine has none of its own.
 #![forbid(unsafe_code)]
 
+pub mod damage;
 pub mod disk;
 pub mod fixture;
 pub mod journal;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use aryk_volume_simulation::damage::Target;
 use aryk_volume_simulation::{Counts, journal, run};
 use clap::Parser;
 
@@ -29,6 +30,9 @@ struct Cli {
     /// Simulate the store without the engine
     #[arg(long)]
     store: bool,
+    /// Damage one small pool instead, for each seed another sector
+    #[arg(long, conflicts_with = "store")]
+    damage: bool,
     /// Simulations at the same time
     #[arg(long, default_value_t = 2)]
     threads: u32,
@@ -65,12 +69,13 @@ fn simulate(cli: &Cli) -> Result<()> {
     std::thread::scope(|scope| {
         for _ in 0..cli.threads.max(1) {
             scope.spawn(|| {
+                let target = cli.damage.then(Target::new);
                 while !has_failed.load(Ordering::Relaxed) || cli.keep_going {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= cli.seed + cli.seeds || end.is_some_and(|end| Instant::now() > end) {
                         break;
                     }
-                    let result = one(cli, seed);
+                    let result = one(cli, target.as_ref(), seed);
                     let Ok(mut total) = total.lock() else { break };
                     total.0 += 1;
                     match result {
@@ -86,22 +91,40 @@ fn simulate(cli: &Cli) -> Result<()> {
         }
     });
     let Ok((seeds, failed, counts)) = total.into_inner() else { bail!("a thread ended early") };
-    let Counts {
-        requests, commands, operations, crashes, values, compacted, adopted, damaged, remade, ..
-    } = counts;
-    println!(
-        "{seeds} simulations in {} s: {requests} requests, {commands} commands, {operations} operations of the disk, \
-         {crashes} crashes, {compacted} ranges compacted, {adopted} volumes adopted, {damaged} damaged logs found, {remade} lost checkpoints made again, {values} values compared",
-        start.elapsed().as_secs()
-    );
+    println!("{seeds} simulations in {} s: {}", start.elapsed().as_secs(), told(&counts));
     if failed > 0 {
         bail!("{failed} of {seeds} simulations failed");
     }
     Ok(())
 }
 
+fn told(counts: &Counts) -> String {
+    [
+        (counts.requests, "requests"),
+        (counts.commands, "commands"),
+        (counts.operations, "operations of the disk"),
+        (counts.failures, "of them failed"),
+        (counts.crashes, "crashes"),
+        (counts.read_only, "of them of pools that were read-only"),
+        (counts.compacted, "ranges compacted"),
+        (counts.adopted, "volumes adopted"),
+        (counts.damaged, "damaged logs found"),
+        (counts.remade, "lost checkpoints made again"),
+        (counts.decayed, "sectors damaged"),
+        (counts.rebuilt, "pools rebuilt"),
+        (counts.values, "values compared"),
+    ]
+    .map(|(count, what)| format!("{count} {what}"))
+    .join(", ")
+}
+
 /// Runs a seed; a failure is told with the shortest list of steps that was found.
-fn one(cli: &Cli, seed: u64) -> Result<Counts, String> {
+fn one(cli: &Cli, target: Option<&Result<Target, String>>, seed: u64) -> Result<Counts, String> {
+    if let Some(target) = target {
+        let run = target.as_ref().map_err(Clone::clone).and_then(|target| target.run(seed));
+        run.map_err(|what| format!("seed {seed}: {what}"))?;
+        return Ok(Counts { decayed: 1, ..Counts::default() });
+    }
     if cli.store {
         let counts = journal::run(seed, cli.steps)?;
         return Ok(Counts { operations: counts.operations, crashes: counts.crashes, ..Counts::default() });

@@ -144,10 +144,17 @@ pub enum Step {
     Verify,
     /// A crash; then the pool is opened again.
     Crash(Crash),
+    /// Rebuilds the pool on a copy of the disk without checkpoints.
+    Rebuild,
     /// Makes the base disk larger.
     Grow,
-    /// Changes what goes wrong from now on.
+    /// Changes what goes wrong from now on. After failed writes, the pool may be read-only until the next crash.
     Faults(Faults),
+    /// Makes some sectors unreadable that were written.
+    Lose {
+        /// How many.
+        sectors: u32,
+    },
 }
 
 /// A step, and how many events of the disk follow before the next step.
@@ -175,7 +182,7 @@ pub fn shape(seed: u64) -> Shape {
         segments: rng.u32(14..40),
         block: if rng.u32(..4) == 0 { 4096 } else { 512 },
         depth: [1, 4, 16, 64][rng.usize(..4)],
-        has_faults: rng.u32(..5) == 0,
+        has_faults: rng.u32(..3) == 0,
         is_full: false,
     };
     if rng.u32(..10) > 0 {
@@ -191,17 +198,20 @@ pub fn steps(seed: u64, count: u32) -> Vec<Paced> {
     if is_full {
         return steps_of_a_full_pool(&mut rng, count);
     }
-    let crashes = rng.u32(1..12);
+    // A pool that has become read-only does nothing until the next crash.
+    let crashes = rng.u32(1..12) + if has_faults { 8 } else { 0 };
     let commands = rng.u32(5..80);
     let mut steps = vec![(create(&mut rng), 0), (create(&mut rng), 0)];
     for _ in 0..count {
         let step = match rng.u32(..1000) {
             n if n < crashes => Step::Crash(crash(&mut rng)),
-            n if n < 12 + commands => command(&mut rng),
+            n if n < crashes.max(12) + commands => command(&mut rng),
+            948..962 if has_faults => Step::Faults(faults(&mut rng)),
+            962..970 if has_faults => Step::Lose { sectors: rng.u32(1..4) },
             975..985 => Step::Scatter { volume: rng.u32(..), seed: rng.u64(..) },
             990..993 => Step::Verify,
             993..996 => Step::Settle,
-            996 if has_faults => Step::Faults(faults(&mut rng)),
+            996 => Step::Rebuild,
             _ => request(&mut rng),
         };
         let pace = match rng.u32(..20) {
@@ -268,8 +278,13 @@ fn faults(rng: &mut Rng) -> Faults {
         slow_ppm: rng.u32(..100_000),
         stuck_ppm: if rng.bool() { rng.u32(..1000) } else { 0 },
         read_error_ppm: if rng.bool() { rng.u32(..20_000) } else { 0 },
-        write_error_ppm: 0,
-        is_full: false,
+        write_error_ppm: match rng.u32(..4) {
+            0 => rng.u32(..5000),
+            1 => rng.u32(..300_000),
+            _ => 0,
+        },
+        flush_error_ppm: if rng.u32(..8) == 0 { rng.u32(..50_000) } else { 0 },
+        is_full: rng.u32(..6) == 0,
     }
 }
 

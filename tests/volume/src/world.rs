@@ -14,7 +14,7 @@ use aryk_volume_store::{Base, Formatting, Options, Store};
 use fastrand::Rng;
 use uuid::Uuid;
 
-use crate::disk::{Disk, Ended, SECTOR};
+use crate::disk::{Crash, Disk, Ended, SECTOR};
 use crate::model::{Model, Time};
 use crate::pattern::{self, UNIT};
 use crate::script::{Kind, Paced, Shape};
@@ -22,9 +22,11 @@ use crate::script::{Kind, Paced, Shape};
 mod act;
 mod beside;
 mod crash;
+mod decay;
 mod reply;
 
 use beside::Beside;
+use decay::Copied;
 
 /// Bytes of a segment: the smallest that the engine allows.
 const SEGMENT: u32 = 8 << 20;
@@ -105,6 +107,14 @@ pub struct Counts {
     pub damaged: u64,
     /// Lost checkpoints that were made again.
     pub remade: u64,
+    /// Sectors that were damaged, each on a copy of the disk.
+    pub decayed: u64,
+    /// Pools that were rebuilt without a checkpoint.
+    pub rebuilt: u64,
+    /// Operations of the disk that failed.
+    pub failures: u64,
+    /// Pools that had become read-only when they were opened again.
+    pub read_only: u64,
     /// Differs between two runs if they did different things.
     pub digest: u64,
 }
@@ -121,6 +131,10 @@ impl Counts {
         self.adopted += other.adopted;
         self.damaged += other.damaged;
         self.remade += other.remade;
+        self.decayed += other.decayed;
+        self.rebuilt += other.rebuilt;
+        self.failures += other.failures;
+        self.read_only += other.read_only;
         self.digest = self.digest.rotate_left(7) ^ other.digest;
     }
 }
@@ -135,10 +149,19 @@ pub(crate) struct World {
     volumes: Vec<Model>,
     requests: BTreeMap<u64, InFlight>,
     commands: BTreeMap<u64, Pending>,
+    /// Commands that failed with the disk: the next opening shows which of them took effect.
+    unsure: Vec<Pending>,
+    /// Operations of the disk that had failed when the pool was opened.
+    failures_before: u64,
     now: Time,
     names: u64,
     /// The foreign disks that the pool has named. A disk may go while replies that name it are on their way.
     images: BTreeMap<ForeignId, u64>,
+    copied: Copied,
+    /// Reads of comparisons that were refused.
+    refused: u64,
+    /// Pieces of damage that the last check has told.
+    reported: usize,
     /// Values that a comparison of everything has read.
     observed: Vec<(VolumeId, u64, u64)>,
     counts: Counts,
@@ -186,8 +209,8 @@ pub(crate) fn run(seed: u64, shape: Shape, steps: &[Paced]) -> Result<Counts, St
     }
     world.finish().map_err(|what| format!("at the end: {what}"))?;
     let World { mut counts, disk, .. } = world;
-    (counts.operations, counts.crashes, counts.digest) =
-        (disk.counts.operations, disk.counts.crashes, disk.digest());
+    (counts.operations, counts.failures) = (disk.counts.operations, disk.counts.failures);
+    (counts.crashes, counts.digest) = (disk.counts.crashes, disk.digest());
     Ok(counts)
 }
 
@@ -223,9 +246,14 @@ impl World {
             volumes: Vec::new(),
             requests: BTreeMap::new(),
             commands: BTreeMap::new(),
+            unsure: Vec::new(),
+            failures_before: 0,
             now: 1,
             names: 0,
             images: BTreeMap::new(),
+            copied: Copied::No,
+            refused: 0,
+            reported: 0,
             observed: Vec::new(),
             counts: Counts::default(),
         };
@@ -245,11 +273,21 @@ impl World {
     /// When the oldest reader began that is in flight.
     fn oldest(&self) -> Time {
         let requests = self.requests.values().map(|request| request.began);
-        let snapshots = self.commands.values().filter_map(|pending| match pending {
+        let snapshots = self.unresolved().filter_map(|pending| match pending {
             Pending::Snapshot { began, .. } => Some(*began),
             _ => None,
         });
         requests.chain(snapshots).min().unwrap_or(Time::MAX)
+    }
+
+    /// Commands that may take effect, or may have.
+    fn unresolved(&self) -> impl Iterator<Item = &Pending> {
+        self.unsure.iter().chain(self.commands.values())
+    }
+
+    /// Whether the disk has failed since the pool was opened, or is damaged: then requests may fail.
+    fn has_failed(&self) -> bool {
+        self.disk.counts.failures > self.failures_before || matches!(self.copied, Copied::Damaged)
     }
 
     fn model(&mut self, id: VolumeId) -> Option<&mut Model> {
@@ -330,9 +368,15 @@ impl World {
 
     /// Goes on until all requests and commands have ended.
     fn settle(&mut self) -> Result<(), String> {
-        let mut events = 0;
         // What was aborted may have an effect until it has ended.
-        while !self.requests.is_empty() || !self.commands.is_empty() || self.opened().pool.has_requests() {
+        self.wait_until(|world| {
+            world.requests.is_empty() && world.commands.is_empty() && !world.opened().pool.has_requests()
+        })
+    }
+
+    fn wait_until(&mut self, mut is_over: impl FnMut(&mut Self) -> bool) -> Result<(), String> {
+        let mut events = 0;
+        while !is_over(self) {
             let has_work = self.pump()?;
             events += 1;
             if !has_work || events > EVENTS_MAX {
@@ -343,8 +387,12 @@ impl World {
         Ok(())
     }
 
-    /// Nothing goes on: the pool may be full, and writes wait for space. Deleting something must help.
+    /// Nothing goes on: the disk may fail all writes. Or the pool is full, and writes wait for space: deleting something must help.
     fn relieve(&mut self) -> Result<(), String> {
+        if self.disk.is_faulty() {
+            self.disk.heal();
+            return Ok(());
+        }
         let is_deleting = self.commands.values().any(|pending| matches!(pending, Pending::Delete(_)));
         let stats = self.opened().pool.stats();
         let state = self.opened().pool.state();
@@ -387,6 +435,11 @@ impl World {
             match self.opened().pool.state() {
                 State::Opening => {}
                 State::Ready => return Ok(()),
+                State::Failed(_) if self.disk.is_faulty() => {
+                    self.disk.heal();
+                    self.disk.crash(Crash::Process);
+                    self.reopen()?;
+                }
                 state => return Err(format!("the pool is {state:?}")),
             }
             if !self.pump()? && self.opened().pool.state() == State::Opening {
@@ -398,22 +451,28 @@ impl World {
 
     /// Waits for everything, background work too, and checks all.
     fn finish(&mut self) -> Result<(), String> {
-        self.disk.faults = crate::disk::Faults::default();
+        self.disk.heal();
+        if self.has_failed() {
+            self.crash(Crash::Process)?;
+        }
         self.verify(false)?;
+        self.rest()?;
+        self.counts.compacted += self.opened().pool.stats().compacted_ranges;
+        self.verify(false)?;
+        self.check_pool()
+    }
+
+    /// Waits until no background work is left. A pool whose disk fails may always have some.
+    fn rest(&mut self) -> Result<(), String> {
         for _ in 0..EVENTS_MAX {
-            if self.opened().pool.is_idle() {
-                break;
+            if self.has_failed() || self.opened().pool.is_idle() {
+                return Ok(());
             }
             if !self.pump()? && !self.opened().pool.is_idle() {
                 return Err(format!("stalled before it is idle; {:?}", self.opened().pool.stats()));
             }
         }
-        self.counts.compacted += self.opened().pool.stats().compacted_ranges;
-        if !self.opened().pool.is_idle() {
-            return Err(format!("background work does not end; {:?}", self.opened().pool.stats()));
-        }
-        self.verify(false)?;
-        self.check_pool()
+        Err(format!("background work does not end; {:?}", self.opened().pool.stats()))
     }
 }
 

@@ -94,8 +94,10 @@ impl World {
             Step::Settle => return self.settle(),
             Step::Verify => return self.verify(false),
             Step::Crash(crash) => return self.crash(crash),
+            Step::Rebuild => return self.rebuild(),
             Step::Grow => self.grow(),
             Step::Faults(faults) => self.disk.faults = faults,
+            Step::Lose { sectors } => self.lose(sectors),
         }
         Ok(())
     }
@@ -117,9 +119,9 @@ impl World {
         (!wanted.is_empty()).then(|| wanted[number as usize % wanted.len()])
     }
 
-    /// Whether a command is running that removes the volume, or changes what it is.
-    fn is_busy(&self, id: VolumeId) -> bool {
-        self.commands.values().any(|pending| match pending {
+    /// Whether a command is running that removes the volume, or changes what it is; or one has failed, so that nobody knows.
+    pub(super) fn is_busy(&self, id: VolumeId) -> bool {
+        self.unresolved().any(|pending| match pending {
             Pending::Delete(of) | Pending::Resize(of, _) => *of == id,
             Pending::Revert { volume, snapshot, .. } => *volume == id || *snapshot == id,
             Pending::Adopt { volume, from, .. } => *volume == id || *from == id,
@@ -178,12 +180,7 @@ impl World {
 
     /// Waits until another request may begin.
     fn wait_for_turn(&mut self) -> Result<(), String> {
-        while self.requests.len() >= self.shape.depth {
-            if !self.pump()? {
-                self.relieve()?;
-            }
-        }
-        Ok(())
+        self.wait_until(|world| world.requests.len() < world.shape.depth)
     }
 
     fn fill(&mut self, percent: u32, waits: bool, is_thick: bool) -> Result<(), String> {
@@ -327,11 +324,7 @@ impl World {
 
     /// Waits until nothing is in flight on a volume.
     fn quiesce(&mut self, id: VolumeId) -> Result<bool, String> {
-        while self.requests.values().any(|request| request.volume == id) {
-            if !self.pump()? {
-                self.relieve()?;
-            }
-        }
+        self.wait_until(|world| world.requests.values().all(|request| request.volume != id))?;
         Ok(self.model(id).is_some() && !self.is_busy(id))
     }
 
@@ -392,6 +385,14 @@ impl World {
             self.command(Command::Changed { since, until }, Pending::Changed { since, until });
         }
         Ok(())
+    }
+
+    fn lose(&mut self, sectors: u32) {
+        for _ in 0..sectors {
+            if let Some(page) = self.disk.written_page(&mut self.rng) {
+                self.disk.lose(page / SECTOR + self.rng.u64(..BLOCK / SECTOR));
+            }
+        }
     }
 
     fn grow(&mut self) {

@@ -17,20 +17,25 @@ impl World {
     pub(super) fn crash(&mut self, crash: Crash) -> Result<(), String> {
         let now = self.tick();
         self.counts.compacted += self.opened().pool.stats().compacted_ranges;
+        self.counts.read_only += u64::from(self.is_read_only());
         drop(self.open.take());
         for request in std::mem::take(&mut self.requests).values_mut() {
             if let Some(buffer) = &mut request.buffer {
                 buffer.reclaim();
             }
         }
-        let pending: Vec<_> = std::mem::take(&mut self.commands).into_values().collect();
+        let mut pending = std::mem::take(&mut self.unsure);
+        pending.extend(std::mem::take(&mut self.commands).into_values());
         let maybe = self.maybe_snapshots(&pending);
         for model in &mut self.volumes {
             model.crash(crash != Crash::Process, now);
         }
         self.disk.crash(crash);
         self.disk.faults = Faults { slow_ppm: self.disk.faults.slow_ppm, ..Faults::default() };
-        if self.rng.u32(..8) == 0 {
+        if self.disk.is_faulty() && self.rng.bool() {
+            self.disk.heal();
+        }
+        if self.rng.u32(..8) == 0 && !self.disk.is_faulty() {
             self.lose_checkpoint().map_err(|what| format!("a lost checkpoint, after {crash:?}: {what}"))?;
         }
         loop {
@@ -45,13 +50,17 @@ impl World {
             drop(self.open.take());
             self.disk.crash(if self.rng.bool() { Crash::Power } else { Crash::Process });
         }
-        if self.rng.u32(..4) == 0 {
+        if self.rng.u32(..4) == 0 && !self.disk.is_faulty() {
             self.rot().map_err(|what| format!("after {crash:?}: {what}"))?;
         }
         self.await_ready().map_err(|what| format!("after {crash:?}: {what}"))?;
         self.resolve(pending, maybe).map_err(|what| format!("after {crash:?}: {what}"))?;
         self.verify(true).map_err(|what| format!("after {crash:?}: {what}"))?;
-        self.check_pool().map_err(|what| format!("after {crash:?}: {what}"))
+        self.check_pool().map_err(|what| format!("after {crash:?}: {what}"))?;
+        if self.rng.u32(..4) == 0 {
+            self.decay().map_err(|what| format!("after {crash:?}: {what}"))?;
+        }
+        Ok(())
     }
 
     /// Damages both copies of the latest checkpoint behind their headers, opens the pool, and lets it write another one.
@@ -132,14 +141,22 @@ impl World {
         }
     }
 
-    fn reopen(&mut self) -> Result<(), String> {
+    /// Opens the pool. Sectors that cannot be read may prevent that, but not when they can be read again.
+    pub(super) fn reopen(&mut self) -> Result<(), String> {
         let expected = Expected { pool: Some(POOL), ..Expected::default() };
-        let opened = journal::open(&mut self.disk, expected).map_err(|error: Error| error.to_string())?;
+        let mut opened = journal::open(&mut self.disk, expected);
+        if opened.is_err() && self.disk.is_faulty() {
+            self.disk.heal();
+            self.disk.crash(Crash::Process);
+            opened = journal::open(&mut self.disk, expected);
+        }
+        let opened = opened.map_err(|error: Error| error.to_string())?;
         let recovered = recovered(opened.recovered)?;
         let store = Box::new(opened.store);
         let pool = Pool::open(self.settings, store.facts(), POOL.into_bytes(), &recovered);
         let pool = pool.map_err(|error| error.to_string())?;
         self.open = Some(Open::new(pool, store));
+        self.failures_before = self.disk.counts.failures;
         Ok(())
     }
 
@@ -250,14 +267,11 @@ impl World {
         let reads: Vec<_> = self
             .volumes
             .iter()
+            .filter(|model| !self.is_busy(model.id))
             .flat_map(|model| reads(model).into_iter().map(|units| (model.id, units)).collect::<Vec<_>>())
             .collect();
         for (id, units) in reads {
-            while self.requests.len() >= 32 {
-                if !self.pump()? {
-                    self.relieve()?;
-                }
-            }
+            self.wait_until(|world| world.requests.len() < 32)?;
             self.submit(id, units, Kind::Read, true);
         }
         self.settle()?;
@@ -318,14 +332,14 @@ impl World {
 
 /// A frame of the log on the disk.
 #[derive(Clone, Copy, Debug)]
-struct LogFrame {
-    offset: u64,
-    bytes: u64,
-    head: aryk_volume::frame::Head,
+pub(super) struct LogFrame {
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+    pub(super) head: aryk_volume::frame::Head,
 }
 
 /// What the disk has of frames of the log, of any life.
-fn log_frames(disk: &Disk) -> Vec<LogFrame> {
+pub(super) fn log_frames(disk: &Disk) -> Vec<LogFrame> {
     let mut frames = Vec::new();
     for offset in disk.sectors_with(b"AVF1") {
         let Ok(len) = Frame::header_len(&disk.peek(offset, SECTOR as usize)) else { continue };

@@ -63,6 +63,8 @@ impl World {
                 }
             }
             self.check_read(&request, data.bytes())?;
+        } else if status == Status::Medium && request.is_verification {
+            self.refused += 1;
         } else if !foreign.is_empty() {
             return Err(format!("{request:?} has foreign pieces, with {status:?}"));
         }
@@ -72,17 +74,16 @@ impl World {
     }
 
     fn check_status(&mut self, request: &InFlight, status: Status) -> Result<(), String> {
-        let is_deleted = self.model(request.volume).is_none()
-            || self.commands.values().any(|p| matches!(p, Pending::Delete(id) if *id == request.volume));
+        let is_deleted = self.model(request.volume).is_none() || self.is_deleting(request.volume);
         let is_allowed = match status {
             Status::Ok => true,
             Status::Removed => is_deleted,
             // Others may fill a pool in which space is reserved.
-            Status::NoSpace if self.is_thick(request.volume) => false,
+            Status::NoSpace if self.is_thick(request.volume) => self.has_failed(),
             Status::NoSpace if self.shape.is_full => self.has_thick(),
             Status::NoSpace => matches!(request.kind, Kind::Write(_) | Kind::Zero { .. }),
             Status::Aborted => !request.is_verification,
-            Status::Medium | Status::ReadOnly => self.shape.has_faults,
+            Status::Medium | Status::ReadOnly => self.has_failed(),
             Status::Invalid | Status::OutOfRange | Status::Foreign => false,
         };
         if is_allowed { Ok(()) } else { Err(format!("{status:?} for {request:?}")) }
@@ -108,8 +109,11 @@ impl World {
             }
             let value = seen.expect("a block has a unit");
             let began = request.began;
-            model
-                .check(first, value, began)
+            let checked = model.check(first, value, began);
+            if checked.is_err() && self.is_in_doubt(request.volume, first) {
+                continue;
+            }
+            checked
                 .map_err(|what| format!("{}: read {value:#x} by the request of {began}: {what}", place()))?;
             self.counts.values += 1;
             if request.is_verification {
@@ -148,7 +152,17 @@ impl World {
         self.counts.commands += 1;
         let answer = match result {
             Ok(answer) => answer,
-            Err(error) => return self.check_refusal(&pending, &error),
+            Err(error) => {
+                self.check_refusal(&pending, &error)?;
+                let is_change = !matches!(
+                    pending,
+                    Pending::Inflate(_) | Pending::SetThick(_) | Pending::Changed { .. } | Pending::Check
+                );
+                if error == CommandError::Medium && is_change {
+                    self.unsure.push(pending);
+                }
+                return Ok(());
+            }
         };
         match (pending, answer) {
             (Pending::Create(mut model), Answer::Volume(id)) => {
@@ -176,9 +190,10 @@ impl World {
                 return self.check_changed(since, until, &blocks);
             }
             (Pending::Check, Answer::Check(report)) => {
-                if !report.is_clean() && !self.shape.has_faults {
+                if !report.is_clean() && !self.has_failed() {
                     return Err(format!("the check found {report:?}"));
                 }
+                self.reported = report.damage.len();
             }
             (pending, answer) => return Err(format!("{answer:?} for {pending:?}")),
         }
@@ -214,7 +229,7 @@ impl World {
             }
             CommandError::Invalid(_) => !matches!(pending, Pending::Changed { .. } | Pending::Revert { .. }),
             CommandError::Exists => true,
-            CommandError::ReadOnly | CommandError::Medium => !self.shape.has_faults,
+            CommandError::ReadOnly | CommandError::Medium => !self.has_failed(),
         };
         if is_wrong { Err(format!("{pending:?} is refused: {error:?}")) } else { Ok(()) }
     }
@@ -232,7 +247,7 @@ impl World {
     }
 
     fn is_deleting(&self, id: VolumeId) -> bool {
-        self.commands.values().any(|pending| matches!(pending, Pending::Delete(of) if *of == id))
+        self.unresolved().any(|pending| matches!(pending, Pending::Delete(of) if *of == id))
     }
 
     pub(super) fn add_snapshots(&mut self, of: &[VolumeId], names: &[String], ids: &[VolumeId], began: u64) {
