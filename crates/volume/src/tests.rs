@@ -1,6 +1,7 @@
 //! Tests of whole pools, on a store in memory, against a model of volumes.
 
 mod beside;
+mod chains;
 mod compact;
 mod damage;
 mod model;
