@@ -133,6 +133,11 @@ impl Controller {
         self.features.io_queues()
     }
 
+    /// Whether the host waits as CRD of a completion says before it tries the command again (ACRE).
+    pub const fn has_retry_delays(&self) -> bool {
+        self.features.has_retry_delays
+    }
+
     /// The time at which the association ends, unless a Keep Alive comes before.
     pub const fn deadline(&self) -> Option<u64> {
         self.keep_alive.deadline()
@@ -188,8 +193,9 @@ impl Controller {
         self.events.next_completion()
     }
 
-    /// Executes a command of the admin queue. `data` is cleared, and filled with what the command returns: at most `data_max`
-    /// bytes, for which the host has room. The owner has checked that this is not more than the largest transfer.
+    /// Executes a command of the admin queue. `data` has what the host has sent with the command. It is cleared, and filled with
+    /// what the command returns: at most `data_max` bytes, for which the host has room. The owner has checked that this is not
+    /// more than the largest transfer.
     pub fn execute(
         &mut self,
         entry: &SubmissionEntry,
@@ -197,13 +203,13 @@ impl Controller {
         now: u64,
         data: &mut Vec<u8>,
     ) -> Outcome {
-        data.clear();
+        let sent = std::mem::take(data);
         let outcome = if entry.opcode() == command::OPCODE {
             self.fabrics(entry, now)
         } else if !self.properties.is_ready() {
             Err(Code::COMMAND_SEQUENCE_ERROR)
         } else {
-            self.admin(entry, data_max, now, data)
+            self.admin(entry, &sent, data_max, now, data)
         };
         let outcome = outcome.and_then(|outcome| {
             let fits = data.len() as u64 <= data_max.into();
@@ -245,6 +251,7 @@ impl Controller {
     fn admin(
         &mut self,
         entry: &SubmissionEntry,
+        sent: &[u8],
         data_max: u32,
         now: u64,
         data: &mut Vec<u8>,
@@ -253,7 +260,7 @@ impl Controller {
         match entry.opcode() {
             admin::IDENTIFY => self.identify(entry, data).map(|()| complete(0)),
             admin::GET_LOG_PAGE => self.get_log_page(entry, data_max, data).map(|()| complete(0)),
-            admin::SET_FEATURES => self.set_features(entry, now),
+            admin::SET_FEATURES => self.set_features(entry, sent, now),
             admin::GET_FEATURES => self.get_features(entry, data).map(complete),
             admin::ASYNC_EVENT_REQUEST => self.events.request(entry.cid()).map(|()| Outcome::Held),
             admin::KEEP_ALIVE if self.keep_alive.timeout_ms() == 0 => Err(Code::KEEP_ALIVE_INVALID),

@@ -4,6 +4,7 @@ use crate::address::Address;
 use crate::authentication::Authentication;
 use crate::connection::Ordered;
 use crate::queue::IoQueue;
+use crate::status::RetryDelays;
 use crate::subsystem::State;
 use crate::target::Inner;
 use crate::traffic::{Counts, Traffic};
@@ -47,6 +48,8 @@ pub(crate) struct Live {
     pub queues: BTreeMap<u16, LiveQueue>,
     /// How much the host may transfer.
     pub qos: Arc<OpenerQos>,
+    /// Whether the host waits before it tries commands again.
+    pub retry_delays: Arc<RetryDelays>,
     /// What queues have done that have ended.
     pub past: Traffic,
     /// Told when the controller has something for the admin queue, or is to end.
@@ -209,6 +212,7 @@ impl Inner {
                             way,
                             queues: BTreeMap::new(),
                             qos: subsystem.limited.connect(&data.host),
+                            retry_delays: Arc::default(),
                             past: Traffic::default(),
                             news: Rc::clone(&news),
                             is_ending: false,

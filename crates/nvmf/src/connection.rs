@@ -10,6 +10,7 @@ use crate::authentication::Authentication;
 use crate::pool::TRANSFER_MAX;
 use crate::quota::{Counted, Waits};
 use crate::rdma::Lost;
+use crate::status::refusal;
 use crate::stream::{Stream, StreamError};
 use crate::subsystem::Channel;
 use crate::target::Inner;
@@ -650,12 +651,17 @@ async fn execute(
     let len = match slot.data_len(is_intact, blocks) {
         Ok(len) => len,
         Err(status) => {
-            connection.complete(id, status, 0);
+            let status = inner.with_live(place, |live| live.retry_delays.add(status));
+            connection.complete(id, status.ok_or(End::Refused)?, 0);
             return Ok(());
         }
     };
     let now = inner.now();
-    let run = |live: &mut Live| live.controller.execute(&slot.entry, len, now, &mut slot.data);
+    let run = |live: &mut Live| {
+        let outcome = live.controller.execute(&slot.entry, len, now, &mut slot.data);
+        live.retry_delays.enable(live.controller.has_retry_delays());
+        outcome
+    };
     let outcome = inner.with_live(place, run).ok_or(End::Refused)?;
     match outcome {
         Outcome::Complete { status, result } if status.is_success() && !slot.data.is_empty() => {
@@ -679,13 +685,9 @@ async fn execute(
             for nsid in nsids {
                 done = done.and(inner.set_persists(&place.subsystem, nsid, persists).await);
             }
-            let status = match done {
-                Ok(()) => Status::new(0),
-                // Another change takes long: the host may try again.
-                Err(Code::COMMAND_INTERRUPTED) => Code::COMMAND_INTERRUPTED.status(),
-                Err(code) => code.status().as_final(),
-            };
-            connection.complete(id, status, 0);
+            let status = done.map_or_else(refusal, |()| Status::new(0));
+            let status = inner.with_live(place, |live| live.retry_delays.add(status));
+            connection.complete(id, status.ok_or(End::Refused)?, 0);
         }
         Outcome::Changed(change) => {
             if matches!(change, Change::Reset | Change::ShutDown) {

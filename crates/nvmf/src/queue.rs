@@ -18,6 +18,7 @@ mod tcp;
 
 use crate::pool::{Pool, Share, Taken};
 use crate::reservation::Asker;
+use crate::status::RetryDelays;
 use crate::traffic::Counts;
 use aryk_bdev::{Completion, Descriptor, OpenError, OpenerQos};
 use aryk_log_limit::{LogLimit, limited};
@@ -56,6 +57,8 @@ pub(crate) struct Connected {
     pub counts: Arc<Counts>,
     /// The limits of the host.
     pub qos: Arc<OpenerQos>,
+    /// Whether the host waits before it tries commands again.
+    pub retry_delays: Arc<RetryDelays>,
     /// The way to control, which executes the commands of reservations.
     pub asker: Asker,
     /// What a queue brings along that comes from another reactor.
@@ -104,6 +107,7 @@ pub(crate) struct IoQueue {
     /// What the disks have completed and the queue has not taken yet.
     completions: Vec<Completion>,
     counts: Arc<Counts>,
+    retry_delays: Arc<RetryDelays>,
     asker: Asker,
     /// Commands that control has.
     asked: u16,
@@ -147,7 +151,8 @@ impl IoQueue {
         (root, thread): (RootId, ThreadId),
         cx: &mut Cx,
     ) -> io::Result<Self> {
-        let Connected { carrier, entries, patience, lines, counts, asker, carried, qos: _ } = connected;
+        let Connected { carrier, entries, patience, lines, counts, retry_delays, asker, carried, qos: _ } =
+            connected;
         let (link, pool) = Link::new(carrier, root, cx)?;
         let Carried { mut slots, held, first_half } = carried;
         slots.resize_with(link.slots(entries).max(slots.len()), Slot::free);
@@ -167,6 +172,7 @@ impl IoQueue {
             share: Share::default(),
             completions: Vec::new(),
             counts,
+            retry_delays,
             asker,
             asked: 0,
             drains: Vec::new(),
@@ -193,6 +199,11 @@ impl IoQueue {
     /// Adds a namespace, unless the queue has it.
     pub fn add(&mut self, opened: Opened, cx: &mut Cx) -> Result<(), OpenError> {
         self.disks.add(opened, self.root, cx)
+    }
+
+    /// A namespace comes as soon as its disk is ready for this reactor. Until then, the host may try its commands again.
+    pub fn expect(&mut self, nsid: u32, number: u64) {
+        self.disks.expect(nsid, number);
     }
 
     /// Has namespaces, named by identifier and number, follow other rules, as after a resize.

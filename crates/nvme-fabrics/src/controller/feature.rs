@@ -29,6 +29,8 @@ pub(super) struct Features {
     recovery: u32,
     atomicity: u32,
     queues: u16,
+    /// ACRE: the host waits as CRD says before it tries a command again.
+    pub(super) has_retry_delays: bool,
     /// Masks of reservation notifications, by namespace. A namespace without one has the mask 0.
     masks: BTreeMap<u32, u32>,
 }
@@ -45,6 +47,7 @@ impl Features {
             recovery: 0,
             atomicity: 0,
             queues,
+            has_retry_delays: false,
             masks: BTreeMap::new(),
         }
     }
@@ -147,6 +150,13 @@ impl Controller {
                 }
                 0
             }
+            (feature::HOST_BEHAVIOR_SUPPORT, Service::Io(_)) => {
+                if select < 3 {
+                    data.resize(feature::HOST_BEHAVIOR_LEN, 0);
+                    data[0] = features.has_retry_delays.into();
+                }
+                0
+            }
             (id, Service::Io(_)) => features.get(id, entry.cdw(11))?,
             (_, Service::Discovery(_)) => return Err(Code::INVALID_FIELD),
         };
@@ -158,7 +168,7 @@ impl Controller {
         }
     }
 
-    pub(super) fn set_features(&mut self, entry: &SubmissionEntry, now: u64) -> Result<Outcome> {
+    pub(super) fn set_features(&mut self, entry: &SubmissionEntry, sent: &[u8], now: u64) -> Result<Outcome> {
         let (id, cdw11, nsid) = (entry.cdw(10) as u8, entry.cdw(11), entry.nsid());
         if entry.cdw(10) & SAVE != 0 {
             return Err(Code::FEATURE_NOT_SAVEABLE);
@@ -192,6 +202,16 @@ impl Controller {
             }
             // Over Fabrics, Connect sets the host identifier.
             (feature::HOST_IDENTIFIER, _) => Err(Code::COMMAND_SEQUENCE_ERROR),
+            (feature::HOST_BEHAVIOR_SUPPORT, Service::Io(_)) => {
+                let page = sent.first_chunk::<{ feature::HOST_BEHAVIOR_LEN }>();
+                // The fields after ACRE ask for nothing that a controller must do.
+                self.features.has_retry_delays = match page.ok_or(Code::SGL_DATA_LENGTH_INVALID)?[0] {
+                    0 => false,
+                    1 => true,
+                    _ => return Err(Code::INVALID_FIELD),
+                };
+                Ok(0)
+            }
             (id, Service::Io(io)) => self.features.set(id, cdw11, io.queues).map(u64::from),
             (_, Service::Discovery(_)) => Err(Code::INVALID_FIELD),
         };

@@ -32,6 +32,12 @@ impl Status {
         (self.0 >> 11) as u8 & 3
     }
 
+    /// Sets CRD, 0 to 3.
+    #[must_use]
+    pub const fn with_crd(self, crd: u8) -> Self {
+        Self(self.0 & !0x1800 | (crd as u16 & 3) << 11)
+    }
+
     /// M: the Error Information log has more about this.
     pub const fn has_more(self) -> bool {
         self.0 & 0x2000 != 0

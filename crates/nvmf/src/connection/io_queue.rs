@@ -95,7 +95,8 @@ impl Queue<'_> {
         let Connection { link, slots } = connection;
         drop(slots);
         let hold = inner.env.reactors().find_least_loaded(None).ok_or(End::Refused)?;
-        let qos = inner.with_live(self.place, |live| Arc::clone(&live.qos)).ok_or(End::Refused)?;
+        let shared = |live: &mut Live| (Arc::clone(&live.qos), Arc::clone(&live.retry_delays));
+        let (qos, retry_delays) = inner.with_live(self.place, shared).ok_or(End::Refused)?;
         let prepared = Box::pin(self.prepare(&hold)).await.ok_or(End::Refused)?;
         let connected = Connected {
             carrier: match link {
@@ -107,6 +108,7 @@ impl Queue<'_> {
             lines: Arc::clone(&inner.lines),
             counts: Arc::default(),
             qos,
+            retry_delays,
             asker: Asker {
                 host: OfHost { place: self.place.clone(), id: self.data.host_id },
                 qid: self.connect.qid,
@@ -282,6 +284,10 @@ impl Queue<'_> {
                 false => matches!(timeout(MOVE_PATIENCE, prepared).await, Ok(Ok(()))),
             };
             if !is_ready {
+                // The host has seen the namespace, and may use it already.
+                if self.namespaces().iter().any(|opened| opened.number == number) {
+                    let _ = root.call(move |queue, _| queue.expect(nsid, number)).await;
+                }
                 let (target, subsystem) = (Target(Rc::clone(self.inner)), self.place.subsystem.clone());
                 let host = self.data.host.clone();
                 let of_host = move |live: &Live| live.controller.association().host == host;

@@ -175,6 +175,7 @@ impl IoQueue {
 
     /// As [`Self::reply`], with a result.
     pub(super) fn reply_with(&mut self, id: SlotId, status: NvmeStatus, result: u64, cx: &mut Cx) {
+        let status = self.retry_delays.add(status);
         let slot = self.slot(id);
         slot.stage = Stage::Idle;
         if let Some(data) = slot.data.take() {
@@ -260,7 +261,7 @@ impl IoQueue {
         }
         let sgl = Sgl::decode(entry, blocks)?;
         sgl.check(capsule_len, TRANSFER_MAX as u32)?;
-        let disk = disks.get(entry.nsid()).ok_or(Code::INVALID_NAMESPACE_OR_FORMAT)?;
+        let disk = disks.find(entry.nsid())?;
         let checked = disk.rules.check(entry, sgl.len())?;
         let len = match checked.request {
             Request::Verify { len, .. } => len,

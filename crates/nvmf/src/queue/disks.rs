@@ -5,6 +5,7 @@
 
 use super::Opened;
 use aryk_bdev::{BdevChannel, Completion, OpenError, OpenerQos};
+use aryk_nvme::spec::status::Code;
 use aryk_nvme_fabrics::io::Rules;
 use aryk_reactor::{Cx, RootId};
 use futures_channel::oneshot;
@@ -31,13 +32,15 @@ pub(super) struct Disks {
     // A node of the map has room for eleven.
     open: BTreeMap<u32, Box<Disk>>,
     leaving: Vec<Leaving>,
+    /// The numbers of namespaces that come as soon as their disks are ready, by identifier.
+    expected: BTreeMap<u32, u64>,
     /// The limits of the host.
     qos: Arc<OpenerQos>,
 }
 
 impl Disks {
     pub const fn new(qos: Arc<OpenerQos>) -> Self {
-        Self { open: BTreeMap::new(), leaving: Vec::new(), qos }
+        Self { open: BTreeMap::new(), leaving: Vec::new(), expected: BTreeMap::new(), qos }
     }
 
     /// Opens a namespace, unless it is open.
@@ -50,6 +53,7 @@ impl Disks {
         channel.limit_opener(&self.qos, cx);
         // The tags of all namespaces' requests are the queue's slots.
         channel.trace_front_end();
+        self.expected.remove(&nsid);
         let disk = Box::new(Disk { number, rules, channel });
         if let Some(earlier) = self.open.insert(nsid, disk) {
             // The call that has removed it takes it from this queue later, and finds it gone.
@@ -58,8 +62,20 @@ impl Disks {
         Ok(())
     }
 
-    pub fn get(&self, nsid: u32) -> Option<&Disk> {
-        self.open.get(&nsid).map(|disk| &**disk)
+    /// A namespace comes as soon as its disk is ready, unless it is open.
+    pub fn expect(&mut self, nsid: u32, number: u64) {
+        if self.get_mut(nsid, number).is_none() {
+            self.expected.insert(nsid, number);
+        }
+    }
+
+    /// The namespace with this identifier, or why there is none.
+    pub fn find(&self, nsid: u32) -> Result<&Disk, Code> {
+        match self.open.get(&nsid) {
+            Some(disk) => Ok(disk),
+            None if self.expected.contains_key(&nsid) => Err(Code::NAMESPACE_NOT_READY),
+            None => Err(Code::INVALID_NAMESPACE_OR_FORMAT),
+        }
     }
 
     /// The namespace with this identifier and number.
@@ -70,6 +86,7 @@ impl Disks {
     /// Aborts the requests of a namespace, and closes its channel after the last of them. Then `closed` gets a message; if there
     /// is no such namespace, it is dropped.
     pub fn remove(&mut self, nsid: u32, number: u64, closed: oneshot::Sender<()>, cx: &mut Cx) {
+        self.expected.retain(|_, expected| *expected != number);
         if self.get_mut(nsid, number).is_some()
             && let Some(disk) = self.open.remove(&nsid)
         {

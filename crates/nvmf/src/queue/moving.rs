@@ -197,7 +197,8 @@ impl IoQueue {
 
     fn detach(self, cx: &mut Cx) {
         let Self { root, thread, mut link, mut disks, pool, ended, .. } = self;
-        let Self { entries, patience, lines, counts, asker, slots, held, first_half, .. } = self;
+        let Self { entries, patience, lines, counts, retry_delays, asker, slots, held, first_half, .. } =
+            self;
         pool.forget(root);
         cx.name_object(Layer::Frontend, root.trace_number(), None);
         link.unwatch(cx);
@@ -210,7 +211,8 @@ impl IoQueue {
             }
         };
         let carried = Carried { slots, held, first_half };
-        let connected = Connected { carrier, entries, patience, lines, counts, qos, asker, carried };
+        let connected =
+            Connected { carrier, entries, patience, lines, counts, qos, retry_delays, asker, carried };
         let detached = Detached { thread: cx.release_thread(thread), connected: Box::new(connected) };
         if let Some(ended) = ended {
             // Nobody waits for the queue if the target has ended: its connection does, too.

@@ -266,6 +266,7 @@ impl Rig {
         let connected = Connected {
             counts: Arc::default(),
             qos: Arc::default(),
+            retry_delays: Arc::default(),
             carrier: Carrier::Tcp(TcpCarrier {
                 socket,
                 tls: tls_of_queue,
@@ -533,6 +534,40 @@ fn a_namespace_is_replaced_while_it_has_requests() {
     rig.send(&command(entry(3, io::READ, 0, 1)));
     assert!(matches!(rig.receive(2)[..], [Got::Data(BLOCK), Got::Completion(3, Code::SUCCESS)]));
     assert_eq!((second.count(Op::Read), second.count(Op::Write)), (1, 0));
+    rig.end();
+}
+
+#[test]
+fn a_namespace_that_is_not_ready_yet_is_not_gone() {
+    let (mut rig, _) = Rig::new();
+    let second = add_disk(&rig.registry, "second");
+    let read = SubmissionEntry::new(io::READ, 2).with_sgl(Sgl::Transport { len: BLOCK }.encode());
+    let try_again = |rig: &mut Rig| {
+        rig.send(&command(read.with_cid(7)));
+        rig.completions(1)[0].1
+    };
+    assert_eq!(try_again(&mut rig), Code::INVALID_NAMESPACE_OR_FORMAT);
+    rig.queue().0.expect(2, 5);
+    assert_eq!(try_again(&mut rig), Code::NAMESPACE_NOT_READY);
+    {
+        let (mut queue, cx) = rig.queue();
+        // The namespace is removed before it is ready.
+        queue.remove(2, 5, oneshot::channel().0, cx);
+    }
+    assert_eq!(try_again(&mut rig), Code::INVALID_NAMESPACE_OR_FORMAT);
+    rig.queue().0.expect(2, 6);
+    assert_eq!(try_again(&mut rig), Code::NAMESPACE_NOT_READY);
+    let reactor = rig.bench.cx().handle().clone();
+    let ready = Opened { nsid: 2, ..opened(&rig.registry, "second", 6) };
+    rig.bench.wait("the reactor to be prepared", ready.descriptor.prepare(&reactor)).unwrap();
+    {
+        let (mut queue, cx) = rig.queue();
+        queue.add(ready, cx).unwrap();
+        queue.expect(2, 6);
+    }
+    rig.send(&command(read.with_cid(8)));
+    assert!(matches!(rig.receive(2)[..], [Got::Data(BLOCK), Got::Completion(8, Code::SUCCESS)]));
+    assert_eq!(second.count(Op::Read), 1);
     rig.end();
 }
 

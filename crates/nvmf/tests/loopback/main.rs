@@ -11,6 +11,7 @@ mod limits;
 mod moving;
 mod raw;
 mod reservations;
+mod retries;
 mod slow;
 mod target;
 mod tls;
