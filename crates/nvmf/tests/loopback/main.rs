@@ -10,6 +10,7 @@ mod hostile;
 mod limits;
 mod moving;
 mod raw;
+mod recovery;
 mod reservations;
 mod retries;
 mod slow;

@@ -4,8 +4,8 @@ use crate::host::{Connection, Options};
 use crate::raw::{Raw, capsule, capsule_with, command};
 use crate::target::{BLOCK, Running, SUBSYSTEM, until};
 use aryk_bdev::{
-    Blocks, Channel, Completion, Device, Geometry, Identity, Io, Limits, OpSet, OpenError, Outbox, Status,
-    Tag,
+    Blocks, Channel, Completion, Device, Geometry, Identity, Io, Lba, Limits, OpSet, OpenError, Outbox,
+    Status, Tag,
 };
 use aryk_nvme::spec::entry::{Fuse, SubmissionEntry};
 use aryk_nvme::spec::feature;
@@ -18,8 +18,8 @@ use aryk_nvme_fabrics::sgl::Sgl;
 use aryk_nvmf::{NewNamespace, SaveRequest};
 use aryk_reactor::{Cx, RootId};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use zerocopy::FromBytes;
 
@@ -201,13 +201,15 @@ fn a_preempted_host_is_out_until_it_registers_again() {
 pub struct Stuck {
     pub is_stuck: AtomicBool,
     pub writes: AtomicU32,
+    /// The first blocks of the writes that have reached the disk, in their order.
+    pub landed: Mutex<Vec<u64>>,
 }
 
 pub struct StuckDisk(pub Arc<Stuck>);
 
 struct StuckChannel {
     stuck: Arc<Stuck>,
-    held: Vec<Tag>,
+    held: Vec<(Tag, Lba)>,
     done: Outbox,
     root: RootId,
 }
@@ -239,7 +241,7 @@ impl Channel for StuckChannel {
     fn submit(&mut self, io: &Io, cx: &mut Cx) {
         if io.op.is_change() {
             self.stuck.writes.fetch_add(1, Relaxed);
-            self.held.push(io.tag);
+            self.held.push((io.tag, io.lba));
             cx.wake(self.root);
         } else {
             self.done.push(io.tag, Status::Ok, cx);
@@ -252,7 +254,10 @@ impl Channel for StuckChannel {
         if self.stuck.is_stuck.load(Relaxed) && !self.held.is_empty() {
             cx.wake(self.root);
         } else {
-            self.held.drain(..).for_each(|tag| self.done.push(tag, Status::Ok, cx));
+            for (tag, lba) in self.held.drain(..) {
+                self.stuck.landed.lock().unwrap().push(lba.0);
+                self.done.push(tag, Status::Ok, cx);
+            }
         }
         self.done.take(out);
     }
