@@ -2711,11 +2711,11 @@ func (c *Client) NvmfSetConfig(ctx context.Context, params NvmfSetConfigParams) 
 
 // NvmfSetCrdtParams are the parameters of nvmf_set_crdt.
 type NvmfSetCrdtParams struct {
-	// The first delay, in units of 100 ms.
+	// The delay after a command that may succeed at once, as one whose data was damaged on its way, in units of 100 ms.
 	Crdt1 uint16 `json:"crdt1,omitempty"`
-	// The second delay, in units of 100 ms.
+	// The delay while a namespace is not ready or a path changes its state, in units of 100 ms.
 	Crdt2 uint16 `json:"crdt2,omitempty"`
-	// The third delay, in units of 100 ms.
+	// The delay while a path is inaccessible, in units of 100 ms.
 	Crdt3 uint16 `json:"crdt3,omitempty"`
 }
 

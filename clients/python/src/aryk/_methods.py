@@ -4254,9 +4254,9 @@ class Methods(ABC):
         """Sets the delays after which hosts try failed commands again, for controllers that begin.
 
         Parameters:
-            crdt1: The first delay, in units of 100 ms.
-            crdt2: The second delay, in units of 100 ms.
-            crdt3: The third delay, in units of 100 ms.
+            crdt1: The delay after a command that may succeed at once, as one whose data was damaged on its way, in units of 100 ms.
+            crdt2: The delay while a namespace is not ready or a path changes its state, in units of 100 ms.
+            crdt3: The delay while a path is inaccessible, in units of 100 ms.
         """
         result: bool = self.call(
             "nvmf_set_crdt",
@@ -9427,9 +9427,9 @@ class AsyncMethods(ABC):
         """Sets the delays after which hosts try failed commands again, for controllers that begin.
 
         Parameters:
-            crdt1: The first delay, in units of 100 ms.
-            crdt2: The second delay, in units of 100 ms.
-            crdt3: The third delay, in units of 100 ms.
+            crdt1: The delay after a command that may succeed at once, as one whose data was damaged on its way, in units of 100 ms.
+            crdt2: The delay while a namespace is not ready or a path changes its state, in units of 100 ms.
+            crdt3: The delay while a path is inaccessible, in units of 100 ms.
         """
         result: bool = await self.call(
             "nvmf_set_crdt",

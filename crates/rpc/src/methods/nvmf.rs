@@ -441,13 +441,13 @@ async fn set_max_subsystems(control: &Control, p: SetMaxSubsystems) -> Result<bo
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct SetCrdt {
-    /// The first delay, in units of 100 ms.
+    /// The delay after a command that may succeed at once, as one whose data was damaged on its way, in units of 100 ms.
     #[serde(default)]
     crdt1: u16,
-    /// The second delay, in units of 100 ms.
+    /// The delay while a namespace is not ready or a path changes its state, in units of 100 ms.
     #[serde(default)]
     crdt2: u16,
-    /// The third delay, in units of 100 ms.
+    /// The delay while a path is inaccessible, in units of 100 ms.
     #[serde(default)]
     crdt3: u16,
 }
