@@ -2775,6 +2775,8 @@ type NvmfSubsystemAddListenerParams struct {
 	ListenAddress ListenAddress `json:"listen_address"`
 	// State of the path for hosts that come through this listener. Default: `optimized`.
 	AnaState AnaState `json:"ana_state,omitempty"`
+	// Aryk only: cores whose reactors may serve the queues of hosts that come through this listener. Default: all.
+	Cpumask string `json:"cpumask,omitempty"`
 	// Ignored.
 	NumaID *int32 `json:"numa_id,omitempty"`
 	// Connections use TLS, with the keys of the hosts (`psk` of `nvmf_subsystem_add_host`).

@@ -852,6 +852,8 @@ type ListenerReply struct {
 	AnaState AnaState `json:"ana_state"`
 	// The states of the ANA groups of the subsystem's namespaces.
 	AnaStates []GroupState `json:"ana_states"`
+	// The cores whose reactors may serve the queues. Omitted: all.
+	Cpumask *string `json:"cpumask,omitempty"`
 }
 
 // LuksDetails: A disk of `bdev_luks_create`.

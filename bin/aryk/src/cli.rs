@@ -554,6 +554,9 @@ pub struct ShareArgs {
     /// Name of a TLS key in the keyring that the hosts have, too: connections are encrypted
     #[arg(long, value_name = "NAME", requires = "host")]
     pub tls_key: Option<String>,
+    /// Cores that may serve the hosts: 0x3 or [0,2-3] [default: all]
+    #[arg(long, value_name = "CORES")]
+    pub cpumask: Option<String>,
     /// Name by which hosts connect [default: one with the disk's UUID]
     #[arg(long, value_name = "NQN")]
     pub nqn: Option<String>,

@@ -16,7 +16,7 @@ use aryk_nvme_fabrics::connect::{ConnectData, InvalidParameter, Refusal};
 use aryk_nvme_fabrics::controller::Controller;
 use aryk_nvme_fabrics::nqn::Nqn;
 use aryk_nvme_fabrics::status;
-use aryk_reactor::{MoveError, Order, RootRef};
+use aryk_reactor::{CoreSet, MoveError, Order, RootRef};
 use futures_channel::oneshot;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -260,6 +260,12 @@ impl Inner {
         let state = self.state.borrow();
         let is_there = |live: &Live| live.way.listener == way.listener && live.way.peer.ip() == way.peer.ip();
         state.subsystems.values().any(|subsystem| subsystem.controllers.values().any(is_there))
+    }
+
+    /// The cores whose reactors serve a queue that comes through a listener; `None`: all.
+    pub fn cores_of(&self, place: &Place, listener: Address) -> Option<CoreSet> {
+        let state = self.state.borrow();
+        state.subsystems.get(&place.subsystem)?.listeners.get(&listener)?.cores.clone()
     }
 
     /// Calls `f` with a controller, unless it has ended.

@@ -17,6 +17,7 @@ use aryk_nvme_fabrics::io::Rules;
 use aryk_nvme_fabrics::nqn::Nqn;
 use aryk_nvme_fabrics::reservation::{HostId, Reservations};
 use aryk_nvme_fabrics::subsystem::{Ana, AnaGroup, AnaState, Commands, Io, Namespace, Service, View};
+use aryk_reactor::CoreSet;
 use aryk_tls::Psks;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -87,6 +88,8 @@ pub enum Channel {
 #[derive(Clone, Debug)]
 pub(crate) struct Path {
     pub channel: Channel,
+    /// The cores whose reactors serve the queues; `None`: all.
+    pub cores: Option<CoreSet>,
     /// The state of the groups without one of their own.
     others: AnaGroup,
     groups: BTreeMap<u32, AnaGroup>,
@@ -95,7 +98,8 @@ pub(crate) struct Path {
 
 impl Path {
     pub fn new(state: AnaState, channel: Channel) -> Self {
-        Self { channel, others: AnaGroup { state, changes: 1 }, groups: BTreeMap::new(), changes: 1 }
+        let others = AnaGroup { state, changes: 1 };
+        Self { channel, cores: None, others, groups: BTreeMap::new(), changes: 1 }
     }
 
     /// Sets the state of a group, or of all groups.

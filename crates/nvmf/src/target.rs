@@ -21,7 +21,7 @@ use aryk_nvme_fabrics::nqn::{self, Nqn};
 use aryk_nvme_fabrics::reservation::{self, Reservations};
 use aryk_nvme_fabrics::subsystem::{AnaState, Namespace};
 use aryk_rdma::{Manager, StartError};
-use aryk_reactor::{MoveError, Order};
+use aryk_reactor::{CoreSet, MoveError, Order};
 use futures_channel::oneshot;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
@@ -236,6 +236,8 @@ pub struct SubsystemInfo {
 pub struct ListenerInfo {
     /// Whether its connections use TLS.
     pub channel: Channel,
+    /// The cores whose reactors serve the queues; `None`: all.
+    pub cores: Option<CoreSet>,
     /// The states of the namespaces' ANA groups.
     pub groups: BTreeMap<u32, AnaState>,
 }
@@ -685,6 +687,19 @@ impl Target {
         listens.map(|()| address)
     }
 
+    /// Sets the cores whose reactors serve the queues that begin from now on and come through a listener; `None`: all. If none of
+    /// them has a reactor, any reactor serves a queue.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::NotListening`].
+    pub fn place_queues(&self, name: &str, listener: Address, cores: Option<CoreSet>) -> Result<(), Error> {
+        self.with(name, |subsystem| {
+            let path = subsystem.listeners.get_mut(&listener).ok_or(Error::NotListening(listener))?;
+            path.cores = cores;
+            Ok(())
+        })?
+    }
+
     /// Makes sure that the target can use RDMA, and returns what manages its connections.
     async fn rdma(&self) -> Result<&Manager, Error> {
         Ok(self.0.rdma.get_or_try_init(Manager::start).await?)
@@ -880,6 +895,7 @@ fn info(subsystem: &Subsystem) -> SubsystemInfo {
     let groups: BTreeSet<u32> = subsystem.namespaces.values().map(|n| n.namespace.ana_group).collect();
     let listener = |path: &Path| ListenerInfo {
         channel: path.channel,
+        cores: path.cores.clone(),
         groups: groups.iter().map(|&group| (group, path.group(group).state)).collect(),
     };
     let namespace = |shared: &Shared| NamespaceInfo {

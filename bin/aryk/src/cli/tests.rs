@@ -94,6 +94,7 @@ fn commands_of_the_guide_parse() {
         "aryk disk resize vm1 40G",
         "aryk disk stat",
         "aryk disk stat vm1",
+        "aryk share vm1 --cpumask 0x3",
         "aryk attach vm1",
         "aryk attach vm1 --queues 4 --cpumask [0,2-3] --readonly --controller c --socket-mode 660 --socket-group kvm",
         "aryk detach vm1",

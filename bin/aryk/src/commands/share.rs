@@ -65,9 +65,12 @@ fn fill(nqn: &str, disk: &str, args: &ShareArgs, client: &mut Client) -> Result<
         }
         client.call("nvmf_subsystem_add_host", call)?;
     }
-    let listener = json!({
+    let mut listener = json!({
         "nqn": nqn, "listen_address": address(args), "secure_channel": args.tls_key.is_some(),
     });
+    if let Some(cores) = &args.cpumask {
+        listener["cpumask"] = json!(cores);
+    }
     client.call("nvmf_subsystem_add_listener", listener)?;
     Ok(())
 }

@@ -4343,6 +4343,7 @@ class Methods(ABC):
         nqn: str,
         listen_address: types.ListenAddress,
         ana_state: types.AnaState | None = None,
+        cpumask: str | None = None,
         numa_id: int | None = None,
         secure_channel: bool | None = None,
         sock_impl: str | None = None,
@@ -4354,6 +4355,7 @@ class Methods(ABC):
             nqn: Name of the subsystem.
             listen_address: The address.
             ana_state: State of the path for hosts that come through this listener. Default: `optimized`.
+            cpumask: Aryk only: cores whose reactors may serve the queues of hosts that come through this listener. Default: all.
             numa_id: Ignored.
             secure_channel: Connections use TLS, with the keys of the hosts (`psk` of `nvmf_subsystem_add_host`).
             sock_impl: Ignored.
@@ -4365,6 +4367,7 @@ class Methods(ABC):
                 nqn=nqn,
                 listen_address=listen_address,
                 ana_state=ana_state,
+                cpumask=cpumask,
                 numa_id=numa_id,
                 secure_channel=secure_channel,
                 sock_impl=sock_impl,
@@ -9516,6 +9519,7 @@ class AsyncMethods(ABC):
         nqn: str,
         listen_address: types.ListenAddress,
         ana_state: types.AnaState | None = None,
+        cpumask: str | None = None,
         numa_id: int | None = None,
         secure_channel: bool | None = None,
         sock_impl: str | None = None,
@@ -9527,6 +9531,7 @@ class AsyncMethods(ABC):
             nqn: Name of the subsystem.
             listen_address: The address.
             ana_state: State of the path for hosts that come through this listener. Default: `optimized`.
+            cpumask: Aryk only: cores whose reactors may serve the queues of hosts that come through this listener. Default: all.
             numa_id: Ignored.
             secure_channel: Connections use TLS, with the keys of the hosts (`psk` of `nvmf_subsystem_add_host`).
             sock_impl: Ignored.
@@ -9538,6 +9543,7 @@ class AsyncMethods(ABC):
                 nqn=nqn,
                 listen_address=listen_address,
                 ana_state=ana_state,
+                cpumask=cpumask,
                 numa_id=numa_id,
                 secure_channel=secure_channel,
                 sock_impl=sock_impl,

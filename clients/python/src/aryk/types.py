@@ -887,6 +887,8 @@ class ListenerReply(TypedDict):
     ana_state: AnaState
     #: The states of the ANA groups of the subsystem's namespaces.
     ana_states: list[GroupState]
+    #: The cores whose reactors may serve the queues. Omitted: all.
+    cpumask: NotRequired[str]
 
 
 class LuksDetails(TypedDict):

@@ -94,7 +94,10 @@ impl Queue<'_> {
         let inner = self.inner;
         let Connection { link, slots } = connection;
         drop(slots);
-        let hold = inner.env.reactors().find_least_loaded(None).ok_or(End::Refused)?;
+        let cores = inner.cores_of(self.place, self.way.listener);
+        let reactors = inner.env.reactors();
+        let least = |cores| reactors.find_least_loaded(cores);
+        let hold = least(cores.as_ref()).or_else(|| least(None)).ok_or(End::Refused)?;
         let shared = |live: &mut Live| (Arc::clone(&live.qos), Arc::clone(&live.retry_delays));
         let (qos, retry_delays) = inner.with_live(self.place, shared).ok_or(End::Refused)?;
         let prepared = Box::pin(self.prepare(&hold)).await.ok_or(End::Refused)?;
@@ -117,7 +120,8 @@ impl Queue<'_> {
             carried: Carried::default(),
         };
         let name = format!("{} queue {}", self.data.host, self.connect.qid);
-        let started = self.start(&hold, prepared, Arrival::New(name, Box::new(connected)), id);
+        let cores = cores.unwrap_or_else(CoreSet::allowed);
+        let started = self.start(&hold, prepared, Arrival::New(name, cores, Box::new(connected)), id);
         let mut running = match Box::pin(started).await {
             Ok(Some(running)) => running,
             Ok(None) => return Ok(()),

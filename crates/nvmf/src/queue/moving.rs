@@ -38,8 +38,8 @@ pub(crate) struct Detached {
 
 /// A queue that comes to a reactor.
 pub(crate) enum Arrival {
-    /// Its first one. It gets a thread of this name.
-    New(String, Box<Connected>),
+    /// Its first one. It gets a thread of this name, which may run on these cores.
+    New(String, CoreSet, Box<Connected>),
     /// Another one, unless a disk cannot be opened there.
     There(Detached),
     /// The one that it has left.
@@ -87,8 +87,8 @@ impl IoQueue {
     ) -> Result<Started, StartFailure> {
         let may_refuse = matches!(arrival, Arrival::There(_));
         let (name, thread, connected) = match arrival {
-            Arrival::New(name, connected) => {
-                let thread = cx.add_thread(name.clone(), CoreSet::allowed());
+            Arrival::New(name, cores, connected) => {
+                let thread = cx.add_thread(name.clone(), cores);
                 (name, thread, connected)
             }
             Arrival::There(Detached { thread, connected })

@@ -24,7 +24,7 @@ use aryk_nvme_fabrics::tcp::{
     Event, Fatal, FatalStatus, Format, H2cData, HEADER_MAX, Header, IcReq, IcResp, Limits, Parser, Piece,
     Queue, R2t, Received, Side,
 };
-use aryk_reactor::{Clock, Engine};
+use aryk_reactor::{Clock, CoreSet, Engine};
 use aryk_tls::Session;
 use std::cell::{RefCell, RefMut};
 use std::collections::BTreeMap;
@@ -282,7 +282,7 @@ impl Rig {
         };
         let (sender, ended) = oneshot::channel();
         let cx = bench.cx();
-        let arrival = Arrival::New("queue".to_owned(), Box::new(connected));
+        let arrival = Arrival::New("queue".to_owned(), CoreSet::allowed(), Box::new(connected));
         let Ok(Started { root, .. }) = IoQueue::arrive(arrival, vec![opened], sender, cx) else { panic!() };
         let queue: Rc<RefCell<IoQueue>> = cx.root(root.id()).unwrap();
         queue.borrow_mut().begin(Some(connect), false, 1, cx);

@@ -12,7 +12,7 @@ use aryk_nvme::spec::opcode::io;
 use aryk_nvme::spec::status::Code;
 use aryk_nvme_fabrics::nqn::Nqn;
 use aryk_nvme_fabrics::tcp::{H2cData, Header};
-use aryk_nvmf::NewNamespace;
+use aryk_nvmf::{Address, NewNamespace};
 use aryk_reactor::{CoreSet, Cx, Handle, MoveError, Order, RootId, ThreadStats};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -270,6 +270,32 @@ fn a_queue_stays_where_its_disks_can_be_opened() {
     }
     assert_eq!(target.order(thread + 1000, Order::Stay(CoreSet::from_iter([home]))), None);
     queue.write(3, &pattern(8, 4)).unwrap();
+    target.stop();
+}
+
+#[test]
+fn queues_run_on_the_cores_of_their_listener() {
+    let target = Running::start_on(2);
+    for core in target.cores() {
+        let cores = CoreSet::from_iter([core]);
+        let (address, of_listener) = (Address::tcp(target.address), cores.clone());
+        target.run(async move |target| {
+            target.place_queues(SUBSYSTEM, address, Some(of_listener)).unwrap();
+            assert!(target.find(SUBSYSTEM).unwrap().listeners[&address].cores.is_some());
+        });
+        let (_admin_queue, id) = Connection::admin(target.address, Options::default(), SUBSYSTEM, 1);
+        let open = |qid| Connection::io(target.address, Options::default(), id, qid, 1).unwrap();
+        let _queues = [1, 2, 3, 4].map(open);
+        let found = &target.list()[0].controllers[0].queues;
+        assert!(found.len() == 4 && found.values().all(|of| *of == core), "{found:?}");
+        // The scheduler moves a thread to its cores only. An earlier queue of this name may leave its reactor a moment later.
+        until(|| target.stats(QUEUE).is_some_and(|(stats, _)| stats.cores == cores));
+    }
+    let (address, nowhere) = (Address::tcp(target.address), CoreSet::from_iter([4095]));
+    target.run(async move |target| target.place_queues(SUBSYSTEM, address, Some(nowhere)).unwrap());
+    let (_admin_queue, id) = Connection::admin(target.address, Options::default(), SUBSYSTEM, 1);
+    let mut queue = Connection::io(target.address, Options::default(), id, 1, 1).unwrap();
+    queue.write(0, &pattern(1, 1)).unwrap();
     target.stop();
 }
 

@@ -341,6 +341,9 @@ struct ListenerReply {
     address: ListenAddress,
     /// Whether connections use TLS.
     secure_channel: bool,
+    /// The cores whose reactors may serve the queues. Omitted: all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpumask: Option<String>,
     /// The state of the first ANA group.
     ana_state: PathState,
     /// The states of the ANA groups of the subsystem's namespaces.
@@ -355,13 +358,14 @@ struct GroupState {
 }
 
 async fn get_listeners(control: &Control, p: OfSubsystem) -> Result<Vec<ListenerReply>, Error> {
-    let reply = |(address, ListenerInfo { channel, groups }): (Address, ListenerInfo)| {
+    let reply = |(address, ListenerInfo { channel, cores, groups }): (Address, ListenerInfo)| {
         let states: Vec<GroupState> = (groups.into_iter())
             .map(|(ana_group, state)| GroupState { ana_group, ana_state: PathState::from(state) })
             .collect();
         ListenerReply {
             address: ListenAddress::new(address),
             secure_channel: channel == Channel::Tls,
+            cpumask: cores.map(|cores| cores.to_string()),
             ana_state: states.first().map_or(PathState::Optimized, |group| group.ana_state),
             ana_states: states,
         }

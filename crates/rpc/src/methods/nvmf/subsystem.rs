@@ -8,6 +8,7 @@ use super::object::{
 use super::{ListenAddress, PORT, new_subsystem, parse_nqn, reservations};
 use crate::config::{Call, Subsystem};
 use crate::methods::{Control, Error, Phase, Table};
+use crate::params::CpuMask;
 use crate::{journal, methods::vhost::refuse_shared};
 use aryk_nvme::spec::identify::Descriptors;
 use aryk_nvme_fabrics::connect::CONTROLLER_ID_MAX;
@@ -565,6 +566,9 @@ struct AddListener {
     #[serde(skip_serializing)]
     #[expect(dead_code, reason = "the parameter is checked and has no effect")]
     numa_id: Option<i32>,
+    /// Aryk only: cores whose reactors may serve the queues of hosts that come through this listener. Default: all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpumask: Option<CpuMask>,
 }
 
 async fn add_listener(control: &Control, p: AddListener) -> Result<bool, Error> {
@@ -584,6 +588,8 @@ async fn add_listener(control: &Control, p: AddListener) -> Result<bool, Error> 
     let state = p.ana_state.unwrap_or(State::Optimized).into();
     let channel = if p.secure_channel { Channel::Tls } else { Channel::Plain };
     let address = named.target.listen(&p.nqn, address, state, channel).await?;
+    // No host has connected yet.
+    named.target.place_queues(&p.nqn, address, p.cpumask.as_ref().map(|mask| mask.0.clone()))?;
     if journal::is_restore() {
         restore_states(control, &named.target, &p, address).await;
     }
