@@ -676,6 +676,8 @@ type HostActivity struct {
 	OtherOps uint64 `json:"other_ops"`
 	// Failed operations of all kinds.
 	Errors uint64 `json:"errors"`
+	// Time from the arrival of commands to the ends of their requests.
+	LatencyTicks uint64 `json:"latency_ticks"`
 }
 
 // HostLimitsReply: Limits of a host of a subsystem.
@@ -1662,12 +1664,16 @@ type NvmeVersion struct {
 
 // NvmfTraffic: The requests of a host that have ended.
 type NvmfTraffic struct {
-	Reads        uint64 `json:"reads"`
-	ReadBytes    uint64 `json:"read_bytes"`
+	Reads     uint64 `json:"reads"`
+	ReadBytes uint64 `json:"read_bytes"`
+	// Time from the arrival of commands to the ends of their requests, summed over all, in nanoseconds.
+	ReadNs       uint64 `json:"read_ns"`
 	Writes       uint64 `json:"writes"`
 	WrittenBytes uint64 `json:"written_bytes"`
+	WriteNs      uint64 `json:"write_ns"`
 	// Of other kinds.
-	Others uint64 `json:"others"`
+	Others  uint64 `json:"others"`
+	OtherNs uint64 `json:"other_ns"`
 	// Among all.
 	Failed uint64 `json:"failed"`
 }

@@ -342,6 +342,7 @@ pub const ALL: &[FamilySource] = &[
     hosts::QUEUES,
     hosts::REQUESTS,
     hosts::BYTES,
+    hosts::LATENCIES,
     hosts::FAILED,
     pools::WRITABLE,
     pools::MEMBERS,

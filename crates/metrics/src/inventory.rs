@@ -104,6 +104,8 @@ pub struct Host {
     pub requests: [(&'static str, u64); 3],
     /// Bytes of reads and writes.
     pub bytes: [(&'static str, u64); 2],
+    /// Time from the arrival of commands to the ends of their requests, in nanoseconds, by kind.
+    pub latencies_ns: [(&'static str, u64); 3],
     /// Requests that have failed.
     pub failed: u64,
 }

@@ -499,7 +499,13 @@ pub mod tests {
             subsystem: "nqn.2026-01.io.aryk:data".into(),
             controller,
             queues: 4,
-            work: Work { write_ops: writes, write_bytes: writes * 4096, errors: 1, ..Work::default() },
+            work: Work {
+                write_ops: writes,
+                write_bytes: writes * 4096,
+                errors: 1,
+                latency_ticks: writes * 5,
+                ..Work::default()
+            },
         }
     }
 

@@ -171,7 +171,7 @@ pub const POOLS: [Column; 10] = [
     ("WAIT", true),
 ];
 
-pub const HOSTS: [Column; 8] = [
+pub const HOSTS: [Column; 9] = [
     ("HOST", false),
     ("SHARE", false),
     ("QUEUES", true),
@@ -179,6 +179,7 @@ pub const HOSTS: [Column; 8] = [
     ("WRITE/s", true),
     ("RD B/s", true),
     ("WR B/s", true),
+    ("MEAN", true),
     ("FAILED", true),
 ];
 
@@ -196,6 +197,7 @@ fn of_host((host, rate): &(Host, Rate)) -> Vec<String> {
         rate.writes.to_string(),
         Size(rate.read_bytes).to_string(),
         Size(rate.write_bytes).to_string(),
+        mean(rate),
         rate.failed.to_string(),
     ]
 }
@@ -483,6 +485,7 @@ impl State {
                     "name": host.name, "subsystem": host.subsystem, "controller": host.controller, "queues": host.queues,
                     "reads": rate.reads, "bytes_read": rate.read_bytes, "writes": rate.writes,
                     "bytes_written": rate.write_bytes, "others": rate.others, "errors": rate.errors, "failed": rate.failed,
+                    "mean_ns": rate.mean_ns(),
                 })
             }
         };

@@ -122,7 +122,7 @@ fn width(column: usize, view: View) -> Constraint {
         (View::Disks | View::Groups, _) => Constraint::Length(8),
         (View::Controllers, 1 | 3) => Constraint::Length(5),
         (View::Hosts, 1) => Constraint::Length(10),
-        (View::Hosts, 2 | 7) => Constraint::Length(6),
+        (View::Hosts, 2 | 8) => Constraint::Length(6),
         (View::Hosts, _) => Constraint::Length(7),
         (View::Drives | View::Pools, 2..=9) => Constraint::Length(7),
         (View::Drives | View::Pools | View::Controllers | View::Reactors | View::Tasks, _) => {

@@ -159,6 +159,9 @@ fn requests_survive_cut_connections() {
     let host = shares[0]["controllers"][0]["hostnqn"].as_str().unwrap();
     let labels = [("subsystem", NQN), ("host", host), ("controller", &controller), ("op", "read")];
     assert_eq!(metrics.value("aryk_host_bytes_total", &labels), traffic["read_bytes"].as_f64());
+    let reads_ns = traffic["read_ns"].as_u64().unwrap();
+    assert!(reads_ns > 0);
+    assert_eq!(metrics.value("aryk_host_latency_seconds_total", &labels), Some(reads_ns as f64 / 1e9));
     drop(disk);
     pair.host.aryk(&["detach", "far"]).unwrap();
     pair.host.aryk(&["disk", "remove", "far"]).unwrap();

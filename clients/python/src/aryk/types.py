@@ -721,6 +721,8 @@ class HostActivity(TypedDict):
     other_ops: int
     #: Failed operations of all kinds.
     errors: int
+    #: Time from the arrival of commands to the ends of their requests.
+    latency_ticks: int
 
 
 class HostLimitsReply(TypedDict):
@@ -1647,10 +1649,14 @@ class NvmfTraffic(TypedDict):
 
     reads: int
     read_bytes: int
+    #: Time from the arrival of commands to the ends of their requests, summed over all, in nanoseconds.
+    read_ns: int
     writes: int
     written_bytes: int
+    write_ns: int
     #: Of other kinds.
     others: int
+    other_ns: int
     #: Among all.
     failed: int
 

@@ -2,11 +2,22 @@
 
 use super::{FamilySource, counter, gauge, of};
 use crate::Snapshot;
-use crate::exposition::{Family, Kind, Text};
+use crate::exposition::{Family, Kind, Label, Text};
 use crate::inventory::Host;
 
 fn hosts(snapshot: &Snapshot) -> usize {
     snapshot.hosts.len()
+}
+
+/// Has `write` write a sample with the labels of a host, and of an operation.
+fn with_labels(snapshot: &Snapshot, i: usize, op: Option<&'static str>, write: impl FnOnce(&[Label<'_>])) {
+    let Host { subsystem, name, controller, .. } = &snapshot.hosts[i];
+    let controller = controller.to_string();
+    let labels = [("subsystem", subsystem.as_str()), ("host", name), ("controller", &controller)];
+    match op {
+        None => write(&labels),
+        Some(op) => write(&[labels[0], labels[1], labels[2], ("op", op)]),
+    }
 }
 
 fn write(
@@ -14,16 +25,10 @@ fn write(
     snapshot: &Snapshot,
     i: usize,
     text: &mut Text,
-    of: Option<&'static str>,
+    op: Option<&'static str>,
     count: u64,
 ) {
-    let Host { subsystem, name, controller, .. } = &snapshot.hosts[i];
-    let controller = controller.to_string();
-    let labels = [("subsystem", subsystem.as_str()), ("host", name), ("controller", &controller)];
-    match of {
-        None => text.count(family, &labels, count),
-        Some(op) => text.count(family, &[labels[0], labels[1], labels[2], ("op", op)], count),
-    }
+    with_labels(snapshot, i, op, |labels| text.count(family, labels, count));
 }
 
 pub const QUEUES: FamilySource = FamilySource {
@@ -47,6 +52,22 @@ pub const BYTES: FamilySource = FamilySource {
     write: |f, snapshot, i, t| {
         let host = &snapshot.hosts[i];
         host.bytes.iter().for_each(|(op, count)| write(f, snapshot, i, t, Some(op), *count));
+    },
+};
+
+pub const LATENCIES: FamilySource = FamilySource {
+    family: of(
+        Kind::Counter,
+        "seconds",
+        "aryk_host_latency_seconds",
+        "Time from the arrival of the host's commands to the ends of their requests.",
+    ),
+    objects: hosts,
+    write: |f, snapshot, i, t| {
+        let host = &snapshot.hosts[i];
+        for (op, ns) in host.latencies_ns {
+            with_labels(snapshot, i, Some(op), |labels| t.seconds(f, labels, ns));
+        }
     },
 };
 

@@ -46,6 +46,8 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct Slot {
     pub entry: SubmissionEntry,
+    /// When it has arrived, or when its last request has ended.
+    since: Option<Nanos>,
     capsule_len: u32,
     pub data: Option<Taken>,
     pub stage: Stage,
@@ -67,6 +69,7 @@ impl Slot {
     pub const fn new(entry: SubmissionEntry, capsule_len: u32, data: Option<Taken>) -> Self {
         Self {
             entry,
+            since: None,
             capsule_len,
             data,
             stage: Stage::Idle,
@@ -126,7 +129,9 @@ impl IoQueue {
             return 0;
         }
         let (op, len, status) = (*op, *len, *status);
-        self.counts.add(op, len, status);
+        let now = cx.now();
+        let since = slot.since.replace(now).unwrap_or(now);
+        self.counts.add(op, len, status, Nanos(now.0.saturating_sub(since.0)));
         slot.stage = Stage::Idle;
         if let Some(data) = slot.data.as_mut().filter(|_| op.has_data()) {
             data.buffer.reclaim();
@@ -199,6 +204,7 @@ impl IoQueue {
                 None => self.start(id, checked, len, cx),
             };
         }
+        slot.since.get_or_insert(cx.now());
         if self.is_leaving {
             self.held.push_back((id, is_intact));
             return;

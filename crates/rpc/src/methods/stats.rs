@@ -353,6 +353,8 @@ struct HostActivity {
     other_ops: u64,
     /// Failed operations of all kinds.
     errors: u64,
+    /// Time from the arrival of commands to the ends of their requests.
+    latency_ticks: u64,
 }
 
 impl HostActivity {
@@ -370,6 +372,7 @@ impl HostActivity {
             write_bytes,
             other_ops,
             errors: host.failed,
+            latency_ticks: host.latencies_ns.iter().map(|(_, ns)| ns).sum(),
         }
     }
 }

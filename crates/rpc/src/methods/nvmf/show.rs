@@ -258,17 +258,23 @@ struct ControllerReply {
 struct TrafficReply {
     reads: u64,
     read_bytes: u64,
+    /// Time from the arrival of commands to the ends of their requests, summed over all, in nanoseconds.
+    read_ns: u64,
     writes: u64,
     written_bytes: u64,
+    write_ns: u64,
     /// Of other kinds.
     others: u64,
+    other_ns: u64,
     /// Among all.
     failed: u64,
 }
 
 impl From<Traffic> for TrafficReply {
-    fn from(Traffic { reads, read_bytes, writes, written_bytes, others, failed }: Traffic) -> Self {
-        Self { reads, read_bytes, writes, written_bytes, others, failed }
+    fn from(traffic: Traffic) -> Self {
+        let Traffic { reads, read_bytes, read_ns, writes, written_bytes, write_ns, others, other_ns, failed } =
+            traffic;
+        Self { reads, read_bytes, read_ns, writes, written_bytes, write_ns, others, other_ns, failed }
     }
 }
 
@@ -298,6 +304,11 @@ pub(crate) fn metrics(control: &Control) -> Vec<aryk_metrics::Host> {
             queues: host.queues.len() as u64,
             requests: [("read", traffic.reads), ("write", traffic.writes), ("other", traffic.others)],
             bytes: [("read", traffic.read_bytes), ("write", traffic.written_bytes)],
+            latencies_ns: [
+                ("read", traffic.read_ns),
+                ("write", traffic.write_ns),
+                ("other", traffic.other_ns),
+            ],
             failed: traffic.failed,
         }
     };
