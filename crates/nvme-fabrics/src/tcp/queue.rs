@@ -9,6 +9,10 @@
 //! owner keeps the data that is to be sent in place. A host can have as many commands as its queue has entries, and each of them
 //! has at most one R2T, so that what a host can make the queue store is bounded. Once the queue has warmed up, it allocates
 //! nothing.
+//!
+//! The R2Ts of several commands are outstanding at the same time. A command has one of them, whatever MAXR2T the host allows: its
+//! owner has memory for all of the command's data before it requests data, so that further R2Ts of parts would bring nothing
+//! earlier.
 
 mod output;
 

@@ -22,12 +22,13 @@ use aryk_nvme::spec::opcode::{admin, io};
 use aryk_nvme::spec::register::{Cc, Shutdown};
 use aryk_nvme::spec::status::Code;
 use aryk_nvme_fabrics::connect::ANY_CONTROLLER;
-use aryk_nvme_fabrics::discovery::{Entry, Header, RECORD_LEN};
+use aryk_nvme_fabrics::discovery::{self, Entry, RECORD_LEN};
 use aryk_nvme_fabrics::subsystem::AnaState;
-use aryk_nvme_fabrics::tcp::{Fatal, FatalStatus};
+use aryk_nvme_fabrics::tcp::{Fatal, FatalStatus, H2cData, Header};
 use aryk_nvme_fabrics::{nqn, status};
 use aryk_nvmf::{Address, Limits, NewNamespace, QUEUES_MAX};
 use host::{Connection, Options};
+use raw::{Raw, capsule, command, pdu};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -115,11 +116,45 @@ fn a_host_writes_and_reads_through_two_queues() {
 }
 
 #[test]
+fn each_command_has_one_r2t_and_several_commands_have_theirs_at_once() {
+    let target = Running::start();
+    // A command has at most so many.
+    let blocks = 32;
+    let len = (blocks * BLOCK) as u32;
+    for max_r2t in [0, 15, u32::MAX] {
+        let (_admin_queue, id) = Raw::admin(target.address);
+        let mut queue = Raw::io_with(target.address, id, max_r2t);
+        for cid in 1..=3 {
+            queue.send(&capsule(command(cid, io::WRITE, 0, blocks as u32, len)));
+        }
+        let requested = [(); 3].map(|()| match queue.receive() {
+            Some((Header::R2t(r2t), _)) => r2t,
+            other => panic!("{other:?}"),
+        });
+        assert!(requested.iter().all(|r2t| (r2t.offset, r2t.len) == (0, len)), "{requested:?}");
+        // No other R2T comes before the completion of a later command.
+        queue.send(&capsule(command(9, io::FLUSH, 0, 1, 0)));
+        let next = queue.receive();
+        assert!(matches!(next, Some((Header::Response(entry), _)) if entry.cid() == 9), "{next:?}");
+        for r2t in requested {
+            let data = H2cData { cid: r2t.cid, tag: r2t.tag, offset: 0, len: len / 2, is_last: false };
+            queue.send(&pdu(&Header::H2cData(data), &pattern(blocks / 2, 1)));
+            let data = H2cData { offset: len / 2, is_last: true, ..data };
+            queue.send(&pdu(&Header::H2cData(data), &pattern(blocks / 2, 2)));
+            assert_eq!(queue.completion().map(|entry| entry.cid()), Some(r2t.cid));
+        }
+        let (code, read) = queue.run(command(4, io::READ, 0, blocks as u32, len));
+        assert!(code == Code::SUCCESS && read == [pattern(blocks / 2, 1), pattern(blocks / 2, 2)].concat());
+    }
+    target.stop();
+}
+
+#[test]
 fn a_host_finds_the_subsystem_by_discovery() {
     let target = Running::start();
     let (mut queue, _) = Connection::admin(target.address, Options::default(), nqn::DISCOVERY, 1);
     let page = queue.log(0x70, 0, 2 * RECORD_LEN);
-    assert_eq!(Header::decode(&page).unwrap().entries, 1);
+    assert_eq!(discovery::Header::decode(&page).unwrap().entries, 1);
     let entry = Entry::decode(page[RECORD_LEN..].try_into().unwrap()).unwrap();
     assert_eq!((entry.subsystem.as_str(), entry.address.as_str()), (SUBSYSTEM, "127.0.0.1"));
     assert_eq!(entry.service, target.address.port().to_string());

@@ -60,13 +60,18 @@ pub fn capsule_with(entry: SubmissionEntry, data: &[u8]) -> Vec<u8> {
 impl Raw {
     /// A connection whose formats are settled.
     fn open(from: Ipv4Addr, address: SocketAddr) -> Self {
+        Self::open_with(from, address, 0)
+    }
+
+    /// As [`Raw::open`], of a host that allows so many R2Ts of a command besides the first.
+    fn open_with(from: Ipv4Addr, address: SocketAddr, max_r2t: u32) -> Self {
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         rustix::net::bind(&socket, &SocketAddrV4::new(from, 0)).unwrap();
         rustix::net::connect(&socket, &address).unwrap();
         let mut socket = TcpStream::from(socket);
         socket.set_nodelay(true).unwrap();
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
-        let request = IcReq { alignment: 0, header_digest: false, data_digest: false, max_r2t: 0 };
+        let request = IcReq { alignment: 0, header_digest: false, data_digest: false, max_r2t };
         socket.write_all(&pdu(&Header::IcReq(request), &[])).unwrap();
         let mut bytes = [0; 128];
         socket.read_exact(&mut bytes).unwrap();
@@ -207,6 +212,12 @@ impl Raw {
     /// An I/O queue.
     pub fn io(address: SocketAddr, id: u16, qid: u16, entries: u16) -> Self {
         Self::try_io(address, id, qid, entries).expect("it is admitted")
+    }
+
+    /// As [`Raw::io`], of a host that allows so many R2Ts of a command besides the first.
+    pub fn io_with(address: SocketAddr, id: u16, max_r2t: u32) -> Self {
+        let opened = Self::open_with(Ipv4Addr::LOCALHOST, address, max_r2t);
+        opened.connect(SUBSYSTEM, 1, id, 16).expect("it is admitted").0
     }
 
     /// As [`Raw::io`]. `None`: the target has ended the connection.
