@@ -194,6 +194,9 @@ pub enum Error {
     /// A number of shards is not allowed.
     #[error("a pool has 1, 2, 4, 8 or 16 shards, not {0}")]
     Shards(u32),
+    /// A size of clusters is not allowed.
+    #[error("a cluster cannot have {0} bytes, only a multiple of 4096 below 4 GiB")]
+    Cluster(Bytes),
     /// A name is not allowed.
     #[error(
         "{0:?} cannot be the name of a volume: a name has 1 to 255 bytes, no `/` and no control characters"

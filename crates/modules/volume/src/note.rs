@@ -3,10 +3,12 @@
 //! There are settings, and in the first part of a pool with several ones, the changes that are being made.
 
 use crate::Error;
-use aryk_volume::{Settings, TimelineId};
+use aryk_bdev::Bytes;
+use aryk_volume::{BLOCK, Settings, TimelineId};
 use uuid::Uuid;
 
 const CACHE_BYTES: &str = "cache_bytes";
+const CLUSTER_BYTES: &str = "cluster_bytes";
 const INTENT: &str = "intent";
 
 /// A change of the volumes of a pool with several parts.
@@ -111,9 +113,25 @@ pub(crate) fn intents(note: &[u8]) -> Result<Vec<Intent>, Error> {
 const CACHE_MIN: usize = 1 << 20;
 const CACHE_MAX: usize = 1 << 40;
 
-/// The note that stores these settings.
-pub(crate) fn of(settings: &Settings) -> Vec<u8> {
-    format!("{CACHE_BYTES}={}\n", settings.cache_bytes).into_bytes()
+/// Bytes of a cluster, if the pool was created without another choice.
+pub(crate) const USUAL_CLUSTER: Bytes = Bytes(4 << 20);
+
+/// Whether clusters can have this size: a multiple of a block of the index that fits into 32 bits, as in SPDK.
+pub(crate) const fn is_cluster(size: Bytes) -> bool {
+    size.0 > 0 && size.0.is_multiple_of(BLOCK as u64) && size.0 <= u32::MAX as u64
+}
+
+/// The note that stores these settings, and the size of clusters.
+pub(crate) fn of(settings: &Settings, cluster: Bytes) -> Vec<u8> {
+    format!("{CACHE_BYTES}={}\n{CLUSTER_BYTES}={}\n", settings.cache_bytes, cluster.0).into_bytes()
+}
+
+/// The size of clusters. A size that clusters cannot have is ignored.
+pub(crate) fn cluster(note: &[u8]) -> Bytes {
+    let note = String::from_utf8_lossy(note);
+    let values = note.lines().filter_map(|line| line.split_once('='));
+    let sizes = values.filter(|(name, _)| *name == CLUSTER_BYTES).filter_map(|(_, value)| value.parse().ok());
+    sizes.map(Bytes).rfind(|size| is_cluster(*size)).unwrap_or(USUAL_CLUSTER)
 }
 
 /// The settings of a note; those that it does not have are taken from `usual`. A setting of a newer version is ignored.
@@ -144,13 +162,13 @@ mod tests {
             Intent::Follow(b),
         ];
         let large = Settings { cache_bytes: 1 << 30, ..Settings::default() };
-        let mut note = of(&large);
+        let mut note = of(&large, Bytes(8192));
         for count in 0..=all.len() {
             note = with_intents(&note, &all[..count]);
             assert_eq!(intents(&note), Ok(all[..count].to_vec()));
-            assert_eq!(settings(&note, Settings::default()), large);
+            assert_eq!((settings(&note, Settings::default()), cluster(&note)), (large, Bytes(8192)));
         }
-        assert_eq!(with_intents(&note, &[]), of(&large));
+        assert_eq!(with_intents(&note, &[]), of(&large, Bytes(8192)));
         for unknown in ["move x", "delete", "", "revert 1", "make x"] {
             assert!(intents(format!("intent={unknown}\n").as_bytes()).is_err(), "{unknown}");
         }
@@ -160,11 +178,20 @@ mod tests {
     fn settings_come_back_and_what_is_unknown_is_ignored() {
         let usual = Settings::default();
         let large = Settings { cache_bytes: 1 << 30, ..usual };
-        assert_eq!(settings(&of(&large), usual), large);
+        assert_eq!(settings(&of(&large, USUAL_CLUSTER), usual), large);
         assert_eq!(settings(b"", large), large);
         assert_eq!(
             settings(b"cache_bytes=many\nnew=1\n\xff\ncache_bytes=2097152", large).cache_bytes,
             2 << 20
         );
+    }
+    #[test]
+    fn a_size_that_clusters_cannot_have_is_ignored() {
+        for note in
+            ["", "cluster_bytes=0", "cluster_bytes=4095", "cluster_bytes=4294967296", "cluster_bytes=-4096"]
+        {
+            assert_eq!(cluster(note.as_bytes()), USUAL_CLUSTER, "{note}");
+        }
+        assert_eq!(cluster(b"cluster_bytes=4294963200\ncluster_bytes=1\n"), Bytes(0xffff_f000));
     }
 }

@@ -150,6 +150,8 @@ pub struct Pool {
     name: Mutex<String>,
     uuid: Uuid,
     base: Arc<Bdev>,
+    /// Bytes of a cluster.
+    cluster: AtomicU64,
     /// At least one: the first one's volumes are the pool's.
     pub(crate) parts: Vec<Part>,
     /// Changes of several parts that are being made, or are not finished in all of them.
@@ -197,6 +199,7 @@ impl Pool {
             name: Mutex::new(name),
             uuid,
             base,
+            cluster: AtomicU64::new(note::USUAL_CLUSTER.0),
             parts,
             intents: Mutex::default(),
             unfinished_lines: LogLimit::new(3, Duration::from_secs(60)),
@@ -222,6 +225,11 @@ impl Pool {
     /// Its base disk.
     pub const fn base(&self) -> &Arc<Bdev> {
         &self.base
+    }
+
+    /// The unit in which SPDK's methods report its space, and to which they round sizes up.
+    pub fn cluster(&self) -> Bytes {
+        Bytes(self.cluster.load(Ordering::Relaxed))
     }
 
     /// The cores of its shards.
@@ -349,12 +357,14 @@ impl Pool {
         members.values().map(|member| (member.id, parent(member))).collect()
     }
 
-    /// Stores the settings with which the pool is opened from now on.
+    /// Stores the settings with which the pool is opened from now on, and the size of its clusters.
     ///
     /// # Errors
     /// [`Error`].
-    pub(crate) async fn store_settings(&self, settings: &Settings) -> Result<(), Error> {
-        self.command(Command::SetNote(note::of(settings))).await.map(drop)
+    pub(crate) async fn store_settings(&self, settings: &Settings, cluster: Bytes) -> Result<(), Error> {
+        self.command(Command::SetNote(note::of(settings, cluster))).await?;
+        self.cluster.store(cluster.0, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Reads which volumes and snapshots there are, and creates the disks of those that have none. One that cannot get a disk is

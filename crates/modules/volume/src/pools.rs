@@ -4,8 +4,8 @@ use crate::device::VolumeDisk;
 use crate::owner::{Ready, Start};
 use crate::part::{BaseHold, Starting};
 use crate::pool::lock;
-use crate::{Error, Pool};
-use aryk_bdev::{Access, AsyncChannel, Bdev, Env, Event, Lba, OpenError};
+use crate::{Error, Pool, note};
+use aryk_bdev::{Access, AsyncChannel, Bdev, Bytes, Env, Event, Lba, OpenError};
 use aryk_dma::{Buffer, PAGE};
 use aryk_reactor::{CoreSet, Cx};
 use aryk_volume::{Settings, Shard};
@@ -38,6 +38,8 @@ pub struct NewPool {
     pub force: bool,
     /// Limits of its use of memory and of the base.
     pub settings: Settings,
+    /// The unit in which SPDK's methods report its space, and to which they round sizes up: a multiple of 4 KiB, below 4 GiB.
+    pub cluster: Bytes,
     /// Bytes of a segment: a power of two, at most 32 MiB. `None`: as many as suit the base.
     pub segment_bytes: Option<u32>,
     /// Its shards, each of which is on a reactor of its own if there are as many: 1, 2, 4, 8 or 16. Each has an equal part of the
@@ -60,6 +62,7 @@ impl NewPool {
             base: base.to_owned(),
             force: false,
             settings: Settings::default(),
+            cluster: note::USUAL_CLUSTER,
             segment_bytes: None,
             shards: 1,
         }
@@ -201,7 +204,10 @@ impl Pools {
     /// # Errors
     /// [`Error`].
     pub async fn create(&self, env: &Env, new: NewPool) -> Result<Arc<Pool>, Error> {
-        let NewPool { name, uuid, base, force, settings, segment_bytes, shards } = new;
+        let NewPool { name, uuid, base, force, settings, cluster, segment_bytes, shards } = new;
+        if !note::is_cluster(cluster) {
+            return Err(Error::Cluster(cluster));
+        }
         let _reserved = self.reserve(&name)?;
         let bdev = env.registry().find(&base)?;
         if bdev.device_as::<VolumeDisk>().is_some() {
@@ -227,8 +233,8 @@ impl Pools {
         made.start(all[..1].iter().copied(), &start).await?;
         let pool = made.into_pool().await?;
         lock(&self.open).push(Arc::clone(&pool));
-        if settings != Settings::default() {
-            pool.store_settings(&settings).await?;
+        if settings != Settings::default() || cluster != note::USUAL_CLUSTER {
+            pool.store_settings(&settings, cluster).await?;
         }
         Ok(pool)
     }

@@ -1,7 +1,7 @@
 //! `bdev_lvol_*`: SPDK's logical volumes, which are volumes of Aryk's pools: an lvolstore is a pool. Control context.
 //!
-//! A volume's disk has the volume's UUID as its name, and `POOL/VOLUME` as its alias. Clusters are a unit of reports only: a pool
-//! has no clusters.
+//! A volume's disk has the volume's UUID as its name, and `POOL/VOLUME` as its alias. A pool notes the size of its clusters for these
+//! methods: they report space in clusters, and round sizes up to them. The engine has no clusters.
 //!
 //! As in SPDK, errors of the lookup of an object have their own number, and errors of the operation on it have -32602.
 
@@ -53,12 +53,10 @@ fn find(control: &Control, name: &str) -> Result<(Arc<Pool>, Member), Error> {
     volumes::find(control, name).map_err(|_| Error::no_device("logical volume", name))
 }
 
-/// Bytes of a cluster.
-pub(super) const CLUSTER: u64 = 4 << 20;
-
-/// Bytes of so many MiB, as whole clusters.
-fn whole_clusters(mib: u64) -> Result<Bytes, Error> {
-    let bytes = mib.checked_mul(1 << 20).and_then(|bytes| bytes.checked_next_multiple_of(CLUSTER));
+/// Bytes of so many MiB, as whole clusters of a pool.
+fn whole_clusters(pool: &Pool, mib: u64) -> Result<Bytes, Error> {
+    let cluster = pool.cluster().0;
+    let bytes = mib.checked_mul(1 << 20).and_then(|bytes| bytes.checked_next_multiple_of(cluster));
     bytes.map(Bytes).ok_or_else(|| Error::invalid("the size is too large"))
 }
 

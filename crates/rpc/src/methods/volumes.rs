@@ -4,7 +4,6 @@
 //! the pool says.
 
 use super::details::{Details, Lvol};
-use super::lvol::CLUSTER;
 use super::waiting::make_waiting;
 use super::{Control, Error};
 use crate::config::{AbsentObject, Subsystem};
@@ -225,7 +224,7 @@ pub(super) fn details(control: &Control, bdev: &Bdev) -> Option<Lvol> {
         lvol_store_uuid: pool.uuid(),
         base_bdev: base.name().to_owned(),
         thin_provision: !member.volume.is_thick,
-        num_allocated_clusters: member.bytes().div_ceil(CLUSTER),
+        num_allocated_clusters: member.bytes().div_ceil(pool.cluster().0),
         snapshot: member.is_snapshot(),
         clone: matches!(parent, Parent::Snapshot(_)),
         esnap_clone: matches!(parent, Parent::Image(_)),
@@ -641,7 +640,8 @@ impl From<module::Error> for Error {
             | Of::CopyTarget(_)
             | Of::Name(_)
             | Of::Size(_)
-            | Of::Shards(_) => Errno::INVAL,
+            | Of::Shards(_)
+            | Of::Cluster(_) => Errno::INVAL,
             Of::Copy { .. } => Errno::IO,
         };
         Self::errno(errno, error.to_string())

@@ -1,4 +1,4 @@
-//! Pools and volumes by the calls of SPDK's clients: what they call in which order, and what they do with the answers.
+//! Pools and volumes by SPDK's calls.
 
 use super::{Daemon, in_daemon};
 use aryk_bdev::{Access, AsyncChannel, Blocks, Lba};
@@ -7,10 +7,10 @@ use aryk_reactor::{CoreSet, Cx};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-const MIB: u64 = 1 << 20;
+pub const MIB: u64 = 1 << 20;
 
 /// A daemon with the disk `nvme` in a file of 1 GiB.
-async fn start(daemon: &Daemon) {
+pub async fn start(daemon: &Daemon) {
     aryk_rpc::follow_disks(&daemon.control, &daemon.methods);
     daemon.call("framework_start_init", &json!({})).await.unwrap();
     let path = daemon.dir.path().join("nvme.img");
@@ -18,13 +18,13 @@ async fn start(daemon: &Daemon) {
     create_base(daemon).await;
 }
 
-async fn create_base(daemon: &Daemon) {
+pub async fn create_base(daemon: &Daemon) {
     let path = daemon.dir.path().join("nvme.img");
     let params = json!({"name": "nvme", "filename": path, "block_size": 512});
     ok(daemon, "bdev_aio_create", params).await;
 }
 
-async fn ok(daemon: &Daemon, method: &str, params: Value) -> Value {
+pub async fn ok(daemon: &Daemon, method: &str, params: Value) -> Value {
     match daemon.call(method, &params).await {
         Ok(result) => result,
         Err(error) => panic!("{method} {params}: {error}"),
@@ -32,7 +32,7 @@ async fn ok(daemon: &Daemon, method: &str, params: Value) -> Value {
 }
 
 /// The code and the text of the error.
-async fn refused(daemon: &Daemon, method: &str, params: Value) -> (i32, String) {
+pub async fn refused(daemon: &Daemon, method: &str, params: Value) -> (i32, String) {
     let error = daemon.call(method, &params).await.expect_err(method);
     (error.code(), error.message())
 }
@@ -72,7 +72,7 @@ async fn on_disk<R: Send + 'static>(
 }
 
 /// Writes bytes to a disk with blocks of 512 bytes.
-async fn write(daemon: &Daemon, name: &str, at: u64, bytes: &[u8]) {
+pub async fn write(daemon: &Daemon, name: &str, at: u64, bytes: &[u8]) {
     let (buffer, blocks) = (Buffer::from_slice(bytes), Blocks(bytes.len() as u64 / 512));
     let write =
         async move |channel: AsyncChannel| channel.write(Lba(at / 512), blocks, buffer).await.map(drop);
@@ -80,7 +80,7 @@ async fn write(daemon: &Daemon, name: &str, at: u64, bytes: &[u8]) {
 }
 
 /// Reads bytes of a disk with blocks of 512 bytes.
-async fn read(daemon: &Daemon, name: &str, at: u64, bytes: usize) -> Vec<u8> {
+pub async fn read(daemon: &Daemon, name: &str, at: u64, bytes: usize) -> Vec<u8> {
     let read = async move |channel: AsyncChannel| {
         let buffer = Buffer::new(bytes, 4096);
         channel.read(Lba(at / 512), Blocks(bytes as u64 / 512), buffer).await
@@ -292,6 +292,18 @@ fn a_clone_of_another_disk_waits_for_it() {
     });
 }
 
+/// The state of a shallow copy that has ended.
+async fn shallow_copy(daemon: &Daemon, params: Value) -> Value {
+    let started = ok(daemon, "bdev_lvol_start_shallow_copy", params).await;
+    loop {
+        let state = ok(daemon, "bdev_lvol_check_shallow_copy", started.clone()).await;
+        if state["state"] != "in progress" {
+            return state;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
 #[test]
 fn what_a_snapshot_has_for_itself_is_copied() {
     in_daemon(async |daemon| {
@@ -316,20 +328,65 @@ fn what_a_snapshot_has_for_itself_is_copied() {
         assert_eq!(small, (-32602, "Invalid argument".to_owned()));
         assert_eq!(refused(daemon, "bdev_lvol_start_shallow_copy", copy_to("lvs/a", "none")).await.0, -19);
 
-        let started = ok(daemon, "bdev_lvol_start_shallow_copy", copy_to("lvs/a", "copy")).await;
-        let state = loop {
-            let state = ok(daemon, "bdev_lvol_check_shallow_copy", started.clone()).await;
-            if state["state"] != "in progress" {
-                break state;
-            }
-            tokio::task::yield_now().await;
-        };
+        let state = shallow_copy(daemon, copy_to("lvs/a", "copy")).await;
         assert_eq!(state, json!({"state": "complete", "copied_clusters": 1, "total_clusters": 1}));
         // The cluster is whole, and no other is copied.
         assert_eq!(read(daemon, "copy", 13 * MIB, 8192).await, [[2; 4096], [0; 4096]].concat());
         assert_eq!(read(daemon, "copy", 5 * MIB, 8192).await, [0; 8192]);
         let none = refused(daemon, "bdev_lvol_check_shallow_copy", json!({"operation_id": 77})).await;
         assert_eq!(none.0, -2);
+    });
+}
+
+#[test]
+fn clusters_have_the_size_that_was_asked_for() {
+    in_daemon(async |daemon| {
+        start(daemon).await;
+        let mut create = json!({"bdev_name": "nvme", "lvs_name": "lvs"});
+        for wrong in [512, 4097, 6 << 20 | 512, 1_u64 << 32] {
+            create["cluster_sz"] = json!(wrong);
+            let refusal = refused(daemon, "bdev_lvol_create_lvstore", create.clone()).await;
+            assert_eq!(refusal, (-22, "Invalid argument".to_owned()), "{wrong}");
+        }
+        let mut totals = Vec::new();
+        for (asked, cluster) in
+            [(0, 4 * MIB), (4096, 4096), (3 * MIB, 3 * MIB), ((1 << 32) - 4096, (1 << 32) - 4096)]
+        {
+            create["cluster_sz"] = json!(asked);
+            ok(daemon, "bdev_lvol_create_lvstore", create.clone()).await;
+            ok(daemon, "bdev_aio_delete", json!({"name": "nvme"})).await;
+            create_base(daemon).await;
+            ok(daemon, "bdev_wait_for_examine", json!({})).await;
+            let stores = ok(daemon, "bdev_lvol_get_lvstores", json!({})).await;
+            assert_eq!(stores[0]["cluster_size"], cluster);
+            assert_eq!(stores[0]["free_clusters"], stores[0]["total_data_clusters"]);
+            totals.push(stores[0]["total_data_clusters"].as_u64().unwrap() * cluster);
+            ok(daemon, "bdev_lvol_delete_lvstore", json!({"lvs_name": "lvs"})).await;
+        }
+        let exact = totals[1];
+        assert!(exact - totals[0] < 4 * MIB && exact - totals[2] < 3 * MIB, "{totals:?}");
+        assert_eq!(totals[3], 0);
+
+        // Sizes are rounded up to clusters, and copies count them.
+        create["cluster_sz"] = json!(3 * MIB);
+        ok(daemon, "bdev_lvol_create_lvstore", create).await;
+        ok(daemon, "bdev_lvol_create", json!({"lvol_name": "a", "size_in_mib": 4, "lvs_name": "lvs"})).await;
+        let disk = ok(daemon, "bdev_get_bdevs", json!({"name": "lvs/a"})).await;
+        assert_eq!(disk[0]["num_blocks"], json!(6 * MIB / 512));
+        assert_eq!(disk[0]["driver_specific"]["lvol"]["num_allocated_clusters"], 2);
+        ok(daemon, "bdev_lvol_resize", json!({"name": "lvs/a", "size_in_mib": 7})).await;
+        let disk = ok(daemon, "bdev_get_bdevs", json!({"name": "lvs/a"})).await;
+        assert_eq!(disk[0]["num_blocks"], json!(9 * MIB / 512));
+        write(daemon, "lvs/a", 4 * MIB, &[1; 4096]).await;
+        ok(daemon, "bdev_lvol_snapshot", json!({"lvol_name": "lvs/a", "snapshot_name": "s"})).await;
+        let copy = json!({"name": "copy", "block_size": 512, "num_blocks": 9 * MIB / 512});
+        ok(daemon, "bdev_malloc_create", copy).await;
+        let state = shallow_copy(daemon, json!({"src_lvol_name": "lvs/s", "dst_bdev_name": "copy"})).await;
+        assert_eq!(state, json!({"state": "complete", "copied_clusters": 1, "total_clusters": 1}));
+        ok(daemon, "bdev_lvol_clone_bdev", json!({"bdev": "copy", "lvs_name": "lvs", "clone_name": "c"}))
+            .await;
+        let disk = ok(daemon, "bdev_get_bdevs", json!({"name": "lvs/c"})).await;
+        assert_eq!(disk[0]["num_blocks"], json!(9 * MIB / 512));
     });
 }
 

@@ -25,6 +25,7 @@ use aryk_log_limit::limited;
 use aryk_volume::{Answer, CheckReport, Command, CommandError, Label, Space, VolumeId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use uuid::Uuid;
 
 /// Volumes and snapshots that are made at the same time: an intent names them all.
@@ -460,13 +461,16 @@ impl Pool {
         note.await.ok().flatten().ok_or(Error::Ended)
     }
 
-    /// Reads which changes were interrupted, in a pool that has just been opened, and finishes or undoes them as far as possible.
+    /// Reads the note of a pool that has just been opened: the size of its clusters, and which changes were interrupted. Finishes
+    /// or undoes these as far as possible.
     ///
     /// # Errors
     /// [`Error::Intent`]: a newer version has begun a change that this one does not know.
     pub(crate) async fn recover(&self) -> Result<(), Error> {
+        let note = self.note().await?;
+        self.cluster.store(note::cluster(&note).0, Ordering::Relaxed);
         if self.parts.len() > 1 {
-            *lock(&self.intents) = note::intents(&self.note().await?)?;
+            *lock(&self.intents) = note::intents(&note)?;
             self.finish_intents().await;
         }
         Ok(())

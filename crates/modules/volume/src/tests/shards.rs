@@ -580,3 +580,22 @@ fn shards_grow_with_their_base() {
     assert_eq!(stack.read(&disk(&stack, "v"), 0, 4096), [1; 4096]);
     check(&pool);
 }
+
+#[test]
+fn the_size_of_clusters_is_kept_beside_changes() {
+    let stack = Stack::on(512, 2).malloc("base", 512, 1024 * MIB);
+    for shards in [1, 4] {
+        let new = NewPool { shards, cluster: Bytes(64 << 10), force: true, ..NewPool::named("p", "base") };
+        let pool = block_on(stack.pools.create(&stack.env, new)).expect("it can be created");
+        assert_eq!(pool.cluster(), Bytes(64 << 10));
+        stack.volume("v", Origin::Empty);
+        snapshot(&stack, "s").expect("it can be taken");
+        drop(pool);
+        let pool = reopen(&stack);
+        assert_eq!(pool.cluster(), Bytes(64 << 10));
+        for disk in pool.members().into_iter().filter_map(|member| member.disk) {
+            block_on(stack.env.registry().remove(disk.name())).expect("it is there");
+        }
+        block_on(stack.pools.close(&pool));
+    }
+}

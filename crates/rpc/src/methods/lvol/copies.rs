@@ -1,7 +1,7 @@
 //! `bdev_lvol_start_shallow_copy`, `bdev_lvol_check_shallow_copy`: what a snapshot has for itself is copied to another disk, in
 //! the background. Control context.
 
-use super::{CLUSTER, failed, find};
+use super::{failed, find};
 use crate::methods::{Control, Error, Phase, Table};
 use aryk_bdev::Bytes;
 use aryk_bdev_volume::{Copy, whole_clusters};
@@ -26,16 +26,19 @@ pub(crate) struct Copies {
 
 #[derive(Debug)]
 struct ShallowCopy {
+    /// Bytes that were copied.
     copied: Arc<AtomicU64>,
     /// Clusters to copy.
     total: u64,
+    /// Bytes of a cluster.
+    cluster: Bytes,
     /// `None` while it runs.
     result: Option<Result<(), Error>>,
 }
 
 impl Copies {
     /// Adds a copy. The results of the oldest are forgotten when there are many.
-    fn add(&self, copied: Arc<AtomicU64>, total: u64) -> u32 {
+    fn add(&self, copy: ShallowCopy) -> u32 {
         let id = self.next.get();
         self.next.set(id.wrapping_add(1));
         let mut all = self.all.borrow_mut();
@@ -44,7 +47,7 @@ impl Copies {
         if ended.len() >= KEPT {
             all.remove(&ended[0]);
         }
-        all.insert(id, ShallowCopy { copied, total, result: None });
+        all.insert(id, copy);
         id
     }
 
@@ -104,9 +107,11 @@ async fn start(control: &Control, p: Start) -> Result<Started, Error> {
     control.disks.find(&p.dst_bdev_name)?;
     let own = pool.own(member.id).await.map_err(failed)?;
     let copy = Copy::new(&control.env, disk.name(), &p.dst_bdev_name).map_err(failed)?;
-    let (parts, total) = whole_clusters(&own, Bytes(CLUSTER), Bytes(member.bytes()));
+    let cluster = pool.cluster();
+    let (parts, total) = whole_clusters(&own, cluster, Bytes(member.bytes()));
     let copied = Arc::new(AtomicU64::new(0));
-    let id = control.volumes.copies.add(Arc::clone(&copied), total);
+    let id =
+        control.volumes.copies.add(ShallowCopy { copied: Arc::clone(&copied), total, cluster, result: None });
     let (copies, env) = (Rc::clone(&control.volumes.copies), control.env.clone());
     tokio::task::spawn_local(async move {
         let result = copy.run(&env, parts, copied).await.map_err(Error::from);
@@ -144,7 +149,7 @@ async fn check(control: &Control, p: Check) -> Result<Progress, Error> {
     let copy = all
         .get(&p.operation_id)
         .ok_or_else(|| Error::errno(Errno::NOENT, format!("there is no shallow copy {}", p.operation_id)))?;
-    let copied = copy.copied.load(Ordering::Relaxed) / CLUSTER;
+    let copied = copy.copied.load(Ordering::Relaxed) / copy.cluster.0;
     let (state, copied, error) = match &copy.result {
         None => ("in progress", copied, None),
         // The last cluster may be a part of one.

@@ -1,9 +1,10 @@
 //! `bdev_lvol_*` of volumes, snapshots and clones. Control context.
 
-use super::{CLUSTER, ClearMethod, failed, find, find_store, whole_clusters};
+use super::{ClearMethod, failed, find, find_store, whole_clusters};
 use crate::error::INTERNAL;
 use crate::methods::volumes::{self, Attributes};
 use crate::methods::{Control, Count, Error, Name, Phase, Table};
+use aryk_bdev::Bytes;
 use aryk_bdev_volume::{Member, NewVolume, Origin, Parent, Pool, WhenFull};
 use rustix::io::Errno;
 use schemars::JsonSchema;
@@ -86,7 +87,7 @@ struct Create {
 async fn create(control: &Control, p: Create) -> Result<Uuid, Error> {
     let pool = find_store(control, p.uuid.as_deref(), p.lvs_name.as_deref())?;
     check_name(&pool, &p.lvol_name)?;
-    let bytes = whole_clusters(p.size_in_mib.0)?;
+    let bytes = whole_clusters(&pool, p.size_in_mib.0)?;
     let new = NewVolume {
         name: p.lvol_name,
         uuid: Uuid::new_v4(),
@@ -151,7 +152,7 @@ async fn clone(control: &Control, p: Clone) -> Result<Uuid, Error> {
     let new = NewVolume {
         name: p.clone_name,
         uuid: Uuid::new_v4(),
-        bytes: aryk_bdev::Bytes(member.bytes()),
+        bytes: Bytes(member.bytes()),
         block_size: member.volume.block_size,
         origin: Origin::Snapshot(member.id),
         when_full: WhenFull::Fail,
@@ -177,12 +178,13 @@ async fn clone_bdev(control: &Control, p: CloneBdev) -> Result<Uuid, Error> {
     let pool = find_store(control, None, Some(&p.lvs_name))?;
     check_name(&pool, &p.clone_name)?;
     let disk = control.disks.find(&p.bdev)?;
-    let block_size = block_size(&pool).max(disk.geometry().block_size);
-    let (bytes, _) = volumes::size_on(&disk, Some(CLUSTER as u32));
+    let (geometry, cluster) = (disk.geometry(), pool.cluster().0);
+    let block_size = block_size(&pool).max(geometry.block_size);
+    let bytes = geometry.blocks.to_bytes(geometry.block_size).0.next_multiple_of(cluster);
     let new = NewVolume {
         name: p.clone_name,
         uuid: Uuid::new_v4(),
-        bytes: aryk_bdev::Bytes(bytes),
+        bytes: Bytes(bytes),
         block_size,
         origin: Origin::Disk(disk.name().to_owned()),
         when_full: WhenFull::Fail,
@@ -224,7 +226,7 @@ struct Resize {
 
 async fn resize(control: &Control, p: Resize) -> Result<bool, Error> {
     let (pool, member) = find(control, &p.name)?;
-    let bytes = whole_clusters(p.size_in_mib.0).map_err(failed)?;
+    let bytes = whole_clusters(&pool, p.size_in_mib.0).map_err(failed)?;
     pool.resize(member.id, bytes).await.map_err(failed)?;
     Ok(true)
 }

@@ -1,8 +1,9 @@
 //! `bdev_lvol_*_lvstore`: pools as SPDK's lvolstores. Control context.
 
-use super::{CLUSTER, StoreClearMethod, failed, find_store};
+use super::{StoreClearMethod, failed, find_store};
 use crate::methods::volumes;
 use crate::methods::{Control, Count, Error, Phase, Table};
+use aryk_bdev::Bytes;
 use aryk_bdev_volume::{NewPool, Pool};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -40,9 +41,10 @@ struct Create {
     bdev_name: String,
     /// Name of the new pool.
     lvs_name: String,
-    /// Has no effect: sizes and space are reported in units of 4 MiB.
-    #[serde(default, rename = "cluster_sz")]
-    _cluster_sz: Count,
+    /// Bytes of a cluster, the unit in which sizes and space are reported, and to which sizes are rounded up: a multiple of 4,096
+    /// below 4 GiB. Default, and 0: 4 MiB.
+    #[serde(default)]
+    cluster_sz: Count,
     /// Has no effect: nothing has to be cleared.
     #[serde(default, rename = "clear_method")]
     _clear_method: Option<StoreClearMethod>,
@@ -59,7 +61,10 @@ struct Create {
 
 async fn create(control: &Control, p: Create) -> Result<Uuid, Error> {
     control.disks.find(&p.bdev_name)?;
-    let new = NewPool { force: p.force, ..NewPool::named(&p.lvs_name, &p.bdev_name) };
+    let mut new = NewPool { force: p.force, ..NewPool::named(&p.lvs_name, &p.bdev_name) };
+    if p.cluster_sz.0 > 0 {
+        new.cluster = Bytes(p.cluster_sz.0);
+    }
     Ok(volumes::create_pool(control, new).await?.uuid())
 }
 
@@ -118,15 +123,15 @@ async fn get(control: &Control, p: Named) -> Result<Vec<Description>, Error> {
 }
 
 async fn describe(pool: &Pool) -> Result<Description, Error> {
-    let space = pool.space().await?;
+    let (space, cluster) = (pool.space().await?, pool.cluster().0);
     Ok(Description {
         uuid: pool.uuid(),
         name: pool.name(),
         base_bdev: pool.base().name().to_owned(),
-        total_data_clusters: space.total.0 / CLUSTER,
-        free_clusters: space.free.0 / CLUSTER,
+        total_data_clusters: space.total.0 / cluster,
+        free_clusters: space.free.0 / cluster,
         block_size: pool.base().geometry().block_size,
-        cluster_size: CLUSTER,
+        cluster_size: cluster,
         max_growable_size: MAX_GROWABLE,
     })
 }
