@@ -7,6 +7,7 @@ use super::details::{self, Crypto, Details};
 use super::waiting::waits;
 use super::{Control, Count, Error, Name, Phase, Table, is_default};
 use crate::config::{Call, Subsystem};
+use crate::error::INVALID_PARAMS;
 use crate::journal;
 use crate::secret::SecretText;
 use crate::wrapping::{UnwrapError, WrappingKey, id_of};
@@ -315,7 +316,12 @@ async fn destroy_key(control: &Control, p: DestroyKey) -> Result<bool, Error> {
     // A key that could not be created again after a restart has a note only.
     match config.forget(Subsystem::Daemon, &object(&p.key_name)) || was_there {
         true => Ok(true),
-        false => Err(no_key(&p.key_name)),
+        // Ubicloud takes this text for a key that was destroyed before.
+        false => Err(Error::Coded {
+            code: INVALID_PARAMS,
+            message: "No key object found".into(),
+            detail: format!("there is no key '{}'", p.key_name),
+        }),
     }
 }
 

@@ -19,6 +19,7 @@ pub(crate) use show::metrics;
 
 use super::{Control, Error, NoParams, Phase, Table, is_default};
 use crate::config::Subsystem;
+use crate::error::INTERNAL;
 use aryk_bdev::Env;
 use aryk_nvme_fabrics::discovery::{Entry, Family, Security, Subtype};
 use aryk_nvme_fabrics::nqn::{self, Nqn};
@@ -346,8 +347,10 @@ async fn create_transport(control: &Control, p: CreateTransport) -> Result<bool,
     let transport = parse_transport(&p.trtype)?;
     let named = control.nvmf.find(p.tgt_name.as_deref())?;
     if named.transports.borrow().contains(&transport) {
-        let name = transport.name();
-        return Err(Error::errno(Errno::EXIST, format!("the target has the transport {name} already")));
+        // A CSI driver that was started again looks for "already exists".
+        let message = format!("Transport type '{}' already exists", transport.name());
+        let detail = "the target has it".into();
+        return Err(Error::Coded { code: INTERNAL, message, detail });
     }
     let before = named.target.limits().of(transport);
     let limits = QueueLimits {

@@ -5,6 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod clients;
 mod codes;
 mod configs;
 mod crypto;
@@ -309,7 +310,7 @@ fn values_without_meaning_for_aryk_are_refused() {
             ("log_set_flag", json!({"flag": "iscsi"}), -32602),
             ("sock_set_default_impl", json!({"impl_name": "uring"}), -22),
             ("accel_crypto_keys_get", json!({"key_name": "k"}), -2),
-            ("accel_crypto_key_destroy", json!({"key_name": "k"}), -2),
+            ("accel_crypto_key_destroy", json!({"key_name": "k"}), -32602),
             ("bdev_crypto_create", json!({"name": "x", "base_bdev_name": "b", "key_name": "k"}), -2),
             ("bdev_crypto_create", json!({"name": "x", "base_bdev_name": "b"}), -22),
             ("bdev_nvme_get_controllers", json!({"name": "n"}), -19),
