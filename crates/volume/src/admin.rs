@@ -118,7 +118,7 @@ impl Pool {
             Command::Own(id) => self.start_own(tag, id),
             Command::Inflate(id) => self.start_inflate(tag, id),
             Command::Changed { since, until } => self.start_changed(tag, since, until),
-            Command::Space(of) => self.start_space(tag, of),
+            Command::Space { of, gives_way } => self.start_space(tag, of, gives_way),
             Command::Check { data, repair } => {
                 self.tasks.push(tag, Work::Check(Check::new(data, repair)));
                 Ok(())

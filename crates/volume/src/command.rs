@@ -125,7 +125,12 @@ pub enum Command {
     },
     /// How much space these volumes and snapshots keep in use, or all if none is named: [`Answer::Space`]. That takes a read of
     /// all index entries of the volumes and of what is below them.
-    Space(Vec<VolumeId>),
+    Space {
+        /// The volumes and snapshots.
+        of: Vec<VolumeId>,
+        /// Whether the count ends with [`CommandError::Busy`] when another long command comes, which otherwise waits for its end.
+        gives_way: bool,
+    },
     /// Verifies every reference: [`Answer::Check`].
     Check {
         /// Whether data is read and compared with its checksums, too.

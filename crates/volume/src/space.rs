@@ -108,6 +108,8 @@ enum Step {
 pub(crate) struct Count {
     /// Which; all if there are none.
     of: Vec<VolumeId>,
+    /// Whether it ends when another command waits.
+    pub(crate) gives_way: bool,
     step: Step,
     /// Keys that are visited in each partition: from, and behind.
     parts: Vec<(IndexKey, Option<IndexKey>)>,
@@ -126,12 +128,18 @@ pub(crate) struct Count {
 
 impl Pool {
     /// Starts a count of the space of these volumes and snapshots, or of all.
-    pub(crate) fn start_space(&mut self, tag: Tag, of: Vec<VolumeId>) -> Result<(), CommandError> {
+    pub(crate) fn start_space(
+        &mut self,
+        tag: Tag,
+        of: Vec<VolumeId>,
+        gives_way: bool,
+    ) -> Result<(), CommandError> {
         of.iter().try_for_each(|id| self.find(*id).map(drop))?;
         self.tasks.push(
             tag,
             Work::Space(Count {
                 of,
+                gives_way,
                 step: Step::Begin,
                 parts: Vec::new(),
                 part: 0,

@@ -134,6 +134,15 @@ impl Tasks {
         self.running.as_ref().is_some_and(is_of) || self.queue.iter().any(is_of)
     }
 
+    /// Takes the running command if it gives way to one that waits.
+    fn take_replaced(&mut self) -> Option<Tag> {
+        if self.queue.is_empty() {
+            return None;
+        }
+        let gives_way = |(_, work): &mut (Tag, Work)| matches!(work, Work::Space(count) if count.gives_way);
+        self.running.take_if(gives_way).map(|(tag, _)| tag)
+    }
+
     pub(crate) fn running(&mut self) -> Option<&mut Work> {
         self.running.as_mut().map(|(_, work)| work)
     }
@@ -159,6 +168,10 @@ impl Pool {
     pub(crate) fn step_tasks(&mut self) -> bool {
         if self.tasks.waits > 0 {
             return false;
+        }
+        if let Some(tag) = self.tasks.take_replaced() {
+            self.tasks.has_failed = false;
+            self.out.command_replies.push_back(CommandReply { tag, result: Err(CommandError::Busy) });
         }
         let Some((tag, mut work)) = self.tasks.running.take().or_else(|| self.tasks.queue.pop_front()) else {
             return false;

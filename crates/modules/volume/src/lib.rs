@@ -43,7 +43,7 @@ pub use aryk_volume::{
 };
 pub use aryk_volume_store::{Error as FormatError, Finding};
 pub use copy::{Copy, whole_clusters};
-pub use pool::{Health, Image, Member, Parent, Pool, Space};
+pub use pool::{Health, Image, Member, Parent, Pool, Space, SpaceCount};
 pub use pools::{NewPool, Pools};
 
 use aryk_bdev::Bytes;

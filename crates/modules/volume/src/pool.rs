@@ -5,6 +5,8 @@ mod images;
 mod moving;
 mod upkeep;
 
+pub use upkeep::SpaceCount;
+
 use crate::device::VolumeDisk;
 use crate::gate::Gate;
 use crate::note::Intent;
@@ -163,6 +165,7 @@ pub struct Pool {
     members: Mutex<BTreeMap<VolumeId, Member>>,
     /// The disks on which volumes depend and that are open, as the pool stores them.
     images: Mutex<BTreeMap<String, Arc<Bdev>>>,
+    last_count: Mutex<Option<Arc<SpaceCount>>>,
     /// Held by each change of the volumes, from its first check until the list of volumes has it.
     changing: tokio::sync::Mutex<()>,
     /// Whether the pool is being deleted.
@@ -207,6 +210,7 @@ impl Pool {
             log_damage,
             members: Mutex::default(),
             images: Mutex::default(),
+            last_count: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
             is_ending: AtomicBool::new(false),
         }))

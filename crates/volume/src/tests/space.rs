@@ -9,7 +9,7 @@ use crate::*;
 const RANGE: u64 = 8192;
 
 pub(super) fn space(rig: &mut Rig, of: &[VolumeId]) -> Vec<Space> {
-    match rig.command(Command::Space(of.to_vec())) {
+    match rig.command(Command::Space { of: of.to_vec(), gives_way: true }) {
         Ok(Answer::Space(all)) => all,
         other => panic!("{other:?}"),
     }
@@ -100,10 +100,33 @@ fn own_space_is_what_a_deletion_frees_and_the_rest_is_what_stays_without_the_oth
 }
 
 #[test]
+fn a_count_gives_way_to_another_command_only_if_it_is_meant_to() {
+    for gives_way in [true, false] {
+        let mut rig = small_rig(1);
+        history(&mut rig);
+        merge_all(&mut rig);
+        let (count, check) = (rig.tag(), rig.tag());
+        rig.pool.command(count, Command::Space { of: Vec::new(), gives_way });
+        rig.turn();
+        assert!(rig.command_replies.is_empty(), "the count waits for pages");
+        rig.pool.command(check, Command::Check { data: false, repair: false });
+        while rig.command_replies.len() < 2 {
+            assert!(rig.turn() | rig.step(), "the commands do not end");
+        }
+        let [counted, checked] = &rig.command_replies[..] else { panic!("two commands were given") };
+        assert_eq!((counted.tag, checked.tag), (count, check));
+        assert_eq!(counted.result == Err(CommandError::Busy), gives_way, "{counted:?}");
+        assert!(matches!(&checked.result, Ok(Answer::Check(report)) if report.is_clean()), "{checked:?}");
+        assert!(!space(&mut rig, &[]).is_empty());
+    }
+}
+
+#[test]
 fn a_snapshot_a_clone_and_their_volume_share_what_was_not_written_again() {
     let mut rig = Rig::new(1);
     let volume = rig.create("a", 2 * RANGE, Origin::Empty);
-    assert_eq!(rig.command(Command::Space(vec![VolumeId(77)])), Err(CommandError::NotFound));
+    let unknown = Command::Space { of: vec![VolumeId(77)], gives_way: false };
+    assert_eq!(rig.command(unknown), Err(CommandError::NotFound));
     rig.write(volume, 0, &pattern(1, 512));
     let snapshot = rig.snapshot(volume, "s");
     rig.write(volume, 0, &pattern(2, 128));

@@ -55,7 +55,7 @@ impl Pool {
             Command::Rename { .. } => self.parts[0].command(command).await,
             Command::Own(_)
             | Command::Changed { .. }
-            | Command::Space(_)
+            | Command::Space { .. }
             | Command::Check { .. }
             | Command::Inflate(_)
             | Command::SetNote(_) => {
@@ -185,7 +185,10 @@ impl Pool {
             Command::Own(of) => Command::Own(id(of)?),
             Command::Inflate(of) => Command::Inflate(id(of)?),
             Command::Changed { since, until } => Command::Changed { since: id(since)?, until: id(until)? },
-            Command::Space(of) => Command::Space(of.iter().map(id).collect::<Result<_, Error>>()?),
+            Command::Space { of, gives_way } => {
+                let of = of.iter().map(id).collect::<Result<_, Error>>()?;
+                Command::Space { of, gives_way: *gives_way }
+            }
             Command::Check { data, repair } => Command::Check { data: *data, repair: *repair },
         })
     }

@@ -3,12 +3,23 @@
 use super::{Member, Pool, lock};
 use crate::{Copy, Error, NewVolume, Origin};
 use aryk_bdev::{Access, Bytes};
+use aryk_reactor::{Clock, Nanos};
 use aryk_volume::{Answer, BLOCK, CheckReport, Command, Space as VolumeSpace, VolumeId, WhenFull};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use uuid::Uuid;
 
 /// Bytes of a block of the index.
 const BLOCK_BYTES: u64 = BLOCK as u64;
+
+/// The space that volumes and snapshots kept in use at a moment.
+#[derive(Debug)]
+pub struct SpaceCount {
+    /// By volume or snapshot.
+    pub of: BTreeMap<VolumeId, VolumeSpace>,
+    /// The end of the count, by the monotonic clock.
+    pub at: Nanos,
+}
 
 impl Pool {
     /// Verifies every reference, and with `data` every checksum. With `repair`, leaked space becomes free.
@@ -52,15 +63,25 @@ impl Pool {
         }
     }
 
-    /// How much space these volumes and snapshots keep in use, or all if none is named.
+    /// Counts how much space each volume and snapshot keeps in use, which reads the whole index. With `gives_way`, the count ends
+    /// when another long command comes. [`Pool::last_count`] returns the result until the next count.
     ///
     /// # Errors
-    /// [`Error`].
-    pub async fn space_of(&self, volumes: Vec<VolumeId>) -> Result<Vec<VolumeSpace>, Error> {
-        match self.command(Command::Space(volumes)).await? {
-            Answer::Space(spaces) => Ok(spaces),
+    /// [`Error`]: [`aryk_volume::CommandError::Busy`] if it has given way.
+    pub async fn count_space(&self, gives_way: bool) -> Result<Arc<SpaceCount>, Error> {
+        let spaces = match self.command(Command::Space { of: Vec::new(), gives_way }).await? {
+            Answer::Space(spaces) => spaces,
             other => unreachable!("the answer to a question for space is {other:?}"),
-        }
+        };
+        let of = spaces.into_iter().map(|space| (space.volume, space)).collect();
+        let count = Arc::new(SpaceCount { of, at: Clock::Monotonic.now() });
+        *lock(&self.last_count) = Some(Arc::clone(&count));
+        Ok(count)
+    }
+
+    /// The last count of the space of volumes and snapshots, if there was one since the pool was opened.
+    pub fn last_count(&self) -> Option<Arc<SpaceCount>> {
+        lock(&self.last_count).clone()
     }
 
     /// Makes a volume, whose disk was removed before, a snapshot of itself. [`Pool::refresh`] creates its disk again.

@@ -125,8 +125,9 @@ fn volumes_are_changed_in_all_shards() {
     assert_eq!(pool.find("w").expect("it is there").bytes(), SIZE);
     assert_eq!(stack.read(&disk(&stack, "w"), last, 4096), [1; 4096]);
     assert_eq!(pool.parent(&pool.find("w").expect("it is there")), Parent::Snapshot("s".to_owned()));
-    let spaces = block_on(pool.space_of(vec![s.id])).expect("it is measured");
-    assert_eq!(spaces[0].own_bytes + spaces[0].shared_bytes, 8192);
+    let space = block_on(pool.count_space(true)).expect("it is counted").of[&s.id];
+    assert_eq!(space.own_bytes + space.shared_bytes, 8192);
+    assert_eq!(pool.last_count().expect("it was counted").of[&s.id], space);
     block_on(stack.env.registry().remove(disk(&stack, "w").name())).expect("it can be removed");
     block_on(pool.delete(w.id)).expect("it is deleted");
     let pool = reopen(&stack);

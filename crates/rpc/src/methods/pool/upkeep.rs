@@ -181,9 +181,9 @@ struct VolumeSpace {
 
 async fn space(control: &Control, p: OfPool) -> Result<Vec<VolumeSpace>, Error> {
     let pool = control.volumes.pools.find(&p.pool)?;
-    let spaces = pool.space_of(Vec::new()).await?;
+    let count = pool.count_space(false).await?;
     let members = pool.members();
-    let describe = |space: module::VolumeSpace| {
+    let describe = |space: &module::VolumeSpace| {
         // It may have been deleted since.
         let member = members.iter().find(|member| member.id == space.volume)?;
         Some(VolumeSpace {
@@ -195,5 +195,5 @@ async fn space(control: &Control, p: OfPool) -> Result<Vec<VolumeSpace>, Error> 
             shared_bytes: space.shared_bytes,
         })
     };
-    Ok(spaces.into_iter().filter_map(describe).collect())
+    Ok(count.of.values().filter_map(describe).collect())
 }
