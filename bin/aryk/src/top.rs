@@ -1,4 +1,5 @@
-//! `aryk top`: activity of disks, groups, controllers, reactors, background tasks, NVMe drives, pools and hosts, live.
+//! `aryk top`: activity of disks, groups, controllers, reactors, background tasks, NVMe drives, pools, hosts
+//! and volumes, live.
 //!
 //! `reading` has the daemon's counts and the rates between two reads; `state` has what the screen shows, and handles keys; `view`
 //! draws it. `reading` and `state` use no terminal.
@@ -97,7 +98,7 @@ fn whole_json(views: &[State], rates: &Rates) -> Value {
     json!({"seconds": rates.seconds, "per_second": per_second.collect::<Map<_, _>>()})
 }
 
-/// A table per view; empty views of groups, tasks, drives, pools and hosts are omitted.
+/// A table per view; empty views of groups, tasks, drives, pools, hosts and volumes are omitted.
 fn whole_text(views: &[State], rates: &Rates, out: &Output) -> String {
     let is_shown = |state: &&State| {
         views.len() == 1
@@ -107,6 +108,7 @@ fn whole_text(views: &[State], rates: &Rates, out: &Output) -> String {
                 View::Drives => !rates.drives.is_empty(),
                 View::Pools => !rates.pools.is_empty(),
                 View::Hosts => !rates.hosts.is_empty(),
+                View::Volumes => !rates.volumes.is_empty(),
                 View::Disks | View::Controllers | View::Reactors => true,
             }
     };

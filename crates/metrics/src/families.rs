@@ -358,6 +358,8 @@ pub const ALL: &[FamilySource] = &[
     pools::DEBT,
     pools::WAITING,
     pools::DAMAGED,
+    pools::MEMBER_SPACE,
+    pools::COUNTED,
     FamilySource {
         family: of(Kind::Counter, "seconds", "aryk_reactor_seconds", "The reactor's time, by state."),
         objects: reactors,

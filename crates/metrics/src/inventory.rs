@@ -7,6 +7,7 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A future of the control context.
 pub type LocalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -149,6 +150,32 @@ pub struct Pool {
     pub waiting_requests: u64,
     /// Blocks whose data did not match its checksum.
     pub damaged_blocks: u64,
+    /// The space of volumes and snapshots, as it was counted last; empty before.
+    pub members: Vec<PoolMember>,
+    /// The time since that count.
+    pub counted_ago: Option<Duration>,
+}
+
+/// A volume or a snapshot of a pool.
+#[derive(Clone, Debug)]
+pub struct PoolMember {
+    /// Its name in the pool.
+    pub name: String,
+    /// Whether it is a snapshot.
+    pub is_snapshot: bool,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Bytes of data that become free if it is deleted.
+    pub own_bytes: u64,
+    /// Bytes of data that it shows and others keep in use, too.
+    pub shared_bytes: u64,
+}
+
+impl PoolMember {
+    /// `snapshot` or `volume`.
+    pub const fn kind(&self) -> &'static str {
+        if self.is_snapshot { "snapshot" } else { "volume" }
+    }
 }
 
 /// A controller, through which a VM uses disks.

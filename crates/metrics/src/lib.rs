@@ -24,7 +24,7 @@ mod server;
 mod web;
 
 pub use collector::{Collector, ControllerCounts, Disk, Group, Reactor, Snapshot};
-pub use inventory::{Controller, Host, Inventory, LocalFuture, Nvme, Pool, RbdClient};
+pub use inventory::{Controller, Host, Inventory, LocalFuture, Nvme, Pool, PoolMember, RbdClient};
 pub use scrape::Scrapes;
 pub use server::{Address, AddressError, BindError, Server};
 pub use web::Web;

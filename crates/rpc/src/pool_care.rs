@@ -1,8 +1,10 @@
-//! Looks after pools: finishes changes that a shard has refused, and warns of pools that become full. Control context.
+//! Looks after pools: finishes changes that a shard has refused, warns of pools that become full, and counts the space of their
+//! volumes. Control context.
 
 use crate::Control;
 use crate::methods::volumes::announce;
 use aryk_bdev_volume::Pool;
+use aryk_reactor::Clock;
 use std::rc::Weak;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +15,12 @@ const PERIOD: Duration = Duration::from_secs(1);
 const LOOK: u32 = 5;
 /// How full a pool is, in percent, when it is warned of.
 const THRESHOLDS: [u64; 3] = [80, 90, 95];
+/// Time from the opening of a pool to the first count of the space of its volumes.
+const FIRST_COUNT: Duration = Duration::from_secs(5);
+/// Time between two counts, at least.
+const COUNT_PAUSE: Duration = Duration::from_secs(60);
+/// A count reads the whole index of a pool. So many times its duration pass before the next.
+const COUNT_PAUSES: u32 = 50;
 /// By how much a pool must have become emptier than a threshold before that is warned of again.
 const FALL: u64 = 2;
 
@@ -28,6 +36,7 @@ pub async fn look_after_pools(control: Weak<Control>) {
             let pool = Arc::downgrade(&pool);
             if !known.iter().any(|other| other.ptr_eq(&pool)) {
                 tokio::task::spawn_local(look_after(control.clone(), pool.clone()));
+                tokio::task::spawn_local(count_space(pool.clone()));
                 known.push(pool);
             }
         }
@@ -48,6 +57,24 @@ async fn look_after(control: Weak<Control>, pool: std::sync::Weak<Pool>) {
         }
         drop(now);
         tokio::time::sleep(PERIOD).await;
+    }
+}
+
+/// Counts the space of the volumes of a pool, as long as it is open. A pool that has written nothing since the last count is left
+/// alone; a count that a command of an operator has replaced is made later.
+async fn count_space(pool: std::sync::Weak<Pool>) {
+    let (mut pause, mut counted) = (FIRST_COUNT, None);
+    loop {
+        tokio::time::sleep(pause).await;
+        let Some(now) = pool.upgrade().filter(|pool| !pool.has_ended()) else { return };
+        let begin = Clock::Monotonic.now();
+        // A pool may end meanwhile.
+        let Ok(stats) = now.stats().await else { return };
+        let written = Some((stats.log_write_bytes, stats.manifest_write_bytes));
+        if counted != written && now.count_space(true).await.is_ok() {
+            counted = written;
+        }
+        pause = COUNT_PAUSE.max(Clock::Monotonic.now().since(begin) * COUNT_PAUSES);
     }
 }
 

@@ -17,6 +17,7 @@ pub struct Reading {
     pub tasks: Vec<Task>,
     pub drives: Vec<Drive>,
     pub pools: Vec<Pool>,
+    pub volumes: Vec<Volume>,
     pub hosts: Vec<Host>,
 }
 
@@ -141,6 +142,18 @@ pub struct Pool {
     pub debt_bytes: u64,
     pub waiting_requests: u64,
     pub damaged_blocks: u64,
+}
+
+/// The space of a volume or a snapshot.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Volume {
+    pub name: String,
+    pub kind: String,
+    pub size: u64,
+    pub own_bytes: u64,
+    pub shared_bytes: u64,
+    pub counted_seconds_ago: u64,
 }
 
 /// The counts of a controller of a host on the network. Its requests have no times.
@@ -380,6 +393,8 @@ pub struct Rates {
     pub tasks: Vec<Effort>,
     pub drives: Vec<DriveRate>,
     pub pools: Vec<PoolRate>,
+    /// As they are.
+    pub volumes: Vec<Volume>,
     pub hosts: Vec<(Host, Rate)>,
     pub total: Rate,
 }
@@ -441,7 +456,20 @@ impl Rates {
             (host.clone(), rate(&host.name, &host.work, old.map(|old| &old.work)))
         };
         let hosts = now.hosts.iter().map(of_host).collect();
-        Self { seconds, disks, places, groups, controllers, reactors, tasks, drives, pools, hosts, total }
+        Self {
+            seconds,
+            disks,
+            places,
+            groups,
+            controllers,
+            reactors,
+            tasks,
+            drives,
+            pools,
+            volumes: now.volumes.clone(),
+            hosts,
+            total,
+        }
     }
 }
 
@@ -488,6 +516,18 @@ pub mod tests {
             backlog_bytes: 4 << 20,
             debt_bytes: 8 << 20,
             ..Pool::default()
+        }
+    }
+
+    /// A volume or a snapshot that has so many MiB for itself.
+    fn volume(name: &str, kind: &str, own: u64) -> Volume {
+        Volume {
+            name: name.into(),
+            kind: kind.into(),
+            size: 8 << 20,
+            own_bytes: own << 20,
+            shared_bytes: 2 << 20,
+            counted_seconds_ago: 7,
         }
     }
 
@@ -575,6 +615,7 @@ pub mod tests {
                 ..Drive::default()
             }],
             pools: vec![pool(second)],
+            volumes: vec![volume("p1/vm1@old", "snapshot", 1), volume("p1/vm1", "volume", 3)],
             hosts: [1, 2].map(|controller| host(second, controller)).into(),
         }
     }

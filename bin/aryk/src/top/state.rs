@@ -1,7 +1,7 @@
 //! The state of the screen, and the handling of keys. Uses no terminal.
 
 use super::Sort;
-use super::reading::{DriveRate, Host, PoolRate, Rate, Rates};
+use super::reading::{DriveRate, Host, PoolRate, Rate, Rates, Volume};
 use crate::commands::stat::latency;
 use crate::output::{Column, Output};
 use crate::size::Size;
@@ -20,10 +20,11 @@ pub enum View {
     Drives,
     Pools,
     Hosts,
+    Volumes,
 }
 
 impl View {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Disks,
         Self::Groups,
         Self::Controllers,
@@ -32,6 +33,7 @@ impl View {
         Self::Drives,
         Self::Pools,
         Self::Hosts,
+        Self::Volumes,
     ];
 
     pub const fn title(self) -> &'static str {
@@ -44,6 +46,7 @@ impl View {
             Self::Drives => "drives",
             Self::Pools => "pools",
             Self::Hosts => "hosts",
+            Self::Volumes => "volumes",
         }
     }
 }
@@ -183,6 +186,9 @@ pub const HOSTS: [Column; 9] = [
     ("FAILED", true),
 ];
 
+pub const VOLUMES: [Column; 6] =
+    [("VOLUME", false), ("KIND", false), ("SIZE", true), ("OWN", true), ("SHARED", true), ("COUNTED", true)];
+
 /// The part of an NQN in which those of a site differ.
 fn short(nqn: &str) -> String {
     nqn.rsplit(':').next().unwrap_or(nqn).to_owned()
@@ -253,6 +259,20 @@ impl PoolRate {
     }
 }
 
+impl Volume {
+    fn cells(&self) -> Vec<String> {
+        let size = |bytes: u64| Size(bytes).to_string();
+        vec![
+            self.name.clone(),
+            self.kind.clone(),
+            size(self.size),
+            size(self.own_bytes),
+            size(self.shared_bytes),
+            format!("{}s ago", self.counted_seconds_ago),
+        ]
+    }
+}
+
 impl State {
     pub const fn new(view: View, sort: Sort, filter: String) -> Self {
         Self {
@@ -299,7 +319,7 @@ impl State {
             View::Groups => rates.groups.get(i).map(|(_, rate)| rate),
             View::Controllers => rates.controllers.get(i).map(|(_, rate)| rate),
             View::Hosts => rates.hosts.get(i).map(|(_, rate)| rate),
-            View::Reactors | View::Tasks | View::Drives | View::Pools => None,
+            View::Reactors | View::Tasks | View::Drives | View::Pools | View::Volumes => None,
         };
         let count = match self.view {
             View::Disks => rates.disks.len(),
@@ -319,6 +339,7 @@ impl State {
                 let fits = |&i: &usize| rates.pools[i].pool.name.contains(&self.filter);
                 return (0..rates.pools.len()).filter(fits).collect();
             }
+            View::Volumes => return self.volumes(&rates.volumes),
         };
         let within = self.within.as_ref().filter(|_| self.view == View::Disks);
         let within = within.map(|(view, name)| rates.disks_of(*view, name));
@@ -338,6 +359,22 @@ impl State {
         rows
     }
 
+    /// Volumes in order: by name, or those first that have most data.
+    fn volumes(&self, volumes: &[Volume]) -> Vec<usize> {
+        let fits = |&i: &usize| volumes[i].name.contains(&self.filter);
+        let mut rows: Vec<_> = (0..volumes.len()).filter(fits).collect();
+        let data = |i: &usize| (volumes[*i].own_bytes, volumes[*i].shared_bytes);
+        rows.sort_by(|a, b| {
+            let by_data =
+                if self.sort == Sort::Name { std::cmp::Ordering::Equal } else { data(b).cmp(&data(a)) };
+            by_data.then_with(|| volumes[*a].name.cmp(&volumes[*b].name))
+        });
+        if self.reversed {
+            rows.reverse();
+        }
+        rows
+    }
+
     /// The view's headings.
     pub const fn columns(&self) -> &'static [Column] {
         match self.view {
@@ -349,6 +386,7 @@ impl State {
             View::Drives => &DRIVES,
             View::Pools => &POOLS,
             View::Hosts => &HOSTS,
+            View::Volumes => &VOLUMES,
         }
     }
 
@@ -422,6 +460,7 @@ impl State {
             View::Drives => rates.drives[row].cells(),
             View::Pools => rates.pools[row].cells(),
             View::Hosts => of_host(&rates.hosts[row]),
+            View::Volumes => rates.volumes[row].cells(),
         }
     }
 
@@ -488,6 +527,13 @@ impl State {
                     "mean_ns": rate.mean_ns(),
                 })
             }
+            View::Volumes => {
+                let volume = &rates.volumes[row];
+                json!({
+                    "name": volume.name, "kind": volume.kind, "size": volume.size, "own_bytes": volume.own_bytes,
+                    "shared_bytes": volume.shared_bytes, "counted_seconds_ago": volume.counted_seconds_ago,
+                })
+            }
         };
         rows.iter().map(row).collect()
     }
@@ -509,7 +555,7 @@ impl State {
             KeyCode::Esc => self.back(),
             KeyCode::Enter => self.drill_down(rates),
             KeyCode::Tab => self.show(View::ALL[(self.view as usize + 1) % View::ALL.len()]),
-            KeyCode::Char(c @ '1'..='8') => self.show(View::ALL[c as usize - '1' as usize]),
+            KeyCode::Char(c @ '1'..='9') => self.show(View::ALL[c as usize - '1' as usize]),
             KeyCode::Char('s') => self.sort = Sort::ALL[(self.sort as usize + 1) % Sort::ALL.len()],
             KeyCode::Char('r') => self.reversed = !self.reversed,
             KeyCode::Char('/') => self.typing = true,
@@ -562,7 +608,7 @@ impl State {
             View::Groups => self.show_within(rates.groups[row].0.name.clone()),
             View::Controllers => self.show_within(rates.controllers[row].0.name.clone()),
             View::Drives => self.show_within(rates.drives[row].drive.name.clone()),
-            View::Reactors | View::Tasks | View::Pools | View::Hosts => {}
+            View::Reactors | View::Tasks | View::Pools | View::Hosts | View::Volumes => {}
         }
     }
 
@@ -650,7 +696,13 @@ mod tests {
         press(&mut state, &rates, "s8");
         assert_eq!(state.cells(&rates, 1), ["913fc008", "data", "4", "0", "200", "0B", "800K", "1"]);
         assert_eq!(state.rows(&rates), [1, 0], "by operations");
-        press(&mut state, &rates, "/uuid\n");
+        press(&mut state, &rates, "9");
+        assert_eq!(shown(&state, &rates), ["p1/vm1", "p1/vm1@old"], "by their own data");
+        assert_eq!(state.cells(&rates, 1), ["p1/vm1@old", "snapshot", "8M", "1M", "2M", "7s ago"]);
+        assert_eq!(state.json(&rates, &[1])[0]["shared_bytes"], 2 << 20);
+        press(&mut state, &rates, "r");
+        assert_eq!(state.rows(&rates), [1, 0]);
+        press(&mut state, &rates, "r8/uuid\n");
         assert_eq!(shown(&state, &rates).len(), 2);
         let all = state.json(&rates, &[0]);
         assert_eq!((&all[0]["controller"], &all[0]["writes"]), (&json!(1), &json!(100)));

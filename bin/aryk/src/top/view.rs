@@ -11,10 +11,11 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Paragraph, Row, Table};
+use ratatui::widgets::{Paragraph, Row, Table, Wrap};
 
 const HELP: &str = "\
-  Tab, 1 to 8  disks, groups, controllers, reactors, tasks, drives, pools, hosts
+  Tab, 1 to 9  disks, groups, controllers, reactors, tasks, drives, pools, hosts,
+               volumes
   up, down     choose a row (also j, k, PgUp, PgDn, Home, End)
   Enter        a disk's latency by layer; the disks of a group, controller or drive
   Esc          back
@@ -33,21 +34,26 @@ const HELP: &str = "\
   commands that ended with an error; with --json, errors by status code type.
   Pools: AMPL is what a pool writes for each byte of its users, CACHE the share
   of index pages in memory, BACKLOG the log that is not in the index yet, DEBT
-  the index to be merged, WAIT the requests that wait for space or for these.";
+  the index to be merged, WAIT the requests that wait for space or for these.
+  Volumes: OWN is the data that a deletion frees, SHARED what others have, too.";
+
+/// Columns from which on the names of all views, the order and a filter fit on one line.
+const TABS_WIDTH: u16 = 120;
 
 const QUIET: Style = Style::new().fg(Color::DarkGray);
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 
 pub fn draw(frame: &mut Frame<'_>, state: &mut State, rates: &Rates, latencies: Option<&Latencies>) {
+    let tabs_height = if frame.area().width < TABS_WIDTH { 2 } else { 1 };
     let areas = Layout::vertical([
         Constraint::Length(2),
-        Constraint::Length(1),
+        Constraint::Length(tabs_height),
         Constraint::Min(1),
         Constraint::Length(1),
     ]);
     let [head, tabs, body, foot] = areas.areas(frame.area());
     frame.render_widget(Paragraph::new(summary(state.link, rates)), head);
-    frame.render_widget(Paragraph::new(views(state)), tabs);
+    frame.render_widget(Paragraph::new(views(state)).wrap(Wrap { trim: true }), tabs);
     if state.help {
         frame.render_widget(Paragraph::new(HELP), body);
     } else if let Some(name) = state.detail() {
@@ -124,6 +130,8 @@ fn width(column: usize, view: View) -> Constraint {
         (View::Hosts, 1) => Constraint::Length(10),
         (View::Hosts, 2 | 8) => Constraint::Length(6),
         (View::Hosts, _) => Constraint::Length(7),
+        (View::Volumes, 1 | 5) => Constraint::Length(10),
+        (View::Volumes, _) => Constraint::Length(8),
         (View::Drives | View::Pools, 2..=9) => Constraint::Length(7),
         (View::Drives | View::Pools | View::Controllers | View::Reactors | View::Tasks, _) => {
             Constraint::Length(9)
@@ -212,14 +220,15 @@ mod tests {
         assert!(text.contains("2 disks  12345978 ops/s"), "{text}");
         assert!(text.contains("1:█▎    25%"), "{text}");
         let lines: Vec<_> = text.lines().collect();
-        let heading: Vec<_> = lines[3].split_whitespace().collect();
+        let heading: Vec<_> = lines[4].split_whitespace().collect();
         assert_eq!(
             heading,
             ["DISK", "READ/s", "WRITE/s", "RD", "B/s", "WR", "B/s", "MEAN", "WAIT", "DEPTH", "FAILED"]
         );
-        assert!(lines[4].starts_with("a\\u{1b}[31mb") && lines[4].contains("12345678"), "{text}");
+        assert!(lines[5].starts_with("a\\u{1b}[31mb") && lines[5].contains("12345678"), "{text}");
+        assert!(text.contains("9 volumes") && text.contains("by ops"), "{text}");
         assert!(
-            lines[5].starts_with("vm1") && lines[5].contains("10us") && lines[5].contains("25%"),
+            lines[6].starts_with("vm1") && lines[6].contains("10us") && lines[6].contains("25%"),
             "{text}"
         );
         for view in [
@@ -230,6 +239,7 @@ mod tests {
             View::Drives,
             View::Pools,
             View::Hosts,
+            View::Volumes,
         ] {
             state.view = view;
             let text = screen(&mut state, &rates(), (80, 24));

@@ -1,7 +1,7 @@
 //! `--metrics`: replies to scrapers, and limits on scrapers.
 
 use crate::front_end::FrontEnd;
-use crate::harness::Daemon;
+use crate::harness::{Daemon, wait_for};
 use crate::open_metrics::Exposition;
 use serde_json::json;
 use std::io::{Read, Write};
@@ -121,6 +121,39 @@ fn metrics_of_groups_and_reactors() {
     let now = scrape(port);
     assert_eq!(now.value("aryk_group_ops_total", &[("group", "vm"), ("op", "read")]), Some(5.0));
     assert_eq!(now.value("aryk_reactor_ops_total", &[("core", "0"), ("op", "read")]), Some(6.0));
+}
+
+#[test]
+fn space_of_volumes_and_snapshots() {
+    let daemon = Daemon::start(&["--metrics", "0"]);
+    let port = daemon.port();
+    let file = daemon.dir().join("store.img").display().to_string();
+    daemon.aryk(&["disk", "create", "store", "--file", &file, "--size", "1G"]).unwrap();
+    daemon.aryk(&["pool", "create", "p", "--disk", "store"]).unwrap();
+    daemon.aryk(&["volume", "create", "p/vm", "--size", "64M"]).unwrap();
+    daemon.aryk(&["attach", "p/vm", "--controller", "c"]).unwrap();
+    let mut guest = FrontEnd::connect(&daemon.dir().join("vhost/c"));
+    (0..16).for_each(|n| guest.write(n * 65536, &[7; 65536]).unwrap());
+    let space = |of: &str, volume: &str| {
+        scrape(port).value("aryk_volume_space_bytes", &[("pool", "p"), ("volume", volume), ("of", of)])
+    };
+    // The daemon counts by itself some seconds after it has opened the pool.
+    wait_for("the first count", || space("own", "vm").is_some());
+    assert_eq!(space("shared", "vm"), Some(0.0));
+    assert!(scrape(port).value("aryk_pool_counted_seconds", &[("pool", "p")]).unwrap() < 60.0);
+    daemon.aryk(&["snapshot", "create", "p/vm@old"]).unwrap();
+    guest.write(0, &[8; 65536]).unwrap();
+    // The daemon reports what an operator counts, too.
+    daemon.aryk(&["volume", "space", "p"]).unwrap();
+    wait_for("the second count", || space("own", "vm@old") == Some(65536.0));
+    assert_eq!(space("shared", "vm@old"), Some(f64::from(15 * 65536)));
+    let top = daemon.aryk(&["--json", "top", "volumes", "--once", "--every", "0.2"]).unwrap();
+    let top: serde_json::Value = serde_json::from_str(&top).unwrap();
+    let volume = &top["per_second"]["volumes"][1];
+    assert_eq!((&volume["name"], &volume["kind"]), (&json!("p/vm@old"), &json!("snapshot")), "{top}");
+    assert_eq!((&volume["own_bytes"], &volume["shared_bytes"]), (&json!(65536), &json!(15 * 65536)));
+    daemon.aryk(&["snapshot", "delete", "p/vm@old"]).unwrap();
+    wait_for("the end of the snapshot", || space("own", "vm@old").is_none());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::{FamilySource, counter, gauge, of};
 use crate::Snapshot;
 use crate::exposition::{Family, Kind, Text};
-use crate::inventory::Pool;
+use crate::inventory::{Pool, PoolMember};
 
 fn pools(snapshot: &Snapshot) -> usize {
     snapshot.pools.len()
@@ -136,4 +136,51 @@ pub const DAMAGED: FamilySource = FamilySource {
     family: counter("aryk_pool_damaged_blocks", "Blocks whose data did not match its checksum."),
     objects: pools,
     write: |f, snapshot, i, t| write(f, snapshot, i, t, |pool| pool.damaged_blocks),
+};
+
+/// Pools may have thousands of members: each is an object of its own.
+fn members(snapshot: &Snapshot) -> usize {
+    snapshot.pools.iter().map(|pool| pool.members.len()).sum()
+}
+
+fn member(snapshot: &Snapshot, mut i: usize) -> Option<(&Pool, &PoolMember)> {
+    for pool in &snapshot.pools {
+        match pool.members.get(i) {
+            Some(member) => return Some((pool, member)),
+            None => i -= pool.members.len(),
+        }
+    }
+    None
+}
+
+pub const MEMBER_SPACE: FamilySource = FamilySource {
+    family: bytes(
+        "aryk_volume_space_bytes",
+        "Data of a volume or a snapshot: what becomes free if it is deleted, and what others keep in use, too.",
+    ),
+    objects: members,
+    write: |f, snapshot, i, t| {
+        let Some((pool, member)) = member(snapshot, i) else { return };
+        for (of, bytes) in [("own", member.own_bytes), ("shared", member.shared_bytes)] {
+            let labels =
+                [("pool", &*pool.name), ("volume", &*member.name), ("kind", member.kind()), ("of", of)];
+            t.count(f, &labels, bytes);
+        }
+    },
+};
+
+pub const COUNTED: FamilySource = FamilySource {
+    family: of(
+        Kind::Gauge,
+        "seconds",
+        "aryk_pool_counted_seconds",
+        "Time since the space of volumes and snapshots was counted.",
+    ),
+    objects: pools,
+    write: |f, snapshot, i, t| {
+        let pool = &snapshot.pools[i];
+        if let Some(ago) = pool.counted_ago {
+            t.seconds(f, &[("pool", &pool.name)], ago.as_nanos() as u64);
+        }
+    },
 };

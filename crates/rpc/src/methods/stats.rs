@@ -18,7 +18,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "aryk_stats_get",
         Phase::Any,
-        "Reports the counters of all disks, groups, controllers, reactors, background tasks, NVMe drives, pools and hosts on the network, in brief.",
+        "Reports the counters of all disks, groups, controllers, reactors, background tasks, NVMe drives, pools, volumes and hosts on the network, in brief.",
         get_stats,
     );
     table.add(
@@ -50,6 +50,8 @@ struct Counts {
     drives: Vec<DriveCounts>,
     /// The pools of volumes, in the order in which they were opened.
     pools: Vec<PoolActivity>,
+    /// The space of volumes and snapshots, by pool, as it was counted last: `aryk_volume_get_space` counts at once.
+    volumes: Vec<VolumeUse>,
     /// The controllers of hosts on the network, by subsystem.
     hosts: Vec<HostActivity>,
 }
@@ -334,6 +336,37 @@ impl PoolActivity {
     }
 }
 
+/// The space of a volume or a snapshot.
+#[derive(Debug, Serialize, JsonSchema)]
+struct VolumeUse {
+    /// The name of the pool and of the volume, as `POOL/VOLUME`.
+    name: String,
+    /// `volume` or `snapshot`.
+    kind: &'static str,
+    /// Size in bytes.
+    size: u64,
+    /// Bytes of data that become free if it is deleted.
+    own_bytes: u64,
+    /// Bytes of data that it shows and others keep in use, too.
+    shared_bytes: u64,
+    /// Seconds since the count.
+    counted_seconds_ago: u64,
+}
+
+impl VolumeUse {
+    fn of_pool(pool: &aryk_metrics::Pool) -> impl Iterator<Item = Self> {
+        let counted_seconds_ago = pool.counted_ago.unwrap_or_default().as_secs();
+        pool.members.iter().map(move |member| Self {
+            name: format!("{}/{}", pool.name, member.name),
+            kind: member.kind(),
+            size: member.size,
+            own_bytes: member.own_bytes,
+            shared_bytes: member.shared_bytes,
+            counted_seconds_ago,
+        })
+    }
+}
+
 /// Counters of a controller of a host on the network, since the host has connected.
 #[derive(Debug, Serialize, JsonSchema)]
 struct HostActivity {
@@ -433,6 +466,7 @@ impl Counts {
             tasks: tasks.into_iter().map(TaskCounts::new).collect(),
             drives: snapshot.nvme.iter().map(DriveCounts::new).collect(),
             pools: snapshot.pools.iter().map(PoolActivity::new).collect(),
+            volumes: snapshot.pools.iter().flat_map(VolumeUse::of_pool).collect(),
             hosts: snapshot.hosts.iter().map(HostActivity::new).collect(),
         }
     }

@@ -10,7 +10,9 @@ use crate::config::{AbsentObject, Subsystem};
 use aryk_bdev::Bdev;
 use aryk_bdev_volume as module;
 use aryk_bdev_volume::{CommandError, Member, NewPool, NewVolume, Parent, Pool, Pools};
-use aryk_reactor::{ChangeError, Hold, MOVE_PATIENCE, MoveError, Order, PREPARE_PATIENCE, ReactorList};
+use aryk_reactor::{
+    ChangeError, Clock, Hold, MOVE_PATIENCE, MoveError, Order, PREPARE_PATIENCE, ReactorList,
+};
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -260,6 +262,17 @@ pub(crate) async fn metrics(control: &Control) -> Vec<aryk_metrics::Pool> {
         if let (Ok(space), Ok(stats)) = (pool.space().await, pool.stats().await) {
             let members = pool.members();
             let (snapshots, volumes): (Vec<_>, Vec<_>) = members.iter().partition(|m| m.is_snapshot());
+            let count = pool.last_count();
+            let space_of = |member: &Member| {
+                let space = count.as_ref()?.of.get(&member.id)?;
+                Some(aryk_metrics::PoolMember {
+                    name: member.name().to_owned(),
+                    is_snapshot: member.is_snapshot(),
+                    size: member.bytes(),
+                    own_bytes: space.own_bytes,
+                    shared_bytes: space.shared_bytes,
+                })
+            };
             pools.push(aryk_metrics::Pool {
                 name: pool.name(),
                 is_writable: pool.health() == module::Health::Ready,
@@ -292,6 +305,8 @@ pub(crate) async fn metrics(control: &Control) -> Vec<aryk_metrics::Pool> {
                 debt_bytes: stats.debt_bytes,
                 waiting_requests: stats.waiting_requests,
                 damaged_blocks: stats.damaged_blocks,
+                members: members.iter().filter_map(space_of).collect(),
+                counted_ago: count.as_ref().map(|count| Clock::Monotonic.now().since(count.at)),
             });
         }
     }
