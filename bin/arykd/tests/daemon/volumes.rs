@@ -451,6 +451,41 @@ fn what_destroys_data_is_guarded() {
 }
 
 #[test]
+fn a_pool_grows_with_its_disk() {
+    let mut daemon = start();
+    let mut vm = connect(&daemon, "p-vm");
+    write(&mut vm, 5, 42);
+    vm.flush().unwrap();
+    let total = |daemon: &Daemon| {
+        let pools = daemon.call("aryk_pools_get", json!({})).unwrap();
+        pools[0]["total_bytes"].as_u64().unwrap()
+    };
+    let before = total(&daemon);
+    assert!(daemon.aryk(&["pool", "grow", "p"]).unwrap().contains("has the size of its disk already"));
+    let (_, error) = daemon.aryk(&["pool", "grow", "none"]).unwrap_err();
+    assert!(error.contains("none"), "{error}");
+    let thick = ["volume", "create", "p/large", "--size", "1G", "--thick"];
+    let (_, error) = daemon.aryk(&thick).unwrap_err();
+    assert!(error.contains("space"), "{error}");
+    daemon.aryk(&["disk", "resize", "store", "2G"]).unwrap();
+    assert_eq!(total(&daemon), before, "a pool grows when that is asked for");
+    // The VM uses its volume meanwhile.
+    let grown = daemon.aryk(&["pool", "grow", "p"]).unwrap();
+    assert!(grown.contains("more than before"), "{grown}");
+    let after = total(&daemon);
+    assert!((800 << 20..=1 << 30).contains(&(after - before)), "{before} {after}");
+    assert_eq!(read(&mut vm, 5), [42; PIECE]);
+    daemon.aryk(&thick).unwrap();
+    drop(vm);
+    daemon.kill_and_restart();
+    daemon.wait_until_ready();
+    wait_for("the controller", || daemon.dir().join("vhost/p-vm").exists());
+    assert_eq!(total(&daemon), after);
+    assert_eq!(read(&mut connect(&daemon, "p-vm"), 5), [42; PIECE]);
+    assert!(daemon.aryk(&["pool", "check", "p"]).unwrap().contains("No damage"));
+}
+
+#[test]
 fn an_idle_pool_costs_nothing() {
     let daemon = start();
     let mut vm = connect(&daemon, "p-vm");
