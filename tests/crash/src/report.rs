@@ -76,6 +76,20 @@ the supervisor delays the restart of a
 daemon that dies earlier.
 ";
 
+/// The section about volumes.
+const VOLUMES: &str = "\
+## Volumes
+
+In a life with a volume, or with `--volume` in all, the disk is a volume of a pool of 256 MiB in a file. The engine writes the pool, and the
+first content of the volume, in the test's own process before the first daemon starts. Each daemon finds the pool on its disk; the
+controller waits for the volume. After the last daemon, the test's process opens the pool and verifies all references and checksums:
+damage, space that nothing refers to, or a damaged copy of a superblock or of the manifest is a violation. It then reads the
+volume, whose content must be what the front-end's requests allow, as that of any disk.
+
+A killed process loses nothing that it has given to the kernel. What a host loses with its power is simulated:
+`cargo xtask simulate volume`.
+";
+
 /// Upper bound of a small number of requests in flight.
 const SMALL: usize = 32;
 
@@ -168,7 +182,7 @@ impl Report {
         for (shape, [lives, crashes, requests]) in self.shapes() {
             writeln!(page, "| {shape} | {lives} | {crashes} | {requests} |")?;
         }
-        Ok(())
+        write!(page, "\n{VOLUMES}")
     }
 
     /// Lives, crashes and requests by the main properties of a shape.
