@@ -224,7 +224,7 @@ func (c *Client) ArykPoolsGet(ctx context.Context) ([]PoolInfo, error) {
 	return call[[]PoolInfo](ctx, c, "aryk_pools_get", nil)
 }
 
-// ArykStatsGet calls aryk_stats_get. Reports the counters of all disks, groups, controllers, reactors, background tasks, NVMe drives, pools and hosts on the network, in brief.
+// ArykStatsGet calls aryk_stats_get. Reports the counters of all disks, groups, controllers, reactors, background tasks, NVMe drives, pools, volumes and hosts on the network, in brief.
 func (c *Client) ArykStatsGet(ctx context.Context) (Counts, error) {
 	return call[Counts](ctx, c, "aryk_stats_get", nil)
 }
@@ -817,7 +817,7 @@ type BdevLvolCreateLvstoreParams struct {
 	LvsName string `json:"lvs_name"`
 	// Has no effect: nothing has to be cleared.
 	ClearMethod LvsClearMethod `json:"clear_method,omitempty"`
-	// Has no effect: sizes and space are reported in units of 4 MiB.
+	// Bytes of a cluster, the unit in which sizes and space are reported, and to which sizes are rounded up: a multiple of 4,096 below 4 GiB. Default, and 0: 4 MiB.
 	ClusterSz uint64 `json:"cluster_sz,omitempty"`
 	// Aryk only: destroys what the disk holds.
 	Force bool `json:"force,omitempty"`

@@ -300,6 +300,8 @@ type Counts struct {
 	Drives []DriveCounts `json:"drives"`
 	// The pools of volumes, in the order in which they were opened.
 	Pools []PoolActivity `json:"pools"`
+	// The space of volumes and snapshots, by pool, as it was counted last: `aryk_volume_get_space` counts at once.
+	Volumes []VolumeUse `json:"volumes"`
 	// The controllers of hosts on the network, by subsystem.
 	Hosts []HostActivity `json:"hosts"`
 }
@@ -2576,6 +2578,22 @@ type VolumeSpace struct {
 	OwnBytes uint64 `json:"own_bytes"`
 	// Bytes of data that it shows and others keep in use, too.
 	SharedBytes uint64 `json:"shared_bytes"`
+}
+
+// VolumeUse: The space of a volume or a snapshot.
+type VolumeUse struct {
+	// The name of the pool and of the volume, as `POOL/VOLUME`.
+	Name string `json:"name"`
+	// `volume` or `snapshot`.
+	Kind string `json:"kind"`
+	// Size in bytes.
+	Size uint64 `json:"size"`
+	// Bytes of data that become free if it is deleted.
+	OwnBytes uint64 `json:"own_bytes"`
+	// Bytes of data that it shows and others keep in use, too.
+	SharedBytes uint64 `json:"shared_bytes"`
+	// Seconds since the count.
+	CountedSecondsAgo uint64 `json:"counted_seconds_ago"`
 }
 
 // WhenFull: What the writes of a volume do while its pool is full: they wait for space, or fail.

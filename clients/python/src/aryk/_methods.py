@@ -357,7 +357,7 @@ class Methods(ABC):
         return result
 
     def aryk_stats_get(self) -> types.Counts:
-        """Reports the counters of all disks, groups, controllers, reactors, background tasks, NVMe drives, pools and hosts on the network, in brief."""
+        """Reports the counters of all disks, groups, controllers, reactors, background tasks, NVMe drives, pools, volumes and hosts on the network, in brief."""
         result: types.Counts = self.call("aryk_stats_get")
         return result
 
@@ -1301,7 +1301,7 @@ class Methods(ABC):
             bdev_name: Name of the disk.
             lvs_name: Name of the new pool.
             clear_method: Has no effect: nothing has to be cleared.
-            cluster_sz: Has no effect: sizes and space are reported in units of 4 MiB.
+            cluster_sz: Bytes of a cluster, the unit in which sizes and space are reported, and to which sizes are rounded up: a multiple of 4,096 below 4 GiB. Default, and 0: 4 MiB.
             force: Aryk only: destroys what the disk holds.
             md_page_size: Has no effect.
             num_md_pages_per_cluster_ratio: Has no effect.
@@ -5533,7 +5533,7 @@ class AsyncMethods(ABC):
         return result
 
     async def aryk_stats_get(self) -> types.Counts:
-        """Reports the counters of all disks, groups, controllers, reactors, background tasks, NVMe drives, pools and hosts on the network, in brief."""
+        """Reports the counters of all disks, groups, controllers, reactors, background tasks, NVMe drives, pools, volumes and hosts on the network, in brief."""
         result: types.Counts = await self.call("aryk_stats_get")
         return result
 
@@ -6477,7 +6477,7 @@ class AsyncMethods(ABC):
             bdev_name: Name of the disk.
             lvs_name: Name of the new pool.
             clear_method: Has no effect: nothing has to be cleared.
-            cluster_sz: Has no effect: sizes and space are reported in units of 4 MiB.
+            cluster_sz: Bytes of a cluster, the unit in which sizes and space are reported, and to which sizes are rounded up: a multiple of 4,096 below 4 GiB. Default, and 0: 4 MiB.
             force: Aryk only: destroys what the disk holds.
             md_page_size: Has no effect.
             num_md_pages_per_cluster_ratio: Has no effect.

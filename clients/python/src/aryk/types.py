@@ -383,6 +383,8 @@ class Counts(TypedDict):
     drives: list[DriveCounts]
     #: The pools of volumes, in the order in which they were opened.
     pools: list[PoolActivity]
+    #: The space of volumes and snapshots, by pool, as it was counted last: `aryk_volume_get_space` counts at once.
+    volumes: list[VolumeUse]
     #: The controllers of hosts on the network, by subsystem.
     hosts: list[HostActivity]
 
@@ -2553,3 +2555,20 @@ class VolumeSpace(TypedDict):
     own_bytes: int
     #: Bytes of data that it shows and others keep in use, too.
     shared_bytes: int
+
+
+class VolumeUse(TypedDict):
+    """The space of a volume or a snapshot."""
+
+    #: The name of the pool and of the volume, as `POOL/VOLUME`.
+    name: str
+    #: `volume` or `snapshot`.
+    kind: str
+    #: Size in bytes.
+    size: int
+    #: Bytes of data that become free if it is deleted.
+    own_bytes: int
+    #: Bytes of data that it shows and others keep in use, too.
+    shared_bytes: int
+    #: Seconds since the count.
+    counted_seconds_ago: int

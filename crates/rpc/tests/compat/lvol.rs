@@ -342,7 +342,7 @@ fn what_a_snapshot_has_for_itself_is_copied() {
 fn clusters_have_the_size_that_was_asked_for() {
     in_daemon(async |daemon| {
         start(daemon).await;
-        let mut create = json!({"bdev_name": "nvme", "lvs_name": "lvs"});
+        let mut create = json!({"bdev_name": "nvme", "lvs_name": "lvs", "force": true});
         for wrong in [512, 4097, 6 << 20 | 512, 1_u64 << 32] {
             create["cluster_sz"] = json!(wrong);
             let refusal = refused(daemon, "bdev_lvol_create_lvstore", create.clone()).await;
