@@ -698,10 +698,10 @@ mod tests {
         assert_eq!(state.rows(&rates), [1, 0], "by operations");
         press(&mut state, &rates, "9");
         assert_eq!(shown(&state, &rates), ["p1/vm1", "p1/vm1@old"], "by their own data");
-        assert_eq!(state.cells(&rates, 1), ["p1/vm1@old", "snapshot", "8M", "1M", "2M", "7s ago"]);
-        assert_eq!(state.json(&rates, &[1])[0]["shared_bytes"], 2 << 20);
+        assert_eq!(state.cells(&rates, 0), ["p1/vm1@old", "snapshot", "8M", "1M", "2M", "7s ago"]);
+        assert_eq!(state.json(&rates, &[0])[0]["shared_bytes"], 2 << 20);
         press(&mut state, &rates, "r");
-        assert_eq!(state.rows(&rates), [1, 0]);
+        assert_eq!(state.rows(&rates), [0, 1]);
         press(&mut state, &rates, "r8/uuid\n");
         assert_eq!(shown(&state, &rates).len(), 2);
         let all = state.json(&rates, &[0]);
