@@ -418,7 +418,8 @@ impl Pool {
         let (writer, buffers) = (&mut self.jobs.writers[number], &mut self.buffers);
         match merge.step(ENTRIES_PER_TURN, &mut |page| writer.push(page, |len| buffers.take(len))) {
             Step::Budget => true,
-            Step::Pages => false,
+            // Without a read under way, nothing else would bring the turn that begins the next ones.
+            Step::Pages => job.reads == 0,
             Step::NewRun => self.begin_run(number, job),
             Step::RunEnd(id, shape) => {
                 let (begun, place) = job.run.take().expect("the run has begun");

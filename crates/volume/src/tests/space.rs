@@ -154,9 +154,28 @@ struct Filled {
     space_amplification: f64,
 }
 
+/// Has the pool work until it rests, or until `ends` after a turn: all that a turn hands out has ended before the next one, and no
+/// turn comes without a reason.
+fn work_as_on_a_fast_disk(rig: &mut Rig, ends: impl Fn(&Rig) -> bool) {
+    loop {
+        let (has_more, before) = (rig.turn(), rig.ops);
+        if ends(rig) {
+            break;
+        }
+        while rig.step() {}
+        rig.disk.flush();
+        if !has_more && rig.ops == before {
+            break;
+        }
+    }
+}
+
 impl Filled {
     fn new(seed: u64, blobs: u32, percent: u64) -> Self {
-        let facts = StoreFacts { blob_units: 16_384, blobs, ..facts() };
+        Self::with(seed, StoreFacts { blob_units: 16_384, blobs, ..facts() }, percent)
+    }
+
+    fn with(seed: u64, facts: StoreFacts, percent: u64) -> Self {
         let mut rig = Rig::with(seed, Settings::default(), facts);
         let blocks = rig.pool.stats().usable_bytes / u64::from(BLOCK) * percent / 100;
         let volume = rig.create("a", blocks * 8, Origin::Empty);
@@ -178,11 +197,7 @@ impl Filled {
                 rig.submit_write(*volume, unit, &[7; 4096], false)
             })
             .collect();
-        // As on a fast disk: all that a turn hands out has ended before the next one, and no turn comes without a reason.
-        while rig.turn() && !(is_in_a_hurry && rig.replies.len() == tags.len()) {
-            while rig.step() {}
-            rig.disk.flush();
-        }
+        work_as_on_a_fast_disk(rig, |rig| is_in_a_hurry && rig.replies.len() == tags.len());
         for reply in std::mem::take(&mut rig.replies) {
             assert_eq!(reply.status, Status::Ok, "{:?}", rig.pool.stats());
             tags.retain(|tag| *tag != reply.tag);
@@ -224,6 +239,21 @@ fn a_pool_that_is_nine_tenths_full_is_written_at_random_for_ever() {
     let amplification = filled.overwrite(3, false);
     assert!(amplification < 3.5, "{amplification}");
     assert!(filled.space_amplification <= 2.0, "{}", filled.space_amplification);
+}
+
+#[test]
+fn merges_end_without_other_work() {
+    // Now and then, a turn merges the short end of a run and all that was read of the next one.
+    let mut filled = Filled::with(8, StoreFacts { blob_units: 10_240, blobs: 120, ..facts() }, 90);
+    for _ in 0..300 {
+        filled.write_some(false);
+        let rig = &mut filled.rig;
+        rig.pool.jobs.is_flush_wanted = true;
+        work_as_on_a_fast_disk(rig, |_| false);
+        rig.pool.merge_all_levels();
+        work_as_on_a_fast_disk(rig, |_| false);
+        assert!(rig.pool.jobs.has_merged(), "a merge waits for good");
+    }
 }
 
 #[test]
