@@ -7,6 +7,11 @@
 //! A blob is used in one life after another. Within a life, the engine writes each unit at most once, from the blob's start to
 //! its end; it reads only what was written in this life, except during recovery, which finds the end of a log by reading beyond
 //! it. What a read returns there is the store's choice (old bytes, zeroes), but no error.
+//!
+//! These are the operations of a store of blobs and of a log, as values: `Write` is the put of a new blob, or the append to the
+//! log; `Read` gets ranges, or reads the log from a place on; `Discard` deletes; the manifest lists blobs, and a `Commit` that
+//! moves the start of the log trims it. `docs/decisions/0024-one-log-for-all-writes-of-a-shard.md` says how a store other than
+//! one disk would implement them, and what it would lack.
 
 use crate::{BlobId, ForeignId, UNIT};
 use aryk_dma::Buffer;
