@@ -2,6 +2,7 @@
 
 mod beside;
 mod chains;
+mod cold;
 mod compact;
 mod damage;
 mod model;
