@@ -11,6 +11,7 @@ mod ceph;
 mod check;
 mod churn;
 mod crash;
+mod cuts;
 mod deb;
 mod demo;
 mod fuzz;
@@ -55,6 +56,8 @@ enum Command {
     Hotplug(hotplug::Args),
     /// Create, use and delete disks at random, thousands of times, beside VMs that verify theirs
     Churn(churn::Args),
+    /// Cut the connections to a disk of another host, a thousand times, under verified writes
+    Cuts(cuts::Args),
     /// Measure what requests cost over RDMA and over TCP, in one guest
     RdmaCost,
     /// Simulate a part of Aryk by seed, on stores that fail
@@ -95,6 +98,7 @@ fn run(command: Command) -> Result<()> {
         Command::Hotplug(args) => hotplug::run(&args),
         Command::Adversary(args) => adversary::run(&args),
         Command::Churn(args) => churn::run(&args),
+        Command::Cuts(args) => cuts::run(&args),
         Command::RdmaCost => rdma::run(),
         Command::Simulate(what) => simulate::run(&what),
         Command::Generate => generate::run(),

@@ -4,7 +4,7 @@
 //! raise how often the reactors are read.
 
 use crate::aggregates::{Aggregate, Part, Sums};
-use crate::inventory::{Host, Nvme, Pool, RbdClient};
+use crate::inventory::{Host, Nvme, Pool, RbdClient, Remote};
 use crate::{Controller, Inventory};
 use aryk_bdev::{Bdev, Bytes, Failure, MemoryClientInfo, QosGroup, RateLimits, Summary, gather};
 use aryk_dma::Reclaiming;
@@ -30,6 +30,8 @@ pub struct Snapshot {
     pub controllers: Vec<ControllerCounts>,
     /// The NVMe controllers that the daemon drives, by name.
     pub nvme: Vec<Nvme>,
+    /// The controllers of other hosts, by name.
+    pub remotes: Vec<Remote>,
     /// The clients of Ceph clusters.
     pub rbd: Vec<RbdClient>,
     /// The hosts that use shared disks.
@@ -196,6 +198,7 @@ impl Collected {
             groups,
             controllers,
             nvme: inventory.nvme(),
+            remotes: inventory.remotes(),
             rbd: inventory.rbd(),
             hosts: inventory.hosts(),
             pools,

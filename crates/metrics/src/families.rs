@@ -10,6 +10,7 @@ mod hosts;
 mod nvme;
 mod pools;
 mod rbd;
+mod remotes;
 
 /// A family, and how to read its samples from a snapshot: the number of objects, and the samples of one object.
 pub struct FamilySource {
@@ -334,6 +335,10 @@ pub const ALL: &[FamilySource] = &[
     nvme::DOORBELLS,
     nvme::IN_FLIGHT,
     nvme::POOL,
+    remotes::CONNECTED,
+    remotes::LOSSES,
+    remotes::RESUBMITTED,
+    remotes::FAILED,
     rbd::BLOCKLISTED,
     rbd::DISKS,
     rbd::OPENS,

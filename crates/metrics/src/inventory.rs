@@ -4,6 +4,7 @@ use crate::Collector;
 use aryk_bdev::{Bdev, Memory, QosGroup};
 use aryk_reactor::Handle;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,6 +25,8 @@ pub trait Inventory {
     fn controllers(&self) -> Vec<Controller>;
     /// The NVMe controllers that the daemon drives, by name.
     fn nvme(&self) -> Vec<Nvme>;
+    /// The controllers of other hosts that the daemon uses, by name.
+    fn remotes(&self) -> Vec<Remote>;
     /// The clients of Ceph clusters.
     fn rbd(&self) -> Vec<RbdClient>;
     /// The hosts that use shared disks.
@@ -69,6 +72,30 @@ pub struct Nvme {
     pub pool_pages: u64,
     /// The fewest pages that were free.
     pub pool_free_min: u64,
+}
+
+/// A controller of another host, which the daemon uses over NVMe/TCP or NVMe/RDMA. Counts since it was attached.
+#[derive(Clone, Debug)]
+pub struct Remote {
+    /// The controller's name.
+    pub name: String,
+    /// Its paths.
+    pub paths: Vec<RemotePath>,
+    /// Requests that were submitted again after a loss.
+    pub resubmitted: u64,
+    /// Requests that failed, because a request that was submitted again could have brought old data back.
+    pub failed: u64,
+}
+
+/// A path to a controller of another host. Counts since it was added.
+#[derive(Clone, Copy, Debug)]
+pub struct RemotePath {
+    /// Where the target listens.
+    pub address: SocketAddr,
+    /// Whether it is connected.
+    pub is_connected: bool,
+    /// Times that its connections were lost.
+    pub losses: u64,
 }
 
 /// A client of a Ceph cluster. Counts since it was connected.

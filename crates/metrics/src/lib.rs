@@ -24,7 +24,9 @@ mod server;
 mod web;
 
 pub use collector::{Collector, ControllerCounts, Disk, Group, Reactor, Snapshot};
-pub use inventory::{Controller, Host, Inventory, LocalFuture, Nvme, Pool, PoolMember, RbdClient};
+pub use inventory::{
+    Controller, Host, Inventory, LocalFuture, Nvme, Pool, PoolMember, RbdClient, Remote, RemotePath,
+};
 pub use scrape::Scrapes;
 pub use server::{Address, AddressError, BindError, Server};
 pub use web::Web;

@@ -413,6 +413,10 @@ impl Inventory for Control {
         crate::methods::nvme::metrics(self)
     }
 
+    fn remotes(&self) -> Vec<aryk_metrics::Remote> {
+        crate::methods::nvme::remote_metrics(self)
+    }
+
     fn rbd(&self) -> Vec<aryk_metrics::RbdClient> {
         crate::methods::rbd::metrics(self)
     }

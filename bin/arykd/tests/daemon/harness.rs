@@ -51,6 +51,25 @@ impl Daemon {
         daemon
     }
 
+    /// Starts a daemon in a network namespace of its own, which ends with it. Needs root.
+    pub fn start_in_network(flags: &[&str]) -> Self {
+        let tried = Command::new("unshare").args(["--net", "true"]).output().unwrap();
+        let said = String::from_utf8_lossy(&tried.stderr);
+        assert!(
+            tried.status.success(),
+            "the test needs a network namespace, which only root can make: {said}"
+        );
+        let dir = TempDir::new().unwrap();
+        let flags = in_dir(flags, dir.path());
+        let daemon = command(dir.path(), &flags);
+        let mut command = Command::new("unshare");
+        command.arg("--net").arg(daemon.get_program()).args(daemon.get_args());
+        let process = command.stdout(Stdio::piped()).spawn().unwrap();
+        let daemon = Self { dir, flags, process };
+        daemon.wait_until_ready();
+        daemon
+    }
+
     /// Waits until the daemon replies and has restored its configuration; one that waits for an RPC needs only reply.
     pub fn wait_until_ready(&self) {
         wait_for("arykd is up", || self.try_connect().is_some());

@@ -4,79 +4,45 @@
 
 use super::front_end::FrontEnd;
 use super::harness::{Daemon, code, wait_for};
+use super::proxy::Proxy;
 use aryk_reactor::CoreSet;
 use aryk_rpc_client::Reply;
 use base64::Engine as _;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs::OpenOptions;
-use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-const NQN: &str = "nqn.2016-06.io.spdk:remote";
+pub const NQN: &str = "nqn.2016-06.io.spdk:remote";
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 32;
 
 /// A port of 127.0.0.1 that was free.
-fn port() -> u16 {
+pub fn port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// A proxy whose connections a test cuts.
-#[derive(Clone, Default)]
-struct Proxy(Arc<Mutex<Vec<TcpStream>>>);
-
-impl Proxy {
-    fn start(target: SocketAddr) -> (Self, SocketAddr) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (address, proxy) = (listener.local_addr().unwrap(), Self::default());
-        let of_thread = proxy.clone();
-        thread::spawn(move || {
-            for host in listener.incoming().flatten() {
-                let Ok(target) = TcpStream::connect(target) else { continue };
-                [&host, &target].into_iter().for_each(|end| end.set_nodelay(true).unwrap());
-                for (from, to) in [(&host, &target), (&target, &host)] {
-                    let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                    thread::spawn(move || pass(from, to));
-                }
-                of_thread.0.lock().unwrap().extend([host, target]);
-            }
-        });
-        (proxy, address)
-    }
-
-    fn cut(&self) {
-        for stream in self.0.lock().unwrap().drain(..) {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-    }
-}
-
-fn pass(mut from: TcpStream, mut to: TcpStream) {
-    let mut bytes = [0; 1500];
-    while let Ok(len @ 1..) = from.read(&mut bytes) {
-        if to.write_all(&bytes[..len]).is_err() {
-            break;
-        }
-    }
-    let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
-}
-
 /// A daemon that shares a disk, and one that uses it through a proxy.
-struct Pair {
-    target: Daemon,
-    host: Daemon,
-    proxy: Proxy,
+pub struct Pair {
+    pub target: Daemon,
+    pub host: Daemon,
+    pub proxy: Proxy,
     /// The port of the target's metrics.
     metrics: u16,
 }
 
 impl Pair {
-    fn start() -> Self {
+    pub fn start() -> Self {
+        Self::start_with(json!({}))
+    }
+
+    /// Starts both, the host with these `bdev_nvme_set_options`.
+    pub fn start_with(options: Value) -> Self {
         let target = Daemon::start(&["--state-dir", "DIR/state", "--metrics", "0"]);
         // The only one on which it listens until it shares a disk.
         let metrics = target.port();
@@ -85,24 +51,40 @@ impl Pair {
             .aryk(&["disk", "create", "data", "--file", "data.img", "--size", "1M", "--block-size", "4096"])
             .unwrap();
         target.aryk(&["share", "data", "--listen", &address.to_string(), "--nqn", NQN]).unwrap();
-        let (proxy, through) = Proxy::start(address);
-        let host = Daemon::start(&["--state-dir", "DIR/state"]);
-        let through = through.to_string();
+        let proxy = Proxy::start(address);
+        let host = Daemon::start(&["--state-dir", "DIR/state", "--metrics", "0"]);
+        host.call("bdev_nvme_set_options", options).unwrap();
+        let through = proxy.address().to_string();
         host.aryk(&["disk", "create", "far", "--nvme-tcp", &through, "--subsystem", NQN]).unwrap();
         host.aryk(&["attach", "far"]).unwrap();
         Self { target, host, proxy, metrics }
     }
 
     fn front_end(&self) -> FrontEnd {
-        let path = self.host.dir().join("vhost/far");
+        let path = self.socket();
         wait_for("the controller", || FrontEnd::open(&path, false).is_ok());
         FrontEnd::connect(&path)
     }
 
     /// What the host knows of the controller.
-    fn controller(&self) -> serde_json::Value {
-        self.host.call("bdev_nvme_get_controllers", json!({"name": "far"})).unwrap()[0].take()
+    fn controller(&self) -> Value {
+        controller(&self.host)
     }
+
+    /// The socket of the disk's controller.
+    pub fn socket(&self) -> PathBuf {
+        self.host.dir().join("vhost/far")
+    }
+}
+
+/// What a host knows of the controller `far`.
+pub fn controller(host: &Daemon) -> Value {
+    host.call("bdev_nvme_get_controllers", json!({"name": "far"})).unwrap()[0].take()
+}
+
+/// Times that a host has lost the controller `far`.
+pub fn losses(host: &Daemon) -> u64 {
+    controller(host)["remote"]["losses"].as_u64().unwrap()
 }
 
 fn block(lba: u64, round: u64) -> Vec<u8> {
@@ -137,7 +119,7 @@ fn requests_survive_cut_connections() {
         });
         for round in 1.. {
             verify(&mut disk, round);
-            if pair.controller()["remote"]["losses"].as_u64().unwrap() >= 8 {
+            if losses(&pair.host) >= 8 {
                 break;
             }
         }
@@ -150,8 +132,7 @@ fn requests_survive_cut_connections() {
         (&json!(0), &json!(true))
     );
     assert_eq!(controller["trid"]["subnqn"], NQN);
-    let shares: serde_json::Value =
-        serde_json::from_str(&pair.target.aryk(&["--json", "hosts"]).unwrap()).unwrap();
+    let shares: Value = serde_json::from_str(&pair.target.aryk(&["--json", "hosts"]).unwrap()).unwrap();
     let traffic = &shares[0]["controllers"][0]["traffic"];
     assert!(traffic["reads"].as_u64().unwrap() > 0 && traffic["writes"].as_u64().unwrap() > 0, "{traffic}");
     let metrics = crate::metrics::scrape(pair.metrics);
@@ -173,9 +154,9 @@ fn a_host_is_limited_also_after_a_restart() {
     let mut pair = Pair::start();
     let mut disk = pair.front_end();
     verify(&mut disk, 0);
-    let shown = |pair: &Pair| -> serde_json::Value {
+    let shown = |pair: &Pair| -> Value {
         let hosts = pair.target.aryk(&["--json", "hosts"]).unwrap();
-        let shares: serde_json::Value = serde_json::from_str(&hosts).unwrap();
+        let shares: Value = serde_json::from_str(&hosts).unwrap();
         shares[0].clone()
     };
     let host = shown(&pair)["controllers"][0]["hostnqn"].as_str().unwrap().to_owned();
@@ -445,7 +426,7 @@ fn keys_are_used_again_after_a_restart() {
 #[test]
 fn what_is_not_done_is_refused() {
     let daemon = Daemon::start(&[]);
-    let attach = |extra: serde_json::Value| {
+    let attach = |extra: Value| {
         let mut params = json!({
             "name": "far", "trtype": "TCP", "traddr": "127.0.0.1", "trsvcid": "1", "subnqn": NQN,
         });

@@ -27,7 +27,7 @@ pub(crate) use discovery::{
 pub(crate) use hotplug::follow as follow_plugged;
 pub(crate) use mdns::{Mdns, START_MDNS, follow as follow_announced, unmake as unmake_mdns};
 pub(crate) use options::is_saved;
-pub(crate) use statistics::{Errors, metrics};
+pub(crate) use statistics::{Errors, metrics, remote_metrics};
 
 use super::{Control, Error, Phase, Table};
 use crate::config::Subsystem;

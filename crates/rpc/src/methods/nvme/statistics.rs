@@ -2,6 +2,7 @@
 
 use super::{Control, Error, Phase, Table};
 use crate::dispatch::NoParams;
+use aryk_bdev_nvme::fabrics::{PathInfo, RemoteController};
 use aryk_bdev_nvme::{AttachedController, ErrorCounts, PairCounts};
 use aryk_nvme::spec::status::CodeType;
 use schemars::JsonSchema;
@@ -157,6 +158,25 @@ pub(crate) fn metrics(control: &Control) -> Vec<aryk_metrics::Nvme> {
         }
     };
     control.nvme.controllers.list().iter().map(|controller| describe(controller)).collect()
+}
+
+/// The controllers of other hosts for monitoring.
+pub(crate) fn remote_metrics(control: &Control) -> Vec<aryk_metrics::Remote> {
+    let of_path = |path: &PathInfo| aryk_metrics::RemotePath {
+        address: path.address,
+        is_connected: path.is_connected,
+        losses: path.losses,
+    };
+    let describe = |controller: &RemoteController| {
+        let info = controller.info();
+        aryk_metrics::Remote {
+            name: controller.name().to_owned(),
+            paths: info.paths.iter().map(of_path).collect(),
+            resubmitted: info.resubmitted,
+            failed: info.failed_by_loss,
+        }
+    };
+    control.nvme.remotes.list().iter().map(|controller| describe(controller)).collect()
 }
 
 /// One of the results of `framework_get_pci_devices`.
