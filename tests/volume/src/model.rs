@@ -285,6 +285,8 @@ impl Model {
             for candidate in &mut cell.0 {
                 candidate.ended.get_or_insert(now);
                 (candidate.replaced, candidate.is_gone) = (None, false);
+                // What may be lost has replaced nothing. A part that cannot be read after the crash stays in doubt.
+                candidate.is_ok &= candidate.is_durable || !loses_unflushed;
             }
         }
     }
