@@ -1,12 +1,14 @@
-//! Clears both superblocks: the pool does not exist afterwards. Any context.
+//! Clears both superblocks: the pool does not exist afterwards. Clears the start and the end of the disk, too, where another pool is
+//! only created if they are blank. Any context.
 
 use std::collections::VecDeque;
 
 use aryk_dma::{Buffer, PAGE};
 
-use crate::Error;
 use crate::disk::{DiskDone, DiskOp, DiskRequest, DiskTag, Purpose};
+use crate::foreign::{END_BYTES, START_BYTES};
 use crate::superblock::{PLACES, SUPERBLOCK_BYTES};
+use crate::{Base, Error};
 
 /// The end of a pool.
 #[derive(Debug)]
@@ -16,21 +18,17 @@ pub struct Erasing {
     has_failed: bool,
 }
 
-impl Default for Erasing {
-    fn default() -> Self {
-        let ops = PLACES.into_iter().enumerate().map(|(copy, offset)| {
-            let buffer = Buffer::new(SUPERBLOCK_BYTES, PAGE as usize);
-            let request = DiskRequest::Write { offset, buffer, len: SUPERBLOCK_BYTES as u32 };
-            DiskOp { tag: DiskTag(Purpose::Journal(copy)), request }
+impl Erasing {
+    /// Begins to clear a disk on which a pool fits, and that no store uses.
+    pub fn new(base: Base) -> Self {
+        let end = (base.bytes - END_BYTES as u64, END_BYTES);
+        let parts = [(PLACES[0], START_BYTES), (PLACES[1], SUPERBLOCK_BYTES), end];
+        let ops = parts.into_iter().enumerate().map(|(part, (offset, len))| {
+            let buffer = Buffer::new(len, PAGE as usize);
+            let request = DiskRequest::Write { offset, buffer, len: len as u32 };
+            DiskOp { tag: DiskTag(Purpose::Journal(part)), request }
         });
         Self { ops: ops.collect(), in_flight: 0, has_failed: false }
-    }
-}
-
-impl Erasing {
-    /// Begins to clear the superblocks of a disk that no store uses.
-    pub fn new() -> Self {
-        Self::default()
     }
 
     /// The next operation for the base disk.

@@ -51,6 +51,7 @@ impl Looking {
 #[derive(Debug)]
 pub struct Formatting {
     superblock: Superblock,
+    base: Base,
     step: Step,
 }
 
@@ -74,8 +75,8 @@ impl Formatting {
             return Err(Error::BlockSize { disk: base.block, pool: options.alignment });
         }
         let superblock = layout::create(options, base.bytes)?;
-        let step = if force { Step::Erase(Erasing::new()) } else { Step::Look(Looking::new(base)) };
-        Ok(Self { superblock, step })
+        let step = if force { Step::Erase(Erasing::new(base)) } else { Step::Look(Looking::new(base)) };
+        Ok(Self { superblock, base, step })
     }
 
     /// The next operation for the base disk.
@@ -93,7 +94,7 @@ impl Formatting {
             Step::Erase(erasing) => erasing.completed(done)?,
             Step::Look(looking) => match looking.completed(done)? {
                 Ok(()) => {
-                    self.step = Step::Erase(Erasing::new());
+                    self.step = Step::Erase(Erasing::new(self.base));
                     return None;
                 }
                 Err(error) => Err(error),

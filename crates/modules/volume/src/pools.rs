@@ -359,11 +359,11 @@ impl Pools {
     /// # Errors
     /// [`Error`]: the pool is closed, and may be found again.
     pub async fn delete(&self, env: &Env, pool: &Arc<Pool>) -> Result<(), Error> {
-        let base = pool.base().name().to_owned();
+        let (base, whole) = (pool.base().name().to_owned(), base_of(pool.base()));
         self.close(pool).await;
         // Without the superblocks of the first shard there is no pool.
         let hold = BaseHold::new(env, &base, "the deletion of a pool")?;
-        hold.run(env, Start::Erase(Box::new(Erasing::new()))).await
+        hold.run(env, Start::Erase(Box::new(Erasing::new(whole)))).await
     }
 }
 

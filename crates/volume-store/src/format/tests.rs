@@ -51,7 +51,7 @@ fn a_disk_that_cannot_be_read_is_not_taken_for_an_empty_one() {
 #[test]
 fn an_erased_pool_does_not_exist() {
     let (mut ram, _) = Ram::pool();
-    let mut erasing = Erasing::new();
+    let mut erasing = Erasing::new(Base { bytes: SIZE as u64, block: 512 });
     let result = loop {
         let op = erasing.next_op().unwrap();
         let done = ram.run(op);
@@ -62,6 +62,7 @@ fn an_erased_pool_does_not_exist() {
     assert_eq!(result, Ok(()));
     assert_eq!(ram.log.last(), Some(&('f', 0)));
     assert!(matches!(ram.try_open(Expected::default()), Err(Error::NotAPool { .. })));
+    ram.create(false).expect("the disk is blank where that is looked for");
 }
 
 #[test]

@@ -93,7 +93,7 @@ fn a_deleted_pool_is_not_found_again() {
     block_on(stack.pools.delete(&stack.env, &pool)).expect("it can be deleted");
     let found = block_on(stack.pools.examine(&stack.env, "base", Settings::default()));
     assert!(matches!(found, Ok(None)), "{found:?}");
-    block_on(stack.pools.create(&stack.env, NewPool { force: true, ..again })).expect("the disk is free");
+    block_on(stack.pools.create(&stack.env, again)).expect("the disk is free");
 }
 
 #[test]
