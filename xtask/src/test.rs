@@ -18,7 +18,7 @@ use crate::progress::{self, Clock};
 use crate::{budget, crash, fuzz, install};
 
 /// Seconds per fuzzer.
-const FUZZ_SECONDS: u32 = 10;
+const FUZZ_SECONDS: u32 = 5;
 
 /// The extent of the tests.
 #[derive(Debug, clap::Args)]
@@ -50,7 +50,7 @@ enum Stage {
     Instructions,
     /// Hostile front-ends beside a measured VM
     Adversary,
-    /// Fuzzers, 10 seconds each unless set
+    /// Fuzzers, 5 seconds each unless set
     Fuzz,
     /// `arykd` killed under load
     Crash,

@@ -34,7 +34,7 @@ use victim::{ObserversMoved, Victim};
 const TURN_MAX: Duration = Duration::from_millis(5);
 /// The highest permitted p99 of the victim during an attack, in percent of its p99 alone.
 const P99_PERCENT_MAX: u32 = 200;
-const ATTEMPTS: u32 = 24;
+const ATTEMPTS: u32 = 16;
 /// The pause before the second attempt, and what is added to it for each further one, and the longest pause.
 const PAUSE: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(5);

@@ -12,6 +12,7 @@ mod cuts;
 mod dashboard;
 mod discovery;
 mod front_end;
+mod gateways;
 mod harness;
 mod keys;
 mod links;

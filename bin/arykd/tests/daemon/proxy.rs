@@ -105,13 +105,14 @@ impl Proxy {
 impl Shared {
     fn join(self: &Arc<Self>, ends: [TcpStream; 2]) {
         ends.iter().for_each(|end| end.set_nodelay(true).unwrap());
-        let [host, target] = &ends;
-        for (from, to, direction) in [(host, target, Direction::ToTarget), (target, host, Direction::ToHost)]
-        {
-            let (from, to, shared) = (from.try_clone().unwrap(), to.try_clone().unwrap(), Arc::clone(self));
+        let both = || ends.each_ref().map(|end| end.try_clone().unwrap());
+        // A cut from here on ends this connection, too.
+        self.state.lock().unwrap().open.push(both());
+        for direction in [Direction::ToTarget, Direction::ToHost] {
+            let ([host, target], shared) = (both(), Arc::clone(self));
+            let (from, to) = if direction == Direction::ToTarget { (host, target) } else { (target, host) };
             thread::spawn(move || shared.pass(from, to, direction));
         }
-        self.state.lock().unwrap().open.push(ends);
     }
 
     fn cut(&self) {
