@@ -7,7 +7,8 @@
 
 use aryk_bdev::{Bdev, Memory, QosGroup};
 use aryk_metrics::{
-    Address, Collector, Controller, Host, Inventory, LocalFuture, Nvme, Pool, RbdClient, Scrapes, Server, Web,
+    Address, Collector, Controller, Host, Inventory, LocalFuture, Nvme, Pool, RbdClient, Remote, Scrapes,
+    Server, Web,
 };
 use aryk_reactor::Handle;
 use libfuzzer_sys::fuzz_target;
@@ -49,6 +50,10 @@ impl Inventory for Nothing {
     }
 
     fn nvme(&self) -> Vec<Nvme> {
+        Vec::new()
+    }
+
+    fn remotes(&self) -> Vec<Remote> {
         Vec::new()
     }
 

@@ -1,5 +1,5 @@
-//! `cargo xtask cuts`: cuts of the connections to a disk of another host under verified writes, in the long form. The short form is
-//! arykd's test of the same name, whose code this command runs.
+//! `cargo xtask cuts`: cuts of the connections to a disk of another host under verified writes, in the long form. The short
+//! form is arykd's test of the same name, whose code this command runs.
 
 use anyhow::Result;
 

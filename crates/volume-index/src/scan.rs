@@ -129,8 +129,9 @@ fn next_leaf_since(
 }
 
 impl Index {
-    /// Appends versions in the order of their keys to `found`, each key once. Returns the key at which to go on, which is behind all
-    /// that were visited, or `None` at the end. A call visits up to `limit` entries, or fewer where a page is missing.
+    /// Appends versions in the order of their keys to `found`, each key once. Returns the key at which to go on, which is
+    /// behind all that were visited, or `None` at the end. A call visits up to `limit` entries, or fewer where a page is
+    /// missing.
     ///
     /// A level ends before the first page that is not behind the page before: only forged pages are not in order.
     ///

@@ -1,5 +1,5 @@
-//! Clears both superblocks: the pool does not exist afterwards. Clears the start and the end of the disk, too, where another pool is
-//! only created if they are blank. Any context.
+//! Clears both superblocks: the pool does not exist afterwards. Clears the start and the end of the disk, too, where another
+//! pool is only created if they are blank. Any context.
 
 use std::collections::VecDeque;
 

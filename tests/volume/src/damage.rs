@@ -1,5 +1,5 @@
-//! Damage of any byte of a pool: on a copy of a small pool that has all structures, some bits of a sector are changed. Then the pool
-//! is opened, read and checked there. Either the damage is named, or the data is right.
+//! Damage of any byte of a pool: on a copy of a small pool that has all structures, some bits of a sector are changed. Then the
+//! pool is opened, read and checked there. Either the damage is named, or the data is right.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -12,8 +12,8 @@
 //! | `journal` | simulations of the store without the engine |
 //! | `run` | a seed, or a range of them; makes a failing list of steps shorter |
 //!
-//! Pools have one shard here: what joins several is in the module (`crates/modules/volume/src/striped.rs`, `pool/changes.rs`), around
-//! engines that know nothing of each other, and is tested there.
+//! Pools have one shard here: what joins several is in the module (`crates/modules/volume/src/striped.rs`, `pool/changes.rs`),
+//! around engines that know nothing of each other, and is tested there.
 //!
 //! A seed reproduces exactly: all chance comes from it, and the engine has none of its own.
 #![forbid(unsafe_code)]

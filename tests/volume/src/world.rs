@@ -387,7 +387,8 @@ impl World {
         Ok(())
     }
 
-    /// Nothing goes on: the disk may fail all writes. Or the pool is full, and writes wait for space: deleting something must help.
+    /// Nothing goes on: the disk may fail all writes. Or the pool is full, and writes wait for space: deleting something must
+    /// help.
     fn relieve(&mut self) -> Result<(), String> {
         if self.disk.is_faulty() {
             self.disk.heal();

@@ -94,7 +94,6 @@ fn commands_of_the_guide_parse() {
         "aryk disk resize vm1 40G",
         "aryk disk stat",
         "aryk disk stat vm1",
-        "aryk share vm1 --cpumask 0x3",
         "aryk attach vm1",
         "aryk attach vm1 --queues 4 --cpumask [0,2-3] --readonly --controller c --socket-mode 660 --socket-group kvm",
         "aryk detach vm1",
@@ -157,8 +156,9 @@ fn commands_of_the_guide_parse() {
 }
 
 #[test]
-fn limits_of_hosts_parse() {
+fn shares_and_limits_of_hosts_parse() {
     for line in [
+        "aryk share vm1 --cpumask 0x3",
         "aryk qos host data --iops 5k",
         "aryk qos host data --host nqn.2014-08.org.nvmexpress:uuid:1 --bandwidth 20M",
     ] {

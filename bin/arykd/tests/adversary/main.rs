@@ -5,9 +5,10 @@
 //! a millisecond. The test measures the victim alone, then during the attack. `ARYK_ADVERSARY_SECONDS` sets the duration of an
 //! attack instead of a second, `ARYK_ADVERSARY_SEED` its random seed; `cargo xtask adversary` sets both.
 //!
-//! The hypervisor of a test machine takes a core away for milliseconds now and then, which looks like a long turn, and is worse for
-//! minutes at a time. So a scene has many attempts, with growing pauses, and must be within each bound in one of them: an attack
-//! that can cause a long turn causes it in each attempt. A daemon that had a long turn before the attack is started again.
+//! The hypervisor of a test machine takes a core away for milliseconds now and then, which looks like a long turn, and is worse
+//! for minutes at a time. So a scene has many attempts, with growing pauses, and must be within each bound in one of them: an
+//! attack that can cause a long turn causes it in each attempt. A daemon that had a long turn before the attack is started
+//! again.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::disallowed_methods, reason = "the test measures the victim's latency")]

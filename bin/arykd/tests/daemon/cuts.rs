@@ -1,5 +1,5 @@
-//! A disk of another host under verified writes, while its connections are cut: in the middle of PDUs, and some again while the host
-//! connects.
+//! A disk of another host under verified writes, while its connections are cut: in the middle of PDUs, and some again while the
+//! host connects.
 //!
 //! `ARYK_CUTS` sets the number of rounds instead of twenty, and `ARYK_CUTS_SEED` their seed; `cargo xtask cuts` sets both. The
 //! test prints how long the VM had no completion after a cut.
@@ -14,7 +14,8 @@ use std::time::Duration;
 
 /// Bytes after which the first cut of a round comes: in the requests in flight, or some later ones.
 const WITHIN: u64 = 64 << 10;
-/// Bytes of the host's next connections after which a second one comes: in the handshake, or in the requests that are submitted again.
+/// Bytes of the host's next connections after which a second one comes: in the handshake, or in the requests that are submitted
+/// again.
 const AGAIN_WITHIN: u64 = 8 << 10;
 
 fn from_environment(name: &str, default: u64) -> u64 {

@@ -1,5 +1,5 @@
-//! Programs that share disks by SPDK's calls: ceph-nvmeof's gateway, OPI's bridge and spdk-csi. Each test makes a program's calls in
-//! its order, and a second daemon is the host.
+//! Programs that share disks by SPDK's calls: ceph-nvmeof's gateway, OPI's bridge and spdk-csi. Each test makes a program's
+//! calls in its order, and a second daemon is the host.
 
 use super::harness::{Daemon, code, wait_for};
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
-//! A disk that one daemon uses from another, each in a network namespace of its own, while the link between them is cut, is silent,
-//! is slow, or is not what one of them believes. Needs root.
+//! A disk that one daemon uses from another, each in a network namespace of its own, while the link between them is cut, is
+//! silent, is slow, or is not what one of them believes. Needs root.
 //!
 //! The namespaces have no names: they end with their daemons, also if the test fails.
 

@@ -144,7 +144,8 @@ impl Shared {
         let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
     }
 
-    /// Waits until the link passes something in this direction. Returns how many of `len` bytes, and whether the link breaks then.
+    /// Waits until the link passes something in this direction. Returns how many of `len` bytes, and whether the link breaks
+    /// then.
     fn take(&self, len: usize, direction: Direction) -> (usize, bool) {
         let is_stalled =
             |state: &mut State| matches!(state.link, Link::Stalls(stalled) if stalled == direction);

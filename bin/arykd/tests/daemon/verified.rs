@@ -1,5 +1,5 @@
-//! A VM that keeps requests in flight, and checks each read against its last write of the block. A block has one request at a time,
-//! so that the expected contents are known. Runs on the test's thread.
+//! A VM that keeps requests in flight, and checks each read against its last write of the block. A block has one request at a
+//! time, so that the expected contents are known. Runs on the test's thread.
 
 #![expect(clippy::disallowed_methods, reason = "the VM measures its longest wait")]
 

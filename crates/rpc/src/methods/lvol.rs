@@ -1,7 +1,7 @@
 //! `bdev_lvol_*`: SPDK's logical volumes, which are volumes of Aryk's pools: an lvolstore is a pool. Control context.
 //!
-//! A volume's disk has the volume's UUID as its name, and `POOL/VOLUME` as its alias. A pool notes the size of its clusters for these
-//! methods: they report space in clusters, and round sizes up to them. The engine has no clusters.
+//! A volume's disk has the volume's UUID as its name, and `POOL/VOLUME` as its alias. A pool notes the size of its clusters for
+//! these methods: they report space in clusters, and round sizes up to them. The engine has no clusters.
 //!
 //! As in SPDK, errors of the lookup of an object have their own number, and errors of the operation on it have -32602.
 

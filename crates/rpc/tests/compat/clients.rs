@@ -1,5 +1,5 @@
-//! The sequences of calls of three programs that manage logical volumes, on pools: a CSI driver, Ubicloud and sbcli. What a program
-//! looks for in a reply, these tests look for, too.
+//! The sequences of calls of three programs that manage logical volumes, on pools: a CSI driver, Ubicloud and sbcli. What a
+//! program looks for in a reply, these tests look for, too.
 
 use super::lvol::{MIB, create_base, ok, read, refused, start, write};
 use super::{Daemon, in_daemon};

@@ -44,8 +44,8 @@ impl Chain {
         chain
     }
 
-    /// Reads single blocks of a volume that has the first so many of the order. Returns the operations of the store that all reads
-    /// have needed, and the most of one.
+    /// Reads single blocks of a volume that has the first so many of the order. Returns the operations of the store that all
+    /// reads have needed, and the most of one.
     fn cost(&mut self, volume: VolumeId, count: usize) -> (u64, u64) {
         let mut expected = vec![0; BLOCKS];
         self.order[..count].iter().for_each(|block| expected[*block] = byte(*block));

@@ -27,8 +27,9 @@ pub(super) enum Copied {
 }
 
 impl World {
-    /// Damages a sector of a copy of the disk, of any structure. The pool opens nevertheless: all but data is there twice, or is not
-    /// needed for that; unless a mirror was not written because the disk failed. Where data is refused, a check tells the damage.
+    /// Damages a sector of a copy of the disk, of any structure. The pool opens nevertheless: all but data is there twice, or
+    /// is not needed for that; unless a mirror was not written because the disk failed. Where data is refused, a check tells
+    /// the damage.
     pub(super) fn decay(&mut self) -> Result<(), String> {
         if self.has_failed() || self.disk.is_faulty() {
             return Ok(());
