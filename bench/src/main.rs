@@ -37,6 +37,7 @@ mod frontends;
 mod idle;
 mod instructions;
 mod limited;
+mod load;
 mod machine;
 mod nvme;
 mod nvme_guest;

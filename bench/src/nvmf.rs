@@ -2,11 +2,13 @@
 //!
 //! - [`host`]: the host, on the front-end's core; [`output`]: what it and the bare loop send.
 //! - [`bare`]: the loop that the target is compared with; [`nbd`]: the peer, for scale.
+//! - [`initiator`]: Aryk's own initiator instead of that host, also with digests and TLS.
 //! - [`idle`]: many connections without requests; [`rare`]: few requests; [`profile`]: where the time of the target goes.
 
 mod bare;
 mod host;
 mod idle;
+mod initiator;
 mod nbd;
 mod output;
 mod profile;
@@ -46,6 +48,7 @@ const INTRO: &str = "Thousand requests per second over loopback, as median (leas
 /// Measures the selected cases.
 pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     closed(settings, report)?;
+    initiator::measure(settings, report)?;
     rare::measure(settings, report)?;
     idle::measure(settings, report)?;
     profile::measure(settings, report)

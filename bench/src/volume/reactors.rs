@@ -1,22 +1,17 @@
 //! A volume under load from one reactor, and from two: what the second reactor adds.
 
+use crate::load::{self, Load, block_on};
 use crate::process::{BACK_END_CORE, FRONT_END_CORE, unpinned};
 use crate::report::{Record, Report, Runs, Section, cell, number};
 use crate::rounds::run_comparable;
 use crate::settings::Settings;
 use crate::workload::Workload;
-use anyhow::{Context, Result, bail, ensure};
-use aryk_bdev::{
-    Access, Bdev, BdevChannel, Blocks, Bytes, Completion, Descriptor, Env, Identity, Io, Lba, Op, Registry,
-    Status, Tag,
-};
+use anyhow::{Context, Result, bail};
+use aryk_bdev::{Bdev, Blocks, Bytes, Env, Identity, Registry};
 use aryk_bdev_volume::{NewPool, NewVolume, Origin, Pools, WhenFull};
-use aryk_dma::{Buffer, Sgl};
-use aryk_reactor::{CoreSet, Cx, Handle, Options, Reactors, Root, SleepPolicy};
-use std::future::Future;
+use aryk_reactor::{CoreSet, Handle, Options, Reactors, SleepPolicy};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Bytes of a block of the volume.
 const BLOCK: u32 = 4096;
@@ -135,166 +130,25 @@ impl Stack {
         let stack = Self { env, disk, handles, pools, _reactors: reactors };
         let fill = Workload::sequential(100, FILL as u32, 4);
         let filling = stack.begin(&stack.handles[0], &fill)?;
-        while filling.done.load(Ordering::Relaxed) < VOLUME / FILL {
+        while filling.done() < VOLUME / FILL {
             std::thread::sleep(Duration::from_millis(1));
         }
-        stack.end(vec![filling])?;
+        load::end(vec![filling])?;
         Ok(stack)
     }
 
     /// Requests per second of each reactor, while all have load.
     fn load(&self, workload: &Workload, span: Duration) -> Result<Vec<f64>> {
-        let loads =
-            self.handles.iter().map(|handle| self.begin(handle, workload)).collect::<Result<Vec<_>>>()?;
-        std::thread::sleep(span / 4);
-        let counts = |loads: &[Load]| -> Vec<u64> {
-            loads.iter().map(|load| load.done.load(Ordering::Relaxed)).collect()
-        };
-        let (before, start) = (counts(&loads), Instant::now());
-        std::thread::sleep(span);
-        let (after, took) = (counts(&loads), start.elapsed().as_secs_f64());
-        self.end(loads)?;
-        Ok(before.iter().zip(&after).map(|(before, after)| (after - before) as f64 / took).collect())
+        let begin = |handle| self.begin(handle, workload);
+        let loads = self.handles.iter().map(begin).collect::<Result<Vec<_>>>()?;
+        let rates = load::rates(&loads, span / 4, span);
+        load::end(loads)?;
+        Ok(rates)
     }
 
     fn begin(&self, handle: &Handle, workload: &Workload) -> Result<Load> {
-        let descriptor = self.env.registry().open(self.disk.name(), Access::Shared, "the load", |_| ())?;
-        block_on(descriptor.prepare(handle))?;
-        let load = Load { handle: handle.clone(), done: Arc::default(), stops: Arc::default() };
-        let (done, stops, workload) = (Arc::clone(&load.done), Arc::clone(&load.stops), *workload);
-        block_on(handle.call(move |cx| Loader::start(descriptor, workload, done, stops, cx)))??;
-        Ok(load)
+        Load::begin(&self.env, self.disk.name(), handle, *workload, VOLUME)
     }
-
-    fn end(&self, loads: Vec<Load>) -> Result<()> {
-        loads.iter().for_each(|load| load.stops.store(true, Ordering::Relaxed));
-        for load in loads {
-            // The loader removes its root when nothing is in flight.
-            while Arc::strong_count(&load.stops) > 1 {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            ensure!(
-                load.done.load(Ordering::Relaxed) < u64::MAX / 2,
-                "requests have failed on {:?}",
-                load.handle
-            );
-        }
-        Ok(())
-    }
-}
-
-/// A load on one reactor.
-struct Load {
-    handle: Handle,
-    /// Requests that have completed; huge when one has failed.
-    done: Arc<AtomicU64>,
-    stops: Arc<AtomicBool>,
-}
-
-/// The root that makes a load.
-struct Loader {
-    root: aryk_reactor::RootId,
-    thread: aryk_reactor::ThreadId,
-    channel: BdevChannel,
-    workload: Workload,
-    buffers: Vec<(Buffer, Sgl)>,
-    completions: Vec<Completion>,
-    in_flight: usize,
-    next: u64,
-    random: fastrand::Rng,
-    done: Arc<AtomicU64>,
-    stops: Arc<AtomicBool>,
-}
-
-impl Loader {
-    fn start(
-        descriptor: Descriptor,
-        workload: Workload,
-        done: Arc<AtomicU64>,
-        stops: Arc<AtomicBool>,
-        cx: &mut Cx,
-    ) -> Result<()> {
-        let thread = cx.add_thread("load", CoreSet::from_iter([cx.handle().core()]));
-        let root = cx.add_root(thread, "load", |root, cx| {
-            let buffers = (0..workload.depth).map(|_| {
-                let mut buffer = Buffer::new(workload.block as usize, 4096);
-                let data = buffer.lend().first(workload.block);
-                (buffer, data)
-            });
-            Ok::<_, aryk_bdev::OpenError>(Self {
-                root,
-                thread,
-                channel: descriptor.open_channel(root, cx)?,
-                workload,
-                buffers: buffers.collect(),
-                completions: Vec::new(),
-                in_flight: 0,
-                next: 0,
-                random: fastrand::Rng::with_seed(u64::from(cx.handle().core())),
-                done,
-                stops,
-            })
-        })?;
-        let loader = cx.root::<Self>(root.id()).context("just added")?;
-        let mut loader = loader.borrow_mut();
-        for slot in 0..workload.depth {
-            loader.submit(slot, cx);
-        }
-        Ok(())
-    }
-
-    fn submit(&mut self, slot: usize, cx: &mut Cx) {
-        let Workload { block, write_percent, sequential, .. } = self.workload;
-        let blocks = u64::from(block / BLOCK);
-        let places = VOLUME / u64::from(block);
-        let place = if sequential { self.next % places } else { self.random.u64(..places) };
-        self.next += 1;
-        let io = Io {
-            tag: Tag(slot as u64),
-            op: if self.random.u32(..100) < write_percent { Op::Write } else { Op::Read },
-            fua: false,
-            may_unmap: false,
-            lba: Lba(place * blocks),
-            blocks: Blocks(blocks),
-            source: Lba::ZERO,
-            data: self.buffers[slot].1,
-        };
-        self.channel.submit(io, cx);
-        self.in_flight += 1;
-    }
-}
-
-impl Root for Loader {
-    fn poll(&mut self, cx: &mut Cx) -> bool {
-        let mut completions = std::mem::take(&mut self.completions);
-        self.channel.poll(cx, &mut completions);
-        let stops = self.stops.load(Ordering::Relaxed);
-        let count = completions.len();
-        for Completion { tag, status } in completions.drain(..) {
-            self.in_flight -= 1;
-            let more = if status == Status::Ok { 1 } else { u64::MAX / 2 };
-            self.done.fetch_add(more, Ordering::Relaxed);
-            if !stops {
-                self.submit(tag.0 as usize, cx);
-            }
-        }
-        self.completions = completions;
-        if stops && self.in_flight == 0 {
-            self.buffers.iter_mut().for_each(|(buffer, _)| buffer.reclaim());
-            let (root, thread) = (self.root, self.thread);
-            cx.local().defer(move |cx| {
-                cx.remove_root(root);
-                cx.remove_thread(thread);
-            });
-        }
-        count > 0
-    }
-}
-
-/// Waits for a future on this thread.
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread().build();
-    runtime.expect("a runtime without drivers can be built").block_on(future)
 }
 
 #[cfg(test)]
