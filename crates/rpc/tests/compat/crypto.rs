@@ -119,7 +119,7 @@ fn a_key_is_kept_while_a_disk_uses_it() {
         assert_eq!(destroy().await.unwrap_err().code(), -16, "the disk waits for its base");
         daemon.call("bdev_crypto_delete", &json!({"name": "x"})).await.unwrap();
         destroy().await.unwrap();
-        assert_eq!(destroy().await.unwrap_err().code(), -2);
+        assert_eq!(destroy().await.unwrap_err().code(), -32602);
     });
 }
 
