@@ -102,7 +102,8 @@ fn a_host_writes_and_reads_through_two_queues() {
         assert_eq!((counted.writes, counted.written_bytes), (4, 43 * BLOCK as u64));
         // A flush, zeroes and two comparisons, of which one has failed.
         assert_eq!((counted.others, counted.failed), (4, 1));
-        assert!(counted.read_ns > 0 && counted.write_ns > 0 && counted.other_ns > 0, "{counted:?}");
+        // A write whose data comes by R2T takes more than a turn; what a memory disk completes in the same turn takes no time.
+        assert!(counted.write_ns > 0, "{counted:?}");
         let [queue, _other] = queues;
         drop(queue);
         until(|| traffic().queues.len() == 1);
