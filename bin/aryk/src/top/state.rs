@@ -694,7 +694,7 @@ mod tests {
         press(&mut state, &rates, "7");
         assert_eq!(state.cells(&rates, 0), ["p1", "ready", "25%", "1M", "1.5", "2M", "90%", "4M", "8M", "0"]);
         press(&mut state, &rates, "s8");
-        assert_eq!(state.cells(&rates, 1), ["913fc008", "data", "4", "0", "200", "0B", "800K", "1"]);
+        assert_eq!(state.cells(&rates, 1), ["913fc008", "data", "4", "0", "200", "0B", "800K", "5ns", "1"]);
         assert_eq!(state.rows(&rates), [1, 0], "by operations");
         press(&mut state, &rates, "9");
         assert_eq!(shown(&state, &rates), ["p1/vm1", "p1/vm1@old"], "by their own data");
