@@ -212,7 +212,7 @@ impl Images {
     }
 }
 
-/// A row: a workload, and what its name says besides.
+/// A row: a workload, and a suffix of its name.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     workload: Workload,

@@ -156,7 +156,7 @@ pub struct Volume {
     pub counted_seconds_ago: u64,
 }
 
-/// The counts of a controller of a host on the network. Its requests have no times.
+/// The counts of a controller of a host on the network.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Host {

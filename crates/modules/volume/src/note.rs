@@ -185,6 +185,7 @@ mod tests {
             2 << 20
         );
     }
+
     #[test]
     fn a_size_that_clusters_cannot_have_is_ignored() {
         for note in
