@@ -2,6 +2,7 @@
 
 mod cold;
 mod huge;
+mod many;
 mod reactors;
 mod snapshots;
 mod sustained;
@@ -45,7 +46,8 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     sustained::measure(settings, report)?;
     snapshots::measure(settings, report)?;
     cold::measure(settings, report)?;
-    huge::measure(settings, report)
+    huge::measure(settings, report)?;
+    many::measure(settings, report)
 }
 
 /// An arykd with a pool over one disk, and one volume in it, which a vhost-user-blk controller serves.
@@ -84,7 +86,7 @@ impl Pool {
         rpc.call("aryk_pool_create", json!({"name": "p", "base_bdev_name": "base", "force": true}))?;
         let total = pool(&mut rpc)?["total_bytes"].as_f64().context("a pool has a size")?;
         let size = (total * share) as u64 / FILLED * FILLED;
-        create_volume(&mut rpc, size)?;
+        create_volume(&mut rpc, "v", size)?;
         let volume = Self::serve(process, rpc, dir)?;
         FrontEnd::fill(&volume.back_end.socket)?;
         Ok(volume)
@@ -137,8 +139,8 @@ impl Pool {
 /// A volume has a multiple of this many bytes, so that it is filled wholly.
 const FILLED: u64 = 4 << 20;
 
-fn create_volume(rpc: &mut Rpc, size: u64) -> Result<Value> {
-    rpc.call("aryk_volume_create", json!({"pool": "p", "name": "v", "size": size, "when_full": "wait"}))
+fn create_volume(rpc: &mut Rpc, name: &str, size: u64) -> Result<Value> {
+    rpc.call("aryk_volume_create", json!({"pool": "p", "name": name, "size": size, "when_full": "wait"}))
 }
 
 fn pool(rpc: &mut Rpc) -> Result<Value> {

@@ -19,6 +19,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 
 const HOST: &str = "nqn.2016-06.io.spdk:bench-host";
+/// The host with a TLS key: the target refuses its connections without TLS.
+const TLS_HOST: &str = "nqn.2016-06.io.spdk:bench-tls-host";
 /// A key of an example in the specification of NVMe/TCP's interchange format.
 const KEY: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
 
@@ -88,7 +90,7 @@ fn listen_with_tls(settings: &Settings, target: &mut Target) -> Result<SocketAdd
     let mut file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
     std::io::Write::write_all(&mut file, KEY.as_bytes())?;
     target.rpc.call("keyring_file_add_key", json!({"name": "k", "path": path}))?;
-    target.rpc.call("nvmf_subsystem_add_host", json!({"nqn": SUBSYSTEM, "host": HOST, "psk": "k"}))?;
+    target.rpc.call("nvmf_subsystem_add_host", json!({"nqn": SUBSYSTEM, "host": TLS_HOST, "psk": "k"}))?;
     // The port was free a moment ago.
     let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
     let port = address.port().to_string();
@@ -142,7 +144,8 @@ impl Initiator {
         let env = Env::new(Arc::new(Registry::new()), &reactors);
         let handle = env.reactors().handles().pop().context("there is a reactor")?;
         let nqn = |text: &str| text.parse::<Nqn>();
-        let mut config = RemoteConfig::new("far", address, nqn(SUBSYSTEM)?, nqn(HOST)?, [7; 16]);
+        let host = if protection == Protection::Tls { TLS_HOST } else { HOST };
+        let mut config = RemoteConfig::new("far", address, nqn(SUBSYSTEM)?, nqn(host)?, [7; 16]);
         config.depth = ENTRIES - 1;
         (config.header_digest, config.data_digest) =
             (protection == Protection::Digests, protection == Protection::Digests);

@@ -40,7 +40,7 @@ pub(super) fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
         "aryk_pool_create",
         json!({"name": "p", "base_bdev_name": "base", "force": true, "cache_bytes": CACHE}),
     )?;
-    create_volume(&mut rpc, VOLUME)?;
+    create_volume(&mut rpc, "v", VOLUME)?;
     let mut pool = Pool::serve(process, rpc, &dir)?;
     let mut writes = FrontEnd::connect(&pool.back_end.socket, 1, Workload::random(100, 4 << 10, 32))?;
     let mib = |bytes: f64| number(bytes / f64::from(1 << 20));
