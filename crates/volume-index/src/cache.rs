@@ -1,10 +1,13 @@
 //! Pages of runs in memory: a bounded number, replaced by CLOCK.
 //!
 //! Context: any; one cache for each reactor. Each run has a table from its pages to frames, four bytes for a page, so that
-//! finding a page is an access by index. Finding a page only sets a flag. A page is checked when it enters.
+//! finding a page is an access by index. An empty table is all zeroes, so that the kernel provides its memory when it is used: the
+//! tables of a pool of 15 TiB that was written at random take 100 MiB. Finding a page only sets a flag. A page is checked when it
+//! enters.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
 use crate::page::{self, PAGE_BYTES, PageBytes, PageError};
 use crate::run::{Run, RunId};
@@ -15,8 +18,6 @@ const CHUNK: usize = 64;
 const FRAMES_MIN: usize = 1024;
 /// How far the hand goes for one page before it takes one that was used.
 const SWEEP_MAX: usize = 64;
-/// No frame.
-const NONE: u32 = u32::MAX;
 
 /// Pages in memory, of all indexes of one reactor.
 #[derive(Debug)]
@@ -44,8 +45,14 @@ struct Frame {
 #[derive(Debug)]
 struct Table {
     run: Run,
-    /// The frame of each page; empty if the table is free.
-    frames: Vec<u32>,
+    /// The frame of each page that is in memory, counted from 1; empty if the table is free.
+    frames: Vec<Option<NonZeroU32>>,
+}
+
+impl Table {
+    fn frame(&self, page: u32) -> Option<u32> {
+        self.frames[page as usize].map(|frame| frame.get() - 1)
+    }
 }
 
 /// Counters of a cache.
@@ -68,7 +75,7 @@ impl PageCache {
         Self {
             chunks: Vec::new(),
             frames: Vec::new(),
-            frames_max: (bytes / PAGE_BYTES).clamp(FRAMES_MIN, NONE as usize),
+            frames_max: (bytes / PAGE_BYTES).clamp(FRAMES_MIN, u32::MAX as usize),
             free: Vec::new(),
             hand: 0,
             tables: Vec::new(),
@@ -86,8 +93,8 @@ impl PageCache {
     pub fn insert(&mut self, run: RunId, page: u32, bytes: &PageBytes) -> Result<(), PageError> {
         let Some(&table) = self.by_run.get(&run) else { return Ok(()) };
         page::check(bytes, &self.tables[table as usize].run, page)?;
-        let known = self.tables[table as usize].frames[page as usize];
-        let frame = if known == NONE { self.free_frame(table, page) } else { known };
+        let known = self.tables[table as usize].frame(page);
+        let frame = known.unwrap_or_else(|| self.free_frame(table, page));
         let place = frame as usize;
         self.chunks[place / CHUNK][place % CHUNK] = *bytes;
         Ok(())
@@ -118,10 +125,10 @@ impl PageCache {
         } else {
             let victim = self.sweep();
             let old = std::mem::replace(&mut self.frames[victim], frame);
-            self.tables[old.table as usize].frames[old.page as usize] = NONE;
+            self.tables[old.table as usize].frames[old.page as usize] = None;
             victim as u32
         };
-        self.tables[table as usize].frames[page as usize] = place;
+        self.tables[table as usize].frames[page as usize] = NonZeroU32::new(place + 1);
         place
     }
 
@@ -141,7 +148,7 @@ impl PageCache {
 
     /// The table of a run that lookups will use.
     pub(crate) fn open(&mut self, run: &Run) -> u32 {
-        let table = Table { run: *run, frames: vec![NONE; run.shape.pages as usize] };
+        let table = Table { run: *run, frames: vec![None; run.shape.pages as usize] };
         let place = if let Some(free) = self.free_tables.pop() {
             self.tables[free as usize] = table;
             free
@@ -156,20 +163,17 @@ impl PageCache {
     /// Forgets a run and its pages.
     pub(crate) fn close(&mut self, table: u32) {
         let frames = std::mem::take(&mut self.tables[table as usize].frames);
-        for frame in frames.into_iter().filter(|frame| *frame != NONE) {
-            self.free.push(frame);
-        }
+        self.free.extend(frames.into_iter().flatten().map(|frame| frame.get() - 1));
         self.by_run.remove(&self.tables[table as usize].run.id);
         self.free_tables.push(table);
     }
 
     /// A page, if it is in memory.
     pub(crate) fn page(&self, table: u32, page: u32) -> Option<&PageBytes> {
-        let frame = self.tables[table as usize].frames[page as usize];
-        if frame == NONE {
+        let Some(frame) = self.tables[table as usize].frame(page) else {
             self.misses.set(self.misses.get() + 1);
             return None;
-        }
+        };
         self.hits.set(self.hits.get() + 1);
         let place = frame as usize;
         let used = &self.frames[place].is_used;

@@ -150,14 +150,6 @@ fn open_after_a_crash(mib: u64) -> Duration {
 
 #[test]
 fn large_pools_open_soon() {
-    assert!(open_pool_of(Size { tib: 1, volumes: 10, snapshots: 10 }) < Duration::from_secs(1));
-    assert!(open_after_a_crash(16) < Duration::from_secs(3));
-}
-
-/// `cargo test --release -p aryk-volume opening -- --ignored --nocapture`
-#[test]
-#[ignore = "it takes a minute, and its times are those of large pools"]
-fn the_largest_pools_open_soon() {
     let one = open_pool_of(Size { tib: 1, volumes: 100, snapshots: 10 });
     assert!(one < Duration::from_secs(1));
     assert!(one + open_after_a_crash(256) < Duration::from_secs(3));
