@@ -31,7 +31,7 @@ fn whole(body: &[u8], is_checkpoint: bool) -> Vec<u8> {
 fn open(checkpoint: Vec<u8>, edit: Vec<u8>) {
     let settings = Settings { cache_bytes: 1 << 20, ..Settings::default() };
     let from = Recovered { checkpoint, edits: vec![edit] };
-    let Ok(mut pool) = Pool::open(settings, FACTS, UUID, &from) else { return };
+    let Ok(mut pool) = Pool::open(|_| settings, FACTS, UUID, &from) else { return };
     assert!(pool.volumes().all(|(_, volume)| volume.units <= aryk_volume::VOLUME_UNITS_MAX));
     let _ = (pool.stats(), pool.foreign_disks());
     pool.turn();

@@ -101,6 +101,6 @@ fuzz_target!(|data: (&[u8], Vec<Piece<'_>>)| {
     if let Some(checkpoint) = checkpoint {
         let settings = Settings { cache_bytes: 1 << 20, ..Settings::default() };
         let from = Recovered { checkpoint, edits: Vec::new() };
-        Pool::open(settings, FACTS, UUID, &from).expect("a rebuilt pool opens");
+        Pool::open(|_| settings, FACTS, UUID, &from).expect("a rebuilt pool opens");
     }
 });

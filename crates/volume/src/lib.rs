@@ -44,7 +44,6 @@ pub use ids::{
     BLOCK, BLOCK_UNITS, Cut, ForeignId, PARTITIONS, RANGE_BLOCKS, STRIPE_RANGES, UNIT, VOLUME_UNITS_MAX,
     VolumeId,
 };
-pub use loading::Loading;
 pub use pool::{Pool, Recovered};
 pub use reader::{Read, ReadEnd, ReadId, ReadKey, Reader};
 pub use rebuild::{Progress, Rebuild, RebuildError, RebuildReport, Recipe};

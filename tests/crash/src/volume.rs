@@ -121,7 +121,8 @@ impl Running {
         };
         ensure!(findings.is_empty(), "a copy is damaged: {findings:?}");
         let recovered = recovered.context("the manifest is lost")?;
-        let engine = Pool::open(Settings::default(), store.facts(), store.pool().into_bytes(), &recovered)?;
+        let engine =
+            Pool::open(|_| Settings::default(), store.facts(), store.pool().into_bytes(), &recovered)?;
         Self { file, engine, store: Box::new(store) }.ready()
     }
 

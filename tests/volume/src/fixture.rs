@@ -158,7 +158,7 @@ impl Rig {
             }
         };
         let (store, recovered) = (Box::new(opened.store), opened.recovered.ok_or("the checkpoint is lost")?);
-        let pool = Pool::open(settings(), store.facts(), store.pool().into_bytes(), &recovered)
+        let pool = Pool::open(|_| settings(), store.facts(), store.pool().into_bytes(), &recovered)
             .map_err(|error| error.to_string())?;
         let (findings, foreign) = (opened.findings, VecDeque::new());
         Self { disk, pool, store, findings, foreign, names: 1000 }.ready()

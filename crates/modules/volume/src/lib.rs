@@ -125,6 +125,9 @@ pub enum Error {
     /// The pool has ended: its base was removed, or it was closed.
     #[error("the pool has ended")]
     Ended,
+    /// There is no thread that could open the pool.
+    #[error("no thread could be started to open the pool")]
+    NoThread,
     /// Another change is running.
     #[error("{0}")]
     Busy(&'static str),

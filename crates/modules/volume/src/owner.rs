@@ -6,6 +6,7 @@
 //! is more, and an idle pool is not polled.
 
 mod clients;
+mod loader;
 mod moving;
 
 use crate::branch::Ends;
@@ -15,17 +16,18 @@ use crate::foreign::{ForeignDisks, Reader};
 use crate::inbox::{Client, Inbox, Inboxes, Submitted};
 use crate::part::{Place, Signals};
 use crate::pool::Listed;
-use crate::{Error, FormatError, Growing, READ_BYTES, note};
+use crate::{Error, FormatError, Growing, READ_BYTES};
 use aryk_bdev::{BdevChannel, Descriptor, Io, Op, OpenError, Status};
 use aryk_reactor::{Cx, Root, RootId, ThreadId};
 use aryk_slots::{Key, Slots};
 use aryk_volume::{
-    Action, Answer, Command, CommandError, Done, Foreign, ForeignId, Loading, LogPlace, Pool as Engine,
-    Reply, Request, Settings, State, Stats, StoreError, StoreOp, TimelineId, UNIT, VolumeId,
+    Action, Answer, Command, CommandError, Done, Foreign, ForeignId, LogPlace, Pool as Engine, Reply,
+    Request, Settings, State, Stats, StoreError, StoreOp, TimelineId, UNIT, VolumeId,
 };
 use aryk_volume_store::{DiskDone, Erasing, Finding, Formatting, Growth, Looking, Opened, Opening, Store};
 use clients::Clients;
 use futures_channel::oneshot;
+use loader::Loader;
 pub(crate) use moving::Leave;
 use moving::{Leaving, Moved};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -53,8 +55,8 @@ pub(crate) enum Start {
     Erase(Box<Erasing>),
     /// Opens a pool.
     Open(Box<Opening>),
-    /// Makes the engine of a pool whose store is open.
-    Load { loading: Box<Loading>, store: Box<Store>, findings: Vec<Finding> },
+    /// A thread makes the engine of a pool whose store is open.
+    Load { store: Box<Store>, findings: Vec<Finding> },
 }
 
 /// What the first requests to the base have led to.
@@ -124,6 +126,7 @@ pub(crate) struct Owner {
     /// `None` once the base was given back.
     disk: Option<BaseDisk>,
     foreign: ForeignDisks,
+    loader: Option<Loader>,
     phase: Phase,
     settings: Settings,
     clients: Clients,
@@ -206,6 +209,7 @@ impl Owner {
             signals: Arc::clone(&place.signals),
             place,
             foreign: ForeignDisks::default(),
+            loader: None,
             phase,
             settings: Settings::default(),
             clients: Clients::new(inbox),
@@ -272,27 +276,25 @@ impl Owner {
             Some(Ok(Started::Opened(opened))) => {
                 let Opened { store, recovered, findings, .. } = *opened;
                 let Some(recovered) = recovered else { return self.fail_opening(Error::NoManifest, cx) };
-                let loading = Loading::new(store.facts(), store.pool().into_bytes(), recovered);
-                let (loading, store) = (Box::new(loading), Box::new(store));
-                self.phase = Phase::Starting(Start::Load { loading, store, findings });
-                cx.wake(self.root);
+                self.loader =
+                    Some(Loader::start(&store, recovered, self.settings, self.place.shard, self.root, cx));
+                self.phase = Phase::Starting(Start::Load { store: Box::new(store), findings });
             }
         }
     }
 
-    /// Makes a piece of the engine.
+    /// Takes the engine, when the thread has made it.
     fn load_on(&mut self, cx: &mut Cx) {
-        let Phase::Starting(Start::Load { loading, .. }) = &mut self.phase else { return };
-        let (usual, shard) = (self.settings, self.place.shard);
-        match loading.step(|note| note::settings(note, usual).of_shard(shard)) {
-            None => cx.wake(self.root),
-            Some(Err(error)) => self.fail_opening(error.into(), cx),
-            Some(Ok(engine)) => {
+        let Some(engine) = self.loader.as_ref().and_then(Loader::take) else { return };
+        self.loader = None;
+        match engine {
+            Err(error) => self.fail_opening(error, cx),
+            Ok(engine) => {
                 let loaded = std::mem::replace(&mut self.phase, Phase::Ending);
-                let Phase::Starting(Start::Load { store, findings, .. }) = loaded else {
+                let Phase::Starting(Start::Load { store, findings }) = loaded else {
                     unreachable!("the engine was being made")
                 };
-                self.start_engine(engine, store, findings, cx);
+                self.start_engine(*engine, store, findings, cx);
             }
         }
     }
@@ -754,7 +756,9 @@ impl Owner {
         self.foreign.keep(&[]);
         // Foreign disks have memory of requests of branches.
         let has_ended = self.foreign.is_empty() && self.clients.end_branches();
-        if disk.in_flight() > 0 || !has_ended || self.is_withdrawing {
+        // The thread's completion is for this root.
+        self.loader.take_if(|loader| loader.take().is_some());
+        if disk.in_flight() > 0 || !has_ended || self.is_withdrawing || self.loader.is_some() {
             return;
         }
         self.disk = None;

@@ -624,6 +624,7 @@ impl From<module::Error> for Error {
         let errno = match &error {
             Of::Registry(error) => return error.clone().into(),
             Of::Busy(_) | Of::Unfinished(_) => Errno::BUSY,
+            Of::NoThread => Errno::AGAIN,
             Of::Open(_) | Of::Ended | Of::NoPool(_) | Of::NoPoolOn(_) | Of::NoVolume(_) => Errno::NODEV,
             Of::Format(error) => match error {
                 module::FormatError::Foreign(_) | module::FormatError::Pool { .. } => Errno::EXIST,

@@ -71,9 +71,7 @@ fn record<'a>(manifest: &Manifest, edits: impl IntoIterator<Item = &'a Edit>) ->
 }
 
 fn load(from: &Recovered, uuid: [u8; 16], facts: &StoreFacts) -> Result<Manifest, OpenError> {
-    let mut loading = crate::Loading::new(*facts, uuid, from.clone());
-    while loading.try_step()? {}
-    loading.take_manifest()
+    crate::loading::load(facts, uuid, from)
 }
 
 fn recovered() -> (Manifest, Recovered) {

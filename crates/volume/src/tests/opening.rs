@@ -75,20 +75,13 @@ fn pool(size: Size) -> (StoreFacts, Recovered) {
     (facts, Recovered { checkpoint: checkpoint::encode(&manifest), edits: Vec::new() })
 }
 
-/// The time until the pool serves requests, and the longest step of it.
+/// The time until the pool serves requests, and the longest turn in it.
 #[expect(clippy::disallowed_methods, reason = "the test measures time")]
 fn open(rig: &mut Rig) -> (Duration, Duration) {
     let start = Instant::now();
     let mut longest = Duration::ZERO;
-    let mut loading = Loading::new(rig.disk.facts, UUID, rig.disk.manifest.clone());
-    rig.pool = loop {
-        let step = Instant::now();
-        let loaded = loading.step(|_| Settings::default());
-        longest = longest.max(step.elapsed());
-        if let Some(loaded) = loaded {
-            break loaded.expect("the manifest is right");
-        }
-    };
+    let opened = Pool::open(|_| Settings::default(), rig.disk.facts, UUID, &rig.disk.manifest);
+    rig.pool = opened.expect("the manifest is right");
     while rig.pool.state() == State::Opening {
         let turn = Instant::now();
         rig.turn();
@@ -107,7 +100,7 @@ fn open_pool_of(size: Size) -> Duration {
     let (time, longest) = open(&mut rig);
     let Size { tib, volumes, snapshots } = size;
     println!(
-        "{tib} TiB in {volumes} volumes with {} snapshots: {time:?}, longest step {longest:?}, checkpoint of {bytes} bytes",
+        "{tib} TiB in {volumes} volumes with {} snapshots: {time:?}, longest turn {longest:?}, checkpoint of {bytes} bytes",
         volumes * snapshots
     );
     time
@@ -143,7 +136,7 @@ fn open_after_a_crash(mib: u64) -> Duration {
     }
     rig.disk.flush();
     let (time, longest) = open(&mut rig);
-    println!("a log of {mib} MiB with {blocks} blocks: {time:?}, longest step {longest:?}");
+    println!("a log of {mib} MiB with {blocks} blocks: {time:?}, longest turn {longest:?}");
     assert!(rig.pool.stats().log_write_bytes >= mib << 20);
     time
 }

@@ -113,7 +113,7 @@ impl World {
         let expected = Expected { pool: Some(POOL), ..Expected::default() };
         let opened = journal::open(&mut disk, expected).map_err(|error: Error| error.to_string())?;
         let (store, recovered) = (Box::new(opened.store), recovered(opened.recovered)?);
-        let pool = Pool::open(self.settings, store.facts(), POOL.into_bytes(), &recovered);
+        let pool = Pool::open(|_| self.settings, store.facts(), POOL.into_bytes(), &recovered);
         let pool = pool.map_err(|error| error.to_string())?;
         let start = pool.log_start();
         // An opening with another frame of this sequence does not need this one.
@@ -153,7 +153,7 @@ impl World {
         let opened = opened.map_err(|error: Error| error.to_string())?;
         let recovered = recovered(opened.recovered)?;
         let store = Box::new(opened.store);
-        let pool = Pool::open(self.settings, store.facts(), POOL.into_bytes(), &recovered);
+        let pool = Pool::open(|_| self.settings, store.facts(), POOL.into_bytes(), &recovered);
         let pool = pool.map_err(|error| error.to_string())?;
         self.open = Some(Open::new(pool, store));
         self.failures_before = self.disk.counts.failures;

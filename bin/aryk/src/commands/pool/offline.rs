@@ -5,8 +5,8 @@
 
 use crate::error::Error;
 use aryk_volume::{
-    Answer, CheckReport, Command, Done, Loading, Pool, RebuildReport, Recipe, Settings, Shard, State,
-    StoreError, StoreOp, Tag, UNIT, Volume, VolumeId,
+    Answer, CheckReport, Command, Done, Pool, RebuildReport, Recipe, Settings, Shard, State, StoreError,
+    StoreOp, Tag, UNIT, Volume, VolumeId,
 };
 use aryk_volume_store::{Expected, Finding, Opened, Opening, Store, share_place};
 use disk::Disk;
@@ -95,16 +95,12 @@ fn check_shard(
             }
             return Ok(report);
         };
-        let mut loading = Loading::new(store.facts(), store.pool().into_bytes(), recovered);
         // The cleaner would move data.
         let usual = Settings::default();
         let settings = Settings { space_amplification_max: u32::MAX, accepts_damaged_log: true, ..usual };
         let settings = settings.of_shard(shard);
-        let pool = loop {
-            if let Some(loaded) = loading.step(|_| settings) {
-                break loaded.map_err(|error| failed(&error))?;
-            }
-        };
+        let pool = Pool::open(|_| settings, store.facts(), store.pool().into_bytes(), &recovered)
+            .map_err(|error| failed(&error))?;
         let mut running = Running { pool, store, disk };
         let checked = running.check(options, &failed)?;
         let is_index_damaged = checked.is_index_damaged;
