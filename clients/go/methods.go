@@ -199,11 +199,13 @@ func (c *Client) ArykPoolMove(ctx context.Context, params ArykPoolMoveParams) (b
 type ArykPoolOpenParams struct {
 	// Name of the disk that has the pool.
 	BaseBdevName string `json:"base_bdev_name"`
+	// Whether to open a pool whose disk came back older than the daemon has had it, as from a backup: what was written since is lost. Default: such a pool is refused.
+	AcceptOlder bool `json:"accept_older,omitempty"`
 	// Whether to open a pool whose log is damaged: all writes behind the damaged place are lost, also those that a flush has made durable. Default: such a pool is refused, with the place.
 	DiscardDamagedLog bool `json:"discard_damaged_log,omitempty"`
 }
 
-// ArykPoolOpen calls aryk_pool_open. Opens a pool that was not opened by itself when its disk appeared, as one with a damaged log.
+// ArykPoolOpen calls aryk_pool_open. Opens a pool that was not opened by itself when its disk appeared: one with a damaged log, or one that came back older.
 func (c *Client) ArykPoolOpen(ctx context.Context, params ArykPoolOpenParams) (OpenedPool, error) {
 	return call[OpenedPool](ctx, c, "aryk_pool_open", params)
 }

@@ -50,6 +50,8 @@ pub enum Subsystem {
     Nvmf,
     /// Reservations that hosts have made on namespaces. No calls: a namespace gets them when it is added.
     Reservations,
+    /// How far the pools of volumes were when they were open last. No calls: a pool that is older is not opened.
+    Pools,
     /// Interrupt coalescing of controllers. On the wire the last part of the controllers.
     Signals,
     /// Sleep policies of controllers. On the wire the last part of the controllers.
@@ -71,9 +73,14 @@ impl Subsystem {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Keyring => "keyring",
-            Self::Bdev | Self::Nvme | Self::Discovery | Self::Mdns | Self::Rbd | Self::Watch | Self::Qos => {
-                "bdev"
-            }
+            Self::Bdev
+            | Self::Nvme
+            | Self::Discovery
+            | Self::Mdns
+            | Self::Rbd
+            | Self::Watch
+            | Self::Qos
+            | Self::Pools => "bdev",
             Self::Nvmf | Self::Reservations => "nvmf",
             Self::VhostBlk => "vhost_blk",
             Self::VhostScsi | Self::Signals | Self::Sleep => "vhost_scsi",
@@ -85,7 +92,7 @@ impl Subsystem {
 
     /// Whether its notes are saved states, not calls.
     const fn is_state(self) -> bool {
-        matches!(self, Self::Unit | Self::Reservations)
+        matches!(self, Self::Unit | Self::Reservations | Self::Pools)
     }
 
     /// The subsystems that must come before this one.
@@ -99,6 +106,7 @@ impl Subsystem {
             | Self::Rbd
             | Self::Watch
             | Self::Qos
+            | Self::Pools
             | Self::Scheduler
             | Self::Daemon => &[],
             Self::Nvmf
@@ -495,6 +503,7 @@ impl Config {
             Some(Subsystem::Nvmf) => "NVMe-oF",
             Some(Subsystem::Unit) => "SCSI reservations and modes of",
             Some(Subsystem::Reservations) => "reservations of",
+            Some(Subsystem::Pools) => "position of the pool",
             _ => kind,
         };
         format!("{what} '{name}'")
@@ -514,6 +523,7 @@ impl Config {
                 Subsystem::Nvmf => "share",
                 Subsystem::Daemon
                 | Subsystem::Keyring
+                | Subsystem::Pools
                 | Subsystem::Qos
                 | Subsystem::Reservations
                 | Subsystem::Scheduler

@@ -332,6 +332,7 @@ impl Control {
             | Subsystem::Sleep
             | Subsystem::Unit
             | Subsystem::Reservations
+            | Subsystem::Pools
             | Subsystem::Scheduler
             | Subsystem::Keyring
             | Subsystem::Daemon => Ok(()),
@@ -344,6 +345,7 @@ impl Control {
         self.scheduler.stop();
         self.controllers.delete_all().await;
         self.nvmf.close().await;
+        crate::pool_positions::save_all(self).await;
         self.disks.close().await;
         crate::methods::nvme::close(self).await;
         self.rbd.clusters.close().await;

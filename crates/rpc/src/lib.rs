@@ -22,6 +22,7 @@ pub mod methods;
 pub mod openrpc;
 pub mod params;
 pub mod pool_care;
+mod pool_positions;
 pub mod restore;
 pub mod rights;
 mod scheduler;

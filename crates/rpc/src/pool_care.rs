@@ -1,8 +1,9 @@
-//! Looks after pools: finishes changes that a shard has refused, warns of pools that become full, and counts the space of their
-//! volumes. Control context.
+//! Looks after pools: finishes changes that a shard has refused, warns of pools that become full, stores how far they are, and
+//! counts the space of their volumes. Control context.
 
 use crate::Control;
 use crate::methods::volumes::announce;
+use crate::pool_positions;
 use aryk_bdev_volume::Pool;
 use aryk_reactor::Clock;
 use std::rc::Weak;
@@ -13,6 +14,8 @@ use std::time::Duration;
 const PERIOD: Duration = Duration::from_secs(1);
 /// Intervals between two looks at how full pools are: a look wakes the reactors of all pools.
 const LOOK: u32 = 5;
+/// Intervals between two times that the position of a pool is stored.
+const SAVE: u32 = 60;
 /// How full a pool is, in percent, when it is warned of.
 const THRESHOLDS: [u64; 3] = [80, 90, 95];
 /// Time from the opening of a pool to the first count of the space of its volumes.
@@ -54,6 +57,10 @@ async fn look_after(control: Weak<Control>, pool: std::sync::Weak<Pool>) {
         }
         if period.is_multiple_of(LOOK) {
             warn_of(&now, &mut reached).await;
+        }
+        if period.is_multiple_of(SAVE) {
+            let Some(control) = control.upgrade() else { return };
+            pool_positions::save(&control, &now).await;
         }
         drop(now);
         tokio::time::sleep(PERIOD).await;

@@ -69,8 +69,8 @@ pub enum Error {
     OtherShard,
     /// The pool's state is older than one that the caller has seen.
     #[error(
-        "the pool on the disk is older than the one that was open before: the disk was restored from a copy; \
-        to use the older state, remove the pool and add it again"
+        "the pool on the disk is older than when it was open last: the disk was restored from an older copy; \
+        to lose what was written since: aryk pool open --disk DISK --accept-older"
     )]
     Older,
     /// The disk has larger blocks than the pool allows.

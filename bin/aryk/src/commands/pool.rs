@@ -52,7 +52,7 @@ pub enum PoolCommand {
     /// Create a pool on a disk, which the pool then has for itself
     #[command(after_help = examples::POOL)]
     Create(CreateArgs),
-    /// Open a pool that was not opened when its disk appeared: one with a damaged log
+    /// Open a pool that was not opened when its disk appeared: one with a damaged log, or one that came back older
     Open {
         /// The disk
         #[arg(long, add = ArgValueCandidates::new(disks))]
@@ -60,6 +60,9 @@ pub enum PoolCommand {
         /// Open the pool although its log is damaged: all writes behind the damaged place are lost
         #[arg(long)]
         discard_damaged_log: bool,
+        /// Open the pool although its disk is older than when the pool was open last: what was written since is lost
+        #[arg(long)]
+        accept_older: bool,
     },
     /// List the pools, with their space
     List(Watch),
@@ -179,7 +182,9 @@ fn rebuilt_lines(rebuilt: &Value) -> Vec<String> {
 pub fn run(command: &PoolCommand, client: &mut Client, out: &Output) -> Result<(), Error> {
     match command {
         PoolCommand::Create(args) => create(args, client, out),
-        PoolCommand::Open { disk, discard_damaged_log } => open(disk, *discard_damaged_log, client, out),
+        PoolCommand::Open { disk, discard_damaged_log, accept_older } => {
+            open(disk, *discard_damaged_log, *accept_older, client, out)
+        }
         PoolCommand::List(_) => list(client, out),
         PoolCommand::Show { pool } => show(pool, client, out),
         PoolCommand::Grow { pool } => grow(pool, client, out),
@@ -226,9 +231,19 @@ fn create(args: &CreateArgs, client: &mut Client, out: &Output) -> Result<(), Er
     })
 }
 
-fn open(disk: &str, discard_damaged_log: bool, client: &mut Client, out: &Output) -> Result<(), Error> {
+fn open(
+    disk: &str,
+    discard_damaged_log: bool,
+    accept_older: bool,
+    client: &mut Client,
+    out: &Output,
+) -> Result<(), Error> {
     client.wait_without_limit()?;
-    let params = json!({"base_bdev_name": disk, "discard_damaged_log": discard_damaged_log});
+    let params = json!({
+        "base_bdev_name": disk,
+        "discard_damaged_log": discard_damaged_log,
+        "accept_older": accept_older,
+    });
     let opened = client.call("aryk_pool_open", params).map_err(|error| error.hinted(&OPEN_HINTS))?;
     out.print(&opened, || {
         let mut line = format!("Pool '{}' is open.", text(&opened, "name"));

@@ -337,6 +337,8 @@ fn a_pool_whose_checkpoints_are_lost_is_rebuilt() {
     daemon.restart();
     daemon.wait_until_ready();
     daemon.call("bdev_wait_for_examine", json!({})).unwrap();
+    // Of a pool that has lost all of its checkpoints twice, nothing says that it is not an older one.
+    daemon.aryk(&["pool", "open", "--disk", "store", "--accept-older"]).unwrap();
     let volumes = daemon.aryk(&["volume", "list"]).unwrap();
     assert!(volumes.contains("p/recovered-0"), "{volumes}");
     daemon.aryk(&["attach", "p/recovered-0", "--controller", "r"]).unwrap();
@@ -397,6 +399,54 @@ fn a_pool_with_a_damaged_log_is_opened_when_its_loss_is_accepted() {
     assert!(daemon.aryk(&["pool", "check", "p"]).unwrap().contains("No damage"));
     let (_, error) = daemon.aryk(&["pool", "open", "--disk", "store"]).unwrap_err();
     assert!(error.contains("in use") || error.contains("same pool"), "{error}");
+}
+
+#[test]
+fn a_pool_whose_disk_came_back_older_is_refused_until_that_is_accepted() {
+    let mut daemon = start();
+    let write_all = |daemon: &Daemon, byte: u8| {
+        wait_for("the controller", || daemon.dir().join("vhost/p-vm").exists());
+        let mut vm = connect(daemon, "p-vm");
+        (0..16).for_each(|piece| write(&mut vm, piece, byte));
+        vm.flush().unwrap();
+    };
+    write_all(&daemon, 1);
+    daemon.kill();
+    let (store, backup) = (daemon.dir().join("store.img"), daemon.dir().join("backup.img"));
+    std::fs::copy(&store, &backup).unwrap();
+    daemon.restart();
+    write_all(&daemon, 2);
+    daemon.end_and_restart();
+    let is_open = |daemon: &Daemon| {
+        daemon.call("bdev_wait_for_examine", json!({})).unwrap();
+        daemon.aryk(&["pool", "list"]).unwrap().contains("store")
+    };
+    assert!(is_open(&daemon), "the disk is as the daemon has left it");
+    daemon.kill();
+    std::fs::copy(&backup, &store).unwrap();
+    let modified = || std::fs::metadata(&store).unwrap().modified().unwrap();
+    let before = modified();
+    daemon.restart();
+    assert!(!is_open(&daemon), "an older copy");
+    let open = ["pool", "open", "--disk", "store"];
+    for _ in 0..2 {
+        let (_, error) = daemon.aryk(&open).unwrap_err();
+        assert!(error.contains("older") && error.contains("--accept-older"), "{error}");
+    }
+    assert_eq!(modified(), before, "the refused copy was written");
+    daemon.aryk(&[&open[..], &["--accept-older"]].concat()).unwrap();
+    wait_for("the controller", || daemon.dir().join("vhost/p-vm").exists());
+    let mut vm = connect(&daemon, "p-vm");
+    (0..16).for_each(|piece| assert_eq!(read(&mut vm, piece), [1; PIECE], "piece {piece}"));
+    drop(vm);
+    // From now on, this is the pool's state.
+    daemon.kill_and_restart();
+    assert!(is_open(&daemon), "the accepted copy");
+    daemon.aryk(&["detach", "p-vm"]).unwrap();
+    daemon.aryk(&["pool", "delete", "p", "--force"]).unwrap();
+    daemon.aryk(&["pool", "create", "q", "--disk", "store"]).unwrap();
+    daemon.end_and_restart();
+    assert!(is_open(&daemon), "another pool on the disk");
 }
 
 #[test]

@@ -316,18 +316,21 @@ class Methods(ABC):
         self,
         *,
         base_bdev_name: str,
+        accept_older: bool | None = None,
         discard_damaged_log: bool | None = None,
     ) -> types.OpenedPool:
-        """Opens a pool that was not opened by itself when its disk appeared, as one with a damaged log.
+        """Opens a pool that was not opened by itself when its disk appeared: one with a damaged log, or one that came back older.
 
         Parameters:
             base_bdev_name: Name of the disk that has the pool.
+            accept_older: Whether to open a pool whose disk came back older than the daemon has had it, as from a backup: what was written since is lost. Default: such a pool is refused.
             discard_damaged_log: Whether to open a pool whose log is damaged: all writes behind the damaged place are lost, also those that a flush has made durable. Default: such a pool is refused, with the place.
         """
         result: types.OpenedPool = self.call(
             "aryk_pool_open",
             _given(
                 base_bdev_name=base_bdev_name,
+                accept_older=accept_older,
                 discard_damaged_log=discard_damaged_log,
             ),
         )
@@ -5492,18 +5495,21 @@ class AsyncMethods(ABC):
         self,
         *,
         base_bdev_name: str,
+        accept_older: bool | None = None,
         discard_damaged_log: bool | None = None,
     ) -> types.OpenedPool:
-        """Opens a pool that was not opened by itself when its disk appeared, as one with a damaged log.
+        """Opens a pool that was not opened by itself when its disk appeared: one with a damaged log, or one that came back older.
 
         Parameters:
             base_bdev_name: Name of the disk that has the pool.
+            accept_older: Whether to open a pool whose disk came back older than the daemon has had it, as from a backup: what was written since is lost. Default: such a pool is refused.
             discard_damaged_log: Whether to open a pool whose log is damaged: all writes behind the damaged place are lost, also those that a flush has made durable. Default: such a pool is refused, with the place.
         """
         result: types.OpenedPool = await self.call(
             "aryk_pool_open",
             _given(
                 base_bdev_name=base_bdev_name,
+                accept_older=accept_older,
                 discard_damaged_log=discard_damaged_log,
             ),
         )

@@ -41,7 +41,7 @@ pub use aryk_volume::{
     BLOCK, CheckReport, CommandError, LogPlace, Settings, Shard, Space as VolumeSpace, Stats, StoreError,
     UNIT, VolumeId, WhenFull,
 };
-pub use aryk_volume_store::{Error as FormatError, Finding};
+pub use aryk_volume_store::{Error as FormatError, Finding, Position};
 pub use copy::{Copy, whole_clusters};
 pub use pool::{Health, Image, Member, Parent, Pool, Space, SpaceCount};
 pub use pools::{NewPool, Pools};

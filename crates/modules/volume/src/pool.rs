@@ -19,7 +19,7 @@ use aryk_volume::{
     Answer, Command, Commit, Cut, Foreign, Label, LogPlace, PARTITIONS, Settings, Shard, State, Stats,
     StoreError, TimelineId, UNIT, Volume, VolumeId, WhenFull,
 };
-use aryk_volume_store::{Finding, Store, share_bytes, share_place};
+use aryk_volume_store::{Finding, Position, Store, share_bytes, share_place};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -296,6 +296,19 @@ impl Pool {
             sum += part.root.call(|owner, _| owner.stats()).await.map_err(|_| Error::Ended)?;
         }
         Ok(sum)
+    }
+
+    /// How much of the state of each of its shards the base has.
+    ///
+    /// # Errors
+    /// [`Error::Ended`].
+    pub async fn positions(&self) -> Result<Vec<Position>, Error> {
+        let mut positions = Vec::new();
+        for part in &self.parts {
+            let position = part.root.call(|owner, _| owner.store().map(Store::position)).await;
+            positions.push(position.ok().flatten().ok_or(Error::Ended)?);
+        }
+        Ok(positions)
     }
 
     /// Its space.

@@ -10,8 +10,8 @@ use aryk_dma::{Buffer, PAGE};
 use aryk_reactor::{CoreSet, Cx};
 use aryk_volume::{Settings, Shard};
 use aryk_volume_store::{
-    Base, Erasing, Expected, Formatting, Invalid, Looking, Opening, Options, SEGMENT_BYTES, SUPERBLOCK_BYTES,
-    SUPERBLOCK_PLACES, Superblock, share_bytes,
+    Base, Erasing, Expected, Formatting, Invalid, Looking, Opening, Options, Position, SEGMENT_BYTES,
+    SUPERBLOCK_BYTES, SUPERBLOCK_PLACES, Superblock, share_bytes,
 };
 use futures_channel::oneshot;
 use std::collections::BTreeSet;
@@ -256,7 +256,8 @@ impl Pools {
         Ok(Reserved { names: &self.reserved, name: name.to_owned() })
     }
 
-    /// Opens the pool on a disk, if there is one and nobody uses the disk, and creates the disks of its volumes.
+    /// Opens the pool on a disk, if there is one and nobody uses the disk, and creates the disks of its volumes. `last` is as in
+    /// [`Pools::open`].
     ///
     /// # Errors
     /// [`Error`]: the disk has a pool that cannot be opened.
@@ -265,6 +266,7 @@ impl Pools {
         env: &Env,
         disk: &str,
         settings: Settings,
+        last: impl Fn(Uuid) -> Vec<Position>,
     ) -> Result<Option<Arc<Pool>>, Error> {
         let bdev = env.registry().find(disk)?;
         let is_of_volume = bdev.device_as::<VolumeDisk>().is_some();
@@ -273,7 +275,7 @@ impl Pools {
             return Ok(None);
         }
         match probe(env, disk).await? {
-            Some(superblock) => self.open_found(env, disk, superblock, settings).await.map(Some),
+            Some(superblock) => self.open_found(env, disk, superblock, settings, last).await.map(Some),
             None => Ok(None),
         }
     }
@@ -281,15 +283,24 @@ impl Pools {
     /// Opens the pool on a disk, and creates the disks of its volumes. With `Settings::accepts_damaged_log`, the writes behind a
     /// damaged place of its log are lost ([`Pool::log_damage`]).
     ///
+    /// `last` returns the positions that the pool with this UUID had when it was open last, as far as they are known
+    /// ([`Pool::positions`]): a pool with an older one is refused.
+    ///
     /// # Errors
     /// [`Error`].
-    pub async fn open(&self, env: &Env, disk: &str, settings: Settings) -> Result<Arc<Pool>, Error> {
+    pub async fn open(
+        &self,
+        env: &Env,
+        disk: &str,
+        settings: Settings,
+        last: impl Fn(Uuid) -> Vec<Position>,
+    ) -> Result<Arc<Pool>, Error> {
         let bdev = env.registry().find(disk)?;
         if bdev.device_as::<VolumeDisk>().is_some() {
             return Err(Error::Nested(disk.to_owned()));
         }
         match probe(env, disk).await? {
-            Some(superblock) => self.open_found(env, disk, superblock, settings).await,
+            Some(superblock) => self.open_found(env, disk, superblock, settings, last).await,
             None => Err(Error::NoPoolOn(disk.to_owned())),
         }
     }
@@ -300,18 +311,22 @@ impl Pools {
         disk: &str,
         superblock: Result<Superblock, Invalid>,
         settings: Settings,
+        last: impl Fn(Uuid) -> Vec<Position>,
     ) -> Result<Arc<Pool>, Error> {
         // Before the opening, which changes what the disk has.
         let mut shards = 1;
         let mut expected = Expected::default();
+        let mut positions = Vec::new();
         if let Ok(superblock) = superblock {
             self.check_is_only(superblock.pool, disk)?;
+            positions = last(superblock.pool);
             (shards, expected.pool) = (superblock.shard.count(), Some(superblock.pool));
         }
         let hold = BaseHold::new(env, disk, "a pool")?;
         let whole = base_of(hold.bdev());
         let start = |shard: Shard| {
-            let expected = Expected { shard: Some(shard), ..expected };
+            let position = positions.get(shard.index() as usize).copied();
+            let expected = Expected { shard: Some(shard), position, ..expected };
             Ok(Start::Open(Box::new(Opening::new(share_of(whole, shard), expected))))
         };
         let mut opened = Made { env, hold, settings, starting: Vec::new(), ready: Vec::new() };

@@ -17,7 +17,7 @@ pub(super) fn register(table: &mut Table<Control>) {
     table.add(
         "aryk_pool_open",
         Phase::RunTime,
-        "Opens a pool that was not opened by itself when its disk appeared, as one with a damaged log.",
+        "Opens a pool that was not opened by itself when its disk appeared: one with a damaged log, or one that came back older.",
         open_pool,
     );
     table.add(
@@ -114,6 +114,10 @@ struct OpenPool {
     /// made durable. Default: such a pool is refused, with the place.
     #[serde(default)]
     discard_damaged_log: bool,
+    /// Whether to open a pool whose disk came back older than the daemon has had it, as from a backup: what was written since is
+    /// lost. Default: such a pool is refused.
+    #[serde(default)]
+    accept_older: bool,
 }
 
 /// Result of `aryk_pool_open`.
@@ -143,7 +147,7 @@ async fn open_pool(control: &Control, p: OpenPool) -> Result<OpenedPool, Error> 
     let disk = control.disks.find(&p.base_bdev_name)?;
     let settings =
         module::Settings { accepts_damaged_log: p.discard_damaged_log, ..module::Settings::default() };
-    let pool = volumes::open_pool(control, disk.name(), settings).await?;
+    let pool = volumes::open_pool(control, disk.name(), settings, p.accept_older).await?;
     let damaged = |(shard, place): &(module::Shard, module::LogPlace)| DamagedLog {
         shard: shard.index(),
         segment: place.blob.0,

@@ -7,6 +7,7 @@ use super::details::{Details, Lvol};
 use super::waiting::make_waiting;
 use super::{Control, Error};
 use crate::config::{AbsentObject, Subsystem};
+use crate::pool_positions;
 use aryk_bdev::Bdev;
 use aryk_bdev_volume as module;
 use aryk_bdev_volume::{CommandError, Member, NewPool, NewVolume, Parent, Pool, Pools};
@@ -334,6 +335,7 @@ pub(super) async fn create_pool(control: &Control, new: NewPool) -> Result<Arc<P
     control.check_open()?;
     check_pool_name(&new.name)?;
     let pool = control.volumes.pools.create(&control.env, new).await?;
+    pool_positions::save(control, &pool).await;
     tracing::info!(pool = pool.name(), disk = pool.base().name(), "pool created");
     Ok(pool)
 }
@@ -348,6 +350,7 @@ pub(super) async fn delete_pool(control: &Control, pool: &Arc<Pool>) -> Result<(
         return Err(error);
     }
     control.volumes.pools.delete(&control.env, pool).await?;
+    pool_positions::forget(control, pool.uuid());
     tracing::info!(pool = pool.name(), disk = pool.base().name(), "pool deleted");
     Ok(())
 }
@@ -535,7 +538,8 @@ async fn search(control: &Control, disk: &str) {
         state.search_ended.notified().await;
     }
     make_dependents(control, disk).await;
-    let found = state.pools.examine(&control.env, disk, module::Settings::default()).await;
+    let last = |pool| pool_positions::stored(control, pool);
+    let found = state.pools.examine(&control.env, disk, module::Settings::default(), last).await;
     state.searched.borrow_mut().remove(disk);
     state.search_ended.notify_waiters();
     match found {
@@ -547,11 +551,12 @@ async fn search(control: &Control, disk: &str) {
     }
 }
 
-/// Opens the pool of a disk that a search has not opened.
+/// Opens the pool of a disk that a search has not opened. `may_be_older`: also if the disk came back older.
 pub(super) async fn open_pool(
     control: &Control,
     disk: &str,
     settings: module::Settings,
+    may_be_older: bool,
 ) -> Result<Arc<Pool>, Error> {
     control.check_open()?;
     if is_given_away(control, disk) {
@@ -559,13 +564,15 @@ pub(super) async fn open_pool(
             format!("the configuration gives '{disk}' to a VM or to another disk: what it holds is theirs");
         return Err(Error::errno(Errno::BUSY, why));
     }
-    let pool = control.volumes.pools.open(&control.env, disk, settings).await?;
+    let last = |pool| if may_be_older { Vec::new() } else { pool_positions::stored(control, pool) };
+    let pool = control.volumes.pools.open(&control.env, disk, settings, last).await?;
     opened(control, &pool, disk).await;
     Ok(pool)
 }
 
 /// Logs what was found when a pool was opened, and creates what has waited for its volumes.
 async fn opened(control: &Control, pool: &Pool, disk: &str) {
+    pool_positions::save(control, pool).await;
     let volumes = pool.members().len();
     tracing::info!(pool = pool.name(), disk, volumes, "pool found");
     for finding in pool.findings() {

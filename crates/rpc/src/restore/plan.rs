@@ -235,6 +235,7 @@ impl<'a> Index<'a> {
             | Subsystem::Nvme
             | Subsystem::Discovery
             | Subsystem::Mdns
+            | Subsystem::Pools
             | Subsystem::Rbd
             | Subsystem::Reservations
             | Subsystem::Scheduler

@@ -7,7 +7,7 @@ use std::task::Poll;
 
 /// The pool on the disk `base`, found again.
 fn open(stack: &Stack) -> Arc<Pool> {
-    let found = block_on(stack.pools.examine(&stack.env, "base", Settings::default()));
+    let found = block_on(stack.pools.examine(&stack.env, "base", Settings::default(), |_| Vec::new()));
     found.expect("it can be opened").expect("there is a pool")
 }
 
@@ -91,7 +91,7 @@ fn a_deleted_pool_is_not_found_again() {
         block_on(stack.env.registry().remove(disk.name())).expect("it can be removed");
     }
     block_on(stack.pools.delete(&stack.env, &pool)).expect("it can be deleted");
-    let found = block_on(stack.pools.examine(&stack.env, "base", Settings::default()));
+    let found = block_on(stack.pools.examine(&stack.env, "base", Settings::default(), |_| Vec::new()));
     assert!(matches!(found, Ok(None)), "{found:?}");
     block_on(stack.pools.create(&stack.env, again)).expect("the disk is free");
 }
@@ -287,7 +287,7 @@ fn a_copy_of_the_base_of_an_open_pool_is_left_alone() {
     let before = std::fs::read(&twin).expect("it can be read");
     assert_eq!(open(&stack).name(), "p");
     stack.file("twin", &twin, None);
-    let found = block_on(stack.pools.examine(&stack.env, "twin", Settings::default()));
+    let found = block_on(stack.pools.examine(&stack.env, "twin", Settings::default(), |_| Vec::new()));
     let (first, second) = ("base".to_owned(), "twin".to_owned());
     assert_eq!(found.map(drop), Err(Error::Twin { pool: "p".to_owned(), first, second }));
     assert!(std::fs::read(&twin).expect("it can be read") == before, "nothing was written");

@@ -32,7 +32,7 @@ fn reopen(stack: &Stack) -> Arc<Pool> {
     }
     block_on(stack.pools.close(&pool));
     drop(pool);
-    let found = block_on(stack.pools.examine(&stack.env, "base", Settings::default()));
+    let found = block_on(stack.pools.examine(&stack.env, "base", Settings::default(), |_| Vec::new()));
     found.expect("it can be opened").expect("there is a pool")
 }
 
@@ -523,7 +523,7 @@ mod interrupted {
             block_on(stack.env.registry().remove(disk.name())).expect("it can be removed");
         }
         block_on(stack.pools.close(&pool));
-        let found = block_on(stack.pools.examine(&stack.env, "base", Settings::default()));
+        let found = block_on(stack.pools.examine(&stack.env, "base", Settings::default(), |_| Vec::new()));
         assert_eq!(found.map(drop), Err(Error::Intent("move 1".to_owned())));
         assert!(stack.pools.list().is_empty());
         assert_eq!(stack.env.registry().find("base").expect("it is free").writers(), 0);
@@ -553,7 +553,7 @@ fn numbers_of_shards_and_bases_are_checked() {
 }
 
 fn reopen_closed(stack: &Stack) {
-    let found = block_on(stack.pools.examine(&stack.env, "base", Settings::default()));
+    let found = block_on(stack.pools.examine(&stack.env, "base", Settings::default(), |_| Vec::new()));
     found.expect("it can be opened").expect("there is a pool");
 }
 
