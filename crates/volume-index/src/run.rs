@@ -9,8 +9,8 @@
 
 use crate::key::{Commit, Entry, Key, Place};
 use crate::page::{
-    BEGAN_BEFORE, CHILDREN_MAX, GROUP_GOES_ON, LeafBuilder, PAGE_BYTES, PAGE_UNITS, PageBytes, RANGE_BEFORE,
-    SLOT_GOES_ON, write_inner,
+    self, BEGAN_BEFORE, CHILDREN_MAX, GROUP_GOES_ON, LeafBuilder, PAGE_BYTES, PAGE_UNITS, PageBytes,
+    PageError, RANGE_BEFORE, SLOT_GOES_ON, write_inner,
 };
 
 /// The name of a run, which each of its pages repeats. Never used again.
@@ -62,6 +62,14 @@ impl Run {
             && entries >= u64::from(leaves)
             && first <= last
             && oldest <= newest
+    }
+
+    /// Checks that bytes are the page of this number.
+    ///
+    /// # Errors
+    /// They are not.
+    pub fn check_page(&self, page: u32, bytes: &PageBytes) -> Result<(), PageError> {
+        page::check(bytes, self, page)
     }
 
     /// The place of a page.

@@ -5,18 +5,17 @@
 //! to which no entry refers are leaked; this is told only if nothing was written meanwhile.
 
 use crate::command::add_damage;
-use crate::frame::Frame;
 use crate::manifest::{Base, BlobKind, Edit};
 use crate::outbox::Owner;
 use crate::pool::Pool;
-use crate::read::{Waiter, dense_header_len};
+use crate::read::Waiter;
 use crate::tasks::{Progress, Work};
+use crate::verify::{NO_DATA, Piece, Wrong, first_block};
 use crate::{
-    Answer, BLOCK, BLOCK_UNITS, BlobId, CheckReport, Damage, PARTITIONS, RANGE_BLOCKS, StoreError, StoreOp,
-    TimelineId, VolumeId,
+    Answer, BLOCK_UNITS, BlobId, CheckReport, Damage, PARTITIONS, StoreError, StoreOp, TimelineId, VolumeId,
 };
 use aryk_dma::Buffer;
-use aryk_volume_index::{Entry, Key as IndexKey, ScanOptions, Value};
+use aryk_volume_index::{Entry, Key as IndexKey, ScanOptions};
 use std::collections::BTreeMap;
 
 /// Entries that are visited in one turn, and blocks that are read for them.
@@ -24,9 +23,6 @@ const ENTRIES_PER_TURN: usize = 256;
 
 /// Flushes for which a check waits at most.
 const FLUSHES_MAX: u32 = 8;
-
-/// Blocks of one read.
-const READ_BLOCKS: usize = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
@@ -57,15 +53,6 @@ pub(crate) struct Check {
     flushes: u32,
     reads: u32,
     report: CheckReport,
-}
-
-/// What a read of a check is compared with.
-#[derive(Debug)]
-pub(crate) enum Expected {
-    /// Blocks in a row, with the timeline and block of each, and its checksum.
-    Blocks(Vec<(TimelineId, u64, u32)>),
-    /// A dense frame.
-    Dense { timeline: TimelineId, block: u64, life: u64, unit: u32 },
 }
 
 impl Check {
@@ -160,123 +147,40 @@ impl Pool {
             }
         }
         let entries = std::mem::take(&mut check.entries);
-        let mut blocks = Vec::new();
-        for Entry { key, value } in entries.iter().copied() {
+        for Entry { key, value } in &entries {
             check.report.references += 1;
             let Some((blob, units)) = value.reference() else { continue };
             *check.found.entry(blob).or_default() += i64::from(units);
-            let place = match value {
-                Value::Block { place, .. } | Value::Dense { place } => place,
-                Value::Zero => continue,
-            };
-            let first = u64::from(key.range()) * u64::from(RANGE_BLOCKS)
-                + u64::from(key.slot().get().saturating_sub(1));
-            let is_known =
-                self.keeper.manifest.blobs.get(blob).is_some_and(|blob| blob.kind != BlobKind::Index);
-            if !is_known || u32::from(place.unit) + units > self.facts.blob_units {
-                let count = u64::from(units / BLOCK_UNITS);
-                check.add(
-                    self.shown_by(key.timeline()),
-                    first,
-                    count,
-                    "an entry refers to a place that holds no data",
-                );
-            } else if check.with_data {
-                blocks.push((blob, u32::from(place.unit), key.timeline(), first, value));
+            if !self.can_hold_data(value) {
+                let (first, count) = (first_block(*key), u64::from(units / BLOCK_UNITS));
+                check.add(self.shown_by(key.timeline()), first, count, NO_DATA);
+            }
+        }
+        if check.with_data {
+            let there = entries.iter().copied().filter(|entry| self.can_hold_data(&entry.value));
+            for piece in self.pieces(there) {
+                let Piece { blob, unit, len, .. } = piece;
+                let data = self.buffers.take(len);
+                self.keeper.pin(blob);
+                check.reads += 1;
+                self.stats.background_read_bytes += u64::from(len);
+                self.out.op(Owner::Check { piece }, StoreOp::Read { blob, unit, data, len });
             }
         }
         check.entries = entries;
-        blocks.sort_unstable_by_key(|(blob, unit, ..)| (*blob, *unit));
-        self.read_blocks(check, &blocks);
         Progress::More
     }
 
-    fn read_blocks(&mut self, check: &mut Check, blocks: &[(BlobId, u32, TimelineId, u64, Value)]) {
-        let mut at = 0;
-        while at < blocks.len() {
-            let (blob, unit, timeline, block, value) = blocks[at];
-            let (len, count, expected) = if let Value::Block { .. } = value {
-                let follows = |(index, next): (usize, &&(BlobId, u32, TimelineId, u64, Value))| {
-                    let is_block = matches!(next.4, Value::Block { .. });
-                    is_block
-                        && next.0 == blob
-                        && next.1 == unit + index as u32 * BLOCK_UNITS
-                        && index < READ_BLOCKS
-                };
-                let rest = blocks[at..].iter();
-                let count = rest.enumerate().take_while(|(index, next)| follows((*index, next))).count();
-                let crc = |value| if let Value::Block { crc, .. } = value { crc } else { 0 };
-                let all = blocks[at..at + count]
-                    .iter()
-                    .map(|(.., timeline, block, value)| (*timeline, *block, crc(*value)));
-                (count as u32 * BLOCK, count, Expected::Blocks(all.collect()))
-            } else {
-                let life = self.keeper.life(blob).expect("a blob in use");
-                let len = dense_header_len(self.facts.alignment) + RANGE_BLOCKS * BLOCK;
-                (len, 1, Expected::Dense { timeline, block, life, unit })
-            };
-            let data = self.buffers.take(len);
-            self.keeper.pin(blob);
-            check.reads += 1;
-            self.stats.background_read_bytes += u64::from(len);
-            self.out.op(Owner::Check { blob, expected }, StoreOp::Read { blob, unit, data, len });
-            at += count;
-        }
-    }
-
-    pub(crate) fn check_answered(
-        &mut self,
-        blob: BlobId,
-        expected: &Expected,
-        data: Buffer,
-        result: Result<(), StoreError>,
-    ) {
-        self.unpin(blob);
-        let mut found = Vec::new();
-        let mut read = 0;
-        let what = if result.is_ok() { "data does not match its checksum" } else { "data cannot be read" };
-        let is_ok = result.is_ok();
-        match expected {
-            Expected::Blocks(blocks) => {
-                for ((timeline, block, crc), bytes) in
-                    blocks.iter().zip(data.bytes().chunks_exact(BLOCK as usize))
-                {
-                    read += 1;
-                    if !is_ok || crate::checksum::of_block(*block, bytes) != *crc {
-                        found.push((*timeline, *block, 1));
-                    }
-                }
-            }
-            Expected::Dense { timeline, block, life, unit } => {
-                let header = dense_header_len(self.facts.alignment) as usize;
-                let head = |frame: &Frame<'_>| (frame.head().life, frame.head().unit, frame.data_blocks());
-                let frame = Frame::parse(&data.bytes()[..header]).ok();
-                let frame = frame.filter(|frame| is_ok && head(frame) == (*life, *unit, RANGE_BLOCKS));
-                let Some(frame) = frame else {
-                    found.push((*timeline, *block, u64::from(RANGE_BLOCKS)));
-                    return self.checked_blocks(0, &found, what, data);
-                };
-                let blocks = data.bytes()[header..].chunks_exact(BLOCK as usize);
-                for (at, bytes) in (0..RANGE_BLOCKS).zip(blocks) {
-                    read += 1;
-                    let number = block + u64::from(at);
-                    if crate::checksum::of_block(number, bytes) != frame.checksum(at) {
-                        found.push((*timeline, number, 1));
-                    }
-                }
-            }
-        }
-        self.checked_blocks(read, &found, what, data);
-    }
-
-    fn checked_blocks(&mut self, read: u64, found: &[(TimelineId, u64, u64)], what: &str, data: Buffer) {
+    pub(crate) fn check_answered(&mut self, piece: &Piece, data: Buffer, result: Result<(), StoreError>) {
+        self.unpin(piece.blob);
+        let (read, found) = self.verify(piece, &data, result);
         self.buffers.give(data);
-        let volumes: Vec<_> = found.iter().map(|(timeline, ..)| self.shown_by(*timeline)).collect();
+        let volumes: Vec<_> = found.iter().map(|wrong| self.shown_by(wrong.entry.key.timeline())).collect();
         let Some(Work::Check(check)) = self.tasks.running() else { return };
         check.reads -= 1;
         check.report.blocks_read += read;
-        for (volume, (_, block, blocks)) in volumes.into_iter().zip(found) {
-            check.add(volume, *block, *blocks, what);
+        for (volume, Wrong { block, blocks, what, .. }) in volumes.into_iter().zip(found) {
+            check.add(volume, block, u64::from(blocks), what);
         }
     }
 

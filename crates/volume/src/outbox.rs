@@ -1,10 +1,10 @@
 //! What the pool hands out, and to whom each answer of the store belongs. Any context.
 
-use crate::check::Expected;
 use crate::dense::DenseKey;
+use crate::verify::Piece;
 use crate::{BlobId, CommandReply, OpId, Reply, StoreOp};
 use aryk_slots::{Key, Slots};
-use aryk_volume_index::{PageRead, RunId};
+use aryk_volume_index::{PageRead, Run, RunId};
 use std::collections::VecDeque;
 
 /// Whom the answer to an operation concerns.
@@ -83,8 +83,18 @@ pub(crate) enum Owner {
     CopyWrite,
     /// A check: data.
     Check {
-        blob: BlobId,
-        expected: Expected,
+        piece: Piece,
+    },
+    /// The scrub: data.
+    ScrubData {
+        piece: Piece,
+    },
+    /// The scrub: so many pages of a run, from this one on.
+    ScrubPages {
+        run: Box<Run>,
+        page: u32,
+        pages: u32,
+        partition: usize,
     },
 }
 

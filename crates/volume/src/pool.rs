@@ -6,7 +6,7 @@
 //!
 //! The parts of a pool are in files of their own, each with an `impl Pool`: reads (`read.rs`), writes (`write.rs`), commands
 //! (`admin.rs`), recovery (`recover.rs`), flushes and merges of the index (`levels.rs`), the cleaner (`clean.rs`), compaction
-//! (`compact.rs`), and space that is reserved (`reserve.rs`).
+//! (`compact.rs`), space that is reserved (`reserve.rs`), and the scrub (`scrub.rs`).
 
 use crate::active::{Active, Runtime};
 use crate::buffers::Buffers;
@@ -25,6 +25,7 @@ use crate::partition::{FIRST_COMMIT, Histories, Partition};
 use crate::read::{Found, Waiter};
 use crate::recover::Recovery;
 use crate::reserve::Reserves;
+use crate::scrub::Scrubber;
 use crate::tasks::Tasks;
 use crate::write::Gate;
 use crate::{
@@ -82,6 +83,7 @@ pub struct Pool {
     pub(crate) compactor: Compactor,
     pub(crate) tasks: Tasks,
     pub(crate) reserves: Reserves,
+    pub(crate) scrubber: Scrubber,
     /// A read of inherited blocks that starts when its task is in its place.
     pub(crate) inflating: Option<Key>,
     pub(crate) recovery: Option<Recovery>,
@@ -181,6 +183,7 @@ impl Pool {
             compactor: Compactor::default(),
             tasks: Tasks::default(),
             reserves: Reserves::default(),
+            scrubber: Scrubber::default(),
             inflating: None,
             recovery: None,
             abandoned_bytes: 0,
@@ -263,7 +266,11 @@ impl Pool {
             }
             Owner::CompactWrite => self.compact_write_answered(with(data), result),
             Owner::CopyWrite => self.copy_write_answered(with(data), result),
-            Owner::Check { blob, expected } => self.check_answered(blob, &expected, with(data), result),
+            Owner::Check { piece } => self.check_answered(&piece, with(data), result),
+            Owner::ScrubData { piece } => self.scrub_data_answered(&piece, with(data), result),
+            Owner::ScrubPages { run, page, pages, partition } => {
+                self.scrub_pages_answered(&run, (page, pages), partition, with(data), result);
+            }
         }
     }
 
@@ -348,6 +355,7 @@ impl Pool {
         let is_opening = self.state == State::Opening;
         self.state = if is_opening { State::Failed(error) } else { State::ReadOnly(error) };
         self.recovery = None;
+        self.scrubber.stop();
         self.fail_changes();
         self.opened(self.state);
     }
@@ -366,7 +374,7 @@ impl Pool {
             self.cleaner.was_short = is_short;
             let was_cleaning = !self.cleaner.is_idle();
             has_work = self.step_jobs() | self.step_cleaner() | self.step_compactor() | self.step_tasks();
-            has_work |= self.step_reserves();
+            has_work |= self.step_reserves() | self.step_scrub();
             // Jobs that free blobs begin when the cleaner has come to rest: a turn of its own, which nothing else brings.
             has_work |= was_cleaning && self.cleaner.is_idle();
             self.keeper.collect();
@@ -545,6 +553,7 @@ impl Pool {
             && self.compactor.is_idle()
             && self.tasks.is_idle()
             && self.reserves.is_idle()
+            && self.scrubber.is_idle()
     }
 
     /// Has compaction begin with no further range, before the pool is closed; or lets it go on.

@@ -58,6 +58,7 @@ pub(crate) enum Waiter {
     Cleaner,
     Compactor,
     Task,
+    Scrub,
 }
 
 /// Blocks of one range, at one view.
@@ -282,6 +283,7 @@ impl Pool {
             Waiter::Cleaner => return self.cleaner_waited(is_ok),
             Waiter::Compactor => return self.compactor_waited(is_ok),
             Waiter::Task => return self.task_waited(is_ok),
+            Waiter::Scrub => return self.scrub_waited(is_ok),
         };
         let request = self.requests.get_mut(key).expect("a request waits until all its pages are answered");
         request.waits -= 1;

@@ -150,6 +150,10 @@ pub struct Stats {
     pub cache_misses: u64,
     /// Blocks whose data did not match its checksum.
     pub damaged_blocks: u64,
+    /// Bytes that the scrub has read.
+    pub scrub_read_bytes: u64,
+    /// Blocks of data and pages of the index that the scrub has found damaged: those of all passes.
+    pub scrub_damaged_blocks: u64,
     /// Bytes of log that are not flushed: the backlog.
     pub unflushed_bytes: u64,
     /// Bytes of runs that are to be merged: the debt.
@@ -189,6 +193,8 @@ impl std::ops::AddAssign for Stats {
         self.cache_hits += more.cache_hits;
         self.cache_misses += more.cache_misses;
         self.damaged_blocks += more.damaged_blocks;
+        self.scrub_read_bytes += more.scrub_read_bytes;
+        self.scrub_damaged_blocks += more.scrub_damaged_blocks;
         self.unflushed_bytes += more.unflushed_bytes;
         self.debt_bytes += more.debt_bytes;
         self.waiting_requests += more.waiting_requests;

@@ -12,5 +12,6 @@ mod rebuild;
 mod reserve;
 mod rig;
 mod scenes;
+mod scrub;
 mod space;
 mod wide;
