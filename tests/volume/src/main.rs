@@ -112,6 +112,7 @@ fn told(counts: &Counts) -> String {
         (counts.remade, "lost checkpoints made again"),
         (counts.decayed, "sectors damaged"),
         (counts.rebuilt, "pools rebuilt"),
+        (counts.scrubbed, "passes of the scrub"),
         (counts.values, "values compared"),
     ]
     .map(|(count, what)| format!("{count} {what}"))

@@ -24,6 +24,7 @@ mod beside;
 mod crash;
 mod decay;
 mod reply;
+mod scrub;
 
 use beside::Beside;
 use decay::Copied;
@@ -109,6 +110,8 @@ pub struct Counts {
     pub remade: u64,
     /// Sectors that were damaged, each on a copy of the disk.
     pub decayed: u64,
+    /// Passes of the scrub that have ended.
+    pub scrubbed: u64,
     /// Pools that were rebuilt without a checkpoint.
     pub rebuilt: u64,
     /// Operations of the disk that failed.
@@ -132,6 +135,7 @@ impl Counts {
         self.damaged += other.damaged;
         self.remade += other.remade;
         self.decayed += other.decayed;
+        self.scrubbed += other.scrubbed;
         self.rebuilt += other.rebuilt;
         self.failures += other.failures;
         self.read_only += other.read_only;
@@ -301,6 +305,7 @@ impl World {
         let mut has_work = done.is_some();
         let skips_turn = has_work && self.rng.u32(..10) < 3;
         let aborts = self.rng.u32(..100) == 0;
+        self.scrub_at_random();
         let Open { pool, store, foreign, beside } = self.open.as_mut().expect("the pool is open");
         match done {
             Some(Ended::Store(done)) => store.completed(done),
@@ -326,6 +331,7 @@ impl World {
             has_work |= self.opened().pool.turn();
             has_work |= self.exchange()?;
         }
+        self.check_scrub()?;
         Ok(has_work)
     }
 
@@ -460,6 +466,10 @@ impl World {
         self.rest()?;
         self.counts.compacted += self.opened().pool.stats().compacted_ranges;
         self.verify(false)?;
+        let damage = self.scrub_all()?;
+        if !damage.is_empty() && !self.has_failed() {
+            return Err(format!("the last pass found {damage:?}"));
+        }
         self.check_pool()
     }
 

@@ -59,7 +59,12 @@ impl World {
             Err(_) if self.shape.has_faults => return Ok(()),
             opened => opened?,
         }
+        let damage = self.scrub_all()?;
+        self.refused = 0;
         self.verify(false)?;
+        if self.refused > 0 && damage.is_empty() && !self.is_read_only() {
+            return Err(format!("{} reads are refused, and the scrub has found nothing", self.refused));
+        }
         self.reported = 0;
         self.command(Command::Check { data: true, repair: false }, Pending::Check);
         self.settle()?;
