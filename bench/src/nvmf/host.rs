@@ -131,6 +131,7 @@ impl Host {
             controller_id,
             subsystem: subsystem.parse()?,
             host: "nqn.2014-08.org.nvmexpress:uuid:5f1ad9c1-7a3b-4d52-8d5f-9f3b6f0c8e11".parse()?,
+            incarnation: None,
         }
         .encode();
         let len = data.len() as u32;

@@ -4,8 +4,9 @@
 //! The owner passes each Connect, and says when a queue or a controller has ended. Whether a host may connect at all, its owner
 //! decides before.
 //!
-//! **Invariant.** With [`Duplicates::Replace`], a host's new controller is admitted only after its earlier ones through the same
-//! listener have ended, all their commands included: no write of an earlier one takes effect after the first of a later one.
+//! **Invariant.** With [`Duplicates::Replace`], a host's new controller is admitted only after those that it replaces have ended,
+//! all their commands included: no write of an earlier one takes effect after the first of a later one. It replaces the host's
+//! controllers through the same listener, and, if the host tells its incarnation, those of its other lives through all listeners.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -21,12 +22,12 @@ use crate::status;
 /// again after it has lost its connections may rely on the invariant, and need not wait until its earlier controller has ended.
 pub const ENDS_EARLIER: [u8; 16] = *b"aryk:ends-before";
 
-/// The effect of a further admin queue of a host that has a controller through the same listener.
+/// The effect of a further admin queue of a host that has a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Duplicates {
     /// It gets one more controller.
     Allow,
-    /// The earlier controllers end first.
+    /// The controllers that it replaces end first. See the head of the file.
     Replace,
 }
 
@@ -44,6 +45,7 @@ pub enum Admission {
 struct Live {
     association: Association,
     listener: u32,
+    incarnation: Option<[u8; 16]>,
     /// QIDs that are connected, without the admin queue.
     queues: BTreeSet<u16>,
     is_ending: bool,
@@ -128,12 +130,13 @@ impl Associations {
         reserved: Option<u16>,
     ) -> Result<Admission, Refusal> {
         if self.duplicates == Duplicates::Replace {
-            let same = |live: &&mut Live| {
+            let is_replaced = |live: &&mut Live| {
                 let association = &live.association;
-                live.listener == listener
-                    && (association.host_id, &association.host) == (data.host_id, &data.host)
+                let is_same_host = (association.host_id, &association.host) == (data.host_id, &data.host);
+                let is_other_life = data.incarnation.is_some() && data.incarnation != live.incarnation;
+                is_same_host && (live.listener == listener || is_other_life)
             };
-            let earlier: Vec<u16> = (self.live.values_mut().filter(same))
+            let earlier: Vec<u16> = (self.live.values_mut().filter(is_replaced))
                 .map(|live| {
                     live.is_ending = true;
                     live.association.controller_id
@@ -151,8 +154,13 @@ impl Associations {
         let controller_id = id.ok_or(Refusal::Code(status::CONTROLLER_BUSY))?;
         self.release(controller_id);
         let association = Association { controller_id, host_id: data.host_id, host: data.host.clone() };
-        let live =
-            Live { association: association.clone(), listener, queues: BTreeSet::new(), is_ending: false };
+        let live = Live {
+            association: association.clone(),
+            listener,
+            incarnation: data.incarnation,
+            queues: BTreeSet::new(),
+            is_ending: false,
+        };
         self.live.insert(controller_id, live);
         Ok(Admission::Admitted(association))
     }

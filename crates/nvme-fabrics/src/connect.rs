@@ -12,10 +12,15 @@ pub const ANY_CONTROLLER: u16 = 0xffff;
 /// The largest CNTLID of a controller; larger numbers are reserved.
 pub const CONTROLLER_ID_MAX: u16 = 0xffef;
 
+/// The bytes before the incarnation of a host that tells it. Only targets of this project look for it.
+const INCARNATION: [u8; 16] = *b"aryk:incarnation";
+
 /// Offsets in the data.
 mod offset {
     pub(super) const HOST_ID: usize = 0;
     pub(super) const CNTLID: usize = 16;
+    /// Reserved for standards to come; so what is here begins with [`super::INCARNATION`].
+    pub(super) const INCARNATION: usize = 224;
     pub(super) const SUBNQN: usize = 256;
     pub(super) const HOSTNQN: usize = 512;
 }
@@ -85,6 +90,9 @@ pub struct ConnectData {
     pub subsystem: Nqn,
     /// HOSTNQN.
     pub host: Nqn,
+    /// A number of the host's present life, the same on all of its paths and another one in each life; `None`: the host is of
+    /// another kind, and tells none.
+    pub incarnation: Option<[u8; 16]>,
 }
 
 impl ConnectData {
@@ -102,11 +110,16 @@ impl ConnectData {
         if host_id == [0; 16] {
             return Err(Refusal::Parameter(InvalidParameter::HOST_ID));
         }
+        let [marker, incarnation] = [0, 16].map(|at| {
+            let field = data[offset::INCARNATION + at..].first_chunk::<16>();
+            *field.expect("within the data")
+        });
         Ok(Self {
             host_id,
             controller_id: u16::from_le_bytes([data[offset::CNTLID], data[offset::CNTLID + 1]]),
             subsystem: name(offset::SUBNQN, InvalidParameter::SUBNQN)?,
             host: name(offset::HOSTNQN, InvalidParameter::HOSTNQN)?,
+            incarnation: (marker == INCARNATION).then_some(incarnation),
         })
     }
 
@@ -115,6 +128,10 @@ impl ConnectData {
         let mut data = [0; LEN];
         data[..16].copy_from_slice(&self.host_id);
         data[offset::CNTLID..][..2].copy_from_slice(&self.controller_id.to_le_bytes());
+        if let Some(incarnation) = self.incarnation {
+            data[offset::INCARNATION..][..16].copy_from_slice(&INCARNATION);
+            data[offset::INCARNATION + 16..][..16].copy_from_slice(&incarnation);
+        }
         data[offset::SUBNQN..][..nqn::FIELD_LEN].copy_from_slice(&self.subsystem.encode());
         data[offset::HOSTNQN..][..nqn::FIELD_LEN].copy_from_slice(&self.host.encode());
         data
@@ -131,6 +148,7 @@ mod tests {
             controller_id: 0x0102,
             subsystem: "nqn.2016-06.io.spdk:cnode1".parse().unwrap(),
             host: "nqn.2014-08.org.nvmexpress:uuid:0e4d9f5a-11aa-4c3b-8ad4-0a1b2c3d4e5f".parse().unwrap(),
+            incarnation: None,
         }
     }
 
@@ -139,6 +157,13 @@ mod tests {
         let bytes = data().encode();
         assert_eq!(bytes[14..18], [7, 7, 2, 1]);
         assert_eq!((&bytes[256..260], &bytes[512..516]), (&b"nqn."[..], &b"nqn."[..]));
+        assert!(bytes[18..256].iter().all(|byte| *byte == 0), "reserved bytes");
+        assert_eq!(ConnectData::decode(&bytes), Ok(data()));
+        let told = ConnectData { incarnation: Some([9; 16]), ..data() };
+        let mut bytes = told.encode();
+        assert_eq!(ConnectData::decode(&bytes), Ok(told));
+        // What others may put there some day is no incarnation.
+        bytes[224] ^= 1;
         assert_eq!(ConnectData::decode(&bytes), Ok(data()));
     }
 

@@ -174,6 +174,7 @@ impl Queue {
             controller_id,
             subsystem: site.nqn.parse()?,
             host: host.parse()?,
+            incarnation: None,
         };
         self.data.write(0, &data.encode());
         let connect = Connect {

@@ -59,6 +59,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use uuid::Uuid;
 
 /// The default of all limits of time.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -131,6 +132,9 @@ pub struct RemoteConfig {
     /// HOSTID: the target ends an earlier controller of this identifier and [`RemoteConfig::host`]. So it is the controller's
     /// own.
     pub host_id: [u8; 16],
+    /// The life of this configuration: another one in each process, and each time that a client attaches the controller. A target
+    /// of this project ends the controllers of other lives of this host, through all of its listeners, before it takes a new one.
+    pub incarnation: [u8; 16],
     /// By what this host proves who it is, if the target wants that.
     pub secrets: HostSecrets,
     /// By which hashes and groups.
@@ -182,6 +186,7 @@ impl RemoteConfig {
             subsystem,
             host,
             host_id,
+            incarnation: *Uuid::new_v4().as_bytes(),
             secrets: HostSecrets::default(),
             allowed: Allowed::default(),
             psks: Vec::new(),

@@ -22,6 +22,7 @@ fn data(host: u8, controller_id: u16) -> ConnectData {
         controller_id,
         subsystem: "nqn.2016-06.io.spdk:cnode1".parse().unwrap(),
         host: format!("nqn.2016-06.io.spdk:host{host}").parse().unwrap(),
+        incarnation: None,
     }
 }
 
@@ -144,6 +145,40 @@ fn a_host_gets_its_next_controller_after_the_earlier_ones_have_ended() {
     assert!(matches!(again(&mut associations, LISTENER + 1), Ok(Admission::Admitted(_))), "another path");
     associations.ended(1);
     assert!(matches!(again(&mut associations, LISTENER), Ok(Admission::Admitted(a)) if a.controller_id == 4));
+}
+
+#[test]
+fn a_life_of_a_host_replaces_its_other_lives_through_all_listeners() {
+    let mut associations = Associations::new(1..=9, Duplicates::Replace);
+    let mut connect_as = |life: Option<u8>, listener, ended: &[u16]| {
+        ended.iter().for_each(|id| associations.ended(*id));
+        let data = ConnectData { incarnation: life.map(|life| [life; 16]), ..data(1, ANY_CONTROLLER) };
+        associations.connect_admin(&connect(0, 31), &data, 32, listener).unwrap()
+    };
+    let id = |admission| match admission {
+        Admission::Admitted(association) => association.controller_id,
+        Admission::After(earlier) => panic!("after {earlier:?}"),
+    };
+    assert_eq!(id(connect_as(Some(1), 1, &[])), 1);
+    assert_eq!(id(connect_as(Some(1), 2, &[])), 2, "a second path");
+    assert_eq!(id(connect_as(None, 3, &[])), 3, "a host that tells nothing may be the same one");
+    assert_eq!(connect_as(Some(2), 4, &[]), Admission::After(vec![1, 2, 3]));
+    assert_eq!(connect_as(Some(2), 4, &[1]), Admission::After(vec![2, 3]));
+    assert_eq!(id(connect_as(Some(2), 4, &[2, 3])), 4);
+    assert_eq!(connect_as(Some(2), 4, &[]), Admission::After(vec![4]), "the path was lost");
+    assert_eq!(id(connect_as(Some(2), 4, &[4])), 5);
+    assert_eq!(id(connect_as(Some(2), 1, &[])), 6, "a second path");
+}
+
+#[test]
+fn the_lives_of_other_hosts_go_on() {
+    let mut associations = Associations::new(1..=9, Duplicates::Replace);
+    admit(&mut associations, 1);
+    for (host, id) in [(2, 2), (3, 3)] {
+        let data = ConnectData { incarnation: Some([host; 16]), ..data(host, ANY_CONTROLLER) };
+        let admission = associations.connect_admin(&connect(0, 31), &data, 32, LISTENER).unwrap();
+        assert!(matches!(admission, Admission::Admitted(of) if of.controller_id == id));
+    }
 }
 
 #[test]

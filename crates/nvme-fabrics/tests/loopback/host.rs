@@ -67,6 +67,7 @@ fn data(subsystem: &str, controller_id: u16, host: u8) -> Vec<u8> {
         controller_id,
         subsystem: subsystem.parse().unwrap(),
         host: format!("nqn.2016-06.io.spdk:host{host}").parse().unwrap(),
+        incarnation: None,
     };
     data.encode().to_vec()
 }

@@ -25,6 +25,7 @@ pub struct Raw {
     parser: Parser,
     received: VecDeque<(Header, Vec<u8>)>,
     host: u8,
+    incarnation: Option<u8>,
 }
 
 /// The bytes of a PDU without digests.
@@ -79,7 +80,7 @@ impl Raw {
         let event = parser.next(&mut &bytes[..]).unwrap();
         let Some(Event::Header(Header::IcResp(answer))) = event else { panic!("{event:?}") };
         parser.establish(request.c2h_format(&answer));
-        Self { socket, parser, received: VecDeque::new(), host: 1 }
+        Self { socket, parser, received: VecDeque::new(), host: 1, incarnation: None }
     }
 
     /// Connects a queue of `entries` entries, and returns the result of Connect. `None`: the target has ended the
@@ -110,6 +111,7 @@ impl Raw {
             controller_id: id,
             subsystem: subsystem.parse().unwrap(),
             host: format!("nqn.2016-06.io.spdk:host{}", self.host).parse().unwrap(),
+            incarnation: self.incarnation.map(|life| [life; 16]),
         };
         self.send(&capsule_with(Command::Connect(connect).encode(), &data.encode()));
         let completion = self.completion()?;
@@ -190,6 +192,11 @@ impl Raw {
     /// As [`Raw::admin`], of another host than the first.
     pub fn admin_as(address: SocketAddr, host: u8) -> (Self, u16) {
         Self { host, ..Self::open(Ipv4Addr::LOCALHOST, address) }.enable(SUBSYSTEM)
+    }
+
+    /// As [`Raw::admin`], of a host that tells its incarnation if it is given.
+    pub fn admin_in(address: SocketAddr, incarnation: Option<u8>) -> (Self, u16) {
+        Self { incarnation, ..Self::open(Ipv4Addr::LOCALHOST, address) }.enable(SUBSYSTEM)
     }
 
     /// An I/O queue of another host than the first.

@@ -141,6 +141,7 @@ impl Connection {
             controller_id,
             subsystem: config.subsystem.clone(),
             host: config.host.clone(),
+            incarnation: Some(config.incarnation),
         };
         let entry = Command::Connect(connect).encode();
         let answer = self.run(entry, data.encode().to_vec(), 0, "Connect").await?;

@@ -163,6 +163,40 @@ fn a_late_change_of_a_lost_path_does_not_land_behind_later_ones() {
     disk.close(&mut bench);
 }
 
+/// The daemon of a host has died while a write was on its way: its successor comes by another address.
+#[test]
+fn a_late_change_of_a_predecessor_does_not_land_behind_those_of_its_successor() {
+    let target = Running::start();
+    let (proxy, other) = (Proxy::start(target.address), target.other);
+    let on = OnTarget::at(target, proxy.address, |config| config.reconnect_delay = Duration::from_millis(5));
+    let mut bench = Bench::new();
+    let mut disk = open(&mut bench, &on);
+    bench.until("the queue", || on.target.queues() == 1);
+    // The proxy keeps the write and the connections, as a network does.
+    proxy.silence(true);
+    let before = proxy.taken();
+    disk.write(5, &contents(1, 5, 1, BLOCK), Shape::Single, &mut bench);
+    bench.until("the write to be on its way", || proxy.taken() > before + 1000);
+    proxy.refuse_only();
+
+    let (env, controllers) = (Env::default(), RemoteControllers::default());
+    block_on(controllers.attach(&env, config(other))).unwrap();
+    let mut of_successor = bench.open(env.registry(), "disk", aryk_bdev::Access::Shared, 32, 64 << 10);
+    of_successor.write(5, &contents(2, 5, 1, BLOCK), Shape::Single, &mut bench);
+    assert_eq!(of_successor.finish(&mut bench).status, Status::Ok);
+    assert_eq!(on.target.run(async |target: aryk_nvmf::Target| target.hosts().len()), 1);
+    proxy.silence(false);
+    bench.until("the loss", || on.controllers.find("nv").unwrap().info().losses > 0);
+    of_successor.read(5, 1, Shape::Single, &mut bench);
+    let outcome = of_successor.finish(&mut bench);
+    assert!(outcome.status == Status::Ok && outcome.data == contents(2, 5, 1, BLOCK));
+    of_successor.close(&mut bench);
+    block_on(controllers.detach("nv")).unwrap();
+    proxy.refuse(false);
+    assert_eq!(disk.finish(&mut bench).status, Status::Ok);
+    disk.close(&mut bench);
+}
+
 #[test]
 fn requests_take_the_paths_that_the_target_and_the_operator_want() {
     let two = Two::new(|_| {});

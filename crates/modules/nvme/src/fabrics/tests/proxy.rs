@@ -22,6 +22,8 @@ struct Shared {
     accepted: AtomicU64,
     /// Bytes that were passed on to the host.
     passed: AtomicU64,
+    /// Bytes that were taken from the host.
+    taken: AtomicU64,
 }
 
 impl Proxy {
@@ -35,6 +37,7 @@ impl Proxy {
             is_silent: AtomicBool::new(false),
             accepted: AtomicU64::new(0),
             passed: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
         });
         let of_thread = Arc::clone(&shared);
         spawn(move || {
@@ -73,6 +76,11 @@ impl Proxy {
         self.shared.passed.load(Ordering::SeqCst)
     }
 
+    /// Bytes that were taken from the host so far, passed on or not.
+    pub(super) fn taken(&self) -> u64 {
+        self.shared.taken.load(Ordering::SeqCst)
+    }
+
     /// Connections so far.
     pub(super) fn accepted(&self) -> u64 {
         self.shared.accepted.load(Ordering::SeqCst)
@@ -100,6 +108,9 @@ impl Shared {
     fn pass(&self, mut from: TcpStream, mut to: TcpStream, is_to_host: bool) {
         let mut bytes = [0; 1500];
         while let Ok(len @ 1..) = from.read(&mut bytes) {
+            if !is_to_host {
+                self.taken.fetch_add(len as u64, Ordering::SeqCst);
+            }
             while self.is_silent.load(Ordering::SeqCst) {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
