@@ -38,12 +38,14 @@ mod striped;
 use device::VolumeDisk;
 
 pub use aryk_volume::{
-    BLOCK, CheckReport, CommandError, LogPlace, Settings, Shard, Space as VolumeSpace, Stats, StoreError,
-    UNIT, VolumeId, WhenFull,
+    BLOCK, CheckReport, CommandError, Damage, LogPlace, Settings, Shard, Space as VolumeSpace, Stats,
+    StoreError, UNIT, VolumeId, WhenFull,
 };
 pub use aryk_volume_store::{Error as FormatError, Finding, Position};
 pub use copy::{Copy, whole_clusters};
-pub use pool::{Health, Image, Member, Parent, Pool, Space, SpaceCount};
+pub use pool::{
+    Health, Image, Member, Parent, Pool, ScrubReport, ScrubSettings, ScrubState, Space, SpaceCount,
+};
 pub use pools::{NewPool, Pools};
 
 use aryk_bdev::Bytes;

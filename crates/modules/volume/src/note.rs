@@ -1,8 +1,8 @@
 //! What a pool stores in its manifest for this crate: lines `NAME=VALUE`. Any context.
 //!
-//! There are settings, and in the first part of a pool with several ones, the changes that are being made.
+//! There are settings, the time of the latest complete scrub, and in the first part of a pool with several ones, the changes that are being made.
 
-use crate::Error;
+use crate::{Error, ScrubSettings};
 use aryk_bdev::Bytes;
 use aryk_volume::{BLOCK, Settings, TimelineId};
 use uuid::Uuid;
@@ -10,6 +10,9 @@ use uuid::Uuid;
 const CACHE_BYTES: &str = "cache_bytes";
 const CLUSTER_BYTES: &str = "cluster_bytes";
 const INTENT: &str = "intent";
+const SCRUB_DAYS: &str = "scrub_days";
+const SCRUB_BYTES: &str = "scrub_bytes_per_second";
+const SCRUBBED: &str = "scrubbed";
 
 /// A change of the volumes of a pool with several parts.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -98,6 +101,42 @@ pub(crate) fn with_intents(note: &[u8], intents: &[Intent]) -> Vec<u8> {
     settings.chain(intents).collect::<String>().into_bytes()
 }
 
+/// A note with other settings of the scrub, and another time at which the latest complete pass began, in seconds since 1970.
+pub(crate) fn with_scrub(note: &[u8], settings: &ScrubSettings, since: Option<u64>) -> Vec<u8> {
+    let note = String::from_utf8_lossy(note);
+    let is_of_scrub = |line: &&str| {
+        line.split_once('=').is_some_and(|(name, _)| [SCRUB_DAYS, SCRUB_BYTES, SCRUBBED].contains(&name))
+    };
+    let others = note.lines().filter(|line| !is_of_scrub(line)).map(|line| format!("{line}\n"));
+    let of_scrub = [
+        Some((SCRUB_DAYS, u64::from(settings.days))),
+        Some((SCRUB_BYTES, settings.bytes_per_second)),
+        since.map(|since| (SCRUBBED, since)),
+    ];
+    let of_scrub = of_scrub.into_iter().flatten().map(|(name, value)| format!("{name}={value}\n"));
+    others.chain(of_scrub).collect::<String>().into_bytes()
+}
+
+/// The settings of the scrub of a note, and the time at which the latest complete pass began. What the scrub cannot have is
+/// ignored.
+pub(crate) fn scrub(note: &[u8]) -> (ScrubSettings, Option<u64>) {
+    let (mut settings, mut since) = (ScrubSettings::default(), None);
+    for (name, value) in String::from_utf8_lossy(note).lines().filter_map(|line| line.split_once('=')) {
+        let Ok(value) = value.parse::<u64>() else { continue };
+        let mut changed = settings;
+        match name {
+            SCRUB_DAYS => changed.days = value.try_into().unwrap_or(u32::MAX),
+            SCRUB_BYTES => changed.bytes_per_second = value,
+            SCRUBBED => since = Some(value),
+            _ => {}
+        }
+        if changed.is_valid() {
+            settings = changed;
+        }
+    }
+    (settings, since)
+}
+
 /// The intents of a note.
 ///
 /// # Errors
@@ -171,6 +210,23 @@ mod tests {
         assert_eq!(with_intents(&note, &[]), of(&large, Bytes(8192)));
         for unknown in ["move x", "delete", "", "revert 1", "make x"] {
             assert!(intents(format!("intent={unknown}\n").as_bytes()).is_err(), "{unknown}");
+        }
+    }
+
+    #[test]
+    fn the_scrub_comes_back_and_leaves_the_rest_alone() {
+        let usual = ScrubSettings::default();
+        let note =
+            with_intents(&of(&Settings::default(), USUAL_CLUSTER), &[Intent::Follow(Uuid::from_u128(7))]);
+        assert_eq!(scrub(&note), (usual, None));
+        let rare = ScrubSettings { days: 0, bytes_per_second: 1 << 20 };
+        let with = with_scrub(&with_scrub(&note, &usual, Some(3)), &rare, Some(5));
+        assert_eq!(scrub(&with), (rare, Some(5)));
+        assert_eq!(intents(&with), intents(&note));
+        assert_eq!(scrub(&with_intents(&with, &[])), (rare, Some(5)));
+        assert!(with.starts_with(&note));
+        for wrong in ["scrub_days=4000", "scrub_days=-1", "scrub_bytes_per_second=1", "scrubbed=never"] {
+            assert_eq!(scrub(wrong.as_bytes()), (usual, None), "{wrong}");
         }
     }
 

@@ -16,13 +16,14 @@ use crate::foreign::{ForeignDisks, Reader};
 use crate::inbox::{Client, Inbox, Inboxes, Submitted};
 use crate::part::{Place, Signals};
 use crate::pool::Listed;
+use crate::pool::scrub::Order;
 use crate::{Error, FormatError, Growing, READ_BYTES};
 use aryk_bdev::{BdevChannel, Descriptor, Io, Op, OpenError, Status};
 use aryk_reactor::{Cx, Root, RootId, ThreadId};
 use aryk_slots::{Key, Slots};
 use aryk_volume::{
-    Action, Answer, Command, CommandError, Done, Foreign, ForeignId, LogPlace, Pool as Engine, Reply,
-    Request, Settings, State, Stats, StoreError, StoreOp, TimelineId, UNIT, VolumeId,
+    Action, Answer, Command, CommandError, Damage, Done, Foreign, ForeignId, LogPlace, Pool as Engine, Reply,
+    Request, Scrub, Settings, State, Stats, StoreError, StoreOp, TimelineId, UNIT, VolumeId,
 };
 use aryk_volume_store::{DiskDone, Erasing, Finding, Formatting, Growth, Looking, Opened, Opening, Store};
 use clients::Clients;
@@ -722,6 +723,20 @@ impl Owner {
     /// Counters and sizes.
     pub fn stats(&self) -> Stats {
         self.engine().map(Engine::stats).unwrap_or_default()
+    }
+
+    /// Starts, continues or stops a pass of the scrub. Returns how far it is, what it has found since the last call, and counters.
+    pub fn scrub(&mut self, order: Order, cx: &mut Cx) -> (Scrub, Vec<Damage>, Stats) {
+        let Phase::Running(Running { engine, .. }) = &mut self.phase else {
+            return (Scrub::Idle, Vec::new(), Stats::default());
+        };
+        match order {
+            Order::Start => engine.start_scrub(),
+            Order::Grant(bytes) => engine.grant_scrub(bytes),
+            Order::Stop => engine.stop_scrub(),
+        }
+        cx.wake(self.root);
+        (engine.scrub(), engine.take_scrub_damage(), engine.stats())
     }
 
     /// Ends the pool: requests fail from now on. The base is given back when it has completed what it has; then `ended` is sent.

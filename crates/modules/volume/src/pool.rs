@@ -3,8 +3,10 @@
 mod changes;
 mod images;
 mod moving;
+pub(crate) mod scrub;
 mod upkeep;
 
+pub use scrub::{ScrubReport, ScrubSettings, ScrubState};
 pub use upkeep::SpaceCount;
 
 use crate::device::VolumeDisk;
@@ -166,6 +168,7 @@ pub struct Pool {
     /// The disks on which volumes depend and that are open, as the pool stores them.
     images: Mutex<BTreeMap<String, Arc<Bdev>>>,
     last_count: Mutex<Option<Arc<SpaceCount>>>,
+    scrubbing: scrub::Scrubbing,
     /// Held by each change of the volumes, from its first check until the list of volumes has it.
     changing: tokio::sync::Mutex<()>,
     /// Whether the pool is being deleted.
@@ -211,6 +214,7 @@ impl Pool {
             members: Mutex::default(),
             images: Mutex::default(),
             last_count: Mutex::default(),
+            scrubbing: scrub::Scrubbing::default(),
             changing: tokio::sync::Mutex::default(),
             is_ending: AtomicBool::new(false),
         }))

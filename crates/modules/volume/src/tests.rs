@@ -13,6 +13,7 @@ mod branches;
 mod images;
 mod lives;
 mod moving;
+mod scrub;
 mod shards;
 
 /// Runs the reactor of a test until so many requests have ended, and returns how.

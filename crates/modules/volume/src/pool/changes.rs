@@ -249,7 +249,7 @@ impl Pool {
     }
 
     /// The volume that a part means.
-    fn id_from(&self, id: VolumeId, part: usize) -> Option<VolumeId> {
+    pub(super) fn id_from(&self, id: VolumeId, part: usize) -> Option<VolumeId> {
         let members = lock(&self.members);
         members.values().find(|member| member.ids.get(part) == Some(&id)).map(|member| member.id)
     }
@@ -459,19 +459,20 @@ impl Pool {
         Ok(())
     }
 
-    async fn note(&self) -> Result<Vec<u8>, Error> {
+    pub(super) async fn note(&self) -> Result<Vec<u8>, Error> {
         let note = self.parts[0].root.call(|owner, _| owner.engine().map(|engine| engine.note().to_vec()));
         note.await.ok().flatten().ok_or(Error::Ended)
     }
 
-    /// Reads the note of a pool that has just been opened: the size of its clusters, and which changes were interrupted. Finishes
-    /// or undoes these as far as possible.
+    /// Reads the note of a pool that has just been opened: the size of its clusters, when it is scrubbed, and which changes were
+    /// interrupted. Finishes or undoes these as far as possible.
     ///
     /// # Errors
     /// [`Error::Intent`]: a newer version has begun a change that this one does not know.
     pub(crate) async fn recover(&self) -> Result<(), Error> {
         let note = self.note().await?;
         self.cluster.store(note::cluster(&note).0, Ordering::Relaxed);
+        self.recover_scrub(&note);
         if self.parts.len() > 1 {
             *lock(&self.intents) = note::intents(&note)?;
             self.finish_intents().await;
