@@ -680,6 +680,8 @@ type HostActivity struct {
 	Errors uint64 `json:"errors"`
 	// Time from the arrival of commands to the ends of their requests.
 	LatencyTicks uint64 `json:"latency_ticks"`
+	// The latencies of all operations: the buckets that are not empty.
+	LatencyBuckets []LatencyBucket `json:"latency_buckets"`
 }
 
 // HostLimitsReply: Limits of a host of a subsystem.

@@ -27,9 +27,13 @@ struct Layer {
     layer: String,
     ops: u64,
     latency_ticks: u64,
-    /// The buckets that are not empty.
-    buckets: Vec<Bucket>,
+    buckets: Buckets,
 }
+
+/// Latencies: the buckets that are not empty, in their order.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(transparent)]
+pub struct Buckets(Vec<Bucket>);
 
 /// Requests that took less than `end_ticks`, and at least the end of the bucket before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
@@ -38,29 +42,44 @@ struct Bucket {
     ops: u64,
 }
 
-impl Layer {
+impl Buckets {
     /// The increase since `before`.
-    fn since(&self, before: &Self) -> Self {
-        let old = |end| before.buckets.iter().find(|b| b.end_ticks == end).map_or(0, |b| b.ops);
+    pub fn since(&self, before: &Self) -> Self {
+        let old = |end| before.0.iter().find(|b| b.end_ticks == end).map_or(0, |b| b.ops);
         let grown = |b: &Bucket| Bucket { ops: b.ops.saturating_sub(old(b.end_ticks)), ..*b };
-        let buckets = self.buckets.iter().map(grown);
-        Self {
-            layer: self.layer.clone(),
-            ops: self.ops.saturating_sub(before.ops),
-            latency_ticks: self.latency_ticks.saturating_sub(before.latency_ticks),
-            buckets: buckets.filter(|b| b.ops > 0).collect(),
-        }
+        Self(self.0.iter().map(grown).filter(|b| b.ops > 0).collect())
     }
 
-    fn quantile(&self, quantile: f64) -> Option<u64> {
-        let total: u64 = self.buckets.iter().map(|b| b.ops).sum();
+    /// The end in ticks of the bucket that this part (0 to 1) of all requests does not exceed; `None` without requests.
+    pub fn quantile(&self, quantile: f64) -> Option<u64> {
+        let total: u64 = self.0.iter().map(|b| b.ops).sum();
         let wanted = ((total as f64 * quantile).ceil() as u64).max(1);
         let mut seen = 0;
         let reaches = |b: &&Bucket| {
             seen += b.ops;
             seen >= wanted
         };
-        self.buckets.iter().find(reaches).map(|b| b.end_ticks)
+        self.0.iter().find(reaches).map(|b| b.end_ticks)
+    }
+}
+
+#[cfg(test)]
+impl<const N: usize> From<[(u64, u64); N]> for Buckets {
+    /// By the end of each, and its requests.
+    fn from(buckets: [(u64, u64); N]) -> Self {
+        Self(buckets.map(|(end_ticks, ops)| Bucket { end_ticks, ops }).into())
+    }
+}
+
+impl Layer {
+    /// The increase since `before`.
+    fn since(&self, before: &Self) -> Self {
+        Self {
+            layer: self.layer.clone(),
+            ops: self.ops.saturating_sub(before.ops),
+            latency_ticks: self.latency_ticks.saturating_sub(before.latency_ticks),
+            buckets: self.buckets.since(&before.buckets),
+        }
     }
 }
 
@@ -94,7 +113,7 @@ impl Latencies {
         let (sum, ops) = (whole.latency_ticks.max(1), whole.ops);
         let row = |layer: &Layer| {
             let share = layer.latency_ticks as f64 / sum as f64;
-            let at = |q| layer.quantile(q).map_or_else(|| "-".into(), |ticks| self.time(ticks));
+            let at = |q| layer.buckets.quantile(q).map_or_else(|| "-".into(), |ticks| self.time(ticks));
             let is_part = layer.layer != "total";
             vec![
                 layer.layer.clone(),
@@ -122,7 +141,7 @@ impl Latencies {
     pub fn spread(&self, out: &Output) -> String {
         let Some(whole) = self.whole() else { return String::new() };
         let mut octaves: Vec<(u64, u64)> = Vec::new();
-        for &Bucket { end_ticks, ops: count } in &whole.buckets {
+        for &Bucket { end_ticks, ops: count } in &whole.buckets.0 {
             let end = end_ticks.checked_next_power_of_two().unwrap_or(u64::MAX);
             match octaves.last_mut() {
                 Some((last, sum)) if *last == end => *sum += count,
@@ -171,9 +190,8 @@ pub fn show(name: &str, every: Option<Duration>, client: &mut Client, out: &Outp
 mod tests {
     use super::*;
 
-    fn layer(name: &str, ops: u64, latency_ticks: u64, buckets: &[(u64, u64)]) -> Layer {
-        let buckets = buckets.iter().map(|&(end_ticks, ops)| Bucket { end_ticks, ops }).collect();
-        Layer { layer: name.into(), ops, latency_ticks, buckets }
+    fn layer<const N: usize>(name: &str, ops: u64, latency_ticks: u64, buckets: [(u64, u64); N]) -> Layer {
+        Layer { layer: name.into(), ops, latency_ticks, buckets: buckets.into() }
     }
 
     fn latencies() -> Latencies {
@@ -181,9 +199,9 @@ mod tests {
             name: "vm1".into(),
             tick_rate: 1_000_000_000,
             layers: vec![
-                layer("queue", 100, 2_000_000, &[(18_432, 100)]),
-                layer("module", 1000, 8_000_000, &[(4_096, 500), (16_384, 500)]),
-                layer("total", 1000, 10_000_000, &[(4_096, 500), (14_336, 400), (32_768, 100)]),
+                layer("queue", 100, 2_000_000, [(18_432, 100)]),
+                layer("module", 1000, 8_000_000, [(4_096, 500), (16_384, 500)]),
+                layer("total", 1000, 10_000_000, [(4_096, 500), (14_336, 400), (32_768, 100)]),
             ],
         }
     }
@@ -203,11 +221,11 @@ mod tests {
     #[test]
     fn increase_since_an_earlier_read() {
         let (before, mut now) = (latencies(), latencies());
-        now.layers[2] = layer("total", 1010, 10_500_000, &[(4_096, 500), (14_336, 410), (32_768, 100)]);
+        now.layers[2] = layer("total", 1010, 10_500_000, [(4_096, 500), (14_336, 410), (32_768, 100)]);
         let since = now.since(&before);
         let whole = since.whole().unwrap();
         assert_eq!(
-            (whole.ops, whole.latency_ticks, &*whole.buckets),
+            (whole.ops, whole.latency_ticks, &*whole.buckets.0),
             (10, 500_000, &[Bucket { end_ticks: 14_336, ops: 10 }][..])
         );
         assert!(before.since(&before).page(&Output::plain()).contains("no request"));

@@ -1,6 +1,8 @@
 //! Latencies in log-linear buckets: eight to each power of two, so that a value is known to one part in eight. Any context.
 
 use crate::Op;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Buckets to each power of two, and its logarithm.
 const SUB: u64 = 8;
@@ -22,6 +24,30 @@ impl PartialEq for Histogram {
 }
 
 impl Eq for Histogram {}
+
+/// A histogram to which one thread adds while others read.
+#[derive(Debug, Default)]
+pub struct SharedHistogram {
+    /// Made with the first value.
+    counts: OnceLock<Box<[AtomicU64; BUCKETS]>>,
+}
+
+impl SharedHistogram {
+    /// Counts one value. If several threads call this at the same time, counts are lost.
+    #[inline]
+    pub fn record(&self, value: u64) {
+        let counts = self.counts.get_or_init(|| Box::new([const { AtomicU64::new(0) }; BUCKETS]));
+        let count = &counts[index(value)];
+        count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// The counts at present.
+    pub fn get(&self) -> Histogram {
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let counts = self.counts.get();
+        Histogram { counts: counts.map(|counts| Box::new(std::array::from_fn(|i| read(&counts[i])))) }
+    }
+}
 
 /// A histogram in few buckets, for a look at many disks at once. Values below 2 to the power of each of
 /// [`Coarse::BOUNDS_LOG2`], and those above.
@@ -221,6 +247,18 @@ mod tests {
         coarse.merge_fine(&fine);
         coarse.merge(&coarse.clone());
         assert_eq!((coarse.counts()[0], coarse.counts()[Coarse::BUCKETS - 1], coarse.total()), (24, 62, 128));
+    }
+
+    #[test]
+    fn a_shared_histogram_is_read_while_it_grows() {
+        let shared = SharedHistogram::default();
+        assert_eq!(shared.get(), Histogram::default());
+        let mut expected = Histogram::default();
+        for value in [0, 7, 4096, 4096, u64::MAX] {
+            shared.record(value);
+            expected.record(value);
+            assert_eq!(shared.get(), expected);
+        }
     }
 
     #[test]

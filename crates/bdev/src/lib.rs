@@ -59,7 +59,7 @@ pub use env::Env;
 pub use failure::{DeviceError, Failure, Failures};
 pub use forward::{ForwardChannel, OpenOwn};
 pub use gather::{Part, gather};
-pub use histogram::{Coarse, Histogram, Recording};
+pub use histogram::{Coarse, Histogram, Recording, SharedHistogram};
 pub use io::{Completion, Io, Op, OpSet, Status, Tag};
 pub use layers::{TimeLayer, Times};
 pub use memory::{

@@ -535,7 +535,11 @@ fn write_latencies(family: &Family, snapshot: &Snapshot, index: usize, text: &mu
 /// Writes the latencies of reads and of writes, by operation.
 fn latencies_of(family: &Family, of: Label<'_>, counts: &Summary, text: &mut Text) {
     for (op, latencies) in [(Op::Read, &counts.reads), (Op::Write, &counts.writes)] {
-        let buckets = (&Coarse::BOUNDS_LOG2[..], &latencies.counts()[..]);
-        text.histogram(family, &[of, ("op", op.name())], buckets, counts.op(op).latency_ns);
+        write_times(family, &[of, ("op", op.name())], latencies, counts.op(op).latency_ns, text);
     }
+}
+
+/// Writes times, whose sum is `sum_ns`, as a histogram.
+fn write_times(family: &Family, labels: &[Label<'_>], times: &Coarse, sum_ns: u64, text: &mut Text) {
+    text.histogram(family, labels, (&Coarse::BOUNDS_LOG2, times.counts()), sum_ns);
 }

@@ -1,7 +1,7 @@
 //! The objects that the metrics report on. Control context.
 
 use crate::Collector;
-use aryk_bdev::{Bdev, Memory, QosGroup};
+use aryk_bdev::{Bdev, Histogram, Memory, QosGroup};
 use aryk_reactor::Handle;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -128,14 +128,34 @@ pub struct Host {
     pub controller: u16,
     /// I/O queues.
     pub queues: u64,
-    /// Requests that have ended, by kind.
-    pub requests: [(&'static str, u64); 3],
-    /// Bytes of reads and writes.
-    pub bytes: [(&'static str, u64); 2],
-    /// Time from the arrival of commands to the ends of their requests, in nanoseconds, by kind.
-    pub latencies_ns: [(&'static str, u64); 3],
+    /// Reads.
+    pub reads: HostWork,
+    /// Writes.
+    pub writes: HostWork,
+    /// Requests of other kinds.
+    pub others: HostWork,
     /// Requests that have failed.
     pub failed: u64,
+}
+
+impl Host {
+    /// The work of all kinds, each with its name.
+    pub fn work(&self) -> [(&'static str, &HostWork); 3] {
+        [("read", &self.reads), ("write", &self.writes), ("other", &self.others)]
+    }
+}
+
+/// Requests of a host of one kind that have ended.
+#[derive(Clone, Debug, Default)]
+pub struct HostWork {
+    /// How many.
+    pub requests: u64,
+    /// The bytes that they were about.
+    pub bytes: u64,
+    /// The sum of their latencies, in nanoseconds: from the arrival of the command to the end of its request.
+    pub latency_ns: u64,
+    /// Their latencies, in nanoseconds.
+    pub latencies: Histogram,
 }
 
 /// A pool of volumes. Counts since it was opened.

@@ -25,7 +25,7 @@ mod web;
 
 pub use collector::{Collector, ControllerCounts, Disk, Group, Reactor, Snapshot};
 pub use inventory::{
-    Controller, Host, Inventory, LocalFuture, Nvme, Pool, PoolMember, RbdClient, Remote, RemotePath,
+    Controller, Host, HostWork, Inventory, LocalFuture, Nvme, Pool, PoolMember, RbdClient, Remote, RemotePath,
 };
 pub use scrape::Scrapes;
 pub use server::{Address, AddressError, BindError, Server};

@@ -60,7 +60,7 @@ pub(crate) struct Live {
 impl Live {
     /// What was done for the host.
     pub fn traffic(&self) -> Traffic {
-        let mut all = self.past;
+        let mut all = self.past.clone();
         self.queues.values().for_each(|queue| all += queue.counts.get());
         all
     }

@@ -47,4 +47,4 @@ pub use target::{
     NewSubsystem, QUEUES_MAX, QueueLimits, SubsystemInfo, Target,
 };
 pub use tls::TlsKey;
-pub use traffic::Traffic;
+pub use traffic::{Done, Traffic};

@@ -1,6 +1,7 @@
 //! The daemon's counts, as in `aryk_stats_get`, and the rates between two reads.
 
 use super::state::View;
+use crate::latency::Buckets;
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -166,6 +167,29 @@ pub struct Host {
     pub queues: u64,
     #[serde(flatten)]
     pub work: Work,
+    pub latency_buckets: Buckets,
+}
+
+/// Rates of a host's controller, per second; its other counts are as they are.
+#[derive(Debug, Clone, Default)]
+pub struct HostRate {
+    pub host: Host,
+    pub rate: Rate,
+    /// Latencies that half of the requests of the interval did not exceed, 99% of them, and 99.9%.
+    pub p50_ns: Option<u64>,
+    pub p99_ns: Option<u64>,
+    pub p999_ns: Option<u64>,
+}
+
+impl HostRate {
+    fn between(old: Option<&Host>, now: &Host, interval: Interval) -> Self {
+        let rate = Rate::between(&now.name, &now.work, old.map(|old| &old.work), interval);
+        let before = old.map(|old| &old.latency_buckets);
+        let latencies =
+            before.map_or_else(|| now.latency_buckets.clone(), |old| now.latency_buckets.since(old));
+        let at = |quantile| Some(interval.nanoseconds(latencies.quantile(quantile)?));
+        Self { host: now.clone(), rate, p50_ns: at(0.5), p99_ns: at(0.99), p999_ns: at(0.999) }
+    }
 }
 
 /// Rates of one or more disks, or of a host, per second.
@@ -395,7 +419,7 @@ pub struct Rates {
     pub pools: Vec<PoolRate>,
     /// As they are.
     pub volumes: Vec<Volume>,
-    pub hosts: Vec<(Host, Rate)>,
+    pub hosts: Vec<HostRate>,
     pub total: Rate,
 }
 
@@ -453,7 +477,7 @@ impl Rates {
                 (&old.subsystem, &old.name, old.controller) == (&host.subsystem, &host.name, host.controller)
             };
             let old = before.hosts.iter().find(is_same);
-            (host.clone(), rate(&host.name, &host.work, old.map(|old| &old.work)))
+            HostRate::between(old, host, interval)
         };
         let hosts = now.hosts.iter().map(of_host).collect();
         Self {
@@ -546,6 +570,8 @@ pub mod tests {
                 latency_ticks: writes * 5,
                 ..Work::default()
             },
+            // Fifty were slow at first, and one of a hundred is since.
+            latency_buckets: [(5, writes * 99 / 100), (1000, writes / 100 + 50)].into(),
         }
     }
 

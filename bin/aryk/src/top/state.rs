@@ -1,7 +1,7 @@
 //! The state of the screen, and the handling of keys. Uses no terminal.
 
 use super::Sort;
-use super::reading::{DriveRate, Host, PoolRate, Rate, Rates, Volume};
+use super::reading::{DriveRate, HostRate, PoolRate, Rate, Rates, Volume};
 use crate::commands::stat::latency;
 use crate::output::{Column, Output};
 use crate::size::Size;
@@ -174,7 +174,7 @@ pub const POOLS: [Column; 10] = [
     ("WAIT", true),
 ];
 
-pub const HOSTS: [Column; 9] = [
+pub const HOSTS: [Column; 10] = [
     ("HOST", false),
     ("SHARE", false),
     ("QUEUES", true),
@@ -183,6 +183,7 @@ pub const HOSTS: [Column; 9] = [
     ("RD B/s", true),
     ("WR B/s", true),
     ("MEAN", true),
+    ("P99", true),
     ("FAILED", true),
 ];
 
@@ -194,7 +195,7 @@ fn short(nqn: &str) -> String {
     nqn.rsplit(':').next().unwrap_or(nqn).to_owned()
 }
 
-fn of_host((host, rate): &(Host, Rate)) -> Vec<String> {
+fn of_host(HostRate { host, rate, p99_ns, .. }: &HostRate) -> Vec<String> {
     vec![
         short(&host.name),
         short(&host.subsystem),
@@ -204,6 +205,7 @@ fn of_host((host, rate): &(Host, Rate)) -> Vec<String> {
         Size(rate.read_bytes).to_string(),
         Size(rate.write_bytes).to_string(),
         mean(rate),
+        p99_ns.map_or_else(|| "-".into(), |ns| latency(ns.into())),
         rate.failed.to_string(),
     ]
 }
@@ -318,7 +320,7 @@ impl State {
             View::Disks => rates.disks.get(i),
             View::Groups => rates.groups.get(i).map(|(_, rate)| rate),
             View::Controllers => rates.controllers.get(i).map(|(_, rate)| rate),
-            View::Hosts => rates.hosts.get(i).map(|(_, rate)| rate),
+            View::Hosts => rates.hosts.get(i).map(|of| &of.rate),
             View::Reactors | View::Tasks | View::Drives | View::Pools | View::Volumes => None,
         };
         let count = match self.view {
@@ -519,12 +521,12 @@ impl State {
                 })
             }
             View::Hosts => {
-                let (host, rate) = &rates.hosts[row];
+                let HostRate { host, rate, p50_ns, p99_ns, p999_ns } = &rates.hosts[row];
                 json!({
                     "name": host.name, "subsystem": host.subsystem, "controller": host.controller, "queues": host.queues,
                     "reads": rate.reads, "bytes_read": rate.read_bytes, "writes": rate.writes,
                     "bytes_written": rate.write_bytes, "others": rate.others, "errors": rate.errors, "failed": rate.failed,
-                    "mean_ns": rate.mean_ns(),
+                    "mean_ns": rate.mean_ns(), "p50_ns": p50_ns, "p99_ns": p99_ns, "p999_ns": p999_ns,
                 })
             }
             View::Volumes => {
@@ -694,7 +696,10 @@ mod tests {
         press(&mut state, &rates, "7");
         assert_eq!(state.cells(&rates, 0), ["p1", "ready", "25%", "1M", "1.5", "2M", "90%", "4M", "8M", "0"]);
         press(&mut state, &rates, "s8");
-        assert_eq!(state.cells(&rates, 1), ["913fc008", "data", "4", "0", "200", "0B", "800K", "5ns", "1"]);
+        assert_eq!(
+            state.cells(&rates, 1),
+            ["913fc008", "data", "4", "0", "200", "0B", "800K", "5ns", "5ns", "1"]
+        );
         assert_eq!(state.rows(&rates), [1, 0], "by operations");
         press(&mut state, &rates, "9");
         assert_eq!(shown(&state, &rates), ["p1/vm1", "p1/vm1@old"], "by their own data");
@@ -706,6 +711,7 @@ mod tests {
         assert_eq!(shown(&state, &rates).len(), 2);
         let all = state.json(&rates, &[0]);
         assert_eq!((&all[0]["controller"], &all[0]["writes"]), (&json!(1), &json!(100)));
+        assert_eq!((&all[0]["p99_ns"], &all[0]["p999_ns"]), (&json!(5), &json!(1000)));
         assert!(state.press(KeyEvent::from(KeyCode::Char('q')), &rates));
     }
 

@@ -24,11 +24,12 @@ const HELP: &str = "\
   p            pause, continue
   q            quit
 
-  MEAN is the mean latency of a request, WAIT the part of it spent waiting for
-  limits or in the block layer's queue, DEPTH the number of requests in flight,
-  MOST the limit. LONGEST is a reactor's longest turn, lately: no other work
-  runs on its core during a turn. A turn grants a background task its BUDGET of
-  processor time; USED is the part of the granted time that the task used.
+  MEAN is the mean latency of a request, P99 what 99 of 100 do not exceed, WAIT
+  the part of MEAN spent waiting for limits or in the block layer's queue, DEPTH
+  the number of requests in flight, MOST the limit. LONGEST is a reactor's
+  longest turn, lately: no other work runs on its core during a turn. A turn
+  grants a background task its BUDGET of processor time; USED is the part of the
+  granted time that the task used.
   Drives are the NVMe drives that the daemon drives itself: commands and
   writes to doorbell registers a second, and all retries, aborts, resets and
   commands that ended with an error; with --json, errors by status code type.
@@ -128,8 +129,8 @@ fn width(column: usize, view: View) -> Constraint {
         (View::Disks | View::Groups, _) => Constraint::Length(8),
         (View::Controllers, 1 | 3) => Constraint::Length(5),
         (View::Hosts, 1) => Constraint::Length(10),
-        (View::Hosts, 2 | 8) => Constraint::Length(6),
-        (View::Hosts, _) => Constraint::Length(7),
+        (View::Hosts, 4) => Constraint::Length(7),
+        (View::Hosts, _) => Constraint::Length(6),
         (View::Volumes, 1 | 5) => Constraint::Length(10),
         (View::Volumes, _) => Constraint::Length(8),
         (View::Drives | View::Pools, 2..=9) => Constraint::Length(7),

@@ -142,7 +142,14 @@ fn requests_survive_cut_connections() {
     assert_eq!(metrics.value("aryk_host_bytes_total", &labels), traffic["read_bytes"].as_f64());
     let reads_ns = traffic["read_ns"].as_u64().unwrap();
     assert!(reads_ns > 0);
-    assert_eq!(metrics.value("aryk_host_latency_seconds_total", &labels), Some(reads_ns as f64 / 1e9));
+    assert_eq!(metrics.value("aryk_host_latency_seconds_sum", &labels), Some(reads_ns as f64 / 1e9));
+    assert_eq!(metrics.value("aryk_host_latency_seconds_count", &labels), traffic["reads"].as_f64());
+    let counts = pair.target.call("aryk_stats_get", json!({})).unwrap();
+    let host = &counts["hosts"][0];
+    let buckets = host["latency_buckets"].as_array().unwrap();
+    let ops: u64 = buckets.iter().map(|bucket| bucket["ops"].as_u64().unwrap()).sum();
+    let all = ["read_ops", "write_ops", "other_ops"].map(|kind| host[kind].as_u64().unwrap());
+    assert_eq!(ops, all.iter().sum::<u64>(), "{host}");
     drop(disk);
     pair.host.aryk(&["detach", "far"]).unwrap();
     pair.host.aryk(&["disk", "remove", "far"]).unwrap();

@@ -725,6 +725,8 @@ class HostActivity(TypedDict):
     errors: int
     #: Time from the arrival of commands to the ends of their requests.
     latency_ticks: int
+    #: The latencies of all operations: the buckets that are not empty.
+    latency_buckets: list[LatencyBucket]
 
 
 class HostLimitsReply(TypedDict):

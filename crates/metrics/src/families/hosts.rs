@@ -1,9 +1,10 @@
 //! Families of the hosts that use shared disks. Any context; pure.
 
-use super::{FamilySource, counter, gauge, of};
+use super::{FamilySource, counter, gauge, of, write_times};
 use crate::Snapshot;
 use crate::exposition::{Family, Kind, Label, Text};
 use crate::inventory::Host;
+use aryk_bdev::Coarse;
 
 fn hosts(snapshot: &Snapshot) -> usize {
     snapshot.hosts.len()
@@ -41,8 +42,9 @@ pub const REQUESTS: FamilySource = FamilySource {
     family: counter("aryk_host_requests", "Requests of the host that have ended."),
     objects: hosts,
     write: |f, snapshot, i, t| {
-        let host = &snapshot.hosts[i];
-        host.requests.iter().for_each(|(op, count)| write(f, snapshot, i, t, Some(op), *count));
+        for (op, work) in snapshot.hosts[i].work() {
+            write(f, snapshot, i, t, Some(op), work.requests);
+        }
     },
 };
 
@@ -50,23 +52,26 @@ pub const BYTES: FamilySource = FamilySource {
     family: of(Kind::Counter, "bytes", "aryk_host_bytes", "Bytes that the host has read and written."),
     objects: hosts,
     write: |f, snapshot, i, t| {
-        let host = &snapshot.hosts[i];
-        host.bytes.iter().for_each(|(op, count)| write(f, snapshot, i, t, Some(op), *count));
+        let Host { reads, writes, .. } = &snapshot.hosts[i];
+        for (op, work) in [("read", reads), ("write", writes)] {
+            write(f, snapshot, i, t, Some(op), work.bytes);
+        }
     },
 };
 
 pub const LATENCIES: FamilySource = FamilySource {
     family: of(
-        Kind::Counter,
+        Kind::Histogram,
         "seconds",
         "aryk_host_latency_seconds",
         "Time from the arrival of the host's commands to the ends of their requests.",
     ),
     objects: hosts,
     write: |f, snapshot, i, t| {
-        let host = &snapshot.hosts[i];
-        for (op, ns) in host.latencies_ns {
-            with_labels(snapshot, i, Some(op), |labels| t.seconds(f, labels, ns));
+        for (op, work) in snapshot.hosts[i].work() {
+            let mut times = Coarse::default();
+            times.merge_fine(&work.latencies);
+            with_labels(snapshot, i, Some(op), |labels| write_times(f, labels, &times, work.latency_ns, t));
         }
     },
 };

@@ -36,7 +36,7 @@ fn fill(queue: &mut Connection) {
 fn reads(target: &Running, host: u8) -> u64 {
     let name: Nqn = format!("nqn.2016-06.io.spdk:host{host}").parse().unwrap();
     let hosts = target.run(async |target| target.hosts());
-    hosts.into_iter().filter(|(_, info)| info.host == name).map(|(_, info)| info.traffic.reads).sum()
+    hosts.into_iter().filter(|(_, info)| info.host == name).map(|(_, info)| info.traffic.reads.requests).sum()
 }
 
 #[test]

@@ -98,12 +98,21 @@ fn a_host_writes_and_reads_through_two_queues() {
         let traffic = || target.run(async |target| target.hosts()[0].1.clone());
         let counted = traffic().traffic;
         // The data, the reads of one block, and Verify.
-        assert_eq!((counted.reads, counted.read_bytes), (4 + 17 + 1, (43 + 17 + 32) * BLOCK as u64));
-        assert_eq!((counted.writes, counted.written_bytes), (4, 43 * BLOCK as u64));
+        assert_eq!(
+            (counted.reads.requests, counted.reads.bytes),
+            (4 + 17 + 1, (43 + 17 + 32) * BLOCK as u64)
+        );
+        assert_eq!((counted.writes.requests, counted.writes.bytes), (4, 43 * BLOCK as u64));
         // A flush, zeroes and two comparisons, of which one has failed.
-        assert_eq!((counted.others, counted.failed), (4, 1));
+        assert_eq!((counted.others.requests, counted.failed), (4, 1));
         // A write whose data comes by R2T takes more than a turn; what a memory disk completes in the same turn takes no time.
-        assert!(counted.write_ns > 0, "{counted:?}");
+        assert!(counted.writes.ns > 0, "{counted:?}");
+        for done in [&counted.reads, &counted.writes, &counted.others] {
+            assert_eq!(done.latencies.total(), done.requests, "each has its latency");
+        }
+        let (longest, sum) = (counted.writes.latencies.quantile(1.0), counted.writes.ns);
+        // A bucket's end is at most an eighth above what it has.
+        assert!(longest >= sum / 4 && longest <= sum + sum / 8 + 1, "{counted:?}");
         let [queue, _other] = queues;
         drop(queue);
         until(|| traffic().queues.len() == 1);

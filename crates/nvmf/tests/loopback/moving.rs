@@ -106,8 +106,12 @@ fn move_under_load(target: &Running, address: SocketAddr, options: Options) {
     stop.store(true, Relaxed);
     let commands = load.join().unwrap();
     assert_eq!(target.run(async |target| target.began()), began, "it is the same queue");
-    let traffic = target.list()[0].controllers[0].traffic;
-    assert_eq!(traffic.reads + traffic.writes, commands as u64, "each command is counted once");
+    let traffic = target.list()[0].controllers[0].traffic.clone();
+    assert_eq!(
+        traffic.reads.requests + traffic.writes.requests,
+        commands as u64,
+        "each command is counted once"
+    );
 }
 
 #[test]

@@ -388,24 +388,27 @@ struct HostActivity {
     errors: u64,
     /// Time from the arrival of commands to the ends of their requests.
     latency_ticks: u64,
+    /// The latencies of all operations: the buckets that are not empty.
+    latency_buckets: Vec<Bucket>,
 }
 
 impl HostActivity {
     fn new(host: &aryk_metrics::Host) -> Self {
-        let [(_, read_ops), (_, write_ops), (_, other_ops)] = host.requests;
-        let [(_, read_bytes), (_, write_bytes)] = host.bytes;
+        let mut latencies = Histogram::default();
+        host.work().iter().for_each(|(_, work)| latencies.merge(&work.latencies));
         Self {
             name: host.name.clone(),
             subsystem: host.subsystem.clone(),
             controller: host.controller,
             queues: host.queues,
-            read_ops,
-            read_bytes,
-            write_ops,
-            write_bytes,
-            other_ops,
+            read_ops: host.reads.requests,
+            read_bytes: host.reads.bytes,
+            write_ops: host.writes.requests,
+            write_bytes: host.writes.bytes,
+            other_ops: host.others.requests,
             errors: host.failed,
-            latency_ticks: host.latencies_ns.iter().map(|(_, ns)| ns).sum(),
+            latency_ticks: host.work().iter().map(|(_, work)| work.latency_ns).sum(),
+            latency_buckets: buckets(&latencies),
         }
     }
 }
@@ -510,12 +513,17 @@ async fn get_latencies(control: &Control, p: Name) -> Result<Latencies, Error> {
     Ok(Latencies { name: bdev.name().to_owned(), tick_rate: TICK_RATE, layers: layers(&stats) })
 }
 
+/// The buckets that are not empty.
+fn buckets(histogram: &Histogram) -> Vec<Bucket> {
+    histogram.buckets().map(|(_, end_ticks, ops)| Bucket { end_ticks, ops }).collect()
+}
+
 fn layers(stats: &Stats) -> Vec<LayerLatencies> {
     let layer_latencies = |layer, latency_ticks, histogram: &Histogram| LayerLatencies {
         layer,
         ops: histogram.total(),
         latency_ticks,
-        buckets: histogram.buckets().map(|(_, end_ticks, ops)| Bucket { end_ticks, ops }).collect(),
+        buckets: buckets(histogram),
     };
     let times = TimeLayer::ALL.map(|layer| (layer.name(), stats.times(layer)));
     let sum = times.iter().map(|(_, times)| times.sum_ns).sum();

@@ -8,7 +8,7 @@ use crate::methods::{Control, Error, Phase, Table, qos};
 use aryk_nvme_fabrics::nqn::{DISCOVERY, Nqn};
 use aryk_nvme_fabrics::reservation::{Kind, Registrant, State};
 use aryk_nvmf::{
-    Address, Channel, ControllerInfo, ListenerInfo, NamedHost, NamespaceInfo, SubsystemInfo, Traffic,
+    Address, Channel, ControllerInfo, Done, ListenerInfo, NamedHost, NamespaceInfo, SubsystemInfo, Traffic,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -272,9 +272,18 @@ struct TrafficReply {
 
 impl From<Traffic> for TrafficReply {
     fn from(traffic: Traffic) -> Self {
-        let Traffic { reads, read_bytes, read_ns, writes, written_bytes, write_ns, others, other_ns, failed } =
-            traffic;
-        Self { reads, read_bytes, read_ns, writes, written_bytes, write_ns, others, other_ns, failed }
+        let Traffic { reads, writes, others, failed } = traffic;
+        Self {
+            reads: reads.requests,
+            read_bytes: reads.bytes,
+            read_ns: reads.ns,
+            writes: writes.requests,
+            written_bytes: writes.bytes,
+            write_ns: writes.ns,
+            others: others.requests,
+            other_ns: others.ns,
+            failed,
+        }
     }
 }
 
@@ -296,20 +305,22 @@ async fn get_controllers(control: &Control, p: OfSubsystem) -> Result<Vec<Contro
 /// The hosts of all targets, for the metrics.
 pub(crate) fn metrics(control: &Control) -> Vec<aryk_metrics::Host> {
     let describe = |(subsystem, host): (Nqn, ControllerInfo)| {
-        let traffic = host.traffic;
+        let Traffic { reads, writes, others, failed } = host.traffic;
+        let work = |of: Done| aryk_metrics::HostWork {
+            requests: of.requests,
+            bytes: of.bytes,
+            latency_ns: of.ns,
+            latencies: of.latencies,
+        };
         aryk_metrics::Host {
             subsystem: subsystem.to_string(),
             name: host.host.to_string(),
             controller: host.id,
             queues: host.queues.len() as u64,
-            requests: [("read", traffic.reads), ("write", traffic.writes), ("other", traffic.others)],
-            bytes: [("read", traffic.read_bytes), ("write", traffic.written_bytes)],
-            latencies_ns: [
-                ("read", traffic.read_ns),
-                ("write", traffic.write_ns),
-                ("other", traffic.other_ns),
-            ],
-            failed: traffic.failed,
+            reads: work(reads),
+            writes: work(writes),
+            others: work(others),
+            failed,
         }
     };
     let targets = control.nvmf.targets.borrow();
