@@ -14,6 +14,7 @@ mod recovery;
 mod reservations;
 mod retries;
 mod slow;
+mod stuck;
 mod target;
 mod tls;
 

@@ -3,7 +3,7 @@
 
 use crate::host::{Connection, Options};
 use crate::raw::{Raw, capsule, capsule_with, command, pdu};
-use crate::reservations::{Stuck, StuckDisk};
+use crate::stuck::{self, StuckDisk};
 use crate::target::{BLOCK, BLOCKS, Running, SUBSYSTEM, until};
 use crate::{VARIANTS, pattern, tls};
 use aryk_bdev::{Blocks, BoxFuture, Channel, Device, Geometry, Identity, Limits, OpSet, OpenError};
@@ -134,14 +134,7 @@ fn a_queue_with_tls_moves_while_its_host_writes_and_reads() {
 
 #[test]
 fn a_queue_waits_for_its_disk_and_its_host_before_it_moves() {
-    let target = Running::start_on(2);
-    let stuck = Arc::<Stuck>::default();
-    let disk = Arc::new(StuckDisk(Arc::clone(&stuck)));
-    target.env().registry().register(Identity::named("stuck"), disk).unwrap();
-    target.run(async |target| {
-        target.remove_namespace(SUBSYSTEM, 1).await.unwrap();
-        target.add_namespace(SUBSYSTEM, "stuck", NewNamespace::default()).await.unwrap();
-    });
+    let (target, stuck) = stuck::start(2);
     let (_admin_queue, id) = Raw::admin(target.address);
     let mut queue = Raw::io(target.address, id, 1, 16);
     let (_, home) = target.queue_thread(QUEUE).unwrap();

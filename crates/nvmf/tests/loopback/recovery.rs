@@ -2,27 +2,21 @@
 //! first one of the successor.
 
 use crate::raw::{Raw, capsule, capsule_with, command, pdu};
-use crate::reservations::{Stuck, StuckDisk};
+use crate::stuck::{self, Stuck};
 use crate::target::{BLOCK, Running, SUBSYSTEM, until};
-use aryk_bdev::Identity;
 use aryk_nvme::spec::opcode::io;
 use aryk_nvme::spec::status::Code;
 use aryk_nvme_fabrics::subsystem::AnaState;
 use aryk_nvme_fabrics::tcp::{H2cData, Header};
-use aryk_nvmf::{Address, Channel, NewNamespace};
+use aryk_nvmf::{Address, Channel};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A target with a disk that can be stuck, which listens twice.
+/// A target that listens at a second address, too.
 fn start() -> (Running, SocketAddr, Arc<Stuck>) {
-    let target = Running::start_on(2);
-    let stuck = Arc::<Stuck>::default();
-    let disk = Arc::new(StuckDisk(Arc::clone(&stuck)));
-    target.env().registry().register(Identity::named("stuck"), disk).unwrap();
+    let (target, stuck) = stuck::start(2);
     let other = target.run(async |target| {
-        target.remove_namespace(SUBSYSTEM, 1).await.unwrap();
-        target.add_namespace(SUBSYSTEM, "stuck", NewNamespace::default()).await.unwrap();
         let any = Address::tcp("127.0.0.1:0".parse().unwrap());
         target.listen(SUBSYSTEM, any, AnaState::Optimized, Channel::Plain).await.unwrap().socket
     });

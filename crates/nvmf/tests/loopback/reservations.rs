@@ -2,11 +2,8 @@
 
 use crate::host::{Connection, Options};
 use crate::raw::{Raw, capsule, capsule_with, command};
+use crate::stuck;
 use crate::target::{BLOCK, Running, SUBSYSTEM, until};
-use aryk_bdev::{
-    Blocks, Channel, Completion, Device, Geometry, Identity, Io, Lba, Limits, OpSet, OpenError, Outbox,
-    Status, Tag,
-};
 use aryk_nvme::spec::entry::{Fuse, SubmissionEntry};
 use aryk_nvme::spec::feature;
 use aryk_nvme::spec::identify::{IdentifyController, IdentifyNamespace, cns};
@@ -16,10 +13,8 @@ use aryk_nvme::spec::status::Code;
 use aryk_nvme_fabrics::reservation::{Kind, Notice, Registrant, State};
 use aryk_nvme_fabrics::sgl::Sgl;
 use aryk_nvmf::{NewNamespace, SaveRequest};
-use aryk_reactor::{Cx, RootId};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::Ordering::Relaxed;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use zerocopy::FromBytes;
 
@@ -196,84 +191,10 @@ fn a_preempted_host_is_out_until_it_registers_again() {
     target.stop();
 }
 
-/// A disk that keeps writes, and does not abort them, until the test lets them go.
-#[derive(Default)]
-pub struct Stuck {
-    pub is_stuck: AtomicBool,
-    pub writes: AtomicU32,
-    /// The first blocks of the writes that have reached the disk, in their order.
-    pub landed: Mutex<Vec<u64>>,
-}
-
-pub struct StuckDisk(pub Arc<Stuck>);
-
-struct StuckChannel {
-    stuck: Arc<Stuck>,
-    held: Vec<(Tag, Lba)>,
-    done: Outbox,
-    root: RootId,
-}
-
-impl Device for StuckDisk {
-    fn product(&self) -> &'static str {
-        "stuck"
-    }
-
-    fn geometry(&self) -> Geometry {
-        Geometry::plain(BLOCK as u32, Blocks(8))
-    }
-
-    fn limits(&self) -> Limits {
-        Limits::default()
-    }
-
-    fn ops(&self) -> OpSet {
-        OpSet::PLAIN
-    }
-
-    fn open_channel(&self, root: RootId, _: &mut Cx) -> Result<Box<dyn Channel>, OpenError> {
-        let (stuck, done) = (Arc::clone(&self.0), Outbox::new(root));
-        Ok(Box::new(StuckChannel { stuck, held: Vec::new(), done, root }))
-    }
-}
-
-impl Channel for StuckChannel {
-    fn submit(&mut self, io: &Io, cx: &mut Cx) {
-        if io.op.is_change() {
-            self.stuck.writes.fetch_add(1, Relaxed);
-            self.held.push((io.tag, io.lba));
-            cx.wake(self.root);
-        } else {
-            self.done.push(io.tag, Status::Ok, cx);
-        }
-    }
-
-    fn abort(&mut self, _: Tag, _: &mut Cx) {}
-
-    fn poll(&mut self, cx: &mut Cx, out: &mut Vec<Completion>) {
-        if self.stuck.is_stuck.load(Relaxed) && !self.held.is_empty() {
-            cx.wake(self.root);
-        } else {
-            for (tag, lba) in self.held.drain(..) {
-                self.stuck.landed.lock().unwrap().push(lba.0);
-                self.done.push(tag, Status::Ok, cx);
-            }
-        }
-        self.done.take(out);
-    }
-}
-
 #[test]
 fn a_host_that_is_fenced_has_no_write_left_when_the_other_one_knows() {
     for (action, kind) in [(1, Kind::WriteExclusive), (2, Kind::WriteExclusive), (2, Kind::ExclusiveAccess)] {
-        let target = Running::start();
-        let stuck = Arc::<Stuck>::default();
-        let disk = Arc::new(StuckDisk(Arc::clone(&stuck)));
-        target.env().registry().register(Identity::named("stuck"), disk).unwrap();
-        target.run(async |target| {
-            target.remove_namespace(SUBSYSTEM, 1).await.unwrap();
-            target.add_namespace(SUBSYSTEM, "stuck", NewNamespace::default()).await.unwrap();
-        });
+        let (target, stuck) = stuck::start(1);
         let (mut a, mut b) = (Host::connect(&target, 1, 2), Host::connect(&target, 2, 2));
         a.register().unwrap();
         b.register().unwrap();
