@@ -52,7 +52,7 @@ pub use rebuild::{Progress, Rebuild, RebuildError, RebuildReport, Recipe};
 pub use request::{Action, Extents, ForeignPiece, Reply, Request, Status, Tag};
 pub use scrub::Scrub;
 pub use settings::{LogPlace, OpenError, Settings, State, Stats};
-pub use shard::Shard;
+pub use shard::{Piece, Shard, WriteGate, pieces};
 pub use store::{Done, OpId, StoreError, StoreFacts, StoreOp};
 
 #[cfg(test)]

@@ -70,9 +70,87 @@ impl Shard {
     }
 }
 
+/// The part of a request that a shard has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Piece {
+    /// The index of the shard.
+    pub shard: u32,
+    /// The first unit.
+    pub unit: u64,
+    /// The number of units.
+    pub units: u64,
+}
+
+/// The pieces of a request of data: one for each stripe, in the order of its units.
+pub fn pieces(count: u32, unit: u64, units: u64) -> impl Iterator<Item = Piece> {
+    let (mut at, end) = (unit, unit + units);
+    std::iter::from_fn(move || {
+        let units = Shard::units_left(at).min(end - at);
+        let piece = Piece { shard: Shard::of_unit(at, count), unit: at, units };
+        at += units;
+        (units > 0).then_some(piece)
+    })
+}
+
+/// Holds back the writes of a channel of a volume while all shards take a snapshot: those under way end first, so that the
+/// snapshot has all of a write or nothing, and with a write all that had ended before it began.
+#[derive(Debug, Default)]
+pub struct WriteGate {
+    is_closed: bool,
+    /// Writes under way.
+    writes: u32,
+}
+
+impl WriteGate {
+    /// Whether a write may begin, which is then under way.
+    pub const fn enter(&mut self) -> bool {
+        self.writes += !self.is_closed as u32;
+        !self.is_closed
+    }
+
+    /// A write has ended. Returns whether none is under way any more.
+    pub const fn leave(&mut self) -> bool {
+        self.writes -= 1;
+        self.writes == 0
+    }
+
+    /// No write begins from now on. Returns whether none is under way.
+    pub const fn close(&mut self) -> bool {
+        self.is_closed = true;
+        self.writes == 0
+    }
+
+    /// Writes may begin again.
+    pub const fn open(&mut self) {
+        self.is_closed = false;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_are_whole_and_in_order() {
+        let stripe = STRIPE_UNITS;
+        let piece = |shard, unit, units| Piece { shard, unit, units };
+        assert_eq!(pieces(4, 8, 16).collect::<Vec<_>>(), [piece(0, 8, 16)]);
+        assert_eq!(
+            pieces(2, stripe - 8, stripe + 24).collect::<Vec<_>>(),
+            [piece(0, stripe - 8, 8), piece(1, stripe, stripe), piece(0, 2 * stripe, 16)]
+        );
+        assert_eq!(pieces(1, stripe - 1, 2).count(), 2);
+        assert_eq!(pieces(2, stripe, 0).count(), 0);
+    }
+
+    #[test]
+    fn a_closed_gate_waits_for_the_writes_under_way() {
+        let mut gate = WriteGate::default();
+        assert!(gate.enter() && gate.enter() && !gate.close());
+        assert!(!gate.enter() && !gate.leave() && gate.leave());
+        gate.open();
+        assert!(gate.enter() && gate.leave() && gate.close());
+    }
 
     #[test]
     fn each_unit_belongs_to_one_shard() {

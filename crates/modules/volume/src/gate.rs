@@ -7,6 +7,7 @@
 use crate::Error;
 use crate::pool::lock;
 use aryk_reactor::{Cx, Handle, RootId};
+use aryk_volume::WriteGate;
 use futures_channel::oneshot;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -43,11 +44,9 @@ struct Gates(RefCell<HashMap<u64, Weak<LocalGate>>>);
 
 /// What a gate is on a reactor: shared by the channels of its volume there.
 pub(crate) struct LocalGate {
-    is_closed: Cell<bool>,
+    gate: RefCell<WriteGate>,
     /// How often it was closed: an old timer does not open it.
     round: Cell<u64>,
-    /// Writes under way.
-    writes: Cell<u32>,
     /// The roots of channels that have held back writes.
     waiting: RefCell<Vec<RootId>>,
     /// Told when no write is under way. Dropped when the gate opens.
@@ -57,18 +56,16 @@ pub(crate) struct LocalGate {
 impl LocalGate {
     /// Whether a write may begin, which is then under way. Otherwise `root` is woken when the gate opens.
     pub fn enter(&self, root: RootId) -> bool {
-        if self.is_closed.get() {
+        let has_entered = self.gate.borrow_mut().enter();
+        if !has_entered {
             self.waiting.borrow_mut().push(root);
-            return false;
         }
-        self.writes.set(self.writes.get() + 1);
-        true
+        has_entered
     }
 
     /// A write has ended.
     pub fn leave(&self) {
-        self.writes.set(self.writes.get() - 1);
-        if self.writes.get() == 0
+        if self.gate.borrow_mut().leave()
             && let Some(drained) = self.drained.take()
         {
             // The command that closed the gate may have been dropped.
@@ -79,9 +76,8 @@ impl LocalGate {
     /// Closes it. Returns a receiver that gets a message when no write is under way.
     fn close(self: &Rc<Self>, cx: &mut Cx) -> oneshot::Receiver<()> {
         let (sender, drained) = oneshot::channel();
-        self.is_closed.set(true);
         self.round.set(self.round.get() + 1);
-        if self.writes.get() == 0 {
+        if self.gate.borrow_mut().close() {
             let _ = sender.send(());
         } else {
             *self.drained.borrow_mut() = Some(sender);
@@ -96,7 +92,7 @@ impl LocalGate {
     }
 
     fn open(&self, cx: &mut Cx) {
-        self.is_closed.set(false);
+        self.gate.borrow_mut().open();
         self.drained.take();
         for root in self.waiting.take() {
             cx.wake(root);
@@ -116,9 +112,8 @@ impl Gate {
             return local;
         }
         let local = Rc::new(LocalGate {
-            is_closed: Cell::new(false),
+            gate: RefCell::default(),
             round: Cell::new(0),
-            writes: Cell::new(0),
             waiting: RefCell::default(),
             drained: RefCell::default(),
         });

@@ -9,7 +9,7 @@ use crate::inbox::VolumeChannel;
 use aryk_bdev::{Blocks, Channel, Completion, Io, Lba, Op, Outbox, Status, Tag};
 use aryk_reactor::{Cx, RootId};
 use aryk_slots::{Key, Slots};
-use aryk_volume::{Shard, UNIT};
+use aryk_volume::{Piece, Shard, UNIT, pieces};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
@@ -60,22 +60,20 @@ impl StripedChannel {
         let request = Request { tag: io.tag, left: 0, status: Status::Ok, is_write };
         let key = self.requests.add(request);
         let io = Io { tag: Tag(key.raw()), ..*io };
-        let (first, blocks) = (io.lba.0, io.blocks.0);
-        let blocks_left = |lba: u64| Shard::units_left(lba * self.block_units) / self.block_units;
+        let (unit, units) = (io.lba.0 * self.block_units, io.blocks.0 * self.block_units);
         let count = self.shards.len() as u32;
-        let shard_of = |lba: u64| Shard::of_unit(lba * self.block_units, count) as usize;
         let mut parts = 0;
-        if io.op == Op::Flush || (!io.op.has_data() && blocks > blocks_left(first)) {
+        if io.op == Op::Flush || (!io.op.has_data() && units > Shard::units_left(unit)) {
             parts = count;
             self.shards.iter_mut().for_each(|shard| shard.submit(&io, cx));
         } else {
-            let (mut lba, end, mut at) = (first, first + blocks, 0);
-            while lba < end {
-                let blocks = blocks_left(lba).min(end - lba);
-                let bytes = if io.op.has_data() { (blocks * self.block_units) as u32 * UNIT } else { 0 };
-                let part = Io { lba: Lba(lba), blocks: Blocks(blocks), data: io.data.slice(at, bytes), ..io };
-                self.shards[shard_of(lba)].submit(&part, cx);
-                (lba, at, parts) = (lba + blocks, at + bytes, parts + 1);
+            let mut at = 0;
+            for Piece { shard, unit, units } in pieces(count, unit, units) {
+                let bytes = if io.op.has_data() { units as u32 * UNIT } else { 0 };
+                let (lba, blocks) = (Lba(unit / self.block_units), Blocks(units / self.block_units));
+                let part = Io { lba, blocks, data: io.data.slice(at, bytes), ..io };
+                self.shards[shard as usize].submit(&part, cx);
+                (at, parts) = (at + bytes, parts + 1);
             }
         }
         self.requests.get_mut(key).expect("just added").left = parts;
