@@ -7,37 +7,24 @@
 
 use crate::frame::{self, Frame, FrameError, Head, Kind, NO_STREAM, Record};
 use crate::manifest::{Blob, BlobKind};
+use crate::moving::{MOVED_MAX, Moved, moved_header_len};
 use crate::outbox::Owner;
 use crate::pool::Pool;
 use crate::read::Waiter;
 use crate::room::DEAD_SHARE_MIN;
 use crate::{BLOCK, BLOCK_UNITS, BlobId, RANGE_BLOCKS, StoreError, StoreOp, UNIT};
 use aryk_dma::Buffer;
-use aryk_volume_index::{Commit, Key as IndexKey, Place, Query, Slot, TimelineId, Value};
+use aryk_volume_index::{Place, Slot, Value};
 use std::collections::BTreeSet;
 
 /// Bytes of one read of a victim.
 const READ_BYTES: u32 = 1 << 20;
-
-/// Blocks that are written at once.
-const MOVED_MAX: u32 = 256;
 
 /// Lookups in one turn.
 const LOOKUPS_PER_TURN: u32 = 64;
 
 /// Blocks for which what is left of a blob is used.
 const MOVED_MIN: u32 = 16;
-
-/// A block that is moved, or a dense range.
-#[derive(Clone, Copy, Debug)]
-struct Moved {
-    record: Record,
-    crc: u32,
-    /// Where it was: the block, or the dense frame.
-    old: Place,
-    /// Which block of the gathered data it is.
-    at: u32,
-}
 
 /// What the cleaner does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -319,21 +306,6 @@ impl Pool {
         }
     }
 
-    /// The oldest view that sees a commit, if any does and no newer version hides it.
-    fn first_view(&self, timeline: TimelineId, partition: usize, commit: Commit) -> Option<Commit> {
-        self.histories.get(timeline)?.first_from(partition, commit)
-    }
-
-    /// Looks up slots for the cleaner. An error says that it waits.
-    fn look_up(&mut self, record: &Record, first: Slot, count: u32, view: Commit) -> Result<(), u32> {
-        let range = (record.block / u64::from(RANGE_BLOCKS)) as u32;
-        let query = Query { timeline: record.timeline, range, first, count: count as u16, view };
-        let index = &self.partitions[usize::from(record.partition)].index;
-        index
-            .lookup(&self.cache, &query, &mut self.slots)
-            .map_err(|need| self.want_pages(&need, Waiter::Cleaner))
-    }
-
     fn examine_blocks(&mut self, victim: &mut Victim, number: usize, first: u32, record: &Record) -> Look {
         let max = self.moved_max();
         let count = (record.blocks - first).min(max);
@@ -347,7 +319,7 @@ impl Pool {
             return Look::Done;
         };
         let slot = |at: u32| Slot::block(((record.block + u64::from(at)) % u64::from(RANGE_BLOCKS)) as u16);
-        if let Err(waits) = self.look_up(record, slot(first), count, view) {
+        if let Err(waits) = self.look_up(record, slot(first), count, view, Waiter::Cleaner) {
             victim.waits = waits;
             return Look::Pause;
         }
@@ -388,7 +360,7 @@ impl Pool {
             victim.phase = next;
             return Look::Done;
         };
-        if let Err(waits) = self.look_up(record, Slot::RANGE, 1, view) {
+        if let Err(waits) = self.look_up(record, Slot::RANGE, 1, view, Waiter::Cleaner) {
             victim.waits = waits;
             return Look::Pause;
         }
@@ -480,7 +452,6 @@ impl Pool {
             .sort_unstable_by_key(|moved| (moved.record.timeline, moved.record.block, moved.record.commit));
         let gathered = victim.data.take().expect("blocks were gathered");
         let mut data = self.buffers.take(len);
-        let mut records: Vec<Record> = Vec::new();
         for (at, moved) in victim.moved.iter_mut().enumerate() {
             let from = (header + moved.at * BLOCK) as usize;
             data.write(
@@ -488,20 +459,9 @@ impl Pool {
                 &gathered.bytes()[from..from + BLOCK as usize],
             );
             moved.at = at as u32;
-            match records.last_mut() {
-                Some(last) if is_next(last, &moved.record) => last.blocks += 1,
-                _ => records.push(Record { data: at as u32, ..moved.record }),
-            }
         }
         self.buffers.give(gathered);
-        let out = &mut data.bytes_mut()[..header as usize];
-        let checksums = frame::checksums_mut(out, records.len(), count as usize);
-        for (bytes, moved) in checksums.chunks_exact_mut(4).zip(&victim.moved) {
-            bytes.copy_from_slice(&moved.crc.to_le_bytes());
-        }
-        let head =
-            Head { uuid: self.keeper.manifest.uuid, life, sequence: 0, stream: NO_STREAM, unit, durable: 0 };
-        frame::encode(out, &head, &records, count);
+        self.encode_moved(&mut data, &victim.moved, life, unit);
         victim.target = Some((blob, unit));
         if let Phase::Examine { record, block } = victim.phase {
             victim.resume = (record, block);
@@ -535,41 +495,12 @@ impl Pool {
             victim.phase = Phase::Examine { record: victim.resume.0, block: victim.resume.1 };
             return Look::Done;
         };
-        let record = moved.record;
-        let partition = usize::from(record.partition);
-        let slot = match record.kind {
-            Kind::Dense => Slot::RANGE,
-            _ => Slot::block((record.block % u64::from(RANGE_BLOCKS)) as u16),
-        };
         victim.phase = Phase::Insert { at: at + 1 };
-        let Some(view) = self.first_view(record.timeline, partition, record.commit) else {
-            return Look::Done;
-        };
-        if let Err(waits) = self.look_up(&record, slot, 1, view) {
+        let target = victim.target.expect("written");
+        if let Err(waits) = self.insert_entry(&moved, target, Waiter::Cleaner) {
             victim.waits = waits;
             victim.phase = Phase::Insert { at };
             return Look::Pause;
-        }
-        let (blob, unit) = victim.target.expect("written");
-        let (old, new) = match record.kind {
-            Kind::Dense => {
-                let place = Place { blob, unit: unit as u16 };
-                (Value::Dense { place: moved.old }, Value::Dense { place })
-            }
-            _ => {
-                let unit = unit + moved_header_len(self.facts.alignment) / UNIT + moved.at * BLOCK_UNITS;
-                let (crc, place) = (moved.crc, Place { blob, unit: unit as u16 });
-                (Value::Block { place: moved.old, crc }, Value::Block { place, crc })
-            }
-        };
-        if self.slots.get(slot).is_some_and(|version| version.commit == record.commit && version.value == old)
-        {
-            let kept = self.histories.get(record.timeline).expect("it has a view").kept[partition];
-            let range = (record.block / u64::from(RANGE_BLOCKS)) as u32;
-            let key = IndexKey::new(record.timeline, range, slot, record.commit);
-            self.partitions[partition].index.insert(key, new, kept);
-            self.jobs.fresh_entries += 1;
-            self.keeper.hold(blob, self.jobs.freezes + 1);
         }
         Look::Done
     }
@@ -584,16 +515,4 @@ impl Pool {
             }
         }
     }
-}
-
-/// Bytes of the header of frames with moved blocks: room for as many records as blocks.
-fn moved_header_len(alignment: u32) -> u32 {
-    frame::header_bytes(MOVED_MAX as usize, MOVED_MAX as usize, alignment)
-}
-
-/// Whether a moved block belongs to the same record: the next block of the same commit, in the same range.
-fn is_next(last: &Record, next: &Record) -> bool {
-    (last.timeline, last.commit, last.block + u64::from(last.blocks))
-        == (next.timeline, next.commit, next.block)
-        && !next.block.is_multiple_of(u64::from(RANGE_BLOCKS))
 }

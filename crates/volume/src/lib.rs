@@ -18,6 +18,7 @@ mod levels;
 mod loading;
 mod log;
 mod manifest;
+mod moving;
 mod outbox;
 mod partition;
 mod pool;
