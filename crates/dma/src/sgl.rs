@@ -154,6 +154,20 @@ impl Sgl {
         (first.len == self.len as usize).then_some(first)
     }
 
+    /// The view's memory as one piece, if each of its pieces follows the one before in memory; `None` also for an empty view.
+    pub fn as_contiguous(&self) -> Option<Seg> {
+        let mut pieces = self.pieces();
+        let first = pieces.next()?;
+        let mut end = first.base.wrapping_add(first.len);
+        for piece in pieces {
+            if piece.base != end {
+                return None;
+            }
+            end = end.wrapping_add(piece.len);
+        }
+        Some(Seg { len: self.len as usize, ..first })
+    }
+
     /// Whether every piece's address and length are multiples of `align` (a power of two).
     pub fn is_aligned(&self, align: usize) -> bool {
         self.pieces().all(|s| (s.base as usize | s.len) & (align - 1) == 0)

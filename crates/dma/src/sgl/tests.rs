@@ -188,6 +188,23 @@ proptest! {
 }
 
 #[test]
+fn pieces_that_follow_each_other_are_one_piece_of_memory() {
+    let pieces = [(3, 4), (0, 2), (0, 5), (1, 2)];
+    let scattered = Scattered::new(&pieces);
+    let base = scattered.memory.as_ptr();
+    let found = |offset, len| {
+        let found = scattered.sgl().slice(offset, len).as_contiguous()?;
+        Some((found.base() as usize - base as usize, found.len()))
+    };
+    assert_eq!(found(0, 11), Some((3, 11)));
+    assert_eq!(found(1, 9), Some((4, 9)));
+    assert_eq!(found(5, 6), Some((8, 6)));
+    assert_eq!([found(0, 12), found(10, 2), found(0, 13)], [None; 3], "a gap");
+    assert_eq!(found(11, 2), Some((15, 2)));
+    assert!(Sgl::EMPTY.as_contiguous().is_none());
+}
+
+#[test]
 fn empty_views_are_valid() {
     assert_eq!((Sgl::EMPTY.len(), Sgl::EMPTY.pieces().count()), (0, 0));
     assert!(Sgl::EMPTY.is_empty() && Sgl::EMPTY.is_aligned(4096) && Sgl::EMPTY.as_single().is_none());
