@@ -68,6 +68,7 @@ impl Site {
             sends: (SENDS, 1),
             buffers: std::iter::repeat_n(16, entries).chain([DATA_LEN]).collect(),
             shared: 1,
+            domain: None,
             rejection: Vec::new(),
         };
         let (mut endpoint, mut replies) = pending.prepare(setup).await?;
@@ -193,7 +194,7 @@ impl Queue {
         endpoint.disconnect();
         let _ = data.lend();
         let Self { endpoint, replies, data, .. } = self;
-        endpoint.end(replies.into_iter().chain([data]).filter(Buffer::is_lent).collect());
+        drop(endpoint.end(replies.into_iter().chain([data]).filter(Buffer::is_lent).collect()));
     }
 }
 

@@ -46,6 +46,7 @@ impl Queue {
             sends: (64, 1),
             buffers: std::iter::repeat_n(COMMAND_LEN, entries).chain([DATA_LEN]).collect(),
             shared: 0,
+            domain: None,
             rejection: Vec::new(),
         };
         let (mut endpoint, mut commands) = pending.prepare(setup).await?;
@@ -109,7 +110,7 @@ impl Queue {
 
     fn end(self) {
         let lent = self.commands.into_iter().chain([self.data]).filter(Buffer::is_lent).collect();
-        self.endpoint.end(lent);
+        drop(self.endpoint.end(lent));
     }
 }
 

@@ -94,6 +94,7 @@ pub(crate) fn setup(entries: u16, is_admin: bool, rejection: &[u8]) -> Setup {
         sends: (4 * receives, 1),
         buffers: buffers(entries, is_admin),
         shared: 0,
+        domain: None,
         rejection: rejection.to_vec(),
     }
 }
@@ -312,7 +313,7 @@ impl Drop for Wire {
         let of_transfers = self.transfers.drain(..).flatten().map(|data| data.buffer);
         let lent = of_capsules.chain(of_transfers).filter(Buffer::is_lent).collect();
         if let Some(endpoint) = self.endpoint.take() {
-            endpoint.end(lent);
+            drop(endpoint.end(lent));
         }
     }
 }

@@ -7,7 +7,7 @@
 use crate::manager::{Manager, Parts};
 use crate::verbs::{self, CompChannel, Cq, RecvWr, SendWr, Sge, Wc, WorkRequest, opcode, send_flags};
 use crate::{CallError, ConnectError};
-use aryk_dma::{Buffer, Sgl};
+use aryk_dma::{Buffer, Seg, Sgl};
 use futures_channel::oneshot;
 use std::os::fd::BorrowedFd;
 
@@ -169,10 +169,16 @@ impl Endpoint {
 
     /// Ends the connection. Requests that are in progress may have these buffers, which are lent, until the queue pair is
     /// destroyed.
-    pub fn end(mut self, lent: Vec<Buffer>) {
+    pub fn end(mut self, lent: Vec<Buffer>) -> Ending {
+        self.destroy(lent)
+    }
+
+    fn destroy(&mut self, lent: Vec<Buffer>) -> Ending {
+        let (ended, ending) = oneshot::channel();
         if let Some(parts) = self.parts.take() {
-            self.manager.destroy(parts, lent);
+            self.manager.destroy(parts, lent, ended);
         }
+        Ending(ending)
     }
 
     /// The descriptor that becomes readable at a completion after [`Endpoint::arm`]. It is not to be read.
@@ -285,6 +291,15 @@ impl Endpoint {
         sends.push(request);
     }
 
+    /// Sends a message that consists of a piece of the endpoint's buffers and of memory behind it, which the endpoint's domain has
+    /// registered with this local key.
+    pub fn send_with(&mut self, id: u32, piece: &Sgl, memory: Seg, key: u32) {
+        self.send_pieces(id, &[*piece]);
+        let Batch { sends, send_pieces, .. } = &mut self.batch;
+        send_pieces.push(Sge { addr: memory.base() as u64, length: memory.len() as u32, lkey: key });
+        sends.last_mut().expect("just added").num_sge += 1;
+    }
+
     /// Posts the collected requests.
     ///
     /// # Errors
@@ -358,8 +373,20 @@ fn sges(piece: &Sgl, key: u32) -> impl Iterator<Item = Sge> + use<> {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        if let Some(parts) = self.parts.take() {
-            self.manager.destroy(parts, Vec::new());
+        drop(self.destroy(Vec::new()));
+    }
+}
+
+/// The end of a connection. It may be dropped.
+#[derive(Debug)]
+pub struct Ending(oneshot::Receiver<()>);
+
+impl Ending {
+    /// Waits until the queue pair is destroyed: from then on, neither computer accesses any memory by this connection. If the
+    /// device does not destroy it, that takes for ever.
+    pub async fn wait(self) {
+        if self.0.await.is_err() {
+            std::future::pending::<()>().await;
         }
     }
 }

@@ -5,30 +5,35 @@
 //! - [`Pending`]: a connection without a queue pair: one that another computer asks for, or that it will be asked for.
 //! - [`Endpoint`]: a connection's queue pair, with one completion queue and the memory of its buffers. Its owner posts requests
 //!   and polls completions, usually on a reactor: neither blocks nor allocates.
+//! - [`Domain`]: what several connections of a device may access together: VMs' memory, each part by a [`Registration`].
 //!
 //! | file | context | content |
 //! | --- | --- | --- |
 //! | `table`, `verbs` | any | the functions and structures of both libraries |
 //! | `manager`, `manager/thread` | any; the thread | connections, and calls that may block |
 //! | `endpoint` | the owner's | requests and completions |
+//! | `domain` | a thread that may block | registrations of VMs' memory |
 //!
 //! This crate contains the `unsafe` code for RDMA.
 //!
 //! **Invariants.** What an [`Endpoint`] uses exists until the thread destroys it, which is after its drop. Requests name memory
 //! by [`aryk_dma::Sgl`], whose owner keeps it in place until the completion; a device checks each access by the key of a
-//! registration. Only the [`aryk_dma::Arena`] of an endpoint is registered, for this computer's own requests. The other computer
-//! can reach the buffers that its [`Setup`] shares, and only by this connection: the endpoint has a protection domain of its own
-//! then, where the key of a buffer is worth nothing to other connections. Memory stays mapped until the queue pair is destroyed,
-//! after which the device accesses it no more.
+//! registration. The [`aryk_dma::Arena`] of an endpoint is registered for this computer's own requests. The other computer can
+//! reach the buffers that its [`Setup`] shares, and only by this connection: the endpoint has a protection domain of its own then,
+//! where the key of a buffer is worth nothing to other connections. If the [`Setup`] names a [`Domain`], the other computer can
+//! reach, by each connection of that domain, what is registered there. Memory stays mapped until the queue pair is destroyed
+//! ([`Ending`]), after which the device accesses it no more for this connection.
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod domain;
 mod endpoint;
 mod manager;
 mod table;
 mod verbs;
 
-pub use endpoint::{Completion, Endpoint, INLINE_MAX, Kind, Remote};
-pub use manager::{Listener, Manager, Parameters, Pending, Requests, Setup, StartError};
+pub use domain::{Domain, Keys, Registration};
+pub use endpoint::{Completion, Ending, Endpoint, INLINE_MAX, Kind, Remote};
+pub use manager::{Device, Listener, Manager, Parameters, Pending, Requests, Setup, StartError};
 pub use table::{Library, LoadError};
 
 use std::io;

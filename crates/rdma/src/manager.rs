@@ -2,12 +2,12 @@
 
 mod thread;
 
+use crate::domain::FreedDomain;
 use crate::verbs::{CmId, CompChannel, Cq, Mr, Qp};
-use crate::{CallError, Endpoint, Library, LoadError};
+use crate::{CallError, Domain, Endpoint, Library, LoadError};
 use aryk_dma::{Arena, Buffer};
 use futures_channel::oneshot;
 use rustix::event::{EventfdFlags, eventfd};
-use std::ffi::c_void;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -45,14 +45,6 @@ impl IdKey {
     }
 }
 
-/// What another computer can access.
-pub(crate) struct Shared {
-    /// The protection domain, which no other endpoint has.
-    pub pd: *mut c_void,
-    /// The registration of the buffers that are shared.
-    pub mr: *mut Mr,
-}
-
 /// What an endpoint consists of. The thread destroys it.
 pub(crate) struct Parts {
     pub id: IdKey,
@@ -61,8 +53,10 @@ pub(crate) struct Parts {
     pub channel: *mut CompChannel,
     /// The registration of all buffers, for requests of this computer.
     pub mr: *mut Mr,
-    /// What the other computer can access, if there is anything.
-    pub shared: Option<Shared>,
+    /// The registration of the buffers that the other computer can access, if there are any.
+    pub shared: Option<*mut Mr>,
+    /// The protection domain, if it is not that of all endpoints which share nothing.
+    pub domain: Option<Domain>,
     pub arena: Arena,
     /// Reports of the completion queue that were taken.
     pub events: u32,
@@ -83,7 +77,7 @@ impl Parts {
     /// As [`Parts::key`], for requests of the other computer. `None`: there is nothing for it.
     pub(crate) fn remote_key(&self) -> Option<u32> {
         // SAFETY: as above.
-        self.shared.as_ref().map(|shared| unsafe { (*shared.mr).rkey })
+        self.shared.map(|mr| unsafe { (*mr).rkey })
     }
 }
 
@@ -99,6 +93,9 @@ pub struct Setup {
     /// The other computer may read and write the last so many of the buffers by a key, which it is given
     /// ([`Endpoint::remote`]).
     pub shared: usize,
+    /// The protection domain: what is registered there, the other computer may access, too. `None`: one of its own if it shares
+    /// buffers, and otherwise that of all endpoints which share nothing.
+    pub domain: Option<Domain>,
     /// What the other computer is told if there is no memory for it.
     pub rejection: Vec<u8>,
 }
@@ -197,8 +194,12 @@ impl Manager {
         self.command(Command::Disconnect(id));
     }
 
-    pub(crate) fn destroy(&self, parts: Parts, lent: Vec<Buffer>) {
-        self.command(Command::Destroy { parts, lent });
+    pub(crate) fn destroy(&self, parts: Parts, lent: Vec<Buffer>, ended: oneshot::Sender<()>) {
+        self.command(Command::Destroy { parts, lent, ended });
+    }
+
+    pub(crate) fn free_domain(&self, domain: FreedDomain) {
+        self.command(Command::FreeDomain(domain));
     }
 }
 
@@ -236,19 +237,40 @@ pub struct Parameters {
     pub reads_max: u8,
 }
 
+/// A device, as long as the thread of its connections lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Device(usize);
+
 /// A connection that another computer asks for, or is to be asked for. Its drop refuses it.
 #[derive(Debug)]
 pub struct Pending {
     manager: Manager,
     /// `None`: an endpoint has it.
     id: Option<IdKey>,
+    device: Device,
     /// What the other computer says; of a connection that is to be asked for, the addresses.
     pub parameters: Parameters,
 }
 
 impl Pending {
-    fn new(manager: Manager, id: IdKey, parameters: Parameters) -> Self {
-        Self { manager, id: Some(id), parameters }
+    fn new(manager: Manager, id: IdKey, device: Device, parameters: Parameters) -> Self {
+        Self { manager, id: Some(id), device, parameters }
+    }
+
+    /// The device that the connection is of.
+    pub const fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Makes a protection domain of the connection's device.
+    ///
+    /// # Errors
+    /// libibverbs's.
+    pub async fn domain(&self) -> Result<Domain, CallError> {
+        let (reply, made) = oneshot::channel();
+        let (device, manager) = (self.device, self.manager.clone());
+        self.manager.command(Command::MakeDomain { device, manager, reply });
+        made.await.unwrap_or(Err(CallError::new("ibv_alloc_pd", libc::ECANCELED)))
     }
 
     /// Makes the queue pair and its buffers. The owner posts receives, and accepts the connection ([`Endpoint::accept`]) or asks

@@ -1,7 +1,7 @@
 //! The functions of libibverbs and librdmacm that are used here, found at run time. Any context.
 
 use crate::verbs::{
-    CmEvent, CmId, CompChannel, ConnParam, Context, Cq, DeviceAttr, EventChannel, Mr, QpInitAttr,
+    CmEvent, CmId, CompChannel, ConnParam, Context, Cq, DeviceAttr, EventChannel, Mr, Qp, QpInitAttr,
 };
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -60,6 +60,7 @@ table! {
     ibv_destroy_comp_channel: fn(*mut CompChannel) -> c_int;
     ibv_create_cq: fn(*mut Context, c_int, *mut c_void, *mut CompChannel, c_int) -> *mut Cq;
     ibv_destroy_cq: fn(*mut Cq) -> c_int;
+    ibv_destroy_qp: fn(*mut Qp) -> c_int;
     ibv_get_cq_event: fn(*mut CompChannel, *mut *mut Cq, *mut *mut c_void) -> c_int;
     ibv_ack_cq_events: fn(*mut Cq, u32);
     rdma_create_event_channel: fn() -> *mut EventChannel;
@@ -73,7 +74,6 @@ table! {
     rdma_connect: fn(*mut CmId, *mut ConnParam) -> c_int;
     rdma_get_src_port: fn(*mut CmId) -> u16;
     rdma_create_qp: fn(*mut CmId, *mut c_void, *mut QpInitAttr) -> c_int;
-    rdma_destroy_qp: fn(*mut CmId);
     rdma_accept: fn(*mut CmId, *mut ConnParam) -> c_int;
     rdma_reject: fn(*mut CmId, *const c_void, u8) -> c_int;
     rdma_disconnect: fn(*mut CmId) -> c_int;

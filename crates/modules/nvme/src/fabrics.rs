@@ -7,6 +7,7 @@
 //! | `admin` | that thread | what is asked of a controller, and the checks of its answers |
 //! | `connection` | that thread | a connection until a reactor has it, and that of an admin queue; `tcp` and `rdma` carry it |
 //! | `disk` | control | the disk of a namespace |
+//! | `direct` | that thread | VMs' memory that the target accesses by itself, over RDMA |
 //! | `discovery` | that thread | follows a discovery service |
 //! | `driver` | reactor | the I/O queues of a reactor |
 //! | `rdma` | that thread, then a reactor | a connection of RDMA, its buffers |
@@ -30,6 +31,7 @@ mod admin;
 mod connection;
 mod control;
 mod controllers;
+mod direct;
 mod discovery;
 mod disk;
 mod driver;
@@ -40,6 +42,7 @@ mod shared;
 mod tests;
 
 pub use controllers::{Following, RemoteController, RemoteControllers};
+pub use direct::{DirectMemory, client_name};
 pub use discovery::Heard;
 pub use driver::{Carried, PATHS_MAX, PathTraffic, Policy};
 use driver::{Choice, best_paths, bits};
@@ -115,6 +118,11 @@ pub struct RemoteConfig {
     pub transport: Transport,
     /// What manages connections of RDMA: [`RemoteControllers`] sets it.
     pub rdma: RdmaThread,
+    /// The target may read and write VMs' memory by itself, all of it and at any time, so that data is not copied; only over RDMA.
+    /// Then guests must not give pages back: no balloon, free page reporting or post-copy migration.
+    pub is_direct: bool,
+    /// The memory that is registered for that: [`RemoteControllers`] sets it.
+    pub direct: Option<DirectMemory>,
     /// Where the target listens.
     pub address: SocketAddr,
     /// The address of this host that connections have; any by default.
@@ -178,6 +186,8 @@ impl RemoteConfig {
             name: name.to_owned(),
             transport: Transport::default(),
             rdma: RdmaThread::default(),
+            is_direct: false,
+            direct: None,
             address,
             source: None,
             further: Vec::new(),

@@ -1,12 +1,13 @@
 //! The thread that manages connections. It executes commands, and takes the events of connections.
 
-use super::{IdKey, Listener, Manager, Parameters, Parts, Pending, Requests, Setup, Shared, StartError};
+use super::{Device, IdKey, Listener, Manager, Parameters, Parts, Pending, Requests, Setup, StartError};
+use crate::domain::FreedDomain;
 use crate::endpoint::{Endpoint, INLINE_MAX};
 use crate::verbs::{
     self, CmEvent, CmId, CompChannel, ConnParam, Context, Cq, DeviceAttr, EventChannel, Mr, QpInitAttr,
     access, event,
 };
-use crate::{CallError, ConnectError, Library};
+use crate::{CallError, ConnectError, Domain, Library};
 use aryk_dma::{Arena, Buffer};
 use futures_channel::oneshot;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -72,7 +73,16 @@ pub(super) enum Command {
     Destroy {
         parts: Parts,
         lent: Vec<Buffer>,
+        /// Gets a message when the queue pair is destroyed; never if it cannot be.
+        ended: oneshot::Sender<()>,
     },
+    /// Makes a protection domain of a device.
+    MakeDomain {
+        device: Device,
+        manager: Manager,
+        reply: oneshot::Sender<Result<Domain, CallError>>,
+    },
+    FreeDomain(FreedDomain),
     /// No manager is left.
     End,
 }
@@ -101,8 +111,8 @@ enum Entry {
 }
 
 /// A device that connections use.
-struct Device {
-    /// The protection domain of all endpoints.
+struct Opened {
+    /// The protection domain of endpoints without one of their own.
     pd: *mut c_void,
     attributes: DeviceAttr,
 }
@@ -112,7 +122,7 @@ struct Thread {
     channel: *mut EventChannel,
     entries: HashMap<IdKey, Entry>,
     /// By context.
-    devices: HashMap<usize, Device>,
+    devices: HashMap<usize, Opened>,
 }
 
 pub(super) fn run(
@@ -178,7 +188,7 @@ impl Thread {
             Command::Forget(id) => self.forget(id),
             Command::Reject { id, private_data } => self.reject(id, &private_data),
             Command::Prepare { id, setup, reads_max, manager, reply } => {
-                let prepared = self.prepare(id, &setup, reads_max);
+                let prepared = self.prepare(id, &setup, reads_max, &manager);
                 if prepared.is_err() {
                     self.reject(id, &setup.rejection);
                 }
@@ -194,7 +204,15 @@ impl Thread {
                 self.establish("rdma_connect", connect, id, &private_data, reply);
             }
             Command::Disconnect(id) => self.disconnect(id, libc::ECONNRESET),
-            Command::Destroy { parts, lent } => self.destroy(parts, lent),
+            Command::Destroy { parts, lent, ended } => self.destroy(parts, lent, ended),
+            // Without a receiver, the domain is freed.
+            Command::MakeDomain { device, manager, reply } => {
+                drop(reply.send(self.make_domain(device.0 as *mut Context, &manager)));
+            }
+            Command::FreeDomain(domain) => {
+                // SAFETY: it exists, and has no handle any more. It fails if a registration in it cannot be ended.
+                unsafe { (self.library.0.ibv_dealloc_pd)(domain.0) };
+            }
             Command::End => {}
         }
     }
@@ -259,7 +277,7 @@ impl Thread {
     }
 
     /// The device of a connection.
-    fn device(&mut self, context: *mut Context) -> Result<&Device, CallError> {
+    fn device(&mut self, context: *mut Context) -> Result<&Opened, CallError> {
         let key = context as usize;
         if !self.devices.contains_key(&key) {
             let mut attributes = MaybeUninit::zeroed();
@@ -273,9 +291,15 @@ impl Thread {
             let pd = CallError::check_pointer("ibv_alloc_pd", pd)?;
             // SAFETY: all fields are numbers, and were written.
             let attributes = unsafe { attributes.assume_init() };
-            self.devices.insert(key, Device { pd, attributes });
+            self.devices.insert(key, Opened { pd, attributes });
         }
         Ok(&self.devices[&key])
+    }
+
+    fn make_domain(&self, context: *mut Context, manager: &Manager) -> Result<Domain, CallError> {
+        // SAFETY: devices, and with them their contexts, exist as long as the process.
+        let pd = unsafe { (self.library.0.ibv_alloc_pd)(context) };
+        Ok(Domain::new(CallError::check_pointer("ibv_alloc_pd", pd)?, manager.clone()))
     }
 
     fn prepare(
@@ -283,26 +307,27 @@ impl Thread {
         id: IdKey,
         setup: &Setup,
         reads_max: u8,
+        manager: &Manager,
     ) -> Result<(Parts, Vec<Buffer>), CallError> {
         // SAFETY: the identifier exists, and is bound to a device.
         let context = unsafe { (*id.pointer()).verbs };
         let library = self.library.clone();
         let table = &library.0;
-        let Device { pd, attributes } = self.device(context)?;
-        let mut pd = *pd;
+        let Opened { pd, attributes } = self.device(context)?;
+        let of_all = *pd;
         let can_invalidate = attributes.device_cap_flags & verbs::MEM_MGT_EXTENSIONS != 0;
         let most = |of_device: i32| u8::try_from(of_device).unwrap_or(u8::MAX);
         let reads_max = reads_max.min(most(attributes.max_qp_init_rd_atom));
         let reads_served = if setup.shared > 0 { most(attributes.max_qp_rd_atom) } else { 0 };
         let (arena, mut buffers) =
             Arena::new(&setup.buffers).map_err(|_| CallError::new("mmap", libc::ENOMEM))?;
-        let mut made =
-            Unfinished { library: &library, channel: None, cq: None, mr: None, shared_mr: None, pd: None };
-        if setup.shared > 0 {
-            // SAFETY: the context exists.
-            pd = CallError::check_pointer("ibv_alloc_pd", unsafe { (table.ibv_alloc_pd)(context) })?;
-            made.pd = Some(pd);
-        }
+        let domain = match &setup.domain {
+            None if setup.shared > 0 => Some(self.make_domain(context, manager)?),
+            domain => domain.clone(),
+        };
+        let pd = domain.as_ref().map_or(of_all, Domain::pd);
+        // What is made ends before the domain.
+        let mut made = Unfinished { library: &library, channel: None, cq: None, mr: None, shared_mr: None };
         // SAFETY: the context exists.
         let channel = unsafe { (table.ibv_create_comp_channel)(context) };
         let channel = CallError::check_pointer("ibv_create_comp_channel", channel)?;
@@ -340,12 +365,14 @@ impl Thread {
         // SAFETY: the identifier has no queue pair yet, and what the attributes name exists.
         let created = unsafe { (table.rdma_create_qp)(id.pointer(), pd, &raw mut attributes) };
         CallError::check("rdma_create_qp", created)?;
-        let shared = made.shared_mr.map(|mr| Shared { pd, mr });
+        let shared = made.shared_mr;
         std::mem::forget(made);
         self.entries.insert(id, Entry::Connection { connecting: None, reads_max, reads_served });
         // SAFETY: the identifier exists, and has a queue pair now.
         let qp = unsafe { (*id.pointer()).qp };
-        Ok((Parts { id, qp, cq, channel, mr, shared, arena, events: 0, can_invalidate, reads_max }, buffers))
+        let parts =
+            Parts { id, qp, cq, channel, mr, shared, domain, arena, events: 0, can_invalidate, reads_max };
+        Ok((parts, buffers))
     }
 
     /// Accepts a connection, or asks for it.
@@ -403,22 +430,28 @@ impl Thread {
         }
     }
 
-    fn destroy(&mut self, parts: Parts, lent: Vec<Buffer>) {
+    fn destroy(&mut self, parts: Parts, lent: Vec<Buffer>, ended: oneshot::Sender<()>) {
         self.disconnect(parts.id, libc::ECONNRESET);
-        let Parts { id, cq, channel, mr, shared, arena, events, .. } = parts;
+        let Parts { id, qp, cq, channel, mr, shared, domain, arena, events, .. } = parts;
         let table = &self.library.0;
+        // SAFETY: the owner of the parts has given them up, so that nothing uses the queue pair any more.
+        let has_ended = unsafe {
+            let destroyed = (table.ibv_destroy_qp)(qp);
+            (*id.pointer()).qp = std::ptr::null_mut();
+            destroyed == 0
+        };
+        if has_ended {
+            // The owner may not wait for it.
+            let _ = ended.send(());
+        }
         // SAFETY: the owner of the parts has given them up, so that nothing uses them any more; each is destroyed before what it
         // needs. All events of the completion queue that were taken are acknowledged.
         unsafe {
-            (table.rdma_destroy_qp)(id.pointer());
             (table.ibv_ack_cq_events)(cq, events);
             (table.ibv_destroy_cq)(cq);
             (table.ibv_destroy_comp_channel)(channel);
-            let of_shared = shared.as_ref().map_or(0, |shared| (table.ibv_dereg_mr)(shared.mr));
-            if (table.ibv_dereg_mr)(mr) == 0 && of_shared == 0 {
-                if let Some(Shared { pd, .. }) = shared {
-                    (table.ibv_dealloc_pd)(pd);
-                }
+            let of_shared = shared.map_or(0, |mr| (table.ibv_dereg_mr)(mr));
+            if (table.ibv_dereg_mr)(mr) == 0 && of_shared == 0 && has_ended {
                 // The queue pair was the last that could access the memory.
                 lent.into_iter().for_each(|mut buffer| buffer.reclaim());
             } else {
@@ -426,6 +459,8 @@ impl Thread {
                 std::mem::forget((arena, lent));
             }
         }
+        // It may be the last handle of the domain.
+        drop(domain);
         self.forget(id);
     }
 
@@ -447,17 +482,17 @@ impl Thread {
             let private_data = data.unwrap_or_default().to_vec();
             let addresses = (kind == event::CONNECT_REQUEST).then(|| {
                 // SAFETY: the identifier exists: it is a new one.
-                let (peer, local) = unsafe { (&(*id).peer, &(*id).local) };
-                (from_raw(peer), from_raw(local))
+                let (peer, local, device) = unsafe { (&(*id).peer, &(*id).local, device_of(id)) };
+                (from_raw(peer), from_raw(local), device)
             });
             // SAFETY: the event was taken just now, and is not used afterwards.
             unsafe { (self.library.0.rdma_ack_cm_event)(taken) };
             let id = IdKey(id as usize);
             match addresses {
-                Some((peer, local)) => {
+                Some((peer, local, device)) => {
                     let parameters =
                         Parameters { peer, local, private_data, reads_max: conn.initiator_depth };
-                    self.was_asked(IdKey(listener as usize), id, parameters);
+                    self.was_asked(IdKey(listener as usize), id, device, parameters);
                 }
                 None => self.happened(id, kind, status, private_data),
             }
@@ -465,11 +500,11 @@ impl Thread {
     }
 
     /// Another computer asks for a connection.
-    fn was_asked(&mut self, listener: IdKey, id: IdKey, parameters: Parameters) {
+    fn was_asked(&mut self, listener: IdKey, id: IdKey, device: Device, parameters: Parameters) {
         let Some(Entry::Listener { manager, requests }) = self.entries.get(&listener) else {
             return self.forget(id);
         };
-        requests(Pending::new(manager.clone(), id, parameters));
+        requests(Pending::new(manager.clone(), id, device, parameters));
         self.entries.insert(id, Entry::Pending);
     }
 
@@ -516,11 +551,11 @@ impl Thread {
         match next {
             Ok(_) => {
                 // SAFETY: the identifier exists.
-                let local = from_raw(unsafe { &(*id.pointer()).local });
+                let (local, device) = unsafe { (from_raw(&(*id.pointer()).local), device_of(id.pointer())) };
                 let parameters =
                     Parameters { peer: address, local, private_data: Vec::new(), reads_max: u8::MAX };
                 // Without a receiver, it is destroyed by its drop.
-                let _ = reply.send(Ok(Pending::new(manager, id, parameters)));
+                let _ = reply.send(Ok(Pending::new(manager, id, device, parameters)));
             }
             Err(error) => {
                 let _ = reply.send(Err(error));
@@ -563,8 +598,6 @@ struct Unfinished<'a> {
     cq: Option<*mut Cq>,
     mr: Option<*mut Mr>,
     shared_mr: Option<*mut Mr>,
-    /// Its own protection domain.
-    pd: Option<*mut c_void>,
 }
 
 impl Drop for Unfinished<'_> {
@@ -581,11 +614,17 @@ impl Drop for Unfinished<'_> {
             if let Some(channel) = self.channel {
                 (table.ibv_destroy_comp_channel)(channel);
             }
-            if let Some(pd) = self.pd {
-                (table.ibv_dealloc_pd)(pd);
-            }
         }
     }
+}
+
+/// The device that an identifier is bound to.
+///
+/// # Safety
+/// The identifier exists.
+unsafe fn device_of(id: *mut CmId) -> Device {
+    // SAFETY: the caller's promise.
+    Device(unsafe { (*id).verbs } as usize)
 }
 
 fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), CallError> {

@@ -13,7 +13,7 @@ mod queues;
 mod recovery;
 
 use super::admin;
-use super::driver::{self, Choice, Guard, PathTraffic, Policy};
+use super::driver::{self, Choice, Guard, PATHS_MAX, PathTraffic, Policy};
 use super::path::Report;
 use super::shared::Shared;
 use super::{ConnectError, PathInfo, RemoteConfig, RemoteError, RemoteInfo, RemotePhase};
@@ -377,6 +377,9 @@ impl Control {
         self.shared.info().phase = RemotePhase::Ending;
         self.shared.is_failing.store(true, Ordering::Release);
         self.disconnect();
+        for path in 0..PATHS_MAX {
+            self.cut(path).await;
+        }
         self.tell_reactors(driver::close).await;
         self.remove_disks();
     }
@@ -409,5 +412,8 @@ impl Control {
             self.until_removed().await;
         }
         self.queues.iter_mut().for_each(|queue| queue.answer(&Err(OpenError::Removed)));
+        if let Some(direct) = &self.config().direct {
+            direct.end();
+        }
     }
 }

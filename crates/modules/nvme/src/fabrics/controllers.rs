@@ -1,6 +1,7 @@
 //! All controllers of other hosts, and the thread of their admin queues. Control context.
 
 use super::control::{self, Command, Done};
+use super::direct::DirectMemory;
 use super::discovery::{self, Heard};
 use super::rdma::RdmaThread;
 use super::shared::Shared;
@@ -92,6 +93,7 @@ impl RemoteControllers {
     pub async fn attach(&self, env: &Env, mut config: RemoteConfig) -> Result<Vec<Arc<Bdev>>, RemoteError> {
         config.rdma = self.0.rdma.clone();
         let name = config.name.clone();
+        config.direct = config.is_direct.then(|| DirectMemory::new(&name, env.memory()));
         let (shared, ready) = {
             let mut attached = lock(&self.0.attached);
             attached.retain(|_, controller| !controller.shared.has_ended());

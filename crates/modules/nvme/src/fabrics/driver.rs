@@ -25,7 +25,7 @@ mod traffic;
 pub(super) use guard::{Extent, Guard};
 pub(super) use link::Carrier;
 pub(super) use live::Live;
-pub(super) use loss::{Stopped, close, drain, fail, give, hold, open, replay, settle, stop};
+pub(super) use loss::{close, cut, drain, fail, give, hold, open, replay, settle, stop};
 pub(super) use route::{Choice, PathTable, best_paths, bits};
 pub use route::{PATHS_MAX, Policy};
 pub(super) use traffic::Traffic;
@@ -43,6 +43,7 @@ use aryk_nvme::replay::History;
 use aryk_nvme::spec::entry::{Fuse, SubmissionEntry};
 use aryk_nvme::spec::status::Status as NvmeStatus;
 use aryk_nvme_fabrics::Transfer;
+use aryk_rdma::Ending;
 use aryk_reactor::{Armed, Clock, Cx, Driver, DriverId, DriverKey, DriverRef, Handle, Nanos, RootId};
 use aryk_slots::{Key, Slots};
 use aryk_tls::TlsError;
@@ -214,6 +215,9 @@ pub(super) struct QueueDriver {
     has_late_timer: bool,
     /// Changes that were at a controller when its connection was lost, by path, since the thread last asked.
     unsettled: Vec<(usize, Extent)>,
+    /// The ends of closed connections whose target may access the memory of requests until then. Requests that were lost do not
+    /// end before.
+    endings: Vec<Ending>,
     /// The round in which requests were submitted again, and how many of them have not ended.
     round: u64,
     replayed: u32,
@@ -251,6 +255,7 @@ impl QueueDriver {
             count: 0,
             has_late_timer: false,
             unsettled: Vec::new(),
+            endings: Vec::new(),
             round: 0,
             replayed: 0,
         };
@@ -402,16 +407,16 @@ impl QueueDriver {
             Ok(entries) => entries,
             Err(error) => return Start::Ended(refused(error)),
         };
-        if !live.link.has_room(count, transfer) {
+        let Some(way) = live.link.way(count, transfer, io) else {
             return match live.link.can_have(count, transfer) {
                 true => Start::Blocked,
                 false => Start::Ended(Status::Unsupported),
             };
-        }
+        };
         for (entry, is_second) in entries.into_iter().zip([false, true]).take(count) {
             let cid = live.free.pop().expect("there are enough");
             live.commands[usize::from(cid)] = Some(Running { key, is_second });
-            live.link.submit(cid, entry, transfer, (io, is_second));
+            live.link.submit(cid, entry, transfer, way, (io, is_second));
         }
         request.state = State::AtController { path, left: count as u8, status: Status::Ok };
         request.last_attempt = cx.now().0;

@@ -5,23 +5,29 @@
 //! them and the memory of requests. So a target that accesses what no command names, or at the wrong time, harms requests to
 //! itself only. What is written is copied before its command is sent, and what was read after its command has ended.
 //!
+//! If the operator trusts the target ([`super::direct`]), VMs' memory is registered for it, too. Then data that is in one piece of
+//! registered memory is not copied ([`Way::Direct`]); other data is. The owner does not end a request of a lost connection before
+//! the queue pair is destroyed ([`Wire::close`]): until then, the target may still access the memory of the request.
+//!
 //! **Invariants.** The buffers are lent from the beginning, and free for other uses only when the queue pair is destroyed: until
 //! then, the target may access them at any time, and they are accessed by copies only. A command has its buffer until it has
 //! ended. There are as many receives as commands, so that each completion finds one. Nothing here allocates after the first
 //! commands.
 
-use aryk_dma::{Buffer, Sgl};
+use super::direct::from_value;
+use aryk_bdev::MemoryLookup;
+use aryk_dma::{Buffer, Seg, Sgl};
 use aryk_nvme::spec::entry::{CompletionEntry, SubmissionEntry};
 use aryk_nvme_fabrics::Transfer;
 use aryk_nvme_fabrics::rdma::{Accept, BadAccept, Ended, HostQueue, Reject, Request, Violation};
 use aryk_nvme_fabrics::sgl::Sgl as Descriptor;
-use aryk_rdma::{CallError, Completion, Endpoint, Kind, Manager, Setup, StartError};
-use std::net::SocketAddr;
+use aryk_rdma::{CallError, Completion, Ending, Endpoint, Keys, Kind, Manager, Remote, Setup, StartError};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use tokio::sync::OnceCell;
 use zerocopy::IntoBytes;
 
+use super::RemoteConfig;
 use super::connection::Place;
 
 /// Bytes of a capsule's command, and of a completion.
@@ -144,6 +150,26 @@ struct Data {
     read_len: u32,
 }
 
+/// How the data of a command goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// By a buffer of the connection, if there is any.
+    Copied,
+    /// From or to the memory of the request, which has these keys.
+    Direct(Seg, Keys),
+}
+
+/// [`Way::Direct`] for a request whose memory is one piece that is registered; other pieces are counted. A command has one
+/// descriptor for its data.
+#[inline]
+fn direct_way(memory: &mut MemoryLookup, data: &Sgl) -> Option<Way> {
+    let Some(piece) = data.as_contiguous() else {
+        memory.count_bounced(data.pieces().count());
+        return None;
+    };
+    memory.translate(&piece).map(|place| Way::Direct(piece, from_value(place.value)))
+}
+
 /// See the [module](self). Its drop ends the connection.
 #[derive(Debug)]
 pub(super) struct Wire {
@@ -160,6 +186,8 @@ pub(super) struct Wire {
     /// By command.
     data: Vec<Option<Data>>,
     pool: Pool,
+    /// The keys of VMs' memory, if the target may access it.
+    memory: Option<MemoryLookup>,
     /// Data that a capsule may have.
     in_capsule_max: u32,
     completions: Vec<Completion>,
@@ -168,14 +196,14 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    /// Connects, from an address of this host or from any.
-    pub(super) async fn connect(
-        rdma: &RdmaThread,
-        address: SocketAddr,
-        source: Option<SocketAddr>,
-        place: Place,
-    ) -> Result<Self, Lost> {
-        let pending = rdma.manager().await?.resolve(address, source).await?;
+    /// Connects a queue.
+    pub(super) async fn connect(config: &RemoteConfig, place: Place) -> Result<Self, Lost> {
+        let pending = config.rdma.manager().await?.resolve(config.address, config.source).await?;
+        let direct = match &config.direct {
+            Some(direct) if place.qid > 0 => direct.of(&pending).await?,
+            _ => None,
+        };
+        let (domain, memory) = direct.unzip();
         let commands = usize::from(place.entries - 1);
         let data: Vec<usize> = sizes(place).collect();
         let shared = data.len();
@@ -187,10 +215,11 @@ impl Wire {
             sends: (posted, 2),
             buffers: own.chain(data).collect(),
             shared,
+            domain,
             rejection: Vec::new(),
         };
         let (endpoint, buffers) = pending.prepare(setup).await?;
-        let mut wire = Self::new(endpoint, buffers, commands);
+        let mut wire = Self::new(endpoint, buffers, commands, memory);
         wire.flush()?;
         let request = Request {
             qid: place.qid,
@@ -205,7 +234,12 @@ impl Wire {
         Ok(wire)
     }
 
-    fn new(endpoint: Endpoint, mut buffers: Vec<Buffer>, commands: usize) -> Self {
+    fn new(
+        endpoint: Endpoint,
+        mut buffers: Vec<Buffer>,
+        commands: usize,
+        memory: Option<MemoryLookup>,
+    ) -> Self {
         let mut views: Vec<Sgl> = buffers.iter_mut().map(Buffer::lend).collect();
         let pool = Pool::new(views.drain(2 * commands..));
         let capsules = views.split_off(commands);
@@ -218,6 +252,7 @@ impl Wire {
             capsules,
             data: vec![None; commands],
             pool,
+            memory,
             in_capsule_max: 0,
             completions: Vec::new(),
             taken: 0,
@@ -233,6 +268,20 @@ impl Wire {
         self.endpoint.as_mut().expect("present until dropped")
     }
 
+    /// How the data of so many commands of a request goes. `None`: there are too few buffers for it now.
+    #[inline]
+    pub(super) fn way(&mut self, count: usize, transfer: Transfer, data: &Sgl) -> Option<Way> {
+        // A request with two commands, or whose data is not its own (a deallocation), is copied.
+        if let Some(memory) = &mut self.memory
+            && transfer.len() == data.len()
+            && !transfer.is_empty()
+            && let Some(way) = direct_way(memory, data)
+        {
+            return Some(way);
+        }
+        self.has_room(count, transfer).then_some(Way::Copied)
+    }
+
     /// Whether there are buffers for so many commands with this data at the same time.
     #[inline]
     pub(super) fn has_room(&self, count: usize, transfer: Transfer) -> bool {
@@ -244,43 +293,60 @@ impl Wire {
         transfer.is_empty() || self.pool.can_have(count, transfer.len())
     }
 
-    /// Adds a command, for which there is room. `fill` copies what it writes.
+    /// Adds a command whose data goes a way of [`Wire::way`]. `fill` copies what it writes to a buffer.
     #[inline]
     pub(super) fn submit(
         &mut self,
         cid: u16,
         entry: SubmissionEntry,
         transfer: Transfer,
+        way: Way,
         fill: impl FnOnce(&Sgl),
     ) {
-        let len = transfer.len();
-        let (mut data, mut in_capsule) =
-            (Descriptor::Keyed { address: 0, len: 0, key: 0, invalidates: false }, None);
-        if len > 0 {
-            let buffer = self.pool.take(len).expect("the owner has asked for room");
-            let is_read = matches!(transfer, Transfer::ToHost(_));
-            self.data[usize::from(cid)] = Some(Data { buffer, read_len: if is_read { len } else { 0 } });
-            let part = buffer.first(len);
-            if !is_read {
-                fill(&part);
+        let (len, is_read) = (transfer.len(), matches!(transfer, Transfer::ToHost(_)));
+        let in_capsule = !is_read && len <= self.in_capsule_max;
+        match way {
+            Way::Direct(piece, keys) if in_capsule => {
+                let capsule = self.capsule(cid, entry, len);
+                self.endpoint().send_with(cid.into(), &capsule, piece, keys.local);
             }
-            if !is_read && len <= self.in_capsule_max {
-                (data, in_capsule) = (Descriptor::InCapsule { offset: 0, len }, Some(part));
-            } else {
-                let remote = self.endpoint().remote(&buffer).expect("buffers for data are shared");
-                data =
-                    Descriptor::Keyed { address: remote.address, len, key: remote.key, invalidates: false };
+            Way::Direct(piece, keys) => {
+                self.submit_keyed(cid, entry, len, Remote { address: piece.base() as u64, key: keys.remote });
+            }
+            Way::Copied if len == 0 => self.submit_keyed(cid, entry, 0, Remote { address: 0, key: 0 }),
+            Way::Copied => {
+                let buffer = self.pool.take(len).expect("the owner has asked for room");
+                self.data[usize::from(cid)] = Some(Data { buffer, read_len: if is_read { len } else { 0 } });
+                let part = buffer.first(len);
+                if !is_read {
+                    fill(&part);
+                }
+                if in_capsule {
+                    let capsule = self.capsule(cid, entry, len);
+                    self.endpoint().send_pieces(cid.into(), &[capsule, part]);
+                } else {
+                    let remote = self.endpoint().remote(&buffer).expect("buffers for data are shared");
+                    self.submit_keyed(cid, entry, len, remote);
+                }
             }
         }
+    }
+
+    /// Sends a command whose data the target reads or writes.
+    #[inline]
+    fn submit_keyed(&mut self, cid: u16, entry: SubmissionEntry, len: u32, remote: Remote) {
+        let Remote { address, key } = remote;
+        let data = Descriptor::Keyed { address, len, key, invalidates: false };
         let entry = self.queue.submit(cid, entry, data);
-        match in_capsule {
-            None => self.endpoint().send(cid.into(), entry.as_bytes(), None),
-            Some(part) => {
-                let capsule = self.capsules[usize::from(cid)];
-                capsule.put(&entry);
-                self.endpoint().send_pieces(cid.into(), &[capsule, part]);
-            }
-        }
+        self.endpoint().send(cid.into(), entry.as_bytes(), None);
+    }
+
+    /// The first part of the capsule of a command whose data follows it there.
+    #[inline]
+    fn capsule(&mut self, cid: u16, entry: SubmissionEntry, len: u32) -> Sgl {
+        let capsule = self.capsules[usize::from(cid)];
+        capsule.put(&self.queue.submit(cid, entry, Descriptor::InCapsule { offset: 0, len }));
+        capsule
     }
 
     /// Posts receives and what was submitted since the last call.
@@ -336,7 +402,18 @@ impl Wire {
         }
     }
 
-    /// What a command has read, which has ended with success.
+    /// Ends the connection. Returns its end if the target may access the memory of requests until then.
+    pub(super) fn close(mut self) -> Option<Ending> {
+        let ending = self.end()?;
+        self.memory.is_some().then_some(ending)
+    }
+
+    fn end(&mut self) -> Option<Ending> {
+        let endpoint = self.endpoint.take()?;
+        Some(endpoint.end(std::mem::take(&mut self.buffers)))
+    }
+
+    /// What a command has read, which has ended with success, if it was copied.
     #[inline]
     pub(super) fn data(&self, cid: u16) -> Sgl {
         self.data[usize::from(cid)].map_or(Sgl::EMPTY, |data| data.buffer.first(data.read_len))
@@ -365,15 +442,16 @@ impl Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
-        if let Some(endpoint) = self.endpoint.take() {
-            endpoint.end(std::mem::take(&mut self.buffers));
-        }
+        drop(self.end());
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::direct::to_value;
     use super::*;
+    use aryk_bdev::{BoxFuture, Memory, MemoryClient, RegisterError};
+    use aryk_dma::{DmaRange, Mapping, MemTable, Region, SgTable};
 
     const PLACE: Place = Place { qid: 1, entries: 5, controller_id: 1, transfer_max: 128 << 10 };
 
@@ -401,6 +479,65 @@ mod tests {
         assert_eq!(SIZES.map(|size| count(Place { transfer_max: 1 << 20, ..PLACE }, size)), [4, 16, 8, 2]);
         assert_eq!(SIZES.map(|size| count(Place { transfer_max: 512, ..PLACE }, size)), [4, 0, 0, 0]);
         assert_eq!(SIZES.map(|size| count(Place { qid: 0, ..PLACE }, size)), [4, 1, 1, 0]);
+    }
+
+    /// Registers all memory but that of one length.
+    struct Registrar;
+
+    const REFUSED: u64 = 8192;
+    const KEYS: Keys = Keys { local: 5, remote: 6 };
+
+    impl MemoryClient for Registrar {
+        fn name(&self) -> &str {
+            "registrar"
+        }
+
+        fn register(&self, memory: DmaRange, _: Arc<str>) -> BoxFuture<'_, Result<u64, RegisterError>> {
+            let is_refused = memory.len() == REFUSED;
+            Box::pin(async move {
+                if is_refused { Err(RegisterError::failed("no room")) } else { Ok(to_value(KEYS)) }
+            })
+        }
+
+        fn unregister(&self, _: DmaRange, _: Arc<str>, _: u64) -> BoxFuture<'_, ()> {
+            Box::pin(async {})
+        }
+    }
+
+    #[test]
+    fn data_in_one_registered_piece_is_not_copied() {
+        let region = |guest_addr, len| {
+            let mapping = Arc::new(Mapping::anonymous(len).unwrap());
+            Region { guest_addr, user_addr: guest_addr, len, offset: 0, mapping }
+        };
+        let table = Arc::new(MemTable::new(vec![region(0, 4 * 8192), region(1 << 20, REFUSED)]).unwrap());
+        let memory = Memory::default();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(memory.add(table.regions(), "vm"));
+        let attachment = runtime.block_on(memory.attach(Registrar)).unwrap();
+        let (mut lookup, mut lists) = (attachment.lookup(), SgTable::new(1, Arc::clone(&table)));
+        let mut way = |pieces: &[(u64, u32)]| {
+            let mut list = lists.begin(0);
+            pieces.iter().for_each(|(addr, len)| list.push(*addr, *len).unwrap());
+            let data = list.sgl();
+            let way = direct_way(&mut lookup, &data).map(|way| {
+                let Way::Direct(piece, keys) = way else { panic!("{way:?}") };
+                assert_eq!(Some(piece.base()), data.pieces().next().map(|first| first.base()));
+                (piece.len(), keys)
+            });
+            lists.end(0);
+            way
+        };
+        assert_eq!(way(&[(512, 4096)]), Some((4096, KEYS)));
+        assert_eq!(way(&[(0, 4096), (4096, 512)]), Some((4608, KEYS)), "pieces that follow each other");
+        assert_eq!(way(&[(0, 4096), (8192, 512)]), None, "a gap");
+        assert_eq!(way(&[(8192, 512), (0, 512)]), None, "another order");
+        assert_eq!(way(&[(1 << 20, 512)]), None, "memory without a key");
+        let mut own = Buffer::new(512, 512);
+        assert_eq!(direct_way(&mut lookup, &own.lend()), None, "the daemon's own memory");
+        own.reclaim();
+        let info = memory.clients().remove(0);
+        assert_eq!((info.registered, info.failed, info.bounced), (1, 1, 2 + 2 + 1 + 1));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::{Commands, Pending, Place};
 use crate::fabrics::driver::Carrier;
-use crate::fabrics::rdma::Wire;
+use crate::fabrics::rdma::{Way, Wire};
 use crate::fabrics::{ConnectError, RemoteConfig};
 use aryk_nvme::spec::entry::SubmissionEntry;
 use std::os::fd::OwnedFd;
@@ -19,7 +19,7 @@ pub(super) struct Link {
 
 impl Link {
     pub(super) async fn open(config: &RemoteConfig, place: Place) -> Result<Self, ConnectError> {
-        let wire = Wire::connect(&config.rdma, config.address, config.source, place).await?;
+        let wire = Wire::connect(config, place).await?;
         #[expect(deprecated, reason = "unsound for types whose descriptor may change; this is an OwnedFd")]
         let news = AsyncFd::with_interest(wire.fd().try_clone_to_owned()?, Interest::READABLE)?;
         Ok(Self { wire, news })
@@ -35,7 +35,7 @@ impl Link {
         if !self.wire.has_room(1, transfer) {
             return Err(ConnectError::Unsupported("an admin command has too much data"));
         }
-        self.wire.submit(cid, entry, transfer, |to| to.write(0, &pending.outgoing));
+        self.wire.submit(cid, entry, transfer, Way::Copied, |to| to.write(0, &pending.outgoing));
         Ok(())
     }
 

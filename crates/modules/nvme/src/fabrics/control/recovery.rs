@@ -5,8 +5,9 @@
 //! then its blocks are guarded; all other requests go on through the other paths, or when the path is back.
 
 use super::{Control, Guard, driver};
-use crate::fabrics::driver::{Extent, Stopped};
+use crate::fabrics::driver::Extent;
 use aryk_nvme::replay::History;
+use aryk_rdma::Ending;
 use aryk_reactor::Handle;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,17 +21,20 @@ impl Control {
     /// Closes the connections of a path, and lets the requests that it does not hold up go on.
     pub(super) async fn stop_path(&mut self, path: usize) {
         self.shared.begin_life(path);
-        self.shared.set_gate(None);
         let (key, lost_at) = (self.shared.key, Instant::now());
-        let (mut histories, mut unsettled) = (Vec::new(), Vec::new());
+        self.cut(path).await;
+        self.shared.set_gate(None);
+        let (mut histories, mut unsettled, mut endings) = (Vec::new(), Vec::new(), Vec::new());
         for queue in &mut self.queues {
             let stopped = queue.reactor.call(move |cx| driver::stop(key, path, cx)).await;
             queue.is_replaying = false;
-            if let Ok(Some(Stopped { history, unsettled: of_queue })) = stopped {
-                histories.push(history);
-                unsettled.extend(of_queue);
+            if let Ok(Some(stopped)) = stopped {
+                histories.push(stopped.history);
+                unsettled.extend(stopped.unsettled);
+                endings.extend(stopped.endings);
             }
         }
+        wait(endings).await;
         self.forget_path(path);
         self.forget_unwanted();
         let departed = self.shared.take_departed();
@@ -49,6 +53,20 @@ impl Control {
             let _ = queue.reactor.call(move |cx| driver::settle(key, &histories, guard, cx)).await;
         }
         self.replay_if_proven().await;
+    }
+
+    /// Closes the connections of a path, if its target can access VMs' memory by itself, and waits until it cannot by them.
+    pub(super) async fn cut(&self, path: usize) {
+        if !self.config().is_direct {
+            return;
+        }
+        let (key, mut endings) = (self.shared.key, Vec::new());
+        for queue in &self.queues {
+            // A reactor that has ended has no requests.
+            endings
+                .extend(queue.reactor.call(move |cx| driver::cut(key, path, cx)).await.unwrap_or_default());
+        }
+        wait(endings).await;
     }
 
     /// Lets the requests of a driver start that has begun with another gate.
@@ -102,5 +120,12 @@ impl Control {
         if ends_earlier && self.fences.remove(&path).is_some() {
             self.replay_if_proven().await;
         }
+    }
+}
+
+/// Waits until no device accesses memory any more for connections that were closed.
+async fn wait(endings: Vec<Ending>) {
+    for ending in endings {
+        ending.wait().await;
     }
 }

@@ -3,11 +3,12 @@
 use super::rdma::Rdma;
 use super::tcp::Tcp;
 use super::{DriverId, Loss, copy_data};
-use crate::fabrics::rdma::Wire;
+use crate::fabrics::rdma::{Way, Wire};
 use aryk_bdev::Io;
 use aryk_nvme::spec::entry::SubmissionEntry;
 use aryk_nvme_fabrics::Transfer;
 use aryk_nvme_fabrics::tcp::HostQueue;
+use aryk_rdma::Ending;
 use aryk_reactor::Cx;
 use aryk_tls::Session;
 use std::io;
@@ -41,13 +42,13 @@ impl Link {
         }
     }
 
-    /// Whether there are buffers for so many commands with this data now.
+    /// How the data of so many commands of a request goes. `None`: there are too few buffers for it now.
     #[inline]
-    pub(super) fn has_room(&self, count: usize, transfer: Transfer) -> bool {
+    pub(super) fn way(&mut self, count: usize, transfer: Transfer, io: &Io) -> Option<Way> {
         match self {
             // Data is copied when it is sent, or is received.
-            Self::Tcp(_) => true,
-            Self::Rdma(rdma) => rdma.wire.has_room(count, transfer),
+            Self::Tcp(_) => Some(Way::Copied),
+            Self::Rdma(rdma) => rdma.wire.way(count, transfer, &io.data),
         }
     }
 
@@ -59,18 +60,21 @@ impl Link {
         }
     }
 
-    /// Adds a command of a request, for which there is room.
+    /// Adds a command of a request, whose data goes a way of [`Link::way`].
     #[inline]
     pub(super) fn submit(
         &mut self,
         cid: u16,
         entry: SubmissionEntry,
         transfer: Transfer,
+        way: Way,
         (io, is_second): (&Io, bool),
     ) {
         match self {
             Self::Tcp(tcp) => tcp.queue.submit(cid, entry, transfer),
-            Self::Rdma(rdma) => rdma.wire.submit(cid, entry, transfer, |to| copy_data(io, is_second, to)),
+            Self::Rdma(rdma) => {
+                rdma.wire.submit(cid, entry, transfer, way, |to| copy_data(io, is_second, to))
+            }
         }
     }
 
@@ -111,10 +115,14 @@ impl Link {
         }
     }
 
-    /// Ends the connection. What the target has not received does not arrive later.
-    pub(super) fn close(self, cx: &mut Cx) {
+    /// Ends the connection. What the target has not received does not arrive later. Returns the end if the target may access the
+    /// memory of requests until then.
+    pub(super) fn close(self, cx: &mut Cx) -> Option<Ending> {
         match self {
-            Self::Tcp(tcp) => tcp.close(cx),
+            Self::Tcp(tcp) => {
+                tcp.close(cx);
+                None
+            }
             Self::Rdma(rdma) => rdma.close(cx),
         }
     }

@@ -1,5 +1,7 @@
 //! The steps after a lost connection, and the end of a queue. The thread sends each as a message. Reactor context.
 //!
+//! 0. [`cut`] on all reactors, if the target can access VMs' memory by itself ([`crate::fabrics::direct`]): the connections of the
+//!    path are closed, and the thread waits until no device accesses memory for them. Other requests go on meanwhile.
 //! 1. [`stop`] on all reactors: the connections of the path are closed, and no request starts. Requests that the controller had
 //!    are held, and those that another controller has count as completed.
 //! 2. [`settle`] on all reactors, with what all have reported: requests that change nothing take another path, and changes that
@@ -10,7 +12,7 @@
 //!
 //! A path that is lost meanwhile begins with step 1 again.
 
-use super::{Absence, Extent, Gate, Guard, Live, Loss, PATHS_MAX, QueueDriver, State, with_driver};
+use super::{Absence, Extent, Gate, Guard, Live, Loss, PATHS_MAX, QueueDriver, Request, State, with_driver};
 use crate::fabrics::control::Command;
 use crate::fabrics::shared::Shared;
 use crate::status::errno;
@@ -18,6 +20,7 @@ use aryk_bdev::{Failure, Io, Op, Status};
 use aryk_nvme::queue::{Fate, Unfinished};
 use aryk_nvme::replay::{self, Change, History, Replay};
 use aryk_nvme::spec::entry::SubmissionEntry;
+use aryk_rdma::Ending;
 use aryk_reactor::{Cx, DriverKey};
 use aryk_slots::Key;
 use std::sync::Arc;
@@ -33,6 +36,8 @@ pub(crate) struct Stopped {
     pub(crate) history: Box<History>,
     /// Changes that a controller may still make, by path.
     pub(crate) unsettled: Vec<(usize, Extent)>,
+    /// Of connections that were closed since step 0. Step 2 comes after their ends.
+    pub(crate) endings: Vec<Ending>,
 }
 
 /// Gives a reactor a connected queue: its driver, or the one that the first channel makes.
@@ -50,6 +55,15 @@ pub(crate) fn give(shared: &Arc<Shared>, live: Box<Live>, cx: &mut Cx) {
     if let Some(live) = live {
         shared.keep_prepared(cx.handle().clone(), live);
     }
+}
+
+/// Step 0. Returns the ends to wait for.
+pub(crate) fn cut(key: DriverKey, path: usize, cx: &mut Cx) -> Vec<Ending> {
+    let endings = with_driver(key, cx, |driver, cx| {
+        driver.drop_live(path, cx);
+        std::mem::take(&mut driver.endings)
+    });
+    endings.unwrap_or_default()
 }
 
 /// Step 1. `None`: the reactor has no driver.
@@ -71,7 +85,9 @@ pub(crate) fn stop(key: DriverKey, path: usize, cx: &mut Cx) -> Option<Stopped> 
                 _ => {}
             }
         }
-        Stopped { history, unsettled: std::mem::take(&mut driver.unsettled) }
+        let (unsettled, endings) =
+            (std::mem::take(&mut driver.unsettled), std::mem::take(&mut driver.endings));
+        Stopped { history, unsettled, endings }
     })
 }
 
@@ -128,7 +144,7 @@ pub(crate) fn hold(key: DriverKey, cx: &mut Cx) {
     });
 }
 
-/// The controller does not come back: requests fail from now on.
+/// The controller does not come back: requests fail from now on. Step 0 has been done for all paths.
 pub(crate) fn close(key: DriverKey, cx: &mut Cx) {
     with_driver(key, cx, |driver, cx| {
         (0..PATHS_MAX).for_each(|path| driver.drop_live(path, cx));
@@ -183,7 +199,7 @@ impl QueueDriver {
     /// Closes the connection of a path, if there is one. Requests that the controller had are held.
     fn drop_live(&mut self, path: usize, cx: &mut Cx) {
         let Some(live) = self.lives[path].take() else { return };
-        live.link.close(cx);
+        self.endings.extend(live.link.close(cx));
         self.channels.iter_mut().for_each(|(_, channel)| channel.route.forget());
         for (_, request) in self.requests.iter_mut() {
             if !matches!(request.state, State::AtController { path: its, .. } if its == path) {
@@ -279,10 +295,12 @@ impl QueueDriver {
         Status::Medium
     }
 
-    /// Ends all requests, none of which a controller has.
+    /// Ends all requests, none of which a controller has. While the thread does not know of a lost connection yet, its requests
+    /// do not end: step 2 does that.
     fn end_all(&mut self, cx: &mut Cx) {
-        let mut all: Vec<(u64, Key)> =
-            self.requests.iter().map(|(key, request)| (request.number, key)).collect();
+        let may_end = |request: &Request| self.absence == Absence::Removed || request.state != State::Lost;
+        let all = self.requests.iter().filter(|(_, request)| may_end(request));
+        let mut all: Vec<(u64, Key)> = all.map(|(key, request)| (request.number, key)).collect();
         all.sort_unstable_by_key(|(number, _)| *number);
         self.guarded.clear();
         self.delayed.clear();

@@ -8,6 +8,7 @@ use super::live::Live;
 use super::{DriverId, Loss, QueueDriver};
 use crate::fabrics::rdma::Wire;
 use aryk_bdev::Op;
+use aryk_rdma::Ending;
 use aryk_reactor::{Cx, WatchId};
 use std::io;
 
@@ -31,9 +32,11 @@ impl Rdma {
         Ok(())
     }
 
-    /// A thread destroys the queue pair: nothing is sent any more. What it connects afterwards comes later.
-    pub(super) fn close(self, cx: &mut Cx) {
+    /// A thread destroys the queue pair: nothing is sent any more. What it connects afterwards comes later. Returns the end if the
+    /// target may access the memory of requests until then.
+    pub(super) fn close(self, cx: &mut Cx) -> Option<Ending> {
         self.watch.into_iter().for_each(|watch| drop(cx.unwatch(watch)));
+        self.wire.close()
     }
 }
 
