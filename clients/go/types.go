@@ -1817,6 +1817,8 @@ type PoolCounters struct {
 	DebtBytes uint64 `json:"debt_bytes"`
 	// Requests that wait for space, for the backlog or for a log frame.
 	WaitingRequests uint64 `json:"waiting_requests"`
+	// What a byte that is written costs because of the backlog: percent of a byte that must be merged into the index for it, 0 to 100. Of several shards, the highest.
+	PricePercent uint64 `json:"price_percent"`
 	// Segments of the disk.
 	Segments uint64 `json:"segments"`
 	// Segments that hold nothing.

@@ -362,6 +362,7 @@ pub const ALL: &[FamilySource] = &[
     pools::BACKLOG,
     pools::DEBT,
     pools::WAITING,
+    pools::PRICE,
     pools::DAMAGED,
     pools::MEMBER_SPACE,
     pools::COUNTED,

@@ -195,6 +195,8 @@ pub struct Pool {
     pub debt_bytes: u64,
     /// Requests that wait for space or for the backlog.
     pub waiting_requests: u64,
+    /// What a byte that is written costs because of the backlog: percent of a byte that is merged into the index.
+    pub price_percent: u64,
     /// Blocks whose data did not match its checksum.
     pub damaged_blocks: u64,
     /// The space of volumes and snapshots, as it was counted last; empty before.

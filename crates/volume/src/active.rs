@@ -1,5 +1,6 @@
 //! Requests under way. Any context.
 
+use crate::pressure::Share;
 use crate::{BLOCK_UNITS, Extents, ForeignPiece, Status, Tag, UNIT, VolumeId};
 use aryk_dma::{Buffer, Sgl};
 use aryk_slots::Key;
@@ -155,6 +156,10 @@ pub(crate) struct Runtime {
     pub(crate) queue: VecDeque<Key>,
     /// Whether the volume is in the ring of volumes whose requests wait.
     pub(crate) is_in_ring: bool,
+    /// Bytes that may be admitted at its turn in the ring.
+    pub(crate) deficit: u64,
+    /// What it has used of what it pays nothing for.
+    pub(crate) share: Share,
     /// Changes under way that the caller has aborted, and the reads that wait for their end.
     pub(crate) abandoned: u32,
     pub(crate) behind: Vec<Key>,

@@ -26,6 +26,9 @@ const CHANGE_BYTES: usize = 64;
 /// Percent of an oldest level that newer ones must have for a merge, while there is space.
 const OLDEST_SHARE: u32 = 20;
 
+/// Levels of a partition at which a flush waits for merges, if there is space: lookups read all of them.
+pub(crate) const LEVELS_MAX: usize = 32;
+
 /// Pages that a merge reads ahead of each input.
 const READ_AHEAD: u32 = 32;
 
@@ -40,7 +43,7 @@ const WRITES_MAX: u32 = 8;
 
 /// The number of the job that flushes, and of the job that merges.
 const FLUSH: usize = 0;
-const MERGE: usize = 1;
+pub(crate) const MERGE: usize = 1;
 
 /// Appends pages to an index blob.
 #[derive(Debug, Default)]
@@ -102,13 +105,16 @@ struct Flush {
     tail: LogTail,
     /// The number of the log's blobs that are before it.
     log_blobs: usize,
-    /// The part of the log's bytes that is flushed then.
+    /// The part of the log's bytes that is flushed then, and the part that was frozen before.
     bytes: u64,
+    from: u64,
     flushed: [u64; PARTITIONS],
     tables: [usize; PARTITIONS],
     /// The partition that is being merged.
     partition: usize,
     entries: usize,
+    /// Those of partitions that are merged.
+    merged_entries: usize,
     /// Units of inflations that the memtables have.
     copied_units: u64,
     /// Partitions that are merged.
@@ -242,10 +248,11 @@ impl Pool {
     /// Freezes the memtables, if there is enough in them.
     fn begin_flush(&mut self) {
         let jobs = &self.jobs;
-        let is_due = self.log.written_bytes - jobs.frozen_bytes >= self.settings.flush_bytes
-            || jobs.fresh_entries - jobs.frozen_entries >= self.settings.flush_entries
-            || jobs.is_flush_wanted
-            || self.is_short() && self.can_flush_free();
+        let bytes_due = self.settings.flush_bytes.min(self.pressure.start());
+        let is_due = self.log.written_bytes - jobs.frozen_bytes >= bytes_due
+            || jobs.fresh_entries - jobs.frozen_entries >= self.settings.flush_entries;
+        let is_due =
+            is_due && !self.is_behind() || jobs.is_flush_wanted || self.is_short() && self.can_flush_free();
         if !is_due {
             return;
         }
@@ -261,9 +268,12 @@ impl Pool {
             }
             tables[number] = partition.index.frozen().len();
         }
+        self.pressure.begin_period();
         self.jobs.freezes += 1;
         let flush = Flush {
             number: self.jobs.freezes,
+            from: self.jobs.frozen_bytes,
+            merged_entries: 0,
             tail: LogTail { sequence, unit, blobs: Vec::new() },
             log_blobs: self.keeper.log_blobs.iter().take_while(|id| Some(**id) != blob).count(),
             bytes: self.log.written_bytes - self.log.in_flight_bytes(),
@@ -278,6 +288,18 @@ impl Pool {
         self.jobs.frozen_entries = flush.entries;
         let begun = self.reserves.generation();
         self.jobs.jobs[FLUSH] = Some(Job::new(Purpose::Flush(Box::new(flush)), begun));
+    }
+
+    /// Whether merges are so far behind that no more levels are to be added. Then the backlog grows, and with it the price of writes.
+    fn is_behind(&self) -> bool {
+        let is_behind = |number: usize| {
+            let levels = self.partitions[number].index.levels();
+            let entries = || levels.iter().map(aryk_volume_index::Level::entries).collect::<Vec<_>>();
+            levels.len() >= LEVELS_MAX
+                && !self.jobs.damaged[number]
+                && policy::choose(&entries(), OLDEST_SHARE).is_some()
+        };
+        (0..PARTITIONS).any(is_behind) && !self.is_short()
     }
 
     /// Whether a flush may lead to free blobs: emptied ones wait for it, the log's tail is long, or changes wait for space: which
@@ -560,7 +582,19 @@ impl Pool {
         if let Purpose::Flush(flush) = &mut job.purpose {
             flush.done.push((flush.partition, std::mem::take(&mut job.runs)));
             flush.partition += 1;
+            self.count_merged(partition, flush);
         }
+    }
+
+    /// A flush has merged the memtables of a partition: its part of the log, by its entries, is no backlog any more.
+    fn count_merged(&mut self, partition: usize, flush: &mut Flush) {
+        let frozen = self.partitions[partition].index.frozen();
+        let entries: usize =
+            frozen[frozen.len() - flush.tables[partition]..].iter().map(|table| table.len()).sum();
+        flush.merged_entries += entries;
+        let (entries, all) = (flush.merged_entries as u128, flush.entries.max(1) as u128);
+        let part = u128::from(flush.bytes - flush.from) * entries / all;
+        self.pressure.merged_up_to(flush.from + (part as u64).min(flush.bytes - flush.from));
     }
 
     /// All is written: the edits of a job.
@@ -649,6 +683,7 @@ impl Pool {
         let blobs = self.keeper.log_blobs.iter().copied().collect();
         self.keeper.edit(Edit::Log(LogTail { blobs, ..flush.tail }));
         left.into_iter().for_each(|blob| self.keeper.add_candidate(blob));
+        self.pressure.merged_up_to(flush.bytes);
         self.jobs.fresh_entries -= flush.entries;
         self.jobs.frozen_entries -= flush.entries;
         self.reserves.copied_units -= flush.copied_units;
@@ -685,7 +720,7 @@ impl Pool {
         }
         match job.purpose {
             Purpose::Flush(flush) => {
-                let flush = Flush { partition: 0, done: Vec::new(), ..*flush };
+                let flush = Flush { partition: 0, merged_entries: 0, done: Vec::new(), ..*flush };
                 self.jobs.jobs[number] = Some(Job::new(Purpose::Flush(Box::new(flush)), job.begun));
             }
             Purpose::Merge { partition, .. } => self.jobs.damaged[partition] |= job.is_damaged,

@@ -22,6 +22,7 @@ mod moving;
 mod outbox;
 mod partition;
 mod pool;
+mod pressure;
 mod read;
 mod reader;
 mod rebuild;

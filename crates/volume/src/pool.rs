@@ -6,7 +6,7 @@
 //!
 //! The parts of a pool are in files of their own, each with an `impl Pool`: reads (`read.rs`), writes (`write.rs`), commands
 //! (`admin.rs`), recovery (`recover.rs`), flushes and merges of the index (`levels.rs`), the cleaner (`clean.rs`), compaction
-//! (`compact.rs`), space that is reserved (`reserve.rs`), and the scrub (`scrub.rs`).
+//! (`compact.rs`), back-pressure (`pressure.rs`), space that is reserved (`reserve.rs`), and the scrub (`scrub.rs`).
 
 use crate::active::{Active, Runtime};
 use crate::buffers::Buffers;
@@ -22,6 +22,7 @@ use crate::manifest::checkpoint::Encoding;
 use crate::manifest::edit::Content;
 use crate::outbox::{Outbox, Owner};
 use crate::partition::{FIRST_COMMIT, Histories, Partition};
+use crate::pressure::Pressure;
 use crate::read::{Found, Waiter};
 use crate::recover::Recovery;
 use crate::reserve::Reserves;
@@ -79,6 +80,7 @@ pub struct Pool {
     pub(crate) gate: Gate,
     pub(crate) admin: crate::admin::Admin,
     pub(crate) jobs: Jobs,
+    pub(crate) pressure: Pressure,
     pub(crate) cleaner: Cleaner,
     pub(crate) compactor: Compactor,
     pub(crate) tasks: Tasks,
@@ -179,6 +181,7 @@ impl Pool {
             gate: Gate::new(),
             admin: crate::admin::Admin::default(),
             jobs: Jobs::default(),
+            pressure: Pressure::new(settings.unflushed_bytes_max),
             cleaner: Cleaner::default(),
             compactor: Compactor::default(),
             tasks: Tasks::default(),
@@ -367,14 +370,14 @@ impl Pool {
         if self.recovery.is_some() {
             self.recover();
         } else if self.state == State::Ready {
-            self.admit_waiting();
+            let has_waiting = self.admit_waiting();
             self.pump();
             let is_short = self.is_short();
             self.cleaner.is_due |= is_short && !self.cleaner.was_short;
             self.cleaner.was_short = is_short;
             let was_cleaning = !self.cleaner.is_idle();
             has_work = self.step_jobs() | self.step_cleaner() | self.step_compactor() | self.step_tasks();
-            has_work |= self.step_reserves() | self.step_scrub();
+            has_work |= self.step_reserves() | self.step_scrub() | has_waiting;
             // Jobs that free blobs begin when the cleaner has come to rest: a turn of its own, which nothing else brings.
             has_work |= was_cleaning && self.cleaner.is_idle();
             self.keeper.collect();
@@ -501,6 +504,7 @@ impl Pool {
             cache_misses: cache.misses,
             unflushed_bytes: self.unflushed_bytes(),
             waiting_requests: self.waiting,
+            price_percent: self.price_percent(),
             debt_bytes: self.debt_bytes(),
             blobs: u64::from(self.facts.blobs),
             free_blobs: self.keeper.free() as u64,

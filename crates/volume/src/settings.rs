@@ -10,7 +10,7 @@ pub struct Settings {
     pub flush_bytes: u64,
     /// Index entries in memory after which the memtables are flushed.
     pub flush_entries: usize,
-    /// Bytes of log that are not flushed, at which writes wait.
+    /// Bytes of log that are not flushed, at most: writes wait before that.
     pub unflushed_bytes_max: u64,
     /// Bytes of data of one log frame.
     pub frame_bytes_max: u32,
@@ -160,6 +160,9 @@ pub struct Stats {
     pub debt_bytes: u64,
     /// Requests that wait for space, for the backlog or for a frame.
     pub waiting_requests: u64,
+    /// What a byte that is written costs because of the backlog: percent of a byte that flushes merge, 0 to 100. Of several shards,
+    /// the highest.
+    pub price_percent: u64,
     /// Blobs of the store.
     pub blobs: u64,
     /// Blobs that hold nothing.
@@ -198,6 +201,7 @@ impl std::ops::AddAssign for Stats {
         self.unflushed_bytes += more.unflushed_bytes;
         self.debt_bytes += more.debt_bytes;
         self.waiting_requests += more.waiting_requests;
+        self.price_percent = self.price_percent.max(more.price_percent);
         self.blobs += more.blobs;
         self.free_blobs += more.free_blobs;
         self.usable_bytes += more.usable_bytes;

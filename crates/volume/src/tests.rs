@@ -7,6 +7,7 @@ mod compact;
 mod damage;
 mod model;
 mod opening;
+mod pressure;
 mod random;
 mod rebuild;
 mod reserve;

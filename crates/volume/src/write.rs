@@ -284,7 +284,7 @@ impl Pool {
         }
     }
 
-    /// Has a change wait for its turn among all volumes, unless no change waits.
+    /// Has a change wait for its turn among all volumes, unless it can go at once.
     fn enqueue(&mut self, key: Key) {
         if self.state != State::Ready {
             self.requests.get_mut(key).expect("the change is under way").status = Status::ReadOnly;
@@ -297,7 +297,7 @@ impl Pool {
         }
         // What needs no space passes what waits for space only.
         let is_first = !self.runtimes[&volume].is_in_ring || self.is_free_of_cost(key);
-        if self.ring.is_empty() && is_first && self.can_admit(key) && self.has_unreserved(key) {
+        if is_first && self.can_admit(key) && self.has_unreserved(key) && self.try_pass(key) {
             return self.admit(key);
         }
         self.requests.get_mut(key).expect("the change is under way").phase = Phase::Queued;
@@ -305,6 +305,7 @@ impl Pool {
         runtime.queue.push_back(key);
         self.waiting += 1;
         if !std::mem::replace(&mut runtime.is_in_ring, true) {
+            runtime.deficit = 0;
             self.ring.push_back(volume);
         }
     }
@@ -314,16 +315,13 @@ impl Pool {
         self.log.written_bytes - self.flushed_bytes
     }
 
-    /// Whether the backlog and the log's blobs allow another change.
-    fn can_admit(&self, key: Key) -> bool {
-        let backlog = self.unflushed_bytes() + self.log.queued_bytes;
-        let request = self.requests.get(key).expect("the change is under way");
+    /// Whether the limit of the backlog and the log's blobs allow another change.
+    pub(crate) fn can_admit(&self, key: Key) -> bool {
+        let bytes = self.log_bytes_of(key);
+        let is_zero = self.requests.get(key).is_some_and(|request| request.op == Op::Zero);
         // Zeroes need little: they may use what is left of the log's last blob.
-        let (bytes, slack) = match request.op {
-            Op::Zero => (4 * u64::from(BLOCK), 0),
-            _ => (request.units * u64::from(UNIT), self.settings.frame_bytes_max),
-        };
-        backlog < self.settings.unflushed_bytes_max
+        let slack = if is_zero { 0 } else { self.settings.frame_bytes_max };
+        self.is_below_limit(bytes)
             && self.jobs.fresh_entries < 4 * self.settings.flush_entries
             && (self.log.spares() >= self.spares_wanted() || self.log.has_room(bytes, slack))
     }
@@ -331,30 +329,6 @@ impl Pool {
     /// Blobs that the log has in advance.
     const fn spares_wanted(&self) -> usize {
         if self.facts.blobs < 256 { 1 } else { 3 }
-    }
-
-    /// Gives waiting changes their turn: one of each volume after the other.
-    pub(crate) fn admit_waiting(&mut self) {
-        while let Some(&volume) = self.ring.front() {
-            let key = *self.runtimes[&volume].queue.front().expect("a volume in the ring has a request");
-            if !self.can_admit(key) {
-                return;
-            }
-            self.ring.pop_front();
-            if !self.has_unreserved(key) {
-                self.reserves.parked.push_back(volume);
-                continue;
-            }
-            let runtime = self.runtimes.get_mut(&volume).expect("the volume exists while it has requests");
-            let key = runtime.queue.pop_front().expect("looked at before");
-            self.waiting -= 1;
-            if runtime.queue.is_empty() {
-                runtime.is_in_ring = false;
-            } else {
-                self.ring.push_back(volume);
-            }
-            self.admit(key);
-        }
     }
 
     /// Whether there is no blob for the log, and nothing under way that could free one.
@@ -463,7 +437,7 @@ impl Pool {
 
     /// Gives a change its commits, and its parts to the log. A change whose blocks a later one has locked waits for that: it has
     /// read the blocks without this change, and would undo it if its commit came later.
-    fn admit(&mut self, key: Key) {
+    pub(crate) fn admit(&mut self, key: Key) {
         if let Some(locked) = self.find_lock(key) {
             self.wait_for_lock(key, locked);
             return;

@@ -341,6 +341,7 @@ fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
             ("index", format!("{} entries, {}", count("index_entries"), size("index_bytes"))),
             ("cache hits", factor(count("cache_hits") * 100, lookups) + "%"),
             ("waiting requests", count("waiting_requests").to_string()),
+            ("price of writes", format!("{}%", count("price_percent"))),
             ("unfinished changes", number(&pool, "unfinished_changes").to_string()),
             ("damaged blocks", count("damaged_blocks").to_string()),
         ])

@@ -1809,6 +1809,8 @@ class PoolCounters(TypedDict):
     debt_bytes: int
     #: Requests that wait for space, for the backlog or for a log frame.
     waiting_requests: int
+    #: What a byte that is written costs because of the backlog: percent of a byte that must be merged into the index for it, 0 to 100. Of several shards, the highest.
+    price_percent: int
     #: Segments of the disk.
     segments: int
     #: Segments that hold nothing.

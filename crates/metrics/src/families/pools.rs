@@ -132,6 +132,15 @@ pub const WAITING: FamilySource = FamilySource {
     write: |f, snapshot, i, t| write(f, snapshot, i, t, |pool| pool.waiting_requests),
 };
 
+pub const PRICE: FamilySource = FamilySource {
+    family: gauge(
+        "aryk_pool_write_price_percent",
+        "Percent of a byte that the pool must have merged into its index for each byte that is written.",
+    ),
+    objects: pools,
+    write: |f, snapshot, i, t| write(f, snapshot, i, t, |pool| pool.price_percent),
+};
+
 pub const DAMAGED: FamilySource = FamilySource {
     family: counter("aryk_pool_damaged_blocks", "Blocks whose data did not match its checksum."),
     objects: pools,

@@ -190,6 +190,9 @@ struct PoolCounters {
     debt_bytes: u64,
     /// Requests that wait for space, for the backlog or for a log frame.
     waiting_requests: u64,
+    /// What a byte that is written costs because of the backlog: percent of a byte that must be merged into the index for it, 0
+    /// to 100. Of several shards, the highest.
+    price_percent: u64,
     /// Segments of the disk.
     segments: u64,
     /// Segments that hold nothing.
@@ -282,6 +285,7 @@ async fn describe_pool(pool: &Pool) -> Result<PoolDescription, Error> {
             unflushed_bytes: stats.unflushed_bytes,
             debt_bytes: stats.debt_bytes,
             waiting_requests: stats.waiting_requests,
+            price_percent: stats.price_percent,
             segments: stats.blobs,
             free_segments: stats.free_blobs,
             used_bytes: stats.used_bytes,

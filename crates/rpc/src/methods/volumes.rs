@@ -305,6 +305,7 @@ pub(crate) async fn metrics(control: &Control) -> Vec<aryk_metrics::Pool> {
                 backlog_bytes: stats.unflushed_bytes,
                 debt_bytes: stats.debt_bytes,
                 waiting_requests: stats.waiting_requests,
+                price_percent: stats.price_percent,
                 damaged_blocks: stats.damaged_blocks,
                 members: members.iter().filter_map(space_of).collect(),
                 counted_ago: count.as_ref().map(|count| Clock::Monotonic.now().since(count.at)),

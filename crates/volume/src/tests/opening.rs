@@ -112,7 +112,7 @@ fn open_after_a_crash(mib: u64) -> Duration {
     let settings = Settings {
         flush_bytes: 1 << 40,
         flush_entries: 1 << 40,
-        unflushed_bytes_max: 1 << 30,
+        unflushed_bytes_max: 1 << 40,
         ..Settings::default()
     };
     let mut rig = Rig::with(1, settings, facts);

@@ -1,5 +1,6 @@
 //! A store in memory that answers operations in any order and loses what was not flushed, and a driver of a pool.
 
+use crate::outbox::Owner;
 use crate::*;
 use aryk_dma::Buffer;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -172,6 +173,17 @@ impl Rig {
             self.command_replies.push(reply);
         }
         has_work || !self.pending.is_empty() || !self.ordered.is_empty()
+    }
+
+    /// Executes all operations that change the manifest, and of the others those that `is_wanted` accepts.
+    pub(super) fn run_those(&mut self, is_wanted: impl Fn(&Owner) -> bool) {
+        let is_wanted = |id| is_wanted(self.pool.out.owner(id).expect("it is in flight"));
+        let (wanted, others): (Vec<_>, Vec<_>) = self.pending.drain(..).partition(|(id, _)| is_wanted(*id));
+        self.pending = others;
+        for (id, op) in self.ordered.drain(..).chain(wanted).collect::<Vec<_>>() {
+            let (data, result) = self.execute(op);
+            self.pool.completed(Done { id, data, result });
+        }
     }
 
     /// Executes one operation, any.
