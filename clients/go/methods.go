@@ -180,6 +180,17 @@ func (c *Client) ArykPoolCreate(ctx context.Context, params ArykPoolCreateParams
 	return call[string](ctx, c, "aryk_pool_create", params)
 }
 
+// ArykPoolGetScrubParams are the parameters of aryk_pool_get_scrub.
+type ArykPoolGetScrubParams struct {
+	// Name or UUID of the pool.
+	Pool string `json:"pool"`
+}
+
+// ArykPoolGetScrub calls aryk_pool_get_scrub. Tells how far the scrub of a pool is, and what its latest pass has found.
+func (c *Client) ArykPoolGetScrub(ctx context.Context, params ArykPoolGetScrubParams) (ScrubResult, error) {
+	return call[ScrubResult](ctx, c, "aryk_pool_get_scrub", params)
+}
+
 // ArykPoolMoveParams are the parameters of aryk_pool_move.
 type ArykPoolMoveParams struct {
 	// Name or UUID of the pool.
@@ -210,6 +221,21 @@ func (c *Client) ArykPoolOpen(ctx context.Context, params ArykPoolOpenParams) (O
 	return call[OpenedPool](ctx, c, "aryk_pool_open", params)
 }
 
+// ArykPoolSetScrubParams are the parameters of aryk_pool_set_scrub.
+type ArykPoolSetScrubParams struct {
+	// Name or UUID of the pool.
+	Pool string `json:"pool"`
+	// Bytes that are read in a second at most, at least 64 KiB. 0: as many as a pass needs for half of the time until the next one, and at least 4 MiB. Default: as before; 0 for a pool for which it was never set.
+	BytesPerSecond *uint64 `json:"bytes_per_second,omitempty"`
+	// Days from the beginning of a pass to that of the next one, up to 3650. 0: passes begin only when somebody starts them. Default: as before; 14 for a pool for which it was never set.
+	Days *uint32 `json:"days,omitempty"`
+}
+
+// ArykPoolSetScrub calls aryk_pool_set_scrub. Sets how often a pool is scrubbed, and how fast. The pool keeps that.
+func (c *Client) ArykPoolSetScrub(ctx context.Context, params ArykPoolSetScrubParams) (bool, error) {
+	return call[bool](ctx, c, "aryk_pool_set_scrub", params)
+}
+
 // ArykPoolSnapshotParams are the parameters of aryk_pool_snapshot.
 type ArykPoolSnapshotParams struct {
 	// The volumes, all of one pool, and the names of their snapshots.
@@ -219,6 +245,28 @@ type ArykPoolSnapshotParams struct {
 // ArykPoolSnapshot calls aryk_pool_snapshot. Takes snapshots of several volumes of a pool at one instant.
 func (c *Client) ArykPoolSnapshot(ctx context.Context, params ArykPoolSnapshotParams) ([]string, error) {
 	return call[[]string](ctx, c, "aryk_pool_snapshot", params)
+}
+
+// ArykPoolStartScrubParams are the parameters of aryk_pool_start_scrub.
+type ArykPoolStartScrubParams struct {
+	// Name or UUID of the pool.
+	Pool string `json:"pool"`
+}
+
+// ArykPoolStartScrub calls aryk_pool_start_scrub. Begins a pass of the scrub of a pool now: all its data and index are read slowly, and verified.
+func (c *Client) ArykPoolStartScrub(ctx context.Context, params ArykPoolStartScrubParams) (bool, error) {
+	return call[bool](ctx, c, "aryk_pool_start_scrub", params)
+}
+
+// ArykPoolStopScrubParams are the parameters of aryk_pool_stop_scrub.
+type ArykPoolStopScrubParams struct {
+	// Name or UUID of the pool.
+	Pool string `json:"pool"`
+}
+
+// ArykPoolStopScrub calls aryk_pool_stop_scrub. Ends the pass of the scrub of a pool.
+func (c *Client) ArykPoolStopScrub(ctx context.Context, params ArykPoolStopScrubParams) (bool, error) {
+	return call[bool](ctx, c, "aryk_pool_stop_scrub", params)
 }
 
 // ArykPoolsGet calls aryk_pools_get. Lists the pools, with their space and their counters.

@@ -1871,7 +1871,26 @@ type PoolInfo struct {
 	ReservedBytes uint64 `json:"reserved_bytes"`
 	// Sizes of all volumes, in bytes.
 	ProvisionedBytes uint64       `json:"provisioned_bytes"`
+	Scrub            PoolScrub    `json:"scrub"`
 	Counters         PoolCounters `json:"counters"`
+}
+
+// PoolScrub: The scrub of a pool.
+type PoolScrub struct {
+	// `none` if no pass has begun since the pool was opened, `running`, or how the latest pass has ended: `complete`, `stopped`, or `failed` if the disk of the pool has failed.
+	State string `json:"state"`
+	// Days from the beginning of a pass to that of the next one; 0 if passes begin only when somebody starts them.
+	Days uint32 `json:"days"`
+	// Bytes that are read in a second at most; 0 if the daemon chooses them.
+	BytesPerSecond uint64 `json:"bytes_per_second"`
+	// Bytes that were read since the pool was opened.
+	ReadBytes uint64 `json:"read_bytes"`
+	// Blocks of data and pages of the index that were found damaged since the pool was opened, in all passes.
+	DamagedBlocks uint64 `json:"damaged_blocks"`
+	// Time at which the latest complete pass began, in seconds since 1970; not there if there was none.
+	CompleteSince *uint64 `json:"complete_since,omitempty"`
+	// Percent of the pass that are done; not there if none is running.
+	Percent *uint64 `json:"percent,omitempty"`
 }
 
 // PoolStats: Number of buffers, by source.
@@ -2139,6 +2158,26 @@ type Scheduler struct {
 	CoreLimit *uint8 `json:"core_limit,omitempty"`
 	// Of `dynamic`: a queue whose load is below this percentage of a core is nearly idle.
 	LoadLimit *uint8 `json:"load_limit,omitempty"`
+}
+
+// ScrubResult: Result of `aryk_pool_get_scrub`.
+type ScrubResult struct {
+	// `none` if no pass has begun since the pool was opened, `running`, or how the latest pass has ended: `complete`, `stopped`, or `failed` if the disk of the pool has failed.
+	State string `json:"state"`
+	// Days from the beginning of a pass to that of the next one; 0 if passes begin only when somebody starts them.
+	Days uint32 `json:"days"`
+	// Bytes that are read in a second at most; 0 if the daemon chooses them.
+	BytesPerSecond uint64 `json:"bytes_per_second"`
+	// Bytes that were read since the pool was opened.
+	ReadBytes uint64 `json:"read_bytes"`
+	// Blocks of data and pages of the index that were found damaged since the pool was opened, in all passes.
+	DamagedBlocks uint64 `json:"damaged_blocks"`
+	// What the pass that is running, or else the latest one, has found: the first 1,000 pieces.
+	Damage []PoolDamage `json:"damage"`
+	// Time at which the latest complete pass began, in seconds since 1970; not there if there was none.
+	CompleteSince *uint64 `json:"complete_since,omitempty"`
+	// Percent of the pass that are done; not there if none is running.
+	Percent *uint64 `json:"percent,omitempty"`
 }
 
 // ScsiDevice: One of the results of `scsi_get_devices`.

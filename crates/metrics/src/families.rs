@@ -364,6 +364,9 @@ pub const ALL: &[FamilySource] = &[
     pools::WAITING,
     pools::PRICE,
     pools::DAMAGED,
+    pools::SCRUB_READ,
+    pools::SCRUB_DAMAGED,
+    pools::SCRUBBED,
     pools::MEMBER_SPACE,
     pools::COUNTED,
     FamilySource {

@@ -199,6 +199,12 @@ pub struct Pool {
     pub price_percent: u64,
     /// Blocks whose data did not match its checksum.
     pub damaged_blocks: u64,
+    /// Bytes that the scrub has read.
+    pub scrub_read_bytes: u64,
+    /// Blocks of data and pages of the index that the scrub has found damaged.
+    pub scrub_damaged_blocks: u64,
+    /// Time at which the latest complete pass of the scrub began, in seconds since 1970.
+    pub scrub_complete_since: Option<u64>,
     /// The space of volumes and snapshots, as it was counted last; empty before.
     pub members: Vec<PoolMember>,
     /// The time since that count.

@@ -119,7 +119,7 @@ pub(crate) fn all(this: &Weak<Methods<Control>>) -> Table<Control> {
 }
 
 /// The methods that read-only clients may call.
-const CHANGE_NOTHING: [&str; 67] = [
+const CHANGE_NOTHING: [&str; 68] = [
     "accel_crypto_keys_get",
     "accel_get_module_info",
     "accel_get_opc_assignments",
@@ -128,6 +128,7 @@ const CHANGE_NOTHING: [&str; 67] = [
     "aryk_file_systems_get",
     "aryk_latency_get",
     "aryk_memory_clients_get",
+    "aryk_pool_get_scrub",
     "aryk_pools_get",
     "aryk_volume_get_changed",
     "aryk_volume_get_space",

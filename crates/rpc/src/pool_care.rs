@@ -1,5 +1,5 @@
-//! Looks after pools: finishes changes that a shard has refused, warns of pools that become full, stores how far they are, and
-//! counts the space of their volumes. Control context.
+//! Looks after pools: finishes changes that a shard has refused, warns of pools that become full, stores how far they are, counts
+//! the space of their volumes, and scrubs them. Control context.
 
 use crate::Control;
 use crate::methods::volumes::announce;
@@ -8,7 +8,7 @@ use aryk_bdev_volume::Pool;
 use aryk_reactor::Clock;
 use std::rc::Weak;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Interval of the attempts to finish changes.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -40,6 +40,7 @@ pub async fn look_after_pools(control: Weak<Control>) {
             if !known.iter().any(|other| other.ptr_eq(&pool)) {
                 tokio::task::spawn_local(look_after(control.clone(), pool.clone()));
                 tokio::task::spawn_local(count_space(pool.clone()));
+                tokio::task::spawn_local(scrub(pool.clone()));
                 known.push(pool);
             }
         }
@@ -83,6 +84,22 @@ async fn count_space(pool: std::sync::Weak<Pool>) {
         }
         pause = COUNT_PAUSE.max(Clock::Monotonic.now().since(begin) * COUNT_PAUSES);
     }
+}
+
+/// Scrubs a pool when that is due, as long as it is open.
+async fn scrub(pool: std::sync::Weak<Pool>) {
+    loop {
+        let Some(now) = pool.upgrade().filter(|pool| !pool.has_ended()) else { return };
+        let (pause, changed) = (now.scrub(seconds_since_1970()).await, now.scrub_changed());
+        drop(now);
+        // Whichever comes first.
+        let _ = tokio::time::timeout(pause, changed.notified()).await;
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the time of a pass outlives the daemon")]
+fn seconds_since_1970() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 async fn warn_of(pool: &Pool, reached: &mut usize) {

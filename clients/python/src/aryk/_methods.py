@@ -288,6 +288,24 @@ class Methods(ABC):
         )
         return result
 
+    def aryk_pool_get_scrub(
+        self,
+        *,
+        pool: str,
+    ) -> types.ScrubResult:
+        """Tells how far the scrub of a pool is, and what its latest pass has found.
+
+        Parameters:
+            pool: Name or UUID of the pool.
+        """
+        result: types.ScrubResult = self.call(
+            "aryk_pool_get_scrub",
+            _given(
+                pool=pool,
+            ),
+        )
+        return result
+
     def aryk_pool_move(
         self,
         *,
@@ -336,6 +354,30 @@ class Methods(ABC):
         )
         return result
 
+    def aryk_pool_set_scrub(
+        self,
+        *,
+        pool: str,
+        bytes_per_second: int | None = None,
+        days: int | None = None,
+    ) -> bool:
+        """Sets how often a pool is scrubbed, and how fast. The pool keeps that.
+
+        Parameters:
+            pool: Name or UUID of the pool.
+            bytes_per_second: Bytes that are read in a second at most, at least 64 KiB. 0: as many as a pass needs for half of the time until the next one, and at least 4 MiB. Default: as before; 0 for a pool for which it was never set.
+            days: Days from the beginning of a pass to that of the next one, up to 3650. 0: passes begin only when somebody starts them. Default: as before; 14 for a pool for which it was never set.
+        """
+        result: bool = self.call(
+            "aryk_pool_set_scrub",
+            _given(
+                pool=pool,
+                bytes_per_second=bytes_per_second,
+                days=days,
+            ),
+        )
+        return result
+
     def aryk_pool_snapshot(
         self,
         *,
@@ -350,6 +392,42 @@ class Methods(ABC):
             "aryk_pool_snapshot",
             _given(
                 snapshots=snapshots,
+            ),
+        )
+        return result
+
+    def aryk_pool_start_scrub(
+        self,
+        *,
+        pool: str,
+    ) -> bool:
+        """Begins a pass of the scrub of a pool now: all its data and index are read slowly, and verified.
+
+        Parameters:
+            pool: Name or UUID of the pool.
+        """
+        result: bool = self.call(
+            "aryk_pool_start_scrub",
+            _given(
+                pool=pool,
+            ),
+        )
+        return result
+
+    def aryk_pool_stop_scrub(
+        self,
+        *,
+        pool: str,
+    ) -> bool:
+        """Ends the pass of the scrub of a pool.
+
+        Parameters:
+            pool: Name or UUID of the pool.
+        """
+        result: bool = self.call(
+            "aryk_pool_stop_scrub",
+            _given(
+                pool=pool,
             ),
         )
         return result
@@ -5467,6 +5545,24 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def aryk_pool_get_scrub(
+        self,
+        *,
+        pool: str,
+    ) -> types.ScrubResult:
+        """Tells how far the scrub of a pool is, and what its latest pass has found.
+
+        Parameters:
+            pool: Name or UUID of the pool.
+        """
+        result: types.ScrubResult = await self.call(
+            "aryk_pool_get_scrub",
+            _given(
+                pool=pool,
+            ),
+        )
+        return result
+
     async def aryk_pool_move(
         self,
         *,
@@ -5515,6 +5611,30 @@ class AsyncMethods(ABC):
         )
         return result
 
+    async def aryk_pool_set_scrub(
+        self,
+        *,
+        pool: str,
+        bytes_per_second: int | None = None,
+        days: int | None = None,
+    ) -> bool:
+        """Sets how often a pool is scrubbed, and how fast. The pool keeps that.
+
+        Parameters:
+            pool: Name or UUID of the pool.
+            bytes_per_second: Bytes that are read in a second at most, at least 64 KiB. 0: as many as a pass needs for half of the time until the next one, and at least 4 MiB. Default: as before; 0 for a pool for which it was never set.
+            days: Days from the beginning of a pass to that of the next one, up to 3650. 0: passes begin only when somebody starts them. Default: as before; 14 for a pool for which it was never set.
+        """
+        result: bool = await self.call(
+            "aryk_pool_set_scrub",
+            _given(
+                pool=pool,
+                bytes_per_second=bytes_per_second,
+                days=days,
+            ),
+        )
+        return result
+
     async def aryk_pool_snapshot(
         self,
         *,
@@ -5529,6 +5649,42 @@ class AsyncMethods(ABC):
             "aryk_pool_snapshot",
             _given(
                 snapshots=snapshots,
+            ),
+        )
+        return result
+
+    async def aryk_pool_start_scrub(
+        self,
+        *,
+        pool: str,
+    ) -> bool:
+        """Begins a pass of the scrub of a pool now: all its data and index are read slowly, and verified.
+
+        Parameters:
+            pool: Name or UUID of the pool.
+        """
+        result: bool = await self.call(
+            "aryk_pool_start_scrub",
+            _given(
+                pool=pool,
+            ),
+        )
+        return result
+
+    async def aryk_pool_stop_scrub(
+        self,
+        *,
+        pool: str,
+    ) -> bool:
+        """Ends the pass of the scrub of a pool.
+
+        Parameters:
+            pool: Name or UUID of the pool.
+        """
+        result: bool = await self.call(
+            "aryk_pool_stop_scrub",
+            _given(
+                pool=pool,
             ),
         )
         return result

@@ -1865,7 +1865,27 @@ class PoolInfo(TypedDict):
     reserved_bytes: int
     #: Sizes of all volumes, in bytes.
     provisioned_bytes: int
+    scrub: PoolScrub
     counters: PoolCounters
+
+
+class PoolScrub(TypedDict):
+    """The scrub of a pool."""
+
+    #: `none` if no pass has begun since the pool was opened, `running`, or how the latest pass has ended: `complete`, `stopped`, or `failed` if the disk of the pool has failed.
+    state: str
+    #: Days from the beginning of a pass to that of the next one; 0 if passes begin only when somebody starts them.
+    days: int
+    #: Bytes that are read in a second at most; 0 if the daemon chooses them.
+    bytes_per_second: int
+    #: Bytes that were read since the pool was opened.
+    read_bytes: int
+    #: Blocks of data and pages of the index that were found damaged since the pool was opened, in all passes.
+    damaged_blocks: int
+    #: Time at which the latest complete pass began, in seconds since 1970; not there if there was none.
+    complete_since: NotRequired[int]
+    #: Percent of the pass that are done; not there if none is running.
+    percent: NotRequired[int]
 
 
 class PoolStats(TypedDict):
@@ -2128,6 +2148,27 @@ class Scheduler(TypedDict):
     core_limit: NotRequired[int]
     #: Of `dynamic`: a queue whose load is below this percentage of a core is nearly idle.
     load_limit: NotRequired[int]
+
+
+class ScrubResult(TypedDict):
+    """Result of `aryk_pool_get_scrub`."""
+
+    #: `none` if no pass has begun since the pool was opened, `running`, or how the latest pass has ended: `complete`, `stopped`, or `failed` if the disk of the pool has failed.
+    state: str
+    #: Days from the beginning of a pass to that of the next one; 0 if passes begin only when somebody starts them.
+    days: int
+    #: Bytes that are read in a second at most; 0 if the daemon chooses them.
+    bytes_per_second: int
+    #: Bytes that were read since the pool was opened.
+    read_bytes: int
+    #: Blocks of data and pages of the index that were found damaged since the pool was opened, in all passes.
+    damaged_blocks: int
+    #: What the pass that is running, or else the latest one, has found: the first 1,000 pieces.
+    damage: list[PoolDamage]
+    #: Time at which the latest complete pass began, in seconds since 1970; not there if there was none.
+    complete_since: NotRequired[int]
+    #: Percent of the pass that are done; not there if none is running.
+    percent: NotRequired[int]
 
 
 class ScsiDevice(TypedDict):

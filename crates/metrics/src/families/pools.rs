@@ -147,6 +147,37 @@ pub const DAMAGED: FamilySource = FamilySource {
     write: |f, snapshot, i, t| write(f, snapshot, i, t, |pool| pool.damaged_blocks),
 };
 
+pub const SCRUB_READ: FamilySource = FamilySource {
+    family: moved("aryk_pool_scrub_read_bytes", "Bytes that the scrub has read."),
+    objects: pools,
+    write: |f, snapshot, i, t| write(f, snapshot, i, t, |pool| pool.scrub_read_bytes),
+};
+
+pub const SCRUB_DAMAGED: FamilySource = FamilySource {
+    family: counter(
+        "aryk_pool_scrub_damaged_blocks",
+        "Blocks of data and pages of the index that the scrub has found damaged, in all passes.",
+    ),
+    objects: pools,
+    write: |f, snapshot, i, t| write(f, snapshot, i, t, |pool| pool.scrub_damaged_blocks),
+};
+
+pub const SCRUBBED: FamilySource = FamilySource {
+    family: of(
+        Kind::Gauge,
+        "seconds",
+        "aryk_pool_scrub_complete_timestamp_seconds",
+        "Time at which the latest complete pass of the scrub began, in seconds since 1970.",
+    ),
+    objects: pools,
+    write: |f, snapshot, i, t| {
+        let pool = &snapshot.pools[i];
+        if let Some(since) = pool.scrub_complete_since {
+            t.count(f, &[("pool", &pool.name)], since);
+        }
+    },
+};
+
 /// Pools may have thousands of members: each is an object of its own.
 fn members(snapshot: &Snapshot) -> usize {
     snapshot.pools.iter().map(|pool| pool.members.len()).sum()

@@ -1,5 +1,6 @@
 //! `aryk_pool_*`, `aryk_pools_get`, `aryk_volume_*`, `aryk_volumes_get`: what SPDK has no methods for. Control context.
 
+mod scrub;
 mod upkeep;
 
 use super::volumes::{self, Attributes, find};
@@ -46,6 +47,7 @@ pub(super) fn register(table: &mut Table<Control>) {
         "Sets what a volume's writes do while the pool is full.",
         set_when_full,
     );
+    scrub::register(table);
     upkeep::register(table);
 }
 
@@ -235,6 +237,7 @@ struct PoolDescription {
     reserved_bytes: u64,
     /// Sizes of all volumes, in bytes.
     provisioned_bytes: u64,
+    scrub: scrub::PoolScrub,
     counters: PoolCounters,
 }
 
@@ -269,6 +272,7 @@ async fn describe_pool(pool: &Pool) -> Result<PoolDescription, Error> {
         free_bytes: space.free.0,
         reserved_bytes: space.reserved.0,
         provisioned_bytes: volumes.iter().map(Member::bytes).sum(),
+        scrub: scrub::PoolScrub::new(&pool.scrub_report(), &stats),
         counters: PoolCounters {
             user_write_bytes: stats.user_write_bytes,
             user_read_bytes: stats.user_read_bytes,

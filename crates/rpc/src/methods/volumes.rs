@@ -307,6 +307,9 @@ pub(crate) async fn metrics(control: &Control) -> Vec<aryk_metrics::Pool> {
                 waiting_requests: stats.waiting_requests,
                 price_percent: stats.price_percent,
                 damaged_blocks: stats.damaged_blocks,
+                scrub_read_bytes: stats.scrub_read_bytes,
+                scrub_damaged_blocks: stats.scrub_damaged_blocks,
+                scrub_complete_since: pool.scrub_report().complete_since,
                 members: members.iter().filter_map(space_of).collect(),
                 counted_ago: count.as_ref().map(|count| Clock::Monotonic.now().since(count.at)),
             });

@@ -205,6 +205,10 @@ fn use_volumes(call: &mut impl FnMut(&'static str, Value), dir: &Path, core: u16
     call("aryk_volume_get_space", json!({"pool": "lvs"}));
     call("aryk_volume_get_changed", json!({"volume": "lvs/a", "since": "lvs/s"}));
     call("aryk_pool_check", json!({"pool": "lvs", "repair": true}));
+    call("aryk_pool_set_scrub", json!({"pool": "lvs", "days": 7, "bytes_per_second": 1 << 20}));
+    call("aryk_pool_start_scrub", json!({"pool": "lvs"}));
+    call("aryk_pool_get_scrub", json!({"pool": "lvs"}));
+    call("aryk_pool_stop_scrub", json!({"pool": "lvs"}));
     call("aryk_pool_move", json!({"pool": "lvs", "shard": 0, "core": core}));
     call("aryk_pool_move", json!({"pool": "lvs", "core": core}));
     call("bdev_lvol_delete", disk("lvs/s"));

@@ -87,7 +87,7 @@ struct PoolCheck {
 
 /// A damaged part of a pool.
 #[derive(Debug, Serialize, JsonSchema)]
-struct PoolDamage {
+pub(super) struct PoolDamage {
     /// Alias of a volume or snapshot that shows the damage. Not there if it belongs to none, or to a part of the index.
     #[serde(skip_serializing_if = "Option::is_none")]
     volume: Option<String>,
@@ -105,8 +105,18 @@ const BLOCK: u64 = aryk_bdev_volume::BLOCK as u64;
 async fn check(control: &Control, p: CheckPool) -> Result<PoolCheck, Error> {
     let pool = control.volumes.pools.find(&p.pool)?;
     let report = pool.check(p.data, p.repair).await?;
+    Ok(PoolCheck {
+        references: report.references,
+        blocks_read: report.blocks_read,
+        leaked_bytes: report.leaked_units * u64::from(aryk_bdev_volume::UNIT),
+        damage: damage_of(&pool, report.damage),
+    })
+}
+
+/// Damage of a pool, as clients get it.
+pub(super) fn damage_of(pool: &module::Pool, damage: Vec<module::Damage>) -> Vec<PoolDamage> {
     let members = pool.members();
-    let damage = report.damage.into_iter().map(|damage| PoolDamage {
+    let describe = |damage: module::Damage| PoolDamage {
         volume: damage.volume.and_then(|id| {
             let member = members.iter().find(|member| member.id == id)?;
             Some(pool.alias(member.name()))
@@ -114,13 +124,8 @@ async fn check(control: &Control, p: CheckPool) -> Result<PoolCheck, Error> {
         offset: damage.block * BLOCK,
         bytes: damage.blocks * BLOCK,
         what: damage.what,
-    });
-    Ok(PoolCheck {
-        references: report.references,
-        blocks_read: report.blocks_read,
-        leaked_bytes: report.leaked_units * u64::from(aryk_bdev_volume::UNIT),
-        damage: damage.collect(),
-    })
+    };
+    damage.into_iter().map(describe).collect()
 }
 
 /// Parameters of `aryk_volume_get_changed`.
