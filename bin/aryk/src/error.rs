@@ -74,6 +74,14 @@ pub enum Error {
         /// Why.
         why: String,
     },
+    /// The pass of the scrub of a pool has ended before it had read all.
+    #[error("the scrub of pool '{pool}' is not complete: {why}")]
+    Scrub {
+        /// The pool.
+        pool: String,
+        /// Why.
+        why: &'static str,
+    },
     /// A pool has damaged parts.
     #[error("the pool '{0}' is damaged")]
     Damaged(String),
@@ -246,6 +254,7 @@ impl Error {
             Self::Damaged(_) => {
                 Some("Reads of the damaged parts fail. Write them again, or restore the volumes from copies.")
             }
+            Self::Scrub { .. } => Some("The next pass begins at the start of the pool: aryk pool scrub POOL"),
             Self::Unanswered { .. } => Some("--timeout sets how many seconds to wait."),
             Self::Step { source, .. } => source
                 .hint()
@@ -275,6 +284,7 @@ impl Error {
             | Self::Protocol(_)
             | Self::Unhealthy(_)
             | Self::Rotation { .. }
+            | Self::Scrub { .. }
             | Self::Damaged(_)
             | Self::File(_)
             | Self::Replaces(_)

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 mod offline;
+mod scrub;
 
 /// Hints for a pool that cannot be created, found or changed.
 const HINTS: [(i64, &str); 4] = [
@@ -93,6 +94,8 @@ pub enum PoolCommand {
         #[arg(long)]
         repair: bool,
     },
+    /// Read all of a pool slowly now, in the daemon, and find damage; or set when the daemon does that by itself
+    Scrub(scrub::ScrubArgs),
     /// Move a pool, or a shard of it, to another reactor, while its volumes are in use
     Move {
         /// The pool
@@ -192,6 +195,7 @@ pub fn run(command: &PoolCommand, client: &mut Client, out: &Output) -> Result<(
             let pool = pool.as_deref().expect("it is required without --offline");
             check(pool, *quick, *repair, client, out)
         }
+        PoolCommand::Scrub(args) => scrub::run(args, client, out),
         PoolCommand::Move { pool, shard, core } => move_shard(pool, *shard, *core, client, out),
         PoolCommand::Rename { pool, name } => {
             let params = json!({"old_name": pool, "new_name": name});
@@ -344,6 +348,7 @@ fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
             ("price of writes", format!("{}%", count("price_percent"))),
             ("unfinished changes", number(&pool, "unfinished_changes").to_string()),
             ("damaged blocks", count("damaged_blocks").to_string()),
+            ("scrub", scrub::line(&pool["scrub"])),
         ])
     })
 }
@@ -399,21 +404,25 @@ fn show_report(name: &str, is_repaired: bool, report: &Value, out: &Output) -> R
             (_, true) => lines.push(format!("{leaked} that nothing referred to are free now.")),
             (_, false) => lines.push(format!("Nothing refers to {leaked}; to free them: --repair")),
         }
-        lines.extend(elements(&report["damage"]).iter().map(|damage| match text(damage, "volume") {
-            "" => format!("damaged: {}", text(damage, "what")),
-            volume => format!(
-                "damaged: '{volume}', {} bytes at {}: {}",
-                number(damage, "bytes"),
-                number(damage, "offset"),
-                text(damage, "what")
-            ),
-        }));
+        lines.extend(elements(&report["damage"]).iter().map(damage_line));
         if elements(&report["damage"]).is_empty() {
             lines.push("No damage.".to_owned());
         }
         lines.join("\n")
     })?;
     if elements(&report["damage"]).is_empty() { Ok(()) } else { Err(Error::Damaged(name.to_owned())) }
+}
+
+/// A piece of damage, in a line.
+fn damage_line(damage: &Value) -> String {
+    let what = text(damage, "what");
+    match text(damage, "volume") {
+        "" => format!("damaged: {what}"),
+        volume => {
+            let [bytes, offset] = ["bytes", "offset"].map(|name| number(damage, name));
+            format!("damaged: '{volume}', {bytes} bytes at {offset}: {what}")
+        }
+    }
 }
 
 fn delete(name: &str, force: bool, client: &mut Client, out: &Output) -> Result<(), Error> {
