@@ -249,10 +249,14 @@ impl Pool {
     fn begin_flush(&mut self) {
         let jobs = &self.jobs;
         let bytes_due = self.settings.flush_bytes.min(self.pressure.start());
-        let is_due = self.log.written_bytes - jobs.frozen_bytes >= bytes_due
-            || jobs.fresh_entries - jobs.frozen_entries >= self.settings.flush_entries;
-        let is_due =
-            is_due && !self.is_behind() || jobs.is_flush_wanted || self.is_short() && self.can_flush_free();
+        let entries = jobs.fresh_entries - jobs.frozen_entries;
+        let is_large =
+            self.log.written_bytes - jobs.frozen_bytes >= bytes_due || entries >= self.settings.flush_entries;
+        // The cleaner adds entries, too: there is a limit to those in memory.
+        let may_wait = entries < 2 * self.settings.flush_entries;
+        let is_due = is_large && !(may_wait && self.is_behind())
+            || jobs.is_flush_wanted
+            || self.is_short() && self.can_flush_free();
         if !is_due {
             return;
         }
