@@ -3,16 +3,19 @@
 //! - [`host`]: the host, on the front-end's core; [`output`]: what it and the bare loop send.
 //! - [`bare`]: the loop that the target is compared with; [`nbd`]: the peer, for scale.
 //! - [`initiator`]: Aryk's own initiator instead of that host, also with digests and TLS.
+//! - [`linux`]: Linux' own initiator, beside Linux' own target, in a guest; [`rdma`]: RDMA beside TCP, in a guest.
 //! - [`idle`]: many connections without requests; [`rare`]: few requests; [`profile`]: where the time of the target goes.
 
 mod bare;
 mod host;
 mod idle;
 mod initiator;
+mod linux;
 mod nbd;
 mod output;
 mod profile;
 mod rare;
+mod rdma;
 
 use crate::backend::{self, Policy, Store};
 use crate::frontend::Closed;
@@ -51,7 +54,9 @@ pub fn measure(settings: &Settings, report: &mut Report) -> Result<()> {
     initiator::measure(settings, report)?;
     rare::measure(settings, report)?;
     idle::measure(settings, report)?;
-    profile::measure(settings, report)
+    profile::measure(settings, report)?;
+    linux::measure(settings, report)?;
+    rdma::measure(settings, report)
 }
 
 /// An arykd whose target has a disk in memory. It is stopped, unless it is measured.

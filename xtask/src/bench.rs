@@ -16,7 +16,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     install::ensure(&[install::QEMU_STORAGE_DAEMON, install::FIO, install::VALGRIND])?;
-    if args.arguments.iter().any(|word| word == "nvme-guest") {
+    if args.arguments.iter().any(|word| word == "nvme-guest" || word == "nvmf") {
         install::ensure(install::GUEST)?;
     }
     if args.arguments.iter().any(|word| word == "rbd") {

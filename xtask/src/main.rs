@@ -19,7 +19,6 @@ mod generate;
 mod hotplug;
 mod install;
 mod progress;
-mod rdma;
 mod simulate;
 mod test;
 mod workspace;
@@ -58,8 +57,6 @@ enum Command {
     Churn(churn::Args),
     /// Cut the connections to a disk of another host, a thousand times, under verified writes
     Cuts(cuts::Args),
-    /// Measure what requests cost over RDMA and over TCP, in one guest
-    RdmaCost,
     /// Simulate a part of Aryk by seed, on stores that fail
     #[command(subcommand)]
     Simulate(simulate::What),
@@ -99,7 +96,6 @@ fn run(command: Command) -> Result<()> {
         Command::Adversary(args) => adversary::run(&args),
         Command::Churn(args) => churn::run(&args),
         Command::Cuts(args) => cuts::run(&args),
-        Command::RdmaCost => rdma::run(),
         Command::Simulate(what) => simulate::run(&what),
         Command::Generate => generate::run(),
         Command::Deb(args) => deb::run(&args),

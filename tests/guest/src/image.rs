@@ -33,6 +33,7 @@ const MODULES_OF_SCRIPTS: &[(&str, &[&str])] = &[
     ("dm-crypt", &["dm-crypt", "ecb", "xts", "aes_generic"]),
     ("nvme-tcp", &["virtio_net", "nvme-tcp"]),
     ("nvmet-tcp", &["virtio_net", "nvmet-tcp"]),
+    ("brd", &["brd"]),
     ("nvme-auth", &["hmac", "sha256_generic", "sha512_generic", "dh_generic"]),
 ];
 /// The same, with the kernel that has RDMA.
