@@ -1,26 +1,20 @@
-//! Compaction: a range whose blocks lie apart is gathered into one dense frame. Any context.
+//! Compaction: the blocks of a range that lie apart are gathered. Any context.
 //!
-//! Merges of the oldest levels report ranges of which nearly all blocks have entries of their own, in many pieces, and dense
-//! ranges of which many blocks were written again (*worn* ones). The blocks of one range at a time are looked up, read, verified
-//! and written in a row, with their checksums unchanged. The dense frame gets the commit *M* of the newest of them. So its one
-//! entry is a version of all blocks of the range for each view from *M* on, and hides those from which it was made.
-//!
-//! **When that is right.** At the oldest view that includes *M*, each block must be the version that was gathered, or newer data:
-//! when the frame is written, this is looked up once more, in the turn in which the entry is made. Later views differ from this
-//! one only by newer versions, and a merge that begins later leaves out no zero that is newer than an entry elsewhere.
-//!
-//! **When that is worth it.** Blocks that a view older than *M* sees stay, and would exist twice: a range with many of them is
-//! left alone, and so is one that shows its base. All work waits until no write has come for some turns; only worn ranges are
-//! gathered before that, while free blobs are short, because a worn dense frame is alive as a whole.
+//! Merges of the oldest levels report ranges of which many blocks have entries of their own, in many pieces, and dense ranges of
+//! which many blocks were written again (*worn* ones). The blocks of one range at a time are looked up, read, verified and
+//! written in a row, with their checksums unchanged. How they are written then is a setting: as they are (`compact/row.rs`), or
+//! as a dense frame (`compact/range.rs`). All work waits until no write has come, and no request was under way, for some turns.
 
-use crate::dense::DenseKey;
-use crate::frame::{self, Head, Kind, NO_STREAM, Record};
+mod range;
+mod row;
+
+use crate::moving::{Moved, moved_header_len};
 use crate::outbox::Owner;
 use crate::pool::Pool;
 use crate::read::{Waiter, dense_header_len};
-use crate::{BLOCK, BLOCK_UNITS, BlobId, RANGE_BLOCKS, StoreError, StoreOp, TimelineId, UNIT};
+use crate::{BLOCK, BlobId, Form, RANGE_BLOCKS, StoreError, StoreOp, TimelineId};
 use aryk_dma::Buffer;
-use aryk_volume_index::{Commit, Key as IndexKey, Place, Query, Slot, Value, Version};
+use aryk_volume_index::{Commit, Query, Slot, Version};
 use std::collections::BTreeSet;
 
 /// Turns without writes after which the pool is quiet.
@@ -39,9 +33,6 @@ const READ_BLOCKS_MAX: usize = 64;
 const READS_MAX: u32 = 16;
 const READS_BESIDE_REQUESTS: u32 = 2;
 
-/// Blocks that may exist twice, because older views keep them.
-const TWICE_MAX: usize = 64;
-
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
     Look,
@@ -51,10 +42,11 @@ enum Step {
     Insert,
 }
 
-/// Blocks in a row.
+/// Blocks in a row, in a blob and in what is gathered.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
-    block: usize,
+    /// Which block of the gathered data is the first.
+    at: usize,
     blocks: usize,
     blob: BlobId,
     life: u64,
@@ -67,10 +59,15 @@ struct Gather {
     timeline: TimelineId,
     range: u32,
     partition: usize,
+    /// The first block, of the range, of the part that is being gathered.
+    first: u32,
     step: Step,
-    /// The version of each block, and the newest of their commits.
+    /// For a dense frame, the version of each block, and the newest of their commits.
     versions: Vec<Option<Version>>,
     commit: Commit,
+    /// In a row, the blocks that are moved.
+    moved: Vec<Moved>,
+    /// The checksum of each block of the gathered data.
     checksums: Vec<u32>,
     /// What was not read yet; the last comes first.
     pieces: Vec<Piece>,
@@ -80,7 +77,31 @@ struct Gather {
     target: Option<(BlobId, u32)>,
     /// Index pages and headers that are being read.
     waits: u32,
+    /// Parts that were gathered.
+    parts: u32,
     has_failed: bool,
+}
+
+impl Gather {
+    /// The first block of the part, in the volume.
+    fn first_block(&self) -> u64 {
+        u64::from(self.range) * u64::from(RANGE_BLOCKS) + u64::from(self.first)
+    }
+
+    /// The block in the volume that a block of the gathered data is.
+    fn block(&self, at: usize) -> u64 {
+        self.moved.get(at).map_or_else(|| self.first_block() + at as u64, |moved| moved.record.block)
+    }
+}
+
+/// The search for ranges to be gathered in a row.
+#[derive(Clone, Copy, Debug, Default)]
+enum Search {
+    /// What the latest merges of all levels have found is being gathered.
+    #[default]
+    Found,
+    /// Levels are merged again when users have written so many bytes.
+    After(u64),
 }
 
 /// The compaction of a pool.
@@ -92,6 +113,11 @@ pub(crate) struct Compactor {
     /// Ranges that were gathered since that happened last.
     gathered: u32,
     gather: Option<Gather>,
+    search: Search,
+    /// Bytes that users have earned, and that are not written any more ([`Pool::allowance`]).
+    forfeited: u64,
+    /// Bytes that were written, but not for what users have written since the pool was opened.
+    excused: u64,
     /// The log's next sequence at the latest turn, and for how many turns it has been that.
     sequence: u64,
     quiet_turns: u32,
@@ -116,6 +142,11 @@ impl Compactor {
         }
     }
 
+    /// Bytes are written that compaction need not pay back: those of an inflation, or of a log before the opening.
+    pub(crate) const fn excuse(&mut self, bytes: u64) {
+        self.excused += bytes;
+    }
+
     /// Has no further range begin, or goes on.
     pub(crate) const fn pause(&mut self, is_paused: bool) {
         self.is_paused = is_paused;
@@ -131,26 +162,31 @@ enum Stop {
 impl Pool {
     /// Does a bounded piece of compaction. Returns whether there is more to do without input.
     pub(crate) fn step_compactor(&mut self) -> bool {
-        if self.log.next_sequence != self.compactor.sequence {
+        // Requests of this reactor, and reads of others.
+        let is_busy = !self.requests.is_empty() || self.lent > 0;
+        if is_busy || self.log.next_sequence != self.compactor.sequence {
             self.compactor.sequence = self.log.next_sequence;
             self.compactor.quiet_turns = 0;
         }
         let is_quiet = self.compactor.quiet_turns >= QUIET_TURNS;
         self.compactor.quiet_turns = self.compactor.quiet_turns.saturating_add(1);
         let Some(mut gather) = self.compactor.gather.take().or_else(|| self.next_range(is_quiet)) else {
-            return !is_quiet && !self.compactor.wanted.is_empty() && !self.compactor.is_paused;
+            return self.search_for_ranges(is_quiet) || (!is_quiet && !is_busy && self.has_wanted());
         };
         if gather.waits > 0 {
             self.compactor.gather = Some(gather);
             return false;
         }
-        let result = match gather.step {
-            _ if gather.has_failed && gather.reads == 0 && gather.step != Step::Write => Err(Stop::Leave),
-            Step::Look => self.look(&mut gather),
-            Step::Read => self.read_pieces(&mut gather),
-            Step::Place => self.write_range(&mut gather),
-            Step::Write => Err(Stop::Wait),
-            Step::Insert => self.insert_range(&mut gather),
+        let result = match (gather.step, self.settings.form) {
+            (step, _) if gather.has_failed && gather.reads == 0 && step != Step::Write => Err(Stop::Leave),
+            (Step::Look, Form::Dense) => self.look_at_range(&mut gather),
+            (Step::Look, Form::Row) => self.look_at_part(&mut gather, is_quiet),
+            (Step::Read, _) => self.read_pieces(&mut gather),
+            (Step::Place, Form::Dense) => self.write_range(&mut gather),
+            (Step::Place, Form::Row) => self.write_part(&mut gather),
+            (Step::Write, _) => Err(Stop::Wait),
+            (Step::Insert, Form::Dense) => self.insert_range(&mut gather),
+            (Step::Insert, Form::Row) => self.insert_entries(&mut gather),
         };
         match result {
             Ok(()) => {
@@ -175,131 +211,70 @@ impl Pool {
         if let Some((blob, _)) = gather.target {
             self.keeper.end_move(blob);
         }
+        if gather.parts > 0 {
+            self.stats.gathered_ranges += 1;
+            self.compactor.gathered += 1;
+        }
+    }
+
+    /// Whether ranges wait, or are to be searched for, when the pool is quiet.
+    fn has_wanted(&self) -> bool {
+        !self.compactor.is_paused && (!self.compactor.wanted.is_empty() || self.is_search_due())
+    }
+
+    /// Has levels merged to find more ranges, if that is worth it. Returns whether it does.
+    fn search_for_ranges(&mut self, is_quiet: bool) -> bool {
+        if self.compactor.is_paused || !is_quiet || !self.compactor.wanted.is_empty() || !self.jobs.is_idle()
+        {
+            return false;
+        }
+        // That ends where only such are left that are not to be gathered.
+        if std::mem::take(&mut self.compactor.has_more)
+            && std::mem::take(&mut self.compactor.gathered) >= GATHERED_MIN
+        {
+            self.jobs.stale = [true; crate::PARTITIONS];
+            return true;
+        }
+        self.settings.form == Form::Row && self.search_for_rows()
     }
 
     /// The next range that may be gathered now.
     fn next_range(&mut self, is_quiet: bool) -> Option<Gather> {
-        let has_space = self.is_roomy();
-        if self.compactor.is_paused || (!is_quiet && has_space) {
-            return None;
-        }
-        let Some((timeline, range)) = self.compactor.wanted.pop_first() else {
-            // More are found by merging all again. That ends where only such are left that are not to be gathered.
-            let compactor = &mut self.compactor;
-            if is_quiet && self.jobs.is_idle() && std::mem::take(&mut compactor.has_more) {
-                let is_worth_it = std::mem::take(&mut compactor.gathered) >= GATHERED_MIN;
-                self.jobs.stale = [is_worth_it; crate::PARTITIONS];
-            }
-            return None;
+        let may_begin = match self.settings.form {
+            Form::Dense => !self.compactor.is_paused && (is_quiet || !self.is_roomy()),
+            Form::Row => !self.compactor.wanted.is_empty() && self.may_gather_rows(is_quiet),
         };
+        let (timeline, range) = may_begin.then(|| self.compactor.wanted.pop_first())??;
         let block = u64::from(range) * u64::from(RANGE_BLOCKS);
         Some(Gather {
             timeline,
             range,
             partition: self.partition_of(timeline, block),
+            first: 0,
             step: Step::Look,
             versions: Vec::new(),
             commit: Commit::ZERO,
+            moved: Vec::new(),
             checksums: Vec::new(),
             pieces: Vec::new(),
             reads: 0,
             data: None,
             target: None,
             waits: 0,
+            parts: 0,
             has_failed: false,
         })
     }
 
-    /// Looks up the range at a view, into `slots`.
-    fn look_up_range(&mut self, gather: &mut Gather, view: Commit) -> Result<(), Stop> {
-        let (timeline, range) = (gather.timeline, gather.range);
-        let query = Query { timeline, range, first: Slot::FIRST, count: RANGE_BLOCKS as u16, view };
+    /// Looks up blocks of the range from the part's first on at a view, into `slots`.
+    fn look_up_part(&mut self, gather: &mut Gather, blocks: u32, view: Commit) -> Result<(), Stop> {
+        let (timeline, range, first) = (gather.timeline, gather.range, Slot::block(gather.first as u16));
+        let query = Query { timeline, range, first, count: blocks as u16, view };
         let index = &self.partitions[gather.partition].index;
         index.lookup(&self.cache, &query, &mut self.slots).map_err(|need| {
             gather.waits = self.want_pages(&need, Waiter::Compactor);
             Stop::Wait
         })
-    }
-
-    /// Finds what the range consists of, and whether it is to be gathered.
-    fn look(&mut self, gather: &mut Gather) -> Result<(), Stop> {
-        let history = self.histories.get(gather.timeline).ok_or(Stop::Leave)?;
-        let (has_base, kept) = (history.base.is_some(), history.kept[gather.partition]);
-        let view = if history.is_live { Commit::MAX } else { kept };
-        self.look_up_range(gather, view)?;
-        let slots = (0..RANGE_BLOCKS).map(|block| self.slots.get(Slot::block(block as u16)));
-        gather.versions.clear();
-        gather.versions.extend(slots);
-        let versions = gather.versions.iter().flatten();
-        gather.commit = versions.clone().map(|version| version.commit).max().ok_or(Stop::Leave)?;
-        let shows_base = has_base && gather.versions.contains(&None);
-        let has_data = |version: &&Version| version.value != Value::Zero;
-        let blocks = versions.clone().filter(has_data).count();
-        let of_dense = |version: &&Version| matches!(version.value, Value::Dense { .. });
-        let dense = versions.clone().filter(of_dense).count();
-        let history = self.histories.get(gather.timeline).ok_or(Stop::Leave)?;
-        let is_twice = |version: &&Version| {
-            let first = history.first_from(gather.partition, version.commit);
-            has_data(version) && first.is_some_and(|view| view < gather.commit)
-        };
-        let twice = versions.clone().filter(is_twice).count();
-        let pieces = self.settings.pieces;
-        let is_worn = dense > 0 && blocks - dense >= pieces.worn_min as usize;
-        let has_space = self.is_roomy() && !self.is_short();
-        let is_full = dense == 0 && blocks >= pieces.blocks_min as usize && has_space;
-        if shows_base || twice > TWICE_MAX || !(is_worn || is_full) {
-            return Err(Stop::Leave);
-        }
-        self.find_pieces(gather)?;
-        if !is_worn && gather.pieces.len() < pieces.pieces_min as usize {
-            return Err(Stop::Leave);
-        }
-        gather.data = Some(self.buffers.take(dense_header_len(self.facts.alignment) + RANGE_BLOCKS * BLOCK));
-        gather.step = Step::Read;
-        Ok(())
-    }
-
-    /// Finds the places and checksums of the blocks.
-    fn find_pieces(&mut self, gather: &mut Gather) -> Result<(), Stop> {
-        let header = dense_header_len(self.facts.alignment) / UNIT;
-        let mut latest: Option<DenseKey> = None;
-        gather.pieces.clear();
-        gather.checksums.clear();
-        for block in 0..RANGE_BLOCKS as usize {
-            let value = gather.versions[block].map_or(Value::Zero, |version| version.value);
-            let (blob, unit, crc) = match value {
-                Value::Zero => {
-                    gather.checksums.push(0);
-                    continue;
-                }
-                Value::Block { place, crc } => (place.blob, u32::from(place.unit), crc),
-                Value::Dense { place } => {
-                    let life = self.keeper.life(place.blob).expect("the index refers to blobs in use");
-                    let key = (place.blob, life, u32::from(place.unit));
-                    let crc = self.dense.get(&key).map(|checksums| checksums[block]);
-                    if crc.is_none() && latest != Some(key) {
-                        latest = Some(key);
-                        gather.waits += 1;
-                        self.want_header(key, Waiter::Compactor);
-                    }
-                    let crc = crc.unwrap_or_default();
-                    (place.blob, key.2 + header + block as u32 * BLOCK_UNITS, crc)
-                }
-            };
-            gather.checksums.push(crc);
-            let life = self.keeper.life(blob).expect("the index refers to blobs in use");
-            match gather.pieces.last_mut() {
-                Some(last)
-                    if (last.blob, last.unit + last.blocks as u32 * BLOCK_UNITS) == (blob, unit)
-                        && last.block + last.blocks == block
-                        && last.blocks < READ_BLOCKS_MAX =>
-                {
-                    last.blocks += 1;
-                }
-                _ => gather.pieces.push(Piece { block, blocks: 1, blob, life, unit }),
-            }
-        }
-        if gather.waits > 0 { Err(Stop::Wait) } else { Ok(()) }
     }
 
     fn read_pieces(&mut self, gather: &mut Gather) -> Result<(), Stop> {
@@ -316,7 +291,7 @@ impl Pool {
             self.keeper.pin(blob);
             gather.reads += 1;
             self.stats.background_read_bytes += u64::from(len);
-            let owner = Owner::CompactRead { blob, block: piece.block, blocks: piece.blocks };
+            let owner = Owner::CompactRead { blob, at: piece.at, blocks: piece.blocks };
             self.out.op(owner, StoreOp::Read { blob, unit, data, len });
         }
         if gather.reads > 0 {
@@ -331,7 +306,7 @@ impl Pool {
     pub(crate) fn compact_read_answered(
         &mut self,
         blob: BlobId,
-        block: usize,
+        at: usize,
         blocks: usize,
         data: Buffer,
         result: Result<(), StoreError>,
@@ -339,12 +314,14 @@ impl Pool {
         self.unpin(blob);
         if let Some(gather) = &mut self.compactor.gather {
             gather.reads -= 1;
-            let first = u64::from(gather.range) * u64::from(RANGE_BLOCKS);
-            let to = gather.data.as_mut().expect("the range is being read");
-            let header = dense_header_len(self.facts.alignment) as usize;
-            for (at, bytes) in (block..block + blocks).zip(data.bytes().chunks_exact(BLOCK as usize)) {
+            let mut to = gather.data.take().expect("the blocks are being read");
+            let header = match self.settings.form {
+                Form::Dense => dense_header_len(self.facts.alignment),
+                Form::Row => moved_header_len(self.facts.alignment),
+            } as usize;
+            for (at, bytes) in (at..at + blocks).zip(data.bytes().chunks_exact(BLOCK as usize)) {
                 let is_right = result.is_ok()
-                    && crate::checksum::of_block(first + at as u64, bytes) == gather.checksums[at];
+                    && crate::checksum::of_block(gather.block(at), bytes) == gather.checksums[at];
                 if result.is_ok() && !is_right {
                     // The entry stays, so the damage is reported by reads and checks.
                     self.stats.damaged_blocks += 1;
@@ -352,43 +329,9 @@ impl Pool {
                 gather.has_failed |= !is_right;
                 to.write(header + at * BLOCK as usize, bytes);
             }
+            gather.data = Some(to);
         }
         self.buffers.give(data);
-    }
-
-    fn write_range(&mut self, gather: &mut Gather) -> Result<(), Stop> {
-        let header = dense_header_len(self.facts.alignment);
-        let len = header + RANGE_BLOCKS * BLOCK;
-        let (blob, life, unit) = self.take_place(len, self.index_reserve() + 1).ok_or(Stop::Leave)?;
-        gather.target = Some((blob, unit));
-        let block = u64::from(gather.range) * u64::from(RANGE_BLOCKS);
-        let mut data = gather.data.take().expect("the range was read");
-        let (out, blocks) = data.bytes_mut()[..len as usize].split_at_mut(header as usize);
-        let versions = gather.versions.iter().zip(blocks.chunks_exact_mut(BLOCK as usize));
-        for ((at, (version, bytes)), crc) in (block..).zip(versions).zip(&mut gather.checksums) {
-            if version.is_none_or(|version| version.value == Value::Zero) {
-                bytes.fill(0);
-                *crc = crate::checksum::of_block(at, bytes);
-            }
-        }
-        let places = frame::checksums_mut(out, 1, RANGE_BLOCKS as usize).chunks_exact_mut(4);
-        places.zip(&gather.checksums).for_each(|(place, crc)| place.copy_from_slice(&crc.to_le_bytes()));
-        let record = Record {
-            timeline: gather.timeline,
-            partition: gather.partition as u8,
-            kind: Kind::Dense,
-            commit: gather.commit,
-            block,
-            blocks: RANGE_BLOCKS,
-            data: 0,
-        };
-        let head =
-            Head { uuid: self.keeper.manifest.uuid, life, sequence: 0, stream: NO_STREAM, unit, durable: 0 };
-        frame::encode(out, &head, &[record], RANGE_BLOCKS);
-        gather.step = Step::Write;
-        self.stats.moved_write_bytes += u64::from(len);
-        self.out.op(Owner::CompactWrite, StoreOp::Write { blob, unit, data, len });
-        Err(Stop::Wait)
     }
 
     pub(crate) fn compact_write_answered(&mut self, data: Buffer, result: Result<(), StoreError>) {
@@ -400,31 +343,6 @@ impl Pool {
             gather.has_failed = true;
             self.close_writer();
         }
-    }
-
-    /// Makes the entry of the range, unless something came between.
-    fn insert_range(&mut self, gather: &mut Gather) -> Result<(), Stop> {
-        let history = self.histories.get(gather.timeline).ok_or(Stop::Leave)?;
-        let kept = history.kept[gather.partition];
-        let view = history.first_from(gather.partition, gather.commit).ok_or(Stop::Leave)?;
-        self.look_up_range(gather, view)?;
-        let is_same = |(block, old): (u32, &Option<Version>)| {
-            let now = self.slots.get(Slot::block(block as u16));
-            // A merge under way may leave a newer zero out, which then would not hide the frame.
-            let is_newer = |now: &Version| now.commit > gather.commit && now.value != Value::Zero;
-            now == *old || now.as_ref().is_some_and(is_newer)
-        };
-        if (0..RANGE_BLOCKS).zip(&gather.versions).all(is_same) {
-            let (blob, unit) = gather.target.expect("written");
-            let key = IndexKey::new(gather.timeline, gather.range, Slot::RANGE, gather.commit);
-            let value = Value::Dense { place: Place { blob, unit: unit as u16 } };
-            self.partitions[gather.partition].index.insert(key, value, kept);
-            self.jobs.fresh_entries += 1;
-            self.stats.compacted_ranges += 1;
-            self.compactor.gathered += 1;
-            self.keeper.hold(blob, self.jobs.freezes + 1);
-        }
-        Err(Stop::Leave)
     }
 
     pub(crate) fn compactor_waited(&mut self, is_ok: bool) {

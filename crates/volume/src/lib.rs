@@ -53,7 +53,7 @@ pub use reader::{Read, ReadEnd, ReadId, ReadKey, Reader};
 pub use rebuild::{Progress, Rebuild, RebuildError, RebuildReport, Recipe};
 pub use request::{Action, Extents, ForeignPiece, Reply, Request, Status, Tag};
 pub use scrub::Scrub;
-pub use settings::{LogPlace, OpenError, Settings, State, Stats};
+pub use settings::{Form, LogPlace, OpenError, Settings, State, Stats};
 pub use shard::{Piece, Shard, WriteGate, pieces};
 pub use store::{Done, OpId, StoreError, StoreFacts, StoreOp};
 

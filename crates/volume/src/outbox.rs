@@ -71,13 +71,13 @@ pub(crate) enum Owner {
     },
     /// The cleaner: what it has moved.
     CleanWrite,
-    /// Compaction: blocks of its range, from this block of the range on.
+    /// Compaction: blocks of its range, from this block of the gathered data on.
     CompactRead {
         blob: BlobId,
-        block: usize,
+        at: usize,
         blocks: usize,
     },
-    /// Compaction: the dense frame.
+    /// Compaction: what it has gathered.
     CompactWrite,
     /// A volume that is inflated: what was copied.
     CopyWrite,

@@ -264,8 +264,8 @@ impl Pool {
             Owner::Recovery { len } => self.recovery_answered(len, with(data), result),
             Owner::CleanRead { blob, len } => self.clean_read_answered(blob, len, with(data), result),
             Owner::CleanWrite => self.clean_write_answered(with(data), result),
-            Owner::CompactRead { blob, block, blocks } => {
-                self.compact_read_answered(blob, block, blocks, with(data), result);
+            Owner::CompactRead { blob, at, blocks } => {
+                self.compact_read_answered(blob, at, blocks, with(data), result);
             }
             Owner::CompactWrite => self.compact_write_answered(with(data), result),
             Owner::CopyWrite => self.copy_write_answered(with(data), result),

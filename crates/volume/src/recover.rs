@@ -341,6 +341,7 @@ impl Pool {
     fn recovered(&mut self, recovery: &Recovery) {
         self.log.next_sequence = recovery.sequence;
         self.log.written_bytes = recovery.replayed_bytes;
+        self.compactor.excuse(recovery.replayed_bytes);
         self.keeper.log_blobs = recovery.used.iter().copied().collect();
         self.begin_writing();
     }

@@ -3,6 +3,16 @@
 use crate::{Shard, StoreError};
 use aryk_volume_index::{BlobId, Pieces};
 
+/// How compaction writes the blocks of a range that it gathers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Form {
+    /// One after the other, each with its own entry of the index.
+    Row,
+    /// As a dense frame with one entry for all of them. A pool of dense ranges that is then written at random, and is half full,
+    /// moves 45 times what is written.
+    Dense,
+}
+
 /// Limits of a pool's use of memory and of the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settings {
@@ -26,9 +36,12 @@ pub struct Settings {
     pub background_bytes_max: u64,
     /// Used space ÷ live space, in hundredths, from which on the cleaner works although there are free blobs.
     pub space_amplification_max: u32,
-    /// Which ranges compaction gathers; usually none. A pool of dense ranges that is then written at random, and is half full,
-    /// moves 45 times what is written.
+    /// How compaction writes what it gathers.
+    pub form: Form,
+    /// Which ranges compaction gathers.
     pub pieces: Pieces,
+    /// Bytes written to the store ÷ bytes written by users, in hundredths, up to which compaction in a row works.
+    pub write_amplification_max: u32,
     /// Whether a write of a whole range of 4 MiB gets one entry of the index instead of 1,024. The index is smaller then, but the
     /// space of such a range becomes free only when all of it is written again.
     pub dense_writes: bool,
@@ -51,7 +64,9 @@ impl Default for Settings {
             reserve_blobs: 4,
             background_bytes_max: 8 << 20,
             space_amplification_max: 200,
-            pieces: Pieces { blocks_min: u32::MAX, pieces_min: u32::MAX, worn_min: u32::MAX },
+            form: Form::Row,
+            pieces: Pieces { blocks_min: 512, pieces_min: 512, worn_min: u32::MAX },
+            write_amplification_max: 350,
             dense_writes: false,
             accepts_damaged_log: false,
             shard: Shard::ALL,
@@ -132,8 +147,10 @@ pub struct Stats {
     pub log_write_bytes: u64,
     /// Bytes written to the store: data that the cleaner and compaction have moved.
     pub moved_write_bytes: u64,
+    /// The part of these bytes that compaction has gathered in a row.
+    pub gathered_write_bytes: u64,
     /// Ranges that compaction has gathered.
-    pub compacted_ranges: u64,
+    pub gathered_ranges: u64,
     /// Bytes written to the store: the index.
     pub index_write_bytes: u64,
     /// Bytes written to the store: the manifest.
@@ -187,7 +204,8 @@ impl std::ops::AddAssign for Stats {
         self.user_read_bytes += more.user_read_bytes;
         self.log_write_bytes += more.log_write_bytes;
         self.moved_write_bytes += more.moved_write_bytes;
-        self.compacted_ranges += more.compacted_ranges;
+        self.gathered_write_bytes += more.gathered_write_bytes;
+        self.gathered_ranges += more.gathered_ranges;
         self.index_write_bytes += more.index_write_bytes;
         self.manifest_write_bytes += more.manifest_write_bytes;
         self.data_read_bytes += more.data_read_bytes;

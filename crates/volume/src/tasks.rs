@@ -482,6 +482,7 @@ impl Pool {
         frame::encode(out, &head, &records, blocks);
         inflate.step = Step::Write { blob, unit: unit + header / UNIT, records, checksums };
         self.stats.moved_write_bytes += u64::from(len);
+        self.compactor.excuse(u64::from(len));
         self.out.op(Owner::CopyWrite, StoreOp::Write { blob, unit, data, len });
         Progress::Wait
     }

@@ -12,6 +12,7 @@ mod random;
 mod rebuild;
 mod reserve;
 mod rig;
+mod rows;
 mod scenes;
 mod scrub;
 mod space;

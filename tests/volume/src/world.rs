@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use aryk_dma::{Buffer, Sgl};
 use aryk_volume::{
-    Command, Done, ForeignId, ForeignUse, OpId, Pieces, Pool, Recovered, Settings, State, Stats, StoreOp,
-    TimelineId, VolumeId,
+    Command, Done, ForeignId, ForeignUse, Form, OpId, Pieces, Pool, Recovered, Settings, State, Stats,
+    StoreOp, TimelineId, VolumeId,
 };
 use aryk_volume_store::{Base, Formatting, Options, Store};
 use fastrand::Rng;
@@ -100,8 +100,10 @@ pub struct Counts {
     pub crashes: u64,
     /// Values that were compared.
     pub values: u64,
-    /// Ranges that were compacted.
+    /// Ranges that were compacted into dense frames.
     pub compacted: u64,
+    /// Ranges that were gathered in a row.
+    pub gathered: u64,
     /// Volumes that got the content of another one.
     pub adopted: u64,
     /// Damaged logs that were found.
@@ -131,6 +133,7 @@ impl Counts {
         self.crashes += other.crashes;
         self.values += other.values;
         self.compacted += other.compacted;
+        self.gathered += other.gathered;
         self.adopted += other.adopted;
         self.damaged += other.damaged;
         self.remade += other.remade;
@@ -201,6 +204,8 @@ fn settings(rng: &mut Rng) -> Settings {
             pieces_min: rng.u32(2..40),
             worn_min: rng.u32(5..300),
         },
+        form: if rng.bool() { Form::Row } else { Form::Dense },
+        write_amplification_max: if rng.bool() { rng.u32(200..2_000) } else { 1_000_000 },
         ..Settings::default()
     }
 }
@@ -464,13 +469,22 @@ impl World {
         }
         self.verify(false)?;
         self.rest()?;
-        self.counts.compacted += self.opened().pool.stats().compacted_ranges;
+        self.count_ranges();
         self.verify(false)?;
         let damage = self.scrub_all()?;
         if !damage.is_empty() && !self.has_failed() {
             return Err(format!("the last pass found {damage:?}"));
         }
         self.check_pool()
+    }
+
+    /// Counts what compaction has done since the pool was opened.
+    fn count_ranges(&mut self) {
+        let ranges = self.opened().pool.stats().gathered_ranges;
+        match self.settings.form {
+            Form::Row => self.counts.gathered += ranges,
+            Form::Dense => self.counts.compacted += ranges,
+        }
     }
 
     /// Waits until no background work is left. A pool whose disk fails may always have some.

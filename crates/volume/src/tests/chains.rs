@@ -26,6 +26,8 @@ impl Chain {
         // The cache has a few pages of the index only.
         let settings = Settings { cache_bytes: 64 << 10, manifest_bytes_per_turn: 64 << 10, ..settings() };
         let mut rig = Rig::with(7, settings, facts());
+        // Blocks stay where they are, so that costs can be compared.
+        rig.pool.pause(true);
         let volume = rig.create("volume", BLOCKS as u64 * 8, Origin::Empty);
         let mut order: Vec<_> = (0..BLOCKS).collect();
         fastrand::Rng::with_seed(1).shuffle(&mut order);

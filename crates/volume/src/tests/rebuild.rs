@@ -111,6 +111,12 @@ fn end(world: &mut World, is_power_loss: bool) {
     }
 }
 
+/// The copy of the manifest is written after the answer to a command: power loss may leave one without the latest volumes.
+fn forget_newest(world: &mut World, report: &RebuildReport) {
+    let newest = report.volumes.iter().map(|(id, _)| *id).max();
+    world.models.retain(|id, _| Some(*id) <= newest);
+}
+
 #[test]
 fn the_copy_makes_the_pool_as_it_was() {
     let mut copies = 0;
@@ -121,6 +127,9 @@ fn the_copy_makes_the_pool_as_it_was() {
         let copy = world.rig.disk.copy.clone();
         let report = rebuild(&mut world.rig, Some(&copy));
         assert!(report.recipe == Recipe::Copy || is_power_loss, "seed {seed}: {report:?}");
+        if is_power_loss {
+            forget_newest(&mut world, &report);
+        }
         if report.recipe == Recipe::Copy {
             copies += 1;
             assert_eq!(report.damage, [], "seed {seed}");
@@ -160,12 +169,16 @@ fn the_index_is_made_of_headers() {
     let mut made = 0;
     for seed in 0..8 {
         let mut world = world(seed, 1500, seed.is_multiple_of(2));
-        end(&mut world, seed % 3 == 0);
+        let is_power_loss = seed % 3 == 0;
+        end(&mut world, is_power_loss);
         if !damage_index(&mut world.rig) {
             continue;
         }
         let copy = world.rig.disk.copy.clone();
         let report = rebuild(&mut world.rig, Some(&copy));
+        if is_power_loss {
+            forget_newest(&mut world, &report);
+        }
         if report.recipe == Recipe::Copy {
             // The copy is one merge older than the run.
             world.verify();

@@ -16,7 +16,7 @@ const READ: u64 = 512;
 impl World {
     pub(super) fn crash(&mut self, crash: Crash) -> Result<(), String> {
         let now = self.tick();
-        self.counts.compacted += self.opened().pool.stats().compacted_ranges;
+        self.count_ranges();
         self.counts.read_only += u64::from(self.is_read_only());
         drop(self.open.take());
         for request in std::mem::take(&mut self.requests).values_mut() {
