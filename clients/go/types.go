@@ -1795,6 +1795,10 @@ type PoolCounters struct {
 	LogWriteBytes uint64 `json:"log_write_bytes"`
 	// Written to the disk by the cleaner and by compaction.
 	MovedWriteBytes uint64 `json:"moved_write_bytes"`
+	// The part of `moved_write_bytes` that compaction has written, so that sequential reads find more in a row.
+	GatheredWriteBytes uint64 `json:"gathered_write_bytes"`
+	// Number of ranges of 4 MiB that compaction has gathered.
+	GatheredRanges uint64 `json:"gathered_ranges"`
 	// Written to the disk as index.
 	IndexWriteBytes uint64 `json:"index_write_bytes"`
 	// Written to the disk as manifest.

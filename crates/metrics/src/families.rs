@@ -363,6 +363,7 @@ pub const ALL: &[FamilySource] = &[
     pools::DEBT,
     pools::WAITING,
     pools::PRICE,
+    pools::GATHERED,
     pools::DAMAGED,
     pools::SCRUB_READ,
     pools::SCRUB_DAMAGED,

@@ -180,7 +180,7 @@ pub struct Pool {
     /// Bytes that users have read.
     pub user_read_bytes: u64,
     /// Bytes that were written to the disk: for what, and how many.
-    pub written: [(&'static str, u64); 4],
+    pub written: [(&'static str, u64); 5],
     /// Bytes that were read from the disk: for what, and how many.
     pub read: [(&'static str, u64); 3],
     /// Space in bytes: for what, and how much.
@@ -197,6 +197,8 @@ pub struct Pool {
     pub waiting_requests: u64,
     /// What a byte that is written costs because of the backlog: percent of a byte that is merged into the index.
     pub price_percent: u64,
+    /// Ranges of 4 MiB whose blocks compaction has written in a row.
+    pub gathered_ranges: u64,
     /// Blocks whose data did not match its checksum.
     pub damaged_blocks: u64,
     /// Bytes that the scrub has read.

@@ -338,6 +338,7 @@ fn show(name: &str, client: &mut Client, out: &Output) -> Result<(), Error> {
             ("space amplification", factor(count("used_bytes"), count("live_bytes"))),
             ("written by users", size("user_write_bytes")),
             ("write amplification", factor(written, count("user_write_bytes"))),
+            ("gathered", format!("{} ranges, {}", count("gathered_ranges"), size("gathered_write_bytes"))),
             ("read by users", size("user_read_bytes")),
             ("read amplification", factor(read, count("user_read_bytes"))),
             ("backlog", size("unflushed_bytes")),

@@ -1787,6 +1787,10 @@ class PoolCounters(TypedDict):
     log_write_bytes: int
     #: Written to the disk by the cleaner and by compaction.
     moved_write_bytes: int
+    #: The part of `moved_write_bytes` that compaction has written, so that sequential reads find more in a row.
+    gathered_write_bytes: int
+    #: Number of ranges of 4 MiB that compaction has gathered.
+    gathered_ranges: int
     #: Written to the disk as index.
     index_write_bytes: int
     #: Written to the disk as manifest.

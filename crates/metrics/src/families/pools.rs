@@ -141,6 +141,15 @@ pub const PRICE: FamilySource = FamilySource {
     write: |f, snapshot, i, t| write(f, snapshot, i, t, |pool| pool.price_percent),
 };
 
+pub const GATHERED: FamilySource = FamilySource {
+    family: counter(
+        "aryk_pool_gathered_ranges",
+        "Ranges of 4 MiB whose blocks compaction has written in a row.",
+    ),
+    objects: pools,
+    write: |f, snapshot, i, t| write(f, snapshot, i, t, |pool| pool.gathered_ranges),
+};
+
 pub const DAMAGED: FamilySource = FamilySource {
     family: counter("aryk_pool_damaged_blocks", "Blocks whose data did not match its checksum."),
     objects: pools,

@@ -170,6 +170,10 @@ struct PoolCounters {
     log_write_bytes: u64,
     /// Written to the disk by the cleaner and by compaction.
     moved_write_bytes: u64,
+    /// The part of `moved_write_bytes` that compaction has written, so that sequential reads find more in a row.
+    gathered_write_bytes: u64,
+    /// Number of ranges of 4 MiB that compaction has gathered.
+    gathered_ranges: u64,
     /// Written to the disk as index.
     index_write_bytes: u64,
     /// Written to the disk as manifest.
@@ -278,6 +282,8 @@ async fn describe_pool(pool: &Pool) -> Result<PoolDescription, Error> {
             user_read_bytes: stats.user_read_bytes,
             log_write_bytes: stats.log_write_bytes,
             moved_write_bytes: stats.moved_write_bytes,
+            gathered_write_bytes: stats.gathered_write_bytes,
+            gathered_ranges: stats.gathered_ranges,
             index_write_bytes: stats.index_write_bytes,
             manifest_write_bytes: stats.manifest_write_bytes,
             data_read_bytes: stats.data_read_bytes,

@@ -286,7 +286,8 @@ pub(crate) async fn metrics(control: &Control) -> Vec<aryk_metrics::Pool> {
                 user_read_bytes: stats.user_read_bytes,
                 written: [
                     ("log", stats.log_write_bytes),
-                    ("moved", stats.moved_write_bytes),
+                    ("moved", stats.moved_write_bytes - stats.gathered_write_bytes),
+                    ("gathered", stats.gathered_write_bytes),
                     ("index", stats.index_write_bytes),
                     ("manifest", stats.manifest_write_bytes),
                 ],
@@ -306,6 +307,7 @@ pub(crate) async fn metrics(control: &Control) -> Vec<aryk_metrics::Pool> {
                 debt_bytes: stats.debt_bytes,
                 waiting_requests: stats.waiting_requests,
                 price_percent: stats.price_percent,
+                gathered_ranges: stats.gathered_ranges,
                 damaged_blocks: stats.damaged_blocks,
                 scrub_read_bytes: stats.scrub_read_bytes,
                 scrub_damaged_blocks: stats.scrub_damaged_blocks,
