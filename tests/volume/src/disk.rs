@@ -83,6 +83,7 @@ enum Work {
 #[derive(Clone, Copy, Debug)]
 enum Tag {
     Store(DiskTag),
+    Shard(u32, DiskTag),
     Reader(ReadId),
 }
 
@@ -97,6 +98,8 @@ struct Running {
 pub enum Ended {
     /// Of the store.
     Store(DiskDone),
+    /// Of the store of this shard.
+    Shard(u32, DiskDone),
     /// Of a reader.
     Reader(ReadId, Buffer, Result<(), StoreError>),
 }
@@ -202,6 +205,20 @@ impl Disk {
         self.begin(Tag::Store(op.tag), op.request);
     }
 
+    /// Begins an operation of a shard, which has a part of the disk for itself from [`shard_place`] on. Flushes and crashes are
+    /// those of the whole disk.
+    pub fn submit_for(&mut self, shard: u32, op: DiskOp) {
+        let place = shard_place(shard);
+        let mut request = op.request;
+        match &mut request {
+            DiskRequest::Read { offset, .. }
+            | DiskRequest::Write { offset, .. }
+            | DiskRequest::Discard { offset, .. } => *offset += place,
+            DiskRequest::Flush => {}
+        }
+        self.begin(Tag::Shard(shard, op.tag), request);
+    }
+
     /// Begins a read of a reader.
     pub fn read(&mut self, read: Read) {
         let Read { id, offset, data, len } = read;
@@ -247,7 +264,7 @@ impl Disk {
     /// If it is a reader's.
     pub fn end_next(&mut self) -> Option<DiskDone> {
         self.end_any().map(|ended| match ended {
-            Ended::Store(done) => done,
+            Ended::Store(done) | Ended::Shard(_, done) => done,
             Ended::Reader(..) => panic!("nobody reads beside the store"),
         })
     }
@@ -289,6 +306,7 @@ impl Disk {
         self.counts.failures += u64::from(result.is_err());
         Some(match tag {
             Tag::Store(tag) => Ended::Store(DiskDone { tag, buffer, result }),
+            Tag::Shard(shard, tag) => Ended::Shard(shard, DiskDone { tag, buffer, result }),
             Tag::Reader(id) => Ended::Reader(id, buffer.expect("reads have buffers"), result),
         })
     }
@@ -502,6 +520,11 @@ impl Disk {
             self.digest = (self.digest ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
         }
     }
+}
+
+/// The byte offset of the part of the disk that a shard has.
+pub const fn shard_place(shard: u32) -> u64 {
+    (shard as u64) << 40
 }
 
 fn load(pages: &Pages, offset: u64, bytes: &mut [u8]) {

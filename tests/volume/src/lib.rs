@@ -10,10 +10,11 @@
 //! | `damage` | a pool of which any byte is damaged |
 //! | `fixture` | images of pools, which every later version reads |
 //! | `journal` | simulations of the store without the engine |
+//! | `shards` | simulations of a pool of several shards: what snapshots show across them |
 //! | `run` | a seed, or a range of them; makes a failing list of steps shorter |
 //!
-//! Pools have one shard here: what joins several is in the module (`crates/modules/volume/src/striped.rs`, `pool/changes.rs`),
-//! around engines that know nothing of each other, and is tested there.
+//! Pools have one shard, except in `shards`: what joins several is in the module (`crates/modules/volume/src/striped.rs`,
+//! `pool/changes.rs`), around engines that know nothing of each other.
 //!
 //! A seed reproduces exactly: all chance comes from it, and the engine has none of its own.
 #![forbid(unsafe_code)]
@@ -26,6 +27,7 @@ pub mod model;
 pub mod pattern;
 pub mod run;
 pub mod script;
+pub mod shards;
 mod world;
 
 pub use world::Counts;

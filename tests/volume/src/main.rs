@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use aryk_volume_simulation::damage::Target;
-use aryk_volume_simulation::{Counts, journal, run};
+use aryk_volume_simulation::{Counts, journal, run, shards};
 use clap::Parser;
 
 /// Simulates volumes on a disk that crashes, and checks everything that is read
@@ -30,8 +30,11 @@ struct Cli {
     /// Simulate the store without the engine
     #[arg(long)]
     store: bool,
-    /// Damage one small pool instead, for each seed another sector
+    /// Simulate pools of several shards, whose snapshots have one moment in all of them
     #[arg(long, conflicts_with = "store")]
+    shards: bool,
+    /// Damage one small pool instead, for each seed another sector
+    #[arg(long, conflicts_with_all = ["store", "shards"])]
     damage: bool,
     /// Simulations at the same time
     #[arg(long, default_value_t = 2)]
@@ -126,6 +129,12 @@ fn one(cli: &Cli, target: Option<&Result<Target, String>>, seed: u64) -> Result<
         let run = target.as_ref().map_err(Clone::clone).and_then(|target| target.run(seed));
         run.map_err(|what| format!("seed {seed}: {what}"))?;
         return Ok(Counts { decayed: 1, ..Counts::default() });
+    }
+    if cli.shards {
+        let counts = shards::run(seed, cli.steps).map_err(|what| format!("seed {seed}: {what}"))?;
+        let (requests, commands) = (counts.requests, counts.snapshots + counts.deletions);
+        let (operations, crashes, values) = (counts.operations, counts.crashes, counts.values);
+        return Ok(Counts { requests, commands, operations, crashes, values, ..Counts::default() });
     }
     if cli.store {
         let counts = journal::run(seed, cli.steps)?;

@@ -315,6 +315,7 @@ impl World {
         match done {
             Some(Ended::Store(done)) => store.completed(done),
             Some(Ended::Reader(id, data, result)) => beside.reader.completed(id, data, result),
+            Some(Ended::Shard(..)) => return Err("the pool has no shards".into()),
             None => {}
         }
         if aborts && let Some(request) = self.requests.values().next() {

@@ -1,0 +1,602 @@
+//! Simulations of a pool of several shards: engines and stores on one disk that crashes, and channels that divide requests among
+//! them, hold back writes while all shards take a snapshot, and learn late of each change.
+//!
+//! Writes go to *slots*, each of which has one write under way at a time. Most slots lie across the border of two stripes, and so
+//! in two shards. A snapshot is right if
+//!
+//! - each slot shows one write, in all of its units: a write is wholly in the snapshot, or not at all;
+//! - with a write, it has all writes that had ended before that one began;
+//! - it has all writes that had ended before it was begun, and none that began when all shards had cut it;
+//! - it shows the same for ever, also after crashes; one that a crash has interrupted is there in all shards or in none.
+//!
+//! The steps of snapshots and deletions, and what is finished after a crash, are those of the module (`pool/changes.rs`); the
+//! division of requests and the gate are the same code (`aryk_volume::{pieces, WriteGate}`).
+
+use std::collections::{BTreeMap, VecDeque};
+
+use aryk_dma::Buffer;
+use aryk_volume::{
+    Action, Answer, BLOCK_UNITS, Command, Label, Origin, Piece, Pool, RANGE_BLOCKS, Request, STRIPE_RANGES,
+    Settings, Shard, State, Status, Tag, VolumeId, WhenFull, WriteGate, pieces,
+};
+use aryk_volume_store::{Base, Expected, Formatting, Opening, Options, Store};
+use fastrand::Rng;
+use uuid::Uuid;
+
+use crate::disk::{Disk, Ended, Faults, shard_place};
+use crate::pattern::{self, UNIT};
+
+const SEGMENT: u32 = 8 << 20;
+const AREA: u64 = 256 << 10;
+/// Segments of a shard.
+const SEGMENTS: u64 = 24;
+const POOL: Uuid = Uuid::from_u128(0x5eed);
+/// Units of a stripe.
+const STRIPE: u64 = STRIPE_RANGES as u64 * RANGE_BLOCKS as u64 * BLOCK_UNITS as u64;
+/// Stripes of the volume.
+const STRIPES: u64 = 9;
+/// Reactors with channels of the volume.
+const CHANNELS: usize = 3;
+/// Events without an end of what is waited for.
+const EVENTS_MAX: u32 = 200_000;
+/// Snapshots that are kept.
+const SNAPSHOTS_MAX: usize = 6;
+
+/// A moment: the number of events before it.
+type Time = u64;
+
+/// Why a step ends early.
+enum Stop {
+    /// The pool crashes now.
+    Crash,
+    Failed(String),
+}
+
+impl From<String> for Stop {
+    fn from(what: String) -> Self {
+        Self::Failed(what)
+    }
+}
+
+/// What a simulation did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Requests that ended.
+    pub requests: u64,
+    /// Writes in more than one shard.
+    pub wide_writes: u64,
+    /// Writes that were held back.
+    pub held: u64,
+    /// Snapshots that were taken.
+    pub snapshots: u64,
+    /// Snapshots that were deleted.
+    pub deletions: u64,
+    /// Snapshots that a crash has interrupted, and that are in all shards nevertheless.
+    pub kept: u64,
+    /// Snapshots that a crash has interrupted when some shards had them, and that were deleted.
+    pub undone: u64,
+    /// Values that were compared.
+    pub values: u64,
+    /// Operations of the disk.
+    pub operations: u64,
+    /// Crashes.
+    pub crashes: u64,
+    /// Differs between two runs if they did different things.
+    pub digest: u64,
+}
+
+/// A write to a slot. Its number is its value, too.
+#[derive(Clone, Copy, Debug)]
+struct Write {
+    number: u64,
+    began: Time,
+    ended: Option<Time>,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    units: (u64, u64),
+    /// In the order of their numbers.
+    writes: Vec<Write>,
+    is_busy: bool,
+    /// The number of a write that no crash loses, and neither what was there before.
+    durable: u64,
+}
+
+enum Kind {
+    Write { slot: usize },
+    Read,
+    Flush { began: Time },
+}
+
+/// A request of a channel, of which parts are in shards.
+struct InFlight {
+    channel: usize,
+    kind: Kind,
+    left: u32,
+    buffer: Buffer,
+}
+
+/// A channel of the volume on a reactor.
+#[derive(Default)]
+struct Channel {
+    gate: WriteGate,
+    /// Slots whose writes wait until the gate opens.
+    held: VecDeque<usize>,
+}
+
+struct Open {
+    pool: Pool,
+    store: Box<Store>,
+}
+
+/// A change that is being made.
+enum Change {
+    Make { uuid: Uuid, began: Time, cut: Time },
+    Delete(Uuid),
+}
+
+struct Snapshot {
+    uuid: Uuid,
+    began: Time,
+    /// When all shards had cut it.
+    cut: Time,
+    /// What each slot shows, once that is known.
+    seen: Option<Vec<u64>>,
+}
+
+struct World {
+    rng: Rng,
+    disk: Disk,
+    settings: Settings,
+    shards: Vec<Open>,
+    count: u32,
+    channels: Vec<Channel>,
+    slots: Vec<Slot>,
+    requests: BTreeMap<u64, InFlight>,
+    /// Answers to commands, by tag.
+    answers: BTreeMap<u64, Result<Answer, String>>,
+    snapshots: Vec<Snapshot>,
+    changing: Option<Change>,
+    next: u64,
+    now: Time,
+    /// Events until the next crash.
+    crash_in: u32,
+    counts: Counts,
+}
+
+/// Runs a seed with so many steps.
+///
+/// # Errors
+/// What was violated.
+pub fn run(seed: u64, steps: u32) -> Result<Counts, String> {
+    let mut world = World::new(seed)?;
+    for number in 0..steps {
+        let result = world.step();
+        world.told(result).map_err(|what| format!("step {number}: {what}"))?;
+    }
+    world.crash_in = u32::MAX;
+    let result = world.finish();
+    world.told(result).map_err(|what| format!("at the end: {what}"))?;
+    (world.counts.operations, world.counts.crashes) =
+        (world.disk.counts.operations, world.disk.counts.crashes);
+    world.counts.digest = world.disk.digest();
+    Ok(world.counts)
+}
+
+impl World {
+    fn new(seed: u64) -> Result<Self, String> {
+        let mut rng = Rng::with_seed(seed);
+        let count = 1 << rng.u32(1..3);
+        let bytes = shard_place(count);
+        let disk = Disk::new(Base { bytes, block: 512 }, rng.u64(..));
+        let settings = Settings {
+            flush_bytes: rng.u64(64..2048) << 10,
+            flush_entries: rng.usize(50..2000),
+            unflushed_bytes_max: rng.u64(2..8) << 20,
+            frame_bytes_max: 1 << rng.u32(16..20),
+            cache_bytes: rng.usize(16..512) << 10,
+            ..Settings::default()
+        };
+        let crash_in = rng.u32(..4000);
+        let mut world = Self {
+            rng,
+            disk,
+            settings,
+            shards: Vec::new(),
+            count,
+            channels: (0..CHANNELS).map(|_| Channel::default()).collect(),
+            slots: slots(),
+            requests: BTreeMap::new(),
+            answers: BTreeMap::new(),
+            snapshots: Vec::new(),
+            changing: None,
+            next: 0,
+            now: 0,
+            crash_in: u32::MAX,
+            counts: Counts::default(),
+        };
+        for index in 0..count {
+            let open = world.create(index)?;
+            world.shards.push(open);
+        }
+        world.disk.faults = Faults { slow_ppm: world.rng.u32(..50_000), ..Faults::default() };
+        world.begin_life().map_err(World::text)?;
+        world.crash_in = crash_in;
+        Ok(world)
+    }
+
+    /// The volume, and what its slots show first.
+    fn begin_life(&mut self) -> Result<(), Stop> {
+        self.wait_until(|world| world.shards.iter().all(|shard| shard.pool.state() == State::Ready))?;
+        let create = Command::Create {
+            label: Label { name: "volume".into(), uuid: [1; 16] },
+            units: STRIPES * STRIPE,
+            block_size: 512,
+            origin: Origin::Empty,
+            when_full: WhenFull::Wait,
+            is_thick: false,
+        };
+        self.command_all(|_| create.clone())?;
+        self.write_all()
+    }
+
+    fn part(&self) -> Base {
+        Base { bytes: (2 << 20) + 4 * AREA + SEGMENTS * u64::from(SEGMENT), block: 512 }
+    }
+
+    fn shard(&self, index: u32) -> Shard {
+        Shard::new(index, self.count).expect("a power of two")
+    }
+
+    fn create(&mut self, index: u32) -> Result<Open, String> {
+        let options = Options {
+            segment_bytes: SEGMENT,
+            area_bytes: Some(AREA),
+            shard: self.shard(index),
+            ..Options::new(POOL, Uuid::from_u128(1), "simulated", 512)
+        };
+        let formatting = Formatting::new(self.part(), &options, false);
+        let mut formatting = formatting.map_err(|error| error.to_string())?;
+        let store = loop {
+            while let Some(op) = formatting.next_op() {
+                self.disk.submit_for(index, op);
+            }
+            let done = self.disk.end_next().ok_or("the creation stalls")?;
+            if let Some(result) = formatting.completed(done) {
+                break result.map_err(|error| error.to_string())?;
+            }
+        };
+        let settings = self.settings.of_shard(self.shard(index));
+        Ok(Open { pool: Pool::create(settings, store.facts(), POOL.into_bytes()), store })
+    }
+
+    fn open(&mut self, index: u32) -> Result<Open, String> {
+        let expected = Expected { pool: Some(POOL), shard: Some(self.shard(index)), ..Expected::default() };
+        let mut opening = Opening::new(self.part(), expected);
+        let opened = loop {
+            while let Some(op) = opening.next_op() {
+                self.disk.submit_for(index, op);
+            }
+            let done = self.disk.end_next().ok_or("the opening stalls")?;
+            if let Some(result) = opening.completed(done) {
+                break result.map_err(|error| error.to_string())?;
+            }
+        };
+        let recovered = opened.recovered.ok_or("the checkpoint is lost")?;
+        let settings = self.settings.of_shard(self.shard(index));
+        let pool = Pool::open(settings, opened.store.facts(), POOL.into_bytes(), &recovered);
+        Ok(Open { pool: pool.map_err(|error| error.to_string())?, store: Box::new(opened.store) })
+    }
+
+    fn tick(&mut self) -> Time {
+        self.now += 1;
+        self.now
+    }
+
+    /// An event of the disk, perhaps a write of a channel, and turns of some shards: each has a pace of its own.
+    fn pump(&mut self) -> Result<bool, Stop> {
+        self.tick();
+        self.crash_in -= u32::from(self.crash_in < u32::MAX);
+        if self.crash_in == 0 {
+            return Err(Stop::Crash);
+        }
+        let mut has_work = match self.disk.end_any() {
+            Some(Ended::Shard(index, done)) => {
+                self.shards[index as usize].store.completed(done);
+                true
+            }
+            Some(_) => return Err(Stop::Failed("an operation of no shard has ended".into())),
+            None => false,
+        };
+        let is_quiet = !has_work;
+        for index in 0..self.shards.len() {
+            if is_quiet || self.rng.bool() {
+                let Open { pool, store } = &mut self.shards[index];
+                if store.is_checkpoint_due() {
+                    pool.request_checkpoint();
+                }
+                has_work |= pool.turn();
+                has_work |= self.exchange(index)?;
+            }
+        }
+        Ok(has_work)
+    }
+
+    /// Passes on what a shard's engine and store have for each other, and what has ended.
+    fn exchange(&mut self, index: usize) -> Result<bool, Stop> {
+        let mut has_any = false;
+        loop {
+            let Open { pool, store } = &mut self.shards[index];
+            let mut is_busy = false;
+            while let Some((id, op)) = pool.next_op() {
+                is_busy = true;
+                store.submit(id, op);
+            }
+            while let Some(op) = store.next_op() {
+                is_busy = true;
+                self.disk.submit_for(index as u32, op);
+            }
+            while let Some(answer) = store.next_answer() {
+                is_busy = true;
+                pool.completed(answer);
+            }
+            while let Some(reply) = pool.next_command_reply() {
+                is_busy = true;
+                self.answers.insert(reply.tag.0, reply.result.map_err(|error| error.to_string()));
+            }
+            let mut replies = Vec::new();
+            while let Some(reply) = pool.next_reply() {
+                replies.push((reply.tag.0, reply.status));
+                pool.recycle(reply.foreign);
+            }
+            for (tag, status) in replies {
+                is_busy = true;
+                self.part_ended(tag, status)?;
+            }
+            if !is_busy {
+                return Ok(has_any);
+            }
+            has_any = true;
+        }
+    }
+
+    fn part_ended(&mut self, tag: u64, status: Status) -> Result<(), Stop> {
+        if status != Status::Ok {
+            return Err(Stop::Failed(format!("a request has ended with {status:?}")));
+        }
+        let request = self.requests.get_mut(&tag).ok_or_else(|| "a reply to nothing".to_owned())?;
+        request.left -= 1;
+        if request.left > 0 {
+            return Ok(());
+        }
+        self.counts.requests += 1;
+        if matches!(request.kind, Kind::Read) {
+            return Ok(());
+        }
+        let mut request = self.requests.remove(&tag).expect("just found");
+        request.buffer.reclaim();
+        let now = self.tick();
+        match request.kind {
+            Kind::Write { slot } => {
+                self.slots[slot].is_busy = false;
+                let write = self.slots[slot].writes.last_mut().expect("it has begun");
+                write.ended = Some(now);
+                self.channels[request.channel].gate.leave();
+            }
+            Kind::Flush { began } => {
+                for slot in &mut self.slots {
+                    let durable =
+                        slot.writes.iter().filter(|write| write.ended.is_some_and(|ended| ended < began));
+                    slot.durable = slot.durable.max(durable.map(|write| write.number).max().unwrap_or(0));
+                }
+            }
+            Kind::Read => {}
+        }
+        Ok(())
+    }
+
+    /// Submits the parts of a request.
+    fn submit(
+        &mut self,
+        channel: usize,
+        kind: Kind,
+        ids: &[VolumeId],
+        units: (u64, u64),
+        mut buffer: Buffer,
+    ) -> u64 {
+        self.next += 1;
+        let tag = self.next;
+        let data = buffer.lend();
+        let (is_read, is_flush) = (matches!(kind, Kind::Read), matches!(kind, Kind::Flush { .. }));
+        let mut left = 0;
+        if is_flush {
+            for (shard, id) in self.shards.iter_mut().zip(ids) {
+                let action = Action::Flush;
+                shard.pool.submit(Request { tag: Tag(tag), volume: *id, unit: 0, units: 0, action });
+                left += 1;
+            }
+        } else {
+            let mut at = 0;
+            for Piece { shard, unit, units } in pieces(self.count, units.0, units.1 - units.0) {
+                let bytes = units as u32 * UNIT as u32;
+                let data = data.slice(at, bytes);
+                let action = if is_read { Action::Read { data } } else { Action::Write { data, fua: false } };
+                let volume = ids[shard as usize];
+                self.shards[shard as usize].pool.submit(Request {
+                    tag: Tag(tag),
+                    volume,
+                    unit,
+                    units,
+                    action,
+                });
+                (at, left) = (at + bytes, left + 1);
+            }
+            self.counts.wide_writes += u64::from(!is_read && left > 1);
+        }
+        self.requests.insert(tag, InFlight { channel, kind, left, buffer });
+        tag
+    }
+
+    /// A channel writes to a slot, unless it holds back writes.
+    fn write(&mut self, channel: usize, slot: usize) -> Result<(), Stop> {
+        if !self.channels[channel].held.is_empty() || !self.channels[channel].gate.enter() {
+            self.channels[channel].held.push_back(slot);
+            self.counts.held += 1;
+            return Ok(());
+        }
+        self.start_write(channel, slot)
+    }
+
+    fn start_write(&mut self, channel: usize, slot: usize) -> Result<(), Stop> {
+        let began = self.tick();
+        let number = self.next + 1;
+        let units = self.slots[slot].units;
+        self.slots[slot].writes.push(Write { number, began, ended: None });
+        let mut buffer = Buffer::new(((units.1 - units.0) as usize) * UNIT, 4096);
+        for (unit, bytes) in
+            (units.0..).zip(buffer.bytes_mut().chunks_mut(UNIT).take((units.1 - units.0) as usize))
+        {
+            pattern::fill(bytes, number, unit);
+        }
+        let ids = self.ids([1; 16])?;
+        let tag = self.submit(channel, Kind::Write { slot }, &ids, units, buffer);
+        assert_eq!(tag, number, "the value of a write is its tag");
+        Ok(())
+    }
+
+    /// How the shards identify a volume or a snapshot.
+    fn ids(&self, uuid: [u8; 16]) -> Result<Vec<VolumeId>, Stop> {
+        let id = |shard: &Open| {
+            shard.pool.volumes().find(|(_, volume)| volume.label.uuid == uuid).map(|(id, _)| id)
+        };
+        let ids: Option<Vec<_>> = self.shards.iter().map(id).collect();
+        ids.ok_or_else(|| Stop::Failed("a shard lacks a volume".into()))
+    }
+
+    /// Some channels write to slots that are free, or flush.
+    fn act(&mut self) -> Result<(), Stop> {
+        for _ in 0..self.rng.u32(..4) {
+            let (channel, slot) = (self.rng.usize(..CHANNELS), self.rng.usize(..self.slots.len()));
+            if self.rng.u32(..12) == 0 {
+                let began = self.tick();
+                let ids = self.ids([1; 16])?;
+                self.submit(channel, Kind::Flush { began }, &ids, (0, 0), Buffer::new(4096, 4096));
+            } else if !std::mem::replace(&mut self.slots[slot].is_busy, true) {
+                self.write(channel, slot)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Some events, while the channels go on.
+    fn pass_time(&mut self) -> Result<(), Stop> {
+        for _ in 0..self.rng.u32(..12) {
+            self.act()?;
+            self.pump()?;
+        }
+        Ok(())
+    }
+
+    fn wait_until(&mut self, is_over: impl Fn(&Self) -> bool) -> Result<(), Stop> {
+        for _ in 0..EVENTS_MAX {
+            if is_over(self) {
+                return Ok(());
+            }
+            if !self.pump()? && !is_over(self) {
+                break;
+            }
+        }
+        Err(Stop::Failed("what is waited for does not end".into()))
+    }
+
+    /// As [`Self::wait_until`], while the channels go on.
+    fn work_until(&mut self, is_over: impl Fn(&Self) -> bool) -> Result<(), Stop> {
+        for _ in 0..EVENTS_MAX {
+            if is_over(self) {
+                return Ok(());
+            }
+            self.act()?;
+            self.pump()?;
+        }
+        Err(Stop::Failed("what is waited for does not end under load".into()))
+    }
+
+    fn begin(&mut self, shard: usize, command: Command) -> u64 {
+        self.next += 1;
+        self.shards[shard].pool.command(Tag(self.next), command);
+        self.next
+    }
+
+    fn finish_command(&mut self, tag: u64) -> Result<Answer, Stop> {
+        self.work_until(|world| world.answers.contains_key(&tag))?;
+        let answer = self.answers.remove(&tag).expect("it is there");
+        answer.map_err(|error| Stop::Failed(format!("a command has failed: {error}")))
+    }
+
+    /// Runs a command in all shards, before there are writes.
+    fn command_all(&mut self, command: impl Fn(usize) -> Command) -> Result<(), Stop> {
+        let tags: Vec<u64> = (0..self.shards.len()).map(|shard| self.begin(shard, command(shard))).collect();
+        self.wait_until(|world| tags.iter().all(|tag| world.answers.contains_key(tag)))?;
+        for tag in tags {
+            self.answers.remove(&tag).expect("it is there").map_err(Stop::Failed)?;
+        }
+        Ok(())
+    }
+
+    /// Notes in the first shard what is meant.
+    fn note(&mut self, text: String) -> Result<(), Stop> {
+        let tag = self.begin(0, Command::SetNote(text.into_bytes()));
+        self.finish_command(tag).map(drop)
+    }
+
+    /// Writes all slots, and makes that durable.
+    fn write_all(&mut self) -> Result<(), Stop> {
+        for slot in 0..self.slots.len() {
+            self.slots[slot].is_busy = true;
+            self.write(0, slot)?;
+        }
+        self.wait_until(|world| world.requests.is_empty())?;
+        let began = self.tick();
+        let ids = self.ids([1; 16])?;
+        self.submit(0, Kind::Flush { began }, &ids, (0, 0), Buffer::new(4096, 4096));
+        self.wait_until(|world| world.requests.is_empty())
+    }
+}
+
+/// One across each border of two stripes, and some within a stripe.
+fn slots() -> Vec<Slot> {
+    let around = |unit: u64, half: u64| Slot { units: (unit - half, unit + half), ..Slot::default() };
+    let wide = (1..STRIPES).map(|border| around(border * STRIPE, 8 * border));
+    let narrow = (0..STRIPES).map(|stripe| around(stripe * STRIPE + STRIPE / 2, 4 + stripe));
+    wide.chain(narrow).collect()
+}
+
+mod life;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn snapshots_of_several_shards_have_one_moment() {
+        let mut all = Counts::default();
+        for seed in 0..20 {
+            let counts = run(seed, 30).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
+            all.snapshots += counts.snapshots;
+            all.wide_writes += counts.wide_writes;
+            all.held += counts.held;
+            all.kept += counts.kept;
+            all.undone += counts.undone;
+            all.crashes += counts.crashes;
+        }
+        // Each case was reached.
+        assert!(all.snapshots > 80 && all.wide_writes > 1000 && all.held > 50 && all.crashes > 10, "{all:?}");
+        assert!(all.kept > 0 && all.undone > 0, "{all:?}");
+    }
+
+    #[test]
+    fn a_seed_reproduces_exactly() {
+        assert_eq!(run(5, 20), run(5, 20));
+    }
+}
