@@ -285,7 +285,7 @@ impl World {
         };
         let recovered = opened.recovered.ok_or("the checkpoint is lost")?;
         let settings = self.settings.of_shard(self.shard(index));
-        let pool = Pool::open(settings, opened.store.facts(), POOL.into_bytes(), &recovered);
+        let pool = Pool::open(|_| settings, opened.store.facts(), POOL.into_bytes(), &recovered);
         Ok(Open { pool: pool.map_err(|error| error.to_string())?, store: Box::new(opened.store) })
     }
 
