@@ -1,9 +1,9 @@
 //! Stores how far pools of volumes were when they were open last, so that a base is refused which came back older, as from an old
 //! backup. Control context.
 //!
-//! The position of a pool is stored when the pool was created or opened, now and then while it is open, and when the daemon ends. A
-//! base that is as old as a stored position or newer passes; what was written between the latest stored position and the end of a
-//! daemon that was killed is not missed.
+//! The position of a pool is stored when the pool was created or opened, now and then while it is open, and when the daemon ends.
+//! A base that is as old as a stored position or newer passes; what was written between the latest stored position and the end of
+//! a daemon that was killed is not missed.
 
 use crate::Control;
 use crate::config::Subsystem;

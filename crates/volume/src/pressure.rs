@@ -1,16 +1,16 @@
 //! Back-pressure: which changes wait while the backlog is long, and in which order. Any context.
 //!
-//! The *backlog* is the log whose entries no flush has merged yet. While it is below a quarter of the limit, changes go at once, and
-//! nothing is counted. Above, a change pays for its bytes with *credit*: each byte that a flush merges is a byte of credit. The price
-//! rises from nothing to one byte for each byte, at three eighths of the limit: from there on, changes go as fast as flushes merge.
-//! Credit of times without demand is kept, up to a sixteenth of the limit.
+//! The *backlog* is the log whose entries no flush has merged yet. While it is below a quarter of the limit, changes go at once,
+//! and nothing is counted. Above, a change pays for its bytes with *credit*: each byte that a flush merges is a byte of credit.
+//! The price rises from nothing to one byte for each byte, at three eighths of the limit: from there on, changes go as fast as
+//! flushes merge. Credit of times without demand is kept, up to a sixteenth of the limit.
 //!
 //! Changes that cannot pay wait in the ring of volumes, which take turns by bytes (deficit round robin). In each period from the
-//! begin of one flush to that of the next, each volume has a *share* for which it pays nothing and waits for nobody: all shares
+//! begin of one flush to that of the next, each volume has a *share* for which it pays nothing and does not wait: all shares
 //! together are a sixteenth of the limit. So a volume that writes little does not notice one that writes as fast as it can.
 //!
-//! The backlog stays below half of the limit, 3/8 + 1/16 + 1/16, and one change. A flush makes it durable that the log is shorter
-//! at its end only, and then the log has what the flush merges, and the backlog of that time: less than the limit.
+//! The backlog stays below half of the limit, 3/8 + 1/16 + 1/16, and one change. The log itself becomes shorter at the end of a
+//! flush only. Until then it has, beside the backlog, what the flush has merged, which is less than half of the limit, too.
 
 use crate::active::Op;
 use crate::pool::Pool;
@@ -127,8 +127,8 @@ impl Pool {
         if request.op == Op::Zero { 4 * u64::from(BLOCK) } else { request.units * u64::from(UNIT) }
     }
 
-    /// Whether the log stays below its limit with so many more bytes. A change that is larger than the rest of the limit goes when
-    /// the backlog is short.
+    /// Whether the log stays below its limit with so many more bytes. A change that is larger than the rest of the limit goes
+    /// when the backlog is short.
     pub(crate) fn is_below_limit(&self, bytes: u64) -> bool {
         let unflushed = self.unflushed_bytes();
         // An eighth is for the headers of frames, which are whole blocks.

@@ -177,8 +177,8 @@ pub struct Stats {
     pub debt_bytes: u64,
     /// Requests that wait for space, for the backlog or for a frame.
     pub waiting_requests: u64,
-    /// What a byte that is written costs because of the backlog: percent of a byte that flushes merge, 0 to 100. Of several shards,
-    /// the highest.
+    /// What a byte that is written costs because of the backlog: percent of a byte that flushes merge, 0 to 100. Of several
+    /// shards, the highest.
     pub price_percent: u64,
     /// Blobs of the store.
     pub blobs: u64,

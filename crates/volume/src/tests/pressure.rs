@@ -1,5 +1,5 @@
-//! Back-pressure, on a store whose writes of the index are slow: the backlog stays below its limit, volumes share what there is, and
-//! one that writes little waits for nobody.
+//! Back-pressure, on a store whose writes of the index are slow: the backlog stays below its limit, volumes share what there is,
+//! and one that writes little does not wait.
 
 use super::rig::{Rig, facts, settings};
 use crate::levels::{LEVELS_MAX, MERGE};
@@ -94,8 +94,8 @@ impl Load {
     }
 }
 
-/// A share of a volume beside another one is a third of a sixteenth of the limit for each flush, 85 KiB here: one that writes less
-/// is admitted in the turn in which it submits.
+/// A share of a volume beside another one is a third of a sixteenth of the limit for each flush, 85 KiB here: one that writes
+/// less is admitted in the turn in which it submits.
 #[test]
 fn a_light_volume_waits_for_no_turn_beside_a_heavy_one() {
     let mut load = Load::new(1, LIMIT);
