@@ -1,6 +1,7 @@
 //! What a pool stores in its manifest for this crate: lines `NAME=VALUE`. Any context.
 //!
-//! There are settings, the time of the latest complete scrub, and in the first part of a pool with several ones, the changes that are being made.
+//! There are settings, the time of the latest complete scrub, and in the first part of a pool with several ones, the changes that
+//! are being made.
 
 use crate::{Error, ScrubSettings};
 use aryk_bdev::Bytes;

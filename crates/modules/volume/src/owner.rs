@@ -725,7 +725,8 @@ impl Owner {
         self.engine().map(Engine::stats).unwrap_or_default()
     }
 
-    /// Starts, continues or stops a pass of the scrub. Returns how far it is, what it has found since the last call, and counters.
+    /// Starts, continues or stops a pass of the scrub. Returns how far it is, what it has found since the last call, and
+    /// counters.
     pub fn scrub(&mut self, order: Order, cx: &mut Cx) -> (Scrub, Vec<Damage>, Stats) {
         let Phase::Running(Running { engine, .. }) = &mut self.phase else {
             return (Scrub::Idle, Vec::new(), Stats::default());

@@ -36,8 +36,8 @@ pub struct ScrubArgs {
     /// From now on, begin a pass every so many days; 0 for never. No pass begins now [default of a new pool: 14]
     #[arg(long, conflicts_with = "wait")]
     days: Option<u32>,
-    /// From now on, read so many bytes in a second at most; 0 for as many as a pass needs for half of the time until the next one,
-    /// and at least 4M. No pass begins now
+    /// From now on, read so many bytes in a second at most; 0 for as many as a pass needs for half of the time until the next
+    /// one, and at least 4M. No pass begins now
     #[arg(long, value_name = "SIZE", conflicts_with = "wait")]
     rate: Option<Size>,
 }

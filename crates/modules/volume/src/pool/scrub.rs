@@ -1,9 +1,9 @@
 //! The scrub of a pool: when passes begin, how fast they are, and what they have found. Control context.
 //!
-//! One task of the control plane calls [`Pool::scrub`] for each pool. Without a pass, it sleeps until the next one is due. During a
-//! pass, it grants all shards bytes to read, ten times a second, and takes what they have found. A shard keeps its place when it
-//! moves to another reactor. A pool that is opened again begins an interrupted pass again; the note of its first shard says when
-//! the latest complete pass began.
+//! One task of the control plane calls [`Pool::scrub`] for each pool. Without a pass, it sleeps until the next one is due. During
+//! a pass, it grants all shards bytes to read, ten times a second, and takes what they have found. A shard keeps its place when
+//! it moves to another reactor. A pool that is opened again begins an interrupted pass again; the note of its first shard says
+//! when the latest complete pass began.
 
 use super::{Health, Pool, lock};
 use crate::{Error, note};
@@ -243,21 +243,27 @@ impl Pool {
     /// # Errors
     /// [`Error`].
     pub async fn set_scrub(&self, settings: ScrubSettings) -> Result<(), Error> {
-        let since = lock(&self.scrubbing.state).complete_since;
-        self.store_scrub(settings, since).await?;
-        lock(&self.scrubbing.state).settings = settings;
+        self.store_scrub(Some(settings)).await?;
         self.scrubbing.changed.notify_one();
         Ok(())
     }
 
-    async fn store_scrub(&self, settings: ScrubSettings, since: Option<u64>) -> Result<(), Error> {
+    /// Stores when the latest complete pass began, and the settings: other ones, or those that there are.
+    async fn store_scrub(&self, settings: Option<ScrubSettings>) -> Result<(), Error> {
         let _changing = self.changing.lock().await;
-        let note = note::with_scrub(&self.note().await?, &settings, since);
-        self.parts[0].command(Command::SetNote(note)).await.map(drop)
+        let note = self.note().await?;
+        let (settings, note) = {
+            let state = lock(&self.scrubbing.state);
+            let settings = settings.unwrap_or(state.settings);
+            (settings, note::with_scrub(&note, &settings, state.complete_since))
+        };
+        self.parts[0].command(Command::SetNote(note)).await?;
+        lock(&self.scrubbing.state).settings = settings;
+        Ok(())
     }
 
-    /// Does what is due: begins a pass, goes on with it, or ends it. `now` is in seconds since 1970. Returns after which time there
-    /// is more to do, if [`Pool::scrub_changed`] does not say so before.
+    /// Does what is due: begins a pass, goes on with it, or ends it. `now` is in seconds since 1970. Returns after which time
+    /// there is more to do, if [`Pool::scrub_changed`] does not say so before.
     pub async fn scrub(&self, now: u64) -> Duration {
         let order = {
             let mut state = lock(&self.scrubbing.state);
@@ -269,7 +275,7 @@ impl Pool {
                 Phase::None | Phase::Complete | Phase::Stopped | Phase::Failed => {
                     let wait = state.due_in(now);
                     if wait > 0 || self.health() != Health::Ready {
-                        return LOOK.min(Duration::from_secs(wait.max(1)));
+                        return if wait > 0 { LOOK.min(Duration::from_secs(wait)) } else { LOOK };
                     }
                     state.phase = Phase::Starting;
                     state.damage.clear();
@@ -297,8 +303,9 @@ impl Pool {
         }
         let bytes = stats.live_bytes + stats.index_bytes;
         self.note_progress(order, now, granted_at, bytes, &told);
-        let Some((settings, began)) = self.end_pass(now, &told) else { return };
-        if let Err(error) = self.store_scrub(settings, Some(began)).await {
+        if self.end_pass(now, &told)
+            && let Err(error) = self.store_scrub(None).await
+        {
             tracing::warn!(pool = self.name(), %error, "the pool does not store that it was scrubbed");
         }
     }
@@ -331,21 +338,21 @@ impl Pool {
         }
     }
 
-    /// Ends the pass if no shard has more to do. Returns what is to be stored if it is complete: the settings, and when it began.
-    fn end_pass(&self, now: u64, told: &[Scrub]) -> Option<(ScrubSettings, u64)> {
+    /// Ends the pass if no shard has more to do. Returns whether it is complete.
+    fn end_pass(&self, now: u64, told: &[Scrub]) -> bool {
         let mut state = lock(&self.scrubbing.state);
-        let Phase::Running(Pass { began, .. }) = state.phase else { return None };
+        let Phase::Running(Pass { began, .. }) = state.phase else { return false };
         if told.iter().any(|scrub| matches!(scrub, Scrub::Running { .. })) {
-            return None;
+            return false;
         }
         if told.contains(&Scrub::Idle) {
             (state.phase, state.not_before) = (Phase::Failed, Some(now + RETRY_DELAY));
             tracing::warn!(pool = self.name(), "the scrub of the pool has ended early: its disk has failed");
-            return None;
+            return false;
         }
         (state.phase, state.complete_since) = (Phase::Complete, Some(began));
         tracing::info!(pool = self.name(), damage = state.damage.len(), "the scrub of the pool is complete");
-        Some((state.settings, began))
+        true
     }
 
     /// Keeps and logs what a shard has found.

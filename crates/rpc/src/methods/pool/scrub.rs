@@ -1,5 +1,5 @@
-//! `aryk_pool_start_scrub`, `aryk_pool_stop_scrub`, `aryk_pool_set_scrub`, `aryk_pool_get_scrub`: slow passes over pools that find
-//! damage. Control context.
+//! `aryk_pool_start_scrub`, `aryk_pool_stop_scrub`, `aryk_pool_set_scrub`, `aryk_pool_get_scrub`: slow passes over pools that
+//! find damage. Control context.
 
 use super::upkeep::{PoolDamage, damage_of};
 use crate::methods::{Control, Count, Error, Phase, Table};
@@ -82,8 +82,8 @@ async fn set(control: &Control, p: SetScrub) -> Result<bool, Error> {
 /// The scrub of a pool.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct PoolScrub {
-    /// `none` if no pass has begun since the pool was opened, `running`, or how the latest pass has ended: `complete`, `stopped`, or
-    /// `failed` if the disk of the pool has failed.
+    /// `none` if no pass has begun since the pool was opened, `running`, or how the latest pass has ended: `complete`,
+    /// `stopped`, or `failed` if the disk of the pool has failed.
     state: &'static str,
     /// Percent of the pass that are done; not there if none is running.
     #[serde(skip_serializing_if = "Option::is_none")]
