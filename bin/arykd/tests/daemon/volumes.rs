@@ -659,6 +659,48 @@ fn a_vm_on_another_reactor_uses_a_volume_and_its_reactor_can_be_removed() {
     assert!(daemon.aryk(&["pool", "check", "p"]).unwrap().contains("No damage"));
 }
 
+#[test]
+fn damage_is_found_before_a_guest_reads_it() {
+    let daemon = Daemon::start(&["--state-dir", "DIR/state"]);
+    let path = daemon.dir().join("store.img");
+    let file = path.display().to_string();
+    daemon.aryk(&["disk", "create", "store", "--file", &file, "--size", "1G"]).unwrap();
+    daemon.aryk(&["pool", "create", "p", "--disk", "store"]).unwrap();
+    daemon.aryk(&["volume", "create", "p/vm", "--size", "64M"]).unwrap();
+    daemon.aryk(&["attach", "p/vm"]).unwrap();
+    let mut vm = connect(&daemon, "p-vm");
+    (0..64).for_each(|piece| write(&mut vm, piece, piece as u8 + 1));
+    vm.flush().unwrap();
+    drop(vm);
+    let scrub = |args: &[&str]| daemon.aryk(&[&["pool", "scrub", "p"], args].concat());
+    assert_eq!(scrub(&["--wait"]).unwrap().trim(), "No damage.");
+    // A byte of the third block of piece 40.
+    let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    let mut block = [0; 4096];
+    let mut is_of_piece = |at: u64| {
+        file.read_exact_at(&mut block, at).unwrap();
+        block == [41; 4096]
+    };
+    let first = (0..1 << 30).step_by(512).find(|at| is_of_piece(*at)).expect("the piece is on the base");
+    file.write_all_at(&[1], first + 2 * 4096 + 5).unwrap();
+    let (code, error) = scrub(&["--wait"]).unwrap_err();
+    assert!(code == 1 && error.contains("is damaged"), "{error}");
+    let scrub_of = |daemon: &Daemon| daemon.call("aryk_pool_get_scrub", json!({"pool": "p"})).unwrap();
+    let found = scrub_of(&daemon);
+    let what = "data does not match its checksum";
+    let offset = 40 * PIECE as u64 + 2 * 4096;
+    let damage = json!([{"volume": "p/vm", "offset": offset, "bytes": 4096, "what": what}]);
+    assert_eq!((&found["state"], &found["damage"]), (&json!("complete"), &damage));
+    let pool = daemon.call("aryk_pools_get", json!({})).unwrap()[0].clone();
+    assert_eq!(
+        (&pool["scrub"]["damaged_blocks"], &pool["counters"]["damaged_blocks"]),
+        (&json!(1), &json!(1))
+    );
+    let shown = daemon.aryk(&["pool", "show", "p"]).unwrap();
+    let line = shown.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(line.contains("complete 0 days ago; 1 damaged blocks found; every 14 days"), "{line}");
+}
+
 /// Damages a byte of each page of the index of a pool whose daemon has ended. Returns how many there are.
 fn damage_index(file: &std::fs::File) -> u32 {
     let mut pages = 0;
