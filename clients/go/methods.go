@@ -1240,7 +1240,7 @@ type BdevNvmeAttachControllerParams struct {
 	Discovery string `json:"discovery,omitempty"`
 	// Aryk only: name of the disk of the namespace `nsid`. Default: `NAMEnNSID`.
 	Disk string `json:"disk,omitempty"`
-	// Aryk only: which memory of VMs the controller accesses by itself.
+	// Aryk only: which memory of VMs the controller accesses by itself. For `RDMA`, the target can read and write all of it at any time with `pin`, and none otherwise; not for `TCP`.
 	Dma NvmeDma `json:"dma,omitempty"`
 	// Saved, without effect.
 	FabricsConnectTimeoutUs *uint64 `json:"fabrics_connect_timeout_us,omitempty"`

@@ -1242,7 +1242,7 @@ type NvmeController struct {
 	LastError *string `json:"last_error,omitempty"`
 	// Aryk only: the last reset.
 	LastReset *NvmeLastReset `json:"last_reset,omitempty"`
-	// Aryk only: the memory of VMs that the drive accesses directly, and that is copied; missing with `bounce`, and before the controller was ready.
+	// Aryk only: the memory of VMs that the drive, or the target over RDMA, accesses directly, and that is copied; missing with `bounce`, and before the controller was ready.
 	Memory *NvmeMemory `json:"memory,omitempty"`
 	// Aryk only: what only controllers of other hosts have.
 	Remote *NvmeRemote `json:"remote,omitempty"`
@@ -1427,7 +1427,7 @@ type NvmeMdnsReferral struct {
 
 // NvmeMemory: Regions of VMs' memory, for a controller: `aryk_memory_clients_get` lists those that are copied, and why.
 type NvmeMemory struct {
-	// Regions that the drive accesses directly: they are pinned.
+	// Regions that the drive, or the target, accesses directly: they are pinned.
 	Pinned uint64 `json:"pinned"`
 	// Regions that are being pinned. Until they are, data is copied.
 	Pinning uint64 `json:"pinning"`

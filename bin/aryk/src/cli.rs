@@ -304,8 +304,9 @@ pub struct CreateArgs {
     /// A client of 'bdev_rbd_register_cluster', instead of the one that all disks of the same user and configuration share
     #[arg(long, value_name = "NAME", conflicts_with_all = ["file", "memory", "null", "nvme", "nvme_tcp", "nvme_rdma", "conf", "user", "key"])]
     pub cluster: Option<String>,
-    /// Which memory of VMs the NVMe drive accesses by itself [default: auto]
-    #[arg(long, value_enum, conflicts_with_all = ["file", "memory", "null", "nvme_tcp", "nvme_rdma", "rbd"])]
+    /// Which memory of VMs the NVMe drive accesses by itself [default: auto]. With --nvme-rdma: by 'pin', the other host can read
+    /// and write all memory of VMs at any time [default: bounce]
+    #[arg(long, value_enum, conflicts_with_all = ["file", "memory", "null", "nvme_tcp", "rbd"])]
     pub dma: Option<Dma>,
     /// The subsystem of the other host: 'aryk share' prints it there
     #[arg(long, value_name = "NQN", conflicts_with_all = ["file", "memory", "null", "nvme", "rbd"])]
@@ -458,7 +459,7 @@ impl TweakMode {
     }
 }
 
-/// Which memory of VMs an NVMe drive accesses by itself; the kernel pins that memory.
+/// Which memory of VMs an NVMe drive or another host accesses by itself; the kernel pins that memory.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Dma {
     /// Huge pages; other memory is copied

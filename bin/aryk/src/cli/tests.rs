@@ -61,11 +61,11 @@ fn a_disk_of_another_host_has_an_address_and_a_subsystem() {
     }
     parse("aryk disk create far --nvme-rdma 10.0.0.1:4420 --nvme-rdma [::1]:4420 --subsystem n --key k")
         .unwrap();
+    parse("aryk disk create far --nvme-rdma 10.0.0.1:4420 --subsystem n --dma pin").unwrap();
     for line in [
         "aryk disk create far --nvme-rdma 10.0.0.1:4420",
         "aryk disk create far --nvme-rdma 10.0.0.1:4420 --nvme-tcp 10.0.0.1:4420 --subsystem n",
         "aryk disk create far --nvme-rdma 10.0.0.1:4420 --subsystem n --tls-key t",
-        "aryk disk create far --nvme-rdma 10.0.0.1:4420 --subsystem n --dma pin",
         "aryk disk create far --nvme-tcp 10.0.0.1:4420",
         "aryk disk create far --nvme-tcp 10.0.0.1 --subsystem n",
         "aryk disk create far --nvme-tcp 10.0.0.1:4420 --subsystem n --dma pin",

@@ -87,14 +87,20 @@ fn attach_scsi(name: &str, args: &AttachArgs, client: &mut Client, out: &Output)
     })
 }
 
-/// How the disk's NVMe drive accesses the VM's memory; `None` for other disks, also those of other hosts, and if the daemon does
-/// not say.
+/// How the disk's NVMe drive accesses the VM's memory, or that another host does; `None` for other disks, and if the daemon does not
+/// say.
 fn memory_access(disk: &str, client: &mut Client) -> Option<&'static str> {
     let disk = client.call("bdev_get_bdevs", json!({"name": disk})).ok()?;
     let name = disk[0]["driver_specific"]["nvme"][0]["controller"].as_str()?;
     let controllers = client.call("bdev_nvme_get_controllers", json!({"name": name})).ok()?;
-    let is_remote = controllers[0]["remote"].is_object();
-    access_text(text(&controllers[0], "dma")).filter(|_| !is_remote)
+    let dma = text(&controllers[0], "dma");
+    match controllers[0]["remote"].is_object() {
+        true => (dma == "pin").then_some(
+            "The other host reads and writes the VM's memory directly: the memory is pinned.\n\
+             Once the VM runs, 'aryk memory' shows whether that succeeded.",
+        ),
+        false => access_text(dma),
+    }
 }
 
 fn access_text(dma: &str) -> Option<&'static str> {

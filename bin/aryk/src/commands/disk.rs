@@ -281,6 +281,7 @@ fn remote(args: &CreateArgs, trtype: &str, address: SocketAddr, further: &[Socke
         ("dhchap_ctrlr_key", args.controller_key.as_ref().map(|name| json!(name))),
         ("nsid", Some(json!(args.ns.unwrap_or(1)))),
         ("disk", Some(json!(args.name))),
+        ("dma", args.dma.map(|dma| json!(dma.name()))),
     ])
 }
 

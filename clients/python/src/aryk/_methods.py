@@ -1986,7 +1986,7 @@ class Methods(ABC):
             disable_sq_flow_control: Saved, without effect.
             discovery: Aryk only: the daemon stores it for the discovery service that named the subsystem; only for `TCP` and `RDMA`.
             disk: Aryk only: name of the disk of the namespace `nsid`. Default: `NAMEnNSID`.
-            dma: Aryk only: which memory of VMs the controller accesses by itself.
+            dma: Aryk only: which memory of VMs the controller accesses by itself. For `RDMA`, the target can read and write all of it at any time with `pin`, and none otherwise; not for `TCP`.
             fabrics_connect_timeout_us: Saved, without effect.
             fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished, or a target that is lost, before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default, and for 0: they wait as long as that says.
             hdgst: Whether PDUs have header digests; only for `TCP`. A target without them is refused. Default: false.
@@ -7243,7 +7243,7 @@ class AsyncMethods(ABC):
             disable_sq_flow_control: Saved, without effect.
             discovery: Aryk only: the daemon stores it for the discovery service that named the subsystem; only for `TCP` and `RDMA`.
             disk: Aryk only: name of the disk of the namespace `nsid`. Default: `NAMEnNSID`.
-            dma: Aryk only: which memory of VMs the controller accesses by itself.
+            dma: Aryk only: which memory of VMs the controller accesses by itself. For `RDMA`, the target can read and write all of it at any time with `pin`, and none otherwise; not for `TCP`.
             fabrics_connect_timeout_us: Saved, without effect.
             fast_io_fail_timeout_sec: Seconds for which requests wait for a drive that has vanished, or a target that is lost, before they fail, until it is back; at most `ctrlr_loss_timeout_sec`. Default, and for 0: they wait as long as that says.
             hdgst: Whether PDUs have header digests; only for `TCP`. A target without them is refused. Default: false.

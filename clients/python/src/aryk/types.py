@@ -1250,7 +1250,7 @@ class NvmeController(TypedDict):
     last_error: NotRequired[str]
     #: Aryk only: the last reset.
     last_reset: NotRequired[NvmeLastReset]
-    #: Aryk only: the memory of VMs that the drive accesses directly, and that is copied; missing with `bounce`, and before the controller was ready.
+    #: Aryk only: the memory of VMs that the drive, or the target over RDMA, accesses directly, and that is copied; missing with `bounce`, and before the controller was ready.
     memory: NotRequired[NvmeMemory]
     #: Aryk only: what only controllers of other hosts have.
     remote: NotRequired[NvmeRemote]
@@ -1430,7 +1430,7 @@ class NvmeMdnsReferral(TypedDict):
 class NvmeMemory(TypedDict):
     """Regions of VMs' memory, for a controller: `aryk_memory_clients_get` lists those that are copied, and why."""
 
-    #: Regions that the drive accesses directly: they are pinned.
+    #: Regions that the drive, or the target, accesses directly: they are pinned.
     pinned: int
     #: Regions that are being pinned. Until they are, data is copied.
     pinning: int

@@ -73,7 +73,8 @@ pub(super) struct Attach {
     /// Queue pairs at most, for as many reactors; other reactors send their requests through these. Default: 128.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) num_io_queues: Option<u32>,
-    /// Aryk only: which memory of VMs the controller accesses by itself.
+    /// Aryk only: which memory of VMs the controller accesses by itself. For `RDMA`, the target can read and write all of it at any
+    /// time with `pin`, and none otherwise; not for `TCP`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(super) dma: Dma,
     /// Aryk only: bytes of bounce buffers on each reactor. Default: 4 MiB.
@@ -210,6 +211,11 @@ impl Attach {
     /// Whether the caller says which memory of VMs is pinned.
     pub(super) fn has_dma(&self) -> bool {
         self.dma != Dma::Auto
+    }
+
+    /// Whether all memory of VMs is pinned.
+    pub(super) fn pins_all(&self) -> bool {
+        self.dma == Dma::Pin
     }
 
     /// Checks the names of the controller and of its disk.

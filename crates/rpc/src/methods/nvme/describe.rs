@@ -4,8 +4,8 @@ use super::abilities::{Abilities, hexadecimal};
 use super::remote::{of_family, trtype};
 use super::statistics::Errors;
 use super::{Control, Error, Phase, Table, find, remote};
-use aryk_bdev::Bdev;
-use aryk_bdev_nvme::fabrics::{PathInfo, RemoteConfig, RemoteController, RemoteInfo, Transport};
+use aryk_bdev::{Bdev, MemoryClientInfo};
+use aryk_bdev_nvme::fabrics::{PathInfo, RemoteConfig, RemoteController, RemoteInfo, Transport, client_name};
 use aryk_bdev_nvme::{AttachedController, Info, NamespaceInfo, Phase as State};
 use aryk_nvme::claims::ControllerInfo;
 use aryk_pci::Address;
@@ -247,8 +247,8 @@ struct Description {
     namespaces: Vec<Namespace>,
     /// Aryk only: which memory of VMs is pinned: `auto`, `pin` or `bounce`.
     dma: &'static str,
-    /// Aryk only: the memory of VMs that the drive accesses directly, and that is copied; missing with `bounce`, and before the
-    /// controller was ready.
+    /// Aryk only: the memory of VMs that the drive, or the target over RDMA, accesses directly, and that is copied; missing with
+    /// `bounce`, and before the controller was ready.
     #[serde(skip_serializing_if = "Option::is_none")]
     memory: Option<Memory>,
     /// Aryk only: whether reactors sleep while requests are in flight.
@@ -309,7 +309,7 @@ struct Remote {
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "NvmeMemory")]
 struct Memory {
-    /// Regions that the drive accesses directly: they are pinned.
+    /// Regions that the drive, or the target, accesses directly: they are pinned.
     pinned: u64,
     /// Regions that are being pinned. Until they are, data is copied.
     pinning: u64,
@@ -411,22 +411,30 @@ const fn state(phase: State) -> &'static str {
     }
 }
 
-/// The memory of VMs, as the registry knows it by the name of the drive's function.
-fn memory_of(control: &Control, info: &Info) -> Option<Memory> {
+/// The memory of VMs, as the registry knows it by the name of its clients: a drive's function, or each device by which a controller
+/// of another host is reached.
+fn memory_of(control: &Control, name: &str) -> Option<Memory> {
     let clients = control.disks.registry.memory().clients();
-    let client = clients.into_iter().find(|client| client.name == info.location)?;
-    Some(Memory {
+    let of_name = clients.into_iter().filter(|client| client.name == name);
+    let describe = |client: MemoryClientInfo| Memory {
         pinned: client.registered,
         pinning: client.registering,
         declined: client.declined,
         failures: client.failed,
         bounced_pieces: client.bounced,
+    };
+    of_name.map(describe).reduce(|sum, one| Memory {
+        pinned: sum.pinned + one.pinned,
+        pinning: sum.pinning + one.pinning,
+        declined: sum.declined + one.declined,
+        failures: sum.failures + one.failures,
+        bounced_pieces: sum.bounced_pieces + one.bounced_pieces,
     })
 }
 
 fn describe(control: &Control, controller: &AttachedController) -> Description {
     let (info, counts) = (controller.info(), controller.counts());
-    let memory = memory_of(control, &info);
+    let memory = memory_of(control, &info.location);
     let trid = Trid::of(&info);
     let cntlid = info.controller.as_ref().map_or(0, |info| info.controller_id);
     let path = Path { state: state(info.phase), trid: trid.clone(), cntlid, host: Host::default() };
@@ -492,7 +500,7 @@ fn describe_namespace(info: &NamespaceInfo) -> Namespace {
     }
 }
 
-fn describe_remote(controller: &RemoteController) -> Description {
+fn describe_remote(control: &Control, controller: &RemoteController) -> Description {
     let (info, config) = (controller.info(), controller.config());
     let trid = Trid::of_remote(&info, config);
     let cntlid = info.controller.as_ref().map_or(0, |info| info.controller_id);
@@ -515,8 +523,8 @@ fn describe_remote(controller: &RemoteController) -> Description {
         ctrlr_data: info.controller.as_ref().map(controller_data),
         abilities: info.controller.as_ref().map(super::abilities::of),
         namespaces: info.namespaces.iter().map(describe_namespace).collect(),
-        dma: "bounce",
-        memory: None,
+        dma: if config.is_direct { "pin" } else { "bounce" },
+        memory: memory_of(control, &client_name(controller.name())),
         interrupts: true,
         queue_pairs_max: config.queues,
         resets: info.losses,
@@ -552,11 +560,11 @@ async fn get_controllers(control: &Control, p: GetControllers) -> Result<Vec<Des
     let Some(name) = p.name else {
         let mut all: Vec<Description> =
             control.nvme.controllers.list().iter().map(|controller| describe(control, controller)).collect();
-        all.extend(remotes.iter().map(|controller| describe_remote(controller)));
+        all.extend(remotes.iter().map(|controller| describe_remote(control, controller)));
         return Ok(all);
     };
     match remotes.iter().find(|controller| controller.name() == name) {
-        Some(controller) => Ok(vec![describe_remote(controller)]),
+        Some(controller) => Ok(vec![describe_remote(control, controller)]),
         None => Ok(vec![describe(control, &*find(control, &name)?)]),
     }
 }

@@ -86,7 +86,7 @@ pub(super) fn config(options: &Options, p: &Attach) -> Result<RemoteConfig, Erro
     let refused = [
         ("bounce_bytes", p.bounce_bytes.is_some()),
         ("serial", p.serial.is_some()),
-        ("dma", p.has_dma()),
+        ("dma", !is_rdma && p.has_dma()),
         ("hdgst", is_rdma && p.hdgst == Some(true)),
         ("ddgst", is_rdma && p.ddgst == Some(true)),
         ("psk", is_rdma && p.psk.is_some()),
@@ -111,6 +111,7 @@ pub(super) fn config(options: &Options, p: &Attach) -> Result<RemoteConfig, Erro
         *host_id.as_bytes(),
     );
     config.transport = transport;
+    config.is_direct = is_rdma && p.pins_all();
     options.apply_to_remote(&mut config);
     config.source = source(p.hostaddr.as_deref(), p.hostsvcid.as_deref())?;
     for path in p.paths.iter().flatten() {
