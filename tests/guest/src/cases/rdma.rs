@@ -13,6 +13,8 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("rdma/hostile", hostile),
         Case::new("rdma/daemons", daemons),
         Case::new("rdma/nvmet", nvmet),
+        Case::new("rdma/direct", direct),
+        Case::new("rdma/direct-nvmet", direct_nvmet),
         Case::new("rdma/target", target),
         Case::new("rdma/fence", fence),
         Case::new("rdma/paths", paths),
@@ -23,6 +25,8 @@ pub(super) fn cases() -> Vec<Case> {
 
 /// Functions for a daemon that uses disks of others.
 const USER: &str = include_str!("rdma/user.sh");
+/// The kernel's target.
+const KERNEL: &str = include_str!("rdma/kernel.sh");
 
 /// Runs a script with the daemon in a guest with RDMA, which may also run these examples. `helpers.sh` of this directory has its
 /// functions. Returns the lines that the script prints.
@@ -59,7 +63,17 @@ fn daemons(site: &Site<'_>) -> Result<()> {
 
 /// A disk of the kernel's target, which the daemon uses while the target ends its connections.
 fn nvmet(site: &Site<'_>) -> Result<()> {
-    run(site, &[], &format!("{USER}{}", include_str!("rdma/nvmet.sh"))).map(drop)
+    run(site, &[], &format!("{USER}{KERNEL}{}", include_str!("rdma/nvmet.sh"))).map(drop)
+}
+
+/// Two daemons: the target accesses the memory of a VM by itself, while its connections end and it is killed.
+fn direct(site: &Site<'_>) -> Result<()> {
+    run(site, &[], &format!("{USER}{}", include_str!("rdma/direct.sh"))).map(drop)
+}
+
+/// The same with the kernel's target, which ends its connections.
+fn direct_nvmet(site: &Site<'_>) -> Result<()> {
+    run(site, &[], &format!("{USER}{KERNEL}{}", include_str!("rdma/direct_nvmet.sh"))).map(drop)
 }
 
 /// A target that violates the protocol in all ways and reaches for memory, beside one that does not.

@@ -1,4 +1,5 @@
-# What a request costs the daemon and the whole guest, over TCP and over RDMA: a daemon that shares a disk, and one that uses it.
+# What a request costs the daemon and the whole guest, over TCP and over RDMA: a daemon that shares a disk, and one that uses it,
+# for itself or for a VM.
 
 start
 rpc bdev_malloc_create '{"name": "data", "num_blocks": 131072, "block_size": 512}'
@@ -36,6 +37,23 @@ for transport in tcp rdma; do
     nvme disconnect -n $far >&2
     in_user aryk unshare far >/dev/null || fail unshare
     in_user aryk disk remove far >/dev/null || fail remove
+done
+# A VM of this daemon, a process, uses the disk: data is copied, or the target accesses the VM's memory.
+cost_in_vm() {
+    daemon_before=$(of_daemon)
+    all_before=$(of_all)
+    in_vm --rw $2 --bs $3 --qd 32 --area 64M --requests $4 --destroy
+    echo "cost $1 $2 $3 $((($(of_daemon) - daemon_before) * 10000 / $4)) $((($(of_all) - all_before) * 10000 / $4))"
+}
+for way in tcp rdma "rdma --dma pin"; do
+    set -- $way
+    transport=$1
+    shift
+    attach_far $transport 4420 "$@"
+    for load in "randread 4k 16000" "randwrite 4k 16000" "read 64k 2000" "write 64k 2000"; do
+        cost_in_vm "vm/$transport${2:+-$2}" $load
+    done
+    detach_far
 done
 kill $user
 wait $user || fail "the daemon did not end"

@@ -79,3 +79,62 @@ leave_far() {
     kill $user
     wait $user || fail "the daemon did not end"
 }
+
+# Creates the disk as `use_far_by`, for a VM: a process, whose memory the daemon uses. The rest are options of the disk.
+attach_far() {
+    transport=$1
+    ports=$2
+    shift 2
+    paths=$(for port in $ports; do echo "--nvme-$transport $address:$port"; done)
+    in_user aryk disk create far $paths --subsystem $nqn "$@" >/tmp/reply 2>&1 || fail "$(cat /tmp/reply)"
+    in_user rpc bdev_wait_for_examine '{}'
+    copied_before=$(member bounced_pieces)
+    in_user aryk attach far >/tmp/reply 2>&1 || fail "$(cat /tmp/reply)"
+}
+detach_far() {
+    in_user aryk detach far >/tmp/reply 2>&1 || fail "$(cat /tmp/reply)"
+    in_user aryk disk remove far >/tmp/reply 2>&1 || fail "$(cat /tmp/reply)"
+}
+
+# Runs requests of the VM.
+in_vm() { in_user aryk bench far "$@" --timeout 120 >/tmp/bench 2>&1 || fail "$(cat /tmp/bench)"; }
+
+# A number that the daemon has about the disk's controller.
+member() { in_user aryk rpc bdev_nvme_get_controllers '{"name": "far"}' | sed -n "s/.*\"$1\": *\([0-9]*\).*/\1/p" | head -1; }
+
+# No request of the VM was copied. Those of the daemon itself are, which looks for pools on a new disk.
+check_copied() {
+    copied=$(member bounced_pieces)
+    [ "$copied" = "$copied_before" ] || fail "$((copied - copied_before)) pieces of requests were copied"
+}
+
+# Verified requests of all sizes, whose data is not copied; each ends with a read of all.
+verify_in_vm() {
+    for size in 4k 16k 64k 256k; do in_vm --rw mix:50 --bs $size --qd 16 --area 8M --requests 500 --verify --destroy; done
+    check_copied
+}
+
+# Begins verified writes, and waits for the registration of the VM's memory.
+begin_vm() {
+    before=$(pinned $user)
+    in_user aryk bench far --rw mix:40 --bs 16k --qd 16 --area 8M --requests $1 --rate 200 --verify --destroy --timeout 120 \
+        >/tmp/bench 2>&1 &
+    vm=$!
+    for _ in $(seq 100); do [ "$(member pinned)" -gt 0 ] && break; sleep 0.1; done
+    [ "$(member pinned)" -gt 0 ] || fail "the VM's memory is not registered: $(cat /tmp/bench)"
+    [ "$(pinned $user)" -gt "$before" ] || fail "$(pinned $user) KiB are registered, as before"
+}
+end_vm() {
+    wait $vm || fail "$(cat /tmp/bench)"
+    check_copied
+    [ "$(member failed_by_reset)" = 0 ] || fail "$(member failed_by_reset) requests failed"
+}
+in_flight() { kill -0 $vm || fail "the load ended before: $(cat /tmp/bench)"; }
+
+# With the disk, all registrations have gone.
+end_user() {
+    for _ in $(seq 50); do [ "$(pinned $user)" = 0 ] && break; sleep 0.1; done
+    [ "$(pinned $user)" = 0 ] || fail "$(pinned $user) KiB are registered"
+    kill $user
+    wait $user || fail "the daemon did not end"
+}
