@@ -1,5 +1,5 @@
-# A daemon whose target accesses VMs' memory by itself: verified requests, while the target ends connections, is killed, and starts
-# again, and the memory of the daemon's own buffers, which is copied.
+# A daemon whose target accesses VMs' memory by itself: verified requests, while the target ends connections, is killed, and
+# starts again; and requests of the daemon's own memory, which are copied.
 
 start
 aryk disk create data --file /tmp/data.img --size 96M >/dev/null || fail disk
