@@ -291,8 +291,8 @@ impl Endpoint {
         sends.push(request);
     }
 
-    /// Sends a message that consists of a piece of the endpoint's buffers and of memory behind it, which the endpoint's domain has
-    /// registered with this local key.
+    /// Sends a message that consists of a piece of the endpoint's buffers and of memory behind it, which the endpoint's domain
+    /// has registered with this local key.
     pub fn send_with(&mut self, id: u32, piece: &Sgl, memory: Seg, key: u32) {
         self.send_pieces(id, &[*piece]);
         let Batch { sends, send_pieces, .. } = &mut self.batch;

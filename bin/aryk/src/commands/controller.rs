@@ -87,8 +87,8 @@ fn attach_scsi(name: &str, args: &AttachArgs, client: &mut Client, out: &Output)
     })
 }
 
-/// How the disk's NVMe drive accesses the VM's memory, or that another host does; `None` for other disks, and if the daemon does not
-/// say.
+/// How the disk's NVMe drive accesses the VM's memory, or that another host does; `None` for other disks, and if the daemon does
+/// not say.
 fn memory_access(disk: &str, client: &mut Client) -> Option<&'static str> {
     let disk = client.call("bdev_get_bdevs", json!({"name": disk})).ok()?;
     let name = disk[0]["driver_specific"]["nvme"][0]["controller"].as_str()?;

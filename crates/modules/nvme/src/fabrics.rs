@@ -118,8 +118,8 @@ pub struct RemoteConfig {
     pub transport: Transport,
     /// What manages connections of RDMA: [`RemoteControllers`] sets it.
     pub rdma: RdmaThread,
-    /// The target may read and write VMs' memory by itself, all of it and at any time, so that data is not copied; only over RDMA.
-    /// Then guests must not give pages back: no balloon, free page reporting or post-copy migration.
+    /// The target may read and write VMs' memory by itself, all of it and at any time, so that data is not copied; only over
+    /// RDMA. Then guests must not give pages back: no balloon, free page reporting or post-copy migration.
     pub is_direct: bool,
     /// The memory that is registered for that: [`RemoteControllers`] sets it.
     pub direct: Option<DirectMemory>,

@@ -5,8 +5,8 @@
 //! them and the memory of requests. So a target that accesses what no command names, or at the wrong time, harms requests to
 //! itself only. What is written is copied before its command is sent, and what was read after its command has ended.
 //!
-//! If the operator trusts the target ([`super::direct`]), VMs' memory is registered for it, too. Then data that is in one piece of
-//! registered memory is not copied ([`Way::Direct`]); other data is. The owner does not end a request of a lost connection before
+//! If the operator trusts the target ([`super::direct`]), VMs' memory is registered for it, too. Then data that is in one piece
+//! of registered memory is not copied ([`Way::Direct`]); other data is. The owner does not end a request of a lost connection before
 //! the queue pair is destroyed ([`Wire::close`]): until then, the target may still access the memory of the request.
 //!
 //! **Invariants.** The buffers are lent from the beginning, and free for other uses only when the queue pair is destroyed: until

@@ -73,8 +73,8 @@ pub(super) struct Attach {
     /// Queue pairs at most, for as many reactors; other reactors send their requests through these. Default: 128.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) num_io_queues: Option<u32>,
-    /// Aryk only: which memory of VMs the controller accesses by itself. For `RDMA`, the target can read and write all of it at any
-    /// time with `pin`, and none otherwise; not for `TCP`.
+    /// Aryk only: which memory of VMs the controller accesses by itself. For `RDMA`, the target can read and write all of it at
+    /// any time with `pin`, and none otherwise; not for `TCP`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(super) dma: Dma,
     /// Aryk only: bytes of bounce buffers on each reactor. Default: 4 MiB.

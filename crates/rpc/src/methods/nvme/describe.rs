@@ -411,8 +411,8 @@ const fn state(phase: State) -> &'static str {
     }
 }
 
-/// The memory of VMs, as the registry knows it by the name of its clients: a drive's function, or each device by which a controller
-/// of another host is reached.
+/// The memory of VMs, as the registry knows it by the name of its clients: a drive's function, or each device by which a
+/// controller of another host is reached.
 fn memory_of(control: &Control, name: &str) -> Option<Memory> {
     let clients = control.disks.registry.memory().clients();
     let of_name = clients.into_iter().filter(|client| client.name == name);

@@ -1,7 +1,7 @@
 //! The steps after a lost connection, and the end of a queue. The thread sends each as a message. Reactor context.
 //!
-//! 0. [`cut`] on all reactors, if the target can access VMs' memory by itself ([`crate::fabrics::direct`]): the connections of the
-//!    path are closed, and the thread waits until no device accesses memory for them. Other requests go on meanwhile.
+//! 0. [`cut`] on all reactors, if the target can access VMs' memory by itself ([`crate::fabrics::direct`]): the connections of
+//!    the path are closed, and the thread waits until no device accesses memory for them. Other requests go on meanwhile.
 //! 1. [`stop`] on all reactors: the connections of the path are closed, and no request starts. Requests that the controller had
 //!    are held, and those that another controller has count as completed.
 //! 2. [`settle`] on all reactors, with what all have reported: requests that change nothing take another path, and changes that

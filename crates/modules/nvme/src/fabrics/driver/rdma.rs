@@ -32,8 +32,8 @@ impl Rdma {
         Ok(())
     }
 
-    /// A thread destroys the queue pair: nothing is sent any more. What it connects afterwards comes later. Returns the end if the
-    /// target may access the memory of requests until then.
+    /// A thread destroys the queue pair: nothing is sent any more. What it connects afterwards comes later. Returns the end if
+    /// the target may access the memory of requests until then.
     pub(super) fn close(self, cx: &mut Cx) -> Option<Ending> {
         self.watch.into_iter().for_each(|watch| drop(cx.unwatch(watch)));
         self.wire.close()
