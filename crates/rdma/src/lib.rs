@@ -20,8 +20,8 @@
 //! by [`aryk_dma::Sgl`], whose owner keeps it in place until the completion; a device checks each access by the key of a
 //! registration. The [`aryk_dma::Arena`] of an endpoint is registered for this computer's own requests. The other computer can
 //! reach the buffers that its [`Setup`] shares, and only by this connection: the endpoint has a protection domain of its own
-//! then, where the key of a buffer is worth nothing to other connections. If the [`Setup`] names a [`Domain`], the other computer can
-//! reach, by each connection of that domain, what is registered there. Memory stays mapped until the queue pair is destroyed
+//! then, where the key of a buffer is worth nothing to other connections. If the [`Setup`] names a [`Domain`], the other computer
+//! can reach, by each connection of that domain, what is registered there. Memory stays mapped until the queue pair is destroyed
 //! ([`Ending`]), after which the device accesses it no more for this connection.
 #![deny(unsafe_op_in_unsafe_fn)]
 

@@ -6,8 +6,8 @@
 //! itself only. What is written is copied before its command is sent, and what was read after its command has ended.
 //!
 //! If the operator trusts the target ([`super::direct`]), VMs' memory is registered for it, too. Then data that is in one piece
-//! of registered memory is not copied ([`Way::Direct`]); other data is. The owner does not end a request of a lost connection before
-//! the queue pair is destroyed ([`Wire::close`]): until then, the target may still access the memory of the request.
+//! of registered memory is not copied ([`Way::Direct`]); other data is. The owner does not end a request of a lost connection
+//! before the queue pair is destroyed ([`Wire::close`]): until then, the target may still access the memory of the request.
 //!
 //! **Invariants.** The buffers are lent from the beginning, and free for other uses only when the queue pair is destroyed: until
 //! then, the target may access them at any time, and they are accessed by copies only. A command has its buffer until it has
