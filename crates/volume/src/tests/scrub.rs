@@ -135,6 +135,32 @@ fn a_flipped_byte_of_an_index_page_is_told_although_the_page_is_in_memory() {
 }
 
 #[test]
+fn damage_of_a_dense_range_is_told() {
+    let large = StoreFacts { blob_units: 20_480, ..super::rig::facts() };
+    let mut rig = Rig::with(10, Settings { dense_writes: true, ..settings() }, large);
+    let volume = rig.create("a", UNITS, Origin::Empty);
+    let mut data = vec![0; (RANGE_BLOCKS * BLOCK) as usize];
+    rig.rng.fill(&mut data);
+    rig.write(volume, 8192, &data);
+    rig.settle();
+    rig.disk.flush();
+    assert_eq!(pass_damage(&mut rig), Vec::new());
+    let block = byte_of(&mut rig, volume, 1024 + 99);
+    // Its header, which has the checksums, is before it.
+    let (blob, header) = (block.0, block.1 - 99 * BLOCK as usize - 4096 - 512);
+    assert!(rig.disk.blobs[&blob][header..].starts_with(b"AVF1"));
+    for (place, found) in [(block, (1024 + 99, 1)), ((blob, header), (1024, 1024))] {
+        flip(&mut rig, place);
+        let damage = pass_damage(&mut rig);
+        let damage: Vec<_> =
+            damage.iter().map(|damage| (damage.volume, (damage.block, damage.blocks))).collect();
+        assert_eq!(damage, [(Some(volume), found)]);
+        flip(&mut rig, place);
+    }
+    assert_eq!(pass_damage(&mut rig), Vec::new());
+}
+
+#[test]
 fn damage_that_no_view_sees_is_not_told() {
     let mut rig = Rig::with(
         5,
