@@ -1,9 +1,9 @@
 //! Pages of runs in memory: a bounded number, replaced by CLOCK.
 //!
 //! Context: any; one cache for each reactor. Each run has a table from its pages to frames, four bytes for a page, so that
-//! finding a page is an access by index. An empty table is all zeroes, so that the kernel provides its memory when it is used: the
-//! tables of a pool of 15 TiB that was written at random take 100 MiB. Finding a page only sets a flag. A page is checked when it
-//! enters.
+//! finding a page is an access by index. An empty table is all zeroes, so that the kernel provides its memory when it is used:
+//! the tables of a pool of 15 TiB that was written at random take 100 MiB. Finding a page only sets a flag. A page is checked
+//! when it enters.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

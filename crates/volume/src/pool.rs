@@ -123,8 +123,8 @@ impl Pool {
 
     /// Opens a pool, with the settings that `settings` makes of its note. Its first operations read the log's tail.
     ///
-    /// Context: a thread that may block. The time grows with the pool's blobs, runs and volumes: a third of a second for a pool of
-    /// 15 TiB that was written at random.
+    /// Context: a thread that may block. The time grows with the pool's blobs, runs and volumes: a third of a second for a pool
+    /// of 15 TiB that was written at random.
     ///
     /// # Errors
     /// The manifest cannot be used.
