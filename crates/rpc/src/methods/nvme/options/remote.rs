@@ -94,7 +94,8 @@ mod tests {
     fn remote() -> RemoteConfig {
         let (subsystem, host) =
             ("nqn.2016-06.io.spdk:a".parse().unwrap(), "nqn.2016-06.io.spdk:h".parse().unwrap());
-        RemoteConfig::new("a", "192.0.2.1:4420".parse().unwrap(), subsystem, host, [1; 16])
+        let config = RemoteConfig::new("a", "192.0.2.1:4420".parse().unwrap(), subsystem, host, [1; 16]);
+        RemoteConfig { incarnation: [2; 16], ..config }
     }
 
     #[test]
