@@ -15,8 +15,11 @@ impl Target {
         Self { daemon: Daemon::start(&["--state-dir", "DIR/state"]), port: Self::free_port() }
     }
 
+    /// A port that no connection takes as its own meanwhile: the kernel chooses these from 32768 on.
     fn free_port() -> String {
-        TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
+        let mut ports = std::iter::repeat_with(|| fastrand::u16(20_000..32_000));
+        let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+        ports.find(is_free).unwrap().to_string()
     }
 
     fn share(&self, disk: &str) {
