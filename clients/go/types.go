@@ -1883,7 +1883,7 @@ type PoolInfo struct {
 type PoolScrub struct {
 	// `none` if no pass has begun since the pool was opened, `running`, or how the latest pass has ended: `complete`, `stopped`, or `failed` if the disk of the pool has failed.
 	State string `json:"state"`
-	// Days from the beginning of a pass to that of the next one; 0 if passes begin only when somebody starts them.
+	// Days from the beginning of a pass to that of the next one; 0 if only `aryk_pool_start_scrub` begins passes.
 	Days uint32 `json:"days"`
 	// Bytes that are read in a second at most; 0 if the daemon chooses them.
 	BytesPerSecond uint64 `json:"bytes_per_second"`
@@ -2168,7 +2168,7 @@ type Scheduler struct {
 type ScrubResult struct {
 	// `none` if no pass has begun since the pool was opened, `running`, or how the latest pass has ended: `complete`, `stopped`, or `failed` if the disk of the pool has failed.
 	State string `json:"state"`
-	// Days from the beginning of a pass to that of the next one; 0 if passes begin only when somebody starts them.
+	// Days from the beginning of a pass to that of the next one; 0 if only `aryk_pool_start_scrub` begins passes.
 	Days uint32 `json:"days"`
 	// Bytes that are read in a second at most; 0 if the daemon chooses them.
 	BytesPerSecond uint64 `json:"bytes_per_second"`

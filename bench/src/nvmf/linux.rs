@@ -25,7 +25,7 @@ const INTRO: &str = "fio on Linux' own NVMe/TCP initiator reaches `arykd` (a mal
     threads of the daemon have run (`/proc/PID/task/TID/schedstat`). The kernel's target has no threads of its own to count. A reactor that \
     polls (`adaptive`) takes its only processor from fio.";
 
-/// What was counted of a request, by run.
+/// Counts of a request, for each run.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Counted {
     instructions: Vec<f64>,

@@ -3,7 +3,7 @@
 //! Merges of the oldest levels report ranges of which many blocks have entries of their own, in many pieces, and dense ranges of
 //! which many blocks were written again (*worn* ones). The blocks of one range at a time are looked up, read, verified and
 //! written in a row, with their checksums unchanged. How they are written then is a setting: as they are (`compact/row.rs`), or
-//! as a dense frame (`compact/range.rs`). All work waits until no write has come, and no request was under way, for some turns.
+//! as a dense frame (`compact/range.rs`). It happens at rest: from a call of [`Pool::rest`] until the next request.
 
 mod range;
 mod row;
@@ -12,13 +12,10 @@ use crate::moving::{Moved, moved_header_len};
 use crate::outbox::Owner;
 use crate::pool::Pool;
 use crate::read::{Waiter, dense_header_len};
-use crate::{BLOCK, BlobId, Form, RANGE_BLOCKS, StoreError, StoreOp, TimelineId};
+use crate::{BLOCK, BlobId, Form, RANGE_BLOCKS, State, StoreError, StoreOp, TimelineId};
 use aryk_dma::Buffer;
 use aryk_volume_index::{Commit, Query, Slot, Version};
 use std::collections::BTreeSet;
-
-/// Turns without writes after which the pool is quiet.
-const QUIET_TURNS: u32 = 32;
 
 /// Ranges that wait.
 const WANTED_MAX: usize = 16 << 10;
@@ -118,9 +115,8 @@ pub(crate) struct Compactor {
     forfeited: u64,
     /// Bytes that were written, but not for what users have written since the pool was opened.
     excused: u64,
-    /// The log's next sequence at the latest turn, and for how many turns it has been that.
-    sequence: u64,
-    quiet_turns: u32,
+    /// See [`Pool::rest`].
+    is_at_rest: bool,
     is_paused: bool,
 }
 
@@ -162,16 +158,9 @@ enum Stop {
 impl Pool {
     /// Does a bounded piece of compaction. Returns whether there is more to do without input.
     pub(crate) fn step_compactor(&mut self) -> bool {
-        // Requests of this reactor, and reads of others.
-        let is_busy = !self.requests.is_empty() || self.lent > 0;
-        if is_busy || self.log.next_sequence != self.compactor.sequence {
-            self.compactor.sequence = self.log.next_sequence;
-            self.compactor.quiet_turns = 0;
-        }
-        let is_quiet = self.compactor.quiet_turns >= QUIET_TURNS;
-        self.compactor.quiet_turns = self.compactor.quiet_turns.saturating_add(1);
-        let Some(mut gather) = self.compactor.gather.take().or_else(|| self.next_range(is_quiet)) else {
-            return self.search_for_ranges(is_quiet) || (!is_quiet && !is_busy && self.has_wanted());
+        self.compactor.is_at_rest &= !self.is_in_use();
+        let Some(mut gather) = self.compactor.gather.take().or_else(|| self.next_range()) else {
+            return self.search_for_ranges();
         };
         if gather.waits > 0 {
             self.compactor.gather = Some(gather);
@@ -180,7 +169,7 @@ impl Pool {
         let result = match (gather.step, self.settings.form) {
             (step, _) if gather.has_failed && gather.reads == 0 && step != Step::Write => Err(Stop::Leave),
             (Step::Look, Form::Dense) => self.look_at_range(&mut gather),
-            (Step::Look, Form::Row) => self.look_at_part(&mut gather, is_quiet),
+            (Step::Look, Form::Row) => self.look_at_part(&mut gather),
             (Step::Read, _) => self.read_pieces(&mut gather),
             (Step::Place, Form::Dense) => self.write_range(&mut gather),
             (Step::Place, Form::Row) => self.write_part(&mut gather),
@@ -217,14 +206,19 @@ impl Pool {
         }
     }
 
-    /// Whether ranges wait, or are to be searched for, when the pool is quiet.
-    fn has_wanted(&self) -> bool {
-        !self.compactor.is_paused && (!self.compactor.wanted.is_empty() || self.is_search_due())
+    /// No request has come for a while: compaction may work in the next turns, until one comes. Returns whether that is new.
+    pub fn rest(&mut self) -> bool {
+        let may_rest = self.state == State::Ready && !self.is_in_use();
+        may_rest && !std::mem::replace(&mut self.compactor.is_at_rest, true)
     }
 
     /// Has levels merged to find more ranges, if that is worth it. Returns whether it does.
-    fn search_for_ranges(&mut self, is_quiet: bool) -> bool {
-        if self.compactor.is_paused || !is_quiet || !self.compactor.wanted.is_empty() || !self.jobs.is_idle()
+    fn search_for_ranges(&mut self) -> bool {
+        let compactor = &self.compactor;
+        if compactor.is_paused
+            || !compactor.is_at_rest
+            || !compactor.wanted.is_empty()
+            || !self.jobs.is_idle()
         {
             return false;
         }
@@ -239,10 +233,10 @@ impl Pool {
     }
 
     /// The next range that may be gathered now.
-    fn next_range(&mut self, is_quiet: bool) -> Option<Gather> {
+    fn next_range(&mut self) -> Option<Gather> {
         let may_begin = match self.settings.form {
-            Form::Dense => !self.compactor.is_paused && (is_quiet || !self.is_roomy()),
-            Form::Row => !self.compactor.wanted.is_empty() && self.may_gather_rows(is_quiet),
+            Form::Dense => !self.compactor.is_paused && (self.compactor.is_at_rest || !self.is_roomy()),
+            Form::Row => !self.compactor.wanted.is_empty() && self.may_gather_rows(),
         };
         let (timeline, range) = may_begin.then(|| self.compactor.wanted.pop_first())??;
         let block = u64::from(range) * u64::from(RANGE_BLOCKS);

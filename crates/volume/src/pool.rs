@@ -544,6 +544,11 @@ impl Pool {
         !self.requests.is_empty()
     }
 
+    /// Whether requests are under way, or reads of what the pool has lent.
+    pub fn is_in_use(&self) -> bool {
+        self.has_requests() || self.lent > 0
+    }
+
     /// Whether nothing is in flight and no background work is due: for tests and for a clean shutdown.
     pub fn is_idle(&self) -> bool {
         self.recovery.is_none()

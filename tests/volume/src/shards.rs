@@ -316,7 +316,7 @@ impl World {
                 if store.is_checkpoint_due() {
                     pool.request_checkpoint();
                 }
-                has_work |= pool.turn();
+                has_work |= pool.turn() || pool.rest();
                 has_work |= self.exchange(index)?;
             }
         }

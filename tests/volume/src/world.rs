@@ -338,6 +338,10 @@ impl World {
             has_work |= self.exchange()?;
         }
         self.check_scrub()?;
+        // A pool may be told to rest at any moment.
+        if !has_work || self.rng.u8(..) < 8 {
+            has_work |= self.opened().pool.rest();
+        }
         Ok(has_work)
     }
 
@@ -491,7 +495,7 @@ impl World {
     /// Waits until no background work is left. A pool whose disk fails may always have some.
     fn rest(&mut self) -> Result<(), String> {
         for _ in 0..EVENTS_MAX {
-            if self.has_failed() || self.opened().pool.is_idle() {
+            if self.has_failed() || (self.opened().pool.is_idle() && !self.opened().pool.rest()) {
                 return Ok(());
             }
             if !self.pump()? && !self.opened().pool.is_idle() {

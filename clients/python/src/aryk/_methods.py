@@ -366,7 +366,7 @@ class Methods(ABC):
         Parameters:
             pool: Name or UUID of the pool.
             bytes_per_second: Bytes that are read in a second at most, at least 64 KiB. 0: as many as a pass needs for half of the time until the next one, and at least 4 MiB. Default: as before; 0 for a pool for which it was never set.
-            days: Days from the beginning of a pass to that of the next one, up to 3650. 0: passes begin only when somebody starts them. Default: as before; 14 for a pool for which it was never set.
+            days: Days from the beginning of a pass to that of the next one, up to 3650. 0: only `aryk_pool_start_scrub` begins passes. Default: as before; 14 for a pool for which it was never set.
         """
         result: bool = self.call(
             "aryk_pool_set_scrub",
@@ -5623,7 +5623,7 @@ class AsyncMethods(ABC):
         Parameters:
             pool: Name or UUID of the pool.
             bytes_per_second: Bytes that are read in a second at most, at least 64 KiB. 0: as many as a pass needs for half of the time until the next one, and at least 4 MiB. Default: as before; 0 for a pool for which it was never set.
-            days: Days from the beginning of a pass to that of the next one, up to 3650. 0: passes begin only when somebody starts them. Default: as before; 14 for a pool for which it was never set.
+            days: Days from the beginning of a pass to that of the next one, up to 3650. 0: only `aryk_pool_start_scrub` begins passes. Default: as before; 14 for a pool for which it was never set.
         """
         result: bool = await self.call(
             "aryk_pool_set_scrub",

@@ -1878,7 +1878,7 @@ class PoolScrub(TypedDict):
 
     #: `none` if no pass has begun since the pool was opened, `running`, or how the latest pass has ended: `complete`, `stopped`, or `failed` if the disk of the pool has failed.
     state: str
-    #: Days from the beginning of a pass to that of the next one; 0 if passes begin only when somebody starts them.
+    #: Days from the beginning of a pass to that of the next one; 0 if only `aryk_pool_start_scrub` begins passes.
     days: int
     #: Bytes that are read in a second at most; 0 if the daemon chooses them.
     bytes_per_second: int
@@ -2159,7 +2159,7 @@ class ScrubResult(TypedDict):
 
     #: `none` if no pass has begun since the pool was opened, `running`, or how the latest pass has ended: `complete`, `stopped`, or `failed` if the disk of the pool has failed.
     state: str
-    #: Days from the beginning of a pass to that of the next one; 0 if passes begin only when somebody starts them.
+    #: Days from the beginning of a pass to that of the next one; 0 if only `aryk_pool_start_scrub` begins passes.
     days: int
     #: Bytes that are read in a second at most; 0 if the daemon chooses them.
     bytes_per_second: int

@@ -8,6 +8,7 @@
 mod clients;
 mod loader;
 mod moving;
+mod rest;
 
 use crate::branch::Ends;
 use crate::device::VolumeKey;
@@ -31,6 +32,7 @@ use futures_channel::oneshot;
 use loader::Loader;
 pub(crate) use moving::Leave;
 use moving::{Leaving, Moved};
+use rest::{Next, Rest};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -128,6 +130,7 @@ pub(crate) struct Owner {
     disk: Option<BaseDisk>,
     foreign: ForeignDisks,
     loader: Option<Loader>,
+    rest: Rest,
     phase: Phase,
     settings: Settings,
     clients: Clients,
@@ -211,6 +214,7 @@ impl Owner {
             place,
             foreign: ForeignDisks::default(),
             loader: None,
+            rest: Rest::new(),
             phase,
             settings: Settings::default(),
             clients: Clients::new(inbox),
@@ -334,6 +338,12 @@ impl Owner {
         self.take_requests();
         self.abort_requests(cx);
         let (Phase::Loading(running, _) | Phase::Running(running)) = &mut self.phase else { return };
+        let is_in_use = running.engine.is_in_use() || running.engine.state() == State::Opening;
+        match self.rest.note_turn(is_in_use, cx.now()) {
+            Next::Nothing => {}
+            Next::TurnAt(at) => _ = cx.wake_at(self.root, at),
+            Next::Rest => _ = running.engine.rest(),
+        }
         if running.store.is_checkpoint_due() {
             running.engine.request_checkpoint();
         }

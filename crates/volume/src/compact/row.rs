@@ -4,10 +4,11 @@
 //! is written again. What lies in a row already is left where it is. A range is gathered in parts of 1 MiB, each if it lies in
 //! enough small pieces.
 //!
-//! **When that is worth it.** Only sequential reads gain, and what is written has to be cleaned up later, like what users write.
-//! So it happens on a pool at rest that has free blobs, and as long as all that was written to the store is less than the
-//! allowed multiple of what users have written: the *allowance*. It begins anew when nothing is left to be gathered, so that a
-//! time without random writes saves up nothing; what was spent beyond it, as for cleaning up, is paid back first.
+//! **When that is worth it.** Only sequential reads gain, and what is written has to be cleaned up later, like what users
+//! write. So it happens on a pool at rest that has free blobs, and as long as all that was written to the store is less than
+//! the allowed multiple of what users have written: the *allowance*. It starts again from zero when nothing is left to be
+//! gathered, so that a time without random writes saves up nothing; what was spent beyond it, as for cleaning up, is paid back
+//! first.
 
 use super::{Gather, Piece, Search, Step, Stop};
 use crate::frame::{Kind, Record};
@@ -45,8 +46,8 @@ impl Pool {
     }
 
     /// Whether blocks may be moved now.
-    pub(super) fn may_gather_rows(&self, is_quiet: bool) -> bool {
-        is_quiet
+    pub(super) fn may_gather_rows(&self) -> bool {
+        self.compactor.is_at_rest
             && !self.compactor.is_paused
             && self.can_afford_range()
             && self.is_roomy()
@@ -78,8 +79,8 @@ impl Pool {
     }
 
     /// Finds the small pieces in which the part lies.
-    pub(super) fn look_at_part(&mut self, gather: &mut Gather, is_quiet: bool) -> Result<(), Stop> {
-        if !self.may_gather_rows(is_quiet) {
+    pub(super) fn look_at_part(&mut self, gather: &mut Gather) -> Result<(), Stop> {
+        if !self.may_gather_rows() {
             self.compactor.wanted.insert((gather.timeline, gather.range));
             return Err(Stop::Leave);
         }

@@ -262,7 +262,7 @@ impl Rig {
     /// Goes on until nothing is left to do.
     pub(super) fn settle(&mut self) {
         let mut turns = 0;
-        while self.turn() | self.step() {
+        while self.turn() | self.step() || self.pool.rest() {
             turns += 1;
             assert!(turns < 1_000_000, "the pool does not come to rest: {:?}", self.pool.stats());
         }

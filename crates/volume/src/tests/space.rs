@@ -154,8 +154,8 @@ struct Filled {
     space_amplification: f64,
 }
 
-/// Has the pool work until it rests, or until `ends` after a turn: all that a turn hands out has ended before the next one, and
-/// no turn comes without a reason.
+/// Has the pool work until nothing is left to do at rest, or until `ends` after a turn: all that a turn hands out has ended
+/// before the next one, and no turn comes without a reason.
 fn work_as_on_a_fast_disk(rig: &mut Rig, ends: impl Fn(&Rig) -> bool) {
     loop {
         let (has_more, before) = (rig.turn(), rig.ops);
@@ -164,7 +164,7 @@ fn work_as_on_a_fast_disk(rig: &mut Rig, ends: impl Fn(&Rig) -> bool) {
         }
         while rig.step() {}
         rig.disk.flush();
-        if !has_more && rig.ops == before {
+        if !has_more && rig.ops == before && !rig.pool.rest() {
             break;
         }
     }

@@ -33,7 +33,7 @@ const DAMAGE_MAX: usize = 1000;
 /// When a pool is scrubbed, and how fast.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ScrubSettings {
-    /// Days from the beginning of a pass to that of the next one. 0: passes begin only when somebody starts them.
+    /// Days from the beginning of a pass to that of the next one. 0: only [`Pool::start_scrub`] begins passes.
     pub days: u32,
     /// Bytes that all shards together read in a second at most. 0: as many as a pass needs for half of the time until the next
     /// one, and at least 4 MiB.

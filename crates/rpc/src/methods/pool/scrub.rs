@@ -55,7 +55,7 @@ async fn stop(control: &Control, p: OfPool) -> Result<bool, Error> {
 struct SetScrub {
     /// Name or UUID of the pool.
     pool: String,
-    /// Days from the beginning of a pass to that of the next one, up to 3650. 0: passes begin only when somebody starts them.
+    /// Days from the beginning of a pass to that of the next one, up to 3650. 0: only `aryk_pool_start_scrub` begins passes.
     /// Default: as before; 14 for a pool for which it was never set.
     days: Option<u32>,
     /// Bytes that are read in a second at most, at least 64 KiB. 0: as many as a pass needs for half of the time until the next
@@ -91,7 +91,7 @@ pub(super) struct PoolScrub {
     /// Time at which the latest complete pass began, in seconds since 1970; not there if there was none.
     #[serde(skip_serializing_if = "Option::is_none")]
     complete_since: Option<u64>,
-    /// Days from the beginning of a pass to that of the next one; 0 if passes begin only when somebody starts them.
+    /// Days from the beginning of a pass to that of the next one; 0 if only `aryk_pool_start_scrub` begins passes.
     days: u32,
     /// Bytes that are read in a second at most; 0 if the daemon chooses them.
     bytes_per_second: u64,
