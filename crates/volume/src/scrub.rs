@@ -12,9 +12,10 @@ use crate::command::add_damage;
 use crate::outbox::Owner;
 use crate::pool::Pool;
 use crate::read::Waiter;
-use crate::verify::{NO_DATA, Piece, Wrong, place_of};
+use crate::verify::{NO_DATA, Piece, Wrong, first_block, place_of};
 use crate::{
-    BLOCK, BlobId, Damage, PARTITIONS, RANGE_BLOCKS, State, StoreError, StoreOp, TimelineId, Volume, VolumeId,
+    BLOCK, BLOCK_UNITS, BlobId, Damage, PARTITIONS, RANGE_BLOCKS, State, StoreError, StoreOp, TimelineId,
+    Volume, VolumeId,
 };
 use aryk_dma::Buffer;
 use aryk_volume_index::{
@@ -70,6 +71,8 @@ struct Pass {
     suspects: Vec<Wrong>,
     /// A page for which a lookup or a visit has waited cannot be used.
     has_failed: bool,
+    /// Blocks that the pass has left out since it could last visit entries, because an index page is damaged.
+    left_out: u64,
     visited: u64,
     entries: u64,
 }
@@ -131,6 +134,7 @@ impl Pool {
             pieces: VecDeque::new(),
             suspects: Vec::new(),
             has_failed: false,
+            left_out: 0,
             visited: 0,
             entries: self.keeper.manifest.entries + self.jobs.fresh_entries as u64,
         });
@@ -245,6 +249,7 @@ impl Pool {
                 return Progress::Wait;
             }
         };
+        pass.left_out = 0;
         pass.visited += entries.len() as u64;
         let (there, astray): (Vec<_>, Vec<_>) =
             entries.into_iter().partition(|entry| self.can_hold_data(&entry.value));
@@ -389,18 +394,46 @@ impl Pool {
     }
 
     /// The index page is damaged on which a wrong block would be looked up, or the next entry would be found: the block is told,
-    /// or the rest of the partition is left out. The page was counted when it was read.
+    /// or entries are left out. The page was counted when it was read.
     fn page_is_missing(&mut self, pass: &mut Pass) {
         if let Some(Wrong { entry, block, blocks, what }) = pass.suspects.pop() {
             let volume = self.shown_by(entry.key.timeline());
-            return self.add_damaged_blocks(volume, block, blocks, what);
+            self.add_damaged_blocks(volume, block, blocks, what);
+        } else if let Step::Entries(from) = pass.step {
+            self.leave_out(pass, from);
         }
-        let what = format!(
-            "an index page of partition {} is damaged; the entries behind it were not verified",
-            pass.partition
-        );
-        add_damage(&mut self.scrubber.damage, None, 0, 0, &what);
-        self.next_partition_of(pass);
+    }
+
+    /// Has the pass go on behind the next entries, which cannot be visited. How many lie on the damaged page is not known: each
+    /// attempt leaves out as many blocks as all before it together.
+    fn leave_out(&mut self, pass: &mut Pass, from: IndexKey) {
+        let start_of = |timeline| IndexKey::new(timeline, 0, Slot::RANGE, Commit::MAX);
+        let mut timelines = self.keeper.manifest.timelines.range(from.timeline()..).map(|(&id, _)| id);
+        let (timeline, next_timeline) = (timelines.next(), timelines.next());
+        if timeline != Some(from.timeline()) {
+            return match timeline {
+                Some(timeline) => pass.step = Step::Entries(start_of(timeline)),
+                None => self.next_partition_of(pass),
+            };
+        }
+        let first = first_block(from);
+        let blocks = pass.left_out.max(1);
+        pass.left_out += blocks;
+        let sizes = self.volumes().filter(|(_, volume)| volume.timeline == from.timeline());
+        let end = sizes.map(|(_, volume)| volume.units.div_ceil(u64::from(BLOCK_UNITS))).max();
+        let next = (first + blocks).min(end.unwrap_or(u64::MAX));
+        let volume = self.shown_by(from.timeline());
+        let what = format!("not verified: an index page of partition {} is damaged", pass.partition);
+        add_damage(&mut self.scrubber.damage, volume, first, next.saturating_sub(first), &what);
+        let range = u32::try_from(next / u64::from(RANGE_BLOCKS)).ok().filter(|_| Some(next) != end);
+        let slot = Slot::block((next % u64::from(RANGE_BLOCKS)) as u16);
+        match (range, next_timeline) {
+            (Some(range), _) => {
+                pass.step = Step::Entries(IndexKey::new(from.timeline(), range, slot, Commit::MAX));
+            }
+            (None, Some(timeline)) => pass.step = Step::Entries(start_of(timeline)),
+            (None, None) => self.next_partition_of(pass),
+        }
     }
 
     fn add_damaged_blocks(&mut self, volume: Option<VolumeId>, block: u64, blocks: u32, what: &str) {

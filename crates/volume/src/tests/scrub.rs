@@ -126,12 +126,44 @@ fn a_flipped_byte_of_an_index_page_is_told_although_the_page_is_in_memory() {
     let damage = pass_damage(&mut rig);
     let [damage] = &damage[..] else { panic!("{damage:?}") };
     assert!(damage.volume.is_none() && damage.what.starts_with("an index page of partition"), "{damage:?}");
-    // The pool is read without it once it is opened again, and the rest of its partition cannot be verified.
-    rig.reopen(false);
-    let damage = pass_damage(&mut rig);
-    assert!(damage.iter().any(|damage| damage.what.contains("were not verified")), "{damage:?}");
     flip(&mut rig, byte);
     assert_eq!(pass_damage(&mut rig), Vec::new());
+}
+
+/// The pages of an index are damaged one after the other: of the leaves, and of the pages above them.
+#[test]
+fn what_is_not_on_a_damaged_index_page_is_verified() {
+    let (mut rig, volume, _) = filled(5);
+    let data = [0, 600, 1200, 1800, 2400].map(|block| (block, byte_of(&mut rig, volume, block)));
+    let runs =
+        rig.pool.keeper.manifest.partitions.iter().flat_map(|partition| partition.levels.iter().flatten());
+    let largest = *runs.max_by_key(|run| run.shape.pages).expect("the index has a run");
+    assert!(largest.shape.pages > 8, "{largest:?}");
+    for page in 0..largest.shape.pages {
+        let place = largest.place_of(page);
+        let byte = (place.blob, usize::from(place.unit) * UNIT as usize);
+        flip(&mut rig, byte);
+        rig.reopen(false);
+        let mut left_out: Vec<_> = pass_damage(&mut rig);
+        left_out.retain(|damage| damage.what.starts_with("not verified"));
+        assert!(!left_out.is_empty() && left_out.iter().all(|damage| damage.volume.is_some()));
+        let is_left_out = |block| left_out.iter().any(|d| (d.block..d.block + d.blocks).contains(&block));
+        let last_block = left_out.iter().map(|damage| damage.block + damage.blocks).max();
+        assert!(last_block <= Some(UNITS / 8), "{left_out:?}");
+        let is_leaf = left_out.iter().map(|damage| damage.blocks).sum::<u64>() < 1000;
+        assert!(is_leaf || page + 2 >= largest.shape.pages, "page {page}: {left_out:?}");
+        for (block, place) in data {
+            flip(&mut rig, place);
+            let found = pass_damage(&mut rig);
+            let is_found = found.iter().any(|damage| {
+                damage.what.starts_with("data")
+                    && (damage.block..damage.block + damage.blocks).contains(&block)
+            });
+            assert!(is_found || is_left_out(block), "page {page}, block {block}: {found:?}");
+            flip(&mut rig, place);
+        }
+        flip(&mut rig, byte);
+    }
 }
 
 #[test]
