@@ -132,7 +132,7 @@ fn one(cli: &Cli, target: Option<&Result<Target, String>>, seed: u64) -> Result<
     }
     if cli.shards {
         let counts = shards::run(seed, cli.steps).map_err(|what| format!("seed {seed}: {what}"))?;
-        let (requests, commands) = (counts.requests, counts.snapshots + counts.deletions);
+        let (requests, commands) = (counts.requests, counts.snapshots + counts.clones + counts.deletions);
         let (operations, crashes, values) = (counts.operations, counts.crashes, counts.values);
         return Ok(Counts { requests, commands, operations, crashes, values, ..Counts::default() });
     }

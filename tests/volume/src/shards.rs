@@ -7,7 +7,8 @@
 //! - each slot shows one write, in all of its units: a write is wholly in the snapshot, or not at all;
 //! - with a write, it has all writes that had ended before that one began;
 //! - it has all writes that had ended before it was begun, and none that began when all shards had cut it;
-//! - it shows the same for ever, also after crashes; one that a crash has interrupted is there in all shards or in none.
+//! - it shows the same for ever, also after crashes, and so do its clones, also when it is deleted; one that a crash has
+//!   interrupted is there in all shards or in none.
 //!
 //! The steps of snapshots and deletions, and what is finished after a crash, are those of the module (`pool/changes.rs`); the
 //! division of requests and the gate are the same code (`aryk_volume::{pieces, WriteGate}`).
@@ -39,8 +40,9 @@ const STRIPES: u64 = 9;
 const CHANNELS: usize = 3;
 /// Events without an end of what is waited for.
 const EVENTS_MAX: u32 = 200_000;
-/// Snapshots that are kept.
+/// Snapshots and clones that are kept.
 const SNAPSHOTS_MAX: usize = 6;
+const CLONES_MAX: usize = 3;
 
 /// A moment: the number of events before it.
 type Time = u64;
@@ -69,11 +71,13 @@ pub struct Counts {
     pub held: u64,
     /// Snapshots that were taken.
     pub snapshots: u64,
-    /// Snapshots that were deleted.
+    /// Clones that were made.
+    pub clones: u64,
+    /// Snapshots and clones that were deleted.
     pub deletions: u64,
-    /// Snapshots that a crash has interrupted, and that are in all shards nevertheless.
+    /// Snapshots and clones that a crash has interrupted, and that are in all shards nevertheless.
     pub kept: u64,
-    /// Snapshots that a crash has interrupted when some shards had them, and that were deleted.
+    /// Snapshots and clones that a crash has interrupted when some shards had them, and that were deleted.
     pub undone: u64,
     /// Values that were compared.
     pub values: u64,
@@ -133,7 +137,14 @@ struct Open {
 /// A change that is being made.
 enum Change {
     Make { uuid: Uuid, began: Time, cut: Time },
+    Clone(Cloned),
     Delete(Uuid),
+}
+
+/// A clone of a snapshot, and what each slot of it shows.
+struct Cloned {
+    uuid: Uuid,
+    seen: Vec<u64>,
 }
 
 struct Snapshot {
@@ -157,6 +168,7 @@ struct World {
     /// Answers to commands, by tag.
     answers: BTreeMap<u64, Result<Answer, String>>,
     snapshots: Vec<Snapshot>,
+    clones: Vec<Cloned>,
     changing: Option<Change>,
     next: u64,
     now: Time,
@@ -210,6 +222,7 @@ impl World {
             requests: BTreeMap::new(),
             answers: BTreeMap::new(),
             snapshots: Vec::new(),
+            clones: Vec::new(),
             changing: None,
             next: 0,
             now: 0,
@@ -229,15 +242,7 @@ impl World {
     /// The volume, and what its slots show first.
     fn begin_life(&mut self) -> Result<(), Stop> {
         self.wait_until(|world| world.shards.iter().all(|shard| shard.pool.state() == State::Ready))?;
-        let create = Command::Create {
-            label: Label { name: "volume".into(), uuid: [1; 16] },
-            units: STRIPES * STRIPE,
-            block_size: 512,
-            origin: Origin::Empty,
-            when_full: WhenFull::Wait,
-            is_thick: false,
-        };
-        self.command_all(|_| create.clone())?;
+        self.command_all(|_| create(Uuid::from_bytes([1; 16]), Origin::Empty))?;
         self.write_all()
     }
 
@@ -564,6 +569,18 @@ impl World {
     }
 }
 
+/// The command that creates a volume.
+fn create(uuid: Uuid, origin: Origin) -> Command {
+    Command::Create {
+        label: Label { name: uuid.to_string(), uuid: uuid.into_bytes() },
+        units: STRIPES * STRIPE,
+        block_size: 512,
+        origin,
+        when_full: WhenFull::Wait,
+        is_thick: false,
+    }
+}
+
 /// One across each border of two stripes, and some within a stripe.
 fn slots() -> Vec<Slot> {
     let around = |unit: u64, half: u64| Slot { units: (unit - half, unit + half), ..Slot::default() };
@@ -584,6 +601,8 @@ mod tests {
         for seed in 0..20 {
             let counts = run(seed, 30).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
             all.snapshots += counts.snapshots;
+            all.clones += counts.clones;
+            all.deletions += counts.deletions;
             all.wide_writes += counts.wide_writes;
             all.held += counts.held;
             all.kept += counts.kept;
@@ -592,6 +611,7 @@ mod tests {
         }
         // Each case was reached.
         assert!(all.snapshots > 80 && all.wide_writes > 1000 && all.held > 50 && all.crashes > 10, "{all:?}");
+        assert!(all.clones > 20 && all.deletions > 20, "{all:?}");
         assert!(all.kept > 0 && all.undone > 0, "{all:?}");
     }
 

@@ -1,10 +1,12 @@
-//! What happens to the pool: snapshots are taken, compared and deleted, and it crashes.
+//! What happens to the pool: snapshots are taken, cloned, compared and deleted, and it crashes.
 
 use aryk_dma::Buffer;
-use aryk_volume::{Answer, Command, Label, State, VolumeId};
+use aryk_volume::{Answer, Command, Label, Origin, State, VolumeId};
 use uuid::Uuid;
 
-use super::{CHANNELS, Change, Channel, Kind, SNAPSHOTS_MAX, Snapshot, Stop, Time, World};
+use super::{
+    CHANNELS, CLONES_MAX, Change, Channel, Cloned, Kind, SNAPSHOTS_MAX, Snapshot, Stop, Time, World, create,
+};
 use crate::disk::Crash;
 use crate::pattern::{self, UNIT};
 
@@ -12,13 +14,14 @@ const VOLUME: [u8; 16] = [1; 16];
 
 impl World {
     pub(super) fn step(&mut self) -> Result<(), Stop> {
-        match self.rng.u32(..8) {
+        match self.rng.u32(..9) {
             0..3 if self.snapshots.len() < SNAPSHOTS_MAX => self.snapshot(),
             0..4 if !self.snapshots.is_empty() => self.delete(),
             4 if !self.snapshots.is_empty() => {
                 let number = self.rng.usize(..self.snapshots.len());
                 self.compare(number, true)
             }
+            5 if !self.snapshots.is_empty() && self.clones.len() < CLONES_MAX => self.clone_snapshot(),
             _ => (0..20).try_for_each(|_| self.pass_time()),
         }
     }
@@ -87,10 +90,49 @@ impl World {
         Ok(())
     }
 
-    /// Deletes a snapshot: in the first shard, then in the others.
-    fn delete(&mut self) -> Result<(), Stop> {
+    /// Clones a snapshot in all shards, while the channels go on.
+    fn clone_snapshot(&mut self) -> Result<(), Stop> {
         let number = self.rng.usize(..self.snapshots.len());
-        let uuid = self.snapshots[number].uuid;
+        self.compare(number, true)?;
+        let Snapshot { uuid: snapshot, seen, .. } = &self.snapshots[number];
+        let (snapshot, seen) = (snapshot.into_bytes(), seen.clone().expect("it was compared"));
+        self.next += 1;
+        let uuid = Uuid::from_u128(self.next.into());
+        self.changing = Some(Change::Clone(Cloned { uuid, seen: seen.clone() }));
+        self.note(format!("make {uuid}"))?;
+        let mut tags = Vec::new();
+        for (shard, id) in self.ids(snapshot)?.into_iter().enumerate() {
+            self.pass_time()?;
+            tags.push(self.begin(shard, create(uuid, Origin::Snapshot(id))));
+        }
+        for tag in tags {
+            self.finish_command(tag)?;
+        }
+        self.note(String::new())?;
+        self.changing = None;
+        self.clones.push(Cloned { uuid, seen });
+        self.counts.clones += 1;
+        self.compare_clone(self.clones.len() - 1, true)
+    }
+
+    /// Reads a clone, and checks it.
+    fn compare_clone(&mut self, number: usize, is_busy: bool) -> Result<(), Stop> {
+        let ids = self.ids(self.clones[number].uuid.into_bytes())?;
+        for slot in 0..self.slots.len() {
+            let values = self.read(&ids, slot, is_busy)?;
+            let seen = self.clones[number].seen[slot];
+            if values.iter().any(|value| *value != seen) {
+                return Err(Stop::Failed(format!("slot {slot} of a clone shows {values:?}, not {seen}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes a snapshot or a clone: in the first shard, then in the others.
+    fn delete(&mut self) -> Result<(), Stop> {
+        let all = self.snapshots.iter().map(|snapshot| snapshot.uuid);
+        let all: Vec<Uuid> = all.chain(self.clones.iter().map(|clone| clone.uuid)).collect();
+        let uuid = all[self.rng.usize(..all.len())];
         self.changing = Some(Change::Delete(uuid));
         self.note(format!("delete {uuid}"))?;
         let ids = self.ids(uuid.into_bytes())?;
@@ -106,9 +148,15 @@ impl World {
         }
         self.note(String::new())?;
         self.changing = None;
-        self.snapshots.remove(number);
+        self.forget(uuid);
         self.counts.deletions += 1;
         Ok(())
+    }
+
+    /// A snapshot or a clone is there no more.
+    fn forget(&mut self, uuid: Uuid) {
+        self.snapshots.retain(|snapshot| snapshot.uuid != uuid);
+        self.clones.retain(|clone| clone.uuid != uuid);
     }
 
     /// Reads the values of a slot, by units, while the channels go on or not.
@@ -232,6 +280,9 @@ impl World {
         for number in 0..self.snapshots.len() {
             self.compare(number, false)?;
         }
+        for number in 0..self.clones.len() {
+            self.compare_clone(number, false)?;
+        }
         self.crash_in = self.rng.u32(100..5000);
         Ok(())
     }
@@ -267,14 +318,16 @@ impl World {
                 self.counts.kept += 1;
                 self.snapshots.push(Snapshot { uuid, began, cut, seen: None });
             }
-            Some(Change::Delete(uuid)) if there(self, uuid)[0].is_none() => {
-                self.snapshots.retain(|snapshot| snapshot.uuid != uuid);
+            Some(Change::Clone(clone)) if there(self, clone.uuid)[0].is_some() => {
+                self.counts.kept += 1;
+                self.clones.push(clone);
             }
+            Some(Change::Delete(uuid)) if there(self, uuid)[0].is_none() => self.forget(uuid),
             _ => {}
         }
-        let mut wanted: Vec<[u8; 16]> =
-            self.snapshots.iter().map(|snapshot| snapshot.uuid.into_bytes()).collect();
-        wanted.push(VOLUME);
+        let mut wanted = vec![VOLUME];
+        wanted.extend(self.snapshots.iter().map(|snapshot| snapshot.uuid.into_bytes()));
+        wanted.extend(self.clones.iter().map(|clone| clone.uuid.into_bytes()));
         wanted.sort_unstable();
         for (number, shard) in self.shards.iter().enumerate() {
             let mut there: Vec<[u8; 16]> =
@@ -316,6 +369,9 @@ impl World {
         self.wait_until(|world| world.requests.is_empty())?;
         for number in 0..self.snapshots.len() {
             self.compare(number, false)?;
+        }
+        for number in 0..self.clones.len() {
+            self.compare_clone(number, false)?;
         }
         for shard in 0..self.shards.len() {
             let tag = self.begin(shard, Command::Check { data: true, repair: false });
