@@ -552,8 +552,7 @@ impl Pool {
     /// Whether nothing is in flight and no background work is due: for tests and for a clean shutdown.
     pub fn is_idle(&self) -> bool {
         self.recovery.is_none()
-            && self.requests.is_empty()
-            && self.lent == 0
+            && !self.is_in_use()
             && self.out.in_flight() == 0
             && self.keeper.is_idle()
             && self.log.is_idle()

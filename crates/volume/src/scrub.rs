@@ -71,7 +71,7 @@ struct Pass {
     suspects: Vec<Wrong>,
     /// A page for which a lookup or a visit has waited cannot be used.
     has_failed: bool,
-    /// Blocks that the pass has left out since it could last visit entries, because an index page is damaged.
+    /// Blocks of a timeline that the pass has left out since it could last visit entries, because an index page is damaged.
     left_out: u64,
     visited: u64,
     entries: u64,
@@ -173,8 +173,7 @@ impl Pool {
 
     /// Whether there is work other than the scrub.
     fn is_busy(&self) -> bool {
-        !self.requests.is_empty()
-            || self.lent > 0
+        self.is_in_use()
             || !self.jobs.is_idle()
             || !self.cleaner.is_idle()
             || !self.compactor.is_idle()
@@ -431,7 +430,7 @@ impl Pool {
             (Some(range), _) => {
                 pass.step = Step::Entries(IndexKey::new(from.timeline(), range, slot, Commit::MAX));
             }
-            (None, Some(timeline)) => pass.step = Step::Entries(start_of(timeline)),
+            (None, Some(timeline)) => (pass.step, pass.left_out) = (Step::Entries(start_of(timeline)), 0),
             (None, None) => self.next_partition_of(pass),
         }
     }

@@ -338,7 +338,7 @@ impl World {
             has_work |= self.exchange()?;
         }
         self.check_scrub()?;
-        // A pool may be told to rest at any moment.
+        // A pool may come to rest at any moment.
         if !has_work || self.rng.u8(..) < 8 {
             has_work |= self.opened().pool.rest();
         }

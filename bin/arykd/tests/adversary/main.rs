@@ -31,8 +31,8 @@ use std::thread;
 use std::time::Duration;
 use victim::{ObserversMoved, Victim};
 
-/// The longest permitted turn of a reactor. The longest ones take a millisecond; but the hypervisor of a test machine takes back
-/// free memory, and the first touch of a huge page then costs 5 ms and more, once at the beginning of an attack.
+/// The longest permitted turn of a reactor. The longest ones take a millisecond in a quiet hour, and 5 to 8 ms in others, once in
+/// the first 30 ms of an attack: probably the first touch of memory that the hypervisor of a test machine had taken back.
 const TURN_MAX: Duration = Duration::from_millis(10);
 /// The highest permitted p99 of the victim during an attack, in percent of its p99 alone.
 const P99_PERCENT_MAX: u32 = 200;

@@ -1,4 +1,4 @@
-//! What happens to the pool: snapshots are taken, cloned, compared and deleted, and it crashes.
+//! The steps of a simulation: it takes, clones, compares and deletes snapshots, and crashes the pool.
 
 use aryk_dma::Buffer;
 use aryk_volume::{Answer, Command, Label, Origin, State, VolumeId};

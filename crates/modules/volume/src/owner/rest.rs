@@ -6,7 +6,7 @@ use std::time::Duration;
 /// The time without a request after which a pool is at rest.
 const REST: Duration = Duration::from_millis(100);
 
-/// What follows from a turn of a pool.
+/// The consequence of a turn of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Next {
     Nothing,
@@ -19,9 +19,9 @@ pub(super) enum Next {
 /// Watches for the rest of a pool, with one timer for all requests of a while. A pool at rest has none.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rest {
-    /// When the pool is at rest, if no request comes; `None`: it is.
+    /// When the pool is at rest, if no request comes; `None`: it is at rest.
     due: Option<Nanos>,
-    /// When the next turn for that is: not later.
+    /// When the timer wakes the pool to look at that: not after `due`.
     turn: Nanos,
 }
 
