@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `pool` | [`Pool`]: a pool, its volumes and their disks; commands |
 //! | `pools` | [`Pools`]: all pools; creating, finding, deleting them |
+//! | `visit` | a short task with a channel of a disk, on a reactor |
 //! | `copy` | copies of parts of a disk to another |
 //! | `part` | a part of a pool: a root on one reactor, for one shard |
 //! | `owner` | that root, which runs the engine and the store of the shard, and moves to another reactor |
@@ -34,6 +35,7 @@ mod part;
 mod pool;
 mod pools;
 mod striped;
+mod visit;
 
 use device::VolumeDisk;
 

@@ -4,10 +4,11 @@ use crate::device::VolumeDisk;
 use crate::owner::{Ready, Start};
 use crate::part::{BaseHold, Starting};
 use crate::pool::lock;
+use crate::visit::visit;
 use crate::{Error, Pool, note};
-use aryk_bdev::{Access, AsyncChannel, Bdev, Bytes, Env, Event, Lba, OpenError};
+use aryk_bdev::{Access, AsyncChannel, Bdev, Bytes, Env, Event, Lba};
 use aryk_dma::{Buffer, PAGE};
-use aryk_reactor::{CoreSet, Cx};
+use aryk_reactor::Local;
 use aryk_volume::{Settings, Shard};
 use aryk_volume_store::{
     Base, Erasing, Expected, Formatting, Invalid, Looking, Opening, Options, Position, SEGMENT_BYTES,
@@ -15,15 +16,8 @@ use aryk_volume_store::{
 };
 use futures_channel::oneshot;
 use std::collections::BTreeSet;
-use std::future::{Future as _, poll_fn};
-use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
-use std::task::Poll;
-use std::time::Duration;
 use uuid::Uuid;
-
-/// The interval of checks whether a channel is closed.
-const CLOSING: Duration = Duration::from_micros(100);
 
 /// A pool to create.
 #[derive(Clone, Debug)]
@@ -384,8 +378,8 @@ impl Pools {
 
 /// The superblock of the pool on a disk, or why it is invalid. A disk that is removed meanwhile has none.
 async fn probe(env: &Env, disk: &str) -> Result<Option<Result<Superblock, Invalid>>, Error> {
-    let hold = env.reactors().find_least_loaded(None).ok_or(Error::Ended)?;
-    let (removed, mut removal) = oneshot::channel::<()>();
+    let reactor = env.reactors().find_least_loaded(None).ok_or(Error::Ended)?;
+    let (removed, removal) = oneshot::channel::<()>();
     let removed = Mutex::new(Some(removed));
     let descriptor = env.registry().open(disk, Access::Probe, "the search for pools", move |event| {
         if event == Event::Removed {
@@ -393,41 +387,14 @@ async fn probe(env: &Env, disk: &str) -> Result<Option<Result<Superblock, Invali
         }
     })?;
     let base = base_of(descriptor.bdev());
-    descriptor.prepare(&hold).await?;
-    let (sender, found) = oneshot::channel();
-    let start = move |cx: &mut Cx| {
-        let thread = cx.add_thread("search for pools", CoreSet::from_iter([cx.handle().core()]));
-        let channel =
-            AsyncChannel::open(&descriptor, thread, cx).inspect_err(|_| cx.remove_thread(thread))?;
-        let local = cx.local().clone();
-        let task = async move {
-            let found = {
-                let mut reads = pin!(async {
-                    match superblock(&channel, base, SUPERBLOCK_PLACES[0]).await {
-                        Some(Ok(first)) => Some(Ok(first)),
-                        first => superblock(&channel, base, SUPERBLOCK_PLACES[1]).await.or(first),
-                    }
-                });
-                // A disk that does not respond can be removed during the search.
-                poll_fn(|cx| match Pin::new(&mut removal).poll(cx) {
-                    Poll::Ready(_) => Poll::Ready(None),
-                    Poll::Pending => reads.as_mut().poll(cx),
-                })
-                .await
-            };
-            drop((channel, descriptor));
-            while local.with(move |cx| cx.thread_members(thread)).await > 0 {
-                local.sleep(CLOSING).await;
-            }
-            local.with(move |cx| cx.remove_thread(thread)).await;
-            // The caller may have been dropped.
-            let _ = sender.send(found);
+    let search =
+        async move |channel: &AsyncChannel, _: &Local| match superblock(channel, base, SUPERBLOCK_PLACES[0])
+            .await
+        {
+            Some(Ok(first)) => Some(Ok(first)),
+            first => superblock(channel, base, SUPERBLOCK_PLACES[1]).await.or(first),
         };
-        cx.local().spawn(task).detach();
-        Ok::<_, OpenError>(())
-    };
-    hold.call(start).await.map_err(|_| Error::Ended)??;
-    found.await.map_err(|_| Error::Ended)
+    Ok(visit(&reactor, descriptor, "search for pools", removal, search).await?.flatten())
 }
 
 /// The superblock at this byte offset, of whatever version and state.
